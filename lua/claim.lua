@@ -1,0 +1,282 @@
+-- claim.lua: decide up to 100 claims, each for one occurrence of one job. The reference is `claim` in
+-- src/logic/claim.rs; a test compares the two on random sequences.
+--
+-- KEYS     two for each claim: state   <ns>:{<job>}:state    hash, see lib.lua
+--                              history <ns>:{<job>}:history  list of JSON run records, newest first, expires
+-- ARGV[1]  instance   ARGV[2] host   ARGV[3] channel for events
+-- then nine for each claim:
+--   job, occurrence (ms; empty for a manual trigger), known (ms), run, start_by (ms), overlap, trigger,
+--   entry (JSON members of the open entry that the claimant fills in),
+--   and extra: empty, or JSON {missed, observed, on_crash, max_attempts, key, before}
+--
+-- Returns  {now_us, inc, answer...}; an answer is 1 (granted as asked: attempt 1), or the JSON of the open entry that has
+-- the occurrence (taken), or an array that begins with its name:
+--   granted occurrence attempt trigger | taken entry | held entry | settled last | early wait_us | later wait_ms
+--   run_first occurrence | recorded outcome reason | quarantined | absent
+
+local instance, host, channel = ARGV[1], ARGV[2], ARGV[3]
+local LAPSED = 'its host vanished: the lease was not renewed for its whole length'
+local TOO_LATE = 'nobody could start it within start_within'
+local OVERDUE = 'overdue, and not caught up'
+local OVERLAPS = 'the run before was still going on'
+
+local function publish(event) redis.call('PUBLISH', channel, cjson.encode(event)) end
+
+local function observed(e, extra)
+  local o = extra.observed
+  return o and o.run == e.run and o.seq == e.seq and o.inc == e.inc
+end
+
+-- What the open entries of all grants of this script have in common.
+local GRANTED = ',"seq":0,"inc":"' .. inc .. '","granted_at":' .. int(now) .. ',"renewed_at":' .. int(now) .. '}'
+local NOTHING = {}
+
+-- The list of open entries `before` (JSON, or false) with that of a grant at its end. The claimant wrote most of it.
+-- One concatenation: most of the time of a claim is spent on making strings.
+local function append(before, c, at, attempt, trigger, key)
+  local start = before and string.sub(before, 1, -2) .. ',' or '['
+  key = key and '","key":' .. cjson.encode(key) .. ',' or '",'
+  return start .. '{"occurrence":' .. at .. ',"attempt":' .. attempt .. ',"trigger":"' .. trigger .. key .. c.entry
+    .. GRANTED .. ']'
+end
+
+local function remember_trigger(c, key, at, triggers, triggered)
+  local left = {}
+  for _, p in ipairs(triggers) do if p.key ~= key then left[#left + 1] = p end end
+  save_list(c.state, 'triggers', left)
+  triggered[#triggered + 1] = { key = key, occurrence = at }
+  while #triggered > 32 do table.remove(triggered, 1) end
+  save_list(c.state, 'triggered', triggered)
+end
+
+local function not_run(c, at, outcome, count, reason)
+  push_history(c.history, cjson.encode({ job = c.job, occurrence = at, trigger = c.trigger, attempt = 0,
+    instance = instance, host = host, outcome = outcome, count = count, error = reason }))
+end
+
+-- True: another attempt is due. `open` is changed, and not yet saved.
+local function lapse(c, open, i, extra)
+  local e = open[i]
+  push_history(c.history, cjson.encode({ run_id = e.run, job = c.job, occurrence = e.occurrence,
+    trigger = e.trigger, attempt = e.attempt, instance = e.instance, host = e.host, started_at = e.granted_at,
+    finished_at = now, lateness_ms = e.granted_at - e.occurrence, duration_ms = now - e.granted_at,
+    outcome = 'unknown', error = LAPSED, count = 1 }))
+  save_last(c.state, e, 'unknown')
+  if extra.on_crash == 'rerun' and e.attempt < extra.max_attempts and not e.stop then
+    e.again = { at = now, trigger = 'takeover' }
+    return true
+  end
+  table.remove(open, i)
+  return false
+end
+
+local function claim_open(c, open, i, extra)
+  local e = open[i]
+  if not e.again then
+    if e.run == c.run then
+      -- Asked again after a lost reply: the claimant counts its trust from this request.
+      e.seq, e.renewed_at = e.seq + 1, now
+      save_list(c.state, 'open', open)
+      return { 'granted', int(e.occurrence), e.attempt, e.trigger }
+    end
+    if not observed(e, extra) then return { 'taken', cjson.encode(e) } end
+    local again = lapse(c, open, i, extra)
+    save_list(c.state, 'open', open)
+    if not again then return { 'recorded', 'unknown', LAPSED } end
+  end
+  if e.run == c.run then return { 'settled', '' } end
+  if now < e.again.at then return { 'later', int(e.again.at - now) } end
+  local attempt, trigger = e.attempt + 1, e.again.trigger
+  -- Another one is held only where the policy was allow before.
+  if c.overlap ~= 'allow' then
+    local j = 1
+    while open[j] do
+      local other = open[j]
+      if not other.again and not observed(other, extra) then
+        redis.call('HSET', c.state, 'waiting', 1)
+        save_list(c.state, 'open', open)
+        return { 'held', cjson.encode(other) }
+      end
+      if not other.again and not lapse(c, open, j, extra) then
+        if j < i then i = i - 1 end
+      else
+        j = j + 1
+      end
+    end
+  end
+  local all = {}
+  for j, other in ipairs(open) do
+    if j == i then
+      all[j] = string.sub(append(false, c, int(e.occurrence), int(attempt), trigger, e.key), 2, -2)
+    else
+      all[j] = cjson.encode(other)
+    end
+  end
+  redis.call('HSET', c.state, 'open', '[' .. table.concat(all, ',') .. ']')
+  return { 'granted', int(e.occurrence), attempt, trigger }
+end
+
+-- Decided without a run.
+local function decide(c, extra, at, triggers, triggered, outcome, reason)
+  redis.call('HSET', c.state, 'newest', int(at))
+  if triggers then remember_trigger(c, extra.key, at, triggers, triggered) end
+  not_run(c, at, outcome, 1, reason)
+  return { 'recorded', outcome, reason }
+end
+
+local function claim(c)
+  local st = redis.call('HMGET', c.state, 'inc', 'newest', 'open', 'to', 'pause', 'skip')
+  if not st[1] then return { 'absent' } end
+  local newest, open_json = tonumber(st[2] or '0'), st[3]
+  if c.known > newest then
+    newest = c.known
+    redis.call('HSET', c.state, 'newest', int(newest))
+  end
+  if st[1] ~= inc then return { 'quarantined' } end
+
+  local extra = c.extra == '' and NOTHING or cjson.decode(c.extra)
+  local at, manual, open = c.at, c.at == nil, NOTHING
+  if open_json and (manual or at <= newest or c.overlap ~= 'allow') then
+    open = cjson.decode(open_json)
+    for i, e in ipairs(open) do
+      if at and e.occurrence == at or extra.key and e.key == extra.key then return claim_open(c, open, i, extra) end
+    end
+  end
+
+  local triggers, triggered
+  if manual then
+    local lists = redis.call('HMGET', c.state, 'triggers', 'triggered')
+    triggers = lists[1] and cjson.decode(lists[1]) or {}
+    triggered = lists[2] and cjson.decode(lists[2]) or {}
+    local pending, done = false, nil
+    for _, p in ipairs(triggers) do pending = pending or p.key == extra.key end
+    for _, p in ipairs(triggered) do if p.key == extra.key then done = p.occurrence end end
+    if not pending then
+      local last = redis.call('HGET', c.state, 'last')
+      if not (last and done and cjson.decode(last).occurrence == done) then last = '' end
+      return { 'settled', last }
+    end
+    at = now
+    -- Where `before` has passed and is not decided, there must be room for more than one trigger.
+    if extra.before and extra.before <= now then at = math.max(newest + 1, extra.before - 1000) end
+    if at <= newest or extra.before and at >= extra.before then return { 'early', '1000' } end
+  else
+    if at <= newest then
+      local last = redis.call('HGET', c.state, 'last')
+      if not (last and cjson.decode(last).occurrence == at) then last = '' end
+      return { 'settled', last }
+    end
+    if now_us < at * 1000 then return { 'early', int(at * 1000 - now_us) } end
+  end
+
+  if extra.missed then
+    local before = newest
+    for _, m in ipairs(extra.missed) do
+      if m.last < at and m.last > newest then
+        newest = m.last
+        not_run(c, m.last, 'missed', m.count, OVERDUE)
+      end
+    end
+    if newest > before then redis.call('HSET', c.state, 'newest', int(newest)) end
+  end
+
+  if not manual and st[5] then
+    local pause = cjson.decode(st[5])
+    if not pause['until'] or now < pause['until'] then
+      local reason = pause.reason and ('paused: ' .. pause.reason) or 'paused'
+      return decide(c, extra, at, triggers, triggered, 'skipped', reason)
+    end
+    redis.call('HDEL', c.state, 'pause')
+  end
+  if not manual and st[6] and tonumber(st[6]) > 0 then
+    redis.call('HINCRBY', c.state, 'skip', -1)
+    return decide(c, extra, at, triggers, triggered, 'skipped', 'skipped by request')
+  end
+  if now > c.start_by then
+    local reason = c.start_by == 0 and OVERDUE or TOO_LATE
+    return decide(c, extra, at, triggers, triggered, 'missed', reason)
+  end
+
+  if c.overlap ~= 'allow' then
+    if not manual and c.overlap == 'skip' and st[4] and at < tonumber(st[4]) then
+      local last = cjson.decode(redis.call('HGET', c.state, 'last'))
+      if last.from <= at then return decide(c, extra, at, triggers, triggered, 'skipped', OVERLAPS) end
+    end
+    local e, changed = open[1], false
+    if e and not e.again and observed(e, extra) then
+      lapse(c, open, 1, extra)
+      e, changed = open[1], true
+    end
+    -- More than one only where the policy was allow before.
+    while e do
+      local wait
+      if e.again and e.again.trigger == 'takeover' then
+        wait = { 'run_first', int(e.occurrence) }
+      elseif e.again and c.overlap == 'queue' then
+        wait = now >= e.again.at and { 'run_first', int(e.occurrence) } or { 'later', int(e.again.at - now) }
+      elseif e.again then
+        -- A pending retry gives way: its attempt would carry an older token.
+        table.remove(open, 1)
+        e, changed = open[1], true
+      else
+        -- Proof that the run was going on when this occurrence was due. Without it the run before may be dead, or this
+        -- occurrence is overdue itself.
+        local alive = e.granted_at <= at and (e.renewed_at >= at or e.instance == instance)
+        if not manual and c.overlap == 'skip' and alive then
+          if changed then save_list(c.state, 'open', open) end
+          return decide(c, extra, at, triggers, triggered, 'skipped', OVERLAPS)
+        end
+        if c.overlap == 'replace' and not e.stop then
+          e.stop, changed = 'replaced', true
+          publish({ stop = { job = c.job } })
+        end
+        redis.call('HSET', c.state, 'waiting', 1)
+        wait = { 'held', cjson.encode(e) }
+      end
+      if wait then
+        if changed then save_list(c.state, 'open', open) end
+        return wait
+      end
+    end
+    open_json = false
+  end
+
+  if manual then remember_trigger(c, extra.key, at, triggers, triggered) end
+  local text = c.at_text ~= '' and c.at_text or int(at)
+  redis.call('HSET', c.state, 'newest', text, 'open', append(open_json, c, text, '1', c.trigger, extra.key))
+  return { 'granted', text, '1', c.trigger }
+end
+
+-- Most claims are the first for their occurrence, and granted, or a later one, and find it taken. These two are
+-- answered here without decoding anything, as 1 and as the open entry's JSON; nil: not one of them.
+local function quick(state, a)
+  if ARGV[a + 9] ~= '' then return end
+  local st = redis.call('HMGET', state, 'inc', 'newest', 'open', 'to', 'pause', 'skip')
+  local at_text, open = ARGV[a + 2], st[3]
+  local at, newest = tonumber(at_text), tonumber(st[2] or '0')
+  if st[1] ~= inc or tonumber(ARGV[a + 3]) > newest then return end
+  if open then
+    -- Exactly one entry is open, it is the one asked for, and another holds it: nothing inside of a JSON string
+    -- looks like a member, as its quotes are escaped.
+    if newest == at and string.find(open, '"occurrence":' .. at_text, 1, true)
+      and not string.find(open, '},{', 1, true) and not string.find(open, '"again":', 1, true)
+      and not string.find(open, ARGV[a + 4], 1, true) then
+      return string.sub(open, 2, -2)
+    end
+  elseif at > newest and now_us >= at * 1000 and now <= tonumber(ARGV[a + 5]) and not st[5]
+    and (not st[6] or st[6] == '0') and (not st[4] or at >= tonumber(st[4])) then
+    redis.call('HSET', state, 'newest', at_text, 'open', '[{"occurrence":' .. at_text
+      .. ',"attempt":1,"trigger":"' .. ARGV[a + 7] .. '",' .. ARGV[a + 8] .. GRANTED .. ']')
+    return 1
+  end
+end
+
+local out = { int(now_us), inc }
+for i = 1, #KEYS / 2 do
+  local state, a = KEYS[2 * i - 1], 3 + (i - 1) * 9
+  out[i + 2] = quick(state, a) or claim({ state = state, history = KEYS[2 * i], job = ARGV[a + 1],
+    at_text = ARGV[a + 2], at = tonumber(ARGV[a + 2]), known = tonumber(ARGV[a + 3]), run = ARGV[a + 4],
+    start_by = tonumber(ARGV[a + 5]), overlap = ARGV[a + 6], trigger = ARGV[a + 7], entry = ARGV[a + 8],
+    extra = ARGV[a + 9] })
+end
+return out

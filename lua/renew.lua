@@ -1,0 +1,43 @@
+-- renew.lua: prolong the lease of exactly one run, or put it back into a store that lost it. The reference is
+-- `renew` in src/logic/claim.rs.
+--
+-- KEYS[1]  state    <ns>:{<job>}:state   hash, see lib.lua
+-- ARGV[1]  run      ARGV[2] occurrence (ms)   ARGV[3] attempt   ARGV[4] seq: counts this run's renewals
+-- ARGV[5]  entry    JSON members of the open entry: all but seq, inc, renewed_at
+--
+-- Returns  {now_us, inc, 'renewed', stop}  stop: empty, cancelled or replaced
+--          {now_us, inc, 'lost'}           another has it, or it was ended
+
+-- A server that is full refuses commands that may grow it as a script's first write, and this one must get
+-- through: a job that runs has to be able to stay alive. PERSIST changes nothing and is never refused.
+redis.call('PERSIST', KEYS[1])
+local st = redis.call('HMGET', KEYS[1], 'inc', 'open', 'newest', 'last')
+local open = st[2] and cjson.decode(st[2]) or {}
+local seq = tonumber(ARGV[4])
+for _, e in ipairs(open) do
+  if e.run == ARGV[1] and not e.again then
+    e.seq = math.max(e.seq + 1, seq)
+    e.renewed_at = now
+    e.inc = inc
+    save_list(KEYS[1], 'open', open)
+    return { int(now_us), inc, 'renewed', e.stop or '' }
+  end
+end
+if st[1] == inc then return { int(now_us), inc, 'lost' } end
+local last = st[4] and cjson.decode(st[4])
+if last and last.run == ARGV[1] and last.outcome ~= 'unknown' then return { int(now_us), inc, 'lost' } end
+
+-- The state is gone or from another incarnation: reclaim.
+local occurrence, attempt, left = tonumber(ARGV[2]), tonumber(ARGV[3]), {}
+for _, e in ipairs(open) do
+  if e.occurrence == occurrence then
+    if e.attempt > attempt then return { int(now_us), inc, 'lost' } end
+  else
+    left[#left + 1] = cjson.encode(e)
+  end
+end
+left[#left + 1] = '{' .. ARGV[5] .. ',"seq":' .. ARGV[4] .. ',"inc":"' .. inc .. '","renewed_at":' .. int(now) .. '}'
+redis.call('HSET', KEYS[1], 'open', '[' .. table.concat(left, ',') .. ']',
+  'newest', int(math.max(occurrence, tonumber(st[3] or '0'))))
+if not st[1] then redis.call('HSET', KEYS[1], 'inc', '', 'since', 0) end
+return { int(now_us), inc, 'renewed', '' }

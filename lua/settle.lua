@@ -1,0 +1,67 @@
+-- settle.lua: record how a run ended and give its lease back. The reference is `settle` in src/logic/claim.rs.
+--
+-- KEYS[1]  state    <ns>:{<job>}:state     hash, see lib.lua
+-- KEYS[2]  history  <ns>:{<job>}:history   list of JSON run records, newest first, expires
+-- KEYS[3]  output   <ns>:{<job>}:output:<run>   hash: base, data, done; expires
+-- ARGV[1]  run      ARGV[2] occurrence (ms)   ARGV[3] outcome   ARGV[4] record (JSON)   ARGV[5] channel
+-- ARGV[6]  again    empty, or the trigger of the attempt that is to follow
+-- ARGV[7]  delay    milliseconds until then
+-- ARGV[8]  job      ARGV[9] tail of the output   ARGV[10] bytes of output before the tail   ARGV[11] attempt
+--
+-- Returns  {now_us, inc, 'done' | 'lost'}   lost: the lease was not ours any more; the record stands all the same
+
+local OUTPUT_TTL = '604800000' -- milliseconds
+redis.call('PERSIST', KEYS[1]) -- see renew.lua
+local st = redis.call('HMGET', KEYS[1], 'inc', 'open', 'last', 'newest', 'waiting')
+-- Most often the run that ended last is another one, and need not be decoded to see that.
+if st[3] and string.find(st[3], ARGV[1], 1, true) then
+  local last = cjson.decode(st[3])
+  if last.run == ARGV[1] and last.outcome ~= 'unknown' then return { int(now_us), inc, 'done' } end
+end
+push_history(KEYS[2], ARGV[4])
+if ARGV[9] ~= '' then
+  redis.call('HSET', KEYS[3], 'base', ARGV[10], 'data', ARGV[9])
+end
+if ARGV[9] ~= '' or redis.call('EXISTS', KEYS[3]) == 1 then
+  redis.call('HSET', KEYS[3], 'done', 1)
+  redis.call('PEXPIRE', KEYS[3], OUTPUT_TTL)
+end
+
+local open, i = st[2] and cjson.decode(st[2]) or {}, nil
+for j, e in ipairs(open) do if e.run == ARGV[1] and not e.again then i = j end end
+if not i and st[1] == inc then
+  -- Whoever found it lapsed could not know how it ended.
+  local last = st[3] and cjson.decode(st[3]) or {}
+  if last.run == ARGV[1] then
+    last.outcome = ARGV[3]
+    redis.call('HSET', KEYS[1], 'last', cjson.encode(last))
+  end
+  return { int(now_us), inc, 'lost' }
+end
+
+local occurrence = tonumber(ARGV[2])
+if not st[1] then redis.call('HSET', KEYS[1], 'inc', '', 'since', 0) end
+if occurrence > tonumber(st[4] or '0') then redis.call('HSET', KEYS[1], 'newest', int(occurrence)) end
+if i then
+  local e = open[i]
+  save_last(KEYS[1], e, ARGV[3])
+  if ARGV[6] ~= '' and not e.stop then
+    e.again = { at = now + tonumber(ARGV[7]), trigger = ARGV[6] }
+    redis.call('PUBLISH', ARGV[5], cjson.encode({ again = { job = ARGV[8], occurrence = e.occurrence } }))
+  else
+    table.remove(open, i)
+  end
+  save_list(KEYS[1], 'open', open)
+else
+  -- An attempt from before ours, in a state that is older than our grant.
+  local left = {}
+  for _, e in ipairs(open) do
+    if e.occurrence ~= occurrence or e.attempt > tonumber(ARGV[11]) then left[#left + 1] = e end
+  end
+  if #left < #open then save_list(KEYS[1], 'open', left) end
+end
+if st[5] then
+  redis.call('HDEL', KEYS[1], 'waiting')
+  redis.call('PUBLISH', ARGV[5], cjson.encode({ ended = { job = ARGV[8] } }))
+end
+return { int(now_us), inc, 'done' }

@@ -1,0 +1,508 @@
+//! The command line: subcommands, their help, exit codes, and how a failure is told. Each command has a file below.
+
+mod act;
+mod drain;
+mod exec;
+mod failure;
+mod history;
+mod log;
+mod logs;
+mod plan;
+mod show;
+mod status;
+mod trigger;
+mod why;
+
+use std::{
+    io::{self, IsTerminal, Write},
+    path::{Path, PathBuf},
+    process::ExitCode,
+    sync::Arc,
+    time::Duration,
+};
+
+use clap::{Args, CommandFactory, Parser, Subcommand};
+use serde::Serialize;
+use tracing_subscriber::filter::Targets;
+
+pub use self::failure::{Exit, Failure};
+use crate::{
+    clock,
+    config::{self, Config, Job, StoreUrl, nearest},
+    daemon,
+    logic::claim::State,
+    model::{JobName, Outcome},
+    store::{self, Reply, Store},
+};
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0   fine
+  64  wrong usage: options, names of jobs and instances
+  69  the store cannot be reached, or refuses
+  70  internal error
+  75  not now, try again later
+  78  the configuration is invalid
+  79  `exec`, `trigger --wait`: the lock or lease was lost, and the command ended
+`exec` and `trigger --wait` exit as the command did, see their help.";
+
+const GLOBAL: &str = "Global options";
+
+const PLACES: [&str; 2] = ["jobs.toml", "/etc/soloist/jobs.toml"];
+
+/// cron for replicated hosts: every planned instant of every job runs on exactly one of them
+#[derive(Debug, Parser)]
+#[command(name = "soloist", version, after_help = EXIT_CODES, max_term_width = 100)]
+struct Cli {
+    /// Configuration file [default: ./jobs.toml, then /etc/soloist/jobs.toml]
+    #[arg(
+        long,
+        global = true,
+        help_heading = GLOBAL,
+        value_name = "PATH",
+        env = "SOLOIST_CONFIG",
+        hide_env_values = true
+    )]
+    config: Option<PathBuf>,
+
+    /// What to log: a level, or levels by module, as in `info,soloist::store=debug`
+    #[arg(
+        long,
+        global = true,
+        help_heading = GLOBAL,
+        value_name = "FILTER",
+        env = "SOLOIST_LOG",
+        hide_env_values = true
+    )]
+    log: Option<Targets>,
+
+    /// How to log to stderr
+    #[arg(
+        long,
+        global = true,
+        help_heading = GLOBAL,
+        value_enum,
+        value_name = "FORMAT",
+        default_value = "auto"
+    )]
+    log_format: log::Format,
+
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run jobs, in the foreground: SIGTERM and SIGINT drain, SIGHUP reads the configuration again
+    Run(Run),
+    /// Check the configuration: its jobs and their next occurrences, or every problem found
+    Check(Json),
+    /// Show upcoming occurrences
+    Next(plan::Next),
+    /// Show the fleet: instances, jobs, what runs and what comes next
+    Status(Json),
+    /// Show runs, newest first
+    History(history::History),
+    /// Show the output of a run, from any host
+    Logs(logs::Logs),
+    /// Explain what became of an occurrence: why it ran, or did not
+    Why(why::Why),
+    /// Run a job once now, on exactly one instance
+    Trigger(trigger::Trigger),
+    /// Let no occurrence of a job start, on the whole fleet
+    Pause(act::Pause),
+    /// End a pause
+    Resume(act::JobOnly),
+    /// Skip the coming occurrences of a job, on the whole fleet
+    Skip(act::Skip),
+    /// End what runs of a job, on whichever instance it runs
+    Cancel(act::JobOnly),
+    /// Let an instance claim nothing more and finish what it runs
+    Drain(drain::Drain),
+    /// Take a drain back
+    Undrain(drain::Drain),
+    /// Run any command under a distributed lock, for crontabs and scripts
+    Exec(exec::Exec),
+}
+
+#[derive(Debug, Args)]
+struct Run {
+    /// Name of this instance, unique in the fleet [default: host name and a random part]
+    #[arg(
+        long,
+        value_name = "NAME",
+        env = "SOLOIST_INSTANCE",
+        hide_env_values = true,
+        value_parser = instance_name
+    )]
+    instance: Option<String>,
+}
+
+#[derive(Debug, Args)]
+struct Json {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+fn instance_name(text: &str) -> Result<String, String> {
+    let fits = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    if text.is_empty() || text.len() > 100 || !text.chars().all(fits) {
+        return Err("use letters, digits, `-`, `_` and `.`, at most 100 of them".to_owned());
+    }
+    Ok(text.to_owned())
+}
+
+impl Command {
+    fn json(&self) -> bool {
+        match self {
+            Self::Run(_) | Self::Exec(_) => false,
+            Self::Check(c) | Self::Status(c) => c.json,
+            Self::Next(c) => c.json,
+            Self::History(c) => c.json,
+            Self::Logs(c) => c.json,
+            Self::Why(c) => c.json,
+            Self::Trigger(c) => c.json,
+            Self::Pause(c) => c.json,
+            Self::Resume(c) | Self::Cancel(c) => c.json,
+            Self::Skip(c) => c.json,
+            Self::Drain(c) | Self::Undrain(c) => c.json,
+        }
+    }
+}
+
+/// The whole command line, for completions and the manual.
+pub fn command() -> clap::Command {
+    Cli::command()
+}
+
+/// Reads the arguments, does what they say, and tells a failure as one chain and one hint.
+pub fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(e) => {
+            let _ = e.print();
+            return if e.use_stderr() {
+                Exit::Usage
+            } else {
+                Exit::Ok
+            }
+            .into();
+        }
+    };
+    let daemon = matches!(cli.command, Command::Run(_));
+    log::init(
+        cli.log_format,
+        cli.log.clone().unwrap_or_else(|| {
+            let default = if daemon { log::DAEMON } else { log::COMMAND };
+            default.parse().unwrap_or_default()
+        }),
+    );
+    let out = Out::new(cli.command.json());
+    match dispatch(cli, out) {
+        Ok(exit) => exit.into(),
+        Err(failure) => failure
+            .tell(show::colours(io::stderr().is_terminal()))
+            .into(),
+    }
+}
+
+fn dispatch(cli: Cli, out: Out) -> Result<Exit, Failure> {
+    if let Command::Exec(args) = &cli.command {
+        return exec::exec(cli.config, args);
+    }
+    let path = find(cli.config)?;
+    let loaded = config::load(&path);
+    if let Command::Check(_) = &cli.command {
+        return plan::check(&path, loaded, clock::wall_us() / 1000, &out);
+    }
+    let config = loaded.map_err(Failure::Config)?;
+    match cli.command {
+        Command::Next(args) => plan::next(&path, &config, &args, clock::wall_us() / 1000, &out),
+        Command::Run(args) => {
+            let runtime = tokio::runtime::Builder::new_multi_thread()
+                .worker_threads(2)
+                .enable_all()
+                .build()
+                .map_err(|e| Failure::internal("cannot start the runtime", e))?;
+            runtime.block_on(daemon::run(daemon::Options {
+                config_path: path,
+                config,
+                instance: args.instance,
+            }))?;
+            Ok(Exit::Ok)
+        }
+        command => {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .map_err(|e| Failure::internal("cannot start the runtime", e))?;
+            runtime.block_on(with_store(command, path, config, out))
+        }
+    }
+}
+
+async fn with_store(
+    command: Command,
+    path: PathBuf,
+    config: Config,
+    out: Out,
+) -> Result<Exit, Failure> {
+    match &config.store.url {
+        // To look must not make a file, least of all one that the daemon's user cannot write.
+        StoreUrl::Sqlite(file) if !file.exists() => {
+            return Err(Failure::Absent {
+                message: format!("no store at {}: no instance has run yet", file.display()),
+                hint: format!("`soloist run` makes it, as {} says", path.display()),
+            });
+        }
+        StoreUrl::Memory => {
+            return Err(Failure::Absent {
+                message: "the store `memory:` is inside the one process that runs".to_owned(),
+                hint: format!("name another `[store] url` in {}", path.display()),
+            });
+        }
+        _ => {}
+    }
+    // A pool starts its connections in the background: opened inside the runtime.
+    let store = store::open(&config.store).map_err(|e| Failure::Store(e, path.clone()))?;
+    let ctx = Context {
+        path,
+        config,
+        store,
+        out,
+    };
+    match command {
+        Command::Status(_) => status::status(&ctx).await,
+        Command::History(args) => history::history(&ctx, &args).await,
+        Command::Logs(args) => logs::logs(&ctx, &args).await,
+        Command::Why(args) => why::why(&ctx, &args).await,
+        Command::Trigger(args) => trigger::trigger(&ctx, &args).await,
+        Command::Pause(args) => act::pause(&ctx, &args).await,
+        Command::Resume(args) => act::resume(&ctx, &args).await,
+        Command::Skip(args) => act::skip(&ctx, &args).await,
+        Command::Cancel(args) => act::cancel(&ctx, &args).await,
+        Command::Drain(args) => drain::drain(&ctx, &args, true).await,
+        Command::Undrain(args) => drain::drain(&ctx, &args, false).await,
+        Command::Run(_) | Command::Check(_) | Command::Next(_) | Command::Exec(_) => Ok(Exit::Ok),
+    }
+}
+
+/// The configuration file that is meant.
+fn find(named: Option<PathBuf>) -> Result<PathBuf, Failure> {
+    if let Some(path) = named {
+        return Ok(path);
+    }
+    PLACES
+        .iter()
+        .map(Path::new)
+        .find(|p| p.exists())
+        .map(Into::into)
+        .ok_or_else(|| Failure::Missing {
+            message: format!(
+                "no configuration: neither {} nor {} is there",
+                PLACES[0], PLACES[1]
+            ),
+            hint: "name it with `--config PATH` or SOLOIST_CONFIG".to_owned(),
+        })
+}
+
+/// Stdout: data, and nothing else.
+#[derive(Debug)]
+struct Out {
+    json: bool,
+    color: bool,
+}
+
+impl Out {
+    fn new(json: bool) -> Self {
+        Self {
+            json,
+            color: show::colours(io::stdout().is_terminal()),
+        }
+    }
+
+    fn bytes(&self, data: &[u8]) -> Result<(), Failure> {
+        let mut stdout = io::stdout().lock();
+        stdout
+            .write_all(data)
+            .and_then(|()| stdout.flush())
+            .map_err(Failure::Output)
+    }
+
+    /// Text that may have colours.
+    fn text(&self, text: &str) -> Result<(), Failure> {
+        if self.color {
+            self.bytes(text.as_bytes())
+        } else {
+            self.bytes(anstream::adapter::strip_str(text).to_string().as_bytes())
+        }
+    }
+
+    fn object<T: Serialize>(&self, value: &T) -> Result<(), Failure> {
+        let mut text = serde_json::to_string_pretty(value)
+            .map_err(|e| Failure::internal("cannot write JSON", e))?;
+        text.push('\n');
+        self.bytes(text.as_bytes())
+    }
+
+    /// One line of JSON.
+    fn line<T: Serialize>(&self, value: &T) -> Result<(), Failure> {
+        let mut text =
+            serde_json::to_string(value).map_err(|e| Failure::internal("cannot write JSON", e))?;
+        text.push('\n');
+        self.bytes(text.as_bytes())
+    }
+
+    /// The object with --json, else the text.
+    fn say<T: Serialize>(&self, value: &T, text: impl FnOnce() -> String) -> Result<(), Failure> {
+        if self.json {
+            self.object(value)
+        } else {
+            self.text(&text())
+        }
+    }
+}
+
+/// A remark for whoever watches, on stderr: data stays alone on stdout.
+fn remark(text: &str) {
+    let _ = writeln!(io::stderr(), "soloist: {}", show::line(text));
+}
+
+/// What the commands that ask the store work with.
+struct Context {
+    path: PathBuf,
+    config: Config,
+    store: Arc<dyn Store>,
+    out: Out,
+}
+
+impl Context {
+    /// Asks the store, again after transport errors as `[store] retry` says. All of its steps may be asked again.
+    async fn ask<T>(&self, f: impl AsyncFn() -> Result<T, store::Error>) -> Result<T, Failure> {
+        let retry = &self.config.store.retry;
+        let mut wait = retry.interval;
+        for _ in 0..retry.attempts {
+            match f().await {
+                Err(e) if e.is_transient() => tracing::debug!(error = %e, "asking again"),
+                other => return other.map_err(|e| self.store_failed(e)),
+            }
+            tokio::time::sleep(wait).await;
+            if retry.exponential {
+                wait = (wait * 2).min(retry.max_interval);
+            }
+        }
+        f().await.map_err(|e| self.store_failed(e))
+    }
+
+    fn store_failed(&self, e: store::Error) -> Failure {
+        Failure::Store(e, self.path.clone())
+    }
+
+    /// The state of one job, with the store's clock.
+    async fn state(&self, job: &JobName) -> Result<Reply<Option<State>>, Failure> {
+        let reply = self
+            .ask(async || self.store.observe(std::slice::from_ref(job)).await)
+            .await?;
+        Ok(reply.map(|mut states| states.pop().flatten()))
+    }
+
+    /// A job of the configuration.
+    fn job(&self, name: &str) -> Result<&Job, Failure> {
+        job(&self.config, &self.path, name)
+    }
+
+    /// A job of the configuration, or one that only the store knows any more.
+    async fn known_job(&self, name: &str) -> Result<(JobName, Option<&Job>), Failure> {
+        let configured = self.job(name);
+        if let Ok(job) = configured {
+            return Ok((job.name.clone(), Some(job)));
+        }
+        let name = JobName::new(name);
+        match self.state(&name).await?.value {
+            Some(_) => Ok((name, None)),
+            None => configured.map(|job| (name, Some(job))),
+        }
+    }
+}
+
+/// # Errors
+/// The nearest name as a hint.
+fn job<'c>(config: &'c Config, path: &Path, name: &str) -> Result<&'c Job, Failure> {
+    config
+        .jobs
+        .get(&JobName::new(name))
+        .map(|j| &**j)
+        .ok_or_else(|| {
+            let names = || config.jobs.keys().map(JobName::as_str);
+            let hint = match nearest(name, names()) {
+                Some(near) => format!("did you mean `{near}`?"),
+                None if config.jobs.is_empty() => "it has no jobs at all".to_owned(),
+                None if config.jobs.len() <= 20 => {
+                    format!("its jobs are {}", names().collect::<Vec<_>>().join(", "))
+                }
+                None => "`soloist check` lists its jobs".to_owned(),
+            };
+            Failure::usage(
+                format!("no job `{}` in {}", show::line(name), path.display()),
+                hint,
+            )
+        })
+}
+
+/// An outcome by its name; the error lists the names.
+fn outcome(text: &str) -> Result<Outcome, String> {
+    text.parse()
+}
+
+/// An instant as RFC 3339 or Unix milliseconds; in Unix milliseconds, rounded down.
+fn instant(text: &str) -> Result<i64, String> {
+    const WANT: &str = "write RFC 3339, as in 2026-03-01T03:00:00Z, or Unix milliseconds";
+    if let Ok(ms) = text.parse::<i64>() {
+        return match jiff::Timestamp::from_millisecond(ms) {
+            Ok(_) => Ok(ms),
+            Err(_) => Err(format!("out of range; {WANT}")),
+        };
+    }
+    let t: jiff::Timestamp = text.parse().map_err(|_| WANT.to_owned())?;
+    Ok(t.as_nanosecond().div_euclid(1_000_000) as i64)
+}
+
+fn millis(d: Duration) -> i64 {
+    i64::try_from(d.as_millis()).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        command().debug_assert();
+    }
+
+    #[test]
+    fn instants_are_rfc3339_or_milliseconds() {
+        assert_eq!(instant("2026-11-21T12:00:00+08:00"), Ok(1_795_233_600_000));
+        assert_eq!(instant("1795233600000"), Ok(1_795_233_600_000));
+        // Before it, so that what comes after it is not lost.
+        assert_eq!(instant("1969-12-31T23:59:59.9999Z"), Ok(-1));
+        for bad in [
+            "",
+            "noon",
+            "2026-11-21",
+            "2026-11-21T12:00:00",
+            "9223372036854775807",
+        ] {
+            assert!(instant(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn instance_names_are_plain() {
+        assert!(instance_name("web-1.example_2").is_ok());
+        for bad in ["", "a b", "a/b", "ä", &"x".repeat(101)] {
+            assert!(instance_name(bad).is_err(), "{bad}");
+        }
+    }
+}

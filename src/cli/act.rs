@@ -1,0 +1,404 @@
+//! `pause`, `resume`, `skip`, `cancel`: what a person asks of a job, fleet-wide.
+
+use std::time::Duration;
+
+use clap::Args;
+use jiff::{Timestamp, civil, tz::TimeZone};
+use serde::Serialize;
+
+use super::{Context, Exit, Failure, millis, show};
+use crate::{
+    config::Job,
+    logic::{
+        claim::{Control, Controlled, State},
+        schedule::next_of,
+    },
+    model::{JobName, Occurrence, RunId},
+    view::{self, RunView, Time},
+};
+
+#[derive(Debug, Args)]
+pub struct JobOnly {
+    /// Name of the job
+    job: String,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Occurrences of the pause are recorded as skipped and never run afterwards. A running command goes on: `soloist cancel` \
+ends it. Triggers still work.
+
+Examples:
+  soloist pause backup --until 2h --reason \"moving the disks\"
+  soloist pause backup --until 2026-12-24T18:00      in the job's time zone
+  soloist pause backup                               until `soloist resume backup`")]
+pub struct Pause {
+    /// Name of the job
+    job: String,
+    /// RFC 3339, a local date and time in the job's time zone, or a duration as `2h` or `1d12h`
+    /// [default: until resumed]
+    #[arg(long, value_name = "TIME")]
+    until: Option<String>,
+    /// Shown with the job, and in the record of each skipped occurrence
+    #[arg(long, value_name = "TEXT")]
+    reason: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Skip {
+    /// Name of the job
+    job: String,
+    /// How many; 0 takes an earlier request back
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 1)]
+    number: u32,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Paused<'a> {
+    job: &'a JobName,
+    paused: bool,
+    until: Option<Time>,
+    reason: Option<&'a str>,
+}
+
+#[derive(Debug, Serialize)]
+struct Resumed<'a> {
+    job: &'a JobName,
+    paused: bool,
+    /// False: it was not paused.
+    changed: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Skipped<'a> {
+    job: &'a JobName,
+    skip: u32,
+    /// The first of them.
+    occurrences: Vec<Time>,
+}
+
+#[derive(Debug, Serialize)]
+struct Cancelled<'a> {
+    job: &'a JobName,
+    /// The runs that were asked to end.
+    runs: Vec<RunView>,
+    /// They all have ended.
+    ended: bool,
+    /// Attempts that were awaited and will not be made.
+    dropped: usize,
+}
+
+/// Nothing was ever registered: there is nothing to act on.
+pub fn absent(job: &JobName) -> Failure {
+    Failure::TryAgain {
+        message: format!("no instance with job `{job}` has run yet on this store"),
+        hint: Some("start one with `soloist run`, or see `soloist status`".to_owned()),
+    }
+}
+
+async fn control(ctx: &Context, job: &JobName, what: &Control) -> Result<Controlled, Failure> {
+    let reply = ctx.ask(async || ctx.store.control(job, what).await).await?;
+    match reply.value {
+        Controlled::Absent => Err(absent(job)),
+        other => Ok(other),
+    }
+}
+
+pub async fn pause(ctx: &Context, args: &Pause) -> Result<Exit, Failure> {
+    let (name, job) = ctx.known_job(&args.job).await?;
+    let now = ctx.state(&name).await?.now_us / 1000;
+    let until = match &args.until {
+        Some(text) => Some(until(text, job.map_or("UTC", |j| &*j.timezone), now)?),
+        None => None,
+    };
+    let what = Control::Pause {
+        until,
+        reason: args.reason.clone(),
+    };
+    let _ = control(ctx, &name, &what).await?;
+    let answer = Paused {
+        job: &name,
+        paused: true,
+        until: until.map(Time),
+        reason: args.reason.as_deref(),
+    };
+    ctx.out.say(&answer, || {
+        let until = until.map_or("until `soloist resume`".to_owned(), |t| {
+            format!("until {} ({})", show::instant(t), show::relative(t, now))
+        });
+        format!("`{name}` is paused on all instances {until}; what runs goes on\n")
+    })?;
+    Ok(Exit::Ok)
+}
+
+/// `text` as an instant after `now`, both in Unix milliseconds.
+fn until(text: &str, zone: &str, now: i64) -> Result<i64, Failure> {
+    let bad = |why: &str| {
+        Failure::usage(
+            format!("--until `{}`: {why}", show::line(text)),
+            "write 2026-12-24T18:00:00+01:00, 2026-12-24T18:00 (in the job's time zone), or a duration as 2h",
+        )
+    };
+    let tz = TimeZone::get(zone).unwrap_or(TimeZone::UTC);
+    let at = if let Ok(t) = text.parse::<Timestamp>() {
+        t
+    } else if let Ok(local) = text.parse::<civil::DateTime>() {
+        tz.to_ambiguous_zoned(local)
+            .compatible()
+            .map_err(|_| bad("out of range"))?
+            .timestamp()
+    } else if let Ok(span) = text.parse::<jiff::Span>() {
+        let start = Timestamp::from_millisecond(now)
+            .map_err(|_| bad("out of range"))?
+            .to_zoned(tz);
+        start
+            .checked_add(span)
+            .map_err(|_| bad("out of range"))?
+            .timestamp()
+    } else {
+        return Err(bad("not understood"));
+    };
+    let at = at.as_millisecond();
+    if at <= now {
+        return Err(bad("that is not in the future"));
+    }
+    Ok(at)
+}
+
+pub async fn resume(ctx: &Context, args: &JobOnly) -> Result<Exit, Failure> {
+    let (name, job) = ctx.known_job(&args.job).await?;
+    let changed = control(ctx, &name, &Control::Resume).await? == Controlled::Done;
+    let answer = Resumed {
+        job: &name,
+        paused: false,
+        changed,
+    };
+    let now = ctx.state(&name).await?.now_us / 1000;
+    ctx.out.say(&answer, || {
+        if !changed {
+            return format!("`{name}` was not paused\n");
+        }
+        let next = coming(job, now, 1);
+        match next.first() {
+            Some(o) => format!(
+                "`{name}` goes on, on all instances; next {}\n",
+                show::relative(o.0, now)
+            ),
+            None => format!("`{name}` goes on, on all instances\n"),
+        }
+    })?;
+    Ok(Exit::Ok)
+}
+
+/// The next `n` occurrences after `now`.
+fn coming(job: Option<&Job>, now: i64, n: usize) -> Vec<Occurrence> {
+    let Some(job) = job.filter(|j| j.enabled) else {
+        return vec![];
+    };
+    let mut list = vec![];
+    let mut at = Occurrence(now);
+    while list.len() < n
+        && let Some(next) = next_of(&job.schedules, at)
+    {
+        list.push(next);
+        at = next;
+    }
+    list
+}
+
+pub async fn skip(ctx: &Context, args: &Skip) -> Result<Exit, Failure> {
+    let (name, job) = ctx.known_job(&args.job).await?;
+    let count = args.number;
+    let _ = control(ctx, &name, &Control::Skip { count }).await?;
+    let reply = ctx.state(&name).await?;
+    let now = reply.now_us / 1000;
+    // A pause takes its occurrences first; it cannot be said then which ones will be skipped.
+    let paused = reply
+        .value
+        .as_ref()
+        .is_some_and(|st| view::paused(st, now).is_some());
+    let list = if paused {
+        vec![]
+    } else {
+        coming(job, now, count.min(5) as usize)
+    };
+    let answer = Skipped {
+        job: &name,
+        skip: count,
+        occurrences: list.iter().copied().map(Time::from).collect(),
+    };
+    ctx.out.say(&answer, || {
+        if count == 0 {
+            return format!("`{name}` will skip nothing\n");
+        }
+        let mut text = format!(
+            "`{name}` will skip {} on all instances",
+            show::count(count as usize, "occurrence")
+        );
+        if !list.is_empty() {
+            let shown: Vec<String> = list.iter().map(|o| show::instant(o.0)).collect();
+            let more = if count as usize > list.len() {
+                ", …"
+            } else {
+                ""
+            };
+            text.push_str(&format!(": {}{more}", shown.join(", ")));
+        }
+        text.push('\n');
+        text
+    })?;
+    Ok(Exit::Ok)
+}
+
+pub async fn cancel(ctx: &Context, args: &JobOnly) -> Result<Exit, Failure> {
+    let (name, job) = ctx.known_job(&args.job).await?;
+    let before = ctx.state(&name).await?.value.unwrap_or_default();
+    let dropped = before.open.iter().filter(|o| o.again.is_some()).count();
+    let asked = match control(ctx, &name, &Control::Cancel).await? {
+        Controlled::Stopping(runs) => runs,
+        _ => vec![],
+    };
+    // A command has its grace to end, and its instance hears of the request with a renewal at the latest.
+    let patience = job.map_or(Duration::from_secs(5), |j| {
+        (j.grace + j.lease.renew_every).min(Duration::from_secs(20)) + Duration::from_secs(1)
+    });
+    let polls = (millis(patience) / 100).max(1);
+    let mut runs = asked_runs(&name, &before, &asked);
+    let mut ended = asked.is_empty();
+    for _ in 0..polls {
+        if ended {
+            break;
+        }
+        let state = ctx.state(&name).await?.value.unwrap_or_default();
+        for run in asked_runs(&name, &state, &asked) {
+            if !runs.iter().any(|r| r.run_id == run.run_id) {
+                runs.push(run);
+            }
+        }
+        ended = !asked.iter().any(|r| state.held_by(*r).is_some());
+        if !ended {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+    if ended && !asked.is_empty() {
+        let history = ctx
+            .ask(async || ctx.store.history(&name, crate::store::HISTORY_KEPT).await)
+            .await?;
+        for run in &mut runs {
+            if let Some(r) = history.iter().find(|r| r.run_id == run.run_id) {
+                *run = r.clone().into();
+            }
+        }
+    }
+    let answer = Cancelled {
+        job: &name,
+        runs,
+        ended,
+        dropped,
+    };
+    ctx.out.say(&answer, || cancelled(&answer))?;
+    Ok(Exit::Ok)
+}
+
+fn asked_runs(job: &JobName, state: &State, asked: &[RunId]) -> Vec<RunView> {
+    state
+        .open
+        .iter()
+        .filter(|o| asked.contains(&o.run))
+        .map(|o| RunView::running(job, o))
+        .collect()
+}
+
+fn cancelled(c: &Cancelled) -> String {
+    let job = c.job;
+    let mut text = String::new();
+    for r in &c.runs {
+        let on = r.instance.as_ref().map_or("an instance", |i| i.as_str());
+        let of = show::instant(r.occurrence.0);
+        text.push_str(&if c.ended {
+            format!("`{job}` of {of} on {on} has ended: {}\n", r.outcome)
+        } else {
+            format!("`{job}` of {of} on {on} was asked to end, and has not yet\n")
+        });
+    }
+    if c.dropped > 0 {
+        text.push_str(&format!(
+            "`{job}`: {} will not be made\n",
+            show::count(c.dropped, "awaited attempt")
+        ));
+    }
+    if text.is_empty() {
+        text = format!("nothing of `{job}` runs\n");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: i64 = 1_795_187_561_318; // 2026-11-20T15:12:41.318Z
+
+    #[test]
+    fn a_pause_ends_at_an_instant_a_local_time_or_after_a_while() {
+        for (text, zone, want) in [
+            ("2026-11-20T18:00:00+01:00", "UTC", "2026-11-20T17:00:00Z"),
+            ("2026-12-24T18:00", "Europe/Berlin", "2026-12-24T17:00:00Z"),
+            (
+                "2026-12-24 18:00:00",
+                "Asia/Shanghai",
+                "2026-12-24T10:00:00Z",
+            ),
+            ("2026-12-24", "Asia/Shanghai", "2026-12-23T16:00:00Z"),
+            ("2h", "UTC", "2026-11-20T17:12:41.318Z"),
+            ("1h30m", "UTC", "2026-11-20T16:42:41.318Z"),
+            ("1d12h", "UTC", "2026-11-22T03:12:41.318Z"),
+        ] {
+            let got = until(text, zone, NOW).map(show::instant);
+            assert_eq!(got.ok().as_deref(), Some(want), "{text}");
+        }
+        for text in ["", "soon", "2020-01-01T00:00:00Z", "-2h", "0s", "20000y"] {
+            let e = until(text, "UTC", NOW).unwrap_err();
+            assert_eq!(e.exit(), Exit::Usage, "{text}");
+        }
+    }
+
+    #[test]
+    fn cancel_says_which_runs_ended_and_which_not() {
+        use super::super::history::tests::run;
+        use crate::model::Outcome;
+        let name = JobName::new("draw");
+        let mut c = Cancelled {
+            job: &name,
+            runs: vec![run(1_795_233_600_000, 1, Outcome::Cancelled)],
+            ended: true,
+            dropped: 0,
+        };
+        assert_eq!(
+            cancelled(&c),
+            "`draw` of 2026-11-21T04:00:00Z on web-1 has ended: cancelled\n"
+        );
+        c.ended = false;
+        assert_eq!(
+            cancelled(&c),
+            "`draw` of 2026-11-21T04:00:00Z on web-1 was asked to end, and has not yet\n"
+        );
+        c.runs.clear();
+        c.dropped = 1;
+        assert_eq!(
+            cancelled(&c),
+            "`draw`: 1 awaited attempt will not be made\n"
+        );
+        c.dropped = 0;
+        assert_eq!(cancelled(&c), "nothing of `draw` runs\n");
+    }
+}

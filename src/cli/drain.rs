@@ -1,0 +1,235 @@
+//! `drain` and `undrain`: one instance, before and after a deployment.
+
+use clap::Args;
+use serde::Serialize;
+
+use super::{Context, Exit, Failure, show};
+use crate::{
+    config::nearest,
+    model::InstanceId,
+    store::{Fleet, Info},
+    view::{self, RunningView},
+};
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  soloist drain              the instance on this host
+  soloist drain web-1-7f3a   this one; `soloist status` lists them")]
+pub struct Drain {
+    /// Name of the instance [default: the only one on this host]
+    instance: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Answer<'a> {
+    instance: &'a InstanceId,
+    draining: bool,
+    /// What it still runs.
+    running: Vec<RunningView>,
+}
+
+pub async fn drain(ctx: &Context, args: &Drain, on: bool) -> Result<Exit, Failure> {
+    let reply = ctx.ask(async || ctx.store.heartbeat(None).await).await?;
+    let (fleet, now) = (reply.value, reply.now_us / 1000);
+    let host = rustix::system::uname()
+        .nodename()
+        .to_string_lossy()
+        .into_owned();
+    let id = choose(&fleet, args.instance.as_deref(), &host, now)?;
+    ctx.ask(async || ctx.store.drain(&id, on).await).await?;
+    let info = fleet.instances.get(&id);
+    let answer = Answer {
+        instance: &id,
+        draining: on,
+        running: info.map_or(vec![], |i| {
+            i.running
+                .iter()
+                .map(|(job, o)| RunningView {
+                    job: job.clone(),
+                    occurrence: (*o).into(),
+                })
+                .collect()
+        }),
+    };
+    ctx.out
+        .say(&answer, || render(&answer, others(&fleet, &id, now)))?;
+    Ok(Exit::Ok)
+}
+
+/// Live instances that claim, but for `id`.
+fn others(fleet: &Fleet, id: &InstanceId, now: i64) -> usize {
+    fleet
+        .instances
+        .iter()
+        .filter(|(other, info)| {
+            *other != id
+                && !view::silent(info, now)
+                && !info.draining
+                && !fleet.drains.contains(other)
+        })
+        .count()
+}
+
+fn render(a: &Answer, others: usize) -> String {
+    if !a.draining {
+        return format!("{} claims again\n", a.instance);
+    }
+    let running = if a.running.is_empty() {
+        "runs nothing now".to_owned()
+    } else {
+        let jobs: Vec<&str> = a.running.iter().map(|r| r.job.as_str()).collect();
+        format!("finishes {}", jobs.join(", "))
+    };
+    let rest = match others {
+        0 => "no other instance is there to go on".to_owned(),
+        1 => "1 other instance goes on".to_owned(),
+        n => format!("{n} other instances go on"),
+    };
+    format!("{} claims nothing more and {running}; {rest}\n", a.instance)
+}
+
+/// The instance that is meant.
+fn choose(fleet: &Fleet, named: Option<&str>, host: &str, now: i64) -> Result<InstanceId, Failure> {
+    let list = |ids: &[&InstanceId]| {
+        let names: Vec<&str> = ids.iter().map(|i| i.as_str()).collect();
+        names.join(", ")
+    };
+    let known: Vec<&InstanceId> = fleet.instances.keys().collect();
+    let all = || {
+        if known.is_empty() {
+            "no instance was ever seen on this store".to_owned()
+        } else {
+            format!("the instances are {}", list(&known))
+        }
+    };
+    if let Some(name) = named {
+        let id = InstanceId::new(name);
+        if fleet.instances.contains_key(&id) || fleet.drains.contains(&id) {
+            return Ok(id);
+        }
+        let hint = nearest(name, known.iter().map(|i| i.as_str()))
+            .map_or_else(all, |near| format!("did you mean `{near}`?"));
+        return Err(Failure::usage(
+            format!("no instance `{}`", show::line(name)),
+            hint,
+        ));
+    }
+    let here: Vec<&InstanceId> = fleet
+        .instances
+        .iter()
+        .filter(|(_, i): &(_, &Info)| i.host == host && !view::silent(i, now))
+        .map(|(id, _)| id)
+        .collect();
+    match here[..] {
+        [id] => Ok(id.clone()),
+        [] => Err(Failure::usage(
+            format!("no instance is up on this host ({host})"),
+            all(),
+        )),
+        _ => Err(Failure::usage(
+            format!("several instances are up on this host: {}", list(&here)),
+            "name the one you mean",
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeMap, time::Duration};
+
+    use super::*;
+    use crate::model::{JobName, Occurrence};
+
+    fn fleet(instances: &[(&str, &str, i64)]) -> Fleet {
+        Fleet {
+            born: 0,
+            quarantine: Duration::ZERO,
+            open: true,
+            instances: instances
+                .iter()
+                .map(|(id, host, seen)| {
+                    let info = Info {
+                        seen: *seen,
+                        host: (*host).into(),
+                        pid: 1,
+                        version: String::new(),
+                        config: String::new(),
+                        clock_offset_ms: 0.0,
+                        started_at: 0,
+                        running: vec![(JobName::new("draw"), Occurrence(1))],
+                        draining: false,
+                        jobs: 1,
+                    };
+                    (InstanceId::new(id), info)
+                })
+                .collect::<BTreeMap<_, _>>(),
+            drains: vec![],
+        }
+    }
+
+    fn told(f: Result<InstanceId, Failure>) -> String {
+        match f {
+            Ok(id) => id.to_string(),
+            Err(Failure::Usage { message, hint }) => {
+                format!("{message} / {}", hint.unwrap_or_default())
+            }
+            Err(other) => format!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_only_live_instance_of_this_host_is_meant() {
+        let now = 100_000;
+        let f = fleet(&[("a-1", "a", now), ("a-0", "a", 0), ("b-1", "b", now)]);
+        assert_eq!(told(choose(&f, None, "a", now)), "a-1");
+        assert_eq!(told(choose(&f, Some("b-1"), "a", now)), "b-1");
+        assert_eq!(
+            told(choose(&f, Some("b1"), "a", now)),
+            "no instance `b1` / did you mean `b-1`?"
+        );
+        assert_eq!(
+            told(choose(&f, None, "c", now)),
+            "no instance is up on this host (c) / the instances are a-0, a-1, b-1"
+        );
+        let f = fleet(&[("a-1", "a", now), ("a-2", "a", now)]);
+        assert_eq!(
+            told(choose(&f, None, "a", now)),
+            "several instances are up on this host: a-1, a-2 / name the one you mean"
+        );
+        assert_eq!(
+            told(choose(&fleet(&[]), None, "a", now)),
+            "no instance is up on this host (a) / no instance was ever seen on this store"
+        );
+    }
+
+    #[test]
+    fn a_drain_says_what_is_still_running_and_who_goes_on() {
+        let id = InstanceId::new("a-1");
+        let mut a = Answer {
+            instance: &id,
+            draining: true,
+            running: vec![RunningView {
+                job: JobName::new("draw"),
+                occurrence: view::Time(1),
+            }],
+        };
+        assert_eq!(
+            render(&a, 1),
+            "a-1 claims nothing more and finishes draw; 1 other instance goes on\n"
+        );
+        a.running.clear();
+        assert_eq!(
+            render(&a, 0),
+            "a-1 claims nothing more and runs nothing now; no other instance is there to go on\n"
+        );
+        a.draining = false;
+        assert_eq!(render(&a, 0), "a-1 claims again\n");
+        let f = fleet(&[("a-1", "a", 0), ("a-2", "a", 0)]);
+        assert_eq!(others(&f, &id, 0), 1);
+        assert_eq!(others(&f, &id, 100_000), 0);
+    }
+}

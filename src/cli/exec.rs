@@ -1,0 +1,547 @@
+//! `exec`: any command under a distributed lock, for crontabs and scripts.
+//!
+//! The order: the period (`--once-per`), the lock, the command; when its tree is gone, the lock again. The command runs
+//! under a guard that knows until when the lock is trusted, so that it ends in time even if this process is killed, stopped or hangs.
+
+mod signals;
+
+use std::{
+    io::{self, IsTerminal, Write},
+    os::fd::OwnedFd,
+    path::PathBuf,
+    time::Duration,
+};
+
+use clap::Args;
+
+use self::signals::{Caught, Signals};
+use super::{Exit, Failure, find, remark, show};
+use crate::{
+    clock::Boottime,
+    config::{self, Lease, StoreUrl, duration, show_duration},
+    guard::{EXEC_ID, Spec, Transparent},
+    lock::{
+        self, Lock, LockClient, NoRetry, TryLock,
+        period::{OwnPeriod, TakePeriod},
+    },
+    logic::run::{Cause, Stop},
+    model::{JobName, Occurrence, RunId},
+    runner::{End, Runner, Running},
+    settle::LockLegacy,
+};
+
+/// As of [`lock`].
+const CLOCK_DRIFT: f64 = 0.01;
+/// How often the line of a wait is drawn on a terminal.
+const FRAME: Duration = Duration::from_millis(125);
+const FRAMES: [char; 4] = ['|', '/', '-', '\\'];
+
+const NOT_FOUND: u8 = 127;
+const NOT_EXECUTABLE: u8 = 126;
+const LOCK_LOST: u8 = 79;
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The command gets our stdin, stdout, stderr, environment, terminal and signals, and SOLOIST_LOCK,
+SOLOIST_FENCING_TOKEN, and with --once-per SOLOIST_OCCURRENCE. When it ends, what it left running is ended too; then the lock is given back.
+
+Exit codes:
+  the command's own; 128+N when signal N ended it
+  127 when it was not found, 126 when it could not be executed
+  79  when the lock was lost and the command ended for it
+  75  when somebody else has the lock, or had this period (-E sets another)
+  69  when the store cannot be reached; nothing was started
+
+Examples, for the same crontab on ten hosts:
+  SOLOIST_STORE_URL=redis://locks.example.com:6379/0
+  # once a minute, on one of them:
+  * * * * * soloist exec --lock mail-queue --once-per 1m -E 0 -- /usr/local/bin/send-mail
+  # never two at one time; each host gets its turn, or gives up after ten minutes:
+  0 3 * * * soloist exec --lock backup --wait 10m -- /usr/local/bin/backup --full
+In a script on a single host, as with flock:
+  soloist exec --store sqlite:/var/lib/locks.db --lock deploy -- make deploy")]
+pub struct Exec {
+    /// Name of the lock: who uses the same one excludes each other
+    #[arg(long, value_name = "NAME")]
+    lock: String,
+    /// How long the lock outlives a host that vanishes; kept renewed while the command runs
+    #[arg(long, value_name = "D", default_value = "15s", value_parser = duration)]
+    lease: Duration,
+    /// Wait up to so long for the lock
+    #[arg(long, value_name = "D", default_value = "0s", hide_default_value = true, value_parser = duration)]
+    wait: Duration,
+    /// Run once in each period of the store's clock, such as `1m`, whoever asks
+    #[arg(long, value_name = "D", value_parser = duration)]
+    once_per: Option<Duration>,
+    /// Exit code for \"somebody else has it\" [default: 75]; with 0, nothing is said about it
+    #[arg(short = 'E', long, value_name = "N")]
+    conflict_exit_code: Option<u8>,
+    /// Where the lock is, as `redis://host:6379/0` or `sqlite:PATH` [default: that of the configuration file]
+    #[arg(
+        long,
+        value_name = "URL",
+        env = "SOLOIST_STORE_URL",
+        hide_env_values = true
+    )]
+    store: Option<String>,
+    /// The command and its arguments, run as they stand
+    #[arg(value_name = "CMD", required = true, trailing_var_arg = true)]
+    command: Vec<String>,
+}
+
+pub fn exec(config: Option<PathBuf>, args: &Exec) -> Result<Exit, Failure> {
+    let store = store(config, args)?;
+    let lease = lease(args, &store)?;
+    let ignored = signals::ignored();
+    // Before there is another thread.
+    let caught =
+        signals::block(&ignored).map_err(|e| Failure::internal("cannot catch signals", e))?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|e| Failure::internal("cannot start the runtime", e))?;
+    runtime.block_on(async {
+        let locks = LockClient::with_config(&store).map_err(|e| failure(&e))?;
+        Session {
+            args,
+            store,
+            lease,
+            ignored,
+            locks,
+            signals: signals(caught)?,
+        }
+        .run()
+        .await
+    })
+}
+
+fn signals(fd: OwnedFd) -> Result<Signals, Failure> {
+    Signals::new(fd).map_err(|e| Failure::internal("cannot catch signals", e))
+}
+
+fn store(config: Option<PathBuf>, args: &Exec) -> Result<config::Store, Failure> {
+    const HINT: &str = "name it with `--store URL` or SOLOIST_STORE_URL, as `redis://host:6379/0` or `sqlite:PATH`";
+    if let Some(url) = args.store.as_deref().filter(|url| !url.is_empty()) {
+        let store = config::Store::from_url(url);
+        let memory = |s: config::Store| match s.url {
+            StoreUrl::Memory => Err("`memory:` is inside one process".to_owned()),
+            _ => Ok(s),
+        };
+        return store
+            .and_then(memory)
+            .map_err(|e| Failure::usage(format!("cannot use this store: {e}"), HINT));
+    }
+    match find(config) {
+        Ok(path) => Ok(config::load(&path).map_err(Failure::Config)?.store),
+        Err(Failure::Missing { message, .. }) => Err(Failure::usage(
+            format!("no store is named, and there is {message}"),
+            HINT,
+        )),
+        Err(e) => Err(e),
+    }
+}
+
+fn lease(args: &Exec, store: &config::Store) -> Result<Lease, Failure> {
+    let usage = |e| {
+        Failure::usage(
+            e,
+            "`--lease 15s` suits most; the command may take much longer",
+        )
+    };
+    Lease::for_store(args.lease, None, CLOCK_DRIFT, store.timeout).map_err(usage)
+}
+
+/// What is told about an error of the lock, with the exit code that it has.
+fn failure(e: &lock::Error) -> Failure {
+    let message = e.to_string();
+    let hint = match e {
+        lock::Error::InvalidKey { .. } => {
+            return Failure::usage(message, "give `--lock` a plain name, as in `backup`");
+        }
+        lock::Error::InvalidLease { .. } => {
+            return Failure::usage(message, "see `soloist help exec`");
+        }
+        lock::Error::Unreachable { .. } => {
+            "nothing was started; see whether the store is up and reachable from here"
+        }
+        lock::Error::Refused { .. } => {
+            "nothing was started; see whether user name, password and permissions fit the store"
+        }
+        lock::Error::NotReplicated { .. } => {
+            "nothing was started; see whether the replicas of the store are connected"
+        }
+        lock::Error::TooLate { .. } => "nothing was started; the store is slow, or far away",
+        _ => "nothing was started",
+    };
+    Failure::Absent {
+        message,
+        hint: hint.to_owned(),
+    }
+}
+
+struct Session<'a> {
+    args: &'a Exec,
+    store: config::Store,
+    lease: Lease,
+    ignored: Vec<i32>,
+    locks: LockClient,
+    signals: Signals,
+}
+
+/// How the wait for the lock ended.
+enum Turn {
+    Ours(Lock),
+    Held {
+        holder: String,
+        remaining: Duration,
+    },
+    /// A signal ended it.
+    Ended(i32),
+}
+
+impl Session<'_> {
+    async fn run(self) -> Result<Exit, Failure> {
+        let period = match self.args.once_per {
+            None => None,
+            Some(length) => match self.period(length).await? {
+                Ok(period) => Some(period),
+                Err(exit) => return Ok(exit),
+            },
+        };
+        let turn = match self.turn().await {
+            Ok(turn) => turn,
+            Err(e) => {
+                give_back(period).await;
+                return Err(failure(&e));
+            }
+        };
+        let lock = match turn {
+            Turn::Ours(lock) => lock,
+            Turn::Held { holder, remaining } => {
+                give_back(period).await;
+                let name = &self.args.lock;
+                return Ok(self.conflict(&format!("lock `{name}`: {}", held(&holder, remaining))));
+            }
+            Turn::Ended(signal) => {
+                give_back(period).await;
+                return Ok(by_signal(signal));
+            }
+        };
+        lock.keep_renewed();
+        let (end, running) = self.command(&lock, period.as_ref()).await?;
+        let exit = self.exit(&end);
+        if end.started.is_none() {
+            give_back(period).await;
+        }
+        // The tree is gone: now another may have it.
+        if lock.is_held()
+            && let Err(e) = lock.release().await
+        {
+            remark(&format!("{e}; it lapses with its lease"));
+        }
+        // The guard has nothing left to give back.
+        running.settled().await;
+        Ok(exit)
+    }
+
+    /// Err: somebody else had it.
+    async fn period(&self, length: Duration) -> Result<Result<OwnPeriod, Exit>, Failure> {
+        let taken = tokio::select! {
+            taken = self.locks.take_period(&self.args.lock, length) => taken,
+            signal = self.ended() => return Ok(Err(by_signal(signal))),
+        };
+        match taken.map_err(|e| failure(&e))? {
+            TakePeriod::Taken { period, .. } => Ok(Ok(period)),
+            TakePeriod::Before { holder, next } => {
+                let by = if holder.is_empty() {
+                    String::new()
+                } else {
+                    format!(" by {holder}")
+                };
+                Ok(Err(self.conflict(&format!(
+                    "this {} of lock `{}` was taken{by}; the next one begins in {}",
+                    show_duration(length),
+                    self.args.lock,
+                    span(next)
+                ))))
+            }
+        }
+    }
+
+    async fn turn(&self) -> Result<Turn, lock::Error> {
+        let (name, lease) = (&self.args.lock, self.args.lease);
+        let deadline = Boottime::now() + self.args.wait;
+        let first = tokio::select! {
+            biased;
+            tried = self.locks.try_lock(name, lease, NoRetry) => tried?,
+            signal = self.ended() => return self.gone(signal).await,
+        };
+        let (holder, remaining) = match first {
+            TryLock::Taken(lock) => return Ok(Turn::Ours(lock)),
+            TryLock::Held { holder, remaining } => (holder, remaining),
+        };
+        if self.args.wait.is_zero() {
+            return Ok(Turn::Held { holder, remaining });
+        }
+        let line = WaitLine::new(self.args, &holder, remaining);
+        let left = deadline.since(Boottime::now());
+        let tried = tokio::select! {
+            biased;
+            tried = self.locks.lock(name, left, lease) => tried,
+            signal = self.ended() => {
+                drop(line);
+                return self.gone(signal).await;
+            }
+            () = line.draw() => return Ok(Turn::Held { holder, remaining }),
+        };
+        drop(line);
+        Ok(match tried? {
+            TryLock::Taken(lock) => Turn::Ours(lock),
+            TryLock::Held { holder, remaining } => Turn::Held { holder, remaining },
+        })
+    }
+
+    /// Waits for a signal that ends us, as long as there is no command that it could be meant for.
+    async fn ended(&self) -> i32 {
+        loop {
+            let caught = self.signals.next().await;
+            if caught.ends() {
+                return caught.number;
+            }
+            if matches!(caught.number, libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU) {
+                signals::stop_ourselves();
+            }
+        }
+    }
+
+    /// What a request that was broken off may have taken is given back in the background: lets that go first.
+    async fn gone(&self, signal: i32) -> Result<Turn, lock::Error> {
+        tokio::task::yield_now().await;
+        let _ = self.locks.holder(&self.args.lock).await;
+        Ok(Turn::Ended(signal))
+    }
+
+    /// Runs the command, and returns when its whole tree is gone.
+    async fn command(
+        &self,
+        lock: &Lock,
+        period: Option<&OwnPeriod>,
+    ) -> Result<(End, Running), Failure> {
+        let mut deadlines = lock.deadlines();
+        let (run_id, args) = (RunId::random(), self.args);
+        let legacy = LockLegacy {
+            store: self.store.clone(),
+            key: args.lock.clone(),
+            owner: lock.owner().to_owned(),
+        };
+        let mut env = vec![
+            ("SOLOIST_LOCK".to_owned(), args.lock.clone()),
+            (
+                "SOLOIST_FENCING_TOKEN".to_owned(),
+                lock.fencing_token().to_string(),
+            ),
+            (EXEC_ID.to_owned(), run_id.to_string()),
+        ];
+        if let Some(period) = period {
+            let at = Occurrence(period.begin_ms());
+            env.push(("SOLOIST_OCCURRENCE".to_owned(), at.to_string()));
+            env.push(("SOLOIST_OCCURRENCE_MS".to_owned(), at.0.to_string()));
+        }
+        let spec = Spec {
+            job: JobName::new(&args.lock),
+            run_id,
+            argv: args.command.clone(),
+            env,
+            working_dir: None,
+            user: None,
+            group: None,
+            timeout: None,
+            grace: self.lease.kill_budget / 2,
+            kill_budget: self.lease.kill_budget,
+            success_codes: vec![0],
+            deadline: deadlines.now(),
+            settle: serde_json::to_value(legacy)
+                .map_err(|e| Failure::internal("cannot write JSON", e))?,
+            settle_exe: None,
+            // A command that a shell could have started stays in the cgroup that it would have.
+            walk_only: true,
+            transparent: Some(Transparent {
+                ignored: self.ignored.clone(),
+            }),
+        };
+        let none = config::Output {
+            keep: 0,
+            log: false,
+        };
+        let mut running = Runner::new()
+            .map_err(|e| Failure::internal("cannot watch over processes", e))?
+            .start(spec, none)
+            .await
+            .map_err(|e| Failure::internal("nothing was started", e))?;
+        let_go_of_streams();
+        let (mut start, mut stops) = (running.watch(), running.watch());
+        let (mut lost, mut reached) = (false, false);
+        loop {
+            tokio::select! {
+                end = running.wait() => return Ok((end, running)),
+                started = start.started(), if !reached => reached = started.is_some(),
+                deadline = deadlines.next(), if !lost => {
+                    if deadline == Boottime(0) {
+                        // The guard has the same deadline and acts on it alone.
+                        lost = true;
+                        running.stop(Stop::LeaseLost, Some(self.lease.kill_budget / 2));
+                    } else {
+                        running.extend(deadline);
+                    }
+                }
+                caught = self.signals.next() => pass_on(&running, caught, reached),
+                signal = stops.stopped() => {
+                    // Whoever watches us must see that the command was stopped from the keyboard. One that an operator
+                    // stops keeps its lock.
+                    if matches!(signal, libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU) {
+                        signals::stop_ourselves();
+                    }
+                }
+            }
+        }
+    }
+
+    fn conflict(&self, what: &str) -> Exit {
+        let code = self.args.conflict_exit_code;
+        if code != Some(0) {
+            remark(what);
+        }
+        code.map_or(Exit::TryAgain, Exit::Command)
+    }
+
+    fn exit(&self, end: &End) -> Exit {
+        let name = &self.args.lock;
+        match end.cause {
+            Some(Cause::Deadline | Cause::Stopped(Stop::LeaseLost)) => {
+                remark(&match end.started {
+                    Some(_) => format!(
+                        "lock `{name}` was lost: it could not be renewed in time, or is another's; the command was ended"
+                    ),
+                    None => format!("lock `{name}` was lost before the command could be started"),
+                });
+                Exit::Command(LOCK_LOST)
+            }
+            Some(_) => {
+                remark(end.error.as_deref().unwrap_or("the command was ended"));
+                Exit::Internal
+            }
+            None if end.started.is_none() => {
+                remark(end.error.as_deref().unwrap_or("nothing was started"));
+                match end.errno {
+                    Some(libc::ENOENT | libc::ENOTDIR) => Exit::Command(NOT_FOUND),
+                    Some(_) => Exit::Command(NOT_EXECUTABLE),
+                    None => Exit::Internal,
+                }
+            }
+            None => match (end.signal, end.exit_code) {
+                (Some(signal), _) => by_signal(signal),
+                (None, code) => {
+                    Exit::Command(code.and_then(|c| u8::try_from(c).ok()).unwrap_or(u8::MAX))
+                }
+            },
+        }
+    }
+}
+
+fn by_signal(signal: i32) -> Exit {
+    Exit::Command(u8::try_from(128 + signal).unwrap_or(u8::MAX))
+}
+
+fn pass_on(running: &Running, caught: Caught, reached: bool) {
+    if caught.to_be_passed_on(reached) {
+        running.signal(caught.number);
+    }
+}
+
+async fn give_back(period: Option<OwnPeriod>) {
+    if let Some(period) = period
+        && let Err(e) = period.give_back().await
+    {
+        tracing::debug!(error = %e, "the period stays taken");
+    }
+}
+
+/// Only the command is to hold stdin and stdout: who reads or writes at the other end notices when it lets go of them.
+fn let_go_of_streams() {
+    let null = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/null");
+    if let Ok(null) = null {
+        let _ = rustix::stdio::dup2_stdin(&null);
+        let _ = rustix::stdio::dup2_stdout(&null);
+    }
+}
+
+fn span(d: Duration) -> String {
+    show::span(super::millis(d))
+}
+
+/// `web-1:4711 has it; its lease lasts 12 s, unless it renews it`
+fn held(holder: &str, remaining: Duration) -> String {
+    if remaining == Duration::MAX {
+        format!("{holder} has it, for ever")
+    } else {
+        format!(
+            "{holder} has it; its lease lasts {} unless renewed",
+            span(remaining)
+        )
+    }
+}
+
+/// Says who is waited for: one line, or on a terminal one that shows how the time goes by.
+struct WaitLine {
+    text: String,
+    most: String,
+    begun: Boottime,
+    terminal: bool,
+}
+
+impl WaitLine {
+    fn new(args: &Exec, holder: &str, remaining: Duration) -> Self {
+        let line = Self {
+            text: show::line(&format!(
+                "waiting for lock `{}`: {}",
+                args.lock,
+                held(holder, remaining)
+            )),
+            most: show_duration(args.wait),
+            begun: Boottime::now(),
+            terminal: io::stderr().is_terminal(),
+        };
+        if !line.terminal {
+            remark(&format!("{}; for {} at most", line.text, line.most));
+        }
+        line
+    }
+
+    /// Draws for ever.
+    async fn draw(&self) {
+        if !self.terminal {
+            std::future::pending::<()>().await;
+        }
+        for frame in FRAMES.into_iter().cycle() {
+            let waited = Boottime::now().since(self.begun).as_secs();
+            let _ = write!(
+                io::stderr(),
+                "\r\x1b[2K{frame} soloist: {} ({waited}s of {})",
+                self.text,
+                self.most
+            );
+            tokio::time::sleep(FRAME).await;
+        }
+    }
+}
+
+impl Drop for WaitLine {
+    fn drop(&mut self) {
+        if self.terminal {
+            let _ = write!(io::stderr(), "\r\x1b[2K");
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! What went wrong, and the exit code for it.
+
+use std::{
+    io::{self, Write},
+    path::PathBuf,
+    process::ExitCode,
+};
+
+use crate::{config::Report, store};
+
+/// How a command ended, as sysexits.h numbers it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exit {
+    Ok,
+    Usage,
+    StoreUnreachable,
+    Internal,
+    TryAgain,
+    Config,
+    /// As a job's command did.
+    Command(u8),
+}
+
+impl Exit {
+    pub fn code(self) -> u8 {
+        match self {
+            Self::Ok => 0,
+            Self::Usage => 64,
+            Self::StoreUnreachable => 69,
+            Self::Internal => 70,
+            Self::TryAgain => 75,
+            Self::Config => 78,
+            Self::Command(code) => code,
+        }
+    }
+}
+
+impl From<Exit> for ExitCode {
+    fn from(e: Exit) -> Self {
+        e.code().into()
+    }
+}
+
+#[derive(Debug)]
+pub enum Failure {
+    /// A name that does not exist, an argument that makes no sense.
+    Usage {
+        message: String,
+        hint: Option<String>,
+    },
+    /// All problems of the configuration.
+    Config(Report),
+    /// There is no configuration.
+    Missing {
+        message: String,
+        hint: String,
+    },
+    /// There is no store to ask.
+    Absent {
+        message: String,
+        hint: String,
+    },
+    /// With the path of the configuration that names the store.
+    Store(store::Error, PathBuf),
+    /// Not now.
+    TryAgain {
+        message: String,
+        hint: Option<String>,
+    },
+    /// Stdout cannot be written to.
+    Output(io::Error),
+    Internal(anyhow::Error),
+}
+
+impl From<anyhow::Error> for Failure {
+    fn from(e: anyhow::Error) -> Self {
+        match e.downcast::<Report>() {
+            Ok(report) => Self::Config(report),
+            Err(e) => Self::Internal(e),
+        }
+    }
+}
+
+impl Failure {
+    pub fn usage(message: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self::Usage {
+            message: message.into(),
+            hint: Some(hint.into()),
+        }
+    }
+
+    pub fn internal(
+        what: &'static str,
+        cause: impl std::error::Error + Send + Sync + 'static,
+    ) -> Self {
+        Self::Internal(anyhow::Error::new(cause).context(what))
+    }
+
+    pub fn exit(&self) -> Exit {
+        match self {
+            Self::Usage { .. } => Exit::Usage,
+            Self::Config(_) | Self::Missing { .. } => Exit::Config,
+            Self::Store(store::Error::Corrupt { .. }, _) => Exit::Internal,
+            Self::Store(..) | Self::Absent { .. } => Exit::StoreUnreachable,
+            Self::TryAgain { .. } => Exit::TryAgain,
+            // Whoever read our output has seen enough.
+            Self::Output(e) if e.kind() == io::ErrorKind::BrokenPipe => Exit::Ok,
+            Self::Output(_) => Exit::Internal,
+            Self::Internal(e) => match e.downcast_ref::<store::Error>() {
+                Some(store::Error::Corrupt { .. }) | None => Exit::Internal,
+                Some(_) => Exit::StoreUnreachable,
+            },
+        }
+    }
+
+    /// One chain, then one line of what to do; to stderr.
+    pub fn tell(&self, color: bool) -> Exit {
+        let (chain, hint) = match self {
+            Self::Config(report) => {
+                let _ = writeln!(io::stderr(), "{}", report.render(color));
+                return self.exit();
+            }
+            Self::Output(e) if e.kind() == io::ErrorKind::BrokenPipe => return self.exit(),
+            Self::Usage { message, hint } | Self::TryAgain { message, hint } => {
+                (message.clone(), hint.clone())
+            }
+            Self::Missing { message, hint } | Self::Absent { message, hint } => {
+                (message.clone(), Some(hint.clone()))
+            }
+            Self::Store(e, path) => (
+                e.to_string(),
+                Some(remedy(
+                    e,
+                    &format!("the store that {} names", path.display()),
+                )),
+            ),
+            Self::Output(e) => (format!("cannot write to stdout: {e}"), None),
+            Self::Internal(e) => (
+                format!("{e:#}"),
+                e.downcast_ref::<store::Error>()
+                    .map(|e| remedy(e, "the store")),
+            ),
+        };
+        let mut text = format!("soloist: {chain}\n");
+        if let Some(hint) = hint {
+            text.push_str(&format!("hint: {hint}\n"));
+        }
+        let _ = io::stderr().write_all(text.as_bytes());
+        self.exit()
+    }
+}
+
+/// What to do about it, in one line.
+fn remedy(e: &store::Error, store: &str) -> String {
+    match e {
+        store::Error::Unreachable { .. } => {
+            format!("see whether {store} is up and reachable from here")
+        }
+        store::Error::Refused { address, .. } if address.starts_with("sqlite:") => {
+            "see whether the file's directory is there, and whether this user may write to both"
+                .to_owned()
+        }
+        store::Error::Refused { reason, .. } if reason.contains("Parse error") => {
+            format!("see whether what answers as {store} is a Redis server")
+        }
+        store::Error::Refused { .. } => {
+            format!("see whether user name, password and permissions fit {store}")
+        }
+        store::Error::NotReplicated { .. } => {
+            format!("see whether the replicas of {store} are connected")
+        }
+        store::Error::Corrupt { .. } => {
+            format!("another program, or another version of soloist, wrote to {store}")
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! `history`: runs, newest first.
+
+use std::cmp::Reverse;
+
+use clap::Args;
+
+use super::{
+    Context, Exit, Failure, outcome,
+    show::{self, BOLD, Cell, PLAIN, relative, style_of, took},
+};
+use crate::{
+    logic::claim::State,
+    model::{JobName, Outcome},
+    store::HISTORY_KEPT,
+    view::RunView,
+};
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The store keeps the last 200 records of each job, for 30 days. Times are in UTC.
+
+Examples:
+  soloist history                                what the fleet did last
+  soloist history backup -n 3
+  soloist history --outcome missed --json")]
+pub struct History {
+    /// Only of this job
+    job: Option<String>,
+    /// How many
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 20, value_parser = show::lines)]
+    number: usize,
+    /// Only with this outcome: running, succeeded, failed, timed_out, cancelled, replaced, lease_lost, crashed,
+    /// unknown, skipped, missed
+    #[arg(long, value_name = "OUTCOME", value_parser = outcome)]
+    outcome: Option<Outcome>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+pub async fn history(ctx: &Context, args: &History) -> Result<Exit, Failure> {
+    let names: Vec<JobName> = match &args.job {
+        Some(name) => vec![ctx.known_job(name).await?.0],
+        None => ctx.config.jobs.keys().cloned().collect(),
+    };
+    let reply = ctx.ask(async || ctx.store.observe(&names).await).await?;
+    let states: Vec<(JobName, State)> = names
+        .into_iter()
+        .zip(reply.value)
+        .filter_map(|(name, state)| Some((name, state?)))
+        .collect();
+    let runs = collect(ctx, states, args.number, args.outcome).await?;
+    let now = reply.now_us / 1000;
+    ctx.out.say(&runs, || match args.outcome {
+        Some(outcome) if runs.is_empty() => format!("no runs with outcome {outcome}\n"),
+        _ => render(&runs, now, args.job.is_none()),
+    })?;
+    Ok(Exit::Ok)
+}
+
+/// The newest `n` of all these jobs. Jobs are read in the order of their newest occurrence, and no further than any of
+/// them may still add to the list: ten thousand jobs are not read for twenty lines.
+async fn collect(
+    ctx: &Context,
+    mut states: Vec<(JobName, State)>,
+    n: usize,
+    only: Option<Outcome>,
+) -> Result<Vec<RunView>, Failure> {
+    states.sort_by_key(|(_, st)| Reverse(st.newest));
+    let wanted = |r: &RunView| only.is_none_or(|o| r.outcome == o);
+    let mut runs: Vec<RunView> = vec![];
+    for (name, st) in &states {
+        if runs.len() >= n
+            && runs
+                .get(n.wrapping_sub(1))
+                .is_none_or(|r| r.occurrence.0 > st.newest)
+        {
+            break;
+        }
+        let held = st.open.iter().filter(|o| o.again.is_none());
+        runs.extend(held.map(|o| RunView::running(name, o)).filter(wanted));
+        if only != Some(Outcome::Running) {
+            let fetch = if only.is_some() { HISTORY_KEPT } else { n };
+            let ended = ctx
+                .ask(async || ctx.store.history(name, fetch).await)
+                .await?;
+            runs.extend(ended.into_iter().map(RunView::from).filter(wanted));
+        }
+        sort(&mut runs);
+        runs.truncate(n);
+    }
+    Ok(runs)
+}
+
+/// Newest occurrence first, of one occurrence the last attempt first.
+fn sort(runs: &mut [RunView]) {
+    runs.sort_by(|a, b| {
+        (b.occurrence, b.attempt)
+            .cmp(&(a.occurrence, a.attempt))
+            .then_with(|| a.job.cmp(&b.job))
+    });
+}
+
+pub fn render(runs: &[RunView], now: i64, with_job: bool) -> String {
+    if runs.is_empty() {
+        return "no runs yet\n".to_owned();
+    }
+    let mut t = show::Table::new(&[
+        "JOB",
+        "OCCURRENCE",
+        "WHEN",
+        "OUTCOME",
+        "EXIT",
+        ">TRY",
+        "TRIGGER",
+        "INSTANCE",
+        ">LATE",
+        ">TOOK",
+        "ERROR",
+    ]);
+    for r in runs {
+        let duration = match (r.outcome, r.started_at) {
+            (Outcome::Running, Some(t)) => format!("{} so far", took(now - t.0)),
+            _ => r.duration_ms.map_or(String::new(), took),
+        };
+        let outcome = if r.count > 1 {
+            format!("{} x{}", r.outcome, r.count)
+        } else {
+            r.outcome.to_string()
+        };
+        t.row([
+            Cell::new(BOLD, if with_job { r.job.as_str() } else { "" }),
+            show::instant(r.occurrence.0).into(),
+            relative(r.occurrence.0, now).into(),
+            Cell::new(style_of(r.outcome), outcome),
+            exit(r).into(),
+            if r.attempt == 0 {
+                "".into()
+            } else {
+                r.attempt.to_string().into()
+            },
+            r.trigger.as_str().into(),
+            r.instance.as_ref().map_or("", |i| i.as_str()).into(),
+            r.lateness_ms.map_or(String::new(), took).into(),
+            duration.into(),
+            Cell::new(PLAIN, r.error.clone().unwrap_or_default()),
+        ]);
+    }
+    t.render()
+}
+
+/// Exit code, or signal by name where it has one.
+pub fn exit(r: &RunView) -> String {
+    match (r.exit_code, r.signal) {
+        (_, Some(signal)) => match signal {
+            libc::SIGHUP => "SIGHUP".to_owned(),
+            libc::SIGINT => "SIGINT".to_owned(),
+            libc::SIGQUIT => "SIGQUIT".to_owned(),
+            libc::SIGABRT => "SIGABRT".to_owned(),
+            libc::SIGKILL => "SIGKILL".to_owned(),
+            libc::SIGSEGV => "SIGSEGV".to_owned(),
+            libc::SIGPIPE => "SIGPIPE".to_owned(),
+            libc::SIGTERM => "SIGTERM".to_owned(),
+            n => format!("signal {n}"),
+        },
+        (Some(code), None) => code.to_string(),
+        (None, None) => String::new(),
+    }
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+    use crate::{
+        model::{InstanceId, Trigger},
+        view::Time,
+    };
+
+    pub const NOW: i64 = 1_795_187_561_318; // 2026-11-20T15:12:41.318Z
+
+    pub fn run(at: i64, attempt: u32, outcome: Outcome) -> RunView {
+        let ran = attempt > 0;
+        RunView {
+            run_id: ran.then(crate::model::RunId::random),
+            job: JobName::new("draw"),
+            occurrence: Time(at),
+            trigger: Trigger::Schedule,
+            attempt,
+            fencing_token: None,
+            instance: Some(InstanceId::new("web-1")),
+            host: Some("web".into()),
+            started_at: ran.then_some(Time(at + 4)),
+            finished_at: ran.then_some(Time(at + 35)),
+            lateness_ms: ran.then_some(4),
+            duration_ms: ran.then_some(31),
+            outcome,
+            exit_code: (ran && outcome == Outcome::Succeeded).then_some(0),
+            signal: None,
+            output_tail: String::new(),
+            output_truncated: false,
+            error: None,
+            count: 1,
+        }
+    }
+
+    #[test]
+    fn the_newest_occurrence_and_of_it_the_last_attempt_comes_first() {
+        let mut runs = vec![
+            run(NOW - 5_000, 1, Outcome::Failed),
+            run(NOW - 9_000, 1, Outcome::Succeeded),
+            run(NOW - 5_000, 2, Outcome::Running),
+        ];
+        sort(&mut runs);
+        let order: Vec<_> = runs
+            .iter()
+            .map(|r| (r.occurrence.0 - NOW, r.attempt))
+            .collect();
+        assert_eq!(order, [(-5_000, 2), (-5_000, 1), (-9_000, 1)]);
+    }
+
+    #[test]
+    fn a_line_per_attempt_with_all_that_tells_why() {
+        let mut running = run(NOW - 2_318, 2, Outcome::Running);
+        running.duration_ms = None;
+        running.trigger = Trigger::Retry;
+        let mut killed = run(NOW - 62_318, 1, Outcome::TimedOut);
+        killed.signal = Some(libc::SIGKILL);
+        killed.error = Some("timed out after 5 s".into());
+        let mut missed = run(NOW - 122_318, 0, Outcome::Missed);
+        missed.count = 3;
+        missed.error = Some("overdue, and not caught up".into());
+        let done = run(NOW - 182_318, 1, Outcome::Succeeded);
+        let text = render(&[running, killed, missed, done], NOW, true);
+        let text = anstream::adapter::strip_str(&text).to_string();
+        assert_eq!(
+            text,
+            "JOB   OCCURRENCE            WHEN           OUTCOME    EXIT     TRY  TRIGGER   INSTANCE  LATE           TOOK  ERROR\n\
+             draw  2026-11-20T15:12:39Z  2 s ago        running               2  retry     web-1     4 ms  2.31 s so far\n\
+             draw  2026-11-20T15:11:39Z  1 min 2 s ago  timed_out  SIGKILL    1  schedule  web-1     4 ms          31 ms  timed out after 5 s\n\
+             draw  2026-11-20T15:10:39Z  2 min 2 s ago  missed x3                schedule  web-1                          overdue, and not caught up\n\
+             draw  2026-11-20T15:09:39Z  3 min 2 s ago  succeeded  0          1  schedule  web-1     4 ms          31 ms\n"
+        );
+        assert_eq!(render(&[], NOW, true), "no runs yet\n");
+    }
+}

@@ -1,0 +1,79 @@
+//! The program's own log: to stderr, or to the journal when stderr is the journal anyway.
+
+use std::io::{self, IsTerminal};
+
+use tracing_subscriber::{
+    Layer, filter::Targets, layer::SubscriberExt, registry, util::SubscriberInitExt,
+};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Format {
+    /// The journal when stderr is connected to it, else text.
+    Auto,
+    /// For people
+    Text,
+    /// One JSON object per line.
+    Json,
+    /// With fields, straight to systemd's journal.
+    Journald,
+}
+
+/// Of the daemon; the other commands say no more than warnings unless they are asked to.
+pub const DAEMON: &str = "info,tokio_cron_scheduler=warn,rustls=warn,redis=warn";
+pub const COMMAND: &str = "warn";
+
+/// Must be called once, before anything is logged.
+pub fn init(format: Format, filter: Targets) {
+    let journal = match format {
+        Format::Journald => true,
+        Format::Auto => stderr_is_journal(std::env::var("JOURNAL_STREAM").ok().as_deref()),
+        Format::Text | Format::Json => false,
+    };
+    if journal && let Ok(layer) = tracing_journald::layer() {
+        registry().with(layer.with_filter(filter)).init();
+        return;
+    }
+    if format == Format::Json {
+        let layer = tracing_subscriber::fmt::layer()
+            .json()
+            .flatten_event(true)
+            .with_writer(io::stderr);
+        registry().with(layer.with_filter(filter)).init();
+        return;
+    }
+    let layer = tracing_subscriber::fmt::layer()
+        .with_ansi(super::show::colours(io::stderr().is_terminal()))
+        .with_writer(io::stderr);
+    registry().with(layer.with_filter(filter)).init();
+}
+
+/// `journal_stream` is systemd's `device:inode` of the stream that it connected.
+fn stderr_is_journal(journal_stream: Option<&str>) -> bool {
+    let (Some(wanted), Ok(have)) = (journal_stream, rustix::fs::fstat(io::stderr())) else {
+        return false;
+    };
+    wanted == format!("{}:{}", have.st_dev, have.st_ino)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_journal_is_recognised_by_device_and_inode() {
+        let st = rustix::fs::fstat(io::stderr()).unwrap();
+        let ours = format!("{}:{}", st.st_dev, st.st_ino);
+        assert!(stderr_is_journal(Some(&ours)));
+        assert!(!stderr_is_journal(Some(&format!("{ours}0"))));
+        assert!(!stderr_is_journal(Some("")));
+        assert!(!stderr_is_journal(None));
+    }
+
+    #[test]
+    fn the_default_filters_are_understood() {
+        for filter in [DAEMON, COMMAND] {
+            let targets: Targets = filter.parse().unwrap();
+            assert!(targets.would_enable("soloist", &tracing::Level::WARN));
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! `logs`: the output of a run, from any host.
+
+use std::time::Duration;
+
+use clap::Args;
+use serde::Serialize;
+
+use super::{Context, Exit, Failure, remark};
+use crate::{
+    model::{JobName, RunId},
+    store::Output,
+};
+
+/// How often a running command's output is asked for.
+pub const POLL: Duration = Duration::from_millis(200);
+/// Every so many times it is also asked whether the run goes on: of a host that vanished no last output comes.
+const LOOK: u32 = 5;
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The last bytes of each run are kept, as many as `output.keep` of the job says, for 7 days.
+
+Examples:
+  soloist logs backup               of the run that is going on, or else of the last one
+  soloist logs backup -f            until it ends
+  soloist logs backup 019aa1c4-…    of this run; `soloist history backup --json` names runs")]
+pub struct Logs {
+    /// Name of the job
+    job: String,
+    /// Id of the run, or the beginning of it [default: the latest]
+    run: Option<String>,
+    /// Follow the output until the run ends
+    #[arg(short, long)]
+    follow: bool,
+    /// Print JSON: one object, or one per line with --follow
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Chunk<'a> {
+    job: &'a JobName,
+    run_id: RunId,
+    /// The first byte of `output` in all that the run wrote.
+    from: u64,
+    output: String,
+    /// Nothing more will come.
+    done: bool,
+}
+
+pub async fn logs(ctx: &Context, args: &Logs) -> Result<Exit, Failure> {
+    let (job, _) = ctx.known_job(&args.job).await?;
+    let run = match &args.run {
+        Some(text) => find(ctx, &job, text).await?,
+        None => latest(ctx, &job).await?,
+    };
+    let mut reader = Reader::new(job.clone(), run);
+    let mut show = |from: u64, data: &[u8], done: bool| {
+        if !ctx.out.json {
+            return ctx.out.bytes(data);
+        }
+        let chunk = Chunk {
+            job: &job,
+            run_id: run,
+            from,
+            output: String::from_utf8_lossy(data).into_owned(),
+            done,
+        };
+        if args.follow {
+            ctx.out.line(&chunk)
+        } else {
+            ctx.out.object(&chunk)
+        }
+    };
+    if args.follow {
+        while !reader.step(ctx, &mut show).await? {
+            tokio::time::sleep(POLL).await;
+        }
+        return Ok(Exit::Ok);
+    }
+    let output = ctx
+        .ask(async || ctx.store.output(&job, run, 0).await)
+        .await?;
+    let Some(o) = output else {
+        let running = is_running(ctx, &job, run).await?;
+        if running {
+            remark("nothing written yet; -f follows it");
+        } else {
+            remark("nothing was written, or it is not kept any more");
+        }
+        if ctx.out.json {
+            show(0, b"", !running)?;
+        }
+        return Ok(Exit::Ok);
+    };
+    if o.from > 0 {
+        remark(&format!("the first {} bytes are not kept", o.from));
+    }
+    show(o.from, &o.data, o.done)?;
+    Ok(Exit::Ok)
+}
+
+/// Reads the output of one run piece by piece.
+pub struct Reader {
+    job: JobName,
+    run: RunId,
+    /// The next byte.
+    at: u64,
+    polls: u32,
+}
+
+impl Reader {
+    pub fn new(job: JobName, run: RunId) -> Self {
+        Self {
+            job,
+            run,
+            at: 0,
+            polls: 0,
+        }
+    }
+
+    pub fn run(&self) -> RunId {
+        self.run
+    }
+
+    /// Shows what is new; true: the run has ended and all that there is was shown.
+    pub async fn step(
+        &mut self,
+        ctx: &Context,
+        show: &mut impl FnMut(u64, &[u8], bool) -> Result<(), Failure>,
+    ) -> Result<bool, Failure> {
+        self.polls += 1;
+        // Asked before the output, so that nothing can be written in between and be lost.
+        let ended =
+            self.polls.is_multiple_of(LOOK) && !is_running(ctx, &self.job, self.run).await?;
+        let output = ctx
+            .ask(async || ctx.store.output(&self.job, self.run, self.at).await)
+            .await?;
+        let Output { from, data, done } = output.unwrap_or_default();
+        let from = from.max(self.at);
+        if from > self.at {
+            remark(&format!("{} bytes are not kept", from - self.at));
+        }
+        self.at = from + data.len() as u64;
+        let over = done || ended;
+        if !data.is_empty() || over {
+            show(from, &data, over)?;
+        }
+        Ok(over)
+    }
+}
+
+async fn is_running(ctx: &Context, job: &JobName, run: RunId) -> Result<bool, Failure> {
+    let state = ctx.state(job).await?.value;
+    Ok(state.is_some_and(|st| st.held_by(run).is_some()))
+}
+
+async fn latest(ctx: &Context, job: &JobName) -> Result<RunId, Failure> {
+    let state = ctx.state(job).await?.value.unwrap_or_default();
+    let held = state.open.iter().filter(|o| o.again.is_none());
+    if let Some(open) = held.max_by_key(|o| o.occurrence.token(o.attempt)) {
+        return Ok(open.run);
+    }
+    if let Some(last) = state.last {
+        return Ok(last.run);
+    }
+    runs(ctx, job).await?.first().copied().ok_or_else(|| {
+        Failure::usage(
+            format!("`{job}` has not run yet"),
+            format!("`soloist next {job}` says when it will"),
+        )
+    })
+}
+
+/// Ids of the runs that are known, newest first.
+async fn runs(ctx: &Context, job: &JobName) -> Result<Vec<RunId>, Failure> {
+    let open = ctx.state(job).await?.value.unwrap_or_default().open;
+    let ended = ctx
+        .ask(async || ctx.store.history(job, crate::store::HISTORY_KEPT).await)
+        .await?;
+    let open = open.into_iter().map(|o| o.run);
+    let mut all: Vec<RunId> = vec![];
+    for run in open.chain(ended.into_iter().filter_map(|r| r.run_id)) {
+        if !all.contains(&run) {
+            all.push(run);
+        }
+    }
+    Ok(all)
+}
+
+async fn find(ctx: &Context, job: &JobName, text: &str) -> Result<RunId, Failure> {
+    let wanted = text.to_ascii_lowercase();
+    let fit: Vec<RunId> = runs(ctx, job)
+        .await?
+        .into_iter()
+        .filter(|r| r.to_string().starts_with(&wanted))
+        .collect();
+    match fit[..] {
+        [run] => Ok(run),
+        [] => Err(Failure::usage(
+            format!("no run `{text}` of `{job}` is known"),
+            format!("`soloist history {job} --json` names the runs"),
+        )),
+        _ => Err(Failure::usage(
+            format!("{} runs of `{job}` begin with `{text}`", fit.len()),
+            "write more of the id",
+        )),
+    }
+}

@@ -1,0 +1,422 @@
+//! `status`: the fleet at a glance.
+
+use std::collections::HashMap;
+
+use super::{
+    Context, Exit, Failure,
+    show::{self, BAD, BOLD, BUSY, Cell, DIM, PLAIN, WARN, count, relative, span, took},
+};
+use crate::{
+    model::JobName,
+    view::{self, InstanceView, JobView, StatusView},
+};
+
+pub async fn status(ctx: &Context) -> Result<Exit, Failure> {
+    let fleet = ctx.ask(async || ctx.store.heartbeat(None).await).await?;
+    let names: Vec<JobName> = ctx.config.jobs.keys().cloned().collect();
+    let states = ctx.ask(async || ctx.store.observe(&names).await).await?;
+    let by_name: HashMap<_, _> = names
+        .into_iter()
+        .zip(states.value)
+        .filter_map(|(name, state)| Some((name, state?)))
+        .collect();
+    let status = view::status(
+        &ctx.config,
+        ctx.store.address(),
+        &fleet.value,
+        &by_name,
+        states.now_us / 1000,
+        &states.inc,
+    );
+    ctx.out.say(&status, || render(&status))?;
+    Ok(Exit::Ok)
+}
+
+fn render(s: &StatusView) -> String {
+    let now = s.now.0;
+    let live = s.instances.iter().filter(|i| !i.silent).count();
+    let mut text = format!(
+        "{} on {}, namespace {}, {}\n",
+        count(live, "live instance"),
+        show::line(&s.store),
+        s.namespace,
+        count(s.jobs.len(), "job")
+    );
+    if !s.epoch.open {
+        let wait = match s.epoch.wait_ms {
+            Some(ms) if ms > 0 => {
+                format!("nothing is granted for {}", span(ms.saturating_add(999)))
+            }
+            Some(_) => "nothing is granted until an instance has watched it long enough".to_owned(),
+            None => "nothing is granted until an instance is up".to_owned(),
+        };
+        let warning = format!(
+            "the store started, lost or changed its state {}: {wait}",
+            relative(s.epoch.since.0, now)
+        );
+        text.push_str(&format!("{}\n", show::paint(WARN, &warning)));
+    }
+    text.push('\n');
+    if s.instances.is_empty() {
+        text.push_str("no instance is up: `soloist run` starts one\n");
+    } else {
+        text.push_str(&instances(s, now));
+    }
+    if !s.jobs.is_empty() {
+        text.push('\n');
+        text.push_str(&jobs(s, now));
+    }
+    text
+}
+
+fn instances(s: &StatusView, now: i64) -> String {
+    let mut t = show::Table::new(&[
+        "INSTANCE", "HOST", "SEEN", ">CLOCK", "CONFIG", ">JOBS", ">RUNNING", "NOTE",
+    ]);
+    for i in &s.instances {
+        t.row([
+            Cell::new(BOLD, i.instance.as_str()),
+            i.host.as_str().into(),
+            Cell::new(
+                if i.silent { BAD } else { PLAIN },
+                relative(i.last_seen.0, now),
+            ),
+            Cell::new(if i.clock_warning { BAD } else { PLAIN }, offset(i)),
+            Cell::new(
+                if i.config_differs { WARN } else { DIM },
+                format!(
+                    "{}{}",
+                    i.config.chars().take(8).collect::<String>(),
+                    if i.config_differs { " differs" } else { "" }
+                ),
+            ),
+            i.jobs.to_string().into(),
+            // What a silent one ran was ended by its guards, or nobody knows.
+            if i.silent {
+                "?".into()
+            } else {
+                i.running.len().to_string().into()
+            },
+            Cell::new(WARN, instance_note(i)),
+        ]);
+    }
+    t.render()
+}
+
+/// `+3 ms`, `-1.2 s !`
+fn offset(i: &InstanceView) -> String {
+    let ms = i.clock_offset_ms;
+    let text = if ms.abs() < 1000.0 {
+        // Never `-0`.
+        format!("{:+} ms", ms.round() as i64)
+    } else {
+        format!("{:+.1} s", ms / 1000.0)
+    };
+    if i.clock_warning {
+        format!("{text} !")
+    } else {
+        text
+    }
+}
+
+fn instance_note(i: &InstanceView) -> String {
+    let mut notes = vec![];
+    if i.silent {
+        notes.push("not heard of");
+    }
+    if i.draining {
+        notes.push("draining");
+    }
+    if i.clock_warning {
+        notes.push("clock is wrong");
+    }
+    notes.join(", ")
+}
+
+fn jobs(s: &StatusView, now: i64) -> String {
+    let mut t = show::Table::new(&[
+        "JOB",
+        "SCHEDULE",
+        "LAST",
+        "ENDED",
+        ">BUSY",
+        "RUNNING ON",
+        "NEXT",
+        "NOTE",
+    ]);
+    for j in &s.jobs {
+        let (outcome, ended, lasted) = match &j.last {
+            Some(l) => (
+                Cell::new(show::style_of(l.outcome), l.outcome.as_str()),
+                relative(l.finished_at.0, now),
+                took(l.duration_ms),
+            ),
+            None => (Cell::new(DIM, "-"), String::new(), String::new()),
+        };
+        t.row([
+            Cell::new(BOLD, j.job.as_str()),
+            if j.schedule.is_empty() {
+                Cell::new(DIM, "manual")
+            } else {
+                j.schedule.join(" | ").into()
+            },
+            outcome,
+            ended.into(),
+            lasted.into(),
+            Cell::new(BUSY, running(j, now)),
+            next(j, now),
+            Cell::new(WARN, job_note(j, now)),
+        ]);
+    }
+    t.render()
+}
+
+/// `web-1 for 3 s`
+fn running(j: &JobView, now: i64) -> String {
+    let runs: Vec<String> = j
+        .running
+        .iter()
+        .map(|r| {
+            let on = r.instance.as_ref().map_or("?", |i| i.as_str());
+            let since = r.started_at.map_or(0, |t| now - t.0);
+            format!("{on} for {}", took(since))
+        })
+        .collect();
+    runs.join(", ")
+}
+
+fn next(j: &JobView, now: i64) -> Cell {
+    match j.next {
+        Some(t) => relative(t.0, now).into(),
+        None if !j.enabled => Cell::new(DIM, "disabled"),
+        None if j.schedule.is_empty() => Cell::new(DIM, "when triggered"),
+        None => Cell::new(DIM, "never again"),
+    }
+}
+
+fn job_note(j: &JobView, now: i64) -> String {
+    let mut notes = vec![];
+    if let Some(p) = &j.paused {
+        let until = p.until.map_or("until resumed".to_owned(), |t| {
+            format!("until {} ({})", show::instant(t.0), relative(t.0, now))
+        });
+        notes.push(match &p.reason {
+            Some(reason) => format!("paused {until}: {reason}"),
+            None => format!("paused {until}"),
+        });
+    }
+    if j.skip > 0 {
+        notes.push(format!("skips the next {}", j.skip));
+    }
+    for a in &j.awaited {
+        notes.push(format!(
+            "attempt {} ({}) {}",
+            a.attempt,
+            a.trigger.as_str(),
+            if a.at.0 <= now {
+                "is due".to_owned()
+            } else {
+                relative(a.at.0, now)
+            }
+        ));
+    }
+    if j.triggers > 0 {
+        notes.push(format!("{} waiting", count(j.triggers, "trigger")));
+    }
+    if j.newest_not_run
+        && let Some(t) = j.newest
+    {
+        notes.push(format!(
+            "not run {}, see `soloist why {}`",
+            relative(t.0, now),
+            j.job
+        ));
+    }
+    if j.lapsed {
+        notes.push("its lease is not renewed any more".to_owned());
+    }
+    if j.quarantined {
+        notes.push("waits: the store lost or changed its state".to_owned());
+    } else if !j.known && j.enabled {
+        notes.push("no instance has it yet".to_owned());
+    }
+    if j.other_definition {
+        notes.push("the fleet has another definition".to_owned());
+    }
+    notes.join("; ")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeMap, path::Path, time::Duration};
+
+    use super::*;
+    use crate::{
+        logic::claim::{Again, Last, Open, Pause, State},
+        model::{InstanceId, Occurrence, Outcome, RunId, Trigger},
+        store::{Fleet, Info},
+    };
+
+    const NOW: i64 = 1_795_187_561_318; // 2026-11-20T15:12:41.318Z
+
+    fn info(seen: i64, config: &str, offset: f64) -> Info {
+        Info {
+            seen,
+            host: "web".into(),
+            pid: 1,
+            version: "0.1.0".into(),
+            config: config.into(),
+            clock_offset_ms: offset,
+            started_at: 0,
+            running: vec![(JobName::new("draw"), Occurrence(NOW))],
+            draining: false,
+            jobs: 4,
+        }
+    }
+
+    fn open(def: &str, renewed_at: i64) -> Open {
+        Open {
+            occurrence: Occurrence(NOW - 3_318),
+            attempt: 1,
+            trigger: Trigger::Schedule,
+            key: None,
+            run: RunId::random(),
+            instance: InstanceId::new("web-1"),
+            host: "web".into(),
+            seq: 1,
+            lease: 15_000,
+            def: def.into(),
+            inc: "i".into(),
+            granted_at: NOW - 3_300,
+            renewed_at,
+            stop: None,
+            again: None,
+        }
+    }
+
+    #[test]
+    fn status_shows_instances_and_jobs_and_what_is_odd_about_them() {
+        let config = crate::config::parse(
+            "[jobs.draw]\nschedule = '0 12 * * *'\ncommand = 'x'\n\
+             [jobs.fresh]\nschedule = '@hourly'\ncommand = 'x'\n\
+             [jobs.manual]\nschedule = []\ncommand = 'x'\n\
+             [jobs.retried]\nschedule = '@hourly'\ncommand = 'x'\nretry = { attempts = 1 }\n",
+            Path::new("jobs.toml"),
+            &|_| None,
+        )
+        .unwrap();
+        let def = |name: &str| config.jobs[&JobName::new(name)].digest.clone();
+        let draw = State {
+            inc: "i".into(),
+            def: "other".into(),
+            newest: NOW - 3_318,
+            open: vec![open(&def("draw"), NOW - 100)],
+            last: Some(Last {
+                occurrence: Occurrence(NOW - 86_400_000),
+                attempt: 1,
+                run: RunId::random(),
+                instance: InstanceId::new("web-1"),
+                outcome: Outcome::Succeeded,
+                from: NOW - 86_400_000,
+                to: NOW - 86_399_969,
+            }),
+            pause: Some(Pause {
+                until: Some(NOW + 7_200_000),
+                reason: Some("move".into()),
+                at: NOW - 1,
+            }),
+            skip: 2,
+            ..State::default()
+        };
+        let mut again = open(&def("retried"), NOW - 20_000);
+        again.again = Some(Again {
+            at: NOW + 3_000,
+            trigger: Trigger::Retry,
+        });
+        let retried = State {
+            inc: "lost".into(),
+            def: def("retried"),
+            open: vec![again],
+            ..State::default()
+        };
+        let states = HashMap::from([
+            (JobName::new("draw"), draw),
+            (JobName::new("retried"), retried),
+        ]);
+        let fleet = Fleet {
+            born: NOW - 5_000,
+            quarantine: Duration::from_secs(17),
+            open: false,
+            instances: BTreeMap::from([
+                (
+                    InstanceId::new("web-1"),
+                    info(NOW - 1_000, "aaaaaaaabbbb", 3.4),
+                ),
+                (
+                    InstanceId::new("web-2"),
+                    info(NOW - 200, "aaaaaaaabbbb", -0.2),
+                ),
+                (
+                    InstanceId::new("web-3"),
+                    info(NOW - 60_000, "cccccccc", -1234.0),
+                ),
+            ]),
+            drains: vec![InstanceId::new("web-2")],
+        };
+        let view = view::status(&config, "redis:6379/0", &fleet, &states, NOW, "i");
+        let text = anstream::adapter::strip_str(&render(&view)).to_string();
+        assert_eq!(
+            text,
+            "2 live instances on redis:6379/0, namespace soloist, 4 jobs\n\
+             the store started, lost or changed its state 5 s ago: nothing is granted for 12 s\n\
+             \n\
+             INSTANCE  HOST  SEEN          CLOCK  CONFIG            JOBS  RUNNING  NOTE\n\
+             web-1     web   1 s ago       +3 ms  aaaaaaaa             4        1\n\
+             web-2     web   now           +0 ms  aaaaaaaa             4        1  draining\n\
+             web-3     web   1 min ago  -1.2 s !  cccccccc differs     4        ?  not heard of, clock is wrong\n\
+             \n\
+             JOB      SCHEDULE    LAST       ENDED             BUSY  RUNNING ON        NEXT            NOTE\n\
+             draw     0 12 * * *  succeeded  23 h 59 min ago  31 ms  web-1 for 3.30 s  in 20 h 47 min  \
+             paused until 2026-11-20T17:12:41.318Z (in 2 h): move; skips the next 2; the fleet has another definition\n\
+             fresh    @hourly     -                                                    in 47 min 18 s  \
+             no instance has it yet\n\
+             manual   manual      -                                                    when triggered  \
+             no instance has it yet\n\
+             retried  @hourly     -                                                    in 47 min 18 s  \
+             attempt 2 (retry) in 3 s; waits: the store lost or changed its state\n"
+        );
+    }
+
+    #[test]
+    fn the_configuration_that_most_live_instances_have_is_the_common_one() {
+        let config = crate::config::parse("", Path::new("jobs.toml"), &|_| None).unwrap();
+        let odd = |instances: &[(&str, i64, &str)]| -> Vec<String> {
+            let fleet = Fleet {
+                born: 0,
+                quarantine: Duration::ZERO,
+                open: true,
+                instances: instances
+                    .iter()
+                    .map(|(id, seen, digest)| (InstanceId::new(id), info(*seen, digest, 0.0)))
+                    .collect(),
+                drains: vec![],
+            };
+            view::status(&config, "", &fleet, &HashMap::new(), NOW, "i")
+                .instances
+                .iter()
+                .filter(|i| i.config_differs)
+                .map(|i| i.instance.to_string())
+                .collect()
+        };
+        let ours = config.digest.clone();
+        assert_eq!(
+            odd(&[("a", NOW, "x"), ("b", NOW, "y"), ("c", NOW, "y")]),
+            ["a"]
+        );
+        assert_eq!(
+            odd(&[("a", NOW, "x"), ("b", 0, "y"), ("c", 0, "y")]),
+            ["b", "c"]
+        );
+        assert_eq!(odd(&[("a", NOW, "x"), ("b", NOW, &ours)]), ["a"]);
+    }
+}

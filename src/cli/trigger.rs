@@ -1,0 +1,454 @@
+//! `trigger`: one extra run now, and how to wait for it.
+
+use clap::Args;
+use serde::Serialize;
+
+use super::{
+    Context, Exit, Failure,
+    act::absent,
+    history::exit,
+    logs::{POLL, Reader},
+    millis, remark, show,
+};
+use crate::{
+    config::Job,
+    logic::claim::{Control, Controlled, State},
+    model::{JobName, Occurrence, Outcome, RunId},
+    view::{self, RunView, Time},
+};
+
+/// Exit code for a run whose lease was lost.
+const LEASE_LOST: u8 = 79;
+/// Exit code for a run whose command could not be started, as the shell has it.
+const NOT_STARTED: u8 = 126;
+/// What nobody was there to take is given up on so long after its `start_within`, in milliseconds.
+const PATIENCE: i64 = 5_000;
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Exit codes with --wait:
+  the command's own; 128+N when signal N ended it
+  126 when it could not be executed
+  79  when its lease was lost, or the instance that ran it
+  75  when nobody could start it
+  69  when the store is gone
+Ctrl-C ends the waiting, not the run.
+
+Examples:
+  soloist trigger backup
+  soloist trigger backup --wait              prints its output, exits as it does
+  soloist trigger report --key 2026-11       once, however often this is called")]
+pub struct Trigger {
+    /// Name of the job
+    job: String,
+    /// The same key twice is one run [default: a new one]
+    #[arg(long, value_name = "K", value_parser = key)]
+    key: Option<String>,
+    /// Follow the run and exit as its command did
+    #[arg(long)]
+    wait: bool,
+    /// Print JSON; with --wait, the run's record when it has ended
+    #[arg(long)]
+    pub json: bool,
+}
+
+fn key(text: &str) -> Result<String, String> {
+    if text.is_empty() || text.len() > 200 || text.chars().any(char::is_control) {
+        return Err("use 1 to 200 bytes, without control characters".to_owned());
+    }
+    Ok(text.to_owned())
+}
+
+#[derive(Debug, Serialize)]
+struct Answer<'a> {
+    job: &'a JobName,
+    key: &'a str,
+    /// False: this key was used before.
+    new: bool,
+    /// Null until an instance has taken it.
+    occurrence: Option<Time>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    run: Option<RunView>,
+}
+
+pub async fn trigger(ctx: &Context, args: &Trigger) -> Result<Exit, Failure> {
+    let job = ctx.job(&args.job)?;
+    let key = args
+        .key
+        .clone()
+        .unwrap_or_else(|| RunId::random().to_string());
+    let what = Control::Trigger { key: key.clone() };
+    // Before the request, so that the hint of its end cannot come too early.
+    let mut events = ctx.store.events();
+    let reply = ctx
+        .ask(async || ctx.store.control(&job.name, &what).await)
+        .await?;
+    let mut answer = Answer {
+        job: &job.name,
+        key: &key,
+        // A request that had to be repeated finds its own key.
+        new: reply.value == Controlled::Done || args.key.is_none(),
+        occurrence: None,
+        run: None,
+    };
+    match reply.value {
+        Controlled::Absent => return Err(absent(&job.name)),
+        Controlled::Triggered(at) => answer.occurrence = Some(at.into()),
+        _ => {}
+    }
+    if !args.wait {
+        let fleet = ctx.ask(async || ctx.store.heartbeat(None).await).await?;
+        let now = fleet.now_us / 1000;
+        ctx.out.say(&answer, || {
+            let live = fleet
+                .value
+                .instances
+                .values()
+                .filter(|i| !view::silent(i, now))
+                .count();
+            requested(&answer, live)
+        })?;
+        return Ok(Exit::Ok);
+    }
+    let mut wait = Wait {
+        ctx,
+        job,
+        key: &key,
+        since: reply.now_us / 1000,
+        occurrence: answer.occurrence.map(|t| Occurrence(t.0)),
+        following: None,
+        told: false,
+        awaited: 0,
+    };
+    loop {
+        if let Some(run) = wait.step().await? {
+            let code = code(&run);
+            if ctx.out.json {
+                answer.occurrence = Some(run.occurrence);
+                answer.run = Some(run);
+                ctx.out.object(&answer)?;
+            } else if run.outcome != Outcome::Succeeded {
+                remark(&ended(&run));
+            }
+            return Ok(Exit::Command(code));
+        }
+        // An event only makes the next look come sooner.
+        let _ = tokio::time::timeout(POLL, async {
+            while let Ok(e) = events.recv().await {
+                if e.job() == Some(&job.name) {
+                    break;
+                }
+            }
+            // The channel lagged or closed: wait the time out.
+            tokio::time::sleep(POLL / 4).await;
+        })
+        .await;
+    }
+}
+
+fn requested(a: &Answer, live: usize) -> String {
+    let job = a.job;
+    if let Some(at) = a.occurrence {
+        return format!(
+            "key `{}` of `{job}` was used before, for {}: not run again\n",
+            a.key,
+            show::instant(at.0)
+        );
+    }
+    let who = match live {
+        0 => "no instance is up to take it".to_owned(),
+        1 => "the one live instance takes it".to_owned(),
+        n => format!("one of {n} live instances takes it"),
+    };
+    if a.new {
+        format!("`{job}` is triggered with key `{}`; {who}\n", a.key)
+    } else {
+        format!(
+            "`{job}` was triggered with key `{}` before and waits; {who}\n",
+            a.key
+        )
+    }
+}
+
+/// Follows one trigger: from the request to the end of its last attempt.
+struct Wait<'a> {
+    ctx: &'a Context,
+    job: &'a Job,
+    key: &'a str,
+    /// When it was asked for.
+    since: i64,
+    occurrence: Option<Occurrence>,
+    following: Option<Reader>,
+    told: bool,
+    /// The newest attempt whose successor was announced.
+    awaited: u32,
+}
+
+impl Wait<'_> {
+    /// Some: it is over, and this is its last record.
+    async fn step(&mut self) -> Result<Option<RunView>, Failure> {
+        let reply = self.ctx.state(&self.job.name).await?;
+        let now = reply.now_us / 1000;
+        let Some(st) = reply.value else {
+            // The store lost its data. An instance that runs it puts it back; a request alone is gone.
+            if now - self.since > self.start_within() {
+                return Err(lost(&self.job.name));
+            }
+            return Ok(None);
+        };
+        if self.occurrence.is_none() {
+            self.occurrence = taken(&st, self.key);
+        }
+        let Some(at) = self.occurrence else {
+            self.pending(&st, now).await?;
+            return Ok(None);
+        };
+        let open = st.open.iter().find(|o| o.occurrence == at);
+        if let Some(o) = open {
+            // Between two attempts it still names the run before.
+            if self.following.as_ref().is_none_or(|r| r.run() != o.run) {
+                self.finish_output().await?;
+                self.following = Some(Reader::new(self.job.name.clone(), o.run));
+                if o.again.is_none() {
+                    remark(&format!(
+                        "{} runs on {}, attempt {}, run {}",
+                        self.job.name, o.instance, o.attempt, o.run
+                    ));
+                }
+            }
+            if let Some(again) = o.again
+                && self.awaited < o.attempt
+            {
+                self.awaited = o.attempt;
+                remark(&format!(
+                    "attempt {} of {} on {} has ended; the next one ({}) is due {}",
+                    o.attempt,
+                    self.job.name,
+                    o.instance,
+                    again.trigger.as_str(),
+                    show::relative(again.at, now)
+                ));
+            }
+        }
+        if open.is_some() {
+            if let Some(reader) = &mut self.following {
+                reader.step(self.ctx, &mut print(self.ctx)).await?;
+            }
+            return Ok(None);
+        }
+        let history = self
+            .ctx
+            .ask(async || {
+                self.ctx
+                    .store
+                    .history(&self.job.name, crate::store::HISTORY_KEPT)
+                    .await
+            })
+            .await?;
+        let last = history
+            .into_iter()
+            .filter(|r| r.occurrence == at)
+            .max_by_key(|r| r.attempt);
+        let Some(last) = last else {
+            return Err(Failure::TryAgain {
+                message: format!(
+                    "`{}` of {} is over, and its record is not kept any more",
+                    self.job.name,
+                    show::instant(at.0)
+                ),
+                hint: None,
+            });
+        };
+        // It was too quick to be seen running, or ended before we asked.
+        if let Some(run) = last.run_id
+            && self.following.as_ref().is_none_or(|r| r.run() != run)
+        {
+            self.finish_output().await?;
+            self.following = Some(Reader::new(self.job.name.clone(), run));
+        }
+        self.finish_output().await?;
+        Ok(Some(last.into()))
+    }
+
+    fn start_within(&self) -> i64 {
+        millis(self.job.start_within).saturating_add(PATIENCE)
+    }
+
+    /// Shows what is left of the output of the attempt that was followed.
+    async fn finish_output(&mut self) -> Result<(), Failure> {
+        if let Some(reader) = &mut self.following {
+            reader.step(self.ctx, &mut print(self.ctx)).await?;
+        }
+        Ok(())
+    }
+
+    /// Nobody has taken it yet.
+    async fn pending(&mut self, st: &State, now: i64) -> Result<(), Failure> {
+        if !st.triggers.iter().any(|t| t.key == self.key) {
+            return Err(lost(&self.job.name));
+        }
+        let overdue = now - self.since > self.start_within();
+        if self.told && !overdue {
+            return Ok(());
+        }
+        let fleet = self
+            .ctx
+            .ask(async || self.ctx.store.heartbeat(None).await)
+            .await?
+            .value;
+        if fleet.instances.values().any(|i| !view::silent(i, now)) {
+            return Ok(());
+        }
+        if overdue {
+            return Err(Failure::TryAgain {
+                message: format!(
+                    "nobody took `{}` within {}: no instance is up",
+                    self.job.name,
+                    show::span(now - self.since)
+                ),
+                hint: Some("start one with `soloist run`, or see `soloist status`".to_owned()),
+            });
+        }
+        remark("no instance is up, waiting for one");
+        self.told = true;
+        Ok(())
+    }
+}
+
+/// The occurrence that a key was decided as.
+fn taken(st: &State, key: &str) -> Option<Occurrence> {
+    let decided = st.triggered.iter().find(|t| t.key == key);
+    decided.map(|t| t.occurrence).or_else(|| {
+        let open = st.open.iter().find(|o| o.key.as_deref() == Some(key));
+        open.map(|o| o.occurrence)
+    })
+}
+
+fn lost(job: &JobName) -> Failure {
+    Failure::TryAgain {
+        message: format!("the store lost the trigger of `{job}`, nobody had taken it"),
+        hint: Some("trigger it again".to_owned()),
+    }
+}
+
+fn print(ctx: &Context) -> impl FnMut(u64, &[u8], bool) -> Result<(), Failure> {
+    |_, data, _| {
+        if ctx.out.json || data.is_empty() {
+            return Ok(());
+        }
+        match ctx.out.bytes(data) {
+            // Whoever read the output has seen enough; the exit code is still to come.
+            Err(Failure::Output(e)) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+            other => other,
+        }
+    }
+}
+
+/// The exit code that stands for a run.
+fn code(r: &RunView) -> u8 {
+    let own = || match (r.exit_code, r.signal) {
+        (_, Some(signal)) => Some(u8::try_from(128 + signal).unwrap_or(u8::MAX)),
+        (Some(code), None) => Some(u8::try_from(code).unwrap_or(u8::MAX)),
+        (None, None) => None,
+    };
+    let terminated = (128 + libc::SIGTERM) as u8;
+    match r.outcome {
+        Outcome::Succeeded => own().unwrap_or(0),
+        Outcome::Failed => own().unwrap_or(NOT_STARTED),
+        Outcome::TimedOut | Outcome::Cancelled | Outcome::Replaced => own().unwrap_or(terminated),
+        Outcome::LeaseLost | Outcome::Crashed | Outcome::Unknown => LEASE_LOST,
+        Outcome::Skipped | Outcome::Missed | Outcome::Running => Exit::TryAgain.code(),
+    }
+}
+
+/// `draw on web-1: failed (exit 3) after 31 ms`
+fn ended(r: &RunView) -> String {
+    let mut text = r.job.to_string();
+    if let Some(i) = r.instance.as_ref().filter(|_| r.attempt > 0) {
+        text.push_str(&format!(" on {i}"));
+    }
+    text.push_str(&format!(": {}", r.outcome));
+    match exit(r) {
+        how if how.is_empty() => {}
+        how if r.signal.is_some() => text.push_str(&format!(" ({how})")),
+        how => text.push_str(&format!(" (exit {how})")),
+    }
+    if let Some(ms) = r.duration_ms {
+        text.push_str(&format!(" after {}", show::took(ms)));
+    }
+    if let Some(e) = &r.error {
+        text.push_str(&format!(": {e}"));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::history::tests::run, *};
+
+    #[test]
+    fn the_exit_code_is_the_commands_own_or_says_why_there_is_none() {
+        use Outcome::*;
+        for (outcome, exit, signal, want) in [
+            (Succeeded, Some(0), None, 0),
+            (Succeeded, Some(3), None, 3), // in success_codes
+            (Failed, Some(3), None, 3),
+            (Failed, None, Some(libc::SIGSEGV), 139),
+            (Failed, None, None, 126),
+            (TimedOut, None, Some(libc::SIGKILL), 137),
+            (TimedOut, Some(4), None, 4),
+            (Cancelled, None, None, 143),
+            (Replaced, None, Some(libc::SIGTERM), 143),
+            (LeaseLost, None, Some(libc::SIGKILL), 79),
+            (Crashed, None, Some(libc::SIGKILL), 79),
+            (Unknown, None, None, 79),
+            (Missed, None, None, 75),
+            (Skipped, None, None, 75),
+        ] {
+            let mut r = run(0, 1, outcome);
+            (r.exit_code, r.signal) = (exit, signal);
+            assert_eq!(code(&r), want, "{outcome} {exit:?} {signal:?}");
+        }
+    }
+
+    #[test]
+    fn the_end_is_told_in_one_line() {
+        let mut r = run(0, 1, Outcome::Failed);
+        r.exit_code = Some(3);
+        assert_eq!(ended(&r), "draw on web-1: failed (exit 3) after 31 ms");
+        r.signal = Some(libc::SIGTERM);
+        assert_eq!(ended(&r), "draw on web-1: failed (SIGTERM) after 31 ms");
+        let mut r = run(0, 0, Outcome::Missed);
+        r.error = Some("nobody could start it within start_within".into());
+        assert_eq!(
+            ended(&r),
+            "draw: missed: nobody could start it within start_within"
+        );
+    }
+
+    #[test]
+    fn a_trigger_says_who_takes_it() {
+        let job = JobName::new("draw");
+        let mut a = Answer {
+            job: &job,
+            key: "k",
+            new: true,
+            occurrence: None,
+            run: None,
+        };
+        assert_eq!(
+            requested(&a, 3),
+            "`draw` is triggered with key `k`; one of 3 live instances takes it\n"
+        );
+        a.new = false;
+        assert_eq!(
+            requested(&a, 0),
+            "`draw` was triggered with key `k` before and waits; no instance is up to take it\n"
+        );
+        a.occurrence = Some(Time(1_795_233_600_000));
+        assert_eq!(
+            requested(&a, 1),
+            "key `k` of `draw` was used before, for 2026-11-21T04:00:00Z: not run again\n"
+        );
+    }
+}

@@ -1,0 +1,708 @@
+//! `why`: what became of one occurrence, and what each instance decided about it.
+
+use std::collections::BTreeMap;
+
+use clap::Args;
+use serde::Serialize;
+
+use super::{
+    Context, Exit, Failure, history, instant,
+    show::{self, BOLD, Cell, DIM, PLAIN, WARN, count, relative, took},
+};
+use crate::{
+    config::Job,
+    logic::{
+        claim::{Overlap, State},
+        schedule::{Schedule, next_of},
+    },
+    model::{InstanceId, JobName, Occurrence, Outcome},
+    store::{Decision, Fleet, HISTORY_KEPT},
+    view::{self, RunView, Time},
+};
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Decisions are kept for 3 days, records of runs for 30.
+
+Examples:
+  soloist why backup                          the latest planned occurrence
+  soloist why backup 2026-11-20T03:00:00Z     this one; Unix milliseconds do as well")]
+pub struct Why {
+    /// Name of the job
+    job: String,
+    /// RFC 3339 or Unix milliseconds [default: the latest planned]
+    #[arg(value_parser = instant)]
+    occurrence: Option<i64>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, PartialEq, Serialize)]
+struct WhyView {
+    job: JobName,
+    occurrence: Time,
+    local: Option<String>,
+    /// The schedule of this configuration has it.
+    planned: bool,
+    /// What became of it, in words.
+    verdict: String,
+    runs: Vec<RunView>,
+    decisions: Vec<DecisionView>,
+    /// Live instances without a decision, and why that may be.
+    silent: Vec<SilentView>,
+    /// The occurrences before and after, when it is none itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    before: Option<Time>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    after: Option<Time>,
+}
+
+#[derive(Debug, PartialEq, Serialize)]
+struct DecisionView {
+    instance: InstanceId,
+    at: Time,
+    decision: String,
+    detail: String,
+}
+
+#[derive(Debug, PartialEq, Serialize)]
+struct SilentView {
+    instance: InstanceId,
+    reason: &'static str,
+}
+
+/// All that is known.
+struct Facts<'a> {
+    name: &'a JobName,
+    /// None: not in this configuration.
+    job: Option<&'a Job>,
+    state: Option<State>,
+    /// The incarnation of the store.
+    inc: &'a str,
+    now: i64,
+    fleet: Fleet,
+    /// Of the job, newest first.
+    history: Vec<RunView>,
+    decisions: Vec<Decision>,
+}
+
+pub async fn why(ctx: &Context, args: &Why) -> Result<Exit, Failure> {
+    let (name, job) = ctx.known_job(&args.job).await?;
+    let fleet = ctx
+        .ask(async || ctx.store.heartbeat(None).await)
+        .await?
+        .value;
+    let decisions = ctx.ask(async || ctx.store.decisions(&name).await).await?;
+    let state = ctx.state(&name).await?;
+    let history = ctx
+        .ask(async || ctx.store.history(&name, HISTORY_KEPT).await)
+        .await?;
+    let facts = Facts {
+        name: &name,
+        job,
+        now: state.now_us / 1000,
+        inc: &state.inc,
+        state: state.value,
+        fleet,
+        history: history.into_iter().map(RunView::from).collect(),
+        decisions,
+    };
+    let at = match args.occurrence {
+        Some(ms) => Occurrence(ms),
+        None => facts.latest().ok_or_else(|| {
+            Failure::usage(
+                format!("`{name}` has had no occurrence yet"),
+                format!("`soloist next {name}` shows what comes"),
+            )
+        })?,
+    };
+    let view = facts.explain(at);
+    ctx.out.say(&view, || render(&view, facts.now))?;
+    Ok(Exit::Ok)
+}
+
+/// The last occurrence before `t`; None when there is none since 1970.
+fn previous(schedules: &[std::sync::Arc<Schedule>], t: Occurrence) -> Option<Occurrence> {
+    // `next_after(x) < t` holds for all x before the one that is looked for, and for none from it on.
+    let before = |x: i64| next_of(schedules, Occurrence(x)).is_some_and(|o| o < t);
+    let (mut yes, mut no) = (-1, t.0);
+    if !before(yes) {
+        return None;
+    }
+    while no - yes > 1 {
+        let middle = yes + (no - yes) / 2;
+        if before(middle) {
+            yes = middle;
+        } else {
+            no = middle;
+        }
+    }
+    Some(Occurrence(no))
+}
+
+impl Facts<'_> {
+    /// The latest planned occurrence that is due; of a job without schedule, the latest decided one.
+    fn latest(&self) -> Option<Occurrence> {
+        let planned = self
+            .job
+            .and_then(|j| previous(&j.schedules, Occurrence(self.now + 1)));
+        let decided = self.state.as_ref().map(|s| s.newest).filter(|n| *n > 0);
+        planned.or(decided.map(Occurrence))
+    }
+
+    fn explain(&self, at: Occurrence) -> WhyView {
+        let schedules = self.job.map_or(&[][..], |j| &j.schedules);
+        let planned = next_of(schedules, Occurrence(at.0 - 1)) == Some(at);
+        let mut runs: Vec<RunView> = self
+            .state
+            .iter()
+            .flat_map(|s| &s.open)
+            .filter(|o| o.occurrence == at && o.again.is_none())
+            .map(|o| RunView::running(self.name, o))
+            .collect();
+        runs.extend(
+            self.history
+                .iter()
+                .filter(|r| r.occurrence.0 == at.0)
+                .cloned(),
+        );
+        runs.sort_by_key(|r| r.attempt);
+        // Of a range of missed ones, which its last stands for.
+        if runs.is_empty()
+            && planned
+            && let Some(range) = self.history.iter().rev().find(|r| {
+                r.count > 1 && at.0 < r.occurrence.0 && self.within(at, r.occurrence.0, r.count)
+            })
+        {
+            runs.push(range.clone());
+        }
+        let mut decisions: Vec<DecisionView> = self
+            .decisions
+            .iter()
+            .filter(|d| d.occurrence == at)
+            .map(|d| DecisionView {
+                instance: d.instance.clone(),
+                at: Time(d.at),
+                decision: d.decision.clone(),
+                detail: d.detail.clone(),
+            })
+            .collect();
+        decisions.sort_by(|a, b| (a.at, &a.instance).cmp(&(b.at, &b.instance)));
+        let known = !runs.is_empty() || !decisions.is_empty();
+        let stranger = !planned && !known;
+        let neighbour = |o: Option<Occurrence>| o.filter(|_| stranger).map(Time::from);
+        let silent = if at.0 > self.now || stranger {
+            vec![]
+        } else {
+            self.silent(at, &decisions)
+        };
+        WhyView {
+            job: self.name.clone(),
+            occurrence: at.into(),
+            local: schedules.first().map(|s| s.local(at)),
+            planned,
+            verdict: self.verdict(at, planned, &runs, &decisions),
+            runs,
+            decisions,
+            silent,
+            before: neighbour(previous(schedules, at)),
+            after: neighbour(next_of(schedules, at)),
+        }
+    }
+
+    /// `at` is one of the `count` occurrences that end with `last`.
+    fn within(&self, at: Occurrence, last: i64, count: u64) -> bool {
+        let schedules = self.job.map_or(&[][..], |j| &j.schedules);
+        let mut o = at;
+        for _ in 1..count.min(100_000) {
+            match next_of(schedules, o) {
+                Some(next) if next.0 <= last => o = next,
+                _ => return o.0 == last,
+            }
+            if o.0 == last {
+                return true;
+            }
+        }
+        false
+    }
+
+    fn silent(&self, at: Occurrence, decisions: &[DecisionView]) -> Vec<SilentView> {
+        self.fleet
+            .instances
+            .iter()
+            .filter(|(id, _)| !decisions.iter().any(|d| d.instance == **id))
+            .map(|(id, info)| SilentView {
+                instance: id.clone(),
+                reason: if info.started_at > at.0 {
+                    "was not up yet"
+                } else if view::silent(info, self.now) && info.seen < at.0 {
+                    "was not heard of any more"
+                } else if self.now - at.0 < 5_000 {
+                    "has said nothing yet"
+                } else {
+                    "said nothing"
+                },
+            })
+            .collect()
+    }
+
+    /// One sentence for a person in a hurry.
+    fn verdict(
+        &self,
+        at: Occurrence,
+        planned: bool,
+        runs: &[RunView],
+        decisions: &[DecisionView],
+    ) -> String {
+        if let Some(last) = runs.last() {
+            return self.told_by_runs(at, runs, last);
+        }
+        let now = self.now;
+        let Some(st) = &self.state else {
+            return "Nothing is known: no instance with this job has run yet on this store."
+                .to_owned();
+        };
+        if let Some(again) = st
+            .open
+            .iter()
+            .find(|o| o.occurrence == at)
+            .and_then(|o| o.again)
+        {
+            return format!("Its next attempt is due {}.", relative(again.at, now));
+        }
+        if !planned && decisions.is_empty() {
+            return match self.job {
+                Some(j) if !j.schedules.is_empty() => {
+                    "Nothing was planned then: it is no occurrence of the schedule.".to_owned()
+                }
+                _ => "Nothing was planned then, and nobody triggered it.".to_owned(),
+            };
+        }
+        if at.0 > now {
+            return format!(
+                "It has not come yet: it is due {}{}.",
+                relative(at.0, now),
+                self.ahead(st)
+            );
+        }
+        if self.job.is_some_and(|j| !j.enabled) {
+            return "It was not run: the job is disabled in this configuration.".to_owned();
+        }
+        if st.inc != self.inc {
+            return "It waits: the store lost or changed its state, and nothing is granted until an instance has \
+                    watched it for a quarantine."
+                .to_owned();
+        }
+        if at.0 <= st.since {
+            return format!(
+                "It was not owed: the fleet knows this schedule of the job since {}.",
+                show::instant(st.since)
+            );
+        }
+        if at.0 <= st.newest {
+            return "It was decided, but what became of it is not kept any more.".to_owned();
+        }
+        if let Some(o) = st.open.first()
+            && let Some(j) = self.job
+            && j.overlap != Overlap::Allow
+        {
+            return format!(
+                "It is undecided: the run of {} on {} still holds the job.",
+                show::instant(o.occurrence.0),
+                o.instance
+            );
+        }
+        let live = |i: &&crate::store::Info| !view::silent(i, now);
+        if !self.fleet.instances.values().any(|i| live(&i)) {
+            return "Nobody has decided on it: no instance is up. The next one to start will run or record it."
+                .to_owned();
+        }
+        if now - at.0 < 5_000 {
+            return "It is just due, and nobody has decided on it yet.".to_owned();
+        }
+        let jitter = self.job.map_or(0, |j| super::millis(j.jitter));
+        if now - at.0 < jitter {
+            return format!("It is delayed by the job's jitter, up to {}.", took(jitter));
+        }
+        "Nobody has decided on it, though instances are up: see their logs, and `soloist status`."
+            .to_owned()
+    }
+
+    fn told_by_runs(&self, at: Occurrence, runs: &[RunView], last: &RunView) -> String {
+        let on = last
+            .instance
+            .as_ref()
+            .map_or(String::new(), |i| format!(" on {i}"));
+        if last.attempt == 0 {
+            let reason = last
+                .error
+                .as_ref()
+                .map_or(String::new(), |e| format!(": {}", show::line(e)));
+            if last.count > 1 && last.occurrence.0 != at.0 {
+                return format!(
+                    "It is one of {} occurrences up to {} that were {}{reason}.",
+                    last.count,
+                    show::instant(last.occurrence.0),
+                    last.outcome
+                );
+            }
+            return format!("It was not run, but {}{reason}.", last.outcome);
+        }
+        let attempts = runs.iter().filter(|r| r.attempt > 0).count();
+        let late = last
+            .lateness_ms
+            .filter(|_| attempts == 1)
+            .map_or(String::new(), |ms| {
+                format!(", {} after its instant", took(ms))
+            });
+        if last.outcome == Outcome::Running {
+            let since = last.started_at.map_or(0, |t| self.now - t.0);
+            return format!(
+                "It is running{on} for {}, attempt {}{late}.",
+                took(since),
+                last.attempt
+            );
+        }
+        let lasted = last
+            .duration_ms
+            .map_or(String::new(), |ms| format!(" after {}", took(ms)));
+        let how = match history::exit(last) {
+            how if how.is_empty() || how == "0" => String::new(),
+            how if last.signal.is_some() => format!(" ({how})"),
+            how => format!(" (exit {how})"),
+        };
+        let times = if attempts == 1 {
+            "It ran once".to_owned()
+        } else {
+            format!("It ran {attempts} times; the last attempt")
+        };
+        let comma = if attempts == 1 { "," } else { "" };
+        let reason = last
+            .error
+            .as_ref()
+            .map_or(String::new(), |e| format!(": {}", show::line(e)));
+        format!(
+            "{times}{on}{late}{comma} {}{how}{lasted}{reason}.",
+            last.outcome
+        )
+    }
+
+    /// What stands in the way of an occurrence that is still to come.
+    fn ahead(&self, st: &State) -> String {
+        if let Some(p) = view::paused(st, self.now) {
+            return p
+                .until
+                .map_or(", and the job is paused until resumed".to_owned(), |t| {
+                    format!(", and the job is paused until {}", show::instant(t.0))
+                });
+        }
+        if st.skip > 0 {
+            return format!(", and the next {} will be skipped", st.skip);
+        }
+        String::new()
+    }
+}
+
+/// A decision in the words of a person; what is not known here is shown as it is.
+fn told(decision: &str, detail: &str) -> String {
+    let words = match decision {
+        "won" => "won, and ran it",
+        "lost" if detail.starts_with("to ") => return format!("lost {detail}"),
+        "lost" => "lost: another instance had it",
+        "settled" => "asked when it was already decided",
+        "skipped" => "recorded it as skipped",
+        "missed" => "recorded it as missed",
+        "unknown" => "recorded it as unknown",
+        "store_error" => "could not ask the store",
+        "draining" => "did not claim it: draining",
+        "quarantined" => "had to wait",
+        other => other,
+    };
+    match detail.trim() {
+        "" => words.to_owned(),
+        detail => format!("{words} ({detail})"),
+    }
+}
+
+fn render(v: &WhyView, now: i64) -> String {
+    let mut text = format!(
+        "{} {}, {}",
+        show::paint(BOLD, v.job.as_str()),
+        show::instant(v.occurrence.0),
+        relative(v.occurrence.0, now)
+    );
+    if let Some(local) = &v.local {
+        text.push_str(&format!(" ({})", show::local(local)));
+    }
+    text.push_str(&format!("\n{}\n", show::paint(BOLD, &v.verdict)));
+    for (what, t) in [("before", v.before), ("after", v.after)] {
+        if let Some(t) = t {
+            text.push_str(&format!(
+                "the one {what}: {}, {}\n",
+                show::instant(t.0),
+                relative(t.0, now)
+            ));
+        }
+    }
+    let attempts: Vec<RunView> = v.runs.iter().filter(|r| r.attempt > 0).cloned().collect();
+    if !attempts.is_empty() {
+        text.push('\n');
+        text.push_str(&history::render(&attempts, now, false));
+    }
+    if !v.decisions.is_empty() || !v.silent.is_empty() {
+        let mut t = show::Table::new(&["INSTANCE", ">AT", "DECISION"]);
+        let mut seen: BTreeMap<&InstanceId, ()> = BTreeMap::new();
+        for d in &v.decisions {
+            let style = match d.decision.as_str() {
+                "won" => show::GOOD,
+                "lost" => PLAIN,
+                _ => WARN,
+            };
+            let again = seen.insert(&d.instance, ()).is_some();
+            t.row([
+                Cell::new(if again { DIM } else { BOLD }, d.instance.as_str()),
+                since(d.at.0 - v.occurrence.0).into(),
+                Cell::new(style, told(&d.decision, &d.detail)),
+            ]);
+        }
+        for s in &v.silent {
+            t.row([
+                Cell::new(BOLD, s.instance.as_str()),
+                "".into(),
+                Cell::new(DIM, s.reason),
+            ]);
+        }
+        text.push('\n');
+        text.push_str(&t.render());
+    }
+    if v.runs.is_empty() && v.decisions.is_empty() && v.silent.is_empty() && v.before.is_none() {
+        text.push_str(&format!("{} of any instance on it\n", count(0, "decision")));
+    }
+    text
+}
+
+/// Time of a decision, counted from the occurrence: `+4 ms`.
+fn since(ms: i64) -> String {
+    if ms < 0 {
+        format!("-{}", took(-ms))
+    } else {
+        format!("+{}", took(ms))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeMap, path::Path, time::Duration};
+
+    use super::{super::history::tests::run, *};
+    use crate::{config::Config, logic::claim::Pause, store::Info};
+
+    const NOW: i64 = 1_795_187_561_318; // 2026-11-20T15:12:41.318Z
+    const AT: i64 = 1_795_186_800_000; // 15:00:00
+    const HOUR: i64 = 3_600_000;
+
+    fn config() -> Config {
+        let text = "[jobs.draw]\nschedule = '@hourly'\ncommand = 'x'\n";
+        crate::config::parse(text, Path::new("jobs.toml"), &|_| None).unwrap()
+    }
+
+    fn info(started_at: i64, seen: i64) -> Info {
+        Info {
+            seen,
+            host: "h".into(),
+            pid: 1,
+            version: String::new(),
+            config: String::new(),
+            clock_offset_ms: 0.0,
+            started_at,
+            running: vec![],
+            draining: false,
+            jobs: 1,
+        }
+    }
+
+    fn facts<'a>(name: &'a JobName, config: &'a Config) -> Facts<'a> {
+        Facts {
+            name,
+            job: Some(&config.jobs[name]),
+            state: Some(State {
+                inc: "i".into(),
+                since: AT - 10 * HOUR,
+                newest: AT,
+                ..State::default()
+            }),
+            inc: "i",
+            now: NOW,
+            fleet: Fleet {
+                born: 0,
+                quarantine: Duration::ZERO,
+                open: true,
+                instances: BTreeMap::from([
+                    (InstanceId::new("web-1"), info(0, NOW)),
+                    (InstanceId::new("web-2"), info(AT + 1, NOW)),
+                    (InstanceId::new("web-3"), info(0, AT - 1)),
+                    (InstanceId::new("web-4"), info(0, NOW)),
+                ]),
+                drains: vec![],
+            },
+            history: vec![],
+            decisions: vec![],
+        }
+    }
+
+    fn decision(instance: &str, at: i64, decision: &str, detail: &str) -> Decision {
+        Decision {
+            job: JobName::new("draw"),
+            occurrence: Occurrence(AT),
+            instance: InstanceId::new(instance),
+            at,
+            decision: decision.into(),
+            detail: detail.into(),
+        }
+    }
+
+    #[test]
+    fn a_run_is_explained_with_each_instances_decision() {
+        let (name, config) = (JobName::new("draw"), config());
+        let mut f = facts(&name, &config);
+        f.history = vec![
+            run(AT, 1, Outcome::Succeeded),
+            run(AT - HOUR, 1, Outcome::Failed),
+        ];
+        f.decisions = vec![
+            decision("web-4", AT + 6, "lost", "to web-1"),
+            decision("web-1", AT + 2, "won", "attempt 1"),
+            decision("web-2", AT + 60_000, "settled", ""),
+        ];
+        let v = f.explain(f.latest().unwrap());
+        let text = anstream::adapter::strip_str(&render(&v, NOW)).to_string();
+        assert_eq!(
+            text,
+            "draw 2026-11-20T15:00:00Z, 12 min 41 s ago (Fri 2026-11-20 15:00:00 +00:00)\n\
+             It ran once on web-1, 4 ms after its instant, succeeded after 31 ms.\n\
+             \n\
+             OCCURRENCE            WHEN             OUTCOME    EXIT  TRY  TRIGGER   INSTANCE  LATE   TOOK\n\
+             2026-11-20T15:00:00Z  12 min 41 s ago  succeeded  0       1  schedule  web-1     4 ms  31 ms\n\
+             \n\
+             INSTANCE      AT  DECISION\n\
+             web-1      +2 ms  won, and ran it (attempt 1)\n\
+             web-4      +6 ms  lost to web-1\n\
+             web-2     +1 min  asked when it was already decided\n\
+             web-3             was not heard of any more\n"
+        );
+    }
+
+    #[test]
+    fn what_did_not_run_says_why() {
+        let (name, config) = (JobName::new("draw"), config());
+        let told = |f: &Facts, at: i64| f.explain(Occurrence(at)).verdict;
+
+        let mut f = facts(&name, &config);
+        let mut skipped = run(AT, 0, Outcome::Skipped);
+        skipped.error = Some("paused: disks".into());
+        f.history = vec![skipped];
+        assert_eq!(told(&f, AT), "It was not run, but skipped: paused: disks.");
+
+        let mut missed = run(AT, 0, Outcome::Missed);
+        missed.count = 3;
+        missed.error = Some("overdue".into());
+        f.history = vec![missed];
+        assert_eq!(
+            told(&f, AT - 2 * HOUR),
+            "It is one of 3 occurrences up to 2026-11-20T15:00:00Z that were missed: overdue."
+        );
+        assert_eq!(
+            told(&f, AT - 3 * HOUR),
+            "It was decided, but what became of it is not kept any more."
+        );
+
+        f.history.clear();
+        assert_eq!(
+            told(&f, AT - 10 * HOUR),
+            "It was not owed: the fleet knows this schedule of the job since 2026-11-20T05:00:00Z."
+        );
+        let stranger = f.explain(Occurrence(AT + 1));
+        assert_eq!(
+            stranger.verdict,
+            "Nothing was planned then: it is no occurrence of the schedule."
+        );
+        assert_eq!(
+            (stranger.before, stranger.after),
+            (Some(Time(AT)), Some(Time(AT + HOUR)))
+        );
+        assert_eq!(
+            told(&f, AT + HOUR),
+            "It has not come yet: it is due in 47 min 18 s."
+        );
+        let st = f.state.as_mut().unwrap();
+        st.pause = Some(Pause {
+            until: None,
+            reason: None,
+            at: 0,
+        });
+        assert_eq!(
+            told(&f, AT + HOUR),
+            "It has not come yet: it is due in 47 min 18 s, and the job is paused until resumed."
+        );
+        f.state.as_mut().unwrap().newest = AT - HOUR;
+        assert_eq!(
+            told(&f, AT),
+            "Nobody has decided on it, though instances are up: see their logs, and `soloist status`."
+        );
+        f.fleet.instances.clear();
+        assert_eq!(
+            told(&f, AT),
+            "Nobody has decided on it: no instance is up. The next one to start will run or record it."
+        );
+        f.inc = "another";
+        assert!(told(&f, AT).starts_with("It waits: the store lost or changed its state"));
+        f.state = None;
+        assert!(told(&f, AT).starts_with("Nothing is known: no instance with this job"));
+    }
+
+    #[test]
+    fn several_attempts_and_a_running_one_are_told_by_the_last() {
+        let (name, config) = (JobName::new("draw"), config());
+        let mut f = facts(&name, &config);
+        let mut failed = run(AT, 2, Outcome::Failed);
+        failed.exit_code = Some(3);
+        f.history = vec![failed, run(AT, 1, Outcome::Unknown)];
+        assert_eq!(
+            f.explain(Occurrence(AT)).verdict,
+            "It ran 2 times; the last attempt on web-1 failed (exit 3) after 31 ms."
+        );
+        let mut running = run(AT, 1, Outcome::Running);
+        running.started_at = Some(Time(NOW - 3_000));
+        f.history = vec![running];
+        assert_eq!(
+            f.explain(Occurrence(AT)).verdict,
+            "It is running on web-1 for 3.00 s, attempt 1, 4 ms after its instant."
+        );
+    }
+
+    #[test]
+    fn the_occurrence_before_is_the_last_one_before() {
+        use crate::logic::schedule::Dst;
+        let tz = jiff::tz::TimeZone::get("Europe/Berlin").unwrap();
+        for (text, t, want) in [
+            ("@hourly", AT, Some(AT - HOUR)),
+            ("@hourly", AT + 1, Some(AT)),
+            ("@every 7s", 7_001, Some(7_000)),
+            ("@every 7s", 7_000, Some(0)),
+            ("@every 7s", 0, None),
+            ("@at 2026-11-20T15:00:00Z", NOW, Some(AT)),
+            ("@at 2026-11-20T15:00:00Z", AT, None),
+            // The last leap day before.
+            ("0 0 29 2 *", NOW, Some(1_709_161_200_000)),
+        ] {
+            let s = std::sync::Arc::new(Schedule::parse(text, &tz, Dst::default(), "j").unwrap());
+            assert_eq!(
+                previous(&[s], Occurrence(t)),
+                want.map(Occurrence),
+                "{text} before {t}"
+            );
+        }
+        assert_eq!(previous(&[], Occurrence(NOW)), None);
+    }
+}

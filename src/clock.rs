@@ -1,0 +1,203 @@
+//! The only file that asks the operating system for the time.
+//!
+//! Two clocks, never mixed: wall time names occurrences, [`Boottime`] measures leases. The wall clock of a host
+//! may be wrong or stepped at any moment and nothing but *when* an occurrence is due depends on it.
+
+use std::time::Duration;
+
+/// Nanoseconds of CLOCK_BOOTTIME: monotonic, and counts the time a host was suspended.
+///
+/// Comparable between all processes of one host (the guard reads the daemon's deadlines on this clock), never
+/// between hosts.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize,
+)]
+pub struct Boottime(pub u64);
+
+impl Boottime {
+    /// Now, on this host.
+    pub fn now() -> Self {
+        let (s, ns) = gettime(libc::CLOCK_BOOTTIME);
+        Self(s as u64 * 1_000_000_000 + ns as u64)
+    }
+
+    /// Time from `earlier` to `self`; zero if `earlier` is later.
+    pub fn since(self, earlier: Self) -> Duration {
+        Duration::from_nanos(self.0.saturating_sub(earlier.0))
+    }
+}
+
+impl std::ops::Add<Duration> for Boottime {
+    type Output = Self;
+    fn add(self, d: Duration) -> Self {
+        Self(
+            self.0
+                .saturating_add(u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)),
+        )
+    }
+}
+
+impl std::ops::Sub<Duration> for Boottime {
+    type Output = Self;
+    fn sub(self, d: Duration) -> Self {
+        Self(
+            self.0
+                .saturating_sub(u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)),
+        )
+    }
+}
+
+/// This host's wall clock: microseconds since the Unix epoch.
+pub fn wall_us() -> i64 {
+    let (s, ns) = gettime(libc::CLOCK_REALTIME);
+    s * 1_000_000 + ns / 1000
+}
+
+/// Through libc, not the vDSO directly: tests give a process a wrong clock by a library that stands before libc.
+fn gettime(clock: libc::clockid_t) -> (i64, i64) {
+    let mut t = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: `t` is a valid timespec, and both clocks exist on every Linux that this runs on.
+    unsafe { libc::clock_gettime(clock, &mut t) };
+    (t.tv_sec, t.tv_nsec)
+}
+
+/// What this instance knows of the store's clock: an offset from its own [`Boottime`], measured with every answer.
+///
+/// The host's wall clock plays no part, so stepping it changes nothing. A step of the store's clock is taken over
+/// with the next answer.
+#[derive(Debug, Default)]
+pub struct StoreClock(std::sync::Mutex<Option<Estimate>>);
+
+#[derive(Debug, Clone, Copy)]
+struct Estimate {
+    /// Store's wall clock in Unix µs minus our Boottime in µs.
+    offset_us: i64,
+    /// Half a round trip: how wrong the offset may be.
+    error_us: i64,
+    at: Boottime,
+}
+
+/// How much the two clocks may drift apart, for choosing between an old exact sample and a new rough one.
+const DRIFT_PPM: i64 = 100;
+/// Offsets that contradict each other by more than this were measured on both sides of a step.
+const STEP_US: i64 = 20_000;
+
+impl StoreClock {
+    /// Takes in the store's clock as an answer gave it. Returns by how much it was stepped, if it was (µs).
+    pub fn sample(&self, store_us: i64, sent: Boottime, received: Boottime) -> Option<i64> {
+        let round_trip = (received.since(sent).as_micros() as i64).max(0);
+        let new = Estimate {
+            offset_us: store_us - (sent.0 / 1000) as i64 - round_trip / 2,
+            error_us: round_trip / 2 + 1,
+            at: received,
+        };
+        let mut known = self
+            .0
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        let Some(old) = *known else {
+            *known = Some(new);
+            return None;
+        };
+        let aged = old.error_us + received.since(old.at).as_micros() as i64 * DRIFT_PPM / 1_000_000;
+        let apart = new.offset_us - old.offset_us;
+        if apart.abs() > aged + new.error_us + STEP_US {
+            *known = Some(new);
+            return Some(apart);
+        }
+        if new.error_us <= aged {
+            *known = Some(new);
+        }
+        None
+    }
+
+    /// The store's clock now, Unix µs; None before the first answer.
+    pub fn now_us(&self) -> Option<i64> {
+        self.at(Boottime::now())
+    }
+
+    /// The store's clock at `moment`, Unix µs; None before the first answer.
+    pub fn at(&self, moment: Boottime) -> Option<i64> {
+        self.offset_us().map(|o| o + (moment.0 / 1000) as i64)
+    }
+
+    /// When the store's clock will show `ms`, on our clock.
+    pub fn when(&self, ms: i64) -> Option<Boottime> {
+        let us = (ms * 1000).saturating_sub(self.offset_us()?);
+        Some(Boottime(us.max(0) as u64 * 1000))
+    }
+
+    /// This host's wall clock minus the store's, in ms.
+    pub fn wall_offset_ms(&self) -> Option<f64> {
+        self.now_us().map(|now| (wall_us() - now) as f64 / 1000.0)
+    }
+
+    /// The store's clock in Unix µs minus our [`Boottime`] in µs.
+    pub fn offset_us(&self) -> Option<i64> {
+        self.0
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+            .map(|e| e.offset_us)
+    }
+}
+
+/// A timer on [`Boottime`]: it is exact to a fraction of a millisecond, where the runtime's own rounds up to the
+/// next one, and it counts the time that the host was suspended.
+#[derive(Debug)]
+pub struct Alarm(tokio::io::unix::AsyncFd<std::os::fd::OwnedFd>);
+
+impl Alarm {
+    /// # Errors
+    /// No descriptor left.
+    pub fn new() -> std::io::Result<Self> {
+        use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
+        let fd = timerfd_create(
+            TimerfdClockId::Boottime,
+            TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC,
+        )?;
+        // SAFETY: an owned descriptor stays open, and is this one, for as long as the AsyncFd has it.
+        Ok(Self(unsafe { tokio::io::unix::AsyncFd::register(fd)? }))
+    }
+
+    /// Returns at `at`, or at once when that has passed. Cancel safe; one caller at a time.
+    pub async fn until(&self, at: Boottime) {
+        use rustix::time::{Itimerspec, TimerfdTimerFlags, Timespec, timerfd_settime};
+        loop {
+            // As a span from now, not as an absolute time: ours is libc's idea of the clock, the timer has the
+            // kernel's.
+            let left = at.since(Boottime::now());
+            if left.is_zero() {
+                return;
+            }
+            let value = Timespec {
+                tv_sec: left.as_secs() as i64,
+                tv_nsec: i64::from(left.subsec_nanos()),
+            };
+            let zero = Timespec {
+                tv_sec: 0,
+                tv_nsec: 0,
+            };
+            let set = timerfd_settime(
+                &self.0,
+                TimerfdTimerFlags::empty(),
+                &Itimerspec {
+                    it_interval: zero,
+                    it_value: value,
+                },
+            );
+            if set.is_err() {
+                tokio::time::sleep(left).await;
+                continue;
+            }
+            if let Ok(mut ready) = self.0.readable().await {
+                let mut count = [0; 8];
+                // Nothing there (EAGAIN) when the timer was set again meanwhile.
+                let _ = rustix::io::read(&self.0, &mut count);
+                ready.clear_ready();
+            }
+        }
+    }
+}

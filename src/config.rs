@@ -1,0 +1,292 @@
+//! jobs.toml -> [`Config`], checked. Whatever is wrong is reported here, before anything starts.
+//!
+//! [`load`] reads the file twice over: as written (`raw`, each value by itself), then as checked (`check`, with
+//! defaults, contradictions and other files). Both add to one [`Report`], so that all problems come at once.
+
+mod check;
+mod digest;
+mod expand;
+mod lease;
+mod raw;
+mod report;
+#[cfg(test)]
+mod tests;
+mod tree;
+mod url;
+mod value;
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use serde::{Deserialize, Serialize};
+use toml::de::DeTable;
+
+use self::{report::Collector, tree::Reader};
+use crate::{
+    logic::claim::{OnCrash, Overlap},
+    model::JobName,
+};
+
+pub use self::report::{Problem, Report};
+pub use self::value::nearest;
+
+/// A duration as the configuration writes it: `250ms`, `15s`, `1h30m`.
+///
+/// # Errors
+/// What is wrong, and what to do.
+pub fn duration(text: &str) -> Result<Duration, String> {
+    value::duration(text).map_err(|e| match e.hint {
+        Some(hint) => format!("{}; {hint}", e.message),
+        None => e.message,
+    })
+}
+
+/// As [`duration`] reads it.
+pub fn show_duration(d: Duration) -> String {
+    value::show(d)
+}
+
+/// Reads and checks the configuration file, with this process's environment.
+///
+/// # Errors
+/// All problems of the file, or the one that it cannot be read.
+pub fn load(path: &Path) -> Result<Config, Report> {
+    let failed =
+        |message: String, hint: &str| Report::of_file(path, message, Some(hint.to_owned()));
+    let bytes = std::fs::read(path).map_err(|error| {
+        failed(
+            format!("cannot read the configuration: {error}"),
+            "name another file with `--config` or `SOLOIST_CONFIG`",
+        )
+    })?;
+    let text = String::from_utf8(bytes).map_err(|error| {
+        let valid = &error.as_bytes()[..error.utf8_error().valid_up_to()];
+        let line = valid.iter().filter(|b| **b == b'\n').count() + 1;
+        failed(
+            format!("line {line} is not UTF-8"),
+            "save the file as UTF-8",
+        )
+    })?;
+    let config = parse(&text, path, &|name| std::env::var(name).ok());
+    drop(text);
+    give_back();
+    config
+}
+
+/// Returns freed memory to the system. Reading a large file takes several times what the configuration takes
+/// afterwards, and glibc would keep it for as long as the daemon runs (10,000 jobs: some 30 MiB).
+pub(crate) fn give_back() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: has no preconditions, may be called from any thread, and touches free memory only.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
+/// Checks a configuration: `text` is the content of the file at `path`, `env` answers for the environment.
+///
+/// Files that it names (`password_file`, `env_file`) are read. Relative paths are relative to the directory of
+/// `path`.
+///
+/// # Errors
+/// All problems, in the order of the file.
+pub fn parse(
+    text: &str,
+    path: &Path,
+    env: &dyn Fn(&str) -> Option<String>,
+) -> Result<Config, Report> {
+    let mut problems = Collector::new(path, text);
+    let (tree, errors) = DeTable::parse_recoverable(text);
+    for error in errors {
+        problems.syntax(error.span().unwrap_or(0..0), error.message());
+    }
+    let dir = path.parent().unwrap_or(Path::new(""));
+    let dir = if dir.as_os_str().is_empty() {
+        Path::new(".")
+    } else {
+        dir
+    };
+    let mut reader = Reader::new(
+        text,
+        env,
+        std::path::absolute(dir).unwrap_or_else(|_| dir.into()),
+        problems,
+    );
+    let raw = raw::file(&mut reader, tree.get_ref());
+    match check::config(&mut reader, raw) {
+        Some(config) if reader.problems.is_empty() => Ok(config),
+        _ => Err(reader.problems.finish()),
+    }
+}
+
+/// A checked configuration: nothing in it can be refused later.
+#[derive(Debug, Clone)]
+pub struct Config {
+    pub store: Store,
+    pub limits: Limits,
+    /// By name.
+    pub jobs: BTreeMap<JobName, Arc<Job>>,
+    /// Digest of all that the file says, after defaults: instances with the same one agree (16 hex digits).
+    pub digest: String,
+}
+
+/// Also goes to the guards, which settle when the daemon is dead: through a pipe, secrets and all.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Store {
+    pub url: StoreUrl,
+    /// Prefix of every key.
+    pub namespace: String,
+    pub username: Option<String>,
+    /// Content of `password_file`, without the final newline.
+    pub password: Option<Secret>,
+    pub tls: Option<Tls>,
+    /// Each command.
+    pub timeout: Duration,
+    pub pool_size: u32,
+    /// Replicas that must have a grant or renewal before it counts (WAIT); 0: none.
+    pub min_replicas: u32,
+    pub retry: StoreRetry,
+}
+
+/// Shown and debugged without its password.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum StoreUrl {
+    /// Absolute; a relative path is taken from the directory of the configuration file.
+    Sqlite(PathBuf),
+    /// `redis://`, `rediss://` or `redis+unix://`, as written.
+    Redis(String),
+    /// `memory:`, for tests only: one process.
+    Memory,
+}
+
+/// Prints as `[redacted]`.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Secret(pub String);
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("[redacted]")
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tls {
+    pub ca: Option<PathBuf>,
+    /// Always together with `key`.
+    pub cert: Option<PathBuf>,
+    pub key: Option<PathBuf>,
+}
+
+/// Limited retries of a store command after a transport error.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct StoreRetry {
+    /// Tries after the first.
+    pub attempts: u32,
+    pub interval: Duration,
+    pub exponential: bool,
+    pub max_interval: Duration,
+    pub jitter: bool,
+}
+
+#[derive(Debug, Clone)]
+pub struct Limits {
+    /// Runs at one time on this instance; None: no limit.
+    pub max_parallel: Option<u32>,
+    /// How long runs may go on after SIGTERM before they are ended (`drain`, default 60 s).
+    pub drain: Duration,
+    /// ρ: by how much the rates of two hosts' monotonic clocks may differ (`clock_drift`, default 0.01).
+    pub clock_drift: f64,
+}
+
+/// What is often equal is behind an [`Arc`] and shared between jobs: ten thousand of them are to stay small.
+#[derive(Debug, Clone)]
+pub struct Job {
+    pub name: JobName,
+    pub description: Option<String>,
+    pub tags: Arc<[String]>,
+    pub enabled: bool,
+    /// None: the job only runs when triggered. Each already parsed with the job's time zone, `dst` and name (for `H`). Shared between jobs
+    /// with equal expressions.
+    pub schedules: Arc<[Arc<crate::logic::schedule::Schedule>]>,
+    /// As written, for display.
+    pub schedule_text: Arc<[String]>,
+    /// IANA name, for display.
+    pub timezone: Arc<str>,
+    pub jitter: Duration,
+    pub command: Command,
+    /// `env` and `env_file` of the job and of the defaults together.
+    pub env: Arc<BTreeMap<String, String>>,
+    /// Absolute; a relative path is taken from the directory of the configuration file.
+    pub working_dir: Option<PathBuf>,
+    pub user: Option<String>,
+    pub group: Option<String>,
+    pub timeout: Option<Duration>,
+    pub grace: Duration,
+    pub lease: Lease,
+    pub overlap: Overlap,
+    pub on_crash: OnCrash,
+    pub on_state_loss: OnStateLoss,
+    /// Attempts of one occurrence in all (crashes and retries together), 1 to 999.
+    pub max_attempts: u32,
+    pub retry: Option<JobRetry>,
+    pub start_within: Duration,
+    pub catch_up: CatchUp,
+    pub success_codes: Arc<[i32]>,
+    pub output: Output,
+    /// Digest of the definition (16 hex digits): goes with each claim, so that drift between instances is seen.
+    pub digest: String,
+    /// Digest of schedule, time zone, dst, jitter alone.
+    pub schedule_digest: Arc<str>,
+}
+
+/// The times of a lease, related as GUARANTEES G2 demands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Lease {
+    /// L: how long others must see it unrenewed.
+    pub length: Duration,
+    pub renew_every: Duration,
+    /// T: how long the holder trusts it, from before the request left.
+    pub trust: Duration,
+    /// K: within this after T every process of the run is gone.
+    pub kill_budget: Duration,
+    /// Q: how long nothing is granted after the store lost or changed its state.
+    pub quarantine: Duration,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Command {
+    /// Run as they stand, no shell.
+    Argv(Vec<String>),
+    /// `/bin/sh -c`.
+    Shell(String),
+}
+
+pub use crate::logic::timetable::CatchUp;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnStateLoss {
+    Skip,
+    Rerun,
+}
+
+/// When a failed command is tried again.
+#[derive(Debug, Clone, PartialEq)]
+pub struct JobRetry {
+    /// Tries after the first.
+    pub attempts: u32,
+    pub interval: Duration,
+    pub exponential: bool,
+    pub max_interval: Duration,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Output {
+    /// Bytes of the end of the output that the history keeps.
+    pub keep: usize,
+    /// Each line also goes to the log.
+    pub log: bool,
+}

@@ -1,0 +1,742 @@
+//! From as written to as checked: defaults, contradictions, other files, schedules.
+
+use std::{
+    borrow::Borrow,
+    collections::{BTreeMap, HashMap, HashSet},
+    fs,
+    hash::Hash,
+    ops::Range,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use super::{
+    CatchUp, Command, Config, Job, JobRetry, Lease, Limits, OnStateLoss, Output, Secret, Store,
+    StoreRetry, StoreUrl, Tls, digest,
+    raw::{self, Kind, span_of},
+    report::Place,
+    tree::{At, Given, Reader, Zone, inside},
+};
+use crate::{
+    logic::{
+        claim::{OnCrash, Overlap},
+        schedule::{Dst, Schedule},
+    },
+    model::JobName,
+};
+
+const LEASE: Duration = Duration::from_secs(15);
+/// The files named here hold a password or some variables; more is the wrong file.
+const MOST_OF_A_FILE: u64 = 1 << 20;
+
+/// What all jobs share while they are checked.
+struct Shared<'t> {
+    defaults: &'t raw::Job,
+    /// None: wrong.
+    store_timeout: Option<Duration>,
+    clock_drift: Option<f64>,
+    /// `env_file` and `env` of the defaults.
+    env: Option<Arc<BTreeMap<String, String>>>,
+    utc: Zone,
+    schedules: HashMap<ScheduleKey, Arc<Schedule>>,
+    /// By the addresses of their schedules, which `schedules` keeps alive.
+    lists: HashMap<Vec<usize>, Parsed>,
+    texts: HashSet<Arc<[String]>>,
+    digests: HashSet<Arc<str>>,
+    codes: HashSet<Arc<[i32]>>,
+    envs: HashSet<Arc<BTreeMap<String, String>>>,
+    /// Each file is read once.
+    env_files: HashMap<PathBuf, Option<Variables>>,
+}
+
+/// Text, zone, daylight saving, and the job where it matters.
+type ScheduleKey = (String, Arc<str>, Dst, Option<String>);
+/// The schedules of one job.
+type Parsed = Arc<[Arc<Schedule>]>;
+type Variables = Arc<[(String, String)]>;
+
+/// None when something is wrong; it has been reported.
+pub(super) fn config<'t>(r: &mut Reader<'t>, file: raw::File<'t>) -> Option<Config> {
+    let store = store(r, &file.store);
+    let limits = limits(&file.limits);
+    let mut shared = Shared {
+        defaults: &file.defaults,
+        store_timeout: file.store.timeout.or_default(|| Duration::from_millis(500)),
+        clock_drift: file.limits.clock_drift.or_default(|| 0.01),
+        env: None,
+        utc: Zone {
+            name: "UTC".into(),
+            tz: jiff::tz::TimeZone::UTC,
+        },
+        schedules: HashMap::new(),
+        lists: HashMap::new(),
+        texts: HashSet::new(),
+        digests: HashSet::new(),
+        codes: HashSet::new(),
+        envs: HashSet::new(),
+        env_files: HashMap::new(),
+    };
+    shared.env = environment(
+        r,
+        &mut shared.env_files,
+        Place::Defaults,
+        &file.defaults,
+        BTreeMap::new(),
+    )
+    .map(Arc::new);
+    let mut jobs = BTreeMap::new();
+    for (name, span, node) in &file.jobs {
+        let Some(raw) = raw::named_job(r, name, span.clone(), node) else {
+            continue;
+        };
+        let name = At {
+            value: *name,
+            span: span.clone(),
+        };
+        if let Some(job) = job(r, &mut shared, &name, &raw) {
+            jobs.insert(job.name.clone(), Arc::new(job));
+        }
+    }
+    // Without jobs nobody would see what is wrong with the defaults.
+    if file.jobs.is_empty() {
+        let nobody = At {
+            value: "",
+            span: 0..0,
+        };
+        lease(r, &shared, Place::Defaults, &raw::Job::default(), &nobody);
+    }
+    let mut config = Config {
+        store: store?,
+        limits: limits?,
+        jobs,
+        digest: String::new(),
+    };
+    let sqlite = file
+        .store
+        .url
+        .value()
+        .and_then(|url| url.text.strip_prefix("sqlite:"));
+    config.digest = digest::config(&config, sqlite.or(Some(SQLITE_FILE)));
+    Some(config)
+}
+
+/// The one of `set` that is equal to `value`.
+fn interned<T: Hash + Eq + ?Sized, V: Borrow<T> + Into<Arc<T>>>(
+    set: &mut HashSet<Arc<T>>,
+    value: V,
+) -> Arc<T> {
+    match set.get(value.borrow()) {
+        Some(one) => one.clone(),
+        None => {
+            let one: Arc<T> = value.into();
+            set.insert(one.clone());
+            one
+        }
+    }
+}
+
+const SQLITE_FILE: &str = "soloist.db";
+
+fn store(r: &mut Reader<'_>, raw: &raw::Store) -> Option<Store> {
+    let place = Place::Store;
+    let url = raw.url.or_default(|| raw::Url {
+        text: format!("sqlite:{SQLITE_FILE}"),
+        kind: Kind::Sqlite,
+    });
+    if let Some(url) = &url {
+        only_for(r, url.kind, raw);
+    }
+    let password = match &raw.password_file {
+        Given::Read(file) => password(r, file).map(Some),
+        Given::Absent => Some(None),
+        Given::Wrong => None,
+    };
+    let tls = match raw.tls.optional() {
+        Some(Some(tls)) => {
+            if let (Some(at), true) = (
+                raw.tls.read(),
+                matches!(
+                    (&tls.cert, &tls.key),
+                    (Given::Read(_), Given::Absent) | (Given::Absent, Given::Read(_))
+                ),
+            ) {
+                let message = "`tls.cert` and `tls.key` belong together".into();
+                r.problems.add(
+                    place,
+                    at.span.clone(),
+                    message,
+                    Some("give both, or none".into()),
+                );
+            }
+            let path = |file: &Given<String>| Some(file.optional()?.map(|file| r.dir.join(file)));
+            match (path(&tls.ca), path(&tls.cert), path(&tls.key)) {
+                (Some(ca), Some(cert), Some(key)) => Some(Some(Tls { ca, cert, key })),
+                _ => None,
+            }
+        }
+        Some(None) => Some(None),
+        None => None,
+    };
+    let retry = store_retry(&raw.retry);
+    let url = url?;
+    Some(Store {
+        url: match url.kind {
+            Kind::Sqlite => StoreUrl::Sqlite(r.dir.join(url.text.strip_prefix("sqlite:")?)),
+            Kind::Memory => StoreUrl::Memory,
+            Kind::Redis { .. } => StoreUrl::Redis(url.text),
+        },
+        namespace: raw.namespace.or_default(|| "soloist".into())?,
+        username: raw.username.optional()?,
+        password: password?,
+        tls: tls?,
+        timeout: raw.timeout.or_default(|| Duration::from_millis(500))?,
+        pool_size: raw.pool_size.or_default(|| 8)?,
+        min_replicas: raw.min_replicas.or_default(|| 0)?,
+        retry: retry?,
+    })
+}
+
+/// Keys that mean nothing for the kind of store, or say the same thing twice.
+fn only_for(r: &mut Reader<'_>, kind: Kind, raw: &raw::Store) {
+    let mut refuse = |span: Option<Range<usize>>, message: &str, hint: &str| {
+        if let Some(span) = span {
+            r.problems
+                .add(Place::Store, span, message.into(), Some(hint.into()));
+        }
+    };
+    let username = raw.username.read().map(|at| at.span.clone());
+    let password = raw.password_file.read().map(|at| at.span.clone());
+    let tls = raw.tls.read().map(|at| at.span.clone());
+    match kind {
+        Kind::Redis {
+            tls: over_tls,
+            user,
+            password: in_url,
+        } => {
+            if user {
+                refuse(
+                    username.clone(),
+                    "`username` is also given in `url`",
+                    "take one of them out",
+                );
+            }
+            if in_url {
+                refuse(
+                    password.clone(),
+                    "`password_file` is given, and `url` has a password too",
+                    "take the one in `url` out",
+                );
+            }
+            if !over_tls {
+                refuse(
+                    tls,
+                    "`tls` is only used with a `rediss://` URL",
+                    "write `rediss://` in `url`, or take `tls` out",
+                );
+            }
+            if !in_url && raw.password_file.read().is_none() && !raw.password_file.is_wrong() {
+                refuse(
+                    username,
+                    "`username` needs a password",
+                    "name the file that holds it in `password_file`",
+                );
+                if user {
+                    let url = raw.url.read().map(|at| at.span.clone());
+                    refuse(
+                        url,
+                        "`url` has a user name but no password",
+                        "name the file that holds it in `password_file`",
+                    );
+                }
+            }
+        }
+        Kind::Sqlite | Kind::Memory => {
+            let hint = "take it out, or name a Redis server in `url`";
+            refuse(username, "`username` is only used with Redis", hint);
+            refuse(password, "`password_file` is only used with Redis", hint);
+            refuse(tls, "`tls` is only used with Redis", hint);
+            let replicas = raw
+                .min_replicas
+                .read()
+                .filter(|at| at.value > 0)
+                .map(|at| at.span.clone());
+            refuse(replicas, "`min_replicas` is only used with Redis", hint);
+        }
+    }
+}
+
+fn store_retry(raw: &Given<raw::Retry>) -> Option<StoreRetry> {
+    let default = StoreRetry {
+        attempts: 3,
+        interval: Duration::from_millis(100),
+        exponential: true,
+        max_interval: Duration::from_secs(2),
+        jitter: true,
+    };
+    let Some(raw) = raw.optional()? else {
+        return Some(default);
+    };
+    let interval = raw.interval.or_default(|| default.interval)?;
+    Some(StoreRetry {
+        attempts: raw.attempts.or_default(|| default.attempts)?,
+        interval,
+        exponential: raw.exponential.or_default(|| default.exponential)?,
+        max_interval: raw
+            .max_interval
+            .or_default(|| default.max_interval.max(interval))?,
+        jitter: raw.jitter.or_default(|| default.jitter)?,
+    })
+}
+
+fn limits(raw: &raw::Limits) -> Option<Limits> {
+    Some(Limits {
+        max_parallel: raw.max_parallel.optional()?,
+        drain: raw.drain.or_default(|| Duration::from_secs(60))?,
+        clock_drift: raw.clock_drift.or_default(|| 0.01)?,
+    })
+}
+
+/// The content of `password_file`. A relative name is first looked for among systemd's credentials.
+fn password(r: &mut Reader<'_>, file: &At<String>) -> Option<Secret> {
+    let credential = (r.env)("CREDENTIALS_DIRECTORY")
+        .filter(|dir| !dir.is_empty() && Path::new(&file.value).is_relative())
+        .map(|dir| Path::new(&dir).join(&file.value))
+        .filter(|path| path.exists());
+    let path = credential.unwrap_or_else(|| r.dir.join(&file.value));
+    let wrong = match read_small(&path) {
+        Ok(bytes) => match String::from_utf8(bytes) {
+            Ok(text) => {
+                let line = text.strip_suffix('\n').unwrap_or(&text);
+                let line = line.strip_suffix('\r').unwrap_or(line);
+                if !line.is_empty() {
+                    return Some(Secret(line.to_owned()));
+                }
+                "the file is empty".into()
+            }
+            Err(_) => "the file is not UTF-8 text".into(),
+        },
+        Err(error) => error,
+    };
+    let message = format!(
+        "`password_file`: cannot read `{}`: {wrong}",
+        path.display().to_string().escape_debug()
+    );
+    let hint = "relative to the configuration file, or the name of a systemd credential";
+    r.problems
+        .add(Place::Store, file.span.clone(), message, Some(hint.into()));
+    None
+}
+
+/// A regular file of reasonable size: a pipe or device would make the start hang.
+fn read_small(path: &Path) -> Result<Vec<u8>, String> {
+    // Without the error number: it tells an administrator nothing.
+    let words = |error: std::io::Error| match error.kind() {
+        std::io::ErrorKind::NotFound => "no such file".to_owned(),
+        std::io::ErrorKind::PermissionDenied => "permission denied".to_owned(),
+        _ => error.to_string(),
+    };
+    let meta = fs::metadata(path).map_err(words)?;
+    if !meta.is_file() {
+        return Err("it is not a regular file".into());
+    }
+    if meta.len() > MOST_OF_A_FILE {
+        return Err("it is larger than 1MiB".into());
+    }
+    fs::read(path).map_err(words)
+}
+
+/// `base`, then the variables of `env_file`, then those of `env`; later ones win.
+fn environment(
+    r: &mut Reader<'_>,
+    files: &mut HashMap<PathBuf, Option<Variables>>,
+    place: Place<'_>,
+    raw: &raw::Job,
+    mut base: BTreeMap<String, String>,
+) -> Option<BTreeMap<String, String>> {
+    let mut sound = !raw.env.is_wrong() && !raw.env_file.is_wrong();
+    if let Some(file) = raw.env_file.read() {
+        let path = r.dir.join(&file.value);
+        if !files.contains_key(&path) {
+            let variables = env_file(r, place, file, &path);
+            files.insert(path.clone(), variables);
+        }
+        match files.get(&path) {
+            Some(Some(variables)) => base.extend(variables.iter().cloned()),
+            _ => sound = false,
+        }
+    }
+    if let Some(env) = raw.env.value() {
+        base.extend(env.iter().cloned());
+    }
+    sound.then_some(base)
+}
+
+/// `KEY=VALUE` lines. Blank lines and lines that start with `#` are skipped, `export ` before the name is
+/// allowed, and one pair of quotes around the value is taken away; nothing is expanded.
+fn env_file(
+    r: &mut Reader<'_>,
+    place: Place<'_>,
+    file: &At<String>,
+    path: &Path,
+) -> Option<Variables> {
+    let text = match read_small(path)
+        .and_then(|bytes| String::from_utf8(bytes).map_err(|_| "it is not UTF-8 text".into()))
+    {
+        Ok(text) => text,
+        Err(error) => {
+            let message = format!(
+                "`env_file`: cannot read `{}`: {error}",
+                path.display().to_string().escape_debug()
+            );
+            let hint = "a relative path is taken from the directory of the configuration file";
+            r.problems
+                .add(place, file.span.clone(), message, Some(hint.into()));
+            return None;
+        }
+    };
+    let mut variables = Vec::new();
+    let mut sound = true;
+    for (n, line) in text.lines().enumerate() {
+        let line = line.trim();
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        let line = line.strip_prefix("export ").unwrap_or(line).trim_start();
+        let (message, hint) = match line.split_once('=') {
+            // The line itself is not shown: it may be the rest of a secret.
+            None => (
+                "expected KEY=VALUE".to_owned(),
+                "one variable on each line; `#` starts a comment",
+            ),
+            Some((name, value)) => match raw::env_name(name.trim_end()) {
+                Err(error) => error,
+                Ok(()) if value.contains('\0') => (
+                    "a value must not contain a NUL character".to_owned(),
+                    "take it out",
+                ),
+                Ok(()) => {
+                    let value = value.trim_start();
+                    let unquoted = ['"', '\'']
+                        .into_iter()
+                        .find_map(|quote| value.strip_prefix(quote)?.strip_suffix(quote))
+                        .unwrap_or(value);
+                    variables.push((name.trim_end().to_owned(), unquoted.to_owned()));
+                    continue;
+                }
+            },
+        };
+        sound = false;
+        r.problems.elsewhere(
+            file.span.clone(),
+            path.into(),
+            n + 1,
+            format!("`env_file`: {message}"),
+            hint,
+        );
+    }
+    sound.then(|| variables.into())
+}
+
+fn job(
+    r: &mut Reader<'_>,
+    shared: &mut Shared<'_>,
+    name: &At<&str>,
+    raw: &raw::Job,
+) -> Option<Job> {
+    let place = Place::Job(name.value);
+    let defaults = shared.defaults;
+    // The key of the job, or else of the defaults.
+    macro_rules! pick {
+        ($key:ident) => {
+            raw.$key.or(&defaults.$key)
+        };
+    }
+    let command = match pick!(command) {
+        Given::Read(at) => Some(match &at.value {
+            raw::Command::Argv(argv) => Command::Argv(argv.clone()),
+            raw::Command::Shell(line) => Command::Shell(line.clone()),
+        }),
+        Given::Wrong => None,
+        Given::Absent => {
+            let hint =
+                "write `command = [\"/usr/bin/program\", \"argument\"]`, or a string for the shell";
+            r.problems.absent(
+                place,
+                name.span.clone(),
+                "`command` is missing".into(),
+                hint.into(),
+            );
+            None
+        }
+    };
+    let zone = pick!(timezone).or_default(|| shared.utc.clone());
+    let dst = pick!(dst).or_default(Dst::default);
+    let schedule = match pick!(schedule) {
+        Given::Wrong => None,
+        Given::Absent => schedules(
+            r,
+            shared,
+            name.value,
+            &[],
+            &shared.utc.clone(),
+            Dst::default(),
+        ),
+        Given::Read(at) => match (&zone, dst) {
+            (Some(zone), Some(dst)) => schedules(r, shared, name.value, &at.value, zone, dst),
+            // Whether it is right cannot be known without them; better to report them first.
+            _ => None,
+        },
+    };
+    let lease = lease(r, shared, place, raw, name);
+    let on_crash = pick!(on_crash).or_default(|| OnCrash::Fail);
+    let retry = retry(pick!(retry));
+    let max_attempts = match (on_crash, &retry) {
+        (Some(on_crash), Some(retry)) => {
+            max_attempts(r, place, raw, defaults, on_crash, retry.as_ref())
+        }
+        _ => None,
+    };
+    let own = !matches!((&raw.env, &raw.env_file), (Given::Absent, Given::Absent));
+    let env = match (shared.env.clone(), own) {
+        (base, false) => base,
+        (base, true) => {
+            let variables = base.as_deref().cloned().unwrap_or_default();
+            let env = environment(r, &mut shared.env_files, place, raw, variables);
+            // Without the defaults' variables, which are wrong, its own are only looked at.
+            base.and(env).map(|env| interned(&mut shared.envs, env))
+        }
+    };
+    let output = match pick!(output).optional() {
+        Some(given) => {
+            let (keep, log) = match &given {
+                Some(output) => (output.keep.optional(), output.log.optional()),
+                None => (Some(None), Some(None)),
+            };
+            keep.zip(log).and_then(|(keep, log)| {
+                Some(Output {
+                    keep: usize::try_from(keep.unwrap_or(64 << 10)).ok()?,
+                    log: log.unwrap_or(true),
+                })
+            })
+        }
+        None => None,
+    };
+    let (schedules, schedule_text) = schedule?;
+    let (zone, dst) = (zone?, dst?);
+    let jitter = pick!(jitter).or_default(|| Duration::ZERO)?;
+    let written_dir = pick!(working_dir).optional()?;
+    let schedule_digest = digest::schedule(
+        &schedule_text,
+        &zone.name,
+        &format!("{dst:?}"),
+        jitter.as_millis(),
+    );
+    let mut job = Job {
+        name: JobName::new(name.value),
+        description: pick!(description).optional()?,
+        tags: interned(&mut shared.texts, pick!(tags).or_default(Vec::new)?),
+        enabled: pick!(enabled).or_default(|| true)?,
+        schedules,
+        schedule_text,
+        timezone: zone.name,
+        jitter,
+        command: command?,
+        env: env?,
+        working_dir: written_dir.as_ref().map(|dir| r.dir.join(dir)),
+        user: pick!(user).optional()?,
+        group: pick!(group).optional()?,
+        timeout: pick!(timeout).optional()?,
+        grace: pick!(grace).or_default(|| Duration::from_secs(10))?,
+        lease: lease?,
+        overlap: pick!(overlap).or_default(|| Overlap::Skip)?,
+        on_crash: on_crash?,
+        on_state_loss: pick!(on_state_loss).or_default(|| OnStateLoss::Skip)?,
+        max_attempts: max_attempts?,
+        retry: retry?,
+        start_within: pick!(start_within).or_default(|| Duration::from_secs(60))?,
+        catch_up: pick!(catch_up).or_default(|| CatchUp::Latest)?,
+        success_codes: interned(
+            &mut shared.codes,
+            pick!(success_codes).or_default(|| vec![0])?,
+        ),
+        output: output?,
+        digest: String::new(),
+        schedule_digest: interned(&mut shared.digests, schedule_digest),
+    };
+    job.digest = digest::job(&job, written_dir.as_deref());
+    Some(job)
+}
+
+/// The only place that parses schedules: equal ones are parsed once and shared.
+fn schedules(
+    r: &mut Reader<'_>,
+    shared: &mut Shared<'_>,
+    job: &str,
+    texts: &[At<String>],
+    zone: &Zone,
+    dst: Dst,
+) -> Option<(Parsed, Arc<[String]>)> {
+    let mut parsed = Vec::with_capacity(texts.len());
+    let mut written = Vec::with_capacity(texts.len());
+    let mut sound = true;
+    for text in texts {
+        let of_job = depends_on_the_job(&text.value).then(|| job.to_owned());
+        let key: ScheduleKey = (text.value.clone(), zone.name.clone(), dst, of_job);
+        if let Some(schedule) = shared.schedules.get(&key) {
+            parsed.push(schedule.clone());
+        } else {
+            match Schedule::parse(&text.value, &zone.tz, dst, job) {
+                Ok(schedule) => {
+                    let schedule = Arc::new(schedule);
+                    parsed.push(schedule.clone());
+                    shared.schedules.insert(key, schedule);
+                }
+                // Each place where it stands is reported.
+                Err(error) => {
+                    sound = false;
+                    let whole = 0..text.value.len();
+                    let span = inside(
+                        r.text,
+                        text.span.clone(),
+                        &text.value,
+                        error.span.as_ref().unwrap_or(&whole),
+                    );
+                    let message = format!("`schedule`: {}", error.message);
+                    r.problems.add(Place::Job(job), span, message, error.hint);
+                }
+            }
+        }
+        written.push(text.value.clone());
+    }
+    if !sound {
+        return None;
+    }
+    let addresses = parsed
+        .iter()
+        .map(|schedule| Arc::as_ptr(schedule) as usize)
+        .collect();
+    let list = shared
+        .lists
+        .entry(addresses)
+        .or_insert_with(|| parsed.into())
+        .clone();
+    Some((list, interned(&mut shared.texts, written)))
+}
+
+/// Whether the text may hold `H`, which is counted from the job's name. Names of days and months have letters
+/// beside it (`THU`, `MARCH`).
+fn depends_on_the_job(text: &str) -> bool {
+    let bytes = text.as_bytes();
+    let letter = |at: Option<usize>| {
+        at.and_then(|at| bytes.get(at))
+            .is_some_and(u8::is_ascii_alphabetic)
+    };
+    bytes.iter().enumerate().any(|(at, b)| {
+        b.eq_ignore_ascii_case(&b'h') && !letter(at.checked_sub(1)) && !letter(at.checked_add(1))
+    })
+}
+
+fn lease(
+    r: &mut Reader<'_>,
+    shared: &Shared<'_>,
+    place: Place<'_>,
+    raw: &raw::Job,
+    name: &At<&str>,
+) -> Option<Lease> {
+    let length = raw.lease.or(&shared.defaults.lease);
+    let renew_every = raw.renew_every.or(&shared.defaults.renew_every);
+    let result = Lease::for_store(
+        length.or_default(|| LEASE)?,
+        renew_every.optional()?,
+        shared.clock_drift?,
+        shared.store_timeout?,
+    );
+    match result {
+        Ok(lease) => Some(lease),
+        Err(message) => {
+            let of_job = raw.lease.read().is_some() || raw.renew_every.read().is_some();
+            let of_defaults = length.read().is_some() || renew_every.read().is_some();
+            let place = if of_defaults && !of_job {
+                Place::Defaults
+            } else {
+                place
+            };
+            let about_renewal = message.starts_with("renew_every");
+            let (length, renewal) = (
+                length.read().map(|at| at.span.clone()),
+                renew_every.read().map(|at| at.span.clone()),
+            );
+            let spans = if about_renewal {
+                [renewal, length]
+            } else {
+                [length, renewal]
+            };
+            // With neither written it is the store's timeout that does not fit the default lease.
+            let span = span_of(&[spans[0].clone(), spans[1].clone(), Some(name.span.clone())]);
+            let hint = match (about_renewal, renew_every.read()) {
+                (true, Some(_)) => "leave `renew_every` out: it follows from `lease`",
+                _ => "give it a longer `lease`, or `[store]` a shorter `timeout`",
+            };
+            r.problems.add(place, span, message, Some(hint.into()));
+            None
+        }
+    }
+}
+
+/// `attempts = 0` takes back the retry of the defaults. None: wrong.
+fn retry(raw: &Given<raw::Retry>) -> Option<Option<JobRetry>> {
+    let Some(raw) = raw.optional()? else {
+        return Some(None);
+    };
+    let attempts = raw.attempts.or_default(|| 2)?;
+    let interval = raw.interval.or_default(|| Duration::from_secs(10))?;
+    let retry = JobRetry {
+        attempts,
+        interval,
+        exponential: raw.exponential.or_default(|| true)?,
+        max_interval: raw
+            .max_interval
+            .or_default(|| Duration::from_secs(300).max(interval))?,
+    };
+    Some((attempts > 0).then_some(retry))
+}
+
+fn max_attempts(
+    r: &mut Reader<'_>,
+    place: Place<'_>,
+    raw: &raw::Job,
+    defaults: &raw::Job,
+    on_crash: OnCrash,
+    retry: Option<&JobRetry>,
+) -> Option<u32> {
+    let needed = retry.map_or(1, |retry| retry.attempts + 1);
+    match raw.max_attempts.or(&defaults.max_attempts) {
+        Given::Wrong => None,
+        Given::Absent if on_crash == OnCrash::Rerun || retry.is_some() => Some(needed.max(3)),
+        Given::Absent => Some(1),
+        Given::Read(at) if at.value < needed => {
+            let message = format!(
+                "`max_attempts` ({}) leaves no room for the first attempt and {} more by `retry.attempts`",
+                at.value,
+                needed - 1
+            );
+            let span = if raw.max_attempts.read().is_some() {
+                at.span.clone()
+            } else {
+                span_of(&[
+                    raw.retry.read().map(|at| at.span.clone()),
+                    Some(at.span.clone()),
+                ])
+            };
+            r.problems.add(
+                place,
+                span,
+                message,
+                Some(format!("set `max_attempts` to {needed} or more")),
+            );
+            None
+        }
+        Given::Read(at) => Some(at.value),
+    }
+}

@@ -1,0 +1,496 @@
+//! What is wrong with a configuration: every problem with its place, for people and for `--json`.
+//!
+//! No problem shows a secret: the lines that are quoted come from a copy of the text in which passwords are
+//! masked (see [`mask`]).
+
+use std::{
+    collections::HashSet,
+    fmt,
+    ops::Range,
+    path::{Path, PathBuf},
+};
+
+use annotate_snippets::{AnnotationKind, Group, Level, Origin, Renderer, Snippet};
+
+/// A longer line is not quoted: nobody could read it, and a report may hold very many.
+const LONGEST_QUOTE: usize = 2000;
+
+/// All problems of a configuration, in the order of the file.
+#[derive(Debug, Clone)]
+pub struct Report {
+    file: PathBuf,
+    problems: Vec<Problem>,
+}
+
+/// One problem. Serialised as `file`, `line`, `column`, `message`, `hint`.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct Problem {
+    pub file: PathBuf,
+    /// From 1. None when the problem is the file as a whole.
+    pub line: Option<usize>,
+    /// From 1, in characters.
+    pub column: Option<usize>,
+    /// What is wrong and where in the configuration, in one line.
+    pub message: String,
+    /// What to do about it.
+    pub hint: Option<String>,
+    #[serde(skip)]
+    quote: Option<Quote>,
+}
+
+/// The lines that a problem stands in, without secrets.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Quote {
+    lines: String,
+    first_line: usize,
+    marked: Range<usize>,
+}
+
+impl Report {
+    /// The file as a whole cannot be used.
+    pub(super) fn of_file(path: &Path, message: String, hint: Option<String>) -> Self {
+        let problem = Problem {
+            file: path.into(),
+            line: None,
+            column: None,
+            message,
+            hint,
+            quote: None,
+        };
+        Self {
+            file: path.into(),
+            problems: vec![problem],
+        }
+    }
+
+    /// Never empty.
+    pub fn problems(&self) -> &[Problem] {
+        &self.problems
+    }
+
+    /// One block per problem, as the Rust compiler shows them, and a last line that counts them. No newline at
+    /// the end. Colours are ANSI sequences.
+    pub fn render(&self, color: bool) -> String {
+        let renderer = if color {
+            Renderer::styled()
+        } else {
+            Renderer::plain()
+        };
+        let mut out = String::new();
+        for problem in &self.problems {
+            let path = problem.file.to_string_lossy();
+            let mut group = Group::with_title(Level::ERROR.primary_title(problem.message.as_str()));
+            if let Some(quote) = &problem.quote {
+                let mark = AnnotationKind::Primary.span(quote.marked.clone());
+                group = group.element(
+                    Snippet::source(quote.lines.as_str())
+                        .line_start(quote.first_line)
+                        .path(path.as_ref())
+                        .annotation(mark),
+                );
+            } else {
+                let mut origin = Origin::path(path.as_ref());
+                if let Some(line) = problem.line {
+                    origin = origin.line(line);
+                    if let Some(column) = problem.column {
+                        origin = origin.char_column(column);
+                    }
+                }
+                group = group.element(origin);
+            }
+            if let Some(hint) = &problem.hint {
+                group = group.element(Level::HELP.message(hint.as_str()));
+            }
+            out.push_str(&renderer.render(&[group]));
+            out.push_str("\n\n");
+        }
+        let count = self.problems.len();
+        let noun = if count == 1 { "problem" } else { "problems" };
+        out.push_str(&format!("{count} {noun} in {}", self.file.display()));
+        out
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.render(false))
+    }
+}
+
+impl std::error::Error for Report {}
+
+/// Where in the configuration a problem belongs; the first words of its message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Place<'a> {
+    Top,
+    Store,
+    Limits,
+    Defaults,
+    Jobs,
+    Job(&'a str),
+}
+
+impl fmt::Display for Place<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Top => Ok(()),
+            Self::Store => f.write_str("[store]: "),
+            Self::Limits => f.write_str("[limits]: "),
+            Self::Defaults => f.write_str("[defaults]: "),
+            Self::Jobs => f.write_str("[jobs]: "),
+            // Debug escapes what would break the one line of a message.
+            Self::Job(name) => write!(f, "job `{}`: ", name.escape_debug()),
+        }
+    }
+}
+
+/// Gathers problems while the configuration is read.
+pub(super) struct Collector<'a> {
+    file: PathBuf,
+    text: &'a str,
+    found: Vec<Found>,
+    /// Span and text without the place, so that a wrong default is reported once, not for each job.
+    seen: HashSet<(usize, usize, String)>,
+    /// In other files: path, line and text.
+    seen_elsewhere: HashSet<(PathBuf, usize, String)>,
+}
+
+struct Found {
+    span: Range<usize>,
+    message: String,
+    hint: Option<String>,
+    kind: Kind,
+    elsewhere: Option<(PathBuf, usize)>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// Not TOML.
+    Syntax,
+    /// Something is missing: not to be believed when the file is not TOML.
+    Absence,
+    Meaning,
+}
+
+impl<'a> Collector<'a> {
+    pub fn new(file: &Path, text: &'a str) -> Self {
+        Self {
+            file: file.into(),
+            text,
+            found: Vec::new(),
+            seen: HashSet::new(),
+            seen_elsewhere: HashSet::new(),
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.found.is_empty()
+    }
+
+    /// `message` is the parser's; what it says most often is said more plainly.
+    pub fn syntax(&mut self, span: Range<usize>, message: &str) {
+        let (message, hint) = if message.starts_with("string values must be quoted") {
+            match span.is_empty() {
+                true => ("the value is missing", None),
+                false => (
+                    "a string must be in quotes",
+                    Some("put it between `\"` and `\"`"),
+                ),
+            }
+        } else if message.starts_with("duplicate key") {
+            (
+                "this key or table is there already",
+                Some("take one of them out"),
+            )
+        } else if message == "invalid basic string, expected `\"`"
+            || message == "invalid literal string, expected `'`"
+        {
+            (
+                "the string does not end in this line",
+                Some("close it with the quote that opened it"),
+            )
+        } else {
+            (message, None)
+        };
+        self.push(
+            Kind::Syntax,
+            Place::Top,
+            span,
+            message.to_owned(),
+            hint.map(str::to_owned),
+        );
+    }
+
+    pub fn absent(&mut self, place: Place<'_>, span: Range<usize>, message: String, hint: String) {
+        self.push(Kind::Absence, place, span, message, Some(hint));
+    }
+
+    pub fn add(
+        &mut self,
+        place: Place<'_>,
+        span: Range<usize>,
+        message: String,
+        hint: Option<String>,
+    ) {
+        self.push(Kind::Meaning, place, span, message, hint);
+    }
+
+    /// A problem in another file, that `span` names. Its text is not quoted: it may hold secrets.
+    pub fn elsewhere(
+        &mut self,
+        span: Range<usize>,
+        file: PathBuf,
+        line: usize,
+        message: String,
+        hint: &str,
+    ) {
+        if self
+            .seen_elsewhere
+            .insert((file.clone(), line, message.clone()))
+        {
+            let hint = Some(hint.to_owned());
+            self.found.push(Found {
+                span,
+                message,
+                hint,
+                kind: Kind::Meaning,
+                elsewhere: Some((file, line)),
+            });
+        }
+    }
+
+    fn push(
+        &mut self,
+        kind: Kind,
+        place: Place<'_>,
+        span: Range<usize>,
+        text: String,
+        hint: Option<String>,
+    ) {
+        let end = span.end.min(self.text.len());
+        let span = span.start.min(end)..end;
+        let message = format!("{place}{text}");
+        if self.seen.insert((span.start, span.end, text)) {
+            self.found.push(Found {
+                span,
+                message,
+                hint,
+                kind,
+                elsewhere: None,
+            });
+        }
+    }
+
+    /// The report, in the order of the file.
+    ///
+    /// After a syntax error the parser guesses what was meant: what follows from the guess alone (a second
+    /// error in the same line, something missing) is left out.
+    pub fn finish(mut self) -> Report {
+        let masked = mask(self.text);
+        let starts: Vec<usize> = std::iter::once(0)
+            .chain(self.text.match_indices('\n').map(|(at, _)| at + 1))
+            .collect();
+        let line_of = |at: usize| starts.partition_point(|start| *start <= at).max(1) - 1;
+        self.found
+            .sort_by_key(|found| (found.kind != Kind::Syntax, found.span.start, found.span.end));
+        let mut broken = HashSet::new();
+        let mut kept: Vec<Found> = Vec::with_capacity(self.found.len());
+        for found in self.found {
+            let line = line_of(found.span.start);
+            match found.kind {
+                Kind::Syntax if !broken.insert(line) => continue,
+                Kind::Absence if !broken.is_empty() => continue,
+                Kind::Meaning if broken.contains(&line) => continue,
+                _ => kept.push(found),
+            }
+        }
+        kept.sort_by_key(|found| (found.span.start, found.span.end));
+        let mut problems = Vec::with_capacity(kept.len());
+        // Columns are counted on from the problem before, so that a long line is counted once.
+        let (mut counted, mut column, mut counted_line) = (0, 1, usize::MAX);
+        for found in kept {
+            let Found {
+                span,
+                message,
+                hint,
+                elsewhere,
+                ..
+            } = found;
+            if let Some((file, line)) = elsewhere {
+                problems.push(Problem {
+                    file,
+                    line: Some(line),
+                    column: Some(1),
+                    message,
+                    hint,
+                    quote: None,
+                });
+                continue;
+            }
+            let line = line_of(span.start);
+            if line != counted_line {
+                (counted, column, counted_line) = (starts[line], 1, line);
+            }
+            column += self
+                .text
+                .get(counted..span.start)
+                .map_or(0, |s| s.chars().count());
+            counted = span.start;
+            let start = starts[line];
+            let end = starts
+                .get(line + 1)
+                .map_or(self.text.len(), |next| next - 1);
+            let quote = masked
+                .get(start..end)
+                .filter(|line| line.len() <= LONGEST_QUOTE)
+                .map(|line| {
+                    let line = line.trim_end_matches('\r').to_owned();
+                    // A mark over several lines is shown on the first; one behind the end, at the end.
+                    let marked =
+                        (span.start - start).min(line.len())..(span.end - start).min(line.len());
+                    Quote {
+                        lines: line,
+                        first_line: line_of(start) + 1,
+                        marked,
+                    }
+                });
+            problems.push(Problem {
+                file: self.file.clone(),
+                line: Some(line + 1),
+                column: Some(column),
+                message,
+                hint,
+                quote,
+            });
+        }
+        Report {
+            file: self.file,
+            problems,
+        }
+    }
+}
+
+/// The text with everything that looks like a secret replaced by `*`, byte for byte, so that places stay what
+/// they are. Works on any text, also on what is not TOML: an error must not print what it failed to read.
+///
+/// Taken for a secret: what stands between `//` (or the first `:` of a word) and `@`, `pass=` in a URL, and the
+/// values of keys whose name contains `pass`, `secret`, `token` or `credential`, unless it ends in `file`.
+pub(super) fn mask(text: &str) -> String {
+    let mut bytes = text.as_bytes().to_vec();
+    for line in spans_of_lines(text) {
+        mask_user_info(text, line.clone(), &mut bytes);
+        mask_query(text, line.clone(), &mut bytes);
+    }
+    mask_values(text, &mut bytes);
+    // Whole characters are replaced by ASCII, so this cannot fail.
+    String::from_utf8(bytes).unwrap_or_default()
+}
+
+fn spans_of_lines(text: &str) -> impl Iterator<Item = Range<usize>> {
+    let mut start = 0;
+    text.split_inclusive('\n').map(move |line| {
+        let span = start..start + line.len();
+        start = span.end;
+        span
+    })
+}
+
+/// `//y@z` up to the last `@` of the string, blanks and quotes included (wrong in a URL, but all the more in need
+/// of a mask), and `x:y@z` without blanks.
+fn mask_user_info(text: &str, line: Range<usize>, bytes: &mut [u8]) {
+    let part = &text[line.clone()];
+    for (at, slashes) in part.match_indices("://") {
+        let start = at + slashes.len();
+        let end = match part[..at].rfind(['"', '\'']) {
+            Some(open) => start + closing(&part[start..], &part[open..=open]),
+            None => part.len(),
+        };
+        if let Some(n) = part[start..end].rfind('@') {
+            fill(bytes, line.start + start..line.start + start + n);
+        }
+    }
+    let mut from = 0;
+    for piece in part.split_inclusive(|c: char| c.is_whitespace() || c == '"' || c == '\'') {
+        if let Some(at) = piece.rfind('@')
+            && let Some(colon) = piece[..at].find(':')
+        {
+            let slashes = piece[colon + 1..at]
+                .bytes()
+                .take_while(|b| *b == b'/')
+                .count();
+            fill(
+                bytes,
+                line.start + from + colon + 1 + slashes..line.start + from + at,
+            );
+        }
+        from += piece.len();
+    }
+}
+
+fn mask_query(text: &str, line: Range<usize>, bytes: &mut [u8]) {
+    let part = &text[line.clone()];
+    for (at, name) in part.match_indices("pass=") {
+        let start = at + name.len();
+        let end = part[start..]
+            .find(['"', '\'', '&', '\n'])
+            .map_or(part.len(), |n| start + n);
+        fill(bytes, line.start + start..line.start + end);
+    }
+}
+
+fn mask_values(text: &str, bytes: &mut [u8]) {
+    const SECRET: [&str; 4] = ["pass", "secret", "token", "credential"];
+    for (at, _) in text.match_indices('=') {
+        let name = text[..at].trim_end_matches([' ', '\t', '"', '\'']);
+        let start = name
+            .rfind(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == '-'))
+            .map_or(0, |n| n + 1);
+        // A multi-byte character before the name: `rfind` gave its start.
+        let Some(name) = name.get(start..).map(str::to_ascii_lowercase) else {
+            continue;
+        };
+        if name.ends_with("file") || !SECRET.iter().any(|word| name.contains(word)) {
+            continue;
+        }
+        let rest = text[at + 1..].trim_start_matches([' ', '\t']);
+        let open = text.len() - rest.len();
+        let Some(quote) = ["\"\"\"", "'''", "\"", "'"]
+            .into_iter()
+            .find(|q| rest.starts_with(q))
+        else {
+            let end = rest.find(['\n', ',', '}', '#']).unwrap_or(rest.len());
+            fill(bytes, open..open + rest[..end].trim_end().len());
+            continue;
+        };
+        let inner = &rest[quote.len()..];
+        let end = match quote.len() {
+            3 => inner.find(quote).unwrap_or(inner.len()),
+            _ => closing(inner, quote),
+        };
+        fill(bytes, open + quote.len()..open + quote.len() + end);
+    }
+}
+
+/// Where a one-line string ends: at its quote, at the end of the line, or of the text.
+fn closing(inner: &str, quote: &str) -> usize {
+    let mut escaped = false;
+    for (at, c) in inner.char_indices() {
+        match c {
+            '\n' => return at,
+            _ if escaped => escaped = false,
+            '\\' if quote == "\"" => escaped = true,
+            _ if quote.starts_with(c) => return at,
+            _ => {}
+        }
+    }
+    inner.len()
+}
+
+/// Newlines stay: they are places too.
+fn fill(bytes: &mut [u8], span: Range<usize>) {
+    for byte in &mut bytes[span] {
+        if *byte != b'\n' && *byte != b'\r' {
+            *byte = b'*';
+        }
+    }
+}

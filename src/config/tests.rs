@@ -1,0 +1,1191 @@
+//! Whole files: what is accepted, and word for word what is reported about the others.
+
+use std::fmt::Write as _;
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn environment(name: &str) -> Option<String> {
+    match name {
+        "SECRET_URL" => Some("redis://:hunter2@host:0/0".into()),
+        "HOST" => Some("redis.example".into()),
+        "EMPTY" => Some(String::new()),
+        "WORD" => Some("hunter2".into()),
+        _ => None,
+    }
+}
+
+fn read(text: &str) -> Result<Config, Report> {
+    parse(text, Path::new("jobs.toml"), &environment)
+}
+
+#[track_caller]
+fn good(text: &str) -> Config {
+    read(text).unwrap_or_else(|report| panic!("{report}"))
+}
+
+#[track_caller]
+fn bad(text: &str) -> Report {
+    match read(text) {
+        Ok(_) => panic!("accepted: {text}"),
+        Err(report) => report,
+    }
+}
+
+fn job(config: &Config, name: &str) -> Arc<Job> {
+    config.jobs[&JobName::new(name)].clone()
+}
+
+/// `line:column message` and the hint, for tables of many cases.
+fn brief(report: &Report) -> Vec<String> {
+    let brief = |p: &Problem| {
+        let at = (p.line.unwrap_or(0), p.column.unwrap_or(0));
+        let hint = p
+            .hint
+            .as_deref()
+            .map(|h| format!(" ({h})"))
+            .unwrap_or_default();
+        format!("{}:{} {}{hint}", at.0, at.1, p.message)
+    };
+    report.problems().iter().map(brief).collect()
+}
+
+/// A job with `line`, which stands at line 3.
+fn with(line: &str) -> String {
+    format!("[jobs.a]\ncommand = \"true\"\n{line}\n")
+}
+
+/// `line` under `[store]`, at line 2.
+fn with_store(line: &str) -> String {
+    format!("[store]\n{line}\n")
+}
+
+#[test]
+fn a_report_shows_every_problem_with_its_line_and_a_caret() {
+    let text = r#"[store]
+url = "reds://host"
+
+[jobs.backup]
+schedule = "0 3 * * *"
+timezome = "Europe/Berlin"
+timeout = 5
+
+[jobs."bad name"]
+command = "true"
+timezone = "Europe/Brelin"
+overlap = "que"
+"#;
+    let expected = r#"error: [store]: `url`: unknown kind of store
+ --> jobs.toml:2:8
+  |
+2 | url = "reds://host"
+  |        ^^^^
+  |
+  = help: did you mean `redis:`?
+
+error: job `backup`: `command` is missing
+ --> jobs.toml:4:7
+  |
+4 | [jobs.backup]
+  |       ^^^^^^
+  |
+  = help: write `command = ["/usr/bin/program", "argument"]`, or a string for the shell
+
+error: job `backup`: unknown key `timezome`
+ --> jobs.toml:6:1
+  |
+6 | timezome = "Europe/Berlin"
+  | ^^^^^^^^
+  |
+  = help: did you mean `timezone`?
+
+error: job `backup`: `timeout`: expected a duration, found an integer
+ --> jobs.toml:7:11
+  |
+7 | timeout = 5
+  |           ^
+  |
+  = help: add a unit, such as "5s"
+
+error: [jobs]: `bad name` cannot be the name of a job: it contains ` `
+ --> jobs.toml:9:7
+  |
+9 | [jobs."bad name"]
+  |       ^^^^^^^^^^
+  |
+  = help: use letters, digits, `-`, `_` and `.`, 1 to 100 of them
+
+error: job `bad name`: `timezone`: unknown time zone `Europe/Brelin`
+  --> jobs.toml:11:12
+   |
+11 | timezone = "Europe/Brelin"
+   |            ^^^^^^^^^^^^^^^
+   |
+   = help: did you mean `Europe/Berlin`?
+
+error: job `bad name`: `overlap`: unknown value `que`
+  --> jobs.toml:12:11
+   |
+12 | overlap = "que"
+   |           ^^^^^
+   |
+   = help: use `skip`, `queue`, `replace` or `allow`
+
+7 problems in jobs.toml"#;
+    let report = bad(text);
+    assert_eq!(report.to_string(), expected);
+    assert_eq!(report.render(false), expected);
+    let colored = report.render(true);
+    assert!(colored.contains("\x1b["), "{colored}");
+    assert!(!expected.contains('\x1b'));
+}
+
+#[test]
+fn syntax_errors_come_all_at_once_and_with_what_is_wrong_elsewhere() {
+    let text = "[store]\nurl = \"redis://:hunter2@host\nnamespace = 1\n\n[jobs.a]\ncommand = [\"x\" \"y\"]\n\
+                timeout = \nlease = 15s\n[jobs.a]\ncommand = 'y'\n[jobs.b]\ncommand = 7\n[jobs.c]\n";
+    let expected = r#"error: the string does not end in this line
+ --> jobs.toml:2:29
+  |
+2 | url = "redis://********@host
+  |                             ^
+  |
+  = help: close it with the quote that opened it
+
+error: [store]: `namespace`: expected a string, found an integer
+ --> jobs.toml:3:13
+  |
+3 | namespace = 1
+  |             ^
+  |
+  = help: put it in quotes
+
+error: missing comma between array elements, expected `,`
+ --> jobs.toml:6:16
+  |
+6 | command = ["x" "y"]
+  |                ^
+
+error: the value is missing
+ --> jobs.toml:7:11
+  |
+7 | timeout = 
+  |           ^
+
+error: a string must be in quotes
+ --> jobs.toml:8:9
+  |
+8 | lease = 15s
+  |         ^^^
+  |
+  = help: put it between `"` and `"`
+
+error: this key or table is there already
+ --> jobs.toml:9:7
+  |
+9 | [jobs.a]
+  |       ^
+  |
+  = help: take one of them out
+
+error: this key or table is there already
+  --> jobs.toml:10:1
+   |
+10 | command = 'y'
+   | ^^^^^^^
+   |
+   = help: take one of them out
+
+error: job `b`: `command`: expected a string (for the shell) or a list of strings, found an integer
+  --> jobs.toml:12:11
+   |
+12 | command = 7
+   |           ^
+
+8 problems in jobs.toml"#;
+    assert_eq!(bad(text).to_string(), expected);
+}
+
+#[test]
+fn the_structured_view_has_file_line_column_message_and_hint() {
+    let report = bad("[jobs.a]\ncommand = \"ü\"\ntags = [\"ü\", 1]\n");
+    assert_eq!(
+        serde_json::to_string(report.problems()).unwrap(),
+        r#"[{"file":"jobs.toml","line":3,"column":14,"message":"job `a`: `tags`: expected a string, found an integer","hint":"put it in quotes"}]"#
+    );
+}
+
+#[test]
+fn every_key_is_accepted_and_lands_where_it_belongs() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("pw"), "hunter2\n").unwrap();
+    std::fs::write(
+        dir.path().join("vars"),
+        "# who\n\nexport A = \"1 2\"\nB='x'\nC=\n",
+    )
+    .unwrap();
+    let text = r#"
+[store]
+url = "rediss://${HOST}:6380/1"
+namespace = "prod:${NONE:-eu}"
+username = "cron"
+password_file = "pw"
+tls = { ca = "ca.pem", cert = "cert.pem", key = "/key.pem" }
+timeout = "250ms"
+pool_size = 4
+min_replicas = 1
+retry = { attempts = 5, interval = "50ms", backoff = "fixed", max_interval = "1s", jitter = false }
+
+[limits]
+max_parallel = 16
+drain = "2m"
+clock_drift = 0.02
+
+[defaults]
+timezone = "asia/shanghai"
+env = { B = "default", D = "default" }
+env_file = "vars"
+grace = "3s"
+
+[jobs.lottery-draw]
+description = "Pick ten winners"
+tags = ["money", "daily"]
+enabled = false
+schedule = ["0 12 * * *", "30 12 * * 7"]
+dst = { gap = "skip", overlap = "both" }
+jitter = "30s"
+command = ["./draw.sh", "--winners", "10"]
+env = { D = "job" }
+working_dir = "work"
+user = "lottery"
+group = "games"
+timeout = "5m"
+grace = "1s"
+lease = "20s"
+renew_every = "2s"
+overlap = "queue"
+on_crash = "rerun"
+on_state_loss = "rerun"
+max_attempts = 9
+retry = { attempts = 4, interval = "1s", backoff = "fixed", max_interval = "4s" }
+start_within = "1h30m"
+catch_up = "all"
+success_codes = [3, 0, 3]
+output = { keep = "1MiB", log = false }
+
+[jobs.other]
+command = "echo $A"
+timezone = "UTC"
+"#;
+    let config =
+        parse(text, &dir.path().join("jobs.toml"), &environment).unwrap_or_else(|r| panic!("{r}"));
+    let store = &config.store;
+    assert_eq!(
+        store.url,
+        StoreUrl::Redis("rediss://redis.example:6380/1".into())
+    );
+    assert_eq!(
+        (store.namespace.as_str(), store.username.as_deref()),
+        ("prod:eu", Some("cron"))
+    );
+    assert_eq!(store.password, Some(Secret("hunter2".into())));
+    let tls = Tls {
+        ca: Some(dir.path().join("ca.pem")),
+        cert: Some(dir.path().join("cert.pem")),
+        key: Some("/key.pem".into()),
+    };
+    assert_eq!(store.tls, Some(tls));
+    assert_eq!(
+        (store.timeout, store.pool_size, store.min_replicas),
+        (Duration::from_millis(250), 4, 1)
+    );
+    let retry = StoreRetry {
+        attempts: 5,
+        interval: Duration::from_millis(50),
+        exponential: false,
+        max_interval: Duration::from_secs(1),
+        jitter: false,
+    };
+    assert_eq!(store.retry, retry);
+    assert_eq!(config.limits.max_parallel, Some(16));
+    assert_eq!(
+        (config.limits.drain, config.limits.clock_drift),
+        (Duration::from_secs(120), 0.02)
+    );
+
+    let job = job(&config, "lottery-draw");
+    assert_eq!(job.description.as_deref(), Some("Pick ten winners"));
+    assert_eq!(*job.tags, ["money", "daily"]);
+    assert!(!job.enabled);
+    assert_eq!(*job.schedule_text, ["0 12 * * *", "30 12 * * 7"]);
+    assert_eq!(job.schedules.len(), 2);
+    assert_eq!(&*job.timezone, "Asia/Shanghai");
+    assert_eq!(job.jitter, Duration::from_secs(30));
+    assert_eq!(
+        job.command,
+        Command::Argv(vec!["./draw.sh".into(), "--winners".into(), "10".into()])
+    );
+    let env: Vec<_> = job.env.iter().map(|(k, v)| format!("{k}={v}")).collect();
+    assert_eq!(env, ["A=1 2", "B=default", "C=", "D=job"]);
+    assert_eq!(job.working_dir, Some(dir.path().join("work")));
+    assert_eq!(
+        (job.user.as_deref(), job.group.as_deref()),
+        (Some("lottery"), Some("games"))
+    );
+    assert_eq!(
+        (job.timeout, job.grace),
+        (Some(Duration::from_secs(300)), Duration::from_secs(1))
+    );
+    let lease = Lease::new(Duration::from_secs(20), Some(Duration::from_secs(2)), 0.02).unwrap();
+    assert_eq!(job.lease, lease);
+    assert_eq!(
+        (job.overlap, job.on_crash),
+        (Overlap::Queue, OnCrash::Rerun)
+    );
+    assert_eq!(
+        (job.on_state_loss, job.max_attempts),
+        (OnStateLoss::Rerun, 9)
+    );
+    let retry = JobRetry {
+        attempts: 4,
+        interval: Duration::from_secs(1),
+        exponential: false,
+        max_interval: Duration::from_secs(4),
+    };
+    assert_eq!(job.retry, Some(retry));
+    assert_eq!(
+        (job.start_within, job.catch_up),
+        (Duration::from_secs(5400), CatchUp::All)
+    );
+    assert_eq!(*job.success_codes, [0, 3]);
+    assert_eq!(
+        job.output,
+        Output {
+            keep: 1 << 20,
+            log: false
+        }
+    );
+
+    let other = self::job(&config, "other");
+    assert_eq!(other.command, Command::Shell("echo $A".into()));
+    assert_eq!(
+        (&*other.timezone, other.grace),
+        ("UTC", Duration::from_secs(3))
+    );
+    assert_eq!(other.env["D"], "default");
+}
+
+#[test]
+fn defaults_are_those_of_the_documentation() {
+    let config = good("[jobs.a]\ncommand = 'x'\n");
+    let store = &config.store;
+    let here = std::env::current_dir().unwrap();
+    assert_eq!(store.url, StoreUrl::Sqlite(here.join("soloist.db")));
+    assert_eq!(
+        (store.namespace.as_str(), store.timeout, store.pool_size),
+        ("soloist", Duration::from_millis(500), 8)
+    );
+    assert_eq!(
+        (
+            store.min_replicas,
+            &store.username,
+            &store.password,
+            &store.tls
+        ),
+        (0, &None, &None, &None)
+    );
+    let retry = StoreRetry {
+        attempts: 3,
+        interval: Duration::from_millis(100),
+        exponential: true,
+        max_interval: Duration::from_secs(2),
+        jitter: true,
+    };
+    assert_eq!(store.retry, retry);
+    let limits = &config.limits;
+    assert_eq!(
+        (limits.max_parallel, limits.drain, limits.clock_drift),
+        (None, Duration::from_secs(60), 0.01)
+    );
+    let job = job(&config, "a");
+    assert!(job.enabled && job.schedules.is_empty() && job.tags.is_empty() && job.env.is_empty());
+    assert_eq!(
+        (&*job.timezone, job.jitter, job.grace),
+        ("UTC", Duration::ZERO, Duration::from_secs(10))
+    );
+    assert_eq!(
+        job.lease,
+        Lease::new(Duration::from_secs(15), None, 0.01).unwrap()
+    );
+    assert_eq!(
+        (job.overlap, job.on_crash, job.on_state_loss),
+        (Overlap::Skip, OnCrash::Fail, OnStateLoss::Skip)
+    );
+    assert_eq!(
+        (job.max_attempts, &job.retry, job.timeout),
+        (1, &None, None)
+    );
+    assert_eq!(
+        (job.start_within, job.catch_up),
+        (Duration::from_secs(60), CatchUp::Latest)
+    );
+    assert_eq!(
+        (&*job.success_codes, job.output),
+        (
+            &[0][..],
+            Output {
+                keep: 64 << 10,
+                log: true
+            }
+        )
+    );
+    assert!(good("").jobs.is_empty());
+}
+
+#[test]
+fn max_attempts_follows_from_what_makes_attempts() {
+    let attempts = |line: &str| {
+        let job = job(&good(&with(line)), "a");
+        (job.max_attempts, job.retry.as_ref().map(|r| r.attempts))
+    };
+    assert_eq!(attempts("on_crash = 'rerun'"), (3, None));
+    assert_eq!(attempts("retry = {}"), (3, Some(2)));
+    assert_eq!(attempts("retry = { attempts = 1 }"), (3, Some(1)));
+    assert_eq!(attempts("retry = { attempts = 7 }"), (8, Some(7)));
+    assert_eq!(attempts("retry = { attempts = 0 }"), (1, None));
+    assert_eq!(
+        attempts("max_attempts = 999\nretry = { attempts = 998 }"),
+        (999, Some(998))
+    );
+    let config = good("[defaults]\nretry = {}\n[jobs.a]\ncommand = 'x'\nretry = { attempts = 0 }");
+    assert_eq!(job(&config, "a").retry, None);
+    // The longest wait is never shorter than the first.
+    let retry = job(&good(&with("retry = { interval = '1h' }")), "a")
+        .retry
+        .clone()
+        .unwrap();
+    assert_eq!(
+        (retry.interval, retry.max_interval),
+        (Duration::from_secs(3600), Duration::from_secs(3600))
+    );
+}
+
+#[test]
+fn what_a_later_version_brings_is_refused_by_name() {
+    let later =
+        |what: &str| format!("`{what}` is not supported yet by this version (take it out for now)");
+    let cases = [
+        ("[http]\nlisten = '127.0.0.1:1'\n".into(), format!("1:2 {}", later("http"))),
+        ("[notify]\n".into(), format!("1:2 {}", later("notify"))),
+        ("[calendars.x]\n".into(), format!("1:2 {}", later("calendars"))),
+        ("include = ['a']\n".into(), format!("1:1 {}", later("include"))),
+        (with("http = { url = 'x' }"), format!("3:1 job `a`: {}", later("http"))),
+        (with("notify = {}"), format!("3:1 job `a`: {}", later("notify"))),
+        (with("hosts = ['x']"), format!("3:1 job `a`: {}", later("hosts"))),
+        (with("prefer = ['x']"), format!("3:1 job `a`: {}", later("prefer"))),
+        (with("exclude = ['x']"), format!("3:1 job `a`: {}", later("exclude"))),
+        (with("only = ['x']"), format!("3:1 job `a`: {}", later("only"))),
+        ("[defaults]\nhosts = ['x']\n".into(), format!("2:1 [defaults]: {}", later("hosts"))),
+        (
+            with_store("urls = ['redis://a', 'redis://b', 'redis://c']"),
+            "2:8 [store]: `urls` (quorum mode) is not supported yet by this version (name one store with `url`)".into(),
+        ),
+        (
+            with_store("url = 'redis+sentinel://a,b/mymaster/0'"),
+            "2:8 [store]: `url`: Redis Sentinel is not supported yet by this version (name one Redis server: `redis://HOST:6379/0`)".into(),
+        ),
+        (
+            with_store("url = 'redis+cluster://a,b'"),
+            "2:8 [store]: `url`: Redis Cluster is not supported yet by this version (name one Redis server: `redis://HOST:6379/0`)".into(),
+        ),
+    ];
+    for (text, expected) in cases {
+        assert_eq!(brief(&bad(&text)), [expected], "{text}");
+    }
+}
+
+#[test]
+fn unknown_keys_are_refused_everywhere_with_what_was_meant() {
+    let cases = [
+        (
+            "[job.a]\n".into(),
+            "1:2 unknown key `job` (did you mean `jobs`?)",
+        ),
+        (
+            "schedule = '@daily'\n".into(),
+            "1:1 unknown key `schedule` (job keys belong below `[jobs.NAME]` or `[defaults]`)",
+        ),
+        (
+            with_store("ulr = 'memory:'"),
+            "2:1 [store]: unknown key `ulr` (did you mean `url`?)",
+        ),
+        (
+            with_store("drain = '1s'"),
+            "2:1 [store]: unknown key `drain` (this key belongs below `[limits]`)",
+        ),
+        (
+            with_store("retry = { atempts = 1 }"),
+            "2:11 [store]: unknown key `retry.atempts` (did you mean `retry.attempts`?)",
+        ),
+        (
+            with_store("url = 'rediss://h'\ntls = { certificate = 'x' }"),
+            "3:9 [store]: unknown key `tls.certificate` (known here: `tls.ca`, `tls.cert` or `tls.key`)",
+        ),
+        (
+            "[limits]\nmax-parallel = 3\n".into(),
+            "2:1 [limits]: unknown key `max-parallel` (did you mean `max_parallel`?)",
+        ),
+        (
+            "[defaults]\ntimezones = 'UTC'\n".into(),
+            "2:1 [defaults]: unknown key `timezones` (did you mean `timezone`?)",
+        ),
+        (
+            with("Timeout = '5m'"),
+            "3:1 job `a`: unknown key `Timeout` (did you mean `timeout`?)",
+        ),
+        (
+            with("cmd = 'x'\n"),
+            "3:1 job `a`: unknown key `cmd` (did you mean `command`?)",
+        ),
+        (
+            with("cron = '@daily'\n"),
+            "3:1 job `a`: unknown key `cron` (did you mean `schedule`?)",
+        ),
+        (
+            with("retry = { jitter = true }"),
+            "3:11 job `a`: unknown key `retry.jitter` (known here: `retry.attempts`, `retry.interval`, `retry.backoff` or `retry.max_interval`)",
+        ),
+        (
+            with("output = { kep = 1 }"),
+            "3:12 job `a`: unknown key `output.kep` (did you mean `output.keep`?)",
+        ),
+        (
+            with("dst = { gaps = 'skip' }"),
+            "3:9 job `a`: unknown key `dst.gaps` (did you mean `dst.gap`?)",
+        ),
+    ];
+    for (text, expected) in cases {
+        assert_eq!(brief(&bad(&text)), [expected], "{text}");
+    }
+    // Nothing near: all that is known, in words.
+    let far = brief(&bad("[limits]\nxyzzy = 1\n"));
+    assert_eq!(
+        far,
+        [
+            "2:1 [limits]: unknown key `xyzzy` (known here: `max_parallel`, `drain` or `clock_drift`)"
+        ]
+    );
+}
+
+#[test]
+fn wrong_values_are_refused_with_what_is_right() {
+    let long = "a".repeat(101);
+    let cases: Vec<(String, String)> = [
+        ("enabled = 'true'", "3:11 job `a`: `enabled`: expected true or false, found a string (take the quotes away)"),
+        ("enabled = 1", "3:11 job `a`: `enabled`: expected true or false, found an integer"),
+        ("description = 2026-01-01", "3:15 job `a`: `description`: expected a string, found a date or time"),
+        ("tags = 'x'", "3:8 job `a`: `tags`: expected a list of strings, found a string"),
+        ("schedule = 5", "3:12 job `a`: `schedule`: expected a string or a list of strings, found an integer"),
+        ("schedule = ''", "3:12 job `a`: `schedule`: must not be empty (leave the key out instead)"),
+        ("timezone = 'Shanghai'", "3:12 job `a`: `timezone`: unknown time zone `Shanghai` (did you mean `Asia/Shanghai`?)"),
+        ("timezone = 'New York'", "3:12 job `a`: `timezone`: unknown time zone `New York` (did you mean `America/New_York`?)"),
+        ("timezone = 'PST'", "3:12 job `a`: `timezone`: unknown time zone `PST` (use an IANA name such as `Europe/Berlin` or `UTC`)"),
+        ("timezone = 'Etc/Unknown'", "3:12 job `a`: `timezone`: unknown time zone `Etc/Unknown` (use an IANA name such as `Europe/Berlin` or `UTC`)"),
+        ("dst = 'skip'", "3:7 job `a`: `dst`: expected a table, found a string"),
+        ("dst = { overlap = 'twice' }", "3:19 job `a`: `dst.overlap`: unknown value `twice` (use `first`, `second` or `both`)"),
+        ("jitter = '-5s'", "3:10 job `a`: `jitter`: a duration cannot be negative: `-5s` (write it as `250ms`, `15s`, `5m`, `1h30m` or `2d`)"),
+        ("timeout = '0s'", "3:11 job `a`: `timeout`: must be longer than zero"),
+        ("timeout = 1.5", "3:11 job `a`: `timeout`: expected a duration, found a float (write it as \"15s\" or \"1h30m\")"),
+        ("timeout = '4000d'", "3:11 job `a`: `timeout`: `4000d` is too long (the longest duration is `3650d`)"),
+        ("env = { A = 1 }", "3:13 job `a`: `env.A`: expected a string, found an integer (put it in quotes)"),
+        ("env = { 'A B' = 'x' }", "3:9 job `a`: `env`: `A B` cannot be the name of an environment variable (use letters, digits and `_`)"),
+        ("env = { SOLOIST_JOB = 'x' }", "3:9 job `a`: `env`: `SOLOIST_JOB` is set by soloist itself (use a name that does not start with `SOLOIST_`)"),
+        ("env_file = 'none/such'", "3:12 job `a`: `env_file`: cannot read `{HERE}/none/such`: no such file (a relative path is taken from the directory of the configuration file)"),
+        ("env_file = '/dev/zero'", "3:12 job `a`: `env_file`: cannot read `/dev/zero`: it is not a regular file (a relative path is taken from the directory of the configuration file)"),
+        ("user = ''", "3:8 job `a`: `user`: must not be empty (leave the key out instead)"),
+        ("working_dir = \"a\\u0000b\"", "3:15 job `a`: `working_dir`: must not contain a NUL character"),
+        ("overlap = 'Skip'", "3:11 job `a`: `overlap`: unknown value `Skip` (did you mean `skip`?)"),
+        ("on_crash = 'restart'", "3:12 job `a`: `on_crash`: unknown value `restart` (use `fail` or `rerun`)"),
+        ("on_state_loss = 'skp'", "3:17 job `a`: `on_state_loss`: unknown value `skp` (did you mean `skip`?)"),
+        ("catch_up = 'last'", "3:12 job `a`: `catch_up`: unknown value `last` (did you mean `latest`?)"),
+        ("max_attempts = 0", "3:16 job `a`: `max_attempts`: must be between 1 and 999, not 0"),
+        ("max_attempts = 1000", "3:16 job `a`: `max_attempts`: must be between 1 and 999, not 1000"),
+        ("max_attempts = '3'", "3:16 job `a`: `max_attempts`: expected an integer, found a string (take the quotes away)"),
+        ("max_attempts = 99999999999999999999", "3:16 job `a`: `max_attempts`: must be between 1 and 999, not 99999999999999999999"),
+        ("retry = 3", "3:9 job `a`: `retry`: expected a table, found an integer"),
+        ("retry = { backoff = 'linear' }", "3:21 job `a`: `retry.backoff`: unknown value `linear` (use `exponential` or `fixed`)"),
+        ("retry = { interval = '5s', max_interval = '1s' }", "3:43 job `a`: `retry.max_interval` is shorter than `retry.interval`"),
+        ("max_attempts = 3\nretry = { attempts = 3 }", "3:16 job `a`: `max_attempts` (3) leaves no room for the first attempt and 3 more by `retry.attempts` (set `max_attempts` to 4 or more)"),
+        ("success_codes = [0, 256]", "3:21 job `a`: `success_codes`: must be between 0 and 255, not 256"),
+        ("success_codes = []", "3:17 job `a`: `success_codes`: must not be empty: no run could succeed (write `[0]`)"),
+        ("success_codes = 0", "3:17 job `a`: `success_codes`: expected a list of exit codes, found an integer"),
+        ("output = { keep = '64k' }", "3:19 job `a`: `output.keep`: `64k` is not a size (write it as `64KiB`, `1MB` or a number of bytes)"),
+        ("output = { keep = '1GiB' }", "3:19 job `a`: `output.keep`: must be at most 16MiB"),
+        ("output = { keep = -1 }", "3:19 job `a`: `output.keep`: a size cannot be negative: `-1` (write it as `64KiB`, `1MB` or a number of bytes)"),
+        ("lease = '400ms'", "3:9 job `a`: lease (400ms) must be at least 500ms: a shorter one leaves no time to end a command before another instance may start it (give it a longer `lease`, or `[store]` a shorter `timeout`)"),
+        ("lease = '15s'\nrenew_every = '4s'", "4:15 job `a`: renew_every (4s) must be at most a fifth of the lease (15s), which is 3s (leave `renew_every` out: it follows from `lease`)"),
+        ("renew_every = '5s'", "3:15 job `a`: renew_every (5s) must be at most a fifth of the lease (15s), which is 3s (leave `renew_every` out: it follows from `lease`)"),
+    ]
+    .map(|(line, expected)| (with(line), expected.to_owned()))
+    .into_iter()
+    .chain([
+        ("[jobs.a]\ncommand = []\n".into(), "2:11 job `a`: `command`: the program to run is missing (write `[\"/usr/bin/program\", \"argument\"]`)".into()),
+        ("[jobs.a]\ncommand = ' '\n".into(), "2:11 job `a`: `command`: must not be empty".into()),
+        ("[jobs.a]\ncommand = ['x', 1]\n".into(), "2:17 job `a`: `command`: expected a string, found an integer (put it in quotes)".into()),
+        ("[jobs.a]\ncommand = [\"x\\u0000\"]\n".into(), "2:12 job `a`: `command`: must not contain a NUL character".into()),
+        ("[jobs]\na = 'x'\n".into(), "2:5 [jobs]: `a`: expected a table, found a string (write `[jobs.a]`, with `command` and `schedule` below it)".into()),
+        ("jobs = 1\n".into(), "1:8 `jobs`: expected a table, found an integer".into()),
+        ("[jobs.'']\ncommand = 'x'\n".into(), "1:7 [jobs]: the name of a job must not be empty (use letters, digits, `-`, `_` and `.`, 1 to 100 of them)".into()),
+        (
+            format!("[jobs.{long}]\ncommand = 'x'\n"),
+            format!("1:7 [jobs]: the name of a job must not have more than 100 characters, `{}…` has 101 (use letters, digits, `-`, `_` and `.`, 1 to 100 of them)", &long[..60]),
+        ),
+        ("[jobs.'a/b']\ncommand = 'x'\n".into(), "1:7 [jobs]: `a/b` cannot be the name of a job: it contains `/` (use letters, digits, `-`, `_` and `.`, 1 to 100 of them)".into()),
+        (with_store("namespace = '{x}'"), "2:13 [store]: `namespace`: cannot be the prefix of keys (use letters, digits, `-`, `_`, `.` and `:`, up to 100 of them)".into()),
+        (with_store("pool_size = 0"), "2:13 [store]: `pool_size`: must be between 1 and 1000, not 0".into()),
+        (with_store("username = 'x'"), "2:12 [store]: `username` is only used with Redis (take it out, or name a Redis server in `url`)".into()),
+        (with_store("min_replicas = 1"), "2:16 [store]: `min_replicas` is only used with Redis (take it out, or name a Redis server in `url`)".into()),
+        (with_store("url = 'redis://h'\ntls = {}"), "3:7 [store]: `tls` is only used with a `rediss://` URL (write `rediss://` in `url`, or take `tls` out)".into()),
+        (with_store("url = 'rediss://h'\ntls = { cert = 'x' }"), "3:7 [store]: `tls.cert` and `tls.key` belong together (give both, or none)".into()),
+        (with_store("url = 'redis://h'\nusername = 'me'"), "3:12 [store]: `username` needs a password (name the file that holds it in `password_file`)".into()),
+        (with_store("url = 'redis://me@h'"), "2:7 [store]: `url` has a user name but no password (name the file that holds it in `password_file`)".into()),
+        (with_store("url = 'redis://h'\npassword_file = 'none'"), "3:17 [store]: `password_file`: cannot read `{HERE}/none`: no such file (relative to the configuration file, or the name of a systemd credential)".into()),
+        ("[limits]\nclock_drift = 0.3\n".into(), "2:15 [limits]: `clock_drift`: must be between 0 and 0.2, not 0.3 (it is the share by which the rates of two clocks differ: 0.01 is one percent)".into()),
+        ("[limits]\nclock_drift = nan\n".into(), "2:15 [limits]: `clock_drift`: must be between 0 and 0.2, not NaN (it is the share by which the rates of two clocks differ: 0.01 is one percent)".into()),
+        ("[limits]\nmax_parallel = 0\n".into(), "2:16 [limits]: `max_parallel`: must be between 1 and 1000000, not 0".into()),
+    ])
+    .collect();
+    let here = std::env::current_dir().unwrap().display().to_string();
+    let mut failures = String::new();
+    for (text, expected) in cases {
+        let found = brief(&bad(&text));
+        if found != [expected.replace("{HERE}", &here)] {
+            writeln!(
+                failures,
+                "{text}expected {expected}\nfound    {}\n",
+                found.join("\n         ")
+            )
+            .unwrap();
+        }
+    }
+    assert!(failures.is_empty(), "{failures}");
+}
+
+#[test]
+fn a_wrong_default_is_reported_once_and_nothing_is_concluded_from_it() {
+    let jobs = "[jobs.a]\ncommand = 'x'\n[jobs.b]\ncommand = 'x'\n";
+    let text = format!(
+        "[defaults]\ntimezone = 'Nowhere/Nowhere'\nschedule = '0 3 * * *'\nlease = '1s'\n{jobs}"
+    );
+    let found = brief(&bad(&text));
+    assert_eq!(found.len(), 2, "{found:#?}");
+    assert!(
+        found[0].starts_with("2:12 [defaults]: `timezone`: unknown time zone"),
+        "{found:#?}"
+    );
+    assert!(
+        found[1].starts_with("4:9 [defaults]: lease (1s) is too short for the store's timeout"),
+        "{found:#?}"
+    );
+    // A wrong `password_file` is not a missing one.
+    let found = brief(&bad(&with_store(
+        "url = 'redis://h'\nusername = 'me'\npassword_file = 1",
+    )));
+    assert_eq!(found.len(), 1, "{found:#?}");
+    // A wrong `lease` is not also too short for its `renew_every`.
+    let found = brief(&bad(&with("lease = 'x'\nrenew_every = '1h'")));
+    assert_eq!(found.len(), 1, "{found:#?}");
+    // Defaults are judged without any job, too.
+    let found = brief(&bad("[defaults]\nlease = '1s'\n"));
+    assert_eq!(found.len(), 1, "{found:#?}");
+}
+
+#[test]
+fn a_wrong_schedule_is_marked_inside_its_string() {
+    let bad_field = |text: &str| {
+        let report = bad(text);
+        let problem = &report.problems()[0];
+        assert_eq!(report.problems().len(), 1, "{report}");
+        assert!(
+            problem.message.starts_with("job `a`: `schedule`: "),
+            "{report}"
+        );
+        (problem.line, problem.column.unwrap())
+    };
+    let (line, column) = bad_field(&with("schedule = ['0 3 * * *', '0 3 ! * *']"));
+    assert_eq!(line, Some(3));
+    // Within the second string, whatever the schedule's own parser marks.
+    assert!((26..37).contains(&column), "{column}");
+    // The mark falls back to the string when what is written is not what is read.
+    assert_eq!(
+        bad_field(&with("schedule = \"0 3 \\u0021 * *\"")),
+        (Some(3), 12)
+    );
+}
+
+#[test]
+fn places_inside_a_string_are_found_unless_it_has_escapes() {
+    let cases = [
+        ("'abc'", "abc", 1..2, 2..3),
+        ("\"abc\"", "abc", 0..3, 1..4),
+        ("\"\"\"abc\"\"\"", "abc", 2..3, 5..6),
+        ("'''abc'''", "abc", 3..3, 6..6),
+        ("\"\\u0061bc\"", "abc", 1..2, 0..10),
+        ("'abc'", "abc", 2..9, 0..5),
+        ("'aüc'", "aüc", 2..3, 0..6),
+        ("'", "", 0..1, 0..1),
+    ];
+    for (text, value, inner, expected) in cases {
+        assert_eq!(
+            tree::inside(text, 0..text.len(), value, &inner),
+            expected,
+            "{text} {inner:?}"
+        );
+    }
+}
+
+#[test]
+fn variables_are_expanded_in_store_strings_only() {
+    let url = |text: &str| match good(&with_store(&format!("url = '{text}'"))).store.url {
+        StoreUrl::Redis(url) => url,
+        other => panic!("{other}"),
+    };
+    assert_eq!(url("redis://${HOST}:6379"), "redis://redis.example:6379");
+    assert_eq!(url("redis://${NONE:-fallback}"), "redis://fallback");
+    assert_eq!(url("redis://${EMPTY:-fallback}"), "redis://fallback");
+    assert_eq!(url("redis://:$${x}$y@h"), "redis://:${x}$y@h");
+    let config = good(&with("description = '${NONE}'\nenv = { A = '${NONE}' }"));
+    assert_eq!(job(&config, "a").env["A"], "${NONE}");
+
+    let found = brief(&bad(&with_store(
+        "url = \"redis://${NONE}:${1X}/${\"\nnamespace = \"${NONE}\"\n",
+    )));
+    assert_eq!(
+        found,
+        [
+            "2:16 [store]: `url`: the environment variable `NONE` is not set (set it, or give a default: `${NONE:-default}`)",
+            "2:24 [store]: `url`: not the name of an environment variable (letters, digits and `_`: `${NAME}` or `${NAME:-default}`)",
+            "2:30 [store]: `url`: `${` without `}` (write `${NAME}`, or `$${` for the characters themselves)",
+            "3:14 [store]: `namespace`: the environment variable `NONE` is not set (set it, or give a default: `${NONE:-default}`)",
+        ]
+    );
+}
+
+#[test]
+fn no_password_is_shown_whatever_goes_wrong() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("pw"), "hunter2\n").unwrap();
+    std::fs::write(dir.path().join("vars"), "A=1\nhunter2\nB C=hunter2\n").unwrap();
+    let path = dir.path().join("jobs.toml");
+    let lines = [
+        "url = 'redis://:hunter2@host:99999'",
+        "url = 'redis://me:hunter2@host/x'",
+        "url = \"redis://me:hun'hunter2@host/x\"",
+        "url = 'redis://me:hunter2 @host'",
+        "url = 'redis:/me:hunter2@host'",
+        "url = 'hunter2'\nurl = 'redis://:hunter2@host'",
+        "url = 'redi://me:hunter2@host' # nothing",
+        "url = redis://me:hunter2@host",
+        "url = \"redis://me:hunter2@host\nnamespace = 1",
+        "url = 'redis+unix:///s?pass=hunter2&x=1'",
+        "url = 'redis://host/0?pass=hunter2'",
+        "url = '${SECRET_URL}'",
+        "url = '${NONE}://me:${NONE:-hunter2}@host'",
+        "timeout = '${WORD}'",
+        "namespace = '{${WORD}}'",
+        "retry = { backoff = '${WORD}' }",
+        "url = '${WORD}:x'",
+        "password = 'hunter2'",
+        "password = hunter2",
+        "password = \"\"\"hunter2\"\"\"\nPASS_WORD = '''\nhunter2'''",
+        "secret = 'hunter2",
+        "url = 'redis://me:hunter2@host'\npassword_file = 'pw'\nusername = 'x'\ntimeout = 1",
+        "url = 'redis://host'\npassword_file = 'pw'\n[jobs.x]\ncommand = 'x'\nenv_file = 'vars'",
+        "url = 'memory:'\n[jobs.x]\ncommand = 'x'\nenv = { DB_PASSWORD = 'hunter2', X = 1 }",
+    ];
+    for (n, line) in lines.into_iter().enumerate() {
+        let Err(report) = parse(&with_store(line), &path, &environment) else {
+            panic!("accepted: {line}")
+        };
+        let all = format!(
+            "{report}{report:?}{}",
+            serde_json::to_string(report.problems()).unwrap()
+        );
+        // A bare word is nobody's password; the other cases are.
+        if n != 5 {
+            assert!(!all.contains("hunter2"), "{line}\n{all}");
+        }
+    }
+    let good = parse(
+        &with_store("url = 'redis://me:hunter2@host'"),
+        &path,
+        &environment,
+    )
+    .unwrap();
+    assert!(!format!("{good:?}").contains("hunter2"), "{good:?}");
+    let good = parse(
+        &with_store("url = 'redis://host'\npassword_file = 'pw'"),
+        &path,
+        &environment,
+    )
+    .unwrap();
+    assert!(!format!("{good:?}").contains("hunter2"), "{good:?}");
+    assert_eq!(good.store.password.unwrap().0, "hunter2");
+}
+
+#[test]
+fn a_credential_of_systemd_comes_before_a_file_beside_the_configuration() {
+    let dir = tempfile::tempdir().unwrap();
+    let credentials = tempfile::tempdir().unwrap();
+    let path = dir.path().join("jobs.toml");
+    std::fs::write(dir.path().join("pw"), "beside\r\n").unwrap();
+    let text = with_store("url = 'redis://h'\npassword_file = 'pw'");
+    let place = credentials.path().display().to_string();
+    let env = |name: &str| (name == "CREDENTIALS_DIRECTORY").then(|| place.clone());
+    let password = || {
+        parse(&text, &path, &env)
+            .map(|c| c.store.password.unwrap().0)
+            .unwrap()
+    };
+    assert_eq!(password(), "beside");
+    std::fs::write(credentials.path().join("pw"), "credential\n\n").unwrap();
+    // Only the last newline is not part of it.
+    assert_eq!(password(), "credential\n");
+    std::fs::write(credentials.path().join("pw"), "\n").unwrap();
+    assert!(
+        parse(&text, &path, &env)
+            .unwrap_err()
+            .to_string()
+            .contains("the file is empty")
+    );
+}
+
+#[test]
+fn a_wrong_env_file_is_reported_at_its_own_lines_and_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("vars");
+    std::fs::write(&file, "GOOD=1\nno value\n\nSOLOIST_X=1\n").unwrap();
+    let text = "[defaults]\nenv_file = 'vars'\n[jobs.a]\ncommand = 'x'\n[jobs.b]\ncommand = 'x'\nenv_file = 'vars'\n";
+    let report = parse(text, &dir.path().join("jobs.toml"), &environment).unwrap_err();
+    let expected = format!(
+        "error: `env_file`: expected KEY=VALUE\n--> {0}:2:1\n = help: one variable on each line; `#` starts a comment\n\n\
+         error: `env_file`: `SOLOIST_X` is set by soloist itself\n--> {0}:4:1\n = help: use a name that does not start with `SOLOIST_`\n\n\
+         2 problems in {1}",
+        file.display(),
+        dir.path().join("jobs.toml").display()
+    );
+    assert_eq!(report.to_string(), expected);
+}
+
+#[test]
+fn a_file_that_cannot_be_read_is_a_report_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("jobs.toml");
+    let report = load(&path).unwrap_err();
+    assert!(
+        report
+            .to_string()
+            .contains("cannot read the configuration: No such file"),
+        "{report}"
+    );
+    assert_eq!(
+        (report.problems()[0].line, report.problems()[0].column),
+        (None, None)
+    );
+    std::fs::write(&path, b"[jobs.a]\ncommand = '\xff'\n").unwrap();
+    assert!(
+        load(&path)
+            .unwrap_err()
+            .to_string()
+            .contains("line 2 is not UTF-8")
+    );
+    std::fs::write(&path, "[jobs.a]\ncommand = 'x'\n").unwrap();
+    assert_eq!(load(&path).unwrap().jobs.len(), 1);
+}
+
+#[test]
+fn a_lease_is_renewed_often_enough_for_the_timeout_of_the_store() {
+    let config = good("[store]\ntimeout = '500ms'\n[jobs.a]\ncommand = 'x'\nlease = '2s'\n");
+    let lease = job(&config, "a").lease;
+    assert!(lease.renew_every < Duration::from_millis(400), "{lease:?}");
+    assert!(
+        lease.renew_every + Duration::from_millis(500) < lease.trust / 2,
+        "{lease:?}"
+    );
+    let found = brief(&bad("[store]\ntimeout = '7s'\n[jobs.a]\ncommand = 'x'\n"));
+    assert_eq!(
+        found,
+        [
+            "3:7 job `a`: lease (15s) is too short for the store's timeout (7s): the holder trusts it for 12s724ms, and the timeout must be well below half of that (6s362ms) (give it a longer `lease`, or `[store]` a shorter `timeout`)"
+        ]
+    );
+}
+
+#[test]
+fn equal_schedules_are_shared_unless_they_depend_on_the_job() {
+    let text = "[jobs.a]\ncommand='x'\nschedule='0 3 * * THU'\n[jobs.b]\ncommand='y'\nschedule=['1 * * * *', '0 3 * * THU']\n\
+                [jobs.c]\ncommand='x'\nschedule='0 3 * * THU'\ntimezone='Asia/Tokyo'\n\
+                [jobs.d]\ncommand='x'\nschedule='H 3 * * *'\n[jobs.e]\ncommand='x'\nschedule='H 3 * * *'\n";
+    let config = good(text);
+    let schedule = |name: &str, n: usize| job(&config, name).schedules[n].clone();
+    assert!(Arc::ptr_eq(&schedule("a", 0), &schedule("b", 1)));
+    assert!(!Arc::ptr_eq(&schedule("a", 0), &schedule("c", 0)));
+    assert!(!Arc::ptr_eq(&schedule("d", 0), &schedule("e", 0)));
+}
+
+#[test]
+fn digests_tell_what_changed() {
+    let digests = |text: &str| {
+        let config = good(text);
+        let job = job(&config, "a");
+        (
+            config.digest.clone(),
+            job.digest.clone(),
+            job.schedule_digest.to_string(),
+        )
+    };
+    let base = "[jobs.a]\ncommand = 'x'\nschedule = '0 3 * * *'\n";
+    let before = digests(base);
+    // Fixed: another build or host must come to the same.
+    assert_eq!(before, (FIXED.0.into(), FIXED.1.into(), FIXED.2.into()));
+    assert_eq!(
+        digests(&format!("# a comment\n\n{}", base.replace('\'', "\""))),
+        before
+    );
+    assert_eq!(
+        digests(&format!("{base}timezone = 'utc'\ngrace = '10s'\n")),
+        before
+    );
+
+    let when = [
+        "timezone = 'Asia/Tokyo'",
+        "jitter = '1s'",
+        "dst = { gap = 'skip' }",
+        "dst = { overlap = 'both' }",
+    ];
+    let what = [
+        "env = { A = '1' }",
+        "env = { A1 = '' }",
+        "working_dir = '/'",
+        "user = 'x'",
+        "group = 'x'",
+        "timeout = '1s'",
+        "grace = '1s'",
+        "lease = '16s'",
+        "renew_every = '1s'",
+        "overlap = 'allow'",
+        "on_crash = 'rerun'",
+        "on_state_loss = 'rerun'",
+        "max_attempts = 4",
+        "retry = {}",
+        "start_within = '2m'",
+        "catch_up = 'none'",
+        "success_codes = [0, 1]",
+        "output = { keep = 1 }",
+        "output = { log = false }",
+        "enabled = false",
+    ];
+    let mut seen = std::collections::HashSet::from([before.1.clone()]);
+    for line in when.iter().chain(&what) {
+        let after = digests(&format!("{base}{line}\n"));
+        assert!(seen.insert(after.1), "{line}");
+        assert_ne!(after.0, before.0, "{line}");
+        assert_eq!(after.2 != before.2, when.contains(line), "{line}");
+    }
+    for line in ["description = 'x'", "tags = ['x']"] {
+        let after = digests(&format!("{base}{line}\n"));
+        assert_eq!((&after.1, &after.2), (&before.1, &before.2), "{line}");
+        assert_ne!(after.0, before.0, "{line}");
+    }
+    // A shell line is not a program of that name.
+    assert_ne!(digests(&base.replace("'x'", "['x']")).1, before.1);
+    assert_ne!(
+        digests(&format!("[store]\nnamespace = 'x'\n{base}")).0,
+        before.0
+    );
+    // A password is no part of it.
+    let store =
+        |password: &str| digests(&format!("[store]\nurl = 'redis://:{password}@h'\n{base}")).0;
+    assert_eq!(store("a"), store("b"));
+}
+
+const FIXED: (&str, &str, &str) = ("db0b104c5fc5c656", "431e3db067b7686d", "de3e599b84478b0d");
+
+#[test]
+fn durations_and_sizes_are_read_exactly() {
+    let ms = Duration::from_millis;
+    let cases = [
+        ("250ms", ms(250)),
+        ("15s", ms(15_000)),
+        ("5m", ms(300_000)),
+        ("1h30m", ms(5_400_000)),
+        ("2d", ms(172_800_000)),
+        ("1d2h3m4s5ms", ms(93_784_005)),
+        ("0s", ms(0)),
+        ("3650d", Duration::from_secs(3650 * 86_400)),
+    ];
+    for (text, expected) in cases {
+        assert_eq!(value::duration(text), Ok(expected), "{text}");
+    }
+    for text in [
+        "",
+        "s",
+        "5",
+        "5 s",
+        "1.5s",
+        "-1s",
+        "1s1h",
+        "1s1s",
+        "5sec",
+        "3651d",
+        "99999999999999999999d",
+        "1h30",
+        "٣s",
+        "5ms ",
+    ] {
+        assert!(value::duration(text).is_err(), "{text}");
+    }
+    let hint = |text: &str| value::duration(text).unwrap_err().hint.unwrap();
+    assert!(hint("5").starts_with("add a unit, such as `5s`"));
+    assert_eq!(hint("5 min"), "write `m` for minutes, without blanks");
+    assert_eq!(
+        hint("1.5s"),
+        "use whole numbers: `1500ms` for one and a half seconds"
+    );
+    let sizes = [
+        ("64KiB", 65_536),
+        ("1MB", 1_000_000),
+        ("512", 512),
+        ("512B", 512),
+        ("2MiB", 2 << 20),
+        ("1kB", 1000),
+    ];
+    for (text, expected) in sizes {
+        assert_eq!(value::size(text), Ok(expected), "{text}");
+    }
+    for text in [
+        "",
+        "KiB",
+        "-1",
+        "1.5MiB",
+        "1 MiB",
+        "1Kib",
+        "99999999999999999999",
+        "18446744073709551615GiB",
+    ] {
+        assert!(value::size(text).is_err(), "{text}");
+    }
+}
+
+#[test]
+fn a_report_about_thousands_of_problems_stays_linear() {
+    // One line of a megabyte with a problem in each element: every one is found, and none quotes the line.
+    let mut text = String::from("[jobs.a]\ncommand = 'x'\ntags = [");
+    for _ in 0..50_000 {
+        text.push_str("1,                  ");
+    }
+    text.push_str("]\n");
+    let report = bad(&text);
+    assert_eq!(report.problems().len(), 50_000);
+    assert_eq!(report.problems()[49_999].column, Some(9 + 49_999 * 20));
+    assert!(report.render(false).len() < 20_000_000);
+}
+
+fn pieces() -> impl Strategy<Value = String> {
+    let piece = prop_oneof![
+        "[a-z_]{1,8} = ",
+        Just("[jobs.a]\n".to_owned()),
+        Just("[store]\n".to_owned()),
+        Just("[defaults]\n".to_owned()),
+        Just("command = 'x'\n".to_owned()),
+        Just("url = ".to_owned()),
+        Just("schedule = ".to_owned()),
+        Just("retry = {".to_owned()),
+        Just("${".to_owned()),
+        Just("'redis://:x@h:1'".to_owned()),
+        Just("lease = '1s'\n".to_owned()),
+        Just("\"\"\"".to_owned()),
+        "[\"'\\[\\]{}=,.#\n\r\t -]{1,3}",
+        "[0-9]{1,3}(s|ms|h|KiB)?",
+        "\\PC{0,4}",
+    ];
+    proptest::collection::vec(piece, 0..30).prop_map(|pieces| pieces.concat())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    /// Whatever the text: an answer, and a report that can be shown, with places inside the text.
+    #[test]
+    fn no_text_makes_it_panic(text in prop_oneof![pieces(), any::<String>()]) {
+        if let Err(report) = read(&text) {
+            prop_assert!(!report.problems().is_empty());
+            prop_assert!(report.to_string().contains("jobs.toml"));
+            prop_assert!(!report.render(true).is_empty());
+            for problem in report.problems() {
+                prop_assert!(problem.line.is_none_or(|line| line >= 1 && line <= text.split('\n').count()));
+            }
+        }
+    }
+
+    #[test]
+    fn no_duration_or_size_makes_it_panic(text in "[0-9]{0,25}(ms|s|m|h|d|KiB|ü|\\.)?[0-9a-z]{0,4}") {
+        if let Ok(d) = value::duration(&text) {
+            prop_assert_eq!(value::duration(&value::show(d)), Ok(d));
+        }
+        let _ = value::size(&text);
+    }
+
+    #[test]
+    fn a_mask_changes_no_place(text in prop_oneof![pieces(), any::<String>()]) {
+        let masked = report::mask(&text);
+        prop_assert_eq!(masked.len(), text.len());
+        let newlines = |s: &str| s.match_indices('\n').map(|(at, _)| at).collect::<Vec<_>>();
+        prop_assert_eq!(newlines(&masked), newlines(&text));
+    }
+}
+
+#[test]
+fn the_documentation_names_every_key_and_its_example_is_right() {
+    let page = include_str!("../../docs/configuration.md");
+    let example = page
+        .split("```toml\n")
+        .nth(1)
+        .unwrap()
+        .split("```")
+        .next()
+        .unwrap();
+    assert_eq!(good(example).jobs.len(), 1);
+    // What the reader itself says it knows.
+    let known = |text: &str| {
+        let report = bad(text);
+        let hint = report.problems()[0].hint.clone().unwrap();
+        let names = hint
+            .strip_prefix("known here: ")
+            .unwrap_or_else(|| panic!("{hint}"));
+        names
+            .split('`')
+            .skip(1)
+            .step_by(2)
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    };
+    let of_jobs = known(&with("xyzzyxyzzy = 1"));
+    assert_eq!(of_jobs, raw::JOB_KEYS);
+    let tables = ["[store]\nxyzzyxyzzy = 1", "[limits]\nxyzzyxyzzy = 1"].map(known);
+    for key in of_jobs.iter().chain(tables.iter().flatten()) {
+        assert!(page.contains(&format!("`{key}`")), "{key}");
+    }
+}
+
+#[test]
+fn what_a_file_holds_cannot_steer_the_terminal() {
+    let text = "[jobs.\"a\\u001b[2J\"]\ncommand = 'x'\ntimezone = \"\\u001b]0;x\"\n'k\\e[1m' = 1\n# \u{1b}[31m\u{202e}\n";
+    let report = bad(text);
+    assert!(report.problems().len() >= 3, "{report}");
+    assert!(
+        !report.render(false).contains(['\u{1b}', '\u{202e}']),
+        "{report}"
+    );
+}

@@ -1,0 +1,517 @@
+//! The store's URL: which store it names, what is wrong with it, and how to show it without its password.
+
+use std::{fmt, ops::Range, time::Duration};
+
+use super::{StoreUrl, value::nearest};
+
+/// A store URL, taken apart as far as the configuration needs it.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Parsed<'t> {
+    Sqlite(&'t str),
+    Redis {
+        tls: bool,
+        user: bool,
+        password: bool,
+    },
+    Memory,
+}
+
+/// Repeats nothing of the URL but a known scheme: all of it may come from a secret.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Error {
+    pub span: Range<usize>,
+    pub message: String,
+    pub hint: Option<String>,
+}
+
+impl super::Store {
+    /// The store that a URL names, with the defaults of `[store]`. A relative path of a SQLite file is taken from the
+    /// working directory.
+    ///
+    /// # Errors
+    /// What is wrong with the URL, and what to do; repeats nothing of it but a known scheme.
+    pub fn from_url(text: &str) -> Result<Self, String> {
+        let url = match parse(text) {
+            Ok(Parsed::Sqlite(path)) => {
+                let path = std::path::absolute(path).map_err(|e| {
+                    format!("there is no working directory ({e}); give an absolute path")
+                })?;
+                StoreUrl::Sqlite(path)
+            }
+            Ok(Parsed::Redis { .. }) => StoreUrl::Redis(text.to_owned()),
+            Ok(Parsed::Memory) => StoreUrl::Memory,
+            Err(e) => {
+                return Err(match e.hint {
+                    Some(hint) => format!("{}; {hint}", e.message),
+                    None => e.message,
+                });
+            }
+        };
+        Ok(Self {
+            url,
+            namespace: "soloist".to_owned(),
+            username: None,
+            password: None,
+            tls: None,
+            timeout: Duration::from_millis(500),
+            pool_size: 8,
+            min_replicas: 0,
+            retry: super::StoreRetry {
+                attempts: 3,
+                interval: Duration::from_millis(100),
+                exponential: true,
+                max_interval: Duration::from_secs(2),
+                jitter: true,
+            },
+        })
+    }
+}
+
+const SCHEMES: [&str; 7] = [
+    "sqlite",
+    "redis",
+    "rediss",
+    "redis+unix",
+    "redis+sentinel",
+    "redis+cluster",
+    "memory",
+];
+const FORMS: &str = "use `sqlite:PATH`, `redis://HOST:PORT/DB`, `rediss://HOST:PORT/DB` (TLS) or `redis+unix:///PATH`";
+
+pub(super) fn parse(text: &str) -> Result<Parsed<'_>, Error> {
+    let whole = 0..text.len();
+    let fail = |span: Range<usize>, message: &str, hint: &str| {
+        Err(Error {
+            span,
+            message: message.into(),
+            hint: Some(hint.into()),
+        })
+    };
+    let scheme_like = |s: &&str| {
+        s.len() <= 32
+            && s.bytes()
+                .all(|b| b.is_ascii_alphanumeric() || b"+.-".contains(&b))
+    };
+    let Some((scheme, rest)) = text
+        .split_once(':')
+        .filter(|(scheme, _)| !scheme.is_empty() && scheme_like(scheme))
+    else {
+        return fail(whole, "a store URL starts with its kind and a colon", FORMS);
+    };
+    let scheme_span = 0..scheme.len();
+    let authority = || match rest.strip_prefix("//") {
+        Some(after) => Ok((after, scheme.len() + 3)),
+        None => Err(Error {
+            span: whole.clone(),
+            message: format!("`{scheme}:` must be followed by `//`"),
+            hint: Some(FORMS.into()),
+        }),
+    };
+    match scheme {
+        "sqlite" if rest.is_empty() => fail(
+            whole,
+            "the path of the SQLite file is missing",
+            "write `sqlite:soloist.db`",
+        ),
+        "sqlite" if rest.starts_with("//") => fail(
+            whole,
+            "`sqlite:` is followed by a path, without `//`",
+            "write `sqlite:soloist.db` or `sqlite:/var/lib/soloist/soloist.db`",
+        ),
+        "sqlite" if rest == ":memory:" => fail(
+            whole,
+            "several instances cannot meet in `:memory:`",
+            "name a file: `sqlite:soloist.db`",
+        ),
+        "sqlite" if rest.contains('\0') => {
+            fail(whole, "a path cannot contain a NUL character", FORMS)
+        }
+        "sqlite" => Ok(Parsed::Sqlite(rest)),
+        "memory" if rest.is_empty() => Ok(Parsed::Memory),
+        "memory" => fail(whole, "nothing follows `memory:`", "write `memory:`"),
+        "redis" | "rediss" => {
+            let (rest, at) = authority()?;
+            let (user, password) = tcp(rest, at)?;
+            Ok(Parsed::Redis {
+                tls: scheme == "rediss",
+                user,
+                password,
+            })
+        }
+        "redis+unix" => {
+            let (rest, at) = authority()?;
+            let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
+            if !path.starts_with('/') || path.len() < 2 {
+                return fail(
+                    whole,
+                    "`redis+unix://` is followed by the absolute path of a socket",
+                    "write `redis+unix:///run/redis/redis.sock`",
+                );
+            }
+            parameters(query, at + path.len() + 1, &["db", "user", "pass"])?;
+            let has = |name: &str| query.split('&').any(|p| p.split('=').next() == Some(name));
+            Ok(Parsed::Redis {
+                tls: false,
+                user: has("user"),
+                password: has("pass"),
+            })
+        }
+        "redis+sentinel" => fail(
+            scheme_span,
+            "Redis Sentinel is not supported yet by this version",
+            "name one Redis server: `redis://HOST:6379/0`",
+        ),
+        "redis+cluster" => fail(
+            scheme_span,
+            "Redis Cluster is not supported yet by this version",
+            "name one Redis server: `redis://HOST:6379/0`",
+        ),
+        _ => {
+            let known = match scheme.to_ascii_lowercase().as_str() {
+                "valkey" | "tcp" => Some("redis"),
+                "valkeys" | "tls" => Some("rediss"),
+                "unix" => Some("redis+unix"),
+                "file" | "sqlite3" => Some("sqlite"),
+                _ => nearest(scheme, SCHEMES),
+            };
+            let hint = known.map_or(FORMS.into(), |known| format!("did you mean `{known}:`?"));
+            fail(scheme_span, "unknown kind of store", &hint)
+        }
+    }
+}
+
+/// `[USER[:PASSWORD]@]HOST[:PORT][/DB]`: whether it has a user and a password. `at` is where `rest` stands.
+fn tcp(rest: &str, at: usize) -> Result<(bool, bool), Error> {
+    let fail = |span: Range<usize>, message: String, hint: &str| {
+        Err(Error {
+            span: at + span.start..at + span.end,
+            message,
+            hint: Some(hint.into()),
+        })
+    };
+    if let Some(n) = rest.find(|c: char| c.is_whitespace() || c.is_control()) {
+        let end = n + rest[n..].chars().next().map_or(0, char::len_utf8);
+        return fail(
+            n..end,
+            "a URL cannot contain blanks".into(),
+            "percent-encode it, a blank is `%20`",
+        );
+    }
+    let host_at = rest.rfind('@').map_or(0, |n| n + 1);
+    let info = &rest[..host_at.saturating_sub(1)];
+    if let Some(n) = info.find(['/', '?', '#', '@']) {
+        return fail(
+            n..n + 1,
+            "this character must be percent-encoded in a user name or password".into(),
+            "`/` is `%2F`, `@` is `%40`, `#` is `%23`, `?` is `%3F`; or use `password_file`",
+        );
+    }
+    let (user, password) = info.split_once(':').unwrap_or((info, ""));
+    let host = &rest[host_at..];
+    let end = host.find(['/', '?', '#']).unwrap_or(host.len());
+    let (place, tail) = host.split_at(end);
+    let (name, port) = match place.strip_prefix('[') {
+        Some(inner) => match inner.split_once(']') {
+            Some((v6, after))
+                if v6.parse::<std::net::Ipv6Addr>().is_ok()
+                    && (after.is_empty() || after.starts_with(':')) =>
+            {
+                (v6, after.strip_prefix(':'))
+            }
+            _ => {
+                return fail(
+                    host_at..host_at + end,
+                    "not an IPv6 address".into(),
+                    "write `[::1]:6379`",
+                );
+            }
+        },
+        None => match place.split_once(':') {
+            Some((name, port)) => (name, Some(port)),
+            None => (place, None),
+        },
+    };
+    if name.is_empty() {
+        return fail(
+            0..rest.len(),
+            "the host is missing".into(),
+            "write `redis://HOST:6379/0`; an IPv6 address needs brackets",
+        );
+    }
+    if name.contains(',') {
+        return fail(
+            host_at..host_at + end,
+            "one host only: several masters are not supported yet by this version".into(),
+            "name one Redis server",
+        );
+    }
+    if let Some(port) = port
+        && port
+            .parse::<u16>()
+            .is_ok_and(|p| p > 0)
+            .then_some(())
+            .is_none()
+    {
+        let start = host_at + end - port.len();
+        return fail(
+            start..host_at + end,
+            "the port must be a number from 1 to 65535".into(),
+            "Redis listens on 6379 by default; the brackets of an IPv6 address are needed: `[::1]:6379`",
+        );
+    }
+    let tail_at = host_at + end;
+    if let Some(n) = tail.find('#') {
+        return fail(
+            tail_at + n..rest.len(),
+            "a store URL has no `#` part".into(),
+            "take it out",
+        );
+    }
+    let (path, query) = tail.split_once('?').unwrap_or((tail, ""));
+    let db = path.strip_prefix('/').unwrap_or(path);
+    if !db.is_empty() && db.parse::<u16>().is_err() {
+        return fail(
+            tail_at + 1..tail_at + path.len(),
+            "the database must be a number".into(),
+            "write `redis://HOST:6379/0`",
+        );
+    }
+    parameters(query, at + tail_at + path.len() + 1, &["protocol"])?;
+    Ok((!user.is_empty(), !password.is_empty()))
+}
+
+fn parameters(query: &str, at: usize, known: &[&str]) -> Result<(), Error> {
+    let mut from = 0;
+    for parameter in query.split('&').filter(|_| !query.is_empty()) {
+        let name = parameter.split('=').next().unwrap_or_default();
+        if !known.contains(&name) {
+            let hint = nearest(name, known.iter().copied()).map_or_else(
+                || format!("known here: {}", known.join(", ")),
+                |n| format!("did you mean `{n}`?"),
+            );
+            // The name is not repeated: with a stray `?` it is a piece of a password.
+            let span = at + from..at + from + name.len();
+            return Err(Error {
+                span,
+                message: "unknown URL parameter".into(),
+                hint: Some(hint),
+            });
+        }
+        from += parameter.len() + 1;
+    }
+    Ok(())
+}
+
+/// As written, with `***` for the password.
+impl fmt::Display for StoreUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Sqlite(path) => write!(f, "sqlite:{}", path.display()),
+            Self::Redis(url) => f.write_str(&redact(url)),
+            Self::Memory => f.write_str("memory:"),
+        }
+    }
+}
+
+/// As [`fmt::Display`]: a password never gets into a log.
+impl fmt::Debug for StoreUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "StoreUrl({self})")
+    }
+}
+
+fn redact(url: &str) -> String {
+    let (head, query) = match url.rfind('?') {
+        Some(n) if !url[n..].contains('@') => url.split_at(n),
+        _ => (url, ""),
+    };
+    let start = head.find("//").map_or(0, |n| n + 2);
+    let mut out = String::from(&head[..start]);
+    match head[start..].rfind('@') {
+        Some(at) => {
+            let info = &head[start..start + at];
+            match info.split_once(':') {
+                Some((user, _)) => out.push_str(&format!("{user}:***")),
+                None => out.push_str(info),
+            }
+            out.push_str(&head[start + at..]);
+        }
+        None => out.push_str(&head[start..]),
+    }
+    for (n, parameter) in query.split('&').enumerate() {
+        if n > 0 {
+            out.push('&');
+        }
+        match parameter.trim_start_matches('?').strip_prefix("pass=") {
+            Some(_) if n == 0 => out.push_str("?pass=***"),
+            Some(_) => out.push_str("pass=***"),
+            None => out.push_str(parameter),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn store_urls_are_taken_apart() {
+        let redis = |tls, user, password| {
+            Ok(Parsed::Redis {
+                tls,
+                user,
+                password,
+            })
+        };
+        let cases = [
+            ("sqlite:soloist.db", Ok(Parsed::Sqlite("soloist.db"))),
+            (
+                "sqlite:/var/lib/soloist.db",
+                Ok(Parsed::Sqlite("/var/lib/soloist.db")),
+            ),
+            ("memory:", Ok(Parsed::Memory)),
+            ("redis://host", redis(false, false, false)),
+            ("redis://host:6379/0", redis(false, false, false)),
+            ("redis://:pw@host/", redis(false, false, true)),
+            (
+                "redis://me:p%40w@[::1]:6379/3?protocol=resp3",
+                redis(false, true, true),
+            ),
+            ("rediss://me@host", redis(true, true, false)),
+            ("redis+unix:///run/redis.sock", redis(false, false, false)),
+            (
+                "redis+unix:///run/redis.sock?db=1&user=me&pass=pw",
+                redis(false, true, true),
+            ),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(parse(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_url_alone_is_a_store_with_the_defaults_of_the_file() {
+        let file = crate::config::parse("", std::path::Path::new("/nowhere/jobs.toml"), &|_| None)
+            .unwrap();
+        let store = crate::config::Store::from_url("sqlite:/nowhere/soloist.db").unwrap();
+        assert_eq!(format!("{store:?}"), format!("{:?}", file.store));
+        let e = crate::config::Store::from_url("reds://h").unwrap_err();
+        assert_eq!(e, "unknown kind of store; did you mean `redis:`?");
+    }
+
+    #[test]
+    fn wrong_store_urls_say_where_and_why() {
+        let cases = [
+            ("", "", "a store URL starts with its kind and a colon"),
+            (
+                "localhost",
+                "localhost",
+                "a store URL starts with its kind and a colon",
+            ),
+            ("reds://h", "reds", "unknown kind of store"),
+            ("valkey://h", "valkey", "unknown kind of store"),
+            ("redis:h", "redis:h", "`redis:` must be followed by `//`"),
+            ("redis://", "", "the host is missing"),
+            ("redis://:6379", ":6379", "the host is missing"),
+            (
+                "redis://h:70000/0",
+                "70000",
+                "the port must be a number from 1 to 65535",
+            ),
+            ("redis://::1", "::1", "the host is missing"),
+            ("redis://[::1", "[::1", "not an IPv6 address"),
+            ("redis://h/x", "x", "the database must be a number"),
+            ("redis://h/0?db=1", "db", "unknown URL parameter"),
+            (
+                "redis://h/0#insecure",
+                "#insecure",
+                "a store URL has no `#` part",
+            ),
+            (
+                "redis://u:p/w@h",
+                "/",
+                "this character must be percent-encoded in a user name or password",
+            ),
+            ("redis://u:p w@h", " ", "a URL cannot contain blanks"),
+            (
+                "redis://a,b/0",
+                "a,b",
+                "one host only: several masters are not supported yet by this version",
+            ),
+            (
+                "redis+sentinel://a,b/m/0",
+                "redis+sentinel",
+                "Redis Sentinel is not supported yet by this version",
+            ),
+            (
+                "redis+cluster://a,b",
+                "redis+cluster",
+                "Redis Cluster is not supported yet by this version",
+            ),
+            (
+                "redis+unix://run/redis.sock",
+                "redis+unix://run/redis.sock",
+                "`redis+unix://` is followed by the absolute path of a socket",
+            ),
+            (
+                "redis+unix:///s?passwd=x",
+                "passwd",
+                "unknown URL parameter",
+            ),
+            (
+                "sqlite:",
+                "sqlite:",
+                "the path of the SQLite file is missing",
+            ),
+            (
+                "sqlite://x.db",
+                "sqlite://x.db",
+                "`sqlite:` is followed by a path, without `//`",
+            ),
+            (
+                "sqlite::memory:",
+                "sqlite::memory:",
+                "several instances cannot meet in `:memory:`",
+            ),
+            ("memory:x", "memory:x", "nothing follows `memory:`"),
+        ];
+        for (text, marked, message) in cases {
+            let error = parse(text).expect_err(text);
+            assert_eq!(
+                (&text[error.span.clone()], error.message.as_str()),
+                (marked, message),
+                "{text}"
+            );
+            assert!(error.hint.is_some(), "{text}");
+        }
+        assert_eq!(
+            parse("reds://h").unwrap_err().hint.unwrap(),
+            "did you mean `redis:`?"
+        );
+    }
+
+    #[test]
+    fn no_form_of_a_url_shows_its_password() {
+        let cases = [
+            ("redis://:hunter2@host:6379/0", "redis://:***@host:6379/0"),
+            ("redis://me:hunter2@host", "redis://me:***@host"),
+            (
+                "redis://me:hunter2@hunter2@host?protocol=resp3",
+                "redis://me:***@host?protocol=resp3",
+            ),
+            ("redis://me:hunter2?@host", "redis://me:***@host"),
+            ("redis+unix:///s?pass=hunter2", "redis+unix:///s?pass=***"),
+            (
+                "redis+unix:///s?db=1&pass=hunter2&user=me",
+                "redis+unix:///s?db=1&pass=***&user=me",
+            ),
+            ("redis://host", "redis://host"),
+        ];
+        for (url, shown) in cases {
+            let url = StoreUrl::Redis(url.into());
+            assert_eq!(url.to_string(), shown);
+            assert_eq!(format!("{url:?}"), format!("StoreUrl({shown})"));
+        }
+    }
+}

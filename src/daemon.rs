@@ -1,0 +1,333 @@
+//! `soloist run`: wires the parts; start order, stop order.
+//!
+//! One task owns each mutable thing: the dispatcher the timetable, the fleet task the epoch, the elector the contests,
+//! a holder task each run.
+
+mod dispatch;
+mod fleet;
+mod journal;
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use anyhow::Context;
+use tokio::{
+    signal::unix::{Signal, SignalKind, signal},
+    sync::mpsc,
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tracing::{error, info, warn};
+
+use self::{dispatch::Dispatcher, fleet::FleetTask};
+use crate::{
+    clock::StoreClock,
+    config::{self, Config},
+    elector::{Elector, Parts},
+    holder::Holder,
+    logic::claim::Event,
+    model::InstanceId,
+    runner::Runner,
+    store::{self, Store},
+};
+
+/// What `soloist run` was told.
+#[derive(Debug)]
+pub struct Options {
+    /// Read again on SIGHUP.
+    pub config_path: PathBuf,
+    pub config: Config,
+    /// None: host name and a random suffix.
+    pub instance: Option<String>,
+}
+
+/// How long the store gets to hear the last outcomes when everything else has stopped.
+const LAST_WORDS: Duration = Duration::from_secs(5);
+
+/// Runs until a signal ends it. SIGTERM and SIGINT drain: what runs goes on, nothing new begins; the second one ends
+/// what runs. SIGHUP reads the configuration again.
+///
+/// # Errors
+/// The store cannot be opened at all, or the process lacks what it needs. A store that is away is no error.
+pub async fn run(o: Options) -> anyhow::Result<()> {
+    // Before anything else, so that a signal during the start is not lost.
+    let mut signals = Signals::new().context("cannot handle signals")?;
+    let host = host_name();
+    let instance = InstanceId::new(
+        &o.instance
+            .unwrap_or_else(|| format!("{host}-{:04x}", fastrand::u16(..))),
+    );
+    let store = store::open(&o.config.store)?;
+    let clock = Arc::new(StoreClock::default());
+    let runner = Runner::new().context("cannot become the subreaper of the commands")?;
+    match tokio::task::spawn_blocking(Runner::sweep).await {
+        Ok(0) | Err(_) => {}
+        Ok(n) => warn!(
+            runs = n,
+            "ended what an earlier soloist on this host had left behind"
+        ),
+    }
+
+    let stop = CancellationToken::new();
+    let finish = CancellationToken::new();
+    let contests = TaskTracker::new();
+    let background = TaskTracker::new();
+    let (decisions, journal) = mpsc::channel(20_000);
+    let (plans, planned) = mpsc::unbounded_channel();
+    let holder = Holder::new(
+        store.clone(),
+        clock.clone(),
+        runner,
+        instance.clone(),
+        host.clone(),
+        o.config.store.clone(),
+    );
+    // The holder reports ended runs to the elector, which hands it the leases: a knot that is tied here.
+    let elector = Arc::new_cyclic(|weak: &std::sync::Weak<Elector>| {
+        let (holder, weak) = (holder.clone(), weak.clone());
+        let parts = Parts {
+            store: store.clone(),
+            clock: clock.clone(),
+            instance: instance.clone(),
+            host: host.clone(),
+            retry: o.config.store.retry.clone(),
+            max_parallel: o.config.limits.max_parallel,
+            journal: decisions,
+            plans,
+            stop: stop.clone(),
+            tasks: contests.clone(),
+        };
+        Elector::build(
+            parts,
+            Box::new(move |granted| {
+                if let Some(elector) = weak.upgrade() {
+                    holder.start(elector, granted);
+                }
+            }),
+        )
+    });
+    info!(%instance, store = store.address(), jobs = o.config.jobs.len(), config = o.config.digest, "soloist {}", env!("CARGO_PKG_VERSION"));
+    for job in o.config.jobs.values() {
+        elector.set_job(job.clone());
+    }
+
+    let fleet = FleetTask::new(elector.clone(), holder.clone(), &o.config, finish.clone());
+    let config_seen = fleet.config_sender();
+    background.spawn(fleet.run());
+    background.spawn(journal::run(store.clone(), journal, finish.clone()));
+    background.spawn(elector.clone().watch());
+    background.spawn(listen(
+        store.clone(),
+        elector.clone(),
+        holder.clone(),
+        finish.clone(),
+    ));
+    background.spawn(Dispatcher::new(elector.clone(), clock.clone(), planned, stop.clone())?.run());
+    notify(&[sd_notify::NotifyState::Ready]);
+
+    let mut config = o.config;
+    loop {
+        match signals.next().await {
+            Asked::Reload => reload(&o.config_path, &mut config, &elector, &config_seen),
+            Asked::Stop(name) => {
+                info!(
+                    signal = name,
+                    running = holder.running().len(),
+                    "stopping: nothing new is begun, what runs goes on"
+                );
+                break;
+            }
+        }
+    }
+    notify(&[sd_notify::NotifyState::Stopping]);
+
+    stop.cancel();
+    contests.close();
+    holder.runs.close();
+    contests.wait().await;
+    let drained = tokio::select! {
+        () = holder.runs.wait() => true,
+        () = tokio::time::sleep(config.limits.drain) => {
+            warn!(drain = ?config.limits.drain, running = holder.running().len(), "runs still active after the drain, ending them");
+            false
+        }
+        name = signals.again() => {
+            warn!(signal = name, running = holder.running().len(), "asked again, ending what runs");
+            false
+        }
+    };
+    if !drained {
+        holder.kill.cancel();
+        // Each run ends within its grace; its outcome may need the store, which may be away.
+        let longest = config
+            .jobs
+            .values()
+            .map(|j| j.grace + j.lease.kill_budget)
+            .max()
+            .unwrap_or_default();
+        tokio::select! {
+            () = holder.runs.wait() => {}
+            () = tokio::time::sleep(longest + LAST_WORDS) => {
+                error!(running = holder.running().len(), "some outcomes could not be recorded; their guards try");
+            }
+        }
+    }
+    holder.give_up.cancel();
+    finish.cancel();
+    background.close();
+    if tokio::time::timeout(LAST_WORDS, background.wait())
+        .await
+        .is_err()
+    {
+        warn!("the store does not answer; leaving without a word to it");
+    }
+    info!("stopped");
+    Ok(())
+}
+
+/// Puts another configuration in force, or says why not.
+fn reload(
+    path: &std::path::Path,
+    config: &mut Config,
+    elector: &Arc<Elector>,
+    seen: &tokio::sync::watch::Sender<fleet::Loaded>,
+) {
+    let now = std::time::Duration::from_nanos(crate::clock::Boottime::now().0);
+    notify(&[
+        sd_notify::NotifyState::Reloading,
+        sd_notify::NotifyState::Custom(&format!("MONOTONIC_USEC={}", now.as_micros())),
+    ]);
+    match config::load(path) {
+        Err(report) => {
+            error!("the new configuration is invalid, the old one stays in force:\n{report}");
+        }
+        Ok(new) => {
+            let mut changed = (0, 0, 0);
+            for name in config
+                .jobs
+                .keys()
+                .filter(|name| !new.jobs.contains_key(*name))
+            {
+                elector.remove_job(name);
+                changed.0 += 1;
+            }
+            for (name, job) in &new.jobs {
+                match config.jobs.get(name) {
+                    Some(old) if same(old, job) => continue,
+                    Some(_) => changed.1 += 1,
+                    None => changed.2 += 1,
+                }
+                elector.set_job(job.clone());
+            }
+            let (removed, altered, added) = changed;
+            info!(
+                removed,
+                altered,
+                added,
+                jobs = new.jobs.len(),
+                config = new.digest,
+                "configuration reloaded"
+            );
+            let old = std::mem::replace(config, new);
+            if format!("{:?}", old.store) != format!("{:?}", config.store)
+                || old.limits.max_parallel != config.limits.max_parallel
+            {
+                warn!("[store] and max_parallel take effect only when soloist is started again");
+                config.store = old.store;
+            }
+            // Not `send`, which changes nothing while nobody waits for a change.
+            seen.send_replace(fleet::Loaded::of(config));
+        }
+    }
+    notify(&[sd_notify::NotifyState::Ready]);
+}
+
+fn same(a: &config::Job, b: &config::Job) -> bool {
+    a.digest == b.digest && a.schedule_digest == b.schedule_digest && a.enabled == b.enabled
+}
+
+/// Takes the fleet's hints to whom they concern.
+async fn listen(
+    store: Arc<dyn Store>,
+    elector: Arc<Elector>,
+    holder: Arc<Holder>,
+    finish: CancellationToken,
+) {
+    use tokio::sync::broadcast::error::RecvError;
+    let mut events = store.events();
+    loop {
+        let event = tokio::select! {
+            event = events.recv() => event,
+            () = finish.cancelled() => return,
+        };
+        match event {
+            Ok(Event::Stop { job }) => holder.nudge(&job),
+            Ok(event) => elector.hear(&event),
+            Err(RecvError::Lagged(n)) => {
+                warn!(
+                    lost = n,
+                    "too many hints at once; looking at all jobs again"
+                );
+                elector.resync();
+            }
+            Err(RecvError::Closed) => return,
+        }
+    }
+}
+
+/// To systemd, if it listens.
+fn notify(state: &[sd_notify::NotifyState<'_>]) {
+    let _ = sd_notify::notify(state);
+}
+
+fn host_name() -> String {
+    let name = rustix::system::uname()
+        .nodename()
+        .to_string_lossy()
+        .into_owned();
+    if name.is_empty() {
+        "host".to_owned()
+    } else {
+        name
+    }
+}
+
+enum Asked {
+    Stop(&'static str),
+    Reload,
+}
+
+struct Signals {
+    term: Signal,
+    int: Signal,
+    hup: Signal,
+}
+
+impl Signals {
+    fn new() -> std::io::Result<Self> {
+        Ok(Self {
+            term: signal(SignalKind::terminate())?,
+            int: signal(SignalKind::interrupt())?,
+            hup: signal(SignalKind::hangup())?,
+        })
+    }
+    /// A second wish to stop. What comes right behind the first is the same one: `timeout` and shells signal both the
+    /// process and its group.
+    async fn again(&mut self) -> &'static str {
+        let first = crate::clock::Boottime::now();
+        loop {
+            let name = tokio::select! {
+                _ = self.term.recv() => "SIGTERM",
+                _ = self.int.recv() => "SIGINT",
+            };
+            if crate::clock::Boottime::now().since(first) >= Duration::from_millis(300) {
+                return name;
+            }
+        }
+    }
+    async fn next(&mut self) -> Asked {
+        tokio::select! {
+            _ = self.term.recv() => Asked::Stop("SIGTERM"),
+            _ = self.int.recv() => Asked::Stop("SIGINT"),
+            _ = self.hup.recv() => Asked::Reload,
+        }
+    }
+}

@@ -1,0 +1,300 @@
+//! When what is due: the timetable, its look-ahead, and the alarm for the exact instant.
+//!
+//! tokio-cron-scheduler's tick each second is a wake-up, not a clock: it comes up to half a second late, is silent for
+//! as long as a wall clock was stepped back, and does not make up for stalls. So a monotonic interval stands behind it, and
+//! every wake-up asks the store-corrected clock anew: a step or a suspend is noticed with the next one.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use anyhow::Context;
+use tokio::sync::mpsc;
+use tokio_cron_scheduler::{Job as TickJob, JobScheduler};
+use tokio_util::sync::CancellationToken;
+use tracing::warn;
+
+use crate::{
+    clock::{Alarm, Boottime, StoreClock, wall_us},
+    elector::{Due, Elector, Plan},
+    logic::{claim::Target, timetable::Timetable},
+    model::{JobName, Occurrence},
+};
+
+/// How far ahead occurrences are taken from the timetable and armed. More than two ticks, so that a late one loses nothing.
+const LOOK_AHEAD_MS: i64 = 3000;
+const INTERVAL: Duration = Duration::from_millis(1500);
+
+pub(super) struct Dispatcher {
+    elector: Arc<Elector>,
+    clock: Arc<StoreClock>,
+    plans: mpsc::UnboundedReceiver<Plan>,
+    stop: CancellationToken,
+    timetable: Timetable<JobName>,
+    /// By the instant they start at, Unix ms of the store's clock.
+    armed: BTreeMap<i64, Vec<Due>>,
+    alarm: Alarm,
+}
+
+impl Dispatcher {
+    pub(super) fn new(
+        elector: Arc<Elector>,
+        clock: Arc<StoreClock>,
+        plans: mpsc::UnboundedReceiver<Plan>,
+        stop: CancellationToken,
+    ) -> anyhow::Result<Self> {
+        let alarm = Alarm::new().context("cannot make a timer")?;
+        Ok(Self {
+            elector,
+            clock,
+            plans,
+            stop,
+            timetable: Timetable::new(),
+            armed: BTreeMap::new(),
+            alarm,
+        })
+    }
+
+    pub(super) async fn run(mut self) {
+        let (tick, mut ticks) = mpsc::channel::<()>(1);
+        let scheduler = match start_tick(tick).await {
+            Ok(scheduler) => Some(scheduler),
+            Err(e) => {
+                warn!(error = %e, "no tick from tokio-cron-scheduler; the interval alone wakes the timetable");
+                None
+            }
+        };
+        let mut interval = tokio::time::interval(INTERVAL);
+        interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
+        loop {
+            self.advance();
+            if sd_notify::watchdog_enabled().is_some() {
+                // From here, and from nowhere else: a scheduler that hangs must not look alive.
+                super::notify(&[sd_notify::NotifyState::Watchdog]);
+            }
+            let next = self.armed.keys().next().and_then(|ms| self.clock.when(*ms));
+            tokio::select! {
+                () = self.stop.cancelled() => break,
+                plan = self.plans.recv() => match plan {
+                    Some(plan) => self.take(plan),
+                    None => break,
+                },
+                () = self.alarm.until(next.unwrap_or(Boottime(u64::MAX / 2))), if next.is_some() => {}
+                Some(()) = ticks.recv() => {}
+                _ = interval.tick() => {}
+            }
+        }
+        if let Some(mut scheduler) = scheduler {
+            let _ = scheduler.shutdown().await;
+        }
+    }
+
+    /// Fires what is due and arms what will be soon.
+    fn advance(&mut self) {
+        if self.elector.store.local_clock() {
+            let now = Boottime::now();
+            if let Some(step) = self.clock.sample(wall_us(), now, now) {
+                warn!(
+                    step_ms = step / 1000,
+                    "the host's clock was stepped; occurrences follow it"
+                );
+            }
+        }
+        // Plans first: all that are there.
+        while let Ok(plan) = self.plans.try_recv() {
+            self.take(plan);
+        }
+        // Piece by piece: after a long suspend there may be more than fits into memory at one time, and the elector
+        // folds what nobody can start any more.
+        while self.hand_out() {}
+    }
+
+    /// True: there may be more.
+    fn hand_out(&mut self) -> bool {
+        let Some(now_us) = self.clock.now_us() else {
+            return false;
+        };
+        let now = now_us.div_euclid(1000);
+        let more = self.arm(Occurrence(now + LOOK_AHEAD_MS));
+        let later = self.armed.split_off(&(now + 1));
+        let due: Vec<Due> = std::mem::replace(&mut self.armed, later)
+            .into_values()
+            .flatten()
+            .collect();
+        if !due.is_empty() {
+            self.elector.due(due);
+        }
+        more
+    }
+
+    /// Takes what starts up to `until` out of the timetable. True: there was something.
+    fn arm(&mut self, until: Occurrence) -> bool {
+        let taken = self.timetable.take_due(until);
+        let any = !taken.is_empty();
+        for due in taken {
+            let Some(job) = self.elector.job(&due.key) else {
+                continue;
+            };
+            self.armed.entry(due.start_at_ms).or_default().push(Due {
+                job: due.key,
+                target: Target::Scheduled(due.occurrence),
+                start_at: due.start_at_ms,
+                start_by: due
+                    .start_at_ms
+                    .saturating_add(job.start_within.as_millis() as i64),
+                overdue: false,
+                missed: vec![],
+            });
+        }
+        any
+    }
+
+    fn take(&mut self, plan: Plan) {
+        let (name, after) = match &plan {
+            Plan::From(job, after) => (&job.name, *after),
+            Plan::Drop(name) => (name, Occurrence(i64::MIN)),
+        };
+        // What the old schedule had planned up to the change stays owed, also while it waits for its jitter.
+        while let Some((at, start_at)) = self.timetable.upcoming(name)
+            && at <= after
+            && self.arm(Occurrence(start_at))
+        {}
+        // What was armed before and lies after the change is planned anew, or not at all.
+        for due in self.armed.values_mut() {
+            due.retain(|d| {
+                d.job != *name || matches!(d.target, Target::Scheduled(at) if at <= after)
+            });
+        }
+        self.armed.retain(|_, due| !due.is_empty());
+        self.timetable.remove(name);
+        if let Plan::From(job, after) = &plan
+            && job.enabled
+            && !job.schedules.is_empty()
+        {
+            self.timetable
+                .insert(job.name.clone(), job.schedules.clone(), job.jitter, *after);
+        }
+    }
+}
+
+async fn start_tick(
+    tick: mpsc::Sender<()>,
+) -> Result<JobScheduler, tokio_cron_scheduler::JobSchedulerError> {
+    let scheduler = JobScheduler::new().await?;
+    let job = TickJob::new_async("* * * * * *", move |_, _| {
+        let tick = tick.clone();
+        Box::pin(async move {
+            let _ = tick.try_send(());
+        })
+    })?;
+    scheduler.add(job).await?;
+    scheduler.start().await?;
+    Ok(scheduler)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use tokio_util::task::TaskTracker;
+
+    use super::*;
+    use crate::{
+        config::{self, Job},
+        elector::Parts,
+        model::InstanceId,
+        store::memory::MemoryStore,
+    };
+
+    fn job(lines: &str) -> Arc<Job> {
+        let text = format!("[jobs.work]\ncommand = [\"true\"]\n{lines}\n");
+        let config = config::parse(&text, Path::new("/jobs.toml"), &|_| None).expect("valid");
+        config.jobs.values().next().expect("a job").clone()
+    }
+
+    /// A dispatcher whose store's clock shows `now`.
+    fn dispatcher(now: i64) -> Dispatcher {
+        let clock = Arc::new(StoreClock::default());
+        let here = Boottime::now();
+        clock.sample(now * 1000, here, here);
+        let (plans, planned) = mpsc::unbounded_channel();
+        let parts = Parts {
+            store: Arc::new(MemoryStore::new()),
+            clock: clock.clone(),
+            instance: InstanceId::new("a"),
+            host: "a".into(),
+            retry: config::StoreRetry {
+                attempts: 0,
+                interval: Duration::ZERO,
+                exponential: false,
+                max_interval: Duration::ZERO,
+                jitter: false,
+            },
+            max_parallel: None,
+            journal: mpsc::channel(10).0,
+            plans,
+            stop: CancellationToken::new(),
+            tasks: TaskTracker::new(),
+        };
+        let elector = Arc::new(Elector::build(parts, Box::new(|_| {})));
+        Dispatcher::new(elector, clock, planned, CancellationToken::new()).expect("a timer")
+    }
+
+    fn armed(d: &Dispatcher) -> Vec<i64> {
+        let all = d.armed.values().flatten();
+        all.map(|due| match due.target {
+            Target::Scheduled(at) => at.0,
+            Target::Manual { .. } => 0,
+        })
+        .collect()
+    }
+
+    const HOUR: i64 = 3_600_000;
+    const NOON: i64 = 1_800_000_000_000 - 1_800_000_000_000 % HOUR;
+
+    #[tokio::test]
+    async fn another_schedule_drops_nothing_that_waits_for_its_jitter() {
+        // The jitter is the same for one occurrence: take a time at which it has not passed.
+        let old = job("schedule = \"@every 1h\"\njitter = \"30m\"");
+        let mut d = dispatcher(NOON + 1);
+        d.elector.set_job(old.clone());
+        d.take(Plan::From(old, Occurrence(NOON - 1)));
+        assert_eq!(armed(&d), [0; 0]);
+        let new = job("schedule = \"@every 7h\"");
+        d.take(Plan::From(new, Occurrence(NOON + 1)));
+        assert_eq!(armed(&d), [NOON]);
+    }
+
+    #[tokio::test]
+    async fn a_changed_schedule_at_the_instant_keeps_or_replaces_what_is_armed() {
+        for (change, kept) in [(-2, false), (0, true), (2, true)] {
+            let old = job("schedule = \"@every 1h\"");
+            let mut d = dispatcher(NOON - 100);
+            d.elector.set_job(old.clone());
+            d.take(Plan::From(old, Occurrence(NOON - 1000)));
+            d.advance();
+            assert_eq!(armed(&d), [NOON]);
+            // The new one has the same instant, and another.
+            let new = job("schedule = [\"@every 1h\", \"@every 30m\"]");
+            d.elector.set_job(new.clone());
+            d.take(Plan::From(new, Occurrence(NOON + change)));
+            let planned_anew = d.timetable.upcoming(&JobName::new("work"));
+            let next = planned_anew.map(|(at, _)| at.0);
+            if kept {
+                assert_eq!((armed(&d), next), (vec![NOON], Some(NOON + HOUR / 2)));
+            } else {
+                assert_eq!((armed(&d), next), (vec![], Some(NOON)));
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_removed_job_is_planned_no_more() {
+        let old = job("schedule = \"@every 1h\"");
+        let mut d = dispatcher(NOON - 100);
+        d.elector.set_job(old.clone());
+        d.take(Plan::From(old.clone(), Occurrence(NOON - 1000)));
+        d.advance();
+        d.take(Plan::Drop(old.name.clone()));
+        assert_eq!(armed(&d), [0; 0]);
+        assert!(!d.timetable.contains(&old.name));
+    }
+}

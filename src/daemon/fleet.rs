@@ -1,0 +1,321 @@
+//! This instance among the others: its heartbeat, who else lives, requests to drain, and the store's epoch.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tracing::{error, info, warn};
+
+use crate::{
+    clock::Boottime,
+    config::{self, Config},
+    elector::{Elector, Epoch, note_clock},
+    holder::Holder,
+    model::InstanceId,
+    store::{Beat, Fleet, Info, Problem, Reply},
+};
+
+const HEARTBEAT: Duration = Duration::from_secs(1);
+/// An instance that was not heard of for this long does not count for the order of rank.
+const SILENT_MS: i64 = 3500;
+/// Between two warnings that the store is away.
+const WARN_AGAIN: Duration = Duration::from_secs(10);
+/// Between two looks at how the store is set up, while it is as it must be; else it is looked at with each heartbeat.
+const CHECK_AGAIN: Duration = Duration::from_secs(10);
+/// While jobs wait to be registered.
+const ENROL_AGAIN: Duration = Duration::from_millis(200);
+
+/// What the heartbeat tells about the configuration.
+#[derive(Debug, Clone)]
+pub(super) struct Loaded {
+    digest: String,
+    jobs: u32,
+    quarantine: Duration,
+}
+
+impl Loaded {
+    pub(super) fn of(config: &Config) -> Self {
+        Self {
+            digest: config.digest.clone(),
+            jobs: config.jobs.len() as u32,
+            quarantine: config
+                .jobs
+                .values()
+                .map(|j| j.lease.quarantine)
+                .max()
+                .unwrap_or_default(),
+        }
+    }
+}
+
+pub(super) struct FleetTask {
+    elector: Arc<Elector>,
+    holder: Arc<Holder>,
+    loaded: watch::Sender<Loaded>,
+    finish: CancellationToken,
+    epoch: Option<Epoch>,
+    started_at: i64,
+    away_since: Option<Boottime>,
+    warned: Option<Boottime>,
+    drained: bool,
+    /// Rounds in a row that found all jobs registered.
+    calm: u32,
+    /// The incarnation whose set-up was looked at last, and when.
+    checked: Option<(Arc<str>, Boottime)>,
+    /// What was wrong with it.
+    problems: Vec<Problem>,
+    complained: Option<Boottime>,
+    /// Warned that jobs cannot be registered.
+    unregistered: Option<Boottime>,
+}
+
+/// What registering all jobs took is given back after so many calm rounds: by then the timetable has taken them in.
+const CALM: u32 = 3;
+
+impl FleetTask {
+    pub(super) fn new(
+        elector: Arc<Elector>,
+        holder: Arc<Holder>,
+        config: &Config,
+        finish: CancellationToken,
+    ) -> Self {
+        Self {
+            elector,
+            holder,
+            loaded: watch::Sender::new(Loaded::of(config)),
+            finish,
+            epoch: None,
+            started_at: 0,
+            away_since: None,
+            warned: None,
+            drained: false,
+            calm: 0,
+            checked: None,
+            problems: vec![],
+            complained: None,
+            unregistered: None,
+        }
+    }
+
+    pub(super) fn config_sender(&self) -> watch::Sender<Loaded> {
+        self.loaded.clone()
+    }
+
+    pub(super) async fn run(mut self) {
+        let mut events = self.elector.store.events();
+        let mut next = HEARTBEAT;
+        loop {
+            if self.beat().await {
+                let left = match self.epoch.clone() {
+                    Some(epoch) if self.fit(&epoch.inc).await => self.elector.enrol(&epoch).await,
+                    _ => Ok(0),
+                };
+                self.calm = match left {
+                    Ok(0) => self.calm.saturating_add(1),
+                    _ => 0,
+                };
+                if self.calm == CALM {
+                    config::give_back();
+                }
+                next = match left {
+                    Ok(0) => {
+                        self.unregistered = None;
+                        HEARTBEAT
+                    }
+                    Ok(_) => ENROL_AGAIN,
+                    Err(e) => {
+                        let now = Boottime::now();
+                        if self
+                            .unregistered
+                            .is_none_or(|at| now.since(at) >= WARN_AGAIN)
+                        {
+                            self.unregistered = Some(now);
+                            warn!(error = %e, "cannot register jobs; trying again until it works");
+                        }
+                        ENROL_AGAIN
+                    }
+                };
+            }
+            tokio::select! {
+                () = tokio::time::sleep(next) => {}
+                () = self.elector.enrol.notified() => {}
+                () = drain_hint(&mut events) => {}
+                () = self.finish.cancelled() => break,
+            }
+        }
+        let _ = self.elector.store.leave(&self.elector.instance).await;
+    }
+
+    /// One heartbeat. True when the store answered.
+    async fn beat(&mut self) -> bool {
+        let el = &self.elector;
+        let loaded = self.loaded.borrow().clone();
+        let info = Info {
+            seen: 0,
+            host: el.host.clone(),
+            pid: std::process::id(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            config: loaded.digest,
+            clock_offset_ms: el.clock.wall_offset_ms().unwrap_or(0.0),
+            started_at: self.started_at,
+            running: self.holder.running(),
+            draining: el.draining(),
+            jobs: loaded.jobs,
+        };
+        let open = self.epoch.as_ref().filter(|e| {
+            // Whoever has seen it long enough vouches for it. How long, the fleet agrees on in the store.
+            !e.open && Boottime::now().since(e.first_seen) >= loaded.quarantine.max(e.quarantine)
+        });
+        let beat = Beat {
+            instance: el.instance.clone(),
+            info,
+            quarantine: loaded.quarantine,
+            open: open.map(|e| (e.inc.clone(), e.born)),
+        };
+        match el.store.heartbeat(Some(&beat)).await {
+            Ok(reply) => {
+                note_clock(&el.clock, &reply);
+                if let Some(since) = self.away_since.take() {
+                    info!(away = ?Boottime::now().since(since), store = self.elector.store.address(), "the store answers again");
+                    // Hints were lost, and runs began that this instance does not watch.
+                    self.elector.resync();
+                }
+                self.warned = None;
+                self.learn(reply);
+                true
+            }
+            Err(e) => {
+                let now = Boottime::now();
+                self.away_since.get_or_insert(now);
+                if self.warned.is_none_or(|at| now.since(at) >= WARN_AGAIN) {
+                    self.warned = Some(now);
+                    warn!(error = %e, "the store does not answer: nothing is started until it does");
+                }
+                false
+            }
+        }
+    }
+
+    /// True when the store is set up so that it may be relied on. Otherwise nothing is claimed, and this is said.
+    async fn fit(&mut self, inc: &Arc<str>) -> bool {
+        let now = Boottime::now();
+        let known = self.checked.as_ref().filter(|(of, _)| of == inc);
+        let unfit = self.problems.iter().any(|p| p.fatal);
+        if let Some((_, at)) = known
+            && !unfit
+            && now.since(*at) < CHECK_AGAIN
+        {
+            return true;
+        }
+        let mut complain = |what: &dyn Fn()| {
+            if self.complained.is_none_or(|at| now.since(at) >= WARN_AGAIN) {
+                self.complained = Some(now);
+                what();
+            }
+        };
+        let found = match self.elector.store.check().await {
+            Ok(found) => found,
+            Err(e) => {
+                // The last answer counts, if there was one in this incarnation.
+                let fit = known.is_some() && !unfit;
+                complain(&|| warn!(error = %e, "cannot look at how the store is set up"));
+                return fit;
+            }
+        };
+        let store = self.elector.store.address();
+        let fatal: Vec<&str> = found
+            .iter()
+            .filter(|p| p.fatal)
+            .map(|p| p.text.as_str())
+            .collect();
+        let reasons = fatal.join("; ");
+        if fatal.is_empty() {
+            self.elector.set_unfit(None);
+            self.complained = None;
+            if unfit {
+                info!(store, "the store is set up as it must be: starting again");
+            }
+        } else {
+            self.elector.set_unfit(Some(reasons.clone()));
+            complain(&|| {
+                error!(
+                    store,
+                    "the store cannot be relied on: {reasons}; nothing is started until that is changed"
+                );
+            });
+        }
+        let fit = fatal.is_empty();
+        if found != self.problems {
+            for p in found.iter().filter(|p| !p.fatal) {
+                warn!(store, "the store is not set up well: {}", p.text);
+            }
+        }
+        self.checked = Some((inc.clone(), now));
+        self.problems = found;
+        fit
+    }
+
+    fn learn(&mut self, reply: Reply<Fleet>) {
+        let now = reply.now_us / 1000;
+        if self.started_at == 0 {
+            self.started_at = now;
+        }
+        let fleet = reply.value;
+        let known = self
+            .epoch
+            .as_ref()
+            .filter(|e| e.inc == reply.inc && e.born == fleet.born);
+        let first_seen = known.map_or(reply.received, |e| e.first_seen);
+        if known.is_none() {
+            if self.epoch.is_some() {
+                warn!(epoch = %reply.inc, "the store was restarted, or lost or changed its data: no grants until every old lease is over");
+                self.elector.resync();
+            } else if !fleet.open {
+                info!(wait = ?fleet.quarantine, "the store's data is new: waiting, in case that leases from before it are still out there");
+            }
+        } else if fleet.open && known.is_some_and(|e| !e.open) {
+            info!("no lease from before the store's present data can be left: granting");
+        }
+        self.epoch = Some(Epoch {
+            inc: reply.inc.clone(),
+            born: fleet.born,
+            open: fleet.open,
+            quarantine: fleet.quarantine,
+            first_seen,
+        });
+        let el = &self.elector;
+        let live: Vec<InstanceId> = fleet
+            .instances
+            .iter()
+            .filter(|(_, i)| i.seen >= now - SILENT_MS && !i.draining)
+            .map(|(id, _)| id.clone())
+            .collect();
+        el.set_live(live.into());
+        let drain = fleet.drains.contains(&el.instance);
+        if drain != self.drained {
+            self.drained = drain;
+            el.set_draining(drain);
+            info!(
+                drain,
+                "asked to {}",
+                if drain {
+                    "drain: claiming nothing more"
+                } else {
+                    "work again"
+                }
+            );
+        }
+    }
+}
+
+/// Returns when somebody changed who is to drain.
+async fn drain_hint(events: &mut tokio::sync::broadcast::Receiver<crate::logic::claim::Event>) {
+    use tokio::sync::broadcast::error::RecvError;
+    loop {
+        match events.recv().await {
+            Ok(crate::logic::claim::Event::Drain) => return,
+            Ok(_) | Err(RecvError::Lagged(_)) => {}
+            Err(RecvError::Closed) => std::future::pending().await,
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! Claims that are due together travel together: one script call for up to a hundred.
+
+use std::sync::Arc;
+
+use tokio::sync::{Semaphore, mpsc, oneshot};
+
+use crate::{
+    logic::claim::{Answer, Claim},
+    store::{BATCH, Error, Reply, Store},
+};
+
+/// Commands under way at one time. While they are, what comes in collects for the next.
+const IN_FLIGHT: usize = 4;
+
+type Ask = (Claim, oneshot::Sender<Result<Reply<Answer>, Error>>);
+
+#[derive(Debug)]
+pub(super) struct Batcher {
+    asks: mpsc::UnboundedSender<Ask>,
+}
+
+impl Batcher {
+    pub(super) fn start(store: Arc<dyn Store>) -> Self {
+        let (asks, queue) = mpsc::unbounded_channel();
+        tokio::spawn(run(store, queue));
+        Self { asks }
+    }
+
+    pub(super) async fn claim(&self, claim: Claim) -> Result<Reply<Answer>, Error> {
+        let (tell, answer) = oneshot::channel();
+        let stopped = || Error::Unreachable {
+            address: "(stopped)".into(),
+            reason: "this instance is stopping".into(),
+        };
+        self.asks.send((claim, tell)).map_err(|_| stopped())?;
+        answer.await.map_err(|_| stopped())?
+    }
+}
+
+async fn run(store: Arc<dyn Store>, mut queue: mpsc::UnboundedReceiver<Ask>) {
+    let in_flight = Arc::new(Semaphore::new(IN_FLIGHT));
+    while let Some(first) = queue.recv().await {
+        let mut batch = vec![first];
+        // Whoever is due at the same instant is about to ask: let them run first.
+        tokio::task::yield_now().await;
+        let permit = in_flight.clone().acquire_owned().await;
+        while batch.len() < BATCH
+            && let Ok(ask) = queue.try_recv()
+        {
+            batch.push(ask);
+        }
+        let store = store.clone();
+        tokio::spawn(async move {
+            let _permit = permit;
+            let (claims, tell): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
+            match store.claim(&claims).await {
+                Ok(mut reply) => {
+                    let answers = std::mem::take(&mut reply.value);
+                    for (tell, answer) in tell.into_iter().zip(answers) {
+                        let _ = tell.send(Ok(reply.clone().map(|_| answer)));
+                    }
+                }
+                // One that the store refuses must not take the others down. Those that were decided before it are
+                // answered the same again.
+                Err(e) if !e.is_transient() && claims.len() > 1 => {
+                    for (claim, tell) in claims.into_iter().zip(tell) {
+                        let one = store.claim(std::slice::from_ref(&claim)).await;
+                        let _ = tell.send(one.and_then(|reply| only(reply, &e)));
+                    }
+                }
+                Err(e) => {
+                    for tell in tell {
+                        let _ = tell.send(Err(e.clone()));
+                    }
+                }
+            }
+        });
+    }
+}
+
+fn only(mut reply: Reply<Vec<Answer>>, otherwise: &Error) -> Result<Reply<Answer>, Error> {
+    let answer = reply.value.pop().ok_or_else(|| otherwise.clone())?;
+    Ok(reply.map(|_| answer))
+}

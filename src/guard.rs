@@ -1,0 +1,851 @@
+//! The guard: a small process of its own for each run, which ends the command when its lease or its daemon ends.
+//!
+//! It is this same binary, started again as `soloist __guard` before any runtime or argument parser exists, has
+//! one thread, and depends on nothing the daemon does after it was started: the daemon may be killed, stopped or
+//! hang. What it decides is in [`crate::logic::run`]; here are its messages ([`Spec`], [`Control`], [`Report`],
+//! [`HandOver`]) and the loop that carries them out. The daemon's side is [`crate::runner`].
+//!
+//! Descriptor 0 is a socket to the daemon: one JSON line each way per message. Descriptors 1 and 2 are the pipes
+//! for the command's output; the guard gives them away, so that their end-of-file means that the tree is gone.
+//!
+//! A transparent command (`soloist exec`) has the descriptors, the session and the process group of the program that
+//! wanted it, as if a shell had started it in that program's place; the guard then has a process group of its own, so
+//! that what is done to the whole group (Ctrl-Z, `kill -9 -PGID`) is not done to the guard.
+//!
+//! A run is over when its tree is. What the command left behind gets SIGTERM, and SIGKILL after its grace but at
+//! most [`LEFTOVER_GRACE`](crate::logic::run::LEFTOVER_GRACE) later.
+
+mod cgroup;
+mod spawn;
+mod tree;
+
+use std::{
+    fs::File,
+    io::{self, Seek, Write},
+    os::{
+        fd::{AsRawFd, FromRawFd, OwnedFd},
+        unix::process::CommandExt,
+    },
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::Duration,
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, poll},
+    io::Errno,
+    process::{Pid, Signal, WaitOptions},
+    time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec},
+};
+use serde::{Deserialize, Serialize};
+
+pub(crate) use self::{
+    cgroup::{Cgroup, of_all_runs as cgroups_of_all_runs, of_run as cgroup_of_run},
+    tree::{Proc, below, descend, kill_pass},
+};
+use crate::{
+    clock::{self, Boottime},
+    config,
+    logic::run::{Cause, Life, Step, Stop, outcome},
+    model::{FencingToken, InstanceId, JobName, Occurrence, Outcome, RunId, Trigger},
+};
+
+/// The hidden first argument that makes this binary a guard; job and run id follow it, for `ps` to show.
+pub const ARGUMENT: &str = "__guard";
+
+/// The hidden first argument that the guard of a dead daemon starts this binary with; see [`HandOver`].
+pub const SETTLE_ARGUMENT: &str = "__settle";
+
+/// How often a tree that does not die is killed again, at first and at most.
+const KILL_AGAIN: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(200));
+
+/// The longest first line that is read.
+const LONGEST_SPEC: usize = 64 << 20;
+
+/// What to run: the first line the daemon sends.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Spec {
+    pub job: JobName,
+    pub run_id: RunId,
+    /// Program and arguments, run as they stand.
+    pub argv: Vec<String>,
+    /// Set in addition to the daemon's environment, of which all is inherited but what is for the daemon alone
+    /// (systemd's notification, watchdog, socket and credential variables, and `SOLOIST_STORE*`).
+    pub env: Vec<(String, String)>,
+    pub working_dir: Option<PathBuf>,
+    pub user: Option<String>,
+    pub group: Option<String>,
+    pub timeout: Option<Duration>,
+    pub grace: Duration,
+    pub kill_budget: Duration,
+    pub success_codes: Vec<i32>,
+    /// Until when the lease is trusted; the command is not started after it.
+    pub deadline: Boottime,
+    /// Handed over as it is to `__settle` when the daemon dies; see [`HandOver`].
+    pub settle: serde_json::Value,
+    /// The program to hand over to instead of this binary.
+    #[serde(default)]
+    pub settle_exe: Option<PathBuf>,
+    /// Find the tree through /proc, even where a cgroup could be made.
+    #[serde(default)]
+    pub walk_only: bool,
+    /// Run it in our starter's place; see [`Transparent`].
+    #[serde(default)]
+    pub transparent: Option<Transparent>,
+}
+
+/// What makes a command one that a shell could have started: descriptors, environment, session, process group and
+/// terminal are those of the process that started the guard. Without it, a command has a session of its own, pipes for its output
+/// and `/dev/null` for its input.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Transparent {
+    /// Signals that are to stay ignored, as they came to our starter (`nohup`).
+    pub ignored: Vec<i32>,
+}
+
+/// What a command may know about its run.
+#[derive(Debug, Clone)]
+pub struct Identity {
+    pub occurrence: Occurrence,
+    pub run_id: RunId,
+    pub attempt: u32,
+    pub fencing_token: FencingToken,
+    pub instance: InstanceId,
+    pub trigger: Trigger,
+}
+
+impl Spec {
+    /// A run of `job`, with the environment that SPEC 6 promises.
+    pub fn new(
+        job: &config::Job,
+        id: &Identity,
+        deadline: Boottime,
+        settle: serde_json::Value,
+    ) -> Self {
+        let argv = match &job.command {
+            config::Command::Argv(argv) => argv.clone(),
+            config::Command::Shell(text) => vec!["/bin/sh".into(), "-c".into(), text.clone()],
+        };
+        let mut env: Vec<(String, String)> = job
+            .env
+            .iter()
+            .map(|(n, v)| (n.clone(), v.clone()))
+            .collect();
+        env.extend(
+            [
+                ("SOLOIST_JOB", job.name.to_string()),
+                ("SOLOIST_OCCURRENCE", id.occurrence.to_string()),
+                ("SOLOIST_OCCURRENCE_MS", id.occurrence.0.to_string()),
+                (RUN_ID, id.run_id.to_string()),
+                ("SOLOIST_ATTEMPT", id.attempt.to_string()),
+                ("SOLOIST_FENCING_TOKEN", id.fencing_token.to_string()),
+                ("SOLOIST_INSTANCE", id.instance.to_string()),
+                ("SOLOIST_TRIGGER", id.trigger.as_str().into()),
+            ]
+            .map(|(name, value)| (name.into(), value)),
+        );
+        Self {
+            job: job.name.clone(),
+            run_id: id.run_id,
+            argv,
+            env,
+            working_dir: job.working_dir.clone(),
+            user: job.user.clone(),
+            group: job.group.clone(),
+            timeout: job.timeout,
+            grace: job.grace,
+            kill_budget: job.lease.kill_budget,
+            success_codes: job.success_codes.to_vec(),
+            deadline,
+            settle,
+            settle_exe: None,
+            walk_only: false,
+            transparent: None,
+        }
+    }
+}
+
+/// The variable that marks all processes of a run.
+pub(crate) const RUN_ID: &str = "SOLOIST_RUN_ID";
+
+/// The same for transparent commands, which may themselves be part of a run.
+pub(crate) const EXEC_ID: &str = "SOLOIST_EXEC_ID";
+
+/// What the daemon says after the [`Spec`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Control {
+    /// The lease is trusted until then.
+    Deadline(Boottime),
+    /// End the command; grace None means the job's, zero means SIGKILL at once.
+    Stop {
+        reason: Stop,
+        grace: Option<Duration>,
+    },
+    /// To the command itself, not to its tree.
+    Signal(i32),
+    /// The outcome is recorded: nothing is left to hand over.
+    Settled,
+}
+
+/// A moment, on both clocks of the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Moment {
+    /// Microseconds since the Unix epoch by the host's wall clock.
+    pub wall_us: i64,
+    pub boottime: Boottime,
+}
+
+impl Moment {
+    pub fn now() -> Self {
+        Self {
+            wall_us: clock::wall_us(),
+            boottime: Boottime::now(),
+        }
+    }
+}
+
+/// What the guard says, in this order: `Started` or `StartFailed`; `Exited` after `Started`; `Gone`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Report {
+    /// The command runs: exec has succeeded.
+    Started {
+        pid: i32,
+        at: Moment,
+        cgroup: Option<PathBuf>,
+    },
+    /// It does not, and why in words.
+    StartFailed {
+        error: String,
+        cause: Option<Cause>,
+        /// What the kernel said to exec itself, if it came to that.
+        #[serde(default)]
+        errno: Option<i32>,
+    },
+    /// A transparent command was stopped, by this signal.
+    Stopped { signal: i32 },
+    /// The command itself ended. `cause` None: by itself. Its tree may still be there.
+    Exited {
+        exit_code: Option<i32>,
+        signal: Option<i32>,
+        cause: Option<Cause>,
+        at: Moment,
+    },
+    /// SIGKILL was sent a kill budget ago and these are still there: in an uninterruptible sleep, or not ours to kill.
+    Stuck { pids: Vec<i32> },
+    /// Every process of the run is gone. `leftover` were there when the command itself ended.
+    Gone { leftover: u32, at: Moment },
+}
+
+/// How a run ended, as far as its guard knows.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ended {
+    /// The true one when the command ended before its daemon did, else `crashed`.
+    pub outcome: Outcome,
+    pub exit_code: Option<i32>,
+    pub signal: Option<i32>,
+    pub error: Option<String>,
+    /// None when the command could not be started.
+    pub started: Option<Moment>,
+    /// When the tree was gone.
+    pub ended: Moment,
+}
+
+/// What the guard of a dead daemon gives to `soloist __settle`, as JSON on descriptor 0 (a file, at its start).
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct HandOver {
+    /// [`Spec::settle`].
+    pub settle: serde_json::Value,
+    pub end: Ended,
+}
+
+impl HandOver {
+    /// Reads what was handed over to this process.
+    ///
+    /// # Errors
+    /// When stdin cannot be read, or is not what a guard writes.
+    pub fn read() -> io::Result<Self> {
+        Ok(serde_json::from_reader(io::stdin().lock())?)
+    }
+}
+
+/// Life of a guard process. Must be called first thing in `main`, while there is one thread.
+pub fn main() -> ExitCode {
+    match Guard::prepare() {
+        Ok(guard) => guard.run(),
+        Err(error) => {
+            eprintln!("soloist: guard: {error}");
+            ExitCode::from(70)
+        }
+    }
+}
+
+/// What the loop keeps between two events.
+struct Guard {
+    control: ControlSocket,
+    children: OwnedFd,
+    timer: OwnedFd,
+    daemon: Option<Pid>,
+    inherited: Option<Inherited>,
+}
+
+/// What a transparent command gets.
+struct Inherited {
+    stdin: OwnedFd,
+    group: Pid,
+}
+
+impl Inherited {
+    /// The descriptor that `argument` names is to be the command's stdin.
+    fn take(argument: Option<std::ffi::OsString>) -> io::Result<Option<Self>> {
+        let Some(argument) = argument else {
+            return Ok(None);
+        };
+        let fd = argument
+            .to_str()
+            .and_then(|text| text.parse::<i32>().ok())
+            .filter(|fd| *fd > 2)
+            .ok_or_else(|| io::Error::other("the third argument must be a descriptor"))?;
+        // SAFETY: our starter left it open for us, and nothing else here uses it; if not, the next line says so.
+        let stdin = unsafe { OwnedFd::from_raw_fd(fd) };
+        rustix::io::fcntl_setfd(&stdin, rustix::io::FdFlags::CLOEXEC)?;
+        let group = rustix::process::getpgrp();
+        rustix::process::setpgid(None, None)?;
+        Ok(Some(Self { stdin, group }))
+    }
+}
+
+impl Guard {
+    /// Leaves everything behind that ties this process to its daemon, except the socket.
+    fn prepare() -> io::Result<Self> {
+        let daemon = rustix::process::getppid();
+        let inherited = Inherited::take(std::env::args_os().nth(4))?;
+        if inherited.is_none() {
+            // SAFETY: nothing here has opened a descriptor above 2 yet, so none of these is anybody's.
+            unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, 0) };
+            // Ctrl-C in the daemon's terminal is not for us, nor for the command.
+            let _ = rustix::process::setsid();
+        }
+        // Any pid means yes.
+        rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
+        let children = catch_signals()?;
+        let timer = rustix::time::timerfd_create(
+            TimerfdClockId::Boottime,
+            TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK,
+        )?;
+        // SAFETY: descriptor 0 is open (std sees to that) and nobody else in this process uses it.
+        let socket = unsafe { OwnedFd::from_raw_fd(0) };
+        rustix::io::fcntl_setfd(&socket, rustix::io::FdFlags::CLOEXEC)?;
+        Ok(Self {
+            control: ControlSocket::new(socket)?,
+            children,
+            timer,
+            daemon,
+            inherited,
+        })
+    }
+
+    fn run(mut self) -> ExitCode {
+        let Some(spec) = self.read_spec() else {
+            // The daemon died before it said what to run: nothing was started, nobody is to be told.
+            return ExitCode::SUCCESS;
+        };
+        let (ended, settle, exe) = Run::start(&mut self, spec).finish();
+        while !self.control.settled && !self.control.closed {
+            let mut fds = [PollFd::new(&self.control.socket, PollFlags::IN)];
+            let _ = poll(&mut fds, None);
+            while self.control.next().is_some() {}
+        }
+        if self.control.settled {
+            return ExitCode::SUCCESS;
+        }
+        let error = self.hand_over(&HandOver { settle, end: ended }, exe.as_deref());
+        eprintln!("soloist: guard: cannot hand over to {SETTLE_ARGUMENT}: {error}");
+        ExitCode::from(70)
+    }
+
+    fn read_spec(&mut self) -> Option<Spec> {
+        loop {
+            if let Some(line) = self.control.next_line(LONGEST_SPEC) {
+                return serde_json::from_slice(&line).ok();
+            }
+            if self.control.closed {
+                return None;
+            }
+            let _ = poll(
+                &mut [PollFd::new(&self.control.socket, PollFlags::IN)],
+                None,
+            );
+        }
+    }
+
+    /// Becomes `soloist __settle`; returns only what prevented it.
+    fn hand_over(self, hand_over: &HandOver, exe: Option<&Path>) -> io::Error {
+        let file = || -> io::Result<File> {
+            let mut file = File::from(rustix::fs::memfd_create(
+                "soloist-settle",
+                rustix::fs::MemfdFlags::CLOEXEC,
+            )?);
+            serde_json::to_writer(&mut file, hand_over)?;
+            file.flush()?;
+            file.rewind()?;
+            Ok(file)
+        };
+        match file() {
+            // SIGTERM stays ignored: systemd sends it to all that a dead daemon left behind.
+            Ok(file) => {
+                unblock_signals();
+                std::process::Command::new(exe.unwrap_or(Path::new("/proc/self/exe")))
+                    .arg0("soloist")
+                    .arg(SETTLE_ARGUMENT)
+                    .stdin(file)
+                    .exec()
+            }
+            Err(error) => error,
+        }
+    }
+
+    /// Waits for a message, the end of a child, or `until`; None: for ever.
+    fn wait(&self, until: Option<Boottime>) {
+        let zero = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        let left = until.map(|until| {
+            let left = until.since(Boottime::now()).max(Duration::from_nanos(1));
+            // Relative, and a little short while there is time: right also where this process's clock is made to
+            // run at another rate than the kernel's (the tests do that).
+            if left > Duration::from_millis(20) {
+                left - left / 16
+            } else {
+                left
+            }
+        });
+        let value = left.map_or(zero, |left| Timespec {
+            tv_sec: left.as_secs().cast_signed(),
+            tv_nsec: left.subsec_nanos().into(),
+        });
+        let timer = Itimerspec {
+            it_interval: zero,
+            it_value: value,
+        };
+        let _ = rustix::time::timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &timer);
+        let mut fds = vec![
+            PollFd::new(&self.children, PollFlags::IN),
+            PollFd::new(&self.timer, PollFlags::IN),
+        ];
+        if !self.control.closed {
+            fds.push(PollFd::new(&self.control.socket, PollFlags::IN));
+        }
+        let _ = poll(&mut fds, None);
+        // Only to empty it: several ends of children may be one signal.
+        let mut signals = [0; 1024];
+        while rustix::io::read(&self.children, &mut signals).is_ok_and(|n| n > 0) {}
+    }
+
+    /// The daemon is dead or dying; then its pipes may be closed already, and have ended the command (SIGPIPE),
+    /// although its socket to us is still open.
+    fn daemon_is_dying(&self) -> bool {
+        if self.control.closed || rustix::process::getppid() != self.daemon {
+            return true;
+        }
+        self.daemon
+            .is_some_and(|pid| Proc::read(pid.as_raw_nonzero().get()).is_none_or(|p| p.exiting()))
+    }
+}
+
+/// One run, from start until its tree is gone.
+struct Run<'g> {
+    guard: &'g mut Guard,
+    spec: Spec,
+    life: Life,
+    cgroup: Option<Cgroup>,
+    started: Option<Moment>,
+    /// The command, while it has not been waited for.
+    command: Option<Pid>,
+    exit_code: Option<i32>,
+    signal: Option<i32>,
+    error: Option<String>,
+    leftover: u32,
+    /// When to kill again, and after how long once more.
+    kill_again: Option<(Boottime, Duration)>,
+    stuck_at: Option<Boottime>,
+}
+
+impl<'g> Run<'g> {
+    fn start(guard: &'g mut Guard, spec: Spec) -> Self {
+        let now = Boottime::now();
+        let life = Life::new(
+            now,
+            spec.deadline,
+            spec.timeout,
+            spec.grace,
+            spec.kill_budget,
+        );
+        let mut run = Self {
+            guard,
+            life,
+            cgroup: None,
+            started: None,
+            command: None,
+            exit_code: None,
+            signal: None,
+            error: None,
+            leftover: 0,
+            kill_again: None,
+            stuck_at: None,
+            spec,
+        };
+        if run.life.on_time(now) != Step::Nothing {
+            give_away_output();
+            let error = "the lease ran out before the command could be started";
+            run.fail(error.into(), None);
+            return run;
+        }
+        if !run.spec.walk_only {
+            run.cgroup = Cgroup::create(&run.spec.run_id.to_string());
+        }
+        // Gone with this block: whoever writes to the command is to notice when the command stops reading.
+        let inherited = run.guard.inherited.take();
+        let started = spawn::start(&run.spec, run.cgroup.as_ref(), inherited);
+        if !matches!(&started, Ok(command) if command.in_cgroup)
+            && let Some(cgroup) = run.cgroup.take()
+        {
+            cgroup.remove();
+        }
+        give_away_output();
+        match started {
+            Ok(command) => {
+                let at = Moment::now();
+                run.started = Some(at);
+                run.command = Some(command.pid);
+                let pid = command.pid.as_raw_nonzero().get();
+                let cgroup = run.cgroup.as_ref().map(|c| c.path().to_owned());
+                run.guard
+                    .control
+                    .report(&Report::Started { pid, at, cgroup });
+            }
+            Err(spawn::Failed { error, errno }) => run.fail(error, errno),
+        }
+        run
+    }
+
+    fn fail(&mut self, error: String, errno: Option<i32>) {
+        let cause = self.life.cause();
+        self.guard.control.report(&Report::StartFailed {
+            error: error.clone(),
+            cause,
+            errno,
+        });
+        self.error = Some(error);
+    }
+
+    /// Waits until the tree is gone; returns what is to be handed over if the daemon is gone too.
+    fn finish(mut self) -> (Ended, serde_json::Value, Option<PathBuf>) {
+        loop {
+            let children = self.reap();
+            if !children && self.command.is_none() && !self.cgroup_populated() {
+                break;
+            }
+            // The deadline is looked at before renewals are read, and again at each of them.
+            let step = self.life.on_time(Boottime::now());
+            self.act(step);
+            self.read_control();
+            self.kill_again_if_due();
+            let wake_at = [self.life.wake_at(), self.kill_again.map(|(at, _)| at)];
+            self.guard.wait(wake_at.into_iter().flatten().min());
+        }
+        if let Some(cgroup) = &self.cgroup {
+            cgroup.remove();
+        }
+        let ended = Moment::now();
+        self.guard.control.report(&Report::Gone {
+            leftover: self.leftover,
+            at: ended,
+        });
+
+        let cause = self.life.cause();
+        let error = self.error.or_else(|| {
+            (cause == Some(Cause::DaemonGone)).then(|| {
+                "the soloist daemon died while the command ran; its guard ended the command"
+                    .to_owned()
+            })
+        });
+        let end = Ended {
+            outcome: outcome(cause, self.exit_code, &self.spec.success_codes),
+            exit_code: self.exit_code,
+            signal: self.signal,
+            error,
+            started: self.started,
+            ended,
+        };
+        (end, self.spec.settle, self.spec.settle_exe)
+    }
+
+    /// Waits for all children that have ended: the command, and orphans of its tree. Returns whether any is left.
+    fn reap(&mut self) -> bool {
+        let mut ended = None;
+        let mut options = WaitOptions::NOHANG;
+        if self.spec.transparent.is_some() {
+            options |= WaitOptions::UNTRACED;
+        }
+        let children = loop {
+            match rustix::process::wait(options) {
+                Ok(Some((pid, status))) if status.stopped() => {
+                    if Some(pid) == self.command
+                        && let Some(signal) = status.stopping_signal()
+                    {
+                        self.guard.control.report(&Report::Stopped { signal });
+                    }
+                }
+                Ok(Some((pid, status))) if Some(pid) == self.command => {
+                    ended = Some(self.guard.daemon_is_dying());
+                    self.command = None;
+                    self.exit_code = status.exit_status();
+                    self.signal = status.terminating_signal();
+                }
+                Ok(Some(_)) | Err(Errno::INTR) => {}
+                Ok(None) => break true,
+                Err(_) => break false,
+            }
+        };
+        if let Some(daemon_is_dying) = ended {
+            // Most commands leave nothing behind; then /proc need not be walked.
+            let left = children || self.cgroup.as_ref().is_some_and(Cgroup::populated);
+            if left {
+                let left = self.members().iter().filter(|p| p.alive()).count();
+                self.leftover = u32::try_from(left).unwrap_or(u32::MAX);
+            }
+            let step = self.life.on_command_end(Boottime::now(), daemon_is_dying);
+            self.guard.control.report(&Report::Exited {
+                exit_code: self.exit_code,
+                signal: self.signal,
+                cause: self.life.cause(),
+                at: Moment::now(),
+            });
+            if left {
+                self.act(step);
+            }
+        }
+        children
+    }
+
+    fn read_control(&mut self) {
+        let was_open = !self.guard.control.closed;
+        while let Some(control) = self.guard.control.next() {
+            // Taken after the message was read: time may have stood still for us in between.
+            let now = Boottime::now();
+            let step = match control {
+                Control::Deadline(deadline) => self.life.on_renewal(now, deadline),
+                Control::Stop { reason, grace } => self.life.on_stop(now, reason, grace),
+                Control::Signal(signal) => {
+                    self.pass_on(signal);
+                    Step::Nothing
+                }
+                Control::Settled => Step::Nothing,
+            };
+            self.act(step);
+        }
+        if was_open && self.guard.control.closed {
+            let step = self.life.on_daemon_gone(Boottime::now());
+            self.act(step);
+        }
+    }
+
+    /// While the command has not been waited for its number is its own.
+    fn pass_on(&self, signal: i32) {
+        if let Some(command) = self.command {
+            // SAFETY: a plain system call; a number that is no signal is refused.
+            unsafe { libc::kill(command.as_raw_nonzero().get(), signal) };
+        }
+    }
+
+    fn act(&mut self, step: Step) {
+        match step {
+            Step::Nothing => {}
+            Step::Terminate => {
+                for process in self.members() {
+                    process.signal(Signal::TERM);
+                    // One that is stopped could not answer.
+                    process.signal(Signal::CONT);
+                }
+            }
+            Step::Kill => {
+                let now = Boottime::now();
+                self.stuck_at = Some(now + self.spec.kill_budget);
+                self.kill();
+                self.kill_again = Some((now + KILL_AGAIN.0, KILL_AGAIN.0));
+            }
+        }
+    }
+
+    fn kill_again_if_due(&mut self) {
+        let now = Boottime::now();
+        let Some((at, pause)) = self.kill_again else {
+            return;
+        };
+        if now < at {
+            return;
+        }
+        self.kill();
+        let pause = (pause * 2).min(KILL_AGAIN.1);
+        self.kill_again = Some((now + pause, pause));
+        if self.stuck_at.is_some_and(|stuck_at| now >= stuck_at) {
+            self.stuck_at = None;
+            let pids = self.members().iter().map(|p| p.pid).collect();
+            self.guard.control.report(&Report::Stuck { pids });
+        }
+    }
+
+    fn kill(&self) {
+        if let Some(cgroup) = &self.cgroup {
+            cgroup.kill();
+        }
+        // Also with a cgroup: root may move itself out of it.
+        kill_pass(|| below(std::process::id().cast_signed()));
+    }
+
+    /// All processes of the run, zombies included.
+    fn members(&self) -> Vec<Proc> {
+        let mut members = below(std::process::id().cast_signed());
+        for pid in self.cgroup.iter().flat_map(Cgroup::members) {
+            if !members.iter().any(|p| p.pid == pid) {
+                members.extend(Proc::read(pid));
+            }
+        }
+        members
+    }
+
+    /// Only asked when no descendant is left: then whoever is in there came from elsewhere, and goes too.
+    fn cgroup_populated(&mut self) -> bool {
+        let populated = self.cgroup.as_ref().is_some_and(Cgroup::populated);
+        if populated && self.kill_again.is_none() {
+            self.act(Step::Kill);
+        }
+        populated
+    }
+}
+
+/// The guard's end of the socket.
+struct ControlSocket {
+    socket: OwnedFd,
+    buffer: Vec<u8>,
+    /// The daemon's end is closed.
+    closed: bool,
+    settled: bool,
+}
+
+impl ControlSocket {
+    fn new(socket: OwnedFd) -> io::Result<Self> {
+        rustix::io::ioctl_fionbio(&socket, true)?;
+        Ok(Self {
+            socket,
+            buffer: Vec::new(),
+            closed: false,
+            settled: false,
+        })
+    }
+
+    /// The next message that is there; what cannot be understood is passed over.
+    fn next(&mut self) -> Option<Control> {
+        loop {
+            let line = self.next_line(1 << 20)?;
+            match serde_json::from_slice(&line) {
+                Ok(Control::Settled) => self.settled = true,
+                Ok(control) => return Some(control),
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// A line that is there, or None; sets `closed` at the end, or when a line gets longer than `longest`.
+    fn next_line(&mut self, longest: usize) -> Option<Vec<u8>> {
+        let mut searched = 0;
+        loop {
+            if let Some(end) = self.buffer[searched..].iter().position(|&b| b == b'\n') {
+                let rest = self.buffer.split_off(searched + end + 1);
+                return Some(std::mem::replace(&mut self.buffer, rest));
+            }
+            searched = self.buffer.len();
+            if self.closed {
+                return None;
+            }
+            let mut chunk = [0; 8192];
+            match rustix::io::read(&self.socket, &mut chunk) {
+                Ok(n @ 1..) if searched <= longest => self.buffer.extend_from_slice(&chunk[..n]),
+                // The daemon closed with reports of ours unread: what it wrote before can still be read.
+                Err(Errno::CONNRESET | Errno::INTR) => {}
+                Err(Errno::AGAIN) => return None,
+                Ok(_) | Err(_) => self.closed = true,
+            }
+        }
+    }
+
+    /// Without effect when the daemon is gone. Reports are few and small: they fit into the socket's buffer even
+    /// if the daemon reads none of them.
+    fn report(&self, report: &Report) {
+        if let Ok(mut line) = serde_json::to_vec(report) {
+            line.push(b'\n');
+            let _ = rustix::io::write(&self.socket, &line);
+        }
+    }
+}
+
+/// From here on only the command holds the pipes, and their end-of-file means that its tree is gone.
+fn give_away_output() {
+    let null = File::options().read(true).write(true).open("/dev/null");
+    for fd in [1, 2] {
+        // SAFETY: 1 and 2 belong to this process and nothing here keeps them as owned descriptors.
+        unsafe {
+            match &null {
+                Ok(null) => libc::dup2(null.as_raw_fd(), fd),
+                Err(_) => libc::close(fd),
+            }
+        };
+    }
+}
+
+/// Ignores every signal that could end or stop this process and can be ignored, so that only SIGKILL, SIGSTOP and
+/// a frozen cgroup can; returns a descriptor that becomes readable when a child ends.
+fn catch_signals() -> io::Result<OwnedFd> {
+    const KEPT: [i32; 8] = [
+        libc::SIGCHLD,
+        libc::SIGCONT,
+        libc::SIGSEGV,
+        libc::SIGBUS,
+        libc::SIGILL,
+        libc::SIGFPE,
+        libc::SIGABRT,
+        libc::SIGTRAP,
+    ];
+    for signal in (1..=64).filter(|s| !KEPT.contains(s)) {
+        // SAFETY: SIG_IGN is valid for all; for SIGKILL, SIGSTOP and libc's own the call is refused.
+        unsafe { libc::signal(signal, libc::SIG_IGN) };
+    }
+    // SAFETY: the set is initialised by sigemptyset before use, all pointers are valid, and the new descriptor is
+    // owned by nobody else.
+    unsafe {
+        // Ignored, as it may have come to us, it would make children vanish without a status.
+        libc::signal(libc::SIGCHLD, libc::SIG_DFL);
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&raw mut set);
+        libc::sigaddset(&raw mut set, libc::SIGCHLD);
+        libc::sigprocmask(libc::SIG_SETMASK, &raw const set, std::ptr::null_mut());
+        let fd = libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
+        if fd < 0 {
+            Err(io::Error::last_os_error())
+        } else {
+            Ok(OwnedFd::from_raw_fd(fd))
+        }
+    }
+}
+
+fn unblock_signals() {
+    // SAFETY: as in `catch_signals`.
+    unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&raw mut set);
+        libc::sigprocmask(libc::SIG_SETMASK, &raw const set, std::ptr::null_mut());
+    }
+}

@@ -1,0 +1,179 @@
+//! A cgroup (v2) for one run, where this process may make one: the fastest and most certain way to end a tree.
+//!
+//! Nothing depends on it. Where there is no cgroup v2, or we may not write to ours, or it cannot hold processes,
+//! the tree is found through /proc instead ([`super::tree`]).
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+const PREFIX: &str = "soloist-";
+
+/// `soloist-<run id>` below the cgroup of the process that made it.
+#[derive(Debug)]
+pub struct Cgroup {
+    path: PathBuf,
+}
+
+impl Cgroup {
+    /// None when no cgroup can be used here.
+    pub fn create(run_id: &str) -> Option<Self> {
+        let path = own()?.join(format!("{PREFIX}{run_id}"));
+        match fs::create_dir(&path) {
+            Ok(()) => {}
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(_) => return None,
+        }
+        let cgroup = Self { path };
+        // Before Linux 5.14 there is no cgroup.kill.
+        if cgroup.path.join("cgroup.kill").exists() {
+            return Some(cgroup);
+        }
+        cgroup.remove();
+        None
+    }
+
+    /// A cgroup that a guard reported, or that its run would have; it need not exist.
+    pub fn at(path: PathBuf) -> Self {
+        Self { path }
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The pids directly in it.
+    pub fn members(&self) -> Vec<i32> {
+        let text = fs::read_to_string(self.path.join("cgroup.procs")).unwrap_or_default();
+        text.lines().filter_map(|line| line.parse().ok()).collect()
+    }
+
+    /// Something in it, or below it, is alive.
+    pub fn populated(&self) -> bool {
+        fs::read_to_string(self.path.join("cgroup.events"))
+            .is_ok_and(|text| text.contains("populated 1"))
+    }
+
+    /// SIGKILL to all in it and below it, also to the frozen, and to those who fork meanwhile.
+    pub fn kill(&self) {
+        // A failure shows as `populated` staying true; the walk goes on in any case.
+        let _ = fs::write(self.path.join("cgroup.kill"), "1");
+    }
+
+    /// Removes it and the cgroups that the command made below it; without effect while somebody is in it.
+    pub fn remove(&self) {
+        fn remove(path: &Path) {
+            for entry in fs::read_dir(path).into_iter().flatten().flatten() {
+                if entry.file_type().is_ok_and(|t| t.is_dir()) {
+                    remove(&entry.path());
+                }
+            }
+            let _ = fs::remove_dir(path);
+        }
+        remove(&self.path);
+    }
+}
+
+/// Where the cgroup of `run_id` is, if its guard has our own cgroup and made one.
+pub fn of_run(run_id: &str) -> Option<Cgroup> {
+    let path = own()?.join(format!("{PREFIX}{run_id}"));
+    path.exists().then_some(Cgroup { path })
+}
+
+/// The cgroups of runs below our own, with their run ids.
+pub fn of_all_runs() -> Vec<(String, Cgroup)> {
+    let entries = own().and_then(|path| fs::read_dir(path).ok());
+    entries
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| {
+            let name = entry.file_name().into_string().ok()?;
+            Some((
+                name.strip_prefix(PREFIX)?.to_owned(),
+                Cgroup { path: entry.path() },
+            ))
+        })
+        .collect()
+}
+
+/// The directory of this process's own v2 cgroup.
+fn own() -> Option<PathBuf> {
+    let membership = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    locate(&membership, &mounts)
+}
+
+/// `membership` is /proc/self/cgroup, `mounts` /proc/self/mountinfo.
+fn locate(membership: &str, mounts: &str) -> Option<PathBuf> {
+    let path = membership
+        .lines()
+        .find_map(|line| line.strip_prefix("0::"))?;
+    mounts.lines().find_map(|line| {
+        // 41 31 0:38 ROOT MOUNT-POINT OPTIONS [optional fields] - FSTYPE SOURCE OPTIONS
+        let (place, filesystem) = line.split_once(" - ")?;
+        if filesystem.split(' ').next() != Some("cgroup2") {
+            return None;
+        }
+        let mut fields = place.split(' ').skip(3);
+        let (root, mount_point) = (unescape(fields.next()?), unescape(fields.next()?));
+        // The mount may show a part of the hierarchy only, and not ours.
+        let below = Path::new(path).strip_prefix(root).ok()?;
+        let inside = below
+            .components()
+            .all(|c| matches!(c, std::path::Component::Normal(_)));
+        inside.then(|| Path::new(&mount_point).join(below))
+    })
+}
+
+/// mountinfo writes space, tab, newline and backslash as three octal digits.
+fn unescape(field: &str) -> String {
+    [
+        ("\\040", " "),
+        ("\\011", "\t"),
+        ("\\012", "\n"),
+        ("\\134", "\\"),
+    ]
+    .into_iter()
+    .fold(field.to_owned(), |text, (code, char)| {
+        text.replace(code, char)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn our_cgroup_is_found_in_unified_hybrid_and_partial_mounts() {
+        let unified =
+            "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate\n";
+        let hybrid = "37 31 0:34 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n\
+                      41 31 0:38 / /sys/fs/cgroup/uni\\040fied rw - cgroup2 cgroup2 rw\n";
+        let partial = "41 31 0:38 /docker/abc /sys/fs/cgroup ro master:3 - cgroup2 cgroup rw\n";
+        for (membership, mounts, expected) in [
+            (
+                "0::/system.slice/a.service\n",
+                unified,
+                Some("/sys/fs/cgroup/system.slice/a.service"),
+            ),
+            ("1:cpu:/x\n0::/\n", hybrid, Some("/sys/fs/cgroup/uni fied")),
+            ("0::/docker/abc/x\n", partial, Some("/sys/fs/cgroup/x")),
+            ("0::/docker/abcdef\n", partial, None),
+            ("0::/../other\n", unified, None),
+            ("1:cpu:/x\n", hybrid, None),
+            (
+                "0::/\n",
+                "37 31 0:34 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n",
+                None,
+            ),
+        ] {
+            assert_eq!(
+                locate(membership, mounts),
+                expected.map(PathBuf::from),
+                "{membership}"
+            );
+        }
+    }
+}

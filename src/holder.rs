@@ -1,0 +1,466 @@
+//! One granted run, from the grant to its settlement: starts the command under its guard, keeps the lease renewed,
+//! ends the command when the lease can no longer be trusted or somebody asks for it, and records how it ended.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use tokio::sync::Notify;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tracing::{debug, error, info, warn};
+
+use crate::{
+    clock::{Boottime, StoreClock},
+    config::{self, Job},
+    elector::{Elector, Granted},
+    failpoint,
+    guard::{Identity, Moment, Spec},
+    logic::{
+        claim::{self, Again, OnCrash, Renew, Renewal, Settle, Settlement},
+        run::{Cause, Stop},
+        trust::{HeldLease, Step},
+    },
+    model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger},
+    runner::{End, Runner, Running},
+    settle::Legacy,
+    store::{Store, Tail},
+};
+
+/// Shorter runs hand in their output at the end only.
+const LIVE_OUTPUT_AFTER: Duration = Duration::from_millis(500);
+const LIVE_OUTPUT_EVERY: Duration = Duration::from_millis(300);
+/// Between two attempts to settle.
+const SETTLE_AGAIN: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
+/// The same where the store refuses, which does not pass by itself.
+const SETTLE_REFUSED: Duration = Duration::from_secs(30);
+/// Between two warnings about one settlement.
+const WARN_AGAIN: Duration = Duration::from_secs(30);
+/// Fencing tokens have three digits for the attempt.
+const MOST_ATTEMPTS: u32 = 999;
+/// Less trust than this is not enough to start a command with.
+const LEAST_TRUST: Duration = Duration::from_millis(20);
+
+pub struct Holder {
+    pub store: Arc<dyn Store>,
+    pub clock: Arc<StoreClock>,
+    pub runner: Runner,
+    pub instance: InstanceId,
+    pub host: String,
+    /// For the guard, which settles when this process is dead.
+    pub store_config: config::Store,
+    /// Ends all runs.
+    pub kill: CancellationToken,
+    /// Gives up on settlements that cannot be made: the process ends.
+    pub give_up: CancellationToken,
+    pub runs: TaskTracker,
+    running: Mutex<BTreeMap<RunId, Run>>,
+}
+
+struct Run {
+    job: JobName,
+    occurrence: Occurrence,
+    /// Look at the lease now.
+    nudge: Arc<Notify>,
+}
+
+impl Holder {
+    pub fn new(
+        store: Arc<dyn Store>,
+        clock: Arc<StoreClock>,
+        runner: Runner,
+        instance: InstanceId,
+        host: String,
+        store_config: config::Store,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            store,
+            clock,
+            runner,
+            instance,
+            host,
+            store_config,
+            kill: CancellationToken::new(),
+            give_up: CancellationToken::new(),
+            runs: TaskTracker::new(),
+            running: Mutex::default(),
+        })
+    }
+
+    /// What runs here.
+    pub fn running(&self) -> Vec<(JobName, Occurrence)> {
+        let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        running
+            .values()
+            .map(|r| (r.job.clone(), r.occurrence))
+            .collect()
+    }
+
+    /// Somebody asked for a run of `job` to be ended: its lease's next renewal tells which, so renew now.
+    pub fn nudge(&self, job: &JobName) {
+        let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        running
+            .values()
+            .filter(|r| r.job == *job)
+            .for_each(|r| r.nudge.notify_one());
+    }
+
+    /// Runs what was granted.
+    pub fn start(self: &Arc<Self>, elector: Arc<Elector>, granted: Granted) {
+        let this = self.clone();
+        self.runs.spawn(async move {
+            let (job, run) = (granted.job.name.clone(), granted.run);
+            let nudge = Arc::new(Notify::new());
+            let entry = Run {
+                job: job.clone(),
+                occurrence: granted.grant.occurrence,
+                nudge: nudge.clone(),
+            };
+            this.running
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .insert(run, entry);
+            let again = this.hold(granted, &nudge).await;
+            this.running
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .remove(&run);
+            elector.run_ended(&job, run, again);
+        });
+    }
+
+    /// From the grant to the settlement. Returns the occurrence when another attempt of it is awaited.
+    async fn hold(&self, mut g: Granted, nudge: &Notify) -> Option<Occurrence> {
+        failpoint::here("after_grant");
+        let (job, grant) = (g.job.clone(), g.grant);
+        let mut lease = HeldLease::new(job.lease, g.sent);
+        if g.too_late {
+            warn!(job = %job.name, occurrence = %grant.occurrence, "the grant was not known of in time to start it");
+            let end = not_started(Outcome::Missed, claim::TOO_LATE);
+            g.slot = None;
+            return self.settle(&g, &end, None).await;
+        }
+        if lease.trusted_until() < Boottime::now() + LEAST_TRUST {
+            // It may lapse any moment. Nothing was started, so another attempt repeats nothing.
+            warn!(job = %job.name, occurrence = %grant.occurrence, "the grant came too late to be used");
+            let end = not_started(
+                Outcome::LeaseLost,
+                "the grant came too late to be used: nothing was started",
+            );
+            // A pending takeover is not dropped for a newer occurrence, as `rerun` promises; a retry is.
+            let trigger = match job.on_crash {
+                OnCrash::Rerun => Trigger::Takeover,
+                OnCrash::Fail => Trigger::Retry,
+            };
+            g.slot = None;
+            let again = (grant.attempt < MOST_ATTEMPTS).then_some(Again { at: 0, trigger });
+            return self.settle(&g, &end, again).await;
+        }
+        let id = Identity {
+            occurrence: grant.occurrence,
+            run_id: g.run,
+            attempt: grant.attempt,
+            fencing_token: grant.token(),
+            instance: self.instance.clone(),
+            trigger: grant.trigger,
+        };
+        let legacy = Legacy {
+            store: self.store_config.clone(),
+            record: self.record(&g, None),
+            on_crash: crash_again(&job, grant.attempt),
+            on_failure: failure_again(&job, grant.attempt),
+            offset_us: self.clock.offset_us().unwrap_or(0),
+            patience: job.lease.length,
+        };
+        let legacy = serde_json::to_value(&legacy).unwrap_or_default();
+        let spec = Spec::new(&job, &id, lease.trusted_until(), legacy);
+        let mut running = match self.runner.start(spec, job.output).await {
+            Ok(running) => running,
+            Err(e) => {
+                error!(job = %job.name, occurrence = %grant.occurrence, error = %e, "cannot start");
+                let end = not_started(Outcome::Failed, &e.to_string());
+                g.slot = None;
+                return self
+                    .settle(&g, &end, failure_again(&job, grant.attempt))
+                    .await;
+            }
+        };
+        info!(job = %job.name, occurrence = %grant.occurrence, run = %g.run, attempt = grant.attempt,
+            trigger = grant.trigger.as_str(), "started");
+        let end = self.guard(&g, &mut lease, &mut running, nudge).await;
+        failpoint::here("before_settle");
+        let again = match (end.outcome, end.cause) {
+            (Outcome::Failed | Outcome::TimedOut, _) => failure_again(&job, grant.attempt),
+            (Outcome::Crashed | Outcome::LeaseLost, _)
+            | (_, Some(Cause::Stopped(Stop::Shutdown))) => crash_again(&job, grant.attempt),
+            _ => None,
+        };
+        // Nothing runs any more; recording it may take as long as the store is away.
+        g.slot = None;
+        let awaited = self.settle(&g, &end, again).await;
+        running.settled().await;
+        awaited
+    }
+
+    /// Keeps the lease while the command runs; returns when its whole tree is gone.
+    async fn guard(
+        &self,
+        g: &Granted,
+        lease: &mut HeldLease,
+        running: &mut Running,
+        nudge: &Notify,
+    ) -> End {
+        let job = &g.job;
+        let mut renewal = None;
+        let mut lost = false;
+        let mut stopping = false;
+        let mut nudged = false;
+        let mut shown = 0;
+        let mut show_at = Boottime::now() + LIVE_OUTPUT_AFTER;
+        let mut showing = None;
+        let output = running.output();
+        loop {
+            let now = Boottime::now();
+            if !lost && lease.step(now) == Step::StepDown {
+                // The guard has the same deadline and acts on it alone; this is for the log.
+                warn!(job = %job.name, run = %g.run, "the lease could not be renewed in time, ending the run");
+                running.stop(Stop::LeaseLost, Some(job.lease.kill_budget / 2));
+                lost = true;
+                renewal = None;
+            }
+            if !lost && renewal.is_none() && lease.step(now) == Step::Renew {
+                let ask = self.renewal(g, lease.next_seq());
+                let store = self.store.clone();
+                renewal = Some(Box::pin(async move {
+                    (Boottime::now(), store.renew(&ask).await)
+                }));
+            }
+            if showing.is_none() && now >= show_at {
+                show_at = now + LIVE_OUTPUT_EVERY;
+                let piece = output.since(shown);
+                if !piece.bytes.is_empty() {
+                    let (store, name, run, keep) =
+                        (self.store.clone(), job.name.clone(), g.run, job.output.keep);
+                    showing = Some(Box::pin(async move {
+                        let done = store
+                            .append_output(&name, run, piece.offset, &piece.bytes, keep)
+                            .await;
+                        done.is_ok().then(|| piece.next())
+                    }));
+                }
+            }
+            let wake = match lease.step(now) {
+                Step::WaitUntil(at) if !lost => at.min(show_at),
+                _ => show_at,
+            };
+            tokio::select! {
+                end = running.wait() => return end,
+                (sent, reply) = async { match renewal.as_mut() { Some(r) => r.await, None => std::future::pending().await } } => {
+                    renewal = None;
+                    let now = Boottime::now();
+                    let once_more = std::mem::take(&mut nudged);
+                    match reply {
+                        Ok(reply) => {
+                            crate::elector::note_clock(&self.clock, &reply);
+                            match reply.value {
+                                Renewal::Renewed(stop) => {
+                                    lease.renewed(sent.min(reply.sent), now);
+                                    running.extend(lease.trusted_until());
+                                    if let Some(stop) = stop && !std::mem::replace(&mut stopping, true) {
+                                        info!(job = %job.name, run = %g.run, ?stop, "asked to end the run");
+                                        running.stop(match stop {
+                                            claim::Stop::Cancelled => Stop::Cancelled,
+                                            claim::Stop::Replaced => Stop::Replaced,
+                                        }, None);
+                                    }
+                                }
+                                Renewal::Lost => {
+                                    warn!(job = %job.name, run = %g.run, "the lease is another's, ending the run");
+                                    running.stop(Stop::LeaseLost, Some(job.lease.kill_budget / 2));
+                                    lost = true;
+                                }
+                            }
+                        }
+                        Err(e) => {
+                            // Any error: while trust lasts, trying again is right, whatever it was.
+                            warn!(job = %job.name, run = %g.run, error = %e, "cannot renew the lease; trying again");
+                            lease.failed(now);
+                        }
+                    }
+                    if once_more {
+                        lease.renew_now();
+                    }
+                }
+                next = async { match showing.as_mut() { Some(s) => s.await, None => std::future::pending().await } } => {
+                    showing = None;
+                    shown = next.unwrap_or(shown);
+                }
+                () = nudge.notified() => {
+                    // One that is under way may have been there before what we are to look for.
+                    nudged = renewal.is_some();
+                    lease.renew_now();
+                }
+                () = self.kill.cancelled(), if !stopping => {
+                    stopping = true;
+                    running.stop(Stop::Shutdown, None);
+                }
+                // A suspend stops the runtime's timers: look at the real clock often enough.
+                () = tokio::time::sleep(wake.since(Boottime::now()).clamp(Duration::from_millis(1), Duration::from_secs(1))) => {}
+            }
+        }
+    }
+
+    fn renewal(&self, g: &Granted, seq: u32) -> Renew {
+        Renew {
+            job: g.job.name.clone(),
+            occurrence: g.grant.occurrence,
+            attempt: g.grant.attempt,
+            trigger: g.grant.trigger,
+            key: g.key.clone(),
+            run: g.run,
+            instance: self.instance.clone(),
+            host: self.host.clone(),
+            lease: g.job.lease.length.as_millis() as i64,
+            def: g.job.digest.clone(),
+            seq,
+            granted_at: g.granted_at,
+        }
+    }
+
+    fn record(&self, g: &Granted, end: Option<&End>) -> RunRecord {
+        let ms = |m: &Moment| self.clock.at(m.boottime).unwrap_or(m.wall_us) / 1000;
+        let started = end.and_then(|e| e.started.as_ref()).map(ms);
+        let finished = end.map(|e| ms(&e.ended));
+        RunRecord {
+            run_id: Some(g.run),
+            job: g.job.name.clone(),
+            occurrence: g.grant.occurrence,
+            trigger: g.grant.trigger,
+            attempt: g.grant.attempt,
+            fencing_token: Some(g.grant.token()),
+            instance: Some(self.instance.clone()),
+            host: Some(self.host.clone()),
+            started_at: started,
+            finished_at: finished,
+            lateness_ms: started.map(|s| s - g.grant.occurrence.0),
+            duration_ms: started.zip(finished).map(|(s, f)| (f - s).max(0)),
+            outcome: end.map_or(Outcome::Running, |e| e.outcome),
+            exit_code: end.and_then(|e| e.exit_code),
+            signal: end.and_then(|e| e.signal),
+            output_tail: String::new(),
+            output_truncated: end.is_some_and(End::output_truncated),
+            error: end.and_then(|e| e.error.clone()),
+            count: 1,
+        }
+    }
+
+    /// Records how it ended, again and again until the store has it. Returns the occurrence when the store awaits
+    /// another attempt.
+    async fn settle(&self, g: &Granted, end: &End, again: Option<Again>) -> Option<Occurrence> {
+        let record = self.record(g, Some(end));
+        log_end(&record);
+        let settle = Settle {
+            run: g.run,
+            record,
+            again,
+        };
+        let before = end.output_bytes - end.output_tail.len() as u64;
+        let tail = Tail {
+            before,
+            data: end.output_tail.clone(),
+        };
+        let mut pause = SETTLE_AGAIN.0;
+        let mut warned: Option<Boottime> = None;
+        loop {
+            let most = match self.store.settle(&settle, &tail).await {
+                Ok(reply) => {
+                    crate::elector::note_clock(&self.clock, &reply);
+                    if reply.value == Settlement::Lost {
+                        warn!(job = %g.job.name, run = %g.run, "settled after its lease was lost");
+                        return None;
+                    }
+                    return again.map(|_| g.grant.occurrence);
+                }
+                Err(e) => {
+                    let now = Boottime::now();
+                    if warned.is_none_or(|at| now.since(at) >= WARN_AGAIN) {
+                        warned = Some(now);
+                        warn!(job = %g.job.name, run = %g.run, error = %e, "cannot record the outcome; trying again");
+                    }
+                    if e.is_transient() {
+                        SETTLE_AGAIN.1
+                    } else {
+                        SETTLE_REFUSED
+                    }
+                }
+            };
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                () = self.give_up.cancelled() => {
+                    error!(job = %g.job.name, run = %g.run, outcome = %end.outcome, "stopping without the outcome recorded");
+                    return None;
+                }
+            }
+            pause = (pause * 2).min(most);
+        }
+    }
+}
+
+fn log_end(r: &RunRecord) {
+    let (job, occurrence, outcome) = (&r.job, &r.occurrence, r.outcome);
+    let duration_ms = r.duration_ms.unwrap_or(0);
+    let error = r.error.as_deref();
+    match outcome {
+        Outcome::Succeeded => info!(%job, %occurrence, %outcome, duration_ms, "ended"),
+        Outcome::Cancelled | Outcome::Replaced => {
+            info!(%job, %occurrence, %outcome, duration_ms, error, "ended")
+        }
+        _ => {
+            let (exit_code, signal) = (r.exit_code, r.signal);
+            warn!(%job, %occurrence, %outcome, exit_code, signal, duration_ms, error, "ended");
+        }
+    }
+    debug!(record = ?r, "settling");
+}
+
+fn not_started(outcome: Outcome, error: &str) -> End {
+    End {
+        outcome,
+        exit_code: None,
+        signal: None,
+        cause: None,
+        error: Some(error.to_owned()),
+        errno: None,
+        started: None,
+        ended: Moment::now(),
+        leftover: 0,
+        output_tail: vec![],
+        output_bytes: 0,
+    }
+}
+
+/// The attempt after one that lost its holder.
+fn crash_again(job: &Job, attempt: u32) -> Option<Again> {
+    (job.on_crash == OnCrash::Rerun && attempt < job.max_attempts).then_some(Again {
+        at: 0,
+        trigger: Trigger::Takeover,
+    })
+}
+
+/// The attempt after one that failed; `at` is the delay until then.
+fn failure_again(job: &Job, attempt: u32) -> Option<Again> {
+    let retry = job.retry.as_ref()?;
+    if attempt > retry.attempts || attempt >= job.max_attempts {
+        return None;
+    }
+    let wait = if retry.exponential {
+        retry.interval.saturating_mul(1 << (attempt - 1).min(20))
+    } else {
+        retry.interval
+    };
+    Some(Again {
+        at: wait.min(retry.max_interval).as_millis() as i64,
+        trigger: Trigger::Retry,
+    })
+}

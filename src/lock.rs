@@ -1,0 +1,984 @@
+//! Locks for programs: what the daemon's leases are to jobs, for anything that two processes must not do at once.
+//!
+//! A [`LockClient`] takes locks in Redis (many hosts) or in a SQLite file (one host). [`LockClient::try_lock`] asks and
+//! tells who has it; [`LockClient::lock`] waits and is woken by the release; [`LockClient::with_lock`] runs a future
+//! and cancels it when the lock is lost. Losing a race is an outcome ([`TryLock::Held`]), not an error.
+//!
+//! All of it runs inside a tokio runtime with time and I/O enabled.
+//!
+//! What is promised, and what is not, stands in docs/locks.md. In short: a lock is a key with a time to live, and that
+//! is counted by the *store's wall clock*. The holder's own side needs no wall clock: it trusts the lock from before
+//! its request left, for less than the lease, on CLOCK_BOOTTIME. What must not be done twice even if the store's clock
+//! is stepped has to check the [fencing token](Lock::fencing_token).
+//!
+//! ```
+//! # tokio_test(async {
+//! use std::time::Duration;
+//! use soloist::{LockClient, NoRetry, TryLock};
+//!
+//! # let dir = tempfile::tempdir()?;
+//! # let url = format!("sqlite:{}", dir.path().join("locks.db").display());
+//! let locks = LockClient::open(&url)?; // or "redis://host:6379/0"
+//! match locks.try_lock("nightly-report", Duration::from_secs(30), NoRetry).await? {
+//!     TryLock::Taken(lock) => {
+//!         lock.keep_renewed();
+//!         // ... the work, for as long as lock.is_held() ...
+//!         lock.release().await?;
+//!     }
+//!     TryLock::Held { holder, remaining } => {
+//!         println!("{holder} has it, for {remaining:?} at most");
+//!     }
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! # });
+//! # fn tokio_test(f: impl Future<Output = Result<(), Box<dyn std::error::Error>>>) {
+//! #     tokio::runtime::Runtime::new().unwrap().block_on(f).unwrap();
+//! # }
+//! ```
+
+mod elector;
+mod held;
+pub(crate) mod period;
+mod redis;
+mod redlock;
+mod reentrant;
+pub mod retry;
+mod room;
+mod sqlite;
+
+use std::{
+    future::Future,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use async_trait::async_trait;
+
+pub use self::{
+    elector::{Election, Elector, Term},
+    held::{Deadlines, Lock, Released},
+    redlock::{Redlock, RedlockGuard, TryRedlock},
+    reentrant::{Enter, Leave, ReentrantLock},
+    retry::{Attempt, ExponentialBackoff, LimitedRetry, NoRetry, RetryStrategy, Until},
+};
+use self::{
+    held::Hold,
+    period::{TakePeriod, Timed},
+    reentrant::{Entered, Left},
+    room::Rooms,
+};
+use crate::{
+    clock::Boottime,
+    config,
+    logic::trust::{HeldLease, Step},
+    model::FencingToken,
+    store,
+};
+
+/// Longest key, in bytes.
+pub const KEY_MAX: usize = 512;
+/// ρ: by how much the rates of the store's clock and of ours may differ.
+const CLOCK_DRIFT: f64 = 0.01;
+/// Redis drops a key in the millisecond after its time to live.
+const AFTER: Duration = Duration::from_millis(1);
+
+/// Why a lock could not be taken, renewed or given back. That somebody else has it is no error, see [`TryLock`].
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The store's URL cannot be used.
+    #[error("cannot use this store: {reason}")]
+    InvalidUrl { reason: String },
+    /// Keys have 1 to [`KEY_MAX`] bytes, and no control characters and no braces.
+    #[error("`{key}` cannot be the key of a lock: {reason}")]
+    InvalidKey { key: String, reason: String },
+    /// Zero, shorter than 10 ms, or longer than 366 days. Nothing was asked.
+    #[error("cannot lock `{key}`: {reason}")]
+    InvalidLease { key: String, reason: String },
+    /// No answer: the request may have been carried out or not. Asking again is safe; assuming that the lock is held is
+    /// not. What may have been taken is given back in the background, or lapses with its lease.
+    #[error("no answer about lock `{key}` from the store at {address}: {reason}")]
+    Unreachable {
+        key: String,
+        address: String,
+        reason: String,
+    },
+    /// The store answered, and refused; asking again at once will not help. Nothing was changed.
+    #[error("the store at {address} refused lock `{key}`: {reason}")]
+    Refused {
+        key: String,
+        address: String,
+        reason: String,
+    },
+    /// Fewer replicas than `min_replicas` have the grant or renewal, so it must not be relied on. A grant was given back.
+    #[error("only {have} of {want} replicas of {address} confirmed lock `{key}`")]
+    NotReplicated {
+        key: String,
+        address: String,
+        have: u32,
+        want: u32,
+    },
+    /// Under this key is something else: another kind of lock, or another program's data. It was not touched.
+    #[error(
+        "lock `{key}` at {address} is of another kind, or not a lock; use another key or another namespace"
+    )]
+    WrongType { key: String, address: String },
+    /// The lock was granted, but the answer took so long that nothing of its lease can be trusted. It was given back.
+    #[error(
+        "lock `{key}` was granted, but the answer took {took:?}, too long for a lease of {lease:?}; use a longer lease"
+    )]
+    TooLate {
+        key: String,
+        lease: Duration,
+        took: Duration,
+    },
+    /// The lock lapsed, was given back, or was deleted, and it is not ours any more. Whoever has it now keeps it.
+    #[error("lock `{key}` is not held by us any more: {}", match .holder {
+        Some(holder) => format!("{holder} has it"),
+        None => "nobody has it".to_owned(),
+    })]
+    NotHeld {
+        key: String,
+        /// Who has it now; None: nobody.
+        holder: Option<String>,
+    },
+    /// The lock was not renewed while it could be trusted: the store may have granted it to another by now.
+    #[error("lock `{key}` was lost: it was not renewed in time")]
+    Lost { key: String },
+    /// A [`Redlock`] needs three nodes or more.
+    #[error("a lock on a majority needs at least 3 nodes, not {have}")]
+    TooFewNodes { have: usize },
+    /// Too few nodes answered. What was granted was given back, or lapses with its lease.
+    #[error("only {votes} of the {needed} nodes that lock `{key}` needs confirmed it: {reason}")]
+    NoMajority {
+        key: String,
+        votes: usize,
+        needed: usize,
+        /// What the first node said that failed.
+        reason: String,
+    },
+    /// What is stored cannot be read: written by something else, or by another version.
+    #[error("unreadable data about lock `{key}` in the store at {address}: {reason}")]
+    Corrupt {
+        key: String,
+        address: String,
+        reason: String,
+    },
+}
+
+impl Error {
+    /// Worth asking again soon.
+    pub fn is_transient(&self) -> bool {
+        matches!(
+            self,
+            Self::Unreachable { .. } | Self::NotReplicated { .. } | Self::NoMajority { .. }
+        )
+    }
+
+    fn of(key: &str, e: store::Error) -> Self {
+        let key = key.to_owned();
+        match e {
+            store::Error::Unreachable { address, reason } => Self::Unreachable {
+                key,
+                address,
+                reason,
+            },
+            store::Error::Refused { address, reason } => Self::Refused {
+                key,
+                address,
+                reason,
+            },
+            store::Error::NotReplicated {
+                address,
+                have,
+                want,
+            } => Self::NotReplicated {
+                key,
+                address,
+                have,
+                want,
+            },
+            store::Error::Corrupt { address, reason } => Self::Corrupt {
+                key,
+                address,
+                reason,
+            },
+        }
+    }
+}
+
+/// How a try to take a lock ended.
+#[derive(Debug)]
+#[must_use = "a lock that is dropped is given back at once"]
+pub enum TryLock {
+    /// It is ours.
+    Taken(Lock),
+    /// Somebody else has it.
+    Held {
+        /// The name of the holder's client, see [`LockClient::named`].
+        holder: String,
+        /// At most this long, by the store's clock, unless it is renewed; [`Duration::MAX`] if it does not expire.
+        remaining: Duration,
+    },
+}
+
+impl TryLock {
+    /// The lock, if it was taken.
+    pub fn taken(self) -> Option<Lock> {
+        match self {
+            Self::Taken(lock) => Some(lock),
+            Self::Held { .. } => None,
+        }
+    }
+}
+
+/// How [`LockClient::with_lock`] ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[must_use = "the future may not have been run"]
+pub enum WithLock<T> {
+    /// The future ran to its end under the lock.
+    Done(T),
+    /// It was not begun: somebody else kept the lock for the whole wait. As in [`TryLock::Held`].
+    Held { holder: String, remaining: Duration },
+}
+
+/// How [`LockClient::claim_period`] ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[must_use]
+pub enum Period {
+    /// The period of now is ours, and nobody else's. The next one begins after `next`.
+    Claimed { next: Duration },
+    /// Somebody else has claimed it.
+    Taken { holder: String, next: Duration },
+}
+
+/// Who has a lock.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Holder {
+    /// The name of the holder's client, see [`LockClient::named`].
+    pub name: String,
+    /// At most this long, by the store's clock, unless it is renewed; [`Duration::MAX`] if it does not expire.
+    pub remaining: Duration,
+}
+
+/// What a store says to a try.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Tried {
+    Taken(FencingToken),
+    Held {
+        owner: String,
+        remaining: Duration,
+    },
+    /// This owner had it, and it is over.
+    Stale,
+}
+
+/// What a store says to who claims to be the owner.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Kept {
+    Yes,
+    /// The owner of now, if there is one.
+    No(Option<String>),
+}
+
+/// Where locks are. Every method but `listen` and `forget` is one atomic step that waits at most `limit`, and may be
+/// called again when its answer was lost.
+#[async_trait]
+trait Backend: Send + Sync {
+    fn address(&self) -> &str;
+    /// How long an answer may take in good order.
+    fn patience(&self) -> Duration;
+    async fn try_lock(
+        &self,
+        key: &str,
+        owner: &str,
+        lease: Duration,
+        limit: Duration,
+    ) -> Result<Tried, Error>;
+    async fn renew(
+        &self,
+        key: &str,
+        owner: &str,
+        lease: Duration,
+        limit: Duration,
+    ) -> Result<Kept, Error>;
+    /// `keep`: nobody shall have it for so long yet.
+    async fn release(
+        &self,
+        key: &str,
+        owner: &str,
+        keep: Duration,
+        limit: Duration,
+    ) -> Result<Kept, Error>;
+    async fn look(&self, key: &str, limit: Duration) -> Result<Option<(String, Duration)>, Error>;
+    /// `who`: the owner, and the nonce of this step.
+    async fn enter(
+        &self,
+        key: &str,
+        who: (&str, &str),
+        lease: Duration,
+        limit: Duration,
+    ) -> Result<Entered, Error>;
+    async fn leave(&self, key: &str, who: (&str, &str), limit: Duration) -> Result<Left, Error>;
+    async fn renew_all(
+        &self,
+        key: &str,
+        owner: &str,
+        lease: Duration,
+        limit: Duration,
+    ) -> Result<Kept, Error>;
+    /// The present period of this length.
+    async fn take_period(
+        &self,
+        key: &str,
+        owner: &str,
+        length: Duration,
+        limit: Duration,
+    ) -> Result<Timed, Error>;
+    /// `at`: length, and begin in Unix ms.
+    async fn give_back_period(
+        &self,
+        key: &str,
+        owner: &str,
+        at: (Duration, i64),
+        limit: Duration,
+    ) -> Result<(), Error>;
+    /// Returns when every release of `key` from now on will ring its room.
+    async fn listen(&self, key: &str);
+    /// Nobody waits for `key` any more.
+    fn forget(&self, key: &str);
+}
+
+/// Takes locks in one store. Cheap to clone; clones share connections and the queue of waiters.
+#[derive(Clone)]
+pub struct LockClient {
+    core: Arc<Core>,
+    name: Arc<str>,
+}
+
+impl std::fmt::Debug for LockClient {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LockClient")
+            .field("address", &self.address())
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
+}
+
+struct Core {
+    backend: Box<dyn Backend>,
+    retry: config::StoreRetry,
+    /// Part of every owner that this client makes.
+    id: String,
+    owners: AtomicU64,
+    rooms: Arc<Rooms>,
+}
+
+/// A grant that has just been made.
+struct Granted {
+    token: FencingToken,
+    /// Before the request left that was answered with it.
+    sent: Boottime,
+}
+
+/// As [`Tried`], with what the caller needs to go on.
+enum Asked {
+    Taken(Granted),
+    Held { owner: String, remaining: Duration },
+}
+
+impl LockClient {
+    /// Opens the store at `url`: `redis://`, `rediss://` (TLS), `redis+unix://` or `sqlite:PATH`; the rest as in an empty
+    /// `[store]` (keys begin with `soloist:`, 500 ms for each command, three retries). Does not connect yet: a server
+    /// that is down is an error of the first call. A SQLite file is made if it is not there.
+    ///
+    /// # Errors
+    /// [`Error::InvalidUrl`], also for a SQLite file that cannot be used.
+    pub fn open(url: &str) -> Result<Self, Error> {
+        let store = config::Store::from_url(url).map_err(|reason| Error::InvalidUrl { reason })?;
+        Self::with_config(&store)
+    }
+
+    /// As [`LockClient::open`], with all that `[store]` can say: namespace, TLS, password, timeout, retries,
+    /// `min_replicas`. A `memory:` store has no locks.
+    ///
+    /// # Errors
+    /// [`Error::InvalidUrl`]: also for certificates or a file that cannot be used.
+    pub fn with_config(store: &config::Store) -> Result<Self, Error> {
+        let rooms = Arc::new(Rooms::default());
+        let invalid = |e: store::Error| Error::InvalidUrl {
+            reason: e.to_string(),
+        };
+        let id = uuid::Uuid::new_v4().simple().to_string();
+        let backend: Box<dyn Backend> = match &store.url {
+            config::StoreUrl::Redis(url) => {
+                Box::new(redis::RedisLocks::open(url, store, &id, rooms.clone()).map_err(invalid)?)
+            }
+            config::StoreUrl::Sqlite(path) => Box::new(
+                sqlite::SqliteLocks::open(path, &store.namespace, &id, rooms.clone())
+                    .map_err(invalid)?,
+            ),
+            config::StoreUrl::Memory => {
+                return Err(Error::InvalidUrl {
+                    reason: "`memory:` has no locks; use `sqlite:PATH` or a Redis server"
+                        .to_owned(),
+                });
+            }
+        };
+        Ok(Self::over(backend, store.retry.clone(), id, rooms))
+    }
+
+    /// Over a SQLite store that was opened before; in a test with a clock of its own
+    /// ([`SqliteStore::open_with_clock`](crate::store::sqlite::SqliteStore::open_with_clock)).
+    pub fn with_sqlite(store: crate::store::sqlite::SqliteStore) -> Self {
+        let rooms = Arc::new(Rooms::default());
+        let id = uuid::Uuid::new_v4().simple().to_string();
+        let retry = config::StoreRetry {
+            attempts: 3,
+            interval: Duration::from_millis(100),
+            exponential: true,
+            max_interval: Duration::from_secs(2),
+            jitter: true,
+        };
+        let backend = sqlite::SqliteLocks::new(store, "soloist", &id, rooms.clone());
+        Self::over(Box::new(backend), retry, id, rooms)
+    }
+
+    fn over(
+        backend: Box<dyn Backend>,
+        retry: config::StoreRetry,
+        id: String,
+        rooms: Arc<Rooms>,
+    ) -> Self {
+        let host = rustix::system::uname()
+            .nodename()
+            .to_string_lossy()
+            .into_owned();
+        Self {
+            core: Arc::new(Core {
+                backend,
+                retry,
+                id,
+                owners: AtomicU64::new(0),
+                rooms,
+            }),
+            name: format!("{host}:{}", std::process::id()).into(),
+        }
+    }
+
+    /// The same client under another name: what others are told when a lock is held by it. Unless set it is
+    /// `<hostname>:<pid>`. At most 200 bytes are kept; control characters and `#` become `_`.
+    pub fn named(&self, name: &str) -> Self {
+        let mut kept = String::new();
+        for c in name.chars() {
+            let c = if c.is_control() || c == '#' { '_' } else { c };
+            if kept.len() + c.len_utf8() > 200 {
+                break;
+            }
+            kept.push(c);
+        }
+        Self {
+            core: self.core.clone(),
+            name: kept.into(),
+        }
+    }
+
+    /// The store, for messages; without secrets.
+    pub fn address(&self) -> &str {
+        self.core.backend.address()
+    }
+
+    /// Takes the lock on `key` if it is free; else asks again as often as `retry` says, and then tells who has it.
+    ///
+    /// `lease` (10 ms to 366 days) is counted by the store's wall clock from the moment it grants the lock; the lock
+    /// lapses then unless it is renewed. Asking again after a lost reply is part of it (`retry` of `[store]`), and is answered
+    /// as the first time. The waiters of [`LockClient::lock`] have no precedence over it.
+    ///
+    /// Dropping the future gives back what it may have taken.
+    ///
+    /// # Errors
+    /// [`Error::InvalidKey`], [`Error::InvalidLease`], [`Error::WrongType`], [`Error::Refused`]: nothing was taken.
+    /// [`Error::Unreachable`]: the lock may be held in our name until `lease` has passed, by nobody. [`Error::TooLate`].
+    pub async fn try_lock(
+        &self,
+        key: &str,
+        lease: Duration,
+        mut retry: impl RetryStrategy,
+    ) -> Result<TryLock, Error> {
+        let key = checked(key)?;
+        let lease = leased(&key, lease)?;
+        let begun = Boottime::now();
+        let mut number = 0;
+        loop {
+            let owner = self.owner();
+            match self.core.ask(&key, &owner, &lease).await? {
+                Asked::Taken(granted) => {
+                    return self.taken(key, owner, lease, granted).map(TryLock::Taken);
+                }
+                Asked::Held { owner, remaining } => {
+                    number += 1;
+                    let attempt = Attempt {
+                        number,
+                        elapsed: Boottime::now().since(begun),
+                        remaining,
+                    };
+                    match retry.pause(&attempt) {
+                        Some(pause) => tokio::time::sleep(pause).await,
+                        None => return Ok(held(&owner, remaining)),
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes the lock on `key`; while somebody else has it, waits for up to `wait`, and is woken by the release.
+    ///
+    /// Nothing is sent while it waits: the store tells of the release (Redis: publish and subscribe; SQLite: a look at
+    /// the file's log, at most 20 ms later). Should that message be lost, the lock is asked for again when the time has passed that
+    /// its holder had left. Waiters of one client take their turns in the order in which they came (first in, first out); between clients
+    /// the store decides. `wait` of zero asks once.
+    ///
+    /// A store that goes away while we wait is waited for, too.
+    ///
+    /// # Errors
+    /// As [`LockClient::try_lock`]. [`Error::Unreachable`] comes after the retries of `[store]` if the store did not answer
+    /// at all, else after `wait`.
+    pub async fn lock(&self, key: &str, wait: Duration, lease: Duration) -> Result<TryLock, Error> {
+        self.compete(key, wait, lease, false).await
+    }
+
+    /// As [`LockClient::lock`], but of all callers on this client only one competes in the store; the next one does
+    /// when it has given the lock back (or lost it). Each gets the lock in turn, first in, first out, with a lease and a fencing
+    /// token of its own. A thousand local callers cost the store two commands each, and never one in vain against each other.
+    ///
+    /// # Errors
+    /// As [`LockClient::lock`].
+    pub async fn singleflight_lock(
+        &self,
+        key: &str,
+        wait: Duration,
+        lease: Duration,
+    ) -> Result<TryLock, Error> {
+        self.compete(key, wait, lease, true).await
+    }
+
+    /// Runs `future` under the lock on `key`, which is kept renewed; waits for it as [`LockClient::lock`] does.
+    ///
+    /// When the lock is lost the future is dropped at its next `.await`, before the lock can be granted to another. What it has
+    /// handed to other tasks or threads goes on: give them the [fencing token](Lock::fencing_token), or a
+    /// `CancellationToken` of yours.
+    ///
+    /// # Errors
+    /// As [`LockClient::lock`]; [`Error::Lost`] when the future was dropped for the loss of the lock.
+    ///
+    /// ```
+    /// # tokio_test(async {
+    /// use std::time::Duration;
+    /// use soloist::{LockClient, WithLock};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let locks = LockClient::open(&format!("sqlite:{}", dir.path().join("locks.db").display()))?;
+    /// let sum = async { 40 + 2 };
+    /// let out = locks
+    ///     .with_lock("sum", Duration::from_secs(1), Duration::from_secs(30), sum)
+    ///     .await?;
+    /// assert_eq!(out, WithLock::Done(42));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # });
+    /// # fn tokio_test(f: impl Future<Output = Result<(), Box<dyn std::error::Error>>>) {
+    /// #     tokio::runtime::Runtime::new().unwrap().block_on(f).unwrap();
+    /// # }
+    /// ```
+    pub async fn with_lock<F: Future>(
+        &self,
+        key: &str,
+        wait: Duration,
+        lease: Duration,
+        future: F,
+    ) -> Result<WithLock<F::Output>, Error> {
+        let lock = match self.lock(key, wait, lease).await? {
+            TryLock::Taken(lock) => lock,
+            TryLock::Held { holder, remaining } => return Ok(WithLock::Held { holder, remaining }),
+        };
+        lock.keep_renewed();
+        // In a scope of its own: the future is gone before the lock is given back.
+        let done = {
+            let lost = lock.lost();
+            tokio::select! {
+                biased;
+                () = lost => None,
+                out = future => Some(out),
+            }
+        };
+        match done {
+            Some(out) => {
+                // It was ours when the future ended; what becomes of it now is no failure of the work.
+                if let Err(e) = lock.release().await {
+                    tracing::debug!(error = %e, "the lock could not be given back");
+                }
+                Ok(WithLock::Done(out))
+            }
+            None => Err(Error::Lost {
+                key: lock.key().to_owned(),
+            }),
+        }
+    }
+
+    /// Who has the lock on `key` now; None: nobody. News that may be old when it arrives.
+    ///
+    /// # Errors
+    /// [`Error::InvalidKey`], [`Error::Unreachable`], [`Error::Refused`], [`Error::WrongType`].
+    pub async fn holder(&self, key: &str) -> Result<Option<Holder>, Error> {
+        let key = checked(key)?;
+        let found = self
+            .core
+            .insist(self.core.backend.patience(), || {
+                self.core.backend.look(&key, self.core.backend.patience())
+            })
+            .await?;
+        Ok(found.map(|(owner, remaining)| Holder {
+            name: name_of(&owner).to_owned(),
+            remaining,
+        }))
+    }
+
+    /// Claims the present period for `key`: of all who ask within one period, one gets it. Periods are `every` long (a millisecond to
+    /// 366 days), counted from the Unix epoch by the store's wall clock, so that hosts whose clocks differ mean the same ones.
+    /// Those of another length are other periods.
+    ///
+    /// Nothing has to be given back, and nothing is when the claimant dies: at most once for each period, as long as the
+    /// store keeps its data. A clock that goes back does not begin a period again (remembered for a week, and for two periods at least).
+    ///
+    /// # Errors
+    /// [`Error::InvalidKey`], [`Error::InvalidLease`] (of `every`), [`Error::WrongType`], [`Error::Refused`]: nothing was claimed.
+    /// [`Error::Unreachable`]: the period may be used up.
+    pub async fn claim_period(&self, key: &str, every: Duration) -> Result<Period, Error> {
+        Ok(match self.take_period(key, every).await? {
+            TakePeriod::Taken { next, .. } => Period::Claimed { next },
+            TakePeriod::Before { holder, next } => Period::Taken { holder, next },
+        })
+    }
+
+    /// Never the same twice.
+    fn owner(&self) -> Arc<str> {
+        let n = self.core.owners.fetch_add(1, Ordering::Relaxed);
+        format!("{}#{}.{n}", self.name, self.core.id).into()
+    }
+
+    /// A grant as a lock, if anything of it can be trusted.
+    fn taken(
+        &self,
+        key: Arc<str>,
+        owner: Arc<str>,
+        lease: config::Lease,
+        granted: Granted,
+    ) -> Result<Lock, Error> {
+        let now = Boottime::now();
+        let held = HeldLease::new(lease, granted.sent);
+        let late = held.step(now) == Step::StepDown;
+        let hold = Hold::new(
+            self.core.clone(),
+            key.clone(),
+            owner,
+            lease,
+            granted.token,
+            granted.sent,
+            held,
+        );
+        let lock = Lock::new(hold);
+        if late {
+            // Dropping it gives it back.
+            drop(lock);
+            return Err(Error::TooLate {
+                key: key.to_string(),
+                lease: lease.length,
+                took: now.since(granted.sent),
+            });
+        }
+        Ok(lock)
+    }
+
+    async fn compete(
+        &self,
+        key: &str,
+        wait: Duration,
+        lease: Duration,
+        to_the_end: bool,
+    ) -> Result<TryLock, Error> {
+        let key = checked(key)?;
+        let lease = leased(&key, lease)?;
+        let deadline = Boottime::now() + wait;
+        let room = self.core.rooms.enter(&key, self.core.clone());
+        let turn = tokio::select! {
+            biased;
+            turn = room.turn.clone().lock_owned() => turn,
+            () = until(deadline) => {
+                // Others of us are before us. Who they wait for is asked only if they do not know.
+                if let Some((owner, at)) = room.known() {
+                    return Ok(held(&owner, left(at)));
+                }
+                return Ok(match self.holder(&key).await? {
+                    Some(h) => TryLock::Held { holder: h.name, remaining: h.remaining },
+                    None => TryLock::Held { holder: self.name.to_string(), remaining: Duration::ZERO },
+                });
+            }
+        };
+        let mut bell = room.bell();
+        let mut heard = false;
+        let mut away = Duration::from_millis(50);
+        loop {
+            bell.mark_unchanged();
+            let known = room.known().filter(|_| Boottime::now() < deadline);
+            let (holder, free_at) = match known {
+                Some(known) => known,
+                None => {
+                    let owner = self.owner();
+                    match self.core.ask(&key, &owner, &lease).await {
+                        Ok(Asked::Taken(granted)) => {
+                            room.know(&bell, &owner, Boottime::now() + lease.length + AFTER);
+                            let lock = self.taken(key, owner, lease, granted)?;
+                            if to_the_end {
+                                // With its room: who comes next has to find this turn.
+                                lock.hold_turn(turn, room);
+                            }
+                            return Ok(TryLock::Taken(lock));
+                        }
+                        Ok(Asked::Held { owner, remaining }) => {
+                            heard = true;
+                            away = Duration::from_millis(50);
+                            let at = (Boottime::now() + remaining) + AFTER;
+                            if Boottime::now() >= deadline {
+                                return Ok(held(&owner, remaining));
+                            }
+                            room.know(&bell, &owner, at);
+                            (owner.into(), at)
+                        }
+                        // It was there: it may come back while we wait.
+                        Err(e) if heard && e.is_transient() && Boottime::now() < deadline => {
+                            tokio::select! {
+                                () = tokio::time::sleep(away) => {}
+                                () = until(deadline) => return Err(e),
+                            }
+                            away = (away * 2).min(Duration::from_secs(1));
+                            continue;
+                        }
+                        Err(e) => return Err(e),
+                    }
+                }
+            };
+            // Releases of our own client ring by themselves.
+            let deaf = !room.listening() && !self.core.is_ours(&holder);
+            if deaf {
+                room.asks();
+            }
+            tokio::select! {
+                biased;
+                () = bell.changed() => {}
+                // Whatever was released before we could hear it shows when we ask again.
+                () = self.core.backend.listen(&key), if deaf => room.listens(),
+                () = until(free_at.min(deadline)) => room.forget(&holder),
+            }
+            if Boottime::now() >= deadline && room.known().is_some_and(|(h, _)| h == holder) {
+                return Ok(held(&holder, left(free_at)));
+            }
+        }
+    }
+}
+
+impl Core {
+    fn is_ours(&self, owner: &str) -> bool {
+        room::made_by(&self.id, owner)
+    }
+
+    /// Repeats a request that got no answer as often as `[store]` allows, and not for longer than `within`.
+    async fn insist<T, F: Future<Output = Result<T, Error>>>(
+        &self,
+        within: Duration,
+        ask: impl Fn() -> F,
+    ) -> Result<T, Error> {
+        let last = Boottime::now() + within * (self.retry.attempts + 1);
+        let mut tried = 0;
+        loop {
+            match ask().await {
+                Err(e)
+                    if e.is_transient()
+                        && tried < self.retry.attempts
+                        && Boottime::now() < last =>
+                {
+                    tokio::time::sleep(retry::of_store(&self.retry, tried)).await;
+                    tried += 1;
+                }
+                out => return out,
+            }
+        }
+    }
+
+    /// One try; a lost answer is asked for again with the same owner. What may have been taken without our knowledge is
+    /// given back.
+    async fn ask(
+        self: &Arc<Self>,
+        key: &Arc<str>,
+        owner: &Arc<str>,
+        lease: &config::Lease,
+    ) -> Result<Asked, Error> {
+        let mut open = Open {
+            core: self.clone(),
+            key: key.clone(),
+            owner: owner.clone(),
+            runtime: tokio::runtime::Handle::current(),
+            armed: true,
+        };
+        let limit = self.backend.patience();
+        let sent = std::sync::atomic::AtomicU64::new(0);
+        let tried = self
+            .insist(limit, || {
+                sent.store(Boottime::now().0, Ordering::Relaxed);
+                self.backend.try_lock(key, owner, lease.length, limit)
+            })
+            .await;
+        let sent = Boottime(sent.into_inner());
+        // Only without an answer something may be there that nobody knows of; and where replicas did not confirm.
+        open.armed = matches!(&tried, Err(e) if e.is_transient());
+        match tried? {
+            Tried::Taken(token) => Ok(Asked::Taken(Granted { token, sent })),
+            Tried::Held { owner, remaining } => Ok(Asked::Held { owner, remaining }),
+            // It was ours while the answers got lost, and lapsed: as late as an answer can come.
+            Tried::Stale => Err(Error::TooLate {
+                key: key.to_string(),
+                lease: lease.length,
+                took: lease.length,
+            }),
+        }
+    }
+
+    /// Gives back in the background what an owner may hold.
+    fn abandon(
+        self: &Arc<Self>,
+        runtime: &tokio::runtime::Handle,
+        key: Arc<str>,
+        owner: Arc<str>,
+        keep_until: Boottime,
+    ) {
+        let core = self.clone();
+        runtime.spawn(async move {
+            let limit = core.backend.patience();
+            let out = core
+                .insist(limit, || {
+                    let keep = keep_until.since(Boottime::now());
+                    core.backend.release(&key, &owner, keep, limit)
+                })
+                .await;
+            if let Err(e) = out {
+                tracing::debug!(error = %e, "a lock could not be given back; it lapses with its lease");
+            }
+            core.rooms.ring(&key);
+        });
+    }
+}
+
+/// A question without an answer: should its asker go away, what it may have taken is given back.
+struct Open {
+    core: Arc<Core>,
+    key: Arc<str>,
+    owner: Arc<str>,
+    runtime: tokio::runtime::Handle,
+    armed: bool,
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        if self.armed {
+            let (key, owner) = (self.key.clone(), self.owner.clone());
+            self.core.abandon(&self.runtime, key, owner, Boottime(0));
+        }
+    }
+}
+
+/// Sleeps until `at`, on [`Boottime`]; at most a second at a time, because a suspend stops the runtime's timers.
+async fn until(at: Boottime) {
+    loop {
+        let left = at.since(Boottime::now());
+        if left.is_zero() {
+            return;
+        }
+        tokio::time::sleep(left.min(Duration::from_secs(1))).await;
+    }
+}
+
+/// The time until `at`; the end of the clock is never.
+fn left(at: Boottime) -> Duration {
+    match at {
+        Boottime(u64::MAX) => Duration::MAX,
+        at => at.since(Boottime::now()),
+    }
+}
+
+/// The name in an owner: `<name>#<client>.<number>`.
+fn name_of(owner: &str) -> &str {
+    owner.rsplit_once('#').map_or(owner, |(name, _)| name)
+}
+
+fn held(owner: &str, remaining: Duration) -> TryLock {
+    TryLock::Held {
+        holder: name_of(owner).to_owned(),
+        remaining,
+    }
+}
+
+fn checked(key: &str) -> Result<Arc<str>, Error> {
+    let reason = if key.is_empty() {
+        "it is empty".to_owned()
+    } else if key.len() > KEY_MAX {
+        format!("it has {} bytes, {KEY_MAX} is the most", key.len())
+    } else if let Some(c) = key.chars().find(|c| c.is_control() || "{}".contains(*c)) {
+        format!("it contains {c:?}; control characters and braces are not allowed")
+    } else {
+        return Ok(key.into());
+    };
+    let shown: String = key.chars().take(64).collect();
+    Err(Error::InvalidKey {
+        key: shown.escape_debug().to_string(),
+        reason,
+    })
+}
+
+fn leased(key: &str, lease: Duration) -> Result<config::Lease, Error> {
+    config::Lease::of_lock(lease, CLOCK_DRIFT).map_err(|reason| Error::InvalidLease {
+        key: key.to_owned(),
+        reason,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_checked() {
+        for good in ["a", "orders/42", "ünï", &"x".repeat(KEY_MAX)] {
+            assert_eq!(&*checked(good).unwrap(), good);
+        }
+        for (bad, reason) in [
+            ("", "it is empty"),
+            (&*"x".repeat(KEY_MAX + 1), "it has 513 bytes"),
+            ("a{b", "braces"),
+            ("a}b", "braces"),
+            ("a\nb", "control characters"),
+            ("a\0", "control characters"),
+        ] {
+            let e = checked(bad).unwrap_err();
+            assert!(matches!(e, Error::InvalidKey { .. }));
+            assert!(e.to_string().contains(reason), "{e}");
+            assert!(!e.to_string().contains('\n') && e.to_string().len() < 300);
+        }
+    }
+
+    #[test]
+    fn an_owner_shows_its_name() {
+        assert_eq!(name_of("host:1#0af.3"), "host:1");
+        assert_eq!(name_of("host:1#0af.3!kept"), "host:1");
+        assert_eq!(name_of("by hand"), "by hand");
+    }
+}

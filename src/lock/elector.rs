@@ -1,0 +1,592 @@
+//! The daemon's claim of an occurrence, for programs that bring their own scheduler.
+
+use std::{
+    collections::HashMap,
+    future::Future,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::sync::watch;
+
+use super::{CLOCK_DRIFT, until};
+use crate::{
+    clock::Boottime,
+    config,
+    logic::{
+        claim::{
+            Answer, Claim, Grant, Observed, OnCrash, Open, Overlap, Register, Registration, Renew,
+            Renewal, Settle, Settlement, Target,
+        },
+        trust::{HeldLease, Step},
+    },
+    model::{FencingToken, InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger},
+    store::{self, Beat, Info, Store, Tail},
+};
+
+/// Has each occurrence of one job granted once, whoever asks and however late: what a lock alone does not give. (A runs and
+/// releases in two milliseconds, B's clock is behind, B takes the free lock and runs it again.)
+///
+/// An occurrence is named by its planned instant, which all instances compute alike, and never by the moment somebody woke
+/// up. Once decided it stays decided, without a time to live; occurrences at or before the newest decided one are not granted. The promises
+/// are those of the daemon (docs/guarantees.md, 1 to 3, 5, 7 and 8), and it shares its store: `soloist history` shows what was settled here.
+/// Do not use the name of a job that a daemon runs.
+///
+/// ```
+/// # tokio_test(async {
+/// use std::time::Duration;
+/// use soloist::{Election, Elector, model::Outcome};
+///
+/// # let dir = tempfile::tempdir()?;
+/// # let url = format!("sqlite:{}", dir.path().join("soloist.db").display());
+/// let elector = Elector::open(&url, "invoices", Duration::from_secs(15))?;
+/// // Of your scheduler: the planned instant in Unix milliseconds.
+/// # let planned = 1_767_225_600_000_i64.max(soloist::clock::wall_us() / 1000 + 5);
+/// # tokio::time::sleep(Duration::from_millis(1)).await;
+/// loop {
+///     match elector.claim(planned).await? {
+///         Election::Won(term) => {
+///             term.keep_renewed();
+///             // ... the work, while term.is_held(); write with term.fencing_token() ...
+///             term.settle(Outcome::Succeeded).await?;
+///             break;
+///         }
+///         Election::Early { wait } | Election::Quarantined { wait } => {
+///             tokio::time::sleep(wait).await;
+///         }
+///         // Another instance runs it, or has.
+///         _ => break,
+///     }
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # });
+/// # fn tokio_test(f: impl Future<Output = Result<(), Box<dyn std::error::Error>>>) {
+/// #     tokio::runtime::Runtime::new().unwrap().block_on(f).unwrap();
+/// # }
+/// ```
+pub struct Elector {
+    store: Arc<dyn Store>,
+    job: JobName,
+    instance: InstanceId,
+    host: String,
+    lease: config::Lease,
+    on_crash: OnCrash,
+    max_attempts: u32,
+    memory: Mutex<Memory>,
+}
+
+/// What this instance has to remember between two questions.
+#[derive(Default)]
+struct Memory {
+    /// The newest occurrence that is known to be decided.
+    known: i64,
+    /// Nonces of questions without an answer.
+    asked: HashMap<i64, RunId>,
+    /// The lease of another, as it was last seen, and since when it has not changed.
+    seen: Option<(Observed, Boottime)>,
+    /// The store's incarnation, its birth, and when it was first seen here.
+    epoch: Option<(Arc<str>, i64, Boottime)>,
+}
+
+/// How a claim ended.
+#[derive(Debug)]
+#[must_use = "a term that is dropped is not settled: its occurrence counts as crashed"]
+pub enum Election {
+    /// Ours. To be settled when the work is done.
+    Won(Term),
+    /// Another instance has it. Should it die, a claim after `ask_again` may get the next attempt, if crashed occurrences are to be
+    /// rerun; who never asks again leaves that to others.
+    Lost {
+        holder: InstanceId,
+        ask_again: Duration,
+    },
+    /// Another occurrence of the job is still running, or an attempt has to come first. Runs of one job never overlap; who does not want to
+    /// wait goes on to its next occurrence.
+    Waiting { ask_again: Duration },
+    /// Decided, and over.
+    Settled,
+    /// Decided by this claim, without a run, and recorded so: its holder had died.
+    Recorded { outcome: Outcome, reason: String },
+    /// Not yet, by the store's clock.
+    Early { wait: Duration },
+    /// The store is new to us, or has lost its data: nothing is granted until every old lease is over.
+    Quarantined { wait: Duration },
+}
+
+impl Elector {
+    /// For one job, in the store at `url` (as for [`LockClient::open`](super::LockClient::open)). `lease` (500 ms at least) is how long others
+    /// must see a holder unrenewed, each on its own monotonic clock, before they take it for dead.
+    ///
+    /// # Errors
+    /// [`store::Error::Refused`]: the URL, the name, the lease, or the SQLite file cannot be used.
+    pub fn open(url: &str, job: &str, lease: Duration) -> Result<Self, store::Error> {
+        let refuse = |reason: String| store::Error::Refused {
+            address: "the given URL".to_owned(),
+            reason,
+        };
+        let config = config::Store::from_url(url).map_err(refuse)?;
+        Self::over(store::open(&config)?, job, lease)
+    }
+
+    /// As [`Elector::open`], over a store that was opened before.
+    ///
+    /// # Errors
+    /// [`store::Error::Refused`]: the name or the lease cannot be used.
+    pub fn over(store: Arc<dyn Store>, job: &str, lease: Duration) -> Result<Self, store::Error> {
+        let refuse = |reason: String| store::Error::Refused {
+            address: store.address().to_owned(),
+            reason,
+        };
+        let good = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        if job.is_empty() || job.len() > 200 || !job.chars().all(good) {
+            return Err(refuse(format!(
+                "`{}` cannot be the name of a job; use letters, digits, `-`, `_` and `.`",
+                job.escape_debug()
+            )));
+        }
+        let lease = config::Lease::new(lease, None, CLOCK_DRIFT).map_err(refuse)?;
+        let host = rustix::system::uname()
+            .nodename()
+            .to_string_lossy()
+            .into_owned();
+        let random = uuid::Uuid::new_v4().simple().to_string();
+        Ok(Self {
+            instance: InstanceId::new(&format!("{host}-{}", &random[..8])),
+            host,
+            job: JobName::new(job),
+            lease,
+            on_crash: OnCrash::Fail,
+            max_attempts: 1,
+            memory: Mutex::default(),
+            store,
+        })
+    }
+
+    /// An occurrence whose holder died is granted again, up to `max_attempts` times in all (at least once each, instead of at most
+    /// once).
+    #[must_use]
+    pub fn rerun(mut self, max_attempts: u32) -> Self {
+        self.on_crash = OnCrash::Rerun;
+        self.max_attempts = max_attempts.clamp(1, 999);
+        self
+    }
+
+    fn memory(&self) -> MutexGuard<'_, Memory> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asks for the right to run the occurrence that was planned for `planned_ms` (Unix milliseconds, UTC).
+    ///
+    /// After an error ask again: a lost grant is answered as the first time.
+    ///
+    /// # Errors
+    /// The store's. [`store::Error::Unreachable`] leaves the outcome unknown.
+    pub async fn claim(&self, planned_ms: i64) -> Result<Election, store::Error> {
+        let at = Occurrence(planned_ms);
+        loop {
+            let claim = {
+                let mut memory = self.memory();
+                // A lease of another that did not change for its whole length.
+                let observed = memory
+                    .seen
+                    .as_ref()
+                    .filter(|(_, since)| Boottime::now().since(*since) >= self.lease.length)
+                    .map(|(seen, _)| seen.clone());
+                Claim {
+                    job: self.job.clone(),
+                    target: Target::Scheduled(at),
+                    known: Occurrence(memory.known),
+                    missed: vec![],
+                    run: *memory.asked.entry(at.0).or_insert_with(RunId::random),
+                    instance: self.instance.clone(),
+                    host: self.host.clone(),
+                    trigger: Trigger::Schedule,
+                    // When it is too late is for the caller's scheduler to say.
+                    start_by: i64::MAX / 2,
+                    lease: self.lease.length.as_millis() as i64,
+                    // Whether to wait for a run that goes on, the caller's scheduler says.
+                    overlap: Overlap::Queue,
+                    on_crash: self.on_crash,
+                    max_attempts: self.max_attempts,
+                    def: "library".to_owned(),
+                    observed,
+                }
+            };
+            let run = claim.run;
+            let mut reply = self.store.claim(&[claim]).await?;
+            let Some(answer) = reply.value.pop() else {
+                return Err(store::Error::Corrupt {
+                    address: self.store.address().to_owned(),
+                    reason: "a claim without an answer".to_owned(),
+                });
+            };
+            // A definite answer ends the question: the next one is another.
+            self.memory().asked.remove(&at.0);
+            return Ok(match answer {
+                Answer::Granted(grant) => {
+                    self.decided(at);
+                    Election::Won(Term::new(self, grant, run, reply.sent, reply.now_us / 1000))
+                }
+                Answer::Taken(open) => Election::Lost {
+                    ask_again: self.watch(&open, reply.received),
+                    holder: open.instance,
+                },
+                Answer::Held(open) => Election::Waiting {
+                    ask_again: self.watch(&open, reply.received),
+                },
+                Answer::RunFirst(_) => Election::Waiting {
+                    ask_again: self.lease.renew_every,
+                },
+                Answer::Later { wait_ms } => Election::Waiting {
+                    ask_again: Duration::from_millis(wait_ms.max(1) as u64),
+                },
+                Answer::Settled(_) => {
+                    self.decided(at);
+                    Election::Settled
+                }
+                Answer::Recorded { outcome, reason } => {
+                    self.decided(at);
+                    Election::Recorded { outcome, reason }
+                }
+                Answer::Early { wait_us } => Election::Early {
+                    wait: Duration::from_micros(wait_us.max(1) as u64),
+                },
+                Answer::Quarantined | Answer::Absent => match self.adopt().await? {
+                    None => continue,
+                    Some(wait) => Election::Quarantined { wait },
+                },
+            });
+        }
+    }
+
+    fn decided(&self, at: Occurrence) {
+        let mut memory = self.memory();
+        memory.known = memory.known.max(at.0);
+    }
+
+    /// Takes down what a lease looks like; returns when to look again.
+    fn watch(&self, open: &Open, received: Boottime) -> Duration {
+        let now = Observed {
+            run: open.run,
+            seq: open.seq,
+            inc: open.inc.clone(),
+        };
+        let mut memory = self.memory();
+        if memory.seen.as_ref().is_none_or(|(seen, _)| *seen != now) {
+            memory.seen = Some((now, received));
+        }
+        self.lease.renew_every
+    }
+
+    /// Makes the job known in the store's present incarnation, or says how long that has to wait.
+    async fn adopt(&self) -> Result<Option<Duration>, store::Error> {
+        let beat = Beat {
+            instance: self.instance.clone(),
+            info: Info {
+                seen: 0,
+                host: self.host.clone(),
+                pid: std::process::id(),
+                version: env!("CARGO_PKG_VERSION").to_owned(),
+                config: String::new(),
+                clock_offset_ms: 0.0,
+                started_at: 0,
+                running: vec![],
+                // It takes no part in the ranks of the daemons.
+                draining: true,
+                jobs: 0,
+            },
+            quarantine: self.lease.quarantine,
+            open: None,
+        };
+        let fleet = self.store.heartbeat(Some(&beat)).await?;
+        let first_seen = {
+            let mut memory = self.memory();
+            match &memory.epoch {
+                Some((inc, born, since)) if *inc == fleet.inc && *born == fleet.value.born => {
+                    *since
+                }
+                _ => {
+                    memory.epoch = Some((fleet.inc.clone(), fleet.value.born, fleet.received));
+                    fleet.received
+                }
+            }
+        };
+        let quarantine = self.lease.quarantine.max(fleet.value.quarantine);
+        let waited = Boottime::now().since(first_seen);
+        if !fleet.value.open && !self.store.durable() && waited < quarantine {
+            return Ok(Some(quarantine - waited));
+        }
+        let register = Register {
+            job: self.job.clone(),
+            sched: "library".to_owned(),
+            def: "library".to_owned(),
+            known: Occurrence(self.memory().known),
+            adopt: Some(fleet.inc.to_string()),
+            lost: None,
+            instance: self.instance.clone(),
+            host: self.host.clone(),
+            on_crash: self.on_crash,
+            max_attempts: self.max_attempts,
+        };
+        let reply = self.store.register(&[register]).await?;
+        match reply.value.first() {
+            Some((Registration::Ready, _)) => Ok(None),
+            // Another incarnation than a moment ago.
+            _ => Ok(Some(quarantine)),
+        }
+    }
+}
+
+impl std::fmt::Debug for Elector {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Elector")
+            .field("store", &self.store.address())
+            .field("job", &self.job)
+            .field("instance", &self.instance)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The lease of one occurrence that was won. To be settled; dropped without that, the occurrence counts as crashed
+/// when its lease has lapsed.
+#[must_use = "a term that is dropped is not settled: its occurrence counts as crashed"]
+pub struct Term {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    store: Arc<dyn Store>,
+    renew: Renew,
+    grant: Grant,
+    lease: config::Lease,
+    held: watch::Sender<Option<HeldLease>>,
+    stop: tokio_util::sync::CancellationToken,
+}
+
+impl std::fmt::Debug for Term {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Term")
+            .field("job", &self.inner.renew.job)
+            .field("occurrence", &self.inner.grant.occurrence)
+            .field("attempt", &self.inner.grant.attempt)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Term {
+    fn new(el: &Elector, grant: Grant, run: RunId, sent: Boottime, granted_at: i64) -> Self {
+        let renew = Renew {
+            job: el.job.clone(),
+            occurrence: grant.occurrence,
+            attempt: grant.attempt,
+            trigger: grant.trigger,
+            key: None,
+            run,
+            instance: el.instance.clone(),
+            host: el.host.clone(),
+            lease: el.lease.length.as_millis() as i64,
+            def: "library".to_owned(),
+            seq: 0,
+            granted_at,
+        };
+        Self {
+            inner: Arc::new(Inner {
+                store: el.store.clone(),
+                renew,
+                grant,
+                lease: el.lease,
+                held: watch::Sender::new(Some(HeldLease::new(el.lease, sent))),
+                stop: tokio_util::sync::CancellationToken::new(),
+            }),
+        }
+    }
+
+    /// The planned instant, Unix milliseconds.
+    pub fn occurrence(&self) -> i64 {
+        self.inner.grant.occurrence.0
+    }
+
+    /// From 1.
+    pub fn attempt(&self) -> u32 {
+        self.inner.grant.attempt
+    }
+
+    /// Occurrence in ms × 1000 + attempt: grows with every grant of the job, whatever the store loses.
+    pub fn fencing_token(&self) -> FencingToken {
+        self.inner.grant.token()
+    }
+
+    /// True while the lease can be trusted: the work has to end with it. Asks nobody.
+    pub fn is_held(&self) -> bool {
+        !self.remaining().is_zero()
+    }
+
+    /// How long the lease can be trusted unless it is renewed, on this host's CLOCK_BOOTTIME.
+    pub fn remaining(&self) -> Duration {
+        self.inner
+            .trusted_until()
+            .map_or(Duration::ZERO, |at| at.since(Boottime::now()))
+    }
+
+    /// Prolongs the lease. False: it is lost.
+    ///
+    /// # Errors
+    /// The store's; what was trusted before is trusted still.
+    pub async fn renew(&self) -> Result<bool, store::Error> {
+        self.inner.renew().await
+    }
+
+    /// Keeps the lease renewed in the background until it is settled, dropped or lost; errors are survived until trust ends.
+    pub fn keep_renewed(&self) {
+        tokio::spawn(self.inner.clone().keep_renewed());
+    }
+
+    /// Ends when the lease is lost or settled.
+    pub fn over(&self) -> impl Future<Output = ()> + Send + 'static {
+        let inner = self.inner.clone();
+        async move {
+            let mut held = inner.held.subscribe();
+            loop {
+                held.mark_unchanged();
+                let Some(at) = inner.trusted_until().filter(|at| *at > Boottime::now()) else {
+                    return;
+                };
+                tokio::select! {
+                    _ = held.changed() => {}
+                    () = until(at) => {}
+                }
+            }
+        }
+    }
+
+    /// Records how the work ended, and gives the lease back, in one step. True: recorded under our lease; false: the lease was not ours
+    /// any more, and the record stands in the history all the same. Tries again until it is known, or the lease is over.
+    ///
+    /// # Errors
+    /// The store's, when it did not answer for so long. The occurrence is then taken for crashed, sooner or later.
+    pub async fn settle(self, outcome: Outcome) -> Result<bool, store::Error> {
+        let inner = &self.inner;
+        inner.stop.cancel();
+        let last = inner.trusted_until().unwrap_or(Boottime(0));
+        let r = &inner.renew;
+        let settle = Settle {
+            run: r.run,
+            record: RunRecord {
+                run_id: Some(r.run),
+                job: r.job.clone(),
+                occurrence: r.occurrence,
+                trigger: r.trigger,
+                attempt: r.attempt,
+                fencing_token: Some(inner.grant.token()),
+                instance: Some(r.instance.clone()),
+                host: Some(r.host.clone()),
+                started_at: Some(r.granted_at),
+                finished_at: None,
+                lateness_ms: Some((r.granted_at - r.occurrence.0).max(0)),
+                duration_ms: None,
+                outcome,
+                exit_code: None,
+                signal: None,
+                output_tail: String::new(),
+                output_truncated: false,
+                error: None,
+                count: 1,
+            },
+            again: None,
+        };
+        loop {
+            match inner.store.settle(&settle, &Tail::default()).await {
+                Ok(reply) => {
+                    inner.held.send_replace(None);
+                    return Ok(reply.value == Settlement::Done);
+                }
+                Err(e) if e.is_transient() && Boottime::now() < last => {
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+                Err(e) => return Err(e),
+            }
+        }
+    }
+}
+
+impl Drop for Term {
+    fn drop(&mut self) {
+        self.inner.stop.cancel();
+    }
+}
+
+impl Inner {
+    fn trusted_until(&self) -> Option<Boottime> {
+        self.held.borrow().as_ref().map(HeldLease::trusted_until)
+    }
+
+    async fn renew(&self) -> Result<bool, store::Error> {
+        let mut seq = None;
+        self.held.send_if_modified(|h| {
+            seq = h.as_mut().map(HeldLease::next_seq);
+            false
+        });
+        let Some(seq) = seq.filter(|_| self.trusted_until().is_some_and(|at| at > Boottime::now()))
+        else {
+            return Ok(false);
+        };
+        let renew = Renew {
+            seq,
+            ..self.renew.clone()
+        };
+        let reply = self.store.renew(&renew).await?;
+        Ok(match reply.value {
+            Renewal::Renewed(_) => {
+                self.held.send_modify(|h| {
+                    if let Some(h) = h {
+                        h.renewed(reply.sent, reply.received);
+                    }
+                });
+                self.trusted_until().is_some_and(|at| at > Boottime::now())
+            }
+            Renewal::Lost => {
+                self.held.send_replace(None);
+                false
+            }
+        })
+    }
+
+    async fn keep_renewed(self: Arc<Self>) {
+        loop {
+            let step = self
+                .held
+                .borrow()
+                .as_ref()
+                .map(|h| (h.step(Boottime::now()), h.trusted_until()));
+            let work = async {
+                match step {
+                    None | Some((Step::StepDown, _)) => false,
+                    Some((Step::WaitUntil(at), _)) => {
+                        until(at).await;
+                        true
+                    }
+                    Some((Step::Renew, trusted)) => {
+                        let limit =
+                            (trusted.since(Boottime::now()) / 2).max(Duration::from_millis(10));
+                        let limit = limit.min(self.lease.renew_every * 2);
+                        match tokio::time::timeout(limit, self.renew()).await {
+                            Ok(Ok(held)) => held,
+                            Ok(Err(_)) | Err(_) => {
+                                self.held.send_modify(|h| {
+                                    if let Some(h) = h {
+                                        h.failed(Boottime::now());
+                                    }
+                                });
+                                true
+                            }
+                        }
+                    }
+                }
+            };
+            tokio::select! {
+                go_on = work => if !go_on { return },
+                () = self.stop.cancelled() => return,
+            }
+        }
+    }
+}

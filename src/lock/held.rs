@@ -1,0 +1,482 @@
+//! A lock that was taken: how far it can be trusted, its renewal, its end.
+
+use std::{
+    future::Future,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::sync::{OwnedMutexGuard, watch};
+use tokio_util::sync::CancellationToken;
+
+use super::{Core, Error, Kept, name_of, room::Visit, until};
+use crate::{
+    clock::Boottime,
+    config,
+    logic::trust::{HeldLease, Step},
+    model::FencingToken,
+};
+
+/// A lock that is ours until it is given back, lost, or dropped (which gives it back in the background).
+///
+/// We trust it for less than its lease, counted from before the request left, on CLOCK_BOOTTIME: of a lease of 15 s the first
+/// 12.7 s. The rest is the margin in which what the holder did last can arrive, and in which clocks may differ.
+///
+/// A program that ends right after it dropped a lock has no background any more: await [`Lock::release`] before.
+#[derive(Debug)]
+#[must_use = "a lock that is dropped is given back at once"]
+pub struct Lock {
+    hold: Arc<Hold>,
+}
+
+/// How a release ended well.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Released {
+    /// The lock was ours until now.
+    Now,
+    /// It had been given back before; nothing was sent, or an earlier request had done it.
+    Before,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Held,
+    /// Not trusted any more; the store may still have it in our name.
+    Lost,
+    /// A request to give it back has left.
+    Releasing,
+    /// Given back.
+    Released,
+    /// The store says that it is not ours.
+    Gone,
+}
+
+#[derive(Debug)]
+struct State {
+    held: HeldLease,
+    phase: Phase,
+}
+
+pub(super) struct Hold {
+    core: Arc<Core>,
+    key: Arc<str>,
+    owner: Arc<str>,
+    lease: config::Lease,
+    token: FencingToken,
+    /// Before the request left.
+    granted: Boottime,
+    at_least_until: Mutex<Boottime>,
+    state: watch::Sender<State>,
+    /// No more renewals.
+    stop: CancellationToken,
+    renewing: AtomicBool,
+    /// A lock may be dropped anywhere.
+    runtime: tokio::runtime::Handle,
+    /// Releases go one at a time.
+    releasing: tokio::sync::Mutex<()>,
+}
+
+impl std::fmt::Debug for Hold {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Hold")
+            .field("key", &self.key)
+            .field("owner", &self.owner)
+            .field("token", &self.token)
+            .field("state", &*self.state.borrow())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Lock {
+    pub(super) fn new(hold: Hold) -> Self {
+        Self {
+            hold: Arc::new(hold),
+        }
+    }
+
+    pub fn key(&self) -> &str {
+        &self.hold.key
+    }
+
+    /// Unique for this grant; begins with the name of the client.
+    pub fn owner(&self) -> &str {
+        &self.hold.owner
+    }
+
+    /// A number that grows with every grant of this key; for resources that refuse a smaller one than they have seen.
+    ///
+    /// It is the store's clock in µs or the last token plus one, whichever is greater. So it grows as long as the store remembers
+    /// the last token (until a week after the lease, and as long as it loses no data), *or* its clock was not stepped back past
+    /// the last grant. Only both together break it.
+    pub fn fencing_token(&self) -> FencingToken {
+        self.hold.token
+    }
+
+    /// True while the lock can be trusted: not lost, and no request to give it back has left. Asks nobody.
+    pub fn is_held(&self) -> bool {
+        !self.remaining().is_zero()
+    }
+
+    /// How long the lock can be trusted unless it is renewed; zero when it cannot. On this host's CLOCK_BOOTTIME.
+    pub fn remaining(&self) -> Duration {
+        let state = self.hold.state.borrow();
+        if state.phase != Phase::Held {
+            return Duration::ZERO;
+        }
+        state.held.trusted_until().since(Boottime::now())
+    }
+
+    /// Until when the lock can be trusted, and from then on whenever that changes: later with each renewal, zero when
+    /// it is lost or given back. For who has to hand the deadline on, to a child process for instance.
+    pub fn deadlines(&self) -> Deadlines {
+        Deadlines(self.hold.state.subscribe())
+    }
+
+    /// Prolongs the lock: its lease begins anew, now.
+    ///
+    /// # Errors
+    /// [`Error::NotHeld`]: the store says that it is not ours; nothing was changed, and it counts as lost.
+    /// [`Error::Lost`]: it was lost before, nothing was asked. [`Error::Unreachable`] and others: not known; what was trusted
+    /// before is trusted still.
+    pub async fn renew(&self) -> Result<(), Error> {
+        let limit = self.hold.core.backend.patience();
+        self.hold.renew(limit).await
+    }
+
+    /// Keeps the lock renewed in the background until it is given back, dropped or lost. Renews after each fifth of the
+    /// lease; after an error, whichever it is, it tries again soon, until trust ends. Returns at once; a second call does nothing.
+    ///
+    /// A lock that is kept renewed lives as long as this process, however long it hangs in a loop: see [`Lock::keep_renewed_at_most`].
+    pub fn keep_renewed(&self) {
+        self.keep(None);
+    }
+
+    /// As [`Lock::keep_renewed`], at most `max_renewals` times: after that the lock lapses with its lease, and is lost.
+    /// With a lease L it lasts (`max_renewals` + 1) × L at the most.
+    pub fn keep_renewed_at_most(&self, max_renewals: u32) {
+        self.keep(Some(max_renewals));
+    }
+
+    fn keep(&self, limit: Option<u32>) {
+        if !self.hold.renewing.swap(true, Ordering::SeqCst) {
+            self.hold
+                .runtime
+                .spawn(self.hold.clone().keep_renewed(limit));
+        }
+    }
+
+    /// Gives the lock back, and wakes who waits for it. From the moment this is called the lock is not trusted any more.
+    ///
+    /// Only what is ours is given back. Again after that it is [`Released::Before`], also when the first answer got lost.
+    ///
+    /// # Errors
+    /// [`Error::NotHeld`]: it was not ours any more, and who has it keeps it. [`Error::Unreachable`] after the retries
+    /// of `[store]`: it lapses with its lease at the latest; may be called again, and dropping the lock tries once more.
+    pub async fn release(&self) -> Result<Released, Error> {
+        self.hold.clone().release().await
+    }
+
+    /// The lock stays taken for at least `time` from its grant, even if it is given back sooner: for work that is over
+    /// in no time and must not be done again by a host whose clock is behind. The last call counts.
+    ///
+    /// The rest of the time goes to the store with the release and is counted by its wall clock. If the holder dies, the
+    /// lease alone counts.
+    pub fn lock_at_least_for(&self, time: Duration) {
+        let mut at = self
+            .hold
+            .at_least_until
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        *at = self.hold.granted + time;
+    }
+
+    /// Ends when the lock is lost: at the end of trust at the latest, at once when the store says that it is not ours. Never
+    /// ends if the lock is given back first.
+    pub fn lost(&self) -> impl Future<Output = ()> + Send + 'static {
+        let hold = self.hold.clone();
+        async move {
+            if hold.over().await != Phase::Lost {
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
+    /// Holds the local turn until this lock is over.
+    pub(super) fn hold_turn(&self, turn: OwnedMutexGuard<()>, room: Visit) {
+        let hold = self.hold.clone();
+        tokio::spawn(async move {
+            hold.over().await;
+            drop(turn);
+            drop(room);
+        });
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        self.hold.stop.cancel();
+        let mut left = false;
+        self.hold.state.send_modify(|s| {
+            left = matches!(s.phase, Phase::Held | Phase::Lost | Phase::Releasing);
+            if left {
+                s.phase = Phase::Released;
+            }
+        });
+        if left {
+            let hold = &self.hold;
+            let (key, owner) = (hold.key.clone(), hold.owner.clone());
+            hold.core
+                .abandon(&hold.runtime, key, owner, hold.at_least());
+        }
+    }
+}
+
+/// Follows how long a lock can be trusted; see [`Lock::deadlines`].
+#[derive(Debug, Clone)]
+pub struct Deadlines(watch::Receiver<State>);
+
+impl Deadlines {
+    /// The end of trust; `Boottime(0)` when the lock is lost or given back.
+    pub fn now(&mut self) -> Boottime {
+        let state = self.0.borrow_and_update();
+        match state.phase {
+            Phase::Held => state.held.trusted_until(),
+            _ => Boottime(0),
+        }
+    }
+
+    /// Waits until there is another deadline than [`Deadlines::now`] gave last, and gives it. When the lock is over,
+    /// `Boottime(0)`.
+    pub async fn next(&mut self) -> Boottime {
+        if self.0.changed().await.is_err() {
+            return Boottime(0);
+        }
+        self.now()
+    }
+}
+
+impl Hold {
+    pub(super) fn new(
+        core: Arc<Core>,
+        key: Arc<str>,
+        owner: Arc<str>,
+        lease: config::Lease,
+        token: FencingToken,
+        granted: Boottime,
+        held: HeldLease,
+    ) -> Self {
+        Self {
+            core,
+            key,
+            owner,
+            lease,
+            token,
+            granted,
+            at_least_until: Mutex::new(Boottime(0)),
+            state: watch::Sender::new(State {
+                held,
+                phase: Phase::Held,
+            }),
+            stop: CancellationToken::new(),
+            renewing: AtomicBool::new(false),
+            runtime: tokio::runtime::Handle::current(),
+            releasing: tokio::sync::Mutex::default(),
+        }
+    }
+
+    fn at_least(&self) -> Boottime {
+        *self
+            .at_least_until
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn phase(&self) -> Phase {
+        self.state.borrow().phase
+    }
+
+    /// From `Held` only: what was given back is not lost.
+    fn end(&self, phase: Phase) {
+        self.state.send_if_modified(|s| {
+            let first = s.phase == Phase::Held;
+            if first {
+                s.phase = phase;
+            }
+            first
+        });
+    }
+
+    /// Waits for the end of the lock, one way or the other: `Lost` or `Released`.
+    async fn over(&self) -> Phase {
+        let mut state = self.state.subscribe();
+        loop {
+            let (phase, trusted) = {
+                let s = state.borrow_and_update();
+                (s.phase, s.held.trusted_until())
+            };
+            match phase {
+                Phase::Held if Boottime::now() >= trusted => self.end(Phase::Lost),
+                Phase::Held => tokio::select! {
+                    _ = state.changed() => {}
+                    () = until(trusted) => {}
+                },
+                // It ends in one of the others, unless its future was dropped, or no answer came.
+                Phase::Releasing => tokio::select! {
+                    _ = state.changed() => {}
+                    () = until(trusted) => return Phase::Released,
+                },
+                Phase::Lost | Phase::Gone => return Phase::Lost,
+                Phase::Released => return Phase::Released,
+            }
+        }
+    }
+
+    async fn renew(&self, limit: Duration) -> Result<(), Error> {
+        let lost = || Error::Lost {
+            key: self.key.to_string(),
+        };
+        let sent = Boottime::now();
+        let (phase, trusted) = {
+            let s = self.state.borrow();
+            (s.phase, s.held.trusted_until())
+        };
+        if phase != Phase::Held {
+            return Err(match phase {
+                Phase::Lost | Phase::Gone => lost(),
+                _ => Error::NotHeld {
+                    key: self.key.to_string(),
+                    holder: None,
+                },
+            });
+        }
+        if sent >= trusted {
+            self.end(Phase::Lost);
+            return Err(lost());
+        }
+        let limit = limit.min(trusted.since(sent));
+        let answer = self
+            .core
+            .backend
+            .renew(&self.key, &self.owner, self.lease.length, limit)
+            .await;
+        let now = Boottime::now();
+        match answer {
+            Ok(Kept::Yes) => {
+                let mut in_time = false;
+                self.state.send_modify(|s| {
+                    in_time = s.phase == Phase::Held && now < s.held.trusted_until();
+                    s.held.renewed(sent, now);
+                });
+                if in_time || self.phase() == Phase::Released || self.phase() == Phase::Releasing {
+                    return Ok(());
+                }
+                self.end(Phase::Lost);
+                Err(lost())
+            }
+            Ok(Kept::No(holder)) => {
+                self.end(Phase::Gone);
+                Err(Error::NotHeld {
+                    key: self.key.to_string(),
+                    holder: holder.map(|o| name_of(&o).to_owned()),
+                })
+            }
+            Err(e) => Err(e),
+        }
+    }
+
+    async fn keep_renewed(self: Arc<Self>, mut left: Option<u32>) {
+        loop {
+            let (phase, step, trusted) = {
+                let s = self.state.borrow();
+                let step = s.held.step(Boottime::now());
+                (s.phase, step, s.held.trusted_until())
+            };
+            if phase != Phase::Held {
+                return;
+            }
+            let at = match step {
+                Step::StepDown => return self.end(Phase::Lost),
+                Step::WaitUntil(at) => at,
+                Step::Renew if left == Some(0) => trusted,
+                Step::Renew => {
+                    // Half of what is left: should the connection be dead, there is time for another.
+                    let limit = (trusted.since(Boottime::now()) / 2).max(Duration::from_millis(1));
+                    let limit = limit.min(self.core.backend.patience());
+                    let renewed = tokio::select! {
+                        renewed = self.renew(limit) => renewed,
+                        () = self.stop.cancelled() => return,
+                    };
+                    match renewed {
+                        Ok(()) => left = left.map(|n| n - 1),
+                        Err(Error::NotHeld { .. } | Error::Lost { .. }) => return,
+                        Err(e) => {
+                            tracing::debug!(key = &*self.key, error = %e, "renewal failed, trying again");
+                            self.state.send_modify(|s| s.held.failed(Boottime::now()));
+                        }
+                    }
+                    continue;
+                }
+            };
+            tokio::select! {
+                () = until(at) => {}
+                () = self.stop.cancelled() => return,
+            }
+        }
+    }
+
+    async fn release(self: Arc<Self>) -> Result<Released, Error> {
+        let _one = self.releasing.lock().await;
+        let before = self.phase();
+        if before == Phase::Released {
+            return Ok(Released::Before);
+        }
+        self.stop.cancel();
+        let again = before == Phase::Releasing;
+        // Whether it was ours when the first request left.
+        let trusted = again || {
+            let s = self.state.borrow();
+            s.phase == Phase::Held && Boottime::now() < s.held.trusted_until()
+        };
+        if trusted {
+            self.state.send_modify(|s| s.phase = Phase::Releasing);
+        } else {
+            self.end(Phase::Lost);
+        }
+        let limit = self.core.backend.patience();
+        let asked = AtomicU32::new(0);
+        let answer = self
+            .core
+            .insist(limit, || {
+                asked.fetch_add(1, Ordering::Relaxed);
+                let keep = self.at_least().since(Boottime::now());
+                self.core
+                    .backend
+                    .release(&self.key, &self.owner, keep, limit)
+            })
+            .await;
+        self.core.rooms.ring(&self.key);
+        let after = |phase: Phase| self.state.send_modify(|s| s.phase = phase);
+        match answer {
+            Ok(Kept::Yes) => {
+                after(Phase::Released);
+                Ok(Released::Now)
+            }
+            // It was ours, and an earlier request, whose answer got lost, has freed it.
+            Ok(Kept::No(_)) if trusted && (again || asked.into_inner() > 1) => {
+                after(Phase::Released);
+                Ok(Released::Before)
+            }
+            Ok(Kept::No(holder)) => {
+                after(Phase::Gone);
+                Err(Error::NotHeld {
+                    key: self.key.to_string(),
+                    holder: holder.map(|o| name_of(&o).to_owned()),
+                })
+            }
+            Err(e) => Err(e),
+        }
+    }
+}

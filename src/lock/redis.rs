@@ -1,0 +1,561 @@
+//! Locks in Redis: one script for each step (lua/lock/), one connection that all tasks share, one for renewals, and one
+//! that hears of releases while somebody waits.
+
+use std::{
+    collections::HashSet,
+    sync::{Arc, LazyLock, Mutex, PoisonError},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use futures_util::StreamExt;
+use redis::{FromRedisValue, Value, aio::PubSubSink, cmd};
+use tokio::sync::{mpsc, oneshot};
+
+use super::{
+    Backend, Error, Kept, Tried,
+    period::Timed,
+    reentrant::{Entered, Left},
+    room::{Rooms, made_by},
+};
+use crate::{
+    config,
+    model::FencingToken,
+    store::{
+        self, FENCE_TTL,
+        redis::{
+            connection::{Client, Line, Script, Trouble, is_wrong_type},
+            install_crypto,
+        },
+    },
+};
+
+macro_rules! script {
+    ($name:literal) => {
+        LazyLock::new(|| Script::new(include_str!(concat!("../../lua/lock/", $name, ".lua"))))
+    };
+}
+static TRY_LOCK: LazyLock<Script> = script!("try_lock");
+static RENEW: LazyLock<Script> = script!("renew");
+static RELEASE: LazyLock<Script> = script!("release");
+static ENTER: LazyLock<Script> = script!("enter");
+static LEAVE: LazyLock<Script> = script!("leave");
+static RENEW_ALL: LazyLock<Script> = script!("renew_all");
+static PERIOD: LazyLock<Script> = script!("period");
+static UNPERIOD: LazyLock<Script> = script!("unperiod");
+static LOOK: LazyLock<Script> = script!("look");
+
+/// A subscriber without anybody who waits stays connected for so long.
+const IDLE: Duration = Duration::from_secs(30);
+/// Between two tries to connect the subscriber.
+const AWAY: Duration = Duration::from_millis(200);
+
+pub(super) struct RedisLocks {
+    client: Client,
+    namespace: String,
+    min_replicas: u32,
+    line: Line,
+    /// Renewals wait behind nothing else.
+    renewals: Line,
+    ear: Ear,
+}
+
+impl RedisLocks {
+    pub(super) fn open(
+        url: &str,
+        c: &config::Store,
+        id: &str,
+        rooms: Arc<Rooms>,
+    ) -> Result<Self, store::Error> {
+        install_crypto();
+        let client = Client::new(url, c)?;
+        Ok(Self {
+            namespace: c.namespace.clone(),
+            min_replicas: c.min_replicas,
+            line: Line::new(client.clone()),
+            renewals: Line::new(client.clone()),
+            ear: Ear {
+                client: client.clone(),
+                namespace: c.namespace.clone(),
+                id: id.to_owned(),
+                rooms,
+                asks: Mutex::new(None),
+            },
+            client,
+        })
+    }
+
+    fn name(&self, key: &str, what: &str) -> String {
+        format!("{}:{{{key}}}:{what}", self.namespace)
+    }
+
+    /// Runs a script on the keys `what` of the lock. With `confirm`, waits for the replicas.
+    async fn call(
+        &self,
+        (line, limit): (&Line, Duration),
+        script: &Script,
+        (key, what): (&str, &[&str]),
+        args: &[Arg<'_>],
+        confirm: bool,
+    ) -> Result<Vec<Value>, Error> {
+        let mut call = cmd("EVALSHA");
+        call.arg(script.sha.as_str()).arg(what.len());
+        for what in what {
+            call.arg(self.name(key, what));
+        }
+        for arg in args {
+            match arg {
+                Arg::Text(text) => call.arg(*text),
+                Arg::Ms(time) => call.arg(millis(*time)),
+            };
+        }
+        let replicas = if confirm { self.min_replicas } else { 0 };
+        let patience = self.client.timeout.as_millis() as u64 / 2;
+        let asked = line.run(limit, async |c| {
+            let answer: Vec<Value> = c.eval(script, &call).await?;
+            if replicas == 0 {
+                return Ok((answer, 0));
+            }
+            // WAIT counts the writes of its own connection.
+            let mut wait = cmd("WAIT");
+            wait.arg(replicas).arg(patience);
+            Ok((answer, c.query(&wait).await?))
+        });
+        let (answer, have) = asked.await.map_err(|e| self.trouble(key, e))?;
+        if have < replicas {
+            return Err(Error::NotReplicated {
+                key: key.to_owned(),
+                address: self.client.address.clone(),
+                have,
+                want: replicas,
+            });
+        }
+        Ok(answer)
+    }
+
+    fn trouble(&self, key: &str, e: Trouble) -> Error {
+        match e {
+            Trouble::Without(e) => Error::of(key, e),
+            Trouble::Said(e) if is_wrong_type(&e) => Error::WrongType {
+                key: key.to_owned(),
+                address: self.client.address.clone(),
+            },
+            Trouble::Said(e) => Error::of(key, self.client.error(&e)),
+        }
+    }
+
+    fn read<T: FromRedisValue>(&self, key: &str, answer: &[Value], at: usize) -> Result<T, Error> {
+        let value = answer.get(at).cloned().unwrap_or(Value::Nil);
+        T::from_redis_value(value).map_err(|e| Error::Corrupt {
+            key: key.to_owned(),
+            address: self.client.address.clone(),
+            reason: e.to_string(),
+        })
+    }
+
+    fn kept(&self, key: &str, answer: &[Value]) -> Result<Kept, Error> {
+        if self.read::<i64>(key, answer, 0)? == 1 {
+            return Ok(Kept::Yes);
+        }
+        let holder: String = self.read(key, answer, 1)?;
+        Ok(Kept::No((!holder.is_empty()).then_some(holder)))
+    }
+}
+
+enum Arg<'a> {
+    Text(&'a str),
+    /// Whole milliseconds; what is more than nothing is not made nothing.
+    Ms(Duration),
+}
+
+fn millis(time: Duration) -> u64 {
+    time.as_nanos().div_ceil(1_000_000).min(i64::MAX as u128) as u64
+}
+
+/// Redis says -1 for a key that does not expire.
+fn remaining(ms: i64) -> Duration {
+    u64::try_from(ms).map_or(Duration::MAX, Duration::from_millis)
+}
+
+#[async_trait]
+impl Backend for RedisLocks {
+    fn address(&self) -> &str {
+        &self.client.address
+    }
+
+    /// To connect, and to be answered.
+    fn patience(&self) -> Duration {
+        self.client.timeout * 3
+    }
+
+    async fn try_lock(
+        &self,
+        key: &str,
+        owner: &str,
+        lease: Duration,
+        limit: Duration,
+    ) -> Result<Tried, Error> {
+        let keys = (key, ["lock", "fence"].as_slice());
+        let args = [Arg::Text(owner), Arg::Ms(lease), Arg::Ms(FENCE_TTL)];
+        let answer = self
+            .call((&self.line, limit), &TRY_LOCK, keys, &args, true)
+            .await?;
+        Ok(match self.read::<i64>(key, &answer, 0)? {
+            1 => Tried::Taken(FencingToken(self.read(key, &answer, 1)?)),
+            0 => Tried::Held {
+                remaining: remaining(self.read(key, &answer, 1)?),
+                owner: self.read(key, &answer, 2)?,
+            },
+            _ => Tried::Stale,
+        })
+    }
+
+    async fn renew(
+        &self,
+        key: &str,
+        owner: &str,
+        lease: Duration,
+        limit: Duration,
+    ) -> Result<Kept, Error> {
+        let args = [Arg::Text(owner), Arg::Ms(lease)];
+        let on = (&self.renewals, limit);
+        let answer = self.call(on, &RENEW, (key, &["lock"]), &args, true).await?;
+        self.kept(key, &answer)
+    }
+
+    async fn release(
+        &self,
+        key: &str,
+        owner: &str,
+        keep: Duration,
+        limit: Duration,
+    ) -> Result<Kept, Error> {
+        let channel = self.name(key, "released");
+        let args = [Arg::Text(owner), Arg::Ms(keep), Arg::Text(&channel)];
+        let on = (&self.line, limit);
+        let answer = self
+            .call(on, &RELEASE, (key, &["lock"]), &args, false)
+            .await?;
+        self.kept(key, &answer)
+    }
+
+    async fn look(&self, key: &str, limit: Duration) -> Result<Option<(String, Duration)>, Error> {
+        let on = (&self.line, limit);
+        let answer = self.call(on, &LOOK, (key, &["lock"]), &[], false).await?;
+        let left: i64 = self.read(key, &answer, 0)?;
+        if left == -2 {
+            return Ok(None);
+        }
+        Ok(Some((self.read(key, &answer, 1)?, remaining(left))))
+    }
+
+    async fn enter(
+        &self,
+        key: &str,
+        (owner, nonce): (&str, &str),
+        lease: Duration,
+        limit: Duration,
+    ) -> Result<Entered, Error> {
+        let keys = (key, ["lock", "fence"].as_slice());
+        let args = [
+            Arg::Text(owner),
+            Arg::Text(nonce),
+            Arg::Ms(lease),
+            Arg::Ms(FENCE_TTL),
+        ];
+        let on = (&self.line, limit);
+        let answer = self.call(on, &ENTER, keys, &args, true).await?;
+        Ok(match self.read::<i64>(key, &answer, 0)? {
+            1 => Entered::Taken(
+                FencingToken(self.read(key, &answer, 1)?),
+                self.read(key, &answer, 2)?,
+            ),
+            0 => Entered::Held {
+                remaining: remaining(self.read(key, &answer, 1)?),
+                owner: self.read(key, &answer, 2)?,
+            },
+            _ => Entered::Stale,
+        })
+    }
+
+    async fn leave(
+        &self,
+        key: &str,
+        (owner, nonce): (&str, &str),
+        limit: Duration,
+    ) -> Result<Left, Error> {
+        let channel = self.name(key, "released");
+        let args = [Arg::Text(owner), Arg::Text(nonce), Arg::Text(&channel)];
+        let on = (&self.line, limit);
+        let answer = self
+            .call(on, &LEAVE, (key, &["lock"]), &args, false)
+            .await?;
+        if self.read::<i64>(key, &answer, 0)? == 1 {
+            return Ok(Left::Levels(self.read(key, &answer, 1)?));
+        }
+        let holder: String = self.read(key, &answer, 1)?;
+        Ok(Left::Not((!holder.is_empty()).then_some(holder)))
+    }
+
+    async fn renew_all(
+        &self,
+        key: &str,
+        owner: &str,
+        lease: Duration,
+        limit: Duration,
+    ) -> Result<Kept, Error> {
+        let args = [Arg::Text(owner), Arg::Ms(lease)];
+        let on = (&self.renewals, limit);
+        let answer = self
+            .call(on, &RENEW_ALL, (key, &["lock"]), &args, true)
+            .await?;
+        self.kept(key, &answer)
+    }
+
+    async fn take_period(
+        &self,
+        key: &str,
+        owner: &str,
+        length: Duration,
+        limit: Duration,
+    ) -> Result<Timed, Error> {
+        let what = format!("period:{}", millis(length));
+        let args = [
+            Arg::Text(owner),
+            Arg::Ms(length),
+            // Two of them at least, for a clock that goes back.
+            Arg::Ms((length * 2).max(FENCE_TTL)),
+        ];
+        let on = (&self.line, limit);
+        let answer = self.call(on, &PERIOD, (key, &[&what]), &args, true).await?;
+        let next = remaining(self.read(key, &answer, 2)?);
+        if self.read::<i64>(key, &answer, 0)? == 1 {
+            let begin = self.read(key, &answer, 1)?;
+            return Ok(Timed::Taken { begin, next });
+        }
+        Ok(Timed::Before {
+            next,
+            owner: self.read(key, &answer, 3)?,
+        })
+    }
+
+    async fn give_back_period(
+        &self,
+        key: &str,
+        owner: &str,
+        (length, begin): (Duration, i64),
+        limit: Duration,
+    ) -> Result<(), Error> {
+        let what = format!("period:{}", millis(length));
+        let begin = begin.to_string();
+        let args = [Arg::Text(owner), Arg::Text(&begin)];
+        let on = (&self.line, limit);
+        self.call(on, &UNPERIOD, (key, &[&what]), &args, false)
+            .await
+            .map(drop)
+    }
+
+    async fn listen(&self, key: &str) {
+        let (heard, told) = oneshot::channel();
+        self.ear.ask(Ask::Join(key.to_owned(), heard));
+        if told.await.is_err() {
+            // The runtime that listened is gone; what is left is the time that the holder has.
+            std::future::pending::<()>().await;
+        }
+    }
+
+    fn forget(&self, key: &str) {
+        self.ear.ask(Ask::Leave(key.to_owned()));
+    }
+}
+
+/// Hears of releases; a task that runs while somebody waits, and a little longer.
+struct Ear {
+    client: Client,
+    namespace: String,
+    /// Of the client: what it releases itself rings without a message.
+    id: String,
+    rooms: Arc<Rooms>,
+    asks: Mutex<Option<mpsc::UnboundedSender<Ask>>>,
+}
+
+enum Ask {
+    /// Answered when the server has confirmed it.
+    Join(String, oneshot::Sender<()>),
+    Leave(String),
+}
+
+impl Ear {
+    fn ask(&self, ask: Ask) {
+        let mut asks = self.asks.lock().unwrap_or_else(PoisonError::into_inner);
+        let ask = match asks.as_ref() {
+            Some(task) => match task.send(ask) {
+                Ok(()) => return,
+                // It has ended: its runtime has, or nobody had waited for long.
+                Err(mpsc::error::SendError(ask)) => ask,
+            },
+            None => ask,
+        };
+        if let Ask::Join(..) = ask
+            && let Ok(runtime) = tokio::runtime::Handle::try_current()
+        {
+            let (task, asked) = mpsc::unbounded_channel();
+            let _ = task.send(ask);
+            *asks = Some(task);
+            runtime.spawn(
+                Listener {
+                    client: self.client.clone(),
+                    prefix: format!("{}:{{", self.namespace),
+                    id: self.id.clone(),
+                    rooms: self.rooms.clone(),
+                    asked,
+                    wanted: HashSet::new(),
+                    pending: vec![],
+                }
+                .run(),
+            );
+        }
+    }
+}
+
+struct Listener {
+    client: Client,
+    prefix: String,
+    id: String,
+    rooms: Arc<Rooms>,
+    asked: mpsc::UnboundedReceiver<Ask>,
+    /// Keys that somebody waits for.
+    wanted: HashSet<String>,
+    /// Who is to be told that it is subscribed now.
+    pending: Vec<(String, oneshot::Sender<()>)>,
+}
+
+const RELEASED: &str = "}:released";
+
+impl Listener {
+    /// Ends when its client is gone, or when nobody has waited for a while.
+    async fn run(mut self) {
+        loop {
+            if self.wanted.is_empty() {
+                let next = tokio::time::timeout(IDLE, self.asked.recv());
+                let Ok(Some(ask)) = next.await else { break };
+                self.note(ask);
+                continue;
+            }
+            match self.connection().await {
+                Ended::Gone => return,
+                Ended::Broken => tokio::time::sleep(AWAY).await,
+                Ended::Idle => {}
+            }
+        }
+        // Who asks between the timeout and now is not forgotten.
+        self.asked.close();
+        while let Ok(ask) = self.asked.try_recv() {
+            self.note(ask);
+        }
+        if !self.pending.is_empty() {
+            self.rooms.ring_all();
+        }
+    }
+
+    fn channel(&self, key: &str) -> String {
+        format!("{}{key}{RELEASED}", self.prefix)
+    }
+
+    fn note(&mut self, ask: Ask) -> Option<String> {
+        match ask {
+            Ask::Join(key, heard) => {
+                self.pending.push((key.clone(), heard));
+                self.wanted.insert(key.clone()).then_some(key)
+            }
+            Ask::Leave(key) => {
+                self.wanted.remove(&key);
+                None
+            }
+        }
+    }
+
+    /// One connection, from its subscriptions to its end.
+    async fn connection(&mut self) -> Ended {
+        let limit = self.client.timeout * 2;
+        let connected = self.client.subscriber().await;
+        let Ok(subscriber) = connected else {
+            return Ended::Broken;
+        };
+        let (mut sink, mut messages) = subscriber.split();
+        let channels: Vec<String> = self.wanted.iter().map(|k| self.channel(k)).collect();
+        if !subscribed(&mut sink, &channels, limit).await {
+            return Ended::Broken;
+        }
+        // What was published while there was no connection was not heard. Who is told now asks again anyway.
+        for key in &self.wanted {
+            if self.pending.iter().all(|(new, _)| new != key) {
+                self.rooms.ring(key);
+            }
+        }
+        self.tell();
+        loop {
+            tokio::select! {
+                message = messages.next() => {
+                    let Some(message) = message else { return Ended::Broken };
+                    self.heard(&message);
+                }
+                ask = self.asked.recv() => {
+                    let Some(ask) = ask else { return Ended::Gone };
+                    let left = match &ask {
+                        Ask::Leave(key) => Some(self.channel(key)),
+                        Ask::Join(..) => None,
+                    };
+                    let joined = self.note(ask).map(|key| self.channel(&key));
+                    if let Some(channel) = joined
+                        && !subscribed(&mut sink, &[channel], limit).await
+                    {
+                        return Ended::Broken;
+                    }
+                    if let Some(channel) = left
+                        && !matches!(tokio::time::timeout(limit, sink.unsubscribe(channel)).await, Ok(Ok(())))
+                    {
+                        return Ended::Broken;
+                    }
+                    self.tell();
+                }
+                () = tokio::time::sleep(IDLE), if self.wanted.is_empty() => return Ended::Idle,
+            }
+        }
+    }
+
+    fn tell(&mut self) {
+        for (_, heard) in self.pending.drain(..) {
+            let _ = heard.send(());
+        }
+    }
+
+    fn heard(&self, message: &redis::Msg) {
+        let key = message
+            .get_channel_name()
+            .strip_prefix(&self.prefix)
+            .and_then(|rest| rest.strip_suffix(RELEASED));
+        let ours = std::str::from_utf8(message.get_payload_bytes())
+            .is_ok_and(|owner| made_by(&self.id, owner));
+        if let Some(key) = key
+            && !ours
+        {
+            self.rooms.ring(key);
+        }
+    }
+}
+
+enum Ended {
+    /// Its client is gone.
+    Gone,
+    Broken,
+    /// Nobody waits.
+    Idle,
+}
+
+async fn subscribed(sink: &mut PubSubSink, channels: &[String], limit: Duration) -> bool {
+    matches!(
+        tokio::time::timeout(limit, sink.subscribe(channels)).await,
+        Ok(Ok(()))
+    )
+}

@@ -1,0 +1,232 @@
+//! When to ask again for a lock that somebody else has. Pure rules: what they need to know comes in as an [`Attempt`].
+
+use std::time::Duration;
+
+use crate::config;
+
+/// A try that found the lock held.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Attempt {
+    /// Tries so far, at least 1.
+    pub number: u32,
+    /// Time since the first, on this host's CLOCK_BOOTTIME.
+    pub elapsed: Duration,
+    /// How long the holder has it at most unless it renews, by the store's clock.
+    pub remaining: Duration,
+}
+
+/// Decides whether and when [`LockClient::try_lock`](super::LockClient::try_lock) asks again.
+///
+/// ```
+/// use std::time::Duration;
+/// use soloist::lock::{Attempt, RetryStrategy};
+///
+/// /// Asks once more, when the lease of the holder has run out.
+/// struct WhenItLapses;
+/// impl RetryStrategy for WhenItLapses {
+///     fn pause(&mut self, attempt: &Attempt) -> Option<Duration> {
+///         (attempt.number == 1).then_some(attempt.remaining)
+///     }
+/// }
+/// ```
+pub trait RetryStrategy: Send {
+    /// How long to wait before the next try; None: give up.
+    fn pause(&mut self, attempt: &Attempt) -> Option<Duration>;
+}
+
+/// Asks once.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct NoRetry;
+
+impl RetryStrategy for NoRetry {
+    fn pause(&mut self, _: &Attempt) -> Option<Duration> {
+        None
+    }
+}
+
+/// Asks again every `interval`, at most `max` times after the first.
+#[derive(Debug, Clone, Copy)]
+pub struct LimitedRetry {
+    pub interval: Duration,
+    pub max: u32,
+}
+
+impl RetryStrategy for LimitedRetry {
+    fn pause(&mut self, attempt: &Attempt) -> Option<Duration> {
+        (attempt.number <= self.max).then_some(self.interval)
+    }
+}
+
+/// Asks again after `first`, then after `factor` times as long each time, up to `max`; for ever, unless a deadline
+/// is added with [`ExponentialBackoff::until`].
+///
+/// Unless given otherwise 1 ms, doubled up to 128 ms, each shortened by up to a half.
+#[derive(Debug, Clone, Copy)]
+pub struct ExponentialBackoff {
+    pub first: Duration,
+    /// Not less than 1.
+    pub factor: f64,
+    /// The longest pause.
+    pub max: Duration,
+    /// 0 to 1: the part of each pause that chance may take away, so that contenders do not march in step.
+    pub jitter: f64,
+}
+
+impl Default for ExponentialBackoff {
+    fn default() -> Self {
+        Self {
+            first: Duration::from_millis(1),
+            factor: 2.0,
+            max: Duration::from_millis(128),
+            jitter: 0.5,
+        }
+    }
+}
+
+impl ExponentialBackoff {
+    /// The same, for so long: see [`Until`].
+    pub fn until(self, limit: Duration) -> Until {
+        Until { limit, pace: self }
+    }
+
+    fn after(&self, number: u32, chance: f64) -> Duration {
+        let factor = if self.factor >= 1.0 { self.factor } else { 1.0 };
+        let power = factor.powi(number.saturating_sub(1).min(10_000) as i32);
+        let pause = (self.first.as_secs_f64() * power).min(self.max.as_secs_f64());
+        // Also for a NaN.
+        let jitter = if self.jitter > 0.0 {
+            self.jitter.min(1.0)
+        } else {
+            0.0
+        };
+        Duration::try_from_secs_f64(pause * (1.0 - jitter * chance)).unwrap_or(self.max)
+    }
+}
+
+impl RetryStrategy for ExponentialBackoff {
+    fn pause(&mut self, attempt: &Attempt) -> Option<Duration> {
+        Some(self.after(attempt.number, fastrand::f64()))
+    }
+}
+
+/// Asks again until a time has passed since the first try; the last try is made right then.
+///
+/// The pace is that of an [`ExponentialBackoff`], the default one for [`Until::new`].
+#[derive(Debug, Clone, Copy)]
+pub struct Until {
+    limit: Duration,
+    pace: ExponentialBackoff,
+}
+
+impl Until {
+    /// `limit` is counted from the first try, on this host's CLOCK_BOOTTIME.
+    pub fn new(limit: Duration) -> Self {
+        ExponentialBackoff::default().until(limit)
+    }
+
+    /// As [`Until::new`], given as an instant. One that has passed means one try.
+    pub fn deadline(at: std::time::Instant) -> Self {
+        let now = tokio::time::Instant::now().into_std();
+        Self::new(at.saturating_duration_since(now))
+    }
+}
+
+impl RetryStrategy for Until {
+    fn pause(&mut self, attempt: &Attempt) -> Option<Duration> {
+        let left = self.limit.checked_sub(attempt.elapsed)?;
+        (!left.is_zero()).then(|| {
+            self.pace
+                .after(attempt.number, fastrand::f64())
+                .clamp(Duration::from_micros(100), Duration::MAX)
+                .min(left)
+        })
+    }
+}
+
+/// The pause after the `n`-th (from 0) failed command.
+pub(super) fn of_store(retry: &config::StoreRetry, n: u32) -> Duration {
+    let backoff = ExponentialBackoff {
+        first: retry.interval,
+        factor: if retry.exponential { 2.0 } else { 1.0 },
+        max: retry.max_interval.max(retry.interval),
+        jitter: if retry.jitter { 0.5 } else { 0.0 },
+    };
+    backoff.after(n + 1, fastrand::f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    fn attempt(number: u32, elapsed: Duration) -> Attempt {
+        Attempt {
+            number,
+            elapsed,
+            remaining: 1000 * MS,
+        }
+    }
+
+    #[test]
+    fn a_limited_retry_ends() {
+        let mut retry = LimitedRetry {
+            interval: 5 * MS,
+            max: 2,
+        };
+        let pauses: Vec<_> = (1..=4).map(|n| retry.pause(&attempt(n, MS))).collect();
+        assert_eq!(pauses, [Some(5 * MS), Some(5 * MS), None, None]);
+        assert_eq!(NoRetry.pause(&attempt(1, MS)), None);
+    }
+
+    #[test]
+    fn the_backoff_doubles_from_one_to_128_milliseconds() {
+        let backoff = ExponentialBackoff::default();
+        let longest: Vec<u128> = (1..=10)
+            .map(|n| backoff.after(n, 0.0).as_millis())
+            .collect();
+        assert_eq!(longest, [1, 2, 4, 8, 16, 32, 64, 128, 128, 128]);
+        assert_eq!(backoff.after(8, 1.0), 64 * MS);
+        assert_eq!(backoff.after(u32::MAX, 0.0), 128 * MS);
+    }
+
+    #[test]
+    fn nonsense_in_a_backoff_neither_panics_nor_spins_faster_than_its_first_pause() {
+        for (factor, jitter) in [
+            (0.0, -1.0),
+            (f64::NAN, f64::NAN),
+            (f64::INFINITY, 7.0),
+            (-2.0, 0.0),
+        ] {
+            let backoff = ExponentialBackoff {
+                first: 4 * MS,
+                factor,
+                max: 100 * MS,
+                jitter,
+            };
+            for n in [1, 2, 50, u32::MAX] {
+                let pause = backoff.after(n, 0.0);
+                assert!(
+                    (4 * MS..=100 * MS).contains(&pause),
+                    "{factor} {jitter} {pause:?}"
+                );
+            }
+        }
+        let endless = ExponentialBackoff {
+            first: Duration::MAX,
+            max: Duration::MAX,
+            ..ExponentialBackoff::default()
+        };
+        assert_eq!(endless.after(1, 0.0), Duration::MAX);
+    }
+
+    #[test]
+    fn a_deadline_is_met_by_the_last_try_and_not_passed() {
+        let mut until = Until::new(100 * MS);
+        assert!(until.pause(&attempt(9, 20 * MS)).unwrap() <= 80 * MS);
+        assert_eq!(until.pause(&attempt(9, 100 * MS)), None);
+        assert_eq!(until.pause(&attempt(9, 101 * MS)), None);
+        assert_eq!(Until::new(Duration::ZERO).pause(&attempt(1, MS)), None);
+    }
+}

@@ -1,0 +1,8 @@
+//! Pure rules: no I/O, no clock, no async, no randomness. Time and answers come in as arguments, what to do
+//! next comes out as data.
+
+pub mod claim;
+pub mod run;
+pub mod schedule;
+pub mod timetable;
+pub mod trust;

@@ -1,0 +1,428 @@
+//! Which occurrences are due, and after downtime which were missed and which are to be caught up.
+//!
+//! [`Timetable`] hands out occurrences while soloist runs; [`overdue`] and [`catch_up`] judge the time when it did
+//! not. Nothing here asks the time: instants are Unix milliseconds of whatever clock the caller goes by.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    fmt::Display,
+    hash::Hash,
+    sync::Arc,
+    time::Duration,
+};
+
+use jiff::Timestamp;
+
+use super::schedule::{Schedule, jitter_ms, next_of};
+use crate::model::Occurrence;
+
+/// Occurrences of one job that one [`Timetable::take_due`] hands out at most; the others stay due.
+pub const MAX_PER_CALL: usize = 1000;
+
+/// The next occurrence of every job, ordered by start instant.
+///
+/// Asking when the next one starts costs the same for one and for ten thousand jobs, handing one out a logarithm of
+/// their number. The key's `Display` is the job's name: jitter is derived from it.
+#[derive(Debug)]
+pub struct Timetable<K> {
+    entries: HashMap<K, Entry>,
+    /// One for each entry that has a next occurrence.
+    queue: BTreeSet<(i64, K)>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    schedules: Arc<[Arc<Schedule>]>,
+    jitter: Duration,
+    /// The last occurrence handed out, or where the entry began.
+    cursor: Occurrence,
+    next: Option<Next>,
+}
+
+/// An occurrence that has not been handed out yet.
+#[derive(Debug, Clone, Copy)]
+struct Next {
+    occurrence: Occurrence,
+    start_at_ms: i64,
+    /// The one after it; known already, because a start must not be delayed beyond that.
+    following: Option<Occurrence>,
+}
+
+/// An occurrence whose start instant has come.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Due<K> {
+    pub key: K,
+    pub occurrence: Occurrence,
+    /// When to start: the occurrence and its jitter.
+    pub start_at_ms: i64,
+    /// The job's occurrence handed out before this, or `after` of [`Timetable::insert`]. None lies in between.
+    pub previous: Occurrence,
+}
+
+impl<K: Clone + Ord + Hash + Display> Timetable<K> {
+    pub fn new() -> Self {
+        Self {
+            entries: HashMap::new(),
+            queue: BTreeSet::new(),
+        }
+    }
+
+    /// Adds a job whose first occurrence is the first after `after`. A job of the same key is replaced as if it
+    /// had been removed before.
+    pub fn insert(
+        &mut self,
+        key: K,
+        schedules: impl Into<Arc<[Arc<Schedule>]>>,
+        jitter: Duration,
+        after: Occurrence,
+    ) {
+        self.remove(&key);
+        let schedules = schedules.into();
+        let first = next_of(&schedules, after);
+        let next = first.map(|first| Next::new(&key, &schedules, jitter, first));
+        if let Some(next) = next {
+            self.queue.insert((next.start_at_ms, key.clone()));
+        }
+        self.entries.insert(
+            key,
+            Entry {
+                schedules,
+                jitter,
+                cursor: after,
+                next,
+            },
+        );
+    }
+
+    pub fn remove(&mut self, key: &K) {
+        if let Some(Entry {
+            next: Some(next), ..
+        }) = self.entries.remove(key)
+        {
+            self.queue.remove(&(next.start_at_ms, key.clone()));
+        }
+    }
+
+    pub fn contains(&self, key: &K) -> bool {
+        self.entries.contains_key(key)
+    }
+
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Start instant of the earliest occurrence that has not been handed out; None when there is none any more.
+    pub fn next_at(&self) -> Option<Occurrence> {
+        self.queue
+            .first()
+            .map(|(start_at_ms, _)| Occurrence(*start_at_ms))
+    }
+
+    /// The last occurrence of `key` that was handed out, or `after` of its [`Timetable::insert`].
+    pub fn cursor(&self, key: &K) -> Option<Occurrence> {
+        self.entries.get(key).map(|entry| entry.cursor)
+    }
+
+    /// The next occurrence of `key` and its start instant.
+    pub fn upcoming(&self, key: &K) -> Option<(Occurrence, i64)> {
+        let next = self.entries.get(key)?.next?;
+        Some((next.occurrence, next.start_at_ms))
+    }
+
+    /// Hands out all occurrences that start at or before `until`, by start instant; those of one job always in the
+    /// order of their occurrences. Each is handed out once.
+    ///
+    /// At most [`MAX_PER_CALL`] of a job: the others stay due, and [`Timetable::next_at`] says so. For a
+    /// long absence use [`overdue`] and insert the job anew.
+    #[must_use]
+    pub fn take_due(&mut self, until: Occurrence) -> Vec<Due<K>> {
+        let mut due = Vec::new();
+        let mut again = Vec::new();
+        while self
+            .queue
+            .first()
+            .is_some_and(|(start_at_ms, _)| *start_at_ms <= until.0)
+        {
+            let Some((_, key)) = self.queue.pop_first() else {
+                break;
+            };
+            let Some(entry) = self.entries.get_mut(&key) else {
+                continue;
+            };
+            let mut budget = MAX_PER_CALL;
+            while let Some(next) = entry.next
+                && next.start_at_ms <= until.0
+                && budget > 0
+            {
+                due.push(Due {
+                    key: key.clone(),
+                    occurrence: next.occurrence,
+                    start_at_ms: next.start_at_ms,
+                    previous: entry.cursor,
+                });
+                entry.cursor = next.occurrence;
+                entry.next = next
+                    .following
+                    .map(|occurrence| Next::new(&key, &entry.schedules, entry.jitter, occurrence));
+                budget -= 1;
+            }
+            if let Some(next) = entry.next {
+                again.push((next.start_at_ms, key));
+            }
+        }
+        self.queue.extend(again);
+        // Starts of one job strictly increase, so this keeps its occurrences in order.
+        due.sort_by(|a, b| (a.start_at_ms, &a.key).cmp(&(b.start_at_ms, &b.key)));
+        due
+    }
+}
+
+impl<K: Clone + Ord + Hash + Display> Default for Timetable<K> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Next {
+    fn new(
+        key: &impl Display,
+        schedules: &[Arc<Schedule>],
+        jitter: Duration,
+        occurrence: Occurrence,
+    ) -> Self {
+        let following = next_of(schedules, occurrence);
+        let start_at_ms = match jitter.is_zero() {
+            true => occurrence.0,
+            false => delayed(&key.to_string(), occurrence, following, jitter),
+        };
+        Self {
+            occurrence,
+            start_at_ms,
+            following,
+        }
+    }
+}
+
+/// When an occurrence of `job` starts, in Unix milliseconds: `jitter` after it at most, and before the next one.
+///
+/// Equals `occurrence + jitter_ms(...)` as long as the job's occurrences are at least `jitter` apart. Where they are
+/// not, the jitter is cut to the distance to the next one: starts then stay in the order of the occurrences, and are
+/// still the same on every instance, whenever that instance began.
+pub fn start_at_ms(
+    job: &str,
+    schedules: &[Arc<Schedule>],
+    occurrence: Occurrence,
+    jitter: Duration,
+) -> i64 {
+    delayed(job, occurrence, next_of(schedules, occurrence), jitter)
+}
+
+fn delayed(
+    job: &str,
+    occurrence: Occurrence,
+    following: Option<Occurrence>,
+    jitter: Duration,
+) -> i64 {
+    let room = following.and_then(|following| u64::try_from(following.0 - occurrence.0).ok());
+    let jitter = jitter.min(room.map_or(Duration::MAX, Duration::from_millis));
+    occurrence
+        .0
+        .saturating_add(jitter_ms(job, occurrence, jitter))
+}
+
+/// Which of several overdue occurrences are run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CatchUp {
+    /// The newest.
+    Latest,
+    All,
+    None,
+}
+
+/// The occurrences of a job in a time that nobody watched.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Overdue {
+    /// Those before `recent`.
+    pub older: Option<Range>,
+    /// The newest, ascending.
+    pub recent: Vec<Occurrence>,
+}
+
+/// Occurrences of a job that follow each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Range {
+    pub first: Occurrence,
+    pub last: Occurrence,
+    pub count: u64,
+    /// False: `count` is an estimate, from how close together the first ones are.
+    pub exact: bool,
+}
+
+/// Occurrences that [`overdue`] counts one by one before it estimates.
+const COUNTED: u64 = 10_000;
+
+/// The occurrences in (`after`, `now`]: the newest `keep`, and of those before them the first, the last and how many.
+///
+/// The work is bounded by `keep` and a constant, however long the time was: a job of every second has 31 million
+/// occurrences in a year.
+pub fn overdue(
+    schedules: &[Arc<Schedule>],
+    after: Occurrence,
+    now: Occurrence,
+    keep: usize,
+) -> Overdue {
+    // Nothing is due outside the calendar, and within it no sum or difference below can overflow.
+    let calendar = Timestamp::MIN.as_millisecond()..=Timestamp::MAX.as_millisecond();
+    let within = |o: Occurrence| Occurrence(o.0.clamp(*calendar.start(), *calendar.end()));
+    let (after, now) = (within(after), within(now));
+    let mut recent: Vec<Occurrence> = Vec::new();
+    let mut bound = now;
+    let mut distance = 1000;
+    let last_older = loop {
+        let Some(latest) = latest_in(schedules, after, bound, distance) else {
+            break None;
+        };
+        if recent.len() == keep {
+            break Some(latest);
+        }
+        if let Some(later) = recent.last() {
+            distance = later.0 - latest.0;
+        }
+        recent.push(latest);
+        bound = Occurrence(latest.0 - 1);
+    };
+    recent.reverse();
+    let older = last_older
+        .and_then(|last| next_of(schedules, after).map(|first| range(schedules, first, last)));
+    Overdue { older, recent }
+}
+
+/// The newest occurrence in (`after`, `bound`]. `distance` (ms) is a guess of how far back it is.
+fn latest_in(
+    schedules: &[Arc<Schedule>],
+    after: Occurrence,
+    bound: Occurrence,
+    distance: i64,
+) -> Option<Occurrence> {
+    let next = |t: Occurrence| next_of(schedules, t).filter(|next| *next <= bound);
+    // Schedules only look ahead. So go back in growing steps until something lies ahead ...
+    let mut distance = distance.max(1);
+    let mut latest = loop {
+        let from = Occurrence(bound.0.saturating_sub(distance).max(after.0));
+        match next(from) {
+            Some(found) => break found,
+            None if from == after || bound <= after => return None,
+            None => distance *= 2,
+        }
+    };
+    // ... and halve the time between that and the end, until nothing follows.
+    let mut empty_from = bound;
+    while let Some(found) = next(latest) {
+        let middle = Occurrence(found.0 + (empty_from.0 - found.0) / 2);
+        latest = match next(middle) {
+            Some(beyond) => beyond,
+            None => {
+                empty_from = middle;
+                found
+            }
+        };
+    }
+    Some(latest)
+}
+
+fn range(schedules: &[Arc<Schedule>], first: Occurrence, last: Occurrence) -> Range {
+    let (mut count, mut at) = (1, first);
+    while count < COUNTED && at < last {
+        match next_of(schedules, at) {
+            Some(next) => at = next,
+            None => break,
+        }
+        count += 1;
+    }
+    let exact = at >= last;
+    if !exact {
+        let (all, counted) = ((last.0 - first.0) as u128, (at.0 - first.0).max(1) as u128);
+        count = u64::try_from(u128::from(count - 1) * all / counted + 1).unwrap_or(u64::MAX);
+    }
+    Range {
+        first,
+        last,
+        count,
+        exact,
+    }
+}
+
+/// What to do about overdue occurrences.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Plan {
+    /// To be recorded as missed, ascending; each occurrence is in one of these or in `run`.
+    pub missed: Vec<Missed>,
+    /// To be started, ascending.
+    pub run: Vec<Occurrence>,
+}
+
+/// One occurrence, or a range of them, that will not be run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Missed {
+    pub first: Occurrence,
+    pub last: Occurrence,
+    pub count: u64,
+    /// False: `count` is an estimate.
+    pub exact: bool,
+}
+
+/// Decides on overdue occurrences by the job's `catch_up` and `start_within`.
+///
+/// Those that are `start_within` old or less may start; of these `policy` takes the newest, all or none. All others are
+/// missed: the older ones as one range, each recent one by itself. What [`overdue`] did not keep is never
+/// run, so keep as many as may be started.
+pub fn catch_up(
+    overdue: Overdue,
+    policy: CatchUp,
+    start_within: Duration,
+    now: Occurrence,
+) -> Plan {
+    let start_within = i64::try_from(start_within.as_millis()).unwrap_or(i64::MAX);
+    let mut plan = Plan::default();
+    if let Some(Range {
+        first,
+        last,
+        count,
+        exact,
+    }) = overdue.older
+    {
+        plan.missed.push(Missed {
+            first,
+            last,
+            count,
+            exact,
+        });
+    }
+    let newest = overdue.recent.last().copied();
+    for occurrence in overdue.recent {
+        let in_time = now.0.saturating_sub(occurrence.0) <= start_within;
+        let wanted = match policy {
+            CatchUp::Latest => Some(occurrence) == newest,
+            CatchUp::All => true,
+            CatchUp::None => false,
+        };
+        if in_time && wanted {
+            plan.run.push(occurrence);
+        } else {
+            plan.missed.push(Missed {
+                first: occurrence,
+                last: occurrence,
+                count: 1,
+                exact: true,
+            });
+        }
+    }
+    plan
+}
+
+#[cfg(test)]
+mod tests;

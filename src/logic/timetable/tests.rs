@@ -1,0 +1,462 @@
+//! Against a naive timetable, which asks every job again each time.
+
+use std::collections::BTreeMap;
+
+use jiff::tz::TimeZone;
+use proptest::prelude::*;
+
+use super::*;
+use crate::{logic::schedule::Dst, model::JobName};
+
+/// 2026-01-01T00:00:00Z
+const NOW: i64 = 1_767_225_600_000;
+
+fn schedules(texts: &[&str]) -> Vec<Arc<Schedule>> {
+    texts
+        .iter()
+        .map(|text| Arc::new(Schedule::parse(text, &TimeZone::UTC, Dst::default(), "job").unwrap()))
+        .collect()
+}
+
+fn walk(schedules: &[Arc<Schedule>], after: i64, until: i64) -> Vec<Occurrence> {
+    let mut t = Occurrence(after);
+    let mut all = Vec::new();
+    while let Some(next) = next_of(schedules, t)
+        && next.0 <= until
+    {
+        all.push(next);
+        t = next;
+    }
+    all
+}
+
+fn job(name: &str) -> JobName {
+    JobName::new(name)
+}
+
+#[test]
+fn occurrences_are_handed_out_once_in_order_with_their_predecessor() {
+    let mut table = Timetable::new();
+    table.insert(
+        job("a"),
+        schedules(&["@every 2s"]),
+        Duration::ZERO,
+        Occurrence(NOW),
+    );
+    table.insert(
+        job("b"),
+        schedules(&["@every 3s"]),
+        Duration::ZERO,
+        Occurrence(NOW),
+    );
+    assert_eq!(table.next_at(), Some(Occurrence(NOW + 2000)));
+    assert_eq!(table.take_due(Occurrence(NOW + 1999)), []);
+    let mut got = Vec::new();
+    for until in [2000, 2000, 6500] {
+        for due in table.take_due(Occurrence(NOW + until)) {
+            got.push((
+                due.key.to_string(),
+                due.occurrence.0 - NOW,
+                due.previous.0 - NOW,
+            ));
+            assert_eq!(due.start_at_ms, due.occurrence.0);
+        }
+    }
+    let expected = [
+        ("a", 2000, 0),
+        ("b", 3000, 0),
+        ("a", 4000, 2000),
+        ("a", 6000, 4000),
+        ("b", 6000, 3000),
+    ];
+    assert_eq!(
+        got,
+        expected.map(|(key, at, previous)| (key.to_owned(), at, previous))
+    );
+    assert_eq!(table.cursor(&job("b")), Some(Occurrence(NOW + 6000)));
+    assert_eq!(table.cursor(&job("c")), None);
+    assert_eq!(table.next_at(), Some(Occurrence(NOW + 8000)));
+}
+
+#[test]
+fn a_replaced_job_keeps_nothing_and_a_removed_one_is_gone() {
+    let mut table = Timetable::new();
+    table.insert(
+        job("a"),
+        schedules(&["@every 2s"]),
+        Duration::ZERO,
+        Occurrence(NOW),
+    );
+    table.insert(
+        job("a"),
+        schedules(&["@every 1h"]),
+        Duration::ZERO,
+        Occurrence(NOW),
+    );
+    assert_eq!(table.len(), 1);
+    assert_eq!(table.next_at(), Some(Occurrence(NOW + 3_600_000)));
+    assert_eq!(
+        table.upcoming(&job("a")),
+        Some((Occurrence(NOW + 3_600_000), NOW + 3_600_000))
+    );
+    assert_eq!(table.take_due(Occurrence(NOW + 10_000)), []);
+    table.remove(&job("a"));
+    table.remove(&job("a"));
+    assert!(table.is_empty() && !table.contains(&job("a")));
+    assert_eq!(table.next_at(), None);
+    assert_eq!(table.take_due(Occurrence(i64::MAX)), []);
+}
+
+#[test]
+fn a_single_instant_comes_once_and_the_job_stays_known() {
+    let mut table = Timetable::new();
+    table.insert(
+        job("once"),
+        schedules(&["@at 2026-01-01T00:00:05Z"]),
+        Duration::ZERO,
+        Occurrence(NOW),
+    );
+    assert_eq!(table.take_due(Occurrence(i64::MAX)).len(), 1);
+    assert_eq!(table.next_at(), None);
+    assert_eq!(table.take_due(Occurrence(i64::MAX)), []);
+    assert_eq!(table.cursor(&job("once")), Some(Occurrence(NOW + 5000)));
+}
+
+#[test]
+fn one_call_hands_out_a_bounded_number_of_a_job_and_the_others_stay_due() {
+    let mut table = Timetable::new();
+    table.insert(
+        job("busy"),
+        schedules(&["@every 1s"]),
+        Duration::ZERO,
+        Occurrence(NOW),
+    );
+    table.insert(
+        job("calm"),
+        schedules(&["@every 1h"]),
+        Duration::ZERO,
+        Occurrence(NOW),
+    );
+    let until = Occurrence(NOW + 3_600_000);
+    let mut all = Vec::new();
+    let mut calls = 0;
+    while table.next_at().is_some_and(|next| next <= until) {
+        let due = table.take_due(until);
+        assert!(due.iter().filter(|due| due.key == job("busy")).count() <= MAX_PER_CALL);
+        all.extend(due);
+        calls += 1;
+    }
+    assert_eq!(calls, 4);
+    assert_eq!(all.len(), 3601);
+    // A job that is far behind does not hold up the others.
+    assert!(
+        all[..=MAX_PER_CALL]
+            .iter()
+            .any(|due| due.key == job("calm"))
+    );
+}
+
+#[test]
+fn jitter_delays_the_start_by_the_same_time_everywhere() {
+    let minutely = schedules(&["* * * * *"]);
+    let jitter = Duration::from_secs(30);
+    let mut early = Timetable::new();
+    early.insert(job("a"), minutely.clone(), jitter, Occurrence(NOW));
+    let mut late = Timetable::new();
+    late.insert(
+        job("a"),
+        minutely.clone(),
+        jitter,
+        Occurrence(NOW + 10 * 60_000),
+    );
+    let until = Occurrence(NOW + 3_600_000);
+    let (early, late) = (early.take_due(until), late.take_due(until));
+    assert!(late.len() > 40 && early.ends_with(&late[1..]));
+    for due in &early {
+        assert_eq!(
+            due.start_at_ms,
+            due.occurrence.0 + jitter_ms("a", due.occurrence, jitter)
+        );
+        assert_eq!(
+            due.start_at_ms,
+            start_at_ms("a", &minutely, due.occurrence, jitter)
+        );
+    }
+    assert!(
+        early
+            .iter()
+            .any(|due| due.start_at_ms > due.occurrence.0 + 20_000)
+    );
+}
+
+#[test]
+fn jitter_longer_than_the_distance_of_occurrences_keeps_their_order() {
+    let mut table = Timetable::new();
+    table.insert(
+        job("a"),
+        schedules(&["@every 10s"]),
+        Duration::from_secs(3600),
+        Occurrence(NOW),
+    );
+    let due = table.take_due(Occurrence(NOW + 3_600_000));
+    assert!(due.len() >= 359);
+    for pair in due.windows(2) {
+        assert!(
+            pair[0].occurrence < pair[1].occurrence && pair[0].start_at_ms < pair[1].occurrence.0
+        );
+        assert_eq!(pair[1].previous, pair[0].occurrence);
+    }
+    assert!(
+        due.iter()
+            .any(|due| due.start_at_ms > due.occurrence.0 + 8000),
+        "still spread"
+    );
+}
+
+#[test]
+fn an_entry_is_small() {
+    // 10,000 of them with their keys in queue and map: below 3 MB.
+    assert!(
+        size_of::<Entry>() + 2 * size_of::<JobName>() <= 140,
+        "{}",
+        size_of::<Entry>()
+    );
+}
+
+#[test]
+fn overdue_is_exact_for_a_moderate_number_and_bounded_for_any() {
+    let every_second = schedules(&["* * * * * *"]);
+    let exact = overdue(
+        &every_second,
+        Occurrence(NOW),
+        Occurrence(NOW + 5_000_500),
+        3,
+    );
+    assert_eq!(
+        exact.recent,
+        [4998, 4999, 5000].map(|s| Occurrence(NOW + s * 1000))
+    );
+    let older = Range {
+        first: Occurrence(NOW + 1000),
+        last: Occurrence(NOW + 4_997_000),
+        count: 4997,
+        exact: true,
+    };
+    assert_eq!(exact.older, Some(older));
+
+    let year = 365 * 86_400_000;
+    let estimate = overdue(&every_second, Occurrence(NOW), Occurrence(NOW + year), 10);
+    assert_eq!(estimate.recent.len(), 10);
+    let older = estimate.older.unwrap();
+    assert!(!older.exact);
+    assert_eq!(
+        (older.first, older.last),
+        (Occurrence(NOW + 1000), Occurrence(NOW + year - 10_000))
+    );
+    assert_eq!(older.count, 31_536_000 - 10);
+
+    // A burst long ago is found as quickly.
+    let burst = overdue(
+        &schedules(&["* * * 1 1 *"]),
+        Occurrence(NOW - 1),
+        Occurrence(NOW + year - 1),
+        2,
+    );
+    assert_eq!(
+        burst.recent,
+        [86_398, 86_399].map(|s| Occurrence(NOW + s * 1000))
+    );
+
+    assert_eq!(
+        overdue(&every_second, Occurrence(NOW), Occurrence(NOW), 5),
+        Overdue::default()
+    );
+    assert_eq!(
+        overdue(&every_second, Occurrence(NOW), Occurrence(NOW - 9999), 5),
+        Overdue::default()
+    );
+    assert_eq!(
+        overdue(&[], Occurrence(NOW), Occurrence(NOW + year), 5),
+        Overdue::default()
+    );
+    assert_eq!(
+        overdue(&every_second, Occurrence(NOW), Occurrence(NOW + 2000), 0)
+            .older
+            .unwrap()
+            .count,
+        2
+    );
+    let all_time = overdue(
+        &schedules(&["@at 2026-01-01T00:00:05Z"]),
+        Occurrence(i64::MIN),
+        Occurrence(i64::MAX),
+        5,
+    );
+    assert_eq!(
+        all_time,
+        Overdue {
+            older: None,
+            recent: vec![Occurrence(NOW + 5000)]
+        }
+    );
+}
+
+#[test]
+fn catching_up_takes_what_the_policy_says_within_the_time_allowed() {
+    let minutely = schedules(&["* * * * *"]);
+    let now = Occurrence(NOW + 10 * 60_000 + 30_000);
+    let plan = |policy, within| {
+        let plan = catch_up(
+            overdue(&minutely, Occurrence(NOW), now, 6),
+            policy,
+            Duration::from_secs(within),
+            now,
+        );
+        let minute = |o: Occurrence| (o.0 - NOW) / 60_000;
+        let missed: Vec<_> = plan
+            .missed
+            .iter()
+            .map(|m| (minute(m.first), minute(m.last), m.count))
+            .collect();
+        (missed, plan.run.into_iter().map(minute).collect::<Vec<_>>())
+    };
+    let singles = |minutes: std::ops::RangeInclusive<i64>| minutes.map(|m| (m, m, 1));
+    let with_older = |minutes| {
+        [(1, 4, 4)]
+            .into_iter()
+            .chain(singles(minutes))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(plan(CatchUp::Latest, 150), (with_older(5..=9), vec![10]));
+    assert_eq!(plan(CatchUp::All, 150), (with_older(5..=7), vec![8, 9, 10]));
+    assert_eq!(plan(CatchUp::None, 150), (with_older(5..=10), vec![]));
+    // the limit itself is in time
+    assert_eq!(plan(CatchUp::Latest, 30), (with_older(5..=9), vec![10]));
+    assert_eq!(plan(CatchUp::All, 29), (with_older(5..=10), vec![]));
+}
+
+const TEXTS: [&str; 8] = [
+    "* * * * *",
+    "*/7 * * * * *",
+    "0 */2 * * *",
+    "@every 90s",
+    "@every 3700ms",
+    "@at 2026-01-01T00:30:00Z",
+    "15,45 * * * *",
+    "* * 1 1 * *",
+];
+
+#[derive(Debug, Clone)]
+enum Op {
+    Insert {
+        key: u8,
+        texts: Vec<usize>,
+        jitter_ms: u64,
+        back_ms: i64,
+    },
+    Remove {
+        key: u8,
+    },
+    Take {
+        forward_ms: i64,
+    },
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        3 => (0..6u8, prop::collection::vec(0..TEXTS.len(), 0..3), prop_oneof![Just(0), 1..200_000u64], 0..600_000i64)
+            .prop_map(|(key, texts, jitter_ms, back_ms)| Op::Insert { key, texts, jitter_ms, back_ms }),
+        1 => (0..6u8).prop_map(|key| Op::Remove { key }),
+        6 => (0..400_000i64).prop_map(|forward_ms| Op::Take { forward_ms }),
+    ]
+}
+
+/// A job of the naive timetable: it has no plan, it asks for all occurrences again and again.
+struct Naive {
+    schedules: Vec<Arc<Schedule>>,
+    jitter: Duration,
+    cursor: i64,
+}
+
+impl Naive {
+    /// (occurrence, start) of those not handed out that start up to `until`.
+    fn due(&self, key: &str, until: i64) -> Vec<(Occurrence, i64)> {
+        walk(&self.schedules, self.cursor, until)
+            .into_iter()
+            .map(|o| (o, start_at_ms(key, &self.schedules, o, self.jitter)))
+            .filter(|(_, start)| *start <= until)
+            .collect()
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn the_timetable_equals_a_naive_one(ops in prop::collection::vec(op(), 1..40)) {
+        let mut now = NOW;
+        let mut table: Timetable<String> = Timetable::new();
+        let mut naive: BTreeMap<String, Naive> = BTreeMap::new();
+        for op in ops {
+            match op {
+                Op::Insert { key, texts, jitter_ms, back_ms } => {
+                    let key = key.to_string();
+                    let schedules = schedules(&texts.iter().map(|i| TEXTS[*i]).collect::<Vec<_>>());
+                    let (jitter, cursor) = (Duration::from_millis(jitter_ms), now - back_ms);
+                    table.insert(key.clone(), schedules.clone(), jitter, Occurrence(cursor));
+                    naive.insert(key, Naive { schedules, jitter, cursor });
+                }
+                Op::Remove { key } => {
+                    table.remove(&key.to_string());
+                    naive.remove(&key.to_string());
+                }
+                Op::Take { forward_ms } => {
+                    now += forward_ms;
+                    let mut expected = Vec::new();
+                    for (key, job) in &mut naive {
+                        let mut previous = Occurrence(job.cursor);
+                        for (occurrence, start_at_ms) in job.due(key, now) {
+                            expected.push(Due { key: key.clone(), occurrence, start_at_ms, previous });
+                            previous = occurrence;
+                        }
+                        job.cursor = previous.0;
+                    }
+                    expected.sort_by_key(|due| (due.start_at_ms, due.key.clone(), due.occurrence));
+                    prop_assert_eq!(table.take_due(Occurrence(now)), expected);
+                    prop_assert!(table.next_at().is_none_or(|next| next.0 > now));
+                }
+            }
+            for (key, job) in &naive {
+                prop_assert_eq!(table.cursor(key), Some(Occurrence(job.cursor)));
+            }
+            prop_assert_eq!(table.len(), naive.len());
+        }
+    }
+
+    #[test]
+    fn overdue_equals_walking(texts in prop::collection::vec(0..TEXTS.len(), 0..3), after in -20_000_000..20_000_000i64, length in 0..9_000_000i64, keep in 0usize..20) {
+        let schedules = schedules(&texts.iter().map(|i| TEXTS[*i]).collect::<Vec<_>>());
+        let (after, now) = (NOW + after, NOW + after + length);
+        let all = walk(&schedules, after, now);
+        let got = overdue(&schedules, Occurrence(after), Occurrence(now), keep);
+        let (older, recent) = all.split_at(all.len().saturating_sub(keep));
+        prop_assert_eq!(got.recent, recent);
+        let older = (!older.is_empty()).then(|| Range { first: older[0], last: older[older.len() - 1], count: older.len() as u64, exact: true });
+        prop_assert_eq!(got.older, older);
+    }
+
+    #[test]
+    fn every_overdue_occurrence_is_missed_or_run(length in 0..90_000i64, keep in 0usize..30, within in 0..60u64, policy in 0..3usize) {
+        let schedules = schedules(&["@every 3s"]);
+        let policy = [CatchUp::Latest, CatchUp::All, CatchUp::None][policy];
+        let now = Occurrence(NOW + length);
+        let all = walk(&schedules, NOW, now.0);
+        let plan = catch_up(overdue(&schedules, Occurrence(NOW), now, keep), policy, Duration::from_secs(within), now);
+        let missed: u64 = plan.missed.iter().map(|missed| missed.count).sum();
+        prop_assert_eq!(missed + plan.run.len() as u64, all.len() as u64);
+        let mut in_order: Vec<_> = plan.missed.iter().flat_map(|m| [m.first, m.last]).chain(plan.run).collect();
+        in_order.dedup();
+        prop_assert!(in_order.is_sorted());
+        prop_assert!(all.is_empty() || in_order.first() == all.first());
+    }
+}

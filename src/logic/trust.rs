@@ -1,0 +1,139 @@
+//! Our hold on a lease: how long we may trust it, when to renew it, when to step down.
+
+use std::time::Duration;
+
+use crate::{clock::Boottime, config::Lease};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    WaitUntil(Boottime),
+    Renew,
+    StepDown,
+}
+
+/// Our hold on one lease, as far as this instance may trust it.
+#[derive(Debug, Clone)]
+pub struct HeldLease {
+    lease: Lease,
+    renew_at: Boottime,
+    trusted_until: Boottime,
+    seq: u32,
+}
+
+impl HeldLease {
+    /// `sent_at` is when the request for it left: a slow reply must not lengthen our trust.
+    pub fn new(lease: Lease, sent_at: Boottime) -> Self {
+        Self {
+            lease,
+            renew_at: sent_at + lease.renew_every,
+            trusted_until: sent_at + lease.trust,
+            seq: 0,
+        }
+    }
+
+    pub fn trusted_until(&self) -> Boottime {
+        self.trusted_until
+    }
+
+    pub fn step(&self, now: Boottime) -> Step {
+        if now >= self.trusted_until {
+            Step::StepDown
+        } else if now >= self.renew_at {
+            Step::Renew
+        } else {
+            Step::WaitUntil(self.renew_at.min(self.trusted_until))
+        }
+    }
+
+    /// The number of the renewal that is about to be sent.
+    pub fn next_seq(&mut self) -> u32 {
+        self.seq += 1;
+        self.seq
+    }
+
+    /// A renewal that left at `sent_at` was confirmed. A confirmation that came after the end of trust is too late:
+    /// the command may be dead already.
+    pub fn renewed(&mut self, sent_at: Boottime, now: Boottime) {
+        if now < self.trusted_until {
+            self.renew_at = sent_at + self.lease.renew_every;
+            self.trusted_until = self.trusted_until.max(sent_at + self.lease.trust);
+        }
+    }
+
+    /// A renewal failed: again soon, and more than once before trust ends.
+    pub fn failed(&mut self, now: Boottime) {
+        let pause = (self.lease.renew_every / 4)
+            .clamp(Duration::from_millis(20), Duration::from_millis(500));
+        self.renew_at = now + pause;
+    }
+
+    /// Somebody asks for a look at the lease before its time.
+    pub fn renew_now(&mut self) {
+        self.renew_at = Boottime(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn ms(n: u64) -> Boottime {
+        Boottime(n * 1_000_000)
+    }
+    fn lease() -> Lease {
+        Lease {
+            length: Duration::from_millis(15_000),
+            renew_every: Duration::from_millis(3_000),
+            trust: Duration::from_millis(12_700),
+            kill_budget: Duration::from_millis(2_000),
+            quarantine: Duration::from_millis(17_150),
+        }
+    }
+
+    #[test]
+    fn trust_is_counted_from_before_the_request_left() {
+        let held = HeldLease::new(lease(), ms(1_000));
+        assert_eq!(held.step(ms(1_000)), Step::WaitUntil(ms(4_000)));
+        assert_eq!(held.step(ms(4_000)), Step::Renew);
+        assert_eq!(held.step(ms(13_700)), Step::StepDown);
+    }
+
+    #[test]
+    fn a_confirmation_after_the_end_of_trust_revives_nothing() {
+        let mut held = HeldLease::new(lease(), ms(0));
+        held.renewed(ms(12_000), ms(12_701));
+        assert_eq!(held.step(ms(12_701)), Step::StepDown);
+    }
+
+    #[test]
+    fn a_confirmation_in_time_counts_from_its_request() {
+        let mut held = HeldLease::new(lease(), ms(0));
+        held.renewed(ms(3_000), ms(12_000));
+        assert_eq!(held.trusted_until(), ms(15_700));
+    }
+
+    proptest! {
+        #[test]
+        fn trust_never_outlives_the_last_confirmed_request(events in prop::collection::vec((0u64..9_000, 0u64..9_000, any::<bool>()), 1..40)) {
+            let mut held = HeldLease::new(lease(), ms(0));
+            let (mut now, mut confirmed) = (0, 0);
+            for (wait, delay, ok) in events {
+                now += wait;
+                if held.step(ms(now)) == Step::StepDown {
+                    break;
+                }
+                let sent = now;
+                now += delay;
+                if ok {
+                    held.renewed(ms(sent), ms(now));
+                    confirmed = sent;
+                } else {
+                    held.failed(ms(now));
+                }
+                prop_assert!(held.trusted_until() <= ms(confirmed + 12_700));
+            }
+        }
+    }
+}

@@ -1,0 +1,294 @@
+//! The Store contract: where claims are decided and remembered. [`memory`], [`redis`] and [`sqlite`] keep it alike;
+//! one suite (tests/it/conformance.rs) runs over all of them.
+
+pub mod memory;
+pub mod redis;
+pub mod sqlite;
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    clock::Boottime,
+    config,
+    logic::claim::{
+        Answer, Claim, Control, Controlled, Event, Register, Registration, Renew, Renewal, Settle,
+        Settlement, State,
+    },
+    model::{InstanceId, JobName, Occurrence, RunId, RunRecord},
+};
+
+/// Run records that the history keeps of each job.
+pub const HISTORY_KEPT: usize = 200;
+/// Decisions that are kept of each job, of all instances together.
+pub const DECISIONS_KEPT: usize = 400;
+/// How long records, decisions and an unseen instance are kept at most.
+pub const RECORDS_TTL: Duration = Duration::from_secs(30 * 24 * 3600);
+pub const DECISIONS_TTL: Duration = Duration::from_secs(3 * 24 * 3600);
+pub const OUTPUT_TTL: Duration = Duration::from_secs(7 * 24 * 3600);
+pub const FORGET_INSTANCE: Duration = Duration::from_secs(24 * 3600);
+/// How long the last fencing token of a lock that nobody takes is remembered.
+pub const FENCE_TTL: Duration = Duration::from_secs(7 * 24 * 3600);
+/// Claims, states and registrations that travel in one command.
+pub const BATCH: usize = 100;
+/// Hints that a slow listener may be behind by; after that it looks at all jobs again. The memory of all of them is
+/// taken at once, 64 bytes each.
+const HINTS: usize = 8192;
+
+/// The clock of a store that has none of its own: Unix microseconds.
+pub type Clock = Arc<dyn Fn() -> i64 + Send + Sync>;
+
+/// A store's answer, with the store's clock when it was given.
+#[derive(Debug, Clone)]
+pub struct Reply<T> {
+    pub value: T,
+    /// Unix microseconds of the store's clock.
+    pub now_us: i64,
+    /// The incarnation of the store that answered.
+    pub inc: Arc<str>,
+    /// Before the request left: trust is counted from here.
+    pub sent: Boottime,
+    /// After the answer was there: what it says about others is at least this old news.
+    pub received: Boottime,
+}
+
+impl<T> Reply<T> {
+    pub fn map<U>(self, f: impl FnOnce(T) -> U) -> Reply<U> {
+        let Self {
+            value,
+            now_us,
+            inc,
+            sent,
+            received,
+        } = self;
+        Reply {
+            value: f(value),
+            now_us,
+            inc,
+            sent,
+            received,
+        }
+    }
+}
+
+/// What an instance tells about itself with each heartbeat.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Info {
+    /// Unix ms of the store's clock at the last heartbeat; filled in by the store.
+    #[serde(default)]
+    pub seen: i64,
+    pub host: String,
+    pub pid: u32,
+    pub version: String,
+    /// Digest of the configuration.
+    pub config: String,
+    /// This host's wall clock minus the store's, in ms.
+    pub clock_offset_ms: f64,
+    pub started_at: i64,
+    /// What it runs: job and occurrence.
+    pub running: Vec<(JobName, Occurrence)>,
+    pub draining: bool,
+    /// Jobs loaded.
+    pub jobs: u32,
+}
+
+/// The fleet as the store knows it, and the epoch: the time from a start of the server, or from the loss of its
+/// data, to the next.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Fleet {
+    /// Unix ms of the store's clock when this epoch was first seen by anybody.
+    pub born: i64,
+    /// The longest quarantine that any instance needs.
+    pub quarantine: Duration,
+    /// Nobody can hold a lease from before this epoch that was not reclaimed.
+    pub open: bool,
+    pub instances: BTreeMap<InstanceId, Info>,
+    /// Instances that are asked to drain.
+    pub drains: Vec<InstanceId>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Beat {
+    pub instance: InstanceId,
+    pub info: Info,
+    pub quarantine: Duration,
+    /// This instance has seen the epoch (incarnation, born) for a whole quarantine: it is open.
+    pub open: Option<(Arc<str>, i64)>,
+}
+
+/// What one instance decided about one occurrence, and when: the answer to "why did it not run?".
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Decision {
+    pub job: JobName,
+    pub occurrence: Occurrence,
+    pub instance: InstanceId,
+    /// Unix ms of the store's clock, as this instance knows it.
+    pub at: i64,
+    /// won, lost, paused, skipped, overlap, too_late, store_error, draining, quarantined, ...
+    pub decision: String,
+    #[serde(default)]
+    pub detail: String,
+}
+
+/// Output of a run, from byte `from` of all that it wrote.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Output {
+    pub from: u64,
+    pub data: Vec<u8>,
+    /// Nothing more will come.
+    pub done: bool,
+}
+
+/// The last bytes of a run's output, and how many came before them.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Tail {
+    pub before: u64,
+    pub data: Vec<u8>,
+}
+
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum Error {
+    /// The request may have been carried out or not. Asking again is safe.
+    #[error("no answer from the store at {address}: {reason}")]
+    Unreachable { address: String, reason: String },
+    /// The store answered, and refused; asking again at once will not help.
+    #[error("the store at {address} refused: {reason}")]
+    Refused { address: String, reason: String },
+    /// The grant or renewal was made, but fewer replicas than `min_replicas` have it. It must not be relied on.
+    #[error("only {have} of {want} replicas of {address} confirmed the write")]
+    NotReplicated {
+        address: String,
+        have: u32,
+        want: u32,
+    },
+    /// What is stored cannot be read: written by something else, or by another version.
+    #[error("unreadable data in the store at {address}: {reason}")]
+    Corrupt { address: String, reason: String },
+}
+
+impl Error {
+    /// Worth asking again soon.
+    pub fn is_transient(&self) -> bool {
+        matches!(self, Self::Unreachable { .. } | Self::NotReplicated { .. })
+    }
+}
+
+/// Something about a store that soloist's promises do not hold with, or only with losses.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problem {
+    /// Nothing may be started while it is so.
+    pub fatal: bool,
+    /// What is wrong, and what to do.
+    pub text: String,
+}
+
+/// One place for all instances of a fleet. Every method is one atomic step and may be called again when its answer
+/// was lost. None retries by itself.
+#[async_trait]
+pub trait Store: Send + Sync + 'static {
+    /// For messages; without secrets.
+    fn address(&self) -> &str;
+    /// True when nothing acknowledged is ever lost and no quarantine is needed.
+    fn durable(&self) -> bool;
+    /// True when the store's clock is this host's wall clock.
+    fn local_clock(&self) -> bool {
+        false
+    }
+
+    /// What is wrong with how the store is set up; empty when it has all that is needed.
+    async fn check(&self) -> Result<Vec<Problem>, Error> {
+        Ok(vec![])
+    }
+
+    /// One answer for each claim, in order. Any number, all of one instance; they travel in commands of up to
+    /// [`BATCH`], and an error of one command is the answer to all.
+    async fn claim(&self, claims: &[Claim]) -> Result<Reply<Vec<Answer>>, Error>;
+    async fn renew(&self, renew: &Renew) -> Result<Reply<Renewal>, Error>;
+    async fn settle(&self, settle: &Settle, output: &Tail) -> Result<Reply<Settlement>, Error>;
+
+    /// What is known of each job afterwards; None only when the answer is Absent.
+    async fn register(
+        &self,
+        jobs: &[Register],
+    ) -> Result<Reply<Vec<(Registration, Option<State>)>>, Error>;
+    async fn control(&self, job: &JobName, what: &Control) -> Result<Reply<Controlled>, Error>;
+    async fn observe(&self, jobs: &[JobName]) -> Result<Reply<Vec<Option<State>>>, Error>;
+
+    /// None: only look.
+    async fn heartbeat(&self, beat: Option<&Beat>) -> Result<Reply<Fleet>, Error>;
+    async fn leave(&self, instance: &InstanceId) -> Result<(), Error>;
+    async fn drain(&self, instance: &InstanceId, on: bool) -> Result<(), Error>;
+
+    async fn journal(&self, decisions: &[Decision]) -> Result<(), Error>;
+    /// Newest first.
+    async fn decisions(&self, job: &JobName) -> Result<Vec<Decision>, Error>;
+    /// Ended runs and occurrences that were not run, newest first, each run once; at most `n`.
+    async fn history(&self, job: &JobName, n: usize) -> Result<Vec<RunRecord>, Error>;
+
+    /// Adds to the output of a running command; the newest `keep` bytes stay. `at`: bytes written before these;
+    /// asking again with the same `at` adds nothing twice.
+    async fn append_output(
+        &self,
+        job: &JobName,
+        run: RunId,
+        at: u64,
+        data: &[u8],
+        keep: usize,
+    ) -> Result<(), Error>;
+    /// What there is from byte `from` on; None when nothing is known of this run's output.
+    async fn output(&self, job: &JobName, run: RunId, from: u64) -> Result<Option<Output>, Error>;
+
+    /// Hints of what happens in the fleet, as long as the receiver lives. Some may be lost.
+    fn events(&self) -> tokio::sync::broadcast::Receiver<Event>;
+}
+
+/// Opens the store that the configuration names. Connects lazily: a store that is down is an error of the first call.
+///
+/// # Errors
+/// What cannot be opened at all: certificates, a database file in a missing directory.
+pub fn open(store: &config::Store) -> Result<Arc<dyn Store>, Error> {
+    crate::store::redis::install_crypto();
+    Ok(match &store.url {
+        config::StoreUrl::Redis(url) => Arc::new(redis::RedisStore::open(url, store)?),
+        config::StoreUrl::Sqlite(path) => Arc::new(sqlite::SqliteStore::open(path)?),
+        config::StoreUrl::Memory => Arc::new(memory::MemoryStore::new()),
+    })
+}
+
+/// Completes records as they were read: each run once (the newest record of it), with its token.
+pub(crate) fn tidy(records: Vec<RunRecord>, n: usize) -> Vec<RunRecord> {
+    let mut seen = std::collections::HashSet::new();
+    let mut out: Vec<RunRecord> = records
+        .into_iter()
+        .filter(|r| r.run_id.is_none_or(|id| seen.insert(id)))
+        .take(n)
+        .collect();
+    for r in &mut out {
+        r.fencing_token = (r.attempt > 0).then(|| r.occurrence.token(r.attempt));
+    }
+    out
+}
+
+/// The newest `keep` bytes of `old` (which starts at byte `base`) followed by `data`, which starts at byte `at`.
+/// Bytes that `old` already has are not added again; a hole between the two drops `old`.
+pub(crate) fn splice(base: u64, old: &[u8], at: u64, data: &[u8], keep: usize) -> (u64, Vec<u8>) {
+    let end = base + old.len() as u64;
+    let (mut base, mut all) = if at > end {
+        (at, vec![])
+    } else {
+        (base, old.to_vec())
+    };
+    let end = base + all.len() as u64;
+    let known = usize::try_from(end.saturating_sub(at))
+        .unwrap_or(usize::MAX)
+        .min(data.len());
+    all.extend_from_slice(&data[known..]);
+    if all.len() > keep {
+        let cut = all.len() - keep;
+        all.drain(..cut);
+        base += cut as u64;
+    }
+    (base, all)
+}

@@ -1,0 +1,305 @@
+//! The store of tests: one process, nothing outlives it. Runs the reference rules as they are.
+
+use std::{
+    collections::{BTreeMap, HashMap, VecDeque},
+    sync::{Arc, Mutex, MutexGuard},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use tokio::sync::broadcast;
+
+use super::{Beat, Clock, Decision, Error, Fleet, Info, Output, Reply, Store, Tail, splice, tidy};
+use crate::{
+    clock::{self, Boottime},
+    logic::claim::{
+        self, Answer, Claim, Control, Controlled, Effects, Event, Register, Registration, Renew,
+        Renewal, Settle, Settlement, State,
+    },
+    model::{InstanceId, JobName, RunId, RunRecord},
+};
+
+pub struct MemoryStore {
+    data: Mutex<Data>,
+    events: broadcast::Sender<Event>,
+}
+
+struct Data {
+    inc: Arc<str>,
+    born: i64,
+    quarantine: Duration,
+    open: bool,
+    clock: Clock,
+    /// Added to the clock: tests move it.
+    shift_us: i64,
+    states: HashMap<JobName, State>,
+    history: HashMap<JobName, VecDeque<RunRecord>>,
+    decisions: HashMap<JobName, VecDeque<Decision>>,
+    output: HashMap<RunId, (u64, Vec<u8>, bool)>,
+    instances: BTreeMap<InstanceId, Info>,
+    drains: Vec<InstanceId>,
+}
+
+impl Default for MemoryStore {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl MemoryStore {
+    pub fn new() -> Self {
+        Self::new_with_clock(Arc::new(clock::wall_us))
+    }
+
+    /// `clock` is the store's clock, in Unix microseconds.
+    pub fn new_with_clock(clock: Clock) -> Self {
+        Self {
+            data: Mutex::new(Data {
+                inc: "memory-1".into(),
+                born: clock() / 1000,
+                quarantine: Duration::ZERO,
+                open: true,
+                clock,
+                shift_us: 0,
+                states: HashMap::new(),
+                history: HashMap::new(),
+                decisions: HashMap::new(),
+                output: HashMap::new(),
+                instances: BTreeMap::new(),
+                drains: vec![],
+            }),
+            events: broadcast::channel(4096).0,
+        }
+    }
+
+    /// Moves the store's clock.
+    pub fn shift(&self, by: i64) {
+        self.lock().shift_us += by * 1000;
+    }
+
+    /// As a server does that is started again: with what it had, or (`empty`) without.
+    pub fn restart(&self, empty: bool) {
+        let mut d = self.lock();
+        d.inc = format!("memory-{}", RunId::random()).into();
+        d.born = ((d.clock)() + d.shift_us) / 1000;
+        d.open = false;
+        if empty {
+            d.states.clear();
+            d.history.clear();
+            d.decisions.clear();
+            d.output.clear();
+            d.instances.clear();
+            d.drains.clear();
+            d.quarantine = Duration::ZERO;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Data> {
+        // A panic while it was held left data of a test that has failed anyway.
+        self.data
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    fn reply<T>(&self, f: impl FnOnce(&mut Data, i64, &str, &mut Effects) -> T) -> Reply<T> {
+        let sent = Boottime::now();
+        let mut d = self.lock();
+        let now_us = (d.clock)() + d.shift_us;
+        let inc = d.inc.clone();
+        let mut fx = Effects::default();
+        let value = f(&mut d, now_us, &inc, &mut fx);
+        for r in fx.records {
+            let h = d.history.entry(r.job.clone()).or_default();
+            h.push_front(r);
+            h.truncate(super::HISTORY_KEPT);
+        }
+        drop(d);
+        for e in fx.events {
+            let _ = self.events.send(e);
+        }
+        Reply {
+            value,
+            now_us,
+            inc,
+            sent,
+            received: Boottime::now(),
+        }
+    }
+}
+
+/// Runs `f` on the state of `job` and keeps what it leaves.
+fn with<T>(d: &mut Data, job: &JobName, f: impl FnOnce(&mut Option<State>) -> T) -> T {
+    let mut state = d.states.remove(job);
+    let out = f(&mut state);
+    if let Some(s) = state {
+        d.states.insert(job.clone(), s);
+    }
+    out
+}
+
+#[async_trait]
+impl Store for MemoryStore {
+    fn address(&self) -> &str {
+        "memory:"
+    }
+    fn durable(&self) -> bool {
+        false
+    }
+    async fn claim(&self, claims: &[Claim]) -> Result<Reply<Vec<Answer>>, Error> {
+        Ok(self.reply(|d, now, inc, fx| {
+            claims
+                .iter()
+                .map(|c| with(d, &c.job, |st| claim::claim(st, c, now, inc, fx)))
+                .collect()
+        }))
+    }
+    async fn renew(&self, r: &Renew) -> Result<Reply<Renewal>, Error> {
+        Ok(self.reply(|d, now, inc, _| with(d, &r.job, |st| claim::renew(st, r, now, inc))))
+    }
+    async fn settle(&self, s: &Settle, output: &Tail) -> Result<Reply<Settlement>, Error> {
+        Ok(self.reply(|d, now, inc, fx| {
+            let out = with(d, &s.record.job, |st| claim::settle(st, s, now, inc, fx));
+            // Nothing recorded: this settlement was made before.
+            if !fx.records.is_empty() {
+                if !output.data.is_empty() {
+                    let tail = (output.before, output.data.clone(), true);
+                    d.output.insert(s.run, tail);
+                } else if let Some(o) = d.output.get_mut(&s.run) {
+                    o.2 = true;
+                }
+            }
+            out
+        }))
+    }
+    async fn register(
+        &self,
+        jobs: &[Register],
+    ) -> Result<Reply<Vec<(Registration, Option<State>)>>, Error> {
+        Ok(self.reply(|d, now, inc, fx| {
+            jobs.iter()
+                .map(|r| {
+                    with(d, &r.job, |st| {
+                        (claim::register(st, r, now, inc, fx), st.clone())
+                    })
+                })
+                .collect()
+        }))
+    }
+    async fn control(&self, job: &JobName, what: &Control) -> Result<Reply<Controlled>, Error> {
+        Ok(self.reply(|d, now, _, fx| with(d, job, |st| claim::control(st, job, what, now, fx))))
+    }
+    async fn observe(&self, jobs: &[JobName]) -> Result<Reply<Vec<Option<State>>>, Error> {
+        Ok(self.reply(|d, _, _, _| jobs.iter().map(|j| d.states.get(j).cloned()).collect()))
+    }
+    async fn heartbeat(&self, beat: Option<&Beat>) -> Result<Reply<Fleet>, Error> {
+        Ok(self.reply(|d, now, inc, _| {
+            if let Some(b) = beat {
+                d.quarantine = d.quarantine.max(b.quarantine);
+                if b.open
+                    .as_ref()
+                    .is_some_and(|(i, born)| **i == *inc && *born == d.born)
+                {
+                    d.open = true;
+                }
+                d.instances.insert(
+                    b.instance.clone(),
+                    Info {
+                        seen: now / 1000,
+                        ..b.info.clone()
+                    },
+                );
+            }
+            Fleet {
+                born: d.born,
+                quarantine: d.quarantine,
+                open: d.open,
+                instances: d.instances.clone(),
+                drains: d.drains.clone(),
+            }
+        }))
+    }
+    async fn leave(&self, instance: &InstanceId) -> Result<(), Error> {
+        let mut d = self.lock();
+        d.instances.remove(instance);
+        d.drains.retain(|i| i != instance);
+        Ok(())
+    }
+    async fn drain(&self, instance: &InstanceId, on: bool) -> Result<(), Error> {
+        self.reply(|d, _, _, fx| {
+            d.drains.retain(|i| i != instance);
+            if on {
+                d.drains.push(instance.clone());
+            }
+            fx.events.push(Event::Drain);
+        });
+        Ok(())
+    }
+    async fn journal(&self, decisions: &[Decision]) -> Result<(), Error> {
+        let mut d = self.lock();
+        for x in decisions {
+            let list = d.decisions.entry(x.job.clone()).or_default();
+            list.push_front(x.clone());
+            list.truncate(super::DECISIONS_KEPT);
+        }
+        Ok(())
+    }
+    async fn decisions(&self, job: &JobName) -> Result<Vec<Decision>, Error> {
+        Ok(self
+            .lock()
+            .decisions
+            .get(job)
+            .map(|d| d.iter().cloned().collect())
+            .unwrap_or_default())
+    }
+    async fn history(&self, job: &JobName, n: usize) -> Result<Vec<RunRecord>, Error> {
+        let d = self.lock();
+        let records = d.history.get(job);
+        let mut records = tidy(
+            records
+                .map(|h| h.iter().cloned().collect())
+                .unwrap_or_default(),
+            n,
+        );
+        for r in &mut records {
+            let tail = r.run_id.and_then(|run| d.output.get(&run));
+            r.output_tail = tail.map_or(String::new(), |(_, data, _)| {
+                String::from_utf8_lossy(data).into_owned()
+            });
+        }
+        Ok(records)
+    }
+    async fn append_output(
+        &self,
+        _: &JobName,
+        run: RunId,
+        at: u64,
+        data: &[u8],
+        keep: usize,
+    ) -> Result<(), Error> {
+        let mut d = self.lock();
+        let o = d.output.entry(run).or_insert((at, vec![], false));
+        if !o.2 {
+            (o.0, o.1) = splice(o.0, &o.1, at, data, keep);
+        }
+        Ok(())
+    }
+    async fn output(&self, _: &JobName, run: RunId, from: u64) -> Result<Option<Output>, Error> {
+        Ok(self.lock().output.get(&run).map(|(base, data, done)| {
+            let from = from.clamp(*base, base + data.len() as u64);
+            Output {
+                from,
+                data: data[(from - base) as usize..].to_vec(),
+                done: *done,
+            }
+        }))
+    }
+    fn events(&self) -> broadcast::Receiver<Event> {
+        self.events.subscribe()
+    }
+}
+
+impl std::fmt::Debug for MemoryStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("MemoryStore").finish_non_exhaustive()
+    }
+}

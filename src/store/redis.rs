@@ -1,0 +1,827 @@
+//! The store of a fleet: one Redis primary, one script per atomic step (lua/).
+//!
+//! Keys, all below the namespace: `{<job>}:state` (hash, no expiry), `{<job>}:history`, `{<job>}:decisions`,
+//! `{<job>}:output:<run>` (expire); `instances`, `drains`, `epoch`; and the channel `events`.
+
+mod check;
+pub(crate) mod connection;
+mod state;
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bb8_redis::bb8;
+use redis::{FromRedisValue, Value, cmd};
+use serde::Serialize;
+use tokio::sync::broadcast;
+
+pub use self::connection::install_crypto;
+use self::connection::{Client, Connection, Script};
+use super::{BATCH, Beat, Decision, Error, Fleet, Info, Output, Problem, Reply, Store, Tail, tidy};
+use crate::{
+    clock::Boottime,
+    config,
+    logic::claim::{
+        self, Answer, Claim, Control, Controlled, Effects, Event, Grant, Missed, Observed, OnCrash,
+        Register, Registration, Renew, Renewal, Settle, Settlement, State, Stop, Target,
+    },
+    model::{InstanceId, JobName, Occurrence, RunId, RunRecord},
+};
+
+macro_rules! script {
+    ($name:literal) => {
+        std::sync::LazyLock::new(|| {
+            Script::new(concat!(
+                include_str!("../../lua/lib.lua"),
+                include_str!(concat!("../../lua/", $name, ".lua"))
+            ))
+        })
+    };
+}
+type Lazy = std::sync::LazyLock<Script>;
+static CLAIM: Lazy = script!("claim");
+static RENEW: Lazy = script!("renew");
+static SETTLE: Lazy = script!("settle");
+static OBSERVE: Lazy = script!("observe");
+static SWAP: Lazy = script!("swap");
+static HEARTBEAT: Lazy = script!("heartbeat");
+static OUTPUT: Lazy = script!("output");
+
+/// Tries of a swap that somebody else's change came in between of.
+const SWAPS: usize = 50;
+
+pub struct RedisStore {
+    client: Client,
+    namespace: String,
+    channel: String,
+    min_replicas: u32,
+    /// Claims, settlements, reading.
+    pool: bb8::Pool<Client>,
+    /// Renewals wait behind nothing else.
+    renewals: bb8::Pool<Client>,
+    events: broadcast::Sender<Event>,
+    /// Ends with the store.
+    listener: std::sync::OnceLock<tokio::task::AbortHandle>,
+}
+
+impl RedisStore {
+    /// Does not connect yet.
+    ///
+    /// # Errors
+    /// A URL, certificate or key that cannot be used.
+    pub fn open(url: &str, c: &config::Store) -> Result<Self, Error> {
+        let client = Client::new(url, c)?;
+        Ok(Self {
+            pool: client.pool(c.pool_size),
+            renewals: client.pool(2),
+            channel: format!("{}:events", c.namespace),
+            namespace: c.namespace.clone(),
+            min_replicas: c.min_replicas,
+            events: broadcast::channel(super::HINTS).0,
+            listener: std::sync::OnceLock::new(),
+            client,
+        })
+    }
+
+    fn key(&self, job: &JobName, what: &str) -> String {
+        format!("{}:{{{job}}}:{what}", self.namespace)
+    }
+    fn global(&self, what: &str) -> String {
+        format!("{}:{what}", self.namespace)
+    }
+
+    async fn connection(&self) -> Result<bb8::PooledConnection<'_, Client>, Error> {
+        self.client.checkout(&self.pool).await
+    }
+
+    /// Runs a script whose answer begins with now_us and inc. With `confirm`, waits for the replicas.
+    async fn run(
+        &self,
+        pool: &bb8::Pool<Client>,
+        script: &Script,
+        keys: &[String],
+        args: &[Arg<'_>],
+        confirm: bool,
+    ) -> Result<Reply<Vec<Value>>, Error> {
+        let mut c = self.client.checkout(pool).await?;
+        let sent = Boottime::now();
+        let mut value = self.eval(&mut c, script, keys, args).await?;
+        if confirm && self.min_replicas > 0 {
+            // WAIT counts the writes of its own connection.
+            let mut wait = cmd("WAIT");
+            wait.arg(self.min_replicas)
+                // 0 would be for ever.
+                .arg((self.client.timeout.as_millis() as u64 / 2).max(1));
+            let have: u32 = c.query(&wait).await.map_err(|e| self.client.error(&e))?;
+            if have < self.min_replicas {
+                let address = self.client.address.clone();
+                return Err(Error::NotReplicated {
+                    address,
+                    have,
+                    want: self.min_replicas,
+                });
+            }
+        }
+        let received = Boottime::now();
+        if value.len() < 2 {
+            return Err(self.corrupt("a script's answer is too short"));
+        }
+        let rest = value.split_off(2);
+        let now_us: i64 = self.read(&value[0])?;
+        let inc: String = self.read(&value[1])?;
+        Ok(Reply {
+            value: rest,
+            now_us,
+            inc: inc.into(),
+            sent,
+            received,
+        })
+    }
+
+    async fn eval(
+        &self,
+        c: &mut Connection,
+        script: &Script,
+        keys: &[String],
+        args: &[Arg<'_>],
+    ) -> Result<Vec<Value>, Error> {
+        let mut call = cmd("EVALSHA");
+        call.arg(script.sha.as_str()).arg(keys.len());
+        for k in keys {
+            call.arg(k);
+        }
+        for a in args {
+            match a {
+                Arg::Str(s) => call.arg(*s),
+                Arg::String(s) => call.arg(s.as_str()),
+                Arg::Bytes(b) => call.arg(*b),
+                Arg::Int(n) => call.arg(*n),
+            };
+        }
+        c.eval(script, &call)
+            .await
+            .map_err(|e| self.client.error(&e))
+    }
+
+    fn read<T: FromRedisValue>(&self, v: &Value) -> Result<T, Error> {
+        T::from_redis_value(v.clone()).map_err(|e| self.corrupt(&e.to_string()))
+    }
+    fn json<T: serde::de::DeserializeOwned>(&self, text: &str) -> Result<T, Error> {
+        serde_json::from_str(text).map_err(|e| self.corrupt(&format!("{e} in {text:.200}")))
+    }
+    fn corrupt(&self, reason: &str) -> Error {
+        Error::Corrupt {
+            address: self.client.address.clone(),
+            reason: reason.to_owned(),
+        }
+    }
+
+    fn answer(&self, claim: &Claim, v: &Value) -> Result<Answer, Error> {
+        match (v, &claim.target) {
+            (Value::Int(1), Target::Scheduled(at)) => {
+                let (occurrence, trigger) = (*at, claim.trigger);
+                return Ok(Answer::Granted(Grant {
+                    occurrence,
+                    attempt: 1,
+                    trigger,
+                }));
+            }
+            (Value::BulkString(entry), _) => {
+                return Ok(Answer::Taken(self.json(&String::from_utf8_lossy(entry))?));
+            }
+            _ => {}
+        }
+        let parts: Vec<Value> = self.read(v)?;
+        let text =
+            |i: usize| -> Result<String, Error> { self.read(parts.get(i).unwrap_or(&Value::Nil)) };
+        let int =
+            |i: usize| -> Result<i64, Error> { self.read(parts.get(i).unwrap_or(&Value::Nil)) };
+        Ok(match text(0)?.as_str() {
+            "granted" => Answer::Granted(Grant {
+                occurrence: Occurrence(int(1)?),
+                attempt: int(2)? as u32,
+                trigger: self.json(&format!("\"{}\"", text(3)?))?,
+            }),
+            "taken" => Answer::Taken(self.json(&text(1)?)?),
+            "held" => Answer::Held(self.json(&text(1)?)?),
+            "settled" => match text(1)?.as_str() {
+                "" => Answer::Settled(None),
+                last => Answer::Settled(Some(self.json(last)?)),
+            },
+            "early" => Answer::Early { wait_us: int(1)? },
+            "later" => Answer::Later { wait_ms: int(1)? },
+            "run_first" => Answer::RunFirst(Occurrence(int(1)?)),
+            "recorded" => Answer::Recorded {
+                outcome: text(1)?.parse().map_err(|e: String| self.corrupt(&e))?,
+                reason: text(2)?,
+            },
+            "quarantined" => Answer::Quarantined,
+            "absent" => Answer::Absent,
+            other => return Err(self.corrupt(&format!("unknown answer `{other}`"))),
+        })
+    }
+
+    async fn claim_some(&self, claims: &[Claim]) -> Result<Reply<Vec<Answer>>, Error> {
+        let Some(first) = claims.first() else {
+            return Err(self.corrupt("no claims"));
+        };
+        let mut keys = Vec::with_capacity(claims.len() * 2);
+        let mut args: Vec<Arg<'_>> = Vec::with_capacity(3 + claims.len() * 9);
+        args.extend([
+            first.instance.as_str().into(),
+            first.host.as_str().into(),
+            self.channel.as_str().into(),
+        ]);
+        for c in claims {
+            keys.push(self.key(&c.job, "state"));
+            keys.push(self.key(&c.job, "history"));
+            args.push(c.job.as_str().into());
+            args.push(match &c.target {
+                Target::Scheduled(at) => Arg::Int(at.0),
+                Target::Manual { .. } => Arg::Str(""),
+            });
+            args.push(Arg::Int(c.known.0));
+            args.push(Arg::String(c.run.to_string()));
+            args.push(Arg::Int(c.start_by));
+            args.push(c.overlap.as_str().into());
+            args.push(c.trigger.as_str().into());
+            args.push(Arg::String(members(&Holder {
+                run: c.run,
+                instance: &c.instance,
+                host: &c.host,
+                lease: c.lease,
+                def: &c.def,
+            })));
+            args.push(Arg::String(extra(c)));
+        }
+        let reply = self.run(&self.pool, &CLAIM, &keys, &args, true).await?;
+        if reply.value.len() != claims.len() {
+            return Err(self.corrupt("another number of answers than of claims"));
+        }
+        let answers: Vec<Answer> = claims
+            .iter()
+            .zip(&reply.value)
+            .map(|(c, v)| self.answer(c, v))
+            .collect::<Result<_, _>>()?;
+        Ok(reply.map(|_| answers))
+    }
+
+    /// Reads up to [`BATCH`] states.
+    async fn observe_some(&self, jobs: &[JobName]) -> Result<Reply<Vec<state::Fields>>, Error> {
+        let keys: Vec<String> = jobs.iter().map(|j| self.key(j, "state")).collect();
+        let reply = self.run(&self.pool, &OBSERVE, &keys, &[], false).await?;
+        let fields = reply
+            .value
+            .iter()
+            .map(|v| self.read(v))
+            .collect::<Result<_, _>>()?;
+        Ok(reply.map(|_| fields))
+    }
+
+    /// Several answers as one: the oldest request counts. None at all still says what the time is.
+    async fn join<T>(&self, parts: Vec<Reply<Vec<T>>>) -> Result<Reply<Vec<T>>, Error> {
+        let joined = parts.into_iter().reduce(|a, b| {
+            let mut value = a.value;
+            value.extend(b.value);
+            Reply {
+                value,
+                now_us: b.now_us,
+                inc: b.inc,
+                sent: a.sent.min(b.sent),
+                received: a.received.max(b.received),
+            }
+        });
+        match joined {
+            Some(reply) => Ok(reply),
+            None => Ok(self.observe_some(&[]).await?.map(|_| vec![])),
+        }
+    }
+
+    fn decode(&self, fields: &state::Fields) -> Result<Option<State>, Error> {
+        state::decode(fields).map_err(|e| self.corrupt(&e))
+    }
+
+    /// Writes a changed state back, with its effects; false: somebody else changed it meanwhile.
+    async fn swap(
+        &self,
+        job: &JobName,
+        inc: &str,
+        was: &state::Fields,
+        now: &State,
+        fx: &Effects,
+    ) -> Result<bool, Error> {
+        let (set, remove) = state::diff(was, now);
+        let mut args: Vec<Arg<'_>> = vec![inc.into(), self.channel.as_str().into()];
+        let mut list = |items: Vec<String>| {
+            args.push(Arg::Int(items.len() as i64));
+            args.extend(items.into_iter().map(Arg::String));
+        };
+        list(
+            was.iter()
+                .flat_map(|(k, v)| [k.clone(), v.clone()])
+                .collect(),
+        );
+        list(set);
+        list(remove);
+        list(fx.records.iter().map(to_json).collect());
+        list(fx.events.iter().map(to_json).collect());
+        let keys = [self.key(job, "state"), self.key(job, "history")];
+        let reply = self.run(&self.pool, &SWAP, &keys, &args, false).await?;
+        self.read::<i64>(reply.value.first().unwrap_or(&Value::Nil))
+            .map(|n| n == 1)
+    }
+
+    /// Reads a job's state, lets `f` decide on it, and writes it back; again when it changed in between.
+    async fn change<T>(
+        &self,
+        job: &JobName,
+        f: impl Fn(&mut Option<State>, i64, &str, &mut Effects) -> T + Send,
+    ) -> Result<Reply<(T, Option<State>)>, Error> {
+        for _ in 0..SWAPS {
+            let reply = self.observe_some(std::slice::from_ref(job)).await?;
+            let was = reply.value.first().cloned().unwrap_or_default();
+            let before = self.decode(&was)?;
+            let (mut after, mut fx) = (before.clone(), Effects::default());
+            let value = f(&mut after, reply.now_us, &reply.inc, &mut fx);
+            let done = match &after {
+                Some(now) if after != before || fx != Effects::default() => {
+                    self.swap(job, &reply.inc, &was, now, &fx).await?
+                }
+                _ => true,
+            };
+            if done {
+                return Ok(reply.map(|_| (value, after)));
+            }
+        }
+        Err(Error::Unreachable {
+            address: self.client.address.clone(),
+            reason: format!(
+                "the state of `{job}` changed under every one of {SWAPS} attempts to change it"
+            ),
+        })
+    }
+}
+
+/// A script's argument.
+#[derive(Debug)]
+enum Arg<'a> {
+    Str(&'a str),
+    String(String),
+    Bytes(&'a [u8]),
+    Int(i64),
+}
+
+impl<'a> From<&'a str> for Arg<'a> {
+    fn from(s: &'a str) -> Self {
+        Self::Str(s)
+    }
+}
+
+/// What the claimant fills in of an open entry.
+#[derive(Serialize)]
+struct Holder<'a> {
+    run: RunId,
+    instance: &'a InstanceId,
+    host: &'a str,
+    lease: i64,
+    def: &'a str,
+}
+
+/// What few claims need.
+#[derive(Serialize)]
+struct Extra<'a> {
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    missed: &'a [Missed],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    observed: Option<&'a Observed>,
+    on_crash: OnCrash,
+    max_attempts: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    key: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    before: Option<i64>,
+}
+
+fn extra(c: &Claim) -> String {
+    let (key, before) = match &c.target {
+        Target::Scheduled(_) => (None, None),
+        Target::Manual { key, before } => (Some(key.as_str()), before.map(|b| b.0)),
+    };
+    if c.missed.is_empty() && c.observed.is_none() && key.is_none() {
+        return String::new();
+    }
+    to_json(&Extra {
+        missed: &c.missed,
+        observed: c.observed.as_ref(),
+        on_crash: c.on_crash,
+        max_attempts: c.max_attempts,
+        key,
+        before,
+    })
+}
+
+fn to_json<T: Serialize>(v: &T) -> String {
+    // Our own types: strings, numbers and lists of them.
+    serde_json::to_string(v).unwrap_or_default()
+}
+
+/// The members of a JSON object, without its braces.
+fn members<T: Serialize>(v: &T) -> String {
+    let s = to_json(v);
+    s[1..s.len() - 1].to_owned()
+}
+
+/// A record as it is stored: the token is computed when it is read (Lua's JSON would round it), the output has a key
+/// of its own.
+fn stored(r: &RunRecord) -> String {
+    to_json(&RunRecord {
+        fencing_token: None,
+        output_tail: String::new(),
+        ..r.clone()
+    })
+}
+
+#[async_trait]
+impl Store for RedisStore {
+    fn address(&self) -> &str {
+        &self.client.address
+    }
+    fn durable(&self) -> bool {
+        false
+    }
+
+    async fn check(&self) -> Result<Vec<Problem>, Error> {
+        // Not CONFIG GET, which few are allowed; the scripts need INFO anyway.
+        let mut p = redis::pipe();
+        p.cmd("INFO").arg("server").cmd("INFO").arg("memory");
+        let (server, memory): (String, String) = self
+            .connection()
+            .await?
+            .pipe(&p)
+            .await
+            .map_err(|e| self.client.error(&e))?;
+        Ok(check::problems(&server, &memory))
+    }
+
+    async fn claim(&self, claims: &[Claim]) -> Result<Reply<Vec<Answer>>, Error> {
+        if !claims.is_empty() && claims.len() <= BATCH {
+            return self.claim_some(claims).await;
+        }
+        let parts =
+            futures_util::future::try_join_all(claims.chunks(BATCH).map(|c| self.claim_some(c)))
+                .await?;
+        self.join(parts).await
+    }
+
+    async fn renew(&self, r: &Renew) -> Result<Reply<Renewal>, Error> {
+        #[derive(Serialize)]
+        struct Entry<'a> {
+            occurrence: Occurrence,
+            attempt: u32,
+            trigger: crate::model::Trigger,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            key: Option<&'a str>,
+            #[serde(flatten)]
+            holder: Holder<'a>,
+            granted_at: i64,
+        }
+        let entry = members(&Entry {
+            occurrence: r.occurrence,
+            attempt: r.attempt,
+            trigger: r.trigger,
+            key: r.key.as_deref(),
+            holder: Holder {
+                run: r.run,
+                instance: &r.instance,
+                host: &r.host,
+                lease: r.lease,
+                def: &r.def,
+            },
+            granted_at: r.granted_at,
+        });
+        let args = [
+            Arg::String(r.run.to_string()),
+            Arg::Int(r.occurrence.0),
+            Arg::Int(i64::from(r.attempt)),
+            Arg::Int(i64::from(r.seq)),
+            Arg::String(entry),
+        ];
+        let reply = self
+            .run(
+                &self.renewals,
+                &RENEW,
+                &[self.key(&r.job, "state")],
+                &args,
+                true,
+            )
+            .await?;
+        let word = |i: usize| {
+            reply
+                .value
+                .get(i)
+                .map_or(Ok(String::new()), |v| self.read::<String>(v))
+        };
+        let renewal = match (word(0)?.as_str(), word(1)?.as_str()) {
+            ("renewed", "") => Renewal::Renewed(None),
+            ("renewed", "replaced") => Renewal::Renewed(Some(Stop::Replaced)),
+            ("renewed", _) => Renewal::Renewed(Some(Stop::Cancelled)),
+            _ => Renewal::Lost,
+        };
+        Ok(reply.map(|_| renewal))
+    }
+
+    async fn settle(&self, s: &Settle, output: &Tail) -> Result<Reply<Settlement>, Error> {
+        let r = &s.record;
+        let keys = [
+            self.key(&r.job, "state"),
+            self.key(&r.job, "history"),
+            self.key(&r.job, &format!("output:{}", s.run)),
+        ];
+        let args = [
+            Arg::String(s.run.to_string()),
+            Arg::Int(r.occurrence.0),
+            r.outcome.as_str().into(),
+            Arg::String(stored(r)),
+            self.channel.as_str().into(),
+            s.again.map_or("", |a| a.trigger.as_str()).into(),
+            Arg::Int(s.again.map_or(0, |a| a.at)),
+            r.job.as_str().into(),
+            Arg::Bytes(&output.data),
+            Arg::Int(output.before as i64),
+            Arg::Int(i64::from(r.attempt)),
+        ];
+        let reply = self.run(&self.pool, &SETTLE, &keys, &args, false).await?;
+        let done: String = self.read(reply.value.first().unwrap_or(&Value::Nil))?;
+        Ok(reply.map(|_| {
+            if done == "done" {
+                Settlement::Done
+            } else {
+                Settlement::Lost
+            }
+        }))
+    }
+
+    async fn register(
+        &self,
+        jobs: &[Register],
+    ) -> Result<Reply<Vec<(Registration, Option<State>)>>, Error> {
+        let mut parts = vec![];
+        for chunk in jobs.chunks(BATCH) {
+            let names: Vec<JobName> = chunk.iter().map(|r| r.job.clone()).collect();
+            let read = self.observe_some(&names).await?;
+            // Most often nothing changes; what does is written job by job, several at a time.
+            let changes = chunk.iter().zip(&read.value).map(|(r, was)| {
+                let (now_us, inc) = (read.now_us, read.inc.clone());
+                async move {
+                    let before = self.decode(was)?;
+                    let (mut after, mut fx) = (before.clone(), Effects::default());
+                    let answer = claim::register(&mut after, r, now_us, &inc, &mut fx);
+                    match &after {
+                        Some(now) if after != before => {
+                            if self.swap(&r.job, &inc, was, now, &fx).await? {
+                                return Ok((answer, after));
+                            }
+                        }
+                        _ => return Ok((answer, after)),
+                    }
+                    let again = self
+                        .change(&r.job, |st, now, inc, fx| {
+                            claim::register(st, r, now, inc, fx)
+                        })
+                        .await?;
+                    Ok::<_, Error>(again.value)
+                }
+            });
+            let value = futures_util::future::try_join_all(changes).await?;
+            parts.push(read.map(|_| value));
+        }
+        self.join(parts).await
+    }
+
+    async fn control(&self, job: &JobName, what: &Control) -> Result<Reply<Controlled>, Error> {
+        let reply = self
+            .change(job, |st, now, _, fx| claim::control(st, job, what, now, fx))
+            .await?;
+        Ok(reply.map(|(answer, _)| answer))
+    }
+
+    async fn observe(&self, jobs: &[JobName]) -> Result<Reply<Vec<Option<State>>>, Error> {
+        let mut parts = vec![];
+        for chunk in jobs.chunks(BATCH) {
+            let reply = self.observe_some(chunk).await?;
+            let states = reply
+                .value
+                .iter()
+                .map(|f| self.decode(f))
+                .collect::<Result<Vec<_>, _>>()?;
+            parts.push(reply.map(|_| states));
+        }
+        self.join(parts).await
+    }
+
+    async fn heartbeat(&self, beat: Option<&Beat>) -> Result<Reply<Fleet>, Error> {
+        let args = match beat {
+            Some(b) => {
+                let info = serde_json::to_value(&b.info).unwrap_or_default();
+                let serde_json::Value::Object(mut info) = info else {
+                    return Err(self.corrupt("info"));
+                };
+                info.remove("seen");
+                [
+                    b.instance.as_str().into(),
+                    Arg::String(members(&info)),
+                    Arg::Int(b.quarantine.as_millis() as i64),
+                    Arg::String(
+                        b.open
+                            .as_ref()
+                            .map_or(String::new(), |(inc, born)| format!("{inc}/{born}")),
+                    ),
+                ]
+            }
+            None => ["".into(), "".into(), Arg::Int(0), "".into()],
+        };
+        let keys = [
+            self.global("instances"),
+            self.global("drains"),
+            self.global("epoch"),
+        ];
+        let reply = self
+            .run(&self.pool, &HEARTBEAT, &keys, &args, false)
+            .await?;
+        let v = |i: usize| reply.value.get(i).unwrap_or(&Value::Nil);
+        let mut fleet = Fleet {
+            born: self.read(v(0))?,
+            quarantine: Duration::from_millis(self.read(v(1))?),
+            open: self.read::<i64>(v(2))? == 1,
+            instances: std::collections::BTreeMap::new(),
+            drains: vec![],
+        };
+        for (id, info) in self.read::<Vec<(String, String)>>(v(3))? {
+            // Another version's idea of an instance is no reason to stop.
+            if let Ok(info) = serde_json::from_str::<Info>(&info) {
+                fleet.instances.insert(InstanceId::new(&id), info);
+            }
+        }
+        fleet.drains = self
+            .read::<Vec<(String, String)>>(v(4))?
+            .into_iter()
+            .map(|(id, _)| InstanceId::new(&id))
+            .collect();
+        Ok(reply.map(|_| fleet))
+    }
+
+    async fn leave(&self, instance: &InstanceId) -> Result<(), Error> {
+        let keys = [
+            self.global("instances"),
+            self.global("drains"),
+            self.global("epoch"),
+        ];
+        let args = [instance.as_str().into(), "".into(), Arg::Int(0), "".into()];
+        self.run(&self.pool, &HEARTBEAT, &keys, &args, false)
+            .await
+            .map(drop)
+    }
+
+    async fn drain(&self, instance: &InstanceId, on: bool) -> Result<(), Error> {
+        let mut p = redis::pipe();
+        if on {
+            p.hset(self.global("drains"), instance.as_str(), 1).ignore();
+        } else {
+            p.hdel(self.global("drains"), instance.as_str()).ignore();
+        }
+        p.publish(&self.channel, to_json(&Event::Drain)).ignore();
+        self.connection()
+            .await?
+            .pipe(&p)
+            .await
+            .map_err(|e| self.client.error(&e))
+    }
+
+    async fn journal(&self, decisions: &[Decision]) -> Result<(), Error> {
+        if decisions.is_empty() {
+            return Ok(());
+        }
+        let mut by_job: std::collections::HashMap<&JobName, Vec<String>> =
+            std::collections::HashMap::new();
+        for d in decisions {
+            by_job.entry(&d.job).or_default().push(to_json(d));
+        }
+        let mut p = redis::pipe();
+        for (job, lines) in by_job {
+            let key = self.key(job, "decisions");
+            p.lpush(&key, lines).ignore();
+            p.ltrim(&key, 0, super::DECISIONS_KEPT as isize - 1)
+                .ignore();
+            p.pexpire(&key, super::DECISIONS_TTL.as_millis() as i64)
+                .ignore();
+        }
+        self.connection()
+            .await?
+            .pipe(&p)
+            .await
+            .map_err(|e| self.client.error(&e))
+    }
+
+    async fn decisions(&self, job: &JobName) -> Result<Vec<Decision>, Error> {
+        let mut c = cmd("LRANGE");
+        c.arg(self.key(job, "decisions")).arg(0).arg(-1);
+        let lines: Vec<String> = self
+            .connection()
+            .await?
+            .query(&c)
+            .await
+            .map_err(|e| self.client.error(&e))?;
+        lines.iter().map(|l| self.json(l)).collect()
+    }
+
+    async fn history(&self, job: &JobName, n: usize) -> Result<Vec<RunRecord>, Error> {
+        let mut c = cmd("LRANGE");
+        c.arg(self.key(job, "history")).arg(0).arg(-1);
+        let mut conn = self.connection().await?;
+        let lines: Vec<String> = conn.query(&c).await.map_err(|e| self.client.error(&e))?;
+        let records = lines
+            .iter()
+            .map(|l| self.json(l))
+            .collect::<Result<Vec<RunRecord>, _>>()?;
+        let mut records = tidy(records, n);
+        let mut p = redis::pipe();
+        for r in &records {
+            let run = r.run_id.map(|r| r.to_string()).unwrap_or_default();
+            p.hget(self.key(job, &format!("output:{run}")), "data");
+        }
+        if !records.is_empty() {
+            let tails: Vec<Option<Vec<u8>>> =
+                conn.pipe(&p).await.map_err(|e| self.client.error(&e))?;
+            for (r, tail) in records.iter_mut().zip(tails) {
+                r.output_tail = String::from_utf8_lossy(&tail.unwrap_or_default()).into_owned();
+            }
+        }
+        Ok(records)
+    }
+
+    async fn append_output(
+        &self,
+        job: &JobName,
+        run: RunId,
+        at: u64,
+        data: &[u8],
+        keep: usize,
+    ) -> Result<(), Error> {
+        let keys = [self.key(job, &format!("output:{run}"))];
+        let args = [Arg::Int(at as i64), Arg::Bytes(data), Arg::Int(keep as i64)];
+        self.run(&self.pool, &OUTPUT, &keys, &args, false)
+            .await
+            .map(drop)
+    }
+
+    async fn output(&self, job: &JobName, run: RunId, from: u64) -> Result<Option<Output>, Error> {
+        let mut c = cmd("HMGET");
+        c.arg(self.key(job, &format!("output:{run}")))
+            .arg(&["base", "data", "done"]);
+        let (base, data, done): (Option<u64>, Option<Vec<u8>>, Option<u8>) = self
+            .connection()
+            .await?
+            .query(&c)
+            .await
+            .map_err(|e| self.client.error(&e))?;
+        let (Some(base), Some(data)) = (base, data) else {
+            return Ok(None);
+        };
+        let from = from.clamp(base, base + data.len() as u64);
+        Ok(Some(Output {
+            from,
+            data: data[(from - base) as usize..].to_vec(),
+            done: done == Some(1),
+        }))
+    }
+
+    fn events(&self) -> broadcast::Receiver<Event> {
+        let receiver = self.events.subscribe();
+        // Outside of a runtime nothing can listen; the next call tries again.
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            self.listener.get_or_init(|| {
+                let (client, channel) = (self.client.clone(), self.channel.clone());
+                runtime
+                    .spawn(client.listen(channel, self.events.clone()))
+                    .abort_handle()
+            });
+        }
+        receiver
+    }
+}
+
+impl Drop for RedisStore {
+    fn drop(&mut self) {
+        if let Some(listener) = self.listener.get() {
+            listener.abort();
+        }
+    }
+}
+
+impl std::fmt::Debug for RedisStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RedisStore")
+            .field("address", &self.client.address)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,111 @@
+//! What a Redis server must be like, read from what INFO says of it.
+
+use super::super::Problem;
+
+/// The oldest version whose scripts may ask for the time and for INFO before they write.
+const OLDEST: (u32, u32) = (6, 2);
+
+/// What is wrong with a server, by the sections `server` and `memory` of its INFO.
+pub(super) fn problems(server: &str, memory: &str) -> Vec<Problem> {
+    let mut found = vec![];
+    let mut add = |fatal, text: String| found.push(Problem { fatal, text });
+    let (major, minor) = OLDEST;
+    match field(server, "redis_version") {
+        Some(text) => match version(text) {
+            Some(v) if v >= OLDEST => {}
+            Some(_) => add(
+                true,
+                format!("the server is Redis {text:.20}; {major}.{minor} or newer is needed"),
+            ),
+            None => add(false, unknown("version", text)),
+        },
+        None => add(false, unknown("version", "nothing")),
+    }
+    match field(memory, "maxmemory_policy") {
+        Some("noeviction") => {}
+        Some(policy) if policy.starts_with("allkeys-") => add(
+            true,
+            format!(
+                "its maxmemory-policy is {policy:.40}: when it is full it forgets which occurrences have run, \
+                 and they run twice; set it to noeviction"
+            ),
+        ),
+        Some(policy) if policy.starts_with("volatile-") => add(
+            false,
+            format!(
+                "its maxmemory-policy is {policy:.40}: when it is full it drops histories, outputs and \
+                 requests to drain; set it to noeviction"
+            ),
+        ),
+        Some(policy) => add(false, unknown("maxmemory-policy", policy)),
+        None => add(false, unknown("maxmemory-policy", "nothing")),
+    }
+    found
+}
+
+fn unknown(what: &str, said: &str) -> String {
+    format!(
+        "cannot tell its {what}: INFO says {said:.40}; make sure that it is Redis 6.2 or newer with maxmemory-policy noeviction"
+    )
+}
+
+fn field<'t>(info: &'t str, name: &str) -> Option<&'t str> {
+    info.lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
+        .map(str::trim_end)
+}
+
+/// Major and minor.
+fn version(text: &str) -> Option<(u32, u32)> {
+    let mut parts = text.split('.');
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// (fatal, a word of the text) of each problem.
+    fn found(version: &str, policy: &str) -> Vec<(bool, String)> {
+        let server = format!("# Server\r\nredis_version:{version}\r\nredis_mode:standalone\r\n");
+        let memory = format!(
+            "# Memory\r\nmaxmemory:0\r\nmaxmemory_human:0B\r\nmaxmemory_policy:{policy}\r\n"
+        );
+        problems(&server, &memory)
+            .into_iter()
+            .map(|p| (p.fatal, p.text))
+            .collect()
+    }
+
+    #[test]
+    fn versions_from_6_2_on_without_eviction_are_fine() {
+        for version in ["6.2.0", "6.2.14", "7.0.15", "7.2.4", "8.0.0", "10.0.1"] {
+            assert_eq!(found(version, "noeviction"), [], "{version}");
+        }
+    }
+
+    #[test]
+    fn what_must_not_be_relied_on_is_fatal_and_the_rest_a_warning() {
+        for (version, policy, fatal, word) in [
+            ("6.0.16", "noeviction", true, "6.0.16"),
+            ("5.0.14", "noeviction", true, "6.2 or newer"),
+            ("7.0.15", "allkeys-lru", true, "allkeys-lru"),
+            ("7.0.15", "allkeys-lfu", true, "noeviction"),
+            ("7.0.15", "allkeys-random", true, "allkeys-random"),
+            ("7.0.15", "volatile-lru", false, "volatile-lru"),
+            ("7.0.15", "volatile-ttl", false, "histories"),
+            ("7.0.15", "future-policy", false, "future-policy"),
+            ("unstable", "noeviction", false, "version"),
+        ] {
+            let problems = found(version, policy);
+            let [(is_fatal, text)] = &problems[..] else {
+                panic!("{version} {policy}: {problems:?}");
+            };
+            assert_eq!(*is_fatal, fatal, "{version} {policy}");
+            assert!(text.contains(word), "{text}");
+        }
+        assert_eq!(found("5.0.14", "allkeys-lru").len(), 2);
+        let silent: Vec<bool> = problems("", "").iter().map(|p| p.fatal).collect();
+        assert_eq!(silent, [false, false]);
+    }
+}

@@ -1,0 +1,471 @@
+//! Connections to Redis: made, checked out, given up when they broke.
+//!
+//! bb8's own way to notice a dead connection is a PING before each use, which nearly doubles the time of a claim.
+//! Here a connection remembers that it failed and is not used again; a claim that met a dead one is asked again.
+
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use bb8_redis::bb8;
+use futures_util::{
+    FutureExt,
+    future::{BoxFuture, Shared},
+};
+use redis::{
+    AsyncConnectionConfig, ErrorKind, FromRedisValue, IntoConnectionInfo, RedisError,
+    aio::MultiplexedConnection,
+    io::tcp::{TcpSettings, socket2::TcpKeepalive},
+};
+use rustls::pki_types::pem::PemObject as _;
+use tokio::sync::{Notify, broadcast};
+use tracing::warn;
+
+use super::super::Error;
+use crate::{config, logic::claim::Event};
+
+/// A script: its text, and the SHA-1 that the server knows it by.
+pub(crate) struct Script {
+    pub(crate) text: &'static str,
+    pub(crate) sha: String,
+}
+
+impl Script {
+    pub(crate) fn new(text: &'static str) -> Self {
+        Self {
+            text,
+            sha: redis::Script::new(text).get_hash().to_owned(),
+        }
+    }
+}
+
+/// Makes ring the process's provider of cryptography; does nothing the second time.
+pub fn install_crypto() {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+}
+
+#[derive(Clone)]
+pub(crate) struct Client {
+    client: redis::Client,
+    /// Without secrets.
+    pub(crate) address: String,
+    pub(crate) timeout: Duration,
+    /// Why the last connection could not be made: bb8 itself only says that time ran out.
+    failure: Arc<Mutex<Option<Error>>>,
+    /// A connection could not be made just now.
+    failed: Arc<Notify>,
+}
+
+impl std::fmt::Debug for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Client")
+            .field("address", &self.address)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Client {
+    pub(crate) fn new(url: &str, c: &config::Store) -> Result<Self, Error> {
+        let refuse = |address: String, reason: String| Error::Refused { address, reason };
+        let info = url
+            .into_connection_info()
+            .map_err(|e| refuse("the configured URL".into(), e.to_string()))?;
+        let address = format!("{}/{}", info.addr(), info.redis_settings().db());
+        let mut settings = info.redis_settings().clone();
+        if let Some(user) = &c.username {
+            settings = settings.set_username(user);
+        }
+        if let Some(password) = &c.password {
+            settings = settings.set_password(&password.0);
+        }
+        let tcp = TcpSettings::default()
+            .set_nodelay(true)
+            .set_keepalive(
+                TcpKeepalive::new()
+                    .with_time(Duration::from_secs(10))
+                    .with_interval(Duration::from_secs(3)),
+            )
+            .set_user_timeout(Duration::from_secs(15));
+        let info = info.set_redis_settings(settings).set_tcp_settings(tcp);
+        let client = match &c.tls {
+            None => redis::Client::open(info),
+            Some(tls) => {
+                let file = |p: &std::path::PathBuf| {
+                    std::fs::read(p).map_err(|e| {
+                        refuse(address.clone(), format!("cannot read {}: {e}", p.display()))
+                    })
+                };
+                // Of a file without any, nobody would be trusted, and that is all that the error would say.
+                let certificates = |p: &std::path::PathBuf| {
+                    let pem = file(p)?;
+                    match rustls::pki_types::CertificateDer::pem_slice_iter(&pem).next() {
+                        Some(Ok(_)) => Ok(pem),
+                        Some(Err(e)) => Err(refuse(
+                            address.clone(),
+                            format!("{} is no PEM file: {e}", p.display()),
+                        )),
+                        None => Err(refuse(
+                            address.clone(),
+                            format!("there is no certificate in {}", p.display()),
+                        )),
+                    }
+                };
+                let client_tls = match (&tls.cert, &tls.key) {
+                    (Some(cert), Some(key)) => Some(redis::ClientTlsConfig {
+                        client_cert: certificates(cert)?,
+                        client_key: file(key)?,
+                    }),
+                    _ => None,
+                };
+                let root_cert = tls.ca.as_ref().map(certificates).transpose()?;
+                redis::Client::build_with_tls(
+                    info,
+                    redis::TlsCertificates {
+                        client_tls,
+                        root_cert,
+                    },
+                )
+            }
+        }
+        .map_err(|e| refuse(address.clone(), e.to_string()))?;
+        Ok(Self {
+            client,
+            address,
+            timeout: c.timeout,
+            failure: Arc::default(),
+            failed: Arc::default(),
+        })
+    }
+
+    pub(crate) fn pool(&self, size: u32) -> bb8::Pool<Self> {
+        bb8::Pool::builder()
+            .max_size(size.max(1))
+            .min_idle(Some(1))
+            .test_on_check_out(false)
+            .connection_timeout(self.timeout * 2)
+            .max_lifetime(None)
+            .idle_timeout(None)
+            // One failed attempt is an answer: who asked decides whether to ask again.
+            .retry_connection(false)
+            // `connect` keeps the reason itself.
+            .error_sink(Box::new(bb8::NopErrorSink))
+            .build_unchecked(self.clone())
+    }
+
+    pub(crate) async fn checkout<'p>(
+        &self,
+        pool: &'p bb8::Pool<Self>,
+    ) -> Result<bb8::PooledConnection<'p, Self>, Error> {
+        let told = self.failed.notified();
+        let got = tokio::select! {
+            got = pool.get() => got,
+            // bb8 waits its whole timeout out, even if the server refuses at once. While no connection is there that could
+            // become free, the refusal is the answer.
+            () = told, if pool.state().connections == 0 => Err(bb8::RunError::TimedOut),
+        };
+        got.map_err(|e| match e {
+            bb8::RunError::User(e) => self.error(&e),
+            bb8::RunError::TimedOut => {
+                let failure = self.failure.lock().ok().and_then(|f| f.clone());
+                failure.unwrap_or_else(|| Error::Unreachable {
+                    address: self.address.clone(),
+                    reason: "no connection became free in time".to_owned(),
+                })
+            }
+        })
+    }
+
+    pub(crate) fn error(&self, e: &RedisError) -> Error {
+        let (address, mut reason) = (self.address.clone(), e.to_string());
+        let code = code(e);
+        if let Some(what_to_do) = advice(e.kind(), code, &reason) {
+            reason = format!("{what_to_do} ({reason})");
+        }
+        // Whatever may pass by itself: the network, a server that starts, fails over, or runs a long script.
+        let passing = e.is_io_error()
+            || e.is_timeout()
+            || e.is_connection_dropped()
+            || e.kind() == ErrorKind::Io
+            || code.is_some_and(|c| PASSING.contains(&c));
+        if passing {
+            Error::Unreachable { address, reason }
+        } else {
+            Error::Refused { address, reason }
+        }
+    }
+
+    fn config(&self) -> AsyncConnectionConfig {
+        AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(self.timeout * 2))
+            .set_response_timeout(Some(self.timeout))
+    }
+
+    /// A connection that hears what is published.
+    pub(crate) async fn subscriber(&self) -> Result<redis::aio::PubSub, Error> {
+        let limit = self.timeout * 4;
+        match tokio::time::timeout(limit, self.client.get_async_pubsub()).await {
+            Ok(made) => made.map_err(|e| self.error(&e)),
+            Err(_) => Err(Error::Unreachable {
+                address: self.address.clone(),
+                reason: format!("no connection within {limit:?}"),
+            }),
+        }
+    }
+
+    /// Forwards what is published, for ever; connects again whenever the connection ends.
+    pub(crate) async fn listen(self, channel: String, events: broadcast::Sender<Event>) {
+        use futures_util::StreamExt;
+        let mut told = false;
+        loop {
+            let subscribe = async {
+                let mut sub = self.client.get_async_pubsub().await?;
+                sub.subscribe(&channel).await?;
+                Ok(sub)
+            };
+            match tokio::time::timeout(self.timeout * 4, subscribe).await {
+                Ok(Ok(sub)) => {
+                    told = false;
+                    // What was published before this went past us.
+                    let _ = events.send(Event::Gap);
+                    let mut stream = sub.into_on_message();
+                    while let Some(message) = stream.next().await {
+                        if let Ok(event) = serde_json::from_slice(message.get_payload_bytes()) {
+                            let _ = events.send(event);
+                        }
+                    }
+                }
+                // A server that is away is told of by whoever asks it something.
+                Ok(Err(e)) => {
+                    let e = self.error(&e);
+                    if !e.is_transient() && !std::mem::replace(&mut told, true) {
+                        warn!(error = %e, "cannot hear the others' hints: triggers, retries and takeovers take longer");
+                    }
+                }
+                Err(_) => {}
+            }
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    }
+}
+
+/// Errors that pass by themselves, as a server names them.
+const PASSING: [&str; 8] = [
+    "LOADING",
+    "READONLY",
+    "BUSY",
+    "TRYAGAIN",
+    "CLUSTERDOWN",
+    "MASTERDOWN",
+    "NOREPLICAS",
+    "OOM",
+];
+
+/// What whoever runs soloist can do about an error.
+fn advice(kind: ErrorKind, code: Option<&str>, reason: &str) -> Option<&'static str> {
+    const FORBIDDEN: &str =
+        "the user may not do all that is needed; docs/operations.md has the ACL that allows it";
+    Some(match code {
+        Some("OOM") => "the server is full; raise its maxmemory or free some memory",
+        Some("NOAUTH") => "the server wants a password; set `password_file` in [store]",
+        Some("NOPERM") => FORBIDDEN,
+        // The same inside a script.
+        _ if reason.contains("The user executing the script can't") => FORBIDDEN,
+        _ if kind == ErrorKind::AuthenticationFailed => {
+            "the server does not accept the user name and password; see `username` and `password_file` in [store]"
+        }
+        _ => return None,
+    })
+}
+
+/// A key has another type than the command is for; also from inside a script of a server before 7.0.
+pub(crate) fn is_wrong_type(e: &RedisError) -> bool {
+    e.code() == Some("WRONGTYPE") || e.detail().is_some_and(|d| d.contains(": -WRONGTYPE "))
+}
+
+/// The code of an error. Servers before 7.0 hide that of a command inside a script behind `ERR Error running script
+/// (...): @user_script:1: -CODE ...`.
+fn code(e: &RedisError) -> Option<&str> {
+    let inner = e.detail().and_then(|d| {
+        PASSING
+            .into_iter()
+            .find(|c| d.contains(&format!(": -{c} ")))
+    });
+    inner.or(e.code())
+}
+
+impl bb8::ManageConnection for Client {
+    type Connection = Connection;
+    type Error = RedisError;
+
+    async fn connect(&self) -> Result<Connection, RedisError> {
+        let inner = self
+            .client
+            .get_multiplexed_async_connection_with_config(&self.config())
+            .await;
+        if let Ok(mut failure) = self.failure.lock() {
+            *failure = inner.as_ref().err().map(|e| self.error(e));
+        }
+        if inner.is_err() {
+            self.failed.notify_waiters();
+        }
+        Ok(Connection {
+            inner: inner?,
+            broken: false,
+        })
+    }
+    async fn is_valid(&self, c: &mut Connection) -> Result<(), RedisError> {
+        c.query::<()>(&redis::cmd("PING")).await
+    }
+    fn has_broken(&self, c: &mut Connection) -> bool {
+        c.broken
+    }
+}
+
+/// One connection that all tasks use at once, made when it is first needed and replaced when it broke. Without the
+/// checkout of a pool a command costs a round trip and nothing else.
+pub(crate) struct Line {
+    client: Client,
+    current: Mutex<Current>,
+}
+
+type Opening = Shared<BoxFuture<'static, Result<Connection, Error>>>;
+
+#[derive(Default)]
+struct Current {
+    /// Counts the connections, so that who met a broken one does not throw away its successor.
+    number: u64,
+    opening: Option<Opening>,
+}
+
+impl Line {
+    pub(crate) fn new(client: Client) -> Self {
+        Self {
+            client,
+            current: Mutex::default(),
+        }
+    }
+
+    fn current(&self) -> MutexGuard<'_, Current> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The connection, or the reason why there is none; however many ask, one connects.
+    async fn connection(&self) -> Result<(u64, Connection), Error> {
+        let (number, opening) = {
+            let mut current = self.current();
+            let number = current.number;
+            let opening = current.opening.get_or_insert_with(|| {
+                let client = self.client.clone();
+                let connect = async move {
+                    use bb8::ManageConnection;
+                    client.connect().await.map_err(|e| client.error(&e))
+                };
+                connect.boxed().shared()
+            });
+            (number, opening.clone())
+        };
+        let made = opening.await;
+        if made.is_err() {
+            self.replace(number);
+        }
+        Ok((number, made?))
+    }
+
+    /// The next one who asks gets a new connection.
+    fn replace(&self, number: u64) {
+        let mut current = self.current();
+        if current.number == number {
+            current.number += 1;
+            current.opening = None;
+        }
+    }
+
+    /// Gives `ask` the connection. After `limit` the answer is not waited for any longer.
+    pub(crate) async fn run<T>(
+        &self,
+        limit: Duration,
+        ask: impl AsyncFnOnce(&mut Connection) -> Result<T, RedisError>,
+    ) -> Result<T, Trouble> {
+        let mut number = None;
+        let work = async {
+            let (n, mut connection) = self.connection().await.map_err(Trouble::Without)?;
+            number = Some(n);
+            let out = ask(&mut connection).await;
+            if connection.broken {
+                self.replace(n);
+            }
+            out.map_err(Trouble::Said)
+        };
+        let out = tokio::time::timeout(limit, work).await;
+        out.unwrap_or_else(|_| {
+            // The peer may be gone: nobody else shall wait for it.
+            if let Some(n) = number {
+                self.replace(n);
+            }
+            Err(Trouble::Without(Error::Unreachable {
+                address: self.client.address.clone(),
+                reason: format!("no answer within {limit:?}"),
+            }))
+        })
+    }
+}
+
+/// Why there is no answer.
+pub(crate) enum Trouble {
+    /// No connection, or none in time.
+    Without(Error),
+    /// The server's, or the network's.
+    Said(RedisError),
+}
+
+#[derive(Clone)]
+pub(crate) struct Connection {
+    inner: MultiplexedConnection,
+    broken: bool,
+}
+
+impl Connection {
+    pub(crate) async fn query<T: FromRedisValue>(
+        &mut self,
+        c: &redis::Cmd,
+    ) -> Result<T, RedisError> {
+        let out = c.query_async(&mut self.inner).await;
+        self.note(out)
+    }
+    pub(crate) async fn pipe<T: FromRedisValue>(
+        &mut self,
+        p: &redis::Pipeline,
+    ) -> Result<T, RedisError> {
+        let out = p.query_async(&mut self.inner).await;
+        self.note(out)
+    }
+    /// EVALSHA; a server that does not know the script is told it first.
+    pub(crate) async fn eval<T: FromRedisValue>(
+        &mut self,
+        script: &Script,
+        call: &redis::Cmd,
+    ) -> Result<T, RedisError> {
+        match self.query(call).await {
+            Err(e) if e.code() == Some("NOSCRIPT") => {
+                let mut load = redis::cmd("SCRIPT");
+                load.arg("LOAD").arg(script.text);
+                let _: String = self.query(&load).await?;
+                self.query(call).await
+            }
+            other => other,
+        }
+    }
+    /// After a timeout too: the late answer must not meet the next question, and the peer may be gone. After
+    /// READONLY, because a demoted primary will not recover on this connection.
+    fn note<T>(&mut self, out: Result<T, RedisError>) -> Result<T, RedisError> {
+        if let Err(e) = &out {
+            self.broken |= e.is_io_error()
+                || e.is_timeout()
+                || e.is_connection_dropped()
+                || e.is_unrecoverable_error()
+                || code(e) == Some("READONLY");
+        }
+        out
+    }
+}

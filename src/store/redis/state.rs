@@ -1,0 +1,106 @@
+//! [`State`] as the fields of a Redis hash, and back. lua/lib.lua lists the fields.
+
+use std::collections::BTreeMap;
+
+use serde::{Serialize, de::DeserializeOwned};
+
+use crate::logic::claim::State;
+
+/// As HGETALL gives them.
+pub(super) type Fields = Vec<(String, String)>;
+
+pub(super) fn decode(fields: &Fields) -> Result<Option<State>, String> {
+    if fields.is_empty() {
+        return Ok(None);
+    }
+    fn json<T: DeserializeOwned>(name: &str, v: &str) -> Result<T, String> {
+        serde_json::from_str(v).map_err(|e| format!("field {name}: {e}: {v:.200}"))
+    }
+    let mut st = State::default();
+    for (name, v) in fields {
+        match name.as_str() {
+            "inc" => st.inc = v.clone(),
+            "sched" => st.sched = v.clone(),
+            "def" => st.def = v.clone(),
+            "since" => st.since = json(name, v)?,
+            "newest" => st.newest = json(name, v)?,
+            "open" => st.open = json(name, v)?,
+            "last" => st.last = Some(json(name, v)?),
+            "pause" => st.pause = Some(json(name, v)?),
+            "skip" => st.skip = json(name, v)?,
+            "triggers" => st.triggers = json(name, v)?,
+            "triggered" => st.triggered = json(name, v)?,
+            "waiting" => st.waiting = true,
+            // `to` repeats last.to; anything else is a newer version's.
+            _ => {}
+        }
+    }
+    Ok(Some(st))
+}
+
+fn encode(st: &State) -> BTreeMap<&'static str, String> {
+    fn json<T: Serialize>(v: &T) -> String {
+        serde_json::to_string(v).unwrap_or_default()
+    }
+    let mut f = BTreeMap::from([
+        ("inc", st.inc.clone()),
+        ("sched", st.sched.clone()),
+        ("def", st.def.clone()),
+        ("since", st.since.to_string()),
+        ("newest", st.newest.to_string()),
+        ("skip", st.skip.to_string()),
+    ]);
+    if !st.open.is_empty() {
+        f.insert("open", json(&st.open));
+    }
+    if let Some(last) = &st.last {
+        f.insert("last", json(last));
+        f.insert("to", last.to.to_string());
+    }
+    if let Some(pause) = &st.pause {
+        f.insert("pause", json(pause));
+    }
+    if !st.triggers.is_empty() {
+        f.insert("triggers", json(&st.triggers));
+    }
+    if !st.triggered.is_empty() {
+        f.insert("triggered", json(&st.triggered));
+    }
+    if st.waiting {
+        f.insert("waiting", "1".to_owned());
+    }
+    f
+}
+
+const KNOWN: [&str; 13] = [
+    "inc",
+    "sched",
+    "def",
+    "since",
+    "newest",
+    "open",
+    "last",
+    "to",
+    "pause",
+    "skip",
+    "triggers",
+    "triggered",
+    "waiting",
+];
+
+/// What to set (names and values in turn) and what to remove, to make `was` say `now`.
+pub(super) fn diff(was: &Fields, now: &State) -> (Vec<String>, Vec<String>) {
+    let new = encode(now);
+    let set = new
+        .iter()
+        .filter(|(k, v)| !was.iter().any(|(wk, wv)| wk == *k && wv == *v))
+        .flat_map(|(k, v)| [(*k).to_owned(), v.clone()])
+        .collect();
+    let remove = was
+        .iter()
+        .map(|(k, _)| k)
+        .filter(|k| KNOWN.contains(&k.as_str()) && !new.contains_key(k.as_str()))
+        .cloned()
+        .collect();
+    (set, remove)
+}

@@ -1,0 +1,393 @@
+//! What is shown of runs, instances and jobs, as JSON: the same for the command line and the API. Pure: the store's
+//! clock comes in with what the store said.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
+
+use serde::{Serialize, Serializer};
+
+use crate::{
+    config::{Config, Job},
+    logic::{
+        claim::{Open, State},
+        schedule::next_of,
+    },
+    model::{
+        FencingToken, InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger,
+        rfc3339_ms,
+    },
+    store::{Fleet, Info},
+};
+
+/// An instance whose clock differs from the store's by more than this is warned about, in milliseconds.
+pub const CLOCK_WARNING_MS: f64 = 500.0;
+/// An instance that was not heard of for so long is taken for gone, in milliseconds.
+pub const SILENT_MS: i64 = 15_000;
+
+/// Unix milliseconds of the store's clock, written as RFC 3339 in UTC with milliseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Time(pub i64);
+
+impl Serialize for Time {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        s.serialize_str(&rfc3339_ms(self.0))
+    }
+}
+
+impl From<Occurrence> for Time {
+    fn from(o: Occurrence) -> Self {
+        Self(o.0)
+    }
+}
+
+/// One attempt of an occurrence, or an occurrence that was not run.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct RunView {
+    pub run_id: Option<RunId>,
+    pub job: JobName,
+    pub occurrence: Time,
+    pub trigger: Trigger,
+    pub attempt: u32,
+    pub fencing_token: Option<FencingToken>,
+    pub instance: Option<InstanceId>,
+    pub host: Option<String>,
+    pub started_at: Option<Time>,
+    pub finished_at: Option<Time>,
+    pub lateness_ms: Option<i64>,
+    pub duration_ms: Option<i64>,
+    pub outcome: Outcome,
+    pub exit_code: Option<i32>,
+    pub signal: Option<i32>,
+    pub output_tail: String,
+    pub output_truncated: bool,
+    pub error: Option<String>,
+    /// So many missed occurrences, of which `occurrence` is the last. Written only when it is not 1.
+    #[serde(skip_serializing_if = "is_one")]
+    pub count: u64,
+}
+
+fn is_one(n: &u64) -> bool {
+    *n == 1
+}
+
+impl From<RunRecord> for RunView {
+    fn from(r: RunRecord) -> Self {
+        Self {
+            run_id: r.run_id,
+            job: r.job,
+            occurrence: r.occurrence.into(),
+            trigger: r.trigger,
+            attempt: r.attempt,
+            fencing_token: r.fencing_token,
+            instance: r.instance,
+            host: r.host,
+            started_at: r.started_at.map(Time),
+            finished_at: r.finished_at.map(Time),
+            lateness_ms: r.lateness_ms,
+            duration_ms: r.duration_ms,
+            outcome: r.outcome,
+            exit_code: r.exit_code,
+            signal: r.signal,
+            output_tail: r.output_tail,
+            output_truncated: r.output_truncated,
+            error: r.error,
+            count: r.count,
+        }
+    }
+}
+
+impl RunView {
+    /// An attempt that has not ended. Its start is the moment of the grant.
+    pub fn running(job: &JobName, open: &Open) -> Self {
+        Self {
+            run_id: Some(open.run),
+            job: job.clone(),
+            occurrence: open.occurrence.into(),
+            trigger: open.trigger,
+            attempt: open.attempt,
+            fencing_token: Some(open.occurrence.token(open.attempt)),
+            instance: Some(open.instance.clone()),
+            host: Some(open.host.clone()),
+            started_at: Some(Time(open.granted_at)),
+            finished_at: None,
+            lateness_ms: Some(open.granted_at - open.occurrence.0),
+            duration_ms: None,
+            outcome: Outcome::Running,
+            exit_code: None,
+            signal: None,
+            output_tail: String::new(),
+            output_truncated: false,
+            error: None,
+            count: 1,
+        }
+    }
+}
+
+/// Instances and jobs of a fleet at one moment.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct StatusView {
+    /// Where the fleet meets, without secrets.
+    pub store: String,
+    pub namespace: String,
+    /// The store's clock.
+    pub now: Time,
+    /// Digest of the configuration of whoever asks.
+    pub config: String,
+    pub epoch: EpochView,
+    pub instances: Vec<InstanceView>,
+    pub jobs: Vec<JobView>,
+}
+
+/// The time since the store started or lost its data.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct EpochView {
+    pub since: Time,
+    /// False: nothing is granted yet.
+    pub open: bool,
+    /// How long that lasts; null when no instance is there to end it.
+    pub wait_ms: Option<i64>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct InstanceView {
+    pub instance: InstanceId,
+    pub host: String,
+    pub pid: u32,
+    pub version: String,
+    pub started_at: Time,
+    pub last_seen: Time,
+    /// Not heard of for [`SILENT_MS`].
+    pub silent: bool,
+    /// This host's wall clock minus the store's.
+    pub clock_offset_ms: f64,
+    pub clock_warning: bool,
+    pub config: String,
+    /// Most instances have another configuration.
+    pub config_differs: bool,
+    /// Jobs loaded.
+    pub jobs: u32,
+    pub running: Vec<RunningView>,
+    /// It was asked to drain, or does.
+    pub draining: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct RunningView {
+    pub job: JobName,
+    pub occurrence: Time,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct JobView {
+    pub job: JobName,
+    pub description: Option<String>,
+    pub tags: Arc<[String]>,
+    /// As written; empty: runs only when triggered.
+    pub schedule: Arc<[String]>,
+    pub timezone: Arc<str>,
+    pub enabled: bool,
+    /// An instance has registered the job with the store.
+    pub known: bool,
+    /// Its state is from before the store lost data: nothing is granted until an instance has adopted it.
+    pub quarantined: bool,
+    /// The newest decided occurrence.
+    pub newest: Option<Time>,
+    /// The newest decided occurrence was skipped or missed.
+    pub newest_not_run: bool,
+    pub last: Option<LastView>,
+    pub running: Vec<RunView>,
+    /// Occurrences whose next attempt is awaited.
+    pub awaited: Vec<AwaitedView>,
+    /// Without jitter.
+    pub next: Option<Time>,
+    pub next_local: Option<String>,
+    pub paused: Option<PauseView>,
+    /// So many coming occurrences will be skipped.
+    pub skip: u32,
+    /// Manual triggers that nobody has claimed yet.
+    pub triggers: usize,
+    /// The fleet registered, or runs, another definition than the configuration of whoever asks.
+    pub other_definition: bool,
+    /// Of the running ones: not renewed for a whole lease, so its holder is probably gone.
+    pub lapsed: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct LastView {
+    pub occurrence: Time,
+    pub attempt: u32,
+    pub run_id: RunId,
+    pub instance: InstanceId,
+    pub outcome: Outcome,
+    pub started_at: Time,
+    pub finished_at: Time,
+    pub duration_ms: i64,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct AwaitedView {
+    pub occurrence: Time,
+    /// The attempt that will be made.
+    pub attempt: u32,
+    pub at: Time,
+    pub trigger: Trigger,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct PauseView {
+    pub since: Time,
+    pub until: Option<Time>,
+    pub reason: Option<String>,
+}
+
+/// What there is to say about a job at `now` (Unix ms of the store's clock); `inc` is the store's incarnation.
+pub fn job(job: &Job, state: Option<&State>, now: i64, inc: &str) -> JobView {
+    let none = State::default();
+    let known = state.is_some();
+    let st = state.unwrap_or(&none);
+    let next = job
+        .enabled
+        .then(|| next_of(&job.schedules, Occurrence(now)))
+        .flatten();
+    let held = || st.open.iter().filter(|o| o.again.is_none());
+    let other = |def: &str| !def.is_empty() && def != job.digest;
+    JobView {
+        job: job.name.clone(),
+        description: job.description.clone(),
+        tags: job.tags.clone(),
+        schedule: job.schedule_text.clone(),
+        timezone: job.timezone.clone(),
+        enabled: job.enabled,
+        known,
+        quarantined: known && st.inc != inc,
+        newest: (st.newest > 0).then_some(Time(st.newest)),
+        // With overlap = "allow" an older run may end last; then this says nothing.
+        newest_not_run: job.overlap != crate::logic::claim::Overlap::Allow
+            && st.open.is_empty()
+            && st.last.as_ref().is_some_and(|l| l.occurrence.0 < st.newest),
+        last: st.last.as_ref().map(|l| LastView {
+            occurrence: l.occurrence.into(),
+            attempt: l.attempt,
+            run_id: l.run,
+            instance: l.instance.clone(),
+            outcome: l.outcome,
+            started_at: Time(l.from),
+            finished_at: Time(l.to),
+            duration_ms: l.to - l.from,
+        }),
+        running: held().map(|o| RunView::running(&job.name, o)).collect(),
+        awaited: st
+            .open
+            .iter()
+            .filter_map(|o| {
+                o.again.map(|again| AwaitedView {
+                    occurrence: o.occurrence.into(),
+                    attempt: o.attempt + 1,
+                    at: Time(again.at),
+                    trigger: again.trigger,
+                })
+            })
+            .collect(),
+        next: next.map(Time::from),
+        next_local: next.and_then(|o| job.schedules.first().map(|s| s.local(o))),
+        paused: paused(st, now),
+        skip: st.skip,
+        triggers: st.triggers.len(),
+        other_definition: other(&st.def) || held().any(|o| other(&o.def)),
+        lapsed: held().any(|o| now - o.renewed_at > o.lease),
+    }
+}
+
+/// The pause that is in force at `now`.
+pub fn paused(st: &State, now: i64) -> Option<PauseView> {
+    let p = st.pause.as_ref()?;
+    p.until.is_none_or(|until| now < until).then(|| PauseView {
+        since: Time(p.at),
+        until: p.until.map(Time),
+        reason: p.reason.clone(),
+    })
+}
+
+/// How long nothing is granted at `now`, as far as can be said.
+pub fn epoch(fleet: &Fleet, now: i64) -> EpochView {
+    let quarantine = i64::try_from(fleet.quarantine.as_millis()).unwrap_or(i64::MAX);
+    EpochView {
+        since: Time(fleet.born),
+        open: fleet.open,
+        wait_ms: (!fleet.open && quarantine > 0)
+            .then(|| (fleet.born.saturating_add(quarantine) - now).max(0)),
+    }
+}
+
+/// Everything about the fleet. `states` belong to the jobs of `config`, by name.
+pub fn status(
+    config: &Config,
+    store: &str,
+    fleet: &Fleet,
+    states: &HashMap<JobName, State>,
+    now: i64,
+    inc: &str,
+) -> StatusView {
+    let common = most_common(fleet, &config.digest, now);
+    StatusView {
+        store: store.to_owned(),
+        namespace: config.store.namespace.clone(),
+        now: Time(now),
+        config: config.digest.clone(),
+        epoch: epoch(fleet, now),
+        instances: fleet
+            .instances
+            .iter()
+            .map(|(id, info)| InstanceView {
+                instance: id.clone(),
+                host: info.host.clone(),
+                pid: info.pid,
+                version: info.version.clone(),
+                started_at: Time(info.started_at),
+                last_seen: Time(info.seen),
+                silent: silent(info, now),
+                clock_offset_ms: info.clock_offset_ms,
+                clock_warning: info.clock_offset_ms.abs() > CLOCK_WARNING_MS,
+                config: info.config.clone(),
+                config_differs: info.config != common,
+                jobs: info.jobs,
+                running: info
+                    .running
+                    .iter()
+                    .map(|(job, occurrence)| RunningView {
+                        job: job.clone(),
+                        occurrence: (*occurrence).into(),
+                    })
+                    .collect(),
+                draining: info.draining || fleet.drains.contains(id),
+            })
+            .collect(),
+        jobs: config
+            .jobs
+            .values()
+            .map(|j| job(j, states.get(&j.name), now, inc))
+            .collect(),
+    }
+}
+
+/// Not heard of for [`SILENT_MS`].
+pub fn silent(info: &Info, now: i64) -> bool {
+    now - info.seen > SILENT_MS
+}
+
+/// The configuration that most instances have; of equally frequent ones ours, else any of them, always the same.
+/// Instances that are gone count only when no other is left.
+fn most_common(fleet: &Fleet, ours: &str, now: i64) -> String {
+    let mut counts: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
+    for info in fleet.instances.values() {
+        let count = counts.entry(info.config.as_str()).or_default();
+        count.0 += usize::from(!silent(info, now));
+        count.1 += 1;
+    }
+    counts
+        .into_iter()
+        .max_by_key(|(digest, count)| (*count, *digest == ours))
+        .map_or_else(|| ours.to_owned(), |(digest, _)| digest.to_owned())
+}

@@ -1,0 +1,83 @@
+#!/bin/sh
+# test.sh [--databases]: install what the tests need, then run all that must pass. Works from any directory.
+#
+# On Debian with Rust, a C compiler and apt it needs nothing else. Servers are installed as programs only: the tests
+# start their own, on Unix sockets or free ports, and end them. PostgreSQL and MariaDB, which one test tries the lottery on,
+# are installed with --databases or in CI (CI=true); without them that part says that it is skipped.
+set -eu
+cd "$(dirname "$0")"
+
+databases=
+case ${CI-} in '' | 0 | false) ;; *) databases=yes ;; esac
+case ${1-} in
+    '') ;;
+    --databases) databases=yes ;;
+    -h | --help) sed -n '2,6s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    *) echo "test.sh: unknown option \`$1\`; usage: test.sh [--databases]" >&2; exit 64 ;;
+esac
+
+title() { printf '\n== %s\n' "$*"; }
+fail() { printf 'test.sh: %s\n' "$*" >&2; exit 1; }
+has() { command -v "$1" >/dev/null 2>&1; }
+exists() { [ -e "$1" ]; }
+
+title "what the tests need"
+if ! has cargo && [ -x "$HOME/.cargo/bin/cargo" ]; then PATH=$HOME/.cargo/bin:$PATH; fi
+has cargo || fail "no cargo: install Rust, see https://rustup.rs"
+has cc || fail "no C compiler: apt-get install gcc libc6-dev"
+for component in fmt:rustfmt clippy:clippy; do
+    if ! cargo "${component%:*}" --version >/dev/null 2>&1; then
+        has rustup || fail "no cargo ${component%:*}: install the Rust component ${component#*:}"
+        rustup component add "${component#*:}"
+    fi
+done
+
+packages=
+has redis-server || packages="$packages redis-server"
+has sqlite3 || packages="$packages sqlite3"
+has faketime || packages="$packages faketime"
+has openssl || packages="$packages openssl"
+has ps || packages="$packages procps"
+has python3 || packages="$packages python3"
+exists /usr/share/zoneinfo/Europe/Berlin || packages="$packages tzdata"
+if [ -n "$databases" ]; then
+    exists "$(echo /usr/lib/postgresql/*/bin/initdb | cut -d' ' -f1)" || has initdb || packages="$packages postgresql"
+    has mariadbd || exists /usr/sbin/mariadbd || packages="$packages mariadb-server"
+fi
+if [ -n "$packages" ]; then
+    echo "missing:$packages"
+    has apt-get || fail "no apt-get here: install these in this system's way, then start again"
+    as_root=
+    if [ "$(id -u)" != 0 ]; then
+        has sudo || fail "apt-get needs root and there is no sudo; as root: apt-get install --no-install-recommends$packages"
+        as_root=sudo
+    fi
+    # RUNLEVEL=1: the packages' own servers are not started.
+    $as_root apt-get update -q
+    # shellcheck disable=SC2086
+    $as_root env RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $packages
+else
+    echo "all there"
+fi
+
+summary='' failed=''
+step() { # step NAME COMMAND...: goes on after a failure, so that one run shows all of them
+    name=$1
+    shift
+    title "$name: $*"
+    began=$(date +%s)
+    if "$@"; then result=ok; else result=FAILED failed=yes; fi
+    summary="$summary$(printf '%-7s %4ss  %s' "$result" "$(($(date +%s) - began))" "$name")
+"
+}
+
+step format cargo fmt --check
+step clippy cargo clippy --locked --all-targets -- -D warnings
+step rustdoc env RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps
+# Most tests wait, for leases and for seconds to pass: more of them at one time than there are cores.
+step tests cargo test --locked -- --test-threads=6
+
+title summary
+printf '%s' "$summary"
+[ -z "$failed" ] || fail "not everything passed"
+echo "everything passed"

@@ -1,0 +1,1049 @@
+//! The built binary's command line: what it prints, and its exit codes. Commands that ask the store ask a real
+//! redis-server, which is filled through the Store contract; no daemon is needed.
+
+use std::{
+    io::{BufRead as _, BufReader, Read as _},
+    path::Path,
+    process::{Command, Output, Stdio},
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+use soloist::{
+    clock,
+    config::{self, Config},
+    logic::claim::{
+        Again, Answer, Claim, OnCrash, Overlap, Register, Registration, Renew, Renewal, Settle,
+        Settlement, Stop, Target,
+    },
+    model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger},
+    store::{self, Beat, Decision, Info, Store, Tail},
+};
+use tempfile::TempDir;
+
+use crate::support::redis::RedisServer;
+
+const JOBS: &str = r#"
+[jobs.draw]
+schedule = "0 12 * * *"
+timezone = "Asia/Shanghai"
+command = "true"
+
+[jobs.often]
+schedule = "@every 10s"
+command = "true"
+grace = "1s"
+start_within = "1s"
+
+[jobs.off]
+schedule = "@daily"
+command = "true"
+enabled = false
+"#;
+
+/// A directory with a jobs.toml.
+struct Files {
+    dir: TempDir,
+}
+
+impl Files {
+    fn new(text: &str) -> Self {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        std::fs::write(dir.path().join("jobs.toml"), text).expect("jobs.toml is written");
+        Self { dir }
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        // A command that waits for ever is to fail its test, not to hang it.
+        let mut c = Command::new("timeout");
+        c.args(["60", env!("CARGO_BIN_EXE_soloist")])
+            .args(args)
+            .current_dir(self.dir.path())
+            .stdin(Stdio::null());
+        for name in ["SOLOIST_CONFIG", "SOLOIST_LOG", "SOLOIST_INSTANCE"] {
+            c.env_remove(name);
+        }
+        c
+    }
+
+    fn run(&self, args: &[&str]) -> Ran {
+        let Output {
+            status,
+            stdout,
+            stderr,
+        } = self.command(args).output().expect("soloist starts");
+        Ran {
+            code: status.code(),
+            out: String::from_utf8(stdout).expect("stdout is UTF-8"),
+            err: String::from_utf8(stderr).expect("stderr is UTF-8"),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Ran {
+    code: Option<i32>,
+    out: String,
+    err: String,
+}
+
+impl Ran {
+    #[track_caller]
+    fn ok(self) -> String {
+        assert_eq!(
+            (self.code, self.err.as_str()),
+            (Some(0), ""),
+            "{}",
+            self.out
+        );
+        self.out
+    }
+    #[track_caller]
+    fn json(self) -> Value {
+        serde_json::from_str(&self.ok()).expect("stdout is JSON")
+    }
+    /// It failed with `code`, said nothing on stdout, and told one line and one hint.
+    #[track_caller]
+    fn failed(self, code: i32) -> (String, String) {
+        assert_eq!(
+            (self.code, self.out.as_str()),
+            (Some(code), ""),
+            "{}",
+            self.err
+        );
+        let lines: Vec<&str> = self.err.lines().collect();
+        let [chain, hint] = lines[..] else {
+            panic!("not a chain and a hint: {}", self.err);
+        };
+        let chain = chain.strip_prefix("soloist: ").expect("the chain");
+        let hint = hint.strip_prefix("hint: ").expect("the hint");
+        (chain.to_owned(), hint.to_owned())
+    }
+}
+
+#[test]
+fn next_prints_exactly_job_occurrence_and_local_in_the_order_of_time() {
+    let files = Files::new(JOBS);
+    let list = files
+        .run(&[
+            "next",
+            "draw",
+            "-n",
+            "2",
+            "--from",
+            "2026-11-21T04:00:00Z",
+            "--json",
+        ])
+        .json();
+    assert_eq!(
+        list,
+        json!([
+            {"job": "draw", "occurrence": "2026-11-22T04:00:00.000Z", "local": "2026-11-22T12:00:00+08:00"},
+            {"job": "draw", "occurrence": "2026-11-23T04:00:00.000Z", "local": "2026-11-23T12:00:00+08:00"},
+        ])
+    );
+    let all = files
+        .run(&["next", "-n", "3", "--from", "1795233591000", "--json"])
+        .json();
+    let brief: Vec<String> = all
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(|o| format!("{} {}", o["job"], o["occurrence"]))
+        .collect();
+    assert_eq!(
+        brief,
+        [
+            r#""draw" "2026-11-21T04:00:00.000Z""#,
+            r#""often" "2026-11-21T04:00:00.000Z""#,
+            r#""often" "2026-11-21T04:00:10.000Z""#,
+        ]
+    );
+    let text = files.run(&["next", "-n", "2"]).ok();
+    assert!(
+        text.starts_with("JOB    OCCURRENCE            LOCAL TIME "),
+        "{text}"
+    );
+    assert_eq!(text.lines().count(), 3);
+    assert!(
+        !text.contains('\x1b'),
+        "colours where no terminal is: {text}"
+    );
+}
+
+#[test]
+fn a_disabled_job_is_not_planned_and_says_so_when_asked_for() {
+    let files = Files::new(JOBS);
+    let all = files.run(&["next", "-n", "100000", "--from", "0", "--json"]);
+    assert!(!all.out.contains("\"off\""));
+    let off = files.run(&["next", "off", "-n", "1"]);
+    assert_eq!(off.code, Some(0));
+    assert!(off.err.contains("disabled"), "{}", off.err);
+}
+
+#[test]
+fn check_lists_the_jobs_of_a_good_file() {
+    let files = Files::new(JOBS);
+    let text = files.run(&["check"]).ok();
+    assert!(
+        text.starts_with("jobs.toml is valid: 3 jobs (1 disabled), store sqlite:"),
+        "{text}"
+    );
+    let json = files.run(&["check", "--json"]).json();
+    assert_eq!(json["ok"], true);
+    assert_eq!(json["jobs"][0]["job"], "draw");
+    assert_eq!(json["jobs"][0]["timezone"], "Asia/Shanghai");
+    assert_eq!(json["jobs"][0]["next"].as_array().map(Vec::len), Some(3));
+    assert_eq!(json["jobs"][1]["next"], json!([]));
+}
+
+#[test]
+fn a_broken_file_is_refused_with_all_its_problems() {
+    let files = Files::new(
+        "[jobs.a]\nschedul = '* * * * *'\ncommand = 'x'\n[jobs.b]\nschedule = 'x'\ncommand = 1\n",
+    );
+    let told = files.run(&["check"]);
+    assert_eq!((told.code, told.out.as_str()), (Some(78), ""));
+    assert!(told.err.contains("jobs.toml:2:1"), "{}", told.err);
+    assert!(told.err.contains("jobs.toml:5:"), "{}", told.err);
+    assert!(told.err.contains("jobs.toml:6:"), "{}", told.err);
+    let json = files.run(&["check", "--json"]);
+    assert_eq!((json.code, json.err.as_str()), (Some(78), ""));
+    let json: Value = serde_json::from_str(&json.out).expect("JSON");
+    assert_eq!(json["ok"], false);
+    assert_eq!(json["problems"][0]["line"], 2);
+    assert!(
+        json["problems"].as_array().map_or(0, Vec::len) >= 3,
+        "{json}"
+    );
+    for args in [&["run"][..], &["next"], &["status"], &["trigger", "a"]] {
+        let ran = files.run(args);
+        assert_eq!((ran.code, ran.out.as_str()), (Some(78), ""), "{args:?}");
+    }
+}
+
+#[test]
+fn the_configuration_is_found_by_option_environment_and_place() {
+    let empty = tempfile::tempdir().expect("a temporary directory");
+    let files = Files::new(JOBS);
+    let path = files.dir.path().join("jobs.toml");
+    let path = path.to_str().expect("a UTF-8 path");
+    let elsewhere = |args: &[&str], env: Option<&str>| {
+        let mut c = files.command(args);
+        c.current_dir(empty.path());
+        if let Some(v) = env {
+            c.env("SOLOIST_CONFIG", v);
+        }
+        c.output().expect("soloist starts").status.code()
+    };
+    assert_eq!(elsewhere(&["check", "--config", path], None), Some(0));
+    assert_eq!(elsewhere(&["check"], Some(path)), Some(0));
+    assert_eq!(
+        elsewhere(&["--config", path, "check"], Some("/nowhere")),
+        Some(0)
+    );
+    assert_eq!(elsewhere(&["check"], Some("/nowhere")), Some(78));
+    if !Path::new("/etc/soloist/jobs.toml").exists() {
+        assert_eq!(elsewhere(&["check"], None), Some(78));
+    }
+}
+
+#[test]
+fn wrong_usage_exits_64_and_help_0() {
+    let files = Files::new(JOBS);
+    for args in [
+        &[][..],
+        &["nonsense"],
+        &["next", "-n", "x"],
+        &["next", "--from", "noon"],
+        &["history", "--outcome", "great"],
+        &["pause"],
+        &["run", "--instance", "a b"],
+        &["check", "--log", "soloist=loudly"],
+        &["trigger", "draw", "--key", ""],
+    ] {
+        let ran = files.run(args);
+        assert_eq!(
+            (ran.code, ran.out.as_str()),
+            (Some(64), ""),
+            "{args:?}: {}",
+            ran.err
+        );
+        assert!(!ran.err.is_empty());
+    }
+    let (chain, hint) = files.run(&["next", "drwa"]).failed(64);
+    assert_eq!(chain, "no job `drwa` in jobs.toml");
+    assert_eq!(hint, "did you mean `draw`?");
+    let help = files.run(&["--help"]).ok();
+    for code in ["64", "69", "70", "75", "78"] {
+        assert!(help.contains(&format!("  {code}  ")), "{help}");
+    }
+    assert!(files.run(&["help", "trigger"]).ok().contains("128+N"));
+    let version = files.run(&["--version"]).ok();
+    assert_eq!(version, format!("soloist {}\n", env!("CARGO_PKG_VERSION")));
+}
+
+#[test]
+fn a_reader_that_has_seen_enough_is_no_error() {
+    let files = Files::new(JOBS);
+    let mut child = files
+        .command(&["next", "-n", "50000"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("soloist starts");
+    let mut first = String::new();
+    let mut out = BufReader::new(child.stdout.take().expect("stdout"));
+    out.read_line(&mut first).expect("a first line");
+    assert!(first.starts_with("JOB"));
+    drop(out);
+    let mut err = String::new();
+    child
+        .stderr
+        .take()
+        .expect("stderr")
+        .read_to_string(&mut err)
+        .expect("stderr is UTF-8");
+    assert_eq!(
+        (child.wait().expect("it ends").code(), err.as_str()),
+        (Some(0), "")
+    );
+}
+
+#[test]
+fn a_store_that_is_not_there_exits_69_with_one_chain_and_one_hint() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let url = format!("redis+unix://{}/none.sock", dir.path().display());
+    let files = Files::new(&format!(
+        "[store]\nurl = '{url}'\ntimeout = '50ms'\nretry = {{ attempts = 1, interval = '10ms' }}\n{JOBS}"
+    ));
+    for args in [
+        &["status"][..],
+        &["history"],
+        &["logs", "draw"],
+        &["why", "draw"],
+        &["trigger", "draw"],
+        &["trigger", "draw", "--wait"],
+        &["pause", "draw"],
+        &["resume", "draw"],
+        &["skip", "draw"],
+        &["cancel", "draw"],
+        &["drain"],
+        &["undrain"],
+    ] {
+        let (chain, hint) = files.run(args).failed(69);
+        assert!(
+            chain.starts_with("no answer from the store at"),
+            "{args:?}: {chain}"
+        );
+        assert!(hint.contains("the store that jobs.toml names"), "{hint}");
+    }
+    // These need no store.
+    files.run(&["check"]).ok();
+    files.run(&["next"]).ok();
+}
+
+#[test]
+fn to_look_makes_no_database() {
+    let files = Files::new(JOBS);
+    let (chain, _) = files.run(&["status"]).failed(69);
+    assert!(
+        chain.ends_with("soloist.db: no instance has run yet"),
+        "{chain}"
+    );
+    let left: Vec<_> = std::fs::read_dir(files.dir.path())
+        .expect("a directory")
+        .map(|f| f.expect("a file").file_name())
+        .collect();
+    assert_eq!(left, ["jobs.toml"]);
+}
+
+/// A store of its own, and an instance's side of the Store contract.
+struct Fleet {
+    files: Files,
+    _server: RedisServer,
+    runtime: tokio::runtime::Runtime,
+    store: Arc<dyn Store>,
+    config: Config,
+}
+
+impl Fleet {
+    /// One live instance, `web-1`, which has registered all jobs.
+    fn start() -> Self {
+        let fleet = Self::empty();
+        fleet.beat("web-1", &[]);
+        fleet.register();
+        fleet
+    }
+
+    fn empty() -> Self {
+        let server = RedisServer::start();
+        let files = Files::new(&format!("[store]\nurl = '{}'\n{JOBS}", server.url()));
+        let config = config::load(&files.dir.path().join("jobs.toml")).expect("a good file");
+        let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+        let store = runtime.block_on(async { store::open(&config.store).expect("a store") });
+        Self {
+            files,
+            _server: server,
+            runtime,
+            store,
+            config,
+        }
+    }
+
+    fn run(&self, args: &[&str]) -> Ran {
+        self.files.run(args)
+    }
+
+    fn beat(&self, instance: &str, running: &[(&str, Occurrence)]) {
+        let host = rustix::system::uname()
+            .nodename()
+            .to_string_lossy()
+            .into_owned();
+        let info = Info {
+            seen: 0,
+            host,
+            pid: 1,
+            version: "0.1.0".into(),
+            config: self.config.digest.clone(),
+            clock_offset_ms: if instance == "web-1" { 2.0 } else { -1200.0 },
+            started_at: 0,
+            running: running.iter().map(|(j, o)| (JobName::new(j), *o)).collect(),
+            draining: false,
+            jobs: 3,
+        };
+        self.runtime.block_on(async {
+            let look = self.store.heartbeat(None).await.expect("a look");
+            let beat = Beat {
+                instance: InstanceId::new(instance),
+                info,
+                quarantine: Duration::from_secs(17),
+                open: Some((look.inc.clone(), look.value.born)),
+            };
+            self.store
+                .heartbeat(Some(&beat))
+                .await
+                .expect("a heartbeat");
+        });
+    }
+
+    fn register(&self) {
+        self.runtime.block_on(async {
+            let inc = self.store.heartbeat(None).await.expect("a look").inc;
+            let jobs: Vec<Register> = self
+                .config
+                .jobs
+                .values()
+                .map(|j| Register {
+                    job: j.name.clone(),
+                    sched: j.schedule_digest.to_string(),
+                    def: j.digest.clone(),
+                    known: Occurrence(0),
+                    adopt: Some(inc.to_string()),
+                    lost: None,
+                    instance: InstanceId::new("web-1"),
+                    host: "web".into(),
+                    on_crash: OnCrash::Fail,
+                    max_attempts: 3,
+                })
+                .collect();
+            let answers = self.store.register(&jobs).await.expect("registered").value;
+            assert!(answers.iter().all(|(a, _)| *a == Registration::Ready));
+        });
+    }
+
+    /// The run of a claim that must be granted.
+    fn claim(&self, job: &str, target: Target) -> Held<'_> {
+        let now = clock::wall_us() / 1000;
+        let run = RunId::random();
+        let claim = Claim {
+            job: JobName::new(job),
+            trigger: match target {
+                Target::Scheduled(_) => Trigger::Schedule,
+                Target::Manual { .. } => Trigger::Manual,
+            },
+            target,
+            known: Occurrence(0),
+            missed: vec![],
+            run,
+            instance: InstanceId::new("web-1"),
+            host: "web".into(),
+            start_by: now + 60_000,
+            lease: 15_000,
+            overlap: Overlap::Skip,
+            on_crash: OnCrash::Fail,
+            max_attempts: 3,
+            def: self.config.jobs[&JobName::new(job)].digest.clone(),
+            observed: None,
+        };
+        let reply = self
+            .runtime
+            .block_on(self.store.claim(std::slice::from_ref(&claim)))
+            .expect("an answer");
+        let Answer::Granted(grant) = &reply.value[0] else {
+            panic!("not granted: {:?}", reply.value);
+        };
+        Held {
+            fleet: self,
+            claim,
+            occurrence: grant.occurrence,
+        }
+    }
+
+    fn journal(&self, instance: &str, occurrence: Occurrence, decision: &str, detail: &str) {
+        let d = Decision {
+            job: JobName::new("often"),
+            occurrence,
+            instance: InstanceId::new(instance),
+            at: occurrence.0 + 3,
+            decision: decision.into(),
+            detail: detail.into(),
+        };
+        self.runtime
+            .block_on(self.store.journal(&[d]))
+            .expect("journalled");
+    }
+
+    /// Waits until a trigger is put in, and takes it.
+    fn take_trigger(&self, job: &str) -> Held<'_> {
+        let name = [JobName::new(job)];
+        wait_for("a trigger", || {
+            let reply = self
+                .runtime
+                .block_on(self.store.observe(&name))
+                .expect("a state");
+            let key = reply.value[0].as_ref()?.triggers.first()?.key.clone();
+            Some(self.claim(job, Target::Manual { key, before: None }))
+        })
+    }
+}
+
+struct Held<'a> {
+    fleet: &'a Fleet,
+    claim: Claim,
+    occurrence: Occurrence,
+}
+
+impl Held<'_> {
+    fn write(&self, at: u64, text: &str) {
+        let f = self.fleet;
+        f.runtime
+            .block_on(f.store.append_output(
+                &self.claim.job,
+                self.claim.run,
+                at,
+                text.as_bytes(),
+                65_536,
+            ))
+            .expect("output is kept");
+    }
+
+    fn wait_for_stop(&self) -> Stop {
+        let f = self.fleet;
+        let mut seq = 0;
+        wait_for("a stop request", || {
+            seq += 1;
+            let renew = Renew {
+                job: self.claim.job.clone(),
+                occurrence: self.occurrence,
+                attempt: 1,
+                trigger: self.claim.trigger,
+                key: None,
+                run: self.claim.run,
+                instance: self.claim.instance.clone(),
+                host: self.claim.host.clone(),
+                lease: self.claim.lease,
+                def: self.claim.def.clone(),
+                seq,
+                granted_at: 0,
+            };
+            match f
+                .runtime
+                .block_on(f.store.renew(&renew))
+                .expect("an answer")
+                .value
+            {
+                Renewal::Renewed(stop) => stop,
+                Renewal::Lost => panic!("the lease is lost"),
+            }
+        })
+    }
+
+    fn settle(&self, outcome: Outcome, exit_code: Option<i32>, signal: Option<i32>, output: &str) {
+        self.settle_attempt(1, outcome, exit_code, signal, output, None);
+    }
+
+    fn settle_attempt(
+        &self,
+        attempt: u32,
+        outcome: Outcome,
+        exit_code: Option<i32>,
+        signal: Option<i32>,
+        output: &str,
+        again: Option<Again>,
+    ) {
+        let f = self.fleet;
+        let now = clock::wall_us() / 1000;
+        let record = RunRecord {
+            run_id: Some(self.claim.run),
+            job: self.claim.job.clone(),
+            occurrence: self.occurrence,
+            trigger: self.claim.trigger,
+            attempt,
+            fencing_token: None,
+            instance: Some(self.claim.instance.clone()),
+            host: Some("web".into()),
+            started_at: Some(now - 31),
+            finished_at: Some(now),
+            lateness_ms: Some(4),
+            duration_ms: Some(31),
+            outcome,
+            exit_code,
+            signal,
+            output_tail: String::new(),
+            output_truncated: false,
+            error: None,
+            count: 1,
+        };
+        let settle = Settle {
+            run: self.claim.run,
+            record,
+            again,
+        };
+        let tail = Tail {
+            before: 0,
+            data: output.into(),
+        };
+        let reply = f
+            .runtime
+            .block_on(f.store.settle(&settle, &tail))
+            .expect("an answer");
+        assert_eq!(reply.value, Settlement::Done);
+    }
+}
+
+#[track_caller]
+fn wait_for<T>(what: &str, mut f: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        if let Some(v) = f() {
+            return v;
+        }
+        assert!(Instant::now() < deadline, "waited in vain for {what}");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// The newest instant of `@every 10s` that is due, which after a register is not always owed; still it may be claimed.
+fn due() -> Occurrence {
+    let now = clock::wall_us() / 1000;
+    Occurrence(now - now % 10_000)
+}
+
+#[test]
+fn a_fleet_without_instances_says_that_nothing_is_granted() {
+    let fleet = Fleet::empty();
+    let text = fleet.run(&["status"]).ok();
+    assert!(
+        text.contains("nothing is granted until an instance is up"),
+        "{text}"
+    );
+    assert!(text.contains("no instance is up"), "{text}");
+    assert!(text.contains("no instance has it yet"), "{text}");
+    for args in [
+        &["trigger", "draw"][..],
+        &["pause", "draw"],
+        &["skip", "draw"],
+        &["trigger", "draw", "--wait"],
+    ] {
+        let (chain, _) = fleet.run(args).failed(75);
+        assert_eq!(
+            chain,
+            "no instance with job `draw` has run yet on this store"
+        );
+    }
+    assert_eq!(fleet.run(&["history"]).ok(), "no runs yet\n");
+    assert_eq!(fleet.run(&["history", "--json"]).json(), json!([]));
+    let (chain, _) = fleet.run(&["logs", "often"]).failed(64);
+    assert_eq!(chain, "`often` has not run yet");
+    let why = fleet.run(&["why", "often"]).ok();
+    assert!(
+        why.contains("no instance with this job has run yet"),
+        "{why}"
+    );
+    let (_, hint) = fleet.run(&["drain"]).failed(64);
+    assert_eq!(hint, "no instance was ever seen on this store");
+}
+
+#[test]
+fn status_shows_who_lives_what_runs_and_what_ended() {
+    let fleet = Fleet::start();
+    let first = fleet.claim("often", Target::Scheduled(due()));
+    fleet.beat("web-1", &[("often", first.occurrence)]);
+    fleet.beat("web-2", &[]);
+    let json = fleet.run(&["status", "--json"]).json();
+    assert_eq!(json["epoch"]["open"], true);
+    let web2 = &json["instances"][1];
+    assert_eq!(web2["instance"], "web-2");
+    assert_eq!(web2["clock_warning"], true);
+    assert_eq!(json["instances"][0]["running"][0]["job"], "often");
+    let often = &json["jobs"][2];
+    assert_eq!(often["job"], "often");
+    assert_eq!(often["running"][0]["outcome"], "running");
+    assert_eq!(often["running"][0]["run_id"], first.claim.run.to_string());
+    assert_eq!(often["other_definition"], false);
+    assert_eq!(often["last"], Value::Null);
+    first.settle(Outcome::Failed, Some(3), None, "");
+    let json = fleet.run(&["status", "--json"]).json();
+    assert_eq!(json["jobs"][2]["last"]["outcome"], "failed");
+    assert_eq!(json["jobs"][2]["running"], json!([]));
+    let text = fleet.run(&["status"]).ok();
+    assert!(text.contains("2 live instances on "), "{text}");
+    assert!(text.contains("-1.2 s !"), "{text}");
+    assert!(text.contains("@every 10s  failed"), "{text}");
+}
+
+#[test]
+fn history_has_the_contracts_keys_and_the_newest_first() {
+    let fleet = Fleet::start();
+    let one = fleet.claim("often", Target::Scheduled(Occurrence(due().0 - 10_000)));
+    one.settle(Outcome::Failed, Some(3), None, "oh\n");
+    let two = fleet.claim("often", Target::Scheduled(due()));
+    let list = fleet.run(&["history", "--json"]).json();
+    assert_eq!(list.as_array().map(Vec::len), Some(2));
+    let keys: Vec<&str> = list[1]
+        .as_object()
+        .expect("a record")
+        .keys()
+        .map(String::as_str)
+        .collect();
+    let mut wanted = [
+        "run_id",
+        "job",
+        "occurrence",
+        "trigger",
+        "attempt",
+        "fencing_token",
+        "instance",
+        "host",
+        "started_at",
+        "finished_at",
+        "lateness_ms",
+        "duration_ms",
+        "outcome",
+        "exit_code",
+        "signal",
+        "output_tail",
+        "output_truncated",
+        "error",
+    ];
+    wanted.sort_unstable();
+    assert_eq!(keys, wanted);
+    assert_eq!(list[0]["outcome"], "running");
+    assert_eq!(list[0]["run_id"], two.claim.run.to_string());
+    assert_eq!(list[1]["outcome"], "failed");
+    assert_eq!(list[1]["occurrence"], one.occurrence.to_string());
+    assert_eq!(list[1]["fencing_token"], one.occurrence.0 * 1000 + 1);
+    assert_eq!(list[1]["output_tail"], "oh\n");
+    let failed = fleet
+        .run(&["history", "often", "--outcome", "failed", "--json"])
+        .json();
+    assert_eq!(failed, json!([list[1]]));
+    let newest = fleet.run(&["history", "-n", "1", "--json"]).json();
+    assert_eq!(newest, json!([list[0]]));
+    assert_eq!(
+        fleet.run(&["history", "-n", "0", "--json"]).json(),
+        json!([])
+    );
+    assert_eq!(fleet.run(&["history", "draw"]).ok(), "no runs yet\n");
+}
+
+#[test]
+fn why_names_each_instances_decision() {
+    let fleet = Fleet::start();
+    let held = fleet.claim("often", Target::Scheduled(due()));
+    let at = held.occurrence;
+    held.settle(Outcome::Succeeded, Some(0), None, "");
+    fleet.journal("web-1", at, "won", "");
+    fleet.journal("web-2", at, "lost", "to web-1");
+    let json = fleet
+        .run(&["why", "often", &at.0.to_string(), "--json"])
+        .json();
+    assert_eq!(json["planned"], true);
+    assert_eq!(json["runs"][0]["outcome"], "succeeded");
+    assert_eq!(json["decisions"][0]["decision"], "won");
+    assert_eq!(json["decisions"][1]["instance"], "web-2");
+    let text = fleet.run(&["why", "often", &at.to_string()]).ok();
+    assert!(text.contains("It ran once on web-1"), "{text}");
+    assert!(text.contains("lost to web-1"), "{text}");
+    let text = fleet.run(&["why", "often", &(at.0 + 1).to_string()]).ok();
+    assert!(text.contains("no occurrence of the schedule"), "{text}");
+    assert!(text.contains("the one before: "), "{text}");
+}
+
+#[test]
+fn logs_come_from_any_host_and_follow_until_the_end() {
+    let fleet = Fleet::start();
+    let held = fleet.claim("often", Target::Scheduled(due()));
+    let quiet = fleet.run(&["logs", "often"]);
+    assert_eq!((quiet.code, quiet.out.as_str()), (Some(0), ""));
+    assert!(quiet.err.contains("nothing written yet"), "{}", quiet.err);
+    held.write(0, "one\n");
+    assert_eq!(fleet.run(&["logs", "often"]).ok(), "one\n");
+    let mut following = fleet
+        .files
+        .command(&["logs", "often", "-f"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("soloist starts");
+    let mut out = BufReader::new(following.stdout.take().expect("stdout"));
+    let mut line = String::new();
+    out.read_line(&mut line).expect("the first line");
+    assert_eq!(line, "one\n");
+    held.write(4, "two\n");
+    line.clear();
+    out.read_line(&mut line).expect("the second line");
+    assert_eq!(line, "two\n", "before the run has ended");
+    held.settle(Outcome::Succeeded, Some(0), None, "one\ntwo\nthree\n");
+    let mut rest = String::new();
+    out.read_to_string(&mut rest).expect("the rest");
+    assert_eq!(rest, "three\n");
+    assert_eq!(following.wait().expect("it ends").code(), Some(0));
+    let run = held.claim.run.to_string();
+    assert_eq!(
+        fleet.run(&["logs", "often", &run]).ok(),
+        "one\ntwo\nthree\n"
+    );
+    let json = fleet.run(&["logs", "often", &run[..20], "--json"]).json();
+    assert_eq!(json["output"], "one\ntwo\nthree\n");
+    assert_eq!(json["done"], true);
+    let (chain, _) = fleet.run(&["logs", "often", "ffff"]).failed(64);
+    assert_eq!(chain, "no run `ffff` of `often` is known");
+}
+
+#[test]
+fn following_a_run_that_wrote_nothing_ends_with_it() {
+    let fleet = Fleet::start();
+    let held = fleet.claim("often", Target::Scheduled(due()));
+    let mut following = fleet
+        .files
+        .command(&["logs", "often", "-f"])
+        .spawn()
+        .expect("soloist starts");
+    held.settle(Outcome::Succeeded, Some(0), None, "");
+    wait_for("logs -f to end", || following.try_wait().expect("a status"))
+        .success()
+        .then_some(())
+        .expect("exit code 0");
+}
+
+#[test]
+fn trigger_waits_prints_the_output_and_exits_as_the_command_did() {
+    let fleet = Fleet::start();
+    for (outcome, exit, signal, want) in [
+        (Outcome::Failed, Some(3), None, 3),
+        (Outcome::Succeeded, Some(0), None, 0),
+        (Outcome::TimedOut, None, Some(9), 137),
+        (Outcome::LeaseLost, None, Some(9), 79),
+    ] {
+        let key = format!("k{want}");
+        let args = ["trigger", "draw", "--key", &key, "--wait"];
+        let child = fleet
+            .files
+            .command(&args)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("soloist starts");
+        let held = fleet.take_trigger("draw");
+        held.write(0, "hello\n");
+        held.settle(outcome, exit, signal, "hello\nworld\n");
+        let out = child.wait_with_output().expect("it ends");
+        let err = String::from_utf8_lossy(&out.stderr);
+        assert_eq!(out.status.code(), Some(want), "{err}");
+        assert_eq!(
+            String::from_utf8_lossy(&out.stdout),
+            "hello\nworld\n",
+            "{err}"
+        );
+        // The same key again runs nothing and says the same.
+        let again = fleet.run(&args);
+        assert_eq!(
+            (again.code, again.out.as_str()),
+            (Some(want), "hello\nworld\n")
+        );
+    }
+    let runs = fleet.run(&["history", "draw", "--json"]).json();
+    assert_eq!(runs.as_array().map(Vec::len), Some(4));
+    assert_eq!(runs[0]["trigger"], "manual");
+    let again = fleet
+        .run(&["trigger", "draw", "--key", "k3", "--json"])
+        .json();
+    assert_eq!(
+        (&again["new"], &again["key"]),
+        (&json!(false), &json!("k3"))
+    );
+    assert!(again["occurrence"].is_string());
+    let record = fleet
+        .run(&["trigger", "draw", "--key", "k0", "--json", "--wait"])
+        .json();
+    assert_eq!(record["run"]["outcome"], "succeeded");
+    assert_eq!(record["run"]["output_tail"], "hello\nworld\n");
+}
+
+#[test]
+fn the_output_of_each_attempt_of_a_trigger_is_shown() {
+    let fleet = Fleet::start();
+    let mut child = fleet
+        .files
+        .command(&["trigger", "draw", "--key", "k", "--wait"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("soloist starts");
+    let first = fleet.take_trigger("draw");
+    let again = Again {
+        at: 0,
+        trigger: Trigger::Retry,
+    };
+    // Too quick to be seen running.
+    first.settle_attempt(1, Outcome::Failed, Some(1), None, "first\n", Some(again));
+    let mut out = BufReader::new(child.stdout.take().expect("stdout"));
+    let mut line = String::new();
+    out.read_line(&mut line).expect("a line");
+    assert_eq!(line, "first\n");
+    let second = fleet.claim(
+        "draw",
+        Target::Manual {
+            key: "k".into(),
+            before: None,
+        },
+    );
+    assert_eq!(second.occurrence, first.occurrence);
+    second.settle_attempt(2, Outcome::Failed, Some(4), None, "second\n", None);
+    let mut rest = String::new();
+    out.read_to_string(&mut rest).expect("the rest");
+    assert_eq!(rest, "second\n");
+    let ended = child.wait_with_output().expect("it ends");
+    assert_eq!(ended.status.code(), Some(4));
+    let err = String::from_utf8_lossy(&ended.stderr);
+    assert!(
+        err.contains("attempt 1 of draw on web-1 has ended; the next one (retry) is due"),
+        "{err}"
+    );
+}
+
+#[test]
+fn a_trigger_that_nobody_can_take_is_given_up() {
+    let fleet = Fleet::start();
+    fleet
+        .runtime
+        .block_on(fleet.store.leave(&InstanceId::new("web-1")))
+        .expect("it left");
+    let text = fleet.run(&["trigger", "often", "--key", "a"]).ok();
+    assert!(text.contains("no instance is up to take it"), "{text}");
+    let ran = fleet.run(&["trigger", "often", "--wait"]);
+    assert_eq!((ran.code, ran.out.as_str()), (Some(75), ""), "{}", ran.err);
+    assert!(ran.err.contains("waiting for one"), "{}", ran.err);
+    assert!(
+        ran.err.contains("nobody took `often` within"),
+        "{}",
+        ran.err
+    );
+}
+
+#[test]
+fn pause_resume_and_skip_are_seen_by_the_whole_fleet() {
+    let fleet = Fleet::start();
+    let text = fleet
+        .run(&["pause", "draw", "--until", "2h", "--reason", "moving disks"])
+        .ok();
+    assert!(
+        text.starts_with("`draw` is paused on all instances until "),
+        "{text}"
+    );
+    let draw = |args: &[&str]| fleet.run(args).json()["jobs"][0].clone();
+    let paused = draw(&["status", "--json"])["paused"].clone();
+    assert_eq!(paused["reason"], "moving disks");
+    assert!(paused["until"].is_string());
+    assert!(
+        fleet
+            .run(&["status"])
+            .ok()
+            .contains("(in 1 h 59 min): moving disks")
+    );
+    let (chain, _) = fleet
+        .run(&["pause", "draw", "--until", "2020-01-01T00:00:00Z"])
+        .failed(64);
+    assert!(chain.contains("not in the future"), "{chain}");
+    let resumed = fleet.run(&["resume", "draw", "--json"]).json();
+    assert_eq!(
+        resumed,
+        json!({"job": "draw", "paused": false, "changed": true})
+    );
+    assert_eq!(draw(&["status", "--json"])["paused"], Value::Null);
+    assert_eq!(
+        fleet.run(&["resume", "draw"]).ok(),
+        "`draw` was not paused\n"
+    );
+    let skip = fleet.run(&["skip", "draw", "-n", "2", "--json"]).json();
+    assert_eq!(skip["occurrences"].as_array().map(Vec::len), Some(2));
+    assert_eq!(draw(&["status", "--json"])["skip"], 2);
+    assert_eq!(
+        fleet.run(&["skip", "draw", "-n", "0"]).ok(),
+        "`draw` will skip nothing\n"
+    );
+    let (_, hint) = fleet.run(&["pause", "drow"]).failed(64);
+    assert_eq!(hint, "did you mean `draw`?");
+}
+
+#[test]
+fn cancel_waits_for_the_end_and_says_whether_it_came() {
+    let fleet = Fleet::start();
+    assert_eq!(
+        fleet.run(&["cancel", "often"]).ok(),
+        "nothing of `often` runs\n"
+    );
+    let held = fleet.claim("often", Target::Scheduled(due()));
+    let child = fleet
+        .files
+        .command(&["cancel", "often", "--json"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("soloist starts");
+    assert_eq!(held.wait_for_stop(), Stop::Cancelled);
+    held.settle(Outcome::Cancelled, None, Some(15), "");
+    let out = child.wait_with_output().expect("it ends");
+    assert_eq!(out.status.code(), Some(0));
+    let json: Value = serde_json::from_slice(&out.stdout).expect("JSON");
+    assert_eq!(json["ended"], true);
+    assert_eq!(json["runs"][0]["outcome"], "cancelled");
+}
+
+#[test]
+fn drain_takes_the_instance_of_this_host() {
+    let fleet = Fleet::start();
+    fleet.beat("web-1", &[("often", due())]);
+    let text = fleet.run(&["drain"]).ok();
+    assert_eq!(
+        text,
+        "web-1 claims nothing more and finishes often; no other instance is there to go on\n"
+    );
+    let status = fleet.run(&["status", "--json"]).json();
+    assert_eq!(status["instances"][0]["draining"], true);
+    assert_eq!(fleet.run(&["undrain"]).ok(), "web-1 claims again\n");
+    let status = fleet.run(&["status", "--json"]).json();
+    assert_eq!(status["instances"][0]["draining"], false);
+    fleet.beat("web-2", &[]);
+    let (chain, _) = fleet.run(&["drain"]).failed(64);
+    assert_eq!(chain, "several instances are up on this host: web-1, web-2");
+    let json = fleet.run(&["drain", "web-2", "--json"]).json();
+    assert_eq!(
+        json,
+        json!({"instance": "web-2", "draining": true, "running": []})
+    );
+    let (_, hint) = fleet.run(&["drain", "web2"]).failed(64);
+    assert_eq!(hint, "did you mean `web-2`?");
+}

@@ -1,0 +1,1952 @@
+//! One suite over every store: each operation and each answer of the contract. What only Redis can do (forget, be
+//! full, refuse) stands at the end.
+
+use std::{future::Future, sync::Arc, time::Duration};
+
+use soloist::{
+    logic::claim::{
+        Again, Answer, Claim, Control, Controlled, Event, Grant, Missed, OVERDUE, OVERLAPS,
+        Observed, OnCrash, Open, Overlap, Register, Registration, Renew, Renewal, Settle,
+        Settlement, State, Stop, TOO_LATE, TRIGGERS_KEPT, Target,
+    },
+    model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger},
+    store::{
+        Beat, DECISIONS_KEPT, Decision, Error, HISTORY_KEPT, Info, Output, Store, Tail,
+        memory::MemoryStore, sqlite::SqliteStore,
+    },
+};
+use tokio::sync::broadcast;
+
+use crate::support::redis::{RedisServer, settings};
+
+/// A place for stores that share one set of data.
+enum Bed {
+    Memory(Arc<MemoryStore>),
+    Sqlite(tempfile::TempDir),
+    Redis(RedisServer),
+}
+
+impl Bed {
+    fn memory() -> Self {
+        Self::Memory(Arc::new(MemoryStore::new()))
+    }
+    fn sqlite() -> Self {
+        Self::Sqlite(tempfile::TempDir::new().unwrap())
+    }
+    fn redis() -> Self {
+        Self::Redis(RedisServer::start())
+    }
+    /// One more handle, as another process would have.
+    fn store(&self) -> Arc<dyn Store> {
+        match self {
+            Self::Memory(m) => m.clone(),
+            Self::Sqlite(dir) => Arc::new(SqliteStore::open(&dir.path().join("state.db")).unwrap()),
+            Self::Redis(server) => Arc::new(server.store()),
+        }
+    }
+}
+
+macro_rules! conformance {
+    ($($test:ident)*) => {
+        mod memory { $(#[tokio::test] async fn $test() { super::$test(super::Bed::memory()).await })* }
+        mod sqlite { $(#[tokio::test] async fn $test() { super::$test(super::Bed::sqlite()).await })* }
+        mod redis { $(#[tokio::test] async fn $test() { super::$test(super::Bed::redis()).await })* }
+    };
+}
+
+conformance! {
+    an_occurrence_is_granted_once
+    the_same_claim_again_gets_the_same_answer
+    an_occurrence_in_the_future_is_early_by_the_stores_clock
+    a_hundred_contenders_get_one_grant
+    any_number_of_claims_is_answered_in_order
+    a_lease_lapses_only_when_exactly_this_one_was_observed
+    a_lapsed_run_is_not_run_again_unless_asked
+    a_lapsed_run_is_taken_over_until_the_last_attempt
+    a_retry_waits_for_its_time
+    overlap_skip_records_the_newer_occurrence
+    overlap_skip_waits_where_the_holder_may_be_dead
+    overlap_queue_waits_for_the_end
+    overlap_queue_lets_a_retry_go_first
+    overlap_replace_ends_the_older_run
+    overlap_allow_runs_both
+    a_change_away_from_allow_does_not_overlap
+    a_takeover_comes_before_a_newer_occurrence
+    a_retry_gives_way_to_a_newer_occurrence
+    what_cannot_be_started_in_time_is_missed
+    a_pause_skips_until_it_ends
+    skips_are_counted
+    a_cancel_reaches_the_holder
+    a_trigger_runs_once_for_its_key
+    a_trigger_stays_between_the_decided_and_the_next
+    a_trigger_survives_its_client
+    an_unknown_job_is_absent
+    a_register_only_grows
+    a_renewal_is_for_the_holder_alone
+    a_settlement_counts_once
+    the_true_record_replaces_unknown
+    the_fleet_knows_its_instances
+    decisions_are_kept_newest_first
+    history_is_kept_newest_first
+    output_is_added_once
+    events_reach_every_handle
+}
+
+const MINUTE: i64 = 60_000;
+
+fn job(name: &str) -> JobName {
+    JobName::new(name)
+}
+fn j() -> JobName {
+    job("backup")
+}
+
+fn claim(at: i64, instance: &str) -> Claim {
+    Claim {
+        job: j(),
+        target: Target::Scheduled(Occurrence(at)),
+        known: Occurrence(0),
+        missed: vec![],
+        run: RunId::random(),
+        instance: InstanceId::new(instance),
+        host: format!("{instance}.example"),
+        trigger: Trigger::Schedule,
+        start_by: at + 60 * MINUTE,
+        lease: 15_000,
+        overlap: Overlap::Skip,
+        on_crash: OnCrash::Fail,
+        max_attempts: 1,
+        def: "d1".to_owned(),
+        observed: None,
+    }
+}
+
+fn manual(key: &str, before: Option<i64>, instance: &str) -> Claim {
+    Claim {
+        target: Target::Manual {
+            key: key.to_owned(),
+            before: before.map(Occurrence),
+        },
+        trigger: Trigger::Manual,
+        start_by: i64::MAX / 2,
+        ..claim(0, instance)
+    }
+}
+
+fn registration(name: &str, adopt: Option<&str>) -> Register {
+    Register {
+        job: job(name),
+        sched: "s1".to_owned(),
+        def: "d1".to_owned(),
+        known: Occurrence(0),
+        adopt: adopt.map(str::to_owned),
+        lost: None,
+        instance: InstanceId::new("a"),
+        host: "a.example".to_owned(),
+        on_crash: OnCrash::Fail,
+        max_attempts: 1,
+    }
+}
+
+fn renewal(c: &Claim, g: Grant, seq: u32) -> Renew {
+    Renew {
+        job: c.job.clone(),
+        occurrence: g.occurrence,
+        attempt: g.attempt,
+        trigger: g.trigger,
+        key: None,
+        run: c.run,
+        instance: c.instance.clone(),
+        host: c.host.clone(),
+        lease: c.lease,
+        def: c.def.clone(),
+        seq,
+        granted_at: g.occurrence.0,
+    }
+}
+
+fn settlement(c: &Claim, g: Grant, outcome: Outcome) -> Settle {
+    Settle {
+        run: c.run,
+        record: RunRecord {
+            run_id: Some(c.run),
+            job: c.job.clone(),
+            occurrence: g.occurrence,
+            trigger: g.trigger,
+            attempt: g.attempt,
+            fencing_token: Some(g.token()),
+            instance: Some(c.instance.clone()),
+            host: Some(c.host.clone()),
+            started_at: Some(g.occurrence.0),
+            finished_at: Some(g.occurrence.0 + 5),
+            lateness_ms: Some(1),
+            duration_ms: Some(5),
+            outcome,
+            exit_code: Some(0),
+            signal: None,
+            output_tail: String::new(),
+            output_truncated: false,
+            error: None,
+            count: 1,
+        },
+        again: None,
+    }
+}
+
+fn nothing() -> Tail {
+    Tail::default()
+}
+
+fn observed(open: &Open) -> Option<Observed> {
+    Some(Observed {
+        run: open.run,
+        seq: open.seq,
+        inc: open.inc.clone(),
+    })
+}
+
+async fn one(s: &dyn Store, c: &Claim) -> Answer {
+    s.claim(std::slice::from_ref(c))
+        .await
+        .unwrap()
+        .value
+        .remove(0)
+}
+
+async fn granted(s: &dyn Store, c: &Claim) -> Grant {
+    match one(s, c).await {
+        Answer::Granted(g) => g,
+        other => panic!("expected a grant, got {other:?}"),
+    }
+}
+
+/// Asks again until it is not the answer that says to wait for the clock.
+async fn in_time(s: &dyn Store, c: &Claim) -> Answer {
+    loop {
+        match one(s, c).await {
+            Answer::Early { wait_us } => {
+                tokio::time::sleep(Duration::from_micros(wait_us as u64)).await;
+            }
+            Answer::Later { wait_ms } => {
+                tokio::time::sleep(Duration::from_millis(wait_ms as u64)).await;
+            }
+            other => return other,
+        }
+    }
+}
+
+async fn settle(s: &dyn Store, c: &Claim, g: Grant, outcome: Outcome) -> Settlement {
+    let settle = settlement(c, g, outcome);
+    s.settle(&settle, &nothing()).await.unwrap().value
+}
+
+async fn state(s: &dyn Store) -> State {
+    let mut states = s.observe(&[j()]).await.unwrap().value;
+    states.remove(0).expect("the job is known")
+}
+
+/// The store's clock in ms, and its incarnation.
+async fn now(s: &dyn Store) -> (i64, Arc<str>) {
+    let r = s.observe(&[]).await.unwrap();
+    (r.now_us / 1000, r.inc)
+}
+
+/// A handle, with the job known, and the store's time.
+async fn ready(bed: &Bed) -> (Arc<dyn Store>, i64) {
+    let s = bed.store();
+    let (now, inc) = now(&*s).await;
+    let r = s.register(&[registration("backup", Some(&inc))]).await;
+    assert_eq!(r.unwrap().value[0].0, Registration::Ready);
+    (s, now)
+}
+
+async fn register(s: &dyn Store, r: Register) -> (Registration, Option<State>) {
+    s.register(&[r]).await.unwrap().value.remove(0)
+}
+
+async fn control(s: &dyn Store, what: Control) -> Controlled {
+    s.control(&j(), &what).await.unwrap().value
+}
+
+async fn outcomes(s: &dyn Store) -> Vec<Outcome> {
+    let records = s.history(&j(), 1000).await.unwrap();
+    records.iter().map(|r| r.outcome).collect()
+}
+
+/// Does `f` until `wanted` was received: a listener may need a moment to be there.
+async fn until_heard<F: Future<Output = ()>>(
+    events: &mut broadcast::Receiver<Event>,
+    wanted: &Event,
+    f: impl Fn() -> F,
+) {
+    tokio::time::timeout(Duration::from_secs(30), async {
+        loop {
+            f().await;
+            let step = tokio::time::timeout(Duration::from_millis(200), async {
+                loop {
+                    if events.recv().await.unwrap() == *wanted {
+                        return;
+                    }
+                }
+            });
+            if step.await.is_ok() {
+                return;
+            }
+        }
+    })
+    .await
+    .unwrap_or_else(|_| panic!("{wanted:?} was never heard"));
+}
+
+async fn hears(events: &mut broadcast::Receiver<Event>, wanted: &Event) {
+    tokio::time::timeout(Duration::from_secs(30), async {
+        while events.recv().await.unwrap() != *wanted {}
+    })
+    .await
+    .unwrap_or_else(|_| panic!("{wanted:?} was never heard"));
+}
+
+/// Events of this handle, once they surely arrive.
+async fn listen(s: &dyn Store) -> broadcast::Receiver<Event> {
+    let mut events = s.events();
+    let nobody = InstanceId::new("nobody");
+    until_heard(&mut events, &Event::Drain, || async {
+        s.drain(&nobody, false).await.unwrap();
+    })
+    .await;
+    events
+}
+
+async fn an_occurrence_is_granted_once(bed: Bed) {
+    let (a, now) = ready(&bed).await;
+    let b = bed.store();
+    let mine = claim(now, "a");
+    let g = granted(&*a, &mine).await;
+    assert_eq!(
+        g,
+        Grant {
+            occurrence: Occurrence(now),
+            attempt: 1,
+            trigger: Trigger::Schedule
+        }
+    );
+    assert_eq!(g.token().0, now * 1000 + 1);
+    match one(&*b, &claim(now, "b")).await {
+        Answer::Taken(open) => {
+            assert_eq!((open.run, open.instance.as_str()), (mine.run, "a"));
+            assert_eq!(
+                (open.host.as_str(), open.lease, open.seq),
+                ("a.example", 15_000, 0)
+            );
+            assert_eq!(open.def, "d1");
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(
+        settle(&*a, &mine, g, Outcome::Succeeded).await,
+        Settlement::Done
+    );
+    match one(&*b, &claim(now, "b")).await {
+        Answer::Settled(Some(last)) => {
+            assert_eq!((last.run, last.outcome), (mine.run, Outcome::Succeeded));
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(
+        one(&*b, &claim(now - 1000, "b")).await,
+        Answer::Settled(None)
+    );
+    assert_eq!(outcomes(&*b).await, [Outcome::Succeeded]);
+}
+
+async fn the_same_claim_again_gets_the_same_answer(bed: Bed) {
+    let (s, now) = ready(&bed).await;
+    let c = claim(now, "a");
+    let first = one(&*s, &c).await;
+    assert!(matches!(first, Answer::Granted(_)));
+    assert_eq!(one(&*bed.store(), &c).await, first);
+    assert_eq!(state(&*s).await.open.len(), 1);
+}
+
+async fn an_occurrence_in_the_future_is_early_by_the_stores_clock(bed: Bed) {
+    let (s, now) = ready(&bed).await;
+    let c = claim(now + 200, "a");
+    let r = s.claim(std::slice::from_ref(&c)).await.unwrap();
+    assert_eq!(
+        r.value[0],
+        Answer::Early {
+            wait_us: (now + 200) * 1000 - r.now_us
+        }
+    );
+    assert!(matches!(in_time(&*s, &c).await, Answer::Granted(_)));
+    assert!(state(&*s).await.open[0].granted_at >= now + 200);
+}
+
+async fn a_hundred_contenders_get_one_grant(bed: Bed) {
+    let (s, now) = ready(&bed).await;
+    let stores = [s.clone(), bed.store(), bed.store(), bed.store()];
+    for round in 0..3 {
+        let contenders = (0..100).map(|i| {
+            let s = stores[i % 4].clone();
+            let c = claim(now - 10 + round, &format!("i{i}"));
+            let c = Claim {
+                overlap: Overlap::Allow,
+                ..c
+            };
+            tokio::spawn(async move { one(&*s, &c).await })
+        });
+        let contenders: Vec<_> = contenders.collect();
+        let (mut grants, mut taken) = (0, 0);
+        for c in contenders {
+            match c.await.unwrap() {
+                Answer::Granted(_) => grants += 1,
+                Answer::Taken(_) => taken += 1,
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!((grants, taken), (1, 99));
+    }
+}
+
+async fn any_number_of_claims_is_answered_in_order(bed: Bed) {
+    let s = bed.store();
+    let (now, inc) = now(&*s).await;
+    let names: Vec<String> = (0..250).map(|i| format!("job-{i}")).collect();
+    let all: Vec<Register> = names.iter().map(|n| registration(n, Some(&inc))).collect();
+    let known = s.register(&all).await.unwrap().value;
+    assert_eq!(known.len(), 250);
+    assert!(
+        known
+            .iter()
+            .all(|(r, st)| *r == Registration::Ready && st.is_some())
+    );
+    let claims: Vec<Claim> = names
+        .iter()
+        .enumerate()
+        .map(|(i, n)| Claim {
+            job: job(n),
+            ..claim(now - 1000 + i as i64, "a")
+        })
+        .collect();
+    let answers = s.claim(&claims).await.unwrap().value;
+    assert_eq!(answers.len(), 250);
+    for (i, a) in answers.iter().enumerate() {
+        assert!(
+            matches!(a, Answer::Granted(g) if g.occurrence.0 == now - 1000 + i as i64),
+            "{i}: {a:?}"
+        );
+    }
+    let jobs: Vec<JobName> = names.iter().map(|n| job(n)).collect();
+    let states = s.observe(&jobs).await.unwrap().value;
+    for (i, st) in states.iter().enumerate() {
+        assert_eq!(st.as_ref().unwrap().newest, now - 1000 + i as i64);
+    }
+    // None at all is a number too.
+    assert!(s.claim(&[]).await.unwrap().value.is_empty());
+    assert!(s.register(&[]).await.unwrap().value.is_empty());
+    assert!(s.observe(&[]).await.unwrap().value.is_empty());
+    s.journal(&[]).await.unwrap();
+}
+
+async fn a_lease_lapses_only_when_exactly_this_one_was_observed(bed: Bed) {
+    let (s, now) = ready(&bed).await;
+    let mine = claim(now, "a");
+    let g = granted(&*s, &mine).await;
+    let before = state(&*s).await.open[0].clone();
+    let r = s.renew(&renewal(&mine, g, 1)).await.unwrap().value;
+    assert_eq!(r, Renewal::Renewed(None));
+    let present = state(&*s).await.open[0].clone();
+    let theirs = claim(now, "b");
+    let wrong = [
+        None,
+        observed(&before),
+        observed(&Open {
+            run: RunId::random(),
+            ..present.clone()
+        }),
+        observed(&Open {
+            inc: "another".to_owned(),
+            ..present.clone()
+        }),
+        observed(&Open {
+            seq: present.seq + 1,
+            ..present.clone()
+        }),
+    ];
+    for observed in wrong {
+        let c = Claim {
+            observed,
+            ..theirs.clone()
+        };
+        assert!(matches!(one(&*s, &c).await, Answer::Taken(_)), "{c:?}");
+    }
+    let c = Claim {
+        observed: observed(&present),
+        ..theirs
+    };
+    assert!(matches!(
+        one(&*s, &c).await,
+        Answer::Recorded {
+            outcome: Outcome::Unknown,
+            ..
+        }
+    ));
+}
+
+async fn a_lapsed_run_is_not_run_again_unless_asked(bed: Bed) {
+    let (s, now) = ready(&bed).await;
+    let mine = claim(now, "a");
+    let g = granted(&*s, &mine).await;
+    let open = state(&*s).await.open[0].clone();
+    let theirs = Claim {
+        observed: observed(&open),
+        ..claim(now, "b")
+    };
+    assert!(matches!(
+        one(&*s, &theirs).await,
+        Answer::Recorded {
+            outcome: Outcome::Unknown,
+            ..
+        }
+    ));
+    match one(&*s, &theirs).await {
+        Answer::Settled(Some(last)) => {
+            assert_eq!((last.run, last.outcome), (mine.run, Outcome::Unknown));
+            // It was busy as far as its last renewal shows.
+            assert_eq!(last.to, open.renewed_at);
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(
+        s.renew(&renewal(&mine, g, 1)).await.unwrap().value,
+        Renewal::Lost
+    );
+    let h = s.history(&j(), 10).await.unwrap();
+    assert_eq!(h.len(), 1);
+    assert_eq!(
+        (h[0].run_id, h[0].outcome, h[0].attempt),
+        (Some(mine.run), Outcome::Unknown, 1)
+    );
+    assert_eq!(h[0].fencing_token, Some(g.token()));
+}
+
+async fn a_lapsed_run_is_taken_over_until_the_last_attempt(bed: Bed) {
+    let (s, now) = ready(&bed).await;
+    let rerun = |instance: &str, observed: Option<Observed>| Claim {
+        on_crash: OnCrash::Rerun,
+        max_attempts: 2,
+        observed,
+        ..claim(now, instance)
+    };
+    granted(&*s, &rerun("a", None)).await;
+    let open = state(&*s).await.open[0].clone();
+    let second = rerun("b", observed(&open));
+    let g = granted(&*s, &second).await;
+    assert_eq!((g.attempt, g.trigger), (2, Trigger::Takeover));
+    assert_eq!(g.token().0, now * 1000 + 2);
+    // Asked again after a lost reply; and the first holder learns that it is over.
+    assert_eq!(one(&*s, &second).await, Answer::Granted(g));
+    let open = state(&*s).await.open[0].clone();
+    assert_eq!(open.run, second.run);
+    let third = rerun("c", observed(&open));
+    assert!(matches!(
+        one(&*s, &third).await,
+        Answer::Recorded {
+            outcome: Outcome::Unknown,
+            ..
+        }
+    ));
+    assert!(matches!(
+        one(&*s, &rerun("d", None)).await,
+        Answer::Settled(Some(_))
+    ));
+    assert_eq!(outcomes(&*s).await, [Outcome::Unknown, Outcome::Unknown]);
+}
+
+async fn a_retry_waits_for_its_time(bed: Bed) {
+    let (s, now) = ready(&bed).await;
+    let mut events = listen(&*s).await;
+    let mine = claim(now, "a");
+    let g = granted(&*s, &mine).await;
+    let failed = Settle {
+        again: Some(Again {
+            at: 300,
+            trigger: Trigger::Retry,
+        }),
+        ..settlement(&mine, g, Outcome::Failed)
+    };
+    let r = s.settle(&failed, &nothing()).await.unwrap();
+    assert_eq!(r.value, Settlement::Done);
+    hears(
+        &mut events,
+        &Event::Again {
+            job: j(),
+            occurrence: Occurrence(now),
+        },
+    )
+    .await;
+    let due = r.now_us / 1000 + 300;
+    assert_eq!(
+        state(&*s).await.open[0].again,
+        Some(Again {
+            at: due,
+            trigger: Trigger::Retry
+        })
+    );
+    let theirs = claim(now, "b");
+    let asked = s.claim(std::slice::from_ref(&theirs)).await.unwrap();
+    assert_eq!(
+        asked.value[0],
+        Answer::Later {
+            wait_ms: due - asked.now_us / 1000
+        }
+    );
+    // The run that had its turn does not get the next.
+    assert_eq!(one(&*s, &mine).await, Answer::Settled(None));
+    match in_time(&*s, &theirs).await {
+        Answer::Granted(g) => assert_eq!((g.attempt, g.trigger), (2, Trigger::Retry)),
+        other => panic!("{other:?}"),
+    }
+    assert!(state(&*s).await.open[0].granted_at >= due);
+    assert!(matches!(one(&*s, &claim(now, "c")).await, Answer::Taken(o) if o.attempt == 2));
+}
+
+async fn overlap_skip_records_the_newer_occurrence(bed: Bed) {
+    let (s, now) = ready(&bed).await;
+    let mine = claim(now - 1000, "a");
+    let g = granted(&*s, &mine).await;
+    let over = Answer::Recorded {
+        outcome: Outcome::Skipped,
+        reason: OVERLAPS.to_owned(),
+    };
+    // Overdue itself, and nothing ran when it was due: it is not skipped for a run that began later.
+    let overdue = one(&*s, &claim(now - 500, "b")).await;
+    assert!(matches!(overdue, Answer::Held(_)), "{overdue:?}");
+    let began = state(&*s).await.open[0].granted_at;
+    assert_eq!(one(&*s, &claim(began, "b")).await, over);
+    assert_eq!(
+        settle(&*s, &mine, g, Outcome::Succeeded).await,
+        Settlement::Done
+    );
+    // It ended just now, and was running when this one was due.
+    let last = state(&*s).await.last.unwrap();
+    if last.to - 1 > began {
+        assert_eq!(one(&*s, &claim(last.to - 1, "b")).await, over);
+    }
+    let next = claim(last.to + 1, "b");
+    assert!(matches!(in_time(&*s, &next).await, Answer::Granted(_)));
+}
+
+async fn overlap_skip_waits_where_the_holder_may_be_dead(bed: Bed) {
+    let (s, now) = ready(&bed).await;
+    granted(&*s, &claim(now, "a")).await;
+    let renewed_at = state(&*s).await.open[0].renewed_at;
+    // No sign of life since this one is due: the run before may be dead.
+    let next = claim(renewed_at + 50, "b");
+    assert!(matches!(in_time(&*s, &next).await, Answer::Held(o) if o.occurrence.0 == now));
+    assert!(state(&*s).await.waiting);
+    let open = state(&*s).await.open[0].clone();
+    let next = Claim {
+        observed: observed(&open),
+        ..next
+    };
+    assert!(
+        matches!(one(&*s, &next).await, Answer::Granted(g) if g.occurrence.0 == renewed_at + 50)
+    );
+    assert_eq!(outcomes(&*s).await, [Outcome::Unknown]);
+    // Its own instance knows that it lives.
+    let own = claim(state(&*s).await.open[0].granted_at + 10, "b");
+    assert!(matches!(
+        in_time(&*s, &own).await,
+        Answer::Recorded {
+            outcome: Outcome::Skipped,
+            ..
+        }
+    ));
+}
+
+async fn overlap_queue_waits_for_the_end(bed: Bed) {
+    let (s, now) = ready(&bed).await;
+    let other = bed.store();
+    let mut events = listen(&*other).await;
+    let mine = claim(now - 1000, "a");
+    let g = granted(&*s, &mine).await;
+    let next = Claim {
+        overlap: Overlap::Queue,
+        ..claim(now - 500, "b")
+    };
+    assert!(matches!(one(&*s, &next).await, Answer::Held(o) if o.run == mine.run));
+    assert_eq!(
+        settle(&*s, &mine, g, Outcome::Succeeded).await,
+        Settlement::Done
+    );
+    hears(&mut events, &Event::Ended { job: j() }).await;
+    assert!(matches!(one(&*s, &next).await, Answer::Granted(_)));
+    assert!(!state(&*s).await.waiting);
+}
+
+async fn overlap_queue_lets_a_retry_go_first(bed: Bed) {
+    let (s, now) = ready(&bed).await;
+    let queue = |at, instance: &str| Claim {
+        overlap: Overlap::Queue,
+        ..claim(at, instance)
+    };
+    let mine = queue(now - 1000, "a");
+    let g = granted(&*s, &mine).await;
+    let failed = Settle {
+        again: Some(Again {
+            at: 200,
+            trigger: Trigger::Retry,
+        }),
+        ..settlement(&mine, g, Outcome::Failed)
+    };
+    let _ = s.settle(&failed, &nothing()).await.unwrap();
+    let next = queue(now - 500, "b");
+    assert!(matches!(one(&*s, &next).await, Answer::Later { wait_ms } if wait_ms <= 200));
+    assert_eq!(
+        in_time(&*s, &next).await,
+        Answer::RunFirst(Occurrence(now - 1000))
+    );
+    let retry = queue(now - 1000, "b");
+    let g = granted(&*s, &retry).await;
+    assert_eq!(g.attempt, 2);
+    assert_eq!(
+        settle(&*s, &retry, g, Outcome::Succeeded).await,
+        Settlement::Done
+    );
+    assert!(matches!(one(&*s, &next).await, Answer::Granted(_)));
+}
+
+async fn overlap_replace_ends_the_older_run(bed: Bed) {
+    let (s, now) = ready(&bed).await;
+    let mut events = listen(&*s).await;
+    let replace = |at, instance: &str| Claim {
+        overlap: Overlap::Replace,
+        ..claim(at, instance)
+    };
+    let mine = replace(now - 1000, "a");
+    let g = granted(&*s, &mine).await;
+    let next = replace(now - 500, "b");
+    assert!(matches!(one(&*s, &next).await, Answer::Held(o) if o.stop == Some(Stop::Replaced)));
+    hears(&mut events, &Event::Stop { job: j() }).await;
+    assert_eq!(
+        s.renew(&renewal(&mine, g, 1)).await.unwrap().value,
+        Renewal::Renewed(Some(Stop::Replaced))
+    );
+    // Asked to end on purpose: no further attempt.
+    let replaced = Settle {
+        again: Some(Again {
+            at: 0,
+            trigger: Trigger::Retry,
+        }),
+        ..settlement(&mine, g, Outcome::Replaced)
+    };
+    assert_eq!(
+        s.settle(&replaced, &nothing()).await.unwrap().value,
+        Settlement::Done
+    );
+    assert!(matches!(one(&*s, &next).await, Answer::Granted(g) if g.attempt == 1));
+}
+
+async fn overlap_allow_runs_both(bed: Bed) {
+    let (s, now) = ready(&bed).await;
+    let allow = |at, instance: &str| Claim {
+        overlap: Overlap::Allow,
+        ..claim(at, instance)
+    };
+    let (first, second) = (allow(now - 1000, "a"), allow(now - 500, "b"));
+    let g1 = granted(&*s, &first).await;
+    let g2 = granted(&*s, &second).await;
+    assert!(g2.token() > g1.token());
+    assert_eq!(state(&*s).await.open.len(), 2);
+    assert_eq!(one(&*s, &first).await, Answer::Granted(g1));
+    assert!(
+        matches!(one(&*s, &allow(now - 1000, "c")).await, Answer::Taken(o) if o.run == first.run)
+    );
+    for (c, g) in [(&first, g1), (&second, g2)] {
+        assert_eq!(
+            s.renew(&renewal(c, g, 1)).await.unwrap().value,
+            Renewal::Renewed(None)
+        );
+        assert_eq!(
+            settle(&*s, c, g, Outcome::Succeeded).await,
+            Settlement::Done
+        );
+    }
+    assert!(state(&*s).await.open.is_empty());
+}
+
+async fn a_change_away_from_allow_does_not_overlap(bed: Bed) {
+    let (s, now) = ready(&bed).await;
+    let allow = |at, instance: &str| Claim {
+        overlap: Overlap::Allow,
+        ..claim(at, instance)
+    };
+    let (first, second) = (allow(now - 1000, "a"), allow(now - 900, "b"));
+    let g = granted(&*s, &first).await;
+    granted(&*s, &second).await;
+    let failed = Settle {
+        again: Some(Again {
+            at: 0,
+            trigger: Trigger::Retry,
+        }),
+        ..settlement(&first, g, Outcome::Failed)
+    };
+    let _ = s.settle(&failed, &nothing()).await.unwrap();
+    // What is open now: a retry of the first, and the second, which runs.
+    let queue = |at| Claim {
+        overlap: Overlap::Queue,
+        ..claim(at, "c")
+    };
+    assert!(matches!(one(&*s, &queue(now - 1000)).await, Answer::Held(o) if o.run == second.run));
+    assert!(matches!(in_time(&*s, &queue(now)).await, Answer::RunFirst(o) if o.0 == now - 1000));
+    let replace = Claim {
+        overlap: Overlap::Replace,
+        ..claim(now, "c")
+    };
+    assert!(matches!(one(&*s, &replace).await, Answer::Held(o) if o.run == second.run));
+}
+
+async fn a_takeover_comes_before_a_newer_occurrence(bed: Bed) {
+    let (s, now) = ready(&bed).await;
+    let rerun = |at, observed: Option<Observed>| Claim {
+        on_crash: OnCrash::Rerun,
+        max_attempts: 3,
+        observed,
+        ..claim(at, "b")
+    };
+    granted(
+        &*s,
+        &Claim {
+            instance: InstanceId::new("a"),
+            ..rerun(now - 1000, None)
+        },
+    )
+    .await;
+    let open = state(&*s).await.open[0].clone();
+    let next = rerun(now - 500, observed(&open));
+    assert_eq!(
+        one(&*s, &next).await,
+        Answer::RunFirst(Occurrence(now - 1000))
+    );
+    assert_eq!(
+        one(&*s, &next).await,
+        Answer::RunFirst(Occurrence(now - 1000))
+    );
+    let first = rerun(now - 1000, None);
+    let g = granted(&*s, &first).await;
+    assert_eq!((g.attempt, g.trigger), (2, Trigger::Takeover));
+    assert_eq!(
+        settle(&*s, &first, g, Outcome::Succeeded).await,
+        Settlement::Done
+    );
+    assert!(matches!(
+        one(&*s, &Claim { overlap: Overlap::Queue, ..next }).await,
+        Answer::Granted(g) if g.attempt == 1
+    ));
+}
+
+async fn a_retry_gives_way_to_a_newer_occurrence(bed: Bed) {
+    let (s, now) = ready(&bed).await;
+    let mine = Claim {
+        overlap: Overlap::Replace,
+        ..claim(now - 1000, "a")
+    };
+    let g = granted(&*s, &mine).await;
+    let failed = Settle {
+        again: Some(Again {
+            at: 0,
+            trigger: Trigger::Retry,
+        }),
+        ..settlement(&mine, g, Outcome::Failed)
+    };
+    let _ = s.settle(&failed, &nothing()).await.unwrap();
+    let next = Claim {
+        overlap: Overlap::Replace,
+        ..claim(now - 500, "b")
+    };
+    let g2 = granted(&*s, &next).await;
+    assert!(g2.token() > g.token());
+    assert!(matches!(
+        one(&*s, &claim(now - 1000, "c")).await,
+        Answer::Settled(_)
+    ));
+    assert_eq!(state(&*s).await.open.len(), 1);
+}
+
+async fn what_cannot_be_started_in_time_is_missed(bed: Bed) {
+    let (s, now) = ready(&bed).await;
+    let late = Claim {
+        start_by: now - 1000,
+        ..claim(now - 2000, "a")
+    };
+    let missed = Answer::Recorded {
+        outcome: Outcome::Missed,
+        reason: TOO_LATE.to_owned(),
+    };
+    assert_eq!(one(&*s, &late).await, missed);
+    assert!(matches!(one(&*s, &late).await, Answer::Settled(None)));
+    let range = |first: i64, last: i64, count| Missed {
+        first: Occurrence(first),
+        last: Occurrence(last),
+        count,
+    };
+    let c = Claim {
+        trigger: Trigger::CatchUp,
+        // The first is decided already, the last is not before the target.
+        missed: vec![
+            range(now - 3000, now - 2000, 4),
+            range(now - 1900, now - 1200, 7),
+            range(now - 1100, now - 1050, 2),
+            range(now - 1000, now - 1000, 9),
+        ],
+        ..claim(now - 1000, "a")
+    };
+    assert!(matches!(one(&*s, &c).await, Answer::Granted(g) if g.trigger == Trigger::CatchUp));
+    let h = s.history(&j(), 10).await.unwrap();
+    let seen: Vec<_> = h
+        .iter()
+        .map(|r| {
+            (
+                r.occurrence.0 - now,
+                r.count,
+                r.outcome,
+                r.error.as_deref().unwrap(),
+            )
+        })
+        .collect();
+    assert_eq!(
+        seen,
+        [
+            (-1050, 2, Outcome::Missed, OVERDUE),
+            (-1200, 7, Outcome::Missed, OVERDUE),
+            (-2000, 1, Outcome::Missed, TOO_LATE)
+        ]
+    );
+}
+
+async fn a_pause_skips_until_it_ends(bed: Bed) {
+    let (s, now) = ready(&bed).await;
+    let pause = |until| Control::Pause {
+        until,
+        reason: Some("night \"shift\" / ü".to_owned()),
+    };
+    assert_eq!(control(&*s, Control::Resume).await, Controlled::Nothing);
+    assert_eq!(control(&*s, pause(None)).await, Controlled::Done);
+    let reason = "paused: night \"shift\" / ü".to_owned();
+    let skipped = Answer::Recorded {
+        outcome: Outcome::Skipped,
+        reason,
+    };
+    assert_eq!(one(&*s, &claim(now - 900, "a")).await, skipped);
+    assert_eq!(control(&*s, Control::Resume).await, Controlled::Done);
+    assert_eq!(
+        control(
+            &*s,
+            Control::Pause {
+                until: None,
+                reason: None
+            }
+        )
+        .await,
+        Controlled::Done
+    );
+    let plain = Answer::Recorded {
+        outcome: Outcome::Skipped,
+        reason: "paused".to_owned(),
+    };
+    assert_eq!(one(&*s, &claim(now - 800, "a")).await, plain);
+    let (t, _) = self::now(&*s).await;
+    assert_eq!(control(&*s, pause(Some(t + 300))).await, Controlled::Done);
+    assert_eq!(one(&*s, &claim(now - 700, "a")).await, skipped);
+    // A trigger is somebody's wish: it runs in a pause too.
+    assert_eq!(
+        control(&*s, Control::Trigger { key: "k".into() }).await,
+        Controlled::Done
+    );
+    let by_hand = manual("k", None, "a");
+    let g = granted(&*s, &by_hand).await;
+    assert_eq!(
+        settle(&*s, &by_hand, g, Outcome::Succeeded).await,
+        Settlement::Done
+    );
+    let after = claim(t + 300, "a");
+    assert!(matches!(in_time(&*s, &after).await, Answer::Granted(_)));
+    assert_eq!(state(&*s).await.pause, None);
+    assert_eq!(control(&*s, Control::Resume).await, Controlled::Nothing);
+}
+
+async fn skips_are_counted(bed: Bed) {
+    let (s, now) = ready(&bed).await;
+    assert_eq!(
+        control(&*s, Control::Skip { count: 2 }).await,
+        Controlled::Done
+    );
+    for i in 0..2 {
+        assert!(matches!(
+            one(&*s, &claim(now - 100 + i, "a")).await,
+            Answer::Recorded {
+                outcome: Outcome::Skipped,
+                ..
+            }
+        ));
+    }
+    assert!(matches!(
+        one(&*s, &claim(now - 50, "a")).await,
+        Answer::Granted(_)
+    ));
+    assert_eq!(
+        control(&*s, Control::Skip { count: 5 }).await,
+        Controlled::Done
+    );
+    assert_eq!(
+        control(&*s, Control::Skip { count: 0 }).await,
+        Controlled::Done
+    );
+    assert_eq!(state(&*s).await.skip, 0);
+}
+
+async fn a_cancel_reaches_the_holder(bed: Bed) {
+    let (s, now) = ready(&bed).await;
+    let mut events = listen(&*s).await;
+    assert_eq!(control(&*s, Control::Cancel).await, Controlled::Nothing);
+    let mine = claim(now - 1000, "a");
+    let g = granted(&*s, &mine).await;
+    assert_eq!(
+        control(&*s, Control::Cancel).await,
+        Controlled::Stopping(vec![mine.run])
+    );
+    hears(&mut events, &Event::Stop { job: j() }).await;
+    assert_eq!(
+        s.renew(&renewal(&mine, g, 1)).await.unwrap().value,
+        Renewal::Renewed(Some(Stop::Cancelled))
+    );
+    let retry = |c: &Claim, g, outcome| Settle {
+        again: Some(Again {
+            at: 60_000,
+            trigger: Trigger::Retry,
+        }),
+        ..settlement(c, g, outcome)
+    };
+    let cancelled = retry(&mine, g, Outcome::Cancelled);
+    assert_eq!(
+        s.settle(&cancelled, &nothing()).await.unwrap().value,
+        Settlement::Done
+    );
+    assert!(state(&*s).await.open.is_empty());
+    // What waits for its next attempt is dropped.
+    let (t, _) = self::now(&*s).await;
+    let next = claim(t, "a");
+    let g = granted(&*s, &next).await;
+    let _ = s
+        .settle(&retry(&next, g, Outcome::Failed), &nothing())
+        .await
+        .unwrap();
+    assert_eq!(state(&*s).await.open.len(), 1);
+    assert_eq!(control(&*s, Control::Cancel).await, Controlled::Done);
+    assert!(state(&*s).await.open.is_empty());
+}
+
+async fn a_trigger_runs_once_for_its_key(bed: Bed) {
+    let (s, _) = ready(&bed).await;
+    let mut events = listen(&*s).await;
+    let key = "by \"hand\" / ü 1".to_owned();
+    let put = || Control::Trigger { key: key.clone() };
+    assert!(matches!(
+        one(&*s, &manual(&key, None, "a")).await,
+        Answer::Settled(None)
+    ));
+    assert_eq!(control(&*s, put()).await, Controlled::Done);
+    hears(
+        &mut events,
+        &Event::Triggered {
+            job: j(),
+            key: key.clone(),
+        },
+    )
+    .await;
+    assert_eq!(control(&*s, put()).await, Controlled::Nothing);
+    let mine = manual(&key, None, "a");
+    let asked = s.claim(std::slice::from_ref(&mine)).await.unwrap();
+    let Answer::Granted(g) = asked.value[0] else {
+        panic!("{asked:?}")
+    };
+    assert_eq!(
+        (g.occurrence.0, g.trigger),
+        (asked.now_us / 1000, Trigger::Manual)
+    );
+    assert_eq!(one(&*s, &mine).await, Answer::Granted(g));
+    assert!(
+        matches!(one(&*s, &manual(&key, None, "b")).await, Answer::Taken(o) if o.key == Some(key.clone()))
+    );
+    assert_eq!(
+        settle(&*s, &mine, g, Outcome::Succeeded).await,
+        Settlement::Done
+    );
+    assert!(
+        matches!(one(&*s, &manual(&key, None, "b")).await, Answer::Settled(Some(l)) if l.run == mine.run)
+    );
+    assert_eq!(
+        control(&*s, put()).await,
+        Controlled::Triggered(g.occurrence)
+    );
+    assert!(state(&*s).await.triggers.is_empty());
+    // So many keys are remembered, and no more.
+    for i in 0..TRIGGERS_KEPT {
+        let key = format!("k{i}");
+        assert_eq!(
+            control(&*s, Control::Trigger { key: key.clone() }).await,
+            Controlled::Done
+        );
+        let c = manual(&key, None, "a");
+        let Answer::Granted(g) = in_time(&*s, &c).await else {
+            panic!("{key} was not granted")
+        };
+        assert_eq!(
+            settle(&*s, &c, g, Outcome::Succeeded).await,
+            Settlement::Done
+        );
+    }
+    let st = state(&*s).await;
+    assert_eq!(st.triggered.len(), TRIGGERS_KEPT);
+    assert_eq!(st.triggered[0].key, "k0");
+}
+
+async fn a_trigger_stays_between_the_decided_and_the_next(bed: Bed) {
+    let (s, now) = ready(&bed).await;
+    assert_eq!(
+        control(&*s, Control::Trigger { key: "k".into() }).await,
+        Controlled::Done
+    );
+    let first = claim(now - 1000, "a");
+    let g = granted(&*s, &first).await;
+    assert_eq!(
+        settle(&*s, &first, g, Outcome::Succeeded).await,
+        Settlement::Done
+    );
+    // No room between the newest decided one and the next: it has to wait until there is.
+    assert_eq!(
+        one(&*s, &manual("k", Some(now - 999), "a")).await,
+        Answer::Early { wait_us: 1000 }
+    );
+    let c = manual("k", Some(now - 500), "a");
+    let g = granted(&*s, &c).await;
+    assert_eq!(g.occurrence.0, now - 999);
+    // The scheduled one is not lost by it.
+    let next = Claim {
+        overlap: Overlap::Queue,
+        ..claim(now - 500, "b")
+    };
+    assert!(matches!(one(&*s, &next).await, Answer::Held(o) if o.key.as_deref() == Some("k")));
+    assert_eq!(
+        settle(&*s, &c, g, Outcome::Succeeded).await,
+        Settlement::Done
+    );
+    assert!(matches!(one(&*s, &next).await, Answer::Granted(_)));
+}
+
+async fn a_trigger_survives_its_client(bed: Bed) {
+    let (s, _) = ready(&bed).await;
+    assert_eq!(
+        control(&*s, Control::Trigger { key: "k".into() }).await,
+        Controlled::Done
+    );
+    drop(s);
+    assert!(matches!(
+        one(&*bed.store(), &manual("k", None, "b")).await,
+        Answer::Granted(_)
+    ));
+}
+
+async fn an_unknown_job_is_absent(bed: Bed) {
+    let s = bed.store();
+    let (now, inc) = now(&*s).await;
+    assert_eq!(one(&*s, &claim(now, "a")).await, Answer::Absent);
+    assert_eq!(control(&*s, Control::Cancel).await, Controlled::Absent);
+    assert_eq!(s.observe(&[j()]).await.unwrap().value, [None]);
+    assert_eq!(
+        register(&*s, registration("backup", None)).await,
+        (Registration::Absent, None)
+    );
+    assert_eq!(
+        register(&*s, registration("backup", Some("another"))).await,
+        (Registration::Absent, None)
+    );
+    let (answer, st) = register(&*s, registration("backup", Some(&inc))).await;
+    let st = st.unwrap();
+    assert_eq!(answer, Registration::Ready);
+    assert_eq!(
+        (&*st.inc, &*st.sched, &*st.def, st.newest),
+        (&*inc, "s1", "d1", 0)
+    );
+    assert!(st.since >= now);
+    assert_eq!(state(&*s).await, st);
+}
+
+async fn a_register_only_grows(bed: Bed) {
+    let (s, now) = ready(&bed).await;
+    let (_, inc) = self::now(&*s).await;
+    let since = state(&*s).await.since;
+    let known = |at| Register {
+        known: Occurrence(at),
+        ..registration("backup", Some(&inc))
+    };
+    let (_, st) = register(&*s, known(now - 5000)).await;
+    assert_eq!(st.unwrap().newest, now - 5000);
+    let (_, st) = register(&*s, known(now - 9000)).await;
+    assert_eq!(st.unwrap().newest, now - 5000);
+    assert!(matches!(
+        one(&*s, &claim(now - 6000, "a")).await,
+        Answer::Settled(None)
+    ));
+    // A claim carries what its instance knows, and it counts whatever the answer.
+    let c = Claim {
+        known: Occurrence(now - 3000),
+        ..claim(now - 4000, "a")
+    };
+    assert_eq!(one(&*s, &c).await, Answer::Settled(None));
+    assert_eq!(state(&*s).await.newest, now - 3000);
+    // Another schedule owes nothing of before; another definition is only noted.
+    let (_, st) = register(
+        &*s,
+        Register {
+            def: "d2".into(),
+            ..known(0)
+        },
+    )
+    .await;
+    let st = st.unwrap();
+    assert_eq!((st.since, &*st.def), (since, "d2"));
+    let asked = s
+        .register(&[Register {
+            sched: "s2".into(),
+            ..known(0)
+        }])
+        .await
+        .unwrap();
+    let st = asked.value[0].1.clone().unwrap();
+    assert_eq!((&*st.sched, st.newest), ("s2", now - 3000));
+    assert!(st.since >= since && st.since <= self::now(&*s).await.0);
+}
+
+async fn a_renewal_is_for_the_holder_alone(bed: Bed) {
+    let (s, now) = ready(&bed).await;
+    let mine = claim(now, "a");
+    let g = granted(&*s, &mine).await;
+    for seq in 1..4 {
+        assert_eq!(
+            s.renew(&renewal(&mine, g, seq)).await.unwrap().value,
+            Renewal::Renewed(None)
+        );
+        assert_eq!(state(&*s).await.open[0].seq, seq);
+    }
+    // Asked again after a lost reply it still changes: an observer must see that somebody lives.
+    assert_eq!(
+        s.renew(&renewal(&mine, g, 3)).await.unwrap().value,
+        Renewal::Renewed(None)
+    );
+    assert_eq!(state(&*s).await.open[0].seq, 4);
+    let other = Claim {
+        run: RunId::random(),
+        ..mine.clone()
+    };
+    assert_eq!(
+        s.renew(&renewal(&other, g, 9)).await.unwrap().value,
+        Renewal::Lost
+    );
+    assert_eq!(
+        settle(&*s, &mine, g, Outcome::Succeeded).await,
+        Settlement::Done
+    );
+    assert_eq!(
+        s.renew(&renewal(&mine, g, 5)).await.unwrap().value,
+        Renewal::Lost
+    );
+}
+
+async fn a_settlement_counts_once(bed: Bed) {
+    let (s, now) = ready(&bed).await;
+    let mine = claim(now, "a");
+    let g = granted(&*s, &mine).await;
+    let settle = settlement(&mine, g, Outcome::Succeeded);
+    let tail = |data: &[u8]| Tail {
+        before: 3,
+        data: data.to_vec(),
+    };
+    assert_eq!(
+        s.settle(&settle, &tail(b"one")).await.unwrap().value,
+        Settlement::Done
+    );
+    assert_eq!(
+        s.settle(&settle, &tail(b"two")).await.unwrap().value,
+        Settlement::Done
+    );
+    let h = s.history(&j(), 10).await.unwrap();
+    assert_eq!(h.len(), 1);
+    assert_eq!(
+        h[0],
+        RunRecord {
+            output_tail: "one".into(),
+            ..settle.record
+        }
+    );
+    let last = state(&*s).await.last.unwrap();
+    assert_eq!(
+        (last.run, last.occurrence, last.outcome),
+        (mine.run, g.occurrence, Outcome::Succeeded)
+    );
+}
+
+async fn the_true_record_replaces_unknown(bed: Bed) {
+    let (s, now) = ready(&bed).await;
+    let mine = claim(now, "a");
+    let g = granted(&*s, &mine).await;
+    let open = state(&*s).await.open[0].clone();
+    let theirs = Claim {
+        observed: observed(&open),
+        ..claim(now, "b")
+    };
+    assert!(matches!(
+        one(&*s, &theirs).await,
+        Answer::Recorded {
+            outcome: Outcome::Unknown,
+            ..
+        }
+    ));
+    assert_eq!(
+        settle(&*s, &mine, g, Outcome::Succeeded).await,
+        Settlement::Lost
+    );
+    assert_eq!(
+        settle(&*s, &mine, g, Outcome::Succeeded).await,
+        Settlement::Done,
+        "sent again"
+    );
+    assert_eq!(outcomes(&*s).await, [Outcome::Succeeded]);
+    assert_eq!(state(&*s).await.last.unwrap().outcome, Outcome::Succeeded);
+}
+
+fn info(jobs: u32) -> Info {
+    Info {
+        seen: 0,
+        host: "ä \"host\"".to_owned(),
+        pid: 4711,
+        version: "0.1.0".to_owned(),
+        config: "c1".to_owned(),
+        clock_offset_ms: -1.5,
+        started_at: 1_700_000_000_000,
+        running: vec![(j(), Occurrence(1_700_000_000_000))],
+        draining: false,
+        jobs,
+    }
+}
+
+async fn the_fleet_knows_its_instances(bed: Bed) {
+    let s = bed.store();
+    let (a, b) = (InstanceId::new("a"), InstanceId::new("b"));
+    let beat = |instance: &InstanceId, quarantine, open| Beat {
+        instance: instance.clone(),
+        info: info(7),
+        quarantine: Duration::from_millis(quarantine),
+        open,
+    };
+    let first = s.heartbeat(None).await.unwrap();
+    assert!(first.value.instances.is_empty() && first.value.drains.is_empty());
+    assert_eq!(first.value.quarantine, Duration::ZERO);
+    let r = s.heartbeat(Some(&beat(&a, 1234, None))).await.unwrap();
+    assert_eq!(r.value.instances.len(), 1);
+    assert_eq!(
+        r.value.instances[&a],
+        Info {
+            seen: r.now_us / 1000,
+            ..info(7)
+        }
+    );
+    assert_eq!(r.value.born, first.value.born);
+    let wrong = Some((r.inc.clone(), r.value.born + 1));
+    let f = s
+        .heartbeat(Some(&beat(&b, 1000, wrong)))
+        .await
+        .unwrap()
+        .value;
+    assert_eq!(
+        (f.instances.len(), f.quarantine),
+        (2, Duration::from_millis(1234))
+    );
+    // Redis alone forgets; the others are open from the beginning.
+    assert_eq!(f.open, !matches!(bed, Bed::Redis(_)));
+    let right = Some((r.inc.clone(), r.value.born));
+    assert!(
+        s.heartbeat(Some(&beat(&b, 1000, right)))
+            .await
+            .unwrap()
+            .value
+            .open
+    );
+
+    let other = bed.store();
+    other.drain(&a, true).await.unwrap();
+    other.drain(&a, true).await.unwrap();
+    other.drain(&b, true).await.unwrap();
+    let mut drains = s.heartbeat(None).await.unwrap().value.drains;
+    drains.sort();
+    assert_eq!(drains, [a.clone(), b.clone()]);
+    other.drain(&a, false).await.unwrap();
+    assert_eq!(
+        s.heartbeat(None).await.unwrap().value.drains,
+        std::slice::from_ref(&b)
+    );
+    s.leave(&b).await.unwrap();
+    let f = other.heartbeat(None).await.unwrap().value;
+    assert_eq!(f.instances.keys().collect::<Vec<_>>(), [&a]);
+    assert!(f.drains.is_empty() && f.open);
+}
+
+async fn decisions_are_kept_newest_first(bed: Bed) {
+    let s = bed.store();
+    let decision = |name: &str, at: i64| Decision {
+        job: job(name),
+        occurrence: Occurrence(at),
+        instance: InstanceId::new("a"),
+        at,
+        decision: "lost".to_owned(),
+        detail: "to b".to_owned(),
+    };
+    let kept = DECISIONS_KEPT as i64;
+    let all: Vec<Decision> = (1..=kept + 10).map(|i| decision("backup", i)).collect();
+    s.journal(&all).await.unwrap();
+    s.journal(&[decision("other", 1), decision("backup", 9000)])
+        .await
+        .unwrap();
+    let d = bed.store().decisions(&j()).await.unwrap();
+    assert_eq!(d.len(), DECISIONS_KEPT);
+    assert_eq!(d[0], decision("backup", 9000));
+    assert_eq!((d[1].at, d[kept as usize - 1].at), (kept + 10, 12));
+    assert_eq!(s.decisions(&job("other")).await.unwrap().len(), 1);
+    assert!(s.decisions(&job("nobody")).await.unwrap().is_empty());
+}
+
+async fn history_is_kept_newest_first(bed: Bed) {
+    let (s, now) = ready(&bed).await;
+    let kept = HISTORY_KEPT as i64;
+    let mut first = None;
+    for i in 0..kept + 5 {
+        let c = Claim {
+            overlap: Overlap::Queue,
+            ..claim(now - 1000 + i, "a")
+        };
+        let g = granted(&*s, &c).await;
+        let tail = Tail {
+            before: 0,
+            data: format!("{i}\n").into_bytes(),
+        };
+        let _ = s
+            .settle(&settlement(&c, g, Outcome::Succeeded), &tail)
+            .await
+            .unwrap();
+        first = first.or(Some(c.run));
+    }
+    let h = s.history(&j(), 3).await.unwrap();
+    assert_eq!(h.len(), 3);
+    for (i, r) in (0..).zip(&h) {
+        let n = kept + 4 - i;
+        assert_eq!(
+            (r.occurrence.0 - now + 1000, &r.output_tail),
+            (n, &format!("{n}\n"))
+        );
+        assert_eq!(r.fencing_token, Some(r.occurrence.token(1)));
+    }
+    let h = s.history(&j(), 10_000).await.unwrap();
+    assert_eq!(h.len(), HISTORY_KEPT);
+    // What is said of a run goes with its record.
+    if !matches!(bed, Bed::Memory(_)) {
+        assert_eq!(s.output(&j(), first.unwrap(), 0).await.unwrap(), None);
+    }
+    assert!(
+        s.output(&j(), h[0].run_id.unwrap(), 0)
+            .await
+            .unwrap()
+            .is_some()
+    );
+    assert!(s.history(&job("nobody"), 5).await.unwrap().is_empty());
+}
+
+async fn output_is_added_once(bed: Bed) {
+    let (s, now) = ready(&bed).await;
+    let c = claim(now, "a");
+    let g = granted(&*s, &c).await;
+    let add =
+        async |at: u64, data: &[u8]| s.append_output(&j(), c.run, at, data, 10).await.unwrap();
+    let read = async |from: u64| s.output(&j(), c.run, from).await.unwrap();
+    let is = |from: u64, data: &[u8], done: bool| {
+        Some(Output {
+            from,
+            data: data.to_vec(),
+            done,
+        })
+    };
+    assert_eq!(read(0).await, None);
+    add(0, b"abc\xff").await;
+    add(0, b"abc\xff").await;
+    assert_eq!(read(0).await, is(0, b"abc\xff", false));
+    add(2, b"c\xffde").await;
+    assert_eq!(read(3).await, is(3, b"\xffde", false));
+    assert_eq!(read(99).await, is(6, b"", false));
+    add(6, b"fghijkl").await;
+    assert_eq!(
+        read(0).await,
+        is(3, b"\xffdefghijkl"[0..10].as_ref(), false)
+    );
+    // A hole drops what was before it.
+    add(100, b"xyz").await;
+    assert_eq!(read(0).await, is(100, b"xyz", false));
+    // Without a tail, what was added stands.
+    assert_eq!(
+        settle(&*s, &c, g, Outcome::Succeeded).await,
+        Settlement::Done
+    );
+    assert_eq!(read(0).await, is(100, b"xyz", true));
+    add(103, b"late").await;
+    assert_eq!(read(0).await, is(100, b"xyz", true));
+    assert_eq!(s.history(&j(), 1).await.unwrap()[0].output_tail, "xyz");
+}
+
+async fn events_reach_every_handle(bed: Bed) {
+    let (s, _) = ready(&bed).await;
+    let other = bed.store();
+    let (mut here, mut there) = (listen(&*s).await, listen(&*other).await);
+    assert_eq!(
+        control(&*s, Control::Trigger { key: "k".into() }).await,
+        Controlled::Done
+    );
+    let wanted = Event::Triggered {
+        job: j(),
+        key: "k".to_owned(),
+    };
+    hears(&mut here, &wanted).await;
+    hears(&mut there, &wanted).await;
+    // Once: what we did ourselves does not come back through the store.
+    assert_eq!(
+        control(&*s, Control::Trigger { key: "k2".into() }).await,
+        Controlled::Done
+    );
+    let wanted = Event::Triggered {
+        job: j(),
+        key: "k2".to_owned(),
+    };
+    for events in [&mut here, &mut there] {
+        let first = tokio::time::timeout(Duration::from_secs(30), async {
+            loop {
+                match events.recv().await.unwrap() {
+                    // Left over from `listen`.
+                    Event::Drain | Event::Gap => {}
+                    other => return other,
+                }
+            }
+        });
+        assert_eq!(first.await.unwrap(), wanted);
+    }
+}
+
+// What only Redis can do.
+
+fn server(bed: &mut Bed) -> &mut RedisServer {
+    match bed {
+        Bed::Redis(server) => server,
+        _ => panic!("not Redis"),
+    }
+}
+
+/// Asks until the store is there again: a restart breaks connections.
+async fn patient<T, F: Future<Output = Result<T, Error>>>(f: impl Fn() -> F) -> T {
+    for _ in 0..50 {
+        match f().await {
+            Ok(v) => return v,
+            Err(e) if e.is_transient() => {}
+            Err(e) => panic!("{e}"),
+        }
+    }
+    panic!("the store did not come back");
+}
+
+async fn reconnect(s: &dyn Store) -> (i64, Arc<str>) {
+    let r = patient(|| s.observe(&[])).await;
+    // Renewals have connections of their own, that break for themselves.
+    let gone = renewal(
+        &Claim {
+            job: job("nobody"),
+            ..claim(1, "a")
+        },
+        Grant {
+            occurrence: Occurrence(1),
+            attempt: 1,
+            trigger: Trigger::Schedule,
+        },
+        1,
+    );
+    let _ = patient(|| s.renew(&gone)).await;
+    (r.now_us / 1000, r.inc)
+}
+
+#[tokio::test]
+async fn redis_scripts_are_loaded_again_after_a_script_flush() {
+    let mut bed = Bed::redis();
+    let (s, now) = ready(&bed).await;
+    server(&mut bed).run::<()>(&["SCRIPT", "FLUSH"]);
+    let c = claim(now, "a");
+    let g = granted(&*s, &c).await;
+    server(&mut bed).run::<()>(&["SCRIPT", "FLUSH"]);
+    assert_eq!(
+        s.renew(&renewal(&c, g, 1)).await.unwrap().value,
+        Renewal::Renewed(None)
+    );
+    assert_eq!(
+        settle(&*s, &c, g, Outcome::Succeeded).await,
+        Settlement::Done
+    );
+}
+
+#[tokio::test]
+async fn redis_that_kept_its_data_is_quarantined_until_it_is_adopted() {
+    let mut bed = Bed::redis();
+    let (s, now) = ready(&bed).await;
+    let (old_now, old) = self::now(&*s).await;
+    let f = s.heartbeat(None).await.unwrap().value;
+    let (mine, dead) = (
+        claim(now - 100, "a"),
+        Claim {
+            job: job("other"),
+            ..claim(now - 100, "x")
+        },
+    );
+    let g = granted(&*s, &mine).await;
+    let more = Register {
+        job: job("other"),
+        ..registration("other", Some(&old))
+    };
+    let _ = register(&*s, more.clone()).await;
+    granted(&*s, &dead).await;
+    server(&mut bed).restart();
+    let (_, inc) = reconnect(&*s).await;
+    assert_ne!(inc, old);
+    let next = Claim {
+        overlap: Overlap::Queue,
+        ..claim(now, "b")
+    };
+    assert_eq!(one(&*s, &next).await, Answer::Quarantined);
+    // The same claim asked again is no way around it, nor is a look at the lease.
+    let open = state(&*s).await.open[0].clone();
+    assert_eq!(one(&*s, &mine).await, Answer::Quarantined);
+    let observer = Claim {
+        observed: observed(&open),
+        ..claim(now - 100, "b")
+    };
+    assert_eq!(one(&*s, &observer).await, Answer::Quarantined);
+    let (answer, st) = register(&*s, registration("backup", Some(&old))).await;
+    assert_eq!(
+        (answer, st.unwrap().inc),
+        (Registration::Quarantined, old.to_string())
+    );
+    let f2 = s.heartbeat(None).await.unwrap().value;
+    assert!(f2.born >= f.born && f2.born >= old_now && !f2.open);
+    // The holder lives and reclaims; then both jobs are adopted.
+    assert_eq!(
+        s.renew(&renewal(&mine, g, 1)).await.unwrap().value,
+        Renewal::Renewed(None)
+    );
+    let (answer, st) = register(&*s, registration("backup", Some(&inc))).await;
+    let st = st.unwrap();
+    assert_eq!((answer, st.inc.as_str()), (Registration::Ready, &*inc));
+    assert_eq!((st.open[0].run, st.open[0].inc.as_str()), (mine.run, &*inc));
+    assert!(matches!(one(&*s, &next).await, Answer::Held(o) if o.run == mine.run));
+    let more = Register {
+        adopt: Some(inc.to_string()),
+        ..more
+    };
+    let (_, st) = register(&*s, more).await;
+    let st = st.unwrap();
+    assert!(st.open.is_empty());
+    assert_eq!(st.last.unwrap().outcome, Outcome::Unknown);
+    let h = s.history(&job("other"), 5).await.unwrap();
+    assert_eq!(
+        (h[0].run_id, h[0].outcome),
+        (Some(dead.run), Outcome::Unknown)
+    );
+    assert!(matches!(one(&*s, &dead).await, Answer::Settled(_)));
+}
+
+/// Everything is lost while a run goes on.
+async fn loses_everything(lose: impl Fn(&mut RedisServer)) {
+    let mut bed = Bed::redis();
+    let (s, now) = ready(&bed).await;
+    let mine = claim(now - 100, "a");
+    let g = granted(&*s, &mine).await;
+    lose(server(&mut bed));
+    let (_, inc) = reconnect(&*s).await;
+    assert_eq!(one(&*s, &mine).await, Answer::Absent);
+    assert_eq!(one(&*s, &claim(now - 100, "b")).await, Answer::Absent);
+    assert_eq!(
+        register(&*s, registration("backup", None)).await.0,
+        Registration::Absent
+    );
+    assert!(!s.heartbeat(None).await.unwrap().value.open);
+    // Reclaimed into the new incarnation: still nothing is granted.
+    assert_eq!(
+        s.renew(&renewal(&mine, g, 5)).await.unwrap().value,
+        Renewal::Renewed(None)
+    );
+    let open = state(&*s).await.open[0].clone();
+    assert_eq!((open.run, open.seq, open.attempt), (mine.run, 5, 1));
+    assert_eq!(open.inc, *inc);
+    assert_eq!(one(&*s, &claim(now - 100, "b")).await, Answer::Quarantined);
+    // Adopted after the quarantine; nobody knows what became of those before.
+    let r = Register {
+        known: Occurrence(now - 5000),
+        lost: Some(Missed {
+            first: Occurrence(now - 80),
+            last: Occurrence(now - 60),
+            count: 3,
+        }),
+        ..registration("backup", Some(&inc))
+    };
+    let (answer, st) = register(&*s, r).await;
+    assert_eq!(
+        (answer, st.unwrap().newest),
+        (Registration::Ready, now - 60)
+    );
+    let h = s.history(&j(), 5).await.unwrap();
+    assert_eq!(
+        (h[0].outcome, h[0].occurrence.0, h[0].count),
+        (Outcome::Unknown, now - 60, 3)
+    );
+    assert!(
+        matches!(one(&*s, &claim(now - 100, "b")).await, Answer::Taken(o) if o.run == mine.run)
+    );
+    assert_eq!(
+        settle(&*s, &mine, g, Outcome::Succeeded).await,
+        Settlement::Done
+    );
+    assert!(matches!(
+        one(&*s, &claim(now - 100, "b")).await,
+        Answer::Settled(Some(_))
+    ));
+    assert!(matches!(
+        one(&*s, &claim(now - 60, "b")).await,
+        Answer::Settled(None)
+    ));
+    let next = Claim {
+        overlap: Overlap::Queue,
+        ..claim(now, "b")
+    };
+    assert!(matches!(one(&*s, &next).await, Answer::Granted(_)));
+}
+
+#[tokio::test]
+async fn redis_restarted_empty_takes_a_lease_back_and_runs_nothing_twice() {
+    loses_everything(RedisServer::restart_empty).await;
+}
+
+#[tokio::test]
+async fn redis_flushed_takes_a_lease_back_and_runs_nothing_twice() {
+    loses_everything(|s| s.flush()).await;
+}
+
+#[tokio::test]
+async fn redis_with_an_older_state_does_not_make_an_attempt_twice() {
+    let mut bed = Bed::redis();
+    let (s, now) = ready(&bed).await;
+    let rerun = |instance: &str| Claim {
+        on_crash: OnCrash::Rerun,
+        max_attempts: 5,
+        ..claim(now - 100, instance)
+    };
+    let first = rerun("a");
+    granted(&*s, &first).await;
+    server(&mut bed).save();
+    let open = state(&*s).await.open[0].clone();
+    let second = Claim {
+        observed: observed(&open),
+        ..rerun("b")
+    };
+    let g = granted(&*s, &second).await;
+    assert_eq!(g.attempt, 2);
+    server(&mut bed).kill();
+    server(&mut bed).start_again();
+    let (_, inc) = reconnect(&*s).await;
+    // The older state has the first attempt still running.
+    assert_eq!(state(&*s).await.open[0].run, first.run);
+    assert_eq!(
+        settle(&*s, &second, g, Outcome::Succeeded).await,
+        Settlement::Done
+    );
+    let adopt = Register {
+        on_crash: OnCrash::Rerun,
+        max_attempts: 5,
+        ..registration("backup", Some(&inc))
+    };
+    let (_, st) = register(&*s, adopt).await;
+    assert!(st.unwrap().open.is_empty());
+    assert!(matches!(one(&*s, &rerun("c")).await, Answer::Settled(_)));
+}
+
+#[tokio::test]
+async fn redis_that_lost_a_grant_takes_it_back_from_its_holder() {
+    let mut bed = Bed::redis();
+    let (s, now) = ready(&bed).await;
+    let (_, old) = self::now(&*s).await;
+    server(&mut bed).save();
+    let mine = claim(now - 100, "a");
+    let g = granted(&*s, &mine).await;
+    server(&mut bed).kill();
+    server(&mut bed).start_again();
+    let (_, inc) = reconnect(&*s).await;
+    assert_ne!(inc, old);
+    assert_eq!(state(&*s).await.newest, 0);
+    assert_eq!(one(&*s, &claim(now - 100, "b")).await, Answer::Quarantined);
+    assert_eq!(
+        s.renew(&renewal(&mine, g, 1)).await.unwrap().value,
+        Renewal::Renewed(None)
+    );
+    let (_, st) = register(&*s, registration("backup", Some(&inc))).await;
+    assert_eq!(st.unwrap().open.len(), 1);
+    assert!(
+        matches!(one(&*s, &claim(now - 100, "b")).await, Answer::Taken(o) if o.run == mine.run)
+    );
+}
+
+#[tokio::test]
+async fn redis_restarted_after_a_settlement_does_not_reopen_it() {
+    let mut bed = Bed::redis();
+    let (s, now) = ready(&bed).await;
+    let mine = claim(now - 100, "a");
+    let g = granted(&*s, &mine).await;
+    assert_eq!(
+        settle(&*s, &mine, g, Outcome::Succeeded).await,
+        Settlement::Done
+    );
+    server(&mut bed).restart();
+    reconnect(&*s).await;
+    // The settlement's reply was lost, and the holder still renews.
+    assert_eq!(
+        s.renew(&renewal(&mine, g, 1)).await.unwrap().value,
+        Renewal::Lost
+    );
+    assert_eq!(
+        settle(&*s, &mine, g, Outcome::Succeeded).await,
+        Settlement::Done
+    );
+    assert!(state(&*s).await.open.is_empty());
+}
+
+#[tokio::test]
+async fn redis_that_is_full_renews_and_settles_and_grants_nothing() {
+    let mut bed = Bed::redis();
+    let (s, now) = ready(&bed).await;
+    let mine = claim(now - 100, "a");
+    let g = granted(&*s, &mine).await;
+    let beat = Beat {
+        instance: InstanceId::new("a"),
+        info: info(1),
+        quarantine: Duration::from_secs(1),
+        open: None,
+    };
+    server(&mut bed).run::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
+    let e = s.claim(&[claim(now, "b")]).await.unwrap_err();
+    assert!(
+        e.to_string()
+            .contains("the server is full; raise its maxmemory"),
+        "{e}"
+    );
+    assert_eq!(
+        s.renew(&renewal(&mine, g, 1)).await.unwrap().value,
+        Renewal::Renewed(None)
+    );
+    let r = s.heartbeat(Some(&beat)).await.unwrap().value;
+    assert_eq!(r.instances.len(), 1);
+    let tail = Tail {
+        before: 0,
+        data: b"bye".to_vec(),
+    };
+    let settle = settlement(&mine, g, Outcome::Succeeded);
+    assert_eq!(
+        s.settle(&settle, &tail).await.unwrap().value,
+        Settlement::Done
+    );
+    server(&mut bed).run::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
+    assert_eq!(s.history(&j(), 5).await.unwrap()[0].output_tail, "bye");
+    // What was refused has left nothing behind.
+    assert_eq!(state(&*s).await.newest, now - 100);
+}
+
+#[tokio::test]
+async fn redis_needs_few_permissions_and_names_the_missing() {
+    let mut bed = Bed::redis();
+    let server = server(&mut bed);
+    let rules = "ACL SETUSER soloist on >secret resetkeys ~soloist:* resetchannels &soloist:* -@all +evalsha \
+                 +script|load +info +time +publish +subscribe +hget +hmget +hset +hdel +hgetall +hlen +hincrby \
+                 +lpush +lrange +ltrim +rpop +del +exists +persist +pexpire";
+    server.run::<()>(&rules.split_whitespace().collect::<Vec<_>>());
+    let mut c = settings(&server.url());
+    c.username = Some("soloist".to_owned());
+    c.password = Some(soloist::config::Secret("secret".to_owned()));
+    let s = soloist::store::redis::RedisStore::open(&server.url(), &c).unwrap();
+    let (now, inc) = self::now(&s).await;
+    let _ = register(&s, registration("backup", Some(&inc))).await;
+    let mine = claim(now, "a");
+    let g = granted(&s, &mine).await;
+    assert_eq!(
+        s.renew(&renewal(&mine, g, 1)).await.unwrap().value,
+        Renewal::Renewed(None)
+    );
+    assert_eq!(
+        settle(&s, &mine, g, Outcome::Succeeded).await,
+        Settlement::Done
+    );
+    s.journal(&[]).await.unwrap();
+    s.heartbeat(None).await.unwrap();
+    listen(&s).await;
+    server.run::<()>(&["ACL", "SETUSER", "soloist", "-evalsha"]);
+    let e = s.observe(&[]).await.unwrap_err();
+    assert!(matches!(e, Error::Refused { .. }), "{e}");
+    assert!(e.to_string().contains("evalsha"), "{e}");
+    c.password = Some(soloist::config::Secret("wrong".to_owned()));
+    let s = soloist::store::redis::RedisStore::open(&server.url(), &c).unwrap();
+    let e = s.observe(&[]).await.unwrap_err();
+    assert!(e.to_string().to_lowercase().contains("password"), "{e}");
+    assert!(!e.to_string().contains("wrong"), "{e}");
+}
+
+#[tokio::test]
+async fn redis_with_foreign_data_is_an_error_and_no_panic() {
+    let mut bed = Bed::redis();
+    let (s, now) = ready(&bed).await;
+    let server = server(&mut bed);
+    server.run::<()>(&["HSET", "soloist:{backup}:state", "open", "[{\"x\":1}]"]);
+    let e = s.observe(&[j()]).await.unwrap_err();
+    assert!(
+        matches!(e, Error::Corrupt { .. }) && e.to_string().contains("field open"),
+        "{e}"
+    );
+    server.run::<()>(&["SET", "soloist:{backup}:state", "x"]);
+    let e = s.claim(&[claim(now, "a")]).await.unwrap_err();
+    assert!(
+        matches!(e, Error::Refused { .. }) && e.to_string().contains("WRONGTYPE"),
+        "{e}"
+    );
+}
+
+#[tokio::test]
+async fn redis_that_is_gone_is_an_error_and_comes_back() {
+    let mut bed = Bed::redis();
+    let (s, now) = ready(&bed).await;
+    let server = server(&mut bed);
+    server.save();
+    server.kill();
+    let e = s.claim(&[claim(now, "a")]).await.unwrap_err();
+    assert!(e.is_transient(), "{e}");
+    let e = s.claim(&[claim(now, "a")]).await.unwrap_err();
+    assert!(e.is_transient(), "{e}");
+    server.start_again();
+    let answer = patient(|| s.claim(&[])).await;
+    assert!(answer.value.is_empty());
+}

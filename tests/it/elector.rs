@@ -1,0 +1,1278 @@
+//! Electors in this process, over stores that lose requests and replies, refuse and stay away: each occurrence is
+//! granted and started once, or recorded.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    future::Future,
+    path::Path,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use async_trait::async_trait;
+use soloist::{
+    clock::{Boottime, StoreClock},
+    config::{self, Job},
+    elector::{Ask, Contest, Due, Elector, Epoch, Granted, Parts, Plan, note_clock},
+    logic::claim::{
+        Again, Answer, Claim, Control, Controlled, Event, Register, Registration, Renew, Renewal,
+        Settle, Settlement, State, Target,
+    },
+    logic::schedule::next_of,
+    model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger},
+    store::{Decision, Error, Fleet, Output, Reply, Store, Tail, memory::MemoryStore},
+};
+use tokio::sync::{Notify, broadcast, mpsc};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::support::{GENEROUS, redis::RedisServer};
+
+/// A store as one instance reaches it.
+struct Line {
+    store: Arc<dyn Store>,
+    claims: AtomicUsize,
+    /// Of a hundred requests, so many get lost, and so many replies.
+    lost_requests: AtomicU32,
+    lost_replies: AtomicU32,
+    seed: AtomicU64,
+    away: AtomicBool,
+    /// Claims wait here, when they are held up: before the store has them, or after.
+    hold_before: AtomicBool,
+    hold_after: AtomicBool,
+    go_on: Notify,
+    /// What touches one of these is refused.
+    refused: Mutex<BTreeSet<JobName>>,
+}
+
+impl Line {
+    fn new(store: Arc<dyn Store>) -> Arc<Self> {
+        Arc::new(Self {
+            store,
+            claims: AtomicUsize::new(0),
+            lost_requests: AtomicU32::new(0),
+            lost_replies: AtomicU32::new(0),
+            seed: AtomicU64::new(1),
+            away: AtomicBool::new(false),
+            hold_before: AtomicBool::new(false),
+            hold_after: AtomicBool::new(false),
+            go_on: Notify::new(),
+            refused: Mutex::default(),
+        })
+    }
+
+    fn error(&self) -> Error {
+        Error::Unreachable {
+            address: "the test".into(),
+            reason: "lost".into(),
+        }
+    }
+
+    fn lot(&self, percent: &AtomicU32) -> Result<(), Error> {
+        // A linear congruence: the same faults for the same seed and order.
+        let step = |x: u64| {
+            x.wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407)
+        };
+        let was = self
+            .seed
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |x| Some(step(x)))
+            .unwrap_or_default();
+        if self.away.load(Ordering::SeqCst)
+            || (step(was) >> 33) % 100 < u64::from(percent.load(Ordering::SeqCst))
+        {
+            return Err(self.error());
+        }
+        Ok(())
+    }
+
+    fn refuses<'a>(&self, jobs: impl Iterator<Item = &'a JobName>) -> Result<(), Error> {
+        let refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut jobs = jobs;
+        match jobs.find(|j| refused.contains(j)) {
+            None => Ok(()),
+            Some(job) => Err(Error::Refused {
+                address: "the test".into(),
+                reason: format!("WRONGTYPE {job}"),
+            }),
+        }
+    }
+
+    async fn pass<T>(
+        &self,
+        work: impl Future<Output = Result<T, Error>> + Send,
+    ) -> Result<T, Error> {
+        self.lot(&self.lost_requests)?;
+        let done = work.await;
+        self.lot(&self.lost_replies)?;
+        done
+    }
+
+    async fn held(&self, gate: &AtomicBool) {
+        loop {
+            let go_on = self.go_on.notified();
+            if !gate.load(Ordering::SeqCst) {
+                return;
+            }
+            go_on.await;
+        }
+    }
+
+    fn let_go(&self) {
+        self.hold_before.store(false, Ordering::SeqCst);
+        self.hold_after.store(false, Ordering::SeqCst);
+        self.go_on.notify_waiters();
+    }
+}
+
+#[async_trait]
+impl Store for Line {
+    fn address(&self) -> &str {
+        self.store.address()
+    }
+    fn durable(&self) -> bool {
+        self.store.durable()
+    }
+    async fn claim(&self, claims: &[Claim]) -> Result<Reply<Vec<Answer>>, Error> {
+        self.claims.fetch_add(claims.len(), Ordering::SeqCst);
+        self.held(&self.hold_before).await;
+        self.refuses(claims.iter().map(|c| &c.job))?;
+        let done = self.pass(self.store.claim(claims)).await;
+        self.held(&self.hold_after).await;
+        done
+    }
+    async fn renew(&self, r: &Renew) -> Result<Reply<Renewal>, Error> {
+        self.pass(self.store.renew(r)).await
+    }
+    async fn settle(&self, s: &Settle, t: &Tail) -> Result<Reply<Settlement>, Error> {
+        self.pass(self.store.settle(s, t)).await
+    }
+    async fn register(
+        &self,
+        jobs: &[Register],
+    ) -> Result<Reply<Vec<(Registration, Option<State>)>>, Error> {
+        self.refuses(jobs.iter().map(|r| &r.job))?;
+        self.pass(self.store.register(jobs)).await
+    }
+    async fn control(&self, job: &JobName, what: &Control) -> Result<Reply<Controlled>, Error> {
+        self.pass(self.store.control(job, what)).await
+    }
+    async fn observe(&self, jobs: &[JobName]) -> Result<Reply<Vec<Option<State>>>, Error> {
+        self.refuses(jobs.iter())?;
+        self.pass(self.store.observe(jobs)).await
+    }
+    async fn heartbeat(&self, b: Option<&soloist::store::Beat>) -> Result<Reply<Fleet>, Error> {
+        self.pass(self.store.heartbeat(b)).await
+    }
+    async fn leave(&self, i: &InstanceId) -> Result<(), Error> {
+        self.store.leave(i).await
+    }
+    async fn drain(&self, i: &InstanceId, on: bool) -> Result<(), Error> {
+        self.store.drain(i, on).await
+    }
+    async fn journal(&self, d: &[Decision]) -> Result<(), Error> {
+        self.store.journal(d).await
+    }
+    async fn decisions(&self, job: &JobName) -> Result<Vec<Decision>, Error> {
+        self.store.decisions(job).await
+    }
+    async fn history(&self, job: &JobName, n: usize) -> Result<Vec<RunRecord>, Error> {
+        self.store.history(job, n).await
+    }
+    async fn append_output(
+        &self,
+        job: &JobName,
+        run: RunId,
+        at: u64,
+        data: &[u8],
+        keep: usize,
+    ) -> Result<(), Error> {
+        self.store.append_output(job, run, at, data, keep).await
+    }
+    async fn output(&self, job: &JobName, run: RunId, from: u64) -> Result<Option<Output>, Error> {
+        self.store.output(job, run, from).await
+    }
+    fn events(&self) -> broadcast::Receiver<Event> {
+        self.store.events()
+    }
+}
+
+/// What was started, by all electors of a test.
+#[derive(Default)]
+struct Started {
+    all: Mutex<Vec<Start>>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+struct Start {
+    by: InstanceId,
+    job: JobName,
+    occurrence: Occurrence,
+    attempt: u32,
+    run: RunId,
+    trigger: Trigger,
+    too_late: bool,
+}
+
+impl Started {
+    fn all(&self) -> Vec<Start> {
+        self.all
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+    fn of(&self, at: i64) -> Vec<Start> {
+        let mut all = self.all();
+        all.retain(|s| s.occurrence.0 == at);
+        all
+    }
+    /// Runs, without what was granted too late.
+    fn runs(&self) -> Vec<i64> {
+        let all = self.all();
+        let runs = all.iter().filter(|s| !s.too_late);
+        runs.map(|s| s.occurrence.0).collect()
+    }
+    fn once(&self) {
+        let mut seen = BTreeSet::new();
+        for s in self.all() {
+            assert!(
+                seen.insert((s.job.clone(), s.occurrence, s.attempt)),
+                "started twice: {s:?}"
+            );
+        }
+    }
+}
+
+/// How long a run lasts; those that last for ever are ended by [`Node::end`].
+#[derive(Clone, Copy)]
+enum Lasts {
+    Ms(u64),
+    ForEver,
+}
+
+struct Node {
+    elector: Arc<Elector>,
+    line: Arc<Line>,
+    stop: CancellationToken,
+    open: Arc<Mutex<Vec<Granted>>>,
+    plans: Mutex<mpsc::UnboundedReceiver<Plan>>,
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.stop.cancel();
+        self.line.let_go();
+    }
+}
+
+struct Setup<'a> {
+    name: &'a str,
+    line: Arc<Line>,
+    started: Arc<Started>,
+    max_parallel: Option<u32>,
+    lasts: Lasts,
+}
+
+impl Node {
+    fn new(s: Setup<'_>) -> Self {
+        let stop = CancellationToken::new();
+        let clock = Arc::new(StoreClock::default());
+        let instance = InstanceId::new(s.name);
+        let (journal, decisions) = mpsc::channel(10_000);
+        let (plans, planned) = mpsc::unbounded_channel();
+        let open: Arc<Mutex<Vec<Granted>>> = Arc::default();
+        let store: Arc<dyn Store> = s.line.clone();
+        let elector = Arc::new_cyclic(|weak: &std::sync::Weak<Elector>| {
+            let parts = Parts {
+                store: store.clone(),
+                clock: clock.clone(),
+                instance: instance.clone(),
+                host: s.name.to_owned(),
+                retry: config::StoreRetry {
+                    attempts: 2,
+                    interval: Duration::from_millis(3),
+                    exponential: false,
+                    max_interval: Duration::from_millis(3),
+                    jitter: false,
+                },
+                max_parallel: s.max_parallel,
+                journal,
+                plans,
+                stop: stop.clone(),
+                tasks: TaskTracker::new(),
+            };
+            let (weak, started, open, lasts) =
+                (weak.clone(), s.started.clone(), open.clone(), s.lasts);
+            Elector::build(
+                parts,
+                Box::new(move |g: Granted| {
+                    let Some(elector) = weak.upgrade() else {
+                        return;
+                    };
+                    started
+                        .all
+                        .lock()
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .push(Start {
+                            by: elector.instance.clone(),
+                            job: g.job.name.clone(),
+                            occurrence: g.grant.occurrence,
+                            attempt: g.grant.attempt,
+                            run: g.run,
+                            trigger: g.grant.trigger,
+                            too_late: g.too_late,
+                        });
+                    match lasts {
+                        Lasts::Ms(ms) => {
+                            tokio::spawn(async move {
+                                tokio::time::sleep(Duration::from_millis(ms)).await;
+                                settle(&elector, g, Outcome::Succeeded, None).await;
+                            });
+                        }
+                        Lasts::ForEver => {
+                            open.lock().unwrap_or_else(PoisonError::into_inner).push(g);
+                        }
+                    }
+                }),
+            )
+        });
+        tokio::spawn(elector.clone().watch());
+        tokio::spawn(keep(elector.clone(), stop.clone(), decisions));
+        Self {
+            elector,
+            line: s.line,
+            stop,
+            open,
+            plans: Mutex::new(planned),
+        }
+    }
+
+    fn simple(name: &str, store: &Arc<MemoryStore>, started: &Arc<Started>) -> Self {
+        Self::new(Setup {
+            name,
+            line: Line::new(store.clone()),
+            started: started.clone(),
+            max_parallel: None,
+            lasts: Lasts::Ms(0),
+        })
+    }
+
+    /// Has the job, and may claim it.
+    async fn with(&self, job: &Arc<Job>) {
+        self.elector.set_job(job.clone());
+        self.planned(&job.name).await;
+    }
+
+    /// What the elector tells the dispatcher, once the job is registered.
+    async fn planned(&self, job: &JobName) -> Occurrence {
+        until("the job is planned", || {
+            match self
+                .plans
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .try_recv()
+            {
+                Ok(Plan::From(of, after)) if of.name == *job => Some(after),
+                _ => None,
+            }
+        })
+        .await
+    }
+
+    fn due(&self, job: &Job, at: i64) {
+        self.elector.due(vec![due(job, at)]);
+    }
+
+    async fn contest(&self, job: &Job, at: i64) -> Contest {
+        let ask = Ask {
+            target: Target::Scheduled(Occurrence(at)),
+            missed: vec![],
+            trigger: Trigger::Schedule,
+            start_by: at + job.start_within.as_millis() as i64,
+            again: false,
+        };
+        self.elector.contest(&job.name, ask).await
+    }
+
+    /// Ends the oldest run that lasts for ever.
+    async fn end(&self, outcome: Outcome, again: Option<Again>) {
+        let g = until("a run to end", || {
+            let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+            (!open.is_empty()).then(|| open.remove(0))
+        })
+        .await;
+        settle(&self.elector, g, outcome, again).await;
+    }
+}
+
+fn due(job: &Job, at: i64) -> Due {
+    Due {
+        job: job.name.clone(),
+        target: Target::Scheduled(Occurrence(at)),
+        start_at: at,
+        start_by: at + job.start_within.as_millis() as i64,
+        overdue: false,
+        missed: vec![],
+    }
+}
+
+/// What the fleet task and the listener do for an elector.
+async fn keep(
+    elector: Arc<Elector>,
+    stop: CancellationToken,
+    mut decisions: mpsc::Receiver<Decision>,
+) {
+    let mut events = elector.store.events();
+    loop {
+        if let Ok(reply) = elector.store.heartbeat(None).await {
+            note_clock(&elector.clock, &reply);
+            let epoch = Epoch {
+                inc: reply.inc.clone(),
+                born: reply.value.born,
+                open: true,
+                quarantine: Duration::ZERO,
+                first_seen: Boottime::now(),
+            };
+            let _ = elector.enrol(&epoch).await;
+        }
+        while let Ok(d) = decisions.try_recv() {
+            let _ = elector.store.journal(&[d]).await;
+        }
+        tokio::select! {
+            () = elector.enrol.notified() => {}
+            () = tokio::time::sleep(Duration::from_millis(50)) => {}
+            event = events.recv() => if let Ok(event) = event { elector.hear(&event) },
+            () = stop.cancelled() => return,
+        }
+    }
+}
+
+async fn settle(elector: &Arc<Elector>, g: Granted, outcome: Outcome, again: Option<Again>) {
+    let now = elector.clock.now_us().unwrap_or(0) / 1000;
+    let outcome = if g.too_late { Outcome::Missed } else { outcome };
+    let record = RunRecord {
+        run_id: Some(g.run),
+        job: g.job.name.clone(),
+        occurrence: g.grant.occurrence,
+        trigger: g.grant.trigger,
+        attempt: g.grant.attempt,
+        fencing_token: Some(g.grant.token()),
+        instance: Some(elector.instance.clone()),
+        host: None,
+        started_at: Some(g.granted_at),
+        finished_at: Some(now),
+        lateness_ms: None,
+        duration_ms: None,
+        outcome,
+        exit_code: None,
+        signal: None,
+        output_tail: String::new(),
+        output_truncated: false,
+        error: None,
+        count: 1,
+    };
+    let s = Settle {
+        run: g.run,
+        record,
+        again,
+    };
+    while elector.store.settle(&s, &Tail::default()).await.is_err() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let awaited = again.map(|_| g.grant.occurrence);
+    let (job, run) = (g.job.name.clone(), g.run);
+    drop(g);
+    elector.run_ended(&job, run, awaited);
+}
+
+async fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let begun = Instant::now();
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(
+            begun.elapsed() < GENEROUS,
+            "waited in vain for this: {what}"
+        );
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+/// Each decided occurrence of the job, with its outcomes, oldest first.
+async fn outcomes(store: &dyn Store, job: &JobName) -> Vec<(i64, Outcome)> {
+    let mut records = store.history(job, 1000).await.unwrap();
+    records.reverse();
+    let mut all: Vec<_> = records
+        .into_iter()
+        .map(|r| (r.occurrence.0, r.outcome))
+        .collect();
+    all.sort_by_key(|(at, _)| *at);
+    all
+}
+
+async fn recorded(store: &dyn Store, job: &JobName, n: usize) -> Vec<(i64, Outcome)> {
+    let begun = Instant::now();
+    loop {
+        let all = outcomes(store, job).await;
+        if all.len() >= n {
+            return all;
+        }
+        assert!(begun.elapsed() < GENEROUS, "{n} records awaited: {all:?}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+fn job(lines: &str) -> Arc<Job> {
+    named("work", lines)
+}
+fn named(name: &str, lines: &str) -> Arc<Job> {
+    let text = format!(
+        "store = {{ url = \"memory:\", timeout = \"50ms\" }}\n[jobs.{name}]\ncommand = [\"true\"]\n{lines}\n"
+    );
+    let config = config::parse(&text, Path::new("/jobs.toml"), &|_| None).unwrap();
+    config.jobs.values().next().unwrap().clone()
+}
+
+/// The clock of a store that was not shifted, and so much.
+fn now(_: &MemoryStore, shift: i64) -> i64 {
+    soloist::clock::wall_us() / 1000 + shift
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_wake_ups_are_one_command() {
+    let server = RedisServer::start();
+    let started = Arc::new(Started::default());
+    let node = Node::new(Setup {
+        name: "a",
+        line: Line::new(Arc::new(server.store())),
+        started: started.clone(),
+        max_parallel: None,
+        lasts: Lasts::Ms(0),
+    });
+    // A heartbeat begins the epoch.
+    let job = job("");
+    let info = soloist::store::Info {
+        seen: 0,
+        host: "a".into(),
+        pid: 1,
+        version: String::new(),
+        config: String::new(),
+        clock_offset_ms: 0.0,
+        started_at: 0,
+        running: vec![],
+        draining: false,
+        jobs: 1,
+    };
+    let beat = soloist::store::Beat {
+        instance: InstanceId::new("a"),
+        info,
+        quarantine: Duration::from_millis(1),
+        open: None,
+    };
+    node.line.store.heartbeat(Some(&beat)).await.unwrap();
+    node.with(&job).await;
+    let at = soloist::clock::wall_us() / 1000 - 500;
+    let woken: Vec<_> = (0..1000)
+        .map(|_| {
+            let (elector, name) = (node.elector.clone(), job.name.clone());
+            tokio::spawn(async move {
+                let ask = Ask {
+                    target: Target::Scheduled(Occurrence(at)),
+                    missed: vec![],
+                    trigger: Trigger::Schedule,
+                    start_by: at + 60_000,
+                    again: false,
+                };
+                elector.contest(&name, ask).await
+            })
+        })
+        .collect();
+    let mut ends = BTreeMap::new();
+    for w in woken {
+        *ends.entry(format!("{:?}", w.await.unwrap())).or_insert(0) += 1;
+    }
+    assert_eq!(node.line.claims.load(Ordering::SeqCst), 1, "{ends:?}");
+    assert_eq!(started.of(at).len(), 1);
+    // Whoever comes later finds it decided, and asks nobody.
+    assert_eq!(node.contest(&job, at).await, Contest::Settled);
+    assert_eq!(node.line.claims.load(Ordering::SeqCst), 1);
+    let calls: String = server.run(&["INFO", "commandstats"]);
+    assert!(calls.contains("evalsha"), "{calls}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hundred_electors_get_one_grant() {
+    let store = Arc::new(MemoryStore::new());
+    let started = Arc::new(Started::default());
+    let job = job("");
+    let names: Vec<String> = (0..100).map(|i| format!("n{i}")).collect();
+    let mut nodes = vec![];
+    for name in &names {
+        nodes.push(Node::simple(name, &store, &started));
+    }
+    for n in &nodes {
+        n.with(&job).await;
+    }
+    let at = now(&store, -100);
+    let all = nodes.iter().map(|n| n.contest(&job, at));
+    let ends = futures_util::future::join_all(all).await;
+    let won = |c: &&Contest| matches!(c, Contest::Won(_));
+    assert_eq!(ends.iter().filter(won).count(), 1);
+    assert_eq!(started.of(at).len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn wins_are_spread_and_a_dead_first_in_rank_holds_up_nobody() {
+    let store = Arc::new(MemoryStore::new());
+    let started = Arc::new(Started::default());
+    let job = job("overlap = \"allow\"");
+    let names = ["a", "b", "c", "d", "e", "dead"];
+    let live: Arc<[InstanceId]> = names.iter().map(|n| InstanceId::new(n)).collect();
+    let nodes: Vec<_> = names[..5]
+        .iter()
+        .map(|n| Node::simple(n, &store, &started))
+        .collect();
+    for n in &nodes {
+        n.with(&job).await;
+        n.elector.set_live(live.clone());
+    }
+    let base = now(&store, -60_000 + 5_000);
+    for i in 0..100 {
+        let all = nodes.iter().map(|n| n.contest(&job, base + i * 10));
+        let ends = futures_util::future::join_all(all).await;
+        let won = |c: &&Contest| matches!(c, Contest::Won(_));
+        assert_eq!(ends.iter().filter(won).count(), 1, "{ends:?}");
+    }
+    started.once();
+    let mut wins: BTreeMap<String, usize> = BTreeMap::new();
+    for s in started.all() {
+        *wins.entry(s.by.as_str().to_owned()).or_default() += 1;
+    }
+    assert_eq!(wins.len(), 5, "{wins:?}");
+    assert!(wins.values().all(|n| *n >= 6), "{wins:?}");
+}
+
+/// An hour of downtime of a job of every ten minutes, decided up to its beginning.
+async fn downtime(catch_up: &str) -> (Vec<i64>, Vec<(i64, Outcome)>, Vec<i64>) {
+    let base = soloist::clock::wall_us() / 1000;
+    // The clock of the store stands in the middle between two occurrences.
+    let grid = base - base.rem_euclid(600_000);
+    let offset = grid + 300_000 - base;
+    let clock = move || soloist::clock::wall_us() + (offset - 3_600_000) * 1000;
+    let store = Arc::new(MemoryStore::new_with_clock(Arc::new(clock)));
+    let started = Arc::new(Started::default());
+    let job = job(&format!(
+        "schedule = \"@every 10m\"\nstart_within = \"25m\"\n{catch_up}"
+    ));
+    let before = Node::simple("before", &store, &started);
+    before.with(&job).await;
+    drop(before);
+    store.shift(3_600_000);
+    let node = Node::simple("a", &store, &started);
+    let planned = {
+        node.elector.set_job(job.clone());
+        node.planned(&job.name).await
+    };
+    let due: Vec<i64> = (-5..=0).map(|i| grid + i * 600_000).collect();
+    assert!(planned.0 >= grid && planned.0 < grid + 600_000);
+    let all = recorded(&*store, &job.name, 6).await;
+    started.once();
+    (due, all, started.runs())
+}
+
+#[tokio::test]
+async fn downtime_is_caught_up_by_policy() {
+    use Outcome::{Missed, Succeeded};
+    for (policy, run) in [("latest", 1), ("all", 2), ("none", 0)] {
+        // `all` would skip the second while the first still runs.
+        let lines = format!("catch_up = \"{policy}\"\noverlap = \"queue\"");
+        let (due, all, runs) = downtime(&lines).await;
+        // 25 minutes: the last three could start, 5, 15 and 25 minutes late; the third by a hair or not.
+        let expected: Vec<(i64, Outcome)> = due
+            .iter()
+            .enumerate()
+            .map(|(i, at)| (*at, if 6 - i <= run { Succeeded } else { Missed }))
+            .collect();
+        if policy == "all" {
+            assert_eq!(all[4..], expected[4..], "{policy}");
+            assert_eq!(all.len(), 6, "{policy}");
+        } else {
+            assert_eq!(all, expected, "{policy}");
+            assert_eq!(runs.len(), run, "{policy}");
+        }
+    }
+}
+
+/// Every scheduled instant of what piled up is in the history once.
+fn each_once(all: &[(i64, Outcome)], due: &[i64]) {
+    let names: Vec<i64> = all.iter().map(|(at, _)| *at).collect();
+    assert_eq!(names, due, "{all:?}");
+}
+
+#[tokio::test]
+async fn what_piles_up_in_an_outage_is_caught_up_by_policy() {
+    use Outcome::{Missed, Succeeded};
+    for (policy, run) in [("latest", 1), ("all", 5), ("none", 0)] {
+        let store = Arc::new(MemoryStore::new());
+        let started = Arc::new(Started::default());
+        let node = Node::simple("a", &store, &started);
+        // With `all` each waits for the run before it, so that none overlaps.
+        let overlap = if policy == "all" { "queue" } else { "skip" };
+        let job = job(&format!(
+            "catch_up = \"{policy}\"\nstart_within = \"10m\"\noverlap = \"{overlap}\""
+        ));
+        node.with(&job).await;
+        node.line.away.store(true, Ordering::SeqCst);
+        let base = now(&store, -60_000);
+        let due: Vec<i64> = (0..5).map(|i| base + i * 5_000).collect();
+        for at in &due {
+            node.due(&job, *at);
+        }
+        let asked = node.line.claims.load(Ordering::SeqCst);
+        until("it was asked for in vain", || {
+            (node.line.claims.load(Ordering::SeqCst) > asked + 3).then_some(())
+        })
+        .await;
+        node.line.away.store(false, Ordering::SeqCst);
+        let all = recorded(&*store, &job.name, 5).await;
+        each_once(&all, &due);
+        started.once();
+        let runs = all.iter().filter(|(_, o)| *o == Succeeded).count();
+        assert_eq!(runs, run, "{policy}: {all:?}");
+        let missed = all.iter().filter(|(_, o)| *o == Missed).count();
+        assert_eq!(missed, 5 - run, "{policy}: {all:?}");
+        if policy == "latest" {
+            assert_eq!(started.runs(), due[4..]);
+        }
+    }
+}
+
+/// The grant's reply was lost, then the store was away while more became due: what was granted is not left to lapse.
+#[tokio::test]
+async fn a_grant_whose_reply_was_lost_is_not_given_up_for_a_newer_one() {
+    for policy in ["all", "latest"] {
+        let store = Arc::new(MemoryStore::new());
+        let started = Arc::new(Started::default());
+        let node = Node::simple("a", &store, &started);
+        let overlap = if policy == "all" { "queue" } else { "skip" };
+        let job = job(&format!(
+            "catch_up = \"{policy}\"\nstart_within = \"10m\"\noverlap = \"{overlap}\""
+        ));
+        node.with(&job).await;
+        let base = now(&store, -20_000);
+        node.line.lost_replies.store(100, Ordering::SeqCst);
+        node.due(&job, base);
+        until("its reply is lost more than once", || {
+            (node.line.claims.load(Ordering::SeqCst) > 3).then_some(())
+        })
+        .await;
+        node.due(&job, base + 5_000);
+        node.due(&job, base + 10_000);
+        node.line.lost_replies.store(0, Ordering::SeqCst);
+        let all = recorded(&*store, &job.name, 3).await;
+        each_once(&all, &[base, base + 5_000, base + 10_000]);
+        // Not `unknown`, as it would be had its lease been left to lapse.
+        let fine = [Outcome::Succeeded, Outcome::Missed, Outcome::Skipped];
+        assert!(all.iter().all(|(_, o)| fine.contains(o)), "{all:?}");
+        if policy == "all" {
+            assert!(all.iter().all(|(_, o)| *o == Outcome::Succeeded), "{all:?}");
+        }
+        started.once();
+    }
+}
+
+/// A reply that comes after the last moment for a start starts nothing, and the occurrence is recorded.
+#[tokio::test]
+async fn a_grant_that_is_known_of_too_late_starts_nothing() {
+    let store = Arc::new(MemoryStore::new());
+    let started = Arc::new(Started::default());
+    let node = Node::simple("a", &store, &started);
+    let job = job("start_within = \"20s\"");
+    node.with(&job).await;
+    let at = now(&store, -1_000);
+    node.line.lost_replies.store(100, Ordering::SeqCst);
+    node.due(&job, at);
+    until("its reply is lost", || {
+        (node.line.claims.load(Ordering::SeqCst) > 0).then_some(())
+    })
+    .await;
+    store.shift(60_000);
+    node.line.lost_replies.store(0, Ordering::SeqCst);
+    let all = recorded(&*store, &job.name, 1).await;
+    assert_eq!(all, [(at, Outcome::Missed)]);
+    assert!(started.runs().is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_trigger_does_not_jump_over_what_is_due_and_not_decided() {
+    // A run goes on, a trigger waits for it, and the next scheduled one comes behind the trigger.
+    let store = Arc::new(MemoryStore::new());
+    let started = Arc::new(Started::default());
+    let line = Line::new(store.clone());
+    let node = Node::new(Setup {
+        name: "a",
+        line,
+        started: started.clone(),
+        max_parallel: None,
+        lasts: Lasts::ForEver,
+    });
+    let every = 60_000;
+    let job = job("schedule = \"@every 60s\"\noverlap = \"queue\"\nstart_within = \"1h\"");
+    node.with(&job).await;
+    let real = now(&store, 0);
+    let first = real - real.rem_euclid(every) + every;
+    store.shift(first - real + 1_000);
+    node.due(&job, first);
+    until("it runs", || (started.runs() == [first]).then_some(())).await;
+    let trigger = |key: &str| Control::Trigger { key: key.into() };
+    for key in ["k", "l"] {
+        let done = node.elector.store.control(&job.name, &trigger(key)).await;
+        assert_eq!(done.unwrap().value, Controlled::Done);
+    }
+    // The trigger's claim has been answered: it is held.
+    let asked = node.line.claims.load(Ordering::SeqCst);
+    until("the trigger waits", || {
+        (node.line.claims.load(Ordering::SeqCst) > asked + 1).then_some(())
+    })
+    .await;
+    store.shift(every);
+    node.due(&job, first + every);
+    for _ in 0..4 {
+        node.end(Outcome::Succeeded, None).await;
+    }
+    let all = recorded(&*store, &job.name, 4).await;
+    let names: Vec<i64> = all.iter().map(|(at, _)| *at).collect();
+    assert_eq!((names[0], names[3]), (first, first + every), "{all:?}");
+    assert!(all.iter().all(|(_, o)| *o == Outcome::Succeeded), "{all:?}");
+}
+
+/// The trigger was put in while nobody was there, and so were the occurrences after it.
+#[tokio::test]
+async fn a_trigger_from_the_downtime_does_not_swallow_what_is_overdue() {
+    let store = Arc::new(MemoryStore::new());
+    let started = Arc::new(Started::default());
+    let job = job("schedule = \"@every 60s\"");
+    let before = Node::simple("before", &store, &started);
+    before.with(&job).await;
+    let trigger = Control::Trigger { key: "k".into() };
+    drop(before);
+    let (real, every) = (now(&store, 0), 60_000);
+    store.control(&job.name, &trigger).await.unwrap();
+    let first = real - real.rem_euclid(every) + every;
+    store.shift(first + 4 * every + 30_000 - real);
+    let node = Node::simple("a", &store, &started);
+    node.elector.set_job(job.clone());
+    let all = recorded(&*store, &job.name, 6).await;
+    let due: Vec<i64> = (0..5).map(|i| first + i * every).collect();
+    for at in &due {
+        let n = all.iter().filter(|(x, _)| x == at).count();
+        assert_eq!(n, 1, "{at} in {all:?}");
+    }
+    assert_eq!(started.runs(), due[4..]);
+}
+
+/// While an occurrence waits for its jitter, a trigger comes.
+#[tokio::test]
+async fn a_trigger_leaves_alone_what_waits_for_its_jitter() {
+    let store = Arc::new(MemoryStore::new());
+    let started = Arc::new(Started::default());
+    let node = Node::simple("a", &store, &started);
+    let every = 60_000;
+    let job = job("schedule = \"@every 60s\"\njitter = \"30s\"");
+    node.with(&job).await;
+    let real = now(&store, 0);
+    let first = real - real.rem_euclid(every) + every;
+    store.shift(first + 10_000 - real);
+    for key in ["k", "l", "m"] {
+        let trigger = Control::Trigger { key: key.into() };
+        store.control(&job.name, &trigger).await.unwrap();
+    }
+    let manual = recorded(&*store, &job.name, 3).await;
+    assert!(manual.iter().all(|(at, _)| *at < first), "{manual:?}");
+    node.due(&job, first);
+    let all = recorded(&*store, &job.name, 4).await;
+    assert_eq!(all[3], (first, Outcome::Succeeded), "{all:?}");
+}
+
+fn limited(store: &Arc<MemoryStore>, started: &Arc<Started>) -> Node {
+    Node::new(Setup {
+        name: "a",
+        line: Line::new(store.clone()),
+        started: started.clone(),
+        max_parallel: Some(1),
+        lasts: Lasts::ForEver,
+    })
+}
+
+/// The newer occurrence waits for the older one's next attempt, and must not have the only slot meanwhile.
+#[tokio::test]
+async fn an_attempt_that_goes_first_finds_a_slot() {
+    let store = Arc::new(MemoryStore::new());
+    let started = Arc::new(Started::default());
+    let node = limited(&store, &started);
+    let job = job("overlap = \"queue\"");
+    node.with(&job).await;
+    let first = now(&store, -2_000);
+    node.due(&job, first);
+    until("it runs", || (started.runs() == [first]).then_some(())).await;
+    node.due(&job, first + 1_000);
+    // Its end awaits another attempt; nobody hears of it but by being told to run it first.
+    node.line.hold_before.store(true, Ordering::SeqCst);
+    let g = node.open.lock().unwrap().remove(0);
+    let s = Settle {
+        run: g.run,
+        record: RunRecord {
+            run_id: Some(g.run),
+            job: job.name.clone(),
+            occurrence: g.grant.occurrence,
+            trigger: g.grant.trigger,
+            attempt: 1,
+            fencing_token: None,
+            instance: None,
+            host: None,
+            started_at: None,
+            finished_at: None,
+            lateness_ms: None,
+            duration_ms: None,
+            outcome: Outcome::Crashed,
+            exit_code: None,
+            signal: None,
+            output_tail: String::new(),
+            output_truncated: false,
+            error: None,
+            count: 1,
+        },
+        again: Some(Again {
+            at: 0,
+            trigger: Trigger::Takeover,
+        }),
+    };
+    let _ = store.settle(&s, &Tail::default()).await.unwrap();
+    drop(g);
+    node.line.let_go();
+    until("the takeover runs", || {
+        started.all().iter().any(|s| s.attempt == 2).then_some(())
+    })
+    .await;
+    node.end(Outcome::Succeeded, None).await;
+    node.end(Outcome::Succeeded, None).await;
+    let all = recorded(&*store, &job.name, 3).await;
+    assert_eq!(all[2], (first + 1_000, Outcome::Succeeded), "{all:?}");
+}
+
+/// No slot becomes free in time: the occurrence is recorded all the same, and a drained instance takes none later.
+#[tokio::test]
+async fn waiting_for_a_slot_ends_with_a_record_or_a_drain() {
+    let store = Arc::new(MemoryStore::new());
+    let started = Arc::new(Started::default());
+    let node = limited(&store, &started);
+    let long = named("long", "");
+    let short = named("short", "start_within = \"1s\"");
+    let other = named("other", "start_within = \"1h\"");
+    node.with(&long).await;
+    node.with(&short).await;
+    node.with(&other).await;
+    let at = now(&store, -100);
+    node.due(&long, at);
+    until("it runs", || (started.runs() == [at]).then_some(())).await;
+    node.due(&short, at);
+    node.due(&other, at);
+    let all = recorded(&*store, &short.name, 1).await;
+    assert_eq!(all, [(at, Outcome::Missed)]);
+    node.elector.set_draining(true);
+    node.end(Outcome::Succeeded, None).await;
+    // Long enough for it to be claimed, had it been going to: another job's claim passes the same way.
+    node.elector.set_draining(false);
+    until("it runs after the drain only", || {
+        (started.all().len() == 2).then_some(())
+    })
+    .await;
+    assert_eq!(started.all()[1].job, other.name);
+}
+
+/// One instance alone is drained: nobody decides what is due meanwhile, and nothing of it may be jumped over after.
+#[tokio::test]
+async fn what_a_drain_left_over_is_caught_up_after_it() {
+    let store = Arc::new(MemoryStore::new());
+    let started = Arc::new(Started::default());
+    let node = Node::simple("a", &store, &started);
+    let every = 60_000;
+    let job = job("schedule = \"@every 60s\"");
+    node.with(&job).await;
+    let real = now(&store, 0);
+    let first = real - real.rem_euclid(every) + every;
+    store.shift(first + 1_000 - real);
+    node.due(&job, first);
+    recorded(&*store, &job.name, 1).await;
+    node.elector.set_draining(true);
+    for i in 1..4 {
+        store.shift(every);
+        node.due(&job, first + i * every);
+        // Until it is left to others, who are not there.
+        let begun = Instant::now();
+        let at = Occurrence(first + i * every);
+        let left = |d: &Decision| d.occurrence == at && d.decision == "draining";
+        while !store.decisions(&job.name).await.unwrap().iter().any(left) {
+            assert!(begun.elapsed() < GENEROUS, "{at} is not left to others");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+    node.elector.set_draining(false);
+    recorded(&*store, &job.name, 4).await;
+    store.shift(every);
+    node.due(&job, first + 4 * every);
+    let all = recorded(&*store, &job.name, 5).await;
+    let due: Vec<i64> = (0..5).map(|i| first + i * every).collect();
+    each_once(&all, &due);
+    assert_eq!(started.runs(), [due[0], due[3], due[4]], "{all:?}");
+}
+
+/// The job goes from the configuration between the claim and its answer.
+#[tokio::test]
+async fn what_was_granted_runs_although_its_job_was_removed() {
+    let store = Arc::new(MemoryStore::new());
+    let started = Arc::new(Started::default());
+    let node = Node::simple("a", &store, &started);
+    let job = job("");
+    node.with(&job).await;
+    let at = now(&store, -100);
+    node.line.hold_after.store(true, Ordering::SeqCst);
+    node.due(&job, at);
+    until("it was granted", || {
+        (node.line.claims.load(Ordering::SeqCst) == 1).then_some(())
+    })
+    .await;
+    node.elector.remove_job(&job.name);
+    node.line.let_go();
+    let all = recorded(&*store, &job.name, 1).await;
+    assert_eq!(all, [(at, Outcome::Succeeded)]);
+    // Back again: a driver takes what is due.
+    node.elector.set_job(job.clone());
+    until("it is known again", || {
+        node.due(&job, at + 50);
+        started.runs().contains(&(at + 50)).then_some(())
+    })
+    .await;
+    started.once();
+}
+
+/// A key of another type under one job.
+#[tokio::test]
+async fn a_job_that_the_store_refuses_takes_no_other_down() {
+    let store = Arc::new(MemoryStore::new());
+    let started = Arc::new(Started::default());
+    let node = Node::simple("a", &store, &started);
+    let jobs: Vec<_> = (0..5).map(|i| named(&format!("j{i}"), "")).collect();
+    let bad = &jobs[2];
+    node.line.refused.lock().unwrap().insert(bad.name.clone());
+    for j in &jobs {
+        node.elector.set_job(j.clone());
+    }
+    let at = now(&store, -100);
+    until("the others run", || {
+        for j in &jobs {
+            node.due(j, at);
+        }
+        (started.all().len() == 4).then_some(())
+    })
+    .await;
+    assert!(started.all().iter().all(|s| s.job != bad.name));
+    node.line.refused.lock().unwrap().clear();
+    until("it runs when it is repaired", || {
+        (started.all().len() == 5).then_some(())
+    })
+    .await;
+    started.once();
+}
+
+/// A holder is dead, and one of the jobs that are looked at cannot be read.
+#[tokio::test]
+async fn a_dead_holder_is_found_although_another_job_cannot_be_read() {
+    let store = Arc::new(MemoryStore::new());
+    let started = Arc::new(Started::default());
+    let node = Node::simple("a", &store, &started);
+    let quick = "lease = \"500ms\"\non_crash = \"rerun\"\nmax_attempts = 3";
+    let jobs = [named("bad", quick), named("good", quick)];
+    let dead = Node::new(Setup {
+        name: "dead",
+        line: Line::new(store.clone()),
+        started: started.clone(),
+        max_parallel: None,
+        lasts: Lasts::ForEver,
+    });
+    let at = now(&store, -100);
+    for j in &jobs {
+        dead.with(j).await;
+        node.with(j).await;
+        assert!(matches!(dead.contest(j, at).await, Contest::Won(_)));
+        assert!(matches!(node.contest(j, at).await, Contest::Lost { .. }));
+    }
+    let bad = jobs[0].name.clone();
+    node.line.refused.lock().unwrap().insert(bad);
+    // It is gone: nobody renews.
+    dead.stop.cancel();
+    dead.elector.set_draining(true);
+    until("the other is taken over", || {
+        let all = started.all();
+        let taken = |s: &&Start| s.job == jobs[1].name && s.attempt == 2;
+        all.iter().find(taken).map(|s| s.trigger)
+    })
+    .await;
+}
+
+/// Plans the occurrences of an elector's jobs, as the dispatcher does.
+async fn dispatch(elector: Arc<Elector>, mut plans: mpsc::UnboundedReceiver<Plan>) {
+    let mut planned: BTreeMap<JobName, (Arc<Job>, Occurrence)> = BTreeMap::new();
+    while !elector.stop.is_cancelled() {
+        while let Ok(plan) = plans.try_recv() {
+            match plan {
+                Plan::From(job, after) => planned.insert(job.name.clone(), (job, after)),
+                Plan::Drop(name) => planned.remove(&name),
+            };
+        }
+        let now = elector.clock.now_us().unwrap_or(0) / 1000;
+        for (job, after) in planned.values_mut() {
+            while let Some(at) = next_of(&job.schedules, *after).filter(|at| at.0 <= now) {
+                elector.due(vec![due(job, at.0)]);
+                *after = at;
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(3)).await;
+    }
+}
+
+/// Several instances and a store whose clock runs twenty times as fast; requests and replies are lost at random,
+/// instances are cut off and drained now and then, jobs go and come back, triggers are put in. Every occurrence is in
+/// the history once, started at most once, and none is given up while its holder lives.
+async fn weather(seed: u64) {
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let began = soloist::clock::wall_us();
+    let clock = move || began + (soloist::clock::wall_us() - began) * 20;
+    let store = Arc::new(MemoryStore::new_with_clock(Arc::new(clock)));
+    let started = Arc::new(Started::default());
+    let overlaps = ["skip", "queue", "allow", "replace"];
+    let policies = ["latest", "all", "none"];
+    let jobs: Vec<_> = (0..3)
+        .map(|i| {
+            let (overlap, policy) = (overlaps[rng.usize(..4)], policies[rng.usize(..3)]);
+            let lines = format!(
+                "schedule = \"@every 1s\"\noverlap = \"{overlap}\"\ncatch_up = \"{policy}\""
+            );
+            named(&format!("j{i}"), &lines)
+        })
+        .collect();
+    let limit = rng.bool().then(|| rng.u32(1..3));
+    let mut nodes = vec![];
+    for i in 0..4 {
+        let line = Line::new(store.clone());
+        line.seed.store(seed * 10 + i, Ordering::SeqCst);
+        let mut node = Node::new(Setup {
+            name: &format!("n{i}"),
+            line,
+            started: started.clone(),
+            max_parallel: limit,
+            lasts: Lasts::Ms(rng.u64(..25)),
+        });
+        let (_, none) = mpsc::unbounded_channel();
+        let plans = std::mem::replace(&mut node.plans, Mutex::new(none));
+        let plans = plans.into_inner().unwrap();
+        tokio::spawn(dispatch(node.elector.clone(), plans));
+        for j in &jobs {
+            node.elector.set_job(j.clone());
+        }
+        nodes.push(node);
+    }
+    let live: Arc<[InstanceId]> = nodes.iter().map(|n| n.elector.instance.clone()).collect();
+    let replies = rng.u32(..30);
+    for n in &nodes {
+        n.elector.set_live(live.clone());
+        n.line.lost_requests.store(rng.u32(..10), Ordering::SeqCst);
+        n.line.lost_replies.store(replies, Ordering::SeqCst);
+    }
+    let mut keys = 0;
+    for _ in 0..100 {
+        tokio::time::sleep(Duration::from_millis(rng.u64(5..40))).await;
+        let some = &nodes[rng.usize(..4)];
+        let job = &jobs[rng.usize(..3)];
+        match rng.u32(..16) {
+            0 => some.line.away.store(true, Ordering::SeqCst),
+            1..5 => some.line.away.store(false, Ordering::SeqCst),
+            5 => some.elector.set_draining(true),
+            6..9 => some.elector.set_draining(false),
+            9 => some.elector.resync(),
+            10 => some.elector.remove_job(&job.name),
+            11 => some.elector.set_job(job.clone()),
+            12 => {
+                keys += 1;
+                let key = format!("k{keys}");
+                let _ = store
+                    .control(&job.name, &Control::Trigger { key })
+                    .await
+                    .unwrap();
+            }
+            _ => {}
+        }
+    }
+    for n in &nodes {
+        n.line.away.store(false, Ordering::SeqCst);
+        n.line.lost_requests.store(0, Ordering::SeqCst);
+        n.line.lost_replies.store(0, Ordering::SeqCst);
+        n.elector.set_draining(false);
+        for j in &jobs {
+            n.elector.set_job(j.clone());
+        }
+    }
+    let end = clock() / 1000;
+    for j in &jobs {
+        let name = std::slice::from_ref(&j.name);
+        let begun = Instant::now();
+        let state = loop {
+            let reply = store.observe(name).await.unwrap();
+            let state = reply.value[0].clone().unwrap();
+            if state.newest > end && state.open.iter().all(|o| o.occurrence.0 > end) {
+                break state;
+            }
+            assert!(
+                begun.elapsed() < GENEROUS,
+                "seed {seed}: {state:#?} of {}",
+                j.name
+            );
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        };
+        // What ended is recorded in the same step.
+        let records = store.history(&j.name, 1000).await.unwrap();
+        let oldest = records.iter().map(|r| r.occurrence.0).min().unwrap();
+        let mut seen: BTreeMap<i64, Outcome> = BTreeMap::new();
+        for r in records.iter().filter(|r| r.occurrence.0 <= end) {
+            let (at, outcome) = (r.occurrence.0, r.outcome);
+            assert_eq!(r.count, 1, "seed {seed}");
+            assert_ne!(
+                outcome,
+                Outcome::Unknown,
+                "seed {seed}: given up while held: {r:?}"
+            );
+            assert_eq!(seen.insert(at, outcome), None, "seed {seed}: twice: {r:?}");
+        }
+        let mut at = Occurrence(state.since.max(oldest - 1));
+        while let Some(next) = next_of(&j.schedules, at).filter(|next| next.0 <= end) {
+            assert!(
+                seen.contains_key(&next.0),
+                "seed {seed}, {}: {next} is lost; {seen:?}",
+                j.name
+            );
+            at = next;
+        }
+    }
+    started.once();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_weather_loses_or_repeats_an_occurrence() {
+    let seeds = crate::support::test_seconds().div_ceil(2).max(4);
+    for seed in 1..=seeds {
+        weather(seed).await;
+    }
+}

@@ -1,0 +1,938 @@
+//! `soloist exec`: the built binary as a crontab or a script would call it, over a real Redis and over SQLite files.
+
+use std::{
+    collections::BTreeSet,
+    fs::{self, File},
+    io::{Read, Write},
+    os::{
+        fd::{FromRawFd, OwnedFd},
+        unix::process::{CommandExt, ExitStatusExt},
+    },
+    path::{Path, PathBuf},
+    process::{Child, Command, Output, Stdio},
+    time::{Duration, Instant},
+};
+
+use rustix::process::{Pid, Signal, set_parent_process_death_signal};
+use soloist::model::Occurrence;
+
+use crate::support::{GENEROUS, process, server::RedisServer, test_seconds, wait_for, wait_until};
+
+const EXE: &str = env!("CARGO_BIN_EXE_soloist");
+
+/// A store, and a directory for what the commands write.
+struct Place {
+    dir: tempfile::TempDir,
+    server: Option<RedisServer>,
+}
+
+/// Both stores, one after the other.
+fn places() -> [Place; 2] {
+    [Place::redis(), Place::sqlite()]
+}
+
+impl Place {
+    fn sqlite() -> Self {
+        Self {
+            dir: tempfile::tempdir().expect("a directory"),
+            server: None,
+        }
+    }
+    fn redis() -> Self {
+        Self {
+            server: Some(RedisServer::start()),
+            ..Self::sqlite()
+        }
+    }
+
+    fn server(&mut self) -> &mut RedisServer {
+        self.server.as_mut().expect("a place with a server")
+    }
+
+    fn url(&self) -> String {
+        match &self.server {
+            Some(server) => server.url(),
+            None => format!("sqlite:{}", self.file("locks.db").display()),
+        }
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn text(&self, name: &str) -> String {
+        fs::read_to_string(self.file(name)).unwrap_or_default()
+    }
+
+    /// The number that a command has written.
+    #[track_caller]
+    fn pid(&self, name: &str) -> u32 {
+        wait_for(&format!("a number in {name}"), GENEROUS, || {
+            let text = self.text(name);
+            text.strip_suffix('\n')?.parse().ok()
+        })
+    }
+
+    /// `soloist exec` with these options and this shell script, in our directory.
+    fn exec(&self, options: &[&str], script: &str) -> Command {
+        let mut command = self.command(options);
+        command.args(["--", "/bin/sh", "-c", script]);
+        command
+    }
+
+    fn command(&self, options: &[&str]) -> Command {
+        let mut command = Command::new(EXE);
+        command
+            .arg("exec")
+            .args(options)
+            .current_dir(self.dir.path())
+            .env("SOLOIST_STORE_URL", self.url())
+            .env_remove("SOLOIST_CONFIG")
+            .env_remove("SOLOIST_LOG")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        // A test run that is killed leaves none behind.
+        // SAFETY: prctl is async-signal-safe and nothing is allocated.
+        unsafe {
+            command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::KILL))?));
+        }
+        command
+    }
+
+    /// Runs the script under lock `l` to its end.
+    fn run(&self, options: &[&str], script: &str) -> Ran {
+        Ran::of(
+            self.exec(&[&["--lock", "l"], options].concat(), script)
+                .output()
+                .expect("soloist starts"),
+        )
+    }
+
+    /// Starts the script under lock `l`.
+    fn start(&self, options: &[&str], script: &str) -> Running {
+        let command = self.exec(&[&["--lock", "l"], options].concat(), script);
+        Running::of(command)
+    }
+
+    /// Holds the lock `l` until the file `go` is there.
+    fn hold(&self, options: &[&str]) -> Running {
+        let holder = self.start(
+            options,
+            "echo $$ > holder; while [ ! -e go ]; do sleep 0.01; done",
+        );
+        self.pid("holder");
+        holder
+    }
+
+    fn go(&self) {
+        File::create(self.file("go")).expect("a file");
+    }
+}
+
+#[derive(Debug)]
+struct Ran {
+    code: Option<i32>,
+    out: String,
+    err: String,
+}
+
+impl Ran {
+    fn of(output: Output) -> Self {
+        Self {
+            code: output.status.code(),
+            out: String::from_utf8(output.stdout).expect("UTF-8"),
+            err: String::from_utf8(output.stderr).expect("UTF-8"),
+        }
+    }
+    #[track_caller]
+    fn assert(&self, code: i32, out: &str, err: &str) {
+        assert_eq!(self.code, Some(code), "{self:?}");
+        assert_eq!(self.out, out, "{self:?}");
+        assert!(
+            if err.is_empty() {
+                self.err.is_empty()
+            } else {
+                self.err.contains(err)
+            },
+            "{self:?}"
+        );
+    }
+}
+
+/// One that was started; killed on drop.
+struct Running(Child);
+
+impl Running {
+    fn of(mut command: Command) -> Self {
+        Self(command.spawn().expect("soloist starts"))
+    }
+    fn pid(&self) -> u32 {
+        self.0.id()
+    }
+    fn signal(&self, signal: Signal) {
+        process::signal(self.pid(), signal);
+    }
+    /// Waits for its end, and for that of its output.
+    #[track_caller]
+    fn end(&mut self) -> Ran {
+        let status = wait_for("the end of soloist exec", GENEROUS, || {
+            self.0.try_wait().expect("our child")
+        });
+        let text = |pipe: Option<&mut dyn Read>| {
+            let mut bytes = vec![];
+            if let Some(pipe) = pipe {
+                pipe.read_to_end(&mut bytes).expect("readable");
+            }
+            String::from_utf8(bytes).expect("UTF-8")
+        };
+        Ran {
+            code: status.code(),
+            out: text(self.0.stdout.as_mut().map(|p| p as _)),
+            err: text(self.0.stderr.as_mut().map(|p| p as _)),
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.kill().ok();
+        self.0.wait().ok();
+    }
+}
+
+#[test]
+fn it_exits_as_the_command_did_or_as_shells_do_without_one() {
+    for place in places() {
+        place.run(&[], "exit 0").assert(0, "", "");
+        place.run(&[], "exit 7").assert(7, "", "");
+        place.run(&[], "kill -KILL $$").assert(128 + 9, "", "");
+        place.run(&[], "kill -USR1 $$").assert(128 + 10, "", "");
+
+        let no_program = |program: &str| {
+            let mut command = place.command(&["--lock", "l", program]);
+            Ran::of(command.output().expect("soloist starts"))
+        };
+        no_program("no-such-command").assert(127, "", "not found in PATH");
+        no_program("/no/such/command").assert(127, "", "does not exist");
+        no_program("/etc/passwd").assert(126, "", "is not executable");
+        no_program("/").assert(126, "", "is not executable");
+        // Each gave the lock back.
+        place.run(&[], "true").assert(0, "", "");
+    }
+}
+
+#[test]
+fn the_command_knows_its_lock_and_tokens_grow() {
+    for place in places() {
+        let script = "echo $SOLOIST_LOCK $SOLOIST_FENCING_TOKEN $MINE";
+        let tokens = [1, 2].map(|_| {
+            let mut command = place.exec(&["--lock", "night ly"], script);
+            let ran = Ran::of(command.env("MINE", "own").output().expect("soloist starts"));
+            let words: Vec<&str> = ran.out.split_whitespace().collect();
+            let ["night", "ly", token, "own"] = words[..] else {
+                panic!("{ran:?}");
+            };
+            token.parse::<u64>().expect("a number")
+        });
+        assert!(tokens[0] < tokens[1], "{tokens:?}");
+    }
+}
+
+#[test]
+fn stdin_stdout_and_stderr_are_the_commands_own() {
+    let place = Place::sqlite();
+    let mut command = place.exec(&["--lock", "l"], "cat; echo seen >&2; exit 3");
+    let mut running = Running::of({
+        command.stdin(Stdio::piped());
+        command
+    });
+    // More than any pipe holds, and not text.
+    let bytes: Vec<u8> = (0..1_000_003_u32).map(|n| (n % 251) as u8).collect();
+    let mut stdin = running.0.stdin.take().expect("a pipe");
+    let sent = bytes.clone();
+    let writer = std::thread::spawn(move || stdin.write_all(&sent));
+    let mut back = vec![];
+    let mut stdout = running.0.stdout.take().expect("a pipe");
+    stdout.read_to_end(&mut back).expect("readable");
+    writer.join().expect("written").expect("all of it");
+    assert!(back == bytes, "{} of {} bytes", back.len(), bytes.len());
+    running.end().assert(3, "", "seen\n");
+}
+
+#[test]
+fn who_is_at_the_other_end_notices_when_the_command_lets_go() {
+    let place = Place::sqlite();
+    let script = "exec <&- >&-; echo $$ > holder; while [ ! -e go ]; do sleep 0.01; done";
+    let mut command = place.exec(&["--lock", "l"], script);
+    command.stdin(Stdio::piped());
+    let mut running = Running::of(command);
+    place.pid("holder");
+    // End of file, although exec is there still.
+    let mut stdout = running.0.stdout.take().expect("a pipe");
+    rustix::io::ioctl_fionbio(&stdout, true).expect("a pipe");
+    wait_until("the end of its output", GENEROUS, || {
+        matches!(stdout.read(&mut [0]), Ok(0))
+    });
+    let mut stdin = running.0.stdin.take().expect("a pipe");
+    wait_until("nobody reads our pipe", GENEROUS, || {
+        stdin.write_all(b"x").is_err()
+    });
+    assert!(running.0.try_wait().expect("our child").is_none());
+    place.go();
+    running.end().assert(0, "", "");
+}
+
+#[test]
+fn descriptors_and_ignored_signals_are_handed_on() {
+    let place = Place::sqlite();
+    fs::write(place.file("in"), "five\n").expect("written");
+    let script =
+        "exec 5< in; trap '' HUP; \"$EXE\" exec --lock l -- sh -c 'cat <&5; kill -HUP $$; echo on'";
+    let mut shell = Command::new("/bin/sh");
+    shell
+        .args(["-c", script])
+        .env("EXE", EXE)
+        .env("SOLOIST_STORE_URL", place.url())
+        .current_dir(place.dir.path());
+    Ran::of(shell.output().expect("a shell")).assert(0, "five\non\n", "");
+}
+
+#[test]
+fn signals_reach_the_command_once() {
+    for place in places() {
+        for (signal, name) in [
+            (Signal::TERM, "TERM"),
+            (Signal::INT, "INT"),
+            (Signal::HUP, "HUP"),
+            (Signal::QUIT, "QUIT"),
+            (Signal::USR1, "USR1"),
+            (Signal::USR2, "USR2"),
+            (Signal::WINCH, "WINCH"),
+            (Signal::CONT, "CONT"),
+        ] {
+            for name in ["ready", "go", "got"] {
+                fs::remove_file(place.file(name)).ok();
+            }
+            let script = format!(
+                "trap 'echo {name} >> got' {name}; echo $$ > ready; while [ ! -e go ]; do sleep 0.01; done; exit 5"
+            );
+            let mut running = place.start(&[], &script);
+            place.pid("ready");
+            running.signal(signal);
+            let got = format!("{name}\n");
+            wait_until(&format!("SIG{name}"), GENEROUS, || place.text("got") == got);
+            place.go();
+            running.end().assert(5, "", "");
+            // No more of it.
+            assert_eq!(place.text("got"), got);
+        }
+    }
+}
+
+#[test]
+fn a_signal_that_ends_the_command_is_128_more() {
+    let place = Place::sqlite();
+    for (signal, code) in [(Signal::TERM, 143), (Signal::INT, 130), (Signal::HUP, 129)] {
+        fs::remove_file(place.file("ready")).ok();
+        let mut running = place.start(&[], "echo $$ > ready; exec sleep 1000");
+        place.pid("ready");
+        running.signal(signal);
+        running.end().assert(code, "", "");
+        // The lock is free.
+        place.run(&[], "true").assert(0, "", "");
+    }
+}
+
+/// A terminal of our own, and a program that has it as its controlling one.
+struct Terminal {
+    master: File,
+    child: Child,
+    seen: String,
+}
+
+impl Terminal {
+    fn start(place: &Place, script: &str) -> Self {
+        let (mut master, mut slave) = (-1, -1);
+        // SAFETY: two valid pointers; the others may be null.
+        let made = unsafe {
+            libc::openpty(
+                &raw mut master,
+                &raw mut slave,
+                std::ptr::null_mut(),
+                std::ptr::null(),
+                std::ptr::null(),
+            )
+        };
+        assert_eq!(made, 0, "a terminal");
+        // SAFETY: made just now, and nobody else's.
+        let (master, slave) =
+            unsafe { (OwnedFd::from_raw_fd(master), OwnedFd::from_raw_fd(slave)) };
+        rustix::io::ioctl_fionbio(&master, true).expect("our end");
+        let mut command = Command::new("/bin/sh");
+        command
+            .args(["-c", script])
+            .env("EXE", EXE)
+            .env("SOLOIST_STORE_URL", place.url())
+            .current_dir(place.dir.path())
+            .stdin(slave.try_clone().expect("a descriptor"))
+            .stdout(slave.try_clone().expect("a descriptor"))
+            .stderr(slave);
+        // SAFETY: async-signal-safe calls, and nothing is allocated.
+        unsafe {
+            command.pre_exec(|| {
+                libc::setsid();
+                libc::ioctl(0, libc::TIOCSCTTY, 0);
+                Ok(())
+            });
+        }
+        let child = command.spawn().expect("a shell");
+        Self {
+            master: master.into(),
+            child,
+            seen: String::new(),
+        }
+    }
+
+    fn press(&mut self, keys: &[u8]) {
+        self.master.write_all(keys).expect("our end of it");
+    }
+
+    /// What it has shown so far.
+    fn screen(&mut self) -> &str {
+        let mut bytes = [0; 4096];
+        while let Ok(n @ 1..) = self.master.read(&mut bytes) {
+            self.seen.push_str(&String::from_utf8_lossy(&bytes[..n]));
+        }
+        &self.seen
+    }
+
+    #[track_caller]
+    fn wait_shown(&mut self, text: &str) {
+        let begun = Instant::now();
+        while !self.screen().contains(text) {
+            assert!(
+                begun.elapsed() < GENEROUS,
+                "no {text:?} on the terminal: {:?}",
+                self.seen
+            );
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    #[track_caller]
+    fn end(&mut self) -> Option<i32> {
+        wait_for("the end of the terminal's shell", GENEROUS, || {
+            self.screen();
+            self.child.try_wait().expect("our child")
+        })
+        .code()
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        // With exec, its guard ends the command.
+        for child in process::children(self.child.id()) {
+            process::signal(child, Signal::KILL);
+        }
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+#[test]
+fn ctrl_c_in_a_terminal_reaches_the_command_once() {
+    let place = Place::sqlite();
+    let mut terminal = Terminal::start(
+        &place,
+        r#"set -m
+        "$EXE" exec --lock l -- sh -c '
+            trap "n=\${n}x; echo got \$n" INT
+            [ -t 0 ] && [ -t 1 ] && read line < /dev/tty && echo "read $line"
+            echo ready; while [ ! -e go ]; do sleep 0.01; done; exit 5'
+        echo "code $?""#,
+    );
+    terminal.press(b"typed\n");
+    terminal.wait_shown("ready");
+    assert!(
+        terminal.screen().contains("read typed"),
+        "{}",
+        terminal.seen
+    );
+    terminal.press(b"\x03");
+    terminal.wait_shown("got x");
+    place.go();
+    terminal.wait_shown("code 5");
+    assert!(!terminal.screen().contains("got xx"), "{}", terminal.seen);
+    terminal.end();
+}
+
+#[test]
+fn ctrl_c_is_left_to_the_terminal() {
+    let place = Place::sqlite();
+    // A command that leaves our group: what the terminal sends to the group is not for it, and must not come from us.
+    let mut terminal = Terminal::start(
+        &place,
+        r#"set -m
+        "$EXE" exec --lock l -- setsid sh -c '
+            trap "echo by us" INT; trap "echo on purpose; exit 5" USR1
+            echo $PPID > guard; echo ready; while :; do sleep 0.01; done'
+        echo "code $?""#,
+    );
+    terminal.wait_shown("ready");
+    terminal.press(b"\x03");
+    // Shown when the signal has been sent.
+    terminal.wait_shown("^C");
+    let exec = process::parent(place.pid("guard")).expect("the guard's parent");
+    process::signal(exec, Signal::USR1);
+    terminal.wait_shown("on purpose");
+    terminal.wait_shown("code 5");
+    assert!(!terminal.screen().contains("by us"), "{}", terminal.seen);
+    terminal.end();
+}
+
+#[test]
+fn ctrl_z_stops_both_and_fg_continues_both() {
+    let place = Place::sqlite();
+    let mut terminal = Terminal::start(
+        &place,
+        r#"set -m
+        "$EXE" exec --lock l --lease 1h -- sh -c '
+            mkfifo go; echo $$ > holder; read line < go; echo $line; exit 5'
+        echo "stopped $?"; read line; fg; echo "code $?""#,
+    );
+    // One that does not fork: a shell that is in vfork while its child is stopped cannot be stopped itself.
+    let command = place.pid("holder");
+    terminal.press(b"\x1a");
+    // The shell has its terminal back, with 128 + SIGTSTP or, as we stopped ourselves, SIGSTOP.
+    terminal.wait_shown("stopped 14");
+    wait_until("the command is stopped", GENEROUS, || {
+        state(command) == Some('T')
+    });
+    terminal.press(b"\n");
+    wait_until("the command goes on", GENEROUS, || {
+        state(command) == Some('S')
+    });
+    fs::write(place.file("go"), "went on\n").expect("it reads");
+    terminal.wait_shown("went on");
+    terminal.wait_shown("code 5");
+    terminal.end();
+}
+
+fn state(pid: u32) -> Option<char> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat[stat.rfind(')')? + 2..].chars().next()
+}
+
+#[test]
+fn a_wait_on_a_terminal_is_one_line_that_goes_away() {
+    let place = Place::sqlite();
+    let mut holder = place.hold(&[]);
+    let mut terminal = Terminal::start(
+        &place,
+        r#""$EXE" exec --lock l --wait 1h -- echo mine; echo "code $?""#,
+    );
+    terminal.wait_shown("waiting for lock `l`: ");
+    // Drawn again in its place.
+    terminal.wait_shown("/ soloist: waiting");
+    place.go();
+    terminal.wait_shown("mine");
+    terminal.wait_shown("code 0");
+    let lines = terminal.screen().matches('\n').count();
+    assert_eq!(lines, 2, "{:?}", terminal.seen);
+    terminal.end();
+    holder.end().assert(0, "", "");
+}
+
+#[test]
+fn somebody_else_has_it() {
+    for place in places() {
+        let mut holder = place.hold(&[]);
+        let who = format!(":{} has it; its lease lasts 1", holder.pid());
+        place.run(&[], "echo run >> ran").assert(75, "", &who);
+        place
+            .run(&["-E", "3"], "echo run >> ran")
+            .assert(3, "", &who);
+        // Nothing that cron would mail.
+        place.run(&["-E", "0"], "echo run >> ran").assert(0, "", "");
+        place
+            .run(&["--wait", "50ms"], "echo run >> ran")
+            .assert(75, "", "waiting for lock `l`: ");
+        assert_eq!(place.text("ran"), "");
+        place.go();
+        holder.end().assert(0, "", "");
+        place.run(&[], "echo run >> ran").assert(0, "", "");
+    }
+}
+
+#[test]
+fn a_waiter_has_the_lock_after_the_release() {
+    for place in places() {
+        // Only the release can end this wait: the lease lasts longer.
+        let mut holder = place.hold(&["--lease", "1h"]);
+        let mut waiter = place.start(&["--wait", "30s"], "echo mine");
+        let mut line = [0; 8];
+        let stderr = waiter.0.stderr.as_mut().expect("a pipe");
+        stderr.read_exact(&mut line).expect("it says that it waits");
+        assert_eq!(&line, b"soloist:");
+        place.go();
+        holder.end().assert(0, "", "");
+        let ran = waiter.end();
+        ran.assert(0, "mine\n", "waiting for lock `l`: ");
+        assert!(ran.err.ends_with("; for 30s at most\n"), "{ran:?}");
+        assert_eq!(ran.err.lines().count(), 1, "{ran:?}");
+    }
+}
+
+#[test]
+fn a_waiter_that_is_told_to_end_leaves_nothing() {
+    for place in places() {
+        let mut holder = place.hold(&[]);
+        let mut waiter = place.start(&["--wait", "30s", "--once-per", "366d"], "echo mine");
+        let mut line = [0; 8];
+        let stderr = waiter.0.stderr.as_mut().expect("a pipe");
+        stderr.read_exact(&mut line).expect("it says that it waits");
+        waiter.signal(Signal::TERM);
+        waiter.end().assert(143, "", "waiting for lock");
+        place.go();
+        holder.end().assert(0, "", "");
+        // Neither the lock nor the period.
+        place
+            .run(&["--once-per", "366d"], "echo mine")
+            .assert(0, "mine\n", "");
+    }
+}
+
+#[test]
+fn a_period_is_run_once_and_one_without_a_run_is_given_back() {
+    for place in places() {
+        let yearly = ["--once-per", "366d"];
+        let mut holder = place.hold(&[]);
+        // The lock is another's: the period is not used up.
+        place
+            .run(&yearly, "echo run >> ran")
+            .assert(75, "", " has it");
+        place.go();
+        holder.end().assert(0, "", "");
+        // Neither by a command that does not exist.
+        let mut command = place.command(&["--lock", "l", "--once-per", "366d", "no-such-command"]);
+        Ran::of(command.output().expect("soloist starts")).assert(127, "", "not found");
+
+        place.run(&yearly, "echo run >> ran").assert(0, "", "");
+        let again = place.run(&yearly, "echo run >> ran");
+        again.assert(75, "", "this 366d of lock `l` was taken by ");
+        place
+            .run(&["--once-per", "366d", "-E", "0"], "echo run >> ran")
+            .assert(0, "", "");
+        assert_eq!(place.text("ran"), "run\n");
+        // Another length, another lock, and no period at all are other things.
+        place
+            .run(&["--once-per", "365d"], "echo run >> ran")
+            .assert(0, "", "");
+        place.run(&[], "echo run >> ran").assert(0, "", "");
+        assert_eq!(place.text("ran"), "run\nrun\nrun\n");
+    }
+}
+
+/// As two crontabs would: each calls it at its own idea of each second. A call finds its period free and runs, or hears
+/// that it was taken: so each period in which anybody called has its run.
+#[test]
+fn two_crontabs_run_each_period_once() {
+    for place in places() {
+        let place = &place;
+        let call = || {
+            let ran = place.run(
+                &["--once-per", "1s", "--wait", "1m"],
+                "echo $SOLOIST_OCCURRENCE_MS $SOLOIST_OCCURRENCE >> ran",
+            );
+            match ran.code {
+                Some(0) => 1,
+                Some(75) if ran.err.contains("this 1s of lock `l` was taken by ") => 0,
+                _ => panic!("{ran:?}"),
+            }
+        };
+        let granted: usize = std::thread::scope(|scope| {
+            let crontabs = [0, 7].map(|late_ms| {
+                scope.spawn(move || {
+                    let begun = Instant::now();
+                    // Twice a second: more often than there are periods.
+                    let half_seconds = 0..test_seconds() * 2;
+                    half_seconds
+                        .map(|n| {
+                            let at = Duration::from_millis(n * 500 + late_ms);
+                            std::thread::sleep(at.saturating_sub(begun.elapsed()));
+                            call()
+                        })
+                        .sum::<usize>()
+                })
+            });
+            crontabs
+                .into_iter()
+                .map(|c| c.join().expect("a crontab"))
+                .sum()
+        });
+        let text = place.text("ran");
+        let mut periods = BTreeSet::new();
+        for line in text.lines() {
+            let (ms, instant) = line.split_once(' ').expect("two words");
+            let ms: i64 = ms.parse().expect("a number");
+            assert_eq!(ms % 1000, 0, "{line}");
+            assert_eq!(instant, Occurrence(ms).to_string());
+            assert!(periods.insert(ms), "{ms} ran twice: {text}");
+        }
+        assert_eq!(periods.len(), granted, "{text}");
+        assert!(granted > 2, "{text}");
+    }
+}
+
+/// The command, a child that ignores SIGTERM, and one that left its session and its parents behind.
+const STUBBORN_TREE: &str = r#"
+trap '' TERM HUP INT
+(setsid sh -c 'trap "" TERM; echo $$ > daemon; while :; do sleep 1000; done' &)
+sh -c 'trap "" TERM; echo $$ > child; while :; do sleep 1000; done' &
+echo $$ > command; while :; do sleep 1000; done
+"#;
+
+fn tree(place: &Place) -> Vec<u32> {
+    ["daemon", "child", "command"]
+        .map(|name| place.pid(name))
+        .to_vec()
+}
+
+#[track_caller]
+fn wait_gone(pids: &[u32]) {
+    wait_until("the whole tree is gone", GENEROUS, || {
+        !pids.iter().any(|pid| process::alive(*pid))
+    });
+}
+
+#[test]
+fn sigkill_of_exec_ends_the_command_at_once_and_frees_the_lock() {
+    for place in places() {
+        // Longer than any patience: the lock cannot have lapsed.
+        let mut running = place.start(&["--lease", "1h"], STUBBORN_TREE);
+        let pids = tree(&place);
+        running.0.kill().expect("killed");
+        wait_gone(&pids);
+        running.0.wait().expect("our child");
+        let ran = place.run(&["--wait", "30s"], "echo mine");
+        assert_eq!((ran.code, ran.out.as_str()), (Some(0), "mine\n"), "{ran:?}");
+    }
+}
+
+#[test]
+fn sigkill_of_the_whole_process_group_ends_the_command_too() {
+    let place = Place::sqlite();
+    let mut command = place.exec(&["--lock", "l", "--lease", "1h"], STUBBORN_TREE);
+    command.process_group(0);
+    let mut running = Running::of(command);
+    let pids = tree(&place);
+    let group = Pid::from_raw(running.pid().cast_signed()).expect("not 0");
+    rustix::process::kill_process_group(group, Signal::KILL).expect("killed");
+    wait_gone(&pids);
+    let status = running.0.wait().expect("our child");
+    assert_eq!(status.signal(), Some(9));
+    let ran = place.run(&["--wait", "30s"], "echo mine");
+    assert_eq!((ran.code, ran.out.as_str()), (Some(0), "mine\n"), "{ran:?}");
+}
+
+#[test]
+fn sigkill_of_the_guard_ends_the_command_too() {
+    let place = Place::sqlite();
+    let mut running = place.start(&["--lease", "1h"], STUBBORN_TREE);
+    let pids = tree(&place);
+    let guard = process::children(running.pid())
+        .into_iter()
+        .find(|pid| process::command_line(*pid).contains("__guard"))
+        .expect("a guard");
+    process::signal(guard, Signal::KILL);
+    wait_gone(&pids);
+    running.end().assert(70, "", "the guard of this run died");
+    place.run(&[], "true").assert(0, "", "");
+}
+
+#[test]
+fn what_the_command_left_behind_goes_before_the_lock() {
+    let place = Place::sqlite();
+    let ran = place.run(
+        &["--lease", "2s"],
+        "(setsid sh -c 'echo $$ > daemon; exec sleep 1000 <&- >&- 2>&-' &); while [ ! -s daemon ]; do sleep 0.01; done; exit 4",
+    );
+    ran.assert(4, "", "");
+    assert!(!process::alive(place.pid("daemon")));
+}
+
+#[test]
+fn without_its_store_nothing_is_started() {
+    let mut place = Place::redis();
+    place.server().kill();
+    for options in [&[][..], &["--wait", "1h"], &["--once-per", "1m"]] {
+        let ran = place.run(options, "echo run >> ran");
+        ran.assert(
+            69,
+            "",
+            "hint: nothing was started; see whether the store is up",
+        );
+    }
+    // On a port that nobody listens on, too.
+    let port = place.server().port();
+    let refused = format!("redis://127.0.0.1:{port}/0");
+    place
+        .run(&["--store", &refused], "echo run >> ran")
+        .assert(69, "", "nothing was started");
+    place
+        .run(&["--store", "sqlite:/no/such/dir/x.db"], "echo run >> ran")
+        .assert(69, "", "nothing was started");
+    // Stopped: it takes connections and answers nothing.
+    place.server().revive(None);
+    place.server().stop();
+    place
+        .run(&[], "echo run >> ran")
+        .assert(69, "", "nothing was started");
+    assert_eq!(place.text("ran"), "");
+}
+
+#[test]
+fn a_store_that_is_gone_for_longer_than_the_lease_ends_the_command() {
+    let mut place = Place::redis();
+    let mut running = place.start(&["--lease", "2s"], STUBBORN_TREE);
+    let pids = tree(&place);
+    place.server().kill();
+    wait_gone(&pids);
+    running.end().assert(79, "", "lock `l` was lost");
+}
+
+#[test]
+fn a_command_may_take_longer_than_its_lease() {
+    for place in places() {
+        place
+            .run(&["--lease", "4s"], "sleep 6; echo done")
+            .assert(0, "done\n", "");
+    }
+}
+
+#[test]
+fn a_store_that_is_away_for_a_moment_does_not() {
+    let mut place = Place::redis();
+    place.server().append_only();
+    let mut running = place.hold(&["--lease", "20s"]);
+    place.server().kill();
+    place.server().revive(None);
+    // The lock was there all the time.
+    place.run(&[], "true").assert(75, "", " has it");
+    place.go();
+    running.end().assert(0, "", "");
+}
+
+#[test]
+fn a_lock_that_is_taken_away_ends_the_command() {
+    let mut place = Place::redis();
+    let mut running = place.start(&["--lease", "2s"], STUBBORN_TREE);
+    let pids = tree(&place);
+    place.server().command::<()>(&["FLUSHALL"]);
+    wait_gone(&pids);
+    running.end().assert(79, "", "lock `l` was lost");
+}
+
+#[test]
+fn an_exec_that_hangs_does_not_keep_its_command_beyond_the_lock() {
+    let place = Place::sqlite();
+    let mut running = place.start(&["--lease", "2s"], STUBBORN_TREE);
+    let pids = tree(&place);
+    running.signal(Signal::STOP);
+    wait_gone(&pids);
+    // Another has it while the first still hangs.
+    let ran = place.run(&["--wait", "30s"], "echo mine");
+    assert_eq!((ran.code, ran.out.as_str()), (Some(0), "mine\n"), "{ran:?}");
+    running.signal(Signal::CONT);
+    running.end().assert(79, "", "lock `l` was lost");
+}
+
+#[test]
+fn the_store_comes_from_the_option_the_environment_or_the_file() {
+    let place = Place::sqlite();
+    let other = |name: &str| format!("sqlite:{}", place.file(name).display());
+    let made = |name: &str| place.file(name).exists();
+    let run = |change: &dyn Fn(&mut Command), args: &[&str]| {
+        let mut command = Command::new(EXE);
+        command
+            .args(args)
+            .args(["--lock", "l", "--", "true"])
+            .current_dir(place.dir.path())
+            .env_remove("SOLOIST_STORE_URL")
+            .env_remove("SOLOIST_CONFIG");
+        change(&mut command);
+        Ran::of(command.output().expect("soloist starts"))
+    };
+    // Where no file is found in /etc: the machine may have one.
+    if !Path::new("/etc/soloist/jobs.toml").exists() {
+        let ran = run(&|_| {}, &["exec"]);
+        ran.assert(
+            64,
+            "",
+            "hint: name it with `--store URL` or SOLOIST_STORE_URL",
+        );
+        let empty = run(
+            &|c| {
+                c.env("SOLOIST_STORE_URL", "");
+            },
+            &["exec"],
+        );
+        assert_eq!((empty.code, &empty.err), (ran.code, &ran.err));
+    }
+    fs::write(
+        place.file("a.toml"),
+        format!("[store]\nurl = {:?}\n", other("file.db")),
+    )
+    .expect("written");
+    run(&|_| {}, &["--config", "a.toml", "exec"]).assert(0, "", "");
+    assert!(made("file.db"));
+    let env = other("env.db");
+    let set = |c: &mut Command| {
+        c.env("SOLOIST_STORE_URL", &env);
+    };
+    run(&set, &["--config", "a.toml", "exec"]).assert(0, "", "");
+    assert!(made("env.db"));
+    run(&set, &["exec", "--store", &other("option.db")]).assert(0, "", "");
+    assert!(made("option.db"));
+
+    run(&|_| {}, &["--config", "missing.toml", "exec"]).assert(78, "", "missing.toml");
+    run(&|_| {}, &["exec", "--store", "reds://h"]).assert(64, "", "did you mean `redis:`?");
+    run(&|_| {}, &["exec", "--store", "memory:"]).assert(64, "", "`memory:` is inside one process");
+}
+
+#[test]
+fn what_makes_no_sense_is_wrong_usage() {
+    let place = Place::sqlite();
+    for (options, told) in [
+        (&["--lock", "", "true"][..], "it is empty"),
+        (&["--lock", "a{b", "true"], "braces"),
+        (&["--lock", "l", "--lease", "1", "true"], "add a unit"),
+        (&["--lock", "l", "--lease", "0s", "true"], "at least 500ms"),
+        (
+            &["--lock", "l", "--lease", "1s", "true"],
+            "too short for the store's timeout",
+        ),
+        (&["--lock", "l", "--lease", "3650d", "true"], "366 days"),
+        (
+            &["--lock", "l", "--once-per", "0s", "true"],
+            "a period must be",
+        ),
+        (
+            &["--lock", "l", "--once-per", "367d", "true"],
+            "at most 366 days",
+        ),
+        (
+            &["--lock", "l", "--wait", "soon", "true"],
+            "is not a duration",
+        ),
+        (&["--lock", "l", "-E", "256", "true"], "256"),
+        (&["--lock", "l"], "CMD"),
+        (&["true"], "--lock"),
+    ] {
+        let ran = Ran::of(place.command(options).output().expect("soloist starts"));
+        assert_eq!(ran.code, Some(64), "{options:?}: {ran:?}");
+        assert!(ran.err.contains(told), "{options:?}: {ran:?}");
+    }
+}

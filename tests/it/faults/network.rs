@@ -1,0 +1,300 @@
+//! Requests and replies that are lost, late, cut or reset, between instances and Redis.
+
+use std::time::Duration;
+
+use super::LEASE_NS;
+use crate::support::{
+    GENEROUS,
+    fleet::{Fleet, fleet},
+    process::boottime_ns,
+    proxy::Fault,
+    trace::{ONCE, RERUN},
+    wait_until,
+};
+
+fn proxied() -> Fleet {
+    with_long("for=1500 beat=5")
+}
+
+fn with_long(long: &str) -> Fleet {
+    let fleet = fleet(3)
+        .proxied()
+        .witness("long", long, "")
+        .witness("q1", "for=5", "")
+        .witness("q2", "for=5", "")
+        .start();
+    fleet.wait_runs(4);
+    fleet
+}
+
+/// The fault on some of the instances until it has struck so often; then all is well again.
+fn survives(fault: &Fault, instances: &[usize], strikes: usize) {
+    let mut fleet = proxied();
+    let before: Vec<usize> = fleet.proxies.iter().map(|p| p.struck()).collect();
+    for &i in instances {
+        fleet.proxies[i].set(fault.clone());
+    }
+    for &i in instances {
+        wait_until(
+            &format!("{fault:?} has struck i{} {strikes} times", i + 1),
+            GENEROUS,
+            || fleet.proxies[i].struck() - before[i] >= strikes,
+        );
+    }
+    for proxy in &fleet.proxies {
+        proxy.set(Fault::None);
+    }
+    let now = fleet
+        .trace()
+        .runs()
+        .iter()
+        .map(|r| r.occurrence)
+        .max()
+        .unwrap_or(0);
+    for job in ["long", "q1", "q2"] {
+        wait_until(&format!("{job} runs again"), GENEROUS, || {
+            let runs = fleet.trace().runs_of(job);
+            runs.iter().filter(|r| r.occurrence > now).count() >= 2
+        });
+    }
+    for i in &mut fleet.instances {
+        assert!(i.ended().is_none(), "{} outlives the fault", i.id);
+    }
+    fleet.stop();
+    fleet.judge(ONCE, &["long", "q1", "q2"], None);
+}
+
+#[test]
+fn a_reply_that_is_lost_after_the_grant_means_one_start() {
+    let mut fleet = proxied();
+    for round in 0..6 {
+        let i = round % 3;
+        fleet.proxies[i].set(Fault::LoseReply("granted"));
+        wait_until("the reply with a grant is lost", GENEROUS, || {
+            fleet.proxies[i].fault() == Fault::None
+        });
+    }
+    fleet.wait_more_runs(4);
+    fleet.stop();
+    fleet.judge_all_started(&["q1", "q2"]);
+    fleet.judge(ONCE, &["long"], None);
+}
+
+#[test]
+fn a_reply_that_is_lost_after_a_renewal_costs_no_run() {
+    // Longer than trust lasts: without another renewal each of these runs would be lost.
+    let mut fleet = with_long("for=3500 beat=5");
+    for round in 0..6 {
+        let i = round % 3;
+        fleet.proxies[i].set(Fault::LoseReply("renewed"));
+        wait_until("the reply to a renewal is lost", GENEROUS, || {
+            fleet.proxies[i].fault() == Fault::None
+        });
+    }
+    fleet.wait_more_runs(4);
+    fleet.stop();
+    fleet.judge(ONCE, &["long", "q1", "q2"], None);
+    let lost: Vec<_> = fleet
+        .history("long")
+        .into_iter()
+        .filter(|r| r["outcome"] == "lease_lost" || r["outcome"] == "unknown")
+        .collect();
+    assert!(lost.is_empty(), "{lost:#?}");
+}
+
+#[test]
+fn a_reply_that_is_lost_after_settling_is_settled_once() {
+    let mut fleet = proxied();
+    for round in 0..6 {
+        let i = round % 3;
+        fleet.proxies[i].set(Fault::LoseReply("done"));
+        wait_until("the reply to a settlement is lost", GENEROUS, || {
+            fleet.proxies[i].fault() == Fault::None
+        });
+    }
+    fleet.wait_more_runs(4);
+    fleet.stop();
+    fleet.judge(ONCE, &["long", "q1", "q2"], None);
+    for job in ["q1", "q2"] {
+        for record in fleet.history(job) {
+            assert_eq!(record["outcome"], "succeeded", "{record}");
+        }
+    }
+}
+
+/// The classic fault of a bare lock: the job is over and the lock free again when the slow instance asks for it.
+#[test]
+fn a_claim_that_arrives_when_the_run_is_over_repeats_nothing() {
+    let mut fleet = proxied();
+    for i in [1, 2] {
+        fleet.proxies[i].set(Fault::DelayRequests(Duration::from_millis(180)));
+    }
+    let before = fleet.trace().runs().len();
+    fleet.wait_runs(before + 12);
+    for proxy in &fleet.proxies {
+        proxy.set(Fault::None);
+    }
+    fleet.stop();
+    fleet.judge(ONCE, &["long", "q1", "q2"], None);
+}
+
+#[test]
+fn replies_that_come_two_leases_late_start_nothing_late() {
+    survives(&Fault::DelayReplies(Duration::from_secs(4)), &[0, 1], 3);
+}
+
+#[test]
+fn replies_that_are_slow_on_every_instance_cost_nothing() {
+    survives(
+        &Fault::DelayReplies(Duration::from_millis(60)),
+        &[0, 1, 2],
+        60,
+    );
+}
+
+#[test]
+fn a_storm_of_resets_is_outlived() {
+    survives(&Fault::Reset, &[0, 1, 2], 40);
+}
+
+#[test]
+fn connections_that_half_close_are_outlived() {
+    survives(&Fault::HalfClose, &[0, 1, 2], 20);
+}
+
+#[test]
+fn a_network_that_loses_four_of_ten_replies_is_outlived() {
+    survives(&Fault::Lossy(40), &[0, 1, 2], 40);
+}
+
+#[test]
+fn an_instance_whose_requests_vanish_is_replaced() {
+    survives(&Fault::BlackHoleUp, &[0], 10);
+}
+
+#[test]
+fn an_instance_whose_replies_vanish_is_replaced() {
+    survives(&Fault::BlackHoleDown, &[0], 10);
+}
+
+#[test]
+fn an_instance_that_is_refused_is_replaced() {
+    survives(&Fault::Refuse, &[1], 2);
+}
+
+#[test]
+fn a_stall_of_all_connections_is_outlived() {
+    let mut fleet = proxied();
+    let begun = boottime_ns();
+    for proxy in &fleet.proxies {
+        proxy.set(Fault::Stall);
+    }
+    wait_until(
+        "the stall has lasted one and a half leases",
+        GENEROUS,
+        || boottime_ns() - begun > LEASE_NS * 3 / 2,
+    );
+    for proxy in &fleet.proxies {
+        proxy.set(Fault::None);
+    }
+    fleet.wait_more_runs(6);
+    fleet.stop();
+    fleet.judge(ONCE, &["long", "q1", "q2"], None);
+}
+
+/// The holder alone is cut off: its job is dead by the deadline, and not taken over before.
+fn cut_off(fault: &Fault) {
+    let mut fleet = fleet(3)
+        .proxied()
+        .witness(
+            "held",
+            "for=20000 beat=5 ignore-term setsid daemon",
+            "on_crash = \"rerun\"\nmax_attempts = 9",
+        )
+        .start();
+    let (holder, run) = fleet.wait_holder("held");
+    let cut = boottime_ns();
+    fleet.proxies[holder].set(fault.clone());
+    let lived = fleet.wait_gone(&run, cut);
+    let next = fleet.wait_run("the next attempt", |r| {
+        r.occurrence == run.occurrence && r.attempt == 2
+    });
+    println!(
+        "holder cut off by {fault:?}: its tree lived {} ms more, the takeover began after {} ms, lease 2000 ms",
+        lived.as_millis(),
+        (next.start_ns - cut) / 1_000_000
+    );
+    fleet.accept(&fleet.trace().orphans(&run.instance, cut + LEASE_NS));
+    assert!(next.instance != run.instance);
+    fleet.proxies[holder].set(Fault::None);
+    fleet.stop_all_now();
+    let found = fleet.trace().violations(RERUN);
+    fleet.accept(&found);
+}
+
+/// What a quarantine is for: the new store knows nothing of a holder that cannot tell it.
+fn state_lost_while_cut_off(lose: impl FnOnce(&mut Fleet)) {
+    let mut fleet = fleet(3)
+        .proxied()
+        .witness("held", "for=20000 beat=5 ignore-term daemon", "")
+        .start();
+    let (holder, run) = fleet.wait_holder("held");
+    fleet.proxies[holder].set(Fault::BlackHoleUp);
+    let lost = boottime_ns();
+    lose(&mut fleet);
+    let next = fleet.wait_run("the job runs elsewhere", |r| r.occurrence > run.occurrence);
+    println!(
+        "state lost with the holder cut off: the next run began after {} ms, lease 2000 ms",
+        (next.start_ns - lost) / 1_000_000
+    );
+    fleet.proxies[holder].set(Fault::None);
+    fleet.stop_all_now();
+    fleet.judge(ONCE, &[], None);
+}
+
+#[test]
+fn a_flush_while_the_holder_is_cut_off_lets_nobody_in_before_its_job_is_dead() {
+    state_lost_while_cut_off(|fleet| fleet.server().command::<()>(&["FLUSHALL"]));
+}
+
+#[test]
+fn a_restart_while_the_holder_is_cut_off_lets_nobody_in_before_its_job_is_dead() {
+    state_lost_while_cut_off(|fleet| {
+        fleet.server().kill();
+        fleet.server().revive(None);
+    });
+}
+
+#[test]
+fn a_rollback_while_the_holder_is_cut_off_lets_nobody_in_before_its_job_is_dead() {
+    // The snapshot is from before the run.
+    let mut fleet = fleet(3)
+        .proxied()
+        .witness(
+            "held",
+            "for=20000 beat=5 ignore-term daemon",
+            "overlap = \"skip\"",
+        )
+        .store_comes_later()
+        .start();
+    fleet.server().revive(None);
+    let old = fleet.server().snapshot();
+    let (holder, run) = fleet.wait_holder("held");
+    fleet.proxies[holder].set(Fault::BlackHoleUp);
+    fleet.server().kill();
+    fleet.server().revive(Some(&old));
+    fleet.wait_run("the job runs elsewhere", |r| r.occurrence > run.occurrence);
+    fleet.proxies[holder].set(Fault::None);
+    fleet.stop_all_now();
+    fleet.judge(ONCE, &[], None);
+}
+
+#[test]
+fn a_holder_whose_requests_vanish_loses_its_job_before_the_takeover() {
+    cut_off(&Fault::BlackHoleUp);
+}
+
+#[test]
+fn a_holder_whose_replies_vanish_loses_its_job_before_the_takeover() {
+    cut_off(&Fault::BlackHoleDown);
+}

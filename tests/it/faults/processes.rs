@@ -1,0 +1,409 @@
+//! Daemons, guards and jobs that are killed, stopped, frozen, or will not go.
+
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use super::LEASE_NS;
+use crate::support::{
+    GENEROUS,
+    fleet::{Fleet, Plan, fleet},
+    process::{self, boottime_ns},
+    trace::{ONCE, RERUN, Run},
+    wait_for, wait_until,
+};
+
+/// Ignores SIGTERM, has a child in a session of its own and a daemon.
+const STUBBORN: &str = "for=4000 beat=5 ignore-term setsid daemon";
+
+/// The holder of `job` when its whole tree is there: command, setsid child, daemon.
+fn wait_tree(fleet: &Fleet, job: &str) -> (usize, Run) {
+    wait_for("the whole tree of a run is alive", GENEROUS, || {
+        let run = fleet.trace().runs_of(job).pop()?;
+        let whole =
+            !run.ended && run.pids.len() == 3 && run.pids.iter().all(|&pid| process::alive(pid));
+        whole.then(|| (fleet.index(&run.instance), run))
+    })
+}
+
+fn takeover_of(fleet: &Fleet, run: &Run) -> Run {
+    fleet.wait_run("the next attempt of the occurrence", |r| {
+        r.job == run.job && r.occurrence == run.occurrence && r.attempt == run.attempt + 1
+    })
+}
+
+fn ms(ns: i64) -> i64 {
+    ns / 1_000_000
+}
+
+fn taken_over_after_sigkill(plan: Plan) {
+    let mut fleet = plan
+        .default("grace", "\"50ms\"")
+        .witness("long", STUBBORN, "on_crash = \"rerun\"\nmax_attempts = 5")
+        .start();
+    for round in 0..3 {
+        let (holder, run) = wait_tree(&fleet, "long");
+        let killed = boottime_ns();
+        fleet.instances[holder].kill();
+        let lived = fleet.wait_gone(&run, killed);
+        let next = takeover_of(&fleet, &run);
+        println!(
+            "round {round}: SIGKILL of the daemon: its stubborn tree lived {} ms more, the takeover began after {} ms",
+            lived.as_millis(),
+            ms(next.start_ns - killed)
+        );
+        fleet.accept(&fleet.trace().orphans(&run.instance, killed + LEASE_NS));
+        assert!(next.instance != run.instance);
+        assert_eq!(next.trigger, "takeover");
+        assert!(
+            next.start_ns - killed < LEASE_NS,
+            "the guard settled for its dead daemon: nobody waited for the lease to lapse"
+        );
+        fleet.instances[holder].start();
+    }
+    wait_until("the first attempt is recorded as crashed", GENEROUS, || {
+        let history = fleet.history("long");
+        history
+            .iter()
+            .any(|r| r["outcome"] == "crashed" && r["attempt"] == 1)
+    });
+    fleet.stop();
+    fleet.judge(RERUN, &["long"], None);
+}
+
+#[test]
+fn a_sigkilled_holder_leaves_no_process_and_is_taken_over() {
+    taken_over_after_sigkill(fleet(3));
+}
+
+#[test]
+fn a_sigkilled_holder_on_sqlite_leaves_no_process_and_is_taken_over() {
+    taken_over_after_sigkill(fleet(3).sqlite());
+}
+
+#[test]
+fn a_crashed_run_is_recorded_and_not_repeated_by_default() {
+    let mut fleet = fleet(3).witness("long", "for=3000 beat=5", "").start();
+    let (holder, run) = fleet.wait_holder("long");
+    let killed = boottime_ns();
+    fleet.instances[holder].kill();
+    fleet.wait_gone(&run, killed);
+    let record = fleet.wait_record("long", "crashed");
+    assert_eq!(record["fencing_token"], run.token, "{record}");
+    fleet.wait_run("a later occurrence runs", |r| r.occurrence > run.occurrence);
+    fleet.stop();
+    fleet.judge(ONCE, &["long"], None);
+}
+
+/// A fleet whose first holder of `a` kills itself at this point.
+fn dying_at(point: &str, lines: &str) -> (Fleet, usize, tempfile::TempDir) {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let once = dir.path().join("once").display().to_string();
+    let mut plan = fleet(3).witness("a", "for=5", lines);
+    for i in 0..3 {
+        plan = plan
+            .env(i, "SOLOIST_FAILPOINT", point)
+            .env(i, "SOLOIST_FAILPOINT_ONCE", &once);
+    }
+    let mut fleet = plan.start();
+    let dead = wait_for("an instance kills itself", GENEROUS, || {
+        (0..3).find(|&i| fleet.instances[i].ended().is_some())
+    });
+    (fleet, dead, dir)
+}
+
+/// The record of the occurrence whose holder died.
+fn record_of_death(fleet: &Fleet) -> serde_json::Value {
+    wait_for("a record of the death", GENEROUS, || {
+        fleet
+            .history("a")
+            .into_iter()
+            .find(|r| r["outcome"] == "crashed" || r["outcome"] == "unknown")
+    })
+}
+
+#[test]
+fn sigkill_between_grant_and_start_is_recorded_and_not_repeated() {
+    let (mut fleet, dead, _dir) = dying_at("after_grant", "");
+    let record = record_of_death(&fleet);
+    assert_eq!(
+        record["instance"],
+        fleet.instances[dead].id.as_str(),
+        "{record}"
+    );
+    let lost = crate::support::fleet::occurrence_ms(&record);
+    fleet.wait_run("a later occurrence runs", |r| r.occurrence > lost);
+    assert!(
+        fleet.trace().runs().iter().all(|r| r.occurrence != lost),
+        "it was granted and not started, and is not granted again: {record}"
+    );
+    fleet.instances[dead].kill();
+    fleet.stop();
+    fleet.judge(ONCE, &["a"], None);
+}
+
+#[test]
+fn sigkill_between_grant_and_start_is_taken_over_with_rerun() {
+    let (mut fleet, dead, _dir) = dying_at("after_grant", "on_crash = \"rerun\"");
+    let next = fleet.wait_run("a second attempt", |r| r.attempt == 2);
+    assert!(next.instance != fleet.instances[dead].id);
+    let record = record_of_death(&fleet);
+    assert_eq!(
+        crate::support::fleet::occurrence_ms(&record),
+        next.occurrence
+    );
+    fleet.instances[dead].kill();
+    fleet.wait_more_runs(2);
+    fleet.stop();
+    fleet.judge(RERUN, &["a"], None);
+}
+
+#[test]
+fn sigkill_between_end_and_settle_is_recorded_and_not_repeated() {
+    let (mut fleet, dead, _dir) = dying_at("before_settle", "");
+    let id = fleet.instances[dead].id.clone();
+    let ran = wait_for("the run of the dead instance", GENEROUS, || {
+        fleet.trace().runs().into_iter().rfind(|r| r.instance == id)
+    });
+    let record = wait_for("a record of that run", GENEROUS, || {
+        fleet
+            .history("a")
+            .into_iter()
+            .find(|r| r["fencing_token"] == ran.token && r["outcome"] != "running")
+    });
+    println!("killed before settling: recorded as {}", record["outcome"]);
+    fleet.wait_run("a later occurrence runs", |r| r.occurrence > ran.occurrence);
+    fleet.instances[dead].kill();
+    fleet.stop();
+    fleet.judge(ONCE, &["a"], None);
+}
+
+#[test]
+fn sigkill_between_end_and_settle_repeats_at_most_with_a_higher_token() {
+    let (mut fleet, dead, _dir) = dying_at("before_settle", "on_crash = \"rerun\"");
+    fleet.wait_more_runs(5);
+    fleet.instances[dead].kill();
+    fleet.stop();
+    fleet.judge(RERUN, &["a"], None);
+}
+
+#[test]
+fn a_stopped_daemon_loses_its_job_at_the_deadline() {
+    let mut fleet = fleet(3)
+        .witness("long", STUBBORN, "on_crash = \"rerun\"\nmax_attempts = 5")
+        .start();
+    for round in 0..2 {
+        let (holder, run) = wait_tree(&fleet, "long");
+        let stopped = boottime_ns();
+        fleet.instances[holder].signal(Signal::STOP);
+        let lived = fleet.wait_gone(&run, stopped);
+        let next = takeover_of(&fleet, &run);
+        println!(
+            "round {round}: SIGSTOP of the daemon: its stubborn tree lived {} ms more, the takeover began after {} ms, lease 2000 ms",
+            lived.as_millis(),
+            ms(next.start_ns - stopped)
+        );
+        fleet.accept(&fleet.trace().orphans(&run.instance, stopped + LEASE_NS));
+        assert!(next.instance != run.instance);
+        fleet.instances[holder].signal(Signal::CONT);
+        // What it says about its lost run when it wakes up changes nothing for the new holder.
+        let id = run.instance.clone();
+        fleet.wait_run(
+            "the thawed instance runs again, or the next attempt ends",
+            |r| r.start_ns > next.start_ns && (r.instance == id || r.occurrence > next.occurrence),
+        );
+    }
+    fleet.stop();
+    fleet.judge(RERUN, &["long"], None);
+}
+
+/// A cgroup of our own where freezing works; None where it does not.
+struct Freezer(std::path::PathBuf);
+
+impl Freezer {
+    fn create() -> Option<Self> {
+        let mounts = std::fs::read_to_string("/proc/mounts").ok()?;
+        let root = mounts
+            .lines()
+            .map(|l| l.split(' ').collect::<Vec<_>>())
+            .find(|w| w.len() > 2 && w[2] == "cgroup2")?[1]
+            .to_owned();
+        let dir = std::path::Path::new(&root).join(format!(
+            "frozen-by-a-test-{}-{}",
+            std::process::id(),
+            boottime_ns()
+        ));
+        std::fs::create_dir(&dir).ok()?;
+        let freezer = Self(dir);
+        freezer.0.join("cgroup.freeze").exists().then_some(freezer)
+    }
+    fn add(&self, pid: u32) -> std::io::Result<()> {
+        std::fs::write(self.0.join("cgroup.procs"), pid.to_string())
+    }
+    fn set(&self, frozen: bool) {
+        let text = if frozen { "1" } else { "0" };
+        std::fs::write(self.0.join("cgroup.freeze"), text).expect("write cgroup.freeze");
+    }
+}
+
+impl Drop for Freezer {
+    fn drop(&mut self) {
+        std::fs::write(self.0.join("cgroup.freeze"), "0").ok();
+        std::fs::write(self.0.join("cgroup.kill"), "1").ok();
+        let begun = std::time::Instant::now();
+        while std::fs::remove_dir(&self.0).is_err() && begun.elapsed() < Duration::from_secs(5) {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+#[test]
+fn a_job_that_was_frozen_with_its_daemon_and_guard_dies_when_it_thaws() {
+    let Some(freezer) = Freezer::create() else {
+        println!("skipped: no cgroup v2 with cgroup.freeze that we may write");
+        return;
+    };
+    let mut fleet = fleet(3)
+        .witness("long", STUBBORN, "on_crash = \"rerun\"\nmax_attempts = 5")
+        .start();
+    let (holder, run) = wait_tree(&fleet, "long");
+    let mut frozen = vec![fleet.instances[holder].pid(), fleet.guard(&run)];
+    frozen.extend(&run.pids);
+    for &pid in &frozen {
+        if let Err(e) = freezer.add(pid) {
+            println!("skipped: a process cannot be moved to a cgroup: {e}");
+            return;
+        }
+    }
+    freezer.set(true);
+    let next = takeover_of(&fleet, &run);
+    // Frozen for two and a half leases, and longer than the takeover took.
+    let begun = boottime_ns();
+    wait_until("two and a half leases have passed", GENEROUS, || {
+        boottime_ns() - begun > LEASE_NS * 5 / 2
+    });
+    let thawed = boottime_ns();
+    freezer.set(false);
+    let lived = fleet.wait_gone(&run, thawed);
+    println!(
+        "frozen past its lease: alive for {} ms after the thaw",
+        lived.as_millis()
+    );
+    assert!(
+        lived < Duration::from_millis(500),
+        "the guard ends the tree within the kill budget after the thaw: {lived:?}"
+    );
+    assert!(next.token > run.token);
+    fleet.wait_run("the fleet goes on", |r| r.occurrence > run.occurrence);
+    fleet.stop();
+}
+
+#[test]
+fn a_killed_guard_costs_its_tree_and_is_reported() {
+    let mut fleet = fleet(3).witness("long", STUBBORN, "").start();
+    let (holder, run) = wait_tree(&fleet, "long");
+    let guard = fleet.guard(&run);
+    let killed = boottime_ns();
+    process::signal(guard, Signal::KILL);
+    let lived = fleet.wait_gone(&run, killed);
+    println!("guard killed: its tree lived {} ms more", lived.as_millis());
+    fleet.accept(&fleet.trace().orphans(&run.instance, killed + LEASE_NS));
+    let record = wait_for("a record of the run", GENEROUS, || {
+        fleet
+            .history("long")
+            .into_iter()
+            .find(|r| r["fencing_token"] == run.token && r["outcome"] != "running")
+    });
+    assert!(record["outcome"] != "succeeded", "{record}");
+    let error = record["error"].as_str().unwrap_or_default();
+    assert!(
+        error.contains("guard"),
+        "the record says what happened: {record}"
+    );
+    assert!(
+        fleet.instances[holder].ended().is_none(),
+        "the daemon goes on"
+    );
+    fleet.wait_run("the fleet goes on", |r| r.occurrence > run.occurrence);
+    fleet.stop();
+    fleet.judge(ONCE, &["long"], None);
+}
+
+#[test]
+fn a_job_that_ignores_sigterm_and_daemonizes_is_gone_after_grace() {
+    let mut fleet = fleet(3)
+        .default("grace", "\"200ms\"")
+        .witness("long", STUBBORN, "timeout = \"500ms\"")
+        .start();
+    let (_, run) = wait_tree(&fleet, "long");
+    let record = fleet.wait_record("long", "timed_out");
+    fleet.wait_gone(&run, boottime_ns());
+    assert_eq!(record["fencing_token"], run.token, "{record}");
+    fleet.stop();
+    for run in fleet.trace().runs() {
+        assert!(!run.pids.iter().any(|&pid| process::alive(pid)), "{run}");
+    }
+    fleet.judge(ONCE, &["long"], None);
+}
+
+#[test]
+fn what_a_command_leaves_behind_is_ended_with_it() {
+    let mut fleet = fleet(3)
+        .default("grace", "\"200ms\"")
+        .witness("short", "for=100 beat=5 ignore-term setsid daemon", "")
+        .start();
+    fleet.wait_record("short", "succeeded");
+    fleet.wait_more_runs(2);
+    fleet.stop();
+    let runs = fleet.trace().runs();
+    for run in &runs {
+        assert!(!run.pids.iter().any(|&pid| process::alive(pid)), "{run}");
+    }
+    fleet.judge(ONCE, &["short"], None);
+}
+
+#[test]
+fn sigterm_lets_runs_finish_and_starts_nothing() {
+    let mut fleet = fleet(3).witness("long", "for=1500 beat=5", "").start();
+    let (holder, run) = fleet.wait_holder("long");
+    fleet.signal_all(Signal::TERM);
+    for i in &mut fleet.instances {
+        let status = i.wait_end();
+        assert!(status.success(), "{} ended with {status}", i.id);
+    }
+    let runs = fleet.trace().runs();
+    let last = runs.last().expect("a run");
+    assert_eq!(
+        last.run, run.run,
+        "nothing was started during the drain: {runs:#?}"
+    );
+    assert!(last.ended, "the run came to its end");
+    let record = fleet.wait_record("long", "succeeded");
+    assert_eq!(record["fencing_token"], run.token, "{record}");
+    assert_eq!(record["instance"], fleet.instances[holder].id.as_str());
+}
+
+#[test]
+fn a_second_sigterm_ends_the_runs() {
+    let mut fleet = fleet(3)
+        .drain("10m")
+        .witness("long", "for=30000 beat=5", "")
+        .start();
+    let (holder, run) = fleet.wait_holder("long");
+    fleet.instances[holder].signal(Signal::TERM);
+    wait_until("the drain is reported", GENEROUS, || {
+        fleet.instances[holder].log_text().contains("stopping")
+    });
+    let status = fleet.instances[holder].urge();
+    assert!(!process::alive(run.root));
+    assert!(status.success(), "{status}");
+    let record = wait_for("a record of the run", GENEROUS, || {
+        fleet
+            .history("long")
+            .into_iter()
+            .find(|r| r["fencing_token"] == run.token && r["outcome"] != "running")
+    });
+    assert_eq!(record["outcome"], "cancelled", "{record}");
+    fleet.stop();
+    fleet.judge(ONCE, &["long"], None);
+}

@@ -1,0 +1,218 @@
+//! Disks that are full or read-only, descriptors that run out, commands that flood their output.
+
+use std::{path::Path, process::Command, time::Duration};
+
+use rustix::process::{Resource, Rlimit, prlimit};
+
+use crate::support::{
+    GENEROUS,
+    fleet::fleet,
+    process,
+    trace::{ONCE, RERUN},
+    wait_for, wait_until,
+};
+
+fn descriptors(pid: u32) -> u64 {
+    std::fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, |d| d.count() as u64)
+}
+
+fn limit_descriptors(pid: u32, limit: Option<u64>) {
+    let pid = rustix::process::Pid::from_raw(i32::try_from(pid).expect("a process id"));
+    let max = rustix::process::getrlimit(Resource::Nofile).maximum;
+    let new = Rlimit {
+        current: limit.or(max),
+        maximum: max,
+    };
+    prlimit(pid, Resource::Nofile, new).expect("limit another process of ours");
+}
+
+#[test]
+fn a_daemon_out_of_descriptors_records_it_and_goes_on() {
+    let mut fleet = fleet(3).witness("a", "for=5", "").start();
+    fleet.wait_runs(4);
+    for i in &fleet.instances {
+        limit_descriptors(i.pid(), Some(descriptors(i.pid()) + 1));
+    }
+    let record = fleet.wait_record("a", "failed");
+    let error = record["error"].as_str().unwrap_or_default().to_lowercase();
+    assert!(error.contains("too many open files"), "{record}");
+    for i in &fleet.instances {
+        limit_descriptors(i.pid(), None);
+    }
+    fleet.wait_more_runs(4);
+    fleet.stop();
+    fleet.judge(ONCE, &["a"], None);
+}
+
+/// A file system of one megabyte, where we may mount one; unmounted on drop.
+struct SmallDisk(tempfile::TempDir);
+
+impl SmallDisk {
+    fn mount() -> Option<Self> {
+        let dir = tempfile::tempdir().ok()?;
+        let done = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", "size=4m", "soloist-test"])
+            .arg(dir.path())
+            .output()
+            .is_ok_and(|o| o.status.success());
+        done.then_some(Self(dir))
+    }
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+    fn remount(&self, how: &str) -> bool {
+        Command::new("mount")
+            .args(["-o", &format!("remount,{how}")])
+            .arg(self.path())
+            .status()
+            .is_ok_and(|s| s.success())
+    }
+    fn fill(&self) {
+        use std::io::Write;
+        let mut file = std::fs::File::create(self.path().join("ballast")).expect("a file");
+        let block = vec![1; 4096];
+        while file.write_all(&block).is_ok() {}
+    }
+    fn free(&self) {
+        std::fs::remove_file(self.path().join("ballast")).expect("remove the ballast");
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        Command::new("umount")
+            .arg("-l")
+            .arg(self.path())
+            .status()
+            .ok();
+    }
+}
+
+#[test]
+fn a_full_disk_below_sqlite_stops_the_runs_and_repeats_none() {
+    let Some(disk) = SmallDisk::mount() else {
+        println!("skipped: no right to mount a small file system");
+        return;
+    };
+    let file = disk.path().join("soloist.db");
+    let mut fleet = fleet(3)
+        .sqlite_at(&file)
+        .witness("a", "for=5", "")
+        .witness("b", "for=5", "")
+        .start();
+    fleet.wait_runs(4);
+    disk.fill();
+    wait_until("somebody says that the disk is full", GENEROUS, || {
+        fleet
+            .instances
+            .iter()
+            .any(|i| i.log_text().to_lowercase().contains("full"))
+    });
+    for i in &mut fleet.instances {
+        assert!(i.ended().is_none(), "{} goes on", i.id);
+    }
+    disk.free();
+    fleet.wait_more_runs(6);
+    fleet.stop();
+    fleet.judge(RERUN, &["a", "b"], None);
+}
+
+#[test]
+fn a_read_only_disk_below_sqlite_is_named_and_starts_nothing() {
+    let Some(disk) = SmallDisk::mount() else {
+        println!("skipped: no right to mount a small file system");
+        return;
+    };
+    let file = disk.path().join("soloist.db");
+    // Nobody writes yet, or the file system could not change.
+    assert!(disk.remount("ro"), "remount read-only");
+    let mut fleet = fleet(3).sqlite_at(&file).witness("a", "for=5", "").start();
+    // No network will bring this back: whoever supervises the daemon is told, and starts it again.
+    for i in &mut fleet.instances {
+        let status = i.wait_end();
+        let log = i.log_text();
+        assert_eq!(status.code(), Some(69), "{log}");
+        assert!(log.contains("soloist.db"), "the file is named: {log}");
+        assert!(log.contains("writable"), "and what to do: {log}");
+    }
+    assert!(fleet.trace().runs().is_empty(), "no store, no run");
+    assert!(disk.remount("rw"), "remount writable");
+    for i in &mut fleet.instances {
+        i.start();
+    }
+    fleet.wait_runs(3);
+    fleet.stop();
+    fleet.judge(ONCE, &["a"], None);
+}
+
+/// Runs a flood of output once and looks at the memory of daemons and guards meanwhile.
+fn flood(command: &str, outcome: &str) -> serde_json::Value {
+    let mut fleet = fleet(3)
+        .alone()
+        .job(
+            "flood",
+            &format!("schedule = \"* * * * * *\"\ncommand = {command:?}\ntimeout = \"120s\"\noutput = {{ keep = \"16KiB\", log = false }}"),
+        )
+        .start();
+    let mut most = 0;
+    let record = wait_for("the flood has ended", 3 * GENEROUS, || {
+        for i in &fleet.instances {
+            for pid in std::iter::once(i.pid()).chain(process::children(i.pid())) {
+                if process::command_line(pid).contains("soloist") {
+                    most = most.max(process::resident_kib(pid).unwrap_or(0));
+                }
+            }
+        }
+        std::thread::sleep(Duration::from_millis(50));
+        fleet
+            .history("flood")
+            .into_iter()
+            .find(|r| r["outcome"] != "running" && r["attempt"] == 1)
+    });
+    println!("{command:?}: at most {most} KiB resident in any process of ours");
+    assert!(
+        most > 0 && most < 100 << 10,
+        "memory stays bounded: {most} KiB"
+    );
+    assert_eq!(record["outcome"], outcome, "{record}");
+    assert_eq!(record["output_truncated"], true);
+    let tail = record["output_tail"].as_str().expect("a tail").len();
+    // Each invalid byte becomes a replacement character of three.
+    assert!(tail <= 3 * (16 << 10), "{tail} bytes are kept");
+    // A run that goes on is ended by the second SIGTERM.
+    fleet.stop_all_now();
+    record
+}
+
+#[test]
+fn a_gigabyte_of_lines_costs_bounded_memory() {
+    let record = flood("yes | head -c 1073741824", "succeeded");
+    assert!(
+        record["output_tail"]
+            .as_str()
+            .expect("a tail")
+            .ends_with("y\n")
+    );
+}
+
+#[test]
+fn a_long_line_without_end_costs_bounded_memory() {
+    flood("head -c 268435456 /dev/zero | tr '\\0' x", "succeeded");
+}
+
+#[test]
+fn binary_output_costs_bounded_memory_and_stays_readable() {
+    flood("head -c 67108864 /dev/urandom; exit 3", "failed");
+}
+
+#[test]
+fn a_job_that_floods_its_output_is_still_ended_on_time() {
+    let mut fleet = fleet(3)
+        .alone()
+        .job("flood", "schedule = \"* * * * * *\"\ncommand = [\"yes\"]\ntimeout = \"1s\"\noutput = { log = false }")
+        .start();
+    let record = fleet.wait_record("flood", "timed_out");
+    let ms = record["duration_ms"].as_i64().expect("a duration");
+    assert!(ms < 10_000, "{record}");
+    fleet.stop_all_now();
+}

@@ -1,0 +1,292 @@
+//! A Redis server that is killed, emptied, rolled back, stopped or gone.
+
+use rustix::process::Signal;
+
+use super::LEASE_NS;
+use crate::support::{
+    GENEROUS,
+    fleet::{Fleet, fleet},
+    process::{self, boottime_ns},
+    proxy::Fault,
+    trace::{ONCE, RERUN, Run},
+    wait_until,
+};
+
+const QUICK: [&str; 4] = ["q1", "q2", "q3", "q4"];
+
+/// Three instances under load: four short jobs each second and a long one.
+fn loaded() -> Fleet {
+    let mut plan = fleet(3).witness("long", "for=2500 beat=5", "");
+    for job in QUICK {
+        plan = plan.witness(job, "for=5", "");
+    }
+    let fleet = plan.start();
+    fleet.wait_runs(10);
+    fleet.wait_holder("long");
+    fleet
+}
+
+fn now_ms() -> i64 {
+    let t = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+    t.tv_sec * 1000 + t.tv_nsec / 1_000_000
+}
+
+/// Waits until every job runs an occurrence from after `lost` (Unix ms), a few times.
+fn wait_recovery(fleet: &Fleet, lost: i64) {
+    for job in QUICK.iter().chain(&["long"]) {
+        wait_until(&format!("{job} runs again"), GENEROUS, || {
+            let runs = fleet.trace().runs_of(job);
+            runs.iter().filter(|r| r.occurrence > lost).count() >= 2
+        });
+    }
+}
+
+/// Loses state in some way, several times, and looks for second runs, overlaps, and occurrences nobody accounts for.
+fn survives(rounds: usize, mut lose: impl FnMut(&mut Fleet)) {
+    let mut fleet = loaded();
+    let mut lost = 0;
+    for _ in 0..rounds {
+        lose(&mut fleet);
+        lost = now_ms();
+        wait_recovery(&fleet, lost);
+    }
+    fleet.stop();
+    // The history of what was before is lost too.
+    fleet.judge(ONCE, &["long", "q1", "q2", "q3", "q4"], Some(lost + 1000));
+}
+
+#[test]
+fn redis_restarted_empty_under_load_runs_nothing_twice() {
+    survives(2, |fleet| {
+        fleet.server().kill();
+        fleet.server().revive(None);
+    });
+}
+
+#[test]
+fn redis_restarted_with_all_its_data_runs_nothing_twice() {
+    let mut begun = false;
+    survives(2, |fleet| {
+        if !std::mem::replace(&mut begun, true) {
+            fleet.server().append_only();
+            fleet.wait_more_runs(5);
+        }
+        fleet.server().kill();
+        fleet.server().revive(None);
+    });
+}
+
+#[test]
+fn redis_rolled_back_to_an_older_snapshot_runs_nothing_twice() {
+    survives(2, |fleet| {
+        let old = fleet.server().snapshot();
+        fleet.wait_more_runs(10);
+        fleet.server().kill();
+        fleet.server().revive(Some(&old));
+    });
+}
+
+#[test]
+fn flushall_under_load_runs_nothing_twice() {
+    survives(2, |fleet| {
+        fleet.server().command::<()>(&["FLUSHALL"]);
+    });
+}
+
+#[test]
+fn a_flush_right_after_a_run_does_not_bring_its_occurrence_back() {
+    // The moment when a naive claim would be granted again: the run is over, its record gone, its second not.
+    let mut fleet = fleet(3).witness("a", "for=5", "").start();
+    fleet.wait_runs(3);
+    for _ in 0..3 {
+        let run = fleet.wait_more_runs(1).pop().expect("a run");
+        fleet.server().command::<()>(&["FLUSHALL"]);
+        fleet.wait_run("the fleet recovers", |r| r.occurrence > run.occurrence);
+    }
+    fleet.stop();
+    fleet.judge(ONCE, &[], None);
+}
+
+#[test]
+fn script_flush_under_load_is_not_noticed() {
+    let mut fleet = loaded();
+    for _ in 0..20 {
+        fleet.server().command::<()>(&["SCRIPT", "FLUSH"]);
+        fleet.wait_more_runs(1);
+    }
+    fleet.stop();
+    fleet.judge_all_started(&QUICK);
+    fleet.judge(ONCE, &["long"], None);
+}
+
+/// A job that holds its lease longer than any outage here.
+fn holding() -> (Fleet, Run) {
+    let fleet = fleet(3)
+        .proxied()
+        .witness(
+            "held",
+            "for=20000 beat=5 ignore-term daemon",
+            "on_crash = \"rerun\"\nmax_attempts = 9",
+        )
+        .witness("quick", "for=5", "")
+        .start();
+    fleet.wait_runs(4);
+    let (_, run) = fleet.wait_holder("held");
+    (fleet, run)
+}
+
+#[test]
+fn redis_away_for_longer_than_the_lease_ends_the_holders_and_starts_nothing() {
+    let (mut fleet, run) = holding();
+    let gone = boottime_ns();
+    for proxy in &fleet.proxies {
+        proxy.set(Fault::Refuse);
+    }
+    let lived = fleet.wait_gone(&run, gone);
+    println!(
+        "store gone: the holder's tree lived {} ms more, lease 2000 ms",
+        lived.as_millis()
+    );
+    fleet.accept(&fleet.trace().orphans(&run.instance, gone + LEASE_NS));
+    // Longer than a quarantine too, so that nothing but the store's absence holds the fleet back.
+    wait_until("twice the lease has passed", GENEROUS, || {
+        boottime_ns() - gone > 2 * LEASE_NS
+    });
+    // A claim that the store granted just before it went may still start.
+    let late = fleet
+        .trace()
+        .runs()
+        .into_iter()
+        .find(|r| r.start_ns > gone + LEASE_NS / 4);
+    assert_eq!(late, None, "nothing starts without a store");
+    let back = now_ms();
+    for proxy in &fleet.proxies {
+        proxy.set(Fault::None);
+    }
+    fleet.wait_run("quick runs again", |r| {
+        r.job == "quick" && r.occurrence > back
+    });
+    fleet.wait_run("held runs again", |r| {
+        r.job == "held" && r.start_wall_us > back * 1000
+    });
+    fleet.stop_all_now();
+    fleet.judge(RERUN, &["quick"], None);
+}
+
+#[test]
+fn a_redis_that_hangs_for_less_than_the_lease_costs_no_run() {
+    let mut fleet = fleet(3)
+        .default("lease", "\"3s\"")
+        .witness("long", "for=2500 beat=5", "")
+        .witness("quick", "for=5", "")
+        .start();
+    fleet.wait_runs(4);
+    for round in 0..3 {
+        let (_, run) = fleet.wait_holder("long");
+        let begun = boottime_ns();
+        match round {
+            0 => fleet.server().stop(),
+            1 => fleet
+                .server()
+                .command::<()>(&["CLIENT", "PAUSE", "700", "ALL"]),
+            _ => fleet
+                .server()
+                .command::<()>(&["CLIENT", "PAUSE", "700", "WRITE"]),
+        }
+        wait_until("the hang has lasted 700 ms", GENEROUS, || {
+            boottime_ns() - begun > 700_000_000
+        });
+        fleet.server().cont();
+        wait_until(
+            "the run that was going on comes to its end",
+            GENEROUS,
+            || {
+                let runs = fleet.trace().runs_of("long");
+                runs.iter().any(|r| r.run == run.run && r.ended)
+            },
+        );
+    }
+    fleet.wait_more_runs(3);
+    fleet.stop();
+    fleet.judge(ONCE, &["long", "quick"], None);
+    let lost: Vec<_> = fleet
+        .history("long")
+        .into_iter()
+        .filter(|r| r["outcome"] == "lease_lost" || r["outcome"] == "unknown")
+        .collect();
+    assert!(lost.is_empty(), "{lost:#?}");
+}
+
+#[test]
+fn a_redis_that_hangs_for_longer_than_the_lease_ends_the_holders() {
+    let (mut fleet, run) = holding();
+    let stopped = boottime_ns();
+    fleet.server().stop();
+    let lived = fleet.wait_gone(&run, stopped);
+    println!(
+        "store hangs: the holder's tree lived {} ms more, lease 2000 ms",
+        lived.as_millis()
+    );
+    fleet.accept(&fleet.trace().orphans(&run.instance, stopped + LEASE_NS));
+    wait_until("twice the lease has passed", GENEROUS, || {
+        boottime_ns() - stopped > 2 * LEASE_NS
+    });
+    let back = now_ms();
+    fleet.server().cont();
+    fleet.wait_run("quick runs again", |r| {
+        r.job == "quick" && r.occurrence > back
+    });
+    fleet.wait_run("held runs again", |r| {
+        r.job == "held" && r.start_wall_us > back * 1000
+    });
+    fleet.stop_all_now();
+    fleet.judge(RERUN, &["quick"], None);
+}
+
+#[test]
+fn a_daemon_that_starts_without_its_store_waits_for_it() {
+    let mut fleet = fleet(3)
+        .store_comes_later()
+        .witness("a", "for=5", "")
+        .start();
+    for i in &fleet.instances {
+        wait_until(
+            "the log says that the store cannot be reached",
+            GENEROUS,
+            || {
+                let text = i.log_text();
+                text.contains("redis.sock")
+            },
+        );
+    }
+    // Neither needs a store.
+    let check = fleet.cli(&["check"]);
+    assert!(check.status.success(), "{check:?}");
+    let next = fleet.json(&["next", "a", "-n", "3", "--json"]);
+    assert_eq!(next.as_array().map(Vec::len), Some(3), "{next}");
+    // A reading command that does need one says so, with its own code.
+    assert_eq!(fleet.cli(&["history", "a"]).status.code(), Some(69));
+    for i in &mut fleet.instances {
+        assert!(i.ended().is_none(), "{} keeps trying", i.id);
+    }
+    assert!(
+        fleet.trace().runs().is_empty(),
+        "nothing starts without a store"
+    );
+    fleet.server().revive(None);
+    fleet.wait_runs(3);
+    fleet.stop();
+    fleet.judge(ONCE, &["a"], None);
+}
+
+#[test]
+fn a_redis_that_is_gone_does_not_keep_a_daemon_from_stopping() {
+    let mut fleet = fleet(3).witness("long", "for=60000 beat=5", "").start();
+    let (_, run) = fleet.wait_holder("long");
+    fleet.server().kill();
+    fleet.signal_all(Signal::TERM);
+    for i in &mut fleet.instances {
+        i.wait_end();
+    }
+    assert!(!run.pids.iter().any(|&pid| process::alive(pid)), "{run}");
+}

@@ -1,0 +1,1609 @@
+//! The guard and the runner, with the real binary and real process trees.
+//!
+//! Two ways in: [`RawGuard`] speaks to a guard as the daemon would, so that a test can be a bad daemon; `Runner`
+//! is what the daemon uses. Trees are ended through a cgroup and through /proc, so most tests run both ways.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::{BufRead, BufReader, Read, Write},
+    os::{fd::OwnedFd, unix::fs::PermissionsExt, unix::net::UnixStream},
+    path::{Path, PathBuf},
+    process::{Child, ChildStdout, Command, Stdio},
+    time::Duration,
+};
+
+use rustix::process::{Pid, Signal};
+use soloist::{
+    clock::Boottime,
+    config,
+    guard::{self, Control, HandOver, Report, Spec},
+    logic::{
+        claim::{OnCrash, Overlap},
+        run::{Cause, Stop},
+    },
+    model::{FencingToken, InstanceId, JobName, Occurrence, Outcome, RunId, Trigger},
+    runner::{End, Runner},
+};
+
+const EXE: &str = env!("CARGO_BIN_EXE_soloist");
+/// Far longer than anything here takes; only a failure waits for it.
+const PATIENCE: Duration = Duration::from_secs(30);
+const HOUR: Duration = Duration::from_secs(3600);
+const OUTPUT: config::Output = config::Output {
+    keep: 64 << 10,
+    log: false,
+};
+
+/// Both ways of ending a tree.
+const WALK_ONLY: [bool; 2] = [true, false];
+
+fn spec(argv: &[&str]) -> Spec {
+    Spec {
+        job: JobName::new("backup"),
+        run_id: RunId::random(),
+        argv: argv.iter().map(ToString::to_string).collect(),
+        env: Vec::new(),
+        working_dir: None,
+        user: None,
+        group: None,
+        timeout: None,
+        grace: Duration::from_secs(10),
+        kill_budget: Duration::from_secs(2),
+        success_codes: vec![0],
+        deadline: Boottime::now() + HOUR,
+        settle: serde_json::json!({"store": "sqlite:x", "token": 7}),
+        settle_exe: Some("/bin/true".into()),
+        walk_only: false,
+        transparent: None,
+    }
+    .marked()
+}
+
+trait Marked {
+    fn marked(self) -> Self;
+}
+
+impl Marked for Spec {
+    /// As `Spec::new` would.
+    fn marked(mut self) -> Self {
+        self.env
+            .push(("SOLOIST_RUN_ID".into(), self.run_id.to_string()));
+        self
+    }
+}
+
+fn shell(text: &str) -> Spec {
+    spec(&["/bin/sh", "-c", text])
+}
+
+/// Waits until `condition` holds.
+fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let end = Boottime::now() + PATIENCE;
+    while !condition() {
+        assert!(Boottime::now() < end, "still waiting until {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// The same for async tests.
+async fn until_async(what: &str, mut condition: impl FnMut() -> bool) {
+    let end = Boottime::now() + PATIENCE;
+    while !condition() {
+        assert!(Boottime::now() < end, "still waiting until {what}");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+/// State letter and start time of a process: the second tells it from a later one with its number.
+fn stat(pid: i32) -> Option<(char, u64)> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let fields: Vec<&str> = stat[stat.rfind(')')? + 1..]
+        .split_ascii_whitespace()
+        .collect();
+    Some((fields[0].chars().next()?, fields[19].parse().ok()?))
+}
+
+fn kill(pid: i32, signal: Signal) {
+    rustix::process::kill_process(Pid::from_raw(pid).expect("a pid"), signal)
+        .expect("the process is there");
+}
+
+/// A command with a background child, a child in its own session, a daemon that forked twice, one that ignores
+/// SIGTERM, and one without our environment. Each writes its pid into the directory.
+struct Tree {
+    dir: tempfile::TempDir,
+}
+
+const TREE: &str = r#"
+cd "$0"
+note() { echo "$2" > "$1.new"; mv "$1.new" "$1"; }
+note command $$
+sleep 1000 & note background $!
+setsid sh -c 'echo $$ > session.new; mv session.new session; exec sleep 1000' &
+(setsid sh -c 'echo $$ > daemon.new; mv daemon.new daemon; exec sleep 1000' &)
+sh -c 'trap "" TERM; echo $$ > stubborn.new; mv stubborn.new stubborn; while :; do sleep 1000; done' &
+env -i /bin/sh -c 'echo $$ > bare.new; mv bare.new bare; exec sleep 1000' &
+"#;
+
+impl Tree {
+    const MEMBERS: [&str; 6] = [
+        "command",
+        "background",
+        "session",
+        "daemon",
+        "stubborn",
+        "bare",
+    ];
+
+    fn new() -> Self {
+        Self {
+            dir: tempfile::tempdir().expect("a directory"),
+        }
+    }
+
+    fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// The tree, then `rest` in the command's shell.
+    fn spec(&self, rest: &str) -> Spec {
+        spec(&[
+            "/bin/sh",
+            "-c",
+            &format!("{TREE}\n{rest}"),
+            self.path().to_str().expect("UTF-8"),
+        ])
+    }
+
+    fn complete(&self) -> bool {
+        Self::MEMBERS.iter().all(|m| self.path().join(m).exists())
+    }
+
+    /// The members, once all have started: name, pid and start time.
+    fn members(&self) -> Vec<(&'static str, i32, u64)> {
+        until("the tree has grown", || self.complete());
+        Self::MEMBERS.map(|m| self.member(m)).into_iter().collect()
+    }
+
+    fn member(&self, name: &'static str) -> (&'static str, i32, u64) {
+        let text = fs::read_to_string(self.path().join(name)).expect("a pid file");
+        let pid = text.trim().parse().expect("a pid");
+        (name, pid, stat(pid).expect("alive").1)
+    }
+
+    fn hand_over_script(&self) -> PathBuf {
+        let script = self.path().join("settle.sh");
+        let to = self.path().join("handed").display().to_string();
+        fs::write(
+            &script,
+            format!(
+                "#!/bin/sh\n[ \"$1\" = __settle ] || exit 1\ncat > {to}.new\nmv {to}.new {to}\n"
+            ),
+        )
+        .expect("written");
+        fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).expect("executable");
+        script
+    }
+
+    fn handed_over(&self) -> HandOver {
+        until("the guard has handed over", || {
+            self.path().join("handed").exists()
+        });
+        serde_json::from_slice(&fs::read(self.path().join("handed")).expect("readable"))
+            .expect("JSON")
+    }
+}
+
+fn alive(members: &[(&'static str, i32, u64)]) -> Vec<&'static str> {
+    let lives = |&&(_, pid, start): &&_| {
+        stat(pid).is_some_and(|(state, s)| s == start && !"ZX".contains(state))
+    };
+    members.iter().filter(lives).map(|m| m.0).collect()
+}
+
+#[track_caller]
+fn assert_gone(members: &[(&'static str, i32, u64)]) {
+    assert_eq!(alive(members), Vec::<&str>::new(), "these are still alive");
+}
+
+/// A guard spoken to by hand.
+struct RawGuard {
+    child: Child,
+    socket: UnixStream,
+    reports: BufReader<UnixStream>,
+    stdout: ChildStdout,
+}
+
+impl RawGuard {
+    fn idle(spec: &Spec) -> Self {
+        Self::on(spec, UnixStream::pair().expect("a socket pair"))
+    }
+
+    fn on(spec: &Spec, (ours, theirs): (UnixStream, UnixStream)) -> Self {
+        let mut child = Command::new(EXE)
+            .args([guard::ARGUMENT, spec.job.as_str(), &spec.run_id.to_string()])
+            .stdin(OwnedFd::from(theirs))
+            .stdout(Stdio::piped())
+            .stderr(Stdio::inherit())
+            .spawn()
+            .expect("a guard");
+        ours.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        let stdout = child.stdout.take().expect("a pipe");
+        let reports = BufReader::new(ours.try_clone().expect("a second descriptor"));
+        Self {
+            child,
+            socket: ours,
+            reports,
+            stdout,
+        }
+    }
+
+    fn start(spec: &Spec) -> Self {
+        let mut guard = Self::idle(spec);
+        guard.send(spec);
+        guard
+    }
+
+    fn pid(&self) -> i32 {
+        self.child.id().cast_signed()
+    }
+
+    fn send(&mut self, message: &impl serde::Serialize) {
+        let mut line = serde_json::to_vec(message).expect("JSON");
+        line.push(b'\n');
+        self.socket.write_all(&line).expect("the guard listens");
+    }
+
+    fn report(&mut self) -> Report {
+        let mut line = String::new();
+        self.reports.read_line(&mut line).expect("a report in time");
+        serde_json::from_str(&line).unwrap_or_else(|e| panic!("{e}: {line:?}"))
+    }
+
+    /// Closes both descriptors: for the guard its daemon is dead.
+    fn die(self) -> Child {
+        self.child
+    }
+
+    /// The output, whose end comes with the end of the tree and not only with that of the guard.
+    fn finish(mut self) -> String {
+        let (sender, output) = std::sync::mpsc::channel();
+        let mut stdout = self.stdout;
+        std::thread::spawn(move || {
+            let mut text = String::new();
+            stdout.read_to_string(&mut text).expect("text");
+            sender.send(text)
+        });
+        let text = output
+            .recv_timeout(PATIENCE)
+            .expect("the end of the output");
+        let mut line = serde_json::to_vec(&Control::Settled).expect("JSON");
+        line.push(b'\n');
+        self.socket.write_all(&line).expect("the guard listens");
+        let status = self.child.wait().expect("the guard ends");
+        assert!(status.success(), "{status}");
+        text
+    }
+}
+
+/// Started and at its end; asserts the order of reports.
+fn exited(report: Report) -> (Option<i32>, Option<i32>, Option<Cause>) {
+    match report {
+        Report::Exited {
+            exit_code,
+            signal,
+            cause,
+            ..
+        } => (exit_code, signal, cause),
+        other => panic!("expected the end of the command, not {other:?}"),
+    }
+}
+
+fn gone(report: Report) -> (u32, Boottime) {
+    match report {
+        Report::Gone { leftover, at } => (leftover, at.boottime),
+        other => panic!("expected the end of the tree, not {other:?}"),
+    }
+}
+
+#[track_caller]
+fn started(report: Report) -> i32 {
+    match report {
+        Report::Started { pid, .. } => pid,
+        other => panic!("expected the start of the command, not {other:?}"),
+    }
+}
+
+fn runner() -> Runner {
+    Runner::with_exe(EXE.into()).expect("a runner")
+}
+
+async fn run(spec: Spec) -> End {
+    run_with(spec, OUTPUT).await
+}
+
+async fn run_with(spec: Spec, output: config::Output) -> End {
+    let mut running = runner().start(spec, output).await.expect("a guard");
+    let end = tokio::time::timeout(PATIENCE, running.wait())
+        .await
+        .expect("an end");
+    let guard = running.guard_pid().expect("a pid").cast_signed();
+    running.settled().await;
+    until_async("the guard has ended", || stat(guard).is_none()).await;
+    end
+}
+
+// ---- how commands end ----
+
+#[tokio::test]
+async fn a_command_that_ends_by_itself_has_its_code_signal_and_output() {
+    for walk_only in WALK_ONLY {
+        let mut hello = shell("echo out; echo err >&2");
+        hello.walk_only = walk_only;
+        let end = run(hello).await;
+        assert_eq!(
+            (end.outcome, end.exit_code, end.signal, end.cause),
+            (Outcome::Succeeded, Some(0), None, None)
+        );
+        assert_eq!(
+            (end.leftover, end.error.as_deref(), end.output_bytes),
+            (0, None, 8)
+        );
+        assert!(
+            ["out\nerr\n", "err\nout\n"].contains(&end.output_text().as_str()),
+            "{}",
+            end.output_text()
+        );
+        assert!(!end.output_truncated());
+        let started = end.started.expect("it was started");
+        assert!(started.boottime <= end.ended.boottime && started.wall_us <= end.ended.wall_us);
+    }
+    let end = run(shell("exit 3")).await;
+    assert_eq!(
+        (end.outcome, end.exit_code, end.signal),
+        (Outcome::Failed, Some(3), None)
+    );
+    let end = run(Spec {
+        success_codes: vec![0, 3],
+        ..shell("exit 3")
+    })
+    .await;
+    assert_eq!(end.outcome, Outcome::Succeeded);
+    let end = run(shell("kill -9 $$")).await;
+    assert_eq!(
+        (end.outcome, end.exit_code, end.signal, end.cause),
+        (Outcome::Failed, None, Some(9), None)
+    );
+}
+
+#[test]
+fn what_a_command_leaves_behind_is_ended() {
+    for walk_only in WALK_ONLY {
+        let tree = Tree::new();
+        let spec = Spec {
+            walk_only,
+            grace: HOUR,
+            ..tree.spec("until [ -e go ]; do sleep 0.01; done; exit 5")
+        };
+        let mut guard = RawGuard::start(&spec);
+        let report = guard.report();
+        let Report::Started { pid, cgroup, .. } = &report else {
+            panic!("{report:?}")
+        };
+        if walk_only {
+            assert_eq!(*cgroup, None);
+        } else if TestCgroup::new().is_some() {
+            let cgroup = cgroup
+                .as_ref()
+                .expect("a cgroup was used where one can be made");
+            assert!(
+                fs::read_to_string(cgroup.join("cgroup.procs"))
+                    .expect("it exists")
+                    .contains(&pid.to_string())
+            );
+        } else {
+            println!("no cgroup v2 that we may write to: tried without");
+        }
+        let members = tree.members();
+        fs::write(tree.path().join("go"), "").expect("written");
+        assert_eq!(exited(guard.report()), (Some(5), None, None));
+        let (leftover, _) = gone(guard.report());
+        assert_gone(&members);
+        assert!(leftover >= 5, "{leftover}");
+        if let Report::Started {
+            cgroup: Some(cgroup),
+            ..
+        } = report
+        {
+            assert!(!cgroup.exists(), "the cgroup was left");
+        }
+        guard.finish();
+    }
+}
+
+#[test]
+fn a_timeout_gives_the_grace_and_then_kills() {
+    for walk_only in WALK_ONLY {
+        let tree = Tree::new();
+        let mut spec = tree.spec("trap '' TERM; touch ready; while :; do sleep 1000; done");
+        spec.grace = Duration::from_millis(200);
+        spec.timeout = Some(Duration::from_secs(1));
+        spec.walk_only = walk_only;
+        let begin = Boottime::now();
+        let mut guard = RawGuard::start(&spec);
+        started(guard.report());
+        until("the trap is set", || tree.path().join("ready").exists());
+        let members = tree.members();
+        assert_eq!(
+            exited(guard.report()),
+            (None, Some(9), Some(Cause::Timeout))
+        );
+        let (_, at) = gone(guard.report());
+        assert!(
+            at.since(begin) >= Duration::from_millis(1200),
+            "{:?}",
+            at.since(begin)
+        );
+        assert_gone(&members);
+        guard.finish();
+    }
+}
+
+#[test]
+fn a_stop_reaches_the_whole_tree_and_lets_it_finish_within_the_grace() {
+    for walk_only in WALK_ONLY {
+        let tree = Tree::new();
+        let mut spec =
+            tree.spec("trap 'echo tidied; exit 4' TERM; touch ready; while :; do wait; done");
+        spec.walk_only = walk_only;
+        spec.grace = Duration::from_millis(300);
+        let mut guard = RawGuard::start(&spec);
+        started(guard.report());
+        until("the trap is set", || tree.path().join("ready").exists());
+        let members = tree.members();
+        guard.send(&Control::Stop {
+            reason: Stop::Replaced,
+            grace: None,
+        });
+        assert_eq!(
+            exited(guard.report()),
+            (Some(4), None, Some(Cause::Stopped(Stop::Replaced)))
+        );
+        gone(guard.report());
+        assert_gone(&members);
+        assert_eq!(guard.finish(), "tidied\n");
+    }
+}
+
+#[test]
+fn a_stop_without_grace_kills_what_ignores_sigterm_and_is_stopped() {
+    for walk_only in WALK_ONLY {
+        let tree = Tree::new();
+        let mut guard = RawGuard::start(&Spec {
+            walk_only,
+            ..tree.spec("wait")
+        });
+        started(guard.report());
+        let members = tree.members();
+        kill(members[4].1, Signal::STOP);
+        guard.send(&Control::Stop {
+            reason: Stop::Cancelled,
+            grace: Some(Duration::ZERO),
+        });
+        assert_eq!(
+            exited(guard.report()),
+            (None, Some(9), Some(Cause::Stopped(Stop::Cancelled)))
+        );
+        gone(guard.report());
+        assert_gone(&members);
+        guard.finish();
+    }
+}
+
+#[test]
+fn a_stopped_command_still_gets_its_sigterm() {
+    let tree = Tree::new();
+    let mut guard =
+        RawGuard::start(&tree.spec("trap 'exit 4' TERM; touch ready; while :; do wait; done"));
+    let command = started(guard.report());
+    until("the trap is set", || tree.path().join("ready").exists());
+    kill(command, Signal::STOP);
+    until("it is stopped", || {
+        stat(command).is_some_and(|(state, _)| state == 'T')
+    });
+    guard.send(&Control::Stop {
+        reason: Stop::Cancelled,
+        grace: Some(HOUR),
+    });
+    assert_eq!(
+        exited(guard.report()),
+        (Some(4), None, Some(Cause::Stopped(Stop::Cancelled)))
+    );
+    guard.send(&Control::Stop {
+        reason: Stop::Cancelled,
+        grace: Some(Duration::ZERO),
+    });
+    gone(guard.report());
+    guard.finish();
+}
+
+// ---- leases ----
+
+#[test]
+fn a_deadline_ends_the_tree_within_the_kill_budget() {
+    for walk_only in WALK_ONLY {
+        let tree = Tree::new();
+        let mut spec = tree.spec("trap '' TERM; touch ready; while :; do sleep 1000; done");
+        spec.grace = HOUR;
+        spec.deadline = Boottime::now() + Duration::from_secs(1);
+        spec.walk_only = walk_only;
+        let mut guard = RawGuard::start(&spec);
+        started(guard.report());
+        let members = tree.members();
+        assert_eq!(
+            exited(guard.report()),
+            (None, Some(9), Some(Cause::Deadline))
+        );
+        let (_, at) = gone(guard.report());
+        assert!(
+            at >= spec.deadline + spec.kill_budget / 2,
+            "no grace was given"
+        );
+        assert!(
+            at <= spec.deadline + spec.kill_budget,
+            "{:?} late",
+            at.since(spec.deadline + spec.kill_budget)
+        );
+        assert_gone(&members);
+        guard.finish();
+    }
+}
+
+#[test]
+fn renewals_keep_a_command_running_past_its_first_deadline() {
+    let mut spec = spec(&["sleep", "1000"]);
+    spec.deadline = Boottime::now() + Duration::from_secs(1);
+    let mut guard = RawGuard::start(&spec);
+    started(guard.report());
+    guard.send(&Control::Deadline(Boottime::now() + HOUR));
+    // An older one that comes later takes nothing back.
+    guard.send(&Control::Deadline(spec.deadline));
+    until("the first deadline is over", || {
+        Boottime::now() > spec.deadline + Duration::from_millis(50)
+    });
+    guard.send(&Control::Stop {
+        reason: Stop::Shutdown,
+        grace: None,
+    });
+    assert_eq!(
+        exited(guard.report()).2,
+        Some(Cause::Stopped(Stop::Shutdown))
+    );
+    gone(guard.report());
+    guard.finish();
+}
+
+#[test]
+fn a_renewal_that_waited_while_the_guard_was_stopped_past_its_deadline_is_ignored() {
+    let mut spec = spec(&["sleep", "1000"]);
+    spec.deadline = Boottime::now() + Duration::from_secs(1);
+    let mut guard = RawGuard::start(&spec);
+    let command = started(guard.report());
+    let pid = guard.pid();
+    kill(pid, Signal::STOP);
+    until("the guard is stopped", || {
+        stat(pid).is_some_and(|(state, _)| state == 'T')
+    });
+    guard.send(&Control::Deadline(Boottime::now() + HOUR));
+    until("the deadline is over", || Boottime::now() > spec.deadline);
+    assert!(
+        stat(command).is_some_and(|(state, _)| state != 'Z'),
+        "nobody could have ended it"
+    );
+    kill(pid, Signal::CONT);
+    assert_eq!(exited(guard.report()).2, Some(Cause::Deadline));
+    gone(guard.report());
+    guard.finish();
+}
+
+#[test]
+fn a_command_is_not_started_after_its_deadline() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let witness = dir.path().join("ran");
+    let mut spec = spec(&["touch", witness.to_str().expect("UTF-8")]);
+    spec.deadline = Boottime::now();
+    let mut guard = RawGuard::start(&spec);
+    let Report::StartFailed { error, cause, .. } = guard.report() else {
+        panic!("it was started")
+    };
+    assert_eq!(
+        (error.as_str(), cause),
+        (
+            "the lease ran out before the command could be started",
+            Some(Cause::Deadline)
+        )
+    );
+    gone(guard.report());
+    guard.finish();
+    assert!(!witness.exists());
+}
+
+#[test]
+fn after_a_freeze_past_the_lease_the_tree_dies_at_once_whatever_was_queued() {
+    let Some(cgroup) = TestCgroup::new() else {
+        println!("skipped: no cgroup v2 that we may write to");
+        return;
+    };
+    for walk_only in WALK_ONLY {
+        let tree = Tree::new();
+        let mut spec = tree.spec("trap '' TERM; while :; do sleep 1000; done");
+        spec.grace = HOUR;
+        spec.deadline = Boottime::now() + Duration::from_secs(1);
+        spec.walk_only = walk_only;
+        let mut guard = RawGuard::idle(&spec);
+        cgroup.write("cgroup.procs", &guard.pid().to_string());
+        guard.send(&spec);
+        started(guard.report());
+        let members = tree.members();
+        cgroup.write("cgroup.freeze", "1");
+        until("all are frozen", || {
+            cgroup.read("cgroup.events").contains("frozen 1")
+        });
+        guard.send(&Control::Deadline(Boottime::now() + HOUR));
+        until("deadline and grace are over", || {
+            Boottime::now() > spec.deadline + spec.kill_budget / 2
+        });
+        assert_eq!(alive(&members).len(), members.len());
+        let thaw = Boottime::now();
+        cgroup.write("cgroup.freeze", "0");
+        // SIGKILL at once: SIGTERM alone would have left the stubborn one, for an hour.
+        assert_eq!(
+            exited(guard.report()),
+            (None, Some(9), Some(Cause::Deadline))
+        );
+        let (_, at) = gone(guard.report());
+        assert!(at < thaw + spec.kill_budget / 2, "there was a grace");
+        println!(
+            "gone {:?} after the thaw (walk only: {walk_only})",
+            at.since(thaw)
+        );
+        assert_gone(&members);
+        guard.finish();
+    }
+}
+
+/// A cgroup below our own, removed at the end.
+struct TestCgroup(PathBuf);
+
+impl TestCgroup {
+    fn new() -> Option<Self> {
+        Self::named(&format!("test-{}", RunId::random()))
+    }
+
+    fn named(name: &str) -> Option<Self> {
+        let own = fs::read_to_string("/proc/self/cgroup").ok()?;
+        let own = own.lines().find_map(|l| l.strip_prefix("0::/"))?.to_owned();
+        let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
+        let mount = mounts
+            .lines()
+            .find(|l| l.contains(" - cgroup2 "))?
+            .split(' ')
+            .nth(4)?
+            .to_owned();
+        let path = Path::new(&mount).join(own).join(name);
+        fs::create_dir(&path).ok()?;
+        Some(Self(path))
+    }
+    fn write(&self, file: &str, text: &str) {
+        fs::write(self.0.join(file), text).expect("our own cgroup");
+    }
+    fn read(&self, file: &str) -> String {
+        fs::read_to_string(self.0.join(file)).expect("our own cgroup")
+    }
+}
+
+impl Drop for TestCgroup {
+    fn drop(&mut self) {
+        let _ = fs::write(self.0.join("cgroup.freeze"), "0");
+        until("the cgroup can be removed", || {
+            fs::remove_dir(&self.0).is_ok() || !self.0.exists()
+        });
+    }
+}
+
+// ---- deaths ----
+
+#[test]
+fn when_the_daemon_goes_the_tree_goes_and_the_guard_settles_as_crashed() {
+    for walk_only in WALK_ONLY {
+        let tree = Tree::new();
+        let spec = Spec {
+            walk_only,
+            settle_exe: Some(tree.hand_over_script()),
+            grace: HOUR,
+            ..tree.spec("wait")
+        };
+        let mut guard = RawGuard::start(&spec);
+        started(guard.report());
+        let members = tree.members();
+        let mut child = guard.die();
+        let handed = tree.handed_over();
+        assert_gone(&members);
+        assert_eq!(handed.settle, spec.settle);
+        assert_eq!(handed.end.outcome, Outcome::Crashed);
+        assert_eq!(handed.end.signal, Some(15));
+        assert!(
+            handed
+                .end
+                .error
+                .as_deref()
+                .is_some_and(|e| e.contains("daemon died")),
+            "{:?}",
+            handed.end
+        );
+        assert!(handed.end.started.is_some());
+        assert!(child.wait().expect("it ends").success());
+    }
+}
+
+#[test]
+fn a_command_that_ended_before_the_daemon_died_keeps_its_true_outcome() {
+    for (command, outcome, code) in [
+        ("exit 0", Outcome::Succeeded, Some(0)),
+        ("exit 7", Outcome::Failed, Some(7)),
+    ] {
+        let tree = Tree::new();
+        let mut guard = RawGuard::start(&Spec {
+            settle_exe: Some(tree.hand_over_script()),
+            ..shell(command)
+        });
+        started(guard.report());
+        exited(guard.report());
+        gone(guard.report());
+        let mut child = guard.die();
+        let end = tree.handed_over().end;
+        assert_eq!(
+            (end.outcome, end.exit_code, end.error),
+            (outcome, code, None)
+        );
+        child.wait().expect("it ends");
+    }
+}
+
+#[test]
+fn a_command_that_could_not_be_started_is_handed_over_as_failed_with_its_reason() {
+    let tree = Tree::new();
+    let mut guard = RawGuard::start(&Spec {
+        settle_exe: Some(tree.hand_over_script()),
+        ..spec(&["no-such-command"])
+    });
+    assert!(matches!(guard.report(), Report::StartFailed { .. }));
+    gone(guard.report());
+    let mut child = guard.die();
+    let end = tree.handed_over().end;
+    assert_eq!((end.outcome, end.started), (Outcome::Failed, None));
+    assert!(
+        end.error
+            .is_some_and(|e| e.contains("`no-such-command` not found"))
+    );
+    child.wait().expect("it ends");
+}
+
+#[test]
+fn a_settled_run_is_not_settled_again() {
+    let tree = Tree::new();
+    let mut guard = RawGuard::start(&Spec {
+        settle_exe: Some(tree.hand_over_script()),
+        ..spec(&["true"])
+    });
+    started(guard.report());
+    exited(guard.report());
+    gone(guard.report());
+    guard.finish();
+    assert!(!tree.path().join("handed").exists());
+}
+
+#[test]
+fn a_guard_whose_daemon_dies_before_it_spoke_just_goes() {
+    let mut child = RawGuard::idle(&spec(&["true"])).die();
+    assert!(child.wait().expect("it ends").success());
+}
+
+/// Not a test of its own: the daemon that another test kills. Runs the spec in the file that the variable names.
+#[tokio::test]
+async fn stand_in_daemon() {
+    let Some(file) = std::env::var_os("SOLOIST_TEST_STAND_IN") else {
+        return;
+    };
+    let spec: Spec = serde_json::from_slice(&fs::read(file).expect("a spec")).expect("a spec");
+    let mut running = runner().start(spec, OUTPUT).await.expect("a guard");
+    running.started().await.expect("started");
+    running.wait().await;
+    std::future::pending::<()>().await;
+}
+
+fn stand_in(tree: &Tree, spec: &Spec) -> Child {
+    let file = tree.path().join("spec");
+    fs::write(&file, serde_json::to_vec(spec).expect("JSON")).expect("written");
+    Command::new(std::env::current_exe().expect("this program"))
+        .args(["--exact", "guard::stand_in_daemon", "--nocapture"])
+        .env("SOLOIST_TEST_STAND_IN", file)
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("a stand-in")
+}
+
+#[test]
+fn when_the_daemon_is_killed_the_tree_is_gone_and_settled_as_crashed() {
+    for walk_only in WALK_ONLY {
+        let tree = Tree::new();
+        // Writes all the time: the closed pipe must not make it look as if it had ended by itself.
+        let mut spec = tree.spec("while :; do echo busy; done");
+        (spec.walk_only, spec.settle_exe, spec.grace) =
+            (walk_only, Some(tree.hand_over_script()), HOUR);
+        let mut daemon = stand_in(&tree, &spec);
+        let members = tree.members();
+        daemon.kill().expect("killed");
+        let killed = Boottime::now();
+        let handed = tree.handed_over();
+        assert_gone(&members);
+        println!(
+            "gone {:?} after the kill (walk only: {walk_only})",
+            handed.end.ended.boottime.since(killed)
+        );
+        assert_eq!(handed.end.outcome, Outcome::Crashed, "{:?}", handed.end);
+        daemon.wait().expect("reaped");
+    }
+}
+
+/// Not a test of its own: a daemon in which, when it is killed, a command's pipes are closed long before the socket
+/// of its guard.
+#[test]
+fn stand_in_whose_pipes_close_first() {
+    let Some(file) = std::env::var_os("SOLOIST_TEST_PIPES_FIRST") else {
+        return;
+    };
+    let spec: Spec = serde_json::from_slice(&fs::read(file).expect("a spec")).expect("a spec");
+    let mut limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    limit.current = limit.maximum;
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).expect("a higher limit");
+    // The kernel closes the newest first: the pipes, then much else, then the socket.
+    let pair = UnixStream::pair().expect("a socket pair");
+    let mut ballast: Vec<_> = (0..3000).map_while(|_| UnixStream::pair().ok()).collect();
+    ballast.truncate(ballast.len().saturating_sub(20));
+    let mut guard = RawGuard::on(&spec, pair);
+    guard.send(&spec);
+    started(guard.report());
+    fs::write("started", "").expect("written");
+    let mut nothing = [0; 4096];
+    while guard.stdout.read(&mut nothing).is_ok_and(|n| n > 0) {}
+    drop(ballast);
+}
+
+#[test]
+fn a_command_that_dies_of_its_daemons_closed_pipe_is_crashed_and_not_failed() {
+    let tree = Tree::new();
+    let spec = Spec {
+        settle_exe: Some(tree.hand_over_script()),
+        ..spec(&["yes"])
+    };
+    let file = tree.path().join("spec");
+    fs::write(&file, serde_json::to_vec(&spec).expect("JSON")).expect("written");
+    let mut daemon = Command::new(std::env::current_exe().expect("this program"))
+        .args(["--exact", "guard::stand_in_whose_pipes_close_first"])
+        .env("SOLOIST_TEST_PIPES_FIRST", file)
+        .current_dir(tree.path())
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("a stand-in");
+    until("it is started", || tree.path().join("started").exists());
+    daemon.kill().expect("killed");
+    let end = tree.handed_over().end;
+    daemon.wait().expect("reaped");
+    // By SIGPIPE, unless this host was so busy that the guard saw its socket close first.
+    println!("ended by signal {:?}", end.signal);
+    assert_eq!(end.outcome, Outcome::Crashed, "{end:?}");
+}
+
+#[test]
+fn while_the_daemon_is_stopped_its_lease_still_ends_the_tree() {
+    let tree = Tree::new();
+    let mut spec = tree.spec("wait");
+    spec.settle_exe = Some(tree.hand_over_script());
+    spec.deadline = Boottime::now() + Duration::from_secs(1);
+    let mut daemon = stand_in(&tree, &spec);
+    let members = tree.members();
+    let pid = daemon.id().cast_signed();
+    kill(pid, Signal::STOP);
+    until("the tree is gone", || alive(&members).is_empty());
+    assert!(Boottime::now() >= spec.deadline);
+    daemon.kill().expect("killed");
+    assert_eq!(tree.handed_over().end.outcome, Outcome::LeaseLost);
+    daemon.wait().expect("reaped");
+}
+
+#[tokio::test]
+async fn when_the_guard_is_killed_the_daemon_ends_the_tree() {
+    for walk_only in WALK_ONLY {
+        let tree = Tree::new();
+        let mut running = runner()
+            .start(
+                Spec {
+                    walk_only,
+                    ..tree.spec("echo hello; wait")
+                },
+                OUTPUT,
+            )
+            .await
+            .expect("a guard");
+        running.started().await.expect("started");
+        until_async("the tree has grown", || tree.complete()).await;
+        let members = tree.members();
+        kill(
+            running.guard_pid().expect("a pid").cast_signed(),
+            Signal::KILL,
+        );
+        let killed = Boottime::now();
+        let end = tokio::time::timeout(PATIENCE, running.wait())
+            .await
+            .expect("an end");
+        println!(
+            "gone {:?} after the kill (walk only: {walk_only})",
+            end.ended.boottime.since(killed)
+        );
+        assert_gone(&members);
+        assert_eq!(
+            (end.outcome, end.cause),
+            (Outcome::Crashed, Some(Cause::GuardGone))
+        );
+        assert!(
+            end.error
+                .as_deref()
+                .is_some_and(|e| e.contains("guard of this run died (signal: 9")),
+            "{end:?}"
+        );
+        assert_eq!(end.output_text(), "hello\n");
+        running.settled().await;
+        assert!(
+            !zombies_of_ours()
+                .iter()
+                .any(|pid| members.iter().any(|m| m.1 == *pid)),
+            "left unburied"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_stopped_guard_does_not_let_a_command_outlive_its_lease() {
+    let tree = Tree::new();
+    let mut spec = tree.spec("wait");
+    spec.deadline = Boottime::now() + Duration::from_secs(1);
+    let deadline = spec.deadline + spec.kill_budget;
+    let mut running = runner().start(spec, OUTPUT).await.expect("a guard");
+    until_async("the tree has grown", || tree.complete()).await;
+    let members = tree.members();
+    kill(
+        running.guard_pid().expect("a pid").cast_signed(),
+        Signal::STOP,
+    );
+    let end = tokio::time::timeout(PATIENCE, running.wait())
+        .await
+        .expect("an end");
+    assert_gone(&members);
+    assert_eq!(end.cause, Some(Cause::GuardGone));
+    assert!(
+        end.ended.boottime <= deadline,
+        "{:?} late",
+        end.ended.boottime.since(deadline)
+    );
+    running.settled().await;
+}
+
+fn zombies_of_ours() -> Vec<i32> {
+    let me = std::process::id().to_string();
+    let pids = fs::read_dir("/proc")
+        .expect("/proc")
+        .flatten()
+        .filter_map(|e| e.file_name().to_str()?.parse().ok());
+    pids.filter(|pid: &i32| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let mut fields = stat[stat.rfind(')').map_or(0, |i| i + 1)..].split_ascii_whitespace();
+        fields.next() == Some("Z") && fields.next() == Some(&me)
+    })
+    .collect()
+}
+
+#[tokio::test]
+async fn a_running_that_is_dropped_is_ended_and_settled_by_its_guard() {
+    let tree = Tree::new();
+    let running = runner()
+        .start(
+            Spec {
+                settle_exe: Some(tree.hand_over_script()),
+                ..tree.spec("wait")
+            },
+            OUTPUT,
+        )
+        .await
+        .expect("a guard");
+    until_async("the tree has grown", || tree.complete()).await;
+    let members = tree.members();
+    drop(running);
+    until_async("the guard has handed over", || {
+        tree.path().join("handed").exists()
+    })
+    .await;
+    assert_gone(&members);
+    assert_eq!(tree.handed_over().end.outcome, Outcome::Crashed);
+}
+
+#[test]
+fn a_killed_guard_takes_the_command_with_it_even_if_no_daemon_can_act() {
+    let mut guard = RawGuard::start(&spec(&["sleep", "1000"]));
+    let command = ("command", started(guard.report()));
+    let command = (command.0, command.1, stat(command.1).expect("alive").1);
+    guard.child.kill().expect("killed");
+    guard.child.wait().expect("reaped");
+    until("the command is dead", || alive(&[command]).is_empty());
+}
+
+#[test]
+fn a_sweep_ends_what_daemon_and_guard_left_in_a_cgroup_and_nothing_that_is_guarded() {
+    let Some(orphaned) = TestCgroup::named(&format!("soloist-{}", RunId::random())) else {
+        println!("skipped: no cgroup v2 that we may write to");
+        return;
+    };
+    let mut orphan = Command::new("sleep")
+        .arg("1000")
+        .spawn()
+        .expect("a process");
+    orphaned.write("cgroup.procs", &orphan.id().to_string());
+    let mut guard = RawGuard::start(&spec(&["sleep", "1000"]));
+    let guarded = started(guard.report());
+
+    // Other tests kill guards, too.
+    assert!(Runner::sweep() >= 1);
+    assert_eq!(
+        orphan.wait().expect("reaped").to_string(),
+        "signal: 9 (SIGKILL)"
+    );
+    assert!(!orphaned.0.exists());
+    assert!(stat(guarded).is_some_and(|(state, _)| state != 'Z'));
+    guard.send(&Control::Stop {
+        reason: Stop::Cancelled,
+        grace: None,
+    });
+    exited(guard.report());
+    gone(guard.report());
+    guard.finish();
+}
+
+#[test]
+fn signals_to_the_guard_end_nothing() {
+    let mut guard = RawGuard::start(&spec(&["sleep", "1000"]));
+    let command = started(guard.report());
+    for signal in [
+        Signal::TERM,
+        Signal::INT,
+        Signal::HUP,
+        Signal::QUIT,
+        Signal::USR1,
+        Signal::TSTP,
+        Signal::ALARM,
+    ] {
+        kill(guard.pid(), signal);
+    }
+    assert!(stat(command).is_some_and(|(state, _)| state != 'Z'));
+    guard.send(&Control::Stop {
+        reason: Stop::Cancelled,
+        grace: None,
+    });
+    assert_eq!(
+        exited(guard.report()),
+        (None, Some(15), Some(Cause::Stopped(Stop::Cancelled)))
+    );
+    gone(guard.report());
+    guard.finish();
+}
+
+// ---- what the command finds ----
+
+#[tokio::test]
+async fn no_descriptor_leaks_into_the_command_and_stdin_is_empty() {
+    // Without CLOEXEC, as some library might open one.
+    let file = fs::File::open("/dev/null").expect("a file");
+    let leak = rustix::io::dup(&file).expect("a descriptor");
+    let end = run(spec(&["ls", "-l", "/proc/self/fd"])).await;
+    drop(leak);
+    let text = end.output_text();
+    let numbers: Vec<&str> = text
+        .lines()
+        .filter_map(|l| l.split_once(" -> ")?.0.rsplit(' ').next())
+        .collect();
+    // 3 is the directory that ls reads.
+    assert_eq!(numbers, ["0", "1", "2", "3"], "{text}");
+    assert!(text.contains("0 -> /dev/null"), "{text}");
+    assert!(!text.contains("socket:"), "{text}");
+}
+
+#[tokio::test]
+async fn a_command_has_a_session_of_its_own_and_all_signals_at_their_defaults() {
+    let end = run(spec(&["cut", "-d ", "-f1,5,6", "/proc/self/stat"])).await;
+    let text = end.output_text();
+    let ids: Vec<&str> = text.split_ascii_whitespace().collect();
+    assert!(
+        ids.len() == 3 && ids[0] == ids[1] && ids[1] == ids[2],
+        "{text}"
+    );
+
+    let end = run(spec(&["grep", "-E", "Sig(Blk|Ign)", "/proc/self/status"])).await;
+    let text = end.output_text();
+    assert_eq!(text.lines().count(), 2, "{text}");
+    for line in text.lines() {
+        let (name, mask) = line.split_once(":\t").expect("name and mask");
+        let mask = u64::from_str_radix(mask, 16).expect("hexadecimal");
+        // glibc's posix_spawn leaves its own two, 32 and 33, ignored for good.
+        assert_eq!(mask & !(3 << 31), 0, "{name}: {text}");
+    }
+}
+
+fn job(command: config::Command) -> config::Job {
+    config::Job {
+        name: JobName::new("report"),
+        description: None,
+        tags: [].into(),
+        enabled: true,
+        schedules: [].into(),
+        schedule_text: [].into(),
+        timezone: "UTC".into(),
+        jitter: Duration::ZERO,
+        command,
+        env: BTreeMap::from([
+            ("COLOUR".into(), "blue".into()),
+            ("SOLOIST_JOB".into(), "forged".into()),
+        ])
+        .into(),
+        working_dir: Some("/usr".into()),
+        user: None,
+        group: None,
+        timeout: None,
+        grace: Duration::from_secs(1),
+        lease: config::Lease {
+            length: Duration::from_secs(15),
+            renew_every: Duration::from_secs(3),
+            trust: Duration::from_millis(12_700),
+            kill_budget: Duration::from_secs(2),
+            quarantine: Duration::from_secs(17),
+        },
+        overlap: Overlap::Skip,
+        on_crash: OnCrash::Fail,
+        on_state_loss: config::OnStateLoss::Skip,
+        max_attempts: 1,
+        retry: None,
+        start_within: Duration::from_secs(60),
+        catch_up: config::CatchUp::Latest,
+        success_codes: [0].into(),
+        output: OUTPUT,
+        digest: String::new(),
+        schedule_digest: "".into(),
+    }
+}
+
+#[tokio::test]
+async fn a_command_sees_the_environment_that_is_promised_and_nothing_of_the_daemons_own() {
+    let id = guard::Identity {
+        occurrence: Occurrence(1_772_334_000_000),
+        run_id: RunId::random(),
+        attempt: 2,
+        fencing_token: FencingToken(1_772_334_000_000_002),
+        instance: InstanceId::new("host-1"),
+        trigger: Trigger::Takeover,
+    };
+    let job = job(config::Command::Shell("env; pwd".into()));
+    let spec = Spec::new(&job, &id, Boottime::now() + HOUR, serde_json::Value::Null);
+    let end = run(spec).await;
+    let text = end.output_text();
+    let run_id = format!("SOLOIST_RUN_ID={}", id.run_id);
+    for line in [
+        "COLOUR=blue",
+        "SOLOIST_JOB=report",
+        "SOLOIST_OCCURRENCE=2026-03-01T03:00:00.000Z",
+        "SOLOIST_OCCURRENCE_MS=1772334000000",
+        &run_id,
+        "SOLOIST_ATTEMPT=2",
+        "SOLOIST_FENCING_TOKEN=1772334000000002",
+        "SOLOIST_INSTANCE=host-1",
+        "SOLOIST_TRIGGER=takeover",
+        "/usr",
+    ] {
+        assert!(
+            text.lines().any(|l| l == line),
+            "{line} is missing:\n{text}"
+        );
+    }
+    assert!(
+        std::env::var_os("PATH").is_none() || text.contains("PATH="),
+        "{text}"
+    );
+}
+
+#[test]
+fn what_is_for_the_daemon_alone_is_not_inherited() {
+    let (ours, theirs) = UnixStream::pair().expect("a socket pair");
+    let mut child = Command::new(EXE)
+        .arg(guard::ARGUMENT)
+        .stdin(OwnedFd::from(theirs))
+        .stdout(Stdio::piped())
+        .env("NOTIFY_SOCKET", "/run/x")
+        .env("WATCHDOG_USEC", "1")
+        .env("LISTEN_FDS", "1")
+        .env("CREDENTIALS_DIRECTORY", "/run/x")
+        .env("SOLOIST_STORE_PASSWORD", "hunter2")
+        .env("KEPT", "yes")
+        .spawn()
+        .expect("a guard");
+    let mut line = serde_json::to_vec(&spec(&["env"])).expect("JSON");
+    line.push(b'\n');
+    (&ours).write_all(&line).expect("written");
+    let mut text = String::new();
+    child
+        .stdout
+        .take()
+        .expect("a pipe")
+        .read_to_string(&mut text)
+        .expect("text");
+    drop(ours);
+    child.wait().expect("it ends");
+    assert!(text.contains("KEPT=yes"), "{text}");
+    for name in [
+        "NOTIFY_SOCKET",
+        "WATCHDOG_USEC",
+        "LISTEN_FDS",
+        "CREDENTIALS_DIRECTORY",
+        "hunter2",
+    ] {
+        assert!(!text.contains(name), "{name} leaked:\n{text}");
+    }
+}
+
+#[tokio::test]
+async fn a_command_runs_as_the_user_and_group_it_names() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root can become another user");
+        return;
+    }
+    let as_user = |user: Option<&str>, group: Option<&str>| Spec {
+        user: user.map(Into::into),
+        group: group.map(Into::into),
+        ..shell("id -un; id -gn; id -Gn; echo $HOME $USER")
+    };
+    let end = run(as_user(Some("nobody"), None)).await;
+    assert_eq!(
+        end.output_text(),
+        "nobody\nnogroup\nnogroup\n/nonexistent nobody\n",
+        "{end:?}"
+    );
+    let end = run(as_user(Some("nobody"), Some("daemon"))).await;
+    assert!(
+        end.output_text().starts_with("nobody\ndaemon\ndaemon"),
+        "{end:?}"
+    );
+    let end = run(as_user(None, Some("daemon"))).await;
+    assert!(
+        end.output_text().starts_with("root\ndaemon\ndaemon\n"),
+        "{end:?}"
+    );
+    // Groups of the daemon's own are not passed on.
+    for (user, group, expected) in [
+        (Some("nobody"), None, "nogroup\n"),
+        (None, Some("daemon"), "daemon\n"),
+    ] {
+        let spec = Spec {
+            user: user.map(Into::into),
+            group: group.map(Into::into),
+            ..spec(&["id", "-Gn"])
+        };
+        let (ours, theirs) = UnixStream::pair().expect("a socket pair");
+        let mut child = Command::new("setpriv")
+            .args(["--groups", "tty,disk", EXE, guard::ARGUMENT])
+            .stdin(OwnedFd::from(theirs))
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("a guard");
+        let mut line = serde_json::to_vec(&spec).expect("JSON");
+        line.push(b'\n');
+        (&ours).write_all(&line).expect("written");
+        let mut text = String::new();
+        let mut stdout = child.stdout.take().expect("a pipe");
+        stdout.read_to_string(&mut text).expect("text");
+        assert_eq!(text, expected);
+        drop(ours);
+        child.wait().expect("it ends");
+    }
+    // A guard that is killed takes it along: that is set after setuid, which would undo it.
+    let nobody = Spec {
+        user: Some("nobody".into()),
+        ..spec(&["sleep", "1000"])
+    };
+    let mut guard = RawGuard::start(&nobody);
+    let pid = started(guard.report());
+    let command = [("command", pid, stat(pid).expect("alive").1)];
+    guard.child.kill().expect("killed");
+    guard.child.wait().expect("reaped");
+    until("the command is dead", || alive(&command).is_empty());
+}
+
+// ---- what goes wrong at the start ----
+
+#[tokio::test]
+async fn a_command_that_cannot_be_started_says_why() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = |name: &str, text: &str, mode: u32| {
+        let path = dir.path().join(name);
+        fs::write(&path, text).expect("written");
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).expect("mode");
+        path.to_str().expect("UTF-8").to_owned()
+    };
+    let plain = file("plain", "echo hi", 0o644);
+    let no_interpreter = file("lost", "#!/no/such/interpreter\n", 0o755);
+    let no_first_line = file("bare", "echo hi\n", 0o755);
+    let in_dir = |d: &str| Spec {
+        working_dir: Some(d.into()),
+        ..spec(&["true"])
+    };
+    let as_user = |user: &str| Spec {
+        user: Some(user.into()),
+        ..spec(&["true"])
+    };
+    let cases = [
+        (
+            spec(&["no-such-command"]),
+            "command `no-such-command` not found in PATH (",
+        ),
+        (spec(&["/no/such"]), "command `/no/such` does not exist"),
+        (spec(&[]), "the command is empty"),
+        (spec(&["tr\0ue"]), "NUL byte"),
+        (spec(&[&plain]), "is not executable: Permission denied"),
+        (spec(&["/usr"]), "is not executable: Permission denied"),
+        (
+            spec(&[&no_interpreter]),
+            "the interpreter named in its first line",
+        ),
+        (spec(&[&no_first_line]), "does a script lack its `#!` line?"),
+        (
+            in_dir("/no/such/dir"),
+            "working directory `/no/such/dir` does not exist",
+        ),
+        (in_dir(&plain), "is not a directory"),
+        (
+            as_user("nobody-knows"),
+            "user `nobody-knows` is not known on this host",
+        ),
+        (
+            Spec {
+                group: Some("no-group".into()),
+                ..spec(&["true"])
+            },
+            "group `no-group` is not known on this host",
+        ),
+    ];
+    for (spec, expected) in cases {
+        let end = run(spec).await;
+        let error = end.error.unwrap_or_default();
+        assert!(
+            error.contains(expected),
+            "{error:?} does not say {expected:?}"
+        );
+        assert_eq!(
+            (end.outcome, end.exit_code, end.signal, end.started),
+            (Outcome::Failed, None, None, None)
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_bare_name_is_looked_up_in_the_jobs_own_path() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let tool = dir.path().join("own-tool");
+    fs::write(&tool, "#!/bin/sh\necho found\n").expect("written");
+    fs::set_permissions(&tool, fs::Permissions::from_mode(0o755)).expect("mode");
+    let mut spec = spec(&["own-tool"]);
+    spec.env
+        .push(("PATH".into(), format!("/no/such:{}", dir.path().display())));
+    assert_eq!(run(spec).await.output_text(), "found\n");
+}
+
+/// Not a test of its own: a daemon without descriptors, for the test below.
+#[tokio::test]
+async fn stand_in_without_descriptors() {
+    if std::env::var_os("SOLOIST_TEST_EMFILE").is_none() {
+        return;
+    }
+    let runner = runner();
+    let mut held = Vec::new();
+    let mut limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    limit.current = Some(64);
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).expect("a lower limit");
+    while let Ok(file) = fs::File::open("/dev/null") {
+        held.push(file);
+    }
+    // At each number of free descriptors: an error or a run, and nothing left over.
+    let mut errors = 0;
+    loop {
+        match runner.start(spec(&["true"]), OUTPUT).await {
+            Ok(mut running) => {
+                assert_eq!(running.wait().await.outcome, Outcome::Succeeded);
+                running.settled().await;
+                break;
+            }
+            Err(error) => {
+                let text = error.to_string();
+                assert!(
+                    text.contains("job `backup`") && text.contains("raise the limit on open files"),
+                    "{text}"
+                );
+                errors += 1;
+            }
+        }
+        held.pop().expect("it works with enough descriptors");
+    }
+    assert!(errors > 3, "{errors}");
+}
+
+#[test]
+fn without_descriptors_a_start_fails_with_a_clear_error_and_the_next_one_works() {
+    let status = Command::new(std::env::current_exe().expect("this program"))
+        .args(["--exact", "guard::stand_in_without_descriptors"])
+        .env("SOLOIST_TEST_EMFILE", "1")
+        .stdout(Stdio::null())
+        .status()
+        .expect("a stand-in");
+    assert!(status.success(), "{status}");
+}
+
+// ---- output ----
+
+fn peak_memory_kib() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").expect("/proc");
+    let line = status
+        .lines()
+        .find(|l| l.starts_with("VmHWM:"))
+        .expect("VmHWM");
+    line.split_ascii_whitespace()
+        .nth(1)
+        .expect("a number")
+        .parse()
+        .expect("a number")
+}
+
+#[tokio::test]
+async fn a_flood_without_newline_costs_bounded_memory_and_is_counted() {
+    let before = peak_memory_kib();
+    let bytes = 256u64 << 20;
+    let spec = shell(&format!("head -c {bytes} /dev/zero; printf end"));
+    let end = run_with(
+        spec,
+        config::Output {
+            keep: 1000,
+            log: true,
+        },
+    )
+    .await;
+    assert_eq!(end.output_bytes, bytes + 3);
+    assert_eq!(end.output_tail.len(), 1000);
+    assert!(end.output_tail.ends_with(b"\0\0end") && end.output_truncated());
+    let grown = peak_memory_kib() - before;
+    assert!(grown < 64 << 10, "{grown} KiB more");
+}
+
+#[tokio::test]
+async fn an_endless_flood_of_lines_does_not_keep_a_command_from_being_stopped() {
+    let mut spec = shell("yes & yes >&2");
+    spec.timeout = None;
+    let mut running = runner()
+        .start(
+            spec,
+            config::Output {
+                keep: 10,
+                log: true,
+            },
+        )
+        .await
+        .expect("a guard");
+    let output = running.output();
+    until_async("it floods", || output.total() > 10 << 20).await;
+    assert_eq!(output.since(0).bytes.len(), 10);
+    running.stop(Stop::Cancelled, Some(Duration::ZERO));
+    let end = tokio::time::timeout(PATIENCE, running.wait())
+        .await
+        .expect("an end");
+    assert_eq!(
+        (end.outcome, end.cause),
+        (Outcome::Cancelled, Some(Cause::Stopped(Stop::Cancelled)))
+    );
+    running.settled().await;
+}
+
+#[test]
+fn each_line_goes_to_the_log_and_the_tail_can_be_followed() {
+    // In a process of its own: a subscriber for one thread and other tests' events do not go together.
+    let output = Command::new(std::env::current_exe().expect("this program"))
+        .args(["--exact", "guard::stand_in_with_a_log"])
+        .env("SOLOIST_TEST_LOG", "1")
+        .output()
+        .expect("a stand-in");
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stdout)
+    );
+}
+
+/// Not a test of its own: the body of the test above.
+#[tokio::test]
+async fn stand_in_with_a_log() {
+    if std::env::var_os("SOLOIST_TEST_LOG").is_none() {
+        return;
+    }
+    use std::sync::{Arc, Mutex};
+    #[derive(Clone, Default)]
+    struct Log(Arc<Mutex<Vec<u8>>>);
+    impl Write for Log {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().expect("a lock").extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let log = Log::default();
+    let writer = log.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_ansi(false)
+        .with_writer(move || writer.clone())
+        .finish();
+    let _default = tracing::subscriber::set_default(subscriber);
+
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut spec = shell(
+        r"printf 'first\nsec'; until [ -e go ]; do sleep 0.01; done; printf 'ond\nbad \377\n'; printf last >&2",
+    );
+    spec.working_dir = Some(dir.path().into());
+    let run_id = spec.run_id;
+    let mut running = runner()
+        .start(
+            spec,
+            config::Output {
+                keep: 1000,
+                log: true,
+            },
+        )
+        .await
+        .expect("a guard");
+    let output = running.output();
+    until_async("the first half is there", || output.total() == 9).await;
+    let first = output.since(0);
+    assert_eq!(
+        (first.bytes.as_slice(), first.next()),
+        (b"first\nsec".as_slice(), 9)
+    );
+    fs::write(dir.path().join("go"), "").expect("written");
+    let end = running.wait().await;
+    assert_eq!(
+        output.since(first.next()).bytes.len(),
+        14,
+        "{}",
+        end.output_text()
+    );
+    running.settled().await;
+
+    let text = String::from_utf8(log.0.lock().expect("a lock").clone()).expect("UTF-8");
+    for line in ["first", "second", "bad \u{fffd}", "last"] {
+        let stream = if line == "last" { "stderr" } else { "stdout" };
+        let expected =
+            format!("soloist::output: {line} job=\"backup\" run=\"{run_id}\" stream=\"{stream}\"");
+        assert!(text.contains(&expected), "{expected} is not in\n{text}");
+    }
+}

@@ -1,0 +1,1557 @@
+//! The library's locks: one suite over Redis and SQLite, then what only a server can do (hang, forget, lose replies).
+
+use std::{
+    path::Path,
+    process::{Command, Stdio},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU32, AtomicUsize, Ordering::SeqCst},
+    },
+    time::{Duration, Instant},
+};
+
+use soloist::{
+    Election, Elector, ExponentialBackoff, LimitedRetry, Lock, LockClient, NoRetry, RetryStrategy,
+    TryLock, Until, WithLock,
+    config::Store,
+    lock::{Attempt, Enter, Error, Leave, Period, Redlock, Released, TryRedlock},
+    model::Outcome,
+    store::sqlite::SqliteStore,
+};
+use tempfile::TempDir;
+
+use crate::support::{
+    GENEROUS,
+    proxy::{Fault, Proxy},
+    redis::RedisServer,
+    server::RedisServer as TcpServer,
+};
+
+const MS: Duration = Duration::from_millis(1);
+/// Nothing waits that long in these tests: who is woken by the end of this lease was not woken by a release.
+const LONG: Duration = Duration::from_secs(120);
+
+/// A place where clients meet.
+enum Bed {
+    Sqlite(TempDir),
+    Redis(RedisServer),
+}
+
+impl Bed {
+    fn sqlite() -> Self {
+        Self::Sqlite(TempDir::new().unwrap())
+    }
+    fn redis() -> Self {
+        Self::Redis(RedisServer::start())
+    }
+    fn url(&self) -> String {
+        match self {
+            Self::Sqlite(dir) => format!("sqlite:{}", dir.path().join("locks.db").display()),
+            Self::Redis(server) => server.url(),
+        }
+    }
+    /// One more client, as another process would have.
+    fn client(&self) -> LockClient {
+        LockClient::open(&self.url()).unwrap()
+    }
+}
+
+macro_rules! over_both {
+    ($($test:ident)*) => {
+        mod sqlite { $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $test() { super::$test(super::Bed::sqlite()).await })* }
+        mod redis { $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $test() { super::$test(super::Bed::redis()).await })* }
+    };
+}
+
+over_both! {
+    a_hundred_contenders_have_one_winner
+    who_loses_is_told_who_has_it
+    a_retry_strategy_decides_when_to_ask_again
+    a_waiter_is_woken_by_the_release_of_another_client
+    a_waiter_is_woken_by_the_release_of_its_own_client
+    a_waiter_gets_what_lapses_without_a_release
+    a_waiter_that_gives_up_is_told_who_has_it
+    waiters_of_one_client_are_served_in_order
+    singleflight_gives_the_lock_to_each_caller_in_turn
+    a_lost_singleflight_lock_lets_the_next_one_in
+    an_abandoned_release_lets_the_next_one_in
+    a_lock_is_renewed_until_it_is_given_back
+    renewals_are_bounded
+    a_lapsed_lock_is_lost_and_cannot_be_renewed
+    who_lost_the_lock_cannot_take_it_from_its_successor
+    a_release_counts_once
+    a_dropped_lock_is_given_back
+    a_dropped_question_leaves_nothing_behind
+    a_lock_at_least_for_stays_after_its_release
+    fencing_tokens_grow
+    bad_keys_and_leases_are_refused_unasked
+    a_future_under_a_lock_ends_with_its_value
+    a_future_is_cancelled_when_its_lock_is_lost
+    deadlines_follow_the_lock
+    keys_and_namespaces_do_not_meet
+    a_reentrant_lock_is_freed_by_its_last_level
+    a_foreign_release_of_a_reentrant_lock_is_an_outcome
+    a_renewal_covers_all_levels
+    one_key_is_not_of_two_kinds
+    a_redlock_is_taken_renewed_and_given_back
+    a_period_is_claimed_once
+    an_elector_grants_each_occurrence_once
+    an_elector_takes_over_from_the_dead
+    a_term_is_renewed_until_it_is_settled
+}
+
+fn taken(t: TryLock) -> Lock {
+    match t {
+        TryLock::Taken(lock) => lock,
+        TryLock::Held { holder, remaining } => panic!("held by {holder} for {remaining:?}"),
+    }
+}
+
+async fn take(c: &LockClient, key: &str, lease: Duration) -> Lock {
+    taken(c.try_lock(key, lease, NoRetry).await.unwrap())
+}
+
+/// Waits for what must come true.
+async fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !holds() {
+        assert!(
+            begun.elapsed() < GENEROUS,
+            "waited in vain for this: {what}"
+        );
+        tokio::time::sleep(MS).await;
+    }
+}
+
+async fn until_free(c: &LockClient, key: &str) {
+    let begun = Instant::now();
+    while c.holder(key).await.unwrap().is_some() {
+        assert!(begun.elapsed() < GENEROUS, "{key} does not become free");
+        tokio::time::sleep(MS).await;
+    }
+}
+
+async fn within<T>(f: impl Future<Output = T>) -> T {
+    tokio::time::timeout(GENEROUS, f).await.expect("in time")
+}
+
+async fn a_hundred_contenders_have_one_winner(bed: Bed) {
+    let clients: Vec<_> = (0..4).map(|_| bed.client()).collect();
+    let barrier = Arc::new(tokio::sync::Barrier::new(100));
+    let tasks: Vec<_> = (0..100)
+        .map(|i| {
+            let (c, barrier) = (clients[i % 4].clone(), barrier.clone());
+            tokio::spawn(async move {
+                barrier.wait().await;
+                c.try_lock("one", LONG, NoRetry).await.unwrap().taken()
+            })
+        })
+        .collect();
+    let mut winners = vec![];
+    for t in tasks {
+        winners.extend(t.await.unwrap());
+    }
+    assert_eq!(winners.len(), 1);
+    assert!(winners[0].is_held());
+}
+
+async fn who_loses_is_told_who_has_it(bed: Bed) {
+    let (a, b) = (bed.client().named("ann"), bed.client());
+    assert_eq!(b.holder("k").await.unwrap(), None);
+    let lock = take(&a, "k", LONG).await;
+    assert!(lock.owner().starts_with("ann#"));
+    let TryLock::Held { holder, remaining } = b.try_lock("k", LONG, NoRetry).await.unwrap() else {
+        panic!("two have it");
+    };
+    assert_eq!(holder, "ann");
+    assert!(remaining <= LONG && remaining > LONG / 2, "{remaining:?}");
+    assert_eq!(b.holder("k").await.unwrap().unwrap().name, "ann");
+    assert_eq!(lock.release().await.unwrap(), Released::Now);
+    assert_eq!(b.holder("k").await.unwrap(), None);
+}
+
+/// Counts the tries of another strategy.
+struct Counted<R>(R, Arc<AtomicU32>);
+impl<R: RetryStrategy> RetryStrategy for Counted<R> {
+    fn pause(&mut self, a: &Attempt) -> Option<Duration> {
+        self.1.store(a.number, SeqCst);
+        assert!(a.remaining > LONG / 2 && a.remaining <= LONG);
+        self.0.pause(a)
+    }
+}
+
+async fn a_retry_strategy_decides_when_to_ask_again(bed: Bed) {
+    let (a, b) = (bed.client(), bed.client());
+    let lock = take(&a, "k", LONG).await;
+    let tries = Arc::new(AtomicU32::new(0));
+    let retry = LimitedRetry {
+        interval: MS,
+        max: 3,
+    };
+    let out = b.try_lock("k", LONG, Counted(retry, tries.clone())).await;
+    assert!(matches!(out.unwrap(), TryLock::Held { .. }));
+    assert_eq!(tries.swap(0, SeqCst), 4);
+    let out = b
+        .try_lock("k", LONG, Counted(Until::new(20 * MS), tries.clone()))
+        .await;
+    assert!(matches!(out.unwrap(), TryLock::Held { .. }));
+    assert!(tries.swap(0, SeqCst) >= 2);
+    let spin = Counted(ExponentialBackoff::default(), tries.clone());
+    let waiter = tokio::spawn(async move { taken(b.try_lock("k", LONG, spin).await.unwrap()) });
+    until("it spins", || tries.load(SeqCst) >= 3).await;
+    lock.release().await.unwrap();
+    let _lock = within(waiter).await.unwrap();
+}
+
+fn waiting(c: &LockClient, key: &'static str) -> tokio::task::JoinHandle<Lock> {
+    let c = c.clone();
+    tokio::spawn(async move { taken(c.lock(key, LONG, LONG).await.unwrap()) })
+}
+
+async fn a_waiter_is_woken_by_the_release_of_another_client(bed: Bed) {
+    let (a, b) = (bed.client(), bed.client());
+    for _ in 0..3 {
+        let lock = take(&a, "k", LONG).await;
+        let waiter = waiting(&b, "k");
+        tokio::time::sleep(30 * MS).await;
+        assert!(!waiter.is_finished());
+        lock.release().await.unwrap();
+        let got = within(waiter).await.unwrap();
+        got.release().await.unwrap();
+    }
+}
+
+async fn a_waiter_is_woken_by_the_release_of_its_own_client(bed: Bed) {
+    let a = bed.client();
+    let lock = take(&a, "k", LONG).await;
+    let waiter = waiting(&a, "k");
+    tokio::time::sleep(30 * MS).await;
+    assert!(!waiter.is_finished());
+    // In the background.
+    drop(lock);
+    let _got = within(waiter).await.unwrap();
+}
+
+async fn a_waiter_gets_what_lapses_without_a_release(bed: Bed) {
+    let (a, b) = (bed.client(), bed.client());
+    let lock = take(&a, "k", 300 * MS).await;
+    let got = within(b.lock("k", LONG, LONG)).await.unwrap();
+    let got = taken(got);
+    assert!(!lock.is_held(), "two trust it");
+    assert!(got.is_held());
+}
+
+async fn a_waiter_that_gives_up_is_told_who_has_it(bed: Bed) {
+    let (a, b) = (bed.client().named("ann"), bed.client().named("bob"));
+    let _lock = take(&a, "k", LONG).await;
+    for wait in [Duration::ZERO, 50 * MS] {
+        let (first, second) = tokio::join!(b.lock("k", wait, LONG), b.lock("k", wait, LONG));
+        for out in [first, second] {
+            let TryLock::Held { holder, remaining } = out.unwrap() else {
+                panic!("two have it");
+            };
+            assert_eq!(holder, "ann");
+            assert!(remaining > LONG / 2 && remaining <= LONG, "{remaining:?}");
+        }
+    }
+}
+
+async fn waiters_of_one_client_are_served_in_order(bed: Bed) {
+    let (a, b) = (bed.client(), bed.client());
+    let lock = take(&a, "k", LONG).await;
+    let order = Arc::new(Mutex::new(vec![]));
+    let mut tasks = vec![];
+    for i in 0..20 {
+        let (b, order) = (b.clone(), order.clone());
+        let (begun, started) = tokio::sync::oneshot::channel();
+        tasks.push(tokio::spawn(async move {
+            let asking = b.lock("k", LONG, LONG);
+            tokio::pin!(asking);
+            // Once polled it is in the queue.
+            let polled = futures_util::poll!(&mut asking);
+            assert!(polled.is_pending());
+            begun.send(()).unwrap();
+            let lock = taken(asking.await.unwrap());
+            order.lock().unwrap().push(i);
+            lock.release().await.unwrap();
+        }));
+        started.await.unwrap();
+    }
+    lock.release().await.unwrap();
+    for t in tasks {
+        within(t).await.unwrap();
+    }
+    assert_eq!(*order.lock().unwrap(), (0..20).collect::<Vec<_>>());
+}
+
+async fn singleflight_gives_the_lock_to_each_caller_in_turn(bed: Bed) {
+    let c = bed.client();
+    let inside = Arc::new(AtomicUsize::new(0));
+    let mut tasks = vec![];
+    for _ in 0..20 {
+        let (c, inside) = (c.clone(), inside.clone());
+        tasks.push(tokio::spawn(async move {
+            let lock = taken(c.singleflight_lock("k", LONG, LONG).await.unwrap());
+            assert_eq!(inside.fetch_add(1, SeqCst), 0, "two are inside");
+            tokio::task::yield_now().await;
+            inside.fetch_sub(1, SeqCst);
+            let token = lock.fencing_token().0;
+            lock.release().await.unwrap();
+            token
+        }));
+    }
+    let mut tokens = vec![];
+    for t in tasks {
+        tokens.push(within(t).await.unwrap());
+    }
+    tokens.sort_unstable();
+    tokens.dedup();
+    assert_eq!(tokens.len(), 20, "a lease was shared");
+    if let Bed::Redis(server) = &bed {
+        // A try and a release each, and the two that the server had to be told the scripts for.
+        assert_eq!(calls(server, "evalsha"), 42);
+    }
+}
+
+async fn a_lost_singleflight_lock_lets_the_next_one_in(bed: Bed) {
+    let c = bed.client();
+    let stuck = taken(c.singleflight_lock("k", LONG, 200 * MS).await.unwrap());
+    let next = within(c.singleflight_lock("k", LONG, LONG)).await.unwrap();
+    assert!(taken(next).is_held());
+    assert!(!stuck.is_held());
+}
+
+async fn an_abandoned_release_lets_the_next_one_in(bed: Bed) {
+    let c = bed.client();
+    let stuck = taken(c.singleflight_lock("k", LONG, 300 * MS).await.unwrap());
+    let mut releasing = Box::pin(stuck.release());
+    // Asked once, and most often given up before the answer.
+    let _ = futures_util::poll!(&mut releasing);
+    drop(releasing);
+    assert!(!stuck.is_held());
+    let next = within(c.singleflight_lock("k", LONG, LONG)).await.unwrap();
+    assert!(taken(next).is_held());
+}
+
+async fn a_lock_is_renewed_until_it_is_given_back(bed: Bed) {
+    let (a, b) = (bed.client(), bed.client());
+    let lease = 300 * MS;
+    let lock = take(&a, "k", lease).await;
+    lock.keep_renewed();
+    lock.keep_renewed();
+    let begun = Instant::now();
+    while begun.elapsed() < 4 * lease {
+        assert!(lock.is_held());
+        assert!(
+            b.try_lock("k", lease, NoRetry)
+                .await
+                .unwrap()
+                .taken()
+                .is_none()
+        );
+        tokio::time::sleep(5 * MS).await;
+    }
+    lock.release().await.unwrap();
+    assert!(!lock.is_held());
+    let _next = take(&b, "k", LONG).await;
+}
+
+async fn renewals_are_bounded(bed: Bed) {
+    let a = bed.client();
+    let lease = Duration::from_secs(1);
+    let begun = Instant::now();
+    let lock = take(&a, "k", lease).await;
+    let mut deadlines = lock.deadlines();
+    let mut last = deadlines.now();
+    lock.keep_renewed_at_most(3);
+    let mut renewals = 0;
+    loop {
+        let next = within(deadlines.next()).await;
+        if next == soloist::clock::Boottime(0) {
+            break;
+        }
+        renewals += u32::from(next > last);
+        last = next;
+        assert!(renewals <= 3, "renewed once more");
+    }
+    assert_eq!(renewals, 3);
+    within(lock.lost()).await;
+    assert!(!lock.is_held());
+    // Three renewals, each a fifth of the lease after the one before, and then trust runs out.
+    assert!(begun.elapsed() > lease, "{:?}", begun.elapsed());
+    assert!(matches!(lock.renew().await, Err(Error::Lost { .. })));
+    until_free(&a, "k").await;
+}
+
+async fn a_lapsed_lock_is_lost_and_cannot_be_renewed(bed: Bed) {
+    let a = bed.client();
+    let lock = take(&a, "k", 200 * MS).await;
+    assert!(lock.remaining() < 200 * MS);
+    lock.renew().await.unwrap();
+    within(lock.lost()).await;
+    assert_eq!(lock.remaining(), Duration::ZERO);
+    assert!(matches!(lock.renew().await, Err(Error::Lost { .. })));
+    until_free(&a, "k").await;
+    let e = lock.release().await.unwrap_err();
+    assert!(matches!(e, Error::NotHeld { holder: None, .. }), "{e}");
+}
+
+async fn who_lost_the_lock_cannot_take_it_from_its_successor(bed: Bed) {
+    let (a, b) = (bed.client(), bed.client().named("bob"));
+    let old = take(&a, "k", 100 * MS).await;
+    let new = taken(within(b.lock("k", LONG, LONG)).await.unwrap());
+    let e = old.release().await.unwrap_err();
+    assert!(
+        matches!(&e, Error::NotHeld { holder: Some(h), .. } if h == "bob"),
+        "{e}"
+    );
+    assert_eq!(
+        e.to_string(),
+        "lock `k` is not held by us any more: bob has it"
+    );
+    let token = old.fencing_token();
+    drop(old);
+    new.renew().await.unwrap();
+    assert!(new.fencing_token() > token);
+    assert_eq!(a.holder("k").await.unwrap().unwrap().name, "bob");
+}
+
+async fn a_release_counts_once(bed: Bed) {
+    let (a, b) = (bed.client(), bed.client());
+    let lock = take(&a, "k", LONG).await;
+    assert_eq!(lock.release().await.unwrap(), Released::Now);
+    let next = take(&b, "k", LONG).await;
+    assert_eq!(lock.release().await.unwrap(), Released::Before);
+    assert!(matches!(lock.renew().await, Err(Error::NotHeld { .. })));
+    drop(lock);
+    next.renew().await.unwrap();
+    assert_eq!(next.release().await.unwrap(), Released::Now);
+}
+
+async fn a_dropped_lock_is_given_back(bed: Bed) {
+    let a = bed.client();
+    let lock = take(&a, "k", LONG).await;
+    // From a thread that knows nothing of the runtime.
+    std::thread::spawn(move || drop(lock)).join().unwrap();
+    until_free(&a, "k").await;
+}
+
+async fn a_dropped_question_leaves_nothing_behind(bed: Bed) {
+    let (a, b) = (bed.client(), bed.client());
+    for polls in 1..40 {
+        let mut asking = Box::pin(a.lock("k", LONG, LONG));
+        for _ in 0..polls {
+            if futures_util::poll!(&mut asking).is_ready() {
+                break;
+            }
+            tokio::time::sleep(MS / 20).await;
+        }
+        drop(asking);
+        let got = within(b.lock("k", GENEROUS, LONG)).await.unwrap();
+        taken(got).release().await.unwrap();
+    }
+}
+
+async fn a_lock_at_least_for_stays_after_its_release(bed: Bed) {
+    let (a, b) = (bed.client().named("ann"), bed.client());
+    let lock = take(&a, "k", LONG).await;
+    lock.lock_at_least_for(400 * MS);
+    let begun = Instant::now();
+    assert_eq!(lock.release().await.unwrap(), Released::Now);
+    assert_eq!(lock.release().await.unwrap(), Released::Before);
+    let holder = b.holder("k").await.unwrap().expect("still taken");
+    assert_eq!(holder.name, "ann");
+    assert!(holder.remaining <= 400 * MS, "{holder:?}");
+    let got = taken(within(b.lock("k", LONG, LONG)).await.unwrap());
+    assert!(begun.elapsed() > 300 * MS, "{:?}", begun.elapsed());
+    got.release().await.unwrap();
+    // Dropping keeps it too; and what has passed is not waited for again.
+    let lock = take(&a, "k", LONG).await;
+    lock.lock_at_least_for(LONG);
+    drop(lock);
+    tokio::time::sleep(20 * MS).await;
+    assert!(b.holder("k").await.unwrap().is_some());
+    let lock = take(&a, "short", LONG).await;
+    lock.lock_at_least_for(MS);
+    tokio::time::sleep(5 * MS).await;
+    lock.release().await.unwrap();
+    assert_eq!(b.holder("short").await.unwrap(), None);
+}
+
+async fn fencing_tokens_grow(bed: Bed) {
+    let (a, b) = (bed.client(), bed.client());
+    let mut last = 0;
+    for i in 0..20 {
+        let lock = take(if i % 2 == 0 { &a } else { &b }, "k", LONG).await;
+        assert!(lock.fencing_token().0 > last);
+        last = lock.fencing_token().0;
+        lock.release().await.unwrap();
+    }
+    let lapsing = take(&a, "k", 20 * MS).await;
+    let next = taken(within(b.lock("k", LONG, LONG)).await.unwrap());
+    assert!(next.fencing_token() > lapsing.fencing_token());
+}
+
+async fn bad_keys_and_leases_are_refused_unasked(bed: Bed) {
+    let c = bed.client();
+    let long = "x".repeat(513);
+    for bad in ["", "a{b", "a}", "a\nb", "\u{7}", &long] {
+        let e = c.try_lock(bad, LONG, NoRetry).await.unwrap_err();
+        assert!(matches!(e, Error::InvalidKey { .. }), "{e}");
+        let e = c.lock(bad, LONG, LONG).await.unwrap_err();
+        assert!(matches!(e, Error::InvalidKey { .. }), "{e}");
+        let e = c.holder(bad).await.unwrap_err();
+        assert!(matches!(e, Error::InvalidKey { .. }), "{e}");
+    }
+    for bad in [
+        Duration::ZERO,
+        Duration::from_nanos(1),
+        9 * MS,
+        Duration::MAX,
+    ] {
+        let e = c.try_lock("k", bad, NoRetry).await.unwrap_err();
+        assert!(matches!(e, Error::InvalidLease { .. }), "{e}");
+        let e = c.singleflight_lock("k", LONG, bad).await.unwrap_err();
+        assert!(matches!(e, Error::InvalidLease { .. }), "{e}");
+    }
+    let longest = "ü".repeat(256);
+    let lock = take(&c, &longest, LONG).await;
+    lock.release().await.unwrap();
+    // Waiting for ever is no overflow.
+    taken(c.lock("k", Duration::MAX, LONG).await.unwrap())
+        .release()
+        .await
+        .unwrap();
+}
+
+async fn a_future_under_a_lock_ends_with_its_value(bed: Bed) {
+    let (a, b) = (bed.client().named("ann"), bed.client());
+    let inside = async {
+        let out = b.with_lock("k", 10 * MS, LONG, async { 1 }).await.unwrap();
+        assert!(matches!(out, WithLock::Held { holder, .. } if holder == "ann"));
+        7
+    };
+    let out = a.with_lock("k", LONG, LONG, inside).await.unwrap();
+    assert_eq!(out, WithLock::Done(7));
+    assert_eq!(b.holder("k").await.unwrap(), None);
+}
+
+struct Flag(Arc<AtomicUsize>);
+impl Drop for Flag {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, SeqCst);
+    }
+}
+
+async fn a_future_is_cancelled_when_its_lock_is_lost(bed: Bed) {
+    let a = bed.client();
+    let dropped = Arc::new(AtomicUsize::new(0));
+    let flag = Flag(dropped.clone());
+    let work = async move {
+        let _flag = flag;
+        std::future::pending::<()>().await;
+    };
+    let (bed_, c) = (&bed, bed.client());
+    let sabotage = async {
+        let begun = Instant::now();
+        while c.holder("k").await.unwrap().is_none() {
+            assert!(begun.elapsed() < GENEROUS);
+            tokio::time::sleep(MS).await;
+        }
+        steal(bed_, "k");
+    };
+    let (out, ()) =
+        within(async { tokio::join!(a.with_lock("k", LONG, 500 * MS, work), sabotage) }).await;
+    assert!(matches!(out, Err(Error::Lost { .. })), "{out:?}");
+    assert_eq!(dropped.load(SeqCst), 1);
+}
+
+/// Takes the lock away from whoever has it, as an operator might.
+fn steal(bed: &Bed, key: &str) {
+    match bed {
+        Bed::Redis(server) => server.run::<()>(&["DEL", &format!("soloist:{{{key}}}:lock")]),
+        Bed::Sqlite(dir) => {
+            let db = rusqlite::Connection::open(dir.path().join("locks.db")).unwrap();
+            db.busy_timeout(GENEROUS).unwrap();
+            db.execute("DELETE FROM locks", []).unwrap();
+        }
+    }
+}
+
+async fn deadlines_follow_the_lock(bed: Bed) {
+    let a = bed.client();
+    let lock = take(&a, "k", 500 * MS).await;
+    let mut deadlines = lock.deadlines();
+    let first = deadlines.now();
+    assert!(first > soloist::clock::Boottime::now());
+    lock.renew().await.unwrap();
+    let second = within(deadlines.next()).await;
+    assert!(second > first);
+    let renewed = lock.remaining();
+    assert!(renewed <= 500 * MS && renewed > Duration::ZERO);
+    lock.release().await.unwrap();
+    let mut last = within(deadlines.next()).await;
+    while last != soloist::clock::Boottime(0) {
+        last = within(deadlines.next()).await;
+    }
+}
+
+async fn keys_and_namespaces_do_not_meet(bed: Bed) {
+    let a = bed.client();
+    let mut other = Store::from_url(&bed.url()).unwrap();
+    other.namespace = "other".to_owned();
+    let b = LockClient::with_config(&other).unwrap();
+    let _first = take(&a, "k", LONG).await;
+    let _second = take(&b, "k", LONG).await;
+    let _third = take(&a, "kk", LONG).await;
+}
+
+fn levels(e: Enter) -> u32 {
+    match e {
+        Enter::Entered { levels, .. } => levels,
+        Enter::Held { holder, .. } => panic!("held by {holder}"),
+    }
+}
+
+async fn a_reentrant_lock_is_freed_by_its_last_level(bed: Bed) {
+    let (a, b) = (bed.client(), bed.client());
+    let (ours, theirs) = (
+        a.reentrant("k", LONG).unwrap(),
+        b.reentrant("k", LONG).unwrap(),
+    );
+    for n in 1..=3 {
+        assert_eq!(levels(ours.clone().try_enter().await.unwrap()), n);
+    }
+    assert!(matches!(
+        theirs.try_enter().await.unwrap(),
+        Enter::Held { .. }
+    ));
+    assert_eq!(ours.leave().await.unwrap(), Leave::Still { levels: 2 });
+    assert_eq!(ours.leave().await.unwrap(), Leave::Still { levels: 1 });
+    assert!(ours.is_held());
+    assert!(matches!(
+        theirs.try_enter().await.unwrap(),
+        Enter::Held { .. }
+    ));
+    assert_eq!(ours.leave().await.unwrap(), Leave::Freed);
+    assert!(!ours.is_held());
+    assert_eq!(ours.leave().await.unwrap(), Leave::NotHeld);
+    assert_eq!(levels(theirs.try_enter().await.unwrap()), 1);
+    // The same name is the same owner, from another process too.
+    let (one, two) = (
+        a.reentrant("n", LONG).unwrap(),
+        b.reentrant("n", LONG).unwrap(),
+    );
+    assert_eq!(levels(one.owned_by("batch").try_enter().await.unwrap()), 1);
+    assert_eq!(levels(two.owned_by("batch").try_enter().await.unwrap()), 2);
+    assert!(matches!(
+        one.owned_by("other").try_enter().await.unwrap(),
+        Enter::Held { .. }
+    ));
+}
+
+async fn a_foreign_release_of_a_reentrant_lock_is_an_outcome(bed: Bed) {
+    let (a, b) = (bed.client().named("ann"), bed.client());
+    let (ours, theirs) = (
+        a.reentrant("k", LONG).unwrap(),
+        b.reentrant("k", LONG).unwrap(),
+    );
+    let _ = ours.try_enter().await.unwrap();
+    let foreign = Leave::Foreign {
+        holder: "ann".to_owned(),
+    };
+    assert_eq!(theirs.leave().await.unwrap(), foreign);
+    let e = theirs.renew().await.unwrap_err();
+    assert!(matches!(e, Error::NotHeld { holder: Some(h), .. } if h == "ann"));
+    ours.renew().await.unwrap();
+    assert_eq!(ours.leave().await.unwrap(), Leave::Freed);
+}
+
+async fn a_renewal_covers_all_levels(bed: Bed) {
+    let c = bed.client();
+    let lock = c.reentrant("k", 400 * MS).unwrap();
+    assert_eq!(levels(lock.try_enter().await.unwrap()), 1);
+    assert_eq!(levels(lock.try_enter().await.unwrap()), 2);
+    let begun = Instant::now();
+    while begun.elapsed() < 800 * MS {
+        lock.renew().await.unwrap();
+        tokio::time::sleep(20 * MS).await;
+    }
+    assert_eq!(lock.leave().await.unwrap(), Leave::Still { levels: 1 });
+    until_free(&c, "k").await;
+    assert!(!lock.is_held());
+    assert!(matches!(lock.renew().await, Err(Error::Lost { .. })));
+    assert_eq!(lock.leave().await.unwrap(), Leave::NotHeld);
+}
+
+async fn one_key_is_not_of_two_kinds(bed: Bed) {
+    let c = bed.client();
+    let reentrant = c.reentrant("k", LONG).unwrap();
+    assert_eq!(levels(reentrant.try_enter().await.unwrap()), 1);
+    let e = c.try_lock("k", LONG, NoRetry).await.unwrap_err();
+    assert!(matches!(e, Error::WrongType { .. }), "{e}");
+    assert!(c.holder("k").await.unwrap().is_some());
+    assert_eq!(reentrant.leave().await.unwrap(), Leave::Freed);
+    let plain = take(&c, "k", LONG).await;
+    let e = reentrant.try_enter().await.unwrap_err();
+    assert!(matches!(e, Error::WrongType { .. }), "{e}");
+    let e = reentrant.leave().await.unwrap_err();
+    assert!(matches!(e, Error::WrongType { .. }), "{e}");
+    plain.renew().await.unwrap();
+    plain.release().await.unwrap();
+}
+
+async fn a_redlock_is_taken_renewed_and_given_back(bed: Bed) {
+    let beds: Vec<Bed> = (0..3)
+        .map(|_| match bed {
+            Bed::Sqlite(_) => Bed::sqlite(),
+            Bed::Redis(_) => Bed::redis(),
+        })
+        .collect();
+    let red = |name: &str| Redlock::new(beds.iter().map(|b| b.client().named(name))).unwrap();
+    let (a, b) = (red("ann"), red("bob"));
+    let lock = red_taken(a.try_lock("k", LONG, NoRetry).await.unwrap());
+    assert!(lock.is_held() && lock.remaining() < LONG);
+    let TryRedlock::Held {
+        votes,
+        holder,
+        remaining,
+    } = b.try_lock("k", LONG, NoRetry).await.unwrap()
+    else {
+        panic!("two have it");
+    };
+    assert_eq!((votes, &*holder), (0, "ann"));
+    assert!(remaining > LONG / 2 && remaining <= LONG);
+    let was = lock.remaining();
+    tokio::time::sleep(2 * MS).await;
+    lock.renew().await.unwrap();
+    assert!(lock.remaining() > was - 2 * MS);
+    assert_eq!(lock.release().await.unwrap(), Released::Now);
+    assert_eq!(lock.release().await.unwrap(), Released::Before);
+    assert!(!lock.is_held());
+    let lock = red_taken(b.try_lock("k", LONG, NoRetry).await.unwrap());
+    drop(lock);
+    for bed in &beds {
+        until_free(&bed.client(), "k").await;
+    }
+    // One node that somebody else has is no obstacle; two are, and the third is given back.
+    let _one = take(&beds[0].client(), "k", LONG).await;
+    let lock = red_taken(a.try_lock("k", LONG, NoRetry).await.unwrap());
+    lock.release().await.unwrap();
+    let _two = take(&beds[1].client(), "k", LONG).await;
+    let out = a.try_lock("k", LONG, NoRetry).await.unwrap();
+    assert!(matches!(out, TryRedlock::Held { votes: 1, .. }), "{out:?}");
+    assert_eq!(beds[2].client().holder("k").await.unwrap(), None);
+}
+
+fn red_taken(t: TryRedlock) -> soloist::lock::RedlockGuard {
+    match t {
+        TryRedlock::Taken(guard) => guard,
+        TryRedlock::Held { votes, holder, .. } => panic!("{votes} votes, held by {holder}"),
+    }
+}
+
+#[test]
+fn a_redlock_needs_three_nodes() {
+    let bed = Bed::sqlite();
+    let e = Redlock::new([bed.client(), bed.client()]).unwrap_err();
+    assert!(matches!(e, Error::TooFewNodes { have: 2 }), "{e}");
+}
+
+/// Clients of servers, some of which may be down.
+fn nodes(servers: &[RedisServer]) -> Redlock {
+    let client = |s: &RedisServer| {
+        let mut config = Store::from_url(&s.url()).unwrap();
+        config.timeout = 200 * MS;
+        LockClient::with_config(&config).unwrap()
+    };
+    Redlock::new(servers.iter().map(client)).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redlock_survives_a_minority_and_needs_a_majority() {
+    let mut servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let red = nodes(&servers);
+    servers[0].kill();
+    let lock = red_taken(red.try_lock("k", LONG, NoRetry).await.unwrap());
+    lock.renew().await.unwrap();
+    lock.release().await.unwrap();
+    servers[1].kill();
+    let e = red.try_lock("k", LONG, NoRetry).await.unwrap_err();
+    assert!(
+        matches!(
+            e,
+            Error::NoMajority {
+                votes: 1,
+                needed: 2,
+                ..
+            }
+        ),
+        "{e}"
+    );
+    // Given back, also where it had been granted.
+    let client = LockClient::open(&servers[2].url()).unwrap();
+    assert_eq!(client.holder("k").await.unwrap(), None);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stalled_node_costs_a_redlock_its_timeout_and_nothing_of_its_safety() {
+    let servers: Vec<_> = (0..3).map(|_| TcpServer::start()).collect();
+    let proxies: Vec<_> = servers.iter().map(|s| Proxy::start(s.port())).collect();
+    let red = Redlock::new(proxies.iter().map(|p| LockClient::open(&p.url()).unwrap())).unwrap();
+    proxies[0].set(Fault::BlackHoleDown);
+    let begun = Instant::now();
+    let lock = red_taken(
+        red.node_timeout(100 * MS)
+            .try_lock("k", LONG, NoRetry)
+            .await
+            .unwrap(),
+    );
+    assert!(begun.elapsed() >= 100 * MS);
+    assert!(lock.remaining() < LONG - 100 * MS);
+    // What the silent node granted is given back with the rest.
+    lock.release().await.unwrap();
+    proxies[0].set(Fault::None);
+    let direct = LockClient::open(&format!("redis://127.0.0.1:{}", servers[0].port())).unwrap();
+    until_free(&direct, "k").await;
+}
+
+/// A fault of plain Redlock: what a node forgets, it grants again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn plain_redlock_has_two_holders_after_a_node_was_restarted_empty() {
+    let mut servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let (a, b) = (nodes(&servers), nodes(&servers));
+    servers[2].kill();
+    // On exactly a majority: nodes 0 and 1.
+    let first = red_taken(a.try_lock("k", LONG, NoRetry).await.unwrap());
+    servers[1].restart_empty();
+    servers[2].start_again();
+    let second = red_taken(b.try_lock("k", LONG, NoRetry).await.unwrap());
+    assert!(
+        first.is_held() && second.is_held(),
+        "the fault is gone: docs/locks.md is out of date"
+    );
+}
+
+/// A fault of plain Redlock: a lease is counted by each node's wall clock.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn plain_redlock_has_two_holders_after_a_clock_was_stepped() {
+    let dirs: Vec<_> = (0..3).map(|_| TempDir::new().unwrap()).collect();
+    let stepped = Arc::new(std::sync::atomic::AtomicI64::new(0));
+    let clients = || {
+        let node = |(i, dir): (usize, &TempDir)| {
+            let stepped = stepped.clone();
+            let clock = Arc::new(move || {
+                let step = if i == 1 { stepped.load(SeqCst) } else { 0 };
+                soloist::clock::wall_us() + step
+            });
+            let path = dir.path().join("locks.db");
+            LockClient::with_sqlite(SqliteStore::open_with_clock(&path, clock).unwrap())
+        };
+        dirs.iter().enumerate().map(node).collect::<Vec<_>>()
+    };
+    let (ann, bob) = (clients(), clients());
+    let (a, b) = (
+        Redlock::new(ann.clone()).unwrap(),
+        Redlock::new(bob).unwrap(),
+    );
+    // Node 2 is busy for a moment, so that the lock sits on exactly a majority.
+    let busy = take(&ann[2], "k", LONG).await;
+    let first = red_taken(a.try_lock("k", LONG, NoRetry).await.unwrap());
+    busy.release().await.unwrap();
+    let out = b.try_lock("k", LONG, NoRetry).await.unwrap();
+    assert!(matches!(out, TryRedlock::Held { .. }), "{out:?}");
+    stepped.store(2 * LONG.as_micros() as i64, SeqCst);
+    let second = red_taken(b.try_lock("k", LONG, NoRetry).await.unwrap());
+    assert!(
+        first.is_held() && second.is_held(),
+        "the fault is gone: docs/locks.md is out of date"
+    );
+}
+
+/// The same for a single store: what docs/locks.md says about the store's wall clock.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_step_of_the_stores_clock_ends_a_lock_and_its_token_shows_it() {
+    let dir = TempDir::new().unwrap();
+    let stepped = Arc::new(std::sync::atomic::AtomicI64::new(0));
+    let client = || {
+        let stepped = stepped.clone();
+        let clock = Arc::new(move || soloist::clock::wall_us() + stepped.load(SeqCst));
+        let path = dir.path().join("locks.db");
+        LockClient::with_sqlite(SqliteStore::open_with_clock(&path, clock).unwrap())
+    };
+    let (a, b) = (client(), client());
+    let first = take(&a, "k", LONG).await;
+    stepped.store(2 * LONG.as_micros() as i64, SeqCst);
+    let second = take(&b, "k", LONG).await;
+    assert!(first.is_held() && second.is_held());
+    assert!(second.fencing_token() > first.fencing_token());
+    assert!(matches!(first.renew().await, Err(Error::NotHeld { .. })));
+    second.release().await.unwrap();
+    // Back again: the token grows all the same.
+    stepped.store(0, SeqCst);
+    assert!(take(&a, "k", LONG).await.fencing_token() > second.fencing_token());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_level_is_taken_and_given_back_once_when_replies_are_lost() {
+    let server = TcpServer::start();
+    let proxy = Proxy::start(server.port());
+    let c = LockClient::open(&proxy.url()).unwrap();
+    let lock = c.reentrant("k", LONG).unwrap();
+    for _ in 0..2 {
+        let _ = lock.try_enter().await.unwrap();
+    }
+    let _ = lock.leave().await.unwrap();
+    proxy.set(Fault::LoseReply("*3\r\n:1"));
+    assert_eq!(levels(lock.try_enter().await.unwrap()), 2);
+    proxy.set(Fault::LoseReply("*2\r\n:1"));
+    assert_eq!(lock.leave().await.unwrap(), Leave::Still { levels: 1 });
+    proxy.set(Fault::LoseReply("*2\r\n:1"));
+    assert_eq!(lock.leave().await.unwrap(), Leave::Freed);
+    assert_eq!(proxy.struck(), 3);
+}
+
+async fn a_period_is_claimed_once(bed: Bed) {
+    let clients: Vec<_> = (0..3)
+        .map(|i| bed.client().named(&format!("c{i}")))
+        .collect();
+    let (every, mut claimed, mut taken) = (200 * MS, 0, 0);
+    let begun = Instant::now();
+    while claimed < 5 {
+        assert!(begun.elapsed() < GENEROUS);
+        let all = clients.iter().map(|c| c.claim_period("k", every));
+        for out in futures_util::future::join_all(all).await {
+            match out.unwrap() {
+                Period::Claimed { next } => {
+                    claimed += 1;
+                    assert!(next <= every);
+                }
+                Period::Taken { holder, next } => {
+                    taken += 1;
+                    assert!(
+                        holder.starts_with('c') && next <= every,
+                        "{holder} {next:?}"
+                    );
+                }
+            }
+        }
+        tokio::time::sleep(MS).await;
+    }
+    // Five periods cannot be claimed in less than the time from the end of the first to the start of the last.
+    assert!(begun.elapsed() >= 3 * every, "{:?}", begun.elapsed());
+    assert!(taken > claimed);
+    for bad in [Duration::ZERO, Duration::from_micros(1500), Duration::MAX] {
+        let e = clients[0].claim_period("k", bad).await.unwrap_err();
+        assert!(matches!(e, Error::InvalidLease { .. }), "{e}");
+    }
+    // It is no lock: the key is free.
+    let _lock = take(&clients[0], "k", LONG).await;
+}
+
+#[tokio::test]
+async fn a_period_is_not_begun_again_by_a_clock_that_goes_back() {
+    let dir = TempDir::new().unwrap();
+    let now = Arc::new(std::sync::atomic::AtomicI64::new(1_000_000_000_000));
+    let clock = {
+        let now = now.clone();
+        Arc::new(move || now.load(SeqCst))
+    };
+    let path = dir.path().join("locks.db");
+    let c = LockClient::with_sqlite(SqliteStore::open_with_clock(&path, clock).unwrap());
+    let minute = Duration::from_secs(60);
+    let claim = async || c.claim_period("k", minute).await.unwrap();
+    let next = Duration::from_secs(20);
+    assert_eq!(claim().await, Period::Claimed { next });
+    now.fetch_add(19_999_999, SeqCst);
+    assert!(matches!(claim().await, Period::Taken { .. }));
+    now.fetch_add(1, SeqCst);
+    assert_eq!(claim().await, Period::Claimed { next: minute });
+    now.fetch_sub(1, SeqCst);
+    let next = minute + Duration::from_micros(1);
+    assert!(matches!(claim().await, Period::Taken { next: n, .. } if n == next));
+}
+
+fn elector(bed: &Bed) -> Elector {
+    Elector::open(&bed.url(), "invoices", 500 * MS).unwrap()
+}
+
+/// Asks until there is an answer that is more than to wait.
+async fn elect(e: &Elector, at: i64) -> Election {
+    let begun = Instant::now();
+    loop {
+        assert!(begun.elapsed() < GENEROUS, "no decision");
+        match e.claim(at).await.unwrap() {
+            Election::Early { wait } | Election::Quarantined { wait } => {
+                tokio::time::sleep(wait).await
+            }
+            decided => return decided,
+        }
+    }
+}
+
+async fn an_elector_grants_each_occurrence_once(bed: Bed) {
+    let electors: Vec<_> = (0..3).map(|_| elector(&bed)).collect();
+    let first = soloist::clock::wall_us() / 1000;
+    let mut last = 0;
+    for at in (first..).step_by(5).take(10) {
+        let (a, b, c) = tokio::join!(
+            elect(&electors[0], at),
+            elect(&electors[1], at),
+            elect(&electors[2], at)
+        );
+        let mut won = vec![];
+        for e in [a, b, c] {
+            match e {
+                Election::Won(term) => won.push(term),
+                Election::Lost { .. } | Election::Settled => {}
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(won.len(), 1, "{at}");
+        let term = won.remove(0);
+        assert_eq!((term.occurrence(), term.attempt()), (at, 1));
+        assert!(term.fencing_token().0 > last && term.is_held());
+        last = term.fencing_token().0;
+        assert!(term.settle(Outcome::Succeeded).await.unwrap());
+        // Whose clock is behind comes when it is over.
+        for e in &electors {
+            assert!(matches!(elect(e, at).await, Election::Settled));
+            assert!(matches!(elect(e, at - 1).await, Election::Settled));
+        }
+    }
+}
+
+async fn an_elector_takes_over_from_the_dead(bed: Bed) {
+    let (a, b) = (elector(&bed), elector(&bed).rerun(2));
+    let at = soloist::clock::wall_us() / 1000;
+    let Election::Won(dead) = elect(&a, at).await else {
+        panic!("nobody else is there");
+    };
+    let token = dead.fencing_token();
+    let over = dead.over();
+    let begun = Instant::now();
+    let term = loop {
+        match elect(&b, at).await {
+            Election::Lost { ask_again, .. } => tokio::time::sleep(ask_again).await,
+            Election::Won(term) => break term,
+            other => panic!("{other:?}"),
+        }
+        assert!(begun.elapsed() < GENEROUS);
+    };
+    assert!(!dead.is_held(), "two trust it");
+    within(over).await;
+    assert_eq!(term.attempt(), 2);
+    assert!(term.fencing_token() > token);
+    assert!(!dead.renew().await.unwrap());
+    assert!(!dead.settle(Outcome::Succeeded).await.unwrap());
+    assert!(term.settle(Outcome::Succeeded).await.unwrap());
+}
+
+async fn a_term_is_renewed_until_it_is_settled(bed: Bed) {
+    let (a, b) = (elector(&bed), elector(&bed).rerun(2));
+    let at = soloist::clock::wall_us() / 1000;
+    let Election::Won(term) = elect(&a, at).await else {
+        panic!("nobody else is there");
+    };
+    term.keep_renewed();
+    let begun = Instant::now();
+    while begun.elapsed() < 1500 * MS {
+        assert!(term.is_held());
+        assert!(matches!(elect(&b, at).await, Election::Lost { .. }));
+        tokio::time::sleep(20 * MS).await;
+    }
+    assert!(term.settle(Outcome::Failed).await.unwrap());
+    assert!(matches!(elect(&b, at).await, Election::Settled));
+}
+
+/// How often the server was sent a command.
+fn calls(server: &RedisServer, command: &str) -> u64 {
+    let stats: String = server.run(&["INFO", "commandstats"]);
+    let line = format!("cmdstat_{command}:calls=");
+    stats
+        .lines()
+        .find_map(|l| l.strip_prefix(&line)?.split(',').next()?.parse().ok())
+        .unwrap_or(0)
+}
+
+fn subscribers(server: &RedisServer, key: &str) -> i64 {
+    let channel = format!("soloist:{{{key}}}:released");
+    let (_, n): (String, i64) = server.run(&["PUBSUB", "NUMSUB", &channel]);
+    n
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_waiter_sends_nothing_while_it_waits() {
+    let bed = Bed::redis();
+    let Bed::Redis(server) = &bed else {
+        unreachable!()
+    };
+    let (a, b) = (bed.client(), bed.client());
+    let lock = take(&a, "k", LONG).await;
+    let waiters: Vec<_> = (0..10)
+        .map(|_| {
+            let b = b.clone();
+            tokio::spawn(async move {
+                let lock = taken(b.lock("k", LONG, LONG).await.unwrap());
+                lock.release().await.unwrap();
+            })
+        })
+        .collect();
+    until("it has subscribed", || subscribers(server, "k") == 1).await;
+    // The first try, one after the subscription, and the holder's own; one more for a script the server did not know.
+    until("the first waiter has asked", || {
+        calls(server, "evalsha") >= 4
+    })
+    .await;
+    let before = calls(server, "evalsha");
+    assert_eq!(before, 4);
+    let all = |name: &str| -> u64 {
+        let stats: String = server.run(&["INFO", "stats"]);
+        stats
+            .lines()
+            .find_map(|l| l.strip_prefix(name)?.parse().ok())
+            .unwrap()
+    };
+    let total = all("total_commands_processed:");
+    // A while, in which a poller would have asked; our own look is one command.
+    tokio::time::sleep(500 * MS).await;
+    assert_eq!(all("total_commands_processed:") - total, 1);
+    lock.release().await.unwrap();
+    for w in waiters {
+        within(w).await.unwrap();
+    }
+    // Each of the ten has asked once after its turn came, and has released: none in vain.
+    assert_eq!(calls(server, "evalsha") - before, 1 + 1 + 10 + 10);
+    until("nobody listens", || subscribers(server, "k") == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_singleflight_waiter_never_asks_while_its_own_client_has_the_lock() {
+    let bed = Bed::redis();
+    let Bed::Redis(server) = &bed else {
+        unreachable!()
+    };
+    let c = bed.client();
+    let lease = Duration::from_secs(1);
+    let lock = taken(c.singleflight_lock("k", LONG, lease).await.unwrap());
+    lock.keep_renewed();
+    let waiter = {
+        let c = c.clone();
+        tokio::spawn(async move { taken(c.singleflight_lock("k", LONG, lease).await.unwrap()) })
+    };
+    // Longer than the lease: who competes in the store asks when the time has passed that it was told.
+    let begun = Instant::now();
+    while begun.elapsed() < lease * 3 / 2 {
+        assert!(lock.is_held() && !waiter.is_finished());
+        tokio::time::sleep(10 * MS).await;
+    }
+    lock.release().await.unwrap();
+    within(waiter).await.unwrap().release().await.unwrap();
+    // The script asks how much time is left only when it refuses.
+    assert_eq!(calls(server, "pttl"), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sixty_four_tasks_on_one_key_try_once_for_each_win() {
+    let bed = Bed::redis();
+    let Bed::Redis(server) = &bed else {
+        unreachable!()
+    };
+    let c = bed.client();
+    let tasks: Vec<_> = (0..64)
+        .map(|_| {
+            let c = c.clone();
+            tokio::spawn(async move {
+                for _ in 0..10 {
+                    let lock = taken(c.lock("k", LONG, LONG).await.unwrap());
+                    lock.release().await.unwrap();
+                }
+            })
+        })
+        .collect();
+    for t in tasks {
+        within(t).await.unwrap();
+    }
+    let commands = calls(server, "evalsha") as f64;
+    let tries = (commands - 640.0) / 640.0;
+    assert!(tries <= 1.1, "{tries} tries for each win");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_waiter_survives_the_loss_of_its_subscription() {
+    let bed = Bed::redis();
+    let Bed::Redis(server) = &bed else {
+        unreachable!()
+    };
+    let (a, b) = (bed.client(), bed.client());
+    let lock = take(&a, "k", LONG).await;
+    let waiter = waiting(&b, "k");
+    until("it has subscribed", || subscribers(server, "k") == 1).await;
+    let killed: i64 = server.run(&["CLIENT", "KILL", "TYPE", "pubsub"]);
+    assert_eq!(killed, 1);
+    // The message of this release is heard by nobody.
+    lock.release().await.unwrap();
+    let got = within(waiter).await.unwrap();
+    // And again, with the release after the new subscription.
+    let waiter = waiting(&a, "k");
+    until("it has subscribed", || subscribers(server, "k") == 1).await;
+    let _: i64 = server.run(&["CLIENT", "KILL", "TYPE", "pubsub"]);
+    until("it has subscribed again", || subscribers(server, "k") == 1).await;
+    got.release().await.unwrap();
+    let _got = within(waiter).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lost_script_cache_is_filled_again() {
+    let bed = Bed::redis();
+    let Bed::Redis(server) = &bed else {
+        unreachable!()
+    };
+    let c = bed.client();
+    let lock = take(&c, "k", LONG).await;
+    server.run::<()>(&["SCRIPT", "FLUSH"]);
+    lock.renew().await.unwrap();
+    server.run::<()>(&["SCRIPT", "FLUSH"]);
+    assert_eq!(lock.release().await.unwrap(), Released::Now);
+    server.run::<()>(&["SCRIPT", "FLUSH"]);
+    let _lock = take(&c, "k", LONG).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flush_is_a_loss_and_tokens_grow_over_it() {
+    let bed = Bed::redis();
+    let Bed::Redis(server) = &bed else {
+        unreachable!()
+    };
+    let c = bed.client();
+    let lock = take(&c, "k", LONG).await;
+    server.flush();
+    // Nothing is made anew: that would hide the loss.
+    let e = lock.renew().await.unwrap_err();
+    assert!(matches!(e, Error::NotHeld { holder: None, .. }), "{e}");
+    assert!(!lock.is_held());
+    within(lock.lost()).await;
+    assert_eq!(c.holder("k").await.unwrap(), None);
+    let next = take(&c, "k", LONG).await;
+    assert!(next.fencing_token() > lock.fencing_token());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tokens_grow_when_the_servers_clock_stood_or_went_back() {
+    let bed = Bed::redis();
+    let Bed::Redis(server) = &bed else {
+        unreachable!()
+    };
+    let c = bed.client();
+    // A token from a clock that was far ahead.
+    let ahead = 9_000_000_000_000_000_i64 - 1;
+    server.run::<()>(&[
+        "HSET",
+        "soloist:{k}:fence",
+        "token",
+        &ahead.to_string(),
+        "owner",
+        "x",
+    ]);
+    let lock = take(&c, "k", LONG).await;
+    assert_eq!(lock.fencing_token().0, ahead + 1);
+    let ttl: i64 = server.run(&["PTTL", "soloist:{k}:fence"]);
+    let week = 7 * 24 * 3600 * 1000;
+    assert!(
+        ttl > week && ttl <= week + LONG.as_millis() as i64,
+        "{ttl}: no key is for ever"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_key_of_another_type_is_refused_and_left_alone() {
+    let bed = Bed::redis();
+    let Bed::Redis(server) = &bed else {
+        unreachable!()
+    };
+    let c = bed.client();
+    let key = "soloist:{k}:lock";
+    server.run::<()>(&["LPUSH", key, "theirs"]);
+    for e in [
+        c.try_lock("k", LONG, NoRetry).await.unwrap_err(),
+        c.lock("k", LONG, LONG).await.unwrap_err(),
+        c.holder("k").await.unwrap_err(),
+    ] {
+        assert!(matches!(e, Error::WrongType { .. }), "{e}");
+    }
+    let there: Vec<String> = server.run(&["LRANGE", key, "0", "-1"]);
+    assert_eq!(there, ["theirs"]);
+    // A key without an end, by hand.
+    server.run::<()>(&["SET", "soloist:{h}:lock", "by hand"]);
+    let TryLock::Held { holder, remaining } = c.lock("h", 20 * MS, LONG).await.unwrap() else {
+        panic!("it was taken over");
+    };
+    assert_eq!((&*holder, remaining), ("by hand", Duration::MAX));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_that_comes_after_its_lock_is_over_takes_nothing() {
+    let bed = Bed::redis();
+    let Bed::Redis(server) = &bed else {
+        unreachable!()
+    };
+    let c = bed.client();
+    let lock = take(&c, "k", LONG).await;
+    let script = include_str!("../../lua/lock/try_lock.lua");
+    let late = |owner: &str| -> Vec<i64> {
+        let (l, f) = ("soloist:{k}:lock", "soloist:{k}:fence");
+        server.run(&["EVAL", script, "2", l, f, owner, "60000", "1000"])
+    };
+    // While it is ours: the same answer.
+    let again = late(lock.owner());
+    assert_eq!(again, [1, lock.fencing_token().0]);
+    lock.release().await.unwrap();
+    assert_eq!(late(lock.owner()), [2]);
+    assert_eq!(c.holder("k").await.unwrap(), None);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lost_reply_is_asked_again_with_the_same_answer() {
+    let server = TcpServer::start();
+    let proxy = Proxy::start(server.port());
+    let c = LockClient::open(&proxy.url()).unwrap();
+    drop(take(&c, "warm", LONG).await);
+    until_free(&c, "warm").await;
+    // The token's digits are in the reply to the try only.
+    proxy.set(Fault::LoseReply(":1\r\n:1"));
+    let lock = take(&c, "k", LONG).await;
+    assert_eq!(proxy.struck(), 1, "no reply was lost");
+    assert_eq!(proxy.fault(), Fault::None);
+    assert!(lock.is_held());
+    lock.renew().await.unwrap();
+    // The renewals have their own connection: it is there.
+    proxy.set(Fault::LoseReply("*1\r\n:1"));
+    assert!(matches!(lock.renew().await, Err(Error::Unreachable { .. })));
+    assert!(lock.is_held(), "what was trusted is trusted still");
+    lock.renew().await.unwrap();
+    proxy.set(Fault::LoseReply("*1\r\n:1"));
+    assert_eq!(lock.release().await.unwrap(), Released::Before);
+    assert_eq!(proxy.struck(), 3);
+    assert_eq!(c.holder("k").await.unwrap(), None);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_grant_that_comes_too_late_is_given_back() {
+    let server = TcpServer::start();
+    let proxy = Proxy::start(server.port());
+    let mut config = Store::from_url(&proxy.url()).unwrap();
+    config.timeout = Duration::from_secs(5);
+    let c = LockClient::with_config(&config).unwrap();
+    drop(take(&c, "warm", LONG).await);
+    until_free(&c, "warm").await;
+    let direct = LockClient::open(&format!("redis://127.0.0.1:{}", server.port())).unwrap();
+    proxy.set(Fault::DelayReplies(300 * MS));
+    // Its trust ends after 223 ms, its lease is over after 300 ms.
+    let e = c.try_lock("k", 300 * MS, NoRetry).await.unwrap_err();
+    assert!(matches!(e, Error::TooLate { .. }), "{e}");
+    proxy.set(Fault::None);
+    until_free(&direct, "k").await;
+    let _next = take(&direct, "k", LONG).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_question_without_an_answer_is_an_error_and_leaves_nothing() {
+    let server = TcpServer::start();
+    let proxy = Proxy::start(server.port());
+    let mut config = Store::from_url(&proxy.url()).unwrap();
+    config.timeout = 50 * MS;
+    config.retry.attempts = 1;
+    let c = LockClient::with_config(&config).unwrap();
+    drop(take(&c, "warm", LONG).await);
+    until_free(&c, "warm").await;
+    let direct = LockClient::open(&format!("redis://127.0.0.1:{}", server.port())).unwrap();
+    proxy.set(Fault::BlackHoleDown);
+    let e = within(c.try_lock("k", LONG, NoRetry)).await.unwrap_err();
+    assert!(matches!(e, Error::Unreachable { .. }), "{e}");
+    proxy.set(Fault::None);
+    // What it may have been granted is given back, long before the lease is over.
+    until_free(&direct, "k").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lock_survives_a_server_that_is_away_for_less_than_the_lease() {
+    let server = TcpServer::start();
+    let proxy = Proxy::start(server.port());
+    let c = LockClient::open(&proxy.url()).unwrap();
+    let lease = Duration::from_secs(4);
+    let lock = take(&c, "k", lease).await;
+    lock.keep_renewed();
+    let begun = Instant::now();
+    for fault in [Fault::Refuse, Fault::Reset, Fault::BlackHoleDown] {
+        proxy.set(fault);
+        tokio::time::sleep(lease / 3).await;
+        proxy.set(Fault::None);
+        let was = lock.remaining();
+        until("it is renewed", || {
+            assert!(lock.is_held());
+            lock.remaining() > was
+        })
+        .await;
+    }
+    assert!(begun.elapsed() >= lease, "nothing was shown");
+    assert_eq!(lock.release().await.unwrap(), Released::Now);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lock_is_lost_before_another_can_have_it_when_the_server_is_away_for_longer() {
+    let server = TcpServer::start();
+    let proxy = Proxy::start(server.port());
+    let c = LockClient::open(&proxy.url()).unwrap();
+    let direct = LockClient::open(&format!("redis://127.0.0.1:{}", server.port())).unwrap();
+    for fault in [
+        Fault::Refuse,
+        Fault::BlackHoleUp,
+        Fault::BlackHoleDown,
+        Fault::Stall,
+    ] {
+        let lock = take(&c, "k", 600 * MS).await;
+        lock.keep_renewed();
+        proxy.set(fault.clone());
+        let other = {
+            let direct = direct.clone();
+            tokio::spawn(async move { taken(direct.lock("k", LONG, LONG).await.unwrap()) })
+        };
+        within(lock.lost()).await;
+        assert!(!other.is_finished(), "{fault:?}: two had it");
+        let other = within(other).await.unwrap();
+        proxy.set(Fault::None);
+        // Late renewals and releases change nothing for its successor.
+        assert!(lock.release().await.is_err());
+        other.renew().await.unwrap();
+        other.release().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_waiter_waits_for_its_server_too() {
+    let mut server = RedisServer::start();
+    let (a, b) = (
+        LockClient::open(&server.url()).unwrap(),
+        LockClient::open(&server.url()).unwrap(),
+    );
+    let _lock = take(&a, "k", LONG).await;
+    let waiter = waiting(&b, "k");
+    until("it has subscribed", || subscribers(&server, "k") == 1).await;
+    server.restart_empty();
+    let got = within(waiter).await.unwrap();
+    assert!(got.is_held());
+    server.kill();
+    // Who has heard nothing at all does not wait for ever.
+    let e = within(b.lock("other", LONG, LONG)).await.unwrap_err();
+    assert!(matches!(e, Error::Unreachable { .. }), "{e}");
+    drop(got);
+}
+
+#[test]
+fn a_url_that_cannot_be_used_says_why() {
+    for (url, why) in [
+        ("reds://h", "did you mean `redis:`?"),
+        ("memory:", "`memory:` has no locks"),
+        ("sqlite:/nowhere/at/all.db", "does not exist"),
+        ("redis://h:0/0", "the port must be a number"),
+    ] {
+        let e = LockClient::open(url).unwrap_err();
+        assert!(matches!(e, Error::InvalidUrl { .. }));
+        assert!(e.to_string().contains(why), "{e}");
+    }
+}
+
+const ROLE: &str = "SOLOIST_TEST_LOCK_COUNTER";
+const PROCESSES: usize = 4;
+const TASKS: usize = 8;
+
+/// Adds one to the number in the file, so that whoever does it at the same time undoes it.
+fn add_one(path: &Path) {
+    let n: u64 = std::fs::read_to_string(path).unwrap().parse().unwrap();
+    std::fs::write(path, (n + 1).to_string()).unwrap();
+}
+
+/// One process: eight tasks, `rounds` each.
+fn count(url: &str, file: &Path, rounds: usize) {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let c = LockClient::open(url).unwrap();
+        let tasks: Vec<_> = (0..TASKS)
+            .map(|task| {
+                let (c, file) = (c.clone(), file.to_owned());
+                tokio::spawn(async move {
+                    for _ in 0..rounds {
+                        let lock = match task % 2 {
+                            0 => c.lock("counter", LONG, LONG).await,
+                            _ => c.singleflight_lock("counter", LONG, LONG).await,
+                        };
+                        let lock = taken(lock.unwrap());
+                        add_one(&file);
+                        lock.release().await.unwrap();
+                    }
+                })
+            })
+            .collect();
+        for t in tasks {
+            t.await.unwrap();
+        }
+    });
+}
+
+/// The test binary again, four times; `test` is the test that calls this.
+fn four_processes_count(test: &str, url: &str, rounds: usize) {
+    if let Ok(role) = std::env::var(ROLE) {
+        let (url, file) = role.split_once(' ').unwrap();
+        return count(url, Path::new(file), rounds);
+    }
+    let dir = TempDir::new().unwrap();
+    let file = dir.path().join("counter");
+    std::fs::write(&file, "0").unwrap();
+    let children: Vec<_> = (0..PROCESSES)
+        .map(|_| {
+            Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", test])
+                .env(ROLE, format!("{url} {}", file.display()))
+                .stdout(Stdio::null())
+                .spawn()
+                .unwrap()
+        })
+        .collect();
+    for mut c in children {
+        assert!(c.wait().unwrap().success());
+    }
+    let counted = std::fs::read_to_string(&file).unwrap();
+    assert_eq!(counted, (PROCESSES * TASKS * rounds).to_string());
+}
+
+/// A thousand for each task is a minute for a program that is not optimised; then it is 250.
+const ROUNDS: usize = if cfg!(debug_assertions) { 250 } else { 1000 };
+
+#[test]
+fn a_counter_of_four_processes_is_exact_over_redis() {
+    let name = "locks::a_counter_of_four_processes_is_exact_over_redis";
+    if std::env::var(ROLE).is_ok() {
+        return four_processes_count(name, "", ROUNDS);
+    }
+    let server = RedisServer::start();
+    four_processes_count(name, &server.url(), ROUNDS);
+}
+
+/// Each step is on the disk before it is answered, so that it takes a while: 100 for each task.
+#[test]
+fn a_counter_of_four_processes_is_exact_over_sqlite() {
+    let name = "locks::a_counter_of_four_processes_is_exact_over_sqlite";
+    if std::env::var(ROLE).is_ok() {
+        return four_processes_count(name, "", 100);
+    }
+    let bed = Bed::sqlite();
+    drop(bed.client());
+    four_processes_count(name, &bed.url(), 100);
+}

@@ -1,0 +1,382 @@
+//! What is SQLite's alone: the file, and several processes on it.
+
+use std::{
+    collections::HashSet,
+    path::Path,
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+use rusqlite::Connection;
+use soloist::{
+    logic::claim::{Answer, Claim, Control, OnCrash, Overlap, Register, Settle, Target},
+    model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger},
+    store::{Error, Store, Tail, sqlite::SqliteStore},
+};
+use tempfile::TempDir;
+
+fn job() -> JobName {
+    JobName::new("backup")
+}
+
+fn claim(at: i64) -> Claim {
+    Claim {
+        job: job(),
+        target: Target::Scheduled(Occurrence(at)),
+        known: Occurrence(0),
+        missed: vec![],
+        run: RunId::random(),
+        instance: InstanceId::new("a"),
+        host: "h".to_owned(),
+        trigger: Trigger::Schedule,
+        start_by: i64::MAX / 2,
+        lease: 15_000,
+        overlap: Overlap::Allow,
+        on_crash: OnCrash::Fail,
+        max_attempts: 1,
+        def: "d".to_owned(),
+        observed: None,
+    }
+}
+
+async fn register(store: &dyn Store) {
+    let inc = store.observe(&[]).await.unwrap().inc;
+    let register = Register {
+        job: job(),
+        sched: "s".to_owned(),
+        def: "d".to_owned(),
+        known: Occurrence(0),
+        adopt: Some(inc.to_string()),
+        lost: None,
+        instance: InstanceId::new("a"),
+        host: "h".to_owned(),
+        on_crash: OnCrash::Fail,
+        max_attempts: 1,
+    };
+    let _ = store.register(&[register]).await.unwrap();
+}
+
+fn refusal(path: &Path) -> Error {
+    match SqliteStore::open(path) {
+        Err(e) => e,
+        Ok(_) => panic!("{} was opened", path.display()),
+    }
+}
+
+#[test]
+fn a_missing_directory_is_named() {
+    let dir = TempDir::new().unwrap();
+    let e = refusal(&dir.path().join("no/state.db"));
+    assert!(matches!(e, Error::Refused { .. }), "{e}");
+    assert!(
+        e.to_string()
+            .contains(dir.path().join("no").to_str().unwrap()),
+        "{e}"
+    );
+    assert!(!dir.path().join("no").exists());
+    let e = refusal(dir.path());
+    assert!(e.to_string().contains("it is a directory"), "{e}");
+}
+
+#[test]
+fn a_newer_schema_is_refused() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("state.db");
+    drop(SqliteStore::open(&path).unwrap());
+    let db = Connection::open(&path).unwrap();
+    db.pragma_update(None, "user_version", 99).unwrap();
+    let e = refusal(&path);
+    assert!(e.to_string().contains("made by a newer soloist"), "{e}");
+    assert!(!e.is_transient());
+}
+
+#[test]
+fn another_programs_database_is_left_alone() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("state.db");
+    let db = Connection::open(&path).unwrap();
+    db.execute_batch("CREATE TABLE theirs (x)").unwrap();
+    drop(db);
+    let before = std::fs::read(&path).unwrap();
+    let e = refusal(&path);
+    assert!(e.to_string().contains("database of another program"), "{e}");
+    assert_eq!(std::fs::read(&path).unwrap(), before);
+}
+
+#[test]
+fn a_file_that_is_no_database_is_corrupt() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("state.db");
+    std::fs::write(
+        &path,
+        "nothing that SQLite would have written. ".repeat(100),
+    )
+    .unwrap();
+    let e = refusal(&path);
+    assert!(matches!(e, Error::Corrupt { .. }), "{e}");
+}
+
+#[test]
+fn those_who_make_the_file_together_agree_on_it() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("state.db");
+    let incs: Vec<String> = std::thread::scope(|scope| {
+        let open = || {
+            let store = SqliteStore::open(&path).unwrap();
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .build()
+                .unwrap();
+            runtime
+                .block_on(store.observe(&[]))
+                .unwrap()
+                .inc
+                .to_string()
+        };
+        let threads: Vec<_> = (0..8).map(|_| scope.spawn(open)).collect();
+        threads.into_iter().map(|t| t.join().unwrap()).collect()
+    });
+    assert_eq!(incs.iter().collect::<HashSet<_>>().len(), 1, "{incs:?}");
+}
+
+#[tokio::test]
+async fn a_replaced_or_removed_file_is_refused() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("state.db");
+    let store = SqliteStore::open(&path).unwrap();
+    register(&store).await;
+    std::fs::rename(&path, dir.path().join("away.db")).unwrap();
+    for e in [
+        store.claim(&[claim(1)]).await.unwrap_err(),
+        store.observe(&[]).await.unwrap_err(),
+    ] {
+        assert!(e.to_string().contains("the file is gone"), "{e}");
+    }
+    std::fs::copy(dir.path().join("away.db"), &path).unwrap();
+    let e = store.claim(&[claim(1)]).await.unwrap_err();
+    assert!(e.to_string().contains("replaced by another"), "{e}");
+    std::fs::rename(dir.path().join("away.db"), &path).unwrap();
+    assert!(matches!(
+        store.claim(&[claim(1)]).await.unwrap().value[0],
+        Answer::Granted(_)
+    ));
+}
+
+#[tokio::test]
+async fn a_locked_file_is_an_error_that_passes() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("state.db");
+    let store = SqliteStore::open(&path).unwrap();
+    register(&store).await;
+    let other = Connection::open(&path).unwrap();
+    other.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let e = store.claim(&[claim(1)]).await.unwrap_err();
+    assert!(
+        e.is_transient() && e.to_string().contains("another process has locked it"),
+        "{e}"
+    );
+    // Who only looks is not kept from it.
+    assert!(store.observe(&[job()]).await.unwrap().value[0].is_some());
+    other.execute_batch("ROLLBACK").unwrap();
+    assert!(matches!(
+        store.claim(&[claim(1)]).await.unwrap().value[0],
+        Answer::Granted(_)
+    ));
+}
+
+#[tokio::test]
+async fn an_unreadable_row_fails_its_own_request_alone() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("state.db");
+    let store = SqliteStore::open(&path).unwrap();
+    register(&store).await;
+    let other = Connection::open(&path).unwrap();
+    other
+        .execute_batch("INSERT INTO jobs VALUES ('bad', '{\"newest\":\"x\"}')")
+        .unwrap();
+    // The first holds the writer, so that the others share one transaction.
+    other.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let name = job();
+    let pause = Control::Pause {
+        until: None,
+        reason: None,
+    };
+    let bad = [
+        claim(5),
+        Claim {
+            job: JobName::new("bad"),
+            ..claim(7)
+        },
+    ];
+    let (good, first) = ([claim(6)], [claim(4)]);
+    let all = async {
+        tokio::join!(
+            store.claim(&first),
+            store.claim(&bad),
+            store.claim(&good),
+            store.control(&name, &pause)
+        )
+    };
+    let release = async {
+        tokio::task::yield_now().await;
+        other.execute_batch("ROLLBACK").unwrap();
+    };
+    let ((first, bad, good, pause), ()) = tokio::join!(all, release);
+    assert!(matches!(first.unwrap().value[0], Answer::Granted(_)));
+    let e = bad.unwrap_err();
+    assert!(matches!(e, Error::Corrupt { .. }), "{e}");
+    assert!(matches!(good.unwrap().value[0], Answer::Granted(_)));
+    pause.unwrap();
+    let st = store
+        .observe(&[job()])
+        .await
+        .unwrap()
+        .value
+        .remove(0)
+        .unwrap();
+    // Nothing of the request that failed is left, also not its first claim.
+    let open: Vec<i64> = st.open.iter().map(|o| o.occurrence.0).collect();
+    assert_eq!(open, [4, 6]);
+}
+
+#[tokio::test]
+async fn what_was_answered_is_there_after_opening_again() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("state.db");
+    let store = SqliteStore::open(&path).unwrap();
+    assert!(store.durable());
+    register(&store).await;
+    let first = store.claim(&[claim(1)]).await.unwrap();
+    let born = store.heartbeat(None).await.unwrap().value.born;
+    drop(store);
+    let store = SqliteStore::open(&path).unwrap();
+    let again = store.claim(&[claim(1)]).await.unwrap();
+    assert_eq!(first.inc, again.inc);
+    assert!(matches!(again.value[0], Answer::Taken(_)));
+    assert_eq!(store.heartbeat(None).await.unwrap().value.born, born);
+}
+
+const OCCURRENCES: i64 = 3000;
+const ROLE: &str = "SOLOIST_TEST_CONTENDER";
+
+/// Claims every occurrence in turn and settles what it gets; a line for each grant goes to `grants`.
+fn contend(dir: &Path, grants: &Path) {
+    use std::io::Write;
+    let mut out = std::fs::File::options()
+        .create(true)
+        .append(true)
+        .open(grants)
+        .unwrap();
+    let store = SqliteStore::open(&dir.join("state.db")).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        for at in 1..=OCCURRENCES {
+            let c = claim(at);
+            let Answer::Granted(g) = store.claim(std::slice::from_ref(&c)).await.unwrap().value[0]
+            else {
+                continue;
+            };
+            writeln!(out, "{}", g.occurrence.0).unwrap();
+            let record = RunRecord {
+                run_id: Some(c.run),
+                job: job(),
+                occurrence: g.occurrence,
+                trigger: g.trigger,
+                attempt: g.attempt,
+                fencing_token: None,
+                instance: None,
+                host: None,
+                started_at: None,
+                finished_at: None,
+                lateness_ms: None,
+                duration_ms: None,
+                outcome: Outcome::Succeeded,
+                exit_code: Some(0),
+                signal: None,
+                output_tail: String::new(),
+                output_truncated: false,
+                error: None,
+                count: 1,
+            };
+            let settle = Settle {
+                run: c.run,
+                record,
+                again: None,
+            };
+            let _ = store.settle(&settle, &Tail::default()).await.unwrap();
+        }
+    });
+}
+
+#[test]
+fn four_processes_share_a_file_and_one_is_killed() {
+    if let Ok(grants) = std::env::var(ROLE) {
+        let grants = Path::new(&grants);
+        return contend(grants.parent().unwrap(), grants);
+    }
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("state.db");
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap();
+    runtime.block_on(async { register(&SqliteStore::open(&path).unwrap()).await });
+    let files: Vec<_> = (0..4)
+        .map(|i| dir.path().join(format!("grants-{i}")))
+        .collect();
+    let mut children: Vec<_> = files
+        .iter()
+        .map(|f| {
+            Command::new(std::env::current_exe().unwrap())
+                .args([
+                    "--exact",
+                    "sqlite::four_processes_share_a_file_and_one_is_killed",
+                ])
+                .env(ROLE, f)
+                .stdout(Stdio::null())
+                .spawn()
+                .unwrap()
+        })
+        .collect();
+    let lines = |f: &Path| -> Vec<i64> {
+        let text = std::fs::read_to_string(f).unwrap_or_default();
+        text.lines().map(|l| l.parse().unwrap()).collect()
+    };
+    while lines(&files[0]).len() < 50 && children[0].try_wait().unwrap().is_none() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    children[0].kill().unwrap();
+    let killed = children[0].wait().unwrap();
+    assert!(!killed.success(), "it had ended before it was killed");
+    for c in &mut children[1..] {
+        assert!(c.wait().unwrap().success());
+    }
+    let all: Vec<i64> = files.iter().flat_map(|f| lines(f)).collect();
+    let each: HashSet<i64> = all.iter().copied().collect();
+    assert_eq!(all.len(), each.len(), "an occurrence was granted twice");
+    // The one that was killed may have died between its grant and its line.
+    let missing: Vec<i64> = (1..=OCCURRENCES).filter(|o| !each.contains(o)).collect();
+    assert!(missing.len() <= 1, "never granted: {missing:?}");
+    let shares: Vec<usize> = files.iter().map(|f| lines(f).len()).collect();
+    assert!(
+        shares.iter().all(|n| *n > 0),
+        "there was no contest: {shares:?}"
+    );
+    let db = Connection::open(&path).unwrap();
+    let check: String = db
+        .query_row("PRAGMA integrity_check", [], |r| r.get(0))
+        .unwrap();
+    assert_eq!(check, "ok");
+    runtime.block_on(async {
+        let store = SqliteStore::open(&path).unwrap();
+        let st = store
+            .observe(&[job()])
+            .await
+            .unwrap()
+            .value
+            .remove(0)
+            .unwrap();
+        assert_eq!(st.newest, OCCURRENCES);
+        assert!(st.open.len() <= 1, "{:?}", st.open);
+    });
+}

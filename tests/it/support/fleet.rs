@@ -1,0 +1,630 @@
+//! Several instances of the built program on one store, with witnesses as jobs.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs::{File, OpenOptions},
+    os::unix::process::CommandExt,
+    path::{Path, PathBuf},
+    process::{Child, Command, Output, Stdio},
+    time::{Duration, Instant},
+};
+
+use rustix::process::{Signal, set_parent_process_death_signal};
+use serde_json::Value;
+
+use super::{
+    GENEROUS, Slots, process,
+    proxy::Proxy,
+    server::RedisServer,
+    trace::{Expect, Run, Trace, Violation},
+    wait_for, wait_until, witness,
+};
+
+/// The program under test; `SOLOIST_TEST_BINARY` names another build of it, for example one with a mechanism taken
+/// out, which the tests must notice.
+fn soloist() -> PathBuf {
+    std::env::var_os("SOLOIST_TEST_BINARY")
+        .map_or_else(|| env!("CARGO_BIN_EXE_soloist").into(), PathBuf::from)
+}
+
+const FAKETIME: &str = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1";
+
+#[derive(Clone, Copy, PartialEq)]
+enum Meeting {
+    Redis,
+    /// Each instance through a proxy of its own.
+    Proxied,
+    Sqlite,
+}
+
+/// A fleet to be started.
+pub struct Plan {
+    size: usize,
+    meeting: Meeting,
+    sqlite_file: Option<PathBuf>,
+    server_up: bool,
+    slots: usize,
+    drain: &'static str,
+    store: String,
+    defaults: BTreeMap<String, String>,
+    jobs: BTreeMap<String, String>,
+    env: Vec<Vec<(String, String)>>,
+}
+
+pub fn fleet(size: usize) -> Plan {
+    let defaults = [("lease", "\"2s\""), ("grace", "\"1s\"")];
+    Plan {
+        size,
+        meeting: Meeting::Redis,
+        sqlite_file: None,
+        server_up: true,
+        slots: 1,
+        drain: "5s",
+        store: String::new(),
+        defaults: defaults.map(|(k, v)| (k.into(), v.into())).into(),
+        jobs: BTreeMap::new(),
+        env: vec![vec![]; size],
+    }
+}
+
+impl Plan {
+    pub fn sqlite(mut self) -> Self {
+        self.meeting = Meeting::Sqlite;
+        self
+    }
+    pub fn sqlite_at(mut self, file: &Path) -> Self {
+        self.sqlite_file = Some(file.into());
+        self.sqlite()
+    }
+    pub fn proxied(mut self) -> Self {
+        self.meeting = Meeting::Proxied;
+        self
+    }
+    /// The store is not there yet when the instances start.
+    pub fn store_comes_later(mut self) -> Self {
+        self.server_up = false;
+        self
+    }
+    /// No other fleet runs meanwhile.
+    pub fn alone(mut self) -> Self {
+        self.slots = 2;
+        self
+    }
+    /// How long runs may go on after SIGTERM; 5 s if not said.
+    pub fn drain(mut self, drain: &'static str) -> Self {
+        self.drain = drain;
+        self
+    }
+    /// Further lines of `[store]`.
+    pub fn store(mut self, lines: &str) -> Self {
+        self.store = lines.into();
+        self
+    }
+    /// A key of `[defaults]`, its value as TOML.
+    pub fn default(mut self, key: &str, value: &str) -> Self {
+        self.defaults.insert(key.into(), value.into());
+        self
+    }
+    /// A job: the lines of its table. `{witness}` and `{trace}` stand for the paths.
+    pub fn job(mut self, name: &str, lines: &str) -> Self {
+        self.jobs.insert(name.into(), lines.into());
+        self
+    }
+    /// A witness each second, with these options of it, and further lines of its table.
+    pub fn witness(self, name: &str, options: &str, lines: &str) -> Self {
+        self.job(name, &each_second(options, lines))
+    }
+    /// An environment variable of the i-th instance.
+    pub fn env(mut self, i: usize, name: &str, value: &str) -> Self {
+        self.env[i].push((name.into(), value.into()));
+        self
+    }
+    /// The wall clock of the i-th instance, as libfaketime writes it: `+3s`.
+    pub fn clock(self, i: usize, faketime: &str) -> Self {
+        self.faketime(i).env(i, "FAKETIME", faketime)
+    }
+    /// The wall clock of the i-th instance follows a file.
+    pub fn clock_file(self, i: usize, file: &Path) -> Self {
+        self.faketime(i)
+            .env(i, "FAKETIME_TIMESTAMP_FILE", &file.display().to_string())
+            .env(i, "FAKETIME_NO_CACHE", "1")
+    }
+    fn faketime(self, i: usize) -> Self {
+        assert!(
+            Path::new(FAKETIME).exists(),
+            "{FAKETIME} is missing; the tests need it (./test.sh installs it)"
+        );
+        self.env(i, "LD_PRELOAD", FAKETIME)
+            .env(i, "FAKETIME_DONT_FAKE_MONOTONIC", "1")
+    }
+
+    pub fn start(self) -> Fleet {
+        let slots = Slots::take(self.slots);
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let server = match (self.meeting, self.server_up) {
+            (Meeting::Sqlite, _) => None,
+            (_, true) => Some(RedisServer::start()),
+            (_, false) => Some(RedisServer::start_later()),
+        };
+        let proxies: Vec<Proxy> = match (self.meeting, &server) {
+            (Meeting::Proxied, Some(server)) => (0..self.size)
+                .map(|_| Proxy::start(server.port()))
+                .collect(),
+            _ => vec![],
+        };
+        let instances = (0..self.size)
+            .map(|i| Instance {
+                id: format!("i{}", i + 1),
+                config: dir.path().join(format!("i{}.toml", i + 1)),
+                log: dir.path().join(format!("i{}.log", i + 1)),
+                url: match (proxies.get(i), &server) {
+                    (Some(proxy), _) => proxy.url(),
+                    (_, Some(server)) => server.url(),
+                    (_, None) => match &self.sqlite_file {
+                        Some(file) => format!("sqlite:{}", file.display()),
+                        None => "sqlite:soloist.db".into(),
+                    },
+                },
+                env: self.env[i].clone(),
+                child: None,
+            })
+            .collect();
+        let mut fleet = Fleet {
+            plan: self,
+            instances,
+            proxies,
+            server,
+            dir,
+            _slots: slots,
+        };
+        for i in 0..fleet.instances.len() {
+            fleet.write_config(i);
+            fleet.instances[i].start();
+        }
+        fleet
+    }
+}
+
+/// The table of a job that is a witness each second.
+pub fn each_second(options: &str, lines: &str) -> String {
+    let options: Vec<String> = options
+        .split_whitespace()
+        .map(|o| format!(", {o:?}"))
+        .collect();
+    let options = options.concat();
+    format!(
+        "schedule = \"* * * * * *\"\ncommand = [\"{{witness}}\", \"{{trace}}\"{options}]\n{lines}"
+    )
+}
+
+pub struct Instance {
+    pub id: String,
+    pub config: PathBuf,
+    pub log: PathBuf,
+    url: String,
+    env: Vec<(String, String)>,
+    child: Option<Child>,
+}
+
+pub struct Fleet {
+    plan: Plan,
+    pub instances: Vec<Instance>,
+    /// One for each instance of a proxied fleet.
+    pub proxies: Vec<Proxy>,
+    server: Option<RedisServer>,
+    dir: tempfile::TempDir,
+    _slots: Slots,
+}
+
+impl Instance {
+    fn output(&self) -> File {
+        OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(&self.log)
+            .expect("a log file")
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(soloist());
+        command
+            .arg("--config")
+            .arg(&self.config)
+            .current_dir(self.config.parent().expect("a directory"))
+            .env("SOLOIST_INSTANCE", &self.id)
+            .env_remove("NOTIFY_SOCKET")
+            .stdin(Stdio::null());
+        command
+    }
+
+    pub fn start(&mut self) {
+        self.start_with(|_| {});
+    }
+
+    /// Starts it with a changed command: other environment, limits.
+    pub fn start_with(&mut self, change: impl FnOnce(&mut Command)) {
+        assert!(self.child.is_none(), "{} runs already", self.id);
+        let mut command = self.command();
+        command
+            .arg("run")
+            .envs(self.env.iter().map(|(k, v)| (k, v)))
+            .stdout(self.output())
+            .stderr(self.output());
+        // A test run that is killed leaves none behind.
+        // SAFETY: prctl is async-signal-safe and nothing is allocated.
+        unsafe {
+            command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::KILL))?));
+        }
+        change(&mut command);
+        self.child = Some(command.spawn().expect("start soloist"));
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.as_ref().expect("a running instance").id()
+    }
+    pub fn signal(&self, signal: Signal) {
+        process::signal(self.pid(), signal);
+    }
+    /// SIGKILL; returns when it is dead.
+    pub fn kill(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            child.kill().ok();
+            child.wait().ok();
+        }
+    }
+    /// SIGTERM until it ends: the first drains, a later one ends what runs. One that comes right behind the first
+    /// may be taken for the same.
+    #[track_caller]
+    pub fn urge(&mut self) -> std::process::ExitStatus {
+        wait_for("the end after repeated SIGTERM", GENEROUS, || {
+            self.signal(Signal::TERM);
+            std::thread::sleep(Duration::from_millis(100));
+            self.ended()
+        });
+        self.wait_end()
+    }
+    /// Waits for it to end by itself.
+    #[track_caller]
+    pub fn wait_end(&mut self) -> std::process::ExitStatus {
+        let mut child = self.child.take().expect("a running instance");
+        let begun = Instant::now();
+        loop {
+            if let Some(status) = child.try_wait().expect("wait for a child") {
+                return status;
+            }
+            if begun.elapsed() > GENEROUS {
+                child.kill().ok();
+                child.wait().ok();
+                panic!("{} has not ended within {GENEROUS:?}", self.id);
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+    /// None while it runs.
+    pub fn ended(&mut self) -> Option<std::process::ExitStatus> {
+        self.child.as_mut()?.try_wait().expect("wait for a child")
+    }
+    pub fn runs(&self) -> bool {
+        self.child.is_some()
+    }
+    pub fn log_text(&self) -> String {
+        std::fs::read(&self.log)
+            .map(|b| String::from_utf8_lossy(&b).into_owned())
+            .unwrap_or_default()
+    }
+}
+
+impl Fleet {
+    pub fn server(&mut self) -> &mut RedisServer {
+        self.server.as_mut().expect("a fleet on Redis")
+    }
+    pub fn trace_file(&self) -> PathBuf {
+        self.dir.path().join("trace")
+    }
+    pub fn trace(&self) -> Trace {
+        Trace::read(&self.trace_file())
+    }
+
+    /// Another table for a job, or none; takes effect with `write_config` and a SIGHUP.
+    pub fn set_job(&mut self, name: &str, lines: Option<&str>) {
+        match lines {
+            Some(lines) => self.plan.jobs.insert(name.into(), lines.into()),
+            None => self.plan.jobs.remove(name),
+        };
+    }
+
+    pub fn config_text(&self, i: usize) -> String {
+        let witness = witness::program().display().to_string();
+        let trace = self.trace_file().display().to_string();
+        let mut text = format!(
+            "[store]\nurl = {:?}\ntimeout = \"250ms\"\n{}\n\n[limits]\ndrain = {:?}\n\n[defaults]\n",
+            self.instances[i].url, self.plan.store, self.plan.drain
+        );
+        for (key, value) in &self.plan.defaults {
+            text += &format!("{key} = {value}\n");
+        }
+        for (name, lines) in &self.plan.jobs {
+            let lines = lines
+                .replace("{witness}", &witness)
+                .replace("{trace}", &trace);
+            text += &format!("\n[jobs.{name}]\n{lines}\n");
+        }
+        text
+    }
+
+    /// As an editor saves it: whole or not at all.
+    pub fn write_config(&self, i: usize) {
+        let file = &self.instances[i].config;
+        let new = file.with_extension("new");
+        std::fs::write(&new, self.config_text(i)).expect("write the configuration");
+        std::fs::rename(new, file).expect("put the configuration in place");
+    }
+
+    /// Runs a command of soloist beside the fleet, with the first instance's configuration.
+    pub fn cli(&self, words: &[&str]) -> Output {
+        self.instances[0]
+            .command()
+            .env_remove("SOLOIST_INSTANCE")
+            .args(words)
+            .output()
+            .expect("run soloist")
+    }
+
+    /// JSON of a reading command that must succeed.
+    #[track_caller]
+    pub fn json(&self, words: &[&str]) -> Value {
+        let output = self.cli(words);
+        assert!(
+            output.status.success(),
+            "soloist {words:?} ended with {}: {}",
+            output.status,
+            String::from_utf8_lossy(&output.stderr)
+        );
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|e| {
+            let text = String::from_utf8_lossy(&output.stdout);
+            panic!("soloist {words:?} printed no JSON: {e}: {text}")
+        })
+    }
+
+    /// Run records of a job, newest first.
+    #[track_caller]
+    pub fn history(&self, job: &str) -> Vec<Value> {
+        match self.json(&["history", job, "--json", "-n", "200"]) {
+            Value::Array(records) => records,
+            other => panic!("history --json is no array: {other}"),
+        }
+    }
+
+    /// The first record with this outcome, awaited.
+    #[track_caller]
+    pub fn wait_record(&self, job: &str, outcome: &str) -> Value {
+        wait_for(
+            &format!("a record of {job} with outcome {outcome}"),
+            GENEROUS,
+            || {
+                self.history(job)
+                    .into_iter()
+                    .find(|r| r["outcome"] == outcome)
+            },
+        )
+    }
+
+    /// Occurrences (Unix ms) of a job that the history accounts for, whatever their outcome.
+    #[track_caller]
+    pub fn recorded(&self, job: &str, period_ms: i64) -> BTreeSet<i64> {
+        let mut found = BTreeSet::new();
+        for record in self.history(job) {
+            let newest = occurrence_ms(&record);
+            let count = record["count"].as_i64().unwrap_or(1);
+            found.extend((0..count).map(|n| newest - n * period_ms));
+        }
+        found
+    }
+
+    /// Waits until so many runs have started.
+    #[track_caller]
+    pub fn wait_runs(&self, n: usize) -> Vec<Run> {
+        wait_for(&format!("{n} runs"), GENEROUS, || {
+            let runs = self.trace().runs();
+            (runs.len() >= n).then_some(runs)
+        })
+    }
+
+    /// Waits for so many more runs than there are now.
+    #[track_caller]
+    pub fn wait_more_runs(&self, n: usize) -> Vec<Run> {
+        self.wait_runs(self.trace().runs().len() + n)
+    }
+
+    /// Waits for a run that begins after now and has this property.
+    #[track_caller]
+    pub fn wait_run(&self, what: &str, wanted: impl Fn(&Run) -> bool) -> Run {
+        wait_for(what, GENEROUS, || {
+            self.trace().runs().into_iter().find(&wanted)
+        })
+    }
+
+    /// A run that is alive: its instance's index, and the run.
+    #[track_caller]
+    pub fn wait_holder(&self, job: &str) -> (usize, Run) {
+        let run = wait_for(&format!("a run of {job} is alive"), GENEROUS, || {
+            let run = self.trace().runs_of(job).pop()?;
+            (!run.ended && process::alive(run.root)).then_some(run)
+        });
+        (self.index(&run.instance), run)
+    }
+
+    pub fn index(&self, id: &str) -> usize {
+        self.instances
+            .iter()
+            .position(|i| i.id == id)
+            .unwrap_or_else(|| panic!("{id} is no instance of this fleet"))
+    }
+
+    /// The guard of a run: the parent of its command.
+    pub fn guard(&self, run: &Run) -> u32 {
+        let guard = process::parent(run.root).expect("the command is alive");
+        assert!(
+            self.instances.iter().all(|i| !i.runs() || i.pid() != guard),
+            "the command's parent is the daemon itself, there is no guard"
+        );
+        guard
+    }
+
+    /// Waits until none of these processes is alive; returns for how long the last one was, since `since_ns`
+    /// (CLOCK_BOOTTIME).
+    #[track_caller]
+    pub fn wait_gone(&self, run: &Run, since_ns: i64) -> Duration {
+        let pids = self
+            .trace()
+            .runs()
+            .into_iter()
+            .find(|r| r.run == run.run)
+            .map_or_else(|| run.pids.clone(), |r| r.pids);
+        wait_until("the process tree is gone", GENEROUS, || {
+            !pids.iter().any(|&pid| process::alive(pid))
+        });
+        let last = self
+            .trace()
+            .runs()
+            .into_iter()
+            .find(|r| r.run == run.run)
+            .map_or(since_ns, |r| r.last_ns);
+        Duration::from_nanos(u64::try_from(last - since_ns).unwrap_or(0))
+    }
+
+    pub fn signal_all(&self, signal: Signal) {
+        for i in self.instances.iter().filter(|i| i.runs()) {
+            i.signal(signal);
+        }
+    }
+
+    /// SIGTERM to all, and their end, which must be a good one.
+    #[track_caller]
+    pub fn stop(&mut self) {
+        self.signal_all(Signal::TERM);
+        for i in 0..self.instances.len() {
+            if self.instances[i].runs() {
+                let status = self.instances[i].wait_end();
+                assert!(
+                    status.success(),
+                    "{} ended with {status}",
+                    self.instances[i].id
+                );
+            }
+        }
+    }
+
+    /// Ends all instances without waiting for their runs.
+    #[track_caller]
+    pub fn stop_all_now(&mut self) {
+        self.signal_all(Signal::TERM);
+        for i in self.instances.iter_mut().filter(|i| i.runs()) {
+            i.urge();
+        }
+    }
+
+    /// No promise was broken, and of these jobs, which are due each second, each occurrence started or stands in the
+    /// history, from `since` (Unix ms) or else from the first start on.
+    ///
+    /// # Panics
+    /// When a promise was broken.
+    #[track_caller]
+    pub fn judge(&self, expect: Expect, jobs: &[&str], since: Option<i64>) {
+        let trace = self.trace();
+        let mut found = trace.violations(expect);
+        for job in jobs {
+            found.extend(trace.misses(job, 1000, since, &self.recorded(job, 1000)));
+        }
+        self.accept(&found);
+    }
+
+    /// As [`Fleet::judge`], and each occurrence from the first to the last start of a job did start.
+    #[track_caller]
+    pub fn judge_all_started(&self, jobs: &[&str]) {
+        let trace = self.trace();
+        let mut found = trace.violations(super::trace::ONCE);
+        for job in jobs {
+            found.extend(trace.misses(job, 1000, None, &BTreeSet::new()));
+        }
+        self.accept(&found);
+    }
+
+    #[track_caller]
+    pub fn accept(&self, found: &[Violation]) {
+        assert!(
+            found.is_empty(),
+            "broken promises: {found:#?}\n{}",
+            self.listing(found)
+        );
+    }
+
+    fn listing(&self, found: &[Violation]) -> String {
+        let text = format!("{found:?}");
+        let runs = self.trace().runs();
+        let mut out = String::new();
+        for run in runs
+            .iter()
+            .filter(|r| text.contains(&r.occurrence.to_string()))
+            .take(40)
+        {
+            out += &format!(
+                "  {run}, started {} us after it was due\n",
+                run.start_wall_us - run.occurrence * 1000
+            );
+        }
+        out
+    }
+}
+
+/// `occurrence` of a run record, Unix ms.
+#[track_caller]
+pub fn occurrence_ms(record: &Value) -> i64 {
+    record["occurrence"]
+        .as_str()
+        .and_then(|t| t.parse::<jiff::Timestamp>().ok())
+        .unwrap_or_else(|| panic!("no occurrence in {record}"))
+        .as_millisecond()
+}
+
+impl Drop for Fleet {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            for i in &self.instances {
+                let text = i.log_text();
+                let lines: Vec<&str> = text.lines().collect();
+                let shown = &lines[lines.len().saturating_sub(60)..];
+                eprintln!("--- the end of what {} wrote:\n{}", i.id, shown.join("\n"));
+            }
+        }
+        let mut guards = vec![];
+        for i in &mut self.instances {
+            if let Some(child) = &mut i.child {
+                if child.try_wait().is_ok_and(|ended| ended.is_none()) {
+                    guards.extend(process::children(child.id()));
+                }
+                process::signal(child.id(), Signal::CONT);
+                process::signal(child.id(), Signal::TERM);
+            }
+        }
+        for i in &mut self.instances {
+            if let Some(child) = &mut i.child {
+                process::reap(child, Duration::from_secs(8));
+            }
+        }
+        // Only what this fleet started, and only while it still is that.
+        let ours = witness::program().display().to_string();
+        for run in self.trace().runs() {
+            for pid in run.pids {
+                if process::alive(pid) && process::command_line(pid).contains(&ours) {
+                    process::signal(pid, Signal::KILL);
+                }
+            }
+        }
+        for pid in guards {
+            if process::alive(pid) && process::command_line(pid).contains("soloist") {
+                process::signal(pid, Signal::KILL);
+            }
+        }
+    }
+}

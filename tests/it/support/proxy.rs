@@ -1,0 +1,272 @@
+//! A TCP proxy with faults that are switched while it runs; no privileges needed.
+
+use std::{
+    io::{ErrorKind, Read, Write},
+    net::{Shutdown, SocketAddr, TcpListener, TcpStream},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+/// What happens to bytes, both on connections that exist and on new ones.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Fault {
+    None,
+    /// Requests arrive so much later.
+    DelayRequests(Duration),
+    /// Replies arrive so much later.
+    DelayReplies(Duration),
+    /// The first reply with this text never arrives: the server has done its work, the connection is reset.
+    /// Afterwards there is no fault.
+    LoseReply(&'static str),
+    /// Requests vanish.
+    BlackHoleUp,
+    /// Replies vanish.
+    BlackHoleDown,
+    /// Nothing moves, nothing is lost: bytes wait for the end of the fault.
+    Stall,
+    /// Every connection is reset at its first reply.
+    Reset,
+    /// Of each hundred replies so many are lost with their connection.
+    Lossy(u32),
+    /// The server's side ends the connection in good order, at each reply.
+    HalfClose,
+    /// Connections are refused, existing ones reset.
+    Refuse,
+}
+
+struct Shared {
+    fault: Mutex<Fault>,
+    /// How often a fault struck.
+    struck: AtomicUsize,
+    stop: AtomicBool,
+}
+
+impl Shared {
+    fn fault(&self) -> MutexGuard<'_, Fault> {
+        self.fault.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+pub struct Proxy {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+    acceptor: Option<std::thread::JoinHandle<()>>,
+}
+
+const POLL: Duration = Duration::from_millis(5);
+
+impl Proxy {
+    pub fn start(server_port: u16) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let address = listener.local_addr().expect("its address");
+        let shared = Arc::new(Shared {
+            fault: Mutex::new(Fault::None),
+            struck: AtomicUsize::new(0),
+            stop: AtomicBool::new(false),
+        });
+        let acceptor = {
+            let shared = shared.clone();
+            std::thread::spawn(move || accept(listener, address, server_port, &shared))
+        };
+        Self {
+            address,
+            shared,
+            acceptor: Some(acceptor),
+        }
+    }
+
+    pub fn url(&self) -> String {
+        format!("redis://{}", self.address)
+    }
+    pub fn set(&self, fault: Fault) {
+        *self.shared.fault() = fault;
+    }
+    pub fn fault(&self) -> Fault {
+        self.shared.fault().clone()
+    }
+    pub fn struck(&self) -> usize {
+        self.shared.struck.load(SeqCst)
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, SeqCst);
+        if let Some(acceptor) = self.acceptor.take() {
+            acceptor.join().ok();
+        }
+    }
+}
+
+fn accept(listener: TcpListener, address: SocketAddr, port: u16, shared: &Arc<Shared>) {
+    let mut listener = Some(listener);
+    while !shared.stop.load(SeqCst) {
+        if *shared.fault() == Fault::Refuse {
+            listener = None;
+        } else if listener.is_none() {
+            listener = TcpListener::bind(address).ok();
+        }
+        let Some(open) = &listener else {
+            std::thread::sleep(POLL);
+            continue;
+        };
+        open.set_nonblocking(true).expect("a listening socket");
+        let Ok((client, _)) = open.accept() else {
+            std::thread::sleep(POLL);
+            continue;
+        };
+        client.set_nonblocking(false).expect("an open socket");
+        let Ok(server) = TcpStream::connect(("127.0.0.1", port)) else {
+            reset(&client);
+            continue;
+        };
+        for stream in [&client, &server] {
+            stream.set_nodelay(true).ok();
+            stream.set_read_timeout(Some(POLL)).ok();
+        }
+        let (c, s, up, down) = (
+            client.try_clone().expect("a descriptor"),
+            server.try_clone().expect("a descriptor"),
+            shared.clone(),
+            shared.clone(),
+        );
+        std::thread::spawn(move || pump(c, s, true, &up));
+        std::thread::spawn(move || pump(server, client, false, &down));
+    }
+}
+
+/// Closing with RST instead of FIN.
+fn reset(stream: &TcpStream) {
+    rustix::net::sockopt::set_socket_linger(stream, Some(Duration::ZERO)).ok();
+    stream.shutdown(Shutdown::Both).ok();
+}
+
+fn pump(mut from: TcpStream, mut to: TcpStream, up: bool, shared: &Shared) {
+    let mut buffer = vec![0; 64 << 10];
+    let client = if up { from.try_clone() } else { to.try_clone() };
+    let Ok(client) = client else { return };
+    let end_all = |from: &TcpStream, to: &TcpStream| {
+        shared.struck.fetch_add(1, SeqCst);
+        reset(&client);
+        from.shutdown(Shutdown::Both).ok();
+        to.shutdown(Shutdown::Both).ok();
+    };
+    while !shared.stop.load(SeqCst) {
+        match *shared.fault() {
+            Fault::Refuse => return end_all(&from, &to),
+            Fault::Stall => {
+                std::thread::sleep(POLL);
+                continue;
+            }
+            _ => {}
+        }
+        let n = match from.read(&mut buffer) {
+            Ok(0) => {
+                to.shutdown(Shutdown::Write).ok();
+                return;
+            }
+            Ok(n) => n,
+            Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => continue,
+            Err(_) => {
+                to.shutdown(Shutdown::Both).ok();
+                return;
+            }
+        };
+        let mut fault = shared.fault();
+        match &*fault {
+            Fault::BlackHoleUp if up => {
+                shared.struck.fetch_add(1, SeqCst);
+                continue;
+            }
+            Fault::BlackHoleDown if !up => {
+                shared.struck.fetch_add(1, SeqCst);
+                continue;
+            }
+            Fault::LoseReply(text) if !up && contains(&buffer[..n], text.as_bytes()) => {
+                *fault = Fault::None;
+                return end_all(&from, &to);
+            }
+            Fault::Reset if !up => return end_all(&from, &to),
+            Fault::Lossy(percent) if !up && fastrand::u32(0..100) < *percent => {
+                return end_all(&from, &to);
+            }
+            Fault::HalfClose if !up => {
+                shared.struck.fetch_add(1, SeqCst);
+                to.shutdown(Shutdown::Write).ok();
+                return;
+            }
+            Fault::DelayReplies(by) if !up => {
+                let by = *by;
+                drop(fault);
+                shared.struck.fetch_add(1, SeqCst);
+                std::thread::sleep(by);
+            }
+            Fault::DelayRequests(by) if up => {
+                let by = *by;
+                drop(fault);
+                shared.struck.fetch_add(1, SeqCst);
+                std::thread::sleep(by);
+            }
+            // What was read just before the stall began waits for its end too.
+            Fault::Stall => {
+                drop(fault);
+                while *shared.fault() == Fault::Stall && !shared.stop.load(SeqCst) {
+                    std::thread::sleep(POLL);
+                }
+            }
+            _ => drop(fault),
+        }
+        if to.write_all(&buffer[..n]).is_err() {
+            return end_all(&from, &to);
+        }
+    }
+    from.shutdown(Shutdown::Both).ok();
+    to.shutdown(Shutdown::Both).ok();
+}
+
+fn contains(all: &[u8], part: &[u8]) -> bool {
+    all.windows(part.len()).any(|w| w == part)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::support::server::RedisServer;
+
+    fn ping(proxy: &Proxy) -> ::redis::RedisResult<String> {
+        let client = ::redis::Client::open(proxy.url())?;
+        let mut c = client.get_connection_with_timeout(Duration::from_millis(500))?;
+        c.set_read_timeout(Some(Duration::from_millis(500)))?;
+        ::redis::cmd("ECHO").arg("hello").query(&mut c)
+    }
+
+    #[test]
+    fn each_fault_strikes_and_ends_when_it_is_switched_off() {
+        let server = RedisServer::start();
+        let proxy = Proxy::start(server.port());
+        assert_eq!(ping(&proxy).expect("no fault"), "hello");
+        for fault in [
+            Fault::BlackHoleUp,
+            Fault::BlackHoleDown,
+            Fault::Stall,
+            Fault::Reset,
+            Fault::Lossy(100),
+            Fault::HalfClose,
+            Fault::Refuse,
+            Fault::LoseReply("hello"),
+            Fault::DelayReplies(Duration::from_secs(1)),
+            Fault::DelayRequests(Duration::from_secs(1)),
+        ] {
+            proxy.set(fault.clone());
+            std::thread::sleep(4 * POLL);
+            ping(&proxy).expect_err(&format!("{fault:?} struck"));
+            proxy.set(Fault::None);
+            super::super::wait_for("the proxy passes again", super::super::GENEROUS, || {
+                ping(&proxy).ok()
+            });
+        }
+    }
+}
