@@ -221,18 +221,18 @@ pub struct Job {
     /// `env` and `env_file` of the job and of the defaults together.
     pub env: Arc<BTreeMap<String, String>>,
     /// Absolute; a relative path is taken from the directory of the configuration file.
-    pub working_dir: Option<PathBuf>,
-    pub user: Option<String>,
-    pub group: Option<String>,
+    pub working_dir: Option<Arc<Path>>,
+    pub user: Option<Arc<str>>,
+    pub group: Option<Arc<str>>,
     pub timeout: Option<Duration>,
     pub grace: Duration,
-    pub lease: Lease,
+    pub lease: Arc<Lease>,
     pub overlap: Overlap,
     pub on_crash: OnCrash,
     pub on_state_loss: OnStateLoss,
     /// Attempts of one occurrence in all (crashes and retries together), 1 to 999.
     pub max_attempts: u32,
-    pub retry: Option<JobRetry>,
+    pub retry: Option<Arc<JobRetry>>,
     pub start_within: Duration,
     pub catch_up: CatchUp,
     pub success_codes: Arc<[i32]>,
@@ -244,7 +244,7 @@ pub struct Job {
 }
 
 /// The times of a lease, related as GUARANTEES G2 demands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Lease {
     /// L: how long others must see it unrenewed.
     pub length: Duration,
@@ -274,7 +274,7 @@ pub enum OnStateLoss {
 }
 
 /// When a failed command is tried again.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct JobRetry {
     /// Tries after the first.
     pub attempts: u32,

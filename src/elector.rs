@@ -156,9 +156,9 @@ struct Entry {
     /// Occurrences of which the next attempt is waited for.
     again: BTreeSet<Occurrence>,
     /// It cannot be claimed or registered, as was said; and which occurrence this was noted for last.
-    trouble: Option<Target>,
+    trouble: Option<Box<Target>>,
     /// What last waited because the store must not be relied on.
-    unfit: Option<Target>,
+    unfit: Option<Box<Target>>,
     /// What was planned before this instance knew the job has been looked at.
     primed: bool,
     queue: Queue,
@@ -168,7 +168,24 @@ struct Entry {
     asked: BTreeMap<Target, RunId>,
     runs: Runs,
     /// Something about this job has changed: ready, an ended run, a new definition.
-    changed: Arc<Notify>,
+    changed: Changed,
+}
+
+/// Tells those who wait that something has changed. Takes no memory until somebody has waited.
+#[derive(Default)]
+struct Changed(Option<Arc<Notify>>);
+
+impl Changed {
+    fn tell(&self) {
+        if let Some(notify) = &self.0 {
+            notify.notify_waiters();
+        }
+    }
+
+    /// Ends with the next change after this call.
+    fn next(&mut self) -> tokio::sync::futures::OwnedNotified {
+        self.0.get_or_insert_default().clone().notified_owned()
+    }
 }
 
 /// Runs of one job that were handed over: a late answer to a lost question must not start one twice.
@@ -258,7 +275,7 @@ impl Elector {
                 }
                 e.job = job;
                 e.registered = false;
-                e.changed.notify_waiters();
+                e.changed.tell();
             }
             None => {
                 let (asked, runs) = self.parted().remove(&job.name).unwrap_or_default();
@@ -278,7 +295,7 @@ impl Elector {
                         driven: false,
                         asked,
                         runs,
-                        changed: Arc::default(),
+                        changed: Changed::default(),
                     }),
                 );
             }
@@ -291,7 +308,7 @@ impl Elector {
     pub fn remove_job(&self, job: &JobName) {
         let mut jobs = self.lock();
         if let Some(e) = jobs.remove(job) {
-            e.changed.notify_waiters();
+            e.changed.tell();
             // It may come back, with a grant that we have not heard of yet.
             if !e.asked.is_empty() || !e.runs.active.is_empty() {
                 self.parted().insert(job.clone(), (e.asked, e.runs));
@@ -325,7 +342,7 @@ impl Elector {
                 // anything is claimed.
                 (e.ready, e.registered, e.primed) = (false, false, false);
             }
-            e.changed.notify_waiters();
+            e.changed.tell();
         }
         self.draining.store(on, Ordering::SeqCst);
         drop(jobs);
@@ -341,7 +358,7 @@ impl Elector {
         *self.unfit.lock().unwrap_or_else(PoisonError::into_inner) = why.map(Into::into);
         if fit {
             for e in self.lock().values() {
-                e.changed.notify_waiters();
+                e.changed.tell();
             }
         }
     }
@@ -364,7 +381,7 @@ impl Elector {
     pub fn run_ended(self: &Arc<Self>, job: &JobName, run: RunId, again: Option<Occurrence>) {
         let there = self.entry(job, |e| {
             e.runs.end(run);
-            e.changed.notify_waiters();
+            e.changed.tell();
         });
         if there.is_none()
             && let Some((_, runs)) = self.parted().get_mut(job)
@@ -442,18 +459,17 @@ impl Elector {
         let mut away = AWAY.0;
         loop {
             let now = self.clock.now_us().unwrap_or(0) / 1000;
-            let Some(Some((plan, ready, changed))) = self.entry(&job, |e| {
+            let Some(Some((plan, ready, woken))) = self.entry(&job, |e| {
                 let asked = &e.asked;
                 let plan = e.queue.plan(&e.job, now, |t| asked.contains_key(t));
                 if plan.is_none() {
                     e.driven = false;
                 }
-                plan.map(|p| (p, e.ready, e.changed.clone()))
+                // Heard of from before the lock is given back: nothing that changes is slept through.
+                plan.map(|p| (p, e.ready, e.changed.next()))
             }) else {
                 return;
             };
-            // From here on nothing that changes is slept through.
-            let woken = changed.notified();
             if !ready {
                 self.entry(&job, |e| e.queue.outage());
                 tokio::select! {
@@ -544,11 +560,11 @@ impl Elector {
     pub fn hear(self: &Arc<Self>, event: &Event) {
         match event {
             Event::Ended { job } => {
-                self.entry(job, |e| e.changed.notify_waiters());
+                self.entry(job, |e| e.changed.tell());
             }
             Event::Again { job, occurrence } => {
                 if self.job(job).is_some() {
-                    self.entry(job, |e| e.changed.notify_waiters());
+                    self.entry(job, |e| e.changed.tell());
                     self.again(job.clone(), *occurrence);
                 }
             }
@@ -681,7 +697,7 @@ impl Elector {
 
     /// The store refuses this job. Said once, until it works again.
     fn refused(&self, job: &Job, e: &store::Error) {
-        let target = Target::Scheduled(Occurrence(0));
+        let target = Box::new(Target::Scheduled(Occurrence(0)));
         let first = self.entry(&job.name, |j| j.trouble.replace(target).is_none());
         if first == Some(true) {
             warn!(job = %job.name, error = %e, "cannot register the job, and so not run it; trying again until it works");
@@ -763,7 +779,7 @@ impl Elector {
             if same(e) && e.primed {
                 (e.ready, e.registered) = (true, true);
                 e.trouble = None;
-                e.changed.notify_waiters();
+                e.changed.tell();
             }
         });
         for (at, key, granted_at) in unheard.unwrap_or_default() {
@@ -915,7 +931,7 @@ impl Elector {
         let open = state.map(|s| s.open.as_slice()).unwrap_or_default();
         for gone in self.watches.retain(job, open) {
             debug!(job = %job, occurrence = %gone, "ended elsewhere");
-            self.entry(job, |e| e.changed.notify_waiters());
+            self.entry(job, |e| e.changed.tell());
         }
         for e in open {
             if !self.watches.has(job, e.occurrence) {
@@ -1035,7 +1051,7 @@ impl Lead {
             }
             if let Some(why) = el.unfit() {
                 // The daemon says it aloud; here it is kept for `why`, once for each occurrence.
-                let target = flat(&self.ask.target);
+                let target = Box::new(flat(&self.ask.target));
                 if el.entry(&self.job, |j| {
                     j.unfit.replace(target.clone()) != Some(target)
                 }) == Some(true)
@@ -1046,18 +1062,17 @@ impl Lead {
             }
             // Whoever wakes late finds the occurrence decided, and asks nobody.
             let target = flat(&self.ask.target);
-            let Some((job, known, asked, undecided, ready, changed)) = el.entry(&self.job, |e| {
+            let Some((job, known, asked, undecided, ready, woken)) = el.entry(&self.job, |e| {
                 let floor = e.known.max(e.since);
                 let undecided = (floor, e.queue.first_after(e.known));
-                let changed = e.changed.clone();
+                // As in `drive`: from here on nothing that changes is slept through.
+                let woken = e.changed.next();
                 let asked = e.asked.contains_key(&target);
                 let ready = e.ready && !e.queue.jumped(e.known, &target, &self.ask.missed);
-                (e.job.clone(), e.known, asked, undecided, ready, changed)
+                (e.job.clone(), e.known, asked, undecided, ready, woken)
             }) else {
                 return Contest::Gone;
             };
-            // From here on nothing that changes is slept through.
-            let woken = changed.notified();
             let too_late =
                 el.clock.now_us().unwrap_or(0) / 1000 > self.ask.start_by.saturating_add(LATER_MS);
             if let Target::Scheduled(at) = self.ask.target
@@ -1124,7 +1139,7 @@ impl Lead {
                     failures += 1;
                     if !e.is_transient() || failures > el.retry.attempts {
                         // Said once, and noted once for each occurrence: an outage must not fill the log.
-                        let target = flat(&self.ask.target);
+                        let target = Box::new(flat(&self.ask.target));
                         let before = el.entry(&self.job, |j| j.trouble.replace(target.clone()));
                         if before == Some(None) {
                             warn!(job = %self.job, occurrence = %self.at(), error = %e, "cannot claim; trying again until it works");

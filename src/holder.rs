@@ -134,7 +134,7 @@ impl Holder {
     async fn hold(&self, mut g: Granted, nudge: &Notify) -> Option<Occurrence> {
         failpoint::here("after_grant");
         let (job, grant) = (g.job.clone(), g.grant);
-        let mut lease = HeldLease::new(job.lease, g.sent);
+        let mut lease = HeldLease::new(*job.lease, g.sent);
         if g.too_late {
             warn!(job = %job.name, occurrence = %grant.occurrence, "the grant was not known of in time to start it");
             let end = not_started(Outcome::Missed, claim::TOO_LATE);

@@ -43,8 +43,11 @@ struct Shared<'t> {
     /// By the addresses of their schedules, which `schedules` keeps alive.
     lists: HashMap<Vec<usize>, Parsed>,
     texts: HashSet<Arc<[String]>>,
-    digests: HashSet<Arc<str>>,
     codes: HashSet<Arc<[i32]>>,
+    words: HashSet<Arc<str>>,
+    paths: HashSet<Arc<Path>>,
+    leases: HashSet<Arc<Lease>>,
+    retries: HashSet<Arc<JobRetry>>,
     envs: HashSet<Arc<BTreeMap<String, String>>>,
     /// Each file is read once.
     env_files: HashMap<PathBuf, Option<Variables>>,
@@ -72,8 +75,11 @@ pub(super) fn config<'t>(r: &mut Reader<'t>, file: raw::File<'t>) -> Option<Conf
         schedules: HashMap::new(),
         lists: HashMap::new(),
         texts: HashSet::new(),
-        digests: HashSet::new(),
         codes: HashSet::new(),
+        words: HashSet::new(),
+        paths: HashSet::new(),
+        leases: HashSet::new(),
+        retries: HashSet::new(),
         envs: HashSet::new(),
         env_files: HashMap::new(),
     };
@@ -543,17 +549,23 @@ fn job(
         jitter,
         command: command?,
         env: env?,
-        working_dir: written_dir.as_ref().map(|dir| r.dir.join(dir)),
-        user: pick!(user).optional()?,
-        group: pick!(group).optional()?,
+        working_dir: written_dir
+            .as_ref()
+            .map(|dir| interned(&mut shared.paths, r.dir.join(dir))),
+        user: pick!(user)
+            .optional()?
+            .map(|user| interned(&mut shared.words, user)),
+        group: pick!(group)
+            .optional()?
+            .map(|group| interned(&mut shared.words, group)),
         timeout: pick!(timeout).optional()?,
         grace: pick!(grace).or_default(|| Duration::from_secs(10))?,
-        lease: lease?,
+        lease: interned(&mut shared.leases, lease?),
         overlap: pick!(overlap).or_default(|| Overlap::Skip)?,
         on_crash: on_crash?,
         on_state_loss: pick!(on_state_loss).or_default(|| OnStateLoss::Skip)?,
         max_attempts: max_attempts?,
-        retry: retry?,
+        retry: retry?.map(|retry| interned(&mut shared.retries, retry)),
         start_within: pick!(start_within).or_default(|| Duration::from_secs(60))?,
         catch_up: pick!(catch_up).or_default(|| CatchUp::Latest)?,
         success_codes: interned(
@@ -562,7 +574,7 @@ fn job(
         ),
         output: output?,
         digest: String::new(),
-        schedule_digest: interned(&mut shared.digests, schedule_digest),
+        schedule_digest: interned(&mut shared.words, schedule_digest),
     };
     job.digest = digest::job(&job, written_dir.as_deref());
     Some(job)

@@ -328,7 +328,7 @@ timezone = "UTC"
     );
     let env: Vec<_> = job.env.iter().map(|(k, v)| format!("{k}={v}")).collect();
     assert_eq!(env, ["A=1 2", "B=default", "C=", "D=job"]);
-    assert_eq!(job.working_dir, Some(dir.path().join("work")));
+    assert_eq!(job.working_dir.as_deref(), Some(&*dir.path().join("work")));
     assert_eq!(
         (job.user.as_deref(), job.group.as_deref()),
         (Some("lottery"), Some("games"))
@@ -338,7 +338,7 @@ timezone = "UTC"
         (Some(Duration::from_secs(300)), Duration::from_secs(1))
     );
     let lease = Lease::new(Duration::from_secs(20), Some(Duration::from_secs(2)), 0.02).unwrap();
-    assert_eq!(job.lease, lease);
+    assert_eq!(*job.lease, lease);
     assert_eq!(
         (job.overlap, job.on_crash),
         (Overlap::Queue, OnCrash::Rerun)
@@ -353,7 +353,7 @@ timezone = "UTC"
         exponential: false,
         max_interval: Duration::from_secs(4),
     };
-    assert_eq!(job.retry, Some(retry));
+    assert_eq!(job.retry.as_deref(), Some(&retry));
     assert_eq!(
         (job.start_within, job.catch_up),
         (Duration::from_secs(5400), CatchUp::All)
@@ -415,7 +415,7 @@ fn defaults_are_those_of_the_documentation() {
         ("UTC", Duration::ZERO, Duration::from_secs(10))
     );
     assert_eq!(
-        job.lease,
+        *job.lease,
         Lease::new(Duration::from_secs(15), None, 0.01).unwrap()
     );
     assert_eq!(
@@ -907,7 +907,7 @@ fn a_file_that_cannot_be_read_is_a_report_too() {
 #[test]
 fn a_lease_is_renewed_often_enough_for_the_timeout_of_the_store() {
     let config = good("[store]\ntimeout = '500ms'\n[jobs.a]\ncommand = 'x'\nlease = '2s'\n");
-    let lease = job(&config, "a").lease;
+    let lease = *job(&config, "a").lease;
     assert!(lease.renew_every < Duration::from_millis(400), "{lease:?}");
     assert!(
         lease.renew_every + Duration::from_millis(500) < lease.trust / 2,

@@ -25,7 +25,8 @@ pub const MAX_PER_CALL: usize = 1000;
 /// their number. The key's `Display` is the job's name: jitter is derived from it.
 #[derive(Debug)]
 pub struct Timetable<K> {
-    entries: HashMap<K, Entry>,
+    /// Boxed: a table has up to half of its places empty.
+    entries: HashMap<K, Box<Entry>>,
     /// One for each entry that has a next occurrence.
     queue: BTreeSet<(i64, K)>,
 }
@@ -85,20 +86,17 @@ impl<K: Clone + Ord + Hash + Display> Timetable<K> {
         }
         self.entries.insert(
             key,
-            Entry {
+            Box::new(Entry {
                 schedules,
                 jitter,
                 cursor: after,
                 next,
-            },
+            }),
         );
     }
 
     pub fn remove(&mut self, key: &K) {
-        if let Some(Entry {
-            next: Some(next), ..
-        }) = self.entries.remove(key)
-        {
+        if let Some(next) = self.entries.remove(key).and_then(|entry| entry.next) {
             self.queue.remove(&(next.start_at_ms, key.clone()));
         }
     }

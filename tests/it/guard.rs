@@ -10,6 +10,7 @@ use std::{
     os::{fd::OwnedFd, unix::fs::PermissionsExt, unix::net::UnixStream},
     path::{Path, PathBuf},
     process::{Child, ChildStdout, Command, Stdio},
+    sync::Arc,
     time::Duration,
 };
 
@@ -1164,18 +1165,18 @@ fn job(command: config::Command) -> config::Job {
             ("SOLOIST_JOB".into(), "forged".into()),
         ])
         .into(),
-        working_dir: Some("/usr".into()),
+        working_dir: Some(Path::new("/usr").into()),
         user: None,
         group: None,
         timeout: None,
         grace: Duration::from_secs(1),
-        lease: config::Lease {
+        lease: Arc::new(config::Lease {
             length: Duration::from_secs(15),
             renew_every: Duration::from_secs(3),
             trust: Duration::from_millis(12_700),
             kill_budget: Duration::from_secs(2),
             quarantine: Duration::from_secs(17),
-        },
+        }),
         overlap: Overlap::Skip,
         on_crash: OnCrash::Fail,
         on_state_loss: config::OnStateLoss::Skip,
