@@ -23,7 +23,7 @@ use soloist::{
 };
 use tempfile::TempDir;
 
-use crate::support::redis::RedisServer;
+use crate::support::server::RedisServer;
 
 const JOBS: &str = r#"
 [jobs.draw]

@@ -17,7 +17,7 @@ use soloist::{
 };
 use tokio::sync::broadcast;
 
-use crate::support::redis::{RedisServer, settings};
+use crate::support::server::{RedisServer, settings};
 
 /// A place for stores that share one set of data.
 enum Bed {
@@ -1592,10 +1592,10 @@ async fn reconnect(s: &dyn Store) -> (i64, Arc<str>) {
 async fn redis_scripts_are_loaded_again_after_a_script_flush() {
     let mut bed = Bed::redis();
     let (s, now) = ready(&bed).await;
-    server(&mut bed).run::<()>(&["SCRIPT", "FLUSH"]);
+    server(&mut bed).command::<()>(&["SCRIPT", "FLUSH"]);
     let c = claim(now, "a");
     let g = granted(&*s, &c).await;
-    server(&mut bed).run::<()>(&["SCRIPT", "FLUSH"]);
+    server(&mut bed).command::<()>(&["SCRIPT", "FLUSH"]);
     assert_eq!(
         s.renew(&renewal(&c, g, 1)).await.unwrap().value,
         Renewal::Renewed(None)
@@ -1762,7 +1762,7 @@ async fn redis_with_an_older_state_does_not_make_an_attempt_twice() {
     };
     let first = rerun("a");
     granted(&*s, &first).await;
-    server(&mut bed).save();
+    let older = server(&mut bed).snapshot();
     let open = state(&*s).await.open[0].clone();
     let second = Claim {
         observed: observed(&open),
@@ -1771,7 +1771,7 @@ async fn redis_with_an_older_state_does_not_make_an_attempt_twice() {
     let g = granted(&*s, &second).await;
     assert_eq!(g.attempt, 2);
     server(&mut bed).kill();
-    server(&mut bed).start_again();
+    server(&mut bed).revive(Some(&older));
     let (_, inc) = reconnect(&*s).await;
     // The older state has the first attempt still running.
     assert_eq!(state(&*s).await.open[0].run, first.run);
@@ -1794,11 +1794,11 @@ async fn redis_that_lost_a_grant_takes_it_back_from_its_holder() {
     let mut bed = Bed::redis();
     let (s, now) = ready(&bed).await;
     let (_, old) = self::now(&*s).await;
-    server(&mut bed).save();
+    let older = server(&mut bed).snapshot();
     let mine = claim(now - 100, "a");
     let g = granted(&*s, &mine).await;
     server(&mut bed).kill();
-    server(&mut bed).start_again();
+    server(&mut bed).revive(Some(&older));
     let (_, inc) = reconnect(&*s).await;
     assert_ne!(inc, old);
     assert_eq!(state(&*s).await.newest, 0);
@@ -1850,7 +1850,7 @@ async fn redis_that_is_full_renews_and_settles_and_grants_nothing() {
         quarantine: Duration::from_secs(1),
         open: None,
     };
-    server(&mut bed).run::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
+    server(&mut bed).command::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
     let e = s.claim(&[claim(now, "b")]).await.unwrap_err();
     assert!(
         e.to_string()
@@ -1872,7 +1872,7 @@ async fn redis_that_is_full_renews_and_settles_and_grants_nothing() {
         s.settle(&settle, &tail).await.unwrap().value,
         Settlement::Done
     );
-    server(&mut bed).run::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
+    server(&mut bed).command::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
     assert_eq!(s.history(&j(), 5).await.unwrap()[0].output_tail, "bye");
     // What was refused has left nothing behind.
     assert_eq!(state(&*s).await.newest, now - 100);
@@ -1885,7 +1885,7 @@ async fn redis_needs_few_permissions_and_names_the_missing() {
     let rules = "ACL SETUSER soloist on >secret resetkeys ~soloist:* resetchannels &soloist:* -@all +evalsha \
                  +script|load +info +time +publish +subscribe +hget +hmget +hset +hdel +hgetall +hlen +hincrby \
                  +lpush +lrange +ltrim +rpop +del +exists +persist +pexpire";
-    server.run::<()>(&rules.split_whitespace().collect::<Vec<_>>());
+    server.command::<()>(&rules.split_whitespace().collect::<Vec<_>>());
     let mut c = settings(&server.url());
     c.username = Some("soloist".to_owned());
     c.password = Some(soloist::config::Secret("secret".to_owned()));
@@ -1905,7 +1905,7 @@ async fn redis_needs_few_permissions_and_names_the_missing() {
     s.journal(&[]).await.unwrap();
     s.heartbeat(None).await.unwrap();
     listen(&s).await;
-    server.run::<()>(&["ACL", "SETUSER", "soloist", "-evalsha"]);
+    server.command::<()>(&["ACL", "SETUSER", "soloist", "-evalsha"]);
     let e = s.observe(&[]).await.unwrap_err();
     assert!(matches!(e, Error::Refused { .. }), "{e}");
     assert!(e.to_string().contains("evalsha"), "{e}");
@@ -1921,13 +1921,13 @@ async fn redis_with_foreign_data_is_an_error_and_no_panic() {
     let mut bed = Bed::redis();
     let (s, now) = ready(&bed).await;
     let server = server(&mut bed);
-    server.run::<()>(&["HSET", "soloist:{backup}:state", "open", "[{\"x\":1}]"]);
+    server.command::<()>(&["HSET", "soloist:{backup}:state", "open", "[{\"x\":1}]"]);
     let e = s.observe(&[j()]).await.unwrap_err();
     assert!(
         matches!(e, Error::Corrupt { .. }) && e.to_string().contains("field open"),
         "{e}"
     );
-    server.run::<()>(&["SET", "soloist:{backup}:state", "x"]);
+    server.command::<()>(&["SET", "soloist:{backup}:state", "x"]);
     let e = s.claim(&[claim(now, "a")]).await.unwrap_err();
     assert!(
         matches!(e, Error::Refused { .. }) && e.to_string().contains("WRONGTYPE"),
@@ -1940,13 +1940,13 @@ async fn redis_that_is_gone_is_an_error_and_comes_back() {
     let mut bed = Bed::redis();
     let (s, now) = ready(&bed).await;
     let server = server(&mut bed);
-    server.save();
+    let all = server.snapshot();
     server.kill();
     let e = s.claim(&[claim(now, "a")]).await.unwrap_err();
     assert!(e.is_transient(), "{e}");
     let e = s.claim(&[claim(now, "a")]).await.unwrap_err();
     assert!(e.is_transient(), "{e}");
-    server.start_again();
+    server.revive(Some(&all));
     let answer = patient(|| s.claim(&[])).await;
     assert!(answer.value.is_empty());
 }

@@ -28,7 +28,7 @@ use soloist::{
 use tokio::sync::{Notify, broadcast, mpsc};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use crate::support::{GENEROUS, redis::RedisServer};
+use crate::support::{GENEROUS, server::RedisServer};
 
 /// A store as one instance reaches it.
 struct Line {
@@ -599,7 +599,7 @@ async fn a_thousand_wake_ups_are_one_command() {
     // Whoever comes later finds it decided, and asks nobody.
     assert_eq!(node.contest(&job, at).await, Contest::Settled);
     assert_eq!(node.line.claims.load(Ordering::SeqCst), 1);
-    let calls: String = server.run(&["INFO", "commandstats"]);
+    let calls: String = server.command(&["INFO", "commandstats"]);
     assert!(calls.contains("evalsha"), "{calls}");
 }
 

@@ -23,8 +23,7 @@ use tempfile::TempDir;
 use crate::support::{
     GENEROUS,
     proxy::{Fault, Proxy},
-    redis::RedisServer,
-    server::RedisServer as TcpServer,
+    server::RedisServer,
 };
 
 const MS: Duration = Duration::from_millis(1);
@@ -571,7 +570,7 @@ async fn a_future_is_cancelled_when_its_lock_is_lost(bed: Bed) {
 /// Takes the lock away from whoever has it, as an operator might.
 fn steal(bed: &Bed, key: &str) {
     match bed {
-        Bed::Redis(server) => server.run::<()>(&["DEL", &format!("soloist:{{{key}}}:lock")]),
+        Bed::Redis(server) => server.command::<()>(&["DEL", &format!("soloist:{{{key}}}:lock")]),
         Bed::Sqlite(dir) => {
             let db = rusqlite::Connection::open(dir.path().join("locks.db")).unwrap();
             db.busy_timeout(GENEROUS).unwrap();
@@ -798,7 +797,7 @@ async fn a_redlock_survives_a_minority_and_needs_a_majority() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stalled_node_costs_a_redlock_its_timeout_and_nothing_of_its_safety() {
-    let servers: Vec<_> = (0..3).map(|_| TcpServer::start()).collect();
+    let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
     let proxies: Vec<_> = servers.iter().map(|s| Proxy::start(s.port())).collect();
     let red = Redlock::new(proxies.iter().map(|p| LockClient::open(&p.url()).unwrap())).unwrap();
     proxies[0].set(Fault::BlackHoleDown);
@@ -827,7 +826,7 @@ async fn plain_redlock_has_two_holders_after_a_node_was_restarted_empty() {
     // On exactly a majority: nodes 0 and 1.
     let first = red_taken(a.try_lock("k", LONG, NoRetry).await.unwrap());
     servers[1].restart_empty();
-    servers[2].start_again();
+    servers[2].revive(None);
     let second = red_taken(b.try_lock("k", LONG, NoRetry).await.unwrap());
     assert!(
         first.is_held() && second.is_held(),
@@ -897,7 +896,7 @@ async fn a_step_of_the_stores_clock_ends_a_lock_and_its_token_shows_it() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_level_is_taken_and_given_back_once_when_replies_are_lost() {
-    let server = TcpServer::start();
+    let server = RedisServer::start();
     let proxy = Proxy::start(server.port());
     let c = LockClient::open(&proxy.url()).unwrap();
     let lock = c.reentrant("k", LONG).unwrap();
@@ -1069,7 +1068,7 @@ async fn a_term_is_renewed_until_it_is_settled(bed: Bed) {
 
 /// How often the server was sent a command.
 fn calls(server: &RedisServer, command: &str) -> u64 {
-    let stats: String = server.run(&["INFO", "commandstats"]);
+    let stats: String = server.command(&["INFO", "commandstats"]);
     let line = format!("cmdstat_{command}:calls=");
     stats
         .lines()
@@ -1079,7 +1078,7 @@ fn calls(server: &RedisServer, command: &str) -> u64 {
 
 fn subscribers(server: &RedisServer, key: &str) -> i64 {
     let channel = format!("soloist:{{{key}}}:released");
-    let (_, n): (String, i64) = server.run(&["PUBSUB", "NUMSUB", &channel]);
+    let (_, n): (String, i64) = server.command(&["PUBSUB", "NUMSUB", &channel]);
     n
 }
 
@@ -1109,7 +1108,7 @@ async fn a_waiter_sends_nothing_while_it_waits() {
     let before = calls(server, "evalsha");
     assert_eq!(before, 4);
     let all = |name: &str| -> u64 {
-        let stats: String = server.run(&["INFO", "stats"]);
+        let stats: String = server.command(&["INFO", "stats"]);
         stats
             .lines()
             .find_map(|l| l.strip_prefix(name)?.parse().ok())
@@ -1190,7 +1189,7 @@ async fn a_waiter_survives_the_loss_of_its_subscription() {
     let lock = take(&a, "k", LONG).await;
     let waiter = waiting(&b, "k");
     until("it has subscribed", || subscribers(server, "k") == 1).await;
-    let killed: i64 = server.run(&["CLIENT", "KILL", "TYPE", "pubsub"]);
+    let killed: i64 = server.command(&["CLIENT", "KILL", "TYPE", "pubsub"]);
     assert_eq!(killed, 1);
     // The message of this release is heard by nobody.
     lock.release().await.unwrap();
@@ -1198,7 +1197,7 @@ async fn a_waiter_survives_the_loss_of_its_subscription() {
     // And again, with the release after the new subscription.
     let waiter = waiting(&a, "k");
     until("it has subscribed", || subscribers(server, "k") == 1).await;
-    let _: i64 = server.run(&["CLIENT", "KILL", "TYPE", "pubsub"]);
+    let _: i64 = server.command(&["CLIENT", "KILL", "TYPE", "pubsub"]);
     until("it has subscribed again", || subscribers(server, "k") == 1).await;
     got.release().await.unwrap();
     let _got = within(waiter).await.unwrap();
@@ -1212,11 +1211,11 @@ async fn a_lost_script_cache_is_filled_again() {
     };
     let c = bed.client();
     let lock = take(&c, "k", LONG).await;
-    server.run::<()>(&["SCRIPT", "FLUSH"]);
+    server.command::<()>(&["SCRIPT", "FLUSH"]);
     lock.renew().await.unwrap();
-    server.run::<()>(&["SCRIPT", "FLUSH"]);
+    server.command::<()>(&["SCRIPT", "FLUSH"]);
     assert_eq!(lock.release().await.unwrap(), Released::Now);
-    server.run::<()>(&["SCRIPT", "FLUSH"]);
+    server.command::<()>(&["SCRIPT", "FLUSH"]);
     let _lock = take(&c, "k", LONG).await;
 }
 
@@ -1248,7 +1247,7 @@ async fn tokens_grow_when_the_servers_clock_stood_or_went_back() {
     let c = bed.client();
     // A token from a clock that was far ahead.
     let ahead = 9_000_000_000_000_000_i64 - 1;
-    server.run::<()>(&[
+    server.command::<()>(&[
         "HSET",
         "soloist:{k}:fence",
         "token",
@@ -1258,7 +1257,7 @@ async fn tokens_grow_when_the_servers_clock_stood_or_went_back() {
     ]);
     let lock = take(&c, "k", LONG).await;
     assert_eq!(lock.fencing_token().0, ahead + 1);
-    let ttl: i64 = server.run(&["PTTL", "soloist:{k}:fence"]);
+    let ttl: i64 = server.command(&["PTTL", "soloist:{k}:fence"]);
     let week = 7 * 24 * 3600 * 1000;
     assert!(
         ttl > week && ttl <= week + LONG.as_millis() as i64,
@@ -1274,7 +1273,7 @@ async fn a_key_of_another_type_is_refused_and_left_alone() {
     };
     let c = bed.client();
     let key = "soloist:{k}:lock";
-    server.run::<()>(&["LPUSH", key, "theirs"]);
+    server.command::<()>(&["LPUSH", key, "theirs"]);
     for e in [
         c.try_lock("k", LONG, NoRetry).await.unwrap_err(),
         c.lock("k", LONG, LONG).await.unwrap_err(),
@@ -1282,10 +1281,10 @@ async fn a_key_of_another_type_is_refused_and_left_alone() {
     ] {
         assert!(matches!(e, Error::WrongType { .. }), "{e}");
     }
-    let there: Vec<String> = server.run(&["LRANGE", key, "0", "-1"]);
+    let there: Vec<String> = server.command(&["LRANGE", key, "0", "-1"]);
     assert_eq!(there, ["theirs"]);
     // A key without an end, by hand.
-    server.run::<()>(&["SET", "soloist:{h}:lock", "by hand"]);
+    server.command::<()>(&["SET", "soloist:{h}:lock", "by hand"]);
     let TryLock::Held { holder, remaining } = c.lock("h", 20 * MS, LONG).await.unwrap() else {
         panic!("it was taken over");
     };
@@ -1303,7 +1302,7 @@ async fn a_request_that_comes_after_its_lock_is_over_takes_nothing() {
     let script = include_str!("../../lua/lock/try_lock.lua");
     let late = |owner: &str| -> Vec<i64> {
         let (l, f) = ("soloist:{k}:lock", "soloist:{k}:fence");
-        server.run(&["EVAL", script, "2", l, f, owner, "60000", "1000"])
+        server.command(&["EVAL", script, "2", l, f, owner, "60000", "1000"])
     };
     // While it is ours: the same answer.
     let again = late(lock.owner());
@@ -1315,7 +1314,7 @@ async fn a_request_that_comes_after_its_lock_is_over_takes_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lost_reply_is_asked_again_with_the_same_answer() {
-    let server = TcpServer::start();
+    let server = RedisServer::start();
     let proxy = Proxy::start(server.port());
     let c = LockClient::open(&proxy.url()).unwrap();
     drop(take(&c, "warm", LONG).await);
@@ -1340,7 +1339,7 @@ async fn a_lost_reply_is_asked_again_with_the_same_answer() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_grant_that_comes_too_late_is_given_back() {
-    let server = TcpServer::start();
+    let server = RedisServer::start();
     let proxy = Proxy::start(server.port());
     let mut config = Store::from_url(&proxy.url()).unwrap();
     config.timeout = Duration::from_secs(5);
@@ -1359,7 +1358,7 @@ async fn a_grant_that_comes_too_late_is_given_back() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_question_without_an_answer_is_an_error_and_leaves_nothing() {
-    let server = TcpServer::start();
+    let server = RedisServer::start();
     let proxy = Proxy::start(server.port());
     let mut config = Store::from_url(&proxy.url()).unwrap();
     config.timeout = 50 * MS;
@@ -1378,7 +1377,7 @@ async fn a_question_without_an_answer_is_an_error_and_leaves_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lock_survives_a_server_that_is_away_for_less_than_the_lease() {
-    let server = TcpServer::start();
+    let server = RedisServer::start();
     let proxy = Proxy::start(server.port());
     let c = LockClient::open(&proxy.url()).unwrap();
     let lease = Duration::from_secs(4);
@@ -1402,7 +1401,7 @@ async fn a_lock_survives_a_server_that_is_away_for_less_than_the_lease() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lock_is_lost_before_another_can_have_it_when_the_server_is_away_for_longer() {
-    let server = TcpServer::start();
+    let server = RedisServer::start();
     let proxy = Proxy::start(server.port());
     let c = LockClient::open(&proxy.url()).unwrap();
     let direct = LockClient::open(&format!("redis://127.0.0.1:{}", server.port())).unwrap();

@@ -22,7 +22,7 @@ use soloist::{
 };
 use tokio::sync::broadcast;
 
-use crate::support::redis::RedisServer;
+use crate::support::server::RedisServer;
 
 /// What can be done to a store from outside.
 enum Place {

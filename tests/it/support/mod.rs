@@ -3,7 +3,6 @@
 pub mod fleet;
 pub mod process;
 pub mod proxy;
-pub mod redis;
 pub mod server;
 pub mod trace;
 pub mod witness;

@@ -4,9 +4,12 @@ use std::{
     os::unix::process::CommandExt,
     path::PathBuf,
     process::{Child, Command, Stdio},
+    sync::atomic::{AtomicU16, Ordering},
+    time::Duration,
 };
 
 use rustix::process::{Signal, set_parent_process_death_signal};
+use soloist::{config, store::redis::RedisStore};
 
 use super::{GENEROUS, process, wait_for};
 
@@ -68,13 +71,12 @@ impl RedisServer {
     }
 
     fn try_connect(&self) -> ::redis::RedisResult<::redis::Connection> {
-        let mut c = ::redis::Client::open(self.url())?.get_connection()?;
-        ::redis::cmd("PING").query::<String>(&mut c)?;
-        Ok(c)
+        ::redis::Client::open(self.url())?.get_connection()
     }
 
     pub fn await_ready(&self) {
-        wait_for("redis-server answers", GENEROUS, || self.try_connect().ok());
+        let ping = || ::redis::cmd("PING").query::<String>(&mut self.try_connect()?);
+        wait_for("redis-server answers", GENEROUS, || ping().ok());
     }
 
     /// Runs one command; its answer must be readable as `T`.
@@ -108,6 +110,19 @@ impl RedisServer {
         self.await_ready();
     }
 
+    /// Starts again with all that it knew.
+    pub fn restart(&mut self) {
+        let all = self.snapshot();
+        self.kill();
+        self.revive(Some(&all));
+    }
+
+    /// Starts again with nothing.
+    pub fn restart_empty(&mut self) {
+        self.kill();
+        self.revive(None);
+    }
+
     /// Further arguments of the next start, in place of those of before.
     pub fn args(&mut self, args: &[&str]) {
         self.args = args.iter().map(|&a| a.to_owned()).collect();
@@ -132,6 +147,15 @@ impl RedisServer {
         Snapshot(std::fs::read(self.dir.path().join("dump.rdb")).expect("dump.rdb after SAVE"))
     }
 
+    pub fn flush(&self) {
+        self.command::<()>(&["FLUSHALL"]);
+    }
+
+    /// One more client of it, as another process would have.
+    pub fn store(&self) -> RedisStore {
+        RedisStore::open(&self.url(), &settings(&self.url())).expect("a store")
+    }
+
     pub fn stop(&self) {
         process::signal(self.child.id(), Signal::STOP);
     }
@@ -140,12 +164,39 @@ impl RedisServer {
     }
 }
 
-/// The port is free now and, being out of the range that the kernel hands out next, most likely then too.
+/// A port that nobody listens on, outside of the range that the kernel gives to connections: what is free now stays
+/// free until the server has it, unless another test process looks at the same moment, which starts elsewhere.
 pub fn free_port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0")
-        .and_then(|l| l.local_addr())
-        .expect("a free port")
-        .port()
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let first = std::process::id() * 97;
+    loop {
+        let step = u32::from(NEXT.fetch_add(1, Ordering::Relaxed));
+        let port = u16::try_from(12_000 + (first + step) % 20_000).expect("below 32,768");
+        if std::net::TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
+}
+
+/// A patient client of it that does not try again by itself.
+pub fn settings(url: &str) -> config::Store {
+    config::Store {
+        url: config::StoreUrl::Redis(url.to_owned()),
+        namespace: "soloist".to_owned(),
+        username: None,
+        password: None,
+        tls: None,
+        timeout: Duration::from_secs(10),
+        pool_size: 4,
+        min_replicas: 0,
+        retry: config::StoreRetry {
+            attempts: 0,
+            interval: Duration::ZERO,
+            exponential: false,
+            max_interval: Duration::ZERO,
+            jitter: false,
+        },
+    }
 }
 
 fn spawn(dir: &tempfile::TempDir, port: u16, append_only: bool, args: &[String]) -> Child {
@@ -167,6 +218,7 @@ fn spawn(dir: &tempfile::TempDir, port: u16, append_only: bool, args: &[String])
         .args(["--unixsocket", "redis.sock", "--appendonly"])
         .arg(if append_only { "yes" } else { "no" })
         .args(["--maxmemory-policy", "noeviction"])
+        .args(["--enable-debug-command", "local"])
         .args(args)
         .current_dir(dir.path())
         .stdin(Stdio::null())
