@@ -24,7 +24,7 @@ use crate::{
     elector::{Elector, Parts},
     holder::Holder,
     logic::claim::Event,
-    model::InstanceId,
+    model::{InstanceId, JobName},
     runner::Runner,
     store::{self, Store},
 };
@@ -120,7 +120,18 @@ pub async fn run(o: Options) -> anyhow::Result<()> {
         holder.clone(),
         finish.clone(),
     ));
-    background.spawn(Dispatcher::new(elector.clone(), clock.clone(), planned, stop.clone())?.run());
+    let prepare = {
+        let holder = holder.clone();
+        Box::new(move |job: &JobName, run| holder.prepare(job, run))
+    };
+    let dispatcher = Dispatcher::new(
+        elector.clone(),
+        clock.clone(),
+        planned,
+        prepare,
+        stop.clone(),
+    )?;
+    background.spawn(dispatcher.run());
     notify(&[sd_notify::NotifyState::Ready]);
 
     let mut config = o.config;

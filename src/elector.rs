@@ -6,6 +6,7 @@
 //! Only the flight's own closure ever sees the lease; callers get the outcome.
 
 mod batch;
+mod foreseen;
 mod pending;
 mod watch;
 
@@ -25,7 +26,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::{debug, info, warn};
 
 pub use self::pending::Due;
-use self::{batch::Batcher, pending::Queue, watch::Watches};
+use self::{batch::Batcher, foreseen::Foreseen, pending::Queue, watch::Watches};
 use crate::{
     clock::{Boottime, StoreClock},
     config::{Job, OnStateLoss, StoreRetry},
@@ -125,6 +126,7 @@ pub struct Elector {
     parted: Mutex<HashMap<JobName, Parted>>,
     flights: UnaryGroup<(JobName, Target, bool), Contest>,
     watches: Watches,
+    foreseen: Foreseen,
     live: Mutex<Arc<[InstanceId]>>,
     slots: Option<Arc<Semaphore>>,
     journal: mpsc::Sender<Decision>,
@@ -164,6 +166,8 @@ struct Entry {
     queue: Queue,
     /// A driver works on the queue.
     driven: bool,
+    /// What was foreseen last did not come: somebody else is faster, or the job is paused.
+    in_vain: bool,
     /// Nonces of claims that were sent and have no answer that ends them.
     asked: BTreeMap<Target, RunId>,
     runs: Runs,
@@ -238,6 +242,7 @@ impl Elector {
             parted: Mutex::default(),
             flights: UnaryGroup::new(),
             watches: Watches::default(),
+            foreseen: Foreseen::default(),
             live: Mutex::new(Arc::new([])),
             slots: p.max_parallel.map(|n| Arc::new(Semaphore::new(n as usize))),
             journal: p.journal,
@@ -293,6 +298,7 @@ impl Elector {
                         primed: false,
                         queue: Queue::default(),
                         driven: false,
+                        in_vain: false,
                         asked,
                         runs,
                         changed: Changed::default(),
@@ -487,6 +493,11 @@ impl Elector {
                 again: false,
             };
             let outcome = self.contest(&job, ask).await;
+            let foreseen = self.foreseen.forget(&job, &plan.target);
+            let won = matches!(outcome, Contest::Won(_));
+            if foreseen || won {
+                self.entry(&job, |e| e.in_vain = !won);
+            }
             match outcome {
                 Contest::Undecided => {
                     self.entry(&job, |e| e.queue.outage());
@@ -1375,7 +1386,8 @@ fn flat(target: &Target) -> Target {
 impl Elector {
     /// The nonce of this instance's question for `target`: the same until it is answered.
     fn nonce(&self, job: &JobName, target: &Target) -> RunId {
-        let fresh = RunId::random();
+        let foreseen = self.foreseen.run(job, target);
+        let fresh = foreseen.unwrap_or_else(RunId::random);
         self.entry(job, |e| *e.asked.entry(flat(target)).or_insert(fresh))
             .unwrap_or(fresh)
     }

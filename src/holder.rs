@@ -3,7 +3,7 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -23,7 +23,7 @@ use crate::{
         trust::{HeldLease, Step},
     },
     model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger},
-    runner::{End, Runner, Running},
+    runner::{End, Prepared, Runner, Running},
     settle::Legacy,
     store::{Store, Tail},
 };
@@ -39,6 +39,8 @@ const SETTLE_REFUSED: Duration = Duration::from_secs(30);
 const WARN_AGAIN: Duration = Duration::from_secs(30);
 /// Fencing tokens have three digits for the attempt.
 const MOST_ATTEMPTS: u32 = 999;
+/// How long a guard waits for a run that does not come.
+const PREPARED_FOR: Duration = Duration::from_secs(3);
 /// Less trust than this is not enough to start a command with.
 const LEAST_TRUST: Duration = Duration::from_millis(20);
 
@@ -56,6 +58,8 @@ pub struct Holder {
     pub give_up: CancellationToken,
     pub runs: TaskTracker,
     running: Mutex<BTreeMap<RunId, Run>>,
+    /// Guards of runs that are about to be granted, most likely.
+    prepared: Mutex<BTreeMap<RunId, Prepared>>,
 }
 
 struct Run {
@@ -85,6 +89,7 @@ impl Holder {
             give_up: CancellationToken::new(),
             runs: TaskTracker::new(),
             running: Mutex::default(),
+            prepared: Mutex::default(),
         })
     }
 
@@ -104,6 +109,27 @@ impl Holder {
             .values()
             .filter(|r| r.job == *job)
             .for_each(|r| r.nudge.notify_one());
+    }
+
+    /// Gets ready for a run that will most likely be granted in a moment: its guard is there before its instant. When it
+    /// is not granted, that guard ends after a while, and nothing has happened.
+    pub fn prepare(self: &Arc<Self>, job: &JobName, run: RunId) {
+        match self.runner.prepare(job, run) {
+            Ok(guard) => {
+                self.prepared().insert(run, guard);
+                let this = self.clone();
+                tokio::spawn(async move {
+                    tokio::time::sleep(PREPARED_FOR).await;
+                    this.prepared().remove(&run);
+                });
+            }
+            // When the run is granted, it is tried again, and what fails then is recorded.
+            Err(error) => debug!(%job, %run, %error, "cannot prepare a guard"),
+        }
+    }
+
+    fn prepared(&self) -> MutexGuard<'_, BTreeMap<RunId, Prepared>> {
+        self.prepared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Runs what was granted.
@@ -175,7 +201,9 @@ impl Holder {
         };
         let legacy = serde_json::to_value(&legacy).unwrap_or_default();
         let spec = Spec::new(&job, &id, lease.trusted_until(), legacy);
-        let mut running = match self.runner.start(spec, job.output).await {
+        let prepared = self.prepared().remove(&g.run);
+        let started = self.runner.start_prepared(spec, job.output, prepared);
+        let mut running = match started.await {
             Ok(running) => running,
             Err(e) => {
                 error!(job = %job.name, occurrence = %grant.occurrence, error = %e, "cannot start");

@@ -100,41 +100,63 @@ impl Runner {
         Ok(Self { exe: Arc::new(exe) })
     }
 
-    /// Starts the guard of `spec`, which starts the command; [`Running::started`] tells when it has. Needs a Tokio
-    /// runtime, and holds its thread for a fraction of a millisecond, whatever the size of this process.
+    /// Starts a guard ahead of its run: it waits to be told what to run, and ends when the answer is dropped. Needs a
+    /// Tokio runtime, and holds its thread for a fraction of a millisecond, whatever the size of this process.
+    ///
+    /// # Errors
+    /// No descriptor, process or memory left for a guard.
+    pub fn prepare(&self, job: &JobName, run: RunId) -> Result<Prepared, StartError> {
+        self.launch(job, run, false)
+            .map_err(|source| self.failed(job, source))
+    }
+
+    /// Starts the guard of `spec`, which starts the command; [`Running::started`] tells when it has. As for
+    /// [`Runner::prepare`], a Tokio runtime is needed, and its thread held.
     ///
     /// # Errors
     /// No descriptor, process or memory left for a guard. Everything later is part of [`End`].
     pub async fn start(&self, spec: Spec, output: Output) -> Result<Running, StartError> {
-        let job = spec.job.clone();
-        self.spawn(spec, output).map_err(|source| StartError {
-            job,
-            exe: self.exe.to_path_buf(),
-            source,
-        })
+        self.start_prepared(spec, output, None).await
     }
 
-    fn spawn(&self, spec: Spec, output: Output) -> io::Result<Running> {
+    /// As [`Runner::start`], with the guard that was prepared for this run, if there is one.
+    ///
+    /// # Errors
+    /// As [`Runner::start`].
+    pub async fn start_prepared(
+        &self,
+        spec: Spec,
+        output: Output,
+        prepared: Option<Prepared>,
+    ) -> Result<Running, StartError> {
+        let job = spec.job.clone();
+        self.spawn(spec, output, prepared)
+            .map_err(|source| self.failed(&job, source))
+    }
+
+    fn failed(&self, job: &JobName, source: io::Error) -> StartError {
+        StartError {
+            job: job.clone(),
+            exe: self.exe.to_path_buf(),
+            source,
+        }
+    }
+
+    fn launch(&self, job: &JobName, run: RunId, transparent: bool) -> io::Result<Prepared> {
         let (ours, theirs) = StdUnixStream::pair()?;
         ours.set_nonblocking(true)?;
-        let mut first_line = serde_json::to_vec(&spec)?;
-        first_line.push(b'\n');
-        // Before the guard exists, so that it need not wait for us; what does not fit follows later.
-        let written = (&ours).write(&first_line)?;
-        first_line.drain(..written);
-        let ours = UnixStream::from_std(ours)?;
         // Nothing here that would make std fork instead of posix_spawn: a fork copies the page tables of the
         // whole daemon. User, session and so on are the guard's work.
         let mut command = std::process::Command::new(&*self.exe);
         command
             .arg0("soloist")
-            .args([guard::ARGUMENT, spec.job.as_str(), &spec.run_id.to_string()])
+            .args([guard::ARGUMENT, job.as_str(), &run.to_string()])
             .stdin(OwnedFd::from(theirs))
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
         // Not closed on exec, for the guard to have under this number; ours is closed when it has it.
         let mut stdin = None;
-        if spec.transparent.is_some() {
+        if transparent {
             let ours = rustix::io::fcntl_dupfd_cloexec(io::stdin(), 3)?;
             rustix::io::fcntl_setfd(&ours, rustix::io::FdFlags::empty())?;
             command
@@ -143,8 +165,30 @@ impl Runner {
                 .stderr(Stdio::inherit());
             stdin = Some(ours);
         }
-        let mut child = Command::from(command).spawn()?;
+        let child = Command::from(command).spawn()?;
         drop(stdin);
+        Ok(Prepared {
+            child,
+            socket: ours,
+        })
+    }
+
+    fn spawn(&self, spec: Spec, output: Output, prepared: Option<Prepared>) -> io::Result<Running> {
+        let mut first_line = serde_json::to_vec(&spec)?;
+        first_line.push(b'\n');
+        // Somebody may have killed the one that waits: then nothing was started yet, and a new one takes its place.
+        let told = prepared.and_then(|p| Some((p.tell(&first_line).ok()?, p)));
+        let (written, prepared) = match told {
+            Some(told) => told,
+            None => {
+                let new = self.launch(&spec.job, spec.run_id, spec.transparent.is_some())?;
+                (new.tell(&first_line)?, new)
+            }
+        };
+        // What does not fit follows later.
+        first_line.drain(..written);
+        let Prepared { mut child, socket } = prepared;
+        let ours = UnixStream::from_std(socket)?;
 
         let tail = Arc::new(Tail::new(output.keep));
         let mut drains = tokio::task::JoinSet::new();
@@ -202,6 +246,26 @@ impl Runner {
                 populated
             })
             .count()
+    }
+}
+
+/// A guard that waits to be told what to run; it ends when this is dropped.
+#[derive(Debug)]
+#[must_use = "it ends when dropped"]
+pub struct Prepared {
+    child: Child,
+    socket: StdUnixStream,
+}
+
+impl Prepared {
+    /// The guard's process id.
+    pub fn guard_pid(&self) -> Option<u32> {
+        self.child.id()
+    }
+
+    /// Returns how much of it was taken.
+    fn tell(&self, line: &[u8]) -> io::Result<usize> {
+        (&self.socket).write(line)
     }
 }
 

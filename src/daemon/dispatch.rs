@@ -16,12 +16,17 @@ use crate::{
     clock::{Alarm, Boottime, StoreClock, wall_us},
     elector::{Due, Elector, Plan},
     logic::{claim::Target, timetable::Timetable},
-    model::{JobName, Occurrence},
+    model::{JobName, Occurrence, RunId},
 };
 
 /// How far ahead occurrences are taken from the timetable and armed. More than two ticks, so that a late one loses nothing.
 const LOOK_AHEAD_MS: i64 = 3000;
 const INTERVAL: Duration = Duration::from_millis(1500);
+/// How long before an instant its guards are started: a multiple of what that takes, also on a busy host.
+const PREPARE_MS: i64 = 50;
+
+/// Gets ready for a run that will most likely be granted in a moment. Must not block.
+pub(super) type Prepare = Box<dyn Fn(&JobName, RunId) + Send>;
 
 pub(super) struct Dispatcher {
     elector: Arc<Elector>,
@@ -31,6 +36,9 @@ pub(super) struct Dispatcher {
     timetable: Timetable<JobName>,
     /// By the instant they start at, Unix ms of the store's clock.
     armed: BTreeMap<i64, Vec<Due>>,
+    prepare: Prepare,
+    /// What is armed up to here (Unix ms, as above) has been prepared for.
+    prepared: i64,
     alarm: Alarm,
 }
 
@@ -39,6 +47,7 @@ impl Dispatcher {
         elector: Arc<Elector>,
         clock: Arc<StoreClock>,
         plans: mpsc::UnboundedReceiver<Plan>,
+        prepare: Prepare,
         stop: CancellationToken,
     ) -> anyhow::Result<Self> {
         let alarm = Alarm::new().context("cannot make a timer")?;
@@ -49,6 +58,8 @@ impl Dispatcher {
             stop,
             timetable: Timetable::new(),
             armed: BTreeMap::new(),
+            prepare,
+            prepared: 0,
             alarm,
         })
     }
@@ -70,7 +81,7 @@ impl Dispatcher {
                 // From here, and from nowhere else: a scheduler that hangs must not look alive.
                 super::notify(&[sd_notify::NotifyState::Watchdog]);
             }
-            let next = self.armed.keys().next().and_then(|ms| self.clock.when(*ms));
+            let next = self.wake_at().and_then(|ms| self.clock.when(ms));
             tokio::select! {
                 () = self.stop.cancelled() => break,
                 plan = self.plans.recv() => match plan {
@@ -105,6 +116,31 @@ impl Dispatcher {
         // Piece by piece: after a long suspend there may be more than fits into memory at one time, and the elector
         // folds what nobody can start any more.
         while self.hand_out() {}
+        self.prepare();
+    }
+
+    /// The next instant at which something is to be done, Unix ms of the store's clock.
+    fn wake_at(&self) -> Option<i64> {
+        let due = self.armed.keys().next().copied();
+        let soon = self.armed.range(self.prepared + 1..).next();
+        due.into_iter()
+            .chain(soon.map(|(ms, _)| ms - PREPARE_MS))
+            .min()
+    }
+
+    /// Has the guards started that will be wanted in a moment.
+    fn prepare(&mut self) {
+        let Some(now_us) = self.clock.now_us() else {
+            return;
+        };
+        let until = now_us.div_euclid(1000) + PREPARE_MS;
+        // Where the clock was stepped back, what comes is prepared for again.
+        let from = self.prepared.min(until);
+        let soon = self.armed.range(from + 1..=until).flat_map(|(_, due)| due);
+        for (job, run) in self.elector.foresee(soon) {
+            (self.prepare)(&job, run);
+        }
+        self.prepared = until;
     }
 
     /// True: there may be more.
@@ -235,7 +271,9 @@ mod tests {
             tasks: TaskTracker::new(),
         };
         let elector = Arc::new(Elector::build(parts, Box::new(|_| {})));
-        Dispatcher::new(elector, clock, planned, CancellationToken::new()).expect("a timer")
+        let prepare = Box::new(|_: &JobName, _| {});
+        Dispatcher::new(elector, clock, planned, prepare, CancellationToken::new())
+            .expect("a timer")
     }
 
     fn armed(d: &Dispatcher) -> Vec<i64> {

@@ -655,6 +655,96 @@ async fn wins_are_spread_and_a_dead_first_in_rank_holds_up_nobody() {
     assert!(wins.values().all(|n| *n >= 6), "{wins:?}");
 }
 
+#[tokio::test]
+async fn what_is_foreseen_is_asked_for_with_the_run_that_was_named() {
+    let store = Arc::new(MemoryStore::new());
+    let started = Arc::new(Started::default());
+    let (job, node) = (job(""), Node::simple("a", &store, &started));
+    node.with(&job).await;
+    let at = now(&store, 20);
+    let foreseen: Vec<_> = node.elector.foresee(&[due(&job, at)]).collect();
+    let [(name, run)] = &foreseen[..] else {
+        panic!("{foreseen:?}");
+    };
+    assert_eq!(*name, job.name);
+    node.due(&job, at);
+    let of = until("it is started", || started.of(at).pop()).await;
+    assert_eq!(of.run, *run);
+    // It is decided: nothing more is to come of it.
+    assert_eq!(node.elector.foresee(&[due(&job, at)]).count(), 0);
+}
+
+#[tokio::test]
+async fn one_instance_foresees_an_occurrence_and_that_one_goes_first() {
+    let store = Arc::new(MemoryStore::new());
+    let started = Arc::new(Started::default());
+    let job = job("overlap = \"allow\"");
+    let names = ["a", "b", "c"];
+    let live: Arc<[InstanceId]> = names.iter().map(|n| InstanceId::new(n)).collect();
+    let nodes = names.map(|n| Node::simple(n, &store, &started));
+    for n in &nodes {
+        n.with(&job).await;
+        n.elector.set_live(live.clone());
+    }
+    let base = now(&store, 1000);
+    let mut by = BTreeSet::new();
+    for i in 0..50 {
+        let due = [due(&job, base + i * 10)];
+        let foresees = |n: &&Node| n.elector.foresee(&due).count() == 1;
+        let who: Vec<&Node> = nodes.iter().filter(foresees).collect();
+        assert_eq!(who.len(), 1);
+        by.insert(who[0].elector.instance.clone());
+    }
+    assert_eq!(by.len(), 3);
+}
+
+#[tokio::test]
+async fn nothing_is_foreseen_that_something_stands_against() {
+    let store = Arc::new(MemoryStore::new());
+    let started = Arc::new(Started::default());
+    let (job, node) = (job(""), Node::simple("a", &store, &started));
+    node.with(&job).await;
+    let foresees = |at: i64| node.elector.foresee(&[due(&job, at)]).count() == 1;
+    let base = now(&store, -500);
+    // Where a prepared occurrence comes to nothing, the next one is not prepared; until one is won again.
+    let pause = Control::Pause {
+        until: None,
+        reason: None,
+    };
+    store.control(&job.name, &pause).await.unwrap();
+    assert!(foresees(base));
+    node.due(&job, base);
+    recorded(&*store, &job.name, 1).await;
+    until("that is known", || (!foresees(base + 10)).then_some(())).await;
+    store.control(&job.name, &Control::Resume).await.unwrap();
+    node.due(&job, base + 10);
+    recorded(&*store, &job.name, 2).await;
+    until("it is hoped again", || foresees(base + 20).then_some(())).await;
+    node.elector.set_draining(true);
+    assert!(!foresees(base + 30));
+    node.elector.set_draining(false);
+    node.planned(&job.name).await;
+    until("it claims again", || foresees(base + 40).then_some(())).await;
+    node.elector.set_unfit(Some("evicts".into()));
+    assert!(!foresees(base + 50));
+    node.elector.set_unfit(None);
+    assert!(foresees(base + 50));
+
+    let line = Line::new(store.clone());
+    let busy = Node::new(Setup {
+        name: "b",
+        line,
+        started: started.clone(),
+        max_parallel: None,
+        lasts: Lasts::ForEver,
+    });
+    let job = named("long", "");
+    busy.with(&job).await;
+    busy.due(&job, base);
+    until("it runs", || started.of(base).pop()).await;
+    assert_eq!(busy.elector.foresee(&[due(&job, base + 20)]).count(), 0);
+}
+
 /// An hour of downtime of a job of every ten minutes, decided up to its beginning.
 async fn downtime(catch_up: &str) -> (Vec<i64>, Vec<(i64, Outcome)>, Vec<i64>) {
     let base = soloist::clock::wall_us() / 1000;

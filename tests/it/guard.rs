@@ -335,6 +335,53 @@ async fn run_with(spec: Spec, output: config::Output) -> End {
     end
 }
 
+// ---- guards that wait for their run ----
+
+#[tokio::test]
+async fn a_prepared_guard_takes_the_run_that_it_was_prepared_for() {
+    let (spec, runner) = (shell("echo done"), runner());
+    let prepared = runner.prepare(&spec.job, spec.run_id).expect("a guard");
+    let pid = prepared.guard_pid();
+    let mut running = runner
+        .start_prepared(spec, OUTPUT, Some(prepared))
+        .await
+        .expect("a run");
+    assert_eq!(running.guard_pid(), pid);
+    let end = running.wait().await;
+    assert_eq!(
+        (end.outcome, end.output_text().as_str()),
+        (Outcome::Succeeded, "done\n")
+    );
+    running.settled().await;
+}
+
+#[tokio::test]
+async fn a_prepared_guard_that_is_not_wanted_ends() {
+    let spec = shell("echo done");
+    let prepared = runner().prepare(&spec.job, spec.run_id).expect("a guard");
+    let pid = prepared.guard_pid().expect("a pid").cast_signed();
+    assert!(stat(pid).is_some());
+    drop(prepared);
+    until_async("it has ended", || stat(pid).is_none()).await;
+}
+
+#[tokio::test]
+async fn a_prepared_guard_that_is_killed_costs_nothing() {
+    let (spec, runner) = (shell("echo done"), runner());
+    let prepared = runner.prepare(&spec.job, spec.run_id).expect("a guard");
+    let pid = prepared.guard_pid().expect("a pid").cast_signed();
+    kill(pid, Signal::KILL);
+    until_async("it is dead", || {
+        stat(pid).is_none_or(|(state, _)| state == 'Z')
+    })
+    .await;
+    let started = runner.start_prepared(spec, OUTPUT, Some(prepared)).await;
+    let mut running = started.expect("a run");
+    assert_ne!(running.guard_pid().expect("a pid").cast_signed(), pid);
+    assert_eq!(running.wait().await.outcome, Outcome::Succeeded);
+    running.settled().await;
+}
+
 // ---- how commands end ----
 
 #[tokio::test]
