@@ -136,7 +136,9 @@ impl Dispatcher {
         let until = now_us.div_euclid(1000) + PREPARE_MS;
         // Where the clock was stepped back, what comes is prepared for again.
         let from = self.prepared.min(until);
-        let soon = self.armed.range(from + 1..=until).flat_map(|(_, due)| due);
+        // Half open: nothing lies in an empty range, while one that ends before it starts is a panic.
+        let soon = self.armed.range(from + 1..until + 1);
+        let soon = soon.flat_map(|(_, due)| due);
         for (job, run) in self.elector.foresee(soon) {
             (self.prepare)(&job, run);
         }
@@ -235,7 +237,7 @@ mod tests {
     use super::*;
     use crate::{
         config::{self, Job},
-        elector::Parts,
+        elector::{Epoch, Parts},
         model::InstanceId,
         store::memory::MemoryStore,
     };
@@ -253,7 +255,7 @@ mod tests {
         clock.sample(now * 1000, here, here);
         let (plans, planned) = mpsc::unbounded_channel();
         let parts = Parts {
-            store: Arc::new(MemoryStore::new()),
+            store: Arc::new(MemoryStore::new_with_clock(Arc::new(move || now * 1000))),
             clock: clock.clone(),
             instance: InstanceId::new("a"),
             host: "a".into(),
@@ -321,6 +323,36 @@ mod tests {
             } else {
                 assert_eq!((armed(&d), next), (vec![], Some(NOON)));
             }
+        }
+    }
+
+    #[tokio::test]
+    async fn guards_are_prepared_shortly_before_their_instant_and_once() {
+        for (before, expected, wake) in [
+            (PREPARE_MS + 10, 0, NOON - PREPARE_MS),
+            (PREPARE_MS - 10, 1, NOON),
+        ] {
+            let job = job("schedule = \"@every 1h\"");
+            let mut d = dispatcher(NOON - before);
+            let (asked, mut prepared) = mpsc::unbounded_channel();
+            d.prepare = Box::new(move |job: &JobName, run| drop(asked.send((job.clone(), run))));
+            d.elector.set_job(job.clone());
+            let fleet = d.elector.store.heartbeat(None).await.expect("a reply");
+            let epoch = Epoch {
+                inc: fleet.inc,
+                born: fleet.value.born,
+                open: true,
+                quarantine: Duration::ZERO,
+                first_seen: Boottime::now(),
+            };
+            assert_eq!(d.elector.enrol(&epoch).await.expect("an answer"), 0);
+            d.take(Plan::From(job.clone(), Occurrence(NOON - 1000)));
+            d.advance();
+            d.advance();
+            assert_eq!(d.wake_at(), Some(wake), "{before} ms before");
+            let prepared: Vec<_> = std::iter::from_fn(|| prepared.try_recv().ok()).collect();
+            assert_eq!(prepared.len(), expected, "{before} ms before");
+            assert!(prepared.iter().all(|(name, _)| *name == job.name));
         }
     }
 
