@@ -148,7 +148,7 @@ fn lease(args: &Exec, store: &config::Store) -> Result<Lease, Failure> {
             "`--lease 15s` suits most; the command may take much longer",
         )
     };
-    Lease::for_store(args.lease, None, CLOCK_DRIFT, store.timeout).map_err(usage)
+    Lease::for_store(args.lease, CLOCK_DRIFT, store.timeout).map_err(usage)
 }
 
 /// What is told about an error of the lock, with the exit code that it has.

@@ -14,7 +14,7 @@ use std::{
 use super::{
     CatchUp, Command, Config, Job, JobRetry, Lease, Limits, OnStateLoss, Output, Secret, Store,
     StoreRetry, StoreUrl, Tls, digest,
-    raw::{self, Kind, span_of},
+    raw::{self, Kind},
     report::Place,
     tree::{At, Given, Reader, Zone, inside},
 };
@@ -27,15 +27,17 @@ use crate::{
 };
 
 const LEASE: Duration = Duration::from_secs(15);
+const STORE_TIMEOUT: Duration = Duration::from_millis(500);
+const CLOCK_DRIFT: f64 = 0.01;
+const RETRIES: u32 = 2;
 /// The files named here hold a password or some variables; more is the wrong file.
 const MOST_OF_A_FILE: u64 = 1 << 20;
 
 /// What all jobs share while they are checked.
 struct Shared<'t> {
     defaults: &'t raw::Job,
-    /// None: wrong.
-    store_timeout: Option<Duration>,
-    clock_drift: Option<f64>,
+    store_timeout: &'t Given<Duration>,
+    clock_drift: &'t Given<f64>,
     /// `env_file` and `env` of the defaults.
     env: Option<Arc<BTreeMap<String, String>>>,
     utc: Zone,
@@ -49,7 +51,7 @@ struct Shared<'t> {
     leases: HashSet<Arc<Lease>>,
     retries: HashSet<Arc<JobRetry>>,
     envs: HashSet<Arc<BTreeMap<String, String>>>,
-    /// Each file is read once.
+    /// Each file is judged once.
     env_files: HashMap<PathBuf, Option<Variables>>,
 }
 
@@ -65,8 +67,8 @@ pub(super) fn config<'t>(r: &mut Reader<'t>, file: raw::File<'t>) -> Option<Conf
     let limits = limits(&file.limits);
     let mut shared = Shared {
         defaults: &file.defaults,
-        store_timeout: file.store.timeout.or_default(|| Duration::from_millis(500)),
-        clock_drift: file.limits.clock_drift.or_default(|| 0.01),
+        store_timeout: &file.store.timeout,
+        clock_drift: &file.limits.clock_drift,
         env: None,
         utc: Zone {
             name: "UTC".into(),
@@ -91,6 +93,19 @@ pub(super) fn config<'t>(r: &mut Reader<'t>, file: raw::File<'t>) -> Option<Conf
         BTreeMap::new(),
     )
     .map(Arc::new);
+    if let Given::Read(default) = &file.defaults.schedule {
+        // Whatever a job adds to it: only `@at` looks at more than the text.
+        let utc = shared.utc.clone();
+        schedules(
+            r,
+            &mut shared,
+            Place::Defaults,
+            "",
+            &default.value,
+            &utc,
+            Dst::default(),
+        );
+    }
     let mut jobs = BTreeMap::new();
     for (name, span, node) in &file.jobs {
         let Some(raw) = raw::named_job(r, name, span.clone(), node) else {
@@ -156,7 +171,7 @@ fn store(r: &mut Reader<'_>, raw: &raw::Store) -> Option<Store> {
     let password = match &raw.password_file {
         Given::Read(file) => password(r, file).map(Some),
         Given::Absent => Some(None),
-        Given::Wrong => None,
+        Given::Wrong(_) => None,
     };
     let tls = match raw.tls.optional() {
         Some(Some(tls)) => {
@@ -196,7 +211,7 @@ fn store(r: &mut Reader<'_>, raw: &raw::Store) -> Option<Store> {
         username: raw.username.optional()?,
         password: password?,
         tls: tls?,
-        timeout: raw.timeout.or_default(|| Duration::from_millis(500))?,
+        timeout: raw.timeout.or_default(|| STORE_TIMEOUT)?,
         pool_size: raw.pool_size.or_default(|| 8)?,
         min_replicas: raw.min_replicas.or_default(|| 0)?,
         retry: retry?,
@@ -211,9 +226,9 @@ fn only_for(r: &mut Reader<'_>, kind: Kind, raw: &raw::Store) {
                 .add(Place::Store, span, message.into(), Some(hint.into()));
         }
     };
-    let username = raw.username.read().map(|at| at.span.clone());
-    let password = raw.password_file.read().map(|at| at.span.clone());
-    let tls = raw.tls.read().map(|at| at.span.clone());
+    let username = raw.username.span();
+    let password = raw.password_file.span();
+    let tls = raw.tls.span();
     match kind {
         Kind::Redis {
             tls: over_tls,
@@ -241,16 +256,15 @@ fn only_for(r: &mut Reader<'_>, kind: Kind, raw: &raw::Store) {
                     "write `rediss://` in `url`, or take `tls` out",
                 );
             }
-            if !in_url && raw.password_file.read().is_none() && !raw.password_file.is_wrong() {
+            if !in_url && password.is_none() {
                 refuse(
                     username,
                     "`username` needs a password",
                     "name the file that holds it in `password_file`",
                 );
                 if user {
-                    let url = raw.url.read().map(|at| at.span.clone());
                     refuse(
-                        url,
+                        raw.url.span(),
                         "`url` has a user name but no password",
                         "name the file that holds it in `password_file`",
                     );
@@ -299,7 +313,7 @@ fn limits(raw: &raw::Limits) -> Option<Limits> {
     Some(Limits {
         max_parallel: raw.max_parallel.optional()?,
         drain: raw.drain.or_default(|| Duration::from_secs(60))?,
-        clock_drift: raw.clock_drift.or_default(|| 0.01)?,
+        clock_drift: raw.clock_drift.or_default(|| CLOCK_DRIFT)?,
     })
 }
 
@@ -310,18 +324,15 @@ fn password(r: &mut Reader<'_>, file: &At<String>) -> Option<Secret> {
         .map(|dir| Path::new(&dir).join(&file.value))
         .filter(|path| path.exists());
     let path = credential.unwrap_or_else(|| r.dir.join(&file.value));
-    let wrong = match read_small(&path) {
-        Ok(bytes) => match String::from_utf8(bytes) {
-            Ok(text) => {
-                let line = text.strip_suffix('\n').unwrap_or(&text);
-                let line = line.strip_suffix('\r').unwrap_or(line);
-                if !line.is_empty() {
-                    return Some(Secret(line.to_owned()));
-                }
-                "the file is empty".into()
+    let wrong = match read_text(&path) {
+        Ok(text) => {
+            let line = text.strip_suffix('\n').unwrap_or(&text);
+            let line = line.strip_suffix('\r').unwrap_or(line);
+            if !line.is_empty() {
+                return Some(Secret(line.to_owned()));
             }
-            Err(_) => "the file is not UTF-8 text".into(),
-        },
+            "the file is empty".into()
+        }
         Err(error) => error,
     };
     let message = format!(
@@ -335,7 +346,7 @@ fn password(r: &mut Reader<'_>, file: &At<String>) -> Option<Secret> {
 }
 
 /// A regular file of reasonable size: a pipe or device would make the start hang.
-fn read_small(path: &Path) -> Result<Vec<u8>, String> {
+fn read_text(path: &Path) -> Result<String, String> {
     // Without the error number: it tells an administrator nothing.
     let words = |error: std::io::Error| match error.kind() {
         std::io::ErrorKind::NotFound => "no such file".to_owned(),
@@ -349,7 +360,7 @@ fn read_small(path: &Path) -> Result<Vec<u8>, String> {
     if meta.len() > MOST_OF_A_FILE {
         return Err("it is larger than 1MiB".into());
     }
-    fs::read(path).map_err(words)
+    String::from_utf8(fs::read(path).map_err(words)?).map_err(|_| "it is not UTF-8 text".into())
 }
 
 /// `base`, then the variables of `env_file`, then those of `env`; later ones win.
@@ -364,8 +375,22 @@ fn environment(
     if let Some(file) = raw.env_file.read() {
         let path = r.dir.join(&file.value);
         if !files.contains_key(&path) {
-            let variables = env_file(r, place, file, &path);
-            files.insert(path.clone(), variables);
+            match read_text(&path) {
+                Ok(text) => {
+                    let variables = variables(r, file, &path, &text);
+                    files.insert(path.clone(), variables);
+                }
+                // Each place where it is named is reported.
+                Err(error) => {
+                    let path = path.display().to_string();
+                    let message =
+                        format!("`env_file`: cannot read `{}`: {error}", path.escape_debug());
+                    let hint =
+                        "a relative path is taken from the directory of the configuration file";
+                    r.problems
+                        .add(place, file.span.clone(), message, Some(hint.into()));
+                }
+            }
         }
         match files.get(&path) {
             Some(Some(variables)) => base.extend(variables.iter().cloned()),
@@ -380,27 +405,7 @@ fn environment(
 
 /// `KEY=VALUE` lines. Blank lines and lines that start with `#` are skipped, `export ` before the name is
 /// allowed, and one pair of quotes around the value is taken away; nothing is expanded.
-fn env_file(
-    r: &mut Reader<'_>,
-    place: Place<'_>,
-    file: &At<String>,
-    path: &Path,
-) -> Option<Variables> {
-    let text = match read_small(path)
-        .and_then(|bytes| String::from_utf8(bytes).map_err(|_| "it is not UTF-8 text".into()))
-    {
-        Ok(text) => text,
-        Err(error) => {
-            let message = format!(
-                "`env_file`: cannot read `{}`: {error}",
-                path.display().to_string().escape_debug()
-            );
-            let hint = "a relative path is taken from the directory of the configuration file";
-            r.problems
-                .add(place, file.span.clone(), message, Some(hint.into()));
-            return None;
-        }
-    };
+fn variables(r: &mut Reader<'_>, file: &At<String>, path: &Path, text: &str) -> Option<Variables> {
     let mut variables = Vec::new();
     let mut sound = true;
     for (n, line) in text.lines().enumerate() {
@@ -463,7 +468,7 @@ fn job(
             raw::Command::Argv(argv) => Command::Argv(argv.clone()),
             raw::Command::Shell(line) => Command::Shell(line.clone()),
         }),
-        Given::Wrong => None,
+        Given::Wrong(_) => None,
         Given::Absent => {
             let hint =
                 "write `command = [\"/usr/bin/program\", \"argument\"]`, or a string for the shell";
@@ -478,31 +483,25 @@ fn job(
     };
     let zone = pick!(timezone).or_default(|| shared.utc.clone());
     let dst = pick!(dst).or_default(Dst::default);
+    let utc = shared.utc.clone();
     let schedule = match pick!(schedule) {
-        Given::Wrong => None,
-        Given::Absent => schedules(
+        Given::Wrong(_) => None,
+        Given::Absent => schedules(r, shared, place, name.value, &[], &utc, Dst::default()),
+        // Where zone or `dst` are wrong the text is judged all the same, with those that refuse the least.
+        Given::Read(at) => schedules(
             r,
             shared,
+            place,
             name.value,
-            &[],
-            &shared.utc.clone(),
-            Dst::default(),
+            &at.value,
+            zone.as_ref().unwrap_or(&utc),
+            dst.unwrap_or_default(),
         ),
-        Given::Read(at) => match (&zone, dst) {
-            (Some(zone), Some(dst)) => schedules(r, shared, name.value, &at.value, zone, dst),
-            // Whether it is right cannot be known without them; better to report them first.
-            _ => None,
-        },
     };
     let lease = lease(r, shared, place, raw, name);
     let on_crash = pick!(on_crash).or_default(|| OnCrash::Fail);
+    let max_attempts = max_attempts(r, place, raw, defaults, on_crash);
     let retry = retry(pick!(retry));
-    let max_attempts = match (on_crash, &retry) {
-        (Some(on_crash), Some(retry)) => {
-            max_attempts(r, place, raw, defaults, on_crash, retry.as_ref())
-        }
-        _ => None,
-    };
     let own = !matches!((&raw.env, &raw.env_file), (Given::Absent, Given::Absent));
     let env = match (shared.env.clone(), own) {
         (base, false) => base,
@@ -584,21 +583,26 @@ fn job(
 fn schedules(
     r: &mut Reader<'_>,
     shared: &mut Shared<'_>,
+    place: Place<'_>,
     job: &str,
-    texts: &[At<String>],
+    texts: &[At<Option<String>>],
     zone: &Zone,
     dst: Dst,
 ) -> Option<(Parsed, Arc<[String]>)> {
     let mut parsed = Vec::with_capacity(texts.len());
     let mut written = Vec::with_capacity(texts.len());
     let mut sound = true;
-    for text in texts {
-        let of_job = depends_on_the_job(&text.value).then(|| job.to_owned());
-        let key: ScheduleKey = (text.value.clone(), zone.name.clone(), dst, of_job);
+    for At { value, span } in texts {
+        let Some(text) = value else {
+            sound = false;
+            continue;
+        };
+        let of_job = depends_on_the_job(text).then(|| job.to_owned());
+        let key: ScheduleKey = (text.clone(), zone.name.clone(), dst, of_job);
         if let Some(schedule) = shared.schedules.get(&key) {
             parsed.push(schedule.clone());
         } else {
-            match Schedule::parse(&text.value, &zone.tz, dst, job) {
+            match Schedule::parse(text, &zone.tz, dst, job) {
                 Ok(schedule) => {
                     let schedule = Arc::new(schedule);
                     parsed.push(schedule.clone());
@@ -607,19 +611,15 @@ fn schedules(
                 // Each place where it stands is reported.
                 Err(error) => {
                     sound = false;
-                    let whole = 0..text.value.len();
-                    let span = inside(
-                        r.text,
-                        text.span.clone(),
-                        &text.value,
-                        error.span.as_ref().unwrap_or(&whole),
-                    );
+                    let whole = 0..text.len();
+                    let marked = error.span.as_ref().unwrap_or(&whole);
+                    let span = inside(r.text, span.clone(), text, marked);
                     let message = format!("`schedule`: {}", error.message);
-                    r.problems.add(Place::Job(job), span, message, error.hint);
+                    r.problems.add(place, span, message, error.hint);
                 }
             }
         }
-        written.push(text.value.clone());
+        written.push(text.clone());
     }
     if !sound {
         return None;
@@ -649,6 +649,8 @@ fn depends_on_the_job(text: &str) -> bool {
     })
 }
 
+/// Length and renewal are judged apart, and what is wrong in itself is taken as what refuses the least: no problem
+/// hides another.
 fn lease(
     r: &mut Reader<'_>,
     shared: &Shared<'_>,
@@ -656,40 +658,42 @@ fn lease(
     raw: &raw::Job,
     name: &At<&str>,
 ) -> Option<Lease> {
-    let length = raw.lease.or(&shared.defaults.lease);
-    let renew_every = raw.renew_every.or(&shared.defaults.renew_every);
-    let result = Lease::for_store(
-        length.or_default(|| LEASE)?,
-        renew_every.optional()?,
-        shared.clock_drift?,
-        shared.store_timeout?,
-    );
-    match result {
+    let lease = raw.lease.or(&shared.defaults.lease);
+    let renewal = raw.renew_every.or(&shared.defaults.renew_every);
+    let length = lease.or_default(|| LEASE)?;
+    let drift = shared.clock_drift.or_default(|| CLOCK_DRIFT);
+    let timeout = shared.store_timeout.or_default(|| STORE_TIMEOUT);
+    let with = |timeout| Lease::for_store(length, drift.unwrap_or(0.0), timeout);
+    let fitting = match with(timeout.unwrap_or(Duration::ZERO)) {
         Ok(lease) => Some(lease),
         Err(message) => {
-            let of_job = raw.lease.read().is_some() || raw.renew_every.read().is_some();
-            let of_defaults = length.read().is_some() || renew_every.read().is_some();
-            let place = if of_defaults && !of_job {
-                Place::Defaults
-            } else {
-                place
+            // Where a length was written, there; else it is the timeout that does not fit the usual one.
+            let (place, span) = match (&raw.lease, lease.span(), shared.store_timeout.span()) {
+                (Given::Read(own), ..) => (place, own.span.clone()),
+                (_, Some(default), _) => (Place::Defaults, default),
+                (_, None, Some(timeout)) => (Place::Store, timeout),
+                (_, None, None) => (place, name.span.clone()),
             };
-            let about_renewal = message.starts_with("renew_every");
-            let (length, renewal) = (
-                length.read().map(|at| at.span.clone()),
-                renew_every.read().map(|at| at.span.clone()),
-            );
-            let spans = if about_renewal {
-                [renewal, length]
-            } else {
-                [length, renewal]
+            let hint = "give it a longer `lease`, or `[store]` a shorter `timeout`";
+            r.problems.add(place, span, message, Some(hint.into()));
+            None
+        }
+    };
+    let Given::Read(renewal) = renewal else {
+        return renewal.optional().and(drift).and(timeout).and(fitting);
+    };
+    match fitting
+        .or_else(|| with(Duration::ZERO).ok())?
+        .renewed_every(renewal.value)
+    {
+        Ok(lease) => drift.and(timeout).and(fitting).and(Some(lease)),
+        Err(message) => {
+            let (place, span) = match (&raw.renew_every, &raw.lease) {
+                (Given::Absent, Given::Absent) => (Place::Defaults, renewal.span.clone()),
+                (Given::Absent, _) => (place, raw.lease.span().unwrap_or_default()),
+                _ => (place, renewal.span.clone()),
             };
-            // With neither written it is the store's timeout that does not fit the default lease.
-            let span = span_of(&[spans[0].clone(), spans[1].clone(), Some(name.span.clone())]);
-            let hint = match (about_renewal, renew_every.read()) {
-                (true, Some(_)) => "leave `renew_every` out: it follows from `lease`",
-                _ => "give it a longer `lease`, or `[store]` a shorter `timeout`",
-            };
+            let hint = "leave `renew_every` out: it follows from `lease`";
             r.problems.add(place, span, message, Some(hint.into()));
             None
         }
@@ -701,7 +705,7 @@ fn retry(raw: &Given<raw::Retry>) -> Option<Option<JobRetry>> {
     let Some(raw) = raw.optional()? else {
         return Some(None);
     };
-    let attempts = raw.attempts.or_default(|| 2)?;
+    let attempts = raw.attempts.or_default(|| RETRIES)?;
     let interval = raw.interval.or_default(|| Duration::from_secs(10))?;
     let retry = JobRetry {
         attempts,
@@ -714,39 +718,40 @@ fn retry(raw: &Given<raw::Retry>) -> Option<Option<JobRetry>> {
     Some((attempts > 0).then_some(retry))
 }
 
+/// None: wrong. Asks of `on_crash` and `retry` no more than it needs: they may be wrong for another reason.
 fn max_attempts(
     r: &mut Reader<'_>,
     place: Place<'_>,
     raw: &raw::Job,
     defaults: &raw::Job,
-    on_crash: OnCrash,
-    retry: Option<&JobRetry>,
+    on_crash: Option<OnCrash>,
 ) -> Option<u32> {
-    let needed = retry.map_or(1, |retry| retry.attempts + 1);
+    let retry = raw.retry.or(&defaults.retry);
+    let again = match retry {
+        Given::Absent => Some(0),
+        Given::Wrong(_) => None,
+        Given::Read(retry) => retry.value.attempts.or_default(|| RETRIES),
+    };
+    let needed = again.unwrap_or(0) + 1;
     match raw.max_attempts.or(&defaults.max_attempts) {
-        Given::Wrong => None,
-        Given::Absent if on_crash == OnCrash::Rerun || retry.is_some() => Some(needed.max(3)),
-        Given::Absent => Some(1),
+        Given::Wrong(_) => None,
+        Given::Absent => Some(match (on_crash?, again?) {
+            (OnCrash::Fail, 0) => 1,
+            _ => needed.max(3),
+        }),
         Given::Read(at) if at.value < needed => {
             let message = format!(
                 "`max_attempts` ({}) leaves no room for the first attempt and {} more by `retry.attempts`",
                 at.value,
                 needed - 1
             );
-            let span = if raw.max_attempts.read().is_some() {
-                at.span.clone()
-            } else {
-                span_of(&[
-                    raw.retry.read().map(|at| at.span.clone()),
-                    Some(at.span.clone()),
-                ])
+            let (place, span) = match (&raw.max_attempts, &raw.retry) {
+                (Given::Absent, Given::Absent) => (Place::Defaults, at.span.clone()),
+                (Given::Absent, own) => (place, own.span().unwrap_or_default()),
+                _ => (place, at.span.clone()),
             };
-            r.problems.add(
-                place,
-                span,
-                message,
-                Some(format!("set `max_attempts` to {needed} or more")),
-            );
+            let hint = format!("set `max_attempts` to {needed} or more");
+            r.problems.add(place, span, message, Some(hint));
             None
         }
         Given::Read(at) => Some(at.value),

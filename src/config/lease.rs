@@ -8,10 +8,10 @@ use super::{Lease, value::show};
 const KILL_BUDGET: Duration = Duration::from_secs(2);
 /// A shorter one leaves the guard less than 125 ms to end a process tree, and is lost whenever the host is busy
 /// for a moment.
-const SHORTEST: Duration = Duration::from_millis(500);
+pub(super) const SHORTEST: Duration = Duration::from_millis(500);
 const SHORTEST_LOCK: Duration = Duration::from_millis(10);
 /// A renewal more often than this is load without use.
-const SHORTEST_RENEWAL: Duration = Duration::from_millis(10);
+pub(super) const SHORTEST_RENEWAL: Duration = Duration::from_millis(10);
 const MOST_DRIFT: f64 = 0.2;
 
 impl Lease {
@@ -21,15 +21,11 @@ impl Lease {
     /// The lease of this length whose holder is gone before anyone else may be granted it, as long as clocks
     /// differ in rate by no more than `clock_drift`.
     ///
-    /// `renew_every` is a fifth of the length unless given, and at most that.
+    /// `renew_every` is a fifth of the length.
     ///
     /// # Errors
-    /// A length below 500 ms, a `renew_every` that is zero or too long, or a drift outside 0 to 0.2; in words.
-    pub fn new(
-        length: Duration,
-        renew_every: Option<Duration>,
-        clock_drift: f64,
-    ) -> Result<Self, String> {
+    /// A length below 500 ms, or a drift outside 0 to 0.2; in words.
+    pub fn new(length: Duration, clock_drift: f64) -> Result<Self, String> {
         if !(0.0..=MOST_DRIFT).contains(&clock_drift) {
             return Err(format!(
                 "clock_drift must be between 0 and {MOST_DRIFT}, not {clock_drift}"
@@ -43,29 +39,12 @@ impl Lease {
                 show(SHORTEST)
             ));
         }
-        let most = length / 5;
-        let renew_every = renew_every.unwrap_or(most);
-        if renew_every < SHORTEST_RENEWAL {
-            return Err(format!(
-                "renew_every ({}) must be at least {}",
-                show(renew_every),
-                show(SHORTEST_RENEWAL)
-            ));
-        }
-        if renew_every > most {
-            return Err(format!(
-                "renew_every ({}) must be at most a fifth of the lease ({}), which is {}",
-                show(renew_every),
-                show(length),
-                show(most)
-            ));
-        }
         let kill_budget = KILL_BUDGET.min(length / 4);
         let rate = 1.0 + clock_drift;
         let (l, k) = (length.as_secs_f64(), kill_budget.as_secs_f64());
         Ok(Self {
             length,
-            renew_every,
+            renew_every: length / 5,
             // Whole milliseconds, always to the safe side.
             trust: Duration::from_millis((((l / rate - k) / rate) * 1000.0).floor() as u64),
             kill_budget,
@@ -88,11 +67,11 @@ impl Lease {
             ));
         }
         if length >= SHORTEST {
-            return Self::new(length, None, clock_drift);
+            return Self::new(length, clock_drift);
         }
         // Scaled down: all of it is proportional to so short a length.
         let scale = SHORTEST.as_secs_f64() / length.as_secs_f64();
-        let long = Self::new(SHORTEST, None, clock_drift)?;
+        let long = Self::new(SHORTEST, clock_drift)?;
         Ok(Self {
             length,
             renew_every: long.renew_every.div_f64(scale),
@@ -102,43 +81,62 @@ impl Lease {
         })
     }
 
-    /// As [`Lease::new`], and so that one renewal that waits for the whole `store_timeout` can be followed by
-    /// another before half of the trust is used up. Without a given `renew_every` it is shortened as needed.
+    /// As [`Lease::new`], and renewed so often that one renewal that waits for the whole `store_timeout` can be
+    /// followed by another before half of the trust is used up.
     ///
     /// # Errors
     /// Also when that is not possible, with the numbers.
     pub fn for_store(
         length: Duration,
-        renew_every: Option<Duration>,
         clock_drift: f64,
         store_timeout: Duration,
     ) -> Result<Self, String> {
-        let mut lease = Self::new(length, renew_every, clock_drift)?;
+        let mut lease = Self::new(length, clock_drift)?;
         let half = lease.trust / 2;
-        let (length, timeout, trust) = (show(lease.length), show(store_timeout), show(lease.trust));
         let Some(room) = half
             .checked_sub(store_timeout + Duration::from_millis(1))
             .filter(|room| *room >= SHORTEST_RENEWAL)
         else {
             return Err(format!(
-                "lease ({length}) is too short for the store's timeout ({timeout}): the holder trusts it for \
-                 {trust}, and the timeout must be well below half of that ({})",
+                "lease ({}) is too short for the store's timeout ({}): the holder trusts it for {}, and the \
+                 timeout must be well below half of that ({})",
+                show(length),
+                show(store_timeout),
+                show(lease.trust),
                 show(half)
             ));
         };
         if lease.renew_every > room {
-            if renew_every.is_some() {
-                return Err(format!(
-                    "renew_every ({}) and the store's timeout ({timeout}) together must be less than {}, half of \
-                     the {trust} for which the holder of a lease of {length} trusts it",
-                    show(lease.renew_every),
-                    show(half)
-                ));
-            }
             // Whole milliseconds, as everything that is shown.
             lease.renew_every = room - Duration::from_nanos((room.as_nanos() % 1_000_000) as u64);
         }
         Ok(lease)
+    }
+
+    /// The same, renewed more often: as often as is asked.
+    ///
+    /// # Errors
+    /// When that is less often, or more often than every 10 ms, with the numbers.
+    pub fn renewed_every(mut self, renew_every: Duration) -> Result<Self, String> {
+        let (given, most, length) = (show(renew_every), show(self.renew_every), show(self.length));
+        if renew_every < SHORTEST_RENEWAL {
+            let least = show(SHORTEST_RENEWAL);
+            return Err(format!("renew_every ({given}) must be at least {least}"));
+        }
+        if renew_every > self.renew_every {
+            return Err(if self.renew_every == self.length / 5 {
+                format!(
+                    "renew_every ({given}) must be at most a fifth of the lease ({length}), which is {most}"
+                )
+            } else {
+                format!(
+                    "renew_every ({given}) must be at most {most}: with the store's timeout it must fit into half \
+                     of the time for which the holder of a lease of {length} trusts it"
+                )
+            });
+        }
+        self.renew_every = renew_every;
+        Ok(self)
     }
 }
 
@@ -149,7 +147,7 @@ mod tests {
 
     #[test]
     fn the_times_of_the_default_lease_are_those_of_the_guarantees() {
-        let lease = Lease::new(Duration::from_secs(15), None, 0.01).unwrap();
+        let lease = Lease::new(Duration::from_secs(15), 0.01).unwrap();
         assert_eq!(lease.kill_budget, Duration::from_secs(2));
         assert_eq!(lease.trust, Duration::from_millis(12_724));
         assert_eq!(lease.renew_every, Duration::from_secs(3));
@@ -160,54 +158,58 @@ mod tests {
     fn what_cannot_be_a_lease_is_refused_with_the_numbers() {
         let ms = Duration::from_millis;
         let cases = [
-            (ms(499), None, 0.01, "lease (499ms) must be at least 500ms"),
+            (499, 0.01, "lease (499ms) must be at least 500ms"),
             (
-                ms(15_000),
-                Some(ms(3001)),
-                0.01,
-                "renew_every (3s1ms) must be at most a fifth of the lease (15s), which is 3s",
-            ),
-            (
-                ms(15_000),
-                Some(ms(0)),
-                0.01,
-                "renew_every (0s) must be at least 10ms",
-            ),
-            (
-                ms(15_000),
-                None,
+                15_000,
                 0.21,
                 "clock_drift must be between 0 and 0.2, not 0.21",
             ),
             (
-                ms(15_000),
-                None,
+                15_000,
                 -0.01,
                 "clock_drift must be between 0 and 0.2, not -0.01",
             ),
             (
-                ms(15_000),
-                None,
+                15_000,
                 f64::NAN,
                 "clock_drift must be between 0 and 0.2, not NaN",
             ),
         ];
-        for (length, renew, drift, expected) in cases {
-            let error = Lease::new(length, renew, drift).unwrap_err();
+        for (length, drift, expected) in cases {
+            let error = Lease::new(ms(length), drift).unwrap_err();
             assert!(error.starts_with(expected), "{error}");
         }
-        let error = Lease::for_store(ms(1000), None, 0.01, ms(500)).unwrap_err();
+        let error = Lease::for_store(ms(1000), 0.01, ms(500)).unwrap_err();
         assert_eq!(
             error,
             "lease (1s) is too short for the store's timeout (500ms): the holder trusts it for 732ms, and the \
              timeout must be well below half of that (366ms)"
         );
-        let error = Lease::for_store(ms(3000), Some(ms(600)), 0.01, ms(500)).unwrap_err();
-        assert_eq!(
-            error,
-            "renew_every (600ms) and the store's timeout (500ms) together must be less than 1s99ms, half of the \
-             2s198ms for which the holder of a lease of 3s trusts it"
-        );
+        let renewed = |length, timeout, renewal| {
+            let lease = Lease::for_store(ms(length), 0.01, ms(timeout)).unwrap();
+            lease
+                .renewed_every(ms(renewal))
+                .map(|lease| lease.renew_every)
+        };
+        assert_eq!(renewed(15_000, 500, 3000), Ok(ms(3000)));
+        assert_eq!(renewed(15_000, 500, 10), Ok(ms(10)));
+        let cases = [
+            (
+                15_000,
+                3001,
+                "renew_every (3s1ms) must be at most a fifth of the lease (15s), which is 3s",
+            ),
+            (15_000, 0, "renew_every (0s) must be at least 10ms"),
+            (
+                3000,
+                600,
+                "renew_every (600ms) must be at most 598ms: with the store's timeout it must fit into half of the \
+                 time for which the holder of a lease of 3s trusts it",
+            ),
+        ];
+        for (length, renewal, expected) in cases {
+            assert_eq!(renewed(length, 500, renewal).unwrap_err(), expected);
+        }
     }
 
     #[test]
@@ -215,7 +217,7 @@ mod tests {
         let ms = Duration::from_millis;
         let short = Lease::of_lock(ms(100), 0.01).unwrap();
         let long = Lease::of_lock(ms(500), 0.01).unwrap();
-        assert_eq!(long, Lease::new(ms(500), None, 0.01).unwrap());
+        assert_eq!(long, Lease::new(ms(500), 0.01).unwrap());
         assert_eq!(short.trust * 5, long.trust);
         assert_eq!(short.renew_every, ms(20));
         for wrong in [
@@ -239,7 +241,7 @@ mod tests {
         fn a_holder_is_gone_before_another_may_come(
             length in 500_u64..86_400_000, drift in 0.0..=0.2_f64, a in 0.0..=1.0_f64, b in 0.0..=1.0_f64,
         ) {
-            let lease = Lease::new(Duration::from_millis(length), None, drift).unwrap();
+            let lease = Lease::new(Duration::from_millis(length), drift).unwrap();
             // Seconds of true time per second of a clock, from the slowest to the fastest allowed.
             let pace = |x: f64| (1.0 + drift).powf(2.0 * x - 1.0);
             let gone = lease.trust.as_secs_f64() * pace(a) + lease.kill_budget.as_secs_f64();
@@ -258,12 +260,12 @@ mod tests {
             length in 500_u64..600_000, timeout in 1_u64..10_000, drift in 0.0..=0.2_f64,
         ) {
             let timeout = Duration::from_millis(timeout);
-            if let Ok(lease) = Lease::for_store(Duration::from_millis(length), None, drift, timeout) {
+            if let Ok(lease) = Lease::for_store(Duration::from_millis(length), drift, timeout) {
                 prop_assert!(timeout + lease.renew_every < lease.trust / 2);
                 prop_assert!(lease.renew_every * 5 <= lease.length && !lease.renew_every.is_zero());
             } else {
                 // Refused only when there is really no room.
-                let trust = Lease::new(Duration::from_millis(length), None, drift).unwrap().trust;
+                let trust = Lease::new(Duration::from_millis(length), drift).unwrap().trust;
                 prop_assert!(timeout + SHORTEST_RENEWAL + Duration::from_millis(1) > trust / 2);
             }
         }

@@ -6,7 +6,7 @@ use std::{ops::Range, time::Duration};
 use toml::de::DeTable;
 
 use super::{
-    CatchUp, OnStateLoss,
+    CatchUp, OnStateLoss, lease,
     report::Place,
     tree::{At, Field, Given, Node, Reader, Table, Zone, clipped},
     url,
@@ -103,7 +103,8 @@ pub(super) struct Job {
     pub description: Given<String>,
     pub tags: Given<Vec<String>>,
     pub enabled: Given<bool>,
-    pub schedule: Given<Vec<At<String>>>,
+    /// None: not a string.
+    pub schedule: Given<Vec<At<Option<String>>>>,
     pub timezone: Given<Zone>,
     pub dst: Given<Dst>,
     pub jitter: Given<Duration>,
@@ -390,7 +391,10 @@ fn job<'t>(r: &mut Reader<'t>, mut t: Table<'t>) -> Job {
             Some(tags.into_iter().map(|tag| tag.value).collect())
         }),
         enabled: t.take(r, "enabled", Reader::boolean),
-        schedule: t.take(r, "schedule", |r, f| r.one_or_more(f, Reader::filled)),
+        // One that is not a string does not keep the others from being judged.
+        schedule: t.take(r, "schedule", |r, f| {
+            r.one_or_more(f, |r, f| Some(r.string(f)))
+        }),
         timezone: t.take(r, "timezone", Reader::zone),
         dst: t.take(r, "dst", dst),
         jitter: t.take(r, "jitter", Reader::duration),
@@ -402,8 +406,14 @@ fn job<'t>(r: &mut Reader<'t>, mut t: Table<'t>) -> Job {
         group: t.take(r, "group", Reader::filled),
         timeout: t.take(r, "timeout", Reader::span_of_time),
         grace: t.take(r, "grace", Reader::duration),
-        lease: t.take(r, "lease", Reader::span_of_time),
-        renew_every: t.take(r, "renew_every", Reader::span_of_time),
+        lease: t.take(r, "lease", |r, f| {
+            let why = "a shorter one leaves no time to end a command before another instance may start it";
+            r.at_least(f, lease::SHORTEST, why)
+        }),
+        renew_every: t.take(r, "renew_every", |r, f| {
+            let why = "leave it out: it follows from `lease`";
+            r.at_least(f, lease::SHORTEST_RENEWAL, why)
+        }),
         overlap: t.take(r, "overlap", |r, f| {
             let words = [
                 ("skip", Overlap::Skip),
@@ -495,8 +505,12 @@ fn command<'t>(r: &mut Reader<'t>, field: Field<'t>) -> Option<Command> {
         field,
         "a string (for the shell) or a list of strings",
         Reader::argument,
-    )?;
-    if argv.first().is_none_or(|program| program.value.is_empty()) {
+    );
+    let written = field.node.get_ref().as_array();
+    if written.is_some_and(|argv| {
+        argv.first()
+            .is_none_or(|first| first.get_ref().as_str() == Some(""))
+    }) {
         r.wrong(
             field,
             "the program to run is missing".into(),
@@ -505,7 +519,7 @@ fn command<'t>(r: &mut Reader<'t>, field: Field<'t>) -> Option<Command> {
         return None;
     }
     Some(Command::Argv(
-        argv.into_iter().map(|arg| arg.value).collect(),
+        argv?.into_iter().map(|arg| arg.value).collect(),
     ))
 }
 
@@ -571,9 +585,4 @@ fn success_codes<'t>(r: &mut Reader<'t>, field: Field<'t>) -> Option<Vec<i32>> {
     codes.sort_unstable();
     codes.dedup();
     Some(codes)
-}
-
-/// Where a problem that concerns two keys is shown: at the first of them that was written.
-pub(super) fn span_of(spans: &[Option<Range<usize>>]) -> Range<usize> {
-    spans.iter().flatten().next().cloned().unwrap_or(0..0)
 }

@@ -4,7 +4,7 @@
 //! masked (see [`mask`]).
 
 use std::{
-    collections::HashSet,
+    collections::{BTreeSet, HashSet},
     fmt,
     ops::Range,
     path::{Path, PathBuf},
@@ -167,7 +167,9 @@ struct Found {
 enum Kind {
     /// Not TOML.
     Syntax,
-    /// Something is missing: not to be believed when the file is not TOML.
+    /// A key or table is there twice; the parser keeps the first.
+    Duplicate,
+    /// Something is missing: not to be believed when the table around it is not TOML.
     Absence,
     Meaning,
 }
@@ -189,6 +191,7 @@ impl<'a> Collector<'a> {
 
     /// `message` is the parser's; what it says most often is said more plainly.
     pub fn syntax(&mut self, span: Range<usize>, message: &str) {
+        let duplicate = message.starts_with("duplicate key");
         let (message, hint) = if message.starts_with("string values must be quoted") {
             match span.is_empty() {
                 true => ("the value is missing", None),
@@ -197,7 +200,7 @@ impl<'a> Collector<'a> {
                     Some("put it between `\"` and `\"`"),
                 ),
             }
-        } else if message.starts_with("duplicate key") {
+        } else if duplicate {
             (
                 "this key or table is there already",
                 Some("take one of them out"),
@@ -213,7 +216,11 @@ impl<'a> Collector<'a> {
             (message, None)
         };
         self.push(
-            Kind::Syntax,
+            if duplicate {
+                Kind::Duplicate
+            } else {
+                Kind::Syntax
+            },
             Place::Top,
             span,
             message.to_owned(),
@@ -284,7 +291,8 @@ impl<'a> Collector<'a> {
     /// The report, in the order of the file.
     ///
     /// After a syntax error the parser guesses what was meant: what follows from the guess alone (a second
-    /// error in the same line, something missing) is left out.
+    /// error in the same line, something missing in the same table) is left out. So are the keys of a table that is
+    /// itself there twice.
     pub fn finish(mut self) -> Report {
         let masked = mask(self.text);
         let starts: Vec<usize> = std::iter::once(0)
@@ -293,16 +301,31 @@ impl<'a> Collector<'a> {
         let line_of = |at: usize| starts.partition_point(|start| *start <= at).max(1) - 1;
         self.found
             .sort_by_key(|found| (found.kind != Kind::Syntax, found.span.start, found.span.end));
-        let mut broken = HashSet::new();
+        // Of the line of a table, those up to the next one. A line of a string may look like a table: then little is
+        // left out.
+        let text = self.text;
+        let is_table = |line: usize| {
+            text.get(starts[line]..)
+                .is_some_and(|rest| rest.trim_start_matches([' ', '\t']).starts_with('['))
+        };
+        let below = |table: usize| {
+            let end = (table + 1..starts.len()).find(|line| is_table(*line));
+            table + 1..end.unwrap_or(starts.len())
+        };
+        let mut broken = BTreeSet::new();
+        let mut repeated = 0..0;
         let mut kept: Vec<Found> = Vec::with_capacity(self.found.len());
         for found in self.found {
             let line = line_of(found.span.start);
             match found.kind {
                 Kind::Syntax if !broken.insert(line) => continue,
-                Kind::Absence if !broken.is_empty() => continue,
-                Kind::Meaning if broken.contains(&line) => continue,
-                _ => kept.push(found),
+                Kind::Absence | Kind::Meaning if broken.contains(&line) => continue,
+                Kind::Absence if broken.range(below(line)).next().is_some() => continue,
+                Kind::Duplicate if repeated.contains(&line) => continue,
+                Kind::Duplicate if is_table(line) => repeated = below(line),
+                _ => {}
             }
+            kept.push(found);
         }
         kept.sort_by_key(|found| (found.span.start, found.span.end));
         let mut problems = Vec::with_capacity(kept.len());

@@ -189,19 +189,19 @@ error: this key or table is there already
   |
   = help: take one of them out
 
-error: this key or table is there already
-  --> jobs.toml:10:1
-   |
-10 | command = 'y'
-   | ^^^^^^^
-   |
-   = help: take one of them out
-
 error: job `b`: `command`: expected a string (for the shell) or a list of strings, found an integer
   --> jobs.toml:12:11
    |
 12 | command = 7
    |           ^
+
+error: job `c`: `command` is missing
+  --> jobs.toml:13:7
+   |
+13 | [jobs.c]
+   |       ^
+   |
+   = help: write `command = ["/usr/bin/program", "argument"]`, or a string for the shell
 
 8 problems in jobs.toml"#;
     assert_eq!(bad(text).to_string(), expected);
@@ -337,7 +337,9 @@ timezone = "UTC"
         (job.timeout, job.grace),
         (Some(Duration::from_secs(300)), Duration::from_secs(1))
     );
-    let lease = Lease::new(Duration::from_secs(20), Some(Duration::from_secs(2)), 0.02).unwrap();
+    let lease = Lease::new(Duration::from_secs(20), 0.02)
+        .and_then(|lease| lease.renewed_every(Duration::from_secs(2)))
+        .unwrap();
     assert_eq!(*job.lease, lease);
     assert_eq!(
         (job.overlap, job.on_crash),
@@ -416,7 +418,7 @@ fn defaults_are_those_of_the_documentation() {
     );
     assert_eq!(
         *job.lease,
-        Lease::new(Duration::from_secs(15), None, 0.01).unwrap()
+        Lease::new(Duration::from_secs(15), 0.01).unwrap()
     );
     assert_eq!(
         (job.overlap, job.on_crash, job.on_state_loss),
@@ -587,7 +589,7 @@ fn wrong_values_are_refused_with_what_is_right() {
         ("description = 2026-01-01", "3:15 job `a`: `description`: expected a string, found a date or time"),
         ("tags = 'x'", "3:8 job `a`: `tags`: expected a list of strings, found a string"),
         ("schedule = 5", "3:12 job `a`: `schedule`: expected a string or a list of strings, found an integer"),
-        ("schedule = ''", "3:12 job `a`: `schedule`: must not be empty (leave the key out instead)"),
+        ("schedule = ''", "3:13 job `a`: `schedule`: the schedule is empty (five fields, for example `0 12 * * *`, or a nickname such as `@daily`)"),
         ("timezone = 'Shanghai'", "3:12 job `a`: `timezone`: unknown time zone `Shanghai` (did you mean `Asia/Shanghai`?)"),
         ("timezone = 'New York'", "3:12 job `a`: `timezone`: unknown time zone `New York` (did you mean `America/New_York`?)"),
         ("timezone = 'PST'", "3:12 job `a`: `timezone`: unknown time zone `PST` (use an IANA name such as `Europe/Berlin` or `UTC`)"),
@@ -623,7 +625,7 @@ fn wrong_values_are_refused_with_what_is_right() {
         ("output = { keep = '64k' }", "3:19 job `a`: `output.keep`: `64k` is not a size (write it as `64KiB`, `1MB` or a number of bytes)"),
         ("output = { keep = '1GiB' }", "3:19 job `a`: `output.keep`: must be at most 16MiB"),
         ("output = { keep = -1 }", "3:19 job `a`: `output.keep`: a size cannot be negative: `-1` (write it as `64KiB`, `1MB` or a number of bytes)"),
-        ("lease = '400ms'", "3:9 job `a`: lease (400ms) must be at least 500ms: a shorter one leaves no time to end a command before another instance may start it (give it a longer `lease`, or `[store]` a shorter `timeout`)"),
+        ("lease = '400ms'", "3:9 job `a`: `lease`: must be at least 500ms, not 400ms (a shorter one leaves no time to end a command before another instance may start it)"),
         ("lease = '15s'\nrenew_every = '4s'", "4:15 job `a`: renew_every (4s) must be at most a fifth of the lease (15s), which is 3s (leave `renew_every` out: it follows from `lease`)"),
         ("renew_every = '5s'", "3:15 job `a`: renew_every (5s) must be at most a fifth of the lease (15s), which is 3s (leave `renew_every` out: it follows from `lease`)"),
     ]
@@ -670,6 +672,222 @@ fn wrong_values_are_refused_with_what_is_right() {
         }
     }
     assert!(failures.is_empty(), "{failures}");
+}
+
+/// Wrong by themselves or with what is left to its default: lines of a job, or of the defaults.
+const BAD_IN_A_JOB: [&str; 41] = [
+    "bogus = 1",
+    "hosts = ['x']",
+    "description = 1",
+    "tags = ['x', 1]",
+    "enabled = 'true'",
+    "schedule = ['', '0 3 ! * *', 5, '0 25 * * *']",
+    "schedule = '@at 9999-12-31T00:00:00'",
+    "timezone = 'Nowhere/Nowhere'",
+    "dst = { gap = 'x', overlap = 'y' }",
+    "jitter = '-5s'",
+    "command = ['', 1, \"\\u0000\"]",
+    "command = ' '",
+    "env = { 'A B' = 'x', B = 1 }",
+    "env_file = 'none/such'",
+    "working_dir = ''",
+    "user = 1",
+    "group = ''",
+    "timeout = '0s'",
+    "grace = 5",
+    "lease = '400ms'",
+    "lease = '1s'",
+    "lease = 'x'",
+    "renew_every = '5ms'",
+    "renew_every = '5s'",
+    "renew_every = 1",
+    "overlap = 'x'",
+    "on_crash = 'x'",
+    "on_state_loss = 'x'",
+    "retry = {}\nmax_attempts = 2",
+    "max_attempts = 0",
+    "retry = { attempts = 9, interval = 'x', bogus = 1 }",
+    "retry = { attempts = 'x', interval = '5s', max_interval = '1s' }",
+    "retry = 3",
+    "start_within = '0s'",
+    "catch_up = 'x'",
+    "success_codes = [256, 'x']",
+    "success_codes = []",
+    "output = { keep = 'x', log = 1 }",
+    "output = 1",
+    "tags = ['x' 'y']",
+    "user = x",
+];
+const BAD_IN_THE_STORE: [&str; 15] = [
+    "bogus = 1",
+    "url = 'redis://h:70000'",
+    "urls = ['redis://a', 'redis://b', 'redis://c']",
+    "namespace = '{}'",
+    "username = 1",
+    "username = 'x'",
+    "password_file = 'none'",
+    "password_file = 1",
+    "tls = { ca = 1, cert = 'x' }",
+    "timeout = '0s'",
+    "timeout = '7s'",
+    "pool_size = 0",
+    "min_replicas = 1",
+    "retry = { interval = '5s', max_interval = '1s', backoff = 'x' }",
+    "timeout = 5s",
+];
+const BAD_IN_THE_LIMITS: [&str; 5] = [
+    "bogus = 1",
+    "max_parallel = 0",
+    "drain = 'x'",
+    "clock_drift = 1",
+    "clock_drift = x",
+];
+/// A contradiction needs both its sides: when one is wrong in itself, the other is not blamed for it.
+const SIDES: [(&str, &[&str]); 6] = [
+    (
+        "lease = '1s'",
+        &["timeout = '0s'", "timeout = 5s", "clock_drift"],
+    ),
+    ("renew_every = '5s'", &["lease", "timeout = 5s"]),
+    ("timeout = '7s'", &["lease", "renew_every", "clock_drift"]),
+    ("retry", &["max_attempts"]),
+    // Which keys belong to the store depends on its kind.
+    ("url", &["username", "password_file", "tls", "min_replicas"]),
+    // Two words for how long a renewal may take.
+    ("lease = '1s'", &["renew_every = '5s'", "timeout = '7s'"]),
+];
+
+#[test]
+fn no_problem_hides_another() {
+    #[derive(Clone, Copy, PartialEq)]
+    struct Bad {
+        section: usize,
+        line: &'static str,
+    }
+    const SECTIONS: [&str; 5] = ["[store]", "[limits]", "[defaults]", "[jobs.a]", "[jobs.b]"];
+    // What `[jobs.c]` says is that the defaults are in use.
+    let text = |bad: &[Bad]| {
+        let mut text = String::new();
+        for (at, section) in SECTIONS.iter().enumerate() {
+            writeln!(text, "{section}").unwrap();
+            let lines: Vec<_> = bad.iter().filter(|bad| bad.section == at).collect();
+            for bad in &lines {
+                writeln!(text, "{}", bad.line).unwrap();
+            }
+            let commands = lines.iter().any(|bad| bad.line.starts_with("command"));
+            if section.starts_with("[jobs") && !commands {
+                writeln!(text, "command = 'x'").unwrap();
+            }
+        }
+        text + "[jobs.c]\ncommand = 'x'\n[jobs.d]\ncommand = 'x'\nbogus = 1\n"
+    };
+    let found = |bad: &[Bad]| -> std::collections::BTreeSet<String> {
+        let of = |p: &Problem| format!("{} ({:?})", p.message, p.hint);
+        let report = match read(&text(bad)) {
+            Err(report) => report,
+            Ok(_) => panic!(
+                "accepted: {bad:?}",
+                bad = bad.iter().map(|b| b.line).collect::<Vec<_>>()
+            ),
+        };
+        report.problems().iter().map(of).collect()
+    };
+    let all: Vec<Bad> = [
+        &BAD_IN_THE_STORE[..],
+        &BAD_IN_THE_LIMITS,
+        &BAD_IN_A_JOB,
+        &BAD_IN_A_JOB,
+        &BAD_IN_A_JOB,
+    ]
+    .into_iter()
+    .enumerate()
+    .flat_map(|(section, lines)| lines.iter().map(move |line| Bad { section, line }))
+    .collect();
+    let key = |bad: &Bad| bad.line.split(' ').next();
+    let excused = |one: &Bad, other: &Bad| {
+        let two_sides = |a: &Bad, b: &Bad| {
+            let of = |(side, others): &(&str, &[&str])| {
+                a.line.starts_with(side) && others.iter().any(|other| b.line.starts_with(other))
+            };
+            SIDES.iter().any(of)
+        };
+        // Of another job nothing depends.
+        let apart = (one.section, other.section) == (3, 4);
+        let same_key = key(one) == key(other);
+        // An own value, wrong or not, takes the place of the default.
+        let covered = one.section == 2 && other.section > 2 && same_key;
+        one.section == other.section && same_key
+            || covered
+            || !apart && (two_sides(one, other) || two_sides(other, one))
+    };
+    let none = found(&[]);
+    let alone: Vec<_> = all.iter().map(|bad| found(&[*bad])).collect();
+    let mut failures = String::new();
+    for (n, one) in all.iter().enumerate() {
+        let sees = alone[n].len() > none.len() && alone[n].is_superset(&none);
+        assert!(sees, "{}: {:#?}", one.line, alone[n]);
+        for (m, other) in all.iter().enumerate().skip(n + 1) {
+            // Job `b` is there for the sake of job `a`.
+            if excused(one, other) || one.section == 4 || other.section == 4 && one.section != 3 {
+                continue;
+            }
+            let both = found(&[*one, *other]);
+            let expected: std::collections::BTreeSet<_> = &alone[n] | &alone[m];
+            if both != expected {
+                let section = |bad: &Bad| SECTIONS[bad.section];
+                writeln!(
+                    failures,
+                    "{} {}   with   {} {}",
+                    section(one),
+                    one.line,
+                    section(other),
+                    other.line
+                )
+                .unwrap();
+                for missing in expected.difference(&both) {
+                    writeln!(failures, "    hidden: {missing}").unwrap();
+                }
+                for more in both.difference(&expected) {
+                    writeln!(failures, "    added:  {more}").unwrap();
+                }
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{failures}");
+}
+
+#[test]
+fn every_problem_of_one_value_is_reported() {
+    let cases = [
+        ("schedule = ['', '0 3 ! * *', 5, '0 25 * * *']", 4),
+        ("timezone = 'x'\nschedule = '0 25 * * *'", 2),
+        ("env = { 'A B' = 'x', B = 1, SOLOIST_X = '' }", 3),
+        ("lease = '1s'\nrenew_every = '5s'", 2),
+        ("lease = '1s'\nrenew_every = '5ms'", 2),
+        (
+            "on_crash = 'x'\nmax_attempts = 2\nretry = { attempts = 2, interval = 5 }",
+            3,
+        ),
+    ];
+    for (line, expected) in cases {
+        let found = brief(&bad(&with(line)));
+        assert_eq!(found.len(), expected, "{line}\n{found:#?}");
+    }
+    let found = brief(&bad("[jobs.a]\ncommand = ['', 1, \"\\u0000\"]"));
+    assert_eq!(found.len(), 3, "{found:#?}");
+    // A default that no job uses, and one that every job does.
+    for job in [
+        "[jobs.a]\ncommand = 'x'\nschedule = '@daily'\n",
+        "[jobs.a]\ncommand = 'x'\n",
+        "",
+    ] {
+        let found = brief(&bad(&format!("[defaults]\nschedule = '0 25 * * *'\n{job}")));
+        assert_eq!(found.len(), 1, "{found:#?}");
+        assert!(
+            found[0].starts_with("2:15 [defaults]: `schedule`: "),
+            "{found:#?}"
+        );
+    }
 }
 
 #[test]
@@ -917,7 +1135,7 @@ fn a_lease_is_renewed_often_enough_for_the_timeout_of_the_store() {
     assert_eq!(
         found,
         [
-            "3:7 job `a`: lease (15s) is too short for the store's timeout (7s): the holder trusts it for 12s724ms, and the timeout must be well below half of that (6s362ms) (give it a longer `lease`, or `[store]` a shorter `timeout`)"
+            "2:11 [store]: lease (15s) is too short for the store's timeout (7s): the holder trusts it for 12s724ms, and the timeout must be well below half of that (6s362ms) (give it a longer `lease`, or `[store]` a shorter `timeout`)"
         ]
     );
 }

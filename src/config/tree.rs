@@ -26,8 +26,8 @@ pub(super) struct At<T> {
 pub(super) enum Given<T> {
     #[default]
     Absent,
-    /// Reported already: nothing more is concluded from it.
-    Wrong,
+    /// Reported already, where it stands: nothing more is concluded from it but that it is there.
+    Wrong(Range<usize>),
     Read(At<T>),
 }
 
@@ -40,7 +40,15 @@ impl<T> Given<T> {
         }
     }
     pub fn is_wrong(&self) -> bool {
-        matches!(self, Self::Wrong)
+        matches!(self, Self::Wrong(_))
+    }
+    /// Of the value, right or wrong.
+    pub fn span(&self) -> Option<Range<usize>> {
+        match self {
+            Self::Absent => None,
+            Self::Wrong(span) => Some(span.clone()),
+            Self::Read(at) => Some(at.span.clone()),
+        }
     }
     pub fn read(&self) -> Option<&At<T>> {
         if let Self::Read(at) = self {
@@ -59,7 +67,7 @@ impl<T: Clone> Given<T> {
     pub fn or_default(&self, default: impl FnOnce() -> T) -> Option<T> {
         match self {
             Self::Absent => Some(default()),
-            Self::Wrong => None,
+            Self::Wrong(_) => None,
             Self::Read(at) => Some(at.value.clone()),
         }
     }
@@ -67,7 +75,7 @@ impl<T: Clone> Given<T> {
     pub fn optional(&self) -> Option<Option<T>> {
         match self {
             Self::Absent => Some(None),
-            Self::Wrong => None,
+            Self::Wrong(_) => None,
             Self::Read(at) => Some(Some(at.value.clone())),
         }
     }
@@ -289,6 +297,21 @@ impl<'t> Reader<'t> {
         let text = self.string(field)?;
         let read = value::duration(&text);
         self.or_wrong(field, read)
+    }
+
+    /// A duration that is not shorter than `least`; `why` says why not.
+    pub fn at_least(&mut self, field: Field<'_>, least: Duration, why: &str) -> Option<Duration> {
+        let d = self.duration(field)?;
+        if d < least {
+            let message = format!(
+                "must be at least {}, not {}",
+                value::show(least),
+                value::show(d)
+            );
+            self.wrong(field, message, why.to_owned());
+            return None;
+        }
+        Some(d)
     }
 
     /// A duration longer than zero.
@@ -554,7 +577,7 @@ impl<'t> Table<'t> {
                 value,
                 span: field.node.span(),
             }),
-            None => Given::Wrong,
+            None => Given::Wrong(field.node.span()),
         }
     }
 

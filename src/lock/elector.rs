@@ -144,7 +144,7 @@ impl Elector {
                 job.escape_debug()
             )));
         }
-        let lease = config::Lease::new(lease, None, CLOCK_DRIFT).map_err(refuse)?;
+        let lease = config::Lease::new(lease, CLOCK_DRIFT).map_err(refuse)?;
         let host = rustix::system::uname()
             .nodename()
             .to_string_lossy()

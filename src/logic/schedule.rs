@@ -223,7 +223,7 @@ pub fn jitter_ms(job: &str, o: Occurrence, jitter: Duration) -> i64 {
 
 /// `@at` without an offset is a fixed time.
 fn at_local(time: DateTime, zone: &TimeZone, dst: Dst, span: Range<usize>) -> Result<Kind, Error> {
-    let unusable = || Error::new("this time is beyond the calendar", span.clone());
+    let unusable = || parse::beyond(&time.to_string(), span.clone());
     let ms = |offset: jiff::tz::Offset| {
         offset
             .to_timestamp(time)

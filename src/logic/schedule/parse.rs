@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use jiff::{SignedDuration, Timestamp, civil::DateTime};
+use jiff::{SignedDuration, Timestamp, civil::DateTime, fmt::temporal::Pieces};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::{
@@ -200,7 +200,10 @@ fn once(name: Word, rest: Word) -> Result<Parsed, Error> {
     };
     // A date and time with a wrong offset must not pass as one without.
     if time.text.contains(['Z', 'z', '+', '-']) {
-        let instant: Timestamp = rest.text.parse().map_err(|_| bad())?;
+        let instant: Timestamp = rest.text.parse().map_err(|_| match exists(rest.text) {
+            true => beyond(rest.text, rest.span()),
+            false => bad(),
+        })?;
         if instant.subsec_nanosecond() % 1_000_000 != 0 {
             return Err(rest.error("`@at` counts whole milliseconds").hint(EXAMPLE));
         }
@@ -216,6 +219,22 @@ fn once(name: Word, rest: Word) -> Result<Parsed, Error> {
         time,
         span: rest.span(),
     })
+}
+
+/// Whether it is a date and time with an offset, though perhaps one for which there is no [`Timestamp`].
+fn exists(text: &str) -> bool {
+    Pieces::parse(text).is_ok_and(|pieces| pieces.time().is_some() && pieces.offset().is_some())
+}
+
+/// What to say about a date and time that exists but is no [`Timestamp`]: those end a little before the year does,
+/// so that they can be written with every offset.
+pub(super) fn beyond(written: &str, span: Range<usize>) -> Error {
+    let until = Timestamp::MAX.strftime("%Y-%m-%dT%H:%M:%SZ");
+    Error::new(
+        format!("`{written}` is outside of the calendar, which ends at {until}"),
+        span,
+    )
+    .hint("to leave a job without a date, leave `schedule` out: it then runs when it is triggered")
 }
 
 /// What a field may hold.

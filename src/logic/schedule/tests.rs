@@ -769,6 +769,30 @@ fn refusals_point_at_the_fault_and_say_what_is_allowed() {
         ("@every 1500us 1s", "1500us 1s", "", ""),
         ("@at", "@at", "needs a date", ""),
         (
+            "@at 9999-12-31T00:00:00Z",
+            "9999-12-31T00:00:00Z",
+            "`9999-12-31T00:00:00Z` is outside of the calendar, which ends at 9999-12-30T22:00:00Z",
+            "leave `schedule` out",
+        ),
+        (
+            "@at 9999-12-31T00:00:00+01:00",
+            "9999-12-31T00:00:00+01:00",
+            "outside of the calendar",
+            "",
+        ),
+        (
+            "@at 9999-12-31T00:00:00",
+            "9999-12-31T00:00:00",
+            "`9999-12-31T00:00:00` is outside of the calendar",
+            "",
+        ),
+        (
+            "@at 9999-12-32T00:00:00Z",
+            "9999-12-32T00:00:00Z",
+            "that exists",
+            "",
+        ),
+        (
             "@at tomorrow",
             "tomorrow",
             "not a date",
