@@ -103,20 +103,10 @@ fn instances(s: &StatusView, now: i64) -> String {
     t.render()
 }
 
-/// `+3 ms`, `-1.2 s !`
+/// `+0.003 s`, `-1.234 s`: all to the millisecond, so that they can be compared down the column.
 fn offset(i: &InstanceView) -> String {
-    let ms = i.clock_offset_ms;
-    let text = if ms.abs() < 1000.0 {
-        // Never `-0`.
-        format!("{:+} ms", ms.round() as i64)
-    } else {
-        format!("{:+.1} s", ms / 1000.0)
-    };
-    if i.clock_warning {
-        format!("{text} !")
-    } else {
-        text
-    }
+    // Through an integer, for it is never `-0`.
+    format!("{:+.3} s", i.clock_offset_ms.round() as i64 as f64 / 1000.0)
 }
 
 fn instance_note(i: &InstanceView) -> String {
@@ -363,17 +353,17 @@ mod tests {
             ]),
             drains: vec![InstanceId::new("web-2")],
         };
-        let view = view::status(&config, "redis:6379/0", &fleet, &states, NOW, "i");
+        let view = view::status(&config, "redis://host:6379/0", &fleet, &states, NOW, "i");
         let text = anstream::adapter::strip_str(&render(&view)).to_string();
         assert_eq!(
             text,
-            "2 live instances on redis:6379/0, namespace soloist, 4 jobs\n\
+            "2 live instances on redis://host:6379/0, namespace soloist, 4 jobs\n\
              the store started, lost or changed its state 5 s ago: nothing is granted for 12 s\n\
              \n\
              INSTANCE  HOST  SEEN          CLOCK  CONFIG            JOBS  RUNNING  NOTE\n\
-             web-1     web   1 s ago       +3 ms  aaaaaaaa             4        1\n\
-             web-2     web   now           +0 ms  aaaaaaaa             4        1  draining\n\
-             web-3     web   1 min ago  -1.2 s !  cccccccc differs     4        ?  not heard of, clock is wrong\n\
+             web-1     web   1 s ago    +0.003 s  aaaaaaaa             4        1\n\
+             web-2     web   now        +0.000 s  aaaaaaaa             4        1  draining\n\
+             web-3     web   1 min ago  -1.234 s  cccccccc differs     4        ?  not heard of, clock is wrong\n\
              \n\
              JOB      SCHEDULE    LAST       ENDED             BUSY  RUNNING ON        NEXT            NOTE\n\
              draw     0 12 * * *  succeeded  23 h 59 min ago  31 ms  web-1 for 3.30 s  in 20 h 47 min  \

@@ -48,7 +48,7 @@ pub fn install_crypto() {
 #[derive(Clone)]
 pub(crate) struct Client {
     client: redis::Client,
-    /// Without secrets.
+    /// The URL without its password: the one name of a store, wherever it is shown.
     pub(crate) address: String,
     pub(crate) timeout: Duration,
     /// Why the last connection could not be made: bb8 itself only says that time ran out.
@@ -68,10 +68,10 @@ impl std::fmt::Debug for Client {
 impl Client {
     pub(crate) fn new(url: &str, c: &config::Store) -> Result<Self, Error> {
         let refuse = |address: String, reason: String| Error::Refused { address, reason };
+        let address = config::StoreUrl::Redis(url.to_owned()).to_string();
         let info = url
             .into_connection_info()
-            .map_err(|e| refuse("the configured URL".into(), e.to_string()))?;
-        let address = format!("{}/{}", info.addr(), info.redis_settings().db());
+            .map_err(|e| refuse(address.clone(), e.to_string()))?;
         let mut settings = info.redis_settings().clone();
         if let Some(user) = &c.username {
             settings = settings.set_username(user);
