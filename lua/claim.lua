@@ -18,6 +18,7 @@ local instance, host, channel = ARGV[1], ARGV[2], ARGV[3]
 local LAPSED = 'its host vanished: the lease was not renewed for its whole length'
 local TOO_LATE = 'nobody could start it within start_within'
 local OVERDUE = 'overdue, and not caught up'
+local JOB_REMOVED = 'the job was removed from the configuration before it was started'
 local OVERLAPS = 'the run before was still going on'
 
 local function publish(event) redis.call('PUBLISH', channel, cjson.encode(event)) end
@@ -169,12 +170,14 @@ local function claim(c)
     if now_us < at * 1000 then return { 'early', int(at * 1000 - now_us) } end
   end
 
+  -- start_by 0: not to be caught up; -1: its job was removed.
+  local never = c.start_by == -1 and JOB_REMOVED or OVERDUE
   if extra.missed then
     local before = newest
     for _, m in ipairs(extra.missed) do
       if m.last < at and m.last > newest then
         newest = m.last
-        not_run(c, m.last, 'missed', m.count, OVERDUE)
+        not_run(c, m.last, 'missed', m.count, never)
       end
     end
     if newest > before then redis.call('HSET', c.state, 'newest', int(newest)) end
@@ -193,7 +196,7 @@ local function claim(c)
     return decide(c, extra, at, triggers, triggered, 'skipped', 'skipped by request')
   end
   if now > c.start_by then
-    local reason = c.start_by == 0 and OVERDUE or TOO_LATE
+    local reason = c.start_by <= 0 and never or TOO_LATE
     return decide(c, extra, at, triggers, triggered, 'missed', reason)
   end
 

@@ -32,8 +32,8 @@ use crate::{
     config::{Job, OnStateLoss, StoreRetry},
     logic::{
         claim::{
-            Answer, Claim, Event, Grant, Missed, OnCrash, Open, Register, Registration, State,
-            Target,
+            self, Answer, Claim, Event, Grant, Missed, OnCrash, Open, Register, Registration,
+            State, Target,
         },
         schedule::next_of,
         timetable,
@@ -310,10 +310,13 @@ impl Elector {
         self.enrol.notify_one();
     }
 
-    /// Forgets a job. A run that goes on is not disturbed.
-    pub fn remove_job(&self, job: &JobName) {
+    /// Forgets a job. A run that goes on is not disturbed; what was planned up to now and not decided yet, because it
+    /// waits for its jitter or its turn, is not started any more, but recorded as missed.
+    pub fn remove_job(self: &Arc<Self>, job: &JobName) {
         let mut jobs = self.lock();
+        let mut owed = None;
         if let Some(e) = jobs.remove(job) {
+            owed = self.owed(&e);
             e.changed.tell();
             // It may come back, with a grant that we have not heard of yet.
             if !e.asked.is_empty() || !e.runs.active.is_empty() {
@@ -323,6 +326,90 @@ impl Elector {
         drop(jobs);
         self.watches.forget(job);
         let _ = self.plans.send(Plan::Drop(job.clone()));
+        if let Some(claim) = owed {
+            let this = self.clone();
+            self.tasks.spawn(async move { this.give_up(claim).await });
+        }
+    }
+
+    /// A claim that has all recorded that a removed job leaves undecided. The store takes what no other instance has
+    /// had decided: those that have not heard of the removal find it settled.
+    fn owed(&self, e: &Entry) -> Option<Claim> {
+        if !(e.primed && e.job.enabled) {
+            return None;
+        }
+        let (floor, now) = (
+            e.known.max(e.since),
+            Occurrence(self.clock.now_us()? / 1000),
+        );
+        let all = timetable::overdue(&e.job.schedules, floor, now, OVERDUE_KEPT);
+        let each = |at: Occurrence| Missed {
+            first: at,
+            last: at,
+            count: 1,
+        };
+        let older = all.older.map(|o| Missed {
+            first: o.first,
+            last: o.last,
+            count: o.count,
+        });
+        let mut missed: Vec<Missed> = older
+            .into_iter()
+            .chain(all.recent.into_iter().map(each))
+            .collect();
+        let last = missed.pop()?;
+        Some(Claim {
+            job: e.job.name.clone(),
+            target: Target::Scheduled(last.last),
+            known: e.known,
+            missed,
+            run: RunId::random(),
+            instance: self.instance.clone(),
+            host: self.host.clone(),
+            trigger: Trigger::Schedule,
+            start_by: claim::REMOVED,
+            lease: e.job.lease.length.as_millis() as i64,
+            overlap: e.job.overlap,
+            on_crash: e.job.on_crash,
+            max_attempts: e.job.max_attempts,
+            def: e.job.digest.clone(),
+            observed: None,
+        })
+    }
+
+    async fn give_up(self: Arc<Self>, claim: Claim) {
+        let mut away = AWAY.0;
+        loop {
+            let wait = match self.batcher.claim(claim.clone()).await {
+                Ok(reply) => {
+                    self.note_clock(&reply);
+                    match reply.value {
+                        Answer::Early { wait_us } => {
+                            Duration::from_micros(wait_us.clamp(50, 5_000_000) as u64)
+                        }
+                        Answer::Recorded { outcome, reason } => {
+                            if let Target::Scheduled(at) = claim.target {
+                                info!(job = %claim.job, occurrence = %at, %outcome, reason, "not run");
+                                self.journal(&claim.job, at, outcome.as_str(), reason);
+                            }
+                            return;
+                        }
+                        // Decided by another, or lost with the state of the store.
+                        _ => return,
+                    }
+                }
+                Err(e) if !e.is_transient() => {
+                    warn!(job = %claim.job, error = %e, "cannot record what the removed job leaves");
+                    return;
+                }
+                Err(_) => away,
+            };
+            tokio::select! {
+                () = tokio::time::sleep(wait) => {}
+                () = self.stop.cancelled() => return,
+            }
+            away = (away * 2).min(AWAY.1);
+        }
     }
 
     pub fn job(&self, job: &JobName) -> Option<Arc<Job>> {
@@ -867,7 +954,7 @@ impl Elector {
                 job: job.name.clone(),
                 target: Target::Scheduled(last.last),
                 start_at: last.last.0,
-                start_by: 0,
+                start_by: claim::NEVER,
                 overdue: true,
                 missed: rest[..rest.len() - 1].to_vec(),
             });

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use super::LATE_MS;
 use crate::{
     config::{CatchUp, Job},
-    logic::claim::{Missed, Overlap, Target},
+    logic::claim::{Missed, NEVER, Overlap, Target},
     model::{JobName, Occurrence, Trigger},
 };
 
@@ -213,7 +213,7 @@ impl Queue {
                 Target::Scheduled(_) if late => Trigger::CatchUp,
                 Target::Scheduled(_) => Trigger::Schedule,
             },
-            start_by: if never { 0 } else { due.start_by },
+            start_by: if never { NEVER } else { due.start_by },
         })
     }
 }

@@ -186,6 +186,11 @@ pub struct Missed {
     pub count: u64,
 }
 
+/// A [`Claim::start_by`]: overdue, and not to be caught up.
+pub const NEVER: i64 = 0;
+/// A [`Claim::start_by`]: its job was taken out of the configuration.
+pub const REMOVED: i64 = -1;
+
 /// Asks for the right to run one occurrence.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Claim {
@@ -200,7 +205,7 @@ pub struct Claim {
     pub instance: InstanceId,
     pub host: String,
     pub trigger: Trigger,
-    /// Not later than this; 0: not at all, it is only to be recorded as missed.
+    /// Not later than this; [`NEVER`], [`REMOVED`]: not at all, it is only to be recorded as missed.
     pub start_by: i64,
     pub lease: i64,
     pub overlap: Overlap,
@@ -407,6 +412,7 @@ fn not_run(
 pub const LAPSED: &str = "its host vanished: the lease was not renewed for its whole length";
 pub const TOO_LATE: &str = "nobody could start it within start_within";
 pub const OVERDUE: &str = "overdue, and not caught up";
+pub const JOB_REMOVED: &str = "the job was removed from the configuration before it was started";
 pub const OVERLAPS: &str = "the run before was still going on";
 pub const PAUSED: &str = "paused";
 pub const SKIPPED: &str = "skipped by request";
@@ -470,11 +476,15 @@ pub fn claim(
             Occurrence(at)
         }
     };
+    let never = match c.start_by {
+        REMOVED => JOB_REMOVED,
+        _ => OVERDUE,
+    };
     for m in c.missed.iter().filter(|m| m.last < at) {
         if m.last.0 > st.newest {
             st.newest = m.last.0;
             fx.records
-                .push(not_run(c, m.last, Outcome::Missed, m.count, OVERDUE));
+                .push(not_run(c, m.last, Outcome::Missed, m.count, never));
         }
     }
     let manual = matches!(c.target, Target::Manual { .. });
@@ -493,7 +503,7 @@ pub fn claim(
         return decide(st, c, at, Outcome::Skipped, SKIPPED.to_owned(), fx);
     }
     if now > c.start_by {
-        let reason = if c.start_by == 0 { OVERDUE } else { TOO_LATE };
+        let reason = if c.start_by <= NEVER { never } else { TOO_LATE };
         return decide(st, c, at, Outcome::Missed, reason.to_owned(), fx);
     }
     if c.overlap != Overlap::Allow {

@@ -18,8 +18,8 @@ use soloist::{
     config::{self, Job},
     elector::{Ask, Contest, Due, Elector, Epoch, Granted, Parts, Plan, note_clock},
     logic::claim::{
-        Again, Answer, Claim, Control, Controlled, Event, Register, Registration, Renew, Renewal,
-        Settle, Settlement, State, Target,
+        self, Again, Answer, Claim, Control, Controlled, Event, Register, Registration, Renew,
+        Renewal, Settle, Settlement, State, Target,
     },
     logic::schedule::next_of,
     model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger},
@@ -1147,6 +1147,92 @@ async fn what_was_granted_runs_although_its_job_was_removed() {
     })
     .await;
     started.once();
+}
+
+/// The job goes from the configuration of one instance while occurrences of it wait for their jitter.
+#[tokio::test]
+async fn what_waits_for_its_jitter_is_recorded_when_its_job_is_removed() {
+    let store = Arc::new(MemoryStore::new());
+    let started = Arc::new(Started::default());
+    let job = job("schedule = \"@every 1s\"\njitter = \"1s\"");
+    let (node, other) = (
+        Node::simple("a", &store, &started),
+        Node::simple("b", &store, &started),
+    );
+    node.with(&job).await;
+    other.with(&job).await;
+    let planned = now(&store, 1000) / 1000 * 1000;
+    until("two instants have passed", || {
+        (now(&store, 0) > planned + 1100).then_some(())
+    })
+    .await;
+    // Also when the store is away at that moment.
+    node.line.away.store(true, Ordering::SeqCst);
+    node.elector.remove_job(&job.name);
+    until("it was asked", || {
+        (node.line.claims.load(Ordering::SeqCst) > 0).then_some(())
+    })
+    .await;
+    node.line.away.store(false, Ordering::SeqCst);
+    let all = recorded(&*store, &job.name, 2).await;
+    let mut at: Vec<i64> = all.iter().map(|(at, _)| *at).collect();
+    at.sort_unstable();
+    assert!(
+        at.contains(&planned) && at.contains(&(planned + 1000)),
+        "{planned} {all:?}"
+    );
+    let history = store.history(&job.name, 10).await.unwrap();
+    for r in &history {
+        assert_eq!(r.outcome, Outcome::Missed);
+        assert_eq!(r.error.as_deref(), Some(claim::JOB_REMOVED));
+    }
+    // Whoever still has the job finds them decided, and does not run them.
+    for at in at {
+        assert_eq!(other.contest(&job, at).await, Contest::Settled);
+    }
+    assert_eq!(started.runs(), [0; 0]);
+    // What is due later is another's, as long as it has the job.
+    let later = now(&store, 0) / 1000 * 1000 + 1000;
+    other.due(&job, later);
+    until("the other runs it", || {
+        started.runs().contains(&later).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn what_waits_for_its_turn_is_recorded_when_its_job_is_removed() {
+    let store = Arc::new(MemoryStore::new());
+    let started = Arc::new(Started::default());
+    let node = Node::new(Setup {
+        name: "a",
+        line: Line::new(store.clone()),
+        started: started.clone(),
+        max_parallel: None,
+        lasts: Lasts::ForEver,
+    });
+    let job = job("schedule = \"@every 1s\"\noverlap = \"queue\"\nstart_within = \"1h\"");
+    node.with(&job).await;
+    let first = now(&store, 1000) / 1000 * 1000;
+    node.due(&job, first);
+    until("the first runs", || {
+        started.runs().contains(&first).then_some(())
+    })
+    .await;
+    let second = first + 1000;
+    until("the second is due", || {
+        (now(&store, 0) > second).then_some(())
+    })
+    .await;
+    node.due(&job, second);
+    node.elector.remove_job(&job.name);
+    let all = recorded(&*store, &job.name, 1).await;
+    assert_eq!(all[0], (second, Outcome::Missed), "{all:?}");
+    // The run itself is not disturbed.
+    node.end(Outcome::Succeeded, None).await;
+    let all = recorded(&*store, &job.name, 2).await;
+    assert!(all.contains(&(first, Outcome::Succeeded)), "{all:?}");
+    assert_eq!(started.runs(), [first]);
 }
 
 /// A key of another type under one job.

@@ -206,7 +206,12 @@ impl Model {
             instance: instance.clone(),
             host: format!("{instance}.example"),
             trigger: [Trigger::Schedule, Trigger::CatchUp, Trigger::Manual][self.rng.usize(..3)],
-            start_by: at + if self.one_in(8) { 20 } else { 100_000 },
+            start_by: match self.rng.u32(..24) {
+                0 => claim::NEVER,
+                1 => claim::REMOVED,
+                2..5 => at + 20,
+                _ => at + 100_000,
+            },
             lease: 15_000,
             overlap: [
                 Overlap::Skip,
