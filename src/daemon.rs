@@ -42,6 +42,19 @@ pub struct Options {
 /// How long the store gets to hear the last outcomes when everything else has stopped.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
+/// What a daemon and its guard leave behind that are killed at once lives no longer than this, if another daemon lives
+/// beside them.
+const SWEEP_EVERY: Duration = Duration::from_secs(10);
+
+async fn sweep() {
+    if let Ok(runs @ 1..) = tokio::task::spawn_blocking(Runner::sweep).await {
+        warn!(
+            runs,
+            "ended what another soloist on this host had left behind"
+        );
+    }
+}
+
 /// Runs until a signal ends it. SIGTERM and SIGINT drain: what runs goes on, nothing new begins; the second one ends
 /// what runs. SIGHUP reads the configuration again.
 ///
@@ -58,13 +71,7 @@ pub async fn run(o: Options) -> anyhow::Result<()> {
     let store = store::open(&o.config.store)?;
     let clock = Arc::new(StoreClock::default());
     let runner = Runner::new().context("cannot become the subreaper of the commands")?;
-    match tokio::task::spawn_blocking(Runner::sweep).await {
-        Ok(0) | Err(_) => {}
-        Ok(n) => warn!(
-            runs = n,
-            "ended what an earlier soloist on this host had left behind"
-        ),
-    }
+    sweep().await;
 
     let stop = CancellationToken::new();
     let finish = CancellationToken::new();
@@ -114,6 +121,18 @@ pub async fn run(o: Options) -> anyhow::Result<()> {
     background.spawn(fleet.run());
     background.spawn(journal::run(store.clone(), journal, finish.clone()));
     background.spawn(elector.clone().watch());
+    background.spawn({
+        let finish = finish.clone();
+        async move {
+            while finish
+                .run_until_cancelled(tokio::time::sleep(SWEEP_EVERY))
+                .await
+                .is_some()
+            {
+                sweep().await;
+            }
+        }
+    });
     background.spawn(listen(
         store.clone(),
         elector.clone(),

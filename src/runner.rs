@@ -229,12 +229,18 @@ impl Runner {
         })
     }
 
-    /// Ends what earlier daemons and their guards left behind when both were killed at once, and returns how many
+    /// Ends what other daemons and their guards left behind when both were killed at once, and returns how many
     /// runs that were. It sees only trees in a cgroup below our own; others cannot be told from innocent
-    /// processes that got our environment handed on (`at`, `sbatch`). Blocking; for the start of the daemon.
+    /// processes that got our environment handed on (`at`, `sbatch`). Blocking; costs next to nothing while every run
+    /// has its guard.
     pub fn sweep() -> usize {
         // In this order: a guard is there before its cgroup is, and after.
-        let cgroups = guard::cgroups_of_all_runs();
+        let mut cgroups = guard::cgroups_of_all_runs();
+        cgroups.retain(|(_, cgroup)| cgroup.abandoned());
+        if cgroups.is_empty() {
+            return 0;
+        }
+        // One that has just made it has not locked it yet.
         let guarded: Vec<String> = guard_run_ids();
         let orphaned = cgroups
             .into_iter()

@@ -4,7 +4,8 @@
 //! the tree is found through /proc instead ([`super::tree`]).
 
 use std::{
-    fs, io,
+    fs::{self, File},
+    io,
     path::{Path, PathBuf},
 };
 
@@ -14,6 +15,8 @@ const PREFIX: &str = "soloist-";
 #[derive(Debug)]
 pub struct Cgroup {
     path: PathBuf,
+    /// Of its guard: locked, which the kernel undoes when the guard dies, however it does.
+    directory: Option<File>,
 }
 
 impl Cgroup {
@@ -25,7 +28,12 @@ impl Cgroup {
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
             Err(_) => return None,
         }
-        let cgroup = Self { path };
+        let mut cgroup = Self::at(path);
+        cgroup.directory = File::open(&cgroup.path).ok();
+        if let Some(directory) = &cgroup.directory {
+            // Whoever looks whether it is abandoned has it for a moment only.
+            let _ = directory.lock_shared();
+        }
         // Before Linux 5.14 there is no cgroup.kill.
         if cgroup.path.join("cgroup.kill").exists() {
             return Some(cgroup);
@@ -36,7 +44,15 @@ impl Cgroup {
 
     /// A cgroup that a guard reported, or that its run would have; it need not exist.
     pub fn at(path: PathBuf) -> Self {
-        Self { path }
+        Self {
+            path,
+            directory: None,
+        }
+    }
+
+    /// Nobody who made it is alive, in whatever pid namespace.
+    pub fn abandoned(&self) -> bool {
+        File::open(&self.path).is_ok_and(|directory| directory.try_lock().is_ok())
     }
 
     pub fn path(&self) -> &Path {
@@ -78,7 +94,7 @@ impl Cgroup {
 /// Where the cgroup of `run_id` is, if its guard has our own cgroup and made one.
 pub fn of_run(run_id: &str) -> Option<Cgroup> {
     let path = own()?.join(format!("{PREFIX}{run_id}"));
-    path.exists().then_some(Cgroup { path })
+    path.exists().then(|| Cgroup::at(path))
 }
 
 /// The cgroups of runs below our own, with their run ids.
@@ -92,7 +108,7 @@ pub fn of_all_runs() -> Vec<(String, Cgroup)> {
             let name = entry.file_name().into_string().ok()?;
             Some((
                 name.strip_prefix(PREFIX)?.to_owned(),
-                Cgroup { path: entry.path() },
+                Cgroup::at(entry.path()),
             ))
         })
         .collect()

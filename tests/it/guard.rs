@@ -722,10 +722,10 @@ fn after_a_freeze_past_the_lease_the_tree_dies_at_once_whatever_was_queued() {
 }
 
 /// A cgroup below our own, removed at the end.
-struct TestCgroup(PathBuf);
+pub struct TestCgroup(pub PathBuf);
 
 impl TestCgroup {
-    fn new() -> Option<Self> {
+    pub fn new() -> Option<Self> {
         Self::named(&format!("test-{}", RunId::random()))
     }
 
@@ -755,6 +755,9 @@ impl Drop for TestCgroup {
     fn drop(&mut self) {
         let _ = fs::write(self.0.join("cgroup.freeze"), "0");
         until("the cgroup can be removed", || {
+            for below in fs::read_dir(&self.0).into_iter().flatten().flatten() {
+                let _ = fs::remove_dir(below.path());
+            }
             fs::remove_dir(&self.0).is_ok() || !self.0.exists()
         });
     }
@@ -1107,11 +1110,18 @@ fn a_sweep_ends_what_daemon_and_guard_left_in_a_cgroup_and_nothing_that_is_guard
         .spawn()
         .expect("a process");
     orphaned.write("cgroup.procs", &orphan.id().to_string());
-    let mut guard = RawGuard::start(&spec(&["sleep", "1000"]));
+    let spec = spec(&["sleep", "1000"]);
+    let mut guard = RawGuard::start(&spec);
     let guarded = started(guard.report());
+    // That it lives shows where its process cannot be seen, too.
+    let its_cgroup = orphaned
+        .0
+        .with_file_name(format!("soloist-{}", spec.run_id));
+    let its_cgroup = fs::File::open(its_cgroup).expect("the guard's cgroup");
+    assert!(its_cgroup.try_lock().is_err());
 
-    // Other tests kill guards, too.
-    assert!(Runner::sweep() >= 1);
+    // A daemon of another test may come first: they sweep every few seconds.
+    Runner::sweep();
     assert_eq!(
         orphan.wait().expect("reaped").to_string(),
         "signal: 9 (SIGKILL)"

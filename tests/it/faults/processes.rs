@@ -1,16 +1,19 @@
 //! Daemons, guards and jobs that are killed, stopped, frozen, or will not go.
 
-use std::time::Duration;
+use std::{os::unix::process::CommandExt as _, time::Duration};
 
 use rustix::process::Signal;
 
 use super::LEASE_NS;
-use crate::support::{
-    GENEROUS,
-    fleet::{Fleet, Plan, fleet},
-    process::{self, boottime_ns},
-    trace::{ONCE, RERUN, Run},
-    wait_for, wait_until,
+use crate::{
+    guard::TestCgroup,
+    support::{
+        GENEROUS,
+        fleet::{Fleet, Plan, fleet},
+        process::{self, boottime_ns},
+        trace::{ONCE, RERUN, Run},
+        wait_for, wait_until,
+    },
 };
 
 /// Ignores SIGTERM, has a child in a session of its own and a daemon.
@@ -327,6 +330,56 @@ fn a_killed_guard_costs_its_tree_and_is_reported() {
     fleet.wait_run("the fleet goes on", |r| r.occurrence > run.occurrence);
     fleet.stop();
     fleet.judge(ONCE, &["long"], None);
+}
+
+#[test]
+fn a_living_daemon_ends_what_another_and_its_guard_left_when_both_were_killed() {
+    // Of their own, so that no daemon of another test comes first.
+    let Some(cgroup) = TestCgroup::new() else {
+        println!("skipped: no cgroup v2 that we may write to");
+        return;
+    };
+    let mut fleet = fleet(2)
+        .witness(
+            "long",
+            "for=600000 beat=5 ignore-term setsid daemon",
+            "on_crash = \"rerun\"\nmax_attempts = 9",
+        )
+        .start();
+    for instance in &mut fleet.instances {
+        let members = std::fs::File::options()
+            .write(true)
+            .open(cgroup.0.join("cgroup.procs"));
+        let members = members.expect("our own cgroup");
+        instance.kill();
+        // SAFETY: a write is async-signal-safe and nothing is allocated.
+        instance.start_with(|command| unsafe {
+            command.pre_exec(move || Ok(rustix::io::write(&members, b"0").map(drop)?));
+        });
+    }
+    let (holder, run) = wait_tree(&fleet, "long");
+    let guard = fleet.guard(&run);
+    // Neither is to see the other die.
+    fleet.instances[holder].signal(Signal::STOP);
+    process::signal(guard, Signal::KILL);
+    fleet.instances[holder].kill();
+    let left: Vec<u32> = run
+        .pids
+        .iter()
+        .copied()
+        .filter(|&pid| process::alive(pid))
+        .collect();
+    assert!(
+        left.len() >= 2,
+        "the command's descendants outlive its guard: {left:?}"
+    );
+    wait_until("the other daemon has ended them", GENEROUS, || {
+        let log = fleet.instances[1 - holder].log_text();
+        log.contains("ended what another soloist on this host had left behind")
+    });
+    assert!(!left.iter().any(|&pid| process::alive(pid)), "{left:?}");
+    takeover_of(&fleet, &run);
+    fleet.stop();
 }
 
 #[test]
