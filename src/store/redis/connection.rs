@@ -20,7 +20,7 @@ use redis::{
 };
 use rustls::pki_types::pem::PemObject as _;
 use tokio::sync::{Notify, broadcast};
-use tracing::warn;
+use tracing::{debug, warn};
 
 use super::super::Error;
 use crate::{config, logic::claim::Event};
@@ -228,10 +228,27 @@ impl Client {
                     told = false;
                     // What was published before this went past us.
                     let _ = events.send(Event::Gap);
-                    let mut stream = sub.into_on_message();
-                    while let Some(message) = stream.next().await {
-                        if let Ok(event) = serde_json::from_slice(message.get_payload_bytes()) {
-                            let _ = events.send(event);
+                    let (mut sink, mut stream) = sub.split();
+                    loop {
+                        match tokio::time::timeout(QUIET, stream.next()).await {
+                            Ok(Some(message)) => {
+                                if let Ok(event) =
+                                    serde_json::from_slice(message.get_payload_bytes())
+                                {
+                                    let _ = events.send(event);
+                                }
+                            }
+                            Ok(None) => break,
+                            // Any answer will do, a refusal too.
+                            Err(_) => {
+                                let ping = sink.ping::<redis::Value>();
+                                if tokio::time::timeout(self.timeout * 4, ping).await.is_err() {
+                                    debug!(
+                                        "no answer on the connection that hears the others' hints; making another"
+                                    );
+                                    break;
+                                }
+                            }
                         }
                     }
                 }
@@ -248,6 +265,10 @@ impl Client {
         }
     }
 }
+
+/// After so long without a hint the subscriber asks whether the server is still there: a connection that ended on the
+/// other side only, or in a middlebox that still acknowledges, stays silent for ever.
+const QUIET: Duration = Duration::from_secs(5);
 
 /// Errors that pass by themselves, as a server names them.
 const PASSING: [&str; 8] = [

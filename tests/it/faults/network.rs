@@ -1,13 +1,22 @@
 //! Requests and replies that are lost, late, cut or reset, between instances and Redis.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use soloist::{
+    logic::claim::Event,
+    model::InstanceId,
+    store::{Store as _, redis::RedisStore},
+};
+use tokio::sync::broadcast;
 
 use super::LEASE_NS;
 use crate::support::{
     GENEROUS,
     fleet::{Fleet, fleet},
     process::boottime_ns,
-    proxy::Fault,
+    proxy::{Fault, Proxy},
+    server::RedisServer,
+    server::settings,
     trace::{ONCE, RERUN},
     wait_until,
 };
@@ -25,6 +34,36 @@ fn with_long(long: &str) -> Fleet {
         .start();
     fleet.wait_runs(4);
     fleet
+}
+
+/// Only a subscriber that asks notices: the hints of others come again.
+#[tokio::test]
+async fn hints_come_again_after_a_connection_that_died_in_silence() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(server.port());
+    let store = |url: &str| {
+        let mut settings = settings(url);
+        settings.timeout = Duration::from_millis(500);
+        RedisStore::open(url, &settings).expect("a store")
+    };
+    let (hears, tells) = (store(&proxy.url()), store(&server.url()));
+    let heard = async |mut events: broadcast::Receiver<Event>| {
+        let begun = Instant::now();
+        loop {
+            assert!(begun.elapsed() < GENEROUS, "no hint is heard");
+            let id = InstanceId::new("a");
+            tells.drain(&id, true).await.expect("the server is there");
+            let next = tokio::time::timeout(Duration::from_millis(20), events.recv());
+            if let Ok(Ok(Event::Drain)) = next.await {
+                return;
+            }
+        }
+    };
+    heard(hears.events()).await;
+    proxy.forget_connections();
+    // What was under way before that may still come.
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    heard(hears.events()).await;
 }
 
 /// The fault on some of the instances until it has struck so often; then all is well again.

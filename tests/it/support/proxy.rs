@@ -41,6 +41,9 @@ struct Shared {
     fault: Mutex<Fault>,
     /// How often a fault struck.
     struck: AtomicUsize,
+    /// Connections so far, and how many of them are dead without their ends knowing it.
+    made: AtomicUsize,
+    dead: AtomicUsize,
     stop: AtomicBool,
 }
 
@@ -65,6 +68,8 @@ impl Proxy {
         let shared = Arc::new(Shared {
             fault: Mutex::new(Fault::None),
             struck: AtomicUsize::new(0),
+            made: AtomicUsize::new(0),
+            dead: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
         });
         let acceptor = {
@@ -86,6 +91,13 @@ impl Proxy {
     }
     pub fn fault(&self) -> Fault {
         self.shared.fault().clone()
+    }
+    /// Nothing moves any more on the connections that there are, for ever; what they are sent is acknowledged. New ones
+    /// are well.
+    pub fn forget_connections(&self) {
+        self.shared
+            .dead
+            .store(self.shared.made.load(SeqCst), SeqCst);
     }
     pub fn struck(&self) -> usize {
         self.shared.struck.load(SeqCst)
@@ -133,8 +145,9 @@ fn accept(listener: TcpListener, address: SocketAddr, port: u16, shared: &Arc<Sh
             shared.clone(),
             shared.clone(),
         );
-        std::thread::spawn(move || pump(c, s, true, &up));
-        std::thread::spawn(move || pump(server, client, false, &down));
+        let number = shared.made.fetch_add(1, SeqCst);
+        std::thread::spawn(move || pump(c, s, true, number, &up));
+        std::thread::spawn(move || pump(server, client, false, number, &down));
     }
 }
 
@@ -144,7 +157,7 @@ fn reset(stream: &TcpStream) {
     stream.shutdown(Shutdown::Both).ok();
 }
 
-fn pump(mut from: TcpStream, mut to: TcpStream, up: bool, shared: &Shared) {
+fn pump(mut from: TcpStream, mut to: TcpStream, up: bool, number: usize, shared: &Shared) {
     let mut buffer = vec![0; 64 << 10];
     let client = if up { from.try_clone() } else { to.try_clone() };
     let Ok(client) = client else { return };
@@ -155,6 +168,10 @@ fn pump(mut from: TcpStream, mut to: TcpStream, up: bool, shared: &Shared) {
         to.shutdown(Shutdown::Both).ok();
     };
     while !shared.stop.load(SeqCst) {
+        if number < shared.dead.load(SeqCst) {
+            std::thread::sleep(POLL);
+            continue;
+        }
         match *shared.fault() {
             Fault::Refuse => return end_all(&from, &to),
             Fault::Stall => {
