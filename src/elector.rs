@@ -310,8 +310,9 @@ impl Elector {
         self.enrol.notify_one();
     }
 
-    /// Forgets a job. A run that goes on is not disturbed; what was planned up to now and not decided yet, because it
-    /// waits for its jitter or its turn, is not started any more, but recorded as missed.
+    /// Forgets a job. A run that goes on is not disturbed. What was planned up to now and not decided yet, because it
+    /// waits for its jitter or its turn, is not started here any more; when nobody may start it any more, it is
+    /// recorded as missed.
     pub fn remove_job(self: &Arc<Self>, job: &JobName) {
         let mut jobs = self.lock();
         let mut owed = None;
@@ -326,15 +327,16 @@ impl Elector {
         drop(jobs);
         self.watches.forget(job);
         let _ = self.plans.send(Plan::Drop(job.clone()));
-        if let Some(claim) = owed {
+        if let Some((claim, after)) = owed {
             let this = self.clone();
-            self.tasks.spawn(async move { this.give_up(claim).await });
+            self.tasks
+                .spawn(async move { this.give_up(claim, after).await });
         }
     }
 
-    /// A claim that has all recorded that a removed job leaves undecided. The store takes what no other instance has
-    /// had decided: those that have not heard of the removal find it settled.
-    fn owed(&self, e: &Entry) -> Option<Claim> {
+    /// A claim that has all recorded that a removed job leaves undecided, and the moment (Unix ms of the store's clock)
+    /// from which nobody can start that any more.
+    fn owed(&self, e: &Entry) -> Option<(Claim, i64)> {
         if !(e.primed && e.job.enabled) {
             return None;
         }
@@ -358,7 +360,9 @@ impl Elector {
             .chain(all.recent.into_iter().map(each))
             .collect();
         let last = missed.pop()?;
-        Some(Claim {
+        let within = e.job.jitter + e.job.start_within;
+        let after = last.last.0.saturating_add(within.as_millis() as i64) + LATER_MS;
+        let claim = Claim {
             job: e.job.name.clone(),
             target: Target::Scheduled(last.last),
             known: e.known,
@@ -374,38 +378,46 @@ impl Elector {
             max_attempts: e.job.max_attempts,
             def: e.job.digest.clone(),
             observed: None,
-        })
+        };
+        Some((claim, after))
     }
 
-    async fn give_up(self: Arc<Self>, claim: Claim) {
+    /// Has the store record what a removed job has left, after the moment up to which another instance, which may have
+    /// the job for longer or for good, may start it.
+    async fn give_up(self: Arc<Self>, claim: Claim, after: i64) {
         let mut away = AWAY.0;
         loop {
-            let wait = match self.batcher.claim(claim.clone()).await {
+            let early = after - self.clock.now_us().unwrap_or(0) / 1000;
+            if early > 0 {
+                tokio::select! {
+                    () = tokio::time::sleep(Duration::from_millis(early.min(HOUR_MS) as u64)) => continue,
+                    () = self.stop.cancelled() => return,
+                }
+            }
+            if self.job(&claim.job).is_some() {
+                // It is back, and has looked after this itself.
+                return;
+            }
+            match self.batcher.claim(claim.clone()).await {
                 Ok(reply) => {
                     self.note_clock(&reply);
-                    match reply.value {
-                        Answer::Early { wait_us } => {
-                            Duration::from_micros(wait_us.clamp(50, 5_000_000) as u64)
-                        }
-                        Answer::Recorded { outcome, reason } => {
-                            if let Target::Scheduled(at) = claim.target {
-                                info!(job = %claim.job, occurrence = %at, %outcome, reason, "not run");
-                                self.journal(&claim.job, at, outcome.as_str(), reason);
-                            }
-                            return;
-                        }
-                        // Decided by another, or lost with the state of the store.
-                        _ => return,
+                    // Else it was decided by another, or lost with the state of the store.
+                    if let (Answer::Recorded { outcome, reason }, Target::Scheduled(at)) =
+                        (reply.value, claim.target)
+                    {
+                        info!(job = %claim.job, occurrence = %at, %outcome, reason, "not run");
+                        self.journal(&claim.job, at, outcome.as_str(), reason);
                     }
+                    return;
                 }
                 Err(e) if !e.is_transient() => {
                     warn!(job = %claim.job, error = %e, "cannot record what the removed job leaves");
                     return;
                 }
-                Err(_) => away,
-            };
+                Err(_) => {}
+            }
             tokio::select! {
-                () = tokio::time::sleep(wait) => {}
+                () = tokio::time::sleep(away) => {}
                 () = self.stop.cancelled() => return,
             }
             away = (away * 2).min(AWAY.1);

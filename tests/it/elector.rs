@@ -1154,7 +1154,7 @@ async fn what_was_granted_runs_although_its_job_was_removed() {
 async fn what_waits_for_its_jitter_is_recorded_when_its_job_is_removed() {
     let store = Arc::new(MemoryStore::new());
     let started = Arc::new(Started::default());
-    let job = job("schedule = \"@every 1s\"\njitter = \"1s\"");
+    let job = job("schedule = \"@every 1s\"\njitter = \"1s\"\nstart_within = \"500ms\"");
     let (node, other) = (
         Node::simple("a", &store, &started),
         Node::simple("b", &store, &started),
@@ -1201,6 +1201,34 @@ async fn what_waits_for_its_jitter_is_recorded_when_its_job_is_removed() {
 }
 
 #[tokio::test]
+async fn what_a_removed_job_leaves_is_run_by_those_who_have_it() {
+    let store = Arc::new(MemoryStore::new());
+    let started = Arc::new(Started::default());
+    let job = job("schedule = \"@every 1s\"\nstart_within = \"2s\"");
+    let (node, other) = (
+        Node::simple("a", &store, &started),
+        Node::simple("b", &store, &started),
+    );
+    node.with(&job).await;
+    other.with(&job).await;
+    let at = now(&store, 1000) / 1000 * 1000;
+    let clock = soloist::clock::wall_us;
+    let passed = |ms: i64| until("it is due", move || (clock() / 1000 > ms).then_some(()));
+    passed(at).await;
+    node.elector.remove_job(&job.name);
+    passed(at + 300).await;
+    other.due(&job, at);
+    until("the other has run it", || started.of(at).pop()).await;
+    until("the one without it has asked", || {
+        (node.line.claims.load(Ordering::SeqCst) > 0).then_some(())
+    })
+    .await;
+    let all = outcomes(&*store, &job.name).await;
+    let of_it: Vec<_> = all.iter().filter(|(o, _)| *o == at).collect();
+    assert_eq!(of_it, [&(at, Outcome::Succeeded)]);
+}
+
+#[tokio::test]
 async fn what_waits_for_its_turn_is_recorded_when_its_job_is_removed() {
     let store = Arc::new(MemoryStore::new());
     let started = Arc::new(Started::default());
@@ -1211,7 +1239,7 @@ async fn what_waits_for_its_turn_is_recorded_when_its_job_is_removed() {
         max_parallel: None,
         lasts: Lasts::ForEver,
     });
-    let job = job("schedule = \"@every 1s\"\noverlap = \"queue\"\nstart_within = \"1h\"");
+    let job = job("schedule = \"@every 1s\"\noverlap = \"queue\"\nstart_within = \"1s\"");
     node.with(&job).await;
     let first = now(&store, 1000) / 1000 * 1000;
     node.due(&job, first);
