@@ -482,6 +482,23 @@ impl Elector {
         self.enrol.notify_one();
     }
 
+    /// A question was answered with a grant. False: its run was handed over before.
+    fn hand_over(&self, job: &JobName, target: &Target, at: Occurrence, run: RunId) -> bool {
+        let mut jobs = self.lock();
+        let target = flat(target);
+        if let Some(e) = jobs.get_mut(job) {
+            e.known = e.known.max(at);
+            e.asked.remove(&target);
+            return e.runs.begin(run);
+        }
+        // The job was removed meanwhile. What was granted is run all the same, and when the job comes back this is
+        // no open question any more.
+        let mut parted = self.parted();
+        let (asked, runs) = parted.entry(job.clone()).or_default();
+        asked.remove(&target);
+        runs.begin(run)
+    }
+
     /// A run has ended here; its lease is given back or lost. `again`: the store awaits another attempt.
     pub fn run_ended(self: &Arc<Self>, job: &JobName, run: RunId, again: Option<Occurrence>) {
         let there = self.entry(job, |e| {
@@ -1271,13 +1288,7 @@ impl Lead {
             let now = reply.now_us / 1000;
             let wait = match reply.value {
                 Answer::Granted(grant) => {
-                    let first = el.entry(&self.job, |e| {
-                        e.known = e.known.max(grant.occurrence);
-                        e.asked.remove(&flat(&self.ask.target));
-                        e.runs.begin(run)
-                    });
-                    // A job that was removed meanwhile has no entry; what was granted is run all the same.
-                    if first == Some(false) {
+                    if !el.hand_over(&self.job, &self.ask.target, grant.occurrence, run) {
                         debug!(job = %self.job, %run, "granted again: it was handed over before");
                         return Contest::Won(run);
                     }

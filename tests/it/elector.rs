@@ -1149,6 +1149,39 @@ async fn what_was_granted_runs_although_its_job_was_removed() {
     started.once();
 }
 
+/// The same, and it comes back while that run goes on: nobody asks for it again.
+#[tokio::test]
+async fn what_was_granted_while_its_job_was_removed_starts_once() {
+    let store = Arc::new(MemoryStore::new());
+    let started = Arc::new(Started::default());
+    let node = Node::new(Setup {
+        name: "a",
+        line: Line::new(store.clone()),
+        started: started.clone(),
+        max_parallel: None,
+        lasts: Lasts::ForEver,
+    });
+    let job = job("");
+    node.with(&job).await;
+    let at = now(&store, -100);
+    node.line.hold_after.store(true, Ordering::SeqCst);
+    node.due(&job, at);
+    until("it was granted", || {
+        (node.line.claims.load(Ordering::SeqCst) == 1).then_some(())
+    })
+    .await;
+    node.elector.remove_job(&job.name);
+    node.line.let_go();
+    until("it is started", || (started.all().len() == 1).then_some(())).await;
+    node.with(&job).await;
+    let begun = Instant::now();
+    while node.contest(&job, at).await == Contest::Undecided {
+        assert!(begun.elapsed() < GENEROUS, "it is not known again");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    started.once();
+}
+
 /// The job goes from the configuration of one instance while occurrences of it wait for their jitter.
 #[tokio::test]
 async fn what_waits_for_its_jitter_is_recorded_when_its_job_is_removed() {
