@@ -1,12 +1,13 @@
 //! A healthy fleet, and one whose clocks are wrong: each occurrence once, none early, none lost.
 
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
 use rustix::process::Signal;
 
 use crate::support::{
     GENEROUS,
-    fleet::{Fleet, each_second, fleet},
+    fleet::{Fleet, Plan, each_second, fleet},
+    proxy::Fault,
     test_seconds,
     trace::ONCE,
     wait_until,
@@ -80,58 +81,156 @@ fn nothing_starts_early_by_the_stores_clock() {
     fleet.judge_all_started(&["a"]);
 }
 
+/// Wall clocks of instances, in files that libfaketime reads.
+struct WallClocks(tempfile::TempDir);
+
+impl WallClocks {
+    fn right() -> Self {
+        let clocks = Self(tempfile::tempdir().expect("a temporary directory"));
+        clocks.step(&[0; 3]);
+        clocks
+    }
+
+    fn file(&self, i: usize) -> PathBuf {
+        self.0.path().join(format!("clock{i}"))
+    }
+
+    /// How many seconds each is ahead from now on.
+    fn step(&self, ahead: &[i64]) {
+        for (i, ahead) in ahead.iter().enumerate() {
+            let new = self.file(i).with_extension("new");
+            std::fs::write(&new, format!("{ahead:+}")).expect("write a clock file");
+            std::fs::rename(new, self.file(i)).expect("step the clock");
+        }
+    }
+
+    /// The same so many milliseconds before an instant: the answer that would put an instance right comes after it
+    /// has looked for what is due.
+    fn step_before_an_instant(&self, ahead: &[i64], ms: i64) {
+        sleep_until_instant(-ms * 1000);
+        self.step(ahead);
+    }
+}
+
+/// Waits until the fleet knows that the clocks of its instances are wrong by so many seconds: they were stepped.
+fn wait_stepped(fleet: &Fleet, ahead: &[i64]) {
+    wait_until("the steps of the clocks are noticed", GENEROUS, || {
+        let status = fleet.json(&["status", "--json"]);
+        let instances = status["instances"].as_array().expect("instances");
+        ahead.iter().enumerate().all(|(i, ahead)| {
+            let id = format!("i{}", i + 1);
+            instances.iter().any(|instance| {
+                let ms = instance["clock_offset_ms"].as_f64().expect("an offset");
+                instance["instance"] == id.as_str() && (ms - *ahead as f64 * 1000.0).abs() < 6e4
+            })
+        })
+    });
+}
+
+/// Waits for two runs of occurrences of `job` that lie after this moment.
+fn wait_runs_from_now(fleet: &Fleet, job: &str) {
+    let now = now_us() / 1000;
+    wait_until(&format!("{job} runs on"), GENEROUS, || {
+        let runs = fleet.trace().runs_of(job);
+        runs.iter().filter(|r| r.occurrence > now).count() >= 2
+    });
+}
+
+/// Nothing was given up: whatever did not start was held up by a run before it.
+fn nothing_missed(fleet: &Fleet, job: &str) {
+    let missed = |r: &serde_json::Value| r["outcome"] == "missed" || r["outcome"] == "unknown";
+    let missed: Vec<_> = fleet.history(job).into_iter().filter(missed).collect();
+    assert!(missed.is_empty(), "{missed:#?}");
+}
+
+const STEPS: [(i64, i64); 6] = [
+    (3600, 40),
+    (-3600, 20),
+    (0, 60),
+    (-3600, 10),
+    (3600, 30),
+    (0, 50),
+];
+
 #[test]
 fn a_stepped_wall_clock_neither_repeats_nor_loses() {
-    let dir = tempfile::tempdir().expect("a temporary directory");
-    let clocks = [dir.path().join("one"), dir.path().join("two")];
-    let step = |to: [&str; 2]| {
-        for (clock, to) in clocks.iter().zip(to) {
-            let new = clock.with_extension("new");
-            std::fs::write(&new, to).expect("write a clock file");
-            std::fs::rename(new, clock).expect("step the clock");
-        }
-    };
-    step(["+0", "+0"]);
-    let mut fleet = fleet(3)
-        .clock_file(0, &clocks[0])
-        .clock_file(1, &clocks[1])
+    let clocks = WallClocks::right();
+    let mut plan = fleet(3).witness("a", "for=5", "catch_up = \"all\"");
+    for i in 0..3 {
+        plan = plan.clock_file(i, &clocks.file(i));
+    }
+    let mut fleet = plan.start();
+    fleet.wait_runs(3);
+    for (ahead, ms) in STEPS {
+        // All of them, so that none can do it for the others.
+        let ahead = [ahead, ahead, -ahead];
+        clocks.step_before_an_instant(&ahead, ms);
+        wait_stepped(&fleet, &ahead);
+        wait_runs_from_now(&fleet, "a");
+    }
+    fleet.stop();
+    fleet.judge(ONCE, &["a"], None);
+    nothing_missed(&fleet, "a");
+}
+
+#[test]
+fn a_lone_instance_survives_steps_of_its_wall_clock() {
+    let clocks = WallClocks::right();
+    let mut fleet = fleet(1)
+        .clock_file(0, &clocks.file(0))
+        .witness("a", "for=5", "catch_up = \"all\"")
+        .start();
+    fleet.wait_runs(2);
+    for (ahead, ms) in STEPS {
+        clocks.step_before_an_instant(&[ahead], ms);
+        wait_stepped(&fleet, &[ahead]);
+        wait_runs_from_now(&fleet, "a");
+    }
+    fleet.stop();
+    fleet.judge(ONCE, &["a"], None);
+    nothing_missed(&fleet, "a");
+}
+
+#[test]
+fn a_wall_clock_that_is_stepped_while_the_store_is_silent_loses_nothing() {
+    let clocks = WallClocks::right();
+    let mut fleet = fleet(1)
+        .proxied()
+        .clock_file(0, &clocks.file(0))
         .witness("a", "for=5", "")
         .start();
-    fleet.wait_runs(3);
-    for to in [
-        ["+3600", "+0"],
-        ["+3600", "-3600"],
-        ["-3600", "+3600"],
-        ["+0", "+0"],
-    ] {
-        step(to);
-        fleet.wait_more_runs(3);
+    fleet.wait_runs(2);
+    for ahead in [3600, -3600, 0] {
+        fleet.proxies[0].set(Fault::Stall);
+        // No answer tells the instance of this step before two more occurrences are due.
+        clocks.step_before_an_instant(&[ahead], 100);
+        sleep_until_instant(0);
+        sleep_until_instant(0);
+        fleet.proxies[0].set(Fault::None);
+        wait_stepped(&fleet, &[ahead]);
+        wait_runs_from_now(&fleet, "a");
     }
     fleet.stop();
     fleet.judge(ONCE, &["a"], None);
 }
 
 #[test]
-fn a_lone_instance_survives_steps_of_its_wall_clock() {
-    let dir = tempfile::tempdir().expect("a temporary directory");
-    let clock = dir.path().join("clock");
-    let step = |to: &str| {
-        let new = clock.with_extension("new");
-        std::fs::write(&new, to).expect("write a clock file");
-        std::fs::rename(new, &clock).expect("step the clock");
-    };
-    step("+0");
+fn a_job_that_is_due_now_and_then_is_not_forgotten_when_the_wall_clock_is_stepped_back() {
+    // Further apart than the timetable looks ahead: no alarm is set meanwhile, and the tick is silent for an hour.
+    let clocks = WallClocks::right();
+    let lines = each_second("for=5", "").replacen("* ", "*/4 ", 1);
     let mut fleet = fleet(1)
-        .clock_file(0, &clock)
-        .witness("a", "for=5", "")
+        .clock_file(0, &clocks.file(0))
+        .job("a", &lines)
         .start();
-    fleet.wait_runs(2);
-    for to in ["+3600", "-3600", "+0"] {
-        step(to);
-        fleet.wait_more_runs(3);
-    }
+    fleet.wait_runs(1);
+    clocks.step(&[-3600]);
+    wait_stepped(&fleet, &[-3600]);
+    wait_runs_from_now(&fleet, "a");
     fleet.stop();
-    fleet.judge(ONCE, &["a"], None);
+    let missed = (fleet.trace()).misses("a", 4000, None, &fleet.recorded("a", 4000));
+    fleet.accept(&missed);
+    fleet.judge(ONCE, &[], None);
 }
 
 #[test]
@@ -172,64 +271,145 @@ fn a_file_survives_the_sigkill_of_its_writers() {
 
 #[test]
 fn an_idle_instance_that_is_sigkilled_costs_no_occurrence() {
-    let mut fleet = fleet(3).witness("a", "for=5", "").start();
-    fleet.wait_runs(3);
-    let run = fleet.wait_more_runs(1).pop().expect("a run");
-    let idle = (fleet.index(&run.instance) + 1) % 3;
-    fleet.instances[idle].kill();
-    fleet.wait_more_runs(4);
-    fleet.instances[idle].start();
-    fleet.wait_more_runs(3);
+    // Until the others take it for dead (3.5 s) it is the first in rank for a third of all occurrences: so many that
+    // it cannot be none.
+    let jobs = names(12);
+    let mut plan = fleet(3).alone();
+    for job in &jobs {
+        plan = plan.witness(job, "for=5", "catch_up = \"all\"");
+    }
+    let mut fleet = plan.start();
+    for job in &jobs {
+        wait_runs_from_now(&fleet, job);
+    }
+    // In the middle of a second.
+    sleep_until_instant(-500_000);
+    fleet.instances[1].kill();
+    for _ in 0..3 {
+        wait_runs_from_now(&fleet, &jobs[0]);
+    }
+    fleet.instances[1].start();
+    for job in &jobs {
+        wait_runs_from_now(&fleet, job);
+    }
     fleet.stop();
-    fleet.judge(ONCE, &["a"], None);
+    let jobs: Vec<&str> = jobs.iter().map(String::as_str).collect();
+    fleet.judge(ONCE, &jobs, None);
+    for job in jobs {
+        nothing_missed(&fleet, job);
+    }
+}
+
+/// Reloads `fleet` again and again around some instants: one job is kept, of one the definition changes, of one the
+/// schedule too, one comes and goes.
+fn reload_around_instants(fleet: &mut Fleet) {
+    fn write(fleet: &mut Fleet, round: usize, added: bool) {
+        let described = each_second("for=5", &format!("description = \"round {round}\""));
+        fleet.set_job("described", Some(&described));
+        // The same instants, said in another way, are another schedule.
+        let changed = each_second("for=5", "").replacen("* *", ["* *", "*/1 *"][round % 2], 1);
+        fleet.set_job("changed", Some(&changed));
+        let lines = each_second("for=5", "");
+        fleet.set_job("added", added.then_some(&*lines));
+        for i in 0..fleet.instances.len() {
+            fleet.write_config(i);
+        }
+    }
+    for instant in 0..10 {
+        // From 30 ms before the instant (to read the file takes a few) until 5 ms after it.
+        sleep_until_instant(-30_000);
+        let until = now_us() + 35_000;
+        let mut round = instant;
+        while now_us() < until {
+            write(fleet, round, round % 3 == 0);
+            fleet.signal_all(Signal::HUP);
+            // Two signals that wait are one, so that more of them do not make it denser.
+            std::thread::sleep(Duration::from_millis(2));
+            round += 1;
+        }
+        if instant % 3 == 2 {
+            wait_runs_from_now(fleet, "kept");
+        }
+    }
+    write(fleet, 1000, true);
+    fleet.signal_all(Signal::HUP);
+    for job in ["kept", "described", "changed", "added"] {
+        wait_runs_from_now(fleet, job);
+    }
+    fleet.stop();
+    fleet.judge(ONCE, &["kept", "described", "changed"], None);
+    for i in &fleet.instances {
+        let reloads = i.log_text().matches("configuration reloaded").count();
+        println!("{}: {reloads} reloads", i.id);
+    }
+}
+
+fn to_be_reloaded(size: usize) -> Plan {
+    fleet(size)
+        .witness("kept", "for=5", "")
+        .witness("described", "for=5", "")
+        .witness("changed", "for=5", "")
 }
 
 #[test]
 fn sighup_at_the_instant_neither_repeats_nor_loses() {
-    let mut fleet = fleet(3)
-        .witness("kept", "for=5", "")
+    let mut fleet = to_be_reloaded(3).alone().start();
+    fleet.wait_runs(9);
+    reload_around_instants(&mut fleet);
+}
+
+#[test]
+fn sighup_at_the_instant_loses_nothing_on_a_lone_instance() {
+    let mut fleet = to_be_reloaded(1).start();
+    fleet.wait_runs(9);
+    reload_around_instants(&mut fleet);
+}
+
+#[test]
+fn sighup_forgets_nothing_that_waits_for_the_store() {
+    let mut fleet = fleet(1)
+        .proxied()
         .witness("changed", "for=5", "")
+        .witness("described", "for=5", "")
         .start();
     fleet.wait_runs(4);
-    for round in 0..10_i64 {
-        // From 5 ms before the instant to 4 ms after it.
-        let offset_us = (round - 5) * 1000;
-        // The same instants, said in another way, are another schedule.
-        let description = format!("description = \"round {round}\"");
-        let changed = each_second("for=5", &description);
-        let changed = changed.replacen("* *", ["* *", "*/1 *"][(round % 2) as usize], 1);
-        fleet.set_job("changed", Some(&changed));
-        let added = each_second("for=5", "");
-        fleet.set_job("added", (round % 2 == 0).then_some(&*added));
-        for i in 0..3 {
-            fleet.write_config(i);
+    for round in 0..2 {
+        fleet.proxies[0].set(Fault::Refuse);
+        // Some occurrences are due and cannot be claimed.
+        for _ in 0..3 {
+            sleep_until_instant(200_000);
         }
-        let now = now_us();
-        let next = (now / 1_000_000 + 1) * 1_000_000 + offset_us;
-        let next = if next - now < 50_000 {
-            next + 1_000_000
-        } else {
-            next
-        };
-        std::thread::sleep(Duration::from_micros(
-            u64::try_from(next - now).expect("later"),
-        ));
+        let changed = each_second("for=5", "").replacen("* *", ["*/1 *", "* *"][round], 1);
+        fleet.set_job("changed", Some(&changed));
+        let described = each_second("for=5", &format!("description = \"round {round}\""));
+        fleet.set_job("described", Some(&described));
+        fleet.write_config(0);
         fleet.signal_all(Signal::HUP);
-    }
-    fleet.set_job("added", Some(&each_second("for=5", "")));
-    for i in 0..3 {
-        fleet.write_config(i);
-    }
-    fleet.signal_all(Signal::HUP);
-    let last = now_us() / 1000;
-    for job in ["kept", "changed", "added"] {
-        wait_until(&format!("{job} runs on"), GENEROUS, || {
-            let runs = fleet.trace().runs_of(job);
-            runs.iter().filter(|r| r.occurrence > last).count() >= 2
+        let log = fleet.instances[0].log.clone();
+        wait_until("the configuration is reloaded", GENEROUS, || {
+            let log = std::fs::read_to_string(&log).unwrap_or_default();
+            log.matches("configuration reloaded").count() > round
         });
+        fleet.proxies[0].set(Fault::None);
+        for job in ["changed", "described"] {
+            wait_runs_from_now(&fleet, job);
+        }
     }
     fleet.stop();
-    fleet.judge(ONCE, &["kept", "changed"], None);
+    fleet.judge(ONCE, &["changed", "described"], None);
+}
+
+/// Sleeps until so long after a full second, at least 50 ms from now: where a fault is to strike. On a machine that is
+/// late the test says less, and does not fail.
+fn sleep_until_instant(offset_us: i64) {
+    let now = now_us();
+    let mut at = (now / 1_000_000) * 1_000_000 + offset_us;
+    while at - now < 50_000 {
+        at += 1_000_000;
+    }
+    std::thread::sleep(Duration::from_micros(
+        u64::try_from(at - now).expect("later"),
+    ));
 }
 
 fn now_us() -> i64 {
