@@ -260,45 +260,123 @@ impl Drop for Freezer {
     }
 }
 
-#[test]
-fn a_job_that_was_frozen_with_its_daemon_and_guard_dies_when_it_thaws() {
-    let Some(freezer) = Freezer::create() else {
+/// A holder whose daemon is frozen, and apart from it its guard and job.
+struct Frozen {
+    // Thawed before the fleet is stopped.
+    daemon: Freezer,
+    guard: Freezer,
+    fleet: Fleet,
+    run: Run,
+    holder: usize,
+}
+
+/// The job would go on for long after the test, so that it does not end by itself.
+const ENDLESS: &str = "for=300000 beat=5 life=300000 ignore-term setsid daemon";
+
+/// Freezes the holder of a fleet of so many, for two and a half leases. None where that does not work.
+fn frozen(size: usize) -> Option<Frozen> {
+    let (Some(daemon), Some(guard)) = (Freezer::create(), Freezer::create()) else {
         println!("skipped: no cgroup v2 with cgroup.freeze that we may write");
-        return;
+        return None;
     };
-    let mut fleet = fleet(3)
-        .witness("long", STUBBORN, "on_crash = \"rerun\"\nmax_attempts = 5")
-        .start();
+    let lines = "on_crash = \"rerun\"\nmax_attempts = 5";
+    let fleet = fleet(size).witness("long", ENDLESS, lines).start();
     let (holder, run) = wait_tree(&fleet, "long");
-    let mut frozen = vec![fleet.instances[holder].pid(), fleet.guard(&run)];
-    frozen.extend(&run.pids);
-    for &pid in &frozen {
-        if let Err(e) = freezer.add(pid) {
-            println!("skipped: a process cannot be moved to a cgroup: {e}");
-            return;
-        }
+    let mut moved = daemon.add(fleet.instances[holder].pid());
+    for pid in std::iter::once(fleet.guard(&run)).chain(run.pids.iter().copied()) {
+        moved = moved.and_then(|()| guard.add(pid));
     }
-    freezer.set(true);
-    let next = takeover_of(&fleet, &run);
-    // Frozen for two and a half leases, and longer than the takeover took.
+    if let Err(e) = moved {
+        println!("skipped: a process cannot be moved to a cgroup: {e}");
+        return None;
+    }
+    daemon.set(true);
+    guard.set(true);
     let begun = boottime_ns();
     wait_until("two and a half leases have passed", GENEROUS, || {
         boottime_ns() - begun > LEASE_NS * 5 / 2
     });
+    Some(Frozen {
+        daemon,
+        guard,
+        fleet,
+        run,
+        holder,
+    })
+}
+
+impl Frozen {
+    /// The tree is dead, and was so soon after it thawed.
+    fn dies(&self, thawed: i64) {
+        let lived = self.fleet.wait_gone(&self.run, thawed);
+        println!(
+            "frozen past its lease: alive for {} ms after the thaw",
+            lived.as_millis()
+        );
+        let late = self
+            .fleet
+            .trace()
+            .orphans(&self.run.instance, thawed + LEASE_NS);
+        self.fleet.accept(&late);
+    }
+}
+
+#[test]
+fn a_job_that_was_frozen_with_its_daemon_and_guard_dies_when_it_thaws() {
+    let Some(f) = frozen(3) else { return };
+    let next = takeover_of(&f.fleet, &f.run);
+    assert!(next.token > f.run.token);
     let thawed = boottime_ns();
-    freezer.set(false);
-    let lived = fleet.wait_gone(&run, thawed);
-    println!(
-        "frozen past its lease: alive for {} ms after the thaw",
-        lived.as_millis()
-    );
-    assert!(
-        lived < Duration::from_millis(500),
-        "the guard ends the tree within the kill budget after the thaw: {lived:?}"
-    );
-    assert!(next.token > run.token);
-    fleet.wait_run("the fleet goes on", |r| r.occurrence > run.occurrence);
-    fleet.stop();
+    f.daemon.set(false);
+    f.guard.set(false);
+    f.dies(thawed);
+    let mut fleet = f.fleet;
+    assert!(process::alive(next.root), "the next attempt goes on");
+    fleet.stop_all_now();
+}
+
+/// Nobody has taken over: the store would renew the lease, and does not tell the holder that it is late.
+#[test]
+fn a_job_that_was_frozen_alone_dies_when_it_thaws_although_nobody_took_over() {
+    let Some(f) = frozen(1) else { return };
+    let thawed = boottime_ns();
+    f.daemon.set(false);
+    f.guard.set(false);
+    f.dies(thawed);
+    let mut fleet = f.fleet;
+    fleet.wait_run("the next attempt", |r| r.attempt == 2);
+    fleet.stop_all_now();
+    fleet.judge(RERUN, &[], None);
+}
+
+#[test]
+fn a_guard_that_thaws_ends_its_job_although_the_daemon_stays_frozen() {
+    let Some(f) = frozen(1) else { return };
+    let thawed = boottime_ns();
+    f.guard.set(false);
+    f.dies(thawed);
+    f.daemon.set(false);
+    let mut fleet = f.fleet;
+    fleet.wait_run("the next attempt", |r| r.attempt == 2);
+    fleet.stop_all_now();
+    fleet.judge(RERUN, &[], None);
+}
+
+#[test]
+fn a_daemon_that_thaws_gives_its_lease_up_although_the_store_would_renew_it() {
+    let Some(f) = frozen(1) else { return };
+    f.daemon.set(false);
+    let log = f.fleet.instances[f.holder].log.clone();
+    wait_until("the daemon says that it gives up", GENEROUS, || {
+        let log = std::fs::read_to_string(&log).unwrap_or_default();
+        log.contains("could not be renewed in time")
+    });
+    f.guard.set(false);
+    f.dies(boottime_ns());
+    let mut fleet = f.fleet;
+    fleet.wait_run("the next attempt", |r| r.attempt == 2);
+    fleet.stop_all_now();
+    fleet.judge(RERUN, &[], None);
 }
 
 #[test]

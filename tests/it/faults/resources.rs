@@ -4,13 +4,7 @@ use std::{path::Path, process::Command, time::Duration};
 
 use rustix::process::{Resource, Rlimit, prlimit};
 
-use crate::support::{
-    GENEROUS,
-    fleet::fleet,
-    process,
-    trace::{ONCE, RERUN},
-    wait_for, wait_until,
-};
+use crate::support::{GENEROUS, fleet::fleet, process, trace::ONCE, wait_for, wait_until};
 
 fn descriptors(pid: u32) -> u64 {
     std::fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, |d| d.count() as u64)
@@ -44,7 +38,7 @@ fn a_daemon_out_of_descriptors_records_it_and_goes_on() {
     fleet.judge(ONCE, &["a"], None);
 }
 
-/// A file system of one megabyte, where we may mount one; unmounted on drop.
+/// A file system of four megabytes, where we may mount one; unmounted on drop.
 struct SmallDisk(tempfile::TempDir);
 
 impl SmallDisk {
@@ -102,19 +96,60 @@ fn a_full_disk_below_sqlite_stops_the_runs_and_repeats_none() {
         .start();
     fleet.wait_runs(4);
     disk.fill();
-    wait_until("somebody says that the disk is full", GENEROUS, || {
-        fleet
-            .instances
-            .iter()
-            .any(|i| i.log_text().to_lowercase().contains("full"))
-    });
+    // All of them have asked for an occurrence, in vain.
+    for i in &fleet.instances {
+        wait_until(
+            "it says that it cannot claim on a full disk",
+            GENEROUS,
+            || {
+                let log = i.log_text();
+                let mut lines = log.lines().filter(|l| l.contains("cannot claim"));
+                lines.any(|l| l.contains("disk is full"))
+            },
+        );
+    }
+    disk.free();
+    let freed = fleet.trace().runs().len();
+    fleet.wait_runs(freed + 6);
     for i in &mut fleet.instances {
         assert!(i.ended().is_none(), "{} goes on", i.id);
     }
-    disk.free();
-    fleet.wait_more_runs(6);
     fleet.stop();
-    fleet.judge(RERUN, &["a", "b"], None);
+    fleet.judge(ONCE, &["a", "b"], None);
+}
+
+#[test]
+fn a_run_that_ends_while_the_disk_is_full_is_recorded_when_there_is_room() {
+    let Some(disk) = SmallDisk::mount() else {
+        println!("skipped: no right to mount a small file system");
+        return;
+    };
+    let mut fleet = fleet(1)
+        .sqlite_at(&disk.path().join("soloist.db"))
+        .default("lease", "\"60s\"")
+        .witness("long", "for=2000 beat=5 exit=3", "")
+        .start();
+    let (_, run) = fleet.wait_holder("long");
+    disk.fill();
+    wait_until(
+        "it says that it cannot record the outcome",
+        GENEROUS,
+        || {
+            fleet.instances[0]
+                .log_text()
+                .contains("cannot record the outcome")
+        },
+    );
+    disk.free();
+    let record = wait_for("the record of that run", GENEROUS, || {
+        let mut all = fleet.history("long").into_iter();
+        all.find(|r| r["fencing_token"] == run.token && r["outcome"] != "running")
+    });
+    assert_eq!(record["outcome"], "failed", "{record}");
+    assert_eq!(record["exit_code"], 3, "{record}");
+    fleet.wait_run("the job runs on", |r| r.occurrence > run.occurrence);
+    fleet.stop();
+    fleet.judge(ONCE, &["long"], None);
 }
 
 #[test]
