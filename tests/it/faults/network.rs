@@ -271,10 +271,14 @@ fn cut_off(fault: &Fault) {
     fleet.accept(&found);
 }
 
-/// What a quarantine is for: the new store knows nothing of a holder that cannot tell it.
+/// What a quarantine is for: the new store knows nothing of a holder that cannot tell it. The holder trusts its lease for
+/// longer than the others need to come to terms with the new store.
+const LONG_LEASE: &str = "\"6s\"";
+
 fn state_lost_while_cut_off(lose: impl FnOnce(&mut Fleet)) {
     let mut fleet = fleet(3)
         .proxied()
+        .default("lease", LONG_LEASE)
         .witness("held", "for=20000 beat=5 ignore-term daemon", "")
         .start();
     let (holder, run) = fleet.wait_holder("held");
@@ -283,7 +287,7 @@ fn state_lost_while_cut_off(lose: impl FnOnce(&mut Fleet)) {
     lose(&mut fleet);
     let next = fleet.wait_run("the job runs elsewhere", |r| r.occurrence > run.occurrence);
     println!(
-        "state lost with the holder cut off: the next run began after {} ms, lease 2000 ms",
+        "state lost with the holder cut off: the next run began after {} ms, lease 6000 ms",
         (next.start_ns - lost) / 1_000_000
     );
     fleet.proxies[holder].set(Fault::None);
@@ -309,6 +313,7 @@ fn a_rollback_while_the_holder_is_cut_off_lets_nobody_in_before_its_job_is_dead(
     // The snapshot is from before the run.
     let mut fleet = fleet(3)
         .proxied()
+        .default("lease", LONG_LEASE)
         .witness(
             "held",
             "for=20000 beat=5 ignore-term daemon",
