@@ -14,7 +14,7 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -134,6 +134,8 @@ pub struct Elector {
     draining: AtomicBool,
     /// Why the store must not be relied on, as long as it must not.
     unfit: Mutex<Option<Arc<str>>>,
+    /// The longest of any job, in milliseconds; only grows.
+    quarantine: AtomicU64,
     /// Set when a job has to be registered (again).
     pub enrol: Notify,
     /// Nothing new is begun after this.
@@ -151,6 +153,10 @@ struct Entry {
     known: Occurrence,
     /// Occurrences up to here are not owed.
     since: Occurrence,
+    /// The longest that any lease of it needs that may still be held: by its definitions here, also former ones, and by
+    /// what others were seen to hold. A run keeps the lease that it was granted with, and after a loss of the store's
+    /// data nobody can ask for it.
+    quarantine: Duration,
     /// Known to the store, in its present incarnation: it can be claimed.
     ready: bool,
     /// What the store knows of it is this definition, and we have seen what is open.
@@ -249,6 +255,7 @@ impl Elector {
             plans: p.plans,
             draining: AtomicBool::new(false),
             unfit: Mutex::default(),
+            quarantine: AtomicU64::new(0),
             enrol: Notify::new(),
             stop: p.stop,
             tasks: p.tasks,
@@ -267,6 +274,8 @@ impl Elector {
 
     /// Adds a job, or puts another definition in the place of its old one. A run that goes on keeps its own.
     pub fn set_job(&self, job: Arc<Job>) {
+        let quarantine = job.lease.quarantine;
+        self.lengthen(quarantine);
         let mut jobs = self.lock();
         match jobs.get_mut(&job.name) {
             Some(e) => {
@@ -279,6 +288,7 @@ impl Elector {
                     }
                 }
                 e.job = job;
+                e.quarantine = e.quarantine.max(quarantine);
                 e.registered = false;
                 e.changed.tell();
             }
@@ -290,6 +300,7 @@ impl Elector {
                         job,
                         known: Occurrence(0),
                         since: Occurrence(0),
+                        quarantine,
                         ready: false,
                         registered: false,
                         again: BTreeSet::new(),
@@ -422,6 +433,32 @@ impl Elector {
             }
             away = (away * 2).min(AWAY.1);
         }
+    }
+
+    /// How long nothing may be granted after the store lost its data, as far as this instance knows.
+    pub fn quarantine(&self) -> Duration {
+        Duration::from_millis(self.quarantine.load(Ordering::Relaxed))
+    }
+    fn lengthen(&self, quarantine: Duration) {
+        let ms = u64::try_from(quarantine.as_millis()).unwrap_or(u64::MAX);
+        self.quarantine.fetch_max(ms, Ordering::Relaxed);
+    }
+
+    /// Watches a lease, as an answer that came at `received` showed it. True: it was seen unchanged for its whole
+    /// length.
+    fn saw(&self, job: &JobName, open: &Open, received: Boottime) -> bool {
+        let length = Duration::from_millis(open.lease.max(1) as u64);
+        let longer = self.entry(job, |e| {
+            (length > e.job.lease.length).then(|| {
+                e.quarantine = e.quarantine.max(e.job.lease.quarantine_for(length));
+                e.quarantine
+            })
+        });
+        if let Some(Some(quarantine)) = longer {
+            self.lengthen(quarantine);
+        }
+        self.watches
+            .add(job, open, received, self.poll_every(job, open))
     }
 
     pub fn job(&self, job: &JobName) -> Option<Arc<Job>> {
@@ -724,22 +761,22 @@ impl Elector {
     /// # Errors
     /// The store's; what was registered until then is.
     pub async fn enrol(self: &Arc<Self>, epoch: &Epoch) -> Result<usize, store::Error> {
-        let todo: Vec<(Arc<Job>, Occurrence)> = self
+        let todo: Vec<(Arc<Job>, Occurrence, Duration)> = self
             .lock()
             .values()
             .filter(|e| !(e.ready && e.registered))
-            .map(|e| (e.job.clone(), e.known))
+            .map(|e| (e.job.clone(), e.known, e.quarantine))
             .collect();
         let mut left = 0;
         for chunk in todo.chunks(store::BATCH) {
             let ask: Vec<Register> = chunk
                 .iter()
-                .map(|(job, known)| self.registration(job, *known))
+                .map(|(job, known, _)| self.registration(job, *known))
                 .collect();
             let reply = self.register(&ask).await?;
             self.note_clock(&reply);
             let mut adopt = vec![];
-            for ((job, known), answer) in chunk.iter().zip(reply.value) {
+            for ((job, known, quarantine), answer) in chunk.iter().zip(reply.value) {
                 let (answer, state) = match answer {
                     Ok(answer) => answer,
                     Err(e) => {
@@ -752,7 +789,7 @@ impl Elector {
                     Registration::Ready => self.enrolled(job, state.unwrap_or_default()),
                     Registration::Quarantined | Registration::Absent => {
                         left += 1;
-                        if epoch.inc == reply.inc && epoch.adoptable(job.lease.quarantine) {
+                        if epoch.inc == reply.inc && epoch.adoptable(*quarantine) {
                             let mut r = self.registration(job, *known);
                             r.adopt = Some(epoch.inc.to_string());
                             let newest = state
@@ -921,8 +958,7 @@ impl Elector {
                 .entry(&job.name, |e| e.runs.active.contains(&open.run))
                 .unwrap_or(false);
             if !ours || open.again.is_some() {
-                self.watches
-                    .add(&job.name, open, received, self.poll_every(&job.name, open));
+                self.saw(&job.name, open, received);
             }
             if open.again.is_some() {
                 self.again(job.name.clone(), open.occurrence);
@@ -1064,7 +1100,7 @@ impl Elector {
             if !self.watches.has(job, e.occurrence) {
                 continue;
             }
-            let lapsed = self.watches.add(job, e, received, self.poll_every(job, e));
+            let lapsed = self.saw(job, e, received);
             if e.again.is_some() || lapsed {
                 self.again(job.clone(), e.occurrence);
             }
@@ -1320,13 +1356,7 @@ impl Lead {
                     if open.def != job.digest {
                         debug!(job = %self.job, holder = %open.instance, "runs with another definition of this job");
                     }
-                    let lapsed = el.watches.add(
-                        &self.job,
-                        &open,
-                        reply.received,
-                        el.poll_every(&self.job, &open),
-                    );
-                    if lapsed {
+                    if el.saw(&self.job, &open, reply.received) {
                         continue;
                     }
                     self.decided(open.occurrence);
@@ -1374,12 +1404,7 @@ impl Lead {
                     return Contest::Recorded(outcome);
                 }
                 Answer::Held(open) => {
-                    el.watches.add(
-                        &self.job,
-                        &open,
-                        reply.received,
-                        el.poll_every(&self.job, &open),
-                    );
+                    el.saw(&self.job, &open, reply.received);
                     let lease = Duration::from_millis(open.lease.max(1) as u64);
                     if el
                         .watches

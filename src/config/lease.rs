@@ -52,6 +52,15 @@ impl Lease {
         })
     }
 
+    /// A quarantine that is long enough for a lease of another length too, of which no more is known.
+    pub fn quarantine_for(&self, length: Duration) -> Duration {
+        // The part of it that is not in proportion, the time to kill, grows more slowly.
+        let times = length.as_secs_f64() / self.length.as_secs_f64();
+        let whole = Duration::from_millis(1);
+        self.quarantine
+            .max(self.quarantine.mul_f64(times.max(1.0)) + whole)
+    }
+
     /// The lease of a lock of the library: as [`Lease::new`], for any length from 10 ms to 366 days.
     ///
     /// Nothing has to be killed at its end, but the margin is the same: what the holder does with its last moment of
@@ -253,6 +262,15 @@ mod tests {
             prop_assert!(lease.trust > Duration::ZERO);
             prop_assert!(lease.renew_every * 5 <= lease.length);
             prop_assert!(lease.trust.as_secs_f64() >= length as f64 / 1000.0 * 0.4, "trust is wasted");
+        }
+
+        #[test]
+        fn a_quarantine_for_another_length_is_long_enough(
+            a in 500_u64..86_400_000, b in 500_u64..86_400_000, drift in 0.0..=0.2_f64,
+        ) {
+            let lease = |length| Lease::new(Duration::from_millis(length), drift).unwrap();
+            prop_assert!(lease(a).quarantine_for(lease(b).length) >= lease(b).quarantine);
+            prop_assert!(lease(a).quarantine_for(lease(b).length) >= lease(a).quarantine);
         }
 
         #[test]

@@ -30,7 +30,6 @@ const ENROL_AGAIN: Duration = Duration::from_millis(200);
 pub(super) struct Loaded {
     digest: String,
     jobs: u32,
-    quarantine: Duration,
 }
 
 impl Loaded {
@@ -38,12 +37,6 @@ impl Loaded {
         Self {
             digest: config.digest.clone(),
             jobs: config.jobs.len() as u32,
-            quarantine: config
-                .jobs
-                .values()
-                .map(|j| j.lease.quarantine)
-                .max()
-                .unwrap_or_default(),
         }
     }
 }
@@ -164,12 +157,12 @@ impl FleetTask {
         };
         let open = self.epoch.as_ref().filter(|e| {
             // Whoever has seen it long enough vouches for it. How long, the fleet agrees on in the store.
-            !e.open && Boottime::now().since(e.first_seen) >= loaded.quarantine.max(e.quarantine)
+            !e.open && Boottime::now().since(e.first_seen) >= el.quarantine().max(e.quarantine)
         });
         let beat = Beat {
             instance: el.instance.clone(),
             info,
-            quarantine: loaded.quarantine,
+            quarantine: el.quarantine(),
             open: open.map(|e| (e.inc.clone(), e.born)),
         };
         match el.store.heartbeat(Some(&beat)).await {

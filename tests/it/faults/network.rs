@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
 use soloist::{
     logic::claim::Event,
     model::InstanceId,
@@ -12,7 +13,7 @@ use tokio::sync::broadcast;
 use super::LEASE_NS;
 use crate::support::{
     GENEROUS,
-    fleet::{Fleet, fleet},
+    fleet::{Fleet, each_second, fleet},
     process::boottime_ns,
     proxy::{Fault, Proxy},
     server::RedisServer,
@@ -290,6 +291,33 @@ fn state_lost_while_cut_off(lose: impl FnOnce(&mut Fleet)) {
         "state lost with the holder cut off: the next run began after {} ms, lease 6000 ms",
         (next.start_ns - lost) / 1_000_000
     );
+    fleet.proxies[holder].set(Fault::None);
+    fleet.stop_all_now();
+    fleet.judge(ONCE, &[], None);
+}
+
+/// The run goes on with the lease that it was granted with, and nobody else knows of it any more.
+#[test]
+fn a_shorter_lease_after_a_reload_makes_no_shorter_quarantine() {
+    const HELD: &str = "for=60000 beat=5 ignore-term daemon";
+    let mut fleet = fleet(3)
+        .proxied()
+        .witness("held", HELD, "lease = \"8s\"")
+        .start();
+    let (holder, run) = fleet.wait_holder("held");
+    fleet.set_job("held", Some(&each_second(HELD, "")));
+    for i in 0..3 {
+        fleet.write_config(i);
+        fleet.instances[i].signal(Signal::HUP);
+        wait_until("the configuration is reloaded", GENEROUS, || {
+            fleet.instances[i]
+                .log_text()
+                .contains("configuration reloaded")
+        });
+    }
+    fleet.proxies[holder].set(Fault::BlackHoleUp);
+    fleet.server().command::<()>(&["FLUSHALL"]);
+    fleet.wait_run("the job runs elsewhere", |r| r.occurrence > run.occurrence);
     fleet.proxies[holder].set(Fault::None);
     fleet.stop_all_now();
     fleet.judge(ONCE, &[], None);
