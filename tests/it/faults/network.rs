@@ -296,9 +296,8 @@ fn state_lost_while_cut_off(lose: impl FnOnce(&mut Fleet)) {
     fleet.judge(ONCE, &[], None);
 }
 
-/// The run goes on with the lease that it was granted with, and nobody else knows of it any more.
-#[test]
-fn a_shorter_lease_after_a_reload_makes_no_shorter_quarantine() {
+/// A run goes on with the lease that it was granted with; then the store forgets it, and its holder cannot tell.
+fn state_lost_with_a_longer_lease(shorten: impl Fn(&mut Fleet, usize)) {
     const HELD: &str = "for=60000 beat=5 ignore-term daemon";
     let mut fleet = fleet(3)
         .proxied()
@@ -306,21 +305,55 @@ fn a_shorter_lease_after_a_reload_makes_no_shorter_quarantine() {
         .start();
     let (holder, run) = fleet.wait_holder("held");
     fleet.set_job("held", Some(&each_second(HELD, "")));
-    for i in 0..3 {
-        fleet.write_config(i);
-        fleet.instances[i].signal(Signal::HUP);
-        wait_until("the configuration is reloaded", GENEROUS, || {
-            fleet.instances[i]
-                .log_text()
-                .contains("configuration reloaded")
-        });
-    }
+    shorten(&mut fleet, holder);
     fleet.proxies[holder].set(Fault::BlackHoleUp);
     fleet.server().command::<()>(&["FLUSHALL"]);
     fleet.wait_run("the job runs elsewhere", |r| r.occurrence > run.occurrence);
     fleet.proxies[holder].set(Fault::None);
     fleet.stop_all_now();
     fleet.judge(ONCE, &[], None);
+}
+
+#[test]
+fn a_shorter_lease_after_a_reload_makes_no_shorter_quarantine() {
+    state_lost_with_a_longer_lease(|fleet, _| {
+        for i in 0..3 {
+            fleet.write_config(i);
+            fleet.instances[i].signal(Signal::HUP);
+            wait_until("the configuration is reloaded", GENEROUS, || {
+                let log = fleet.instances[i].log_text();
+                log.contains("configuration reloaded")
+            });
+        }
+    });
+}
+
+#[test]
+fn a_longer_lease_of_another_instance_makes_a_longer_quarantine() {
+    state_lost_with_a_longer_lease(|fleet, holder| {
+        let others: Vec<usize> = (0..3).filter(|i| *i != holder).collect();
+        for &i in &others {
+            fleet.instances[i].kill();
+        }
+        let known = fleet.history("held").len();
+        for &i in &others {
+            fleet.write_config(i);
+            fleet.instances[i].start();
+        }
+        wait_until("the others know the job again", GENEROUS, || {
+            let history = fleet.history("held");
+            let since = &history[..history.len() - known];
+            let decisions: Vec<_> = since
+                .iter()
+                .filter_map(|r| r["occurrence"].as_str())
+                .map(|at| fleet.json(&["why", "held", at, "--json"])["decisions"].to_string())
+                .collect();
+            others.iter().all(|&i| {
+                let id = format!("{:?}", fleet.instances[i].id);
+                decisions.iter().any(|d| d.contains(&id))
+            })
+        });
+    });
 }
 
 #[test]
