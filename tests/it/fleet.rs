@@ -6,7 +6,7 @@ use rustix::process::Signal;
 
 use crate::support::{
     GENEROUS,
-    fleet::{Fleet, Plan, each_second, fleet},
+    fleet::{Fleet, LATE_RATHER_THAN_SKIPPED, Plan, each_second, fleet},
     proxy::Fault,
     test_seconds,
     trace::{ONCE, Run},
@@ -40,7 +40,7 @@ fn every_occurrence_runs_once_on_five_instances_with_wrong_clocks() {
         plan = plan.clock(i, clock);
     }
     for job in &jobs {
-        plan = plan.witness(job, "for=5 beat=2", "");
+        plan = plan.witness(job, "for=5 beat=2", LATE_RATHER_THAN_SKIPPED);
     }
     let mut fleet = plan.start();
     wait_span(&fleet, test_seconds());
@@ -54,7 +54,10 @@ fn every_occurrence_runs_once_on_five_instances_with_wrong_clocks() {
 
 #[test]
 fn twelve_contenders_at_one_instant_are_granted_once() {
-    let mut fleet = fleet(12).alone().witness("a", "for=5", "").start();
+    let mut fleet = fleet(12)
+        .alone()
+        .witness("a", "for=5", LATE_RATHER_THAN_SKIPPED)
+        .start();
     // All of them are there, not the first one alone.
     wait_until("all twelve instances are seen", GENEROUS, || {
         let cli = fleet.cli(&["status", "--json"]);
@@ -74,7 +77,7 @@ fn nothing_starts_early_by_the_stores_clock() {
         .clock(0, "+3s")
         .clock(1, "+3s")
         .clock(2, "+400ms")
-        .witness("a", "for=5", "")
+        .witness("a", "for=5", LATE_RATHER_THAN_SKIPPED)
         .start();
     fleet.wait_runs(5);
     fleet.stop();
@@ -244,7 +247,7 @@ fn three_instances_on_one_file_run_every_occurrence_once() {
     let jobs = names(20);
     let mut plan = fleet(3).alone().sqlite();
     for job in &jobs {
-        plan = plan.witness(job, "for=5 beat=2", "");
+        plan = plan.witness(job, "for=5 beat=2", LATE_RATHER_THAN_SKIPPED);
     }
     let mut fleet = plan.start();
     wait_span(&fleet, test_seconds());

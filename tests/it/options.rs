@@ -21,7 +21,7 @@ use tempfile::TempDir;
 
 use crate::support::{
     GENEROUS,
-    fleet::{Fleet, each_second, fleet, occurrence_ms},
+    fleet::{Fleet, LATE_RATHER_THAN_SKIPPED, each_second, fleet, occurrence_ms},
     server::{RedisServer, free_port},
     trace::ONCE,
     wait_for, wait_until,
@@ -882,8 +882,8 @@ fn a_server_that_may_drop_histories_is_warned_of_and_used() {
 #[test]
 fn another_definition_of_a_job_is_shown_and_each_occurrence_still_runs_once() {
     let mut fleet = fleet(2)
-        .witness("a", "for=5", "")
-        .witness("b", "for=5", "")
+        .witness("a", "for=5", LATE_RATHER_THAN_SKIPPED)
+        .witness("b", "for=5", LATE_RATHER_THAN_SKIPPED)
         .start();
     fleet.wait_runs(2);
     let both_seen = |fleet: &Fleet| {
@@ -901,7 +901,7 @@ fn another_definition_of_a_job_is_shown_and_each_occurrence_still_runs_once() {
         !String::from_utf8_lossy(&fleet.cli(&["status"]).stdout).contains("another definition")
     );
 
-    fleet.set_job("a", Some(&each_second("for=7", "")));
+    fleet.set_job("a", Some(&each_second("for=7", LATE_RATHER_THAN_SKIPPED)));
     fleet.write_config(1);
     fleet.instances[1].signal(rustix::process::Signal::HUP);
     wait_until("the other definition is seen", GENEROUS, || {

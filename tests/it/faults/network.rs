@@ -13,7 +13,7 @@ use tokio::sync::broadcast;
 use super::LEASE_NS;
 use crate::support::{
     GENEROUS,
-    fleet::{Fleet, each_second, fleet},
+    fleet::{Fleet, LATE_RATHER_THAN_SKIPPED, each_second, fleet},
     process::boottime_ns,
     proxy::{Fault, Proxy},
     server::RedisServer,
@@ -30,8 +30,8 @@ fn with_long(long: &str) -> Fleet {
     let fleet = fleet(3)
         .proxied()
         .witness("long", long, "")
-        .witness("q1", "for=5", "")
-        .witness("q2", "for=5", "")
+        .witness("q1", "for=5", LATE_RATHER_THAN_SKIPPED)
+        .witness("q2", "for=5", LATE_RATHER_THAN_SKIPPED)
         .start();
     fleet.wait_runs(4);
     fleet

@@ -5,7 +5,7 @@ use rustix::process::Signal;
 use super::LEASE_NS;
 use crate::support::{
     GENEROUS,
-    fleet::{Fleet, fleet},
+    fleet::{Fleet, LATE_RATHER_THAN_SKIPPED, fleet},
     process::{self, boottime_ns},
     proxy::Fault,
     trace::{ONCE, RERUN, Run},
@@ -18,7 +18,7 @@ const QUICK: [&str; 4] = ["q1", "q2", "q3", "q4"];
 fn loaded() -> Fleet {
     let mut plan = fleet(3).witness("long", "for=2500 beat=5", "");
     for job in QUICK {
-        plan = plan.witness(job, "for=5", "");
+        plan = plan.witness(job, "for=5", LATE_RATHER_THAN_SKIPPED);
     }
     let fleet = plan.start();
     fleet.wait_runs(10);

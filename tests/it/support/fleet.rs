@@ -186,6 +186,10 @@ impl Plan {
 }
 
 /// The table of a job that is a witness each second.
+/// Of a job each of whose instants is to start, also where the machine is so busy that a run of 5 ms is not over
+/// at the next one.
+pub const LATE_RATHER_THAN_SKIPPED: &str = "overlap = \"queue\"\n";
+
 pub fn each_second(options: &str, lines: &str) -> String {
     let options: Vec<String> = options
         .split_whitespace()
