@@ -13,10 +13,10 @@ use std::{
 
 use super::{
     CatchUp, Command, Config, Job, JobRetry, Lease, Limits, OnStateLoss, Output, Secret, Store,
-    StoreRetry, StoreUrl, Tls, digest,
-    raw::{self, Kind},
+    StoreRetry, StoreUrl, Tls, digest, raw,
     report::Place,
     tree::{At, Given, Reader, Zone, inside},
+    url::{self, Kind},
 };
 use crate::{
     logic::{
@@ -27,7 +27,6 @@ use crate::{
 };
 
 const LEASE: Duration = Duration::from_secs(15);
-const STORE_TIMEOUT: Duration = Duration::from_millis(500);
 const CLOCK_DRIFT: f64 = 0.01;
 const RETRIES: u32 = 2;
 /// The files named here hold a password or some variables; more is the wrong file.
@@ -133,12 +132,9 @@ pub(super) fn config<'t>(r: &mut Reader<'t>, file: raw::File<'t>) -> Option<Conf
         jobs,
         digest: String::new(),
     };
-    let sqlite = file
-        .store
-        .url
-        .value()
-        .and_then(|url| url.text.strip_prefix("sqlite:"));
-    config.digest = digest::config(&config, sqlite.or(Some(SQLITE_FILE)));
+    let url = file.store.url.value();
+    let sqlite = url.map_or(Some(SQLITE_FILE), |url| url.text.strip_prefix("sqlite:"));
+    config.digest = digest::config(&config, sqlite.unwrap_or_default());
     Some(config)
 }
 
@@ -199,22 +195,24 @@ fn store(r: &mut Reader<'_>, raw: &raw::Store) -> Option<Store> {
         Some(None) => Some(None),
         None => None,
     };
-    let retry = store_retry(&raw.retry);
-    let url = url?;
-    Some(Store {
-        url: match url.kind {
+    let url = url.and_then(|url| {
+        Some(match url.kind {
             Kind::Sqlite => StoreUrl::Sqlite(r.dir.join(url.text.strip_prefix("sqlite:")?)),
             Kind::Memory => StoreUrl::Memory,
             Kind::Redis { .. } => StoreUrl::Redis(url.text),
-        },
-        namespace: raw.namespace.or_default(|| "soloist".into())?,
+        })
+    })?;
+    let usual = Store::of(url);
+    Some(Store {
+        url: usual.url,
+        namespace: raw.namespace.or_default(|| usual.namespace)?,
         username: raw.username.optional()?,
         password: password?,
         tls: tls?,
-        timeout: raw.timeout.or_default(|| STORE_TIMEOUT)?,
-        pool_size: raw.pool_size.or_default(|| 8)?,
-        min_replicas: raw.min_replicas.or_default(|| 0)?,
-        retry: retry?,
+        timeout: raw.timeout.or_default(|| usual.timeout)?,
+        pool_size: raw.pool_size.or_default(|| usual.pool_size)?,
+        min_replicas: raw.min_replicas.or_default(|| usual.min_replicas)?,
+        retry: store_retry(&raw.retry, usual.retry)?,
     })
 }
 
@@ -286,14 +284,7 @@ fn only_for(r: &mut Reader<'_>, kind: Kind, raw: &raw::Store) {
     }
 }
 
-fn store_retry(raw: &Given<raw::Retry>) -> Option<StoreRetry> {
-    let default = StoreRetry {
-        attempts: 3,
-        interval: Duration::from_millis(100),
-        exponential: true,
-        max_interval: Duration::from_secs(2),
-        jitter: true,
-    };
+fn store_retry(raw: &Given<raw::Retry>, default: StoreRetry) -> Option<StoreRetry> {
     let Some(raw) = raw.optional()? else {
         return Some(default);
     };
@@ -662,7 +653,7 @@ fn lease(
     let renewal = raw.renew_every.or(&shared.defaults.renew_every);
     let length = lease.or_default(|| LEASE)?;
     let drift = shared.clock_drift.or_default(|| CLOCK_DRIFT);
-    let timeout = shared.store_timeout.or_default(|| STORE_TIMEOUT);
+    let timeout = shared.store_timeout.or_default(|| url::TIMEOUT);
     let with = |timeout| Lease::for_store(length, drift.unwrap_or(0.0), timeout);
     let fitting = match with(timeout.unwrap_or(Duration::ZERO)) {
         Ok(lease) => Some(lease),

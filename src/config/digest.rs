@@ -118,11 +118,11 @@ pub(super) fn job(job: &Job, working_dir: Option<&str>) -> String {
 
 /// Of the whole configuration. Passwords are left out: a digest is shown, and could be guessed from.
 /// `sqlite` is the path as written.
-pub(super) fn config(config: &Config, sqlite: Option<&str>) -> String {
+pub(super) fn config(config: &Config, sqlite: &str) -> String {
     let mut canon = Canon::new();
     let store = &config.store;
     match &store.url {
-        StoreUrl::Sqlite(_) => canon.text("sqlite", sqlite.unwrap_or_default()),
+        StoreUrl::Sqlite(_) => canon.text("sqlite", sqlite),
         url => canon.text("url", &url.to_string()),
     };
     if let Some(username) = &store.username {

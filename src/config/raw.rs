@@ -9,7 +9,7 @@ use super::{
     CatchUp, OnStateLoss, lease,
     report::Place,
     tree::{At, Field, Given, Node, Reader, Table, Zone, clipped},
-    url,
+    url::{self, Kind},
 };
 use crate::logic::{
     claim::{OnCrash, Overlap},
@@ -48,17 +48,6 @@ pub(super) struct Store {
 pub(super) struct Url {
     pub text: String,
     pub kind: Kind,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
-    Sqlite,
-    Memory,
-    Redis {
-        tls: bool,
-        user: bool,
-        password: bool,
-    },
 }
 
 #[derive(Clone)]
@@ -258,17 +247,7 @@ fn store<'t>(r: &mut Reader<'t>, mut t: Table<'t>) -> Store {
 fn store_url(r: &mut Reader<'_>, field: Field<'_>) -> Option<Url> {
     let text = r.string(field)?;
     let kind = match url::parse(&text) {
-        Ok(url::Parsed::Sqlite(_)) => Kind::Sqlite,
-        Ok(url::Parsed::Memory) => Kind::Memory,
-        Ok(url::Parsed::Redis {
-            tls,
-            user,
-            password,
-        }) => Kind::Redis {
-            tls,
-            user,
-            password,
-        },
+        Ok(kind) => kind,
         Err(error) => {
             // After an expansion the place in the file is not the place in the text.
             let expanded = field.node.get_ref().as_str() != Some(text.as_str());

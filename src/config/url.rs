@@ -4,10 +4,11 @@ use std::{fmt, ops::Range, time::Duration};
 
 use super::{StoreUrl, value::nearest};
 
-/// A store URL, taken apart as far as the configuration needs it.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Parsed<'t> {
-    Sqlite(&'t str),
+/// What a store URL names, as far as the configuration needs it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// The path is what follows `sqlite:`.
+    Sqlite,
     Redis {
         tls: bool,
         user: bool,
@@ -31,29 +32,31 @@ impl super::Store {
     /// # Errors
     /// What is wrong with the URL, and what to do; repeats nothing of it but a known scheme.
     pub fn from_url(text: &str) -> Result<Self, String> {
-        let url = match parse(text) {
-            Ok(Parsed::Sqlite(path)) => {
-                let path = std::path::absolute(path).map_err(|e| {
-                    format!("there is no working directory ({e}); give an absolute path")
-                })?;
-                StoreUrl::Sqlite(path)
-            }
-            Ok(Parsed::Redis { .. }) => StoreUrl::Redis(text.to_owned()),
-            Ok(Parsed::Memory) => StoreUrl::Memory,
-            Err(e) => {
-                return Err(match e.hint {
-                    Some(hint) => format!("{}; {hint}", e.message),
-                    None => e.message,
-                });
-            }
+        let wrong = |e: Error| match e.hint {
+            Some(hint) => format!("{}; {hint}", e.message),
+            None => e.message,
         };
-        Ok(Self {
+        Ok(Self::of(match parse(text).map_err(wrong)? {
+            Kind::Sqlite => {
+                let path = text.strip_prefix("sqlite:").unwrap_or(text);
+                StoreUrl::Sqlite(std::path::absolute(path).map_err(|e| {
+                    format!("there is no working directory ({e}); give an absolute path")
+                })?)
+            }
+            Kind::Redis { .. } => StoreUrl::Redis(text.to_owned()),
+            Kind::Memory => StoreUrl::Memory,
+        }))
+    }
+
+    /// A store with the defaults of `[store]`.
+    pub(super) fn of(url: StoreUrl) -> Self {
+        Self {
             url,
             namespace: "soloist".to_owned(),
             username: None,
             password: None,
             tls: None,
-            timeout: Duration::from_millis(500),
+            timeout: TIMEOUT,
             pool_size: 8,
             min_replicas: 0,
             retry: super::StoreRetry {
@@ -63,9 +66,12 @@ impl super::Store {
                 max_interval: Duration::from_secs(2),
                 jitter: true,
             },
-        })
+        }
     }
 }
+
+/// The default of `timeout`.
+pub(super) const TIMEOUT: Duration = Duration::from_millis(500);
 
 const SCHEMES: [&str; 7] = [
     "sqlite",
@@ -78,7 +84,7 @@ const SCHEMES: [&str; 7] = [
 ];
 const FORMS: &str = "use `sqlite:PATH`, `redis://HOST:PORT/DB`, `rediss://HOST:PORT/DB` (TLS) or `redis+unix:///PATH`";
 
-pub(super) fn parse(text: &str) -> Result<Parsed<'_>, Error> {
+pub(super) fn parse(text: &str) -> Result<Kind, Error> {
     let whole = 0..text.len();
     let fail = |span: Range<usize>, message: &str, hint: &str| {
         Err(Error {
@@ -126,13 +132,13 @@ pub(super) fn parse(text: &str) -> Result<Parsed<'_>, Error> {
         "sqlite" if rest.contains('\0') => {
             fail(whole, "a path cannot contain a NUL character", FORMS)
         }
-        "sqlite" => Ok(Parsed::Sqlite(rest)),
-        "memory" if rest.is_empty() => Ok(Parsed::Memory),
+        "sqlite" => Ok(Kind::Sqlite),
+        "memory" if rest.is_empty() => Ok(Kind::Memory),
         "memory" => fail(whole, "nothing follows `memory:`", "write `memory:`"),
         "redis" | "rediss" => {
             let (rest, at) = authority()?;
             let (user, password) = tcp(rest, at)?;
-            Ok(Parsed::Redis {
+            Ok(Kind::Redis {
                 tls: scheme == "rediss",
                 user,
                 password,
@@ -150,7 +156,7 @@ pub(super) fn parse(text: &str) -> Result<Parsed<'_>, Error> {
             }
             parameters(query, at + path.len() + 1, &["db", "user", "pass"])?;
             let has = |name: &str| query.split('&').any(|p| p.split('=').next() == Some(name));
-            Ok(Parsed::Redis {
+            Ok(Kind::Redis {
                 tls: false,
                 user: has("user"),
                 password: has("pass"),
@@ -358,19 +364,16 @@ mod tests {
     #[test]
     fn store_urls_are_taken_apart() {
         let redis = |tls, user, password| {
-            Ok(Parsed::Redis {
+            Ok(Kind::Redis {
                 tls,
                 user,
                 password,
             })
         };
         let cases = [
-            ("sqlite:soloist.db", Ok(Parsed::Sqlite("soloist.db"))),
-            (
-                "sqlite:/var/lib/soloist.db",
-                Ok(Parsed::Sqlite("/var/lib/soloist.db")),
-            ),
-            ("memory:", Ok(Parsed::Memory)),
+            ("sqlite:soloist.db", Ok(Kind::Sqlite)),
+            ("sqlite:/var/lib/soloist.db", Ok(Kind::Sqlite)),
+            ("memory:", Ok(Kind::Memory)),
             ("redis://host", redis(false, false, false)),
             ("redis://host:6379/0", redis(false, false, false)),
             ("redis://:pw@host/", redis(false, false, true)),
