@@ -101,9 +101,32 @@ pub fn parse(
 ) -> Result<Config, Report> {
     let mut problems = Collector::new(path, text);
     let (tree, errors) = DeTable::parse_recoverable(text);
+    let mut repeated = Vec::new();
     for error in errors {
-        problems.syntax(error.span().unwrap_or(0..0), error.message());
+        let span = error.span().unwrap_or(0..0);
+        let before = text.get(..span.start).unwrap_or_default();
+        let line = before.rfind('\n').map_or(0, |n| n + 1);
+        if report::is_duplicate(error.message()) && text[line..].trim_start().starts_with('[') {
+            repeated.push((line, span.start));
+        }
+        problems.syntax(span, error.message());
     }
+    repeated.sort_unstable();
+    repeated.truncate(REPEATED);
+    let ends = repeated
+        .iter()
+        .skip(1)
+        .map(|(line, _)| *line)
+        .chain([text.len()]);
+    let texts: Vec<_> = repeated
+        .iter()
+        .zip(ends)
+        .map(|((line, at), end)| (at, alone(text, *line..end)))
+        .collect();
+    let again: Vec<_> = texts
+        .iter()
+        .map(|(at, text)| (*at, DeTable::parse_recoverable(text).0))
+        .collect();
     let dir = path.parent().unwrap_or(Path::new(""));
     let dir = if dir.as_os_str().is_empty() {
         Path::new(".")
@@ -116,11 +139,30 @@ pub fn parse(
         std::path::absolute(dir).unwrap_or_else(|_| dir.into()),
         problems,
     );
-    let raw = raw::file(&mut reader, tree.get_ref());
+    let mut raw = raw::file(&mut reader, tree.get_ref());
+    for (at, tree) in &again {
+        let more = raw::file(&mut reader, tree.get_ref());
+        let jobs = more
+            .jobs
+            .into_iter()
+            .filter(|(_, span, _)| span.start == **at);
+        raw.jobs.extend(jobs);
+    }
     match check::config(&mut reader, raw) {
         Some(config) if reader.problems.is_empty() => Ok(config),
         _ => Err(reader.problems.finish()),
     }
+}
+
+/// Tables that are there already, and are judged all the same: of each repeated key the parser keeps the first value.
+const REPEATED: usize = 20;
+
+/// A part of the text at its place, without what is before and after it.
+fn alone(text: &str, part: std::ops::Range<usize>) -> String {
+    let blank = |b: u8| if b == b'\n' { '\n' } else { ' ' };
+    let mut out: String = text[..part.start].bytes().map(blank).collect();
+    out.push_str(&text[part]);
+    out
 }
 
 /// A checked configuration: nothing in it can be refused later.

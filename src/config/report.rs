@@ -144,6 +144,11 @@ impl fmt::Display for Place<'_> {
     }
 }
 
+/// Of the parser's message: a key or table is there twice.
+pub(super) fn is_duplicate(message: &str) -> bool {
+    message.starts_with("duplicate key")
+}
+
 /// Gathers problems while the configuration is read.
 pub(super) struct Collector<'a> {
     file: PathBuf,
@@ -191,7 +196,7 @@ impl<'a> Collector<'a> {
 
     /// `message` is the parser's; what it says most often is said more plainly.
     pub fn syntax(&mut self, span: Range<usize>, message: &str) {
-        let duplicate = message.starts_with("duplicate key");
+        let duplicate = is_duplicate(message);
         let (message, hint) = if message.starts_with("string values must be quoted") {
             match span.is_empty() {
                 true => ("the value is missing", None),

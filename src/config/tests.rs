@@ -891,6 +891,38 @@ fn every_problem_of_one_value_is_reported() {
 }
 
 #[test]
+fn a_table_that_is_there_twice_is_reported_once_and_judged_twice() {
+    let text = "[limits]\nmax_parallel = 0\n[jobs.a]\ncommand = 'x'\ntimeout = 5\nuser = 'u'\n\
+                [jobs.b]\ncommand = \"\"\"\n[ -f x ] && y\"\"\"\n[limits]\nmax_parallel = -1\n\
+                [jobs.a]\ncommand = 7\ntimeout = 'y'\nenv = { A = 1 }\n[jobs.a]\ncommand = 8\n";
+    let places: Vec<_> = bad(text)
+        .problems()
+        .iter()
+        .map(|p| {
+            (
+                p.line.unwrap(),
+                p.message.split(':').next().unwrap().to_owned(),
+            )
+        })
+        .collect();
+    let twice = "this key or table is there already";
+    let expected = [
+        (2, "[limits]"),
+        (5, "job `a`"),
+        (10, twice),
+        (11, "[limits]"),
+        (12, twice),
+        (13, "job `a`"),
+        (14, "job `a`"),
+        (15, "job `a`"),
+        (16, twice),
+        (17, "job `a`"),
+    ];
+    let expected: Vec<_> = expected.map(|(line, of)| (line, of.to_owned())).into();
+    assert_eq!(places, expected, "{}", bad(text));
+}
+
+#[test]
 fn a_wrong_default_is_reported_once_and_nothing_is_concluded_from_it() {
     let jobs = "[jobs.a]\ncommand = 'x'\n[jobs.b]\ncommand = 'x'\n";
     let text = format!(
