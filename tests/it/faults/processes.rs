@@ -18,6 +18,8 @@ use crate::{
 
 /// Ignores SIGTERM, has a child in a session of its own and a daemon.
 const STUBBORN: &str = "for=4000 beat=5 ignore-term setsid daemon";
+/// The same, and does not end by itself while a test lasts.
+const ENDLESS: &str = "for=300000 beat=5 life=300000 ignore-term setsid daemon";
 
 /// The holder of `job` when its whole tree is there: command, setsid child, daemon.
 fn wait_tree(fleet: &Fleet, job: &str) -> (usize, Run) {
@@ -29,9 +31,10 @@ fn wait_tree(fleet: &Fleet, job: &str) -> (usize, Run) {
     })
 }
 
+/// The next attempt that was started: on a machine that is busy, one may end before its command is there.
 fn takeover_of(fleet: &Fleet, run: &Run) -> Run {
     fleet.wait_run("the next attempt of the occurrence", |r| {
-        r.job == run.job && r.occurrence == run.occurrence && r.attempt == run.attempt + 1
+        r.job == run.job && r.occurrence == run.occurrence && r.attempt > run.attempt
     })
 }
 
@@ -168,13 +171,11 @@ fn sigkill_between_end_and_settle_is_recorded_and_not_repeated() {
     let ran = wait_for("the run of the dead instance", GENEROUS, || {
         fleet.trace().runs().into_iter().rfind(|r| r.instance == id)
     });
-    let record = wait_for("a record of that run", GENEROUS, || {
-        fleet
-            .history("a")
-            .into_iter()
-            .find(|r| r["fencing_token"] == ran.token && r["outcome"] != "running")
+    // Its guard knows how it ended, and says so in the place of the daemon.
+    wait_for("the true record of that run", GENEROUS, || {
+        let mut all = fleet.history("a").into_iter();
+        all.find(|r| r["fencing_token"] == ran.token && r["outcome"] == "succeeded")
     });
-    println!("killed before settling: recorded as {}", record["outcome"]);
     fleet.wait_run("a later occurrence runs", |r| r.occurrence > ran.occurrence);
     fleet.instances[dead].kill();
     fleet.stop();
@@ -270,9 +271,6 @@ struct Frozen {
     holder: usize,
 }
 
-/// The job would go on for long after the test, so that it does not end by itself.
-const ENDLESS: &str = "for=300000 beat=5 life=300000 ignore-term setsid daemon";
-
 /// Freezes the holder of a fleet of so many, for two and a half leases. None where that does not work.
 fn frozen(size: usize) -> Option<Frozen> {
     let (Some(daemon), Some(guard)) = (Freezer::create(), Freezer::create()) else {
@@ -344,7 +342,7 @@ fn a_job_that_was_frozen_alone_dies_when_it_thaws_although_nobody_took_over() {
     f.guard.set(false);
     f.dies(thawed);
     let mut fleet = f.fleet;
-    fleet.wait_run("the next attempt", |r| r.attempt == 2);
+    takeover_of(&fleet, &f.run);
     fleet.stop_all_now();
     fleet.judge(RERUN, &[], None);
 }
@@ -357,7 +355,7 @@ fn a_guard_that_thaws_ends_its_job_although_the_daemon_stays_frozen() {
     f.dies(thawed);
     f.daemon.set(false);
     let mut fleet = f.fleet;
-    fleet.wait_run("the next attempt", |r| r.attempt == 2);
+    takeover_of(&fleet, &f.run);
     fleet.stop_all_now();
     fleet.judge(RERUN, &[], None);
 }
@@ -374,7 +372,7 @@ fn a_daemon_that_thaws_gives_its_lease_up_although_the_store_would_renew_it() {
     f.guard.set(false);
     f.dies(boottime_ns());
     let mut fleet = f.fleet;
-    fleet.wait_run("the next attempt", |r| r.attempt == 2);
+    takeover_of(&fleet, &f.run);
     fleet.stop_all_now();
     fleet.judge(RERUN, &[], None);
 }
@@ -464,7 +462,7 @@ fn a_living_daemon_ends_what_another_and_its_guard_left_when_both_were_killed() 
 fn a_job_that_ignores_sigterm_and_daemonizes_is_gone_after_grace() {
     let mut fleet = fleet(3)
         .default("grace", "\"200ms\"")
-        .witness("long", STUBBORN, "timeout = \"500ms\"")
+        .witness("long", ENDLESS, "timeout = \"500ms\"")
         .start();
     let (_, run) = wait_tree(&fleet, "long");
     let record = fleet.wait_record("long", "timed_out");
