@@ -104,16 +104,18 @@ fn survives(fault: &Fault, instances: &[usize], strikes: usize) {
     fleet.judge(ONCE, &["long", "q1", "q2"], None);
 }
 
-/// The end of the answer to a claim whose first attempt is granted, as it is on the wire.
-const FIRST_GRANT: &str = "\r\n:1\r\n";
-
 #[test]
 fn a_reply_that_is_lost_after_the_grant_means_one_start() {
     let mut fleet = proxied();
+    // A first claim is granted with the number 1 behind the server's run id; one that is asked again, or has more to
+    // it, with a word.
+    let info: String = fleet.server().command(&["INFO", "server"]);
+    let run_id = info.lines().find_map(|l| l.strip_prefix("run_id:"));
+    let first = format!("{}\r\n:1\r\n", run_id.expect("a run id").trim());
+    let first: &'static str = first.leak();
     for round in 0..9 {
         let i = round % 3;
-        // A first claim is granted with the number 1; one that is asked again, or has more to it, with this word.
-        let grant = if round < 6 { FIRST_GRANT } else { "granted" };
+        let grant = if round < 6 { first } else { "granted" };
         fleet.proxies[i].set(Fault::LoseReply(grant));
         wait_until("the reply with a grant is lost", GENEROUS, || {
             fleet.proxies[i].fault() == Fault::None
