@@ -381,10 +381,17 @@ impl Session<'_> {
         let_go_of_streams();
         let (mut start, mut stops) = (running.watch(), running.watch());
         let (mut lost, mut reached) = (false, false);
+        // Whether the terminal sent them to the command too shows when we know when that was started.
+        let mut early = vec![];
         loop {
             tokio::select! {
                 end = running.wait() => return Ok((end, running)),
-                started = start.started(), if !reached => reached = started.is_some(),
+                started = start.started(), if !reached => {
+                    reached = true;
+                    for (caught, at) in early.drain(..) {
+                        pass_on(&running, caught, started.is_some_and(|s| s.boottime <= at));
+                    }
+                }
                 deadline = deadlines.next(), if !lost => {
                     if deadline == Boottime(0) {
                         // The guard has the same deadline and acts on it alone.
@@ -394,7 +401,13 @@ impl Session<'_> {
                         running.extend(deadline);
                     }
                 }
-                caught = self.signals.next() => pass_on(&running, caught, reached),
+                caught = self.signals.next() => {
+                    if caught.by_terminal && !reached {
+                        early.push((caught, Boottime::now()));
+                    } else {
+                        pass_on(&running, caught, reached);
+                    }
+                }
                 signal = stops.stopped() => {
                     // Whoever watches us must see that the command was stopped from the keyboard. One that an operator
                     // stops keeps its lock.
