@@ -1,5 +1,8 @@
-//! The library's locks beside rslock and the floor (raw commands on one multiplexed connection), in one run and in turns, so
-//! that what the machine does otherwise hits all alike. `cargo bench --bench locks`. Ratios are what to keep.
+//! The library's locks beside rslock and two floors on one multiplexed connection, in one run and in turns, so that what the
+//! machine does otherwise hits all alike. `cargo bench --bench locks`. Ratios are what to keep.
+//!
+//! The floors: `SET NX` and `DEL`, which is no lock that can be given back safely; and two EVALSHA with as little in them as
+//! a lock can have (take if free, free if mine), without token, repeated question, or anybody who is told.
 
 use std::{
     process::{Child, Command, Stdio},
@@ -64,6 +67,40 @@ async fn raw(c: &mut MultiplexedConnection, key: &str) {
         .expect("an answer");
 }
 
+/// The two smallest scripts, by their SHA-1.
+#[derive(Clone)]
+struct Scripts {
+    c: MultiplexedConnection,
+    take: String,
+    free: String,
+}
+
+impl Scripts {
+    async fn load(mut c: MultiplexedConnection) -> Self {
+        let mut shas = vec![];
+        for text in [
+            "return redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2])",
+            "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0",
+        ] {
+            let mut load = redis::cmd("SCRIPT");
+            load.arg("LOAD").arg(text);
+            shas.push(load.query_async(&mut c).await.expect("a digest"));
+        }
+        let [take, free] = shas.try_into().expect("two");
+        Self { c, take, free }
+    }
+}
+
+async fn evalsha(s: &mut Scripts, key: &str) {
+    const OWNER: &str = "hostname:12345#0123456789abcdef0123456789abcdef.12345";
+    let mut take = redis::cmd("EVALSHA");
+    take.arg(&s.take).arg(1).arg(key).arg(OWNER).arg(60_000);
+    let _: redis::Value = take.query_async(&mut s.c).await.expect("an answer");
+    let mut free = redis::cmd("EVALSHA");
+    free.arg(&s.free).arg(1).arg(key).arg(OWNER);
+    let _: i64 = free.query_async(&mut s.c).await.expect("an answer");
+}
+
 async fn ours(c: &LockClient, key: &str) {
     let lock = c.try_lock(key, LEASE, NoRetry).await.expect("an answer");
     let lock = lock.taken().expect("a free lock");
@@ -80,14 +117,69 @@ fn median(mut all: Vec<f64>) -> f64 {
     all[all.len() / 2]
 }
 
-/// Microseconds for one, of `n` one after the other.
-macro_rules! one_by_one {
-    ($n:expr, $work:expr) => {{
-        let begun = Instant::now();
-        for _ in 0..$n {
-            $work;
+/// What a cycle took, in microseconds.
+#[derive(Clone, Copy)]
+struct Cost {
+    wall: f64,
+    /// CPU time of this process, and of the server.
+    client: f64,
+    server: f64,
+}
+
+fn cpu() -> f64 {
+    let mut t = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: `t` is a valid timespec.
+    unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut t) };
+    t.tv_sec as f64 * 1e6 + t.tv_nsec as f64 / 1e3
+}
+
+async fn server_cpu(c: &mut MultiplexedConnection) -> f64 {
+    let text: String = redis::cmd("INFO")
+        .arg("cpu")
+        .query_async(c)
+        .await
+        .expect("an answer");
+    let used = ["used_cpu_sys:", "used_cpu_user:"];
+    let of = |name| {
+        text.lines()
+            .find_map(|l| l.strip_prefix(name)?.trim().parse::<f64>().ok())
+    };
+    used.into_iter().filter_map(of).sum::<f64>() * 1e6
+}
+
+/// One row for each of the four; `ratio` is given a wall time and all four.
+fn table(all: &[Vec<Cost>; 4], ratio: impl Fn(f64, &[f64]) -> String) {
+    let of = |costs: &[Cost], f: fn(&Cost) -> f64| median(costs.iter().map(f).collect());
+    let walls: Vec<f64> = all.iter().map(|c| of(c, |c| c.wall)).collect();
+    for (name, costs) in ["raw SET and DEL", "raw EVALSHA", "soloist", "rslock"]
+        .into_iter()
+        .zip(all)
+    {
+        let wall = of(costs, |c| c.wall);
+        println!(
+            "  {name:<16}{wall:7.1} us  {:9.0} cycles/s  CPU {:5.1} us here, {:5.1} us in the server  {}",
+            1e6 / wall,
+            of(costs, |c| c.client),
+            of(costs, |c| c.server),
+            ratio(wall, &walls)
+        );
+    }
+}
+
+/// Of `n` cycles.
+macro_rules! cost {
+    ($control:ident, $n:expr, $work:expr) => {{
+        let (server, client, begun) = (server_cpu(&mut $control).await, cpu(), Instant::now());
+        $work;
+        let n = $n as f64;
+        Cost {
+            wall: begun.elapsed().as_secs_f64() * 1e6 / n,
+            client: (cpu() - client) / n,
+            server: (server_cpu(&mut $control).await - server) / n,
         }
-        begun.elapsed().as_secs_f64() * 1e6 / $n as f64
     }};
 }
 
@@ -134,46 +226,78 @@ async fn evals(c: &mut MultiplexedConnection) -> f64 {
 async fn main() {
     let server = Server::start();
     let mut floor = server.connect().await;
+    let mut control = server.connect().await;
     let client = LockClient::open(&server.url()).expect("a client");
     let rslock = rslock::LockManager::new(vec![server.url()]);
+    let mut scripts = Scripts::load(floor.clone()).await;
     for _ in 0..1000 {
         raw(&mut floor, "warm").await;
+        evalsha(&mut scripts, "warm").await;
         ours(&client, "warm").await;
         theirs(&rslock, "warm").await;
     }
 
-    let (mut a, mut b, mut c) = (vec![], vec![], vec![]);
-    for _ in 0..ROUNDS {
-        a.push(one_by_one!(3000, raw(&mut floor, "one").await));
-        b.push(one_by_one!(3000, ours(&client, "one").await));
-        c.push(one_by_one!(3000, theirs(&rslock, "one").await));
-    }
-    let (raw_us, ours_us, theirs_us) = (median(a), median(b), median(c));
     println!("uncontended, lock and release, one after the other (median of {ROUNDS} rounds)");
-    println!("  raw SET and DEL {raw_us:7.1} us");
-    println!(
-        "  soloist         {ours_us:7.1} us  {:.2} x raw",
-        ours_us / raw_us
-    );
-    println!(
-        "  rslock          {theirs_us:7.1} us  {:.2} x raw",
-        theirs_us / raw_us
-    );
-
-    let (mut a, mut b, mut c) = (vec![], vec![], vec![]);
+    let mut all: [Vec<Cost>; 4] = Default::default();
     for _ in 0..ROUNDS {
-        a.push(together!(200, floor, |c, key| raw(&mut c, &key).await));
-        b.push(together!(200, client, |c, key| ours(&c, &key).await));
-        c.push(together!(200, rslock, |c, key| theirs(&c, &key).await));
+        let n = 3000;
+        all[0].push(cost!(
+            control,
+            n,
+            for _ in 0..n {
+                raw(&mut floor, "one").await
+            }
+        ));
+        all[1].push(cost!(
+            control,
+            n,
+            for _ in 0..n {
+                evalsha(&mut scripts, "one").await
+            }
+        ));
+        all[2].push(cost!(
+            control,
+            n,
+            for _ in 0..n {
+                ours(&client, "one").await
+            }
+        ));
+        all[3].push(cost!(
+            control,
+            n,
+            for _ in 0..n {
+                theirs(&rslock, "one").await
+            }
+        ));
     }
-    let (raw_s, ours_s, theirs_s) = (median(a), median(b), median(c));
+    table(&all, |c, floors| {
+        format!(
+            "{:.2} x SET/DEL, {:.2} x EVALSHA",
+            c / floors[0],
+            c / floors[1]
+        )
+    });
+
     println!("{TASKS} tasks on keys of their own");
-    println!("  raw             {raw_s:9.0} cycles/s");
-    println!(
-        "  soloist         {ours_s:9.0} cycles/s  {:.2} x rslock",
-        ours_s / theirs_s
-    );
-    println!("  rslock          {theirs_s:9.0} cycles/s");
+    let mut all: [Vec<Cost>; 4] = Default::default();
+    for _ in 0..ROUNDS {
+        let n = TASKS * 200;
+        all[0].push(cost!(control, n, {
+            let _rate = together!(200, floor, |c, key| raw(&mut c, &key).await);
+        }));
+        all[1].push(cost!(control, n, {
+            let _rate = together!(200, scripts, |c, key| evalsha(&mut c, &key).await);
+        }));
+        all[2].push(cost!(control, n, {
+            let _rate = together!(200, client, |c, key| ours(&c, &key).await);
+        }));
+        all[3].push(cost!(control, n, {
+            let _rate = together!(200, rslock, |c, key| theirs(&c, &key).await);
+        }));
+    }
+    table(&all, |c, floors| {
+        format!("{:.2} x the cycles/s of rslock", floors[3] / c)
+    });
 
     let before = evals(&mut floor).await;
     let wins = (TASKS * 50) as f64;

@@ -291,11 +291,13 @@ trait Backend: Send + Sync {
     fn address(&self) -> &str;
     /// How long an answer may take in good order.
     fn patience(&self) -> Duration;
+    /// `hears`: whoever asks listens and is to be told of the release, should somebody else have it.
     async fn try_lock(
         &self,
         key: &str,
         owner: &str,
         lease: Duration,
+        hears: bool,
         limit: Duration,
     ) -> Result<Tried, Error>;
     async fn renew(
@@ -314,12 +316,13 @@ trait Backend: Send + Sync {
         limit: Duration,
     ) -> Result<Kept, Error>;
     async fn look(&self, key: &str, limit: Duration) -> Result<Option<(String, Duration)>, Error>;
-    /// `who`: the owner, and the nonce of this step.
+    /// `who`: the owner, and the nonce of this step; `hears` as in `try_lock`.
     async fn enter(
         &self,
         key: &str,
         who: (&str, &str),
         lease: Duration,
+        hears: bool,
         limit: Duration,
     ) -> Result<Entered, Error>;
     async fn leave(&self, key: &str, who: (&str, &str), limit: Duration) -> Result<Left, Error>;
@@ -514,7 +517,7 @@ impl LockClient {
         let mut number = 0;
         loop {
             let owner = self.owner();
-            match self.core.ask(&key, &owner, &lease).await? {
+            match self.core.ask(&key, &owner, &lease, false).await? {
                 Asked::Taken(granted) => {
                     return self.taken(key, owner, lease, granted).map(TryLock::Taken);
                 }
@@ -664,7 +667,9 @@ impl LockClient {
     /// Never the same twice.
     fn owner(&self) -> Arc<str> {
         let n = self.core.owners.fetch_add(1, Ordering::Relaxed);
-        format!("{}#{}.{n}", self.name, self.core.id).into()
+        [&*self.name, "#", &self.core.id, ".", &n.to_string()]
+            .concat()
+            .into()
     }
 
     /// A grant as a lock, if anything of it can be trusted.
@@ -735,7 +740,8 @@ impl LockClient {
                 Some(known) => known,
                 None => {
                     let owner = self.owner();
-                    match self.core.ask(&key, &owner, &lease).await {
+                    let hears = room.listening();
+                    match self.core.ask(&key, &owner, &lease, hears).await {
                         Ok(Asked::Taken(granted)) => {
                             room.know(&bell, &owner, Boottime::now() + lease.length + AFTER);
                             let lock = self.taken(key, owner, lease, granted)?;
@@ -822,6 +828,7 @@ impl Core {
         key: &Arc<str>,
         owner: &Arc<str>,
         lease: &config::Lease,
+        hears: bool,
     ) -> Result<Asked, Error> {
         let mut open = Open {
             core: self.clone(),
@@ -835,7 +842,8 @@ impl Core {
         let tried = self
             .insist(limit, || {
                 sent.store(Boottime::now().0, Ordering::Relaxed);
-                self.backend.try_lock(key, owner, lease.length, limit)
+                self.backend
+                    .try_lock(key, owner, lease.length, hears, limit)
             })
             .await;
         let sent = Boottime(sent.into_inner());

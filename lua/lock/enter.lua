@@ -1,37 +1,52 @@
 -- lock/enter.lua: take a reentrant lock, or one level more of it.
 --
--- KEYS[1]  lock    <ns>:{<key>}:lock    hash, expires: owner, count (levels), last (nonce of the last step), token
--- KEYS[2]  fence   <ns>:{<key>}:fence   as in try_lock.lua
+-- KEYS[1]  lock    <ns>:{<key>}:lock    see try_lock.lua
 -- ARGV[1]  owner   ARGV[2] nonce   unique for each step; asking again with it gives the same answer
--- ARGV[3]  lease   milliseconds, by the server's wall clock; never shortens what is left
--- ARGV[4]  kept    milliseconds for which the fence outlives the lease
+-- ARGV[3]  ttl     milliseconds, by the server's wall clock: lease + kept; never shortens what is left
+-- ARGV[4]  kept    milliseconds
+-- ARGV[5]  waits   as in try_lock.lua
 --
--- Returns  {1, token, levels}      entered
---          {0, remaining, holder}  held by another for at most `remaining` milliseconds
---          {2}                     this step was taken, and its lock is over
-local has = redis.call('HMGET', KEYS[1], 'owner', 'count', 'last', 'token')
-if has[1] and has[1] ~= ARGV[1] then
-  return { 0, redis.call('PTTL', KEYS[1]), has[1] }
-end
-if has[1] then
-  local left = redis.call('PTTL', KEYS[1])
-  redis.call('PEXPIRE', KEYS[1], math.max(left, tonumber(ARGV[3])))
-  local count = tonumber(has[2])
-  if has[3] ~= ARGV[2] then
-    count = count + 1
-    redis.call('HSET', KEYS[1], 'count', count, 'last', ARGV[2])
+-- Returns  {token, levels}      entered
+--          {remaining, holder}  held by another for at most `remaining` milliseconds
+--          nothing              this step was taken, and its lock is over
+local call, key, owner, nonce = redis.call, KEYS[1], ARGV[1], ARGV[2]
+local was, last = call('GET', key), ''
+if was then
+  local left, mark = call('PTTL', key), string.sub(was, 17, 17)
+  if left < 0 or not string.find(mark, '^[.!=]$') then
+    return { left, was }
   end
-  return { 1, tonumber(has[4]), count }
+  local levels, first, step, who = string.match(was, '^\t(%d+)\t([^\t]*)\t([^\t]*)\t(.*)$', 18)
+  last = string.sub(was, 1, 16)
+  if left > tonumber(ARGV[4]) then
+    if not who then
+      return redis.error_reply('WRONGTYPE a plain lock has it')
+    end
+    -- As in try_lock.lua: SET would be refused as the first write, PERSIST is not.
+    if who == owner then
+      local count = levels + (step == nonce and 0 or 1)
+      local now = string.format('%s%s\t%d\t%s\t%s\t%s', last, mark, count, first, nonce, owner)
+      call('PERSIST', key)
+      call('SET', key, now, 'PX', math.max(left, tonumber(ARGV[3])))
+      return { tonumber(last), count }
+    end
+    if ARGV[5] and mark == '.' then
+      call('PERSIST', key)
+      call('SET', key, last .. '!' .. string.sub(was, 18), 'PX', left)
+    end
+    return { left - ARGV[4], who }
+  end
+  if nonce == first or nonce == step then
+    return false
+  end
 end
-local fence = redis.call('HMGET', KEYS[2], 'token', 'owner')
-if fence[2] == ARGV[2] then
-  return { 2 }
+local now = call('TIME')
+local token = now[1] .. now[2]
+if #token ~= 16 then
+  token = string.format('%010.0f%06.0f', now[1], now[2])
 end
-local t = redis.call('TIME')
-local token = math.max(tonumber(fence[1] or '0') + 1, tonumber(t[1]) * 1000000 + tonumber(t[2]))
-local text = string.format('%.0f', token)
-redis.call('HSET', KEYS[1], 'owner', ARGV[1], 'count', 1, 'last', ARGV[2], 'token', text)
-redis.call('PEXPIRE', KEYS[1], ARGV[3])
-redis.call('HSET', KEYS[2], 'token', text, 'owner', ARGV[2])
-redis.call('PEXPIRE', KEYS[2], tonumber(ARGV[3]) + tonumber(ARGV[4]))
-return { 1, token, 1 }
+if token <= last then
+  token = string.format('%016.0f', last + 1)
+end
+call('SET', key, string.format('%s.\t1\t%s\t%s\t%s', token, nonce, nonce, owner), 'PX', ARGV[3])
+return { tonumber(token), 1 }

@@ -1,11 +1,20 @@
 -- lock/look.lua: who has a lock, and for how long. Changes nothing.
 --
--- KEYS[1]  lock    <ns>:{<key>}:lock    string `<owner>`, or the hash of a ReentrantLock
+-- KEYS[1]  lock    <ns>:{<key>}:lock    see try_lock.lua
+-- ARGV[1]  kept    milliseconds
 --
--- Returns  {remaining, holder}  milliseconds (-1: it does not expire; -2: nobody has it)
-local kind = redis.call('TYPE', KEYS[1]).ok
-local remaining = redis.call('PTTL', KEYS[1])
-if kind == 'hash' then
-  return { remaining, redis.call('HGET', KEYS[1], 'owner') or '' }
+-- Returns  {remaining, holder}  milliseconds (-1: it does not expire)
+--          nothing              nobody has it
+local was = redis.call('GET', KEYS[1])
+if not was then
+  return false
 end
-return { remaining, redis.call('GET', KEYS[1]) or '' }
+local left, mark, holder = redis.call('PTTL', KEYS[1]), string.sub(was, 17, 17), string.sub(was, 18)
+-- Set by hand, or by another program.
+if left < 0 or not string.find(mark, '^[.!=]$') then
+  return { left, was }
+end
+if left <= tonumber(ARGV[1]) then
+  return false
+end
+return { left - ARGV[1], string.match(holder, '^\t%d+\t[^\t]*\t[^\t]*\t(.*)$') or holder }

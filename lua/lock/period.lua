@@ -5,7 +5,7 @@
 -- ARGV[2]  period  milliseconds, > 0
 -- ARGV[3]  kept    milliseconds for which the last one is remembered; longer than the period
 --
--- Returns  {1, occurrence, next}       claimed: Unix ms, a multiple of the period; the next one begins in `next` ms
+-- Returns  {1, occurrence, next, who}  claimed: Unix ms, a multiple of the period; the next one begins in `next` ms
 --          {0, occurrence, next, who}  claimed before
 local period = tonumber(ARGV[2])
 local t = redis.call('TIME')
@@ -14,11 +14,11 @@ local occurrence = now - now % period
 local last, who = string.match(redis.call('GET', KEYS[1]) or '', '^(%-?%d+) (.*)$')
 last = tonumber(last)
 if last and who == ARGV[1] then
-  return { 1, last, math.max(0, last + period - now) }
+  return { 1, last, math.max(0, last + period - now), ARGV[1] }
 end
 -- Not `==`: a clock that was stepped back does not bring a period back.
 if last and last >= occurrence then
   return { 0, last, last + period - now, who }
 end
 redis.call('SET', KEYS[1], string.format('%.0f', occurrence) .. ' ' .. ARGV[1], 'PX', ARGV[3])
-return { 1, occurrence, occurrence + period - now }
+return { 1, occurrence, occurrence + period - now, ARGV[1] }

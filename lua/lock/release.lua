@@ -1,25 +1,42 @@
 -- lock/release.lua: give a lock back, if exactly this owner has it, and tell who waits.
 --
--- KEYS[1]  lock     <ns>:{<key>}:lock    string `<owner>`, expires
+-- KEYS[1]  lock     <ns>:{<key>}:lock    see try_lock.lua
 -- ARGV[1]  owner
--- ARGV[2]  keep     milliseconds for which nobody shall have it yet (lock_at_least_for); 0: free at once
--- ARGV[3]  channel  <ns>:{<key>}:released; the message is the owner
+-- ARGV[2]  kept     milliseconds
+-- ARGV[3]  keep     if given: milliseconds for which nobody shall have it yet (lock_at_least_for)
 --
--- Returns  {1}          given back
---          {0, holder}  another has it (empty: nobody)
-local holder = redis.call('GET', KEYS[1])
-if holder == ARGV[1] .. '!kept' then
-  return { 1 }
+-- Publishes the owner in <ns>:{<key>}:released if somebody waits.
+--
+-- Returns  1       given back
+--          holder  another has it (empty: nobody)
+local call, key = redis.call, KEYS[1]
+local was = call('GET', key)
+local left = was and call('PTTL', key) or 0
+if left < 0 then
+  return was
+end
+if left <= tonumber(ARGV[2]) then
+  return ''
+end
+local holder, mark = string.sub(was, 18), string.sub(was, 17, 17)
+if string.sub(holder, 1, 1) == '\t' then
+  return redis.error_reply('WRONGTYPE a ReentrantLock has it')
 end
 if holder ~= ARGV[1] then
-  return { 0, holder or '' }
+  return holder
 end
-if tonumber(ARGV[2]) > 0 then
+if mark == '=' then
+  return 1
+end
+if ARGV[3] then
   -- A server that is full refuses SET as a script's first write, but not PEXPIRE, nor SET after it.
-  redis.call('PEXPIRE', KEYS[1], ARGV[2])
-  redis.call('SET', KEYS[1], ARGV[1] .. '!kept', 'PX', ARGV[2])
+  local ttl = ARGV[3] + ARGV[2]
+  call('PEXPIRE', key, ttl)
+  call('SET', key, string.sub(was, 1, 16) .. '=' .. holder, 'PX', ttl)
 else
-  redis.call('DEL', KEYS[1])
+  call('PEXPIRE', key, ARGV[2])
 end
-redis.call('PUBLISH', ARGV[3], ARGV[1])
-return { 1 }
+if mark == '!' then
+  call('PUBLISH', string.sub(key, 1, -5) .. 'released', ARGV[1])
+end
+return 1

@@ -1,14 +1,27 @@
 -- lock/renew.lua: prolong the lease of exactly one owner. Never makes a lock that is not there: that would hide that
 -- the server lost its data.
 --
--- KEYS[1]  lock    <ns>:{<key>}:lock    string `<owner>`, expires
--- ARGV[1]  owner   ARGV[2] lease   milliseconds from now on, by the server's wall clock
+-- KEYS[1]  lock    <ns>:{<key>}:lock    see try_lock.lua
+-- ARGV[1]  owner
+-- ARGV[2]  ttl     milliseconds from now on, by the server's wall clock: lease + kept
+-- ARGV[3]  kept    milliseconds
 --
--- Returns  {1}          renewed
---          {0, holder}  another has it (empty: nobody)
-local holder = redis.call('GET', KEYS[1])
-if holder ~= ARGV[1] then
-  return { 0, holder or '' }
+-- Returns  1       renewed
+--          holder  another has it (empty: nobody)
+local was = redis.call('GET', KEYS[1])
+local left = was and redis.call('PTTL', KEYS[1]) or 0
+if left < 0 then
+  return was
+end
+if left <= tonumber(ARGV[3]) then
+  return ''
+end
+local holder = string.sub(was, 18)
+if string.sub(holder, 1, 1) == '\t' then
+  return redis.error_reply('WRONGTYPE a ReentrantLock has it')
+end
+if holder ~= ARGV[1] or string.sub(was, 17, 17) == '=' then
+  return holder
 end
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
-return { 1 }
+return 1

@@ -1,32 +1,54 @@
 -- lock/try_lock.lua: try once to take a lock of the library.
 --
--- KEYS[1]  lock    <ns>:{<key>}:lock    string `<owner>`, expires; a hash when a ReentrantLock has it
--- KEYS[2]  fence   <ns>:{<key>}:fence   hash: token of the last grant, and its owner; expires a week after the lease
+-- KEYS[1]  lock    <ns>:{<key>}:lock    string: token (16 digits), mark, owner. It outlives its lock by `kept`, so that
+--                  tokens go on growing; the lock is held while the key has more time to live than `kept`.
+--                  mark    `.` held; `!` held, and somebody waits; `=` given back, but nobody shall have it yet
+--                  owner   of a ReentrantLock: tab, levels, tab, nonce of the first step, tab, of the last, tab, owner
 -- ARGV[1]  owner   unique for each attempt to lock; asking again with it gives the same answer
--- ARGV[2]  lease   milliseconds, > 0, counted by the server's wall clock
--- ARGV[3]  kept    milliseconds for which the fence outlives the lease
+-- ARGV[2]  ttl     milliseconds, counted by the server's wall clock: lease + kept
+-- ARGV[3]  kept    milliseconds
+-- ARGV[4]  waits   if given: who asks hears of the release from now on, so it has to be told of
 --
--- Returns  {1, token}              taken
---          {0, remaining, holder}  held by another for at most `remaining` milliseconds (-1: it does not expire)
---          {2}                     this owner had the lock, and it is over: a request that came late must not take
---                                  it again for somebody who has gone on
-local holder = redis.call('GET', KEYS[1])
-if holder and holder ~= ARGV[1] then
-  return { 0, redis.call('PTTL', KEYS[1]), holder }
+-- Returns  token                taken
+--          {remaining, holder}  held by another for at most `remaining` milliseconds (-1: it does not expire)
+--          nothing              this owner had the lock, and it is over: a request that came late must not take it
+--                               again for somebody who has gone on
+local call, key, owner = redis.call, KEYS[1], ARGV[1]
+local was, last = call('GET', key), ''
+if was then
+  local left, mark, holder = call('PTTL', key), string.sub(was, 17, 17), string.sub(was, 18)
+  -- Set by hand, or by another program.
+  if left < 0 or mark ~= '.' and mark ~= '!' and mark ~= '=' then
+    return { left, was }
+  end
+  left, last = left - ARGV[3], string.sub(was, 1, 16)
+  if left > 0 then
+    if string.sub(holder, 1, 1) == '\t' then
+      return redis.error_reply('WRONGTYPE a ReentrantLock has it')
+    end
+    if holder == owner and mark ~= '=' then
+      call('PEXPIRE', key, ARGV[2])
+      return tonumber(last)
+    end
+    if ARGV[4] and mark == '.' then
+      -- A server that is full refuses SET as a script's first write; PERSIST changes nothing here and is never refused.
+      call('PERSIST', key)
+      call('SET', key, last .. '!' .. holder, 'PX', left + ARGV[3])
+    end
+    return { left, holder }
+  end
+  if holder == owner then
+    return false
+  end
 end
-local fence = redis.call('HMGET', KEYS[2], 'token', 'owner')
-local last = tonumber(fence[1] or '0')
-if holder then
-  redis.call('PEXPIRE', KEYS[1], ARGV[2])
-  return { 1, last }
+-- The clock makes tokens grow where the last one was lost; the last one does where the clock went back.
+local now = call('TIME')
+local token = now[1] .. now[2]
+if #token ~= 16 then
+  token = string.format('%010.0f%06.0f', now[1], now[2])
 end
-if fence[2] == ARGV[1] then
-  return { 2 }
+if token <= last then
+  token = string.format('%016.0f', last + 1)
 end
--- The clock makes tokens grow where the fence was lost or has expired; the fence does where the clock went back.
-local t = redis.call('TIME')
-local token = math.max(last + 1, tonumber(t[1]) * 1000000 + tonumber(t[2]))
-redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
-redis.call('HSET', KEYS[2], 'token', string.format('%.0f', token), 'owner', ARGV[1])
-redis.call('PEXPIRE', KEYS[2], tonumber(ARGV[2]) + tonumber(ARGV[3]))
-return { 1, token }
+call('SET', key, token .. '.' .. owner, 'PX', ARGV[2])
+return tonumber(token)

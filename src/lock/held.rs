@@ -3,14 +3,13 @@
 use std::{
     future::Future,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
         atomic::{AtomicBool, AtomicU32, Ordering},
     },
     time::Duration,
 };
 
 use tokio::sync::{OwnedMutexGuard, watch};
-use tokio_util::sync::CancellationToken;
 
 use super::{Core, Error, Kept, name_of, room::Visit, until};
 use crate::{
@@ -58,6 +57,7 @@ enum Phase {
 struct State {
     held: HeldLease,
     phase: Phase,
+    at_least_until: Boottime,
 }
 
 pub(super) struct Hold {
@@ -68,10 +68,9 @@ pub(super) struct Hold {
     token: FencingToken,
     /// Before the request left.
     granted: Boottime,
-    at_least_until: Mutex<Boottime>,
-    state: watch::Sender<State>,
-    /// No more renewals.
-    stop: CancellationToken,
+    state: Mutex<State>,
+    /// Rings at each change. Made when somebody follows the state: most locks are taken and given back unwatched.
+    bell: OnceLock<watch::Sender<()>>,
     renewing: AtomicBool,
     /// A lock may be dropped anywhere.
     runtime: tokio::runtime::Handle,
@@ -85,7 +84,7 @@ impl std::fmt::Debug for Hold {
             .field("key", &self.key)
             .field("owner", &self.owner)
             .field("token", &self.token)
-            .field("state", &*self.state.borrow())
+            .field("state", &*self.state())
             .finish_non_exhaustive()
     }
 }
@@ -122,7 +121,7 @@ impl Lock {
 
     /// How long the lock can be trusted unless it is renewed; zero when it cannot. On this host's CLOCK_BOOTTIME.
     pub fn remaining(&self) -> Duration {
-        let state = self.hold.state.borrow();
+        let state = self.hold.state();
         if state.phase != Phase::Held {
             return Duration::ZERO;
         }
@@ -132,7 +131,10 @@ impl Lock {
     /// Until when the lock can be trusted, and from then on whenever that changes: later with each renewal, zero when
     /// it is lost or given back. For who has to hand the deadline on, to a child process for instance.
     pub fn deadlines(&self) -> Deadlines {
-        Deadlines(self.hold.state.subscribe())
+        Deadlines {
+            bell: self.hold.follow(),
+            hold: Arc::downgrade(&self.hold),
+        }
     }
 
     /// Prolongs the lock: its lease begins anew, now.
@@ -185,12 +187,7 @@ impl Lock {
     /// The rest of the time goes to the store with the release and is counted by its wall clock. If the holder dies, the
     /// lease alone counts.
     pub fn lock_at_least_for(&self, time: Duration) {
-        let mut at = self
-            .hold
-            .at_least_until
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        *at = self.hold.granted + time;
+        self.hold.state().at_least_until = self.hold.granted + time;
     }
 
     /// Ends when the lock is lost: at the end of trust at the latest, at once when the store says that it is not ours. Never
@@ -217,31 +214,37 @@ impl Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        self.hold.stop.cancel();
-        let mut left = false;
-        self.hold.state.send_modify(|s| {
-            left = matches!(s.phase, Phase::Held | Phase::Lost | Phase::Releasing);
+        let left = self.hold.change(|s| {
+            let left = matches!(s.phase, Phase::Held | Phase::Lost | Phase::Releasing);
             if left {
                 s.phase = Phase::Released;
             }
+            left
         });
         if left {
             let hold = &self.hold;
             let (key, owner) = (hold.key.clone(), hold.owner.clone());
-            hold.core
-                .abandon(&hold.runtime, key, owner, hold.at_least());
+            let keep_until = hold.state().at_least_until;
+            hold.core.abandon(&hold.runtime, key, owner, keep_until);
         }
     }
 }
 
 /// Follows how long a lock can be trusted; see [`Lock::deadlines`].
 #[derive(Debug, Clone)]
-pub struct Deadlines(watch::Receiver<State>);
+pub struct Deadlines {
+    bell: watch::Receiver<()>,
+    hold: Weak<Hold>,
+}
 
 impl Deadlines {
     /// The end of trust; `Boottime(0)` when the lock is lost or given back.
     pub fn now(&mut self) -> Boottime {
-        let state = self.0.borrow_and_update();
+        self.bell.mark_unchanged();
+        let Some(hold) = self.hold.upgrade() else {
+            return Boottime(0);
+        };
+        let state = hold.state();
         match state.phase {
             Phase::Held => state.held.trusted_until(),
             _ => Boottime(0),
@@ -251,7 +254,7 @@ impl Deadlines {
     /// Waits until there is another deadline than [`Deadlines::now`] gave last, and gives it. When the lock is over,
     /// `Boottime(0)`.
     pub async fn next(&mut self) -> Boottime {
-        if self.0.changed().await.is_err() {
+        if self.bell.changed().await.is_err() {
             return Boottime(0);
         }
         self.now()
@@ -275,32 +278,50 @@ impl Hold {
             lease,
             token,
             granted,
-            at_least_until: Mutex::new(Boottime(0)),
-            state: watch::Sender::new(State {
+            state: Mutex::new(State {
                 held,
                 phase: Phase::Held,
+                at_least_until: Boottime(0),
             }),
-            stop: CancellationToken::new(),
+            bell: OnceLock::new(),
             renewing: AtomicBool::new(false),
             runtime: tokio::runtime::Handle::current(),
             releasing: tokio::sync::Mutex::default(),
         }
     }
 
-    fn at_least(&self) -> Boottime {
-        *self
-            .at_least_until
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the state, and tells whoever follows it if `f` says so.
+    fn change(&self, f: impl FnOnce(&mut State) -> bool) -> bool {
+        let changed = f(&mut self.state());
+        if changed && let Some(bell) = self.bell.get() {
+            bell.send_replace(());
+        }
+        changed
+    }
+
+    /// Hears of every change after this call.
+    fn follow(&self) -> watch::Receiver<()> {
+        self.bell.get_or_init(|| watch::Sender::new(())).subscribe()
     }
 
     fn phase(&self) -> Phase {
-        self.state.borrow().phase
+        self.state().phase
+    }
+
+    fn enter(&self, phase: Phase) {
+        self.change(|s| {
+            s.phase = phase;
+            true
+        });
     }
 
     /// From `Held` only: what was given back is not lost.
     fn end(&self, phase: Phase) {
-        self.state.send_if_modified(|s| {
+        self.change(|s| {
             let first = s.phase == Phase::Held;
             if first {
                 s.phase = phase;
@@ -311,21 +332,22 @@ impl Hold {
 
     /// Waits for the end of the lock, one way or the other: `Lost` or `Released`.
     async fn over(&self) -> Phase {
-        let mut state = self.state.subscribe();
+        let mut bell = self.follow();
         loop {
+            bell.mark_unchanged();
             let (phase, trusted) = {
-                let s = state.borrow_and_update();
+                let s = self.state();
                 (s.phase, s.held.trusted_until())
             };
             match phase {
                 Phase::Held if Boottime::now() >= trusted => self.end(Phase::Lost),
                 Phase::Held => tokio::select! {
-                    _ = state.changed() => {}
+                    _ = bell.changed() => {}
                     () = until(trusted) => {}
                 },
                 // It ends in one of the others, unless its future was dropped, or no answer came.
                 Phase::Releasing => tokio::select! {
-                    _ = state.changed() => {}
+                    _ = bell.changed() => {}
                     () = until(trusted) => return Phase::Released,
                 },
                 Phase::Lost | Phase::Gone => return Phase::Lost,
@@ -340,7 +362,7 @@ impl Hold {
         };
         let sent = Boottime::now();
         let (phase, trusted) = {
-            let s = self.state.borrow();
+            let s = self.state();
             (s.phase, s.held.trusted_until())
         };
         if phase != Phase::Held {
@@ -365,10 +387,10 @@ impl Hold {
         let now = Boottime::now();
         match answer {
             Ok(Kept::Yes) => {
-                let mut in_time = false;
-                self.state.send_modify(|s| {
-                    in_time = s.phase == Phase::Held && now < s.held.trusted_until();
+                let in_time = self.change(|s| {
+                    let in_time = s.phase == Phase::Held && now < s.held.trusted_until();
                     s.held.renewed(sent, now);
+                    in_time
                 });
                 if in_time || self.phase() == Phase::Released || self.phase() == Phase::Releasing {
                     return Ok(());
@@ -388,9 +410,11 @@ impl Hold {
     }
 
     async fn keep_renewed(self: Arc<Self>, mut left: Option<u32>) {
+        let mut bell = self.follow();
         loop {
+            bell.mark_unchanged();
             let (phase, step, trusted) = {
-                let s = self.state.borrow();
+                let s = self.state();
                 let step = s.held.step(Boottime::now());
                 (s.phase, step, s.held.trusted_until())
             };
@@ -407,14 +431,14 @@ impl Hold {
                     let limit = limit.min(self.core.backend.patience());
                     let renewed = tokio::select! {
                         renewed = self.renew(limit) => renewed,
-                        () = self.stop.cancelled() => return,
+                        _ = self.over() => return,
                     };
                     match renewed {
                         Ok(()) => left = left.map(|n| n - 1),
                         Err(Error::NotHeld { .. } | Error::Lost { .. }) => return,
                         Err(e) => {
                             tracing::debug!(key = &*self.key, error = %e, "renewal failed, trying again");
-                            self.state.send_modify(|s| s.held.failed(Boottime::now()));
+                            self.state().held.failed(Boottime::now());
                         }
                     }
                     continue;
@@ -422,7 +446,7 @@ impl Hold {
             };
             tokio::select! {
                 () = until(at) => {}
-                () = self.stop.cancelled() => return,
+                _ = bell.changed() => {}
             }
         }
     }
@@ -433,15 +457,14 @@ impl Hold {
         if before == Phase::Released {
             return Ok(Released::Before);
         }
-        self.stop.cancel();
         let again = before == Phase::Releasing;
         // Whether it was ours when the first request left.
         let trusted = again || {
-            let s = self.state.borrow();
+            let s = self.state();
             s.phase == Phase::Held && Boottime::now() < s.held.trusted_until()
         };
         if trusted {
-            self.state.send_modify(|s| s.phase = Phase::Releasing);
+            self.enter(Phase::Releasing);
         } else {
             self.end(Phase::Lost);
         }
@@ -451,26 +474,25 @@ impl Hold {
             .core
             .insist(limit, || {
                 asked.fetch_add(1, Ordering::Relaxed);
-                let keep = self.at_least().since(Boottime::now());
+                let keep = self.state().at_least_until.since(Boottime::now());
                 self.core
                     .backend
                     .release(&self.key, &self.owner, keep, limit)
             })
             .await;
         self.core.rooms.ring(&self.key);
-        let after = |phase: Phase| self.state.send_modify(|s| s.phase = phase);
         match answer {
             Ok(Kept::Yes) => {
-                after(Phase::Released);
+                self.enter(Phase::Released);
                 Ok(Released::Now)
             }
             // It was ours, and an earlier request, whose answer got lost, has freed it.
             Ok(Kept::No(_)) if trusted && (again || asked.into_inner() > 1) => {
-                after(Phase::Released);
+                self.enter(Phase::Released);
                 Ok(Released::Before)
             }
             Ok(Kept::No(holder)) => {
-                after(Phase::Gone);
+                self.enter(Phase::Gone);
                 Err(Error::NotHeld {
                     key: self.key.to_string(),
                     holder: holder.map(|o| name_of(&o).to_owned()),

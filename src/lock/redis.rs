@@ -9,7 +9,7 @@ use std::{
 
 use async_trait::async_trait;
 use futures_util::StreamExt;
-use redis::{FromRedisValue, Value, aio::PubSubSink, cmd};
+use redis::{Cmd, FromRedisValue, Value, aio::PubSubSink, cmd};
 use tokio::sync::{mpsc, oneshot};
 
 use super::{
@@ -85,24 +85,19 @@ impl RedisLocks {
         })
     }
 
-    fn name(&self, key: &str, what: &str) -> String {
-        format!("{}:{{{key}}}:{what}", self.namespace)
-    }
-
-    /// Runs a script on the keys `what` of the lock. With `confirm`, waits for the replicas.
+    /// Runs a script on the key `what` of the lock. With `confirm`, waits for the replicas.
     async fn call(
         &self,
         (line, limit): (&Line, Duration),
         script: &Script,
-        (key, what): (&str, &[&str]),
+        (key, what): (&str, &str),
         args: &[Arg<'_>],
         confirm: bool,
-    ) -> Result<Vec<Value>, Error> {
-        let mut call = cmd("EVALSHA");
-        call.arg(script.sha.as_str()).arg(what.len());
-        for what in what {
-            call.arg(self.name(key, what));
-        }
+    ) -> Result<Value, Error> {
+        let name = [&*self.namespace, ":{", key, "}:", what].concat();
+        // Room for all of it: this is most of what a lock costs on our side.
+        let mut call = Cmd::with_capacity(4 + args.len(), 128 + 2 * name.len());
+        call.arg("EVALSHA").arg(&*script.sha).arg("1").arg(&*name);
         for arg in args {
             match arg {
                 Arg::Text(text) => call.arg(*text),
@@ -112,7 +107,7 @@ impl RedisLocks {
         let replicas = if confirm { self.min_replicas } else { 0 };
         let patience = self.client.timeout.as_millis() as u64 / 2;
         let asked = line.run(limit, async |c| {
-            let answer: Vec<Value> = c.eval(script, &call).await?;
+            let answer = c.eval(script, &call).await?;
             if replicas == 0 {
                 return Ok((answer, 0));
             }
@@ -144,23 +139,53 @@ impl RedisLocks {
         }
     }
 
-    fn read<T: FromRedisValue>(&self, key: &str, answer: &[Value], at: usize) -> Result<T, Error> {
-        let value = answer.get(at).cloned().unwrap_or(Value::Nil);
-        T::from_redis_value(value).map_err(|e| Error::Corrupt {
+    fn read<T: FromRedisValue>(&self, key: &str, answer: Value) -> Result<T, Error> {
+        T::from_redis_value(answer).map_err(|e| Error::Corrupt {
             key: key.to_owned(),
             address: self.client.address.clone(),
             reason: e.to_string(),
         })
     }
 
-    fn kept(&self, key: &str, answer: &[Value]) -> Result<Kept, Error> {
-        if self.read::<i64>(key, answer, 0)? == 1 {
-            return Ok(Kept::Yes);
+    /// A number is the answer; a text is the one who has it instead (nobody, if empty).
+    fn kept<T: FromRedisValue>(
+        &self,
+        key: &str,
+        answer: Value,
+    ) -> Result<Result<T, Option<String>>, Error> {
+        match answer {
+            Value::Int(_) => self.read(key, answer).map(Ok),
+            other => {
+                let holder: String = self.read(key, other)?;
+                Ok(Err((!holder.is_empty()).then_some(holder)))
+            }
         }
-        let holder: String = self.read(key, answer, 1)?;
-        Ok(Kept::No((!holder.is_empty()).then_some(holder)))
+    }
+
+    async fn prolong(
+        &self,
+        script: &Script,
+        (key, owner): (&str, &str),
+        lease: Duration,
+        limit: Duration,
+    ) -> Result<Kept, Error> {
+        let args = [
+            Arg::Text(owner),
+            Arg::Ms(lease + FENCE_TTL),
+            Arg::Ms(FENCE_TTL),
+        ];
+        let on = (&self.renewals, limit);
+        let answer = self.call(on, script, (key, LOCK), &args, true).await?;
+        Ok(match self.kept::<i64>(key, answer)? {
+            Ok(_) => Kept::Yes,
+            Err(holder) => Kept::No(holder),
+        })
     }
 }
+
+/// The one key of a lock.
+const LOCK: &str = "lock";
+const WAITS: Arg<'static> = Arg::Text("1");
 
 enum Arg<'a> {
     Text(&'a str),
@@ -193,20 +218,26 @@ impl Backend for RedisLocks {
         key: &str,
         owner: &str,
         lease: Duration,
+        hears: bool,
         limit: Duration,
     ) -> Result<Tried, Error> {
-        let keys = (key, ["lock", "fence"].as_slice());
-        let args = [Arg::Text(owner), Arg::Ms(lease), Arg::Ms(FENCE_TTL)];
-        let answer = self
-            .call((&self.line, limit), &TRY_LOCK, keys, &args, true)
-            .await?;
-        Ok(match self.read::<i64>(key, &answer, 0)? {
-            1 => Tried::Taken(FencingToken(self.read(key, &answer, 1)?)),
-            0 => Tried::Held {
-                remaining: remaining(self.read(key, &answer, 1)?),
-                owner: self.read(key, &answer, 2)?,
-            },
-            _ => Tried::Stale,
+        let args = [
+            Arg::Text(owner),
+            Arg::Ms(lease + FENCE_TTL),
+            Arg::Ms(FENCE_TTL),
+            WAITS,
+        ];
+        let args = &args[..if hears { 4 } else { 3 }];
+        let on = (&self.line, limit);
+        let answer = self.call(on, &TRY_LOCK, (key, LOCK), args, true).await?;
+        Ok(match answer {
+            Value::Int(token) => Tried::Taken(FencingToken(token)),
+            Value::Nil => Tried::Stale,
+            other => {
+                let (left, owner) = self.read(key, other)?;
+                let remaining = remaining(left);
+                Tried::Held { owner, remaining }
+            }
         })
     }
 
@@ -217,10 +248,7 @@ impl Backend for RedisLocks {
         lease: Duration,
         limit: Duration,
     ) -> Result<Kept, Error> {
-        let args = [Arg::Text(owner), Arg::Ms(lease)];
-        let on = (&self.renewals, limit);
-        let answer = self.call(on, &RENEW, (key, &["lock"]), &args, true).await?;
-        self.kept(key, &answer)
+        self.prolong(&RENEW, (key, owner), lease, limit).await
     }
 
     async fn release(
@@ -230,23 +258,21 @@ impl Backend for RedisLocks {
         keep: Duration,
         limit: Duration,
     ) -> Result<Kept, Error> {
-        let channel = self.name(key, "released");
-        let args = [Arg::Text(owner), Arg::Ms(keep), Arg::Text(&channel)];
+        let args = [Arg::Text(owner), Arg::Ms(FENCE_TTL), Arg::Ms(keep)];
+        let args = &args[..if keep.is_zero() { 2 } else { 3 }];
         let on = (&self.line, limit);
-        let answer = self
-            .call(on, &RELEASE, (key, &["lock"]), &args, false)
-            .await?;
-        self.kept(key, &answer)
+        let answer = self.call(on, &RELEASE, (key, LOCK), args, false).await?;
+        Ok(match self.kept::<i64>(key, answer)? {
+            Ok(_) => Kept::Yes,
+            Err(holder) => Kept::No(holder),
+        })
     }
 
     async fn look(&self, key: &str, limit: Duration) -> Result<Option<(String, Duration)>, Error> {
-        let on = (&self.line, limit);
-        let answer = self.call(on, &LOOK, (key, &["lock"]), &[], false).await?;
-        let left: i64 = self.read(key, &answer, 0)?;
-        if left == -2 {
-            return Ok(None);
-        }
-        Ok(Some((self.read(key, &answer, 1)?, remaining(left))))
+        let (on, args) = ((&self.line, limit), [Arg::Ms(FENCE_TTL)]);
+        let answer = self.call(on, &LOOK, (key, LOCK), &args, false).await?;
+        let found: Option<(i64, String)> = self.read(key, answer)?;
+        Ok(found.map(|(left, owner)| (owner, remaining(left))))
     }
 
     async fn enter(
@@ -254,27 +280,30 @@ impl Backend for RedisLocks {
         key: &str,
         (owner, nonce): (&str, &str),
         lease: Duration,
+        hears: bool,
         limit: Duration,
     ) -> Result<Entered, Error> {
-        let keys = (key, ["lock", "fence"].as_slice());
         let args = [
             Arg::Text(owner),
             Arg::Text(nonce),
-            Arg::Ms(lease),
+            Arg::Ms(lease + FENCE_TTL),
             Arg::Ms(FENCE_TTL),
+            WAITS,
         ];
+        let args = &args[..if hears { 5 } else { 4 }];
         let on = (&self.line, limit);
-        let answer = self.call(on, &ENTER, keys, &args, true).await?;
-        Ok(match self.read::<i64>(key, &answer, 0)? {
-            1 => Entered::Taken(
-                FencingToken(self.read(key, &answer, 1)?),
-                self.read(key, &answer, 2)?,
-            ),
-            0 => Entered::Held {
-                remaining: remaining(self.read(key, &answer, 1)?),
-                owner: self.read(key, &answer, 2)?,
-            },
-            _ => Entered::Stale,
+        let answer = self.call(on, &ENTER, (key, LOCK), args, true).await?;
+        Ok(match answer {
+            Value::Nil => Entered::Stale,
+            Value::Array(ref is) if matches!(is[..], [_, Value::Int(_)]) => {
+                let (token, levels) = self.read(key, answer)?;
+                Entered::Taken(FencingToken(token), levels)
+            }
+            other => {
+                let (left, owner) = self.read(key, other)?;
+                let remaining = remaining(left);
+                Entered::Held { owner, remaining }
+            }
         })
     }
 
@@ -284,17 +313,13 @@ impl Backend for RedisLocks {
         (owner, nonce): (&str, &str),
         limit: Duration,
     ) -> Result<Left, Error> {
-        let channel = self.name(key, "released");
-        let args = [Arg::Text(owner), Arg::Text(nonce), Arg::Text(&channel)];
+        let args = [Arg::Text(owner), Arg::Text(nonce), Arg::Ms(FENCE_TTL)];
         let on = (&self.line, limit);
-        let answer = self
-            .call(on, &LEAVE, (key, &["lock"]), &args, false)
-            .await?;
-        if self.read::<i64>(key, &answer, 0)? == 1 {
-            return Ok(Left::Levels(self.read(key, &answer, 1)?));
-        }
-        let holder: String = self.read(key, &answer, 1)?;
-        Ok(Left::Not((!holder.is_empty()).then_some(holder)))
+        let answer = self.call(on, &LEAVE, (key, LOCK), &args, false).await?;
+        Ok(match self.kept(key, answer)? {
+            Ok(levels) => Left::Levels(levels),
+            Err(holder) => Left::Not(holder),
+        })
     }
 
     async fn renew_all(
@@ -304,12 +329,7 @@ impl Backend for RedisLocks {
         lease: Duration,
         limit: Duration,
     ) -> Result<Kept, Error> {
-        let args = [Arg::Text(owner), Arg::Ms(lease)];
-        let on = (&self.renewals, limit);
-        let answer = self
-            .call(on, &RENEW_ALL, (key, &["lock"]), &args, true)
-            .await?;
-        self.kept(key, &answer)
+        self.prolong(&RENEW_ALL, (key, owner), lease, limit).await
     }
 
     async fn take_period(
@@ -327,15 +347,12 @@ impl Backend for RedisLocks {
             Arg::Ms((length * 2).max(FENCE_TTL)),
         ];
         let on = (&self.line, limit);
-        let answer = self.call(on, &PERIOD, (key, &[&what]), &args, true).await?;
-        let next = remaining(self.read(key, &answer, 2)?);
-        if self.read::<i64>(key, &answer, 0)? == 1 {
-            let begin = self.read(key, &answer, 1)?;
-            return Ok(Timed::Taken { begin, next });
-        }
-        Ok(Timed::Before {
-            next,
-            owner: self.read(key, &answer, 3)?,
+        let answer = self.call(on, &PERIOD, (key, &what), &args, true).await?;
+        let (taken, begin, next, owner) = self.read::<(bool, _, _, _)>(key, answer)?;
+        let next = remaining(next);
+        Ok(match taken {
+            true => Timed::Taken { begin, next },
+            false => Timed::Before { owner, next },
         })
     }
 
@@ -350,7 +367,7 @@ impl Backend for RedisLocks {
         let begin = begin.to_string();
         let args = [Arg::Text(owner), Arg::Text(&begin)];
         let on = (&self.line, limit);
-        self.call(on, &UNPERIOD, (key, &[&what]), &args, false)
+        self.call(on, &UNPERIOD, (key, &what), &args, false)
             .await
             .map(drop)
     }

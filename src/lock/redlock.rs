@@ -158,7 +158,7 @@ impl Redlock {
         let answers = join_all(
             self.nodes
                 .iter()
-                .map(|n| n.core.backend.try_lock(key, &owner, lease, timeout)),
+                .map(|n| n.core.backend.try_lock(key, &owner, lease, false, timeout)),
         )
         .await;
         let (mut votes, mut held, mut first) = (0, vec![], None);

@@ -128,7 +128,8 @@ impl ReentrantLock {
                 .insist(limit, || {
                     sent.store(Boottime::now().0, Ordering::Relaxed);
                     let who = (&*self.owner, &*nonce);
-                    core.backend.enter(&self.key, who, self.lease.length, limit)
+                    let lease = self.lease.length;
+                    core.backend.enter(&self.key, who, lease, false, limit)
                 })
                 .await?;
             let sent = Boottime(sent.into_inner());

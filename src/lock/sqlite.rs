@@ -149,6 +149,7 @@ impl Backend for SqliteLocks {
         key: &str,
         owner: &str,
         lease: Duration,
+        _hears: bool,
         limit: Duration,
     ) -> Result<Tried, Error> {
         let owner = owner.to_owned();
@@ -274,6 +275,7 @@ impl Backend for SqliteLocks {
         key: &str,
         (owner, nonce): (&str, &str),
         lease: Duration,
+        _hears: bool,
         limit: Duration,
     ) -> Result<Entered, Error> {
         let (owner, nonce) = (owner.to_owned(), nonce.to_owned());

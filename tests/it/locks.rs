@@ -10,6 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use futures_util::future::Either;
 use soloist::{
     Election, Elector, ExponentialBackoff, LimitedRetry, Lock, LockClient, NoRetry, RetryStrategy,
     TryLock, Until, WithLock,
@@ -905,11 +906,11 @@ async fn a_level_is_taken_and_given_back_once_when_replies_are_lost() {
         let _ = lock.try_enter().await.unwrap();
     }
     let _ = lock.leave().await.unwrap();
-    proxy.set(Fault::LoseReply("*3\r\n:1"));
+    proxy.set(Fault::LoseReply("*2\r\n:1"));
     assert_eq!(levels(lock.try_enter().await.unwrap()), 2);
-    proxy.set(Fault::LoseReply("*2\r\n:1"));
+    proxy.set(Fault::LoseReply(":1\r\n"));
     assert_eq!(lock.leave().await.unwrap(), Leave::Still { levels: 1 });
-    proxy.set(Fault::LoseReply("*2\r\n:1"));
+    proxy.set(Fault::LoseReply(":0\r\n"));
     assert_eq!(lock.leave().await.unwrap(), Leave::Freed);
     assert_eq!(proxy.struck(), 3);
 }
@@ -1129,6 +1130,41 @@ async fn a_waiter_sends_nothing_while_it_waits() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_release_is_published_only_if_somebody_waits() {
+    let bed = Bed::redis();
+    let Bed::Redis(server) = &bed else {
+        unreachable!()
+    };
+    let (a, b, c) = (bed.client(), bed.client(), bed.client());
+    let lock = take(&a, "k", LONG).await;
+    // Who asks and goes away is nobody who waits.
+    let TryLock::Held { .. } = b.try_lock("k", LONG, NoRetry).await.unwrap() else {
+        panic!("it is taken");
+    };
+    lock.release().await.unwrap();
+    assert_eq!(calls(server, "publish"), 0);
+
+    // Two clients wait; both are told, and who loses again is told again, also of a lock that was renewed.
+    let lock = take(&a, "k", LONG).await;
+    let (first, second) = (waiting(&b, "k"), waiting(&c, "k"));
+    until("both wait", || subscribers(server, "k") == 2).await;
+    until("and have said so", || {
+        let value: String = server.run(&["GET", "soloist:{k}:lock"]);
+        &value[16..17] == "!"
+    })
+    .await;
+    lock.renew().await.unwrap();
+    lock.release().await.unwrap();
+    let (winner, loser) = match within(futures_util::future::select(first, second)).await {
+        Either::Left((lock, other)) | Either::Right((lock, other)) => (lock.unwrap(), other),
+    };
+    winner.renew().await.unwrap();
+    winner.release().await.unwrap();
+    within(loser).await.unwrap().release().await.unwrap();
+    assert!(calls(server, "publish") >= 2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_singleflight_waiter_never_asks_while_its_own_client_has_the_lock() {
     let bed = Bed::redis();
     let Bed::Redis(server) = &bed else {
@@ -1150,8 +1186,9 @@ async fn a_singleflight_waiter_never_asks_while_its_own_client_has_the_lock() {
     }
     lock.release().await.unwrap();
     within(waiter).await.unwrap().release().await.unwrap();
-    // The script asks how much time is left only when it refuses.
-    assert_eq!(calls(server, "pttl"), 0);
+    // Each script looks, and then writes once: unless it refuses.
+    let writes = calls(server, "set") + calls(server, "pexpire");
+    assert_eq!(calls(server, "get"), writes);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -1248,17 +1285,12 @@ async fn tokens_grow_when_the_servers_clock_stood_or_went_back() {
     let c = bed.client();
     // A token from a clock that was far ahead.
     let ahead = 9_000_000_000_000_000_i64 - 1;
-    server.command::<()>(&[
-        "HSET",
-        "soloist:{k}:fence",
-        "token",
-        &ahead.to_string(),
-        "owner",
-        "x",
-    ]);
+    let memory = format!("{ahead}.x#y.0");
+    server.run::<()>(&["SET", "soloist:{k}:lock", &memory, "EX", "3600"]);
+    assert_eq!(c.holder("k").await.unwrap(), None);
     let lock = take(&c, "k", LONG).await;
     assert_eq!(lock.fencing_token().0, ahead + 1);
-    let ttl: i64 = server.command(&["PTTL", "soloist:{k}:fence"]);
+    let ttl: i64 = server.run(&["PTTL", "soloist:{k}:lock"]);
     let week = 7 * 24 * 3600 * 1000;
     assert!(
         ttl > week && ttl <= week + LONG.as_millis() as i64,
@@ -1301,15 +1333,15 @@ async fn a_request_that_comes_after_its_lock_is_over_takes_nothing() {
     let c = bed.client();
     let lock = take(&c, "k", LONG).await;
     let script = include_str!("../../lua/lock/try_lock.lua");
-    let late = |owner: &str| -> Vec<i64> {
-        let (l, f) = ("soloist:{k}:lock", "soloist:{k}:fence");
-        server.command(&["EVAL", script, "2", l, f, owner, "60000", "1000"])
+    let late = |owner: &str| -> Option<i64> {
+        let args = [owner, "604860000", "604800000"];
+        server.run(&[&["EVAL", script, "1", "soloist:{k}:lock"][..], &args].concat())
     };
     // While it is ours: the same answer.
     let again = late(lock.owner());
-    assert_eq!(again, [1, lock.fencing_token().0]);
+    assert_eq!(again, Some(lock.fencing_token().0));
     lock.release().await.unwrap();
-    assert_eq!(late(lock.owner()), [2]);
+    assert_eq!(late(lock.owner()), None);
     assert_eq!(c.holder("k").await.unwrap(), None);
 }
 
@@ -1321,18 +1353,18 @@ async fn a_lost_reply_is_asked_again_with_the_same_answer() {
     drop(take(&c, "warm", LONG).await);
     until_free(&c, "warm").await;
     // The token's digits are in the reply to the try only.
-    proxy.set(Fault::LoseReply(":1\r\n:1"));
+    proxy.set(Fault::LoseReply(":1"));
     let lock = take(&c, "k", LONG).await;
     assert_eq!(proxy.struck(), 1, "no reply was lost");
     assert_eq!(proxy.fault(), Fault::None);
     assert!(lock.is_held());
     lock.renew().await.unwrap();
     // The renewals have their own connection: it is there.
-    proxy.set(Fault::LoseReply("*1\r\n:1"));
+    proxy.set(Fault::LoseReply(":1\r\n"));
     assert!(matches!(lock.renew().await, Err(Error::Unreachable { .. })));
     assert!(lock.is_held(), "what was trusted is trusted still");
     lock.renew().await.unwrap();
-    proxy.set(Fault::LoseReply("*1\r\n:1"));
+    proxy.set(Fault::LoseReply(":1\r\n"));
     assert_eq!(lock.release().await.unwrap(), Released::Before);
     assert_eq!(proxy.struck(), 3);
     assert_eq!(c.holder("k").await.unwrap(), None);
