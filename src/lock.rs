@@ -56,6 +56,7 @@ use std::{
 };
 
 use async_trait::async_trait;
+use tokio::sync::OwnedMutexGuard;
 
 pub use self::{
     elector::{Election, Elector, Term},
@@ -68,7 +69,7 @@ use self::{
     held::Hold,
     period::{TakePeriod, Timed},
     reentrant::{Entered, Left},
-    room::Rooms,
+    room::{Rooms, Visit},
 };
 use crate::{
     clock::Boottime,
@@ -284,6 +285,19 @@ enum Kept {
     No(Option<String>),
 }
 
+impl From<Result<(), Option<String>>> for Kept {
+    fn from(answer: Result<(), Option<String>>) -> Self {
+        answer.map_or_else(Self::No, |()| Self::Yes)
+    }
+}
+
+/// One key is of one kind at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Plain,
+    Reentrant,
+}
+
 /// Where locks are. Every method but `listen` and `forget` is one atomic step that waits at most `limit`, and may be
 /// called again when its answer was lost.
 #[async_trait]
@@ -304,6 +318,7 @@ trait Backend: Send + Sync {
         &self,
         key: &str,
         owner: &str,
+        kind: Kind,
         lease: Duration,
         limit: Duration,
     ) -> Result<Kept, Error>;
@@ -326,13 +341,6 @@ trait Backend: Send + Sync {
         limit: Duration,
     ) -> Result<Entered, Error>;
     async fn leave(&self, key: &str, who: (&str, &str), limit: Duration) -> Result<Left, Error>;
-    async fn renew_all(
-        &self,
-        key: &str,
-        owner: &str,
-        lease: Duration,
-        limit: Duration,
-    ) -> Result<Kept, Error>;
     /// The present period of this length.
     async fn take_period(
         &self,
@@ -714,8 +722,47 @@ impl LockClient {
     ) -> Result<TryLock, Error> {
         let key = checked(key)?;
         let lease = leased(&key, lease)?;
+        let asked = &key;
+        let ask = |hears| async move {
+            let owner = self.owner();
+            Ok(match self.core.ask(asked, &owner, &lease, hears).await? {
+                Asked::Taken(granted) => Turn::Won {
+                    lock: self.taken(asked.clone(), owner.clone(), lease, granted),
+                    owner,
+                    lease: lease.length,
+                },
+                Asked::Held { owner, remaining } => Turn::Held { owner, remaining },
+            })
+        };
+        let won = self.wait_for(&key, None, wait, ask).await?;
+        Ok(match won {
+            Waited::Won(lock, turn, room) => {
+                let lock = lock?;
+                if to_the_end {
+                    // With its room: who comes next has to find this turn.
+                    lock.hold_turn(turn, room);
+                }
+                TryLock::Taken(lock)
+            }
+            Waited::Held { holder, remaining } => TryLock::Held { holder, remaining },
+        })
+    }
+
+    /// Asks in the order in which the callers of this client came, until it is won; sleeps in between, until there is
+    /// reason to ask again. Who has it as `me` is nobody to wait for.
+    async fn wait_for<T, F: Future<Output = Result<Turn<T>, Error>>>(
+        &self,
+        key: &Arc<str>,
+        me: Option<&str>,
+        wait: Duration,
+        ask: impl Fn(bool) -> F,
+    ) -> Result<Waited<T>, Error> {
         let deadline = Boottime::now() + wait;
-        let room = self.core.rooms.enter(&key, self.core.clone());
+        let held = |owner: &str, remaining| Waited::Held {
+            holder: name_of(owner).to_owned(),
+            remaining,
+        };
+        let room = self.core.rooms.enter(key, self.core.clone());
         let turn = tokio::select! {
             biased;
             turn = room.turn.clone().lock_owned() => turn,
@@ -724,9 +771,9 @@ impl LockClient {
                 if let Some((owner, at)) = room.known() {
                     return Ok(held(&owner, left(at)));
                 }
-                return Ok(match self.holder(&key).await? {
-                    Some(h) => TryLock::Held { holder: h.name, remaining: h.remaining },
-                    None => TryLock::Held { holder: self.name.to_string(), remaining: Duration::ZERO },
+                return Ok(match self.holder(key).await? {
+                    Some(h) => held(&h.name, h.remaining),
+                    None => held(&self.name, Duration::ZERO),
                 });
             }
         };
@@ -735,44 +782,37 @@ impl LockClient {
         let mut away = Duration::from_millis(50);
         loop {
             bell.mark_unchanged();
-            let known = room.known().filter(|_| Boottime::now() < deadline);
+            let known = room
+                .known()
+                .filter(|(owner, _)| Boottime::now() < deadline && Some(&**owner) != me);
             let (holder, free_at) = match known {
                 Some(known) => known,
-                None => {
-                    let owner = self.owner();
-                    let hears = room.listening();
-                    match self.core.ask(&key, &owner, &lease, hears).await {
-                        Ok(Asked::Taken(granted)) => {
-                            room.know(&bell, &owner, Boottime::now() + lease.length + AFTER);
-                            let lock = self.taken(key, owner, lease, granted)?;
-                            if to_the_end {
-                                // With its room: who comes next has to find this turn.
-                                lock.hold_turn(turn, room);
-                            }
-                            return Ok(TryLock::Taken(lock));
-                        }
-                        Ok(Asked::Held { owner, remaining }) => {
-                            heard = true;
-                            away = Duration::from_millis(50);
-                            let at = (Boottime::now() + remaining) + AFTER;
-                            if Boottime::now() >= deadline {
-                                return Ok(held(&owner, remaining));
-                            }
-                            room.know(&bell, &owner, at);
-                            (owner.into(), at)
-                        }
-                        // It was there: it may come back while we wait.
-                        Err(e) if heard && e.is_transient() && Boottime::now() < deadline => {
-                            tokio::select! {
-                                () = tokio::time::sleep(away) => {}
-                                () = until(deadline) => return Err(e),
-                            }
-                            away = (away * 2).min(Duration::from_secs(1));
-                            continue;
-                        }
-                        Err(e) => return Err(e),
+                None => match ask(room.listening()).await {
+                    Ok(Turn::Won { lock, owner, lease }) => {
+                        room.know(&bell, &owner, Boottime::now() + lease + AFTER);
+                        return Ok(Waited::Won(lock, turn, room));
                     }
-                }
+                    Ok(Turn::Held { owner, remaining }) => {
+                        heard = true;
+                        away = Duration::from_millis(50);
+                        let at = (Boottime::now() + remaining) + AFTER;
+                        if Boottime::now() >= deadline {
+                            return Ok(held(&owner, remaining));
+                        }
+                        room.know(&bell, &owner, at);
+                        (owner.into(), at)
+                    }
+                    // It was there: it may come back while we wait.
+                    Err(e) if heard && e.is_transient() && Boottime::now() < deadline => {
+                        tokio::select! {
+                            () = tokio::time::sleep(away) => {}
+                            () = until(deadline) => return Err(e),
+                        }
+                        away = (away * 2).min(Duration::from_secs(1));
+                        continue;
+                    }
+                    Err(e) => return Err(e),
+                },
             };
             // Releases of our own client ring by themselves.
             let deaf = !room.listening() && !self.core.is_ours(&holder);
@@ -783,7 +823,7 @@ impl LockClient {
                 biased;
                 () = bell.changed() => {}
                 // Whatever was released before we could hear it shows when we ask again.
-                () = self.core.backend.listen(&key), if deaf => room.listens(),
+                () = self.core.backend.listen(key), if deaf => room.listens(),
                 () = until(free_at.min(deadline)) => room.forget(&holder),
             }
             if Boottime::now() >= deadline && room.known().is_some_and(|(h, _)| h == holder) {
@@ -791,6 +831,29 @@ impl LockClient {
             }
         }
     }
+}
+
+/// What a try says to who waits.
+enum Turn<T> {
+    Won {
+        lock: T,
+        owner: Arc<str>,
+        lease: Duration,
+    },
+    Held {
+        owner: String,
+        remaining: Duration,
+    },
+}
+
+/// How a wait ended.
+enum Waited<T> {
+    /// With the local turn, and the room that it is of.
+    Won(T, OwnedMutexGuard<()>, Visit),
+    Held {
+        holder: String,
+        remaining: Duration,
+    },
 }
 
 impl Core {

@@ -1,10 +1,11 @@
--- lock/renew.lua: prolong the lease of exactly one owner. Never makes a lock that is not there: that would hide that
--- the server lost its data.
+-- lock/renew.lua: prolong the lease of exactly one owner, of all levels. Never makes a lock that is not there: that would
+-- hide that the server lost its data.
 --
 -- KEYS[1]  lock    <ns>:{<key>}:lock    see try_lock.lua
 -- ARGV[1]  owner
 -- ARGV[2]  ttl     milliseconds from now on, by the server's wall clock: lease + kept
 -- ARGV[3]  kept    milliseconds
+-- ARGV[4]  levels  if given: it is a ReentrantLock
 --
 -- Returns  1       renewed
 --          holder  another has it (empty: nobody)
@@ -17,11 +18,12 @@ if left <= tonumber(ARGV[3]) then
   return ''
 end
 local holder = string.sub(was, 18)
-if string.sub(holder, 1, 1) == '\t' then
-  return redis.error_reply('WRONGTYPE a ReentrantLock has it')
+local owner = string.match(holder, '^\t%d+\t[^\t]*\t[^\t]*\t(.*)$')
+if (owner == nil) ~= (ARGV[4] == nil) then
+  return redis.error_reply('WRONGTYPE it is a lock of the other kind')
 end
-if holder ~= ARGV[1] or string.sub(was, 17, 17) == '=' then
-  return holder
+if (owner or holder) ~= ARGV[1] or string.sub(was, 17, 17) == '=' then
+  return owner or holder
 end
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 return 1

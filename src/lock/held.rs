@@ -11,7 +11,7 @@ use std::{
 
 use tokio::sync::{OwnedMutexGuard, watch};
 
-use super::{Core, Error, Kept, name_of, room::Visit, until};
+use super::{Core, Error, Kept, Kind, name_of, room::Visit, until};
 use crate::{
     clock::Boottime,
     config,
@@ -382,7 +382,13 @@ impl Hold {
         let answer = self
             .core
             .backend
-            .renew(&self.key, &self.owner, self.lease.length, limit)
+            .renew(
+                &self.key,
+                &self.owner,
+                Kind::Plain,
+                self.lease.length,
+                limit,
+            )
             .await;
         let now = Boottime::now();
         match answer {

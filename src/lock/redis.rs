@@ -13,7 +13,7 @@ use redis::{Cmd, FromRedisValue, Value, aio::PubSubSink, cmd};
 use tokio::sync::{mpsc, oneshot};
 
 use super::{
-    Backend, Error, Kept, Tried,
+    Backend, Error, Kept, Kind, Tried,
     period::Timed,
     reentrant::{Entered, Left},
     room::{Rooms, made_by},
@@ -40,7 +40,6 @@ static RENEW: LazyLock<Script> = script!("renew");
 static RELEASE: LazyLock<Script> = script!("release");
 static ENTER: LazyLock<Script> = script!("enter");
 static LEAVE: LazyLock<Script> = script!("leave");
-static RENEW_ALL: LazyLock<Script> = script!("renew_all");
 static PERIOD: LazyLock<Script> = script!("period");
 static UNPERIOD: LazyLock<Script> = script!("unperiod");
 static LOOK: LazyLock<Script> = script!("look");
@@ -161,26 +160,6 @@ impl RedisLocks {
             }
         }
     }
-
-    async fn prolong(
-        &self,
-        script: &Script,
-        (key, owner): (&str, &str),
-        lease: Duration,
-        limit: Duration,
-    ) -> Result<Kept, Error> {
-        let args = [
-            Arg::Text(owner),
-            Arg::Ms(lease + FENCE_TTL),
-            Arg::Ms(FENCE_TTL),
-        ];
-        let on = (&self.renewals, limit);
-        let answer = self.call(on, script, (key, LOCK), &args, true).await?;
-        Ok(match self.kept::<i64>(key, answer)? {
-            Ok(_) => Kept::Yes,
-            Err(holder) => Kept::No(holder),
-        })
-    }
 }
 
 /// The one key of a lock.
@@ -245,10 +224,20 @@ impl Backend for RedisLocks {
         &self,
         key: &str,
         owner: &str,
+        kind: Kind,
         lease: Duration,
         limit: Duration,
     ) -> Result<Kept, Error> {
-        self.prolong(&RENEW, (key, owner), lease, limit).await
+        let args = [
+            Arg::Text(owner),
+            Arg::Ms(lease + FENCE_TTL),
+            Arg::Ms(FENCE_TTL),
+            Arg::Text("levels"),
+        ];
+        let args = &args[..if kind == Kind::Reentrant { 4 } else { 3 }];
+        let on = (&self.renewals, limit);
+        let answer = self.call(on, &RENEW, (key, LOCK), args, true).await?;
+        Ok(Kept::from(self.kept::<()>(key, answer)?))
     }
 
     async fn release(
@@ -262,10 +251,7 @@ impl Backend for RedisLocks {
         let args = &args[..if keep.is_zero() { 2 } else { 3 }];
         let on = (&self.line, limit);
         let answer = self.call(on, &RELEASE, (key, LOCK), args, false).await?;
-        Ok(match self.kept::<i64>(key, answer)? {
-            Ok(_) => Kept::Yes,
-            Err(holder) => Kept::No(holder),
-        })
+        Ok(Kept::from(self.kept::<()>(key, answer)?))
     }
 
     async fn look(&self, key: &str, limit: Duration) -> Result<Option<(String, Duration)>, Error> {
@@ -320,16 +306,6 @@ impl Backend for RedisLocks {
             Ok(levels) => Left::Levels(levels),
             Err(holder) => Left::Not(holder),
         })
-    }
-
-    async fn renew_all(
-        &self,
-        key: &str,
-        owner: &str,
-        lease: Duration,
-        limit: Duration,
-    ) -> Result<Kept, Error> {
-        self.prolong(&RENEW_ALL, (key, owner), lease, limit).await
     }
 
     async fn take_period(

@@ -11,7 +11,8 @@ use std::{
 use futures_util::future::join_all;
 
 use super::{
-    Attempt, Error, Kept, LockClient, Released, RetryStrategy, Tried, checked, leased, name_of,
+    Attempt, Error, Kept, Kind, LockClient, Released, RetryStrategy, Tried, checked, leased,
+    name_of,
 };
 use crate::clock::Boottime;
 
@@ -244,9 +245,13 @@ impl RedlockGuard {
             return Err(lost());
         }
         let answers = join_all(self.lock.nodes.iter().map(|n| {
-            n.core
-                .backend
-                .renew(&self.key, &self.owner, self.lease, self.timeout)
+            n.core.backend.renew(
+                &self.key,
+                &self.owner,
+                Kind::Plain,
+                self.lease,
+                self.timeout,
+            )
         }))
         .await;
         let votes = answers

@@ -3,13 +3,14 @@
 use std::{
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU32, Ordering},
+        atomic::{AtomicU32, AtomicU64, Ordering},
     },
     time::Duration,
 };
 
 use super::{
-    Attempt, Error, Kept, LockClient, RetryStrategy, checked, leased, name_of, retry::NoRetry,
+    Attempt, Error, Kept, Kind, LockClient, NoRetry, RetryStrategy, Turn, Waited, checked, leased,
+    name_of, until,
 };
 use crate::{
     clock::Boottime,
@@ -28,13 +29,13 @@ use crate::{
 /// ```
 /// # tokio_test(async {
 /// use std::time::Duration;
-/// use soloist::{LockClient, lock::{Enter, Leave, NoRetry}};
+/// use soloist::{LockClient, lock::{Enter, Leave}};
 ///
 /// # let dir = tempfile::tempdir()?;
 /// # let locks = LockClient::open(&format!("sqlite:{}", dir.path().join("locks.db").display()))?;
 /// let account = locks.reentrant("account/42", Duration::from_secs(30))?;
-/// assert!(matches!(account.enter(NoRetry).await?, Enter::Entered { levels: 1, .. }));
-/// assert!(matches!(account.enter(NoRetry).await?, Enter::Entered { levels: 2, .. }));
+/// assert!(matches!(account.enter(Duration::ZERO).await?, Enter::Entered { levels: 1, .. }));
+/// assert!(matches!(account.enter(Duration::ZERO).await?, Enter::Entered { levels: 2, .. }));
 /// assert_eq!(account.leave().await?, Leave::Still { levels: 1 });
 /// assert_eq!(account.leave().await?, Leave::Freed);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -49,7 +50,18 @@ pub struct ReentrantLock {
     key: Arc<str>,
     owner: Arc<str>,
     lease: config::Lease,
-    held: Arc<Mutex<Option<HeldLease>>>,
+    known: Arc<Mutex<Known>>,
+}
+
+/// What this value and its clones know of the lock.
+#[derive(Debug, Default)]
+struct Known {
+    /// While it is entered.
+    held: Option<HeldLease>,
+    /// Counts the times that it was entered from outside.
+    entry: u64,
+    /// The entry that is kept renewed.
+    renewed: u64,
 }
 
 /// How an attempt to enter ended.
@@ -88,7 +100,7 @@ impl LockClient {
             client: self.clone(),
             owner: self.owner(),
             key,
-            held: Arc::default(),
+            known: Arc::default(),
         })
     }
 }
@@ -98,7 +110,7 @@ impl ReentrantLock {
     pub fn owned_by(&self, owner: &str) -> Self {
         Self {
             owner: self.client.named(owner).name,
-            held: Arc::default(),
+            known: Arc::default(),
             ..self.clone()
         }
     }
@@ -107,44 +119,22 @@ impl ReentrantLock {
         &self.key
     }
 
-    fn held(&self) -> MutexGuard<'_, Option<HeldLease>> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Enters: takes the lock, or one level more of it. The lease begins anew, unless more than that is left. While another owner has
-    /// it, asks again as `retry` says.
+    /// Enters if no other owner has it: takes the lock, or one level more of it. The lease begins anew, unless more than that is
+    /// left. While another owner has it, asks again as `retry` says.
     ///
     /// # Errors
     /// As those of [`LockClient::try_lock`]. After [`Error::Unreachable`] a level may have been taken; it lapses with the lease.
-    pub async fn enter(&self, mut retry: impl RetryStrategy) -> Result<Enter, Error> {
+    pub async fn try_enter(&self, mut retry: impl RetryStrategy) -> Result<Enter, Error> {
         let begun = Boottime::now();
         let mut number = 0;
-        let core = &self.client.core;
-        let limit = core.backend.patience();
         loop {
-            let nonce = self.client.owner();
-            let sent = std::sync::atomic::AtomicU64::new(0);
-            let entered = core
-                .insist(limit, || {
-                    sent.store(Boottime::now().0, Ordering::Relaxed);
-                    let who = (&*self.owner, &*nonce);
-                    let lease = self.lease.length;
-                    core.backend.enter(&self.key, who, lease, false, limit)
-                })
-                .await?;
-            let sent = Boottime(sent.into_inner());
-            match entered {
-                Entered::Taken(token, levels) => {
-                    let now = Boottime::now();
-                    let fresh = HeldLease::new(self.lease, sent);
-                    if fresh.step(now) == Step::StepDown {
-                        let _ = self.leave().await;
-                        return Err(self.too_late(now.since(sent)));
-                    }
-                    *self.held() = Some(fresh);
-                    return Ok(Enter::Entered { levels, token });
-                }
-                Entered::Held { owner, remaining } => {
+            match self.ask(false).await? {
+                Turn::Won { lock, .. } => return Ok(lock),
+                Turn::Held { owner, remaining } => {
                     number += 1;
                     let attempt = Attempt {
                         number,
@@ -161,8 +151,67 @@ impl ReentrantLock {
                         }
                     }
                 }
-                Entered::Stale => return Err(self.too_late(self.lease.length)),
             }
+        }
+    }
+
+    /// Enters as [`ReentrantLock::try_enter`] does; while another owner has it, waits for up to `wait`, and is woken when it is
+    /// freed, as [`LockClient::lock`] is. Who has it enters at once; the others of this client take their turns.
+    ///
+    /// # Errors
+    /// As those of [`LockClient::lock`].
+    pub async fn enter(&self, wait: Duration) -> Result<Enter, Error> {
+        let begun = Boottime::now();
+        // Before all who wait: they may be waiting for us.
+        if let entered @ Enter::Entered { .. } = self.try_enter(NoRetry).await? {
+            return Ok(entered);
+        }
+        let wait = wait.saturating_sub(Boottime::now().since(begun));
+        let waited = self
+            .client
+            .wait_for(&self.key, Some(&self.owner), wait, |hears| self.ask(hears));
+        Ok(match waited.await? {
+            Waited::Won(entered, ..) => entered,
+            Waited::Held { holder, remaining } => Enter::Held { holder, remaining },
+        })
+    }
+
+    /// One try; a lost answer is asked for again with the same nonce.
+    async fn ask(&self, hears: bool) -> Result<Turn<Enter>, Error> {
+        let core = &self.client.core;
+        let limit = core.backend.patience();
+        let nonce = self.client.owner();
+        let sent = AtomicU64::new(0);
+        let lease = self.lease.length;
+        let entered = core
+            .insist(limit, || {
+                sent.store(Boottime::now().0, Ordering::Relaxed);
+                let who = (&*self.owner, &*nonce);
+                core.backend.enter(&self.key, who, lease, hears, limit)
+            })
+            .await?;
+        let sent = Boottime(sent.into_inner());
+        match entered {
+            Entered::Taken(token, levels) => {
+                let now = Boottime::now();
+                let fresh = HeldLease::new(self.lease, sent);
+                if fresh.step(now) == Step::StepDown {
+                    let _ = self.leave().await;
+                    return Err(self.too_late(now.since(sent)));
+                }
+                let mut known = self.known();
+                if levels == 1 || known.held.is_none() {
+                    known.entry += 1;
+                }
+                known.held = Some(fresh);
+                Ok(Turn::Won {
+                    lock: Enter::Entered { levels, token },
+                    owner: self.owner.clone(),
+                    lease,
+                })
+            }
+            Entered::Held { owner, remaining } => Ok(Turn::Held { owner, remaining }),
+            Entered::Stale => Err(self.too_late(lease)),
         }
     }
 
@@ -189,7 +238,9 @@ impl ReentrantLock {
                 core.backend.leave(&self.key, (&self.owner, &nonce), limit)
             })
             .await?;
-        core.rooms.ring(&self.key);
+        if !matches!(left, Left::Levels(1..)) {
+            core.rooms.ring(&self.key);
+        }
         Ok(match left {
             Left::Levels(0) => self.is_over(Leave::Freed),
             Left::Levels(levels) => Leave::Still { levels },
@@ -203,7 +254,7 @@ impl ReentrantLock {
     }
 
     fn is_over(&self, how: Leave) -> Leave {
-        *self.held() = None;
+        self.known().held = None;
         how
     }
 
@@ -213,22 +264,29 @@ impl ReentrantLock {
     /// [`Error::NotHeld`]: it is not this owner's. [`Error::Lost`]: it was not renewed while it could be trusted, and was not asked
     /// for. [`Error::Unreachable`] and others: not known.
     pub async fn renew(&self) -> Result<(), Error> {
+        self.renew_within(self.client.core.backend.patience()).await
+    }
+
+    async fn renew_within(&self, limit: Duration) -> Result<(), Error> {
         let core = &self.client.core;
         let sent = Boottime::now();
         let lost = || Error::Lost {
             key: self.key.to_string(),
         };
-        if self.held().is_some() && !self.is_held() {
+        if self.known().held.is_some() && !self.is_held() {
             return Err(lost());
         }
-        let limit = core.backend.patience();
+        let (kind, lease) = (Kind::Reentrant, self.lease.length);
         let answer = core
             .backend
-            .renew_all(&self.key, &self.owner, self.lease.length, limit);
+            .renew(&self.key, &self.owner, kind, lease, limit);
         match answer.await? {
             Kept::Yes => {
-                let mut held = self.held();
-                let held = held.get_or_insert_with(|| HeldLease::new(self.lease, sent));
+                let mut known = self.known();
+                known.entry += u64::from(known.held.is_none());
+                let held = known
+                    .held
+                    .get_or_insert_with(|| HeldLease::new(self.lease, sent));
                 held.renewed(sent, Boottime::now());
                 match held.step(Boottime::now()) {
                     Step::StepDown => Err(lost()),
@@ -236,13 +294,67 @@ impl ReentrantLock {
                 }
             }
             Kept::No(owner) => {
-                *self.held() = None;
+                self.known().held = None;
                 Err(Error::NotHeld {
                     key: self.key.to_string(),
                     holder: owner.map(|o| name_of(&o).to_owned()),
                 })
             }
         }
+    }
+
+    /// Keeps all levels renewed in the background, as [`Lock::keep_renewed`](super::Lock::keep_renewed) does, until the last one
+    /// is given back, the lock is lost, or this value and its clones are dropped. Returns at once; a second call does
+    /// nothing, and neither does one while it is not entered: call it after [`ReentrantLock::enter`], each time.
+    pub fn keep_renewed(&self) {
+        let entry = {
+            let mut known = self.known();
+            if known.held.is_none() || known.renewed == known.entry {
+                return;
+            }
+            known.renewed = known.entry;
+            known.entry
+        };
+        let weak = Arc::downgrade(&self.known);
+        // What it knows is borrowed from us, so that the renewal ends when the last of us does.
+        let lock = Self {
+            known: Arc::default(),
+            ..self.clone()
+        };
+        tokio::spawn(async move {
+            while let Some(known) = weak.upgrade() {
+                let lock = Self {
+                    known,
+                    ..lock.clone()
+                };
+                let (step, trusted) = {
+                    let known = lock.known();
+                    let Some(held) = known.held.as_ref().filter(|_| known.entry == entry) else {
+                        return;
+                    };
+                    (held.step(Boottime::now()), held.trusted_until())
+                };
+                match step {
+                    Step::StepDown => return,
+                    Step::WaitUntil(at) => {
+                        drop(lock);
+                        until(at.min(Boottime::now() + Duration::from_secs(1))).await;
+                    }
+                    Step::Renew => {
+                        // As of a `Lock`.
+                        let limit = trusted.since(Boottime::now()) / 2;
+                        let limit = limit.max(Duration::from_millis(1));
+                        let limit = limit.min(lock.client.core.backend.patience());
+                        if let Err(e) = lock.renew_within(limit).await {
+                            tracing::debug!(key = &*lock.key, error = %e, "renewal failed");
+                            if let Some(held) = &mut lock.known().held {
+                                held.failed(Boottime::now());
+                            }
+                        }
+                    }
+                }
+            }
+        });
     }
 
     /// True while the lock can be trusted, as far as this value and its clones have entered it. Asks nobody.
@@ -252,17 +364,10 @@ impl ReentrantLock {
 
     /// How long the lock can be trusted unless it is renewed, on this host's CLOCK_BOOTTIME.
     pub fn remaining(&self) -> Duration {
-        self.held()
+        self.known()
+            .held
             .as_ref()
             .map_or(Duration::ZERO, |h| h.trusted_until().since(Boottime::now()))
-    }
-
-    /// Enters if no other owner has it; asks once.
-    ///
-    /// # Errors
-    /// As [`ReentrantLock::enter`].
-    pub async fn try_enter(&self) -> Result<Enter, Error> {
-        self.enter(NoRetry).await
     }
 }
 

@@ -13,7 +13,7 @@ use rusqlite::OptionalExtension;
 use tokio::{sync::broadcast::error::RecvError, task::JoinHandle};
 
 use super::{
-    Backend, Error, Kept, Tried,
+    Backend, Error, Kept, Kind, Tried,
     period::Timed,
     reentrant::{Entered, Left},
     room::{Rooms, made_by},
@@ -29,6 +29,8 @@ use crate::{
 
 /// Longer than the store itself waits for another process's transaction.
 const PATIENCE: Duration = Duration::from_secs(6);
+/// Follows the owner of a lock that was given back, but that nobody shall have yet.
+const KEPT: &str = "!kept";
 
 pub(super) struct SqliteLocks {
     store: SqliteStore,
@@ -125,7 +127,114 @@ fn row(s: &Step<'_>, name: &str) -> Result<Option<Row>, Fault> {
         .optional()?)
 }
 
+/// Lets a transaction go no further.
+macro_rules! one_of {
+    ($whose:expr) => {
+        match $whose {
+            Whose::Ours(row) => row,
+            Whose::Other(owner) => return Ok(Some(Err(owner))),
+            Whose::OfAnotherKind => return Ok(None),
+        }
+    };
+}
+
+/// What is there, for who says that it is his.
+enum Whose {
+    Ours(Row),
+    /// Who has it, if anybody.
+    Other(Option<String>),
+    OfAnotherKind,
+}
+
+fn whose(s: &Step<'_>, name: &str, owner: &str, kind: Kind) -> Result<Whose, Fault> {
+    Ok(match row(s, name)?.filter(|r| r.left(s.now_us).is_some()) {
+        None => Whose::Other(None),
+        Some(r) if r.kind() != kind => Whose::OfAnotherKind,
+        Some(r) if r.owner == owner => Whose::Ours(r),
+        Some(r) => Whose::Other(Some(r.owner)),
+    })
+}
+
+/// How a claim ended.
+enum Claim {
+    /// With its levels.
+    Ours(FencingToken, i64),
+    Held {
+        owner: String,
+        remaining: Duration,
+    },
+    Stale,
+}
+
+/// Takes a lock, or with the nonce of a step one level of it. None: there is a lock of another kind.
+fn claim(
+    s: &Step<'_>,
+    name: &str,
+    (owner, nonce): (&str, Option<&str>),
+    lease: Duration,
+) -> Result<Option<Claim>, Fault> {
+    let until = s.now_us.saturating_add(micros(lease));
+    let last = row(s, name)?;
+    if let Some(r) = &last
+        && let Some(remaining) = r.left(s.now_us)
+    {
+        let owner_now = r.owner.clone();
+        if r.count.is_some() != nonce.is_some() {
+            return Ok(None);
+        }
+        if owner_now != owner {
+            let owner = owner_now;
+            return Ok(Some(Claim::Held { owner, remaining }));
+        }
+        let count = r.count.map(|n| n + i64::from(r.nonce.as_deref() != nonce));
+        s.execute(
+            "UPDATE locks SET count = ?2, nonce = ?3, until = max(until, ?4) WHERE key = ?1",
+            &[&name, &count, &nonce, &until],
+        )?;
+        let token = FencingToken(r.token);
+        return Ok(Some(Claim::Ours(token, count.unwrap_or(1))));
+    }
+    // The row stays after its lock, for the token: a request that came late is known by it.
+    let over = |r: &Row| match nonce {
+        None => r.owner.strip_suffix(KEPT).unwrap_or(&r.owner) == owner,
+        Some(_) => r.nonce.as_deref() == nonce,
+    };
+    if last.as_ref().is_some_and(over) {
+        return Ok(Some(Claim::Stale));
+    }
+    let token = last.map_or(0, |r| r.token + 1).max(s.now_us);
+    let count = nonce.map(|_| 1);
+    s.execute(
+        "INSERT INTO locks (key, owner, count, nonce, token, until) VALUES (?1, ?2, ?3, ?4, ?5, ?6) \
+         ON CONFLICT (key) DO UPDATE SET owner = ?2, count = ?3, nonce = ?4, token = ?5, until = ?6",
+        &[&name, &owner, &count, &nonce, &token, &until],
+    )?;
+    Ok(Some(Claim::Ours(FencingToken(token), 1)))
+}
+
+/// Ends a lock, and tells who waits.
+fn free(s: &mut Step<'_>, name: &str, owner: String) -> Result<(), Fault> {
+    s.execute(
+        "UPDATE locks SET until = ?2 WHERE key = ?1",
+        &[&name, &-s.now_us],
+    )?;
+    tell(s, name, owner);
+    Ok(())
+}
+
+fn tell(s: &mut Step<'_>, name: &str, owner: String) {
+    let lock = name.to_owned();
+    s.fx.events.push(Event::Unlocked { lock, owner });
+}
+
 impl Row {
+    fn kind(&self) -> Kind {
+        match self.count {
+            None => Kind::Plain,
+            Some(_) => Kind::Reentrant,
+        }
+    }
+
     fn left(&self, now: i64) -> Option<Duration> {
         u64::try_from(self.until - now)
             .ok()
@@ -153,69 +262,35 @@ impl Backend for SqliteLocks {
         limit: Duration,
     ) -> Result<Tried, Error> {
         let owner = owner.to_owned();
-        self.step(key, limit, move |s, name| {
-            let until = s.now_us.saturating_add(micros(lease));
-            let last = row(s, name)?;
-            if let Some(r) = &last
-                && let Some(remaining) = r.left(s.now_us)
-            {
-                if r.count.is_some() {
-                    return Ok(None);
-                }
-                if r.owner != owner {
-                    let owner = r.owner.clone();
-                    return Ok(Some(Tried::Held { owner, remaining }));
-                }
-                s.execute(
-                    "UPDATE locks SET until = ?2 WHERE key = ?1",
-                    &[&name, &until],
-                )?;
-                return Ok(Some(Tried::Taken(FencingToken(r.token))));
-            }
-            // The row stays after its lock, for the token: a request that came late is known by it.
-            if last
-                .as_ref()
-                .is_some_and(|r| r.owner.strip_suffix("!kept").unwrap_or(&r.owner) == owner)
-            {
-                return Ok(Some(Tried::Stale));
-            }
-            let token = last.map_or(0, |r| r.token + 1).max(s.now_us);
-            s.execute(
-                "INSERT INTO locks (key, owner, count, token, until) VALUES (?1, ?2, NULL, ?3, ?4) \
-                 ON CONFLICT (key) DO UPDATE SET owner = ?2, count = NULL, nonce = NULL, token = ?3, until = ?4",
-                &[&name, &owner, &token, &until],
-            )?;
-            Ok(Some(Tried::Taken(FencingToken(token))))
+        let claimed = self.step(key, limit, move |s, name| {
+            claim(s, name, (&owner, None), lease)
+        });
+        Ok(match claimed.await? {
+            Claim::Ours(token, _) => Tried::Taken(token),
+            Claim::Held { owner, remaining } => Tried::Held { owner, remaining },
+            Claim::Stale => Tried::Stale,
         })
-        .await
     }
 
     async fn renew(
         &self,
         key: &str,
         owner: &str,
+        kind: Kind,
         lease: Duration,
         limit: Duration,
     ) -> Result<Kept, Error> {
         let owner = owner.to_owned();
-        self.step(key, limit, move |s, name| {
-            let Some(r) = row(s, name)?.filter(|r| r.left(s.now_us).is_some()) else {
-                return Ok(Some(Kept::No(None)));
-            };
-            if r.count.is_some() {
-                return Ok(None);
-            }
-            if r.owner != owner {
-                return Ok(Some(Kept::No(Some(r.owner))));
-            }
+        let renewed = self.step(key, limit, move |s, name| {
+            one_of!(whose(s, name, &owner, kind)?);
             let until = s.now_us.saturating_add(micros(lease));
             s.execute(
                 "UPDATE locks SET until = ?2 WHERE key = ?1",
                 &[&name, &until],
             )?;
-            Ok(Some(Kept::Yes))
-        })
-        .await
+            Ok(Some(Ok(())))
+        });
+        Ok(Kept::from(renewed.await?))
     }
 
     async fn release(
@@ -226,37 +301,25 @@ impl Backend for SqliteLocks {
         limit: Duration,
     ) -> Result<Kept, Error> {
         let owner = owner.to_owned();
-        self.step(key, limit, move |s, name| {
-            let kept = format!("{owner}!kept");
-            let Some(r) = row(s, name)?.filter(|r| r.left(s.now_us).is_some()) else {
-                return Ok(Some(Kept::No(None)));
-            };
-            if r.owner == kept {
-                return Ok(Some(Kept::Yes));
+        let released = self.step(key, limit, move |s, name| {
+            let kept = format!("{owner}{KEPT}");
+            if matches!(whose(s, name, &kept, Kind::Plain)?, Whose::Ours(_)) {
+                return Ok(Some(Ok(())));
             }
-            if r.count.is_some() {
-                return Ok(None);
-            }
-            if r.owner != owner {
-                return Ok(Some(Kept::No(Some(r.owner))));
-            }
+            one_of!(whose(s, name, &owner, Kind::Plain)?);
             if keep.is_zero() {
-                s.execute(
-                    "UPDATE locks SET until = ?2 WHERE key = ?1",
-                    &[&name, &-s.now_us],
-                )?;
+                free(s, name, owner)?;
             } else {
                 let until = s.now_us.saturating_add(micros(keep));
                 s.execute(
                     "UPDATE locks SET owner = ?2, until = ?3 WHERE key = ?1",
                     &[&name, &kept, &until],
                 )?;
+                tell(s, name, owner);
             }
-            let lock = name.to_owned();
-            s.fx.events.push(Event::Unlocked { lock, owner });
-            Ok(Some(Kept::Yes))
-        })
-        .await
+            Ok(Some(Ok(())))
+        });
+        Ok(Kept::from(released.await?))
     }
 
     async fn look(&self, key: &str, limit: Duration) -> Result<Option<(String, Duration)>, Error> {
@@ -279,38 +342,14 @@ impl Backend for SqliteLocks {
         limit: Duration,
     ) -> Result<Entered, Error> {
         let (owner, nonce) = (owner.to_owned(), nonce.to_owned());
-        self.step(key, limit, move |s, name| {
-            let until = s.now_us.saturating_add(micros(lease));
-            let last = row(s, name)?;
-            if let Some(r) = &last
-                && let Some(remaining) = r.left(s.now_us)
-            {
-                let Some(count) = r.count else {
-                    return Ok(None);
-                };
-                if r.owner != owner {
-                    let owner = r.owner.clone();
-                    return Ok(Some(Entered::Held { owner, remaining }));
-                }
-                let count = count + i64::from(r.nonce.as_ref() != Some(&nonce));
-                s.execute(
-                    "UPDATE locks SET count = ?2, nonce = ?3, until = max(until, ?4) WHERE key = ?1",
-                    &[&name, &count, &nonce, &until],
-                )?;
-                return Ok(Some(Entered::Taken(FencingToken(r.token), count as u32)));
-            }
-            if last.as_ref().is_some_and(|r| r.nonce.as_ref() == Some(&nonce)) {
-                return Ok(Some(Entered::Stale));
-            }
-            let token = last.map_or(0, |r| r.token + 1).max(s.now_us);
-            s.execute(
-                "INSERT INTO locks (key, owner, count, nonce, token, until) VALUES (?1, ?2, 1, ?3, ?4, ?5) \
-                 ON CONFLICT (key) DO UPDATE SET owner = ?2, count = 1, nonce = ?3, token = ?4, until = ?5",
-                &[&name, &owner, &nonce, &token, &until],
-            )?;
-            Ok(Some(Entered::Taken(FencingToken(token), 1)))
+        let claimed = self.step(key, limit, move |s, name| {
+            claim(s, name, (&owner, Some(&nonce)), lease)
+        });
+        Ok(match claimed.await? {
+            Claim::Ours(token, levels) => Entered::Taken(token, levels as u32),
+            Claim::Held { owner, remaining } => Entered::Held { owner, remaining },
+            Claim::Stale => Entered::Stale,
         })
-        .await
     }
 
     async fn leave(
@@ -320,18 +359,11 @@ impl Backend for SqliteLocks {
         limit: Duration,
     ) -> Result<Left, Error> {
         let (owner, nonce) = (owner.to_owned(), nonce.to_owned());
-        self.step(key, limit, move |s, name| {
-            let Some(r) = row(s, name)?.filter(|r| r.left(s.now_us).is_some()) else {
-                return Ok(Some(Left::Not(None)));
-            };
-            let Some(count) = r.count else {
-                return Ok(None);
-            };
-            if r.owner != owner {
-                return Ok(Some(Left::Not(Some(r.owner))));
-            }
+        let left = self.step(key, limit, move |s, name| {
+            let r = one_of!(whose(s, name, &owner, Kind::Reentrant)?);
+            let count = r.count.unwrap_or(1);
             if r.nonce.as_ref() == Some(&nonce) {
-                return Ok(Some(Left::Levels(count as u32)));
+                return Ok(Some(Ok(count as u32)));
             }
             let left = (count - 1).max(0);
             if left > 0 {
@@ -340,44 +372,14 @@ impl Backend for SqliteLocks {
                     &[&name, &left, &nonce],
                 )?;
             } else {
-                s.execute(
-                    "UPDATE locks SET until = ?2 WHERE key = ?1",
-                    &[&name, &-s.now_us],
-                )?;
-                let lock = name.to_owned();
-                s.fx.events.push(Event::Unlocked { lock, owner });
+                free(s, name, owner)?;
             }
-            Ok(Some(Left::Levels(left as u32)))
+            Ok(Some(Ok(left as u32)))
+        });
+        Ok(match left.await? {
+            Ok(levels) => Left::Levels(levels),
+            Err(owner) => Left::Not(owner),
         })
-        .await
-    }
-
-    async fn renew_all(
-        &self,
-        key: &str,
-        owner: &str,
-        lease: Duration,
-        limit: Duration,
-    ) -> Result<Kept, Error> {
-        let owner = owner.to_owned();
-        self.step(key, limit, move |s, name| {
-            let Some(r) = row(s, name)?.filter(|r| r.left(s.now_us).is_some()) else {
-                return Ok(Some(Kept::No(None)));
-            };
-            if r.count.is_none() {
-                return Ok(None);
-            }
-            if r.owner != owner {
-                return Ok(Some(Kept::No(Some(r.owner))));
-            }
-            let until = s.now_us.saturating_add(micros(lease));
-            s.execute(
-                "UPDATE locks SET until = ?2 WHERE key = ?1",
-                &[&name, &until],
-            )?;
-            Ok(Some(Kept::Yes))
-        })
-        .await
     }
 
     async fn take_period(
