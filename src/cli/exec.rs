@@ -145,7 +145,8 @@ fn lease(args: &Exec, store: &config::Store) -> Result<Lease, Failure> {
     let usage = |e| {
         Failure::usage(
             e,
-            "`--lease 15s` suits most; the command may take much longer",
+            "`--lease 15s` suits most: it says how soon another host may follow a dead one, not how long the command may \
+             take; the store's timeout is `timeout` in [store] of a configuration file",
         )
     };
     Lease::for_store(args.lease, CLOCK_DRIFT, store.timeout).map_err(usage)
@@ -229,7 +230,7 @@ impl Session<'_> {
         };
         lock.keep_renewed();
         let (end, running) = self.command(&lock, period.as_ref()).await?;
-        let exit = self.exit(&end);
+        let exit = self.exit(&end, &lock);
         if end.started.is_none() {
             give_back(period).await;
         }
@@ -427,16 +428,21 @@ impl Session<'_> {
         code.map_or(Exit::TryAgain, Exit::Command)
     }
 
-    fn exit(&self, end: &End) -> Exit {
+    fn exit(&self, end: &End, lock: &Lock) -> Exit {
         let name = &self.args.lock;
         match end.cause {
             Some(Cause::Deadline | Cause::Stopped(Stop::LeaseLost)) => {
-                remark(&match end.started {
-                    Some(_) => format!(
-                        "lock `{name}` was lost: it could not be renewed in time, or is another's; the command was ended"
-                    ),
-                    None => format!("lock `{name}` was lost before the command could be started"),
-                });
+                let why = match end.cause {
+                    Some(Cause::Stopped(_)) if lock.was_taken_away() => {
+                        "it was deleted, or taken by another"
+                    }
+                    _ => "it could not be renewed in time",
+                };
+                let what = match end.started {
+                    Some(_) => "the command was ended",
+                    None => "nothing was started",
+                };
+                remark(&format!("lock `{name}` was lost: {why}; {what}"));
                 Exit::Command(LOCK_LOST)
             }
             Some(_) => {

@@ -201,6 +201,11 @@ impl Lock {
         }
     }
 
+    /// The store said that it is another's, or nobody's.
+    pub(crate) fn was_taken_away(&self) -> bool {
+        self.hold.phase() == Phase::Gone
+    }
+
     /// Holds the local turn until this lock is over.
     pub(super) fn hold_turn(&self, turn: OwnedMutexGuard<()>, room: Visit) {
         let hold = self.hold.clone();
