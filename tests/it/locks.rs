@@ -1627,6 +1627,127 @@ async fn a_waiter_waits_for_its_server_too() {
     drop(got);
 }
 
+/// The line of docs/locks.md: nothing is refused with it, and each command in it is called.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_documented_user_may_do_what_locks_need() {
+    let server = TcpServer::start();
+    let line = include_str!("../../docs/locks.md")
+        .lines()
+        .find_map(|l| l.strip_prefix("user "))
+        .expect("docs/locks.md has the line of an ACL file");
+    let words: Vec<&str> = ["ACL", "SETUSER"]
+        .into_iter()
+        .chain(line.split(' '))
+        .collect();
+    server.command::<()>(&words);
+    let url = |who: &str| format!("redis://{who}@127.0.0.1:{}", server.port());
+    let mut config = Store::from_url(&url("locks:CHANGE-ME")).unwrap();
+    config.min_replicas = 1;
+    let replicated = LockClient::with_config(&config).unwrap();
+    let e = replicated.try_lock("r", LONG, NoRetry).await.unwrap_err();
+    assert!(matches!(e, Error::NotReplicated { have: 0, .. }), "{e}");
+
+    let client = || LockClient::open(&url("locks:CHANGE-ME")).unwrap();
+    let (a, b) = (client(), client());
+    let lock = take(&a, "k", LONG).await;
+    lock.renew().await.unwrap();
+    assert!(b.holder("k").await.unwrap().is_some());
+    let waiter = waiting(&b, "k");
+    let listens = || {
+        let channel = "soloist:{k}:released";
+        let (_, n): (String, i64) = server.command(&["PUBSUB", "NUMSUB", channel]);
+        n
+    };
+    until("it listens", || listens() == 1).await;
+    until("and has said so", || {
+        let value: String = server.command(&["GET", "soloist:{k}:lock"]);
+        &value[16..17] == "!"
+    })
+    .await;
+    lock.lock_at_least_for(MS);
+    lock.release().await.unwrap();
+    within(waiter).await.unwrap().release().await.unwrap();
+    until("nobody listens", || listens() == 0).await;
+    let levels = a.reentrant("levels", LONG).unwrap();
+    for _ in 0..2 {
+        assert!(matches!(
+            levels.enter(LONG).await.unwrap(),
+            Enter::Entered { .. }
+        ));
+    }
+    levels.renew().await.unwrap();
+    for _ in 0..2 {
+        let _ = levels.leave().await.unwrap();
+    }
+    let _ = a.claim_period("k", LONG).await.unwrap();
+
+    let denied: Vec<Vec<::redis::Value>> = server.command(&["ACL", "LOG"]);
+    let denied: Vec<String> = denied
+        .iter()
+        .map(|entry| format!("{entry:?}"))
+        // redis-rs introduces itself; a refusal of that is nothing.
+        .filter(|entry| !entry.contains("client|setinfo"))
+        .collect();
+    assert_eq!(denied, Vec::<String>::new(), "the page allows too little");
+    let stats: String = server.command(&["INFO", "commandstats"]);
+    for word in line.split(" +").skip(1) {
+        assert!(
+            stats.contains(&format!("cmdstat_{word}:")),
+            "{word} is allowed for nothing"
+        );
+    }
+    // Who has another password is told what to do.
+    let c = LockClient::open(&url("locks:wrong")).unwrap();
+    let e = c.try_lock("k", LONG, NoRetry).await.unwrap_err();
+    assert!(matches!(e, Error::Refused { .. }), "{e}");
+    assert!(!e.to_string().contains("wrong"), "{e}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn locks_speak_tls() {
+    let dir = TempDir::new().unwrap();
+    crate::options::certificates(dir.path());
+    let path = |name: &str| dir.path().join(name);
+    let (port, words) = (crate::support::server::free_port(), |name: &str| {
+        path(name).display().to_string()
+    });
+    let server = TcpServer::start_with(&[
+        "--tls-port",
+        &port.to_string(),
+        "--tls-cert-file",
+        &words("server.pem"),
+        "--tls-key-file",
+        &words("server.key"),
+        "--tls-ca-cert-file",
+        &words("ca.pem"),
+        "--tls-auth-clients",
+        "no",
+    ]);
+    let client = |ca: &str| {
+        let mut config = Store::from_url(&format!("rediss://localhost:{port}")).unwrap();
+        config.tls = Some(soloist::config::Tls {
+            ca: Some(path(ca)),
+            cert: None,
+            key: None,
+        });
+        LockClient::with_config(&config).unwrap()
+    };
+    let (a, b) = (client("ca.pem"), client("ca.pem"));
+    let lock = take(&a, "k", LONG).await;
+    // The connection that hears of releases is another one.
+    let waiter = waiting(&b, "k");
+    let channel = "soloist:{k}:released";
+    until("it listens", || {
+        let (_, n): (String, i64) = server.command(&["PUBSUB", "NUMSUB", channel]);
+        n == 1
+    })
+    .await;
+    lock.release().await.unwrap();
+    within(waiter).await.unwrap().release().await.unwrap();
+    let e = client("other.pem").try_lock("k", LONG, NoRetry).await;
+    assert!(e.unwrap_err().to_string().contains("certificate"));
+}
+
 #[test]
 fn a_url_that_cannot_be_used_says_why() {
     for (url, why) in [

@@ -182,7 +182,7 @@ fn openssl(dir: &Path, words: &str) {
 
 /// Two authorities, `ca` and `other`; a server's and a client's certificate from the first, a client's from the
 /// second: NAME.pem and NAME.key each.
-fn certificates(dir: &Path) {
+pub fn certificates(dir: &Path) {
     let config = "[req]\ndistinguished_name = dn\nprompt = no\n[dn]\nCN = soloist-test\n\
                   [authority]\nbasicConstraints = critical, CA:TRUE\nkeyUsage = critical, keyCertSign\n\
                   [server]\nsubjectAltName = DNS:localhost, IP:127.0.0.1\nextendedKeyUsage = serverAuth\n\
