@@ -1627,6 +1627,75 @@ async fn a_waiter_waits_for_its_server_too() {
     drop(got);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_server_grants_nothing_but_renews_and_frees() {
+    let bed = Bed::redis();
+    let Bed::Redis(server) = &bed else {
+        unreachable!()
+    };
+    let mut config = Store::from_url(&bed.url()).unwrap();
+    config.retry.attempts = 0;
+    let (a, b) = (LockClient::with_config(&config).unwrap(), bed.client());
+    let (lock, short) = (take(&a, "k", LONG).await, take(&a, "s", LONG).await);
+    let levels = a.reentrant("l", LONG).unwrap();
+    let entered = async || match levels.try_enter(NoRetry).await.unwrap() {
+        Enter::Entered { levels, .. } => levels,
+        held => panic!("{held:?}"),
+    };
+    assert_eq!(entered().await, 1);
+    server.run::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
+    let e = a.try_lock("new", LONG, NoRetry).await.unwrap_err();
+    assert!(e.to_string().contains("the server is full"), "{e}");
+    lock.renew().await.unwrap();
+    assert_eq!(entered().await, 2);
+    assert_eq!(levels.leave().await.unwrap(), Leave::Still { levels: 1 });
+    levels.renew().await.unwrap();
+    assert_eq!(levels.leave().await.unwrap(), Leave::Freed);
+    short.lock_at_least_for(LONG);
+    assert_eq!(short.release().await.unwrap(), Released::Now);
+    // Who waits can say so, and is told.
+    let waiter = waiting(&b, "k");
+    until("and has said so", || {
+        let value: String = server.run(&["GET", "soloist:{k}:lock"]);
+        &value[16..17] == "!"
+    })
+    .await;
+    server.run::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
+    assert_eq!(lock.release().await.unwrap(), Released::Now);
+    within(waiter).await.unwrap().release().await.unwrap();
+    assert!(b.holder("s").await.unwrap().is_some());
+}
+
+/// As a client in a `static` does that several tests use.
+#[test]
+fn a_client_outlives_the_runtime_that_it_was_used_in() {
+    for bed in [Bed::sqlite(), Bed::redis()] {
+        let (a, b) = (bed.client(), bed.client());
+        for _ in 0..3 {
+            let runtime = tokio::runtime::Runtime::new().unwrap();
+            let kept = runtime.block_on(async {
+                let lock = take(&a, "k", LONG).await;
+                lock.keep_renewed();
+                let waiter = waiting(&b, "k");
+                if let Bed::Redis(server) = &bed {
+                    until("it listens", || subscribers(server, "k") == 1).await;
+                } else {
+                    tokio::time::sleep(50 * MS).await;
+                }
+                lock.release().await.unwrap();
+                let next = within(waiter).await.unwrap();
+                next.release().await.unwrap();
+                take(&a, "gone", 500 * MS).await
+            });
+            drop(runtime);
+            // Outside of any runtime: it lapses.
+            drop(kept);
+            let runtime = tokio::runtime::Runtime::new().unwrap();
+            runtime.block_on(until_free(&a, "gone"));
+        }
+    }
+}
+
 /// The line of docs/locks.md: nothing is refused with it, and each command in it is called.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_documented_user_may_do_what_locks_need() {
