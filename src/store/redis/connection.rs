@@ -301,7 +301,9 @@ fn advice(kind: ErrorKind, code: Option<&str>, reason: &str) -> Option<&'static 
 
 /// A key has another type than the command is for; also from inside a script of a server before 7.0.
 pub(crate) fn is_wrong_type(e: &RedisError) -> bool {
-    e.code() == Some("WRONGTYPE") || e.detail().is_some_and(|d| d.contains(": -WRONGTYPE "))
+    // 6.2 leaves out the dash where the command itself has said it.
+    let inside = |d: &str| d.contains(": -WRONGTYPE ") || d.contains(": WRONGTYPE ");
+    e.code() == Some("WRONGTYPE") || e.detail().is_some_and(inside)
 }
 
 /// The code of an error. Servers before 7.0 hide that of a command inside a script behind `ERR Error running script
