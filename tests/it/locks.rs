@@ -711,7 +711,7 @@ async fn who_waits_to_enter_is_woken_by_the_last_level(bed: Bed) {
     if let Bed::Redis(server) = &bed {
         until("the other client listens", || subscribers(server, "k") == 1).await;
         until("and has said so", || {
-            let value: String = server.run(&["GET", "soloist:{k}:lock"]);
+            let value: String = server.command(&["GET", "soloist:{k}:lock"]);
             &value[16..17] == "!"
         })
         .await;
@@ -890,13 +890,13 @@ async fn a_stalled_node_costs_a_redlock_its_timeout_and_nothing_of_its_safety() 
     proxies[0].set(Fault::BlackHoleDown);
     let begun = Instant::now();
     let lock = red_taken(
-        red.node_timeout(100 * MS)
+        red.node_timeout(1000 * MS)
             .try_lock("k", LONG, NoRetry)
             .await
             .unwrap(),
     );
-    assert!(begun.elapsed() >= 100 * MS);
-    assert!(lock.remaining() < LONG - 100 * MS);
+    assert!(begun.elapsed() >= 1000 * MS);
+    assert!(lock.remaining() < LONG - 1000 * MS);
     // What the silent node granted is given back with the rest.
     lock.release().await.unwrap();
     proxies[0].set(Fault::None);
@@ -1062,7 +1062,7 @@ async fn a_period_is_not_begun_again_by_a_clock_that_goes_back() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_period_is_claimed_though_its_reply_was_lost_and_never_goes_back() {
-    let server = TcpServer::start();
+    let server = RedisServer::start();
     let proxy = Proxy::start(server.port());
     let c = LockClient::open(&proxy.url()).unwrap();
     let every = Duration::from_secs(366 * 24 * 3600);
@@ -1258,7 +1258,7 @@ async fn a_release_is_published_only_if_somebody_waits() {
     let (first, second) = (waiting(&b, "k"), waiting(&c, "k"));
     until("both wait", || subscribers(server, "k") == 2).await;
     until("and have said so", || {
-        let value: String = server.run(&["GET", "soloist:{k}:lock"]);
+        let value: String = server.command(&["GET", "soloist:{k}:lock"]);
         &value[16..17] == "!"
     })
     .await;
@@ -1376,7 +1376,7 @@ async fn what_lapsed_by_the_servers_clock_is_not_revived() {
     let c = bed.client();
     let week = (7 * 24 * 3600 * 1000).to_string();
     let lapse = |key: &str| {
-        server.run::<()>(&["PEXPIRE", &format!("soloist:{{{key}}}:lock"), &week]);
+        server.command::<()>(&["PEXPIRE", &format!("soloist:{{{key}}}:lock"), &week]);
     };
     let (first, second) = (take(&c, "a", LONG).await, take(&c, "b", LONG).await);
     let levels = c.reentrant("c", LONG).unwrap();
@@ -1431,11 +1431,11 @@ async fn tokens_grow_when_the_servers_clock_stood_or_went_back() {
     // A token from a clock that was far ahead.
     let ahead = 9_000_000_000_000_000_i64 - 1;
     let memory = format!("{ahead}.x#y.0");
-    server.run::<()>(&["SET", "soloist:{k}:lock", &memory, "EX", "3600"]);
+    server.command::<()>(&["SET", "soloist:{k}:lock", &memory, "EX", "3600"]);
     assert_eq!(c.holder("k").await.unwrap(), None);
     let lock = take(&c, "k", LONG).await;
     assert_eq!(lock.fencing_token().0, ahead + 1);
-    let ttl: i64 = server.run(&["PTTL", "soloist:{k}:lock"]);
+    let ttl: i64 = server.command(&["PTTL", "soloist:{k}:lock"]);
     let week = 7 * 24 * 3600 * 1000;
     assert!(
         ttl > week && ttl <= week + LONG.as_millis() as i64,
@@ -1480,7 +1480,7 @@ async fn a_request_that_comes_after_its_lock_is_over_takes_nothing() {
     let script = include_str!("../../lua/lock/try_lock.lua");
     let late = |owner: &str| -> Option<i64> {
         let args = [owner, "604860000", "604800000"];
-        server.run(&[&["EVAL", script, "1", "soloist:{k}:lock"][..], &args].concat())
+        server.command(&[&["EVAL", script, "1", "soloist:{k}:lock"][..], &args].concat())
     };
     // While it is ours: the same answer.
     let again = late(lock.owner());
@@ -1643,7 +1643,7 @@ async fn a_full_server_grants_nothing_but_renews_and_frees() {
         held => panic!("{held:?}"),
     };
     assert_eq!(entered().await, 1);
-    server.run::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
+    server.command::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
     let e = a.try_lock("new", LONG, NoRetry).await.unwrap_err();
     assert!(e.to_string().contains("the server is full"), "{e}");
     lock.renew().await.unwrap();
@@ -1656,11 +1656,11 @@ async fn a_full_server_grants_nothing_but_renews_and_frees() {
     // Who waits can say so, and is told.
     let waiter = waiting(&b, "k");
     until("and has said so", || {
-        let value: String = server.run(&["GET", "soloist:{k}:lock"]);
+        let value: String = server.command(&["GET", "soloist:{k}:lock"]);
         &value[16..17] == "!"
     })
     .await;
-    server.run::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
+    server.command::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
     assert_eq!(lock.release().await.unwrap(), Released::Now);
     within(waiter).await.unwrap().release().await.unwrap();
     assert!(b.holder("s").await.unwrap().is_some());
@@ -1699,7 +1699,7 @@ fn a_client_outlives_the_runtime_that_it_was_used_in() {
 /// The line of docs/locks.md: nothing is refused with it, and each command in it is called.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_documented_user_may_do_what_locks_need() {
-    let server = TcpServer::start();
+    let server = RedisServer::start();
     let line = include_str!("../../docs/locks.md")
         .lines()
         .find_map(|l| l.strip_prefix("user "))
@@ -1780,7 +1780,7 @@ async fn locks_speak_tls() {
     let (port, words) = (crate::support::server::free_port(), |name: &str| {
         path(name).display().to_string()
     });
-    let server = TcpServer::start_with(&[
+    let server = RedisServer::start_with(&[
         "--tls-port",
         &port.to_string(),
         "--tls-cert-file",
