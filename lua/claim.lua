@@ -62,7 +62,8 @@ local function lapse(c, open, i, extra)
     trigger = e.trigger, attempt = e.attempt, instance = e.instance, host = e.host, started_at = e.granted_at,
     finished_at = now, lateness_ms = e.granted_at - e.occurrence, duration_ms = now - e.granted_at,
     outcome = 'unknown', error = LAPSED, count = 1 }))
-  save_last(c.state, e, 'unknown')
+  -- A run that nobody saw ending was busy as far as its last renewal shows, not until it was found dead.
+  save_last(c.state, e, 'unknown', e.renewed_at)
   if extra.on_crash == 'rerun' and e.attempt < extra.max_attempts and not e.stop then
     e.again = { at = now, trigger = 'takeover' }
     return true

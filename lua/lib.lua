@@ -32,11 +32,8 @@ local function save_list(key, field, list)
   if #list == 0 then redis.call('HDEL', key, field) else redis.call('HSET', key, field, cjson.encode(list)) end
 end
 
--- `last` as it is after the open entry `e` ended with `outcome`. A run that nobody saw ending was busy as far as its
--- last renewal shows.
-local function save_last(key, e, outcome)
-  local to = now
-  if outcome == 'unknown' then to = e.renewed_at end
+-- `last` as it is after the open entry `e` ended at `to` with `outcome`.
+local function save_last(key, e, outcome, to)
   redis.call('HSET', key, 'to', int(to), 'last', cjson.encode({
     occurrence = e.occurrence, attempt = e.attempt, run = e.run, instance = e.instance, outcome = outcome,
     from = e.granted_at, to = to }))

@@ -7,6 +7,7 @@
 -- ARGV[6]  again    empty, or the trigger of the attempt that is to follow
 -- ARGV[7]  delay    milliseconds until then
 -- ARGV[8]  job      ARGV[9] tail of the output   ARGV[10] bytes of output before the tail   ARGV[11] attempt
+-- ARGV[12] ended   when the run ended (ms), or empty
 --
 -- Returns  {now_us, inc, 'done' | 'lost'}   lost: the lease was not ours any more; the record stands all the same
 
@@ -44,7 +45,8 @@ if not st[1] then redis.call('HSET', KEYS[1], 'inc', '', 'since', 0) end
 if occurrence > tonumber(st[4] or '0') then redis.call('HSET', KEYS[1], 'newest', int(occurrence)) end
 if i then
   local e = open[i]
-  save_last(KEYS[1], e, ARGV[3])
+  -- It may have ended long before this could be told: nothing that was due in between overlapped with it.
+  save_last(KEYS[1], e, ARGV[3], math.min(tonumber(ARGV[12]) or now, now))
   if ARGV[6] ~= '' and not e.stop then
     e.again = { at = now + tonumber(ARGV[7]), trigger = ARGV[6] }
     redis.call('PUBLISH', ARGV[5], cjson.encode({ again = { job = ARGV[8], occurrence = e.occurrence } }))

@@ -281,7 +281,7 @@ pub struct Job {
     pub output: Output,
     /// Digest of the definition (16 hex digits): goes with each claim, so that drift between instances is seen.
     pub digest: String,
-    /// Digest of schedule, time zone, dst, jitter alone.
+    /// Digest of schedule, time zone and dst alone: what is planned under another one is not owed.
     pub schedule_digest: Arc<str>,
 }
 

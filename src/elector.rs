@@ -32,8 +32,8 @@ use crate::{
     config::{Job, OnStateLoss, StoreRetry},
     logic::{
         claim::{
-            self, Answer, Claim, Event, Grant, Missed, OnCrash, Open, Register, Registration,
-            State, Target,
+            self, Answer, Claim, Event, Grant, Missed, OnCrash, Open, Overlap, Register,
+            Registration, State, Target,
         },
         schedule::next_of,
         timetable,
@@ -201,7 +201,8 @@ impl Changed {
 /// Runs of one job that were handed over: a late answer to a lost question must not start one twice.
 #[derive(Debug, Default)]
 struct Runs {
-    active: BTreeSet<RunId>,
+    /// True: nothing of it goes on any more, and its settlement is awaited.
+    active: BTreeMap<RunId, bool>,
     /// The newest of those that have ended.
     ended: VecDeque<RunId>,
 }
@@ -209,10 +210,10 @@ struct Runs {
 impl Runs {
     /// False: it was handed over before.
     fn begin(&mut self, run: RunId) -> bool {
-        !self.ended.contains(&run) && self.active.insert(run)
+        !self.ended.contains(&run) && self.active.insert(run, false).is_none()
     }
     fn end(&mut self, run: RunId) {
-        if self.active.remove(&run) {
+        if self.active.remove(&run).is_some() {
             self.ended.push_back(run);
             let excess = self.ended.len().saturating_sub(ENDED_KEPT);
             self.ended.drain(..excess);
@@ -279,7 +280,10 @@ impl Elector {
         let mut jobs = self.lock();
         match jobs.get_mut(&job.name) {
             Some(e) => {
-                if e.job.schedule_digest != job.schedule_digest || e.job.enabled != job.enabled {
+                if e.job.schedule_digest != job.schedule_digest
+                    || e.job.jitter != job.jitter
+                    || e.job.enabled != job.enabled
+                {
                     // What the old schedule had planned for later is not planned any more.
                     let now = Occurrence(self.clock.now_us().unwrap_or(0) / 1000);
                     e.queue.forget_after(now);
@@ -534,6 +538,16 @@ impl Elector {
         let (asked, runs) = parted.entry(job.clone()).or_default();
         asked.remove(&target);
         runs.begin(run)
+    }
+
+    /// Nothing of a run goes on any more, and it is about to be settled. Until it is, the store has it for a run that goes
+    /// on, and would skip for its sake what was due since.
+    pub fn run_over(&self, job: &JobName, run: RunId) {
+        self.entry(job, |e| {
+            if let Some(over) = e.runs.active.get_mut(&run) {
+                *over = true;
+            }
+        });
     }
 
     /// A run has ended here; its lease is given back or lost. `again`: the store awaits another attempt.
@@ -955,7 +969,7 @@ impl Elector {
         let received = Boottime::now();
         for open in &state.open {
             let ours = self
-                .entry(&job.name, |e| e.runs.active.contains(&open.run))
+                .entry(&job.name, |e| e.runs.active.contains_key(&open.run))
                 .unwrap_or(false);
             if !ours || open.again.is_some() {
                 self.saw(&job.name, open, received);
@@ -1225,15 +1239,27 @@ impl Lead {
             }
             // Whoever wakes late finds the occurrence decided, and asks nobody.
             let target = flat(&self.ask.target);
-            let Some((job, known, asked, undecided, ready, woken)) = el.entry(&self.job, |e| {
-                let floor = e.known.max(e.since);
-                let undecided = (floor, e.queue.first_after(e.known));
-                // As in `drive`: from here on nothing that changes is slept through.
-                let woken = e.changed.next();
-                let asked = e.asked.contains_key(&target);
-                let ready = e.ready && !e.queue.jumped(e.known, &target, &self.ask.missed);
-                (e.job.clone(), e.known, asked, undecided, ready, woken)
-            }) else {
+            let Some((job, known, asked, undecided, ready, settling, woken)) =
+                el.entry(&self.job, |e| {
+                    let floor = e.known.max(e.since);
+                    let undecided = (floor, e.queue.first_after(e.known));
+                    // As in `drive`: from here on nothing that changes is slept through.
+                    let woken = e.changed.next();
+                    let asked = e.asked.contains_key(&target);
+                    let ready = e.ready && !e.queue.jumped(e.known, &target, &self.ask.missed);
+                    let settling =
+                        e.job.overlap != Overlap::Allow && e.runs.active.values().any(|over| *over);
+                    (
+                        e.job.clone(),
+                        e.known,
+                        asked,
+                        undecided,
+                        ready,
+                        settling,
+                        woken,
+                    )
+                })
+            else {
                 return Contest::Gone;
             };
             let too_late =
@@ -1249,6 +1275,14 @@ impl Lead {
             if !ready && !self.ask.again {
                 // What is overdue before it is not in the queue yet, or came there since this one was planned.
                 return Contest::Undecided;
+            }
+            if settling {
+                tokio::select! {
+                    () = woken => {}
+                    () = tokio::time::sleep(LOOK_AGAIN) => {}
+                    () = el.stop.cancelled() => {}
+                }
+                continue;
             }
             if let Target::Manual { before, .. } = &mut self.ask.target {
                 // Not the next one from now on: one that has passed may still wait for its jitter or its turn, and

@@ -508,6 +508,8 @@ impl<'g> Run<'g> {
         }
         // Gone with this block: whoever writes to the command is to notice when the command stops reading.
         let inherited = run.guard.inherited.take();
+        // Before, not after: a command that is over in a few milliseconds may be before this process is on again.
+        let at = Moment::now();
         let started = spawn::start(&run.spec, run.cgroup.as_ref(), inherited);
         if !matches!(&started, Ok(command) if command.in_cgroup)
             && let Some(cgroup) = run.cgroup.take()
@@ -517,7 +519,6 @@ impl<'g> Run<'g> {
         give_away_output();
         match started {
             Ok(command) => {
-                let at = Moment::now();
                 run.started = Some(at);
                 run.command = Some(command.pid);
                 let pid = command.pid.as_raw_nonzero().get();

@@ -147,7 +147,7 @@ impl Holder {
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
                 .insert(run, entry);
-            let again = this.hold(granted, &nudge).await;
+            let again = this.hold(&elector, granted, &nudge).await;
             this.running
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
@@ -157,7 +157,7 @@ impl Holder {
     }
 
     /// From the grant to the settlement. Returns the occurrence when another attempt of it is awaited.
-    async fn hold(&self, mut g: Granted, nudge: &Notify) -> Option<Occurrence> {
+    async fn hold(&self, elector: &Elector, mut g: Granted, nudge: &Notify) -> Option<Occurrence> {
         failpoint::here("after_grant");
         let (job, grant) = (g.job.clone(), g.grant);
         let mut lease = HeldLease::new(*job.lease, g.sent);
@@ -165,7 +165,7 @@ impl Holder {
             warn!(job = %job.name, occurrence = %grant.occurrence, "the grant was not known of in time to start it");
             let end = not_started(Outcome::Missed, claim::TOO_LATE);
             g.slot = None;
-            return self.settle(&g, &end, None).await;
+            return self.settle(elector, &g, &end, None).await;
         }
         if lease.trusted_until() < Boottime::now() + LEAST_TRUST {
             // It may lapse any moment. Nothing was started, so another attempt repeats nothing.
@@ -174,14 +174,11 @@ impl Holder {
                 Outcome::LeaseLost,
                 "the grant came too late to be used: nothing was started",
             );
-            // A pending takeover is not dropped for a newer occurrence, as `rerun` promises; a retry is.
-            let trigger = match job.on_crash {
-                OnCrash::Rerun => Trigger::Takeover,
-                OnCrash::Fail => Trigger::Retry,
-            };
             g.slot = None;
+            // A pending takeover is not dropped for a newer occurrence; a retry is.
+            let trigger = Trigger::Takeover;
             let again = (grant.attempt < MOST_ATTEMPTS).then_some(Again { at: 0, trigger });
-            return self.settle(&g, &end, again).await;
+            return self.settle(elector, &g, &end, again).await;
         }
         let id = Identity {
             occurrence: grant.occurrence,
@@ -209,9 +206,8 @@ impl Holder {
                 error!(job = %job.name, occurrence = %grant.occurrence, error = %e, "cannot start");
                 let end = not_started(Outcome::Failed, &e.to_string());
                 g.slot = None;
-                return self
-                    .settle(&g, &end, failure_again(&job, grant.attempt))
-                    .await;
+                let again = failure_again(&job, grant.attempt);
+                return self.settle(elector, &g, &end, again).await;
             }
         };
         info!(job = %job.name, occurrence = %grant.occurrence, run = %g.run, attempt = grant.attempt,
@@ -226,7 +222,7 @@ impl Holder {
         };
         // Nothing runs any more; recording it may take as long as the store is away.
         g.slot = None;
-        let awaited = self.settle(&g, &end, again).await;
+        let awaited = self.settle(elector, &g, &end, again).await;
         running.settled().await;
         awaited
     }
@@ -385,7 +381,14 @@ impl Holder {
 
     /// Records how it ended, again and again until the store has it. Returns the occurrence when the store awaits
     /// another attempt.
-    async fn settle(&self, g: &Granted, end: &End, again: Option<Again>) -> Option<Occurrence> {
+    async fn settle(
+        &self,
+        elector: &Elector,
+        g: &Granted,
+        end: &End,
+        again: Option<Again>,
+    ) -> Option<Occurrence> {
+        elector.run_over(&g.job.name, g.run);
         let record = self.record(g, Some(end));
         log_end(&record);
         let settle = Settle {

@@ -97,11 +97,14 @@ struct Cancelled<'a> {
     dropped: usize,
 }
 
-/// Nothing was ever registered: there is nothing to act on.
+/// It is not registered: there is nothing to act on.
 pub fn absent(job: &JobName) -> Failure {
     Failure::TryAgain {
-        message: format!("no instance with job `{job}` has run yet on this store"),
-        hint: Some("start one with `soloist run`, or see `soloist status`".to_owned()),
+        message: format!("the store does not know job `{job}` yet"),
+        hint: Some(
+            "a running `soloist run` that has it makes it known, on a Redis that is new or was emptied after its quarantine; see `soloist status`"
+                .to_owned(),
+        ),
     }
 }
 

@@ -73,7 +73,7 @@ pub struct Exec {
     /// Run once in each period of the store's clock, such as `1m`, whoever asks
     #[arg(long, value_name = "D", value_parser = duration)]
     once_per: Option<Duration>,
-    /// Exit code for \"somebody else has it\" [default: 75]; with 0, nothing is said about it
+    /// Exit code for the case that somebody else has it [default: 75]; with 0, nothing is said about it
     #[arg(short = 'E', long, value_name = "N")]
     conflict_exit_code: Option<u8>,
     /// Where the lock is, as `redis://host:6379/0` or `sqlite:PATH` [default: that of the configuration file]

@@ -84,6 +84,10 @@ async fn collect(
             let ended = ctx
                 .ask(async || ctx.store.history(name, fetch).await)
                 .await?;
+            // What ended between the two looks is in both.
+            runs.retain(|r| {
+                r.outcome != Outcome::Running || ended.iter().all(|e| e.run_id != r.run_id)
+            });
             runs.extend(ended.into_iter().map(RunView::from).filter(wanted));
         }
         sort(&mut runs);

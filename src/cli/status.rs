@@ -228,7 +228,7 @@ fn job_note(j: &JobView, now: i64) -> String {
     if j.quarantined {
         notes.push("waits: the store lost or changed its state".to_owned());
     } else if !j.known && j.enabled {
-        notes.push("no instance has it yet".to_owned());
+        notes.push("the store does not know it yet".to_owned());
     }
     if j.other_definition {
         notes.push("the fleet has another definition".to_owned());
@@ -369,9 +369,9 @@ mod tests {
              draw     0 12 * * *  succeeded  23 h 59 min ago  31 ms  web-1 for 3.30 s  in 20 h 47 min  \
              paused until 2026-11-20T17:12:41.318Z (in 2 h): move; skips the next 2; the fleet has another definition\n\
              fresh    @hourly     -                                                    in 47 min 18 s  \
-             no instance has it yet\n\
+             the store does not know it yet\n\
              manual   manual      -                                                    when triggered  \
-             no instance has it yet\n\
+             the store does not know it yet\n\
              retried  @hourly     -                                                    in 47 min 18 s  \
              attempt 2 (retry) in 3 s; waits: the store lost or changed its state\n"
         );

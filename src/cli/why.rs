@@ -260,8 +260,7 @@ impl Facts<'_> {
         }
         let now = self.now;
         let Some(st) = &self.state else {
-            return "Nothing is known: no instance with this job has run yet on this store."
-                .to_owned();
+            return "Nothing is known: the store does not know this job yet.".to_owned();
         };
         if let Some(again) = st
             .open
@@ -658,7 +657,7 @@ mod tests {
         f.inc = "another";
         assert!(told(&f, AT).starts_with("It waits: the store lost or changed its state"));
         f.state = None;
-        assert!(told(&f, AT).starts_with("Nothing is known: no instance with this job"));
+        assert!(told(&f, AT).starts_with("Nothing is known: the store does not know this job"));
     }
 
     #[test]

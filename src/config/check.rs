@@ -522,12 +522,7 @@ fn job(
     let (zone, dst) = (zone?, dst?);
     let jitter = pick!(jitter).or_default(|| Duration::ZERO)?;
     let written_dir = pick!(working_dir).optional()?;
-    let schedule_digest = digest::schedule(
-        &schedule_text,
-        &zone.name,
-        &format!("{dst:?}"),
-        jitter.as_millis(),
-    );
+    let schedule_digest = digest::schedule(&schedule_text, &zone.name, &format!("{dst:?}"));
     let mut job = Job {
         name: JobName::new(name.value),
         description: pick!(description).optional()?,

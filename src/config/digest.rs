@@ -34,17 +34,14 @@ impl Canon {
     }
 }
 
-/// What decides when the job is due. `dst` is written as in the file.
-pub(super) fn schedule(texts: &[String], timezone: &str, dst: &str, jitter_ms: u128) -> String {
+/// What decides which occurrences the job has: not `jitter`, which only moves their starts. `dst` is written as in the
+/// file.
+pub(super) fn schedule(texts: &[String], timezone: &str, dst: &str) -> String {
     let mut canon = Canon::new();
     for text in texts {
         canon.text("schedule", text);
     }
-    canon
-        .text("timezone", timezone)
-        .text("dst", dst)
-        .text("jitter", &jitter_ms.to_string())
-        .finish()
+    canon.text("timezone", timezone).text("dst", dst).finish()
 }
 
 /// Everything that changes what runs, when, where and how often; not `description` and `tags`. `working_dir`
@@ -65,7 +62,8 @@ pub(super) fn job(job: &Job, working_dir: Option<&str>) -> String {
     );
     canon
         .text("name", job.name.as_str())
-        .text("when", &job.schedule_digest);
+        .text("when", &job.schedule_digest)
+        .text("jitter", &job.jitter.as_millis().to_string());
     match &job.command {
         Command::Shell(line) => {
             canon.text("shell", line);

@@ -648,7 +648,8 @@ fn lapse(st: &mut State, i: usize, c: &Claim, now: i64, fx: &mut Effects) -> boo
     let e = &mut st.open[i];
     fx.records
         .push(e.record(&c.job, Outcome::Unknown, now, LAPSED));
-    st.last = Some(last(e, Outcome::Unknown, now));
+    // A run that nobody saw ending was busy as far as its last renewal shows, not until it was found dead.
+    st.last = Some(last(e, Outcome::Unknown, e.renewed_at));
     if c.on_crash == OnCrash::Rerun && e.attempt < c.max_attempts && e.stop.is_none() {
         e.again = Some(Again {
             at: now,
@@ -661,13 +662,7 @@ fn lapse(st: &mut State, i: usize, c: &Claim, now: i64, fx: &mut Effects) -> boo
     }
 }
 
-fn last(e: &Open, outcome: Outcome, now: i64) -> Last {
-    // A run that nobody saw ending was busy as far as its last renewal shows, not until it was found dead.
-    let to = if outcome == Outcome::Unknown {
-        e.renewed_at
-    } else {
-        now
-    };
+fn last(e: &Open, outcome: Outcome, to: i64) -> Last {
     Last {
         occurrence: e.occurrence,
         attempt: e.attempt,
@@ -831,7 +826,9 @@ pub fn settle(
     });
     if let Some(i) = i {
         let e = &mut st.open[i];
-        st.last = Some(last(e, s.record.outcome, now));
+        // It may have ended long before this could be told: nothing that was due in between overlapped with it.
+        let ended = s.record.finished_at.unwrap_or(now).min(now);
+        st.last = Some(last(e, s.record.outcome, ended));
         // Asked to end on purpose: no further attempt.
         match again.filter(|_| e.stop.is_none()) {
             Some(again) => {

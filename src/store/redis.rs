@@ -549,6 +549,7 @@ impl Store for RedisStore {
             Arg::Bytes(&output.data),
             Arg::Int(output.before as i64),
             Arg::Int(i64::from(r.attempt)),
+            r.finished_at.map_or(Arg::from(""), Arg::Int),
         ];
         let reply = self.run(&self.pool, &SETTLE, &keys, &args, false).await?;
         let done: String = self.read(reply.value.first().unwrap_or(&Value::Nil))?;

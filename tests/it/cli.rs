@@ -656,7 +656,7 @@ fn a_fleet_without_instances_says_that_nothing_is_granted() {
         "{text}"
     );
     assert!(text.contains("no instance is up"), "{text}");
-    assert!(text.contains("no instance has it yet"), "{text}");
+    assert!(text.contains("the store does not know it yet"), "{text}");
     for args in [
         &["trigger", "draw"][..],
         &["pause", "draw"],
@@ -664,10 +664,7 @@ fn a_fleet_without_instances_says_that_nothing_is_granted() {
         &["trigger", "draw", "--wait"],
     ] {
         let (chain, _) = fleet.run(args).failed(75);
-        assert_eq!(
-            chain,
-            "no instance with job `draw` has run yet on this store"
-        );
+        assert_eq!(chain, "the store does not know job `draw` yet");
     }
     assert_eq!(fleet.run(&["history"]).ok(), "no runs yet\n");
     assert_eq!(fleet.run(&["history", "--json"]).json(), json!([]));
@@ -675,7 +672,7 @@ fn a_fleet_without_instances_says_that_nothing_is_granted() {
     assert_eq!(chain, "`often` has not run yet");
     let why = fleet.run(&["why", "often"]).ok();
     assert!(
-        why.contains("no instance with this job has run yet"),
+        why.contains("the store does not know this job yet"),
         "{why}"
     );
     let (_, hint) = fleet.run(&["drain"]).failed(64);

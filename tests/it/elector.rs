@@ -451,6 +451,16 @@ async fn keep(
 
 async fn settle(elector: &Arc<Elector>, g: Granted, outcome: Outcome, again: Option<Again>) {
     let now = elector.clock.now_us().unwrap_or(0) / 1000;
+    ended(elector, g, outcome, again, now).await;
+}
+
+async fn ended(
+    elector: &Arc<Elector>,
+    g: Granted,
+    outcome: Outcome,
+    again: Option<Again>,
+    finished: i64,
+) {
     let outcome = if g.too_late { Outcome::Missed } else { outcome };
     let record = RunRecord {
         run_id: Some(g.run),
@@ -462,7 +472,7 @@ async fn settle(elector: &Arc<Elector>, g: Granted, outcome: Outcome, again: Opt
         instance: Some(elector.instance.clone()),
         host: None,
         started_at: Some(g.granted_at),
-        finished_at: Some(now),
+        finished_at: Some(finished),
         lateness_ms: None,
         duration_ms: None,
         outcome,
@@ -1294,6 +1304,57 @@ async fn what_waits_for_its_turn_is_recorded_when_its_job_is_removed() {
     let all = recorded(&*store, &job.name, 2).await;
     assert!(all.contains(&(first, Outcome::Succeeded)), "{all:?}");
     assert_eq!(started.runs(), [first]);
+}
+
+/// The run before is over, and its settlement waits: for the store, or for its turn. What was due meanwhile must not be
+/// skipped for its sake.
+#[tokio::test]
+async fn what_is_due_between_the_end_of_a_run_and_its_settlement_is_not_skipped() {
+    let store = Arc::new(MemoryStore::new());
+    let started = Arc::new(Started::default());
+    let node = Node::new(Setup {
+        name: "a",
+        line: Line::new(store.clone()),
+        started: started.clone(),
+        max_parallel: None,
+        lasts: Lasts::ForEver,
+    });
+    let job = job("");
+    node.with(&job).await;
+    let first = now(&store, -1000);
+    node.due(&job, first);
+    let run = until("the first runs", || started.of(first).pop())
+        .await
+        .run;
+    let finished = now(&store, 0);
+    node.elector.run_over(&job.name, run);
+    until("time has passed", || {
+        (now(&store, 0) > finished + 20).then_some(())
+    })
+    .await;
+    let second = finished + 10;
+    node.due(&job, second);
+    // Whoever asked now would have it skipped: for the store the first goes on.
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_eq!(outcomes(&*store, &job.name).await, []);
+    let g = node.open.lock().unwrap().remove(0);
+    ended(&node.elector, g, Outcome::Succeeded, None, finished).await;
+    until("the second runs", || started.of(second).pop()).await;
+    assert_eq!(
+        outcomes(&*store, &job.name).await,
+        [(first, Outcome::Succeeded)]
+    );
+}
+
+#[tokio::test]
+async fn another_jitter_is_planned_anew() {
+    let store = Arc::new(MemoryStore::new());
+    let node = Node::simple("a", &store, &Arc::default());
+    let old = job("schedule = \"@every 1h\"");
+    node.with(&old).await;
+    let new = job("schedule = \"@every 1h\"\njitter = \"5m\"");
+    node.elector.set_job(new.clone());
+    node.planned(&new.name).await;
 }
 
 /// A key of another type under one job.
