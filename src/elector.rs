@@ -212,6 +212,11 @@ impl Runs {
     fn begin(&mut self, run: RunId) -> bool {
         !self.ended.contains(&run) && self.active.insert(run, false).is_none()
     }
+    fn over(&mut self, run: RunId) {
+        if let Some(over) = self.active.get_mut(&run) {
+            *over = true;
+        }
+    }
     fn end(&mut self, run: RunId) {
         if self.active.remove(&run).is_some() {
             self.ended.push_back(run);
@@ -543,11 +548,11 @@ impl Elector {
     /// Nothing of a run goes on any more, and it is about to be settled. Until it is, the store has it for a run that goes
     /// on, and would skip for its sake what was due since.
     pub fn run_over(&self, job: &JobName, run: RunId) {
-        self.entry(job, |e| {
-            if let Some(over) = e.runs.active.get_mut(&run) {
-                *over = true;
-            }
-        });
+        if self.entry(job, |e| e.runs.over(run)).is_none()
+            && let Some((_, runs)) = self.parted().get_mut(job)
+        {
+            runs.over(run);
+        }
     }
 
     /// A run has ended here; its lease is given back or lost. `again`: the store awaits another attempt.
