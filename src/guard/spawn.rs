@@ -178,7 +178,7 @@ pub(super) fn start(
         child.run();
     }
     drop(report);
-    let Some(pid) = Pid::from_raw(pid).filter(|_| pid > 0) else {
+    let Some(pid) = (pid > 0).then(|| Pid::from_raw(pid)).flatten() else {
         let error = io::Error::last_os_error();
         let hint = match error.raw_os_error() {
             Some(libc::EAGAIN) => {

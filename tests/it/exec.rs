@@ -31,6 +31,15 @@ fn places() -> [Place; 2] {
     [Place::redis(), Place::sqlite()]
 }
 
+/// Whatever the tests themselves were started with: a shell without job control has what it puts into the background
+/// ignore SIGINT and SIGQUIT, and soloist hands on what is ignored. Async-signal-safe.
+fn default_signals() {
+    for signal in [libc::SIGINT, libc::SIGQUIT, libc::SIGHUP, libc::SIGTERM] {
+        // SAFETY: a valid signal, and the default.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+    }
+}
+
 impl Place {
     fn sqlite() -> Self {
         Self {
@@ -95,7 +104,10 @@ impl Place {
         // A test run that is killed leaves none behind.
         // SAFETY: prctl is async-signal-safe and nothing is allocated.
         unsafe {
-            command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::KILL))?));
+            command.pre_exec(|| {
+                default_signals();
+                Ok(set_parent_process_death_signal(Some(Signal::KILL))?)
+            });
         }
         command
     }
@@ -381,6 +393,7 @@ impl Terminal {
         // SAFETY: async-signal-safe calls, and nothing is allocated.
         unsafe {
             command.pre_exec(|| {
+                default_signals();
                 libc::setsid();
                 libc::ioctl(0, libc::TIOCSCTTY, 0);
                 Ok(())

@@ -506,6 +506,11 @@ impl Fleet {
     /// SIGTERM to all, and their end, which must be a good one.
     #[track_caller]
     pub fn stop(&mut self) {
+        // One that was started a moment ago does not know yet what to do about it.
+        wait_until("all are ready to be stopped", GENEROUS, || {
+            let mut living = self.instances.iter().filter(|i| i.runs());
+            living.all(|i| process::catches(i.pid(), Signal::TERM) || !process::alive(i.pid()))
+        });
         self.signal_all(Signal::TERM);
         for i in 0..self.instances.len() {
             if self.instances[i].runs() {
