@@ -291,6 +291,16 @@ impl From<Result<(), Option<String>>> for Kept {
     }
 }
 
+/// How a lock is given back.
+#[derive(Debug, Clone, Copy)]
+struct Giving {
+    /// Nobody shall have it for so long yet.
+    keep: Duration,
+    /// By the owner's own count it has not lapsed: whether it has by the store's need not be looked at, as long as nobody else
+    /// has had it since.
+    sure: bool,
+}
+
 /// One key is of one kind at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
@@ -322,12 +332,11 @@ trait Backend: Send + Sync {
         lease: Duration,
         limit: Duration,
     ) -> Result<Kept, Error>;
-    /// `keep`: nobody shall have it for so long yet.
     async fn release(
         &self,
         key: &str,
         owner: &str,
-        keep: Duration,
+        how: Giving,
         limit: Duration,
     ) -> Result<Kept, Error>;
     async fn look(&self, key: &str, limit: Duration) -> Result<Option<(String, Duration)>, Error>;
@@ -938,7 +947,8 @@ impl Core {
             let out = core
                 .insist(limit, || {
                     let keep = keep_until.since(Boottime::now());
-                    core.backend.release(&key, &owner, keep, limit)
+                    let how = Giving { keep, sure: true };
+                    core.backend.release(&key, &owner, how, limit)
                 })
                 .await;
             if let Err(e) = out {

@@ -13,12 +13,12 @@ local call, key, owner, nonce = redis.call, KEYS[1], ARGV[1], ARGV[2]
 local was, last = call('GET', key), ''
 if was then
   local left, mark = call('PTTL', key), string.sub(was, 17, 17)
-  if left < 0 or not string.find(mark, '^[.!=]$') then
+  if left < 0 or not string.find(mark, '^[.!=~]$') then
     return { left, was }
   end
   local levels, first, step, who = string.match(was, '^\t(%d+)\t([^\t]*)\t([^\t]*)\t(.*)$', 18)
   last = string.sub(was, 1, 16)
-  if left > tonumber(ARGV[4]) then
+  if left > tonumber(ARGV[4]) and mark ~= '~' then
     if not who then
       return redis.error_reply('WRONGTYPE a plain lock has it')
     end

@@ -14,7 +14,7 @@ local left = was and call('PTTL', key) or 0
 if left < 0 then
   return was
 end
-if left <= tonumber(ARGV[3]) then
+if left <= tonumber(ARGV[3]) or string.sub(was, 17, 17) == '~' then
   return ''
 end
 local token, mark, levels, first, step, who =

@@ -11,10 +11,10 @@ if not was then
 end
 local left, mark, holder = redis.call('PTTL', KEYS[1]), string.sub(was, 17, 17), string.sub(was, 18)
 -- Set by hand, or by another program.
-if left < 0 or not string.find(mark, '^[.!=]$') then
+if left < 0 or not string.find(mark, '^[.!=~]$') then
   return { left, was }
 end
-if left <= tonumber(ARGV[1]) then
+if left <= tonumber(ARGV[1]) or mark == '~' then
   return false
 end
 return { left - ARGV[1], string.match(holder, '^\t%d+\t[^\t]*\t[^\t]*\t(.*)$') or holder }

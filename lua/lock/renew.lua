@@ -14,7 +14,7 @@ local left = was and redis.call('PTTL', KEYS[1]) or 0
 if left < 0 then
   return was
 end
-if left <= tonumber(ARGV[3]) then
+if left <= tonumber(ARGV[3]) or string.sub(was, 17, 17) == '~' then
   return ''
 end
 local holder = string.sub(was, 18)

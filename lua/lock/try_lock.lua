@@ -2,12 +2,14 @@
 --
 -- KEYS[1]  lock    <ns>:{<key>}:lock    string: token (16 digits), mark, owner. It outlives its lock by `kept`, so that
 --                  tokens go on growing; the lock is held while the key has more time to live than `kept`.
---                  mark    `.` held; `!` held, and somebody waits; `=` given back, but nobody shall have it yet
+--                  mark    `.` held; `!` held, and somebody waits; `=` given back, but nobody shall have it yet;
+--                          `~` given back, whatever time the key has
 --                  owner   of a ReentrantLock: tab, levels, tab, nonce of the first step, tab, of the last, tab, owner
 -- ARGV[1]  owner   unique for each attempt to lock; asking again with it gives the same answer
 -- ARGV[2]  ttl     milliseconds, counted by the server's wall clock: lease + kept
 -- ARGV[3]  kept    milliseconds
 -- ARGV[4]  waits   if given: who asks hears of the release from now on, so it has to be told of
+-- ARGV[5]  now     what TIME says; given by many.lua alone, that has asked for all of its locks
 --
 -- Returns  token                taken
 --          {remaining, holder}  held by another for at most `remaining` milliseconds (-1: it does not expire)
@@ -16,39 +18,47 @@
 local call, key, owner = redis.call, KEYS[1], ARGV[1]
 local was, last = call('GET', key), ''
 if was then
-  local left, mark, holder = call('PTTL', key), string.sub(was, 17, 17), string.sub(was, 18)
-  -- Set by hand, or by another program.
-  if left < 0 or mark ~= '.' and mark ~= '!' and mark ~= '=' then
-    return { left, was }
+  local mark = string.sub(was, 17, 17)
+  -- Most of a script's time goes into making strings, long ones above all: the holder is compared where it stands.
+  local ours = #was == 17 + #owner and string.find(was, owner, 18, true)
+  last = string.sub(was, 1, 16)
+  if mark ~= '~' then
+    local left = call('PTTL', key)
+    -- Set by hand, or by another program.
+    if left < 0 or mark ~= '.' and mark ~= '!' and mark ~= '=' then
+      return { left, was }
+    end
+    left = left - ARGV[3]
+    if left > 0 then
+      local holder = string.sub(was, 18)
+      if string.sub(holder, 1, 1) == '\t' then
+        return redis.error_reply('WRONGTYPE a ReentrantLock has it')
+      end
+      if ours and mark ~= '=' then
+        call('PEXPIRE', key, ARGV[2])
+        return last
+      end
+      if ARGV[4] and mark == '.' then
+        -- A server that is full refuses SET as a script's first write; PERSIST changes nothing here and is never refused.
+        call('PERSIST', key)
+        call('SET', key, last .. '!' .. holder, 'PX', left + ARGV[3])
+      end
+      return { left, holder }
+    end
   end
-  left, last = left - ARGV[3], string.sub(was, 1, 16)
-  if left > 0 then
-    if string.sub(holder, 1, 1) == '\t' then
-      return redis.error_reply('WRONGTYPE a ReentrantLock has it')
-    end
-    if holder == owner and mark ~= '=' then
-      call('PEXPIRE', key, ARGV[2])
-      return tonumber(last)
-    end
-    if ARGV[4] and mark == '.' then
-      -- A server that is full refuses SET as a script's first write; PERSIST changes nothing here and is never refused.
-      call('PERSIST', key)
-      call('SET', key, last .. '!' .. holder, 'PX', left + ARGV[3])
-    end
-    return { left, holder }
-  end
-  if holder == owner then
+  if ours then
     return false
   end
 end
 -- The clock makes tokens grow where the last one was lost; the last one does where the clock went back.
-local now = call('TIME')
-local token = now[1] .. now[2]
+local now = ARGV[5] or call('TIME')
+local token = now.token or now[1] .. now[2]
 if #token ~= 16 then
   token = string.format('%010.0f%06.0f', now[1], now[2])
 end
+now.token = token
 if token <= last then
   token = string.format('%016.0f', last + 1)
 end
 call('SET', key, token .. '.' .. owner, 'PX', ARGV[2])
-return tonumber(token)
+return token

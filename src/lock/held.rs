@@ -11,7 +11,7 @@ use std::{
 
 use tokio::sync::{OwnedMutexGuard, watch};
 
-use super::{Core, Error, Kept, Kind, name_of, room::Visit, until};
+use super::{Core, Error, Giving, Kept, Kind, name_of, room::Visit, until};
 use crate::{
     clock::Boottime,
     config,
@@ -175,7 +175,8 @@ impl Lock {
     /// Only what is ours is given back. Again after that it is [`Released::Before`], also when the first answer got lost.
     ///
     /// # Errors
-    /// [`Error::NotHeld`]: it was not ours any more, and who has it keeps it. [`Error::Unreachable`] after the retries
+    /// [`Error::NotHeld`]: it was not ours any more, and who has it keeps it. (A lapse that only the store has seen, because its
+    /// clock was stepped, is not told if nobody has had the lock since.) [`Error::Unreachable`] after the retries
     /// of `[store]`: it lapses with its lease at the latest; may be called again, and dropping the lock tries once more.
     pub async fn release(&self) -> Result<Released, Error> {
         self.hold.clone().release().await
@@ -486,9 +487,13 @@ impl Hold {
             .insist(limit, || {
                 asked.fetch_add(1, Ordering::Relaxed);
                 let keep = self.state().at_least_until.since(Boottime::now());
+                let how = Giving {
+                    keep,
+                    sure: trusted,
+                };
                 self.core
                     .backend
-                    .release(&self.key, &self.owner, keep, limit)
+                    .release(&self.key, &self.owner, how, limit)
             })
             .await;
         self.core.rooms.ring(&self.key);

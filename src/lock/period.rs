@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{Core, Error, LockClient, checked, name_of};
+use super::{Core, Error, Giving, LockClient, checked, name_of};
 use crate::config;
 
 /// What a store says to who wants the present period.
@@ -98,11 +98,11 @@ impl LockClient {
     pub(crate) async fn release_for(&self, key: &str, owner: &str) -> Result<(), Error> {
         let key = checked(key)?;
         let limit = self.core.backend.patience();
-        let free = || {
-            self.core
-                .backend
-                .release(&key, owner, Duration::ZERO, limit)
+        let how = Giving {
+            keep: Duration::ZERO,
+            sure: true,
         };
+        let free = || self.core.backend.release(&key, owner, how, limit);
         // Another's by now, or nobody's: then it is over anyhow.
         self.core.insist(limit, free).await.map(drop)
     }

@@ -1,6 +1,8 @@
 //! Locks in Redis: one script for each step (lua/lock/), one connection that all tasks share, one for renewals, and one
 //! that hears of releases while somebody waits.
 
+mod batch;
+
 use std::{
     collections::HashSet,
     sync::{Arc, LazyLock, Mutex, PoisonError},
@@ -12,8 +14,9 @@ use futures_util::StreamExt;
 use redis::{Cmd, FromRedisValue, Value, aio::PubSubSink, cmd};
 use tokio::sync::{mpsc, oneshot};
 
+use self::batch::{Answer, Ask as One, Batcher, Way};
 use super::{
-    Backend, Error, Kept, Kind, Tried,
+    Backend, Error, Giving, Kept, Kind, Tried,
     period::Timed,
     reentrant::{Entered, Left},
     room::{Rooms, made_by},
@@ -53,7 +56,8 @@ pub(super) struct RedisLocks {
     client: Client,
     namespace: String,
     min_replicas: u32,
-    line: Line,
+    line: Arc<Line>,
+    batcher: Arc<Batcher>,
     /// Renewals wait behind nothing else.
     renewals: Line,
     ear: Ear,
@@ -68,10 +72,12 @@ impl RedisLocks {
     ) -> Result<Self, store::Error> {
         install_crypto();
         let client = Client::new(url, c)?;
+        let line = Arc::new(Line::new(client.clone()));
         Ok(Self {
             namespace: c.namespace.clone(),
             min_replicas: c.min_replicas,
-            line: Line::new(client.clone()),
+            batcher: Arc::new(Batcher::new(client.clone(), line.clone())),
+            line,
             renewals: Line::new(client.clone()),
             ear: Ear {
                 client: client.clone(),
@@ -84,6 +90,10 @@ impl RedisLocks {
         })
     }
 
+    fn name(&self, key: &str, what: &str) -> String {
+        [&*self.namespace, ":{", key, "}:", what].concat()
+    }
+
     /// Runs a script on the key `what` of the lock. With `confirm`, waits for the replicas.
     async fn call(
         &self,
@@ -93,7 +103,7 @@ impl RedisLocks {
         args: &[Arg<'_>],
         confirm: bool,
     ) -> Result<Value, Error> {
-        let name = [&*self.namespace, ":{", key, "}:", what].concat();
+        let name = self.name(key, what);
         // Room for all of it: this is most of what a lock costs on our side.
         let mut call = Cmd::with_capacity(4 + args.len(), 128 + 2 * name.len());
         call.arg("EVALSHA").arg(&*script.sha).arg("1").arg(&*name);
@@ -125,6 +135,55 @@ impl RedisLocks {
             });
         }
         Ok(answer)
+    }
+
+    /// Takes or gives back a plain lock: together with others, if more are asked for at one time.
+    async fn step(
+        &self,
+        step: Step,
+        key: &str,
+        owner: &str,
+        limit: Duration,
+    ) -> Result<Value, Error> {
+        // WAIT is for one grant; who has less time than others must not be waited for as long as they are.
+        let alone = self.min_replicas > 0 || limit != self.patience() || !step.is_common();
+        let mut _direct = None;
+        if !alone {
+            match self
+                .batcher
+                .way(|| step.with_others(self.name(key, LOCK), owner))
+            {
+                Way::Direct(direct) => _direct = Some(direct),
+                Way::Together(answer) => match tokio::time::timeout(limit, answer).await {
+                    Ok(Ok(Answer::Said(value))) => return Ok(value),
+                    Ok(Ok(Answer::Failed(e))) => return Err(Error::of(key, e)),
+                    Ok(Ok(Answer::Alone) | Err(_)) => {}
+                    Err(_) => return Err(Error::of(key, self.batcher.late(limit))),
+                },
+            }
+        }
+        let on = (&*self.line, limit);
+        match step {
+            Step::TryLock { lease, hears } => {
+                let args = [
+                    Arg::Text(owner),
+                    Arg::Ms(lease + FENCE_TTL),
+                    Arg::Ms(FENCE_TTL),
+                    WAITS,
+                ];
+                let args = &args[..if hears { 4 } else { 3 }];
+                self.call(on, &TRY_LOCK, (key, LOCK), args, true).await
+            }
+            Step::Release(Giving { keep, sure }) => {
+                let keep = match keep.is_zero() {
+                    true => Arg::Text(""),
+                    false => Arg::Ms(keep),
+                };
+                let args = [Arg::Text(owner), Arg::Ms(FENCE_TTL), keep, Arg::Text("1")];
+                let args = &args[..if sure { 3 } else { 4 }];
+                self.call(on, &RELEASE, (key, LOCK), args, false).await
+            }
+        }
     }
 
     fn trouble(&self, key: &str, e: Trouble) -> Error {
@@ -162,6 +221,39 @@ impl RedisLocks {
     }
 }
 
+/// What is asked for a plain lock, and may be asked together with others.
+#[derive(Clone, Copy)]
+enum Step {
+    TryLock { lease: Duration, hears: bool },
+    Release(Giving),
+}
+
+impl Step {
+    /// What is rare goes alone.
+    fn is_common(self) -> bool {
+        match self {
+            Self::TryLock { .. } => true,
+            Self::Release(Giving { keep, sure }) => sure && keep.is_zero(),
+        }
+    }
+
+    fn with_others(self, name: String, owner: &str) -> One {
+        let (step, ttl) = match self {
+            Self::TryLock { lease, hears } => {
+                let step = if hears { "w" } else { "t" };
+                (step, Some(millis(lease + FENCE_TTL)))
+            }
+            Self::Release(_) => ("r", None),
+        };
+        One {
+            name,
+            step,
+            owner: owner.to_owned(),
+            ttl,
+        }
+    }
+}
+
 /// The one key of a lock.
 const LOCK: &str = "lock";
 const WAITS: Arg<'static> = Arg::Text("1");
@@ -189,7 +281,7 @@ impl Backend for RedisLocks {
 
     /// To connect, and to be answered.
     fn patience(&self) -> Duration {
-        self.client.timeout * 3
+        self.batcher.patience()
     }
 
     async fn try_lock(
@@ -200,17 +292,10 @@ impl Backend for RedisLocks {
         hears: bool,
         limit: Duration,
     ) -> Result<Tried, Error> {
-        let args = [
-            Arg::Text(owner),
-            Arg::Ms(lease + FENCE_TTL),
-            Arg::Ms(FENCE_TTL),
-            WAITS,
-        ];
-        let args = &args[..if hears { 4 } else { 3 }];
-        let on = (&self.line, limit);
-        let answer = self.call(on, &TRY_LOCK, (key, LOCK), args, true).await?;
+        let step = Step::TryLock { lease, hears };
+        let answer = self.step(step, key, owner, limit).await?;
         Ok(match answer {
-            Value::Int(token) => Tried::Taken(FencingToken(token)),
+            Value::BulkString(_) => Tried::Taken(FencingToken(self.read(key, answer)?)),
             Value::Nil => Tried::Stale,
             other => {
                 let (left, owner) = self.read(key, other)?;
@@ -244,18 +329,16 @@ impl Backend for RedisLocks {
         &self,
         key: &str,
         owner: &str,
-        keep: Duration,
+        how: Giving,
         limit: Duration,
     ) -> Result<Kept, Error> {
-        let args = [Arg::Text(owner), Arg::Ms(FENCE_TTL), Arg::Ms(keep)];
-        let args = &args[..if keep.is_zero() { 2 } else { 3 }];
-        let on = (&self.line, limit);
-        let answer = self.call(on, &RELEASE, (key, LOCK), args, false).await?;
+        let step = Step::Release(how);
+        let answer = self.step(step, key, owner, limit).await?;
         Ok(Kept::from(self.kept::<()>(key, answer)?))
     }
 
     async fn look(&self, key: &str, limit: Duration) -> Result<Option<(String, Duration)>, Error> {
-        let (on, args) = ((&self.line, limit), [Arg::Ms(FENCE_TTL)]);
+        let (on, args) = ((&*self.line, limit), [Arg::Ms(FENCE_TTL)]);
         let answer = self.call(on, &LOOK, (key, LOCK), &args, false).await?;
         let found: Option<(i64, String)> = self.read(key, answer)?;
         Ok(found.map(|(left, owner)| (owner, remaining(left))))
@@ -277,7 +360,7 @@ impl Backend for RedisLocks {
             WAITS,
         ];
         let args = &args[..if hears { 5 } else { 4 }];
-        let on = (&self.line, limit);
+        let on = (&*self.line, limit);
         let answer = self.call(on, &ENTER, (key, LOCK), args, true).await?;
         Ok(match answer {
             Value::Nil => Entered::Stale,
@@ -300,7 +383,7 @@ impl Backend for RedisLocks {
         limit: Duration,
     ) -> Result<Left, Error> {
         let args = [Arg::Text(owner), Arg::Text(nonce), Arg::Ms(FENCE_TTL)];
-        let on = (&self.line, limit);
+        let on = (&*self.line, limit);
         let answer = self.call(on, &LEAVE, (key, LOCK), &args, false).await?;
         Ok(match self.kept(key, answer)? {
             Ok(levels) => Left::Levels(levels),
@@ -322,7 +405,7 @@ impl Backend for RedisLocks {
             // Two of them at least, for a clock that goes back.
             Arg::Ms((length * 2).max(FENCE_TTL)),
         ];
-        let on = (&self.line, limit);
+        let on = (&*self.line, limit);
         let answer = self.call(on, &PERIOD, (key, &what), &args, true).await?;
         let (taken, begin, next, owner) = self.read::<(bool, _, _, _)>(key, answer)?;
         let next = remaining(next);
@@ -342,7 +425,7 @@ impl Backend for RedisLocks {
         let what = format!("period:{}", millis(length));
         let begin = begin.to_string();
         let args = [Arg::Text(owner), Arg::Text(&begin)];
-        let on = (&self.line, limit);
+        let on = (&*self.line, limit);
         self.call(on, &UNPERIOD, (key, &what), &args, false)
             .await
             .map(drop)

@@ -11,8 +11,8 @@ use std::{
 use futures_util::future::join_all;
 
 use super::{
-    Attempt, Error, Kept, Kind, LockClient, Released, RetryStrategy, Tried, checked, leased,
-    name_of,
+    Attempt, Error, Giving, Kept, Kind, LockClient, Released, RetryStrategy, Tried, checked,
+    leased, name_of,
 };
 use crate::clock::Boottime;
 
@@ -283,14 +283,18 @@ impl RedlockGuard {
     /// # Errors
     /// [`Error::NotHeld`]: a majority did not have it any more.
     pub async fn release(&self) -> Result<Released, Error> {
+        let sure = self.is_held();
         if self.released.swap(true, SeqCst) {
             return Ok(Released::Before);
         }
+        let how = Giving {
+            keep: Duration::ZERO,
+            sure,
+        };
         let answers = join_all(self.lock.nodes.iter().map(|n| {
-            let keep = Duration::ZERO;
             n.core
                 .backend
-                .release(&self.key, &self.owner, keep, self.timeout)
+                .release(&self.key, &self.owner, how, self.timeout)
         }))
         .await;
         let mut gone = 0;

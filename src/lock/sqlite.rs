@@ -13,7 +13,7 @@ use rusqlite::OptionalExtension;
 use tokio::{sync::broadcast::error::RecvError, task::JoinHandle};
 
 use super::{
-    Backend, Error, Kept, Kind, Tried,
+    Backend, Error, Giving, Kept, Kind, Tried,
     period::Timed,
     reentrant::{Entered, Left},
     room::{Rooms, made_by},
@@ -297,7 +297,7 @@ impl Backend for SqliteLocks {
         &self,
         key: &str,
         owner: &str,
-        keep: Duration,
+        Giving { keep, .. }: Giving,
         limit: Duration,
     ) -> Result<Kept, Error> {
         let owner = owner.to_owned();

@@ -426,11 +426,15 @@ impl Line {
             if let Some(n) = number {
                 self.replace(n);
             }
-            Err(Trouble::Without(Error::Unreachable {
-                address: self.client.address.clone(),
-                reason: format!("no answer within {limit:?}"),
-            }))
+            Err(Trouble::Without(self.late(limit)))
         })
+    }
+
+    pub(crate) fn late(&self, limit: Duration) -> Error {
+        Error::Unreachable {
+            address: self.client.address.clone(),
+            reason: format!("no answer within {limit:?}"),
+        }
     }
 }
 

@@ -1,0 +1,35 @@
+-- lock/many.lua: take and give back many locks of the library, each as its own script does it, in one call.
+--
+-- The functions try_lock(KEYS, ARGV) and release(KEYS, ARGV) stand before this: the files of these names.
+--
+-- KEYS     lock    <ns>:{<key>}:lock    of each; see try_lock.lua
+-- ARGV[1]  kept    milliseconds
+-- then for each key
+--          step    `t` try_lock; `w` try_lock, and who asks hears of the release; `r` release
+--          owner
+--          ttl     of a try_lock
+--
+-- Returns the answer to each; the status ALONE for one that failed, and has to be asked for alone: what went wrong with
+-- one lock is not the others' business.
+local answers, now, n = {}, redis.call('TIME'), 1
+-- Filled anew for each: tables cost more than what is in them.
+local lock, kept = {}, tonumber(ARGV[1])
+local take, free = { '', '', kept, false, now }, { '', kept, '' }
+for i, key in ipairs(KEYS) do
+  local step, fine, answer = ARGV[n + 1]
+  lock[1] = key
+  if step == 'r' then
+    free[1] = ARGV[n + 2]
+    n = n + 2
+    fine, answer = pcall(release, lock, free)
+  else
+    take[1], take[2], take[4] = ARGV[n + 2], ARGV[n + 3], step == 'w'
+    n = n + 3
+    fine, answer = pcall(try_lock, lock, take)
+  end
+  if not fine or type(answer) == 'table' and answer.err then
+    answer = { ok = 'ALONE' }
+  end
+  answers[i] = answer
+end
+return answers
