@@ -9,8 +9,8 @@
 --          owner
 --          ttl     of a try_lock
 --
--- Returns the answer to each; the status ALONE for one that failed, and has to be asked for alone: what went wrong with
--- one lock is not the others' business.
+-- Returns the answer to each; the status ALONE for one that failed: it has to be asked for alone. What is wrong with
+-- one lock is not the others' business, and what was given back before it must not be asked for twice.
 local answers, now, n = {}, redis.call('TIME'), 1
 -- Filled anew for each: tables cost more than what is in them.
 local lock, kept = {}, tonumber(ARGV[1])

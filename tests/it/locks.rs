@@ -1,6 +1,7 @@
 //! The library's locks: one suite over Redis and SQLite, then what only a server can do (hang, forget, lose replies).
 
 use std::{
+    collections::HashSet,
     path::Path,
     process::{Command, Stdio},
     sync::{
@@ -10,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use futures_util::future::Either;
+use futures_util::future::{Either, join, join_all};
 use soloist::{
     Election, Elector, ExponentialBackoff, LimitedRetry, Lock, LockClient, NoRetry, RetryStrategy,
     TryLock, Until, WithLock,
@@ -1643,6 +1644,7 @@ async fn a_full_server_grants_nothing_but_renews_and_frees() {
     config.retry.attempts = 0;
     let (a, b) = (LockClient::with_config(&config).unwrap(), bed.client());
     let (lock, short) = (take(&a, "k", LONG).await, take(&a, "s", LONG).await);
+    let plain = take(&a, "p", LONG).await;
     let levels = a.reentrant("l", LONG).unwrap();
     let entered = async || match levels.try_enter(NoRetry).await.unwrap() {
         Enter::Entered { levels, .. } => levels,
@@ -1659,6 +1661,9 @@ async fn a_full_server_grants_nothing_but_renews_and_frees() {
     assert_eq!(levels.leave().await.unwrap(), Leave::Freed);
     short.lock_at_least_for(LONG);
     assert_eq!(short.release().await.unwrap(), Released::Now);
+    // Also without company, where the release is the first write of its script.
+    assert_eq!(plain.release().await.unwrap(), Released::Now);
+    assert_eq!(b.holder("p").await.unwrap(), None);
     // Who waits can say so, and is told.
     let waiter = waiting(&b, "k");
     until("and has said so", || {
@@ -1670,6 +1675,187 @@ async fn a_full_server_grants_nothing_but_renews_and_frees() {
     assert_eq!(lock.release().await.unwrap(), Released::Now);
     within(waiter).await.unwrap().release().await.unwrap();
     assert!(b.holder("s").await.unwrap().is_some());
+}
+
+/// Asks for the locks `first-0`, `first-1` and so on at one time.
+async fn take_together(c: &LockClient, first: &str, n: usize) -> Vec<Result<TryLock, Error>> {
+    let asks = (0..n).map(|i| {
+        let (c, key) = (c.clone(), format!("{first}-{i}"));
+        async move { c.try_lock(&key, LONG, NoRetry).await }
+    });
+    within(join_all(asks)).await
+}
+
+#[tokio::test]
+async fn locks_that_are_asked_for_at_one_time_travel_together() {
+    let bed = Bed::redis();
+    let Bed::Redis(server) = &bed else {
+        unreachable!()
+    };
+    let c = bed.client();
+    // The server has to be told both scripts.
+    drop(take_together(&c, "warm", 9).await);
+    until_free(&c, "warm-8").await;
+    let before = calls(server, "evalsha");
+    let locks: Vec<Lock> = take_together(&c, "k", 200)
+        .await
+        .into_iter()
+        .map(|t| taken(t.unwrap()))
+        .collect();
+    let tokens: HashSet<_> = locks.iter().map(Lock::owner).collect();
+    assert_eq!(tokens.len(), 200, "each has an owner of its own");
+    // Two by themselves, the others by sixty-four.
+    let asked = calls(server, "evalsha") - before;
+    assert!(asked <= 2 + 4, "{asked} calls");
+    for (i, lock) in locks.iter().enumerate() {
+        let holder = c.holder(&format!("k-{i}")).await.unwrap().unwrap();
+        assert!(lock.owner().starts_with(&holder.name));
+    }
+    let before = calls(server, "evalsha");
+    for released in within(join_all(locks.iter().map(Lock::release))).await {
+        assert_eq!(released.unwrap(), Released::Now);
+    }
+    let asked = calls(server, "evalsha") - before;
+    assert!(asked <= 2 + 4, "{asked} calls");
+    for t in take_together(&c, "k", 200).await {
+        assert!(taken(t.unwrap()).fencing_token() > locks[0].fencing_token());
+    }
+}
+
+#[tokio::test]
+async fn what_is_wrong_with_one_lock_is_not_the_business_of_those_that_travel_with_it() {
+    let bed = Bed::redis();
+    let Bed::Redis(server) = &bed else {
+        unreachable!()
+    };
+    let (c, other) = (bed.client(), bed.client().named("other"));
+    server.command::<()>(&["LPUSH", "soloist:{k-10}:lock", "theirs"]);
+    server.command::<()>(&["SET", "soloist:{k-11}:lock", "by hand"]);
+    let levels = other.reentrant("k-12", LONG).unwrap();
+    assert!(matches!(
+        levels.try_enter(NoRetry).await.unwrap(),
+        Enter::Entered { .. }
+    ));
+    let _held = take(&other, "k-13", LONG).await;
+    for (i, answer) in take_together(&c, "k", 30).await.into_iter().enumerate() {
+        match (i, answer) {
+            (10 | 12, Err(Error::WrongType { .. })) => {}
+            (11, Ok(TryLock::Held { holder, .. })) => assert_eq!(holder, "by hand"),
+            (13, Ok(TryLock::Held { holder, .. })) => assert_eq!(holder, "other"),
+            (10..14, answer) => panic!("{i}: {answer:?}"),
+            (_, answer) => drop(taken(answer.unwrap())),
+        }
+    }
+    // Nor of those that are given back.
+    let ours = take_together(&c, "ours", 30).await;
+    let ours: Vec<_> = ours.into_iter().map(|t| taken(t.unwrap())).collect();
+    let (released, bad) = within(join(
+        join_all(ours.iter().map(Lock::release)),
+        join_all((0..30).map(|_| c.try_lock("k-10", LONG, NoRetry))),
+    ))
+    .await;
+    for released in released {
+        assert_eq!(released.unwrap(), Released::Now);
+    }
+    for bad in bad {
+        assert!(matches!(bad, Err(Error::WrongType { .. })));
+    }
+}
+
+/// A user of the server may be allowed some keys only; and a cluster takes keys of one node only.
+#[tokio::test]
+async fn what_the_server_does_not_take_together_is_asked_for_alone() {
+    let server = RedisServer::start();
+    server.command::<()>(&[
+        "ACL",
+        "SETUSER",
+        "some",
+        "on",
+        ">secret",
+        "resetkeys",
+        "~soloist:{k-1*",
+        "&*",
+        "+@all",
+    ]);
+    let url = format!("redis://some:secret@127.0.0.1:{}", server.port());
+    let c = LockClient::open(&url).unwrap();
+    for (i, answer) in take_together(&c, "k", 30).await.into_iter().enumerate() {
+        match answer {
+            Ok(t) => assert!(taken(t).is_held() && i.to_string().starts_with('1')),
+            Err(Error::Refused { reason, .. }) => {
+                assert!(!i.to_string().starts_with('1'), "{i}: {reason}");
+            }
+            Err(e) => panic!("{i}: {e}"),
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_question_that_is_dropped_among_many_leaves_nothing_behind() {
+    let bed = Bed::redis();
+    let (a, b) = (bed.client(), bed.client());
+    let busy: Vec<_> = (0..12)
+        .map(|i| {
+            let a = a.clone();
+            tokio::spawn(async move {
+                loop {
+                    let lock = take(&a, &format!("busy-{i}"), LONG).await;
+                    lock.release().await.unwrap();
+                }
+            })
+        })
+        .collect();
+    for polls in 1..60 {
+        let mut asking = Box::pin(a.try_lock("k", LONG, NoRetry));
+        for _ in 0..polls % 5 {
+            if futures_util::poll!(&mut asking).is_ready() {
+                break;
+            }
+            tokio::task::yield_now().await;
+        }
+        drop(asking);
+        let got = within(b.lock("k", GENEROUS, LONG)).await.unwrap();
+        taken(got).release().await.unwrap();
+    }
+    busy.iter().for_each(|task| assert!(!task.is_finished()));
+    busy.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
+/// Whose runtime ends takes the task along that asks for all.
+#[test]
+fn a_runtime_that_ends_leaves_nobody_of_another_without_an_answer() {
+    let bed = Bed::redis();
+    let c = bed.client();
+    let work = |c: &LockClient, name: &str, n: usize| {
+        let (c, name) = (c.clone(), name.to_owned());
+        async move {
+            let tasks = (0..16).map(|i| {
+                let (c, key) = (c.clone(), format!("{name}-{i}"));
+                tokio::spawn(async move {
+                    for _ in 0..n {
+                        // The connection was the other runtime's, too: that is an error that passes.
+                        match c.try_lock(&key, LONG, NoRetry).await.map(TryLock::taken) {
+                            Ok(Some(lock)) => drop(lock.release().await),
+                            Ok(None) => tokio::time::sleep(MS).await,
+                            Err(e) => assert!(e.is_transient(), "{e}"),
+                        }
+                    }
+                })
+            });
+            for task in tasks.collect::<Vec<_>>() {
+                task.await.unwrap();
+            }
+        }
+    };
+    let staying = tokio::runtime::Runtime::new().unwrap();
+    for round in 0..5 {
+        let leaving = tokio::runtime::Runtime::new().unwrap();
+        leaving.spawn(work(&c, &format!("leaving-{round}"), usize::MAX));
+        let stays = staying.spawn(work(&c, "staying", 200));
+        std::thread::sleep(20 * MS);
+        leaving.shutdown_background();
+        staying.block_on(within(stays)).unwrap();
+    }
 }
 
 /// As a client in a `static` does that several tests use.

@@ -16,7 +16,7 @@ use tokio::sync::{Notify, oneshot};
 
 use crate::store::{
     self, FENCE_TTL,
-    redis::connection::{Client, Line, Script, Trouble},
+    redis::connection::{Client, Line, Script, Trouble, is_lost},
 };
 
 static MANY: LazyLock<Script> = LazyLock::new(|| {
@@ -231,18 +231,17 @@ async fn send(batcher: Arc<Batcher>, batch: Vec<(Ask, oneshot::Sender<Answer>)>)
     let failed = match asked.await {
         Ok(Value::Array(answers)) if answers.len() == batch.len() => {
             for (answer, (_, tell)) in answers.into_iter().zip(batch) {
-                let answer = match answer {
-                    Value::SimpleString(_) | Value::ServerError(_) => Answer::Alone,
+                let _ = tell.send(match answer {
+                    Value::SimpleString(_) => Answer::Alone,
                     said => Answer::Said(said),
-                };
-                let _ = tell.send(answer);
+                });
             }
             return;
         }
-        // The server does not take them together: keys on several nodes, or some that this user may not touch.
-        Ok(_) => None,
         Err(Trouble::Without(e)) => Some(e),
-        Err(Trouble::Said(e)) => Some(batcher.client.error(&e)).filter(store::Error::is_transient),
+        Err(Trouble::Said(e)) if is_lost(&e) => Some(batcher.client.error(&e)),
+        // The server does not take them together, and has done nothing: keys on several nodes, or some that this user may not touch.
+        Ok(_) | Err(Trouble::Said(_)) => None,
     };
     for (_, tell) in batch {
         let _ = tell.send(match &failed {

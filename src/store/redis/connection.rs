@@ -183,11 +183,7 @@ impl Client {
             reason = format!("{what_to_do} ({reason})");
         }
         // Whatever may pass by itself: the network, a server that starts, fails over, or runs a long script.
-        let passing = e.is_io_error()
-            || e.is_timeout()
-            || e.is_connection_dropped()
-            || e.kind() == ErrorKind::Io
-            || code.is_some_and(|c| PASSING.contains(&c));
+        let passing = is_lost(e) || code.is_some_and(|c| PASSING.contains(&c));
         if passing {
             Error::Unreachable { address, reason }
         } else {
@@ -297,6 +293,11 @@ fn advice(kind: ErrorKind, code: Option<&str>, reason: &str) -> Option<&'static 
         }
         _ => return None,
     })
+}
+
+/// The network's: the server may have done what it was asked for, or not.
+pub(crate) fn is_lost(e: &RedisError) -> bool {
+    e.is_io_error() || e.is_timeout() || e.is_connection_dropped() || e.kind() == ErrorKind::Io
 }
 
 /// A key has another type than the command is for; also from inside a script of a server before 7.0.
