@@ -1,7 +1,8 @@
 //! `exec`: any command under a distributed lock, for crontabs and scripts.
 //!
-//! The order: the period (`--once-per`), the lock, the command; when its tree is gone, the lock again. The command runs
-//! under a guard that knows until when the lock is trusted, so that it ends in time even if this process is killed, stopped or hangs.
+//! The order: the period (`--once-per`), the lock, the command; when its tree is gone, the lock again. Who has to wait for the
+//! lock has no period meanwhile, and claims the one of then: it may be ended at any time, and a period that is over is nobody's.
+//! The command runs under a guard that knows until when the lock is trusted, so that it ends in time even if this process is killed, stopped or hangs.
 
 mod signals;
 
@@ -202,57 +203,79 @@ enum Turn {
 
 impl Session<'_> {
     async fn run(self) -> Result<Exit, Failure> {
-        let period = match self.args.once_per {
-            None => None,
-            Some(length) => match self.period(length).await? {
-                Ok(period) => Some(period),
-                Err(exit) => return Ok(exit),
-            },
+        let period = match self.period().await? {
+            Ok(period) => period,
+            Err(exit) => return Ok(exit),
         };
-        let turn = match self.turn().await {
-            Ok(turn) => turn,
+        let turn = self.first_turn().await;
+        let (holder, remaining) = match turn {
+            Ok(Turn::Ours(lock)) => return self.under(lock, period).await,
+            Ok(Turn::Held { holder, remaining }) => (holder, remaining),
+            Ok(Turn::Ended(signal)) => {
+                give_back(period).await;
+                return Ok(by_signal(signal));
+            }
             Err(e) => {
                 give_back(period).await;
                 return Err(failure(&e));
             }
         };
-        let lock = match turn {
-            Turn::Ours(lock) => lock,
-            Turn::Held { holder, remaining } => {
-                give_back(period).await;
-                let name = &self.args.lock;
-                return Ok(self.conflict(&format!("lock `{name}`: {}", held(&holder, remaining))));
+        give_back(period).await;
+        match self.later_turn(holder, remaining).await {
+            Ok(Turn::Ours(lock)) => {
+                lock.keep_renewed();
+                match self.period().await {
+                    Ok(Ok(period)) => self.under(lock, period).await,
+                    refused => {
+                        free(&lock).await;
+                        refused.map(|period| period.err().unwrap_or(Exit::TryAgain))
+                    }
+                }
             }
-            Turn::Ended(signal) => {
+            Ok(Turn::Held { holder, remaining }) => {
+                let name = &self.args.lock;
+                Ok(self.conflict(&format!("lock `{name}`: {}", held(&holder, remaining))))
+            }
+            Ok(Turn::Ended(signal)) => Ok(by_signal(signal)),
+            Err(e) => Err(failure(&e)),
+        }
+    }
+
+    /// All that is done under the lock.
+    async fn under(&self, lock: Lock, period: Option<OwnPeriod>) -> Result<Exit, Failure> {
+        lock.keep_renewed();
+        let (end, running) = match self.command(&lock, period.as_ref()).await {
+            Ok(ended) => ended,
+            Err(e) => {
                 give_back(period).await;
-                return Ok(by_signal(signal));
+                free(&lock).await;
+                return Err(e);
             }
         };
-        lock.keep_renewed();
-        let (end, running) = self.command(&lock, period.as_ref()).await?;
         let exit = self.exit(&end, &lock);
         if end.started.is_none() {
             give_back(period).await;
         }
         // The tree is gone: now another may have it.
-        if lock.is_held()
-            && let Err(e) = lock.release().await
-        {
-            remark(&format!("{e}; it lapses with its lease"));
+        if lock.is_held() {
+            free(&lock).await;
         }
         // The guard has nothing left to give back.
         running.settled().await;
         Ok(exit)
     }
 
-    /// Err: somebody else had it.
-    async fn period(&self, length: Duration) -> Result<Result<OwnPeriod, Exit>, Failure> {
+    /// The present one, if there is to be one; Err: somebody else had it.
+    async fn period(&self) -> Result<Result<Option<OwnPeriod>, Exit>, Failure> {
+        let Some(length) = self.args.once_per else {
+            return Ok(Ok(None));
+        };
         let taken = tokio::select! {
             taken = self.locks.take_period(&self.args.lock, length) => taken,
             signal = self.ended() => return Ok(Err(by_signal(signal))),
         };
         match taken.map_err(|e| failure(&e))? {
-            TakePeriod::Taken { period, .. } => Ok(Ok(period)),
+            TakePeriod::Taken { period, .. } => Ok(Ok(Some(period))),
             TakePeriod::Before { holder, next } => {
                 let by = if holder.is_empty() {
                     String::new()
@@ -269,26 +292,28 @@ impl Session<'_> {
         }
     }
 
-    async fn turn(&self) -> Result<Turn, lock::Error> {
-        let (name, lease) = (&self.args.lock, self.args.lease);
-        let deadline = Boottime::now() + self.args.wait;
+    async fn first_turn(&self) -> Result<Turn, lock::Error> {
         let first = tokio::select! {
             biased;
-            tried = self.locks.try_lock(name, lease, NoRetry) => tried?,
+            tried = self.locks.try_lock(&self.args.lock, self.args.lease, NoRetry) => tried?,
             signal = self.ended() => return self.gone(signal).await,
         };
-        let (holder, remaining) = match first {
-            TryLock::Taken(lock) => return Ok(Turn::Ours(lock)),
-            TryLock::Held { holder, remaining } => (holder, remaining),
-        };
-        if self.args.wait.is_zero() {
+        Ok(match first {
+            TryLock::Taken(lock) => Turn::Ours(lock),
+            TryLock::Held { holder, remaining } => Turn::Held { holder, remaining },
+        })
+    }
+
+    /// After the first, in which somebody else had it.
+    async fn later_turn(&self, holder: String, remaining: Duration) -> Result<Turn, lock::Error> {
+        let (name, lease, wait) = (&self.args.lock, self.args.lease, self.args.wait);
+        if wait.is_zero() {
             return Ok(Turn::Held { holder, remaining });
         }
         let line = WaitLine::new(self.args, &holder, remaining);
-        let left = deadline.since(Boottime::now());
         let tried = tokio::select! {
             biased;
-            tried = self.locks.lock(name, left, lease) => tried,
+            tried = self.locks.lock(name, wait, lease) => tried,
             signal = self.ended() => {
                 drop(line);
                 return self.gone(signal).await;
@@ -474,6 +499,12 @@ fn by_signal(signal: i32) -> Exit {
 fn pass_on(running: &Running, caught: Caught, reached: bool) {
     if caught.to_be_passed_on(reached) {
         running.signal(caught.number);
+    }
+}
+
+async fn free(lock: &Lock) {
+    if let Err(e) = lock.release().await {
+        remark(&format!("{e}; it lapses with its lease"));
     }
 }
 

@@ -14,7 +14,7 @@ use std::{
 };
 
 use rustix::process::{Pid, Signal, set_parent_process_death_signal};
-use soloist::model::Occurrence;
+use soloist::{LockClient, lock::Period, model::Occurrence};
 
 use crate::support::{GENEROUS, process, server::RedisServer, test_seconds, wait_for, wait_until};
 
@@ -602,18 +602,77 @@ fn a_waiter_has_the_lock_after_the_release() {
 fn a_waiter_that_is_told_to_end_leaves_nothing() {
     for place in places() {
         let mut holder = place.hold(&[]);
-        let mut waiter = place.start(&["--wait", "30s", "--once-per", "366d"], "echo mine");
-        let mut line = [0; 8];
-        let stderr = waiter.0.stderr.as_mut().expect("a pipe");
-        stderr.read_exact(&mut line).expect("it says that it waits");
-        waiter.signal(Signal::TERM);
-        waiter.end().assert(143, "", "waiting for lock");
+        for signal in [Signal::TERM, Signal::KILL] {
+            let mut waiter = place.start(&["--wait", "30s", "--once-per", "366d"], "echo mine");
+            let mut line = [0; 8];
+            let stderr = waiter.0.stderr.as_mut().expect("a pipe");
+            stderr.read_exact(&mut line).expect("it says that it waits");
+            waiter.signal(signal);
+            let ran = waiter.end();
+            match signal {
+                Signal::KILL => assert_eq!((ran.code, &*ran.out), (None, "")),
+                _ => ran.assert(143, "", "waiting for lock"),
+            }
+        }
         place.go();
         holder.end().assert(0, "", "");
         // Neither the lock nor the period.
         place
             .run(&["--once-per", "366d"], "echo mine")
             .assert(0, "mine\n", "");
+    }
+}
+
+#[tokio::test]
+async fn a_waiter_hears_that_its_period_was_taken_meanwhile() {
+    for place in places() {
+        let mut holder = place.hold(&[]);
+        let mut waiter = place.start(&["--wait", "30s", "--once-per", "366d"], "echo mine");
+        let mut line = [0; 8];
+        let stderr = waiter.0.stderr.as_mut().expect("a pipe");
+        stderr.read_exact(&mut line).expect("it says that it waits");
+        let other = LockClient::open(&place.url()).unwrap().named("other");
+        let year = Duration::from_secs(366 * 24 * 3600);
+        assert!(matches!(
+            other.claim_period("l", year).await.unwrap(),
+            Period::Claimed { .. }
+        ));
+        place.go();
+        holder.end().assert(0, "", "");
+        let ran = waiter.end();
+        ran.assert(75, "", "this 366d of lock `l` was taken by other");
+        // And nobody has the lock.
+        place.run(&[], "echo mine").assert(0, "mine\n", "");
+    }
+}
+
+/// With too few descriptors for a guard, or for anything before it.
+#[test]
+fn what_could_not_be_started_leaves_neither_lock_nor_period_behind() {
+    for place in places() {
+        let mut starved = 0;
+        for limit in 8..32 {
+            let name = format!("l{limit}");
+            let options = ["--lock", &name, "--once-per", "366d", "--", "echo", "ran"];
+            let mut command = place.command(&[]);
+            let line = format!("ulimit -n {limit}; exec {EXE} exec \"$@\"");
+            let mut shell = Command::new("sh");
+            shell.args(["-c", &line, "sh"]).args(options);
+            shell
+                .current_dir(place.dir.path())
+                .env("SOLOIST_STORE_URL", place.url())
+                .env_remove("SOLOIST_CONFIG")
+                .stdin(Stdio::null());
+            let ran = Ran::of(shell.output().expect("a shell"));
+            if ran.code == Some(0) {
+                break;
+            }
+            assert_eq!(ran.out, "");
+            starved += usize::from(ran.err.contains("ulimit -n"));
+            let again = command.args(&options[..]).output();
+            Ran::of(again.expect("soloist starts")).assert(0, "ran\n", "");
+        }
+        assert!(starved > 0, "no guard was missing a descriptor");
     }
 }
 
