@@ -176,6 +176,11 @@ pub fn command() -> clap::Command {
     Cli::command()
 }
 
+/// To be called before the runtime of the language has begun, if `main` is to see all that this process was started with.
+pub fn before_main() {
+    exec::signals::before_main();
+}
+
 /// Reads the arguments, does what they say, and tells a failure as one chain and one hint.
 pub fn main() -> ExitCode {
     let cli = match Cli::try_parse() {

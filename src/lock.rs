@@ -99,9 +99,10 @@ pub enum Error {
     /// Zero, shorter than 10 ms, or longer than 366 days. Nothing was asked.
     #[error("cannot lock `{key}`: {reason}")]
     InvalidLease { key: String, reason: String },
-    /// No answer: the request may have been carried out or not. Asking again is safe; assuming that the lock is held is
+    /// No answer, or none that can be relied on (a server that is full, loads its data, or is a replica): the request may have
+    /// been carried out or not. Asking again is safe; assuming that the lock is held is
     /// not. What may have been taken is given back in the background, or lapses with its lease.
-    #[error("no answer about lock `{key}` from the store at {address}: {reason}")]
+    #[error("the store at {address} is not available for lock `{key}`: {reason}")]
     Unreachable {
         key: String,
         address: String,
@@ -146,8 +147,9 @@ pub enum Error {
         /// Who has it now; None: nobody.
         holder: Option<String>,
     },
-    /// The lock was not renewed while it could be trusted: the store may have granted it to another by now.
-    #[error("lock `{key}` was lost: it was not renewed in time")]
+    /// The lock was lost before: it was not renewed while it could be trusted, so the store may have granted it to another by now;
+    /// or the store has said that it is not ours.
+    #[error("lock `{key}` was lost: it was not renewed in time, or taken away")]
     Lost { key: String },
     /// A [`Redlock`] needs three nodes or more.
     #[error("a lock on a majority needs at least 3 nodes, not {have}")]

@@ -2,6 +2,16 @@
 
 use std::process::ExitCode;
 
+/// What came to this process with its start, and is gone when `main` begins.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static BEFORE_MAIN: extern "C" fn() = {
+    extern "C" fn before_main() {
+        soloist::cli::before_main();
+    }
+    before_main
+};
+
 fn main() -> ExitCode {
     // Before the argument parser, and before any thread exists.
     match std::env::args_os().nth(1) {

@@ -151,7 +151,7 @@ pub struct Tail {
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum Error {
     /// The request may have been carried out or not. Asking again is safe.
-    #[error("no answer from the store at {address}: {reason}")]
+    #[error("the store at {address} is not available: {reason}")]
     Unreachable { address: String, reason: String },
     /// The store answered, and refused; asking again at once will not help.
     #[error("the store at {address} refused: {reason}")]

@@ -4,7 +4,7 @@
 //! lock has no period meanwhile, and claims the one of then: it may be ended at any time, and a period that is over is nobody's.
 //! The command runs under a guard that knows until when the lock is trusted, so that it ends in time even if this process is killed, stopped or hangs.
 
-mod signals;
+pub mod signals;
 
 use std::{
     io::{self, IsTerminal, Write},

@@ -100,21 +100,29 @@ impl Lease {
         clock_drift: f64,
         store_timeout: Duration,
     ) -> Result<Self, String> {
-        let mut lease = Self::new(length, clock_drift)?;
-        let half = lease.trust / 2;
-        let Some(room) = half
-            .checked_sub(store_timeout + Duration::from_millis(1))
-            .filter(|room| *room >= SHORTEST_RENEWAL)
-        else {
+        let mut lease = Self::new(length.max(SHORTEST), clock_drift)?;
+        let room = |lease: &Self| {
+            (lease.trust / 2)
+                .checked_sub(store_timeout + Duration::from_millis(1))
+                .filter(|room| *room >= SHORTEST_RENEWAL)
+        };
+        let Some(room) = room(&lease) else {
+            // The least that would do, as somebody would write it.
+            let step = Duration::from_millis(100);
+            let mut least = lease.length;
+            while room(&Self::new(least, clock_drift)?).is_none() {
+                least += step.max(least / 100);
+                least -= Duration::from_nanos((least.as_nanos() % step.as_nanos()) as u64);
+            }
             return Err(format!(
-                "lease ({}) is too short for the store's timeout ({}): the holder trusts it for {}, and the \
-                 timeout must be well below half of that ({})",
+                "lease ({}) is too short for the store's timeout ({}), which must be well below half of the time for \
+                 which the holder trusts the lease; with this timeout it must be at least {}",
                 show(length),
                 show(store_timeout),
-                show(lease.trust),
-                show(half)
+                show(least),
             ));
         };
+        Self::new(length, clock_drift)?;
         if lease.renew_every > room {
             // Whole milliseconds, as everything that is shown.
             lease.renew_every = room - Duration::from_nanos((room.as_nanos() % 1_000_000) as u64);
@@ -191,9 +199,20 @@ mod tests {
         let error = Lease::for_store(ms(1000), 0.01, ms(500)).unwrap_err();
         assert_eq!(
             error,
-            "lease (1s) is too short for the store's timeout (500ms): the holder trusts it for 732ms, and the \
-             timeout must be well below half of that (366ms)"
+            "lease (1s) is too short for the store's timeout (500ms), which must be well below half of the time for \
+             which the holder trusts the lease; with this timeout it must be at least 1s400ms"
         );
+        // What is named is enough, and little less is not; whatever is wrong besides.
+        for (timeout, least) in [(500, 1400), (2000, 5500)] {
+            let says = |length| Lease::for_store(ms(length), 0.01, ms(timeout)).unwrap_err();
+            assert!(
+                says(10).ends_with(&format!("at least {}", show(ms(least)))),
+                "{}",
+                says(10)
+            );
+            Lease::for_store(ms(least), 0.01, ms(timeout)).unwrap();
+            says(least - 100);
+        }
         let renewed = |length, timeout, renewal| {
             let lease = Lease::for_store(ms(length), 0.01, ms(timeout)).unwrap();
             lease

@@ -1167,7 +1167,7 @@ fn a_lease_is_renewed_often_enough_for_the_timeout_of_the_store() {
     assert_eq!(
         found,
         [
-            "2:11 [store]: lease (15s) is too short for the store's timeout (7s): the holder trusts it for 12s724ms, and the timeout must be well below half of that (6s362ms) (give it a longer `lease`, or `[store]` a shorter `timeout`)"
+            "2:11 [store]: lease (15s) is too short for the store's timeout (7s), which must be well below half of the time for which the holder trusts the lease; with this timeout it must be at least 16s400ms (give it a longer `lease`, or `[store]` a shorter `timeout`)"
         ]
     );
 }

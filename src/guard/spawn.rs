@@ -124,7 +124,9 @@ pub(super) fn start(
                 format!("{dir}/{program}")
             }
         };
+        // No name is no file of any directory.
         path.split(':')
+            .filter(|_| !program.is_empty())
             .map(|dir| c_string(at(dir).into_bytes(), "the command"))
             .collect::<Result<_, _>>()?
     };
@@ -345,6 +347,24 @@ fn reset_signals(ignored: &[i32]) {
         };
         // SAFETY: both are valid for all; for SIGKILL, SIGSTOP and libc's own the call is refused.
         unsafe { libc::signal(signal, action) };
+    }
+    // posix_spawn, which started the guard, ignores these two, and libc's functions leave them alone.
+    for signal in [32, 33] {
+        let mut action = [0_usize; 8];
+        if ignored.contains(&signal) {
+            action[0] = libc::SIG_IGN;
+        }
+        // SAFETY: the kernel's struct is shorter than this on all architectures and begins with the handler; all else of it is
+        // empty.
+        unsafe {
+            libc::syscall(
+                libc::SYS_rt_sigaction,
+                signal,
+                action.as_ptr(),
+                std::ptr::null_mut::<u8>(),
+                8_usize,
+            )
+        };
     }
     // SAFETY: an all-zero sigset_t is what sigemptyset makes of it; the pointers are valid.
     unsafe {

@@ -156,8 +156,9 @@ impl Lock {
         self.keep(None);
     }
 
-    /// As [`Lock::keep_renewed`], at most `max_renewals` times: after that the lock lapses with its lease, and is lost.
-    /// With a lease L it lasts (`max_renewals` + 1) × L at the most.
+    /// As [`Lock::keep_renewed`], at most `max_renewals` times: after that the lock lapses with its lease, and is lost. With a lease
+    /// L and a store that answers that is (`max_renewals` / 5 + 1) × L after the grant; where renewals have to be tried again it is
+    /// later, but never after (`max_renewals` + 1) × L.
     pub fn keep_renewed_at_most(&self, max_renewals: u32) {
         self.keep(Some(max_renewals));
     }
@@ -183,11 +184,12 @@ impl Lock {
     }
 
     /// The lock stays taken for at least `time` from its grant, even if it is given back sooner: for work that is over
-    /// in no time and must not be done again by a host whose clock is behind. The last call counts.
+    /// in no time and must not be done again by a host whose clock is behind. The last call counts; 366 days are the most.
     ///
     /// The rest of the time goes to the store with the release and is counted by its wall clock. If the holder dies, the
     /// lease alone counts.
     pub fn lock_at_least_for(&self, time: Duration) {
+        let time = time.min(config::Lease::LONGEST_LOCK);
         self.hold.state().at_least_until = self.hold.granted + time;
     }
 
@@ -417,6 +419,11 @@ impl Hold {
                     holder: holder.map(|o| name_of(&o).to_owned()),
                 })
             }
+            // Something else is under the key: whatever that is, it is not our lock.
+            Err(e @ Error::WrongType { .. }) => {
+                self.end(Phase::Gone);
+                Err(e)
+            }
             Err(e) => Err(e),
         }
     }
@@ -447,7 +454,9 @@ impl Hold {
                     };
                     match renewed {
                         Ok(()) => left = left.map(|n| n - 1),
-                        Err(Error::NotHeld { .. } | Error::Lost { .. }) => return,
+                        Err(
+                            Error::NotHeld { .. } | Error::Lost { .. } | Error::WrongType { .. },
+                        ) => return,
                         Err(e) => {
                             tracing::debug!(key = &*self.key, error = %e, "renewal failed, trying again");
                             self.state().held.failed(Boottime::now());

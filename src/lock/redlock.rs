@@ -190,7 +190,8 @@ impl Redlock {
         held.sort();
         // So many have to become free.
         let missing = self.quorum() - votes;
-        let blocking = held.len() > self.nodes.len() - self.quorum();
+        // Once they are: those that do not answer may stay away.
+        let blocking = votes + held.len() >= self.quorum();
         match held.get(missing.min(held.len()).wrapping_sub(1)) {
             Some((remaining, owner)) if blocking => Ok(TryRedlock::Held {
                 votes,
@@ -281,7 +282,8 @@ impl RedlockGuard {
     /// Gives the lock back on all nodes, also on those that did not answer; they are tried again in the background.
     ///
     /// # Errors
-    /// [`Error::NotHeld`]: a majority did not have it any more.
+    /// [`Error::NotHeld`]: a majority did not have it any more. [`Error::NoMajority`]: fewer than a majority have confirmed it; those
+    /// that did not answer are tried again in the background, and it lapses with its lease.
     pub async fn release(&self) -> Result<Released, Error> {
         let sure = self.is_held();
         if self.released.swap(true, SeqCst) {
@@ -297,23 +299,34 @@ impl RedlockGuard {
                 .release(&self.key, &self.owner, how, self.timeout)
         }))
         .await;
-        let mut gone = 0;
-        let mut holder = None;
+        let (mut freed, mut gone) = (0, 0);
+        let (mut holder, mut first) = (None, None);
         for (node, answer) in self.lock.nodes.iter().zip(answers) {
             node.core.rooms.ring(&self.key);
             match answer {
-                Ok(Kept::Yes) => {}
+                Ok(Kept::Yes) => freed += 1,
                 Ok(Kept::No(owner)) => {
                     gone += 1;
                     holder = holder.or(owner);
                 }
-                Err(_) => self.abandon(node),
+                Err(e) => {
+                    first.get_or_insert(e);
+                    self.abandon(node);
+                }
             }
         }
         if gone >= self.lock.quorum() {
             return Err(Error::NotHeld {
                 key: self.key.to_string(),
                 holder: holder.map(|o| name_of(&o).to_owned()),
+            });
+        }
+        if freed < self.lock.quorum() {
+            return Err(Error::NoMajority {
+                key: self.key.to_string(),
+                votes: freed,
+                needed: self.lock.quorum(),
+                reason: first.map_or_else(|| "others have it".to_owned(), |e| e.to_string()),
             });
         }
         Ok(Released::Now)

@@ -35,6 +35,13 @@ pub trait RetryStrategy: Send {
     fn pause(&mut self, attempt: &Attempt) -> Option<Duration>;
 }
 
+/// A closure, for one that is needed once.
+impl<F: FnMut(&Attempt) -> Option<Duration> + Send> RetryStrategy for F {
+    fn pause(&mut self, attempt: &Attempt) -> Option<Duration> {
+        self(attempt)
+    }
+}
+
 /// Asks once.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NoRetry;

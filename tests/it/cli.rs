@@ -343,7 +343,7 @@ fn a_store_that_is_not_there_exits_69_with_one_chain_and_one_hint() {
     ] {
         let (chain, hint) = files.run(args).failed(69);
         assert!(
-            chain.starts_with(&format!("no answer from the store at {url}***: ")),
+            chain.starts_with(&format!("the store at {url}*** is not available: ")),
             "{args:?}: {chain}"
         );
         assert!(hint.contains("the store that jobs.toml names"), "{hint}");

@@ -226,6 +226,7 @@ fn it_exits_as_the_command_did_or_as_shells_do_without_one() {
             Ran::of(command.output().expect("soloist starts"))
         };
         no_program("no-such-command").assert(127, "", "not found in PATH");
+        no_program("").assert(127, "", "not found in PATH");
         no_program("/no/such/command").assert(127, "", "does not exist");
         no_program("/etc/passwd").assert(126, "", "is not executable");
         no_program("/").assert(126, "", "is not executable");
@@ -308,6 +309,28 @@ fn descriptors_and_ignored_signals_are_handed_on() {
         .env("SOLOIST_STORE_URL", place.url())
         .current_dir(place.dir.path());
     Ran::of(shell.output().expect("a shell")).assert(0, "five\non\n", "");
+}
+
+#[test]
+fn a_command_ignores_what_it_would_ignore_without_us() {
+    let place = Place::sqlite();
+    for ignored in ["PIPE", "PIPE HUP USR1 CHLD RTMIN", ""] {
+        let show = "grep SigIgn /proc/self/status";
+        let trap = if ignored.is_empty() {
+            String::new()
+        } else {
+            format!("trap '' {ignored};")
+        };
+        let script = format!("{trap} {show}; \"$EXE\" exec --lock l -- {show}");
+        let mut shell = Command::new("/bin/bash");
+        shell
+            .args(["-c", &script])
+            .env("EXE", EXE)
+            .env("SOLOIST_STORE_URL", place.url());
+        let ran = Ran::of(shell.output().expect("bash"));
+        let lines: Vec<&str> = ran.out.lines().collect();
+        assert!(lines.len() == 2 && lines[0] == lines[1], "{ran:?}");
+    }
 }
 
 #[test]
@@ -990,7 +1013,10 @@ fn what_makes_no_sense_is_wrong_usage() {
         (&["--lock", "", "true"][..], "it is empty"),
         (&["--lock", "a{b", "true"], "braces"),
         (&["--lock", "l", "--lease", "1", "true"], "add a unit"),
-        (&["--lock", "l", "--lease", "0s", "true"], "at least 500ms"),
+        (
+            &["--lock", "l", "--lease", "0s", "true"],
+            "at least 1s400ms",
+        ),
         (
             &["--lock", "l", "--lease", "1s", "true"],
             "hint: `--lease 15s` suits most",

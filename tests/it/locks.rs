@@ -883,6 +883,81 @@ async fn a_redlock_survives_a_minority_and_needs_a_majority() {
     assert_eq!(client.holder("k").await.unwrap(), None);
 }
 
+/// Who loses on the nodes that are there has lost a race, and may ask again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redlock_that_others_have_is_asked_for_again_though_a_node_is_away() {
+    let mut servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let red = nodes(&servers);
+    servers[0].kill();
+    let other = LockClient::open(&servers[1].url()).unwrap().named("other");
+    let lock = take(&other, "k", LONG).await;
+    let TryRedlock::Held { votes, holder, .. } = red.try_lock("k", LONG, NoRetry).await.unwrap()
+    else {
+        panic!("without a majority");
+    };
+    assert_eq!((votes, &*holder), (1, "other"));
+    let mut lock = Some(lock);
+    let give_up_late = |attempt: &Attempt| {
+        // The second time it is free.
+        drop(lock.take());
+        (attempt.elapsed < GENEROUS).then_some(MS)
+    };
+    let won = red_taken(red.try_lock("k", LONG, give_up_late).await.unwrap());
+    won.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_release_of_a_redlock_says_whether_it_was_ours() {
+    let mut servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let red = nodes(&servers);
+    let lapsed = red_taken(red.try_lock("short", 200 * MS, NoRetry).await.unwrap());
+    let clients: Vec<_> = servers
+        .iter()
+        .map(|s| LockClient::open(&s.url()).unwrap())
+        .collect();
+    for client in &clients {
+        until_free(client, "short").await;
+    }
+    let e = lapsed.release().await.unwrap_err();
+    assert!(matches!(e, Error::NotHeld { holder: None, .. }), "{e}");
+    // Whether a majority has let go of it is not known when a majority does not answer.
+    let lock = red_taken(red.try_lock("k", LONG, NoRetry).await.unwrap());
+    servers[0].kill();
+    servers[1].kill();
+    let e = lock.release().await.unwrap_err();
+    assert!(
+        matches!(
+            e,
+            Error::NoMajority {
+                votes: 1,
+                needed: 2,
+                ..
+            }
+        ),
+        "{e}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lock_whose_key_became_something_else_is_lost() {
+    let bed = Bed::redis();
+    let Bed::Redis(server) = &bed else {
+        unreachable!()
+    };
+    let c = bed.client();
+    let (lock, kept) = (take(&c, "k", LONG).await, take(&c, "k2", LONG).await);
+    for key in ["soloist:{k}:lock", "soloist:{k2}:lock"] {
+        server.command::<()>(&["DEL", key]);
+        server.command::<()>(&["LPUSH", key, "theirs"]);
+    }
+    let e = lock.renew().await.unwrap_err();
+    assert!(matches!(e, Error::WrongType { .. }), "{e}");
+    assert!(!lock.is_held());
+    // In the background, too: far sooner than trust would end.
+    kept.keep_renewed();
+    within(kept.lost()).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stalled_node_costs_a_redlock_its_timeout_and_nothing_of_its_safety() {
     let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();

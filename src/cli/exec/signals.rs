@@ -3,6 +3,7 @@
 use std::{
     io,
     os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    sync::atomic::{AtomicBool, Ordering},
 };
 
 use tokio::io::unix::AsyncFd;
@@ -51,7 +52,21 @@ impl Caught {
     }
 }
 
-/// The signals that came to us ignored, as `nohup` does it. SIGPIPE is not told: Rust ignores it anyhow.
+/// Whether SIGPIPE came to us ignored. Rust ignores it before `main`, so that only [`before_main`] can see it.
+static PIPE_IGNORED: AtomicBool = AtomicBool::new(false);
+
+/// Called by the loader, before there is anything else.
+pub fn before_main() {
+    // SAFETY: all-zero is a valid sigaction, the call writes it only.
+    let ignored = unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(libc::SIGPIPE, std::ptr::null(), &raw mut action) == 0
+            && action.sa_sigaction == libc::SIG_IGN
+    };
+    PIPE_IGNORED.store(ignored, Ordering::Relaxed);
+}
+
+/// The signals that came to us ignored, as `nohup` does it, or systemd with SIGPIPE.
 pub fn ignored() -> Vec<i32> {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status
@@ -60,7 +75,10 @@ pub fn ignored() -> Vec<i32> {
         .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
         .unwrap_or(0);
     (1..=64)
-        .filter(|n| mask >> (n - 1) & 1 == 1 && *n != libc::SIGPIPE)
+        .filter(|n| match *n {
+            libc::SIGPIPE => PIPE_IGNORED.load(Ordering::Relaxed),
+            n => mask >> (n - 1) & 1 == 1,
+        })
         .collect()
 }
 
