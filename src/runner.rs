@@ -59,7 +59,7 @@ pub struct Runner {
 
 /// The guard could not be started: the run failed before it began.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot start the guard of job `{job}` ({}): {source}{}", exe.display(), hint(source))]
+#[error("cannot start the guard of `{job}` ({}): {source}{}", exe.display(), hint(source))]
 pub struct StartError {
     job: JobName,
     exe: PathBuf,
@@ -628,7 +628,7 @@ impl Supervisor {
         let _ = self.child.start_kill();
         let status = self.child.wait().await;
         let how = status.map_or_else(|e| e.to_string(), |status| status.to_string());
-        let error = format!("the guard of this run died ({how}), so the daemon ended the command");
+        let error = format!("the guard of this run died ({how}), so the command was ended");
         warn!(job = %self.job, run = %self.run_id, "{error}");
         let run = self.run_id.to_string();
         let mut orphans = Orphans::new(&run, reported.pid, reported.cgroup.take());

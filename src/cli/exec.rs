@@ -167,7 +167,7 @@ fn failure(e: &lock::Error) -> Failure {
             "nothing was started; see whether the store is up and reachable from here"
         }
         lock::Error::Refused { .. } => {
-            "nothing was started; see whether user name, password and permissions fit the store"
+            "nothing was started; see whether address, user name, password and permissions fit the store"
         }
         lock::Error::NotReplicated { .. } => {
             "nothing was started; see whether the replicas of the store are connected"

@@ -879,6 +879,20 @@ fn without_its_store_nothing_is_started() {
     place
         .run(&["--store", "sqlite:/no/such/dir/x.db"], "echo run >> ran")
         .assert(69, "", "nothing was started");
+    // Something else listens there.
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let web = format!("redis://{}/0", listener.local_addr().expect("an address"));
+    let server = std::thread::spawn(move || {
+        let (mut client, _) = listener.accept().expect("a client");
+        client.read_exact(&mut [0; 4]).expect("a request");
+        client
+            .write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n<html>\r\n")
+            .expect("an answer");
+    });
+    let ran = place.run(&["--store", &web], "echo run >> ran");
+    ran.assert(69, "", "does not speak the protocol of Redis");
+    assert_eq!(ran.err.lines().count(), 2, "{ran:?}");
+    server.join().expect("a web server");
     // Stopped: it takes connections and answers nothing.
     place.server().revive(None);
     place.server().stop();

@@ -177,7 +177,9 @@ impl Client {
     }
 
     pub(crate) fn error(&self, e: &RedisError) -> Error {
-        let (address, mut reason) = (self.address.clone(), e.to_string());
+        // What is no Redis server is quoted in lines.
+        let (address, text) = (self.address.clone(), e.to_string());
+        let mut reason = text.lines().next().unwrap_or_default().to_owned();
         let code = code(e);
         if let Some(what_to_do) = advice(e.kind(), code, &reason) {
             reason = format!("{what_to_do} ({reason})");
@@ -288,6 +290,9 @@ fn advice(kind: ErrorKind, code: Option<&str>, reason: &str) -> Option<&'static 
         Some("NOPERM") => FORBIDDEN,
         // The same inside a script.
         _ if reason.contains("The user executing the script can't") => FORBIDDEN,
+        _ if kind == ErrorKind::Parse => {
+            "what answers there does not speak the protocol of Redis; see host and port"
+        }
         _ if kind == ErrorKind::AuthenticationFailed => {
             "the server does not accept the user name and password; see `username` and `password_file` in [store]"
         }
