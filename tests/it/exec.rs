@@ -314,7 +314,12 @@ fn descriptors_and_ignored_signals_are_handed_on() {
 #[test]
 fn a_command_ignores_what_it_would_ignore_without_us() {
     let place = Place::sqlite();
-    for ignored in ["PIPE", "PIPE HUP USR1 CHLD RTMIN", ""] {
+    for (ignored, libcs_own) in [
+        ("PIPE", true),
+        ("PIPE HUP USR1 CHLD RTMIN", false),
+        ("", true),
+        ("", false),
+    ] {
         let show = "grep SigIgn /proc/self/status";
         let trap = if ignored.is_empty() {
             String::new()
@@ -327,9 +332,29 @@ fn a_command_ignores_what_it_would_ignore_without_us() {
             .args(["-c", &script])
             .env("EXE", EXE)
             .env("SOLOIST_STORE_URL", place.url());
+        // The two that libc keeps to itself: who was started by its posix_spawn ignores them.
+        // SAFETY: a system call with valid pointers, which is async-signal-safe.
+        unsafe {
+            shell.pre_exec(move || {
+                for signal in [32, 33] {
+                    let mut action = [0_usize; 8];
+                    action[0] = if libcs_own {
+                        libc::SIG_IGN
+                    } else {
+                        libc::SIG_DFL
+                    };
+                    let no = std::ptr::null_mut::<usize>();
+                    libc::syscall(libc::SYS_rt_sigaction, signal, action.as_ptr(), no, 8_usize);
+                }
+                Ok(())
+            });
+        }
         let ran = Ran::of(shell.output().expect("bash"));
         let lines: Vec<&str> = ran.out.lines().collect();
         assert!(lines.len() == 2 && lines[0] == lines[1], "{ran:?}");
+        let mask = lines[0].trim_start_matches("SigIgn:").trim();
+        let mask = u64::from_str_radix(mask, 16).expect("a mask");
+        assert_eq!(mask >> 31 & 3 == 3, libcs_own, "{ran:?}");
     }
 }
 
