@@ -11,6 +11,7 @@ pub mod elector;
 pub mod failpoint;
 pub mod guard;
 pub mod holder;
+#[warn(missing_docs)]
 pub mod lock;
 pub mod logic;
 pub mod model;

@@ -87,8 +87,12 @@ const CLOCK_DRIFT: f64 = 0.01;
 const AFTER: Duration = Duration::from_millis(1);
 
 /// Why a lock could not be taken, renewed or given back. That somebody else has it is no error, see [`TryLock`].
+///
+/// In all of them `key` is the lock's as the caller named it, `address` the store's URL without its password, and `reason` what was
+/// wrong in the words of whoever said so.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum Error {
     /// The store's URL cannot be used.
     #[error("cannot use this store: {reason}")]
@@ -135,6 +139,7 @@ pub enum Error {
     TooLate {
         key: String,
         lease: Duration,
+        /// From before the request left, on CLOCK_BOOTTIME.
         took: Duration,
     },
     /// The lock lapsed, was given back, or was deleted, and it is not ours any more. Whoever has it now keeps it.
@@ -158,6 +163,7 @@ pub enum Error {
     #[error("only {votes} of the {needed} nodes that lock `{key}` needs confirmed it: {reason}")]
     NoMajority {
         key: String,
+        /// Nodes that did.
         votes: usize,
         needed: usize,
         /// What the first node said that failed.
@@ -244,18 +250,31 @@ impl TryLock {
 pub enum WithLock<T> {
     /// The future ran to its end under the lock.
     Done(T),
-    /// It was not begun: somebody else kept the lock for the whole wait. As in [`TryLock::Held`].
-    Held { holder: String, remaining: Duration },
+    /// It was not begun: somebody else kept the lock for the whole wait.
+    Held {
+        /// As in [`TryLock::Held`].
+        holder: String,
+        /// As in [`TryLock::Held`].
+        remaining: Duration,
+    },
 }
 
 /// How [`LockClient::claim_period`] ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use]
 pub enum Period {
-    /// The period of now is ours, and nobody else's. The next one begins after `next`.
-    Claimed { next: Duration },
+    /// The period of now is ours, and nobody else's.
+    Claimed {
+        /// The next one begins after this time, by the store's clock.
+        next: Duration,
+    },
     /// Somebody else has claimed it.
-    Taken { holder: String, next: Duration },
+    Taken {
+        /// The name of the client that did, see [`LockClient::named`].
+        holder: String,
+        /// The next one begins after this time, by the store's clock.
+        next: Duration,
+    },
 }
 
 /// Who has a lock.
@@ -568,6 +587,25 @@ impl LockClient {
     /// # Errors
     /// As [`LockClient::try_lock`]. [`Error::Unreachable`] comes after the retries of `[store]` if the store did not answer
     /// at all, else after `wait`.
+    ///
+    /// ```
+    /// # tokio_test(async {
+    /// use std::time::Duration;
+    /// use soloist::LockClient;
+    /// # let dir = tempfile::tempdir()?;
+    /// # let locks = LockClient::open(&format!("sqlite:{}", dir.path().join("locks.db").display()))?;
+    /// let (wait, lease) = (Duration::from_secs(10), Duration::from_secs(30));
+    /// if let Some(lock) = locks.lock("ledger", wait, lease).await?.taken() {
+    ///     lock.keep_renewed();
+    ///     // ... the work; what it writes to may check lock.fencing_token() ...
+    ///     lock.release().await?;
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # });
+    /// # fn tokio_test(f: impl Future<Output = Result<(), Box<dyn std::error::Error>>>) {
+    /// #     tokio::runtime::Runtime::new().unwrap().block_on(f).unwrap();
+    /// # }
+    /// ```
     pub async fn lock(&self, key: &str, wait: Duration, lease: Duration) -> Result<TryLock, Error> {
         self.compete(key, wait, lease, false).await
     }
@@ -578,6 +616,27 @@ impl LockClient {
     ///
     /// # Errors
     /// As [`LockClient::lock`].
+    ///
+    /// ```
+    /// # tokio_test(async {
+    /// use std::time::Duration;
+    /// use soloist::LockClient;
+    /// # let dir = tempfile::tempdir()?;
+    /// # let locks = LockClient::open(&format!("sqlite:{}", dir.path().join("locks.db").display()))?;
+    /// let (wait, lease) = (Duration::from_secs(10), Duration::from_secs(30));
+    /// let request = || async {
+    ///     let lock = locks.singleflight_lock("rates", wait, lease).await?;
+    ///     lock.taken().expect("nobody has it for ten seconds").release().await
+    /// };
+    /// // Of the three one at a time competes with other processes.
+    /// let (a, b, c) = tokio::join!(request(), request(), request());
+    /// a.and(b).and(c)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # });
+    /// # fn tokio_test(f: impl Future<Output = Result<(), Box<dyn std::error::Error>>>) {
+    /// #     tokio::runtime::Runtime::new().unwrap().block_on(f).unwrap();
+    /// # }
+    /// ```
     pub async fn singleflight_lock(
         &self,
         key: &str,
@@ -676,6 +735,24 @@ impl LockClient {
     /// # Errors
     /// [`Error::InvalidKey`], [`Error::InvalidLease`] (of `every`), [`Error::WrongType`], [`Error::Refused`]: nothing was claimed.
     /// [`Error::Unreachable`]: the period may be used up.
+    ///
+    /// ```
+    /// # tokio_test(async {
+    /// use std::time::Duration;
+    /// use soloist::{LockClient, lock::Period};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let locks = LockClient::open(&format!("sqlite:{}", dir.path().join("locks.db").display()))?;
+    /// let hour = Duration::from_secs(3600);
+    /// match locks.claim_period("newsletter", hour).await? {
+    ///     Period::Claimed { .. } => { /* send it */ }
+    ///     Period::Taken { holder, next } => println!("{holder} has sent it; again in {next:?}"),
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # });
+    /// # fn tokio_test(f: impl Future<Output = Result<(), Box<dyn std::error::Error>>>) {
+    /// #     tokio::runtime::Runtime::new().unwrap().block_on(f).unwrap();
+    /// # }
+    /// ```
     pub async fn claim_period(&self, key: &str, every: Duration) -> Result<Period, Error> {
         Ok(match self.take_period(key, every).await? {
             TakePeriod::Taken { next, .. } => Period::Claimed { next },

@@ -97,20 +97,36 @@ pub enum Election {
     /// Another instance has it. Should it die, a claim after `ask_again` may get the next attempt, if crashed occurrences are to be
     /// rerun; who never asks again leaves that to others.
     Lost {
+        /// Which instance has it.
         holder: InstanceId,
+        /// Not before this time anything may have changed, unless it is told of.
         ask_again: Duration,
     },
     /// Another occurrence of the job is still running, or an attempt has to come first. Runs of one job never overlap; who does not want to
     /// wait goes on to its next occurrence.
-    Waiting { ask_again: Duration },
+    Waiting {
+        /// As in `Lost`.
+        ask_again: Duration,
+    },
     /// Decided, and over.
     Settled,
     /// Decided by this claim, without a run, and recorded so: its holder had died.
-    Recorded { outcome: Outcome, reason: String },
+    Recorded {
+        /// What the history shows from now on.
+        outcome: Outcome,
+        /// Why, in words.
+        reason: String,
+    },
     /// Not yet, by the store's clock.
-    Early { wait: Duration },
+    Early {
+        /// Until it is time, by the store's clock.
+        wait: Duration,
+    },
     /// The store is new to us, or has lost its data: nothing is granted until every old lease is over.
-    Quarantined { wait: Duration },
+    Quarantined {
+        /// Until the quarantine is over.
+        wait: Duration,
+    },
 }
 
 impl Elector {

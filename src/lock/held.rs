@@ -96,6 +96,7 @@ impl Lock {
         }
     }
 
+    /// As it was given to the client.
     pub fn key(&self) -> &str {
         &self.hold.key
     }

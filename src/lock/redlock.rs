@@ -25,6 +25,25 @@ use crate::clock::Boottime;
 /// without its data, or when the wall clock of one of them is stepped past the lease; docs/locks.md names the test that
 /// shows each. There is no fencing token: N clocks give none that grows. A node that was restarted empty has to stay away for the longest
 /// lease in use. Where that is not good enough, use one master and check the fencing token of a [`Lock`](super::Lock).
+///
+/// ```no_run
+/// # async fn f() -> Result<(), soloist::lock::Error> {
+/// use std::time::Duration;
+/// use soloist::{ExponentialBackoff, LockClient, Redlock, lock::TryRedlock};
+///
+/// let nodes = ["redis://a/0", "redis://b/0", "redis://c/0"].map(LockClient::open);
+/// let red = Redlock::new(nodes.into_iter().collect::<Result<Vec<_>, _>>()?)?;
+/// let retry = ExponentialBackoff::default().until(Duration::from_secs(5));
+/// match red.try_lock("payout", Duration::from_secs(30), retry).await? {
+///     TryRedlock::Taken(lock) => {
+///         // ... the work, while lock.is_held(), with lock.renew() now and then ...
+///         lock.release().await?;
+///     }
+///     TryRedlock::Held { holder, remaining, .. } => println!("{holder} has it, for {remaining:?} at most"),
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone)]
 pub struct Redlock {
     nodes: Vec<LockClient>,
@@ -35,6 +54,7 @@ pub struct Redlock {
 #[derive(Debug)]
 #[must_use = "a lock that is dropped is given back at once"]
 pub enum TryRedlock {
+    /// A majority granted it in time.
     Taken(RedlockGuard),
     /// Others have so many nodes that there was no majority.
     Held {
@@ -209,6 +229,7 @@ impl Redlock {
 }
 
 impl RedlockGuard {
+    /// As it was given to the client.
     pub fn key(&self) -> &str {
         &self.key
     }

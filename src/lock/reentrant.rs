@@ -68,10 +68,20 @@ struct Known {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use]
 pub enum Enter {
-    /// Ours, `levels` times by now. The token is that of the first level: it is one grant.
-    Entered { levels: u32, token: FencingToken },
-    /// Another owner has it; as in [`TryLock::Held`](super::TryLock::Held).
-    Held { holder: String, remaining: Duration },
+    /// Ours.
+    Entered {
+        /// So many times by now.
+        levels: u32,
+        /// That of the first level: it is one grant. See [`Lock::fencing_token`](super::Lock::fencing_token).
+        token: FencingToken,
+    },
+    /// Another owner has it.
+    Held {
+        /// As in [`TryLock::Held`](super::TryLock::Held).
+        holder: String,
+        /// As in [`TryLock::Held`](super::TryLock::Held).
+        remaining: Duration,
+    },
 }
 
 /// How giving back one level ended.
@@ -79,11 +89,17 @@ pub enum Enter {
 #[must_use]
 pub enum Leave {
     /// One level less; the lock is still ours.
-    Still { levels: u32 },
+    Still {
+        /// So many times yet.
+        levels: u32,
+    },
     /// That was the last one: the lock is free.
     Freed,
     /// It belongs to another owner, who keeps it.
-    Foreign { holder: String },
+    Foreign {
+        /// The name in its owner.
+        holder: String,
+    },
     /// Nobody has it: it lapsed, or was never entered.
     NotHeld,
 }
@@ -115,6 +131,7 @@ impl ReentrantLock {
         }
     }
 
+    /// As it was given to the client.
     pub fn key(&self) -> &str {
         &self.key
     }

@@ -55,7 +55,9 @@ impl RetryStrategy for NoRetry {
 /// Asks again every `interval`, at most `max` times after the first.
 #[derive(Debug, Clone, Copy)]
 pub struct LimitedRetry {
+    /// Between two tries; on this host's clock.
     pub interval: Duration,
+    /// So many tries after the first.
     pub max: u32,
 }
 
@@ -71,6 +73,7 @@ impl RetryStrategy for LimitedRetry {
 /// Unless given otherwise 1 ms, doubled up to 128 ms, each shortened by up to a half.
 #[derive(Debug, Clone, Copy)]
 pub struct ExponentialBackoff {
+    /// The first pause.
     pub first: Duration,
     /// Not less than 1.
     pub factor: f64,
