@@ -1056,6 +1056,27 @@ impl Drop for Open {
     }
 }
 
+/// Does something should it be dropped before it is disarmed: for futures that are dropped before their answer is there.
+struct IfDropped<F: FnOnce()>(Option<F>);
+
+impl<F: FnOnce()> IfDropped<F> {
+    fn new(f: F) -> Self {
+        Self(Some(f))
+    }
+
+    fn disarm(mut self) {
+        self.0 = None;
+    }
+}
+
+impl<F: FnOnce()> Drop for IfDropped<F> {
+    fn drop(&mut self) {
+        if let Some(f) = self.0.take() {
+            f();
+        }
+    }
+}
+
 /// Sleeps until `at`, on [`Boottime`]; at most a second at a time, because a suspend stops the runtime's timers.
 async fn until(at: Boottime) {
     loop {

@@ -13,8 +13,8 @@
 --          holder  another has it (empty: nobody)
 local call, key, owner = redis.call, KEYS[1], ARGV[1]
 local was = call('GET', key)
-local mark = was and string.sub(was, 17, 17) or '~'
-if mark == '~' then
+local mark = was and string.sub(was, 17, 17)
+if not was or mark == '~' and string.find(was, '%D') == 17 then
   return ''
 end
 -- Most of a script's time goes into making strings, long ones above all: the holder is compared where it stands.

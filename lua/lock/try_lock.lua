@@ -22,7 +22,7 @@ if was then
   -- Most of a script's time goes into making strings, long ones above all: the holder is compared where it stands.
   local ours = #was == 17 + #owner and string.find(was, owner, 18, true)
   last = string.sub(was, 1, 16)
-  if mark ~= '~' then
+  if mark ~= '~' or string.find(last, '%D') then
     local left = call('PTTL', key)
     -- Set by hand, or by another program.
     if left < 0 or mark ~= '.' and mark ~= '!' and mark ~= '=' then

@@ -9,9 +9,10 @@ use std::{
     time::Duration,
 };
 
+use futures_util::future::BoxFuture;
 use tokio::sync::{OwnedMutexGuard, watch};
 
-use super::{Core, Error, Giving, Kept, Kind, name_of, room::Visit, until};
+use super::{Core, Error, Giving, IfDropped, Kept, Kind, name_of, room::Visit, until};
 use crate::{
     clock::Boottime,
     config,
@@ -180,6 +181,8 @@ impl Lock {
     /// [`Error::NotHeld`]: it was not ours any more, and who has it keeps it. (A lapse that only the store has seen, because its
     /// clock was stepped, is not told if nobody has had the lock since.) [`Error::Unreachable`] after the retries
     /// of `[store]`: it lapses with its lease at the latest; may be called again, and dropping the lock tries once more.
+    ///
+    /// Dropping the future does not take the release back: it goes on in the background.
     pub async fn release(&self) -> Result<Released, Error> {
         self.hold.clone().release().await
     }
@@ -473,6 +476,14 @@ impl Hold {
         }
     }
 
+    fn finish(self: Arc<Self>) -> BoxFuture<'static, ()> {
+        Box::pin(async move {
+            if let Err(e) = self.release().await {
+                tracing::debug!(error = %e, "a lock could not be given back; it lapses with its lease");
+            }
+        })
+    }
+
     async fn release(self: Arc<Self>) -> Result<Released, Error> {
         let _one = self.releasing.lock().await;
         let before = self.phase();
@@ -490,6 +501,11 @@ impl Hold {
         } else {
             self.end(Phase::Lost);
         }
+        // Whoever waits here hears of the release from us only: it is seen to its end.
+        let hold = self.clone();
+        let unfinished = IfDropped::new(move || {
+            hold.runtime.clone().spawn(hold.finish());
+        });
         let limit = self.core.backend.patience();
         let asked = AtomicU32::new(0);
         let answer = self
@@ -506,6 +522,7 @@ impl Hold {
                     .release(&self.key, &self.owner, how, limit)
             })
             .await;
+        unfinished.disarm();
         self.core.rooms.ring(&self.key);
         match answer {
             Ok(Kept::Yes) => {

@@ -432,11 +432,14 @@ impl Backend for RedisLocks {
     }
 
     async fn listen(&self, key: &str) {
-        let (heard, told) = oneshot::channel();
-        self.ear.ask(Ask::Join(key.to_owned(), heard));
-        if told.await.is_err() {
-            // The runtime that listened is gone; what is left is the time that the holder has.
-            std::future::pending::<()>().await;
+        loop {
+            let (heard, told) = oneshot::channel();
+            self.ear.ask(Ask::Join(key.to_owned(), heard));
+            if told.await.is_ok() {
+                return;
+            }
+            // The one that listened has ended, with its runtime or because nobody had waited for long.
+            tokio::task::yield_now().await;
         }
     }
 
@@ -506,6 +509,14 @@ struct Listener {
     pending: Vec<(String, oneshot::Sender<()>)>,
 }
 
+impl Drop for Listener {
+    /// It may also end with its runtime, while others wait on theirs. They ask again, and so does who asks just now.
+    fn drop(&mut self) {
+        self.asked.close();
+        self.rooms.deafen();
+    }
+}
+
 const RELEASED: &str = "}:released";
 
 impl Listener {
@@ -523,14 +534,6 @@ impl Listener {
                 Ended::Broken => tokio::time::sleep(AWAY).await,
                 Ended::Idle => {}
             }
-        }
-        // Who asks between the timeout and now is not forgotten.
-        self.asked.close();
-        while let Ok(ask) = self.asked.try_recv() {
-            self.note(ask);
-        }
-        if !self.pending.is_empty() {
-            self.rooms.ring_all();
         }
     }
 

@@ -11,8 +11,8 @@ use std::{
 use futures_util::future::join_all;
 
 use super::{
-    Attempt, Error, Giving, Kept, Kind, LockClient, Released, RetryStrategy, Tried, checked,
-    leased, name_of,
+    Attempt, Error, Giving, IfDropped, Kept, Kind, LockClient, Released, RetryStrategy, Tried,
+    checked, leased, name_of,
 };
 use crate::clock::Boottime;
 
@@ -314,12 +314,14 @@ impl RedlockGuard {
             keep: Duration::ZERO,
             sure,
         };
+        let unfinished = IfDropped::new(|| self.lock.nodes.iter().for_each(|n| self.abandon(n)));
         let answers = join_all(self.lock.nodes.iter().map(|n| {
             n.core
                 .backend
                 .release(&self.key, &self.owner, how, self.timeout)
         }))
         .await;
+        unfinished.disarm();
         let (mut freed, mut gone) = (0, 0);
         let (mut holder, mut first) = (None, None);
         for (node, answer) in self.lock.nodes.iter().zip(answers) {

@@ -9,8 +9,8 @@ use std::{
 };
 
 use super::{
-    Attempt, Error, Kept, Kind, LockClient, NoRetry, RetryStrategy, Turn, Waited, checked, leased,
-    name_of, until,
+    Attempt, Error, IfDropped, Kept, Kind, LockClient, NoRetry, RetryStrategy, Turn, Waited,
+    checked, leased, name_of, until,
 };
 use crate::{
     clock::Boottime,
@@ -148,8 +148,9 @@ impl ReentrantLock {
     pub async fn try_enter(&self, mut retry: impl RetryStrategy) -> Result<Enter, Error> {
         let begun = Boottime::now();
         let mut number = 0;
+        let nonce = self.client.owner();
         loop {
-            match self.ask(false).await? {
+            match self.ask(&nonce, false).await? {
                 Turn::Won { lock, .. } => return Ok(lock),
                 Turn::Held { owner, remaining } => {
                     number += 1;
@@ -184,9 +185,14 @@ impl ReentrantLock {
             return Ok(entered);
         }
         let wait = wait.saturating_sub(Boottime::now().since(begun));
+        // One for all of it: what was counted, and the answer lost, is not counted again.
+        let nonce = self.client.owner();
+        let nonce = &*nonce;
         let waited = self
             .client
-            .wait_for(&self.key, Some(&self.owner), wait, |hears| self.ask(hears));
+            .wait_for(&self.key, Some(&self.owner), wait, |hears| {
+                self.ask(nonce, hears)
+            });
         Ok(match waited.await? {
             Waited::Won(entered, ..) => entered,
             Waited::Held { holder, remaining } => Enter::Held { holder, remaining },
@@ -194,16 +200,15 @@ impl ReentrantLock {
     }
 
     /// One try; a lost answer is asked for again with the same nonce.
-    async fn ask(&self, hears: bool) -> Result<Turn<Enter>, Error> {
+    async fn ask(&self, nonce: &str, hears: bool) -> Result<Turn<Enter>, Error> {
         let core = &self.client.core;
         let limit = core.backend.patience();
-        let nonce = self.client.owner();
         let sent = AtomicU64::new(0);
         let lease = self.lease.length;
         let entered = core
             .insist(limit, || {
                 sent.store(Boottime::now().0, Ordering::Relaxed);
-                let who = (&*self.owner, &*nonce);
+                let who = (&*self.owner, nonce);
                 core.backend.enter(&self.key, who, lease, hears, limit)
             })
             .await?;
@@ -244,15 +249,32 @@ impl ReentrantLock {
     ///
     /// # Errors
     /// [`Error::Unreachable`], [`Error::Refused`], [`Error::WrongType`].
+    ///
+    /// Dropping the future does not take it back: it goes on in the background.
     pub async fn leave(&self) -> Result<Leave, Error> {
+        let nonce = self.client.owner();
+        let (runtime, again) = (tokio::runtime::Handle::current(), self.clone());
+        let same = nonce.clone();
+        let unfinished = IfDropped::new(move || {
+            runtime.spawn(async move {
+                if let Err(e) = again.leave_by(&same).await {
+                    tracing::debug!(error = %e, "a level could not be given back; it lapses with the lease");
+                }
+            });
+        });
+        let left = self.leave_by(&nonce).await;
+        unfinished.disarm();
+        left
+    }
+
+    async fn leave_by(&self, nonce: &str) -> Result<Leave, Error> {
         let core = &self.client.core;
         let limit = core.backend.patience();
-        let nonce = self.client.owner();
         let asked = AtomicU32::new(0);
         let left = core
             .insist(limit, || {
                 asked.fetch_add(1, Ordering::Relaxed);
-                core.backend.leave(&self.key, (&self.owner, &nonce), limit)
+                core.backend.leave(&self.key, (&self.owner, nonce), limit)
             })
             .await?;
         if !matches!(left, Left::Levels(1..)) {

@@ -92,6 +92,15 @@ impl Rooms {
             place.room.ring();
         }
     }
+
+    /// Nobody listens any more: releases go unheard until somebody does again.
+    pub(super) fn deafen(&self) {
+        for place in self.places().values() {
+            if place.room.listening.swap(false, Ordering::SeqCst) {
+                place.room.ring();
+            }
+        }
+    }
 }
 
 impl Room {

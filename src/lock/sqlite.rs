@@ -13,7 +13,7 @@ use rusqlite::OptionalExtension;
 use tokio::{sync::broadcast::error::RecvError, task::JoinHandle};
 
 use super::{
-    Backend, Error, Giving, Kept, Kind, Tried,
+    Backend, Error, Giving, IfDropped, Kept, Kind, Tried,
     period::Timed,
     reentrant::{Entered, Left},
     room::{Rooms, made_by},
@@ -449,7 +449,10 @@ impl Backend for SqliteLocks {
             let mut events = self.store.events();
             let (rooms, id) = (self.rooms.clone(), self.id.clone());
             let prefix = format!("{}:{{", self.namespace);
+            let others = self.rooms.clone();
             ear.task = Some(tokio::spawn(async move {
+                // It may end with its runtime, while others wait on theirs.
+                let _ended = IfDropped::new(move || others.deafen());
                 loop {
                     match events.recv().await {
                         Ok(Event::Unlocked { lock, owner }) if !made_by(&id, &owner) => {

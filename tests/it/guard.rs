@@ -1498,7 +1498,8 @@ async fn stand_in_without_descriptors() {
             Err(error) => {
                 let text = error.to_string();
                 assert!(
-                    text.contains("guard of `backup`") && text.contains("raise the limit on open files"),
+                    text.contains("guard of `backup`")
+                        && text.contains("raise the limit on open files"),
                     "{text}"
                 );
                 errors += 1;

@@ -16,7 +16,7 @@ use soloist::{
     Election, Elector, ExponentialBackoff, LimitedRetry, Lock, LockClient, NoRetry, RetryStrategy,
     TryLock, Until, WithLock,
     config::Store,
-    lock::{Attempt, Enter, Error, Leave, Period, Redlock, Released, TryRedlock},
+    lock::{Attempt, Enter, Error, Leave, Period, Redlock, ReentrantLock, Released, TryRedlock},
     model::Outcome,
     store::sqlite::SqliteStore,
 };
@@ -85,6 +85,7 @@ over_both! {
     a_release_counts_once
     a_dropped_lock_is_given_back
     a_dropped_question_leaves_nothing_behind
+    a_release_that_is_dropped_goes_on
     a_lock_at_least_for_stays_after_its_release
     fencing_tokens_grow
     bad_keys_and_leases_are_refused_unasked
@@ -1544,6 +1545,18 @@ async fn a_key_of_another_type_is_refused_and_left_alone() {
     let there: Vec<String> = server.command(&["LRANGE", key, "0", "-1"]);
     assert_eq!(there, ["theirs"]);
     // A key without an end, by hand.
+    for text in [
+        "maintenance: ask ~ann",
+        "maintenance, ask ~ann",
+        "0123456789abcdef~",
+    ] {
+        server.command::<()>(&["SET", "soloist:{h}:lock", text]);
+        assert_eq!(c.holder("h").await.unwrap().unwrap().name, text);
+        let TryLock::Held { holder, .. } = c.try_lock("h", LONG, NoRetry).await.unwrap() else {
+            panic!("{text} was taken over");
+        };
+        assert_eq!(holder, text);
+    }
     server.command::<()>(&["SET", "soloist:{h}:lock", "by hand"]);
     let TryLock::Held { holder, remaining } = c.lock("h", 20 * MS, LONG).await.unwrap() else {
         panic!("it was taken over");
@@ -1894,6 +1907,156 @@ async fn a_question_that_is_dropped_among_many_leaves_nothing_behind() {
     }
     busy.iter().for_each(|task| assert!(!task.is_finished()));
     busy.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
+/// As a `timeout` or `select!` around a release does it.
+async fn a_release_that_is_dropped_goes_on(bed: Bed) {
+    let c = bed.client();
+    for fair in [false, true] {
+        let lock = match fair {
+            true => taken(c.singleflight_lock("k", LONG, LONG).await.unwrap()),
+            false => take(&c, "k", LONG).await,
+        };
+        let next = {
+            let c = c.clone();
+            tokio::spawn(async move {
+                taken(match fair {
+                    true => c.singleflight_lock("k", LONG, LONG).await.unwrap(),
+                    false => c.lock("k", LONG, LONG).await.unwrap(),
+                })
+            })
+        };
+        tokio::time::sleep(20 * MS).await;
+        let mut releasing = Box::pin(lock.release());
+        assert!(futures_util::poll!(&mut releasing).is_pending());
+        drop(releasing);
+        // The lock itself is there all the time.
+        let next = within(next).await.unwrap();
+        next.release().await.unwrap();
+        assert!(!lock.is_held());
+    }
+    let levels = c.reentrant("levels", LONG).unwrap();
+    let Enter::Entered { .. } = levels.enter(LONG).await.unwrap() else {
+        panic!("held by another");
+    };
+    let next = c.reentrant("levels", LONG).unwrap();
+    let entering = tokio::spawn(async move { next.enter(LONG).await.unwrap() });
+    tokio::time::sleep(20 * MS).await;
+    let mut leaving = Box::pin(levels.leave());
+    assert!(futures_util::poll!(&mut leaving).is_pending());
+    drop(leaving);
+    let entered = within(entering).await.unwrap();
+    assert!(matches!(entered, Enter::Entered { levels: 1, .. }));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_to_enter_enters_once_though_the_answer_is_lost() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(server.port());
+    let mut config = Store::from_url(&proxy.url()).unwrap();
+    config.retry.attempts = 0;
+    let c = LockClient::with_config(&config).unwrap();
+    let holder = take_level(&server, "k").await;
+    let waiting = c.reentrant("k", LONG).unwrap();
+    let entering = {
+        let waiting = waiting.clone();
+        tokio::spawn(async move { waiting.enter(LONG).await.unwrap() })
+    };
+    until("it has said that it waits", || {
+        let value: String = server.command(&["GET", "soloist:{k}:lock"]);
+        &value[16..17] == "!"
+    })
+    .await;
+    // The count of levels.
+    proxy.set(Fault::LoseReply(":1\r\n"));
+    assert_eq!(holder.leave().await.unwrap(), Leave::Freed);
+    let entered = within(entering).await.unwrap();
+    assert_eq!(proxy.struck(), 1, "no reply was lost");
+    assert!(
+        matches!(entered, Enter::Entered { levels: 1, .. }),
+        "{entered:?}"
+    );
+    assert_eq!(waiting.leave().await.unwrap(), Leave::Freed);
+}
+
+async fn take_level(server: &RedisServer, key: &str) -> ReentrantLock {
+    let url = format!("redis://127.0.0.1:{}/0", server.port());
+    let levels = LockClient::open(&url)
+        .unwrap()
+        .reentrant(key, LONG)
+        .unwrap();
+    let entered = levels.try_enter(NoRetry).await.unwrap();
+    assert!(matches!(entered, Enter::Entered { .. }));
+    levels
+}
+
+/// A runtime of one thread does nothing while nobody blocks on it.
+#[test]
+fn a_runtime_that_stands_still_keeps_nobody_of_another_from_its_locks() {
+    let bed = Bed::redis();
+    let c = bed.client();
+    let still = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    let running = tokio::runtime::Runtime::new().unwrap();
+    // The connection is the running one's.
+    running.block_on(async { drop(take(&c, "warm", LONG).await) });
+    still.block_on(async {
+        for i in 0..10 {
+            let c = c.clone();
+            tokio::spawn(async move { take(&c, &format!("still-{i}"), LONG).await });
+        }
+        // They have asked, and are not told.
+        tokio::task::yield_now().await;
+    });
+    let locks = running.block_on(take_together(&c, "k", 20));
+    for lock in locks {
+        assert!(taken(lock.unwrap()).is_held());
+    }
+    drop(still);
+}
+
+#[test]
+fn a_waiter_hears_of_releases_when_the_runtime_that_listened_has_ended() {
+    for bed in [Bed::sqlite(), Bed::redis()] {
+        let (c, other) = (bed.client(), bed.client());
+        let staying = tokio::runtime::Runtime::new().unwrap();
+        let leaving = tokio::runtime::Runtime::new().unwrap();
+        let (first, second) = staying.block_on(async {
+            (
+                take(&other, "first", LONG).await,
+                take(&other, "second", LONG).await,
+            )
+        });
+        let listens = |key: &str| match &bed {
+            Bed::Redis(server) => {
+                let begun = Instant::now();
+                while subscribers(server, key) == 0 {
+                    assert!(begun.elapsed() < GENEROUS, "it does not listen");
+                    std::thread::sleep(MS);
+                }
+            }
+            Bed::Sqlite(_) => std::thread::sleep(50 * MS),
+        };
+        leaving.spawn({
+            let c = c.clone();
+            async move { c.lock("first", LONG, LONG).await }
+        });
+        listens("first");
+        let waiter = staying.spawn({
+            let c = c.clone();
+            async move { taken(c.lock("second", LONG, LONG).await.unwrap()) }
+        });
+        listens("second");
+        leaving.shutdown_background();
+        staying.block_on(async {
+            // Whichever comes first, the release or the new listener.
+            second.release().await.unwrap();
+            within(waiter).await.unwrap().release().await.unwrap();
+            first.release().await.unwrap();
+        });
+    }
 }
 
 /// Whose runtime ends takes the task along that asks for all.

@@ -12,7 +12,10 @@ use std::{
 };
 
 use redis::{Cmd, Value};
-use tokio::sync::{Notify, oneshot};
+use tokio::{
+    runtime::{Handle, Id},
+    sync::{Notify, oneshot},
+};
 
 use crate::store::{
     self, FENCE_TTL,
@@ -67,8 +70,9 @@ struct State {
     /// Asked for directly, and not answered yet.
     direct: usize,
     queue: VecDeque<(Ask, oneshot::Sender<Answer>)>,
-    /// The task that sends what is in the queue is there.
-    sending: bool,
+    /// The runtime of the task that sends what is in the queue, while there is one. It sends for its own runtime only: another
+    /// may stand still.
+    sending: Option<Id>,
 }
 
 /// How one is to be asked for.
@@ -113,14 +117,19 @@ impl Batcher {
     /// Whoever takes and gives back a lock asks in this order here, so that what is given back was asked for before: also
     /// when it is given back because nobody waits for the answer any more.
     pub(super) fn way(self: &Arc<Self>, ask: impl FnOnce() -> Ask) -> Way {
+        let here = Handle::current().id();
         let mut state = self.state();
-        if !state.sending && state.direct < DIRECT {
+        let direct = match state.sending {
+            None => state.direct < DIRECT,
+            Some(there) => there != here,
+        };
+        if direct {
             state.direct += 1;
             return Way::Direct(Direct(self.clone()));
         }
         let (tell, answer) = oneshot::channel();
         state.queue.push_back((ask(), tell));
-        if std::mem::replace(&mut state.sending, true) {
+        if state.sending.replace(here).is_some() {
             drop(state);
             self.more.notify_one();
         } else {
@@ -188,8 +197,10 @@ impl Sender {
             }
         }
         if batch.is_empty() {
-            state.sending = !last;
-            self.ended = last;
+            if last {
+                state.sending = None;
+                self.ended = true;
+            }
             return None;
         }
         Some(batch)
@@ -201,7 +212,7 @@ impl Drop for Sender {
     fn drop(&mut self) {
         if !self.ended {
             let mut state = self.batcher.state();
-            state.sending = false;
+            state.sending = None;
             state.queue.clear();
         }
     }
