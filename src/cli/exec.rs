@@ -97,6 +97,12 @@ pub fn exec(config: Option<PathBuf>, args: &Exec) -> Result<Exit, Failure> {
     // Before there is another thread.
     let caught =
         signals::block(&ignored).map_err(|e| Failure::internal("cannot catch signals", e))?;
+    // The runtime ends in a panic where it has too few.
+    let spare: Result<Vec<_>, _> = (0..8).map(|_| std::fs::File::open("/dev/null")).collect();
+    drop(spare.map_err(|e| {
+        let what = "too few open files are allowed; raise the limit (ulimit -n, LimitNOFILE)";
+        Failure::internal(what, e)
+    })?);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
