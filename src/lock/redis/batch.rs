@@ -114,8 +114,8 @@ impl Batcher {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whoever takes and gives back a lock asks in this order here, so that what is given back was asked for before: also
-    /// when it is given back because nobody waits for the answer any more.
+    /// What one runtime asks for keeps its order, so that what is given back was asked for before: also when it is given back
+    /// because nobody waits for the answer any more.
     pub(super) fn way(self: &Arc<Self>, ask: impl FnOnce() -> Ask) -> Way {
         let here = Handle::current().id();
         let mut state = self.state();
