@@ -13,7 +13,7 @@ use super::{
 use crate::{
     config::Job,
     logic::claim::{Control, Controlled, State},
-    model::{JobName, Occurrence, Outcome, RunId},
+    model::{JobName, Occurrence, Outcome, RunId, RunRecord},
     view::{self, RunView, Time},
 };
 
@@ -117,6 +117,7 @@ pub async fn trigger(ctx: &Context, args: &Trigger) -> Result<Exit, Failure> {
         since: reply.now_us / 1000,
         occurrence: answer.occurrence.map(|t| Occurrence(t.0)),
         following: None,
+        shown: 0,
         told: false,
         awaited: 0,
     };
@@ -179,6 +180,8 @@ struct Wait<'a> {
     since: i64,
     occurrence: Option<Occurrence>,
     following: Option<Reader>,
+    /// The newest attempt whose output is shown or followed.
+    shown: u32,
     told: bool,
     /// The newest attempt whose successor was announced.
     awaited: u32,
@@ -208,6 +211,11 @@ impl Wait<'_> {
             // Between two attempts it still names the run before.
             if self.following.as_ref().is_none_or(|r| r.run() != o.run) {
                 self.finish_output().await?;
+                if o.attempt > self.shown + 1 {
+                    let history = self.history().await?;
+                    self.output_between(&history, at, o.attempt).await?;
+                }
+                self.shown = o.attempt;
                 self.following = Some(Reader::new(self.job.name.clone(), o.run));
                 if o.again.is_none() {
                     remark(&format!(
@@ -236,17 +244,9 @@ impl Wait<'_> {
             }
             return Ok(None);
         }
-        let history = self
-            .ctx
-            .ask(async || {
-                self.ctx
-                    .store
-                    .history(&self.job.name, crate::store::HISTORY_KEPT)
-                    .await
-            })
-            .await?;
+        let history = self.history().await?;
         let last = history
-            .into_iter()
+            .iter()
             .filter(|r| r.occurrence == at)
             .max_by_key(|r| r.attempt);
         let Some(last) = last else {
@@ -264,10 +264,36 @@ impl Wait<'_> {
             && self.following.as_ref().is_none_or(|r| r.run() != run)
         {
             self.finish_output().await?;
+            self.output_between(&history, at, last.attempt).await?;
             self.following = Some(Reader::new(self.job.name.clone(), run));
         }
         self.finish_output().await?;
-        Ok(Some(last.into()))
+        Ok(Some(last.clone().into()))
+    }
+
+    async fn history(&self) -> Result<Vec<RunRecord>, Failure> {
+        let (store, job) = (&self.ctx.store, &self.job.name);
+        let all = async || store.history(job, crate::store::HISTORY_KEPT).await;
+        self.ctx.ask(all).await
+    }
+
+    /// Shows the output of the attempts before this one that came and went between two looks.
+    async fn output_between(
+        &self,
+        history: &[RunRecord],
+        at: Occurrence,
+        attempt: u32,
+    ) -> Result<(), Failure> {
+        let mut unseen: Vec<&RunRecord> = history
+            .iter()
+            .filter(|r| r.occurrence == at && r.attempt > self.shown && r.attempt < attempt)
+            .collect();
+        unseen.sort_by_key(|r| r.attempt);
+        for run in unseen.into_iter().filter_map(|r| r.run_id) {
+            let mut reader = Reader::new(self.job.name.clone(), run);
+            reader.step(self.ctx, &mut print(self.ctx)).await?;
+        }
+        Ok(())
     }
 
     fn start_within(&self) -> i64 {

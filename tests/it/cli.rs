@@ -920,6 +920,14 @@ fn the_output_of_each_attempt_of_a_trigger_is_shown() {
     let mut line = String::new();
     out.read_line(&mut line).expect("a line");
     assert_eq!(line, "first\n");
+    // Not before it has seen the gap between the two attempts.
+    let mut err = BufReader::new(child.stderr.take().expect("stderr"));
+    let gap = "attempt 1 of draw on web-1 has ended; the next one (retry) is due";
+    let mut said = String::new();
+    while !said.contains(gap) {
+        let read = err.read_line(&mut said).expect("stderr is UTF-8");
+        assert!(read > 0, "it ended without a word about attempt 1: {said}");
+    }
     let second = fleet.claim(
         "draw",
         Target::Manual {
@@ -932,12 +940,51 @@ fn the_output_of_each_attempt_of_a_trigger_is_shown() {
     let mut rest = String::new();
     out.read_to_string(&mut rest).expect("the rest");
     assert_eq!(rest, "second\n");
-    let ended = child.wait_with_output().expect("it ends");
-    assert_eq!(ended.status.code(), Some(4));
-    let err = String::from_utf8_lossy(&ended.stderr);
-    assert!(
-        err.contains("attempt 1 of draw on web-1 has ended; the next one (retry) is due"),
-        "{err}"
+    assert_eq!(child.wait().expect("it ends").code(), Some(4));
+}
+
+#[test]
+fn the_output_of_attempts_that_nobody_saw_running_is_shown_too() {
+    let fleet = Fleet::start();
+    let args = ["trigger", "draw", "--key", "k"];
+    fleet.run(&args).ok();
+    let again = Some(Again {
+        at: 0,
+        trigger: Trigger::Retry,
+    });
+    let key = || Target::Manual {
+        key: "k".into(),
+        before: None,
+    };
+    let first = fleet.take_trigger("draw");
+    first.settle_attempt(1, Outcome::Failed, Some(1), None, "first\n", again);
+    let second = fleet.claim("draw", key());
+    second.settle_attempt(2, Outcome::Failed, Some(2), None, "second\n", again);
+    let third = fleet.claim("draw", key());
+    third.write(0, "third");
+    // It finds the third attempt running.
+    let mut child = fleet
+        .files
+        .command(&[&args[..], &["--wait"]].concat())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("soloist starts");
+    let mut out = BufReader::new(child.stdout.take().expect("stdout"));
+    let mut lines = String::new();
+    for _ in 0..2 {
+        out.read_line(&mut lines).expect("a line");
+    }
+    assert_eq!(lines, "first\nsecond\n");
+    third.settle_attempt(3, Outcome::Failed, Some(4), None, "third\n", None);
+    out.read_to_string(&mut lines).expect("the rest");
+    assert_eq!(lines, "first\nsecond\nthird\n");
+    assert_eq!(child.wait().expect("it ends").code(), Some(4));
+    // It finds all of it over.
+    let ran = fleet.run(&[&args[..], &["--wait"]].concat());
+    assert_eq!(
+        (ran.code, ran.out.as_str()),
+        (Some(4), "first\nsecond\nthird\n")
     );
 }
 

@@ -2,18 +2,21 @@
 
 use std::{
     collections::HashSet,
-    path::Path,
+    os::unix::process::CommandExt as _,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
-    time::Duration,
 };
 
 use rusqlite::Connection;
+use rustix::process::{Signal, set_parent_process_death_signal};
 use soloist::{
     logic::claim::{Answer, Claim, Control, OnCrash, Overlap, Register, Settle, Target},
     model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger},
     store::{Error, Store, Tail, sqlite::SqliteStore},
 };
 use tempfile::TempDir;
+
+use crate::support::{GENEROUS, wait_until};
 
 fn job() -> JobName {
     JobName::new("backup")
@@ -255,65 +258,101 @@ async fn what_was_answered_is_there_after_opening_again() {
     assert_eq!(store.heartbeat(None).await.unwrap().value.born, born);
 }
 
-const OCCURRENCES: i64 = 3000;
+/// Those that contend; the last one is killed.
+const CONTENDERS: usize = 4;
+/// Each of the others stops behind this one.
+const OCCURRENCES: i64 = 1000;
 const ROLE: &str = "SOLOIST_TEST_CONTENDER";
 
-/// Claims every occurrence in turn and settles what it gets; a line for each grant goes to `grants`.
-fn contend(dir: &Path, grants: &Path) {
-    use std::io::Write;
+/// Where each contender writes a line for each grant.
+fn grants(dir: &Path) -> Vec<PathBuf> {
+    (0..CONTENDERS)
+        .map(|i| dir.join(format!("grants-{i}")))
+        .collect()
+}
+
+fn granted(file: &Path) -> Vec<i64> {
+    let text = std::fs::read_to_string(file).unwrap_or_default();
+    // Somebody may have been killed in the middle of a line.
+    let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+    whole.lines().map(|l| l.parse().unwrap()).collect()
+}
+
+/// Claims every occurrence in turn and settles what it gets. The first ones are shared out, one to each, so that
+/// each takes part however the machine favours one of them; from there on they contend.
+fn contend(dir: &Path, number: usize) {
+    let files = grants(dir);
     let mut out = std::fs::File::options()
         .create(true)
         .append(true)
-        .open(grants)
+        .open(&files[number])
         .unwrap();
     let store = SqliteStore::open(&dir.join("state.db")).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .build()
         .unwrap();
-    runtime.block_on(async {
-        for at in 1..=OCCURRENCES {
-            let c = claim(at);
-            let Answer::Granted(g) = store.claim(std::slice::from_ref(&c)).await.unwrap().value[0]
-            else {
-                continue;
-            };
-            writeln!(out, "{}", g.occurrence.0).unwrap();
-            let record = RunRecord {
-                run_id: Some(c.run),
-                job: job(),
-                occurrence: g.occurrence,
-                trigger: g.trigger,
-                attempt: g.attempt,
-                fencing_token: None,
-                instance: None,
-                host: None,
-                started_at: None,
-                finished_at: None,
-                lateness_ms: None,
-                duration_ms: None,
-                outcome: Outcome::Succeeded,
-                exit_code: Some(0),
-                signal: None,
-                output_tail: String::new(),
-                output_truncated: false,
-                error: None,
-                count: 1,
-            };
-            let settle = Settle {
-                run: c.run,
-                record,
-                again: None,
-            };
-            let _ = store.settle(&settle, &Tail::default()).await.unwrap();
-        }
+    let take = |at: i64, out: &mut std::fs::File| runtime.block_on(take(&store, at, out));
+    let has_begun = |file: &Path| !granted(file).is_empty();
+    if let Some(before) = number.checked_sub(1) {
+        wait_until("the one before has begun", GENEROUS, || {
+            has_begun(&files[before])
+        });
+    }
+    take(i64::try_from(number).unwrap() + 1, &mut out);
+    wait_until("all have begun", GENEROUS, || {
+        files.iter().all(|f| has_begun(f))
     });
+    let victim = number == CONTENDERS - 1;
+    let shared = i64::try_from(CONTENDERS).unwrap();
+    for at in shared + 1.. {
+        if at > OCCURRENCES && !victim {
+            return;
+        }
+        take(at, &mut out);
+    }
+}
+
+async fn take(store: &SqliteStore, at: i64, out: &mut std::fs::File) {
+    use std::io::Write;
+    let c = claim(at);
+    let Answer::Granted(g) = store.claim(std::slice::from_ref(&c)).await.unwrap().value[0] else {
+        return;
+    };
+    writeln!(out, "{}", g.occurrence.0).unwrap();
+    let record = RunRecord {
+        run_id: Some(c.run),
+        job: job(),
+        occurrence: g.occurrence,
+        trigger: g.trigger,
+        attempt: g.attempt,
+        fencing_token: None,
+        instance: None,
+        host: None,
+        started_at: None,
+        finished_at: None,
+        lateness_ms: None,
+        duration_ms: None,
+        outcome: Outcome::Succeeded,
+        exit_code: Some(0),
+        signal: None,
+        output_tail: String::new(),
+        output_truncated: false,
+        error: None,
+        count: 1,
+    };
+    let settle = Settle {
+        run: c.run,
+        record,
+        again: None,
+    };
+    let _ = store.settle(&settle, &Tail::default()).await.unwrap();
 }
 
 #[test]
 fn four_processes_share_a_file_and_one_is_killed() {
-    if let Ok(grants) = std::env::var(ROLE) {
-        let grants = Path::new(&grants);
-        return contend(grants.parent().unwrap(), grants);
+    if let Ok(role) = std::env::var(ROLE) {
+        let (number, dir) = role.split_once(' ').unwrap();
+        return contend(Path::new(dir), number.parse().unwrap());
     }
     let dir = TempDir::new().unwrap();
     let path = dir.path().join("state.db");
@@ -321,62 +360,50 @@ fn four_processes_share_a_file_and_one_is_killed() {
         .build()
         .unwrap();
     runtime.block_on(async { register(&SqliteStore::open(&path).unwrap()).await });
-    let files: Vec<_> = (0..4)
-        .map(|i| dir.path().join(format!("grants-{i}")))
-        .collect();
-    let mut children: Vec<_> = files
-        .iter()
-        .map(|f| {
-            Command::new(std::env::current_exe().unwrap())
+    let files = grants(dir.path());
+    let mut children: Vec<_> = (0..CONTENDERS)
+        .map(|i| {
+            let mut command = Command::new(std::env::current_exe().unwrap());
+            command
                 .args([
                     "--exact",
                     "sqlite::four_processes_share_a_file_and_one_is_killed",
                 ])
-                .env(ROLE, f)
-                .stdout(Stdio::null())
-                .spawn()
-                .unwrap()
+                .env(ROLE, format!("{i} {}", dir.path().display()))
+                .stdout(Stdio::null());
+            // SAFETY: prctl is async-signal-safe and nothing is allocated.
+            unsafe {
+                command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::KILL))?));
+            }
+            command.spawn().unwrap()
         })
         .collect();
-    let lines = |f: &Path| -> Vec<i64> {
-        let text = std::fs::read_to_string(f).unwrap_or_default();
-        text.lines().map(|l| l.parse().unwrap()).collect()
-    };
-    while lines(&files[0]).len() < 50 && children[0].try_wait().unwrap().is_none() {
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    children[0].kill().unwrap();
-    let killed = children[0].wait().unwrap();
-    assert!(!killed.success(), "it had ended before it was killed");
-    for c in &mut children[1..] {
+    let (victim, others) = children.split_last_mut().unwrap();
+    // It never stops by itself.
+    wait_until("it is in the middle of its work", GENEROUS, || {
+        granted(&files[CONTENDERS - 1]).len() >= 50
+    });
+    victim.kill().unwrap();
+    assert!(!victim.wait().unwrap().success());
+    for c in others {
         assert!(c.wait().unwrap().success());
     }
-    let all: Vec<i64> = files.iter().flat_map(|f| lines(f)).collect();
+    let all: Vec<i64> = files.iter().flat_map(|f| granted(f)).collect();
     let each: HashSet<i64> = all.iter().copied().collect();
     assert_eq!(all.len(), each.len(), "an occurrence was granted twice");
+    let st = runtime.block_on(async {
+        let store = SqliteStore::open(&path).unwrap();
+        let seen = store.observe(&[job()]).await.unwrap().value.remove(0);
+        seen.unwrap()
+    });
+    assert!(st.newest >= OCCURRENCES, "{}", st.newest);
+    assert!(st.open.len() <= 1, "{:?}", st.open);
     // The one that was killed may have died between its grant and its line.
-    let missing: Vec<i64> = (1..=OCCURRENCES).filter(|o| !each.contains(o)).collect();
+    let missing: Vec<i64> = (1..=st.newest).filter(|o| !each.contains(o)).collect();
     assert!(missing.len() <= 1, "never granted: {missing:?}");
-    let shares: Vec<usize> = files.iter().map(|f| lines(f).len()).collect();
-    assert!(
-        shares.iter().all(|n| *n > 0),
-        "there was no contest: {shares:?}"
-    );
     let db = Connection::open(&path).unwrap();
     let check: String = db
         .query_row("PRAGMA integrity_check", [], |r| r.get(0))
         .unwrap();
     assert_eq!(check, "ok");
-    runtime.block_on(async {
-        let store = SqliteStore::open(&path).unwrap();
-        let st = store
-            .observe(&[job()])
-            .await
-            .unwrap()
-            .value
-            .remove(0)
-            .unwrap();
-        assert_eq!(st.newest, OCCURRENCES);
-        assert!(st.open.len() <= 1, "{:?}", st.open);
-    });
 }
