@@ -27,6 +27,8 @@ use soloist::{
     runner::{End, Runner},
 };
 
+use crate::support::skip;
+
 const EXE: &str = env!("CARGO_BIN_EXE_soloist");
 /// Far longer than anything here takes; only a failure waits for it.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -451,7 +453,7 @@ fn what_a_command_leaves_behind_is_ended() {
                     .contains(&pid.to_string())
             );
         } else {
-            println!("no cgroup v2 that we may write to: tried without");
+            skip("the part with a cgroup: no cgroup v2 that we may write to");
         }
         let members = tree.members();
         fs::write(tree.path().join("go"), "").expect("written");
@@ -680,8 +682,7 @@ fn a_command_is_not_started_after_its_deadline() {
 #[test]
 fn after_a_freeze_past_the_lease_the_tree_dies_at_once_whatever_was_queued() {
     let Some(cgroup) = TestCgroup::new() else {
-        println!("skipped: no cgroup v2 that we may write to");
-        return;
+        return skip("no cgroup v2 that we may write to");
     };
     for walk_only in WALK_ONLY {
         let tree = Tree::new();
@@ -1102,8 +1103,7 @@ fn a_killed_guard_takes_the_command_with_it_even_if_no_daemon_can_act() {
 #[test]
 fn a_sweep_ends_what_daemon_and_guard_left_in_a_cgroup_and_nothing_that_is_guarded() {
     let Some(orphaned) = TestCgroup::named(&format!("soloist-{}", RunId::random())) else {
-        println!("skipped: no cgroup v2 that we may write to");
-        return;
+        return skip("no cgroup v2 that we may write to");
     };
     let mut orphan = Command::new("sleep")
         .arg("1000")
@@ -1328,8 +1328,7 @@ fn what_is_for_the_daemon_alone_is_not_inherited() {
 #[tokio::test]
 async fn a_command_runs_as_the_user_and_group_it_names() {
     if !rustix::process::geteuid().is_root() {
-        println!("skipped: only root can become another user");
-        return;
+        return skip("only root can become another user");
     }
     let as_user = |user: Option<&str>, group: Option<&str>| Spec {
         user: user.map(Into::into),

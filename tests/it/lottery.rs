@@ -1,7 +1,7 @@
 //! `examples/lottery`: a database that checks the fencing token refuses what a frozen holder writes late.
 //! GUARANTEES row 30, on SQLite, PostgreSQL, MariaDB and the text file that stands in where no sqlite3 is.
 //!
-//! A database that is not installed is skipped with a line on stderr; nothing here needs the network.
+//! A database that is not installed is skipped; nothing here needs the network.
 
 use std::{
     collections::BTreeSet,
@@ -17,6 +17,8 @@ use std::{
 use nix::unistd::{User, geteuid};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
+
+use crate::support;
 
 const WINNERS: usize = 10;
 const STALE: i32 = 3;
@@ -514,12 +516,10 @@ fn installed(program: &str) -> Option<String> {
     Some(found.display().to_string())
 }
 
-/// Past the test harness, which keeps what a passing test prints.
 fn skip(database: &str, package: &str) {
-    let _ = writeln!(
-        std::io::stderr(),
-        "skipped: lottery on {database}, which is not installed (apt-get install {package})"
-    );
+    support::skip(&format!(
+        "{database} is not installed (apt-get install {package})"
+    ));
 }
 
 fn succeeded(what: &str, out: &Output) {

@@ -17,6 +17,8 @@ use soloist::{
     model::Occurrence,
 };
 
+use crate::support::skip;
+
 #[derive(Serialize)]
 struct Case {
     zone: String,
@@ -49,7 +51,7 @@ fn ask_python(cases: &[Case]) -> Option<Vec<Option<Answer>>> {
         .stderr(Stdio::null())
         .status();
     if !usable.is_ok_and(|status| status.success()) {
-        println!("SKIPPED: no python3 (3.9 or newer, with tzdata) to compare with");
+        skip("no python3 (3.9 or newer, with tzdata) to compare with");
         return None;
     }
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/oracle/next.py");

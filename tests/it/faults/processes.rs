@@ -11,6 +11,7 @@ use crate::{
         GENEROUS,
         fleet::{Fleet, Plan, fleet},
         process::{self, boottime_ns},
+        skip,
         trace::{ONCE, RERUN, Run},
         wait_for, wait_until,
     },
@@ -274,7 +275,7 @@ struct Frozen {
 /// Freezes the holder of a fleet of so many, for two and a half leases. None where that does not work.
 fn frozen(size: usize) -> Option<Frozen> {
     let (Some(daemon), Some(guard)) = (Freezer::create(), Freezer::create()) else {
-        println!("skipped: no cgroup v2 with cgroup.freeze that we may write");
+        skip("no cgroup v2 with cgroup.freeze that we may write");
         return None;
     };
     let lines = "on_crash = \"rerun\"\nmax_attempts = 5";
@@ -285,7 +286,7 @@ fn frozen(size: usize) -> Option<Frozen> {
         moved = moved.and_then(|()| guard.add(pid));
     }
     if let Err(e) = moved {
-        println!("skipped: a process cannot be moved to a cgroup: {e}");
+        skip(&format!("a process cannot be moved to a cgroup: {e}"));
         return None;
     }
     daemon.set(true);
@@ -412,8 +413,7 @@ fn a_killed_guard_costs_its_tree_and_is_reported() {
 fn a_living_daemon_ends_what_another_and_its_guard_left_when_both_were_killed() {
     // Of their own, so that no daemon of another test comes first.
     let Some(cgroup) = TestCgroup::new() else {
-        println!("skipped: no cgroup v2 that we may write to");
-        return;
+        return skip("no cgroup v2 that we may write to");
     };
     let mut fleet = fleet(2)
         .witness(

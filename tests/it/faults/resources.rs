@@ -4,7 +4,7 @@ use std::{path::Path, process::Command, time::Duration};
 
 use rustix::process::{Resource, Rlimit, prlimit};
 
-use crate::support::{GENEROUS, fleet::fleet, process, trace::ONCE, wait_for, wait_until};
+use crate::support::{GENEROUS, fleet::fleet, process, skip, trace::ONCE, wait_for, wait_until};
 
 fn descriptors(pid: u32) -> u64 {
     std::fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, |d| d.count() as u64)
@@ -85,8 +85,7 @@ impl Drop for SmallDisk {
 #[test]
 fn a_full_disk_below_sqlite_stops_the_runs_and_repeats_none() {
     let Some(disk) = SmallDisk::mount() else {
-        println!("skipped: no right to mount a small file system");
-        return;
+        return skip("no right to mount a small file system");
     };
     let file = disk.path().join("soloist.db");
     let mut fleet = fleet(3)
@@ -121,8 +120,7 @@ fn a_full_disk_below_sqlite_stops_the_runs_and_repeats_none() {
 #[test]
 fn a_run_that_ends_while_the_disk_is_full_is_recorded_when_there_is_room() {
     let Some(disk) = SmallDisk::mount() else {
-        println!("skipped: no right to mount a small file system");
-        return;
+        return skip("no right to mount a small file system");
     };
     let mut fleet = fleet(1)
         .sqlite_at(&disk.path().join("soloist.db"))
@@ -155,8 +153,7 @@ fn a_run_that_ends_while_the_disk_is_full_is_recorded_when_there_is_room() {
 #[test]
 fn a_read_only_disk_below_sqlite_is_named_and_starts_nothing() {
     let Some(disk) = SmallDisk::mount() else {
-        println!("skipped: no right to mount a small file system");
-        return;
+        return skip("no right to mount a small file system");
     };
     let file = disk.path().join("soloist.db");
     // Nobody writes yet, or the file system could not change.

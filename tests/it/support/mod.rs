@@ -8,6 +8,7 @@ pub mod trace;
 pub mod witness;
 
 use std::{
+    io::Write as _,
     sync::{Condvar, Mutex, PoisonError},
     time::{Duration, Instant},
 };
@@ -37,6 +38,31 @@ pub fn wait_for<T>(what: &str, limit: Duration, mut look: impl FnMut() -> Option
 #[track_caller]
 pub fn wait_until(what: &str, limit: Duration, mut holds: impl FnMut() -> bool) {
     wait_for(what, limit, || holds().then_some(()));
+}
+
+/// Says why a test, or a part of one, is not run here: on stderr, past the test harness, and in the file that
+/// `SOLOIST_TEST_SKIPPED` names, which `test.sh` lists at its end. In CI all that the tests need is there: what would be
+/// skipped fails.
+///
+/// # Panics
+/// In CI.
+#[track_caller]
+pub fn skip(reason: &str) {
+    let thread = std::thread::current();
+    let test = thread.name().unwrap_or("a test");
+    let ci = std::env::var("CI").is_ok_and(|ci| !matches!(ci.as_str(), "" | "0" | "false"));
+    assert!(!ci, "{test} must not be skipped in CI: {reason}");
+    let line = format!("{test}: {reason}\n");
+    let _ = write!(std::io::stderr(), "skipped: {line}");
+    if let Some(file) = std::env::var_os("SOLOIST_TEST_SKIPPED") {
+        let mut file = std::fs::File::options()
+            .create(true)
+            .append(true)
+            .open(file)
+            .expect("the list of skipped tests");
+        file.write_all(line.as_bytes())
+            .expect("the list of skipped tests");
+    }
 }
 
 /// Seconds that the long tests last: `SOLOIST_TEST_SECONDS`, else 10.
@@ -69,5 +95,50 @@ impl Drop for Slots {
     fn drop(&mut self) {
         *SLOTS.lock().unwrap_or_else(PoisonError::into_inner) += self.0;
         SLOT_FREE.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    const ROLE: &str = "SOLOIST_TEST_SKIPS";
+
+    #[test]
+    fn what_is_skipped_is_listed_and_fails_in_ci() {
+        if std::env::var_os(ROLE).is_some() {
+            return super::skip("there is no moon");
+        }
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let list = dir.path().join("skipped");
+        let name = "support::tests::what_is_skipped_is_listed_and_fails_in_ci";
+        let skips = |ci: &str| {
+            Command::new(std::env::current_exe().expect("this program"))
+                .args(["--exact", name])
+                .envs([(ROLE, "1"), ("CI", ci)])
+                .env("SOLOIST_TEST_SKIPPED", &list)
+                .output()
+                .expect("it starts")
+        };
+        let line = format!("{name}: there is no moon\n");
+        for ci in ["", "0", "false"] {
+            let ran = skips(ci);
+            let err = String::from_utf8_lossy(&ran.stderr).into_owned();
+            assert!(ran.status.success(), "{ci}: {err}");
+            assert!(err.contains(&format!("skipped: {line}")), "{ci}: {err}");
+        }
+        let text = std::fs::read_to_string(&list).expect("the list");
+        assert_eq!(text, line.repeat(3));
+        for ci in ["true", "1"] {
+            let ran = skips(ci);
+            let out = String::from_utf8_lossy(&ran.stdout).into_owned();
+            assert!(!ran.status.success(), "{ci}");
+            assert!(
+                out.contains("must not be skipped in CI: there is no moon"),
+                "{ci}: {out}"
+            );
+        }
+        let text = std::fs::read_to_string(&list).expect("the list");
+        assert_eq!(text, line.repeat(3), "what fails is not skipped");
     }
 }

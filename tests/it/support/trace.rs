@@ -79,6 +79,8 @@ pub enum Violation {
     },
     /// A planned occurrence neither started nor was recorded.
     Missed { job: String, occurrence: i64 },
+    /// A job of which each occurrence is asked for has not started once: there is nothing to judge.
+    NeverStarted { job: String },
     /// A run started before its planned instant.
     Early {
         job: String,
@@ -262,7 +264,9 @@ impl Trace {
             .map(|r| r.occurrence)
             .collect();
         let (Some(&first), Some(&last)) = (started.first(), started.last()) else {
-            return vec![];
+            return vec![Violation::NeverStarted {
+                job: job.to_owned(),
+            }];
         };
         let first = since.unwrap_or(first);
         (first / period_ms..=last / period_ms)
@@ -380,6 +384,10 @@ mod tests {
         let t = trace(&[run(1, 1, 1, 1002, 1010), run(2, 1, 2, 2001, 2900)]);
         assert_eq!(t.violations(ONCE), []);
         assert_eq!(t.misses("a", 1000, None, &BTreeSet::new()), []);
+        assert_eq!(
+            t.misses("b", 1000, None, &BTreeSet::new()),
+            [Violation::NeverStarted { job: "b".into() }]
+        );
         assert_eq!(
             t.wins(),
             BTreeMap::from([("i1".to_owned(), 1), ("i2".to_owned(), 1)])
