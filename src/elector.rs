@@ -35,6 +35,7 @@ use crate::{
             self, Answer, Claim, Event, Grant, Missed, OnCrash, Open, Overlap, Register,
             Registration, State, Target,
         },
+        observe,
         schedule::next_of,
         timetable,
     },
@@ -456,14 +457,11 @@ impl Elector {
     /// Watches a lease, as an answer that came at `received` showed it. True: it was seen unchanged for its whole
     /// length.
     fn saw(&self, job: &JobName, open: &Open, received: Boottime) -> bool {
-        let length = Duration::from_millis(open.lease.max(1) as u64);
         let longer = self.entry(job, |e| {
-            (length > e.job.lease.length).then(|| {
-                e.quarantine = e.quarantine.max(e.job.lease.quarantine_for(length));
-                e.quarantine
-            })
+            e.quarantine = observe::quarantine(&e.job.lease, e.quarantine, open);
+            e.quarantine
         });
-        if let Some(Some(quarantine)) = longer {
+        if let Some(quarantine) = longer {
             self.lengthen(quarantine);
         }
         self.watches

@@ -2,6 +2,7 @@
 //! next comes out as data.
 
 pub mod claim;
+pub mod observe;
 pub mod run;
 pub mod schedule;
 pub mod timetable;

@@ -4,14 +4,22 @@ use std::{fmt, str::FromStr, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
-/// Name of a job: the key under `[jobs]`. Letters, digits, `-`, `_`, `.`; checked by the configuration.
+/// Name of a job: the key under `[jobs]`, 1 to [`JobName::LONGEST`] bytes that [`JobName::allows`]. Checked by the configuration, and
+/// by the library's `Elector`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct JobName(Arc<str>);
 
 impl JobName {
+    /// Longest name, in bytes.
+    pub const LONGEST: usize = 100;
+
     pub fn new(name: &str) -> Self {
         Self(name.into())
+    }
+    /// What a name may consist of: it is part of keys in the store and of paths.
+    pub fn allows(c: char) -> bool {
+        c.is_ascii_alphanumeric() || "-_.".contains(c)
     }
     pub fn as_str(&self) -> &str {
         &self.0

@@ -11,9 +11,12 @@ use super::{
     tree::{At, Field, Given, Node, Reader, Table, Zone, clipped},
     url::{self, Kind},
 };
-use crate::logic::{
-    claim::{OnCrash, Overlap},
-    schedule::{Dst, Fold, Gap},
+use crate::{
+    logic::{
+        claim::{OnCrash, Overlap},
+        schedule::{Dst, Fold, Gap},
+    },
+    model::JobName,
 };
 
 /// More is a log, not a history: it is held in memory while the command runs, and in the store afterwards.
@@ -176,24 +179,24 @@ fn section<'t>(
     Some(table)
 }
 
-/// Letters, digits, `-`, `_` and `.`; 1 to 100 of them. The name is part of keys in the store and of paths.
 fn job_name(name: &str) -> Result<(), (String, &'static str)> {
+    const LONGEST: usize = JobName::LONGEST;
     const HINT: &str = "use letters, digits, `-`, `_` and `.`, 1 to 100 of them";
-    let good = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    const { assert!(LONGEST == 100, "the hint says so") };
     if name.is_empty() {
         return Err(("the name of a job must not be empty".into(), HINT));
     }
-    if name.len() > 100 {
+    if name.len() > LONGEST {
         return Err((
             format!(
-                "the name of a job must not have more than 100 characters, `{}` has {}",
+                "the name of a job must not have more than {LONGEST} characters, `{}` has {}",
                 clipped(name),
                 name.chars().count()
             ),
             HINT,
         ));
     }
-    match name.chars().find(|c| !good(*c)) {
+    match name.chars().find(|c| !JobName::allows(*c)) {
         Some(c) => Err((
             format!(
                 "`{}` cannot be the name of a job: it contains `{}`",

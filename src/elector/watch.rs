@@ -10,7 +10,10 @@ use tokio::sync::Notify;
 
 use crate::{
     clock::Boottime,
-    logic::claim::{Observed, Open, Target},
+    logic::{
+        claim::{Observed, Open, Target},
+        observe::Sighting,
+    },
     model::{JobName, Occurrence},
 };
 
@@ -31,21 +34,8 @@ struct Seen {
 #[derive(Debug)]
 struct Watch {
     occurrence: Occurrence,
-    observed: Observed,
-    lease: Duration,
-    /// When this state of the lease was seen first: after the answer that showed it.
-    first_seen: Boottime,
+    seen: Sighting,
     look_at: Boottime,
-    held: bool,
-}
-
-impl Watch {
-    fn expiry(&self) -> Boottime {
-        self.first_seen + self.lease
-    }
-    fn lapsed(&self, now: Boottime) -> bool {
-        self.held && now >= self.expiry()
-    }
 }
 
 impl Watches {
@@ -61,39 +51,27 @@ impl Watches {
         received: Boottime,
         every: Duration,
     ) -> bool {
-        let observed = Observed {
-            run: open.run,
-            seq: open.seq,
-            inc: open.inc.clone(),
-        };
-        let lease = Duration::from_millis(open.lease.max(1) as u64);
         let mut seen = self.lock();
         let of_job = seen.by_job.entry(job.clone()).or_default();
-        let i = of_job
-            .iter()
-            .position(|w| w.occurrence == open.occurrence)
-            .unwrap_or_else(|| {
+        let at = of_job.iter().position(|w| w.occurrence == open.occurrence);
+        let w = match at {
+            Some(i) => &mut of_job[i],
+            None => {
                 of_job.push(Watch {
                     occurrence: open.occurrence,
-                    observed: observed.clone(),
-                    lease,
-                    first_seen: received,
+                    seen: Sighting::new(open, received),
                     look_at: received,
-                    held: true,
                 });
-                of_job.len() - 1
-            });
-        let w = &mut of_job[i];
-        if w.observed != observed || w.lease != lease {
-            (w.observed, w.lease, w.first_seen) = (observed, lease, received);
-        }
-        w.held = open.again.is_none();
-        let lapsed = w.lapsed(received);
+                of_job.last_mut().expect("it was put there")
+            }
+        };
+        w.seen.look(open, received);
+        let lapsed = w.seen.lapsed(received).is_some();
         w.look_at = match &open.again {
             // The flight that waits for the next attempt watches by itself; this is in case it fails.
-            Some(_) => received + lease,
+            Some(_) => received + w.seen.length(),
             None if lapsed => received + every,
-            None => (received + every).min(w.expiry()),
+            None => (received + every).min(w.seen.expiry()),
         };
         let look_at = w.look_at;
         if seen.next.is_none_or(|next| look_at < next) {
@@ -112,10 +90,10 @@ impl Watches {
             Target::Manual { .. } => None,
         };
         let lapsed = match own {
-            Some(w) => Some(w).filter(|w| w.lapsed(now)),
-            None => of_job.iter().find(|w| w.lapsed(now)),
+            Some(w) => w.seen.lapsed(now),
+            None => of_job.iter().find_map(|w| w.seen.lapsed(now)),
         };
-        lapsed.map(|w| w.observed.clone())
+        lapsed.cloned()
     }
 
     /// How long until the lease of `at` lapses if it does not change.
@@ -126,7 +104,7 @@ impl Watches {
             .get(job)
             .and_then(|l| l.iter().find(|w| w.occurrence == at));
         watch.map_or(Duration::MAX, |w| {
-            w.expiry().since(now) + Duration::from_millis(1)
+            w.seen.expiry().since(now) + Duration::from_millis(1)
         })
     }
 
@@ -182,7 +160,7 @@ impl Watches {
             let due = of_job
                 .iter_mut()
                 .filter(|w| w.look_at <= now)
-                .map(|w| w.look_at = now + w.lease)
+                .map(|w| w.look_at = now + w.seen.length())
                 .count();
             if due > 0 {
                 names.push(job.clone());

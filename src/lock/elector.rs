@@ -153,11 +153,11 @@ impl Elector {
             address: store.address().to_owned(),
             reason,
         };
-        let good = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-        if job.is_empty() || job.len() > 200 || !job.chars().all(good) {
+        const LONGEST: usize = JobName::LONGEST;
+        if job.is_empty() || job.len() > LONGEST || !job.chars().all(JobName::allows) {
             return Err(refuse(format!(
-                "`{}` cannot be the name of a job; use letters, digits, `-`, `_` and `.`",
-                job.escape_debug()
+                "`{}` cannot be the name of a job; use letters, digits, `-`, `_` and `.`, 1 to {LONGEST} of them",
+                job.chars().take(64).collect::<String>().escape_debug()
             )));
         }
         let lease = config::Lease::new(lease, CLOCK_DRIFT).map_err(refuse)?;
