@@ -42,6 +42,9 @@ pub struct Options {
 /// How long the store gets to hear the last outcomes when everything else has stopped.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
+/// How long the runs may take to be handed over to their guards.
+const HAND_OVER: Duration = Duration::from_secs(1);
+
 /// What a daemon and its guard leave behind that are killed at once lives no longer than this, if another daemon lives
 /// beside them.
 const SWEEP_EVERY: Duration = Duration::from_secs(10);
@@ -196,11 +199,13 @@ pub async fn run(o: Options) -> anyhow::Result<()> {
         tokio::select! {
             () = holder.runs.wait() => {}
             () = tokio::time::sleep(longest + LAST_WORDS) => {
-                error!(running = holder.running().len(), "some outcomes could not be recorded; their guards try");
+                error!(running = holder.running().len(), "some outcomes could not be recorded: their guards go on trying");
             }
         }
     }
     holder.give_up.cancel();
+    // Only to let the guards go, or take over. One that is not told sees our end.
+    let _ = tokio::time::timeout(HAND_OVER, holder.runs.wait()).await;
     finish.cancel();
     background.close();
     if tokio::time::timeout(LAST_WORDS, background.wait())

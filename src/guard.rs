@@ -243,6 +243,9 @@ pub enum Report {
 pub struct Ended {
     /// The true one when the command ended before its daemon did, else `crashed`.
     pub outcome: Outcome,
+    /// What ended it; None: it ended by itself, or could not be started.
+    #[serde(default)]
+    pub cause: Option<Cause>,
     pub exit_code: Option<i32>,
     pub signal: Option<i32>,
     pub error: Option<String>,
@@ -252,7 +255,8 @@ pub struct Ended {
     pub ended: Moment,
 }
 
-/// What the guard of a dead daemon gives to `soloist __settle`, as JSON on descriptor 0 (a file, at its start).
+/// What the guard of a dead daemon gives to `soloist __settle`, or a daemon that stops without the store having heard
+/// of an outcome, as JSON on descriptor 0 (a file, at its start).
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct HandOver {
     /// [`Spec::settle`].
@@ -267,6 +271,21 @@ impl HandOver {
     /// When stdin cannot be read, or is not what a guard writes.
     pub fn read() -> io::Result<Self> {
         Ok(serde_json::from_reader(io::stdin().lock())?)
+    }
+
+    /// A file in memory, which is to be the stdin of `soloist __settle`.
+    ///
+    /// # Errors
+    /// No descriptor or memory left.
+    pub fn to_file(&self) -> io::Result<File> {
+        let mut file = File::from(rustix::fs::memfd_create(
+            "soloist-settle",
+            rustix::fs::MemfdFlags::CLOEXEC,
+        )?);
+        serde_json::to_writer(&mut file, self)?;
+        file.flush()?;
+        file.rewind()?;
+        Ok(file)
     }
 }
 
@@ -382,17 +401,7 @@ impl Guard {
 
     /// Becomes `soloist __settle`; returns only what prevented it.
     fn hand_over(self, hand_over: &HandOver, exe: Option<&Path>) -> io::Error {
-        let file = || -> io::Result<File> {
-            let mut file = File::from(rustix::fs::memfd_create(
-                "soloist-settle",
-                rustix::fs::MemfdFlags::CLOEXEC,
-            )?);
-            serde_json::to_writer(&mut file, hand_over)?;
-            file.flush()?;
-            file.rewind()?;
-            Ok(file)
-        };
-        match file() {
+        match hand_over.to_file() {
             // SIGTERM stays ignored: systemd sends it to all that a dead daemon left behind.
             Ok(file) => {
                 unblock_signals();
@@ -575,6 +584,7 @@ impl<'g> Run<'g> {
         });
         let end = Ended {
             outcome: outcome(cause, self.exit_code, &self.spec.success_codes),
+            cause,
             exit_code: self.exit_code,
             signal: self.signal,
             error,

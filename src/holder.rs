@@ -16,7 +16,7 @@ use crate::{
     config::{self, Job},
     elector::{Elector, Granted},
     failpoint,
-    guard::{Identity, Moment, Spec},
+    guard::{Ended, HandOver, Identity, Moment, Spec},
     logic::{
         claim::{self, Again, OnCrash, Renew, Renewal, Settle, Settlement},
         run::{Cause, Stop},
@@ -61,6 +61,9 @@ pub struct Holder {
     /// Guards of runs that are about to be granted, most likely.
     prepared: Mutex<BTreeMap<RunId, Prepared>>,
 }
+
+/// The process ends, and the store has not heard of the outcome: somebody else must go on.
+struct GivenUp;
 
 struct Run {
     job: JobName,
@@ -165,7 +168,7 @@ impl Holder {
             warn!(job = %job.name, occurrence = %grant.occurrence, "the grant was not known of in time to start it");
             let end = not_started(Outcome::Missed, claim::TOO_LATE);
             g.slot = None;
-            return self.settle(elector, &g, &end, None).await;
+            return self.settle_unstarted(elector, &g, end, None).await;
         }
         if lease.trusted_until() < Boottime::now() + LEAST_TRUST {
             // It may lapse any moment. Nothing was started, so another attempt repeats nothing.
@@ -178,7 +181,7 @@ impl Holder {
             // A pending takeover is not dropped for a newer occurrence; a retry is.
             let trigger = Trigger::Takeover;
             let again = (grant.attempt < MOST_ATTEMPTS).then_some(Again { at: 0, trigger });
-            return self.settle(elector, &g, &end, again).await;
+            return self.settle_unstarted(elector, &g, end, again).await;
         }
         let id = Identity {
             occurrence: grant.occurrence,
@@ -188,15 +191,11 @@ impl Holder {
             instance: self.instance.clone(),
             trigger: grant.trigger,
         };
-        let legacy = Legacy {
-            store: self.store_config.clone(),
-            record: self.record(&g, None),
-            on_crash: crash_again(&job, grant.attempt),
-            on_failure: failure_again(&job, grant.attempt),
-            offset_us: self.clock.offset_us().unwrap_or(0),
-            patience: job.lease.length,
-        };
-        let legacy = serde_json::to_value(&legacy).unwrap_or_default();
+        let legacy = self.legacy(
+            &g,
+            crash_again(&job, grant.attempt),
+            failure_again(&job, grant.attempt),
+        );
         let spec = Spec::new(&job, &id, lease.trusted_until(), legacy);
         let prepared = self.prepared().remove(&g.run);
         let started = self.runner.start_prepared(spec, job.output, prepared);
@@ -207,7 +206,7 @@ impl Holder {
                 let end = not_started(Outcome::Failed, &e.to_string());
                 g.slot = None;
                 let again = failure_again(&job, grant.attempt);
-                return self.settle(elector, &g, &end, again).await;
+                return self.settle_unstarted(elector, &g, end, again).await;
             }
         };
         info!(job = %job.name, occurrence = %grant.occurrence, run = %g.run, attempt = grant.attempt,
@@ -222,9 +221,69 @@ impl Holder {
         };
         // Nothing runs any more; recording it may take as long as the store is away.
         g.slot = None;
-        let awaited = self.settle(elector, &g, &end, again).await;
-        running.settled().await;
-        awaited
+        match self.settle(elector, &g, &end, again).await {
+            Ok(awaited) => {
+                running.settled().await;
+                awaited
+            }
+            Err(GivenUp) => {
+                error!(job = %job.name, run = %g.run, outcome = %end.outcome,
+                    "stopping without the outcome recorded: the run's guard goes on trying");
+                // Dropped without a word, we are dead for the guard: it settles.
+                None
+            }
+        }
+    }
+
+    /// As [`Holder::settle`], for a run that has no guard to go on when this process ends.
+    async fn settle_unstarted(
+        &self,
+        elector: &Elector,
+        g: &Granted,
+        end: End,
+        again: Option<Again>,
+    ) -> Option<Occurrence> {
+        match self.settle(elector, g, &end, again).await {
+            Ok(awaited) => awaited,
+            Err(GivenUp) => {
+                let end = Ended {
+                    outcome: end.outcome,
+                    cause: end.cause,
+                    exit_code: end.exit_code,
+                    signal: end.signal,
+                    error: end.error,
+                    started: end.started,
+                    ended: end.ended,
+                };
+                let outcome = end.outcome;
+                let settle = self.legacy(g, again, again);
+                match self.runner.hand_over(&HandOver { settle, end }) {
+                    Ok(()) => error!(job = %g.job.name, run = %g.run, %outcome,
+                        "stopping without the outcome recorded: a process that is left behind goes on trying"),
+                    Err(e) => error!(job = %g.job.name, run = %g.run, %outcome, error = %e,
+                        "stopping without the outcome recorded, and nothing can be left behind to go on trying"),
+                }
+                None
+            }
+        }
+    }
+
+    /// What the guard settles with when this process is dead.
+    fn legacy(
+        &self,
+        g: &Granted,
+        on_crash: Option<Again>,
+        on_failure: Option<Again>,
+    ) -> serde_json::Value {
+        let legacy = Legacy {
+            store: self.store_config.clone(),
+            record: self.record(g, None),
+            on_crash,
+            on_failure,
+            offset_us: self.clock.offset_us().unwrap_or(0),
+            patience: g.job.lease.length,
+        };
+        serde_json::to_value(&legacy).unwrap_or_default()
     }
 
     /// Keeps the lease while the command runs; returns when its whole tree is gone.
@@ -379,15 +438,15 @@ impl Holder {
         }
     }
 
-    /// Records how it ended, again and again until the store has it. Returns the occurrence when the store awaits
-    /// another attempt.
+    /// Records how it ended, again and again until the store has it, or this process must end. Returns the occurrence
+    /// when the store awaits another attempt.
     async fn settle(
         &self,
         elector: &Elector,
         g: &Granted,
         end: &End,
         again: Option<Again>,
-    ) -> Option<Occurrence> {
+    ) -> Result<Option<Occurrence>, GivenUp> {
         elector.run_over(&g.job.name, g.run);
         let record = self.record(g, Some(end));
         log_end(&record);
@@ -409,9 +468,9 @@ impl Holder {
                     crate::elector::note_clock(&self.clock, &reply);
                     if reply.value == Settlement::Lost {
                         warn!(job = %g.job.name, run = %g.run, "settled after its lease was lost");
-                        return None;
+                        return Ok(None);
                     }
-                    return again.map(|_| g.grant.occurrence);
+                    return Ok(again.map(|_| g.grant.occurrence));
                 }
                 Err(e) => {
                     let now = Boottime::now();
@@ -428,10 +487,7 @@ impl Holder {
             };
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
-                () = self.give_up.cancelled() => {
-                    error!(job = %g.job.name, run = %g.run, outcome = %end.outcome, "stopping without the outcome recorded");
-                    return None;
-                }
+                () = self.give_up.cancelled() => return Err(GivenUp),
             }
             pause = (pause * 2).min(most);
         }

@@ -34,7 +34,7 @@ use crate::{
     clock::Boottime,
     config::Output,
     guard::{
-        self, Cgroup, Control, EXEC_ID, Moment, Proc, RUN_ID, Report, Spec, below, descend,
+        self, Cgroup, Control, EXEC_ID, HandOver, Moment, Proc, RUN_ID, Report, Spec, below, descend,
         kill_pass,
     },
     logic::run::{Cause, Stop, outcome},
@@ -227,6 +227,22 @@ impl Runner {
             tail,
             guard_pid,
         })
+    }
+
+    /// Leaves an outcome that the store has not heard of to a process of its own, which goes on trying when this one
+    /// has ended: for runs without a guard that could.
+    ///
+    /// # Errors
+    /// No descriptor, process or memory left for it.
+    pub fn hand_over(&self, hand_over: &HandOver) -> io::Result<()> {
+        std::process::Command::new(&*self.exe)
+            .arg0("soloist")
+            .arg(guard::SETTLE_ARGUMENT)
+            .stdin(hand_over.to_file()?)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .map(drop)
     }
 
     /// Ends what other daemons and their guards left behind when both were killed at once, and returns how many

@@ -1,5 +1,5 @@
-//! `soloist __settle`: records the outcome of a run whose daemon is dead, or gives back the lock of a dead
-//! `soloist exec`. The guard becomes this process when the command's tree is gone.
+//! `soloist __settle`: records the outcome of a run whose daemon is dead, or stopped before the store had heard of it;
+//! or gives back the lock of a dead `soloist exec`. The guard becomes this process when the command's tree is gone.
 
 use std::{process::ExitCode, time::Duration};
 
@@ -10,10 +10,19 @@ use crate::{
     config,
     guard::{HandOver, Moment},
     lock::LockClient,
-    logic::claim::{Again, Settle},
+    logic::{
+        claim::{Again, Settle},
+        run::{Cause, Stop},
+    },
     model::{Outcome, RunRecord},
     store::{self, Tail},
 };
+
+/// How long an outcome is offered that only this process knows. If it gives up, the history will say `unknown`, and
+/// with `on_crash = "rerun"` a command runs again whose end was known.
+const KNOWN_PATIENCE: Duration = Duration::from_secs(24 * 3600);
+/// Between two attempts: while others may be about to take over, and later, at most.
+const AGAIN: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
 /// What a daemon leaves its guards, in case it dies.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -27,8 +36,28 @@ pub struct Legacy {
     pub on_failure: Option<Again>,
     /// [`crate::clock::StoreClock::offset_us`].
     pub offset_us: i64,
-    /// How long to try. Afterwards the lease has lapsed, and whoever finds it says what can be said.
+    /// How long to try to record that the run died with its daemon, or lost its lease. Afterwards the lease has
+    /// lapsed, and whoever finds it says as much. An outcome of the command's own is offered for a day.
     pub patience: Duration,
+}
+
+impl Legacy {
+    /// The attempt that follows one that ended so.
+    fn again(&self, outcome: Outcome, cause: Option<Cause>) -> Option<Again> {
+        match (outcome, cause) {
+            (Outcome::Crashed | Outcome::LeaseLost, _)
+            | (_, Some(Cause::Stopped(Stop::Shutdown))) => self.on_crash,
+            (Outcome::Failed | Outcome::TimedOut, _) => self.on_failure,
+            _ => None,
+        }
+    }
+
+    fn patience(&self, outcome: Outcome) -> Duration {
+        match outcome {
+            Outcome::Crashed | Outcome::LeaseLost => self.patience,
+            _ => self.patience.max(KNOWN_PATIENCE),
+        }
+    }
 }
 
 /// What `soloist exec` leaves its guard, in case it dies.
@@ -50,6 +79,7 @@ enum Left {
 
 /// Life of the process: reads the [`HandOver`] and settles.
 pub fn main() -> ExitCode {
+    outlive_terminal_and_service();
     let handed: HandOver = match HandOver::read() {
         Ok(handed) => handed,
         Err(e) => return fail(&format!("cannot read what the guard handed over: {e}")),
@@ -61,6 +91,12 @@ pub fn main() -> ExitCode {
     };
     let end = handed.end;
     let ms = |m: &Moment| ((m.boottime.0 / 1000) as i64 + legacy.offset_us) / 1000;
+    let again = legacy.again(end.outcome, end.cause);
+    let begun = Boottime::now();
+    let (hurry_until, until) = (
+        begun + legacy.patience,
+        begun + legacy.patience(end.outcome),
+    );
     let mut record = legacy.record;
     record.started_at = end.started.as_ref().map(ms);
     record.finished_at = Some(ms(&end.ended));
@@ -73,11 +109,6 @@ pub fn main() -> ExitCode {
     record.exit_code = end.exit_code;
     record.signal = end.signal;
     record.error = end.error;
-    let again = match end.outcome {
-        Outcome::Crashed | Outcome::LeaseLost => legacy.on_crash,
-        Outcome::Failed | Outcome::TimedOut => legacy.on_failure,
-        _ => None,
-    };
     let Some(run) = record.run_id else {
         return fail("the daemon left no run id");
     };
@@ -89,14 +120,17 @@ pub fn main() -> ExitCode {
         Ok(runtime) => runtime,
         Err(e) => return fail(&format!("cannot start: {e}")),
     };
-    let until = Boottime::now() + legacy.patience;
     runtime.block_on(async {
+        let mut pause = AGAIN.0;
         let mut error = match store::open(&legacy.store) {
             Ok(store) => loop {
                 match store.settle(&settle, &Tail::default()).await {
                     Ok(_) => return ExitCode::SUCCESS,
                     Err(e) if Boottime::now() >= until => break e,
-                    Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+                    Err(_) => tokio::time::sleep(pause).await,
+                }
+                if Boottime::now() >= hurry_until {
+                    pause = (pause * 2).min(AGAIN.1);
                 }
             },
             Err(e) => e,
@@ -111,6 +145,16 @@ pub fn main() -> ExitCode {
         );
         fail(&error)
     })
+}
+
+/// As a guard does, for those that were not one: what is sent to all that a stopped daemon left behind, and to the
+/// group in its terminal, must not end this process.
+fn outlive_terminal_and_service() {
+    let _ = rustix::process::setsid();
+    for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT] {
+        // SAFETY: valid signals, and a valid disposition.
+        unsafe { libc::signal(signal, libc::SIG_IGN) };
+    }
 }
 
 /// Should the store not answer, the lock lapses with its lease.
@@ -141,4 +185,99 @@ fn release(legacy: &LockLegacy) -> ExitCode {
 fn fail(error: &str) -> ExitCode {
     eprintln!("soloist: settle: {error}");
     ExitCode::from(70)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{JobName, Occurrence, Trigger};
+
+    fn legacy() -> Legacy {
+        let again = |trigger| Some(Again { at: 0, trigger });
+        Legacy {
+            store: config::Store::from_url("memory:").expect("a store"),
+            record: RunRecord {
+                run_id: None,
+                job: JobName::new("a"),
+                occurrence: Occurrence(0),
+                trigger: Trigger::Schedule,
+                attempt: 1,
+                fencing_token: None,
+                instance: None,
+                host: None,
+                started_at: None,
+                finished_at: None,
+                lateness_ms: None,
+                duration_ms: None,
+                outcome: Outcome::Running,
+                exit_code: None,
+                signal: None,
+                output_tail: String::new(),
+                output_truncated: false,
+                error: None,
+                count: 1,
+            },
+            on_crash: again(Trigger::Takeover),
+            on_failure: again(Trigger::Retry),
+            offset_us: 0,
+            patience: Duration::from_secs(15),
+        }
+    }
+
+    #[test]
+    fn an_outcome_that_nobody_else_knows_is_offered_for_longer_than_a_lease() {
+        for (outcome, for_long) in [
+            (Outcome::Succeeded, true),
+            (Outcome::Failed, true),
+            (Outcome::TimedOut, true),
+            (Outcome::Cancelled, true),
+            (Outcome::Missed, true),
+            (Outcome::Crashed, false),
+            (Outcome::LeaseLost, false),
+        ] {
+            let patience = legacy().patience(outcome);
+            assert_eq!(patience > Duration::from_secs(3600), for_long, "{outcome}");
+        }
+    }
+
+    #[test]
+    fn what_follows_an_attempt() {
+        for (outcome, cause, expected) in [
+            (Outcome::Succeeded, None, None),
+            (Outcome::Failed, None, Some(Trigger::Retry)),
+            (
+                Outcome::TimedOut,
+                Some(Cause::Timeout),
+                Some(Trigger::Retry),
+            ),
+            (
+                Outcome::Crashed,
+                Some(Cause::DaemonGone),
+                Some(Trigger::Takeover),
+            ),
+            (
+                Outcome::LeaseLost,
+                Some(Cause::Deadline),
+                Some(Trigger::Takeover),
+            ),
+            (
+                Outcome::Cancelled,
+                Some(Cause::Stopped(Stop::Shutdown)),
+                Some(Trigger::Takeover),
+            ),
+            (
+                Outcome::Cancelled,
+                Some(Cause::Stopped(Stop::Cancelled)),
+                None,
+            ),
+            (
+                Outcome::Replaced,
+                Some(Cause::Stopped(Stop::Replaced)),
+                None,
+            ),
+        ] {
+            let again = legacy().again(outcome, cause);
+            assert_eq!(again.map(|a| a.trigger), expected, "{outcome} {cause:?}");
+        }
+    }
 }

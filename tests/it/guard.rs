@@ -857,6 +857,27 @@ fn a_settled_run_is_not_settled_again() {
 }
 
 #[test]
+fn an_outcome_of_a_run_without_a_guard_is_left_to_a_process_of_its_own() {
+    let tree = Tree::new();
+    let end = guard::Ended {
+        outcome: Outcome::Missed,
+        cause: None,
+        exit_code: None,
+        signal: None,
+        error: Some("too late".into()),
+        started: None,
+        ended: guard::Moment::now(),
+    };
+    let settle = serde_json::json!({"token": 7});
+    let runner = Runner::with_exe(tree.hand_over_script()).expect("a runner");
+    let hand_over = HandOver { settle, end };
+    runner.hand_over(&hand_over).expect("a process");
+    let handed = tree.handed_over();
+    assert_eq!(handed.end, hand_over.end);
+    assert_eq!(handed.settle, hand_over.settle);
+}
+
+#[test]
 fn a_guard_whose_daemon_dies_before_it_spoke_just_goes() {
     let mut child = RawGuard::idle(&spec(&["true"])).die();
     assert!(child.wait().expect("it ends").success());

@@ -11,6 +11,7 @@ use crate::{
         GENEROUS,
         fleet::{Fleet, Plan, fleet},
         process::{self, boottime_ns},
+        proxy::Fault,
         skip,
         trace::{ONCE, RERUN, Run},
         wait_for, wait_until,
@@ -535,4 +536,82 @@ fn a_second_sigterm_ends_the_runs() {
     assert_eq!(record["outcome"], "cancelled", "{record}");
     fleet.stop();
     fleet.judge(ONCE, &["long"], None);
+}
+
+#[test]
+fn what_a_shutdown_ends_is_run_again_elsewhere_if_it_is_to_be() {
+    let mut fleet = fleet(2)
+        .drain("300ms")
+        .witness("long", ENDLESS, "on_crash = \"rerun\"\nmax_attempts = 5")
+        .witness("once", "for=300000 beat=5", "on_crash = \"fail\"")
+        .start();
+    let (holder, run) = wait_tree(&fleet, "long");
+    let (_, once) = fleet.wait_holder("once");
+    fleet.instances[holder].signal(Signal::TERM);
+    let status = fleet.instances[holder].wait_end();
+    assert!(status.success(), "{status}");
+    assert!(!run.pids.iter().any(|&pid| process::alive(pid)), "{run}");
+    let next = takeover_of(&fleet, &run);
+    assert_eq!((next.attempt, next.trigger.as_str()), (2, "takeover"));
+    assert!(next.instance != run.instance);
+    let records = fleet.history("long");
+    let record = records
+        .iter()
+        .find(|r| r["fencing_token"] == run.token)
+        .expect("a record of the first attempt");
+    assert_eq!(record["outcome"], "cancelled", "{record}");
+    fleet.stop_all_now();
+    let trace = fleet.trace();
+    assert!(
+        !trace
+            .runs_of("once")
+            .iter()
+            .any(|r| r.occurrence == once.occurrence && r.attempt > 1),
+        "`on_crash = \"fail\"` is for shutdowns, too"
+    );
+    fleet.judge(RERUN, &[], None);
+}
+
+#[test]
+fn an_outcome_that_the_store_could_not_hear_of_before_the_daemon_stopped_is_told_later() {
+    let mut fleet = fleet(1)
+        .proxied()
+        .drain("100ms")
+        .default("lease", "\"8s\"")
+        .default("on_crash", "\"rerun\"")
+        .default("max_attempts", "5")
+        .witness("ends", "for=2000 beat=20", "")
+        .witness("ended", "for=300000 beat=20", "")
+        .start();
+    let (_, ended) = fleet.wait_holder("ended");
+    let (_, ends) = fleet.wait_holder("ends");
+    fleet.proxies[0].set(Fault::Refuse);
+    let succeeded = fleet.wait_run("the command ends while the store is away", |r| {
+        r.run == ends.run && r.ended
+    });
+    fleet.instances[0].signal(Signal::TERM);
+    let status = fleet.instances[0].wait_end();
+    assert!(status.success(), "{status}");
+    let log = fleet.instances[0].log_text();
+    assert!(log.contains("the run's guard goes on trying"), "{log}");
+    fleet.proxies[0].set(Fault::None);
+
+    let told = |job: &str, run: &Run, outcome: &str| {
+        let record = fleet.wait_record(job, outcome);
+        assert_eq!(record["fencing_token"], run.token, "{record}");
+        assert_eq!(record["attempt"], 1, "{record}");
+    };
+    told("ends", &succeeded, "succeeded");
+    told("ended", &ended, "cancelled");
+    // What succeeded is not run again, what a shutdown ended is.
+    fleet.instances[0].start();
+    let next = takeover_of(&fleet, &ended);
+    assert_eq!((next.attempt, next.trigger.as_str()), (2, "takeover"));
+    fleet.wait_run("a later occurrence runs", |r| {
+        r.job == "ends" && r.occurrence > ends.occurrence
+    });
+    fleet.stop_all_now();
+    let again = |r: &Run| r.occurrence == ends.occurrence && r.attempt > 1;
+    assert!(!fleet.trace().runs_of("ends").iter().any(again));
+    fleet.judge(RERUN, &[], None);
 }
