@@ -34,8 +34,8 @@ use crate::{
     clock::Boottime,
     config::Output,
     guard::{
-        self, Cgroup, Control, EXEC_ID, HandOver, Moment, Proc, RUN_ID, Report, Spec, below, descend,
-        kill_pass,
+        self, Cgroup, Control, EXEC_ID, HandOver, Moment, Proc, RUN_ID, Report, Spec, below,
+        descend, kill_pass,
     },
     logic::run::{Cause, Stop, outcome},
     model::{JobName, Outcome, RunId},
