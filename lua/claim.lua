@@ -12,7 +12,7 @@
 -- Returns  {now_us, inc, answer...}; an answer is 1 (granted as asked: attempt 1), or the JSON of the open entry that has
 -- the occurrence (taken), or an array that begins with its name:
 --   granted occurrence attempt trigger | taken entry | held entry | settled last | early wait_us | later wait_ms
---   run_first occurrence | recorded outcome reason | quarantined | absent
+--   run_first occurrence | recorded outcome reason | quarantined | absent | in_doubt
 
 local instance, host, channel = ARGV[1], ARGV[2], ARGV[3]
 local LAPSED = 'its host vanished: the lease was not renewed for its whole length'
@@ -276,6 +276,10 @@ local function quick(state, a)
 end
 
 local out = { int(now_us), inc }
+if in_doubt then
+  for i = 1, #KEYS / 2 do out[i + 2] = { 'in_doubt' } end
+  return out
+end
 for i = 1, #KEYS / 2 do
   local state, a = KEYS[2 * i - 1], 3 + (i - 1) * 9
   out[i + 2] = quick(state, a) or claim({ state = state, history = KEYS[2 * i], job = ARGV[a + 1],

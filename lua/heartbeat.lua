@@ -36,7 +36,7 @@ if ARGV[1] ~= '' then
 end
 local all, live = redis.call('HGETALL', KEYS[1]), {}
 for i = 1, #all, 2 do
-  if cjson.decode(all[i + 1]).seen < now - FORGET then
+  if ARGV[1] ~= '' and cjson.decode(all[i + 1]).seen < now - FORGET then
     redis.call('HDEL', KEYS[1], all[i])
   else
     live[#live + 1] = all[i]

@@ -1,18 +1,32 @@
 -- lib.lua: what the scripts below share; each of them is sent as lib.lua followed by its own file.
+-- The last argument of every script is what the caller believes the server's clock to show (ms), or empty.
 --   redis-cli --eval <(cat lua/lib.lua lua/renew.lua) ...     runs one by hand.
 --
 -- State of a job: a hash with no expiry. Fields, as in src/logic/claim.rs `State` (absent: empty):
 --   inc sched def   strings          since newest skip to   integers, milliseconds but for `skip`
 --   open triggers triggered   JSON arrays      last pause   JSON objects      waiting   1
 --   `to` repeats last.to, so that most claims need not decode `last`.
--- Redis numbers every server start with a run id: with it a restart, failover or rollback is seen inside the
+-- Redis gives the data of every primary a replication id: with it a restart, failover or rollback is seen inside the
 -- script, where nothing can happen between the look and the decision.
 
 local t = redis.call('TIME')
 local now_us = tonumber(t[1]) * 1000000 + tonumber(t[2])
 local now = math.floor(now_us / 1000)
-local info = redis.call('INFO', 'server')
-local _, mark = string.find(info, '\nrun_id:', 1, true) -- a plain search: a pattern alone takes a microsecond more
+
+-- The server's clock is in doubt when it is not where the caller believes it to be: behind by more than a second, or
+-- ahead by more than a request may be on its way. Then nothing is decided, and what must be written is dated by the
+-- caller's clock. The same as `in_doubt` in src/logic/belief.rs. Answers tell `now_us` as the server's clock shows it.
+local believed = tonumber(ARGV[#ARGV])
+local in_doubt = believed and (now < believed - 1000 or now > believed + 10000)
+if in_doubt then now = believed end
+
+-- What names the data: it is another one after each start of a primary, after a promotion, and where a server's data
+-- was replaced by another's (REPLICAOF and back), although the process and its run id stay.
+local info = redis.call('INFO', 'replication')
+if not string.find(info, 'role:master', 1, true) then
+  return redis.error_reply('READONLY this server is a replica: soloist needs the primary')
+end
+local _, mark = string.find(info, '\nmaster_replid:', 1, true) -- a plain search: a pattern takes a microsecond more
 local inc = mark and string.match(info, '^%x+', mark + 1)
 
 local HISTORY_KEPT, HISTORY_TTL = 200, '2592000000' -- runs of a job, milliseconds

@@ -5,6 +5,8 @@
 
 use std::time::Duration;
 
+use crate::logic::belief::{Belief, Estimate, Sampled, Verdict};
+
 /// Nanoseconds of CLOCK_BOOTTIME: monotonic, and counts the time a host was suspended.
 ///
 /// Comparable between all processes of one host (the guard reads the daemon's deadlines on this clock), never
@@ -64,83 +66,61 @@ fn gettime(clock: libc::clockid_t) -> (i64, i64) {
     (t.tv_sec, t.tv_nsec)
 }
 
-/// What this instance knows of the store's clock: an offset from its own [`Boottime`], measured with every answer.
+/// The store's clock as this instance believes it: an offset from its own [`Boottime`], measured with every answer.
 ///
-/// The host's wall clock plays no part, so stepping it changes nothing. A step of the store's clock is taken over
-/// with the next answer.
+/// The host's wall clock plays no part while the store's goes on evenly. [`Belief`] says what is believed when it jumps.
 #[derive(Debug, Default)]
-pub struct StoreClock(std::sync::Mutex<Option<Estimate>>);
-
-#[derive(Debug, Clone, Copy)]
-struct Estimate {
-    /// Store's wall clock in Unix µs minus our Boottime in µs.
-    offset_us: i64,
-    /// Half a round trip: how wrong the offset may be.
-    error_us: i64,
-    at: Boottime,
-}
-
-/// How much the two clocks may drift apart, for choosing between an old exact sample and a new rough one.
-const DRIFT_PPM: i64 = 100;
-/// Offsets that contradict each other by more than this were measured on both sides of a step.
-const STEP_US: i64 = 20_000;
+pub struct StoreClock(std::sync::Mutex<Belief>);
 
 impl StoreClock {
-    /// Takes in the store's clock as an answer gave it. Returns by how much it was stepped, if it was (µs).
-    pub fn sample(&self, store_us: i64, sent: Boottime, received: Boottime) -> Option<i64> {
-        let round_trip = (received.since(sent).as_micros() as i64).max(0);
-        let new = Estimate {
-            offset_us: store_us - (sent.0 / 1000) as i64 - round_trip / 2,
-            error_us: round_trip / 2 + 1,
-            at: received,
-        };
-        let mut known = self
-            .0
+    fn belief(&self) -> std::sync::MutexGuard<'_, Belief> {
+        self.0
             .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
-        let Some(old) = *known else {
-            *known = Some(new);
-            return None;
-        };
-        let aged = old.error_us + received.since(old.at).as_micros() as i64 * DRIFT_PPM / 1_000_000;
-        let apart = new.offset_us - old.offset_us;
-        if apart.abs() > aged + new.error_us + STEP_US {
-            *known = Some(new);
-            return Some(apart);
-        }
-        if new.error_us <= aged {
-            *known = Some(new);
-        }
-        None
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// The store's clock now, Unix µs; None before the first answer.
+    /// Takes in the store's clock as an answer gave it.
+    pub fn sample(&self, store_us: i64, sent: Boottime, received: Boottime) -> Sampled {
+        self.belief()
+            .sample(Estimate::new(store_us, sent, received))
+    }
+
+    /// Asks the wall clocks of the hosts: see [`Belief::vote`].
+    pub fn vote(&self, walls: &[i64]) -> Option<Verdict> {
+        self.belief().vote(walls, Boottime::now())
+    }
+
+    /// While the store's clock is in doubt: how far it is ahead of what this instance believes, µs.
+    pub fn doubt_us(&self) -> Option<i64> {
+        self.belief().doubt_us()
+    }
+
+    /// What is believed of the store's clock now, Unix µs; None before the first answer.
     pub fn now_us(&self) -> Option<i64> {
         self.at(Boottime::now())
     }
 
-    /// The store's clock at `moment`, Unix µs; None before the first answer.
+    /// What is believed of the store's clock at `moment`, Unix µs; None before the first answer.
     pub fn at(&self, moment: Boottime) -> Option<i64> {
-        self.offset_us().map(|o| o + (moment.0 / 1000) as i64)
+        self.offset_us()
+            .map(|o| o.saturating_add((moment.0 / 1000) as i64))
     }
 
     /// When the store's clock will show `ms`, on our clock.
     pub fn when(&self, ms: i64) -> Option<Boottime> {
-        let us = (ms * 1000).saturating_sub(self.offset_us()?);
-        Some(Boottime(us.max(0) as u64 * 1000))
+        let us = ms.saturating_mul(1000).saturating_sub(self.offset_us()?);
+        Some(Boottime((us.max(0) as u64).saturating_mul(1000)))
     }
 
     /// This host's wall clock minus the store's, in ms.
     pub fn wall_offset_ms(&self) -> Option<f64> {
-        self.now_us().map(|now| (wall_us() - now) as f64 / 1000.0)
+        self.now_us()
+            .map(|now| wall_us().saturating_sub(now) as f64 / 1000.0)
     }
 
-    /// The store's clock in Unix µs minus our [`Boottime`] in µs.
+    /// What is believed of the store's clock in Unix µs, minus our [`Boottime`] in µs.
     pub fn offset_us(&self) -> Option<i64> {
-        self.0
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
-            .map(|e| e.offset_us)
+        self.belief().offset_us()
     }
 }
 

@@ -73,6 +73,7 @@ pub async fn run(o: Options) -> anyhow::Result<()> {
     );
     let store = store::open(&o.config.store)?;
     let clock = Arc::new(StoreClock::default());
+    store.believe(clock.clone());
     let runner = Runner::new().context("cannot become the subreaper of the commands")?;
     sweep().await;
 

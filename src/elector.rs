@@ -23,7 +23,7 @@ use async_singleflight::UnaryGroup;
 use futures_util::future::BoxFuture;
 use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
-use tracing::{debug, info, warn};
+use tracing::{debug, error, info, warn};
 
 pub use self::pending::Due;
 use self::{batch::Batcher, foreseen::Foreseen, pending::Queue, watch::Watches};
@@ -31,6 +31,7 @@ use crate::{
     clock::{Boottime, StoreClock},
     config::{Job, OnStateLoss, StoreRetry},
     logic::{
+        belief::Sampled,
         claim::{
             self, Answer, Claim, Event, Grant, Missed, OnCrash, Open, Overlap, Register,
             Registration, State, Target,
@@ -420,6 +421,7 @@ impl Elector {
                 return;
             }
             match self.batcher.claim(claim.clone()).await {
+                Ok(reply) if reply.value == Answer::InDoubt => self.note_clock(&reply),
                 Ok(reply) => {
                     self.note_clock(&reply);
                     // Else it was decided by another, or lost with the state of the store.
@@ -511,11 +513,13 @@ impl Elector {
             }
         }
     }
-    fn unfit(&self) -> Option<Arc<str>> {
-        self.unfit
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+    /// Why nothing is claimed at present: as a decision and in words.
+    fn unfit(&self) -> Option<(&'static str, Arc<str>)> {
+        if let Some(ahead_us) = self.clock.doubt_us() {
+            return Some(("clock", clock_in_doubt(ahead_us).into()));
+        }
+        let why = self.unfit.lock().unwrap_or_else(PoisonError::into_inner);
+        Some(("store_error", why.clone()?))
     }
 
     /// All jobs are registered again: hints may have been lost, or the store its data.
@@ -1146,12 +1150,29 @@ impl Elector {
 
 /// Takes the store's clock in; says so when it was stepped.
 pub fn note_clock<T>(clock: &StoreClock, reply: &Reply<T>) {
-    if let Some(step) = clock.sample(reply.now_us, reply.sent, reply.received) {
-        warn!(
+    note_sample(clock.sample(reply.now_us, reply.sent, reply.received));
+}
+
+pub fn note_sample(sampled: Sampled) {
+    match sampled {
+        Sampled::Even | Sampled::InDoubt => {}
+        Sampled::Stepped(step) => warn!(
             step_ms = step / 1000,
             "the store's clock was stepped; occurrences follow it"
-        );
+        ),
+        Sampled::Doubted(step) => error!("{}", clock_in_doubt(step)),
+        Sampled::Restored => info!("the store's clock is right again: starting again"),
     }
+}
+
+/// What is said of a store's clock that is `ahead_us` ahead of what this instance believes.
+pub fn clock_in_doubt(ahead_us: i64) -> String {
+    let by = Duration::from_millis(ahead_us.unsigned_abs() / 1000);
+    let side = if ahead_us > 0 { "ahead of" } else { "behind" };
+    format!(
+        "the store's clock is {by:.1?} {side} the time that passed here and that most hosts' clocks show: \
+         nothing is started by it; put the clock of the store's host right"
+    )
 }
 
 /// What a contest is about.
@@ -1229,14 +1250,14 @@ impl Lead {
                     }
                 }
             }
-            if let Some(why) = el.unfit() {
+            if let Some((decision, why)) = el.unfit() {
                 // The daemon says it aloud; here it is kept for `why`, once for each occurrence.
                 let target = Box::new(flat(&self.ask.target));
                 if el.entry(&self.job, |j| {
                     j.unfit.replace(target.clone()) != Some(target)
                 }) == Some(true)
                 {
-                    self.note("store_error", why.to_string());
+                    self.note(decision, why.to_string());
                 }
                 return Contest::Undecided;
             }
@@ -1480,6 +1501,8 @@ impl Lead {
                     }
                     Duration::from_millis(1)
                 }
+                // Either it was long on its way, and is asked again, or the clock is in doubt from now on.
+                Answer::InDoubt => Duration::from_millis(20),
                 Answer::Quarantined | Answer::Absent => {
                     self.note(
                         "quarantined",

@@ -1,6 +1,7 @@
 //! Pure rules: no I/O, no clock, no async, no randomness. Time and answers come in as arguments, what to do
 //! next comes out as data.
 
+pub mod belief;
 pub mod claim;
 pub mod observe;
 pub mod run;

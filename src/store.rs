@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    clock::Boottime,
+    clock::{Boottime, StoreClock},
     config,
     logic::claim::{
         Answer, Claim, Control, Controlled, Event, Register, Registration, Renew, Renewal, Settle,
@@ -84,8 +84,14 @@ pub struct Info {
     pub version: String,
     /// Digest of the configuration.
     pub config: String,
-    /// This host's wall clock minus the store's, in ms.
+    /// This host's wall clock minus the store's, as the instance believes it, in ms.
     pub clock_offset_ms: f64,
+    /// This host's wall clock when it told this, Unix ms; 0: not told.
+    #[serde(default)]
+    pub wall: i64,
+    /// While the instance does not believe the store's clock: how far that is ahead of what it believes, in ms.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clock_doubt_ms: Option<i64>,
     pub started_at: i64,
     /// What it runs: job and occurrence.
     pub running: Vec<(JobName, Occurrence)>,
@@ -196,6 +202,10 @@ pub trait Store: Send + Sync + 'static {
     fn local_clock(&self) -> bool {
         false
     }
+    /// From now on each request says what `clock` believes the store's clock to show. Where the two contradict each other
+    /// ([`crate::logic::belief::in_doubt`]) nothing is decided: claims are answered [`Answer::InDoubt`], registrations
+    /// [`Registration::Quarantined`]; renewals and settlements are made, and dated by the caller's clock.
+    fn believe(&self, clock: Arc<StoreClock>);
 
     /// What is wrong with how the store is set up; empty when it has all that is needed.
     async fn check(&self) -> Result<Vec<Problem>, Error> {

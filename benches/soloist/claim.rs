@@ -195,6 +195,7 @@ impl Scripts {
             "schedule",
             &entry,
             "",
+            "",
         ];
         let claim = call(&self.claim, &[&state, &history], &args);
         // 1: granted as asked.
@@ -224,6 +225,8 @@ impl Scripts {
             "",
             "0",
             "1",
+            "",
+            "",
         ];
         let settle = call(&self.settle, &[&c.state, &c.history, &output], &args);
         assert_eq!(word(&eval(&self.pool, &settle).await), "done");

@@ -180,6 +180,8 @@ pub async fn establish(store: &dyn Store) -> soloist::elector::Epoch {
             version: String::new(),
             config: String::new(),
             clock_offset_ms: 0.0,
+            wall: 0,
+            clock_doubt_ms: None,
             started_at: 0,
             running: vec![],
             draining: true,

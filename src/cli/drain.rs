@@ -159,6 +159,8 @@ mod tests {
                         version: String::new(),
                         config: String::new(),
                         clock_offset_ms: 0.0,
+                        wall: 0,
+                        clock_doubt_ms: None,
                         started_at: 0,
                         running: vec![(JobName::new("draw"), Occurrence(1))],
                         draining: false,

@@ -257,6 +257,8 @@ mod tests {
             version: "0.1.0".into(),
             config: config.into(),
             clock_offset_ms: offset,
+            wall: 0,
+            clock_doubt_ms: None,
             started_at: 0,
             running: vec![(JobName::new("draw"), Occurrence(NOW))],
             draining: false,

@@ -102,12 +102,7 @@ impl Dispatcher {
     fn advance(&mut self) {
         if self.elector.store.local_clock() {
             let now = Boottime::now();
-            if let Some(step) = self.clock.sample(wall_us(), now, now) {
-                warn!(
-                    step_ms = step / 1000,
-                    "the host's clock was stepped; occurrences follow it"
-                );
-            }
+            crate::elector::note_sample(self.clock.sample(wall_us(), now, now));
         }
         // Plans first: all that are there.
         while let Ok(plan) = self.plans.try_recv() {

@@ -7,10 +7,11 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use crate::{
-    clock::Boottime,
+    clock::{Boottime, wall_us},
     config::{self, Config},
-    elector::{Elector, Epoch, note_clock},
+    elector::{Elector, Epoch, clock_in_doubt, note_clock},
     holder::Holder,
+    logic::belief::Verdict,
     model::InstanceId,
     store::{Beat, Fleet, Info, Problem, Reply},
 };
@@ -58,6 +59,8 @@ pub(super) struct FleetTask {
     /// What was wrong with it.
     problems: Vec<Problem>,
     complained: Option<Boottime>,
+    /// When it was last said that the store's clock is in doubt.
+    doubted: Option<Boottime>,
     /// Warned that jobs cannot be registered.
     unregistered: Option<Boottime>,
 }
@@ -86,6 +89,7 @@ impl FleetTask {
             checked: None,
             problems: vec![],
             complained: None,
+            doubted: None,
             unregistered: None,
         }
     }
@@ -150,6 +154,8 @@ impl FleetTask {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             config: loaded.digest,
             clock_offset_ms: el.clock.wall_offset_ms().unwrap_or(0.0),
+            wall: wall_us() / 1000,
+            clock_doubt_ms: el.clock.doubt_us().map(|us| us / 1000),
             started_at: self.started_at,
             running: self.holder.running(),
             draining: el.draining(),
@@ -248,8 +254,47 @@ impl FleetTask {
         fit
     }
 
+    /// Asks the clocks of all hosts about the store's, and says what comes of it.
+    fn believe(&mut self, reply: &Reply<Fleet>) {
+        let el = &self.elector;
+        let shown = reply.now_us.div_euclid(1000);
+        let believed = el.clock.at(reply.received).unwrap_or(reply.now_us) / 1000;
+        // The clock of a durable store is that of the host itself, which is no witness of its own.
+        let walls = match el.store.durable() {
+            true => vec![],
+            false => walls(&reply.value, &el.instance, shown, believed),
+        };
+        match el.clock.vote(&walls) {
+            Some(Verdict::Accepted(step)) => warn!(
+                step_ms = step / 1000,
+                "the store's clock was stepped, and is believed: the hosts' clocks agree with it, or it goes on evenly; \
+                 occurrences follow it"
+            ),
+            Some(Verdict::Outvoted(ahead)) => error!("{}", clock_in_doubt(ahead)),
+            None => {}
+        }
+        let now = Boottime::now();
+        if let Some(ahead) = el.clock.doubt_us()
+            && self.doubted.is_none_or(|at| now.since(at) >= WARN_AGAIN)
+        {
+            // The first time it was said by whoever noticed.
+            if self.doubted.replace(now).is_some() {
+                error!("{}", clock_in_doubt(ahead));
+            }
+        }
+        if el.clock.doubt_us().is_none() {
+            self.doubted = None;
+        }
+    }
+
     fn learn(&mut self, reply: Reply<Fleet>) {
-        let now = reply.now_us / 1000;
+        self.believe(&reply);
+        let now = self
+            .elector
+            .clock
+            .now_us()
+            .unwrap_or(reply.now_us)
+            .div_euclid(1000);
         if self.started_at == 0 {
             self.started_at = now;
         }
@@ -280,7 +325,7 @@ impl FleetTask {
         let live: Vec<InstanceId> = fleet
             .instances
             .iter()
-            .filter(|(_, i)| i.seen >= now - SILENT_MS && !i.draining)
+            .filter(|(_, i)| i.seen.abs_diff(now) <= SILENT_MS as u64 && !i.draining)
             .map(|(id, _)| id.clone())
             .collect();
         el.set_live(live.into());
@@ -299,6 +344,24 @@ impl FleetTask {
             );
         }
     }
+}
+
+/// By how much the wall clock of each host is ahead of what the store's clock shows (`shown`), ms. Heartbeats are dated by
+/// the store's clock, or, from an instance that does not believe it, by the time that it believes.
+fn walls(fleet: &Fleet, me: &InstanceId, shown: i64, believed: i64) -> Vec<i64> {
+    let own = wall_us().div_euclid(1000).saturating_sub(shown);
+    let others = fleet.instances.iter().filter(|(id, _)| *id != me);
+    let others = others.filter_map(|(_, i)| {
+        let fresh = |now: i64| i.seen.abs_diff(now) <= SILENT_MS as u64;
+        let ahead = i.wall.saturating_sub(i.seen);
+        match () {
+            () if i.wall == 0 => None,
+            () if fresh(shown) => Some(ahead),
+            () if fresh(believed) => Some(ahead.saturating_add(believed).saturating_sub(shown)),
+            () => None,
+        }
+    });
+    std::iter::once(own).chain(others).collect()
 }
 
 /// Returns when somebody changed who is to drain.

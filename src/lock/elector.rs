@@ -250,7 +250,8 @@ impl Elector {
                 Answer::Held(open) => Election::Waiting {
                     ask_again: self.watch(&open, reply.received),
                 },
-                Answer::RunFirst(_) => Election::Waiting {
+                // Not without `Store::believe`.
+                Answer::InDoubt | Answer::RunFirst(_) => Election::Waiting {
                     ask_again: self.lease.renew_every,
                 },
                 Answer::Later { wait_ms } => Election::Waiting {
@@ -305,6 +306,8 @@ impl Elector {
                 version: env!("CARGO_PKG_VERSION").to_owned(),
                 config: String::new(),
                 clock_offset_ms: 0.0,
+                wall: 0,
+                clock_doubt_ms: None,
                 started_at: 0,
                 running: vec![],
                 // It takes no part in the ranks of the daemons.

@@ -247,6 +247,9 @@ pub enum Answer {
     Quarantined,
     /// The store knows nothing of this job: new, or lost.
     Absent,
+    /// The store's clock is not where the caller believes it to be: nothing is decided. Not of this module: the stores
+    /// give it, see [`crate::logic::belief::in_doubt`].
+    InDoubt,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

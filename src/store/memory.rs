@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
-    sync::{Arc, Mutex, MutexGuard},
+    sync::{Arc, Mutex, MutexGuard, OnceLock},
     time::Duration,
 };
 
@@ -11,16 +11,21 @@ use tokio::sync::broadcast;
 
 use super::{Beat, Clock, Decision, Error, Fleet, Info, Output, Reply, Store, Tail, splice, tidy};
 use crate::{
-    clock::{self, Boottime},
-    logic::claim::{
-        self, Answer, Claim, Control, Controlled, Effects, Event, Register, Registration, Renew,
-        Renewal, Settle, Settlement, State,
+    clock::{self, Boottime, StoreClock},
+    logic::{
+        belief,
+        claim::{
+            self, Answer, Claim, Control, Controlled, Effects, Event, Register, Registration,
+            Renew, Renewal, Settle, Settlement, State,
+        },
     },
     model::{InstanceId, JobName, RunId, RunRecord},
 };
 
 pub struct MemoryStore {
     data: Mutex<Data>,
+    /// What the daemon believes of the clock.
+    believed: OnceLock<Arc<StoreClock>>,
     events: broadcast::Sender<Event>,
 }
 
@@ -68,6 +73,7 @@ impl MemoryStore {
                 instances: BTreeMap::new(),
                 drains: vec![],
             }),
+            believed: OnceLock::new(),
             events: broadcast::channel(4096).0,
         }
     }
@@ -101,13 +107,31 @@ impl MemoryStore {
             .unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
+    /// The time that the daemon believes instead of `now_us`, while the clock is in doubt.
+    fn doubted_us(&self, now_us: i64) -> Option<i64> {
+        let believed = self.believed.get()?.now_us()?;
+        belief::in_doubt(believed.div_euclid(1000), now_us.div_euclid(1000)).then_some(believed)
+    }
+    fn in_doubt(&self) -> bool {
+        let now_us = {
+            let d = self.lock();
+            (d.clock)() + d.shift_us
+        };
+        self.doubted_us(now_us).is_some()
+    }
+
     fn reply<T>(&self, f: impl FnOnce(&mut Data, i64, &str, &mut Effects) -> T) -> Reply<T> {
         let sent = Boottime::now();
         let mut d = self.lock();
         let now_us = (d.clock)() + d.shift_us;
         let inc = d.inc.clone();
         let mut fx = Effects::default();
-        let value = f(&mut d, now_us, &inc, &mut fx);
+        let value = f(
+            &mut d,
+            self.doubted_us(now_us).unwrap_or(now_us),
+            &inc,
+            &mut fx,
+        );
         for r in fx.records {
             let h = d.history.entry(r.job.clone()).or_default();
             h.push_front(r);
@@ -145,7 +169,13 @@ impl Store for MemoryStore {
     fn durable(&self) -> bool {
         false
     }
+    fn believe(&self, clock: Arc<StoreClock>) {
+        let _ = self.believed.set(clock);
+    }
     async fn claim(&self, claims: &[Claim]) -> Result<Reply<Vec<Answer>>, Error> {
+        if self.in_doubt() {
+            return Ok(self.reply(|_, _, _, _| claims.iter().map(|_| Answer::InDoubt).collect()));
+        }
         Ok(self.reply(|d, now, inc, fx| {
             claims
                 .iter()
@@ -175,6 +205,10 @@ impl Store for MemoryStore {
         &self,
         jobs: &[Register],
     ) -> Result<Reply<Vec<(Registration, Option<State>)>>, Error> {
+        if self.in_doubt() {
+            let none = |_: &Register| (Registration::Quarantined, None);
+            return Ok(self.reply(|_, _, _, _| jobs.iter().map(none).collect()));
+        }
         Ok(self.reply(|d, now, inc, fx| {
             jobs.iter()
                 .map(|r| {

@@ -7,7 +7,10 @@ mod check;
 pub(crate) mod connection;
 mod state;
 
-use std::time::Duration;
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use bb8_redis::bb8;
@@ -19,11 +22,15 @@ pub use self::connection::install_crypto;
 use self::connection::{Client, Connection, Script};
 use super::{BATCH, Beat, Decision, Error, Fleet, Info, Output, Problem, Reply, Store, Tail, tidy};
 use crate::{
-    clock::Boottime,
+    clock::{Boottime, StoreClock},
     config,
-    logic::claim::{
-        self, Answer, Claim, Control, Controlled, Effects, Event, Grant, Missed, Observed, OnCrash,
-        Register, Registration, Renew, Renewal, Settle, Settlement, State, Stop, Target,
+    logic::{
+        belief,
+        claim::{
+            self, Answer, Claim, Control, Controlled, Effects, Event, Grant, Missed, Observed,
+            OnCrash, Register, Registration, Renew, Renewal, Settle, Settlement, State, Stop,
+            Target,
+        },
     },
     model::{InstanceId, JobName, Occurrence, RunId, RunRecord},
 };
@@ -60,8 +67,10 @@ pub struct RedisStore {
     /// Renewals wait behind nothing else.
     renewals: bb8::Pool<Client>,
     events: broadcast::Sender<Event>,
+    /// What the daemon believes of the server's clock.
+    clock: OnceLock<Arc<StoreClock>>,
     /// Ends with the store.
-    listener: std::sync::OnceLock<tokio::task::AbortHandle>,
+    listener: OnceLock<tokio::task::AbortHandle>,
 }
 
 impl RedisStore {
@@ -78,7 +87,8 @@ impl RedisStore {
             namespace: c.namespace.clone(),
             min_replicas: c.min_replicas,
             events: broadcast::channel(super::HINTS).0,
-            listener: std::sync::OnceLock::new(),
+            clock: OnceLock::new(),
+            listener: OnceLock::new(),
             client,
         })
     }
@@ -105,7 +115,11 @@ impl RedisStore {
     ) -> Result<Reply<Vec<Value>>, Error> {
         let mut c = self.client.checkout(pool).await?;
         let sent = Boottime::now();
-        let mut value = self.eval(&mut c, script, keys, args).await?;
+        let believed = Arg::String(
+            self.believed_ms(sent)
+                .map_or(String::new(), |ms| ms.to_string()),
+        );
+        let mut value = self.eval(&mut c, script, keys, args, &believed).await?;
         if confirm && self.min_replicas > 0 {
             // WAIT counts the writes of its own connection.
             let mut wait = cmd("WAIT");
@@ -144,13 +158,14 @@ impl RedisStore {
         script: &Script,
         keys: &[String],
         args: &[Arg<'_>],
+        believed: &Arg<'_>,
     ) -> Result<Vec<Value>, Error> {
         let mut call = cmd("EVALSHA");
         call.arg(script.sha.as_str()).arg(keys.len());
         for k in keys {
             call.arg(k);
         }
-        for a in args {
+        for a in args.iter().chain([believed]) {
             match a {
                 Arg::Str(s) => call.arg(*s),
                 Arg::String(s) => call.arg(s.as_str()),
@@ -161,6 +176,15 @@ impl RedisStore {
         c.eval(script, &call)
             .await
             .map_err(|e| self.client.error(&e))
+    }
+
+    /// What the server's clock shows at `moment`, as far as the daemon believes; None: it has no opinion.
+    fn believed_ms(&self, moment: Boottime) -> Option<i64> {
+        Some(self.clock.get()?.at(moment)?.div_euclid(1000))
+    }
+    fn in_doubt<T>(&self, reply: &Reply<T>) -> bool {
+        self.believed_ms(reply.sent)
+            .is_some_and(|ms| belief::in_doubt(ms, reply.now_us.div_euclid(1000)))
     }
 
     fn read<T: FromRedisValue>(&self, v: &Value) -> Result<T, Error> {
@@ -217,6 +241,7 @@ impl RedisStore {
             },
             "quarantined" => Answer::Quarantined,
             "absent" => Answer::Absent,
+            "in_doubt" => Answer::InDoubt,
             other => return Err(self.corrupt(&format!("unknown answer `{other}`"))),
         })
     }
@@ -449,6 +474,9 @@ impl Store for RedisStore {
     fn durable(&self) -> bool {
         false
     }
+    fn believe(&self, clock: Arc<StoreClock>) {
+        let _ = self.clock.set(clock);
+    }
 
     async fn check(&self) -> Result<Vec<Problem>, Error> {
         // Not CONFIG GET, which few are allowed; the scripts need INFO anyway.
@@ -570,6 +598,12 @@ impl Store for RedisStore {
         for chunk in jobs.chunks(BATCH) {
             let names: Vec<JobName> = chunk.iter().map(|r| r.job.clone()).collect();
             let read = self.observe_some(&names).await?;
+            if self.in_doubt(&read) {
+                let none = names.iter().map(|_| (Registration::Quarantined, None));
+                let value = none.collect();
+                parts.push(read.map(|_| value));
+                continue;
+            }
             // Most often nothing changes; what does is written job by job, several at a time.
             let changes = chunk.iter().zip(&read.value).map(|(r, was)| {
                 let (now_us, inc) = (read.now_us, read.inc.clone());

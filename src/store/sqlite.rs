@@ -9,7 +9,7 @@ use std::{
     collections::BTreeMap,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
-    sync::{Arc, mpsc},
+    sync::{Arc, OnceLock, mpsc},
     thread,
     time::Duration,
 };
@@ -25,10 +25,13 @@ use super::{
     HISTORY_KEPT, Info, OUTPUT_TTL, Output, RECORDS_TTL, Reply, Store, Tail, splice, tidy,
 };
 use crate::{
-    clock::{self, Boottime},
-    logic::claim::{
-        self, Answer, Claim, Control, Controlled, Effects, Event, Register, Registration, Renew,
-        Renewal, Settle, Settlement, State,
+    clock::{self, Boottime, StoreClock},
+    logic::{
+        belief,
+        claim::{
+            self, Answer, Claim, Control, Controlled, Effects, Event, Register, Registration,
+            Renew, Renewal, Settle, Settlement, State,
+        },
     },
     model::{InstanceId, JobName, RunId, RunRecord},
 };
@@ -92,12 +95,18 @@ struct Shared {
     /// Names this handle in the table of events.
     origin: String,
     clock: Clock,
+    /// What the daemon believes of that clock.
+    believed: OnceLock<Arc<StoreClock>>,
 }
 
 /// One request inside its transaction.
 pub(crate) struct Step<'a> {
     pub(crate) db: &'a Connection,
+    /// The time of what this step decides and writes.
     pub(crate) now_us: i64,
+    /// What the clock shows; another time than `now_us` only while it is in doubt.
+    shown_us: i64,
+    in_doubt: bool,
     inc: &'a str,
     pub(crate) fx: Effects,
 }
@@ -193,6 +202,7 @@ impl SqliteStore {
             inc: inc.into(),
             origin: RunId::random().to_string(),
             clock,
+            believed: OnceLock::new(),
         });
         let events = broadcast::channel(super::HINTS).0;
         let (writer, requests) = mpsc::channel();
@@ -232,7 +242,7 @@ impl SqliteStore {
             let out = step.and_then(|step| {
                 f(step)
                     .and_then(|value| step.leave(&shared.origin).map(|()| value))
-                    .map(|value| (value, step.now_us))
+                    .map(|value| (value, step.shown_us))
                     .map_err(|e| e.at(&shared.address))
             });
             let failed = out.as_ref().err().cloned();
@@ -347,9 +357,15 @@ fn transaction(
     shared.same_file()?;
     run("BEGIN IMMEDIATE")?;
     while let Some(work) = group.pop_front() {
+        let shown_us = (shared.clock)();
+        let believed = shared.believed.get().and_then(|clock| clock.now_us());
+        let doubted =
+            believed.filter(|us| belief::in_doubt(us.div_euclid(1000), shown_us.div_euclid(1000)));
         let mut step = Step {
             db,
-            now_us: (shared.clock)(),
+            now_us: doubted.unwrap_or(shown_us),
+            shown_us,
+            in_doubt: doubted.is_some(),
             inc: &shared.inc,
             fx: Effects::default(),
         };
@@ -802,10 +818,16 @@ impl Store for SqliteStore {
     fn durable(&self) -> bool {
         true
     }
+    fn believe(&self, clock: Arc<StoreClock>) {
+        let _ = self.shared.believed.set(clock);
+    }
 
     async fn claim(&self, claims: &[Claim]) -> Result<Reply<Vec<Answer>>, Error> {
         let claims = claims.to_vec();
         self.write(move |s| {
+            if s.in_doubt {
+                return Ok(claims.iter().map(|_| Answer::InDoubt).collect());
+            }
             claims
                 .iter()
                 .map(|c| {
@@ -860,6 +882,10 @@ impl Store for SqliteStore {
     ) -> Result<Reply<Vec<(Registration, Option<State>)>>, Error> {
         let jobs = jobs.to_vec();
         self.write(move |s| {
+            if s.in_doubt {
+                let none = jobs.iter().map(|_| (Registration::Quarantined, None));
+                return Ok(none.collect());
+            }
             jobs.iter()
                 .map(|r| {
                     s.with(&r.job, |st, now, inc, fx| {

@@ -414,6 +414,8 @@ impl Fleet {
             version: "0.1.0".into(),
             config: self.config.digest.clone(),
             clock_offset_ms: if instance == "web-1" { 2.0 } else { -1200.0 },
+            wall: 0,
+            clock_doubt_ms: None,
             started_at: 0,
             running: running.iter().map(|(j, o)| (JobName::new(j), *o)).collect(),
             draining: false,

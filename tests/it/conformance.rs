@@ -1332,6 +1332,8 @@ fn info(jobs: u32) -> Info {
         version: "0.1.0".to_owned(),
         config: "c1".to_owned(),
         clock_offset_ms: -1.5,
+        wall: 0,
+        clock_doubt_ms: None,
         started_at: 1_700_000_000_000,
         running: vec![(j(), Occurrence(1_700_000_000_000))],
         draining: false,

@@ -1,0 +1,373 @@
+//! Which time it is: what an instance believes of the store's clock, and when it does not believe it.
+//!
+//! The store's clock names the instants at which occurrences are due. It may be wrong: a server that comes up with a
+//! clock an hour ahead, or one that is stepped and put right again. So three kinds of witnesses are asked:
+//!
+//! - the *monotonic time* that passed on this host since the clock was believed last;
+//! - the *wall clocks of the hosts*, this one's and those of the other instances, as their heartbeats tell them;
+//! - the *store's clock* itself, when it goes on evenly with its new time for [`PROBATION`].
+//!
+//! A store's clock that goes on evenly is believed whatever the wall clocks show: they may be stepped as well. One that
+//! jumps by more than [`SLACK`] is in doubt until the witnesses agree with it or it comes back. While it is in doubt the
+//! instance goes by the monotonic time, claims nothing, and says so.
+
+use std::time::Duration;
+
+use crate::clock::Boottime;
+
+/// A jump of the store's clock up to this is taken over at once, as clocks are disciplined by steps of this size.
+pub const SLACK: Duration = Duration::from_secs(1);
+/// A request is carried out with the clock in doubt when the store's clock is behind the caller's by more than [`SLACK`],
+/// or ahead by more than this: the longest that a request may be on its way.
+pub const ON_ITS_WAY: Duration = Duration::from_secs(10);
+/// A wall clock that is further than this from both times has nothing to say about either.
+pub const NEAR: Duration = Duration::from_secs(10);
+/// A clock that no witness speaks against more than for it is believed after it went on evenly for so long.
+pub const PROBATION: Duration = Duration::from_secs(15);
+
+/// How much the two clocks may drift apart, for choosing between an old exact sample and a new rough one.
+const DRIFT_PPM: i64 = 100;
+/// Samples that contradict each other by more than this were taken on both sides of a step.
+const STEP_US: i64 = 20_000;
+
+/// The store's clock as one answer showed it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Estimate {
+    /// The store's wall clock in Unix µs minus this host's [`Boottime`] in µs.
+    pub offset_us: i64,
+    /// Half a round trip: how wrong the offset may be.
+    pub error_us: i64,
+    pub at: Boottime,
+}
+
+impl Estimate {
+    /// From an answer that shows `store_us`, to a request that left at `sent` and was answered at `received`.
+    pub fn new(store_us: i64, sent: Boottime, received: Boottime) -> Self {
+        let half = (received.since(sent).as_micros() / 2) as i64;
+        Self {
+            offset_us: store_us
+                .saturating_sub((sent.0 / 1000) as i64)
+                .saturating_sub(half),
+            error_us: half + 1,
+            at: received,
+        }
+    }
+
+    fn aged(&self, now: Boottime) -> i64 {
+        self.error_us + now.since(self.at).as_micros() as i64 * DRIFT_PPM / 1_000_000
+    }
+
+    /// How far `new` is from what this one makes expect, µs; None: it fits.
+    fn apart(&self, new: &Self) -> Option<i64> {
+        let apart = new.offset_us.saturating_sub(self.offset_us);
+        (apart.saturating_abs() > self.aged(new.at) + new.error_us + STEP_US).then_some(apart)
+    }
+
+    /// Takes `new` in, which fits, where it is the more exact one.
+    fn refine(&mut self, new: Self) {
+        if new.error_us <= self.aged(new.at) {
+            *self = new;
+        }
+    }
+}
+
+/// What became of a sample. Amounts are in µs: by how much the store's clock is ahead of what was expected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sampled {
+    /// As expected, or the first one.
+    Even,
+    /// A small jump: it is taken over.
+    Stepped(i64),
+    /// A jump that was not there with the sample before: from now on the clock is in doubt.
+    Doubted(i64),
+    /// Still in doubt.
+    InDoubt,
+    /// It is back at what was believed all the time.
+    Restored,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// The witnesses side with the store's clock, which is this much ahead (µs) of what was believed: it is believed now.
+    Accepted(i64),
+    /// The wall clocks of most hosts agree with each other, and the store's is this much ahead (µs) of them.
+    Outvoted(i64),
+}
+
+/// The store's clock as an instance believes it.
+#[derive(Debug, Default, Clone)]
+pub struct Belief {
+    known: Option<Estimate>,
+    /// The wall clocks were asked at least once.
+    vetted: bool,
+    doubt: Option<Doubt>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Doubt {
+    /// What the store's clock shows.
+    shown: Estimate,
+    /// Since when it goes on evenly like this.
+    since: Boottime,
+}
+
+impl Belief {
+    /// The offset that is believed; None before the first answer.
+    pub fn offset_us(&self) -> Option<i64> {
+        self.known.map(|e| e.offset_us)
+    }
+
+    /// While the store's clock is in doubt: how far it is ahead of what is believed, µs.
+    pub fn doubt_us(&self) -> Option<i64> {
+        let (known, doubt) = self.known.zip(self.doubt)?;
+        Some(doubt.shown.offset_us.saturating_sub(known.offset_us))
+    }
+
+    pub fn sample(&mut self, new: Estimate) -> Sampled {
+        let Some(known) = &mut self.known else {
+            self.known = Some(new);
+            return Sampled::Even;
+        };
+        let Some(apart) = known.apart(&new) else {
+            known.refine(new);
+            return match self.doubt.take() {
+                Some(_) => Sampled::Restored,
+                None => Sampled::Even,
+            };
+        };
+        if apart.saturating_abs() <= SLACK.as_micros() as i64 {
+            *known = new;
+            self.doubt = None;
+            return Sampled::Stepped(apart);
+        }
+        match &mut self.doubt {
+            Some(d) if d.shown.apart(&new).is_none() => {
+                d.shown.refine(new);
+                Sampled::InDoubt
+            }
+            doubt => {
+                *doubt = Some(Doubt {
+                    shown: new,
+                    since: new.at,
+                });
+                Sampled::Doubted(apart)
+            }
+        }
+    }
+
+    /// Asks the witnesses. `walls`: by how much each host's wall clock is ahead of what the store's clock shows now, ms.
+    pub fn vote(&mut self, walls: &[i64], now: Boottime) -> Option<Verdict> {
+        let near = NEAR.as_millis() as i64;
+        let first = !std::mem::replace(&mut self.vetted, true);
+        let known = self.known.as_mut()?;
+        let Some(doubt) = self.doubt else {
+            if !first {
+                return None;
+            }
+            // Nothing is known of the time before. The store's own clock is one witness among the hosts'.
+            let with = 1 + walls.iter().filter(|w| w.saturating_abs() <= near).count();
+            let far = |w: &&i64| w.saturating_abs() > near;
+            let far: Vec<i64> = walls.iter().filter(far).copied().collect();
+            let against = far
+                .iter()
+                .map(|w| of_one_mind(&far, *w))
+                .max_by_key(Vec::len)?;
+            if against.len() <= with {
+                return None;
+            }
+            let ahead_us = -against[against.len() / 2].saturating_mul(1000);
+            let shown = *known;
+            known.offset_us = known.offset_us.saturating_sub(ahead_us);
+            self.doubt = Some(Doubt { shown, since: now });
+            return Some(Verdict::Outvoted(ahead_us));
+        };
+        let ahead_us = doubt.shown.offset_us.saturating_sub(known.offset_us);
+        // Each clock is its own witness: the store's for what it shows, this host's monotonic one for what was believed.
+        let (mut with, mut against) = (1, 1);
+        for wall in walls {
+            let (new, old) = (
+                wall.saturating_abs(),
+                wall.saturating_add(ahead_us / 1000).saturating_abs(),
+            );
+            if new.min(old) <= near && new != old {
+                *(if new < old { &mut with } else { &mut against }) += 1;
+            }
+        }
+        let even = with == against && now.since(doubt.since) >= PROBATION;
+        if with > against || even {
+            *known = doubt.shown;
+            self.doubt = None;
+            return Some(Verdict::Accepted(ahead_us));
+        }
+        None
+    }
+}
+
+/// Those of `walls` that are near `one`, sorted.
+fn of_one_mind(walls: &[i64], one: i64) -> Vec<i64> {
+    let near = NEAR.as_millis() as i64;
+    let is_near = |w: &&i64| w.saturating_sub(one).saturating_abs() <= near;
+    let mut all: Vec<i64> = walls.iter().filter(is_near).copied().collect();
+    all.sort_unstable();
+    all
+}
+
+/// Whether a request that left when its caller believed it was `believed_ms` may be decided by a store whose clock shows
+/// `now_ms`. lua/lib.lua has the same rule.
+pub fn in_doubt(believed_ms: i64, now_ms: i64) -> bool {
+    let ahead = now_ms.saturating_sub(believed_ms);
+    ahead < -(SLACK.as_millis() as i64) || ahead > ON_ITS_WAY.as_millis() as i64
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const SECOND: i64 = 1_000_000;
+    const HOUR: i64 = 3600 * SECOND;
+
+    fn at(ms: u64) -> Boottime {
+        Boottime(ms * 1_000_000)
+    }
+    /// What the store's clock shows at `ms` when it is `ahead_us` ahead of the truth.
+    fn shown(ms: u64, ahead_us: i64) -> Estimate {
+        Estimate::new(
+            1_800_000_000_000_000 + ms as i64 * 1000 + ahead_us,
+            at(ms),
+            at(ms),
+        )
+    }
+    fn believed(ahead_us: i64) -> Belief {
+        let mut b = Belief::default();
+        assert_eq!(b.sample(shown(0, ahead_us)), Sampled::Even);
+        assert_eq!(b.vote(&[], at(0)), None);
+        b
+    }
+
+    #[test]
+    fn a_clock_that_goes_on_evenly_is_believed_whatever_the_hosts_show() {
+        let mut b = believed(0);
+        for ms in (0..60_000).step_by(1000) {
+            assert_eq!(b.sample(shown(ms, 0)), Sampled::Even);
+            assert_eq!(b.vote(&[3_600_000, 3_600_000, 3_600_000], at(ms)), None);
+        }
+        assert_eq!(b.doubt_us(), None);
+    }
+
+    #[test]
+    fn small_steps_are_taken_over() {
+        let mut b = believed(0);
+        assert_eq!(
+            b.sample(shown(1000, SECOND / 2)),
+            Sampled::Stepped(SECOND / 2)
+        );
+        assert_eq!(b.sample(shown(1100, SECOND / 2)), Sampled::Even);
+    }
+
+    #[test]
+    fn a_clock_that_is_wrong_for_two_seconds_is_not_believed() {
+        for wrong in [HOUR, -HOUR, 40 * SECOND, 2 * SECOND, 10 * 365 * 24 * HOUR] {
+            let mut b = believed(0);
+            let before = b.offset_us();
+            assert_eq!(b.sample(shown(1000, wrong)), Sampled::Doubted(wrong));
+            assert_eq!(b.sample(shown(2000, wrong)), Sampled::InDoubt);
+            assert_eq!(b.vote(&[-wrong / 1000], at(2000)), None);
+            assert_eq!((b.offset_us(), b.doubt_us()), (before, Some(wrong)));
+            assert_eq!(b.sample(shown(3000, 0)), Sampled::Restored);
+            assert_eq!((b.offset_us(), b.doubt_us()), (before, None));
+        }
+    }
+
+    #[test]
+    fn the_hosts_decide_whether_a_jump_put_the_clock_right() {
+        // Five hosts with rough clocks, three of them within a second.
+        let rough = [0, 1000, -1000, 3000, -3000];
+        for (was, is, right) in [
+            (HOUR, 0, true),
+            (-2 * SECOND, 0, true),
+            (0, HOUR, false),
+            (0, -2 * SECOND, false),
+        ] {
+            let mut b = believed(was);
+            assert!(matches!(b.sample(shown(1000, is)), Sampled::Doubted(_)));
+            let walls = rough.map(|w| w - is / 1000);
+            let verdict = b.vote(&walls, at(1000));
+            assert_eq!(
+                verdict,
+                right.then_some(Verdict::Accepted(is - was)),
+                "{was} -> {is}"
+            );
+            // Nor later, however evenly it goes on.
+            assert_eq!(b.vote(&walls, at(3_600_000)), None, "{was} -> {is}");
+        }
+    }
+
+    #[test]
+    fn without_a_witness_a_jump_is_believed_when_it_lasts() {
+        let mut b = believed(0);
+        assert_eq!(b.sample(shown(1000, HOUR)), Sampled::Doubted(HOUR));
+        assert_eq!(b.vote(&[], at(10_000)), None);
+        // Another jump begins anew.
+        assert_eq!(
+            b.sample(shown(10_000, 2 * HOUR)),
+            Sampled::Doubted(2 * HOUR)
+        );
+        assert_eq!(b.vote(&[], at(20_000)), None);
+        assert_eq!(
+            b.vote(&[], at(25_000)),
+            Some(Verdict::Accepted(2 * HOUR)),
+            "evenly for fifteen seconds"
+        );
+    }
+
+    #[test]
+    fn at_first_most_hosts_of_one_mind_outvote_the_store() {
+        let hour = HOUR / 1000;
+        for (walls, outvoted) in [
+            // One host against the store: the store's clock names the instants.
+            (vec![-hour], None),
+            (vec![-hour, -hour + 3000], Some(HOUR - 3 * SECOND)),
+            // Two that are wrong in ways of their own.
+            (vec![-hour, hour], None),
+            (vec![-hour, hour, 0], None),
+            (vec![3000, -3000, 0, 1000, -1000], None),
+            (vec![-hour, -hour, -hour, 0], Some(HOUR)),
+        ] {
+            let mut b = Belief::default();
+            b.sample(shown(0, HOUR));
+            let verdict = b.vote(&walls, at(0));
+            assert_eq!(verdict, outvoted.map(Verdict::Outvoted), "{walls:?}");
+            assert_eq!(b.doubt_us(), outvoted, "{walls:?}");
+        }
+        // And when the clock is put right, it is believed at once.
+        let mut b = Belief::default();
+        b.sample(shown(0, HOUR));
+        assert_eq!(
+            b.vote(&[-hour, -hour], at(0)),
+            Some(Verdict::Outvoted(HOUR))
+        );
+        assert_eq!(b.sample(shown(1000, 0)), Sampled::Restored);
+    }
+
+    proptest! {
+        /// Whatever the store shows, and whatever hosts say, nothing overflows, and what is believed only moves to what
+        /// the store has shown, or to what most hosts said at first.
+        #[test]
+        fn any_times_are_survived(
+            first in any::<i64>(),
+            times in prop::collection::vec((any::<i64>(), 0u64..30_000, prop::collection::vec(any::<i64>(), 0..4)), 1..20)
+        ) {
+            let mut b = Belief::default();
+            let mut now = 0;
+            b.sample(Estimate::new(first, at(0), at(0)));
+            for (store, wait, walls) in times {
+                now += wait;
+                let _ = b.sample(Estimate::new(store, at(now), at(now + 5)));
+                let _ = b.vote(&walls, at(now + 5));
+                prop_assert!(b.offset_us().is_some());
+            }
+        }
+    }
+}
