@@ -1,16 +1,19 @@
 //! Tests that start what stands around the library: programs, servers, files.
 
 mod cli;
+mod commands;
 mod conformance;
 mod elector;
 mod exec;
 mod faults;
 mod fleet;
 mod guard;
+mod keys;
 mod locks;
 mod lottery;
 mod model;
 mod options;
 mod oracle;
+mod readme;
 mod sqlite;
 mod support;

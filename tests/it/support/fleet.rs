@@ -45,9 +45,11 @@ pub struct Plan {
     server_up: bool,
     slots: usize,
     drain: &'static str,
+    limits: String,
     store: String,
     defaults: BTreeMap<String, String>,
     jobs: BTreeMap<String, String>,
+    files: BTreeMap<String, String>,
     env: Vec<Vec<(String, String)>>,
 }
 
@@ -60,9 +62,11 @@ pub fn fleet(size: usize) -> Plan {
         server_up: true,
         slots: 1,
         drain: "5s",
+        limits: String::new(),
         store: String::new(),
         defaults: defaults.map(|(k, v)| (k.into(), v.into())).into(),
         jobs: BTreeMap::new(),
+        files: BTreeMap::new(),
         env: vec![vec![]; size],
     }
 }
@@ -95,6 +99,11 @@ impl Plan {
         self.drain = drain;
         self
     }
+    /// Further lines of `[limits]`.
+    pub fn limits(mut self, lines: &str) -> Self {
+        self.limits = lines.into();
+        self
+    }
     /// Further lines of `[store]`.
     pub fn store(mut self, lines: &str) -> Self {
         self.store = lines.into();
@@ -113,6 +122,11 @@ impl Plan {
     /// A witness each second, with these options of it, and further lines of its table.
     pub fn witness(self, name: &str, options: &str, lines: &str) -> Self {
         self.job(name, &each_second(options, lines))
+    }
+    /// A file beside the configurations.
+    pub fn file(mut self, name: &str, text: &str) -> Self {
+        self.files.insert(name.into(), text.into());
+        self
     }
     /// An environment variable of the i-th instance.
     pub fn env(mut self, i: usize, name: &str, value: &str) -> Self {
@@ -177,6 +191,9 @@ impl Plan {
             dir,
             _slots: slots,
         };
+        for (name, text) in &fleet.plan.files {
+            std::fs::write(fleet.file(name), text).expect("write a file");
+        }
         for i in 0..fleet.instances.len() {
             fleet.write_config(i);
             fleet.instances[i].start();
@@ -185,10 +202,9 @@ impl Plan {
     }
 }
 
-/// The table of a job that is a witness each second.
 /// Of a job each of whose instants is to start, also where the machine is so busy that a run of 5 ms is not over
-/// at the next one.
-pub const LATE_RATHER_THAN_SKIPPED: &str = "overlap = \"queue\"\n";
+/// at the next one, or that the store does not answer for a second.
+pub const LATE_RATHER_THAN_SKIPPED: &str = "overlap = \"queue\"\ncatch_up = \"all\"\n";
 
 pub fn each_second(options: &str, lines: &str) -> String {
     let options: Vec<String> = options
@@ -229,7 +245,8 @@ impl Instance {
             .expect("a log file")
     }
 
-    fn command(&self) -> Command {
+    /// The program with this instance's configuration, as somebody on its host would start it.
+    pub fn command(&self) -> Command {
         let mut command = Command::new(soloist());
         command
             .arg("--config")
@@ -322,6 +339,10 @@ impl Fleet {
     pub fn server(&mut self) -> &mut RedisServer {
         self.server.as_mut().expect("a fleet on Redis")
     }
+    /// A file beside the configurations, where relative paths in them begin.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
     pub fn trace_file(&self) -> PathBuf {
         self.dir.path().join("trace")
     }
@@ -341,8 +362,8 @@ impl Fleet {
         let witness = witness::program().display().to_string();
         let trace = self.trace_file().display().to_string();
         let mut text = format!(
-            "[store]\nurl = {:?}\ntimeout = \"250ms\"\n{}\n\n[limits]\ndrain = {:?}\n\n[defaults]\n",
-            self.instances[i].url, self.plan.store, self.plan.drain
+            "[store]\nurl = {:?}\ntimeout = \"250ms\"\n{}\n\n[limits]\ndrain = {:?}\n{}\n\n[defaults]\n",
+            self.instances[i].url, self.plan.store, self.plan.drain, self.plan.limits
         );
         for (key, value) in &self.plan.defaults {
             text += &format!("{key} = {value}\n");
@@ -372,6 +393,29 @@ impl Fleet {
             .args(words)
             .output()
             .expect("run soloist")
+    }
+
+    /// What [`Fleet::cli`] prints on stdout, of a command that must succeed.
+    #[track_caller]
+    pub fn said(&self, words: &[&str]) -> String {
+        let output = self.cli(words);
+        assert!(
+            output.status.success(),
+            "soloist {words:?} ended with {}: {}",
+            output.status,
+            String::from_utf8_lossy(&output.stderr)
+        );
+        String::from_utf8(output.stdout).expect("stdout is UTF-8")
+    }
+
+    /// Waits until this instance has logged so much.
+    #[track_caller]
+    pub fn wait_log(&self, i: usize, text: &str) {
+        wait_until(
+            &format!("{text:?} in the log of i{}", i + 1),
+            GENEROUS,
+            || self.instances[i].log_text().contains(text),
+        );
     }
 
     /// JSON of a reading command that must succeed.
@@ -548,13 +592,17 @@ impl Fleet {
         self.accept(&found);
     }
 
-    /// As [`Fleet::judge`], and each occurrence from the first to the last start of a job did start.
+    /// As [`Fleet::judge`], and each occurrence from the first to the last start of a job did start, but for what a
+    /// machine that stood still for a lease could not start in time.
     #[track_caller]
     pub fn judge_all_started(&self, jobs: &[&str]) {
         let trace = self.trace();
         let mut found = trace.violations(super::trace::ONCE);
         for job in jobs {
-            found.extend(trace.misses(job, 1000, None, &BTreeSet::new()));
+            let mut late = self.history(job);
+            late.retain(|r| r["outcome"] == "lease_lost");
+            let late = late.iter().map(occurrence_ms).collect();
+            found.extend(trace.misses(job, 1000, None, &late));
         }
         self.accept(&found);
     }

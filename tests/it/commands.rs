@@ -1,0 +1,458 @@
+//! What operators do to a running fleet, and how it talks to them.
+
+use std::{
+    ffi::CString,
+    io::{BufRead as _, BufReader, Read as _},
+    os::unix::{
+        ffi::OsStringExt as _, fs::MetadataExt as _, net::UnixDatagram, process::CommandExt as _,
+    },
+    process::{Command, Stdio},
+};
+
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::support::{
+    GENEROUS,
+    fleet::{Fleet, fleet},
+    process, skip,
+    trace::{ONCE, RERUN},
+    wait_for, wait_until,
+};
+
+fn now_ms() -> i64 {
+    let t = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+    t.tv_sec * 1000 + t.tv_nsec / 1_000_000
+}
+
+#[test]
+fn a_drained_instance_claims_nothing_more_and_finishes_what_it_runs() {
+    let mut plan = fleet(2).witness("long", "for=4000 beat=5", "");
+    for job in ["a", "b", "c", "d"] {
+        plan = plan.witness(job, "for=5", "");
+    }
+    let mut fleet = plan.start();
+    let both = |fleet: &Fleet, since: i64| {
+        let runs = fleet.trace().runs();
+        let on = |id: &str| (runs.iter()).any(|r| r.instance == id && r.occurrence > since);
+        on("i1") && on("i2")
+    };
+    wait_until("both instances run something", GENEROUS, || both(&fleet, 0));
+    let (holder, run) = fleet.wait_holder("long");
+    let id = fleet.instances[holder].id.clone();
+    let other = &fleet.instances[1 - holder].id;
+    fleet.said(&["drain", &id]);
+    fleet.wait_log(holder, "drain: claiming nothing more");
+    // What it was granted until now may still start.
+    let drained = now_ms() + 1000;
+    let later = |fleet: &Fleet, id: &str| {
+        let runs = fleet.trace().runs();
+        runs.iter()
+            .filter(|r| r.instance == id && r.occurrence > drained)
+            .count()
+    };
+    wait_until("the other one runs what is due", GENEROUS, || {
+        later(&fleet, other) >= 16
+    });
+    assert_eq!(later(&fleet, &id), 0, "a drained instance has claimed");
+    let status = fleet.json(&["status", "--json"]);
+    let draining: Vec<&Value> = (status["instances"].as_array().expect("instances").iter())
+        .filter(|i| i["draining"] == true)
+        .map(|i| &i["instance"])
+        .collect();
+    assert_eq!(draining, [id.as_str()]);
+    let finished = |fleet: &Fleet| fleet.trace().runs().into_iter().find(|r| r.run == run.run);
+    wait_until("what it ran came to its own end", GENEROUS, || {
+        finished(&fleet).is_some_and(|r| r.ended)
+    });
+    fleet.said(&["undrain", &id]);
+    wait_until("both run something again", GENEROUS, || {
+        both(&fleet, drained)
+    });
+    fleet.stop();
+    fleet.judge(ONCE, &["a", "b", "c", "d", "long"], None);
+}
+
+#[test]
+fn a_lone_instance_that_is_drained_runs_nothing_until_it_is_undrained() {
+    let mut fleet = fleet(1).sqlite().witness("a", "for=5", "").start();
+    fleet.wait_runs(2);
+    fleet.said(&["drain", "i1"]);
+    fleet.wait_log(0, "drain: claiming nothing more");
+    let drained = now_ms() + 1000;
+    wait_until("three instants pass", GENEROUS, || {
+        now_ms() > drained + 3500
+    });
+    let later = |fleet: &Fleet| {
+        fleet
+            .trace()
+            .runs()
+            .iter()
+            .filter(|r| r.occurrence > drained)
+            .count()
+    };
+    assert_eq!(later(&fleet), 0);
+    fleet.said(&["undrain"]);
+    wait_until("it runs again", GENEROUS, || later(&fleet) >= 2);
+    fleet.stop();
+    fleet.judge(ONCE, &["a"], None);
+}
+
+#[test]
+fn cancel_ends_the_run_wherever_it_is_and_nothing_of_it_comes_again() {
+    for plan in [fleet(2), fleet(2).sqlite()] {
+        let mut fleet = plan
+            .default("grace", "\"100ms\"")
+            .job(
+                "long",
+                "command = [\"{witness}\", \"{trace}\", \"for=600000\", \"beat=5\", \"ignore-term\", \"setsid\"]\n\
+                 on_crash = \"rerun\"\nretry = { attempts = 3, interval = \"10ms\" }\n",
+            )
+            .start();
+        for round in 1..=2 {
+            wait_until("the job is known", GENEROUS, || {
+                fleet
+                    .cli(&["trigger", "long", "--key", &round.to_string()])
+                    .status
+                    .success()
+            });
+            let run = wait_for("the whole tree of a run", GENEROUS, || {
+                let run = fleet.trace().runs().pop()?;
+                (run.pids.len() == 2 && process::alive(run.root)).then_some(run)
+            });
+            // Asked for on the other host.
+            let from = 1 - fleet.index(&run.instance);
+            let told = fleet.instances[from]
+                .command()
+                .args(["cancel", "long", "--json"])
+                .output();
+            let told = told.expect("soloist starts");
+            assert_eq!(told.status.code(), Some(0), "{told:?}");
+            let told: Value = serde_json::from_slice(&told.stdout).expect("JSON");
+            assert_eq!(
+                (&told["ended"], &told["runs"][0]["outcome"]),
+                (&true.into(), &"cancelled".into())
+            );
+            assert!(!run.pids.iter().any(|&pid| process::alive(pid)), "{run}");
+            let history = fleet.history("long");
+            assert_eq!(history.len(), round, "{history:#?}");
+            assert!(
+                history
+                    .iter()
+                    .all(|r| r["outcome"] == "cancelled" && r["attempt"] == 1)
+            );
+        }
+        assert_eq!(fleet.said(&["cancel", "long"]), "nothing of `long` runs\n");
+        fleet.stop();
+        fleet.judge(RERUN, &[], None);
+    }
+}
+
+#[test]
+fn the_output_of_another_hosts_run_is_followed_while_it_goes_on() {
+    for plan in [fleet(2), fleet(2).sqlite()] {
+        let fleet = plan
+            .job(
+                "talks",
+                "command = 'echo one; until test -e go; do sleep 0.02; done; echo two >&2; exit 3'",
+            )
+            .start();
+        wait_until("the job is known", GENEROUS, || {
+            fleet
+                .cli(&["trigger", "talks", "--key", "k"])
+                .status
+                .success()
+        });
+        let running = wait_for("it runs", GENEROUS, || {
+            let status = fleet.json(&["status", "--json"]);
+            Some(
+                status["jobs"][0]["running"][0]["instance"]
+                    .as_str()?
+                    .to_owned(),
+            )
+        });
+        let from = 1 - fleet.index(&running);
+        let mut following = (fleet.instances[from].command())
+            .args(["logs", "talks", "-f"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("soloist starts");
+        let mut out = BufReader::new(following.stdout.take().expect("stdout"));
+        let mut line = String::new();
+        out.read_line(&mut line).expect("a line");
+        // The command waits for us, so that it is still running.
+        assert_eq!(line, "one\n");
+        std::fs::write(fleet.file("go"), "").expect("a file");
+        let mut rest = String::new();
+        out.read_to_string(&mut rest).expect("the rest");
+        assert_eq!(rest, "two\n");
+        assert!(following.wait().expect("it ends").success());
+        fleet.wait_record("talks", "failed");
+        assert_eq!(fleet.said(&["logs", "talks"]), "one\ntwo\n");
+    }
+}
+
+#[test]
+fn an_interrupt_lets_runs_finish_as_a_termination_does() {
+    let mut fleet = fleet(1).witness("a", "for=1500 beat=5", "").start();
+    let (_, run) = fleet.wait_holder("a");
+    fleet.instances[0].signal(Signal::INT);
+    assert!(fleet.instances[0].wait_end().success());
+    let runs = fleet.trace().runs();
+    assert!(
+        runs.iter().all(|r| r.ended && !process::alive(r.root)),
+        "{runs:#?}"
+    );
+    assert!(runs.iter().any(|r| r.run == run.run));
+    assert_eq!(fleet.history("a")[0]["outcome"], "succeeded");
+}
+
+/// What a daemon on SQLite writes to its stderr until its job has run.
+fn log_of(options: &[&str], change: impl Fn(&mut Command, &std::path::Path)) -> String {
+    let mut fleet = fleet(1).sqlite().witness("a", "for=5", "").start();
+    let i = &mut fleet.instances[0];
+    i.kill();
+    let log = i.log.clone();
+    std::fs::remove_file(&log).expect("its log");
+    i.start_with(|command| {
+        command.args(options);
+        command.env_remove("JOURNAL_STREAM");
+        change(command, &log);
+    });
+    fleet.wait_more_runs(2);
+    fleet.stop();
+    fleet.instances[0].log_text()
+}
+
+#[test]
+fn the_log_has_the_format_that_was_asked_for() {
+    // A file is no terminal, and nobody connects it to a journal.
+    for options in [
+        &[][..],
+        &["--log-format", "auto"],
+        &["--log-format", "text"],
+    ] {
+        let text = log_of(options, |_, _| {});
+        assert!(
+            text.contains(" INFO soloist::holder: started job=a "),
+            "{options:?}: {text}"
+        );
+        assert!(
+            !text.contains('\x1b'),
+            "{options:?}: colours in a file: {text}"
+        );
+    }
+    let json = log_of(&["--log-format", "json"], |_, _| {});
+    let lines: Vec<Value> = json
+        .lines()
+        .map(|l| serde_json::from_str(l).unwrap_or_else(|e| panic!("no JSON: {e}: {l}")))
+        .collect();
+    let started = lines
+        .iter()
+        .find(|l| l["message"] == "started")
+        .expect("its start");
+    assert_eq!(
+        (&started["job"], &started["level"]),
+        (&"a".into(), &"INFO".into()),
+        "{started}"
+    );
+    assert!(
+        started["occurrence"].is_string() && started["timestamp"].is_string(),
+        "{started}"
+    );
+    let told = fleet(1)
+        .sqlite()
+        .start()
+        .cli(&["--log-format", "xml", "check"]);
+    assert_eq!(told.status.code(), Some(64));
+}
+
+/// A journal that only those see who are shown it: at the usual place, in a mount namespace of their own.
+struct Journal {
+    dir: tempfile::TempDir,
+    socket: UnixDatagram,
+}
+
+impl Journal {
+    /// None where we may not mount.
+    fn start() -> Option<Self> {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let place = dir.path().join("there/systemd/journal");
+        std::fs::create_dir_all(&place).expect("a directory");
+        std::fs::create_dir(dir.path().join("absent")).expect("a directory");
+        let socket = UnixDatagram::bind(place.join("socket")).expect("a socket");
+        socket.set_nonblocking(true).expect("a socket");
+        let journal = Self { dir, socket };
+        let mut probe = Command::new("true");
+        journal.show(&mut probe, true);
+        let works = probe.status().is_ok_and(|s| s.success());
+        works.then_some(journal)
+    }
+
+    /// Makes `command` see it, or no journal at all.
+    fn show(&self, command: &mut Command, there: bool) {
+        let run = self.dir.path().join(if there { "there" } else { "absent" });
+        let run = CString::new(run.into_os_string().into_vec()).expect("a path");
+        let ok = |result: libc::c_int| match result {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        };
+        // SAFETY: system calls alone, and nothing is allocated; all pointers are to strings that live on.
+        unsafe {
+            command.pre_exec(move || {
+                let none = std::ptr::null();
+                ok(libc::unshare(libc::CLONE_NEWNS))?;
+                let private = libc::MS_REC | libc::MS_PRIVATE;
+                ok(libc::mount(none, c"/".as_ptr(), none, private, none.cast()))?;
+                ok(libc::mount(
+                    run.as_ptr(),
+                    c"/run".as_ptr(),
+                    none,
+                    libc::MS_BIND,
+                    none.cast(),
+                ))
+            });
+        }
+    }
+
+    fn take(&self) -> Vec<String> {
+        let mut found = vec![];
+        let mut buffer = vec![0; 64 << 10];
+        while let Ok(n) = self.socket.recv(&mut buffer) {
+            if n == 0 {
+                continue;
+            }
+            found.push(String::from_utf8_lossy(&buffer[..n]).into_owned());
+        }
+        found
+    }
+}
+
+/// As systemd says it of a stream that it connected to the journal.
+fn journal_stream(file: &std::path::Path) -> String {
+    let stat = std::fs::metadata(file).expect("the file of stderr");
+    format!("{}:{}", stat.dev(), stat.ino())
+}
+
+#[test]
+fn the_journal_is_written_to_when_it_is_there_and_stderr_is_it_or_it_is_asked_for() {
+    let Some(journal) = Journal::start() else {
+        return skip("no right to mount: the log in the journal");
+    };
+    let stream = Some("JOURNAL_STREAM");
+    for (options, stderr_is_it, there) in [
+        (&["--log-format", "journald"][..], None, true),
+        (&["--log-format", "auto"], stream, true),
+        (&[], stream, true),
+        // Rather in the wrong place than nowhere.
+        (&["--log-format", "journald"], None, false),
+        (&["--log-format", "text"], stream, true),
+    ] {
+        let text = log_of(options, |command, log| {
+            journal.show(command, there);
+            if let Some(name) = stderr_is_it {
+                command.env(name, journal_stream(log));
+            }
+        });
+        let entries = journal.take();
+        let in_journal = there && options != ["--log-format", "text"];
+        let context = format!("{options:?} {there}: {text} {entries:?}");
+        if in_journal {
+            let started = |e: &&String| e.contains("started\n") && e.contains("\nF_JOB\n");
+            let started = entries.iter().find(started).expect(&context);
+            assert!(started.contains("PRIORITY\n") && started.contains("\nF_OCCURRENCE\n"));
+            assert_eq!(text, "", "{context}");
+        } else {
+            assert!(
+                text.contains(" INFO soloist::holder: started job=a "),
+                "{context}"
+            );
+            assert_eq!(entries, [""; 0], "{context}");
+        }
+    }
+}
+
+/// What a command writes to a terminal, stderr and stdout together.
+fn on_terminal(fleet: &Fleet, words: &str, env: &[(&str, &str)]) -> String {
+    let program = fleet.instances[0].command();
+    let words = format!("{} {words}", program.get_program().display());
+    let mut script = Command::new("script");
+    script
+        .args(["-qec", &words, "/dev/null"])
+        .env_remove("NO_COLOR")
+        .env("TERM", "xterm")
+        .env("SOLOIST_CONFIG", &fleet.instances[0].config)
+        .envs(env.iter().copied())
+        .stdin(Stdio::null());
+    let output = script.output().unwrap_or_else(|e| {
+        panic!("cannot start script: {e}; the tests need it (apt-get install bsdutils)")
+    });
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[test]
+fn colours_are_for_terminals_and_never_with_no_color() {
+    let fleet = fleet(1).sqlite().witness("a", "for=5 exit=1", "").start();
+    fleet.wait_runs(1);
+    fleet.wait_record("a", "failed");
+    let wrong = fleet.file("wrong.toml").display().to_string();
+    std::fs::write(&wrong, "[jobs.a]\nschedul = 1\n").expect("a file");
+    for words in [
+        "status".to_owned(),
+        "history a".to_owned(),
+        format!("--config {wrong} check"),
+        "--help".to_owned(),
+    ] {
+        let coloured = on_terminal(&fleet, &words, &[]);
+        assert!(
+            coloured.contains("\x1b["),
+            "{words}: no colours on a terminal: {coloured}"
+        );
+        for plain in [("NO_COLOR", "1"), ("TERM", "dumb")] {
+            let text = on_terminal(&fleet, &words, &[plain]);
+            assert!(!text.contains('\x1b'), "{words} with {plain:?}: {text:?}");
+        }
+        // No terminal, no colours.
+        let piped = fleet.cli(&words.split(' ').collect::<Vec<_>>());
+        let text = [piped.stdout, piped.stderr].concat();
+        assert!(
+            !text.contains(&0x1b),
+            "{words}: {}",
+            String::from_utf8_lossy(&text)
+        );
+    }
+}
+
+/// A daemon on a terminal colours its log, and does not where it must not.
+#[test]
+fn the_daemons_log_on_a_terminal_is_coloured_but_with_no_color() {
+    for (env, coloured) in [(None, true), (Some(("NO_COLOR", "1")), false)] {
+        let mut fleet = fleet(1).sqlite().witness("a", "for=5", "").start();
+        fleet.instances[0].kill();
+        let program = fleet.instances[0].command();
+        let words = format!("exec {} run", program.get_program().display());
+        let log = fleet.file("terminal");
+        let mut child = Command::new("script")
+            .args(["-qefc", &words])
+            .arg(&log)
+            .env_remove("NO_COLOR")
+            .env("TERM", "xterm")
+            .env("SOLOIST_CONFIG", &fleet.instances[0].config)
+            .env("SOLOIST_INSTANCE", "i1")
+            .envs(env)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("script starts");
+        let text = || std::fs::read_to_string(&log).unwrap_or_default();
+        wait_until("it logs a start", GENEROUS, || text().contains("started"));
+        // The daemon is the only child of `script`.
+        wait_until("it ends", GENEROUS, || {
+            for pid in process::children(child.id()) {
+                process::signal(pid, Signal::TERM);
+            }
+            child.try_wait().expect("a child").is_some()
+        });
+        assert_eq!(text().contains("\x1b["), coloured, "{env:?}: {}", text());
+    }
+}

@@ -1,0 +1,391 @@
+//! What the keys of a job and the limits of an instance do, on a real fleet.
+
+use std::{collections::BTreeSet, path::Path, time::Duration};
+
+use rustix::process::Signal;
+use soloist::{config, logic::timetable::start_at_ms, model::Occurrence};
+
+use crate::support::{
+    GENEROUS,
+    fleet::{Fleet, LATE_RATHER_THAN_SKIPPED, each_second, fleet},
+    trace::{Expect, ONCE, RERUN, Run},
+    wait_until,
+};
+
+/// The most runs that were alive at one moment.
+fn most_at_once(runs: &[Run]) -> usize {
+    let at = |run: &Run| {
+        let alive = |other: &&Run| other.start_ns <= run.start_ns && run.start_ns <= other.last_ns;
+        runs.iter().filter(alive).count()
+    };
+    runs.iter().map(at).max().unwrap_or(0)
+}
+
+/// A run that does not end by itself while a test lasts.
+const ENDLESS: &str = "for=600000 beat=5";
+
+#[test]
+fn replace_ends_the_run_before_wherever_it_is() {
+    for (plan, meeting) in [(fleet(3), "Redis"), (fleet(2).sqlite(), "SQLite")] {
+        let mut fleet = plan
+            .default("grace", "\"100ms\"")
+            .witness(
+                "a",
+                &format!("{ENDLESS} ignore-term"),
+                "overlap = \"replace\"",
+            )
+            .start();
+        wait_until("runs are replaced", GENEROUS, || {
+            let runs = fleet.trace().runs();
+            // Also by another instance, of which the holder hears with its next renewal. On a file nobody is told
+            // that a run is over but the one that ran it, which is the first to ask.
+            let by_another = |pair: &[Run]| pair[0].instance != pair[1].instance;
+            runs.len() > 3 && (meeting == "SQLite" || runs.windows(2).any(by_another))
+        });
+        let replaced = fleet.wait_record("a", "replaced");
+        assert_eq!(replaced["signal"], 9, "{replaced}");
+        fleet.stop_all_now();
+        fleet.judge(ONCE, &["a"], None);
+        assert!(fleet.trace().runs().iter().all(|r| !r.ended));
+        let outcomes: BTreeSet<String> = fleet
+            .history("a")
+            .iter()
+            .map(|r| r["outcome"].to_string())
+            .collect();
+        assert!(!outcomes.contains("\"skipped\""), "{outcomes:?}");
+    }
+}
+
+#[test]
+fn allow_lets_runs_of_one_job_overlap_and_each_occurrence_still_starts_once() {
+    for plan in [fleet(3), fleet(2).sqlite()] {
+        let mut fleet = plan
+            .witness("a", "for=5000", "overlap = \"allow\"\ncatch_up = \"all\"")
+            .start();
+        wait_until("three runs are alive together", GENEROUS, || {
+            most_at_once(&fleet.trace().runs()) >= 3
+        });
+        fleet.stop_all_now();
+        let expect = Expect {
+            overlaps: true,
+            ..ONCE
+        };
+        fleet.judge(expect, &["a"], None);
+        let skipped = |r: &serde_json::Value| r["outcome"] == "skipped";
+        assert!(!fleet.history("a").iter().any(skipped));
+    }
+}
+
+#[test]
+fn jitter_delays_each_start_alike_everywhere_and_start_within_begins_after_it() {
+    let jitter = Duration::from_secs(4);
+    let within = Duration::from_millis(500);
+    let jobs: Vec<String> = (1..=6).map(|i| format!("j{i}")).collect();
+    let mut plan = fleet(3);
+    for job in &jobs {
+        let lines = "jitter = \"4s\"\nstart_within = \"500ms\"\ncatch_up = \"all\"\n";
+        let lines = each_second("for=5", lines).replacen("* * * * * *", "@every 4s", 1);
+        plan = plan.job(job, &lines);
+    }
+    let mut fleet = plan.start();
+    let config = config::parse(&fleet.config_text(0), Path::new("/jobs.toml"), &|_| None)
+        .expect("the fleet's configuration");
+    let planned = |run: &Run| {
+        let (name, job) = (config.jobs.iter())
+            .find(|(name, _)| name.as_str() == run.job)
+            .expect("one of ours");
+        start_at_ms(
+            name.as_str(),
+            &job.schedules,
+            Occurrence(run.occurrence),
+            jitter,
+        )
+    };
+    // `start_within` counts from the end of the jitter.
+    fleet.wait_run(
+        "an occurrence starts whose jitter is longer than start_within",
+        |r| planned(r) - r.occurrence > 1000 + i64::try_from(within.as_millis()).expect("small"),
+    );
+    wait_until(
+        "each job has started on more than one instance",
+        GENEROUS,
+        || {
+            let runs = fleet.trace().runs();
+            let of: BTreeSet<(&str, &str)> = (runs.iter())
+                .map(|r| (r.job.as_str(), r.instance.as_str()))
+                .collect();
+            of.len() > jobs.len() + 2
+        },
+    );
+    fleet.stop();
+    let runs = fleet.trace().runs();
+    for run in &runs {
+        assert!(
+            run.start_wall_us >= planned(run) * 1000,
+            "{run} did not wait for its jitter"
+        );
+    }
+    let delays: BTreeSet<i64> = runs.iter().map(|r| planned(r) - r.occurrence).collect();
+    assert!(delays.len() > jobs.len(), "{delays:?}");
+    fleet.judge(ONCE, &[], None);
+}
+
+#[test]
+fn an_instance_runs_no_more_at_once_than_max_parallel_and_the_rest_waits() {
+    let jobs: Vec<String> = (1..=6).map(|i| format!("j{i}")).collect();
+    let mut plan = fleet(1).limits("max_parallel = 2");
+    for job in &jobs {
+        let lines = each_second("for=400 beat=5", LATE_RATHER_THAN_SKIPPED);
+        plan = plan.job(job, &lines.replacen("* * * * * *", "@every 3s", 1));
+    }
+    let mut fleet = plan.start();
+    wait_until("each job has run twice", GENEROUS, || {
+        let trace = fleet.trace();
+        jobs.iter().all(|job| trace.runs_of(job).len() >= 2)
+    });
+    fleet.stop_all_now();
+    // All six are due at one instant: two at a time, and never three.
+    assert_eq!(most_at_once(&fleet.trace().runs()), 2);
+    fleet.judge(ONCE, &[], None);
+    // Who waits for a slot is late: by one run at least, some by two.
+    let late = |ms: i64| {
+        let all = jobs.iter().flat_map(|job| fleet.history(job));
+        all.filter(|r| r["lateness_ms"].as_i64() >= Some(ms))
+            .count()
+    };
+    assert!(
+        late(400) >= 4 && late(800) >= 2,
+        "{} {}",
+        late(400),
+        late(800)
+    );
+}
+
+#[test]
+fn a_slot_is_not_kept_while_another_instances_run_is_waited_for() {
+    // One slot each. The next occurrence of the endless job waits on the instance that does not run it, for ever; the
+    // other jobs need its slot.
+    let mut fleet = fleet(2)
+        .limits("max_parallel = 1")
+        .witness("endless", ENDLESS, "overlap = \"queue\"")
+        .witness("other", "for=5", "")
+        .start();
+    let (holder, run) = fleet.wait_holder("endless");
+    let free = &fleet.instances[1 - holder].id;
+    // The first that waits may have come after a few of the other job: many of them come after it.
+    wait_until("the other job runs on beside it", GENEROUS, || {
+        let runs = fleet.trace().runs_of("other");
+        let later = |r: &&Run| r.instance == *free && r.occurrence > run.occurrence + 2000;
+        runs.iter().filter(later).count() >= 6
+    });
+    fleet.stop_all_now();
+    fleet.judge(ONCE, &[], None);
+    assert_eq!(fleet.trace().runs_of("endless").len(), 1);
+}
+
+#[test]
+fn a_disabled_job_runs_nowhere_also_not_what_was_due_before_it_was_enabled() {
+    let off = |off: bool| each_second("for=5", &format!("catch_up = \"all\"\nenabled = {}", !off));
+    let mut fleet = fleet(2)
+        .job("off", &off(true))
+        .witness("on", "for=5", "")
+        .start();
+    let reload = |fleet: &mut Fleet, disabled: bool| {
+        fleet.set_job("off", Some(&off(disabled)));
+        for i in 0..2 {
+            fleet.write_config(i);
+            let before = reloads(fleet, i);
+            fleet.instances[i].signal(Signal::HUP);
+            wait_until("the configuration is reloaded", GENEROUS, || {
+                reloads(fleet, i) > before
+            });
+        }
+        fleet
+            .trace()
+            .runs_of("on")
+            .last()
+            .map_or(0, |r| r.occurrence)
+    };
+    let pass = |fleet: &Fleet, n: usize| {
+        let before = fleet.trace().runs_of("on").len();
+        wait_until("time passes", GENEROUS, || {
+            fleet.trace().runs_of("on").len() >= before + n
+        });
+    };
+    pass(&fleet, 4);
+    // Started anew, it has nothing to catch up.
+    for i in 0..2 {
+        fleet.instances[i].kill();
+        fleet.instances[i].start();
+    }
+    pass(&fleet, 3);
+    assert_eq!(fleet.trace().runs_of("off"), []);
+    assert_eq!(fleet.history("off"), [] as [serde_json::Value; 0]);
+    let status = fleet.json(&["status", "--json"]);
+    let shown = status["jobs"]
+        .as_array()
+        .and_then(|jobs| jobs.iter().find(|j| j["job"] == "off"));
+    assert_eq!(shown.expect("it is shown")["enabled"], false, "{status}");
+
+    reload(&mut fleet, false);
+    fleet.wait_run("it runs once it is enabled", |r| r.job == "off");
+    let disabled = reload(&mut fleet, true);
+    pass(&fleet, 3);
+    // One that was due when the file was read may still start.
+    let after = |r: &Run| r.occurrence > disabled + 2000;
+    assert!(!fleet.trace().runs_of("off").iter().any(after));
+    fleet.stop();
+    fleet.judge(ONCE, &["on"], None);
+}
+
+fn reloads(fleet: &Fleet, i: usize) -> usize {
+    let log = fleet.instances[i].log_text();
+    log.matches("configuration reloaded").count()
+}
+
+#[test]
+fn env_files_reach_the_command_and_are_read_again_on_a_reload() {
+    let command = "command = 'echo \"$ONE $TWO $THREE $FOUR\" >> said'";
+    let mut fleet = fleet(2).job(
+        "a",
+        &format!("schedule = \"* * * * * *\"\n{command}\nenv_file = \"vars\"\nenv = {{ FOUR = \"own\" }}\n"),
+    );
+    fleet = fleet
+        .default("env_file", "\"common\"")
+        .default("env", "{ TWO = \"defaults\", THREE = \"defaults\" }")
+        .file("common", "ONE=common\nTWO=common\nTHREE=common\n")
+        .file(
+            "vars",
+            "# the job's own\nexport THREE=\"of the job\"\nFOUR=file\n",
+        );
+    let mut fleet = fleet.start();
+    let said = |fleet: &Fleet, line: &str| {
+        wait_until(&format!("the command says {line:?}"), GENEROUS, || {
+            let said = std::fs::read_to_string(fleet.file("said")).unwrap_or_default();
+            said.lines().any(|l| l == line)
+        });
+    };
+    said(&fleet, "common defaults of the job own");
+    std::fs::write(fleet.file("vars"), "THREE=changed\n").expect("write the file");
+    fleet.signal_all(Signal::HUP);
+    said(&fleet, "common defaults changed own");
+    fleet.stop();
+}
+
+/// A job that nobody plans, and that fails each time.
+fn failing(retry: &str) -> String {
+    format!(
+        "command = [\"{{witness}}\", \"{{trace}}\", \"for=1\", \"exit=3\"]\nretry = {{ {retry} }}\n"
+    )
+}
+
+/// Runs it to its end; what became of each attempt, oldest first.
+fn attempts(fleet: &Fleet, job: &str) -> Vec<Run> {
+    let told = fleet.cli(&["trigger", job, "--wait"]);
+    assert_eq!(told.status.code(), Some(3), "{told:?}");
+    let mut runs = fleet.trace().runs_of(job);
+    runs.sort_by_key(|r| r.attempt);
+    let mut records = fleet.history(job);
+    records.reverse();
+    let recorded: Vec<_> = records
+        .iter()
+        .map(|r| (r["attempt"].as_u64(), r["outcome"].as_str()))
+        .collect();
+    let expected: Vec<_> = runs
+        .iter()
+        .map(|r| (Some(u64::from(r.attempt)), Some("failed")))
+        .collect();
+    assert_eq!(recorded, expected);
+    runs
+}
+
+/// Milliseconds between the end of each attempt and the start of the next.
+fn gaps(runs: &[Run]) -> Vec<i64> {
+    let gap = |pair: &[Run]| (pair[1].start_ns - pair[0].last_ns) / 1_000_000;
+    runs.windows(2).map(gap).collect()
+}
+
+#[test]
+fn a_failed_command_is_tried_again_as_often_and_as_late_as_its_job_says() {
+    for plan in [fleet(3), fleet(2).sqlite()] {
+        let mut fleet = plan
+            .job("doubling", &failing("attempts = 4, interval = \"200ms\", backoff = \"exponential\""))
+            // Doubled without end the last of these would wait for hours.
+            .job("bounded", &failing("attempts = 14, interval = \"50ms\", backoff = \"exponential\", max_interval = \"150ms\""))
+            .job("fixed", &failing("attempts = 14, interval = \"80ms\", backoff = \"fixed\""))
+            .job("never", &failing("attempts = 0"))
+            .start();
+        wait_until("the jobs are known", GENEROUS, || {
+            fleet
+                .cli(&["trigger", "never", "--key", "first", "--wait"])
+                .status
+                .code()
+                == Some(3)
+        });
+        for (job, again, at_least) in [
+            ("doubling", 4, &[200, 400, 800, 1600][..]),
+            ("bounded", 14, &[50, 100, 150, 150, 150]),
+            ("fixed", 14, &[80, 80, 80]),
+        ] {
+            let runs = attempts(&fleet, job);
+            let numbers: Vec<u32> = runs.iter().map(|r| r.attempt).collect();
+            assert_eq!(numbers, (1..=again + 1).collect::<Vec<u32>>(), "{job}");
+            assert_eq!(runs[0].trigger, "manual");
+            assert!(
+                runs[1..].iter().all(|r| r.trigger == "retry"),
+                "{job}: {runs:#?}"
+            );
+            let gaps = gaps(&runs);
+            // The store's clock and the witness's are read at other moments.
+            let early = gaps
+                .iter()
+                .zip(at_least)
+                .find(|(gap, least)| *gap + 5 < **least);
+            assert_eq!(early, None, "{job}: {gaps:?}");
+        }
+        assert_eq!(fleet.trace().runs_of("never").len(), 1);
+        fleet.stop();
+        fleet.judge(RERUN, &[], None);
+    }
+}
+
+#[test]
+fn another_instance_takes_the_next_attempt_when_the_first_ones_is_gone() {
+    for plan in [fleet(2), fleet(2).sqlite()] {
+        let mut fleet = plan
+            .job("a", &failing("attempts = 1, interval = \"2s\""))
+            .start();
+        wait_until("the job is known", GENEROUS, || {
+            fleet.cli(&["trigger", "a", "--key", "k"]).status.success()
+        });
+        let record = fleet.wait_record("a", "failed");
+        let first = fleet.index(record["instance"].as_str().expect("an instance"));
+        fleet.instances[first].kill();
+        let next = fleet.wait_run("the second attempt", |r| r.attempt == 2);
+        assert_eq!(fleet.index(&next.instance), 1 - first);
+        assert_eq!((next.trigger.as_str(), next.token % 1000), ("retry", 2));
+        wait_until("it is recorded", GENEROUS, || fleet.history("a").len() == 2);
+        fleet.stop();
+        fleet.judge(RERUN, &[], None);
+    }
+}
+
+#[test]
+fn an_attempt_that_succeeds_ends_the_retries() {
+    let mut fleet = fleet(2)
+        .job("a", "command = 'test \"$SOLOIST_ATTEMPT\" = 2'\nretry = { attempts = 5, interval = \"20ms\" }")
+        .start();
+    wait_until("it succeeds", GENEROUS, || {
+        fleet
+            .cli(&["trigger", "a", "--key", "k", "--wait"])
+            .status
+            .success()
+    });
+    let outcomes: Vec<_> = fleet
+        .history("a")
+        .iter()
+        .map(|r| r["outcome"].clone())
+        .collect();
+    assert_eq!(outcomes, ["succeeded", "failed"]);
+    fleet.stop();
+}
