@@ -2,7 +2,7 @@
 -- incarnation of the store this is.
 --
 -- KEYS[1]  instances  <ns>:instances   hash: instance -> JSON {seen, ...}
--- KEYS[2]  drains     <ns>:drains      hash: instance -> when it was asked (ms)
+-- KEYS[2]  drains     <ns>:drains      hash: instance -> 1, or since when (ms) that instance has not been known here
 -- KEYS[3]  epoch      <ns>:epoch       hash: inc, born (ms), quarantine (ms), open (0 or 1)
 -- ARGV[1]  instance   empty: only look
 -- ARGV[2]  info       JSON members without `seen`; empty: the instance leaves
@@ -31,7 +31,6 @@ if ARGV[1] ~= '' then
   else
     redis.call('HSET', KEYS[1], ARGV[1], '{"seen":' .. int(now) .. ',' .. ARGV[2] .. '}')
     redis.call('PEXPIRE', KEYS[1], FORGET)
-    redis.call('PEXPIRE', KEYS[2], FORGET)
   end
 end
 local all, live = redis.call('HGETALL', KEYS[1]), {}
@@ -43,5 +42,17 @@ for i = 1, #all, 2 do
     live[#live + 1] = all[i + 1]
   end
 end
-return { int(now_us), inc, int(born), int(quarantine), redis.call('HGET', KEYS[3], 'open'), live,
-  redis.call('HGETALL', KEYS[2]) }
+-- A drain lasts until it is taken back or its instance leaves. It goes a while after an instance that was forgotten:
+-- a server's clock that jumps ahead for a moment makes living ones look like that, until their next heartbeat.
+local drains, kept = redis.call('HGETALL', KEYS[2]), {}
+for i = 1, #drains, 2 do
+  local known, since = redis.call('HEXISTS', KEYS[1], drains[i]) == 1, tonumber(drains[i + 1]) or 1
+  if not known and since > 1 and since < now - FORGET then
+    redis.call('HDEL', KEYS[2], drains[i])
+  else
+    if known ~= (since == 1) then redis.call('HSET', KEYS[2], drains[i], known and 1 or int(now)) end
+    kept[#kept + 1] = drains[i]
+    kept[#kept + 1] = drains[i + 1]
+  end
+end
+return { int(now_us), inc, int(born), int(quarantine), redis.call('HGET', KEYS[3], 'open'), live, kept }

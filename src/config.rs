@@ -177,7 +177,7 @@ pub struct Config {
 }
 
 /// Also goes to the guards, which settle when the daemon is dead: through a pipe, secrets and all.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Store {
     pub url: StoreUrl,
     /// Prefix of every key.

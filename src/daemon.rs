@@ -263,17 +263,56 @@ fn reload(
                 "configuration reloaded"
             );
             let old = std::mem::replace(config, new);
-            if format!("{:?}", old.store) != format!("{:?}", config.store)
-                || old.limits.max_parallel != config.limits.max_parallel
-            {
-                warn!("[store] and max_parallel take effect only when soloist is started again");
+            if old.store != config.store {
+                let what = changed_of_store(&old.store, &config.store).join(", ");
+                warn!(
+                    "[store] has changed ({what}), and this instance goes on with the store as it was: a change takes effect \
+                     when soloist is started again"
+                );
+                // Compared with what is in use, so that it is said again with each reload.
                 config.store = old.store;
+            }
+            if old.limits.max_parallel != config.limits.max_parallel {
+                warn!(
+                    "`max_parallel` has changed: that takes effect when soloist is started again"
+                );
+                config.limits.max_parallel = old.limits.max_parallel;
             }
             // Not `send`, which changes nothing while nobody waits for a change.
             seen.send_replace(fleet::Loaded::of(config));
         }
     }
     notify(&[sd_notify::NotifyState::Ready]);
+}
+
+/// The names of the keys of `[store]` that differ, in its order.
+fn changed_of_store(a: &config::Store, b: &config::Store) -> Vec<&'static str> {
+    // All of them, so that a new one is not forgotten here.
+    let config::Store {
+        url,
+        namespace,
+        username,
+        password,
+        tls,
+        timeout,
+        pool_size,
+        min_replicas,
+        retry,
+    } = a;
+    [
+        ("url", *url != b.url),
+        ("namespace", *namespace != b.namespace),
+        ("username", *username != b.username),
+        ("the password", *password != b.password),
+        ("tls", *tls != b.tls),
+        ("timeout", *timeout != b.timeout),
+        ("pool_size", *pool_size != b.pool_size),
+        ("min_replicas", *min_replicas != b.min_replicas),
+        ("retry", *retry != b.retry),
+    ]
+    .into_iter()
+    .filter_map(|(name, changed)| changed.then_some(name))
+    .collect()
 }
 
 fn same(a: &config::Job, b: &config::Job) -> bool {

@@ -25,8 +25,8 @@ use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::{debug, error, info, warn};
 
-pub use self::pending::Due;
 use self::{batch::Batcher, foreseen::Foreseen, pending::Queue, watch::Watches};
+pub use self::{batch::Place, pending::Due};
 use crate::{
     clock::{Boottime, StoreClock},
     config::{Job, OnStateLoss, StoreRetry},
@@ -90,8 +90,12 @@ pub struct Granted {
     pub job: Arc<Job>,
     pub grant: Grant,
     pub run: RunId,
-    /// Before the request left that was answered with this lease: trust counts from here.
+    /// Before the command left that was answered with this lease: trust counts from here.
     pub sent: Boottime,
+    /// Unix ms of the store's clock: a first attempt is not started later than this.
+    pub start_by: i64,
+    /// Held until the command was started.
+    pub place: Option<Place>,
     /// Unix ms of the store's clock, about when it was granted.
     pub granted_at: i64,
     pub key: Option<String>,
@@ -1286,6 +1290,7 @@ impl Lead {
             else {
                 return Contest::Gone;
             };
+            tokio::pin!(woken);
             let too_late =
                 el.clock.now_us().unwrap_or(0) / 1000 > self.ask.start_by.saturating_add(LATER_MS);
             if let Target::Scheduled(at) = self.ask.target
@@ -1302,7 +1307,7 @@ impl Lead {
             }
             if settling {
                 tokio::select! {
-                    () = woken => {}
+                    () = woken.as_mut() => {}
                     () = tokio::time::sleep(LOOK_AGAIN) => {}
                     () = el.stop.cancelled() => {}
                 }
@@ -1325,16 +1330,21 @@ impl Lead {
                     tokio::select! {
                         permit = slots.clone().acquire_owned() => slot = permit.ok(),
                         () = tokio::time::sleep(Duration::from_millis(left + 1 + LATER_MS as u64)) => {}
-                        () = woken => {}
+                        () = woken.as_mut() => {}
                         () = el.stop.cancelled() => return Contest::Draining,
                     }
                     // It may be decided, removed or drained by now.
                     continue;
                 }
             }
+            let place = tokio::select! {
+                biased;
+                place = el.batcher.place() => place,
+                // It may be decided, removed or drained by now.
+                () = woken.as_mut() => continue,
+                () = el.stop.cancelled() => continue,
+            };
             let run = el.nonce(&self.job, &self.ask.target);
-            // Asking again renews what an earlier request was granted, so trust may count from this one.
-            let sent = Boottime::now();
             let claim = Claim {
                 job: self.job.clone(),
                 target: self.ask.target.clone(),
@@ -1357,6 +1367,7 @@ impl Lead {
             let reply = match el.batcher.claim(claim).await {
                 Ok(reply) => reply,
                 Err(e) => {
+                    drop(place);
                     failures += 1;
                     if !e.is_transient() || failures > el.retry.attempts {
                         // Said once, and noted once for each occurrence: an outage must not fill the log.
@@ -1380,6 +1391,8 @@ impl Lead {
             el.note_clock(&reply);
             failures = 0;
             let now = reply.now_us / 1000;
+            // Only a grant keeps it.
+            let place = place.filter(|_| matches!(reply.value, Answer::Granted(_)));
             let wait = match reply.value {
                 Answer::Granted(grant) => {
                     if !el.hand_over(&self.job, &self.ask.target, grant.occurrence, run) {
@@ -1401,7 +1414,11 @@ impl Lead {
                         job,
                         grant,
                         run,
-                        sent,
+                        // The command that was answered, however often and when this was asked before: by asking again with
+                        // the same nonce it renewed the lease.
+                        sent: reply.sent,
+                        start_by: self.ask.start_by,
+                        place,
                         granted_at: now,
                         key,
                         // The store grants nothing new after that moment.
@@ -1517,7 +1534,7 @@ impl Lead {
             slot = None;
             tokio::select! {
                 () = tokio::time::sleep(wait) => {}
-                () = woken => {}
+                () = woken.as_mut() => {}
                 () = el.stop.cancelled() => return Contest::Draining,
             }
         }

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::sync::Notify;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::{debug, error, info, warn};
 
@@ -41,8 +41,12 @@ const WARN_AGAIN: Duration = Duration::from_secs(30);
 const MOST_ATTEMPTS: u32 = 999;
 /// How long a guard waits for a run that does not come.
 const PREPARED_FOR: Duration = Duration::from_secs(3);
-/// Less trust than this is not enough to start a command with.
-const LEAST_TRUST: Duration = Duration::from_millis(20);
+/// Commands that are being started at one time. More would only start each other later.
+const STARTS: usize = 32;
+/// What was granted in time, and had to wait here for so long after the last moment for a start, is missed.
+const START_LATER_MS: i64 = 1000;
+/// For how long at most a slow start (a look-up over the network, a slow disk) holds up others.
+const START_PATIENCE: Duration = Duration::from_millis(250);
 
 pub struct Holder {
     pub store: Arc<dyn Store>,
@@ -57,6 +61,7 @@ pub struct Holder {
     /// Gives up on settlements that cannot be made: the process ends.
     pub give_up: CancellationToken,
     pub runs: TaskTracker,
+    starts: Arc<Semaphore>,
     running: Mutex<BTreeMap<RunId, Run>>,
     /// Guards of runs that are about to be granted, most likely.
     prepared: Mutex<BTreeMap<RunId, Prepared>>,
@@ -91,6 +96,7 @@ impl Holder {
             kill: CancellationToken::new(),
             give_up: CancellationToken::new(),
             runs: TaskTracker::new(),
+            starts: Arc::new(Semaphore::new(STARTS)),
             running: Mutex::default(),
             prepared: Mutex::default(),
         })
@@ -168,21 +174,17 @@ impl Holder {
             warn!(job = %job.name, occurrence = %grant.occurrence, "the grant was not known of in time to start it");
             let end = not_started(Outcome::Missed, claim::TOO_LATE);
             g.slot = None;
+            g.place = None;
             return self.settle_unstarted(elector, &g, end, None).await;
         }
-        if lease.trusted_until() < Boottime::now() + LEAST_TRUST {
-            // It may lapse any moment. Nothing was started, so another attempt repeats nothing.
-            warn!(job = %job.name, occurrence = %grant.occurrence, "the grant came too late to be used");
-            let end = not_started(
-                Outcome::LeaseLost,
-                "the grant came too late to be used: nothing was started",
-            );
-            g.slot = None;
-            // A pending takeover is not dropped for a newer occurrence; a retry is.
-            let trigger = Trigger::Takeover;
-            let again = (grant.attempt < MOST_ATTEMPTS).then_some(Again { at: 0, trigger });
-            return self.settle_unstarted(elector, &g, end, again).await;
-        }
+        let turn = match self.await_start(&g, &mut lease, nudge).await {
+            Ok(turn) => turn,
+            Err((end, again)) => {
+                g.slot = None;
+                g.place = None;
+                return self.settle_unstarted(elector, &g, end, again).await;
+            }
+        };
         let id = Identity {
             occurrence: grant.occurrence,
             run_id: g.run,
@@ -205,12 +207,19 @@ impl Holder {
                 error!(job = %job.name, occurrence = %grant.occurrence, error = %e, "cannot start");
                 let end = not_started(Outcome::Failed, &e.to_string());
                 g.slot = None;
+                g.place = None;
                 let again = failure_again(&job, grant.attempt);
                 return self.settle_unstarted(elector, &g, end, again).await;
             }
         };
         info!(job = %job.name, occurrence = %grant.occurrence, run = %g.run, attempt = grant.attempt,
             trigger = grant.trigger.as_str(), "started");
+        let mut watch = running.watch();
+        let place = g.place.take();
+        tokio::spawn(async move {
+            let _ = tokio::time::timeout(START_PATIENCE, watch.started()).await;
+            drop((turn, place));
+        });
         let end = self.guard(&g, &mut lease, &mut running, nudge).await;
         failpoint::here("before_settle");
         let again = match (end.outcome, end.cause) {
@@ -286,6 +295,90 @@ impl Holder {
         serde_json::to_value(&legacy).unwrap_or_default()
     }
 
+    /// Waits for the turn of a run that was granted, with its lease renewed meanwhile, until the lease is fit to start a
+    /// command with. Else how it ended, and the attempt that follows: nothing was started, so another repeats nothing.
+    async fn await_start(
+        &self,
+        g: &Granted,
+        lease: &mut HeldLease,
+        nudge: &Notify,
+    ) -> Result<OwnedSemaphorePermit, (End, Option<Again>)> {
+        // A pending takeover is not dropped for a newer occurrence; a retry is.
+        let trigger = Trigger::Takeover;
+        let again = (g.grant.attempt < MOST_ATTEMPTS).then_some(Again { at: 0, trigger });
+        let (job, occurrence) = (&g.job.name, g.grant.occurrence);
+        let mut turn = self.starts.clone().try_acquire_owned().ok();
+        let in_turn = self.starts.clone().acquire_owned();
+        tokio::pin!(in_turn);
+        let mut renewal = None;
+        let mut nudged = false;
+        loop {
+            let now = Boottime::now();
+            let late = |now_us: i64| now_us / 1000 > g.start_by.saturating_add(START_LATER_MS);
+            if g.grant.attempt == 1 && self.clock.now_us().is_some_and(late) {
+                warn!(%job, %occurrence, "granted, and not started in time");
+                return Err((not_started(Outcome::Missed, claim::TOO_LATE), None));
+            }
+            if renewal.is_none()
+                && lease.may_start(now)
+                && let Some(turn) = turn.take()
+            {
+                return Ok(turn);
+            }
+            // Once trust is over, the store may have given the lease to another: it says so, or it is ours again.
+            if renewal.is_none() && now >= lease.renew_at() {
+                let ask = self.renewal(g, lease.next_seq());
+                let store = self.store.clone();
+                renewal = Some(Box::pin(async move { store.renew(&ask).await }));
+            }
+            let wake = lease.renew_at().since(now);
+            tokio::select! {
+                reply = async { match renewal.as_mut() { Some(r) => r.await, None => std::future::pending().await } } => {
+                    renewal = None;
+                    let once_more = std::mem::take(&mut nudged);
+                    let reply = match reply {
+                        Ok(reply) => reply,
+                        Err(e) => {
+                            debug!(%job, %occurrence, error = %e, "cannot renew the lease of a run that was not started yet");
+                            lease.failed(Boottime::now());
+                            continue;
+                        }
+                    };
+                    crate::elector::note_clock(&self.clock, &reply);
+                    match reply.value {
+                        Renewal::Renewed(None) => lease.renewed_unstarted(reply.sent),
+                        Renewal::Renewed(Some(stop)) => {
+                            info!(%job, %occurrence, ?stop, "asked to end the run before it was started");
+                            let outcome = match stop {
+                                claim::Stop::Cancelled => Outcome::Cancelled,
+                                claim::Stop::Replaced => Outcome::Replaced,
+                            };
+                            return Err((not_started(outcome, "ended before it was started"), None));
+                        }
+                        Renewal::Lost => {
+                            warn!(%job, %occurrence, "the lease was lost before the run was started");
+                            let why = "the lease was lost before the command was started";
+                            return Err((not_started(Outcome::LeaseLost, why), again));
+                        }
+                    }
+                    if once_more {
+                        lease.renew_now();
+                    }
+                }
+                got = &mut in_turn, if turn.is_none() => turn = got.ok(),
+                () = nudge.notified() => {
+                    nudged = renewal.is_some();
+                    lease.renew_now();
+                }
+                () = self.kill.cancelled() => {
+                    let why = "this instance was stopped before it started the command";
+                    return Err((not_started(Outcome::LeaseLost, why), again));
+                }
+                () = tokio::time::sleep(wake.clamp(Duration::from_millis(1), Duration::from_secs(1))), if renewal.is_none() => {}
+            }
+        }
+    }
+
     /// Keeps the lease while the command runs; returns when its whole tree is gone.
     async fn guard(
         &self,
@@ -315,9 +408,7 @@ impl Holder {
             if !lost && renewal.is_none() && lease.step(now) == Step::Renew {
                 let ask = self.renewal(g, lease.next_seq());
                 let store = self.store.clone();
-                renewal = Some(Box::pin(async move {
-                    (Boottime::now(), store.renew(&ask).await)
-                }));
+                renewal = Some(Box::pin(async move { store.renew(&ask).await }));
             }
             if showing.is_none() && now >= show_at {
                 show_at = now + LIVE_OUTPUT_EVERY;
@@ -339,7 +430,7 @@ impl Holder {
             };
             tokio::select! {
                 end = running.wait() => return end,
-                (sent, reply) = async { match renewal.as_mut() { Some(r) => r.await, None => std::future::pending().await } } => {
+                reply = async { match renewal.as_mut() { Some(r) => r.await, None => std::future::pending().await } } => {
                     renewal = None;
                     let now = Boottime::now();
                     let once_more = std::mem::take(&mut nudged);
@@ -348,7 +439,7 @@ impl Holder {
                             crate::elector::note_clock(&self.clock, &reply);
                             match reply.value {
                                 Renewal::Renewed(stop) => {
-                                    lease.renewed(sent.min(reply.sent), now);
+                                    lease.renewed(reply.sent, now);
                                     running.extend(lease.trusted_until());
                                     if let Some(stop) = stop && !std::mem::replace(&mut stopping, true) {
                                         info!(job = %job.name, run = %g.run, ?stop, "asked to end the run");

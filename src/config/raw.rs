@@ -225,7 +225,7 @@ fn store<'t>(r: &mut Reader<'t>, mut t: Table<'t>) -> Store {
             t.finish(r, |_| None);
             Some(tls)
         }),
-        timeout: t.take(r, "timeout", Reader::span_of_time),
+        timeout: t.take(r, "timeout", Reader::patience),
         pool_size: t.take(r, "pool_size", |r, f| r.count(f, 1..=1000)),
         min_replicas: t.take(r, "min_replicas", |r, f| r.count(f, 0..=100)),
         retry: t.take(r, "retry", |r, f| retry(r, f, true)),

@@ -645,6 +645,7 @@ fn wrong_values_are_refused_with_what_is_right() {
         ),
         ("[jobs.'a/b']\ncommand = 'x'\n".into(), "1:7 [jobs]: `a/b` cannot be the name of a job: it contains `/` (use letters, digits, `-`, `_` and `.`, 1 to 100 of them)".into()),
         (with_store("namespace = '{x}'"), "2:13 [store]: `namespace`: cannot be the prefix of keys (use letters, digits, `-`, `_`, `.` and `:`, up to 100 of them)".into()),
+        (with_store("timeout = '9ms'"), "2:11 [store]: `timeout`: must be at least 10ms (no store answers that soon every time, and each command would be given up)".into()),
         (with_store("pool_size = 0"), "2:13 [store]: `pool_size`: must be between 1 and 1000, not 0".into()),
         (with_store("username = 'x'"), "2:12 [store]: `username` is only used with Redis (take it out, or name a Redis server in `url`)".into()),
         (with_store("min_replicas = 1"), "2:16 [store]: `min_replicas` is only used with Redis (take it out, or name a Redis server in `url`)".into()),

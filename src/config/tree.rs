@@ -12,6 +12,9 @@ use super::{
     value::{self, Wrong, nearest},
 };
 
+/// A shorter [`store` `timeout`](Reader::patience) is over before any store has answered.
+const SHORTEST_PATIENCE: Duration = Duration::from_millis(10);
+
 pub(super) type Node<'t> = &'t Spanned<DeValue<'t>>;
 
 /// A value and where it stands.
@@ -319,6 +322,17 @@ impl<'t> Reader<'t> {
         let d = self.duration(field)?;
         if d.is_zero() {
             self.wrong(field, "must be longer than zero".into(), None);
+            return None;
+        }
+        Some(d)
+    }
+
+    /// How long a store may take for an answer.
+    pub fn patience(&mut self, field: Field<'_>) -> Option<Duration> {
+        let d = self.span_of_time(field)?;
+        if d < SHORTEST_PATIENCE {
+            let hint = "no store answers that soon every time, and each command would be given up";
+            self.wrong(field, "must be at least 10ms".into(), Some(hint.into()));
             return None;
         }
         Some(d)

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 use crate::{
     logic::claim::{Answer, Claim},
@@ -11,19 +11,35 @@ use crate::{
 
 /// Commands under way at one time. While they are, what comes in collects for the next.
 const IN_FLIGHT: usize = 4;
+/// Claims under way, and runs that were granted and have not been started yet. More would be granted than this instance
+/// can start at once; others have the rest, or it waits here, where nothing lapses.
+const PLACES: usize = 2 * BATCH;
+
+/// The right to have one claim under way; a grant keeps it until its command was started.
+#[derive(Debug)]
+pub struct Place(#[expect(dead_code, reason = "held, not looked at")] OwnedSemaphorePermit);
 
 type Ask = (Claim, oneshot::Sender<Result<Reply<Answer>, Error>>);
 
 #[derive(Debug)]
 pub(super) struct Batcher {
     asks: mpsc::UnboundedSender<Ask>,
+    places: Arc<Semaphore>,
 }
 
 impl Batcher {
     pub(super) fn start(store: Arc<dyn Store>) -> Self {
         let (asks, queue) = mpsc::unbounded_channel();
         tokio::spawn(run(store, queue));
-        Self { asks }
+        Self {
+            asks,
+            places: Arc::new(Semaphore::new(PLACES)),
+        }
+    }
+
+    /// Waits for its turn, in the order of asking; None: never. Cancel safe.
+    pub(super) async fn place(&self) -> Option<Place> {
+        self.places.clone().acquire_owned().await.ok().map(Place)
     }
 
     pub(super) async fn claim(&self, claim: Claim) -> Result<Reply<Answer>, Error> {

@@ -114,7 +114,8 @@ impl RedisLocks {
             };
         }
         let replicas = if confirm { self.min_replicas } else { 0 };
-        let patience = self.client.timeout.as_millis() as u64 / 2;
+        // 0 would be for ever.
+        let patience = (self.client.timeout.as_millis() as u64 / 2).max(1);
         let asked = line.run(limit, async |c| {
             let answer = c.eval(script, &call).await?;
             if replicas == 0 {

@@ -35,6 +35,15 @@ impl HeldLease {
         self.trusted_until
     }
 
+    pub fn renew_at(&self) -> Boottime {
+        self.renew_at
+    }
+
+    /// Enough trust is left to start a command with: for two renewals, should the first be lost.
+    pub fn may_start(&self, now: Boottime) -> bool {
+        now + self.lease.trust / 4 <= self.trusted_until
+    }
+
     pub fn step(&self, now: Boottime) -> Step {
         if now >= self.trusted_until {
             Step::StepDown
@@ -58,6 +67,13 @@ impl HeldLease {
             self.renew_at = sent_at + self.lease.renew_every;
             self.trusted_until = self.trusted_until.max(sent_at + self.lease.trust);
         }
+    }
+
+    /// As [`HeldLease::renewed`], while nothing was started yet: then there is nothing that trust has ended for, and what
+    /// the store confirms is ours again.
+    pub fn renewed_unstarted(&mut self, sent_at: Boottime) {
+        self.renew_at = sent_at + self.lease.renew_every;
+        self.trusted_until = self.trusted_until.max(sent_at + self.lease.trust);
     }
 
     /// A renewal failed: again soon, and more than once before trust ends.
@@ -112,6 +128,24 @@ mod tests {
         let mut held = HeldLease::new(lease(), ms(0));
         held.renewed(ms(3_000), ms(12_000));
         assert_eq!(held.trusted_until(), ms(15_700));
+    }
+
+    #[test]
+    fn before_the_start_a_late_confirmation_counts_from_its_request_too() {
+        let mut held = HeldLease::new(lease(), ms(0));
+        held.renewed_unstarted(ms(20_000));
+        assert_eq!(held.trusted_until(), ms(32_700));
+        assert_eq!(held.step(ms(20_000)), Step::WaitUntil(ms(23_000)));
+        // An older one takes nothing away.
+        held.renewed_unstarted(ms(19_000));
+        assert_eq!(held.trusted_until(), ms(32_700));
+    }
+
+    #[test]
+    fn a_command_is_started_while_a_quarter_of_the_trust_is_left() {
+        let held = HeldLease::new(lease(), ms(1_000));
+        assert!(held.may_start(ms(1_000)) && held.may_start(ms(10_525)));
+        assert!(!held.may_start(ms(10_526)) && !held.may_start(ms(60_000)));
     }
 
     proptest! {

@@ -97,6 +97,8 @@ struct Shared {
     clock: Clock,
     /// What the daemon believes of that clock.
     believed: OnceLock<Arc<StoreClock>>,
+    /// That is this host's wall clock.
+    local_clock: bool,
 }
 
 /// One request inside its transaction.
@@ -142,7 +144,7 @@ impl SqliteStore {
     /// A missing directory, a network file system, a file that cannot be written, is none of ours, is damaged, or
     /// was made by a newer version.
     pub fn open(path: &Path) -> Result<Self, Error> {
-        Self::open_with_clock(path, Arc::new(clock::wall_us))
+        Self::open_by(path, Arc::new(clock::wall_us), true)
     }
 
     /// As [`SqliteStore::open`]; `clock` is the store's clock.
@@ -150,6 +152,10 @@ impl SqliteStore {
     /// # Errors
     /// As those of [`SqliteStore::open`].
     pub fn open_with_clock(path: &Path, clock: Clock) -> Result<Self, Error> {
+        Self::open_by(path, clock, false)
+    }
+
+    fn open_by(path: &Path, clock: Clock, local_clock: bool) -> Result<Self, Error> {
         let address = format!("sqlite:{}", path.display());
         let refuse = |reason: String| Error::Refused {
             address: address.clone(),
@@ -203,6 +209,7 @@ impl SqliteStore {
             origin: RunId::random().to_string(),
             clock,
             believed: OnceLock::new(),
+            local_clock,
         });
         let events = broadcast::channel(super::HINTS).0;
         let (writer, requests) = mpsc::channel();
@@ -406,10 +413,18 @@ fn sweep(db: &Connection, now: i64) -> rusqlite::Result<()> {
         .execute([now - millis(ttl)])?;
     }
     let gone = now - millis(FORGET_INSTANCE);
+    // A drain lasts until it is taken back or its instance leaves; it goes a while after an instance that was forgotten.
+    // In this order: a clock that jumps ahead for a moment makes a living instance look forgotten, until its next heartbeat.
+    db.prepare_cached(
+        "UPDATE drains SET at = ?1 WHERE instance IN (SELECT instance FROM instances)",
+    )?
+    .execute([now])?;
     db.prepare_cached("DELETE FROM instances WHERE seen < ?1")?
         .execute([gone])?;
-    db.prepare_cached("DELETE FROM drains WHERE at < ?1")?
-        .execute([gone])?;
+    db.prepare_cached(
+        "DELETE FROM drains WHERE at < ?1 AND instance NOT IN (SELECT instance FROM instances)",
+    )?
+    .execute([gone])?;
     db.prepare_cached("DELETE FROM locks WHERE abs(until) < ?1")?
         .execute([(now - millis(FENCE_TTL)) * 1000])?;
     Ok(())
@@ -821,6 +836,9 @@ impl Store for SqliteStore {
     fn believe(&self, clock: Arc<StoreClock>) {
         let _ = self.shared.believed.set(clock);
     }
+    fn local_clock(&self) -> bool {
+        self.shared.local_clock
+    }
 
     async fn claim(&self, claims: &[Claim]) -> Result<Reply<Vec<Answer>>, Error> {
         let claims = claims.to_vec();
@@ -1084,7 +1102,24 @@ impl std::fmt::Debug for SqliteStore {
 
 #[cfg(test)]
 mod tests {
-    use super::network;
+    use super::*;
+
+    /// Read from the store's own connections: the setting is each connection's, and not the file's.
+    #[tokio::test]
+    async fn an_answer_is_on_the_disk_before_it_is_given() {
+        let dir = tempfile::TempDir::new().unwrap();
+        let store = SqliteStore::open(&dir.path().join("state.db")).unwrap();
+        let pragmas = |db: &Connection| -> Result<(i64, String), Fault> {
+            Ok((
+                db.query_row("PRAGMA synchronous", [], |r| r.get(0))?,
+                db.query_row("PRAGMA journal_mode", [], |r| r.get(0))?,
+            ))
+        };
+        let full = (2, "wal".to_owned());
+        let of_writer = store.write(move |s| pragmas(s.db)).await.unwrap().value;
+        let of_reader = store.read(pragmas).await.unwrap().value;
+        assert_eq!((of_writer, of_reader), (full.clone(), full));
+    }
 
     /// Magic numbers as linux/magic.h and the file systems' own sources give them.
     #[test]

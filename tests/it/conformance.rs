@@ -11,7 +11,7 @@ use soloist::{
     },
     model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger},
     store::{
-        Beat, DECISIONS_KEPT, Decision, Error, HISTORY_KEPT, Info, Output, Store, Tail,
+        self, Beat, DECISIONS_KEPT, Decision, Error, HISTORY_KEPT, Info, Output, Store, Tail,
         memory::MemoryStore, sqlite::SqliteStore,
     },
 };
@@ -1876,6 +1876,105 @@ async fn redis_that_is_full_renews_and_settles_and_grants_nothing() {
     assert_eq!(s.history(&j(), 5).await.unwrap()[0].output_tail, "bye");
     // What was refused has left nothing behind.
     assert_eq!(state(&*s).await.newest, now - 100);
+}
+
+#[tokio::test]
+async fn redis_forgets_what_is_no_state_after_its_time() {
+    let mut bed = Bed::redis();
+    let (s, now) = ready(&bed).await;
+    let (first, second) = (claim(now - 2000, "a"), claim(now - 1000, "a"));
+    let g = granted(&*s, &first).await;
+    let tail = Tail {
+        data: b"out".to_vec(),
+        ..nothing()
+    };
+    let settled = settlement(&first, g, Outcome::Succeeded);
+    let _ = s.settle(&settled, &tail).await.unwrap();
+    let _ = granted(&*s, &second).await;
+    s.append_output(&j(), second.run, 0, b"live", 10)
+        .await
+        .unwrap();
+    let decision = Decision {
+        job: j(),
+        occurrence: Occurrence(now),
+        instance: InstanceId::new("a"),
+        at: now,
+        decision: "won".to_owned(),
+        detail: String::new(),
+    };
+    s.journal(&[decision]).await.unwrap();
+    let beat = Beat {
+        instance: InstanceId::new("a"),
+        info: info(1),
+        quarantine: Duration::from_secs(1),
+        open: None,
+    };
+    s.heartbeat(Some(&beat)).await.unwrap();
+    s.drain(&InstanceId::new("a"), true).await.unwrap();
+    s.heartbeat(Some(&beat)).await.unwrap();
+    let keys = [
+        ("{backup}:history".to_owned(), store::RECORDS_TTL),
+        ("{backup}:decisions".to_owned(), store::DECISIONS_TTL),
+        (
+            format!("{{backup}}:output:{}", first.run),
+            store::OUTPUT_TTL,
+        ),
+        (
+            format!("{{backup}}:output:{}", second.run),
+            store::OUTPUT_TTL,
+        ),
+        ("instances".to_owned(), store::FORGET_INSTANCE),
+    ];
+    let server = server(&mut bed);
+    for (key, ttl) in keys {
+        let key = format!("soloist:{key}");
+        let left: i64 = server.command(&["PTTL", &key]);
+        let ttl = ttl.as_millis() as i64;
+        assert!(
+            (ttl - 600_000..=ttl).contains(&left),
+            "{key} expires in {left} of {ttl} ms"
+        );
+    }
+    for key in ["{backup}:state", "drains", "epoch"] {
+        let left: i64 = server.command(&["PTTL", &format!("soloist:{key}")]);
+        assert_eq!(left, -1, "{key} has no expiry");
+    }
+}
+
+#[tokio::test]
+async fn redis_keeps_a_drain_as_long_as_its_instance() {
+    let mut bed = Bed::redis();
+    let s = bed.store();
+    let (a, b) = (InstanceId::new("a"), InstanceId::new("b"));
+    let beat = async |instance: &InstanceId| {
+        let beat = Beat {
+            instance: instance.clone(),
+            info: info(1),
+            quarantine: Duration::from_secs(1),
+            open: None,
+        };
+        s.heartbeat(Some(&beat)).await.unwrap().value.drains
+    };
+    let drained = std::slice::from_ref(&a);
+    beat(&a).await;
+    s.drain(&a, true).await.unwrap();
+    assert_eq!(beat(&b).await, drained);
+    // As by a server's clock that was ahead for a moment: all instances look as if they had been silent for long.
+    let server = server(&mut bed);
+    for _ in 0..2 {
+        server.command::<()>(&["DEL", "soloist:instances"]);
+        assert_eq!(beat(&b).await, drained);
+        assert_eq!(beat(&a).await, drained);
+    }
+    let since: String = server.command(&["HGET", "soloist:drains", "a"]);
+    assert_eq!(since, "1", "it lives");
+    // It does not come back.
+    server.command::<()>(&["HDEL", "soloist:instances", "a"]);
+    assert_eq!(beat(&b).await, drained);
+    let since: i64 = server.command(&["HGET", "soloist:drains", "a"]);
+    let long_ago = (since - store::FORGET_INSTANCE.as_millis() as i64 - 1000).to_string();
+    server.command::<()>(&["HSET", "soloist:drains", "a", &long_ago]);
+    assert_eq!(beat(&b).await, []);
 }
 
 #[tokio::test]

@@ -891,6 +891,98 @@ async fn a_grant_whose_reply_was_lost_is_not_given_up_for_a_newer_one() {
     }
 }
 
+/// Neither from when it was put into a queue, nor from when it was answered.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn trust_counts_from_when_the_claim_left() {
+    let store = Arc::new(MemoryStore::new());
+    let started = Arc::new(Started::default());
+    let node = Node::new(Setup {
+        name: "a",
+        line: Line::new(store.clone()),
+        started: started.clone(),
+        max_parallel: None,
+        lasts: Lasts::ForEver,
+    });
+    let job = job("overlap = \"allow\"");
+    node.with(&job).await;
+    let sent = async |at: i64, gate: &AtomicBool| {
+        gate.store(true, Ordering::SeqCst);
+        let before = node.line.claims.load(Ordering::SeqCst);
+        node.due(&job, at);
+        until("the claim is on its way", || {
+            (node.line.claims.load(Ordering::SeqCst) > before).then_some(())
+        })
+        .await;
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        let let_go = Boottime::now();
+        node.line.let_go();
+        let granted = until("it is granted", || {
+            node.open
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .pop()
+        })
+        .await;
+        (let_go, granted)
+    };
+    let (left, first) = sent(now(&store, -2000), &node.line.hold_before).await;
+    assert!(first.sent >= left, "it waited here before it left");
+    let (answered, second) = sent(now(&store, -1000), &node.line.hold_after).await;
+    assert!(second.sent < answered, "its answer was long on its way");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_more_is_claimed_than_is_being_started() {
+    const PLACES: usize = 200;
+    let store = Arc::new(MemoryStore::new());
+    let started = Arc::new(Started::default());
+    let node = Node::new(Setup {
+        name: "a",
+        line: Line::new(store.clone()),
+        started: started.clone(),
+        max_parallel: None,
+        lasts: Lasts::ForEver,
+    });
+    let jobs: Vec<_> = (0..PLACES + 100)
+        .map(|i| named(&format!("j{i}"), ""))
+        .collect();
+    for job in &jobs {
+        node.elector.set_job(job.clone());
+    }
+    let mut planned = 0;
+    until("all jobs are planned", || {
+        let mut plans = node.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        while plans.try_recv().is_ok() {
+            planned += 1;
+        }
+        (planned == jobs.len()).then_some(())
+    })
+    .await;
+    let at = now(&store, -1000);
+    node.elector.due(jobs.iter().map(|j| due(j, at)).collect());
+    let granted = async |n: usize| {
+        until("the grants", || {
+            (started.all().len() >= n).then_some(()) // More would be seen below.
+        })
+        .await;
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert_eq!(started.all().len(), n);
+        assert_eq!(node.line.claims.load(Ordering::SeqCst), n);
+    };
+    granted(PLACES).await;
+    let start = |n: usize| {
+        let mut open = node.open.lock().unwrap_or_else(PoisonError::into_inner);
+        for g in open.iter_mut().filter(|g| g.place.is_some()).take(n) {
+            g.place = None;
+        }
+    };
+    start(10);
+    granted(PLACES + 10).await;
+    start(PLACES);
+    granted(PLACES + 100).await;
+    started.once();
+}
+
 /// A reply that comes after the last moment for a start starts nothing, and the occurrence is recorded.
 #[tokio::test]
 async fn a_grant_that_is_known_of_too_late_starts_nothing() {

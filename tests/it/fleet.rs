@@ -223,6 +223,33 @@ fn a_wall_clock_that_is_stepped_while_the_store_is_silent_loses_nothing() {
     fleet.judge(ONCE, &["a"], None);
 }
 
+/// The clock of a file is the host's: no answer of the store is needed to see a step of it.
+#[test]
+fn a_step_of_the_wall_clock_is_seen_while_the_file_is_locked() {
+    let clocks = WallClocks::right();
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let file = dir.path().join("soloist.db");
+    let mut fleet = fleet(1)
+        .sqlite_at(&file)
+        .clock_file(0, &clocks.file(0))
+        .witness("a", "for=5", "")
+        .start();
+    fleet.wait_runs(2);
+    let other = rusqlite::Connection::open(&file).expect("the store's file");
+    other
+        .busy_timeout(GENEROUS)
+        .and_then(|()| other.execute_batch("BEGIN IMMEDIATE"))
+        .expect("a lock on the file");
+    clocks.step(&[3600]);
+    wait_until("the step is noticed", GENEROUS, || {
+        let log = fleet.instances[0].log_text();
+        log.contains("the store's clock is 3600.0s ahead of the time that passed here")
+    });
+    assert!(!fleet.instances[0].log_text().contains("does not answer"));
+    other.execute_batch("ROLLBACK").expect("the lock is gone");
+    fleet.stop();
+}
+
 #[test]
 fn a_job_that_is_due_now_and_then_is_not_forgotten_when_the_wall_clock_is_stepped_back() {
     // Further apart than the timetable looks ahead: no alarm is set meanwhile, and the tick is silent for an hour.

@@ -8,6 +8,7 @@ mod exec;
 mod faults;
 mod fleet;
 mod guard;
+mod holder;
 mod keys;
 mod locks;
 mod lottery;

@@ -387,6 +387,50 @@ fn a_fleet_needs_no_more_than_the_documented_permissions() {
 }
 
 #[test]
+fn a_reload_says_what_of_the_store_takes_effect_at_the_next_start() {
+    let site = Site::new();
+    let file = site.0.path().join("password").display().to_string();
+    site.file("password", &format!("{SECRET}\n"));
+    let mut fleet = fleet(1)
+        .store(&format!("username = \"soloist\"\npassword_file = {file:?}"))
+        .witness("a", "for=5", "")
+        .start();
+    set_documented_user(fleet.server());
+    fleet.wait_runs(1);
+    let reloads = |fleet: &Fleet| {
+        let log = fleet.instances[0].log_text();
+        log.matches("configuration reloaded").count()
+    };
+    let says = |fleet: &Fleet| {
+        let log = fleet.instances[0].log_text();
+        log.matches("[store] has changed (the password)").count()
+    };
+    let reload = |fleet: &Fleet| {
+        let before = reloads(fleet);
+        fleet.instances[0].signal(rustix::process::Signal::HUP);
+        wait_until("the configuration is reloaded", GENEROUS, || {
+            reloads(fleet) > before
+        });
+    };
+    reload(&fleet);
+    assert_eq!(says(&fleet), 0, "nothing has changed");
+    site.file("password", "another-0ne");
+    reload(&fleet);
+    wait_until("the change is said", GENEROUS, || says(&fleet) == 1);
+    // As long as it is so.
+    reload(&fleet);
+    wait_until("the change is said again", GENEROUS, || says(&fleet) == 2);
+    site.file("password", &format!("{SECRET}\n"));
+    reload(&fleet);
+    // The store goes on as it was.
+    fleet.wait_more_runs(1);
+    fleet.stop();
+    let log = fleet.instances[0].log_text();
+    assert!(!log.contains(SECRET) && !log.contains("another-0ne"));
+    assert_eq!(says(&fleet), 2, "{log}");
+}
+
+#[test]
 fn a_wrong_or_missing_password_is_named_and_not_shown() {
     let server = RedisServer::start();
     set_documented_user(&server);

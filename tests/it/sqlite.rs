@@ -5,6 +5,7 @@ use std::{
     os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    time::Duration,
 };
 
 use rusqlite::Connection;
@@ -12,7 +13,7 @@ use rustix::process::{Signal, set_parent_process_death_signal};
 use soloist::{
     logic::claim::{Answer, Claim, Control, OnCrash, Overlap, Register, Settle, Target},
     model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger},
-    store::{Error, Store, Tail, sqlite::SqliteStore},
+    store::{self, Beat, Decision, Error, Fleet, Info, Store, Tail, sqlite::SqliteStore},
 };
 use tempfile::TempDir;
 
@@ -39,6 +40,31 @@ fn claim(at: i64) -> Claim {
         max_attempts: 1,
         def: "d".to_owned(),
         observed: None,
+    }
+}
+
+/// Of a run that succeeded.
+fn record(c: &Claim) -> RunRecord {
+    RunRecord {
+        run_id: Some(c.run),
+        job: job(),
+        occurrence: Occurrence(1),
+        trigger: c.trigger,
+        attempt: 1,
+        fencing_token: None,
+        instance: None,
+        host: None,
+        started_at: None,
+        finished_at: None,
+        lateness_ms: None,
+        duration_ms: None,
+        outcome: Outcome::Succeeded,
+        exit_code: Some(0),
+        signal: None,
+        output_tail: String::new(),
+        output_truncated: false,
+        error: None,
+        count: 1,
     }
 }
 
@@ -162,6 +188,118 @@ async fn a_replaced_or_removed_file_is_refused() {
         store.claim(&[claim(1)]).await.unwrap().value[0],
         Answer::Granted(_)
     ));
+}
+
+/// What a handle of another process removes when it first writes. `beats`: this instance gives a sign of life.
+async fn sweep(path: &Path, beats: &str) -> Fleet {
+    let beat = Beat {
+        instance: InstanceId::new(beats),
+        info: Info {
+            seen: 0,
+            host: "h".to_owned(),
+            pid: 1,
+            version: String::new(),
+            config: String::new(),
+            clock_offset_ms: 0.0,
+            wall: 0,
+            clock_doubt_ms: None,
+            started_at: 0,
+            running: vec![],
+            draining: false,
+            jobs: 0,
+        },
+        quarantine: Duration::ZERO,
+        open: None,
+    };
+    let store = SqliteStore::open(path).unwrap();
+    store.heartbeat(Some(&beat)).await.unwrap();
+    store.heartbeat(None).await.unwrap().value
+}
+
+#[tokio::test]
+async fn a_drain_lasts_as_long_as_its_instance() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("state.db");
+    let by_hand = |sql: &str| Connection::open(&path).unwrap().execute_batch(sql).unwrap();
+    let a = InstanceId::new("a");
+    sweep(&path, "a").await;
+    let store = SqliteStore::open(&path).unwrap();
+    store.drain(&a, true).await.unwrap();
+    by_hand("UPDATE drains SET at = 1");
+    assert_eq!(sweep(&path, "b").await.drains, std::slice::from_ref(&a));
+    // A clock that was ahead for a moment: the instance lives, and looks as if it had been silent for long.
+    by_hand("UPDATE drains SET at = 1; UPDATE instances SET seen = 1 WHERE instance = 'a'");
+    let fleet = sweep(&path, "b").await;
+    assert!(!fleet.instances.contains_key(&a));
+    assert_eq!(fleet.drains, std::slice::from_ref(&a));
+    assert_eq!(sweep(&path, "a").await.drains, std::slice::from_ref(&a));
+    // It does not come back.
+    by_hand("UPDATE drains SET at = 1; DELETE FROM instances WHERE instance = 'a'");
+    assert_eq!(sweep(&path, "b").await.drains, []);
+}
+
+#[tokio::test]
+async fn what_is_old_is_removed() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("state.db");
+    let store = SqliteStore::open(&path).unwrap();
+    register(&store).await;
+    let mine = claim(1);
+    let _ = store.claim(std::slice::from_ref(&mine)).await.unwrap();
+    let settle = Settle {
+        run: mine.run,
+        record: record(&mine),
+        again: None,
+    };
+    let tail = Tail {
+        data: b"out".to_vec(),
+        ..Tail::default()
+    };
+    let _ = store.settle(&settle, &tail).await.unwrap();
+    let decision = Decision {
+        job: job(),
+        occurrence: Occurrence(1),
+        instance: InstanceId::new("a"),
+        at: 1,
+        decision: "won".to_owned(),
+        detail: String::new(),
+    };
+    store.journal(&[decision]).await.unwrap();
+    sweep(&path, "a").await;
+    store.drain(&InstanceId::new("nobody"), true).await.unwrap();
+    let db = Connection::open(&path).unwrap();
+    let count = |table: &str| -> i64 {
+        db.query_row(&format!("SELECT count(*) FROM {table}"), [], |r| r.get(0))
+            .unwrap()
+    };
+    let now = soloist::clock::wall_us() / 1000;
+    let kept = [
+        ("history", "at", store::RECORDS_TTL),
+        ("decisions", "at", store::DECISIONS_TTL),
+        ("output", "at", store::OUTPUT_TTL),
+        ("instances", "seen", store::FORGET_INSTANCE),
+    ];
+    for (table, column, ttl) in kept {
+        let at = |ms: i64| {
+            let sql = format!("UPDATE {table} SET {column} = {ms}");
+            db.execute_batch(&sql).unwrap();
+        };
+        let ttl = ttl.as_millis() as i64;
+        at(now - ttl + 600_000);
+        let before = count(table);
+        sweep(&path, "b").await;
+        assert!(
+            before > 0 && count(table) >= before,
+            "{table} is not old yet"
+        );
+        at(now - ttl - 1000);
+        sweep(&path, "c").await;
+        let left = count(table);
+        // Whoever swept has just given a sign of life.
+        assert_eq!(left, i64::from(table == "instances"), "{table}");
+    }
+    let states: i64 = count("jobs");
+    assert_eq!(states, 1, "a state has no expiry");
 }
 
 #[tokio::test]
@@ -320,25 +458,10 @@ async fn take(store: &SqliteStore, at: i64, out: &mut std::fs::File) {
     };
     writeln!(out, "{}", g.occurrence.0).unwrap();
     let record = RunRecord {
-        run_id: Some(c.run),
-        job: job(),
         occurrence: g.occurrence,
         trigger: g.trigger,
         attempt: g.attempt,
-        fencing_token: None,
-        instance: None,
-        host: None,
-        started_at: None,
-        finished_at: None,
-        lateness_ms: None,
-        duration_ms: None,
-        outcome: Outcome::Succeeded,
-        exit_code: Some(0),
-        signal: None,
-        output_tail: String::new(),
-        output_truncated: false,
-        error: None,
-        count: 1,
+        ..record(&c)
     };
     let settle = Settle {
         run: c.run,

@@ -34,7 +34,7 @@ pub(super) fn problems(server: &str, memory: &str) -> Vec<Problem> {
             false,
             format!(
                 "its maxmemory-policy is {policy:.40}: when it is full it drops histories, outputs and \
-                 requests to drain; set it to noeviction"
+                 decisions; set it to noeviction"
             ),
         ),
         Some(policy) => add(false, unknown("maxmemory-policy", policy)),

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use soloist::{
-    logic::claim::Event,
-    model::InstanceId,
+    logic::claim::{Control, Event},
+    model::{InstanceId, JobName},
     store::{Store as _, redis::RedisStore},
 };
 use tokio::sync::broadcast;
@@ -247,6 +247,60 @@ fn a_stall_of_all_connections_is_outlived() {
     fleet.wait_more_runs(6);
     fleet.stop();
     fleet.judge(ONCE, &["long", "q1", "q2"], None);
+}
+
+/// All of them are granted in a moment, and take longer to start than a lease is trusted.
+#[test]
+fn what_is_due_at_once_after_a_stall_is_started_with_a_lease() {
+    const JOBS: usize = 500;
+    let mut plan = fleet(1).alone().proxied().drain("60s");
+    for i in 0..JOBS {
+        plan = plan.job(
+            &format!("j{i}"),
+            "schedule = \"0 0 1 1 *\"\ncommand = \"true\"\noutput = { log = false }",
+        );
+    }
+    let mut fleet = plan.start();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime");
+    let store = runtime.block_on(async { fleet.server().store() });
+    let names: Vec<JobName> = (0..JOBS).map(|i| JobName::new(&format!("j{i}"))).collect();
+    let states = || {
+        let seen = runtime.block_on(store.observe(&names));
+        seen.expect("the server is there").value
+    };
+    wait_until("all jobs are registered", GENEROUS, || {
+        states().iter().all(Option::is_some)
+    });
+    fleet.proxies[0].set(Fault::Stall);
+    let stalled = Instant::now();
+    for name in &names {
+        let key = "k".to_owned();
+        let done = runtime.block_on(store.control(name, &Control::Trigger { key }));
+        done.expect("the server is there");
+    }
+    wait_until("the stall has lasted two leases", GENEROUS, || {
+        stalled.elapsed() > Duration::from_secs(4)
+    });
+    fleet.proxies[0].set(Fault::None);
+    wait_until("all have run", GENEROUS, || {
+        states()
+            .iter()
+            .flatten()
+            .all(|s| s.last.is_some() && s.open.is_empty())
+    });
+    let mut ended: Vec<String> = states()
+        .iter()
+        .flatten()
+        .filter_map(|s| s.last.as_ref())
+        .map(|l| format!("{} at attempt {}", l.outcome, l.attempt))
+        .collect();
+    ended.sort();
+    ended.dedup();
+    assert_eq!(ended, ["succeeded at attempt 1"]);
+    fleet.stop();
 }
 
 /// The holder alone is cut off: its job is dead by the deadline, and not taken over before.

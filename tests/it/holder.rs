@@ -1,0 +1,462 @@
+//! Holders in this process, over a store whose answers are held up: from the grant to the settlement, with real guards.
+
+use std::{
+    path::Path,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use async_trait::async_trait;
+use soloist::{
+    clock::{Boottime, StoreClock},
+    config::{self, Job},
+    elector::{Elector, Granted, Parts},
+    holder::Holder,
+    logic::claim::{
+        Answer, Claim, Control, Controlled, Event, OnCrash, Overlap, Register, Registration, Renew,
+        Renewal, Settle, Settlement, State, Target,
+    },
+    model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger},
+    runner::Runner,
+    store::{Beat, Decision, Error, Fleet, Output, Reply, Store, Tail, memory::MemoryStore},
+};
+use tokio::sync::{Notify, broadcast, mpsc};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::support::GENEROUS;
+
+/// A store as one holder reaches it.
+struct Line {
+    store: MemoryStore,
+    /// Renewals that the store was asked for, and those that it confirmed, with when they left.
+    renewals: AtomicU32,
+    confirmed: Mutex<Vec<Boottime>>,
+    /// Renewals are answered when this is over.
+    hold_renewals: AtomicBool,
+    /// No renewal gets through any more.
+    cut: AtomicBool,
+    go_on: Notify,
+}
+
+impl Line {
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            store: MemoryStore::new(),
+            renewals: AtomicU32::new(0),
+            confirmed: Mutex::default(),
+            hold_renewals: AtomicBool::new(false),
+            cut: AtomicBool::new(false),
+            go_on: Notify::new(),
+        })
+    }
+    fn hold_renewals(&self) {
+        self.hold_renewals.store(true, Ordering::SeqCst);
+    }
+    fn let_go(&self) {
+        self.hold_renewals.store(false, Ordering::SeqCst);
+        self.go_on.notify_waiters();
+    }
+    fn renewals(&self) -> u32 {
+        self.renewals.load(Ordering::SeqCst)
+    }
+}
+
+#[async_trait]
+impl Store for Line {
+    fn address(&self) -> &str {
+        self.store.address()
+    }
+    fn durable(&self) -> bool {
+        self.store.durable()
+    }
+    fn believe(&self, clock: Arc<StoreClock>) {
+        self.store.believe(clock);
+    }
+    async fn claim(&self, claims: &[Claim]) -> Result<Reply<Vec<Answer>>, Error> {
+        self.store.claim(claims).await
+    }
+    async fn renew(&self, r: &Renew) -> Result<Reply<Renewal>, Error> {
+        if self.cut.load(Ordering::SeqCst) {
+            return Err(Error::Unreachable {
+                address: "the test".into(),
+                reason: "cut".into(),
+            });
+        }
+        let reply = self.store.renew(r).await?;
+        self.renewals.fetch_add(1, Ordering::SeqCst);
+        loop {
+            let go_on = self.go_on.notified();
+            if !self.hold_renewals.load(Ordering::SeqCst) {
+                break;
+            }
+            go_on.await;
+        }
+        let mut confirmed = self
+            .confirmed
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        confirmed.push(reply.sent);
+        Ok(reply)
+    }
+    async fn settle(&self, s: &Settle, t: &Tail) -> Result<Reply<Settlement>, Error> {
+        self.store.settle(s, t).await
+    }
+    async fn register(
+        &self,
+        jobs: &[Register],
+    ) -> Result<Reply<Vec<(Registration, Option<State>)>>, Error> {
+        self.store.register(jobs).await
+    }
+    async fn control(&self, job: &JobName, what: &Control) -> Result<Reply<Controlled>, Error> {
+        self.store.control(job, what).await
+    }
+    async fn observe(&self, jobs: &[JobName]) -> Result<Reply<Vec<Option<State>>>, Error> {
+        self.store.observe(jobs).await
+    }
+    async fn heartbeat(&self, b: Option<&Beat>) -> Result<Reply<Fleet>, Error> {
+        self.store.heartbeat(b).await
+    }
+    async fn leave(&self, i: &InstanceId) -> Result<(), Error> {
+        self.store.leave(i).await
+    }
+    async fn drain(&self, i: &InstanceId, on: bool) -> Result<(), Error> {
+        self.store.drain(i, on).await
+    }
+    async fn journal(&self, d: &[Decision]) -> Result<(), Error> {
+        self.store.journal(d).await
+    }
+    async fn decisions(&self, job: &JobName) -> Result<Vec<Decision>, Error> {
+        self.store.decisions(job).await
+    }
+    async fn history(&self, job: &JobName, n: usize) -> Result<Vec<RunRecord>, Error> {
+        self.store.history(job, n).await
+    }
+    async fn append_output(
+        &self,
+        job: &JobName,
+        run: RunId,
+        at: u64,
+        data: &[u8],
+        keep: usize,
+    ) -> Result<(), Error> {
+        self.store.append_output(job, run, at, data, keep).await
+    }
+    async fn output(&self, job: &JobName, run: RunId, from: u64) -> Result<Option<Output>, Error> {
+        self.store.output(job, run, from).await
+    }
+    fn events(&self) -> broadcast::Receiver<Event> {
+        self.store.events()
+    }
+}
+
+/// One instance, as far as a granted run concerns it.
+struct Node {
+    line: Arc<Line>,
+    holder: Arc<Holder>,
+    elector: Arc<Elector>,
+    job: Arc<Job>,
+}
+
+impl Node {
+    /// With one job of these lines.
+    async fn new(lines: &str) -> Self {
+        let text = format!("store.url = \"memory:\"\n[jobs.work]\n{lines}\n");
+        let config = config::parse(&text, Path::new("/jobs.toml"), &|_| None)
+            .unwrap_or_else(|e| panic!("{e}"));
+        let job = config.jobs.values().next().expect("a job").clone();
+        let line = Line::new();
+        let store: Arc<dyn Store> = line.clone();
+        let clock = Arc::new(StoreClock::default());
+        let instance = InstanceId::new("a");
+        let (journal, _) = mpsc::channel(1);
+        let (plans, _) = mpsc::unbounded_channel();
+        let elector = Elector::build(
+            Parts {
+                store: store.clone(),
+                clock: clock.clone(),
+                instance: instance.clone(),
+                host: "a".into(),
+                retry: config.store.retry.clone(),
+                max_parallel: None,
+                journal,
+                plans,
+                stop: CancellationToken::new(),
+                tasks: TaskTracker::new(),
+            },
+            Box::new(drop),
+        );
+        let runner = Runner::with_exe(env!("CARGO_BIN_EXE_soloist").into()).expect("a runner");
+        let holder = Holder::new(store, clock, runner, instance, "a".into(), config.store);
+        let first = line.heartbeat(None).await.expect("the store in memory");
+        soloist::elector::note_clock(&holder.clock, &first);
+        let register = Register {
+            job: job.name.clone(),
+            sched: "s".into(),
+            def: "d".into(),
+            known: Occurrence(0),
+            adopt: Some(first.inc.to_string()),
+            lost: None,
+            instance: InstanceId::new("a"),
+            host: "a".into(),
+            on_crash: OnCrash::Fail,
+            max_attempts: 1,
+        };
+        line.register(&[register]).await.expect("registered");
+        Self {
+            line,
+            holder,
+            elector: Arc::new(elector),
+            job,
+        }
+    }
+
+    /// Claims an occurrence of just now.
+    async fn granted(&self) -> Granted {
+        let run = RunId::random();
+        let now = self.holder.clock.now_us().expect("a clock") / 1000;
+        let claim = Claim {
+            job: self.job.name.clone(),
+            target: Target::Scheduled(Occurrence(now)),
+            known: Occurrence(0),
+            missed: vec![],
+            run,
+            instance: InstanceId::new("a"),
+            host: "a".into(),
+            trigger: Trigger::Schedule,
+            start_by: now + 60_000,
+            lease: self.job.lease.length.as_millis() as i64,
+            overlap: Overlap::Skip,
+            on_crash: OnCrash::Fail,
+            max_attempts: 1,
+            def: "d".into(),
+            observed: None,
+        };
+        let begun = Instant::now();
+        let reply = loop {
+            let reply = self.line.claim(std::slice::from_ref(&claim)).await;
+            let reply = reply.expect("the store in memory");
+            match reply.value[0] {
+                Answer::Granted(_) => break reply,
+                // The clock is not exact to the last microsecond.
+                Answer::Early { .. } if begun.elapsed() < GENEROUS => {}
+                ref other => panic!("not granted: {other:?}"),
+            }
+        };
+        let Answer::Granted(grant) = reply.value[0] else {
+            unreachable!("looked at above");
+        };
+        Granted {
+            job: self.job.clone(),
+            grant,
+            run,
+            sent: reply.sent,
+            start_by: now + 60_000,
+            place: None,
+            granted_at: reply.now_us / 1000,
+            key: None,
+            too_late: false,
+            slot: None,
+        }
+    }
+
+    fn start(&self, granted: Granted) {
+        self.holder.start(self.elector.clone(), granted);
+    }
+
+    async fn record(&self) -> RunRecord {
+        until("a record", async || {
+            let mut all = self.line.history(&self.job.name, 10).await.ok()?;
+            all.pop()
+        })
+        .await
+    }
+
+    async fn cancel(&self) {
+        let job = &self.job.name;
+        let done = self.line.control(job, &Control::Cancel).await;
+        done.expect("the store in memory");
+        self.holder.nudge(job);
+    }
+}
+
+async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
+    let begun = Instant::now();
+    loop {
+        if let Some(found) = look().await {
+            return found;
+        }
+        assert!(
+            begun.elapsed() < GENEROUS,
+            "waited in vain for this: {what}"
+        );
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Renewals come when they are asked for only.
+const LONG_LEASE: &str = "lease = \"1h\"";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slow_confirmation_of_a_renewal_does_not_lengthen_trust() {
+    let node = Node::new("command = \"sleep 60\"\nlease = \"6s\"").await;
+    let lease = *node.job.lease;
+    node.line.hold_renewals();
+    node.start(node.granted().await);
+    until("a renewal", async || {
+        (node.line.renewals() > 0).then_some(())
+    })
+    .await;
+    // Just before the trust of the grant ends.
+    tokio::time::sleep(lease.trust - lease.renew_every - Duration::from_millis(700)).await;
+    node.line.cut.store(true, Ordering::SeqCst);
+    node.line.let_go();
+    let sent = until("its confirmation", async || {
+        let confirmed = node.line.confirmed.lock();
+        confirmed
+            .unwrap_or_else(PoisonError::into_inner)
+            .first()
+            .copied()
+    })
+    .await;
+    let record = node.record().await;
+    assert_eq!(record.outcome, Outcome::LeaseLost, "{record:?}");
+    let lived = Boottime::now().since(sent);
+    assert!(
+        lived >= lease.trust && lived < lease.length,
+        "the run ended {lived:?} after the request that was confirmed last; trust lasts {:?}, the lease {:?}",
+        lease.trust,
+        lease.length
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_grant_with_little_trust_left_is_renewed_before_its_command_starts() {
+    let node = Node::new("command = \"true\"\nlease = \"60s\"").await;
+    for spent in [1.0, 0.9, 2.0] {
+        let mut granted = node.granted().await;
+        let run = granted.run;
+        granted.sent = granted.sent - node.job.lease.trust.mul_f64(spent);
+        let before = node.line.renewals();
+        node.line.hold_renewals();
+        node.start(granted);
+        until("a renewal", async || {
+            (node.line.renewals() > before).then_some(())
+        })
+        .await;
+        let newest = node.line.history(&node.job.name, 1).await.unwrap();
+        assert!(newest.first().is_none_or(|r| r.run_id != Some(run)));
+        node.line.let_go();
+        let record = until("its record", async || {
+            let all = node.line.history(&node.job.name, 10).await.ok()?;
+            all.into_iter().find(|r| r.run_id == Some(run))
+        })
+        .await;
+        assert_eq!(record.outcome, Outcome::Succeeded, "{record:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_fresh_grant_is_started_without_a_renewal() {
+    let node = Node::new("command = \"true\"\nlease = \"1h\"").await;
+    node.start(node.granted().await);
+    assert_eq!(node.record().await.outcome, Outcome::Succeeded);
+    assert_eq!(node.line.renewals(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_that_is_another_s_by_now_starts_nothing() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let file = dir.path().join("started");
+    let node = Node::new(&format!("command = [\"touch\", {file:?}]\nlease = \"60s\"")).await;
+    let mut granted = node.granted().await;
+    granted.sent = granted.sent - node.job.lease.trust;
+    // As another instance that saw it unrenewed.
+    let open = node
+        .line
+        .observe(std::slice::from_ref(&node.job.name))
+        .await;
+    let open = open.unwrap().value[0].clone().unwrap().open.remove(0);
+    let theirs = Claim {
+        job: node.job.name.clone(),
+        target: Target::Scheduled(open.occurrence),
+        known: Occurrence(0),
+        missed: vec![],
+        run: RunId::random(),
+        instance: InstanceId::new("b"),
+        host: "b".into(),
+        trigger: Trigger::Schedule,
+        start_by: i64::MAX,
+        lease: open.lease,
+        overlap: Overlap::Skip,
+        on_crash: OnCrash::Rerun,
+        max_attempts: 9,
+        def: "d".into(),
+        observed: Some(soloist::logic::claim::Observed {
+            run: open.run,
+            seq: open.seq,
+            inc: open.inc.clone(),
+        }),
+    };
+    let answer = node.line.claim(&[theirs]).await.unwrap();
+    assert!(matches!(answer.value[0], Answer::Granted(g) if g.attempt == 2));
+    let run = granted.run;
+    node.start(granted);
+    let record = until("the true record", async || {
+        let all = node.line.history(&node.job.name, 10).await.ok()?;
+        all.into_iter()
+            .find(|r| r.run_id == Some(run) && r.outcome != Outcome::Unknown)
+    })
+    .await;
+    assert_eq!(record.outcome, Outcome::LeaseLost, "{record:?}");
+    assert_eq!((record.started_at, file.exists()), (None, false));
+    let state = node
+        .line
+        .observe(std::slice::from_ref(&node.job.name))
+        .await;
+    let state = state.unwrap().value[0].clone().unwrap();
+    assert_eq!(state.open[0].instance, InstanceId::new("b"), "{state:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_to_end_a_run_that_comes_during_a_renewal_is_heard_at_once() {
+    let node = Node::new(&format!("command = \"sleep 60\"\n{LONG_LEASE}")).await;
+    node.start(node.granted().await);
+    until("the run goes on", async || {
+        (!node.holder.running().is_empty()).then_some(())
+    })
+    .await;
+    node.line.hold_renewals();
+    node.holder.nudge(&node.job.name);
+    until("a renewal is under way", async || {
+        (node.line.renewals() == 1).then_some(())
+    })
+    .await;
+    // The store has answered it, before this.
+    node.cancel().await;
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    node.line.let_go();
+    assert_eq!(node.record().await.outcome, Outcome::Cancelled);
+    assert!(node.line.renewals() >= 2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_run_writes_can_be_read_while_it_goes_on() {
+    let node = Node::new(&format!(
+        "command = \"echo one; while sleep 0.1; do echo more; done\"\n{LONG_LEASE}"
+    ))
+    .await;
+    let granted = node.granted().await;
+    let run = granted.run;
+    node.start(granted);
+    until("its first lines", async || {
+        let output = node.line.output(&node.job.name, run, 0).await.ok()??;
+        (output.data.starts_with(b"one\nmore\n") && !output.done).then_some(())
+    })
+    .await;
+    assert_eq!(node.holder.running().len(), 1);
+    node.cancel().await;
+    assert_eq!(node.record().await.outcome, Outcome::Cancelled);
+}
