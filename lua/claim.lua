@@ -12,7 +12,7 @@
 -- Returns  {now_us, inc, answer...}; an answer is 1 (granted as asked: attempt 1), or the JSON of the open entry that has
 -- the occurrence (taken), or an array that begins with its name:
 --   granted occurrence attempt trigger | taken entry | held entry | settled last | early wait_us | later wait_ms
---   run_first occurrence | recorded outcome reason | quarantined | absent | in_doubt
+--   run_first occurrence | recorded outcome reason | behind newest | quarantined | absent | in_doubt
 
 local instance, host, channel = ARGV[1], ARGV[2], ARGV[3]
 local LAPSED = 'its host vanished: the lease was not renewed for its whole length'
@@ -41,13 +41,19 @@ local function append(before, c, at, attempt, trigger, key)
     .. GRANTED .. ']'
 end
 
-local function remember_trigger(c, key, at, triggers, triggered)
+local function remember_trigger(c, key, at, triggers)
   local left = {}
   for _, p in ipairs(triggers) do if p.key ~= key then left[#left + 1] = p end end
   save_list(c.state, 'triggers', left)
-  triggered[#triggered + 1] = { key = key, occurrence = at }
-  while #triggered > 32 do table.remove(triggered, 1) end
-  save_list(c.state, 'triggered', triggered)
+  remember_key(c.state, key, at)
+end
+
+-- So many milliseconds of the pause (JSON, or false) are left; nil: there is none.
+local function paused(pause)
+  if not pause then return end
+  pause = cjson.decode(pause)
+  if not pause['until'] then return 30000 end
+  if now < pause['until'] then return pause['until'] - now end
 end
 
 local function not_run(c, at, outcome, count, reason)
@@ -72,7 +78,7 @@ local function lapse(c, open, i, extra)
   return false
 end
 
-local function claim_open(c, open, i, extra)
+local function claim_open(c, open, i, extra, pause)
   local e = open[i]
   if not e.again then
     if e.run == c.run then
@@ -88,6 +94,8 @@ local function claim_open(c, open, i, extra)
   end
   if e.run == c.run then return { 'settled', '' } end
   if now < e.again.at then return { 'later', int(e.again.at - now) } end
+  pause = paused(pause)
+  if pause then return { 'later', int(pause) } end
   local attempt, trigger = e.attempt + 1, e.again.trigger
   -- Another one is held only where the policy was allow before.
   if c.overlap ~= 'allow' then
@@ -119,9 +127,11 @@ local function claim_open(c, open, i, extra)
 end
 
 -- Decided without a run.
-local function decide(c, extra, at, triggers, triggered, outcome, reason)
-  redis.call('HSET', c.state, 'newest', int(at))
-  if triggers then remember_trigger(c, extra.key, at, triggers, triggered) end
+local function decide(c, extra, at, triggers, outcome, reason)
+  if at > tonumber(redis.call('HGET', c.state, 'newest') or '0') then
+    redis.call('HSET', c.state, 'newest', int(at))
+  end
+  if triggers then remember_trigger(c, extra.key, at, triggers) end
   not_run(c, at, outcome, 1, reason)
   return { 'recorded', outcome, reason }
 end
@@ -141,27 +151,37 @@ local function claim(c)
   if open_json and (manual or at <= newest or c.overlap ~= 'allow') then
     open = cjson.decode(open_json)
     for i, e in ipairs(open) do
-      if at and e.occurrence == at or extra.key and e.key == extra.key then return claim_open(c, open, i, extra) end
+      if at and e.occurrence == at or extra.key and e.key == extra.key then return claim_open(c, open, i, extra, st[5]) end
     end
   end
 
-  local triggers, triggered
+  local triggers
   if manual then
-    local lists = redis.call('HMGET', c.state, 'triggers', 'triggered')
-    triggers = lists[1] and cjson.decode(lists[1]) or {}
-    triggered = lists[2] and cjson.decode(lists[2]) or {}
+    triggers = cjson.decode(redis.call('HGET', c.state, 'triggers') or '[]')
     local pending, done = false, nil
     for _, p in ipairs(triggers) do pending = pending or p.key == extra.key end
-    for _, p in ipairs(triggered) do if p.key == extra.key then done = p.occurrence end end
     if not pending then
-      local last = redis.call('HGET', c.state, 'last')
+      local last, triggered = unpack(redis.call('HMGET', c.state, 'last', 'triggered'))
+      for _, p in ipairs(last and triggered and cjson.decode(triggered) or NOTHING) do
+        if p.key == extra.key then
+          done = p.occurrence
+          break
+        end
+      end
       if not (last and done and cjson.decode(last).occurrence == done) then last = '' end
       return { 'settled', last }
     end
     at = now
     -- Where `before` has passed and is not decided, there must be room for more than one trigger.
     if extra.before and extra.before <= now then at = math.max(newest + 1, extra.before - 1000) end
-    if at <= newest or extra.before and at >= extra.before then return { 'early', '1000' } end
+    if at <= newest or extra.before and at >= extra.before then
+      if now > c.start_by then
+        -- To be recorded it needs no room, only an instant that is no scheduled one.
+        return decide(c, extra, now % 1000 == 0 and now + 1 or now, triggers, 'missed', TOO_LATE)
+      end
+      -- Where the clock stands behind what is decided, there is room when it has come that far.
+      return { 'early', at <= newest and int((newest + 1) * 1000 - now_us) or '1000' }
+    end
   else
     if at <= newest then
       local last = redis.call('HGET', c.state, 'last')
@@ -176,6 +196,9 @@ local function claim(c)
   if extra.missed then
     local before = newest
     for _, m in ipairs(extra.missed) do
+      if m.first <= newest and newest < m.last and m.last < at then return { 'behind', int(newest) } end
+    end
+    for _, m in ipairs(extra.missed) do
       if m.last < at and m.last > newest then
         newest = m.last
         not_run(c, m.last, 'missed', m.count, never)
@@ -186,25 +209,25 @@ local function claim(c)
 
   if not manual and st[5] then
     local pause = cjson.decode(st[5])
-    if not pause['until'] or now < pause['until'] then
+    if paused(st[5]) then
       local reason = pause.reason and ('paused: ' .. pause.reason) or 'paused'
-      return decide(c, extra, at, triggers, triggered, 'skipped', reason)
+      return decide(c, extra, at, triggers, 'skipped', reason)
     end
     redis.call('HDEL', c.state, 'pause')
   end
   if not manual and st[6] and tonumber(st[6]) > 0 then
     redis.call('HINCRBY', c.state, 'skip', -1)
-    return decide(c, extra, at, triggers, triggered, 'skipped', 'skipped by request')
+    return decide(c, extra, at, triggers, 'skipped', 'skipped by request')
   end
   if now > c.start_by then
     local reason = c.start_by <= 0 and never or TOO_LATE
-    return decide(c, extra, at, triggers, triggered, 'missed', reason)
+    return decide(c, extra, at, triggers, 'missed', reason)
   end
 
   if c.overlap ~= 'allow' then
     if not manual and c.overlap == 'skip' and st[4] and at < tonumber(st[4]) then
       local last = cjson.decode(redis.call('HGET', c.state, 'last'))
-      if last.from <= at then return decide(c, extra, at, triggers, triggered, 'skipped', OVERLAPS) end
+      if last.from <= at then return decide(c, extra, at, triggers, 'skipped', OVERLAPS) end
     end
     local e, changed = open[1], false
     if e and not e.again and observed(e, extra) then
@@ -214,10 +237,12 @@ local function claim(c)
     -- More than one only where the policy was allow before.
     while e do
       local wait
+      local pause = e.again and paused(st[5])
+      local first = pause and { 'later', int(pause) } or { 'run_first', int(e.occurrence) }
       if e.again and e.again.trigger == 'takeover' then
-        wait = { 'run_first', int(e.occurrence) }
+        wait = first
       elseif e.again and c.overlap == 'queue' then
-        wait = now >= e.again.at and { 'run_first', int(e.occurrence) } or { 'later', int(e.again.at - now) }
+        wait = now >= e.again.at and first or { 'later', int(e.again.at - now) }
       elseif e.again then
         -- A pending retry gives way: its attempt would carry an older token.
         table.remove(open, 1)
@@ -228,7 +253,7 @@ local function claim(c)
         local alive = e.granted_at <= at and (e.renewed_at >= at or e.instance == instance)
         if not manual and c.overlap == 'skip' and alive then
           if changed then save_list(c.state, 'open', open) end
-          return decide(c, extra, at, triggers, triggered, 'skipped', OVERLAPS)
+          return decide(c, extra, at, triggers, 'skipped', OVERLAPS)
         end
         if c.overlap == 'replace' and not e.stop then
           e.stop, changed = 'replaced', true
@@ -245,7 +270,7 @@ local function claim(c)
     open_json = false
   end
 
-  if manual then remember_trigger(c, extra.key, at, triggers, triggered) end
+  if manual then remember_trigger(c, extra.key, at, triggers) end
   local text = c.at_text ~= '' and c.at_text or int(at)
   redis.call('HSET', c.state, 'newest', text, 'open', append(open_json, c, text, '1', c.trigger, extra.key))
   return { 'granted', text, '1', c.trigger }

@@ -46,6 +46,14 @@ local function save_list(key, field, list)
   if #list == 0 then redis.call('HDEL', key, field) else redis.call('HSET', key, field, cjson.encode(list)) end
 end
 
+-- The key of a trigger that is decided as `at` joins those that are remembered. The list may be long, so it is
+-- not decoded: old ones are forgotten where the next trigger is put in.
+local function remember_key(state, key, at)
+  local before = redis.call('HGET', state, 'triggered')
+  redis.call('HSET', state, 'triggered', (before and string.sub(before, 1, -2) .. ',' or '[')
+    .. '{"key":' .. cjson.encode(key) .. ',"occurrence":' .. int(at) .. ',"at":' .. int(now) .. '}]')
+end
+
 -- `last` as it is after the open entry `e` ended at `to` with `outcome`.
 local function save_last(key, e, outcome, to)
   redis.call('HSET', key, 'to', int(to), 'last', cjson.encode({

@@ -37,6 +37,22 @@ for _, e in ipairs(open) do
   end
 end
 left[#left + 1] = '{' .. ARGV[5] .. ',"seq":' .. ARGV[4] .. ',"inc":"' .. inc .. '","renewed_at":' .. int(now) .. '}'
+local key = cjson.decode('{' .. ARGV[5] .. '}').key
+if key then
+  -- It would run once more otherwise, when this run has ended.
+  local known = false
+  for _, t in ipairs(cjson.decode(redis.call('HGET', KEYS[1], 'triggered') or '[]')) do
+    known = known or t.key == key
+  end
+  if not known then
+    local pending = {}
+    for _, p in ipairs(cjson.decode(redis.call('HGET', KEYS[1], 'triggers') or '[]')) do
+      if p.key ~= key then pending[#pending + 1] = p end
+    end
+    save_list(KEYS[1], 'triggers', pending)
+    remember_key(KEYS[1], key, occurrence)
+  end
+end
 redis.call('HSET', KEYS[1], 'open', '[' .. table.concat(left, ',') .. ']',
   'newest', int(math.max(occurrence, tonumber(st[3] or '0'))))
 if not st[1] then redis.call('HSET', KEYS[1], 'inc', '', 'since', 0) end

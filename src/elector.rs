@@ -59,6 +59,9 @@ const LATER_MS: i64 = 20;
 const HOUR_MS: i64 = 3_600_000;
 /// Ended runs of a job that are remembered, so that a second answer to the question for one starts nothing.
 const ENDED_KEPT: usize = 4;
+/// How often one contest asks again, when the answer says that it soon may: at first as soon as it says, then less and
+/// less often. A clock that stands behind what is decided would otherwise be asked a thousand times a second.
+const PACE: (u32, Duration) = (3, Duration::from_secs(1));
 /// Before a job whose attempt could not be asked for is registered anew.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// How many of a job's overdue occurrences are looked at one by one.
@@ -82,6 +85,8 @@ pub enum Contest {
     Draining,
     /// The job is not in this instance's configuration any more.
     Gone,
+    /// Not decided: others have decided some of what was to be given up with it.
+    Behind,
 }
 
 /// A lease that was won, for whoever runs it.
@@ -182,6 +187,8 @@ struct Entry {
     in_vain: bool,
     /// Nonces of claims that were sent and have no answer that ends them.
     asked: BTreeMap<Target, RunId>,
+    /// Since when each trigger that waits is known here.
+    triggers: BTreeMap<String, Boottime>,
     runs: Runs,
     /// Something about this job has changed: ready, an ended run, a new definition.
     changed: Changed,
@@ -326,6 +333,7 @@ impl Elector {
                         driven: false,
                         in_vain: false,
                         asked,
+                        triggers: BTreeMap::new(),
                         runs,
                         changed: Changed::default(),
                     }),
@@ -463,15 +471,17 @@ impl Elector {
     /// Watches a lease, as an answer that came at `received` showed it. True: it was seen unchanged for its whole
     /// length.
     fn saw(&self, job: &JobName, open: &Open, received: Boottime) -> bool {
-        let longer = self.entry(job, |e| {
+        let every = self.poll_every(job, open);
+        let seen = self.entry(job, |e| {
             e.quarantine = observe::quarantine(&e.job.lease, e.quarantine, open);
-            e.quarantine
+            // While the job is there for sure: nobody would take the watch of a removed one away again.
+            (self.watches.add(job, open, received, every), e.quarantine)
         });
-        if let Some(quarantine) = longer {
-            self.lengthen(quarantine);
-        }
-        self.watches
-            .add(job, open, received, self.poll_every(job, open))
+        let Some((lapsed, quarantine)) = seen else {
+            return false;
+        };
+        self.lengthen(quarantine);
+        lapsed
     }
 
     pub fn job(&self, job: &JobName) -> Option<Arc<Job>> {
@@ -645,6 +655,7 @@ impl Elector {
             let now = self.clock.now_us().unwrap_or(0) / 1000;
             let Some(Some((plan, ready, woken))) = self.entry(&job, |e| {
                 let asked = &e.asked;
+                e.queue.trim(&e.job.schedules, e.known);
                 let plan = e.queue.plan(&e.job, now, |t| asked.contains_key(t));
                 if plan.is_none() {
                     e.driven = false;
@@ -693,14 +704,20 @@ impl Elector {
                     self.entry(&job, |e| {
                         if self.draining() {
                             e.queue.clear();
+                            e.triggers.clear();
                         }
                     });
                 }
+                // What others decided is known now, and planned for.
+                Contest::Behind => {}
                 _ => {
                     away = AWAY.0;
                     self.entry(&job, |e| {
                         e.trouble = None;
                         e.queue.done(&plan.target);
+                        if let Target::Manual { key, .. } = &plan.target {
+                            e.triggers.remove(key);
+                        }
                     });
                 }
             }
@@ -765,7 +782,13 @@ impl Elector {
 
     /// A manual trigger waits in the store.
     fn triggered(self: &Arc<Self>, job: &JobName, key: &str, at: Option<i64>) {
-        let Some(config) = self.job(job) else { return };
+        let Some(config) = self.entry(job, |e| {
+            let known = e.triggers.entry(key.to_owned());
+            known.or_insert_with(Boottime::now);
+            e.job.clone()
+        }) else {
+            return;
+        };
         let now = self.clock.now_us().unwrap_or(0) / 1000;
         self.due(vec![Due {
             job: job.clone(),
@@ -1242,6 +1265,8 @@ impl Lead {
         }
         let mut slot = None;
         let mut failures = 0;
+        // Answers in a row that said to ask again soon.
+        let mut soon = 0;
         loop {
             if el.draining() {
                 match self.granted_unheard().await {
@@ -1267,7 +1292,7 @@ impl Lead {
             }
             // Whoever wakes late finds the occurrence decided, and asks nobody.
             let target = flat(&self.ask.target);
-            let Some((job, known, asked, undecided, ready, settling, woken)) =
+            let Some((job, known, asked, undecided, ready, settling, since, woken)) =
                 el.entry(&self.job, |e| {
                     let floor = e.known.max(e.since);
                     let undecided = (floor, e.queue.first_after(e.known));
@@ -1284,6 +1309,7 @@ impl Lead {
                         undecided,
                         ready,
                         settling,
+                        self.key().and_then(|key| e.triggers.get(key).copied()),
                         woken,
                     )
                 })
@@ -1291,8 +1317,15 @@ impl Lead {
                 return Contest::Gone;
             };
             tokio::pin!(woken);
-            let too_late =
-                el.clock.now_us().unwrap_or(0) / 1000 > self.ask.start_by.saturating_add(LATER_MS);
+            // A trigger is waited for on this instance's own clock: the store's may stand behind.
+            let left = since.map(|since| {
+                let over = since + job.start_within + Duration::from_millis(LATER_MS as u64);
+                over.since(Boottime::now())
+            });
+            let passed = left == Some(Duration::ZERO);
+            let too_late = passed
+                || el.clock.now_us().unwrap_or(0) / 1000
+                    > self.ask.start_by.saturating_add(LATER_MS);
             if let Target::Scheduled(at) = self.ask.target
                 && at <= known
                 && !self.ask.again
@@ -1354,7 +1387,10 @@ impl Lead {
                 instance: el.instance.clone(),
                 host: el.host.clone(),
                 trigger: self.ask.trigger,
-                start_by: self.ask.start_by,
+                start_by: match passed {
+                    true => claim::PASSED,
+                    false => self.ask.start_by,
+                },
                 lease: job.lease.length.as_millis() as i64,
                 overlap: job.overlap,
                 on_crash: job.on_crash,
@@ -1422,7 +1458,7 @@ impl Lead {
                         granted_at: now,
                         key,
                         // The store grants nothing new after that moment.
-                        too_late: grant.attempt == 1 && now > self.ask.start_by,
+                        too_late: grant.attempt == 1 && (passed || now > self.ask.start_by),
                         slot,
                     });
                     return Contest::Won(run);
@@ -1488,7 +1524,7 @@ impl Lead {
                     {
                         // Its holder is dead: what piled up behind it is overdue, not queued.
                         el.entry(&self.job, |e| e.queue.outage());
-                        Duration::from_millis(1)
+                        pace(&mut soon, Duration::from_millis(1))
                     } else {
                         let expiry = el
                             .watches
@@ -1502,10 +1538,16 @@ impl Lead {
                 {
                     el.entry(&self.job, |e| e.registered = false);
                     el.enrol.notify_one();
-                    Duration::from_millis(20)
+                    pace(&mut soon, Duration::from_millis(20))
+                }
+                // The clock stands behind what is decided. It may be put right at any moment.
+                Answer::Early { wait_us } if self.key().is_some() => {
+                    let wait = Duration::from_micros(wait_us.max(50) as u64);
+                    pace(&mut soon, wait.min(PACE.1))
                 }
                 Answer::Early { wait_us } => {
-                    Duration::from_micros(wait_us.clamp(50, 5_000_000) as u64)
+                    let wait = Duration::from_micros(wait_us.clamp(50, 5_000_000) as u64);
+                    pace(&mut soon, wait)
                 }
                 Answer::Later { wait_ms } => {
                     self.until_too_late(now, Duration::from_millis(wait_ms.clamp(1, 30_000) as u64))
@@ -1516,10 +1558,15 @@ impl Lead {
                     if Target::Scheduled(at) != self.ask.target {
                         el.contest(&self.job, Ask::again(at)).await;
                     }
-                    Duration::from_millis(1)
+                    pace(&mut soon, Duration::from_millis(1))
+                }
+                Answer::Behind(newest) => {
+                    self.decided(newest);
+                    self.forget_nonce();
+                    return Contest::Behind;
                 }
                 // Either it was long on its way, and is asked again, or the clock is in doubt from now on.
-                Answer::InDoubt => Duration::from_millis(20),
+                Answer::InDoubt => pace(&mut soon, Duration::from_millis(20)),
                 Answer::Quarantined | Answer::Absent => {
                     self.note(
                         "quarantined",
@@ -1530,6 +1577,7 @@ impl Lead {
                     return Contest::Undecided;
                 }
             };
+            let wait = wait.min(left.map_or(Duration::MAX, |left| left.max(PACE.1 / 1000)));
             // Whoever waits for another run needs no slot meanwhile.
             slot = None;
             tokio::select! {
@@ -1555,6 +1603,13 @@ impl Lead {
         Ok(state.is_some_and(|s| s.held_by(run).is_some()))
     }
 
+    /// Of a manual trigger.
+    fn key(&self) -> Option<&str> {
+        match &self.ask.target {
+            Target::Manual { key, .. } => Some(key),
+            Target::Scheduled(_) => None,
+        }
+    }
     fn at(&self) -> String {
         match &self.ask.target {
             Target::Scheduled(at) => at.to_string(),
@@ -1605,6 +1660,17 @@ impl Elector {
     }
 }
 
+/// How long to wait before asking again, after `soon` answers that said to do so: at least `wait`, and each time longer
+/// than before when there were several.
+fn pace(soon: &mut u32, wait: Duration) -> Duration {
+    let more = soon.saturating_sub(PACE.0).min(16);
+    *soon = soon.saturating_add(1);
+    if more == 0 {
+        return wait;
+    }
+    wait.max((Duration::from_millis(1) * (1 << more)).min(PACE.1))
+}
+
 fn backoff(retry: &StoreRetry, failures: u32) -> Duration {
     let base = if retry.exponential {
         retry.interval.saturating_mul(1 << (failures - 1).min(16))
@@ -1624,5 +1690,87 @@ impl std::fmt::Debug for Elector {
         f.debug_struct("Elector")
             .field("instance", &self.instance)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::{config, store::memory::MemoryStore};
+
+    fn job(lines: &str) -> Arc<Job> {
+        let text = format!("[jobs.work]\ncommand = [\"true\"]\n{lines}\n");
+        let config = config::parse(&text, Path::new("/jobs.toml"), &|_| None).expect("valid");
+        config.jobs.values().next().expect("a job").clone()
+    }
+
+    fn elector() -> Arc<Elector> {
+        let parts = Parts {
+            store: Arc::new(MemoryStore::new()),
+            clock: Arc::default(),
+            instance: InstanceId::new("a"),
+            host: "a".into(),
+            retry: StoreRetry {
+                attempts: 0,
+                interval: Duration::ZERO,
+                exponential: false,
+                max_interval: Duration::ZERO,
+                jitter: false,
+            },
+            max_parallel: None,
+            journal: mpsc::channel(10).0,
+            plans: mpsc::unbounded_channel().0,
+            stop: CancellationToken::new(),
+            tasks: TaskTracker::new(),
+        };
+        Arc::new(Elector::build(parts, Box::new(|_| {})))
+    }
+
+    fn held(at: i64) -> Open {
+        Open {
+            occurrence: Occurrence(at),
+            attempt: 1,
+            trigger: Trigger::Schedule,
+            key: None,
+            run: RunId::random(),
+            instance: InstanceId::new("b"),
+            host: "b".into(),
+            seq: 0,
+            lease: 15_000,
+            def: String::new(),
+            inc: "i".into(),
+            granted_at: at,
+            renewed_at: at,
+            stop: None,
+            again: None,
+        }
+    }
+
+    /// An answer that comes after a job was removed says who holds it.
+    #[tokio::test]
+    async fn a_removed_job_is_watched_no_more() {
+        let (el, job) = (elector(), job(""));
+        el.set_job(job.clone());
+        let _ = el.saw(&job.name, &held(1000), Boottime::now());
+        assert!(el.watches.has(&job.name, Occurrence(1000)));
+        el.remove_job(&job.name);
+        let _ = el.saw(&job.name, &held(2000), Boottime::now());
+        for at in [1000, 2000] {
+            assert!(!el.watches.has(&job.name, Occurrence(at)));
+        }
+    }
+
+    /// Whatever the answers say: a contest asks once a second in the end, and at once in the beginning.
+    #[test]
+    fn a_contest_asks_less_and_less_often() {
+        let mut soon = 0;
+        let waits: Vec<u128> = (0..16)
+            .map(|_| pace(&mut soon, Duration::from_micros(50)).as_millis())
+            .collect();
+        assert_eq!(waits[..5], [0, 0, 0, 0, 2]);
+        assert_eq!(waits[15], 1000);
+        assert_eq!(pace(&mut soon, Duration::from_secs(4)).as_secs(), 4);
     }
 }

@@ -29,7 +29,7 @@ pub struct JobOnly {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Occurrences of the pause are recorded as skipped and never run afterwards. A running command goes on: `soloist cancel` \
-ends it. Triggers still work.
+ends it. A retry, or the rerun after a crash, waits until the pause is over; `soloist cancel` drops it. Triggers still work.
 
 Examples:
   soloist pause backup --until 2h --reason \"moving the disks\"

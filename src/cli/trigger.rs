@@ -1,5 +1,7 @@
 //! `trigger`: one extra run now, and how to wait for it.
 
+use std::time::Duration;
+
 use clap::Args;
 use serde::Serialize;
 
@@ -11,9 +13,11 @@ use super::{
     millis, remark, show,
 };
 use crate::{
+    clock::Boottime,
     config::Job,
-    logic::claim::{Control, Controlled, State},
+    logic::claim::{Control, Controlled, KEYS_KEPT_MS, KEYS_MOST, OWN_KEY, Open, State},
     model::{JobName, Occurrence, Outcome, RunId, RunRecord},
+    store::Fleet,
     view::{self, RunView, Time},
 };
 
@@ -21,8 +25,11 @@ use crate::{
 const LEASE_LOST: u8 = 79;
 /// Exit code for a run whose command could not be started, as the shell has it.
 const NOT_STARTED: u8 = 126;
-/// What nobody was there to take is given up on so long after its `start_within`, in milliseconds.
-const PATIENCE: i64 = 5_000;
+/// What nobody is there to take is given up on so long after its `start_within`, or after the lease of a run that shows
+/// no life; three times as long while instances are up that could take it.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// An attempt may wait for its turn for so long on instances that are up.
+const TURN: Duration = Duration::from_secs(3600);
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -30,14 +37,18 @@ Exit codes with --wait:
   the command's own; 128+N when signal N ended it
   126 when it could not be executed
   79  when its lease was lost, or the instance that ran it
-  75  when nobody could start it
+  75  when nobody started it within its start_within, or its next attempt: no instance is up, all drain, none has
+      the job, or the job is paused
   69  when the store is gone
 Ctrl-C ends the waiting, not the run.
+
+A key is remembered for 7 days after its run was started or given up, by the store's clock. A job remembers up to 10000
+keys; a new one is refused, with exit code 75, until an old one is forgotten. Triggers without --key do not count.
 
 Examples:
   soloist trigger backup
   soloist trigger backup --wait              prints its output, exits as it does
-  soloist trigger report --key 2026-11       once, however often this is called")]
+  soloist trigger report --key 2026-11-22    once, however often this is called")]
 pub struct Trigger {
     /// Name of the job
     job: String,
@@ -55,6 +66,11 @@ pub struct Trigger {
 fn key(text: &str) -> Result<String, String> {
     if text.is_empty() || text.len() > 200 || text.chars().any(char::is_control) {
         return Err("use 1 to 200 bytes, without control characters".to_owned());
+    }
+    if text.starts_with(OWN_KEY) {
+        return Err(format!(
+            "a key that begins with `{OWN_KEY}` is soloist's own, for a trigger that has none"
+        ));
     }
     Ok(text.to_owned())
 }
@@ -76,7 +92,7 @@ pub async fn trigger(ctx: &Context, args: &Trigger) -> Result<Exit, Failure> {
     let key = args
         .key
         .clone()
-        .unwrap_or_else(|| RunId::random().to_string());
+        .unwrap_or_else(|| format!("{OWN_KEY}{}", RunId::random()));
     let what = Control::Trigger { key: key.clone() };
     // Before the request, so that the hint of its end cannot come too early.
     let mut events = ctx.store.events();
@@ -93,6 +109,7 @@ pub async fn trigger(ctx: &Context, args: &Trigger) -> Result<Exit, Failure> {
     };
     match reply.value {
         Controlled::Absent => return Err(absent(&job.name)),
+        Controlled::TooMany => return Err(too_many(&job.name)),
         Controlled::Triggered(at) => answer.occurrence = Some(at.into()),
         _ => {}
     }
@@ -114,12 +131,13 @@ pub async fn trigger(ctx: &Context, args: &Trigger) -> Result<Exit, Failure> {
         ctx,
         job,
         key: &key,
-        since: reply.now_us / 1000,
+        since: reply.sent,
         occurrence: answer.occurrence.map(|t| Occurrence(t.0)),
         following: None,
         shown: 0,
         told: false,
         awaited: 0,
+        still: None,
     };
     loop {
         if let Some(run) = wait.step().await? {
@@ -176,8 +194,8 @@ struct Wait<'a> {
     ctx: &'a Context,
     job: &'a Job,
     key: &'a str,
-    /// When it was asked for.
-    since: i64,
+    /// When it was asked for, on this host's own clock: the store's may be wrong.
+    since: Boottime,
     occurrence: Option<Occurrence>,
     following: Option<Reader>,
     /// The newest attempt whose output is shown or followed.
@@ -185,6 +203,8 @@ struct Wait<'a> {
     told: bool,
     /// The newest attempt whose successor was announced.
     awaited: u32,
+    /// What the open entry was last seen as, and since when: its run, renewals, and whether its next attempt is due.
+    still: Option<((RunId, u32, bool), Boottime)>,
 }
 
 impl Wait<'_> {
@@ -194,7 +214,7 @@ impl Wait<'_> {
         let now = reply.now_us / 1000;
         let Some(st) = reply.value else {
             // The store lost its data. An instance that runs it puts it back; a request alone is gone.
-            if now - self.since > self.start_within() {
+            if self.waited() > self.job.start_within + PATIENCE {
                 return Err(lost(&self.job.name));
             }
             return Ok(None);
@@ -238,11 +258,11 @@ impl Wait<'_> {
                 ));
             }
         }
-        if open.is_some() {
+        if let Some(open) = open {
             if let Some(reader) = &mut self.following {
                 reader.step(self.ctx, &mut print(self.ctx)).await?;
             }
-            return Ok(None);
+            return self.stuck(&st, open, now).await;
         }
         let history = self.history().await?;
         let last = history
@@ -296,8 +316,69 @@ impl Wait<'_> {
         Ok(())
     }
 
-    fn start_within(&self) -> i64 {
-        millis(self.job.start_within).saturating_add(PATIENCE)
+    fn waited(&self) -> Duration {
+        Boottime::now().since(self.since)
+    }
+
+    /// Whether the run, or its next attempt, will be heard of. Nobody may be left to end it, or to make it.
+    async fn stuck(
+        &mut self,
+        st: &State,
+        open: &Open,
+        now: i64,
+    ) -> Result<Option<RunView>, Failure> {
+        let due = open.again.map(|again| again.at <= now);
+        let seen = (open.run, open.seq, due == Some(true));
+        let since = match self.still {
+            Some((before, since)) if before == seen && due != Some(false) => since,
+            _ => Boottime::now(),
+        };
+        self.still = Some((seen, since));
+        let still = Boottime::now().since(since);
+        let lease = Duration::from_millis(open.lease.max(1) as u64);
+        let (job, within) = (&self.job.name, self.job.start_within);
+        let patience = if due.is_some() { within } else { lease } + PATIENCE;
+        if still <= patience {
+            return Ok(None);
+        }
+        let fleet = self.fleet().await?;
+        if due.is_none() {
+            // Whoever is there and has the job finds it dead after a lease, and says so.
+            let alive = fleet.instances.values().any(|i| !view::silent(i, now));
+            if alive && still <= 3 * patience {
+                return Ok(None);
+            }
+            remark(&format!(
+                "{job} on {} shows no life, and nobody is there to say what became of it; see `soloist history {job}` \
+                 when an instance that has the job is up",
+                open.instance
+            ));
+            return Ok(Some(RunView {
+                outcome: Outcome::Unknown,
+                ..RunView::running(job, open)
+            }));
+        }
+        let (reason, hint) = match (view::paused(st, now), obstacle(&fleet, now)) {
+            (_, Some(obstacle)) => obstacle,
+            (Some(_), None) => (
+                "the job is paused",
+                format!("`soloist resume {job}` lets it start; `soloist cancel {job}` drops it"),
+            ),
+            (None, None) if still > TURN => (
+                "no live instance takes it",
+                format!("see `soloist status` and `soloist why {job}`"),
+            ),
+            (None, None) => return Ok(None),
+        };
+        Err(Failure::TryAgain {
+            message: format!("the next attempt of `{job}` waits: {reason}"),
+            hint: Some(hint),
+        })
+    }
+
+    async fn fleet(&self) -> Result<Fleet, Failure> {
+        let ask = async || self.ctx.store.heartbeat(None).await;
+        Ok(self.ctx.ask(ask).await?.value)
     }
 
     /// Shows what is left of the output of the attempt that was followed.
@@ -313,31 +394,40 @@ impl Wait<'_> {
         if !st.triggers.iter().any(|t| t.key == self.key) {
             return Err(lost(&self.job.name));
         }
-        let overdue = now - self.since > self.start_within();
+        let (within, waited) = (self.job.start_within, self.waited());
+        let overdue = waited > within + PATIENCE;
         if self.told && !overdue {
             return Ok(());
         }
-        let fleet = self
-            .ctx
-            .ask(async || self.ctx.store.heartbeat(None).await)
-            .await?
-            .value;
-        if fleet.instances.values().any(|i| !view::silent(i, now)) {
-            return Ok(());
-        }
-        if overdue {
-            return Err(Failure::TryAgain {
-                message: format!(
-                    "nobody took `{}` within {}: no instance is up",
-                    self.job.name,
-                    show::span(now - self.since)
+        let fleet = self.fleet().await?;
+        let job = &self.job.name;
+        let (reason, hint) = match obstacle(&fleet, now) {
+            Some((reason, _)) if !overdue => {
+                remark(&format!("{reason}, waiting for one"));
+                self.told = true;
+                return Ok(());
+            }
+            Some(obstacle) => obstacle,
+            // They say when it is too late, if they have the job.
+            None if waited <= within + 3 * PATIENCE => return Ok(()),
+            None if !fleet.open => (
+                "the store's data is new, and nothing is granted yet",
+                "`soloist status` says for how long; then trigger it again".to_owned(),
+            ),
+            None => (
+                "the live instances do not take it",
+                format!(
+                    "see whether `{job}` is in their configuration: `soloist status` and `soloist why {job}`"
                 ),
-                hint: Some("start one with `soloist run`, or see `soloist status`".to_owned()),
-            });
-        }
-        remark("no instance is up, waiting for one");
-        self.told = true;
-        Ok(())
+            ),
+        };
+        Err(Failure::TryAgain {
+            message: format!(
+                "nobody took `{job}` within {}: {reason}",
+                show::span(millis(waited))
+            ),
+            hint: Some(hint),
+        })
     }
 }
 
@@ -348,6 +438,32 @@ fn taken(st: &State, key: &str) -> Option<Occurrence> {
         let open = st.open.iter().find(|o| o.key.as_deref() == Some(key));
         open.map(|o| o.occurrence)
     })
+}
+
+/// Why nobody can take anything, and what to do about it.
+fn obstacle(fleet: &Fleet, now: i64) -> Option<(&'static str, String)> {
+    let mut live = fleet.instances.values().filter(|i| !view::silent(i, now));
+    let Some(first) = live.next() else {
+        let hint = "start one with `soloist run`, or see `soloist status`; then trigger it again";
+        return Some(("no instance is up", hint.to_owned()));
+    };
+    if first.draining && live.all(|i| i.draining) {
+        let hint = "`soloist undrain` lets an instance work again; then trigger it again";
+        return Some(("every instance that is up drains", hint.to_owned()));
+    }
+    None
+}
+
+fn too_many(job: &JobName) -> Failure {
+    let days = KEYS_KEPT_MS / 86_400_000;
+    Failure::TryAgain {
+        message: format!(
+            "`{job}` remembers {KEYS_MOST} keys of its triggers already, or as many triggers wait"
+        ),
+        hint: Some(format!(
+            "a key is forgotten {days} days after it was used; without --key nothing is remembered"
+        )),
+    }
 }
 
 fn lost(job: &JobName) -> Failure {

@@ -1,11 +1,15 @@
 //! A job's due occurrences on this instance, until they are decided.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, sync::Arc};
 
 use super::LATE_MS;
 use crate::{
     config::{CatchUp, Job},
-    logic::claim::{Missed, NEVER, Overlap, Target},
+    logic::{
+        claim::{Missed, NEVER, Overlap, Target},
+        schedule::Schedule,
+        timetable,
+    },
     model::{JobName, Occurrence, Trigger},
 };
 
@@ -98,6 +102,18 @@ impl Queue {
         }
         if self.due.len() <= 1 {
             self.outage = false;
+        }
+    }
+
+    /// What others have decided is not given up here, nor counted.
+    pub(super) fn trim(&mut self, schedules: &[Arc<Schedule>], known: Occurrence) {
+        for m in self.due.iter_mut().flat_map(|d| &mut d.missed) {
+            if m.first <= known && known < m.last {
+                *m = timetable::recount(schedules, known, *m);
+            }
+        }
+        for d in &mut self.due {
+            d.missed.retain(|m| m.last > known);
         }
     }
 

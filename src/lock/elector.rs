@@ -265,6 +265,11 @@ impl Elector {
                     self.decided(at);
                     Election::Recorded { outcome, reason }
                 }
+                // Of ranges that are given up, and there are none.
+                Answer::Behind(newest) => {
+                    self.decided(newest);
+                    continue;
+                }
                 Answer::Early { wait_us } => Election::Early {
                     wait: Duration::from_micros(wait_us.max(1) as u64),
                 },

@@ -76,7 +76,8 @@ pub struct State {
     /// Manual triggers nobody has claimed yet.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub triggers: Vec<Pending>,
-    /// Manual triggers that were decided, newest last, at most [`TRIGGERS_KEPT`]: the same key is not run again.
+    /// Manual triggers that were decided, oldest first: the same key is not run again. Kept for [`KEYS_KEPT_MS`], and
+    /// those with a key of soloist's own for [`OWN_KEYS_KEPT_MS`].
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub triggered: Vec<Triggered>,
     /// Somebody waits for the open run to end: tell when it does.
@@ -84,7 +85,21 @@ pub struct State {
     pub waiting: bool,
 }
 
-pub const TRIGGERS_KEPT: usize = 32;
+/// How long the key of a trigger is remembered after it was decided, by the store's clock, in ms: 7 days.
+pub const KEYS_KEPT_MS: i64 = 7 * 24 * 3_600_000;
+/// How long a key that soloist made up is: long enough for whoever asked to learn which run it became, and for a
+/// request that is repeated because its answer was lost.
+pub const OWN_KEYS_KEPT_MS: i64 = 600_000;
+/// Keys of one job that are remembered or wait. A trigger with one more is refused: to forget one would run it twice.
+pub const KEYS_MOST: usize = 10_000;
+/// Keys of soloist's own that are remembered beyond their run.
+pub const OWN_KEYS_MOST: usize = 1000;
+/// How a key of soloist's own begins, for a trigger that was given none. People's keys do not.
+pub const OWN_KEY: char = '~';
+
+fn own_key(key: &str) -> bool {
+    key.starts_with(OWN_KEY)
+}
 
 /// A decided occurrence that has not ended.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -162,6 +177,9 @@ pub struct Pending {
 pub struct Triggered {
     pub key: String,
     pub occurrence: Occurrence,
+    /// When it was decided.
+    #[serde(default)]
+    pub at: i64,
 }
 
 /// Which occurrence is asked for.
@@ -190,6 +208,8 @@ pub struct Missed {
 pub const NEVER: i64 = 0;
 /// A [`Claim::start_by`]: its job was taken out of the configuration.
 pub const REMOVED: i64 = -1;
+/// A [`Claim::start_by`]: its time is over by the claimant's own clock, whatever the store's shows.
+pub const PASSED: i64 = 1;
 
 /// Asks for the right to run one occurrence.
 #[derive(Debug, Clone, PartialEq)]
@@ -243,6 +263,9 @@ pub enum Answer {
     RunFirst(Occurrence),
     /// Decided by this claim, without a run.
     Recorded { outcome: Outcome, reason: String },
+    /// Some of a range that the claim gives up is decided, the newest of it this one: nothing was done. Only the
+    /// claimant, who knows the schedule, can tell what is left of the range.
+    Behind(Occurrence),
     /// The store's state is from another incarnation: nothing is granted until it was adopted.
     Quarantined,
     /// The store knows nothing of this job: new, or lost.
@@ -314,14 +337,38 @@ impl State {
     pub fn held_by(&self, run: RunId) -> Option<&Open> {
         self.open.iter().find(|o| o.run == run && o.again.is_none())
     }
-    fn remember_trigger(&mut self, key: &str, occurrence: Occurrence) {
+    /// A trigger is decided, at `now`. Old ones are forgotten when the next is put in.
+    fn remember_trigger(&mut self, key: &str, occurrence: Occurrence, now: i64) {
         self.triggers.retain(|t| t.key != key);
         self.triggered.push(Triggered {
             key: key.to_owned(),
             occurrence,
+            at: now,
         });
-        let excess = self.triggered.len().saturating_sub(TRIGGERS_KEPT);
-        self.triggered.drain(..excess);
+    }
+    fn forget_triggers(&mut self, now: i64) {
+        let own = self.triggered.iter().filter(|t| own_key(&t.key)).count();
+        let mut excess = own.saturating_sub(OWN_KEYS_MOST);
+        self.triggered.retain(|t| {
+            if !own_key(&t.key) {
+                return now - t.at < KEYS_KEPT_MS;
+            }
+            let keep = excess == 0 && now - t.at < OWN_KEYS_KEPT_MS;
+            excess = excess.saturating_sub(1);
+            keep
+        });
+    }
+    /// The job is paused: for so many milliseconds more, or until somebody resumes it.
+    fn paused(&self, now: i64) -> Option<Option<i64>> {
+        let pause = self.pause.as_ref();
+        let pause = pause.filter(|p| p.until.is_none_or(|until| now < until));
+        pause.map(|p| p.until.map(|until| until - now))
+    }
+    /// The answer for an attempt that may not start before the job's pause is over.
+    fn until_resumed(&self, now: i64) -> Option<Answer> {
+        self.paused(now).map(|left| Answer::Later {
+            wait_ms: left.unwrap_or(PAUSED_WAIT_MS),
+        })
     }
 }
 
@@ -418,6 +465,8 @@ pub const OVERDUE: &str = "overdue, and not caught up";
 pub const JOB_REMOVED: &str = "the job was removed from the configuration before it was started";
 pub const OVERLAPS: &str = "the run before was still going on";
 pub const PAUSED: &str = "paused";
+/// When to ask again for an attempt of a job that is paused until somebody resumes it.
+const PAUSED_WAIT_MS: i64 = 30_000;
 pub const SKIPPED: &str = "skipped by request";
 
 /// Decides one claim. `now_us` is the store's clock, `inc` its present incarnation.
@@ -474,7 +523,15 @@ pub fn claim(
                 _ => now,
             };
             if at <= st.newest || before.is_some_and(|b| at >= b.0) {
-                return Answer::Early { wait_us: 1000 };
+                if now > c.start_by {
+                    // To be recorded it needs no room, only an instant that is no scheduled one.
+                    let at = Occurrence(if now % 1000 == 0 { now + 1 } else { now });
+                    return decide(st, c, at, now, Outcome::Missed, TOO_LATE.to_owned(), fx);
+                }
+                // Where the clock stands behind what is decided, there is room when it has come that far.
+                let room_us = (st.newest + 1) * 1000 - now_us;
+                let wait_us = if at <= st.newest { room_us } else { 1000 };
+                return Answer::Early { wait_us };
             }
             Occurrence(at)
         }
@@ -483,6 +540,10 @@ pub fn claim(
         REMOVED => JOB_REMOVED,
         _ => OVERDUE,
     };
+    let straddles = |m: &&Missed| m.first.0 <= st.newest && st.newest < m.last.0 && m.last < at;
+    if c.missed.iter().any(|m| straddles(&m)) {
+        return Answer::Behind(Occurrence(st.newest));
+    }
     for m in c.missed.iter().filter(|m| m.last < at) {
         if m.last.0 > st.newest {
             st.newest = m.last.0;
@@ -497,18 +558,19 @@ pub fn claim(
                 .reason
                 .as_ref()
                 .map_or_else(|| PAUSED.to_owned(), |r| format!("{PAUSED}: {r}"));
-            return decide(st, c, at, Outcome::Skipped, reason, fx);
+            return decide(st, c, at, now, Outcome::Skipped, reason, fx);
         }
         st.pause = None;
     }
     if !manual && st.skip > 0 {
         st.skip -= 1;
-        return decide(st, c, at, Outcome::Skipped, SKIPPED.to_owned(), fx);
+        return decide(st, c, at, now, Outcome::Skipped, SKIPPED.to_owned(), fx);
     }
     if now > c.start_by {
         let reason = if c.start_by <= NEVER { never } else { TOO_LATE };
-        return decide(st, c, at, Outcome::Missed, reason.to_owned(), fx);
+        return decide(st, c, at, now, Outcome::Missed, reason.to_owned(), fx);
     }
+    let until_resumed = st.until_resumed(now);
     if c.overlap != Overlap::Allow {
         if !manual
             && c.overlap == Overlap::Skip
@@ -517,7 +579,7 @@ pub fn claim(
                 .as_ref()
                 .is_some_and(|l| l.from <= at.0 && at.0 < l.to)
         {
-            return decide(st, c, at, Outcome::Skipped, OVERLAPS.to_owned(), fx);
+            return decide(st, c, at, now, Outcome::Skipped, OVERLAPS.to_owned(), fx);
         }
         if let Some(e) = st.open.first()
             && e.again.is_none()
@@ -529,11 +591,11 @@ pub fn claim(
         while let Some(e) = st.open.first_mut() {
             match e.again {
                 Some(again) if again.trigger == Trigger::Takeover => {
-                    return Answer::RunFirst(e.occurrence);
+                    return until_resumed.unwrap_or(Answer::RunFirst(e.occurrence));
                 }
                 Some(again) if c.overlap == Overlap::Queue => {
                     if now >= again.at {
-                        return Answer::RunFirst(e.occurrence);
+                        return until_resumed.unwrap_or(Answer::RunFirst(e.occurrence));
                     }
                     return Answer::Later {
                         wait_ms: again.at - now,
@@ -550,7 +612,7 @@ pub fn claim(
                     let alive =
                         e.granted_at <= at.0 && (e.renewed_at >= at.0 || e.instance == c.instance);
                     if !manual && c.overlap == Overlap::Skip && alive {
-                        return decide(st, c, at, Outcome::Skipped, OVERLAPS.to_owned(), fx);
+                        return decide(st, c, at, now, Outcome::Skipped, OVERLAPS.to_owned(), fx);
                     }
                     if c.overlap == Overlap::Replace && e.stop.is_none() {
                         e.stop = Some(Stop::Replaced);
@@ -565,7 +627,7 @@ pub fn claim(
     }
     let key = match &c.target {
         Target::Manual { key, .. } => {
-            st.remember_trigger(key, at);
+            st.remember_trigger(key, at, now);
             Some(key.clone())
         }
         Target::Scheduled(_) => None,
@@ -622,6 +684,9 @@ fn claim_open(
         return Answer::Later {
             wait_ms: again.at - now,
         };
+    }
+    if let Some(later) = st.until_resumed(now) {
+        return later;
     }
     // Another one is held only where the policy was Allow before.
     let mut i = i;
@@ -682,13 +747,14 @@ fn decide(
     st: &mut State,
     c: &Claim,
     at: Occurrence,
+    now: i64,
     outcome: Outcome,
     reason: String,
     fx: &mut Effects,
 ) -> Answer {
-    st.newest = at.0;
+    st.newest = st.newest.max(at.0);
     if let Target::Manual { key, .. } = &c.target {
-        st.remember_trigger(key, at);
+        st.remember_trigger(key, at, now);
     }
     fx.records.push(not_run(c, at, outcome, 1, &reason));
     Answer::Recorded { outcome, reason }
@@ -752,6 +818,12 @@ pub fn renew(state: &mut Option<State>, r: &Renew, now_us: i64, inc: &str) -> Re
     }
     st.open.retain(|e| e.occurrence != r.occurrence);
     st.newest = st.newest.max(r.occurrence.0);
+    if let Some(key) = &r.key
+        && !st.triggered.iter().any(|t| t.key == *key)
+    {
+        // Its key would run once more otherwise, when this run has ended.
+        st.remember_trigger(key, r.occurrence, now);
+    }
     st.open.push(Open {
         occurrence: r.occurrence,
         attempt: r.attempt,
@@ -914,7 +986,9 @@ pub fn register(
     };
     st.newest = st.newest.max(r.known.0);
     if st.inc != inc {
-        if !adopt {
+        let straddles = |l: &Missed| l.first.0 <= st.newest && st.newest < l.last.0;
+        // A holder took its lease back since the range was counted: it has to be counted anew.
+        if !adopt || r.lost.as_ref().is_some_and(straddles) {
             return Registration::Quarantined;
         }
         st.inc = inc.to_owned();
@@ -1030,6 +1104,8 @@ pub enum Controlled {
     Stopping(Vec<RunId>),
     /// The trigger was decided before, as this occurrence.
     Triggered(Occurrence),
+    /// [`KEYS_MOST`] keys of the job are remembered or wait: this one was not taken.
+    TooMany,
     /// The store knows nothing of this job: no instance has it in its configuration.
     Absent,
 }
@@ -1055,15 +1131,18 @@ pub fn control(
             Controlled::Done
         }
         Control::Resume => {
-            if st
-                .pause
-                .take()
-                .is_some_and(|p| p.until.is_none_or(|u| now < u))
-            {
-                Controlled::Done
-            } else {
-                Controlled::Nothing
+            let paused = st.paused(now).is_some();
+            st.pause = None;
+            if !paused {
+                return Controlled::Nothing;
             }
+            for e in st.open.iter().filter(|e| e.again.is_some()) {
+                fx.events.push(Event::Again {
+                    job: job.clone(),
+                    occurrence: e.occurrence,
+                });
+            }
+            Controlled::Done
         }
         Control::Skip { count } => {
             st.skip = *count;
@@ -1088,11 +1167,17 @@ pub fn control(
             }
         }
         Control::Trigger { key } => {
+            st.forget_triggers(now);
             if let Some(t) = st.triggered.iter().find(|t| t.key == *key) {
                 return Controlled::Triggered(t.occurrence);
             }
             if st.triggers.iter().any(|t| t.key == *key) {
                 return Controlled::Nothing;
+            }
+            let people = st.triggered.iter().filter(|t| !own_key(&t.key)).count();
+            let kept = if own_key(key) { 0 } else { people };
+            if st.triggers.len() + kept >= KEYS_MOST {
+                return Controlled::TooMany;
             }
             st.triggers.push(Pending {
                 key: key.clone(),
@@ -1128,6 +1213,72 @@ mod tests {
 
     fn job() -> JobName {
         JobName::new("backup")
+    }
+
+    fn put(state: &mut Option<State>, key: &str, now: i64) -> Controlled {
+        let what = Control::Trigger {
+            key: key.to_owned(),
+        };
+        control(state, &job(), &what, now * 1000, &mut Effects::default())
+    }
+
+    #[test]
+    fn keys_are_remembered_for_a_time_and_not_for_a_number_of_triggers() {
+        let t = 1_800_000_000_000;
+        let mut state = Some(State::default());
+        let used = |state: &mut Option<State>, key: &str, at: i64| {
+            assert_eq!(put(state, key, at), Controlled::Done, "{key}");
+            let st = state.as_mut().unwrap();
+            st.remember_trigger(key, Occurrence(at), at);
+        };
+        let own = |i: usize| format!("{OWN_KEY}{i}");
+        used(&mut state, "first", t);
+        for i in 0..3 * OWN_KEYS_MOST {
+            used(&mut state, &own(i), t + 1 + i as i64);
+        }
+        assert_eq!(
+            put(&mut state, "first", t + 5000),
+            Controlled::Triggered(Occurrence(t))
+        );
+        let st = state.as_ref().unwrap();
+        assert!(st.triggered.len() <= OWN_KEYS_MOST + 2);
+        // Our own ones are gone soon, those of people when their time is over.
+        let last = own(3 * OWN_KEYS_MOST - 1);
+        assert!(matches!(
+            put(&mut state, &last, t + OWN_KEYS_KEPT_MS),
+            Controlled::Triggered(_)
+        ));
+        assert_eq!(
+            put(&mut state, &own(0), t + 2 * OWN_KEYS_KEPT_MS),
+            Controlled::Done
+        );
+        assert_eq!(state.as_ref().unwrap().triggered.len(), 1);
+        assert!(matches!(
+            put(&mut state, "first", t + KEYS_KEPT_MS - 1),
+            Controlled::Triggered(_)
+        ));
+        assert_eq!(put(&mut state, "first", t + KEYS_KEPT_MS), Controlled::Done);
+    }
+
+    #[test]
+    fn a_key_too_many_is_refused_and_none_is_forgotten() {
+        let t = 1_800_000_000_000;
+        let mut state = Some(State::default());
+        for i in 0..KEYS_MOST as i64 {
+            let st = state.as_mut().unwrap();
+            st.remember_trigger(&format!("k{i}"), Occurrence(t + i), t + i);
+        }
+        let now = t + KEYS_MOST as i64;
+        assert_eq!(put(&mut state, "more", now), Controlled::TooMany);
+        assert_eq!(
+            put(&mut state, "k0", now),
+            Controlled::Triggered(Occurrence(t))
+        );
+        let own = format!("{OWN_KEY}1");
+        assert_eq!(put(&mut state, &own, now), Controlled::Done);
+        // There is room when the first is forgotten.
+        state.as_mut().unwrap().triggers.clear();
+        assert_eq!(put(&mut state, "more", t + KEYS_KEPT_MS), Controlled::Done);
     }
 
     /// A run as its instance knows it.

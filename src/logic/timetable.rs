@@ -13,7 +13,10 @@ use std::{
 
 use jiff::Timestamp;
 
-use super::schedule::{Schedule, jitter_ms, next_of};
+use super::{
+    claim,
+    schedule::{Schedule, jitter_ms, next_of},
+};
 use crate::model::Occurrence;
 
 /// Occurrences of one job that one [`Timetable::take_due`] hands out at most; the others stay due.
@@ -351,6 +354,30 @@ fn range(schedules: &[Arc<Schedule>], first: Occurrence, last: Occurrence) -> Ra
         last,
         count,
         exact,
+    }
+}
+
+/// What is left of a range of occurrences when those up to `known`, which lies in it, are decided.
+pub fn recount(
+    schedules: &[Arc<Schedule>],
+    known: Occurrence,
+    range: claim::Missed,
+) -> claim::Missed {
+    let left = next_of(schedules, known).filter(|first| *first <= range.last);
+    let Some(first) = left else {
+        // Of another schedule than the present one.
+        return claim::Missed {
+            first: range.last,
+            count: 1,
+            ..range
+        };
+    };
+    claim::Missed {
+        first,
+        count: self::range(schedules, first, range.last)
+            .count
+            .clamp(1, range.count.max(1)),
+        ..range
     }
 }
 

@@ -239,6 +239,7 @@ impl RedisStore {
                 outcome: text(1)?.parse().map_err(|e: String| self.corrupt(&e))?,
                 reason: text(2)?,
             },
+            "behind" => Answer::Behind(Occurrence(int(1)?)),
             "quarantined" => Answer::Quarantined,
             "absent" => Answer::Absent,
             "in_doubt" => Answer::InDoubt,

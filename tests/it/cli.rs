@@ -69,16 +69,7 @@ impl Files {
     }
 
     fn run(&self, args: &[&str]) -> Ran {
-        let Output {
-            status,
-            stdout,
-            stderr,
-        } = self.command(args).output().expect("soloist starts");
-        Ran {
-            code: status.code(),
-            out: String::from_utf8(stdout).expect("stdout is UTF-8"),
-            err: String::from_utf8(stderr).expect("stderr is UTF-8"),
-        }
+        Ran::of(self.command(args).output().expect("soloist starts"))
     }
 }
 
@@ -90,6 +81,13 @@ struct Ran {
 }
 
 impl Ran {
+    fn of(o: Output) -> Self {
+        Self {
+            code: o.status.code(),
+            out: String::from_utf8(o.stdout).expect("stdout is UTF-8"),
+            err: String::from_utf8(o.stderr).expect("stderr is UTF-8"),
+        }
+    }
     #[track_caller]
     fn ok(self) -> String {
         assert_eq!(
@@ -403,6 +401,33 @@ impl Fleet {
     }
 
     fn beat(&self, instance: &str, running: &[(&str, Occurrence)]) {
+        self.runtime
+            .block_on(self.heartbeat(instance, running, false));
+    }
+
+    /// As an instance that is up while `command` runs, and does nothing.
+    fn run_beside(&self, instance: &str, draining: bool, args: &[&str]) -> Ran {
+        let beats = async {
+            loop {
+                self.heartbeat(instance, &[], draining).await;
+                tokio::time::sleep(Duration::from_millis(500)).await;
+            }
+        };
+        let args: Vec<String> = args.iter().map(ToString::to_string).collect();
+        let mut command = self.files.command(&[]);
+        let ran = self.runtime.spawn_blocking(move || {
+            let out = command.args(args).output().expect("it runs");
+            Ran::of(out)
+        });
+        self.runtime.block_on(async {
+            tokio::select! {
+                ran = ran => ran.expect("it ends"),
+                () = beats => unreachable!(),
+            }
+        })
+    }
+
+    async fn heartbeat(&self, instance: &str, running: &[(&str, Occurrence)], draining: bool) {
         let host = rustix::system::uname()
             .nodename()
             .to_string_lossy()
@@ -418,22 +443,20 @@ impl Fleet {
             clock_doubt_ms: None,
             started_at: 0,
             running: running.iter().map(|(j, o)| (JobName::new(j), *o)).collect(),
-            draining: false,
+            draining,
             jobs: 3,
         };
-        self.runtime.block_on(async {
-            let look = self.store.heartbeat(None).await.expect("a look");
-            let beat = Beat {
-                instance: InstanceId::new(instance),
-                info,
-                quarantine: Duration::from_secs(17),
-                open: Some((look.inc.clone(), look.value.born)),
-            };
-            self.store
-                .heartbeat(Some(&beat))
-                .await
-                .expect("a heartbeat");
-        });
+        let look = self.store.heartbeat(None).await.expect("a look");
+        let beat = Beat {
+            instance: InstanceId::new(instance),
+            info,
+            quarantine: Duration::from_secs(17),
+            open: Some((look.inc.clone(), look.value.born)),
+        };
+        self.store
+            .heartbeat(Some(&beat))
+            .await
+            .expect("a heartbeat");
     }
 
     fn register(&self) {
@@ -1007,6 +1030,64 @@ fn a_trigger_that_nobody_can_take_is_given_up() {
         "{}",
         ran.err
     );
+}
+
+fn given_up(ran: &Ran, reason: &str, hint: &str) {
+    assert_eq!((ran.code, ran.out.as_str()), (Some(75), ""), "{}", ran.err);
+    for text in [reason, hint] {
+        assert!(ran.err.contains(text), "no `{text}` in {}", ran.err);
+    }
+}
+
+#[test]
+fn to_wait_for_a_trigger_ends_on_a_fleet_that_drains() {
+    let fleet = Fleet::start();
+    let ran = fleet.run_beside("web-1", true, &["trigger", "often", "--wait"]);
+    given_up(&ran, "every instance that is up drains", "soloist undrain");
+}
+
+#[test]
+fn to_wait_for_a_trigger_ends_when_no_instance_has_the_job() {
+    let fleet = Fleet::start();
+    let ran = fleet.run_beside("web-1", false, &["trigger", "often", "--wait"]);
+    given_up(
+        &ran,
+        "the live instances do not take it",
+        "soloist why often",
+    );
+}
+
+#[test]
+fn to_wait_for_a_run_ends_when_its_instance_and_all_others_are_gone() {
+    let fleet = Fleet::start();
+    fleet.run(&["trigger", "draw", "--key", "k"]).ok();
+    let held = fleet.take_trigger("draw");
+    let gone = InstanceId::new("web-1");
+    let leave = fleet.store.leave(&gone);
+    fleet.runtime.block_on(leave).expect("it left");
+    let ran = fleet.run(&["trigger", "draw", "--key", "k", "--wait"]);
+    assert_eq!(ran.code, Some(79), "{}", ran.err);
+    assert!(ran.err.contains("shows no life"), "{}", ran.err);
+    drop(held);
+}
+
+#[test]
+fn to_wait_for_a_retry_ends_when_the_job_is_paused() {
+    let fleet = Fleet::start();
+    fleet.run(&["trigger", "often", "--key", "k"]).ok();
+    let again = Some(Again {
+        at: 0,
+        trigger: Trigger::Retry,
+    });
+    let first = fleet.take_trigger("often");
+    first.settle_attempt(1, Outcome::Failed, Some(1), None, "", again);
+    fleet.run(&["pause", "often"]).ok();
+    let ran = fleet.run_beside(
+        "web-1",
+        false,
+        &["trigger", "often", "--key", "k", "--wait"],
+    );
+    given_up(&ran, "the job is paused", "soloist resume often");
 }
 
 #[test]

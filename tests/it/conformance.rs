@@ -6,8 +6,8 @@ use std::{future::Future, sync::Arc, time::Duration};
 use soloist::{
     logic::claim::{
         Again, Answer, Claim, Control, Controlled, Event, Grant, Missed, OVERDUE, OVERLAPS,
-        Observed, OnCrash, Open, Overlap, Register, Registration, Renew, Renewal, Settle,
-        Settlement, State, Stop, TOO_LATE, TRIGGERS_KEPT, Target,
+        OWN_KEY, Observed, OnCrash, Open, Overlap, PASSED, Register, Registration, Renew, Renewal,
+        Settle, Settlement, State, Stop, TOO_LATE, Target,
     },
     model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger},
     store::{
@@ -78,6 +78,9 @@ conformance! {
     skips_are_counted
     a_cancel_reaches_the_holder
     a_trigger_runs_once_for_its_key
+    a_trigger_that_has_no_room_waits_and_is_recorded_in_the_end
+    a_range_that_is_decided_in_part_is_not_recorded_whole
+    a_pause_holds_attempts_back
     a_trigger_stays_between_the_decided_and_the_next
     a_trigger_survives_its_client
     an_unknown_job_is_absent
@@ -1089,9 +1092,12 @@ async fn a_trigger_runs_once_for_its_key(bed: Bed) {
         Controlled::Triggered(g.occurrence)
     );
     assert!(state(&*s).await.triggers.is_empty());
-    // So many keys are remembered, and no more.
-    for i in 0..TRIGGERS_KEPT {
-        let key = format!("k{i}");
+    // However many triggers come after it, with keys or without, it is the same run.
+    for i in 0..80 {
+        let key = match i % 2 {
+            0 => format!("k{i}"),
+            _ => format!("{OWN_KEY}{i}"),
+        };
         assert_eq!(
             control(&*s, Control::Trigger { key: key.clone() }).await,
             Controlled::Done
@@ -1105,9 +1111,173 @@ async fn a_trigger_runs_once_for_its_key(bed: Bed) {
             Settlement::Done
         );
     }
+    assert_eq!(
+        control(&*s, put()).await,
+        Controlled::Triggered(g.occurrence)
+    );
+    let (now, _) = self::now(&*s).await;
+    let first = &state(&*s).await.triggered[0];
+    assert_eq!(
+        (&first.key, first.occurrence, first.at <= now),
+        (&key, g.occurrence, true)
+    );
+}
+
+/// What is decided lies in the future of the store's clock: it was put right.
+async fn a_trigger_that_has_no_room_waits_and_is_recorded_in_the_end(bed: Bed) {
+    let (s, now) = ready(&bed).await;
+    let ahead = Claim {
+        known: Occurrence(now + 60 * MINUTE),
+        ..claim(now - 1000, "a")
+    };
+    assert_eq!(one(&*s, &ahead).await, Answer::Settled(None));
+    let put = Control::Trigger { key: "k".into() };
+    assert_eq!(control(&*s, put.clone()).await, Controlled::Done);
+    let c = manual("k", None, "a");
+    match one(&*s, &c).await {
+        // Until there is room.
+        Answer::Early { wait_us } => assert!(
+            (59 * MINUTE * 1000..61 * MINUTE * 1000).contains(&wait_us),
+            "{wait_us}"
+        ),
+        other => panic!("{other:?}"),
+    }
+    let passed = Claim {
+        start_by: PASSED,
+        ..c
+    };
+    let missed = Answer::Recorded {
+        outcome: Outcome::Missed,
+        reason: TOO_LATE.to_owned(),
+    };
+    assert_eq!(one(&*s, &passed).await, missed);
+    let record = s.history(&j(), 10).await.unwrap().remove(0);
+    assert_eq!(record.outcome, Outcome::Missed);
+    assert!((now..now + MINUTE).contains(&record.occurrence.0));
+    assert_ne!(
+        record.occurrence.0 % 1000,
+        0,
+        "a scheduled one has that name"
+    );
     let st = state(&*s).await;
-    assert_eq!(st.triggered.len(), TRIGGERS_KEPT);
-    assert_eq!(st.triggered[0].key, "k0");
+    assert_eq!((st.newest, st.triggers), (now + 60 * MINUTE, vec![]));
+    assert_eq!(
+        control(&*s, put).await,
+        Controlled::Triggered(record.occurrence)
+    );
+}
+
+/// Some of a range was decided since it was counted: how many are left, the claimant has to say.
+async fn a_range_that_is_decided_in_part_is_not_recorded_whole(bed: Bed) {
+    let (s, now) = ready(&bed).await;
+    let first = claim(now - 5000, "a");
+    let g = granted(&*s, &first).await;
+    assert_eq!(
+        settle(&*s, &first, g, Outcome::Succeeded).await,
+        Settlement::Done
+    );
+    let range = |first: i64, last: i64, count| Missed {
+        first: Occurrence(now - first),
+        last: Occurrence(now - last),
+        count,
+    };
+    let giving_up = |missed| Claim {
+        missed,
+        ..claim(now - 1000, "b")
+    };
+    let behind = Answer::Behind(Occurrence(now - 5000));
+    for missed in [
+        vec![range(9000, 2000, 8)],
+        vec![range(5000, 2000, 4)],
+        vec![range(9000, 6000, 4), range(5500, 4500, 3)],
+    ] {
+        assert_eq!(one(&*s, &giving_up(missed)).await, behind);
+    }
+    assert_eq!(state(&*s).await.newest, now - 5000);
+    assert_eq!(s.history(&j(), 10).await.unwrap().len(), 1);
+    let left = vec![range(9000, 5000, 5), range(4000, 2000, 3)];
+    let _ = granted(&*s, &giving_up(left)).await;
+    let missed = s.history(&j(), 10).await.unwrap().remove(0);
+    assert_eq!(
+        (missed.outcome, missed.occurrence.0, missed.count),
+        (Outcome::Missed, now - 2000, 3)
+    );
+}
+
+/// "Nothing starts" is what a pause says: neither a retry nor the rerun after a crash.
+async fn a_pause_holds_attempts_back(bed: Bed) {
+    let (s, now) = ready(&bed).await;
+    let mut events = listen(&*s).await;
+    let pause = |until| Control::Pause {
+        until,
+        reason: None,
+    };
+    let rerun = |at: i64, instance: &str| Claim {
+        on_crash: OnCrash::Rerun,
+        max_attempts: 5,
+        ..claim(at, instance)
+    };
+    let first = rerun(now - 5000, "a");
+    let g = granted(&*s, &first).await;
+    assert_eq!(control(&*s, pause(None)).await, Controlled::Done);
+    // It fails in the pause, and its retry is due at once.
+    let failed = Settle {
+        again: Some(Again {
+            at: 0,
+            trigger: Trigger::Retry,
+        }),
+        ..settlement(&first, g, Outcome::Failed)
+    };
+    let done = s.settle(&failed, &nothing()).await.unwrap().value;
+    assert_eq!(done, Settlement::Done);
+    let second = rerun(now - 5000, "b");
+    assert!(matches!(one(&*s, &second).await, Answer::Later { wait_ms } if wait_ms > 1000));
+    // The pause goes on without it, and it waits.
+    let newer = Claim {
+        overlap: Overlap::Queue,
+        ..rerun(now - 4000, "a")
+    };
+    assert!(matches!(
+        one(&*s, &newer).await,
+        Answer::Recorded {
+            outcome: Outcome::Skipped,
+            ..
+        }
+    ));
+    let at = Occurrence(now - 5000);
+    until_heard(
+        &mut events,
+        &Event::Again {
+            job: j(),
+            occurrence: at,
+        },
+        || async {
+            let _ = control(&*s, pause(None)).await;
+            let _ = control(&*s, Control::Resume).await;
+        },
+    )
+    .await;
+    let g = granted(&*s, &second).await;
+    assert_eq!((g.occurrence, g.attempt), (at, 2));
+    // The holder vanishes in a pause: that is found out and recorded, and the rerun waits.
+    assert_eq!(control(&*s, pause(None)).await, Controlled::Done);
+    let third = Claim {
+        observed: observed(&state(&*s).await.open[0]),
+        ..rerun(now - 5000, "c")
+    };
+    assert!(matches!(one(&*s, &third).await, Answer::Later { .. }));
+    assert_eq!(outcomes(&*s).await[0], Outcome::Unknown);
+    // A trigger would have to let it go first.
+    let put = Control::Trigger { key: "k".into() };
+    assert_eq!(control(&*s, put).await, Controlled::Done);
+    let by_hand = manual("k", None, "a");
+    assert!(matches!(one(&*s, &by_hand).await, Answer::Later { .. }));
+    let (t, _) = self::now(&*s).await;
+    assert_eq!(control(&*s, pause(Some(t + 200))).await, Controlled::Done);
+    match in_time(&*s, &third).await {
+        Answer::Granted(g) => assert_eq!((g.attempt, g.trigger), (3, Trigger::Takeover)),
+        other => panic!("{other:?}"),
+    }
 }
 
 async fn a_trigger_stays_between_the_decided_and_the_next(bed: Bed) {
@@ -1749,6 +1919,44 @@ async fn redis_restarted_empty_takes_a_lease_back_and_runs_nothing_twice() {
 #[tokio::test]
 async fn redis_flushed_takes_a_lease_back_and_runs_nothing_twice() {
     loses_everything(|s| s.flush()).await;
+}
+
+/// The run goes on and takes its lease back; the key that it was triggered with comes with it.
+#[tokio::test]
+async fn redis_learns_the_key_of_a_trigger_again_from_its_run() {
+    let mut bed = Bed::redis();
+    let (s, _) = ready(&bed).await;
+    let put = Control::Trigger { key: "k".into() };
+    assert_eq!(control(&*s, put.clone()).await, Controlled::Done);
+    let c = manual("k", None, "a");
+    let g = granted(&*s, &c).await;
+    server(&mut bed).flush();
+    let renew = Renew {
+        key: Some("k".into()),
+        ..renewal(&c, g, 1)
+    };
+    for seq in 1..3 {
+        let renew = Renew {
+            seq,
+            ..renew.clone()
+        };
+        assert_eq!(
+            patient(|| s.renew(&renew)).await.value,
+            Renewal::Renewed(None)
+        );
+    }
+    let (_, inc) = now(&*s).await;
+    let _ = register(&*s, registration("backup", Some(&inc))).await;
+    assert_eq!(
+        control(&*s, put.clone()).await,
+        Controlled::Triggered(g.occurrence)
+    );
+    assert_eq!(
+        settle(&*s, &c, g, Outcome::Succeeded).await,
+        Settlement::Done
+    );
+    assert_eq!(control(&*s, put).await, Controlled::Triggered(g.occurrence));
+    assert_eq!(state(&*s).await.triggered.len(), 1);
 }
 
 #[tokio::test]

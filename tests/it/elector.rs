@@ -18,8 +18,8 @@ use soloist::{
     config::{self, Job},
     elector::{Ask, Contest, Due, Elector, Epoch, Granted, Parts, Plan, note_clock},
     logic::claim::{
-        self, Again, Answer, Claim, Control, Controlled, Event, Register, Registration, Renew,
-        Renewal, Settle, Settlement, State, Target,
+        self, Again, Answer, Claim, Control, Controlled, Event, OnCrash, Overlap, Register,
+        Registration, Renew, Renewal, Settle, Settlement, State, Target,
     },
     logic::schedule::next_of,
     model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger},
@@ -1094,6 +1094,71 @@ async fn a_trigger_leaves_alone_what_waits_for_its_jitter() {
     node.due(&job, first);
     let all = recorded(&*store, &job.name, 4).await;
     assert_eq!(all[3], (first, Outcome::Succeeded), "{all:?}");
+}
+
+/// The store's clock was ahead when a job was decided, and was put right: it stands behind what is decided.
+async fn behind_what_is_decided(node: &Node, store: &MemoryStore, job: &Job, by: i64) {
+    let claim = Claim {
+        job: job.name.clone(),
+        target: Target::Scheduled(Occurrence(1)),
+        known: Occurrence(now(store, by)),
+        missed: vec![],
+        run: RunId::random(),
+        instance: node.elector.instance.clone(),
+        host: "a".into(),
+        trigger: Trigger::Schedule,
+        start_by: 0,
+        lease: 1000,
+        overlap: Overlap::Skip,
+        on_crash: OnCrash::Fail,
+        max_attempts: 1,
+        def: job.digest.clone(),
+        observed: None,
+    };
+    let answer = store.claim(&[claim]).await.unwrap().value.remove(0);
+    assert_eq!(answer, Answer::Settled(None));
+}
+
+#[tokio::test]
+async fn a_trigger_waits_for_the_stores_clock_without_haste_and_ends() {
+    let store = Arc::new(MemoryStore::new());
+    let started = Arc::new(Started::default());
+    let node = Node::simple("a", &store, &started);
+    let job = job("start_within = \"3s\"");
+    node.with(&job).await;
+    behind_what_is_decided(&node, &store, &job, 3_600_000).await;
+    let put = Control::Trigger { key: "k".into() };
+    let begun = Instant::now();
+    store.control(&job.name, &put).await.unwrap();
+    // The clock of the store may stand still as well: what passes here counts.
+    let all = recorded(&*store, &job.name, 1).await;
+    assert_eq!(all[0].1, Outcome::Missed);
+    assert!(begun.elapsed() >= Duration::from_secs(3));
+    assert!(started.all().is_empty());
+    // At first every few milliseconds, in the end once a second.
+    let asked = node.line.claims.load(Ordering::SeqCst);
+    let most = 16 + begun.elapsed().as_secs() as usize;
+    assert!(asked <= most, "asked {asked} times");
+}
+
+#[tokio::test]
+async fn a_trigger_runs_when_the_stores_clock_has_room_for_it() {
+    let store = Arc::new(MemoryStore::new());
+    let started = Arc::new(Started::default());
+    let node = Node::simple("a", &store, &started);
+    let job = job("start_within = \"10m\"");
+    node.with(&job).await;
+    behind_what_is_decided(&node, &store, &job, 60_000).await;
+    let put = Control::Trigger { key: "k".into() };
+    store.control(&job.name, &put).await.unwrap();
+    until("it is asked for in vain", || {
+        (node.line.claims.load(Ordering::SeqCst) >= 3).then_some(())
+    })
+    .await;
+    store.shift(61_000);
+    let all = recorded(&*store, &job.name, 1).await;
+    assert_eq!(all[0].1, Outcome::Succeeded);
+    assert_eq!(started.runs().len(), 1);
 }
 
 fn limited(store: &Arc<MemoryStore>, started: &Arc<Started>) -> Node {

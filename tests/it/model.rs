@@ -317,6 +317,7 @@ async fn compare(store: &dyn Store, place: &mut Place, seed: u64, steps: usize) 
         "Later",
         "RunFirst(Occurrence(",
         "Recorded",
+        "Behind",
         "Absent",
         "Renewed(None)",
         "Lost",
