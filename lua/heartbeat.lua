@@ -46,7 +46,7 @@ end
 -- a server's clock that jumps ahead for a moment makes living ones look like that, until their next heartbeat.
 local drains, kept = redis.call('HGETALL', KEYS[2]), {}
 for i = 1, #drains, 2 do
-  local known, since = redis.call('HEXISTS', KEYS[1], drains[i]) == 1, tonumber(drains[i + 1]) or 1
+  local known, since = redis.call('HGET', KEYS[1], drains[i]) ~= false, tonumber(drains[i + 1]) or 1
   if not known and since > 1 and since < now - FORGET then
     redis.call('HDEL', KEYS[2], drains[i])
   else

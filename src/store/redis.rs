@@ -5,6 +5,7 @@
 
 mod check;
 pub(crate) mod connection;
+mod renewals;
 mod state;
 
 use std::{
@@ -19,7 +20,10 @@ use serde::Serialize;
 use tokio::sync::broadcast;
 
 pub use self::connection::install_crypto;
-use self::connection::{Client, Connection, Script};
+use self::{
+    connection::{Client, Connection, Script},
+    renewals::Renewals,
+};
 use super::{BATCH, Beat, Decision, Error, Fleet, Info, Output, Problem, Reply, Store, Tail, tidy};
 use crate::{
     clock::{Boottime, StoreClock},
@@ -64,11 +68,10 @@ pub struct RedisStore {
     min_replicas: u32,
     /// Claims, settlements, reading.
     pool: bb8::Pool<Client>,
-    /// Renewals wait behind nothing else.
-    renewals: bb8::Pool<Client>,
+    renewals: Arc<Renewals>,
     events: broadcast::Sender<Event>,
     /// What the daemon believes of the server's clock.
-    clock: OnceLock<Arc<StoreClock>>,
+    clock: Arc<OnceLock<Arc<StoreClock>>>,
     /// Ends with the store.
     listener: OnceLock<tokio::task::AbortHandle>,
 }
@@ -80,14 +83,15 @@ impl RedisStore {
     /// A URL, certificate or key that cannot be used.
     pub fn open(url: &str, c: &config::Store) -> Result<Self, Error> {
         let client = Client::new(url, c)?;
+        let clock = Arc::default();
         Ok(Self {
             pool: client.pool(c.pool_size),
-            renewals: client.pool(2),
+            renewals: Renewals::new(client.clone(), c.min_replicas, Arc::clone(&clock)),
             channel: format!("{}:events", c.namespace),
             namespace: c.namespace.clone(),
             min_replicas: c.min_replicas,
             events: broadcast::channel(super::HINTS).0,
-            clock: OnceLock::new(),
+            clock,
             listener: OnceLock::new(),
             client,
         })
@@ -119,7 +123,7 @@ impl RedisStore {
             self.believed_ms(sent)
                 .map_or(String::new(), |ms| ms.to_string()),
         );
-        let mut value = self.eval(&mut c, script, keys, args, &believed).await?;
+        let value = self.eval(&mut c, script, keys, args, &believed).await?;
         if confirm && self.min_replicas > 0 {
             // WAIT counts the writes of its own connection.
             let mut wait = cmd("WAIT");
@@ -136,7 +140,16 @@ impl RedisStore {
                 });
             }
         }
-        let received = Boottime::now();
+        self.reply(value, sent, Boottime::now())
+    }
+
+    /// A script's answer, which begins with now_us and inc.
+    fn reply(
+        &self,
+        mut value: Vec<Value>,
+        sent: Boottime,
+        received: Boottime,
+    ) -> Result<Reply<Vec<Value>>, Error> {
         if value.len() < 2 {
             return Err(self.corrupt("a script's answer is too short"));
         }
@@ -160,19 +173,8 @@ impl RedisStore {
         args: &[Arg<'_>],
         believed: &Arg<'_>,
     ) -> Result<Vec<Value>, Error> {
-        let mut call = cmd("EVALSHA");
-        call.arg(script.sha.as_str()).arg(keys.len());
-        for k in keys {
-            call.arg(k);
-        }
-        for a in args.iter().chain([believed]) {
-            match a {
-                Arg::Str(s) => call.arg(*s),
-                Arg::String(s) => call.arg(s.as_str()),
-                Arg::Bytes(b) => call.arg(*b),
-                Arg::Int(n) => call.arg(*n),
-            };
-        }
+        let mut call = script.call(keys, args);
+        believed.write(&mut call);
         c.eval(script, &call)
             .await
             .map_err(|e| self.client.error(&e))
@@ -403,6 +405,27 @@ impl<'a> From<&'a str> for Arg<'a> {
     }
 }
 
+impl Arg<'_> {
+    fn write(&self, call: &mut redis::Cmd) {
+        match self {
+            Self::Str(s) => call.arg(*s),
+            Self::String(s) => call.arg(s.as_str()),
+            Self::Bytes(b) => call.arg(*b),
+            Self::Int(n) => call.arg(*n),
+        };
+    }
+}
+
+impl Script {
+    /// All of a call but its last argument, which is what is believed of the server's clock.
+    fn call(&self, keys: &[String], args: &[Arg<'_>]) -> redis::Cmd {
+        let mut call = cmd("EVALSHA");
+        call.arg(self.sha.as_str()).arg(keys.len()).arg(keys);
+        args.iter().for_each(|a| a.write(&mut call));
+        call
+    }
+}
+
 /// What the claimant fills in of an open entry.
 #[derive(Serialize)]
 struct Holder<'a> {
@@ -535,15 +558,9 @@ impl Store for RedisStore {
             Arg::Int(i64::from(r.seq)),
             Arg::String(entry),
         ];
-        let reply = self
-            .run(
-                &self.renewals,
-                &RENEW,
-                &[self.key(&r.job, "state")],
-                &args,
-                true,
-            )
-            .await?;
+        let call = RENEW.call(&[self.key(&r.job, "state")], &args);
+        let (value, sent, received) = self.renewals.ask(call).await?;
+        let reply = self.reply(value, sent, received)?;
         let word = |i: usize| {
             reply
                 .value

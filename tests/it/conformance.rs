@@ -4,6 +4,7 @@
 use std::{future::Future, sync::Arc, time::Duration};
 
 use soloist::{
+    clock::Boottime,
     logic::claim::{
         Again, Answer, Claim, Control, Controlled, Event, Grant, Missed, OVERDUE, OVERLAPS,
         OWN_KEY, Observed, OnCrash, Open, Overlap, PASSED, Register, Registration, Renew, Renewal,
@@ -2084,6 +2085,48 @@ async fn redis_that_is_full_renews_and_settles_and_grants_nothing() {
     assert_eq!(s.history(&j(), 5).await.unwrap()[0].output_tail, "bye");
     // What was refused has left nothing behind.
     assert_eq!(state(&*s).await.newest, now - 100);
+}
+
+#[tokio::test]
+async fn redis_renews_many_at_once_and_an_error_is_one_run_s_alone() {
+    let mut bed = Bed::redis();
+    let s = bed.store();
+    let (now, inc) = now(&*s).await;
+    let names: Vec<String> = (0..250).map(|i| format!("j{i}")).collect();
+    let all: Vec<Register> = names.iter().map(|n| registration(n, Some(&inc))).collect();
+    let _ = s.register(&all).await.unwrap();
+    let claims: Vec<Claim> = names
+        .iter()
+        .map(|n| Claim {
+            job: job(n),
+            ..claim(now, "a")
+        })
+        .collect();
+    let answers = s.claim(&claims).await.unwrap().value;
+    let mut asks = vec![];
+    for (c, answer) in claims.iter().zip(&answers) {
+        let Answer::Granted(g) = answer else {
+            panic!("{answer:?}");
+        };
+        asks.push(renewal(c, *g, 1));
+    }
+    let server = server(&mut bed);
+    server.command::<()>(&["SET", "soloist:{j7}:state", "of somebody else"]);
+    server.command::<()>(&["SCRIPT", "FLUSH"]);
+    let before = Boottime::now();
+    let renewals = futures_util::future::join_all(asks.iter().map(|r| s.renew(r))).await;
+    for (i, renewal) in renewals.into_iter().enumerate() {
+        if i == 7 {
+            let e = renewal.unwrap_err();
+            assert!(e.to_string().contains("WRONGTYPE"), "{e}");
+            continue;
+        }
+        let renewal = renewal.unwrap();
+        assert_eq!(renewal.value, Renewal::Renewed(None));
+        assert!(before <= renewal.sent && renewal.sent <= renewal.received);
+    }
+    let seen = s.observe(&[job("j3")]).await.unwrap().value.remove(0);
+    assert_eq!(seen.unwrap().open[0].seq, 1);
 }
 
 #[tokio::test]

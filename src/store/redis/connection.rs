@@ -282,11 +282,14 @@ const PASSING: [&str; 8] = [
 
 /// What whoever runs soloist can do about an error.
 fn advice(kind: ErrorKind, code: Option<&str>, reason: &str) -> Option<&'static str> {
+    const WANTS_PASSWORD: &str = "the server wants a password; set `password_file` in [store]";
     const FORBIDDEN: &str =
         "the user may not do all that is needed; docs/operations.md has the ACL that allows it";
     Some(match code {
         Some("OOM") => "the server is full; raise its maxmemory or free some memory",
-        Some("NOAUTH") => "the server wants a password; set `password_file` in [store]",
+        Some("NOAUTH") => WANTS_PASSWORD,
+        // To a command of more than ten words.
+        _ if reason.contains("unauthenticated multibulk length") => WANTS_PASSWORD,
         Some("NOPERM") => FORBIDDEN,
         // The same inside a script.
         _ if reason.contains("The user executing the script can't") => FORBIDDEN,
@@ -481,23 +484,29 @@ impl Connection {
     ) -> Result<T, RedisError> {
         match self.query(call).await {
             Err(e) if e.code() == Some("NOSCRIPT") => {
-                let mut load = redis::cmd("SCRIPT");
-                load.arg("LOAD").arg(script.text);
-                let _: String = self.query(&load).await?;
+                self.load(script).await?;
                 self.query(call).await
             }
             other => other,
         }
     }
+    pub(crate) async fn load(&mut self, script: &Script) -> Result<(), RedisError> {
+        let mut load = redis::cmd("SCRIPT");
+        load.arg("LOAD").arg(script.text);
+        self.query::<String>(&load).await.map(drop)
+    }
     /// After a timeout too: the late answer must not meet the next question, and the peer may be gone. After
     /// READONLY, because a demoted primary will not recover on this connection.
+    pub(crate) fn heed(&mut self, e: &RedisError) {
+        self.broken |= e.is_io_error()
+            || e.is_timeout()
+            || e.is_connection_dropped()
+            || e.is_unrecoverable_error()
+            || code(e) == Some("READONLY");
+    }
     fn note<T>(&mut self, out: Result<T, RedisError>) -> Result<T, RedisError> {
         if let Err(e) = &out {
-            self.broken |= e.is_io_error()
-                || e.is_timeout()
-                || e.is_connection_dropped()
-                || e.is_unrecoverable_error()
-                || code(e) == Some("READONLY");
+            self.heed(e);
         }
         out
     }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use soloist::{
-    logic::claim::{Control, Event},
+    logic::claim::{Control, Event, State},
     model::{InstanceId, JobName},
     store::{Store as _, redis::RedisStore},
 };
@@ -249,58 +249,99 @@ fn a_stall_of_all_connections_is_outlived() {
     fleet.judge(ONCE, &["long", "q1", "q2"], None);
 }
 
+/// Jobs that run when they are triggered only, and a client of their store.
+struct Triggered {
+    fleet: Fleet,
+    store: RedisStore,
+    runtime: tokio::runtime::Runtime,
+    names: Vec<JobName>,
+}
+
+impl Triggered {
+    /// One instance behind a proxy, with so many jobs that run `command`.
+    fn start(jobs: usize, command: &str) -> Self {
+        let mut plan = fleet(1).alone().proxied().drain("60s");
+        for i in 0..jobs {
+            let lines = format!("command = {command:?}\noutput = {{ log = false }}");
+            plan = plan.job(&format!("j{i}"), &lines);
+        }
+        let mut fleet = plan.start();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("a runtime");
+        let store = runtime.block_on(async { fleet.server().store() });
+        let names = (0..jobs).map(|i| JobName::new(&format!("j{i}"))).collect();
+        let all = Self {
+            fleet,
+            store,
+            runtime,
+            names,
+        };
+        wait_until("all jobs are registered", GENEROUS, || {
+            all.states().iter().all(Option::is_some)
+        });
+        all
+    }
+
+    fn states(&self) -> Vec<Option<State>> {
+        let seen = self.runtime.block_on(self.store.observe(&self.names));
+        seen.expect("the server is there").value
+    }
+
+    fn trigger_all(&self) {
+        for name in &self.names {
+            let key = "k".to_owned();
+            let ask = Control::Trigger { key };
+            let done = self.runtime.block_on(self.store.control(name, &ask));
+            done.expect("the server is there");
+        }
+    }
+
+    /// How the runs ended, each way once.
+    fn outcomes(&self) -> Vec<String> {
+        wait_until("all have run", GENEROUS * 2, || {
+            let all = self.states();
+            all.iter()
+                .flatten()
+                .all(|s| s.last.is_some() && s.open.is_empty())
+        });
+        let states = self.states();
+        let last = states.iter().flatten().filter_map(|s| s.last.as_ref());
+        let mut ended: Vec<String> = last
+            .map(|l| format!("{} at attempt {}", l.outcome, l.attempt))
+            .collect();
+        ended.sort();
+        ended.dedup();
+        ended
+    }
+}
+
 /// All of them are granted in a moment, and take longer to start than a lease is trusted.
 #[test]
 fn what_is_due_at_once_after_a_stall_is_started_with_a_lease() {
-    const JOBS: usize = 500;
-    let mut plan = fleet(1).alone().proxied().drain("60s");
-    for i in 0..JOBS {
-        plan = plan.job(
-            &format!("j{i}"),
-            "schedule = \"0 0 1 1 *\"\ncommand = \"true\"\noutput = { log = false }",
-        );
-    }
-    let mut fleet = plan.start();
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .expect("a runtime");
-    let store = runtime.block_on(async { fleet.server().store() });
-    let names: Vec<JobName> = (0..JOBS).map(|i| JobName::new(&format!("j{i}"))).collect();
-    let states = || {
-        let seen = runtime.block_on(store.observe(&names));
-        seen.expect("the server is there").value
-    };
-    wait_until("all jobs are registered", GENEROUS, || {
-        states().iter().all(Option::is_some)
-    });
-    fleet.proxies[0].set(Fault::Stall);
+    let mut all = Triggered::start(500, "true");
+    all.fleet.proxies[0].set(Fault::Stall);
     let stalled = Instant::now();
-    for name in &names {
-        let key = "k".to_owned();
-        let done = runtime.block_on(store.control(name, &Control::Trigger { key }));
-        done.expect("the server is there");
-    }
+    all.trigger_all();
     wait_until("the stall has lasted two leases", GENEROUS, || {
         stalled.elapsed() > Duration::from_secs(4)
     });
-    fleet.proxies[0].set(Fault::None);
-    wait_until("all have run", GENEROUS, || {
-        states()
-            .iter()
-            .flatten()
-            .all(|s| s.last.is_some() && s.open.is_empty())
-    });
-    let mut ended: Vec<String> = states()
-        .iter()
-        .flatten()
-        .filter_map(|s| s.last.as_ref())
-        .map(|l| format!("{} at attempt {}", l.outcome, l.attempt))
-        .collect();
-    ended.sort();
-    ended.dedup();
-    assert_eq!(ended, ["succeeded at attempt 1"]);
-    fleet.stop();
+    all.fleet.proxies[0].set(Fault::None);
+    assert_eq!(all.outcomes(), ["succeeded at attempt 1"]);
+    all.fleet.stop();
+}
+
+/// Their renewals, one after the other, would take longer than the lease lasts.
+#[test]
+fn many_runs_keep_their_leases_over_a_long_way() {
+    let mut all = Triggered::start(60, "sleep 7");
+    all.fleet.proxies[0].set(Fault::DelayRequests(Duration::from_millis(20)));
+    all.trigger_all();
+    assert_eq!(all.outcomes(), ["succeeded at attempt 1"]);
+    let log = all.fleet.instances[0].log_text();
+    assert!(!log.contains("cannot renew"), "{log}");
+    all.fleet.stop();
 }
 
 /// The holder alone is cut off: its job is dead by the deadline, and not taken over before.

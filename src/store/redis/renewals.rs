@@ -1,0 +1,231 @@
+//! Renewals that are due together travel together: one pipeline of script calls over a connection that all of them share.
+//! An error of one is that one's alone.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+};
+
+use redis::{Cmd, RedisError, RedisResult, Value};
+use tokio::sync::oneshot;
+
+use super::{
+    RENEW,
+    connection::{Client, Connection, Line, Trouble},
+};
+use crate::{
+    clock::{Boottime, StoreClock},
+    store::{BATCH, Error},
+};
+
+/// Pipelines under way at one time. While they are, what comes in collects for the next.
+const IN_FLIGHT: usize = 4;
+
+/// What a script answered, and when the command had left and the answer was there.
+pub(super) type Answer = (Vec<Value>, Boottime, Boottime);
+type Ask = (Cmd, oneshot::Sender<Result<Answer, Error>>);
+
+pub(super) struct Renewals {
+    client: Client,
+    /// Theirs alone: they wait behind nothing else.
+    line: Line,
+    min_replicas: u32,
+    clock: Arc<OnceLock<Arc<StoreClock>>>,
+    queue: Mutex<Queue>,
+}
+
+#[derive(Default)]
+struct Queue {
+    waiting: VecDeque<Ask>,
+    /// Tasks that send what waits, each one pipeline at a time.
+    flights: usize,
+}
+
+impl Renewals {
+    pub(super) fn new(
+        client: Client,
+        min_replicas: u32,
+        clock: Arc<OnceLock<Arc<StoreClock>>>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            line: Line::new(client.clone()),
+            client,
+            min_replicas,
+            clock,
+            queue: Mutex::default(),
+        })
+    }
+
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends one call of the script; all but its last argument, which is what is believed of the clock when it leaves.
+    pub(super) async fn ask(self: &Arc<Self>, call: Cmd) -> Result<Answer, Error> {
+        let (tell, answer) = oneshot::channel();
+        let start = {
+            let mut queue = self.queue();
+            queue.waiting.push_back((call, tell));
+            // WAIT holds up what comes behind it on its connection.
+            let most = if self.min_replicas > 0 { 1 } else { IN_FLIGHT };
+            let start = queue.flights < most;
+            queue.flights += usize::from(start);
+            start
+        };
+        if start {
+            let flight = Flight {
+                all: self.clone(),
+                landed: false,
+            };
+            tokio::spawn(flight.run());
+        }
+        // A flight ends early only with its runtime.
+        answer
+            .await
+            .unwrap_or_else(|_| Err(self.line.late(self.client.timeout)))
+    }
+
+    /// Sends them all; their answers in the same order.
+    async fn send(
+        &self,
+        c: &mut Connection,
+        calls: &[Cmd],
+    ) -> Result<Vec<Result<Answer, Error>>, RedisError> {
+        let mut answers: Vec<Option<Result<Answer, Error>>> = vec![];
+        answers.resize_with(calls.len(), || None);
+        let mut have = self.min_replicas;
+        let mut loaded = false;
+        loop {
+            let missing: Vec<usize> = (0..calls.len()).filter(|&i| answers[i].is_none()).collect();
+            if missing.is_empty() {
+                break;
+            }
+            let sent = Boottime::now();
+            let believed = self.clock.get().and_then(|clock| clock.at(sent));
+            let believed = believed.map_or(String::new(), |us| us.div_euclid(1000).to_string());
+            let mut pipe = redis::pipe();
+            pipe.ignore_errors();
+            for &i in &missing {
+                let mut call = calls[i].clone();
+                call.arg(&believed);
+                pipe.add_command(call);
+            }
+            if self.min_replicas > 0 {
+                // It counts the writes of its own connection. 0 would be for ever.
+                pipe.cmd("WAIT")
+                    .arg(self.min_replicas)
+                    .arg((self.client.timeout.as_millis() as u64 / 2).max(1));
+            }
+            let mut said: Vec<RedisResult<Value>> = c.pipe(&pipe).await?;
+            let received = Boottime::now();
+            if self.min_replicas > 0
+                && let Some(replicas) = said.pop()
+            {
+                have = have.min(redis::from_redis_value(replicas?)?);
+            }
+            let mut unknown = false;
+            for (i, said) in missing.into_iter().zip(said) {
+                let said = said.and_then(|v| Ok(redis::from_redis_value::<Vec<Value>>(v)?));
+                answers[i] = match said {
+                    // Asked for again below.
+                    Err(e) if e.code() == Some("NOSCRIPT") && !loaded => {
+                        unknown = true;
+                        None
+                    }
+                    Err(e) => {
+                        c.heed(&e);
+                        Some(Err(self.client.error(&e)))
+                    }
+                    Ok(value) => Some(Ok((value, sent, received))),
+                };
+            }
+            if !unknown {
+                break;
+            }
+            loaded = true;
+            c.load(&RENEW).await?;
+        }
+        let short = (have < self.min_replicas).then(|| Error::NotReplicated {
+            address: self.client.address.clone(),
+            have,
+            want: self.min_replicas,
+        });
+        Ok(answers
+            .into_iter()
+            .map(|answer| match (answer, &short) {
+                (Some(Ok(_)), Some(short)) => Err(short.clone()),
+                (Some(answer), _) => answer,
+                // The server answered fewer than it was asked.
+                (None, _) => Err(self.line.late(self.client.timeout)),
+            })
+            .collect())
+    }
+}
+
+/// Sends what waits until nothing does.
+struct Flight {
+    all: Arc<Renewals>,
+    landed: bool,
+}
+
+impl Flight {
+    async fn run(mut self) {
+        // Whatever is due at the same moment is about to be put into the queue: let it.
+        tokio::task::yield_now().await;
+        while let Some(batch) = self.next() {
+            let (calls, tell): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
+            let all = &*self.all;
+            // To connect, and to be answered.
+            let limit = all.client.timeout * 3;
+            let answers = all.line.run(limit, async |c| all.send(c, &calls).await);
+            let answers = match answers.await {
+                Ok(answers) => answers,
+                Err(trouble) => {
+                    let error = match trouble {
+                        Trouble::Without(e) => e,
+                        Trouble::Said(e) => all.client.error(&e),
+                    };
+                    vec![Err(error); tell.len()]
+                }
+            };
+            for (tell, answer) in tell.into_iter().zip(answers) {
+                let _ = tell.send(answer);
+            }
+        }
+    }
+
+    fn next(&mut self) -> Option<Vec<Ask>> {
+        let mut queue = self.all.queue();
+        let mut batch = vec![];
+        while batch.len() < BATCH
+            && let Some(ask) = queue.waiting.pop_front()
+        {
+            // Who does not wait any more has no use for it.
+            if !ask.1.is_closed() {
+                batch.push(ask);
+            }
+        }
+        if batch.is_empty() {
+            // In the same step as the look into the queue, so that nobody relies on this flight any more.
+            queue.flights -= 1;
+            self.landed = true;
+            return None;
+        }
+        Some(batch)
+    }
+}
+
+impl Drop for Flight {
+    /// Ends early only with its runtime.
+    fn drop(&mut self) {
+        if self.landed {
+            return;
+        }
+        let mut queue = self.all.queue();
+        queue.flights -= 1;
+        if queue.flights == 0 {
+            // Whoever waits asks again.
+            queue.waiting.clear();
+        }
+    }
+}
