@@ -62,6 +62,8 @@ const ENDED_KEPT: usize = 4;
 /// How often one contest asks again, when the answer says that it soon may: at first as soon as it says, then less and
 /// less often. A clock that stands behind what is decided would otherwise be asked a thousand times a second.
 const PACE: (u32, Duration) = (3, Duration::from_secs(1));
+/// Between two tries to register a job that the store refuses.
+const REFUSED_AGAIN: Duration = Duration::from_secs(5);
 /// Before a job whose attempt could not be asked for is registered anew.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// How many of a job's overdue occurrences are looked at one by one.
@@ -172,6 +174,10 @@ struct Entry {
     ready: bool,
     /// What the store knows of it is this definition, and we have seen what is open.
     registered: bool,
+    /// Of which epoch the store was asked last, and said to wait: there is nothing to ask before the quarantine is over.
+    held_back: Option<(Arc<str>, i64)>,
+    /// When the store refused it last.
+    refused: Option<Boottime>,
     /// Occurrences of which the next attempt is waited for.
     again: BTreeSet<Occurrence>,
     /// It cannot be claimed or registered, as was said; and which occurrence this was noted for last.
@@ -192,6 +198,20 @@ struct Entry {
     runs: Runs,
     /// Something about this job has changed: ready, an ended run, a new definition.
     changed: Changed,
+}
+
+impl Entry {
+    /// How long there is no sense in asking the store to register it.
+    fn next_ask(&self, epoch: &Epoch, now: Boottime) -> Duration {
+        if let Some(at) = self.refused {
+            return (at + REFUSED_AGAIN).since(now);
+        }
+        let held_back = self.held_back.as_ref();
+        if held_back.is_none_or(|(inc, born)| *inc != epoch.inc || *born != epoch.born) {
+            return Duration::ZERO;
+        }
+        epoch.adoptable_in(self.quarantine, now)
+    }
 }
 
 /// Tells those who wait that something has changed. Takes no memory until somebody has waited.
@@ -311,7 +331,7 @@ impl Elector {
                 }
                 e.job = job;
                 e.quarantine = e.quarantine.max(quarantine);
-                e.registered = false;
+                (e.registered, e.held_back, e.refused) = (false, None, None);
                 e.changed.tell();
             }
             None => {
@@ -325,6 +345,8 @@ impl Elector {
                         quarantine,
                         ready: false,
                         registered: false,
+                        held_back: None,
+                        refused: None,
                         again: BTreeSet::new(),
                         trouble: None,
                         unfit: None,
@@ -539,7 +561,7 @@ impl Elector {
     /// All jobs are registered again: hints may have been lost, or the store its data.
     pub fn resync(&self) {
         for e in self.lock().values_mut() {
-            e.registered = false;
+            (e.registered, e.held_back) = (false, None);
         }
         self.enrol.notify_one();
     }
@@ -809,19 +831,32 @@ impl Elector {
     /// # Errors
     /// The store's; what was registered until then is.
     pub async fn enrol(self: &Arc<Self>, epoch: &Epoch) -> Result<usize, store::Error> {
+        let now = Boottime::now();
+        let mut left = 0;
         let todo: Vec<(Arc<Job>, Occurrence, Duration)> = self
             .lock()
             .values()
             .filter(|e| !(e.ready && e.registered))
+            .filter(|e| {
+                let ask = e.next_ask(epoch, now).is_zero();
+                left += usize::from(!ask);
+                ask
+            })
             .map(|e| (e.job.clone(), e.known, e.quarantine))
             .collect();
-        let mut left = 0;
         for chunk in todo.chunks(store::BATCH) {
             let ask: Vec<Register> = chunk
                 .iter()
                 .map(|(job, known, _)| self.registration(job, *known))
                 .collect();
-            let reply = self.register(&ask).await?;
+            let reply = match self.register(&ask).await {
+                Err(e) if !e.is_transient() => {
+                    left += chunk.len();
+                    chunk.iter().for_each(|(job, ..)| self.refused(job, &e));
+                    continue;
+                }
+                reply => reply?,
+            };
             self.note_clock(&reply);
             let mut adopt = vec![];
             for ((job, known, quarantine), answer) in chunk.iter().zip(reply.value) {
@@ -846,6 +881,12 @@ impl Elector {
                                 .max(known.0);
                             r.lost = self.lost(job, newest, epoch.born);
                             adopt.push((job.clone(), r));
+                            // That may have taken a while: there are others to run.
+                            tokio::task::yield_now().await;
+                        } else if epoch.inc == reply.inc {
+                            self.entry(&job.name, |e| {
+                                e.held_back = Some((epoch.inc.clone(), epoch.born));
+                            });
                         }
                     }
                 }
@@ -882,6 +923,13 @@ impl Elector {
         Ok(left)
     }
 
+    /// How long there is nothing to register in `epoch`; None: all jobs are.
+    pub fn next_enrol(&self, epoch: &Epoch) -> Option<Duration> {
+        let (jobs, now) = (self.lock(), Boottime::now());
+        let left = jobs.values().filter(|e| !(e.ready && e.registered));
+        left.map(|e| e.next_ask(epoch, now)).min()
+    }
+
     /// One that the store refuses (a key of another type, a state of another version) must not take the others down:
     /// then each is registered by itself.
     async fn register(
@@ -910,7 +958,10 @@ impl Elector {
     /// The store refuses this job. Said once, until it works again.
     fn refused(&self, job: &Job, e: &store::Error) {
         let target = Box::new(Target::Scheduled(Occurrence(0)));
-        let first = self.entry(&job.name, |j| j.trouble.replace(target).is_none());
+        let first = self.entry(&job.name, |j| {
+            j.refused = Some(Boottime::now());
+            j.trouble.replace(target).is_none()
+        });
         if first == Some(true) {
             warn!(job = %job.name, error = %e, "cannot register the job, and so not run it; trying again until it works");
         }
@@ -990,7 +1041,7 @@ impl Elector {
             // Not if a drain ended meanwhile: then what is overdue has to be looked at once more.
             if same(e) && e.primed {
                 (e.ready, e.registered) = (true, true);
-                e.trouble = None;
+                (e.trouble, e.held_back, e.refused) = (None, None, None);
                 e.changed.tell();
             }
         });
@@ -1245,7 +1296,13 @@ pub struct Epoch {
 impl Epoch {
     /// Nobody can hold a lease from before it any more that needs `quarantine` to die and was not reclaimed.
     fn adoptable(&self, quarantine: Duration) -> bool {
-        self.open || Boottime::now().since(self.first_seen) >= quarantine
+        self.adoptable_in(quarantine, Boottime::now()).is_zero()
+    }
+    fn adoptable_in(&self, quarantine: Duration, now: Boottime) -> Duration {
+        match self.open {
+            true => Duration::ZERO,
+            false => (self.first_seen + quarantine).since(now),
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::sync::watch;
+use tokio::{sync::watch, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
@@ -13,7 +13,7 @@ use crate::{
     holder::Holder,
     logic::belief::Verdict,
     model::InstanceId,
-    store::{Beat, Fleet, Info, Problem, Reply},
+    store::{self, Beat, Fleet, Info, Problem, Reply},
 };
 
 const HEARTBEAT: Duration = Duration::from_secs(1);
@@ -23,8 +23,10 @@ const SILENT_MS: i64 = 3500;
 const WARN_AGAIN: Duration = Duration::from_secs(10);
 /// Between two looks at how the store is set up, while it is as it must be; else it is looked at with each heartbeat.
 const CHECK_AGAIN: Duration = Duration::from_secs(10);
-/// While jobs wait to be registered.
+/// While jobs could not be registered, or not all of them yet.
 const ENROL_AGAIN: Duration = Duration::from_millis(200);
+/// A heartbeat waits for the registration of jobs no longer than this.
+const ENROL_WAIT: Duration = Duration::from_millis(500);
 
 /// What the heartbeat tells about the configuration.
 #[derive(Debug, Clone)]
@@ -63,6 +65,8 @@ pub(super) struct FleetTask {
     doubted: Option<Boottime>,
     /// Warned that jobs cannot be registered.
     unregistered: Option<Boottime>,
+    /// Goes on beside the heartbeats.
+    enrolling: Option<JoinHandle<Result<usize, store::Error>>>,
 }
 
 /// What registering all jobs took is given back after so many calm rounds: by then the timetable has taken them in.
@@ -91,6 +95,7 @@ impl FleetTask {
             complained: None,
             doubted: None,
             unregistered: None,
+            enrolling: None,
         }
     }
 
@@ -104,7 +109,7 @@ impl FleetTask {
         loop {
             if self.beat().await {
                 let left = match self.epoch.clone() {
-                    Some(epoch) if self.fit(&epoch.inc).await => self.elector.enrol(&epoch).await,
+                    Some(epoch) if self.fit(&epoch.inc).await => self.enrol(&epoch).await,
                     _ => Ok(0),
                 };
                 self.calm = match left {
@@ -119,7 +124,13 @@ impl FleetTask {
                         self.unregistered = None;
                         HEARTBEAT
                     }
-                    Ok(_) => ENROL_AGAIN,
+                    // In a quarantine there is nothing to ask before it is over.
+                    Ok(_) => {
+                        let epoch = self.epoch.as_ref();
+                        let next = epoch.and_then(|epoch| self.elector.next_enrol(epoch));
+                        let idle = next.filter(|_| self.enrolling.is_none());
+                        idle.unwrap_or(ENROL_AGAIN).clamp(ENROL_AGAIN, HEARTBEAT)
+                    }
                     Err(e) => {
                         let now = Boottime::now();
                         if self
@@ -141,6 +152,22 @@ impl FleetTask {
             }
         }
         let _ = self.elector.store.leave(&self.elector.instance).await;
+    }
+
+    /// Has the jobs registered, in a task of its own: with many jobs that takes longer than others wait for a sign of
+    /// life. Returns how many are left.
+    async fn enrol(&mut self, epoch: &Epoch) -> Result<usize, store::Error> {
+        let (elector, epoch) = (self.elector.clone(), epoch.clone());
+        let enrol = async move { elector.enrol(&epoch).await };
+        let mut task = (self.enrolling.take()).unwrap_or_else(|| tokio::spawn(enrol));
+        match tokio::time::timeout(ENROL_WAIT, &mut task).await {
+            Ok(Ok(left)) => left,
+            Ok(Err(_)) => Ok(1),
+            Err(_) => {
+                self.enrolling = Some(task);
+                Ok(1)
+            }
+        }
     }
 
     /// One heartbeat. True when the store answered.

@@ -463,3 +463,31 @@ fn an_invalid_file_on_sighup_leaves_the_jobs_in_force() {
     fleet.stop();
     fleet.judge(ONCE, &["a"], None);
 }
+
+/// In a quarantine there is nothing to ask about jobs until it is over.
+#[test]
+fn jobs_are_registered_once_in_a_quarantine_not_again_and_again() {
+    const JOBS: usize = 300;
+    let mut plan = fleet(1).default("lease", "\"4s\"");
+    for i in 0..JOBS {
+        plan = plan.job(
+            &format!("job-{i}"),
+            "schedule = \"@daily\"\ncommand = \"true\"",
+        );
+    }
+    let mut fleet = plan.start();
+    let server = fleet.server();
+    wait_until("all jobs are registered", GENEROUS, || {
+        let states: Vec<String> = server.command(&["KEYS", "*:state"]);
+        states.len() == JOBS
+    });
+    let stats: String = server.command(&["INFO", "commandstats"]);
+    let reads = stats
+        .lines()
+        .find_map(|l| l.strip_prefix("cmdstat_hgetall:calls="))
+        .and_then(|l| l.split(',').next()?.parse().ok());
+    let reads: usize = reads.expect("states were read");
+    // At first, when the quarantine is over, and once more to adopt each; and the heartbeats.
+    assert!((2 * JOBS..4 * JOBS).contains(&reads), "{reads} reads");
+    fleet.stop();
+}
