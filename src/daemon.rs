@@ -12,7 +12,7 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 use anyhow::Context;
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
-    sync::mpsc,
+    sync::{mpsc, oneshot},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::{error, info, warn};
@@ -160,7 +160,27 @@ pub async fn run(o: Options) -> anyhow::Result<()> {
     let mut config = o.config;
     loop {
         match signals.next().await {
-            Asked::Reload => reload(&o.config_path, &mut config, &elector, &config_seen),
+            Asked::Reload => {
+                notify_reloading();
+                let mut loading = load(&o.config_path);
+                // Reading may hang, on a file system whose server is away.
+                let loaded = loop {
+                    tokio::select! {
+                        loaded = &mut loading => break loaded.ok(),
+                        asked = signals.next() => match asked {
+                            // One that comes meanwhile is about what is read now, or later.
+                            Asked::Reload => loading = load(&o.config_path),
+                            stop @ Asked::Stop(_) => {
+                                signals.asked = Some(stop);
+                                break None;
+                            }
+                        },
+                    }
+                };
+                if let Some(loaded) = loaded {
+                    reload(loaded, &mut config, &elector, &config_seen);
+                }
+            }
             Asked::Stop(name) => {
                 info!(
                     signal = name,
@@ -219,19 +239,33 @@ pub async fn run(o: Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Puts another configuration in force, or says why not.
-fn reload(
-    path: &std::path::Path,
-    config: &mut Config,
-    elector: &Arc<Elector>,
-    seen: &tokio::sync::watch::Sender<fleet::Loaded>,
-) {
+/// Reads the configuration, in a thread that nobody waits for.
+fn load(path: &std::path::Path) -> oneshot::Receiver<Result<Config, config::Report>> {
+    let (loaded, answer) = oneshot::channel();
+    let path = path.to_owned();
+    std::thread::spawn(move || {
+        // Nobody waits for it any more when the daemon is to stop.
+        let _ = loaded.send(config::load(&path));
+    });
+    answer
+}
+
+fn notify_reloading() {
     let now = std::time::Duration::from_nanos(crate::clock::Boottime::now().0);
     notify(&[
         sd_notify::NotifyState::Reloading,
         sd_notify::NotifyState::Custom(&format!("MONOTONIC_USEC={}", now.as_micros())),
     ]);
-    match config::load(path) {
+}
+
+/// Puts another configuration in force, or says why not.
+fn reload(
+    loaded: Result<Config, config::Report>,
+    config: &mut Config,
+    elector: &Arc<Elector>,
+    seen: &tokio::sync::watch::Sender<fleet::Loaded>,
+) {
+    match loaded {
         Err(report) => {
             error!("the new configuration is invalid, the old one stays in force:\n{report}");
         }
@@ -371,6 +405,8 @@ enum Asked {
 }
 
 struct Signals {
+    /// What was asked for meanwhile, and comes next.
+    asked: Option<Asked>,
     term: Signal,
     int: Signal,
     hup: Signal,
@@ -379,6 +415,7 @@ struct Signals {
 impl Signals {
     fn new() -> std::io::Result<Self> {
         Ok(Self {
+            asked: None,
             term: signal(SignalKind::terminate())?,
             int: signal(SignalKind::interrupt())?,
             hup: signal(SignalKind::hangup())?,
@@ -399,6 +436,9 @@ impl Signals {
         }
     }
     async fn next(&mut self) -> Asked {
+        if let Some(asked) = self.asked.take() {
+            return asked;
+        }
         tokio::select! {
             _ = self.term.recv() => Asked::Stop("SIGTERM"),
             _ = self.int.recv() => Asked::Stop("SIGINT"),

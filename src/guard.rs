@@ -9,8 +9,13 @@
 //! for the command's output; the guard gives them away, so that their end-of-file means that the tree is gone.
 //!
 //! A transparent command (`soloist exec`) has the descriptors, the session and the process group of the program that
-//! wanted it, as if a shell had started it in that program's place; the guard then has a process group of its own, so
-//! that what is done to the whole group (Ctrl-Z, `kill -9 -PGID`) is not done to the guard.
+//! wanted it, as if a shell had started it in that program's place. The guard leaves that group when the command has been
+//! born into it, so that what is done to the whole group (Ctrl-Z, `kill -9 -PGID`) is not done to the guard. It leaves the
+//! session too: a parent in the same session and another group keeps a group from being orphaned, so that the
+//! end of the command would orphan it, and of an orphaned group with a stopped member the kernel sends SIGHUP to all.
+//!
+//! The guard's one thread never waits for anything but the next event, and looks at the deadline after whatever may have
+//! taken its time. What a start may have to wait for is done by the forked child ([`spawn`]).
 //!
 //! A run is over when its tree is. What the command left behind gets SIGTERM, and SIGKILL after its grace but at
 //! most [`LEFTOVER_GRACE`](crate::logic::run::LEFTOVER_GRACE) later.
@@ -46,6 +51,7 @@ pub(crate) use self::{
 use crate::{
     clock::{self, Boottime},
     config,
+    guard::spawn::{Failed, Start},
     logic::run::{Cause, Life, Step, Stop, outcome},
     model::{FencingToken, InstanceId, JobName, Occurrence, Outcome, RunId, Trigger},
 };
@@ -218,10 +224,14 @@ pub enum Report {
     /// It does not, and why in words.
     StartFailed {
         error: String,
+        /// What ended the start; None: it failed by itself.
         cause: Option<Cause>,
         /// What the kernel said to exec itself, if it came to that.
         #[serde(default)]
         errno: Option<i32>,
+        /// What ended the process that was to become the command, if not we did.
+        #[serde(default)]
+        signal: Option<i32>,
     },
     /// A transparent command was stopped, by this signal.
     Stopped { signal: i32 },
@@ -309,10 +319,9 @@ struct Guard {
     inherited: Option<Inherited>,
 }
 
-/// What a transparent command gets.
+/// What a transparent command gets; its process group is that of the guard when it is born.
 struct Inherited {
     stdin: OwnedFd,
-    group: Pid,
 }
 
 impl Inherited {
@@ -329,9 +338,7 @@ impl Inherited {
         // SAFETY: our starter left it open for us, and nothing else here uses it; if not, the next line says so.
         let stdin = unsafe { OwnedFd::from_raw_fd(fd) };
         rustix::io::fcntl_setfd(&stdin, rustix::io::FdFlags::CLOEXEC)?;
-        let group = rustix::process::getpgrp();
-        rustix::process::setpgid(None, None)?;
-        Ok(Some(Self { stdin, group }))
+        Ok(Some(Self { stdin }))
     }
 }
 
@@ -370,10 +377,10 @@ impl Guard {
             // The daemon died before it said what to run: nothing was started, nobody is to be told.
             return ExitCode::SUCCESS;
         };
-        let (ended, settle, exe) = Run::start(&mut self, spec).finish();
+        let (ended, settle, exe) = Run::begin(&mut self, spec).finish();
         while !self.control.settled && !self.control.closed {
-            let mut fds = [PollFd::new(&self.control.socket, PollFlags::IN)];
-            let _ = poll(&mut fds, None);
+            let _ = poll(&mut [self.control.poll_fd()], None);
+            self.control.flush();
             while self.control.next().is_some() {}
         }
         if self.control.settled {
@@ -392,10 +399,7 @@ impl Guard {
             if self.control.closed {
                 return None;
             }
-            let _ = poll(
-                &mut [PollFd::new(&self.control.socket, PollFlags::IN)],
-                None,
-            );
+            let _ = poll(&mut [self.control.poll_fd()], None);
         }
     }
 
@@ -415,8 +419,8 @@ impl Guard {
         }
     }
 
-    /// Waits for a message, the end of a child, or `until`; None: for ever.
-    fn wait(&self, until: Option<Boottime>) {
+    /// Waits for a message, the end of a child, what `start` says, or `until`; None: for ever.
+    fn wait(&self, until: Option<Boottime>, start: Option<&Start>) {
         let zero = Timespec {
             tv_sec: 0,
             tv_nsec: 0,
@@ -445,7 +449,11 @@ impl Guard {
             PollFd::new(&self.timer, PollFlags::IN),
         ];
         if !self.control.closed {
-            fds.push(PollFd::new(&self.control.socket, PollFlags::IN));
+            fds.push(self.control.poll_fd());
+        }
+        let said = start.map(Start::readable);
+        if let Some(said) = &said {
+            fds.push(PollFd::new(said, PollFlags::IN));
         }
         let _ = poll(&mut fds, None);
         // Only to empty it: several ends of children may be one signal.
@@ -464,15 +472,25 @@ impl Guard {
     }
 }
 
-/// One run, from start until its tree is gone.
+/// One run, from the begin of its start until its tree is gone.
 struct Run<'g> {
     guard: &'g mut Guard,
     spec: Spec,
     life: Life,
     cgroup: Option<Cgroup>,
+    /// While it is under way.
+    start: Option<Start>,
+    /// Why it failed; not reported yet.
+    failed: Option<Failed>,
+    /// When the start began, which is part of the run. Before the fork: a command that is over in a few milliseconds may
+    /// be before this process is on again.
+    begun: Moment,
+    /// The same, once the command was executed.
     started: Option<Moment>,
-    /// The command, while it has not been waited for.
+    /// The command, or what is to become it, while it has not been waited for.
     command: Option<Pid>,
+    /// Those that came before there was anybody to send them to.
+    signals: Vec<i32>,
     exit_code: Option<i32>,
     signal: Option<i32>,
     error: Option<String>,
@@ -483,10 +501,10 @@ struct Run<'g> {
 }
 
 impl<'g> Run<'g> {
-    fn start(guard: &'g mut Guard, spec: Spec) -> Self {
-        let now = Boottime::now();
+    fn begin(guard: &'g mut Guard, spec: Spec) -> Self {
+        let begun = Moment::now();
         let life = Life::new(
-            now,
+            begun.boottime,
             spec.deadline,
             spec.timeout,
             spec.grace,
@@ -496,8 +514,12 @@ impl<'g> Run<'g> {
             guard,
             life,
             cgroup: None,
+            start: None,
+            failed: None,
+            begun,
             started: None,
             command: None,
+            signals: Vec::new(),
             exit_code: None,
             signal: None,
             error: None,
@@ -506,47 +528,132 @@ impl<'g> Run<'g> {
             stuck_at: None,
             spec,
         };
-        if run.life.on_time(now) != Step::Nothing {
-            give_away_output();
-            let error = "the lease ran out before the command could be started";
-            run.fail(error.into(), None);
-            return run;
+        if !run.ended_early() {
+            if !run.spec.walk_only {
+                run.cgroup = Cgroup::create(&run.spec.run_id.to_string());
+            }
+            // Making that may have taken its time.
+            run.read_control();
+            if !run.ended_early() {
+                run.fork();
+            }
         }
-        if !run.spec.walk_only {
-            run.cgroup = Cgroup::create(&run.spec.run_id.to_string());
-        }
-        // Gone with this block: whoever writes to the command is to notice when the command stops reading.
-        let inherited = run.guard.inherited.take();
-        // Before, not after: a command that is over in a few milliseconds may be before this process is on again.
-        let at = Moment::now();
-        let started = spawn::start(&run.spec, run.cgroup.as_ref(), inherited);
-        if !matches!(&started, Ok(command) if command.in_cgroup)
+        if run.start.is_none()
             && let Some(cgroup) = run.cgroup.take()
         {
             cgroup.remove();
         }
+        // From here on only the command has them.
         give_away_output();
-        match started {
-            Ok(command) => {
-                run.started = Some(at);
-                run.command = Some(command.pid);
-                let pid = command.pid.as_raw_nonzero().get();
-                let cgroup = run.cgroup.as_ref().map(|c| c.path().to_owned());
-                run.guard
-                    .control
-                    .report(&Report::Started { pid, at, cgroup });
-            }
-            Err(spawn::Failed { error, errno }) => run.fail(error, errno),
+        if run.guard.inherited.take().is_some() {
+            let _ = rustix::process::setsid();
+        }
+        if run.start.is_none() {
+            run.report_failure();
         }
         run
     }
 
-    fn fail(&mut self, error: String, errno: Option<i32>) {
-        let cause = self.life.cause();
+    /// Nothing is to be started any more.
+    fn ended_early(&mut self) -> bool {
+        let _ = self.life.on_time(Boottime::now());
+        self.life.killing()
+    }
+
+    fn fork(&mut self) {
+        self.begun = Moment::now();
+        let deadline = self.life.deadline();
+        let inherited = self.guard.inherited.as_ref();
+        match spawn::start(&self.spec, deadline, self.cgroup.as_ref(), inherited) {
+            Ok(start) => {
+                self.command = Some(start.pid);
+                if !start.in_cgroup
+                    && let Some(cgroup) = self.cgroup.take()
+                {
+                    cgroup.remove();
+                }
+                self.start = Some(start);
+                for signal in std::mem::take(&mut self.signals) {
+                    self.pass_on(signal);
+                }
+            }
+            Err(failed) => self.failed = Some(failed),
+        }
+    }
+
+    /// Sees how the start went, once that is clear. True: it is not.
+    fn starting(&mut self) -> bool {
+        let Some(start) = &mut self.start else {
+            return false;
+        };
+        let Some(result) = start.look() else {
+            return true;
+        };
+        let now = Boottime::now();
+        match result {
+            Ok(()) => {
+                self.start = None;
+                self.life.on_started();
+                self.started = Some(self.begun);
+                self.guard.control.report(&Report::Started {
+                    pid: self.command.map_or(0, |c| c.as_raw_nonzero().get()),
+                    at: self.begun,
+                    cgroup: self.cgroup.as_ref().map(|c| c.path().to_owned()),
+                });
+            }
+            Err(failed) => {
+                // It may be the child that saw first that it is late.
+                let step = self.life.on_time(now);
+                self.act(step);
+                self.failed = Some(match self.life.cause() {
+                    Some(cause) => self.ended_start(cause).into(),
+                    None => failed,
+                });
+                self.start = None;
+                // What ends the run from here on did not end the start.
+                let dying = self.guard.daemon_is_dying();
+                let step = self.life.on_command_end(now, dying);
+                self.act(step);
+            }
+        }
+        false
+    }
+
+    /// What ended a start, and what it was waiting for.
+    fn ended_start(&self, cause: Cause) -> String {
+        let why = match cause {
+            Cause::Timeout => "the job's timeout passed",
+            Cause::Stopped(Stop::Cancelled) => "it was cancelled",
+            Cause::Stopped(Stop::Replaced) => "a newer occurrence replaced it",
+            Cause::Stopped(Stop::Shutdown) => "the instance stopped",
+            Cause::Stopped(Stop::LeaseLost) => "the lease was lost",
+            Cause::Deadline => "the lease ran out",
+            Cause::DaemonGone => "the soloist daemon died",
+            Cause::GuardGone => "the guard died",
+        };
+        let why = format!("{why} before the command could be started");
+        match &self.start {
+            Some(start) => format!("{why}: {}", start.doing(&self.spec)),
+            None => why,
+        }
+    }
+
+    /// Nothing of the start is left.
+    fn report_failure(&mut self) {
+        let failed = self.failed.take().unwrap_or_else(|| {
+            let cause = self.life.cause().unwrap_or(Cause::Deadline);
+            self.ended_start(cause).into()
+        });
+        let (cause, signal) = (self.life.cause(), self.signal.filter(|_| failed.silent));
+        let error = match signal {
+            Some(signal) => format!("{}, of signal {signal}", failed.error),
+            None => failed.error,
+        };
         self.guard.control.report(&Report::StartFailed {
             error: error.clone(),
             cause,
-            errno,
+            errno: failed.errno,
+            signal,
         });
         self.error = Some(error);
     }
@@ -564,7 +671,9 @@ impl<'g> Run<'g> {
             self.read_control();
             self.kill_again_if_due();
             let wake_at = [self.life.wake_at(), self.kill_again.map(|(at, _)| at)];
-            self.guard.wait(wake_at.into_iter().flatten().min());
+            let wake_at = wake_at.into_iter().flatten().min();
+            self.guard.wait(wake_at, self.start.as_ref());
+            self.guard.control.flush();
         }
         if let Some(cgroup) = &self.cgroup {
             cgroup.remove();
@@ -596,6 +705,9 @@ impl<'g> Run<'g> {
 
     /// Waits for all children that have ended: the command, and orphans of its tree. Returns whether any is left.
     fn reap(&mut self) -> bool {
+        if self.starting() {
+            return true;
+        }
         let mut ended = None;
         let mut options = WaitOptions::NOHANG;
         if self.spec.transparent.is_some() {
@@ -629,12 +741,17 @@ impl<'g> Run<'g> {
                 self.leftover = u32::try_from(left).unwrap_or(u32::MAX);
             }
             let step = self.life.on_command_end(Boottime::now(), daemon_is_dying);
-            self.guard.control.report(&Report::Exited {
-                exit_code: self.exit_code,
-                signal: self.signal,
-                cause: self.life.cause(),
-                at: Moment::now(),
-            });
+            if self.started.is_some() {
+                self.guard.control.report(&Report::Exited {
+                    exit_code: self.exit_code,
+                    signal: self.signal,
+                    cause: self.life.cause(),
+                    at: Moment::now(),
+                });
+            } else {
+                self.report_failure();
+                (self.exit_code, self.signal) = (None, None);
+            }
             if left {
                 self.act(step);
             }
@@ -648,7 +765,13 @@ impl<'g> Run<'g> {
             // Taken after the message was read: time may have stood still for us in between.
             let now = Boottime::now();
             let step = match control {
-                Control::Deadline(deadline) => self.life.on_renewal(now, deadline),
+                Control::Deadline(deadline) => {
+                    let step = self.life.on_renewal(now, deadline);
+                    if let Some(start) = &self.start {
+                        start.extend(self.life.deadline());
+                    }
+                    step
+                }
                 Control::Stop { reason, grace } => self.life.on_stop(now, reason, grace),
                 Control::Signal(signal) => {
                     self.pass_on(signal);
@@ -665,10 +788,13 @@ impl<'g> Run<'g> {
     }
 
     /// While the command has not been waited for its number is its own.
-    fn pass_on(&self, signal: i32) {
-        if let Some(command) = self.command {
-            // SAFETY: a plain system call; a number that is no signal is refused.
-            unsafe { libc::kill(command.as_raw_nonzero().get(), signal) };
+    fn pass_on(&mut self, signal: i32) {
+        match self.command {
+            Some(command) => {
+                // SAFETY: a plain system call; a number that is no signal is refused.
+                unsafe { libc::kill(command.as_raw_nonzero().get(), signal) };
+            }
+            None => self.signals.push(signal),
         }
     }
 
@@ -742,6 +868,8 @@ impl<'g> Run<'g> {
 struct ControlSocket {
     socket: OwnedFd,
     buffer: Vec<u8>,
+    /// What the socket has not taken yet.
+    unsent: Vec<u8>,
     /// The daemon's end is closed.
     closed: bool,
     settled: bool,
@@ -753,6 +881,7 @@ impl ControlSocket {
         Ok(Self {
             socket,
             buffer: Vec::new(),
+            unsent: Vec::new(),
             closed: false,
             settled: false,
         })
@@ -793,13 +922,37 @@ impl ControlSocket {
         }
     }
 
-    /// Without effect when the daemon is gone. Reports are few and small: they fit into the socket's buffer even
-    /// if the daemon reads none of them.
-    fn report(&self, report: &Report) {
-        if let Ok(mut line) = serde_json::to_vec(report) {
-            line.push(b'\n');
-            let _ = rustix::io::write(&self.socket, &line);
+    /// Without effect when the daemon is gone. Never waits: what a daemon that hangs does not read follows later.
+    fn report(&mut self, report: &Report) {
+        // The one that may come without end: a command is stopped and continued while nobody reads.
+        if matches!(report, Report::Stopped { .. }) && !self.unsent.is_empty() {
+            return;
         }
+        if let Ok(mut line) = serde_json::to_vec(report) {
+            self.unsent.append(&mut line);
+            self.unsent.push(b'\n');
+            self.flush();
+        }
+    }
+
+    fn flush(&mut self) {
+        while !self.unsent.is_empty() {
+            match rustix::io::write(&self.socket, &self.unsent) {
+                Ok(n) => drop(self.unsent.drain(..n)),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return,
+                // Nobody is there to read it.
+                Err(_) => self.unsent.clear(),
+            }
+        }
+    }
+
+    fn poll_fd(&self) -> PollFd<'_> {
+        let mut events = PollFlags::IN;
+        if !self.unsent.is_empty() {
+            events |= PollFlags::OUT;
+        }
+        PollFd::new(&self.socket, events)
     }
 }
 

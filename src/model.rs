@@ -238,10 +238,13 @@ pub struct RunRecord {
     pub fencing_token: Option<FencingToken>,
     pub instance: Option<InstanceId>,
     pub host: Option<String>,
+    /// When the start of the command began; None: it was never executed.
     pub started_at: Option<i64>,
+    /// When the last process of its tree was gone: a run is over when its tree is, which may be later than the command.
     pub finished_at: Option<i64>,
     /// Planned instant to start of the command; includes jitter's and a parallel slot's wait.
     pub lateness_ms: Option<i64>,
+    /// From `started_at` to `finished_at`.
     pub duration_ms: Option<i64>,
     pub outcome: Outcome,
     pub exit_code: Option<i32>,

@@ -320,7 +320,7 @@ pub struct End {
     pub errno: Option<i32>,
     /// None when the command could not be started.
     pub started: Option<Moment>,
-    /// When the command itself ended, or its tree if that is not known.
+    /// When the last process of its tree was gone: a run is over when its tree is.
     pub ended: Moment,
     /// Processes that were still there when the command itself ended.
     pub leftover: u32,
@@ -489,7 +489,6 @@ struct Exited {
     exit_code: Option<i32>,
     signal: Option<i32>,
     cause: Option<Cause>,
-    at: Moment,
 }
 
 /// What the guard has reported so far.
@@ -501,6 +500,7 @@ struct Reported {
     exited: Option<Exited>,
     failed: Option<(String, Option<Cause>)>,
     errno: Option<i32>,
+    start_signal: Option<i32>,
     gone: Option<(u32, Moment)>,
 }
 
@@ -591,9 +591,10 @@ impl Supervisor {
                 error,
                 cause,
                 errno,
+                signal,
             }) => {
                 reported.failed = Some((error, cause));
-                reported.errno = errno;
+                (reported.errno, reported.start_signal) = (errno, signal);
             }
             Ok(Report::Stopped { signal }) => {
                 let pid = reported.pid.unwrap_or_default();
@@ -604,13 +605,12 @@ impl Supervisor {
                 exit_code,
                 signal,
                 cause,
-                at,
+                ..
             }) => {
                 reported.exited = Some(Exited {
                     exit_code,
                     signal,
                     cause,
-                    at,
                 });
             }
             Ok(Report::Gone { leftover, at }) => reported.gone = Some((leftover, at)),
@@ -679,7 +679,6 @@ impl Supervisor {
                 exit_code: None,
                 signal: None,
                 cause: Some(Cause::GuardGone),
-                at,
             });
             reported.failed = Some((error, Some(Cause::GuardGone)));
         }
@@ -696,19 +695,16 @@ impl Supervisor {
     }
 
     fn end(&self, reported: Reported) -> End {
-        let (leftover, gone) = reported.gone.unwrap_or_else(|| (0, Moment::now()));
-        let exited = reported.exited.unwrap_or(Exited {
-            exit_code: None,
-            signal: None,
-            cause: None,
-            at: gone,
-        });
+        let (leftover, ended) = reported.gone.unwrap_or_else(|| (0, Moment::now()));
         let Exited {
             exit_code,
             signal,
             cause,
-            at: ended,
-        } = exited;
+        } = reported.exited.unwrap_or(Exited {
+            exit_code: None,
+            signal: reported.start_signal,
+            cause: None,
+        });
         let (error, fail_cause) = reported.failed.unzip();
         let cause = cause.or(fail_cause.flatten());
         let tail = self.tail.since(0);
@@ -814,11 +810,18 @@ fn buried(process: &Proc) -> bool {
 
 fn belongs(process: &Proc, marker: &str, command: Option<i32>) -> bool {
     command.is_some_and(|pid| process.pid == pid || process.session == pid || process.group == pid)
-        || std::fs::read(format!("/proc/{}/environ", process.pid)).is_ok_and(|environ| {
-            environ
-                .split(|&b| b == 0)
-                .any(|var| var == marker.as_bytes())
+        || words(process.pid, "environ", |var| var == marker.as_bytes())
+        // One that was to become the command is still its guard's copy, with the run id among the arguments.
+        || marker.split_once('=').is_some_and(|(_, run)| {
+            words(process.pid, "cmdline", |word| word == run.as_bytes())
+                && words(process.pid, "cmdline", |word| word == guard::ARGUMENT.as_bytes())
         })
+}
+
+/// Whether one of the NUL-terminated words in this file of /proc is wanted.
+fn words(pid: i32, file: &str, wanted: impl Fn(&[u8]) -> bool) -> bool {
+    std::fs::read(format!("/proc/{pid}/{file}"))
+        .is_ok_and(|text| text.split(|&b| b == 0).any(wanted))
 }
 
 fn end_cgroup(cgroup: &Cgroup) {

@@ -480,6 +480,10 @@ impl Session<'_> {
                 remark(end.error.as_deref().unwrap_or("the command was ended"));
                 Exit::Internal
             }
+            // Meant for the command, which was not executed yet.
+            None if end.started.is_none() && end.signal.is_some() => {
+                by_signal(end.signal.unwrap_or_default())
+            }
             None if end.started.is_none() => {
                 remark(end.error.as_deref().unwrap_or("nothing was started"));
                 match end.errno {

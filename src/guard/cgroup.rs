@@ -4,12 +4,22 @@
 //! the tree is found through /proc instead ([`super::tree`]).
 
 use std::{
-    fs::{self, File},
+    fs::{self, File, TryLockError},
     io,
+    os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
+use crate::clock::Boottime;
+
 const PREFIX: &str = "soloist-";
+
+/// Who looks whether a cgroup is abandoned has its lock for a moment. One that is stopped in that moment, or a stranger
+/// that keeps it, must not hold up a start: then the run has no cgroup.
+const LOCK_PATIENCE: Duration = Duration::from_millis(100);
+/// The names in it can be used by all (a run may look at its own limits), but only its owner can open and lock it.
+const MODE: u32 = 0o711;
 
 /// `soloist-<run id>` below the cgroup of the process that made it.
 #[derive(Debug)]
@@ -23,19 +33,16 @@ impl Cgroup {
     /// None when no cgroup can be used here.
     pub fn create(run_id: &str) -> Option<Self> {
         let path = own()?.join(format!("{PREFIX}{run_id}"));
-        match fs::create_dir(&path) {
+        match fs::DirBuilder::new().mode(MODE).create(&path) {
             Ok(()) => {}
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
             Err(_) => return None,
         }
         let mut cgroup = Self::at(path);
         cgroup.directory = File::open(&cgroup.path).ok();
-        if let Some(directory) = &cgroup.directory {
-            // Whoever looks whether it is abandoned has it for a moment only.
-            let _ = directory.lock_shared();
-        }
+        let locked = cgroup.directory.as_ref().is_some_and(lock_shared);
         // Before Linux 5.14 there is no cgroup.kill.
-        if cgroup.path.join("cgroup.kill").exists() {
+        if locked && cgroup.path.join("cgroup.kill").exists() {
             return Some(cgroup);
         }
         cgroup.remove();
@@ -88,6 +95,20 @@ impl Cgroup {
             let _ = fs::remove_dir(path);
         }
         remove(&self.path);
+    }
+}
+
+/// Shared, so that it shows to everybody that the owner lives. False: somebody else has it.
+fn lock_shared(directory: &File) -> bool {
+    let end = Boottime::now() + LOCK_PATIENCE;
+    loop {
+        match directory.try_lock_shared() {
+            Ok(()) => return true,
+            Err(TryLockError::WouldBlock) if Boottime::now() < end => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Err(_) => return false,
+        }
     }
 }
 

@@ -1,16 +1,19 @@
 //! Starts the command of a run: its own session, user, directory and environment, no descriptor but 0, 1, 2.
 //!
-//! All that can be looked up is looked up before the fork; every step after it that fails is reported by name,
-//! through a pipe that closes by itself when the command is running.
+//! Whatever may take its time is done in the forked child, where it can be killed: looking up names (LDAP, NIS), entering
+//! the directory and opening the command (a file system on the network). The guard never waits for the child; it looks
+//! ([`Start::look`]) when the report pipe says something. The pipe closes by itself when the command is executed.
 
 use std::{
-    ffi::{CStr, CString, OsString},
-    io,
+    ffi::{CString, OsString},
+    fs::File,
+    io::{self, Read},
     os::{
-        fd::{AsRawFd, OwnedFd},
+        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
         unix::ffi::OsStringExt,
     },
     path::Path,
+    sync::atomic::{AtomicU8, AtomicU64, Ordering},
 };
 
 use rustix::{
@@ -18,8 +21,10 @@ use rustix::{
     pipe::{PipeFlags, pipe_with},
     process::{Pid, Signal},
 };
+use serde::{Deserialize, Serialize};
 
-use super::{Inherited, Spec, cgroup::Cgroup};
+use super::{Inherited, Spec, cgroup::Cgroup, tree::Proc};
+use crate::clock::Boottime;
 
 /// Where a command is looked for when its environment has no PATH.
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -40,24 +45,25 @@ const STRIPPED: [&str; 9] = [
 /// Neither the store's address nor its password belong into a job.
 const STRIPPED_PREFIX: &str = "SOLOIST_STORE";
 
-/// A command that runs, or ran.
-pub struct Command {
-    pub pid: Pid,
-    /// It is in the cgroup that was offered.
-    pub in_cgroup: bool,
-}
-
 /// Why there is no command.
+#[derive(Debug, Serialize, Deserialize)]
 pub struct Failed {
     /// In words, naming the step and the thing: goes into the history as it is.
     pub error: String,
     /// What the kernel said to exec itself, if it came to that.
     pub errno: Option<i32>,
+    /// The child has not said so: something ended it.
+    #[serde(skip)]
+    pub silent: bool,
 }
 
 impl From<String> for Failed {
     fn from(error: String) -> Self {
-        Self { error, errno: None }
+        Self {
+            error,
+            errno: None,
+            silent: false,
+        }
     }
 }
 
@@ -66,6 +72,12 @@ impl From<&str> for Failed {
         error.to_owned().into()
     }
 }
+
+/// Said by the guard, and by the child that finds itself late.
+pub(super) const TOO_LATE: &str = "the lease ran out before the command could be started";
+
+/// Of a child that somebody ended: the kernel for want of memory, or a signal that was meant for the command.
+const SILENT: &str = "the process that was to become the command ended before it did";
 
 /// From linux/sched.h; libc's constant is too narrow for it.
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
@@ -80,11 +92,12 @@ struct Identity {
     env: Vec<(OsString, OsString)>,
 }
 
-/// The step that failed between fork and exec; its number travels through the pipe.
-#[derive(Clone, Copy, PartialEq, Eq)]
+/// What a child does on its way to exec.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 enum Stage {
-    Session = 1,
+    Session,
+    LookUp,
     Groups,
     Group,
     User,
@@ -92,126 +105,195 @@ enum Stage {
     Exec,
 }
 
-/// Starts the command of `spec`; with `inherited`, in the place of our starter.
+/// What guard and child share while the start is under way.
+struct Shared(std::ptr::NonNull<Page>);
+
+struct Page {
+    /// Until when the command may be executed; zero: not at all.
+    deadline: AtomicU64,
+    /// Of type [`Stage`].
+    stage: AtomicU8,
+}
+
+impl Shared {
+    fn new(deadline: Boottime) -> io::Result<Self> {
+        // SAFETY: a new mapping of our own; nothing is replaced.
+        let page = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                std::mem::size_of::<Page>(),
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        if page == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        // Zeroed by the kernel, which is valid for both fields.
+        let page = std::ptr::NonNull::new(page.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let shared = Self(page);
+        shared.page().deadline.store(deadline.0, Ordering::Relaxed);
+        Ok(shared)
+    }
+
+    fn page(&self) -> &Page {
+        // SAFETY: mapped as long as this exists, page-aligned, and changed through atomics only.
+        unsafe { self.0.as_ref() }
+    }
+
+    fn enter(&self, stage: Stage) {
+        self.page().stage.store(stage as u8, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `new` with this length, and not used any more.
+        unsafe { libc::munmap(self.0.as_ptr().cast(), std::mem::size_of::<Page>()) };
+    }
+}
+
+/// A start that is under way.
+pub(super) struct Start {
+    pub pid: Pid,
+    /// It is in the cgroup that was offered.
+    pub in_cgroup: bool,
+    report: File,
+    /// What the child has said so far: nothing, or one [`Failed`] as JSON.
+    said: Vec<u8>,
+    shared: Shared,
+}
+
+/// Begins to start the command of `spec`; with `inherited`, in the place of our starter. After `deadline` it is not
+/// executed any more.
 ///
 /// # Errors
-/// With the step that failed.
+/// There is no child.
 pub(super) fn start(
     spec: &Spec,
+    deadline: Boottime,
     cgroup: Option<&Cgroup>,
-    inherited: Option<Inherited>,
-) -> Result<Command, Failed> {
-    let program = spec.argv.first().ok_or("the command is empty")?;
-    let identity = identity(spec)?;
-    let env = environment(spec, &identity);
-    let path = env.iter().find(|(name, _)| name == "PATH").map_or_else(
-        || DEFAULT_PATH.to_owned(),
-        |(_, value)| value.to_string_lossy().into_owned(),
-    );
-
-    let c_string = |text: Vec<u8>, what: &str| {
-        CString::new(text)
-            .map_err(|_| format!("{what} contains a NUL byte, which no program can be given"))
-    };
-    let candidates: Vec<CString> = if program.contains('/') {
-        vec![c_string(program.clone().into_bytes(), "the command")?]
-    } else {
-        // An empty part of PATH means the working directory.
-        let at = |dir: &str| {
-            if dir.is_empty() {
-                format!("./{program}")
-            } else {
-                format!("{dir}/{program}")
-            }
-        };
-        // No name is no file of any directory.
-        path.split(':')
-            .filter(|_| !program.is_empty())
-            .map(|dir| c_string(at(dir).into_bytes(), "the command"))
-            .collect::<Result<_, _>>()?
-    };
-    let argv: Vec<CString> = spec
-        .argv
-        .iter()
-        .map(|a| c_string(a.clone().into_bytes(), "the command"))
-        .collect::<Result<_, _>>()?;
-    let env: Vec<CString> = env
-        .into_iter()
-        .map(|(name, value)| {
-            let what = format!("environment variable `{}`", name.display());
-            c_string([name.into_vec(), value.into_vec()].join(&b'='), &what)
-        })
-        .collect::<Result<_, _>>()?;
-    let directory = match &spec.working_dir {
-        Some(dir) => Some(c_string(
-            dir.clone().into_os_string().into_vec(),
-            "the working directory",
-        )?),
-        None => None,
-    };
-    let pointers = |list: &[CString]| -> Vec<*const libc::c_char> {
-        list.iter()
-            .map(|s| s.as_ptr())
-            .chain([std::ptr::null()])
-            .collect()
-    };
-    let (argv_pointers, env_pointers) = (pointers(&argv), pointers(&env));
-
+    inherited: Option<&Inherited>,
+) -> Result<Start, Failed> {
     let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
         .map_err(|e| format!("cannot open /dev/null: {e}"))?;
-    let (failed, report) =
+    let (ours, theirs) =
         pipe_with(PipeFlags::CLOEXEC).map_err(|e| format!("cannot start a process (pipe): {e}"))?;
+    rustix::io::ioctl_fionbio(&ours, true)
+        .map_err(|e| format!("cannot start a process (pipe): {e}"))?;
+    let shared =
+        Shared::new(deadline).map_err(|e| format!("cannot start a process (memory): {e}"))?;
     let guard = rustix::process::getpid();
 
+    // What is sent to the child waits until the signals are at their defaults: those of the guard would lose it.
+    let blocked = block_signals();
     let (pid, in_cgroup) = fork(cgroup);
     if pid == 0 {
         let child = Child {
-            stdin: inherited.as_ref().map_or(&null, |i| &i.stdin),
-            group: inherited.as_ref().map(|i| i.group),
-            ignored: spec.transparent.as_ref().map_or(&[], |t| &t.ignored),
-            report,
+            spec,
+            stdin: inherited.map_or(&null, |i| &i.stdin),
+            report: theirs,
             guard,
-            identity: &identity,
-            directory: directory.as_deref(),
-            candidates: &candidates,
-            argv: &argv_pointers,
-            env: &env_pointers,
+            shared: &shared,
         };
         child.run();
     }
-    drop(report);
-    let Some(pid) = (pid > 0).then(|| Pid::from_raw(pid)).flatten() else {
-        let error = io::Error::last_os_error();
-        let hint = match error.raw_os_error() {
-            Some(libc::EAGAIN) => {
-                "; a limit on processes is reached (ulimit -u, TasksMax, pids.max, kernel.pid_max)"
-            }
-            Some(libc::ENOMEM) => "; the host is out of memory",
-            _ => "",
-        };
-        return Err(format!("cannot start a process (fork): {error}{hint}").into());
-    };
-
-    let mut notes = Vec::new();
-    // Ends when the command runs or the child is gone: both close the other end.
-    let read = io::Read::read_to_end(&mut std::fs::File::from(failed), &mut notes);
-    let mut error = read
-        .err()
-        .map(|e| format!("cannot learn whether the command started: {e}").into());
-    for note in notes.chunks_exact(5) {
-        let errno = i32::from_ne_bytes([note[1], note[2], note[3], note[4]]);
-        error = Some(Failed {
-            error: explain(note[0], errno, spec, &path),
-            errno: (note[0] == Stage::Exec as u8).then_some(errno),
-        });
-    }
-    match error {
-        None => Ok(Command { pid, in_cgroup }),
-        Some(error) => {
-            let _ = rustix::process::kill_process(pid, Signal::KILL);
-            let _ = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty());
-            Err(error)
+    let error = io::Error::last_os_error();
+    restore_signals(&blocked);
+    match (pid > 0).then(|| Pid::from_raw(pid)).flatten() {
+        Some(pid) => Ok(Start {
+            pid,
+            in_cgroup,
+            report: ours.into(),
+            said: Vec::new(),
+            shared,
+        }),
+        None => {
+            let hint = match error.raw_os_error() {
+                Some(libc::EAGAIN) => {
+                    "; a limit on processes is reached (ulimit -u, TasksMax, pids.max, kernel.pid_max)"
+                }
+                Some(libc::ENOMEM) => "; the host is out of memory",
+                _ => "",
+            };
+            Err(format!("cannot start a process (fork): {error}{hint}").into())
         }
+    }
+}
+
+impl Start {
+    /// Becomes readable when there is something to [`Start::look`] at.
+    pub fn readable(&self) -> BorrowedFd<'_> {
+        self.report.as_fd()
+    }
+
+    /// How it went: the command was executed, or why it was not; None: the start is still under way. Until this has
+    /// answered, the child must not be waited for: its zombie knows whether it was executed.
+    pub fn look(&mut self) -> Option<Result<(), Failed>> {
+        let child = Proc::read(self.pid.as_raw_nonzero().get());
+        let closed = match self.report.read_to_end(&mut self.said) {
+            Ok(_) => true,
+            Err(e) => e.kind() != io::ErrorKind::WouldBlock,
+        };
+        let Some(child) = child else {
+            // Without /proc, a pipe that has closed without a word is all that there is to go by.
+            return closed.then(|| self.verdict().map_or(Ok(()), Err));
+        };
+        if !closed && child.alive() && !child.executed() {
+            return None;
+        }
+        match self.verdict() {
+            Some(failed) => Some(Err(failed)),
+            // Asked again: it may have been executed since.
+            None if child.executed() || self.executed() => Some(Ok(())),
+            None => Some(Err(Failed {
+                silent: true,
+                ..SILENT.into()
+            })),
+        }
+    }
+
+    fn executed(&self) -> bool {
+        Proc::read(self.pid.as_raw_nonzero().get()).is_some_and(|p| p.executed())
+    }
+
+    fn verdict(&self) -> Option<Failed> {
+        serde_json::from_slice(&self.said).ok()
+    }
+
+    /// It may be executed until then.
+    pub fn extend(&self, deadline: Boottime) {
+        self.shared
+            .page()
+            .deadline
+            .store(deadline.0, Ordering::Relaxed);
+    }
+
+    /// What the child is doing, as the end of a sentence: the command was not started, ...
+    pub fn doing(&self, spec: &Spec) -> String {
+        let stage = self.shared.page().stage.load(Ordering::Relaxed);
+        let is = |s: Stage| stage == s as u8;
+        let quoted = |name: &Option<String>| name.as_deref().unwrap_or("?").to_owned();
+        if is(Stage::LookUp) {
+            return match (&spec.user, &spec.group) {
+                (None, None) => "it was not ready to be executed".to_owned(),
+                (None, group) => format!("group `{}` was still being looked up", quoted(group)),
+                (user, _) => format!("user `{}` was still being looked up", quoted(user)),
+            };
+        }
+        if is(Stage::Directory)
+            && let Some(directory) = &spec.working_dir
+        {
+            let directory = directory.display();
+            return format!("working directory `{directory}` was still being entered");
+        }
+        if is(Stage::Exec) {
+            let program = spec.argv.first().map_or("", String::as_str);
+            return format!("`{program}` was still being opened");
+        }
+        "it was not ready to be executed".to_owned()
     }
 }
 
@@ -242,89 +324,187 @@ fn fork(cgroup: Option<&Cgroup>) -> (libc::pid_t, bool) {
     (unsafe { libc::fork() }, false)
 }
 
-/// All that the child needs, made before the fork.
+/// The forked child. The guard has one thread, so that all may be done here that may be done anywhere.
 struct Child<'a> {
+    spec: &'a Spec,
     stdin: &'a OwnedFd,
-    /// None: a session of its own.
-    group: Option<Pid>,
-    ignored: &'a [i32],
     report: OwnedFd,
     guard: Pid,
-    identity: &'a Identity,
-    directory: Option<&'a CStr>,
-    candidates: &'a [CString],
-    argv: &'a [*const libc::c_char],
-    env: &'a [*const libc::c_char],
+    shared: &'a Shared,
 }
 
 impl Child<'_> {
     /// Becomes the command, or reports why not and exits.
     fn run(self) -> ! {
-        let (stage, errno) = self.become_command();
-        self.note(stage, errno);
+        let failed =
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.become_command()))
+                .unwrap_or_else(|_| "starting the command failed in soloist itself".into());
+        if let Ok(note) = serde_json::to_vec(&failed) {
+            let mut note = &note[..];
+            while let Ok(n @ 1..) = rustix::io::write(&self.report, note) {
+                note = &note[n..];
+            }
+        }
         // SAFETY: leaves without running anything of the guard's, which belongs to the parent.
         unsafe { libc::_exit(127) }
     }
 
-    fn note(&self, stage: Stage, errno: i32) {
-        let mut note = [stage as u8; 5];
-        note[1..].copy_from_slice(&errno.to_ne_bytes());
-        let _ = rustix::io::write(&self.report, &note);
+    /// Returns only when a step fails.
+    fn become_command(&self) -> Failed {
+        self.die_with_guard();
+        match self.prepare() {
+            Err(failed) => failed,
+            Ok(command) => {
+                self.shared.enter(Stage::Exec);
+                let ignored = self.spec.transparent.as_ref();
+                reset_signals(ignored.map_or(&[], |t| &t.ignored));
+                // The last look: how long all that took, and what became of the lease meanwhile.
+                if Boottime::now().0 >= self.shared.page().deadline.load(Ordering::Relaxed) {
+                    return TOO_LATE.into();
+                }
+                let errno = command.exec();
+                Failed {
+                    error: explain_exec(errno, self.spec, &command.path),
+                    errno: Some(errno),
+                    silent: false,
+                }
+            }
+        }
     }
 
-    /// Returns only when a step fails.
-    fn become_command(&self) -> (Stage, i32) {
-        let placed = match self.group {
-            None => rustix::process::setsid().map(drop),
-            Some(group) => rustix::process::setpgid(None, Some(group)),
-        };
-        if let Err(e) = placed {
-            return (Stage::Session, e.raw_os_error());
-        }
-        // stdout and stderr are in place already. dup2 clears CLOEXEC.
-        // SAFETY: plain descriptor numbers; 0 is the control socket, which this process must not keep.
-        unsafe { libc::dup2(self.stdin.as_raw_fd(), 0) };
-        let id = self.identity;
-        // SAFETY: each pointer and length comes from a live vector; the calls have no other preconditions.
-        unsafe {
-            if let Some(groups) = &id.groups
-                && libc::setgroups(groups.len(), groups.as_ptr()) < 0
-            {
-                return (Stage::Groups, errno());
-            }
-            if let Some(gid) = id.gid
-                && libc::setgid(gid) < 0
-            {
-                return (Stage::Group, errno());
-            }
-            if let Some(uid) = id.uid
-                && libc::setuid(uid) < 0
-            {
-                return (Stage::User, errno());
-            }
-        }
-        // After setuid, which clears it. The guard has one thread, so this fires when the guard ends and only then.
+    /// The guard has one thread, so this fires when the guard ends and only then.
+    fn die_with_guard(&self) {
         let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
         if rustix::process::getppid() != Some(self.guard) {
             // The guard died before that line; nobody is left to tell.
             // SAFETY: see `run`.
             unsafe { libc::_exit(127) }
         }
-        if let Some(directory) = self.directory
-            && let Err(e) = rustix::process::chdir(directory)
-        {
-            return (Stage::Directory, e.raw_os_error());
+    }
+
+    /// Everything up to exec.
+    fn prepare(&self) -> Result<Command, Failed> {
+        let failed = |stage, errno| Failed::from(explain(stage, errno, self.spec));
+        // A transparent one was born where it belongs.
+        if self.spec.transparent.is_none() {
+            rustix::process::setsid().map_err(|e| failed(Stage::Session, e.raw_os_error()))?;
         }
-        reset_signals(self.ignored);
-        (Stage::Exec, self.exec())
+        // stdout and stderr are in place already. dup2 clears CLOEXEC.
+        // SAFETY: plain descriptor numbers; 0 is the control socket, which this process must not keep.
+        unsafe { libc::dup2(self.stdin.as_raw_fd(), 0) };
+        self.shared.enter(Stage::LookUp);
+        let id = identity(self.spec)?;
+        let command = Command::new(self.spec, &id)?;
+        self.shared.enter(Stage::User);
+        // SAFETY: each pointer and length comes from a live vector; the calls have no other preconditions.
+        unsafe {
+            if let Some(groups) = &id.groups
+                && libc::setgroups(groups.len(), groups.as_ptr()) < 0
+            {
+                return Err(failed(Stage::Groups, errno()));
+            }
+            if let Some(gid) = id.gid
+                && libc::setgid(gid) < 0
+            {
+                return Err(failed(Stage::Group, errno()));
+            }
+            if let Some(uid) = id.uid
+                && libc::setuid(uid) < 0
+            {
+                return Err(failed(Stage::User, errno()));
+            }
+        }
+        // Once more: setuid clears it.
+        self.die_with_guard();
+        if let Some(directory) = &self.spec.working_dir {
+            self.shared.enter(Stage::Directory);
+            rustix::process::chdir(directory)
+                .map_err(|e| failed(Stage::Directory, e.raw_os_error()))?;
+        }
+        // What looking up names has left open.
+        if self.spec.transparent.is_none() {
+            let report = self.report.as_raw_fd().cast_unsigned();
+            // SAFETY: none of these descriptors is used any more; the report pipe closes itself.
+            unsafe {
+                libc::syscall(libc::SYS_close_range, 3, report - 1, 0);
+                libc::syscall(libc::SYS_close_range, report + 1, libc::c_uint::MAX, 0);
+            }
+        }
+        Ok(command)
+    }
+}
+
+/// What exec is given.
+struct Command {
+    candidates: Vec<CString>,
+    argv: Vec<CString>,
+    env: Vec<CString>,
+    /// Where it is looked for.
+    path: String,
+}
+
+impl Command {
+    fn new(spec: &Spec, identity: &Identity) -> Result<Self, Failed> {
+        let program = spec.argv.first().ok_or("the command is empty")?;
+        let env = environment(spec, identity);
+        let path = env.iter().find(|(name, _)| name == "PATH").map_or_else(
+            || DEFAULT_PATH.to_owned(),
+            |(_, value)| value.to_string_lossy().into_owned(),
+        );
+        let c_string = |text: Vec<u8>, what: &str| {
+            CString::new(text)
+                .map_err(|_| format!("{what} contains a NUL byte, which no program can be given"))
+        };
+        let candidates = if program.contains('/') {
+            vec![c_string(program.clone().into_bytes(), "the command")?]
+        } else {
+            // An empty part of PATH means the working directory.
+            let at = |dir: &str| {
+                if dir.is_empty() {
+                    format!("./{program}")
+                } else {
+                    format!("{dir}/{program}")
+                }
+            };
+            // No name is no file of any directory.
+            path.split(':')
+                .filter(|_| !program.is_empty())
+                .map(|dir| c_string(at(dir).into_bytes(), "the command"))
+                .collect::<Result<_, _>>()?
+        };
+        let argv = spec
+            .argv
+            .iter()
+            .map(|a| c_string(a.clone().into_bytes(), "the command"))
+            .collect::<Result<_, _>>()?;
+        let env = env
+            .into_iter()
+            .map(|(name, value)| {
+                let what = format!("environment variable `{}`", name.display());
+                c_string([name.into_vec(), value.into_vec()].join(&b'='), &what)
+            })
+            .collect::<Result<_, _>>()?;
+        Ok(Self {
+            candidates,
+            argv,
+            env,
+            path,
+        })
     }
 
     /// As execvp, with the PATH of the job. Returns the most telling error of all candidates.
     fn exec(&self) -> i32 {
+        let pointers = |list: &[CString]| -> Vec<*const libc::c_char> {
+            list.iter()
+                .map(|s| s.as_ptr())
+                .chain([std::ptr::null()])
+                .collect()
+        };
+        let (argv, env) = (pointers(&self.argv), pointers(&self.env));
         let mut told = libc::ENOENT;
-        for candidate in self.candidates {
+        for candidate in &self.candidates {
             // SAFETY: NUL-terminated strings in NULL-terminated lists, all alive.
-            unsafe { libc::execve(candidate.as_ptr(), self.argv.as_ptr(), self.env.as_ptr()) };
+            unsafe { libc::execve(candidate.as_ptr(), argv.as_ptr(), env.as_ptr()) };
             match errno() {
                 libc::ENOENT | libc::ENOTDIR | libc::ENODEV | libc::ESTALE | libc::ETIMEDOUT => {}
                 // A directory of PATH that this user may not look into says nothing about the command.
@@ -335,6 +515,22 @@ impl Child<'_> {
         }
         told
     }
+}
+
+/// Blocks all signals, and returns which were blocked before.
+fn block_signals() -> libc::sigset_t {
+    // SAFETY: all-zero is a valid set, and both pointers are valid.
+    unsafe {
+        let (mut all, mut before): (libc::sigset_t, libc::sigset_t) = std::mem::zeroed();
+        libc::sigfillset(&raw mut all);
+        libc::sigprocmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
+        before
+    }
+}
+
+fn restore_signals(before: &libc::sigset_t) {
+    // SAFETY: the pointers are valid, or may be null.
+    unsafe { libc::sigprocmask(libc::SIG_SETMASK, before, std::ptr::null_mut()) };
 }
 
 /// All signals but these at their default and none blocked, as a program may expect.
@@ -379,7 +575,7 @@ fn errno() -> i32 {
 }
 
 /// What went wrong, in words that say what to do.
-fn explain(stage: u8, errno: i32, spec: &Spec, path: &str) -> String {
+fn explain(stage: Stage, errno: i32, spec: &Spec) -> String {
     let error = io::Error::from_raw_os_error(errno);
     let user = spec.user.as_deref().unwrap_or("?");
     let group = spec.group.as_deref().unwrap_or("?");
@@ -389,16 +585,10 @@ fn explain(stage: u8, errno: i32, spec: &Spec, path: &str) -> String {
         ""
     };
     match stage {
-        s if s == Stage::Session as u8 => match spec.transparent {
-            None => format!("cannot start a session: {error}"),
-            Some(_) => format!("cannot join our process group: {error}"),
-        },
-        s if s == Stage::Groups as u8 => {
-            format!("cannot take the groups of user `{user}`: {error}{root}")
-        }
-        s if s == Stage::Group as u8 => format!("cannot become group `{group}`: {error}{root}"),
-        s if s == Stage::User as u8 => format!("cannot become user `{user}`: {error}{root}"),
-        s if s == Stage::Directory as u8 => {
+        Stage::Groups => format!("cannot take the groups of user `{user}`: {error}{root}"),
+        Stage::Group => format!("cannot become group `{group}`: {error}{root}"),
+        Stage::User => format!("cannot become user `{user}`: {error}{root}"),
+        Stage::Directory => {
             let directory = spec
                 .working_dir
                 .as_deref()
@@ -410,21 +600,19 @@ fn explain(stage: u8, errno: i32, spec: &Spec, path: &str) -> String {
                 _ => format!("cannot enter working directory `{directory}`: {error}"),
             }
         }
-        _ => explain_exec(errno, &error, spec, path),
+        Stage::Session | Stage::LookUp | Stage::Exec => format!("cannot start a session: {error}"),
     }
 }
 
-fn explain_exec(errno: i32, error: &io::Error, spec: &Spec, path: &str) -> String {
+/// To be asked in the child, in its directory and as its user: it looks at the file.
+fn explain_exec(errno: i32, spec: &Spec, path: &str) -> String {
+    let error = io::Error::from_raw_os_error(errno);
     let program = spec.argv.first().map_or("", String::as_str);
-    let place = match &spec.working_dir {
-        Some(dir) => dir.join(program),
-        None => program.into(),
-    };
     match errno {
         libc::ENOENT if !program.contains('/') => {
             format!("command `{program}` not found in PATH ({path})")
         }
-        libc::ENOENT if place.exists() => {
+        libc::ENOENT if Path::new(program).exists() => {
             format!(
                 "command `{program}` exists, but the interpreter named in its first line, or its loader, does not"
             )

@@ -9,6 +9,8 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 /// PF_EXITING of the kernel's task flags: the process is on its way out, its files may be closed already.
 const EXITING: u64 = 0x4;
+/// PF_FORKNOEXEC: forked, and has not executed a program since.
+const NOT_EXECUTED: u64 = 0x40;
 
 /// One line of /proc/PID/stat.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,6 +65,11 @@ impl Proc {
     /// It has begun to exit, or is dead.
     pub fn exiting(&self) -> bool {
         self.flags & EXITING != 0 || !self.alive()
+    }
+
+    /// It has executed a program since it was forked. That stays known until it is waited for.
+    pub fn executed(&self) -> bool {
+        self.flags & NOT_EXECUTED == 0
     }
 
     /// Sends `signal` to this very process: never to a later one that was given its number.
@@ -161,7 +168,7 @@ mod tests {
             (process.state, process.started, process.flags),
             ('S', 12345, 4_194_564)
         );
-        assert!(process.alive() && process.exiting());
+        assert!(process.alive() && process.exiting() && process.executed());
         assert_eq!(Proc::parse(b""), None);
         assert_eq!(Proc::parse(b"1 (x) S"), None);
     }

@@ -1,4 +1,6 @@
-//! Life of one run, as its guard sees it: running, ending (SIGTERM was sent), killing (SIGKILL was sent).
+//! Life of one run, as its guard sees it: starting, running, ending (SIGTERM was sent), killing (SIGKILL was sent).
+//!
+//! The start is part of the run: timeout, deadline, stop and the end of the daemon end it as they end the command.
 //!
 //! What happens comes in with the time it was noticed at, what to do to the process tree comes out as a
 //! [`Step`]. All times are CLOCK_BOOTTIME of the host the run is on. Who is in the tree, and how signals reach
@@ -75,8 +77,12 @@ pub enum Step {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
+    /// The command is not executed yet. Nothing runs that could tidy up, so that whatever ends it kills.
+    Starting,
     Running,
-    Ending { kill_at: Boottime },
+    Ending {
+        kill_at: Boottime,
+    },
     Killing,
 }
 
@@ -95,7 +101,7 @@ pub struct Life {
 }
 
 impl Life {
-    /// A command that starts now. `timeout` is counted from now.
+    /// A command whose start begins now. `timeout` is counted from now.
     pub fn new(
         now: Boottime,
         deadline: Boottime,
@@ -104,7 +110,7 @@ impl Life {
         kill_budget: Duration,
     ) -> Self {
         Self {
-            phase: Phase::Running,
+            phase: Phase::Starting,
             deadline,
             deadline_passed: false,
             timeout_at: timeout.map(|t| now + t),
@@ -120,6 +126,18 @@ impl Life {
         self.cause
     }
 
+    /// Until when the command may run, as far as is known.
+    pub fn deadline(&self) -> Boottime {
+        self.deadline
+    }
+
+    /// The command is executed.
+    pub fn on_started(&mut self) {
+        if self.phase == Phase::Starting {
+            self.phase = Phase::Running;
+        }
+    }
+
     /// SIGKILL is due, or was sent already.
     pub fn killing(&self) -> bool {
         self.phase == Phase::Killing
@@ -129,7 +147,7 @@ impl Life {
     pub fn wake_at(&self) -> Option<Boottime> {
         let deadline = (!self.deadline_passed).then_some(self.deadline);
         let other = match self.phase {
-            Phase::Running => self.timeout_at,
+            Phase::Starting | Phase::Running => self.timeout_at,
             Phase::Ending { kill_at } => Some(kill_at),
             Phase::Killing => return None,
         };
@@ -145,7 +163,9 @@ impl Life {
             let kill_at = self.deadline + self.grace.min(self.kill_budget / 2);
             step = self.end(now, Some(Cause::Deadline), kill_at);
         }
-        if self.phase == Phase::Running && self.timeout_at.is_some_and(|t| now >= t) {
+        if matches!(self.phase, Phase::Starting | Phase::Running)
+            && self.timeout_at.is_some_and(|t| now >= t)
+        {
             step = step.max(self.end(now, Some(Cause::Timeout), now + self.grace));
         }
         step.max(self.kill_if_due(now))
@@ -182,7 +202,7 @@ impl Life {
         }
         self.command_ended = true;
         match self.phase {
-            Phase::Running => {
+            Phase::Starting | Phase::Running => {
                 let kill_at = now + self.grace.min(LEFTOVER_GRACE);
                 self.end(now, None, kill_at)
             }
@@ -196,6 +216,10 @@ impl Life {
             self.cause = cause;
         }
         let step = match self.phase {
+            Phase::Starting => {
+                self.phase = Phase::Killing;
+                Step::Kill
+            }
             Phase::Running => {
                 self.phase = Phase::Ending { kill_at };
                 Step::Terminate
@@ -234,9 +258,62 @@ mod tests {
         Duration::from_millis(ms)
     }
 
-    /// Started at 0, deadline 1000, grace 400, kill budget 500.
-    fn life(timeout: Option<u64>) -> Life {
+    /// Begun at 0, deadline 1000, grace 400, kill budget 500.
+    fn starting(timeout: Option<u64>) -> Life {
         Life::new(at(0), at(1000), timeout.map(ms), ms(400), ms(500))
+    }
+
+    /// The same, and executed.
+    fn life(timeout: Option<u64>) -> Life {
+        let mut life = starting(timeout);
+        life.on_started();
+        life
+    }
+
+    #[test]
+    fn whatever_ends_a_start_kills_at_once() {
+        let mut late = starting(None);
+        assert_eq!(late.wake_at(), Some(at(1000)));
+        assert_eq!(late.on_time(at(999)), Step::Nothing);
+        assert_eq!(late.on_time(at(1000)), Step::Kill);
+        assert_eq!(late.cause(), Some(Cause::Deadline));
+
+        let mut slow = starting(Some(300));
+        assert_eq!(slow.wake_at(), Some(at(300)));
+        assert_eq!(slow.on_time(at(299)), Step::Nothing);
+        assert_eq!(slow.on_time(at(300)), Step::Kill);
+        assert_eq!(slow.cause(), Some(Cause::Timeout));
+
+        let mut stopped = starting(None);
+        let grace = Some(ms(60_000));
+        assert_eq!(stopped.on_stop(at(5), Stop::Replaced, grace), Step::Kill);
+        assert_eq!(stopped.cause(), Some(Cause::Stopped(Stop::Replaced)));
+
+        let mut left = starting(None);
+        assert_eq!(left.on_daemon_gone(at(5)), Step::Kill);
+        assert_eq!(left.cause(), Some(Cause::DaemonGone));
+
+        let mut failed = starting(None);
+        assert_eq!(failed.on_command_end(at(5), false), Step::Kill);
+        assert_eq!(failed.cause(), None);
+    }
+
+    #[test]
+    fn the_time_of_the_start_is_part_of_the_timeout() {
+        let mut life = starting(Some(300));
+        assert_eq!(life.on_time(at(200)), Step::Nothing);
+        life.on_started();
+        assert_eq!(life.wake_at(), Some(at(300)));
+        assert_eq!(life.on_time(at(300)), Step::Terminate);
+        assert_eq!(life.cause(), Some(Cause::Timeout));
+    }
+
+    #[test]
+    fn a_start_that_was_ended_does_not_come_back_to_life() {
+        let mut life = starting(None);
+        assert_eq!(life.on_daemon_gone(at(5)), Step::Kill);
+        life.on_started();
+        assert!(life.killing());
     }
 
     #[test]
@@ -337,6 +414,7 @@ mod tests {
         assert_eq!(left.cause(), None);
 
         let mut long = Life::new(at(0), at(60_000), None, ms(10_000), ms(500));
+        long.on_started();
         assert_eq!(long.on_command_end(at(0), false), Step::Terminate);
         assert_eq!(long.wake_at(), Some(at(1000)));
     }
@@ -391,8 +469,8 @@ mod tests {
     proptest::proptest! {
         /// Whatever arrives, and however late time is looked at: after deadline + half the kill budget it is killed.
         #[test]
-        fn nothing_lives_past_a_deadline(events in proptest::collection::vec((0u64..3000, 0u8..5, 0u64..3000), 0..40)) {
-            let mut life = life(Some(700));
+        fn nothing_lives_past_a_deadline(events in proptest::collection::vec((0u64..3000, 0u8..6, 0u64..3000), 0..40)) {
+            let mut life = starting(Some(700));
             let mut events = events;
             events.sort();
             let mut deadline = 1000;
@@ -405,6 +483,10 @@ mod tests {
                     1 => life.on_stop(at(now), Stop::Cancelled, Some(ms(arg))),
                     2 => life.on_daemon_gone(at(now)),
                     3 => life.on_command_end(at(now), false),
+                    4 => {
+                        life.on_started();
+                        Step::Nothing
+                    }
                     _ => life.on_time(at(now)),
                 };
                 if now >= deadline + 250 {

@@ -16,7 +16,9 @@ use std::{
 use rustix::process::{Pid, Signal, set_parent_process_death_signal};
 use soloist::{LockClient, lock::Period, model::Occurrence};
 
-use crate::support::{GENEROUS, process, server::RedisServer, test_seconds, wait_for, wait_until};
+use crate::support::{
+    GENEROUS, process, server::RedisServer, test_seconds, wait_for, wait_until, witness::slow,
+};
 
 const EXE: &str = env!("CARGO_BIN_EXE_soloist");
 
@@ -873,6 +875,99 @@ fn sigkill_of_the_guard_ends_the_command_too() {
     wait_gone(&pids);
     running.end().assert(70, "", "the guard of this run died");
     place.run(&[], "true").assert(0, "", "");
+}
+
+#[test]
+fn the_end_of_a_command_hangs_nobody_up() {
+    let place = Place::sqlite();
+    // As cron and CI start it: in a session of its own, whose group has no parent in another group of that session, and
+    // one of it is stopped. A group that becomes orphaned in that state gets SIGHUP as a whole.
+    let script = r#"
+        trap 'echo "hung up" >> heard' HUP
+        trap 'echo continued >> heard' CONT
+        sleep 1000 & stopped=$!
+        kill -STOP $stopped
+        until grep -q "State:.T" /proc/$stopped/status; do sleep 0.01; done
+        run() { "$EXE" exec --lock l --lease 1h -- "$@"; echo "code $?"; }
+        run true
+        run sh -c 'kill -TERM $$'
+        run sh -c '(setsid sh -c "echo \$\$ > left; exec sleep 1000" &); until [ -s left ]; do sleep 0.01; done'
+        run sh -c 'kill -KILL $PPID; sleep 1000'
+        "$EXE" exec --lock l --lease 1h --wait 1m -- sh -c 'echo $$ > killed; exec sleep 1000' & exec=$!
+        until [ -s killed ]; do sleep 0.01; done
+        kill -KILL $exec; wait $exec
+        while kill -0 $(cat killed) 2> /dev/null; do sleep 0.01; done
+        grep -c "State:.T" /proc/$stopped/status
+        kill -KILL $stopped
+        cat heard 2> /dev/null"#;
+    let mut shell = Command::new("/bin/sh");
+    shell
+        .args(["-c", script])
+        .env("EXE", EXE)
+        .env("SOLOIST_STORE_URL", place.url())
+        .env_remove("SOLOIST_CONFIG")
+        .current_dir(place.dir.path())
+        .stdin(Stdio::null());
+    // SAFETY: async-signal-safe calls, and nothing is allocated.
+    unsafe {
+        shell.pre_exec(|| {
+            default_signals();
+            libc::setsid();
+            Ok(())
+        });
+    }
+    let ran = Ran::of(shell.output().expect("a shell"));
+    // Its guard was killed the fourth time.
+    assert_eq!(ran.out, "code 0\ncode 143\ncode 0\ncode 70\n1\n", "{ran:?}");
+    assert_eq!(ran.code, Some(1), "nothing was heard: {ran:?}");
+}
+
+#[test]
+fn a_signal_ends_a_command_that_is_still_being_started() {
+    let place = Place::sqlite();
+    for (signal, code) in [(Signal::TERM, 143), (Signal::INT, 130), (Signal::HUP, 129)] {
+        let once = place.file(&format!("slow-{code}"));
+        let mut command = place.exec(&["--lock", "l", "--once-per", "366d"], "echo ran >> ran");
+        command.envs(slow("execve", 100_000, &once));
+        let mut running = Running::of(command);
+        wait_until("the start is under way", GENEROUS, || once.exists());
+        running.signal(signal);
+        running.end().assert(code, "", "");
+        assert_eq!(place.text("ran"), "");
+    }
+    // It gave back lock and period.
+    place
+        .run(&["--once-per", "366d"], "echo mine")
+        .assert(0, "mine\n", "");
+}
+
+#[test]
+fn sigkill_of_exec_ends_a_start_and_frees_the_lock() {
+    let place = Place::sqlite();
+    let once = place.file("slow");
+    let mut command = place.exec(&["--lock", "l", "--lease", "1h"], "echo ran >> ran");
+    command.envs(slow("execve", 100_000, &once));
+    let mut running = Running::of(command);
+    wait_until("the start is under way", GENEROUS, || once.exists());
+    running.0.kill().expect("killed");
+    running.0.wait().expect("our child");
+    place
+        .run(&["--wait", "30s"], "echo mine")
+        .assert(0, "mine\n", "waiting");
+    assert_eq!(place.text("ran"), "");
+}
+
+#[test]
+fn a_start_that_takes_longer_than_its_lock_is_ended_with_it() {
+    let mut place = Place::redis();
+    let once = place.file("slow");
+    let mut command = place.exec(&["--lock", "l", "--lease", "2s"], "echo ran >> ran");
+    command.envs(slow("execve", 100_000, &once));
+    let mut running = Running::of(command);
+    wait_until("the start is under way", GENEROUS, || once.exists());
+    place.server().kill();
+    running.end().assert(79, "", "; nothing was started");
+    assert_eq!(place.text("ran"), "");
 }
 
 #[test]

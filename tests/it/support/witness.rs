@@ -1,4 +1,4 @@
-//! The job that writes down that it runs: compiled once for each test process.
+//! The job that writes down that it runs, and a slow host: compiled once for each test process.
 
 use std::{
     path::{Path, PathBuf},
@@ -7,33 +7,59 @@ use std::{
 };
 
 /// The program: `witness FILE [for=MS] [beat=MS] [exit=CODE] [life=MS] [ignore-term] [daemon] [setsid]`.
+pub fn program() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| compile("witness", include_str!("witness.c"), &[]))
+}
+
+/// A library that makes a host slow at one thing, and the variables that make it so: `call` takes `ms`, the first time,
+/// when it also makes the file `once`.
+pub fn slow(call: &str, ms: u64, once: &Path) -> [(String, String); 4] {
+    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
+    let library = LIBRARY.get_or_init(|| {
+        let text = include_str!("slow.c");
+        compile("slow.so", text, &["-shared", "-fPIC"])
+    });
+    [
+        ("LD_PRELOAD", library.display().to_string()),
+        ("SLOW_CALL", call.to_owned()),
+        ("SLOW_MS", ms.to_string()),
+        ("SLOW_ONCE", once.display().to_string()),
+    ]
+    .map(|(name, value)| (name.to_owned(), value))
+}
+
+/// In the build directory, so that nothing is left elsewhere; test processes do not wait for each other.
 ///
 /// # Panics
 /// Without a C compiler.
-pub fn program() -> &'static Path {
-    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    PROGRAM.get_or_init(|| {
-        // In the build directory, so that nothing is left elsewhere; test processes do not wait for each other.
-        let dir = Path::new(env!("CARGO_TARGET_TMPDIR"));
-        let (source, made) = (dir.join("witness.c"), dir.join(format!("witness.{}", std::process::id())));
-        let program = dir.join("witness");
-        std::fs::create_dir_all(dir).expect("the build directory");
-        std::fs::write(&source, include_str!("witness.c")).expect("write the witness's source");
-        let output = Command::new("cc")
-            .args(["-O1", "-Wall", "-Werror", "-o"])
-            .args([&made, &source])
-            .output()
-            .unwrap_or_else(|e| {
-                panic!("cannot run the C compiler `cc`: {e}; the tests need one (apt-get install gcc libc6-dev)")
-            });
-        assert!(
-            output.status.success(),
-            "cc failed on the witness: {}",
-            String::from_utf8_lossy(&output.stderr)
-        );
-        std::fs::rename(&made, &program).expect("put the witness in place");
-        program
-    })
+fn compile(name: &str, text: &str, flags: &[&str]) -> PathBuf {
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let me = std::process::id();
+    let (source, made) = (
+        dir.join(format!("{name}.{me}.c")),
+        dir.join(format!("{name}.{me}")),
+    );
+    let product = dir.join(name);
+    std::fs::create_dir_all(dir).expect("the build directory");
+    std::fs::write(&source, text).expect("write the source");
+    let output = Command::new("cc")
+        .args(["-O1", "-Wall", "-Werror"])
+        .args(flags)
+        .arg("-o")
+        .args([&made, &source])
+        .output()
+        .unwrap_or_else(|e| {
+            panic!("cannot run the C compiler `cc`: {e}; the tests need one (apt-get install gcc libc6-dev)")
+        });
+    assert!(
+        output.status.success(),
+        "cc failed on {name}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    std::fs::remove_file(&source).ok();
+    std::fs::rename(&made, &product).expect("put it in place");
+    product
 }
 
 #[cfg(test)]
