@@ -7,7 +7,7 @@
 -- then nine for each claim:
 --   job, occurrence (ms; empty for a manual trigger), known (ms), run, start_by (ms), overlap, trigger,
 --   entry (JSON members of the open entry that the claimant fills in),
---   and extra: empty, or JSON {missed, observed, on_crash, max_attempts, key, before}
+--   and extra: empty, or JSON {missed, observed, holds, on_crash, max_attempts, key, before}
 --
 -- Returns  {now_us, inc, answer...}; an answer is 1 (granted as asked: attempt 1), or the JSON of the open entry that has
 -- the occurrence (taken), or an array that begins with its name:
@@ -20,6 +20,11 @@ local TOO_LATE = 'nobody could start it within start_within'
 local OVERDUE = 'overdue, and not caught up'
 local JOB_REMOVED = 'the job was removed from the configuration before it was started'
 local OVERLAPS = 'the run before was still going on'
+
+local function holds(extra, run)
+  for _, r in ipairs(extra.holds or {}) do if r == run then return true end end
+  return false
+end
 
 local function publish(event) redis.call('PUBLISH', channel, cjson.encode(event)) end
 
@@ -137,10 +142,11 @@ local function decide(c, extra, at, triggers, outcome, reason)
 end
 
 local function claim(c)
-  local st = redis.call('HMGET', c.state, 'inc', 'newest', 'open', 'to', 'pause', 'skip')
+  local st = redis.call('HMGET', c.state, 'inc', 'newest', 'open', 'to', 'pause', 'skip', 'early', 'off')
   if not st[1] then return { 'absent' } end
   local newest, open_json = tonumber(st[2] or '0'), st[3]
-  if c.known > newest then
+  -- What lies in the future is no knowledge: it was learned by a clock that was wrong.
+  if c.known > newest and c.known <= now then
     newest = c.known
     redis.call('HSET', c.state, 'newest', int(newest))
   end
@@ -189,6 +195,21 @@ local function claim(c)
       return { 'settled', last }
     end
     if now_us < at * 1000 then return { 'early', int(at * 1000 - now_us) } end
+    -- Somebody has the job, and it is enabled.
+    if st[8] then redis.call('HDEL', c.state, 'off') end
+    if st[7] then
+      local ran, left = false, {}
+      for _, e in ipairs(cjson.decode(st[7])) do
+        if e == at then ran = true elseif e > at then left[#left + 1] = e end
+      end
+      if ran then
+        redis.call('HSET', c.state, 'newest', int(at))
+        save_list(c.state, 'early', left)
+        local last = redis.call('HGET', c.state, 'last')
+        if not (last and cjson.decode(last).occurrence == at) then last = '' end
+        return { 'settled', last }
+      end
+    end
   end
 
   -- start_by 0: not to be caught up; -1: its job was removed.
@@ -217,6 +238,7 @@ local function claim(c)
   end
   if not manual and st[6] and tonumber(st[6]) > 0 then
     redis.call('HINCRBY', c.state, 'skip', -1)
+    publish({ controlled = { job = c.job } })
     return decide(c, extra, at, triggers, 'skipped', 'skipped by request')
   end
   if now > c.start_by then
@@ -250,7 +272,7 @@ local function claim(c)
       else
         -- Proof that the run was going on when this occurrence was due. Without it the run before may be dead, or this
         -- occurrence is overdue itself.
-        local alive = e.granted_at <= at and (e.renewed_at >= at or e.instance == instance)
+        local alive = e.granted_at <= at and (e.renewed_at >= at or holds(extra, e.run))
         if not manual and c.overlap == 'skip' and alive then
           if changed then save_list(c.state, 'open', open) end
           return decide(c, extra, at, triggers, 'skipped', OVERLAPS)
@@ -280,7 +302,7 @@ end
 -- answered here without decoding anything, as 1 and as the open entry's JSON; nil: not one of them.
 local function quick(state, a)
   if ARGV[a + 9] ~= '' then return end
-  local st = redis.call('HMGET', state, 'inc', 'newest', 'open', 'to', 'pause', 'skip')
+  local st = redis.call('HMGET', state, 'inc', 'newest', 'open', 'to', 'pause', 'skip', 'early', 'off')
   local at_text, open = ARGV[a + 2], st[3]
   local at, newest = tonumber(at_text), tonumber(st[2] or '0')
   if st[1] ~= inc or tonumber(ARGV[a + 3]) > newest then return end
@@ -293,7 +315,7 @@ local function quick(state, a)
       return string.sub(open, 2, -2)
     end
   elseif at > newest and now_us >= at * 1000 and now <= tonumber(ARGV[a + 5]) and not st[5]
-    and (not st[6] or st[6] == '0') and (not st[4] or at >= tonumber(st[4])) then
+    and (not st[6] or st[6] == '0') and not st[7] and not st[8] and (not st[4] or at >= tonumber(st[4])) then
     redis.call('HSET', state, 'newest', at_text, 'open', '[{"occurrence":' .. at_text
       .. ',"attempt":1,"trigger":"' .. ARGV[a + 7] .. '",' .. ARGV[a + 8] .. GRANTED .. ']')
     return 1

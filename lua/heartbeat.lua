@@ -3,34 +3,44 @@
 --
 -- KEYS[1]  instances  <ns>:instances   hash: instance -> JSON {seen, ...}
 -- KEYS[2]  drains     <ns>:drains      hash: instance -> 1, or since when (ms) that instance has not been known here
--- KEYS[3]  epoch      <ns>:epoch       hash: inc, born (ms), quarantine (ms), open (0 or 1)
+-- KEYS[3]  epoch      <ns>:epoch       hash: inc, id, born (ms), quarantine (ms), open (0 or 1)
 -- ARGV[1]  instance   empty: only look
 -- ARGV[2]  info       JSON members without `seen`; empty: the instance leaves
 -- ARGV[3]  quarantine the longest that this instance needs, ms
--- ARGV[4]  open       `<inc>/<born>`: the caller has seen this epoch for `quarantine` and vouches for it
+-- ARGV[4]  open       `<inc>/<id>`: the caller has seen this epoch for `quarantine` and vouches for it
+-- ARGV[5]  id         names the epoch, should it begin now
+-- ARGV[6]  process    of the caller: who leaves takes no entry along that another process of its name has made
 --
 -- An epoch is the time from a start of the server, or from the loss of its data, to the next. It is open when
 -- nobody can hold a lease from before it that was not reclaimed; new jobs are taken up in an open epoch only.
 --
--- Returns  {now_us, inc, born, quarantine, open, instances, drains}   the last two as HGETALL gives them
+-- Returns  {now_us, inc, id, born, quarantine, open, instances, drains, before}   instances and drains as HGETALL
+--          gives them; before: the entry of this instance as it was, or empty
 local FORGET = 86400000 -- milliseconds after which an instance that is gone is forgotten
 redis.call('PERSIST', KEYS[3]) -- see renew.lua: a fleet must stay visible on a full server
-local born = tonumber(redis.call('HGET', KEYS[3], 'born') or '')
-if redis.call('HGET', KEYS[3], 'inc') ~= inc or not born then
-  born = now
+local epoch = redis.call('HMGET', KEYS[3], 'inc', 'id', 'born', 'quarantine', 'open')
+if epoch[1] ~= inc or not epoch[2] then
+  -- The later of both clocks: what was planned before the birth and has no record is given up, and must not run twice.
+  local born = int(math.max(now, believed or now))
+  epoch = { inc, ARGV[5], born, '0', '0' }
   redis.call('DEL', KEYS[3])
-  redis.call('HSET', KEYS[3], 'inc', inc, 'born', int(born), 'quarantine', 0, 'open', 0)
+  redis.call('HSET', KEYS[3], 'inc', inc, 'id', ARGV[5], 'born', born, 'quarantine', 0, 'open', 0)
 end
-local quarantine = math.max(tonumber(redis.call('HGET', KEYS[3], 'quarantine')), tonumber(ARGV[3]))
+local quarantine = math.max(tonumber(epoch[4]), tonumber(ARGV[3]))
+local before
 if ARGV[1] ~= '' then
   redis.call('HSET', KEYS[3], 'quarantine', int(quarantine))
-  if ARGV[4] == inc .. '/' .. int(born) then redis.call('HSET', KEYS[3], 'open', 1) end
-  if ARGV[2] == '' then
-    redis.call('HDEL', KEYS[1], ARGV[1])
-    redis.call('HDEL', KEYS[2], ARGV[1])
-  else
+  if ARGV[4] == inc .. '/' .. epoch[2] then
+    epoch[5] = '1'
+    redis.call('HSET', KEYS[3], 'open', 1)
+  end
+  before = redis.call('HGET', KEYS[1], ARGV[1])
+  if ARGV[2] ~= '' then
     redis.call('HSET', KEYS[1], ARGV[1], '{"seen":' .. int(now) .. ',' .. ARGV[2] .. '}')
     redis.call('PEXPIRE', KEYS[1], FORGET)
+  elseif before and (cjson.decode(before).process or 0) == tonumber(ARGV[6]) then
+    redis.call('HDEL', KEYS[1], ARGV[1])
+    redis.call('HDEL', KEYS[2], ARGV[1])
   end
 end
 local all, live = redis.call('HGETALL', KEYS[1]), {}
@@ -55,4 +65,4 @@ for i = 1, #drains, 2 do
     kept[#kept + 1] = drains[i + 1]
   end
 end
-return { int(now_us), inc, int(born), int(quarantine), redis.call('HGET', KEYS[3], 'open'), live, kept }
+return { int(now_us), inc, epoch[2], epoch[3], int(quarantine), epoch[5], live, kept, before or '' }

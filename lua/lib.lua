@@ -3,8 +3,8 @@
 --   redis-cli --eval <(cat lua/lib.lua lua/renew.lua) ...     runs one by hand.
 --
 -- State of a job: a hash with no expiry. Fields, as in src/logic/claim.rs `State` (absent: empty):
---   inc sched def   strings          since newest skip to   integers, milliseconds but for `skip`
---   open triggers triggered   JSON arrays      last pause   JSON objects      waiting   1
+--   inc sched def   strings          since newest resumed skip_at off to skip   integers, milliseconds but for `skip`
+--   open triggers triggered early   JSON arrays      last pause   JSON objects      waiting   1
 --   `to` repeats last.to, so that most claims need not decode `last`.
 -- Redis gives the data of every primary a replication id: with it a restart, failover or rollback is seen inside the
 -- script, where nothing can happen between the look and the decision.

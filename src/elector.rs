@@ -31,10 +31,10 @@ use crate::{
     clock::{Boottime, StoreClock},
     config::{Job, OnStateLoss, StoreRetry},
     logic::{
-        belief::Sampled,
+        belief::{SLACK, Sampled},
         claim::{
             self, Answer, Claim, Event, Grant, Missed, OnCrash, Open, Overlap, Register,
-            Registration, State, Target,
+            Registration, State, Target, Told,
         },
         observe,
         schedule::next_of,
@@ -166,6 +166,8 @@ struct Entry {
     known: Occurrence,
     /// Occurrences up to here are not owed.
     since: Occurrence,
+    /// What people asked of it, as far as this instance knows.
+    told: Told,
     /// The longest that any lease of it needs that may still be held: by its definitions here, also former ones, and by
     /// what others were seen to hold. A run keeps the lease that it was granted with, and after a loss of the store's
     /// data nobody can ask for it.
@@ -175,7 +177,7 @@ struct Entry {
     /// What the store knows of it is this definition, and we have seen what is open.
     registered: bool,
     /// Of which epoch the store was asked last, and said to wait: there is nothing to ask before the quarantine is over.
-    held_back: Option<(Arc<str>, i64)>,
+    held_back: Option<(Arc<str>, Arc<str>)>,
     /// When the store refused it last.
     refused: Option<Boottime>,
     /// Occurrences of which the next attempt is waited for.
@@ -207,10 +209,15 @@ impl Entry {
             return (at + REFUSED_AGAIN).since(now);
         }
         let held_back = self.held_back.as_ref();
-        if held_back.is_none_or(|(inc, born)| *inc != epoch.inc || *born != epoch.born) {
+        if held_back.is_none_or(|(inc, id)| *inc != epoch.inc || *id != epoch.id) {
             return Duration::ZERO;
         }
         epoch.adoptable_in(self.quarantine, now)
+    }
+
+    /// What counts as decided lies in the future.
+    fn ahead(&self, now: Occurrence) -> bool {
+        self.known.max(self.since).0 > now.0 + SLACK.as_millis() as i64
     }
 }
 
@@ -342,6 +349,7 @@ impl Elector {
                         job,
                         known: Occurrence(0),
                         since: Occurrence(0),
+                        told: Told::default(),
                         quarantine,
                         ready: false,
                         registered: false,
@@ -434,6 +442,7 @@ impl Elector {
             max_attempts: e.job.max_attempts,
             def: e.job.digest.clone(),
             observed: None,
+            holds: vec![],
         };
         Some((claim, after))
     }
@@ -556,6 +565,29 @@ impl Elector {
         }
         let why = self.unfit.lock().unwrap_or_else(PoisonError::into_inner);
         Some(("store_error", why.clone()?))
+    }
+
+    /// Looks again at the jobs whose register stands in the future: it may have been put right.
+    pub fn look_at_those_ahead(&self) {
+        let Some(now_us) = self.clock.now_us() else {
+            return;
+        };
+        let mut some = false;
+        for e in self.lock().values_mut() {
+            if e.ahead(Occurrence(now_us / 1000)) {
+                (e.registered, some) = (false, true);
+            }
+        }
+        if some {
+            self.enrol.notify_one();
+        }
+    }
+
+    /// The jobs that this instance has and that are enabled.
+    pub fn enabled(&self) -> BTreeSet<JobName> {
+        let jobs = self.lock();
+        let enabled = jobs.values().filter(|e| e.job.enabled);
+        enabled.map(|e| e.job.name.clone()).collect()
     }
 
     /// All jobs are registered again: hints may have been lost, or the store its data.
@@ -797,6 +829,10 @@ impl Elector {
                 }
             }
             Event::Triggered { job, key } => self.triggered(job, key, None),
+            Event::Controlled { job } => {
+                self.entry(job, |e| e.registered = false);
+                self.enrol.notify_one();
+            }
             Event::Gap => self.resync(),
             Event::Stop { .. } | Event::Drain | Event::Unlocked { .. } => {}
         }
@@ -833,7 +869,7 @@ impl Elector {
     pub async fn enrol(self: &Arc<Self>, epoch: &Epoch) -> Result<usize, store::Error> {
         let now = Boottime::now();
         let mut left = 0;
-        let todo: Vec<(Arc<Job>, Occurrence, Duration)> = self
+        let todo: Vec<(Arc<Job>, Register, Duration)> = self
             .lock()
             .values()
             .filter(|e| !(e.ready && e.registered))
@@ -842,13 +878,10 @@ impl Elector {
                 left += usize::from(!ask);
                 ask
             })
-            .map(|e| (e.job.clone(), e.known, e.quarantine))
+            .map(|e| (e.job.clone(), self.registration(e), e.quarantine))
             .collect();
         for chunk in todo.chunks(store::BATCH) {
-            let ask: Vec<Register> = chunk
-                .iter()
-                .map(|(job, known, _)| self.registration(job, *known))
-                .collect();
+            let ask: Vec<Register> = chunk.iter().map(|(_, ask, _)| ask.clone()).collect();
             let reply = match self.register(&ask).await {
                 Err(e) if !e.is_transient() => {
                     left += chunk.len();
@@ -859,7 +892,7 @@ impl Elector {
             };
             self.note_clock(&reply);
             let mut adopt = vec![];
-            for ((job, known, quarantine), answer) in chunk.iter().zip(reply.value) {
+            for ((job, ask, quarantine), answer) in chunk.iter().zip(reply.value) {
                 let (answer, state) = match answer {
                     Ok(answer) => answer,
                     Err(e) => {
@@ -873,19 +906,20 @@ impl Elector {
                     Registration::Quarantined | Registration::Absent => {
                         left += 1;
                         if epoch.inc == reply.inc && epoch.adoptable(*quarantine) {
-                            let mut r = self.registration(job, *known);
+                            let mut r = ask.clone();
                             r.adopt = Some(epoch.inc.to_string());
+                            r.epoch = Some(epoch.id.to_string());
                             let newest = state
                                 .as_ref()
                                 .map_or(0, |s| s.newest.max(s.since))
-                                .max(known.0);
-                            r.lost = self.lost(job, newest, epoch.born);
+                                .max(ask.known.0);
+                            r.lost = self.lost(job, newest, self.born(epoch));
                             adopt.push((job.clone(), r));
                             // That may have taken a while: there are others to run.
                             tokio::task::yield_now().await;
                         } else if epoch.inc == reply.inc {
                             self.entry(&job.name, |e| {
-                                e.held_back = Some((epoch.inc.clone(), epoch.born));
+                                e.held_back = Some((epoch.inc.clone(), epoch.id.clone()));
                             });
                         }
                     }
@@ -898,7 +932,7 @@ impl Elector {
             // Only if the epoch is still the one that was seen before: data that was lost since then would make a job
             // with a living holder look like a new one.
             let look = self.store.heartbeat(None).await?;
-            if look.inc != epoch.inc || look.value.born != epoch.born {
+            if look.inc != epoch.inc || look.value.id != epoch.id {
                 continue;
             }
             let reply = self.register(&asks).await?;
@@ -967,14 +1001,24 @@ impl Elector {
         }
     }
 
-    fn registration(&self, job: &Job, known: Occurrence) -> Register {
+    /// The birth of the epoch, Unix ms. Its clock may have been wrong then: it was not later than we saw it.
+    fn born(&self, epoch: &Epoch) -> i64 {
+        let seen = self.clock.at(epoch.first_seen);
+        seen.map_or(epoch.born, |us| epoch.born.min(us.div_euclid(1000)))
+    }
+
+    fn registration(&self, e: &Entry) -> Register {
+        let job = &e.job;
         Register {
             job: job.name.clone(),
             sched: job.schedule_digest.to_string(),
             def: job.digest.clone(),
-            known,
+            known: e.known,
             adopt: None,
+            epoch: None,
             lost: None,
+            enabled: job.enabled,
+            told: e.told.clone(),
             instance: self.instance.clone(),
             host: self.host.clone(),
             on_crash: match job.on_state_loss {
@@ -1006,15 +1050,30 @@ impl Elector {
         // What was registered may have been replaced meanwhile. Then the new definition's turn comes, and not before
         // is anything of it the store's.
         let same = |e: &Entry| Arc::ptr_eq(&e.job, job);
-        let Some(Some(prime)) = self.entry(&job.name, |e| {
+        let Some(Some((prime, rewound))) = self.entry(&job.name, |e| {
             same(e).then(|| {
+                // What lies in the future was learned by a clock that was wrong, and may have been put right.
+                let ahead = e.ahead(now);
+                if ahead {
+                    (e.known, e.since) = (Occurrence(state.newest), Occurrence(state.since));
+                }
                 e.known = e.known.max(Occurrence(state.newest));
                 e.since = e.since.max(Occurrence(state.since));
-                !std::mem::replace(&mut e.primed, true)
+                e.told = Told::of(&state);
+                let prime = !std::mem::replace(&mut e.primed, true);
+                if e.ahead(now) {
+                    warn!(job = %job.name, until = %e.known.max(e.since),
+                        "what is planned up to then counts as decided, although it lies in the future: the store's clock \
+                         was wrong; nothing of the job starts until then, or until `soloist rewind` puts it right");
+                }
+                (prime, ahead && !e.ahead(now))
             })
         }) else {
             return;
         };
+        if rewound && !prime {
+            let _ = self.plans.send(Plan::From(job.clone(), now));
+        }
         if prime {
             // An occurrence whose jitter has not passed yet is not overdue.
             let floor = Occurrence(state.newest.max(state.since));
@@ -1283,6 +1342,8 @@ impl Ask {
 #[derive(Debug, Clone)]
 pub struct Epoch {
     pub inc: Arc<str>,
+    /// A new one where the data was lost under the same incarnation.
+    pub id: Arc<str>,
     /// Unix ms of the store's clock.
     pub born: i64,
     /// Somebody has vouched for it.
@@ -1349,8 +1410,8 @@ impl Lead {
             }
             // Whoever wakes late finds the occurrence decided, and asks nobody.
             let target = flat(&self.ask.target);
-            let Some((job, known, asked, undecided, ready, settling, since, woken)) =
-                el.entry(&self.job, |e| {
+            let Some((job, known, asked, undecided, ready, settling, since, holds, woken)) = el
+                .entry(&self.job, |e| {
                     let floor = e.known.max(e.since);
                     let undecided = (floor, e.queue.first_after(e.known));
                     // As in `drive`: from here on nothing that changes is slept through.
@@ -1367,6 +1428,7 @@ impl Lead {
                         ready,
                         settling,
                         self.key().and_then(|key| e.triggers.get(key).copied()),
+                        e.runs.active.keys().copied().collect(),
                         woken,
                     )
                 })
@@ -1456,6 +1518,7 @@ impl Lead {
                 observed: el
                     .watches
                     .lapsed(&self.job, &self.ask.target, Boottime::now()),
+                holds,
             };
             let reply = match el.batcher.claim(claim).await {
                 Ok(reply) => reply,

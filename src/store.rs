@@ -81,6 +81,9 @@ pub struct Info {
     pub seen: i64,
     pub host: String,
     pub pid: u32,
+    /// Random, of this process: what tells two of one name apart.
+    #[serde(default)]
+    pub process: u32,
     pub version: String,
     /// Digest of the configuration.
     pub config: String,
@@ -104,6 +107,10 @@ pub struct Info {
 /// data, to the next.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Fleet {
+    /// Names the epoch, together with the incarnation.
+    pub id: Arc<str>,
+    /// What this instance's entry was before this heartbeat.
+    pub before: Option<Info>,
     /// Unix ms of the store's clock when this epoch was first seen by anybody.
     pub born: i64,
     /// The longest quarantine that any instance needs.
@@ -120,8 +127,8 @@ pub struct Beat {
     pub instance: InstanceId,
     pub info: Info,
     pub quarantine: Duration,
-    /// This instance has seen the epoch (incarnation, born) for a whole quarantine: it is open.
-    pub open: Option<(Arc<str>, i64)>,
+    /// This instance has seen the epoch (incarnation, id) for a whole quarantine: it is open.
+    pub open: Option<(Arc<str>, Arc<str>)>,
 }
 
 /// What one instance decided about one occurrence, and when: the answer to "why did it not run?".
@@ -224,11 +231,14 @@ pub trait Store: Send + Sync + 'static {
         jobs: &[Register],
     ) -> Result<Reply<Vec<(Registration, Option<State>)>>, Error>;
     async fn control(&self, job: &JobName, what: &Control) -> Result<Reply<Controlled>, Error>;
+    /// All jobs that were ever registered, in no order.
+    async fn jobs(&self) -> Result<Vec<JobName>, Error>;
     async fn observe(&self, jobs: &[JobName]) -> Result<Reply<Vec<Option<State>>>, Error>;
 
     /// None: only look.
     async fn heartbeat(&self, beat: Option<&Beat>) -> Result<Reply<Fleet>, Error>;
-    async fn leave(&self, instance: &InstanceId) -> Result<(), Error>;
+    /// `process` as in [`Info`]: another one of the same name stays.
+    async fn leave(&self, instance: &InstanceId, process: u32) -> Result<(), Error>;
     async fn drain(&self, instance: &InstanceId, on: bool) -> Result<(), Error>;
 
     async fn journal(&self, decisions: &[Decision]) -> Result<(), Error>;

@@ -307,7 +307,10 @@ pub fn registration(job: &str, inc: &str) -> soloist::logic::claim::Register {
         def: "0123456789abcdef".to_owned(),
         known: Occurrence(0),
         adopt: Some(inc.to_owned()),
+        epoch: None,
         lost: None,
+        enabled: true,
+        told: Default::default(),
         instance: InstanceId::new("bench"),
         host: "bench".to_owned(),
         on_crash: OnCrash::Fail,
@@ -332,6 +335,7 @@ pub fn claim(job: &str, at: i64, instance: &str) -> Claim {
         max_attempts: 1,
         def: "0123456789abcdef".to_owned(),
         observed: None,
+        holds: vec![],
     }
 }
 

@@ -177,6 +177,7 @@ pub async fn establish(store: &dyn Store) -> soloist::elector::Epoch {
             seen: 0,
             host: "bench".to_owned(),
             pid: std::process::id(),
+            process: 1,
             version: String::new(),
             config: String::new(),
             clock_offset_ms: 0.0,
@@ -188,12 +189,13 @@ pub async fn establish(store: &dyn Store) -> soloist::elector::Epoch {
             jobs: 0,
         },
         quarantine: Duration::ZERO,
-        open: Some((first.inc.clone(), first.value.born)),
+        open: Some((first.inc.clone(), first.value.id.clone())),
     };
     let reply = store.heartbeat(Some(&beat)).await.expect("a heartbeat");
-    store.leave(&id).await.expect("leaving");
+    store.leave(&id, 1).await.expect("leaving");
     soloist::elector::Epoch {
         inc: reply.inc.clone(),
+        id: first.value.id.clone(),
         born: reply.value.born,
         open: true,
         quarantine: Duration::ZERO,

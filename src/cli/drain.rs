@@ -146,6 +146,8 @@ mod tests {
 
     fn fleet(instances: &[(&str, &str, i64)]) -> Fleet {
         Fleet {
+            id: "e".into(),
+            before: None,
             born: 0,
             quarantine: Duration::ZERO,
             open: true,
@@ -156,6 +158,7 @@ mod tests {
                         seen: *seen,
                         host: (*host).into(),
                         pid: 1,
+                        process: 1,
                         version: String::new(),
                         config: String::new(),
                         clock_offset_ms: 0.0,

@@ -254,6 +254,7 @@ mod tests {
             seen,
             host: "web".into(),
             pid: 1,
+            process: 1,
             version: "0.1.0".into(),
             config: config.into(),
             clock_offset_ms: offset,
@@ -336,6 +337,8 @@ mod tests {
             (JobName::new("retried"), retried),
         ]);
         let fleet = Fleet {
+            id: "e".into(),
+            before: None,
             born: NOW - 5_000,
             quarantine: Duration::from_secs(17),
             open: false,
@@ -384,6 +387,8 @@ mod tests {
         let config = crate::config::parse("", Path::new("jobs.toml"), &|_| None).unwrap();
         let odd = |instances: &[(&str, i64, &str)]| -> Vec<String> {
             let fleet = Fleet {
+                id: "e".into(),
+                before: None,
                 born: 0,
                 quarantine: Duration::ZERO,
                 open: true,

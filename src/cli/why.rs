@@ -512,6 +512,7 @@ mod tests {
             seen,
             host: "h".into(),
             pid: 1,
+            process: 1,
             version: String::new(),
             config: String::new(),
             clock_offset_ms: 0.0,
@@ -537,6 +538,8 @@ mod tests {
             inc: "i",
             now: NOW,
             fleet: Fleet {
+                id: "e".into(),
+                before: None,
                 born: 0,
                 quarantine: Duration::ZERO,
                 open: true,

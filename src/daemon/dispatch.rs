@@ -335,6 +335,7 @@ mod tests {
             let fleet = d.elector.store.heartbeat(None).await.expect("a reply");
             let epoch = Epoch {
                 inc: fleet.inc,
+                id: fleet.value.id,
                 born: fleet.value.born,
                 open: true,
                 quarantine: Duration::ZERO,

@@ -11,7 +11,10 @@ use crate::{
     config::{self, Config},
     elector::{Elector, Epoch, clock_in_doubt, note_clock},
     holder::Holder,
-    logic::belief::Verdict,
+    logic::{
+        belief::Verdict,
+        claim::{Control, Controlled},
+    },
     model::InstanceId,
     store::{self, Beat, Fleet, Info, Problem, Reply},
 };
@@ -51,11 +54,23 @@ pub(super) struct FleetTask {
     finish: CancellationToken,
     epoch: Option<Epoch>,
     started_at: i64,
+    /// Of this process, random.
+    process: u32,
+    /// This process has told of itself under its name.
+    told: bool,
+    /// When another process of this name was last told of.
+    twin: Option<Boottime>,
     away_since: Option<Boottime>,
     warned: Option<Boottime>,
     drained: bool,
+    /// All living instances have this one's configuration.
+    alike: bool,
     /// Rounds in a row that found all jobs registered.
     calm: u32,
+    /// With which configuration the jobs that it has not were marked as off.
+    marked: Option<String>,
+    /// Heartbeats until the jobs whose register stands in the future are looked at again.
+    look_ahead: u32,
     /// The incarnation whose set-up was looked at last, and when.
     checked: Option<(Arc<str>, Boottime)>,
     /// What was wrong with it.
@@ -68,6 +83,9 @@ pub(super) struct FleetTask {
     /// Goes on beside the heartbeats.
     enrolling: Option<JoinHandle<Result<usize, store::Error>>>,
 }
+
+/// Between two looks at jobs whose register stands in the future.
+const LOOK_AHEAD: u32 = 15;
 
 /// What registering all jobs took is given back after so many calm rounds: by then the timetable has taken them in.
 const CALM: u32 = 3;
@@ -86,10 +104,16 @@ impl FleetTask {
             finish,
             epoch: None,
             started_at: 0,
+            process: fastrand::u32(1..),
+            told: false,
+            twin: None,
             away_since: None,
             warned: None,
             drained: false,
+            alike: false,
             calm: 0,
+            marked: None,
+            look_ahead: LOOK_AHEAD,
             checked: None,
             problems: vec![],
             complained: None,
@@ -118,6 +142,14 @@ impl FleetTask {
                 };
                 if self.calm == CALM {
                     config::give_back();
+                }
+                if matches!(left, Ok(0)) {
+                    self.mark().await;
+                }
+                self.look_ahead -= 1;
+                if self.look_ahead == 0 {
+                    self.look_ahead = LOOK_AHEAD;
+                    self.elector.look_at_those_ahead();
                 }
                 next = match left {
                     Ok(0) => {
@@ -151,7 +183,11 @@ impl FleetTask {
                 () = self.finish.cancelled() => break,
             }
         }
-        let _ = self.elector.store.leave(&self.elector.instance).await;
+        let _ = self
+            .elector
+            .store
+            .leave(&self.elector.instance, self.process)
+            .await;
     }
 
     /// Has the jobs registered, in a task of its own: with many jobs that takes longer than others wait for a sign of
@@ -178,6 +214,7 @@ impl FleetTask {
             seen: 0,
             host: el.host.clone(),
             pid: std::process::id(),
+            process: self.process,
             version: env!("CARGO_PKG_VERSION").to_owned(),
             config: loaded.digest,
             clock_offset_ms: el.clock.wall_offset_ms().unwrap_or(0.0),
@@ -196,7 +233,7 @@ impl FleetTask {
             instance: el.instance.clone(),
             info,
             quarantine: el.quarantine(),
-            open: open.map(|e| (e.inc.clone(), e.born)),
+            open: open.map(|e| (e.inc.clone(), e.id.clone())),
         };
         match el.store.heartbeat(Some(&beat)).await {
             Ok(reply) => {
@@ -281,6 +318,51 @@ impl FleetTask {
         fit
     }
 
+    /// Jobs that no instance has any more, or all have disabled, are marked in the store: what would have been planned
+    /// from then on is not owed when they come back. Whether that is so is known when all living instances have one
+    /// configuration; otherwise another one may have them still.
+    async fn mark(&mut self) {
+        let loaded = self.loaded.borrow().digest.clone();
+        if !self.alike || self.marked.as_ref() == Some(&loaded) {
+            return;
+        }
+        let el = &self.elector;
+        let Ok(all) = el.store.jobs().await else {
+            return;
+        };
+        let enabled = el.enabled();
+        for job in all.iter().filter(|job| !enabled.contains(*job)) {
+            match el.store.control(job, &Control::Off).await {
+                Ok(reply) => {
+                    note_clock(&el.clock, &reply);
+                    if reply.value == Controlled::Done {
+                        info!(%job, "no instance has the job, or it is disabled: from now on nothing of it is owed");
+                    }
+                }
+                // It comes again with the next heartbeat.
+                Err(_) => return,
+            }
+        }
+        self.marked = Some(loaded);
+    }
+
+    /// Two processes of one name: each finds its own entry overwritten by the other.
+    fn look_for_twin(&mut self, before: Option<&Info>) {
+        let other = before.filter(|b| self.told && b.process != self.process);
+        self.told = true;
+        let now = Boottime::now();
+        if let Some(other) = other
+            && self.twin.is_none_or(|at| now.since(at) >= WARN_AGAIN)
+        {
+            self.twin = Some(now);
+            warn!(
+                instance = %self.elector.instance, host = other.host, pid = other.pid,
+                "another soloist has this instance's name: `status`, `why` and `drain` take the two for one; \
+                 give each a name of its own (--instance)"
+            );
+        }
+    }
+
     /// Asks the clocks of all hosts about the store's, and says what comes of it.
     fn believe(&mut self, reply: &Reply<Fleet>) {
         let el = &self.elector;
@@ -316,6 +398,7 @@ impl FleetTask {
 
     fn learn(&mut self, reply: Reply<Fleet>) {
         self.believe(&reply);
+        self.look_for_twin(reply.value.before.as_ref());
         let now = self
             .elector
             .clock
@@ -329,7 +412,7 @@ impl FleetTask {
         let known = self
             .epoch
             .as_ref()
-            .filter(|e| e.inc == reply.inc && e.born == fleet.born);
+            .filter(|e| e.inc == reply.inc && e.id == fleet.id);
         let first_seen = known.map_or(reply.received, |e| e.first_seen);
         if known.is_none() {
             if self.epoch.is_some() {
@@ -341,8 +424,10 @@ impl FleetTask {
         } else if fleet.open && known.is_some_and(|e| !e.open) {
             info!("no lease from before the store's present data can be left: granting");
         }
+        let new = known.is_none();
         self.epoch = Some(Epoch {
             inc: reply.inc.clone(),
+            id: fleet.id.clone(),
             born: fleet.born,
             open: fleet.open,
             quarantine: fleet.quarantine,
@@ -356,7 +441,20 @@ impl FleetTask {
             .map(|(id, _)| id.clone())
             .collect();
         el.set_live(live.into());
-        let drain = fleet.drains.contains(&el.instance);
+        let mine = &self.loaded.borrow().digest;
+        let fresh = |i: &&Info| i.seen.abs_diff(now) <= SILENT_MS as u64;
+        self.alike = fleet
+            .instances
+            .values()
+            .filter(fresh)
+            .all(|i| i.config == *mine);
+        let mut drain = fleet.drains.contains(&el.instance);
+        if new && self.drained && !drain {
+            // The store lost the request together with its data: it is told again.
+            drain = true;
+            let (store, instance) = (el.store.clone(), el.instance.clone());
+            tokio::spawn(async move { store.drain(&instance, true).await });
+        }
         if drain != self.drained {
             self.drained = drain;
             el.set_draining(drain);

@@ -226,6 +226,7 @@ impl Elector {
                     max_attempts: self.max_attempts,
                     def: "library".to_owned(),
                     observed,
+                    holds: vec![],
                 }
             };
             let run = claim.run;
@@ -308,6 +309,7 @@ impl Elector {
                 seen: 0,
                 host: self.host.clone(),
                 pid: std::process::id(),
+                process: 1,
                 version: env!("CARGO_PKG_VERSION").to_owned(),
                 config: String::new(),
                 clock_offset_ms: 0.0,
@@ -346,7 +348,10 @@ impl Elector {
             def: "library".to_owned(),
             known: Occurrence(self.memory().known),
             adopt: Some(fleet.inc.to_string()),
+            epoch: None,
             lost: None,
+            enabled: true,
+            told: Default::default(),
             instance: self.instance.clone(),
             host: self.host.clone(),
             on_crash: self.on_crash,

@@ -71,8 +71,21 @@ pub struct State {
     pub last: Option<Last>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pause: Option<Pause>,
+    /// When a pause was ended last; see [`Told`].
+    #[serde(skip_serializing_if = "is_zero")]
+    pub resumed: i64,
     /// So many coming occurrences are to be skipped.
     pub skip: u32,
+    /// When that was asked for.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub skip_at: i64,
+    /// Since then no instance has the job, or all have it disabled; 0: some instance has it. What would have been
+    /// planned meanwhile is not owed.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub off: i64,
+    /// Occurrences after `newest` that ran all the same, before their time: [`Control::Rewind`] put `newest` back.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub early: Vec<Occurrence>,
     /// Manual triggers nobody has claimed yet.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub triggers: Vec<Pending>,
@@ -99,6 +112,10 @@ pub const OWN_KEY: char = '~';
 
 fn own_key(key: &str) -> bool {
     key.starts_with(OWN_KEY)
+}
+
+fn is_zero(n: &i64) -> bool {
+    *n == 0
 }
 
 /// A decided occurrence that has not ended.
@@ -234,6 +251,8 @@ pub struct Claim {
     pub def: String,
     /// This lease was seen unchanged for its whole length.
     pub observed: Option<Observed>,
+    /// Runs of this job that go on at the claimant.
+    pub holds: Vec<RunId>,
 }
 
 /// What identifies one state of a lease.
@@ -312,6 +331,8 @@ pub enum Event {
     Stop { job: JobName },
     /// A manual trigger was put in.
     Triggered { job: JobName, key: String },
+    /// A pause, a skip or the register was changed by hand: every instance is to look, and to remember.
+    Controlled { job: JobName },
     /// Drain requests changed.
     Drain,
     /// Never sent: whoever listens may have lost hints before this, because the connection for them is a new one.
@@ -326,7 +347,8 @@ impl Event {
             Self::Ended { job }
             | Self::Again { job, .. }
             | Self::Stop { job }
-            | Self::Triggered { job, .. } => Some(job),
+            | Self::Triggered { job, .. }
+            | Self::Controlled { job } => Some(job),
             Self::Drain | Self::Gap | Self::Unlocked { .. } => None,
         }
     }
@@ -483,12 +505,11 @@ pub fn claim(
     let Some(st) = state.as_mut() else {
         return Answer::Absent;
     };
-    // A register that only grows: whatever anybody knows to be decided stays decided.
-    st.newest = st.newest.max(c.known.0);
+    let now = now_us.div_euclid(1000);
+    know(st, c.known, now);
     if st.inc != inc {
         return Answer::Quarantined;
     }
-    let now = now_us.div_euclid(1000);
     let open = st.open.iter().position(|o| match &c.target {
         Target::Scheduled(at) => o.occurrence == *at,
         Target::Manual { key, .. } => o.key.as_ref() == Some(key),
@@ -505,6 +526,13 @@ pub fn claim(
                 return Answer::Early {
                     wait_us: at.0 * 1000 - now_us,
                 };
+            }
+            // Somebody has the job, and it is enabled.
+            st.off = 0;
+            if st.early.contains(at) {
+                st.newest = at.0;
+                st.early.retain(|e| e > at);
+                return Answer::Settled(st.last.clone().filter(|l| l.occurrence == *at));
             }
             *at
         }
@@ -564,6 +592,7 @@ pub fn claim(
     }
     if !manual && st.skip > 0 {
         st.skip -= 1;
+        fx.events.push(Event::Controlled { job: c.job.clone() });
         return decide(st, c, at, now, Outcome::Skipped, SKIPPED.to_owned(), fx);
     }
     if now > c.start_by {
@@ -610,7 +639,7 @@ pub fn claim(
                     // dead, and skipping for a dead run's sake would lose this one; or it is overdue itself, and
                     // only began later.
                     let alive =
-                        e.granted_at <= at.0 && (e.renewed_at >= at.0 || e.instance == c.instance);
+                        e.granted_at <= at.0 && (e.renewed_at >= at.0 || c.holds.contains(&e.run));
                     if !manual && c.overlap == Overlap::Skip && alive {
                         return decide(st, c, at, now, Outcome::Skipped, OVERLAPS.to_owned(), fx);
                     }
@@ -642,6 +671,14 @@ pub fn claim(
     let grant = open.grant();
     st.open.push(open);
     Answer::Granted(grant)
+}
+
+/// The register only grows: whatever anybody knows to be decided stays decided. What lies in the future is no knowledge:
+/// it was learned by a clock that was wrong, and must not come back after [`Control::Rewind`].
+fn know(st: &mut State, known: Occurrence, now: i64) {
+    if known.0 <= now {
+        st.newest = st.newest.max(known.0);
+    }
 }
 
 /// The occurrence asked for is open: ours already, somebody's, lapsed, or waiting for its next attempt.
@@ -910,7 +947,7 @@ pub fn settle(
                 e.again = Some(again);
                 fx.events.push(Event::Again {
                     job: job.clone(),
-                    occurrence,
+                    occurrence: e.occurrence,
                 });
             }
             None => {
@@ -940,14 +977,57 @@ pub struct Register {
     pub known: Occurrence,
     /// The caller has seen this incarnation for a whole quarantine, or knows that nothing was lost in it.
     pub adopt: Option<String>,
+    /// The epoch in that incarnation that `adopt` is about. A store that can lose its data between two steps adopts only
+    /// if it still is this one; None: not looked at.
+    pub epoch: Option<String>,
     /// Planned before the store lost its state, and nobody knows what became of them: record as unknown.
     pub lost: Option<Missed>,
+    /// The job is enabled at the caller.
+    pub enabled: bool,
+    /// What the caller knows people to have asked for.
+    pub told: Told,
     pub instance: InstanceId,
     pub host: String,
     /// What becomes of attempts that were under way, or awaited, in the incarnation before: with
     /// [`OnCrash::Rerun`] the next one follows, which may repeat one that the store has lost.
     pub on_crash: OnCrash,
     pub max_attempts: u32,
+}
+
+/// What people asked of a job, as one instance remembers it: after a loss of the store's data the instances tell it again.
+/// A request that is newer than what is told has the last word.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Told {
+    pub pause: Option<Pause>,
+    pub skip: u32,
+    /// When `skip` was asked for; 0: never.
+    pub skip_at: i64,
+}
+
+impl Told {
+    pub fn of(st: &State) -> Self {
+        Self {
+            pause: st.pause.clone(),
+            skip: st.skip,
+            skip_at: st.skip_at,
+        }
+    }
+    fn is_nothing(&self) -> bool {
+        self.pause.is_none() && self.skip == 0
+    }
+    fn tell(&self, st: &mut State) {
+        if let Some(p) = &self.pause
+            && st.pause.is_none()
+            && p.at > st.resumed
+        {
+            st.pause = Some(p.clone());
+        }
+        if self.skip_at > st.skip_at {
+            (st.skip, st.skip_at) = (self.skip, self.skip_at);
+        } else if self.skip_at == st.skip_at && self.skip_at > 0 {
+            st.skip = st.skip.min(self.skip);
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -970,21 +1050,31 @@ pub fn register(
     let adopt = r.adopt.as_deref() == Some(inc);
     let Some(st) = state.as_mut() else {
         if !adopt {
+            // Before anybody adopts it: nothing starts under a pause that a living instance knows.
+            if !r.told.is_nothing() {
+                r.told.tell(state.get_or_insert_default());
+            }
             return Registration::Absent;
         }
         *state = Some(State {
             inc: inc.to_owned(),
             sched: r.sched.clone(),
             def: r.def.clone(),
-            since: if r.known.0 > 0 { r.known.0 } else { now },
+            since: if r.known.0 > 0 {
+                r.known.0.min(now)
+            } else {
+                now
+            },
             ..State::default()
         });
         if let Some(st) = state.as_mut() {
-            forget_lost(st, r, fx);
+            forget_lost(st, r, now, fx);
+            r.told.tell(st);
         }
         return Registration::Ready;
     };
-    st.newest = st.newest.max(r.known.0);
+    know(st, r.known, now);
+    r.told.tell(st);
     if st.inc != inc {
         let straddles = |l: &Missed| l.first.0 <= st.newest && st.newest < l.last.0;
         // A holder took its lease back since the range was counted: it has to be counted anew.
@@ -1025,12 +1115,17 @@ pub fn register(
                 max_attempts: r.max_attempts,
                 def: r.def.clone(),
                 observed: None,
+                holds: vec![],
             };
             if lapse(st, i, &c, now, fx) {
                 i += 1;
             }
         }
-        forget_lost(st, r, fx);
+        forget_lost(st, r, now, fx);
+    }
+    if r.enabled && st.off > 0 {
+        // Nobody had it until now.
+        (st.since, st.off) = (st.since.max(now), 0);
     }
     if st.sched != r.sched {
         // Another schedule: what it would have planned before today was never owed.
@@ -1045,9 +1140,9 @@ pub fn register(
     Registration::Ready
 }
 
-fn forget_lost(st: &mut State, r: &Register, fx: &mut Effects) {
-    st.newest = st.newest.max(r.known.0);
-    let Some(l) = r.lost.filter(|l| l.last.0 > st.newest) else {
+fn forget_lost(st: &mut State, r: &Register, now: i64, fx: &mut Effects) {
+    know(st, r.known, now);
+    let Some(l) = r.lost.filter(|l| l.last.0 > st.newest && l.last.0 <= now) else {
         return;
     };
     st.newest = l.last.0;
@@ -1093,6 +1188,13 @@ pub enum Control {
     Trigger {
         key: String,
     },
+    /// No instance has the job any more, or all have it disabled. Of instances, not of people.
+    Off,
+    /// Puts the register back to now, where a wrong clock has moved it into the future. `ran`: occurrences that lie in
+    /// the future and ran all the same, which stay decided.
+    Rewind {
+        ran: Vec<Occurrence>,
+    },
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -1126,13 +1228,17 @@ pub fn control(
             st.pause = Some(Pause {
                 until: *until,
                 reason: reason.clone(),
-                at: now,
+                at: now.max(st.resumed + 1),
             });
+            fx.events.push(Event::Controlled { job: job.clone() });
             Controlled::Done
         }
         Control::Resume => {
             let paused = st.paused(now).is_some();
-            st.pause = None;
+            if let Some(p) = st.pause.take() {
+                st.resumed = now.max(p.at);
+                fx.events.push(Event::Controlled { job: job.clone() });
+            }
             if !paused {
                 return Controlled::Nothing;
             }
@@ -1145,7 +1251,35 @@ pub fn control(
             Controlled::Done
         }
         Control::Skip { count } => {
-            st.skip = *count;
+            (st.skip, st.skip_at) = (*count, now.max(st.skip_at + 1));
+            fx.events.push(Event::Controlled { job: job.clone() });
+            Controlled::Done
+        }
+        Control::Off => {
+            if st.off > 0 {
+                return Controlled::Nothing;
+            }
+            st.off = now;
+            Controlled::Done
+        }
+        Control::Rewind { ran } => {
+            if st.newest <= now && st.since <= now {
+                return Controlled::Nothing;
+            }
+            let open = st.open.iter().map(|o| o.occurrence);
+            let last = st.last.iter().map(|l| l.occurrence);
+            let mut early: Vec<Occurrence> = ran.iter().copied().chain(open).chain(last).collect();
+            early.append(&mut st.early);
+            early.retain(|at| at.0 > now);
+            early.sort_unstable();
+            early.dedup();
+            st.early = early;
+            st.newest = st.newest.min(now);
+            st.since = st.since.min(now);
+            if let Some(l) = &mut st.last {
+                (l.from, l.to) = (l.from.min(now), l.to.min(now));
+            }
+            fx.events.push(Event::Controlled { job: job.clone() });
             Controlled::Done
         }
         Control::Cancel => {
@@ -1420,6 +1554,7 @@ mod tests {
                     },
                     def: String::new(),
                     observed: lapsed.map(|(o, _)| o.clone()),
+                    holds: me.held.iter().map(|h| h.claim.run).collect(),
                 }
             };
             let (inc, mut fx) = (self.inc(), Effects::default());
@@ -1594,11 +1729,14 @@ mod tests {
                 def: "d".to_owned(),
                 known: Occurrence(me.known),
                 adopt: (now - me.inc.1 >= QUARANTINE).then(|| inc.clone()),
+                epoch: None,
                 lost: Some(Missed {
                     first: last,
                     last,
                     count: 1,
                 }),
+                enabled: true,
+                told: Told::default(),
                 instance: InstanceId::new(&format!("i{i}")),
                 host: String::new(),
                 on_crash: self.on_crash,

@@ -222,16 +222,20 @@ impl Store for MemoryStore {
     async fn control(&self, job: &JobName, what: &Control) -> Result<Reply<Controlled>, Error> {
         Ok(self.reply(|d, now, _, fx| with(d, job, |st| claim::control(st, job, what, now, fx))))
     }
+    async fn jobs(&self) -> Result<Vec<JobName>, Error> {
+        Ok(self.lock().states.keys().cloned().collect())
+    }
     async fn observe(&self, jobs: &[JobName]) -> Result<Reply<Vec<Option<State>>>, Error> {
         Ok(self.reply(|d, _, _, _| jobs.iter().map(|j| d.states.get(j).cloned()).collect()))
     }
     async fn heartbeat(&self, beat: Option<&Beat>) -> Result<Reply<Fleet>, Error> {
         Ok(self.reply(|d, now, inc, _| {
+            let before = beat.and_then(|b| d.instances.get(&b.instance).cloned());
             if let Some(b) = beat {
                 d.quarantine = d.quarantine.max(b.quarantine);
                 if b.open
                     .as_ref()
-                    .is_some_and(|(i, born)| **i == *inc && *born == d.born)
+                    .is_some_and(|(i, id)| **i == *inc && *id == d.inc)
                 {
                     d.open = true;
                 }
@@ -244,6 +248,8 @@ impl Store for MemoryStore {
                 );
             }
             Fleet {
+                id: d.inc.clone(),
+                before,
                 born: d.born,
                 quarantine: d.quarantine,
                 open: d.open,
@@ -252,10 +258,15 @@ impl Store for MemoryStore {
             }
         }))
     }
-    async fn leave(&self, instance: &InstanceId) -> Result<(), Error> {
+    async fn leave(&self, instance: &InstanceId, process: u32) -> Result<(), Error> {
         let mut d = self.lock();
-        d.instances.remove(instance);
-        d.drains.retain(|i| i != instance);
+        if d.instances
+            .get(instance)
+            .is_some_and(|i| i.process == process)
+        {
+            d.instances.remove(instance);
+            d.drains.retain(|i| i != instance);
+        }
         Ok(())
     }
     async fn drain(&self, instance: &InstanceId, on: bool) -> Result<(), Error> {

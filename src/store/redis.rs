@@ -1,7 +1,7 @@
 //! The store of a fleet: one Redis primary, one script per atomic step (lua/).
 //!
 //! Keys, all below the namespace: `{<job>}:state` (hash, no expiry), `{<job>}:history`, `{<job>}:decisions`,
-//! `{<job>}:output:<run>` (expire); `instances`, `drains`, `epoch`; and the channel `events`.
+//! `{<job>}:output:<run>` (expire); `instances`, `drains`, `epoch`, `jobs`; and the channel `events`.
 
 mod check;
 pub(crate) mod connection;
@@ -102,6 +102,11 @@ impl RedisStore {
     }
     fn global(&self, what: &str) -> String {
         format!("{}:{what}", self.namespace)
+    }
+
+    async fn query<T: FromRedisValue>(&self, command: &redis::Cmd) -> Result<T, Error> {
+        let mut c = self.connection().await?;
+        c.query(command).await.map_err(|e| self.client.error(&e))
     }
 
     async fn connection(&self) -> Result<bb8::PooledConnection<'_, Client>, Error> {
@@ -337,9 +342,15 @@ impl RedisStore {
         was: &state::Fields,
         now: &State,
         fx: &Effects,
+        epoch: Option<&str>,
     ) -> Result<bool, Error> {
         let (set, remove) = state::diff(was, now);
-        let mut args: Vec<Arg<'_>> = vec![inc.into(), self.channel.as_str().into()];
+        let mut args: Vec<Arg<'_>> = vec![
+            inc.into(),
+            self.channel.as_str().into(),
+            epoch.unwrap_or_default().into(),
+            job.as_str().into(),
+        ];
         let mut list = |items: Vec<String>| {
             args.push(Arg::Int(items.len() as i64));
             args.extend(items.into_iter().map(Arg::String));
@@ -353,7 +364,12 @@ impl RedisStore {
         list(remove);
         list(fx.records.iter().map(to_json).collect());
         list(fx.events.iter().map(to_json).collect());
-        let keys = [self.key(job, "state"), self.key(job, "history")];
+        let keys = [
+            self.key(job, "state"),
+            self.key(job, "history"),
+            self.global("epoch"),
+            self.global("jobs"),
+        ];
         let reply = self.run(&self.pool, &SWAP, &keys, &args, false).await?;
         self.read::<i64>(reply.value.first().unwrap_or(&Value::Nil))
             .map(|n| n == 1)
@@ -373,7 +389,7 @@ impl RedisStore {
             let value = f(&mut after, reply.now_us, &reply.inc, &mut fx);
             let done = match &after {
                 Some(now) if after != before || fx != Effects::default() => {
-                    self.swap(job, &reply.inc, &was, now, &fx).await?
+                    self.swap(job, &reply.inc, &was, now, &fx, None).await?
                 }
                 _ => true,
             };
@@ -443,6 +459,8 @@ struct Extra<'a> {
     missed: &'a [Missed],
     #[serde(skip_serializing_if = "Option::is_none")]
     observed: Option<&'a Observed>,
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    holds: &'a [RunId],
     on_crash: OnCrash,
     max_attempts: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -456,12 +474,13 @@ fn extra(c: &Claim) -> String {
         Target::Scheduled(_) => (None, None),
         Target::Manual { key, before } => (Some(key.as_str()), before.map(|b| b.0)),
     };
-    if c.missed.is_empty() && c.observed.is_none() && key.is_none() {
+    if c.missed.is_empty() && c.observed.is_none() && c.holds.is_empty() && key.is_none() {
         return String::new();
     }
     to_json(&Extra {
         missed: &c.missed,
         observed: c.observed.as_ref(),
+        holds: &c.holds,
         on_crash: c.on_crash,
         max_attempts: c.max_attempts,
         key,
@@ -631,12 +650,19 @@ impl Store for RedisStore {
                     let answer = claim::register(&mut after, r, now_us, &inc, &mut fx);
                     match &after {
                         Some(now) if after != before => {
-                            if self.swap(&r.job, &inc, was, now, &fx).await? {
+                            let epoch = r.adopt.as_ref().and(r.epoch.as_deref());
+                            if self.swap(&r.job, &inc, was, now, &fx, epoch).await? {
                                 return Ok((answer, after));
                             }
                         }
                         _ => return Ok((answer, after)),
                     }
+                    // Whoever adopts has to look at the epoch again first.
+                    let again = Register {
+                        adopt: None,
+                        ..r.clone()
+                    };
+                    let r = &again;
                     let again = self
                         .change(&r.job, |st, now, inc, fx| {
                             claim::register(st, r, now, inc, fx)
@@ -656,6 +682,13 @@ impl Store for RedisStore {
             .change(job, |st, now, _, fx| claim::control(st, job, what, now, fx))
             .await?;
         Ok(reply.map(|(answer, _)| answer))
+    }
+
+    async fn jobs(&self) -> Result<Vec<JobName>, Error> {
+        let mut all = cmd("SMEMBERS");
+        all.arg(self.global("jobs"));
+        let names: Vec<String> = self.query(&all).await?;
+        Ok(names.iter().map(|name| JobName::new(name)).collect())
     }
 
     async fn observe(&self, jobs: &[JobName]) -> Result<Reply<Vec<Option<State>>>, Error> {
@@ -687,11 +720,15 @@ impl Store for RedisStore {
                     Arg::String(
                         b.open
                             .as_ref()
-                            .map_or(String::new(), |(inc, born)| format!("{inc}/{born}")),
+                            .map_or(String::new(), |(inc, id)| format!("{inc}/{id}")),
                     ),
+                    Arg::String(RunId::random().to_string()),
                 ]
             }
-            None => ["".into(), "".into(), Arg::Int(0), "".into()],
+            None => {
+                let id = Arg::String(RunId::random().to_string());
+                ["".into(), "".into(), Arg::Int(0), "".into(), id]
+            }
         };
         let keys = [
             self.global("instances"),
@@ -703,33 +740,42 @@ impl Store for RedisStore {
             .await?;
         let v = |i: usize| reply.value.get(i).unwrap_or(&Value::Nil);
         let mut fleet = Fleet {
-            born: self.read(v(0))?,
-            quarantine: Duration::from_millis(self.read(v(1))?),
-            open: self.read::<i64>(v(2))? == 1,
+            id: self.read::<String>(v(0))?.into(),
+            before: serde_json::from_str(&self.read::<String>(v(6))?).ok(),
+            born: self.read(v(1))?,
+            quarantine: Duration::from_millis(self.read(v(2))?),
+            open: self.read::<i64>(v(3))? == 1,
             instances: std::collections::BTreeMap::new(),
             drains: vec![],
         };
-        for (id, info) in self.read::<Vec<(String, String)>>(v(3))? {
+        for (id, info) in self.read::<Vec<(String, String)>>(v(4))? {
             // Another version's idea of an instance is no reason to stop.
             if let Ok(info) = serde_json::from_str::<Info>(&info) {
                 fleet.instances.insert(InstanceId::new(&id), info);
             }
         }
         fleet.drains = self
-            .read::<Vec<(String, String)>>(v(4))?
+            .read::<Vec<(String, String)>>(v(5))?
             .into_iter()
             .map(|(id, _)| InstanceId::new(&id))
             .collect();
         Ok(reply.map(|_| fleet))
     }
 
-    async fn leave(&self, instance: &InstanceId) -> Result<(), Error> {
+    async fn leave(&self, instance: &InstanceId, process: u32) -> Result<(), Error> {
         let keys = [
             self.global("instances"),
             self.global("drains"),
             self.global("epoch"),
         ];
-        let args = [instance.as_str().into(), "".into(), Arg::Int(0), "".into()];
+        let args = [
+            instance.as_str().into(),
+            "".into(),
+            Arg::Int(0),
+            "".into(),
+            Arg::String(RunId::random().to_string()),
+            Arg::Int(i64::from(process)),
+        ];
         self.run(&self.pool, &HEARTBEAT, &keys, &args, false)
             .await
             .map(drop)

@@ -659,6 +659,9 @@ fn fleet(db: &Connection) -> Result<Fleet, Fault> {
         .query_map([], |r| Ok(InstanceId::new(&r.get::<_, String>(0)?)))?
         .collect::<Result<_, _>>()?;
     Ok(Fleet {
+        // The file is the epoch.
+        id: "file".into(),
+        before: None,
         born: meta("born")?,
         quarantine: Duration::from_millis(meta("quarantine")?.max(0) as u64),
         open: true,
@@ -926,6 +929,17 @@ impl Store for SqliteStore {
         .await
     }
 
+    async fn jobs(&self) -> Result<Vec<JobName>, Error> {
+        let all = self
+            .read(|db| {
+                let mut names = db.prepare_cached("SELECT job FROM jobs")?;
+                let names = names.query_map([], |r| r.get::<_, String>(0))?;
+                Ok(names.collect::<Result<Vec<_>, _>>()?)
+            })
+            .await?;
+        Ok(all.value.iter().map(|name| JobName::new(name)).collect())
+    }
+
     async fn observe(&self, jobs: &[JobName]) -> Result<Reply<Vec<Option<State>>>, Error> {
         let jobs = jobs.to_vec();
         self.read(move |db| jobs.iter().map(|j| state(db, j)).collect())
@@ -937,6 +951,11 @@ impl Store for SqliteStore {
             return self.read(fleet).await;
         };
         self.write(move |s| {
+            let before =
+                s.db.prepare_cached("SELECT info FROM instances WHERE instance = ?1")?
+                    .query_row([beat.instance.as_str()], |r| r.get::<_, String>(0))
+                    .optional()?
+                    .and_then(|info| serde_json::from_str(&info).ok());
             s.execute(
                 "UPDATE meta SET value = ?1 WHERE key = 'quarantine' AND value < ?1",
                 &[&millis(beat.quarantine)],
@@ -946,17 +965,24 @@ impl Store for SqliteStore {
                  ON CONFLICT (instance) DO UPDATE SET seen = ?2, info = ?3",
                 &[&beat.instance.as_str(), &s.now(), &to_json(&beat.info)],
             )?;
-            fleet(s.db)
+            let mut fleet = fleet(s.db)?;
+            fleet.before = before;
+            Ok(fleet)
         })
         .await
     }
 
-    async fn leave(&self, instance: &InstanceId) -> Result<(), Error> {
+    async fn leave(&self, instance: &InstanceId, process: u32) -> Result<(), Error> {
         let instance = instance.clone();
         self.write(move |s| {
             let id = instance.as_str();
-            s.execute("DELETE FROM instances WHERE instance = ?1", &[&id])?;
-            s.execute("DELETE FROM drains WHERE instance = ?1", &[&id])?;
+            let own = s.execute(
+                "DELETE FROM instances WHERE instance = ?1 AND coalesce(info ->> 'process', 0) = ?2",
+                &[&id, &process],
+            )?;
+            if own > 0 {
+                s.execute("DELETE FROM drains WHERE instance = ?1", &[&id])?;
+            }
             Ok(())
         })
         .await

@@ -436,6 +436,7 @@ impl Fleet {
             seen: 0,
             host,
             pid: 1,
+            process: 1,
             version: "0.1.0".into(),
             config: self.config.digest.clone(),
             clock_offset_ms: if instance == "web-1" { 2.0 } else { -1200.0 },
@@ -451,7 +452,7 @@ impl Fleet {
             instance: InstanceId::new(instance),
             info,
             quarantine: Duration::from_secs(17),
-            open: Some((look.inc.clone(), look.value.born)),
+            open: Some((look.inc.clone(), look.value.id.clone())),
         };
         self.store
             .heartbeat(Some(&beat))
@@ -472,7 +473,10 @@ impl Fleet {
                     def: j.digest.clone(),
                     known: Occurrence(0),
                     adopt: Some(inc.to_string()),
+                    epoch: None,
                     lost: None,
+                    enabled: true,
+                    told: Default::default(),
                     instance: InstanceId::new("web-1"),
                     host: "web".into(),
                     on_crash: OnCrash::Fail,
@@ -507,6 +511,7 @@ impl Fleet {
             max_attempts: 3,
             def: self.config.jobs[&JobName::new(job)].digest.clone(),
             observed: None,
+            holds: vec![],
         };
         let reply = self
             .runtime
@@ -1018,7 +1023,7 @@ fn a_trigger_that_nobody_can_take_is_given_up() {
     let fleet = Fleet::start();
     fleet
         .runtime
-        .block_on(fleet.store.leave(&InstanceId::new("web-1")))
+        .block_on(fleet.store.leave(&InstanceId::new("web-1"), 1))
         .expect("it left");
     let text = fleet.run(&["trigger", "often", "--key", "a"]).ok();
     assert!(text.contains("no instance is up to take it"), "{text}");
@@ -1063,7 +1068,7 @@ fn to_wait_for_a_run_ends_when_its_instance_and_all_others_are_gone() {
     fleet.run(&["trigger", "draw", "--key", "k"]).ok();
     let held = fleet.take_trigger("draw");
     let gone = InstanceId::new("web-1");
-    let leave = fleet.store.leave(&gone);
+    let leave = fleet.store.leave(&gone, 1);
     fleet.runtime.block_on(leave).expect("it left");
     let ran = fleet.run(&["trigger", "draw", "--key", "k", "--wait"]);
     assert_eq!(ran.code, Some(79), "{}", ran.err);

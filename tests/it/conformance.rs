@@ -122,6 +122,7 @@ fn claim(at: i64, instance: &str) -> Claim {
         max_attempts: 1,
         def: "d1".to_owned(),
         observed: None,
+        holds: vec![],
     }
 }
 
@@ -144,7 +145,10 @@ fn registration(name: &str, adopt: Option<&str>) -> Register {
         def: "d1".to_owned(),
         known: Occurrence(0),
         adopt: adopt.map(str::to_owned),
+        epoch: None,
         lost: None,
+        enabled: true,
+        told: Default::default(),
         instance: InstanceId::new("a"),
         host: "a.example".to_owned(),
         on_crash: OnCrash::Fail,
@@ -480,6 +484,7 @@ async fn a_lease_lapses_only_when_exactly_this_one_was_observed(bed: Bed) {
     for observed in wrong {
         let c = Claim {
             observed,
+            holds: vec![],
             ..theirs.clone()
         };
         assert!(matches!(one(&*s, &c).await, Answer::Taken(_)), "{c:?}");
@@ -540,6 +545,7 @@ async fn a_lapsed_run_is_taken_over_until_the_last_attempt(bed: Bed) {
         on_crash: OnCrash::Rerun,
         max_attempts: 2,
         observed,
+        holds: vec![],
         ..claim(now, instance)
     };
     granted(&*s, &rerun("a", None)).await;
@@ -815,6 +821,7 @@ async fn a_takeover_comes_before_a_newer_occurrence(bed: Bed) {
         on_crash: OnCrash::Rerun,
         max_attempts: 3,
         observed,
+        holds: vec![],
         ..claim(at, "b")
     };
     granted(
@@ -1500,6 +1507,7 @@ fn info(jobs: u32) -> Info {
         seen: 0,
         host: "ä \"host\"".to_owned(),
         pid: 4711,
+        process: 1,
         version: "0.1.0".to_owned(),
         config: "c1".to_owned(),
         clock_offset_ms: -1.5,
@@ -1534,7 +1542,7 @@ async fn the_fleet_knows_its_instances(bed: Bed) {
         }
     );
     assert_eq!(r.value.born, first.value.born);
-    let wrong = Some((r.inc.clone(), r.value.born + 1));
+    let wrong = Some((r.inc.clone(), "another".into()));
     let f = s
         .heartbeat(Some(&beat(&b, 1000, wrong)))
         .await
@@ -1546,7 +1554,7 @@ async fn the_fleet_knows_its_instances(bed: Bed) {
     );
     // Redis alone forgets; the others are open from the beginning.
     assert_eq!(f.open, !matches!(bed, Bed::Redis(_)));
-    let right = Some((r.inc.clone(), r.value.born));
+    let right = Some((r.inc.clone(), r.value.id.clone()));
     assert!(
         s.heartbeat(Some(&beat(&b, 1000, right)))
             .await
@@ -1567,7 +1575,10 @@ async fn the_fleet_knows_its_instances(bed: Bed) {
         s.heartbeat(None).await.unwrap().value.drains,
         std::slice::from_ref(&b)
     );
-    s.leave(&b).await.unwrap();
+    // Another process of the same name.
+    s.leave(&b, 2).await.unwrap();
+    assert_eq!(s.heartbeat(None).await.unwrap().value.instances.len(), 2);
+    s.leave(&b, 1).await.unwrap();
     let f = other.heartbeat(None).await.unwrap().value;
     assert_eq!(f.instances.keys().collect::<Vec<_>>(), [&a]);
     assert!(f.drains.is_empty() && f.open);
@@ -1832,6 +1843,7 @@ async fn redis_that_kept_its_data_is_quarantined_until_it_is_adopted() {
     assert!(matches!(one(&*s, &next).await, Answer::Held(o) if o.run == mine.run));
     let more = Register {
         adopt: Some(inc.to_string()),
+        epoch: None,
         ..more
     };
     let (_, st) = register(&*s, more).await;

@@ -169,8 +169,11 @@ impl Store for Line {
     async fn heartbeat(&self, b: Option<&soloist::store::Beat>) -> Result<Reply<Fleet>, Error> {
         self.pass(self.store.heartbeat(b)).await
     }
-    async fn leave(&self, i: &InstanceId) -> Result<(), Error> {
-        self.store.leave(i).await
+    async fn jobs(&self) -> Result<Vec<JobName>, Error> {
+        self.pass(self.store.jobs()).await
+    }
+    async fn leave(&self, i: &InstanceId, process: u32) -> Result<(), Error> {
+        self.store.leave(i, process).await
     }
     async fn drain(&self, i: &InstanceId, on: bool) -> Result<(), Error> {
         self.store.drain(i, on).await
@@ -435,6 +438,7 @@ async fn keep(
             let _ = elector.clock.vote(&[0, 0]);
             let epoch = Epoch {
                 inc: reply.inc.clone(),
+                id: reply.value.id.clone(),
                 born: reply.value.born,
                 open: true,
                 quarantine: Duration::ZERO,
@@ -573,6 +577,7 @@ async fn a_thousand_wake_ups_are_one_command() {
         seen: 0,
         host: "a".into(),
         pid: 1,
+        process: 1,
         version: String::new(),
         config: String::new(),
         clock_offset_ms: 0.0,
@@ -1114,6 +1119,7 @@ async fn behind_what_is_decided(node: &Node, store: &MemoryStore, job: &Job, by:
         max_attempts: 1,
         def: job.digest.clone(),
         observed: None,
+        holds: vec![],
     };
     let answer = store.claim(&[claim]).await.unwrap().value.remove(0);
     assert_eq!(answer, Answer::Settled(None));

@@ -119,8 +119,11 @@ impl Store for Line {
     async fn heartbeat(&self, b: Option<&Beat>) -> Result<Reply<Fleet>, Error> {
         self.store.heartbeat(b).await
     }
-    async fn leave(&self, i: &InstanceId) -> Result<(), Error> {
-        self.store.leave(i).await
+    async fn jobs(&self) -> Result<Vec<JobName>, Error> {
+        self.store.jobs().await
+    }
+    async fn leave(&self, i: &InstanceId, process: u32) -> Result<(), Error> {
+        self.store.leave(i, process).await
     }
     async fn drain(&self, i: &InstanceId, on: bool) -> Result<(), Error> {
         self.store.drain(i, on).await
@@ -198,7 +201,10 @@ impl Node {
             def: "d".into(),
             known: Occurrence(0),
             adopt: Some(first.inc.to_string()),
+            epoch: None,
             lost: None,
+            enabled: true,
+            told: Default::default(),
             instance: InstanceId::new("a"),
             host: "a".into(),
             on_crash: OnCrash::Fail,
@@ -233,6 +239,7 @@ impl Node {
             max_attempts: 1,
             def: "d".into(),
             observed: None,
+            holds: vec![],
         };
         let begun = Instant::now();
         let reply = loop {
@@ -399,6 +406,7 @@ async fn a_lease_that_is_another_s_by_now_starts_nothing() {
             seq: open.seq,
             inc: open.inc.clone(),
         }),
+        holds: vec![],
     };
     let answer = node.line.claim(&[theirs]).await.unwrap();
     assert!(matches!(answer.value[0], Answer::Granted(g) if g.attempt == 2));

@@ -15,7 +15,7 @@ use fastrand::Rng;
 use soloist::{
     logic::claim::{
         self, Again, Answer, Claim, Control, Effects, Event, Missed, Observed, OnCrash, Overlap,
-        Register, Renew, Settle, State, Target,
+        Pause, Register, Renew, Settle, State, Target, Told,
     },
     model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger},
     store::{HISTORY_KEPT, Reply, Store, Tail, memory::MemoryStore, sqlite::SqliteStore},
@@ -195,6 +195,8 @@ impl Model {
                 },
             }
         });
+        let holds = state.open.iter().filter(|_| self.one_in(3));
+        let holds = holds.map(|e| e.run).collect();
         let claim = Claim {
             job,
             target,
@@ -223,9 +225,26 @@ impl Model {
             max_attempts: self.rng.u32(1..5),
             def: "definition \"1\"".to_owned(),
             observed,
+            holds,
         };
         self.claims.push(claim.clone());
         claim
+    }
+
+    fn told(&mut self) -> Told {
+        Told {
+            pause: self.one_in(8).then(|| Pause {
+                until: self.one_in(2).then(|| self.now + self.rng.i64(-20..60)),
+                reason: None,
+                at: self.now + self.rng.i64(-100..20),
+            }),
+            skip: self.rng.u32(..2),
+            skip_at: if self.one_in(6) {
+                self.now + self.rng.i64(-100..20)
+            } else {
+                0
+            },
+        }
     }
 
     fn key(&mut self) -> String {
@@ -259,7 +278,11 @@ async fn compare(store: &dyn Store, place: &mut Place, seed: u64, steps: usize) 
         m.at = format!("seed {seed}, step {step}");
         m.events.clear();
         if let Place::Memory(_, time) | Place::Sqlite(time) = place {
-            time.fetch_add(m.rng.i64(0..25_000), Ordering::Relaxed);
+            let step = match m.one_in(60) {
+                true => -100_000,
+                false => m.rng.i64(0..25_000),
+            };
+            time.fetch_add(step, Ordering::Relaxed);
         }
         let seen = store.observe(&jobs).await.unwrap();
         m.heard(&seen);
@@ -396,9 +419,11 @@ async fn renew(store: &dyn Store, m: &mut Model) {
         Target::Manual { key, .. } => Some(key.clone()),
         Target::Scheduled(_) => None,
     };
+    // Granted by a clock that was ahead: taken back, it leaves the register in the future.
+    let ahead = if m.one_in(6) { 60 } else { 0 };
     let renew = Renew {
         job: c.job.clone(),
-        occurrence: run.occurrence,
+        occurrence: Occurrence(run.occurrence.0 + ahead),
         attempt: run.attempt,
         trigger: run.trigger,
         key,
@@ -481,7 +506,10 @@ async fn register(store: &dyn Store, m: &mut Model) {
             1 => Some("another".to_owned()),
             _ => Some(m.inc.clone()),
         },
+        epoch: None,
         lost: m.one_in(2).then(|| m.missed()),
+        enabled: !m.one_in(3),
+        told: m.told(),
         instance: m.instance(),
         host: "h".to_owned(),
         on_crash: [OnCrash::Fail, OnCrash::Rerun][m.rng.usize(..2)],
@@ -501,7 +529,7 @@ async fn register(store: &dyn Store, m: &mut Model) {
 
 async fn control(store: &dyn Store, m: &mut Model) {
     let job = m.job();
-    let what = match m.rng.u32(..12) {
+    let what = match m.rng.u32(..14) {
         0 => Control::Pause {
             until: m.one_in(2).then(|| m.now + m.rng.i64(-20..60)),
             reason: m.one_in(2).then(|| "because / \"x\"".to_owned()),
@@ -511,6 +539,10 @@ async fn control(store: &dyn Store, m: &mut Model) {
             count: m.rng.u32(..3),
         },
         5 => Control::Cancel,
+        6 => Control::Off,
+        7 => Control::Rewind {
+            ran: vec![Occurrence(m.instant()), Occurrence(m.now + 60)],
+        },
         _ => Control::Trigger { key: m.key() },
     };
     let r = store.control(&job, &what).await.unwrap();

@@ -109,6 +109,7 @@ fn claim(job: JobName, at: i64, instance: &str) -> Claim {
         max_attempts: 1,
         def: "d".to_owned(),
         observed: None,
+        holds: vec![],
     }
 }
 
@@ -143,7 +144,10 @@ async fn register(s: &dyn Store, jobs: &[JobName]) -> i64 {
             def: "d".to_owned(),
             known: Occurrence(0),
             adopt: Some(look.inc.to_string()),
+            epoch: None,
             lost: None,
+            enabled: true,
+            told: Default::default(),
             instance: InstanceId::new("a"),
             host: "a".to_owned(),
             on_crash: OnCrash::Fail,

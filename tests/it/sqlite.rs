@@ -40,6 +40,7 @@ fn claim(at: i64) -> Claim {
         max_attempts: 1,
         def: "d".to_owned(),
         observed: None,
+        holds: vec![],
     }
 }
 
@@ -76,7 +77,10 @@ async fn register(store: &dyn Store) {
         def: "d".to_owned(),
         known: Occurrence(0),
         adopt: Some(inc.to_string()),
+        epoch: None,
         lost: None,
+        enabled: true,
+        told: Default::default(),
         instance: InstanceId::new("a"),
         host: "h".to_owned(),
         on_crash: OnCrash::Fail,
@@ -198,6 +202,7 @@ async fn sweep(path: &Path, beats: &str) -> Fleet {
             seen: 0,
             host: "h".to_owned(),
             pid: 1,
+            process: 1,
             version: String::new(),
             config: String::new(),
             clock_offset_ms: 0.0,

@@ -27,7 +27,11 @@ pub(super) fn decode(fields: &Fields) -> Result<Option<State>, String> {
             "open" => st.open = json(name, v)?,
             "last" => st.last = Some(json(name, v)?),
             "pause" => st.pause = Some(json(name, v)?),
+            "resumed" => st.resumed = json(name, v)?,
             "skip" => st.skip = json(name, v)?,
+            "skip_at" => st.skip_at = json(name, v)?,
+            "off" => st.off = json(name, v)?,
+            "early" => st.early = json(name, v)?,
             "triggers" => st.triggers = json(name, v)?,
             "triggered" => st.triggered = json(name, v)?,
             "waiting" => st.waiting = true,
@@ -50,6 +54,18 @@ fn encode(st: &State) -> BTreeMap<&'static str, String> {
         ("newest", st.newest.to_string()),
         ("skip", st.skip.to_string()),
     ]);
+    for (name, ms) in [
+        ("resumed", st.resumed),
+        ("skip_at", st.skip_at),
+        ("off", st.off),
+    ] {
+        if ms != 0 {
+            f.insert(name, ms.to_string());
+        }
+    }
+    if !st.early.is_empty() {
+        f.insert("early", json(&st.early));
+    }
     if !st.open.is_empty() {
         f.insert("open", json(&st.open));
     }
@@ -72,7 +88,7 @@ fn encode(st: &State) -> BTreeMap<&'static str, String> {
     f
 }
 
-const KNOWN: [&str; 13] = [
+const KNOWN: [&str; 17] = [
     "inc",
     "sched",
     "def",
@@ -82,7 +98,11 @@ const KNOWN: [&str; 13] = [
     "last",
     "to",
     "pause",
+    "resumed",
     "skip",
+    "skip_at",
+    "off",
+    "early",
     "triggers",
     "triggered",
     "waiting",
