@@ -23,7 +23,7 @@ use soloist::{
 };
 use tempfile::TempDir;
 
-use crate::support::server::RedisServer;
+use crate::support::{GENEROUS, server::RedisServer};
 
 const JOBS: &str = r#"
 [jobs.draw]
@@ -58,7 +58,7 @@ impl Files {
     fn command(&self, args: &[&str]) -> Command {
         // A command that waits for ever is to fail its test, not to hang it.
         let mut c = Command::new("timeout");
-        c.args(["60", env!("CARGO_BIN_EXE_soloist")])
+        c.args(["120", env!("CARGO_BIN_EXE_soloist")])
             .args(args)
             .current_dir(self.dir.path())
             .stdin(Stdio::null());
@@ -661,7 +661,7 @@ impl Held<'_> {
 
 #[track_caller]
 fn wait_for<T>(what: &str, mut f: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + GENEROUS;
     loop {
         if let Some(v) = f() {
             return v;

@@ -309,10 +309,24 @@ fn gaps(runs: &[Run]) -> Vec<i64> {
 fn a_failed_command_is_tried_again_as_often_and_as_late_as_its_job_says() {
     for plan in [fleet(3), fleet(2).sqlite()] {
         let mut fleet = plan
-            .job("doubling", &failing("attempts = 4, interval = \"200ms\", backoff = \"exponential\""))
+            // `max_attempts` is another bound, of the same height unless it is given.
+            .job(
+                "doubling",
+                &(failing("attempts = 4, interval = '200ms', backoff = 'exponential'")
+                    + "max_attempts = 20\n"),
+            )
             // Doubled without end the last of these would wait for hours.
-            .job("bounded", &failing("attempts = 14, interval = \"50ms\", backoff = \"exponential\", max_interval = \"150ms\""))
-            .job("fixed", &failing("attempts = 14, interval = \"80ms\", backoff = \"fixed\""))
+            .job(
+                "bounded",
+                &failing(
+                    "attempts = 14, interval = '50ms', backoff = 'exponential', \
+                     max_interval = '150ms'",
+                ),
+            )
+            .job(
+                "fixed",
+                &failing("attempts = 14, interval = '80ms', backoff = 'fixed'"),
+            )
             .job("never", &failing("attempts = 0"))
             .start();
         wait_until("the jobs are known", GENEROUS, || {

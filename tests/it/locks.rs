@@ -113,8 +113,15 @@ fn taken(t: TryLock) -> Lock {
     }
 }
 
+/// Also where the machine stands still for so long that a grant of a short lease comes too late.
 async fn take(c: &LockClient, key: &str, lease: Duration) -> Lock {
-    taken(c.try_lock(key, lease, NoRetry).await.unwrap())
+    let begun = Instant::now();
+    loop {
+        match c.try_lock(key, lease, NoRetry).await {
+            Err(Error::TooLate { .. }) if begun.elapsed() < GENEROUS => until_free(c, key).await,
+            answer => return taken(answer.unwrap()),
+        }
+    }
 }
 
 /// Waits for what must come true.
@@ -321,7 +328,7 @@ async fn singleflight_gives_the_lock_to_each_caller_in_turn(bed: Bed) {
 
 async fn a_lost_singleflight_lock_lets_the_next_one_in(bed: Bed) {
     let c = bed.client();
-    let stuck = taken(c.singleflight_lock("k", LONG, 200 * MS).await.unwrap());
+    let stuck = taken(c.singleflight_lock("k", LONG, 1500 * MS).await.unwrap());
     let next = within(c.singleflight_lock("k", LONG, LONG)).await.unwrap();
     assert!(taken(next).is_held());
     assert!(!stuck.is_held());
@@ -329,7 +336,7 @@ async fn a_lost_singleflight_lock_lets_the_next_one_in(bed: Bed) {
 
 async fn an_abandoned_release_lets_the_next_one_in(bed: Bed) {
     let c = bed.client();
-    let stuck = taken(c.singleflight_lock("k", LONG, 300 * MS).await.unwrap());
+    let stuck = taken(c.singleflight_lock("k", LONG, 1500 * MS).await.unwrap());
     let mut releasing = Box::pin(stuck.release());
     // Asked once, and most often given up before the answer.
     let _ = futures_util::poll!(&mut releasing);
@@ -391,8 +398,9 @@ async fn renewals_are_bounded(bed: Bed) {
 
 async fn a_lapsed_lock_is_lost_and_cannot_be_renewed(bed: Bed) {
     let a = bed.client();
-    let lock = take(&a, "k", 200 * MS).await;
-    assert!(lock.remaining() < 200 * MS);
+    let lease = 2000 * MS;
+    let lock = take(&a, "k", lease).await;
+    assert!(lock.remaining() < lease);
     lock.renew().await.unwrap();
     within(lock.lost()).await;
     assert_eq!(lock.remaining(), Duration::ZERO);
@@ -404,7 +412,7 @@ async fn a_lapsed_lock_is_lost_and_cannot_be_renewed(bed: Bed) {
 
 async fn who_lost_the_lock_cannot_take_it_from_its_successor(bed: Bed) {
     let (a, b) = (bed.client(), bed.client().named("bob"));
-    let old = take(&a, "k", 100 * MS).await;
+    let old = take(&a, "k", 300 * MS).await;
     let new = taken(within(b.lock("k", LONG, LONG)).await.unwrap());
     let e = old.release().await.unwrap_err();
     assert!(
@@ -460,16 +468,16 @@ async fn a_dropped_question_leaves_nothing_behind(bed: Bed) {
 
 async fn a_lock_at_least_for_stays_after_its_release(bed: Bed) {
     let (a, b) = (bed.client().named("ann"), bed.client());
+    let (least, begun) = (2000 * MS, Instant::now());
     let lock = take(&a, "k", LONG).await;
-    lock.lock_at_least_for(400 * MS);
-    let begun = Instant::now();
+    lock.lock_at_least_for(least);
     assert_eq!(lock.release().await.unwrap(), Released::Now);
     assert_eq!(lock.release().await.unwrap(), Released::Before);
     let holder = b.holder("k").await.unwrap().expect("still taken");
     assert_eq!(holder.name, "ann");
-    assert!(holder.remaining <= 400 * MS, "{holder:?}");
+    assert!(holder.remaining <= least, "{holder:?}");
     let got = taken(within(b.lock("k", LONG, LONG)).await.unwrap());
-    assert!(begun.elapsed() > 300 * MS, "{:?}", begun.elapsed());
+    assert!(begun.elapsed() > least - 100 * MS, "{:?}", begun.elapsed());
     got.release().await.unwrap();
     // Dropping keeps it too; and what has passed is not waited for again.
     let lock = take(&a, "k", LONG).await;
@@ -493,7 +501,7 @@ async fn fencing_tokens_grow(bed: Bed) {
         last = lock.fencing_token().0;
         lock.release().await.unwrap();
     }
-    let lapsing = take(&a, "k", 20 * MS).await;
+    let lapsing = take(&a, "k", 300 * MS).await;
     let next = taken(within(b.lock("k", LONG, LONG)).await.unwrap());
     assert!(next.fencing_token() > lapsing.fencing_token());
 }
@@ -567,7 +575,7 @@ async fn a_future_is_cancelled_when_its_lock_is_lost(bed: Bed) {
         steal(bed_, "k");
     };
     let (out, ()) =
-        within(async { tokio::join!(a.with_lock("k", LONG, 500 * MS, work), sabotage) }).await;
+        within(async { tokio::join!(a.with_lock("k", LONG, 2000 * MS, work), sabotage) }).await;
     assert!(matches!(out, Err(Error::Lost { .. })), "{out:?}");
     assert_eq!(dropped.load(SeqCst), 1);
 }
@@ -586,7 +594,7 @@ fn steal(bed: &Bed, key: &str) {
 
 async fn deadlines_follow_the_lock(bed: Bed) {
     let a = bed.client();
-    let lock = take(&a, "k", 500 * MS).await;
+    let lock = take(&a, "k", 5000 * MS).await;
     let mut deadlines = lock.deadlines();
     let first = deadlines.now();
     assert!(first > soloist::clock::Boottime::now());
@@ -594,7 +602,7 @@ async fn deadlines_follow_the_lock(bed: Bed) {
     let second = within(deadlines.next()).await;
     assert!(second > first);
     let renewed = lock.remaining();
-    assert!(renewed <= 500 * MS && renewed > Duration::ZERO);
+    assert!(renewed <= 5000 * MS && renewed > Duration::ZERO);
     lock.release().await.unwrap();
     let mut last = within(deadlines.next()).await;
     while last != soloist::clock::Boottime(0) {
@@ -681,11 +689,11 @@ async fn a_foreign_release_of_a_reentrant_lock_is_an_outcome(bed: Bed) {
 
 async fn a_renewal_covers_all_levels(bed: Bed) {
     let c = bed.client();
-    let lock = c.reentrant("k", 400 * MS).unwrap();
+    let lock = c.reentrant("k", 2000 * MS).unwrap();
     assert_eq!(levels(lock.try_enter(NoRetry).await.unwrap()), 1);
     assert_eq!(levels(lock.try_enter(NoRetry).await.unwrap()), 2);
     let begun = Instant::now();
-    while begun.elapsed() < 800 * MS {
+    while begun.elapsed() < 3000 * MS {
         lock.renew().await.unwrap();
         tokio::time::sleep(20 * MS).await;
     }
@@ -1636,7 +1644,7 @@ async fn a_question_without_an_answer_is_an_error_and_leaves_nothing() {
     let server = RedisServer::start();
     let proxy = Proxy::start(server.port());
     let mut config = Store::from_url(&proxy.url()).unwrap();
-    config.timeout = 50 * MS;
+    config.timeout = 500 * MS;
     config.retry.attempts = 1;
     let c = LockClient::with_config(&config).unwrap();
     drop(take(&c, "warm", LONG).await);
@@ -2331,8 +2339,8 @@ fn four_processes_count(test: &str, url: &str, rounds: usize) {
     assert_eq!(counted, (PROCESSES * TASKS * rounds).to_string());
 }
 
-/// Of each task: 32,000 in all.
-const ROUNDS: usize = 1000;
+/// Of each task: 8,000 in all.
+const ROUNDS: usize = 250;
 
 #[test]
 fn a_counter_of_four_processes_is_exact_over_redis() {

@@ -600,11 +600,8 @@ async fn a_server_that_hangs_costs_about_the_timeout() {
                 .await
                 .expect_err("no answer");
             assert!(e.is_transient(), "{e}");
-            assert!(
-                begun.elapsed() < Duration::from_secs(6),
-                "{:?}",
-                begun.elapsed()
-            );
+            // The server never answers: without the timeout this would not be reached.
+            assert!(begun.elapsed() < GENEROUS, "{:?}", begun.elapsed());
         }
         server.cont();
         let begun = Instant::now();

@@ -1,6 +1,6 @@
 //! Disks that are full or read-only, descriptors that run out, commands that flood their output.
 
-use std::{path::Path, process::Command, time::Duration};
+use std::{path::Path, process::Command};
 
 use rustix::process::{Resource, Rlimit, prlimit};
 
@@ -195,7 +195,6 @@ fn flood(command: &str, outcome: &str) -> serde_json::Value {
                 }
             }
         }
-        std::thread::sleep(Duration::from_millis(50));
         fleet
             .history("flood")
             .into_iter()
@@ -203,7 +202,7 @@ fn flood(command: &str, outcome: &str) -> serde_json::Value {
     });
     println!("{command:?}: at most {most} KiB resident in any process of ours");
     assert!(
-        most > 0 && most < 100 << 10,
+        most > 0 && most < 64 << 10,
         "memory stays bounded: {most} KiB"
     );
     assert_eq!(record["outcome"], outcome, "{record}");
@@ -217,8 +216,8 @@ fn flood(command: &str, outcome: &str) -> serde_json::Value {
 }
 
 #[test]
-fn a_gigabyte_of_lines_costs_bounded_memory() {
-    let record = flood("yes | head -c 1073741824", "succeeded");
+fn a_flood_of_lines_costs_bounded_memory() {
+    let record = flood("yes | head -c 268435456", "succeeded");
     assert!(
         record["output_tail"]
             .as_str()
@@ -229,7 +228,7 @@ fn a_gigabyte_of_lines_costs_bounded_memory() {
 
 #[test]
 fn a_long_line_without_end_costs_bounded_memory() {
-    flood("head -c 268435456 /dev/zero | tr '\\0' x", "succeeded");
+    flood("head -c 134217728 /dev/zero | tr '\\0' x", "succeeded");
 }
 
 #[test]
@@ -244,7 +243,7 @@ fn a_job_that_floods_its_output_is_still_ended_on_time() {
         .job("flood", "schedule = \"* * * * * *\"\ncommand = [\"yes\"]\ntimeout = \"1s\"\noutput = { log = false }")
         .start();
     let record = fleet.wait_record("flood", "timed_out");
-    let ms = record["duration_ms"].as_i64().expect("a duration");
-    assert!(ms < 10_000, "{record}");
+    // Nothing but its timeout ends it.
+    assert!(record["signal"].is_number(), "{record}");
     fleet.stop_all_now();
 }

@@ -206,6 +206,7 @@ impl Plan {
 /// at the next one, or that the store does not answer for a second.
 pub const LATE_RATHER_THAN_SKIPPED: &str = "overlap = \"queue\"\ncatch_up = \"all\"\n";
 
+/// The table of a job that is a witness each second.
 pub fn each_second(options: &str, lines: &str) -> String {
     let options: Vec<String> = options
         .split_whitespace()
