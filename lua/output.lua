@@ -1,21 +1,24 @@
--- output.lua: add to the output of a running command; the newest bytes stay. The same as `splice` in src/store.rs.
+-- output.lua: add to the output of a run; the newest bytes stay.
 --
--- KEYS[1]  output  <ns>:{<job>}:output:<run>   hash: base (bytes before `data`), data, done; expires
+-- KEYS[1]  output  <ns>:{<job>}:output:<run>   hash, see pieces.lua
 -- ARGV[1]  at      bytes written before these   ARGV[2] data   ARGV[3] keep: bytes
 --
 -- Returns  {now_us, inc}
-local OUTPUT_TTL = '604800000' -- milliseconds
-local o = redis.call('HMGET', KEYS[1], 'base', 'data', 'done')
-if o[3] then return { int(now_us), inc } end
-local at, keep = tonumber(ARGV[1]), tonumber(ARGV[3])
-local base, data = tonumber(o[1] or ARGV[1]), o[2] or ''
-if at > base + #data then base, data = at, '' end
-local known = base + #data - at
-data = data .. string.sub(ARGV[2], known + 1)
-if #data > keep then
-  base = base + #data - keep
-  data = string.sub(data, -keep)
+local o = load_output(KEYS[1])
+local at, data, keep = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3])
+if o and o.done then return { int(now_us), inc } end
+o = o or { start = at, base = at, stop = at }
+if at > o.stop then
+  -- A hole drops what is before it.
+  drop_pieces(KEYS[1], math.floor(o.start / PIECE), math.floor(o.stop / PIECE))
+  o.start, o.base, o.stop = at, at, at
 end
-redis.call('HSET', KEYS[1], 'base', int(base), 'data', data)
-redis.call('PEXPIRE', KEYS[1], OUTPUT_TTL)
+put_pieces(KEYS[1], o, string.sub(data, o.stop - at + 1))
+o.base = math.max(o.base, o.stop - keep)
+local first, last = math.floor(o.start / PIECE), math.floor(o.base / PIECE)
+if last > first then
+  drop_pieces(KEYS[1], first, last - 1)
+  o.start = last * PIECE
+end
+save_output(KEYS[1], o)
 return { int(now_us), inc }

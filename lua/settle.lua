@@ -2,16 +2,16 @@
 --
 -- KEYS[1]  state    <ns>:{<job>}:state     hash, see lib.lua
 -- KEYS[2]  history  <ns>:{<job>}:history   list of JSON run records, newest first, expires
--- KEYS[3]  output   <ns>:{<job>}:output:<run>   hash: base, data, done; expires
+-- KEYS[3]  output   <ns>:{<job>}:output:<run>   hash, see pieces.lua
 -- ARGV[1]  run      ARGV[2] occurrence (ms)   ARGV[3] outcome   ARGV[4] record (JSON)   ARGV[5] channel
 -- ARGV[6]  again    empty, or the trigger of the attempt that is to follow
 -- ARGV[7]  delay    milliseconds until then
--- ARGV[8]  job      ARGV[9] tail of the output   ARGV[10] bytes of output before the tail   ARGV[11] attempt
--- ARGV[12] ended   when the run ended (ms), or empty
+-- ARGV[8]  job      ARGV[9] tail of the output   ARGV[10] bytes of output before the tail
+-- ARGV[11] more     bytes of the tail that are handed in apart, or were already; then ARGV[9] is empty
+-- ARGV[12] attempt  ARGV[13] ended   when the run ended (ms), or empty
 --
 -- Returns  {now_us, inc, 'done' | 'lost'}   lost: the lease was not ours any more; the record stands all the same
 
-local OUTPUT_TTL = '604800000' -- milliseconds
 redis.call('PERSIST', KEYS[1]) -- see renew.lua
 local st = redis.call('HMGET', KEYS[1], 'inc', 'open', 'last', 'newest', 'waiting')
 -- Most often the run that ended last is another one, and need not be decoded to see that.
@@ -20,12 +20,21 @@ if st[3] and string.find(st[3], ARGV[1], 1, true) then
   if last.run == ARGV[1] and last.outcome ~= 'unknown' then return { int(now_us), inc, 'done' } end
 end
 push_history(KEYS[2], ARGV[4])
-if ARGV[9] ~= '' then
-  redis.call('HSET', KEYS[3], 'base', ARGV[10], 'data', ARGV[9])
-end
-if ARGV[9] ~= '' or redis.call('EXISTS', KEYS[3]) == 1 then
-  redis.call('HSET', KEYS[3], 'done', 1)
-  redis.call('PEXPIRE', KEYS[3], OUTPUT_TTL)
+local more, output = tonumber(ARGV[11]), load_output(KEYS[3])
+if more > 0 then
+  local before = tonumber(ARGV[10])
+  output = output or { start = before, base = before, stop = before }
+  output.total, output.patience = before + more, now + OUTPUT_PATIENCE
+  save_output(KEYS[3], output)
+elseif ARGV[9] ~= '' then
+  local before = tonumber(ARGV[10])
+  if output then redis.call('DEL', KEYS[3]) end
+  output = { start = before, base = before, stop = before, done = true }
+  put_pieces(KEYS[3], output, ARGV[9])
+  save_output(KEYS[3], output)
+elseif output then
+  output.done = true
+  save_output(KEYS[3], output)
 end
 
 local open, i = st[2] and cjson.decode(st[2]) or {}, nil
@@ -46,7 +55,7 @@ if occurrence > tonumber(st[4] or '0') then redis.call('HSET', KEYS[1], 'newest'
 if i then
   local e = open[i]
   -- It may have ended long before this could be told: nothing that was due in between overlapped with it.
-  save_last(KEYS[1], e, ARGV[3], math.min(tonumber(ARGV[12]) or now, now))
+  save_last(KEYS[1], e, ARGV[3], math.min(tonumber(ARGV[13]) or now, now))
   if ARGV[6] ~= '' and not e.stop then
     e.again = { at = now + tonumber(ARGV[7]), trigger = ARGV[6] }
     redis.call('PUBLISH', ARGV[5], cjson.encode({ again = { job = ARGV[8], occurrence = e.occurrence } }))
@@ -58,7 +67,7 @@ else
   -- An attempt from before ours, in a state that is older than our grant.
   local left = {}
   for _, e in ipairs(open) do
-    if e.occurrence ~= occurrence or e.attempt > tonumber(ARGV[11]) then left[#left + 1] = e end
+    if e.occurrence ~= occurrence or e.attempt > tonumber(ARGV[12]) then left[#left + 1] = e end
   end
   if #left < #open then save_list(KEYS[1], 'open', left) end
 end

@@ -25,12 +25,16 @@ use crate::{
     model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger},
     runner::{End, Prepared, Runner, Running},
     settle::Legacy,
-    store::{Store, Tail},
+    store::{OUTPUT_AT_ONCE, OUTPUT_PATIENCE, Store, Tail},
 };
 
 /// Shorter runs hand in their output at the end only.
 const LIVE_OUTPUT_AFTER: Duration = Duration::from_millis(500);
 const LIVE_OUTPUT_EVERY: Duration = Duration::from_millis(300);
+/// Output up to this travels with the settlement; more of it follows in pieces, so that no outcome waits for it.
+const WITH_SETTLEMENT: usize = 16 << 10;
+/// A piece that did not arrive in time is halved, down to this.
+const SMALLEST_PIECE: usize = 4 << 10;
 /// Between two attempts to settle.
 const SETTLE_AGAIN: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 /// The same where the store refuses, which does not pass by itself.
@@ -220,7 +224,7 @@ impl Holder {
             let _ = tokio::time::timeout(START_PATIENCE, watch.started()).await;
             drop((turn, place));
         });
-        let end = self.guard(&g, &mut lease, &mut running, nudge).await;
+        let (end, shown) = self.guard(&g, &mut lease, &mut running, nudge).await;
         failpoint::here("before_settle");
         let again = match (end.outcome, end.cause) {
             (Outcome::Failed | Outcome::TimedOut, _) => failure_again(&job, grant.attempt),
@@ -233,6 +237,9 @@ impl Holder {
         match self.settle(elector, &g, &end, again).await {
             Ok(awaited) => {
                 running.settled().await;
+                if end.output_tail.len() > WITH_SETTLEMENT {
+                    self.hand_in(&g, end, shown);
+                }
                 awaited
             }
             Err(GivenUp) => {
@@ -242,6 +249,46 @@ impl Holder {
                 None
             }
         }
+    }
+
+    /// Has the output of a settled run handed in, from byte `from` on, piece by piece, for as long as it is waited for.
+    fn hand_in(&self, g: &Granted, end: End, from: u64) {
+        let (store, give_up) = (self.store.clone(), self.give_up.clone());
+        let (job, run, keep) = (g.job.name.clone(), g.run, g.job.output.keep);
+        let until = Boottime::now() + OUTPUT_PATIENCE;
+        self.runs.spawn(async move {
+            let before = end.output_bytes - end.output_tail.len() as u64;
+            let mut at = from.clamp(before, end.output_bytes);
+            let mut most = OUTPUT_AT_ONCE;
+            let mut pause = SETTLE_AGAIN.0;
+            while at < end.output_bytes {
+                let rest = &end.output_tail[(at - before) as usize..];
+                let piece = &rest[..most.min(rest.len())];
+                let failed = match store.append_output(&job, run, at, piece, keep).await {
+                    Ok(()) => {
+                        at += piece.len() as u64;
+                        most = (most * 2).min(OUTPUT_AT_ONCE);
+                        pause = SETTLE_AGAIN.0;
+                        None
+                    }
+                    Err(e) => Some(e),
+                };
+                if Boottime::now() >= until && at < end.output_bytes {
+                    let left = end.output_bytes - at;
+                    let error = failed.map(|e| e.to_string());
+                    warn!(%job, %run, left, error, "the end of the output could not be handed in within {OUTPUT_PATIENCE:?}: it is given up");
+                    return;
+                }
+                if failed.is_some() {
+                    most = (most / 2).max(SMALLEST_PIECE);
+                    tokio::select! {
+                        () = tokio::time::sleep(pause) => {}
+                        () = give_up.cancelled() => return,
+                    }
+                    pause = (pause * 2).min(SETTLE_AGAIN.1);
+                }
+            }
+        });
     }
 
     /// As [`Holder::settle`], for a run that has no guard to go on when this process ends.
@@ -379,20 +426,22 @@ impl Holder {
         }
     }
 
-    /// Keeps the lease while the command runs; returns when its whole tree is gone.
+    /// Keeps the lease while the command runs; returns when its whole tree is gone, and up to which byte the store has its
+    /// output by then.
     async fn guard(
         &self,
         g: &Granted,
         lease: &mut HeldLease,
         running: &mut Running,
         nudge: &Notify,
-    ) -> End {
+    ) -> (End, u64) {
         let job = &g.job;
         let mut renewal = None;
         let mut lost = false;
         let mut stopping = false;
         let mut nudged = false;
         let mut shown = 0;
+        let mut most = OUTPUT_AT_ONCE;
         let mut show_at = Boottime::now() + LIVE_OUTPUT_AFTER;
         let mut showing = None;
         let output = running.output();
@@ -412,7 +461,7 @@ impl Holder {
             }
             if showing.is_none() && now >= show_at {
                 show_at = now + LIVE_OUTPUT_EVERY;
-                let piece = output.since(shown);
+                let piece = output.piece(shown, most);
                 if !piece.bytes.is_empty() {
                     let (store, name, run, keep) =
                         (self.store.clone(), job.name.clone(), g.run, job.output.keep);
@@ -420,7 +469,8 @@ impl Holder {
                         let done = store
                             .append_output(&name, run, piece.offset, &piece.bytes, keep)
                             .await;
-                        done.is_ok().then(|| piece.next())
+                        done.is_ok()
+                            .then(|| (piece.next(), piece.bytes.len() == most))
                     }));
                 }
             }
@@ -429,7 +479,7 @@ impl Holder {
                 _ => show_at,
             };
             tokio::select! {
-                end = running.wait() => return end,
+                end = running.wait() => return (end, shown),
                 reply = async { match renewal.as_mut() { Some(r) => r.await, None => std::future::pending().await } } => {
                     renewal = None;
                     let now = Boottime::now();
@@ -468,7 +518,16 @@ impl Holder {
                 }
                 next = async { match showing.as_mut() { Some(s) => s.await, None => std::future::pending().await } } => {
                     showing = None;
-                    shown = next.unwrap_or(shown);
+                    match next {
+                        Some((next, full)) => {
+                            shown = next;
+                            most = (most * 2).min(OUTPUT_AT_ONCE);
+                            if full {
+                                show_at = Boottime::now();
+                            }
+                        }
+                        None => most = (most / 2).max(SMALLEST_PIECE),
+                    }
                 }
                 () = nudge.notified() => {
                     // One that is under way may have been there before what we are to look for.
@@ -546,10 +605,16 @@ impl Holder {
             record,
             again,
         };
-        let before = end.output_bytes - end.output_tail.len() as u64;
+        let kept = end.output_tail.len();
+        let apart = kept > WITH_SETTLEMENT;
         let tail = Tail {
-            before,
-            data: end.output_tail.clone(),
+            before: end.output_bytes - kept as u64,
+            data: if apart {
+                vec![]
+            } else {
+                end.output_tail.clone()
+            },
+            more: if apart { kept as u64 } else { 0 },
         };
         let mut pause = SETTLE_AGAIN.0;
         let mut warned: Option<Boottime> = None;

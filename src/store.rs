@@ -2,6 +2,7 @@
 //! one suite (tests/it/conformance.rs) runs over all of them.
 
 pub mod memory;
+mod output;
 pub mod redis;
 pub mod sqlite;
 
@@ -31,6 +32,10 @@ pub const OUTPUT_TTL: Duration = Duration::from_secs(7 * 24 * 3600);
 pub const FORGET_INSTANCE: Duration = Duration::from_secs(24 * 3600);
 /// How long the last fencing token of a lock that nobody takes is remembered.
 pub const FENCE_TTL: Duration = Duration::from_secs(7 * 24 * 3600);
+/// Bytes of output that travel in one command: more of them could not arrive in time where the way is slow, and would
+/// hold up whoever is behind them.
+pub const OUTPUT_AT_ONCE: usize = 128 << 10;
+pub use self::output::OUTPUT_PATIENCE;
 /// Claims, states and registrations that travel in one command.
 pub const BATCH: usize = 100;
 /// Hints that a slow listener may be behind by; after that it looks at all jobs again. The memory of all of them is
@@ -145,20 +150,48 @@ pub struct Decision {
     pub detail: String,
 }
 
-/// Output of a run, from byte `from` of all that it wrote.
+/// Some of the output of a run, from byte `from` of all that it wrote.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Output {
     pub from: u64,
+    /// At most [`OUTPUT_AT_ONCE`].
     pub data: Vec<u8>,
-    /// Nothing more will come.
+    /// There is more behind it already.
+    pub more: bool,
+    /// The run has ended, and the rest of its output is still being handed in.
+    pub coming: bool,
+    /// Nothing more will come behind `data`.
     pub done: bool,
+    /// Then: bytes at the end of the output that were never handed in.
+    pub missing: u64,
 }
 
-/// The last bytes of a run's output, and how many came before them.
+impl Output {
+    /// `data` of an output that reaches to `stop` of `total` bytes.
+    fn new(from: u64, data: Vec<u8>, stop: u64, done: bool, coming: bool, total: u64) -> Self {
+        let more = from + (data.len() as u64) < stop;
+        let done = done && !more;
+        Self {
+            from,
+            data,
+            more,
+            coming,
+            done,
+            missing: if done { total.saturating_sub(stop) } else { 0 },
+        }
+    }
+}
+
+/// The last bytes of a run's output, as its settlement tells of them.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Tail {
+    /// Bytes that came before them.
     pub before: u64,
+    /// All of them, when they are few; else none.
     pub data: Vec<u8>,
+    /// So many bytes are handed in apart, with [`Store::append_output`], or were already. What is not there within
+    /// [`OUTPUT_PATIENCE`] is given up.
+    pub more: u64,
 }
 
 #[derive(Debug, Clone, thiserror::Error)]
@@ -246,9 +279,13 @@ pub trait Store: Send + Sync + 'static {
     async fn decisions(&self, job: &JobName) -> Result<Vec<Decision>, Error>;
     /// Ended runs and occurrences that were not run, newest first, each run once; at most `n`.
     async fn history(&self, job: &JobName, n: usize) -> Result<Vec<RunRecord>, Error>;
+    /// The same without the output of the runs, which may be much.
+    async fn records(&self, job: &JobName, n: usize) -> Result<Vec<RunRecord>, Error> {
+        self.history(job, n).await
+    }
 
-    /// Adds to the output of a running command; the newest `keep` bytes stay. `at`: bytes written before these;
-    /// asking again with the same `at` adds nothing twice.
+    /// Adds to the output of a run that goes on, or has ended with more to come ([`Tail::more`]); the newest `keep` bytes
+    /// stay. `at`: bytes written before these; asking again with the same `at` adds nothing twice.
     async fn append_output(
         &self,
         job: &JobName,
@@ -257,7 +294,7 @@ pub trait Store: Send + Sync + 'static {
         data: &[u8],
         keep: usize,
     ) -> Result<(), Error>;
-    /// What there is from byte `from` on; None when nothing is known of this run's output.
+    /// What there is from byte `from` on, as much as travels at once; None when nothing is known of this run's output.
     async fn output(&self, job: &JobName, run: RunId, from: u64) -> Result<Option<Output>, Error>;
 
     /// Hints of what happens in the fleet, as long as the receiver lives. Some may be lost.
@@ -291,24 +328,31 @@ pub(crate) fn tidy(records: Vec<RunRecord>, n: usize) -> Vec<RunRecord> {
     out
 }
 
-/// The newest `keep` bytes of `old` (which starts at byte `base`) followed by `data`, which starts at byte `at`.
-/// Bytes that `old` already has are not added again; a hole between the two drops `old`.
-pub(crate) fn splice(base: u64, old: &[u8], at: u64, data: &[u8], keep: usize) -> (u64, Vec<u8>) {
-    let end = base + old.len() as u64;
-    let (mut base, mut all) = if at > end {
-        (at, vec![])
-    } else {
-        (base, old.to_vec())
-    };
-    let end = base + all.len() as u64;
-    let known = usize::try_from(end.saturating_sub(at))
-        .unwrap_or(usize::MAX)
-        .min(data.len());
-    all.extend_from_slice(&data[known..]);
-    if all.len() > keep {
-        let cut = all.len() - keep;
-        all.drain(..cut);
-        base += cut as u64;
+/// Completes records with the output of their runs, read piece by piece.
+pub(crate) async fn fill(store: &dyn Store, records: &mut [RunRecord]) -> Result<(), Error> {
+    for r in records {
+        let Some(run) = r.run_id else { continue };
+        let (tail, complete) = tail(store, &r.job, run).await?;
+        r.output_tail = tail;
+        r.output_truncated |= !complete;
     }
-    (base, all)
+    Ok(())
+}
+
+/// All that is kept of a run's output, and whether that is all of it, as far as is known.
+pub(crate) async fn tail(
+    store: &dyn Store,
+    job: &JobName,
+    run: RunId,
+) -> Result<(String, bool), Error> {
+    let (mut at, mut bytes, mut complete) = (0, vec![], true);
+    while let Some(some) = store.output(job, run, at).await? {
+        complete &= some.from == at && !some.coming && some.missing == 0;
+        at = some.from + some.data.len() as u64;
+        bytes.extend(some.data);
+        if !some.more {
+            break;
+        }
+    }
+    Ok((String::from_utf8_lossy(&bytes).into_owned(), complete))
 }

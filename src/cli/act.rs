@@ -6,7 +6,7 @@ use clap::Args;
 use jiff::{Timestamp, civil, tz::TimeZone};
 use serde::Serialize;
 
-use super::{Context, Exit, Failure, millis, show};
+use super::{Context, Exit, Failure, logs, millis, show};
 use crate::{
     config::Job,
     logic::{
@@ -294,12 +294,15 @@ pub async fn cancel(ctx: &Context, args: &JobOnly) -> Result<Exit, Failure> {
     }
     if ended && !asked.is_empty() {
         let history = ctx
-            .ask(async || ctx.store.history(&name, crate::store::HISTORY_KEPT).await)
+            .ask(async || ctx.store.records(&name, crate::store::HISTORY_KEPT).await)
             .await?;
         for run in &mut runs {
             if let Some(r) = history.iter().find(|r| r.run_id == run.run_id) {
                 *run = r.clone().into();
             }
+        }
+        if ctx.out.json {
+            logs::fill(ctx, &mut runs).await?;
         }
     }
     let answer = Cancelled {

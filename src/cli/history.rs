@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use clap::Args;
 
 use super::{
-    Context, Exit, Failure, outcome,
+    Context, Exit, Failure, logs, outcome,
     show::{self, BOLD, Cell, PLAIN, relative, style_of, took},
 };
 use crate::{
@@ -49,7 +49,10 @@ pub async fn history(ctx: &Context, args: &History) -> Result<Exit, Failure> {
         .zip(reply.value)
         .filter_map(|(name, state)| Some((name, state?)))
         .collect();
-    let runs = collect(ctx, states, args.number, args.outcome).await?;
+    let mut runs = collect(ctx, states, args.number, args.outcome).await?;
+    if ctx.out.json {
+        logs::fill(ctx, &mut runs).await?;
+    }
     let now = reply.now_us / 1000;
     ctx.out.say(&runs, || match args.outcome {
         Some(outcome) if runs.is_empty() => format!("no runs with outcome {outcome}\n"),
@@ -82,7 +85,7 @@ async fn collect(
         if only != Some(Outcome::Running) {
             let fetch = if only.is_some() { HISTORY_KEPT } else { n };
             let ended = ctx
-                .ask(async || ctx.store.history(name, fetch).await)
+                .ask(async || ctx.store.records(name, fetch).await)
                 .await?;
             // What ended between the two looks is in both.
             runs.retain(|r| {

@@ -7,8 +7,9 @@ use serde::Serialize;
 
 use super::{Context, Exit, Failure, remark};
 use crate::{
-    model::{JobName, RunId},
+    model::{JobName, Outcome, RunId},
     store::Output,
+    view::RunView,
 };
 
 /// How often a running command's output is asked for.
@@ -78,26 +79,77 @@ pub async fn logs(ctx: &Context, args: &Logs) -> Result<Exit, Failure> {
         }
         return Ok(Exit::Ok);
     }
-    let output = ctx
+    // Piece by piece, and what is there by now: nothing is waited for.
+    let mut o = match ctx
         .ask(async || ctx.store.output(&job, run, 0).await)
-        .await?;
-    let Some(o) = output else {
-        let running = is_running(ctx, &job, run).await?;
-        if running {
-            remark("nothing written yet; -f follows it");
-        } else {
-            remark("nothing was written, or it is not kept any more");
+        .await?
+    {
+        Some(o) => o,
+        None => {
+            let running = is_running(ctx, &job, run).await?;
+            if running {
+                remark("nothing written yet; -f follows it");
+            } else {
+                remark("nothing was written, or it is not kept any more");
+            }
+            if ctx.out.json {
+                show(0, b"", !running)?;
+            }
+            return Ok(Exit::Ok);
         }
-        if ctx.out.json {
-            show(0, b"", !running)?;
-        }
-        return Ok(Exit::Ok);
     };
     if o.from > 0 {
         remark(&format!("the first {} bytes are not kept", o.from));
     }
-    show(o.from, &o.data, o.done)?;
+    // One object has it all.
+    let (first, mut all) = (o.from, vec![]);
+    loop {
+        let next = o.from + o.data.len() as u64;
+        if ctx.out.json {
+            all.append(&mut o.data);
+        } else {
+            show(o.from, &o.data, o.done)?;
+        }
+        if !o.more {
+            break;
+        }
+        let more = async || ctx.store.output(&job, run, next).await;
+        let Some(more) = ctx.ask(more).await? else {
+            break;
+        };
+        o = more;
+    }
+    if ctx.out.json {
+        show(first, &all, o.done)?;
+    }
+    if o.coming {
+        remark("the run has ended, and the rest of its output is on its way; -f waits for it");
+    }
+    missing(&o);
     Ok(Exit::Ok)
+}
+
+fn missing(o: &Output) {
+    if o.missing > 0 {
+        remark(&format!(
+            "the last {} bytes are missing: they could not be handed in",
+            o.missing
+        ));
+    }
+}
+
+/// Completes the views of ended runs with their output.
+pub async fn fill(ctx: &Context, runs: &mut [RunView]) -> Result<(), Failure> {
+    for r in runs {
+        let Some(run) = r.run_id.filter(|_| r.outcome != Outcome::Running) else {
+            continue;
+        };
+        let tail = async || crate::store::tail(&*ctx.store, &r.job, run).await;
+        let (tail, complete) = ctx.ask(tail).await?;
+        r.output_tail = tail;
+        r.output_truncated |= !complete;
+    }
+    Ok(())
 }
 
 /// Reads the output of one run piece by piece.
@@ -107,6 +159,8 @@ pub struct Reader {
     /// The next byte.
     at: u64,
     polls: u32,
+    /// The run has ended, and not all of its output is there yet.
+    coming: bool,
 }
 
 impl Reader {
@@ -116,6 +170,7 @@ impl Reader {
             run,
             at: 0,
             polls: 0,
+            coming: false,
         }
     }
 
@@ -133,20 +188,39 @@ impl Reader {
         // Asked before the output, so that nothing can be written in between and be lost.
         let ended =
             self.polls.is_multiple_of(LOOK) && !is_running(ctx, &self.job, self.run).await?;
-        let output = ctx
-            .ask(async || ctx.store.output(&self.job, self.run, self.at).await)
-            .await?;
-        let Output { from, data, done } = output.unwrap_or_default();
-        let from = from.max(self.at);
-        if from > self.at {
-            remark(&format!("{} bytes are not kept", from - self.at));
+        loop {
+            let output = ctx
+                .ask(async || ctx.store.output(&self.job, self.run, self.at).await)
+                .await?
+                .unwrap_or_default();
+            let from = output.from.max(self.at);
+            if from > self.at {
+                remark(&format!("{} bytes are not kept", from - self.at));
+            }
+            self.at = from + output.data.len() as u64;
+            // The rest of an ended run's output comes, or is given up, in its time.
+            self.coming = output.coming;
+            let over = output.done || ended && !output.more && !output.coming;
+            if !output.data.is_empty() || over {
+                show(from, &output.data, over)?;
+            }
+            missing(&output);
+            if !output.more {
+                return Ok(over);
+            }
         }
-        self.at = from + data.len() as u64;
-        let over = done || ended;
-        if !data.is_empty() || over {
-            show(from, &data, over)?;
+    }
+
+    /// Shows all that is left of the output of a run that has ended; waits for what is on its way.
+    pub async fn finish(
+        &mut self,
+        ctx: &Context,
+        show: &mut impl FnMut(u64, &[u8], bool) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        while !self.step(ctx, show).await? && self.coming {
+            tokio::time::sleep(POLL).await;
         }
-        Ok(over)
+        Ok(())
     }
 }
 
@@ -176,7 +250,7 @@ async fn latest(ctx: &Context, job: &JobName) -> Result<RunId, Failure> {
 async fn runs(ctx: &Context, job: &JobName) -> Result<Vec<RunId>, Failure> {
     let open = ctx.state(job).await?.value.unwrap_or_default().open;
     let ended = ctx
-        .ask(async || ctx.store.history(job, crate::store::HISTORY_KEPT).await)
+        .ask(async || ctx.store.records(job, crate::store::HISTORY_KEPT).await)
         .await?;
     let open = open.into_iter().map(|o| o.run);
     let mut all: Vec<RunId> = vec![];

@@ -9,7 +9,7 @@ use super::{
     Context, Exit, Failure,
     act::absent,
     history::exit,
-    logs::{POLL, Reader},
+    logs::{self, POLL, Reader},
     millis, remark, show,
 };
 use crate::{
@@ -288,12 +288,16 @@ impl Wait<'_> {
             self.following = Some(Reader::new(self.job.name.clone(), run));
         }
         self.finish_output().await?;
-        Ok(Some(last.clone().into()))
+        let mut last = [RunView::from(last.clone())];
+        if self.ctx.out.json {
+            logs::fill(self.ctx, &mut last).await?;
+        }
+        Ok(last.into_iter().next())
     }
 
     async fn history(&self) -> Result<Vec<RunRecord>, Failure> {
         let (store, job) = (&self.ctx.store, &self.job.name);
-        let all = async || store.history(job, crate::store::HISTORY_KEPT).await;
+        let all = async || store.records(job, crate::store::HISTORY_KEPT).await;
         self.ctx.ask(all).await
     }
 
@@ -311,7 +315,7 @@ impl Wait<'_> {
         unseen.sort_by_key(|r| r.attempt);
         for run in unseen.into_iter().filter_map(|r| r.run_id) {
             let mut reader = Reader::new(self.job.name.clone(), run);
-            reader.step(self.ctx, &mut print(self.ctx)).await?;
+            reader.finish(self.ctx, &mut print(self.ctx)).await?;
         }
         Ok(())
     }
@@ -384,7 +388,7 @@ impl Wait<'_> {
     /// Shows what is left of the output of the attempt that was followed.
     async fn finish_output(&mut self) -> Result<(), Failure> {
         if let Some(reader) = &mut self.following {
-            reader.step(self.ctx, &mut print(self.ctx)).await?;
+            reader.finish(self.ctx, &mut print(self.ctx)).await?;
         }
         Ok(())
     }

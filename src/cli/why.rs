@@ -6,7 +6,7 @@ use clap::Args;
 use serde::Serialize;
 
 use super::{
-    Context, Exit, Failure, history, instant,
+    Context, Exit, Failure, history, instant, logs,
     show::{self, BOLD, Cell, DIM, PLAIN, WARN, count, relative, took},
 };
 use crate::{
@@ -96,7 +96,7 @@ pub async fn why(ctx: &Context, args: &Why) -> Result<Exit, Failure> {
     let decisions = ctx.ask(async || ctx.store.decisions(&name).await).await?;
     let state = ctx.state(&name).await?;
     let history = ctx
-        .ask(async || ctx.store.history(&name, HISTORY_KEPT).await)
+        .ask(async || ctx.store.records(&name, HISTORY_KEPT).await)
         .await?;
     let facts = Facts {
         name: &name,
@@ -117,7 +117,10 @@ pub async fn why(ctx: &Context, args: &Why) -> Result<Exit, Failure> {
             )
         })?,
     };
-    let view = facts.explain(at);
+    let mut view = facts.explain(at);
+    if ctx.out.json {
+        logs::fill(ctx, &mut view.runs).await?;
+    }
     ctx.out.say(&view, || render(&view, facts.now))?;
     Ok(Exit::Ok)
 }

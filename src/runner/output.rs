@@ -52,12 +52,17 @@ impl Tail {
 
     /// What is still kept of the output from `offset` on; also while the command runs.
     pub fn since(&self, offset: u64) -> Piece {
+        self.piece(offset, usize::MAX)
+    }
+
+    /// As [`Tail::since`], at most so many bytes.
+    pub fn piece(&self, offset: u64, most: usize) -> Piece {
         let ring = self.lock();
         let first = ring.total - ring.bytes.len() as u64;
         let offset = offset.clamp(first, ring.total);
         let skip = usize::try_from(offset - first).unwrap_or(usize::MAX);
         Piece {
-            bytes: ring.bytes.iter().skip(skip).copied().collect(),
+            bytes: ring.bytes.iter().skip(skip).take(most).copied().collect(),
             offset,
         }
     }
@@ -193,6 +198,8 @@ mod tests {
             }
         );
         assert_eq!((tail.total(), tail.since(99).next()), (17, 17));
+        let piece = tail.piece(13, 2);
+        assert_eq!((&piece.bytes[..], piece.next()), (&b"67"[..], 15));
 
         let none = Tail::new(0);
         none.push(b"abc");

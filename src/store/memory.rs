@@ -9,7 +9,9 @@ use std::{
 use async_trait::async_trait;
 use tokio::sync::broadcast;
 
-use super::{Beat, Clock, Decision, Error, Fleet, Info, Output, Reply, Store, Tail, splice, tidy};
+use super::{
+    Beat, Clock, Decision, Error, Fleet, Info, Output, Reply, Store, Tail, fill, output::Kept, tidy,
+};
 use crate::{
     clock::{self, Boottime, StoreClock},
     logic::{
@@ -40,7 +42,7 @@ struct Data {
     states: HashMap<JobName, State>,
     history: HashMap<JobName, VecDeque<RunRecord>>,
     decisions: HashMap<JobName, VecDeque<Decision>>,
-    output: HashMap<RunId, (u64, Vec<u8>, bool)>,
+    output: HashMap<RunId, (Kept, BTreeMap<u64, Vec<u8>>)>,
     instances: BTreeMap<InstanceId, Info>,
     drains: Vec<InstanceId>,
 }
@@ -191,11 +193,13 @@ impl Store for MemoryStore {
             let out = with(d, &s.record.job, |st| claim::settle(st, s, now, inc, fx));
             // Nothing recorded: this settlement was made before.
             if !fx.records.is_empty() {
-                if !output.data.is_empty() {
-                    let tail = (output.before, output.data.clone(), true);
-                    d.output.insert(s.run, tail);
-                } else if let Some(o) = d.output.get_mut(&s.run) {
-                    o.2 = true;
+                let (was, mut pieces) = match d.output.remove(&s.run) {
+                    Some((was, pieces)) => (Some(was), pieces),
+                    None => (None, BTreeMap::new()),
+                };
+                let Ok(kept) = Kept::settle(was, &mut pieces, output, now.div_euclid(1000));
+                if let Some(kept) = kept {
+                    d.output.insert(s.run, (kept, pieces));
                 }
             }
             out
@@ -297,21 +301,14 @@ impl Store for MemoryStore {
             .unwrap_or_default())
     }
     async fn history(&self, job: &JobName, n: usize) -> Result<Vec<RunRecord>, Error> {
-        let d = self.lock();
-        let records = d.history.get(job);
-        let mut records = tidy(
-            records
-                .map(|h| h.iter().cloned().collect())
-                .unwrap_or_default(),
-            n,
-        );
-        for r in &mut records {
-            let tail = r.run_id.and_then(|run| d.output.get(&run));
-            r.output_tail = tail.map_or(String::new(), |(_, data, _)| {
-                String::from_utf8_lossy(data).into_owned()
-            });
-        }
+        let mut records = self.records(job, n).await?;
+        fill(self, &mut records).await?;
         Ok(records)
+    }
+    async fn records(&self, job: &JobName, n: usize) -> Result<Vec<RunRecord>, Error> {
+        let d = self.lock();
+        let records = d.history.get(job).map(|h| h.iter().cloned().collect());
+        Ok(tidy(records.unwrap_or_default(), n))
     }
     async fn append_output(
         &self,
@@ -322,20 +319,17 @@ impl Store for MemoryStore {
         keep: usize,
     ) -> Result<(), Error> {
         let mut d = self.lock();
-        let o = d.output.entry(run).or_insert((at, vec![], false));
-        if !o.2 {
-            (o.0, o.1) = splice(o.0, &o.1, at, data, keep);
-        }
+        let nothing = || (Kept::from(at), BTreeMap::new());
+        let (kept, pieces) = d.output.entry(run).or_insert_with(nothing);
+        let Ok(()) = kept.add(pieces, at, data, keep as u64);
         Ok(())
     }
     async fn output(&self, _: &JobName, run: RunId, from: u64) -> Result<Option<Output>, Error> {
-        Ok(self.lock().output.get(&run).map(|(base, data, done)| {
-            let from = from.clamp(*base, base + data.len() as u64);
-            Output {
-                from,
-                data: data[(from - base) as usize..].to_vec(),
-                done: *done,
-            }
+        let d = self.lock();
+        let now = ((d.clock)() + d.shift_us).div_euclid(1000);
+        Ok(d.output.get(&run).map(|(kept, pieces)| {
+            let Ok(some) = kept.read(pieces, from, now);
+            some
         }))
     }
     fn events(&self) -> broadcast::Receiver<Event> {

@@ -24,7 +24,9 @@ use self::{
     connection::{Client, Connection, Script},
     renewals::Renewals,
 };
-use super::{BATCH, Beat, Decision, Error, Fleet, Info, Output, Problem, Reply, Store, Tail, tidy};
+use super::{
+    BATCH, Beat, Decision, Error, Fleet, Info, Output, Problem, Reply, Store, Tail, fill, tidy,
+};
 use crate::{
     clock::{Boottime, StoreClock},
     config,
@@ -40,11 +42,11 @@ use crate::{
 };
 
 macro_rules! script {
-    ($name:literal) => {
+    ($($name:literal)*) => {
         std::sync::LazyLock::new(|| {
             Script::new(concat!(
                 include_str!("../../lua/lib.lua"),
-                include_str!(concat!("../../lua/", $name, ".lua"))
+                $(include_str!(concat!("../../lua/", $name, ".lua"))),*
             ))
         })
     };
@@ -52,12 +54,15 @@ macro_rules! script {
 type Lazy = std::sync::LazyLock<Script>;
 static CLAIM: Lazy = script!("claim");
 static RENEW: Lazy = script!("renew");
-static SETTLE: Lazy = script!("settle");
+static SETTLE: Lazy = script!("pieces" "settle");
 static OBSERVE: Lazy = script!("observe");
 static SWAP: Lazy = script!("swap");
 static HEARTBEAT: Lazy = script!("heartbeat");
-static OUTPUT: Lazy = script!("output");
+static OUTPUT: Lazy = script!("pieces" "output");
+static READ_OUTPUT: Lazy = script!("pieces" "read_output");
 
+/// Pieces of output under way at one time.
+const OUTPUTS: u32 = 2;
 /// Tries of a swap that somebody else's change came in between of.
 const SWAPS: usize = 50;
 
@@ -69,6 +74,9 @@ pub struct RedisStore {
     /// Claims, settlements, reading.
     pool: bb8::Pool<Client>,
     renewals: Arc<Renewals>,
+    /// Output is what there may be much of: it goes its own way, a little at a time, so that nothing waits behind it.
+    outputs: bb8::Pool<Client>,
+    output_turns: tokio::sync::Semaphore,
     events: broadcast::Sender<Event>,
     /// What the daemon believes of the server's clock.
     clock: Arc<OnceLock<Arc<StoreClock>>>,
@@ -87,6 +95,8 @@ impl RedisStore {
         Ok(Self {
             pool: client.pool(c.pool_size),
             renewals: Renewals::new(client.clone(), c.min_replicas, Arc::clone(&clock)),
+            outputs: client.pool_of(OUTPUTS, 0),
+            output_turns: tokio::sync::Semaphore::new(OUTPUTS as usize),
             channel: format!("{}:events", c.namespace),
             namespace: c.namespace.clone(),
             min_replicas: c.min_replicas,
@@ -613,6 +623,7 @@ impl Store for RedisStore {
             r.job.as_str().into(),
             Arg::Bytes(&output.data),
             Arg::Int(output.before as i64),
+            Arg::Int(output.more as i64),
             Arg::Int(i64::from(r.attempt)),
             r.finished_at.map_or(Arg::from(""), Arg::Int),
         ];
@@ -834,6 +845,12 @@ impl Store for RedisStore {
     }
 
     async fn history(&self, job: &JobName, n: usize) -> Result<Vec<RunRecord>, Error> {
+        let mut records = self.records(job, n).await?;
+        fill(self, &mut records).await?;
+        Ok(records)
+    }
+
+    async fn records(&self, job: &JobName, n: usize) -> Result<Vec<RunRecord>, Error> {
         let mut c = cmd("LRANGE");
         c.arg(self.key(job, "history")).arg(0).arg(-1);
         let mut conn = self.connection().await?;
@@ -842,20 +859,7 @@ impl Store for RedisStore {
             .iter()
             .map(|l| self.json(l))
             .collect::<Result<Vec<RunRecord>, _>>()?;
-        let mut records = tidy(records, n);
-        let mut p = redis::pipe();
-        for r in &records {
-            let run = r.run_id.map(|r| r.to_string()).unwrap_or_default();
-            p.hget(self.key(job, &format!("output:{run}")), "data");
-        }
-        if !records.is_empty() {
-            let tails: Vec<Option<Vec<u8>>> =
-                conn.pipe(&p).await.map_err(|e| self.client.error(&e))?;
-            for (r, tail) in records.iter_mut().zip(tails) {
-                r.output_tail = String::from_utf8_lossy(&tail.unwrap_or_default()).into_owned();
-            }
-        }
-        Ok(records)
+        Ok(tidy(records, n))
     }
 
     async fn append_output(
@@ -868,30 +872,30 @@ impl Store for RedisStore {
     ) -> Result<(), Error> {
         let keys = [self.key(job, &format!("output:{run}"))];
         let args = [Arg::Int(at as i64), Arg::Bytes(data), Arg::Int(keep as i64)];
-        self.run(&self.pool, &OUTPUT, &keys, &args, false)
+        // Never an error: nobody closes it.
+        let _turn = self.output_turns.acquire().await;
+        self.run(&self.outputs, &OUTPUT, &keys, &args, false)
             .await
             .map(drop)
     }
 
     async fn output(&self, job: &JobName, run: RunId, from: u64) -> Result<Option<Output>, Error> {
-        let mut c = cmd("HMGET");
-        c.arg(self.key(job, &format!("output:{run}")))
-            .arg(&["base", "data", "done"]);
-        let (base, data, done): (Option<u64>, Option<Vec<u8>>, Option<u8>) = self
-            .connection()
-            .await?
-            .query(&c)
-            .await
-            .map_err(|e| self.client.error(&e))?;
-        let (Some(base), Some(data)) = (base, data) else {
+        let keys = [self.key(job, &format!("output:{run}"))];
+        let args = [
+            Arg::Int(from as i64),
+            Arg::Int(super::OUTPUT_AT_ONCE as i64),
+        ];
+        let reply = self
+            .run(&self.pool, &READ_OUTPUT, &keys, &args, false)
+            .await?;
+        let [from, data, stop, done, coming, total] = &reply.value[..] else {
             return Ok(None);
         };
-        let from = from.clamp(base, base + data.len() as u64);
-        Ok(Some(Output {
-            from,
-            data: data[(from - base) as usize..].to_vec(),
-            done: done == Some(1),
-        }))
+        let int = |v: &Value| self.read::<u64>(v);
+        let (from, stop, total) = (int(from)?, int(stop)?, int(total)?);
+        let (done, coming) = (int(done)? == 1, int(coming)? == 1);
+        let data = self.read(data)?;
+        Ok(Some(Output::new(from, data, stop, done, coming, total)))
     }
 
     fn events(&self) -> broadcast::Receiver<Event> {

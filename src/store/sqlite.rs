@@ -7,6 +7,7 @@
 
 use std::{
     collections::BTreeMap,
+    ops::Range,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     sync::{Arc, OnceLock, mpsc},
@@ -22,7 +23,9 @@ use tokio::sync::{broadcast, oneshot};
 
 use super::{
     Beat, Clock, DECISIONS_KEPT, DECISIONS_TTL, Decision, Error, FENCE_TTL, FORGET_INSTANCE, Fleet,
-    HISTORY_KEPT, Info, OUTPUT_TTL, Output, RECORDS_TTL, Reply, Store, Tail, splice, tidy,
+    HISTORY_KEPT, Info, OUTPUT_TTL, Output, RECORDS_TTL, Reply, Store, Tail, fill,
+    output::{Kept, Pieces},
+    tidy,
 };
 use crate::{
     clock::{self, Boottime, StoreClock},
@@ -36,8 +39,8 @@ use crate::{
     model::{InstanceId, JobName, RunId, RunRecord},
 };
 
-/// Version of the tables below.
-const SCHEMA: i64 = 1;
+/// Version of the tables below. The first kept output in another form.
+const SCHEMA: i64 = 2;
 /// Says in the file's header that it is ours ("solo").
 const APPLICATION: i64 = 0x736f_6c6f;
 const TABLES: &str = "
@@ -49,12 +52,19 @@ CREATE INDEX history_job ON history (job, id);
 CREATE TABLE decisions (id INTEGER PRIMARY KEY AUTOINCREMENT, job TEXT NOT NULL, at INTEGER NOT NULL,
     decision TEXT NOT NULL) STRICT;
 CREATE INDEX decisions_job ON decisions (job, id);
-CREATE TABLE output (id INTEGER PRIMARY KEY AUTOINCREMENT, run TEXT NOT NULL UNIQUE, at INTEGER NOT NULL,
-    base INTEGER NOT NULL, data BLOB NOT NULL, done INTEGER NOT NULL) STRICT;
 CREATE TABLE instances (instance TEXT PRIMARY KEY, seen INTEGER NOT NULL, info TEXT NOT NULL) STRICT;
 CREATE TABLE drains (instance TEXT PRIMARY KEY, at INTEGER NOT NULL) STRICT;
 CREATE TABLE events (id INTEGER PRIMARY KEY AUTOINCREMENT, origin TEXT NOT NULL, at INTEGER NOT NULL,
     event TEXT NOT NULL) STRICT;
+";
+
+/// See src/store/output.rs; `at` is when it was changed last.
+const OUTPUT: &str = "
+CREATE TABLE output (id INTEGER PRIMARY KEY AUTOINCREMENT, run TEXT NOT NULL UNIQUE, at INTEGER NOT NULL,
+    start INTEGER NOT NULL, base INTEGER NOT NULL, stop INTEGER NOT NULL, done INTEGER NOT NULL, total INTEGER,
+    patience INTEGER) STRICT;
+CREATE TABLE pieces (run TEXT NOT NULL, n INTEGER NOT NULL, data BLOB NOT NULL, UNIQUE (run, n)) STRICT;
+CREATE TRIGGER output_gone AFTER DELETE ON output BEGIN DELETE FROM pieces WHERE run = old.run; END;
 ";
 
 /// Of the library (src/lock/sqlite.rs). Files that were made before there were locks get it too.
@@ -577,6 +587,26 @@ impl Step<'_> {
         Ok(self.db.prepare_cached(sql)?.execute(values)?)
     }
 
+    fn save(&self, run: RunId, kept: &Kept) -> Result<(), Fault> {
+        let (total, patience) = kept.rest.map(|(n, until)| (n as i64, until)).unzip();
+        self.execute(
+            "INSERT INTO output (run, at, start, base, stop, done, total, patience) \
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8) ON CONFLICT (run) DO UPDATE SET \
+             at = ?2, start = ?3, base = ?4, stop = ?5, done = ?6, total = ?7, patience = ?8",
+            &[
+                &run.to_string(),
+                &self.now(),
+                &(kept.start as i64),
+                &(kept.base as i64),
+                &(kept.stop as i64),
+                &kept.done,
+                &total,
+                &patience,
+            ],
+        )?;
+        Ok(())
+    }
+
     /// Writes down what the rules left to be done.
     fn leave(&self, origin: &str) -> Result<(), Fault> {
         let now = self.now();
@@ -625,14 +655,58 @@ fn state(db: &Connection, job: &JobName) -> Result<Option<State>, Fault> {
     text.map(|t| from_json(&t)).transpose()
 }
 
-/// Base, data, and whether nothing more will come.
-fn stored_output(db: &Connection, run: RunId) -> Result<Option<(u64, Vec<u8>, bool)>, Fault> {
+fn kept(db: &Connection, run: RunId) -> Result<Option<Kept>, Fault> {
     Ok(db
-        .prepare_cached("SELECT base, data, done FROM output WHERE run = ?1")?
+        .prepare_cached(
+            "SELECT start, base, stop, done, total, patience FROM output WHERE run = ?1",
+        )?
         .query_row([run.to_string()], |r| {
-            Ok((r.get::<_, i64>(0)? as u64, r.get(1)?, r.get(2)?))
+            let byte = |i: usize| r.get::<_, i64>(i).map(|n| n as u64);
+            let total: Option<i64> = r.get(4)?;
+            let patience: Option<i64> = r.get(5)?;
+            Ok(Kept {
+                start: byte(0)?,
+                base: byte(1)?,
+                stop: byte(2)?,
+                done: r.get(3)?,
+                rest: total
+                    .zip(patience)
+                    .map(|(total, until)| (total as u64, until)),
+            })
         })
         .optional()?)
+}
+
+/// The pieces of one run's output.
+struct PiecesOf<'a> {
+    db: &'a Connection,
+    run: String,
+}
+
+impl Pieces for PiecesOf<'_> {
+    type Error = Fault;
+    fn get(&self, n: u64) -> Result<Vec<u8>, Fault> {
+        let data = self
+            .db
+            .prepare_cached("SELECT data FROM pieces WHERE run = ?1 AND n = ?2")?
+            .query_row(params![self.run, n as i64], |r| r.get(0))
+            .optional()?;
+        Ok(data.unwrap_or_default())
+    }
+    fn put(&mut self, n: u64, data: &[u8]) -> Result<(), Fault> {
+        self.db
+            .prepare_cached(
+                "INSERT INTO pieces (run, n, data) VALUES (?1, ?2, ?3) ON CONFLICT (run, n) DO UPDATE SET data = ?3",
+            )?
+            .execute(params![self.run, n as i64, data])?;
+        Ok(())
+    }
+    fn remove(&mut self, which: Range<u64>) -> Result<(), Fault> {
+        self.db
+            .prepare_cached("DELETE FROM pieces WHERE run = ?1 AND n >= ?2 AND n < ?3")?
+            .execute(params![self.run, which.start as i64, which.end as i64])?;
+        Ok(())
+    }
 }
 
 fn fleet(db: &Connection) -> Result<Fleet, Fault> {
@@ -725,11 +799,17 @@ fn prepare(db: &Connection, now_us: i64) -> Result<(), Fault> {
     match pragma("user_version")? {
         0 => {
             tx.execute_batch(TABLES)?;
+            tx.execute_batch(OUTPUT)?;
             tx.execute(
                 "INSERT INTO meta (key, value) VALUES ('uuid', ?1), ('born', ?2), ('quarantine', 0)",
                 params![format!("sqlite-{}", RunId::random()), now_us.div_euclid(1000)],
             )?;
             tx.pragma_update(None, "application_id", APPLICATION)?;
+            tx.pragma_update(None, "user_version", SCHEMA)?;
+        }
+        1 => {
+            tx.execute_batch("DROP TABLE output")?;
+            tx.execute_batch(OUTPUT)?;
             tx.pragma_update(None, "user_version", SCHEMA)?;
         }
         SCHEMA => {}
@@ -878,18 +958,11 @@ impl Store for SqliteStore {
             })?;
             // Nothing recorded: this settlement was made before.
             if s.fx.records.len() > before {
-                let (run, now) = (settle.run.to_string(), s.now());
-                if output.data.is_empty() {
-                    s.execute(
-                        "UPDATE output SET done = 1, at = ?2 WHERE run = ?1",
-                        &[&run, &now],
-                    )?;
-                } else {
-                    s.execute(
-                        "INSERT INTO output (run, at, base, data, done) VALUES (?1, ?2, ?3, ?4, 1) \
-                         ON CONFLICT (run) DO UPDATE SET at = ?2, base = ?3, data = ?4, done = 1",
-                        &[&run, &now, &(output.before as i64), &output.data],
-                    )?;
+                let was = kept(s.db, settle.run)?;
+                let (db, now) = (s.db, s.now());
+                let run = settle.run.to_string();
+                if let Some(kept) = Kept::settle(was, &mut PiecesOf { db, run }, &output, now)? {
+                    s.save(settle.run, &kept)?;
                 }
             }
             Ok(out)
@@ -1044,6 +1117,12 @@ impl Store for SqliteStore {
     }
 
     async fn history(&self, job: &JobName, n: usize) -> Result<Vec<RunRecord>, Error> {
+        let mut records = self.records(job, n).await?;
+        fill(self, &mut records).await?;
+        Ok(records)
+    }
+
+    async fn records(&self, job: &JobName, n: usize) -> Result<Vec<RunRecord>, Error> {
         let job = job.clone();
         self.read(move |db| {
             let mut rows =
@@ -1055,15 +1134,7 @@ impl Store for SqliteStore {
                 .iter()
                 .map(|l| from_json(l))
                 .collect::<Result<_, _>>()?;
-            let mut records = tidy(records, n);
-            for r in &mut records {
-                if let Some(run) = r.run_id
-                    && let Some((_, data, _)) = stored_output(db, run)?
-                {
-                    r.output_tail = String::from_utf8_lossy(&data).into_owned();
-                }
-            }
-            Ok(records)
+            Ok(tidy(records, n))
         })
         .await
         .map(|r| r.value)
@@ -1079,33 +1150,27 @@ impl Store for SqliteStore {
     ) -> Result<(), Error> {
         let data = data.to_vec();
         self.write(move |s| {
-            let (base, old, done) =
-                stored_output(s.db, run)?.unwrap_or_else(|| (at, vec![], false));
-            if done {
-                return Ok(());
-            }
-            let (base, all) = splice(base, &old, at, &data, keep);
-            s.execute(
-                "INSERT INTO output (run, at, base, data, done) VALUES (?1, ?2, ?3, ?4, 0) \
-                 ON CONFLICT (run) DO UPDATE SET at = ?2, base = ?3, data = ?4",
-                &[&run.to_string(), &s.now(), &(base as i64), &all],
-            )?;
-            Ok(())
+            let mut all = kept(s.db, run)?.unwrap_or_else(|| Kept::from(at));
+            let mut pieces = PiecesOf {
+                db: s.db,
+                run: run.to_string(),
+            };
+            all.add(&mut pieces, at, &data, keep as u64)?;
+            s.save(run, &all)
         })
         .await
         .map(drop)
     }
 
     async fn output(&self, _: &JobName, run: RunId, from: u64) -> Result<Option<Output>, Error> {
+        let shared = self.shared.clone();
         self.read(move |db| {
-            Ok(stored_output(db, run)?.map(|(base, data, done)| {
-                let from = from.clamp(base, base + data.len() as u64);
-                Output {
-                    from,
-                    data: data[(from - base) as usize..].to_vec(),
-                    done,
-                }
-            }))
+            let now = (shared.clock)().div_euclid(1000);
+            let Some(kept) = kept(db, run)? else {
+                return Ok(None);
+            };
+            let run = run.to_string();
+            kept.read(&PiecesOf { db, run }, from, now).map(Some)
         })
         .await
         .map(|r| r.value)

@@ -648,8 +648,8 @@ impl Held<'_> {
             again,
         };
         let tail = Tail {
-            before: 0,
             data: output.into(),
+            ..Tail::default()
         };
         let reply = f
             .runtime

@@ -1,7 +1,14 @@
 //! One suite over every store: each operation and each answer of the contract. What only Redis can do (forget, be
 //! full, refuse) stands at the end.
 
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{
+    future::Future,
+    sync::{
+        Arc,
+        atomic::{AtomicI64, Ordering},
+    },
+    time::Duration,
+};
 
 use soloist::{
     clock::Boottime,
@@ -12,8 +19,8 @@ use soloist::{
     },
     model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger},
     store::{
-        self, Beat, DECISIONS_KEPT, Decision, Error, HISTORY_KEPT, Info, Output, Store, Tail,
-        memory::MemoryStore, sqlite::SqliteStore,
+        self, Beat, DECISIONS_KEPT, Decision, Error, HISTORY_KEPT, Info, OUTPUT_AT_ONCE, Output,
+        Store, Tail, memory::MemoryStore, sqlite::SqliteStore,
     },
 };
 use tokio::sync::broadcast;
@@ -93,6 +100,8 @@ conformance! {
     decisions_are_kept_newest_first
     history_is_kept_newest_first
     output_is_added_once
+    output_that_is_much_comes_in_pieces_after_the_settlement
+    output_that_stays_away_is_given_up
     events_reach_every_handle
 }
 
@@ -1448,6 +1457,7 @@ async fn a_settlement_counts_once(bed: Bed) {
     let tail = |data: &[u8]| Tail {
         before: 3,
         data: data.to_vec(),
+        more: 0,
     };
     assert_eq!(
         s.settle(&settle, &tail(b"one")).await.unwrap().value,
@@ -1463,6 +1473,8 @@ async fn a_settlement_counts_once(bed: Bed) {
         h[0],
         RunRecord {
             output_tail: "one".into(),
+            // Three bytes were before these.
+            output_truncated: true,
             ..settle.record
         }
     );
@@ -1619,8 +1631,8 @@ async fn history_is_kept_newest_first(bed: Bed) {
         };
         let g = granted(&*s, &c).await;
         let tail = Tail {
-            before: 0,
             data: format!("{i}\n").into_bytes(),
+            ..nothing()
         };
         let _ = s
             .settle(&settlement(&c, g, Outcome::Succeeded), &tail)
@@ -1665,6 +1677,7 @@ async fn output_is_added_once(bed: Bed) {
             from,
             data: data.to_vec(),
             done,
+            ..Output::default()
         })
     };
     assert_eq!(read(0).await, None);
@@ -1691,6 +1704,117 @@ async fn output_is_added_once(bed: Bed) {
     add(103, b"late").await;
     assert_eq!(read(0).await, is(100, b"xyz", true));
     assert_eq!(s.history(&j(), 1).await.unwrap()[0].output_tail, "xyz");
+}
+
+/// All that can be read of a run's output, and the last answer.
+async fn read_all(s: &dyn Store, run: RunId) -> (Vec<u8>, Output) {
+    let mut all = vec![];
+    let mut at = 0;
+    loop {
+        let some = s.output(&j(), run, at).await.unwrap().expect("some");
+        assert!(some.data.len() <= OUTPUT_AT_ONCE);
+        at = some.from + some.data.len() as u64;
+        all.extend_from_slice(&some.data);
+        if !some.more {
+            return (all, some);
+        }
+        assert!(!some.done);
+    }
+}
+
+async fn output_that_is_much_comes_in_pieces_after_the_settlement(bed: Bed) {
+    const KEEP: usize = 600_000;
+    let (s, now) = ready(&bed).await;
+    let c = claim(now, "a");
+    let g = granted(&*s, &c).await;
+    let written: Vec<u8> = (0..1_000_000_u32).map(|i| (i % 253) as u8).collect();
+    let kept = written.len() - KEEP;
+    let add = async |at: usize, data: &[u8]| {
+        let done = s.append_output(&j(), c.run, at as u64, data, KEEP).await;
+        done.unwrap();
+    };
+    // Some of it was shown while the command went on.
+    add(0, &written[..100_000]).await;
+    add(380_000, &written[380_000..500_000]).await;
+    let (live, last) = read_all(&*s, c.run).await;
+    assert!(live == written[380_000..500_000] && !last.done && !last.coming);
+    let tail = Tail {
+        before: kept as u64,
+        data: vec![],
+        more: KEEP as u64,
+    };
+    let settled = settlement(&c, g, Outcome::Succeeded);
+    let done = s.settle(&settled, &tail).await.unwrap().value;
+    assert_eq!(done, Settlement::Done);
+    assert!(state(&*s).await.open.is_empty(), "the lease is given back");
+    let (_, last) = read_all(&*s, c.run).await;
+    assert!(last.coming && !last.done, "{}", last.from);
+    assert!(s.history(&j(), 1).await.unwrap()[0].output_truncated);
+    for at in (500_000..written.len()).step_by(70_000) {
+        let piece = &written[at..(at + 70_000).min(written.len())];
+        add(at, piece).await;
+        add(at, piece).await;
+    }
+    let (all, last) = read_all(&*s, c.run).await;
+    assert!(all == written[kept..], "{} bytes", all.len());
+    assert!(last.done && !last.coming && last.missing == 0);
+    // It is closed.
+    add(written.len(), b"more").await;
+    assert_eq!(read_all(&*s, c.run).await.0.len(), KEEP);
+    let h = s.history(&j(), 1).await.unwrap();
+    assert_eq!(h[0].output_tail, String::from_utf8_lossy(&written[kept..]));
+    // What the command's own tail cut off, the settlement says itself.
+    assert!(h[0].output_truncated);
+    assert_eq!(s.records(&j(), 1).await.unwrap()[0].run_id, Some(c.run));
+}
+
+async fn output_that_stays_away_is_given_up(mut bed: Bed) {
+    let time = Arc::new(AtomicI64::new(0));
+    let (s, now) = match &bed {
+        Bed::Sqlite(dir) => {
+            let ahead = time.clone();
+            let clock = move || soloist::clock::wall_us() + ahead.load(Ordering::SeqCst) * 1000;
+            let file = dir.path().join("state.db");
+            let s = SqliteStore::open_with_clock(&file, Arc::new(clock)).unwrap();
+            let _ = register(&s, registration("backup", Some(&self::now(&s).await.1))).await;
+            let at = self::now(&s).await.0;
+            (Arc::new(s) as Arc<dyn Store>, at)
+        }
+        _ => ready(&bed).await,
+    };
+    let c = claim(now, "a");
+    let g = granted(&*s, &c).await;
+    s.append_output(&j(), c.run, 0, b"some", 100).await.unwrap();
+    let tail = Tail {
+        more: 10,
+        ..nothing()
+    };
+    let settled = settlement(&c, g, Outcome::Succeeded);
+    let _ = s.settle(&settled, &tail).await.unwrap();
+    let (_, last) = read_all(&*s, c.run).await;
+    assert!(last.coming && !last.done && last.missing == 0);
+    let patience = store::OUTPUT_PATIENCE.as_millis() as i64;
+    for (passed, given_up) in [(patience - 60_000, false), (patience + 1000, true)] {
+        match &mut bed {
+            Bed::Memory(m) => {
+                m.shift(passed - time.swap(passed, Ordering::SeqCst));
+            }
+            Bed::Sqlite(_) => time.store(passed, Ordering::SeqCst),
+            // Its clock is its own.
+            Bed::Redis(server) => {
+                let key = format!("soloist:{{backup}}:output:{}", c.run);
+                let until: i64 = server.command(&["HGET", &key, "until"]);
+                let earlier = until - (passed - time.swap(passed, Ordering::SeqCst));
+                server.command::<()>(&["HSET", &key, "until", &earlier.to_string()]);
+            }
+        }
+        let (all, last) = read_all(&*s, c.run).await;
+        assert_eq!(all, b"some");
+        assert_eq!((last.done, last.coming), (given_up, !given_up));
+        assert_eq!(last.missing, if given_up { 6 } else { 0 });
+    }
+    let h = s.history(&j(), 1).await.unwrap();
+    assert_eq!((&*h[0].output_tail, h[0].output_truncated), ("some", true));
 }
 
 async fn events_reach_every_handle(bed: Bed) {
@@ -2085,8 +2209,8 @@ async fn redis_that_is_full_renews_and_settles_and_grants_nothing() {
     let r = s.heartbeat(Some(&beat)).await.unwrap().value;
     assert_eq!(r.instances.len(), 1);
     let tail = Tail {
-        before: 0,
         data: b"bye".to_vec(),
+        ..nothing()
     };
     let settle = settlement(&mine, g, Outcome::Succeeded);
     assert_eq!(

@@ -21,7 +21,10 @@ use soloist::{
     },
     model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger},
     runner::Runner,
-    store::{Beat, Decision, Error, Fleet, Output, Reply, Store, Tail, memory::MemoryStore},
+    store::{
+        Beat, Decision, Error, Fleet, OUTPUT_AT_ONCE, Output, Reply, Store, Tail,
+        memory::MemoryStore,
+    },
 };
 use tokio::sync::{Notify, broadcast, mpsc};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -38,7 +41,16 @@ struct Line {
     hold_renewals: AtomicBool,
     /// No renewal gets through any more.
     cut: AtomicBool,
+    /// So many more pieces of output are stored, and their answers lost.
+    lost_pieces: AtomicU32,
     go_on: Notify,
+}
+
+fn lost() -> Error {
+    Error::Unreachable {
+        address: "the test".into(),
+        reason: "lost".into(),
+    }
 }
 
 impl Line {
@@ -49,6 +61,7 @@ impl Line {
             confirmed: Mutex::default(),
             hold_renewals: AtomicBool::new(false),
             cut: AtomicBool::new(false),
+            lost_pieces: AtomicU32::new(0),
             go_on: Notify::new(),
         })
     }
@@ -80,10 +93,7 @@ impl Store for Line {
     }
     async fn renew(&self, r: &Renew) -> Result<Reply<Renewal>, Error> {
         if self.cut.load(Ordering::SeqCst) {
-            return Err(Error::Unreachable {
-                address: "the test".into(),
-                reason: "cut".into(),
-            });
+            return Err(lost());
         }
         let reply = self.store.renew(r).await?;
         self.renewals.fetch_add(1, Ordering::SeqCst);
@@ -145,7 +155,14 @@ impl Store for Line {
         data: &[u8],
         keep: usize,
     ) -> Result<(), Error> {
-        self.store.append_output(job, run, at, data, keep).await
+        assert!(data.len() <= OUTPUT_AT_ONCE);
+        self.store.append_output(job, run, at, data, keep).await?;
+        let one_less = |n: u32| n.checked_sub(1);
+        let left = &self.lost_pieces;
+        match left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_less) {
+            Ok(_) => Err(lost()),
+            Err(_) => Ok(()),
+        }
     }
     async fn output(&self, job: &JobName, run: RunId, from: u64) -> Result<Option<Output>, Error> {
         self.store.output(job, run, from).await
@@ -467,4 +484,40 @@ async fn what_a_run_writes_can_be_read_while_it_goes_on() {
     assert_eq!(node.holder.running().len(), 1);
     node.cancel().await;
     assert_eq!(node.record().await.outcome, Outcome::Cancelled);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn output_whose_answers_get_lost_is_complete_all_the_same() {
+    const BYTES: usize = 700_000;
+    let node = Node::new(&format!(
+        "command = \"yes | head -c {BYTES}; sleep 0.8; yes n | head -c {BYTES}\"\n\
+         output = {{ keep = \"1MiB\", log = false }}\n{LONG_LEASE}"
+    ))
+    .await;
+    node.line.lost_pieces.store(9, Ordering::SeqCst);
+    let granted = node.granted().await;
+    let run = granted.run;
+    node.start(granted);
+    assert_eq!(node.record().await.outcome, Outcome::Succeeded);
+    let (mut all, mut at) = (vec![], 0);
+    loop {
+        let some = until("its output", async || {
+            let some = node.line.output(&node.job.name, run, at).await.ok()??;
+            (some.done || some.more).then_some(some)
+        })
+        .await;
+        assert!(at == 0 || some.from == at);
+        at = some.from + some.data.len() as u64;
+        all.extend(some.data);
+        if some.done {
+            break;
+        }
+    }
+    assert_eq!((all.len(), at), (1 << 20, 2 * BYTES as u64));
+    let first = all.iter().filter(|b| **b == b'y').count();
+    assert_eq!(first, ((1 << 20) - BYTES).div_ceil(2));
+    until("nothing is left to do", async || {
+        node.holder.runs.is_empty().then_some(())
+    })
+    .await;
 }

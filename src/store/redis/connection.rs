@@ -139,9 +139,14 @@ impl Client {
     }
 
     pub(crate) fn pool(&self, size: u32) -> bb8::Pool<Self> {
+        self.pool_of(size, 1)
+    }
+
+    /// With so many connections also while nobody needs them.
+    pub(crate) fn pool_of(&self, size: u32, idle: u32) -> bb8::Pool<Self> {
         bb8::Pool::builder()
             .max_size(size.max(1))
-            .min_idle(Some(1))
+            .min_idle(Some(idle))
             .test_on_check_out(false)
             .connection_timeout(self.timeout * 2)
             .max_lifetime(None)

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use soloist::{
     logic::claim::{Control, Event, State},
-    model::{InstanceId, JobName},
+    model::{InstanceId, JobName, Outcome},
     store::{Store as _, redis::RedisStore},
 };
 use tokio::sync::broadcast;
@@ -19,7 +19,7 @@ use crate::support::{
     server::RedisServer,
     server::settings,
     trace::{ONCE, RERUN},
-    wait_until,
+    wait_for, wait_until,
 };
 
 fn proxied() -> Fleet {
@@ -330,6 +330,57 @@ fn what_is_due_at_once_after_a_stall_is_started_with_a_lease() {
     all.fleet.proxies[0].set(Fault::None);
     assert_eq!(all.outcomes(), ["succeeded at attempt 1"]);
     all.fleet.stop();
+}
+
+/// All of it in one command would need two seconds, and a command has a quarter of one.
+#[test]
+fn much_output_over_a_slow_way_holds_up_no_outcome() {
+    const BYTES: usize = 4 << 20;
+    let mut fleet = fleet(1)
+        .proxied()
+        .job(
+            "much",
+            &format!(
+                "command = \"head -c {BYTES} /dev/zero | tr '\\\\0' x\"\n\
+                 output = {{ keep = \"4MiB\", log = false }}"
+            ),
+        )
+        .witness("q1", "for=5", LATE_RATHER_THAN_SKIPPED)
+        .start();
+    fleet.wait_runs(1);
+    fleet.proxies[0].set(Fault::Slow(2_000_000));
+    let done = fleet.cli(&["trigger", "much"]);
+    assert!(done.status.success(), "{done:?}");
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime");
+    let store = runtime.block_on(async { fleet.server().store() });
+    let job = JobName::new("much");
+    let record = wait_for("its record", GENEROUS, || {
+        let records = runtime.block_on(store.records(&job, 1));
+        records.expect("the server is there").pop()
+    });
+    assert_eq!(record.outcome, Outcome::Succeeded, "{record:?}");
+    // Whoever follows it sees all of it, and an end.
+    let logs = fleet.cli(&["logs", "much", "-f"]);
+    assert!(logs.status.success(), "{logs:?}");
+    assert_eq!(logs.stdout.len(), BYTES);
+    let run = record.run_id.expect("a run");
+    let last = runtime.block_on(store.output(&job, run, BYTES as u64));
+    let last = last.expect("the server is there").expect("its output");
+    assert!(last.done && last.missing == 0, "{last:?}");
+    let logs = fleet.cli(&["logs", "much"]);
+    assert_eq!(logs.stdout.len(), BYTES);
+    let history = fleet.history("much");
+    assert_eq!(
+        history[0]["output_tail"].as_str().map(str::len),
+        Some(BYTES)
+    );
+    assert_eq!(history[0]["output_truncated"], false);
+    fleet.proxies[0].set(Fault::None);
+    fleet.stop();
+    fleet.judge_all_started(&["q1"]);
 }
 
 /// Their renewals, one after the other, would take longer than the lease lasts.

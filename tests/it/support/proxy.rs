@@ -18,6 +18,8 @@ pub enum Fault {
     DelayRequests(Duration),
     /// Replies arrive so much later.
     DelayReplies(Duration),
+    /// So many bytes pass in a second, each way.
+    Slow(u32),
     /// The first reply with this text never arrives: the server has done its work, the connection is reset.
     /// Afterwards there is no fault.
     LoseReply(&'static str),
@@ -226,6 +228,12 @@ fn pump(mut from: TcpStream, mut to: TcpStream, up: bool, number: usize, shared:
                 drop(fault);
                 shared.struck.fetch_add(1, SeqCst);
                 std::thread::sleep(by);
+            }
+            Fault::Slow(rate) => {
+                let time = Duration::from_secs_f64(n as f64 / f64::from(*rate));
+                drop(fault);
+                shared.struck.fetch_add(1, SeqCst);
+                std::thread::sleep(time);
             }
             // What was read just before the stall began waits for its end too.
             Fault::Stall => {

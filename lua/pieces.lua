@@ -1,0 +1,38 @@
+-- pieces.lua: how the output of a run is kept; sent between lib.lua and the scripts that add to it or read it. The same as
+-- src/store/output.rs.
+--
+-- A hash that expires: start (first byte that is there), base (first byte that is kept), stop (behind the last one), done
+-- (1: nothing more will come); of a run that has ended before all of its output was here also total (bytes that it wrote) and
+-- until (ms: then the rest is given up); and pieces: field p<n> has the bytes from n * PIECE on.
+local OUTPUT_TTL, OUTPUT_PATIENCE, PIECE = '604800000', 300000, 65536 -- milliseconds, milliseconds, bytes
+
+local function load_output(key)
+  local o = redis.call('HMGET', key, 'start', 'base', 'stop', 'done', 'total', 'until')
+  if not o[3] then return nil end
+  return { start = tonumber(o[1]), base = tonumber(o[2]), stop = tonumber(o[3]), done = o[4] == '1',
+    total = tonumber(o[5] or ''), patience = tonumber(o[6] or '') }
+end
+
+local function save_output(key, o)
+  if o.total and o.stop >= o.total then o.done = true end
+  redis.call('HSET', key, 'start', int(o.start), 'base', int(o.base), 'stop', int(o.stop), 'done', o.done and 1 or 0)
+  if o.total then redis.call('HSET', key, 'total', int(o.total), 'until', int(o.patience)) end
+  redis.call('PEXPIRE', key, OUTPUT_TTL)
+end
+
+-- Adds `data` at the end.
+local function put_pieces(key, o, data)
+  local pos = 1
+  while pos <= #data do
+    local n = math.floor(o.stop / PIECE)
+    local part = string.sub(data, pos, pos + (n + 1) * PIECE - o.stop - 1)
+    local name = 'p' .. int(n)
+    local there = o.stop > math.max(o.start, n * PIECE) and redis.call('HGET', key, name) or ''
+    redis.call('HSET', key, name, there .. part)
+    o.stop, pos = o.stop + #part, pos + #part
+  end
+end
+
+local function drop_pieces(key, from, to)
+  for n = from, to do redis.call('HDEL', key, 'p' .. int(n)) end
+end
