@@ -344,6 +344,8 @@ fn the_journal_is_written_to_when_it_is_there_and_stderr_is_it_or_it_is_asked_fo
         (&["--log-format", "journald"][..], None, true),
         (&["--log-format", "auto"], stream, true),
         (&[], stream, true),
+        // It is there, and stderr is something else.
+        (&["--log-format", "auto"], None, true),
         // Rather in the wrong place than nowhere.
         (&["--log-format", "journald"], None, false),
         (&["--log-format", "text"], stream, true),
@@ -355,7 +357,9 @@ fn the_journal_is_written_to_when_it_is_there_and_stderr_is_it_or_it_is_asked_fo
             }
         });
         let entries = journal.take();
-        let in_journal = there && options != ["--log-format", "text"];
+        let asked = options == ["--log-format", "journald"];
+        let in_journal =
+            there && (asked || stderr_is_it.is_some() && options != ["--log-format", "text"]);
         let context = format!("{options:?} {there}: {text} {entries:?}");
         if in_journal {
             let started = |e: &&String| e.contains("started\n") && e.contains("\nF_JOB\n");

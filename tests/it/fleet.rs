@@ -368,9 +368,15 @@ fn reload_around_instants(fleet: &mut Fleet) {
     wait_runs_from_now(fleet, &["kept", "described", "changed", "added"]);
     fleet.stop();
     fleet.judge(ONCE, &["kept", "described", "changed"], None);
+    // Signals that wait are one; but at each instant there were some.
     for i in &fleet.instances {
         let reloads = i.log_text().matches("configuration reloaded").count();
         println!("{}: {reloads} reloads", i.id);
+        assert!(
+            reloads >= 5,
+            "{}: {reloads} reloads around ten instants",
+            i.id
+        );
     }
 }
 

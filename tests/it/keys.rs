@@ -7,7 +7,7 @@ use soloist::{config, logic::timetable::start_at_ms, model::Occurrence};
 
 use crate::support::{
     GENEROUS,
-    fleet::{Fleet, LATE_RATHER_THAN_SKIPPED, each_second, fleet},
+    fleet::{Fleet, LATE_RATHER_THAN_SKIPPED, each_second, fleet, occurrence_ms},
     trace::{Expect, ONCE, RERUN, Run},
     wait_until,
 };
@@ -402,4 +402,38 @@ fn an_attempt_that_succeeds_ends_the_retries() {
         .collect();
     assert_eq!(outcomes, ["succeeded", "failed"]);
     fleet.stop();
+}
+
+/// The store was restarted, and nobody can say that nothing was lost: the attempt may have been made already.
+#[test]
+fn an_awaited_attempt_is_dropped_with_the_stores_life_unless_it_may_run_twice() {
+    for (lines, kept) in [
+        ("", false),
+        ("on_crash = 'rerun'\non_state_loss = 'rerun'\n", true),
+    ] {
+        let retry = failing("attempts = 1, interval = '3s'") + lines;
+        let mut fleet = fleet(2).job("a", &retry).start();
+        wait_until("the job is known", GENEROUS, || {
+            let told = fleet.cli(&["trigger", "a", "--key", "first"]);
+            told.status.success()
+        });
+        let first = fleet.wait_record("a", "failed");
+        fleet.server().restart();
+        // Whoever comes later has its second attempt when the first one's would have been made.
+        wait_until("the other is taken", GENEROUS, || {
+            let told = fleet.cli(&["trigger", "a", "--key", "second", "--wait"]);
+            told.status.code() == Some(3)
+        });
+        let second = |r: &Run| r.attempt == 2;
+        let of_the_first = occurrence_ms(&first);
+        let runs: Vec<Run> = fleet.trace().runs().into_iter().filter(second).collect();
+        assert!(
+            runs.iter().any(|r| r.occurrence > of_the_first),
+            "{runs:#?}"
+        );
+        let made = runs.iter().any(|r| r.occurrence == of_the_first);
+        assert_eq!(made, kept, "{lines:?}: {runs:#?}");
+        fleet.stop();
+        fleet.judge(RERUN, &[], None);
+    }
 }
