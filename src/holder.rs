@@ -36,7 +36,7 @@ const WITH_SETTLEMENT: usize = 16 << 10;
 /// A piece that did not arrive in time is halved, down to this.
 const SMALLEST_PIECE: usize = 4 << 10;
 /// Between two attempts to settle.
-const SETTLE_AGAIN: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
+const SETTLE_AGAIN: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 /// The same where the store refuses, which does not pass by itself.
 const SETTLE_REFUSED: Duration = Duration::from_secs(30);
 /// Between two warnings about one settlement.

@@ -218,6 +218,10 @@ impl Runner {
             state,
             pending: first_line,
             deadline: spec.deadline,
+            due: spec
+                .timeout
+                .map(|timeout| Boottime::now() + timeout + spec.grace + spec.kill_budget),
+            grace: spec.grace,
             kill_budget: spec.kill_budget,
         };
         tokio::spawn(supervisor.run(ours, order_queue));
@@ -480,6 +484,9 @@ struct Supervisor {
     pending: Vec<u8>,
     /// The newest one that the guard was told.
     deadline: Boottime,
+    /// By then it will have ended the tree, if it can: for the timeout, or as it was told.
+    due: Option<Boottime>,
+    grace: Duration,
     kill_budget: Duration,
 }
 
@@ -517,7 +524,10 @@ impl Supervisor {
                 let _ = to_guard.shutdown().await;
             }
             // Half of the kill budget is the command's grace, the other half is for what comes after it.
-            let overdue = (self.deadline + self.kill_budget * 5 / 8)
+            let at = self.deadline + self.kill_budget * 5 / 8;
+            let overdue = self
+                .due
+                .map_or(at, |due| due.min(at))
                 .since(Boottime::now())
                 .max(ORPHANS_AGAIN.1 / 8);
             tokio::select! {
@@ -565,8 +575,14 @@ impl Supervisor {
     fn take(&mut self, order: Order, settled: &mut Vec<oneshot::Sender<()>>) {
         let control = match order {
             Order::Tell(control) => {
-                if let Control::Deadline(deadline) = control {
-                    self.deadline = self.deadline.max(deadline);
+                match control {
+                    Control::Deadline(deadline) => self.deadline = self.deadline.max(deadline),
+                    Control::Stop { grace, .. } => {
+                        let grace = grace.unwrap_or(self.grace);
+                        let due = Boottime::now() + grace + self.kill_budget;
+                        self.due = Some(self.due.map_or(due, |before| before.min(due)));
+                    }
+                    Control::Signal(_) | Control::Settled => {}
                 }
                 control
             }

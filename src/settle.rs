@@ -22,7 +22,7 @@ use crate::{
 /// with `on_crash = "rerun"` a command runs again whose end was known.
 const KNOWN_PATIENCE: Duration = Duration::from_secs(24 * 3600);
 /// Between two attempts: while others may be about to take over, and later, at most.
-const AGAIN: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+const AGAIN: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
 
 /// What a daemon leaves its guards, in case it dies.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -113,38 +113,37 @@ pub fn main() -> ExitCode {
         return fail("the daemon left no run id");
     };
     let settle = Settle { run, record, again };
-    let runtime = match tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-    {
-        Ok(runtime) => runtime,
-        Err(e) => return fail(&format!("cannot start: {e}")),
-    };
-    runtime.block_on(async {
-        let mut pause = AGAIN.0;
-        let mut error = match store::open(&legacy.store) {
-            Ok(store) => loop {
-                match store.settle(&settle, &Tail::default()).await {
-                    Ok(_) => return ExitCode::SUCCESS,
-                    Err(e) if Boottime::now() >= until => break e,
-                    Err(_) => tokio::time::sleep(pause).await,
-                }
-                if Boottime::now() >= hurry_until {
-                    pause = (pause * 2).min(AGAIN.1);
-                }
-            },
-            Err(e) => e,
+    let mut pause = AGAIN.0;
+    loop {
+        // Descriptors, processes and memory may be short just now, and the store's file may be out of reach.
+        let tried = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|e| format!("cannot start: {e}"))
+            .and_then(|runtime| runtime.block_on(tell(&legacy.store, &settle)));
+        let error = match tried {
+            Ok(()) => return ExitCode::SUCCESS,
+            Err(error) => error,
+        };
+        let now = Boottime::now();
+        if now >= until {
+            let outcome = settle.record.outcome;
+            return fail(&format!(
+                "run {run}: outcome {outcome} not recorded: {error}"
+            ));
         }
-        .to_string();
-        error.insert_str(
-            0,
-            &format!(
-                "run {run}: outcome {} not recorded: ",
-                settle.record.outcome
-            ),
-        );
-        fail(&error)
-    })
+        std::thread::sleep(pause);
+        if now >= hurry_until {
+            pause = (pause * 2).min(AGAIN.1);
+        }
+    }
+}
+
+/// Asks once, with a connection of its own.
+async fn tell(store: &config::Store, settle: &Settle) -> Result<(), String> {
+    let store = store::open(store).map_err(|e| e.to_string())?;
+    let told = store.settle(settle, &Tail::default()).await;
+    told.map(drop).map_err(|e| e.to_string())
 }
 
 /// As a guard does, for those that were not one: what is sent to all that a stopped daemon left behind, and to the

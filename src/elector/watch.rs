@@ -17,6 +17,10 @@ use crate::{
     model::{JobName, Occurrence},
 };
 
+/// How long a holder gets to speak first when we can look again: the store was away for it too, most likely, and it asks
+/// once a second. It may know how its run ended, which nobody else can say.
+const SPEAKS_FIRST: Duration = Duration::from_secs(3);
+
 #[derive(Debug, Default)]
 pub(super) struct Watches {
     seen: Mutex<Seen>,
@@ -35,7 +39,51 @@ struct Seen {
 struct Watch {
     occurrence: Occurrence,
     seen: Sighting,
+    /// When we looked last.
+    looked: Boottime,
+    /// Since we could not look for a while: not before then. Once for each state of the entry.
+    not_before: Option<Boottime>,
     look_at: Boottime,
+}
+
+impl Watch {
+    fn new(open: &Open, received: Boottime) -> Self {
+        Self {
+            occurrence: open.occurrence,
+            seen: Sighting::new(open, received),
+            looked: received,
+            not_before: None,
+            look_at: received,
+        }
+    }
+
+    fn look(&mut self, open: &Open, received: Boottime) {
+        let blind = self.blind(received);
+        let before = self.seen.expiry();
+        self.seen.look(open, received);
+        self.looked = received;
+        if self.seen.expiry() != before {
+            self.not_before = None;
+        } else if blind && self.not_before.is_none() {
+            self.not_before = Some(received + SPEAKS_FIRST.min(self.seen.length()));
+        }
+    }
+
+    /// We were kept from looking: everybody looks twice in a lease.
+    fn blind(&self, now: Boottime) -> bool {
+        now.since(self.looked) > self.seen.length() * 3 / 4
+    }
+
+    fn expiry(&self) -> Boottime {
+        let expiry = self.seen.expiry();
+        self.not_before.map_or(expiry, |at| at.max(expiry))
+    }
+
+    /// The proof, once it has lapsed before our eyes.
+    fn lapsed(&self, now: Boottime) -> Option<&Observed> {
+        let seen = self.seen.lapsed(now)?;
+        (now >= self.expiry() && !self.blind(now)).then_some(seen)
+    }
 }
 
 impl Watches {
@@ -57,21 +105,17 @@ impl Watches {
         let w = match at {
             Some(i) => &mut of_job[i],
             None => {
-                of_job.push(Watch {
-                    occurrence: open.occurrence,
-                    seen: Sighting::new(open, received),
-                    look_at: received,
-                });
+                of_job.push(Watch::new(open, received));
                 of_job.last_mut().expect("it was put there")
             }
         };
-        w.seen.look(open, received);
-        let lapsed = w.seen.lapsed(received).is_some();
+        w.look(open, received);
+        let lapsed = w.lapsed(received).is_some();
         w.look_at = match &open.again {
             // The flight that waits for the next attempt watches by itself; this is in case it fails.
             Some(_) => received + w.seen.length(),
             None if lapsed => received + every,
-            None => (received + every).min(w.seen.expiry()),
+            None => (received + every).min(w.expiry()),
         };
         let look_at = w.look_at;
         if seen.next.is_none_or(|next| look_at < next) {
@@ -90,8 +134,8 @@ impl Watches {
             Target::Manual { .. } => None,
         };
         let lapsed = match own {
-            Some(w) => w.seen.lapsed(now),
-            None => of_job.iter().find_map(|w| w.seen.lapsed(now)),
+            Some(w) => w.lapsed(now),
+            None => of_job.iter().find_map(|w| w.lapsed(now)),
         };
         lapsed.cloned()
     }
@@ -104,7 +148,7 @@ impl Watches {
             .get(job)
             .and_then(|l| l.iter().find(|w| w.occurrence == at));
         watch.map_or(Duration::MAX, |w| {
-            w.seen.expiry().since(now) + Duration::from_millis(1)
+            w.expiry().since(now) + Duration::from_millis(1)
         })
     }
 
@@ -179,5 +223,68 @@ impl Watches {
             }
         }
         seen.next = Some(seen.next.map_or(at, |next| next.min(at)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{InstanceId, RunId, Trigger};
+
+    fn ms(n: u64) -> Boottime {
+        Boottime(n * 1_000_000)
+    }
+
+    fn open(seq: u32) -> Open {
+        Open {
+            occurrence: Occurrence(1),
+            attempt: 1,
+            trigger: Trigger::Schedule,
+            key: None,
+            run: RunId(uuid::Uuid::nil()),
+            instance: InstanceId::new("a"),
+            host: String::new(),
+            seq,
+            lease: 10_000,
+            def: String::new(),
+            inc: "1".to_owned(),
+            granted_at: 0,
+            renewed_at: 0,
+            stop: None,
+            again: None,
+        }
+    }
+
+    /// Looks at these times, in ms, at an entry that does not change.
+    fn looked(times: &[u64]) -> Watch {
+        let mut watch = Watch::new(&open(1), ms(times[0]));
+        times.iter().for_each(|&t| watch.look(&open(1), ms(t)));
+        watch
+    }
+
+    #[test]
+    fn a_lease_that_is_looked_at_all_the_time_lapses_at_its_end() {
+        let watch = looked(&[0, 5_000, 9_999]);
+        assert!(watch.lapsed(ms(9_999)).is_none());
+        assert!(watch.lapsed(ms(10_000)).is_some());
+    }
+
+    #[test]
+    fn after_a_time_without_a_look_its_holder_speaks_first() {
+        // A proof that was not looked at lately is none.
+        assert!(looked(&[0, 5_000]).lapsed(ms(15_000)).is_none());
+        let watch = looked(&[0, 5_000, 15_000]);
+        assert_eq!(watch.expiry(), ms(18_000));
+        assert!(watch.lapsed(ms(17_999)).is_none());
+        assert!(watch.lapsed(ms(18_000)).is_some());
+        // Once: one who can look now and then only is not kept waiting for ever.
+        assert!(looked(&[0, 15_000, 30_000]).lapsed(ms(30_000)).is_some());
+    }
+
+    #[test]
+    fn what_has_changed_meanwhile_begins_anew() {
+        let mut watch = looked(&[0, 15_000]);
+        watch.look(&open(2), ms(16_000));
+        assert_eq!(watch.expiry(), ms(26_000));
     }
 }

@@ -21,6 +21,7 @@ pub struct Proc {
     pub session: i32,
     state: char,
     flags: u64,
+    threads: u64,
     /// Start time in clock ticks since boot: with the pid it names a process for good.
     started: u64,
 }
@@ -47,14 +48,15 @@ impl Proc {
             group: fields.get(2)?.parse().ok()?,
             session: fields.get(3)?.parse().ok()?,
             flags: fields.get(6)?.parse().ok()?,
+            threads: fields.get(17)?.parse().ok()?,
             started: fields.get(19)?.parse().ok()?,
         })
     }
 
-    /// Neither a zombie nor dead. Something may still run in a zombie's other threads; then it is no zombie yet
-    /// for its parent either, and waiting for it takes care of that.
+    /// Neither a zombie nor dead. One whose first thread has ended shows as a zombie, and runs for as long as it has
+    /// others: it can be signalled, and cannot be waited for.
     pub fn alive(&self) -> bool {
-        !matches!(self.state, 'Z' | 'X' | 'x')
+        !matches!(self.state, 'Z' | 'X' | 'x') || self.threads > 1
     }
 
     /// By SIGSTOP, or by a debugger.
@@ -168,9 +170,19 @@ mod tests {
             (process.state, process.started, process.flags),
             ('S', 12345, 4_194_564)
         );
+        assert_eq!(process.threads, 1);
         assert!(process.alive() && process.exiting() && process.executed());
         assert_eq!(Proc::parse(b""), None);
         assert_eq!(Proc::parse(b"1 (x) S"), None);
+    }
+
+    #[test]
+    fn a_zombie_with_threads_is_alive() {
+        for (state, threads, alive) in [("S", 1, true), ("Z", 1, false), ("Z", 3, true)] {
+            let stat = format!("42 (a) {state} 1 7 8 9 0 0 1 0 0 0 2 3 0 0 20 0 {threads} 0 5 1 1");
+            let process = Proc::parse(stat.as_bytes()).expect("a process");
+            assert_eq!(process.alive(), alive, "{stat}");
+        }
     }
 
     #[test]

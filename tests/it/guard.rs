@@ -27,7 +27,10 @@ use soloist::{
     runner::{End, Runner},
 };
 
-use crate::support::{process, skip, witness::slow};
+use crate::support::{
+    process, skip,
+    witness::{headless, slow},
+};
 
 const EXE: &str = env!("CARGO_BIN_EXE_soloist");
 /// Far longer than anything here takes; only a failure waits for it.
@@ -605,6 +608,44 @@ fn a_stop_without_grace_kills_what_ignores_sigterm_and_is_stopped() {
 }
 
 #[test]
+fn a_process_whose_first_thread_has_ended_is_ended_too() {
+    for walk_only in WALK_ONLY {
+        let dir = tempfile::tempdir().expect("a directory");
+        let file = dir.path().join("pid");
+        let program = headless().to_str().expect("UTF-8");
+        let argv = [program, file.to_str().expect("UTF-8")];
+        // As the command itself, and left behind by it.
+        let left = format!(
+            "setsid {} {} & until [ -s {2} ]; do sleep 0.01; done",
+            argv[0], argv[1], argv[1]
+        );
+        for command in [spec(&argv), shell(&left)] {
+            fs::remove_file(&file).ok();
+            let mut guard = RawGuard::start(&Spec {
+                walk_only,
+                grace: Duration::from_millis(50),
+                ..command
+            });
+            started(guard.report());
+            let mut pid = 0;
+            until("it is there", || {
+                let text = fs::read_to_string(&file).unwrap_or_default();
+                pid = text.trim().parse().unwrap_or(0);
+                pid > 0 && stat(pid).is_some_and(|(state, _)| state == 'Z')
+            });
+            guard.send(&Control::Stop {
+                reason: Stop::Cancelled,
+                grace: None,
+            });
+            exited(guard.report());
+            gone(guard.report());
+            assert!(stat(pid).is_none(), "it was left");
+            guard.finish();
+        }
+    }
+}
+
+#[test]
 fn a_stopped_command_still_gets_its_sigterm() {
     let tree = Tree::new();
     let mut guard =
@@ -1126,6 +1167,34 @@ async fn a_stopped_guard_does_not_let_a_command_outlive_its_lease() {
     running.settled().await;
 }
 
+#[tokio::test]
+async fn a_stopped_guard_does_not_save_a_command_from_its_timeout_or_from_a_stop() {
+    for timeout in [None, Some(Duration::from_secs(4))] {
+        let tree = Tree::new();
+        let spec = Spec {
+            grace: Duration::from_millis(100),
+            timeout,
+            ..tree.spec("wait")
+        };
+        let mut running = runner().start(spec, OUTPUT).await.expect("a guard");
+        until_async("the tree has grown", || tree.complete()).await;
+        let members = tree.members();
+        kill(
+            running.guard_pid().expect("a pid").cast_signed(),
+            Signal::STOP,
+        );
+        if timeout.is_none() {
+            running.stop(Stop::Shutdown, None);
+        }
+        let end = tokio::time::timeout(PATIENCE, running.wait())
+            .await
+            .expect("an end");
+        assert_gone(&members);
+        assert_eq!(end.cause, Some(Cause::GuardGone));
+        running.settled().await;
+    }
+}
+
 fn zombies_of_ours() -> Vec<i32> {
     let me = std::process::id().to_string();
     let pids = fs::read_dir("/proc")
@@ -1627,6 +1696,7 @@ fn a_start_may_take_longer_than_the_lease_that_it_began_with() {
             ..slow.spec()
         };
         let mut guard = slow.begin(&spec);
+        slow.entered(&guard);
         guard.send(&Control::Deadline(Boottime::now() + HOUR));
         started(guard.report());
         assert_eq!(exited(guard.report()), (Some(0), None, None));
@@ -1785,20 +1855,31 @@ fn a_daemon_that_does_not_read_misses_nothing_that_matters() {
     });
     guard.send(&spec);
     let command = started(guard.report());
+    // How often the guard has gone to sleep: it sees each stop before that.
+    let status = format!("/proc/{}/status", guard.pid());
+    let slept = || {
+        let text = fs::read_to_string(&status).expect("the guard lives");
+        let line = text
+            .lines()
+            .find_map(|l| l.strip_prefix("voluntary_ctxt_switches:"));
+        line.and_then(|n| n.trim().parse::<u64>().ok())
+            .expect("a number")
+    };
     for _ in 0..100 {
-        kill(command, Signal::STOP);
-        until("it is stopped", || {
-            stat(command).is_some_and(|(state, _)| state == 'T')
-        });
-        until("the guard waits again", || {
-            stat(guard.pid()).is_some_and(|(state, _)| state == 'S')
-        });
-        kill(command, Signal::CONT);
-        until("it goes on", || {
-            stat(command).is_some_and(|(state, _)| state != 'T')
-        });
+        for (signal, stopped) in [(Signal::STOP, true), (Signal::CONT, false)] {
+            let before = slept();
+            kill(command, signal);
+            until("the guard has seen it", || {
+                let (state, _) = stat(command).expect("it lives");
+                (state == 'T') == stopped && slept() > before
+            });
+        }
     }
     fs::write(dir.path().join("go"), "").expect("written");
+    // All that is to be said is said before the first of it is read.
+    until("the guard waits to be told that all is settled", || {
+        stat(command).is_none() && stat(guard.pid()).is_some_and(|(state, _)| state == 'S')
+    });
     let mut stops = 0;
     let end = loop {
         match guard.report() {
@@ -1806,7 +1887,7 @@ fn a_daemon_that_does_not_read_misses_nothing_that_matters() {
             other => break other,
         }
     };
-    assert!(stops > 1, "{stops}");
+    assert!((2..100).contains(&stops), "never full: {stops}");
     assert_eq!(exited(end), (Some(3), None, None));
     gone(guard.report());
     guard.finish();

@@ -98,6 +98,21 @@ fn a_crashed_run_is_recorded_and_not_repeated_by_default() {
     fleet.wait_gone(&run, killed);
     let record = fleet.wait_record("long", "crashed");
     assert_eq!(record["fencing_token"], run.token, "{record}");
+    // By the store's clock, which is this host's.
+    let ms = |key: &str| -> i64 {
+        let time = record[key].as_str().and_then(|t| t.parse().ok());
+        time.map(jiff::Timestamp::as_millisecond)
+            .unwrap_or_else(|| panic!("no {key} in {record}"))
+    };
+    let (started, finished) = (ms("started_at"), ms("finished_at"));
+    assert!(
+        (started - run.start_wall_us / 1000).abs() < 1000,
+        "{record}"
+    );
+    let age = soloist::clock::wall_us() / 1000 - finished;
+    assert!(finished > started && (0..60_000).contains(&age), "{record}");
+    assert_eq!(record["duration_ms"], finished - started, "{record}");
+    assert_eq!(record["lateness_ms"], started - run.occurrence, "{record}");
     fleet.wait_run("a later occurrence runs", |r| r.occurrence > run.occurrence);
     fleet.stop();
     fleet.judge(ONCE, &["long"], None);
@@ -790,4 +805,82 @@ fn a_configuration_that_cannot_be_read_does_not_keep_a_daemon_from_stopping() {
     fleet.instances[0].signal(Signal::TERM);
     let status = fleet.instances[0].wait_end();
     assert!(status.success(), "{status}");
+}
+
+#[test]
+fn an_outcome_that_is_told_when_the_store_is_back_comes_before_a_takeover() {
+    let mut fleet = fleet(3)
+        .proxied()
+        .default("lease", "\"6s\"")
+        .default("on_crash", "\"rerun\"")
+        .default("max_attempts", "5")
+        .witness("a", "for=1500 beat=20", "")
+        .start();
+    let (holder, run) = fleet.wait_holder("a");
+    for proxy in &fleet.proxies {
+        proxy.set(Fault::Refuse);
+    }
+    fleet.wait_run("the command ends while the store is away", |r| {
+        r.run == run.run && r.ended
+    });
+    let cut = boottime_ns();
+    wait_until("the lease is over for everybody", GENEROUS, || {
+        boottime_ns() - cut > 9_000_000_000
+    });
+    // The others first, who have seen the lease unchanged for its whole length.
+    for (i, proxy) in fleet.proxies.iter().enumerate() {
+        if i != holder {
+            proxy.set(Fault::None);
+        }
+    }
+    fleet.proxies[holder].set(Fault::None);
+    fleet.wait_run("a later occurrence runs", |r| r.occurrence > run.occurrence);
+    let records = fleet.history("a");
+    let mut of_it = records
+        .iter()
+        .filter(|r| crate::support::fleet::occurrence_ms(r) == run.occurrence);
+    let record = of_it.next().expect("a record");
+    assert_eq!(
+        (&record["outcome"], of_it.count()),
+        (&"succeeded".into(), 0),
+        "{record}"
+    );
+    fleet.stop();
+    let runs = fleet.trace().runs();
+    let again = |r: &&Run| r.occurrence == run.occurrence && r.attempt > 1;
+    assert!(!runs.iter().any(|r| again(&r)), "{runs:#?}");
+    fleet.judge(RERUN, &[], None);
+}
+
+#[test]
+fn a_guard_that_settles_goes_on_trying_while_the_store_is_away() {
+    let mut fleet = fleet(1)
+        .proxied()
+        .default("lease", "\"10s\"")
+        .witness("a", "for=300000 beat=20", "")
+        .start();
+    let (holder, run) = fleet.wait_holder("a");
+    let guard = fleet.guard(&run);
+    fleet.proxies[holder].set(Fault::Refuse);
+    fleet.instances[holder].kill();
+    wait_until("it settles", GENEROUS, || {
+        process::command_line(guard).contains("__settle")
+    });
+    let begun = boottime_ns();
+    wait_until("it has been refused", GENEROUS, || {
+        boottime_ns() - begun > 1_000_000_000
+    });
+    // The work is done, and the answer gets lost: it asks again, and that is answered as the first time.
+    let struck = fleet.proxies[holder].struck();
+    fleet.proxies[holder].set(Fault::LoseReply("done"));
+    wait_until("it has told", GENEROUS, || !process::alive(guard));
+    assert!(
+        fleet.proxies[holder].struck() > struck,
+        "no answer got lost"
+    );
+    let record = fleet.wait_record("a", "crashed");
+    assert_eq!(record["fencing_token"], run.token, "{record}");
+    let of_it = fleet.history("a");
+    let of_it = of_it.iter().filter(|r| r["fencing_token"] == run.token);
+    assert_eq!(of_it.count(), 1);
 }

@@ -29,6 +29,13 @@ pub fn slow(call: &str, ms: u64, once: &Path) -> [(String, String); 4] {
     .map(|(name, value)| (name.to_owned(), value))
 }
 
+/// A program whose first thread ends at once, while another writes its pid into the file that is its argument, and goes
+/// on, whatever SIGTERM says.
+pub fn headless() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| compile("headless", include_str!("headless.c"), &["-pthread"]))
+}
+
 /// In the build directory, so that nothing is left elsewhere; test processes do not wait for each other.
 ///
 /// # Panics
