@@ -4,7 +4,9 @@
 //! tells who has it; [`LockClient::lock`] waits and is woken by the release; [`LockClient::with_lock`] runs a future
 //! and cancels it when the lock is lost. Losing a race is an outcome ([`TryLock::Held`]), not an error.
 //!
-//! All of it runs inside a tokio runtime with time and I/O enabled.
+//! A client works on a thread of its own, which is started with its first question and ends with it. So none of this depends on the
+//! caller's runtime: it may be any executor, block its threads, end before its locks do, or have a paused clock. Only an [`Elector`] over a store that
+//! was opened elsewhere shares that one's connections.
 //!
 //! What is promised, and what is not, stands in docs/locks.md. In short: a lock is a key with a time to live, and that
 //! is counted by the *store's wall clock*. The holder's own side needs no wall clock: it trusts the lock from before
@@ -38,6 +40,7 @@
 
 mod elector;
 mod held;
+mod home;
 pub(crate) mod period;
 mod redis;
 mod redlock;
@@ -67,8 +70,9 @@ pub use self::{
 };
 use self::{
     held::Hold,
+    home::Home,
     period::{TakePeriod, Timed},
-    reentrant::{Entered, Left},
+    reentrant::{Entered, Left, Which},
     room::{Rooms, Visit},
 };
 use crate::{
@@ -320,6 +324,8 @@ struct Giving {
     /// By the owner's own count it has not lapsed: whether it has by the store's need not be looked at, as long as nobody else
     /// has had it since.
     sure: bool,
+    /// The question for it got no answer and may still arrive: it shall find that its lock is over.
+    unheard: bool,
 }
 
 /// One key is of one kind at a time.
@@ -370,7 +376,13 @@ trait Backend: Send + Sync {
         hears: bool,
         limit: Duration,
     ) -> Result<Entered, Error>;
-    async fn leave(&self, key: &str, who: (&str, &str), limit: Duration) -> Result<Left, Error>;
+    async fn leave(
+        &self,
+        key: &str,
+        who: (&str, &str),
+        which: Which,
+        limit: Duration,
+    ) -> Result<Left, Error>;
     /// The present period of this length.
     async fn take_period(
         &self,
@@ -416,6 +428,7 @@ struct Core {
     id: String,
     owners: AtomicU64,
     rooms: Arc<Rooms>,
+    home: Home,
 }
 
 /// A grant that has just been made.
@@ -427,7 +440,7 @@ struct Granted {
 
 /// As [`Tried`], with what the caller needs to go on.
 enum Asked {
-    Taken(Granted),
+    Taken(Lock),
     Held { owner: String, remaining: Duration },
 }
 
@@ -505,6 +518,7 @@ impl LockClient {
                 id,
                 owners: AtomicU64::new(0),
                 rooms,
+                home: Home::default(),
             }),
             name: format!("{host}:{}", std::process::id()).into(),
         }
@@ -555,10 +569,8 @@ impl LockClient {
         let mut number = 0;
         loop {
             let owner = self.owner();
-            match self.core.ask(&key, &owner, &lease, false).await? {
-                Asked::Taken(granted) => {
-                    return self.taken(key, owner, lease, granted).map(TryLock::Taken);
-                }
+            match self.core.ask(&key, &owner, lease, false).await? {
+                Asked::Taken(lock) => return Ok(TryLock::Taken(lock)),
                 Asked::Held { owner, remaining } => {
                     number += 1;
                     let attempt = Attempt {
@@ -567,7 +579,7 @@ impl LockClient {
                         remaining,
                     };
                     match retry.pause(&attempt) {
-                        Some(pause) => tokio::time::sleep(pause).await,
+                        Some(pause) => self.core.home.sleep(pause).await,
                         None => return Ok(held(&owner, remaining)),
                     }
                 }
@@ -582,11 +594,10 @@ impl LockClient {
     /// its holder had left. Waiters of one client take their turns in the order in which they came (first in, first out); between clients
     /// the store decides. `wait` of zero asks once.
     ///
-    /// A store that goes away while we wait is waited for, too.
+    /// A store that does not answer is waited for, too, from the first question on.
     ///
     /// # Errors
-    /// As [`LockClient::try_lock`]. [`Error::Unreachable`] comes after the retries of `[store]` if the store did not answer
-    /// at all, else after `wait`.
+    /// As [`LockClient::try_lock`]. [`Error::Unreachable`] comes after `wait`, and not before the retries of `[store]` are over.
     ///
     /// ```
     /// # tokio_test(async {
@@ -646,11 +657,12 @@ impl LockClient {
         self.compete(key, wait, lease, true).await
     }
 
-    /// Runs `future` under the lock on `key`, which is kept renewed; waits for it as [`LockClient::lock`] does.
+    /// Runs what `work` makes under the lock on `key`, which is kept renewed; waits for it as [`LockClient::lock`] does.
+    ///
+    /// `work` is given the [fencing token](Lock::fencing_token), for resources that check it.
     ///
     /// When the lock is lost the future is dropped at its next `.await`, before the lock can be granted to another. What it has
-    /// handed to other tasks or threads goes on: give them the [fencing token](Lock::fencing_token), or a
-    /// `CancellationToken` of yours.
+    /// handed to other tasks or threads goes on: give them the token, or a `CancellationToken` of yours.
     ///
     /// # Errors
     /// As [`LockClient::lock`]; [`Error::Lost`] when the future was dropped for the loss of the lock.
@@ -661,9 +673,13 @@ impl LockClient {
     /// use soloist::{LockClient, WithLock};
     /// # let dir = tempfile::tempdir()?;
     /// # let locks = LockClient::open(&format!("sqlite:{}", dir.path().join("locks.db").display()))?;
-    /// let sum = async { 40 + 2 };
+    /// let (wait, lease) = (Duration::from_secs(1), Duration::from_secs(30));
     /// let out = locks
-    ///     .with_lock("sum", Duration::from_secs(1), Duration::from_secs(30), sum)
+    ///     .with_lock("sum", wait, lease, |token| async move {
+    ///         // ... update sums set n = 42, token = $token where token < $token ...
+    ///         assert!(token.0 > 0);
+    ///         40 + 2
+    ///     })
     ///     .await?;
     /// assert_eq!(out, WithLock::Done(42));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -677,7 +693,7 @@ impl LockClient {
         key: &str,
         wait: Duration,
         lease: Duration,
-        future: F,
+        work: impl FnOnce(FencingToken) -> F,
     ) -> Result<WithLock<F::Output>, Error> {
         let lock = match self.lock(key, wait, lease).await? {
             TryLock::Taken(lock) => lock,
@@ -686,7 +702,7 @@ impl LockClient {
         lock.keep_renewed();
         // In a scope of its own: the future is gone before the lock is given back.
         let done = {
-            let lost = lock.lost();
+            let (lost, future) = (lock.lost(), work(lock.fencing_token()));
             tokio::select! {
                 biased;
                 () = lost => None,
@@ -712,13 +728,14 @@ impl LockClient {
     /// # Errors
     /// [`Error::InvalidKey`], [`Error::Unreachable`], [`Error::Refused`], [`Error::WrongType`].
     pub async fn holder(&self, key: &str) -> Result<Option<Holder>, Error> {
-        let key = checked(key)?;
-        let found = self
-            .core
-            .insist(self.core.backend.patience(), || {
-                self.core.backend.look(&key, self.core.backend.patience())
-            })
-            .await?;
+        let (core, key) = (self.core.clone(), checked(key)?);
+        let asked = key.clone();
+        let look = async move {
+            let limit = core.backend.patience();
+            core.insist(limit, || core.backend.look(&asked, limit))
+                .await
+        };
+        let found = self.core.run(&key, look).await?;
         Ok(found.map(|(owner, remaining)| Holder {
             name: name_of(&owner).to_owned(),
             remaining,
@@ -760,45 +777,15 @@ impl LockClient {
         })
     }
 
-    /// Never the same twice.
-    fn owner(&self) -> Arc<str> {
-        let n = self.core.owners.fetch_add(1, Ordering::Relaxed);
-        [&*self.name, "#", &self.core.id, ".", &n.to_string()]
-            .concat()
-            .into()
+    /// Waits until the background is at rest: until what was dropped has been given back, or cannot be. For a program that is about to
+    /// end.
+    pub async fn rest(&self) {
+        self.core.home.rest().await;
     }
 
-    /// A grant as a lock, if anything of it can be trusted.
-    fn taken(
-        &self,
-        key: Arc<str>,
-        owner: Arc<str>,
-        lease: config::Lease,
-        granted: Granted,
-    ) -> Result<Lock, Error> {
-        let now = Boottime::now();
-        let held = HeldLease::new(lease, granted.sent);
-        let late = held.step(now) == Step::StepDown;
-        let hold = Hold::new(
-            self.core.clone(),
-            key.clone(),
-            owner,
-            lease,
-            granted.token,
-            granted.sent,
-            held,
-        );
-        let lock = Lock::new(hold);
-        if late {
-            // Dropping it gives it back.
-            drop(lock);
-            return Err(Error::TooLate {
-                key: key.to_string(),
-                lease: lease.length,
-                took: now.since(granted.sent),
-            });
-        }
-        Ok(lock)
+    /// Never the same twice.
+    fn owner(&self) -> Arc<str> {
+        [&*self.name, "#", &self.core.nonce()].concat().into()
     }
 
     async fn compete(
@@ -813,9 +800,9 @@ impl LockClient {
         let asked = &key;
         let ask = |hears| async move {
             let owner = self.owner();
-            Ok(match self.core.ask(asked, &owner, &lease, hears).await? {
-                Asked::Taken(granted) => Turn::Won {
-                    lock: self.taken(asked.clone(), owner.clone(), lease, granted),
+            Ok(match self.core.ask(asked, &owner, lease, hears).await? {
+                Asked::Taken(lock) => Turn::Won {
+                    lock,
                     owner,
                     lease: lease.length,
                 },
@@ -825,7 +812,6 @@ impl LockClient {
         let won = self.wait_for(&key, None, wait, ask).await?;
         Ok(match won {
             Waited::Won(lock, turn, room) => {
-                let lock = lock?;
                 if to_the_end {
                     // With its room: who comes next has to find this turn.
                     lock.hold_turn(turn, room);
@@ -837,7 +823,7 @@ impl LockClient {
     }
 
     /// Asks in the order in which the callers of this client came, until it is won; sleeps in between, until there is
-    /// reason to ask again. Who has it as `me` is nobody to wait for.
+    /// reason to ask again. A lock that `me` already holds is not waited for.
     async fn wait_for<T, F: Future<Output = Result<Turn<T>, Error>>>(
         &self,
         key: &Arc<str>,
@@ -850,11 +836,12 @@ impl LockClient {
             holder: name_of(owner).to_owned(),
             remaining,
         };
+        let home = &self.core.home;
         let room = self.core.rooms.enter(key, self.core.clone());
         let turn = tokio::select! {
             biased;
             turn = room.turn.clone().lock_owned() => turn,
-            () = until(deadline) => {
+            () = home.until(deadline) => {
                 // Others of us are before us. Who they wait for is asked only if they do not know.
                 if let Some((owner, at)) = room.known() {
                     return Ok(held(&owner, left(at)));
@@ -866,7 +853,6 @@ impl LockClient {
             }
         };
         let mut bell = room.bell();
-        let mut heard = false;
         let mut away = Duration::from_millis(50);
         loop {
             bell.mark_unchanged();
@@ -881,7 +867,6 @@ impl LockClient {
                         return Ok(Waited::Won(lock, turn, room));
                     }
                     Ok(Turn::Held { owner, remaining }) => {
-                        heard = true;
                         away = Duration::from_millis(50);
                         let at = (Boottime::now() + remaining) + AFTER;
                         if Boottime::now() >= deadline {
@@ -890,11 +875,11 @@ impl LockClient {
                         room.know(&bell, &owner, at);
                         (owner.into(), at)
                     }
-                    // It was there: it may come back while we wait.
-                    Err(e) if heard && e.is_transient() && Boottime::now() < deadline => {
+                    // It may come while we wait, also if it was never there yet.
+                    Err(e) if e.is_transient() && Boottime::now() < deadline => {
                         tokio::select! {
-                            () = tokio::time::sleep(away) => {}
-                            () = until(deadline) => return Err(e),
+                            () = home.sleep(away) => {}
+                            () = home.until(deadline) => return Err(e),
                         }
                         away = (away * 2).min(Duration::from_secs(1));
                         continue;
@@ -911,8 +896,8 @@ impl LockClient {
                 biased;
                 () = bell.changed() => {}
                 // Whatever was released before we could hear it shows when we ask again.
-                () = self.core.backend.listen(key), if deaf => room.listens(),
-                () = until(free_at.min(deadline)) => room.forget(&holder),
+                () = self.core.listen(key), if deaf => room.listens(),
+                () = home.until(free_at.min(deadline)) => room.forget(&holder),
             }
             if Boottime::now() >= deadline && room.known().is_some_and(|(h, _)| h == holder) {
                 return Ok(held(&holder, left(free_at)));
@@ -949,86 +934,185 @@ impl Core {
         room::made_by(&self.id, owner)
     }
 
-    /// Repeats a request that got no answer as often as `[store]` allows, and not for longer than `within`.
+    /// Repeats a request that got no answer: once at once, because a connection that was cut while nobody used it shows that only when
+    /// it is used; then as often as `[store]` allows, and not for longer than `within` each.
     async fn insist<T, F: Future<Output = Result<T, Error>>>(
         &self,
         within: Duration,
         ask: impl Fn() -> F,
     ) -> Result<T, Error> {
-        let last = Boottime::now() + within * (self.retry.attempts + 1);
+        let begun = Boottime::now();
+        let last = begun + within * (self.retry.attempts + 1);
         let mut tried = 0;
+        let first = ask().await;
+        if !matches!(&first, Err(e) if e.is_transient()) || self.retry.attempts == 0 {
+            return first;
+        }
+        // What took its time was no such connection.
+        let mut next = match Boottime::now().since(begun) < within {
+            true => ask().await,
+            false => first,
+        };
         loop {
-            match ask().await {
+            match next {
                 Err(e)
                     if e.is_transient()
                         && tried < self.retry.attempts
                         && Boottime::now() < last =>
                 {
-                    tokio::time::sleep(retry::of_store(&self.retry, tried)).await;
+                    self.home.sleep(retry::of_store(&self.retry, tried)).await;
                     tried += 1;
+                    next = ask().await;
                 }
                 out => return out,
             }
         }
     }
 
-    /// One try; a lost answer is asked for again with the same owner. What may have been taken without our knowledge is
-    /// given back.
-    async fn ask(
+    /// As [`Core::insist`] begins, for who has `within` for all of it. True: it was asked twice.
+    async fn twice<T, F: Future<Output = Result<T, Error>>>(
+        &self,
+        within: Duration,
+        ask: impl Fn(Duration) -> F,
+    ) -> (Result<T, Error>, bool) {
+        let begun = Boottime::now();
+        match ask(within).await {
+            Err(e) if e.is_transient() => {
+                let left = within.saturating_sub(Boottime::now().since(begun));
+                if left.is_zero() {
+                    return (Err(e), false);
+                }
+                (ask(left).await, true)
+            }
+            out => (out, false),
+        }
+    }
+
+    /// Has the client's thread do some work, to its end whatever becomes of the caller.
+    async fn run<T: Send + 'static>(
+        &self,
+        key: &str,
+        work: impl Future<Output = Result<T, Error>> + Send + 'static,
+    ) -> Result<T, Error> {
+        self.home.run(work).await.unwrap_or_else(|e| {
+            Err(Error::Unreachable {
+                key: key.to_owned(),
+                address: self.backend.address().to_owned(),
+                reason: format!("the thread that asks it cannot be started: {e}"),
+            })
+        })
+    }
+
+    /// Part of owners, and the name of a step. Never the same twice.
+    fn nonce(&self) -> String {
+        let n = self.owners.fetch_add(1, Ordering::Relaxed);
+        [&*self.id, ".", &n.to_string()].concat()
+    }
+
+    /// One try. Should the caller go away, it goes on to its answer, and what it took is given back after that: dropped with the lock.
+    fn ask(
         self: &Arc<Self>,
         key: &Arc<str>,
         owner: &Arc<str>,
-        lease: &config::Lease,
+        lease: config::Lease,
+        hears: bool,
+    ) -> impl Future<Output = Result<Asked, Error>> + Send + use<> {
+        let (core, key, owner) = (self.clone(), key.clone(), owner.clone());
+        async move {
+            let asked = core.clone().tried(key.clone(), owner, lease, hears);
+            core.run(&key, asked).await
+        }
+    }
+
+    /// A lost answer is asked for again with the same owner. What may have been taken without our knowledge is given back.
+    async fn tried(
+        self: Arc<Self>,
+        key: Arc<str>,
+        owner: Arc<str>,
+        lease: config::Lease,
         hears: bool,
     ) -> Result<Asked, Error> {
-        let mut open = Open {
-            core: self.clone(),
-            key: key.clone(),
-            owner: owner.clone(),
-            runtime: tokio::runtime::Handle::current(),
-            armed: true,
-        };
         let limit = self.backend.patience();
-        let sent = std::sync::atomic::AtomicU64::new(0);
+        let sent = AtomicU64::new(0);
         let tried = self
             .insist(limit, || {
                 sent.store(Boottime::now().0, Ordering::Relaxed);
                 self.backend
-                    .try_lock(key, owner, lease.length, hears, limit)
+                    .try_lock(&key, &owner, lease.length, hears, limit)
             })
             .await;
         let sent = Boottime(sent.into_inner());
-        // Only without an answer something may be there that nobody knows of; and where replicas did not confirm.
-        open.armed = matches!(&tried, Err(e) if e.is_transient());
-        match tried? {
-            Tried::Taken(token) => Ok(Asked::Taken(Granted { token, sent })),
-            Tried::Held { owner, remaining } => Ok(Asked::Held { owner, remaining }),
+        match tried {
+            Ok(Tried::Taken(token)) => self
+                .taken(key, owner, lease, Granted { token, sent })
+                .map(Asked::Taken),
+            Ok(Tried::Held { owner, remaining }) => Ok(Asked::Held { owner, remaining }),
             // It was ours while the answers got lost, and lapsed: as late as an answer can come.
-            Tried::Stale => Err(Error::TooLate {
+            Ok(Tried::Stale) => Err(Error::TooLate {
                 key: key.to_string(),
                 lease: lease.length,
                 took: lease.length,
             }),
+            Err(e) => {
+                // Without an answer something may be there that nobody knows of; and where replicas did not confirm.
+                if e.is_transient() {
+                    let how = Giving {
+                        keep: Duration::ZERO,
+                        sure: true,
+                        unheard: true,
+                    };
+                    self.abandon(key, owner, move || how);
+                }
+                Err(e)
+            }
         }
+    }
+
+    /// A grant as a lock, if anything of it can be trusted.
+    fn taken(
+        self: &Arc<Self>,
+        key: Arc<str>,
+        owner: Arc<str>,
+        lease: config::Lease,
+        granted: Granted,
+    ) -> Result<Lock, Error> {
+        let now = Boottime::now();
+        let held = HeldLease::new(lease, granted.sent);
+        let late = held.step(now) == Step::StepDown;
+        let hold = Hold::new(
+            self.clone(),
+            key.clone(),
+            owner,
+            lease,
+            granted.token,
+            granted.sent,
+            held,
+        );
+        let lock = Lock::new(hold);
+        if late {
+            // Dropping it gives it back.
+            drop(lock);
+            return Err(Error::TooLate {
+                key: key.to_string(),
+                lease: lease.length,
+                took: now.since(granted.sent),
+            });
+        }
+        Ok(lock)
     }
 
     /// Gives back in the background what an owner may hold.
     fn abandon(
         self: &Arc<Self>,
-        runtime: &tokio::runtime::Handle,
         key: Arc<str>,
         owner: Arc<str>,
-        keep_until: Boottime,
+        how: impl Fn() -> Giving + Send + Sync + 'static,
     ) {
         let core = self.clone();
-        runtime.spawn(async move {
+        self.home.finish(async move {
             let limit = core.backend.patience();
             let out = core
-                .insist(limit, || {
-                    let keep = keep_until.since(Boottime::now());
-                    let how = Giving { keep, sure: true };
-                    core.backend.release(&key, &owner, how, limit)
-                })
+                .insist(limit, || core.backend.release(&key, &owner, how(), limit))
                 .await;
             if let Err(e) = out {
                 tracing::debug!(error = %e, "a lock could not be given back; it lapses with its lease");
@@ -1036,22 +1120,16 @@ impl Core {
             core.rooms.ring(&key);
         });
     }
-}
 
-/// A question without an answer: should its asker go away, what it may have taken is given back.
-struct Open {
-    core: Arc<Core>,
-    key: Arc<str>,
-    owner: Arc<str>,
-    runtime: tokio::runtime::Handle,
-    armed: bool,
-}
-
-impl Drop for Open {
-    fn drop(&mut self) {
-        if self.armed {
-            let (key, owner) = (self.key.clone(), self.owner.clone());
-            self.core.abandon(&self.runtime, key, owner, Boottime(0));
+    /// As [`Backend::listen`].
+    async fn listen(self: &Arc<Self>, key: &Arc<str>) {
+        let (core, asked) = (self.clone(), key.clone());
+        let listening = async move {
+            core.backend.listen(&asked).await;
+            Ok(())
+        };
+        if self.run(key, listening).await.is_err() {
+            std::future::pending().await
         }
     }
 }
@@ -1074,17 +1152,6 @@ impl<F: FnOnce()> Drop for IfDropped<F> {
         if let Some(f) = self.0.take() {
             f();
         }
-    }
-}
-
-/// Sleeps until `at`, on [`Boottime`]; at most a second at a time, because a suspend stops the runtime's timers.
-async fn until(at: Boottime) {
-    loop {
-        let left = at.since(Boottime::now());
-        if left.is_zero() {
-            return;
-        }
-        tokio::time::sleep(left.min(Duration::from_secs(1))).await;
     }
 }
 

@@ -1,34 +1,42 @@
 -- lock/enter.lua: take a reentrant lock, or one level more of it.
 --
 -- KEYS[1]  lock    <ns>:{<key>}:lock    see try_lock.lua
--- ARGV[1]  owner   ARGV[2] nonce   unique for each step; asking again with it gives the same answer
+-- ARGV[1]  owner   ARGV[2] nonce   the name of this level; asking again with it gives the same answer
 -- ARGV[3]  ttl     milliseconds, by the server's wall clock: lease + kept; never shortens what is left
 -- ARGV[4]  kept    milliseconds
 -- ARGV[5]  waits   as in try_lock.lua
 --
 -- Returns  {token, levels}      entered
 --          {remaining, holder}  held by another for at most `remaining` milliseconds
---          nothing              this step was taken, and its lock is over
+--          nothing              this level is over: a request that came late must not take it again
 local call, key, owner, nonce = redis.call, KEYS[1], ARGV[1], ARGV[2]
-local was, last = call('GET', key), ''
+local was, last, over = call('GET', key), '', ','
+local function is_in(list)
+  return string.find(list, ',' .. nonce .. ',', 1, true)
+end
 if was then
   local left, mark = call('PTTL', key), string.sub(was, 17, 17)
   if left < 0 or not string.find(mark, '^[.!=~]$') then
     return { left, was }
   end
-  local levels, first, step, who = string.match(was, '^\t(%d+)\t([^\t]*)\t([^\t]*)\t(.*)$', 18)
+  local levels, gone, inside, who = string.match(was, '^\t(%d+)\t([^\t]*)\t([^\t]*)\t(.*)$', 18)
   last = string.sub(was, 1, 16)
+  if who and is_in(gone) then
+    return false
+  end
   if left > tonumber(ARGV[4]) and mark ~= '~' then
     if not who then
       return redis.error_reply('WRONGTYPE a plain lock has it')
     end
     -- As in try_lock.lua: SET would be refused as the first write, PERSIST is not.
     if who == owner then
-      local count = levels + (step == nonce and 0 or 1)
-      local now = string.format('%s%s\t%d\t%s\t%s\t%s', last, mark, count, first, nonce, owner)
+      if not is_in(inside) then
+        levels, inside = levels + 1, inside .. nonce .. ','
+      end
+      local now = string.format('%s%s\t%d\t%s\t%s\t%s', last, mark, levels, gone, inside, owner)
       call('PERSIST', key)
       call('SET', key, now, 'PX', math.max(left, tonumber(ARGV[3])))
-      return { tonumber(last), count }
+      return { tonumber(last), tonumber(levels) }
     end
     if ARGV[5] and mark == '.' then
       call('PERSIST', key)
@@ -36,8 +44,14 @@ if was then
     end
     return { left - ARGV[4], who }
   end
-  if nonce == first or nonce == step then
-    return false
+  if who then
+    if is_in(inside) then
+      return false
+    end
+    -- The newest 16 are remembered.
+    over = gone .. string.sub(inside, 2)
+    local _, n = string.gsub(over, '[^,]+', '')
+    over = string.gsub(over, '[^,]+,', '', math.max(0, n - 16))
   end
 end
 local now = call('TIME')
@@ -48,5 +62,5 @@ end
 if token <= last then
   token = string.format('%016.0f', last + 1)
 end
-call('SET', key, string.format('%s.\t1\t%s\t%s\t%s', token, nonce, nonce, owner), 'PX', ARGV[3])
+call('SET', key, string.format('%s.\t1\t%s\t,%s,\t%s', token, over, nonce, owner), 'PX', ARGV[3])
 return { tonumber(token), 1 }

@@ -1,43 +1,82 @@
 -- lock/leave.lua: give back one level of a reentrant lock; the last one frees it and tells who waits.
 --
 -- KEYS[1]  lock     <ns>:{<key>}:lock    see try_lock.lua
--- ARGV[1]  owner    ARGV[2] nonce   unique for each step; asking again with it takes off nothing more
+-- ARGV[1]  owner    ARGV[2] nonce   of the level, as in enter.lua; asking again with it takes off nothing more
 -- ARGV[3]  kept     milliseconds
+-- ARGV[4]  which    `this`: the level of this name. `any`: the name is new, and the newest level is meant. `unheard`: the level of this
+--                   name, if it was ever taken; the question for it may arrive after this, and shall find that it is over.
 --
 -- Publishes the owner in <ns>:{<key>}:released if it is free and somebody waits.
 --
 -- Returns  levels  that are left; 0: it is free
 --          holder  another has it (empty: nobody)
-local call, key, owner, nonce = redis.call, KEYS[1], ARGV[1], ARGV[2]
+local call, key, owner, nonce, kept = redis.call, KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3])
 local was = call('GET', key)
 local left = was and call('PTTL', key) or 0
 if left < 0 then
   return was
 end
-if left <= tonumber(ARGV[3]) or string.sub(was, 17, 17) == '~' then
+local token, mark, levels, over, inside, who
+if was then
+  token, mark, levels, over, inside, who =
+    string.match(was, '^(%d+)([.!=~])\t(%d+)\t([^\t]*)\t([^\t]*)\t(.*)$')
+end
+local free = left <= kept or string.sub(was, 17, 17) == '~'
+local function is_in(list, name)
+  return string.find(list, ',' .. name .. ',', 1, true)
+end
+-- The newest 16 are remembered.
+local function note(name)
+  if not is_in(over, name) then
+    local _, n = string.gsub(over, '[^,]+', '')
+    over = string.gsub(over, '[^,]+,', '', math.max(0, n - 15)) .. name .. ','
+  end
+end
+local function write(ttl)
+  local now = string.format('%s%s\t%d\t%s\t%s\t%s', token, mark, levels, over, inside, who)
+  return redis.pcall('SET', key, now, 'PX', ttl)
+end
+if free then
+  if ARGV[4] == 'unheard' and (not was or string.find(string.sub(was, 1, 17), '^%d+[.!=~]$')) then
+    if not who then
+      token = was and string.sub(was, 1, 16) or '0000000000000000'
+      levels, over, inside, who = 0, ',', ',', ''
+    end
+    mark = '.'
+    note(nonce)
+    -- An hour is longer than any question is under way.
+    write(was and math.max(1, math.min(left, kept)) or 3600000)
+  end
   return ''
 end
-local token, mark, levels, first, step, who =
-  string.match(was, '^(%d+)([.!])\t(%d+)\t([^\t]*)\t([^\t]*)\t(.*)$')
 if not who then
   return redis.error_reply('WRONGTYPE a plain lock has it')
 end
 if who ~= owner then
   return who
 end
-if step == nonce then
+if is_in(over, nonce) then
   return tonumber(levels)
 end
-local count = levels - 1
-if count > 0 then
-  -- As in try_lock.lua: SET would be refused as the first write, PERSIST is not.
-  local now = string.format('%s%s\t%d\t%s\t%s\t%s', token, mark, count, first, nonce, owner)
-  call('PERSIST', key)
-  call('SET', key, now, 'PX', left)
-  return count
+local name = is_in(inside, nonce) and nonce or ARGV[4] == 'any' and string.match(inside, '([^,]+),$')
+if name then
+  local from, to = is_in(inside, name)
+  inside = string.sub(inside, 1, from) .. string.sub(inside, to + 1)
+  levels = levels - 1
+  note(name)
 end
-call('PEXPIRE', key, ARGV[3])
-if mark == '!' then
+note(nonce)
+-- As in try_lock.lua: SET would be refused as the first write, PERSIST and PEXPIRE are not.
+if tonumber(levels) > 0 then
+  call('PERSIST', key)
+  write(left)
+  return tonumber(levels)
+end
+call('PEXPIRE', key, kept)
+local wake = mark == '!'
+mark = '.'
+write(kept)
+if wake then
   call('PUBLISH', string.sub(key, 1, -5) .. 'released', owner)
 end
 return 0

@@ -4,8 +4,10 @@
 -- ARGV[1]  owner
 -- ARGV[2]  kept     milliseconds
 -- ARGV[3]  keep     milliseconds for which nobody shall have it yet (lock_at_least_for); empty: anybody may at once
--- ARGV[4]  unsure   if given: the owner does not count on having it still; whether it has lapsed is looked at, too. (Else it
+-- ARGV[4]  unsure   if given and not empty: the owner does not count on having it still; whether it has lapsed is looked at, too. (Else it
 --                   counts as given back by its owner also if it has, unless somebody has had it since.)
+-- ARGV[5]  unheard  if given: the question for the lock got no answer, and may arrive after this. It shall find that its lock is
+--                   over: where nobody has the lock, its owner is noted as the last one who gave it back.
 --
 -- Publishes the owner in <ns>:{<key>}:released if somebody waits.
 --
@@ -14,18 +16,30 @@
 local call, key, owner = redis.call, KEYS[1], ARGV[1]
 local was = call('GET', key)
 local mark = was and string.sub(was, 17, 17)
-if not was or mark == '~' and string.find(was, '%D') == 17 then
+-- Nobody has it. An hour is longer than any question is under way.
+local function over(left)
+  if ARGV[5] and (not was or string.find(string.sub(was, 1, 17), '^%d+[.!=~]$')) then
+    local last = was and string.sub(was, 1, 16) or '0000000000000000'
+    -- On a server without room for it, there is none for the lock either.
+    redis.pcall('SET', key, last .. '~' .. owner, 'PX', math.max(1, left))
+  end
   return ''
+end
+if not was then
+  return over(3600000)
+end
+if mark == '~' and string.find(was, '%D') == 17 then
+  return over(ARGV[5] and call('PTTL', key))
 end
 -- Most of a script's time goes into making strings, long ones above all: the holder is compared where it stands.
 local ours = #was == 17 + #owner and string.find(was, owner, 18, true)
-if ARGV[4] or not ours then
+if not ours or (ARGV[4] or '') ~= '' then
   local left = call('PTTL', key)
   if left < 0 then
     return was
   end
   if left <= tonumber(ARGV[2]) then
-    return ''
+    return over(left)
   end
 end
 if not ours then

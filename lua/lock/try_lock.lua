@@ -4,7 +4,8 @@
 --                  tokens go on growing; the lock is held while the key has more time to live than `kept`.
 --                  mark    `.` held; `!` held, and somebody waits; `=` given back, but nobody shall have it yet;
 --                          `~` given back, whatever time the key has
---                  owner   of a ReentrantLock: tab, levels, tab, nonce of the first step, tab, of the last, tab, owner
+--                  owner   of a ReentrantLock: tab, levels, tab, names of levels that are over, tab, of those that are not, tab, owner;
+--                          each name between commas
 -- ARGV[1]  owner   unique for each attempt to lock; asking again with it gives the same answer
 -- ARGV[2]  ttl     milliseconds, counted by the server's wall clock: lease + kept
 -- ARGV[3]  kept    milliseconds

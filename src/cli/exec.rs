@@ -33,6 +33,8 @@ use crate::{
 
 /// As of [`lock`].
 const CLOCK_DRIFT: f64 = 0.01;
+/// A store that does not answer keeps nobody who was told to end for longer.
+const REST: Duration = Duration::from_secs(5);
 /// How often the line of a wait is drawn on a terminal.
 const FRAME: Duration = Duration::from_millis(125);
 const FRAMES: [char; 4] = ['|', '/', '-', '\\'];
@@ -209,32 +211,38 @@ enum Turn {
 
 impl Session<'_> {
     async fn run(self) -> Result<Exit, Failure> {
-        let period = match self.period().await? {
-            Ok(period) => period,
-            Err(exit) => return Ok(exit),
+        let begun = Boottime::now();
+        let (turn, period) = match self.period().await {
+            Ok(Ok(period)) => (self.first_turn().await, period),
+            Ok(Err(exit)) => return Ok(exit),
+            Err(e) => (Err(e), None),
         };
-        let turn = self.first_turn().await;
-        let (holder, remaining) = match turn {
+        let turn = match turn {
             Ok(Turn::Ours(lock)) => return self.under(lock, period).await,
-            Ok(Turn::Held { holder, remaining }) => (holder, remaining),
-            Ok(Turn::Ended(signal)) => {
-                give_back(period).await;
-                return Ok(by_signal(signal));
-            }
-            Err(e) => {
-                give_back(period).await;
-                return Err(failure(&e));
-            }
+            turn => turn,
         };
         give_back(period).await;
-        match self.later_turn(holder, remaining).await {
+        let left = self.args.wait.saturating_sub(Boottime::now().since(begun));
+        let why = match &turn {
+            Ok(Turn::Held { holder, remaining }) => held(holder, *remaining),
+            // A store that does not answer is waited for, too.
+            Err(e) if e.is_transient() => "the store does not answer".to_owned(),
+            _ => String::new(),
+        };
+        let turn = match turn {
+            _ if why.is_empty() || left.is_zero() => turn,
+            _ => self.later_turn(&why, left).await,
+        };
+        match turn {
             Ok(Turn::Ours(lock)) => {
                 lock.keep_renewed();
                 match self.period().await {
                     Ok(Ok(period)) => self.under(lock, period).await,
                     refused => {
                         free(&lock).await;
-                        refused.map(|period| period.err().unwrap_or(Exit::TryAgain))
+                        refused
+                            .map(|period| period.err().unwrap_or(Exit::TryAgain))
+                            .map_err(|e| failure(&e))
                     }
                 }
             }
@@ -272,15 +280,18 @@ impl Session<'_> {
     }
 
     /// The present one, if there is to be one; Err: somebody else had it.
-    async fn period(&self) -> Result<Result<Option<OwnPeriod>, Exit>, Failure> {
+    async fn period(&self) -> Result<Result<Option<OwnPeriod>, Exit>, lock::Error> {
         let Some(length) = self.args.once_per else {
             return Ok(Ok(None));
         };
         let taken = tokio::select! {
             taken = self.locks.take_period(&self.args.lock, length) => taken,
-            signal = self.ended() => return Ok(Err(by_signal(signal))),
+            signal = self.ended() => {
+                self.rest().await;
+                return Ok(Err(by_signal(signal)));
+            }
         };
-        match taken.map_err(|e| failure(&e))? {
+        match taken? {
             TakePeriod::Taken { period, .. } => Ok(Ok(Some(period))),
             TakePeriod::Before { holder, next } => {
                 let by = if holder.is_empty() {
@@ -302,7 +313,10 @@ impl Session<'_> {
         let first = tokio::select! {
             biased;
             tried = self.locks.try_lock(&self.args.lock, self.args.lease, NoRetry) => tried?,
-            signal = self.ended() => return self.gone(signal).await,
+            signal = self.ended() => {
+                self.rest().await;
+                return Ok(Turn::Ended(signal));
+            }
         };
         Ok(match first {
             TryLock::Taken(lock) => Turn::Ours(lock),
@@ -310,21 +324,19 @@ impl Session<'_> {
         })
     }
 
-    /// After the first, in which somebody else had it.
-    async fn later_turn(&self, holder: String, remaining: Duration) -> Result<Turn, lock::Error> {
-        let (name, lease, wait) = (&self.args.lock, self.args.lease, self.args.wait);
-        if wait.is_zero() {
-            return Ok(Turn::Held { holder, remaining });
-        }
-        let line = WaitLine::new(self.args, &holder, remaining);
+    /// After the first; `why` it was not ours.
+    async fn later_turn(&self, why: &str, wait: Duration) -> Result<Turn, lock::Error> {
+        let (name, lease) = (&self.args.lock, self.args.lease);
+        let line = WaitLine::new(self.args, why);
         let tried = tokio::select! {
             biased;
             tried = self.locks.lock(name, wait, lease) => tried,
             signal = self.ended() => {
                 drop(line);
-                return self.gone(signal).await;
+                self.rest().await;
+                return Ok(Turn::Ended(signal));
             }
-            () = line.draw() => return Ok(Turn::Held { holder, remaining }),
+            never = line.draw() => match never {},
         };
         drop(line);
         Ok(match tried? {
@@ -347,10 +359,8 @@ impl Session<'_> {
     }
 
     /// What a request that was broken off may have taken is given back in the background: lets that go first.
-    async fn gone(&self, signal: i32) -> Result<Turn, lock::Error> {
-        tokio::task::yield_now().await;
-        let _ = self.locks.holder(&self.args.lock).await;
-        Ok(Turn::Ended(signal))
+    async fn rest(&self) {
+        let _ = tokio::time::timeout(REST, self.locks.rest()).await;
     }
 
     /// Runs the command, and returns when its whole tree is gone.
@@ -563,13 +573,9 @@ struct WaitLine {
 }
 
 impl WaitLine {
-    fn new(args: &Exec, holder: &str, remaining: Duration) -> Self {
+    fn new(args: &Exec, why: &str) -> Self {
         let line = Self {
-            text: show::line(&format!(
-                "waiting for lock `{}`: {}",
-                args.lock,
-                held(holder, remaining)
-            )),
+            text: show::line(&format!("waiting for lock `{}`: {why}", args.lock)),
             most: show_duration(args.wait),
             begun: Boottime::now(),
             terminal: io::stderr().is_terminal(),
@@ -581,11 +587,13 @@ impl WaitLine {
     }
 
     /// Draws for ever.
-    async fn draw(&self) {
+    async fn draw(&self) -> std::convert::Infallible {
         if !self.terminal {
             std::future::pending::<()>().await;
         }
-        for frame in FRAMES.into_iter().cycle() {
+        let mut frames = FRAMES.into_iter().cycle();
+        loop {
+            let frame = frames.next().unwrap_or(FRAMES[0]);
             let waited = Boottime::now().since(self.begun).as_secs();
             let _ = write!(
                 io::stderr(),

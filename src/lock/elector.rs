@@ -1,23 +1,27 @@
 //! The daemon's claim of an occurrence, for programs that bring their own scheduler.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     future::Future,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
 use tokio::sync::watch;
 
-use super::{CLOCK_DRIFT, until};
+use super::{CLOCK_DRIFT, home::Home};
 use crate::{
     clock::Boottime,
     config,
     logic::{
         claim::{
-            Answer, Claim, Grant, Observed, OnCrash, Open, Overlap, Register, Registration, Renew,
-            Renewal, Settle, Settlement, Target,
+            Answer, Claim, Grant, OnCrash, Open, Overlap, Register, Registration, Renew, Renewal,
+            Settle, Settlement, Target,
         },
+        observe::{self, Sighting},
         trust::{HeldLease, Step},
     },
     model::{FencingToken, InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger},
@@ -66,6 +70,7 @@ use crate::{
 /// ```
 pub struct Elector {
     store: Arc<dyn Store>,
+    home: Arc<Home>,
     job: JobName,
     instance: InstanceId,
     host: String,
@@ -73,19 +78,27 @@ pub struct Elector {
     on_crash: OnCrash,
     max_attempts: u32,
     memory: Mutex<Memory>,
+    /// One question at a time: two for one occurrence would have one nonce, and both be granted.
+    asking: tokio::sync::Mutex<()>,
 }
 
+/// The end of the year 9999: fencing tokens of instants up to there are exact everywhere.
+const LATEST: i64 = 253_402_300_799_999;
+/// Leases of others that are watched; one job has one at a time, unless it was run with another policy before.
+const WATCHED: usize = 16;
+
 /// What this instance has to remember between two questions.
-#[derive(Default)]
 struct Memory {
     /// The newest occurrence that is known to be decided.
     known: i64,
     /// Nonces of questions without an answer.
     asked: HashMap<i64, RunId>,
-    /// The lease of another, as it was last seen, and since when it has not changed.
-    seen: Option<(Observed, Boottime)>,
-    /// The store's incarnation, its birth, and when it was first seen here.
-    epoch: Option<(Arc<str>, i64, Boottime)>,
+    /// The leases of others.
+    seen: BTreeMap<Occurrence, Sighting>,
+    /// The longest that any lease needs that was seen here.
+    quarantine: Duration,
+    /// The store's incarnation and epoch, and when they were first seen here.
+    epoch: Option<(Arc<str>, Arc<str>, Boottime)>,
 }
 
 /// How a claim ended.
@@ -141,14 +154,30 @@ impl Elector {
             reason,
         };
         let config = config::Store::from_url(url).map_err(refuse)?;
-        Self::over(store::open(&config)?, job, lease)
+        let home = Arc::new(Home::default());
+        let store = {
+            let handle = home.handle();
+            let _inside = handle.map_err(|e| no_thread(url_of(&config), &e))?.enter();
+            store::open(&config)?
+        };
+        Self::with(home, store, job, lease)
     }
 
-    /// As [`Elector::open`], over a store that was opened before.
+    /// As [`Elector::open`], over a store that was opened before. Connections that it has made in a runtime of the caller's end with
+    /// that, and stand still with it.
     ///
     /// # Errors
     /// [`store::Error::Refused`]: the name or the lease cannot be used.
     pub fn over(store: Arc<dyn Store>, job: &str, lease: Duration) -> Result<Self, store::Error> {
+        Self::with(Arc::default(), store, job, lease)
+    }
+
+    fn with(
+        home: Arc<Home>,
+        store: Arc<dyn Store>,
+        job: &str,
+        lease: Duration,
+    ) -> Result<Self, store::Error> {
         let refuse = |reason: String| store::Error::Refused {
             address: store.address().to_owned(),
             reason,
@@ -173,7 +202,15 @@ impl Elector {
             lease,
             on_crash: OnCrash::Fail,
             max_attempts: 1,
-            memory: Mutex::default(),
+            memory: Mutex::new(Memory {
+                known: 0,
+                asked: HashMap::new(),
+                seen: BTreeMap::new(),
+                quarantine: lease.quarantine,
+                epoch: None,
+            }),
+            asking: tokio::sync::Mutex::default(),
+            home,
             store,
         })
     }
@@ -191,23 +228,45 @@ impl Elector {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Has the elector's own thread ask the store.
+    async fn ask<T: Send + 'static>(
+        &self,
+        question: impl Future<Output = Result<T, store::Error>> + Send + 'static,
+    ) -> Result<T, store::Error> {
+        let asked = self.home.run(question).await;
+        asked.unwrap_or_else(|e| Err(no_thread(self.store.address().to_owned(), &e)))
+    }
+
     /// Asks for the right to run the occurrence that was planned for `planned_ms` (Unix milliseconds, UTC).
     ///
-    /// After an error ask again: a lost grant is answered as the first time.
+    /// After an error ask again: a lost grant is answered as the first time. Calls at one time are answered one after the other; of
+    /// two for one occurrence one wins at most.
     ///
     /// # Errors
-    /// The store's. [`store::Error::Unreachable`] leaves the outcome unknown.
+    /// The store's. [`store::Error::Unreachable`] leaves the outcome unknown, or says that the grant came too late to be used.
+    /// [`store::Error::Refused`]: also when it is an instant outside the years 1970 to 9999, and when the server is set up so that it may forget what it was told, by evicting keys for
+    /// instance.
     pub async fn claim(&self, planned_ms: i64) -> Result<Election, store::Error> {
+        if !(1..=LATEST).contains(&planned_ms) {
+            return Err(store::Error::Refused {
+                address: self.store.address().to_owned(),
+                reason: format!(
+                    "{planned_ms} ms after 1970 is no instant for an occurrence; the years 1970 to 9999 are"
+                ),
+            });
+        }
+        let _one = self.asking.lock().await;
         let at = Occurrence(planned_ms);
         loop {
             let claim = {
                 let mut memory = self.memory();
-                // A lease of another that did not change for its whole length.
-                let observed = memory
-                    .seen
-                    .as_ref()
-                    .filter(|(_, since)| Boottime::now().since(*since) >= self.lease.length)
-                    .map(|(seen, _)| seen.clone());
+                // On the occurrence itself, if that is watched, or else on any other run of the job.
+                let now = Boottime::now();
+                let observed = match memory.seen.get(&at) {
+                    Some(own) => own.lapsed(now),
+                    None => memory.seen.values().find_map(|seen| seen.lapsed(now)),
+                };
+                let observed = observed.cloned();
                 Claim {
                     job: self.job.clone(),
                     target: Target::Scheduled(at),
@@ -230,13 +289,27 @@ impl Elector {
                 }
             };
             let run = claim.run;
-            let mut reply = self.store.claim(&[claim]).await?;
+            let store = self.store.clone();
+            let mut reply = self.ask(async move { store.claim(&[claim]).await }).await?;
             let Some(answer) = reply.value.pop() else {
                 return Err(store::Error::Corrupt {
                     address: self.store.address().to_owned(),
                     reason: "a claim without an answer".to_owned(),
                 });
             };
+            if let Answer::Granted(_) = &answer {
+                let held = HeldLease::new(self.lease, reply.sent);
+                if held.step(Boottime::now()) == Step::StepDown {
+                    // Its nonce stays: asked again, the store renews the grant if nobody else has it.
+                    return Err(store::Error::Unreachable {
+                        address: self.store.address().to_owned(),
+                        reason: format!(
+                            "occurrence {at} was granted, but the answer took too long for a lease of {:?}",
+                            self.lease.length
+                        ),
+                    });
+                }
+            }
             // A definite answer ends the question: the next one is another.
             self.memory().asked.remove(&at.0);
             return Ok(match answer {
@@ -285,24 +358,28 @@ impl Elector {
     fn decided(&self, at: Occurrence) {
         let mut memory = self.memory();
         memory.known = memory.known.max(at.0);
+        memory.seen.remove(&at);
     }
 
     /// Takes down what a lease looks like; returns when to look again.
     fn watch(&self, open: &Open, received: Boottime) -> Duration {
-        let now = Observed {
-            run: open.run,
-            seq: open.seq,
-            inc: open.inc.clone(),
-        };
         let mut memory = self.memory();
-        if memory.seen.as_ref().is_none_or(|(seen, _)| *seen != now) {
-            memory.seen = Some((now, received));
+        memory.quarantine = observe::quarantine(&self.lease, memory.quarantine, open);
+        let new = || Sighting::new(open, received);
+        let seen = memory.seen.entry(open.occurrence).or_insert_with(new);
+        seen.look(open, received);
+        let lapses = seen.expiry().since(Boottime::now());
+        if memory.seen.len() > WATCHED {
+            memory.seen.pop_first();
         }
-        self.lease.renew_every
+        self.lease
+            .renew_every
+            .min(lapses.max(Duration::from_millis(10)))
     }
 
     /// Makes the job known in the store's present incarnation, or says how long that has to wait.
     async fn adopt(&self) -> Result<Option<Duration>, store::Error> {
+        let known = self.memory().quarantine;
         let beat = Beat {
             instance: self.instance.clone(),
             info: Info {
@@ -321,23 +398,24 @@ impl Elector {
                 draining: true,
                 jobs: 0,
             },
-            quarantine: self.lease.quarantine,
+            quarantine: known,
             open: None,
         };
-        let fleet = self.store.heartbeat(Some(&beat)).await?;
+        let store = self.store.clone();
+        let look = async move { store.heartbeat(Some(&beat)).await };
+        let fleet = self.ask(look).await?;
         let first_seen = {
             let mut memory = self.memory();
             match &memory.epoch {
-                Some((inc, born, since)) if *inc == fleet.inc && *born == fleet.value.born => {
-                    *since
-                }
+                Some((inc, id, since)) if *inc == fleet.inc && *id == fleet.value.id => *since,
                 _ => {
-                    memory.epoch = Some((fleet.inc.clone(), fleet.value.born, fleet.received));
+                    let id = fleet.value.id.clone();
+                    memory.epoch = Some((fleet.inc.clone(), id, fleet.received));
                     fleet.received
                 }
             }
         };
-        let quarantine = self.lease.quarantine.max(fleet.value.quarantine);
+        let quarantine = known.max(fleet.value.quarantine);
         let waited = Boottime::now().since(first_seen);
         if !fleet.value.open && !self.store.durable() && waited < quarantine {
             return Ok(Some(quarantine - waited));
@@ -348,7 +426,8 @@ impl Elector {
             def: "library".to_owned(),
             known: Occurrence(self.memory().known),
             adopt: Some(fleet.inc.to_string()),
-            epoch: None,
+            // Should the data be lost between that look and this step, nothing is adopted.
+            epoch: Some(fleet.value.id.to_string()),
             lost: None,
             enabled: true,
             told: Default::default(),
@@ -357,13 +436,35 @@ impl Elector {
             on_crash: self.on_crash,
             max_attempts: self.max_attempts,
         };
-        let reply = self.store.register(&[register]).await?;
+        let store = self.store.clone();
+        let problems = self.ask(async move { store.check().await }).await?;
+        if let Some(problem) = problems.into_iter().find(|p| p.fatal) {
+            return Err(store::Error::Refused {
+                address: self.store.address().to_owned(),
+                reason: problem.text,
+            });
+        }
+        let store = self.store.clone();
+        let reply = self
+            .ask(async move { store.register(&[register]).await })
+            .await?;
         match reply.value.first() {
             Some((Registration::Ready, _)) => Ok(None),
             // Another incarnation than a moment ago.
             _ => Ok(Some(quarantine)),
         }
     }
+}
+
+fn no_thread(address: String, e: &std::io::Error) -> store::Error {
+    store::Error::Unreachable {
+        address,
+        reason: format!("the thread that asks it cannot be started: {e}"),
+    }
+}
+
+fn url_of(config: &config::Store) -> String {
+    config.url.to_string()
 }
 
 impl std::fmt::Debug for Elector {
@@ -385,11 +486,13 @@ pub struct Term {
 
 struct Inner {
     store: Arc<dyn Store>,
+    home: Arc<Home>,
     renew: Renew,
     grant: Grant,
     lease: config::Lease,
     held: watch::Sender<Option<HeldLease>>,
     stop: tokio_util::sync::CancellationToken,
+    renewing: AtomicBool,
 }
 
 impl std::fmt::Debug for Term {
@@ -421,11 +524,13 @@ impl Term {
         Self {
             inner: Arc::new(Inner {
                 store: el.store.clone(),
+                home: el.home.clone(),
                 renew,
                 grant,
                 lease: el.lease,
                 held: watch::Sender::new(Some(HeldLease::new(el.lease, sent))),
                 stop: tokio_util::sync::CancellationToken::new(),
+                renewing: false.into(),
             }),
         }
     }
@@ -462,12 +567,19 @@ impl Term {
     /// # Errors
     /// The store's; what was trusted before is trusted still.
     pub async fn renew(&self) -> Result<bool, store::Error> {
-        self.inner.renew().await
+        let inner = self.inner.clone();
+        self.inner
+            .ask(async move { inner.renew().await })
+            .await
+            .and_then(|held| held)
     }
 
-    /// Keeps the lease renewed in the background until it is settled, dropped or lost; errors are survived until trust ends.
+    /// Keeps the lease renewed in the background until it is settled, dropped or lost; errors are survived until trust ends. The
+    /// elector's own thread does it: the caller may block its thread, and its runtime may end. A second call does nothing.
     pub fn keep_renewed(&self) {
-        tokio::spawn(self.inner.clone().keep_renewed());
+        if !self.inner.renewing.swap(true, Ordering::SeqCst) {
+            self.inner.home.keep(self.inner.clone().keep_renewed());
+        }
     }
 
     /// Ends when the lease is lost or settled.
@@ -482,7 +594,7 @@ impl Term {
                 };
                 tokio::select! {
                     _ = held.changed() => {}
-                    () = until(at) => {}
+                    () = inner.home.until(at) => {}
                 }
             }
         }
@@ -490,12 +602,29 @@ impl Term {
 
     /// Records how the work ended, and gives the lease back, in one step. True: recorded under our lease; false: the lease was not ours
     /// any more, and the record stands in the history all the same. Tries again until it is known, or the lease is over.
+    /// Dropping the future does not end that: it goes on in the background.
     ///
     /// # Errors
     /// The store's, when it did not answer for so long. The occurrence is then taken for crashed, sooner or later.
     pub async fn settle(self, outcome: Outcome) -> Result<bool, store::Error> {
-        let inner = &self.inner;
+        let inner = self.inner.clone();
         inner.stop.cancel();
+        let settled = async move { inner.settle(outcome).await };
+        self.inner.ask(settled).await.and_then(|settled| settled)
+    }
+}
+
+impl Inner {
+    async fn ask<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = T> + Send + 'static,
+    ) -> Result<T, store::Error> {
+        let done = self.home.run(work).await;
+        done.map_err(|e| no_thread(self.store.address().to_owned(), &e))
+    }
+
+    async fn settle(self: Arc<Self>, outcome: Outcome) -> Result<bool, store::Error> {
+        let inner = &*self;
         let last = inner.trusted_until().unwrap_or(Boottime(0));
         let r = &inner.renew;
         let settle = Settle {
@@ -591,7 +720,7 @@ impl Inner {
                 match step {
                     None | Some((Step::StepDown, _)) => false,
                     Some((Step::WaitUntil(at), _)) => {
-                        until(at).await;
+                        self.home.until(at).await;
                         true
                     }
                     Some((Step::Renew, trusted)) => {

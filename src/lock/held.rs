@@ -9,10 +9,9 @@ use std::{
     time::Duration,
 };
 
-use futures_util::future::BoxFuture;
 use tokio::sync::{OwnedMutexGuard, watch};
 
-use super::{Core, Error, Giving, IfDropped, Kept, Kind, name_of, room::Visit, until};
+use super::{Core, Error, Giving, Kept, Kind, name_of, retry, room::Visit};
 use crate::{
     clock::Boottime,
     config,
@@ -46,9 +45,9 @@ enum Phase {
     Held,
     /// Not trusted any more; the store may still have it in our name.
     Lost,
-    /// A request to give it back has left.
+    /// It is given back: not to be trusted any more, though it was until then.
     Releasing,
-    /// Given back.
+    /// Given back, or dropped and about to be.
     Released,
     /// The store says that it is not ours.
     Gone,
@@ -59,6 +58,8 @@ struct State {
     held: HeldLease,
     phase: Phase,
     at_least_until: Boottime,
+    /// A request to give it back has left.
+    asked_back: bool,
 }
 
 pub(super) struct Hold {
@@ -73,8 +74,6 @@ pub(super) struct Hold {
     /// Rings at each change. Made when somebody follows the state: most locks are taken and given back unwatched.
     bell: OnceLock<watch::Sender<()>>,
     renewing: AtomicBool,
-    /// A lock may be dropped anywhere.
-    runtime: tokio::runtime::Handle,
     /// Releases go one at a time.
     releasing: tokio::sync::Mutex<()>,
 }
@@ -139,19 +138,23 @@ impl Lock {
         }
     }
 
-    /// Prolongs the lock: its lease begins anew, now.
+    /// Prolongs the lock: its lease begins anew, now. A request without an answer is repeated as `retry` of `[store]` says, as far as
+    /// the time for which the lock can be trusted allows.
     ///
     /// # Errors
     /// [`Error::NotHeld`]: the store says that it is not ours; nothing was changed, and it counts as lost.
     /// [`Error::Lost`]: it was lost before, nothing was asked. [`Error::Unreachable`] and others: not known; what was trusted
     /// before is trusted still.
     pub async fn renew(&self) -> Result<(), Error> {
-        let limit = self.hold.core.backend.patience();
-        self.hold.renew(limit).await
+        let hold = self.hold.clone();
+        let renewing = async move { hold.insist_on_renewal().await };
+        self.hold.core.run(self.key(), renewing).await
     }
 
     /// Keeps the lock renewed in the background until it is given back, dropped or lost. Renews after each fifth of the
     /// lease; after an error, whichever it is, it tries again soon, until trust ends. Returns at once; a second call does nothing.
+    ///
+    /// The client's own thread does it, over a connection of its own: the caller may block its thread, and its runtime may end.
     ///
     /// A lock that is kept renewed lives as long as this process, however long it hangs in a loop: see [`Lock::keep_renewed_at_most`].
     pub fn keep_renewed(&self) {
@@ -167,9 +170,8 @@ impl Lock {
 
     fn keep(&self, limit: Option<u32>) {
         if !self.hold.renewing.swap(true, Ordering::SeqCst) {
-            self.hold
-                .runtime
-                .spawn(self.hold.clone().keep_renewed(limit));
+            let hold = self.hold.clone();
+            self.hold.core.home.keep(hold.keep_renewed(limit));
         }
     }
 
@@ -184,7 +186,9 @@ impl Lock {
     ///
     /// Dropping the future does not take the release back: it goes on in the background.
     pub async fn release(&self) -> Result<Released, Error> {
-        self.hold.clone().release().await
+        self.hold.let_go();
+        let releasing = self.hold.clone().release();
+        self.hold.core.run(self.key(), releasing).await
     }
 
     /// The lock stays taken for at least `time` from its grant, even if it is given back sooner: for work that is over
@@ -216,7 +220,7 @@ impl Lock {
     /// Holds the local turn until this lock is over.
     pub(super) fn hold_turn(&self, turn: OwnedMutexGuard<()>, room: Visit) {
         let hold = self.hold.clone();
-        tokio::spawn(async move {
+        self.hold.core.home.keep(async move {
             hold.over().await;
             drop(turn);
             drop(room);
@@ -237,7 +241,11 @@ impl Drop for Lock {
             let hold = &self.hold;
             let (key, owner) = (hold.key.clone(), hold.owner.clone());
             let keep_until = hold.state().at_least_until;
-            hold.core.abandon(&hold.runtime, key, owner, keep_until);
+            hold.core.abandon(key, owner, move || Giving {
+                keep: keep_until.since(Boottime::now()),
+                sure: true,
+                unheard: false,
+            });
         }
     }
 }
@@ -294,10 +302,10 @@ impl Hold {
                 held,
                 phase: Phase::Held,
                 at_least_until: Boottime(0),
+                asked_back: false,
             }),
             bell: OnceLock::new(),
             renewing: AtomicBool::new(false),
-            runtime: tokio::runtime::Handle::current(),
             releasing: tokio::sync::Mutex::default(),
         }
     }
@@ -355,15 +363,39 @@ impl Hold {
                 Phase::Held if Boottime::now() >= trusted => self.end(Phase::Lost),
                 Phase::Held => tokio::select! {
                     _ = bell.changed() => {}
-                    () = until(trusted) => {}
+                    () = self.core.home.until(trusted) => {}
                 },
-                // It ends in one of the others, unless its future was dropped, or no answer came.
+                // It ends in one of the others, unless no answer comes.
                 Phase::Releasing => tokio::select! {
                     _ = bell.changed() => {}
-                    () = until(trusted) => return Phase::Released,
+                    () = self.core.home.until(trusted) => return Phase::Released,
                 },
                 Phase::Lost | Phase::Gone => return Phase::Lost,
                 Phase::Released => return Phase::Released,
+            }
+        }
+    }
+
+    /// Half of what is left of trust: should the connection be dead, there is time for another.
+    fn half_of_trust(&self) -> Duration {
+        let trusted = self.state().held.trusted_until();
+        (trusted.since(Boottime::now()) / 2).max(Duration::from_millis(1))
+    }
+
+    async fn insist_on_renewal(&self) -> Result<(), Error> {
+        let mut tried = 0;
+        loop {
+            let limit = self.core.backend.patience().min(self.half_of_trust());
+            match self.renew(limit).await {
+                Err(e) if e.is_transient() && tried < self.core.retry.attempts => {
+                    // At once after a connection that was found cut, as in [`Core::insist`].
+                    if tried > 0 {
+                        let pause = retry::of_store(&self.core.retry, tried);
+                        self.core.home.sleep(pause.min(self.half_of_trust())).await;
+                    }
+                    tried += 1;
+                }
+                out => return out,
             }
         }
     }
@@ -449,9 +481,7 @@ impl Hold {
                 Step::WaitUntil(at) => at,
                 Step::Renew if left == Some(0) => trusted,
                 Step::Renew => {
-                    // Half of what is left: should the connection be dead, there is time for another.
-                    let limit = (trusted.since(Boottime::now()) / 2).max(Duration::from_millis(1));
-                    let limit = limit.min(self.core.backend.patience());
+                    let limit = self.core.backend.patience().min(self.half_of_trust());
                     let renewed = tokio::select! {
                         renewed = self.renew(limit) => renewed,
                         _ = self.over() => return,
@@ -470,42 +500,40 @@ impl Hold {
                 }
             };
             tokio::select! {
-                () = until(at) => {}
+                () = self.core.home.until(at) => {}
                 _ = bell.changed() => {}
             }
         }
     }
 
-    fn finish(self: Arc<Self>) -> BoxFuture<'static, ()> {
-        Box::pin(async move {
-            if let Err(e) = self.release().await {
-                tracing::debug!(error = %e, "a lock could not be given back; it lapses with its lease");
+    /// From now on it is not trusted any more.
+    fn let_go(&self) {
+        self.change(|s| {
+            let held = s.phase == Phase::Held;
+            if held {
+                let trusted = Boottime::now() < s.held.trusted_until();
+                s.phase = if trusted {
+                    Phase::Releasing
+                } else {
+                    Phase::Lost
+                };
             }
-        })
+            held
+        });
     }
 
+    /// After [`Hold::let_go`].
     async fn release(self: Arc<Self>) -> Result<Released, Error> {
         let _one = self.releasing.lock().await;
-        let before = self.phase();
-        if before == Phase::Released {
+        let (phase, again) = {
+            let mut s = self.state();
+            (s.phase, std::mem::replace(&mut s.asked_back, true))
+        };
+        if phase == Phase::Released {
             return Ok(Released::Before);
         }
-        let again = before == Phase::Releasing;
-        // Whether it was ours when the first request left.
-        let trusted = again || {
-            let s = self.state();
-            s.phase == Phase::Held && Boottime::now() < s.held.trusted_until()
-        };
-        if trusted {
-            self.enter(Phase::Releasing);
-        } else {
-            self.end(Phase::Lost);
-        }
-        // Whoever waits here hears of the release from us only: it is seen to its end.
-        let hold = self.clone();
-        let unfinished = IfDropped::new(move || {
-            hold.runtime.clone().spawn(hold.finish());
-        });
+        // It was ours until it was let go.
+        let trusted = phase == Phase::Releasing;
         let limit = self.core.backend.patience();
         let asked = AtomicU32::new(0);
         let answer = self
@@ -516,13 +544,13 @@ impl Hold {
                 let how = Giving {
                     keep,
                     sure: trusted,
+                    unheard: false,
                 };
                 self.core
                     .backend
                     .release(&self.key, &self.owner, how, limit)
             })
             .await;
-        unfinished.disarm();
         self.core.rooms.ring(&self.key);
         match answer {
             Ok(Kept::Yes) => {

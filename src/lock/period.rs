@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{Core, Error, Giving, LockClient, checked, name_of};
+use super::{Core, Error, Giving, IfDropped, LockClient, checked, name_of};
 use crate::config;
 
 /// What a store says to who wants the present period.
@@ -36,6 +36,7 @@ pub(crate) enum TakePeriod {
 }
 
 /// A period that is ours.
+#[derive(Clone)]
 pub(crate) struct OwnPeriod {
     core: Arc<Core>,
     key: Arc<str>,
@@ -71,16 +72,50 @@ impl LockClient {
                 ),
             });
         }
-        let owner = self.owner();
-        let limit = self.core.backend.patience();
-        let answer = self.core.insist(limit, || {
-            self.core.backend.take_period(&key, &owner, length, limit)
-        });
-        Ok(match answer.await? {
+        let (core, owner, asked) = (self.core.clone(), self.owner(), key.clone());
+        let (taken, unheard) = self
+            .core
+            .run(&key, async move { core.period(asked, owner, length).await })
+            .await?;
+        // From here on it is the caller's.
+        unheard.disarm();
+        Ok(taken)
+    }
+
+    /// Gives back what a process took that is dead now, by the owner of its lock.
+    pub(crate) async fn release_for(&self, key: &str, owner: &str) -> Result<(), Error> {
+        let (core, key, owner) = (self.core.clone(), checked(key)?, owner.to_owned());
+        let asked = key.clone();
+        let free = async move {
+            let limit = core.backend.patience();
+            let how = Giving {
+                keep: Duration::ZERO,
+                sure: true,
+                unheard: false,
+            };
+            core.insist(limit, || core.backend.release(&asked, &owner, how, limit))
+                .await
+        };
+        // Another's by now, or nobody's: then it is over anyhow.
+        self.core.run(&key, free).await.map(drop)
+    }
+}
+
+impl Core {
+    /// What is taken is given back should nobody hear of it.
+    async fn period(
+        self: Arc<Self>,
+        key: Arc<str>,
+        owner: Arc<str>,
+        length: Duration,
+    ) -> Result<(TakePeriod, IfDropped<impl FnOnce() + Send>), Error> {
+        let limit = self.backend.patience();
+        let ask = || self.backend.take_period(&key, &owner, length, limit);
+        let taken = match self.insist(limit, ask).await? {
             Timed::Taken { begin, next } => TakePeriod::Taken {
                 next,
                 period: OwnPeriod {
-                    core: self.core.clone(),
+                    core: self.clone(),
                     key,
                     owner,
                     length,
@@ -91,20 +126,21 @@ impl LockClient {
                 holder: name_of(&owner).to_owned(),
                 next,
             },
-        })
-    }
-
-    /// Gives back what a process took that is dead now, by the owner of its lock.
-    pub(crate) async fn release_for(&self, key: &str, owner: &str) -> Result<(), Error> {
-        let key = checked(key)?;
-        let limit = self.core.backend.patience();
-        let how = Giving {
-            keep: Duration::ZERO,
-            sure: true,
         };
-        let free = || self.core.backend.release(&key, owner, how, limit);
-        // Another's by now, or nobody's: then it is over anyhow.
-        self.core.insist(limit, free).await.map(drop)
+        let ours = match &taken {
+            TakePeriod::Taken { period, .. } => Some(period.clone()),
+            TakePeriod::Before { .. } => None,
+        };
+        let unheard = IfDropped::new(move || {
+            if let Some(period) = ours {
+                self.home.finish(async move {
+                    if let Err(e) = period.give_back_here().await {
+                        tracing::debug!(error = %e, "the period stays taken");
+                    }
+                });
+            }
+        });
+        Ok((taken, unheard))
     }
 }
 
@@ -119,6 +155,12 @@ impl OwnPeriod {
     /// # Errors
     /// The store's; then it stays taken.
     pub(crate) async fn give_back(self) -> Result<(), Error> {
+        let (core, key) = (self.core.clone(), self.key.clone());
+        core.run(&key, async move { self.give_back_here().await })
+            .await
+    }
+
+    async fn give_back_here(&self) -> Result<(), Error> {
         let limit = self.core.backend.patience();
         let give = || {
             let at = (self.length, self.begin_ms);

@@ -18,7 +18,7 @@ use self::batch::{Answer, Ask as One, Batcher, Way};
 use super::{
     Backend, Error, Giving, Kept, Kind, Tried,
     period::Timed,
-    reentrant::{Entered, Left},
+    reentrant::{Entered, Left, Which},
     room::{Rooms, made_by},
 };
 use crate::{
@@ -175,13 +175,24 @@ impl RedisLocks {
                 let args = &args[..if hears { 4 } else { 3 }];
                 self.call(on, &TRY_LOCK, (key, LOCK), args, true).await
             }
-            Step::Release(Giving { keep, sure }) => {
+            Step::Release(Giving {
+                keep,
+                sure,
+                unheard,
+            }) => {
                 let keep = match keep.is_zero() {
                     true => Arg::Text(""),
                     false => Arg::Ms(keep),
                 };
-                let args = [Arg::Text(owner), Arg::Ms(FENCE_TTL), keep, Arg::Text("1")];
-                let args = &args[..if sure { 3 } else { 4 }];
+                let unsure = Arg::Text(if sure { "" } else { "1" });
+                let args = [
+                    Arg::Text(owner),
+                    Arg::Ms(FENCE_TTL),
+                    keep,
+                    unsure,
+                    Arg::Text("1"),
+                ];
+                let args = &args[..if unheard { 5 } else { 4 }];
                 self.call(on, &RELEASE, (key, LOCK), args, false).await
             }
         }
@@ -234,7 +245,11 @@ impl Step {
     fn is_common(self) -> bool {
         match self {
             Self::TryLock { .. } => true,
-            Self::Release(Giving { keep, sure }) => sure && keep.is_zero(),
+            Self::Release(Giving {
+                keep,
+                sure,
+                unheard,
+            }) => sure && keep.is_zero() && !unheard,
         }
     }
 
@@ -381,9 +396,19 @@ impl Backend for RedisLocks {
         &self,
         key: &str,
         (owner, nonce): (&str, &str),
+        which: Which,
         limit: Duration,
     ) -> Result<Left, Error> {
-        let args = [Arg::Text(owner), Arg::Text(nonce), Arg::Ms(FENCE_TTL)];
+        let args = [
+            Arg::Text(owner),
+            Arg::Text(nonce),
+            Arg::Ms(FENCE_TTL),
+            Arg::Text(match which {
+                Which::This => "this",
+                Which::Any => "any",
+                Which::Unheard => "unheard",
+            }),
+        ];
         let on = (&*self.line, limit);
         let answer = self.call(on, &LEAVE, (key, LOCK), &args, false).await?;
         Ok(match self.kept(key, answer)? {
@@ -439,7 +464,7 @@ impl Backend for RedisLocks {
             if told.await.is_ok() {
                 return;
             }
-            // The one that listened has ended, with its runtime or because nobody had waited for long.
+            // The one that listened has ended, because nobody had waited for long.
             tokio::task::yield_now().await;
         }
     }
@@ -471,18 +496,17 @@ impl Ear {
         let ask = match asks.as_ref() {
             Some(task) => match task.send(ask) {
                 Ok(()) => return,
-                // It has ended: its runtime has, or nobody had waited for long.
+                // It has ended: nobody had waited for long.
                 Err(mpsc::error::SendError(ask)) => ask,
             },
             None => ask,
         };
-        if let Ask::Join(..) = ask
-            && let Ok(runtime) = tokio::runtime::Handle::try_current()
-        {
+        // Who joins does so on the client's thread.
+        if let Ask::Join(..) = ask {
             let (task, asked) = mpsc::unbounded_channel();
             let _ = task.send(ask);
             *asks = Some(task);
-            runtime.spawn(
+            tokio::spawn(
                 Listener {
                     client: self.client.clone(),
                     prefix: format!("{}:{{", self.namespace),
@@ -511,7 +535,7 @@ struct Listener {
 }
 
 impl Drop for Listener {
-    /// It may also end with its runtime, while others wait on theirs. They ask again, and so does who asks just now.
+    /// Who waits asks again, and so does who asks just now.
     fn drop(&mut self) {
         self.asked.close();
         self.rooms.deafen();

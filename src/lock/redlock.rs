@@ -11,8 +11,8 @@ use std::{
 use futures_util::future::join_all;
 
 use super::{
-    Attempt, Error, Giving, IfDropped, Kept, Kind, LockClient, Released, RetryStrategy, Tried,
-    checked, leased, name_of,
+    Attempt, Core, Error, Giving, Kept, Kind, LockClient, Released, RetryStrategy, Tried, checked,
+    leased, name_of, retry,
 };
 use crate::clock::Boottime;
 
@@ -78,7 +78,19 @@ pub struct RedlockGuard {
     timeout: Duration,
     trusted_until: Mutex<Boottime>,
     released: AtomicBool,
-    runtime: tokio::runtime::Handle,
+    /// In the order of the nodes.
+    shares: Vec<Share>,
+}
+
+/// What one node may have granted: given back when it is dropped, unless that was seen to before.
+#[derive(Debug)]
+struct Share {
+    node: LockClient,
+    key: Arc<str>,
+    owner: Arc<str>,
+    /// No answer came.
+    unheard: AtomicBool,
+    armed: AtomicBool,
 }
 
 fn drift(lease: Duration) -> Duration {
@@ -113,7 +125,10 @@ impl Redlock {
         self.nodes.len() / 2 + 1
     }
 
-    /// Takes the lock if a majority of the nodes grants it; else asks again as often as `retry` says.
+    /// Takes the lock if a majority of the nodes grants it; else asks again as often as `retry` says, also when too few nodes answered
+    /// ([`Attempt::remaining`] is zero then).
+    ///
+    /// Dropping the future gives back what it may have taken.
     ///
     /// Two who ask at the same time may take half each and both lose: use an
     /// [`ExponentialBackoff`](super::ExponentialBackoff) with jitter.
@@ -132,29 +147,23 @@ impl Redlock {
         let begun = Boottime::now();
         let mut number = 0;
         loop {
-            let (votes, holder, remaining) = match self.once(&key, lease).await? {
-                TryRedlock::Held {
-                    votes,
-                    holder,
-                    remaining,
-                } => (votes, holder, remaining),
-                taken => return Ok(taken),
+            let lost = match self.once(&key, lease).await {
+                Ok(taken @ TryRedlock::Taken(_)) => return Ok(taken),
+                Err(e) if !e.is_transient() => return Err(e),
+                lost => lost,
             };
             number += 1;
             let attempt = Attempt {
                 number,
                 elapsed: Boottime::now().since(begun),
-                remaining,
+                remaining: match &lost {
+                    Ok(TryRedlock::Held { remaining, .. }) => *remaining,
+                    _ => Duration::ZERO,
+                },
             };
             match retry.pause(&attempt) {
-                Some(pause) => tokio::time::sleep(pause).await,
-                None => {
-                    return Ok(TryRedlock::Held {
-                        votes,
-                        holder,
-                        remaining,
-                    });
-                }
+                Some(pause) => self.nodes[0].core.home.sleep(pause).await,
+                None => return lost,
             }
         }
     }
@@ -165,8 +174,25 @@ impl Redlock {
         });
         let owner = self.nodes[0].owner();
         let sent = Boottime::now();
-        // From here on it gives back what it may have: also when this future is dropped.
-        let guard = RedlockGuard {
+        // Should this future be dropped, each node is asked to the end all the same, and its share given back after that.
+        let answers = join_all(self.nodes.iter().map(|node| {
+            let (core, share) = (node.core.clone(), Share::of(node, key, &owner));
+            let asked = async move {
+                let ask = |limit| {
+                    core.backend
+                        .try_lock(&share.key, &share.owner, lease, false, limit)
+                };
+                let (answer, _) = core.twice(timeout, ask).await;
+                share.unheard.store(answer.is_err(), SeqCst);
+                if matches!(answer, Ok(Tried::Held { .. } | Tried::Stale)) {
+                    share.disarm();
+                }
+                Ok((answer, share))
+            };
+            async move { node.core.run(key, asked).await }
+        }))
+        .await;
+        let mut guard = RedlockGuard {
             lock: self.clone(),
             key: key.clone(),
             owner: owner.clone(),
@@ -174,16 +200,17 @@ impl Redlock {
             timeout,
             trusted_until: Mutex::new((sent + lease) - drift(lease)),
             released: false.into(),
-            runtime: tokio::runtime::Handle::current(),
+            shares: vec![],
         };
-        let answers = join_all(
-            self.nodes
-                .iter()
-                .map(|n| n.core.backend.try_lock(key, &owner, lease, false, timeout)),
-        )
-        .await;
         let (mut votes, mut held, mut first) = (0, vec![], None);
-        for answer in answers {
+        for (node, answer) in self.nodes.iter().zip(answers) {
+            let (answer, share) = answer.unwrap_or_else(|e| {
+                // Its thread cannot be started: nothing was asked.
+                let share = Share::of(node, key, &owner);
+                share.disarm();
+                (Err(e), share)
+            });
+            guard.shares.push(share);
             match answer {
                 Ok(Tried::Taken(_)) => votes += 1,
                 Ok(Tried::Held { owner, remaining }) => held.push((remaining, owner)),
@@ -254,43 +281,62 @@ impl RedlockGuard {
         self.until().since(Boottime::now())
     }
 
-    /// Prolongs the lock on all nodes that have it.
+    /// Prolongs the lock on all nodes that have it. Where too few answered they are asked again, as `retry` of the first node's `[store]`
+    /// says and the validity allows.
     ///
     /// # Errors
     /// [`Error::Lost`]: it is not valid any more. [`Error::NoMajority`]: fewer than a majority confirmed it; the old validity stands.
     pub async fn renew(&self) -> Result<(), Error> {
+        let core = &self.lock.nodes[0].core;
+        let mut tried = 0;
+        loop {
+            match self.renew_once().await {
+                Err((e, true)) if tried < core.retry.attempts => {
+                    let pause = retry::of_store(&core.retry, tried);
+                    if self.remaining().is_zero() {
+                        return Err(e);
+                    }
+                    core.home.sleep(pause.min(self.remaining() / 2)).await;
+                    tried += 1;
+                }
+                out => return out.map_err(|(e, _)| e),
+            }
+        }
+    }
+
+    /// True: another try may have a majority.
+    async fn renew_once(&self) -> Result<(), (Error, bool)> {
         let sent = Boottime::now();
         let lost = || Error::Lost {
             key: self.key.to_string(),
         };
         if !self.is_held() {
-            return Err(lost());
+            return Err((lost(), false));
         }
-        let answers = join_all(self.lock.nodes.iter().map(|n| {
-            n.core.backend.renew(
-                &self.key,
-                &self.owner,
-                Kind::Plain,
-                self.lease,
-                self.timeout,
-            )
-        }))
-        .await;
-        let votes = answers
-            .iter()
-            .filter(|a| matches!(a, Ok(Kept::Yes)))
-            .count();
+        let (lease, timeout) = (self.lease, self.timeout);
+        let answers = self
+            .ask_all(move |core, key, owner| async move {
+                let ask = |limit| core.backend.renew(&key, &owner, Kind::Plain, lease, limit);
+                core.twice(timeout, ask).await.0
+            })
+            .await;
+        let (mut votes, mut silent, mut first) = (0, 0, None);
+        for answer in answers {
+            match answer {
+                Ok(Kept::Yes) => votes += 1,
+                Ok(Kept::No(_)) => {}
+                Err(e) => {
+                    silent += usize::from(e.is_transient());
+                    first.get_or_insert(e);
+                }
+            }
+        }
         if votes < self.lock.quorum() {
-            let first = answers.into_iter().find_map(Result::err);
-            return Err(Error::NoMajority {
-                key: self.key.to_string(),
-                votes,
-                needed: self.lock.quorum(),
-                reason: first.map_or_else(|| "others have it".to_owned(), |e| e.to_string()),
-            });
+            let again = votes + silent >= self.lock.quorum();
+            return Err((self.no_majority(votes, first), again));
         }
         if !self.is_held() {
-            return Err(lost());
+            return Err((lost(), false));
         }
         let mut until = self
             .trusted_until
@@ -298,6 +344,30 @@ impl RedlockGuard {
             .unwrap_or_else(PoisonError::into_inner);
         *until = (*until).max(sent + (self.lease - drift(self.lease)));
         Ok(())
+    }
+
+    fn no_majority(&self, votes: usize, first: Option<Error>) -> Error {
+        Error::NoMajority {
+            key: self.key.to_string(),
+            votes,
+            needed: self.lock.quorum(),
+            reason: first.map_or_else(|| "others have it".to_owned(), |e| e.to_string()),
+        }
+    }
+
+    /// Asks all nodes at one time, each on the thread of its client.
+    async fn ask_all<T: Send + 'static, F>(
+        &self,
+        ask: impl Fn(Arc<Core>, Arc<str>, Arc<str>) -> F,
+    ) -> Vec<Result<T, Error>>
+    where
+        F: Future<Output = Result<T, Error>> + Send + 'static,
+    {
+        let all = self.lock.nodes.iter().map(|node| {
+            let asked = ask(node.core.clone(), self.key.clone(), self.owner.clone());
+            node.core.run(&self.key, asked)
+        });
+        join_all(all).await
     }
 
     /// Gives the lock back on all nodes, also on those that did not answer; they are tried again in the background.
@@ -313,19 +383,45 @@ impl RedlockGuard {
         let how = Giving {
             keep: Duration::ZERO,
             sure,
+            unheard: false,
         };
-        let unfinished = IfDropped::new(|| self.lock.nodes.iter().for_each(|n| self.abandon(n)));
-        let answers = join_all(self.lock.nodes.iter().map(|n| {
-            n.core
-                .backend
-                .release(&self.key, &self.owner, how, self.timeout)
+        let timeout = self.timeout;
+        // Each is seen to its end on its node's thread, also if this future is dropped.
+        let answers = join_all(self.shares.iter().map(|share| {
+            let (core, key, owner) = (
+                share.node.core.clone(),
+                self.key.clone(),
+                self.owner.clone(),
+            );
+            let left = Share::of(&share.node, &key, &owner);
+            let unheard = share.unheard.load(SeqCst);
+            left.unheard.store(unheard, SeqCst);
+            let armed = share.armed.swap(false, SeqCst);
+            let how = Giving { unheard, ..how };
+            let asked = async move {
+                if !armed {
+                    left.disarm();
+                }
+                let ask = |limit| core.backend.release(&key, &owner, how, limit);
+                let answer = match core.twice(timeout, ask).await {
+                    // The first request freed it, and its answer got lost.
+                    (Ok(Kept::No(_)), true) if how.sure => Ok(Kept::Yes),
+                    (answer, _) => answer,
+                };
+                core.rooms.ring(&key);
+                match &answer {
+                    Ok(_) => left.disarm(),
+                    // It is tried again in the background: `left` is dropped.
+                    Err(_) => left.unheard.store(true, SeqCst),
+                }
+                answer
+            };
+            async move { share.node.core.run(&self.key, asked).await }
         }))
         .await;
-        unfinished.disarm();
         let (mut freed, mut gone) = (0, 0);
         let (mut holder, mut first) = (None, None);
-        for (node, answer) in self.lock.nodes.iter().zip(answers) {
-            node.core.rooms.ring(&self.key);
+        for answer in answers {
             match answer {
                 Ok(Kept::Yes) => freed += 1,
                 Ok(Kept::No(owner)) => {
@@ -334,7 +430,6 @@ impl RedlockGuard {
                 }
                 Err(e) => {
                     first.get_or_insert(e);
-                    self.abandon(node);
                 }
             }
         }
@@ -345,26 +440,38 @@ impl RedlockGuard {
             });
         }
         if freed < self.lock.quorum() {
-            return Err(Error::NoMajority {
-                key: self.key.to_string(),
-                votes: freed,
-                needed: self.lock.quorum(),
-                reason: first.map_or_else(|| "others have it".to_owned(), |e| e.to_string()),
-            });
+            return Err(self.no_majority(freed, first));
         }
         Ok(Released::Now)
     }
+}
 
-    fn abandon(&self, node: &LockClient) {
-        let (key, owner) = (self.key.clone(), self.owner.clone());
-        node.core.abandon(&self.runtime, key, owner, Boottime(0));
+impl Share {
+    fn of(node: &LockClient, key: &Arc<str>, owner: &Arc<str>) -> Self {
+        Self {
+            node: node.clone(),
+            key: key.clone(),
+            owner: owner.clone(),
+            unheard: false.into(),
+            armed: true.into(),
+        }
+    }
+
+    fn disarm(&self) {
+        self.armed.store(false, SeqCst);
     }
 }
 
-impl Drop for RedlockGuard {
+impl Drop for Share {
     fn drop(&mut self) {
-        if !self.released.load(SeqCst) {
-            self.lock.nodes.iter().for_each(|n| self.abandon(n));
+        if self.armed.load(SeqCst) {
+            let unheard = self.unheard.load(SeqCst);
+            let (key, owner) = (self.key.clone(), self.owner.clone());
+            self.node.core.abandon(key, owner, move || Giving {
+                keep: Duration::ZERO,
+                sure: true,
+                unheard,
+            });
         }
     }
 }

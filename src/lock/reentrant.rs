@@ -10,7 +10,7 @@ use std::{
 
 use super::{
     Attempt, Error, IfDropped, Kept, Kind, LockClient, NoRetry, RetryStrategy, Turn, Waited,
-    checked, leased, name_of, until,
+    checked, leased, name_of, retry,
 };
 use crate::{
     clock::Boottime,
@@ -62,6 +62,8 @@ struct Known {
     entry: u64,
     /// The entry that is kept renewed.
     renewed: u64,
+    /// The names of the levels that were entered here and not left; and of those that were being left when no answer came.
+    levels: Vec<(Arc<str>, Which)>,
 }
 
 /// How an attempt to enter ended.
@@ -143,12 +145,15 @@ impl ReentrantLock {
     /// Enters if no other owner has it: takes the lock, or one level more of it. The lease begins anew, unless more than that is
     /// left. While another owner has it, asks again as `retry` says.
     ///
+    /// Dropping the future gives back the level that it may have taken.
+    ///
     /// # Errors
-    /// As those of [`LockClient::try_lock`]. After [`Error::Unreachable`] a level may have been taken; it lapses with the lease.
+    /// As those of [`LockClient::try_lock`]. After [`Error::Unreachable`] a level may have been taken; it is given back in the
+    /// background, or lapses with the lease.
     pub async fn try_enter(&self, mut retry: impl RetryStrategy) -> Result<Enter, Error> {
         let begun = Boottime::now();
         let mut number = 0;
-        let nonce = self.client.owner();
+        let nonce = self.name_of_level();
         loop {
             match self.ask(&nonce, false).await? {
                 Turn::Won { lock, .. } => return Ok(lock),
@@ -160,7 +165,7 @@ impl ReentrantLock {
                         remaining,
                     };
                     match retry.pause(&attempt) {
-                        Some(pause) => tokio::time::sleep(pause).await,
+                        Some(pause) => self.client.core.home.sleep(pause).await,
                         None => {
                             return Ok(Enter::Held {
                                 holder: name_of(&owner).to_owned(),
@@ -181,17 +186,17 @@ impl ReentrantLock {
     pub async fn enter(&self, wait: Duration) -> Result<Enter, Error> {
         let begun = Boottime::now();
         // Before all who wait: they may be waiting for us.
-        if let entered @ Enter::Entered { .. } = self.try_enter(NoRetry).await? {
-            return Ok(entered);
+        match self.try_enter(NoRetry).await {
+            Ok(Enter::Held { .. }) => {}
+            // It may come while we wait.
+            Err(e) if e.is_transient() && !wait.is_zero() => {}
+            out => return out,
         }
         let wait = wait.saturating_sub(Boottime::now().since(begun));
-        // One for all of it: what was counted, and the answer lost, is not counted again.
-        let nonce = self.client.owner();
-        let nonce = &*nonce;
         let waited = self
             .client
-            .wait_for(&self.key, Some(&self.owner), wait, |hears| {
-                self.ask(nonce, hears)
+            .wait_for(&self.key, Some(&self.owner), wait, |hears| async move {
+                self.ask(&self.name_of_level(), hears).await
             });
         Ok(match waited.await? {
             Waited::Won(entered, ..) => entered,
@@ -199,8 +204,26 @@ impl ReentrantLock {
         })
     }
 
-    /// One try; a lost answer is asked for again with the same nonce.
-    async fn ask(&self, nonce: &str, hears: bool) -> Result<Turn<Enter>, Error> {
+    fn name_of_level(&self) -> Arc<str> {
+        self.client.core.nonce().into()
+    }
+
+    /// One try. Should the caller go away, it goes on to its answer, and a level that it took is given back after that.
+    async fn ask(&self, nonce: &Arc<str>, hears: bool) -> Result<Turn<Enter>, Error> {
+        let (this, nonce) = (self.clone(), nonce.clone());
+        let asked = async move { this.asked(nonce, hears).await };
+        let (turn, unheard) = self.client.core.run(&self.key, asked).await?;
+        // From here on it is the caller's.
+        unheard.disarm();
+        Ok(turn)
+    }
+
+    /// A lost answer is asked for again with the same nonce.
+    async fn asked(
+        self,
+        nonce: Arc<str>,
+        hears: bool,
+    ) -> Result<(Turn<Enter>, IfDropped<impl FnOnce() + Send>), Error> {
         let core = &self.client.core;
         let limit = core.backend.patience();
         let sent = AtomicU64::new(0);
@@ -208,33 +231,59 @@ impl ReentrantLock {
         let entered = core
             .insist(limit, || {
                 sent.store(Boottime::now().0, Ordering::Relaxed);
-                let who = (&*self.owner, nonce);
+                let who = (&*self.owner, &*nonce);
                 core.backend.enter(&self.key, who, lease, hears, limit)
             })
-            .await?;
+            .await;
         let sent = Boottime(sent.into_inner());
-        match entered {
-            Entered::Taken(token, levels) => {
+        let turn = match entered {
+            Ok(Entered::Taken(token, levels)) => {
                 let now = Boottime::now();
                 let fresh = HeldLease::new(self.lease, sent);
                 if fresh.step(now) == Step::StepDown {
-                    let _ = self.leave().await;
+                    self.undo(nonce);
                     return Err(self.too_late(now.since(sent)));
                 }
                 let mut known = self.known();
                 if levels == 1 || known.held.is_none() {
                     known.entry += 1;
+                    known.levels.clear();
                 }
                 known.held = Some(fresh);
-                Ok(Turn::Won {
+                known.levels.push((nonce.clone(), Which::This));
+                Turn::Won {
                     lock: Enter::Entered { levels, token },
                     owner: self.owner.clone(),
                     lease,
-                })
+                }
             }
-            Entered::Held { owner, remaining } => Ok(Turn::Held { owner, remaining }),
-            Entered::Stale => Err(self.too_late(lease)),
-        }
+            Ok(Entered::Held { owner, remaining }) => Turn::Held { owner, remaining },
+            Ok(Entered::Stale) => return Err(self.too_late(lease)),
+            Err(e) => {
+                if e.is_transient() {
+                    self.undo(nonce);
+                }
+                return Err(e);
+            }
+        };
+        let won = matches!(turn, Turn::Won { .. });
+        let unheard = IfDropped::new(move || {
+            if won {
+                self.undo(nonce);
+            }
+        });
+        Ok((turn, unheard))
+    }
+
+    /// Gives back in the background a level that nobody knows of.
+    fn undo(&self, nonce: Arc<str>) {
+        let this = self.clone();
+        this.known().levels.retain(|(name, _)| *name != nonce);
+        self.client.core.home.finish(async move {
+            if let Err(e) = this.leave_by(&nonce, Which::Unheard).await {
+                tracing::debug!(error = %e, "a level could not be given back; it lapses with the lease");
+            }
+        });
     }
 
     fn too_late(&self, took: Duration) -> Error {
@@ -252,29 +301,29 @@ impl ReentrantLock {
     ///
     /// Dropping the future does not take it back: it goes on in the background.
     pub async fn leave(&self) -> Result<Leave, Error> {
-        let nonce = self.client.owner();
-        let (runtime, again) = (tokio::runtime::Handle::current(), self.clone());
-        let same = nonce.clone();
-        let unfinished = IfDropped::new(move || {
-            runtime.spawn(async move {
-                if let Err(e) = again.leave_by(&same).await {
-                    tracing::debug!(error = %e, "a level could not be given back; it lapses with the lease");
-                }
-            });
-        });
-        let left = self.leave_by(&nonce).await;
-        unfinished.disarm();
-        left
+        let this = self.clone();
+        let newest = this.known().levels.pop();
+        // Of an owner that others use too, it may be theirs.
+        let (nonce, which) = newest.unwrap_or_else(|| (self.name_of_level(), Which::Any));
+        let leaving = async move {
+            let left = this.leave_by(&nonce, which).await;
+            if matches!(&left, Err(e) if e.is_transient()) {
+                this.known().levels.push((nonce, which));
+            }
+            left
+        };
+        self.client.core.run(&self.key, leaving).await
     }
 
-    async fn leave_by(&self, nonce: &str) -> Result<Leave, Error> {
+    async fn leave_by(&self, nonce: &str, which: Which) -> Result<Leave, Error> {
         let core = &self.client.core;
         let limit = core.backend.patience();
         let asked = AtomicU32::new(0);
         let left = core
             .insist(limit, || {
                 asked.fetch_add(1, Ordering::Relaxed);
-                core.backend.leave(&self.key, (&self.owner, nonce), limit)
+                let who = (&*self.owner, nonce);
+                core.backend.leave(&self.key, who, which, limit)
             })
             .await?;
         if !matches!(left, Left::Levels(1..)) {
@@ -293,17 +342,48 @@ impl ReentrantLock {
     }
 
     fn is_over(&self, how: Leave) -> Leave {
-        self.known().held = None;
+        let mut known = self.known();
+        known.held = None;
+        known.levels.clear();
         how
     }
 
-    /// Prolongs the lock for all its levels: the lease begins anew, now.
+    /// Prolongs the lock for all its levels: the lease begins anew, now. A request without an answer is repeated as that of
+    /// [`Lock::renew`](super::Lock::renew) is.
     ///
     /// # Errors
     /// [`Error::NotHeld`]: it is not this owner's. [`Error::Lost`]: it was not renewed while it could be trusted, and was not asked
     /// for. [`Error::Unreachable`] and others: not known.
     pub async fn renew(&self) -> Result<(), Error> {
-        self.renew_within(self.client.core.backend.patience()).await
+        let this = self.clone();
+        let renewing = async move { this.insist_on_renewal().await };
+        self.client.core.run(&self.key, renewing).await
+    }
+
+    /// Half of what is left of trust; None: what is left is not known here.
+    fn half_of_trust(&self) -> Option<Duration> {
+        let trusted = self.known().held.as_ref()?.trusted_until();
+        Some((trusted.since(Boottime::now()) / 2).max(Duration::from_millis(1)))
+    }
+
+    async fn insist_on_renewal(&self) -> Result<(), Error> {
+        let core = &self.client.core;
+        let mut tried = 0;
+        loop {
+            let half = self.half_of_trust().unwrap_or(Duration::MAX);
+            match self.renew_within(core.backend.patience().min(half)).await {
+                Err(e) if e.is_transient() && tried < core.retry.attempts => {
+                    // At once after a connection that was found cut, as in [`Core::insist`].
+                    if tried > 0 {
+                        let half = self.half_of_trust().unwrap_or(Duration::MAX);
+                        let pause = retry::of_store(&core.retry, tried);
+                        core.home.sleep(pause.min(half)).await;
+                    }
+                    tried += 1;
+                }
+                out => return out,
+            }
+        }
     }
 
     async fn renew_within(&self, limit: Duration) -> Result<(), Error> {
@@ -360,7 +440,7 @@ impl ReentrantLock {
             known: Arc::default(),
             ..self.clone()
         };
-        tokio::spawn(async move {
+        self.client.core.home.keep(async move {
             while let Some(known) = weak.upgrade() {
                 let lock = Self {
                     known,
@@ -376,8 +456,11 @@ impl ReentrantLock {
                 match step {
                     Step::StepDown => return,
                     Step::WaitUntil(at) => {
+                        let core = lock.client.core.clone();
+                        // Not the last of us.
                         drop(lock);
-                        until(at.min(Boottime::now() + Duration::from_secs(1))).await;
+                        let at = at.min(Boottime::now() + Duration::from_secs(1));
+                        core.home.until(at).await;
                     }
                     Step::Renew => {
                         // As of a `Lock`.
@@ -415,6 +498,92 @@ pub(super) enum Entered {
     Taken(FencingToken, u32),
     Held { owner: String, remaining: Duration },
     Stale,
+}
+
+/// Which level is given back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Which {
+    /// The one of this name.
+    This,
+    /// The newest one; the name is that of the step.
+    Any,
+    /// The one of this name, if it was ever taken. The question for it may still arrive, and shall find that it is over.
+    Unheard,
+}
+
+/// The levels of a lock as a store keeps them: two lists of names, each with commas around and between.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Levels {
+    /// The newest that are over.
+    over: Vec<String>,
+    inside: Vec<String>,
+}
+
+/// So many names of levels that are over are remembered.
+const OVER_KEPT: usize = 16;
+
+impl Levels {
+    /// After what is left of the lock before.
+    pub(super) fn after(last: Option<Self>, first: &str) -> Self {
+        let mut over = last.map_or_else(Vec::new, |l| [l.over, l.inside].concat());
+        over.drain(..over.len().saturating_sub(OVER_KEPT));
+        Self {
+            over,
+            inside: vec![first.to_owned()],
+        }
+    }
+
+    pub(super) fn parse(text: &str) -> Self {
+        let (over, inside) = text.split_once('\t').unwrap_or((text, ""));
+        let names = |list: &str| {
+            let names = list.split(',').filter(|name| !name.is_empty());
+            names.map(str::to_owned).collect()
+        };
+        Self {
+            over: names(over),
+            inside: names(inside),
+        }
+    }
+
+    pub(super) fn is_over(&self, name: &str) -> bool {
+        self.over.iter().any(|n| n == name)
+    }
+
+    pub(super) fn is_inside(&self, name: &str) -> bool {
+        self.inside.iter().any(|n| n == name)
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.inside.len()
+    }
+
+    pub(super) fn enter(&mut self, name: &str) {
+        if !self.is_inside(name) {
+            self.inside.push(name.to_owned());
+        }
+    }
+
+    /// Asked again, it takes off nothing more.
+    pub(super) fn leave(&mut self, name: &str, which: Which) {
+        if self.is_over(name) {
+            return;
+        }
+        let at = match self.inside.iter().position(|n| n == name) {
+            None if which == Which::Any => self.inside.len().checked_sub(1),
+            at => at,
+        };
+        let gone = at.map(|at| self.inside.remove(at));
+        let gone = gone.filter(|gone| gone != name);
+        self.over.extend(gone.into_iter().chain([name.to_owned()]));
+        let excess = self.over.len().saturating_sub(OVER_KEPT);
+        self.over.drain(..excess);
+    }
+}
+
+impl std::fmt::Display for Levels {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}\t{}", self.over.join(","), self.inside.join(","))
+    }
 }
 
 /// What a store says to who leaves.

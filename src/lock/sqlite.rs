@@ -15,7 +15,7 @@ use tokio::{sync::broadcast::error::RecvError, task::JoinHandle};
 use super::{
     Backend, Error, Giving, IfDropped, Kept, Kind, Tried,
     period::Timed,
-    reentrant::{Entered, Left},
+    reentrant::{Entered, Left, Levels, Which},
     room::{Rooms, made_by},
 };
 use crate::{
@@ -52,7 +52,7 @@ struct Row {
     owner: String,
     /// None: of a plain lock.
     count: Option<i64>,
-    /// Of the last step of a lock with levels.
+    /// The [`Levels`] of a lock that has some.
     nonce: Option<String>,
     token: i64,
     /// Unix µs of the host's wall clock; negative when it was given back: a clock that goes back must not revive it.
@@ -157,59 +157,80 @@ fn whose(s: &Step<'_>, name: &str, owner: &str, kind: Kind) -> Result<Whose, Fau
 
 /// How a claim ended.
 enum Claim {
-    /// With its levels.
-    Ours(FencingToken, i64),
-    Held {
-        owner: String,
-        remaining: Duration,
-    },
+    Ours(FencingToken, usize),
+    Held { owner: String, remaining: Duration },
     Stale,
 }
 
-/// Takes a lock, or with the nonce of a step one level of it. None: there is a lock of another kind.
+/// Takes a lock, or with the name of a level that level of it. None: there is a lock of another kind.
 fn claim(
     s: &Step<'_>,
     name: &str,
-    (owner, nonce): (&str, Option<&str>),
+    (owner, level): (&str, Option<&str>),
     lease: Duration,
 ) -> Result<Option<Claim>, Fault> {
     let until = s.now_us.saturating_add(micros(lease));
     let last = row(s, name)?;
+    let mut levels = last.as_ref().and_then(Row::levels);
+    if let (Some(level), Some(levels)) = (level, &levels)
+        && levels.is_over(level)
+    {
+        return Ok(Some(Claim::Stale));
+    }
     if let Some(r) = &last
         && let Some(remaining) = r.left(s.now_us)
     {
-        let owner_now = r.owner.clone();
-        if r.count.is_some() != nonce.is_some() {
+        if r.count.is_some() != level.is_some() {
             return Ok(None);
         }
-        if owner_now != owner {
-            let owner = owner_now;
+        if r.owner != owner {
+            let owner = r.owner.clone();
             return Ok(Some(Claim::Held { owner, remaining }));
         }
-        let count = r.count.map(|n| n + i64::from(r.nonce.as_deref() != nonce));
+        if let (Some(level), Some(levels)) = (level, &mut levels) {
+            levels.enter(level);
+        }
+        write_levels(s, name, levels.as_ref())?;
         s.execute(
-            "UPDATE locks SET count = ?2, nonce = ?3, until = max(until, ?4) WHERE key = ?1",
-            &[&name, &count, &nonce, &until],
+            "UPDATE locks SET until = max(until, ?2) WHERE key = ?1",
+            &[&name, &until],
         )?;
         let token = FencingToken(r.token);
-        return Ok(Some(Claim::Ours(token, count.unwrap_or(1))));
+        return Ok(Some(Claim::Ours(token, levels.map_or(1, |l| l.count()))));
     }
     // The row stays after its lock, for the token: a request that came late is known by it.
-    let over = |r: &Row| match nonce {
-        None => r.owner.strip_suffix(KEPT).unwrap_or(&r.owner) == owner,
-        Some(_) => r.nonce.as_deref() == nonce,
+    let over = match (level, &levels) {
+        (None, _) => last
+            .as_ref()
+            .is_some_and(|r| r.owner.strip_suffix(KEPT).unwrap_or(&r.owner) == owner),
+        (Some(level), Some(levels)) => levels.is_inside(level),
+        (Some(_), None) => false,
     };
-    if last.as_ref().is_some_and(over) {
+    if over {
         return Ok(Some(Claim::Stale));
     }
     let token = last.map_or(0, |r| r.token + 1).max(s.now_us);
-    let count = nonce.map(|_| 1);
+    let levels = level.map(|level| Levels::after(levels, level));
+    let (count, levels) = (
+        levels.as_ref().map(|_| 1),
+        levels.as_ref().map(Levels::to_string),
+    );
     s.execute(
         "INSERT INTO locks (key, owner, count, nonce, token, until) VALUES (?1, ?2, ?3, ?4, ?5, ?6) \
          ON CONFLICT (key) DO UPDATE SET owner = ?2, count = ?3, nonce = ?4, token = ?5, until = ?6",
-        &[&name, &owner, &count, &nonce, &token, &until],
+        &[&name, &owner, &count, &levels, &token, &until],
     )?;
     Ok(Some(Claim::Ours(FencingToken(token), 1)))
+}
+
+fn write_levels(s: &Step<'_>, name: &str, levels: Option<&Levels>) -> Result<(), Fault> {
+    if let Some(levels) = levels {
+        s.execute(
+            "UPDATE locks SET count = ?2, nonce = ?3 WHERE key = ?1",
+            &[&name, &(levels.count() as i64), &levels.to_string()],
+        )?;
+    }
+    Ok(())
 }
 
 /// Ends a lock, and tells who waits.
@@ -233,6 +254,11 @@ impl Row {
             None => Kind::Plain,
             Some(_) => Kind::Reentrant,
         }
+    }
+
+    fn levels(&self) -> Option<Levels> {
+        let levels = self.count.and(self.nonce.as_deref())?;
+        Some(Levels::parse(levels))
     }
 
     fn left(&self, now: i64) -> Option<Duration> {
@@ -356,25 +382,20 @@ impl Backend for SqliteLocks {
         &self,
         key: &str,
         (owner, nonce): (&str, &str),
+        which: Which,
         limit: Duration,
     ) -> Result<Left, Error> {
         let (owner, nonce) = (owner.to_owned(), nonce.to_owned());
         let left = self.step(key, limit, move |s, name| {
+            // A question that got no answer does not arrive after this: one thread writes, in the order of what is asked.
             let r = one_of!(whose(s, name, &owner, Kind::Reentrant)?);
-            let count = r.count.unwrap_or(1);
-            if r.nonce.as_ref() == Some(&nonce) {
-                return Ok(Some(Ok(count as u32)));
-            }
-            let left = (count - 1).max(0);
-            if left > 0 {
-                s.execute(
-                    "UPDATE locks SET count = ?2, nonce = ?3 WHERE key = ?1",
-                    &[&name, &left, &nonce],
-                )?;
-            } else {
+            let mut levels = r.levels().unwrap_or_else(|| Levels::parse(""));
+            levels.leave(&nonce, which);
+            write_levels(s, name, Some(&levels))?;
+            if levels.count() == 0 {
                 free(s, name, owner)?;
             }
-            Ok(Some(Ok(left as u32)))
+            Ok(Some(Ok(levels.count() as u32)))
         });
         Ok(match left.await? {
             Ok(levels) => Left::Levels(levels),

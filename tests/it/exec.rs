@@ -17,7 +17,11 @@ use rustix::process::{Pid, Signal, set_parent_process_death_signal};
 use soloist::{LockClient, lock::Period, model::Occurrence};
 
 use crate::support::{
-    GENEROUS, process, server::RedisServer, test_seconds, wait_for, wait_until, witness::slow,
+    GENEROUS, process,
+    proxy::{Fault, Proxy},
+    server::RedisServer,
+    test_seconds, wait_for, wait_until,
+    witness::slow,
 };
 
 const EXE: &str = env!("CARGO_BIN_EXE_soloist");
@@ -985,7 +989,12 @@ fn what_the_command_left_behind_goes_before_the_lock() {
 fn without_its_store_nothing_is_started() {
     let mut place = Place::redis();
     place.server().kill();
-    for options in [&[][..], &["--wait", "1h"], &["--once-per", "1m"]] {
+    for options in [
+        &[][..],
+        &["--wait", "300ms"],
+        &["--once-per", "1m"],
+        &["--once-per", "1m", "--wait", "300ms"],
+    ] {
         let ran = place.run(options, "echo run >> ran");
         ran.assert(
             69,
@@ -1179,4 +1188,78 @@ fn what_makes_no_sense_is_wrong_usage() {
         assert_eq!(ran.code, Some(64), "{options:?}: {ran:?}");
         assert!(ran.err.contains(told), "{options:?}: {ran:?}");
     }
+}
+
+#[test]
+fn waiting_includes_a_store_that_comes_up_late() {
+    let mut place = Place::redis();
+    place.server().kill();
+    let children: Vec<_> = [&[][..], &["--once-per", "366d"]]
+        .into_iter()
+        .map(|more| {
+            let options = [&["--lock", "l", "--wait", "1m"], more].concat();
+            place
+                .exec(&options, "echo run >> ran")
+                .spawn()
+                .expect("soloist starts")
+        })
+        .collect();
+    // Longer than the retries of the store.
+    std::thread::sleep(Duration::from_secs(2));
+    assert_eq!(place.text("ran"), "");
+    place.server().revive(None);
+    for mut child in children {
+        assert!(child.wait().expect("an end").success());
+    }
+    assert_eq!(place.text("ran"), "run\nrun\n");
+}
+
+/// The period is claimed under the lock by who had to wait for it. However long that takes, the lock is kept.
+#[test]
+fn the_lock_is_renewed_while_the_period_is_claimed() {
+    let mut place = Place::redis();
+    let port = place.server().port();
+    let proxy = Proxy::start(port);
+    let config = format!(
+        "[store]\nurl = \"{}\"\nretry = {{ attempts = 200, interval = \"100ms\", backoff = \"fixed\" }}\n",
+        proxy.url()
+    );
+    fs::write(place.file("jobs.toml"), config).expect("a file");
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let locks = LockClient::open(&place.url()).expect("a client");
+    let first = runtime
+        .block_on(locks.try_lock("l", Duration::from_secs(60), soloist::NoRetry))
+        .expect("an answer")
+        .taken()
+        .expect("a free lock");
+    let options = "--lock l --lease 4s --wait 1m --once-per 366d";
+    let options: Vec<&str> = options.split(' ').collect();
+    let mut command = place.exec(&options, "echo run >> ran");
+    let child = command
+        .env_remove("SOLOIST_STORE_URL")
+        .spawn()
+        .expect("soloist starts");
+    wait_until("it waits", GENEROUS, || {
+        let (_, n): (String, i64) =
+            place
+                .server()
+                .command(&["PUBSUB", "NUMSUB", "soloist:{l}:released"]);
+        n == 1
+    });
+    // The answer to who claims a period, time and again, for longer than the lease.
+    proxy.set(Fault::LoseReply("*4\r\n:1\r\n"));
+    runtime.block_on(first.release()).expect("a release");
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(6) {
+        if proxy.fault() == Fault::None {
+            proxy.set(Fault::LoseReply("*4\r\n:1\r\n"));
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(proxy.struck() > 3, "it was not asked for");
+    assert_eq!(place.text("ran"), "");
+    proxy.set(Fault::None);
+    let out = child.wait_with_output().expect("an end");
+    assert!(out.status.success(), "{out:?}");
+    assert_eq!(place.text("ran"), "run\n");
 }

@@ -12,10 +12,7 @@ use std::{
 };
 
 use redis::{Cmd, Value};
-use tokio::{
-    runtime::{Handle, Id},
-    sync::{Notify, oneshot},
-};
+use tokio::sync::{Notify, oneshot};
 
 use crate::store::{
     self, FENCE_TTL,
@@ -70,9 +67,8 @@ struct State {
     /// Asked for directly, and not answered yet.
     direct: usize,
     queue: VecDeque<(Ask, oneshot::Sender<Answer>)>,
-    /// The runtime of the task that sends what is in the queue, while there is one. It sends for its own runtime only: another
-    /// may stand still.
-    sending: Option<Id>,
+    /// A task sends what is in the queue.
+    sending: bool,
 }
 
 /// How one is to be asked for.
@@ -114,47 +110,31 @@ impl Batcher {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What one runtime asks for keeps its order, so that what is given back was asked for before: also when it is given back
-    /// because nobody waits for the answer any more.
     pub(super) fn way(self: &Arc<Self>, ask: impl FnOnce() -> Ask) -> Way {
-        let here = Handle::current().id();
         let mut state = self.state();
-        let direct = match state.sending {
-            None => state.direct < DIRECT,
-            Some(there) => there != here,
-        };
-        if direct {
+        if !state.sending && state.direct < DIRECT {
             state.direct += 1;
             return Way::Direct(Direct(self.clone()));
         }
         let (tell, answer) = oneshot::channel();
         state.queue.push_back((ask(), tell));
-        if state.sending.replace(here).is_some() {
+        if std::mem::replace(&mut state.sending, true) {
             drop(state);
             self.more.notify_one();
         } else {
-            tokio::spawn(
-                Sender {
-                    batcher: self.clone(),
-                    ended: false,
-                }
-                .run(),
-            );
+            tokio::spawn(Sender(self.clone()).run());
         }
         Way::Together(answer)
     }
 }
 
 /// Empties the queue, and ends when it stays empty.
-struct Sender {
-    batcher: Arc<Batcher>,
-    ended: bool,
-}
+struct Sender(Arc<Batcher>);
 
 type Flight = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 impl Sender {
-    async fn run(mut self) {
+    async fn run(self) {
         let mut flights: Vec<Flight> = vec![];
         loop {
             // Others are about to ask too: let them.
@@ -162,7 +142,7 @@ impl Sender {
             while flights.len() < IN_FLIGHT
                 && let Some(batch) = self.next(flights.is_empty())
             {
-                flights.push(Box::pin(send(self.batcher.clone(), batch)));
+                flights.push(Box::pin(send(self.0.clone(), batch)));
             }
             if flights.is_empty() {
                 return;
@@ -179,14 +159,14 @@ impl Sender {
             tokio::select! {
                 biased;
                 () = landed => {}
-                () = self.batcher.more.notified() => {}
+                () = self.0.more.notified() => {}
             }
         }
     }
 
     /// What is in the queue; None: nothing is. `last`: then this task ends.
-    fn next(&mut self, last: bool) -> Option<Vec<(Ask, oneshot::Sender<Answer>)>> {
-        let mut state = self.batcher.state();
+    fn next(&self, last: bool) -> Option<Vec<(Ask, oneshot::Sender<Answer>)>> {
+        let mut state = self.0.state();
         let mut batch = Vec::with_capacity(state.queue.len().min(TOGETHER));
         while batch.len() < TOGETHER
             && let Some(next) = state.queue.pop_front()
@@ -198,23 +178,11 @@ impl Sender {
         }
         if batch.is_empty() {
             if last {
-                state.sending = None;
-                self.ended = true;
+                state.sending = false;
             }
             return None;
         }
         Some(batch)
-    }
-}
-
-impl Drop for Sender {
-    /// Ends early only with its runtime.
-    fn drop(&mut self) {
-        if !self.ended {
-            let mut state = self.batcher.state();
-            state.sending = None;
-            state.queue.clear();
-        }
     }
 }
 

@@ -1,0 +1,132 @@
+//! The thread on which a client works. Its connections, timers, renewals, and what it gives back live there, and in no runtime of the
+//! caller's: a caller's thread may be blocked, its runtime may have ended or its clock be paused, its future may be dropped, and what was
+//! asked for goes on to its answer all the same.
+
+use std::{
+    future::Future,
+    io,
+    sync::{Mutex, OnceLock, PoisonError},
+    thread,
+    time::Duration,
+};
+
+use tokio::{
+    runtime::{Builder, Handle},
+    sync::oneshot,
+    time::Sleep,
+};
+use tokio_util::task::TaskTracker;
+
+use crate::clock::Boottime;
+
+/// One thread at most, from the first question to the end of its client.
+#[derive(Default)]
+pub(super) struct Home {
+    running: OnceLock<Running>,
+    starting: Mutex<()>,
+    /// Questions, and what is given back.
+    work: TaskTracker,
+}
+
+struct Running {
+    handle: Handle,
+    /// Dropped with the client: the thread ends.
+    _end: oneshot::Sender<()>,
+}
+
+impl Home {
+    pub(super) fn handle(&self) -> io::Result<&Handle> {
+        if let Some(running) = self.running.get() {
+            return Ok(&running.handle);
+        }
+        let _one = self.starting.lock().unwrap_or_else(PoisonError::into_inner);
+        let running = match self.running.get() {
+            Some(running) => running,
+            None => {
+                let started = start()?;
+                self.running.get_or_init(|| started)
+            }
+        };
+        Ok(&running.handle)
+    }
+
+    /// Has the thread do some work, and hands on what comes of it. Dropping the future does not end the work; what comes of it
+    /// is dropped then, on the thread, when it is there.
+    ///
+    /// # Errors
+    /// The thread cannot be started.
+    pub(super) async fn run<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = T> + Send + 'static,
+    ) -> io::Result<T> {
+        // Held until what comes of it is taken, or was dropped and has begun to give something back: then this rests no sooner.
+        let token = self.work.token();
+        let task = self.handle()?.spawn(async move { (work.await, token) });
+        match task.await {
+            Ok((out, _)) => Ok(out),
+            Err(e) if e.is_panic() => std::panic::resume_unwind(e.into_panic()),
+            Err(e) => Err(io::Error::other(e)),
+        }
+    }
+
+    /// Has the thread do what nobody waits for but [`Home::rest`].
+    pub(super) fn finish(&self, work: impl Future<Output = ()> + Send + 'static) {
+        if let Ok(handle) = self.handle() {
+            handle.spawn(self.work.track_future(work));
+        }
+    }
+
+    /// Has the thread do what nobody waits for.
+    pub(super) fn keep(&self, work: impl Future<Output = ()> + Send + 'static) {
+        if let Ok(handle) = self.handle() {
+            handle.spawn(work);
+        }
+    }
+
+    /// Waits until no question is open and all that was to be given back has been, or could not be.
+    pub(super) async fn rest(&self) {
+        self.work.close();
+        self.work.wait().await;
+    }
+
+    /// Sleeps on the thread's clock, which nobody pauses.
+    pub(super) async fn sleep(&self, time: Duration) {
+        let sleep = match self.handle() {
+            Ok(handle) => timer(handle, time),
+            Err(_) => tokio::time::sleep(time),
+        };
+        sleep.await;
+    }
+
+    /// Sleeps until `at`, on [`Boottime`]; at most a second at a time, because a suspend stops timers.
+    pub(super) async fn until(&self, at: Boottime) {
+        loop {
+            let left = at.since(Boottime::now());
+            if left.is_zero() {
+                return;
+            }
+            self.sleep(left.min(Duration::from_secs(1))).await;
+        }
+    }
+}
+
+/// A timer belongs to the runtime in which it is made, whoever waits for it.
+fn timer(handle: &Handle, time: Duration) -> Sleep {
+    let _inside = handle.enter();
+    tokio::time::sleep(time)
+}
+
+fn start() -> io::Result<Running> {
+    let runtime = Builder::new_current_thread()
+        .enable_io()
+        .enable_time()
+        .build()?;
+    let handle = runtime.handle().clone();
+    let (end, ended) = oneshot::channel();
+    thread::Builder::new()
+        .name("soloist-locks".to_owned())
+        .spawn(move || {
+            let _ = runtime.block_on(ended);
+        })?;
+    Ok(Running { handle, _end: end })
+}

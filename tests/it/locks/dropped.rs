@@ -1,0 +1,240 @@
+//! Futures that are dropped before their answer, at any moment: nothing stays held.
+
+use super::*;
+
+over_both! {
+    a_dropped_question_leaves_nothing_at_whatever_moment
+    a_level_whose_question_is_dropped_is_given_back
+    a_period_whose_question_is_dropped_is_free_again
+}
+
+/// Polls a future for a while, and drops it, unless it is through. Shorter than a timer could tell.
+async fn poll_for_a_while<T>(asking: impl Future<Output = T>, round: u64) -> Option<T> {
+    tokio::pin!(asking);
+    let begun = Instant::now();
+    loop {
+        if let std::task::Poll::Ready(out) = futures_util::poll!(&mut asking) {
+            return Some(out);
+        }
+        if begun.elapsed() >= Duration::from_micros(round * 37 % 1500) {
+            return None;
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+fn forget_scripts(bed: &Bed) {
+    if let Bed::Redis(server) = bed {
+        server.command::<()>(&["SCRIPT", "FLUSH"]);
+    }
+}
+
+/// The script has to be loaded first: what gives the lock back must not arrive in between.
+async fn a_dropped_question_leaves_nothing_at_whatever_moment(bed: Bed) {
+    let (c, other) = (bed.client(), bed.client());
+    for round in 0..60 {
+        forget_scripts(&bed);
+        let key = format!("k{round}");
+        // By itself, and in company.
+        let n = if round % 2 == 0 { 1 } else { 5 };
+        let all = (0..n).map(|i| {
+            let (c, key) = (c.clone(), format!("{key}-{i}"));
+            async move { c.try_lock(&key, LONG, NoRetry).await }
+        });
+        drop(poll_for_a_while(join_all(all), round).await);
+        for i in 0..n {
+            until_free(&other, &format!("{key}-{i}")).await;
+        }
+        c.rest().await;
+        for i in 0..n {
+            let held = other.holder(&format!("{key}-{i}")).await.unwrap();
+            assert_eq!(held, None, "round {round}");
+        }
+    }
+}
+
+async fn a_level_whose_question_is_dropped_is_given_back(bed: Bed) {
+    let c = bed.client();
+    for round in 0..60 {
+        forget_scripts(&bed);
+        let lock = c.reentrant(&format!("k{round}"), LONG).unwrap();
+        let inside = round % 3 == 0;
+        if inside {
+            assert_eq!(levels(lock.try_enter(NoRetry).await.unwrap()), 1);
+        }
+        let heard = match round % 2 {
+            0 => poll_for_a_while(lock.try_enter(NoRetry), round).await,
+            _ => poll_for_a_while(lock.enter(LONG), round).await,
+        };
+        c.rest().await;
+        if let Some(entered) = heard {
+            assert_eq!(levels(entered.unwrap()), 1 + u32::from(inside));
+            let _ = lock.leave().await.unwrap();
+        }
+        if inside {
+            assert_eq!(lock.leave().await.unwrap(), Leave::Freed, "round {round}");
+        }
+        let held = c.holder(lock.key()).await.unwrap();
+        assert_eq!(held, None, "round {round}");
+        assert!(!lock.is_held());
+    }
+}
+
+async fn a_period_whose_question_is_dropped_is_free_again(bed: Bed) {
+    let c = bed.client();
+    let year = Duration::from_secs(366 * 24 * 3600);
+    let mut dropped = 0;
+    for round in 0..60 {
+        forget_scripts(&bed);
+        let key = format!("k{round}");
+        let heard = poll_for_a_while(c.claim_period(&key, year), round).await;
+        c.rest().await;
+        let again = c.claim_period(&key, year).await.unwrap();
+        match heard {
+            Some(first) => {
+                assert!(matches!(first.unwrap(), Period::Claimed { .. }));
+                assert!(matches!(again, Period::Taken { .. }), "claimed twice");
+            }
+            None => {
+                dropped += 1;
+                assert!(matches!(again, Period::Claimed { .. }), "round {round}");
+            }
+        }
+    }
+    assert!(dropped > 0);
+}
+
+fn script(name: &str) -> String {
+    let path = format!("{}/lua/lock/{name}.lua", env!("CARGO_MANIFEST_DIR"));
+    std::fs::read_to_string(path).unwrap()
+}
+
+fn call<T: ::redis::FromRedisValue>(
+    server: &RedisServer,
+    name: &str,
+    key: &str,
+    args: &[&str],
+) -> T {
+    let script = script(name);
+    let call = [&["EVAL", &script, "1", key], args].concat();
+    server.command(&call)
+}
+
+const LOCK: &str = "soloist:{k}:lock";
+const WEEK: &str = "604800000";
+
+/// What gives back a lock whose question got no answer may overtake that question.
+#[test]
+fn a_question_that_arrives_after_its_release_takes_nothing() {
+    let server = RedisServer::start();
+    let take = |owner: &str| -> ::redis::Value {
+        call(&server, "try_lock", LOCK, &[owner, "604860000", WEEK])
+    };
+    let undo =
+        |owner: &str| -> String { call(&server, "release", LOCK, &[owner, WEEK, "", "", "1"]) };
+    // Nobody ever had it; somebody has given it back; it has lapsed.
+    assert_eq!(undo("a#1"), "");
+    assert_eq!(take("a#1"), ::redis::Value::Nil);
+    assert!(matches!(take("a#2"), ::redis::Value::BulkString(_)));
+    let free: i64 = call(&server, "release", LOCK, &["a#2", WEEK, ""]);
+    assert_eq!(free, 1);
+    assert_eq!(undo("a#3"), "");
+    assert_eq!(take("a#3"), ::redis::Value::Nil);
+    assert!(matches!(take("a#4"), ::redis::Value::BulkString(_)));
+    // A lock that somebody has stays his.
+    assert_eq!(undo("a#5"), "a#4");
+    server.command::<()>(&["PEXPIRE", LOCK, WEEK]);
+    assert_eq!(undo("a#6"), "");
+    assert_eq!(take("a#6"), ::redis::Value::Nil);
+    // Tokens go on growing, and what is another program's is left alone.
+    assert!(matches!(take("a#7"), ::redis::Value::BulkString(_)));
+    server.command::<()>(&[
+        "SET",
+        LOCK,
+        "maintenance, by hand, for long",
+        "PX",
+        "1000000",
+    ]);
+    undo("a#8");
+    let value: String = server.command(&["GET", LOCK]);
+    assert!(value.starts_with("maintenance"));
+}
+
+#[test]
+fn a_level_that_is_asked_for_after_its_return_is_not_taken() {
+    let server = RedisServer::start();
+    let enter = |owner: &str, level: &str| -> ::redis::Value {
+        call(&server, "enter", LOCK, &[owner, level, "604860000", WEEK])
+    };
+    let leave = |owner: &str, level: &str, which: &str| -> ::redis::Value {
+        call(&server, "leave", LOCK, &[owner, level, WEEK, which])
+    };
+    let levels = |value: ::redis::Value| ::redis::from_redis_value::<(i64, i64)>(value).unwrap().1;
+    let nobody = ::redis::Value::BulkString(vec![]);
+    // Nobody has it.
+    assert_eq!(leave("a", "1", "unheard"), nobody);
+    assert_eq!(enter("a", "1"), ::redis::Value::Nil);
+    // We have it: levels that are not there take off nothing, and are not taken later.
+    assert_eq!(levels(enter("a", "2")), 1);
+    assert_eq!(leave("a", "3", "unheard"), ::redis::Value::Int(1));
+    assert_eq!(enter("a", "3"), ::redis::Value::Nil);
+    assert_eq!(levels(enter("a", "4")), 2);
+    // In whatever order they are asked again, each counts once.
+    assert_eq!(levels(enter("a", "2")), 2);
+    assert_eq!(leave("a", "2", "this"), ::redis::Value::Int(1));
+    assert_eq!(levels(enter("a", "5")), 2);
+    assert_eq!(leave("a", "2", "this"), ::redis::Value::Int(2));
+    assert_eq!(enter("a", "2"), ::redis::Value::Nil);
+    // The newest, asked for by another name, twice.
+    assert_eq!(leave("a", "6", "any"), ::redis::Value::Int(1));
+    assert_eq!(leave("a", "6", "any"), ::redis::Value::Int(1));
+    assert_eq!(leave("a", "4", "this"), ::redis::Value::Int(0));
+    assert_eq!(enter("a", "4"), ::redis::Value::Nil);
+    // Another owner; what is over is remembered beyond him.
+    assert_eq!(levels(enter("b", "7")), 1);
+    assert_eq!(leave("b", "7", "this"), ::redis::Value::Int(0));
+    for late in ["4", "5", "7"] {
+        assert_eq!(enter("a", late), ::redis::Value::Nil, "{late}");
+    }
+    // Of many, the newest are remembered.
+    for n in 100..200 {
+        let name = n.to_string();
+        assert_eq!(levels(enter("a", &name)), 1);
+        assert_eq!(leave("a", &name, "this"), ::redis::Value::Int(0));
+    }
+    assert_eq!(enter("a", "199"), ::redis::Value::Nil);
+    let length: i64 = server.command(&["STRLEN", LOCK]);
+    assert!(length < 200, "{length} bytes");
+}
+
+/// Levels are counted by their names: clones that enter and leave at one time do not take each other's.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn levels_of_clones_are_exact_though_replies_are_lost() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(server.port());
+    let mut config = Store::from_url(&proxy.url()).unwrap();
+    config.retry.attempts = 50;
+    config.retry.interval = MS;
+    config.retry.exponential = false;
+    let c = LockClient::with_config(&config).unwrap();
+    let lock = c.reentrant("k", LONG).unwrap();
+    let _outer = lock.try_enter(NoRetry).await.unwrap();
+    proxy.set(Fault::Lossy(20));
+    let tasks: Vec<_> = (0..4)
+        .map(|_| {
+            let lock = lock.clone();
+            tokio::spawn(async move {
+                for _ in 0..10 {
+                    assert!(levels(lock.try_enter(NoRetry).await.unwrap()) >= 2);
+                    assert!(matches!(lock.leave().await.unwrap(), Leave::Still { .. }));
+                }
+            })
+        })
+        .collect();
+    for t in tasks {
+        within(t).await.unwrap();
+    }
+    proxy.set(Fault::None);
+    assert!(proxy.struck() > 0);
+    assert_eq!(lock.leave().await.unwrap(), Leave::Freed);
+}

@@ -1,0 +1,161 @@
+//! The library's elector: the daemon's rules about leases of others, and one term for each claim.
+
+use super::*;
+
+over_both! {
+    an_elector_waits_for_the_length_that_the_holder_asked_for
+    of_two_questions_at_one_time_one_wins
+}
+
+async fn an_elector_waits_for_the_length_that_the_holder_asked_for(bed: Bed) {
+    let open = |lease| Elector::open(&bed.url(), "invoices", lease).unwrap();
+    let (slow, quick) = (open(3000 * MS), open(500 * MS).rerun(2));
+    let at = soloist::clock::wall_us() / 1000;
+    let Election::Won(dead) = elect(&slow, at).await else {
+        panic!("nobody else is there");
+    };
+    let begun = Instant::now();
+    let term = loop {
+        match elect(&quick, at).await {
+            Election::Lost { ask_again, .. } => {
+                assert!(ask_again <= 500 * MS);
+                tokio::time::sleep(ask_again).await;
+            }
+            Election::Won(term) => break term,
+            other => panic!("{other:?}"),
+        }
+        assert!(begun.elapsed() < GENEROUS);
+    };
+    assert!(!dead.is_held(), "two trust it");
+    assert!(begun.elapsed() >= 2900 * MS, "{:?}", begun.elapsed());
+    assert_eq!(term.attempt(), 2);
+    // And the other way round: for no longer than a short one lasts.
+    drop(term);
+    let late = elect(&slow, at).await;
+    assert!(!matches!(late, Election::Won(_)), "{late:?}");
+}
+
+async fn of_two_questions_at_one_time_one_wins(bed: Bed) {
+    let elector = elector(&bed);
+    let _ = elect(&elector, 1).await;
+    for _ in 0..20 {
+        let at = soloist::clock::wall_us() / 1000;
+        let (a, b, c) = tokio::join!(elector.claim(at), elector.claim(at), elector.claim(at));
+        let mut won = vec![];
+        for e in [a, b, c] {
+            if let Election::Won(term) = e.unwrap() {
+                won.push(term);
+            }
+        }
+        assert!(won.len() <= 1, "{} terms of one occurrence", won.len());
+        for term in won {
+            assert!(term.settle(Outcome::Succeeded).await.unwrap());
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_electors_quarantine_is_as_long_as_the_longest_lease_that_it_saw_needs() {
+    let bed = Bed::redis();
+    let Bed::Redis(server) = &bed else {
+        unreachable!()
+    };
+    let open = |lease| Elector::open(&bed.url(), "invoices", lease).unwrap();
+    let (long, short) = (open(30_000 * MS), open(500 * MS));
+    let at = soloist::clock::wall_us() / 1000;
+    // Without the quarantine of the long one: the server is known by a short one.
+    let Election::Won(first) = elect(&short, at).await else {
+        panic!("nobody else is there");
+    };
+    assert!(first.settle(Outcome::Succeeded).await.unwrap());
+    // A server without memory of anything agrees to whatever is asked for first.
+    let epoch: String = server.command(&["HGET", "soloist:epoch", "inc"]);
+    server.command::<()>(&["HSET", "soloist:epoch", "open", "1"]);
+    let at = soloist::clock::wall_us() / 1000;
+    let Election::Won(_term) = long.claim(at).await.unwrap() else {
+        panic!("nobody else is there");
+    };
+    assert!(matches!(elect(&short, at).await, Election::Lost { .. }));
+    server.command::<()>(&["FLUSHALL"]);
+    let wait = loop {
+        match short.claim(at + 1).await.unwrap() {
+            Election::Quarantined { wait } => break wait,
+            Election::Early { wait } => tokio::time::sleep(wait).await,
+            other => panic!("{epoch}: {other:?}"),
+        }
+    };
+    assert!(wait > 25_000 * MS, "{wait:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_grant_that_comes_too_late_is_no_term_and_can_be_asked_for_again() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(server.port());
+    let mut config = Store::from_url(&proxy.url()).unwrap();
+    config.timeout = Duration::from_secs(20);
+    let store = soloist::store::open(&config).unwrap();
+    let elector = Elector::over(store, "invoices", 700 * MS).unwrap();
+    let at = soloist::clock::wall_us() / 1000;
+    let Election::Won(term) = elect(&elector, at).await else {
+        panic!("nobody else is there");
+    };
+    assert!(term.settle(Outcome::Succeeded).await.unwrap());
+    proxy.set(Fault::DelayReplies(700 * MS));
+    let at = soloist::clock::wall_us() / 1000;
+    let e = elector.claim(at).await.unwrap_err();
+    assert!(e.is_transient(), "{e}");
+    proxy.set(Fault::None);
+    // Nobody else has it: the same grant, renewed.
+    let Election::Won(term) = elect(&elector, at).await else {
+        panic!("nobody else is there");
+    };
+    assert!(term.is_held());
+    assert_eq!(term.attempt(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_elector_does_not_rely_on_a_server_that_evicts_keys() {
+    let server =
+        RedisServer::start_with(&["--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"]);
+    let elector = Elector::open(&server.url(), "invoices", 500 * MS).unwrap();
+    let at = soloist::clock::wall_us() / 1000;
+    let begun = Instant::now();
+    loop {
+        assert!(begun.elapsed() < GENEROUS);
+        match elector.claim(at).await {
+            Ok(Election::Early { wait } | Election::Quarantined { wait }) => {
+                tokio::time::sleep(wait).await;
+            }
+            Err(e) => {
+                assert!(
+                    !e.is_transient() && e.to_string().contains("maxmemory"),
+                    "{e}"
+                );
+                return;
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn the_name_of_a_job_is_as_long_as_in_the_configuration() {
+    let bed = Bed::sqlite();
+    let longest = soloist::model::JobName::LONGEST;
+    let open = |n| Elector::open(&bed.url(), &"x".repeat(n), 500 * MS);
+    open(longest).unwrap();
+    let e = open(longest + 1).unwrap_err();
+    assert!(e.to_string().contains(&format!("1 to {longest}")), "{e}");
+    let config = |n| {
+        format!(
+            "[jobs.{}]\nschedule = \"@hourly\"\ncommand = \"true\"\n",
+            "x".repeat(n)
+        )
+    };
+    let dir = TempDir::new().unwrap();
+    for (n, fits) in [(longest, true), (longest + 1, false)] {
+        let path = dir.path().join("jobs.toml");
+        std::fs::write(&path, config(n)).unwrap();
+        assert_eq!(soloist::config::load(&path).is_ok(), fits, "{n}");
+    }
+}

@@ -1,0 +1,337 @@
+//! A client works on a thread of its own: nothing of it depends on the runtime of its caller.
+
+use std::task::{Context, Poll, Wake, Waker};
+
+use super::*;
+
+fn both(test: impl Fn(&Bed)) {
+    for bed in [Bed::sqlite(), Bed::redis()] {
+        test(&bed);
+    }
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap()
+}
+
+/// A client that asks once: what would be repaired by asking again shows.
+fn once(bed: &Bed) -> LockClient {
+    let mut config = Store::from_url(&bed.url()).unwrap();
+    config.retry.attempts = 0;
+    LockClient::with_config(&config).unwrap()
+}
+
+#[test]
+fn a_client_serves_several_runtimes_in_turn() {
+    both(|bed| {
+        let c = once(bed);
+        let levels = c.reentrant("l", LONG).unwrap();
+        let mut kept = None;
+        for round in 0..6 {
+            let lock = runtime().block_on(async {
+                let lock = kept.take();
+                if let Some(lock) = &lock {
+                    let lock: &Lock = lock;
+                    lock.renew().await.unwrap();
+                    levels.renew().await.unwrap();
+                    lock.release().await.unwrap();
+                }
+                assert_eq!(
+                    super::levels(levels.try_enter(NoRetry).await.unwrap()),
+                    round + 1
+                );
+                take(&c, "k", LONG).await
+            });
+            assert!(lock.is_held());
+            kept = Some(lock);
+        }
+    });
+}
+
+/// Also with other threads of the runtime idle.
+#[test]
+fn what_is_kept_renewed_survives_a_taker_that_blocks_its_thread() {
+    both(|bed| {
+        for threads in [0, 2] {
+            let runtime = match threads {
+                0 => runtime(),
+                n => tokio::runtime::Builder::new_multi_thread()
+                    .worker_threads(n)
+                    .enable_all()
+                    .build()
+                    .unwrap(),
+            };
+            let (url, c) = (bed.url(), bed.client());
+            let work = async move {
+                let lease = Duration::from_secs(2);
+                let elector = Elector::open(&url, &format!("job{threads}"), lease).unwrap();
+                let at = soloist::clock::wall_us() / 1000;
+                let Election::Won(term) = elect(&elector, at).await else {
+                    panic!("nobody else is there");
+                };
+                term.keep_renewed();
+                let lock = take(&c, "k", lease).await;
+                lock.keep_renewed();
+                let reentrant = c.reentrant("l", lease).unwrap();
+                let _ = reentrant.try_enter(NoRetry).await.unwrap();
+                reentrant.keep_renewed();
+                std::thread::sleep(lease * 2);
+                assert!(lock.is_held() && reentrant.is_held() && term.is_held());
+                lock.release().await.unwrap();
+                assert_eq!(reentrant.leave().await.unwrap(), Leave::Freed);
+                assert!(term.settle(Outcome::Succeeded).await.unwrap());
+            };
+            // On a worker, where its connection's task would be.
+            runtime.block_on(async { tokio::spawn(work).await.unwrap() });
+        }
+    });
+}
+
+#[test]
+fn what_was_taken_outlives_its_runtime_and_is_renewed_outside() {
+    both(|bed| {
+        let (c, other) = (bed.client(), bed.client());
+        let lease = Duration::from_secs(2);
+        let reentrant = c.reentrant("l", lease).unwrap();
+        let (lock, dropped) = runtime().block_on(async {
+            let _ = reentrant.try_enter(NoRetry).await.unwrap();
+            (take(&c, "k", lease).await, take(&c, "d", LONG).await)
+        });
+        lock.keep_renewed();
+        reentrant.keep_renewed();
+        drop(dropped);
+        std::thread::sleep(lease * 3 / 2);
+        assert!(lock.is_held() && reentrant.is_held());
+        drop(lock);
+        drop(reentrant);
+        runtime().block_on(async {
+            until_free(&other, "k").await;
+            until_free(&other, "d").await;
+            until_free(&other, "l").await;
+        });
+    });
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_paused_clock_is_of_no_concern() {
+    for bed in [Bed::sqlite(), Bed::redis()] {
+        let (a, b) = (once(&bed), once(&bed));
+        let lock = take(&a, "k", LONG).await;
+        lock.renew().await.unwrap();
+        assert!(
+            b.try_lock("k", LONG, NoRetry)
+                .await
+                .unwrap()
+                .taken()
+                .is_none()
+        );
+        let begun = Instant::now();
+        let out = b.lock("k", 300 * MS, LONG).await.unwrap();
+        assert!(matches!(out, TryLock::Held { .. }));
+        assert!(begun.elapsed() >= 300 * MS, "{:?}", begun.elapsed());
+        let waiter = waiting(&b, "k");
+        tokio::task::yield_now().await;
+        lock.release().await.unwrap();
+        waiter.await.unwrap().release().await.unwrap();
+        let short = take(&a, "s", 200 * MS).await;
+        short.lost().await;
+        let reentrant = a.reentrant("l", LONG).unwrap();
+        assert_eq!(levels(reentrant.enter(LONG).await.unwrap()), 1);
+        assert_eq!(reentrant.leave().await.unwrap(), Leave::Freed);
+        let red = Redlock::new([bed.client(), Bed::sqlite().client(), bed.client()]);
+        drop(red);
+        let elector = elector(&bed);
+        let at = soloist::clock::wall_us() / 1000;
+        let won = loop {
+            match elector.claim(at).await.unwrap() {
+                Election::Early { wait } | Election::Quarantined { wait } => {
+                    std::thread::sleep(wait);
+                }
+                decided => break decided,
+            }
+        };
+        let Election::Won(term) = won else {
+            panic!("nobody else is there");
+        };
+        assert!(term.renew().await.unwrap());
+        assert!(term.settle(Outcome::Succeeded).await.unwrap());
+    }
+}
+
+struct Unpark(std::thread::Thread);
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// Of no runtime at all.
+fn block_on<T>(f: impl Future<Output = T>) -> T {
+    let mut f = std::pin::pin!(f);
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    loop {
+        match f.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(out) => return out,
+            Poll::Pending => std::thread::park(),
+        }
+    }
+}
+
+#[test]
+fn a_client_needs_no_runtime_of_its_caller() {
+    both(|bed| {
+        let (a, b) = (bed.client(), bed.client());
+        let lock = block_on(take(&a, "k", LONG));
+        let spin = ExponentialBackoff::default().until(20 * MS);
+        assert!(
+            block_on(b.try_lock("k", LONG, spin))
+                .unwrap()
+                .taken()
+                .is_none()
+        );
+        let waiter = std::thread::spawn(move || taken(block_on(b.lock("k", LONG, LONG)).unwrap()));
+        block_on(lock.renew()).unwrap();
+        block_on(lock.release()).unwrap();
+        drop(waiter.join().unwrap());
+        block_on(a.rest());
+        let done = block_on(a.with_lock("k", LONG, LONG, |_| async { 1 })).unwrap();
+        assert_eq!(done, WithLock::Done(1));
+        assert!(matches!(
+            block_on(a.claim_period("p", LONG)).unwrap(),
+            Period::Claimed { .. }
+        ));
+        let elector = elector(bed);
+        drop(block_on(elector.claim(1)).unwrap());
+        for nonsense in [i64::MIN, -1, 0, i64::MAX / 4, i64::MAX] {
+            let e = block_on(elector.claim(nonsense)).unwrap_err();
+            assert!(e.to_string().contains("no instant"), "{e}");
+        }
+    });
+}
+
+const ALONE: &str = "SOLOIST_TEST_ALONE";
+
+/// How many threads of this process have this name.
+fn threads(name: &str) -> usize {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    tasks
+        .filter_map(|t| std::fs::read_to_string(t.ok()?.path().join("comm")).ok())
+        .filter(|comm| comm.trim_end() == name)
+        .count()
+}
+
+#[test]
+fn a_client_has_one_thread_which_ends_with_it() {
+    if std::env::var(ALONE).is_err() {
+        // In a process without other tests.
+        let name = "locks::own_thread::a_client_has_one_thread_which_ends_with_it";
+        let out = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", name])
+            .env(ALONE, "1")
+            .output()
+            .unwrap();
+        assert!(out.status.success(), "{out:?}");
+        return;
+    }
+    both(|bed| {
+        let runtime = runtime();
+        runtime.block_on(async {
+            let c = bed.client();
+            let clone = c.named("clone");
+            assert_eq!(threads("soloist-locks"), 0);
+            let locks = [take(&c, "a", LONG).await, take(&clone, "b", LONG).await];
+            for lock in &locks {
+                lock.keep_renewed();
+                lock.renew().await.unwrap();
+            }
+            let waiter = waiting(&c, "a");
+            assert_eq!(threads("soloist-locks"), 1);
+            drop(locks);
+            within(waiter).await.unwrap().release().await.unwrap();
+            drop((c, clone));
+            until("it ends", || threads("soloist-locks") == 0).await;
+        });
+    });
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiting_includes_a_store_that_comes_up_late() {
+    let mut server = RedisServer::start_later();
+    let (a, b) = (
+        LockClient::open(&server.url()).unwrap(),
+        LockClient::open(&server.url()).unwrap(),
+    );
+    let waiter = waiting(&a, "k");
+    let enters = tokio::spawn(async move {
+        let lock = b.reentrant("l", LONG).unwrap();
+        levels(lock.enter(LONG).await.unwrap())
+    });
+    // Longer than the retries of the store.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert!(!waiter.is_finished() && !enters.is_finished());
+    server.revive(None);
+    assert!(within(waiter).await.unwrap().is_held());
+    assert_eq!(within(enters).await.unwrap(), 1);
+}
+
+fn cut(server: &RedisServer) {
+    server.command::<i64>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cut_connection_costs_nothing() {
+    let bed = Bed::redis();
+    let Bed::Redis(server) = &bed else {
+        unreachable!()
+    };
+    let c = bed.client();
+    let levels_ = c.reentrant("l", LONG).unwrap();
+    let mut config = Store::from_url(&bed.url()).unwrap();
+    config.retry.attempts = 1;
+    let few = LockClient::with_config(&config).unwrap();
+    for c in [&c, &few] {
+        let lock = take(c, "k", LONG).await;
+        lock.renew().await.unwrap();
+        for _ in 0..3 {
+            cut(server);
+            lock.renew().await.unwrap();
+        }
+        cut(server);
+        assert_eq!(lock.release().await.unwrap(), Released::Now);
+        assert_eq!(levels(levels_.try_enter(NoRetry).await.unwrap()), 1);
+        cut(server);
+        levels_.renew().await.unwrap();
+        cut(server);
+        levels_.renew().await.unwrap();
+        cut(server);
+        assert_eq!(levels_.leave().await.unwrap(), Leave::Freed);
+        cut(server);
+    }
+}
+
+/// Within what is left of trust, and not after that.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_renewal_is_insisted_on_for_as_long_as_the_lock_is_trusted() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(server.port());
+    let mut config = Store::from_url(&proxy.url()).unwrap();
+    config.retry.attempts = 100;
+    config.retry.interval = 20 * MS;
+    config.retry.exponential = false;
+    let c = LockClient::with_config(&config).unwrap();
+    let lock = take(&c, "k", LONG).await;
+    let short = take(&c, "s", Duration::from_secs(2)).await;
+    proxy.set(Fault::Refuse);
+    let begun = Instant::now();
+    let e = within(short.renew()).await.unwrap_err();
+    assert!(matches!(e, Error::Lost { .. }), "{e}");
+    assert!(begun.elapsed() < GENEROUS / 2 && !short.is_held());
+    let renewing = lock.renew();
+    tokio::pin!(renewing);
+    assert!(tokio::time::timeout(100 * MS, &mut renewing).await.is_err());
+    proxy.set(Fault::None);
+    within(renewing).await.unwrap();
+}

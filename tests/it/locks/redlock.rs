@@ -1,0 +1,124 @@
+//! Redlock: cut connections, the retry strategy, its trust.
+
+use super::*;
+
+fn cut(servers: &[RedisServer]) {
+    for server in servers {
+        server.command::<i64>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn idle_connections_that_were_cut_do_not_defeat_a_redlock() {
+    let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let red = nodes(&servers);
+    for _ in 0..3 {
+        let lock = red_taken(red.try_lock("k", LONG, NoRetry).await.unwrap());
+        lock.renew().await.unwrap();
+        cut(&servers);
+        lock.renew().await.unwrap();
+        cut(&servers);
+        assert_eq!(lock.release().await.unwrap(), Released::Now);
+        cut(&servers);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redlock_whose_nodes_do_not_answer_is_asked_for_again() {
+    let mut servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let red = nodes(&servers);
+    servers[0].kill();
+    servers[1].kill();
+    let mut tries = 0;
+    let retry = |attempt: &Attempt| {
+        tries = attempt.number;
+        assert_eq!(attempt.remaining, Duration::ZERO);
+        if tries == 3 {
+            servers[1].revive(None);
+        }
+        (attempt.elapsed < GENEROUS).then_some(MS)
+    };
+    let lock = red_taken(red.try_lock("k", LONG, retry).await.unwrap());
+    assert!(tries >= 3);
+    lock.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_renewal_of_a_redlock_is_insisted_on() {
+    let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let proxies: Vec<_> = servers.iter().map(|s| Proxy::start(s.port())).collect();
+    let red = Redlock::new(proxies.iter().map(|p| {
+        let mut config = Store::from_url(&p.url()).unwrap();
+        config.retry.attempts = 1000;
+        config.retry.interval = 10 * MS;
+        LockClient::with_config(&config).unwrap()
+    }))
+    .unwrap();
+    let lock = red_taken(red.try_lock("k", LONG, NoRetry).await.unwrap());
+    for p in &proxies[..2] {
+        p.set(Fault::Refuse);
+    }
+    let renewing = lock.renew();
+    tokio::pin!(renewing);
+    assert!(tokio::time::timeout(200 * MS, &mut renewing).await.is_err());
+    proxies[0].set(Fault::None);
+    within(renewing).await.unwrap();
+    // Whom a majority has let go of asks no further.
+    for s in &servers[1..] {
+        s.command::<()>(&["DEL", "soloist:{k}:lock"]);
+    }
+    proxies[1].set(Fault::None);
+    let e = within(lock.renew()).await.unwrap_err();
+    assert!(matches!(e, Error::NoMajority { votes: 1, .. }), "{e}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dropped_question_for_a_redlock_leaves_nothing() {
+    let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let red = nodes(&servers);
+    let clients: Vec<_> = servers
+        .iter()
+        .map(|s| LockClient::open(&s.url()).unwrap())
+        .collect();
+    for round in 0..30 {
+        for server in &servers {
+            server.command::<()>(&["SCRIPT", "FLUSH"]);
+        }
+        let time = Duration::from_micros(round * 67 % 1500);
+        let asking = red.try_lock("k", LONG, NoRetry);
+        let _ = tokio::time::timeout(time, asking).await;
+        for client in &clients {
+            until_free(client, "k").await;
+        }
+    }
+}
+
+/// Its validity is the lease, less the time that it took, less the drift: 1 % and 2 ms.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redlock_is_trusted_from_before_its_requests_left_and_for_less_than_the_lease() {
+    let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let proxies: Vec<_> = servers.iter().map(|s| Proxy::start(s.port())).collect();
+    let red = Redlock::new(proxies.iter().map(|p| LockClient::open(&p.url()).unwrap()))
+        .unwrap()
+        .node_timeout(Duration::from_secs(30));
+    let most = LONG - LONG / 100 - 2 * MS;
+    let lock = red_taken(red.try_lock("warm", LONG, NoRetry).await.unwrap());
+    assert!(lock.remaining() <= most, "{:?}", lock.remaining());
+    lock.renew().await.unwrap();
+    assert!(lock.remaining() <= most, "{:?}", lock.remaining());
+    for p in &proxies {
+        p.set(Fault::DelayReplies(300 * MS));
+    }
+    let lock = red_taken(red.try_lock("k", LONG, NoRetry).await.unwrap());
+    assert!(
+        lock.remaining() <= most - 300 * MS,
+        "{:?}",
+        lock.remaining()
+    );
+    lock.renew().await.unwrap();
+    assert!(
+        lock.remaining() <= most - 300 * MS,
+        "{:?}",
+        lock.remaining()
+    );
+}

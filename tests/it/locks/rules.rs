@@ -1,0 +1,222 @@
+//! Single rules of the locks, each of which nothing else would show the loss of.
+
+use super::*;
+
+over_both! {
+    a_level_never_shortens_what_is_left
+    the_time_of_lock_at_least_for_counts_from_the_grant
+    what_is_kept_after_its_release_is_nobodys
+}
+
+/// Of a lease of two minutes the holder trusts less than 117 seconds.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn trust_counts_from_before_the_request_left() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(server.port());
+    let mut config = Store::from_url(&proxy.url()).unwrap();
+    config.timeout = Duration::from_secs(20);
+    let c = LockClient::with_config(&config).unwrap();
+    let trust = take(&c, "warm", LONG).await;
+    trust.renew().await.unwrap();
+    assert!(
+        trust.remaining() < 117 * 1000 * MS,
+        "{:?}",
+        trust.remaining()
+    );
+    let levels = c.reentrant("l", LONG).unwrap();
+    let by = 1000 * MS;
+    proxy.set(Fault::DelayReplies(by));
+    let most = 117 * 1000 * MS - by;
+    let lock = take(&c, "k", LONG).await;
+    assert!(lock.remaining() < most, "{:?}", lock.remaining());
+    lock.renew().await.unwrap();
+    assert!(lock.remaining() < most, "{:?}", lock.remaining());
+    let _ = levels.try_enter(NoRetry).await.unwrap();
+    assert!(levels.remaining() < most, "{:?}", levels.remaining());
+    levels.renew().await.unwrap();
+    assert!(levels.remaining() < most, "{:?}", levels.remaining());
+    proxy.set(Fault::None);
+}
+
+async fn a_level_never_shortens_what_is_left(bed: Bed) {
+    let c = bed.client();
+    let long = c.reentrant("k", LONG).unwrap().owned_by("us");
+    let short = c.reentrant("k", 500 * MS).unwrap().owned_by("us");
+    assert_eq!(levels(long.try_enter(NoRetry).await.unwrap()), 1);
+    assert_eq!(levels(short.try_enter(NoRetry).await.unwrap()), 2);
+    let left = c.holder("k").await.unwrap().unwrap().remaining;
+    assert!(left > LONG / 2 && left <= LONG, "{left:?}");
+    assert_eq!(short.leave().await.unwrap(), Leave::Still { levels: 1 });
+    let left = c.holder("k").await.unwrap().unwrap().remaining;
+    assert!(left > LONG / 2 && left <= LONG, "{left:?}");
+    // A level of the name that somebody else entered may be left, too.
+    assert_eq!(short.leave().await.unwrap(), Leave::Freed);
+}
+
+async fn the_time_of_lock_at_least_for_counts_from_the_grant(bed: Bed) {
+    let (a, b) = (bed.client(), bed.client());
+    let lock = take(&a, "k", LONG).await;
+    tokio::time::sleep(1500 * MS).await;
+    lock.lock_at_least_for(LONG);
+    lock.release().await.unwrap();
+    let left = b.holder("k").await.unwrap().unwrap().remaining;
+    assert!(left <= LONG - 1500 * MS, "{left:?}");
+    // Longer than the lease, too; the last call counts.
+    let lock = take(&a, "l", 10_000 * MS).await;
+    lock.lock_at_least_for(MS);
+    lock.lock_at_least_for(LONG);
+    drop(lock);
+    a.rest().await;
+    let left = b.holder("l").await.unwrap().unwrap().remaining;
+    assert!(left > LONG / 2, "{left:?}");
+    // What has passed keeps nothing.
+    let lock = take(&a, "m", LONG).await;
+    lock.lock_at_least_for(MS);
+    tokio::time::sleep(5 * MS).await;
+    lock.release().await.unwrap();
+    assert_eq!(b.holder("m").await.unwrap(), None);
+}
+
+/// Whoever had it has given it back: he can neither renew it nor take it, and it lapses by itself.
+async fn what_is_kept_after_its_release_is_nobodys(bed: Bed) {
+    let (a, b) = (bed.client(), bed.client());
+    let lock = take(&a, "k", LONG).await;
+    lock.lock_at_least_for(700 * MS);
+    assert_eq!(lock.release().await.unwrap(), Released::Now);
+    assert_eq!(lock.release().await.unwrap(), Released::Before);
+    assert!(matches!(lock.renew().await, Err(Error::NotHeld { .. })));
+    for c in [&a, &b] {
+        assert!(
+            c.try_lock("k", LONG, NoRetry)
+                .await
+                .unwrap()
+                .taken()
+                .is_none()
+        );
+    }
+    let token = lock.fencing_token();
+    let next = taken(within(b.lock("k", LONG, LONG)).await.unwrap());
+    assert!(next.fencing_token() > token);
+}
+
+/// A week for what was a lock, so that tokens grow; nothing stays for ever.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_key_expires_and_tokens_are_remembered_for_a_week() {
+    let bed = Bed::redis();
+    let Bed::Redis(server) = &bed else {
+        unreachable!()
+    };
+    let c = bed.client();
+    let ttl = |key: &str| {
+        let ms: i64 = server.command(&["PTTL", &format!("soloist:{{{key}}}:{}", "lock")]);
+        Duration::from_millis(u64::try_from(ms).expect("it expires"))
+    };
+    let week = Duration::from_secs(7 * 24 * 3600);
+    let held = |key: &str| {
+        let ttl = ttl(key);
+        assert!(
+            ttl > week + LONG / 2 && ttl <= week + LONG,
+            "{key}: {ttl:?}"
+        );
+    };
+    let kept = |key: &str| {
+        let ttl = ttl(key);
+        assert!(ttl > week - LONG && ttl <= week + LONG, "{key}: {ttl:?}");
+    };
+    let lock = take(&c, "k", LONG).await;
+    held("k");
+    server.command::<()>(&["PEXPIRE", "soloist:{k}:lock", "604830000"]);
+    lock.renew().await.unwrap();
+    held("k");
+    lock.release().await.unwrap();
+    kept("k");
+    let lock = take(&c, "at-least", LONG).await;
+    lock.lock_at_least_for(LONG);
+    lock.release().await.unwrap();
+    held("at-least");
+    let levels_ = c.reentrant("l", LONG).unwrap();
+    for _ in 0..2 {
+        let _ = levels_.try_enter(NoRetry).await.unwrap();
+        held("l");
+    }
+    levels_.renew().await.unwrap();
+    held("l");
+    let _ = levels_.leave().await.unwrap();
+    held("l");
+    assert_eq!(levels_.leave().await.unwrap(), Leave::Freed);
+    kept("l");
+    // Who asks and is told that somebody waits changes nothing of the time.
+    let waited_for = take(&c, "w", LONG).await;
+    let other = bed.client();
+    let waiter = tokio::spawn(async move { other.lock("w", 100 * MS, LONG).await });
+    let _ = within(waiter).await.unwrap().unwrap();
+    held("w");
+    drop(waited_for);
+    let _ = c.claim_period("p", 1000 * MS).await.unwrap();
+    let period: i64 = server.command(&["PTTL", "soloist:{p}:period:1000"]);
+    assert!(period > 0 && period <= week.as_millis() as i64, "{period}");
+    let _ = c.claim_period("p", 2 * week).await.unwrap();
+    let name = format!("soloist:{{p}}:period:{}", 2 * week.as_millis());
+    let period: i64 = server.command(&["PTTL", &name]);
+    assert!(period > 3 * week.as_millis() as i64, "{period}");
+    // A question whose release comes first leaves a note, for less.
+    let script =
+        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/lua/lock/release.lua"))
+            .unwrap();
+    let week = week.as_millis().to_string();
+    let undo = [
+        "EVAL",
+        &script,
+        "1",
+        "soloist:{u}:lock",
+        "x#1",
+        &week,
+        "",
+        "",
+        "1",
+    ];
+    server.command::<()>(&undo);
+    assert!(ttl("u") <= Duration::from_secs(3600));
+}
+
+/// In the scripts themselves: the library asks for nothing of another's.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_period_is_given_back_by_its_owner_only_and_those_before_it_stay_taken() {
+    let bed = Bed::redis();
+    let Bed::Redis(server) = &bed else {
+        unreachable!()
+    };
+    let c = bed.client().named("ann");
+    let year = Duration::from_secs(366 * 24 * 3600);
+    let Period::Claimed { .. } = c.claim_period("k", year).await.unwrap() else {
+        panic!("nobody else is there");
+    };
+    let key = format!("soloist:{{k}}:period:{}", year.as_millis());
+    let value: String = server.command(&["GET", &key]);
+    let (begin, owner) = value.split_once(' ').unwrap();
+    let script = std::fs::read_to_string(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/lua/lock/unperiod.lua"
+    ))
+    .unwrap();
+    let give_back = |owner: &str, begin: &str| {
+        server.command::<()>(&["EVAL", &script, "1", &key, owner, begin]);
+    };
+    let before = (begin.parse::<i64>().unwrap() - 1).to_string();
+    give_back("ann#somebody.else", begin);
+    give_back(owner, &before);
+    assert!(matches!(
+        c.claim_period("k", year).await.unwrap(),
+        Period::Taken { .. }
+    ));
+    let ttl: i64 = server.command(&["PTTL", &key]);
+    give_back(owner, begin);
+    let kept: i64 = server.command(&["PTTL", &key]);
+    assert!(kept > 0 && kept <= ttl, "{kept}");
+    let value: String = server.command(&["GET", &key]);
+    assert_eq!(value, format!("{before} "));
+    assert!(matches!(
+        c.claim_period("k", year).await.unwrap(),
+        Period::Claimed { .. }
+    ));
+}
