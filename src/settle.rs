@@ -68,6 +68,9 @@ pub struct LockLegacy {
     pub key: String,
     /// [`crate::Lock::owner`].
     pub owner: String,
+    /// How long to try: the lease. Afterwards the lock has lapsed.
+    #[serde(default)]
+    pub patience: Duration,
 }
 
 #[derive(Deserialize)]
@@ -156,25 +159,31 @@ fn outlive_terminal_and_service() {
     }
 }
 
-/// Should the store not answer, the lock lapses with its lease.
+/// Should the store not answer for a lease, the lock lapses with it.
 fn release(legacy: &LockLegacy) -> ExitCode {
-    let runtime = match tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-    {
-        Ok(runtime) => runtime,
-        Err(e) => return fail(&format!("cannot start: {e}")),
-    };
-    runtime.block_on(async {
-        let released = match LockClient::with_config(&legacy.store) {
-            Ok(locks) => locks.release_for(&legacy.key, &legacy.owner).await,
-            Err(e) => Err(e),
+    let until = Boottime::now() + legacy.patience;
+    loop {
+        let tried = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|e| format!("cannot start: {e}"))
+            .and_then(|runtime| {
+                runtime.block_on(async {
+                    let locks =
+                        LockClient::with_config(&legacy.store).map_err(|e| e.to_string())?;
+                    let released = locks.release_for(&legacy.key, &legacy.owner).await;
+                    released.map_err(|e| e.to_string())
+                })
+            });
+        let error = match tried {
+            Ok(()) => return ExitCode::SUCCESS,
+            Err(error) => error,
         };
-        match released {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(e) => fail(&format!("lock `{}` not given back: {e}", legacy.key)),
+        if Boottime::now() >= until {
+            return fail(&format!("lock `{}` not given back: {error}", legacy.key));
         }
-    })
+        std::thread::sleep(AGAIN.1);
+    }
 }
 
 #[expect(

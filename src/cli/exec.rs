@@ -271,11 +271,11 @@ impl Session<'_> {
             give_back(period).await;
         }
         // The tree is gone: now another may have it.
-        if lock.is_held() {
-            free(&lock).await;
+        if !lock.is_held() || free(&lock).await {
+            // The guard has nothing left to give back.
+            running.settled().await;
         }
-        // The guard has nothing left to give back.
-        running.settled().await;
+        // Else it is dropped: as after our death, the guard goes on trying.
         Ok(exit)
     }
 
@@ -375,6 +375,7 @@ impl Session<'_> {
             store: self.store.clone(),
             key: args.lock.clone(),
             owner: lock.owner().to_owned(),
+            patience: args.lease,
         };
         let mut env = vec![
             ("SOLOIST_LOCK".to_owned(), args.lock.clone()),
@@ -522,10 +523,13 @@ fn pass_on(running: &Running, caught: Caught, reached: bool) {
     }
 }
 
-async fn free(lock: &Lock) {
-    if let Err(e) = lock.release().await {
+/// False: it is not known to be given back.
+async fn free(lock: &Lock) -> bool {
+    let released = lock.release().await;
+    if let Err(e) = &released {
         remark(&format!("{e}; it lapses with its lease"));
     }
+    released.is_ok()
 }
 
 async fn give_back(period: Option<OwnPeriod>) {

@@ -904,6 +904,36 @@ fn the_end_of_a_command_hangs_nobody_up() {
         grep -c "State:.T" /proc/$stopped/status
         kill -KILL $stopped
         cat heard 2> /dev/null"#;
+    let ran = in_a_group_of_its_own(&place, script);
+    // Its guard was killed the fourth time.
+    assert_eq!(ran.out, "code 0\ncode 143\ncode 0\ncode 70\n1\n", "{ran:?}");
+    assert_eq!(ran.code, Some(1), "nothing was heard: {ran:?}");
+}
+
+#[test]
+fn the_end_of_a_daemons_runs_hangs_nobody_up() {
+    let place = Place::sqlite();
+    let job = "[jobs.a]\nschedule = \"* * * * * *\"\ncommand = \"echo ran >> ran\"\n";
+    let config = format!("[store]\nurl = {:?}\n{job}", place.url());
+    fs::write(place.file("jobs.toml"), config).expect("written");
+    let script = r#"
+        trap 'echo "hung up" >> heard' HUP
+        trap 'echo continued >> heard' CONT
+        sleep 1000 & stopped=$!
+        kill -STOP $stopped
+        until grep -q "State:.T" /proc/$stopped/status; do sleep 0.01; done
+        "$EXE" --config jobs.toml run 2> log & daemon=$!
+        until grep -q ran ran 2> /dev/null; do sleep 0.01; done
+        kill -TERM $daemon; wait $daemon; echo "code $?"
+        grep -c "State:.T" /proc/$stopped/status
+        kill -KILL $stopped
+        cat heard 2> /dev/null"#;
+    let ran = in_a_group_of_its_own(&place, script);
+    assert_eq!(ran.out, "code 0\n1\n", "{ran:?}");
+}
+
+/// Runs a script as cron does, in a session of its own.
+fn in_a_group_of_its_own(place: &Place, script: &str) -> Ran {
     let mut shell = Command::new("/bin/sh");
     shell
         .args(["-c", script])
@@ -920,10 +950,7 @@ fn the_end_of_a_command_hangs_nobody_up() {
             Ok(())
         });
     }
-    let ran = Ran::of(shell.output().expect("a shell"));
-    // Its guard was killed the fourth time.
-    assert_eq!(ran.out, "code 0\ncode 143\ncode 0\ncode 70\n1\n", "{ran:?}");
-    assert_eq!(ran.code, Some(1), "nothing was heard: {ran:?}");
+    Ran::of(shell.output().expect("a shell"))
 }
 
 #[test]
@@ -972,6 +999,30 @@ fn a_start_that_takes_longer_than_its_lock_is_ended_with_it() {
     place.server().kill();
     running.end().assert(79, "", "; nothing was started");
     assert_eq!(place.text("ran"), "");
+}
+
+#[test]
+fn a_lock_that_could_not_be_given_back_is_given_back_later() {
+    for killed in [false, true] {
+        let mut place = Place::redis();
+        place.server().append_only();
+        // Longer than any patience: it cannot lapse.
+        let mut holder = place.hold(&["--lease", "1h"]);
+        place.server().kill();
+        if killed {
+            let command = place.pid("holder");
+            holder.0.kill().expect("killed");
+            holder.0.wait().expect("our child");
+            wait_gone(&[command]);
+        } else {
+            place.go();
+            holder.end().assert(0, "", "it lapses with its lease");
+        }
+        place.server().revive(None);
+        place
+            .run(&["--wait", "30s"], "echo mine")
+            .assert(0, "mine\n", "");
+    }
 }
 
 #[test]
