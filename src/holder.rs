@@ -707,3 +707,58 @@ fn failure_again(job: &Job, attempt: u32) -> Option<Again> {
         trigger: Trigger::Retry,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn job(lines: &str) -> Arc<Job> {
+        let text = format!("store.url = \"memory:\"\n[jobs.a]\ncommand = \"true\"\n{lines}\n");
+        let config = config::parse(&text, std::path::Path::new("/jobs.toml"), &|_| None);
+        let config = config.unwrap_or_else(|e| panic!("{e}"));
+        config.jobs.values().next().expect("a job").clone()
+    }
+
+    /// Of each attempt from the first on, how long after it the next one comes (ms), until there is none.
+    fn delays(job: &Job, again: fn(&Job, u32) -> Option<Again>) -> Vec<i64> {
+        let next = (1..20).map_while(|attempt| again(job, attempt));
+        next.map(|a| a.at).collect()
+    }
+
+    #[test]
+    fn a_failed_command_is_tried_again_as_often_as_it_says() {
+        for (lines, wanted) in [
+            ("", &[][..]),
+            ("retry = { attempts = 0 }", &[]),
+            (
+                "retry = { attempts = 3, interval = \"1s\", backoff = \"fixed\" }",
+                &[1000, 1000, 1000],
+            ),
+            (
+                "retry = { attempts = 4, interval = \"1s\", max_interval = \"5s\" }",
+                &[1000, 2000, 4000, 5000],
+            ),
+            (
+                "retry = { attempts = 2, interval = \"1s\" }\nmax_attempts = 5",
+                &[1000, 2000],
+            ),
+        ] {
+            assert_eq!(delays(&job(lines), failure_again), wanted, "{lines}");
+        }
+    }
+
+    #[test]
+    fn a_crashed_run_is_taken_over_up_to_the_last_attempt() {
+        for (lines, wanted) in [
+            ("", 0),
+            ("on_crash = \"fail\"\nmax_attempts = 5", 0),
+            ("on_crash = \"rerun\"\nmax_attempts = 1", 0),
+            ("on_crash = \"rerun\"\nmax_attempts = 4", 3),
+        ] {
+            let job = job(lines);
+            assert_eq!(delays(&job, crash_again), vec![0; wanted], "{lines}");
+            let trigger = crash_again(&job, 1).map(|a| a.trigger);
+            assert_eq!(trigger, (wanted > 0).then_some(Trigger::Takeover));
+        }
+    }
+}

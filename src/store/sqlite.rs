@@ -257,9 +257,12 @@ impl SqliteStore {
         let shared = self.shared.clone();
         let work: Work = Box::new(move |step| {
             let out = step.and_then(|step| {
+                // Nobody sees what is written before the commit: trust may count from here, and not from when this was put into
+                // the queue, which another process may hold up.
+                let sent = Boottime::now();
                 f(step)
                     .and_then(|value| step.leave(&shared.origin).map(|()| value))
-                    .map(|value| (value, step.shown_us))
+                    .map(|value| (value, step.shown_us, sent))
                     .map_err(|e| e.at(&shared.address))
             });
             let failed = out.as_ref().err().cloned();
@@ -271,9 +274,8 @@ impl SqliteStore {
             });
             (failed, finish)
         });
-        let sent = Boottime::now();
         self.writer.send(work).map_err(|_| self.dead())?;
-        let (value, now_us) = answered.await.map_err(|_| self.dead())??;
+        let (value, now_us, sent) = answered.await.map_err(|_| self.dead())??;
         Ok(self.reply(value, now_us, sent))
     }
 
@@ -284,14 +286,14 @@ impl SqliteStore {
         let (answer, answered) = oneshot::channel();
         let shared = self.shared.clone();
         let look = Look::Read(Box::new(move |db| {
+            let sent = Boottime::now();
             let out = shared
                 .same_file()
                 .and_then(|()| f(db).map_err(|e| e.at(&shared.address)));
-            let _ = answer.send(out.map(|value| (value, (shared.clock)())));
+            let _ = answer.send(out.map(|value| (value, (shared.clock)(), sent)));
         }));
-        let sent = Boottime::now();
         self.reader.send(look).map_err(|_| self.dead())?;
-        let (value, now_us) = answered.await.map_err(|_| self.dead())??;
+        let (value, now_us, sent) = answered.await.map_err(|_| self.dead())??;
         Ok(self.reply(value, now_us, sent))
     }
 

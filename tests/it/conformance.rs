@@ -25,7 +25,10 @@ use soloist::{
 };
 use tokio::sync::broadcast;
 
-use crate::support::server::{RedisServer, settings};
+use crate::support::{
+    proxy::Proxy,
+    server::{RedisServer, settings},
+};
 
 /// A place for stores that share one set of data.
 enum Bed {
@@ -2240,6 +2243,162 @@ async fn redis_that_is_full_renews_and_settles_and_grants_nothing() {
     assert_eq!(state(&*s).await.newest, now - 100);
 }
 
+/// As `RedisStore` calls it, for what a race between two instances cannot be made to show each time.
+#[tokio::test]
+async fn redis_swaps_a_state_only_if_it_is_what_was_read() {
+    let mut bed = Bed::redis();
+    let (_, inc) = now(&*bed.store()).await;
+    let server = server(&mut bed);
+    let script = ::redis::Script::new(concat!(
+        include_str!("../../lua/lib.lua"),
+        include_str!("../../lua/swap.lua")
+    ));
+    let mut c = ::redis::Client::open(server.url())
+        .and_then(|c| c.get_connection())
+        .unwrap();
+    let mut swap = |inc: &str, was: &[&str], set: &[&str]| {
+        let mut call = script.key("soloist:{backup}:state");
+        call.key("soloist:{backup}:history");
+        call.key("soloist:epoch").key("soloist:jobs");
+        call.arg(inc).arg("soloist:events").arg("").arg("backup");
+        for list in [was, set, &[], &[], &[]] {
+            call.arg(list.len()).arg(list);
+        }
+        let (_, _, done): (i64, String, i64) = call.arg("").invoke(&mut c).unwrap();
+        done == 1
+    };
+    assert!(swap(&inc, &[], &["sched", "s", "newest", "5"]));
+    let read = ["sched", "s", "newest", "5"];
+    // Another incarnation than it was read in.
+    assert!(!swap("another", &read, &["sched", "x"]));
+    // Another value; a field more; one less.
+    assert!(!swap(&inc, &["sched", "s", "newest", "4"], &["sched", "x"]));
+    assert!(!swap(&inc, &["sched", "s"], &["sched", "x"]));
+    assert!(!swap(
+        &inc,
+        &["sched", "s", "newest", "5", "skip", "1"],
+        &["sched", "x"]
+    ));
+    assert!(!swap(&inc, &["sched", "s", "skip", "1"], &["sched", "x"]));
+    let state: Vec<(String, String)> = server.command(&["HGETALL", "soloist:{backup}:state"]);
+    let sched = state.iter().find(|(name, _)| name == "sched");
+    assert_eq!(sched.map(|(_, v)| &**v), Some("s"));
+    assert!(swap(&inc, &read, &["sched", "x"]));
+}
+
+/// Everybody changes the same field.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn redis_loses_no_change_to_another_one() {
+    const CHANGES: usize = 30;
+    let bed = Bed::redis();
+    let (s, _) = ready(&bed).await;
+    let stores: Vec<_> = (0..3).map(|_| bed.store()).collect();
+    let all = (0..CHANGES).map(|i| {
+        let s = stores[i % stores.len()].clone();
+        tokio::spawn(async move {
+            control(
+                &*s,
+                Control::Trigger {
+                    key: format!("k{i}"),
+                },
+            )
+            .await
+        })
+    });
+    for done in futures_util::future::join_all(all).await {
+        assert_eq!(done.unwrap(), Controlled::Done);
+    }
+    let mut keys: Vec<String> = state(&*s)
+        .await
+        .triggers
+        .into_iter()
+        .map(|t| t.key)
+        .collect();
+    keys.sort();
+    keys.dedup();
+    assert_eq!(keys.len(), CHANGES);
+}
+
+/// The connections that there are end nowhere any more; those that lead to a server that is no primary are as useless.
+#[tokio::test]
+async fn redis_connections_that_failed_are_not_used_again() {
+    let (first, second) = (RedisServer::start(), RedisServer::start());
+    let proxy = Proxy::start(first.port());
+    let mut c = settings(&proxy.url());
+    c.timeout = Duration::from_millis(300);
+    c.pool_size = 1;
+    let s = soloist::store::redis::RedisStore::open(&proxy.url(), &c).unwrap();
+    let nobody = Claim {
+        job: job("nobody"),
+        ..claim(1, "a")
+    };
+    let gone = renewal(
+        &nobody,
+        Grant {
+            occurrence: Occurrence(1),
+            attempt: 1,
+            trigger: Trigger::Schedule,
+        },
+        1,
+    );
+    let ask = async || -> Vec<Option<Error>> {
+        let renewed = s.renew(&gone).await;
+        let piece = s.append_output(&j(), gone.run, 0, b"x", 9).await;
+        vec![
+            s.claim(std::slice::from_ref(&nobody)).await.err(),
+            renewed.err(),
+            piece.err(),
+        ]
+    };
+    assert!(ask().await.iter().all(Option::is_none));
+    proxy.forget_connections();
+    // What was under way before that may still come.
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let failed = ask().await;
+    assert!(
+        failed.iter().flatten().all(Error::is_transient),
+        "{failed:?}"
+    );
+    assert_eq!(failed.iter().flatten().count(), 3, "{failed:?}");
+    let next = ask().await;
+    assert!(
+        next.iter().all(Option::is_none),
+        "after a timeout: {next:?}"
+    );
+    // What the proxy leads to by now is the primary.
+    proxy.redirect(second.port());
+    let port = second.port().to_string();
+    first.command::<()>(&["REPLICAOF", "127.0.0.1", &port]);
+    let failed = ask().await;
+    assert_eq!(failed.iter().flatten().count(), 3, "{failed:?}");
+    let next = ask().await;
+    assert!(next.iter().all(Option::is_none), "after READONLY: {next:?}");
+}
+
+#[tokio::test]
+async fn redis_tells_of_a_gap_when_hints_may_have_been_lost() {
+    let mut bed = Bed::redis();
+    let s = bed.store();
+    let mut events = s.events();
+    let gap = async |events: &mut broadcast::Receiver<Event>, when: &str| {
+        let heard = async {
+            loop {
+                if events.recv().await.unwrap() == Event::Gap {
+                    return;
+                }
+            }
+        };
+        let heard = tokio::time::timeout(crate::support::GENEROUS, heard).await;
+        heard.unwrap_or_else(|_| panic!("no gap is told {when}"));
+    };
+    gap(&mut events, "at the beginning").await;
+    for _ in 0..2 {
+        let killed: i64 = server(&mut bed).command(&["CLIENT", "KILL", "TYPE", "pubsub"]);
+        assert_eq!(killed, 1);
+        gap(&mut events, "after a new connection").await;
+    }
+}
+
 #[tokio::test]
 async fn redis_renews_many_at_once_and_an_error_is_one_run_s_alone() {
     let mut bed = Bed::redis();
@@ -2452,4 +2611,49 @@ async fn redis_that_is_gone_is_an_error_and_comes_back() {
     server.revive(Some(&all));
     let answer = patient(|| s.claim(&[])).await;
     assert!(answer.value.is_empty());
+}
+
+/// In a state that is older than the grant: what was before this attempt is over, what came after it is not.
+#[test]
+fn a_settlement_ends_the_attempts_up_to_its_own() {
+    let c = claim(1000, "a");
+    let entry = |attempt: u32| {
+        let theirs = claim(1000, "b");
+        Open {
+            occurrence: Occurrence(1000),
+            attempt,
+            trigger: Trigger::Schedule,
+            key: None,
+            run: theirs.run,
+            instance: theirs.instance,
+            host: theirs.host,
+            seq: 0,
+            lease: 1,
+            def: "d1".into(),
+            inc: "before".into(),
+            granted_at: 0,
+            renewed_at: 0,
+            stop: None,
+            again: None,
+        }
+    };
+    for (attempt, left) in [(1, 1), (2, 0), (3, 0)] {
+        let mut st = Some(State {
+            inc: "before".into(),
+            newest: 1000,
+            open: vec![entry(2)],
+            ..State::default()
+        });
+        let g = Grant {
+            occurrence: Occurrence(1000),
+            attempt,
+            trigger: Trigger::Schedule,
+        };
+        let mut settled = settlement(&c, g, Outcome::Succeeded);
+        settled.record.attempt = attempt;
+        let mut fx = soloist::logic::claim::Effects::default();
+        let done = soloist::logic::claim::settle(&mut st, &settled, 2_000_000, "now", &mut fx);
+        assert_eq!(done, Settlement::Done);
+        assert_eq!(st.unwrap().open.len(), left, "attempt {attempt}");
+    }
 }

@@ -936,6 +936,38 @@ async fn trust_counts_from_when_the_claim_left() {
     assert!(second.sent < answered, "its answer was long on its way");
 }
 
+/// Once, and as often again as `store.retry` says; then it is somebody else's turn to decide.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_is_asked_again_as_often_as_configured() {
+    let store = Arc::new(MemoryStore::new());
+    let started = Arc::new(Started::default());
+    let node = Node::simple("a", &store, &started);
+    let job = job("");
+    node.with(&job).await;
+    let asked = || node.line.claims.load(Ordering::SeqCst);
+    node.line.away.store(true, Ordering::SeqCst);
+    for n in 1..3 {
+        let outcome = node.contest(&job, now(&store, -1000)).await;
+        assert_eq!(outcome, Contest::Undecided);
+        assert_eq!(asked(), 3 * n);
+    }
+    // What is refused is not asked again.
+    node.line.away.store(false, Ordering::SeqCst);
+    let refused = || {
+        node.line
+            .refused
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    };
+    refused().insert(job.name.clone());
+    let outcome = node.contest(&job, now(&store, -1000)).await;
+    assert_eq!((outcome, asked()), (Contest::Undecided, 7));
+    refused().clear();
+    let outcome = node.contest(&job, now(&store, -1000)).await;
+    assert!(matches!(outcome, Contest::Won(_)));
+    assert_eq!(asked(), 8);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_more_is_claimed_than_is_being_started() {
     const PLACES: usize = 200;

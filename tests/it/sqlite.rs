@@ -11,6 +11,7 @@ use std::{
 use rusqlite::Connection;
 use rustix::process::{Signal, set_parent_process_death_signal};
 use soloist::{
+    clock::Boottime,
     logic::claim::{Answer, Claim, Control, OnCrash, Overlap, Register, Settle, Target},
     model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger},
     store::{self, Beat, Decision, Error, Fleet, Info, Store, Tail, sqlite::SqliteStore},
@@ -305,6 +306,27 @@ async fn what_is_old_is_removed() {
     }
     let states: i64 = count("jobs");
     assert_eq!(states, 1, "a state has no expiry");
+}
+
+/// What others can see of a claim or renewal, they see from the commit on, and not while it waits for the file.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_has_left_when_its_transaction_has_begun() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("state.db");
+    let store = std::sync::Arc::new(SqliteStore::open(&path).unwrap());
+    register(&*store).await;
+    let other = Connection::open(&path).unwrap();
+    other.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let claimed = tokio::spawn({
+        let store = store.clone();
+        async move { store.claim(&[claim(1)]).await }
+    });
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let let_go = Boottime::now();
+    other.execute_batch("ROLLBACK").unwrap();
+    let reply = claimed.await.unwrap().unwrap();
+    assert!(matches!(reply.value[0], Answer::Granted(_)));
+    assert!(let_go <= reply.sent && reply.sent <= reply.received);
 }
 
 #[tokio::test]

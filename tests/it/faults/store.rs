@@ -8,6 +8,7 @@ use crate::support::{
     fleet::{Fleet, LATE_RATHER_THAN_SKIPPED, fleet},
     process::{self, boottime_ns},
     proxy::Fault,
+    server::RedisServer,
     trace::{ONCE, RERUN, Run},
     wait_until,
 };
@@ -295,4 +296,46 @@ fn a_redis_that_is_gone_does_not_keep_a_daemon_from_stopping() {
         assert!(!log.contains("could not be renewed in time"), "{log}");
     }
     assert!(!run.pids.iter().any(|&pid| process::alive(pid)), "{run}");
+}
+
+/// A replica takes the place of its primary, which lives on as the replica: every connection that there is ends at a server
+/// that is read-only now, and new ones at the new primary.
+#[test]
+fn a_promoted_replica_is_gone_on_with() {
+    let mut fleet = fleet(3)
+        .proxied()
+        .witness("long", "for=1500 beat=5", "")
+        .witness("q1", "for=5", LATE_RATHER_THAN_SKIPPED)
+        .start();
+    let port = fleet.server().port().to_string();
+    let replica = RedisServer::start_with(&["--replicaof", "127.0.0.1", &port]);
+    wait_until("the replica follows", GENEROUS, || {
+        let info: String = fleet.server().command(&["INFO", "replication"]);
+        info.contains("state=online")
+    });
+    fleet.wait_more_runs(4);
+    fleet.wait_holder("long");
+    let port = replica.port().to_string();
+    for proxy in &fleet.proxies {
+        proxy.redirect(replica.port());
+    }
+    fleet
+        .server()
+        .command::<()>(&["REPLICAOF", "127.0.0.1", &port]);
+    replica.command::<()>(&["REPLICAOF", "NO", "ONE"]);
+    let promoted = now_ms();
+    for job in ["q1", "long"] {
+        wait_until(&format!("{job} runs again"), GENEROUS, || {
+            let runs = fleet.trace().runs_of(job);
+            runs.iter().filter(|r| r.occurrence > promoted).count() >= 2
+        });
+    }
+    fleet.stop();
+    fleet.judge(ONCE, &[], None);
+    // On the new primary, and with what the old one knew.
+    let state: Vec<String> = replica.command(&["HKEYS", "soloist:{q1}:state"]);
+    assert!(!state.is_empty());
+    let known: i64 = replica.command(&["LLEN", "soloist:{q1}:history"]);
+    let ran = fleet.trace().runs_of("q1").len();
+    assert!(known >= 4 && ran >= 4, "{known} records, {ran} runs");
 }

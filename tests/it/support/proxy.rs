@@ -5,7 +5,7 @@ use std::{
     net::{Shutdown, SocketAddr, TcpListener, TcpStream},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
+        atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering::SeqCst},
     },
     time::Duration,
 };
@@ -46,6 +46,8 @@ struct Shared {
     /// Connections so far, and how many of them are dead without their ends knowing it.
     made: AtomicUsize,
     dead: AtomicUsize,
+    /// Where new connections go.
+    server: AtomicU16,
     stop: AtomicBool,
 }
 
@@ -72,11 +74,12 @@ impl Proxy {
             struck: AtomicUsize::new(0),
             made: AtomicUsize::new(0),
             dead: AtomicUsize::new(0),
+            server: AtomicU16::new(server_port),
             stop: AtomicBool::new(false),
         });
         let acceptor = {
             let shared = shared.clone();
-            std::thread::spawn(move || accept(listener, address, server_port, &shared))
+            std::thread::spawn(move || accept(listener, address, &shared))
         };
         Self {
             address,
@@ -101,6 +104,10 @@ impl Proxy {
             .dead
             .store(self.shared.made.load(SeqCst), SeqCst);
     }
+    /// New connections go to another server; those that there are stay where they are.
+    pub fn redirect(&self, server_port: u16) {
+        self.shared.server.store(server_port, SeqCst);
+    }
     pub fn struck(&self) -> usize {
         self.shared.struck.load(SeqCst)
     }
@@ -115,7 +122,7 @@ impl Drop for Proxy {
     }
 }
 
-fn accept(listener: TcpListener, address: SocketAddr, port: u16, shared: &Arc<Shared>) {
+fn accept(listener: TcpListener, address: SocketAddr, shared: &Arc<Shared>) {
     let mut listener = Some(listener);
     while !shared.stop.load(SeqCst) {
         if *shared.fault() == Fault::Refuse {
@@ -133,7 +140,7 @@ fn accept(listener: TcpListener, address: SocketAddr, port: u16, shared: &Arc<Sh
             continue;
         };
         client.set_nonblocking(false).expect("an open socket");
-        let Ok(server) = TcpStream::connect(("127.0.0.1", port)) else {
+        let Ok(server) = TcpStream::connect(("127.0.0.1", shared.server.load(SeqCst))) else {
             reset(&client);
             continue;
         };
