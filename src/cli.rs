@@ -230,11 +230,14 @@ fn dispatch(cli: Cli, out: Out) -> Result<Exit, Failure> {
                 .enable_all()
                 .build()
                 .map_err(|e| Failure::internal("cannot start the runtime", e))?;
-            runtime.block_on(daemon::run(daemon::Options {
+            let ended = runtime.block_on(daemon::run(daemon::Options {
                 config_path: path,
                 config,
                 instance: args.instance,
-            }))?;
+            }));
+            // A thread that looks through /proc or kills orphans may hang there. Nobody waits for it any more.
+            runtime.shutdown_background();
+            ended?;
             Ok(Exit::Ok)
         }
         command => {

@@ -610,9 +610,9 @@ impl<'g> Run<'g> {
                     None => failed,
                 });
                 self.start = None;
-                // What ends the run from here on did not end the start.
-                let dying = self.guard.daemon_is_dying();
-                let step = self.life.on_command_end(now, dying);
+                // What ends the run from here on did not end the start; nor did the end of the daemon, which closes no
+                // pipe of a child that writes nothing.
+                let step = self.life.on_command_end(now, false);
                 self.act(step);
             }
         }

@@ -34,7 +34,7 @@ use crate::support::{
 
 const EXE: &str = env!("CARGO_BIN_EXE_soloist");
 /// Far longer than anything here takes; only a failure waits for it.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(120);
 const HOUR: Duration = Duration::from_secs(3600);
 const OUTPUT: config::Output = config::Output {
     keep: 64 << 10,
@@ -680,6 +680,7 @@ fn a_deadline_ends_the_tree_within_the_kill_budget() {
         let tree = Tree::new();
         let mut spec = tree.spec("trap '' TERM; touch ready; while :; do sleep 1000; done");
         spec.grace = HOUR;
+        spec.kill_budget = Duration::from_secs(6);
         spec.deadline = Boottime::now() + Duration::from_secs(4);
         spec.walk_only = walk_only;
         let mut guard = RawGuard::start(&spec);
@@ -782,6 +783,8 @@ fn after_a_freeze_past_the_lease_the_tree_dies_at_once_whatever_was_queued() {
         let tree = Tree::new();
         let mut spec = tree.spec("trap '' TERM; while :; do sleep 1000; done");
         spec.grace = HOUR;
+        // Half of it would be the grace.
+        spec.kill_budget = Duration::from_secs(8);
         spec.deadline = Boottime::now() + Duration::from_secs(4);
         spec.walk_only = walk_only;
         let mut guard = RawGuard::idle(&spec);
@@ -1146,6 +1149,7 @@ async fn a_stopped_guard_does_not_let_a_command_outlive_its_lease() {
     let tree = Tree::new();
     let mut spec = tree.spec("wait");
     spec.deadline = Boottime::now() + Duration::from_secs(4);
+    spec.kill_budget = Duration::from_secs(8);
     let deadline = spec.deadline + spec.kill_budget;
     let mut running = runner().start(spec, OUTPUT).await.expect("a guard");
     until_async("the tree has grown", || tree.complete()).await;
