@@ -25,7 +25,12 @@ use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::{debug, error, info, warn};
 
-use self::{batch::Batcher, foreseen::Foreseen, pending::Queue, watch::Watches};
+use self::{
+    batch::Batcher,
+    foreseen::Foreseen,
+    pending::{Queue, Segment},
+    watch::Watches,
+};
 pub use self::{batch::Place, pending::Due};
 use crate::{
     clock::{Boottime, StoreClock},
@@ -38,7 +43,7 @@ use crate::{
         },
         observe,
         schedule::next_of,
-        timetable,
+        timetable::{self, Backlog},
     },
     model::{InstanceId, JobName, Occurrence, Outcome, RunId, Trigger},
     store::{self, Decision, Reply, Store},
@@ -142,6 +147,8 @@ pub struct Elector {
     foreseen: Foreseen,
     live: Mutex<Arc<[InstanceId]>>,
     slots: Option<Arc<Semaphore>>,
+    /// To look at what is overdue takes a while; many jobs at one time would keep others from running.
+    counting: Semaphore,
     journal: mpsc::Sender<Decision>,
     plans: mpsc::UnboundedSender<Plan>,
     draining: AtomicBool,
@@ -168,6 +175,10 @@ struct Entry {
     since: Occurrence,
     /// What people asked of it, as far as this instance knows.
     told: Told,
+    /// Its present definition plans what comes after this.
+    planned: Occurrence,
+    /// The longest of its definitions here: what was planned may have waited for so long.
+    jitter: Duration,
     /// The longest that any lease of it needs that may still be held: by its definitions here, also former ones, and by
     /// what others were seen to hold. A run keeps the lease that it was granted with, and after a loss of the store's
     /// data nobody can ask for it.
@@ -200,6 +211,15 @@ struct Entry {
     runs: Runs,
     /// Something about this job has changed: ready, an ended run, a new definition.
     changed: Changed,
+}
+
+/// What a driver does next.
+enum Next {
+    Ask(pending::Plan, tokio::sync::futures::OwnedNotified),
+    /// It cannot be claimed at present.
+    Wait(tokio::sync::futures::OwnedNotified),
+    Unfold(Arc<Job>, (Vec<Segment>, u32), Occurrence),
+    Idle,
 }
 
 impl Entry {
@@ -297,6 +317,7 @@ impl Elector {
             foreseen: Foreseen::default(),
             live: Mutex::new(Arc::new([])),
             slots: p.max_parallel.map(|n| Arc::new(Semaphore::new(n as usize))),
+            counting: Semaphore::new(1),
             journal: p.journal,
             plans: p.plans,
             draining: AtomicBool::new(false),
@@ -333,9 +354,11 @@ impl Elector {
                     let now = Occurrence(self.clock.now_us().unwrap_or(0) / 1000);
                     e.queue.forget_after(now);
                     if e.primed {
+                        self.keep_waiting(e, now);
                         let _ = self.plans.send(Plan::From(job.clone(), now));
                     }
                 }
+                e.jitter = e.jitter.max(job.jitter);
                 e.job = job;
                 e.quarantine = e.quarantine.max(quarantine);
                 (e.registered, e.held_back, e.refused) = (false, None, None);
@@ -346,6 +369,8 @@ impl Elector {
                 jobs.insert(
                     job.name.clone(),
                     Box::new(Entry {
+                        jitter: job.jitter,
+                        planned: Occurrence(0),
                         job,
                         known: Occurrence(0),
                         since: Occurrence(0),
@@ -374,40 +399,75 @@ impl Elector {
         self.enrol.notify_one();
     }
 
+    /// What was planned up to now by the definition that is replaced, and waits for the jitter that it has there, stays
+    /// owed: nothing that the new one plans may overtake it. That can be one occurrence only, as each starts before the
+    /// next. The dispatcher hands it in when its time has come.
+    fn keep_waiting(&self, e: &mut Entry, now: Occurrence) {
+        let job = &e.job;
+        let floor = e.known.max(e.since).max(e.planned);
+        e.planned = now;
+        if job.jitter.is_zero() || !job.enabled || floor >= now {
+            return;
+        }
+        let oldest = Occurrence(now.0 - job.jitter.as_millis() as i64);
+        let Some(at) = timetable::latest(&job.schedules, floor.max(oldest), now) else {
+            return;
+        };
+        let start_at = timetable::start_at_ms(job.name.as_str(), &job.schedules, at, job.jitter);
+        if start_at > now.0 {
+            let due = Due {
+                job: job.name.clone(),
+                target: Target::Scheduled(at),
+                start_at,
+                start_by: start_at.saturating_add(job.start_within.as_millis() as i64),
+                overdue: false,
+                missed: vec![],
+            };
+            e.queue.wait(due);
+        }
+    }
+
     /// Forgets a job. A run that goes on is not disturbed. What was planned up to now and not decided yet, because it
     /// waits for its jitter or its turn, is not started here any more; when nobody may start it any more, it is
     /// recorded as missed.
     pub fn remove_job(self: &Arc<Self>, job: &JobName) {
         let mut jobs = self.lock();
-        let mut owed = None;
-        if let Some(e) = jobs.remove(job) {
-            owed = self.owed(&e);
+        let mut removed = jobs.remove(job);
+        if let Some(e) = &mut removed {
             e.changed.tell();
             // It may come back, with a grant that we have not heard of yet.
             if !e.asked.is_empty() || !e.runs.active.is_empty() {
-                self.parted().insert(job.clone(), (e.asked, e.runs));
+                let left = (std::mem::take(&mut e.asked), std::mem::take(&mut e.runs));
+                self.parted().insert(job.clone(), left);
             }
         }
         drop(jobs);
         self.watches.forget(job);
         let _ = self.plans.send(Plan::Drop(job.clone()));
-        if let Some((claim, after)) = owed {
+        let now = self.clock.now_us().map(|us| Occurrence(us / 1000));
+        if let (Some(e), Some(now)) = (removed, now)
+            && e.primed
+            && e.job.enabled
+            && next_of(&e.job.schedules, e.known.max(e.since)).is_some_and(|next| next <= now)
+        {
             let this = self.clone();
-            self.tasks
-                .spawn(async move { this.give_up(claim, after).await });
+            self.tasks.spawn(async move {
+                let owed = {
+                    let _turn = this.counting.acquire().await;
+                    this.owed(&e, now)
+                };
+                drop(e);
+                if let Some((claim, after)) = owed {
+                    this.give_up(claim, after).await;
+                }
+            });
         }
     }
 
     /// A claim that has all recorded that a removed job leaves undecided, and the moment (Unix ms of the store's clock)
     /// from which nobody can start that any more.
-    fn owed(&self, e: &Entry) -> Option<(Claim, i64)> {
-        if !(e.primed && e.job.enabled) {
-            return None;
-        }
-        let (floor, now) = (
-            e.known.max(e.since),
-            Occurrence(self.clock.now_us()? / 1000),
-        );
+    fn owed(&self, e: &Entry, now: Occurrence) -> Option<(Claim, i64)> {
+        let floor = e.known.max(e.since);
         let all = timetable::overdue(&e.job.schedules, floor, now, OVERDUE_KEPT);
         let each = |at: Occurrence| Missed {
             first: at,
@@ -424,7 +484,7 @@ impl Elector {
             .chain(all.recent.into_iter().map(each))
             .collect();
         let last = missed.pop()?;
-        let within = e.job.jitter + e.job.start_within;
+        let within = e.jitter + e.job.start_within;
         let after = last.last.0.saturating_add(within.as_millis() as i64) + LATER_MS;
         let claim = Claim {
             job: e.job.name.clone(),
@@ -685,8 +745,11 @@ impl Elector {
                 if !d.overdue && now - d.start_at > STALLED_MS {
                     e.queue.outage();
                 }
-                let asked = &e.asked;
-                e.queue.push(d, now, |t| asked.contains_key(t));
+                if !e.queue.absorb(&e.job, &d) {
+                    let asked = &e.asked;
+                    e.queue.push(d, now, |t| asked.contains_key(t));
+                    e.queue.compact(&e.job, |t| asked.contains_key(t));
+                }
                 if !std::mem::replace(&mut e.driven, true) {
                     drive.push(name);
                 }
@@ -702,32 +765,77 @@ impl Elector {
         }
     }
 
+    /// Many occurrences of a job are due, and nobody looked for a while. `absent`: there was no instance of us. Returns
+    /// at once.
+    pub fn overdue(self: &Arc<Self>, job: &JobName, backlog: Backlog, absent: bool) {
+        let now = self.clock.now_us().unwrap_or(0) / 1000;
+        let drive = self.entry(job, |e| {
+            let asked = &e.asked;
+            let segment = Segment { backlog, absent };
+            e.queue.overdue(segment, now, |t| asked.contains_key(t));
+            if !absent {
+                e.queue.outage();
+            }
+            !std::mem::replace(&mut e.driven, true)
+        });
+        if drive == Some(true) {
+            let (this, job) = (self.clone(), job.clone());
+            self.tasks.spawn(async move { this.drive(job).await });
+        }
+    }
+
     /// Works through a job's due occurrences, in order, until none is left.
     async fn drive(self: Arc<Self>, job: JobName) {
         let mut away = AWAY.0;
         loop {
             let now = self.clock.now_us().unwrap_or(0) / 1000;
-            let Some(Some((plan, ready, woken))) = self.entry(&job, |e| {
+            // Heard of from before the lock is given back: nothing that changes is slept through.
+            let next = self.entry(&job, |e| {
                 let asked = &e.asked;
-                e.queue.trim(&e.job.schedules, e.known);
-                let plan = e.queue.plan(&e.job, now, |t| asked.contains_key(t));
-                if plan.is_none() {
+                if e.queue.is_empty() {
                     e.driven = false;
+                    return Next::Idle;
                 }
-                // Heard of from before the lock is given back: nothing that changes is slept through.
-                plan.map(|p| (p, e.ready, e.changed.next()))
-            }) else {
-                return;
+                if !e.ready {
+                    e.queue.outage();
+                    return Next::Wait(e.changed.next());
+                }
+                if let Some(segments) = e.queue.next_segments(e.known) {
+                    return Next::Unfold(e.job.clone(), segments, e.known);
+                }
+                e.queue.trim(&e.job.schedules, e.known);
+                match e.queue.plan(&e.job, now, |t| asked.contains_key(t)) {
+                    Some(plan) => Next::Ask(plan, e.changed.next()),
+                    None => {
+                        e.driven = false;
+                        Next::Idle
+                    }
+                }
+            });
+            let (plan, woken) = match next {
+                Some(Next::Ask(plan, woken)) => (plan, woken),
+                Some(Next::Wait(woken)) => {
+                    tokio::select! {
+                        () = woken => {}
+                        () = tokio::time::sleep(Duration::from_millis(250)) => {}
+                        () = self.stop.cancelled() => return,
+                    }
+                    continue;
+                }
+                Some(Next::Unfold(config, segments, known)) => {
+                    let unfolded = {
+                        let _turn = self.counting.acquire().await;
+                        pending::unfold(segments, &config, now, known)
+                    };
+                    self.entry(&job, |e| {
+                        let asked = &e.asked;
+                        e.queue.unfolded(unfolded, now, |t| asked.contains_key(t));
+                    });
+                    tokio::task::yield_now().await;
+                    continue;
+                }
+                Some(Next::Idle) | None => return,
             };
-            if !ready {
-                self.entry(&job, |e| e.queue.outage());
-                tokio::select! {
-                    () = woken => {}
-                    () = tokio::time::sleep(Duration::from_millis(250)) => {}
-                    () = self.stop.cancelled() => return,
-                }
-                continue;
-            }
             let ask = Ask {
                 target: plan.target.clone(),
                 missed: plan.missed,
@@ -1078,8 +1186,17 @@ impl Elector {
             // An occurrence whose jitter has not passed yet is not overdue.
             let floor = Occurrence(state.newest.max(state.since));
             let until = Occurrence(now.0 - job.jitter.as_millis() as i64).max(floor);
-            if job.enabled && floor < until {
-                self.catch_up(job, floor, until, now);
+            let overdue = next_of(&job.schedules, floor).filter(|next| *next <= until);
+            if job.enabled && overdue.is_some() {
+                info!(job = %job.name, after = %floor, %until, "catching up after downtime");
+                let jitter = self.entry(&job.name, |e| e.jitter);
+                let backlog = Backlog {
+                    schedules: job.schedules.clone(),
+                    jitter: jitter.unwrap_or(job.jitter),
+                    after: floor,
+                    last: until,
+                };
+                self.overdue(&job.name, backlog, true);
             }
             let _ = self.plans.send(Plan::From(job.clone(), until));
         }
@@ -1125,64 +1242,6 @@ impl Elector {
         for pending in &state.triggers {
             self.triggered(&job.name, &pending.key, Some(pending.at));
         }
-    }
-
-    /// What was planned while nobody of us was there: after `floor`, up to `until`.
-    fn catch_up(
-        self: &Arc<Self>,
-        job: &Arc<Job>,
-        floor: Occurrence,
-        until: Occurrence,
-        now: Occurrence,
-    ) {
-        let jitter = job.jitter.as_millis() as i64;
-        let all = timetable::overdue(&job.schedules, floor, until, OVERDUE_KEPT);
-        let plan = timetable::catch_up(all, job.catch_up, job.start_within + job.jitter, now);
-        let missed: Vec<Missed> = plan
-            .missed
-            .iter()
-            .map(|m| Missed {
-                first: m.first,
-                last: m.last,
-                count: m.count,
-            })
-            .collect();
-        if missed.is_empty() && plan.run.is_empty() {
-            return;
-        }
-        info!(job = %job.name, run = plan.run.len(), missed = missed.iter().map(|m| m.count).sum::<u64>(),
-            after = %floor, "catching up after downtime");
-        let within = job.start_within.as_millis() as i64;
-        let mut due: Vec<Due> = plan
-            .run
-            .iter()
-            .map(|at| Due {
-                job: job.name.clone(),
-                target: Target::Scheduled(*at),
-                start_at: at.0,
-                start_by: at.0 + jitter + within,
-                overdue: true,
-                missed: missed.iter().filter(|m| m.last < *at).copied().collect(),
-            })
-            .collect();
-        // Those after the last that is run, or all: the last of them is claimed, too late, to have them recorded.
-        let last_run = plan.run.last().copied().unwrap_or(Occurrence(0));
-        let rest: Vec<Missed> = missed
-            .iter()
-            .filter(|m| m.last > last_run)
-            .copied()
-            .collect();
-        if let Some(last) = rest.last() {
-            due.push(Due {
-                job: job.name.clone(),
-                target: Target::Scheduled(last.last),
-                start_at: last.last.0,
-                start_by: claim::NEVER,
-                overdue: true,
-                missed: rest[..rest.len() - 1].to_vec(),
-            });
-        }
-        self.due(due);
     }
 
     /// How often to look at a lease: the first in rank often enough to take over a tenth of a lease after it lapsed,

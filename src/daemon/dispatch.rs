@@ -15,7 +15,10 @@ use tracing::warn;
 use crate::{
     clock::{Alarm, Boottime, StoreClock, wall_us},
     elector::{Due, Elector, Plan},
-    logic::{claim::Target, timetable::Timetable},
+    logic::{
+        claim::Target,
+        timetable::{self, Timetable},
+    },
     model::{JobName, Occurrence, RunId},
 };
 
@@ -146,7 +149,18 @@ impl Dispatcher {
             return false;
         };
         let now = now_us.div_euclid(1000);
+        // In the order of the occurrences: what was armed, what came after it, and only then what lies ahead.
+        self.fire(now);
+        for (job, backlog) in self.timetable.take_backlog(Occurrence(now)) {
+            self.elector.overdue(&job, backlog, false);
+        }
         let more = self.arm(Occurrence(now + LOOK_AHEAD_MS));
+        self.fire(now);
+        more
+    }
+
+    /// Hands in what is armed and due.
+    fn fire(&mut self, now: i64) {
         let later = self.armed.split_off(&(now + 1));
         let due: Vec<Due> = std::mem::replace(&mut self.armed, later)
             .into_values()
@@ -155,13 +169,17 @@ impl Dispatcher {
         if !due.is_empty() {
             self.elector.due(due);
         }
-        more
     }
 
     /// Takes what starts up to `until` out of the timetable. True: there was something.
     fn arm(&mut self, until: Occurrence) -> bool {
         let taken = self.timetable.take_due(until);
         let any = !taken.is_empty();
+        self.arm_these(taken);
+        any
+    }
+
+    fn arm_these(&mut self, taken: Vec<timetable::Due<JobName>>) {
         for due in taken {
             let Some(job) = self.elector.job(&due.key) else {
                 continue;
@@ -177,7 +195,6 @@ impl Dispatcher {
                 missed: vec![],
             });
         }
-        any
     }
 
     fn take(&mut self, plan: Plan) {
@@ -186,10 +203,12 @@ impl Dispatcher {
             Plan::Drop(name) => (name, Occurrence(i64::MIN)),
         };
         // What the old schedule had planned up to the change stays owed, also while it waits for its jitter.
-        while let Some((at, start_at)) = self.timetable.upcoming(name)
+        while let Some((at, _)) = self.timetable.upcoming(name)
             && at <= after
-            && self.arm(Occurrence(start_at))
-        {}
+            && let Some(due) = self.timetable.take_next(name)
+        {
+            self.arm_these(vec![due]);
+        }
         // What was armed before and lies after the change is planned anew, or not at all.
         for due in self.armed.values_mut() {
             due.retain(|d| {

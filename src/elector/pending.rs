@@ -1,14 +1,14 @@
 //! A job's due occurrences on this instance, until they are decided.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use super::LATE_MS;
 use crate::{
-    config::{CatchUp, Job},
+    config::Job,
     logic::{
         claim::{Missed, NEVER, Overlap, Target},
-        schedule::Schedule,
-        timetable,
+        schedule::{Schedule, next_of},
+        timetable::{self, Backlog, CatchUp},
     },
     model::{JobName, Occurrence, Trigger},
 };
@@ -31,9 +31,35 @@ pub struct Due {
 /// So many given up occurrences get a record each; more are one record together.
 const EACH: usize = 100;
 
+/// What is overdue is looked at one by one only when its turn comes: a host that was suspended for a night, or a store
+/// that was away for one, costs no memory for each occurrence.
+#[derive(Debug, Clone)]
+pub(super) struct Segment {
+    pub(super) backlog: Backlog,
+    /// No instance was there. Otherwise they came due here, and with [`Overlap::Queue`] wait for each other.
+    pub(super) absent: bool,
+}
+
+/// The oldest of the segments, one by one.
+#[derive(Debug)]
+pub(super) struct Unfolded {
+    due: Vec<Due>,
+    /// Nothing up to here is left in the segments.
+    upto: Occurrence,
+    /// Of the queue when they were read.
+    turn: u32,
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     due: VecDeque<Due>,
+    /// Ascending. What comes before the first is in `due`, and goes first.
+    backlog: VecDeque<Segment>,
+    /// Planned by a former definition, and still waiting for the jitter that it had. They are handed in again when that
+    /// has passed; until then nothing overtakes them.
+    waiting: Vec<Due>,
+    /// Counts the times that the backlog was begun anew.
+    turn: u32,
     /// Those in the queue could not be decided for a while, so that several of them are overdue.
     outage: bool,
 }
@@ -48,8 +74,128 @@ pub(super) struct Plan {
 }
 
 impl Queue {
+    /// Due, but not to be started before it is pushed, or a later one is.
+    pub(super) fn wait(&mut self, due: Due) {
+        if !self.waiting.iter().any(|d| same(&d.target, &due.target)) {
+            self.waiting.push(due);
+        }
+    }
+
+    /// Those that wait and are not after `at` are due now, and go before what starts at `start_at`.
+    fn pull(&mut self, at: Occurrence, start_at: i64, now: i64, asked: impl Fn(&Target) -> bool) {
+        let not_after = |d: &Due| matches!(d.target, Target::Scheduled(x) if x <= at);
+        let mut pulled: Vec<Due> = self.waiting.extract_if(.., |d| not_after(d)).collect();
+        pulled.sort_by_key(|d| d.start_at);
+        for mut d in pulled {
+            d.start_at = d.start_at.min(start_at);
+            self.insert(d, now, &asked);
+        }
+    }
+
     /// `asked` as for [`Queue::plan`].
     pub(super) fn push(&mut self, due: Due, now: i64, asked: impl Fn(&Target) -> bool) {
+        if let Target::Scheduled(at) = due.target {
+            self.pull(at, due.start_at, now, &asked);
+        }
+        self.insert(due, now, asked);
+    }
+
+    /// More that is due: after all that is in the queue, or from the beginning.
+    pub(super) fn overdue(&mut self, s: Segment, now: i64, asked: impl Fn(&Target) -> bool) {
+        self.pull(s.backlog.last, s.backlog.after.0, now, asked);
+        if s.absent {
+            self.turn += 1;
+            self.backlog.clear();
+        }
+        self.backlog.push_back(s);
+    }
+
+    /// True: `due` is part of the backlog now, as its next one.
+    pub(super) fn absorb(&mut self, job: &Job, due: &Due) -> bool {
+        let Target::Scheduled(at) = due.target else {
+            return false;
+        };
+        let later = |d: &Due, last| matches!(d.target, Target::Scheduled(x) if x > last);
+        let Some(b) = self.backlog.back_mut().map(|s| &mut s.backlog) else {
+            return false;
+        };
+        let follows = Arc::ptr_eq(&b.schedules, &job.schedules)
+            && due.missed.is_empty()
+            && !self.due.iter().any(|d| later(d, b.last))
+            && next_of(&b.schedules, b.last) == Some(at);
+        if follows {
+            b.last = at;
+        }
+        follows
+    }
+
+    /// Those at the end of a long queue become part of the backlog.
+    pub(super) fn compact(&mut self, job: &Job, asked: impl Fn(&Target) -> bool) {
+        if self.due.len() <= EACH {
+            return;
+        }
+        let at = |d: &Due| match d.target {
+            Target::Scheduled(at) if d.missed.is_empty() && !asked(&d.target) => Some(at),
+            _ => None,
+        };
+        let from = (EACH / 2..self.due.len()).rev().find(|i| {
+            let pair = at(&self.due[i - 1]).zip(at(&self.due[*i]));
+            pair.is_none_or(|(a, b)| next_of(&job.schedules, a) != Some(b))
+        });
+        let from = from.map_or(EACH / 2, |i| i + 1);
+        let (Some(first), Some(last)) = (self.due.get(from), self.due.back()) else {
+            return;
+        };
+        let (Some(after), Some(_), Some(last)) = (at(&self.due[from - 1]), at(first), at(last))
+        else {
+            return;
+        };
+        if self.backlog.back().is_some_and(|s| s.backlog.last > after) {
+            return;
+        }
+        let backlog = Backlog {
+            schedules: job.schedules.clone(),
+            jitter: job.jitter,
+            after,
+            last,
+        };
+        self.due.truncate(from);
+        self.backlog.push_back(Segment {
+            backlog,
+            absent: false,
+        });
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.due.is_empty() && self.backlog.is_empty()
+    }
+
+    /// The segments, and the queue's turn, when the next ones have to be looked at one by one: outside of any lock, as
+    /// that may take a while.
+    pub(super) fn next_segments(&mut self, known: Occurrence) -> Option<(Vec<Segment>, u32)> {
+        self.backlog.retain(|s| s.backlog.last > known);
+        let front = self.backlog.front()?.backlog.after.max(known);
+        let before = |d: &Due| matches!(d.target, Target::Scheduled(at) if at <= front);
+        if self.due.iter().any(before) {
+            return None;
+        }
+        Some((self.backlog.iter().cloned().collect(), self.turn))
+    }
+
+    pub(super) fn unfolded(&mut self, u: Unfolded, now: i64, asked: impl Fn(&Target) -> bool) {
+        if u.turn != self.turn {
+            return;
+        }
+        for s in &mut self.backlog {
+            s.backlog.after = s.backlog.after.max(u.upto);
+        }
+        self.backlog.retain(|s| s.backlog.last > u.upto);
+        for due in u.due {
+            self.insert(due, now, &asked);
+        }
+    }
+
+    fn insert(&mut self, due: Due, now: i64, asked: impl Fn(&Target) -> bool) {
         // Most come in order: then the last one tells that it is new.
         let newer = matches!(
             (self.due.back().map(|d| &d.target), &due.target),
@@ -84,6 +230,9 @@ impl Queue {
 
     pub(super) fn clear(&mut self) {
         self.due.clear();
+        self.backlog.clear();
+        self.waiting.clear();
+        self.turn += 1;
         self.outage = false;
     }
 
@@ -95,12 +244,14 @@ impl Queue {
     /// `target` is decided, and so is every scheduled one before it.
     pub(super) fn done(&mut self, target: &Target) {
         match target {
-            Target::Scheduled(at) => self
-                .due
-                .retain(|d| !matches!(d.target, Target::Scheduled(x) if x <= *at)),
+            Target::Scheduled(at) => {
+                let over = |d: &Due| matches!(d.target, Target::Scheduled(x) if x <= *at);
+                self.due.retain(|d| !over(d));
+                self.waiting.retain(|d| !over(d));
+            }
             manual => self.due.retain(|d| !same(&d.target, manual)),
         }
-        if self.due.len() <= 1 {
+        if self.due.len() <= 1 && self.backlog.is_empty() {
             self.outage = false;
         }
     }
@@ -119,11 +270,13 @@ impl Queue {
 
     /// The first scheduled one after `known`.
     pub(super) fn first_after(&self, known: Occurrence) -> Option<Occurrence> {
-        let scheduled = self.due.iter().filter_map(|d| match d.target {
+        let scheduled = self.due.iter().chain(&self.waiting);
+        let scheduled = scheduled.filter_map(|d| match d.target {
             Target::Scheduled(at) => Some(at),
             Target::Manual { .. } => None,
         });
-        scheduled.filter(|at| *at > known).min()
+        let backlog = self.backlog.iter().filter_map(|s| s.first_after(known));
+        scheduled.filter(|at| *at > known).chain(backlog).min()
     }
 
     /// A claim for `target` that gives up `missed` would jump over one that is due: it came in since that was planned.
@@ -134,10 +287,12 @@ impl Queue {
         let left_out = |at: Occurrence| {
             at > known && at < *target && !missed.iter().any(|m| m.first <= at && at <= m.last)
         };
-        self.due.iter().any(|d| match d.target {
+        let backlog = self.backlog.iter().filter_map(|s| s.first_after(known));
+        let mut due = self.due.iter().chain(&self.waiting);
+        due.any(|d| match d.target {
             Target::Scheduled(at) => left_out(at) || d.missed.iter().any(|m| left_out(m.last)),
             Target::Manual { .. } => false,
-        })
+        }) || backlog.into_iter().any(left_out)
     }
 
     /// Those that nobody may start any more become part of the one behind them: an outage of days costs no memory.
@@ -149,9 +304,12 @@ impl Queue {
             from += 1;
         }
         let mut folded = from;
+        // Not across a backlog: what lies in that comes between the two.
+        let apart = self.backlog.front().map(|s| s.backlog.last);
         while let [a, b, ..] = &mut self.due.make_contiguous()[folded..]
-            && let (Target::Scheduled(at), Target::Scheduled(_)) = (&a.target, &b.target)
+            && let (Target::Scheduled(at), Target::Scheduled(next)) = (&a.target, &b.target)
             && now > a.start_by
+            && apart.is_none_or(|apart| *next <= apart || *at > apart)
         {
             let mut missed = std::mem::take(&mut a.missed);
             missed.push(Missed {
@@ -161,15 +319,7 @@ impl Queue {
             });
             missed.append(&mut b.missed);
             in_order(&mut missed);
-            let count = missed.iter().map(|m| m.count).sum();
-            b.missed = match missed.as_slice() {
-                [first, .., last] if missed.len() > EACH => vec![Missed {
-                    first: first.first,
-                    last: last.last,
-                    count,
-                }],
-                _ => missed,
-            };
+            b.missed = together(missed);
             folded += 1;
         }
         self.due.drain(from..folded);
@@ -185,10 +335,14 @@ impl Queue {
     ) -> Option<Plan> {
         self.fold(now, &asked);
         let first = self.due.front()?;
+        // What lies behind a backlog is looked at when that is over.
+        let apart = self.backlog.front().map(|s| s.backlog.last);
         let scheduled: Vec<&Due> = self
             .due
             .iter()
-            .filter(|d| matches!(d.target, Target::Scheduled(_)))
+            .filter(|d| {
+                matches!(d.target, Target::Scheduled(at) if apart.is_none_or(|apart| at <= apart))
+            })
             .collect();
         let collapse = self.outage && job.overlap != Overlap::Queue && job.catch_up != CatchUp::All;
         let last = scheduled.len().saturating_sub(1);
@@ -231,6 +385,93 @@ impl Queue {
             },
             start_by: if never { NEVER } else { due.start_by },
         })
+    }
+}
+
+impl Segment {
+    fn first_after(&self, known: Occurrence) -> Option<Occurrence> {
+        let b = &self.backlog;
+        next_of(&b.schedules, b.after.max(known)).filter(|at| *at <= b.last)
+    }
+}
+
+/// Looks at the oldest of `segments` one by one, which are those of `job` after `known`.
+pub(super) fn unfold(
+    (segments, turn): (Vec<Segment>, u32),
+    job: &Job,
+    now: i64,
+    known: Occurrence,
+) -> Unfolded {
+    let ms = |d: Duration| i64::try_from(d.as_millis()).unwrap_or(i64::MAX);
+    let (mut due, mut missed, mut upto) = (vec![], vec![], known);
+    let newest = segments.len() - 1;
+    for (i, s) in segments.into_iter().enumerate() {
+        let mut b = s.backlog;
+        b.after = b.after.max(upto);
+        if b.after >= b.last {
+            upto = upto.max(b.last);
+            continue;
+        }
+        let policy = match job.catch_up {
+            _ if !s.absent && job.overlap == Overlap::Queue => CatchUp::All,
+            policy => policy,
+        };
+        let within = ms(job.start_within + b.jitter);
+        let mut piece = b.piece(policy, Occurrence(now.saturating_sub(within)), EACH);
+        upto = piece.upto;
+        missed.append(&mut piece.missed);
+        if policy == CatchUp::Latest && i < newest {
+            // There are newer ones.
+            missed.extend(piece.run.drain(..).map(single));
+        }
+        for at in piece.run {
+            due.push(Due {
+                job: job.name.clone(),
+                target: Target::Scheduled(at),
+                start_at: at.0,
+                start_by: at.0.saturating_add(within),
+                overdue: true,
+                missed: together(std::mem::take(&mut missed)),
+            });
+        }
+        if !due.is_empty() {
+            break;
+        }
+    }
+    // None is to be started: the last of them is claimed, too late, to have them recorded.
+    if due.is_empty()
+        && let Some(last) = missed.pop()
+    {
+        due.push(Due {
+            job: job.name.clone(),
+            target: Target::Scheduled(last.last),
+            start_at: last.last.0,
+            start_by: NEVER,
+            overdue: true,
+            missed: together(missed),
+        });
+    }
+    Unfolded { due, upto, turn }
+}
+
+fn single(at: Occurrence) -> Missed {
+    Missed {
+        first: at,
+        last: at,
+        count: 1,
+    }
+}
+
+/// Many records are one.
+fn together(missed: Vec<Missed>) -> Vec<Missed> {
+    let count = missed.iter().map(|m| m.count).sum();
+    match missed.as_slice() {
+        [first, .., last] if missed.len() > EACH => vec![Missed {
+            first: first.first,
+            last: last.last,
+            count,
+        }],
+        _ => missed,
     }
 }
 
@@ -364,6 +605,105 @@ mod tests {
         let p = q.plan(&job(""), 200_000_000, nothing).expect("one is left");
         assert_eq!(p.target, scheduled(99_999_000));
         assert_eq!(p.missed.iter().map(|m| m.count).sum::<u64>(), 99_999);
+    }
+
+    #[test]
+    fn what_may_still_be_started_costs_no_memory_either() {
+        // The store is away for a day, and each may start a day late.
+        let job = job("schedule = \"@every 1s\"\nstart_within = \"24h\"\ncatch_up = \"all\"");
+        let mut q = Queue::default();
+        let all = 86_400;
+        for i in 1..=all {
+            let mut due = due(scheduled(i * 1000), i * 1000);
+            due.start_by = i * 1000 + 86_400_000;
+            if !q.absorb(&job, &due) {
+                q.push(due, i * 1000, nothing);
+                q.compact(&job, nothing);
+            }
+        }
+        assert!(
+            q.due.len() <= EACH && q.backlog.len() == 1,
+            "{}",
+            q.due.len()
+        );
+        assert_eq!(q.first_after(Occurrence(0)), Some(Occurrence(1000)));
+        assert_eq!(
+            q.first_after(Occurrence(70_000_000)),
+            Some(Occurrence(70_001_000))
+        );
+        assert!(q.jumped(Occurrence(0), &scheduled(all * 1000), &[]));
+        // Each is asked for, in order, and the list stays short.
+        let (mut known, now) = (Occurrence(0), all * 1000);
+        for i in 1..=all {
+            while let Some(segments) = q.next_segments(known) {
+                let unfolded = unfold(segments, &job, now, known);
+                q.unfolded(unfolded, now, nothing);
+            }
+            let p = q.plan(&job, now, nothing).expect("one is due");
+            assert_eq!((&p.target, p.missed.len()), (&scheduled(i * 1000), 0));
+            assert!(q.due.len() <= EACH);
+            q.done(&p.target);
+            known = Occurrence(i * 1000);
+        }
+        assert!(q.is_empty());
+    }
+
+    #[test]
+    fn what_was_overdue_is_decided_by_policy_whatever_came_after_it() {
+        for lines in ["", "catch_up = \"none\""] {
+            let job = job(&format!(
+                "schedule = \"@every 10s\"\nstart_within = \"1h\"\n{lines}"
+            ));
+            let mut q = queue(&[100_000]);
+            q.outage();
+            let backlog = Backlog {
+                schedules: job.schedules.clone(),
+                jitter: Duration::ZERO,
+                after: Occurrence(10_000),
+                last: Occurrence(90_000),
+            };
+            q.backlog.push_back(Segment {
+                backlog,
+                absent: true,
+            });
+            let (mut asked, mut missed) = (vec![], 0);
+            while !q.is_empty() {
+                while let Some(segments) = q.next_segments(Occurrence(0)) {
+                    let unfolded = unfold(segments, &job, 100_500, Occurrence(0));
+                    q.unfolded(unfolded, 100_500, nothing);
+                }
+                let p = q.plan(&job, 100_500, nothing).expect("one is due");
+                missed += p.missed.iter().map(|m| m.count).sum::<u64>();
+                asked.push(p.target.clone());
+                q.done(&p.target);
+            }
+            // 20 s to 90 s go with it.
+            assert_eq!((asked, missed), (vec![scheduled(100_000)], 8), "{lines}");
+        }
+    }
+
+    #[test]
+    fn nothing_overtakes_what_waits_for_its_former_jitter() {
+        let mut q = Queue::default();
+        let mut old = due(scheduled(1000), 50_000);
+        old.start_by = 60_000;
+        q.wait(old.clone());
+        assert!(q.is_empty(), "it is not due yet");
+        assert_eq!(q.first_after(Occurrence(0)), Some(Occurrence(1000)));
+        assert!(q.jumped(Occurrence(0), &scheduled(20_000), &[]));
+        // It goes first, in its time.
+        q.push(due(scheduled(20_000), 20_000), 20_003, nothing);
+        let p = q.plan(&job(""), 20_003, nothing).expect("one is due");
+        assert_eq!((p.target.clone(), p.start_by), (scheduled(1000), 60_000));
+        q.done(&p.target);
+        let p = q.plan(&job(""), 20_003, nothing).expect("one is due");
+        assert_eq!(p.target, scheduled(20_000));
+        // Handed in when its time has come, it is there once.
+        let mut q = Queue::default();
+        q.wait(old.clone());
+        q.push(old.clone(), 50_000, nothing);
+        q.push(old, 50_000, nothing);
+        assert_eq!((q.due.len(), q.waiting.len()), (1, 0));
     }
 
     #[test]

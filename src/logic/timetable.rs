@@ -1,6 +1,6 @@
 //! Which occurrences are due, and after downtime which were missed and which are to be caught up.
 //!
-//! [`Timetable`] hands out occurrences while soloist runs; [`overdue`] and [`catch_up`] judge the time when it did
+//! [`Timetable`] hands out occurrences while soloist runs; [`overdue`] and [`Backlog`] judge the time when it did
 //! not. Nothing here asks the time: instants are Unix milliseconds of whatever clock the caller goes by.
 
 use std::{
@@ -21,6 +21,9 @@ use crate::model::Occurrence;
 
 /// Occurrences of one job that one [`Timetable::take_due`] hands out at most; the others stay due.
 pub const MAX_PER_CALL: usize = 1000;
+
+/// More occurrences of one job than this that have started are handed out as a range.
+const FEW: usize = 8;
 
 /// The next occurrence of every job, ordered by start instant.
 ///
@@ -132,6 +135,75 @@ impl<K: Clone + Ord + Hash + Display> Timetable<K> {
     pub fn upcoming(&self, key: &K) -> Option<(Occurrence, i64)> {
         let next = self.entries.get(key)?.next?;
         Some((next.occurrence, next.start_at_ms))
+    }
+
+    /// Takes out as a range what has started by `now`, of each job of which that is more than a few: the host was suspended,
+    /// or a clock stepped. [`Timetable::take_due`] then has the others.
+    #[must_use]
+    pub fn take_backlog(&mut self, now: Occurrence) -> Vec<(K, Backlog)> {
+        let started = self.queue.iter().take_while(|(at, _)| *at <= now.0);
+        let keys: Vec<K> = started.map(|(_, key)| key.clone()).collect();
+        let many = |key: &K| {
+            let entry = self.entries.get(key)?;
+            let following = entry.next?.following.filter(|f| *f <= now)?;
+            let next = |o: &Occurrence| next_of(&entry.schedules, *o).filter(|o| *o <= now);
+            let few = std::iter::successors(Some(following), next)
+                .take(FEW)
+                .count();
+            (few == FEW).then(|| key.clone())
+        };
+        let keys: Vec<K> = keys.iter().filter_map(many).collect();
+        let mut out = Vec::with_capacity(keys.len());
+        for key in keys {
+            let Some(entry) = self.entries.get_mut(&key) else {
+                continue;
+            };
+            let (s, after) = (&entry.schedules, entry.cursor);
+            let starts = |at: &Occurrence| Next::new(&key, s, entry.jitter, *at).start_at_ms;
+            // Only the newest can still wait for its jitter.
+            let last = latest(s, after, now).and_then(|last| match starts(&last) <= now.0 {
+                true => Some(last),
+                false => latest(s, after, Occurrence(last.0 - 1)),
+            });
+            let (Some(last), Some(was)) = (last, entry.next) else {
+                continue;
+            };
+            let backlog = Backlog {
+                schedules: entry.schedules.clone(),
+                jitter: entry.jitter,
+                after,
+                last,
+            };
+            let next = next_of(s, last).map(|next| Next::new(&key, s, entry.jitter, next));
+            (entry.cursor, entry.next) = (last, next);
+            self.queue.remove(&(was.start_at_ms, key.clone()));
+            if let Some(next) = next {
+                self.queue.insert((next.start_at_ms, key.clone()));
+            }
+            out.push((key, backlog));
+        }
+        out
+    }
+
+    /// Hands out the next occurrence of one job, whenever it starts.
+    pub fn take_next(&mut self, key: &K) -> Option<Due<K>> {
+        let entry = self.entries.get_mut(key)?;
+        let next = entry.next?;
+        let due = Due {
+            key: key.clone(),
+            occurrence: next.occurrence,
+            start_at_ms: next.start_at_ms,
+            previous: entry.cursor,
+        };
+        entry.cursor = next.occurrence;
+        entry.next = next
+            .following
+            .map(|occurrence| Next::new(key, &entry.schedules, entry.jitter, occurrence));
+        self.queue.remove(&(next.start_at_ms, key.clone()));
+        if let Some(next) = entry.next {
+            self.queue.insert((next.start_at_ms, key.clone()));
+        }
+        Some(due)
     }
 
     /// Hands out all occurrences that start at or before `until`, by start instant; those of one job always in the
@@ -381,72 +453,104 @@ pub fn recount(
     }
 }
 
-/// What to do about overdue occurrences.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Plan {
-    /// To be recorded as missed, ascending; each occurrence is in one of these or in `run`.
-    pub missed: Vec<Missed>,
+/// The newest occurrence in (`after`, `until`].
+pub fn latest(
+    schedules: &[Arc<Schedule>],
+    after: Occurrence,
+    until: Occurrence,
+) -> Option<Occurrence> {
+    overdue(schedules, after, until, 1).recent.pop()
+}
+
+/// Occurrences of one schedule that are due and have not been decided: a range, however many they are.
+#[derive(Debug, Clone)]
+pub struct Backlog {
+    pub schedules: Arc<[Arc<Schedule>]>,
+    /// So much after its instant each may have been planned to start.
+    pub jitter: Duration,
+    /// They lie after this ...
+    pub after: Occurrence,
+    /// ... and up to this.
+    pub last: Occurrence,
+}
+
+/// What to do about the oldest of a backlog.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Piece {
+    /// To be recorded as missed, ascending; the last of them stands by itself.
+    pub missed: Vec<claim::Missed>,
     /// To be started, ascending.
     pub run: Vec<Occurrence>,
+    /// All up to here is in one of these.
+    pub upto: Occurrence,
 }
 
-/// One occurrence, or a range of them, that will not be run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Missed {
-    pub first: Occurrence,
-    pub last: Occurrence,
-    pub count: u64,
-    /// False: `count` is an estimate.
-    pub exact: bool,
-}
-
-/// Decides on overdue occurrences by the job's `catch_up` and `start_within`.
-///
-/// Those that are `start_within` old or less may start; of these `policy` takes the newest, all or none. All others are
-/// missed: the older ones as one range, each recent one by itself. What [`overdue`] did not keep is never
-/// run, so keep as many as may be started.
-pub fn catch_up(
-    overdue: Overdue,
-    policy: CatchUp,
-    start_within: Duration,
-    now: Occurrence,
-) -> Plan {
-    let start_within = i64::try_from(start_within.as_millis()).unwrap_or(i64::MAX);
-    let mut plan = Plan::default();
-    if let Some(Range {
-        first,
-        last,
-        count,
-        exact,
-    }) = overdue.older
-    {
-        plan.missed.push(Missed {
-            first,
-            last,
-            count,
-            exact,
-        });
-    }
-    let newest = overdue.recent.last().copied();
-    for occurrence in overdue.recent {
-        let in_time = now.0.saturating_sub(occurrence.0) <= start_within;
-        let wanted = match policy {
-            CatchUp::Latest => Some(occurrence) == newest,
-            CatchUp::All => true,
-            CatchUp::None => false,
+impl Backlog {
+    /// Decides on the oldest of them by the job's `catch_up`. Those from `in_time` on may start; of these `policy` takes
+    /// the newest, all or none. All others are missed. At most `most` are started, and the others looked at when these
+    /// are decided; that many missed ones stand by themselves, more are one range.
+    pub fn piece(&self, policy: CatchUp, in_time: Occurrence, most: usize) -> Piece {
+        let (s, last) = (&self.schedules, self.last);
+        let missed = |upto: Occurrence| summary(s, self.after, upto.min(last), most);
+        let before = |o: Occurrence| Occurrence(o.0.saturating_sub(1));
+        let all = |missed, run| Piece {
+            missed,
+            run,
+            upto: last,
         };
-        if in_time && wanted {
-            plan.run.push(occurrence);
-        } else {
-            plan.missed.push(Missed {
-                first: occurrence,
-                last: occurrence,
-                count: 1,
-                exact: true,
-            });
+        match policy {
+            CatchUp::None => all(missed(last), vec![]),
+            CatchUp::Latest => match latest(s, self.after.max(before(in_time)), last) {
+                Some(newest) => all(missed(before(newest)), vec![newest]),
+                None => all(missed(last), vec![]),
+            },
+            CatchUp::All => {
+                let first = self.after.max(before(in_time));
+                let next = |o: &Occurrence| next_of(s, *o).filter(|next| *next <= last);
+                let mut run: Vec<Occurrence> = std::iter::successors(next(&first), next)
+                    .take(most + 1)
+                    .collect();
+                let more = run.len() > most;
+                run.truncate(most);
+                Piece {
+                    missed: missed(before(in_time)),
+                    upto: if more { run[most - 1] } else { last },
+                    run,
+                }
+            }
         }
     }
-    plan
+}
+
+/// The occurrences in (`after`, `upto`], each by itself when they are `most` at most; otherwise all but the last together.
+fn summary(
+    schedules: &[Arc<Schedule>],
+    after: Occurrence,
+    upto: Occurrence,
+    most: usize,
+) -> Vec<claim::Missed> {
+    let single = |at: Occurrence| claim::Missed {
+        first: at,
+        last: at,
+        count: 1,
+    };
+    let next = |o: &Occurrence| next_of(schedules, *o).filter(|next| *next <= upto);
+    let each: Vec<Occurrence> = std::iter::successors(next(&after), next)
+        .take(most + 1)
+        .collect();
+    if each.len() <= most {
+        return each.into_iter().map(single).collect();
+    }
+    let all = overdue(schedules, after, upto, 1);
+    let older = all.older.map(|o| claim::Missed {
+        first: o.first,
+        last: o.last,
+        count: o.count,
+    });
+    older
+        .into_iter()
+        .chain(all.recent.into_iter().map(single))
+        .collect()
 }
 
 #[cfg(test)]

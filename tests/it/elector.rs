@@ -818,6 +818,115 @@ async fn downtime_is_caught_up_by_policy() {
     }
 }
 
+/// More than are looked at at one time.
+#[tokio::test]
+async fn all_that_may_still_start_after_a_downtime_is_run() {
+    let every = 10_000;
+    let base = soloist::clock::wall_us() / 1000;
+    // The clock of the store stands in the middle between two occurrences.
+    let grid = base - base.rem_euclid(every);
+    let offset = grid + every / 2 - base - 1_800_000;
+    let clock = move || soloist::clock::wall_us() + offset * 1000;
+    let store = Arc::new(MemoryStore::new_with_clock(Arc::new(clock)));
+    let started = Arc::new(Started::default());
+    let job = job(
+        "schedule = \"@every 10s\"\nstart_within = \"25m\"\ncatch_up = \"all\"\noverlap = \"queue\"",
+    );
+    let before = Node::simple("before", &store, &started);
+    before.with(&job).await;
+    drop(before);
+    store.shift(1_800_000);
+    let (a, b) = (
+        Node::simple("a", &store, &started),
+        Node::simple("b", &store, &started),
+    );
+    a.elector.set_job(job.clone());
+    b.elector.set_job(job.clone());
+    let due: Vec<i64> = (-179..=0).map(|i| grid + i * every).collect();
+    let all = recorded(&*store, &job.name, 180).await;
+    each_once(&all, &due);
+    started.once();
+    // 25 minutes are 150 occurrences; those at the limit may be too late by a hair.
+    let missed = all.iter().filter(|(_, o)| *o == Outcome::Missed).count();
+    assert!((29..=32).contains(&missed), "{missed} were missed");
+    assert!(all[missed..].iter().all(|(_, o)| *o == Outcome::Succeeded));
+}
+
+/// Another definition comes while an occurrence waits for the jitter of the one before.
+#[tokio::test]
+async fn what_waits_for_its_jitter_is_not_overtaken_after_a_reload() {
+    for by in ["a trigger", "an occurrence"] {
+        let store = Arc::new(MemoryStore::new());
+        let started = Arc::new(Started::default());
+        let node = Node::simple("a", &store, &started);
+        let hour = 3_600_000;
+        let old = job("schedule = \"@every 1h\"\njitter = \"30m\"\nstart_within = \"1h\"");
+        node.with(&old).await;
+        let real = now(&store, 0);
+        let next = real - real.rem_euclid(hour) + hour;
+        let start = |at: i64| {
+            soloist::logic::timetable::start_at_ms(
+                "work",
+                &old.schedules,
+                Occurrence(at),
+                old.jitter,
+            )
+        };
+        // One that waits for a while.
+        let at = (0..100)
+            .map(|i| next + i * hour)
+            .find(|at| start(*at) > at + 400_000)
+            .expect("not all start at once");
+        store.shift(at - hour / 2 - real);
+        // What comes before it is none of this test.
+        node.due(&old, at - hour);
+        recorded(&*store, &old.name, 1).await;
+        store.shift(hour / 2 + 60_000);
+        until_even(&node, at + 60_000).await;
+        let new = job("schedule = \"@every 5m\"\nstart_within = \"1h\"");
+        node.elector.set_job(new.clone());
+        node.planned(&new.name).await;
+        until_registered(&node, &new).await;
+        if by == "a trigger" {
+            let put = Control::Trigger { key: "k".into() };
+            store.control(&new.name, &put).await.unwrap();
+            let all = recorded(&*store, &new.name, 2).await;
+            assert!(all[1].0 < at, "{all:?}");
+            node.due(&old, at);
+        } else {
+            store.shift(240_000);
+            until_even(&node, at + 300_000).await;
+            node.due(&new, at + 300_000);
+        }
+        let all = recorded(&*store, &new.name, 3).await;
+        let found = all.iter().find(|(x, _)| *x == at);
+        assert_eq!(found, Some(&(at, Outcome::Succeeded)), "{by}: {all:?}");
+        started.once();
+    }
+}
+
+/// Until the instance goes by the store's clock as it was moved.
+async fn until_even(node: &Node, at: i64) {
+    until("the clock is taken over", || {
+        let now = node.elector.clock.now_us()? / 1000;
+        (now >= at).then_some(())
+    })
+    .await;
+}
+
+async fn until_registered(node: &Node, job: &Job) {
+    let begun = Instant::now();
+    loop {
+        let states = node.elector.store.observe(std::slice::from_ref(&job.name));
+        let state = states.await.unwrap().value.remove(0).unwrap();
+        if state.def == job.digest {
+            return;
+        }
+        assert!(begun.elapsed() < GENEROUS, "it is not registered");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
 /// Every scheduled instant of what piled up is in the history once.
 fn each_once(all: &[(i64, Outcome)], due: &[i64]) {
     let names: Vec<i64> = all.iter().map(|(at, _)| *at).collect();

@@ -301,38 +301,85 @@ fn overdue_is_exact_for_a_moderate_number_and_bounded_for_any() {
     );
 }
 
+fn backlog(schedules: Vec<Arc<Schedule>>, after: i64, last: i64) -> Backlog {
+    Backlog {
+        schedules: schedules.into(),
+        jitter: Duration::ZERO,
+        after: Occurrence(after),
+        last: Occurrence(last),
+    }
+}
+
 #[test]
 fn catching_up_takes_what_the_policy_says_within_the_time_allowed() {
-    let minutely = schedules(&["* * * * *"]);
-    let now = Occurrence(NOW + 10 * 60_000 + 30_000);
-    let plan = |policy, within| {
-        let plan = catch_up(
-            overdue(&minutely, Occurrence(NOW), now, 6),
-            policy,
-            Duration::from_secs(within),
-            now,
-        );
-        let minute = |o: Occurrence| (o.0 - NOW) / 60_000;
-        let missed: Vec<_> = plan
+    let now = NOW + 10 * 60_000 + 30_000;
+    let all = backlog(schedules(&["* * * * *"]), NOW, now);
+    let minute = |o: Occurrence| (o.0 - NOW) / 60_000;
+    let piece = |policy, within: i64, most| {
+        let piece = all.piece(policy, Occurrence(now - within * 1000), most);
+        let missed: Vec<_> = piece
             .missed
             .iter()
             .map(|m| (minute(m.first), minute(m.last), m.count))
             .collect();
-        (missed, plan.run.into_iter().map(minute).collect::<Vec<_>>())
+        let run: Vec<i64> = piece.run.into_iter().map(minute).collect();
+        (missed, run, piece.upto.0)
     };
-    let singles = |minutes: std::ops::RangeInclusive<i64>| minutes.map(|m| (m, m, 1));
-    let with_older = |minutes| {
-        [(1, 4, 4)]
-            .into_iter()
-            .chain(singles(minutes))
-            .collect::<Vec<_>>()
-    };
-    assert_eq!(plan(CatchUp::Latest, 150), (with_older(5..=9), vec![10]));
-    assert_eq!(plan(CatchUp::All, 150), (with_older(5..=7), vec![8, 9, 10]));
-    assert_eq!(plan(CatchUp::None, 150), (with_older(5..=10), vec![]));
+    let singles =
+        |minutes: std::ops::RangeInclusive<i64>| minutes.map(|m| (m, m, 1)).collect::<Vec<_>>();
+    assert_eq!(
+        piece(CatchUp::Latest, 150, 10),
+        (singles(1..=9), vec![10], now)
+    );
+    assert_eq!(
+        piece(CatchUp::All, 150, 10),
+        (singles(1..=7), vec![8, 9, 10], now)
+    );
+    assert_eq!(
+        piece(CatchUp::None, 150, 10),
+        (singles(1..=10), vec![], now)
+    );
     // the limit itself is in time
-    assert_eq!(plan(CatchUp::Latest, 30), (with_older(5..=9), vec![10]));
-    assert_eq!(plan(CatchUp::All, 29), (with_older(5..=10), vec![]));
+    assert_eq!(
+        piece(CatchUp::Latest, 30, 10),
+        (singles(1..=9), vec![10], now)
+    );
+    assert_eq!(piece(CatchUp::All, 29, 10), (singles(1..=10), vec![], now));
+    // more than stand by themselves: a range, and the last
+    let range = |last: i64| vec![(1, last - 1, last as u64 - 1), (last, last, 1)];
+    assert_eq!(piece(CatchUp::None, 150, 9), (range(10), vec![], now));
+    assert_eq!(piece(CatchUp::Latest, 150, 3), (range(9), vec![10], now));
+    // all of them, and none is forgotten: those behind these come next
+    let sixth = NOW + 6 * 60_000;
+    assert_eq!(piece(CatchUp::All, 270, 1), (range(5), vec![6], sixth));
+}
+
+#[test]
+fn a_long_absence_is_a_range_of_each_job_and_costs_no_memory() {
+    let mut timetable = Timetable::new();
+    let minutely: Arc<[_]> = schedules(&["* * * * *"]).into();
+    for i in 0..2000 {
+        let jitter = Duration::from_secs(i % 3 * 10);
+        timetable.insert(i, minutely.clone(), jitter, Occurrence(NOW));
+    }
+    let now = Occurrence(NOW + 12 * 3_600_000 + 5_000);
+    let taken = timetable.take_backlog(now);
+    assert_eq!(taken.len(), 2000);
+    let (mut waiting, mut upto) = (0, 0);
+    for (key, backlog) in &taken {
+        assert_eq!(backlog.after.0, NOW);
+        let newest = NOW + 12 * 3_600_000;
+        // The newest may wait for its jitter.
+        upto += i32::from(backlog.last.0 == newest);
+        waiting += i32::from(backlog.last.0 == newest - 60_000);
+        assert_eq!(timetable.cursor(key), Some(backlog.last));
+    }
+    assert!(waiting > 100 && waiting + upto == 2000, "{waiting} {upto}");
+    assert!(timetable.take_backlog(now).is_empty());
+    assert!(timetable.take_due(now).is_empty());
+    // What comes after that comes one by one.
+    let due = timetable.take_due(Occurrence(now.0 + 80_000));
+    assert_eq!(due.len(), 2000 + waiting as usize);
 }
 
 const TEXTS: [&str; 8] = [
@@ -455,10 +502,25 @@ proptest! {
         let policy = [CatchUp::Latest, CatchUp::All, CatchUp::None][policy];
         let now = Occurrence(NOW + length);
         let all = walk(&schedules, NOW, now.0);
-        let plan = catch_up(overdue(&schedules, Occurrence(NOW), now, keep), policy, Duration::from_secs(within), now);
-        let missed: u64 = plan.missed.iter().map(|missed| missed.count).sum();
-        prop_assert_eq!(missed + plan.run.len() as u64, all.len() as u64);
-        let mut in_order: Vec<_> = plan.missed.iter().flat_map(|m| [m.first, m.last]).chain(plan.run).collect();
+        let in_time = Occurrence(now.0 - 1000 * within as i64);
+        let mut left = backlog(schedules, NOW, now.0);
+        let (mut missed, mut run, mut in_order) = (0, 0, vec![]);
+        while left.after < left.last {
+            let piece = left.piece(policy, in_time, keep + 1);
+            prop_assert!(piece.run.len() <= keep + 1 && piece.upto > left.after);
+            missed += piece.missed.iter().map(|missed| missed.count).sum::<u64>();
+            run += piece.run.len() as u64;
+            prop_assert!(policy != CatchUp::All || piece.run.iter().all(|o| *o >= in_time));
+            in_order.extend(piece.missed.iter().flat_map(|m| [m.first, m.last]).chain(piece.run));
+            left.after = piece.upto;
+        }
+        prop_assert_eq!(missed + run, all.len() as u64);
+        let wanted = match policy {
+            CatchUp::None => 0,
+            CatchUp::Latest => u64::from(all.last().is_some_and(|o| *o >= in_time)),
+            CatchUp::All => all.iter().filter(|o| **o >= in_time).count() as u64,
+        };
+        prop_assert_eq!(run, wanted);
         in_order.dedup();
         prop_assert!(in_order.is_sorted());
         prop_assert!(all.is_empty() || in_order.first() == all.first());
