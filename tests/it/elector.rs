@@ -142,8 +142,11 @@ impl Store for Line {
         self.claims.fetch_add(claims.len(), Ordering::SeqCst);
         self.held(&self.hold_before).await;
         self.refuses(claims.iter().map(|c| &c.job))?;
-        let done = self.pass(self.store.claim(claims)).await;
+        let mut done = self.pass(self.store.claim(claims)).await;
         self.held(&self.hold_after).await;
+        if let Ok(reply) = &mut done {
+            reply.received = Boottime::now();
+        }
         done
     }
     async fn renew(&self, r: &Renew) -> Result<Reply<Renewal>, Error> {
