@@ -107,11 +107,13 @@ fn survives(fault: &Fault, instances: &[usize], strikes: usize) {
 #[test]
 fn a_reply_that_is_lost_after_the_grant_means_one_start() {
     let mut fleet = proxied();
-    // A first claim is granted with the number 1 behind the server's run id; one that is asked again, or has more to
-    // it, with a word.
-    let info: String = fleet.server().command(&["INFO", "server"]);
-    let run_id = info.lines().find_map(|l| l.strip_prefix("run_id:"));
-    let first = format!("{}\r\n:1\r\n", run_id.expect("a run id").trim());
+    // A first claim is granted with the number 1 behind the store's incarnation; one that is asked again, or has more
+    // to it, with a word.
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let server = fleet.server();
+    let look = runtime.block_on(async { server.store().observe(&[]).await });
+    let look = look.expect("the store answers");
+    let first = format!("{}\r\n:1\r\n", look.inc);
     let first: &'static str = first.leak();
     for round in 0..9 {
         let i = round % 3;
