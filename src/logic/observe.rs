@@ -173,4 +173,12 @@ mod tests {
         assert!(longer >= long.quarantine, "{longer:?}");
         assert_eq!(quarantine(&own, longer, &open(1, 500)), longer);
     }
+
+    #[test]
+    fn a_sighting_tells_the_length_that_its_entry_carries() {
+        assert_eq!(
+            Sighting::new(&open(1, 1_500), ms(0)).length(),
+            Duration::from_millis(1_500)
+        );
+    }
 }

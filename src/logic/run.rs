@@ -360,7 +360,9 @@ mod tests {
         let mut timed = life(Some(100));
         assert_eq!(timed.on_time(at(100)), Step::Terminate);
         assert_eq!(timed.wake_at(), Some(at(500)));
+        assert!(!timed.killing());
         assert_eq!(timed.on_time(at(500)), Step::Kill);
+        assert!(timed.killing());
         assert_eq!(timed.cause(), Some(Cause::Timeout));
 
         let mut stopped = life(None);

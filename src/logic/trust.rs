@@ -148,6 +148,52 @@ mod tests {
         assert!(!held.may_start(ms(10_526)) && !held.may_start(ms(60_000)));
     }
 
+    #[test]
+    fn renewals_are_numbered_from_one() {
+        let mut held = HeldLease::new(lease(), ms(0));
+        assert_eq!(
+            [held.next_seq(), held.next_seq(), held.next_seq()],
+            [1, 2, 3]
+        );
+    }
+
+    #[test]
+    fn after_a_confirmation_the_next_renewal_is_due_a_period_after_its_request() {
+        let mut held = HeldLease::new(lease(), ms(0));
+        held.renewed(ms(3_100), ms(3_200));
+        assert_eq!(held.renew_at(), ms(6_100));
+        assert_eq!(held.step(ms(6_099)), Step::WaitUntil(ms(6_100)));
+        // At the end of trust it is too late.
+        let end = held.trusted_until();
+        held.renewed(ms(15_000), end);
+        assert_eq!(held.trusted_until(), end);
+    }
+
+    #[test]
+    fn a_failed_renewal_is_tried_again_soon_and_more_than_once_while_trust_lasts() {
+        let mut held = HeldLease::new(lease(), ms(0));
+        // A quarter of the period, but for half a second at most and 20 ms at least.
+        held.failed(ms(3_000));
+        assert_eq!(held.renew_at(), ms(3_500));
+        for (renew_every, pause) in [(400, 100), (100, 25), (40, 20)] {
+            let lease = Lease {
+                renew_every: Duration::from_millis(renew_every),
+                ..lease()
+            };
+            let mut held = HeldLease::new(lease, ms(0));
+            held.failed(ms(renew_every));
+            assert_eq!(held.renew_at(), ms(renew_every + pause), "{renew_every}");
+        }
+    }
+
+    #[test]
+    fn a_look_before_its_time_is_due_at_once() {
+        let mut held = HeldLease::new(lease(), ms(1_000));
+        held.renew_now();
+        assert_eq!(held.step(ms(1_001)), Step::Renew);
+        assert_eq!(held.step(ms(13_700)), Step::StepDown);
+    }
+
     proptest! {
         #[test]
         fn trust_never_outlives_the_last_confirmed_request(events in prop::collection::vec((0u64..9_000, 0u64..9_000, any::<bool>()), 1..40)) {
