@@ -115,6 +115,8 @@ enum Command {
     Resume(act::JobOnly),
     /// Skip the coming occurrences of a job, on the whole fleet
     Skip(act::Skip),
+    /// Put a job right that counts the future as decided, after the store's clock was wrong
+    Rewind(act::Rewind),
     /// End what runs of a job, on whichever instance it runs
     Cancel(act::JobOnly),
     /// Let an instance claim nothing more and finish what it runs
@@ -166,6 +168,7 @@ impl Command {
             Self::Pause(c) => c.json,
             Self::Resume(c) | Self::Cancel(c) => c.json,
             Self::Skip(c) => c.json,
+            Self::Rewind(c) => c.json,
             Self::Drain(c) | Self::Undrain(c) => c.json,
         }
     }
@@ -289,6 +292,7 @@ async fn with_store(
         Command::Pause(args) => act::pause(&ctx, &args).await,
         Command::Resume(args) => act::resume(&ctx, &args).await,
         Command::Skip(args) => act::skip(&ctx, &args).await,
+        Command::Rewind(args) => act::rewind(&ctx, &args).await,
         Command::Cancel(args) => act::cancel(&ctx, &args).await,
         Command::Drain(args) => drain::drain(&ctx, &args, true).await,
         Command::Undrain(args) => drain::drain(&ctx, &args, false).await,

@@ -11,6 +11,7 @@ use serde::{Serialize, Serializer};
 use crate::{
     config::{Config, Job},
     logic::{
+        belief,
         claim::{Open, State},
         schedule::next_of,
     },
@@ -133,6 +134,8 @@ pub struct StatusView {
     pub namespace: String,
     /// The store's clock.
     pub now: Time,
+    /// Instances do not believe the store's clock: how far it is ahead of what they believe.
+    pub clock_doubt_ms: Option<i64>,
     /// Digest of the configuration of whoever asks.
     pub config: String,
     pub epoch: EpochView,
@@ -163,6 +166,8 @@ pub struct InstanceView {
     /// This host's wall clock minus the store's.
     pub clock_offset_ms: f64,
     pub clock_warning: bool,
+    /// The instance does not believe the store's clock: how far that is ahead of what it believes.
+    pub clock_doubt_ms: Option<i64>,
     pub config: String,
     /// Most instances have another configuration.
     pub config_differs: bool,
@@ -194,6 +199,8 @@ pub struct JobView {
     pub quarantined: bool,
     /// The newest decided occurrence.
     pub newest: Option<Time>,
+    /// The store's clock was wrong: everything up to then, which lies in the future, counts as decided.
+    pub decided_ahead: Option<Time>,
     /// The newest decided occurrence was skipped or missed.
     pub newest_not_run: bool,
     pub last: Option<LastView>,
@@ -247,9 +254,16 @@ pub fn job(job: &Job, state: Option<&State>, now: i64, inc: &str) -> JobView {
     let none = State::default();
     let known = state.is_some();
     let st = state.unwrap_or(&none);
+    let decided = st.newest.max(st.since);
+    let ahead = decided.saturating_sub(now) > belief::SLACK.as_millis() as i64;
     let next = job
         .enabled
-        .then(|| next_of(&job.schedules, Occurrence(now)))
+        .then(|| {
+            next_of(
+                &job.schedules,
+                Occurrence(if ahead { decided } else { now }),
+            )
+        })
         .flatten();
     let held = || st.open.iter().filter(|o| o.again.is_none());
     let other = |def: &str| !def.is_empty() && def != job.digest;
@@ -263,6 +277,7 @@ pub fn job(job: &Job, state: Option<&State>, now: i64, inc: &str) -> JobView {
         known,
         quarantined: known && st.inc != inc,
         newest: (st.newest > 0).then_some(Time(st.newest)),
+        decided_ahead: ahead.then_some(Time(decided)),
         // With overlap = "allow" an older run may end last; then this says nothing.
         newest_not_run: job.overlap != crate::logic::claim::Overlap::Allow
             && st.open.is_empty()
@@ -321,6 +336,18 @@ pub fn epoch(fleet: &Fleet, now: i64) -> EpochView {
     }
 }
 
+/// Instances that live do not believe the store's clock, which shows `now`: how far it is ahead of what they believe, ms.
+pub fn clock_doubt(fleet: &Fleet, now: i64) -> Option<i64> {
+    let alive = |i: &&Info| {
+        let doubt = i.clock_doubt_ms.unwrap_or(0);
+        !silent(i, now.saturating_sub(doubt))
+    };
+    let doubts = fleet.instances.values().filter(alive);
+    doubts
+        .filter_map(|i| i.clock_doubt_ms)
+        .max_by_key(|ms| ms.saturating_abs())
+}
+
 /// Everything about the fleet. `states` belong to the jobs of `config`, by name.
 pub fn status(
     config: &Config,
@@ -330,11 +357,15 @@ pub fn status(
     now: i64,
     inc: &str,
 ) -> StatusView {
+    let doubt = clock_doubt(fleet, now);
+    // What instances tell is dated by the clock that they believe.
+    let now = now.saturating_sub(doubt.unwrap_or(0));
     let common = most_common(fleet, &config.digest, now);
     StatusView {
         store: store.to_owned(),
         namespace: config.store.namespace.clone(),
         now: Time(now),
+        clock_doubt_ms: doubt,
         config: config.digest.clone(),
         epoch: epoch(fleet, now),
         instances: fleet
@@ -350,6 +381,7 @@ pub fn status(
                 silent: silent(info, now),
                 clock_offset_ms: info.clock_offset_ms,
                 clock_warning: info.clock_offset_ms.abs() > CLOCK_WARNING_MS,
+                clock_doubt_ms: info.clock_doubt_ms,
                 config: info.config.clone(),
                 config_differs: info.config != common,
                 jobs: info.jobs,
@@ -374,7 +406,7 @@ pub fn status(
 
 /// Not heard of for [`SILENT_MS`].
 pub fn silent(info: &Info, now: i64) -> bool {
-    now - info.seen > SILENT_MS
+    now.abs_diff(info.seen) > SILENT_MS as u64
 }
 
 /// The configuration that most instances have; of equally frequent ones ours, else any of them, always the same.

@@ -1,4 +1,4 @@
-//! `pause`, `resume`, `skip`, `cancel`: what a person asks of a job, fleet-wide.
+//! `pause`, `resume`, `skip`, `rewind`, `cancel`: what a person asks of a job, fleet-wide.
 
 use std::time::Duration;
 
@@ -60,6 +60,33 @@ pub struct Skip {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+When the store's clock was ahead for a while, a job may count occurrences as decided whose time has not come: nothing \
+of it starts until then, as `soloist status` says. This puts it back to now. Occurrences that ran before their time \
+stay decided, and are named.
+
+Examples:
+  soloist rewind backup")]
+pub struct Rewind {
+    /// Name of the job
+    job: String,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Rewound<'a> {
+    job: &'a JobName,
+    /// False: nothing of it lay in the future.
+    changed: bool,
+    /// Up to then everything counted as decided.
+    was: Time,
+    /// These ran before their time, and do not run again.
+    ran: Vec<Time>,
 }
 
 #[derive(Debug, Serialize)]
@@ -257,6 +284,66 @@ pub async fn skip(ctx: &Context, args: &Skip) -> Result<Exit, Failure> {
             text.push_str(&format!(": {}{more}", shown.join(", ")));
         }
         text.push('\n');
+        text
+    })?;
+    Ok(Exit::Ok)
+}
+
+pub async fn rewind(ctx: &Context, args: &Rewind) -> Result<Exit, Failure> {
+    let (name, job) = ctx.known_job(&args.job).await?;
+    let fleet = ctx.ask(async || ctx.store.heartbeat(None).await).await?;
+    let shown = fleet.now_us / 1000;
+    if let Some(ahead) = view::clock_doubt(&fleet.value, shown) {
+        return Err(Failure::TryAgain {
+            message: format!(
+                "the store's clock is in doubt: instances believe that it is {}",
+                show::apart(ahead)
+            ),
+            hint: Some(
+                "put the clock of the store's host right first, then rewind the job".to_owned(),
+            ),
+        });
+    }
+    let before = ctx.state(&name).await?.value.unwrap_or_default();
+    let history = ctx
+        .ask(async || ctx.store.history(&name, crate::store::HISTORY_KEPT).await)
+        .await?;
+    let ran = history.iter().filter(|r| r.run_id.is_some());
+    let ran: Vec<Occurrence> = ran
+        .map(|r| r.occurrence)
+        .filter(|at| at.0 > shown)
+        .collect();
+    let changed = control(ctx, &name, &Control::Rewind { ran }).await? == Controlled::Done;
+    let reply = ctx.state(&name).await?;
+    let now = reply.now_us / 1000;
+    let early = reply.value.unwrap_or_default().early;
+    let answer = Rewound {
+        job: &name,
+        changed,
+        was: Time(before.newest.max(before.since)),
+        ran: early.iter().copied().map(Time::from).collect(),
+    };
+    ctx.out.say(&answer, || {
+        if !changed {
+            return format!("nothing of `{name}` is decided before its time\n");
+        }
+        let mut text = format!(
+            "`{name}` counted everything up to {} as decided, and is put back to now",
+            show::instant(answer.was.0)
+        );
+        if let Some(next) = coming(job, now, 1).first() {
+            text.push_str(&format!("; next {}", show::relative(next.0, now)));
+        }
+        text.push('\n');
+        if let Some(last) = early.last() {
+            let shown: Vec<String> = early.iter().map(|o| show::instant(o.0)).collect();
+            text.push_str(&format!(
+                "these ran before their time and do not run again: {}\n\
+                 fencing tokens are smaller than theirs until {}: what checks tokens refuses the runs until then\n",
+                shown.join(", "),
+                show::instant(last.0)
+            ));
+        }
         text
     })?;
     Ok(Exit::Ok)

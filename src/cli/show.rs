@@ -153,6 +153,12 @@ const UNITS: [(&str, i64); 5] = [
     ("s", 1),
 ];
 
+/// How far a clock is ahead, in milliseconds: `1 h 2 min ahead`, `3 s behind`.
+pub fn apart(ahead_ms: i64) -> String {
+    let side = if ahead_ms < 0 { "behind" } else { "ahead" };
+    format!("{} {side}", span(ahead_ms.saturating_abs()))
+}
+
 /// The two largest units of a length of time, rounded down to seconds: `2 h 14 min`, `3 s`.
 pub fn span(ms: i64) -> String {
     let mut rest = ms.max(0) / 1000;

@@ -42,6 +42,13 @@ fn render(s: &StatusView) -> String {
         s.namespace,
         count(s.jobs.len(), "job")
     );
+    if let Some(ahead) = s.clock_doubt_ms {
+        let warning = format!(
+            "instances do not believe the store's clock, which is {}: nothing is started until it is put right",
+            show::apart(ahead)
+        );
+        text.push_str(&format!("{}\n", show::paint(BAD, &warning)));
+    }
     if !s.epoch.open {
         let wait = match s.epoch.wait_ms {
             Some(ms) if ms > 0 => {
@@ -212,6 +219,13 @@ fn job_note(j: &JobView, now: i64) -> String {
     }
     if j.triggers > 0 {
         notes.push(format!("{} waiting", count(j.triggers, "trigger")));
+    }
+    if let Some(t) = j.decided_ahead {
+        notes.push(format!(
+            "counts everything up to {} as decided, after a wrong clock: `soloist rewind {}` puts it right",
+            show::instant(t.0),
+            j.job
+        ));
     }
     if j.newest_not_run
         && let Some(t) = j.newest

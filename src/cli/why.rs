@@ -273,6 +273,24 @@ impl Facts<'_> {
         {
             return format!("Its next attempt is due {}.", relative(again.at, now));
         }
+        if planned
+            && at.0 > st.newest
+            && let Some(ahead) = view::clock_doubt(&self.fleet, now)
+        {
+            return format!(
+                "It is undecided: instances do not believe the store's clock, which is {}, and start nothing until it is \
+                 put right.",
+                show::apart(ahead)
+            );
+        }
+        if planned && at.0 > now && at.0 <= st.newest.max(st.since) {
+            return format!(
+                "It will not run: after the store's clock was wrong, everything up to {} counts as decided; \
+                 `soloist rewind {}` puts that right.",
+                show::instant(st.newest.max(st.since)),
+                self.name
+            );
+        }
         if !planned && decisions.is_empty() {
             return match self.job {
                 Some(j) if !j.schedules.is_empty() => {

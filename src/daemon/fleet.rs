@@ -371,7 +371,10 @@ impl FleetTask {
         // The clock of a durable store is that of the host itself, which is no witness of its own.
         let walls = match el.store.durable() {
             true => vec![],
-            false => walls(&reply.value, &el.instance, shown, believed),
+            false => {
+                let wall = wall_us().div_euclid(1000);
+                walls(&reply.value, &el.instance, shown, believed, wall)
+            }
         };
         match el.clock.vote(&walls) {
             Some(Verdict::Accepted(step)) => warn!(
@@ -472,21 +475,19 @@ impl FleetTask {
 }
 
 /// By how much the wall clock of each host is ahead of what the store's clock shows (`shown`), ms. Heartbeats are dated by
-/// the store's clock, or, from an instance that does not believe it, by the time that it believes.
-fn walls(fleet: &Fleet, me: &InstanceId, shown: i64, believed: i64) -> Vec<i64> {
-    let own = wall_us().div_euclid(1000).saturating_sub(shown);
+/// the store's clock, or, from an instance that does not believe it, by the time that it believes. An instance that has just
+/// started knows neither that time nor better than its host's `wall` clock.
+fn walls(fleet: &Fleet, me: &InstanceId, shown: i64, believed: i64, wall: i64) -> Vec<i64> {
     let others = fleet.instances.iter().filter(|(id, _)| *id != me);
     let others = others.filter_map(|(_, i)| {
-        let fresh = |now: i64| i.seen.abs_diff(now) <= SILENT_MS as u64;
+        let fresh = |now: &i64| i.wall != 0 && i.seen.abs_diff(*now) <= SILENT_MS as u64;
+        let now = [shown, believed, wall].into_iter().find(fresh)?;
         let ahead = i.wall.saturating_sub(i.seen);
-        match () {
-            () if i.wall == 0 => None,
-            () if fresh(shown) => Some(ahead),
-            () if fresh(believed) => Some(ahead.saturating_add(believed).saturating_sub(shown)),
-            () => None,
-        }
+        Some(ahead.saturating_add(now).saturating_sub(shown))
     });
-    std::iter::once(own).chain(others).collect()
+    std::iter::once(wall.saturating_sub(shown))
+        .chain(others)
+        .collect()
 }
 
 /// Returns when somebody changed who is to drain.
@@ -497,6 +498,59 @@ async fn drain_hint(events: &mut tokio::sync::broadcast::Receiver<crate::logic::
             Ok(crate::logic::claim::Event::Drain) => return,
             Ok(_) | Err(RecvError::Lagged(_)) => {}
             Err(RecvError::Closed) => std::future::pending().await,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_clocks_of_hosts_are_compared_by_whichever_time_their_heartbeats_have() {
+        const NOW: i64 = 1_800_000_000_000;
+        const HOUR: i64 = 3_600_000;
+        let info = |seen: i64, wall: i64| Info {
+            seen,
+            host: "h".into(),
+            pid: 1,
+            process: 1,
+            version: "0".into(),
+            config: "c".into(),
+            clock_offset_ms: 0.0,
+            wall,
+            clock_doubt_ms: None,
+            started_at: 0,
+            running: vec![],
+            draining: false,
+            jobs: 0,
+        };
+        let instances = [
+            ("me", info(NOW, NOW + 1_000_000)),
+            ("before-the-step", info(NOW - 900, NOW - 900 + 20)),
+            ("by-the-store", info(NOW + HOUR - 500, NOW - 500)),
+            ("long-gone", info(NOW - 60_000, NOW)),
+            ("tells-none", info(NOW, 0)),
+        ];
+        let fleet = Fleet {
+            id: "e".into(),
+            before: None,
+            born: NOW,
+            quarantine: Duration::ZERO,
+            open: true,
+            instances: instances
+                .map(|(id, i)| (InstanceId::new(id), i))
+                .into_iter()
+                .collect(),
+            drains: vec![],
+        };
+        let me = InstanceId::new("me");
+        // The store is an hour ahead: of what was believed, or, to one that has just started, of its host's clock.
+        for believed in [NOW, NOW + HOUR] {
+            let mut all = walls(&fleet, &me, NOW + HOUR, believed, NOW + 7);
+            all.sort_unstable();
+            let dated = if believed == NOW { 20 } else { 27 };
+            assert_eq!(all, [-HOUR, -HOUR + 7, -HOUR + dated]);
         }
     }
 }

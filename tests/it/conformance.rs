@@ -11,11 +11,11 @@ use std::{
 };
 
 use soloist::{
-    clock::Boottime,
+    clock::{Boottime, StoreClock},
     logic::claim::{
         Again, Answer, Claim, Control, Controlled, Event, Grant, Missed, OVERDUE, OVERLAPS,
-        OWN_KEY, Observed, OnCrash, Open, Overlap, PASSED, Register, Registration, Renew, Renewal,
-        Settle, Settlement, State, Stop, TOO_LATE, Target,
+        OWN_KEY, Observed, OnCrash, Open, Overlap, PASSED, Pause, Register, Registration, Renew,
+        Renewal, Settle, Settlement, State, Stop, TOO_LATE, Target, Told,
     },
     model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger},
     store::{
@@ -95,6 +95,11 @@ conformance! {
     a_trigger_stays_between_the_decided_and_the_next
     a_trigger_survives_its_client
     an_unknown_job_is_absent
+    a_register_in_the_future_is_put_back_and_what_ran_stays_decided
+    what_lies_in_the_future_is_no_knowledge
+    what_people_asked_for_is_told_again_until_they_ask_for_something_else
+    what_is_planned_while_nobody_has_the_job_is_not_owed
+    a_store_in_doubt_decides_nothing
     a_register_only_grows
     a_renewal_is_for_the_holder_alone
     a_settlement_counts_once
@@ -1386,6 +1391,195 @@ async fn an_unknown_job_is_absent(bed: Bed) {
     );
     assert!(st.since >= now);
     assert_eq!(state(&*s).await, st);
+}
+
+async fn a_register_in_the_future_is_put_back_and_what_ran_stays_decided(bed: Bed) {
+    let (s, now) = ahead(&bed, 2 * MINUTE).await;
+    assert_eq!(
+        one(&*s, &claim(now - 10, "a")).await,
+        Answer::Settled(None),
+        "everything up to then counts as decided"
+    );
+    let early = Occurrence(now + 300);
+    let ran = vec![early, Occurrence(now - MINUTE)];
+    let rewind = Control::Rewind { ran };
+    assert_eq!(control(&*s, rewind.clone()).await, Controlled::Done);
+    assert_eq!(control(&*s, rewind).await, Controlled::Nothing);
+    let st = state(&*s).await;
+    assert!(st.newest >= now && st.newest < now + MINUTE, "{st:?}");
+    // The run that left it there is the last one, and ran before its time too.
+    assert_eq!(st.early, [early, Occurrence(now + 2 * MINUTE)]);
+    // What ran early does not run again; what did not, does.
+    let other = claim(early.0 + 20, "a");
+    assert_eq!(
+        in_time(&*s, &claim(early.0, "a")).await,
+        Answer::Settled(None)
+    );
+    assert_eq!(state(&*s).await.early, [Occurrence(now + 2 * MINUTE)]);
+    assert!(matches!(in_time(&*s, &other).await, Answer::Granted(_)));
+}
+
+async fn what_lies_in_the_future_is_no_knowledge(bed: Bed) {
+    let (s, now) = ready(&bed).await;
+    let wrong = Occurrence(now + 60 * MINUTE);
+    let known = Claim {
+        known: wrong,
+        ..claim(now - 10, "a")
+    };
+    assert!(matches!(one(&*s, &known).await, Answer::Granted(_)));
+    let r = Register {
+        known: wrong,
+        ..registration("backup", None)
+    };
+    let (answer, st) = register(&*s, r).await;
+    assert_eq!(
+        (answer, st.unwrap().newest),
+        (Registration::Ready, now - 10)
+    );
+}
+
+async fn what_people_asked_for_is_told_again_until_they_ask_for_something_else(bed: Bed) {
+    let s = bed.store();
+    let (now, inc) = now(&*s).await;
+    let told = Told {
+        pause: Some(Pause {
+            until: None,
+            reason: None,
+            at: now - MINUTE,
+        }),
+        skip: 2,
+        skip_at: now - MINUTE,
+    };
+    let tell = |adopt: Option<&str>| Register {
+        told: told.clone(),
+        ..registration("backup", adopt)
+    };
+    // Before anybody adopts, so that nothing starts in between.
+    let (answer, st) = register(&*s, tell(None)).await;
+    assert_eq!(answer, Registration::Absent);
+    assert_eq!(Told::of(&st.expect("it is kept")), told);
+    let (answer, st) = register(&*s, registration("backup", Some(&inc))).await;
+    assert_eq!(
+        (answer, Told::of(&st.unwrap())),
+        (Registration::Ready, told.clone())
+    );
+    assert!(matches!(
+        in_time(&*s, &claim(self::now(&*s).await.0 + 5, "a")).await,
+        Answer::Recorded {
+            outcome: Outcome::Skipped,
+            ..
+        }
+    ));
+    // A newer request has the last word, whoever tells the old one again.
+    assert_eq!(control(&*s, Control::Resume).await, Controlled::Done);
+    assert_eq!(
+        control(&*s, Control::Skip { count: 0 }).await,
+        Controlled::Done
+    );
+    let (_, st) = register(&*s, tell(None)).await;
+    let st = st.unwrap();
+    assert_eq!((st.pause, st.skip), (None, 0));
+    // One that was used up is not told again either.
+    assert_eq!(
+        control(&*s, Control::Skip { count: 1 }).await,
+        Controlled::Done
+    );
+    let asked = Told::of(&state(&*s).await);
+    let at = self::now(&*s).await.0 + 5;
+    assert!(matches!(
+        in_time(&*s, &claim(at, "a")).await,
+        Answer::Recorded {
+            outcome: Outcome::Skipped,
+            ..
+        }
+    ));
+    let again = Register {
+        told: asked,
+        ..registration("backup", None)
+    };
+    assert_eq!(register(&*s, again).await.1.unwrap().skip, 0);
+    assert!(matches!(
+        in_time(&*s, &claim(at + 5, "a")).await,
+        Answer::Granted(_)
+    ));
+}
+
+async fn what_is_planned_while_nobody_has_the_job_is_not_owed(bed: Bed) {
+    let (s, now) = ready(&bed).await;
+    assert_eq!(s.jobs().await.unwrap(), [j()]);
+    let since = state(&*s).await.since;
+    assert_eq!(control(&*s, Control::Off).await, Controlled::Done);
+    assert_eq!(control(&*s, Control::Off).await, Controlled::Nothing);
+    // It is known to be disabled, which changes nothing.
+    let disabled = Register {
+        enabled: false,
+        ..registration("backup", None)
+    };
+    let st = register(&*s, disabled).await.1.unwrap();
+    assert!(st.off >= now && st.since == since, "{st:?}");
+    let off = st.off;
+    let st = register(&*s, registration("backup", None)).await.1.unwrap();
+    assert!(st.off == 0 && st.since >= off, "{st:?}");
+    // Where somebody has it after all, and claims it, nothing is forgotten.
+    assert_eq!(control(&*s, Control::Off).await, Controlled::Done);
+    granted(&*s, &claim(self::now(&*s).await.0, "a")).await;
+    let since = st.since;
+    let st = register(&*s, registration("backup", None)).await.1.unwrap();
+    assert_eq!((st.off, st.since), (0, since));
+}
+
+/// The store's clock is not where the caller believes it to be.
+async fn a_store_in_doubt_decides_nothing(bed: Bed) {
+    let (s, now) = ready(&bed).await;
+    let (c, g) = {
+        let c = claim(now - 20, "a");
+        let g = granted(&*s, &c).await;
+        (c, g)
+    };
+    let doubting = bed.store();
+    let clock = Arc::new(StoreClock::default());
+    doubting.believe(clock.clone());
+    let (sent, hour) = (Boottime::now(), 60 * MINUTE);
+    // As if it had shown an hour less until now.
+    let _ = clock.sample((now - hour) * 1000, sent, sent);
+    let before = state(&*s).await;
+    let other = Claim {
+        start_by: now - 10,
+        ..claim(now - 10, "b")
+    };
+    assert_eq!(one(&*doubting, &other).await, Answer::InDoubt);
+    let (answer, _) = register(&*doubting, registration("another", None)).await;
+    assert_eq!(answer, Registration::Quarantined);
+    assert_eq!(state(&*s).await, before);
+    // What must be written is, with the time that is believed.
+    let renewed = doubting.renew(&renewal(&c, g, 1)).await.unwrap().value;
+    assert_eq!(renewed, Renewal::Renewed(None));
+    let at = state(&*s).await.open[0].renewed_at;
+    assert!(
+        at >= now - hour && at < now - hour + MINUTE,
+        "{at} is not an hour before {now}"
+    );
+    let again = Again {
+        at: 1000,
+        trigger: Trigger::Retry,
+    };
+    let failed = Settle {
+        again: Some(again),
+        ..settlement(&c, g, Outcome::Failed)
+    };
+    let settled = doubting.settle(&failed, &nothing()).await.unwrap().value;
+    assert_eq!(settled, Settlement::Done);
+    let at = state(&*s).await.open[0].again.expect("a retry").at;
+    assert!(at < now - hour + MINUTE, "{at} is not an hour before {now}");
+    // Long on its way is no doubt.
+    let late = Arc::new(StoreClock::default());
+    let _ = late.sample((now - 3000) * 1000, sent, sent);
+    let patient = bed.store();
+    patient.believe(late);
+    if !matches!(bed, Bed::Memory(_)) {
+        let answer = one(&*patient, &claim(now - 20, "b")).await;
+        assert_ne!(answer, Answer::InDoubt);
+    }
 }
 
 async fn a_register_only_grows(bed: Bed) {

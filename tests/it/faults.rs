@@ -1,5 +1,6 @@
 //! The fault matrix, on the whole daemon: processes, clocks of leases, stores, networks, resources, bad input.
 
+mod clock;
 mod input;
 mod network;
 mod processes;

@@ -6,7 +6,7 @@ use rustix::process::Signal;
 
 use crate::support::{
     GENEROUS,
-    fleet::{Fleet, LATE_RATHER_THAN_SKIPPED, Plan, each_second, fleet},
+    fleet::{Fleet, LATE_RATHER_THAN_SKIPPED, Plan, each_second, fleet, occurrence_ms},
     proxy::Fault,
     test_seconds,
     trace::{ONCE, Run},
@@ -496,4 +496,132 @@ fn jobs_are_registered_once_in_a_quarantine_not_again_and_again() {
     // At first, when the quarantine is over, and once more to adopt each; and the heartbeats.
     assert!((2 * JOBS..4 * JOBS).contains(&reads), "{reads} reads");
     fleet.stop();
+}
+
+/// Runs what is planned, however late: only what is not owed is left out.
+const EVERYTHING: &str = "catch_up = \"all\"\nstart_within = \"10m\"\noverlap = \"queue\"\n";
+
+/// Waits until nothing of the job has been due for so many seconds, and returns when that began (Unix ms).
+fn idle_for(fleet: &Fleet, seconds: i64) -> i64 {
+    let from = now_us() / 1000;
+    wait_until("time passes", GENEROUS, || {
+        now_us() / 1000 > from + seconds * 1000
+    });
+    assert!(fleet.instances.iter().all(|i| i.runs()));
+    from
+}
+
+/// Nothing was run of what was planned in these times (Unix ms), but for a second at each end.
+#[track_caller]
+fn nothing_of(fleet: &Fleet, job: &str, from: i64, to: i64) {
+    let runs = fleet.trace().runs_of(job);
+    let mut wrong = runs
+        .iter()
+        .filter(|r| r.occurrence > from + 1000 && r.occurrence < to - 1000);
+    assert!(wrong.next().is_none(), "run later: {runs:?}");
+}
+
+#[test]
+fn what_is_planned_while_a_job_is_disabled_or_absent_is_never_run() {
+    let mut fleet = fleet(2).witness("work", "for=5", EVERYTHING).start();
+    fleet.wait_runs(2);
+    let table = each_second("for=5", EVERYTHING);
+    for without in [Some(format!("{table}enabled = false\n")), None] {
+        for i in 0..2 {
+            fleet.set_job("work", without.as_deref());
+            fleet.write_config(i);
+            fleet.instances[i].signal(Signal::HUP);
+        }
+        wait_until("the fleet knows that nobody has it", GENEROUS, || {
+            let knows = |i: usize| {
+                fleet.instances[i]
+                    .log_text()
+                    .contains("nothing of it is owed")
+            };
+            knows(0) || knows(1)
+        });
+        let from = idle_for(&fleet, 4);
+        // One is started again, the other reads the file.
+        fleet.instances[0].urge();
+        fleet.set_job("work", Some(&table));
+        for i in 0..2 {
+            fleet.write_config(i);
+        }
+        let to = now_us() / 1000;
+        fleet.instances[0].start();
+        fleet.instances[1].signal(Signal::HUP);
+        wait_until("it runs again", GENEROUS, || {
+            let runs = fleet.trace().runs_of("work");
+            runs.iter().filter(|r| r.occurrence > to).count() >= 3
+        });
+        nothing_of(&fleet, "work", from, to);
+        for i in &fleet.instances {
+            std::fs::write(&i.log, "").expect("an empty log");
+        }
+    }
+    fleet.stop();
+    // All are down: that is no absence, and everything is caught up.
+    let from = now_us() / 1000;
+    wait_until("time passes", GENEROUS, || now_us() / 1000 > from + 3000);
+    fleet.instances[0].start();
+    wait_until("what was planned meanwhile runs", GENEROUS, || {
+        let runs = fleet.trace().runs_of("work");
+        let of = |r: &&Run| r.occurrence > from && r.occurrence < from + 3000;
+        runs.iter().filter(of).count() >= 2
+    });
+    fleet.stop();
+}
+
+/// Daemon, guard and job are killed at once, and the daemon is started again under its name: its run from before is dead,
+/// whatever its name says.
+#[test]
+fn a_run_of_a_former_process_of_this_name_is_not_taken_for_a_living_one() {
+    let mut fleet = fleet(1)
+        .default("lease", "\"6s\"")
+        .witness(
+            "work",
+            "for=60000",
+            "start_within = \"5m\"\ntimeout = \"5m\"\n",
+        )
+        .start();
+    let (i, run) = fleet.wait_holder("work");
+    let guard = fleet.guard(&run);
+    fleet.instances[i].signal(Signal::STOP);
+    crate::support::process::signal(guard, Signal::KILL);
+    fleet.instances[i].kill();
+    fleet.wait_gone(&run, 0);
+    let dead = now_us() / 1000;
+    fleet.instances[i].start();
+    fleet.wait_record("work", "unknown");
+    fleet.wait_run("the next one", |r| r.occurrence > dead);
+    let skipped: Vec<_> = fleet
+        .history("work")
+        .into_iter()
+        .filter(|r| r["outcome"] == "skipped" && occurrence_ms(r) > dead)
+        .collect();
+    // The next run may have been skipped for, but not the dead one.
+    let first = fleet.trace().runs_of("work")[1].occurrence;
+    assert!(
+        skipped.iter().all(|r| occurrence_ms(r) > first),
+        "skipped for a dead run's sake: {skipped:?}"
+    );
+    fleet.stop_all_now();
+}
+
+#[test]
+fn two_daemons_of_one_name_are_told_so() {
+    let mut fleet = fleet(2)
+        .witness("work", "for=5", LATE_RATHER_THAN_SKIPPED)
+        .start();
+    fleet.wait_runs(2);
+    let name = fleet.instances[0].id.clone();
+    fleet.instances[1].kill();
+    fleet.instances[1].start_with(|c| {
+        c.env("SOLOIST_INSTANCE", &name);
+    });
+    for i in 0..2 {
+        fleet.wait_log(i, "another soloist has this instance's name");
+    }
+    fleet.stop();
+    fleet.judge(ONCE, &["work"], None);
 }

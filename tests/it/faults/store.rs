@@ -339,3 +339,58 @@ fn a_promoted_replica_is_gone_on_with() {
     let ran = fleet.trace().runs_of("q1").len();
     assert!(known >= 4 && ran >= 4, "{known} records, {ran} runs");
 }
+
+/// A's data is replaced by B's, which is an older copy, and A is a primary again before anybody's next heartbeat: its
+/// process and its run id stay.
+#[test]
+fn redis_whose_data_was_replaced_under_it_runs_nothing_twice() {
+    survives(2, |fleet| {
+        let mut older = RedisServer::start_later();
+        let copy = fleet.server().snapshot();
+        fleet.wait_more_runs(8);
+        older.revive(Some(&copy));
+        older.command::<()>(&["CONFIG", "SET", "repl-diskless-sync-delay", "0"]);
+        let port = older.port().to_string();
+        let server = fleet.server();
+        server.command::<()>(&["REPLICAOF", "127.0.0.1", &port]);
+        wait_until("the data is the other's", GENEROUS, || {
+            let info: String = server.command(&["INFO", "replication"]);
+            info.contains("master_link_status:up")
+        });
+        server.command::<()>(&["REPLICAOF", "NO", "ONE"]);
+    });
+}
+
+#[test]
+fn a_pause_and_a_drain_outlive_the_stores_data() {
+    let mut fleet = fleet(2)
+        .witness("work", "for=5", LATE_RATHER_THAN_SKIPPED)
+        .witness("other", "for=5", LATE_RATHER_THAN_SKIPPED)
+        .start();
+    fleet.wait_runs(4);
+    fleet.said(&["pause", "work", "--reason", "the disks are moved"]);
+    fleet.said(&["drain", "i2"]);
+    fleet.wait_record("work", "skipped");
+    fleet.wait_log(1, "asked to drain");
+    let before = fleet.trace().runs_of("work").len();
+    fleet.server().flush();
+    let lost = now_ms();
+    // The fleet goes on, and the paused job does not.
+    wait_until("the other job runs again", GENEROUS, || {
+        let runs = fleet.trace().runs_of("other");
+        runs.iter().filter(|r| r.occurrence > lost).count() >= 3
+    });
+    let record = fleet.wait_record("work", "skipped");
+    assert_eq!(record["error"], "paused: the disks are moved");
+    assert_eq!(fleet.trace().runs_of("work").len(), before);
+    let by = |r: &Run| r.instance == "i2" && r.occurrence > lost;
+    assert!(!fleet.trace().runs().iter().any(by), "i2 was to drain");
+    // What is asked for later has the last word.
+    fleet.said(&["resume", "work"]);
+    fleet.said(&["undrain", "i2"]);
+    wait_until("the job runs again, and i2 works", GENEROUS, || {
+        let trace = fleet.trace();
+        trace.runs_of("work").len() >= before + 3 && trace.runs().iter().any(by)
+    });
+    fleet.stop();
+}

@@ -43,6 +43,7 @@ pub struct Plan {
     meeting: Meeting,
     sqlite_file: Option<PathBuf>,
     server_up: bool,
+    own_clock: bool,
     slots: usize,
     drain: &'static str,
     limits: String,
@@ -60,6 +61,7 @@ pub fn fleet(size: usize) -> Plan {
         meeting: Meeting::Redis,
         sqlite_file: None,
         server_up: true,
+        own_clock: false,
         slots: 1,
         drain: "5s",
         limits: String::new(),
@@ -82,6 +84,11 @@ impl Plan {
     }
     pub fn proxied(mut self) -> Self {
         self.meeting = Meeting::Proxied;
+        self
+    }
+    /// The clock of the Redis server can be stepped.
+    pub fn store_with_own_clock(mut self) -> Self {
+        self.own_clock = true;
         self
     }
     /// The store is not there yet when the instances start.
@@ -157,6 +164,12 @@ impl Plan {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let server = match (self.meeting, self.server_up) {
             (Meeting::Sqlite, _) => None,
+            (_, true) if self.own_clock => Some(RedisServer::start_with_own_clock()),
+            (_, false) if self.own_clock => {
+                let mut server = RedisServer::start_with_own_clock();
+                server.kill();
+                Some(server)
+            }
             (_, true) => Some(RedisServer::start()),
             (_, false) => Some(RedisServer::start_later()),
         };

@@ -1,7 +1,7 @@
 //! A Redis server of one test: on a Unix socket and a TCP port, killed on drop.
 
 use std::{
-    os::unix::process::CommandExt,
+    os::unix::{fs::FileExt, process::CommandExt},
     path::PathBuf,
     process::{Child, Command, Stdio},
     sync::atomic::{AtomicU16, Ordering},
@@ -11,7 +11,7 @@ use std::{
 use rustix::process::{Signal, set_parent_process_death_signal};
 use soloist::{config, store::redis::RedisStore};
 
-use super::{GENEROUS, process, wait_for};
+use super::{GENEROUS, process, wait_for, witness};
 
 pub struct RedisServer {
     dir: tempfile::TempDir,
@@ -27,6 +27,28 @@ pub struct RedisServer {
 pub struct Snapshot(Vec<u8>);
 
 impl RedisServer {
+    /// One whose clock can be stepped: [`RedisServer::step_clock`].
+    pub fn start_with_own_clock() -> Self {
+        let mut server = Self::start_later();
+        std::fs::write(server.clock_file(), 0i64.to_ne_bytes()).expect("write the clock");
+        server.revive(None);
+        server
+    }
+
+    fn clock_file(&self) -> PathBuf {
+        self.dir.path().join("clock")
+    }
+
+    /// From now on its clock is wrong by so much.
+    pub fn step_clock(&self, by: Duration) {
+        let us = i64::try_from(by.as_micros()).expect("a short time");
+        let file = std::fs::OpenOptions::new()
+            .write(true)
+            .open(self.clock_file());
+        file.and_then(|f| f.write_all_at(&us.to_ne_bytes(), 0))
+            .expect("write the clock");
+    }
+
     /// An empty server that persists nothing by itself.
     pub fn start() -> Self {
         Self::start_with(&[])
@@ -205,6 +227,7 @@ fn spawn(dir: &tempfile::TempDir, port: u16, append_only: bool, args: &[String])
         .append(true)
         .open(dir.path().join("redis.log"))
         .expect("redis.log");
+    let clock = dir.path().join("clock");
     let mut command = Command::new("redis-server");
     command
         .args([
@@ -222,6 +245,13 @@ fn spawn(dir: &tempfile::TempDir, port: u16, append_only: bool, args: &[String])
         .args(args)
         .current_dir(dir.path())
         .stdin(Stdio::null())
+        .envs(
+            clock
+                .exists()
+                .then(|| witness::stepped(&clock))
+                .into_iter()
+                .flatten(),
+        )
         .stdout(log)
         .stderr(Stdio::null());
     // Each test owns its server from one thread; a test run that is killed leaves none behind.

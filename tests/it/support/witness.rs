@@ -36,6 +36,19 @@ pub fn headless() -> &'static Path {
     PROGRAM.get_or_init(|| compile("headless", include_str!("headless.c"), &["-pthread"]))
 }
 
+/// A library that makes a program's wall clock wrong by what stands in `file` (µs, eight bytes), and the variables for it.
+pub fn stepped(file: &Path) -> [(&'static str, String); 2] {
+    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
+    let library = LIBRARY.get_or_init(|| {
+        let text = include_str!("step.c");
+        compile("step.so", text, &["-shared", "-fPIC"])
+    });
+    [
+        ("LD_PRELOAD", library.display().to_string()),
+        ("STEP_FILE", file.display().to_string()),
+    ]
+}
+
 /// In the build directory, so that nothing is left elsewhere; test processes do not wait for each other.
 ///
 /// # Panics

@@ -1,0 +1,146 @@
+//! A store whose clock is wrong for a while: nothing is decided by it, and nothing is lost.
+
+use std::time::Duration;
+
+use crate::support::{
+    GENEROUS,
+    fleet::{Fleet, LATE_RATHER_THAN_SKIPPED, fleet},
+    trace::ONCE,
+    wait_until,
+};
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// Instances with a job each second, whose clocks agree with the store's; some have run.
+fn running(size: usize) -> Fleet {
+    let fleet = fleet(size)
+        .store_with_own_clock()
+        .witness("work", "for=5", LATE_RATHER_THAN_SKIPPED)
+        .start();
+    fleet.wait_runs(3);
+    fleet
+}
+
+fn newest(fleet: &Fleet) -> i64 {
+    let status = fleet.json(&["status", "--json"]);
+    let text = status["jobs"][0]["newest"].as_str().expect("decided ones");
+    let at: jiff::Timestamp = text.parse().expect("a time");
+    at.as_millisecond()
+}
+
+/// The clock is wrong for as long as `notice` takes, and right again: nothing was decided before its time, and every second
+/// from the first to the last is accounted for.
+fn survives(fleet: &mut Fleet, by: Duration, notice: impl FnOnce(&mut Fleet)) {
+    fleet.server().step_clock(by);
+    notice(fleet);
+    let runs = fleet.trace().runs().len();
+    let known = newest(fleet);
+    // Some seconds become due meanwhile; nobody decides them by that clock.
+    std::thread::sleep(Duration::from_secs(2));
+    assert_eq!(fleet.trace().runs().len(), runs, "started by a wrong clock");
+    assert_eq!(newest(fleet), known, "decided by a wrong clock");
+    fleet.server().step_clock(Duration::ZERO);
+    fleet.wait_more_runs(4);
+}
+
+#[test]
+fn a_store_clock_that_jumps_for_a_moment_silences_no_job() {
+    let mut fleet = running(2);
+    let why = |fleet: &Fleet| fleet.said(&["why", "work"]);
+    survives(&mut fleet, HOUR, |fleet| {
+        for i in 0..2 {
+            fleet.wait_log(i, "the store's clock is 3600.0s ahead");
+        }
+        wait_until("status says so", GENEROUS, || {
+            let text = fleet.said(&["status"]);
+            text.contains("do not believe the store's clock, which is 1 h")
+        });
+        wait_until("why says so", GENEROUS, || {
+            why(fleet).contains("instances do not believe the store's clock")
+        });
+    });
+    for i in 0..2 {
+        fleet.wait_log(i, "the store's clock is right again");
+    }
+    fleet.stop();
+    fleet.judge(ONCE, &["work"], None);
+}
+
+#[test]
+fn a_store_that_comes_up_with_a_wrong_clock_silences_no_job() {
+    let mut fleet = running(2);
+    fleet.server().append_only();
+    survives(&mut fleet, HOUR, |fleet| {
+        fleet.server().kill();
+        fleet.server().revive(None);
+        for i in 0..2 {
+            fleet.wait_log(i, "the store's clock is 3600.0s ahead");
+        }
+    });
+    let history = fleet.history("work");
+    assert!(
+        history
+            .iter()
+            .all(|r| r["count"].as_i64().unwrap_or(1) < 60),
+        "given up in the future: {history:#?}"
+    );
+    fleet.stop();
+    fleet.judge(ONCE, &["work"], None);
+}
+
+/// An instance that starts while the clock is wrong has seen no other time; the other hosts' clocks tell it.
+#[test]
+fn an_instance_that_starts_under_a_wrong_clock_asks_the_other_hosts() {
+    let mut fleet = running(3);
+    survives(&mut fleet, HOUR, |fleet| {
+        for i in 0..3 {
+            fleet.wait_log(i, "the store's clock is 3600.0s ahead");
+        }
+        fleet.instances[0].kill();
+        std::fs::write(&fleet.instances[0].log, "").expect("an empty log");
+        fleet.instances[0].start();
+        fleet.wait_log(0, "the store's clock is 3600.0s ahead");
+    });
+    fleet.stop();
+    fleet.judge(ONCE, &["work"], None);
+}
+
+/// One that was wrong from the beginning and is put right is believed: the hosts' clocks side with it.
+#[test]
+fn a_store_clock_that_is_put_right_is_believed() {
+    let mut fleet = fleet(1)
+        .store_with_own_clock()
+        .store_comes_later()
+        .witness("work", "for=5", LATE_RATHER_THAN_SKIPPED)
+        .start();
+    fleet.server().step_clock(HOUR);
+    fleet.server().revive(None);
+    // One host against the store: the store names the instants.
+    fleet.wait_runs(2);
+    fleet.server().step_clock(Duration::ZERO);
+    fleet.wait_log(0, "the hosts' clocks agree with it");
+    // Everything up to then is decided, an hour ahead. It is named, and put right by hand.
+    fleet.wait_log(0, "lies in the future");
+    let text = fleet.said(&["status"]);
+    assert!(
+        text.contains("`soloist rewind work` puts it right"),
+        "{text}"
+    );
+    let why = fleet.said(&["why", "work"]);
+    let runs = fleet.trace().runs();
+    let said = fleet.said(&["rewind", "work"]);
+    assert!(said.contains("is put back to now"), "{said}\n{why}");
+    assert!(said.contains("ran before their time"), "{said}");
+    fleet.wait_more_runs(3);
+    let ran =
+        |runs: &[crate::support::trace::Run]| runs.iter().map(|r| r.occurrence).collect::<Vec<_>>();
+    let (early, all) = (ran(&runs), ran(&fleet.trace().runs()));
+    for at in &early {
+        assert_eq!(all.iter().filter(|o| *o == at).count(), 1, "{at} ran twice");
+    }
+    let again = fleet.said(&["rewind", "work"]);
+    assert!(
+        again.contains("nothing of `work` is decided before its time"),
+        "{again}"
+    );
+}
