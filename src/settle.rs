@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     clock::Boottime,
-    config,
+    config::{self, StoreUrl},
     guard::{HandOver, Moment},
     lock::LockClient,
     logic::{
@@ -163,6 +163,10 @@ fn outlive_terminal_and_service() {
 fn release(legacy: &LockLegacy) -> ExitCode {
     let until = Boottime::now() + legacy.patience;
     loop {
+        // With its file the lock is gone, too.
+        if matches!(&legacy.store.url, StoreUrl::Sqlite(file) if !file.exists()) {
+            return ExitCode::SUCCESS;
+        }
         let tried = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()

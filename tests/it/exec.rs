@@ -54,10 +54,9 @@ impl Place {
         }
     }
     fn redis() -> Self {
-        Self {
-            server: Some(RedisServer::start()),
-            ..Self::sqlite()
-        }
+        let mut place = Self::sqlite();
+        place.server = Some(RedisServer::start());
+        place
     }
 
     fn server(&mut self) -> &mut RedisServer {
@@ -145,6 +144,12 @@ impl Place {
 
     fn go(&self) {
         File::create(self.file("go")).expect("a file");
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        process::end_soloists_in(self.dir.path());
     }
 }
 

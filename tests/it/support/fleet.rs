@@ -697,5 +697,6 @@ impl Drop for Fleet {
                 process::signal(pid, Signal::KILL);
             }
         }
+        process::end_soloists_in(self.dir.path());
     }
 }

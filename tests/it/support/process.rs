@@ -84,3 +84,19 @@ pub fn reap(child: &mut std::process::Child, patience: Duration) {
         std::thread::sleep(Duration::from_millis(5));
     }
 }
+
+/// Ends every soloist that was started in this directory, also those that go on after the one that was started:
+/// guards, and what offers an outcome to a store that is gone.
+pub fn end_soloists_in(dir: &std::path::Path) {
+    let deleted = format!("{} (deleted)", dir.display());
+    for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|n| n.parse().ok()) else {
+            continue;
+        };
+        let there = std::fs::read_link(entry.path().join("cwd"))
+            .is_ok_and(|cwd| cwd == dir || cwd.as_os_str() == deleted.as_str());
+        if there && command_line(pid).contains("soloist __") {
+            signal(pid, Signal::KILL);
+        }
+    }
+}
