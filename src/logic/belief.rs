@@ -257,6 +257,34 @@ mod tests {
     }
 
     #[test]
+    fn an_estimate_grows_less_exact_with_time_and_gives_way_to_a_better_one() {
+        let of = |offset_us: i64, error_us: i64, ms: u64| Estimate {
+            offset_us,
+            error_us,
+            at: at(ms),
+        };
+        let known = of(0, 10, 0);
+        // 100 in a million, of ten seconds: 1,000 µs.
+        assert_eq!((known.aged(at(0)), known.aged(at(10_000))), (10, 1010));
+        let most = 1010 + 30 + STEP_US;
+        for (offset, apart) in [
+            (most, None),
+            (-most, None),
+            (most + 1, Some(most + 1)),
+            (-most - 1, Some(-most - 1)),
+        ] {
+            assert_eq!(known.apart(&of(offset, 30, 10_000)), apart, "{offset}");
+        }
+        for (error, taken) in [(1010, true), (1011, false)] {
+            let (mut refined, new) = (known, of(5, error, 10_000));
+            refined.refine(new);
+            assert_eq!(refined == new, taken, "{error}");
+        }
+        let b = believed(HOUR);
+        assert_eq!(b.offset_us(), Some(1_800_000_000_000_000 + HOUR));
+    }
+
+    #[test]
     fn small_steps_are_taken_over() {
         let mut b = believed(0);
         assert_eq!(
