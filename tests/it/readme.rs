@@ -420,7 +420,8 @@ fn the_tests_that_the_guarantees_name_exist() {
         let own = t.rsplit("::").next().unwrap_or(t);
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("src/{file}.rs"));
         let text = std::fs::read_to_string(file).unwrap_or_default();
-        text.contains(&format!("fn {own}("))
+        let mut fns = text.split("fn ").filter_map(|rest| rest.split('(').next());
+        fns.any(|name| fits(own, name))
     };
     let missing: Vec<&&str> = names
         .iter()
