@@ -157,7 +157,7 @@ fn a_question_that_arrives_after_its_release_takes_nothing() {
     ]);
     undo("a#8");
     let value: String = server.command(&["GET", LOCK]);
-    assert!(value.starts_with("maintenance"));
+    assert_eq!(value, "maintenance, by hand, for long");
 }
 
 #[test]
@@ -203,8 +203,56 @@ fn a_level_that_is_asked_for_after_its_return_is_not_taken() {
         assert_eq!(leave("a", &name, "this"), ::redis::Value::Int(0));
     }
     assert_eq!(enter("a", "199"), ::redis::Value::Nil);
+    // Also within one hold; and of a lock that lapsed with many levels, which are over with it.
+    assert_eq!(levels(enter("a", "200")), 1);
+    for n in 201..300 {
+        let name = n.to_string();
+        assert_eq!(levels(enter("a", &name)), 2);
+        assert_eq!(leave("a", &name, "this"), ::redis::Value::Int(1));
+    }
     let length: i64 = server.command(&["STRLEN", LOCK]);
     assert!(length < 200, "{length} bytes");
+    for n in 300..400 {
+        let _ = levels(enter("a", &n.to_string()));
+    }
+    server.command::<()>(&["PEXPIRE", LOCK, WEEK]);
+    assert_eq!(enter("a", "399"), ::redis::Value::Nil);
+    assert_eq!(levels(enter("a", "400")), 1);
+    assert_eq!(enter("a", "399"), ::redis::Value::Nil);
+    let length: i64 = server.command(&["STRLEN", LOCK]);
+    assert!(length < 200, "{length} bytes");
+}
+
+/// Given back, and kept for a while: whatever of its owner still comes changes nothing.
+#[test]
+fn what_comes_late_does_not_touch_what_is_kept() {
+    let server = RedisServer::start();
+    let args = ["a#1", "604860000", WEEK];
+    let _: String = call(&server, "try_lock", LOCK, &args);
+    let kept: i64 = call(&server, "release", LOCK, &["a#1", WEEK, "20000"]);
+    assert_eq!(kept, 1);
+    let look = || -> (String, i64) {
+        let value = server.command(&["GET", LOCK]);
+        (value, server.command(&["PTTL", LOCK]))
+    };
+    let (value, left) = look();
+    assert_eq!(&value[16..17], "=");
+    let taken: ::redis::Value = call(&server, "try_lock", LOCK, &args);
+    assert!(matches!(taken, ::redis::Value::Array(_)), "{taken:?}");
+    let renewed: ::redis::Value = call(&server, "renew", LOCK, &args);
+    assert!(
+        matches!(renewed, ::redis::Value::BulkString(_)),
+        "{renewed:?}"
+    );
+    // Asked again, without a time: it is kept all the same.
+    let again: i64 = call(&server, "release", LOCK, &["a#1", WEEK, ""]);
+    assert_eq!(again, 1);
+    let (after, after_left) = look();
+    assert_eq!(after, value);
+    assert!(
+        after_left <= left && after_left > left - 15_000,
+        "{after_left}"
+    );
 }
 
 /// Levels are counted by their names: clones that enter and leave at one time do not take each other's.
