@@ -499,3 +499,98 @@ impl Backend for SqliteLocks {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LEASE: Duration = Duration::from_secs(60);
+
+    fn locks() -> (tempfile::TempDir, SqliteLocks) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("locks.db");
+        let locks = SqliteLocks::open(&path, "soloist", "id", Arc::default()).unwrap();
+        (dir, locks)
+    }
+
+    async fn leave(locks: &SqliteLocks, name: &str, which: Which) -> u32 {
+        match locks.leave("k", ("a", name), which, PATIENCE).await {
+            Ok(Left::Levels(levels)) => levels,
+            _ => panic!("it is ours"),
+        }
+    }
+
+    /// None: that level is over.
+    async fn enter(locks: &SqliteLocks, name: &str) -> Option<u32> {
+        match locks.enter("k", ("a", name), LEASE, false, PATIENCE).await {
+            Ok(Entered::Taken(_, levels)) => Some(levels),
+            Ok(Entered::Stale) => None,
+            _ => panic!("nobody else has it"),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_level_counts_once_in_whatever_order_it_is_asked_for_again() {
+        let (_dir, locks) = locks();
+        assert_eq!(enter(&locks, "1").await, Some(1));
+        assert_eq!(enter(&locks, "2").await, Some(2));
+        assert_eq!(enter(&locks, "1").await, Some(2));
+        assert_eq!(leave(&locks, "1", Which::This).await, 1);
+        assert_eq!(leave(&locks, "1", Which::This).await, 1);
+        assert_eq!(enter(&locks, "1").await, None);
+        // One that was never taken.
+        assert_eq!(leave(&locks, "3", Which::Unheard).await, 1);
+        assert_eq!(enter(&locks, "3").await, None);
+        // The newest, by another name, asked twice.
+        assert_eq!(enter(&locks, "4").await, Some(2));
+        assert_eq!(leave(&locks, "5", Which::Any).await, 1);
+        assert_eq!(leave(&locks, "5", Which::Any).await, 1);
+        assert_eq!(leave(&locks, "2", Which::This).await, 0);
+        for late in ["2", "4"] {
+            assert_eq!(enter(&locks, late).await, None, "{late}");
+        }
+        assert_eq!(enter(&locks, "6").await, Some(1));
+    }
+
+    #[tokio::test]
+    async fn a_release_that_is_asked_for_again_is_one_and_keeps_what_it_kept() {
+        let (_dir, locks) = locks();
+        let taken = locks.try_lock("k", "a", LEASE, false, PATIENCE).await;
+        assert!(matches!(taken, Ok(Tried::Taken(_))));
+        for keep in [LEASE, Duration::ZERO] {
+            let how = Giving {
+                keep,
+                sure: true,
+                unheard: false,
+            };
+            let freed = locks.release("k", "a", how, PATIENCE).await;
+            assert_eq!(freed.unwrap(), Kept::Yes);
+            assert!(locks.look("k", PATIENCE).await.unwrap().is_some());
+        }
+    }
+
+    #[tokio::test]
+    async fn a_period_is_given_back_by_its_owner_only() {
+        let (_dir, locks) = locks();
+        let year = Duration::from_secs(366 * 24 * 3600);
+        let take = async |owner: &str| match locks.take_period("k", owner, year, PATIENCE).await {
+            Ok(Timed::Taken { begin, .. }) => Some(begin),
+            _ => None,
+        };
+        let begin = take("a").await.unwrap();
+        for (owner, begin) in [("b", begin), ("a", begin - 1)] {
+            let at = (year, begin);
+            locks
+                .give_back_period("k", owner, at, PATIENCE)
+                .await
+                .unwrap();
+            assert_eq!(take("b").await, None);
+        }
+        let at = (year, begin);
+        locks
+            .give_back_period("k", "a", at, PATIENCE)
+            .await
+            .unwrap();
+        assert_eq!(take("b").await, Some(begin));
+    }
+}
