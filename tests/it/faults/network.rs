@@ -334,23 +334,24 @@ fn what_is_due_at_once_after_a_stall_is_started_with_a_lease() {
     all.fleet.stop();
 }
 
-/// All of it in one command would need two seconds, and a command has a quarter of one.
+/// All of it in one command would need two seconds, and a command has a quarter of one; it is more than the sockets on the
+/// way hold when the command is given up.
 #[test]
 fn much_output_over_a_slow_way_holds_up_no_outcome() {
-    const BYTES: usize = 4 << 20;
+    const BYTES: usize = 16 << 20;
     let mut fleet = fleet(1)
         .proxied()
         .job(
             "much",
             &format!(
                 "command = \"head -c {BYTES} /dev/zero | tr '\\\\0' x\"\n\
-                 output = {{ keep = \"4MiB\", log = false }}"
+                 output = {{ keep = \"16MiB\", log = false }}"
             ),
         )
         .witness("q1", "for=5", LATE_RATHER_THAN_SKIPPED)
         .start();
     fleet.wait_runs(1);
-    fleet.proxies[0].set(Fault::Slow(2_000_000));
+    fleet.proxies[0].set(Fault::Slow(8_000_000));
     let done = fleet.cli(&["trigger", "much"]);
     assert!(done.status.success(), "{done:?}");
     let runtime = tokio::runtime::Builder::new_current_thread()
