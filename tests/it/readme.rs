@@ -416,10 +416,13 @@ fn the_tests_that_the_guarantees_name_exist() {
         if Path::new(env!("CARGO_MANIFEST_DIR")).join(module).exists() {
             return true;
         }
-        let file = t.split("::tests::").next().unwrap_or(t).replace("::", "/");
+        let module = t.split("::tests::").next().unwrap_or(t).replace("::", "/");
         let own = t.rsplit("::").next().unwrap_or(t);
-        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("src/{file}.rs"));
-        let text = std::fs::read_to_string(file).unwrap_or_default();
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+        let text: String = [format!("{module}.rs"), format!("{module}/tests.rs")]
+            .iter()
+            .map(|file| std::fs::read_to_string(source.join(file)).unwrap_or_default())
+            .collect();
         let mut fns = text.split("fn ").filter_map(|rest| rest.split('(').next());
         fns.any(|name| fits(own, name))
     };
