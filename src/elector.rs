@@ -36,7 +36,7 @@ use crate::{
     clock::{Boottime, StoreClock},
     config::{Job, OnStateLoss, StoreRetry},
     logic::{
-        belief::{SLACK, Sampled},
+        belief::{self, SLACK, Sampled},
         claim::{
             self, Answer, Claim, Event, Grant, Missed, OnCrash, Open, Overlap, Register,
             Registration, State, Target, Told,
@@ -621,7 +621,7 @@ impl Elector {
     /// Why nothing is claimed at present: as a decision and in words.
     fn unfit(&self) -> Option<(&'static str, Arc<str>)> {
         if let Some(ahead_us) = self.clock.doubt_us() {
-            return Some(("clock", clock_in_doubt(ahead_us).into()));
+            return Some(("clock", belief::in_words(ahead_us).into()));
         }
         let why = self.unfit.lock().unwrap_or_else(PoisonError::into_inner);
         Some(("store_error", why.clone()?))
@@ -1356,19 +1356,9 @@ pub fn note_sample(sampled: Sampled) {
             step_ms = step / 1000,
             "the store's clock was stepped; occurrences follow it"
         ),
-        Sampled::Doubted(step) => error!("{}", clock_in_doubt(step)),
+        Sampled::Doubted(step) => error!("{}", belief::in_words(step)),
         Sampled::Restored => info!("the store's clock is right again: starting again"),
     }
-}
-
-/// What is said of a store's clock that is `ahead_us` ahead of what this instance believes.
-pub fn clock_in_doubt(ahead_us: i64) -> String {
-    let by = Duration::from_millis(ahead_us.unsigned_abs() / 1000);
-    let side = if ahead_us > 0 { "ahead of" } else { "behind" };
-    format!(
-        "the store's clock is {by:.1?} {side} the time that passed here and that most hosts' clocks show: \
-         nothing is started by it; put the clock of the store's host right"
-    )
 }
 
 /// What a contest is about.

@@ -9,10 +9,10 @@ use tracing::{error, info, warn};
 use crate::{
     clock::{Boottime, wall_us},
     config::{self, Config},
-    elector::{Elector, Epoch, clock_in_doubt, note_clock},
+    elector::{Elector, Epoch, note_clock},
     holder::Holder,
     logic::{
-        belief::Verdict,
+        belief::{self, Verdict},
         claim::{Control, Controlled},
     },
     model::InstanceId,
@@ -382,7 +382,7 @@ impl FleetTask {
                 "the store's clock was stepped, and is believed: the hosts' clocks agree with it, or it goes on evenly; \
                  occurrences follow it"
             ),
-            Some(Verdict::Outvoted(ahead)) => error!("{}", clock_in_doubt(ahead)),
+            Some(Verdict::Outvoted(ahead)) => error!("{}", belief::in_words(ahead)),
             None => {}
         }
         let now = Boottime::now();
@@ -391,7 +391,7 @@ impl FleetTask {
         {
             // The first time it was said by whoever noticed.
             if self.doubted.replace(now).is_some() {
-                error!("{}", clock_in_doubt(ahead));
+                error!("{}", belief::in_words(ahead));
             }
         }
         if el.clock.doubt_us().is_none() {

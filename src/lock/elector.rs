@@ -14,9 +14,10 @@ use tokio::sync::watch;
 
 use super::{CLOCK_DRIFT, home::Home};
 use crate::{
-    clock::Boottime,
+    clock::{Boottime, StoreClock, wall_us},
     config,
     logic::{
+        belief,
         claim::{
             Answer, Claim, Grant, OnCrash, Open, Overlap, Register, Registration, Renew, Renewal,
             Settle, Settlement, Target,
@@ -70,6 +71,8 @@ use crate::{
 /// ```
 pub struct Elector {
     store: Arc<dyn Store>,
+    /// What is believed of the store's clock.
+    clock: Arc<StoreClock>,
     home: Arc<Home>,
     job: JobName,
     instance: InstanceId,
@@ -195,6 +198,8 @@ impl Elector {
             .to_string_lossy()
             .into_owned();
         let random = uuid::Uuid::new_v4().simple().to_string();
+        let clock = Arc::new(StoreClock::default());
+        store.believe(clock.clone());
         Ok(Self {
             instance: InstanceId::new(&format!("{host}-{}", &random[..8])),
             host,
@@ -210,6 +215,7 @@ impl Elector {
                 epoch: None,
             }),
             asking: tokio::sync::Mutex::default(),
+            clock,
             home,
             store,
         })
@@ -310,6 +316,21 @@ impl Elector {
                     });
                 }
             }
+            let _ = self.clock.sample(reply.now_us, reply.sent, reply.received);
+            if answer == Answer::InDoubt {
+                // It was long on its way, or the store's clock jumped. Here one host's clock alone can speak for or against it.
+                let wall_ms = wall_us().saturating_sub(reply.now_us) / 1000;
+                let _ = self.clock.vote(&[wall_ms]);
+                match self.clock.doubt_us() {
+                    None => continue,
+                    Some(ahead) => {
+                        return Err(store::Error::Refused {
+                            address: self.store.address().to_owned(),
+                            reason: belief::in_words(ahead),
+                        });
+                    }
+                }
+            }
             // A definite answer ends the question: the next one is another.
             self.memory().asked.remove(&at.0);
             return Ok(match answer {
@@ -324,7 +345,6 @@ impl Elector {
                 Answer::Held(open) => Election::Waiting {
                     ask_again: self.watch(&open, reply.received),
                 },
-                // Not without `Store::believe`.
                 Answer::InDoubt | Answer::RunFirst(_) => Election::Waiting {
                     ask_again: self.lease.renew_every,
                 },

@@ -212,6 +212,16 @@ fn of_one_mind(walls: &[i64], one: i64) -> Vec<i64> {
     all
 }
 
+/// What is said of a store's clock that is `ahead_us` ahead of what this instance believes.
+pub fn in_words(ahead_us: i64) -> String {
+    let by = Duration::from_millis(ahead_us.unsigned_abs() / 1000);
+    let side = if ahead_us > 0 { "ahead of" } else { "behind" };
+    format!(
+        "the store's clock is {by:.1?} {side} the time that passed here and that most hosts' clocks show: \
+         nothing is started by it; put the clock of the store's host right"
+    )
+}
+
 /// Whether a request that left when its caller believed it was `believed_ms` may be decided by a store whose clock shows
 /// `now_ms`. lua/lib.lua has the same rule.
 pub fn in_doubt(believed_ms: i64, now_ms: i64) -> bool {

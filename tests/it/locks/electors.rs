@@ -162,3 +162,26 @@ fn the_name_of_a_job_is_as_long_as_in_the_configuration() {
         assert_eq!(soloist::config::load(&path).is_ok(), fits, "{n}");
     }
 }
+
+/// Nothing is granted by a clock that has just jumped: half an hour too early, and never again when its time has come.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_elector_does_not_believe_a_store_whose_clock_jumps() {
+    let server = RedisServer::start_with_own_clock();
+    let elector = Elector::open(&server.url(), "invoices", 500 * MS).unwrap();
+    let now = soloist::clock::wall_us() / 1000;
+    let Election::Won(term) = elect(&elector, now).await else {
+        panic!("nobody else is there");
+    };
+    assert!(term.settle(Outcome::Succeeded).await.unwrap());
+    server.step_clock(Duration::from_secs(3600));
+    let coming = now + 1_800_000;
+    for _ in 0..2 {
+        let e = elector.claim(coming).await.unwrap_err().to_string();
+        assert!(e.contains("the store's clock is 3600.0s ahead"), "{e}");
+    }
+    server.step_clock(Duration::ZERO);
+    let early = elector.claim(coming).await.unwrap();
+    assert!(matches!(early, Election::Early { .. }), "{early:?}");
+    let next = elect(&elector, now + 1).await;
+    assert!(matches!(next, Election::Won(_)), "{next:?}");
+}
