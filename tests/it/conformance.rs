@@ -2851,3 +2851,32 @@ fn a_settlement_ends_the_attempts_up_to_its_own() {
         assert_eq!(st.unwrap().open.len(), left, "attempt {attempt}");
     }
 }
+
+/// The data is lost between the second look at the epoch and the step that adopts: a job with a living holder looks like a
+/// new one then.
+#[tokio::test]
+async fn redis_adopts_a_state_only_in_the_epoch_that_was_seen() {
+    let mut bed = Bed::redis();
+    let s = bed.store();
+    let seen = s.heartbeat(None).await.unwrap();
+    let adopt = Register {
+        epoch: Some(seen.value.id.to_string()),
+        ..registration("backup", Some(&seen.inc))
+    };
+    server(&mut bed).flush();
+    assert_eq!(
+        register(&*s, adopt.clone()).await,
+        (Registration::Absent, None)
+    );
+    let anew = s.heartbeat(None).await.unwrap();
+    assert_ne!(anew.value.id, seen.value.id);
+    assert_eq!(
+        register(&*s, adopt.clone()).await,
+        (Registration::Absent, None)
+    );
+    let adopt = Register {
+        epoch: Some(anew.value.id.to_string()),
+        ..adopt
+    };
+    assert_eq!(register(&*s, adopt).await.0, Registration::Ready);
+}
