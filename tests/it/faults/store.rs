@@ -8,7 +8,7 @@ use crate::support::{
     fleet::{Fleet, LATE_RATHER_THAN_SKIPPED, fleet},
     process::{self, boottime_ns},
     proxy::Fault,
-    server::RedisServer,
+    server::{RedisServer, Snapshot},
     trace::{ONCE, RERUN, Run},
     wait_until,
 };
@@ -340,25 +340,55 @@ fn a_promoted_replica_is_gone_on_with() {
     assert!(known >= 4 && ran >= 4, "{known} records, {ran} runs");
 }
 
-/// A's data is replaced by B's, which is an older copy, and A is a primary again before anybody's next heartbeat: its
-/// process and its run id stay.
+/// A's data is replaced by B's, which is an older copy, and A is a primary again before anybody looks: its process and its
+/// run id stay.
+fn replace_data(fleet: &mut Fleet, by: &Snapshot) {
+    let mut older = RedisServer::start_later();
+    older.revive(Some(by));
+    older.command::<()>(&["CONFIG", "SET", "repl-diskless-sync-delay", "0"]);
+    let port = older.port().to_string();
+    let server = fleet.server();
+    server.command::<()>(&["REPLICAOF", "127.0.0.1", &port]);
+    wait_until("the data is the other's", GENEROUS, || {
+        let info: String = server.command(&["INFO", "replication"]);
+        info.contains("master_link_status:up")
+    });
+    server.command::<()>(&["REPLICAOF", "NO", "ONE"]);
+}
+
 #[test]
 fn redis_whose_data_was_replaced_under_it_runs_nothing_twice() {
     survives(2, |fleet| {
-        let mut older = RedisServer::start_later();
         let copy = fleet.server().snapshot();
         fleet.wait_more_runs(8);
-        older.revive(Some(&copy));
-        older.command::<()>(&["CONFIG", "SET", "repl-diskless-sync-delay", "0"]);
-        let port = older.port().to_string();
-        let server = fleet.server();
-        server.command::<()>(&["REPLICAOF", "127.0.0.1", &port]);
-        wait_until("the data is the other's", GENEROUS, || {
-            let info: String = server.command(&["INFO", "replication"]);
-            info.contains("master_link_status:up")
-        });
-        server.command::<()>(&["REPLICAOF", "NO", "ONE"]);
+        replace_data(fleet, &copy);
     });
+}
+
+/// Nobody who knows what ran meanwhile can tell: the one instance stands still, the other one has just started.
+#[test]
+fn redis_whose_data_was_replaced_is_not_believed_by_an_instance_that_starts() {
+    let mut fleet = fleet(2)
+        .witness("work", "for=5", LATE_RATHER_THAN_SKIPPED)
+        .start();
+    fleet.wait_runs(2);
+    fleet.instances[1].kill();
+    fleet.wait_more_runs(2);
+    let copy = fleet.server().snapshot();
+    fleet.wait_more_runs(4);
+    fleet.instances[0].signal(Signal::STOP);
+    replace_data(&mut fleet, &copy);
+    let replaced = now_ms();
+    fleet.instances[1].start();
+    wait_until("the other one goes on", GENEROUS, || {
+        let runs = fleet.trace().runs();
+        let on = |r: &&Run| r.instance == "i2" && r.occurrence > replaced;
+        runs.iter().filter(on).count() >= 2
+    });
+    fleet.instances[0].signal(Signal::CONT);
+    fleet.wait_more_runs(3);
+    fleet.stop();
+    fleet.judge(ONCE, &[], None);
 }
 
 #[test]
