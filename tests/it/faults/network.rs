@@ -393,8 +393,6 @@ fn many_runs_keep_their_leases_over_a_long_way() {
     all.fleet.proxies[0].set(Fault::DelayRequests(Duration::from_millis(20)));
     all.trigger_all();
     assert_eq!(all.outcomes(), ["succeeded at attempt 1"]);
-    let log = all.fleet.instances[0].log_text();
-    assert!(!log.contains("cannot renew"), "{log}");
     all.fleet.stop();
 }
 
