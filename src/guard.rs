@@ -15,7 +15,7 @@
 //! end of the command would orphan it, and of an orphaned group with a stopped member the kernel sends SIGHUP to all.
 //!
 //! The guard's one thread never waits for anything but the next event, and looks at the deadline after whatever may have
-//! taken its time. What a start may have to wait for is done by the forked child ([`spawn`]).
+//! taken its time. What a start may have to wait for is done by the forked child (`guard::spawn`).
 //!
 //! A run is over when its tree is. What the command left behind gets SIGTERM, and SIGKILL after its grace but at
 //! most [`LEFTOVER_GRACE`](crate::logic::run::LEFTOVER_GRACE) later.

@@ -5,7 +5,7 @@
 //!
 //! - the *monotonic time* that passed on this host since the clock was believed last;
 //! - the *wall clocks of the hosts*, this one's and those of the other instances, as their heartbeats tell them;
-//! - the *store's clock* itself, when it goes on evenly with its new time for [`PROBATION`].
+//! - the *store's clock* itself, when it goes on evenly with its new time for [`PROBATION`] and is not far from the hosts'.
 //!
 //! A store's clock that goes on evenly is believed whatever the wall clocks show: they may be stepped as well. One that
 //! jumps by more than [`SLACK`] is in doubt until the witnesses agree with it or it comes back. While it is in doubt the
@@ -22,7 +22,7 @@ pub const SLACK: Duration = Duration::from_secs(1);
 pub const ON_ITS_WAY: Duration = Duration::from_secs(10);
 /// A wall clock that is further than this from both times has nothing to say about either.
 pub const NEAR: Duration = Duration::from_secs(10);
-/// A clock that no witness speaks against more than for it is believed after it went on evenly for so long.
+/// A clock that went on evenly for so long is believed, unless more hosts are near the other time alone than near it.
 pub const PROBATION: Duration = Duration::from_secs(15);
 
 /// How much the two clocks may drift apart, for choosing between an old exact sample and a new rough one.
@@ -184,6 +184,7 @@ impl Belief {
         let ahead_us = doubt.shown.offset_us.saturating_sub(known.offset_us);
         // Each clock is its own witness: the store's for what it shows, this host's monotonic one for what was believed.
         let (mut with, mut against) = (1, 1);
+        let (mut near_it, mut near_the_other_alone) = (0, 0);
         for wall in walls {
             let (new, old) = (
                 wall.saturating_abs(),
@@ -192,9 +193,12 @@ impl Belief {
             if new.min(old) <= near && new != old {
                 *(if new < old { &mut with } else { &mut against }) += 1;
             }
+            near_it += usize::from(new <= near);
+            near_the_other_alone += usize::from(old <= near && new > near);
         }
-        let even = with == against && now.since(doubt.since) >= PROBATION;
-        if with > against || even {
+        // A server that is some seconds off, after a failover for instance, would be believed by whoever starts now.
+        let lasts = now.since(doubt.since) >= PROBATION && near_it >= near_the_other_alone;
+        if with > against || lasts {
             *known = doubt.shown;
             self.doubt = None;
             return Some(Verdict::Accepted(ahead_us));
@@ -337,8 +341,14 @@ mod tests {
                 right.then_some(Verdict::Accepted(is - was)),
                 "{was} -> {is}"
             );
-            // Nor later, however evenly it goes on.
-            assert_eq!(b.vote(&walls, at(3_600_000)), None, "{was} -> {is}");
+            // Later, if it goes on evenly, and is near to what they show.
+            let lasts = !right && is.abs() < NEAR.as_micros() as i64;
+            let verdict = b.vote(&walls, at(3_600_000));
+            assert_eq!(
+                verdict,
+                lasts.then_some(Verdict::Accepted(is - was)),
+                "{was} -> {is}"
+            );
         }
     }
 

@@ -10,6 +10,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::belief;
 use crate::model::{
     FencingToken, InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger,
 };
@@ -673,10 +674,11 @@ pub fn claim(
     Answer::Granted(grant)
 }
 
-/// The register only grows: whatever anybody knows to be decided stays decided. What lies in the future is no knowledge:
-/// it was learned by a clock that was wrong, and must not come back after [`Control::Rewind`].
+/// The register only grows: whatever anybody knows to be decided stays decided, also where a server that took over is some
+/// seconds behind. What lies further in the future is no knowledge: it was learned by a clock that was wrong, and must not
+/// come back after [`Control::Rewind`].
 fn know(st: &mut State, known: Occurrence, now: i64) {
-    if known.0 <= now {
+    if known.0 <= now + belief::NEAR.as_millis() as i64 {
         st.newest = st.newest.max(known.0);
     }
 }
