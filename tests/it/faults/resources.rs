@@ -95,14 +95,16 @@ fn a_full_disk_below_sqlite_stops_the_runs_and_repeats_none() {
         .start();
     fleet.wait_runs(4);
     disk.fill();
-    // All of them have asked for an occurrence, in vain.
+    // All of them have asked for an occurrence in vain, or cannot record the run before.
     for i in &fleet.instances {
         wait_until(
-            "it says that it cannot claim on a full disk",
+            "it says that it can neither claim nor record on a full disk",
             GENEROUS,
             || {
                 let log = i.log_text();
-                let mut lines = log.lines().filter(|l| l.contains("cannot claim"));
+                let mut lines = log.lines().filter(|l| {
+                    l.contains("cannot claim") || l.contains("cannot record the outcome")
+                });
                 lines.any(|l| l.contains("disk is full"))
             },
         );
