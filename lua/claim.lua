@@ -132,13 +132,18 @@ local function claim_open(c, open, i, extra, pause)
 end
 
 -- Decided without a run.
+-- As `decide`, but what is undecided before `at` stays so.
+local function not_started(c, extra, at, triggers, outcome, reason)
+  if triggers then remember_trigger(c, extra.key, at, triggers) end
+  not_run(c, at, outcome, 1, reason)
+  return { 'recorded', outcome, reason }
+end
+
 local function decide(c, extra, at, triggers, outcome, reason)
   if at > tonumber(redis.call('HGET', c.state, 'newest') or '0') then
     redis.call('HSET', c.state, 'newest', int(at))
   end
-  if triggers then remember_trigger(c, extra.key, at, triggers) end
-  not_run(c, at, outcome, 1, reason)
-  return { 'recorded', outcome, reason }
+  return not_started(c, extra, at, triggers, outcome, reason)
 end
 
 local function claim(c)
@@ -183,7 +188,7 @@ local function claim(c)
     if at <= newest or extra.before and at >= extra.before then
       if now > c.start_by then
         -- To be recorded it needs no room, only an instant that is no scheduled one.
-        return decide(c, extra, now % 1000 == 0 and now + 1 or now, triggers, 'missed', TOO_LATE)
+        return not_started(c, extra, now % 1000 == 0 and now + 1 or now, triggers, 'missed', TOO_LATE)
       end
       -- Where the clock stands behind what is decided, there is room when it has come that far.
       return { 'early', at <= newest and int((newest + 1) * 1000 - now_us) or '1000' }

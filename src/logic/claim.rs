@@ -555,7 +555,7 @@ pub fn claim(
                 if now > c.start_by {
                     // To be recorded it needs no room, only an instant that is no scheduled one.
                     let at = Occurrence(if now % 1000 == 0 { now + 1 } else { now });
-                    return decide(st, c, at, now, Outcome::Missed, TOO_LATE.to_owned(), fx);
+                    return not_started(st, c, at, now, Outcome::Missed, TOO_LATE.to_owned(), fx);
                 }
                 // Where the clock stands behind what is decided, there is room when it has come that far.
                 let room_us = (st.newest + 1) * 1000 - now_us;
@@ -792,6 +792,19 @@ fn decide(
     fx: &mut Effects,
 ) -> Answer {
     st.newest = st.newest.max(at.0);
+    not_started(st, c, at, now, outcome, reason, fx)
+}
+
+/// As [`decide`], but what is undecided before `at` stays so.
+fn not_started(
+    st: &mut State,
+    c: &Claim,
+    at: Occurrence,
+    now: i64,
+    outcome: Outcome,
+    reason: String,
+    fx: &mut Effects,
+) -> Answer {
     if let Target::Manual { key, .. } = &c.target {
         st.remember_trigger(key, at, now);
     }

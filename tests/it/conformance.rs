@@ -90,6 +90,7 @@ conformance! {
     a_cancel_reaches_the_holder
     a_trigger_runs_once_for_its_key
     a_trigger_that_has_no_room_waits_and_is_recorded_in_the_end
+    a_trigger_that_is_given_up_jumps_over_nothing
     a_range_that_is_decided_in_part_is_not_recorded_whole
     a_pause_holds_attempts_back
     a_trigger_stays_between_the_decided_and_the_next
@@ -1207,6 +1208,31 @@ async fn a_trigger_that_has_no_room_waits_and_is_recorded_in_the_end(bed: Bed) {
         control(&*s, put).await,
         Controlled::Triggered(record.occurrence)
     );
+}
+
+/// Who gives up a trigger may not have heard of all that was decided: what is not, is decided after it.
+async fn a_trigger_that_is_given_up_jumps_over_nothing(bed: Bed) {
+    let (s, now) = ready(&bed).await;
+    granted(&*s, &claim(now - 5000, "a")).await;
+    let put = Control::Trigger { key: "k".into() };
+    assert_eq!(control(&*s, put).await, Controlled::Done);
+    let given_up = Claim {
+        start_by: PASSED,
+        ..manual("k", Some(now - 6000), "b")
+    };
+    assert!(matches!(
+        one(&*s, &given_up).await,
+        Answer::Recorded {
+            outcome: Outcome::Missed,
+            ..
+        }
+    ));
+    assert_eq!(state(&*s).await.newest, now - 5000);
+    let next = Claim {
+        overlap: Overlap::Allow,
+        ..claim(now - 4000, "b")
+    };
+    granted(&*s, &next).await;
 }
 
 /// Some of a range was decided since it was counted: how many are left, the claimant has to say.
