@@ -460,6 +460,9 @@ pub(crate) enum Trouble {
     Said(RedisError),
 }
 
+/// How often a script is told to a server that does not know it. More than once: it may forget it again before it is called.
+pub(super) const LOADS: u32 = 10;
+
 #[derive(Clone)]
 pub(crate) struct Connection {
     inner: MultiplexedConnection,
@@ -487,12 +490,15 @@ impl Connection {
         script: &Script,
         call: &redis::Cmd,
     ) -> Result<T, RedisError> {
-        match self.query(call).await {
-            Err(e) if e.code() == Some("NOSCRIPT") => {
-                self.load(script).await?;
-                self.query(call).await
+        let mut loads = 0;
+        loop {
+            match self.query(call).await {
+                Err(e) if e.code() == Some("NOSCRIPT") && loads < LOADS => {
+                    self.load(script).await?;
+                    loads += 1;
+                }
+                out => return out,
             }
-            other => other,
         }
     }
     pub(crate) async fn load(&mut self, script: &Script) -> Result<(), RedisError> {

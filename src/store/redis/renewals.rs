@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 
 use super::{
     RENEW,
-    connection::{Client, Connection, Line, Trouble},
+    connection::{Client, Connection, LOADS, Line, Trouble},
 };
 use crate::{
     clock::{Boottime, StoreClock},
@@ -94,7 +94,7 @@ impl Renewals {
         let mut answers: Vec<Option<Result<Answer, Error>>> = vec![];
         answers.resize_with(calls.len(), || None);
         let mut have = self.min_replicas;
-        let mut loaded = false;
+        let mut loads = 0;
         loop {
             let missing: Vec<usize> = (0..calls.len()).filter(|&i| answers[i].is_none()).collect();
             if missing.is_empty() {
@@ -128,7 +128,7 @@ impl Renewals {
                 let said = said.and_then(|v| Ok(redis::from_redis_value::<Vec<Value>>(v)?));
                 answers[i] = match said {
                     // Asked for again below.
-                    Err(e) if e.code() == Some("NOSCRIPT") && !loaded => {
+                    Err(e) if e.code() == Some("NOSCRIPT") && loads < LOADS => {
                         unknown = true;
                         None
                     }
@@ -142,7 +142,7 @@ impl Renewals {
             if !unknown {
                 break;
             }
-            loaded = true;
+            loads += 1;
             c.load(&RENEW).await?;
         }
         let short = (have < self.min_replicas).then(|| Error::NotReplicated {

@@ -1,6 +1,7 @@
 //! Redlock: cut connections, the retry strategy, its trust.
 
 use super::*;
+use crate::support::wait_until;
 
 fn cut(servers: &[RedisServer]) {
     for server in servers {
@@ -91,6 +92,29 @@ async fn a_dropped_question_for_a_redlock_leaves_nothing() {
             until_free(client, "k").await;
         }
     }
+}
+
+/// Between the moment in which a script is told to the server, and its call.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_script_that_is_forgotten_again_before_it_is_called_is_told_again() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(server.port());
+    let mut config = Store::from_url(&proxy.url()).unwrap();
+    config.timeout = GENEROUS;
+    let c = LockClient::with_config(&config).unwrap();
+    let lock = take(&c, "k", LONG).await;
+    server.command::<()>(&["SCRIPT", "FLUSH"]);
+    server.command::<()>(&["CONFIG", "RESETSTAT"]);
+    proxy.set(Fault::DelayRequests(300 * MS));
+    let releasing = tokio::spawn(async move { lock.release().await });
+    for n in 1..=2 {
+        wait_until("the script is loaded", GENEROUS, || {
+            let stats: String = server.command(&["INFO", "commandstats"]);
+            stats.contains(&format!("cmdstat_script|load:calls={n},"))
+        });
+        server.command::<()>(&["SCRIPT", "FLUSH"]);
+    }
+    assert_eq!(releasing.await.unwrap().unwrap(), Released::Now);
 }
 
 /// Its validity is the lease, less the time that it took, less the drift: 1 % and 2 ms.
