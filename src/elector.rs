@@ -235,6 +235,14 @@ impl Entry {
         epoch.adoptable_in(self.quarantine, now)
     }
 
+    /// What is in the queue was due by a wrong clock: what the store says is looked at again, and planned for as after a start.
+    fn plan_anew(&mut self) {
+        self.queue.forget_scheduled();
+        self.planned = Occurrence(0);
+        (self.ready, self.registered, self.primed) = (false, false, false);
+        self.changed.tell();
+    }
+
     /// What counts as decided lies in the future.
     fn ahead(&self, now: Occurrence) -> bool {
         self.known.max(self.since).0 > now.0 + SLACK.as_millis() as i64
@@ -1158,7 +1166,7 @@ impl Elector {
         // What was registered may have been replaced meanwhile. Then the new definition's turn comes, and not before
         // is anything of it the store's.
         let same = |e: &Entry| Arc::ptr_eq(&e.job, job);
-        let Some(Some((prime, rewound))) = self.entry(&job.name, |e| {
+        let Some(Some(prime)) = self.entry(&job.name, |e| {
             same(e).then(|| {
                 // What lies in the future was learned by a clock that was wrong, and may have been put right.
                 let ahead = e.ahead(now);
@@ -1168,20 +1176,20 @@ impl Elector {
                 e.known = e.known.max(Occurrence(state.newest));
                 e.since = e.since.max(Occurrence(state.since));
                 e.told = Told::of(&state);
+                if ahead && !e.ahead(now) {
+                    e.plan_anew();
+                }
                 let prime = !std::mem::replace(&mut e.primed, true);
                 if e.ahead(now) {
                     warn!(job = %job.name, until = %e.known.max(e.since),
                         "what is planned up to then counts as decided, although it lies in the future: the store's clock \
                          was wrong; nothing of the job starts until then, or until `soloist rewind` puts it right");
                 }
-                (prime, ahead && !e.ahead(now))
+                prime
             })
         }) else {
             return;
         };
-        if rewound && !prime {
-            let _ = self.plans.send(Plan::From(job.clone(), now));
-        }
         if prime {
             // An occurrence whose jitter has not passed yet is not overdue.
             let floor = Occurrence(state.newest.max(state.since));
@@ -1713,6 +1721,17 @@ impl Lead {
                 Answer::Early { wait_us } if self.key().is_some() => {
                     let wait = Duration::from_micros(wait_us.max(50) as u64);
                     pace(&mut soon, wait.min(PACE.1))
+                }
+                // It was due by a clock that was wrong, and has been put right since.
+                Answer::Early { wait_us }
+                    if wait_us > SLACK.as_micros() as i64
+                        && !self.ask.again
+                        && el.clock.now_us().is_some() =>
+                {
+                    self.forget_nonce();
+                    el.entry(&self.job, Entry::plan_anew);
+                    el.enrol.notify_one();
+                    return Contest::Undecided;
                 }
                 Answer::Early { wait_us } => {
                     let wait = Duration::from_micros(wait_us.clamp(50, 5_000_000) as u64);

@@ -236,6 +236,14 @@ impl Queue {
         self.outage = false;
     }
 
+    pub(super) fn forget_scheduled(&mut self) {
+        self.due
+            .retain(|d| matches!(d.target, Target::Manual { .. }));
+        self.backlog.clear();
+        self.waiting.clear();
+        self.turn += 1;
+    }
+
     pub(super) fn forget_after(&mut self, now: Occurrence) {
         self.due
             .retain(|d| !matches!(d.target, Target::Scheduled(at) if at > now));

@@ -1753,8 +1753,17 @@ async fn dispatch(elector: Arc<Elector>, mut plans: mpsc::UnboundedReceiver<Plan
     while !elector.stop.is_cancelled() {
         while let Ok(plan) = plans.try_recv() {
             match plan {
-                Plan::From(job, after) => planned.insert(job.name.clone(), (job, after)),
-                Plan::Drop(name) => planned.remove(&name),
+                Plan::From(job, after) => {
+                    let before = planned.insert(job.name.clone(), (job.clone(), after));
+                    // What the old plan has up to the change stays owed.
+                    if let Some((old, mut at)) = before {
+                        while let Some(next) = next_of(&old.schedules, at).filter(|n| *n <= after) {
+                            elector.due(vec![due(&job, next.0)]);
+                            at = next;
+                        }
+                    }
+                }
+                Plan::Drop(name) => drop(planned.remove(&name)),
             };
         }
         let now = elector.clock.now_us().unwrap_or(0) / 1000;
