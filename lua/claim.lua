@@ -12,7 +12,7 @@
 -- Returns  {now_us, inc, answer...}; an answer is 1 (granted as asked: attempt 1), or the JSON of the open entry that has
 -- the occurrence (taken), or an array that begins with its name:
 --   granted occurrence attempt trigger | taken entry | held entry | settled last | early wait_us | later wait_ms
---   run_first occurrence | recorded outcome reason | behind newest | quarantined | absent | in_doubt
+--   run_first occurrence | recorded outcome reason | behind newest early | quarantined | absent | in_doubt
 
 local instance, host, channel = ARGV[1], ARGV[2], ARGV[3]
 local LAPSED = 'its host vanished: the lease was not renewed for its whole length'
@@ -131,6 +131,13 @@ local function claim_open(c, open, i, extra, pause)
   return { 'granted', int(e.occurrence), attempt, trigger }
 end
 
+-- Some of the range `m` is decided, and some is not.
+local function decided_in(m, newest, early)
+  if m.last <= newest then return false end
+  for _, e in ipairs(early) do if m.first <= e and e <= m.last then return true end end
+  return m.first <= newest
+end
+
 -- Decided without a run.
 -- As `decide`, but what is undecided before `at` stays so.
 local function not_started(c, extra, at, triggers, outcome, reason)
@@ -202,27 +209,15 @@ local function claim(c)
     if now_us < at * 1000 then return { 'early', int(at * 1000 - now_us) } end
     -- Somebody has the job, and it is enabled.
     if st[8] then redis.call('HDEL', c.state, 'off') end
-    if st[7] then
-      local ran, left = false, {}
-      for _, e in ipairs(cjson.decode(st[7])) do
-        if e == at then ran = true elseif e > at then left[#left + 1] = e end
-      end
-      if ran then
-        redis.call('HSET', c.state, 'newest', int(at))
-        save_list(c.state, 'early', left)
-        local last = redis.call('HGET', c.state, 'last')
-        if not (last and cjson.decode(last).occurrence == at) then last = '' end
-        return { 'settled', last }
-      end
-    end
   end
 
   -- start_by 0: not to be caught up; -1: its job was removed.
   local never = c.start_by == -1 and JOB_REMOVED or OVERDUE
+  local early = st[7] and cjson.decode(st[7]) or NOTHING
   if extra.missed then
     local before = newest
     for _, m in ipairs(extra.missed) do
-      if m.first <= newest and newest < m.last and m.last < at then return { 'behind', int(newest) } end
+      if m.last < at and decided_in(m, newest, early) then return { 'behind', int(newest), st[7] or '[]' } end
     end
     for _, m in ipairs(extra.missed) do
       if m.last < at and m.last > newest then
@@ -231,6 +226,23 @@ local function claim(c)
       end
     end
     if newest > before then redis.call('HSET', c.state, 'newest', int(newest)) end
+  end
+  if st[7] then
+    local ran, left = false, {}
+    for _, e in ipairs(early) do ran = ran or not manual and e == at end
+    if ran then
+      newest = at
+      redis.call('HSET', c.state, 'newest', int(at))
+    end
+    for _, e in ipairs(early) do
+      if e > newest then left[#left + 1] = e end
+    end
+    if #left < #early then save_list(c.state, 'early', left) end
+    if ran then
+      local last = redis.call('HGET', c.state, 'last')
+      if not (last and cjson.decode(last).occurrence == at) then last = '' end
+      return { 'settled', last }
+    end
   end
 
   if not manual and st[5] then

@@ -42,7 +42,7 @@ use crate::{
             Registration, State, Target, Told,
         },
         observe,
-        schedule::next_of,
+        schedule::{Schedule, next_of},
         timetable::{self, Backlog},
     },
     model::{InstanceId, JobName, Occurrence, Outcome, RunId, Trigger},
@@ -464,9 +464,10 @@ impl Elector {
                     let _turn = this.counting.acquire().await;
                     this.owed(&e, now)
                 };
+                let schedules = e.job.schedules.clone();
                 drop(e);
                 if let Some((claim, after)) = owed {
-                    this.give_up(claim, after).await;
+                    this.give_up(claim, &schedules, after).await;
                 }
             });
         }
@@ -517,7 +518,7 @@ impl Elector {
 
     /// Has the store record what a removed job has left, after the moment up to which another instance, which may have
     /// the job for longer or for good, may start it.
-    async fn give_up(self: Arc<Self>, claim: Claim, after: i64) {
+    async fn give_up(self: Arc<Self>, mut claim: Claim, schedules: &[Arc<Schedule>], after: i64) {
         let mut away = AWAY.0;
         loop {
             let early = after - self.clock.now_us().unwrap_or(0) / 1000;
@@ -533,6 +534,14 @@ impl Elector {
             }
             match self.batcher.claim(claim.clone()).await {
                 Ok(reply) if reply.value == Answer::InDoubt => self.note_clock(&reply),
+                Ok(Reply {
+                    value: Answer::Behind { newest, early },
+                    ..
+                }) => {
+                    let left = |m| timetable::undecided(schedules, newest, &early, m);
+                    claim.missed = claim.missed.into_iter().flat_map(left).collect();
+                    continue;
+                }
                 Ok(reply) => {
                     self.note_clock(&reply);
                     // Else it was decided by another, or lost with the state of the store.
@@ -1029,7 +1038,11 @@ impl Elector {
                                 .as_ref()
                                 .map_or(0, |s| s.newest.max(s.since))
                                 .max(ask.known.0);
-                            r.lost = self.lost(job, newest, self.born(epoch));
+                            let early = state.map_or(vec![], |s| s.early);
+                            let lost = self.lost(job, newest, self.born(epoch));
+                            r.lost = lost.map_or(vec![], |l| {
+                                timetable::undecided(&job.schedules, Occurrence(newest), &early, l)
+                            });
                             adopt.push((job.clone(), r));
                             // That may have taken a while: there are others to run.
                             tokio::task::yield_now().await;
@@ -1062,8 +1075,9 @@ impl Elector {
                 };
                 if answer == Registration::Ready {
                     left -= 1;
-                    if let Some(lost) = ask.lost {
-                        warn!(job = %job.name, occurrences = lost.count, until = %lost.last,
+                    if let Some(last) = ask.lost.last() {
+                        let count: u64 = ask.lost.iter().map(|l| l.count).sum();
+                        warn!(job = %job.name, occurrences = count, until = %last.last,
                             "the store lost its state: nobody knows what became of these occurrences, recorded as unknown");
                     }
                     self.enrolled(job, state.unwrap_or_default());
@@ -1132,7 +1146,7 @@ impl Elector {
             known: e.known,
             adopt: None,
             epoch: None,
-            lost: None,
+            lost: vec![],
             enabled: job.enabled,
             told: e.told.clone(),
             instance: self.instance.clone(),
@@ -1748,8 +1762,9 @@ impl Lead {
                     }
                     pace(&mut soon, Duration::from_millis(1))
                 }
-                Answer::Behind(newest) => {
+                Answer::Behind { newest, early } => {
                     self.decided(newest);
+                    el.entry(&self.job, |e| e.queue.ran(early));
                     self.forget_nonce();
                     return Contest::Behind;
                 }

@@ -308,7 +308,7 @@ pub fn registration(job: &str, inc: &str) -> soloist::logic::claim::Register {
         known: Occurrence(0),
         adopt: Some(inc.to_owned()),
         epoch: None,
-        lost: None,
+        lost: vec![],
         enabled: true,
         told: Default::default(),
         instance: InstanceId::new("bench"),

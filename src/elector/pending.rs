@@ -62,6 +62,8 @@ pub(super) struct Queue {
     turn: u32,
     /// Those in the queue could not be decided for a while, so that several of them are overdue.
     outage: bool,
+    /// They ran before their time, and are not given up. Ascending.
+    early: Vec<Occurrence>,
 }
 
 /// What to ask for next.
@@ -266,14 +268,19 @@ impl Queue {
 
     /// What others have decided is not given up here, nor counted.
     pub(super) fn trim(&mut self, schedules: &[Arc<Schedule>], known: Occurrence) {
-        for m in self.due.iter_mut().flat_map(|d| &mut d.missed) {
-            if m.first <= known && known < m.last {
-                *m = timetable::recount(schedules, known, *m);
-            }
-        }
+        self.early.retain(|at| *at > known);
         for d in &mut self.due {
-            d.missed.retain(|m| m.last > known);
+            let left = |m| timetable::undecided(schedules, known, &self.early, m);
+            d.missed = std::mem::take(&mut d.missed)
+                .into_iter()
+                .flat_map(left)
+                .collect();
         }
+    }
+
+    /// These ran before their time.
+    pub(super) fn ran(&mut self, early: Vec<Occurrence>) {
+        self.early = early;
     }
 
     /// The first scheduled one after `known`.
@@ -293,7 +300,10 @@ impl Queue {
             return false;
         };
         let left_out = |at: Occurrence| {
-            at > known && at < *target && !missed.iter().any(|m| m.first <= at && at <= m.last)
+            at > known
+                && at < *target
+                && !self.early.contains(&at)
+                && !missed.iter().any(|m| m.first <= at && at <= m.last)
         };
         let backlog = self.backlog.iter().filter_map(|s| s.first_after(known));
         let mut due = self.due.iter().chain(&self.waiting);
@@ -379,6 +389,9 @@ impl Queue {
             }
         }
         in_order(&mut missed);
+        // Those that were folded may have taken one that ran early along.
+        let left = |m| timetable::undecided(&job.schedules, Occurrence(i64::MIN), &self.early, m);
+        let missed = missed.into_iter().flat_map(left).collect();
         let late = due.overdue || now - due.start_at > LATE_MS;
         // Nothing overdue is to be caught up: it is asked for too late on purpose, and recorded.
         let never =
@@ -581,6 +594,48 @@ mod tests {
         q.push(same, 0, nothing);
         assert!(jumped(&q, &[]));
         assert!(!jumped(&q, &[m]));
+    }
+
+    #[test]
+    fn what_ran_early_is_not_given_up() {
+        let job = job("schedule = \"@every 1s\"");
+        // Three that wait are given up, and what another one gives up is a range.
+        let mut q = queue(&[20_000, 21_000, 22_000]);
+        let mut newest = due(scheduled(23_000), 23_000);
+        newest.missed = vec![Missed {
+            first: Occurrence(10_000),
+            last: Occurrence(19_000),
+            count: 10,
+        }];
+        q.push(newest, 0, nothing);
+        q.outage();
+        q.ran(
+            [12_000, 15_000, 16_000, 19_000, 21_000]
+                .map(Occurrence)
+                .to_vec(),
+        );
+        let p = q.plan(&job, 24_000, nothing).expect("one is due");
+        let given_up: Vec<_> = p
+            .missed
+            .iter()
+            .map(|m| (m.first.0, m.last.0, m.count))
+            .collect();
+        assert_eq!(
+            given_up,
+            [
+                (10_000, 11_000, 2),
+                (13_000, 14_000, 2),
+                (17_000, 18_000, 2),
+                (20_000, 20_000, 1),
+                (22_000, 22_000, 1)
+            ]
+        );
+        assert!(!q.jumped(Occurrence(0), &p.target, &p.missed));
+        // Those that were decided meanwhile, and those that have passed.
+        q.trim(&job.schedules, Occurrence(13_000));
+        assert_eq!(q.early, [15_000, 16_000, 19_000, 21_000].map(Occurrence));
+        let p = q.plan(&job, 24_000, nothing).expect("one is due");
+        assert_eq!(lasts(&p.missed), [14_000, 18_000, 20_000, 22_000]);
     }
 
     #[test]

@@ -360,7 +360,7 @@ impl Elector {
                     Election::Recorded { outcome, reason }
                 }
                 // Of ranges that are given up, and there are none.
-                Answer::Behind(newest) => {
+                Answer::Behind { newest, .. } => {
                     self.decided(newest);
                     continue;
                 }
@@ -448,7 +448,7 @@ impl Elector {
             adopt: Some(fleet.inc.to_string()),
             // Should the data be lost between that look and this step, nothing is adopted.
             epoch: Some(fleet.value.id.to_string()),
-            lost: None,
+            lost: vec![],
             enabled: true,
             told: Default::default(),
             instance: self.instance.clone(),

@@ -283,9 +283,12 @@ pub enum Answer {
     RunFirst(Occurrence),
     /// Decided by this claim, without a run.
     Recorded { outcome: Outcome, reason: String },
-    /// Some of a range that the claim gives up is decided, the newest of it this one: nothing was done. Only the
-    /// claimant, who knows the schedule, can tell what is left of the range.
-    Behind(Occurrence),
+    /// Some of a range that the claim gives up is decided: everything up to `newest`, and those that ran `early`. Nothing
+    /// was done. Only the claimant, who knows the schedule, can tell what is left of the range.
+    Behind {
+        newest: Occurrence,
+        early: Vec<Occurrence>,
+    },
     /// The store's state is from another incarnation: nothing is granted until it was adopted.
     Quarantined,
     /// The store knows nothing of this job: new, or lost.
@@ -359,6 +362,11 @@ impl State {
     /// The open entry that is held by `run`.
     pub fn held_by(&self, run: RunId) -> Option<&Open> {
         self.open.iter().find(|o| o.run == run && o.again.is_none())
+    }
+    /// Some of the range is decided, and some is not.
+    fn decided_in(&self, m: &Missed) -> bool {
+        let early = || self.early.iter().any(|at| m.first <= *at && *at <= m.last);
+        m.last.0 > self.newest && (m.first.0 <= self.newest || early())
     }
     /// A trigger is decided, at `now`. Old ones are forgotten when the next is put in.
     fn remember_trigger(&mut self, key: &str, occurrence: Occurrence, now: i64) {
@@ -530,11 +538,6 @@ pub fn claim(
             }
             // Somebody has the job, and it is enabled.
             st.off = 0;
-            if st.early.contains(at) {
-                st.newest = at.0;
-                st.early.retain(|e| e > at);
-                return Answer::Settled(st.last.clone().filter(|l| l.occurrence == *at));
-            }
             *at
         }
         Target::Manual { key, before } => {
@@ -569,9 +572,11 @@ pub fn claim(
         REMOVED => JOB_REMOVED,
         _ => OVERDUE,
     };
-    let straddles = |m: &&Missed| m.first.0 <= st.newest && st.newest < m.last.0 && m.last < at;
-    if c.missed.iter().any(|m| straddles(&m)) {
-        return Answer::Behind(Occurrence(st.newest));
+    if c.missed.iter().any(|m| m.last < at && st.decided_in(m)) {
+        return Answer::Behind {
+            newest: Occurrence(st.newest),
+            early: st.early.clone(),
+        };
     }
     for m in c.missed.iter().filter(|m| m.last < at) {
         if m.last.0 > st.newest {
@@ -581,6 +586,14 @@ pub fn claim(
         }
     }
     let manual = matches!(c.target, Target::Manual { .. });
+    let ran = !manual && st.early.contains(&at);
+    if ran {
+        st.newest = at.0;
+    }
+    st.early.retain(|e| e.0 > st.newest);
+    if ran {
+        return Answer::Settled(st.last.clone().filter(|l| l.occurrence == at));
+    }
     if !manual && let Some(p) = &st.pause {
         if p.until.is_none_or(|until| now < until) {
             let reason = p
@@ -995,8 +1008,8 @@ pub struct Register {
     /// The epoch in that incarnation that `adopt` is about. A store that can lose its data between two steps adopts only
     /// if it still is this one; None: not looked at.
     pub epoch: Option<String>,
-    /// Planned before the store lost its state, and nobody knows what became of them: record as unknown.
-    pub lost: Option<Missed>,
+    /// Planned before the store lost its state, and nobody knows what became of them: record as unknown. Ascending.
+    pub lost: Vec<Missed>,
     /// The job is enabled at the caller.
     pub enabled: bool,
     /// What the caller knows people to have asked for.
@@ -1091,9 +1104,8 @@ pub fn register(
     know(st, r.known, now);
     r.told.tell(st);
     if st.inc != inc {
-        let straddles = |l: &Missed| l.first.0 <= st.newest && st.newest < l.last.0;
         // A holder took its lease back since the range was counted: it has to be counted anew.
-        if !adopt || r.lost.as_ref().is_some_and(straddles) {
+        if !adopt || r.lost.iter().any(|l| st.decided_in(l)) {
             return Registration::Quarantined;
         }
         st.inc = inc.to_owned();
@@ -1157,33 +1169,35 @@ pub fn register(
 
 fn forget_lost(st: &mut State, r: &Register, now: i64, fx: &mut Effects) {
     know(st, r.known, now);
-    let Some(l) = r.lost.filter(|l| l.last.0 > st.newest && l.last.0 <= now) else {
-        return;
-    };
-    st.newest = l.last.0;
-    fx.records.push(RunRecord {
-        run_id: None,
-        job: r.job.clone(),
-        occurrence: l.last,
-        trigger: Trigger::Schedule,
-        attempt: 0,
-        fencing_token: None,
-        instance: Some(r.instance.clone()),
-        host: Some(r.host.clone()),
-        started_at: None,
-        finished_at: None,
-        lateness_ms: None,
-        duration_ms: None,
-        outcome: Outcome::Unknown,
-        exit_code: None,
-        signal: None,
-        output_tail: String::new(),
-        output_truncated: false,
-        error: Some(
-            "the store lost its state, and no record of this occurrence survived".to_owned(),
-        ),
-        count: l.count,
-    });
+    for l in &r.lost {
+        if l.last.0 <= st.newest || l.last.0 > now {
+            continue;
+        }
+        st.newest = l.last.0;
+        fx.records.push(RunRecord {
+            run_id: None,
+            job: r.job.clone(),
+            occurrence: l.last,
+            trigger: Trigger::Schedule,
+            attempt: 0,
+            fencing_token: None,
+            instance: Some(r.instance.clone()),
+            host: Some(r.host.clone()),
+            started_at: None,
+            finished_at: None,
+            lateness_ms: None,
+            duration_ms: None,
+            outcome: Outcome::Unknown,
+            exit_code: None,
+            signal: None,
+            output_tail: String::new(),
+            output_truncated: false,
+            error: Some(
+                "the store lost its state, and no record of this occurrence survived".to_owned(),
+            ),
+            count: l.count,
+        });
+    }
 }
 
 /// What a person asks of a job.
@@ -1407,6 +1421,49 @@ mod tests {
             Controlled::Triggered(_)
         ));
         assert_eq!(put(&mut state, "first", t + KEYS_KEPT_MS), Controlled::Done);
+    }
+
+    /// A store that was restarted kept what ran early; who counted the range did not know of it.
+    #[test]
+    fn what_ran_early_is_not_recorded_as_lost() {
+        let t = 1_800_000_000_000;
+        let at = |s: i64| Occurrence(t + s * 1000);
+        let range = |first: i64, last: i64| Missed {
+            first: at(first),
+            last: at(last),
+            count: (last - first + 1) as u64,
+        };
+        let mut state = Some(State {
+            inc: "before".to_owned(),
+            newest: t,
+            early: vec![at(4), at(40)],
+            ..State::default()
+        });
+        let mut ask = Register {
+            job: job(),
+            sched: String::new(),
+            def: String::new(),
+            known: Occurrence(0),
+            adopt: Some("now".to_owned()),
+            epoch: None,
+            lost: vec![range(1, 9)],
+            enabled: true,
+            told: Told::default(),
+            instance: InstanceId::new("i"),
+            host: String::new(),
+            on_crash: OnCrash::Fail,
+            max_attempts: 1,
+        };
+        let mut fx = Effects::default();
+        let now = at(20).0 * 1000;
+        let answer = register(&mut state, &ask, now, "now", &mut fx);
+        assert_eq!((answer, fx.records.len()), (Registration::Quarantined, 0));
+        ask.lost = vec![range(1, 3), range(5, 9)];
+        let answer = register(&mut state, &ask, now, "now", &mut fx);
+        assert_eq!(answer, Registration::Ready);
+        let all: Vec<_> = fx.records.iter().map(|r| (r.occurrence, r.count)).collect();
+        assert_eq!(all, [(at(3), 3), (at(9), 5)]);
+        assert_eq!(state.unwrap().newest, at(9).0);
     }
 
     #[test]
@@ -1745,11 +1802,11 @@ mod tests {
                 known: Occurrence(me.known),
                 adopt: (now - me.inc.1 >= QUARANTINE).then(|| inc.clone()),
                 epoch: None,
-                lost: Some(Missed {
+                lost: vec![Missed {
                     first: last,
                     last,
                     count: 1,
-                }),
+                }],
                 enabled: true,
                 told: Told::default(),
                 instance: InstanceId::new(&format!("i{i}")),

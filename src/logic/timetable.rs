@@ -429,28 +429,48 @@ fn range(schedules: &[Arc<Schedule>], first: Occurrence, last: Occurrence) -> Ra
     }
 }
 
-/// What is left of a range of occurrences when those up to `known`, which lies in it, are decided.
-pub fn recount(
+/// What is left of a range of occurrences when those up to `known` are decided, and so are those in `early` (ascending).
+pub fn undecided(
     schedules: &[Arc<Schedule>],
     known: Occurrence,
+    early: &[Occurrence],
     range: claim::Missed,
-) -> claim::Missed {
-    let left = next_of(schedules, known).filter(|first| *first <= range.last);
-    let Some(first) = left else {
-        // Of another schedule than the present one.
-        return claim::Missed {
-            first: range.last,
-            count: 1,
-            ..range
-        };
-    };
-    claim::Missed {
-        first,
-        count: self::range(schedules, first, range.last)
-            .count
-            .clamp(1, range.count.max(1)),
-        ..range
+) -> Vec<claim::Missed> {
+    if range.last <= known {
+        return vec![];
     }
+    let holes = early
+        .iter()
+        .filter(|at| **at > known && range.first <= **at && **at <= range.last);
+    let from = known.max(Occurrence(range.first.0 - 1));
+    if from < range.first && holes.clone().next().is_none() {
+        return vec![range];
+    }
+    // Each piece lies between one that is decided and the next one that is, or the end.
+    let mut pieces = vec![];
+    let mut after = from;
+    for until in holes.map(|at| Occurrence(at.0 - 1)).chain([range.last]) {
+        // The ends of the range are occurrences, also where they are of another schedule than the present one.
+        let first = match next_of(schedules, after).filter(|first| *first <= until) {
+            _ if after < range.first => Some(range.first).filter(|first| *first <= until),
+            None if until == range.last && after < until => Some(range.last),
+            first => first,
+        };
+        if let Some(first) = first {
+            let last = match latest(schedules, after, until) {
+                _ if until == range.last => until,
+                last => last.unwrap_or(first).max(first),
+            };
+            let count = self::range(schedules, first, last).count;
+            pieces.push(claim::Missed {
+                first,
+                last,
+                count: count.clamp(1, range.count.max(1)),
+            });
+        }
+        after = Occurrence(until.0 + 1);
+    }
+    pieces
 }
 
 /// The newest occurrence in (`after`, `until`].

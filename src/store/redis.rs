@@ -256,7 +256,10 @@ impl RedisStore {
                 outcome: text(1)?.parse().map_err(|e: String| self.corrupt(&e))?,
                 reason: text(2)?,
             },
-            "behind" => Answer::Behind(Occurrence(int(1)?)),
+            "behind" => Answer::Behind {
+                newest: Occurrence(int(1)?),
+                early: self.json(&text(2)?)?,
+            },
             "quarantined" => Answer::Quarantined,
             "absent" => Answer::Absent,
             "in_doubt" => Answer::InDoubt,

@@ -474,7 +474,7 @@ impl Fleet {
                     known: Occurrence(0),
                     adopt: Some(inc.to_string()),
                     epoch: None,
-                    lost: None,
+                    lost: vec![],
                     enabled: true,
                     told: Default::default(),
                     instance: InstanceId::new("web-1"),

@@ -97,6 +97,7 @@ conformance! {
     a_trigger_survives_its_client
     an_unknown_job_is_absent
     a_register_in_the_future_is_put_back_and_what_ran_stays_decided
+    what_ran_early_is_not_given_up
     what_lies_in_the_future_is_no_knowledge
     what_people_asked_for_is_told_again_until_they_ask_for_something_else
     what_is_planned_while_nobody_has_the_job_is_not_owed
@@ -164,7 +165,7 @@ fn registration(name: &str, adopt: Option<&str>) -> Register {
         known: Occurrence(0),
         adopt: adopt.map(str::to_owned),
         epoch: None,
-        lost: None,
+        lost: vec![],
         enabled: true,
         told: Default::default(),
         instance: InstanceId::new("a"),
@@ -1253,7 +1254,10 @@ async fn a_range_that_is_decided_in_part_is_not_recorded_whole(bed: Bed) {
         missed,
         ..claim(now - 1000, "b")
     };
-    let behind = Answer::Behind(Occurrence(now - 5000));
+    let behind = Answer::Behind {
+        newest: Occurrence(now - 5000),
+        early: vec![],
+    };
     for missed in [
         vec![range(9000, 2000, 8)],
         vec![range(5000, 2000, 4)],
@@ -1443,6 +1447,68 @@ async fn a_register_in_the_future_is_put_back_and_what_ran_stays_decided(bed: Be
     );
     assert_eq!(state(&*s).await.early, [last]);
     assert!(matches!(in_time(&*s, &other).await, Answer::Granted(_)));
+}
+
+/// What ran before its time is in the history as a run, and not once more among those that were missed.
+async fn what_ran_early_is_not_given_up(bed: Bed) {
+    let (s, now) = ahead(&bed, 2 * MINUTE).await;
+    let now = now + 1500;
+    let at = |ms: i64| Occurrence(now + ms);
+    let last = Occurrence(state(&*s).await.newest);
+    let ran = vec![at(400), at(600), at(700), last];
+    let done = control(&*s, Control::Rewind { ran: ran.clone() }).await;
+    assert_eq!(done, Controlled::Done);
+    let rewound = state(&*s).await.newest;
+    assert!(rewound < at(290).0, "too slow to be judged");
+    let range = |first: i64, last: i64, count| Missed {
+        first: at(first),
+        last: at(last),
+        count,
+    };
+    let giving_up = |target: i64, missed| Claim {
+        missed,
+        ..claim(now + target, "a")
+    };
+    let behind = Answer::Behind {
+        newest: Occurrence(rewound),
+        early: ran.clone(),
+    };
+    // In the middle, at an end, or by itself.
+    for missed in [
+        vec![range(300, 500, 3)],
+        vec![range(400, 500, 2)],
+        vec![range(300, 400, 2)],
+        vec![range(300, 300, 1), range(400, 400, 1)],
+    ] {
+        assert_eq!(in_time(&*s, &giving_up(800, missed)).await, behind);
+    }
+    assert_eq!(state(&*s).await.newest, rewound);
+    // The target ran early too: what is given up with it is recorded all the same.
+    let left = vec![range(300, 350, 2), range(500, 500, 1)];
+    let target = giving_up(600, left);
+    assert_eq!(in_time(&*s, &target).await, Answer::Settled(None));
+    let st = state(&*s).await;
+    assert_eq!((st.newest, st.early), (at(600).0, vec![at(700), last]));
+    let all = s.history(&j(), 9).await.unwrap();
+    let all: Vec<_> = all
+        .iter()
+        .map(|r| (r.outcome, r.occurrence, r.count))
+        .collect();
+    assert_eq!(
+        all,
+        [
+            (Outcome::Missed, at(500), 1),
+            (Outcome::Missed, at(350), 2),
+            (Outcome::Succeeded, last, 1)
+        ]
+    );
+    // Nothing is kept of those that have passed.
+    assert!(matches!(
+        in_time(&*s, &claim(now + 800, "a")).await,
+        Answer::Granted(_)
+    ));
+    let _ = in_time(&*s, &claim(now + 900, "a")).await;
+    assert_eq!(state(&*s).await.early, [last]);
 }
 
 async fn what_lies_in_the_future_is_no_knowledge(bed: Bed) {
@@ -2249,11 +2315,11 @@ async fn loses_everything(lose: impl Fn(&mut RedisServer)) {
     // Adopted after the quarantine; nobody knows what became of those before.
     let r = Register {
         known: Occurrence(now - 5000),
-        lost: Some(Missed {
+        lost: vec![Missed {
             first: Occurrence(now - 80),
             last: Occurrence(now - 60),
             count: 3,
-        }),
+        }],
         ..registration("backup", Some(&inc))
     };
     let (answer, st) = register(&*s, r).await;

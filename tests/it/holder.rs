@@ -219,7 +219,7 @@ impl Node {
             known: Occurrence(0),
             adopt: Some(first.inc.to_string()),
             epoch: None,
-            lost: None,
+            lost: vec![],
             enabled: true,
             told: Default::default(),
             instance: InstanceId::new("a"),

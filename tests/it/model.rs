@@ -507,7 +507,7 @@ async fn register(store: &dyn Store, m: &mut Model) {
             _ => Some(m.inc.clone()),
         },
         epoch: None,
-        lost: m.one_in(2).then(|| m.missed()),
+        lost: m.one_in(2).then(|| m.missed()).into_iter().collect(),
         enabled: !m.one_in(3),
         told: m.told(),
         instance: m.instance(),

@@ -145,7 +145,7 @@ async fn register(s: &dyn Store, jobs: &[JobName]) -> i64 {
             known: Occurrence(0),
             adopt: Some(look.inc.to_string()),
             epoch: None,
-            lost: None,
+            lost: vec![],
             enabled: true,
             told: Default::default(),
             instance: InstanceId::new("a"),

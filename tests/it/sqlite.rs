@@ -79,7 +79,7 @@ async fn register(store: &dyn Store) {
         known: Occurrence(0),
         adopt: Some(inc.to_string()),
         epoch: None,
-        lost: None,
+        lost: vec![],
         enabled: true,
         told: Default::default(),
         instance: InstanceId::new("a"),
