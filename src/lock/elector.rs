@@ -19,8 +19,8 @@ use crate::{
     logic::{
         belief,
         claim::{
-            Answer, Claim, Grant, OnCrash, Open, Overlap, Register, Registration, Renew, Renewal,
-            Settle, Settlement, Target,
+            Answer, Claim, Grant, LIBRARY, OnCrash, Open, Overlap, Register, Registration, Renew,
+            Renewal, Settle, Settlement, Target,
         },
         observe::{self, Sighting},
         trust::{HeldLease, Step},
@@ -289,7 +289,7 @@ impl Elector {
                     overlap: Overlap::Queue,
                     on_crash: self.on_crash,
                     max_attempts: self.max_attempts,
-                    def: "library".to_owned(),
+                    def: LIBRARY.to_owned(),
                     observed,
                     holds: vec![],
                 }
@@ -442,8 +442,8 @@ impl Elector {
         }
         let register = Register {
             job: self.job.clone(),
-            sched: "library".to_owned(),
-            def: "library".to_owned(),
+            sched: LIBRARY.to_owned(),
+            def: LIBRARY.to_owned(),
             known: Occurrence(self.memory().known),
             adopt: Some(fleet.inc.to_string()),
             // Should the data be lost between that look and this step, nothing is adopted.
@@ -537,7 +537,7 @@ impl Term {
             instance: el.instance.clone(),
             host: el.host.clone(),
             lease: el.lease.length.as_millis() as i64,
-            def: "library".to_owned(),
+            def: LIBRARY.to_owned(),
             seq: 0,
             granted_at,
         };

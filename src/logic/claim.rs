@@ -825,6 +825,9 @@ fn not_started(
     Answer::Recorded { outcome, reason }
 }
 
+/// [`Register::sched`] and [`Register::def`] of a job that the library's electors have: no configuration knows it.
+pub const LIBRARY: &str = "library";
+
 /// Prolongs a lease. Carries all that is needed to reclaim it in a new incarnation of the store.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Renew {
@@ -1285,7 +1288,8 @@ pub fn control(
             Controlled::Done
         }
         Control::Off => {
-            if st.off > 0 {
+            // Who has a job of the library is not in the fleet's list, and plans it by itself.
+            if st.off > 0 || st.sched == LIBRARY {
                 return Controlled::Nothing;
             }
             st.off = now;

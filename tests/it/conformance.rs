@@ -13,9 +13,9 @@ use std::{
 use soloist::{
     clock::{Boottime, StoreClock},
     logic::claim::{
-        Again, Answer, Claim, Control, Controlled, Event, Grant, Missed, OVERDUE, OVERLAPS,
-        OWN_KEY, Observed, OnCrash, Open, Overlap, PASSED, Pause, Register, Registration, Renew,
-        Renewal, Settle, Settlement, State, Stop, TOO_LATE, Target, Told,
+        Again, Answer, Claim, Control, Controlled, Event, Grant, LIBRARY, Missed, OVERDUE,
+        OVERLAPS, OWN_KEY, Observed, OnCrash, Open, Overlap, PASSED, Pause, Register, Registration,
+        Renew, Renewal, Settle, Settlement, State, Stop, TOO_LATE, Target, Told,
     },
     model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger},
     store::{
@@ -101,6 +101,7 @@ conformance! {
     what_lies_in_the_future_is_no_knowledge
     what_people_asked_for_is_told_again_until_they_ask_for_something_else
     what_is_planned_while_nobody_has_the_job_is_not_owed
+    a_job_of_the_library_is_not_taken_for_nobodys
     a_store_in_doubt_decides_nothing
     a_register_only_grows
     a_renewal_is_for_the_holder_alone
@@ -1618,6 +1619,19 @@ async fn what_is_planned_while_nobody_has_the_job_is_not_owed(bed: Bed) {
     let since = st.since;
     let st = register(&*s, registration("backup", None)).await.1.unwrap();
     assert_eq!((st.off, st.since), (0, since));
+}
+
+/// A job of the library's electors is in no configuration: no instance has anything to say about it.
+async fn a_job_of_the_library_is_not_taken_for_nobodys(bed: Bed) {
+    let (s, _) = ready(&bed).await;
+    let theirs = Register {
+        sched: LIBRARY.to_owned(),
+        def: LIBRARY.to_owned(),
+        ..registration("backup", None)
+    };
+    let before = register(&*s, theirs).await.1;
+    assert_eq!(control(&*s, Control::Off).await, Controlled::Nothing);
+    assert_eq!(Some(state(&*s).await), before);
 }
 
 /// The store's clock is not where the caller believes it to be.
