@@ -357,7 +357,7 @@ pub fn status(
     now: i64,
     inc: &str,
 ) -> StatusView {
-    let doubt = clock_doubt(fleet, now);
+    let (doubt, shown) = (clock_doubt(fleet, now), now);
     // What instances tell is dated by the clock that they believe.
     let now = now.saturating_sub(doubt.unwrap_or(0));
     let common = most_common(fleet, &config.digest, now);
@@ -378,7 +378,7 @@ pub fn status(
                 version: info.version.clone(),
                 started_at: Time(info.started_at),
                 last_seen: Time(info.seen),
-                silent: silent(info, now),
+                silent: silent(info, now) && silent(info, shown),
                 clock_offset_ms: info.clock_offset_ms,
                 clock_warning: info.clock_offset_ms.abs() > CLOCK_WARNING_MS,
                 clock_doubt_ms: info.clock_doubt_ms,

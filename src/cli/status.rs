@@ -43,8 +43,13 @@ fn render(s: &StatusView) -> String {
         count(s.jobs.len(), "job")
     );
     if let Some(ahead) = s.clock_doubt_ms {
+        let doubts = |i: &&InstanceView| !i.silent && i.clock_doubt_ms.is_some();
+        let (who, what) = match s.instances.iter().filter(doubts).count() {
+            n if n < live => (format!("{n} of {live} "), "they start nothing"),
+            _ => (String::new(), "nothing is started"),
+        };
         let warning = format!(
-            "instances do not believe the store's clock, which is {}: nothing is started until it is put right",
+            "{who}instances do not believe the store's clock, which is {}: {what} until it is put right",
             show::apart(ahead)
         );
         text.push_str(&format!("{}\n", show::paint(BAD, &warning)));
@@ -393,6 +398,42 @@ mod tests {
              the store does not know it yet\n\
              retried  @hourly     -                                                    in 47 min 18 s  \
              attempt 2 (retry) in 3 s; waits: the store lost or changed its state\n"
+        );
+    }
+
+    #[test]
+    fn it_is_said_how_many_do_not_believe_the_stores_clock() {
+        const HOUR: i64 = 3_600_000;
+        let config = crate::config::parse("", Path::new("jobs.toml"), &|_| None).unwrap();
+        let said = |doubts: [bool; 2]| {
+            let one = |name: &str, doubts: bool| {
+                let mut i = info(NOW - if doubts { HOUR } else { 0 }, &config.digest, 0.0);
+                i.clock_doubt_ms = doubts.then_some(HOUR);
+                (InstanceId::new(name), i)
+            };
+            let fleet = Fleet {
+                id: "e".into(),
+                before: None,
+                born: 0,
+                quarantine: Duration::ZERO,
+                open: true,
+                instances: BTreeMap::from([one("a", doubts[0]), one("b", doubts[1])]),
+                drains: vec![],
+            };
+            let view = view::status(&config, "", &fleet, &HashMap::new(), NOW, "i");
+            let text = anstream::adapter::strip_str(&render(&view)).to_string();
+            assert!(text.starts_with("2 live instances"), "{text}");
+            let line = text.lines().nth(1).unwrap_or_default();
+            line.split_once(" until")
+                .map_or("", |(line, _)| line)
+                .to_owned()
+        };
+        let what = "instances do not believe the store's clock, which is 1 h ahead";
+        assert_eq!(said([false, false]), "");
+        assert_eq!(said([true, true]), format!("{what}: nothing is started"));
+        assert_eq!(
+            said([true, false]),
+            format!("1 of 2 {what}: they start nothing")
         );
     }
 

@@ -7,9 +7,11 @@
 //! - the *wall clocks of the hosts*, this one's and those of the other instances, as their heartbeats tell them;
 //! - the *store's clock* itself, when it goes on evenly with its new time for [`PROBATION`] and is not far from the hosts'.
 //!
-//! A store's clock that goes on evenly is believed whatever the wall clocks show: they may be stepped as well. One that
-//! jumps by more than [`SLACK`] is in doubt until the witnesses agree with it or it comes back. While it is in doubt the
-//! instance goes by the monotonic time, claims nothing, and says so.
+//! A store's clock that goes on evenly is believed whatever the wall clocks show: they may be stepped as well. That holds
+//! from when the hosts have sided with it, another one than this among them; until then there is only its own word for
+//! it, and more hosts of one mind outvote it at any time. One that jumps by more than [`SLACK`] is in doubt until the
+//! witnesses agree with it or it comes back. While it is in doubt the instance goes by the monotonic time, claims nothing,
+//! and says so.
 
 use std::time::Duration;
 
@@ -98,8 +100,8 @@ pub enum Verdict {
 #[derive(Debug, Default, Clone)]
 pub struct Belief {
     known: Option<Estimate>,
-    /// The wall clocks were asked at least once.
-    vetted: bool,
+    /// Most hosts sided with it once, another one than this among them.
+    confirmed: bool,
     doubt: Option<Doubt>,
 }
 
@@ -155,31 +157,29 @@ impl Belief {
         }
     }
 
-    /// Asks the witnesses. `walls`: by how much each host's wall clock is ahead of what the store's clock shows now, ms.
+    /// Asks the witnesses. `walls`: by how much each host's wall clock is ahead of what the store's clock shows now, ms;
+    /// this host's own stands first.
     pub fn vote(&mut self, walls: &[i64], now: Boottime) -> Option<Verdict> {
         let near = NEAR.as_millis() as i64;
-        let first = !std::mem::replace(&mut self.vetted, true);
         let known = self.known.as_mut()?;
         let Some(doubt) = self.doubt else {
-            if !first {
+            if self.confirmed {
                 return None;
             }
-            // Nothing is known of the time before. The store's own clock is one witness among the hosts'.
-            let with = 1 + walls.iter().filter(|w| w.saturating_abs() <= near).count();
-            let far = |w: &&i64| w.saturating_abs() > near;
-            let far: Vec<i64> = walls.iter().filter(far).copied().collect();
-            let against = far
-                .iter()
-                .map(|w| of_one_mind(&far, *w))
-                .max_by_key(Vec::len)?;
-            if against.len() <= with {
-                return None;
+            let is_near = |w: &&i64| w.saturating_abs() <= near;
+            let with = walls.iter().filter(is_near).count();
+            let far: Vec<i64> = walls.iter().filter(|w| !is_near(w)).copied().collect();
+            let (against, other) = of_one_mind(&far);
+            // The store's own clock is one witness among the hosts'.
+            if against > with + 1 {
+                let ahead_us = -other.saturating_mul(1000);
+                let shown = *known;
+                known.offset_us = known.offset_us.saturating_sub(ahead_us);
+                self.doubt = Some(Doubt { shown, since: now });
+                return Some(Verdict::Outvoted(ahead_us));
             }
-            let ahead_us = -against[against.len() / 2].saturating_mul(1000);
-            let shown = *known;
-            known.offset_us = known.offset_us.saturating_sub(ahead_us);
-            self.doubt = Some(Doubt { shown, since: now });
-            return Some(Verdict::Outvoted(ahead_us));
+            self.confirmed = with > against && walls.iter().skip(1).any(|w| is_near(&w));
+            return None;
         };
         let ahead_us = doubt.shown.offset_us.saturating_sub(known.offset_us);
         // Each clock is its own witness: the store's for what it shows, this host's monotonic one for what was believed.
@@ -201,19 +201,27 @@ impl Belief {
         if with > against || lasts {
             *known = doubt.shown;
             self.doubt = None;
+            // Of this time nobody was asked yet.
+            self.confirmed = false;
             return Some(Verdict::Accepted(ahead_us));
         }
         None
     }
 }
 
-/// Those of `walls` that are near `one`, sorted.
-fn of_one_mind(walls: &[i64], one: i64) -> Vec<i64> {
+/// How many of `walls` are near one of them, at most, and that one: of several the middle one.
+fn of_one_mind(walls: &[i64]) -> (usize, i64) {
     let near = NEAR.as_millis() as i64;
-    let is_near = |w: &&i64| w.saturating_sub(one).saturating_abs() <= near;
-    let mut all: Vec<i64> = walls.iter().filter(is_near).copied().collect();
-    all.sort_unstable();
-    all
+    let around = |one: i64| {
+        let is_near = |w: &&i64| w.saturating_sub(one).saturating_abs() <= near;
+        walls.iter().filter(is_near).count()
+    };
+    let most = walls.iter().map(|w| around(*w)).max().unwrap_or(0);
+    let mut middle: Vec<i64> = (walls.iter().copied())
+        .filter(|w| around(*w) == most)
+        .collect();
+    middle.sort_unstable();
+    (most, middle.get(middle.len() / 2).copied().unwrap_or(0))
 }
 
 /// What is said of a store's clock that is `ahead_us` ahead of what this instance believes.
@@ -263,11 +271,45 @@ mod tests {
     #[test]
     fn a_clock_that_goes_on_evenly_is_believed_whatever_the_hosts_show() {
         let mut b = believed(0);
+        // Another host sided with it once.
+        assert_eq!(b.vote(&[0, 900], at(0)), None);
         for ms in (0..60_000).step_by(1000) {
             assert_eq!(b.sample(shown(ms, 0)), Sampled::Even);
             assert_eq!(b.vote(&[3_600_000, 3_600_000, 3_600_000], at(ms)), None);
         }
         assert_eq!(b.doubt_us(), None);
+    }
+
+    #[test]
+    fn a_clock_that_no_other_host_sided_with_can_be_outvoted_at_any_time() {
+        let hour = HOUR / 1000;
+        for own in [-hour, 5 * hour, 0] {
+            let mut b = Belief::default();
+            b.sample(shown(0, HOUR));
+            // One host against the store, or its own host alone for it.
+            for ms in [0, 1000, 60_000] {
+                b.sample(shown(ms, HOUR));
+                assert_eq!(b.vote(&[own], at(ms)), None, "{own}");
+            }
+            let others = vec![-hour; if own == 0 { 3 } else { 2 }];
+            let walls = [vec![own], others].concat();
+            let verdict = b.vote(&walls, at(61_000));
+            assert_eq!(verdict, Some(Verdict::Outvoted(HOUR)), "{own}");
+        }
+        // Hosts that are not of one mind do not confirm it either.
+        let mut b = believed(HOUR);
+        assert_eq!(b.vote(&[-hour, 0], at(0)), None);
+        assert_eq!(b.vote(&[-hour, 0, -hour], at(1000)), None);
+        let verdict = b.vote(&[-hour, 0, -hour, -hour], at(2000));
+        assert_eq!(verdict, Some(Verdict::Outvoted(HOUR)));
+        // What is believed after a jump has to be confirmed anew.
+        let mut b = believed(0);
+        assert_eq!(b.vote(&[0, 0], at(0)), None);
+        b.sample(shown(1000, HOUR));
+        let verdict = b.vote(&[5 * hour], at(16_000));
+        assert_eq!(verdict, Some(Verdict::Accepted(HOUR)));
+        let verdict = b.vote(&[5 * hour, -hour, -hour], at(17_000));
+        assert_eq!(verdict, Some(Verdict::Outvoted(HOUR)));
     }
 
     #[test]
@@ -399,7 +441,42 @@ mod tests {
         assert_eq!(b.sample(shown(1000, 0)), Sampled::Restored);
     }
 
+    /// Hosts whose clocks are right, some seconds off, or wrong in one of two ways.
+    fn hosts() -> impl Strategy<Value = Vec<i64>> {
+        let one = (
+            prop::sample::select(vec![0, 15_000, HOUR / 1000]),
+            -12_000i64..12_000,
+        );
+        prop::collection::vec(one.prop_map(|(by, rough)| by + rough), 1..9)
+    }
+
     proptest! {
+        /// Whoever was there alone before believes what somebody believes who starts now.
+        #[test]
+        fn who_was_first_comes_to_what_a_newcomer_believes(walls in hosts(), alone in 0u64..100_000) {
+            let (mut first, mut newcomer) = (Belief::default(), Belief::default());
+            first.sample(shown(0, HOUR));
+            first.vote(&walls[..1], at(0));
+            first.sample(shown(alone, HOUR));
+            newcomer.sample(shown(alone, HOUR));
+            prop_assert_eq!(first.vote(&walls, at(alone)), newcomer.vote(&walls, at(alone)));
+            prop_assert_eq!(first.doubt_us(), newcomer.doubt_us());
+        }
+
+        /// While neither the store's clock nor the hosts' are stepped, nobody goes to and fro.
+        #[test]
+        fn the_same_witnesses_lead_to_one_verdict(walls in hosts(), jump in prop::sample::select(vec![0, 15 * SECOND, HOUR])) {
+            let mut b = believed(0);
+            b.sample(shown(100, jump));
+            let mut verdicts = vec![];
+            for ms in (1000..200_000).step_by(1000) {
+                b.sample(shown(ms, jump));
+                verdicts.extend(b.vote(&walls, at(ms)));
+            }
+            // Accepted, as hosts near it outnumber those near what was believed; outvoted by more at a third time.
+            prop_assert!(verdicts.len() <= 2, "{:?}", verdicts);
+        }
+
         /// Whatever the store shows, and whatever hosts say, nothing overflows, and what is believed only moves to what
         /// the store has shown, or to what most hosts said at first.
         #[test]

@@ -158,3 +158,37 @@ fn a_store_clock_that_is_put_right_is_believed() {
         "{again}"
     );
 }
+
+/// It was there first, alone, and nobody contradicted it. The next one does.
+#[test]
+fn a_wrong_clock_that_a_lone_instance_believed_is_outvoted_by_those_who_come_later() {
+    let mut fleet = fleet(2)
+        .store_with_own_clock()
+        .store_comes_later()
+        .witness("work", "for=5", LATE_RATHER_THAN_SKIPPED)
+        .start();
+    fleet.instances[1].kill();
+    fleet.server().step_clock(HOUR);
+    fleet.server().revive(None);
+    fleet.wait_runs(2);
+    fleet.instances[1].start();
+    for i in 0..2 {
+        fleet.wait_log(i, "ahead of the time that passed here");
+    }
+    wait_until("status says so", GENEROUS, || {
+        let text = fleet.said(&["status"]);
+        text.contains("\ninstances do not believe the store's clock")
+            && text.contains("nothing is started")
+    });
+    let runs = fleet.trace().runs().len();
+    std::thread::sleep(Duration::from_secs(2));
+    assert_eq!(fleet.trace().runs().len(), runs, "started by a wrong clock");
+    fleet.server().step_clock(Duration::ZERO);
+    for i in 0..2 {
+        fleet.wait_log(i, "the store's clock is right again");
+    }
+    // What was decided an hour ahead is put right by hand.
+    let said = fleet.said(&["rewind", "work"]);
+    assert!(said.contains("is put back to now"), "{said}");
+    fleet.wait_more_runs(3);
+}
