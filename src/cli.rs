@@ -29,7 +29,7 @@ pub use self::failure::{Exit, Failure};
 use crate::{
     clock,
     config::{self, Config, Job, StoreUrl, nearest},
-    daemon,
+    daemon, early,
     logic::claim::State,
     model::{JobName, Outcome},
     store::{self, Reply, Store},
@@ -179,13 +179,17 @@ pub fn command() -> clap::Command {
     Cli::command()
 }
 
-/// To be called before the runtime of the language has begun, if `main` is to see all that this process was started with.
+/// To be called before the runtime of the language has begun, if `main` is to see all that this process was started with,
+/// and a signal that comes meanwhile is not to end it.
 pub fn before_main() {
     exec::signals::before_main();
+    early::hold();
 }
 
 /// Reads the arguments, does what they say, and tells a failure as one chain and one hint.
 pub fn main() -> ExitCode {
+    // Until the arguments say whether it is for a daemon.
+    early::release_all_but_hangup();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(e) => {
@@ -199,6 +203,9 @@ pub fn main() -> ExitCode {
         }
     };
     let daemon = matches!(cli.command, Command::Run(_));
+    if !daemon {
+        early::restore();
+    }
     log::init(
         cli.log_format,
         cli.log.clone().unwrap_or_else(|| {

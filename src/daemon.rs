@@ -21,6 +21,7 @@ use self::{dispatch::Dispatcher, fleet::FleetTask};
 use crate::{
     clock::StoreClock,
     config::{self, Config},
+    early,
     elector::{Elector, Parts},
     holder::Holder,
     logic::claim::Event,
@@ -66,6 +67,7 @@ async fn sweep() {
 pub async fn run(o: Options) -> anyhow::Result<()> {
     // Before anything else, so that a signal during the start is not lost.
     let mut signals = Signals::new().context("cannot handle signals")?;
+    early::release();
     let host = host_name();
     let instance = InstanceId::new(
         &o.instance

@@ -7,6 +7,7 @@ pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod daemon;
+mod early;
 pub mod elector;
 pub mod failpoint;
 pub mod guard;

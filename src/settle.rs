@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     clock::Boottime,
     config::{self, StoreUrl},
+    early,
     guard::{HandOver, Moment},
     lock::LockClient,
     logic::{
@@ -157,6 +158,7 @@ fn outlive_terminal_and_service() {
         // SAFETY: valid signals, and a valid disposition.
         unsafe { libc::signal(signal, libc::SIG_IGN) };
     }
+    early::release();
 }
 
 /// Should the store not answer for a lease, the lock lapses with it.

@@ -1,7 +1,7 @@
 //! Daemons, guards and jobs that are killed, stopped, frozen, or will not go.
 
 use std::{
-    os::unix::{fs::OpenOptionsExt as _, process::CommandExt as _},
+    os::unix::{fs::OpenOptionsExt as _, process::CommandExt as _, process::ExitStatusExt as _},
     time::Duration,
 };
 
@@ -805,6 +805,55 @@ fn a_configuration_that_cannot_be_read_does_not_keep_a_daemon_from_stopping() {
     fleet.instances[0].signal(Signal::TERM);
     let status = fleet.instances[0].wait_end();
     assert!(status.success(), "{status}");
+}
+
+/// The daemon reads its configuration, and its handlers are not there yet.
+#[test]
+fn a_signal_in_the_first_moment_of_a_daemon_is_not_lost_on_it() {
+    use std::io::Write;
+    let mut fleet = fleet(1).job("a", "command = [\"true\"]").start();
+    fleet.stop();
+    let config = fleet.instances[0].config.clone();
+    let text = fleet.config_text(0);
+    std::fs::remove_file(&config).expect("removed");
+    let made = std::process::Command::new("mkfifo").arg(&config).status();
+    assert!(made.expect("mkfifo").success());
+    let reader = || {
+        wait_for("it reads the configuration", GENEROUS, || {
+            // Who opens it for writing waits for a reader, unless there is one.
+            let mut options = std::fs::File::options();
+            let opened = options
+                .write(true)
+                .custom_flags(libc::O_NONBLOCK)
+                .open(&config);
+            opened.ok()
+        })
+    };
+
+    let daemon = &mut fleet.instances[0];
+    std::fs::write(&daemon.log, "").expect("an empty log");
+    daemon.start();
+    let mut first = reader();
+    daemon.signal(Signal::HUP);
+    first.write_all(text.as_bytes()).expect("it is read");
+    drop(first);
+    fleet.wait_log(0, "jobs=1");
+    let more = format!("{text}\n[jobs.b]\ncommand = [\"true\"]\n");
+    reader()
+        .write_all(more.as_bytes())
+        .expect("it is read again");
+    fleet.wait_log(0, "configuration reloaded removed=0 altered=0 added=1");
+    fleet.stop();
+
+    for signal in [Signal::TERM, Signal::INT] {
+        let daemon = &mut fleet.instances[0];
+        daemon.start();
+        let unread = reader();
+        daemon.signal(signal);
+        let status = daemon.wait_end();
+        assert_eq!(status.signal(), Some(signal.as_raw()), "nothing had begun");
+        drop(unread);
+    }
 }
 
 #[test]

@@ -1,0 +1,57 @@
+//! Signals that come before a program is ready for them: they wait from its very start until it says what is to become of
+//! them.
+//!
+//! By their default they would end it: a SIGHUP that asks a daemon to read its configuration again, while it reads it for
+//! the first time; or one of those that a guard ignores, sent to all processes that are named so.
+
+use std::sync::OnceLock;
+
+/// What a guard and what it becomes outlive, and whoever settles.
+const HELD: [i32; 4] = [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM];
+
+/// What was blocked when this process was started.
+static BEFORE: OnceLock<libc::sigset_t> = OnceLock::new();
+
+/// From now on they wait. Called before `main`, when there is one thread.
+pub(crate) fn hold() {
+    let before = change(libc::SIG_BLOCK, &set(&HELD));
+    let _ = BEFORE.set(before);
+}
+
+/// Only SIGHUP still waits: whatever else comes may end a process that has not begun yet.
+pub(crate) fn release_all_but_hangup() {
+    restore();
+    change(libc::SIG_BLOCK, &set(&[libc::SIGHUP]));
+}
+
+/// What waits arrives now, in this thread, and nothing waits any more.
+pub(crate) fn release() {
+    change(libc::SIG_UNBLOCK, &set(&HELD));
+}
+
+/// As [`release`], but for what was blocked by whoever started this process.
+pub(crate) fn restore() {
+    if let Some(before) = BEFORE.get() {
+        change(libc::SIG_SETMASK, before);
+    }
+}
+
+fn set(signals: &[i32]) -> libc::sigset_t {
+    // SAFETY: all-zero is a valid sigset_t, which is initialised before use; the numbers are valid.
+    unsafe {
+        let mut set = std::mem::zeroed();
+        libc::sigemptyset(&raw mut set);
+        for signal in signals {
+            libc::sigaddset(&raw mut set, *signal);
+        }
+        set
+    }
+}
+
+/// Changes what is blocked in this thread; returns what was before.
+fn change(how: i32, signals: &libc::sigset_t) -> libc::sigset_t {
+    let mut before = set(&[]);
+    // SAFETY: both sets are valid.
+    unsafe { libc::pthread_sigmask(how, signals, &raw mut before) };
+    before
+}
