@@ -40,10 +40,11 @@ pub struct Options {
     pub instance: Option<String>,
 }
 
-/// How long the store gets to hear the last outcomes when everything else has stopped.
-const LAST_WORDS: Duration = Duration::from_secs(5);
+/// How long the store gets to hear all that is left to say, the last outcomes and the farewell, when no command runs any
+/// more. What it has not heard by then, the guards go on telling it.
+const LAST_WORDS: Duration = Duration::from_secs(2);
 
-/// How long the runs may take to be handed over to their guards.
+/// How long the runs may take to be handed over to their guards: nothing but this host has a part in that.
 const HAND_OVER: Duration = Duration::from_secs(1);
 
 /// What a daemon and its guard leave behind that are killed at once lives no longer than this, if another daemon lives
@@ -198,9 +199,15 @@ pub async fn run(o: Options) -> anyhow::Result<()> {
     stop.cancel();
     contests.close();
     holder.runs.close();
-    contests.wait().await;
+    holder.commands.close();
+    background.close();
+    // A question that the store has not answered yet may be answered with a grant.
+    let all = async {
+        contests.wait().await;
+        holder.runs.wait().await;
+    };
     let drained = tokio::select! {
-        () = holder.runs.wait() => true,
+        () = all => true,
         () = tokio::time::sleep(config.limits.drain) => {
             warn!(drain = ?config.limits.drain, running = holder.running().len(), "runs still active after the drain, ending them");
             false
@@ -212,31 +219,27 @@ pub async fn run(o: Options) -> anyhow::Result<()> {
     };
     if !drained {
         holder.kill.cancel();
-        // Each run ends within its grace; its outcome may need the store, which may be away.
-        let longest = config
-            .jobs
-            .values()
-            .map(|j| j.grace + j.lease.kill_budget)
-            .max()
-            .unwrap_or_default();
-        tokio::select! {
-            () = holder.runs.wait() => {}
-            () = tokio::time::sleep(longest + LAST_WORDS) => {
-                error!(running = holder.running().len(), "some outcomes could not be recorded: their guards go on trying");
-            }
-        }
+        // Each command ends within its grace.
+        let _ = tokio::time::timeout(holder.longest_end(), holder.commands.wait()).await;
+    }
+    // One deadline for all goodbyes. The outcomes go first; a store that does not answer soon hears all at once.
+    let until = tokio::time::Instant::now() + LAST_WORDS;
+    let _ = tokio::time::timeout(LAST_WORDS / 2, holder.runs.wait()).await;
+    finish.cancel();
+    let all = async { tokio::join!(holder.runs.wait(), background.wait()) };
+    if tokio::time::timeout_at(until, all).await.is_err() {
+        warn!("the store does not answer; leaving without a word to it");
+    }
+    let unheard = holder.running().len();
+    if unheard > 0 {
+        error!(
+            running = unheard,
+            "some outcomes could not be recorded: their guards go on trying"
+        );
     }
     holder.give_up.cancel();
     // Only to let the guards go, or take over. One that is not told sees our end.
     let _ = tokio::time::timeout(HAND_OVER, holder.runs.wait()).await;
-    finish.cancel();
-    background.close();
-    if tokio::time::timeout(LAST_WORDS, background.wait())
-        .await
-        .is_err()
-    {
-        warn!("the store does not answer; leaving without a word to it");
-    }
     info!("stopped");
     Ok(())
 }

@@ -8,7 +8,10 @@ use std::{
 };
 
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio_util::{
+    sync::CancellationToken,
+    task::{TaskTracker, task_tracker::TaskTrackerToken},
+};
 use tracing::{debug, error, info, warn};
 
 use crate::{
@@ -65,6 +68,8 @@ pub struct Holder {
     /// Gives up on settlements that cannot be made: the process ends.
     pub give_up: CancellationToken,
     pub runs: TaskTracker,
+    /// Those whose commands are there or may still be started; the others wait for the store.
+    pub commands: TaskTracker,
     starts: Arc<Semaphore>,
     running: Mutex<BTreeMap<RunId, Run>>,
     /// Guards of runs that are about to be granted, most likely.
@@ -77,6 +82,8 @@ struct GivenUp;
 struct Run {
     job: JobName,
     occurrence: Occurrence,
+    /// How long the end of its command may take.
+    end: Duration,
     /// Look at the lease now.
     nudge: Arc<Notify>,
 }
@@ -100,6 +107,7 @@ impl Holder {
             kill: CancellationToken::new(),
             give_up: CancellationToken::new(),
             runs: TaskTracker::new(),
+            commands: TaskTracker::new(),
             starts: Arc::new(Semaphore::new(STARTS)),
             running: Mutex::default(),
             prepared: Mutex::default(),
@@ -113,6 +121,12 @@ impl Holder {
             .values()
             .map(|r| (r.job.clone(), r.occurrence))
             .collect()
+    }
+
+    /// How long the commands that run here may take to end when they are told to.
+    pub fn longest_end(&self) -> Duration {
+        let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        running.values().map(|r| r.end).max().unwrap_or_default()
     }
 
     /// Somebody asked for a run of `job` to be ended: its lease's next renewal tells which, so renew now.
@@ -148,19 +162,21 @@ impl Holder {
     /// Runs what was granted.
     pub fn start(self: &Arc<Self>, elector: Arc<Elector>, granted: Granted) {
         let this = self.clone();
+        let command = self.commands.token();
         self.runs.spawn(async move {
             let (job, run) = (granted.job.name.clone(), granted.run);
             let nudge = Arc::new(Notify::new());
             let entry = Run {
                 job: job.clone(),
                 occurrence: granted.grant.occurrence,
+                end: granted.job.grace + granted.job.lease.kill_budget,
                 nudge: nudge.clone(),
             };
             this.running
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
                 .insert(run, entry);
-            let again = this.hold(&elector, granted, &nudge).await;
+            let again = this.hold(&elector, granted, &nudge, command).await;
             this.running
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
@@ -170,13 +186,20 @@ impl Holder {
     }
 
     /// From the grant to the settlement. Returns the occurrence when another attempt of it is awaited.
-    async fn hold(&self, elector: &Elector, mut g: Granted, nudge: &Notify) -> Option<Occurrence> {
+    async fn hold(
+        &self,
+        elector: &Elector,
+        mut g: Granted,
+        nudge: &Notify,
+        command: TaskTrackerToken,
+    ) -> Option<Occurrence> {
         failpoint::here("after_grant");
         let (job, grant) = (g.job.clone(), g.grant);
         let mut lease = HeldLease::new(*job.lease, g.sent);
         if g.too_late {
             warn!(job = %job.name, occurrence = %grant.occurrence, "the grant was not known of in time to start it");
             let end = not_started(Outcome::Missed, claim::TOO_LATE);
+            drop(command);
             g.slot = None;
             g.place = None;
             return self.settle_unstarted(elector, &g, end, None).await;
@@ -184,6 +207,7 @@ impl Holder {
         let turn = match self.await_start(&g, &mut lease, nudge).await {
             Ok(turn) => turn,
             Err((end, again)) => {
+                drop(command);
                 g.slot = None;
                 g.place = None;
                 return self.settle_unstarted(elector, &g, end, again).await;
@@ -210,6 +234,7 @@ impl Holder {
             Err(e) => {
                 error!(job = %job.name, occurrence = %grant.occurrence, error = %e, "cannot start");
                 let end = not_started(Outcome::Failed, &e.to_string());
+                drop(command);
                 g.slot = None;
                 g.place = None;
                 let again = failure_again(&job, grant.attempt);
@@ -233,6 +258,7 @@ impl Holder {
             _ => None,
         };
         // Nothing runs any more; recording it may take as long as the store is away.
+        drop(command);
         g.slot = None;
         match self.settle(elector, &g, &end, again).await {
             Ok(awaited) => {
@@ -264,7 +290,12 @@ impl Holder {
             while at < end.output_bytes {
                 let rest = &end.output_tail[(at - before) as usize..];
                 let piece = &rest[..most.min(rest.len())];
-                let failed = match store.append_output(&job, run, at, piece, keep).await {
+                let told = tokio::select! {
+                    biased;
+                    told = store.append_output(&job, run, at, piece, keep) => told,
+                    () = give_up.cancelled() => return,
+                };
+                let failed = match told {
                     Ok(()) => {
                         at += piece.len() as u64;
                         most = (most * 2).min(OUTPUT_AT_ONCE);
@@ -360,6 +391,10 @@ impl Holder {
         let mut renewal = None;
         let mut nudged = false;
         loop {
+            if self.kill.is_cancelled() {
+                let why = "this instance was stopped before it started the command";
+                return Err((not_started(Outcome::LeaseLost, why), again));
+            }
             let now = Boottime::now();
             let late = |now_us: i64| now_us / 1000 > g.start_by.saturating_add(START_LATER_MS);
             if g.grant.attempt == 1 && self.clock.now_us().is_some_and(late) {
@@ -417,10 +452,7 @@ impl Holder {
                     nudged = renewal.is_some();
                     lease.renew_now();
                 }
-                () = self.kill.cancelled() => {
-                    let why = "this instance was stopped before it started the command";
-                    return Err((not_started(Outcome::LeaseLost, why), again));
-                }
+                () = self.kill.cancelled() => {}
                 () = tokio::time::sleep(wake.clamp(Duration::from_millis(1), Duration::from_secs(1))), if renewal.is_none() => {}
             }
         }
@@ -619,7 +651,12 @@ impl Holder {
         let mut pause = SETTLE_AGAIN.0;
         let mut warned: Option<Boottime> = None;
         loop {
-            let most = match self.store.settle(&settle, &tail).await {
+            let told = tokio::select! {
+                biased;
+                told = self.store.settle(&settle, &tail) => told,
+                () = self.give_up.cancelled() => return Err(GivenUp),
+            };
+            let most = match told {
                 Ok(reply) => {
                     crate::elector::note_clock(&self.clock, &reply);
                     if reply.value == Settlement::Lost {

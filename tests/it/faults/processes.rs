@@ -642,6 +642,40 @@ fn an_outcome_that_the_store_could_not_hear_of_before_the_daemon_stopped_is_told
     fleet.judge(RERUN, &[], None);
 }
 
+/// It takes connections and says nothing. Each thing that a daemon has to say to it waits for an answer for long.
+#[test]
+fn a_store_that_hangs_does_not_hold_up_the_end_of_a_daemon() {
+    let mut fleet = fleet(1)
+        .store("timeout = \"2500ms\"")
+        .drain("1s")
+        .default("lease", "\"8s\"")
+        .witness("ends", "for=1000 beat=20", "")
+        .witness("ended", "for=300000 beat=20", "")
+        .start();
+    let (_, ended) = fleet.wait_holder("ended");
+    let (_, ends) = fleet.wait_holder("ends");
+    fleet.server().stop();
+    let succeeded = fleet.wait_run("the command ends while the store hangs", |r| {
+        r.run == ends.run && r.ended
+    });
+    let begun = std::time::Instant::now();
+    fleet.instances[0].signal(Signal::TERM);
+    let status = fleet.instances[0].wait_end();
+    let took = begun.elapsed();
+    assert!(status.success(), "{status}");
+    // A second of drain, and two of goodbyes.
+    assert!(took < Duration::from_secs(8), "it took {took:?}");
+    fleet.server().cont();
+    let record = fleet.wait_record("ends", "succeeded");
+    assert_eq!(record["fencing_token"], succeeded.token, "{record}");
+    wait_until("the other outcome is told too", GENEROUS, || {
+        let all = fleet.history("ended");
+        let told =
+            |r: &serde_json::Value| r["fencing_token"] == ended.token && r["outcome"] != "running";
+        all.iter().any(told)
+    });
+}
+
 /// The process that is being made into a command, of the instance whose guard has one.
 fn starting(fleet: &Fleet) -> Option<(usize, u32)> {
     (0..fleet.instances.len()).find_map(|i| {

@@ -375,9 +375,13 @@ impl Fleet {
     pub fn config_text(&self, i: usize) -> String {
         let witness = witness::program().display().to_string();
         let trace = self.trace_file().display().to_string();
+        let timeout = match self.plan.store.contains("timeout =") {
+            true => "",
+            false => "timeout = \"250ms\"\n",
+        };
         let mut text = format!(
-            "[store]\nurl = {:?}\ntimeout = \"250ms\"\n{}\n\n[limits]\ndrain = {:?}\n{}\n\n[defaults]\n",
-            self.instances[i].url, self.plan.store, self.plan.drain, self.plan.limits
+            "[store]\nurl = {:?}\n{}{}\n\n[limits]\ndrain = {:?}\n{}\n\n[defaults]\n",
+            self.instances[i].url, timeout, self.plan.store, self.plan.drain, self.plan.limits
         );
         for (key, value) in &self.plan.defaults {
             text += &format!("{key} = {value}\n");
