@@ -3,13 +3,14 @@
 use std::{collections::BTreeSet, path::Path, time::Duration};
 
 use rustix::process::Signal;
+use serde_json::Value;
 use soloist::{config, logic::timetable::start_at_ms, model::Occurrence};
 
 use crate::support::{
     GENEROUS,
     fleet::{Fleet, LATE_RATHER_THAN_SKIPPED, each_second, fleet, occurrence_ms},
     trace::{Expect, ONCE, RERUN, Run},
-    wait_until,
+    wait_for, wait_until,
 };
 
 /// The most runs that were alive at one moment.
@@ -367,14 +368,17 @@ fn a_failed_command_is_tried_again_as_often_and_as_late_as_its_job_says() {
 fn another_instance_takes_the_next_attempt_when_the_first_ones_is_gone() {
     for plan in [fleet(2), fleet(2).sqlite()] {
         let mut fleet = plan
-            .job("a", &failing("attempts = 1, interval = \"2s\""))
+            .job("a", &failing("attempts = 1, interval = \"1ms\""))
             .start();
+        // It holds the second attempt back until the first one's instance is gone.
         wait_until("the job is known", GENEROUS, || {
-            fleet.cli(&["trigger", "a", "--key", "k"]).status.success()
+            fleet.cli(&["pause", "a"]).status.success()
         });
+        fleet.said(&["trigger", "a", "--key", "k"]);
         let record = fleet.wait_record("a", "failed");
         let first = fleet.index(record["instance"].as_str().expect("an instance"));
         fleet.instances[first].kill();
+        fleet.said(&["resume", "a"]);
         let next = fleet.wait_run("the second attempt", |r| r.attempt == 2);
         assert_eq!(fleet.index(&next.instance), 1 - first);
         assert_eq!((next.trigger.as_str(), next.token % 1000), ("retry", 2));
@@ -411,15 +415,29 @@ fn an_awaited_attempt_is_dropped_with_the_stores_life_unless_it_may_run_twice() 
         ("", false),
         ("on_crash = 'rerun'\non_state_loss = 'rerun'\n", true),
     ] {
-        let retry = failing("attempts = 1, interval = '3s'") + lines;
+        let retry = failing("attempts = 1, interval = '1ms'") + lines;
         let mut fleet = fleet(2).job("a", &retry).start();
         wait_until("the job is known", GENEROUS, || {
-            let told = fleet.cli(&["trigger", "a", "--key", "first"]);
-            told.status.success()
+            fleet.cli(&["pause", "a"]).status.success()
         });
+        fleet.said(&["trigger", "a", "--key", "first"]);
         let first = fleet.wait_record("a", "failed");
+        // The pause holds the second attempt back, so that the restart comes before it.
+        let awaited = |fleet: &Fleet| fleet.json(&["status", "--json"])["jobs"][0].clone();
+        let count = |job: &Value| job["awaited"].as_array().map_or(0, Vec::len);
+        wait_until("it is awaited", GENEROUS, || count(&awaited(&fleet)) == 1);
         fleet.server().restart();
-        // Whoever comes later has its second attempt when the first one's would have been made.
+        let after = wait_for("the job is granted again", GENEROUS, || {
+            let job = awaited(&fleet);
+            (job["quarantined"] == false).then_some(job)
+        });
+        assert_eq!(count(&after), usize::from(kept), "{lines:?}: {after:#}");
+        fleet.said(&["resume", "a"]);
+        let its_second = |r: &Run| r.attempt == 2 && r.occurrence == occurrence_ms(&first);
+        if kept {
+            fleet.wait_run("it is made", its_second);
+        }
+        // Whoever comes later has its second attempt after the first one's would have been made.
         wait_until("the other is taken", GENEROUS, || {
             let told = fleet.cli(&["trigger", "a", "--key", "second", "--wait"]);
             told.status.code() == Some(3)
