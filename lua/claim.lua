@@ -138,7 +138,6 @@ local function decided_in(m, newest, early)
   return m.first <= newest
 end
 
--- Decided without a run.
 -- As `decide`, but what is undecided before `at` stays so.
 local function not_started(c, extra, at, triggers, outcome, reason)
   if triggers then remember_trigger(c, extra.key, at, triggers) end
@@ -146,6 +145,7 @@ local function not_started(c, extra, at, triggers, outcome, reason)
   return { 'recorded', outcome, reason }
 end
 
+-- Decided without a run.
 local function decide(c, extra, at, triggers, outcome, reason)
   if at > tonumber(redis.call('HGET', c.state, 'newest') or '0') then
     redis.call('HSET', c.state, 'newest', int(at))
