@@ -356,6 +356,8 @@ impl Guard {
         // Any pid means yes.
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
         let children = catch_signals()?;
+        // Should somebody have stopped us by then, nobody else is left to end the tree.
+        rustix::process::set_parent_process_death_signal(Some(Signal::CONT))?;
         let timer = rustix::time::timerfd_create(
             TimerfdClockId::Boottime,
             TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK,

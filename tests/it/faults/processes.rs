@@ -642,6 +642,22 @@ fn an_outcome_that_the_store_could_not_hear_of_before_the_daemon_stopped_is_told
     fleet.judge(RERUN, &[], None);
 }
 
+#[test]
+fn a_stopped_guard_goes_on_when_its_daemon_dies() {
+    let mut fleet = fleet(1).witness("a", ENDLESS, "").start();
+    let (_, run) = wait_tree(&fleet, "a");
+    let guard = fleet.guard(&run);
+    process::signal(guard, Signal::STOP);
+    let since = boottime_ns();
+    fleet.instances[0].kill();
+    fleet.wait_gone(&run, since);
+    wait_until("the guard has told the store", GENEROUS, || {
+        !process::alive(guard)
+    });
+    let record = fleet.wait_record("a", "crashed");
+    assert_eq!(record["fencing_token"], run.token, "{record}");
+}
+
 /// It takes connections and says nothing. Each thing that a daemon has to say to it waits for an answer for long.
 #[test]
 fn a_store_that_hangs_does_not_hold_up_the_end_of_a_daemon() {
