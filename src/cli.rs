@@ -27,12 +27,13 @@ use tracing_subscriber::filter::Targets;
 
 pub use self::failure::{Exit, Failure};
 use crate::{
-    clock,
+    clock::{self, StoreClock},
     config::{self, Config, Job, StoreUrl, nearest},
     daemon, early,
     logic::claim::State,
     model::{JobName, Outcome},
-    store::{self, Reply, Store},
+    store::{self, Fleet, Reply, Store},
+    view,
 };
 
 const EXIT_CODES: &str = "\
@@ -424,6 +425,20 @@ impl Context {
             .ask(async || self.store.observe(std::slice::from_ref(job)).await)
             .await?;
         Ok(reply.map(|mut states| states.pop().flatten()))
+    }
+
+    /// The fleet, and the time that it goes by. Where that is not what the store's clock shows, what is asked for from
+    /// here on is dated by it.
+    async fn fleet(&self) -> Result<(Fleet, view::Clock), Failure> {
+        let reply = self.ask(async || self.store.heartbeat(None).await).await?;
+        let clock = view::Clock::of(&reply.value, reply.now_us.div_euclid(1000));
+        if let Some(ahead) = clock.doubt_ms {
+            let believed = StoreClock::default();
+            let now_us = reply.now_us.saturating_sub(ahead.saturating_mul(1000));
+            let _ = believed.sample(now_us, reply.sent, reply.received);
+            self.store.believe(Arc::new(believed));
+        }
+        Ok((reply.value, clock))
     }
 
     /// A job of the configuration.

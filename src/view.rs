@@ -27,6 +27,9 @@ pub const CLOCK_WARNING_MS: f64 = 500.0;
 /// An instance that was not heard of for so long is taken for gone, in milliseconds.
 pub const SILENT_MS: i64 = 15_000;
 
+/// What an instance told may be dated so much after what the store's clock shows, in milliseconds.
+const CLOCKS_APART_MS: i64 = belief::SLACK.as_millis() as i64;
+
 /// Unix milliseconds of the store's clock, written as RFC 3339 in UTC with milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Time(pub i64);
@@ -132,10 +135,12 @@ pub struct StatusView {
     /// Where the fleet meets, without secrets.
     pub store: String,
     pub namespace: String,
-    /// The store's clock.
+    /// The store's clock, or what instances that do not believe it believe instead.
     pub now: Time,
     /// Instances do not believe the store's clock: how far it is ahead of what they believe.
     pub clock_doubt_ms: Option<i64>,
+    /// No live instance believes it: nothing is started.
+    pub nobody_believes: bool,
     /// Digest of the configuration of whoever asks.
     pub config: String,
     pub epoch: EpochView,
@@ -336,16 +341,63 @@ pub fn epoch(fleet: &Fleet, now: i64) -> EpochView {
     }
 }
 
-/// Instances that live do not believe the store's clock, which shows `now`: how far it is ahead of what they believe, ms.
-pub fn clock_doubt(fleet: &Fleet, now: i64) -> Option<i64> {
-    let alive = |i: &&Info| {
-        let doubt = i.clock_doubt_ms.unwrap_or(0);
-        !silent(i, now.saturating_sub(doubt))
-    };
-    let doubts = fleet.instances.values().filter(alive);
-    doubts
-        .filter_map(|i| i.clock_doubt_ms)
-        .max_by_key(|ms| ms.saturating_abs())
+/// The time that a fleet goes by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Clock {
+    /// What the store's clock shows, or what living instances believe instead, Unix ms.
+    pub now: i64,
+    /// Instances that live do not believe the store's clock: how far it is ahead of what they believe, ms.
+    pub doubt_ms: Option<i64>,
+    /// None of them believes it: nothing is started.
+    pub nobody_believes: bool,
+}
+
+impl Clock {
+    /// The store's clock shows `shown`.
+    pub fn of(fleet: &Fleet, shown: i64) -> Self {
+        let said = |i: &&Info| {
+            let doubt = i.clock_doubt_ms?;
+            let live = shown.saturating_sub(doubt).abs_diff(i.seen) <= SILENT_MS as u64;
+            live.then_some(doubt)
+        };
+        let doubts = fleet.instances.values();
+        let doubt_ms = doubts
+            .filter_map(|i| said(&i))
+            .max_by_key(|ms| ms.saturating_abs());
+        let mut clock = Self {
+            now: shown,
+            doubt_ms,
+            nobody_believes: false,
+        };
+        clock.now = clock.right(shown);
+        let mut live = fleet.instances.values().filter(|i| !clock.silent(i));
+        clock.nobody_believes = doubt_ms.is_some() && live.all(|i| i.clock_doubt_ms.is_some());
+        clock
+    }
+
+    /// What is believed when the store's clock shows `shown`.
+    pub fn right(&self, shown: i64) -> i64 {
+        shown.saturating_sub(self.doubt_ms.unwrap_or(0))
+    }
+
+    /// How long ago an instance was heard of, ms. What an instance tells is dated by the clock that it believes, and it may
+    /// have begun to doubt the store's, or to believe it, since it told this.
+    fn age(&self, info: &Info) -> i64 {
+        let shown = self.now.saturating_add(self.doubt_ms.unwrap_or(0));
+        let doubts = [info.clock_doubt_ms, self.doubt_ms, None];
+        let ages = doubts.map(|d| {
+            shown
+                .saturating_sub(d.unwrap_or(0))
+                .saturating_sub(info.seen)
+        });
+        let least = |age: &i64| (*age < -CLOCKS_APART_MS, age.saturating_abs());
+        ages.into_iter().min_by_key(least).unwrap_or_default()
+    }
+
+    /// Not heard of for [`SILENT_MS`].
+    pub fn silent(&self, info: &Info) -> bool {
+        self.age(info).saturating_abs() > SILENT_MS
+    }
 }
 
 /// Everything about the fleet. `states` belong to the jobs of `config`, by name.
@@ -357,15 +409,15 @@ pub fn status(
     now: i64,
     inc: &str,
 ) -> StatusView {
-    let (doubt, shown) = (clock_doubt(fleet, now), now);
-    // What instances tell is dated by the clock that they believe.
-    let now = now.saturating_sub(doubt.unwrap_or(0));
-    let common = most_common(fleet, &config.digest, now);
+    let clock = Clock::of(fleet, now);
+    let now = clock.now;
+    let common = most_common(fleet, &config.digest, clock);
     StatusView {
         store: store.to_owned(),
         namespace: config.store.namespace.clone(),
         now: Time(now),
-        clock_doubt_ms: doubt,
+        clock_doubt_ms: clock.doubt_ms,
+        nobody_believes: clock.nobody_believes,
         config: config.digest.clone(),
         epoch: epoch(fleet, now),
         instances: fleet
@@ -377,8 +429,8 @@ pub fn status(
                 pid: info.pid,
                 version: info.version.clone(),
                 started_at: Time(info.started_at),
-                last_seen: Time(info.seen),
-                silent: silent(info, now) && silent(info, shown),
+                last_seen: Time(now.saturating_sub(clock.age(info))),
+                silent: clock.silent(info),
                 clock_offset_ms: info.clock_offset_ms,
                 clock_warning: info.clock_offset_ms.abs() > CLOCK_WARNING_MS,
                 clock_doubt_ms: info.clock_doubt_ms,
@@ -404,18 +456,13 @@ pub fn status(
     }
 }
 
-/// Not heard of for [`SILENT_MS`].
-pub fn silent(info: &Info, now: i64) -> bool {
-    now.abs_diff(info.seen) > SILENT_MS as u64
-}
-
 /// The configuration that most instances have; of equally frequent ones ours, else any of them, always the same.
 /// Instances that are gone count only when no other is left.
-fn most_common(fleet: &Fleet, ours: &str, now: i64) -> String {
+fn most_common(fleet: &Fleet, ours: &str, clock: Clock) -> String {
     let mut counts: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
     for info in fleet.instances.values() {
         let count = counts.entry(info.config.as_str()).or_default();
-        count.0 += usize::from(!silent(info, now));
+        count.0 += usize::from(!clock.silent(info));
         count.1 += 1;
     }
     counts

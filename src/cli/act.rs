@@ -293,7 +293,7 @@ pub async fn rewind(ctx: &Context, args: &Rewind) -> Result<Exit, Failure> {
     let (name, job) = ctx.known_job(&args.job).await?;
     let fleet = ctx.ask(async || ctx.store.heartbeat(None).await).await?;
     let shown = fleet.now_us / 1000;
-    if let Some(ahead) = view::clock_doubt(&fleet.value, shown) {
+    if let Some(ahead) = view::Clock::of(&fleet.value, shown).doubt_ms {
         return Err(Failure::TryAgain {
             message: format!(
                 "the store's clock is in doubt: instances believe that it is {}",

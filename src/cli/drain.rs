@@ -8,7 +8,7 @@ use crate::{
     config::nearest,
     model::InstanceId,
     store::{Fleet, Info},
-    view::{self, RunningView},
+    view::{Clock, RunningView},
 };
 
 #[derive(Debug, Args)]
@@ -33,13 +33,12 @@ struct Answer<'a> {
 }
 
 pub async fn drain(ctx: &Context, args: &Drain, on: bool) -> Result<Exit, Failure> {
-    let reply = ctx.ask(async || ctx.store.heartbeat(None).await).await?;
-    let (fleet, now) = (reply.value, reply.now_us / 1000);
+    let (fleet, clock) = ctx.fleet().await?;
     let host = rustix::system::uname()
         .nodename()
         .to_string_lossy()
         .into_owned();
-    let id = choose(&fleet, args.instance.as_deref(), &host, now)?;
+    let id = choose(&fleet, args.instance.as_deref(), &host, clock)?;
     ctx.ask(async || ctx.store.drain(&id, on).await).await?;
     let info = fleet.instances.get(&id);
     let answer = Answer {
@@ -56,20 +55,17 @@ pub async fn drain(ctx: &Context, args: &Drain, on: bool) -> Result<Exit, Failur
         }),
     };
     ctx.out
-        .say(&answer, || render(&answer, others(&fleet, &id, now)))?;
+        .say(&answer, || render(&answer, others(&fleet, &id, clock)))?;
     Ok(Exit::Ok)
 }
 
 /// Live instances that claim, but for `id`.
-fn others(fleet: &Fleet, id: &InstanceId, now: i64) -> usize {
+fn others(fleet: &Fleet, id: &InstanceId, clock: Clock) -> usize {
     fleet
         .instances
         .iter()
         .filter(|(other, info)| {
-            *other != id
-                && !view::silent(info, now)
-                && !info.draining
-                && !fleet.drains.contains(other)
+            *other != id && !clock.silent(info) && !info.draining && !fleet.drains.contains(other)
         })
         .count()
 }
@@ -93,7 +89,12 @@ fn render(a: &Answer, others: usize) -> String {
 }
 
 /// The instance that is meant.
-fn choose(fleet: &Fleet, named: Option<&str>, host: &str, now: i64) -> Result<InstanceId, Failure> {
+fn choose(
+    fleet: &Fleet,
+    named: Option<&str>,
+    host: &str,
+    clock: Clock,
+) -> Result<InstanceId, Failure> {
     let list = |ids: &[&InstanceId]| {
         let names: Vec<&str> = ids.iter().map(|i| i.as_str()).collect();
         names.join(", ")
@@ -121,7 +122,7 @@ fn choose(fleet: &Fleet, named: Option<&str>, host: &str, now: i64) -> Result<In
     let here: Vec<&InstanceId> = fleet
         .instances
         .iter()
-        .filter(|(_, i): &(_, &Info)| i.host == host && !view::silent(i, now))
+        .filter(|(_, i): &(_, &Info)| i.host == host && !clock.silent(i))
         .map(|(id, _)| id)
         .collect();
     match here[..] {
@@ -176,6 +177,10 @@ mod tests {
         }
     }
 
+    fn at(f: &Fleet, now: i64) -> Clock {
+        Clock::of(f, now)
+    }
+
     fn told(f: Result<InstanceId, Failure>) -> String {
         match f {
             Ok(id) => id.to_string(),
@@ -190,23 +195,23 @@ mod tests {
     fn the_only_live_instance_of_this_host_is_meant() {
         let now = 100_000;
         let f = fleet(&[("a-1", "a", now), ("a-0", "a", 0), ("b-1", "b", now)]);
-        assert_eq!(told(choose(&f, None, "a", now)), "a-1");
-        assert_eq!(told(choose(&f, Some("b-1"), "a", now)), "b-1");
+        assert_eq!(told(choose(&f, None, "a", at(&f, now))), "a-1");
+        assert_eq!(told(choose(&f, Some("b-1"), "a", at(&f, now))), "b-1");
         assert_eq!(
-            told(choose(&f, Some("b1"), "a", now)),
+            told(choose(&f, Some("b1"), "a", at(&f, now))),
             "no instance `b1` / did you mean `b-1`?"
         );
         assert_eq!(
-            told(choose(&f, None, "c", now)),
+            told(choose(&f, None, "c", at(&f, now))),
             "no instance is up on this host (c) / the instances are a-0, a-1, b-1"
         );
         let f = fleet(&[("a-1", "a", now), ("a-2", "a", now)]);
         assert_eq!(
-            told(choose(&f, None, "a", now)),
+            told(choose(&f, None, "a", at(&f, now))),
             "several instances are up on this host: a-1, a-2 / name the one you mean"
         );
         assert_eq!(
-            told(choose(&fleet(&[]), None, "a", now)),
+            told(choose(&fleet(&[]), None, "a", at(&fleet(&[]), now))),
             "no instance is up on this host (a) / no instance was ever seen on this store"
         );
     }
@@ -219,7 +224,7 @@ mod tests {
             draining: true,
             running: vec![RunningView {
                 job: JobName::new("draw"),
-                occurrence: view::Time(1),
+                occurrence: crate::view::Time(1),
             }],
         };
         assert_eq!(
@@ -234,7 +239,7 @@ mod tests {
         a.draining = false;
         assert_eq!(render(&a, 0), "a-1 claims again\n");
         let f = fleet(&[("a-1", "a", 0), ("a-2", "a", 0)]);
-        assert_eq!(others(&f, &id, 0), 1);
-        assert_eq!(others(&f, &id, 100_000), 0);
+        assert_eq!(others(&f, &id, at(&f, 0)), 1);
+        assert_eq!(others(&f, &id, at(&f, 100_000)), 0);
     }
 }

@@ -53,7 +53,7 @@ pub async fn history(ctx: &Context, args: &History) -> Result<Exit, Failure> {
     if ctx.out.json {
         logs::fill(ctx, &mut runs).await?;
     }
-    let now = reply.now_us / 1000;
+    let now = ctx.fleet().await?.1.right(reply.now_us / 1000);
     ctx.out.say(&runs, || match args.outcome {
         Some(outcome) if runs.is_empty() => format!("no runs with outcome {outcome}\n"),
         _ => render(&runs, now, args.job.is_none()),

@@ -12,7 +12,7 @@ use crate::{
 };
 
 pub async fn status(ctx: &Context) -> Result<Exit, Failure> {
-    let fleet = ctx.ask(async || ctx.store.heartbeat(None).await).await?;
+    let (fleet, _) = ctx.fleet().await?;
     let names: Vec<JobName> = ctx.config.jobs.keys().cloned().collect();
     let states = ctx.ask(async || ctx.store.observe(&names).await).await?;
     let by_name: HashMap<_, _> = names
@@ -23,7 +23,7 @@ pub async fn status(ctx: &Context) -> Result<Exit, Failure> {
     let status = view::status(
         &ctx.config,
         ctx.store.address(),
-        &fleet.value,
+        &fleet,
         &by_name,
         states.now_us / 1000,
         &states.inc,
@@ -166,7 +166,7 @@ fn jobs(s: &StatusView, now: i64) -> String {
             ended.into(),
             lasted.into(),
             Cell::new(BUSY, running(j, now)),
-            next(j, now),
+            next(j, s),
             Cell::new(WARN, job_note(j, now)),
         ]);
     }
@@ -187,9 +187,10 @@ fn running(j: &JobView, now: i64) -> String {
     runs.join(", ")
 }
 
-fn next(j: &JobView, now: i64) -> Cell {
+fn next(j: &JobView, s: &StatusView) -> Cell {
     match j.next {
-        Some(t) => relative(t.0, now).into(),
+        Some(_) if s.nobody_believes => Cell::new(WARN, "when the clock is right"),
+        Some(t) => relative(t.0, s.now.0).into(),
         None if !j.enabled => Cell::new(DIM, "disabled"),
         None if j.schedule.is_empty() => Cell::new(DIM, "when triggered"),
         None => Cell::new(DIM, "never again"),

@@ -116,12 +116,13 @@ pub async fn trigger(ctx: &Context, args: &Trigger) -> Result<Exit, Failure> {
     if !args.wait {
         let fleet = ctx.ask(async || ctx.store.heartbeat(None).await).await?;
         let now = fleet.now_us / 1000;
+        let clock = view::Clock::of(&fleet.value, now);
         ctx.out.say(&answer, || {
             let live = fleet
                 .value
                 .instances
                 .values()
-                .filter(|i| !view::silent(i, now))
+                .filter(|i| !clock.silent(i))
                 .count();
             requested(&answer, live)
         })?;
@@ -348,7 +349,8 @@ impl Wait<'_> {
         let fleet = self.fleet().await?;
         if due.is_none() {
             // Whoever is there and has the job finds it dead after a lease, and says so.
-            let alive = fleet.instances.values().any(|i| !view::silent(i, now));
+            let clock = view::Clock::of(&fleet, now);
+            let alive = fleet.instances.values().any(|i| !clock.silent(i));
             if alive && still <= 3 * patience {
                 return Ok(None);
             }
@@ -446,7 +448,8 @@ fn taken(st: &State, key: &str) -> Option<Occurrence> {
 
 /// Why nobody can take anything, and what to do about it.
 fn obstacle(fleet: &Fleet, now: i64) -> Option<(&'static str, String)> {
-    let mut live = fleet.instances.values().filter(|i| !view::silent(i, now));
+    let clock = view::Clock::of(fleet, now);
+    let mut live = fleet.instances.values().filter(|i| !clock.silent(i));
     let Some(first) = live.next() else {
         let hint = "start one with `soloist run`, or see `soloist status`; then trigger it again";
         return Some(("no instance is up", hint.to_owned()));

@@ -80,6 +80,8 @@ struct Facts<'a> {
     state: Option<State>,
     /// The incarnation of the store.
     inc: &'a str,
+    clock: view::Clock,
+    /// By that clock.
     now: i64,
     fleet: Fleet,
     /// Of the job, newest first.
@@ -89,10 +91,7 @@ struct Facts<'a> {
 
 pub async fn why(ctx: &Context, args: &Why) -> Result<Exit, Failure> {
     let (name, job) = ctx.known_job(&args.job).await?;
-    let fleet = ctx
-        .ask(async || ctx.store.heartbeat(None).await)
-        .await?
-        .value;
+    let (fleet, clock) = ctx.fleet().await?;
     let decisions = ctx.ask(async || ctx.store.decisions(&name).await).await?;
     let state = ctx.state(&name).await?;
     let history = ctx
@@ -101,7 +100,8 @@ pub async fn why(ctx: &Context, args: &Why) -> Result<Exit, Failure> {
     let facts = Facts {
         name: &name,
         job,
-        now: state.now_us / 1000,
+        clock,
+        now: clock.right(state.now_us / 1000),
         inc: &state.inc,
         state: state.value,
         fleet,
@@ -239,8 +239,10 @@ impl Facts<'_> {
                 instance: id.clone(),
                 reason: if info.started_at > at.0 {
                     "was not up yet"
-                } else if view::silent(info, self.now) && info.seen < at.0 {
+                } else if self.clock.silent(info) && info.seen < at.0 {
                     "was not heard of any more"
+                } else if info.clock_doubt_ms.is_some() && !self.clock.silent(info) {
+                    "does not believe the store's clock"
                 } else if self.now - at.0 < 5_000 {
                     "has said nothing yet"
                 } else {
@@ -273,9 +275,12 @@ impl Facts<'_> {
         {
             return format!("Its next attempt is due {}.", relative(again.at, now));
         }
+        let doubt = self.clock.doubt_ms.filter(|_| self.clock.nobody_believes);
         if planned
-            && at.0 > st.newest
-            && let Some(ahead) = view::clock_doubt(&self.fleet, now)
+            && at.0 <= now
+            && at.0 > st.newest.max(st.since)
+            && self.job.is_some_and(|j| j.enabled)
+            && let Some(ahead) = doubt
         {
             return format!(
                 "It is undecided: instances do not believe the store's clock, which is {}, and start nothing until it is \
@@ -333,8 +338,7 @@ impl Facts<'_> {
                 o.instance
             );
         }
-        let live = |i: &&crate::store::Info| !view::silent(i, now);
-        if !self.fleet.instances.values().any(|i| live(&i)) {
+        if !self.fleet.instances.values().any(|i| !self.clock.silent(i)) {
             return "Nobody has decided on it: no instance is up. The next one to start will run or record it."
                 .to_owned();
         }
@@ -416,6 +420,12 @@ impl Facts<'_> {
                 .map_or(", and the job is paused until resumed".to_owned(), |t| {
                     format!(", and the job is paused until {}", show::instant(t.0))
                 });
+        }
+        if let Some(ahead) = self.clock.doubt_ms.filter(|_| self.clock.nobody_believes) {
+            return format!(
+                ", and nothing is started until the store's clock, which is {}, is put right",
+                show::apart(ahead)
+            );
         }
         if st.skip > 0 {
             return format!(", and the next {} will be skipped", st.skip);
@@ -557,6 +567,11 @@ mod tests {
                 ..State::default()
             }),
             inc: "i",
+            clock: view::Clock {
+                now: NOW,
+                doubt_ms: None,
+                nobody_believes: false,
+            },
             now: NOW,
             fleet: Fleet {
                 id: "e".into(),

@@ -192,3 +192,81 @@ fn a_wrong_clock_that_a_lone_instance_believed_is_outvoted_by_those_who_come_lat
     assert!(said.contains("is put back to now"), "{said}");
     fleet.wait_more_runs(3);
 }
+
+/// Instances with a job each second and one that is only triggered, who have begun to doubt the store's clock, which is an
+/// hour ahead or behind.
+fn doubting(hours: i64) -> Fleet {
+    let mut fleet = fleet(2)
+        .store_with_own_clock()
+        .witness("work", "for=5", LATE_RATHER_THAN_SKIPPED)
+        .job(
+            "extra",
+            "schedule = []\nstart_within = \"2s\"\ncommand = [\"true\"]\n",
+        )
+        .start();
+    fleet.wait_runs(3);
+    fleet.server().set_clock(hours * 3_600_000_000);
+    wait_until("both say so", GENEROUS, || {
+        let status = fleet.json(&["status", "--json"]);
+        status["nobody_believes"] == true
+    });
+    fleet
+}
+
+fn ms(time: &serde_json::Value) -> i64 {
+    let at: jiff::Timestamp = time.as_str().expect("a time").parse().expect("a time");
+    at.as_millisecond()
+}
+
+fn wall() -> i64 {
+    soloist::clock::wall_us() / 1000
+}
+
+fn near(at: i64, wanted: i64) {
+    let apart = Duration::from_millis(at.abs_diff(wanted));
+    assert!(apart < GENEROUS, "{apart:?} apart");
+}
+
+#[test]
+fn status_and_why_go_by_the_time_that_instances_believe() {
+    for hours in [1, -1] {
+        let fleet = doubting(hours);
+        let status = fleet.json(&["status", "--json"]);
+        near(ms(&status["now"]), wall());
+        for i in status["instances"].as_array().expect("instances") {
+            assert_eq!(i["silent"], false, "{status:#}");
+            near(ms(&i["last_seen"]), wall());
+        }
+        let text = fleet.said(&["status"]);
+        assert!(text.contains("when the clock is right"), "{text}");
+        assert!(!text.contains("rewind"), "nothing is wrong with it: {text}");
+        // The latest that is planned, by the right time; nobody decides on it.
+        wait_until("why says so", GENEROUS, || {
+            let why = fleet.json(&["why", "work", "--json"]);
+            near(ms(&why["occurrence"]), wall());
+            let verdict = why["verdict"].as_str().expect("a verdict");
+            let silent = why["silent"].as_array().expect("those without a decision");
+            verdict.contains("instances do not believe the store's clock")
+                && silent.len() == 2
+                && silent
+                    .iter()
+                    .all(|s| s["reason"] == "does not believe the store's clock")
+        });
+        // One that ran before is no other than it was, and none of tomorrow is undecided.
+        let ran = fleet.trace().runs()[0].occurrence.to_string();
+        let why = fleet.said(&["why", "work", &ran]);
+        assert!(why.contains("It ran once"), "{why}");
+        assert!(!why.contains("not heard of"), "{why}");
+        let tomorrow = wall() / 1000 * 1000 + 86_400_000;
+        let why = fleet.said(&["why", "work", &tomorrow.to_string()]);
+        assert!(
+            why.contains("It has not come yet: it is due in 23 h"),
+            "{why}"
+        );
+        let history = fleet.said(&["history", "work"]);
+        assert!(
+            !history.contains(" h ago") && !history.contains("in "),
+            "{history}"
+        );
+    }
+}

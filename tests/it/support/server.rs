@@ -41,7 +41,11 @@ impl RedisServer {
 
     /// From now on its clock is wrong by so much.
     pub fn step_clock(&self, by: Duration) {
-        let us = i64::try_from(by.as_micros()).expect("a short time");
+        self.set_clock(i64::try_from(by.as_micros()).expect("a short time"));
+    }
+
+    /// By so many microseconds, ahead or behind.
+    pub fn set_clock(&self, us: i64) {
         let file = std::fs::OpenOptions::new()
             .write(true)
             .open(self.clock_file());
