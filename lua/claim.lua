@@ -17,6 +17,7 @@
 local instance, host, channel = ARGV[1], ARGV[2], ARGV[3]
 local LAPSED = 'its host vanished: the lease was not renewed for its whole length'
 local TOO_LATE = 'nobody could start it within start_within'
+local IN_DOUBT = TOO_LATE .. ": the store's clock was wrong, and not believed"
 local OVERDUE = 'overdue, and not caught up'
 local JOB_REMOVED = 'the job was removed from the configuration before it was started'
 local OVERLAPS = 'the run before was still going on'
@@ -173,6 +174,8 @@ local function claim(c)
     end
   end
 
+  -- start_by 2: that moment has passed, and the clock was in doubt then.
+  local late = c.start_by == 2 and IN_DOUBT or TOO_LATE
   local triggers
   if manual then
     triggers = cjson.decode(redis.call('HGET', c.state, 'triggers') or '[]')
@@ -195,7 +198,7 @@ local function claim(c)
     if at <= newest or extra.before and at >= extra.before then
       if now > c.start_by then
         -- To be recorded it needs no room, only an instant that is no scheduled one.
-        return not_started(c, extra, now % 1000 == 0 and now + 1 or now, triggers, 'missed', TOO_LATE)
+        return not_started(c, extra, now % 1000 == 0 and now + 1 or now, triggers, 'missed', late)
       end
       -- Where the clock stands behind what is decided, there is room when it has come that far.
       return { 'early', at <= newest and int((newest + 1) * 1000 - now_us) or '1000' }
@@ -259,7 +262,7 @@ local function claim(c)
     return decide(c, extra, at, triggers, 'skipped', 'skipped by request')
   end
   if now > c.start_by then
-    local reason = c.start_by <= 0 and never or TOO_LATE
+    local reason = c.start_by <= 0 and never or late
     return decide(c, extra, at, triggers, 'missed', reason)
   end
 

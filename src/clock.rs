@@ -95,6 +95,11 @@ impl StoreClock {
         self.belief().doubt_us()
     }
 
+    /// See [`Belief::doubted_at`].
+    pub fn doubted_at(&self, moment: Boottime) -> bool {
+        self.belief().doubted_at(moment)
+    }
+
     /// What is believed of the store's clock now, Unix µs; None before the first answer.
     pub fn now_us(&self) -> Option<i64> {
         self.at(Boottime::now())

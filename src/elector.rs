@@ -1508,14 +1508,19 @@ impl Lead {
             };
             tokio::pin!(woken);
             // A trigger is waited for on this instance's own clock: the store's may stand behind.
-            let left = since.map(|since| {
-                let over = since + job.start_within + Duration::from_millis(LATER_MS as u64);
+            let over = since.map(|since| since + job.start_within);
+            let left = over.map(|over| {
+                let over = over + Duration::from_millis(LATER_MS as u64);
                 over.since(Boottime::now())
             });
             let passed = left == Some(Duration::ZERO);
             let too_late = passed
                 || el.clock.now_us().unwrap_or(0) / 1000
                     > self.ask.start_by.saturating_add(LATER_MS);
+            let over = over.or_else(|| el.clock.when(self.ask.start_by));
+            let doubted = too_late
+                && self.ask.start_by > claim::NEVER
+                && over.is_some_and(|over| el.clock.doubted_at(over));
             if let Target::Scheduled(at) = self.ask.target
                 && at <= known
                 && !self.ask.again
@@ -1578,6 +1583,7 @@ impl Lead {
                 host: el.host.clone(),
                 trigger: self.ask.trigger,
                 start_by: match passed {
+                    _ if doubted => claim::PASSED_IN_DOUBT,
                     true => claim::PASSED,
                     false => self.ask.start_by,
                 },

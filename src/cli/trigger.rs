@@ -21,6 +21,8 @@ use crate::{
     view::{self, RunView, Time},
 };
 
+/// What to do about a key whose trigger was not run.
+const ANOTHER_KEY: &str = "another --key runs it";
 /// Exit code for a run whose lease was lost.
 const LEASE_LOST: u8 = 79;
 /// Exit code for a run whose command could not be started, as the shell has it.
@@ -38,7 +40,7 @@ Exit codes with --wait:
   126 when it could not be executed
   79  when its lease was lost, or the instance that ran it
   75  when nobody started it within its start_within, or its next attempt: no instance is up, all drain, none has
-      the job, or the job is paused
+      the job or believes the store's clock, or the job is paused
   69  when the store is gone
 Ctrl-C ends the waiting, not the run.
 
@@ -96,6 +98,7 @@ pub async fn trigger(ctx: &Context, args: &Trigger) -> Result<Exit, Failure> {
     let what = Control::Trigger { key: key.clone() };
     // Before the request, so that the hint of its end cannot come too early.
     let mut events = ctx.store.events();
+    let (fleet, clock) = ctx.fleet().await?;
     let reply = ctx
         .ask(async || ctx.store.control(&job.name, &what).await)
         .await?;
@@ -114,18 +117,13 @@ pub async fn trigger(ctx: &Context, args: &Trigger) -> Result<Exit, Failure> {
         _ => {}
     }
     if !args.wait {
-        let fleet = ctx.ask(async || ctx.store.heartbeat(None).await).await?;
-        let now = fleet.now_us / 1000;
-        let clock = view::Clock::of(&fleet.value, now);
-        ctx.out.say(&answer, || {
-            let live = fleet
-                .value
-                .instances
-                .values()
-                .filter(|i| !clock.silent(i))
-                .count();
-            requested(&answer, live)
-        })?;
+        if let Some(at) = answer.occurrence {
+            let history = records(ctx, &job.name).await?;
+            let of_it = history.into_iter().filter(|r| r.occurrence.0 == at.0);
+            answer.run = of_it.max_by_key(|r| r.attempt).map(RunView::from);
+        }
+        ctx.out
+            .say(&answer, || requested(&answer, &who(&fleet, clock)))?;
         return Ok(Exit::Ok);
     }
     let mut wait = Wait {
@@ -136,7 +134,7 @@ pub async fn trigger(ctx: &Context, args: &Trigger) -> Result<Exit, Failure> {
         occurrence: answer.occurrence.map(|t| Occurrence(t.0)),
         following: None,
         shown: 0,
-        told: false,
+        told: None,
         awaited: 0,
         still: None,
     };
@@ -149,6 +147,9 @@ pub async fn trigger(ctx: &Context, args: &Trigger) -> Result<Exit, Failure> {
                 ctx.out.object(&answer)?;
             } else if run.outcome != Outcome::Succeeded {
                 remark(&ended(&run));
+                if !answer.new && run.attempt == 0 {
+                    remark(&format!("key `{key}` was used before; {ANOTHER_KEY}"));
+                }
             }
             return Ok(Exit::Command(code));
         }
@@ -166,20 +167,31 @@ pub async fn trigger(ctx: &Context, args: &Trigger) -> Result<Exit, Failure> {
     }
 }
 
-fn requested(a: &Answer, live: usize) -> String {
-    let job = a.job;
-    if let Some(at) = a.occurrence {
-        return format!(
-            "key `{}` of `{job}` was used before, for {}: not run again\n",
-            a.key,
-            show::instant(at.0)
-        );
-    }
-    let who = match live {
-        0 => "no instance is up to take it".to_owned(),
+/// Who takes a trigger.
+fn who(fleet: &Fleet, clock: view::Clock) -> String {
+    let live = fleet.instances.values().filter(|i| !clock.silent(i));
+    let who = match live.count() {
+        0 => return "no instance is up to take it".to_owned(),
         1 => "the one live instance takes it".to_owned(),
         n => format!("one of {n} live instances takes it"),
     };
+    match doubt(clock) {
+        Some(why) => format!("{who} when the store's clock is right: {why}"),
+        None => who,
+    }
+}
+
+fn requested(a: &Answer, who: &str) -> String {
+    let job = a.job;
+    if let Some(at) = a.occurrence {
+        let not_run = a.run.as_ref().filter(|r| r.attempt == 0);
+        return format!(
+            "key `{}` of `{job}` was used before, for {}: not run again\n{}",
+            a.key,
+            show::instant(at.0),
+            not_run.map_or(String::new(), |r| format!("{}; {ANOTHER_KEY}\n", ended(r)))
+        );
+    }
     if a.new {
         format!("`{job}` is triggered with key `{}`; {who}\n", a.key)
     } else {
@@ -201,7 +213,8 @@ struct Wait<'a> {
     following: Option<Reader>,
     /// The newest attempt whose output is shown or followed.
     shown: u32,
-    told: bool,
+    /// Why nobody takes it, as it was said last.
+    told: Option<String>,
     /// The newest attempt whose successor was announced.
     awaited: u32,
     /// What the open entry was last seen as, and since when: its run, renewals, and whether its next attempt is due.
@@ -212,7 +225,7 @@ impl Wait<'_> {
     /// Some: it is over, and this is its last record.
     async fn step(&mut self) -> Result<Option<RunView>, Failure> {
         let reply = self.ctx.state(&self.job.name).await?;
-        let now = reply.now_us / 1000;
+        let shown = reply.now_us / 1000;
         let Some(st) = reply.value else {
             // The store lost its data. An instance that runs it puts it back; a request alone is gone.
             if self.waited() > self.job.start_within + PATIENCE {
@@ -224,7 +237,7 @@ impl Wait<'_> {
             self.occurrence = taken(&st, self.key);
         }
         let Some(at) = self.occurrence else {
-            self.pending(&st, now).await?;
+            self.pending(&st).await?;
             return Ok(None);
         };
         let open = st.open.iter().find(|o| o.occurrence == at);
@@ -249,6 +262,7 @@ impl Wait<'_> {
                 && self.awaited < o.attempt
             {
                 self.awaited = o.attempt;
+                let now = self.fleet().await?.1.right(shown);
                 remark(&format!(
                     "attempt {} of {} on {} has ended; the next one ({}) is due {}",
                     o.attempt,
@@ -263,7 +277,7 @@ impl Wait<'_> {
             if let Some(reader) = &mut self.following {
                 reader.step(self.ctx, &mut print(self.ctx)).await?;
             }
-            return self.stuck(&st, open, now).await;
+            return self.stuck(&st, open, shown).await;
         }
         let history = self.history().await?;
         let last = history
@@ -297,9 +311,7 @@ impl Wait<'_> {
     }
 
     async fn history(&self) -> Result<Vec<RunRecord>, Failure> {
-        let (store, job) = (&self.ctx.store, &self.job.name);
-        let all = async || store.records(job, crate::store::HISTORY_KEPT).await;
-        self.ctx.ask(all).await
+        records(self.ctx, &self.job.name).await
     }
 
     /// Shows the output of the attempts before this one that came and went between two looks.
@@ -330,9 +342,9 @@ impl Wait<'_> {
         &mut self,
         st: &State,
         open: &Open,
-        now: i64,
+        shown: i64,
     ) -> Result<Option<RunView>, Failure> {
-        let due = open.again.map(|again| again.at <= now);
+        let due = open.again.map(|again| again.at <= shown);
         let seen = (open.run, open.seq, due == Some(true));
         let since = match self.still {
             Some((before, since)) if before == seen && due != Some(false) => since,
@@ -346,10 +358,9 @@ impl Wait<'_> {
         if still <= patience {
             return Ok(None);
         }
-        let fleet = self.fleet().await?;
+        let (fleet, clock) = self.fleet().await?;
         if due.is_none() {
             // Whoever is there and has the job finds it dead after a lease, and says so.
-            let clock = view::Clock::of(&fleet, now);
             let alive = fleet.instances.values().any(|i| !clock.silent(i));
             if alive && still <= 3 * patience {
                 return Ok(None);
@@ -364,14 +375,15 @@ impl Wait<'_> {
                 ..RunView::running(job, open)
             }));
         }
-        let (reason, hint) = match (view::paused(st, now), obstacle(&fleet, now)) {
+        let paused = view::paused(st, clock.right(shown));
+        let (reason, hint) = match (paused, obstacle(&fleet, clock)) {
             (_, Some(obstacle)) => obstacle,
             (Some(_), None) => (
-                "the job is paused",
+                "the job is paused".to_owned(),
                 format!("`soloist resume {job}` lets it start; `soloist cancel {job}` drops it"),
             ),
             (None, None) if still > TURN => (
-                "no live instance takes it",
+                "no live instance takes it".to_owned(),
                 format!("see `soloist status` and `soloist why {job}`"),
             ),
             (None, None) => return Ok(None),
@@ -382,9 +394,8 @@ impl Wait<'_> {
         })
     }
 
-    async fn fleet(&self) -> Result<Fleet, Failure> {
-        let ask = async || self.ctx.store.heartbeat(None).await;
-        Ok(self.ctx.ask(ask).await?.value)
+    async fn fleet(&self) -> Result<(Fleet, view::Clock), Failure> {
+        self.ctx.fleet().await
     }
 
     /// Shows what is left of the output of the attempt that was followed.
@@ -396,32 +407,31 @@ impl Wait<'_> {
     }
 
     /// Nobody has taken it yet.
-    async fn pending(&mut self, st: &State, now: i64) -> Result<(), Failure> {
+    async fn pending(&mut self, st: &State) -> Result<(), Failure> {
         if !st.triggers.iter().any(|t| t.key == self.key) {
             return Err(lost(&self.job.name));
         }
         let (within, waited) = (self.job.start_within, self.waited());
         let overdue = waited > within + PATIENCE;
-        if self.told && !overdue {
-            return Ok(());
-        }
-        let fleet = self.fleet().await?;
+        let (fleet, clock) = self.fleet().await?;
         let job = &self.job.name;
-        let (reason, hint) = match obstacle(&fleet, now) {
+        let (reason, hint) = match obstacle(&fleet, clock) {
             Some((reason, _)) if !overdue => {
-                remark(&format!("{reason}, waiting for one"));
-                self.told = true;
+                if self.told.as_ref() != Some(&reason) {
+                    remark(&format!("{reason}; waiting"));
+                    self.told = Some(reason);
+                }
                 return Ok(());
             }
             Some(obstacle) => obstacle,
             // They say when it is too late, if they have the job.
             None if waited <= within + 3 * PATIENCE => return Ok(()),
             None if !fleet.open => (
-                "the store's data is new, and nothing is granted yet",
+                "the store's data is new, and nothing is granted yet".to_owned(),
                 "`soloist status` says for how long; then trigger it again".to_owned(),
             ),
             None => (
-                "the live instances do not take it",
+                "the live instances do not take it".to_owned(),
                 format!(
                     "see whether `{job}` is in their configuration: `soloist status` and `soloist why {job}`"
                 ),
@@ -437,6 +447,11 @@ impl Wait<'_> {
     }
 }
 
+async fn records(ctx: &Context, job: &JobName) -> Result<Vec<RunRecord>, Failure> {
+    let all = async || ctx.store.records(job, crate::store::HISTORY_KEPT).await;
+    ctx.ask(all).await
+}
+
 /// The occurrence that a key was decided as.
 fn taken(st: &State, key: &str) -> Option<Occurrence> {
     let decided = st.triggered.iter().find(|t| t.key == key);
@@ -447,18 +462,30 @@ fn taken(st: &State, key: &str) -> Option<Occurrence> {
 }
 
 /// Why nobody can take anything, and what to do about it.
-fn obstacle(fleet: &Fleet, now: i64) -> Option<(&'static str, String)> {
-    let clock = view::Clock::of(fleet, now);
+fn obstacle(fleet: &Fleet, clock: view::Clock) -> Option<(String, String)> {
     let mut live = fleet.instances.values().filter(|i| !clock.silent(i));
     let Some(first) = live.next() else {
         let hint = "start one with `soloist run`, or see `soloist status`; then trigger it again";
-        return Some(("no instance is up", hint.to_owned()));
+        return Some(("no instance is up".to_owned(), hint.to_owned()));
     };
     if first.draining && live.all(|i| i.draining) {
         let hint = "`soloist undrain` lets an instance work again; then trigger it again";
-        return Some(("every instance that is up drains", hint.to_owned()));
+        return Some((
+            "every instance that is up drains".to_owned(),
+            hint.to_owned(),
+        ));
     }
-    None
+    let hint = "put the clock of the store's host right; then trigger it again, with another key: this one is recorded as missed";
+    doubt(clock).map(|why| (why, hint.to_owned()))
+}
+
+/// Nobody starts anything by the store's clock.
+fn doubt(clock: view::Clock) -> Option<String> {
+    let ahead = clock.doubt_ms.filter(|_| clock.nobody_believes)?;
+    Some(format!(
+        "instances do not believe the store's clock, which is {}, and start nothing until it is put right",
+        show::apart(ahead)
+    ))
 }
 
 fn too_many(job: &JobName) -> Failure {
@@ -586,18 +613,23 @@ mod tests {
             run: None,
         };
         assert_eq!(
-            requested(&a, 3),
+            requested(&a, "one of 3 live instances takes it"),
             "`draw` is triggered with key `k`; one of 3 live instances takes it\n"
         );
         a.new = false;
         assert_eq!(
-            requested(&a, 0),
+            requested(&a, "no instance is up to take it"),
             "`draw` was triggered with key `k` before and waits; no instance is up to take it\n"
         );
         a.occurrence = Some(Time(1_795_233_600_000));
+        let used = "key `k` of `draw` was used before, for 2026-11-21T04:00:00Z: not run again\n";
+        assert_eq!(requested(&a, ""), used);
+        let mut missed = run(1_795_233_600_000, 0, Outcome::Missed);
+        missed.error = Some("nobody was there".to_owned());
+        a.run = Some(missed);
         assert_eq!(
-            requested(&a, 1),
-            "key `k` of `draw` was used before, for 2026-11-21T04:00:00Z: not run again\n"
+            requested(&a, ""),
+            format!("{used}draw: missed: nobody was there; another --key runs it\n")
         );
     }
 }

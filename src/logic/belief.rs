@@ -103,6 +103,8 @@ pub struct Belief {
     /// Most hosts sided with it once, another one than this among them.
     confirmed: bool,
     doubt: Option<Doubt>,
+    /// When it was begun to be doubted last, and believed again.
+    spell: Option<(Boottime, Option<Boottime>)>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -125,7 +127,27 @@ impl Belief {
         Some(doubt.shown.offset_us.saturating_sub(known.offset_us))
     }
 
+    /// Whether the clock was in doubt at `moment`, as far as the last time that it was.
+    pub fn doubted_at(&self, moment: Boottime) -> bool {
+        self.spell
+            .is_some_and(|(from, to)| from <= moment && to.is_none_or(|to| moment <= to))
+    }
+
+    fn note_spell(&mut self, now: Boottime) {
+        match (&mut self.spell, self.doubt.is_some()) {
+            (None | Some((_, Some(_))), true) => self.spell = Some((now, None)),
+            (Some((_, to @ None)), false) => *to = Some(now),
+            _ => {}
+        }
+    }
+
     pub fn sample(&mut self, new: Estimate) -> Sampled {
+        let sampled = self.take(new);
+        self.note_spell(new.at);
+        sampled
+    }
+
+    fn take(&mut self, new: Estimate) -> Sampled {
         let Some(known) = &mut self.known else {
             self.known = Some(new);
             return Sampled::Even;
@@ -160,6 +182,12 @@ impl Belief {
     /// Asks the witnesses. `walls`: by how much each host's wall clock is ahead of what the store's clock shows now, ms;
     /// this host's own stands first.
     pub fn vote(&mut self, walls: &[i64], now: Boottime) -> Option<Verdict> {
+        let verdict = self.ask(walls, now);
+        self.note_spell(now);
+        verdict
+    }
+
+    fn ask(&mut self, walls: &[i64], now: Boottime) -> Option<Verdict> {
         let near = NEAR.as_millis() as i64;
         let known = self.known.as_mut()?;
         let Some(doubt) = self.doubt else {
@@ -360,6 +388,8 @@ mod tests {
             assert_eq!(b.vote(&[-wrong / 1000], at(2000)), None);
             assert_eq!((b.offset_us(), b.doubt_us()), (before, Some(wrong)));
             assert_eq!(b.sample(shown(3000, 0)), Sampled::Restored);
+            let doubted = [999, 1000, 2999, 3000, 3001].map(|ms| b.doubted_at(at(ms)));
+            assert_eq!(doubted, [false, true, true, true, false]);
             assert_eq!((b.offset_us(), b.doubt_us()), (before, None));
         }
     }

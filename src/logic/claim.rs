@@ -228,6 +228,8 @@ pub const NEVER: i64 = 0;
 pub const REMOVED: i64 = -1;
 /// A [`Claim::start_by`]: its time is over by the claimant's own clock, whatever the store's shows.
 pub const PASSED: i64 = 1;
+/// A [`Claim::start_by`]: as [`PASSED`], and the store's clock was in doubt at that time.
+pub const PASSED_IN_DOUBT: i64 = 2;
 
 /// Asks for the right to run one occurrence.
 #[derive(Debug, Clone, PartialEq)]
@@ -492,6 +494,8 @@ fn not_run(
 
 pub const LAPSED: &str = "its host vanished: the lease was not renewed for its whole length";
 pub const TOO_LATE: &str = "nobody could start it within start_within";
+pub const IN_DOUBT: &str =
+    "nobody could start it within start_within: the store's clock was wrong, and not believed";
 pub const OVERDUE: &str = "overdue, and not caught up";
 pub const JOB_REMOVED: &str = "the job was removed from the configuration before it was started";
 pub const OVERLAPS: &str = "the run before was still going on";
@@ -526,6 +530,10 @@ pub fn claim(
     if let Some(i) = open {
         return claim_open(st, i, c, now, inc, fx);
     }
+    let late = match c.start_by {
+        PASSED_IN_DOUBT => IN_DOUBT,
+        _ => TOO_LATE,
+    };
     let at = match &c.target {
         Target::Scheduled(at) => {
             if at.0 <= st.newest {
@@ -558,7 +566,7 @@ pub fn claim(
                 if now > c.start_by {
                     // To be recorded it needs no room, only an instant that is no scheduled one.
                     let at = Occurrence(if now % 1000 == 0 { now + 1 } else { now });
-                    return not_started(st, c, at, now, Outcome::Missed, TOO_LATE.to_owned(), fx);
+                    return not_started(st, c, at, now, Outcome::Missed, late.to_owned(), fx);
                 }
                 // Where the clock stands behind what is decided, there is room when it has come that far.
                 let room_us = (st.newest + 1) * 1000 - now_us;
@@ -610,7 +618,7 @@ pub fn claim(
         return decide(st, c, at, now, Outcome::Skipped, SKIPPED.to_owned(), fx);
     }
     if now > c.start_by {
-        let reason = if c.start_by <= NEVER { never } else { TOO_LATE };
+        let reason = if c.start_by <= NEVER { never } else { late };
         return decide(st, c, at, now, Outcome::Missed, reason.to_owned(), fx);
     }
     let until_resumed = st.until_resumed(now);

@@ -13,9 +13,10 @@ use std::{
 use soloist::{
     clock::{Boottime, StoreClock},
     logic::claim::{
-        Again, Answer, Claim, Control, Controlled, Event, Grant, LIBRARY, Missed, OVERDUE,
-        OVERLAPS, OWN_KEY, Observed, OnCrash, Open, Overlap, PASSED, Pause, Register, Registration,
-        Renew, Renewal, Settle, Settlement, State, Stop, TOO_LATE, Target, Told,
+        Again, Answer, Claim, Control, Controlled, Event, Grant, IN_DOUBT, LIBRARY, Missed,
+        OVERDUE, OVERLAPS, OWN_KEY, Observed, OnCrash, Open, Overlap, PASSED, PASSED_IN_DOUBT,
+        Pause, Register, Registration, Renew, Renewal, Settle, Settlement, State, Stop, TOO_LATE,
+        Target, Told,
     },
     model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger},
     store::{
@@ -91,6 +92,7 @@ conformance! {
     a_trigger_runs_once_for_its_key
     a_trigger_that_has_no_room_waits_and_is_recorded_in_the_end
     a_trigger_that_is_given_up_jumps_over_nothing
+    what_passed_while_the_clock_was_in_doubt_says_so
     a_range_that_is_decided_in_part_is_not_recorded_whole
     a_pause_holds_attempts_back
     a_trigger_stays_between_the_decided_and_the_next
@@ -1235,6 +1237,26 @@ async fn a_trigger_that_is_given_up_jumps_over_nothing(bed: Bed) {
         ..claim(now - 4000, "b")
     };
     granted(&*s, &next).await;
+}
+
+/// The reason says so where the store's clock stood in the way.
+async fn what_passed_while_the_clock_was_in_doubt_says_so(bed: Bed) {
+    let (s, now) = ready(&bed).await;
+    let key = || Control::Trigger {
+        key: "k".to_owned(),
+    };
+    assert_eq!(control(&*s, key()).await, Controlled::Done);
+    for c in [claim(now - 10, "a"), manual("k", None, "a")] {
+        let passed = Claim {
+            start_by: PASSED_IN_DOUBT,
+            ..c
+        };
+        let recorded = Answer::Recorded {
+            outcome: Outcome::Missed,
+            reason: IN_DOUBT.to_owned(),
+        };
+        assert_eq!(one(&*s, &passed).await, recorded);
+    }
 }
 
 /// Some of a range was decided since it was counted: how many are left, the claimant has to say.

@@ -270,3 +270,33 @@ fn status_and_why_go_by_the_time_that_instances_believe() {
         );
     }
 }
+
+#[test]
+fn a_trigger_says_that_the_clock_stands_in_its_way() {
+    let mut fleet = doubting(1);
+    let asked = fleet.said(&["trigger", "work", "--key", "a"]);
+    assert!(asked.contains("when the store's clock is right"), "{asked}");
+    let out = fleet.cli(&["trigger", "extra", "--key", "k", "--wait"]);
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert_eq!(out.status.code(), Some(75), "{said}");
+    assert!(!said.contains("no instance is up"), "{said}");
+    assert!(
+        said.contains("do not believe the store's clock, which is "),
+        "{said}"
+    );
+    assert!(said.contains("with another key"), "{said}");
+    fleet.server().step_clock(Duration::ZERO);
+    let record = fleet.wait_record("extra", "missed");
+    let why = record["error"].as_str().expect("a reason");
+    assert!(why.contains("the store's clock was wrong"), "{why}");
+    for words in [
+        &["trigger", "extra", "--key", "k"][..],
+        &["trigger", "extra", "--key", "k", "--wait"],
+    ] {
+        let out = fleet.cli(words);
+        let said = [out.stdout, out.stderr].concat();
+        let said = String::from_utf8_lossy(&said);
+        assert!(said.contains("the store's clock was wrong"), "{said}");
+        assert!(said.contains("another --key runs it"), "{said}");
+    }
+}
