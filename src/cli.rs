@@ -30,7 +30,7 @@ use crate::{
     clock::{self, StoreClock},
     config::{self, Config, Job, StoreUrl, nearest},
     daemon, early,
-    logic::claim::State,
+    logic::{belief, claim::State},
     model::{JobName, Outcome},
     store::{self, Fleet, Reply, Store},
     view,
@@ -439,6 +439,30 @@ impl Context {
             self.store.believe(Arc::new(believed));
         }
         Ok((reply.value, clock))
+    }
+
+    /// The store's clock is further from this host's than clocks are that somebody keeps: so much ahead, ms.
+    fn apart(&self, clock: view::Clock) -> Option<i64> {
+        let ahead = clock.now.saturating_sub(clock::wall_us() / 1000);
+        (ahead.unsigned_abs() > belief::NEAR.as_millis() as u64).then_some(ahead)
+    }
+
+    /// Says so where a time that is asked for may not mean what it seems to.
+    fn doubted(&self, clock: view::Clock) {
+        let said = match (clock.doubt_ms, self.apart(clock)) {
+            (Some(ahead), _) => format!(
+                "the store's clock is {}, and instances do not believe it: --until counts by the time that they believe; \
+                 put the clock of the store's host right",
+                show::apart(ahead)
+            ),
+            (None, Some(ahead)) => format!(
+                "compared with this host's, the store's clock is {}: --until counts by the store's; put the one that is \
+                 wrong right, and ask again",
+                show::apart(ahead)
+            ),
+            (None, None) => return,
+        };
+        remark(&said);
     }
 
     /// A job of the configuration.

@@ -28,6 +28,8 @@ pub struct JobOnly {
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
+`--until` counts by the store's clock, or while instances do not believe that, by the time that they believe.
+
 Occurrences of the pause are recorded as skipped and never run afterwards. A running command goes on: `soloist cancel` \
 ends it. A retry, or the rerun after a crash, waits until the pause is over; `soloist cancel` drops it. Triggers still work.
 
@@ -145,7 +147,11 @@ async fn control(ctx: &Context, job: &JobName, what: &Control) -> Result<Control
 
 pub async fn pause(ctx: &Context, args: &Pause) -> Result<Exit, Failure> {
     let (name, job) = ctx.known_job(&args.job).await?;
-    let now = ctx.state(&name).await?.now_us / 1000;
+    let (_, clock) = ctx.fleet().await?;
+    let now = clock.now;
+    if args.until.is_some() {
+        ctx.doubted(clock);
+    }
     let until = match &args.until {
         Some(text) => Some(until(text, job.map_or("UTC", |j| &*j.timezone), now)?),
         None => None,
@@ -206,19 +212,23 @@ fn until(text: &str, zone: &str, now: i64) -> Result<i64, Failure> {
 
 pub async fn resume(ctx: &Context, args: &JobOnly) -> Result<Exit, Failure> {
     let (name, job) = ctx.known_job(&args.job).await?;
+    let (_, clock) = ctx.fleet().await?;
     let changed = control(ctx, &name, &Control::Resume).await? == Controlled::Done;
     let answer = Resumed {
         job: &name,
         paused: false,
         changed,
     };
-    let now = ctx.state(&name).await?.now_us / 1000;
+    let now = clock.now;
     ctx.out.say(&answer, || {
         if !changed {
             return format!("`{name}` was not paused\n");
         }
         let next = coming(job, now, 1);
         match next.first() {
+            Some(_) if clock.nobody_believes => {
+                format!("`{name}` goes on, on all instances, when the store's clock is right\n")
+            }
             Some(o) => format!(
                 "`{name}` goes on, on all instances; next {}\n",
                 show::relative(o.0, now)
@@ -248,9 +258,10 @@ fn coming(job: Option<&Job>, now: i64, n: usize) -> Vec<Occurrence> {
 pub async fn skip(ctx: &Context, args: &Skip) -> Result<Exit, Failure> {
     let (name, job) = ctx.known_job(&args.job).await?;
     let count = args.number;
+    let (_, clock) = ctx.fleet().await?;
     let _ = control(ctx, &name, &Control::Skip { count }).await?;
     let reply = ctx.state(&name).await?;
-    let now = reply.now_us / 1000;
+    let now = clock.right(reply.now_us / 1000);
     // A pause takes its occurrences first; it cannot be said then which ones will be skipped.
     let paused = reply
         .value
@@ -291,14 +302,25 @@ pub async fn skip(ctx: &Context, args: &Skip) -> Result<Exit, Failure> {
 
 pub async fn rewind(ctx: &Context, args: &Rewind) -> Result<Exit, Failure> {
     let (name, job) = ctx.known_job(&args.job).await?;
-    let fleet = ctx.ask(async || ctx.store.heartbeat(None).await).await?;
-    let shown = fleet.now_us / 1000;
-    if let Some(ahead) = view::Clock::of(&fleet.value, shown).doubt_ms {
-        return Err(Failure::TryAgain {
-            message: format!(
-                "the store's clock is in doubt: instances believe that it is {}",
+    let (fleet, clock) = ctx.fleet().await?;
+    let shown = clock.now;
+    // Where no instance vouches for the store's clock, this host's is the only witness.
+    let alone = fleet.instances.values().all(|i| clock.silent(i));
+    let doubt = match clock.doubt_ms {
+        Some(ahead) => Some(format!(
+            "instances believe that it is {}",
+            show::apart(ahead)
+        )),
+        None => ctx.apart(clock).filter(|_| alone).map(|ahead| {
+            format!(
+                "no instance is up, and compared with this host's clock it is {}",
                 show::apart(ahead)
-            ),
+            )
+        }),
+    };
+    if let Some(why) = doubt {
+        return Err(Failure::TryAgain {
+            message: format!("the store's clock is in doubt: {why}"),
             hint: Some(
                 "put the clock of the store's host right first, then rewind the job".to_owned(),
             ),

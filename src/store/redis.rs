@@ -399,7 +399,11 @@ impl RedisStore {
             let was = reply.value.first().cloned().unwrap_or_default();
             let before = self.decode(&was)?;
             let (mut after, mut fx) = (before.clone(), Effects::default());
-            let value = f(&mut after, reply.now_us, &reply.inc, &mut fx);
+            let doubted = self
+                .believed_ms(reply.sent)
+                .filter(|_| self.in_doubt(&reply));
+            let now_us = doubted.map_or(reply.now_us, |ms| ms * 1000);
+            let value = f(&mut after, now_us, &reply.inc, &mut fx);
             let done = match &after {
                 Some(now) if after != before || fx != Effects::default() => {
                     self.swap(job, &reply.inc, &was, now, &fx, None).await?

@@ -1679,6 +1679,14 @@ async fn a_store_in_doubt_decides_nothing(bed: Bed) {
     let (answer, _) = register(&*doubting, registration("another", None)).await;
     assert_eq!(answer, Registration::Quarantined);
     assert_eq!(state(&*s).await, before);
+    let pause = Control::Pause {
+        until: None,
+        reason: None,
+    };
+    assert_eq!(control(&*doubting, pause).await, Controlled::Done);
+    let at = state(&*s).await.pause.expect("a pause").at;
+    assert!(at < now - hour + MINUTE, "{at} is not an hour before {now}");
+    assert_eq!(control(&*doubting, Control::Resume).await, Controlled::Done);
     // What must be written is, with the time that is believed.
     let renewed = doubting.renew(&renewal(&c, g, 1)).await.unwrap().value;
     assert_eq!(renewed, Renewal::Renewed(None));

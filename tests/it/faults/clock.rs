@@ -300,3 +300,48 @@ fn a_trigger_says_that_the_clock_stands_in_its_way() {
         assert!(said.contains("another --key runs it"), "{said}");
     }
 }
+
+/// A pause counts by the time that is believed, and says so.
+#[test]
+fn a_pause_counts_by_the_time_that_instances_believe() {
+    for hours in [1, -1] {
+        let mut fleet = doubting(hours);
+        let out = fleet.cli(&["pause", "work", "--until", "30m"]);
+        let warning = String::from_utf8_lossy(&out.stderr);
+        assert!(
+            warning.contains("instances do not believe it: --until counts by"),
+            "{warning}"
+        );
+        let paused = |fleet: &Fleet| fleet.json(&["status", "--json"])["jobs"][1]["paused"].clone();
+        let pause = paused(&fleet);
+        near(ms(&pause["until"]), wall() + 1_800_000);
+        near(ms(&pause["since"]), wall());
+        fleet.server().step_clock(Duration::ZERO);
+        let record = fleet.wait_record("work", "skipped");
+        assert_eq!(record["error"], "paused");
+        let resumed = fleet.said(&["resume", "work"]);
+        assert!(resumed.contains("goes on"), "{resumed}");
+        fleet.wait_more_runs(2);
+    }
+    // Without any instance, the host's own clock speaks.
+    let mut fleet = running(1);
+    fleet.instances[0].kill();
+    fleet.server().step_clock(HOUR);
+    let out = fleet.cli(&["pause", "work", "--until", "30m"]);
+    let warning = String::from_utf8_lossy(&out.stderr);
+    assert!(
+        warning.contains("compared with this host's, the store's clock is"),
+        "{warning}"
+    );
+    // What ran in the last hour would be undecided again.
+    let known = newest(&fleet);
+    fleet.server().set_clock(-3_600_000_000);
+    let out = fleet.cli(&["rewind", "work"]);
+    let refused = String::from_utf8_lossy(&out.stderr);
+    assert_eq!(out.status.code(), Some(75), "{refused}");
+    assert!(
+        refused.contains("compared with this host's clock it is"),
+        "{refused}"
+    );
+    assert_eq!(newest(&fleet), known);
+}
