@@ -18,3 +18,12 @@ mod oracle;
 mod readme;
 mod sqlite;
 mod support;
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static BEFORE_MAIN: extern "C" fn() = {
+    extern "C" fn before_main() {
+        support::process::leave_nothing_behind();
+    }
+    before_main
+};

@@ -117,6 +117,7 @@ impl Drop for Clone {
             process::signal(daemon.id(), Signal::TERM);
             process::reap(daemon, Duration::from_secs(10));
         }
+        process::end_soloists_in(self.dir.path());
         if std::thread::panicking() {
             eprintln!(
                 "{}",

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
+use super::{GENEROUS, wait_until};
+
 /// Now on CLOCK_BOOTTIME, nanoseconds: the witness's clock.
 pub fn boottime_ns() -> i64 {
     let t = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
@@ -85,18 +87,145 @@ pub fn reap(child: &mut std::process::Child, patience: Duration) {
     }
 }
 
-/// Ends every soloist that was started in this directory, also those that go on after the one that was started:
-/// guards, and what offers an outcome to a store that is gone.
+/// Ends every soloist that was started in this directory or names it, and all that these started, also those that go on after
+/// the one that was started: guards, and what offers an outcome to a store that is gone. Nothing is left behind.
 pub fn end_soloists_in(dir: &std::path::Path) {
+    wait_until("no process of the test is left", GENEROUS, || {
+        let left = of_directory(dir);
+        left.iter().for_each(|&pid| signal(pid, Signal::KILL));
+        left.is_empty()
+    });
+}
+
+/// The soloists that work in this directory, or have it in their arguments or their environment.
+fn of_directory(dir: &std::path::Path) -> Vec<u32> {
     let deleted = format!("{} (deleted)", dir.display());
-    for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|n| n.parse().ok()) else {
-            continue;
-        };
-        let there = std::fs::read_link(entry.path().join("cwd"))
+    soloists(|path| {
+        let works_there = std::fs::read_link(path.join("cwd"))
             .is_ok_and(|cwd| cwd == dir || cwd.as_os_str() == deleted.as_str());
-        if there && command_line(pid).contains("soloist __") {
+        let name = dir.as_os_str().as_encoded_bytes();
+        works_there || has(&path.join("cmdline"), name) || has(&path.join("environ"), name)
+    })
+}
+
+fn has(file: &std::path::Path, part: &[u8]) -> bool {
+    let text = std::fs::read(file).unwrap_or_default();
+    text.windows(part.len()).any(|window| window == part)
+}
+
+/// Living processes of the program that `wanted` accepts by their directories in /proc.
+fn soloists(wanted: impl Fn(&std::path::Path) -> bool) -> Vec<u32> {
+    let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    all.filter_map(|entry| {
+        let pid: u32 = entry.file_name().to_str()?.parse().ok()?;
+        let path = entry.path();
+        // One that becomes another by exec has no arguments for a moment, but its program all the time.
+        let exe = std::fs::read_link(path.join("exe")).unwrap_or_default();
+        let exe = exe.file_name().unwrap_or_default().as_encoded_bytes();
+        let is_soloist = exe == b"soloist" || command_line(pid).contains("soloist __");
+        (is_soloist && alive(pid) && wanted(&path)).then_some(pid)
+    })
+    .collect()
+}
+
+/// Marks all that this test process starts.
+const MARK: &std::ffi::CStr = c"SOLOIST_TEST_PROCESS";
+
+/// To be called before `main`: whatever was started is ended with this process, also what no test looked after.
+pub fn leave_nothing_behind() {
+    extern "C" fn at_exit() {
+        let mark = format!("{}={}\0", MARK.to_string_lossy(), std::process::id());
+        for pid in soloists(|path| has(&path.join("environ"), mark.as_bytes())) {
+            if parent(pid) != Some(std::process::id()) {
+                eprintln!("a test left a process behind: {pid}: {}", command_line(pid));
+            }
             signal(pid, Signal::KILL);
         }
+    }
+    let pid = std::ffi::CString::new(std::process::id().to_string()).expect("digits");
+    // SAFETY: there is one thread yet, and all pointers are valid.
+    unsafe {
+        libc::setenv(MARK.as_ptr(), pid.as_ptr(), 1);
+        libc::atexit(at_exit);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use soloist::{
+        clock::Boottime,
+        config,
+        guard::{Ended, HandOver, Moment},
+        model::Outcome,
+        settle::LockLegacy,
+    };
+
+    use super::*;
+
+    const ROLE: &str = "SOLOIST_TEST_LEAVES";
+
+    /// It goes on for a day: its store is nowhere.
+    fn settles() -> u32 {
+        let legacy = LockLegacy {
+            store: config::Store::from_url("redis+unix:///nowhere/redis.sock").expect("a store"),
+            key: "k".into(),
+            owner: "o".into(),
+            patience: Duration::from_secs(24 * 3600),
+        };
+        let now = Moment {
+            wall_us: 0,
+            boottime: Boottime::now(),
+        };
+        let hand_over = HandOver {
+            settle: serde_json::to_value(legacy).expect("JSON"),
+            end: Ended {
+                outcome: Outcome::Crashed,
+                cause: None,
+                exit_code: None,
+                signal: None,
+                error: None,
+                started: None,
+                ended: now,
+            },
+        };
+        let child = Command::new(env!("CARGO_BIN_EXE_soloist"))
+            .arg("__settle")
+            .env_remove(ROLE)
+            .current_dir("/")
+            .stdin(hand_over.to_file().expect("a file"))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        child.expect("it starts").id()
+    }
+
+    #[test]
+    fn what_no_test_looked_after_ends_with_the_tests() {
+        if let Some(file) = std::env::var_os(ROLE) {
+            return std::fs::write(file, settles().to_string()).expect("the pid");
+        }
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let file = dir.path().join("pid");
+        let name = "support::process::tests::what_no_test_looked_after_ends_with_the_tests";
+        let ran = Command::new(std::env::current_exe().expect("this program"))
+            .args(["--exact", name])
+            .env(ROLE, &file)
+            .output()
+            .expect("it starts");
+        assert!(ran.status.success(), "{ran:?}");
+        let pid = std::fs::read_to_string(&file).expect("the pid");
+        let pid = pid.parse().expect("a pid");
+        let left = (0..500).all(|_| {
+            std::thread::sleep(Duration::from_millis(10));
+            alive(pid)
+        });
+        if left {
+            signal(pid, Signal::KILL);
+        }
+        assert!(!left, "{pid} was left behind");
+        let err = String::from_utf8_lossy(&ran.stderr).into_owned();
+        assert!(!err.contains("panicked"), "{err}");
     }
 }
