@@ -37,15 +37,6 @@ fn places() -> [Place; 2] {
     [Place::redis(), Place::sqlite()]
 }
 
-/// Whatever the tests themselves were started with: a shell without job control has what it puts into the background
-/// ignore SIGINT and SIGQUIT, and soloist hands on what is ignored. Async-signal-safe.
-fn default_signals() {
-    for signal in [libc::SIGINT, libc::SIGQUIT, libc::SIGHUP, libc::SIGTERM] {
-        // SAFETY: a valid signal, and the default.
-        unsafe { libc::signal(signal, libc::SIG_DFL) };
-    }
-}
-
 impl Place {
     fn sqlite() -> Self {
         Self {
@@ -110,7 +101,7 @@ impl Place {
         // SAFETY: prctl is async-signal-safe and nothing is allocated.
         unsafe {
             command.pre_exec(|| {
-                default_signals();
+                process::default_signals();
                 Ok(set_parent_process_death_signal(Some(Signal::KILL))?)
             });
         }
@@ -452,7 +443,7 @@ impl Terminal {
         // SAFETY: async-signal-safe calls, and nothing is allocated.
         unsafe {
             command.pre_exec(|| {
-                default_signals();
+                process::default_signals();
                 libc::setsid();
                 libc::ioctl(0, libc::TIOCSCTTY, 0);
                 Ok(())
@@ -629,7 +620,7 @@ fn somebody_else_has_it() {
         // Nothing that cron would mail.
         place.run(&["-E", "0"], "echo run >> ran").assert(0, "", "");
         place
-            .run(&["--wait", "50ms"], "echo run >> ran")
+            .run(&["--wait", "2s"], "echo run >> ran")
             .assert(75, "", "waiting for lock `l`: ");
         assert_eq!(place.text("ran"), "");
         place.go();
@@ -950,7 +941,7 @@ fn in_a_group_of_its_own(place: &Place, script: &str) -> Ran {
     // SAFETY: async-signal-safe calls, and nothing is allocated.
     unsafe {
         shell.pre_exec(|| {
-            default_signals();
+            process::default_signals();
             libc::setsid();
             Ok(())
         });

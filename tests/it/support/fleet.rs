@@ -288,7 +288,10 @@ impl Instance {
         // A test run that is killed leaves none behind.
         // SAFETY: prctl is async-signal-safe and nothing is allocated.
         unsafe {
-            command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::KILL))?));
+            command.pre_exec(|| {
+                process::default_signals();
+                Ok(set_parent_process_death_signal(Some(Signal::KILL))?)
+            });
         }
         change(&mut command);
         self.child = Some(command.spawn().expect("start soloist"));

@@ -20,6 +20,15 @@ fn stat(pid: u32) -> Option<(char, u32)> {
     Some((rest.next()?.chars().next()?, rest.next()?.parse().ok()?))
 }
 
+/// Whatever the tests themselves were started with: a shell without job control has what it puts into the background
+/// ignore SIGINT and SIGQUIT, and soloist hands on what is ignored. Async-signal-safe.
+pub fn default_signals() {
+    for signal in [libc::SIGINT, libc::SIGQUIT, libc::SIGHUP, libc::SIGTERM] {
+        // SAFETY: a valid signal, and the default.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+    }
+}
+
 pub fn alive(pid: u32) -> bool {
     stat(pid).is_some_and(|(state, _)| !matches!(state, 'Z' | 'X'))
 }
