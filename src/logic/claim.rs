@@ -1368,6 +1368,9 @@ pub fn control(
 }
 
 #[cfg(test)]
+mod bounds;
+
+#[cfg(test)]
 mod tests {
     //! Honest instances in random interleavings, in virtual time: they claim, lose replies, renew, watch, crash and
     //! settle; the store restarts, forgets, and goes back to an older state.

@@ -1,0 +1,749 @@
+//! The rules at their bounds: the very millisecond, an entry more or less, a field of the state alone. What they do together, the
+//! interleavings of `claim.rs` and tests/it/model.rs show.
+
+use super::*;
+
+const T: i64 = 1_800_000_000_000;
+
+fn job() -> JobName {
+    JobName::new("backup")
+}
+
+fn asks(at: i64) -> Claim {
+    Claim {
+        job: job(),
+        target: Target::Scheduled(Occurrence(at)),
+        known: Occurrence(0),
+        missed: vec![],
+        run: RunId::random(),
+        instance: InstanceId::new("a"),
+        host: "a.example".to_owned(),
+        trigger: Trigger::Schedule,
+        start_by: i64::MAX,
+        lease: 1000,
+        overlap: Overlap::Skip,
+        on_crash: OnCrash::Fail,
+        max_attempts: 1,
+        def: String::new(),
+        observed: None,
+        holds: vec![],
+    }
+}
+
+fn triggers(key: &str, before: Option<i64>) -> Claim {
+    Claim {
+        target: Target::Manual {
+            key: key.to_owned(),
+            before: before.map(Occurrence),
+        },
+        trigger: Trigger::Manual,
+        ..asks(0)
+    }
+}
+
+/// Claimed at `now`, in ms.
+fn claimed(st: &mut State, c: &Claim, now: i64) -> (Answer, Effects) {
+    claimed_us(st, c, now * 1000)
+}
+
+fn claimed_us(st: &mut State, c: &Claim, now_us: i64) -> (Answer, Effects) {
+    let (mut state, mut fx) = (Some(std::mem::take(st)), Effects::default());
+    let answer = claim(&mut state, c, now_us, "inc", &mut fx);
+    *st = state.expect("it is known");
+    (answer, fx)
+}
+
+fn granted(st: &mut State, c: &Claim, now: i64) -> Grant {
+    match claimed(st, c, now).0 {
+        Answer::Granted(g) => g,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn known() -> State {
+    State {
+        inc: "inc".to_owned(),
+        ..State::default()
+    }
+}
+
+fn waits_for(st: &mut State, key: &str) {
+    st.triggers.push(Pending {
+        key: key.to_owned(),
+        at: T,
+    });
+}
+
+fn entry(c: &Claim, at: i64, attempt: u32, granted_at: i64) -> Open {
+    let first = Grant {
+        occurrence: Occurrence(at),
+        attempt,
+        trigger: Trigger::Schedule,
+    };
+    Open::granted(c, first, None, granted_at, "inc")
+}
+
+fn seen(e: &Open) -> Option<Observed> {
+    Some(Observed {
+        run: e.run,
+        seq: e.seq,
+        inc: e.inc.clone(),
+    })
+}
+
+fn recorded(answer: &Answer) -> (Outcome, &str) {
+    match answer {
+        Answer::Recorded { outcome, reason } => (*outcome, reason),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn an_occurrence_is_due_at_its_very_microsecond() {
+    let early = claimed_us(&mut known(), &asks(T), T * 1000 - 1).0;
+    assert!(matches!(early, Answer::Early { wait_us: 1 }), "{early:?}");
+    let due = claimed_us(&mut known(), &asks(T), T * 1000).0;
+    assert!(matches!(due, Answer::Granted(_)), "{due:?}");
+}
+
+#[test]
+fn the_last_moment_for_a_start_counts() {
+    let c = Claim {
+        start_by: T + 5,
+        ..asks(T)
+    };
+    granted(&mut known(), &c, T + 5);
+    let late = claimed(&mut known(), &c, T + 6).0;
+    assert_eq!(recorded(&late), (Outcome::Missed, TOO_LATE));
+    // Also of a trigger, for which there is no room.
+    let mut st = known();
+    waits_for(&mut st, "k");
+    st.newest = T + 100;
+    let c = Claim {
+        start_by: T + 5,
+        ..triggers("k", None)
+    };
+    let waits = claimed(&mut st, &c, T + 5).0;
+    assert!(
+        matches!(waits, Answer::Early { wait_us: 96_000 }),
+        "{waits:?}"
+    );
+    let late = claimed(&mut st, &c, T + 6).0;
+    assert_eq!(recorded(&late), (Outcome::Missed, TOO_LATE));
+}
+
+#[test]
+fn a_pause_is_over_in_its_last_moment() {
+    let paused = || State {
+        pause: Some(Pause {
+            until: Some(T + 10),
+            reason: None,
+            at: T,
+        }),
+        ..known()
+    };
+    let skipped = claimed(&mut paused(), &asks(T), T + 9).0;
+    assert_eq!(recorded(&skipped), (Outcome::Skipped, PAUSED));
+    granted(&mut paused(), &asks(T), T + 10);
+    // An attempt that is awaited is told how long it lasts.
+    let awaited = |now| {
+        let mut st = paused();
+        let again = Again {
+            at: T,
+            trigger: Trigger::Retry,
+        };
+        st.open.push(Open {
+            again: Some(again),
+            ..entry(&asks(T), T, 1, T)
+        });
+        claimed(&mut st, &asks(T), now).0
+    };
+    assert_eq!(awaited(T + 3), Answer::Later { wait_ms: 7 });
+    assert!(matches!(awaited(T + 10), Answer::Granted(g) if g.attempt == 2));
+}
+
+#[test]
+fn a_trigger_takes_an_instant_before_what_is_undecided() {
+    let mut st = known();
+    waits_for(&mut st, "k");
+    // A second before it, where nothing after that is decided.
+    let g = granted(&mut st, &triggers("k", Some(T - 5000)), T);
+    assert_eq!(g.occurrence, Occurrence(T - 6000));
+}
+
+#[test]
+fn a_trigger_without_room_is_recorded_at_no_scheduled_instant() {
+    for (now, at) in [(T, T + 1), (T + 1, T + 1), (T + 999, T + 999)] {
+        let mut st = known();
+        waits_for(&mut st, "k");
+        st.newest = T + 60_000;
+        let c = Claim {
+            start_by: PASSED,
+            ..triggers("k", None)
+        };
+        let (_, fx) = claimed(&mut st, &c, now);
+        assert_eq!(fx.records[0].occurrence, Occurrence(at));
+        assert_eq!(st.triggered[0].occurrence, Occurrence(at));
+    }
+}
+
+#[test]
+fn what_a_removed_job_left_says_so() {
+    let c = Claim {
+        start_by: REMOVED,
+        ..asks(T)
+    };
+    let said = claimed(&mut known(), &c, T).0;
+    assert_eq!(recorded(&said), (Outcome::Missed, JOB_REMOVED));
+    let c = Claim {
+        start_by: NEVER,
+        ..asks(T)
+    };
+    let said = claimed(&mut known(), &c, T).0;
+    assert_eq!(recorded(&said), (Outcome::Missed, OVERDUE));
+}
+
+#[test]
+fn a_range_that_ends_with_the_target_is_not_looked_at() {
+    let mut st = State {
+        newest: T - 5000,
+        ..known()
+    };
+    let c = Claim {
+        missed: vec![Missed {
+            first: Occurrence(T - 6000),
+            last: Occurrence(T),
+            count: 7,
+        }],
+        ..asks(T)
+    };
+    granted(&mut st, &c, T);
+}
+
+#[test]
+fn what_ran_early_is_settled_with_its_own_outcome_alone() {
+    let run = |at: i64| last(&entry(&asks(at), at, 1, at), Outcome::Succeeded, at);
+    let early = |last| {
+        let mut st = State {
+            early: vec![Occurrence(T)],
+            last: Some(last),
+            ..known()
+        };
+        (claimed(&mut st, &asks(T), T).0, st.newest, st.early)
+    };
+    let (answer, newest, left) = early(run(T));
+    assert!(
+        matches!(answer, Answer::Settled(Some(l)) if l.occurrence.0 == T),
+        "its own"
+    );
+    assert_eq!((newest, left), (T, vec![]));
+    assert!(matches!(early(run(T + 1000)).0, Answer::Settled(None)));
+}
+
+#[test]
+fn an_occurrence_of_the_moment_in_which_the_run_before_ended_runs() {
+    let before = entry(&asks(T - 1000), T - 1000, 1, T - 1000);
+    let mut st = State {
+        last: Some(last(&before, Outcome::Succeeded, T)),
+        newest: T - 1000,
+        ..known()
+    };
+    granted(&mut st.clone(), &asks(T), T);
+    st.last = Some(last(&before, Outcome::Succeeded, T + 1));
+    let skipped = claimed(&mut st, &asks(T), T).0;
+    assert_eq!(recorded(&skipped), (Outcome::Skipped, OVERLAPS));
+}
+
+#[test]
+fn a_queued_occurrence_hears_how_long_the_awaited_attempt_is_away() {
+    let again = Again {
+        at: T + 300,
+        trigger: Trigger::Retry,
+    };
+    let mut st = State {
+        newest: T - 1000,
+        ..known()
+    };
+    st.open.push(Open {
+        again: Some(again),
+        ..entry(&asks(T - 1000), T - 1000, 1, T - 1000)
+    });
+    let c = Claim {
+        overlap: Overlap::Queue,
+        ..asks(T)
+    };
+    let answer = claimed(&mut st, &c, T).0;
+    assert_eq!(answer, Answer::Later { wait_ms: 300 });
+}
+
+#[test]
+fn a_run_is_asked_to_give_way_once_and_by_no_other_policy() {
+    let asked = |overlap, stop| {
+        let mut st = State {
+            newest: T - 1000,
+            ..known()
+        };
+        st.open.push(Open {
+            stop,
+            ..entry(&asks(T - 1000), T - 1000, 1, T + 1)
+        });
+        let (answer, fx) = claimed(&mut st, &Claim { overlap, ..asks(T) }, T + 2);
+        assert!(matches!(answer, Answer::Held(_)), "{answer:?}");
+        (st.open[0].stop, fx.events.len())
+    };
+    let cancelled = Some(Stop::Cancelled);
+    assert_eq!(asked(Overlap::Replace, None), (Some(Stop::Replaced), 1));
+    assert_eq!(asked(Overlap::Replace, cancelled), (cancelled, 0));
+    assert_eq!(asked(Overlap::Queue, None), (None, 0));
+}
+
+#[test]
+fn a_dead_run_is_recorded_with_its_times() {
+    let e = Open {
+        renewed_at: T + 700,
+        ..entry(&asks(T), T, 1, T + 40)
+    };
+    let mut st = State {
+        newest: T,
+        open: vec![e.clone()],
+        ..known()
+    };
+    let c = Claim {
+        observed: seen(&e),
+        ..asks(T)
+    };
+    let (_, fx) = claimed(&mut st, &c, T + 5000);
+    let r = &fx.records[0];
+    assert_eq!(
+        (
+            r.started_at,
+            r.finished_at,
+            r.lateness_ms,
+            r.duration_ms,
+            r.outcome
+        ),
+        (
+            Some(T + 40),
+            Some(T + 5000),
+            Some(40),
+            Some(4960),
+            Outcome::Unknown
+        )
+    );
+    let l = st.last.expect("it ended");
+    assert_eq!((l.from, l.to), (T + 40, T + 700));
+}
+
+/// Two are open, as after a change of the policy: the dead one goes, and the awaited attempt is the one that is granted.
+#[test]
+fn an_awaited_attempt_behind_a_dead_run_is_granted_as_itself() {
+    for dead_first in [true, false] {
+        let awaited = Open {
+            again: Some(Again {
+                at: T,
+                trigger: Trigger::Takeover,
+            }),
+            ..entry(&asks(T), T, 1, T)
+        };
+        let dead = entry(&asks(T - 1000), T - 1000, 1, T - 1000);
+        let other = Open {
+            again: awaited.again,
+            ..entry(&asks(T - 2000), T - 2000, 1, T - 2000)
+        };
+        let mut open = vec![awaited.clone(), other.clone()];
+        open.insert(if dead_first { 0 } else { 2 }, dead.clone());
+        let mut st = State {
+            newest: T,
+            open,
+            ..known()
+        };
+        let c = Claim {
+            observed: seen(&dead),
+            ..asks(T)
+        };
+        let g = granted(&mut st, &c, T + 5000);
+        assert_eq!((g.occurrence.0, g.attempt), (T, 2));
+        assert_eq!((st.open.len(), &st.open[1]), (2, &other));
+        assert_eq!((st.open[0].run, st.open[0].attempt), (c.run, 2));
+    }
+}
+
+fn renewal(run: RunId, at: i64, attempt: u32) -> Renew {
+    Renew {
+        job: job(),
+        occurrence: Occurrence(at),
+        attempt,
+        trigger: Trigger::Manual,
+        key: Some("k".to_owned()),
+        run,
+        instance: InstanceId::new("a"),
+        host: String::new(),
+        lease: 1000,
+        def: String::new(),
+        seq: 3,
+        granted_at: at,
+    }
+}
+
+#[test]
+fn a_lease_is_put_back_unless_its_run_ended_or_a_later_attempt_is_there() {
+    let older = || State {
+        inc: "before".to_owned(),
+        ..State::default()
+    };
+    let c = asks(T);
+    let back = |mut st: State| {
+        let mut state = Some(std::mem::take(&mut st));
+        let said = renew(&mut state, &renewal(c.run, T, 2), T * 1000, "inc");
+        (said, state.expect("a state"))
+    };
+    let ended = |run, outcome| State {
+        last: Some(Last {
+            run,
+            outcome,
+            ..last(&entry(&c, T, 2, T), outcome, T)
+        }),
+        ..older()
+    };
+    assert_eq!(back(ended(c.run, Outcome::Failed)).0, Renewal::Lost);
+    for st in [
+        older(),
+        ended(c.run, Outcome::Unknown),
+        ended(RunId::random(), Outcome::Failed),
+    ] {
+        let (said, st) = back(st);
+        assert_eq!(said, Renewal::Renewed(None));
+        assert_eq!((st.newest, st.open.len(), st.open[0].seq), (T, 1, 3));
+    }
+    // Attempts of the same occurrence and of another one; ours is the second.
+    for (at, attempt, lost, left) in [
+        (T, 1, false, 1),
+        (T, 2, false, 1),
+        (T, 3, true, 1),
+        (T - 1000, 1, false, 2),
+        (T - 1000, 3, false, 2),
+    ] {
+        let (said, st) = back(State {
+            open: vec![entry(&asks(at), at, attempt, at)],
+            ..older()
+        });
+        assert_eq!(said == Renewal::Lost, lost, "{at} {attempt}");
+        assert_eq!(st.open.len(), left, "{at} {attempt}");
+    }
+    // Its key is known again, once.
+    let (_, st) = back(older());
+    let keys: Vec<_> = st.triggered.iter().map(|t| t.key.as_str()).collect();
+    assert_eq!(keys, ["k"]);
+    let (_, st) = back(st_of(&["x"]));
+    assert_eq!(st.triggered.len(), 2);
+    let (_, st) = back(st_of(&["k"]));
+    assert_eq!(st.triggered.len(), 1);
+}
+
+/// Of another incarnation, with these keys.
+fn st_of(keys: &[&str]) -> State {
+    let mut st = State {
+        inc: "before".to_owned(),
+        ..State::default()
+    };
+    for key in keys {
+        st.remember_trigger(key, Occurrence(T - 1000), T - 1000);
+    }
+    st
+}
+
+#[test]
+fn the_end_of_a_run_that_the_store_lost_ends_its_older_attempts_alone() {
+    let c = asks(T);
+    for (at, attempt, left) in [
+        (T, 1, 0),
+        (T, 2, 0),
+        (T, 3, 1),
+        (T - 1000, 1, 1),
+        (T - 1000, 3, 1),
+    ] {
+        let mut state = Some(State {
+            open: vec![entry(&asks(at), at, attempt, at)],
+            ..st_of(&[])
+        });
+        let mut record = entry(&c, T, 2, T).record(&job(), Outcome::Succeeded, T + 10, "");
+        record.error = None;
+        let s = Settle {
+            run: c.run,
+            record,
+            again: None,
+        };
+        let said = settle(
+            &mut state,
+            &s,
+            (T + 20) * 1000,
+            "inc",
+            &mut Effects::default(),
+        );
+        assert_eq!(said, Settlement::Done);
+        let st = state.expect("a state");
+        assert_eq!((st.open.len(), st.newest), (left, T), "{at} {attempt}");
+    }
+}
+
+#[test]
+fn what_people_asked_for_is_told_by_the_newest_request() {
+    let pause = |at| Pause {
+        until: None,
+        reason: None,
+        at,
+    };
+    let nothing = Told {
+        pause: None,
+        skip: 0,
+        skip_at: 0,
+    };
+    assert!(nothing.is_nothing());
+    let skips = |skip, skip_at| Told {
+        skip,
+        skip_at,
+        ..nothing.clone()
+    };
+    assert!(!skips(1, T).is_nothing());
+    let pauses = |at| Told {
+        pause: Some(pause(at)),
+        ..nothing.clone()
+    };
+    assert!(!pauses(T).is_nothing());
+    let told = |told: Told, skip, skip_at, resumed| {
+        let mut st = State {
+            skip,
+            skip_at,
+            resumed,
+            ..known()
+        };
+        told.tell(&mut st);
+        (st.skip, st.skip_at, st.pause.is_some())
+    };
+    // A pause that was ended in the same moment is over.
+    assert_eq!(told(pauses(T), 0, 0, T - 1), (0, 0, true));
+    assert_eq!(told(pauses(T), 0, 0, T), (0, 0, false));
+    // The newer request; of one request, the fewest that are left.
+    assert_eq!(told(skips(3, T), 5, T - 1, 0), (3, T, false));
+    assert_eq!(told(skips(3, T), 5, T, 0), (3, T, false));
+    assert_eq!(told(skips(3, T), 2, T, 0), (2, T, false));
+    assert_eq!(told(skips(3, T), 5, T + 1, 0), (5, T + 1, false));
+    // One that nobody asked for, and one from before requests had a time.
+    assert_eq!(told(skips(0, 0), 5, 0, 0), (5, 0, false));
+    assert_eq!(told(skips(0, 0), 5, T, 0), (5, T, false));
+}
+
+fn registration(known: i64) -> Register {
+    Register {
+        job: job(),
+        sched: "s".to_owned(),
+        def: String::new(),
+        known: Occurrence(known),
+        adopt: Some("inc".to_owned()),
+        epoch: None,
+        lost: vec![],
+        enabled: true,
+        told: Told::default(),
+        instance: InstanceId::new("a"),
+        host: String::new(),
+        on_crash: OnCrash::Fail,
+        max_attempts: 1,
+    }
+}
+
+fn registered(state: Option<State>, r: &Register, now: i64) -> (State, Effects) {
+    let (mut state, mut fx) = (state, Effects::default());
+    let said = register(&mut state, r, now * 1000, "inc", &mut fx);
+    assert_eq!(said, Registration::Ready);
+    (state.expect("a state"), fx)
+}
+
+#[test]
+fn what_is_owed_begins_with_what_is_known() {
+    let since = |state, known, now| registered(state, &registration(known), now).0.since;
+    assert_eq!(since(None, 0, T), T);
+    assert_eq!(since(None, T - 5000, T), T - 5000);
+    assert_eq!(since(None, T + 5000, T), T);
+    // Another schedule owes nothing of before; a lease that was put back has none, and owes what it owed.
+    let before = |sched: &str, newest| {
+        Some(State {
+            sched: sched.to_owned(),
+            newest,
+            since: T - 9000,
+            ..known()
+        })
+    };
+    assert_eq!(since(before("s", T - 1000), 0, T), T - 9000);
+    assert_eq!(since(before("other", T - 1000), 0, T), T);
+    assert_eq!(since(before("other", 0), 0, T), T);
+    assert_eq!(since(before("", T - 1000), 0, T), T - 9000);
+    assert_eq!(since(before("", 0), 0, T), T);
+    // Nobody had it for a while; or somebody always had.
+    let off = |off, enabled| {
+        let st = State {
+            off,
+            ..before("s", T - 1000).expect("one")
+        };
+        let r = Register {
+            enabled,
+            ..registration(0)
+        };
+        let (st, _) = registered(Some(st), &r, T);
+        (st.since, st.off)
+    };
+    assert_eq!(off(T - 4000, true), (T, 0));
+    assert_eq!(off(T - 4000, false), (T - 9000, T - 4000));
+    assert_eq!(off(0, true), (T - 9000, 0));
+}
+
+#[test]
+fn an_adopted_state_keeps_what_is_alive_and_what_may_run_twice() {
+    let before = |e: Open| Open {
+        inc: "before".to_owned(),
+        ..e
+    };
+    let again = Some(Again {
+        at: T,
+        trigger: Trigger::Retry,
+    });
+    let alive = entry(&asks(T), T, 1, T);
+    let dead = before(entry(&asks(T - 1000), T - 1000, 1, T - 1000));
+    let awaited = before(Open {
+        again,
+        ..entry(&asks(T - 2000), T - 2000, 1, T - 2000)
+    });
+    let adopted = |open: &[&Open], on_crash| {
+        let st = State {
+            newest: T,
+            open: open.iter().map(|e| (*e).clone()).collect(),
+            ..st_of(&[])
+        };
+        let r = Register {
+            on_crash,
+            max_attempts: 3,
+            ..registration(0)
+        };
+        let (st, fx) = registered(Some(st), &r, T + 10);
+        let left: Vec<_> = st
+            .open
+            .iter()
+            .map(|e| (e.occurrence.0 - T, e.again.is_some()))
+            .collect();
+        (left, fx.records.len())
+    };
+    let all = [&dead, &awaited, &alive];
+    assert_eq!(adopted(&all, OnCrash::Fail), (vec![(0, false)], 1));
+    assert_eq!(
+        adopted(&all, OnCrash::Rerun),
+        (vec![(-1000, true), (-2000, true), (0, false)], 1)
+    );
+    assert_eq!(
+        adopted(&[&alive, &dead], OnCrash::Fail),
+        (vec![(0, false)], 1)
+    );
+}
+
+#[test]
+fn what_was_lost_is_recorded_up_to_now_and_after_what_is_decided() {
+    let range = |last: i64| Missed {
+        first: Occurrence(T - 8000),
+        last: Occurrence(last),
+        count: 2,
+    };
+    let lost = |newest, last: i64| {
+        let r = Register {
+            lost: vec![range(last)],
+            ..registration(0)
+        };
+        let st = State {
+            newest,
+            ..st_of(&[])
+        };
+        let (st, fx) = registered(Some(st), &r, T);
+        (st.newest, fx.records.len())
+    };
+    assert_eq!(lost(T - 9000, T), (T, 1));
+    assert_eq!(lost(T - 9000, T + 1), (T - 9000, 0));
+    assert_eq!(lost(T - 1000, T - 1000), (T - 1000, 0));
+    assert_eq!(lost(T - 500, T - 1000), (T - 500, 0));
+}
+
+#[test]
+fn requests_of_one_moment_are_told_apart() {
+    let mut state = Some(known());
+    let mut ask = |what: &Control, now: i64| {
+        let _ = control(
+            &mut state,
+            &job(),
+            what,
+            now * 1000,
+            &mut Effects::default(),
+        );
+        let st = state.as_ref().expect("a state");
+        (st.pause.as_ref().map(|p| p.at), st.resumed, st.skip_at)
+    };
+    let pause = Control::Pause {
+        until: None,
+        reason: None,
+    };
+    assert_eq!(ask(&pause, T), (Some(T), 0, 0));
+    assert_eq!(ask(&Control::Resume, T), (None, T, 0));
+    // Also where the clock has gone back meanwhile.
+    assert_eq!(ask(&pause, T), (Some(T + 1), T, 0));
+    assert_eq!(ask(&Control::Resume, T - 5), (None, T + 1, 0));
+    assert_eq!(ask(&pause, T - 5), (Some(T + 2), T + 1, 0));
+    assert_eq!(ask(&Control::Skip { count: 2 }, T), (Some(T + 2), T + 1, T));
+    assert_eq!(ask(&Control::Skip { count: 2 }, T).2, T + 1);
+    assert_eq!(ask(&Control::Skip { count: 2 }, T - 5).2, T + 2);
+}
+
+#[test]
+fn what_ran_up_to_now_is_not_early() {
+    let mut state = Some(State {
+        newest: T + 60_000,
+        ..known()
+    });
+    let what = Control::Rewind {
+        ran: [T - 1, T, T + 1].map(Occurrence).to_vec(),
+    };
+    let mut fx = Effects::default();
+    assert_eq!(
+        control(&mut state, &job(), &what, T * 1000, &mut fx),
+        Controlled::Done
+    );
+    let st = state.expect("a state");
+    assert_eq!((st.newest, st.early), (T, vec![Occurrence(T + 1)]));
+}
+
+#[test]
+fn keys_of_our_own_are_forgotten_in_their_last_moment() {
+    let kept = |age: i64| {
+        let mut st = known();
+        st.remember_trigger(&format!("{OWN_KEY}1"), Occurrence(T), T);
+        st.forget_triggers(T + age);
+        st.triggered.len()
+    };
+    assert_eq!(kept(OWN_KEYS_KEPT_MS - 1), 1);
+    assert_eq!(kept(OWN_KEYS_KEPT_MS), 0);
+}
+
+#[test]
+fn a_state_knows_its_runs_and_an_event_its_job() {
+    let c = asks(T);
+    let mut st = known();
+    st.open.push(entry(&c, T, 1, T));
+    assert_eq!(st.held_by(c.run).map(|o| o.occurrence.0), Some(T));
+    assert_eq!(st.held_by(RunId::random()), None);
+    st.open[0].again = Some(Again {
+        at: T,
+        trigger: Trigger::Retry,
+    });
+    assert_eq!(st.held_by(c.run), None);
+    assert_eq!(Event::Ended { job: job() }.job(), Some(&job()));
+    assert_eq!(Event::Drain.job(), None);
+    // What says nothing is not kept.
+    let text = serde_json::to_string(&known()).expect("JSON");
+    for absent in ["resumed", "skip_at", "off", "early", "triggers"] {
+        assert!(!text.contains(absent), "{text}");
+    }
+}
