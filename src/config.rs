@@ -3,6 +3,8 @@
 //! [`load`] reads the file twice over: as written (`raw`, each value by itself), then as checked (`check`, with
 //! defaults, contradictions and other files). Both add to one [`Report`], so that all problems come at once.
 
+#[cfg(test)]
+mod bounds;
 mod check;
 mod digest;
 mod expand;

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn environment(name: &str) -> Option<String> {
+pub(super) fn environment(name: &str) -> Option<String> {
     match name {
         "SECRET_URL" => Some("redis://:hunter2@host:0/0".into()),
         "HOST" => Some("redis.example".into()),

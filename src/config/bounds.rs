@@ -1,0 +1,123 @@
+//! The reader at its bounds: what is just long enough, and what else a wrong word may have meant.
+
+use super::{tests::environment, *};
+
+fn hints(text: &str) -> Vec<String> {
+    match parse(text, Path::new("jobs.toml"), &environment) {
+        Ok(_) => vec![],
+        Err(report) => {
+            let problems = report.problems().iter();
+            problems
+                .map(|p| p.hint.clone().unwrap_or_default())
+                .collect()
+        }
+    }
+}
+
+fn with(line: &str) -> String {
+    format!("[jobs.a]\ncommand = \"true\"\n{line}\n")
+}
+
+fn with_store(line: &str) -> String {
+    format!("[store]\n{line}\n")
+}
+
+#[track_caller]
+fn is_read(text: &str) {
+    assert_eq!(hints(text), [""; 0], "{text}");
+}
+
+#[track_caller]
+fn is_wrong(text: &str) {
+    assert_ne!(hints(text), [""; 0], "{text}");
+}
+
+#[test]
+fn what_is_just_allowed_is_allowed() {
+    let name = |n: usize| format!("[jobs.{}]\ncommand = \"true\"\n", "a".repeat(n));
+    is_read(&name(100));
+    is_wrong(&name(101));
+    let namespace = |n: usize| with_store(&format!("namespace = \"{}\"", "a".repeat(n)));
+    is_read(&namespace(100));
+    is_wrong(&namespace(101));
+    is_read(&with_store("timeout = \"10ms\""));
+    is_wrong(&with_store("timeout = \"9ms\""));
+    is_read(&with("output.keep = \"16MiB\""));
+    is_wrong(&with("output.keep = 16777217"));
+    let retry = |most: &str| {
+        with_store(&format!(
+            "retry = {{ interval = \"2s\", max_interval = \"{most}\" }}"
+        ))
+    };
+    is_read(&retry("2s"));
+    is_wrong(&retry("1999ms"));
+}
+
+/// What others call it, and what is written as others write it.
+#[test]
+fn each_hint_names_what_was_meant() {
+    for (line, hint) in [
+        ("tz = \"UTC\"", "did you mean `timezone`?"),
+        ("cwd = \"/\"", "did you mean `working_dir`?"),
+        ("workdir = \"/\"", "did you mean `working_dir`?"),
+        ("concurrency = 1", "did you mean `overlap`?"),
+        ("retries = 1", "did you mean `retry`?"),
+        ("timeout = \"5 millis\"", "write `ms` for milliseconds"),
+        ("timeout = \"5secs\"", "write `s` for seconds"),
+        ("timeout = \"5min\"", "write `m` for minutes"),
+        ("timeout = \"5 hours\"", "write `h` for hours"),
+        ("timeout = \"5days\"", "write `d` for days"),
+        ("timeout = \"5w\"", "there are no weeks here"),
+        ("output.keep = \"1.5MiB\"", "use whole numbers"),
+        ("schedule = \"* * X * *\"", "`L`, `LW`, `15W`, `?`"),
+        ("schedule = \"* * * * X\"", "`5L`, `5#2`, `?`"),
+        ("schedule = \"* * * * MONDAY\"", "did you mean `MON`?"),
+        (
+            "schedule = \"*/90 * * * *\"",
+            "for every 90 minutes write `@every 90m`",
+        ),
+        (
+            "schedule = \"* * 9-3 * *\"",
+            "a range that wraps is a list: `9-31,1-3`",
+        ),
+    ] {
+        let all = hints(&with(line));
+        assert!(
+            all.iter().any(|h| h.contains(hint)) && !all.is_empty(),
+            "{line}: {all:?}"
+        );
+    }
+    // A step that is one of a smaller field says nothing of seconds or minutes.
+    let all = hints(&with("schedule = \"* */30 * * *\""));
+    assert!(
+        !all.is_empty() && all.iter().all(|h| !h.contains("@every")),
+        "{all:?}"
+    );
+    is_read(&with("schedule = \"*/60 * * * *\""));
+    is_read(&with("schedule = \"* * 5-5 * *\""));
+    is_read(&with("schedule = \"* * * * FRI-SUN\""));
+    is_wrong(&with("schedule = \"* * * * 5-1\""));
+    for (line, hint) in [
+        ("password = \"x\"", "put the password into a file"),
+        ("url = \"valkey://a\"", "did you mean `redis:`?"),
+        ("url = \"tcp://a\"", "did you mean `redis:`?"),
+        ("url = \"valkeys://a\"", "did you mean `rediss:`?"),
+        ("url = \"tls://a\"", "did you mean `rediss:`?"),
+        ("url = \"unix:///a\"", "did you mean `redis+unix:`?"),
+        ("url = \"file:///a\"", "did you mean `sqlite:`?"),
+        ("url = \"sqlite3:a\"", "did you mean `sqlite:`?"),
+        ("url = \"sqlite:a\\u0000b\"", "use `sqlite:PATH`"),
+        ("url = \"://a\"", "use `sqlite:PATH`"),
+        ("url = \"/var/a b:c\"", "use `sqlite:PATH`"),
+    ] {
+        let all = hints(&with_store(line));
+        assert!(all.iter().any(|h| h.contains(hint)), "{line}: {all:?}");
+    }
+    assert_eq!(value::size("3GB").ok(), Some(3_000_000_000));
+    assert_eq!(duration("1h30m"), Ok(Duration::from_secs(5400)));
+    assert_eq!(
+        duration("5 m"),
+        Err("`5 m` is not a duration; write `m` for minutes, without blanks".to_owned())
+    );
+    assert_eq!(show_duration(Duration::from_secs(5400)), "1h30m");
+}
