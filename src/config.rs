@@ -178,8 +178,8 @@ pub struct Config {
     pub digest: String,
 }
 
-/// Also goes to the guards, which settle when the daemon is dead: through a pipe, secrets and all.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+/// Goes to the guards too, which settle when the daemon is dead: as a [`Handed`], secrets and all.
+#[derive(Debug, Clone, PartialEq)]
 pub struct Store {
     pub url: StoreUrl,
     /// Prefix of every key.
@@ -197,24 +197,81 @@ pub struct Store {
 }
 
 /// Shown and debugged without its password.
-#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq)]
 pub enum StoreUrl {
     /// Absolute; a relative path is taken from the directory of the configuration file.
     Sqlite(PathBuf),
     /// `redis://`, `rediss://` or `redis+unix://`, as written.
-    Redis(String),
+    Redis(Secret),
     /// `memory:`, for tests only: one process.
     Memory,
 }
 
-/// Prints as `[redacted]`.
-#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Secret(pub String);
+/// Whatever prints or serialises it gets `***`; only [`Secret::expose`] and [`Handed`] give the text itself.
+#[derive(Clone, PartialEq, Eq, Deserialize)]
+pub struct Secret(String);
+
+impl Secret {
+    pub fn new(text: impl Into<String>) -> Self {
+        Self(text.into())
+    }
+
+    /// The text itself: for the store, and for nothing that is shown.
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl std::fmt::Display for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("***")
+    }
+}
 
 impl std::fmt::Debug for Secret {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("[redacted]")
+        f.write_str("***")
     }
+}
+
+impl Serialize for Secret {
+    fn serialize<S: serde::Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        s.serialize_str("***")
+    }
+}
+
+/// A [`Store`] with its secrets, for the pipe to a guard. Field for field that of the name.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Store")]
+pub(crate) struct Handed {
+    #[serde(with = "HandedUrl")]
+    url: StoreUrl,
+    namespace: String,
+    username: Option<String>,
+    #[serde(serialize_with = "handed_password")]
+    password: Option<Secret>,
+    tls: Option<Tls>,
+    timeout: Duration,
+    pool_size: u32,
+    min_replicas: u32,
+    retry: StoreRetry,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "StoreUrl")]
+enum HandedUrl {
+    Sqlite(PathBuf),
+    Redis(#[serde(serialize_with = "handed_url")] Secret),
+    Memory,
+}
+
+fn handed_url<S: serde::Serializer>(url: &Secret, s: S) -> Result<S::Ok, S::Error> {
+    s.serialize_str(url.expose())
+}
+
+#[expect(clippy::ref_option, reason = "serde gives the field as it is")]
+fn handed_password<S: serde::Serializer>(p: &Option<Secret>, s: S) -> Result<S::Ok, S::Error> {
+    p.as_ref().map(Secret::expose).serialize(s)
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

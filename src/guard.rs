@@ -68,8 +68,9 @@ const KILL_AGAIN: (Duration, Duration) = (Duration::from_millis(2), Duration::fr
 /// The longest first line that is read.
 const LONGEST_SPEC: usize = 64 << 20;
 
-/// What to run: the first line the daemon sends.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+/// What to run: the first line the daemon sends. It holds variables of the command and the way to the store: not all of it
+/// is to be printed.
+#[derive(Clone, Serialize, Deserialize)]
 pub struct Spec {
     pub job: JobName,
     pub run_id: RunId,
@@ -98,6 +99,15 @@ pub struct Spec {
     /// Run it in our starter's place; see [`Transparent`].
     #[serde(default)]
     pub transparent: Option<Transparent>,
+}
+
+impl std::fmt::Debug for Spec {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Spec")
+            .field("job", &self.job)
+            .field("run_id", &self.run_id)
+            .finish_non_exhaustive()
+    }
 }
 
 /// What makes a command one that a shell could have started: descriptors, environment, session, process group and
@@ -267,11 +277,19 @@ pub struct Ended {
 
 /// What the guard of a dead daemon gives to `soloist __settle`, or a daemon that stops without the store having heard
 /// of an outcome, as JSON on descriptor 0 (a file, at its start).
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 pub struct HandOver {
     /// [`Spec::settle`].
     pub settle: serde_json::Value,
     pub end: Ended,
+}
+
+impl std::fmt::Debug for HandOver {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("HandOver")
+            .field("end", &self.end)
+            .finish_non_exhaustive()
+    }
 }
 
 impl HandOver {

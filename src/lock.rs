@@ -468,9 +468,10 @@ impl LockClient {
         };
         let id = uuid::Uuid::new_v4().simple().to_string();
         let backend: Box<dyn Backend> = match &store.url {
-            config::StoreUrl::Redis(url) => {
-                Box::new(redis::RedisLocks::open(url, store, &id, rooms.clone()).map_err(invalid)?)
-            }
+            config::StoreUrl::Redis(url) => Box::new(
+                redis::RedisLocks::open(url.expose(), store, &id, rooms.clone())
+                    .map_err(invalid)?,
+            ),
             config::StoreUrl::Sqlite(path) => Box::new(
                 sqlite::SqliteLocks::open(path, &store.namespace, &id, rooms.clone())
                     .map_err(invalid)?,

@@ -28,6 +28,7 @@ const AGAIN: (Duration, Duration) = (Duration::from_millis(100), Duration::from_
 /// What a daemon leaves its guards, in case it dies.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Legacy {
+    #[serde(with = "config::Handed")]
     pub store: config::Store,
     /// Complete but for how it ended.
     pub record: RunRecord,
@@ -64,6 +65,7 @@ impl Legacy {
 /// What `soloist exec` leaves its guard, in case it dies.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct LockLegacy {
+    #[serde(with = "config::Handed")]
     pub store: config::Store,
     /// Of the lock.
     pub key: String,
@@ -252,6 +254,19 @@ mod tests {
             let patience = legacy().patience(outcome);
             assert_eq!(patience > Duration::from_secs(3600), for_long, "{outcome}");
         }
+    }
+
+    #[test]
+    fn a_guard_gets_the_secrets_that_nothing_else_is_shown() {
+        let mut legacy = legacy();
+        legacy.store = config::Store::from_url("redis://me:hunter2@h").expect("a store");
+        legacy.store.password = Some(config::Secret::new("hunter3"));
+        let handed = serde_json::to_string(&legacy).expect("JSON");
+        let back: Legacy = serde_json::from_str(&handed).expect("a legacy");
+        assert_eq!(back.store, legacy.store);
+        assert!(!format!("{legacy:?}").contains("hunter"), "{legacy:?}");
+        let secret = serde_json::to_string(&legacy.store.password).expect("JSON");
+        assert_eq!(secret, "\"***\"");
     }
 
     #[test]

@@ -308,7 +308,7 @@ pub trait Store: Send + Sync + 'static {
 pub fn open(store: &config::Store) -> Result<Arc<dyn Store>, Error> {
     crate::store::redis::install_crypto();
     Ok(match &store.url {
-        config::StoreUrl::Redis(url) => Arc::new(redis::RedisStore::open(url, store)?),
+        config::StoreUrl::Redis(url) => Arc::new(redis::RedisStore::open(url.expose(), store)?),
         config::StoreUrl::Sqlite(path) => Arc::new(sqlite::SqliteStore::open(path)?),
         config::StoreUrl::Memory => Arc::new(memory::MemoryStore::new()),
     })

@@ -199,7 +199,7 @@ fn store(r: &mut Reader<'_>, raw: &raw::Store) -> Option<Store> {
         Some(match url.kind {
             Kind::Sqlite => StoreUrl::Sqlite(r.dir.join(url.text.strip_prefix("sqlite:")?)),
             Kind::Memory => StoreUrl::Memory,
-            Kind::Redis { .. } => StoreUrl::Redis(url.text),
+            Kind::Redis { .. } => StoreUrl::Redis(Secret::new(url.text)),
         })
     })?;
     let usual = Store::of(url);
@@ -320,7 +320,7 @@ fn password(r: &mut Reader<'_>, file: &At<String>) -> Option<Secret> {
             let line = text.strip_suffix('\n').unwrap_or(&text);
             let line = line.strip_suffix('\r').unwrap_or(line);
             if !line.is_empty() {
-                return Some(Secret(line.to_owned()));
+                return Some(Secret::new(line));
             }
             "the file is empty".into()
         }

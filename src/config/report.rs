@@ -11,6 +11,10 @@ use std::{
 };
 
 use annotate_snippets::{AnnotationKind, Group, Level, Origin, Renderer, Snippet};
+use toml::{
+    Spanned,
+    de::{DeTable, DeValue},
+};
 
 /// A longer line is not quoted: nobody could read it, and a report may hold very many.
 const LONGEST_QUOTE: usize = 2000;
@@ -401,13 +405,19 @@ impl<'a> Collector<'a> {
 /// The text with everything that looks like a secret replaced by `*`, byte for byte, so that places stay what
 /// they are. Works on any text, also on what is not TOML: an error must not print what it failed to read.
 ///
-/// Taken for a secret: what stands between `//` (or the first `:` of a word) and `@`, `pass=` in a URL, and the
-/// values of keys whose name contains `pass`, `secret`, `token` or `credential`, unless it ends in `file`.
+/// Taken for a secret: in a URL what stands before `@`, what stands after `?`, and a port that is no number; what stands
+/// between the first `:` of a word and `@`; what follows `pass=`; the values of keys whose name contains `pass`, `secret`,
+/// `token` or `credential`, unless it ends in `file`; all values of `env`; strings with escapes or of several lines.
 pub(super) fn mask(text: &str) -> String {
     let mut bytes = text.as_bytes().to_vec();
+    for (_, node) in DeTable::parse_recoverable(text).0.get_ref() {
+        mask_env(node, false, &mut bytes);
+    }
+    mask_strings(text, &mut bytes);
     for line in spans_of_lines(text) {
         mask_user_info(text, line.clone(), &mut bytes);
         mask_query(text, line.clone(), &mut bytes);
+        mask_env_of_line(text, line.clone(), &mut bytes);
     }
     mask_values(text, &mut bytes);
     // Whole characters are replaced by ASCII, so this cannot fail.
@@ -423,18 +433,79 @@ fn spans_of_lines(text: &str) -> impl Iterator<Item = Range<usize>> {
     })
 }
 
-/// `//y@z` up to the last `@` of the string, blanks and quotes included (wrong in a URL, but all the more in need
-/// of a mask), and `x:y@z` without blanks.
+/// Variables of commands, which may be anything: only TOML tells all places where they can stand.
+fn mask_env(node: &Spanned<DeValue<'_>>, variable: bool, bytes: &mut [u8]) {
+    match node.get_ref() {
+        DeValue::Table(table) => {
+            for (key, node) in table {
+                mask_env(node, variable || key.get_ref() == "env", bytes);
+            }
+        }
+        DeValue::Array(items) => {
+            for node in items {
+                mask_env(node, variable, bytes);
+            }
+        }
+        _ if variable => fill(bytes, node.span()),
+        _ => {}
+    }
+}
+
+/// The same where the text is not TOML: what follows the word `env` and `=` or `.` in its line.
+fn mask_env_of_line(text: &str, line: Range<usize>, bytes: &mut [u8]) {
+    let part = &text[line.clone()];
+    for (at, name) in part.match_indices("env") {
+        let rest = part[at + name.len()..].trim_start_matches(['"', '\'', ' ', '\t']);
+        let whole = !part[..at].ends_with(|c: char| c.is_ascii_alphanumeric() || c == '_');
+        if whole && rest.starts_with(['=', '.']) {
+            fill(bytes, line.end - rest.len() + 1..line.end);
+        }
+    }
+}
+
+/// Strings of several lines, and those with escapes, which hide what the characters are.
+fn mask_strings(text: &str, bytes: &mut [u8]) {
+    let mut from = 0;
+    while let Some(n) = text[from..].find(['"', '\'', '#']) {
+        let rest = &text[from + n..];
+        from += n;
+        if rest.starts_with('#') {
+            from += rest.find('\n').unwrap_or(rest.len());
+            continue;
+        }
+        let quote = ["\"\"\"", "'''", "\"", "'"]
+            .into_iter()
+            .find(|q| rest.starts_with(q))
+            .unwrap_or("\"");
+        let inner = &rest[quote.len()..];
+        let length = match quote.len() {
+            3 => inner.find(quote).unwrap_or(inner.len()),
+            _ => closing(inner, quote),
+        };
+        let string = &inner[..length];
+        from += quote.len();
+        if string.contains('\n') || quote.starts_with('"') && string.contains('\\') {
+            fill(bytes, from..from + length);
+        }
+        from += length;
+        from += text[from..]
+            .bytes()
+            .take(quote.len())
+            .take_while(|b| quote.as_bytes()[0] == *b)
+            .count();
+    }
+}
+
+/// The secrets of a URL, and `x:y@z` without blanks.
 fn mask_user_info(text: &str, line: Range<usize>, bytes: &mut [u8]) {
     let part = &text[line.clone()];
     for (at, slashes) in part.match_indices("://") {
         let start = at + slashes.len();
-        let end = match part[..at].rfind(['"', '\'']) {
-            Some(open) => start + closing(&part[start..], &part[open..=open]),
-            None => part.len(),
-        };
-        if let Some(n) = part[start..end].rfind('@') {
-            fill(bytes, line.start + start..line.start + start + n);
+        for secret in secrets(&part[start..]) {
+            fill(
+                bytes,
+                line.start + start + secret.start..line.start + start + secret.end,
+            );
         }
     }
     let mut from = 0;
@@ -455,12 +526,34 @@ fn mask_user_info(text: &str, line: Range<usize>, bytes: &mut [u8]) {
     }
 }
 
+/// Of a URL from behind its `//`, with the rest of its line: a password may hold what would end the string, and then the
+/// string may end anywhere.
+fn secrets(url: &str) -> Vec<Range<usize>> {
+    let place = url.rfind('@').map_or(0, |at| at + 1);
+    let mut found = Vec::new();
+    found.push(0..place.saturating_sub(1));
+    let end = |from: usize, stop: &[char]| url[from..].find(stop).map_or(url.len(), |n| from + n);
+    let host_end = end(place, &['/', '?', '#', '"', '\'', ' ', ',', '\n', '\r']);
+    if let Some(colon) = url[place..host_end].rfind(':').map(|n| place + n) {
+        let port = &url[colon + 1..host_end];
+        if !port.ends_with(']') && (port.is_empty() || !port.bytes().all(|b| b.is_ascii_digit())) {
+            // Most likely a password whose host is missing.
+            found.push(colon + 1..url.len());
+        }
+    }
+    found.extend(url.find('?').map(|n| n + 1..url.len()));
+    if url.contains('\\') {
+        found.push(0..url.len());
+    }
+    found
+}
+
 fn mask_query(text: &str, line: Range<usize>, bytes: &mut [u8]) {
     let part = &text[line.clone()];
     for (at, name) in part.match_indices("pass=") {
         let start = at + name.len();
         let end = part[start..]
-            .find(['"', '\'', '&', '\n'])
+            .find(['"', '\'', '\n'])
             .map_or(part.len(), |n| start + n);
         fill(bytes, line.start + start..line.start + end);
     }

@@ -283,13 +283,13 @@ timezone = "UTC"
     let store = &config.store;
     assert_eq!(
         store.url,
-        StoreUrl::Redis("rediss://redis.example:6380/1".into())
+        StoreUrl::Redis(Secret::new("rediss://redis.example:6380/1"))
     );
     assert_eq!(
         (store.namespace.as_str(), store.username.as_deref()),
         ("prod:eu", Some("cron"))
     );
-    assert_eq!(store.password, Some(Secret("hunter2".into())));
+    assert_eq!(store.password, Some(Secret::new("hunter2")));
     let tls = Tls {
         ca: Some(dir.path().join("ca.pem")),
         cert: Some(dir.path().join("cert.pem")),
@@ -999,7 +999,7 @@ fn places_inside_a_string_are_found_unless_it_has_escapes() {
 #[test]
 fn variables_are_expanded_in_store_strings_only() {
     let url = |text: &str| match good(&with_store(&format!("url = '{text}'"))).store.url {
-        StoreUrl::Redis(url) => url,
+        StoreUrl::Redis(url) => url.expose().to_owned(),
         other => panic!("{other}"),
     };
     assert_eq!(url("redis://${HOST}:6379"), "redis://redis.example:6379");
@@ -1082,8 +1082,137 @@ fn no_password_is_shown_whatever_goes_wrong() {
     )
     .unwrap();
     assert!(!format!("{good:?}").contains("hunter2"), "{good:?}");
-    assert_eq!(good.store.password.unwrap().0, "hunter2");
+    assert_eq!(good.store.password.unwrap().expose(), "hunter2");
 }
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(500))]
+
+    /// Whatever characters it has, wherever it stands, and whatever else is wrong with the file.
+    #[test]
+    fn no_piece_of_a_password_is_shown(
+        pieces in prop::collection::vec("[A-Za-z0-9]{8}", 2..4),
+        between in prop::collection::vec(prop::sample::select(HOSTILE.as_slice()), 4),
+        encoded in any::<bool>(),
+        url in prop::sample::select(URLS.as_slice()),
+        quotes in prop::sample::select(["\"", "'", "\"\"\"", "'''"].as_slice()),
+        escaped in any::<bool>(),
+        file in prop::sample::select(FILES.as_slice()),
+    ) {
+        let mut password = String::new();
+        for (piece, between) in pieces.iter().zip(&between) {
+            password.push_str(between);
+            password.push_str(piece);
+        }
+        password.push_str(between.last().unwrap());
+        if encoded {
+            password = password.bytes().fold(String::new(), |mut out, b| {
+                match b.is_ascii_alphanumeric() {
+                    true => out.push(char::from(b)),
+                    false => write!(out, "%{b:02X}").unwrap(),
+                }
+                out
+            });
+        }
+        if url.ends_with(":P") {
+            // Else what follows is a host.
+            password = password.replace('@', "");
+        }
+        let url = url.replace('P', &password);
+        let alone = Store::from_url(&url);
+        let mut all = format!("{alone:?}");
+        if let Ok(store) = &alone {
+            all += &store.url.to_string();
+            if let StoreUrl::Redis(url) = &store.url {
+                all += &serde_json::to_string(url).unwrap();
+                if let Err(e) = crate::LockClient::with_config(store) {
+                    all += &format!("{e} {e:?}");
+                }
+            }
+        }
+        let mut value = url.replace("${", "$${");
+        if quotes == "'" {
+            value = value.replace('\n', "");
+        }
+        if quotes.starts_with('"') {
+            value = value.replace('\\', "\\\\").replace('"', "\\\"");
+            if quotes.len() == 1 {
+                value = value.replace('\n', "\\n").replace('\t', "\\t");
+            }
+            if escaped {
+                value = value.replace('@', "\\u0040").replace('?', "\\x3f").replace("//", "/\\u002F");
+            }
+        }
+        let text = file
+            .replace("URL", &format!("{quotes}{value}{quotes}"))
+            .replace("OPEN", &format!("{quotes}{value}"));
+        match read(&text) {
+            Ok(config) => all += &format!("{config:?} {}", config.digest),
+            Err(report) => all += &format!(
+                "{report} {report:?} {}",
+                serde_json::to_string(report.problems()).unwrap()
+            ),
+        }
+        for piece in &pieces {
+            prop_assert!(!all.contains(piece.as_str()), "{piece}\n{text}\n{all}");
+        }
+    }
+}
+
+const HOSTILE: [&str; 25] = [
+    "",
+    "@",
+    "?",
+    "#",
+    "&",
+    "=",
+    ":",
+    "/",
+    "\\",
+    "\"",
+    "'",
+    " ",
+    "%",
+    "$",
+    "{",
+    "}",
+    ",",
+    "\n",
+    "\t",
+    "+",
+    ";",
+    "[",
+    "]",
+    "\u{fc}",
+    "&user=a@b",
+];
+
+const URLS: [&str; 12] = [
+    "redis://:P@host:6379/0",
+    "rediss://me:P@host",
+    "redis://P@host",
+    "redis://me:P",
+    "redis://me:P@host:99999/x",
+    "redis://host/0?pass=P",
+    "redis://host/0?protocol=P",
+    "redis+unix:///s?pass=P",
+    "redis+unix:///s?pass=P&user=a@b",
+    "redis+unix:///s?db=1&user=me&pass=P",
+    "redis+unix:///s?pw=P",
+    "reds://me:P@host",
+];
+
+const FILES: [&str; 9] = [
+    "store.url = URL",
+    "[store]\nurl = URL\ntimeout = 1\n",
+    "[store]\nurl = URL # ]\ntimout = '1s'\n",
+    "[store]\nurl = URL x\n",
+    "store = { url = URL, timeout = 1 }\n",
+    "[store]\nurl = OPEN\ntimeout = 1",
+    "[store]\nurl = [URL]\n",
+    "[store]\nurl = URL\nurl = URL\nusername = 'x'\npassword_file = 'y'\n",
+    "[jobs.a]\ncommand = 'x'\nenv = { DB = URL, N = 1 }\n",
+];
 
 #[test]
 fn a_credential_of_systemd_comes_before_a_file_beside_the_configuration() {
@@ -1096,7 +1225,7 @@ fn a_credential_of_systemd_comes_before_a_file_beside_the_configuration() {
     let env = |name: &str| (name == "CREDENTIALS_DIRECTORY").then(|| place.clone());
     let password = || {
         parse(&text, &path, &env)
-            .map(|c| c.store.password.unwrap().0)
+            .map(|c| c.store.password.unwrap().expose().to_owned())
             .unwrap()
     };
     assert_eq!(password(), "beside");

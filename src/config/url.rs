@@ -43,7 +43,7 @@ impl super::Store {
                     format!("there is no working directory ({e}); give an absolute path")
                 })?)
             }
-            Kind::Redis { .. } => StoreUrl::Redis(text.to_owned()),
+            Kind::Redis { .. } => StoreUrl::Redis(super::Secret::new(text)),
             Kind::Memory => StoreUrl::Memory,
         }))
     }
@@ -308,12 +308,12 @@ fn parameters(query: &str, at: usize, known: &[&str]) -> Result<(), Error> {
     Ok(())
 }
 
-/// As written, with `***` for the password.
+/// As written, with `***` for what may be secret.
 impl fmt::Display for StoreUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Sqlite(path) => write!(f, "sqlite:{}", path.display()),
-            Self::Redis(url) => f.write_str(&redact(url)),
+            Self::Redis(url) => f.write_str(&shown(url.expose())),
             Self::Memory => f.write_str("memory:"),
         }
     }
@@ -326,35 +326,52 @@ impl fmt::Debug for StoreUrl {
     }
 }
 
-fn redact(url: &str) -> String {
-    let (head, query) = match url.rfind('?') {
-        Some(n) if !url[n..].contains('@') => url.split_at(n),
-        _ => (url, ""),
+/// The one place that makes a URL of Redis fit to be shown. It does not take secrets out: it puts together what is
+/// known to be none, so that a form that nobody has thought of shows too little.
+fn shown(url: &str) -> String {
+    let Some((scheme, rest)) = url.split_once("://").filter(|(s, _)| SCHEMES.contains(s)) else {
+        return "***".to_owned();
     };
-    let start = head.find("//").map_or(0, |n| n + 2);
-    let mut out = String::from(&head[..start]);
-    match head[start..].rfind('@') {
-        Some(at) => {
-            let info = &head[start..start + at];
-            match info.split_once(':') {
-                Some((user, _)) => out.push_str(&format!("{user}:***")),
-                None => out.push_str(info),
+    let mut out = format!("{scheme}://");
+    let rest = match rest.rfind('@') {
+        Some(at) if scheme != "redis+unix" => {
+            // A name without a password is most likely a password.
+            match rest[..at].split_once(':') {
+                Some((user, _)) => out.push_str(&format!("{}:***", user_shown(user))),
+                None => out.push_str("***"),
             }
-            out.push_str(&head[start + at..]);
+            &rest[at..]
         }
-        None => out.push_str(&head[start..]),
-    }
-    for (n, parameter) in query.split('&').enumerate() {
-        if n > 0 {
-            out.push('&');
-        }
-        match parameter.trim_start_matches('?').strip_prefix("pass=") {
-            Some(_) if n == 0 => out.push_str("?pass=***"),
-            Some(_) => out.push_str("pass=***"),
-            None => out.push_str(parameter),
+        _ => rest,
+    };
+    let end = rest.find(['?', '#']).unwrap_or(rest.len());
+    out.push_str(&rest[..end]);
+    let query = rest[end..].strip_prefix('?').unwrap_or_default();
+    let has_password = query.split('&').any(|p| p.starts_with("pass="));
+    for (n, parameter) in query.split('&').filter(|_| !query.is_empty()).enumerate() {
+        out.push(if n == 0 { '?' } else { '&' });
+        match parameter.split_once('=') {
+            Some(("db", _)) | Some(("protocol", _)) if plain(parameter) => out.push_str(parameter),
+            Some(("user", user)) if has_password => {
+                out.push_str(&format!("user={}", user_shown(user)))
+            }
+            Some((name @ ("db" | "protocol" | "user" | "pass"), _)) => {
+                out.push_str(&format!("{name}=***"))
+            }
+            _ => out.push_str("***"),
         }
     }
     out
+}
+
+/// With other characters it may be a password in the wrong place.
+fn user_shown(user: &str) -> &str {
+    if plain(user) { user } else { "***" }
+}
+
+fn plain(text: &str) -> bool {
+    text.bytes()
+        .all(|b| b.is_ascii_alphanumeric() || b"-_.=".contains(&b))
 }
 
 #[cfg(test)]
@@ -510,9 +527,31 @@ mod tests {
                 "redis+unix:///s?db=1&pass=***&user=me",
             ),
             ("redis://host", "redis://host"),
+            ("rediss://hunter2@host:1/2", "rediss://***@host:1/2"),
+            ("redis://a/hunter2:pw@host", "redis://***:***@host"),
+            ("redis+unix:///s?pass=hun@ter2", "redis+unix:///s?pass=***"),
+            (
+                "redis+unix:///s?db=1&pass=hun?ter2#x",
+                "redis+unix:///s?db=1&pass=***",
+            ),
+            (
+                "redis+unix:///s?pass=hunter2&user=a@b",
+                "redis+unix:///s?pass=***&user=***",
+            ),
+            (
+                "redis+unix:///s?user=hunter2&db=hun@ter2",
+                "redis+unix:///s?user=***&db=***",
+            ),
+            (
+                "redis+unix:///s?hunter2&pass=hun&ter2",
+                "redis+unix:///s?***&pass=***&***",
+            ),
+            ("redis+unix:///run/a@b?db=1", "redis+unix:///run/a@b?db=1"),
+            ("hunter2", "***"),
+            ("hunter2://host", "***"),
         ];
         for (url, shown) in cases {
-            let url = StoreUrl::Redis(url.into());
+            let url = StoreUrl::Redis(crate::config::Secret::new(url));
             assert_eq!(url.to_string(), shown);
             assert_eq!(format!("{url:?}"), format!("StoreUrl({shown})"));
         }

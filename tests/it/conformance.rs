@@ -2880,7 +2880,7 @@ async fn redis_needs_few_permissions_and_names_the_missing() {
     server.command::<()>(&rules.split_whitespace().collect::<Vec<_>>());
     let mut c = settings(&server.url());
     c.username = Some("soloist".to_owned());
-    c.password = Some(soloist::config::Secret("secret".to_owned()));
+    c.password = Some(soloist::config::Secret::new("secret"));
     let s = soloist::store::redis::RedisStore::open(&server.url(), &c).unwrap();
     let (now, inc) = self::now(&s).await;
     let _ = register(&s, registration("backup", Some(&inc))).await;
@@ -2901,7 +2901,7 @@ async fn redis_needs_few_permissions_and_names_the_missing() {
     let e = s.observe(&[]).await.unwrap_err();
     assert!(matches!(e, Error::Refused { .. }), "{e}");
     assert!(e.to_string().contains("evalsha"), "{e}");
-    c.password = Some(soloist::config::Secret("wrong".to_owned()));
+    c.password = Some(soloist::config::Secret::new("wrong"));
     let s = soloist::store::redis::RedisStore::open(&server.url(), &c).unwrap();
     let e = s.observe(&[]).await.unwrap_err();
     assert!(e.to_string().to_lowercase().contains("password"), "{e}");

@@ -991,3 +991,116 @@ fn another_definition_of_a_job_is_shown_and_each_occurrence_still_runs_once() {
         .expect("a record");
     assert!(newest > 0);
 }
+
+#[test]
+fn no_password_is_printed_whatever_characters_it_has() {
+    const PASSWORD: &str = "hunter2@b?c=d:e/f&user=x@y hunter2";
+    let encoded: String = PASSWORD.bytes().fold(String::new(), |out, b| match b {
+        // These may stand in a query as they are.
+        b'@' | b'?' | b':' | b'/' => out + &char::from(b).to_string(),
+        b if b.is_ascii_alphanumeric() => out + &char::from(b).to_string(),
+        b => out + &format!("%{b:02X}"),
+    });
+    let server = RedisServer::start();
+    let rule = format!(">{PASSWORD}");
+    for user in ["plain", "a@b"] {
+        let rules = ["ACL", "SETUSER", user, "on", &rule, "~*", "&*", "+@all"];
+        server.command::<()>(&rules);
+    }
+    let socket = server.socket();
+    let urls = [
+        format!("?pass={encoded}&user=plain"),
+        format!("?user=plain&pass={encoded}"),
+        format!("?pass={encoded}&user=a@b"),
+        format!("?db=0&user=a@b&pass={encoded}"),
+    ]
+    .map(|query| format!("redis+unix://{}{query}", socket.display()));
+    let site = Site::new();
+    let run = |words: &[&str], url: &str, status: i32| {
+        let o = Command::new(env!("CARGO_BIN_EXE_soloist"))
+            .args(words)
+            .current_dir(site.0.path())
+            .env_remove("SOLOIST_CONFIG")
+            .env("SOLOIST_LOG", "trace")
+            .env("SOLOIST_STORE_URL", url)
+            .stdin(Stdio::null())
+            .output()
+            .expect("soloist starts");
+        let all = format!(
+            "{}{}",
+            String::from_utf8_lossy(&o.stdout),
+            String::from_utf8_lossy(&o.stderr)
+        );
+        assert!(!all.contains("hunter2"), "{words:?} {url}\n{all}");
+        assert_eq!(o.status.code(), Some(status), "{words:?} {url}\n{all}");
+        all
+    };
+    for url in &urls {
+        let absent = url.replace("redis.sock", "none.sock");
+        let wrong = url.replace("hunter2@", "hunter2-");
+        for (url, status) in [(url, 0), (&absent, 69), (&wrong, 69)] {
+            site.configure(&format!("url = '{url}'\nretry = {{ attempts = 0 }}"));
+            run(&["check"], "", 0);
+            run(&["check", "--json"], "", 0);
+            run(&["status"], "", status);
+            run(&["status", "--json"], "", status);
+            run(&["exec", "--lock", "a", "--", "true"], url, status);
+        }
+        site.file(
+            "jobs.toml",
+            &format!("[store]\nurl = '{url}'\ntimeout = 1\n"),
+        );
+        run(&["check"], "", 78);
+        run(&["check", "--json"], "", 78);
+        run(
+            &["exec", "--lock", "a", "--", "true"],
+            &format!("{url}&x=1"),
+            64,
+        );
+        // The start line, and whatever else a daemon says.
+        site.configure(&format!("url = '{url}'"));
+        let log = site.0.path().join("log");
+        let mut daemon = Command::new(env!("CARGO_BIN_EXE_soloist"))
+            .arg("run")
+            .current_dir(site.0.path())
+            .env("SOLOIST_LOG", "trace")
+            .stdin(Stdio::null())
+            .stderr(std::fs::File::create(&log).expect("a log"))
+            .spawn()
+            .expect("soloist starts");
+        let text = || std::fs::read_to_string(&log).unwrap_or_default();
+        wait_until("the daemon has met the store", GENEROUS, || {
+            text().contains("redis+unix://") && run(&["status"], "", 0).contains("backup")
+        });
+        crate::support::process::signal(daemon.id(), rustix::process::Signal::TERM);
+        let _ = daemon.wait();
+        assert!(!text().contains("hunter2"), "{}", text());
+    }
+}
+
+/// Answers whatever it is asked as a server without HELLO does, which repeats what it was told.
+#[test]
+fn a_server_that_repeats_the_password_is_not_quoted() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("an address").port();
+    std::thread::spawn(move || {
+        use std::io::{Read, Write};
+        for mut peer in listener.incoming().flatten() {
+            std::thread::spawn(move || {
+                let mut asked = [0; 4096];
+                while let Ok(n @ 1..) = peer.read(&mut asked) {
+                    let commands = asked[..n].iter().filter(|b| **b == b'*').count();
+                    let answer = format!(
+                        "-ERR unknown command 'HELLO', with args beginning with: '3' 'AUTH' 'default' '{SECRET}' \r\n"
+                    );
+                    let _ = peer.write_all(answer.repeat(commands).as_bytes());
+                }
+            });
+        }
+    });
+    let site = Site::new();
+    let text = site.failure(&format!(
+        "url = 'redis://:{SECRET}@127.0.0.1:{port}?protocol=resp3'"
+    ));
+    assert!(text.contains("unknown command"), "{text}");
+}

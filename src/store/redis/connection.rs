@@ -50,6 +50,8 @@ pub(crate) struct Client {
     client: redis::Client,
     /// The URL without its password: the one name of a store, wherever it is shown.
     pub(crate) address: String,
+    /// What the server was told, and may repeat in an error.
+    password: Option<config::Secret>,
     pub(crate) timeout: Duration,
     /// Why the last connection could not be made: bb8 itself only says that time ran out.
     failure: Arc<Mutex<Option<Error>>>,
@@ -68,17 +70,23 @@ impl std::fmt::Debug for Client {
 impl Client {
     pub(crate) fn new(url: &str, c: &config::Store) -> Result<Self, Error> {
         let refuse = |address: String, reason: String| Error::Refused { address, reason };
-        let address = config::StoreUrl::Redis(url.to_owned()).to_string();
-        let info = url
-            .into_connection_info()
-            .map_err(|e| refuse(address.clone(), e.to_string()))?;
+        let address = config::StoreUrl::Redis(config::Secret::new(url)).to_string();
+        // An error's detail is a piece of the URL.
+        let info = url.into_connection_info().map_err(|e| {
+            let mut reason = e.to_string();
+            if let Some(detail) = e.detail() {
+                reason = reason.replace(detail, "***");
+            }
+            refuse(address.clone(), reason)
+        })?;
         let mut settings = info.redis_settings().clone();
         if let Some(user) = &c.username {
             settings = settings.set_username(user);
         }
         if let Some(password) = &c.password {
-            settings = settings.set_password(&password.0);
+            settings = settings.set_password(password.expose());
         }
+        let password = settings.password().map(config::Secret::new);
         let tcp = TcpSettings::default()
             .set_nodelay(true)
             .set_keepalive(
@@ -101,9 +109,10 @@ impl Client {
                     let pem = file(p)?;
                     match rustls::pki_types::CertificateDer::pem_slice_iter(&pem).next() {
                         Some(Ok(_)) => Ok(pem),
-                        Some(Err(e)) => Err(refuse(
+                        // Not why: the error quotes the line, which may belong to a key.
+                        Some(Err(_)) => Err(refuse(
                             address.clone(),
-                            format!("{} is no PEM file: {e}", p.display()),
+                            format!("{} is no PEM file", p.display()),
                         )),
                         None => Err(refuse(
                             address.clone(),
@@ -132,6 +141,7 @@ impl Client {
         Ok(Self {
             client,
             address,
+            password,
             timeout: c.timeout,
             failure: Arc::default(),
             failed: Arc::default(),
@@ -184,9 +194,11 @@ impl Client {
     pub(crate) fn error(&self, e: &RedisError) -> Error {
         // What is no Redis server is quoted in lines.
         let (address, text) = (self.address.clone(), e.to_string());
-        let mut reason = text.lines().next().unwrap_or_default().to_owned();
+        let reason = text.lines().next().unwrap_or_default();
         let code = code(e);
-        if let Some(what_to_do) = advice(e.kind(), code, &reason) {
+        let what_to_do = advice(e.kind(), code, reason);
+        let mut reason = self.without_password(reason);
+        if let Some(what_to_do) = what_to_do {
             reason = format!("{what_to_do} ({reason})");
         }
         // Whatever may pass by itself: the network, a server that starts, fails over, or runs a long script.
@@ -195,6 +207,16 @@ impl Client {
             Error::Unreachable { address, reason }
         } else {
             Error::Refused { address, reason }
+        }
+    }
+
+    /// A server without HELLO, or a proxy, repeats what it was told: `unknown command 'HELLO', with args beginning with: ...`.
+    fn without_password(&self, text: &str) -> String {
+        let end = text.find("with args beginning with").unwrap_or(text.len());
+        let text = text[..end].trim_end_matches([' ', ',']);
+        match self.password.as_ref().map(config::Secret::expose) {
+            Some(password) if !password.is_empty() => text.replace(password, "***"),
+            _ => text.to_owned(),
         }
     }
 

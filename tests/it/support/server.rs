@@ -207,7 +207,7 @@ pub fn free_port() -> u16 {
 /// A patient client of it that does not try again by itself.
 pub fn settings(url: &str) -> config::Store {
     config::Store {
-        url: config::StoreUrl::Redis(url.to_owned()),
+        url: config::StoreUrl::Redis(config::Secret::new(url)),
         namespace: "soloist".to_owned(),
         username: None,
         password: None,
