@@ -346,28 +346,37 @@ mod tests {
             (PREPARE_MS + 10, 0, NOON - PREPARE_MS),
             (PREPARE_MS - 10, 1, NOON),
         ] {
-            let job = job("schedule = \"@every 1h\"");
-            let mut d = dispatcher(NOON - before);
-            let (asked, mut prepared) = mpsc::unbounded_channel();
-            d.prepare = Box::new(move |job: &JobName, run| drop(asked.send((job.clone(), run))));
-            d.elector.set_job(job.clone());
-            let fleet = d.elector.store.heartbeat(None).await.expect("a reply");
-            let epoch = Epoch {
-                inc: fleet.inc,
-                id: fleet.value.id,
-                born: fleet.value.born,
-                open: true,
-                quarantine: Duration::ZERO,
-                first_seen: Boottime::now(),
-            };
-            assert_eq!(d.elector.enrol(&epoch).await.expect("an answer"), 0);
-            d.take(Plan::From(job.clone(), Occurrence(NOON - 1000)));
-            d.advance();
-            d.advance();
-            assert_eq!(d.wake_at(), Some(wake), "{before} ms before");
-            let prepared: Vec<_> = std::iter::from_fn(|| prepared.try_recv().ok()).collect();
-            assert_eq!(prepared.len(), expected, "{before} ms before");
-            assert!(prepared.iter().all(|(name, _)| *name == job.name));
+            // Again where this took so long that another moment came.
+            loop {
+                let job = job("schedule = \"@every 1h\"");
+                let mut d = dispatcher(NOON - before);
+                let (asked, mut prepared) = mpsc::unbounded_channel();
+                d.prepare =
+                    Box::new(move |job: &JobName, run| drop(asked.send((job.clone(), run))));
+                d.elector.set_job(job.clone());
+                let fleet = d.elector.store.heartbeat(None).await.expect("a reply");
+                let epoch = Epoch {
+                    inc: fleet.inc,
+                    id: fleet.value.id,
+                    born: fleet.value.born,
+                    open: true,
+                    quarantine: Duration::ZERO,
+                    first_seen: Boottime::now(),
+                };
+                assert_eq!(d.elector.enrol(&epoch).await.expect("an answer"), 0);
+                d.take(Plan::From(job.clone(), Occurrence(NOON - 1000)));
+                d.advance();
+                d.advance();
+                let now = d.clock.now_us().expect("a time") / 1000;
+                if now >= NOON - before + 10 {
+                    continue;
+                }
+                assert_eq!(d.wake_at(), Some(wake), "{before} ms before");
+                let prepared: Vec<_> = std::iter::from_fn(|| prepared.try_recv().ok()).collect();
+                assert_eq!(prepared.len(), expected, "{before} ms before");
+                assert!(prepared.iter().all(|(name, _)| *name == job.name));
+                break;
+            }
         }
     }
 
