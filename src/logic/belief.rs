@@ -472,6 +472,37 @@ mod tests {
     }
 
     /// Hosts whose clocks are right, some seconds off, or wrong in one of two ways.
+    #[test]
+    fn a_host_that_is_far_from_both_is_no_witness_and_one_between_them_is_one_for_both() {
+        let jumped = |by: i64, walls: &[i64]| {
+            let mut b = believed(0);
+            assert_eq!(
+                b.sample(shown(1000, by * 1000)),
+                Sampled::Doubted(by * 1000)
+            );
+            let early = b.vote(walls, at(1001));
+            let late = b.vote(walls, at(1000) + PROBATION);
+            (early.is_some(), late.is_some())
+        };
+        let hour = 3_600_000;
+        assert_eq!(jumped(hour, &[10 * hour]), (false, true));
+        assert_eq!(jumped(hour, &[0]), (true, false));
+        // One near each: it lasts. The limit is near.
+        assert_eq!(jumped(-15_000, &[0, 15_000]), (false, true));
+        assert_eq!(jumped(-15_000, &[10_000, 14_000]), (false, true));
+        assert_eq!(jumped(-15_000, &[10_001, 14_000]), (false, false));
+    }
+
+    #[test]
+    fn a_request_is_in_doubt_beyond_the_slack_or_the_longest_way() {
+        let all = [-1001, -1000, 0, 10_000, 10_001].map(|ahead| in_doubt(5000, 5000 + ahead));
+        assert_eq!(all, [true, false, false, false, true]);
+        assert!(
+            in_words(3_600_000_000).starts_with("the store's clock is 3600.0s ahead of the time")
+        );
+        assert!(in_words(-1_500_000).starts_with("the store's clock is 1.5s behind the time"));
+    }
+
     fn hosts() -> impl Strategy<Value = Vec<i64>> {
         let one = (
             prop::sample::select(vec![0, 15_000, HOUR / 1000]),
