@@ -534,9 +534,14 @@ fn secrets(url: &str) -> Vec<Range<usize>> {
     found.push(0..place.saturating_sub(1));
     let end = |from: usize, stop: &[char]| url[from..].find(stop).map_or(url.len(), |n| from + n);
     let host_end = end(place, &['/', '?', '#', '"', '\'', ' ', ',', '\n', '\r']);
-    if let Some(colon) = url[place..host_end].rfind(':').map(|n| place + n) {
+    // Behind the brackets of an IPv6 address.
+    let host = match url[place..host_end].rfind(']') {
+        Some(n) if url[place..].starts_with('[') => place + n,
+        _ => place,
+    };
+    if let Some(colon) = url[host..host_end].find(':').map(|n| host + n) {
         let port = &url[colon + 1..host_end];
-        if !port.ends_with(']') && (port.is_empty() || !port.bytes().all(|b| b.is_ascii_digit())) {
+        if port.is_empty() || !port.bytes().all(|b| b.is_ascii_digit()) {
             // Most likely a password whose host is missing.
             found.push(colon + 1..url.len());
         }

@@ -337,8 +337,10 @@ fn shown(url: &str) -> String {
         Some(at) if scheme != "redis+unix" => {
             // A name without a password is most likely a password.
             match rest[..at].split_once(':') {
-                Some((user, _)) => out.push_str(&format!("{}:***", user_shown(user))),
-                None => out.push_str("***"),
+                Some((user, password)) if !password.is_empty() => {
+                    out.push_str(&format!("{}:***", user_shown(user)));
+                }
+                _ => out.push_str("***"),
             }
             &rest[at..]
         }
@@ -351,7 +353,8 @@ fn shown(url: &str) -> String {
     for (n, parameter) in query.split('&').filter(|_| !query.is_empty()).enumerate() {
         out.push(if n == 0 { '?' } else { '&' });
         match parameter.split_once('=') {
-            Some(("db", _)) | Some(("protocol", _)) if plain(parameter) => out.push_str(parameter),
+            Some(("db", value)) if value.parse::<u16>().is_ok() => out.push_str(parameter),
+            Some(("protocol", "2" | "3" | "resp2" | "resp3")) => out.push_str(parameter),
             Some(("user", user)) if has_password => {
                 out.push_str(&format!("user={}", user_shown(user)))
             }
@@ -371,7 +374,7 @@ fn user_shown(user: &str) -> &str {
 
 fn plain(text: &str) -> bool {
     text.bytes()
-        .all(|b| b.is_ascii_alphanumeric() || b"-_.=".contains(&b))
+        .all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
 }
 
 #[cfg(test)]
