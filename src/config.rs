@@ -174,6 +174,8 @@ pub struct Config {
     pub limits: Limits,
     /// By name.
     pub jobs: BTreeMap<JobName, Arc<Job>>,
+    /// The environment variables that `[store]` expands: they are not for commands.
+    pub store_variables: Arc<[String]>,
     /// Digest of all that the file says, after defaults: instances with the same one agree (16 hex digits).
     pub digest: String,
 }
@@ -321,6 +323,8 @@ pub struct Job {
     pub command: Command,
     /// `env` and `env_file` of the job and of the defaults together.
     pub env: Arc<BTreeMap<String, String>>,
+    /// Variables of the daemon that the command gets although they would be held back.
+    pub pass_env: Arc<[String]>,
     /// Absolute; a relative path is taken from the directory of the configuration file.
     pub working_dir: Option<Arc<Path>>,
     pub user: Option<Arc<str>>,

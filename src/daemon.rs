@@ -78,6 +78,7 @@ pub async fn run(o: Options) -> anyhow::Result<()> {
     let clock = Arc::new(StoreClock::default());
     store.believe(clock.clone());
     let runner = Runner::new().context("cannot become the subreaper of the commands")?;
+    let runner = runner.hiding(o.config.store_variables.clone());
     sweep().await;
 
     let stop = CancellationToken::new();

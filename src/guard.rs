@@ -77,7 +77,8 @@ pub struct Spec {
     /// Program and arguments, run as they stand.
     pub argv: Vec<String>,
     /// Set in addition to the daemon's environment, of which all is inherited but what is for the daemon alone
-    /// (systemd's notification, watchdog, socket and credential variables, and `SOLOIST_STORE*`).
+    /// (systemd's notification, watchdog, socket and credential variables, `SOLOIST_STORE*`, and what
+    /// [`Runner::hiding`](crate::runner::Runner::hiding) names). With a user it is set in addition to what a login gives.
     pub env: Vec<(String, String)>,
     pub working_dir: Option<PathBuf>,
     pub user: Option<String>,
@@ -143,10 +144,11 @@ impl Spec {
             config::Command::Shell(text) => vec!["/bin/sh".into(), "-c".into(), text.clone()],
         };
         let mut env: Vec<(String, String)> = job
-            .env
+            .pass_env
             .iter()
-            .map(|(n, v)| (n.clone(), v.clone()))
+            .filter_map(|name| Some((name.clone(), std::env::var(name).ok()?)))
             .collect();
+        env.extend(job.env.iter().map(|(n, v)| (n.clone(), v.clone())));
         env.extend(
             [
                 ("SOLOIST_JOB", job.name.to_string()),
@@ -179,6 +181,11 @@ impl Spec {
             transparent: None,
         }
     }
+}
+
+/// Neither the store's address nor its password belong into a command.
+pub(crate) fn is_of_store(variable: &std::ffi::OsStr) -> bool {
+    variable.as_encoded_bytes().starts_with(b"SOLOIST_STORE")
 }
 
 /// The variable that marks all processes of a run.

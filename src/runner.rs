@@ -55,6 +55,8 @@ const SWEEP_PATIENCE: Duration = Duration::from_secs(5);
 #[derive(Debug, Clone)]
 pub struct Runner {
     exe: Arc<PathBuf>,
+    /// Variables of ours that guards and commands do not get.
+    hidden: Arc<[String]>,
 }
 
 /// The guard could not be started: the run failed before it began.
@@ -97,7 +99,30 @@ impl Runner {
     pub fn with_exe(exe: PathBuf) -> io::Result<Self> {
         // Any pid means yes.
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
-        Ok(Self { exe: Arc::new(exe) })
+        Ok(Self {
+            exe: Arc::new(exe),
+            hidden: Arc::default(),
+        })
+    }
+
+    /// Guards and commands get none of these variables of ours: the secrets of the store.
+    pub fn hiding(self, variables: Arc<[String]>) -> Self {
+        Self {
+            hidden: variables,
+            ..self
+        }
+    }
+
+    /// Us, as the guard or what comes after it.
+    fn command(&self) -> std::process::Command {
+        let mut command = std::process::Command::new(&*self.exe);
+        command.arg0("soloist");
+        let of_store = std::env::vars_os().map(|(name, _)| name);
+        let of_store = of_store.filter(|name| guard::is_of_store(name));
+        for name in of_store.chain(self.hidden.iter().map(Into::into)) {
+            command.env_remove(name);
+        }
+        command
     }
 
     /// Starts a guard ahead of its run: it waits to be told what to run, and ends when the answer is dropped. Needs a
@@ -147,9 +172,8 @@ impl Runner {
         ours.set_nonblocking(true)?;
         // Nothing here that would make std fork instead of posix_spawn: a fork copies the page tables of the
         // whole daemon. User, session and so on are the guard's work.
-        let mut command = std::process::Command::new(&*self.exe);
+        let mut command = self.command();
         command
-            .arg0("soloist")
             .args([guard::ARGUMENT, job.as_str(), &run.to_string()])
             .stdin(OwnedFd::from(theirs))
             .stdout(Stdio::piped())
@@ -239,8 +263,7 @@ impl Runner {
     /// # Errors
     /// No descriptor, process or memory left for it.
     pub fn hand_over(&self, hand_over: &HandOver) -> io::Result<()> {
-        std::process::Command::new(&*self.exe)
-            .arg0("soloist")
+        self.command()
             .arg(guard::SETTLE_ARGUMENT)
             .stdin(hand_over.to_file()?)
             .stdout(Stdio::null())

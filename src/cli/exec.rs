@@ -10,6 +10,7 @@ use std::{
     io::{self, IsTerminal, Write},
     os::fd::OwnedFd,
     path::PathBuf,
+    sync::Arc,
     time::Duration,
 };
 
@@ -45,8 +46,9 @@ const LOCK_LOST: u8 = 79;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The command gets our stdin, stdout, stderr, environment, terminal and signals, and SOLOIST_LOCK,
-SOLOIST_FENCING_TOKEN, and with --once-per SOLOIST_OCCURRENCE. When it ends, what it left running is ended too; then the lock is given back.
+The command gets our stdin, stdout, stderr, environment (but SOLOIST_STORE_URL and what the [store] of the
+configuration expands), terminal and signals, and SOLOIST_LOCK, SOLOIST_FENCING_TOKEN, and with --once-per
+SOLOIST_OCCURRENCE. When it ends, what it left running is ended too; then the lock is given back.
 
 Exit codes:
   the command's own; 128+N when signal N ended it
@@ -93,7 +95,7 @@ pub struct Exec {
 }
 
 pub fn exec(config: Option<PathBuf>, args: &Exec) -> Result<Exit, Failure> {
-    let store = store(config, args)?;
+    let (store, variables) = store(config, args)?;
     let lease = lease(args, &store)?;
     let ignored = signals::ignored();
     // Before there is another thread.
@@ -114,6 +116,7 @@ pub fn exec(config: Option<PathBuf>, args: &Exec) -> Result<Exit, Failure> {
         Session {
             args,
             store,
+            variables,
             lease,
             ignored,
             locks,
@@ -128,20 +131,23 @@ fn signals(fd: OwnedFd) -> Result<Signals, Failure> {
     Signals::new(fd).map_err(|e| Failure::internal("cannot catch signals", e))
 }
 
-fn store(config: Option<PathBuf>, args: &Exec) -> Result<config::Store, Failure> {
+fn store(config: Option<PathBuf>, args: &Exec) -> Result<(config::Store, Arc<[String]>), Failure> {
     const HINT: &str = "name it with `--store URL` or SOLOIST_STORE_URL, as `redis://host:6379/0` or `sqlite:PATH`";
     if let Some(url) = args.store.as_deref().filter(|url| !url.is_empty()) {
         let store = config::Store::from_url(url);
         let memory = |s: config::Store| match s.url {
             StoreUrl::Memory => Err("`memory:` is inside one process".to_owned()),
-            _ => Ok(s),
+            _ => Ok((s, Arc::default())),
         };
         return store
             .and_then(memory)
             .map_err(|e| Failure::usage(format!("cannot use this store: {e}"), HINT));
     }
     match find(config) {
-        Ok(path) => Ok(config::load(&path).map_err(Failure::Config)?.store),
+        Ok(path) => {
+            let config = config::load(&path).map_err(Failure::Config)?;
+            Ok((config.store, config.store_variables))
+        }
         Err(Failure::Missing { message, .. }) => Err(Failure::usage(
             format!("no store is named, and there is {message}"),
             HINT,
@@ -192,6 +198,8 @@ fn failure(e: &lock::Error) -> Failure {
 struct Session<'a> {
     args: &'a Exec,
     store: config::Store,
+    /// Those that it expands.
+    variables: Arc<[String]>,
     lease: Lease,
     ignored: Vec<i32>,
     locks: LockClient,
@@ -418,6 +426,7 @@ impl Session<'_> {
         };
         let mut running = Runner::new()
             .map_err(|e| Failure::internal("cannot watch over processes", e))?
+            .hiding(self.variables.clone())
             .start(spec, none)
             .await
             .map_err(|e| Failure::internal("nothing was started", e))?;

@@ -32,6 +32,9 @@ const RETRIES: u32 = 2;
 /// The files named here hold a password or some variables; more is the wrong file.
 const MOST_OF_A_FILE: u64 = 1 << 20;
 
+/// Nobody's secret, and no command is to be without them.
+const LOGIN: [&str; 6] = ["HOME", "USER", "LOGNAME", "SHELL", "PATH", "LANG"];
+
 /// What all jobs share while they are checked.
 struct Shared<'t> {
     defaults: &'t raw::Job,
@@ -130,6 +133,12 @@ pub(super) fn config<'t>(r: &mut Reader<'t>, file: raw::File<'t>) -> Option<Conf
         store: store?,
         limits: limits?,
         jobs,
+        store_variables: r
+            .expanded
+            .iter()
+            .filter(|name| !LOGIN.contains(&name.as_str()))
+            .cloned()
+            .collect(),
         digest: String::new(),
     };
     let url = file.store.url.value();
@@ -534,6 +543,7 @@ fn job(
         jitter,
         command: command?,
         env: env?,
+        pass_env: interned(&mut shared.texts, pick!(pass_env).or_default(Vec::new)?),
         working_dir: written_dir
             .as_ref()
             .map(|dir| interned(&mut shared.paths, r.dir.join(dir))),

@@ -77,6 +77,9 @@ pub(super) fn job(job: &Job, working_dir: Option<&str>) -> String {
     for (name, value) in job.env.iter() {
         canon.text("env", name).text("is", value);
     }
+    for name in job.pass_env.iter() {
+        canon.text("pass_env", name);
+    }
     canon
         .text("enabled", if job.enabled { "true" } else { "false" })
         .text("grace", &job.grace.as_millis().to_string())

@@ -103,6 +103,7 @@ pub(super) struct Job {
     pub command: Given<Command>,
     pub env: Given<Vec<(String, String)>>,
     pub env_file: Given<String>,
+    pub pass_env: Given<Vec<String>>,
     pub working_dir: Given<String>,
     pub user: Given<String>,
     pub group: Given<String>,
@@ -336,7 +337,7 @@ fn retry<'t>(r: &mut Reader<'t>, field: Field<'t>, of_store: bool) -> Option<Ret
 }
 
 /// All that [`job`] takes.
-pub(super) const JOB_KEYS: [&str; 26] = [
+pub(super) const JOB_KEYS: [&str; 27] = [
     "description",
     "tags",
     "enabled",
@@ -347,6 +348,7 @@ pub(super) const JOB_KEYS: [&str; 26] = [
     "command",
     "env",
     "env_file",
+    "pass_env",
     "working_dir",
     "user",
     "group",
@@ -383,6 +385,17 @@ fn job<'t>(r: &mut Reader<'t>, mut t: Table<'t>) -> Job {
         command: t.take(r, "command", command),
         env: t.take(r, "env", env),
         env_file: t.take(r, "env_file", Reader::filled),
+        pass_env: t.take(r, "pass_env", |r, f| {
+            let names = r.list(f, "a list of strings", |r, f| {
+                let name = r.string(f)?;
+                if let Err((message, hint)) = env_name(&name) {
+                    r.wrong(f, message, hint.to_owned());
+                    return None;
+                }
+                Some(name)
+            })?;
+            Some(names.into_iter().map(|name| name.value).collect())
+        }),
         working_dir: t.take(r, "working_dir", Reader::filled),
         user: t.take(r, "user", Reader::filled),
         group: t.take(r, "group", Reader::filled),

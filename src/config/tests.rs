@@ -1350,6 +1350,7 @@ fn digests_tell_what_changed() {
         "jitter = '1s'",
         "env = { A = '1' }",
         "env = { A1 = '' }",
+        "pass_env = ['A']",
         "working_dir = '/'",
         "user = 'x'",
         "group = 'x'",

@@ -1,7 +1,14 @@
 //! Walks the parsed TOML: takes keys out of tables, values out of keys, and reports what is not as it should
 //! be. By hand, because serde stops at the first problem.
 
-use std::{collections::HashMap, ops::Range, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    cell::RefCell,
+    collections::{BTreeSet, HashMap},
+    ops::Range,
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
 
 use jiff::tz::{TimeZone, TimeZoneDatabase};
 use toml::{Spanned, de::DeValue};
@@ -98,6 +105,8 @@ pub(super) struct Reader<'t> {
     /// Of the configuration file, absolute where possible.
     pub dir: PathBuf,
     pub problems: Collector<'t>,
+    /// The variables that the strings of `[store]` name.
+    pub expanded: BTreeSet<String>,
     database: TimeZoneDatabase,
     /// By the name as written; Err: what to say about one that is not known, which is costly to find.
     zones: HashMap<String, Result<Zone, String>>,
@@ -143,6 +152,7 @@ impl<'t> Reader<'t> {
             env,
             dir,
             problems,
+            expanded: BTreeSet::new(),
             database: TimeZoneDatabase::bundled(),
             zones: HashMap::new(),
         }
@@ -186,7 +196,13 @@ impl<'t> Reader<'t> {
         if field.place != Place::Store {
             return Some(text.to_owned());
         }
-        match expand::expand(text, self.env) {
+        let expanded = RefCell::new(std::mem::take(&mut self.expanded));
+        let out = expand::expand(text, &|name| {
+            expanded.borrow_mut().insert(name.to_owned());
+            (self.env)(name)
+        });
+        self.expanded = expanded.into_inner();
+        match out {
             Ok(expanded) => Some(expanded),
             Err(errors) => {
                 for error in errors {

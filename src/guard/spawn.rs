@@ -23,7 +23,7 @@ use rustix::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{Inherited, Spec, cgroup::Cgroup, tree::Proc};
+use super::{Inherited, Spec, cgroup::Cgroup, is_of_store, tree::Proc};
 use crate::clock::Boottime;
 
 /// Where a command is looked for when its environment has no PATH.
@@ -42,8 +42,8 @@ const STRIPPED: [&str; 9] = [
     "JOURNAL_STREAM",
 ];
 
-/// Neither the store's address nor its password belong into a job.
-const STRIPPED_PREFIX: &str = "SOLOIST_STORE";
+/// What a login as another user keeps of the daemon's environment.
+const LOGIN_KEEPS: &str = "LANG";
 
 /// Why there is no command.
 #[derive(Debug, Serialize, Deserialize)]
@@ -665,6 +665,7 @@ fn identity(spec: &Spec) -> Result<Identity, String> {
         id.uid = Some(user.uid.as_raw());
         id.groups = Some(groups.into_iter().map(Gid::as_raw).collect());
         id.env = vec![
+            ("PATH".into(), DEFAULT_PATH.into()),
             ("HOME".into(), user.dir.into_os_string()),
             ("SHELL".into(), user.shell.into_os_string()),
             ("USER".into(), user.name.clone().into()),
@@ -688,15 +689,20 @@ fn identity(spec: &Spec) -> Result<Identity, String> {
     Ok(id)
 }
 
-/// The daemon's environment without what is the daemon's alone, then that of the user, then that of the job, then
+/// The daemon's environment without what is the daemon's alone, or with a user that of a login; then that of the job, then
 /// ours: later ones win.
-/// A transparent command gets all of it.
+/// A transparent command gets all but the way to the store.
 fn environment(spec: &Spec, identity: &Identity) -> Vec<(OsString, OsString)> {
     let mut env: std::collections::BTreeMap<OsString, OsString> = std::env::vars_os()
         .filter(|(name, _)| {
+            let of_store = is_of_store(name);
             let name = name.to_string_lossy();
-            spec.transparent.is_some()
-                || !STRIPPED.contains(&name.as_ref()) && !name.starts_with(STRIPPED_PREFIX)
+            match (&spec.transparent, &spec.user) {
+                _ if of_store => false,
+                (Some(_), _) => true,
+                (None, Some(_)) => name == LOGIN_KEEPS,
+                (None, None) => !STRIPPED.contains(&name.as_ref()),
+            }
         })
         .collect();
     env.extend(identity.env.iter().cloned());

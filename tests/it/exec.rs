@@ -1308,3 +1308,29 @@ fn the_lock_is_renewed_while_the_period_is_claimed() {
     assert!(out.status.success(), "{out:?}");
     assert_eq!(place.text("ran"), "run\n");
 }
+
+#[test]
+fn the_command_does_not_learn_the_way_to_the_store() {
+    let place = Place::redis();
+    let mut command = place.exec(&["--lock", "l"], "env");
+    let ran = Ran::of(command.env("MINE", "own").output().expect("soloist starts"));
+    assert!(ran.out.contains("MINE=own\n"), "{ran:?}");
+    assert!(!ran.out.contains("SOLOIST_STORE"), "{ran:?}");
+    // Nor what the configuration expands.
+    let dir = tempfile::tempdir().expect("a directory");
+    fs::write(
+        dir.path().join("jobs.toml"),
+        "[store]\nurl = 'sqlite:${HIDDEN_NAME}'\n",
+    )
+    .expect("a configuration");
+    let mut command = Command::new(EXE);
+    command
+        .args(["exec", "--lock", "l", "--", "env"])
+        .current_dir(dir.path())
+        .env_remove("SOLOIST_STORE_URL")
+        .env_remove("SOLOIST_CONFIG")
+        .env("HIDDEN_NAME", "hunter2.db");
+    let ran = Ran::of(command.env("MINE", "own").output().expect("soloist starts"));
+    assert!(ran.out.contains("MINE=own\n"), "{ran:?}");
+    assert!(!ran.out.contains("hunter2"), "{ran:?}");
+}

@@ -1373,6 +1373,7 @@ fn job(command: config::Command) -> config::Job {
             ("SOLOIST_JOB".into(), "forged".into()),
         ])
         .into(),
+        pass_env: Default::default(),
         working_dir: Some(Path::new("/usr").into()),
         user: None,
         group: None,

@@ -458,3 +458,81 @@ fn an_awaited_attempt_is_dropped_with_the_stores_life_unless_it_may_run_twice() 
         fleet.judge(RERUN, &[], None);
     }
 }
+
+#[test]
+fn a_command_gets_no_variable_of_the_store_and_with_a_user_those_of_a_login() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let root = rustix::process::geteuid().is_root();
+    let user = if root { "user = 'nobody'" } else { "" };
+    let show = "command = '''env; tr '\\0' '\\n' < /proc/$PPID/environ; true'''\nworking_dir = '/'";
+    let text = format!(
+        "[store]\nurl = 'sqlite:${{HIDDEN_NAME}}'\nnamespace = '${{HIDDEN_SPACE:-x}}'\n\
+         [jobs.plain]\n{show}\n[jobs.passed]\n{show}\npass_env = ['HIDDEN_NAME', 'ABSENT']\n\
+         [jobs.own]\n{show}\nenv = {{ HIDDEN_NAME = 'own' }}\n\
+         [jobs.login]\n{show}\n{user}\npass_env = ['ASKED_FOR']\nenv = {{ OWN = 'own' }}\n"
+    );
+    std::fs::write(dir.path().join("jobs.toml"), text).expect("write the file");
+    let soloist = |words: &[&str]| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_soloist"));
+        command
+            .args(words)
+            .current_dir(dir.path())
+            .env_remove("SOLOIST_CONFIG")
+            .env("HIDDEN_NAME", "hunter2.db")
+            .env("HIDDEN_SPACE", "hunter3")
+            .env("SOLOIST_STORE_URL", "hunter4")
+            .env("TOKEN", "of the daemon")
+            .env("ASKED_FOR", "yes")
+            .env("LANG", "C.UTF-8")
+            .stdin(std::process::Stdio::null());
+        command
+    };
+    let log = std::fs::File::create(dir.path().join("log")).expect("a log");
+    let mut daemon = soloist(&["run"]).stderr(log).spawn().expect("it starts");
+    wait_until("the daemon is up", GENEROUS, || {
+        let status = soloist(&["status"]).output().expect("it starts");
+        String::from_utf8_lossy(&status.stdout).contains("plain")
+    });
+    let shown = |job: &str| {
+        let o = soloist(&["trigger", job, "--wait"])
+            .output()
+            .expect("it starts");
+        assert!(o.status.success(), "{o:?}");
+        String::from_utf8_lossy(&o.stdout).into_owned()
+    };
+    let has = |text: &str, line: &str| text.lines().any(|l| l == line);
+    let plain = shown("plain");
+    assert!(!plain.contains("hunter"), "{plain}");
+    assert!(has(&plain, "TOKEN=of the daemon"), "{plain}");
+    let passed = shown("passed");
+    assert!(has(&passed, "HIDDEN_NAME=hunter2.db"), "{passed}");
+    assert!(!passed.contains("hunter3"), "{passed}");
+    assert!(has(&shown("own"), "HIDDEN_NAME=own"));
+    if root {
+        let login = shown("login");
+        let names: std::collections::BTreeSet<&str> = login
+            .lines()
+            .filter_map(|l| l.split_once('='))
+            .map(|(name, _)| name)
+            .filter(|name| !name.starts_with("SOLOIST_") && !["PWD", "SHLVL", "_"].contains(name))
+            .collect();
+        let expected = [
+            "ASKED_FOR",
+            "HOME",
+            "LANG",
+            "LOGNAME",
+            "OWN",
+            "PATH",
+            "SHELL",
+            "USER",
+        ];
+        assert!(names.iter().eq(&expected), "{login}");
+        assert!(
+            has(&login, "USER=nobody") && has(&login, "ASKED_FOR=yes"),
+            "{login}"
+        );
+        assert!(has(&login, "SOLOIST_JOB=login"), "{login}");
+    }
+    crate::support::process::signal(daemon.id(), Signal::TERM);
+    assert!(daemon.wait().expect("it ends").success());
+}

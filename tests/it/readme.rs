@@ -325,6 +325,7 @@ fn the_shipped_jobs_do_what_their_comments_say() {
     for (job, code, output) in [
         ("lottery-draw", 0, "And the winners of "),
         ("hello", 0, hello),
+        ("environment", 0, "hello, path /"),
         ("spread", 0, "somewhere in the first third of the minute\n"),
         ("flaky", 0, "attempt 1\nattempt 2\n"),
         ("hangs", 128 + 15, "this takes too long\n"),
@@ -349,7 +350,7 @@ fn the_shipped_jobs_do_what_their_comments_say() {
         .collect();
     assert_eq!(
         (jobs.len(), &off[..]),
-        (9, &[&serde_json::json!("off")][..])
+        (10, &[&serde_json::json!("off")][..])
     );
 }
 
