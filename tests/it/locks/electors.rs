@@ -185,3 +185,41 @@ async fn an_elector_does_not_believe_a_store_whose_clock_jumps() {
     let next = elect(&elector, now + 1).await;
     assert!(matches!(next, Election::Won(_)), "{next:?}");
 }
+
+/// A settlement that gets no answer is made again while the lease lasts, and no longer. What stands in the history has the term's times.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_term_is_recorded_with_its_times_and_tries_for_as_long_as_its_lease() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(server.port());
+    let mut config = Store::from_url(&proxy.url()).unwrap();
+    (config.timeout, config.retry.attempts) = (100 * MS, 0);
+    let store = soloist::store::open(&config).unwrap();
+    let elector = Elector::over(store.clone(), "invoices", 5000 * MS).unwrap();
+    let at = soloist::clock::wall_us() / 1000;
+    let term = loop {
+        match elect(&elector, at).await {
+            Election::Won(term) => break term,
+            other => println!("{other:?}"),
+        }
+    };
+    proxy.set(Fault::Refuse);
+    let settling = tokio::spawn(term.settle(Outcome::Succeeded));
+    tokio::time::sleep(300 * MS).await;
+    assert!(!settling.is_finished(), "it gave up");
+    proxy.set(Fault::None);
+    assert!(within(settling).await.unwrap().unwrap());
+    let job = soloist::model::JobName::new("invoices");
+    let record = store.history(&job, 1).await.unwrap().remove(0);
+    let (began, late) = (record.started_at.unwrap(), record.lateness_ms.unwrap());
+    assert!((at..at + 60_000).contains(&began), "{began}");
+    assert_eq!(late, began - at);
+
+    let short = Elector::over(store, "others", 2000 * MS).unwrap();
+    let at = soloist::clock::wall_us() / 1000;
+    let Election::Won(term) = elect(&short, at).await else {
+        panic!("nobody else is there");
+    };
+    proxy.set(Fault::Refuse);
+    let e = within(term.settle(Outcome::Succeeded)).await.unwrap_err();
+    assert!(e.is_transient(), "{e}");
+}

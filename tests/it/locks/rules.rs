@@ -216,3 +216,31 @@ async fn a_period_is_given_back_by_its_owner_only_and_those_before_it_stay_taken
         Period::Claimed { .. }
     ));
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_name_is_told_without_what_would_break_a_line_and_an_address_without_secrets() {
+    let bed = Bed::redis();
+    let c = bed.client().named("an\u{7}n#1\nö");
+    let _lock = take(&c, "k", LONG).await;
+    let held = bed.client().holder("k").await.unwrap();
+    assert!(format!("{held:?}").contains("an_n_1_ö"), "{held:?}");
+    let long = bed.client().named(&"ö".repeat(150));
+    let _lock = take(&long, "l", LONG).await;
+    let held = format!("{:?}", c.holder("l").await.unwrap());
+    assert!(
+        held.contains(&"ö".repeat(100)) && !held.contains(&"ö".repeat(101)),
+        "{held}"
+    );
+    assert!(c.address().starts_with("redis"), "{}", c.address());
+    let secret = LockClient::open("redis://:hunter2@localhost:1/0").unwrap();
+    assert!(
+        !secret.address().contains("hunter2"),
+        "{}",
+        secret.address()
+    );
+    assert!(
+        secret.address().contains("localhost:1"),
+        "{}",
+        secret.address()
+    );
+}
