@@ -172,6 +172,43 @@ mod tests {
     }
 
     #[test]
+    fn a_quarantine_for_a_longer_lease_is_no_shorter_than_its_own_would_be() {
+        let (ms, lease) = (
+            Duration::from_millis,
+            Lease::new(Duration::from_secs(15), 0.01).unwrap(),
+        );
+        // Three times as long, and the millisecond that rounding may take; never less than its own.
+        assert_eq!(lease.quarantine_for(ms(45_000)), ms(3 * 17_150 + 1));
+        assert_eq!(lease.quarantine_for(ms(15_000)), ms(17_151));
+        assert_eq!(lease.quarantine_for(ms(500)), ms(17_151));
+        for length in [500, 2000, 8000, 60_000, 3_600_000] {
+            let own = Lease::new(ms(length), 0.01).unwrap().quarantine;
+            assert!(lease.quarantine_for(ms(length)) >= own, "{length}");
+        }
+    }
+
+    #[test]
+    fn a_lease_for_a_slow_store_is_renewed_at_whole_milliseconds_before_there_is_no_room() {
+        let lease = |timeout: u64| {
+            Lease::for_store(
+                Duration::from_secs(15),
+                0.01,
+                Duration::from_millis(timeout),
+            )
+            .unwrap()
+        };
+        assert_eq!(lease(100).renew_every, Duration::from_secs(3));
+        let slow = lease(4000);
+        assert!(slow.renew_every < Duration::from_secs(3), "{slow:?}");
+        assert_eq!(slow.renew_every.subsec_nanos() % 1_000_000, 0, "{slow:?}");
+        // Two tries fit into what is trusted.
+        assert!(
+            slow.renew_every + Duration::from_millis(2 * 4000) <= slow.trust,
+            "{slow:?}"
+        );
+    }
+
+    #[test]
     fn what_cannot_be_a_lease_is_refused_with_the_numbers() {
         let ms = Duration::from_millis;
         let cases = [
