@@ -52,7 +52,7 @@ impl std::ops::Sub<Duration> for Boottime {
 /// This host's wall clock: microseconds since the Unix epoch.
 pub fn wall_us() -> i64 {
     let (s, ns) = gettime(libc::CLOCK_REALTIME);
-    s * 1_000_000 + ns / 1000
+    s.saturating_mul(1_000_000).saturating_add(ns / 1000)
 }
 
 /// Through libc, not the vDSO directly: tests give a process a wrong clock by a library that stands before libc.

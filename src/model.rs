@@ -2,7 +2,7 @@
 
 use std::{fmt, str::FromStr, sync::Arc};
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 
 /// Name of a job: the key under `[jobs]`, 1 to [`JobName::LONGEST`] bytes that [`JobName::allows`]. Checked by the configuration, and
 /// by the library's `Elector`.
@@ -78,16 +78,51 @@ impl FromStr for RunId {
     }
 }
 
+/// The last millisecond of the year 9999.
+pub const LAST_MS: i64 = 253_402_300_799_999;
+
+/// A time as others tell it, in Unix milliseconds. Within these years no sum, and no time in microseconds, overflows.
+///
+/// # Errors
+/// One before 1970 or after the year 9999.
+pub fn possible_ms(ms: i64) -> Result<i64, String> {
+    match ms {
+        0..=LAST_MS => Ok(ms),
+        _ => Err(format!("{ms} ms is no time from 1970 to the year 9999")),
+    }
+}
+
+/// For fields with such a time, or a length of time in milliseconds.
+pub fn ms<'de, D: Deserializer<'de>>(d: D) -> Result<i64, D::Error> {
+    possible_ms(i64::deserialize(d)?).map_err(D::Error::custom)
+}
+
+/// For fields that may have one.
+pub fn ms_or_none<'de, D: Deserializer<'de>>(d: D) -> Result<Option<i64>, D::Error> {
+    let ms = Option::<i64>::deserialize(d)?;
+    ms.map(possible_ms).transpose().map_err(D::Error::custom)
+}
+
 /// A planned instant of a job: milliseconds since the Unix epoch, UTC. Never the moment somebody woke up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(transparent)]
 pub struct Occurrence(pub i64);
+
+impl<'de> Deserialize<'de> for Occurrence {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        ms(d).map(Self)
+    }
+}
 
 impl Occurrence {
     /// The token of the `attempt`-th lease of this occurrence. Grows with both, so the tokens of one job strictly
     /// increase without any counter that a store could lose.
     pub fn token(self, attempt: u32) -> FencingToken {
-        FencingToken(self.0 * 1000 + i64::from(attempt))
+        FencingToken(
+            self.0
+                .saturating_mul(1000)
+                .saturating_add(i64::from(attempt)),
+        )
     }
     pub fn timestamp(self) -> jiff::Timestamp {
         jiff::Timestamp::from_millisecond(self.0).unwrap_or(jiff::Timestamp::MAX)
@@ -239,8 +274,10 @@ pub struct RunRecord {
     pub instance: Option<InstanceId>,
     pub host: Option<String>,
     /// When the start of the command began; None: it was never executed.
+    #[serde(default, deserialize_with = "ms_or_none")]
     pub started_at: Option<i64>,
     /// When the last process of its tree was gone: a run is over when its tree is, which may be later than the command.
+    #[serde(default, deserialize_with = "ms_or_none")]
     pub finished_at: Option<i64>,
     /// Planned instant to start of the command; includes jitter's and a parallel slot's wait.
     pub lateness_ms: Option<i64>,

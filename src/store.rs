@@ -18,7 +18,7 @@ use crate::{
         Answer, Claim, Control, Controlled, Event, Register, Registration, Renew, Renewal, Settle,
         Settlement, State,
     },
-    model::{InstanceId, JobName, Occurrence, RunId, RunRecord},
+    model::{InstanceId, JobName, Occurrence, RunId, RunRecord, ms},
 };
 
 /// Run records that the history keeps of each job.
@@ -82,7 +82,7 @@ impl<T> Reply<T> {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Info {
     /// Unix ms of the store's clock at the last heartbeat; filled in by the store.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "ms")]
     pub seen: i64,
     pub host: String,
     pub pid: u32,
@@ -95,11 +95,12 @@ pub struct Info {
     /// This host's wall clock minus the store's, as the instance believes it, in ms.
     pub clock_offset_ms: f64,
     /// This host's wall clock when it told this, Unix ms; 0: not told.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "ms")]
     pub wall: i64,
     /// While the instance does not believe the store's clock: how far that is ahead of what it believes, in ms.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clock_doubt_ms: Option<i64>,
+    #[serde(deserialize_with = "ms")]
     pub started_at: i64,
     /// What it runs: job and occurrence.
     pub running: Vec<(JobName, Occurrence)>,
@@ -143,6 +144,7 @@ pub struct Decision {
     pub occurrence: Occurrence,
     pub instance: InstanceId,
     /// Unix ms of the store's clock, as this instance knows it.
+    #[serde(deserialize_with = "ms")]
     pub at: i64,
     /// won, lost, paused, skipped, overlap, too_late, store_error, draining, quarantined, ...
     pub decision: String,

@@ -79,14 +79,17 @@ impl Dispatcher {
         let mut interval = tokio::time::interval(INTERVAL);
         interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
         loop {
-            self.advance();
+            let more = self.advance();
             if sd_notify::watchdog_enabled().is_some() {
                 // From here, and from nowhere else: a scheduler that hangs must not look alive.
                 super::notify(&[sd_notify::NotifyState::Watchdog]);
             }
             let next = self.wake_at().and_then(|ms| self.clock.when(ms));
             tokio::select! {
+                biased;
                 () = self.stop.cancelled() => break,
+                // Others get their turn: after a long suspend there is much to hand out.
+                () = tokio::task::yield_now(), if more => {}
                 plan = self.plans.recv() => match plan {
                     Some(plan) => self.take(plan),
                     None => break,
@@ -101,8 +104,8 @@ impl Dispatcher {
         }
     }
 
-    /// Fires what is due and arms what will be soon.
-    fn advance(&mut self) {
+    /// Fires what is due and arms what will be soon. True: there may be more.
+    fn advance(&mut self) -> bool {
         if self.elector.store.local_clock() {
             let now = Boottime::now();
             crate::elector::note_sample(self.clock.sample(wall_us(), now, now));
@@ -113,8 +116,9 @@ impl Dispatcher {
         }
         // Piece by piece: after a long suspend there may be more than fits into memory at one time, and the elector
         // folds what nobody can start any more.
-        while self.hand_out() {}
+        let more = self.hand_out();
         self.prepare();
+        more
     }
 
     /// The next instant at which something is to be done, Unix ms of the store's clock.

@@ -56,7 +56,9 @@ impl Estimate {
     }
 
     fn aged(&self, now: Boottime) -> i64 {
-        self.error_us + now.since(self.at).as_micros() as i64 * DRIFT_PPM / 1_000_000
+        let age_us = i64::try_from(now.since(self.at).as_micros()).unwrap_or(i64::MAX);
+        self.error_us
+            .saturating_add(age_us / (1_000_000 / DRIFT_PPM))
     }
 
     /// How far `new` is from what this one makes expect, µs; None: it fits.

@@ -12,7 +12,8 @@ use serde::{Deserialize, Serialize};
 
 use super::belief;
 use crate::model::{
-    FencingToken, InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger,
+    FencingToken, InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger, ms,
+    ms_or_none,
 };
 
 /// What becomes of an occurrence that is due while a run of the same job goes on.
@@ -61,8 +62,10 @@ pub struct State {
     /// Digest of the definition that was registered last.
     pub def: String,
     /// Occurrences up to here are not owed: the job, or this schedule of it, did not exist yet.
+    #[serde(deserialize_with = "ms")]
     pub since: i64,
     /// The newest decided occurrence; 0: none.
+    #[serde(deserialize_with = "ms")]
     pub newest: i64,
     /// Decided occurrences that have not ended. More than one only with [`Overlap::Allow`].
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -73,16 +76,16 @@ pub struct State {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pause: Option<Pause>,
     /// When a pause was ended last; see [`Told`].
-    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(skip_serializing_if = "is_zero", deserialize_with = "ms")]
     pub resumed: i64,
     /// So many coming occurrences are to be skipped.
     pub skip: u32,
     /// When that was asked for.
-    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(skip_serializing_if = "is_zero", deserialize_with = "ms")]
     pub skip_at: i64,
     /// Since then no instance has the job, or all have it disabled; 0: some instance has it. What would have been
     /// planned meanwhile is not owed.
-    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(skip_serializing_if = "is_zero", deserialize_with = "ms")]
     pub off: i64,
     /// Occurrences after `newest` that ran all the same, before their time: [`Control::Rewind`] put `newest` back.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -135,11 +138,14 @@ pub struct Open {
     /// Changes with every renewal.
     pub seq: u32,
     /// The lease's length.
+    #[serde(deserialize_with = "ms")]
     pub lease: i64,
     /// The definition that runs.
     pub def: String,
     pub inc: String,
+    #[serde(deserialize_with = "ms")]
     pub granted_at: i64,
+    #[serde(deserialize_with = "ms")]
     pub renewed_at: i64,
     /// The holder is asked to end the run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -158,6 +164,7 @@ pub enum Stop {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Again {
+    #[serde(deserialize_with = "ms")]
     pub at: i64,
     /// [`Trigger::Retry`] or [`Trigger::Takeover`].
     pub trigger: Trigger,
@@ -171,23 +178,31 @@ pub struct Last {
     pub run: RunId,
     pub instance: InstanceId,
     pub outcome: Outcome,
+    #[serde(deserialize_with = "ms")]
     pub from: i64,
+    #[serde(deserialize_with = "ms")]
     pub to: i64,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Pause {
     /// None: until resumed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "ms_or_none"
+    )]
     pub until: Option<i64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    #[serde(deserialize_with = "ms")]
     pub at: i64,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pending {
     pub key: String,
+    #[serde(deserialize_with = "ms")]
     pub at: i64,
 }
 
@@ -196,7 +211,7 @@ pub struct Triggered {
     pub key: String,
     pub occurrence: Occurrence,
     /// When it was decided.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "ms")]
     pub at: i64,
 }
 

@@ -38,7 +38,7 @@ use crate::{
             Target,
         },
     },
-    model::{InstanceId, JobName, Occurrence, RunId, RunRecord},
+    model::{InstanceId, JobName, Occurrence, RunId, RunRecord, possible_ms},
 };
 
 macro_rules! script {
@@ -170,6 +170,8 @@ impl RedisStore {
         }
         let rest = value.split_off(2);
         let now_us: i64 = self.read(&value[0])?;
+        possible_ms(now_us.div_euclid(1000))
+            .map_err(|e| self.corrupt(&format!("its clock cannot be right: {e}")))?;
         let inc: String = self.read(&value[1])?;
         Ok(Reply {
             value: rest,
@@ -210,6 +212,9 @@ impl RedisStore {
     fn json<T: serde::de::DeserializeOwned>(&self, text: &str) -> Result<T, Error> {
         serde_json::from_str(text).map_err(|e| self.corrupt(&format!("{e} in {text:.200}")))
     }
+    fn read_ms(&self, v: &Value) -> Result<i64, Error> {
+        possible_ms(self.read(v)?).map_err(|e| self.corrupt(&e))
+    }
     fn corrupt(&self, reason: &str) -> Error {
         Error::Corrupt {
             address: self.client.address.clone(),
@@ -237,10 +242,14 @@ impl RedisStore {
             |i: usize| -> Result<String, Error> { self.read(parts.get(i).unwrap_or(&Value::Nil)) };
         let int =
             |i: usize| -> Result<i64, Error> { self.read(parts.get(i).unwrap_or(&Value::Nil)) };
+        let at = |i: usize| -> Result<Occurrence, Error> {
+            self.read_ms(parts.get(i).unwrap_or(&Value::Nil))
+                .map(Occurrence)
+        };
         Ok(match text(0)?.as_str() {
             "granted" => Answer::Granted(Grant {
-                occurrence: Occurrence(int(1)?),
-                attempt: int(2)? as u32,
+                occurrence: at(1)?,
+                attempt: self.read(parts.get(2).unwrap_or(&Value::Nil))?,
                 trigger: self.json(&format!("\"{}\"", text(3)?))?,
             }),
             "taken" => Answer::Taken(self.json(&text(1)?)?),
@@ -251,13 +260,13 @@ impl RedisStore {
             },
             "early" => Answer::Early { wait_us: int(1)? },
             "later" => Answer::Later { wait_ms: int(1)? },
-            "run_first" => Answer::RunFirst(Occurrence(int(1)?)),
+            "run_first" => Answer::RunFirst(at(1)?),
             "recorded" => Answer::Recorded {
                 outcome: text(1)?.parse().map_err(|e: String| self.corrupt(&e))?,
                 reason: text(2)?,
             },
             "behind" => Answer::Behind {
-                newest: Occurrence(int(1)?),
+                newest: at(1)?,
                 early: self.json(&text(2)?)?,
             },
             "quarantined" => Answer::Quarantined,
@@ -760,8 +769,8 @@ impl Store for RedisStore {
         let mut fleet = Fleet {
             id: self.read::<String>(v(0))?.into(),
             before: serde_json::from_str(&self.read::<String>(v(6))?).ok(),
-            born: self.read(v(1))?,
-            quarantine: Duration::from_millis(self.read(v(2))?),
+            born: self.read_ms(v(1))?,
+            quarantine: Duration::from_millis(self.read_ms(v(2))? as u64),
             open: self.read::<i64>(v(3))? == 1,
             instances: std::collections::BTreeMap::new(),
             drains: vec![],

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Serialize, de::DeserializeOwned};
 
-use crate::logic::claim::State;
+use crate::{logic::claim::State, model::possible_ms};
 
 /// As HGETALL gives them.
 pub(super) type Fields = Vec<(String, String)>;
@@ -16,21 +16,24 @@ pub(super) fn decode(fields: &Fields) -> Result<Option<State>, String> {
     fn json<T: DeserializeOwned>(name: &str, v: &str) -> Result<T, String> {
         serde_json::from_str(v).map_err(|e| format!("field {name}: {e}: {v:.200}"))
     }
+    fn time(name: &str, v: &str) -> Result<i64, String> {
+        possible_ms(json(name, v)?).map_err(|e| format!("field {name}: {e}"))
+    }
     let mut st = State::default();
     for (name, v) in fields {
         match name.as_str() {
             "inc" => st.inc = v.clone(),
             "sched" => st.sched = v.clone(),
             "def" => st.def = v.clone(),
-            "since" => st.since = json(name, v)?,
-            "newest" => st.newest = json(name, v)?,
+            "since" => st.since = time(name, v)?,
+            "newest" => st.newest = time(name, v)?,
             "open" => st.open = json(name, v)?,
             "last" => st.last = Some(json(name, v)?),
             "pause" => st.pause = Some(json(name, v)?),
-            "resumed" => st.resumed = json(name, v)?,
+            "resumed" => st.resumed = time(name, v)?,
             "skip" => st.skip = json(name, v)?,
-            "skip_at" => st.skip_at = json(name, v)?,
-            "off" => st.off = json(name, v)?,
+            "skip_at" => st.skip_at = time(name, v)?,
+            "off" => st.off = time(name, v)?,
             "early" => st.early = json(name, v)?,
             "triggers" => st.triggers = json(name, v)?,
             "triggered" => st.triggered = json(name, v)?,

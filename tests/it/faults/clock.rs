@@ -5,6 +5,8 @@ use std::time::Duration;
 use crate::support::{
     GENEROUS,
     fleet::{Fleet, LATE_RATHER_THAN_SKIPPED, fleet},
+    process,
+    proxy::Fault,
     trace::ONCE,
     wait_until,
 };
@@ -344,4 +346,105 @@ fn a_pause_counts_by_the_time_that_instances_believe() {
         "{refused}"
     );
     assert_eq!(newest(&fleet), known);
+}
+
+const SECOND: i64 = 1_000_000;
+const YEAR: i64 = 365 * 86_400 * SECOND;
+
+/// A lone instance hears a wrong time once while it runs, and a few times at its very start.
+#[test]
+fn a_wrong_time_that_is_heard_once_silences_no_job() {
+    let mut fleet = fleet(1)
+        .proxied()
+        .witness("work", "for=5", LATE_RATHER_THAN_SKIPPED)
+        .start();
+    fleet.wait_runs(2);
+    let heard = |fleet: &Fleet| {
+        wait_until("it was heard", GENEROUS, || {
+            fleet.proxies[0].fault() == Fault::None
+        });
+    };
+    for by in [40 * SECOND, 3600 * SECOND, 10 * YEAR, -3600 * SECOND] {
+        fleet.proxies[0].set(Fault::WrongTime(by, 1));
+        heard(&fleet);
+        fleet.wait_more_runs(2);
+        fleet.instances[0].urge();
+        fleet.proxies[0].set(Fault::WrongTime(by, 3));
+        fleet.instances[0].start();
+        heard(&fleet);
+        fleet.wait_more_runs(2);
+    }
+    fleet.stop();
+    fleet.judge(ONCE, &["work"], None);
+}
+
+/// It is neither busy nor large, and ends when it is asked to.
+fn well(fleet: &mut Fleet) {
+    let pid = fleet.instances[0].pid();
+    let kib = process::resident_kib(pid).expect("it runs");
+    let ticks = process::cpu_ticks(pid);
+    assert!(kib < 200_000, "{kib} KiB");
+    assert!(ticks < 500, "{ticks} hundredths of a second of CPU");
+    fleet.stop();
+}
+
+fn wait_struck(fleet: &Fleet, times: usize) {
+    let before = fleet.proxies[0].struck();
+    wait_until("many replies were others", GENEROUS, || {
+        fleet.proxies[0].struck() > before + times
+    });
+}
+
+/// The store tells a time that is wrong for ever, to an instance that knows better, and to one that knows no other.
+#[test]
+fn whatever_time_a_store_tells_the_daemon_stays_small_and_ends_when_asked() {
+    for (by, impossible) in [
+        (10 * YEAR, false),
+        (7000 * YEAR, false),
+        (20_000 * YEAR, true),
+        (i64::MAX, true),
+        (-40 * YEAR, false),
+        (-100 * YEAR, true),
+    ] {
+        let mut fleet = fleet(1)
+            .proxied()
+            .witness("work", "for=5", LATE_RATHER_THAN_SKIPPED)
+            .start();
+        fleet.wait_runs(1);
+        fleet.proxies[0].set(Fault::WrongTime(by, u32::MAX));
+        wait_struck(&fleet, 10);
+        well(&mut fleet);
+        fleet.instances[0].start();
+        wait_struck(&fleet, 10);
+        if impossible {
+            fleet.wait_log(0, "its clock cannot be right");
+            fleet.wait_log(0, "is no time from 1970 to the year 9999");
+        }
+        well(&mut fleet);
+        let log = fleet.instances[0].log_text();
+        assert!(!log.contains("panicked"), "{log}");
+    }
+}
+
+/// Replies whose numbers are others at random, in the time and in all that is stored.
+#[test]
+fn garbled_replies_are_survived() {
+    let mut fleet = fleet(1)
+        .proxied()
+        .witness("work", "for=5", LATE_RATHER_THAN_SKIPPED)
+        .witness("jittered", "for=5", "jitter = \"800ms\"")
+        .start();
+    fleet.wait_runs(2);
+    for percent in [2, 20, 100] {
+        fleet.proxies[0].set(Fault::Garble(percent));
+        wait_struck(&fleet, 60);
+        well(&mut fleet);
+        fleet.instances[0].start();
+        wait_struck(&fleet, 30);
+        fleet.proxies[0].set(Fault::None);
+        fleet.wait_more_runs(3);
+    }
+    well(&mut fleet);
+    let log = fleet.instances[0].log_text();
+    assert!(!log.contains("panicked"), "{log}");
 }

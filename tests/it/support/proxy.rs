@@ -37,6 +37,10 @@ pub enum Fault {
     HalfClose,
     /// Connections are refused, existing ones reset.
     Refuse,
+    /// In so many replies that tell the store's clock, it is ahead by so many microseconds. Afterwards there is no fault.
+    WrongTime(i64, u32),
+    /// In each hundred numbers of a reply that may be times, so many are others.
+    Garble(u32),
 }
 
 struct Shared {
@@ -201,6 +205,7 @@ fn pump(mut from: TcpStream, mut to: TcpStream, up: bool, number: usize, shared:
                 return;
             }
         };
+        let mut changed = None;
         let mut fault = shared.fault();
         match &*fault {
             Fault::BlackHoleUp if up => {
@@ -249,14 +254,89 @@ fn pump(mut from: TcpStream, mut to: TcpStream, up: bool, number: usize, shared:
                     std::thread::sleep(POLL);
                 }
             }
+            Fault::WrongTime(by, left) if !up => {
+                if let Some(wrong) = wrong_time(&buffer[..n], *by) {
+                    *fault = match *left {
+                        0 | 1 => Fault::None,
+                        n => Fault::WrongTime(*by, n - 1),
+                    };
+                    changed = Some(wrong);
+                    shared.struck.fetch_add(1, SeqCst);
+                }
+                drop(fault);
+            }
+            Fault::Garble(percent) if !up => {
+                changed = Some(garbled(&buffer[..n], *percent));
+                drop(fault);
+                shared.struck.fetch_add(1, SeqCst);
+            }
             _ => drop(fault),
         }
-        if to.write_all(&buffer[..n]).is_err() {
+        if to
+            .write_all(changed.as_deref().unwrap_or(&buffer[..n]))
+            .is_err()
+        {
             return end_all(&from, &to);
         }
     }
     from.shutdown(Shutdown::Both).ok();
     to.shutdown(Shutdown::Both).ok();
+}
+
+/// With each time of a reply (microseconds, as the scripts answer them) moved; None: there is none.
+fn wrong_time(reply: &[u8], by: i64) -> Option<Vec<u8>> {
+    let mut moved = false;
+    let other = with_numbers(reply, |digits, whole| {
+        let us: i64 = std::str::from_utf8(digits).ok()?.parse().ok()?;
+        (whole && digits.len() == 16).then(|| {
+            moved = true;
+            us.saturating_add(by).to_string()
+        })
+    });
+    moved.then_some(other)
+}
+
+/// What a store that has lost its mind says: all that looks like a time may be any other number.
+fn garbled(reply: &[u8], percent: u32) -> Vec<u8> {
+    with_numbers(reply, |digits, whole| {
+        (digits.len() >= 13 && fastrand::u32(0..100) < percent).then(|| {
+            let wild = [0, 1, -1, i64::MIN, i64::MAX, -1 << 53, 1 << 53];
+            match (whole, fastrand::u32(0..3)) {
+                (true, 0) => wild[fastrand::usize(0..wild.len())].to_string(),
+                (true, 1) => fastrand::i64(..).to_string(),
+                // Inside of a text, whose length was told.
+                _ => digits
+                    .iter()
+                    .map(|_| char::from(fastrand::u8(b'1'..=b'9')))
+                    .collect(),
+            }
+        })
+    })
+}
+
+/// With some of its numbers replaced. `other` is told a number, and whether it is a whole answer by itself.
+fn with_numbers(all: &[u8], mut other: impl FnMut(&[u8], bool) -> Option<String>) -> Vec<u8> {
+    let (mut out, mut at) = (vec![], 0);
+    while at < all.len() {
+        let n = all[at..].iter().take_while(|b| b.is_ascii_digit()).count();
+        let length = format!("${n}\r\n");
+        let whole = out.ends_with(length.as_bytes());
+        match Some(n)
+            .filter(|n| *n > 0)
+            .and_then(|n| other(&all[at..at + n], whole))
+        {
+            Some(text) => {
+                if whole {
+                    out.truncate(out.len() - length.len());
+                    out.extend(format!("${}\r\n", text.len()).into_bytes());
+                }
+                out.extend(text.into_bytes());
+            }
+            None => out.extend(&all[at..at + n.max(1)]),
+        }
+        at += n.max(1);
+    }
+    out
 }
 
 fn contains(all: &[u8], part: &[u8]) -> bool {
