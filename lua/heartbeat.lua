@@ -17,6 +17,11 @@
 -- Returns  {now_us, inc, id, born, quarantine, open, instances, drains, before}   instances and drains as HGETALL
 --          gives them; before: the entry of this instance as it was, or empty
 local FORGET = 86400000 -- milliseconds after which an instance that is gone is forgotten
+local function decoded(text)
+  local well, info = pcall(cjson.decode, text)
+  return well and type(info) == 'table' and info or {}
+end
+
 redis.call('PERSIST', KEYS[3]) -- see renew.lua: a fleet must stay visible on a full server
 local epoch = redis.call('HMGET', KEYS[3], 'inc', 'id', 'born', 'quarantine', 'open')
 if epoch[1] ~= inc or not epoch[2] then
@@ -38,18 +43,19 @@ if ARGV[1] ~= '' then
   if ARGV[2] ~= '' then
     redis.call('HSET', KEYS[1], ARGV[1], '{"seen":' .. int(now) .. ',' .. ARGV[2] .. '}')
     redis.call('PEXPIRE', KEYS[1], FORGET)
-  elseif before and (cjson.decode(before).process or 0) == tonumber(ARGV[6]) then
+  elseif before and (decoded(before).process or 0) == tonumber(ARGV[6]) then
     redis.call('HDEL', KEYS[1], ARGV[1])
     redis.call('HDEL', KEYS[2], ARGV[1])
   end
 end
 local all, live = redis.call('HGETALL', KEYS[1]), {}
 for i = 1, #all, 2 do
-  if ARGV[1] ~= '' and cjson.decode(all[i + 1]).seen < now - FORGET then
+  -- What is no instance's word is forgotten like one.
+  if ARGV[1] ~= '' and (tonumber(decoded(all[i + 1]).seen) or 0) < now - FORGET then
     redis.call('HDEL', KEYS[1], all[i])
   else
     live[#live + 1] = all[i]
-    live[#live + 1] = all[i + 1]
+    live[#live + 1] = #all[i + 1] <= 4194304 and all[i + 1] or ''
   end
 end
 -- A drain lasts until it is taken back or its instance leaves. It goes a while after an instance that was forgotten:

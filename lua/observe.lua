@@ -1,8 +1,20 @@
 -- observe.lua: the states of up to 100 jobs as they are. Changes nothing.
 --
 -- KEYS     state   <ns>:{<job>}:state   hash, see lib.lua
+-- ARGV[1]  most    bytes of a state; a larger one is not told
 --
--- Returns  {now_us, inc, {field, value, ...}...}   an empty array for a job the store does not know
+-- Returns  {now_us, inc, {field, value, ...}...}   an empty array for a job the store does not know, {'!', reason} for
+--                                                  what is no state
 local out = { int(now_us), inc }
-for i, key in ipairs(KEYS) do out[i + 2] = redis.call('HGETALL', key) end
+for i, key in ipairs(KEYS) do
+  local state, bytes = redis.pcall('HGETALL', key), 0
+  if state.err then
+    if not string.find(state.err, 'WRONGTYPE', 1, true) then return state end
+    state = { '!', state.err }
+  else
+    for _, text in ipairs(state) do bytes = bytes + #text end
+    if bytes > tonumber(ARGV[1]) then state = { '!', 'it has ' .. int(bytes) .. ' bytes' } end
+  end
+  out[i + 2] = state
+end
 return out

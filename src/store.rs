@@ -36,6 +36,14 @@ pub const FENCE_TTL: Duration = Duration::from_secs(7 * 24 * 3600);
 /// hold up whoever is behind them.
 pub const OUTPUT_AT_ONCE: usize = 128 << 10;
 pub use self::output::OUTPUT_PATIENCE;
+/// Bytes of one job's state, and of one record or decision, at most: ten thousand keys of triggers, and errors in words. What
+/// is larger is not soloist's, and is not read.
+pub const STATE_MOST: usize = 16 << 20;
+pub const LINE_MOST: usize = 64 << 10;
+/// More than this of one run's output is not put together in memory.
+pub const OUTPUT_MOST: usize = 64 << 20;
+/// Bytes of output are counted up to here: what every store can count exactly.
+pub const LAST_BYTE: u64 = 1 << 53;
 /// Claims, states and registrations that travel in one command.
 pub const BATCH: usize = 100;
 /// Hints that a slow listener may be behind by; after that it looks at all jobs again. The memory of all of them is
@@ -171,7 +179,7 @@ pub struct Output {
 impl Output {
     /// `data` of an output that reaches to `stop` of `total` bytes.
     fn new(from: u64, data: Vec<u8>, stop: u64, done: bool, coming: bool, total: u64) -> Self {
-        let more = from + (data.len() as u64) < stop;
+        let more = !data.is_empty() && from.saturating_add(data.len() as u64) < stop;
         let done = done && !more;
         Self {
             from,
@@ -238,6 +246,10 @@ pub struct Problem {
 pub trait Store: Send + Sync + 'static {
     /// For messages; without secrets.
     fn address(&self) -> &str;
+    /// Where the state of a job is, for whoever has to repair it.
+    fn place(&self, job: &JobName) -> String {
+        job.to_string()
+    }
     /// True when nothing acknowledged is ever lost and no quarantine is needed.
     fn durable(&self) -> bool;
     /// True when the store's clock is this host's wall clock.
@@ -303,6 +315,64 @@ pub trait Store: Send + Sync + 'static {
     fn events(&self) -> tokio::sync::broadcast::Receiver<Event>;
 }
 
+/// The states of jobs, and for each that cannot be read the reason. An error is one of all of them.
+///
+/// # Errors
+/// Those of [`Store::observe`] that are not about what is stored of one job.
+pub async fn observe_each(
+    store: &dyn Store,
+    jobs: &[JobName],
+) -> Result<Reply<Vec<Observation>>, Error> {
+    match store.observe(jobs).await {
+        Ok(reply) => return Ok(reply.map(|states| states.into_iter().map(Ok).collect())),
+        Err(Error::Corrupt { .. }) => {}
+        Err(e) => return Err(e),
+    }
+    let mut all = store.observe(&[]).await?.map(|_| vec![]);
+    for some in jobs.chunks(BATCH) {
+        match store.observe(some).await {
+            Ok(reply) => all.value.extend(reply.value.into_iter().map(Ok)),
+            Err(Error::Corrupt { .. }) => {
+                for job in some {
+                    all.value
+                        .push(match store.observe(std::slice::from_ref(job)).await {
+                            Ok(reply) => Ok(reply.value.into_iter().next().flatten()),
+                            Err(e @ Error::Corrupt { .. }) => Err(e),
+                            Err(e) => return Err(e),
+                        });
+                }
+            }
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(all)
+}
+
+/// What is known of a job, or why it cannot be read.
+pub type Observation = Result<Option<State>, Error>;
+
+/// Those lines that can be read; of the others it is said how many there are.
+fn readable<T, E: std::fmt::Display>(
+    what: &str,
+    job: &JobName,
+    lines: impl Iterator<Item = Result<T, E>>,
+) -> Vec<T> {
+    let (mut unreadable, mut first) = (0, None);
+    let read = lines
+        .filter_map(|line| {
+            line.map_err(|e| {
+                unreadable += 1;
+                first.get_or_insert_with(|| e.to_string());
+            })
+            .ok()
+        })
+        .collect();
+    if let Some(reason) = first {
+        tracing::warn!(%job, unreadable, reason, "{what} that cannot be read are left out");
+    }
+    read
+}
+
 /// Opens the store that the configuration names. Connects lazily: a store that is down is an error of the first call.
 ///
 /// # Errors
@@ -350,8 +420,12 @@ pub(crate) async fn tail(
     let (mut at, mut bytes, mut complete) = (0, vec![], true);
     while let Some(some) = store.output(job, run, at).await? {
         complete &= some.from == at && !some.coming && some.missing == 0;
-        at = some.from + some.data.len() as u64;
+        at = some.from.saturating_add(some.data.len() as u64);
         bytes.extend(some.data);
+        if bytes.len() > OUTPUT_MOST {
+            complete = false;
+            break;
+        }
         if !some.more {
             break;
         }

@@ -224,6 +224,9 @@ pub struct JobView {
     pub other_definition: bool,
     /// Of the running ones: not renewed for a whole lease, so its holder is probably gone.
     pub lapsed: bool,
+    /// Why the state that the store has of it cannot be read. Then nothing else is known, and nothing of it is started.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unreadable: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -317,6 +320,7 @@ pub fn job(job: &Job, state: Option<&State>, now: i64, inc: &str) -> JobView {
         triggers: st.triggers.len(),
         other_definition: other(&st.def) || held().any(|o| other(&o.def)),
         lapsed: held().any(|o| now - o.renewed_at > o.lease),
+        unreadable: None,
     }
 }
 

@@ -5,13 +5,13 @@ use std::cmp::Reverse;
 use clap::Args;
 
 use super::{
-    Context, Exit, Failure, logs, outcome,
+    Context, Exit, Failure, logs, outcome, remark,
     show::{self, BOLD, Cell, PLAIN, relative, style_of, took},
 };
 use crate::{
     logic::claim::State,
     model::{JobName, Outcome},
-    store::HISTORY_KEPT,
+    store::{HISTORY_KEPT, Observation, observe_each},
     view::RunView,
 };
 
@@ -43,11 +43,26 @@ pub async fn history(ctx: &Context, args: &History) -> Result<Exit, Failure> {
         Some(name) => vec![ctx.known_job(name).await?.0],
         None => ctx.config.jobs.keys().cloned().collect(),
     };
-    let reply = ctx.ask(async || ctx.store.observe(&names).await).await?;
+    let reply = ctx
+        .ask(async || observe_each(&*ctx.store, &names).await)
+        .await?;
+    let known = |(name, state): (JobName, Observation)| match state {
+        Ok(state) => Some((name, state?)),
+        Err(e) => {
+            remark(&format!("what runs of `{name}` is not known: {e}"));
+            // Its records may be as new as any.
+            let newest = crate::model::LAST_MS;
+            let state = State {
+                newest,
+                ..State::default()
+            };
+            Some((name, state))
+        }
+    };
     let states: Vec<(JobName, State)> = names
         .into_iter()
         .zip(reply.value)
-        .filter_map(|(name, state)| Some((name, state?)))
+        .filter_map(known)
         .collect();
     let mut runs = collect(ctx, states, args.number, args.outcome).await?;
     if ctx.out.json {

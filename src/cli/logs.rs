@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::{Context, Exit, Failure, remark};
 use crate::{
     model::{JobName, Outcome, RunId},
-    store::Output,
+    store::{OUTPUT_MOST, Output},
     view::RunView,
 };
 
@@ -104,13 +104,13 @@ pub async fn logs(ctx: &Context, args: &Logs) -> Result<Exit, Failure> {
     // One object has it all.
     let (first, mut all) = (o.from, vec![]);
     loop {
-        let next = o.from + o.data.len() as u64;
+        let next = o.from.saturating_add(o.data.len() as u64);
         if ctx.out.json {
             all.append(&mut o.data);
         } else {
             show(o.from, &o.data, o.done)?;
         }
-        if !o.more {
+        if !o.more || all.len() > OUTPUT_MOST {
             break;
         }
         let more = async || ctx.store.output(&job, run, next).await;
@@ -197,7 +197,7 @@ impl Reader {
             if from > self.at {
                 remark(&format!("{} bytes are not kept", from - self.at));
             }
-            self.at = from + output.data.len() as u64;
+            self.at = from.saturating_add(output.data.len() as u64);
             // The rest of an ended run's output comes, or is given up, in its time.
             self.coming = output.coming;
             let over = output.done || ended && !output.more && !output.coming;

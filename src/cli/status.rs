@@ -8,19 +8,25 @@ use super::{
 };
 use crate::{
     model::JobName,
+    store::observe_each,
     view::{self, InstanceView, JobView, StatusView},
 };
 
 pub async fn status(ctx: &Context) -> Result<Exit, Failure> {
     let (fleet, _) = ctx.fleet().await?;
     let names: Vec<JobName> = ctx.config.jobs.keys().cloned().collect();
-    let states = ctx.ask(async || ctx.store.observe(&names).await).await?;
-    let by_name: HashMap<_, _> = names
-        .into_iter()
-        .zip(states.value)
-        .filter_map(|(name, state)| Some((name, state?)))
-        .collect();
-    let status = view::status(
+    let states = ctx
+        .ask(async || observe_each(&*ctx.store, &names).await)
+        .await?;
+    let (mut by_name, mut unreadable) = (HashMap::new(), HashMap::new());
+    for (name, state) in names.into_iter().zip(states.value) {
+        match state {
+            Ok(Some(state)) => drop(by_name.insert(name, state)),
+            Ok(None) => {}
+            Err(e) => drop(unreadable.insert(name, e.to_string())),
+        }
+    }
+    let mut status = view::status(
         &ctx.config,
         ctx.store.address(),
         &fleet,
@@ -28,8 +34,27 @@ pub async fn status(ctx: &Context) -> Result<Exit, Failure> {
         states.now_us / 1000,
         &states.inc,
     );
-    ctx.out.say(&status, || render(&status))?;
+    for j in &mut status.jobs {
+        j.unreadable = unreadable.remove(&j.job);
+    }
+    ctx.out
+        .say(&status, || render(&status) + &repairs(ctx, &status))?;
     Ok(Exit::Ok)
+}
+
+/// What to do about the jobs whose state cannot be read.
+fn repairs(ctx: &Context, s: &StatusView) -> String {
+    let one = |j: &JobView| {
+        let reason = j.unreadable.as_ref()?;
+        let what = format!("{}: {}", j.job, show::line(reason));
+        Some(format!(
+            "\n{}\n  Nothing of it is started. Another program, or another version of soloist, wrote to {}: repair it, \
+             or delete it when no run of the job goes on.\n",
+            show::paint(BAD, &what),
+            show::line(&ctx.store.place(&j.job))
+        ))
+    };
+    s.jobs.iter().filter_map(one).collect()
 }
 
 fn render(s: &StatusView) -> String {
@@ -199,6 +224,9 @@ fn next(j: &JobView, s: &StatusView) -> Cell {
 
 fn job_note(j: &JobView, now: i64) -> String {
     let mut notes = vec![];
+    if j.unreadable.is_some() {
+        return "its state in the store cannot be read: see below".to_owned();
+    }
     if let Some(p) = &j.paused {
         let until = p.until.map_or("until resumed".to_owned(), |t| {
             format!("until {} ({})", show::instant(t.0), relative(t.0, now))

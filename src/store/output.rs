@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, convert::Infallible, ops::Range, time::Duration};
 
-use super::{OUTPUT_AT_ONCE, Output, Tail};
+use super::{LAST_BYTE, OUTPUT_AT_ONCE, Output, Tail};
 
 /// Bytes of one piece: piece n has those from n × this on.
 const PIECE: u64 = 64 << 10;
@@ -66,7 +66,7 @@ impl Kept {
         data: &[u8],
         keep: u64,
     ) -> Result<(), P::Error> {
-        if self.done {
+        if self.done || at.saturating_add(data.len() as u64) > LAST_BYTE {
             return Ok(());
         }
         if at > self.stop {
@@ -118,7 +118,7 @@ impl Kept {
         if tail.more > 0 {
             let mut kept = was.unwrap_or_else(|| Self::from(tail.before));
             let patience = now.saturating_add(OUTPUT_PATIENCE.as_millis() as i64);
-            kept.rest = Some((tail.before + tail.more, patience));
+            kept.rest = Some((tail.before.saturating_add(tail.more), patience));
             kept.complete();
             return Ok(Some(kept));
         }

@@ -56,6 +56,7 @@ static CLAIM: Lazy = script!("claim");
 static RENEW: Lazy = script!("renew");
 static SETTLE: Lazy = script!("pieces" "settle");
 static OBSERVE: Lazy = script!("observe");
+static LINES: Lazy = script!("lines");
 static SWAP: Lazy = script!("swap");
 static HEARTBEAT: Lazy = script!("heartbeat");
 static OUTPUT: Lazy = script!("pieces" "output");
@@ -324,7 +325,8 @@ impl RedisStore {
     /// Reads up to [`BATCH`] states.
     async fn observe_some(&self, jobs: &[JobName]) -> Result<Reply<Vec<state::Fields>>, Error> {
         let keys: Vec<String> = jobs.iter().map(|j| self.key(j, "state")).collect();
-        let reply = self.run(&self.pool, &OBSERVE, &keys, &[], false).await?;
+        let most = [Arg::Int(super::STATE_MOST as i64)];
+        let reply = self.run(&self.pool, &OBSERVE, &keys, &most, false).await?;
         let fields = reply
             .value
             .iter()
@@ -352,8 +354,26 @@ impl RedisStore {
         }
     }
 
-    fn decode(&self, fields: &state::Fields) -> Result<Option<State>, Error> {
-        state::decode(fields).map_err(|e| self.corrupt(&e))
+    fn decode(&self, job: &JobName, fields: &state::Fields) -> Result<Option<State>, Error> {
+        state::decode(fields).map_err(|e| self.corrupt(&format!("{}: {e}", self.place(job))))
+    }
+
+    /// The newest lines of a list, each as JSON; of those that cannot be read it is said how many there are.
+    async fn lines<T: serde::de::DeserializeOwned>(
+        &self,
+        what: &str,
+        job: &JobName,
+        key: &str,
+        most: usize,
+    ) -> Result<Vec<T>, Error> {
+        let keys = [self.key(job, key)];
+        let args = [Arg::Int(most as i64), Arg::Int(super::LINE_MOST as i64)];
+        let reply = self.run(&self.pool, &LINES, &keys, &args, false).await?;
+        let lines = reply.value.iter().map(|v| match v {
+            Value::BulkString(line) => serde_json::from_slice(line).map_err(|e| e.to_string()),
+            _ => Err("no text".to_owned()),
+        });
+        Ok(super::readable(what, job, lines))
     }
 
     /// Writes a changed state back, with its effects; false: somebody else changed it meanwhile.
@@ -406,7 +426,7 @@ impl RedisStore {
         for _ in 0..SWAPS {
             let reply = self.observe_some(std::slice::from_ref(job)).await?;
             let was = reply.value.first().cloned().unwrap_or_default();
-            let before = self.decode(&was)?;
+            let before = self.decode(job, &was)?;
             let (mut after, mut fx) = (before.clone(), Effects::default());
             let doubted = self
                 .believed_ms(reply.sent)
@@ -540,6 +560,9 @@ impl Store for RedisStore {
     fn address(&self) -> &str {
         &self.client.address
     }
+    fn place(&self, job: &JobName) -> String {
+        self.key(job, "state")
+    }
     fn durable(&self) -> bool {
         false
     }
@@ -672,7 +695,7 @@ impl Store for RedisStore {
             let changes = chunk.iter().zip(&read.value).map(|(r, was)| {
                 let (now_us, inc) = (read.now_us, read.inc.clone());
                 async move {
-                    let before = self.decode(was)?;
+                    let before = self.decode(&r.job, was)?;
                     let (mut after, mut fx) = (before.clone(), Effects::default());
                     let answer = claim::register(&mut after, r, now_us, &inc, &mut fx);
                     match &after {
@@ -725,7 +748,8 @@ impl Store for RedisStore {
             let states = reply
                 .value
                 .iter()
-                .map(|f| self.decode(f))
+                .zip(chunk)
+                .map(|(f, job)| self.decode(job, f))
                 .collect::<Result<Vec<_>, _>>()?;
             parts.push(reply.map(|_| states));
         }
@@ -849,15 +873,8 @@ impl Store for RedisStore {
     }
 
     async fn decisions(&self, job: &JobName) -> Result<Vec<Decision>, Error> {
-        let mut c = cmd("LRANGE");
-        c.arg(self.key(job, "decisions")).arg(0).arg(-1);
-        let lines: Vec<String> = self
-            .connection()
-            .await?
-            .query(&c)
+        self.lines("decisions", job, "decisions", super::DECISIONS_KEPT)
             .await
-            .map_err(|e| self.client.error(&e))?;
-        lines.iter().map(|l| self.json(l)).collect()
     }
 
     async fn history(&self, job: &JobName, n: usize) -> Result<Vec<RunRecord>, Error> {
@@ -867,14 +884,9 @@ impl Store for RedisStore {
     }
 
     async fn records(&self, job: &JobName, n: usize) -> Result<Vec<RunRecord>, Error> {
-        let mut c = cmd("LRANGE");
-        c.arg(self.key(job, "history")).arg(0).arg(-1);
-        let mut conn = self.connection().await?;
-        let lines: Vec<String> = conn.query(&c).await.map_err(|e| self.client.error(&e))?;
-        let records = lines
-            .iter()
-            .map(|l| self.json(l))
-            .collect::<Result<Vec<RunRecord>, _>>()?;
+        let records = self
+            .lines("records of runs", job, "history", super::HISTORY_KEPT)
+            .await?;
         Ok(tidy(records, n))
     }
 
@@ -886,6 +898,9 @@ impl Store for RedisStore {
         data: &[u8],
         keep: usize,
     ) -> Result<(), Error> {
+        if at.saturating_add(data.len() as u64) > super::LAST_BYTE {
+            return Ok(());
+        }
         let keys = [self.key(job, &format!("output:{run}"))];
         let args = [Arg::Int(at as i64), Arg::Bytes(data), Arg::Int(keep as i64)];
         // Never an error: nobody closes it.
@@ -898,7 +913,7 @@ impl Store for RedisStore {
     async fn output(&self, job: &JobName, run: RunId, from: u64) -> Result<Option<Output>, Error> {
         let keys = [self.key(job, &format!("output:{run}"))];
         let args = [
-            Arg::Int(from as i64),
+            Arg::Int(from.min(super::LAST_BYTE) as i64),
             Arg::Int(super::OUTPUT_AT_ONCE as i64),
         ];
         let reply = self
@@ -910,7 +925,11 @@ impl Store for RedisStore {
         let int = |v: &Value| self.read::<u64>(v);
         let (from, stop, total) = (int(from)?, int(stop)?, int(total)?);
         let (done, coming) = (int(done)? == 1, int(coming)? == 1);
-        let data = self.read(data)?;
+        let data: Vec<u8> = self.read(data)?;
+        if stop > super::LAST_BYTE || data.len() as u64 > stop.saturating_sub(from) {
+            let reason = format!("the output of run {run} cannot reach from {from} to {stop}");
+            return Err(self.corrupt(&reason));
+        }
         Ok(Some(Output::new(from, data, stop, done, coming, total)))
     }
 

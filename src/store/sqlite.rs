@@ -23,9 +23,10 @@ use tokio::sync::{broadcast, oneshot};
 
 use super::{
     Beat, Clock, DECISIONS_KEPT, DECISIONS_TTL, Decision, Error, FENCE_TTL, FORGET_INSTANCE, Fleet,
-    HISTORY_KEPT, Info, OUTPUT_TTL, Output, RECORDS_TTL, Reply, Store, Tail, fill,
+    HISTORY_KEPT, Info, LAST_BYTE, LINE_MOST, OUTPUT_TTL, Output, RECORDS_TTL, Reply, STATE_MOST,
+    Store, Tail, fill,
     output::{Kept, Pieces},
-    tidy,
+    readable, tidy,
 };
 use crate::{
     clock::{self, Boottime, StoreClock},
@@ -649,16 +650,28 @@ impl Step<'_> {
     }
 }
 
+fn place(job: &JobName) -> String {
+    format!("the row `{job}` of the table `jobs`")
+}
+
 fn state(db: &Connection, job: &JobName) -> Result<Option<State>, Fault> {
-    let text: Option<String> = db
-        .prepare_cached("SELECT state FROM jobs WHERE job = ?1")?
-        .query_row([job.as_str()], |r| r.get(0))
-        .optional()?;
-    text.map(|t| from_json(&t)).transpose()
+    let unreadable = |e: &dyn std::fmt::Display| Fault::Data(format!("{}: {e}", place(job)));
+    let mut rows = db.prepare_cached("SELECT state FROM jobs WHERE job = ?1")?;
+    let mut rows = rows.query([job.as_str()])?;
+    let Some(row) = rows.next()? else {
+        return Ok(None);
+    };
+    let text = row.get_ref(0)?.as_str().map_err(|e| unreadable(&e))?;
+    match text.len() {
+        ..=STATE_MOST => serde_json::from_str(text)
+            .map(Some)
+            .map_err(|e| unreadable(&e)),
+        n => Err(unreadable(&format!("it has {n} bytes"))),
+    }
 }
 
 fn kept(db: &Connection, run: RunId) -> Result<Option<Kept>, Fault> {
-    Ok(db
+    let kept = db
         .prepare_cached(
             "SELECT start, base, stop, done, total, patience FROM output WHERE run = ?1",
         )?
@@ -676,7 +689,16 @@ fn kept(db: &Connection, run: RunId) -> Result<Option<Kept>, Fault> {
                     .map(|(total, until)| (total as u64, until)),
             })
         })
-        .optional()?)
+        .optional()?;
+    match kept {
+        Some(k) if k.start > k.base || k.base > k.stop || k.stop > LAST_BYTE => {
+            Err(Fault::Data(format!(
+                "the output of run {run} cannot reach from {} to {}",
+                k.base, k.stop
+            )))
+        }
+        kept => Ok(kept),
+    }
 }
 
 /// The pieces of one run's output.
@@ -906,14 +928,13 @@ fn to_json<T: serde::Serialize>(v: &T) -> String {
     serde_json::to_string(v).unwrap_or_default()
 }
 
-fn from_json<T: serde::de::DeserializeOwned>(text: &str) -> Result<T, Fault> {
-    serde_json::from_str(text).map_err(|e| Fault::Data(format!("{e} in {text:.200}")))
-}
-
 #[async_trait]
 impl Store for SqliteStore {
     fn address(&self) -> &str {
         &self.shared.address
+    }
+    fn place(&self, job: &JobName) -> String {
+        place(job)
     }
     fn durable(&self) -> bool {
         true
@@ -1108,11 +1129,11 @@ impl Store for SqliteStore {
         let job = job.clone();
         self.read(move |db| {
             let mut rows = db
-                .prepare_cached("SELECT decision FROM decisions WHERE job = ?1 ORDER BY id DESC")?;
+                .prepare_cached("SELECT decision FROM decisions WHERE job = ?1 AND octet_length(decision) <= ?2 ORDER BY id DESC LIMIT ?3")?;
             let lines: Vec<String> = rows
-                .query_map([job.as_str()], |r| r.get(0))?
+                .query_map(params![job.as_str(), LINE_MOST as i64, DECISIONS_KEPT as i64], |r| r.get(0))?
                 .collect::<Result<_, _>>()?;
-            lines.iter().map(|l| from_json(l)).collect()
+            Ok(readable("decisions", &job, lines.iter().map(|l| serde_json::from_str(l))))
         })
         .await
         .map(|r| r.value)
@@ -1128,15 +1149,12 @@ impl Store for SqliteStore {
         let job = job.clone();
         self.read(move |db| {
             let mut rows =
-                db.prepare_cached("SELECT record FROM history WHERE job = ?1 ORDER BY id DESC")?;
+                db.prepare_cached("SELECT record FROM history WHERE job = ?1 AND octet_length(record) <= ?2 ORDER BY id DESC LIMIT ?3")?;
             let lines: Vec<String> = rows
-                .query_map([job.as_str()], |r| r.get(0))?
+                .query_map(params![job.as_str(), LINE_MOST as i64, HISTORY_KEPT as i64], |r| r.get(0))?
                 .collect::<Result<_, _>>()?;
-            let records: Vec<RunRecord> = lines
-                .iter()
-                .map(|l| from_json(l))
-                .collect::<Result<_, _>>()?;
-            Ok(tidy(records, n))
+            let records = lines.iter().map(|l| serde_json::from_str(l));
+            Ok(tidy(readable("records of runs", &job, records), n))
         })
         .await
         .map(|r| r.value)

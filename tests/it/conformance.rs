@@ -115,6 +115,7 @@ conformance! {
     output_is_added_once
     output_that_is_much_comes_in_pieces_after_the_settlement
     output_that_stays_away_is_given_up
+    an_offset_beyond_all_output_is_survived
     events_reach_every_handle
 }
 
@@ -2015,6 +2016,23 @@ async fn history_is_kept_newest_first(bed: Bed) {
     assert!(s.history(&job("nobody"), 5).await.unwrap().is_empty());
 }
 
+async fn an_offset_beyond_all_output_is_survived(bed: Bed) {
+    let (s, now) = ready(&bed).await;
+    let c = claim(now, "a");
+    let _ = granted(&*s, &c).await;
+    let read = async |from: u64| s.output(&j(), c.run, from).await.unwrap();
+    s.append_output(&j(), c.run, 0, b"some", 100).await.unwrap();
+    for far in [1 << 53, i64::MAX as u64, u64::MAX - 3, u64::MAX] {
+        let all = read(far).await.expect("an output");
+        assert_eq!((all.from, all.data.len(), all.more), (4, 0, false));
+        // Nobody can have written so much.
+        let _ = s
+            .append_output(&j(), c.run, far, b"more and more", 100)
+            .await;
+        assert!(read(0).await.is_some());
+    }
+}
+
 async fn output_is_added_once(bed: Bed) {
     let (s, now) = ready(&bed).await;
     let c = claim(now, "a");
@@ -2922,7 +2940,7 @@ async fn redis_with_foreign_data_is_an_error_and_no_panic() {
     server.command::<()>(&["SET", "soloist:{backup}:state", "x"]);
     let e = s.claim(&[claim(now, "a")]).await.unwrap_err();
     assert!(
-        matches!(e, Error::Refused { .. }) && e.to_string().contains("WRONGTYPE"),
+        matches!(e, Error::Corrupt { .. }) && e.to_string().contains("WRONGTYPE"),
         "{e}"
     );
 }

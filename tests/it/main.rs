@@ -18,6 +18,7 @@ mod oracle;
 mod readme;
 mod sqlite;
 mod support;
+mod unreadable;
 
 #[used]
 #[unsafe(link_section = ".init_array")]

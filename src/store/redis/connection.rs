@@ -203,7 +203,10 @@ impl Client {
         }
         // Whatever may pass by itself: the network, a server that starts, fails over, or runs a long script.
         let passing = is_lost(e) || code.is_some_and(|c| PASSING.contains(&c));
-        if passing {
+        // Something else stands where one of our keys should.
+        if reason.contains("WRONGTYPE") {
+            Error::Corrupt { address, reason }
+        } else if passing {
             Error::Unreachable { address, reason }
         } else {
             Error::Refused { address, reason }

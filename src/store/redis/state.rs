@@ -19,6 +19,11 @@ pub(super) fn decode(fields: &Fields) -> Result<Option<State>, String> {
     fn time(name: &str, v: &str) -> Result<i64, String> {
         possible_ms(json(name, v)?).map_err(|e| format!("field {name}: {e}"))
     }
+    if let [(mark, reason)] = &fields[..]
+        && mark == "!"
+    {
+        return Err(reason.clone());
+    }
     let mut st = State::default();
     for (name, v) in fields {
         match name.as_str() {
