@@ -11,6 +11,7 @@ mod expand;
 mod lease;
 mod raw;
 mod report;
+pub mod rights;
 #[cfg(test)]
 mod tests;
 mod tree;
@@ -65,6 +66,7 @@ pub fn load(path: &Path) -> Result<Config, Report> {
             "name another file with `--config` or `SOLOIST_CONFIG`",
         )
     })?;
+    rights::trusted(path).map_err(|f| failed(f.message, &f.fix))?;
     let text = String::from_utf8(bytes).map_err(|error| {
         let valid = &error.as_bytes()[..error.utf8_error().valid_up_to()];
         let line = valid.iter().filter(|b| **b == b'\n').count() + 1;

@@ -15,6 +15,7 @@ use super::{
     CatchUp, Command, Config, Job, JobRetry, Lease, Limits, OnStateLoss, Output, Secret, Store,
     StoreRetry, StoreUrl, Tls, digest, raw,
     report::Place,
+    rights,
     tree::{At, Given, Reader, Zone, inside},
     url::{self, Kind},
 };
@@ -324,6 +325,12 @@ fn password(r: &mut Reader<'_>, file: &At<String>) -> Option<Secret> {
         .map(|dir| Path::new(&dir).join(&file.value))
         .filter(|path| path.exists());
     let path = credential.unwrap_or_else(|| r.dir.join(&file.value));
+    if let Err(f) = rights::trusted(&path) {
+        let message = format!("`password_file`: {}", f.message);
+        r.problems
+            .add(Place::Store, file.span.clone(), message, Some(f.fix));
+        return None;
+    }
     let wrong = match read_text(&path) {
         Ok(text) => {
             let line = text.strip_suffix('\n').unwrap_or(&text);
@@ -375,13 +382,18 @@ fn environment(
     if let Some(file) = raw.env_file.read() {
         let path = r.dir.join(&file.value);
         if !files.contains_key(&path) {
-            match read_text(&path) {
-                Ok(text) => {
+            match rights::trusted(&path).map(|()| read_text(&path)) {
+                Err(f) => {
+                    let message = format!("`env_file`: {}", f.message);
+                    r.problems
+                        .add(place, file.span.clone(), message, Some(f.fix));
+                }
+                Ok(Ok(text)) => {
                     let variables = variables(r, file, &path, &text);
                     files.insert(path.clone(), variables);
                 }
                 // Each place where it is named is reported.
-                Err(error) => {
+                Ok(Err(error)) => {
                     let path = path.display().to_string();
                     let message =
                         format!("`env_file`: cannot read `{}`: {error}", path.escape_debug());

@@ -196,6 +196,8 @@ impl SqliteStore {
                  put it on a local disk, or use Redis for several hosts"
             )));
         }
+        crate::config::rights::database(path)
+            .map_err(|f| refuse(format!("{}: {}", f.message, f.fix)))?;
         let db = connect(path)
             .and_then(|db| prepare(&db, clock()).map(|()| db))
             .map_err(|e| e.at(&address))?;

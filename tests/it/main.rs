@@ -16,6 +16,7 @@ mod model;
 mod options;
 mod oracle;
 mod readme;
+mod rights;
 mod sqlite;
 mod support;
 mod unreadable;

@@ -100,6 +100,9 @@ impl Client {
             None => redis::Client::open(info),
             Some(tls) => {
                 let file = |p: &std::path::PathBuf| {
+                    config::rights::trusted(p).map_err(|f| {
+                        refuse(address.clone(), format!("{}: {}", f.message, f.fix))
+                    })?;
                     std::fs::read(p).map_err(|e| {
                         refuse(address.clone(), format!("cannot read {}: {e}", p.display()))
                     })

@@ -1,0 +1,227 @@
+//! Files that somebody else may write: refused as root, named otherwise.
+
+use std::{
+    fs::{self, Permissions},
+    os::unix::{
+        fs::{PermissionsExt as _, chown, lchown, symlink},
+        process::CommandExt as _,
+    },
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use crate::support::skip;
+
+const STRANGER: u32 = 54_321;
+
+struct Place {
+    dir: tempfile::TempDir,
+}
+
+impl Place {
+    /// With a job, and files beside it; everybody may look at them.
+    fn new() -> Self {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let place = Self { dir };
+        mode(place.dir.path(), 0o755);
+        place.write("variables", "A=1\n");
+        place.write("password", "secret\n");
+        place.write(
+            "jobs.toml",
+            "[store]\nurl = \"redis://127.0.0.1:1\"\nusername = \"u\"\npassword_file = \"password\"\n\
+             [jobs.a]\nschedule = \"@hourly\"\ncommand = [\"true\"]\nenv_file = \"variables\"\n",
+        );
+        place
+    }
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+    fn write(&self, name: &str, text: &str) {
+        fs::write(self.path(name), text).expect("a file");
+        mode(&self.path(name), 0o644);
+    }
+}
+
+fn mode(path: &Path, mode: u32) {
+    fs::set_permissions(path, Permissions::from_mode(mode)).expect("another mode");
+}
+
+fn check(config: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_soloist"));
+    command.arg("--config").arg(config).arg("check");
+    command
+}
+
+fn run(mut command: Command) -> (Option<i32>, String) {
+    let out = command.output().expect("it starts");
+    let text = [out.stdout, out.stderr].concat();
+    (
+        out.status.code(),
+        String::from_utf8_lossy(&text).into_owned(),
+    )
+}
+
+#[track_caller]
+fn accepted(config: &Path) {
+    let (code, text) = run(check(config));
+    assert_eq!(code, Some(0), "{text}");
+    assert!(!text.contains("WARN"), "{text}");
+}
+
+#[track_caller]
+fn refused(config: &Path, parts: &[&str]) {
+    let (code, text) = run(check(config));
+    assert_eq!(code, Some(78), "{text}");
+    for part in parts {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+}
+
+fn root() -> bool {
+    let root = rustix::process::geteuid().is_root();
+    if !root {
+        skip("only root can give files away");
+    }
+    root
+}
+
+#[test]
+fn as_root_what_others_may_write_is_refused() {
+    if !root() {
+        return;
+    }
+    for (file, what) in [
+        ("jobs.toml", "jobs.toml"),
+        ("variables", "`env_file`"),
+        ("password", "`password_file`"),
+    ] {
+        let place = Place::new();
+        let (config, path) = (place.path("jobs.toml"), place.path(file));
+        accepted(&config);
+        mode(&path, 0o666);
+        refused(&config, &[what, "everybody may write", "`chmod o-w "]);
+        mode(&path, 0o664);
+        accepted(&config);
+        chown(&path, None, Some(STRANGER)).expect("another group");
+        refused(&config, &[what, "its group may write", "`chmod g-w "]);
+        mode(&path, 0o644);
+        accepted(&config);
+        chown(&path, Some(STRANGER), None).expect("another owner");
+        refused(&config, &[what, "belongs to user 54321", "`chown root "]);
+    }
+}
+
+#[test]
+fn as_root_the_way_to_a_file_counts_as_well() {
+    if !root() {
+        return;
+    }
+    let place = Place::new();
+    let (dir, config) = (place.dir.path(), place.path("jobs.toml"));
+    mode(dir, 0o777);
+    refused(&config, &["everybody may write in ", "`chmod o-w "]);
+    mode(dir, 0o1777);
+    accepted(&config);
+    chown(dir, Some(STRANGER), None).expect("another owner");
+    refused(&config, &["belongs to user 54321"]);
+    chown(dir, Some(0), None).expect("our own");
+    // As a ConfigMap is laid out: links of root's, one of them to a directory.
+    fs::create_dir(place.path("..2026")).expect("a directory");
+    mode(&place.path("..2026"), 0o755);
+    fs::rename(&config, place.path("..2026/jobs.toml")).expect("moved");
+    for name in ["variables", "password"] {
+        fs::rename(place.path(name), place.path("..2026").join(name)).expect("moved");
+        symlink(Path::new("..data").join(name), place.path(name)).expect("a link");
+    }
+    symlink("..2026", place.path("..data")).expect("a link");
+    symlink("..data/jobs.toml", &config).expect("a link");
+    accepted(&config);
+    lchown(place.path("..data"), Some(STRANGER), None).expect("another owner");
+    refused(
+        &config,
+        &["..data belongs to user 54321", "`chown -h root "],
+    );
+    lchown(place.path("..data"), Some(0), None).expect("our own");
+    // Where a container has it: everybody may write, but for the mount.
+    mode(dir, 0o777);
+    refused(&config, &["everybody may write in "]);
+    let mut mounted = Command::new("unshare");
+    mounted.args(["-m", "sh", "-c", "mount --bind \"$1\" \"$1\" && mount -o remount,ro,bind \"$1\" && exec \"$2\" --config \"$1/jobs.toml\" check", "sh"]);
+    mounted.arg(dir).arg(env!("CARGO_BIN_EXE_soloist"));
+    let (code, text) = run(mounted);
+    if text.contains("unshare: ") || text.contains("mount: ") {
+        return skip(&format!("cannot mount: {text}"));
+    }
+    assert_eq!(code, Some(0), "{text}");
+}
+
+#[test]
+fn another_user_is_warned() {
+    if !root() {
+        return;
+    }
+    let place = Place::new();
+    for name in ["jobs.toml", "variables", "password"] {
+        chown(place.path(name), Some(STRANGER), Some(STRANGER)).expect("another owner");
+    }
+    let as_stranger = |path: &Path| {
+        let mut command = check(path);
+        command.uid(STRANGER).gid(STRANGER).current_dir("/");
+        run(command)
+    };
+    let config = place.path("jobs.toml");
+    let (code, text) = as_stranger(&config);
+    if code.is_none() || text.contains("Permission denied") {
+        return skip("another user cannot start the program where it is");
+    }
+    assert_eq!(code, Some(0), "{text}");
+    assert!(!text.contains("WARN"), "{text}");
+    // Its own group may.
+    mode(&config, 0o664);
+    assert!(!as_stranger(&config).1.contains("WARN"));
+    mode(&config, 0o666);
+    let (code, text) = as_stranger(&config);
+    assert_eq!(code, Some(0), "{text}");
+    assert!(
+        text.contains("WARN") && text.contains("`chmod o-w "),
+        "{text}"
+    );
+}
+
+#[test]
+fn as_root_a_planted_database_is_refused() {
+    if !root() {
+        return;
+    }
+    let place = Place::new();
+    let (db, config) = (place.path("soloist.db"), place.path("jobs.toml"));
+    place.write(
+        "jobs.toml",
+        "[store]\nurl = \"sqlite:soloist.db\"\n[jobs.a]\nschedule = []\ncommand = [\"true\"]\n",
+    );
+    drop(soloist::store::sqlite::SqliteStore::open(&db).expect("a database"));
+    let status = || {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_soloist"));
+        command.arg("--config").arg(&config).arg("status");
+        run(command)
+    };
+    assert_eq!(status().0, Some(0), "{}", status().1);
+    mode(place.dir.path(), 0o1777);
+    chown(&db, Some(STRANGER), None).expect("another owner");
+    let (code, text) = status();
+    assert_eq!(code, Some(69), "{text}");
+    assert!(text.contains("belongs to user 54321"), "{text}");
+    assert!(text.contains("chown -h root"), "{text}");
+    chown(&db, Some(0), None).expect("our own");
+    let wal = place.path("soloist.db-wal");
+    fs::write(&wal, "").expect("a file");
+    chown(&wal, Some(STRANGER), None).expect("another owner");
+    assert_eq!(status().0, Some(69), "{}", status().1);
+    fs::remove_file(&wal).expect("removed");
+    // A link that somebody else put there, to a file of root's.
+    let true_db = place.path("true.db");
+    fs::rename(&db, &true_db).expect("moved");
+    symlink(&true_db, &db).expect("a link");
+    lchown(&db, Some(STRANGER), None).expect("another owner");
+    assert_eq!(status().0, Some(69), "{}", status().1);
+}
