@@ -214,7 +214,8 @@ pub fn main() -> ExitCode {
             default.parse().unwrap_or_default()
         }),
     );
-    let out = Out::new(cli.command.json());
+    let mut out = Out::new(cli.command.json());
+    out.raw |= matches!(&cli.command, Command::Logs(args) if args.raw);
     match dispatch(cli, out) {
         Ok(exit) => exit.into(),
         Err(failure) => failure
@@ -332,13 +333,17 @@ fn find(named: Option<PathBuf>) -> Result<PathBuf, Failure> {
 struct Out {
     json: bool,
     color: bool,
+    /// What commands wrote goes out as it is: to a file or a pipe, or because that is asked for.
+    raw: bool,
 }
 
 impl Out {
     fn new(json: bool) -> Self {
+        let terminal = io::stdout().is_terminal();
         Self {
             json,
-            color: show::colours(io::stdout().is_terminal()),
+            color: show::colours(terminal),
+            raw: !terminal,
         }
     }
 
@@ -350,12 +355,21 @@ impl Out {
             .map_err(Failure::Output)
     }
 
-    /// Text that may have colours.
+    /// Text that may have colours; nothing else in it acts on a terminal.
     fn text(&self, text: &str) -> Result<(), Failure> {
+        let text = crate::text::coloured(text);
         if self.color {
             self.bytes(text.as_bytes())
         } else {
-            self.bytes(anstream::adapter::strip_str(text).to_string().as_bytes())
+            self.bytes(anstream::adapter::strip_str(&text).to_string().as_bytes())
+        }
+    }
+
+    /// What a command wrote: as it is, or safe to look at on a terminal.
+    fn output(&self, data: &[u8], shown: &mut crate::text::Stream) -> Result<(), Failure> {
+        match self.raw {
+            true => self.bytes(data),
+            false => self.bytes(shown.push(data).as_bytes()),
         }
     }
 

@@ -273,7 +273,9 @@ fn reload(
 ) {
     match loaded {
         Err(report) => {
-            error!("the new configuration is invalid, the old one stays in force:\n{report}");
+            error!("the new configuration is invalid, the old one stays in force:");
+            // One line of the log each.
+            report.to_string().lines().for_each(|line| error!("{line}"));
         }
         Ok(new) => {
             let mut changed = (0, 0, 0);

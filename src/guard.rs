@@ -329,7 +329,7 @@ pub fn main() -> ExitCode {
     match Guard::prepare() {
         Ok(guard) => guard.run(),
         Err(error) => {
-            eprintln!("soloist: guard: {error}");
+            eprintln!("soloist: guard: {}", crate::text::line(&error.to_string()));
             ExitCode::from(70)
         }
     }
@@ -414,7 +414,10 @@ impl Guard {
             return ExitCode::SUCCESS;
         }
         let error = self.hand_over(&HandOver { settle, end: ended }, exe.as_deref());
-        eprintln!("soloist: guard: cannot hand over to {SETTLE_ARGUMENT}: {error}");
+        eprintln!(
+            "soloist: guard: cannot hand over to {SETTLE_ARGUMENT}: {}",
+            crate::text::line(&error.to_string())
+        );
         ExitCode::from(70)
     }
 

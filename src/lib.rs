@@ -19,6 +19,7 @@ pub mod model;
 pub mod runner;
 pub mod settle;
 pub mod store;
+pub mod text;
 pub mod view;
 
 pub use lock::{

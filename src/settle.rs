@@ -199,7 +199,7 @@ fn release(legacy: &LockLegacy) -> ExitCode {
     reason = "there is no log in this process; stderr may be closed, and then nobody hears"
 )]
 fn fail(error: &str) -> ExitCode {
-    eprintln!("soloist: settle: {error}");
+    eprintln!("soloist: settle: {}", crate::text::line(error));
     ExitCode::from(70)
 }
 

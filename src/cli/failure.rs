@@ -6,7 +6,7 @@ use std::{
     process::ExitCode,
 };
 
-use crate::{config::Report, store};
+use crate::{config::Report, store, text};
 
 /// How a command ended, as sysexits.h numbers it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -117,7 +117,8 @@ impl Failure {
     pub fn tell(&self, color: bool) -> Exit {
         let (chain, hint) = match self {
             Self::Config(report) => {
-                let _ = writeln!(io::stderr(), "{}", report.render(color));
+                let report = text::coloured(&report.render(color));
+                let _ = writeln!(io::stderr(), "{report}");
                 return self.exit();
             }
             Self::Output(e) if e.kind() == io::ErrorKind::BrokenPipe => return self.exit(),
@@ -141,9 +142,9 @@ impl Failure {
                     .map(|e| remedy(e, "the store")),
             ),
         };
-        let mut text = format!("soloist: {chain}\n");
+        let mut text = format!("soloist: {}\n", text::line(&chain));
         if let Some(hint) = hint {
-            text.push_str(&format!("hint: {hint}\n"));
+            text.push_str(&format!("hint: {}\n", text::line(&hint)));
         }
         let _ = io::stderr().write_all(text.as_bytes());
         self.exit()

@@ -2,6 +2,7 @@
 
 use std::io::{self, IsTerminal};
 
+use crate::text;
 use tracing_subscriber::{
     Layer, filter::Targets, layer::SubscriberExt, registry, util::SubscriberInitExt,
 };
@@ -43,8 +44,24 @@ pub fn init(format: Format, filter: Targets) {
     }
     let layer = tracing_subscriber::fmt::layer()
         .with_ansi(super::show::colours(io::stderr().is_terminal()))
-        .with_writer(io::stderr);
+        .with_writer(|| Lines(io::stderr()));
     registry().with(layer.with_filter(filter)).init();
+}
+
+/// Writes each event as one line, and nothing in it but our colours acts on a terminal. An event comes in one piece.
+struct Lines<W>(W);
+
+impl<W: io::Write> io::Write for Lines<W> {
+    fn write(&mut self, event: &[u8]) -> io::Result<usize> {
+        let text = String::from_utf8_lossy(event);
+        let text = text.strip_suffix('\n').unwrap_or(&text);
+        let line = text::coloured(text).replace('\n', "\\n") + "\n";
+        self.0.write_all(line.as_bytes())?;
+        Ok(event.len())
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
 }
 
 /// `journal_stream` is systemd's `device:inode` of the stream that it connected.

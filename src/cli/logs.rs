@@ -9,6 +9,7 @@ use super::{Context, Exit, Failure, remark};
 use crate::{
     model::{JobName, Outcome, RunId},
     store::{OUTPUT_MOST, Output},
+    text,
     view::RunView,
 };
 
@@ -33,6 +34,9 @@ pub struct Logs {
     /// Follow the output until the run ends
     #[arg(short, long)]
     follow: bool,
+    /// On a terminal, too, write the bytes as they are: the run's colours, and whatever else acts on a terminal
+    #[arg(long)]
+    pub raw: bool,
     /// Print JSON: one object, or one per line with --follow
     #[arg(long)]
     pub json: bool,
@@ -56,9 +60,10 @@ pub async fn logs(ctx: &Context, args: &Logs) -> Result<Exit, Failure> {
         None => latest(ctx, &job).await?,
     };
     let mut reader = Reader::new(job.clone(), run);
+    let mut shown = text::Stream::default();
     let mut show = |from: u64, data: &[u8], done: bool| {
         if !ctx.out.json {
-            return ctx.out.bytes(data);
+            return ctx.out.output(data, &mut shown);
         }
         let chunk = Chunk {
             job: &job,

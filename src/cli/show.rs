@@ -35,18 +35,15 @@ pub fn paint(style: Style, text: &str) -> String {
     format!("{style}{text}{style:#}")
 }
 
-/// One line without control characters: what comes from a store or a command must not move the cursor.
+/// One line that is not too long, and safe to show.
 pub fn line(text: &str) -> String {
     let text = text.trim();
-    let mut out: String = text
-        .chars()
-        .take(300)
-        .map(|c| if c.is_control() { ' ' } else { c })
-        .collect();
+    let mut out: String = text.chars().take(300).collect();
     if text.chars().nth(300).is_some() {
         out.push('…');
     }
-    out
+    // The columns of a table are counted in characters.
+    crate::text::line(&out).replace('\t', " ")
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -298,7 +295,7 @@ mod tests {
             "longer".into(),
             "1.24 s".into(),
             "".into(),
-            "bad\nend".into(),
+            "bad\x1bend".into(),
         ]);
         t.row(["b".into()]);
         let plain = anstream::adapter::strip_str(&t.render()).to_string();
@@ -306,14 +303,14 @@ mod tests {
             plain,
             "JOB       TOOK  ERROR\n\
              a        31 ms\n\
-             longer  1.24 s  bad end\n\
+             longer  1.24 s  bad\\x1bend\n\
              b\n"
         );
     }
 
     #[test]
     fn what_a_command_wrote_cannot_move_the_cursor() {
-        assert_eq!(line(" a\x1b[2Jb\r\n"), "a [2Jb");
+        assert_eq!(line(" a\x1b[2J\tb\nc\r\n"), "a\\x1b[2J b\\nc");
         assert_eq!(line(&"x".repeat(301)).chars().count(), 301);
     }
 }

@@ -18,6 +18,7 @@ use crate::{
     logic::claim::{Control, Controlled, KEYS_KEPT_MS, KEYS_MOST, OWN_KEY, Open, State},
     model::{JobName, Occurrence, Outcome, RunId, RunRecord},
     store::Fleet,
+    text,
     view::{self, RunView, Time},
 };
 
@@ -133,6 +134,7 @@ pub async fn trigger(ctx: &Context, args: &Trigger) -> Result<Exit, Failure> {
         since: reply.sent,
         occurrence: answer.occurrence.map(|t| Occurrence(t.0)),
         following: None,
+        text: text::Stream::default(),
         shown: 0,
         told: None,
         awaited: 0,
@@ -211,6 +213,8 @@ struct Wait<'a> {
     since: Boottime,
     occurrence: Option<Occurrence>,
     following: Option<Reader>,
+    /// Of the output that is shown.
+    text: text::Stream,
     /// The newest attempt whose output is shown or followed.
     shown: u32,
     /// Why nobody takes it, as it was said last.
@@ -275,7 +279,9 @@ impl Wait<'_> {
         }
         if let Some(open) = open {
             if let Some(reader) = &mut self.following {
-                reader.step(self.ctx, &mut print(self.ctx)).await?;
+                reader
+                    .step(self.ctx, &mut print(self.ctx, &mut self.text))
+                    .await?;
             }
             return self.stuck(&st, open, shown).await;
         }
@@ -316,7 +322,7 @@ impl Wait<'_> {
 
     /// Shows the output of the attempts before this one that came and went between two looks.
     async fn output_between(
-        &self,
+        &mut self,
         history: &[RunRecord],
         at: Occurrence,
         attempt: u32,
@@ -328,7 +334,9 @@ impl Wait<'_> {
         unseen.sort_by_key(|r| r.attempt);
         for run in unseen.into_iter().filter_map(|r| r.run_id) {
             let mut reader = Reader::new(self.job.name.clone(), run);
-            reader.finish(self.ctx, &mut print(self.ctx)).await?;
+            reader
+                .finish(self.ctx, &mut print(self.ctx, &mut self.text))
+                .await?;
         }
         Ok(())
     }
@@ -401,7 +409,9 @@ impl Wait<'_> {
     /// Shows what is left of the output of the attempt that was followed.
     async fn finish_output(&mut self) -> Result<(), Failure> {
         if let Some(reader) = &mut self.following {
-            reader.finish(self.ctx, &mut print(self.ctx)).await?;
+            reader
+                .finish(self.ctx, &mut print(self.ctx, &mut self.text))
+                .await?;
         }
         Ok(())
     }
@@ -507,12 +517,15 @@ fn lost(job: &JobName) -> Failure {
     }
 }
 
-fn print(ctx: &Context) -> impl FnMut(u64, &[u8], bool) -> Result<(), Failure> {
-    |_, data, _| {
+fn print<'a>(
+    ctx: &'a Context,
+    shown: &'a mut text::Stream,
+) -> impl FnMut(u64, &[u8], bool) -> Result<(), Failure> {
+    move |_, data, _| {
         if ctx.out.json || data.is_empty() {
             return Ok(());
         }
-        match ctx.out.bytes(data) {
+        match ctx.out.output(data, shown) {
             // Whoever read the output has seen enough; the exit code is still to come.
             Err(Failure::Output(e)) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
             other => other,

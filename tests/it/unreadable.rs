@@ -1,9 +1,15 @@
-//! What a store says that no soloist wrote: it hides nothing else, and is bounded.
+//! What a store says that no soloist wrote: it hides nothing else, is bounded, and does nothing to a terminal.
+
+use serde_json::{Value, json};
 
 use crate::support::{
     GENEROUS,
     fleet::{Fleet, fleet},
+    process, wait_for, wait_until,
 };
+
+/// Clears the screen, sets the title, hides and reorders text, and begins what looks like a line of its own.
+const EVIL: &str = "x\x1b[2J\x1b]0;t\x07\u{9b}31m\u{202e}\u{2066}\r\n2099-01-01T00:00:00Z forged";
 
 /// Two jobs, of which the second's state is another's.
 fn ran(sqlite: bool) -> Fleet {
@@ -147,4 +153,135 @@ fn lines_that_cannot_be_read_hide_no_others() {
         .command::<()>(&["HSET", "soloist:instances", "odd", "{"]);
     fleet.instances[0].start();
     fleet.wait_more_runs(2);
+}
+
+/// What a command writes to a terminal, stderr and stdout together.
+fn on_terminal(fleet: &Fleet, words: &str) -> String {
+    let program = fleet.instances[0].command();
+    let words = format!("{} {words}", program.get_program().display());
+    let output = std::process::Command::new("script")
+        .args(["-qec", &words, "/dev/null"])
+        .env_remove("CI")
+        .env("NO_COLOR", "1")
+        .env("TERM", "xterm")
+        .env("SOLOIST_CONFIG", &fleet.instances[0].config)
+        .stdin(std::process::Stdio::null())
+        .output()
+        .expect("script starts; the tests need it (apt-get install bsdutils)");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Nothing of [`EVIL`] acts on whoever reads it.
+#[track_caller]
+fn harmless(what: &str, text: &str) {
+    for c in ['\x1b', '\x07', '\u{9b}', '\u{202e}', '\u{2066}'] {
+        assert!(!text.contains(c), "{what}: {c:?} in {text:?}");
+    }
+    assert!(
+        !text.lines().any(|l| l.starts_with("2099")),
+        "{what}: {text:?}"
+    );
+    let seen = |part: &str| text.contains(part);
+    assert!(
+        seen("\\x1b[2J") && seen("\\u{202e}"),
+        "{what}: not shown: {text:?}"
+    );
+}
+
+#[test]
+fn nothing_that_a_store_says_acts_on_a_terminal() {
+    let mut fleet = fleet(1)
+        .witness("good", "for=5", "")
+        .job(
+            "loud",
+            "schedule = []\ncommand = [\"sh\", \"-c\", 'printf \"a\\033[2Jb\\342\\200\\256c\\nnext\\n\"']",
+        )
+        .start();
+    fleet.wait_record("good", "succeeded");
+    let shown = on_terminal(&fleet, "trigger loud --wait");
+    assert!(shown.contains("a\\x1b[2Jb\\u{202e}c\r\nnext"), "{shown:?}");
+    fleet.wait_record("loud", "succeeded");
+    let shown = on_terminal(&fleet, "logs loud");
+    assert!(shown.contains("a\\x1b[2Jb\\u{202e}c\r\nnext"), "{shown:?}");
+    let raw = "a\x1b[2Jb\u{202e}c\nnext\n";
+    assert!(on_terminal(&fleet, "logs loud --raw").contains("a\x1b[2Jb\u{202e}c\r\nnext"));
+    assert_eq!(fleet.said(&["logs", "loud"]), raw);
+    let chunk = fleet.json(&["logs", "loud", "--json"]);
+    assert_eq!(chunk["output"], raw);
+
+    fleet.instances[0].urge();
+    let server = fleet.server();
+    let line: String = server.command(&["LINDEX", "soloist:{good}:history", "0"]);
+    let mut record: Value = serde_json::from_str(&line).expect("a record");
+    record["run_id"] = json!("01a202e8-f7ce-71ef-ad22-79af87e53a58");
+    record["outcome"] = json!("failed");
+    for field in ["error", "instance", "host"] {
+        record[field] = json!(EVIL);
+    }
+    server.command::<()>(&["LPUSH", "soloist:{good}:history", &record.to_string()]);
+    let at = record["occurrence"].to_string();
+    let decision = json!({"job": "good", "occurrence": record["occurrence"], "instance": EVIL,
+        "at": record["occurrence"], "decision": EVIL, "detail": EVIL});
+    server.command::<()>(&["LPUSH", "soloist:{good}:decisions", &decision.to_string()]);
+    let infos: std::collections::HashMap<String, String> =
+        server.command(&["HGETALL", "soloist:instances"]);
+    let mut info: Value = match infos.values().next() {
+        Some(info) => serde_json::from_str(info).expect("an instance"),
+        None => {
+            json!({"pid": 1, "version": "1", "config": "c", "clock_offset_ms": 0.0, "started_at": 1,
+            "running": [], "draining": false, "jobs": 1})
+        }
+    };
+    info["host"] = json!(EVIL);
+    info["config"] = json!(EVIL);
+    info["seen"] = record["finished_at"].clone();
+    server.command::<()>(&["HSET", "soloist:instances", EVIL, &info.to_string()]);
+    server.command::<()>(&[
+        "HSET",
+        "soloist:{good}:state",
+        "pause",
+        &json!({"reason": EVIL, "at": 1}).to_string(),
+    ]);
+    for words in [
+        "status".to_owned(),
+        "history good".to_owned(),
+        format!("why good {at}"),
+        "drain nobody".to_owned(),
+        "resume good".to_owned(),
+    ] {
+        let text = on_terminal(&fleet, &words);
+        if words.starts_with("resume") {
+            assert!(
+                !text.contains('\x1b') && !text.contains('\u{202e}'),
+                "{text:?}"
+            );
+        } else {
+            harmless(&words, &text);
+        }
+    }
+    // And what is said of data that cannot be read.
+    let server = fleet.server();
+    server.command::<()>(&["HSET", "soloist:{good}:state", "newest", EVIL]);
+    harmless("status", &on_terminal(&fleet, "status"));
+    harmless("why", &on_terminal(&fleet, "why good"));
+    std::fs::write(&fleet.instances[0].log, "").expect("an empty log");
+    fleet.instances[0].start();
+    fleet.wait_log(0, "cannot register");
+    let log = wait_for("the end of its line", GENEROUS, || {
+        let log = fleet.instances[0].log_text();
+        log.contains("forged").then_some(log)
+    });
+    harmless("the log", &log);
+    let names = [EVIL, "\u{202e}"];
+    for name in names {
+        let out = fleet.cli(&["--config", name, "status"]);
+        let said = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert!(
+            !said.contains('\u{202e}') && !said.contains('\x1b'),
+            "{said:?}"
+        );
+    }
+    wait_until("it still runs", GENEROUS, || {
+        process::resident_kib(fleet.instances[0].pid()).is_some()
+    });
 }

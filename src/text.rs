@@ -1,0 +1,137 @@
+//! Text from elsewhere, made safe for a terminal or a text log: what a store, a command, a file or the environment says must
+//! not move the cursor, hide or reorder what stands beside it, or look like a line of its own.
+
+use std::fmt::Write as _;
+
+/// What a terminal may take for a command, or what changes how the text around it is read.
+fn acts(c: char) -> bool {
+    c.is_control()
+        || matches!(c,
+            // Marks, embeddings, overrides and isolates of bidirectional text; separators of lines.
+            '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+fn escape(out: &mut String, c: char) {
+    let _ = match c {
+        '\n' => out.write_str("\\n"),
+        '\r' => out.write_str("\\r"),
+        ..='\u{7f}' => write!(out, "\\x{:02x}", u32::from(c)),
+        _ => write!(out, "\\u{{{:x}}}", u32::from(c)),
+    };
+}
+
+fn shown(text: &str, stays: impl Fn(char) -> bool) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match acts(c) && c != '\t' && !stays(c) {
+            true => escape(&mut out, c),
+            false => out.push(c),
+        }
+    }
+    out
+}
+
+/// As one line: whatever acts on a terminal is written out, as in `\x1b`, `\u{202e}`, `\n`. A tab stays.
+pub fn line(text: &str) -> String {
+    shown(text, |_| false)
+}
+
+/// The same, and newlines stay.
+pub fn lines(text: &str) -> String {
+    shown(&text.replace("\r\n", "\n"), |c| c == '\n')
+}
+
+/// The same for text with colours of our own: nothing but those passes.
+pub fn coloured(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find('\x1b') {
+        out.push_str(&lines(&rest[..at]));
+        match colour(&rest[at..]) {
+            Some(n) => {
+                out.push_str(&rest[at..at + n]);
+                rest = &rest[at + n..];
+            }
+            None => {
+                escape(&mut out, '\x1b');
+                rest = &rest[at + 1..];
+            }
+        }
+    }
+    out.push_str(&lines(rest));
+    out
+}
+
+/// The length of the colour that `text` begins with.
+fn colour(text: &str) -> Option<usize> {
+    let codes = text.strip_prefix("\x1b[")?;
+    let n = codes.find(|c: char| !c.is_ascii_digit() && c != ';')?;
+    // 8 would hide what follows.
+    let hides = codes[..n].split(';').any(|code| code == "8");
+    (codes[n..].starts_with('m') && n <= 12 && !hides).then_some(n + 3)
+}
+
+/// Bytes that come piece by piece, as [`lines`]. What is no UTF-8 is shown as a replacement character.
+#[derive(Debug, Default)]
+pub struct Stream {
+    /// The beginning of a character, or of an end of line, whose rest is still to come.
+    begun: Vec<u8>,
+}
+
+impl Stream {
+    pub fn push(&mut self, data: &[u8]) -> String {
+        self.begun.extend_from_slice(data);
+        let mut whole = self.begun.len() - usize::from(self.begun.ends_with(b"\r"));
+        let last = self.begun[..whole].utf8_chunks().last();
+        // Cut in the middle of a character.
+        whole -= last.map_or(0, |chunk| match std::str::from_utf8(chunk.invalid()) {
+            Err(e) if e.error_len().is_none() => chunk.invalid().len(),
+            _ => 0,
+        });
+        let text = lines(&String::from_utf8_lossy(&self.begun[..whole]));
+        self.begun.drain(..whole);
+        text
+    }
+
+    /// What was begun and has no rest.
+    pub fn end(&mut self) -> String {
+        lines(&String::from_utf8_lossy(&std::mem::take(&mut self.begun)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_acts_on_a_terminal_is_written_out() {
+        for (text, safe) in [
+            ("a\tb ä 日本", "a\tb ä 日本"),
+            ("a\x1b[2Jb\x07\r\n", "a\\x1b[2Jb\\x07\\r\\n"),
+            ("\u{7f}\u{9b}2J", "\\x7f\\u{9b}2J"),
+            (
+                "abc\u{202e}txt\u{2066}\u{2069}\u{200f}\u{2028}",
+                "abc\\u{202e}txt\\u{2066}\\u{2069}\\u{200f}\\u{2028}",
+            ),
+        ] {
+            assert_eq!(line(text), safe);
+        }
+        assert_eq!(lines("a\r\nb\nc\rd"), "a\nb\nc\\rd");
+        assert_eq!(
+            coloured("\x1b[1m\x1b[31mbad\x1b[0m\n\x1b[2J\x1b]0;x\x07\x1b[8mhidden\x1b"),
+            "\x1b[1m\x1b[31mbad\x1b[0m\n\\x1b[2J\\x1b]0;x\\x07\\x1b[8mhidden\\x1b"
+        );
+    }
+
+    #[test]
+    fn pieces_are_shown_as_the_whole_would_be() {
+        let all = "ä日\u{202e}\r\nb\x1b[0m\r".as_bytes();
+        let all = [all, b"\xff\xe6\x97"].concat();
+        let whole = lines(&String::from_utf8_lossy(&all));
+        for at in 0..all.len() {
+            let mut s = Stream::default();
+            let shown = s.push(&all[..at]) + &s.push(&all[at..]) + &s.end();
+            assert_eq!(shown, whole, "cut at {at}");
+        }
+    }
+}
