@@ -10,7 +10,8 @@ FROM debian:bookworm-slim
 RUN apt-get update \
     && apt-get install -y --no-install-recommends ca-certificates \
     && rm -rf /var/lib/apt/lists/* \
-    && useradd --system --uid 10001 --user-group --home-dir /var/lib/soloist --create-home soloist
+    && useradd --system --uid 10001 --user-group --home-dir /var/lib/soloist --create-home soloist \
+    && chmod 700 /var/lib/soloist
 COPY --from=build /src/target/release/soloist /usr/bin/soloist
 
 USER 10001:10001

@@ -75,6 +75,7 @@ pub async fn run(o: Options) -> anyhow::Result<()> {
             .unwrap_or_else(|| format!("{host}-{:04x}", fastrand::u16(..))),
     );
     let store = store::open(&o.config.store)?;
+    warn_of_open_file(&o.config.store.url);
     let clock = Arc::new(StoreClock::default());
     store.believe(clock.clone());
     let runner = Runner::new().context("cannot become the subreaper of the commands")?;
@@ -243,6 +244,19 @@ pub async fn run(o: Options) -> anyhow::Result<()> {
     let _ = tokio::time::timeout(HAND_OVER, holder.runs.wait()).await;
     info!("stopped");
     Ok(())
+}
+
+/// The store's file may have been made by an older version, or to be shared: it is not ours to decide.
+fn warn_of_open_file(url: &config::StoreUrl) {
+    if let config::StoreUrl::Sqlite(path) = url
+        && let Some(mode) = store::sqlite::open_to_others(path)
+    {
+        let file = path.display();
+        warn!(
+            "other users may open {file} (mode {mode:03o}): they can read the outputs of jobs, and keep all jobs from starting; \
+             unless that is meant, chmod 600 {file}*"
+        );
+    }
 }
 
 /// Reads the configuration, in a thread that nobody waits for.

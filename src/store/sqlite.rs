@@ -8,7 +8,7 @@
 use std::{
     collections::BTreeMap,
     ops::Range,
-    os::unix::fs::MetadataExt,
+    os::unix::fs::{MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
     sync::{Arc, OnceLock, mpsc},
     thread,
@@ -774,6 +774,14 @@ fn connect(path: &Path) -> Result<Connection, Fault> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
         | OpenFlags::SQLITE_OPEN_CREATE
         | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    // Whoever can read it can lock it. SQLite gives what it makes beside it the same mode. Never opened by us when it is
+    // there: to close a file takes this process's locks on it away.
+    let made = std::fs::OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path);
+    drop(made);
     let mut db = Connection::open_with_flags(path, flags)?;
     // SQLite's own waiting grows to 100 ms a try, so that one process can be starved by the others.
     db.busy_handler(Some(|tries| {
@@ -787,6 +795,12 @@ fn connect(path: &Path) -> Result<Connection, Fault> {
         "PRAGMA synchronous = FULL; PRAGMA temp_store = MEMORY; PRAGMA cache_size = -512",
     )?;
     Ok(db)
+}
+
+/// The mode of a file that others than its user may open.
+pub fn open_to_others(path: &Path) -> Option<u32> {
+    let mode = std::fs::metadata(path).ok()?.mode() & 0o777;
+    (mode & 0o077 != 0).then_some(mode)
 }
 
 /// Makes the tables of a new file, and checks that an old one is ours and of a version we know.

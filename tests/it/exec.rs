@@ -1334,3 +1334,16 @@ fn the_command_does_not_learn_the_way_to_the_store() {
     assert!(ran.out.contains("MINE=own\n"), "{ran:?}");
     assert!(!ran.out.contains("hunter2"), "{ran:?}");
 }
+
+#[test]
+fn a_new_sqlite_file_is_its_users_alone() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let script = "umask 0; exec \"$EXE\" exec --store sqlite:l.db --lock l -- stat -c '%a %n' l.db l.db-wal l.db-shm";
+    let mut command = Command::new("/bin/sh");
+    command
+        .args(["-c", script])
+        .env("EXE", EXE)
+        .current_dir(dir.path());
+    let ran = Ran::of(command.output().expect("sh starts"));
+    ran.assert(0, "600 l.db\n600 l.db-wal\n600 l.db-shm\n", "");
+}

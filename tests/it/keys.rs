@@ -536,3 +536,36 @@ fn a_command_gets_no_variable_of_the_store_and_with_a_user_those_of_a_login() {
     crate::support::process::signal(daemon.id(), Signal::TERM);
     assert!(daemon.wait().expect("it ends").success());
 }
+
+#[test]
+fn a_sqlite_file_that_others_may_open_is_warned_of() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let file = dir.path().join("soloist.db");
+    std::fs::write(dir.path().join("jobs.toml"), "").expect("write the file");
+    let says = |mode: u32| {
+        use std::os::unix::fs::PermissionsExt;
+        std::fs::write(&file, "").expect("write the file");
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(mode)).expect("chmod");
+        let log = dir.path().join("log");
+        let mut daemon = std::process::Command::new(env!("CARGO_BIN_EXE_soloist"))
+            .arg("run")
+            .current_dir(dir.path())
+            .env_remove("SOLOIST_CONFIG")
+            .stderr(std::fs::File::create(&log).expect("a log"))
+            .spawn()
+            .expect("it starts");
+        let text = || std::fs::read_to_string(&log).unwrap_or_default();
+        wait_until("the daemon is up", GENEROUS, || text().contains(" jobs=0"));
+        crate::support::process::signal(daemon.id(), Signal::TERM);
+        assert!(daemon.wait().expect("it ends").success());
+        let kept = std::fs::metadata(&file).expect("the file").permissions();
+        assert_eq!(kept.mode() & 0o777, mode);
+        text()
+    };
+    let warned = says(0o640);
+    assert!(
+        warned.contains("(mode 640)") && warned.contains("chmod 600"),
+        "{warned}"
+    );
+    assert!(!says(0o600).contains("chmod"));
+}
