@@ -372,7 +372,9 @@ fn changed_of_store(a: &config::Store, b: &config::Store) -> Vec<&'static str> {
 }
 
 fn same(a: &config::Job, b: &config::Job) -> bool {
-    a.digest == b.digest && a.schedule_digest == b.schedule_digest && a.enabled == b.enabled
+    let digests = |job: &config::Job| (job.digest.clone(), job.schedule_digest.clone());
+    // The digest knows nothing of their values.
+    digests(a) == digests(b) && a.enabled == b.enabled && a.env == b.env
 }
 
 /// Takes the fleet's hints to whom they concern.

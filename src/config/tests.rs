@@ -1377,6 +1377,8 @@ fn digests_tell_what_changed() {
         assert_ne!(after.0, before.0, "{line}");
         assert_eq!(after.2 != before.2, when.contains(line), "{line}");
     }
+    let value = |value: &str| digests(&format!("{base}env = {{ PIN = '{value}' }}\n"));
+    assert_eq!(value("1234"), value("4321"), "a digest is no oracle");
     for line in ["description = 'x'", "tags = ['x']"] {
         let after = digests(&format!("{base}{line}\n"));
         assert_eq!((&after.1, &after.2), (&before.1, &before.2), "{line}");
