@@ -7,9 +7,10 @@
 #
 # LOTTERY_DB says where the entrants are:
 #   sqlite:PATH                              the default is sqlite:lottery.db, in the working directory
-#   postgres://USER:PASSWORD@HOST/DATABASE   any connection URI of psql
+#   postgres://USER:PASSWORD@HOST/DATABASE   any connection URI of psql; the password nowhere else in it
 #   mysql://USER:PASSWORD@HOST:PORT/DATABASE or mariadb://...; ?socket=PATH for a Unix socket
 #   file:PATH                                a text file under a lock; the default where sqlite3 is not installed
+# A password is percent-encoded (`@` is %40), and reaches the client in its environment: `ps` shows arguments to everybody.
 #
 # Exit codes: 0 drawn, or already drawn; 3 refused, a newer attempt has taken over; 64 usage; 1 anything else.
 set -eu
@@ -84,11 +85,36 @@ in_sqlite() {
         sqlite3 -batch -bail -noheader -list -separator "$(printf '\t')" -cmd '.timeout 10000' "${LOTTERY_DB#sqlite:}"
 }
 
+# `p%40ss` is p@ss. The text goes through a pipe: it is no argument either.
+decoded() {
+    printf '%s' "$1" | LC_ALL=C awk '
+        BEGIN { for (i = 1; i < 256; i++) c[sprintf("%02x", i)] = sprintf("%c", i) }
+        {
+            out = ""
+            while (match($0, /%[0-9A-Fa-f][0-9A-Fa-f]/)) {
+                out = out substr($0, 1, RSTART - 1) c[tolower(substr($0, RSTART + 1, 2))]
+                $0 = substr($0, RSTART + 3)
+            }
+            printf "%s", out $0
+        }'
+}
+
 in_postgres() {
     need psql postgresql-client
+    rest=${LOTTERY_DB#*://}
+    place=${rest%%[/?]*}
+    rest=${rest#"$place"} user=''
+    case $rest in *password=*) fail 64 "write the password into LOTTERY_DB as postgres://USER:PASSWORD@HOST/DATABASE" ;; esac
+    case $place in *@*) user=${place%@*} place=${place##*@} ;; esac
+    case $user in *:*)
+        PGPASSWORD=$(decoded "${user#*:}")
+        export PGPASSWORD
+        user=${user%%:*} ;;
+    esac
     # The advisory lock guards the set-up alone: `create table if not exists` may fail when two do it at once.
     conversation 'set client_min_messages = warning; begin; do $$ begin perform pg_advisory_xact_lock(7, 10); end $$;' 'commit;' 'begin;' |
-        PGCONNECT_TIMEOUT=${PGCONNECT_TIMEOUT:-10} psql -X -q -A -t -F "$(printf '\t')" -v ON_ERROR_STOP=1 -d "$LOTTERY_DB"
+        PGCONNECT_TIMEOUT=${PGCONNECT_TIMEOUT:-10} psql -X -q -A -t -F "$(printf '\t')" -v ON_ERROR_STOP=1 \
+            -d "postgres://${user:+$user@}$place$rest"
 }
 
 in_mariadb() {
@@ -101,7 +127,7 @@ in_mariadb() {
     case $rest in *:*) port=${rest#*:} rest=${rest%%:*} ;; esac
     set -- --no-defaults -N -B --connect-timeout=10 ${user:+--user="$user"} ${rest:+--host="$rest"} ${port:+--port="$port"}
     case $query in socket=*) set -- "$@" --socket="${query#socket=}" ;; esac
-    [ -z "$password" ] || export MYSQL_PWD="$password"
+    [ -z "$password" ] || { MYSQL_PWD=$(decoded "$password") && export MYSQL_PWD; }
     # `create table` ends a transaction here, so the set-up is guarded by a named lock.
     conversation "set session transaction isolation level read committed; do get_lock('lottery-set-up', 10); begin;" \
         "commit; do release_lock('lottery-set-up');" 'begin;' | mariadb "$@" "$database"

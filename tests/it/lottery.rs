@@ -530,3 +530,47 @@ fn succeeded(what: &str, out: &Output) {
     .concat();
     assert!(out.status.success(), "{what}: {}\n{text}", out.status);
 }
+
+#[test]
+fn a_password_of_a_database_is_no_argument() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir().expect("a directory");
+    let fake = "#!/bin/sh\necho \"$@\" >args\nprintf '%s' \"${PGPASSWORD-}${MYSQL_PWD-}\" >password\ncat >/dev/null\nexit 1\n";
+    for program in ["psql", "mariadb"] {
+        let path = dir.path().join(program);
+        fs::write(&path, fake).expect("a program");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("chmod");
+    }
+    let path = std::env::var("PATH").unwrap_or_default();
+    for (url, place) in [
+        (
+            "postgres://me:p%40%7e%25ss@host:1/db?sslmode=off",
+            "postgres://me@host:1/db?sslmode=off",
+        ),
+        ("postgresql://:p%40%7e%25ss@host", "postgres://host"),
+        ("mysql://me:p%40%7e%25ss@host:1/db", "--host=host"),
+    ] {
+        let out =
+            Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/lottery/draw.sh"))
+                .current_dir(dir.path())
+                .env("PATH", format!("{}:{path}", dir.path().display()))
+                .envs([
+                    ("LOTTERY_DB", url),
+                    ("SOLOIST_JOB", "a"),
+                    ("SOLOIST_OCCURRENCE", "2026-01-01T00:00:00Z"),
+                    ("SOLOIST_OCCURRENCE_MS", "1767225600000"),
+                    ("SOLOIST_FENCING_TOKEN", "1"),
+                ])
+                .output()
+                .expect("draw.sh starts");
+        assert_eq!(out.status.code(), Some(1), "{out:?}");
+        let said = |name: &str| fs::read_to_string(dir.path().join(name)).expect("it was asked");
+        assert!(
+            !said("args").contains("ss@") && !said("args").contains("%40"),
+            "{}",
+            said("args")
+        );
+        assert!(said("args").contains(place), "{}", said("args"));
+        assert_eq!(said("password"), "p@~%ss", "{url}");
+    }
+}
