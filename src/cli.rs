@@ -183,6 +183,7 @@ pub fn command() -> clap::Command {
 /// To be called before the runtime of the language has begun, if `main` is to see all that this process was started with,
 /// and a signal that comes meanwhile is not to end it.
 pub fn before_main() {
+    early::hide();
     exec::signals::before_main();
     early::hold();
 }

@@ -12,6 +12,13 @@ const HELD: [i32; 4] = [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM
 /// What was blocked when this process was started.
 static BEFORE: OnceLock<libc::sigset_t> = OnceLock::new();
 
+/// Nobody of the same user may look into this process, whatever secrets it holds: see docs/security.md. To be said again
+/// after each exec, and not by what a command becomes. Called before `main`.
+pub(crate) fn hide() {
+    // SAFETY: takes no pointers. Should it fail, all goes on as it did.
+    unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0) };
+}
+
 /// From now on they wait. Called before `main`, when there is one thread.
 pub(crate) fn hold() {
     let before = change(libc::SIG_BLOCK, &set(&HELD));

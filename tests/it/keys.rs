@@ -569,3 +569,55 @@ fn a_sqlite_file_that_others_may_open_is_warned_of() {
     );
     assert!(!says(0o600).contains("chmod"));
 }
+
+/// Reads what is not meant for it: of the guard, of the daemon, and of another process of its user.
+const NOSY: &str = r#"command = '''
+for pid in $PPID $(cut -d' ' -f4 /proc/$PPID/stat) $$; do
+    cat /proc/$pid/environ >/dev/null 2>&1 && echo read || echo refused
+done'''"#;
+
+#[test]
+fn a_job_of_the_same_user_cannot_look_into_guard_and_daemon() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let open = |path: &std::path::Path| {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777)).expect("chmod");
+    };
+    open(dir.path());
+    let exe = dir.path().join("soloist");
+    std::fs::copy(env!("CARGO_BIN_EXE_soloist"), &exe).expect("a copy");
+    open(&exe);
+    std::fs::write(
+        dir.path().join("jobs.toml"),
+        format!("[jobs.nosy]\n{NOSY}\n"),
+    )
+    .expect("write the file");
+    let root = rustix::process::geteuid().is_root();
+    let soloist = |words: &[&str]| {
+        let mut command = std::process::Command::new(if root { "setpriv" } else { "env" });
+        if root {
+            command.args(["--reuid=nobody", "--regid=nogroup", "--clear-groups"]);
+        }
+        command
+            .arg(&exe)
+            .args(words)
+            .current_dir(dir.path())
+            .env_remove("SOLOIST_CONFIG")
+            .stdin(std::process::Stdio::null());
+        command
+    };
+    let log = std::fs::File::create(dir.path().join("log")).expect("a log");
+    let mut daemon = soloist(&["run"]).stderr(log).spawn().expect("it starts");
+    wait_until("the daemon is up", GENEROUS, || {
+        let status = soloist(&["status"]).output().expect("it starts");
+        String::from_utf8_lossy(&status.stdout).contains("nosy")
+    });
+    let o = soloist(&["trigger", "nosy", "--wait"])
+        .output()
+        .expect("it starts");
+    crate::support::process::signal(daemon.id(), Signal::TERM);
+    assert!(daemon.wait().expect("it ends").success());
+    let said = String::from_utf8_lossy(&o.stdout);
+    // What it started itself is as open as ever.
+    assert_eq!(said, "refused\nrefused\nread\n", "{o:?}");
+}
