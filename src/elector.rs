@@ -965,6 +965,10 @@ impl Elector {
 
     /// A manual trigger waits in the store.
     fn triggered(self: &Arc<Self>, job: &JobName, key: &str, at: Option<i64>) {
+        // Before this instance knows the store's clock it has registered nothing: it hears of the trigger when it does.
+        let Some(at) = at.or_else(|| self.clock.now_us().map(|us| us / 1000)) else {
+            return;
+        };
         let Some(config) = self.entry(job, |e| {
             let known = e.triggers.entry(key.to_owned());
             known.or_insert_with(Boottime::now);
@@ -972,15 +976,14 @@ impl Elector {
         }) else {
             return;
         };
-        let now = self.clock.now_us().unwrap_or(0) / 1000;
         self.due(vec![Due {
             job: job.clone(),
             target: Target::Manual {
                 key: key.to_owned(),
                 before: None,
             },
-            start_at: at.unwrap_or(now),
-            start_by: at.unwrap_or(now) + config.start_within.as_millis() as i64,
+            start_at: at,
+            start_by: at + config.start_within.as_millis() as i64,
             overdue: false,
             missed: vec![],
         }]);

@@ -1222,6 +1222,28 @@ async fn a_trigger_from_the_downtime_does_not_swallow_what_is_overdue() {
     assert_eq!(started.runs(), due[4..]);
 }
 
+/// The hint of a trigger may come before the first answer of the store.
+#[tokio::test]
+async fn a_trigger_that_is_heard_of_before_the_stores_clock_is_no_late_one() {
+    let store = Arc::new(MemoryStore::new());
+    let started = Arc::new(Started::default());
+    let job = job("start_within = \"10s\"");
+    let before = Node::simple("before", &store, &started);
+    before.with(&job).await;
+    drop(before);
+    let trigger = Control::Trigger { key: "k".into() };
+    store.control(&job.name, &trigger).await.unwrap();
+    let node = Node::simple("a", &store, &started);
+    assert_eq!(node.elector.clock.now_us(), None);
+    node.elector.set_job(job.clone());
+    node.elector.hear(&Event::Triggered {
+        job: job.name.clone(),
+        key: "k".into(),
+    });
+    let all = recorded(&*store, &job.name, 1).await;
+    assert_eq!(all[0].1, Outcome::Succeeded, "{all:?}");
+}
+
 /// While an occurrence waits for its jitter, a trigger comes.
 #[tokio::test]
 async fn a_trigger_leaves_alone_what_waits_for_its_jitter() {

@@ -494,11 +494,13 @@ fn a_command_gets_no_variable_of_the_store_and_with_a_user_those_of_a_login() {
         String::from_utf8_lossy(&status.stdout).contains("plain")
     });
     let shown = |job: &str| {
-        let o = soloist(&["trigger", job, "--wait"])
-            .output()
-            .expect("it starts");
-        assert!(o.status.success(), "{o:?}");
-        String::from_utf8_lossy(&o.stdout).into_owned()
+        // The store may not know it yet.
+        wait_for("it ran", GENEROUS, || {
+            let ran = soloist(&["trigger", job, "--wait"]).output();
+            let o = ran.expect("it starts");
+            let shown = String::from_utf8_lossy(&o.stdout).into_owned();
+            o.status.success().then_some(shown)
+        })
     };
     let has = |text: &str, line: &str| text.lines().any(|l| l == line);
     let plain = shown("plain");
