@@ -182,7 +182,7 @@ pub struct Config {
     pub digest: String,
 }
 
-/// Goes to the guards too, which settle when the daemon is dead: as a [`Handed`], secrets and all.
+/// Goes to the guards too, which settle when the daemon is dead: as a `Handed`, secrets and all.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Store {
     pub url: StoreUrl,
@@ -211,7 +211,7 @@ pub enum StoreUrl {
     Memory,
 }
 
-/// Whatever prints or serialises it gets `***`; only [`Secret::expose`] and [`Handed`] give the text itself.
+/// Whatever prints or serialises it gets `***`; only [`Secret::expose`] and `Handed` give the text itself.
 #[derive(Clone, PartialEq, Eq, Deserialize)]
 pub struct Secret(String);
 
