@@ -387,8 +387,10 @@ async fn a_prepared_guard_that_is_killed_costs_nothing() {
     let prepared = runner.prepare(&spec.job, spec.run_id).expect("a guard");
     let pid = prepared.guard_pid().expect("a pid").cast_signed();
     kill(pid, Signal::KILL);
+    // With all its threads: until then nobody is told.
     until_async("it is dead", || {
-        stat(pid).is_none_or(|(state, _)| state == 'Z')
+        let threads = std::fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
+        stat(pid).is_none_or(|(state, _)| state == 'Z' && threads <= 1)
     })
     .await;
     let started = runner.start_prepared(spec, OUTPUT, Some(prepared)).await;
