@@ -81,7 +81,7 @@ export PROPTEST_RNG_SEED="${PROPTEST_RNG_SEED-20261121}"
 SOLOIST_TEST_SKIPPED=$(mktemp)
 export SOLOIST_TEST_SKIPPED
 trap 'rm -f "$SOLOIST_TEST_SKIPPED"' EXIT
-step tests cargo test --locked -- --test-threads=10
+step tests cargo test --locked -- --test-threads=16
 
 if [ -s "$SOLOIST_TEST_SKIPPED" ]; then
     title "skipped, with the reason"

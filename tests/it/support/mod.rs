@@ -74,7 +74,7 @@ pub fn test_seconds() -> u64 {
 }
 
 /// Fleets measure milliseconds, so that not all of them may run at one time, however many test threads there are.
-static SLOTS: Mutex<usize> = Mutex::new(6);
+static SLOTS: Mutex<usize> = Mutex::new(9);
 static SLOT_FREE: Condvar = Condvar::new();
 
 /// The right to run so much at one time; given back on drop.
