@@ -159,7 +159,7 @@ local function claim(c)
   if not st[1] then return { 'absent' } end
   local newest, open_json = tonumber(st[2] or '0'), st[3]
   -- What lies further in the future than a server may be behind is no knowledge: it was learned by a clock that was wrong.
-  if c.known > newest and c.known <= now + 10000 then
+  if c.known > newest and c.known <= now + NEAR then
     newest = c.known
     redis.call('HSET', c.state, 'newest', int(newest))
   end

@@ -17,6 +17,7 @@
 -- Returns  {now_us, inc, id, born, quarantine, open, instances, drains, before}   instances and drains as HGETALL
 --          gives them; before: the entry of this instance as it was, or empty
 local FORGET = 86400000 -- milliseconds after which an instance that is gone is forgotten
+local LONGEST = 4194304 -- bytes of an instance's entry; a longer one is no instance's, and is told as an empty one
 local function decoded(text)
   local well, info = pcall(cjson.decode, text)
   return well and type(info) == 'table' and info or {}
@@ -55,7 +56,7 @@ for i = 1, #all, 2 do
     redis.call('HDEL', KEYS[1], all[i])
   else
     live[#live + 1] = all[i]
-    live[#live + 1] = #all[i + 1] <= 4194304 and all[i + 1] or ''
+    live[#live + 1] = #all[i + 1] <= LONGEST and all[i + 1] or ''
   end
 end
 -- A drain lasts until it is taken back or its instance leaves. It goes a while after an instance that was forgotten:

@@ -16,8 +16,9 @@ local now = math.floor(now_us / 1000)
 -- The server's clock is in doubt when it is not where the caller believes it to be: behind by more than a second, or
 -- ahead by more than a request may be on its way. Then nothing is decided, and what must be written is dated by the
 -- caller's clock. The same as `in_doubt` in src/logic/belief.rs. Answers tell `now_us` as the server's clock shows it.
+local BEHIND, NEAR = 1000, 10000 -- milliseconds; NEAR is that of src/logic/belief.rs
 local believed = tonumber(ARGV[#ARGV])
-local in_doubt = believed and (now < believed - 1000 or now > believed + 10000)
+local in_doubt = believed and (now < believed - BEHIND or now > believed + NEAR)
 if in_doubt then now = believed end
 
 -- What names the data: it is another one after each start of a primary, after a promotion, and where a server's data
