@@ -650,10 +650,16 @@ async fn a_reentrant_lock_is_freed_by_its_last_level(bed: Bed) {
     for n in 1..=3 {
         assert_eq!(levels(ours.clone().try_enter(NoRetry).await.unwrap()), n);
     }
+    let mut tries = vec![];
+    let thrice = |a: &Attempt| {
+        tries.push(a.number);
+        (a.number < 3).then_some(MS)
+    };
     assert!(matches!(
-        theirs.try_enter(NoRetry).await.unwrap(),
+        within(theirs.try_enter(thrice)).await.unwrap(),
         Enter::Held { .. }
     ));
+    assert_eq!(tries, [1, 2, 3]);
     assert_eq!(ours.leave().await.unwrap(), Leave::Still { levels: 2 });
     assert_eq!(ours.leave().await.unwrap(), Leave::Still { levels: 1 });
     assert!(ours.is_held());
@@ -670,10 +676,9 @@ async fn a_reentrant_lock_is_freed_by_its_last_level(bed: Bed) {
         a.reentrant("n", LONG).unwrap(),
         b.reentrant("n", LONG).unwrap(),
     );
-    assert_eq!(
-        levels(one.owned_by("batch").try_enter(NoRetry).await.unwrap()),
-        1
-    );
+    let batch = one.owned_by("batch");
+    assert_eq!(levels(batch.try_enter(NoRetry).await.unwrap()), 1);
+    assert!(batch.is_held() && !batch.owned_by("other").is_held());
     assert_eq!(
         levels(two.owned_by("batch").try_enter(NoRetry).await.unwrap()),
         2
@@ -699,6 +704,11 @@ async fn a_foreign_release_of_a_reentrant_lock_is_an_outcome(bed: Bed) {
     assert!(matches!(e, Error::NotHeld { holder: Some(h), .. } if h == "ann"));
     ours.renew().await.unwrap();
     assert_eq!(ours.leave().await.unwrap(), Leave::Freed);
+    // Nor has who believes to hold it still freed what somebody took away.
+    let _ = ours.try_enter(NoRetry).await.unwrap();
+    steal(&bed, "k");
+    assert!(ours.is_held() && ours.key() == "k");
+    assert_eq!(ours.leave().await.unwrap(), Leave::NotHeld);
 }
 
 async fn a_renewal_covers_all_levels(bed: Bed) {
@@ -769,11 +779,15 @@ async fn a_reentrant_lock_is_kept_renewed_until_it_is_freed_or_dropped(bed: Bed)
     assert_eq!(levels(ours.enter(Duration::ZERO).await.unwrap()), 1);
     ours.keep_renewed();
     assert_eq!(levels(ours.enter(Duration::ZERO).await.unwrap()), 2);
-    ours.keep_renewed();
+    // Asked for again, it is renewed no more often.
+    (0..100).for_each(|_| ours.keep_renewed());
     let begun = Instant::now();
     while begun.elapsed() < lease * 3 / 2 {
         assert!(ours.is_held());
         tokio::time::sleep(10 * MS).await;
+    }
+    if let Bed::Redis(server) = &bed {
+        assert!(calls(server, "evalsha") < 100);
     }
     assert_eq!(ours.leave().await.unwrap(), Leave::Still { levels: 1 });
     assert_eq!(ours.leave().await.unwrap(), Leave::Freed);
@@ -850,9 +864,13 @@ async fn a_redlock_is_taken_renewed_and_given_back(bed: Bed) {
     let _one = take(&beds[0].client(), "k", LONG).await;
     let lock = red_taken(a.try_lock("k", LONG, NoRetry).await.unwrap());
     lock.release().await.unwrap();
-    let _two = take(&beds[1].client(), "k", LONG).await;
+    // With the one that becomes free first there is a majority.
+    let _two = take(&beds[1].client(), "k", LONG / 2).await;
     let out = a.try_lock("k", LONG, NoRetry).await.unwrap();
-    assert!(matches!(out, TryRedlock::Held { votes: 1, .. }), "{out:?}");
+    assert!(
+        matches!(out, TryRedlock::Held { votes: 1, remaining, .. } if remaining <= LONG / 2),
+        "{out:?}"
+    );
     assert_eq!(beds[2].client().holder("k").await.unwrap(), None);
 }
 
@@ -868,6 +886,10 @@ fn a_redlock_needs_three_nodes() {
     let bed = Bed::sqlite();
     let e = Redlock::new([bed.client(), bed.client()]).unwrap_err();
     assert!(matches!(e, Error::TooFewNodes { have: 2 }), "{e}");
+    for (nodes, quorum) in [(3, 2), (4, 3), (5, 3)] {
+        let red = Redlock::new((0..nodes).map(|_| bed.client())).unwrap();
+        assert_eq!(red.quorum(), quorum);
+    }
 }
 
 /// Clients of servers, some of which may be down.
@@ -904,6 +926,10 @@ async fn a_redlock_survives_a_minority_and_needs_a_majority() {
     // Given back, also where it had been granted.
     let client = LockClient::open(&servers[2].url()).unwrap();
     assert_eq!(client.holder("k").await.unwrap(), None);
+    // Nor is it another's who has no majority either.
+    let _held = take(&client, "k", LONG).await;
+    let e = red.try_lock("k", LONG, NoRetry).await.unwrap_err();
+    assert!(matches!(e, Error::NoMajority { votes: 0, .. }), "{e}");
 }
 
 /// Who loses on the nodes that are there has lost a race, and may ask again.
@@ -1401,6 +1427,36 @@ async fn a_singleflight_waiter_never_asks_while_its_own_client_has_the_lock() {
     assert_eq!(calls(server, "get"), writes.iter().sum::<u64>());
 }
 
+/// Of two who wait the second one knows from the first who has it: it asks nothing until that is over.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_waiter_does_not_ask_for_what_its_own_client_has() {
+    let bed = Bed::redis();
+    let Bed::Redis(server) = &bed else {
+        unreachable!()
+    };
+    let (a, b) = (bed.client(), bed.client());
+    let lock = take(&a, "k", LONG).await;
+    let (first, second) = (waiting(&b, "k"), waiting(&b, "k"));
+    until("it has subscribed", || subscribers(server, "k") == 1).await;
+    until("and has said so", || {
+        let value: String = server.command(&["GET", "soloist:{k}:lock"]);
+        &value[16..17] == "!"
+    })
+    .await;
+    drop(take(&a, "warm", LONG).await);
+    a.rest().await;
+    let before = calls(server, "evalsha");
+    lock.release().await.unwrap();
+    let (lock, other) = match within(futures_util::future::select(first, second)).await {
+        Either::Left((lock, other)) | Either::Right((lock, other)) => (lock.unwrap(), other),
+    };
+    // A while, in which it would have asked.
+    tokio::time::sleep(200 * MS).await;
+    lock.release().await.unwrap();
+    let _lock = within(other).await.unwrap();
+    assert_eq!(calls(server, "evalsha") - before, 4);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sixty_four_tasks_on_one_key_try_once_for_each_win() {
     let bed = Bed::redis();
@@ -1870,6 +1926,28 @@ async fn what_is_wrong_with_one_lock_is_not_the_business_of_those_that_travel_wi
     }
     for bad in bad {
         assert!(matches!(bad, Err(Error::WrongType { .. })));
+    }
+}
+
+/// What a grant or a release asks for besides is not lost on the way.
+#[tokio::test]
+async fn replicas_and_what_is_kept_count_among_many_too() {
+    let bed = Bed::redis();
+    let c = bed.client();
+    let locks = take_together(&c, "k", 30).await.into_iter();
+    let locks: Vec<_> = locks.map(|t| taken(t.unwrap())).collect();
+    locks.iter().for_each(|lock| lock.lock_at_least_for(LONG));
+    for released in within(join_all(locks.iter().map(Lock::release))).await {
+        assert_eq!(released.unwrap(), Released::Now);
+    }
+    for i in 0..30 {
+        assert!(c.holder(&format!("k-{i}")).await.unwrap().is_some(), "{i}");
+    }
+    let mut config = Store::from_url(&bed.url()).unwrap();
+    (config.min_replicas, config.retry.attempts) = (1, 0);
+    let alone = LockClient::with_config(&config).unwrap();
+    for answer in take_together(&alone, "r", 12).await {
+        assert!(answer.is_err(), "{answer:?}");
     }
 }
 

@@ -341,3 +341,73 @@ async fn a_renewal_is_insisted_on_for_as_long_as_the_lock_is_trusted() {
     proxy.set(Fault::None);
     within(renewing).await.unwrap();
 }
+
+/// At once after a connection that was cut, then after a pause that leaves time for it; as often as `retry` says, and only without an answer.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_renewal_has_the_tries_and_pauses_of_its_store() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(server.port());
+    let mut config = Store::from_url(&proxy.url()).unwrap();
+    (config.retry.interval, config.retry.attempts) = (LONG, 1);
+    let once = LockClient::with_config(&config).unwrap();
+    config.retry.attempts = 2;
+    let twice = LockClient::with_config(&config).unwrap();
+    let (lock, levels_) = (
+        take(&once, "k", LONG * 10).await,
+        once.reentrant("l", LONG * 10).unwrap(),
+    );
+    assert_eq!(levels(levels_.try_enter(NoRetry).await.unwrap()), 1);
+    proxy.set(Fault::Refuse);
+    for renewed in [within(lock.renew()).await, within(levels_.renew()).await] {
+        assert!(matches!(renewed, Err(Error::Unreachable { .. })));
+    }
+    assert!(lock.is_held() && levels_.is_held());
+    proxy.set(Fault::None);
+    let (lock, levels_) = (
+        taken(within(twice.lock("s", LONG, 6000 * MS)).await.unwrap()),
+        twice.reentrant("t", 6000 * MS).unwrap(),
+    );
+    assert_eq!(levels(levels_.enter(LONG).await.unwrap()), 1);
+    proxy.set(Fault::Refuse);
+    let renewing = join(lock.renew(), levels_.renew());
+    tokio::pin!(renewing);
+    assert!(tokio::time::timeout(100 * MS, &mut renewing).await.is_err());
+    proxy.set(Fault::None);
+    let (lock, levels_) = within(renewing).await;
+    lock.and(levels_).unwrap();
+    let (lock, levels_) = (
+        taken(within(twice.lock("u", LONG, LONG * 10)).await.unwrap()),
+        twice.reentrant("v", LONG * 10).unwrap(),
+    );
+    assert_eq!(levels(levels_.enter(LONG).await.unwrap()), 1);
+    for key in ["u", "v"] {
+        server.command::<()>(&["DEL", &format!("soloist:{{{key}}}:lock")]);
+    }
+    for renewed in [within(lock.renew()).await, within(levels_.renew()).await] {
+        assert!(matches!(renewed, Err(Error::NotHeld { holder: None, .. })));
+    }
+}
+
+/// What is kept renewed waits for an answer for half of what is left, and then asks again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_renewal_that_hangs_leaves_time_for_another() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(server.port());
+    let mut config = Store::from_url(&proxy.url()).unwrap();
+    config.timeout = LONG;
+    let c = LockClient::with_config(&config).unwrap();
+    let lease = Duration::from_secs(15);
+    let (lock, levels_) = (take(&c, "k", lease).await, c.reentrant("l", lease).unwrap());
+    assert_eq!(levels(levels_.try_enter(NoRetry).await.unwrap()), 1);
+    // The connection of the renewals is there.
+    lock.renew().await.unwrap();
+    proxy.set(Fault::BlackHoleUp);
+    lock.keep_renewed();
+    levels_.keep_renewed();
+    // Each fifth of the lease: they have asked.
+    let asked = || lock.remaining().max(levels_.remaining()) < lease * 3 / 5;
+    until("they have asked", asked).await;
+    proxy.set(Fault::None);
+    let renewed = || lock.remaining().min(levels_.remaining()) > lease * 7 / 10;
+    until("they are renewed", renewed).await;
+}

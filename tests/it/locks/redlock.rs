@@ -56,21 +56,103 @@ async fn a_renewal_of_a_redlock_is_insisted_on() {
     }))
     .unwrap();
     let lock = red_taken(red.try_lock("k", LONG, NoRetry).await.unwrap());
-    for p in &proxies[..2] {
+    for p in &proxies {
         p.set(Fault::Refuse);
     }
     let renewing = lock.renew();
     tokio::pin!(renewing);
     assert!(tokio::time::timeout(200 * MS, &mut renewing).await.is_err());
-    proxies[0].set(Fault::None);
+    for p in &proxies[..2] {
+        p.set(Fault::None);
+    }
     within(renewing).await.unwrap();
     // Whom a majority has let go of asks no further.
     for s in &servers[1..] {
         s.command::<()>(&["DEL", "soloist:{k}:lock"]);
     }
-    proxies[1].set(Fault::None);
+    proxies[2].set(Fault::None);
     let e = within(lock.renew()).await.unwrap_err();
     assert!(matches!(e, Error::NoMajority { votes: 1, .. }), "{e}");
+}
+
+/// It is asked for as often as `retry` says, and a pause leaves time for another try.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_renewal_of_a_redlock_has_as_many_tries_as_its_store_allows() {
+    let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let proxies: Vec<_> = servers.iter().map(|s| Proxy::start(s.port())).collect();
+    let set = |fault: &Fault| proxies.iter().for_each(|p| p.set(fault.clone()));
+    let red = |attempts, interval| {
+        let mut config = Store::from_url(&proxies[0].url()).unwrap();
+        config.retry.attempts = attempts;
+        config.retry.interval = interval;
+        let clients = proxies.iter().map(|p| {
+            config.url = Store::from_url(&p.url()).unwrap().url;
+            LockClient::with_config(&config).unwrap()
+        });
+        Redlock::new(clients.collect::<Vec<_>>()).unwrap()
+    };
+    // The proxies listen again a little later.
+    let soon = Until::new(GENEROUS);
+    for (key, attempts, interval) in [("a", 0, LONG), ("b", 1, MS)] {
+        let red = red(attempts, interval);
+        let lock = red_taken(red.try_lock(key, LONG * 10, soon).await.unwrap());
+        set(&Fault::Refuse);
+        let e = within(lock.renew()).await.unwrap_err();
+        assert!(matches!(e, Error::NoMajority { votes: 0, .. }), "{e}");
+        assert!(lock.is_held());
+        set(&Fault::None);
+    }
+    let red = red(1, LONG);
+    let lock = red_taken(red.try_lock("c", 6000 * MS, soon).await.unwrap());
+    set(&Fault::Refuse);
+    let renewing = lock.renew();
+    tokio::pin!(renewing);
+    assert!(tokio::time::timeout(100 * MS, &mut renewing).await.is_err());
+    set(&Fault::None);
+    within(renewing).await.unwrap();
+}
+
+/// The first request freed it, and only its reply was lost. What had lapsed before was nobody's to give back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_release_of_a_redlock_is_asked_for_again_when_its_replies_are_lost() {
+    let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let proxies: Vec<_> = servers.iter().map(|s| Proxy::start(s.port())).collect();
+    let red = Redlock::new(proxies.iter().map(|p| LockClient::open(&p.url()).unwrap()));
+    let red = red.unwrap().node_timeout(1500 * MS);
+    let lock = red_taken(red.try_lock("k", LONG, NoRetry).await.unwrap());
+    assert_eq!(lock.key(), "k");
+    for p in &proxies[..2] {
+        p.set(Fault::LoseReply(":1\r\n"));
+    }
+    assert_eq!(lock.release().await.unwrap(), Released::Now);
+    assert!(proxies[..2].iter().all(|p| p.struck() == 1));
+
+    let lapsed = red_taken(red.try_lock("l", 2000 * MS, NoRetry).await.unwrap());
+    for server in &servers {
+        until_free(&LockClient::open(&server.url()).unwrap(), "l").await;
+    }
+    for p in &proxies[..2] {
+        p.set(Fault::LoseReply("$0\r\n"));
+    }
+    let e = lapsed.release().await.unwrap_err();
+    assert!(matches!(e, Error::NotHeld { holder: None, .. }), "{e}");
+    assert!(proxies[..2].iter().all(|p| p.struck() == 2));
+}
+
+/// The question may still arrive there: the node notes who is not to have it any more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_did_not_answer_is_told_that_the_redlock_is_over() {
+    let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let proxies: Vec<_> = servers.iter().map(|s| Proxy::start(s.port())).collect();
+    let red = Redlock::new(proxies.iter().map(|p| LockClient::open(&p.url()).unwrap())).unwrap();
+    let warm = red_taken(red.try_lock("warm", LONG, NoRetry).await.unwrap());
+    warm.release().await.unwrap();
+    proxies[2].set(Fault::BlackHoleUp);
+    let lock = red_taken(red.try_lock("k", LONG, NoRetry).await.unwrap());
+    proxies[2].set(Fault::None);
+    lock.release().await.unwrap();
+    let notes = || servers[2].command::<i64>(&["EXISTS", "soloist:{k}:lock"]);
+    until("it is noted", || notes() == 1).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -34,6 +34,34 @@ async fn trust_counts_from_before_the_request_left() {
     proxy.set(Fault::None);
 }
 
+/// Of who renews what others have entered, nothing is known before; of who gives back meanwhile, nothing is lost.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_renewal_that_is_answered_late_is_worth_what_is_left() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(server.port());
+    let mut config = Store::from_url(&proxy.url()).unwrap();
+    config.timeout = Duration::from_secs(20);
+    let c = LockClient::with_config(&config).unwrap();
+    let long = c.reentrant("l", LONG).unwrap().owned_by("us");
+    let short = c.reentrant("l", 2000 * MS).unwrap().owned_by("us");
+    assert_eq!(levels(long.try_enter(NoRetry).await.unwrap()), 1);
+    let lock = take(&c, "k", LONG).await;
+    assert_eq!(lock.key(), "k");
+    lock.renew().await.unwrap();
+    let before = calls(&server, "evalsha");
+    proxy.set(Fault::DelayReplies(1000 * MS));
+    let releasing = async {
+        until("it is renewed", || calls(&server, "evalsha") > before).await;
+        lock.release().await
+    };
+    let (renewed, released) = join(lock.renew(), releasing).await;
+    renewed.unwrap();
+    assert_eq!(released.unwrap(), Released::Now);
+    proxy.set(Fault::DelayReplies(2000 * MS));
+    let e = short.renew().await.unwrap_err();
+    assert!(matches!(e, Error::Lost { .. }), "{e}");
+}
+
 async fn a_level_never_shortens_what_is_left(bed: Bed) {
     let c = bed.client();
     let long = c.reentrant("k", LONG).unwrap().owned_by("us");
