@@ -597,11 +597,6 @@ impl<'g> Run<'g> {
         match spawn::start(&self.spec, deadline, self.cgroup.as_ref(), inherited) {
             Ok(start) => {
                 self.command = Some(start.pid);
-                if !start.in_cgroup
-                    && let Some(cgroup) = self.cgroup.take()
-                {
-                    cgroup.remove();
-                }
                 self.start = Some(start);
                 for signal in std::mem::take(&mut self.signals) {
                     self.pass_on(signal);
@@ -622,6 +617,11 @@ impl<'g> Run<'g> {
         let now = Boottime::now();
         match result {
             Ok(()) => {
+                if !start.in_cgroup()
+                    && let Some(cgroup) = self.cgroup.take()
+                {
+                    cgroup.remove();
+                }
                 self.start = None;
                 self.life.on_started();
                 self.started = Some(self.begun);

@@ -62,6 +62,11 @@ impl Cgroup {
         File::open(&self.path).is_ok_and(|directory| directory.try_lock().is_ok())
     }
 
+    /// Moves this process into it; false: it stays where it is.
+    pub fn enter(&self) -> bool {
+        fs::write(self.path.join("cgroup.procs"), "0").is_ok()
+    }
+
     pub fn path(&self) -> &Path {
         &self.path
     }

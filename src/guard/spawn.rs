@@ -13,7 +13,7 @@ use std::{
         unix::ffi::OsStringExt,
     },
     path::Path,
-    sync::atomic::{AtomicU8, AtomicU64, Ordering},
+    sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering},
 };
 
 use rustix::{
@@ -113,6 +113,8 @@ struct Page {
     deadline: AtomicU64,
     /// Of type [`Stage`].
     stage: AtomicU8,
+    /// The child is in the cgroup that was offered.
+    in_cgroup: AtomicBool,
 }
 
 impl Shared {
@@ -131,7 +133,7 @@ impl Shared {
         if page == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        // Zeroed by the kernel, which is valid for both fields.
+        // Zeroed by the kernel, which is valid for all fields.
         let page = std::ptr::NonNull::new(page.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         let shared = Self(page);
         shared.page().deadline.store(deadline.0, Ordering::Relaxed);
@@ -146,6 +148,10 @@ impl Shared {
     fn enter(&self, stage: Stage) {
         self.page().stage.store(stage as u8, Ordering::Relaxed);
     }
+
+    fn note_in_cgroup(&self) {
+        self.page().in_cgroup.store(true, Ordering::Relaxed);
+    }
 }
 
 impl Drop for Shared {
@@ -158,8 +164,6 @@ impl Drop for Shared {
 /// A start that is under way.
 pub(super) struct Start {
     pub pid: Pid,
-    /// It is in the cgroup that was offered.
-    pub in_cgroup: bool,
     report: File,
     /// What the child has said so far: nothing, or one [`Failed`] as JSON.
     said: Vec<u8>,
@@ -189,7 +193,7 @@ pub(super) fn start(
 
     // What is sent to the child waits until the signals are at their defaults: those of the guard would lose it.
     let blocked = block_signals();
-    let (pid, in_cgroup) = fork(cgroup);
+    let pid = fork(cgroup, &shared);
     if pid == 0 {
         let child = Child {
             spec,
@@ -205,7 +209,6 @@ pub(super) fn start(
     match (pid > 0).then(|| Pid::from_raw(pid)).flatten() {
         Some(pid) => Ok(Start {
             pid,
-            in_cgroup,
             report: ours.into(),
             said: Vec::new(),
             shared,
@@ -255,6 +258,11 @@ impl Start {
         }
     }
 
+    /// It is in the cgroup that was offered; final once the command was executed.
+    pub fn in_cgroup(&self) -> bool {
+        self.shared.page().in_cgroup.load(Ordering::Relaxed)
+    }
+
     fn executed(&self) -> bool {
         Proc::read(self.pid.as_raw_nonzero().get()).is_some_and(|p| p.executed())
     }
@@ -297,11 +305,11 @@ impl Start {
     }
 }
 
-/// A child that is born in `cgroup`, or if that cannot be, in ours; the second value says which. As `fork`, the first
-/// is 0 in the child and negative if there is none.
+/// A child in `cgroup`, or if that cannot be, in ours; `shared` says which. As `fork`, it is 0 in the child and negative
+/// if there is none.
 ///
-/// Not by writing to cgroup.procs: moving a process makes the kernel wait for all processors, some 20 ms now and then.
-fn fork(cgroup: Option<&Cgroup>) -> (libc::pid_t, bool) {
+/// Born there if possible: moving a process makes the kernel wait for all processors, some 20 ms now and then.
+fn fork(cgroup: Option<&Cgroup>, shared: &Shared) -> libc::pid_t {
     if let Some(directory) = cgroup.and_then(|c| std::fs::File::open(c.path()).ok()) {
         // SAFETY: all zeroes is a valid clone_args.
         let mut args: libc::clone_args = unsafe { std::mem::zeroed() };
@@ -317,11 +325,17 @@ fn fork(cgroup: Option<&Cgroup>) -> (libc::pid_t, bool) {
             )
         };
         if pid >= 0 {
-            return (libc::pid_t::try_from(pid).unwrap_or(-1), true);
+            shared.note_in_cgroup();
+            return libc::pid_t::try_from(pid).unwrap_or(-1);
         }
     }
     // SAFETY: as above.
-    (unsafe { libc::fork() }, false)
+    let pid = unsafe { libc::fork() };
+    // A seccomp filter that cannot look at the arguments of clone3 refuses it: systemd's RestrictNamespaces=, containers.
+    if pid == 0 && cgroup.is_some_and(Cgroup::enter) {
+        shared.note_in_cgroup();
+    }
+    pid
 }
 
 /// The forked child. The guard has one thread, so that all may be done here that may be done anywhere.

@@ -29,7 +29,7 @@ use soloist::{
 
 use crate::support::{
     process, skip,
-    witness::{headless, slow},
+    witness::{headless, refuse_clone3, slow},
 };
 
 const EXE: &str = env!("CARGO_BIN_EXE_soloist");
@@ -1818,6 +1818,27 @@ fn a_cgroup_whose_lock_somebody_keeps_does_not_hold_up_a_start() {
     gone(guard.report());
     drop(directory);
     guard.finish();
+}
+
+#[tokio::test]
+async fn where_clone3_is_refused_a_command_still_gets_its_cgroup() {
+    if TestCgroup::new().is_none() {
+        skip("no cgroup v2 that we may write to");
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let script = dir.path().join("guard.sh");
+    let library = refuse_clone3().display();
+    let text = format!("#!/bin/sh\nexport LD_PRELOAD='{library}'\nexec {EXE} \"$@\"\n");
+    fs::write(&script, text).expect("written");
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).expect("executable");
+    let spec = spec(&["grep", "^0::", "/proc/self/cgroup"]);
+    let own = format!("/soloist-{}\n", spec.run_id);
+    let runner = Runner::with_exe(script).expect("a runner");
+    let mut running = runner.start(spec, OUTPUT).await.expect("a guard");
+    let end = running.wait().await;
+    assert_eq!(end.outcome, Outcome::Succeeded, "{end:?}");
+    assert!(end.output_text().ends_with(&own), "{end:?}");
 }
 
 #[test]

@@ -49,6 +49,15 @@ pub fn stepped(file: &Path) -> [(&'static str, String); 2] {
     ]
 }
 
+/// A library that refuses clone3.
+pub fn refuse_clone3() -> &'static Path {
+    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
+    LIBRARY.get_or_init(|| {
+        let text = include_str!("refuse.c");
+        compile("refuse.so", text, &["-shared", "-fPIC"])
+    })
+}
+
 /// In the build directory, so that nothing is left elsewhere; test processes do not wait for each other.
 ///
 /// # Panics
