@@ -3,15 +3,13 @@
 //! Keys, all below the namespace: `{<job>}:state` (hash, no expiry), `{<job>}:history`, `{<job>}:decisions`,
 //! `{<job>}:output:<run>` (expire); `instances`, `drains`, `epoch`, `jobs`; and the channel `events`.
 
-mod check;
+pub(crate) mod check;
 pub(crate) mod connection;
 mod renewals;
-mod state;
+pub(crate) mod reply;
+pub(crate) mod state;
 
-use std::{
-    sync::{Arc, OnceLock},
-    time::Duration,
-};
+use std::sync::{Arc, OnceLock};
 
 use async_trait::async_trait;
 use bb8_redis::bb8;
@@ -24,21 +22,18 @@ use self::{
     connection::{Client, Connection, Script},
     renewals::Renewals,
 };
-use super::{
-    BATCH, Beat, Decision, Error, Fleet, Info, Output, Problem, Reply, Store, Tail, fill, tidy,
-};
+use super::{BATCH, Beat, Decision, Error, Fleet, Output, Problem, Reply, Store, Tail, fill, tidy};
 use crate::{
     clock::{Boottime, StoreClock},
     config,
     logic::{
         belief,
         claim::{
-            self, Answer, Claim, Control, Controlled, Effects, Event, Grant, Missed, Observed,
-            OnCrash, Register, Registration, Renew, Renewal, Settle, Settlement, State, Stop,
-            Target,
+            self, Answer, Claim, Control, Controlled, Effects, Event, Missed, Observed, OnCrash,
+            Register, Registration, Renew, Renewal, Settle, Settlement, State, Target,
         },
     },
-    model::{InstanceId, JobName, Occurrence, RunId, RunRecord, possible_ms},
+    model::{InstanceId, JobName, Occurrence, RunId, RunRecord},
 };
 
 macro_rules! script {
@@ -162,20 +157,13 @@ impl RedisStore {
     /// A script's answer, which begins with now_us and inc.
     fn reply(
         &self,
-        mut value: Vec<Value>,
+        value: Vec<Value>,
         sent: Boottime,
         received: Boottime,
     ) -> Result<Reply<Vec<Value>>, Error> {
-        if value.len() < 2 {
-            return Err(self.corrupt("a script's answer is too short"));
-        }
-        let rest = value.split_off(2);
-        let now_us: i64 = self.read(&value[0])?;
-        possible_ms(now_us.div_euclid(1000))
-            .map_err(|e| self.corrupt(&format!("its clock cannot be right: {e}")))?;
-        let inc: String = self.read(&value[1])?;
+        let (now_us, inc, value) = self.understood(reply::begin(value))?;
         Ok(Reply {
-            value: rest,
+            value,
             now_us,
             inc: inc.into(),
             sent,
@@ -207,74 +195,14 @@ impl RedisStore {
             .is_some_and(|ms| belief::in_doubt(ms, reply.now_us.div_euclid(1000)))
     }
 
-    fn read<T: FromRedisValue>(&self, v: &Value) -> Result<T, Error> {
-        T::from_redis_value(v.clone()).map_err(|e| self.corrupt(&e.to_string()))
-    }
-    fn json<T: serde::de::DeserializeOwned>(&self, text: &str) -> Result<T, Error> {
-        serde_json::from_str(text).map_err(|e| self.corrupt(&format!("{e} in {text:.200}")))
-    }
-    fn read_ms(&self, v: &Value) -> Result<i64, Error> {
-        possible_ms(self.read(v)?).map_err(|e| self.corrupt(&e))
+    fn understood<T>(&self, read: Result<T, String>) -> Result<T, Error> {
+        read.map_err(|reason| self.corrupt(&reason))
     }
     fn corrupt(&self, reason: &str) -> Error {
         Error::Corrupt {
             address: self.client.address.clone(),
             reason: reason.to_owned(),
         }
-    }
-
-    fn answer(&self, claim: &Claim, v: &Value) -> Result<Answer, Error> {
-        match (v, &claim.target) {
-            (Value::Int(1), Target::Scheduled(at)) => {
-                let (occurrence, trigger) = (*at, claim.trigger);
-                return Ok(Answer::Granted(Grant {
-                    occurrence,
-                    attempt: 1,
-                    trigger,
-                }));
-            }
-            (Value::BulkString(entry), _) => {
-                return Ok(Answer::Taken(self.json(&String::from_utf8_lossy(entry))?));
-            }
-            _ => {}
-        }
-        let parts: Vec<Value> = self.read(v)?;
-        let text =
-            |i: usize| -> Result<String, Error> { self.read(parts.get(i).unwrap_or(&Value::Nil)) };
-        let int =
-            |i: usize| -> Result<i64, Error> { self.read(parts.get(i).unwrap_or(&Value::Nil)) };
-        let at = |i: usize| -> Result<Occurrence, Error> {
-            self.read_ms(parts.get(i).unwrap_or(&Value::Nil))
-                .map(Occurrence)
-        };
-        Ok(match text(0)?.as_str() {
-            "granted" => Answer::Granted(Grant {
-                occurrence: at(1)?,
-                attempt: self.read(parts.get(2).unwrap_or(&Value::Nil))?,
-                trigger: self.json(&format!("\"{}\"", text(3)?))?,
-            }),
-            "taken" => Answer::Taken(self.json(&text(1)?)?),
-            "held" => Answer::Held(self.json(&text(1)?)?),
-            "settled" => match text(1)?.as_str() {
-                "" => Answer::Settled(None),
-                last => Answer::Settled(Some(self.json(last)?)),
-            },
-            "early" => Answer::Early { wait_us: int(1)? },
-            "later" => Answer::Later { wait_ms: int(1)? },
-            "run_first" => Answer::RunFirst(at(1)?),
-            "recorded" => Answer::Recorded {
-                outcome: text(1)?.parse().map_err(|e: String| self.corrupt(&e))?,
-                reason: text(2)?,
-            },
-            "behind" => Answer::Behind {
-                newest: at(1)?,
-                early: self.json(&text(2)?)?,
-            },
-            "quarantined" => Answer::Quarantined,
-            "absent" => Answer::Absent,
-            "in_doubt" => Answer::InDoubt,
-            other => return Err(self.corrupt(&format!("unknown answer `{other}`"))),
-        })
     }
 
     async fn claim_some(&self, claims: &[Claim]) -> Result<Reply<Vec<Answer>>, Error> {
@@ -317,7 +245,7 @@ impl RedisStore {
         let answers: Vec<Answer> = claims
             .iter()
             .zip(&reply.value)
-            .map(|(c, v)| self.answer(c, v))
+            .map(|(c, v)| self.understood(reply::answer(c, v)))
             .collect::<Result<_, _>>()?;
         Ok(reply.map(|_| answers))
     }
@@ -330,7 +258,7 @@ impl RedisStore {
         let fields = reply
             .value
             .iter()
-            .map(|v| self.read(v))
+            .map(|v| self.understood(reply::fields(v)))
             .collect::<Result<_, _>>()?;
         Ok(reply.map(|_| fields))
     }
@@ -369,10 +297,7 @@ impl RedisStore {
         let keys = [self.key(job, key)];
         let args = [Arg::Int(most as i64), Arg::Int(super::LINE_MOST as i64)];
         let reply = self.run(&self.pool, &LINES, &keys, &args, false).await?;
-        let lines = reply.value.iter().map(|v| match v {
-            Value::BulkString(line) => serde_json::from_slice(line).map_err(|e| e.to_string()),
-            _ => Err("no text".to_owned()),
-        });
+        let lines = reply.value.iter().map(reply::line);
         Ok(super::readable(what, job, lines))
     }
 
@@ -413,8 +338,7 @@ impl RedisStore {
             self.global("jobs"),
         ];
         let reply = self.run(&self.pool, &SWAP, &keys, &args, false).await?;
-        self.read::<i64>(reply.value.first().unwrap_or(&Value::Nil))
-            .map(|n| n == 1)
+        self.understood(reply::swapped(&reply.value))
     }
 
     /// Reads a job's state, lets `f` decide on it, and writes it back; again when it changed in between.
@@ -629,18 +553,7 @@ impl Store for RedisStore {
         let call = RENEW.call(&[self.key(&r.job, "state")], &args);
         let (value, sent, received) = self.renewals.ask(call).await?;
         let reply = self.reply(value, sent, received)?;
-        let word = |i: usize| {
-            reply
-                .value
-                .get(i)
-                .map_or(Ok(String::new()), |v| self.read::<String>(v))
-        };
-        let renewal = match (word(0)?.as_str(), word(1)?.as_str()) {
-            ("renewed", "") => Renewal::Renewed(None),
-            ("renewed", "replaced") => Renewal::Renewed(Some(Stop::Replaced)),
-            ("renewed", _) => Renewal::Renewed(Some(Stop::Cancelled)),
-            _ => Renewal::Lost,
-        };
+        let renewal = self.understood(reply::renewal(&reply.value))?;
         Ok(reply.map(|_| renewal))
     }
 
@@ -667,14 +580,8 @@ impl Store for RedisStore {
             r.finished_at.map_or(Arg::from(""), Arg::Int),
         ];
         let reply = self.run(&self.pool, &SETTLE, &keys, &args, false).await?;
-        let done: String = self.read(reply.value.first().unwrap_or(&Value::Nil))?;
-        Ok(reply.map(|_| {
-            if done == "done" {
-                Settlement::Done
-            } else {
-                Settlement::Lost
-            }
-        }))
+        let settlement = self.understood(reply::settlement(&reply.value))?;
+        Ok(reply.map(|_| settlement))
     }
 
     async fn register(
@@ -737,8 +644,8 @@ impl Store for RedisStore {
     async fn jobs(&self) -> Result<Vec<JobName>, Error> {
         let mut all = cmd("SMEMBERS");
         all.arg(self.global("jobs"));
-        let names: Vec<String> = self.query(&all).await?;
-        Ok(names.iter().map(|name| JobName::new(name)).collect())
+        let names: Value = self.query(&all).await?;
+        self.understood(reply::jobs(&names))
     }
 
     async fn observe(&self, jobs: &[JobName]) -> Result<Reply<Vec<Option<State>>>, Error> {
@@ -789,27 +696,7 @@ impl Store for RedisStore {
         let reply = self
             .run(&self.pool, &HEARTBEAT, &keys, &args, false)
             .await?;
-        let v = |i: usize| reply.value.get(i).unwrap_or(&Value::Nil);
-        let mut fleet = Fleet {
-            id: self.read::<String>(v(0))?.into(),
-            before: serde_json::from_str(&self.read::<String>(v(6))?).ok(),
-            born: self.read_ms(v(1))?,
-            quarantine: Duration::from_millis(self.read_ms(v(2))? as u64),
-            open: self.read::<i64>(v(3))? == 1,
-            instances: std::collections::BTreeMap::new(),
-            drains: vec![],
-        };
-        for (id, info) in self.read::<Vec<(String, String)>>(v(4))? {
-            // Another version's idea of an instance is no reason to stop.
-            if let Ok(info) = serde_json::from_str::<Info>(&info) {
-                fleet.instances.insert(InstanceId::new(&id), info);
-            }
-        }
-        fleet.drains = self
-            .read::<Vec<(String, String)>>(v(5))?
-            .into_iter()
-            .map(|(id, _)| InstanceId::new(&id))
-            .collect();
+        let fleet = self.understood(reply::fleet(&reply.value))?;
         Ok(reply.map(|_| fleet))
     }
 
@@ -919,18 +806,7 @@ impl Store for RedisStore {
         let reply = self
             .run(&self.pool, &READ_OUTPUT, &keys, &args, false)
             .await?;
-        let [from, data, stop, done, coming, total] = &reply.value[..] else {
-            return Ok(None);
-        };
-        let int = |v: &Value| self.read::<u64>(v);
-        let (from, stop, total) = (int(from)?, int(stop)?, int(total)?);
-        let (done, coming) = (int(done)? == 1, int(coming)? == 1);
-        let data: Vec<u8> = self.read(data)?;
-        if stop > super::LAST_BYTE || data.len() as u64 > stop.saturating_sub(from) {
-            let reason = format!("the output of run {run} cannot reach from {from} to {stop}");
-            return Err(self.corrupt(&reason));
-        }
-        Ok(Some(Output::new(from, data, stop, done, coming, total)))
+        self.understood(reply::output(run, &reply.value))
     }
 
     fn events(&self) -> broadcast::Receiver<Event> {

@@ -37,7 +37,7 @@ use crate::{
             Renew, Renewal, Settle, Settlement, State,
         },
     },
-    model::{InstanceId, JobName, RunId, RunRecord},
+    model::{InstanceId, JobName, RunId, RunRecord, possible_ms},
 };
 
 /// Version of the tables below. The first kept output in another form.
@@ -735,6 +735,15 @@ impl Pieces for PiecesOf<'_> {
     }
 }
 
+/// The first column of each row, where it is a text: no soloist writes anything else.
+fn names(mut rows: rusqlite::Rows<'_>) -> Result<Vec<String>, Fault> {
+    let mut names = vec![];
+    while let Some(row) = rows.next()? {
+        names.extend(row.get::<_, String>(0));
+    }
+    Ok(names)
+}
+
 fn fleet(db: &Connection) -> Result<Fleet, Fault> {
     let meta = |key: &str| -> Result<i64, Fault> {
         Ok(db
@@ -747,17 +756,17 @@ fn fleet(db: &Connection) -> Result<Fleet, Fault> {
     while let Some(row) = rows.next()? {
         // Another version's idea of an instance is no reason to stop.
         if let Ok(info) = serde_json::from_str::<Info>(row.get_ref(2)?.as_str().unwrap_or("")) {
-            let seen = row.get(1)?;
-            instances.insert(
-                InstanceId::new(&row.get::<_, String>(0)?),
-                Info { seen, ..info },
-            );
+            let (Ok(id), Some(seen)) = (row.get::<_, String>(0), row.get(1).ok()) else {
+                continue;
+            };
+            if let Ok(seen) = possible_ms(seen) {
+                instances.insert(InstanceId::new(&id), Info { seen, ..info });
+            }
         }
     }
     let mut drains = db.prepare_cached("SELECT instance FROM drains ORDER BY instance")?;
-    let drains = drains
-        .query_map([], |r| Ok(InstanceId::new(&r.get::<_, String>(0)?)))?
-        .collect::<Result<_, _>>()?;
+    let drains = names(drains.query([])?)?;
+    let drains = drains.iter().map(|id| InstanceId::new(id)).collect();
     Ok(Fleet {
         // The file is the epoch.
         id: "file".into(),
@@ -1044,9 +1053,8 @@ impl Store for SqliteStore {
     async fn jobs(&self) -> Result<Vec<JobName>, Error> {
         let all = self
             .read(|db| {
-                let mut names = db.prepare_cached("SELECT job FROM jobs")?;
-                let names = names.query_map([], |r| r.get::<_, String>(0))?;
-                Ok(names.collect::<Result<Vec<_>, _>>()?)
+                let mut jobs = db.prepare_cached("SELECT job FROM jobs")?;
+                names(jobs.query([])?)
             })
             .await?;
         Ok(all.value.iter().map(|name| JobName::new(name)).collect())
@@ -1065,8 +1073,9 @@ impl Store for SqliteStore {
         self.write(move |s| {
             let before =
                 s.db.prepare_cached("SELECT info FROM instances WHERE instance = ?1")?
-                    .query_row([beat.instance.as_str()], |r| r.get::<_, String>(0))
+                    .query_row([beat.instance.as_str()], |r| Ok(r.get::<_, String>(0).ok()))
                     .optional()?
+                    .flatten()
                     .and_then(|info| serde_json::from_str(&info).ok());
             s.execute(
                 "UPDATE meta SET value = ?1 WHERE key = 'quarantine' AND value < ?1",

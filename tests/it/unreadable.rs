@@ -155,6 +155,51 @@ fn lines_that_cannot_be_read_hide_no_others() {
     fleet.wait_more_runs(2);
 }
 
+/// A heartbeat tells of the one instance there is, which goes on to run its jobs.
+fn goes_on(mut fleet: Fleet) {
+    let status = fleet.json(&["status", "--json"]);
+    assert_eq!(status["jobs"].as_array().map(Vec::len), Some(2));
+    let instances = status["instances"].as_array().expect("instances");
+    assert!(instances.len() <= 1, "{status:#}");
+    fleet.said(&["history"]);
+    fleet.instances[0].start();
+    fleet.wait_more_runs(2);
+    let status = fleet.json(&["status", "--json"]);
+    assert_eq!(status["instances"][0]["draining"], false, "{status:#}");
+}
+
+#[test]
+fn names_that_are_no_text_hide_no_others() {
+    let mut fleet = ran(false);
+    fleet.instances[0].urge();
+    // Of an instance that was seen last in the year 9999, among others.
+    let script = r#"local info = '{"seen":253402300799999,"host":"\255"}'
+        redis.call('HSET', 'soloist:instances', '\255', info, 'i2', info)
+        redis.call('HSET', 'soloist:drains', '\255', '\255')
+        redis.call('SADD', 'soloist:jobs', '\255')"#;
+    fleet.server().command::<()>(&["EVAL", script, "0"]);
+    goes_on(fleet);
+}
+
+#[test]
+fn names_in_a_file_that_are_no_text_hide_no_others() {
+    let mut fleet = ran(true);
+    fleet.instances[0].urge();
+    let db = sqlite(&fleet);
+    let info = json!({"host": "h", "pid": 1, "version": "1", "config": "c", "clock_offset_ms": 0.0, "started_at": 1,
+        "running": [], "draining": false, "jobs": 1});
+    let odd = "CAST(x'ff' AS TEXT)";
+    for sql in [
+        format!("INSERT INTO drains (instance, at) VALUES ({odd}, 253402300799999)"),
+        format!("INSERT INTO jobs (job, state) VALUES ({odd}, '{{}}')"),
+        format!("INSERT INTO instances VALUES ({odd}, 253402300799999, '{info}')"),
+        format!("INSERT INTO instances VALUES ('i2', 9223372036854775807, '{info}')"),
+    ] {
+        db.execute(&sql, []).expect(&sql);
+    }
+    goes_on(fleet);
+}
+
 /// What a command writes to a terminal, stderr and stdout together.
 fn on_terminal(fleet: &Fleet, words: &str) -> String {
     let program = fleet.instances[0].command();

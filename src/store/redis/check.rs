@@ -6,7 +6,7 @@ use super::super::Problem;
 const OLDEST: (u32, u32) = (6, 2);
 
 /// What is wrong with a server, by the sections `server` and `memory` of its INFO.
-pub(super) fn problems(server: &str, memory: &str) -> Vec<Problem> {
+pub(crate) fn problems(server: &str, memory: &str) -> Vec<Problem> {
     let mut found = vec![];
     let mut add = |fatal, text: String| found.push(Problem { fatal, text });
     let (major, minor) = OLDEST;

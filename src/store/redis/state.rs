@@ -7,9 +7,9 @@ use serde::{Serialize, de::DeserializeOwned};
 use crate::{logic::claim::State, model::possible_ms};
 
 /// As HGETALL gives them.
-pub(super) type Fields = Vec<(String, String)>;
+pub(crate) type Fields = Vec<(String, String)>;
 
-pub(super) fn decode(fields: &Fields) -> Result<Option<State>, String> {
+pub(crate) fn decode(fields: &Fields) -> Result<Option<State>, String> {
     if fields.is_empty() {
         return Ok(None);
     }
@@ -117,7 +117,7 @@ const KNOWN: [&str; 17] = [
 ];
 
 /// What to set (names and values in turn) and what to remove, to make `was` say `now`.
-pub(super) fn diff(was: &Fields, now: &State) -> (Vec<String>, Vec<String>) {
+pub(crate) fn diff(was: &Fields, now: &State) -> (Vec<String>, Vec<String>) {
     let new = encode(now);
     let set = new
         .iter()

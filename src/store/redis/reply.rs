@@ -1,0 +1,184 @@
+//! What the scripts of lua/ answer, taken apart. Whatever comes, also from a server that is none or with what no soloist
+//! wrote in it, is a value or a reason.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use redis::{FromRedisValue, Value};
+use serde::de::DeserializeOwned;
+
+use super::{
+    super::{Fleet, Info, LAST_BYTE, Output},
+    state::Fields,
+};
+use crate::{
+    logic::claim::{Answer, Claim, Grant, Renewal, Settlement, Stop, Target},
+    model::{InstanceId, JobName, Occurrence, RunId, possible_ms},
+};
+
+fn read<T: FromRedisValue>(v: &Value) -> Result<T, String> {
+    T::from_redis_value(v.clone()).map_err(|e| e.to_string())
+}
+
+fn at(values: &[Value], i: usize) -> &Value {
+    values.get(i).unwrap_or(&Value::Nil)
+}
+
+fn ms(v: &Value) -> Result<i64, String> {
+    possible_ms(read(v)?)
+}
+
+fn json<T: DeserializeOwned>(text: &str) -> Result<T, String> {
+    serde_json::from_str(text).map_err(|e| format!("{e} in {text:.200}"))
+}
+
+/// The server's clock in µs and the incarnation, which every answer begins with; and the rest.
+pub(crate) fn begin(mut answer: Vec<Value>) -> Result<(i64, String, Vec<Value>), String> {
+    if answer.len() < 2 {
+        return Err("a script's answer is too short".to_owned());
+    }
+    let rest = answer.split_off(2);
+    let now_us: i64 = read(&answer[0])?;
+    possible_ms(now_us.div_euclid(1000)).map_err(|e| format!("its clock cannot be right: {e}"))?;
+    Ok((now_us, read(&answer[1])?, rest))
+}
+
+/// To one of the claims that claim.lua was asked.
+pub(crate) fn answer(claim: &Claim, v: &Value) -> Result<Answer, String> {
+    match (v, &claim.target) {
+        (Value::Int(1), Target::Scheduled(at)) => {
+            let (occurrence, trigger) = (*at, claim.trigger);
+            return Ok(Answer::Granted(Grant {
+                occurrence,
+                attempt: 1,
+                trigger,
+            }));
+        }
+        (Value::BulkString(entry), _) => {
+            return Ok(Answer::Taken(json(&String::from_utf8_lossy(entry))?));
+        }
+        _ => {}
+    }
+    let parts: Vec<Value> = read(v)?;
+    let text = |i: usize| read::<String>(at(&parts, i));
+    let int = |i: usize| read::<i64>(at(&parts, i));
+    let occurrence = |i: usize| ms(at(&parts, i)).map(Occurrence);
+    Ok(match text(0)?.as_str() {
+        "granted" => Answer::Granted(Grant {
+            occurrence: occurrence(1)?,
+            attempt: read(at(&parts, 2))?,
+            trigger: json(&format!("\"{}\"", text(3)?))?,
+        }),
+        "taken" => Answer::Taken(json(&text(1)?)?),
+        "held" => Answer::Held(json(&text(1)?)?),
+        "settled" => match text(1)?.as_str() {
+            "" => Answer::Settled(None),
+            last => Answer::Settled(Some(json(last)?)),
+        },
+        "early" => Answer::Early { wait_us: int(1)? },
+        "later" => Answer::Later { wait_ms: int(1)? },
+        "run_first" => Answer::RunFirst(occurrence(1)?),
+        "recorded" => Answer::Recorded {
+            outcome: text(1)?.parse()?,
+            reason: text(2)?,
+        },
+        "behind" => Answer::Behind {
+            newest: occurrence(1)?,
+            early: json(&text(2)?)?,
+        },
+        "quarantined" => Answer::Quarantined,
+        "absent" => Answer::Absent,
+        "in_doubt" => Answer::InDoubt,
+        other => return Err(format!("unknown answer `{other}`")),
+    })
+}
+
+/// Of renew.lua.
+pub(crate) fn renewal(rest: &[Value]) -> Result<Renewal, String> {
+    let word = |i: usize| rest.get(i).map_or(Ok(String::new()), read::<String>);
+    Ok(match (word(0)?.as_str(), word(1)?.as_str()) {
+        ("renewed", "") => Renewal::Renewed(None),
+        ("renewed", "replaced") => Renewal::Renewed(Some(Stop::Replaced)),
+        ("renewed", _) => Renewal::Renewed(Some(Stop::Cancelled)),
+        _ => Renewal::Lost,
+    })
+}
+
+/// Of settle.lua.
+pub(crate) fn settlement(rest: &[Value]) -> Result<Settlement, String> {
+    Ok(match read::<String>(at(rest, 0))?.as_str() {
+        "done" => Settlement::Done,
+        _ => Settlement::Lost,
+    })
+}
+
+/// Of swap.lua: whether it was done.
+pub(crate) fn swapped(rest: &[Value]) -> Result<bool, String> {
+    read::<i64>(at(rest, 0)).map(|n| n == 1)
+}
+
+/// One state of observe.lua.
+pub(crate) fn fields(v: &Value) -> Result<Fields, String> {
+    read(v)
+}
+
+/// One line of lines.lua, which is JSON.
+pub(crate) fn line<T: DeserializeOwned>(v: &Value) -> Result<T, String> {
+    match v {
+        Value::BulkString(line) => serde_json::from_slice(line).map_err(|e| e.to_string()),
+        _ => Err("no text".to_owned()),
+    }
+}
+
+/// The members of a hash whose names are text: no soloist makes others.
+fn named(v: &Value) -> Result<Vec<(String, Vec<u8>)>, String> {
+    let all: Vec<(Vec<u8>, Vec<u8>)> = read(v)?;
+    let text = |(name, value)| Some((String::from_utf8(name).ok()?, value));
+    Ok(all.into_iter().filter_map(text).collect())
+}
+
+/// Of heartbeat.lua.
+pub(crate) fn fleet(rest: &[Value]) -> Result<Fleet, String> {
+    let mut instances = BTreeMap::new();
+    for (id, info) in named(at(rest, 4))? {
+        // Another version's idea of an instance is no reason to stop.
+        if let Ok(info) = serde_json::from_slice::<Info>(&info) {
+            instances.insert(InstanceId::new(&id), info);
+        }
+    }
+    Ok(Fleet {
+        id: read::<String>(at(rest, 0))?.into(),
+        before: serde_json::from_slice(&read::<Vec<u8>>(at(rest, 6))?).ok(),
+        born: ms(at(rest, 1))?,
+        quarantine: Duration::from_millis(ms(at(rest, 2))? as u64),
+        open: read::<i64>(at(rest, 3))? == 1,
+        instances,
+        drains: named(at(rest, 5))?
+            .into_iter()
+            .map(|(id, _)| InstanceId::new(&id))
+            .collect(),
+    })
+}
+
+/// Of SMEMBERS.
+pub(crate) fn jobs(v: &Value) -> Result<Vec<JobName>, String> {
+    let names: Vec<Vec<u8>> = read(v)?;
+    let names = names.iter().filter_map(|name| str::from_utf8(name).ok());
+    Ok(names.map(JobName::new).collect())
+}
+
+/// Of read_output.lua. None: nothing is known of it.
+pub(crate) fn output(run: RunId, rest: &[Value]) -> Result<Option<Output>, String> {
+    let [from, data, stop, done, coming, total] = rest else {
+        return Ok(None);
+    };
+    let int = read::<u64>;
+    let (from, stop, total) = (int(from)?, int(stop)?, int(total)?);
+    let (done, coming) = (int(done)? == 1, int(coming)? == 1);
+    let data: Vec<u8> = read(data)?;
+    if stop > LAST_BYTE || data.len() as u64 > stop.saturating_sub(from) {
+        return Err(format!(
+            "the output of run {run} cannot reach from {from} to {stop}"
+        ));
+    }
+    Ok(Some(Output::new(from, data, stop, done, coming, total)))
+}
