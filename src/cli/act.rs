@@ -437,7 +437,8 @@ fn cancelled(c: &Cancelled) -> String {
     let job = c.job;
     let mut text = String::new();
     for r in &c.runs {
-        let on = r.instance.as_ref().map_or("an instance", |i| i.as_str());
+        let on = r.instance.as_ref();
+        let on = on.map_or("an instance".to_owned(), |i| show::line(i.as_str()));
         let of = show::instant(r.occurrence.0);
         text.push_str(&if c.ended {
             format!("`{job}` of {of} on {on} has ended: {}\n", r.outcome)
@@ -506,6 +507,12 @@ mod tests {
         assert_eq!(
             cancelled(&c),
             "`draw` of 2026-11-21T04:00:00Z on web-1 was asked to end, and has not yet\n"
+        );
+        // Whatever the store has for a name.
+        c.runs[0].instance = Some(crate::model::InstanceId::new("a\nb\x1b[30m"));
+        assert_eq!(
+            cancelled(&c),
+            "`draw` of 2026-11-21T04:00:00Z on a\\nb\\x1b[30m was asked to end, and has not yet\n"
         );
         c.runs.clear();
         c.dropped = 1;

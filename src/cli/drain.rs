@@ -71,21 +71,22 @@ fn others(fleet: &Fleet, id: &InstanceId, clock: Clock) -> usize {
 }
 
 fn render(a: &Answer, others: usize) -> String {
+    let instance = show::line(a.instance.as_str());
     if !a.draining {
-        return format!("{} claims again\n", a.instance);
+        return format!("{instance} claims again\n");
     }
     let running = if a.running.is_empty() {
         "runs nothing now".to_owned()
     } else {
         let jobs: Vec<&str> = a.running.iter().map(|r| r.job.as_str()).collect();
-        format!("finishes {}", jobs.join(", "))
+        format!("finishes {}", show::line(&jobs.join(", ")))
     };
     let rest = match others {
         0 => "no other instance is there to go on".to_owned(),
         1 => "1 other instance goes on".to_owned(),
         n => format!("{n} other instances go on"),
     };
-    format!("{} claims nothing more and {running}; {rest}\n", a.instance)
+    format!("{instance} claims nothing more and {running}; {rest}\n")
 }
 
 /// The instance that is meant.
@@ -238,6 +239,21 @@ mod tests {
         );
         a.draining = false;
         assert_eq!(render(&a, 0), "a-1 claims again\n");
+        // Whatever the store has for a name.
+        let odd = InstanceId::new("a\nb\x1b[30m");
+        let job = JobName::new("c\nd");
+        let a = Answer {
+            instance: &odd,
+            draining: true,
+            running: vec![RunningView {
+                job,
+                occurrence: crate::view::Time(1),
+            }],
+        };
+        assert_eq!(
+            render(&a, 1),
+            "a\\nb\\x1b[30m claims nothing more and finishes c\\nd; 1 other instance goes on\n"
+        );
         let f = fleet(&[("a-1", "a", 0), ("a-2", "a", 0)]);
         assert_eq!(others(&f, &id, at(&f, 0)), 1);
         assert_eq!(others(&f, &id, at(&f, 100_000)), 0);

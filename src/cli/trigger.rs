@@ -249,7 +249,7 @@ impl Wait<'_> {
             // Between two attempts it still names the run before.
             if self.following.as_ref().is_none_or(|r| r.run() != o.run) {
                 self.finish_output().await?;
-                if o.attempt > self.shown + 1 {
+                if o.attempt > self.shown.saturating_add(1) {
                     let history = self.history().await?;
                     self.output_between(&history, at, o.attempt).await?;
                 }
@@ -568,12 +568,13 @@ fn ended(r: &RunView) -> String {
     if let Some(e) = &r.error {
         text.push_str(&format!(": {e}"));
     }
-    text
+    text::line(&text)
 }
 
 #[cfg(test)]
 mod tests {
     use super::{super::history::tests::run, *};
+    use crate::model::InstanceId;
 
     #[test]
     fn the_exit_code_is_the_commands_own_or_says_why_there_is_none() {
@@ -613,6 +614,11 @@ mod tests {
             ended(&r),
             "draw: missed: nobody could start it within start_within"
         );
+        // Whatever the store has for a name or a reason.
+        r.attempt = 1;
+        r.instance = Some(InstanceId::new("a\r\nb\x1b[8m"));
+        r.error = Some("c\nd".into());
+        assert_eq!(ended(&r), "draw on a\\r\\nb\\x1b[8m: missed: c\\nd");
     }
 
     #[test]

@@ -466,7 +466,10 @@ fn render(v: &WhyView, now: i64) -> String {
     if let Some(local) = &v.local {
         text.push_str(&format!(" ({})", show::local(local)));
     }
-    text.push_str(&format!("\n{}\n", show::paint(BOLD, &v.verdict)));
+    text.push_str(&format!(
+        "\n{}\n",
+        show::paint(BOLD, &crate::text::line(&v.verdict))
+    ));
     for (what, t) in [("before", v.before), ("after", v.after)] {
         if let Some(t) = t {
             text.push_str(&format!(
@@ -735,6 +738,21 @@ mod tests {
             ("@at 2026-11-20T15:00:00Z", NOW, Some(AT)),
             ("@at 2026-11-20T15:00:00Z", AT, None),
             // The last leap day before.
+    #[test]
+    fn no_name_makes_a_line_of_its_own() {
+        let (name, config) = (JobName::new("draw"), config());
+        let mut f = facts(&name, &config);
+        let mut odd = run(AT, 1, Outcome::Succeeded);
+        odd.instance = Some(InstanceId::new("a\r\nforged\x1b[30m"));
+        f.history = vec![odd];
+        let shown = crate::text::coloured(&render(&f.explain(Occurrence(AT)), NOW));
+        assert!(
+            shown.contains("It ran once on a\\r\\nforged\\x1b[30m, 4 ms"),
+            "{shown}"
+        );
+        assert!(!shown.contains("\nforged") && !shown.contains("\x1b[30m"));
+    }
+
             ("0 0 29 2 *", NOW, Some(1_709_161_200_000)),
         ] {
             let s = std::sync::Arc::new(Schedule::parse(text, &tz, Dst::default(), "j").unwrap());
