@@ -171,14 +171,15 @@ impl Facts<'_> {
                 .cloned(),
         );
         runs.sort_by_key(|r| r.attempt);
-        // Of a range of missed ones, which its last stands for.
-        if runs.is_empty()
-            && planned
-            && let Some(range) = self.history.iter().rev().find(|r| {
-                r.count > 1 && at.0 < r.occurrence.0 && self.within(at, r.occurrence.0, r.count)
-            })
-        {
-            runs.push(range.clone());
+        // Of a range of missed ones, which its last stands for. Ranges do not overlap: it is the next one, or none.
+        if runs.is_empty() && planned {
+            let later = |r: &&RunView| r.count > 1 && at.0 < r.occurrence.0;
+            let next = self.history.iter().filter(later);
+            let next = next.min_by_key(|r| r.occurrence);
+            runs.extend(
+                next.filter(|r| self.within(at, r.occurrence.0, r.count))
+                    .cloned(),
+            );
         }
         let mut decisions: Vec<DecisionView> = self
             .decisions
@@ -664,6 +665,15 @@ mod tests {
         f.history.clear();
         assert_eq!(
             told(&f, AT - 10 * HOUR),
+        // Only the next range is counted through, whatever others say.
+        let mut odd = f.history[0].clone();
+        (odd.occurrence, odd.count) = (Time(AT + 90_000 * HOUR), u64::MAX);
+        f.history.extend(std::iter::repeat_n(odd, 199));
+        assert_eq!(
+            told(&f, AT - 3 * HOUR),
+            "It was decided, but what became of it is not kept any more."
+        );
+
             "It was not owed: the fleet knows this schedule of the job since 2026-11-20T05:00:00Z."
         );
         let stranger = f.explain(Occurrence(AT + 1));
