@@ -307,7 +307,7 @@ pub fn job(job: &Job, state: Option<&State>, now: i64, inc: &str) -> JobView {
             .filter_map(|o| {
                 o.again.map(|again| AwaitedView {
                     occurrence: o.occurrence.into(),
-                    attempt: o.attempt + 1,
+                    attempt: o.attempt.saturating_add(1),
                     at: Time(again.at),
                     trigger: again.trigger,
                 })

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::belief;
 use crate::model::{
-    FencingToken, InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger, ms,
+    FencingToken, InstanceId, JobName, LAST_MS, Occurrence, Outcome, RunId, RunRecord, Trigger, ms,
     ms_or_none,
 };
 
@@ -733,7 +733,7 @@ fn claim_open(
         if e.run == c.run {
             // Asked again after a lost reply: the claimant counts its trust from this request, so whoever watches
             // has to begin anew.
-            e.seq += 1;
+            e.seq = e.seq.saturating_add(1);
             e.renewed_at = now;
             return Answer::Granted(e.grant());
         }
@@ -779,7 +779,7 @@ fn claim_open(
     let e = &mut st.open[i];
     let next = Grant {
         occurrence: e.occurrence,
-        attempt: e.attempt + 1,
+        attempt: e.attempt.saturating_add(1),
         trigger: again.trigger,
     };
     *e = Open::granted(c, next, e.key.take(), now, inc);
@@ -887,7 +887,7 @@ pub fn renew(state: &mut Option<State>, r: &Renew, now_us: i64, inc: &str) -> Re
             .iter_mut()
             .find(|e| e.run == r.run && e.again.is_none())
         {
-            e.seq = (e.seq + 1).max(r.seq);
+            e.seq = e.seq.saturating_add(1).max(r.seq);
             e.renewed_at = now;
             e.inc = inc.to_owned();
             return Renewal::Renewed(e.stop);
@@ -1283,7 +1283,7 @@ pub fn control(
             st.pause = Some(Pause {
                 until: *until,
                 reason: reason.clone(),
-                at: now.max(st.resumed + 1),
+                at: now.max(st.resumed + 1).min(LAST_MS),
             });
             fx.events.push(Event::Controlled { job: job.clone() });
             Controlled::Done
@@ -1306,7 +1306,7 @@ pub fn control(
             Controlled::Done
         }
         Control::Skip { count } => {
-            (st.skip, st.skip_at) = (*count, now.max(st.skip_at + 1));
+            (st.skip, st.skip_at) = (*count, now.max(st.skip_at + 1).min(LAST_MS));
             fx.events.push(Event::Controlled { job: job.clone() });
             Controlled::Done
         }

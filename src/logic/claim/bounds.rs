@@ -747,3 +747,63 @@ fn a_state_knows_its_runs_and_an_event_its_job() {
         assert!(!text.contains(absent), "{text}");
     }
 }
+
+#[test]
+fn what_counts_to_its_end_stays_there() {
+    let mut st = known();
+    let c = asks(T);
+    let mut e = entry(&c, T, u32::MAX, T);
+    e.seq = u32::MAX;
+    st.open.push(e.clone());
+    // Asked again, renewed, and followed by another attempt.
+    assert_eq!(granted(&mut st, &c, T).attempt, u32::MAX);
+    let r = Renew {
+        job: job(),
+        occurrence: Occurrence(T),
+        attempt: 1,
+        trigger: Trigger::Schedule,
+        key: None,
+        run: c.run,
+        instance: c.instance.clone(),
+        host: c.host.clone(),
+        lease: 1000,
+        def: String::new(),
+        seq: 1,
+        granted_at: T,
+    };
+    let mut state = Some(st);
+    assert_eq!(
+        renew(&mut state, &r, T * 1000, "inc"),
+        Renewal::Renewed(None)
+    );
+    let mut st = state.expect("it is known");
+    assert_eq!(st.open[0].seq, u32::MAX);
+    st.open[0].again = Some(Again {
+        at: T,
+        trigger: Trigger::Retry,
+    });
+    assert_eq!(granted(&mut st, &asks(T), T).attempt, u32::MAX);
+}
+
+#[test]
+fn what_is_asked_at_the_end_of_time_can_be_read_again() {
+    let mut state = Some(State {
+        resumed: LAST_MS,
+        skip_at: LAST_MS,
+        ..known()
+    });
+    let pause = Control::Pause {
+        until: None,
+        reason: None,
+    };
+    for what in [pause, Control::Skip { count: 1 }] {
+        let mut fx = Effects::default();
+        let done = control(&mut state, &job(), &what, T * 1000, &mut fx);
+        assert_eq!(done, Controlled::Done);
+    }
+    let text = serde_json::to_string(&state).expect("JSON");
+    assert_eq!(
+        serde_json::from_str::<Option<State>>(&text).expect("a state"),
+        state
+    );
+}
