@@ -75,6 +75,8 @@ step() { # step NAME COMMAND...: goes on after a failure, so that one run shows 
 step format cargo fmt --check
 step clippy cargo clippy --locked --all-targets -- -D warnings
 step rustdoc env RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps
+# What they do is tried as a test; the programs themselves are for `cargo fuzz` (docs/testing.md).
+step "fuzz/Cargo.lock" cargo tree --locked --manifest-path fuzz/Cargo.toml --edges normal --depth 0
 # The random tests try the same cases each time here, so that a failure is one everywhere; `cargo test` alone tries new ones.
 export PROPTEST_RNG_SEED="${PROPTEST_RNG_SEED-20261121}"
 # Most tests wait, for leases and for seconds to pass: more of them at one time than there are cores.

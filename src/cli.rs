@@ -4,14 +4,14 @@ mod act;
 mod drain;
 mod exec;
 mod failure;
-mod history;
+pub(crate) mod history;
 mod log;
 mod logs;
 mod plan;
 mod show;
-mod status;
+pub(crate) mod status;
 mod trigger;
-mod why;
+pub(crate) mod why;
 
 use std::{
     io::{self, IsTerminal, Write},

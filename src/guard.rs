@@ -986,6 +986,32 @@ impl ControlSocket {
     }
 }
 
+/// What a guard understands of what comes to it in these pieces, and whether its daemon told it of the settlement.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn understood<'d>(
+    pieces: impl Iterator<Item = &'d [u8]>,
+) -> (Option<Spec>, Vec<Control>, bool) {
+    let (ours, theirs) = std::os::unix::net::UnixStream::pair().expect("a socket");
+    let mut socket = ControlSocket::new(theirs.into()).expect("a guard's end of it");
+    let (mut line, mut spec, mut controls) = (None, None, vec![]);
+    for piece in pieces.map(Some).chain([None]) {
+        match piece {
+            Some(piece) => (&ours).write_all(piece).expect("room"),
+            None => ours.shutdown(std::net::Shutdown::Write).expect("an end"),
+        }
+        if line.is_none() {
+            line = socket.next_line(LONGEST_SPEC);
+            spec = line
+                .as_ref()
+                .and_then(|line| serde_json::from_slice(line).ok());
+        }
+        if line.is_some() {
+            controls.extend(std::iter::from_fn(|| socket.next()));
+        }
+    }
+    (spec, controls, socket.settled)
+}
+
 /// From here on only the command holds the pipes, and their end-of-file means that its tree is gone.
 fn give_away_output() {
     let null = File::options().read(true).write(true).open("/dev/null");

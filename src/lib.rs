@@ -10,6 +10,9 @@ pub mod daemon;
 mod early;
 pub mod elector;
 pub mod failpoint;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzz;
 pub mod guard;
 pub mod holder;
 #[warn(missing_docs)]

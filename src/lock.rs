@@ -49,6 +49,9 @@ pub mod retry;
 mod room;
 mod sqlite;
 
+#[cfg(any(test, fuzzing))]
+pub(crate) use self::redis::reply::any as reply;
+
 use std::{
     future::Future,
     sync::{

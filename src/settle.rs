@@ -9,13 +9,13 @@ use crate::{
     clock::Boottime,
     config::{self, StoreUrl},
     early,
-    guard::{HandOver, Moment},
+    guard::{Ended, HandOver, Moment},
     lock::LockClient,
     logic::{
         claim::{Again, Settle},
         run::{Cause, Stop},
     },
-    model::{Outcome, RunRecord},
+    model::{LAST_MS, Outcome, RunRecord},
     store::{self, Tail},
 };
 
@@ -51,6 +51,26 @@ impl Legacy {
             | (_, Some(Cause::Stopped(Stop::Shutdown))) => self.on_crash,
             (Outcome::Failed | Outcome::TimedOut, _) => self.on_failure,
             _ => None,
+        }
+    }
+
+    /// The record of the run, which ended so.
+    pub(crate) fn ended(&self, end: Ended) -> RunRecord {
+        let us = |m: &Moment| self.offset_us.saturating_add((m.boottime.0 / 1000) as i64);
+        let ms = |m: &Moment| (us(m) / 1000).clamp(0, LAST_MS);
+        let record = self.record.clone();
+        let started_at = end.started.as_ref().map(ms);
+        let finished_at = Some(ms(&end.ended));
+        RunRecord {
+            started_at,
+            finished_at,
+            lateness_ms: started_at.map(|s| s - record.occurrence.0),
+            duration_ms: started_at.zip(finished_at).map(|(s, f)| (f - s).max(0)),
+            outcome: end.outcome,
+            exit_code: end.exit_code,
+            signal: end.signal,
+            error: end.error,
+            ..record
         }
     }
 
@@ -96,25 +116,13 @@ pub fn main() -> ExitCode {
         Err(e) => return fail(&format!("cannot read what the daemon left: {e}")),
     };
     let end = handed.end;
-    let ms = |m: &Moment| ((m.boottime.0 / 1000) as i64 + legacy.offset_us) / 1000;
     let again = legacy.again(end.outcome, end.cause);
     let begun = Boottime::now();
     let (hurry_until, until) = (
         begun + legacy.patience,
         begun + legacy.patience(end.outcome),
     );
-    let mut record = legacy.record;
-    record.started_at = end.started.as_ref().map(ms);
-    record.finished_at = Some(ms(&end.ended));
-    record.lateness_ms = record.started_at.map(|s| s - record.occurrence.0);
-    record.duration_ms = record
-        .started_at
-        .zip(record.finished_at)
-        .map(|(s, f)| (f - s).max(0));
-    record.outcome = end.outcome;
-    record.exit_code = end.exit_code;
-    record.signal = end.signal;
-    record.error = end.error;
+    let record = legacy.ended(end);
     let Some(run) = record.run_id else {
         return fail("the daemon left no run id");
     };

@@ -4,7 +4,7 @@
 use std::fmt::Write as _;
 
 /// What a terminal may take for a command, or what changes how the text around it is read.
-fn acts(c: char) -> bool {
+pub(crate) fn acts(c: char) -> bool {
     c.is_control()
         || matches!(c,
             // Marks, embeddings, overrides and isolates of bidirectional text; separators of lines.

@@ -38,7 +38,7 @@ pub struct History {
     pub json: bool,
 }
 
-pub async fn history(ctx: &Context, args: &History) -> Result<Exit, Failure> {
+pub(super) async fn history(ctx: &Context, args: &History) -> Result<Exit, Failure> {
     let names: Vec<JobName> = match &args.job {
         Some(name) => vec![ctx.known_job(name).await?.0],
         None => ctx.config.jobs.keys().cloned().collect(),

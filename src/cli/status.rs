@@ -12,7 +12,7 @@ use crate::{
     view::{self, InstanceView, JobView, StatusView},
 };
 
-pub async fn status(ctx: &Context) -> Result<Exit, Failure> {
+pub(super) async fn status(ctx: &Context) -> Result<Exit, Failure> {
     let (fleet, _) = ctx.fleet().await?;
     let names: Vec<JobName> = ctx.config.jobs.keys().cloned().collect();
     let states = ctx
@@ -37,13 +37,14 @@ pub async fn status(ctx: &Context) -> Result<Exit, Failure> {
     for j in &mut status.jobs {
         j.unreadable = unreadable.remove(&j.job);
     }
-    ctx.out
-        .say(&status, || render(&status) + &repairs(ctx, &status))?;
+    ctx.out.say(&status, || {
+        render(&status) + &repairs(&status, |job| ctx.store.place(job))
+    })?;
     Ok(Exit::Ok)
 }
 
 /// What to do about the jobs whose state cannot be read.
-fn repairs(ctx: &Context, s: &StatusView) -> String {
+pub(crate) fn repairs(s: &StatusView, place: impl Fn(&JobName) -> String) -> String {
     let one = |j: &JobView| {
         let reason = j.unreadable.as_ref()?;
         let what = format!("{}: {}", j.job, show::line(reason));
@@ -51,13 +52,13 @@ fn repairs(ctx: &Context, s: &StatusView) -> String {
             "\n{}\n  Nothing of it is started. Another program, or another version of soloist, wrote to {}: repair it, \
              or delete it when no run of the job goes on.\n",
             show::paint(BAD, &what),
-            show::line(&ctx.store.place(&j.job))
+            show::line(&place(&j.job))
         ))
     };
     s.jobs.iter().filter_map(one).collect()
 }
 
-fn render(s: &StatusView) -> String {
+pub(crate) fn render(s: &StatusView) -> String {
     let now = s.now.0;
     let live = s.instances.iter().filter(|i| !i.silent).count();
     let mut text = format!(

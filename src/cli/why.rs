@@ -39,7 +39,7 @@ pub struct Why {
 }
 
 #[derive(Debug, PartialEq, Serialize)]
-struct WhyView {
+pub(crate) struct WhyView {
     job: JobName,
     occurrence: Time,
     local: Option<String>,
@@ -73,23 +73,23 @@ struct SilentView {
 }
 
 /// All that is known.
-struct Facts<'a> {
-    name: &'a JobName,
+pub(crate) struct Facts<'a> {
+    pub(crate) name: &'a JobName,
     /// None: not in this configuration.
-    job: Option<&'a Job>,
-    state: Option<State>,
+    pub(crate) job: Option<&'a Job>,
+    pub(crate) state: Option<State>,
     /// The incarnation of the store.
-    inc: &'a str,
-    clock: view::Clock,
+    pub(crate) inc: &'a str,
+    pub(crate) clock: view::Clock,
     /// By that clock.
-    now: i64,
-    fleet: Fleet,
+    pub(crate) now: i64,
+    pub(crate) fleet: Fleet,
     /// Of the job, newest first.
-    history: Vec<RunView>,
-    decisions: Vec<Decision>,
+    pub(crate) history: Vec<RunView>,
+    pub(crate) decisions: Vec<Decision>,
 }
 
-pub async fn why(ctx: &Context, args: &Why) -> Result<Exit, Failure> {
+pub(super) async fn why(ctx: &Context, args: &Why) -> Result<Exit, Failure> {
     let (name, job) = ctx.known_job(&args.job).await?;
     let (fleet, clock) = ctx.fleet().await?;
     let decisions = ctx.ask(async || ctx.store.decisions(&name).await).await?;
@@ -126,7 +126,10 @@ pub async fn why(ctx: &Context, args: &Why) -> Result<Exit, Failure> {
 }
 
 /// The last occurrence before `t`; None when there is none since 1970.
-fn previous(schedules: &[std::sync::Arc<Schedule>], t: Occurrence) -> Option<Occurrence> {
+pub(crate) fn previous(
+    schedules: &[std::sync::Arc<Schedule>],
+    t: Occurrence,
+) -> Option<Occurrence> {
     // `next_after(x) < t` holds for all x before the one that is looked for, and for none from it on.
     let before = |x: i64| next_of(schedules, Occurrence(x)).is_some_and(|o| o < t);
     let (mut yes, mut no) = (-1, t.0);
@@ -146,7 +149,7 @@ fn previous(schedules: &[std::sync::Arc<Schedule>], t: Occurrence) -> Option<Occ
 
 impl Facts<'_> {
     /// The latest planned occurrence that is due; of a job without schedule, the latest decided one.
-    fn latest(&self) -> Option<Occurrence> {
+    pub(crate) fn latest(&self) -> Option<Occurrence> {
         let planned = self
             .job
             .and_then(|j| previous(&j.schedules, Occurrence(self.now + 1)));
@@ -154,7 +157,7 @@ impl Facts<'_> {
         planned.or(decided.map(Occurrence))
     }
 
-    fn explain(&self, at: Occurrence) -> WhyView {
+    pub(crate) fn explain(&self, at: Occurrence) -> WhyView {
         let schedules = self.job.map_or(&[][..], |j| &j.schedules);
         let planned = next_of(schedules, Occurrence(at.0 - 1)) == Some(at);
         let mut runs: Vec<RunView> = self
@@ -457,7 +460,7 @@ fn told(decision: &str, detail: &str) -> String {
     }
 }
 
-fn render(v: &WhyView, now: i64) -> String {
+pub(crate) fn render(v: &WhyView, now: i64) -> String {
     let mut text = format!(
         "{} {}, {}",
         show::paint(BOLD, v.job.as_str()),
@@ -662,9 +665,6 @@ mod tests {
             "It was decided, but what became of it is not kept any more."
         );
 
-        f.history.clear();
-        assert_eq!(
-            told(&f, AT - 10 * HOUR),
         // Only the next range is counted through, whatever others say.
         let mut odd = f.history[0].clone();
         (odd.occurrence, odd.count) = (Time(AT + 90_000 * HOUR), u64::MAX);
@@ -674,6 +674,9 @@ mod tests {
             "It was decided, but what became of it is not kept any more."
         );
 
+        f.history.clear();
+        assert_eq!(
+            told(&f, AT - 10 * HOUR),
             "It was not owed: the fleet knows this schedule of the job since 2026-11-20T05:00:00Z."
         );
         let stranger = f.explain(Occurrence(AT + 1));
@@ -736,19 +739,6 @@ mod tests {
     }
 
     #[test]
-    fn the_occurrence_before_is_the_last_one_before() {
-        use crate::logic::schedule::Dst;
-        let tz = jiff::tz::TimeZone::get("Europe/Berlin").unwrap();
-        for (text, t, want) in [
-            ("@hourly", AT, Some(AT - HOUR)),
-            ("@hourly", AT + 1, Some(AT)),
-            ("@every 7s", 7_001, Some(7_000)),
-            ("@every 7s", 7_000, Some(0)),
-            ("@every 7s", 0, None),
-            ("@at 2026-11-20T15:00:00Z", NOW, Some(AT)),
-            ("@at 2026-11-20T15:00:00Z", AT, None),
-            // The last leap day before.
-    #[test]
     fn no_name_makes_a_line_of_its_own() {
         let (name, config) = (JobName::new("draw"), config());
         let mut f = facts(&name, &config);
@@ -763,6 +753,19 @@ mod tests {
         assert!(!shown.contains("\nforged") && !shown.contains("\x1b[30m"));
     }
 
+    #[test]
+    fn the_occurrence_before_is_the_last_one_before() {
+        use crate::logic::schedule::Dst;
+        let tz = jiff::tz::TimeZone::get("Europe/Berlin").unwrap();
+        for (text, t, want) in [
+            ("@hourly", AT, Some(AT - HOUR)),
+            ("@hourly", AT + 1, Some(AT)),
+            ("@every 7s", 7_001, Some(7_000)),
+            ("@every 7s", 7_000, Some(0)),
+            ("@every 7s", 0, None),
+            ("@at 2026-11-20T15:00:00Z", NOW, Some(AT)),
+            ("@at 2026-11-20T15:00:00Z", AT, None),
+            // The last leap day before.
             ("0 0 29 2 *", NOW, Some(1_709_161_200_000)),
         ] {
             let s = std::sync::Arc::new(Schedule::parse(text, &tz, Dst::default(), "j").unwrap());

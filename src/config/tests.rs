@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use proptest::prelude::*;
 
 use super::*;
+use crate::fuzz::{FILES, in_file};
 
 pub(super) fn environment(name: &str) -> Option<String> {
     match name {
@@ -1133,22 +1134,7 @@ proptest! {
                 }
             }
         }
-        let mut value = url.replace("${", "$${");
-        if quotes == "'" {
-            value = value.replace('\n', "");
-        }
-        if quotes.starts_with('"') {
-            value = value.replace('\\', "\\\\").replace('"', "\\\"");
-            if quotes.len() == 1 {
-                value = value.replace('\n', "\\n").replace('\t', "\\t");
-            }
-            if escaped {
-                value = value.replace('@', "\\u0040").replace('?', "\\x3f").replace("//", "/\\u002F");
-            }
-        }
-        let text = file
-            .replace("URL", &format!("{quotes}{value}{quotes}"))
-            .replace("OPEN", &format!("{quotes}{value}"));
+        let text = in_file(&url, quotes, escaped, file);
         match read(&text) {
             Ok(config) => all += &format!("{config:?} {}", config.digest),
             Err(report) => all += &format!(
@@ -1203,18 +1189,6 @@ const URLS: [&str; 12] = [
     "redis+unix:///s?db=1&user=me&pass=P",
     "redis+unix:///s?pw=P",
     "reds://me:P@host",
-];
-
-const FILES: [&str; 9] = [
-    "store.url = URL",
-    "[store]\nurl = URL\ntimeout = 1\n",
-    "[store]\nurl = URL # ]\ntimout = '1s'\n",
-    "[store]\nurl = URL x\n",
-    "store = { url = URL, timeout = 1 }\n",
-    "[store]\nurl = OPEN\ntimeout = 1",
-    "[store]\nurl = [URL]\n",
-    "[store]\nurl = URL\nurl = URL\nusername = 'x'\npassword_file = 'y'\n",
-    "[jobs.a]\ncommand = 'x'\nenv = { DB = URL, N = 1 }\n",
 ];
 
 #[test]

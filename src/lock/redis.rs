@@ -2,6 +2,7 @@
 //! that hears of releases while somebody waits.
 
 mod batch;
+pub(crate) mod reply;
 
 use std::{
     collections::HashSet,
@@ -11,7 +12,7 @@ use std::{
 
 use async_trait::async_trait;
 use futures_util::StreamExt;
-use redis::{Cmd, FromRedisValue, Value, aio::PubSubSink, cmd};
+use redis::{Cmd, Value, aio::PubSubSink, cmd};
 use tokio::sync::{mpsc, oneshot};
 
 use self::batch::{Answer, Ask as One, Batcher, Way};
@@ -23,7 +24,6 @@ use super::{
 };
 use crate::{
     config,
-    model::FencingToken,
     store::{
         self, FENCE_TTL,
         redis::{
@@ -209,27 +209,12 @@ impl RedisLocks {
         }
     }
 
-    fn read<T: FromRedisValue>(&self, key: &str, answer: Value) -> Result<T, Error> {
-        T::from_redis_value(answer).map_err(|e| Error::Corrupt {
+    fn understood<T>(&self, key: &str, read: Result<T, String>) -> Result<T, Error> {
+        read.map_err(|reason| Error::Corrupt {
             key: key.to_owned(),
             address: self.client.address.clone(),
-            reason: e.to_string(),
+            reason,
         })
-    }
-
-    /// A number is the answer; a text is the one who has it instead (nobody, if empty).
-    fn kept<T: FromRedisValue>(
-        &self,
-        key: &str,
-        answer: Value,
-    ) -> Result<Result<T, Option<String>>, Error> {
-        match answer {
-            Value::Int(_) => self.read(key, answer).map(Ok),
-            other => {
-                let holder: String = self.read(key, other)?;
-                Ok(Err((!holder.is_empty()).then_some(holder)))
-            }
-        }
     }
 }
 
@@ -284,11 +269,6 @@ fn millis(time: Duration) -> u64 {
     time.as_nanos().div_ceil(1_000_000).min(i64::MAX as u128) as u64
 }
 
-/// Redis says -1 for a key that does not expire.
-fn remaining(ms: i64) -> Duration {
-    u64::try_from(ms).map_or(Duration::MAX, Duration::from_millis)
-}
-
 #[async_trait]
 impl Backend for RedisLocks {
     fn address(&self) -> &str {
@@ -310,15 +290,7 @@ impl Backend for RedisLocks {
     ) -> Result<Tried, Error> {
         let step = Step::TryLock { lease, hears };
         let answer = self.step(step, key, owner, limit).await?;
-        Ok(match answer {
-            Value::BulkString(_) => Tried::Taken(FencingToken(self.read(key, answer)?)),
-            Value::Nil => Tried::Stale,
-            other => {
-                let (left, owner) = self.read(key, other)?;
-                let remaining = remaining(left);
-                Tried::Held { owner, remaining }
-            }
-        })
+        self.understood(key, reply::tried(answer))
     }
 
     async fn renew(
@@ -338,7 +310,7 @@ impl Backend for RedisLocks {
         let args = &args[..if kind == Kind::Reentrant { 4 } else { 3 }];
         let on = (&self.renewals, limit);
         let answer = self.call(on, &RENEW, (key, LOCK), args, true).await?;
-        Ok(Kept::from(self.kept::<()>(key, answer)?))
+        self.understood(key, reply::kept(answer))
     }
 
     async fn release(
@@ -350,14 +322,13 @@ impl Backend for RedisLocks {
     ) -> Result<Kept, Error> {
         let step = Step::Release(how);
         let answer = self.step(step, key, owner, limit).await?;
-        Ok(Kept::from(self.kept::<()>(key, answer)?))
+        self.understood(key, reply::kept(answer))
     }
 
     async fn look(&self, key: &str, limit: Duration) -> Result<Option<(String, Duration)>, Error> {
         let (on, args) = ((&*self.line, limit), [Arg::Ms(FENCE_TTL)]);
         let answer = self.call(on, &LOOK, (key, LOCK), &args, false).await?;
-        let found: Option<(i64, String)> = self.read(key, answer)?;
-        Ok(found.map(|(left, owner)| (owner, remaining(left))))
+        self.understood(key, reply::look(answer))
     }
 
     async fn enter(
@@ -378,18 +349,7 @@ impl Backend for RedisLocks {
         let args = &args[..if hears { 5 } else { 4 }];
         let on = (&*self.line, limit);
         let answer = self.call(on, &ENTER, (key, LOCK), args, true).await?;
-        Ok(match answer {
-            Value::Nil => Entered::Stale,
-            Value::Array(ref is) if matches!(is[..], [_, Value::Int(_)]) => {
-                let (token, levels) = self.read(key, answer)?;
-                Entered::Taken(FencingToken(token), levels)
-            }
-            other => {
-                let (left, owner) = self.read(key, other)?;
-                let remaining = remaining(left);
-                Entered::Held { owner, remaining }
-            }
-        })
+        self.understood(key, reply::entered(answer))
     }
 
     async fn leave(
@@ -411,10 +371,7 @@ impl Backend for RedisLocks {
         ];
         let on = (&*self.line, limit);
         let answer = self.call(on, &LEAVE, (key, LOCK), &args, false).await?;
-        Ok(match self.kept(key, answer)? {
-            Ok(levels) => Left::Levels(levels),
-            Err(holder) => Left::Not(holder),
-        })
+        self.understood(key, reply::left(answer))
     }
 
     async fn take_period(
@@ -433,12 +390,7 @@ impl Backend for RedisLocks {
         ];
         let on = (&*self.line, limit);
         let answer = self.call(on, &PERIOD, (key, &what), &args, true).await?;
-        let (taken, begin, next, owner) = self.read::<(bool, _, _, _)>(key, answer)?;
-        let next = remaining(next);
-        Ok(match taken {
-            true => Timed::Taken { begin, next },
-            false => Timed::Before { owner, next },
-        })
+        self.understood(key, reply::timed(answer))
     }
 
     async fn give_back_period(
