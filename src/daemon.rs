@@ -26,7 +26,7 @@ use crate::{
     holder::Holder,
     logic::claim::Event,
     model::{InstanceId, JobName},
-    runner::Runner,
+    runner::{self, Runner},
     store::{self, Store},
 };
 
@@ -139,6 +139,15 @@ pub async fn run(o: Options) -> anyhow::Result<()> {
                 .is_some()
             {
                 sweep().await;
+            }
+        }
+    });
+    background.spawn({
+        let finish = finish.clone();
+        async move {
+            let buried = finish.run_until_cancelled(runner::bury_strangers()).await;
+            if let Some(Err(error)) = buried {
+                warn!(%error, "zombies of others will stay until this process ends");
             }
         }
     });

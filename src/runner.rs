@@ -3,6 +3,7 @@
 //!
 //! Order at the end of a run: [`Running::wait`] (the tree is gone), settle in the store, [`Running::settled`].
 
+mod children;
 mod output;
 
 use std::{
@@ -20,16 +21,18 @@ use std::{
     time::Duration,
 };
 
-use rustix::process::WaitOptions;
 use tokio::{
     io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
     net::UnixStream,
-    process::{Child, Command},
     sync::{mpsc, oneshot, watch},
 };
 use tracing::{debug, warn};
 
-pub use self::output::{LOG_TARGET, LONGEST_LOG_LINE, Piece, Tail};
+use self::children::{OwnChild, bury};
+pub use self::{
+    children::bury_strangers,
+    output::{LOG_TARGET, LONGEST_LOG_LINE, Piece, Tail},
+};
 use crate::{
     clock::Boottime,
     config::Output,
@@ -189,7 +192,7 @@ impl Runner {
                 .stderr(Stdio::inherit());
             stdin = Some(ours);
         }
-        let child = Command::from(command).spawn()?;
+        let child = OwnChild::spawn(command)?;
         drop(stdin);
         Ok(Prepared {
             child,
@@ -216,13 +219,14 @@ impl Runner {
 
         let tail = Arc::new(Tail::new(output.keep));
         let mut drains = tokio::task::JoinSet::new();
-        if let Some(pipe) = child.stdout.take() {
+        let (stdout, stderr) = child.take_output();
+        if let Some(pipe) = stdout {
             let (tail, job, run) = (tail.clone(), spec.job.clone(), spec.run_id.to_string());
             drains.spawn(async move {
                 output::drain(pipe, &tail, output.log, "stdout", job.as_str(), &run).await
             });
         }
-        if let Some(pipe) = child.stderr.take() {
+        if let Some(pipe) = stderr {
             let (tail, job, run) = (tail.clone(), spec.job.clone(), spec.run_id.to_string());
             drains.spawn(async move {
                 output::drain(pipe, &tail, output.log, "stderr", job.as_str(), &run).await
@@ -302,7 +306,7 @@ impl Runner {
 #[derive(Debug)]
 #[must_use = "it ends when dropped"]
 pub struct Prepared {
-    child: Child,
+    child: OwnChild,
     socket: StdUnixStream,
 }
 
@@ -499,7 +503,7 @@ struct Supervisor {
     run_id: RunId,
     success_codes: Vec<i32>,
     transparent: bool,
-    child: Child,
+    child: OwnChild,
     drains: tokio::task::JoinSet<()>,
     tail: Arc<Tail>,
     state: watch::Sender<State>,
@@ -579,9 +583,13 @@ impl Supervisor {
 
         // Until settled: the guard waits for that, or for our death.
         while settled.is_empty() && !dropped {
-            match orders.recv().await {
-                Some(order) => self.take(order, &mut settled),
-                None => dropped = true,
+            tokio::select! {
+                order = orders.recv() => match order {
+                    Some(order) => self.take(order, &mut settled),
+                    None => dropped = true,
+                },
+                // Somebody killed it. As a zombie it would hide others.
+                _ = self.child.wait(), if self.child.id().is_some() => {}
             }
         }
         let _ = to_guard.write_all(&self.pending).await;
@@ -673,14 +681,14 @@ impl Supervisor {
             .and_then(Proc::read)
             .is_some_and(|guard| guard.stopped())
         {
-            let _ = self.child.start_kill();
+            self.child.kill();
         }
     }
 
     /// The guard ended without its last word: its work is ours now.
     async fn guard_is_gone(&mut self, reported: &mut Reported) {
         // Certainly dead, so that its children are ours.
-        let _ = self.child.start_kill();
+        self.child.kill();
         let status = self.child.wait().await;
         let how = status.map_or_else(|e| e.to_string(), |status| status.to_string());
         let error = format!("the guard of this run died ({how}), so the command was ended");
@@ -836,15 +844,7 @@ impl Orphans {
 
 /// A zombie whose parent we are is waited for, by its number: never to take away anybody else's child.
 fn buried(process: &Proc) -> bool {
-    process.parent == std::process::id().cast_signed()
-        && !process.alive()
-        && matches!(
-            rustix::process::waitpid(
-                rustix::process::Pid::from_raw(process.pid),
-                WaitOptions::NOHANG
-            ),
-            Ok(Some(_))
-        )
+    process.parent == std::process::id().cast_signed() && !process.alive() && bury(process.pid)
 }
 
 fn belongs(process: &Proc, marker: &str, command: Option<i32>) -> bool {

@@ -28,7 +28,7 @@ use crate::{
     },
     logic::run::{Cause, Stop},
     model::{JobName, Occurrence, RunId},
-    runner::{End, Runner, Running},
+    runner::{End, Runner, Running, bury_strangers},
     settle::LockLegacy,
 };
 
@@ -112,6 +112,7 @@ pub fn exec(config: Option<PathBuf>, args: &Exec) -> Result<Exit, Failure> {
         .build()
         .map_err(|e| Failure::internal("cannot start the runtime", e))?;
     runtime.block_on(async {
+        tokio::spawn(bury_strangers());
         let locks = LockClient::with_config(&store).map_err(|e| failure(&e))?;
         Session {
             args,

@@ -1320,6 +1320,56 @@ fn signals_to_the_guard_end_nothing() {
 
 // ---- what the command finds ----
 
+/// Not a test of its own: a program that buries strangers while guards of its own end.
+#[tokio::test]
+async fn stand_in_that_buries_strangers() {
+    if std::env::var_os("SOLOIST_TEST_STRANGERS").is_none() {
+        return;
+    }
+    let buries = tokio::spawn(soloist::runner::bury_strangers());
+    let runner = runner();
+    for _ in 0..10 {
+        let mut runs = Vec::new();
+        for _ in 0..10 {
+            runs.push(runner.start(spec(&["sleep", "1000"]), OUTPUT).await);
+        }
+        for run in runs.iter().flatten() {
+            run.started().await.expect("started");
+            for _ in 0..10 {
+                // SAFETY: the child does what is async-signal-safe alone.
+                unsafe {
+                    if libc::fork() == 0 {
+                        libc::_exit(3);
+                    }
+                }
+            }
+            let guard = run.guard_pid().expect("a pid");
+            kill(guard.cast_signed(), Signal::KILL);
+        }
+        for run in runs {
+            let mut run = run.expect("a guard");
+            let error = run.wait().await.error.unwrap_or_default();
+            assert!(error.contains("died (signal: 9"), "{error}");
+            run.settled().await;
+        }
+        // Nobody takes it, and nobody is told.
+        drop(runner.prepare(&JobName::new("a"), RunId::random()));
+    }
+    until_async("all are buried", || zombies_of_ours().is_empty()).await;
+    assert!(!buries.is_finished());
+}
+
+#[test]
+fn who_buries_strangers_takes_the_end_of_no_guard() {
+    let status = Command::new(std::env::current_exe().expect("this program"))
+        .args(["--exact", "guard::stand_in_that_buries_strangers"])
+        .env("SOLOIST_TEST_STRANGERS", "1")
+        .stdout(Stdio::null())
+        .status()
+        .expect("a stand-in");
+    assert!(status.success(), "{status}");
+}
+
 #[tokio::test]
 async fn no_descriptor_leaks_into_the_command_and_stdin_is_empty() {
     // Without CLOEXEC, as some library might open one.

@@ -437,6 +437,100 @@ fn a_killed_guard_costs_its_tree_and_is_reported() {
 }
 
 #[test]
+fn what_a_killed_guard_leaves_is_waited_for() {
+    let program = witness::unruly().display();
+    let litter = format!("command = [\"{program}\", \"litter\", \"{{trace}}.pid\"]");
+    let mut fleet = fleet(1).sqlite().job("long", &litter).start();
+    let file = fleet.file("trace.pid");
+    let daemon = fleet.instances[0].pid();
+    wait_until("the store is there and knows the job", GENEROUS, || {
+        let told = fleet.cli(&["trigger", "long", "--key", "one"]);
+        told.status.success()
+    });
+    wait_until("it runs", GENEROUS, || file.exists());
+    let litter = std::fs::read_to_string(&file).expect("a pid");
+    let litter = litter.trim().parse().expect("a pid");
+    wait_until("all its children have ended", GENEROUS, || {
+        process::zombies(litter) == 100
+    });
+    let guard = process::parent(litter).expect("a guard");
+    process::signal(guard, Signal::KILL);
+    fleet.wait_record("long", "crashed");
+    assert!(!process::alive(litter));
+    wait_until("nothing is left of it", GENEROUS, || {
+        process::zombies(daemon) == 0
+    });
+    fleet.stop();
+}
+
+/// As in a container: orphans of all that runs there fall to soloist.
+fn bury_as_first_process(fleet: &Fleet, words: &[&str]) -> (std::process::Child, u32) {
+    let mut outside = std::process::Command::new("unshare");
+    let log = std::fs::File::create(fleet.file("container.log")).expect("a log");
+    outside.args(["--pid", "--fork", "--kill-child", "--mount-proc"]);
+    let inside = fleet.instances[0].command();
+    let outside = outside
+        .arg(inside.get_program())
+        .args(inside.get_args())
+        .args(words)
+        .current_dir(inside.get_current_dir().expect("a directory"))
+        .env("SOLOIST_INSTANCE", "container")
+        .stderr(log)
+        .spawn()
+        .expect("unshare");
+    let first = wait_for("soloist with a guard", GENEROUS, || {
+        let first = process::children(outside.id()).pop()?;
+        (!process::children(first).is_empty()).then_some(first)
+    });
+    for _ in 0..5 {
+        let entered = std::process::Command::new("nsenter")
+            .args(["--target", &first.to_string(), "--pid", "--mount", "sh"])
+            .args([
+                "-c",
+                "for i in 1 2 3 4 5 6 7 8 9 10; do setsid sleep 1234 & done",
+            ])
+            .stdout(std::process::Stdio::null())
+            .status();
+        assert!(entered.expect("nsenter").success());
+    }
+    let sleepers = || {
+        let mut all = process::children(first);
+        all.retain(|&pid| process::command_line(pid).starts_with("sleep 1234"));
+        all
+    };
+    wait_until("the orphans are there", GENEROUS, || sleepers().len() == 50);
+    for pid in sleepers() {
+        process::signal(pid, Signal::KILL);
+    }
+    wait_until("all are gone", GENEROUS, || {
+        sleepers().is_empty() && process::zombies(first) == 0
+    });
+    (outside, first)
+}
+
+#[test]
+fn the_first_process_of_a_container_waits_for_the_orphans_of_others() {
+    if !rustix::process::geteuid().is_root() {
+        return skip("only root can make a pid namespace");
+    }
+    let mut fleet = fleet(1).sqlite().witness("a", "for=5", "").start();
+    fleet.instances[0].kill();
+    let (mut outside, first) = bury_as_first_process(&fleet, &["run"]);
+    let runs = fleet.trace().runs().len();
+    wait_until("it goes on", GENEROUS, || {
+        fleet.trace().runs().len() >= runs + 2
+    });
+    process::signal(first, Signal::TERM);
+    assert!(outside.wait().expect("it ends").success());
+    fleet.judge(ONCE, &["a"], None);
+
+    let command = ["exec", "--lock", "a", "--", "sleep", "1000"];
+    let (mut outside, first) = bury_as_first_process(&fleet, &command);
+    process::signal(first, Signal::TERM);
+    assert_eq!(outside.wait().expect("it ends").code(), Some(128 + 15));
+}
+
+#[test]
 fn a_living_daemon_ends_what_another_and_its_guard_left_when_both_were_killed() {
     // Of their own, so that no daemon of another test comes first.
     let Some(cgroup) = TestCgroup::new() else {

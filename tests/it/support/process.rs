@@ -54,6 +54,14 @@ pub fn children(of: u32) -> Vec<u32> {
         .collect()
 }
 
+/// Children that have ended and were not waited for.
+pub fn zombies(of: u32) -> usize {
+    let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    all.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .filter(|&pid| stat(pid).is_some_and(|(state, parent)| parent == of && state == 'Z'))
+        .count()
+}
+
 /// Arguments of a process, joined by blanks.
 pub fn command_line(pid: u32) -> String {
     std::fs::read(format!("/proc/{pid}/cmdline")).map_or_else(

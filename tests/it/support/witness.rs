@@ -36,6 +36,12 @@ pub fn headless() -> &'static Path {
     PROGRAM.get_or_init(|| compile("headless", include_str!("headless.c"), &["-pthread"]))
 }
 
+/// The program `unruly MODE FILE`: processes that are hard to be rid of.
+pub fn unruly() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| compile("unruly", include_str!("unruly.c"), &["-pthread"]))
+}
+
 /// A library that makes a program's wall clock wrong by what stands in `file` (µs, eight bytes), and the variables for it.
 pub fn stepped(file: &Path) -> [(&'static str, String); 2] {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
