@@ -469,6 +469,17 @@ fn calendars() {
                 "2026-11-13T00:00:00+00:00",
             ],
         ),
+        // once around the week is one day
+        (
+            "0 0 * * SUN-SUN",
+            "2026-11-01T00:00:00Z",
+            &["2026-11-08T00:00:00+00:00"],
+        ),
+        (
+            "0 0 * * 0,7",
+            "2026-11-01T00:00:00Z",
+            &["2026-11-08T00:00:00+00:00", "2026-11-15T00:00:00+00:00"],
+        ),
         // both day fields: either
         (
             "0 0 13 * fri",
@@ -565,6 +576,11 @@ fn calendars() {
             "2026-01-01T00:00:00Z",
             &["2026-12-24T18:00:00+00:00"],
         ),
+        (
+            "@at 2026-12-24T18:00:00.5",
+            "2026-01-01T00:00:00Z",
+            &["2026-12-24T18:00:00.5+00:00"],
+        ),
     ];
     for (text, from, expected) in cases {
         let schedule = schedule(text, "UTC");
@@ -575,6 +591,55 @@ fn calendars() {
         }
         if text.starts_with("@at") {
             assert_eq!(schedule.next_after(t), None, "`{text}`");
+        }
+    }
+}
+
+/// In 28 years each month begins and ends on each day of the week.
+#[test]
+fn days_of_a_month_are_those_that_the_words_name() {
+    use jiff::civil::{Date, Weekday, date};
+
+    let working = |d: &Date| !matches!(d.weekday(), Weekday::Saturday | Weekday::Sunday);
+    let near = |days: &[Date], n: usize| {
+        let wanted = days.get(n - 1)?;
+        let working = days.iter().copied().filter(working);
+        working.min_by_key(|d| d.day().abs_diff(wanted.day()))
+    };
+    let on = |days: &[Date], weekday| {
+        let days = days.iter().copied().filter(|d| d.weekday() == weekday);
+        days.collect::<Vec<_>>()
+    };
+    type Named<'a> = Box<dyn Fn(&[Date]) -> Option<Date> + 'a>;
+    let mut cases: Vec<(String, Named)> = vec![
+        ("0 0 L * ?".into(), Box::new(|days| days.last().copied())),
+        (
+            "0 0 LW * ?".into(),
+            Box::new(|days| days.iter().copied().rfind(working)),
+        ),
+        (
+            "0 0 ? * SUNL".into(),
+            Box::new(|days| on(days, Weekday::Sunday).last().copied()),
+        ),
+        (
+            "0 0 ? * SAT#5".into(),
+            Box::new(|days| on(days, Weekday::Saturday).get(4).copied()),
+        ),
+    ];
+    for n in 1..=31 {
+        cases.push((format!("0 0 {n}W * ?"), Box::new(move |days| near(days, n))));
+    }
+    for (text, named) in cases {
+        let schedule = schedule(&text, "UTC");
+        let mut t = at("2000-12-31T23:59:59Z");
+        for month in (0..28 * 12).map(|n| (2001 + n / 12, (n % 12 + 1) as i8)) {
+            let first = date(month.0, month.1, 1);
+            let days: Vec<_> = (1..=first.days_in_month())
+                .map(|day| date(month.0, month.1, day))
+                .collect();
+            let Some(day) = named(&days) else { continue };
+            t = schedule.next_after(t).unwrap();
+            assert_eq!(schedule.local(t)[..10], day.to_string(), "`{text}`");
         }
     }
 }
@@ -740,6 +805,7 @@ fn refusals_point_at_the_fault_and_say_what_is_allowed() {
         ("0 0 32W * *", "32", "outside 1-31", ""),
         ("0 L * * *", "L", "not a hour", ""),
         ("H(5) * * * *", "H(5)", "not understood", "H(0-29)"),
+        ("H[0-29) * * * *", "H[0-29)", "not understood", "H(0-29)"),
         ("H(0-70) * * * *", "70", "outside 0-59", ""),
         ("H(0-9)/20 * * * *", "20", "from 1 to 10", ""),
         ("0 0 31 2 *", "31 2 *", "never happens", "February"),
@@ -823,6 +889,12 @@ fn refusals_point_at_the_fault_and_say_what_is_allowed() {
             "milliseconds",
             "",
         ),
+        (
+            "@at 2026-12-24T18:00:00.0005",
+            "2026-12-24T18:00:00.0005",
+            "milliseconds",
+            "",
+        ),
     ];
     for (text, part, message, hint) in cases {
         let error = refused(text);
@@ -836,6 +908,11 @@ fn refusals_point_at_the_fault_and_say_what_is_allowed() {
             error.hint.as_deref().unwrap_or("").contains(hint),
             "`{text}`: {error:?}"
         );
+    }
+    // What is like nothing was meant for nothing.
+    for text in ["@nonsense", "0 0 * QQQQ *"] {
+        let hint = refused(text).hint.unwrap();
+        assert!(!hint.contains("did you mean"), "`{text}`: {hint}");
     }
     // The same word twice: the faulty one is meant.
     assert_eq!(refused("0 0 0 * *").span, Some(4..5));

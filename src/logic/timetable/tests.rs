@@ -301,6 +301,32 @@ fn overdue_is_exact_for_a_moderate_number_and_bounded_for_any() {
     );
 }
 
+/// Also where they are of a former schedule: here at half past, where the present one is hourly.
+#[test]
+fn what_is_undecided_of_a_range_keeps_its_ends() {
+    let hourly = schedules(&["0 * * * *"]);
+    let at = |minute: i64| Occurrence(NOW + minute * 60_000);
+    let range = claim::Missed {
+        first: at(30),
+        last: at(330),
+        count: 6,
+    };
+    let minute = |o: Occurrence| (o.0 - NOW) / 60_000;
+    let left = |known, early: &[i64]| -> Vec<_> {
+        let early: Vec<_> = early.iter().map(|m| at(*m)).collect();
+        let pieces = undecided(&hourly, at(known), &early, range).into_iter();
+        pieces
+            .map(|m| (minute(m.first), minute(m.last), m.count))
+            .collect()
+    };
+    assert_eq!(left(0, &[]), [(30, 330, 6)]);
+    assert_eq!(left(30, &[]), [(60, 330, 6)]);
+    assert_eq!(left(0, &[120]), [(30, 60, 2), (180, 330, 4)]);
+    assert_eq!(left(30, &[120]), [(60, 60, 1), (180, 330, 4)]);
+    assert_eq!(left(300, &[]), [(330, 330, 1)]);
+    assert_eq!(left(330, &[]), []);
+}
+
 fn backlog(schedules: Vec<Arc<Schedule>>, after: i64, last: i64) -> Backlog {
     Backlog {
         schedules: schedules.into(),
