@@ -103,6 +103,7 @@ over_both! {
     a_foreign_release_of_a_reentrant_lock_is_an_outcome
     a_renewal_covers_all_levels
     who_waits_to_enter_is_woken_by_the_last_level
+    an_owner_that_waits_twice_enters_twice
     a_reentrant_lock_is_kept_renewed_until_it_is_freed_or_dropped
     one_key_is_not_of_two_kinds
     a_redlock_is_taken_renewed_and_given_back
@@ -765,6 +766,24 @@ async fn who_waits_to_enter_is_woken_by_the_last_level(bed: Bed) {
     for w in waiters {
         within(w).await.unwrap();
     }
+}
+
+/// Nobody waits for himself.
+async fn an_owner_that_waits_twice_enters_twice(bed: Bed) {
+    let (a, b) = (bed.client(), bed.client());
+    let theirs = a.reentrant("k", LONG).unwrap();
+    assert_eq!(levels(theirs.try_enter(NoRetry).await.unwrap()), 1);
+    let ours = b.reentrant("k", LONG).unwrap();
+    let waiters = [ours.clone(), ours]
+        .map(|ours| tokio::spawn(async move { levels(ours.enter(LONG).await.unwrap()) }));
+    tokio::time::sleep(100 * MS).await;
+    assert_eq!(theirs.leave().await.unwrap(), Leave::Freed);
+    let mut entered = vec![];
+    for w in waiters {
+        entered.push(within(w).await.unwrap());
+    }
+    entered.sort();
+    assert_eq!(entered, [1, 2]);
 }
 
 async fn a_reentrant_lock_is_kept_renewed_until_it_is_freed_or_dropped(bed: Bed) {

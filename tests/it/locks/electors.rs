@@ -90,6 +90,26 @@ async fn an_electors_quarantine_is_as_long_as_the_longest_lease_that_it_saw_need
     assert!(wait > 25_000 * MS, "{wait:?}");
 }
 
+/// It has waited before, but not since: others may run what the store knows nothing of any more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_a_loss_of_data_an_elector_waits_again_and_takes_nothing_twice() {
+    let bed = Bed::redis();
+    let Bed::Redis(server) = &bed else {
+        unreachable!()
+    };
+    let elector = elector(&bed);
+    let at = soloist::clock::wall_us() / 1000;
+    let Election::Won(term) = elect(&elector, at).await else {
+        panic!("nobody else is there");
+    };
+    assert!(term.settle(Outcome::Succeeded).await.unwrap());
+    server.command::<()>(&["FLUSHALL"]);
+    let again = elector.claim(at).await.unwrap();
+    assert!(matches!(again, Election::Quarantined { .. }), "{again:?}");
+    let again = elect(&elector, at).await;
+    assert!(matches!(again, Election::Settled), "{again:?}");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_grant_that_comes_too_late_is_no_term_and_can_be_asked_for_again() {
     let server = RedisServer::start();

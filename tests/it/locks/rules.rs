@@ -34,6 +34,25 @@ async fn trust_counts_from_before_the_request_left() {
     proxy.set(Fault::None);
 }
 
+/// The first one is repeated at once, then as often as `retry` says.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_question_has_as_many_tries_as_its_store_allows() {
+    let server = RedisServer::start();
+    let mut config = Store::from_url(&server.url()).unwrap();
+    // There is no replica: each grant is one that may not be relied on.
+    config.min_replicas = 1;
+    config.retry.interval = MS;
+    for (attempts, tries) in [(0, 1), (1, 3), (2, 4)] {
+        config.retry.attempts = attempts;
+        let c = LockClient::with_config(&config).unwrap();
+        let before = calls(&server, "wait");
+        let e = c.try_lock("k", LONG, NoRetry).await.unwrap_err();
+        assert!(matches!(e, Error::NotReplicated { have: 0, .. }), "{e}");
+        assert_eq!(calls(&server, "wait") - before, tries);
+        c.rest().await;
+    }
+}
+
 /// Of who renews what others have entered, nothing is known before; of who gives back meanwhile, nothing is lost.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_renewal_that_is_answered_late_is_worth_what_is_left() {
