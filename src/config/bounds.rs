@@ -121,3 +121,47 @@ fn each_hint_names_what_was_meant() {
     );
     assert_eq!(show_duration(Duration::from_secs(5400)), "1h30m");
 }
+
+/// Between « and » stands what is hidden, byte for byte.
+#[test]
+fn a_mask_hides_secrets_and_nothing_beside_them() {
+    for marked in [
+        r#"url = "redis://«me:hunter2»@host:6379/0""#,
+        r#"url = "redis://«me:hun/ter#2»@host""#,
+        r#"url = "redis://«me:hun?ter2@host"»"#,
+        r#"url = "redis://[::1]:6379/0""#,
+        r#"url = "redis://host:«hunter2"»"#,
+        r#"url = "redis+unix:///s?«pass=hunter2"»"#,
+        r#"x = "a:«hunter2»@b", y = "c:«hunter3»@d", z = "e@f", w = "g:h""#,
+        r#"x = "note pass=«hunter2"»"#,
+        r#"db_password = "«hunter2»" # why"#,
+        r#"password_file = "hunter.txt""#,
+        r#"a = { SECRET = «12345», b = 2 }"#,
+        "token = «12345 6» # why\nb = 2",
+        r#""the-credential" = '«a\»' # 'why'"#,
+        r#"password = "«a\"b»" # "why""#,
+        "password = \"«hunter2»\nb = \"c\"",
+        "passwd = '''«hun»\n«ter2»''' # why\nb = 'c'",
+        "passwd = \"\"\"«hun\"ter2»\"\"\" # why",
+        r#"command = "«a\tb»" # "why""#,
+        r#"command = 'a\tb'"#,
+        "command = \"\"\"«a»\n«b»\"\"\"\nschedule = 'c'",
+        "# it's a \\ \"comment\nschedule = 'c'",
+        "[jobs.a.env]\nAPI = «\"hunter2\"»\n[jobs.b]\nschedule = 'c'",
+        "[jobs.a]\nenv =« { API = \"hunter2\", B = [1] }»\nschedule = 'c'",
+        "[jobs.a]\nenv.«API = \"hunter2\"»\nmy_env = \"c\"\nenvoy = \"d\"",
+    ] {
+        let mut hidden = false;
+        let mut expected = String::new();
+        for c in marked.chars() {
+            match c {
+                '«' => hidden = true,
+                '»' => hidden = false,
+                c if hidden => expected.push_str(&"*".repeat(c.len_utf8())),
+                c => expected.push(c),
+            }
+        }
+        let text = marked.replace(['«', '»'], "");
+        assert_eq!(report::mask(&text), expected, "{text}");
+    }
+}
