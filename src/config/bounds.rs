@@ -130,6 +130,10 @@ fn a_mask_hides_secrets_and_nothing_beside_them() {
         r#"url = "redis://«me:hun/ter#2»@host""#,
         r#"url = "redis://«me:hun?ter2@host"»"#,
         r#"url = "redis://[::1]:6379/0""#,
+        r#"url = "redis://«me:x»@host:«hunter2"»"#,
+        r#"x = 'a:«hunter2»@b',y='c:«hunter3»@d'"#,
+        r#"secret_id = "«hunter2»""#,
+        r#"token-x = "«hunter2»""#,
         r#"url = "redis://host:«hunter2"»"#,
         r#"url = "redis+unix:///s?«pass=hunter2"»"#,
         r#"x = "a:«hunter2»@b", y = "c:«hunter3»@d", z = "e@f", w = "g:h""#,
@@ -149,6 +153,7 @@ fn a_mask_hides_secrets_and_nothing_beside_them() {
         "# it's a \\ \"comment\nschedule = 'c'",
         "[jobs.a.env]\nAPI = «\"hunter2\"»\n[jobs.b]\nschedule = 'c'",
         "[jobs.a]\nenv =« { API = \"hunter2\", B = [1] }»\nschedule = 'c'",
+        "[jobs.a]\nenv =« [»\n«\"hunter2\"»,\n]",
         "[jobs.a]\nenv.«API = \"hunter2\"»\nmy_env = \"c\"\nenvoy = \"d\"",
     ] {
         let mut hidden = false;
@@ -163,5 +168,49 @@ fn a_mask_hides_secrets_and_nothing_beside_them() {
         }
         let text = marked.replace(['«', '»'], "");
         assert_eq!(report::mask(&text), expected, "{text}");
+    }
+}
+
+/// Where somebody wrote it who can write something else: in the job, if that said anything of it.
+#[test]
+fn a_contradiction_is_shown_where_it_was_written() {
+    for (text, line, place) in [
+        (
+            "[defaults]\nmax_attempts = 1\nretry.attempts = 2\n[jobs.a]\ncommand = \"true\"\n",
+            2,
+            "[defaults]",
+        ),
+        (
+            "[defaults]\nmax_attempts = 1\n[jobs.a]\ncommand = \"true\"\nretry.attempts = 2\n",
+            5,
+            "job `a`",
+        ),
+        (
+            "[jobs.a]\ncommand = \"true\"\nmax_attempts = 1\nretry.attempts = 2\n",
+            3,
+            "job `a`",
+        ),
+        (
+            "[defaults]\nrenew_every = \"14s\"\n[jobs.a]\ncommand = \"true\"\n",
+            2,
+            "[defaults]",
+        ),
+        (
+            "[defaults]\nrenew_every = \"3s\"\n[jobs.a]\ncommand = \"true\"\nlease = \"5s\"\n",
+            5,
+            "job `a`",
+        ),
+        (
+            "[jobs.a]\ncommand = \"true\"\nlease = \"5s\"\nrenew_every = \"4s\"\n",
+            4,
+            "job `a`",
+        ),
+    ] {
+        let report = parse(text, Path::new("jobs.toml"), &environment).unwrap_err();
+        let [problem] = report.problems() else {
+            panic!("{report}");
+        };
+        assert_eq!(problem.line, Some(line), "{report}");
+        assert!(problem.message.starts_with(place), "{report}");
     }
 }

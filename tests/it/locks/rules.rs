@@ -138,8 +138,8 @@ async fn what_is_kept_after_its_release_is_nobodys(bed: Bed) {
         );
     }
     let token = lock.fencing_token();
-    let next = taken(within(b.lock("k", LONG, LONG)).await.unwrap());
-    assert!(next.fencing_token() > token);
+    let next = within(b.lock("k", LONG, LONG)).await.unwrap();
+    assert!(next.taken().unwrap().fencing_token() > token);
 }
 
 /// A week for what was a lock, so that tokens grow; nothing stays for ever.
