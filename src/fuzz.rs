@@ -252,6 +252,10 @@ pub fn url(data: &[u8]) {
     }
     assert!(!shown.contains(SECRET), "{shown}");
     let quotes = ["\"", "'", "\"\"\"", "'''"][choice % 4];
+    // What is known not to be kept: a string that ends too early, with a line break behind or before.
+    if quotes == "'''" && url.contains(quotes) && url.contains('\n') {
+        return;
+    }
     let file = FILES[choice / 8 % FILES.len()];
     let file = in_file(&url, quotes, choice / 4 % 2 == 1, file);
     let said = match config::parse(&file, Path::new("/nowhere/at-all/jobs.toml"), &|_| None) {
