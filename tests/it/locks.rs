@@ -1312,15 +1312,32 @@ async fn a_term_is_renewed_until_it_is_settled(bed: Bed) {
     let Election::Won(term) = elect(&a, at).await else {
         panic!("nobody else is there");
     };
+    let over = term.over();
+    tokio::pin!(over);
+    assert!(term.renew().await.unwrap());
     term.keep_renewed();
     let begun = Instant::now();
     while begun.elapsed() < 1500 * MS {
-        assert!(term.is_held());
+        assert!(term.is_held() && futures_util::poll!(&mut over).is_pending());
         assert!(matches!(elect(&b, at).await, Election::Lost { .. }));
         tokio::time::sleep(20 * MS).await;
     }
     assert!(term.settle(Outcome::Failed).await.unwrap());
+    within(over).await;
     assert!(matches!(elect(&b, at).await, Election::Settled));
+    // One that is dropped is renewed no more.
+    let long = Elector::open(&bed.url(), "invoices", 3000 * MS).unwrap();
+    let at = soloist::clock::wall_us() / 1000;
+    let Election::Won(term) = elect(&long, at).await else {
+        panic!("nobody else is there");
+    };
+    term.keep_renewed();
+    drop(term);
+    let begun = Instant::now();
+    while !matches!(elect(&b, at).await, Election::Won(_)) {
+        assert!(begun.elapsed() < GENEROUS);
+        tokio::time::sleep(20 * MS).await;
+    }
 }
 
 /// How often the server was sent a command.

@@ -139,6 +139,24 @@ async fn a_release_of_a_redlock_is_asked_for_again_when_its_replies_are_lost() {
     assert!(proxies[..2].iter().all(|p| p.struck() == 2));
 }
 
+/// It is told in the background, for as long as `retry` says.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_release_of_a_redlock_reaches_a_node_that_was_away() {
+    let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let proxies: Vec<_> = servers.iter().map(|s| Proxy::start(s.port())).collect();
+    let red = Redlock::new(proxies.iter().map(|p| {
+        let mut config = Store::from_url(&p.url()).unwrap();
+        (config.retry.attempts, config.retry.interval) = (1000, 10 * MS);
+        LockClient::with_config(&config).unwrap()
+    }));
+    let red = red.unwrap();
+    let lock = red_taken(red.try_lock("k", LONG, NoRetry).await.unwrap());
+    proxies[2].set(Fault::Refuse);
+    assert_eq!(lock.release().await.unwrap(), Released::Now);
+    proxies[2].set(Fault::None);
+    until_free(&LockClient::open(&servers[2].url()).unwrap(), "k").await;
+}
+
 /// The question may still arrive there: the node notes who is not to have it any more.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_did_not_answer_is_told_that_the_redlock_is_over() {
