@@ -86,7 +86,7 @@ pub enum Sampled {
     Doubted(i64),
     /// Still in doubt.
     InDoubt,
-    /// It is back at what was believed all the time.
+    /// It is back at what was believed all the time, give or take a small jump.
     Restored,
 }
 
@@ -163,8 +163,10 @@ impl Belief {
         };
         if apart.saturating_abs() <= SLACK.as_micros() as i64 {
             *known = new;
-            self.doubt = None;
-            return Sampled::Stepped(apart);
+            return match self.doubt.take() {
+                Some(_) => Sampled::Restored,
+                None => Sampled::Stepped(apart),
+            };
         }
         match &mut self.doubt {
             Some(d) if d.shown.apart(&new).is_none() => {
@@ -378,6 +380,15 @@ mod tests {
             Sampled::Stepped(SECOND / 2)
         );
         assert_eq!(b.sample(shown(1100, SECOND / 2)), Sampled::Even);
+    }
+
+    #[test]
+    fn a_clock_that_comes_back_a_little_beside_is_said_to_be_right_again() {
+        let mut b = believed(0);
+        assert_eq!(b.sample(shown(1000, HOUR)), Sampled::Doubted(HOUR));
+        assert_eq!(b.sample(shown(2000, SECOND / 2)), Sampled::Restored);
+        assert_eq!(b.doubt_us(), None);
+        assert_eq!(b.sample(shown(3000, SECOND / 2)), Sampled::Even);
     }
 
     #[test]

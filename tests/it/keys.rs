@@ -610,9 +610,10 @@ fn a_job_of_the_same_user_cannot_look_into_guard_and_daemon() {
     };
     let log = std::fs::File::create(dir.path().join("log")).expect("a log");
     let mut daemon = soloist(&["run"]).stderr(log).spawn().expect("it starts");
-    wait_until("the daemon is up", GENEROUS, || {
+    wait_until("the daemon has made its job known", GENEROUS, || {
         let status = soloist(&["status"]).output().expect("it starts");
-        String::from_utf8_lossy(&status.stdout).contains("nosy")
+        let said = String::from_utf8_lossy(&status.stdout);
+        said.contains("nosy") && !said.contains("does not know it yet")
     });
     let o = soloist(&["trigger", "nosy", "--wait"])
         .output()
