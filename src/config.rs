@@ -331,6 +331,8 @@ pub struct Job {
     pub working_dir: Option<Arc<Path>>,
     pub user: Option<Arc<str>>,
     pub group: Option<Arc<str>>,
+    /// As another user, it may get what setuid programs give.
+    pub new_privileges: bool,
     pub timeout: Option<Duration>,
     pub grace: Duration,
     pub lease: Arc<Lease>,

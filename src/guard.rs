@@ -21,6 +21,7 @@
 //! most [`LEFTOVER_GRACE`](crate::logic::run::LEFTOVER_GRACE) later.
 
 mod cgroup;
+mod privileges;
 mod spawn;
 mod tree;
 
@@ -83,6 +84,9 @@ pub struct Spec {
     pub working_dir: Option<PathBuf>,
     pub user: Option<String>,
     pub group: Option<String>,
+    /// As another user, it may get what setuid programs give.
+    #[serde(default)]
+    pub new_privileges: bool,
     pub timeout: Option<Duration>,
     pub grace: Duration,
     pub kill_budget: Duration,
@@ -170,6 +174,7 @@ impl Spec {
             working_dir: job.working_dir.as_deref().map(Path::to_owned),
             user: job.user.as_deref().map(str::to_owned),
             group: job.group.as_deref().map(str::to_owned),
+            new_privileges: job.new_privileges,
             timeout: job.timeout,
             grace: job.grace,
             kill_budget: job.lease.kill_budget,

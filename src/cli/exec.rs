@@ -407,6 +407,7 @@ impl Session<'_> {
             working_dir: None,
             user: None,
             group: None,
+            new_privileges: false,
             timeout: None,
             grace: self.lease.kill_budget / 2,
             kill_budget: self.lease.kill_budget,

@@ -565,6 +565,7 @@ fn job(
         group: pick!(group)
             .optional()?
             .map(|group| interned(&mut shared.words, group)),
+        new_privileges: pick!(new_privileges).or_default(|| false)?,
         timeout: pick!(timeout).optional()?,
         grace: pick!(grace).or_default(|| Duration::from_secs(10))?,
         lease: interned(&mut shared.leases, lease?),

@@ -59,6 +59,7 @@ pub(super) fn job(job: &Job, working_dir: Option<&str>) -> String {
     option("working_dir", working_dir);
     option("user", job.user.as_deref());
     option("group", job.group.as_deref());
+    option("new_privileges", job.new_privileges.then_some("true"));
     option(
         "timeout",
         job.timeout.map(|t| t.as_millis().to_string()).as_deref(),

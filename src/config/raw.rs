@@ -107,6 +107,7 @@ pub(super) struct Job {
     pub working_dir: Given<String>,
     pub user: Given<String>,
     pub group: Given<String>,
+    pub new_privileges: Given<bool>,
     pub timeout: Given<Duration>,
     pub grace: Given<Duration>,
     pub lease: Given<Duration>,
@@ -337,7 +338,7 @@ fn retry<'t>(r: &mut Reader<'t>, field: Field<'t>, of_store: bool) -> Option<Ret
 }
 
 /// All that [`job`] takes.
-pub(super) const JOB_KEYS: [&str; 27] = [
+pub(super) const JOB_KEYS: [&str; 28] = [
     "description",
     "tags",
     "enabled",
@@ -352,6 +353,7 @@ pub(super) const JOB_KEYS: [&str; 27] = [
     "working_dir",
     "user",
     "group",
+    "new_privileges",
     "timeout",
     "grace",
     "lease",
@@ -399,6 +401,7 @@ fn job<'t>(r: &mut Reader<'t>, mut t: Table<'t>) -> Job {
         working_dir: t.take(r, "working_dir", Reader::filled),
         user: t.take(r, "user", Reader::filled),
         group: t.take(r, "group", Reader::filled),
+        new_privileges: t.take(r, "new_privileges", Reader::boolean),
         timeout: t.take(r, "timeout", Reader::span_of_time),
         grace: t.take(r, "grace", Reader::duration),
         lease: t.take(r, "lease", |r, f| {

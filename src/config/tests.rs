@@ -677,7 +677,7 @@ fn wrong_values_are_refused_with_what_is_right() {
 }
 
 /// Wrong by themselves or with what is left to its default: lines of a job, or of the defaults.
-const BAD_IN_A_JOB: [&str; 41] = [
+const BAD_IN_A_JOB: [&str; 42] = [
     "bogus = 1",
     "hosts = ['x']",
     "description = 1",
@@ -695,6 +695,7 @@ const BAD_IN_A_JOB: [&str; 41] = [
     "working_dir = ''",
     "user = 1",
     "group = ''",
+    "new_privileges = 1",
     "timeout = '0s'",
     "grace = 5",
     "lease = '400ms'",
@@ -1328,6 +1329,7 @@ fn digests_tell_what_changed() {
         "working_dir = '/'",
         "user = 'x'",
         "group = 'x'",
+        "new_privileges = true",
         "timeout = '1s'",
         "grace = '1s'",
         "lease = '16s'",

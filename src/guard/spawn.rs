@@ -23,7 +23,7 @@ use rustix::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{Inherited, Spec, cgroup::Cgroup, is_of_store, tree::Proc};
+use super::{Inherited, Spec, cgroup::Cgroup, is_of_store, privileges, tree::Proc};
 use crate::clock::Boottime;
 
 /// Where a command is looked for when its environment has no PATH.
@@ -88,6 +88,8 @@ struct Identity {
     uid: Option<u32>,
     gid: Option<u32>,
     groups: Option<Vec<libc::gid_t>>,
+    /// The uid is not ours, so that the guard needs a right to signal it.
+    changes: bool,
     /// HOME and so on, as a login would set them.
     env: Vec<(OsString, OsString)>,
 }
@@ -101,6 +103,8 @@ enum Stage {
     Groups,
     Group,
     User,
+    Keyring,
+    Privileges,
     Directory,
     Exec,
 }
@@ -410,24 +414,7 @@ impl Child<'_> {
         let id = identity(self.spec)?;
         let command = Command::new(self.spec, &id)?;
         self.shared.enter(Stage::User);
-        // SAFETY: each pointer and length comes from a live vector; the calls have no other preconditions.
-        unsafe {
-            if let Some(groups) = &id.groups
-                && libc::setgroups(groups.len(), groups.as_ptr()) < 0
-            {
-                return Err(failed(Stage::Groups, errno()));
-            }
-            if let Some(gid) = id.gid
-                && libc::setgid(gid) < 0
-            {
-                return Err(failed(Stage::Group, errno()));
-            }
-            if let Some(uid) = id.uid
-                && libc::setuid(uid) < 0
-            {
-                return Err(failed(Stage::User, errno()));
-            }
-        }
+        self.become_user(&id)?;
         // Once more: setuid clears it.
         self.die_with_guard();
         if let Some(directory) = &self.spec.working_dir {
@@ -445,6 +432,58 @@ impl Child<'_> {
             }
         }
         Ok(command)
+    }
+
+    /// With none of our privileges, where it is another user: root has its own.
+    fn become_user(&self, id: &Identity) -> Result<(), Failed> {
+        let spec = self.spec;
+        let at = |stage| {
+            move |e: io::Error| Failed::from(explain(stage, e.raw_os_error().unwrap_or(0), spec))
+        };
+        if let Some(groups) = &id.groups {
+            // SAFETY: pointer and length come from a live vector.
+            done(unsafe { libc::setgroups(groups.len(), groups.as_ptr()) })
+                .map_err(at(Stage::Groups))?;
+        }
+        if let Some(gid) = id.gid {
+            // SAFETY: takes no pointers.
+            done(unsafe { libc::setgid(gid) }).map_err(at(Stage::Group))?;
+        }
+        if id.changes && !privileges::may_signal_others() {
+            let user = spec.user.as_deref().unwrap_or("?");
+            return Err(format!(
+                "the command would run as user `{user}`, and soloist could not end it: CAP_KILL is missing"
+            )
+            .into());
+        }
+        let another = id.changes && id.uid != Some(0);
+        if another {
+            privileges::own_keyring().map_err(at(Stage::Keyring))?;
+            privileges::open_output();
+            if !spec.new_privileges {
+                privileges::bound();
+            }
+        }
+        if let Some(uid) = id.uid {
+            // SAFETY: takes no pointers.
+            done(unsafe { libc::setuid(uid) }).map_err(at(Stage::User))?;
+        }
+        if another {
+            privileges::give_up_all().map_err(at(Stage::Privileges))?;
+            if !spec.new_privileges {
+                privileges::no_new().map_err(at(Stage::Privileges))?;
+            }
+        } else if spec.transparent.is_none() {
+            privileges::keep_to_ourselves().map_err(at(Stage::Privileges))?;
+        }
+        Ok(())
+    }
+}
+
+fn done(result: libc::c_int) -> io::Result<()> {
+    match result {
+        0.. => Ok(()),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 
@@ -594,14 +633,24 @@ fn explain(stage: Stage, errno: i32, spec: &Spec) -> String {
     let user = spec.user.as_deref().unwrap_or("?");
     let group = spec.group.as_deref().unwrap_or("?");
     let root = if errno == libc::EPERM {
-        "; soloist must run as root for this"
+        "; soloist must run as root for this, or have CAP_SETUID, CAP_SETGID and CAP_KILL"
+    } else {
+        ""
+    };
+    let limit = if errno == libc::EDQUOT {
+        "; soloist's user has as many keys as it may (kernel.keys.maxkeys)"
     } else {
         ""
     };
     match stage {
+        Stage::Groups if spec.user.is_none() => {
+            format!("cannot take the groups of group `{group}` alone: {error}{root}")
+        }
         Stage::Groups => format!("cannot take the groups of user `{user}`: {error}{root}"),
         Stage::Group => format!("cannot become group `{group}`: {error}{root}"),
         Stage::User => format!("cannot become user `{user}`: {error}{root}"),
+        Stage::Keyring => format!("cannot get a session keyring for user `{user}`: {error}{limit}"),
+        Stage::Privileges => format!("cannot take soloist's privileges from the command: {error}"),
         Stage::Directory => {
             let directory = spec
                 .working_dir
@@ -687,19 +736,17 @@ fn identity(spec: &Spec) -> Result<Identity, String> {
         ];
     }
     // Already who we shall be: then no privilege is needed, and none must be missed.
-    if !rustix::process::geteuid().is_root() {
-        if id
-            .uid
-            .is_none_or(|uid| uid == rustix::process::geteuid().as_raw())
-            && id
-                .gid
-                .is_none_or(|gid| gid == rustix::process::getegid().as_raw())
-        {
-            (id.uid, id.gid, id.groups) = (None, None, None);
-        }
-    } else if id.gid.is_some() && id.groups.is_none() {
+    let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
+    if !uid.is_root()
+        && id.uid.is_none_or(|id| id == uid.as_raw())
+        && id.gid.is_none_or(|id| id == gid.as_raw())
+    {
+        (id.uid, id.gid, id.groups) = (None, None, None);
+    }
+    if id.groups.is_none() {
         id.groups = id.gid.map(|gid| vec![gid]);
     }
+    id.changes = id.uid.is_some_and(|id| id != uid.as_raw());
     Ok(id)
 }
 

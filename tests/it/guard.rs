@@ -53,6 +53,7 @@ fn spec(argv: &[&str]) -> Spec {
         working_dir: None,
         user: None,
         group: None,
+        new_privileges: false,
         timeout: None,
         grace: Duration::from_secs(10),
         kill_budget: Duration::from_secs(2),
@@ -1429,6 +1430,7 @@ fn job(command: config::Command) -> config::Job {
         working_dir: Some(Path::new("/usr").into()),
         user: None,
         group: None,
+        new_privileges: false,
         timeout: None,
         grace: Duration::from_secs(1),
         lease: Arc::new(config::Lease {
@@ -1594,6 +1596,52 @@ async fn a_command_runs_as_the_user_and_group_it_names() {
     guard.child.kill().expect("killed");
     guard.child.wait().expect("reaped");
     until("the command is dead", || alive(&command).is_empty());
+}
+
+#[tokio::test]
+async fn a_command_of_another_user_opens_its_output_by_name() {
+    if !rustix::process::geteuid().is_root() {
+        return skip("only root can become another user");
+    }
+    let end = run(Spec {
+        user: Some("nobody".into()),
+        ..shell("echo out >/dev/stdout && echo err >/dev/stderr && echo more >>/dev/stderr")
+    })
+    .await;
+    assert_eq!(end.exit_code, Some(0), "{end:?}: {}", end.output_text());
+    let text = end.output_text();
+    let mut lines: Vec<&str> = text.lines().collect();
+    lines.sort_unstable();
+    assert_eq!(lines, ["err", "more", "out"]);
+}
+
+#[tokio::test]
+async fn a_command_of_another_user_has_a_session_keyring_of_its_own() {
+    const GET_KEYRING_ID: i32 = 0;
+    const SESSION: i32 = -3;
+    if !rustix::process::geteuid().is_root() {
+        return skip("only root can become another user");
+    }
+    // SAFETY: takes no pointers. Made if there is none.
+    let ours = unsafe { libc::syscall(libc::SYS_keyctl, GET_KEYRING_ID, SESSION, 1) };
+    if ours <= 0 {
+        return skip("no keyrings here");
+    }
+    let call = libc::SYS_keyctl;
+    let tell = format!("print syscall({call}, {GET_KEYRING_ID}, {SESSION}, 0)");
+    let keyring = async |user: Option<&str>| {
+        let end = run(Spec {
+            user: user.map(Into::into),
+            ..spec(&["perl", "-e", &tell])
+        })
+        .await;
+        let id = end.output_text().parse::<i64>();
+        id.unwrap_or_else(|e| panic!("{e}: {end:?}"))
+    };
+    assert_eq!(keyring(None).await, ours);
+    let theirs = [keyring(Some("nobody")).await, keyring(Some("nobody")).await];
+    assert!(theirs.iter().all(|id| *id > 0 && *id != ours), "{theirs:?}");
+    assert_ne!(theirs[0], theirs[1]);
 }
 
 // ---- starts that take their time ----

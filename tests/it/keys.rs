@@ -9,6 +9,7 @@ use soloist::{config, logic::timetable::start_at_ms, model::Occurrence};
 use crate::support::{
     GENEROUS,
     fleet::{Fleet, LATE_RATHER_THAN_SKIPPED, each_second, fleet, occurrence_ms},
+    skip,
     trace::{Expect, ONCE, RERUN, Run},
     wait_for, wait_until,
 };
@@ -623,4 +624,170 @@ fn a_job_of_the_same_user_cannot_look_into_guard_and_daemon() {
     let said = String::from_utf8_lossy(&o.stdout);
     // What it started itself is as open as ever.
     assert_eq!(said, "refused\nrefused\nread\n", "{o:?}");
+}
+
+/// A daemon of some user with some privileges, in a directory that all may write.
+struct Privileged {
+    dir: tempfile::TempDir,
+    as_whom: &'static [&'static str],
+    daemon: Option<std::process::Child>,
+}
+
+impl Privileged {
+    fn start(as_whom: &'static [&'static str], jobs: &str) -> Self {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let mode = |file: &str, mode: u32| {
+            let mode = std::fs::Permissions::from_mode(mode);
+            std::fs::set_permissions(dir.path().join(file), mode).expect("chmod");
+        };
+        // Who is not root makes the store's file there; root would not read what others may write.
+        mode(".", if as_whom.is_empty() { 0o755 } else { 0o777 });
+        std::fs::copy(env!("CARGO_BIN_EXE_soloist"), dir.path().join("soloist")).expect("a copy");
+        mode("soloist", 0o755);
+        // As sudo is: whoever executes it becomes root.
+        std::fs::copy("/usr/bin/id", dir.path().join("like-sudo")).expect("a copy");
+        mode("like-sudo", 0o4755);
+        std::fs::write(dir.path().join("jobs.toml"), jobs).expect("write the file");
+        let mut this = Self {
+            dir,
+            as_whom,
+            daemon: None,
+        };
+        let log = std::fs::File::create(this.dir.path().join("log")).expect("a log");
+        let daemon = this.soloist(&["run"]).stderr(log).spawn();
+        this.daemon = Some(daemon.expect("it starts"));
+        this
+    }
+
+    fn soloist(&self, words: &[&str]) -> std::process::Command {
+        let mut command = std::process::Command::new("setpriv");
+        command
+            .args(self.as_whom)
+            .arg("./soloist")
+            .args(words)
+            .current_dir(self.dir.path())
+            .env_remove("SOLOIST_CONFIG")
+            .stdin(std::process::Stdio::null());
+        command
+    }
+
+    /// What became of it.
+    fn trigger(&self, job: &str) -> std::process::Output {
+        // The store may not be there yet, or not know the job.
+        wait_for("a run", GENEROUS, || {
+            let o = self.soloist(&["trigger", job, "--wait"]).output();
+            let o = o.expect("it starts");
+            (!matches!(o.status.code(), Some(69 | 75))).then_some(o)
+        })
+    }
+
+    /// What it says; it must succeed.
+    fn run(&self, job: &str) -> String {
+        let o = self.trigger(job);
+        assert!(o.status.success(), "{o:?}");
+        String::from_utf8_lossy(&o.stdout).into_owned()
+    }
+}
+
+impl Drop for Privileged {
+    fn drop(&mut self) {
+        if let Some(mut daemon) = self.daemon.take() {
+            crate::support::process::signal(daemon.id(), Signal::TERM);
+            crate::support::process::reap(&mut daemon, GENEROUS);
+        }
+    }
+}
+
+/// Says its sets of capabilities and whether there may be new ones; whether it can become root, alone and with the help of
+/// a setuid program.
+const PRIVILEGES: &str = r#"command = """
+grep -E '^(Cap|NoNewPrivs)' /proc/self/status
+setpriv --reuid=0 true 2>/dev/null && echo became root
+./like-sudo -u
+""""#;
+
+fn privileges<'a>(said: &'a str, of: &str) -> &'a str {
+    let line = said.lines().find_map(|l| l.strip_prefix(of));
+    line.unwrap_or_else(|| panic!("no {of}: {said}"))
+        .trim_start_matches([':', '\t', '0'])
+}
+
+#[test]
+fn a_job_of_another_user_keeps_no_privilege_of_the_daemons() {
+    const AMBIENT: &[&str] = &[
+        "--reuid=daemon",
+        "--regid=daemon",
+        "--clear-groups",
+        "--inh-caps=+setuid,+setgid,+kill,+net_raw",
+        "--ambient-caps=+setuid,+setgid,+kill,+net_raw",
+    ];
+    const SETS: [&str; 4] = ["CapInh", "CapPrm", "CapEff", "CapAmb"];
+    if !rustix::process::geteuid().is_root() {
+        return skip("only root can become another user");
+    }
+    let jobs = format!(
+        "[jobs.other]\n{PRIVILEGES}\nuser = 'nobody'\n\
+         [jobs.allowed]\n{PRIVILEGES}\nuser = 'nobody'\nnew_privileges = true\n\
+         [jobs.own]\n{PRIVILEGES}\n"
+    );
+    let nobody = nix::unistd::User::from_name("nobody").ok().flatten();
+    let nobody = nobody.expect("nobody").uid.to_string();
+    for as_whom in [&[][..], AMBIENT] {
+        let daemon = Privileged::start(as_whom, &jobs);
+        for job in ["other", "allowed"] {
+            let said = daemon.run(job);
+            for set in SETS {
+                assert_eq!(privileges(&said, set), "", "{job}: {said}");
+            }
+            assert!(!said.contains("became root"), "{job}: {said}");
+            let allowed = job == "allowed";
+            let none_new = if allowed { "" } else { "1" };
+            assert_eq!(privileges(&said, "NoNewPrivs"), none_new, "{said}");
+            // To take away from this one is a privilege of its own.
+            let bound = !allowed && as_whom.is_empty();
+            assert_eq!(
+                privileges(&said, "CapBnd").is_empty(),
+                bound,
+                "{job}: {said}"
+            );
+            let whom = if allowed { "0" } else { &nobody };
+            assert_eq!(said.lines().last(), Some(whom), "{job}: {said}");
+        }
+        let own = daemon.run("own");
+        assert_eq!(privileges(&own, "NoNewPrivs"), "", "{own}");
+        assert_eq!(own.lines().last(), Some("0"), "{own}");
+        if as_whom.is_empty() {
+            assert_ne!(privileges(&own, "CapEff"), "", "{own}");
+        } else {
+            // CAP_NET_RAW alone: the others are there for `user`.
+            for set in SETS {
+                assert_eq!(privileges(&own, set), "2000", "{own}");
+            }
+            assert!(!own.contains("became root"), "{own}");
+        }
+    }
+}
+
+#[test]
+fn a_job_of_another_user_that_could_not_be_ended_is_not_started() {
+    const WITHOUT_KILL: &[&str] = &[
+        "--reuid=daemon",
+        "--regid=daemon",
+        "--clear-groups",
+        "--inh-caps=+setuid,+setgid",
+        "--ambient-caps=+setuid,+setgid",
+    ];
+    if !rustix::process::geteuid().is_root() {
+        return skip("only root can become another user");
+    }
+    let daemon = Privileged::start(
+        WITHOUT_KILL,
+        "[jobs.own]\ncommand = 'true'\n[jobs.other]\ncommand = 'touch ran'\nuser = 'nobody'\n",
+    );
+    daemon.run("own");
+    let o = daemon.trigger("other");
+    let said = String::from_utf8_lossy(&o.stderr).into_owned();
+    assert!(!o.status.success() && said.contains("CAP_KILL"), "{o:?}");
+    assert!(!daemon.dir.path().join("ran").exists());
 }

@@ -1,0 +1,92 @@
+//! What a command of another user must not keep of the daemon's, for the forked child on its way to exec.
+
+use std::io;
+
+use rustix::{
+    fs::Mode,
+    process::Pid,
+    thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities},
+};
+
+/// What a daemon that is not root is given for `user`. Whoever has the first can become root.
+const FOR_USERS: CapabilitySet = CapabilitySet::SETUID
+    .union(CapabilitySet::SETGID)
+    .union(CapabilitySet::KILL);
+
+const OURSELVES: Option<Pid> = None;
+
+/// Whether the guard can signal processes of another user.
+pub(super) fn may_signal_others() -> bool {
+    capabilities(OURSELVES).is_ok_and(|sets| sets.effective.contains(CapabilitySet::KILL))
+}
+
+/// The pipes of the command's output can be opened by their names, /dev/stdout and /dev/stderr, by another user too. Nobody
+/// can name them who has no process with one of them open.
+pub(super) fn open_output() {
+    for fd in [rustix::stdio::stdout(), rustix::stdio::stderr()] {
+        let pipe = rustix::fs::fstat(fd)
+            .is_ok_and(|f| rustix::fs::FileType::from_raw_mode(f.st_mode).is_fifo());
+        if pipe {
+            // Of the few programs that open them, most can do without.
+            let _ = rustix::fs::fchmod(fd, Mode::from_raw_mode(0o622));
+        }
+    }
+}
+
+/// A new session keyring, so that the daemon's keys are out of reach. While we are still who we were: the other user's
+/// quota of keys may be used up, by himself.
+pub(super) fn own_keyring() -> io::Result<()> {
+    const JOIN_SESSION_KEYRING: libc::c_int = 1;
+    let nameless = std::ptr::null::<libc::c_char>();
+    // SAFETY: it takes a name or null.
+    let key = unsafe { libc::syscall(libc::SYS_keyctl, JOIN_SESSION_KEYRING, nameless) };
+    if key >= 0 {
+        return Ok(());
+    }
+    let error = io::Error::last_os_error();
+    match error.raw_os_error() {
+        // A kernel without keys, or a container that may not use them: then there are none to be reached.
+        Some(libc::ENOSYS | libc::EPERM | libc::EACCES) => Ok(()),
+        _ => Err(error),
+    }
+}
+
+/// No program that it executes can have any capability. Without CAP_SETPCAP there is no such bound.
+pub(super) fn bound() {
+    for capability in 0..libc::c_ulong::from(u64::BITS) {
+        // SAFETY: takes no pointers. Refused where it is not allowed, and for numbers that the kernel does not know.
+        unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) };
+    }
+}
+
+/// No capability is left in any other set; with what is inheritable goes what is ambient.
+pub(super) fn give_up_all() -> io::Result<()> {
+    let none = CapabilitySet::empty();
+    let sets = CapabilitySets {
+        effective: none,
+        permitted: none,
+        inheritable: none,
+    };
+    Ok(set_capabilities(OURSELVES, sets)?)
+}
+
+/// No program that it executes gives it more: no setuid, no file capabilities.
+pub(super) fn no_new() -> io::Result<()> {
+    Ok(rustix::thread::set_no_new_privs(true)?)
+}
+
+/// A command of our own user gets no ambient capability that is there for `user`.
+pub(super) fn keep_to_ourselves() -> io::Result<()> {
+    let sets = capabilities(OURSELVES)?;
+    if rustix::process::geteuid().is_root() || !sets.inheritable.intersects(FOR_USERS) {
+        return Ok(());
+    }
+    let inheritable = sets.inheritable - FOR_USERS;
+    Ok(set_capabilities(
+        OURSELVES,
+        CapabilitySets {
+            inheritable,
+            ..sets
+        },
+    )?)
+}
