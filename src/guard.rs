@@ -45,6 +45,7 @@ use rustix::{
 };
 use serde::{Deserialize, Serialize};
 
+use self::tree::kill_children;
 pub(crate) use self::{
     cgroup::{Cgroup, of_all_runs as cgroups_of_all_runs, of_run as cgroup_of_run},
     tree::{Proc, below, descend, kill_pass},
@@ -65,6 +66,13 @@ pub const SETTLE_ARGUMENT: &str = "__settle";
 
 /// How often a tree that does not die is killed again, at first and at most.
 const KILL_AGAIN: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(200));
+
+/// How long, each time, new children are killed as they come.
+const CHASE: Duration = Duration::from_millis(5);
+
+/// How many ended children are waited for before the deadline is looked at again: some trees make them faster than anybody
+/// can wait for them.
+const BURIED_AT_ONCE: usize = 256;
 
 /// The longest first line that is read.
 const LONGEST_SPEC: usize = 64 << 20;
@@ -524,12 +532,16 @@ struct Run<'g> {
     started: Option<Moment>,
     /// The command, or what is to become it, while it has not been waited for.
     command: Option<Pid>,
+    /// It has ended, and nothing has followed from that yet: whether the daemon was dying then.
+    ended: Option<bool>,
     /// Those that came before there was anybody to send them to.
     signals: Vec<i32>,
     exit_code: Option<i32>,
     signal: Option<i32>,
     error: Option<String>,
     leftover: u32,
+    /// More children may have ended than were waited for.
+    more_ended: bool,
     /// When to kill again, and after how long once more.
     kill_again: Option<(Boottime, Duration)>,
     stuck_at: Option<Boottime>,
@@ -554,11 +566,13 @@ impl<'g> Run<'g> {
             begun,
             started: None,
             command: None,
+            ended: None,
             signals: Vec::new(),
             exit_code: None,
             signal: None,
             error: None,
             leftover: 0,
+            more_ended: false,
             kill_again: None,
             stuck_at: None,
             spec,
@@ -706,7 +720,8 @@ impl<'g> Run<'g> {
             self.read_control();
             self.kill_again_if_due();
             let wake_at = [self.life.wake_at(), self.kill_again.map(|(at, _)| at)];
-            let wake_at = wake_at.into_iter().flatten().min();
+            let now = self.more_ended.then(Boottime::now);
+            let wake_at = wake_at.into_iter().flatten().chain(now).min();
             self.guard.wait(wake_at, self.start.as_ref());
             self.guard.control.flush();
         }
@@ -738,37 +753,13 @@ impl<'g> Run<'g> {
         (end, self.spec.settle, self.spec.settle_exe)
     }
 
-    /// Waits for all children that have ended: the command, and orphans of its tree. Returns whether any is left.
+    /// Waits for children that have ended, and sees to what follows from the end of the command. Returns whether any is left.
     fn reap(&mut self) -> bool {
         if self.starting() {
             return true;
         }
-        let mut ended = None;
-        let mut options = WaitOptions::NOHANG;
-        if self.spec.transparent.is_some() {
-            options |= WaitOptions::UNTRACED;
-        }
-        let children = loop {
-            match rustix::process::wait(options) {
-                Ok(Some((pid, status))) if status.stopped() => {
-                    if Some(pid) == self.command
-                        && let Some(signal) = status.stopping_signal()
-                    {
-                        self.guard.control.report(&Report::Stopped { signal });
-                    }
-                }
-                Ok(Some((pid, status))) if Some(pid) == self.command => {
-                    ended = Some(self.guard.daemon_is_dying());
-                    self.command = None;
-                    self.exit_code = status.exit_status();
-                    self.signal = status.terminating_signal();
-                }
-                Ok(Some(_)) | Err(Errno::INTR) => {}
-                Ok(None) => break true,
-                Err(_) => break false,
-            }
-        };
-        if let Some(daemon_is_dying) = ended {
+        let children = self.bury();
+        if let Some(daemon_is_dying) = self.ended.take() {
             // Most commands leave nothing behind; then /proc need not be walked.
             let left = children || self.cgroup.as_ref().is_some_and(Cgroup::populated);
             if left {
@@ -792,6 +783,37 @@ impl<'g> Run<'g> {
             }
         }
         children
+    }
+
+    /// Waits for children that have ended: the command, and orphans of its tree. Returns whether any is left.
+    fn bury(&mut self) -> bool {
+        let mut options = WaitOptions::NOHANG;
+        if self.spec.transparent.is_some() {
+            options |= WaitOptions::UNTRACED;
+        }
+        self.more_ended = false;
+        for _ in 0..BURIED_AT_ONCE {
+            match rustix::process::wait(options) {
+                Ok(Some((pid, status))) if status.stopped() => {
+                    if Some(pid) == self.command
+                        && let Some(signal) = status.stopping_signal()
+                    {
+                        self.guard.control.report(&Report::Stopped { signal });
+                    }
+                }
+                Ok(Some((pid, status))) if Some(pid) == self.command => {
+                    self.ended = Some(self.guard.daemon_is_dying());
+                    self.command = None;
+                    self.exit_code = status.exit_status();
+                    self.signal = status.terminating_signal();
+                }
+                Ok(Some(_)) | Err(Errno::INTR) => {}
+                Ok(None) => return true,
+                Err(_) => return false,
+            }
+        }
+        self.more_ended = true;
+        true
     }
 
     fn read_control(&mut self) {
@@ -837,7 +859,7 @@ impl<'g> Run<'g> {
         match step {
             Step::Nothing => {}
             Step::Terminate => {
-                for process in self.members() {
+                for process in self.members().iter().filter(|p| p.alive()) {
                     process.signal(Signal::TERM);
                     // One that is stopped could not answer.
                     process.signal(Signal::CONT);
@@ -865,17 +887,46 @@ impl<'g> Run<'g> {
         self.kill_again = Some((now + pause, pause));
         if self.stuck_at.is_some_and(|stuck_at| now >= stuck_at) {
             self.stuck_at = None;
-            let pids = self.members().iter().map(|p| p.pid).collect();
-            self.guard.control.report(&Report::Stuck { pids });
+            let members = self.members();
+            let pids = members.iter().filter(|p| p.alive()).map(|p| p.pid);
+            let pids: Vec<_> = pids.collect();
+            // The dead only wait to be waited for.
+            if !pids.is_empty() {
+                self.guard.control.report(&Report::Stuck { pids });
+            }
         }
     }
 
-    fn kill(&self) {
+    fn kill(&mut self) {
         if let Some(cgroup) = &self.cgroup {
             cgroup.kill();
         }
         // Also with a cgroup: root may move itself out of it.
-        kill_pass(|| below(std::process::id().cast_signed()));
+        if self.chase() {
+            kill_pass(|| below(std::process::id().cast_signed()));
+        }
+    }
+
+    /// Kills children as they come, and waits for them: one that forks and ends all the time is gone whenever a look at all of
+    /// /proc comes to it, and what it forked is our child then. True: somebody may be left for such a look. Who has no
+    /// child has nobody below it, for whoever loses a parent falls to us.
+    fn chase(&mut self) -> bool {
+        // What a start has come to is seen before its child is waited for.
+        if self.start.is_some() {
+            return true;
+        }
+        let end = Boottime::now() + CHASE;
+        while kill_children() {
+            let mut left = self.bury();
+            while self.more_ended && Boottime::now() < end {
+                left = self.bury();
+            }
+            if !left || Boottime::now() >= end {
+                // The dead come first: among so many that look takes too long.
+                return left && !self.more_ended;
+            }
+        }
+        true
     }
 
     /// All processes of the run, zombies included.

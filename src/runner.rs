@@ -859,8 +859,16 @@ fn belongs(process: &Proc, marker: &str, command: Option<i32>) -> bool {
 
 /// Whether one of the NUL-terminated words in this file of /proc is wanted.
 fn words(pid: i32, file: &str, wanted: impl Fn(&[u8]) -> bool) -> bool {
-    std::fs::read(format!("/proc/{pid}/{file}"))
-        .is_ok_and(|text| text.split(|&b| b == 0).any(wanted))
+    let has = |path: PathBuf| {
+        std::fs::read(path.join(file)).is_ok_and(|text| text.split(|&b| b == 0).any(&wanted))
+    };
+    // A first thread that has ended shows nothing any more, for those that it has left either.
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task"));
+    let headless = Proc::read(pid).is_some_and(|p| p.headless());
+    match threads {
+        Ok(threads) if headless => threads.flatten().any(|thread| has(thread.path())),
+        _ => has(format!("/proc/{pid}").into()),
+    }
 }
 
 fn end_cgroup(cgroup: &Cgroup) {

@@ -11,6 +11,9 @@ use std::{
     time::Duration,
 };
 
+use rustix::process::Signal;
+
+use super::tree::Proc;
 use crate::clock::Boottime;
 
 const PREFIX: &str = "soloist-";
@@ -71,10 +74,16 @@ impl Cgroup {
         &self.path
     }
 
-    /// The pids directly in it.
+    /// The pids in it and below it.
     pub fn members(&self) -> Vec<i32> {
-        let text = fs::read_to_string(self.path.join("cgroup.procs")).unwrap_or_default();
-        text.lines().filter_map(|line| line.parse().ok()).collect()
+        fn add(path: &Path, pids: &mut Vec<i32>) {
+            let text = fs::read_to_string(path.join("cgroup.procs")).unwrap_or_default();
+            pids.extend(text.lines().filter_map(|line| line.parse::<i32>().ok()));
+            directories(path).for_each(|below| add(&below, pids));
+        }
+        let mut pids = Vec::new();
+        add(&self.path, &mut pids);
+        pids
     }
 
     /// Something in it, or below it, is alive.
@@ -87,20 +96,32 @@ impl Cgroup {
     pub fn kill(&self) {
         // A failure shows as `populated` staying true; the walk goes on in any case.
         let _ = fs::write(self.path.join("cgroup.kill"), "1");
+        // The kernel signals the first threads only, and passes over a process whose first thread has ended.
+        let others = self.members().into_iter().filter_map(Proc::read);
+        let others: Vec<Proc> = others.filter(Proc::headless).collect();
+        if !others.is_empty() {
+            // Who is in it still has not given its number to a stranger meanwhile.
+            let members = self.members();
+            for process in others.iter().filter(|p| members.contains(&p.pid)) {
+                process.signal(Signal::KILL);
+            }
+        }
     }
 
     /// Removes it and the cgroups that the command made below it; without effect while somebody is in it.
     pub fn remove(&self) {
         fn remove(path: &Path) {
-            for entry in fs::read_dir(path).into_iter().flatten().flatten() {
-                if entry.file_type().is_ok_and(|t| t.is_dir()) {
-                    remove(&entry.path());
-                }
-            }
+            directories(path).for_each(|below| remove(&below));
             let _ = fs::remove_dir(path);
         }
         remove(&self.path);
     }
+}
+
+fn directories(path: &Path) -> impl Iterator<Item = PathBuf> {
+    let entries = fs::read_dir(path).into_iter().flatten().flatten();
+    let directories = entries.filter(|entry| entry.file_type().is_ok_and(|t| t.is_dir()));
+    directories.map(|entry| entry.path())
 }
 
 /// Shared, so that it shows to everybody that the owner lives. False: somebody else has it.

@@ -59,6 +59,11 @@ impl Proc {
         !matches!(self.state, 'Z' | 'X' | 'x') || self.threads > 1
     }
 
+    /// Its first thread has ended, and others run.
+    pub fn headless(&self) -> bool {
+        self.state == 'Z' && self.alive()
+    }
+
     /// By SIGSTOP, or by a debugger.
     pub fn stopped(&self) -> bool {
         matches!(self.state, 'T' | 't')
@@ -79,19 +84,18 @@ impl Proc {
         let Some(pid) = Pid::from_raw(self.pid) else {
             return;
         };
-        // A process that is gone, or that we may not signal: the caller looks again and sees.
-        match pidfd_open(pid, PidfdFlags::empty()) {
-            Ok(fd) => {
-                if Self::read(self.pid).is_some_and(|p| p.started == self.started) {
-                    let _ = pidfd_send_signal(fd, signal);
-                }
-            }
-            Err(rustix::io::Errno::SRCH) => {}
-            // No descriptor left (or none allowed) must not save anybody's life.
-            Err(_) => {
-                let _ = rustix::process::kill_process(pid, signal);
-            }
+        let fd = pidfd_open(pid, PidfdFlags::empty());
+        // After that: whom the descriptor means is the one that is looked at, or dead. A number may also have become that of
+        // a thread, which has no such descriptor; a signal that is sent to it reaches the whole process.
+        if Self::read(self.pid).is_none_or(|p| p.started != self.started) {
+            return;
         }
+        // A process that is gone, or that we may not signal: the caller looks again and sees.
+        let _ = match fd {
+            Ok(fd) => pidfd_send_signal(fd, signal),
+            // No descriptor left (or none allowed) must not save anybody's life.
+            Err(_) => rustix::process::kill_process(pid, signal),
+        };
     }
 
     /// Names this process for good.
@@ -154,6 +158,19 @@ pub fn kill_pass(members: impl Fn() -> Vec<Proc>) {
     }
 }
 
+/// Kills the children of this process; false: the kernel does not say who they are. For a process with one thread, which
+/// alone waits for its children: until then their numbers are theirs.
+pub fn kill_children() -> bool {
+    let Ok(list) = std::fs::read_to_string("/proc/thread-self/children") else {
+        return false;
+    };
+    let pids = list.split_ascii_whitespace();
+    for pid in pids.filter_map(|pid| Pid::from_raw(pid.parse().ok()?)) {
+        let _ = rustix::process::kill_process(pid, Signal::KILL);
+    }
+    true
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -183,6 +200,28 @@ mod tests {
             let process = Proc::parse(stat.as_bytes()).expect("a process");
             assert_eq!(process.alive(), alive, "{stat}");
         }
+    }
+
+    /// In a process of its own, which a signal would end.
+    #[test]
+    fn a_number_that_became_that_of_a_thread_is_not_signalled() {
+        const ROLE: &str = "SOLOIST_TEST_THREAD_SIGNALLED";
+        if std::env::var_os(ROLE).is_none() {
+            let name = "guard::tree::tests::a_number_that_became_that_of_a_thread_is_not_signalled";
+            let status = std::process::Command::new(std::env::current_exe().expect("this program"))
+                .args(["--exact", name])
+                .env(ROLE, "1")
+                .stdout(std::process::Stdio::null())
+                .status();
+            let status = status.expect("it starts");
+            return assert!(status.success(), "{status}");
+        }
+        // Tests have threads of their own.
+        let thread = rustix::thread::gettid().as_raw_nonzero().get();
+        assert_ne!(thread, std::process::id().cast_signed());
+        let mut process = Proc::read(thread).expect("the number is there");
+        process.started -= 1;
+        process.signal(Signal::KILL);
     }
 
     #[test]

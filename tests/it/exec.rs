@@ -21,7 +21,7 @@ use crate::support::{
     proxy::{Fault, Proxy},
     server::RedisServer,
     test_seconds, wait_for, wait_until,
-    witness::slow,
+    witness::{headless, slow},
 };
 
 const EXE: &str = env!("CARGO_BIN_EXE_soloist");
@@ -234,6 +234,29 @@ fn it_exits_as_the_command_did_or_as_shells_do_without_one() {
         no_program("/").assert(126, "", "is not executable");
         // Each gave the lock back.
         place.run(&[], "true").assert(0, "", "");
+    }
+}
+
+/// Its other threads run, although it shows as a zombie.
+#[test]
+fn a_command_whose_first_thread_has_ended_has_the_lock_until_all_of_it_is_gone() {
+    for place in places() {
+        let mut holder = place.start(&[], &format!("exec {} pid", headless().display()));
+        let pid = place.pid("pid");
+        wait_until("its first thread has ended", GENEROUS, || {
+            !process::alive(pid)
+        });
+        place.run(&[], "true").assert(75, "", "has it");
+        holder.signal(Signal::TERM);
+        place.run(&[], "true").assert(75, "", "has it");
+        // Then its guard ends it, and gives the lock back.
+        holder.signal(Signal::KILL);
+        holder.end();
+        let threads = format!("ls /proc/{pid}/task 2>/dev/null | wc -l");
+        let next = place.run(&["--wait", "1m"], &threads);
+        assert_eq!(next.code, Some(0), "{next:?}");
+        let left: u32 = next.out.trim().parse().expect("a number");
+        assert!(left <= 1, "{next:?}");
     }
 }
 

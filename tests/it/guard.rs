@@ -7,7 +7,7 @@ use std::{
     collections::BTreeMap,
     fs,
     io::{BufRead, BufReader, Read, Write},
-    os::{fd::OwnedFd, unix::fs::PermissionsExt, unix::net::UnixStream},
+    os::{fd::OwnedFd, unix::fs::PermissionsExt, unix::net::UnixStream, unix::process::CommandExt},
     path::{Path, PathBuf},
     process::{Child, ChildStdout, Command, Stdio},
     sync::Arc,
@@ -29,7 +29,7 @@ use soloist::{
 
 use crate::support::{
     process, skip,
-    witness::{headless, refuse_clone3, slow},
+    witness::{headless, refuse_clone3, slow, unruly},
 };
 
 const EXE: &str = env!("CARGO_BIN_EXE_soloist");
@@ -321,6 +321,7 @@ fn exited(report: Report) -> (Option<i32>, Option<i32>, Option<Cause>) {
 fn gone(report: Report) -> (u32, Boottime) {
     match report {
         Report::Gone { leftover, at } => (leftover, at.boottime),
+        Report::Stuck { pids } => panic!("{} survive", pids.len()),
         other => panic!("expected the end of the tree, not {other:?}"),
     }
 }
@@ -645,6 +646,75 @@ fn a_process_whose_first_thread_has_ended_is_ended_too() {
             assert!(stat(pid).is_none(), "it was left");
             guard.finish();
         }
+    }
+}
+
+/// Other processes of the host, so that a look at all of them takes its time.
+struct Crowd(Child);
+
+impl Crowd {
+    fn gather() -> Self {
+        let dir = tempfile::tempdir().expect("a directory");
+        let file = dir.path().join("pid");
+        let mut command = Command::new(unruly());
+        let child = command.arg("crowd").arg(&file).spawn().expect("a crowd");
+        until("all are there", || file.exists());
+        Self(child)
+    }
+}
+
+impl Drop for Crowd {
+    fn drop(&mut self) {
+        self.0.kill().expect("ended");
+        self.0.wait().expect("reaped");
+    }
+}
+
+/// Runs `unruly` in this mode until it is told to have begun, and has it ended for its timeout.
+fn unruly_is_ended(mode: &str, walk_only: bool) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("pid");
+    let program = unruly().to_str().expect("UTF-8");
+    let spec = Spec {
+        walk_only,
+        timeout: Some(Duration::from_secs(1)),
+        grace: Duration::from_millis(50),
+        ..spec(&[program, mode, file.to_str().expect("UTF-8")])
+    };
+    let begin = Boottime::now();
+    let mut guard = RawGuard::start(&spec);
+    started(guard.report());
+    until("it is there", || file.exists());
+    // The command itself may be a process that ends soon.
+    let (_, _, cause) = exited(guard.report());
+    let (_, at) = gone(guard.report());
+    println!(
+        "{mode}: {cause:?}, gone after {:?} (walk only: {walk_only})",
+        at.since(begin)
+    );
+    // It would have ended by itself later.
+    assert!(
+        at.since(begin) < Duration::from_secs(90),
+        "{:?}",
+        at.since(begin)
+    );
+    let left = process::with_argument(&file);
+    assert_eq!(left, [] as [u32; 0]);
+    guard.finish();
+}
+
+#[test]
+fn a_process_that_forks_and_ends_all_the_time_is_ended() {
+    for walk_only in WALK_ONLY {
+        let _crowd = Crowd::gather();
+        unruly_is_ended("comet", walk_only);
+    }
+}
+
+#[test]
+fn processes_without_their_first_thread_that_fork_all_the_time_are_ended() {
+    for walk_only in WALK_ONLY {
+        unruly_is_ended("swarm", walk_only);
     }
 }
 
@@ -1216,111 +1286,6 @@ fn zombies_of_ours() -> Vec<i32> {
     .collect()
 }
 
-#[tokio::test]
-async fn a_running_that_is_dropped_is_ended_and_settled_by_its_guard() {
-    let tree = Tree::new();
-    let running = runner()
-        .start(
-            Spec {
-                settle_exe: Some(tree.hand_over_script()),
-                ..tree.spec("wait")
-            },
-            OUTPUT,
-        )
-        .await
-        .expect("a guard");
-    until_async("the tree has grown", || tree.complete()).await;
-    let members = tree.members();
-    drop(running);
-    until_async("the guard has handed over", || {
-        tree.path().join("handed").exists()
-    })
-    .await;
-    assert_gone(&members);
-    assert_eq!(tree.handed_over().end.outcome, Outcome::Crashed);
-}
-
-#[test]
-fn a_killed_guard_takes_the_command_with_it_even_if_no_daemon_can_act() {
-    // Without a cgroup, by which a daemon of another test could find it and end it.
-    let mut guard = RawGuard::start(&Spec {
-        walk_only: true,
-        ..spec(&["sleep", "1000"])
-    });
-    let command = ("command", started(guard.report()));
-    let command = (command.0, command.1, stat(command.1).expect("alive").1);
-    guard.child.kill().expect("killed");
-    guard.child.wait().expect("reaped");
-    until("the command is dead", || alive(&[command]).is_empty());
-}
-
-#[test]
-fn a_sweep_ends_what_daemon_and_guard_left_in_a_cgroup_and_nothing_that_is_guarded() {
-    let Some(orphaned) = TestCgroup::named(&format!("soloist-{}", RunId::random())) else {
-        return skip("no cgroup v2 that we may write to");
-    };
-    let mut orphan = Command::new("sleep")
-        .arg("1000")
-        .spawn()
-        .expect("a process");
-    orphaned.write("cgroup.procs", &orphan.id().to_string());
-    let spec = spec(&["sleep", "1000"]);
-    let mut guard = RawGuard::start(&spec);
-    let guarded = started(guard.report());
-    // That it lives shows where its process cannot be seen, too.
-    let its_cgroup = orphaned
-        .0
-        .with_file_name(format!("soloist-{}", spec.run_id));
-    let its_cgroup = fs::File::open(its_cgroup).expect("the guard's cgroup");
-    assert!(its_cgroup.try_lock().is_err());
-
-    // A daemon of another test may come first: they sweep every few seconds.
-    Runner::sweep();
-    assert_eq!(
-        orphan.wait().expect("reaped").to_string(),
-        "signal: 9 (SIGKILL)"
-    );
-    assert!(!orphaned.0.exists());
-    assert!(stat(guarded).is_some_and(|(state, _)| state != 'Z'));
-    guard.send(&Control::Stop {
-        reason: Stop::Cancelled,
-        grace: None,
-    });
-    exited(guard.report());
-    gone(guard.report());
-    guard.finish();
-}
-
-#[test]
-fn signals_to_the_guard_end_nothing() {
-    let mut guard = RawGuard::start(&spec(&["sleep", "1000"]));
-    let command = started(guard.report());
-    for signal in [
-        Signal::TERM,
-        Signal::INT,
-        Signal::HUP,
-        Signal::QUIT,
-        Signal::USR1,
-        Signal::TSTP,
-        Signal::ALARM,
-    ] {
-        kill(guard.pid(), signal);
-    }
-    assert!(stat(command).is_some_and(|(state, _)| state != 'Z'));
-    guard.send(&Control::Stop {
-        reason: Stop::Cancelled,
-        grace: None,
-    });
-    assert_eq!(
-        exited(guard.report()),
-        (None, Some(15), Some(Cause::Stopped(Stop::Cancelled)))
-    );
-    gone(guard.report());
-    guard.finish();
-}
-
-// ---- what the command finds ----
-
 /// Not a test of its own: a program that buries strangers while guards of its own end.
 #[tokio::test]
 async fn stand_in_that_buries_strangers() {
@@ -1370,6 +1335,184 @@ fn who_buries_strangers_takes_the_end_of_no_guard() {
         .expect("a stand-in");
     assert!(status.success(), "{status}");
 }
+
+#[tokio::test]
+async fn a_running_that_is_dropped_is_ended_and_settled_by_its_guard() {
+    let tree = Tree::new();
+    let running = runner()
+        .start(
+            Spec {
+                settle_exe: Some(tree.hand_over_script()),
+                ..tree.spec("wait")
+            },
+            OUTPUT,
+        )
+        .await
+        .expect("a guard");
+    until_async("the tree has grown", || tree.complete()).await;
+    let members = tree.members();
+    drop(running);
+    until_async("the guard has handed over", || {
+        tree.path().join("handed").exists()
+    })
+    .await;
+    assert_gone(&members);
+    assert_eq!(tree.handed_over().end.outcome, Outcome::Crashed);
+}
+
+#[test]
+fn a_killed_guard_takes_the_command_with_it_even_if_no_daemon_can_act() {
+    // Without a cgroup, by which a daemon of another test could find it and end it.
+    let mut guard = RawGuard::start(&Spec {
+        walk_only: true,
+        ..spec(&["sleep", "1000"])
+    });
+    let command = ("command", started(guard.report()));
+    let command = (command.0, command.1, stat(command.1).expect("alive").1);
+    guard.child.kill().expect("killed");
+    guard.child.wait().expect("reaped");
+    until("the command is dead", || alive(&[command]).is_empty());
+}
+
+/// Nothing of it runs any more; its zombie may still be there.
+fn wait_for_the_last_thread(pid: i32) {
+    until("its last thread is gone", || {
+        let threads = fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
+        stat(pid).is_none_or(|(state, _)| state == 'Z') && threads <= 1
+    });
+}
+
+#[tokio::test]
+async fn a_killed_guard_takes_a_command_with_it_whose_first_thread_has_ended() {
+    // Without a daemon, and with one that sees to what was left behind, too.
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = |name: &str| dir.path().join(name).to_str().expect("UTF-8").to_owned();
+    let program = headless().to_str().expect("UTF-8");
+    let headless_pid = |name: &str| {
+        let mut pid = 0;
+        until("it is there", || {
+            let text = fs::read_to_string(dir.path().join(name)).unwrap_or_default();
+            pid = text.trim().parse().unwrap_or(0);
+            pid > 0 && stat(pid).is_some_and(|(state, _)| state == 'Z')
+        });
+        pid
+    };
+    let mut guard = RawGuard::start(&Spec {
+        walk_only: true,
+        ..spec(&[program, &file("alone")])
+    });
+    started(guard.report());
+    let pid = headless_pid("alone");
+    guard.child.kill().expect("killed");
+    guard.child.wait().expect("reaped");
+    wait_for_the_last_thread(pid);
+
+    for walk_only in WALK_ONLY {
+        let names = ["command", "left"].map(|n| format!("{n}{walk_only}"));
+        let [command, left] = names.each_ref().map(|n| file(n));
+        let both = format!("(setsid {program} {left} &); exec {program} {command}");
+        let spec = Spec {
+            walk_only,
+            ..shell(&both)
+        };
+        let mut running = runner().start(spec, OUTPUT).await.expect("a guard");
+        running.started().await.expect("started");
+        let pids = names.each_ref().map(|n| headless_pid(n));
+        kill(
+            running.guard_pid().expect("a pid").cast_signed(),
+            Signal::KILL,
+        );
+        let end = running.wait().await;
+        assert_eq!(end.cause, Some(Cause::GuardGone));
+        for pid in pids {
+            let threads = fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
+            assert!(threads <= 1, "told before it was gone");
+        }
+        running.settled().await;
+    }
+}
+
+#[test]
+fn a_sweep_ends_what_daemon_and_guard_left_in_a_cgroup_and_nothing_that_is_guarded() {
+    let Some(orphaned) = TestCgroup::named(&format!("soloist-{}", RunId::random())) else {
+        return skip("no cgroup v2 that we may write to");
+    };
+    let dir = tempfile::tempdir().expect("a directory");
+    // One whose first thread has ended is passed over by the kernel.
+    let file = dir.path().join("pid");
+    let mut without = Command::new(headless());
+    let members = || {
+        let members = fs::File::options()
+            .write(true)
+            .open(orphaned.0.join("cgroup.procs"));
+        members.expect("our own cgroup")
+    };
+    let mut orphans = [Command::new("sleep").arg("1000"), without.arg(&file)].map(|command| {
+        let members = members();
+        // SAFETY: a write is async-signal-safe and nothing is allocated.
+        unsafe { command.pre_exec(move || Ok(rustix::io::write(&members, b"0").map(drop)?)) };
+        command.stdout(Stdio::null()).spawn().expect("a process")
+    });
+    until("its first thread has ended", || {
+        let (state, _) = stat(orphans[1].id().cast_signed()).expect("it lives");
+        state == 'Z' && file.exists()
+    });
+    let spec = spec(&["sleep", "1000"]);
+    let mut guard = RawGuard::start(&spec);
+    let guarded = started(guard.report());
+    // That it lives shows where its process cannot be seen, too.
+    let its_cgroup = orphaned
+        .0
+        .with_file_name(format!("soloist-{}", spec.run_id));
+    let its_cgroup = fs::File::open(its_cgroup).expect("the guard's cgroup");
+    assert!(its_cgroup.try_lock().is_err());
+
+    // A daemon of another test may come first: they sweep every few seconds.
+    Runner::sweep();
+    for orphan in &mut orphans {
+        let status = orphan.wait().expect("reaped").to_string();
+        assert_eq!(status, "signal: 9 (SIGKILL)");
+    }
+    assert!(!orphaned.0.exists());
+    assert!(stat(guarded).is_some_and(|(state, _)| state != 'Z'));
+    guard.send(&Control::Stop {
+        reason: Stop::Cancelled,
+        grace: None,
+    });
+    exited(guard.report());
+    gone(guard.report());
+    guard.finish();
+}
+
+#[test]
+fn signals_to_the_guard_end_nothing() {
+    let mut guard = RawGuard::start(&spec(&["sleep", "1000"]));
+    let command = started(guard.report());
+    for signal in [
+        Signal::TERM,
+        Signal::INT,
+        Signal::HUP,
+        Signal::QUIT,
+        Signal::USR1,
+        Signal::TSTP,
+        Signal::ALARM,
+    ] {
+        kill(guard.pid(), signal);
+    }
+    assert!(stat(command).is_some_and(|(state, _)| state != 'Z'));
+    guard.send(&Control::Stop {
+        reason: Stop::Cancelled,
+        grace: None,
+    });
+    assert_eq!(
+        exited(guard.report()),
+        (None, Some(15), Some(Cause::Stopped(Stop::Cancelled)))
+    );
+    gone(guard.report());
+    guard.finish();
+}
+
+// ---- what the command finds ----
 
 #[tokio::test]
 async fn no_descriptor_leaks_into_the_command_and_stdin_is_empty() {

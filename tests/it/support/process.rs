@@ -125,6 +125,17 @@ fn of_directory(dir: &std::path::Path) -> Vec<u32> {
     })
 }
 
+/// Living processes that have this file among their arguments.
+pub fn with_argument(file: &std::path::Path) -> Vec<u32> {
+    let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    all.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .filter(|pid| {
+            let line = std::path::PathBuf::from(format!("/proc/{pid}/cmdline"));
+            has(&line, file.as_os_str().as_encoded_bytes())
+        })
+        .collect()
+}
+
 fn has(file: &std::path::Path, part: &[u8]) -> bool {
     let text = std::fs::read(file).unwrap_or_default();
     text.windows(part.len()).any(|window| window == part)
