@@ -359,7 +359,13 @@ fn pages() -> Vec<(PathBuf, String)> {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let docs = std::fs::read_dir(here.join("docs")).expect("docs");
     let mut files: Vec<PathBuf> = docs.map(|f| f.expect("a file").path()).collect();
-    files.extend(["README.md", "CHANGELOG.md", "examples/lottery/README.md"].map(|f| here.join(f)));
+    let others = [
+        "README.md",
+        "CHANGELOG.md",
+        "SECURITY.md",
+        "examples/lottery/README.md",
+    ];
+    files.extend(others.map(|f| here.join(f)));
     files.retain(|f| f.extension().is_some_and(|e| e == "md"));
     let read = |f: &PathBuf| std::fs::read_to_string(f).expect("a page");
     files.iter().map(|f| (f.clone(), read(f))).collect()
