@@ -201,11 +201,22 @@ fn second_of_day(t: DateTime) -> i64 {
     at(t.hour() as u32, t.minute() as u32, t.second() as u32)
 }
 
+/// Instants end some hours before the years do that clocks show: what is shown is an instant of a zone that is a day away.
+fn zone_of(later_than_1970: bool) -> (Offset, i64) {
+    match later_than_1970 {
+        true => (Offset::constant(24), 86_400),
+        false => (Offset::constant(-24), -86_400),
+    }
+}
+
 /// None outside the years -9999 to 9999.
 pub(super) fn to_civil(local: i64) -> Option<DateTime> {
-    Some(Offset::UTC.to_datetime(Timestamp::from_second(local).ok()?))
+    let (zone, ahead) = zone_of(local >= 0);
+    let instant = Timestamp::from_second(local.checked_sub(ahead)?).ok()?;
+    Some(zone.to_datetime(instant))
 }
 
 pub(super) fn from_civil(t: DateTime) -> Option<i64> {
-    Some(Offset::UTC.to_timestamp(t).ok()?.as_second())
+    let (zone, ahead) = zone_of(t.year() >= 1970);
+    Some(zone.to_timestamp(t).ok()?.as_second() + ahead)
 }

@@ -972,6 +972,14 @@ fn the_end_of_time_is_an_end() {
         assert_eq!(schedule.next_after(Occurrence(i64::MAX)), None, "{text}");
         schedule.next_after(Occurrence(i64::MIN));
     }
+    // Instants end at 22:00 UTC of the last day but one, where some clocks show more.
+    let schedule = schedule("30 22 * * *", "Etc/GMT-2");
+    let last = at("9999-12-30T20:30:00Z");
+    for before in [1, 1000, 1800 * 1000, 3600 * 1000, DAY * 1000] {
+        let next = schedule.next_after(Occurrence(last.0 - before));
+        assert_eq!(next, Some(last), "{before} ms before");
+    }
+    assert_eq!(schedule.next_after(last), None);
     // A pattern that this zone's rules never let happen ends too, instead of searching for ever.
     let skip = Dst {
         gap: Some(Gap::Skip),
