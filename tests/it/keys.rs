@@ -611,9 +611,14 @@ fn a_job_of_the_same_user_cannot_look_into_guard_and_daemon() {
     };
     let log = std::fs::File::create(dir.path().join("log")).expect("a log");
     let mut daemon = soloist(&["run"]).stderr(log).spawn().expect("it starts");
+    let begun = std::time::Instant::now();
     wait_until("the daemon has made its job known", GENEROUS, || {
         let status = soloist(&["status"]).output().expect("it starts");
         let said = String::from_utf8_lossy(&status.stdout);
+        if begun.elapsed() > GENEROUS / 2 {
+            let log = std::fs::read_to_string(dir.path().join("log"));
+            panic!("{status:?}, and the daemon says {log:?}");
+        }
         said.contains("nosy") && !said.contains("does not know it yet")
     });
     let o = soloist(&["trigger", "nosy", "--wait"])

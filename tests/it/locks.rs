@@ -1430,6 +1430,11 @@ async fn a_release_is_published_only_if_somebody_waits() {
     let (winner, loser) = match within(futures_util::future::select(first, second)).await {
         Either::Left((lock, other)) | Either::Right((lock, other)) => (lock.unwrap(), other),
     };
+    until("the loser has said so again", || {
+        let value: String = server.command(&["GET", "soloist:{k}:lock"]);
+        &value[16..17] == "!"
+    })
+    .await;
     winner.renew().await.unwrap();
     winner.release().await.unwrap();
     within(loser).await.unwrap().release().await.unwrap();

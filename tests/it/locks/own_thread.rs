@@ -348,6 +348,7 @@ async fn a_renewal_has_the_tries_and_pauses_of_its_store() {
     let server = RedisServer::start();
     let proxy = Proxy::start(server.port());
     let mut config = Store::from_url(&proxy.url()).unwrap();
+    let other = LockClient::with_config(&config).unwrap();
     (config.retry.interval, config.retry.attempts) = (LONG, 1);
     let once = LockClient::with_config(&config).unwrap();
     config.retry.attempts = 2;
@@ -363,6 +364,11 @@ async fn a_renewal_has_the_tries_and_pauses_of_its_store() {
     }
     assert!(lock.is_held() && levels_.is_held());
     proxy.set(Fault::None);
+    // Whoever asks before the proxy listens again would wait for LONG.
+    let begun = Instant::now();
+    while other.holder("k").await.is_err() {
+        assert!(begun.elapsed() < GENEROUS, "the proxy does not come back");
+    }
     let (lock, levels_) = (
         taken(within(twice.lock("s", LONG, 6000 * MS)).await.unwrap()),
         twice.reentrant("t", 6000 * MS).unwrap(),
