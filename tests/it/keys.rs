@@ -588,7 +588,12 @@ fn a_job_of_the_same_user_cannot_look_into_guard_and_daemon() {
     };
     open(dir.path());
     let exe = dir.path().join("soloist");
-    std::fs::copy(env!("CARGO_BIN_EXE_soloist"), &exe).expect("a copy");
+    // Not by this process: a child that another test forks meanwhile would keep it open for writing, and it could not be executed.
+    let copied = std::process::Command::new("cp")
+        .arg(env!("CARGO_BIN_EXE_soloist"))
+        .arg(&exe)
+        .status();
+    assert!(copied.expect("cp").success());
     open(&exe);
     std::fs::write(
         dir.path().join("jobs.toml"),
