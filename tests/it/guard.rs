@@ -1428,8 +1428,17 @@ async fn a_killed_guard_takes_a_command_with_it_whose_first_thread_has_ended() {
 
 #[test]
 fn a_sweep_ends_what_daemon_and_guard_left_in_a_cgroup_and_nothing_that_is_guarded() {
-    let Some(orphaned) = TestCgroup::named(&format!("soloist-{}", RunId::random())) else {
-        return skip("no cgroup v2 that we may write to");
+    // Locked as by its guard, or a daemon of another test would sweep it before its time.
+    let (orphaned, lock) = loop {
+        let Some(cgroup) = TestCgroup::named(&format!("soloist-{}", RunId::random())) else {
+            return skip("no cgroup v2 that we may write to");
+        };
+        let lock = fs::File::open(&cgroup.0).and_then(|f| f.lock_shared().map(|()| f));
+        if let Ok(lock) = lock
+            && cgroup.0.exists()
+        {
+            break (cgroup, lock);
+        }
     };
     let dir = tempfile::tempdir().expect("a directory");
     // One whose first thread has ended is passed over by the kernel.
@@ -1447,14 +1456,10 @@ fn a_sweep_ends_what_daemon_and_guard_left_in_a_cgroup_and_nothing_that_is_guard
         unsafe { command.pre_exec(move || Ok(rustix::io::write(&members, b"0").map(drop)?)) };
         command.stdout(Stdio::null()).spawn().expect("a process")
     });
-    until(
-        "its first thread has ended, or a daemon of another test has ended it",
-        || {
-            let headless =
-                stat(orphans[1].id().cast_signed()).is_some_and(|(state, _)| state == 'Z');
-            headless && file.exists() || orphans[1].try_wait().expect("our child").is_some()
-        },
-    );
+    until("its first thread has ended", || {
+        let (state, _) = stat(orphans[1].id().cast_signed()).expect("it lives");
+        state == 'Z' && file.exists()
+    });
     let spec = spec(&["sleep", "1000"]);
     let mut guard = RawGuard::start(&spec);
     let guarded = started(guard.report());
@@ -1465,6 +1470,7 @@ fn a_sweep_ends_what_daemon_and_guard_left_in_a_cgroup_and_nothing_that_is_guard
     let its_cgroup = fs::File::open(its_cgroup).expect("the guard's cgroup");
     assert!(its_cgroup.try_lock().is_err());
 
+    drop(lock);
     // A daemon of another test may come first: they sweep every few seconds.
     Runner::sweep();
     for orphan in &mut orphans {

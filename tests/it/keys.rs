@@ -573,6 +573,13 @@ fn a_sqlite_file_that_others_may_open_is_warned_of() {
     assert!(!says(0o600).contains("chmod"));
 }
 
+/// Not by this process: a child that another test forks meanwhile would keep the copy open for writing, and it could not be
+/// executed.
+fn copy_program(from: &str, to: &std::path::Path) {
+    let copied = std::process::Command::new("cp").arg(from).arg(to).status();
+    assert!(copied.expect("cp").success());
+}
+
 /// Reads what is not meant for it: of the guard, of the daemon, and of another process of its user.
 const NOSY: &str = r#"command = '''
 for pid in $PPID $(cut -d' ' -f4 /proc/$PPID/stat) $$; do
@@ -588,12 +595,7 @@ fn a_job_of_the_same_user_cannot_look_into_guard_and_daemon() {
     };
     open(dir.path());
     let exe = dir.path().join("soloist");
-    // Not by this process: a child that another test forks meanwhile would keep it open for writing, and it could not be executed.
-    let copied = std::process::Command::new("cp")
-        .arg(env!("CARGO_BIN_EXE_soloist"))
-        .arg(&exe)
-        .status();
-    assert!(copied.expect("cp").success());
+    copy_program(env!("CARGO_BIN_EXE_soloist"), &exe);
     open(&exe);
     std::fs::write(
         dir.path().join("jobs.toml"),
@@ -653,10 +655,10 @@ impl Privileged {
         };
         // Who is not root makes the store's file there; root would not read what others may write.
         mode(".", if as_whom.is_empty() { 0o755 } else { 0o777 });
-        std::fs::copy(env!("CARGO_BIN_EXE_soloist"), dir.path().join("soloist")).expect("a copy");
+        copy_program(env!("CARGO_BIN_EXE_soloist"), &dir.path().join("soloist"));
         mode("soloist", 0o755);
         // As sudo is: whoever executes it becomes root.
-        std::fs::copy("/usr/bin/id", dir.path().join("like-sudo")).expect("a copy");
+        copy_program("/usr/bin/id", &dir.path().join("like-sudo"));
         mode("like-sudo", 0o4755);
         std::fs::write(dir.path().join("jobs.toml"), jobs).expect("write the file");
         let mut this = Self {
