@@ -16,14 +16,14 @@ for program in debootstrap systemd-nspawn nsenter; do
 done
 cargo build --locked
 
-leader='' ours=''
+nspawn='' ours=''
 tree=${1-}
 if [ -z "$tree" ]; then
     tree=$(mktemp -d)/tree
     ours=yes
 fi
 end() {
-    if [ -n "$leader" ]; then
+    if [ -n "$nspawn" ]; then
         kill -TERM "$nspawn" 2>/dev/null || true
         wait "$nspawn" 2>/dev/null || true
     fi
@@ -73,7 +73,7 @@ install -d "$tree/home/somebody"
 
 systemd-nspawn --quiet --directory="$tree" --register=no --keep-unit --boot --link-journal=no >"$tree.log" 2>&1 </dev/null &
 nspawn=$!
-leader=starting
+leader=''
 for _ in $(seq 100); do
     leader=$(pgrep -P "$nspawn" -x systemd) && break
     kill -0 "$nspawn" 2>/dev/null || fail "systemd-nspawn ended: $(tail -3 "$tree.log")"
@@ -151,6 +151,7 @@ judge() {
 }
 
 judge "soloist.service" 100
+grep -qx "may get new privileges" "$tree.outbreak" || fail "the job does not say what it could do: the next part would prove nothing"
 install -D -m 644 systemd/hardened.conf "$tree/etc/systemd/system/soloist.service.d/hardened.conf"
 judge "soloist.service with hardened.conf" 20
 if grep -v -e '^-- ' -e '^$' "$tree.outbreak"; then fail "a job came through (see above)"; fi
