@@ -753,8 +753,8 @@ fn a_deadline_ends_the_tree_within_the_kill_budget() {
         let tree = Tree::new();
         let mut spec = tree.spec("trap '' TERM; touch ready; while :; do sleep 1000; done");
         spec.grace = HOUR;
-        spec.kill_budget = Duration::from_secs(6);
-        spec.deadline = Boottime::now() + Duration::from_secs(4);
+        spec.kill_budget = Duration::from_secs(12);
+        spec.deadline = Boottime::now() + Duration::from_secs(6);
         spec.walk_only = walk_only;
         let mut guard = RawGuard::start(&spec);
         started(guard.report());
@@ -857,8 +857,8 @@ fn after_a_freeze_past_the_lease_the_tree_dies_at_once_whatever_was_queued() {
         let mut spec = tree.spec("trap '' TERM; while :; do sleep 1000; done");
         spec.grace = HOUR;
         // Half of it would be the grace.
-        spec.kill_budget = Duration::from_secs(8);
-        spec.deadline = Boottime::now() + Duration::from_secs(4);
+        spec.kill_budget = Duration::from_secs(16);
+        spec.deadline = Boottime::now() + Duration::from_secs(8);
         spec.walk_only = walk_only;
         let mut guard = RawGuard::idle(&spec);
         cgroup.write("cgroup.procs", &guard.pid().to_string());
@@ -1154,7 +1154,7 @@ fn while_the_daemon_is_stopped_its_lease_still_ends_the_tree() {
     let tree = Tree::new();
     let mut spec = tree.spec("wait");
     spec.settle_exe = Some(tree.hand_over_script());
-    spec.deadline = Boottime::now() + Duration::from_secs(4);
+    spec.deadline = Boottime::now() + Duration::from_secs(10);
     let mut daemon = stand_in(&tree, &spec);
     let members = tree.members();
     let pid = daemon.id().cast_signed();
@@ -1215,8 +1215,8 @@ async fn when_the_guard_is_killed_the_daemon_ends_the_tree() {
 async fn a_stopped_guard_does_not_let_a_command_outlive_its_lease() {
     let tree = Tree::new();
     let mut spec = tree.spec("wait");
-    spec.deadline = Boottime::now() + Duration::from_secs(4);
-    spec.kill_budget = Duration::from_secs(8);
+    spec.deadline = Boottime::now() + Duration::from_secs(10);
+    spec.kill_budget = Duration::from_secs(16);
     let deadline = spec.deadline + spec.kill_budget;
     let mut running = runner().start(spec, OUTPUT).await.expect("a guard");
     until_async("the tree has grown", || tree.complete()).await;
@@ -1240,7 +1240,7 @@ async fn a_stopped_guard_does_not_let_a_command_outlive_its_lease() {
 
 #[tokio::test]
 async fn a_stopped_guard_does_not_save_a_command_from_its_timeout_or_from_a_stop() {
-    for timeout in [None, Some(Duration::from_secs(4))] {
+    for timeout in [None, Some(Duration::from_secs(10))] {
         let tree = Tree::new();
         let spec = Spec {
             grace: Duration::from_millis(100),
