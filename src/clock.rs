@@ -3,49 +3,14 @@
 //! Two clocks, never mixed: wall time names occurrences, [`Boottime`] measures leases. The wall clock of a host
 //! may be wrong or stepped at any moment and nothing but *when* an occurrence is due depends on it.
 
-use std::time::Duration;
-
 use crate::logic::belief::{Belief, Estimate, Sampled, Verdict};
-
-/// Nanoseconds of CLOCK_BOOTTIME: monotonic, and counts the time a host was suspended.
-///
-/// Comparable between all processes of one host (the guard reads the daemon's deadlines on this clock), never
-/// between hosts.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize,
-)]
-pub struct Boottime(pub u64);
+pub use crate::model::Boottime;
 
 impl Boottime {
     /// Now, on this host.
     pub fn now() -> Self {
         let (s, ns) = gettime(libc::CLOCK_BOOTTIME);
         Self(s as u64 * 1_000_000_000 + ns as u64)
-    }
-
-    /// Time from `earlier` to `self`; zero if `earlier` is later.
-    pub fn since(self, earlier: Self) -> Duration {
-        Duration::from_nanos(self.0.saturating_sub(earlier.0))
-    }
-}
-
-impl std::ops::Add<Duration> for Boottime {
-    type Output = Self;
-    fn add(self, d: Duration) -> Self {
-        Self(
-            self.0
-                .saturating_add(u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)),
-        )
-    }
-}
-
-impl std::ops::Sub<Duration> for Boottime {
-    type Output = Self;
-    fn sub(self, d: Duration) -> Self {
-        Self(
-            self.0
-                .saturating_sub(u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)),
-        )
     }
 }
 
@@ -79,6 +44,11 @@ impl StoreClock {
             .unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
+    /// What is believed at this moment.
+    pub fn snapshot(&self) -> Belief {
+        self.belief().clone()
+    }
+
     /// Takes in the store's clock as an answer gave it.
     pub fn sample(&self, store_us: i64, sent: Boottime, received: Boottime) -> Sampled {
         self.belief()
@@ -107,14 +77,12 @@ impl StoreClock {
 
     /// What is believed of the store's clock at `moment`, Unix µs; None before the first answer.
     pub fn at(&self, moment: Boottime) -> Option<i64> {
-        self.offset_us()
-            .map(|o| o.saturating_add((moment.0 / 1000) as i64))
+        self.belief().at(moment)
     }
 
     /// When the store's clock will show `ms`, on our clock.
     pub fn when(&self, ms: i64) -> Option<Boottime> {
-        let us = ms.saturating_mul(1000).saturating_sub(self.offset_us()?);
-        Some(Boottime((us.max(0) as u64).saturating_mul(1000)))
+        self.belief().when(ms)
     }
 
     /// This host's wall clock minus the store's, in ms.

@@ -1,8 +1,45 @@
 //! The words of the contract as types: what every part of soloist passes around.
 
-use std::{fmt, str::FromStr, sync::Arc};
+pub mod duration;
+pub mod job;
+
+use std::{fmt, str::FromStr, sync::Arc, time::Duration};
 
 use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
+
+/// Nanoseconds of CLOCK_BOOTTIME: monotonic, and counts the time a host was suspended.
+///
+/// Comparable between all processes of one host (the guard reads the daemon's deadlines on this clock), never
+/// between hosts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Boottime(pub u64);
+
+impl Boottime {
+    /// Time from `earlier` to `self`; zero if `earlier` is later.
+    pub fn since(self, earlier: Self) -> Duration {
+        Duration::from_nanos(self.0.saturating_sub(earlier.0))
+    }
+}
+
+impl std::ops::Add<Duration> for Boottime {
+    type Output = Self;
+    fn add(self, d: Duration) -> Self {
+        Self(
+            self.0
+                .saturating_add(u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)),
+        )
+    }
+}
+
+impl std::ops::Sub<Duration> for Boottime {
+    type Output = Self;
+    fn sub(self, d: Duration) -> Self {
+        Self(
+            self.0
+                .saturating_sub(u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)),
+        )
+    }
+}
 
 /// Name of a job: the key under `[jobs]`, 1 to [`JobName::LONGEST`] bytes that [`JobName::allows`]. Checked by the configuration, and
 /// by the library's `Elector`.

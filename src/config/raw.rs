@@ -6,7 +6,7 @@ use std::{ops::Range, time::Duration};
 use toml::de::DeTable;
 
 use super::{
-    CatchUp, OnStateLoss, lease,
+    CatchUp, OnStateLoss,
     report::Place,
     tree::{At, Field, Given, Node, Reader, Table, Zone, clipped},
     url::{self, Kind},
@@ -406,11 +406,11 @@ fn job<'t>(r: &mut Reader<'t>, mut t: Table<'t>) -> Job {
         grace: t.take(r, "grace", Reader::duration),
         lease: t.take(r, "lease", |r, f| {
             let why = "a shorter one leaves no time to end a command before another instance may start it";
-            r.at_least(f, lease::SHORTEST, why)
+            r.at_least(f, crate::logic::lease::SHORTEST, why)
         }),
         renew_every: t.take(r, "renew_every", |r, f| {
             let why = "leave it out: it follows from `lease`";
-            r.at_least(f, lease::SHORTEST_RENEWAL, why)
+            r.at_least(f, crate::logic::lease::SHORTEST_RENEWAL, why)
         }),
         overlap: t.take(r, "overlap", |r, f| {
             let words = [

@@ -344,7 +344,10 @@ timezone = "UTC"
     assert_eq!(*job.lease, lease);
     assert_eq!(
         (job.overlap, job.on_crash),
-        (Overlap::Queue, OnCrash::Rerun)
+        (
+            crate::logic::claim::Overlap::Queue,
+            crate::logic::claim::OnCrash::Rerun
+        )
     );
     assert_eq!(
         (job.on_state_loss, job.max_attempts),
@@ -423,7 +426,11 @@ fn defaults_are_those_of_the_documentation() {
     );
     assert_eq!(
         (job.overlap, job.on_crash, job.on_state_loss),
-        (Overlap::Skip, OnCrash::Fail, OnStateLoss::Skip)
+        (
+            crate::logic::claim::Overlap::Skip,
+            crate::logic::claim::OnCrash::Fail,
+            OnStateLoss::Skip
+        )
     );
     assert_eq!(
         (job.max_attempts, &job.retry, job.timeout),
@@ -1494,7 +1501,7 @@ proptest! {
     #[test]
     fn no_duration_or_size_makes_it_panic(text in "[0-9]{0,25}(ms|s|m|h|d|KiB|ü|\\.)?[0-9a-z]{0,4}") {
         if let Ok(d) = value::duration(&text) {
-            prop_assert_eq!(value::duration(&value::show(d)), Ok(d));
+            prop_assert_eq!(value::duration(&crate::model::duration::show(d)), Ok(d));
         }
         let _ = value::size(&text);
     }

@@ -324,8 +324,8 @@ impl<'t> Reader<'t> {
         if d < least {
             let message = format!(
                 "must be at least {}, not {}",
-                value::show(least),
-                value::show(d)
+                crate::model::duration::show(least),
+                crate::model::duration::show(d)
             );
             self.wrong(field, message, why.to_owned());
             return None;

@@ -100,28 +100,6 @@ pub(super) fn duration(text: &str) -> Result<Duration, Wrong> {
     }
 }
 
-/// As [`duration`] reads it.
-pub(super) fn show(d: Duration) -> String {
-    let mut ms = d.as_millis();
-    if ms == 0 {
-        return "0s".into();
-    }
-    let mut out = String::new();
-    for (unit, size) in [
-        ("d", 86_400_000),
-        ("h", 3_600_000),
-        ("m", 60_000),
-        ("s", 1000),
-        ("ms", 1),
-    ] {
-        if ms >= size {
-            out.push_str(&format!("{}{unit}", ms / size));
-            ms %= size;
-        }
-    }
-    out
-}
-
 /// `64KiB`, `1MB`, `512B`, `512`: KiB, MiB, GiB count in 1024, kB, MB, GB in 1000. In bytes.
 pub(super) fn size(text: &str) -> Result<u64, Wrong> {
     const HINT: &str = "write it as `64KiB`, `1MB` or a number of bytes";

@@ -186,7 +186,7 @@ impl FleetTask {
         let _ = self
             .elector
             .store
-            .leave(&self.elector.instance, self.process)
+            .leave(&self.elector.me.instance, self.process)
             .await;
     }
 
@@ -212,7 +212,7 @@ impl FleetTask {
         let loaded = self.loaded.borrow().clone();
         let info = Info {
             seen: 0,
-            host: el.host.clone(),
+            host: el.me.host.clone(),
             pid: std::process::id(),
             process: self.process,
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -230,7 +230,7 @@ impl FleetTask {
             !e.open && Boottime::now().since(e.first_seen) >= el.quarantine().max(e.quarantine)
         });
         let beat = Beat {
-            instance: el.instance.clone(),
+            instance: el.me.instance.clone(),
             info,
             quarantine: el.quarantine(),
             open: open.map(|e| (e.inc.clone(), e.id.clone())),
@@ -356,7 +356,7 @@ impl FleetTask {
         {
             self.twin = Some(now);
             warn!(
-                instance = %self.elector.instance, host = other.host, pid = other.pid,
+                instance = %self.elector.me.instance, host = other.host, pid = other.pid,
                 "another soloist has this instance's name: `status`, `why` and `drain` take the two for one; \
                  give each a name of its own (--instance)"
             );
@@ -373,7 +373,7 @@ impl FleetTask {
             true => vec![],
             false => {
                 let wall = wall_us().div_euclid(1000);
-                walls(&reply.value, &el.instance, shown, believed, wall)
+                walls(&reply.value, &el.me.instance, shown, believed, wall)
             }
         };
         match el.clock.vote(&walls) {
@@ -451,11 +451,11 @@ impl FleetTask {
             .values()
             .filter(fresh)
             .all(|i| i.config == *mine);
-        let mut drain = fleet.drains.contains(&el.instance);
+        let mut drain = fleet.drains.contains(&el.me.instance);
         if new && self.drained && !drain {
             // The store lost the request together with its data: it is told again.
             drain = true;
-            let (store, instance) = (el.store.clone(), el.instance.clone());
+            let (store, instance) = (el.store.clone(), el.me.instance.clone());
             tokio::spawn(async move { store.drain(&instance, true).await });
         }
         if drain != self.drained {

@@ -1,7 +1,7 @@
 //! What this instance is about to ask for and will most likely be granted: whoever runs it can get ready.
 
 use std::{
-    collections::VecDeque,
+    collections::{HashSet, VecDeque},
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
@@ -14,36 +14,51 @@ use crate::{
 /// So many at one time. When more are due at one instant, the later ones wait for one another anyway.
 const MOST: usize = 4;
 
-/// The newest occurrences that were foreseen, with the run id that the claim for each will carry.
 #[derive(Debug, Default)]
-pub(super) struct Foreseen(Mutex<VecDeque<(JobName, Occurrence, RunId)>>);
+pub(super) struct Foreseen(Mutex<Sight>);
+
+#[derive(Debug, Default)]
+struct Sight {
+    /// The newest occurrences that were foreseen, with the run id that the claim for each will carry.
+    soon: VecDeque<(JobName, Occurrence, RunId)>,
+    /// What was foreseen of these last did not come: somebody else is faster, or the job is paused.
+    in_vain: HashSet<JobName>,
+}
 
 impl Foreseen {
-    fn lock(&self) -> MutexGuard<'_, VecDeque<(JobName, Occurrence, RunId)>> {
+    fn lock(&self) -> MutexGuard<'_, Sight> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn push(&self, job: JobName, at: Occurrence, run: RunId) {
-        let mut all = self.lock();
-        all.push_back((job, at, run));
-        if all.len() > MOST {
-            all.pop_front();
+        let mut sight = self.lock();
+        sight.soon.push_back((job, at, run));
+        if sight.soon.len() > MOST {
+            sight.soon.pop_front();
         }
     }
 
     /// The run id of `target`, if it was foreseen.
     pub(super) fn run(&self, job: &JobName, target: &Target) -> Option<RunId> {
-        let all = self.lock();
-        let found = all.iter().find(|(j, at, _)| is(job, target, j, *at));
+        let sight = self.lock();
+        let found = sight.soon.iter().find(|(j, at, _)| is(job, target, j, *at));
         found.map(|(_, _, run)| *run)
     }
 
-    /// Forgets `target`, and tells whether it was foreseen.
-    pub(super) fn forget(&self, job: &JobName, target: &Target) -> bool {
-        let mut all = self.lock();
-        let before = all.len();
-        all.retain(|(j, at, _)| !is(job, target, j, *at));
-        all.len() < before
+    /// `target` is decided, or cannot be at present. `won`: by this instance, for itself.
+    pub(super) fn came(&self, job: &JobName, target: &Target, won: bool) {
+        let mut sight = self.lock();
+        let before = sight.soon.len();
+        sight.soon.retain(|(j, at, _)| !is(job, target, j, *at));
+        if won {
+            sight.in_vain.remove(job);
+        } else if sight.soon.len() < before {
+            sight.in_vain.insert(job.clone());
+        }
+    }
+
+    fn in_vain(&self, job: &JobName) -> bool {
+        self.lock().in_vain.contains(job)
     }
 }
 
@@ -58,8 +73,7 @@ impl Elector {
         &self,
         due: impl IntoIterator<Item = &'d Due>,
     ) -> impl Iterator<Item = (JobName, RunId)> {
-        let possible = !self.draining()
-            && self.unfit().is_none()
+        let possible = self.halt().is_none()
             && self
                 .slots
                 .as_ref()
@@ -76,9 +90,12 @@ impl Elector {
             return None;
         }
         let likely = self.entry(&due.job, |e| {
-            let free = e.runs.active.is_empty() || e.job.overlap == Overlap::Allow;
-            free && e.ready && !e.driven && !e.in_vain && at > e.known && e.asked.is_empty()
+            let job = &e.state.definition;
+            let free = e.state.account.is_idle() || job.overlap == Overlap::Allow;
+            let known = at <= e.state.newest() || e.state.account.has_questions();
+            free && !known && e.state.may_be_claimed() && !e.driven
         });
+        let likely = likely.filter(|_| !self.foreseen.in_vain(&due.job));
         (likely == Some(true)).then(|| {
             let run = RunId::random();
             self.foreseen.push(due.job.clone(), at, run);

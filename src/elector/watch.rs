@@ -2,19 +2,23 @@
 
 use std::{
     collections::HashMap,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use tokio::sync::Notify;
+use tracing::debug;
 
+use super::Elector;
 use crate::{
     clock::Boottime,
     logic::{
-        claim::{Observed, Open, Target},
-        observe::Sighting,
+        claim::{Observed, Open, State, Target},
+        contest::JobState,
+        observe::{self, Sighting},
     },
     model::{JobName, Occurrence},
+    store,
 };
 
 /// How long a holder gets to speak first when we can look again: the store was away for it too, most likely, and it asks
@@ -223,6 +227,88 @@ impl Watches {
             }
         }
         seen.next = Some(seen.next.map_or(at, |next| next.min(at)));
+    }
+}
+
+impl Elector {
+    /// How often to look at a lease: the first in rank often enough to take over a tenth of a lease after it lapsed,
+    /// the others as its substitutes.
+    pub(super) fn poll_every(&self, job: &JobName, open: &Open) -> Duration {
+        let lease = observe::length(open);
+        match self.rank(
+            job,
+            &Target::Scheduled(open.occurrence),
+            Some(&open.instance),
+        ) {
+            0 => lease / 12,
+            _ => lease / 2,
+        }
+    }
+
+    /// Looks at the leases that others hold, and takes over where one lapses. Runs until `stop`.
+    pub async fn watch(self: Arc<Self>) {
+        loop {
+            // At most a second, because a suspend stops the runtime's timers; at least a little, so that many looks
+            // become one.
+            let next = self.watches.next_look();
+            let wait = next.map_or(Duration::from_secs(1), |at| at.since(Boottime::now()));
+            tokio::select! {
+                () = self.stop.cancelled() => return,
+                () = self.watches.changed.notified() => continue,
+                () = tokio::time::sleep(wait.clamp(Duration::from_millis(5), Duration::from_secs(1))) => {}
+            }
+            if next.is_none_or(|at| at > Boottime::now()) {
+                continue;
+            }
+            let due = self.watches.due(Boottime::now());
+            for names in due.chunks(store::BATCH) {
+                match self.store.observe(names).await {
+                    Ok(reply) => {
+                        self.note_clock(&reply);
+                        for (name, state) in names.iter().zip(&reply.value) {
+                            self.observed(name, state.as_ref(), reply.received);
+                        }
+                    }
+                    // One that cannot be read must not hide the others.
+                    Err(e) if !e.is_transient() => {
+                        for name in names {
+                            match self.store.observe(std::slice::from_ref(name)).await {
+                                Ok(reply) => {
+                                    let state = reply.value.first().and_then(Option::as_ref);
+                                    self.observed(name, state, reply.received);
+                                }
+                                Err(e) => {
+                                    debug!(job = %name, error = %e, "cannot look at the lease of another");
+                                }
+                            }
+                        }
+                    }
+                    Err(e) => {
+                        debug!(error = %e, "cannot look at the leases of others");
+                        self.watches
+                            .postpone(names, Boottime::now() + Duration::from_millis(200));
+                        break;
+                    }
+                }
+            }
+        }
+    }
+
+    fn observed(self: &Arc<Self>, job: &JobName, state: Option<&State>, received: Boottime) {
+        let open = state.map(|s| s.open.as_slice()).unwrap_or_default();
+        for gone in self.watches.retain(job, open) {
+            debug!(job = %job, occurrence = %gone, "ended elsewhere");
+            self.state(job, JobState::ended_elsewhere);
+        }
+        for e in open {
+            if !self.watches.has(job, e.occurrence) {
+                continue;
+            }
+            let lapsed = self.saw(job, e, received);
+            if e.again.is_some() || lapsed {
+                self.again(job.clone(), e.occurrence);
+            }
+        }
     }
 }
 

@@ -15,7 +15,7 @@
 
 use std::time::Duration;
 
-use crate::clock::Boottime;
+use crate::model::Boottime;
 
 /// A jump of the store's clock up to this is taken over at once, as clocks are disciplined by steps of this size.
 pub const SLACK: Duration = Duration::from_secs(1);
@@ -121,6 +121,18 @@ impl Belief {
     /// The offset that is believed; None before the first answer.
     pub fn offset_us(&self) -> Option<i64> {
         self.known.map(|e| e.offset_us)
+    }
+
+    /// What is believed of the store's clock at `moment`, Unix µs; None before the first answer.
+    pub fn at(&self, moment: Boottime) -> Option<i64> {
+        self.offset_us()
+            .map(|o| o.saturating_add((moment.0 / 1000) as i64))
+    }
+
+    /// When the store's clock will show `ms`, on our clock.
+    pub fn when(&self, ms: i64) -> Option<Boottime> {
+        let us = ms.saturating_mul(1000).saturating_sub(self.offset_us()?);
+        Some(Boottime((us.max(0) as u64).saturating_mul(1000)))
     }
 
     /// While the store's clock is in doubt: how far it is ahead of what is believed, µs.

@@ -229,12 +229,40 @@ pub enum Target {
     },
 }
 
+impl Target {
+    /// What names it, however it is asked for.
+    pub fn id(&self) -> TargetId {
+        match self {
+            Self::Scheduled(at) => TargetId::Scheduled(*at),
+            Self::Manual { key, .. } => TargetId::Manual(key.clone()),
+        }
+    }
+}
+
+/// What names a [`Target`]: without what those who ask for it may see differently.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum TargetId {
+    Scheduled(Occurrence),
+    /// The key of a manual trigger.
+    Manual(String),
+}
+
 /// Occurrences that nobody can start any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Missed {
     pub first: Occurrence,
     pub last: Occurrence,
     pub count: u64,
+}
+
+impl Missed {
+    pub fn one(at: Occurrence) -> Self {
+        Self {
+            first: at,
+            last: at,
+            count: 1,
+        }
+    }
 }
 
 /// A [`Claim::start_by`]: overdue, and not to be caught up.

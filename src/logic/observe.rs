@@ -4,7 +4,8 @@
 use std::time::Duration;
 
 use super::claim::{Observed, Open};
-use crate::{clock::Boottime, config::Lease};
+use super::lease::Lease;
+use crate::model::Boottime;
 
 /// One open entry, as it was seen last, and since when it has not changed.
 ///

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{clock::Boottime, model::Outcome};
+use crate::model::{Boottime, Outcome};
 
 /// The most that processes get between SIGTERM and SIGKILL when the command itself has ended and left them behind.
 pub const LEFTOVER_GRACE: Duration = Duration::from_secs(1);

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use crate::{clock::Boottime, config::Lease};
+use super::lease::Lease;
+use crate::model::Boottime;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {

@@ -16,7 +16,7 @@ use async_trait::async_trait;
 use soloist::{
     clock::{Boottime, StoreClock},
     config::{self, Job},
-    elector::{Ask, Contest, Due, Elector, Epoch, Granted, Parts, Plan, note_clock},
+    elector::{Ask, Due, Elector, Ended, Epoch, Granted, Parts, Plan, note_clock},
     logic::claim::{
         self, Again, Answer, Claim, Control, Controlled, Event, OnCrash, Overlap, Register,
         Registration, Renew, Renewal, Settle, Settlement, State, Target,
@@ -325,7 +325,7 @@ impl Node {
                         .lock()
                         .unwrap_or_else(PoisonError::into_inner)
                         .push(Start {
-                            by: elector.instance.clone(),
+                            by: elector.me.instance.clone(),
                             job: g.job.name.clone(),
                             occurrence: g.grant.occurrence,
                             attempt: g.grant.attempt,
@@ -394,7 +394,7 @@ impl Node {
         self.elector.due(vec![due(job, at)]);
     }
 
-    async fn contest(&self, job: &Job, at: i64) -> Contest {
+    async fn contest(&self, job: &Job, at: i64) -> Ended {
         let ask = Ask {
             target: Target::Scheduled(Occurrence(at)),
             missed: vec![],
@@ -481,7 +481,7 @@ async fn ended(
         trigger: g.grant.trigger,
         attempt: g.grant.attempt,
         fencing_token: Some(g.grant.token()),
-        instance: Some(elector.instance.clone()),
+        instance: Some(elector.me.instance.clone()),
         host: None,
         started_at: Some(g.granted_at),
         finished_at: Some(finished),
@@ -622,7 +622,7 @@ async fn a_thousand_wake_ups_are_one_command() {
     assert_eq!(node.line.claims.load(Ordering::SeqCst), 1, "{ends:?}");
     assert_eq!(started.of(at).len(), 1);
     // Whoever comes later finds it decided, and asks nobody.
-    assert_eq!(node.contest(&job, at).await, Contest::Settled);
+    assert_eq!(node.contest(&job, at).await, Ended::Settled);
     assert_eq!(node.line.claims.load(Ordering::SeqCst), 1);
     let calls: String = server.command(&["INFO", "commandstats"]);
     assert!(calls.contains("evalsha"), "{calls}");
@@ -644,7 +644,7 @@ async fn a_hundred_electors_get_one_grant() {
     let at = now(&store, -100);
     let all = nodes.iter().map(|n| n.contest(&job, at));
     let ends = futures_util::future::join_all(all).await;
-    let won = |c: &&Contest| matches!(c, Contest::Won(_));
+    let won = |c: &&Ended| matches!(c, Ended::Won(_));
     assert_eq!(ends.iter().filter(won).count(), 1);
     assert_eq!(started.of(at).len(), 1);
 }
@@ -668,7 +668,7 @@ async fn wins_are_spread_and_a_dead_first_in_rank_holds_up_nobody() {
     for i in 0..100 {
         let all = nodes.iter().map(|n| n.contest(&job, base + i * 10));
         let ends = futures_util::future::join_all(all).await;
-        let won = |c: &&Contest| matches!(c, Contest::Won(_));
+        let won = |c: &&Ended| matches!(c, Ended::Won(_));
         assert_eq!(ends.iter().filter(won).count(), 1, "{ends:?}");
     }
     started.once();
@@ -718,7 +718,7 @@ async fn one_instance_foresees_an_occurrence_and_that_one_goes_first() {
         let foresees = |n: &&Node| n.elector.foresee(&due).count() == 1;
         let who: Vec<&Node> = nodes.iter().filter(foresees).collect();
         assert_eq!(who.len(), 1);
-        by.insert(who[0].elector.instance.clone());
+        by.insert(who[0].elector.me.instance.clone());
     }
     assert_eq!(by.len(), 3);
 }
@@ -1060,7 +1060,7 @@ async fn a_claim_is_asked_again_as_often_as_configured() {
     node.line.away.store(true, Ordering::SeqCst);
     for n in 1..3 {
         let outcome = node.contest(&job, now(&store, -1000)).await;
-        assert_eq!(outcome, Contest::Undecided);
+        assert_eq!(outcome, Ended::Undecided);
         assert_eq!(asked(), 3 * n);
     }
     // What is refused is not asked again.
@@ -1073,10 +1073,10 @@ async fn a_claim_is_asked_again_as_often_as_configured() {
     };
     refused().insert(job.name.clone());
     let outcome = node.contest(&job, now(&store, -1000)).await;
-    assert_eq!((outcome, asked()), (Contest::Undecided, 7));
+    assert_eq!((outcome, asked()), (Ended::Undecided, 7));
     refused().clear();
     let outcome = node.contest(&job, now(&store, -1000)).await;
-    assert!(matches!(outcome, Contest::Won(_)));
+    assert!(matches!(outcome, Ended::Won(_)));
     assert_eq!(asked(), 8);
 }
 
@@ -1277,7 +1277,7 @@ async fn behind_what_is_decided(node: &Node, store: &MemoryStore, job: &Job, by:
         known: Occurrence(0),
         missed: vec![],
         run: RunId::random(),
-        instance: node.elector.instance.clone(),
+        instance: node.elector.me.instance.clone(),
         host: "a".into(),
         trigger: Trigger::Schedule,
         start_by: 0,
@@ -1533,7 +1533,7 @@ async fn what_was_granted_while_its_job_was_removed_starts_once() {
     until("it is started", || (started.all().len() == 1).then_some(())).await;
     node.with(&job).await;
     let begun = Instant::now();
-    while node.contest(&job, at).await == Contest::Undecided {
+    while node.contest(&job, at).await == Ended::Undecided {
         assert!(begun.elapsed() < GENEROUS, "it is not known again");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
@@ -1579,7 +1579,7 @@ async fn what_waits_for_its_jitter_is_recorded_when_its_job_is_removed() {
     }
     // Whoever still has the job finds them decided, and does not run them.
     for at in at {
-        assert_eq!(other.contest(&job, at).await, Contest::Settled);
+        assert_eq!(other.contest(&job, at).await, Ended::Settled);
     }
     assert_eq!(started.runs(), [0; 0]);
     // What is due later is another's, as long as it has the job.
@@ -1753,8 +1753,8 @@ async fn a_dead_holder_is_found_although_another_job_cannot_be_read() {
     for j in &jobs {
         dead.with(j).await;
         node.with(j).await;
-        assert!(matches!(dead.contest(j, at).await, Contest::Won(_)));
-        assert!(matches!(node.contest(j, at).await, Contest::Lost { .. }));
+        assert!(matches!(dead.contest(j, at).await, Ended::Won(_)));
+        assert!(matches!(node.contest(j, at).await, Ended::Lost { .. }));
     }
     let bad = jobs[0].name.clone();
     node.line.refused.lock().unwrap().insert(bad);
@@ -1840,7 +1840,10 @@ async fn weather(seed: u64) {
         }
         nodes.push(node);
     }
-    let live: Arc<[InstanceId]> = nodes.iter().map(|n| n.elector.instance.clone()).collect();
+    let live: Arc<[InstanceId]> = nodes
+        .iter()
+        .map(|n| n.elector.me.instance.clone())
+        .collect();
     let replies = rng.u32(..30);
     for n in &nodes {
         n.elector.set_live(live.clone());

@@ -1,17 +1,32 @@
-//! The times of a lease, from its length: GUARANTEES G2 and A3 as a constructor.
+//! The times of a lease, from its length: its holder is gone before anybody else may be granted it.
 
 use std::time::Duration;
 
-use super::{Lease, value::show};
+use crate::model::duration::show;
+
+/// The times of a lease: `trust` and `kill_budget` together are over before `length` is, on clocks whose rates differ by no
+/// more than the drift that it was made for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Lease {
+    /// L: how long others must see it unrenewed.
+    pub length: Duration,
+    pub renew_every: Duration,
+    /// T: how long the holder trusts it, from before the request left.
+    pub trust: Duration,
+    /// K: within this after T every process of the run is gone.
+    pub kill_budget: Duration,
+    /// Q: how long nothing is granted after the store lost or changed its state.
+    pub quarantine: Duration,
+}
 
 /// Below 8 s a quarter of the lease, from there on this.
 const KILL_BUDGET: Duration = Duration::from_secs(2);
 /// A shorter one leaves the guard less than 125 ms to end a process tree, and is lost whenever the host is busy
 /// for a moment.
-pub(super) const SHORTEST: Duration = Duration::from_millis(500);
+pub(crate) const SHORTEST: Duration = Duration::from_millis(500);
 const SHORTEST_LOCK: Duration = Duration::from_millis(10);
 /// A renewal more often than this is load without use.
-pub(super) const SHORTEST_RENEWAL: Duration = Duration::from_millis(10);
+pub(crate) const SHORTEST_RENEWAL: Duration = Duration::from_millis(10);
 const MOST_DRIFT: f64 = 0.2;
 
 impl Lease {

@@ -2,15 +2,13 @@
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
-use super::LATE_MS;
 use crate::{
-    config::Job,
     logic::{
         claim::{Missed, NEVER, Overlap, Target},
         schedule::{Schedule, next_of},
         timetable::{self, Backlog, CatchUp},
     },
-    model::{JobName, Occurrence, Trigger},
+    model::{JobName, Occurrence, Trigger, job::Job},
 };
 
 /// An occurrence that is due. Times are Unix ms of the store's clock.
@@ -28,21 +26,23 @@ pub struct Due {
     pub missed: Vec<Missed>,
 }
 
+/// An occurrence that a contest begins for later than this after its instant is caught up, not on schedule.
+const LATE_MS: i64 = 1000;
 /// So many given up occurrences get a record each; more are one record together.
 const EACH: usize = 100;
 
 /// What is overdue is looked at one by one only when its turn comes: a host that was suspended for a night, or a store
 /// that was away for one, costs no memory for each occurrence.
 #[derive(Debug, Clone)]
-pub(super) struct Segment {
-    pub(super) backlog: Backlog,
+pub struct Segment {
+    pub backlog: Backlog,
     /// No instance was there. Otherwise they came due here, and with [`Overlap::Queue`] wait for each other.
-    pub(super) absent: bool,
+    pub absent: bool,
 }
 
 /// The oldest of the segments, one by one.
 #[derive(Debug)]
-pub(super) struct Unfolded {
+pub struct Unfolded {
     due: Vec<Due>,
     /// Nothing up to here is left in the segments.
     upto: Occurrence,
@@ -68,11 +68,11 @@ pub(super) struct Queue {
 
 /// What to ask for next.
 #[derive(Debug, PartialEq)]
-pub(super) struct Plan {
-    pub(super) target: Target,
-    pub(super) missed: Vec<Missed>,
-    pub(super) trigger: Trigger,
-    pub(super) start_by: i64,
+pub struct Plan {
+    pub target: Target,
+    pub missed: Vec<Missed>,
+    pub trigger: Trigger,
+    pub start_by: i64,
 }
 
 impl Queue {
@@ -417,7 +417,7 @@ impl Segment {
 }
 
 /// Looks at the oldest of `segments` one by one, which are those of `job` after `known`.
-pub(super) fn unfold(
+pub fn unfold(
     (segments, turn): (Vec<Segment>, u32),
     job: &Job,
     now: i64,
@@ -503,7 +503,7 @@ fn in_order(missed: &mut Vec<Missed>) {
 }
 
 fn same(a: &Target, b: &Target) -> bool {
-    super::flat(a) == super::flat(b)
+    a.id() == b.id()
 }
 
 #[cfg(test)]

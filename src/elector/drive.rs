@@ -1,0 +1,186 @@
+//! One driver per job takes its due occurrences in order, until none is left.
+
+use std::{sync::Arc, time::Duration};
+
+use tracing::{info, warn};
+
+use super::{Ask, Due, Elector, Ended};
+use crate::{
+    logic::{
+        backoff,
+        claim::{Answer, Claim, Target},
+        contest::{JobState, Next, Plan, unfold},
+        timetable::{self, Backlog},
+    },
+    model::{JobName, Occurrence},
+    store::Reply,
+};
+
+/// Between two rounds of attempts while the store is away.
+const AWAY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
+/// The longest that a job waits, unheard, to be claimable.
+const CLAIMABLE_YET: Duration = Duration::from_millis(250);
+/// A timer is set for no longer than this.
+const LONGEST_TIMER: Duration = Duration::from_secs(3600);
+
+impl Elector {
+    /// Occurrences that are due. Returns at once; each job's driver takes over.
+    pub fn due(self: &Arc<Self>, due: Vec<Due>) {
+        let mut drive = Vec::with_capacity(due.len());
+        let now = self.now_ms();
+        {
+            let mut jobs = self.lock();
+            for d in due {
+                let Some(e) = jobs.get_mut(&d.job) else {
+                    continue;
+                };
+                let name = d.job.clone();
+                if e.state.due(d, now) && !std::mem::replace(&mut e.driven, true) {
+                    drive.push(name);
+                }
+            }
+        }
+        if self.slots.is_some() {
+            // Who asks first gets a slot first: not the same jobs every time.
+            fastrand::shuffle(&mut drive);
+        }
+        for job in drive {
+            self.tasks.spawn(self.clone().drive(job));
+        }
+    }
+
+    /// Many occurrences of a job are due, and nobody looked for a while. `absent`: there was no instance of us. Returns
+    /// at once.
+    pub fn overdue(self: &Arc<Self>, job: &JobName, backlog: Backlog, absent: bool) {
+        let now = self.now_ms();
+        self.state(job, |s| s.overdue(backlog, absent, now));
+        self.start_driver(job);
+    }
+
+    /// Where there is none yet.
+    pub(super) fn start_driver(self: &Arc<Self>, job: &JobName) {
+        if self.entry(job, |e| !std::mem::replace(&mut e.driven, true)) == Some(true) {
+            self.tasks.spawn(self.clone().drive(job.clone()));
+        }
+    }
+
+    /// Works through a job's due occurrences, in order, until none is left.
+    async fn drive(self: Arc<Self>, job: JobName) {
+        let mut undecided = 0;
+        loop {
+            let now = self.now_ms();
+            // Heard of from before the lock is given back: nothing that changes is slept through.
+            let next = self.entry(&job, |e| {
+                let next = e.state.next(now);
+                e.driven = !matches!(next, Next::Idle);
+                (next, e.changed.next())
+            });
+            let Some((next, woken)) = next else { return };
+            let (pause, woken) = match next {
+                Next::Idle => return,
+                Next::Wait => (CLAIMABLE_YET, woken),
+                Next::Unfold(definition, segments, newest) => {
+                    let unfolded = {
+                        let _turn = self.counting.acquire().await;
+                        unfold(segments, &definition, now, newest)
+                    };
+                    self.state(&job, |s| s.unfolded(unfolded, now));
+                    tokio::task::yield_now().await;
+                    continue;
+                }
+                Next::Ask(plan) => {
+                    if self.ask_for(&job, plan).await != Ended::Undecided {
+                        undecided = 0;
+                        continue;
+                    }
+                    undecided += 1;
+                    (backoff::nth(AWAY.0, undecided, AWAY.1), woken)
+                }
+            };
+            tokio::select! {
+                () = woken => {}
+                () = tokio::time::sleep(pause) => {}
+                () = self.stop.cancelled() => return,
+            }
+        }
+    }
+
+    async fn ask_for(self: &Arc<Self>, job: &JobName, plan: Plan) -> Ended {
+        let target = plan.target.clone();
+        let ask = Ask {
+            target: plan.target,
+            missed: plan.missed,
+            trigger: plan.trigger,
+            start_by: plan.start_by,
+            again: false,
+        };
+        let ended = self.contest(job, ask).await;
+        self.foreseen
+            .came(job, &target, matches!(ended, Ended::Won(_)));
+        let draining = self.draining();
+        self.state(job, |s| s.ended(&target, &ended, draining));
+        ended
+    }
+
+    /// Has the store record what a removed job has left undecided up to `now`.
+    pub(super) async fn give_up(self: Arc<Self>, job: JobState, now: Occurrence) {
+        let schedules = job.definition.schedules.clone();
+        let owed = {
+            let _turn = self.counting.acquire().await;
+            job.owed(&self.me, now)
+        };
+        drop(job);
+        let Some((mut claim, after_ms)) = owed else {
+            return;
+        };
+        let mut failures = 0;
+        loop {
+            // Another instance, which may have the job for longer or for good, may start it up to that moment.
+            let early = after_ms.saturating_sub(self.now_ms());
+            let pause = if early > 0 {
+                Duration::from_millis(early as u64).min(LONGEST_TIMER)
+            } else {
+                if self.job(&claim.job).is_some() {
+                    // It is back, and has looked after this itself.
+                    return;
+                }
+                match self.batcher.claim(claim.clone()).await {
+                    Ok(reply) if reply.value == Answer::InDoubt => self.note_clock(&reply),
+                    Ok(Reply {
+                        value: Answer::Behind { newest, early },
+                        ..
+                    }) => {
+                        let left = |m| timetable::undecided(&schedules, newest, &early, m);
+                        claim.missed = claim.missed.into_iter().flat_map(left).collect();
+                        continue;
+                    }
+                    Ok(reply) => {
+                        self.note_clock(&reply);
+                        return self.gave_up(&claim, reply.value);
+                    }
+                    Err(e) if !e.is_transient() => {
+                        warn!(job = %claim.job, error = %e, "cannot record what the removed job leaves");
+                        return;
+                    }
+                    Err(_) => {}
+                }
+                failures += 1;
+                backoff::nth(AWAY.0, failures, AWAY.1)
+            };
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                () = self.stop.cancelled() => return,
+            }
+        }
+    }
+
+    fn gave_up(&self, claim: &Claim, answer: Answer) {
+        // Else it was decided by another, or lost with the state of the store.
+        if let (Answer::Recorded { outcome, reason }, Target::Scheduled(at)) =
+            (answer, &claim.target)
+        {
+            info!(job = %claim.job, occurrence = %at, %outcome, reason, "not run");
+            self.journal(&claim.job, *at, outcome.as_str(), reason);
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! Makes the jobs known to the store, again after each loss of its data, and takes in what it knows of them.
+
+use std::{sync::Arc, time::Duration};
+
+use tracing::{info, warn};
+
+use super::{Elector, Epoch, Plan};
+use crate::{
+    clock::Boottime,
+    config::Job,
+    logic::{
+        claim::{Register, Registration, State},
+        contest::JobState,
+    },
+    store::{self, Reply},
+};
+
+/// What the store says of one job.
+type Answer = Result<(Registration, Option<State>), store::Error>;
+
+impl Elector {
+    /// Registers what is not registered in the present incarnation. `epoch` says whether a state from before may be
+    /// adopted. Returns how many are left.
+    ///
+    /// # Errors
+    /// The store's; what was registered until then is.
+    pub async fn enrol(self: &Arc<Self>, epoch: &Epoch) -> Result<usize, store::Error> {
+        let now = Boottime::now();
+        let mut left = 0;
+        let mut todo = vec![];
+        for e in self.lock().values() {
+            match e.state.register_in(epoch, now) {
+                None => {}
+                Some(Duration::ZERO) => {
+                    todo.push((e.state.definition.clone(), e.state.registration(&self.me)));
+                }
+                Some(_) => left += 1,
+            }
+        }
+        for chunk in todo.chunks(store::BATCH) {
+            left += self.enrol_these(chunk, epoch).await?;
+        }
+        Ok(left)
+    }
+
+    /// How long there is nothing to register in `epoch`; None: all jobs are.
+    pub fn next_enrol(&self, epoch: &Epoch) -> Option<Duration> {
+        let (jobs, now) = (self.lock(), Boottime::now());
+        let left = jobs.values();
+        left.filter_map(|e| e.state.register_in(epoch, now)).min()
+    }
+
+    /// Returns how many are left.
+    async fn enrol_these(
+        self: &Arc<Self>,
+        chunk: &[(Arc<Job>, Register)],
+        epoch: &Epoch,
+    ) -> Result<usize, store::Error> {
+        let asks: Vec<Register> = chunk.iter().map(|(_, ask)| ask.clone()).collect();
+        let reply = match self.register(&asks).await {
+            Err(e) if !e.is_transient() => {
+                chunk.iter().for_each(|(job, _)| self.refused(job, &e));
+                return Ok(chunk.len());
+            }
+            reply => reply?,
+        };
+        self.note_clock(&reply);
+        let (mut left, mut adopt) = (0, vec![]);
+        for ((job, ask), answer) in chunk.iter().zip(reply.value) {
+            let state = match answer {
+                Ok((Registration::Ready, state)) => {
+                    self.enrolled(job, &state.unwrap_or_default());
+                    continue;
+                }
+                Ok((Registration::Quarantined | Registration::Absent, state)) => state,
+                Err(e) => {
+                    left += 1;
+                    self.refused(job, &e);
+                    continue;
+                }
+            };
+            left += 1;
+            if epoch.inc != reply.inc {
+                continue;
+            }
+            let quarantine = self.state(&job.name, |s| s.quarantine());
+            if quarantine.is_some_and(|q| epoch.adoptable(q, Boottime::now())) {
+                let born = self.born(epoch);
+                let adoption = JobState::adoption(job, ask.clone(), epoch, born, state.as_ref());
+                adopt.push((job.clone(), adoption));
+                // That may have taken a while: there are others to run.
+                tokio::task::yield_now().await;
+            } else {
+                self.state(&job.name, |s| s.held_back(epoch));
+            }
+        }
+        if !adopt.is_empty() {
+            left -= self.adopt(&adopt, epoch).await?;
+        }
+        Ok(left)
+    }
+
+    /// Returns how many were registered.
+    async fn adopt(
+        self: &Arc<Self>,
+        adopt: &[(Arc<Job>, Register)],
+        epoch: &Epoch,
+    ) -> Result<usize, store::Error> {
+        // Only if the epoch is still the one that was seen before: data that was lost since then would make a job
+        // with a living holder look like a new one.
+        let look = self.store.heartbeat(None).await?;
+        if look.inc != epoch.inc || look.value.id != epoch.id {
+            return Ok(0);
+        }
+        let asks: Vec<Register> = adopt.iter().map(|(_, ask)| ask.clone()).collect();
+        let reply = self.register(&asks).await?;
+        let mut ready = 0;
+        for ((job, ask), answer) in adopt.iter().zip(reply.value) {
+            match answer {
+                Ok((Registration::Ready, state)) => {
+                    ready += 1;
+                    if let Some(last) = ask.lost.last() {
+                        let count: u64 = ask.lost.iter().map(|l| l.count).sum();
+                        warn!(job = %job.name, occurrences = count, until = %last.last,
+                            "the store lost its state: nobody knows what became of these occurrences, recorded as unknown");
+                    }
+                    self.enrolled(job, &state.unwrap_or_default());
+                }
+                Ok((Registration::Quarantined | Registration::Absent, _)) => {}
+                Err(e) => self.refused(job, &e),
+            }
+        }
+        Ok(ready)
+    }
+
+    /// One that the store refuses (a key of another type, a state of another version) must not take the others down:
+    /// then each is registered by itself.
+    async fn register(&self, asks: &[Register]) -> Result<Reply<Vec<Answer>>, store::Error> {
+        let refused = match self.store.register(asks).await {
+            Ok(reply) => return Ok(reply.map(|v| v.into_iter().map(Ok).collect())),
+            Err(e) if e.is_transient() || asks.len() == 1 => return Err(e),
+            Err(e) => e,
+        };
+        let (mut all, mut some) = (vec![], None);
+        for ask in asks {
+            match self.store.register(std::slice::from_ref(ask)).await {
+                Ok(mut reply) => {
+                    all.push(reply.value.pop().ok_or_else(|| refused.clone()));
+                    some = Some(reply);
+                }
+                Err(e) if e.is_transient() => return Err(e),
+                Err(e) => all.push(Err(e)),
+            }
+        }
+        some.map(|reply| reply.map(|_| all)).ok_or(refused)
+    }
+
+    /// The store refuses this job. Said once, until it works again.
+    fn refused(&self, job: &Job, e: &store::Error) {
+        if self.state(&job.name, |s| s.refused(Boottime::now())) == Some(true) {
+            warn!(job = %job.name, error = %e, "cannot register the job, and so not run it; trying again until it works");
+        }
+    }
+
+    /// The birth of the epoch, Unix ms. Its clock may have been wrong then: it was not later than we saw it.
+    fn born(&self, epoch: &Epoch) -> i64 {
+        let seen = self.clock.at(epoch.first_seen);
+        seen.map_or(epoch.born, |us| epoch.born.min(us.div_euclid(1000)))
+    }
+
+    /// The store knows the job: from here on its occurrences can be claimed.
+    fn enrolled(self: &Arc<Self>, job: &Arc<Job>, state: &State) {
+        let (name, now) = (&job.name, self.now_ms());
+        let Some(Some(follows)) = self.state(name, |s| s.registered(job, state, now)) else {
+            return;
+        };
+        if let Some(until) = follows.ahead {
+            warn!(job = %name, %until,
+                "what is planned up to then counts as decided, although it lies in the future: the store's clock \
+                 was wrong; nothing of the job starts until then, or until `soloist rewind` puts it right");
+        }
+        if let Some((after, until)) = follows.catch_up {
+            info!(job = %name, %after, %until, "catching up after downtime");
+            self.start_driver(name);
+        }
+        if let Some(after) = follows.plan_after {
+            let _ = self.plans.send(Plan::From(job.clone(), after));
+        }
+        let received = Boottime::now();
+        for open in &follows.watch {
+            self.saw(name, open, received);
+        }
+        for at in follows.again {
+            self.again(name.clone(), at);
+        }
+        for pending in &follows.triggers {
+            self.triggered(name, &pending.key, Some(pending.at));
+        }
+    }
+}

@@ -1,0 +1,66 @@
+use std::path::Path;
+
+use super::*;
+use crate::{config, model::Trigger, store::memory::MemoryStore};
+
+fn job(lines: &str) -> Arc<Job> {
+    let text = format!("[jobs.work]\ncommand = [\"true\"]\n{lines}\n");
+    let config = config::parse(&text, Path::new("/jobs.toml"), &|_| None).expect("valid");
+    config.jobs.values().next().expect("a job").clone()
+}
+
+fn elector() -> Arc<Elector> {
+    let parts = Parts {
+        store: Arc::new(MemoryStore::new()),
+        clock: Arc::default(),
+        instance: InstanceId::new("a"),
+        host: "a".into(),
+        retry: StoreRetry {
+            attempts: 0,
+            interval: Duration::ZERO,
+            exponential: false,
+            max_interval: Duration::ZERO,
+            jitter: false,
+        },
+        max_parallel: None,
+        journal: mpsc::channel(10).0,
+        plans: mpsc::unbounded_channel().0,
+        stop: CancellationToken::new(),
+        tasks: TaskTracker::new(),
+    };
+    Arc::new(Elector::build(parts, Box::new(|_| {})))
+}
+
+fn held(at: i64) -> Open {
+    Open {
+        occurrence: Occurrence(at),
+        attempt: 1,
+        trigger: Trigger::Schedule,
+        key: None,
+        run: RunId::random(),
+        instance: InstanceId::new("b"),
+        host: "b".into(),
+        seq: 0,
+        lease: 15_000,
+        def: String::new(),
+        inc: "i".into(),
+        granted_at: at,
+        renewed_at: at,
+        stop: None,
+        again: None,
+    }
+}
+
+/// An answer that comes after a job was removed says who holds it.
+#[tokio::test]
+async fn a_removed_job_is_watched_no_more() {
+    let (el, job) = (elector(), job(""));
+    el.set_job(job.clone());
+    let _ = el.saw(&job.name, &held(1000), Boottime::now());
+    assert!(el.watches.has(&job.name, Occurrence(1000)));
+    el.remove_job(&job.name);
+    let _ = el.saw(&job.name, &held(2000), Boottime::now());
+    for at in [1000, 2000] {
+        assert!(!el.watches.has(&job.name, Occurrence(at)));
+    }
+}

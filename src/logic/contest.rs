@@ -1,0 +1,659 @@
+//! The contest for one occurrence, as one instance fights it: what it knows goes in, what it does next comes out.
+//!
+//! [`Contest`] is one question to the store, from the moment on which an occurrence is due here until it is known what
+//! became of it. [`JobState`] is what the instance knows of the job meanwhile. Neither waits, asks or tells the time: the
+//! caller does what a [`Step`] says and comes back with what came of it.
+//!
+//! ```text
+//! new ── Pause ──▶ look ──▶ something is missing: Rest, TakeSlot, TakePlace, FindGrant ──▶ look
+//!                   │
+//!                   ▼ nothing is
+//!                  Ask ──▶ answered ──▶ not decided yet: Rest, First ──▶ look
+//!                   │          └──────▶ End
+//!                   └────▶ failed ───▶ Pause ──▶ look, or End
+//! ```
+
+mod job;
+mod queue;
+mod rank;
+#[cfg(test)]
+mod tests;
+
+use std::{sync::Arc, time::Duration};
+
+pub use self::{
+    job::{Account, Changes, Epoch, JobState, Next, Registered, Standing},
+    queue::{Due, Plan, Segment, unfold},
+    rank::rank,
+};
+use super::{
+    backoff,
+    belief::{Belief, SLACK},
+    claim::{self, Answer, Claim, Grant, Last, Missed, Observed, Overlap, Target},
+};
+use crate::model::{Boottime, InstanceId, Occurrence, Outcome, RunId, Trigger, job::Job};
+
+/// How much later than the one before it an instance asks for an occurrence, by its rank for that occurrence. The
+/// first goes at once; when it is dead, nobody waits for it longer than this.
+const HANDICAP: Duration = Duration::from_millis(3);
+const HANDICAP_MAX: Duration = Duration::from_millis(45);
+/// After the last moment for a start: by then it has passed on the store's clock too.
+pub const LATER: Duration = Duration::from_millis(20);
+/// The longest wait for a slot before the situation is looked at again.
+const LONGEST_WAIT_FOR_SLOT: Duration = Duration::from_secs(3600);
+/// How often one contest asks again, when the answer says that it soon may: at first as soon as it says, then less and
+/// less often. A clock that stands behind what is decided would otherwise be asked a thousand times a second.
+const PACE: (u32, Duration) = (3, Duration::from_secs(1));
+/// Before a contest looks again whether a run of its job that has ended here is settled.
+const SETTLED_YET: Duration = Duration::from_secs(1);
+
+/// What a contest is about.
+#[derive(Debug, Clone)]
+pub struct Ask {
+    pub target: Target,
+    /// Given up before it.
+    pub missed: Vec<Missed>,
+    pub trigger: Trigger,
+    /// Unix ms of the store's clock: not later than this.
+    pub start_by: i64,
+    /// It was decided before, and is to be looked at again: for its next attempt, or because its holder is gone.
+    pub again: bool,
+}
+
+impl Ask {
+    pub fn again(at: Occurrence) -> Self {
+        Self {
+            target: Target::Scheduled(at),
+            missed: vec![],
+            trigger: Trigger::Schedule,
+            start_by: i64::MAX,
+            again: true,
+        }
+    }
+
+    /// Of a manual trigger.
+    pub fn key(&self) -> Option<&str> {
+        match &self.target {
+            Target::Manual { key, .. } => Some(key),
+            Target::Scheduled(_) => None,
+        }
+    }
+}
+
+/// What keeps this instance from asking for anything.
+#[derive(Debug, Clone)]
+pub enum Halt {
+    /// It takes nothing new: it drains, or it stops.
+    Draining,
+    /// The store must not be relied on: why, as a decision and in words.
+    Unfit(&'static str, Arc<str>),
+}
+
+/// One of the runs that this instance may have at one time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Slot {
+    /// Their number is not limited.
+    Needless,
+    Held,
+    Missing,
+}
+
+/// The job of a contest.
+#[derive(Debug)]
+pub enum Subject<'a> {
+    Here(&'a mut JobState),
+    /// It is not in this instance's configuration any more; what is left of it here.
+    Removed(&'a mut Account),
+}
+
+impl Subject<'_> {
+    fn account(&mut self) -> &mut Account {
+        match self {
+            Self::Here(job) => &mut job.account,
+            Self::Removed(account) => account,
+        }
+    }
+    fn decided(&mut self, at: Occurrence) {
+        if let Self::Here(job) = self {
+            job.decided(at);
+        }
+    }
+}
+
+/// Who asks.
+#[derive(Debug)]
+pub struct Me {
+    pub instance: InstanceId,
+    pub host: String,
+}
+
+/// What a contest sees at one moment.
+pub struct View<'a> {
+    pub me: &'a Me,
+    pub now: Boottime,
+    pub clock: &'a Belief,
+    pub subject: Subject<'a>,
+    pub halt: Option<Halt>,
+    pub slot: Slot,
+    /// The instance has room for one more claim.
+    pub place: bool,
+    /// The proof that the holder in our way is gone.
+    pub lapsed: Option<Observed>,
+    /// Gives the run id of a question that was not asked before.
+    pub fresh: &'a dyn Fn() -> RunId,
+}
+
+impl View<'_> {
+    /// Unix ms of the store's clock; 0 before its first answer.
+    fn store_ms(&self) -> i64 {
+        self.clock.at(self.now).unwrap_or(0) / 1000
+    }
+}
+
+/// What comes with an answer.
+#[derive(Debug, Clone, Copy)]
+pub struct Heard {
+    /// Unix ms of the store's clock, when it answered.
+    pub store_ms: i64,
+    /// The lease that the answer shows was seen unchanged for its whole length.
+    pub lapsed: bool,
+    /// When the lease that the answer shows lapses, if it does not change.
+    pub expires_in: Duration,
+}
+
+/// What to do next.
+#[derive(Debug)]
+pub enum Step {
+    /// Look again.
+    Look,
+    /// Look again after this time, whatever changes meanwhile.
+    Pause(Duration),
+    /// Look again after this time, or when something about the job has changed since the last look.
+    Rest(Duration),
+    /// Get a slot, for at most this time; then look again.
+    TakeSlot(Duration),
+    /// Get a place among the claims that are under way; then look again.
+    TakePlace,
+    /// See in the store whether this run was granted; then [`Contest::found`].
+    FindGrant(RunId),
+    /// Ask the store; then [`Contest::answered`] or [`Contest::failed`].
+    Ask(Box<Claim>),
+    /// Have this occurrence decided; then [`Contest::first_was_decided`].
+    First(Occurrence),
+    End(Ended),
+}
+
+/// How a contest ended, as far as this instance is concerned. Everybody who waited for it gets the same.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Ended {
+    /// Ours; whoever runs it has the lease.
+    Won(RunId),
+    Lost {
+        to: InstanceId,
+    },
+    /// Decided, and over.
+    Settled,
+    /// Decided without a run.
+    Recorded(Outcome),
+    /// Not decided: the store is away or quarantined.
+    Undecided,
+    /// This instance claims nothing at present.
+    Draining,
+    /// The job is not in this instance's configuration any more.
+    Gone,
+    /// Not decided: others have decided some of what was to be given up with it.
+    Behind,
+}
+
+/// A lease that was won.
+#[derive(Debug, Clone)]
+pub struct Win {
+    /// As it was defined when the store was asked.
+    pub job: Arc<Job>,
+    pub grant: Grant,
+    pub run: RunId,
+    /// Unix ms of the store's clock: a first attempt is not started later than this.
+    pub start_by: i64,
+    /// Unix ms of the store's clock, about when it was granted.
+    pub granted_at: i64,
+    pub key: Option<String>,
+    /// The answer came after the last moment for a start, to a question that was asked again: it is to be settled as
+    /// missed.
+    pub too_late: bool,
+}
+
+/// What a step leaves to be done.
+#[derive(Debug)]
+pub enum Effect {
+    /// For [`why`](crate::logic): what this instance decided of an occurrence; None: of the contest's own.
+    Note(Option<Occurrence>, &'static str, String),
+    /// Nobody holds this occurrence any more, or we do.
+    Unwatch(Occurrence),
+    Start(Box<Win>),
+    /// Decided without a run.
+    NotRun(Outcome, String),
+    /// The store refuses the claim, or is away: said once, until it works again.
+    CannotClaim(String),
+}
+
+/// One question of one instance.
+#[derive(Debug)]
+pub struct Contest {
+    pub ask: Ask,
+    phase: Phase,
+    failures: u32,
+    /// Answers in a row that said to ask again soon.
+    soon: u32,
+}
+
+#[derive(Debug)]
+enum Phase {
+    /// The store has not answered this contest yet. What an earlier one asked may have been granted.
+    New,
+    /// An earlier question of ours was granted: it is ours to hear, also while this instance drains.
+    Granted,
+    /// The store has the question.
+    Asked {
+        job: Arc<Job>,
+        run: RunId,
+        /// The time of a trigger was over on our own clock.
+        passed: bool,
+    },
+    /// The store has answered, and nothing was granted.
+    Answered,
+}
+
+impl Contest {
+    /// `rank`: see [`rank()`].
+    pub fn new(ask: Ask, rank: usize) -> (Self, Step) {
+        let contest = Self {
+            ask,
+            phase: Phase::New,
+            failures: 0,
+            soon: 0,
+        };
+        let first = match u32::try_from(rank).unwrap_or(u32::MAX) {
+            0 => Step::Look,
+            rank => Step::Pause(HANDICAP.saturating_mul(rank).min(HANDICAP_MAX)),
+        };
+        (contest, first)
+    }
+
+    /// What is to be done, as things stand: the first thing that is missing, or the question.
+    pub fn look(&mut self, v: &mut View<'_>, effects: &mut Vec<Effect>) -> Step {
+        let id = self.ask.target.id();
+        if !matches!(v.subject, Subject::Here(_)) {
+            return Step::End(Ended::Gone);
+        }
+        match v.halt.clone() {
+            Some(Halt::Draining) if !matches!(self.phase, Phase::Granted) => {
+                let asked = v.subject.account().asked(&id);
+                let unheard =
+                    asked.filter(|_| matches!(self.phase, Phase::New | Phase::Asked { .. }));
+                return match unheard {
+                    Some(run) => Step::FindGrant(run),
+                    None => self.drained(v, effects),
+                };
+            }
+            Some(Halt::Unfit(decision, why)) => {
+                if let Subject::Here(job) = &mut v.subject
+                    && job.noted_unfit.first_for(&id)
+                {
+                    // The daemon says it aloud; here it is kept for `why`, once for each occurrence.
+                    effects.push(Effect::Note(None, decision, why.to_string()));
+                }
+                return Step::End(Ended::Undecided);
+            }
+            Some(Halt::Draining) | None => {}
+        }
+        let times = self.times(v);
+        let store_ms = v.store_ms();
+        let Subject::Here(job) = &mut v.subject else {
+            return Step::End(Ended::Gone);
+        };
+        let asked = job.account.asked(&id).is_some();
+        if let Target::Scheduled(at) = self.ask.target
+            && at <= job.newest()
+            && !self.ask.again
+            // What we asked for and have not heard of may be decided, and ours.
+            && !asked
+        {
+            return Step::End(Ended::Settled);
+        }
+        if !self.ask.again && !job.may_claim(&self.ask) {
+            // What is overdue before it is not in the queue yet, or came there since this one was planned.
+            return Step::End(Ended::Undecided);
+        }
+        if job.definition.overlap != Overlap::Allow && job.account.settling() {
+            return Step::Rest(SETTLED_YET);
+        }
+        if let Target::Manual { before, .. } = &mut self.ask.target {
+            *before = job.next_undecided();
+        }
+        if v.slot == Slot::Missing && !times.too_late {
+            // A slot first: while this instance is busy, another one may have it. When nobody has had it in time,
+            // it needs none to be recorded.
+            let left = self.ask.start_by.saturating_sub(store_ms).max(0) as u64;
+            let left = Duration::from_millis(left.saturating_add(1)).saturating_add(LATER);
+            return Step::TakeSlot(left.min(LONGEST_WAIT_FOR_SLOT));
+        }
+        if !v.place {
+            return Step::TakePlace;
+        }
+        let run = job.account.ask(id, v.fresh);
+        let definition = job.definition.clone();
+        let claim = Claim {
+            job: definition.name.clone(),
+            target: self.ask.target.clone(),
+            known: job.newest(),
+            missed: self.ask.missed.clone(),
+            run,
+            instance: v.me.instance.clone(),
+            host: v.me.host.clone(),
+            trigger: self.ask.trigger,
+            start_by: match times {
+                Times { doubted: true, .. } => claim::PASSED_IN_DOUBT,
+                Times { passed: true, .. } => claim::PASSED,
+                _ => self.ask.start_by,
+            },
+            lease: definition.lease.length.as_millis() as i64,
+            overlap: definition.overlap,
+            on_crash: definition.on_crash,
+            max_attempts: definition.max_attempts,
+            def: definition.digest.clone(),
+            observed: v.lapsed.take(),
+            holds: job.account.active().collect(),
+        };
+        self.phase = Phase::Asked {
+            job: definition,
+            run,
+            passed: times.passed,
+        };
+        Step::Ask(Box::new(claim))
+    }
+
+    fn times(&self, v: &View<'_>) -> Times {
+        // A trigger is waited for on this instance's own clock: the store's may stand behind.
+        let waits = match &v.subject {
+            Subject::Here(job) => self.ask.key().and_then(|key| job.trigger_is_over(key)),
+            Subject::Removed(_) => None,
+        };
+        let left = waits.map(|over| (over + LATER).since(v.now));
+        let passed = left == Some(Duration::ZERO);
+        let last = self.ask.start_by.saturating_add(LATER.as_millis() as i64);
+        let too_late = passed || v.store_ms() > last;
+        let over = waits.or_else(|| v.clock.when(self.ask.start_by));
+        Times {
+            left,
+            passed,
+            too_late,
+            doubted: too_late
+                && self.ask.start_by > claim::NEVER
+                && over.is_some_and(|over| v.clock.doubted_at(over)),
+        }
+    }
+
+    /// What the store says of the run of [`Step::FindGrant`]: whether it was granted; None: the store is away.
+    pub fn found(
+        &mut self,
+        granted: Option<bool>,
+        stopping: bool,
+        v: &mut View<'_>,
+        effects: &mut Vec<Effect>,
+    ) -> Step {
+        match granted {
+            Some(true) => {
+                self.phase = Phase::Granted;
+                Step::Look
+            }
+            None if !stopping => Step::End(Ended::Undecided),
+            Some(false) | None => self.drained(v, effects),
+        }
+    }
+
+    fn drained(&self, v: &mut View<'_>, effects: &mut Vec<Effect>) -> Step {
+        effects.push(Effect::Note(None, "draining", String::new()));
+        self.forget_question(v);
+        Step::End(Ended::Draining)
+    }
+
+    /// The store could not be asked, or refused. `tries`: how often it is asked again; `pause`: before the next time, by
+    /// how often it has failed.
+    pub fn failed(
+        &mut self,
+        error: &str,
+        transient: bool,
+        tries: u32,
+        pause: impl Fn(u32) -> Duration,
+        v: &mut View<'_>,
+        effects: &mut Vec<Effect>,
+    ) -> Step {
+        // Its answer may be on its way.
+        self.phase = Phase::New;
+        self.failures += 1;
+        if transient && self.failures <= tries {
+            return Step::Pause(pause(self.failures));
+        }
+        // Noted once for each occurrence: an outage must not fill the log.
+        if let Subject::Here(job) = &mut v.subject {
+            if job.trouble.is_new() {
+                effects.push(Effect::CannotClaim(error.to_owned()));
+            }
+            if job.trouble.first_for(&self.ask.target.id()) {
+                effects.push(Effect::Note(None, "store_error", error.to_owned()));
+            }
+        }
+        Step::End(Ended::Undecided)
+    }
+
+    /// The store has answered.
+    pub fn answered(
+        &mut self,
+        answer: Answer,
+        heard: Heard,
+        v: &mut View<'_>,
+        effects: &mut Vec<Effect>,
+    ) -> Step {
+        self.failures = 0;
+        let asked = std::mem::replace(&mut self.phase, Phase::Answered);
+        let at = match self.ask.target {
+            Target::Scheduled(at) => Some(at),
+            Target::Manual { .. } => None,
+        };
+        match answer {
+            Answer::Granted(grant) => return self.granted(grant, asked, heard, v, effects),
+            Answer::Taken(_) if heard.lapsed => return Step::Look,
+            Answer::Taken(open) => {
+                let lost = format!("to {}", open.instance);
+                effects.push(Effect::Note(Some(open.occurrence), "lost", lost));
+                v.subject.decided(open.occurrence);
+                self.forget_question(v);
+                return Step::End(Ended::Lost { to: open.instance });
+            }
+            Answer::Settled(last) => {
+                self.decided(at, v, effects);
+                effects.push(match last {
+                    Some(Last {
+                        occurrence,
+                        instance,
+                        outcome,
+                        ..
+                    }) => Effect::Note(
+                        Some(occurrence),
+                        "lost",
+                        format!("to {instance}, which has {outcome}"),
+                    ),
+                    None => Effect::Note(None, "settled", String::new()),
+                });
+                return Step::End(Ended::Settled);
+            }
+            Answer::Recorded { outcome, reason } => {
+                self.decided(at, v, effects);
+                effects.push(Effect::Note(None, outcome.as_str(), reason.clone()));
+                effects.push(Effect::NotRun(outcome, reason));
+                return Step::End(Ended::Recorded(outcome));
+            }
+            Answer::Behind { newest, early } => {
+                v.subject.decided(newest);
+                if let Subject::Here(job) = &mut v.subject {
+                    job.ran_early(early);
+                }
+                self.forget_question(v);
+                return Step::End(Ended::Behind);
+            }
+            // It was due by a clock that was wrong, and has been put right since.
+            Answer::Early { wait_us }
+                if at.is_some()
+                    && wait_us > SLACK.as_micros() as i64
+                    && !self.ask.again
+                    && v.clock.offset_us().is_some() =>
+            {
+                self.forget_question(v);
+                if let Subject::Here(job) = &mut v.subject {
+                    job.plan_anew();
+                }
+                return Step::End(Ended::Undecided);
+            }
+            Answer::Quarantined | Answer::Absent => {
+                let why = "the store lost or changed its state";
+                effects.push(Effect::Note(None, "quarantined", why.to_owned()));
+                if let Subject::Here(job) = &mut v.subject {
+                    job.lost();
+                }
+                return Step::End(Ended::Undecided);
+            }
+            Answer::RunFirst(first) if at != Some(first) => return Step::First(first),
+            Answer::Held(_)
+            | Answer::Early { .. }
+            | Answer::Later { .. }
+            | Answer::RunFirst(_)
+            | Answer::InDoubt => {}
+        }
+        self.wait_for(answer, heard, v)
+    }
+
+    fn granted(
+        &mut self,
+        grant: Grant,
+        asked: Phase,
+        heard: Heard,
+        v: &mut View<'_>,
+        effects: &mut Vec<Effect>,
+    ) -> Step {
+        let Phase::Asked { job, run, passed } = asked else {
+            return Step::Look;
+        };
+        v.subject.decided(grant.occurrence);
+        if v.subject.account().begin(&self.ask.target.id(), run) {
+            effects.push(Effect::Unwatch(grant.occurrence));
+            let attempt = format!("attempt {}", grant.attempt);
+            effects.push(Effect::Note(Some(grant.occurrence), "won", attempt));
+            effects.push(Effect::Start(Box::new(Win {
+                job,
+                grant,
+                run,
+                start_by: self.ask.start_by,
+                granted_at: heard.store_ms,
+                key: self.ask.key().map(ToOwned::to_owned),
+                // The store grants nothing new after that moment.
+                too_late: grant.attempt == 1 && (passed || heard.store_ms > self.ask.start_by),
+            })));
+        }
+        Step::End(Ended::Won(run))
+    }
+
+    /// After an answer that decides nothing: how long to wait before the next question.
+    fn wait_for(&mut self, answer: Answer, heard: Heard, v: &mut View<'_>) -> Step {
+        let soon = Duration::from_millis(1);
+        let wait = match answer {
+            Answer::Held(open) => {
+                if v.lapsed.is_some() {
+                    // Its holder is dead: what piled up behind it is overdue, not queued.
+                    if let Subject::Here(job) = &mut v.subject {
+                        job.outage();
+                    }
+                    self.pace(soon)
+                } else {
+                    // For a proof that the holder lives, look soon after its next renewal.
+                    let lease = super::observe::length(&open);
+                    self.until_too_late(heard.store_ms, (lease / 10).min(heard.expires_in))
+                }
+            }
+            Answer::Early { wait_us } => match &self.ask.target {
+                Target::Manual { before, .. } => {
+                    if before.is_some_and(|before| before.0 <= heard.store_ms) {
+                        // There is no room for a trigger before what others have decided already: learn that.
+                        if let Subject::Here(job) = &mut v.subject {
+                            job.stale();
+                        }
+                        self.pace(Duration::from_millis(20))
+                    } else {
+                        // The clock stands behind what is decided. It may be put right at any moment.
+                        let wait = Duration::from_micros(wait_us.max(50) as u64);
+                        self.pace(wait.min(PACE.1))
+                    }
+                }
+                Target::Scheduled(_) => {
+                    self.pace(Duration::from_micros(wait_us.clamp(50, 5_000_000) as u64))
+                }
+            },
+            Answer::Later { wait_ms } => {
+                let wait = Duration::from_millis(wait_ms.clamp(1, 30_000) as u64);
+                self.until_too_late(heard.store_ms, wait)
+            }
+            // Either it was long on its way, and is asked again, or the clock is in doubt from now on.
+            Answer::InDoubt => self.pace(Duration::from_millis(20)),
+            _ => self.pace(soon),
+        };
+        let left = self.times(v).left;
+        Step::Rest(wait.min(left.map_or(Duration::MAX, |left| left.max(soon))))
+    }
+
+    /// The occurrence of [`Step::First`] was decided, or could not be.
+    pub fn first_was_decided(&mut self) -> Step {
+        Step::Rest(self.pace(Duration::from_millis(1)))
+    }
+
+    fn decided(&self, at: Option<Occurrence>, v: &mut View<'_>, effects: &mut Vec<Effect>) {
+        if let Some(at) = at {
+            effects.push(Effect::Unwatch(at));
+            v.subject.decided(at);
+        }
+        self.forget_question(v);
+    }
+
+    fn forget_question(&self, v: &mut View<'_>) {
+        v.subject.account().forget(&self.ask.target.id());
+    }
+
+    /// `wait`, but not past the moment from which on the occurrence is missed.
+    fn until_too_late(&self, store_ms: i64, wait: Duration) -> Duration {
+        match self.ask.start_by.saturating_sub(store_ms) {
+            left if left < 0 => wait,
+            left => wait.min(Duration::from_millis((left as u64).saturating_add(1))),
+        }
+    }
+
+    /// How long to wait before asking again: at least `wait`, and each time longer than before when there were several
+    /// such answers in a row.
+    fn pace(&mut self, wait: Duration) -> Duration {
+        let more = self.soon.saturating_sub(PACE.0);
+        self.soon = self.soon.saturating_add(1);
+        match more {
+            0 => wait,
+            more => wait.max(backoff::nth(Duration::from_millis(2), more, PACE.1)),
+        }
+    }
+}
+
+/// Where a contest stands in time.
+struct Times {
+    /// Of a trigger: until its time is over on our own clock.
+    left: Option<Duration>,
+    /// It is.
+    passed: bool,
+    /// Nobody may start it any more, by the store's clock or by ours.
+    too_late: bool,
+    /// And the store's clock was in doubt when its time was over.
+    doubted: bool,
+}

@@ -1,0 +1,786 @@
+//! One job, as one instance stands with it.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    sync::Arc,
+    time::Duration,
+};
+
+use super::{
+    Ask, Ended, LATER, Me,
+    queue::{Due, Plan, Queue, Segment, Unfolded},
+};
+use crate::{
+    logic::{
+        belief::SLACK,
+        claim::{
+            self, Claim, Missed, OnCrash, Open, Pending, Register, State, Target, TargetId, Told,
+        },
+        observe,
+        schedule::next_of,
+        timetable::{self, Backlog},
+    },
+    model::{
+        Boottime, Occurrence, RunId, Trigger,
+        job::{Job, OnStateLoss},
+    },
+};
+
+/// What this instance should have asked for so long ago was held up here: by a suspend, or a step of the clock.
+const STALLED_MS: i64 = 3000;
+/// Between two tries to register a job that the store refuses.
+const REFUSED_AGAIN: Duration = Duration::from_secs(5);
+/// Ended runs of a job that are remembered, so that a second answer to the question for one starts nothing.
+const ENDED_KEPT: usize = 4;
+/// How many of a job's overdue occurrences are looked at one by one.
+const OVERDUE_KEPT: usize = 100;
+
+/// What this instance has asked the store for, and what runs here. Outlives the job's place in the configuration.
+#[derive(Debug, Default)]
+pub struct Account {
+    /// The run ids of claims that were sent and have no answer that ends them. A second question has the same.
+    questions: BTreeMap<TargetId, RunId>,
+    /// True: nothing of it goes on any more, and its settlement is awaited.
+    active: BTreeMap<RunId, bool>,
+    /// The newest of those that have ended. A late answer to a lost question must not start one twice.
+    ended: VecDeque<RunId>,
+}
+
+impl Account {
+    /// The run id of the question for `id` that has no answer yet.
+    pub fn asked(&self, id: &TargetId) -> Option<RunId> {
+        self.questions.get(id).copied()
+    }
+    pub(super) fn ask(&mut self, id: TargetId, fresh: impl FnOnce() -> RunId) -> RunId {
+        *self.questions.entry(id).or_insert_with(fresh)
+    }
+    pub(super) fn forget(&mut self, id: &TargetId) {
+        self.questions.remove(id);
+    }
+    /// The question was answered with a grant. False: its run was begun before.
+    pub(super) fn begin(&mut self, id: &TargetId, run: RunId) -> bool {
+        self.questions.remove(id);
+        !self.ended.contains(&run) && self.active.insert(run, false).is_none()
+    }
+    /// Nothing of a run goes on any more, and it is about to be settled. Until it is, the store has it for a run that
+    /// goes on, and would skip for its sake what was due since.
+    pub fn run_is_over(&mut self, run: RunId) {
+        if let Some(over) = self.active.get_mut(&run) {
+            *over = true;
+        }
+    }
+    /// Its lease was given back, or lost.
+    pub fn run_has_ended(&mut self, run: RunId) {
+        if self.active.remove(&run).is_some() {
+            self.ended.push_back(run);
+            let excess = self.ended.len().saturating_sub(ENDED_KEPT);
+            self.ended.drain(..excess);
+        }
+    }
+    pub(super) fn active(&self) -> impl Iterator<Item = RunId> {
+        self.active.keys().copied()
+    }
+    pub fn is_running(&self, run: RunId) -> bool {
+        self.active.contains_key(&run)
+    }
+    pub fn has_questions(&self) -> bool {
+        !self.questions.is_empty()
+    }
+    pub fn is_idle(&self) -> bool {
+        self.active.is_empty()
+    }
+    /// A run is over and not settled yet.
+    pub(super) fn settling(&self) -> bool {
+        self.active.values().any(|over| *over)
+    }
+    /// Nothing in it matters to anybody.
+    pub fn is_closed(&self) -> bool {
+        self.questions.is_empty() && self.active.is_empty()
+    }
+}
+
+/// What the store knows of the job, as far as this instance has heard. In all states but the last it is to be
+/// registered.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Standing {
+    /// Nothing is known of it, or nothing that counts any more: what was planned before is looked at when it is registered.
+    New(Asking),
+    /// The store lost or changed its state, and takes no claims for it.
+    Lost(Asking),
+    /// It can be claimed. Something has changed: its definition, or what people asked of it.
+    Stale(Asking),
+    Registered,
+}
+
+/// When to ask the store to register a job.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Asking {
+    Now,
+    /// It refused: a while after that.
+    Refused(Boottime),
+    /// It said to wait: not before the quarantine of this epoch is over.
+    HeldBack {
+        inc: Arc<str>,
+        id: Arc<str>,
+    },
+}
+
+impl Standing {
+    fn may_claim(&self) -> bool {
+        matches!(self, Self::Stale(_) | Self::Registered)
+    }
+    fn asking(&self) -> Option<&Asking> {
+        match self {
+            Self::New(asking) | Self::Lost(asking) | Self::Stale(asking) => Some(asking),
+            Self::Registered => None,
+        }
+    }
+    fn take_asking(&mut self) -> Asking {
+        match std::mem::replace(self, Self::Registered) {
+            Self::New(asking) | Self::Lost(asking) | Self::Stale(asking) => asking,
+            Self::Registered => Asking::Now,
+        }
+    }
+    fn ask(&mut self, when: Asking) {
+        *self = match self {
+            Self::New(_) => Self::New(when),
+            Self::Lost(_) => Self::Lost(when),
+            Self::Stale(_) | Self::Registered => Self::Stale(when),
+        };
+    }
+    fn become_new(&mut self) {
+        *self = Self::New(self.take_asking());
+    }
+    fn become_lost(&mut self) {
+        if self.may_claim() {
+            *self = Self::Lost(self.take_asking());
+        }
+    }
+    fn become_stale(&mut self) {
+        if *self == Self::Registered {
+            *self = Self::Stale(Asking::Now);
+        }
+    }
+}
+
+/// Something that is said once until it is over, and noted once for each occurrence.
+#[derive(Debug, Default)]
+pub(super) struct Noted(Option<Box<TargetId>>);
+
+impl Noted {
+    pub(super) fn is_new(&self) -> bool {
+        self.0.is_none()
+    }
+    /// True: it was not noted for `id` last.
+    pub(super) fn first_for(&mut self, id: &TargetId) -> bool {
+        let first = self.0.as_deref() != Some(id);
+        if first {
+            self.0 = Some(Box::new(id.clone()));
+        }
+        first
+    }
+    fn over(&mut self) {
+        self.0 = None;
+    }
+}
+
+/// What is known of the store's epoch: the time from a start of the server, or from the loss of its data, to the next.
+#[derive(Debug, Clone)]
+pub struct Epoch {
+    pub inc: Arc<str>,
+    /// A new one where the data was lost under the same incarnation.
+    pub id: Arc<str>,
+    /// Unix ms of the store's clock.
+    pub born: i64,
+    /// Somebody has vouched for it.
+    pub open: bool,
+    /// The longest that any instance needs.
+    pub quarantine: Duration,
+    /// When this instance saw it first.
+    pub first_seen: Boottime,
+}
+
+impl Epoch {
+    /// Nobody can hold a lease from before it any more that needs `quarantine` to die and was not reclaimed.
+    pub fn adoptable(&self, quarantine: Duration, now: Boottime) -> bool {
+        self.adoptable_in(quarantine, now).is_zero()
+    }
+    fn adoptable_in(&self, quarantine: Duration, now: Boottime) -> Duration {
+        match self.open {
+            true => Duration::ZERO,
+            false => (self.first_seen + quarantine).since(now),
+        }
+    }
+}
+
+/// Counts what others may wait for: two that are equal mean that nothing has happened in between.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Changes {
+    /// Whoever waits for this job is to look again.
+    pub changed: u64,
+    /// The job is to be registered.
+    pub asked: u64,
+}
+
+/// What follows from being registered.
+#[derive(Debug, Default, PartialEq)]
+pub struct Registered {
+    /// All up to here counts as decided, although it lies in the future.
+    pub ahead: Option<Occurrence>,
+    /// What was planned after the first and up to the second was due while no instance was there, and is in the queue now.
+    pub catch_up: Option<(Occurrence, Occurrence)>,
+    /// What comes after this is to be planned.
+    pub plan_after: Option<Occurrence>,
+    /// Ask for these once more: they may be ours, or their next attempt is awaited.
+    pub again: Vec<Occurrence>,
+    /// Leases that others hold.
+    pub watch: Vec<Open>,
+    /// Triggers that wait, or that may be ours.
+    pub triggers: Vec<Pending>,
+}
+
+/// What the job's queue wants next.
+#[derive(Debug)]
+pub enum Next {
+    Ask(Plan),
+    /// It cannot be claimed at present.
+    Wait,
+    /// The backlog has to be looked at one by one: outside of any lock, as that may take a while.
+    Unfold(Arc<Job>, (Vec<Segment>, u32), Occurrence),
+    Idle,
+}
+
+/// One job, as one instance stands with it. Times of day are Unix ms of the store's clock.
+#[derive(Debug)]
+pub struct JobState {
+    pub definition: Arc<Job>,
+    pub account: Account,
+    standing: Standing,
+    /// The newest occurrence known to be decided.
+    newest: Occurrence,
+    /// Occurrences up to here are not owed.
+    since: Occurrence,
+    /// What people asked of it, as far as this instance knows.
+    told: Told,
+    /// Its present definition plans what comes after this.
+    planned: Occurrence,
+    /// The longest of its definitions here: what was planned may have waited for so long.
+    jitter: Duration,
+    /// The longest that any lease of it needs that may still be held: by its definitions here, also former ones, and by
+    /// what others were seen to hold. A run keeps the lease that it was granted with, and after a loss of the store's
+    /// data nobody can ask for it.
+    quarantine: Duration,
+    queue: Queue,
+    /// Occurrences of which the next attempt is waited for.
+    retried: BTreeSet<Occurrence>,
+    /// It cannot be claimed or registered.
+    pub(super) trouble: Noted,
+    /// It is not claimed, because the store must not be relied on.
+    pub(super) noted_unfit: Noted,
+    /// Since when each trigger that waits is known here.
+    triggers: BTreeMap<String, Boottime>,
+    changes: Changes,
+}
+
+impl JobState {
+    pub fn new(definition: Arc<Job>, account: Account) -> Self {
+        Self {
+            jitter: definition.jitter,
+            quarantine: definition.lease.quarantine,
+            definition,
+            account,
+            standing: Standing::New(Asking::Now),
+            newest: Occurrence(0),
+            since: Occurrence(0),
+            told: Told::default(),
+            planned: Occurrence(0),
+            queue: Queue::default(),
+            retried: BTreeSet::new(),
+            trouble: Noted::default(),
+            noted_unfit: Noted::default(),
+            triggers: BTreeMap::new(),
+            changes: Changes {
+                changed: 0,
+                asked: 1,
+            },
+        }
+    }
+
+    pub fn changes(&self) -> Changes {
+        self.changes
+    }
+    fn change(&mut self) {
+        self.changes.changed += 1;
+    }
+
+    /// The newest occurrence known to be decided.
+    pub fn newest(&self) -> Occurrence {
+        self.newest
+    }
+    pub fn quarantine(&self) -> Duration {
+        self.quarantine
+    }
+    pub fn jitter(&self) -> Duration {
+        self.jitter
+    }
+    /// What comes after this is owed.
+    fn floor(&self) -> Occurrence {
+        self.newest.max(self.since)
+    }
+    pub(super) fn decided(&mut self, at: Occurrence) {
+        self.newest = self.newest.max(at);
+    }
+
+    // ---- its definition ----
+
+    /// Puts another definition in the place of the old one; a run that goes on keeps its own. What comes after the result
+    /// is to be planned anew.
+    pub fn redefine(&mut self, definition: Arc<Job>, now_ms: i64) -> Option<Occurrence> {
+        let (old, now) = (&self.definition, Occurrence(now_ms));
+        let other_plan = old.schedule_digest != definition.schedule_digest
+            || old.jitter != definition.jitter
+            || old.enabled != definition.enabled;
+        let mut plan_after = None;
+        if other_plan {
+            // What the old schedule had planned for later is not planned any more.
+            self.queue.forget_after(now);
+            if !matches!(self.standing, Standing::New(_)) {
+                self.keep_waiting(now);
+                plan_after = Some(now);
+            }
+        }
+        self.jitter = self.jitter.max(definition.jitter);
+        self.quarantine = self.quarantine.max(definition.lease.quarantine);
+        self.definition = definition;
+        self.register_now();
+        self.change();
+        plan_after
+    }
+
+    /// What was planned up to now by the definition that is replaced, and waits for the jitter that it has there, stays
+    /// owed: nothing that the new one plans may overtake it. That can be one occurrence only, as each starts before the
+    /// next. The dispatcher hands it in when its time has come.
+    fn keep_waiting(&mut self, now: Occurrence) {
+        let job = &self.definition;
+        let floor = self.floor().max(self.planned);
+        self.planned = now;
+        if job.jitter.is_zero() || !job.enabled || floor >= now {
+            return;
+        }
+        let oldest = Occurrence(now.0 - job.jitter.as_millis() as i64);
+        let Some(at) = timetable::latest(&job.schedules, floor.max(oldest), now) else {
+            return;
+        };
+        let start_at = timetable::start_at_ms(job.name.as_str(), &job.schedules, at, job.jitter);
+        if start_at > now.0 {
+            self.queue.wait(Due {
+                job: job.name.clone(),
+                target: Target::Scheduled(at),
+                start_at,
+                start_by: start_at.saturating_add(job.start_within.as_millis() as i64),
+                overdue: false,
+                missed: vec![],
+            });
+        }
+    }
+
+    /// Of a job that is removed from the configuration: a claim that has all recorded that it leaves undecided, and the
+    /// moment from which nobody can start that any more.
+    pub fn owed(&self, me: &Me, now: Occurrence) -> Option<(Claim, i64)> {
+        let job = &self.definition;
+        let floor = self.floor();
+        if matches!(self.standing, Standing::New(_)) || !job.enabled {
+            return None;
+        }
+        next_of(&job.schedules, floor).filter(|next| *next <= now)?;
+        let all = timetable::overdue(&job.schedules, floor, now, OVERDUE_KEPT);
+        let older = all.older.map(|o| Missed {
+            first: o.first,
+            last: o.last,
+            count: o.count,
+        });
+        let recent = all.recent.into_iter().map(Missed::one);
+        let mut missed: Vec<Missed> = older.into_iter().chain(recent).collect();
+        let last = missed.pop()?;
+        let within = self.jitter + job.start_within + LATER;
+        let after = last.last.0.saturating_add(within.as_millis() as i64);
+        let claim = Claim {
+            job: job.name.clone(),
+            target: Target::Scheduled(last.last),
+            known: self.newest,
+            missed,
+            run: RunId::random(),
+            instance: me.instance.clone(),
+            host: me.host.clone(),
+            trigger: Trigger::Schedule,
+            start_by: claim::REMOVED,
+            lease: job.lease.length.as_millis() as i64,
+            overlap: job.overlap,
+            on_crash: job.on_crash,
+            max_attempts: job.max_attempts,
+            def: job.digest.clone(),
+            observed: None,
+            holds: vec![],
+        };
+        Some((claim, after))
+    }
+
+    // ---- its standing with the store ----
+
+    pub fn is_registered(&self) -> bool {
+        self.standing == Standing::Registered
+    }
+    pub fn may_be_claimed(&self) -> bool {
+        self.standing.may_claim()
+    }
+    fn register_now(&mut self) {
+        self.standing.ask(Asking::Now);
+        self.changes.asked += 1;
+    }
+    /// What the store has of it may have changed.
+    pub fn stale(&mut self) {
+        self.standing.become_stale();
+        self.changes.asked += 1;
+    }
+    /// As [`JobState::stale`], and it may be registered where it had to wait.
+    pub fn resync(&mut self) {
+        match self.standing.asking() {
+            Some(Asking::Refused(_)) => {}
+            Some(Asking::Now | Asking::HeldBack { .. }) | None => self.register_now(),
+        }
+    }
+    /// The store lost or changed its state.
+    pub(super) fn lost(&mut self) {
+        self.standing.become_lost();
+        self.changes.asked += 1;
+    }
+    /// Others have worked meanwhile, or nobody has: where the job stands and what is overdue is looked at before anything
+    /// is claimed.
+    pub fn look_anew(&mut self) {
+        self.standing.become_new();
+        self.changes.asked += 1;
+        self.change();
+    }
+    /// What is in the queue was due by a wrong clock: what the store says is looked at again, and planned for as after a
+    /// start.
+    pub(super) fn plan_anew(&mut self) {
+        self.queue.forget_scheduled();
+        self.planned = Occurrence(0);
+        self.look_anew();
+    }
+    /// What counts as decided lies in the future.
+    pub fn ahead(&self, now: Occurrence) -> bool {
+        self.floor().0 > now.0.saturating_add(SLACK.as_millis() as i64)
+    }
+
+    /// How long there is no sense in asking the store to register it; None: it is registered.
+    pub fn register_in(&self, epoch: &Epoch, now: Boottime) -> Option<Duration> {
+        Some(match self.standing.asking()? {
+            Asking::Now => Duration::ZERO,
+            Asking::Refused(at) => (*at + REFUSED_AGAIN).since(now),
+            Asking::HeldBack { inc, id } if *inc == epoch.inc && *id == epoch.id => {
+                epoch.adoptable_in(self.quarantine, now)
+            }
+            Asking::HeldBack { .. } => Duration::ZERO,
+        })
+    }
+    /// The store says to wait until the quarantine of `epoch` is over.
+    pub fn held_back(&mut self, epoch: &Epoch) {
+        self.standing.ask(Asking::HeldBack {
+            inc: epoch.inc.clone(),
+            id: epoch.id.clone(),
+        });
+    }
+    /// The store refuses it. True: that is news.
+    pub fn refused(&mut self, now: Boottime) -> bool {
+        self.standing.ask(Asking::Refused(now));
+        let news = self.trouble.is_new();
+        self.trouble.first_for(&TargetId::Scheduled(Occurrence(0)));
+        news
+    }
+
+    pub fn registration(&self, me: &Me) -> Register {
+        let job = &self.definition;
+        Register {
+            job: job.name.clone(),
+            sched: job.schedule_digest.to_string(),
+            def: job.digest.clone(),
+            known: self.newest,
+            adopt: None,
+            epoch: None,
+            lost: vec![],
+            enabled: job.enabled,
+            told: self.told.clone(),
+            instance: me.instance.clone(),
+            host: me.host.clone(),
+            on_crash: match job.on_state_loss {
+                OnStateLoss::Skip => OnCrash::Fail,
+                OnStateLoss::Rerun => job.on_crash,
+            },
+            max_attempts: job.max_attempts,
+        }
+    }
+
+    /// `ask`, so that it adopts what the store has of the job from before `epoch`, which was born at `born`: `state`.
+    pub fn adoption(
+        definition: &Job,
+        mut ask: Register,
+        epoch: &Epoch,
+        born: i64,
+        state: Option<&State>,
+    ) -> Register {
+        ask.adopt = Some(epoch.inc.to_string());
+        ask.epoch = Some(epoch.id.to_string());
+        let newest = state.map_or(0, |s| s.newest.max(s.since)).max(ask.known.0);
+        let early = state.map_or([].as_slice(), |s| &s.early);
+        let lost = lost_between(definition, newest, born);
+        ask.lost = lost.map_or(vec![], |l| {
+            timetable::undecided(&definition.schedules, Occurrence(newest), early, l)
+        });
+        ask
+    }
+
+    /// The store knows `definition`: from here on its occurrences can be claimed. None: another one has taken its place
+    /// meanwhile. Then its turn comes, and not before is anything of it the store's.
+    pub fn registered(
+        &mut self,
+        definition: &Arc<Job>,
+        state: &State,
+        now_ms: i64,
+    ) -> Option<Registered> {
+        if !Arc::ptr_eq(&self.definition, definition) {
+            return None;
+        }
+        let now = Occurrence(now_ms);
+        let mut follows = Registered::default();
+        // What lies in the future was learned by a clock that was wrong, and may have been put right.
+        let ahead = self.ahead(now);
+        if ahead {
+            (self.newest, self.since) = (Occurrence(state.newest), Occurrence(state.since));
+        }
+        self.newest = self.newest.max(Occurrence(state.newest));
+        self.since = self.since.max(Occurrence(state.since));
+        self.told = Told::of(state);
+        if ahead && !self.ahead(now) {
+            self.plan_anew();
+        }
+        follows.ahead = self.ahead(now).then(|| self.floor());
+        if matches!(self.standing, Standing::New(_)) {
+            // An occurrence whose jitter has not passed yet is not overdue.
+            let floor = Occurrence(state.newest.max(state.since));
+            let until = now.0.saturating_sub(definition.jitter.as_millis() as i64);
+            let until = Occurrence(until).max(floor);
+            let overdue = next_of(&definition.schedules, floor).filter(|next| *next <= until);
+            if definition.enabled && overdue.is_some() {
+                follows.catch_up = Some((floor, until));
+                let backlog = Backlog {
+                    schedules: definition.schedules.clone(),
+                    jitter: self.jitter,
+                    after: floor,
+                    last: until,
+                };
+                self.overdue(backlog, true, now_ms);
+            }
+            follows.plan_after = Some(until);
+        }
+        self.hear_of_ours(state, &mut follows);
+        // Only now: nothing newer may be claimed before what is overdue is in the queue.
+        self.standing = Standing::Registered;
+        self.trouble.over();
+        self.change();
+        follows.again.extend(
+            state
+                .open
+                .iter()
+                .filter(|o| o.again.is_some())
+                .map(|o| o.occurrence),
+        );
+        let others = |o: &&Open| o.again.is_some() || !self.account.is_running(o.run);
+        follows.watch = state.open.iter().filter(others).cloned().collect();
+        follows.triggers.extend(state.triggers.iter().cloned());
+        Some(follows)
+    }
+
+    /// Grants of ours whose answers got lost, and whose occurrences nobody here asks for any more.
+    fn hear_of_ours(&mut self, state: &State, follows: &mut Registered) {
+        let retried = &self.retried;
+        self.account.questions.retain(|target, run| {
+            !matches!(target, TargetId::Scheduled(at)
+                if at.0 <= state.newest && !retried.contains(at) && state.held_by(*run).is_none())
+        });
+        for open in &state.open {
+            if self.account.questions.values().any(|run| *run == open.run) {
+                match &open.key {
+                    None => follows.again.push(open.occurrence),
+                    Some(key) => follows.triggers.push(Pending {
+                        key: key.clone(),
+                        at: open.granted_at,
+                    }),
+                }
+            }
+        }
+    }
+
+    // ---- leases of others ----
+
+    /// Takes in a lease that another holds: how long a quarantine has to be for it.
+    pub fn saw(&mut self, open: &Open) -> Duration {
+        self.quarantine = observe::quarantine(&self.definition.lease, self.quarantine, open);
+        self.quarantine
+    }
+    /// Something of it has ended elsewhere.
+    pub fn ended_elsewhere(&mut self) {
+        self.change();
+    }
+    /// The next attempt of an occurrence is wanted. False: somebody here waits for it already.
+    pub fn retry(&mut self, at: Occurrence) -> bool {
+        self.retried.insert(at)
+    }
+    /// Nobody here waits for it any more.
+    pub fn retried(&mut self, at: Occurrence) {
+        self.retried.remove(&at);
+    }
+
+    // ---- what is due ----
+
+    /// The first occurrence that is not decided: what comes next, or what waits in the queue, also if its time has passed: it
+    /// may wait for its jitter or its turn, and must not be jumped over.
+    pub(super) fn next_undecided(&self) -> Option<Occurrence> {
+        let job = &self.definition;
+        let next = next_of(&job.schedules, self.floor()).filter(|_| job.enabled);
+        let queued = self.queue.first_after(self.newest);
+        next.into_iter().chain(queued).min()
+    }
+
+    /// The store knows the job, and nothing that is due before what `ask` asks for would be jumped over.
+    pub(super) fn may_claim(&self, ask: &Ask) -> bool {
+        self.may_be_claimed() && !self.queue.jumped(self.newest, &ask.target, &ask.missed)
+    }
+
+    /// An occurrence is due. False: it is decided.
+    pub fn due(&mut self, due: Due, now_ms: i64) -> bool {
+        if matches!(due.target, Target::Scheduled(at) if at <= self.newest) {
+            return false;
+        }
+        if !due.overdue && now_ms.saturating_sub(due.start_at) > STALLED_MS {
+            self.queue.outage();
+        }
+        if !self.queue.absorb(&self.definition, &due) {
+            let account = &self.account;
+            let asked = |t: &Target| account.asked(&t.id()).is_some();
+            self.queue.push(due, now_ms, asked);
+            self.queue.compact(&self.definition, asked);
+        }
+        true
+    }
+
+    /// Many occurrences are due, and nobody looked for a while. `absent`: there was no instance of us.
+    pub fn overdue(&mut self, backlog: Backlog, absent: bool, now_ms: i64) {
+        let account = &self.account;
+        let asked = |t: &Target| account.asked(&t.id()).is_some();
+        let segment = Segment { backlog, absent };
+        self.queue.overdue(segment, now_ms, asked);
+        if !absent {
+            self.queue.outage();
+        }
+    }
+
+    /// A manual trigger waits in the store, since `at_ms` by its clock.
+    pub fn triggered(&mut self, key: &str, at_ms: i64, now: Boottime) -> Due {
+        self.triggers.entry(key.to_owned()).or_insert(now);
+        let within = self.definition.start_within.as_millis() as i64;
+        Due {
+            job: self.definition.name.clone(),
+            target: Target::Manual {
+                key: key.to_owned(),
+                before: None,
+            },
+            start_at: at_ms,
+            start_by: at_ms.saturating_add(within),
+            overdue: false,
+            missed: vec![],
+        }
+    }
+    /// When the time of a trigger is over, on our own clock.
+    pub(super) fn trigger_is_over(&self, key: &str) -> Option<Boottime> {
+        let since = *self.triggers.get(key)?;
+        Some(since + self.definition.start_within)
+    }
+
+    pub(super) fn outage(&mut self) {
+        self.queue.outage();
+    }
+    pub(super) fn ran_early(&mut self, early: Vec<Occurrence>) {
+        self.queue.ran(early);
+    }
+
+    /// What to ask for next.
+    pub fn next(&mut self, now_ms: i64) -> Next {
+        if self.queue.is_empty() {
+            return Next::Idle;
+        }
+        if !self.may_be_claimed() {
+            self.queue.outage();
+            return Next::Wait;
+        }
+        if let Some(segments) = self.queue.next_segments(self.newest) {
+            return Next::Unfold(self.definition.clone(), segments, self.newest);
+        }
+        self.queue.trim(&self.definition.schedules, self.newest);
+        let account = &self.account;
+        let asked = |t: &Target| account.asked(&t.id()).is_some();
+        match self.queue.plan(&self.definition, now_ms, asked) {
+            Some(plan) => Next::Ask(plan),
+            None => Next::Idle,
+        }
+    }
+
+    /// The backlog of [`Next::Unfold`] was looked at.
+    pub fn unfolded(&mut self, unfolded: Unfolded, now_ms: i64) {
+        let account = &self.account;
+        let asked = |t: &Target| account.asked(&t.id()).is_some();
+        self.queue.unfolded(unfolded, now_ms, asked);
+    }
+
+    /// What became of what [`JobState::next`] said to ask for. `draining`: this instance takes nothing new.
+    pub fn ended(&mut self, target: &Target, ended: &Ended, draining: bool) {
+        match ended {
+            Ended::Undecided => self.queue.outage(),
+            // Others do it. What they decide, and what nobody does, is learned when this instance claims again.
+            Ended::Draining if draining => {
+                self.queue.clear();
+                self.triggers.clear();
+            }
+            // What others decided is known now, and planned for.
+            Ended::Draining | Ended::Gone | Ended::Behind => {}
+            Ended::Won(_) | Ended::Lost { .. } | Ended::Settled | Ended::Recorded(_) => {
+                self.trouble.over();
+                self.queue.done(target);
+                if let Target::Manual { key, .. } = target {
+                    self.triggers.remove(key);
+                }
+            }
+        }
+    }
+
+    /// A run has ended here.
+    pub fn run_has_ended(&mut self, run: RunId) {
+        self.account.run_has_ended(run);
+        self.change();
+    }
+}
+
+/// The occurrences of `job` after `newest` and up to `born`, when they are to be given up after a loss of the store's data.
+fn lost_between(job: &Job, newest: i64, born: i64) -> Option<Missed> {
+    if newest == 0 || job.on_state_loss == OnStateLoss::Rerun {
+        return None;
+    }
+    let all = timetable::overdue(&job.schedules, Occurrence(newest), Occurrence(born), 1);
+    let recent = all.recent.last()?;
+    let (first, count) = all.older.map_or((*recent, 0), |o| (o.first, o.count));
+    Some(Missed {
+        first,
+        last: *recent,
+        count: count + 1,
+    })
+}
