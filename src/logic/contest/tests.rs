@@ -1,1 +1,673 @@
+//! Contests in virtual time: several instances against the store's own rules, over a network that loses, delays and
+//! repeats, with instances that die. No runtime, no clock; a seed gives the same world each time.
 
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+};
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::{
+    config,
+    logic::{
+        belief::Estimate,
+        claim::{Effects, OnCrash, Open, Register, Registration, Renew, Settle, State},
+        observe::Sighting,
+        schedule::next_of,
+        trust::HeldLease,
+    },
+    model::{FencingToken, JobName, RunRecord},
+};
+
+/// Noon of a day, Unix ms: what the store's clock shows at the beginning.
+const NOON: i64 = 1_795_348_800_000;
+/// One step of the world.
+const TICK: Duration = Duration::from_millis(20);
+
+fn job(lines: &str) -> Arc<Job> {
+    let text = format!(
+        "[jobs.draw]\ncommand = [\"true\"]\nschedule = \"@every 2s\"\nlease = \"2s\"\n{lines}\n"
+    );
+    let config = config::parse(&text, Path::new("/jobs.toml"), &|_| None).expect("valid");
+    config.jobs.values().next().expect("a job").clone()
+}
+
+struct World {
+    rng: fastrand::Rng,
+    now: Boottime,
+    state: Option<State>,
+    records: Vec<RunRecord>,
+    nodes: Vec<Node>,
+    /// By occurrence and attempt: whose run it is, from when to when its command ran.
+    ran: BTreeMap<FencingToken, (usize, i64, Option<i64>)>,
+    /// Of a hundred messages, so many get lost.
+    lost: u8,
+    reached: BTreeSet<&'static str>,
+}
+
+struct Node {
+    me: Me,
+    alive: bool,
+    belief: Belief,
+    job: JobState,
+    planned: Option<Occurrence>,
+    flights: Vec<Flight>,
+    /// Of the flight that the job's queue waits for.
+    driven: Option<Target>,
+    undecided_until: Boottime,
+    watches: BTreeMap<Occurrence, Sighting>,
+    look_at: Boottime,
+    runs: Vec<Run>,
+}
+
+struct Flight {
+    contest: Contest,
+    wait: Wait,
+}
+
+enum Wait {
+    Until(Boottime),
+    /// The request is on its way to the store until then, and its answer from there until the next.
+    Request(Boottime, Boottime, Box<Claim>),
+    Reply(Boottime, Boottime, Option<Box<Answer>>, i64),
+    Over(Ended),
+}
+
+struct Run {
+    win: Win,
+    lease: HeldLease,
+    ends_at: Boottime,
+    /// The outcome, while it has to be told to the store.
+    over: Option<Outcome>,
+    failed: bool,
+}
+
+impl World {
+    fn new(seed: u64, nodes: usize, definition: &Arc<Job>, lost: u8) -> Self {
+        let now = Boottime(3_600_000_000_000);
+        let mut world = Self {
+            rng: fastrand::Rng::with_seed(seed),
+            now,
+            state: None,
+            records: vec![],
+            nodes: vec![],
+            ran: BTreeMap::new(),
+            lost,
+            reached: BTreeSet::new(),
+        };
+        for i in 0..nodes {
+            world.nodes.push(Node {
+                me: Me {
+                    instance: InstanceId::new(&format!("i{i}")),
+                    host: format!("h{i}"),
+                },
+                alive: true,
+                belief: Belief::default(),
+                job: JobState::new(definition.clone(), Account::default()),
+                planned: None,
+                flights: vec![],
+                driven: None,
+                undecided_until: now,
+                watches: BTreeMap::new(),
+                look_at: now,
+                runs: vec![],
+            });
+        }
+        world
+    }
+
+    fn store_us(&self) -> i64 {
+        NOON * 1000 + (self.now.0 / 1000) as i64 - 3_600_000_000
+    }
+    fn ms(&self) -> i64 {
+        self.store_us() / 1000
+    }
+    fn is_lost(&mut self) -> bool {
+        self.rng.u8(0..100) < self.lost
+    }
+    fn delay(&mut self) -> Duration {
+        Duration::from_millis(self.rng.u64(1..if self.lost == 0 { 10 } else { 400 }))
+    }
+    fn kill(&mut self, i: usize) {
+        self.nodes[i].alive = false;
+        for run in std::mem::take(&mut self.nodes[i].runs) {
+            // Its guard ends the command.
+            self.command_ended(&run.win);
+        }
+    }
+    fn command_ended(&mut self, win: &Win) {
+        let now = self.ms();
+        if let Some((_, _, end)) = self.ran.get_mut(&win.grant.token()) {
+            end.get_or_insert(now);
+        }
+    }
+
+    fn run_for(&mut self, time: Duration) {
+        let end = self.now + time;
+        while self.now < end {
+            self.now = self.now + TICK;
+            for i in 0..self.nodes.len() {
+                if self.nodes[i].alive {
+                    self.tick(i);
+                }
+            }
+        }
+    }
+
+    fn tick(&mut self, i: usize) {
+        let (now, now_ms, us) = (self.now, self.ms(), self.store_us());
+        let node = &mut self.nodes[i];
+        node.belief.sample(Estimate::new(us, now, now));
+        if !node.job.is_registered() {
+            self.register(i);
+        }
+        let node = &mut self.nodes[i];
+        // What is due, as the dispatcher hands it in.
+        while let Some(after) = node.planned
+            && let Some(at) = next_of(&node.job.definition.schedules, after)
+            && at.0 <= now_ms
+        {
+            node.planned = Some(at);
+            let within = node.job.definition.start_within.as_millis() as i64;
+            let due = Due {
+                job: JobName::new("draw"),
+                target: Target::Scheduled(at),
+                start_at: at.0,
+                start_by: at.0 + within,
+                overdue: false,
+                missed: vec![],
+            };
+            node.job.due(due, now_ms);
+        }
+        self.drive(i);
+        for f in 0..self.nodes[i].flights.len() {
+            self.fly(i, f);
+        }
+        self.land(i);
+        self.hold(i);
+        self.watch(i);
+    }
+
+    fn register(&mut self, i: usize) {
+        if self.is_lost() {
+            return;
+        }
+        let (us, now_ms) = (self.store_us(), self.ms());
+        let node = &mut self.nodes[i];
+        let mut ask: Register = node.job.registration(&node.me);
+        let mut fx = Effects::default();
+        let mut answer = claim::register(&mut self.state, &ask, us, "inc", &mut fx);
+        if answer != Registration::Ready {
+            ask.adopt = Some("inc".to_owned());
+            ask.epoch = Some("epoch".to_owned());
+            answer = claim::register(&mut self.state, &ask, us, "inc", &mut fx);
+        }
+        self.records.append(&mut fx.records);
+        assert_eq!(answer, Registration::Ready);
+        let state = self.state.clone().expect("it was registered");
+        let definition = node.job.definition.clone();
+        let follows = node.job.registered(&definition, &state, now_ms);
+        let follows = follows.expect("the same definition");
+        if follows.plan_after.is_some() {
+            node.planned = follows.plan_after;
+        }
+        if follows.catch_up.is_some() {
+            self.reached.insert("catch-up");
+        }
+        for open in &follows.watch {
+            see(node, open, self.now);
+        }
+        for at in follows.again {
+            self.again(i, at);
+        }
+    }
+
+    fn drive(&mut self, i: usize) {
+        let (now, now_ms) = (self.now, self.ms());
+        let node = &mut self.nodes[i];
+        if node.driven.is_some() || now < node.undecided_until {
+            return;
+        }
+        match node.job.next(now_ms) {
+            Next::Idle | Next::Wait => {}
+            Next::Unfold(definition, segments, newest) => {
+                let unfolded = unfold(segments, &definition, now_ms, newest);
+                node.job.unfolded(unfolded, now_ms);
+            }
+            Next::Ask(plan) => {
+                node.driven = Some(plan.target.clone());
+                let ask = Ask {
+                    target: plan.target,
+                    missed: plan.missed,
+                    trigger: plan.trigger,
+                    start_by: plan.start_by,
+                    again: false,
+                };
+                self.begin(i, ask);
+            }
+        }
+    }
+
+    fn begin(&mut self, i: usize, ask: Ask) {
+        let live: Vec<InstanceId> = self.nodes.iter().map(|n| n.me.instance.clone()).collect();
+        let me = &self.nodes[i].me.instance;
+        let rank = rank(&live, me, &JobName::new("draw"), &ask.target, None);
+        let (contest, first) = Contest::new(ask, rank);
+        let wait = match first {
+            Step::Pause(time) => Wait::Until(self.now + time),
+            _ => Wait::Until(self.now),
+        };
+        self.nodes[i].flights.push(Flight { contest, wait });
+    }
+
+    fn again(&mut self, i: usize, at: Occurrence) {
+        if self.nodes[i].job.retry(at) {
+            self.begin(i, Ask::again(at));
+        }
+    }
+
+    /// One step of one flight, when its time has come.
+    fn fly(&mut self, i: usize, f: usize) {
+        let now = self.now;
+        loop {
+            let wait = std::mem::replace(&mut self.nodes[i].flights[f].wait, Wait::Until(now));
+            let step = match wait {
+                Wait::Until(at) if at <= now => self.see(i, f, None, Contest::look),
+                Wait::Request(arrives, sent, claim) if arrives <= now => {
+                    let mut fx = Effects::default();
+                    let us = self.store_us();
+                    let answer = claim::claim(&mut self.state, &claim, us, "inc", &mut fx);
+                    self.records.append(&mut fx.records);
+                    let answer = (!self.is_lost()).then(|| Box::new(answer));
+                    let back = now + self.delay();
+                    self.nodes[i].flights[f].wait = Wait::Reply(back, sent, answer, us);
+                    return;
+                }
+                Wait::Reply(arrives, sent, answer, us) if arrives <= now => match answer {
+                    Some(answer) => {
+                        let heard = self.heard(i, &answer, us);
+                        self.see(i, f, Some(sent), |c, v, fx| {
+                            c.answered(*answer, heard, v, fx)
+                        })
+                    }
+                    None => self.fail(i, f),
+                },
+                waiting => {
+                    self.nodes[i].flights[f].wait = waiting;
+                    return;
+                }
+            };
+            let wait = match step {
+                Step::Look => Wait::Until(now),
+                Step::Pause(time) | Step::Rest(time) => Wait::Until(now + time.max(TICK)),
+                Step::First(at) => {
+                    self.again(i, at);
+                    match self.nodes[i].flights[f].contest.first_was_decided() {
+                        Step::Rest(time) => Wait::Until(now + time.max(TICK)),
+                        step => panic!("{step:?}"),
+                    }
+                }
+                Step::Ask(_) if self.is_lost() => Wait::Reply(now + self.delay(), now, None, 0),
+                Step::Ask(claim) => Wait::Request(now + self.delay(), now, claim),
+                Step::End(ended) => Wait::Over(ended),
+                step => panic!("nothing of this is missing: {step:?}"),
+            };
+            self.nodes[i].flights[f].wait = wait;
+        }
+    }
+
+    fn heard(&mut self, i: usize, answer: &Answer, us: i64) -> Heard {
+        let mut heard = Heard {
+            store_ms: us / 1000,
+            lapsed: false,
+            expires_in: Duration::MAX,
+        };
+        if let Answer::Taken(open) | Answer::Held(open) = answer {
+            let node = &mut self.nodes[i];
+            see(node, open, self.now);
+            let seen = &node.watches[&open.occurrence];
+            heard.lapsed = seen.lapsed(self.now).is_some();
+            heard.expires_in = seen.expiry().since(self.now) + Duration::from_millis(1);
+        }
+        heard
+    }
+
+    fn fail(&mut self, i: usize, f: usize) -> Step {
+        self.reached.insert("lost");
+        let pause = |_| Duration::from_millis(100);
+        self.see(i, f, None, |c, v, fx| {
+            c.failed("lost", true, 2, pause, v, fx)
+        })
+    }
+
+    fn see(
+        &mut self,
+        i: usize,
+        f: usize,
+        sent: Option<Boottime>,
+        decide: impl FnOnce(&mut Contest, &mut View<'_>, &mut Vec<Effect>) -> Step,
+    ) -> Step {
+        let now = self.now;
+        let node = &mut self.nodes[i];
+        let flight = &mut node.flights[f];
+        let lapsed = match flight.contest.ask.target {
+            Target::Scheduled(at) if node.watches.contains_key(&at) => {
+                node.watches[&at].lapsed(now)
+            }
+            _ => node.watches.values().find_map(|s| s.lapsed(now)),
+        };
+        let run = RunId(uuid::Uuid::from_u128(self.rng.u128(..)));
+        let mut effects = vec![];
+        let mut view = View {
+            me: &node.me,
+            now,
+            clock: &node.belief,
+            subject: Subject::Here(&mut node.job),
+            halt: None,
+            slot: Slot::Needless,
+            place: true,
+            lapsed: lapsed.cloned(),
+            fresh: &|| run,
+        };
+        let step = decide(&mut flight.contest, &mut view, &mut effects);
+        for effect in effects {
+            match effect {
+                Effect::Unwatch(at) => {
+                    self.nodes[i].watches.remove(&at);
+                }
+                Effect::Start(win) => self.start(i, *win, sent.expect("an answer")),
+                Effect::Note(..) | Effect::NotRun(..) | Effect::CannotClaim(_) => {}
+            }
+        }
+        step
+    }
+
+    /// As the holder does: not without trust, not too late.
+    fn start(&mut self, i: usize, win: Win, sent: Boottime) {
+        let lease = HeldLease::new(*win.job.lease, sent);
+        let token = win.grant.token();
+        assert!(!self.ran.contains_key(&token), "{token} was granted twice");
+        let late = win.too_late || !lease.may_start(self.now);
+        if !late {
+            let now = self.ms();
+            assert!(
+                win.grant.occurrence.0 <= now,
+                "{token} starts before its time"
+            );
+            self.ran.insert(token, (i, now, None));
+            if win.grant.attempt > 1 {
+                self.reached.insert("again");
+            }
+        }
+        let ends_at = self.now + Duration::from_millis(self.rng.u64(10..3000));
+        let failed = self.rng.u8(0..4) == 0;
+        self.nodes[i].runs.push(Run {
+            ends_at,
+            lease,
+            over: late.then_some(if win.too_late {
+                Outcome::Missed
+            } else {
+                Outcome::LeaseLost
+            }),
+            failed,
+            win,
+        });
+    }
+
+    /// Flights that are over.
+    fn land(&mut self, i: usize) {
+        let now = self.now;
+        let node = &mut self.nodes[i];
+        let over = node
+            .flights
+            .extract_if(.., |f| matches!(f.wait, Wait::Over(_)));
+        for flight in over.collect::<Vec<_>>() {
+            let (Wait::Over(ended), ask) = (flight.wait, flight.contest.ask) else {
+                continue;
+            };
+            if ask.again {
+                if let Target::Scheduled(at) = ask.target {
+                    node.job.retried(at);
+                    if ended == Ended::Undecided {
+                        node.job.stale();
+                    }
+                }
+                continue;
+            }
+            node.job.ended(&ask.target, &ended, false);
+            node.driven = None;
+            if ended == Ended::Undecided {
+                node.undecided_until = now + Duration::from_millis(200);
+            }
+        }
+    }
+
+    /// What runs is renewed, ends, and is settled.
+    fn hold(&mut self, i: usize) {
+        let (now, us) = (self.now, self.store_us());
+        for r in (0..self.nodes[i].runs.len()).rev() {
+            let run = &mut self.nodes[i].runs[r];
+            if run.over.is_none() && now >= run.lease.trusted_until() {
+                run.over = Some(Outcome::LeaseLost);
+            } else if run.over.is_none() && now >= run.ends_at {
+                run.over = Some(if run.failed {
+                    Outcome::Failed
+                } else {
+                    Outcome::Succeeded
+                });
+            } else if run.over.is_none() && now >= run.lease.renew_at() {
+                let seq = run.lease.next_seq();
+                let renew = renewal(&self.nodes[i].me, &self.nodes[i].runs[r].win, seq);
+                if !self.is_lost() {
+                    let _ = claim::renew(&mut self.state, &renew, us, "inc");
+                    if !self.is_lost() {
+                        let run = &mut self.nodes[i].runs[r];
+                        run.lease.renewed(now, now);
+                    }
+                }
+            }
+            let run = &self.nodes[i].runs[r];
+            if let Some(outcome) = run.over {
+                let win = run.win.clone();
+                self.command_ended(&win);
+                self.nodes[i].job.account.run_is_over(win.run);
+                if !self.is_lost() {
+                    self.settle(i, &win, outcome);
+                    self.nodes[i].runs.remove(r);
+                }
+            }
+        }
+    }
+
+    fn settle(&mut self, i: usize, win: &Win, outcome: Outcome) {
+        let (mut fx, us) = (Effects::default(), self.store_us());
+        let settle = settlement(&self.nodes[i].me, win, outcome, self.ms());
+        let _ = claim::settle(&mut self.state, &settle, us, "inc", &mut fx);
+        self.records.append(&mut fx.records);
+        self.nodes[i].job.run_has_ended(win.run);
+    }
+
+    /// Looks at the leases of others.
+    fn watch(&mut self, i: usize) {
+        let now = self.now;
+        if now < self.nodes[i].look_at || self.is_lost() {
+            return;
+        }
+        let node = &mut self.nodes[i];
+        node.look_at = now + Duration::from_millis(170);
+        let open = self.state.as_ref().map_or(vec![], |s| s.open.clone());
+        node.watches
+            .retain(|at, _| open.iter().any(|o| o.occurrence == *at));
+        let mut again = vec![];
+        for open in open {
+            if node.job.account.is_running(open.run) && open.again.is_none() {
+                continue;
+            }
+            see(node, &open, now);
+            if open.again.is_some() || node.watches[&open.occurrence].lapsed(now).is_some() {
+                again.push(open.occurrence);
+            }
+        }
+        for at in again {
+            self.again(i, at);
+        }
+    }
+
+    /// What holds whatever has happened.
+    fn judge(&self, definition: &Job, until: Occurrence) {
+        let records: BTreeMap<(Occurrence, u32), &RunRecord> = self
+            .records
+            .iter()
+            .map(|r| ((r.occurrence, r.attempt), r))
+            .collect();
+        assert_eq!(
+            records.len(),
+            self.records.len(),
+            "one is recorded twice: {:#?}",
+            self.records
+        );
+        let mut ran: Vec<(i64, i64, FencingToken)> = vec![];
+        for (token, (_, from, to)) in &self.ran {
+            ran.push((*from, to.unwrap_or(self.ms()), *token));
+        }
+        ran.sort_unstable();
+        for pair in ran.windows(2) {
+            assert!(pair[0].1 <= pair[1].0, "two run at once: {pair:?}");
+            assert!(pair[0].2 < pair[1].2, "tokens do not grow: {pair:?}");
+        }
+        if definition.on_crash == OnCrash::Fail {
+            let occurrences: BTreeSet<i64> = ran.iter().map(|r| r.2.0 / 1000).collect();
+            assert_eq!(occurrences.len(), ran.len(), "an occurrence started twice");
+        }
+        // From the first that was owed on, each has an end.
+        let first = self.records.iter().map(|r| r.occurrence).min();
+        let mut at = first.expect("something was decided");
+        while at <= until {
+            // A record of several stands for those before it, which are two seconds apart.
+            let stands_for = |r: &RunRecord| {
+                r.occurrence.0 - 2000 * (r.count as i64 - 1) <= at.0 && at <= r.occurrence
+            };
+            let ended = self.records.iter().any(stands_for);
+            assert!(ended, "{at} has no end: {:#?}", self.state);
+            at = next_of(&definition.schedules, at).expect("there is always a next");
+        }
+    }
+}
+
+fn see(node: &mut Node, open: &Open, received: Boottime) {
+    let seen = node.watches.entry(open.occurrence);
+    seen.or_insert_with(|| Sighting::new(open, received))
+        .look(open, received);
+}
+
+fn renewal(me: &Me, win: &Win, seq: u32) -> Renew {
+    Renew {
+        job: win.job.name.clone(),
+        occurrence: win.grant.occurrence,
+        attempt: win.grant.attempt,
+        trigger: win.grant.trigger,
+        key: None,
+        run: win.run,
+        instance: me.instance.clone(),
+        host: me.host.clone(),
+        lease: win.job.lease.length.as_millis() as i64,
+        def: win.job.digest.clone(),
+        seq,
+        granted_at: win.granted_at,
+    }
+}
+
+fn settlement(me: &Me, win: &Win, outcome: Outcome, now_ms: i64) -> Settle {
+    let record = RunRecord {
+        run_id: Some(win.run),
+        job: win.job.name.clone(),
+        occurrence: win.grant.occurrence,
+        trigger: win.grant.trigger,
+        attempt: win.grant.attempt,
+        fencing_token: Some(win.grant.token()),
+        instance: Some(me.instance.clone()),
+        host: Some(me.host.clone()),
+        started_at: None,
+        finished_at: Some(now_ms),
+        lateness_ms: None,
+        duration_ms: None,
+        outcome,
+        exit_code: None,
+        signal: None,
+        output_tail: String::new(),
+        output_truncated: false,
+        error: None,
+        count: 1,
+    };
+    Settle {
+        run: win.run,
+        record,
+        again: None,
+    }
+}
+
+/// A minute of good and bad weather, and a while of good weather at its end.
+fn live(seed: u64, lines: &str, nodes: usize, lost: u8, kills: bool) -> World {
+    let definition = job(lines);
+    let mut world = World::new(seed, nodes, &definition, lost);
+    world.run_for(Duration::from_secs(10));
+    for _ in 0..4 {
+        if kills {
+            let i = world.rng.usize(0..nodes);
+            world.kill(i);
+            world.reached.insert("killed");
+        }
+        world.run_for(Duration::from_secs(5));
+        for i in 0..nodes {
+            if !world.nodes[i].alive {
+                let fresh = JobState::new(definition.clone(), Account::default());
+                let node = &mut world.nodes[i];
+                (node.job, node.alive, node.planned, node.driven) = (fresh, true, None, None);
+                node.flights.clear();
+                node.watches.clear();
+            }
+        }
+        world.run_for(Duration::from_secs(5));
+    }
+    world.lost = 0;
+    world.run_for(Duration::from_secs(15));
+    // What came due in the last moments may still be on its way.
+    world.judge(&definition, Occurrence(world.ms() - 8000));
+    world
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(60))]
+
+    #[test]
+    fn each_occurrence_is_run_by_one_or_recorded(
+        seed: u64, nodes in 1..4usize, lost in 0..40u8, kills: bool, policy in 0..4usize,
+    ) {
+        let lines = [
+            "",
+            "overlap = \"queue\"\nstart_within = \"4s\"",
+            "on_crash = \"rerun\"\nmax_attempts = 4",
+            "on_crash = \"rerun\"\nmax_attempts = 4\noverlap = \"queue\"\nstart_within = \"4s\"",
+        ];
+        live(seed, lines[policy], nodes, lost, kills);
+    }
+}
+
+/// What these worlds are for does happen in them.
+#[test]
+fn the_weather_is_bad_enough() {
+    let rerun = "on_crash = \"rerun\"\nmax_attempts = 4";
+    let worlds = (0..20).map(|seed| live(seed, rerun, 3, 30, true));
+    let reached: BTreeSet<&str> = worlds.flat_map(|w| w.reached).collect();
+    let all = ["again", "catch-up", "killed", "lost"];
+    assert_eq!(reached.into_iter().collect::<Vec<_>>(), all);
+}
+
+#[test]
+fn a_world_of_one_seed_is_the_same_each_time() {
+    let [a, b] = [7, 7].map(|seed| live(seed, "", 3, 20, true));
+    assert_eq!(a.records, b.records);
+    assert_eq!(a.ran, b.ran);
+}
