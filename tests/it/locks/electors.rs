@@ -9,7 +9,7 @@ over_both! {
 
 async fn an_elector_waits_for_the_length_that_the_holder_asked_for(bed: Bed) {
     let open = |lease| Elector::open(&bed.url(), "invoices", lease).unwrap();
-    let (slow, quick) = (open(3000 * MS), open(500 * MS).rerun(2));
+    let (slow, quick) = (open(6000 * MS), open(2000 * MS).rerun(2));
     let at = soloist::clock::wall_us() / 1000;
     let Election::Won(dead) = elect(&slow, at).await else {
         panic!("nobody else is there");
@@ -18,7 +18,7 @@ async fn an_elector_waits_for_the_length_that_the_holder_asked_for(bed: Bed) {
     let term = loop {
         match elect(&quick, at).await {
             Election::Lost { ask_again, .. } => {
-                assert!(ask_again <= 500 * MS);
+                assert!(ask_again <= 2000 * MS);
                 tokio::time::sleep(ask_again).await;
             }
             Election::Won(term) => break term,
@@ -27,7 +27,7 @@ async fn an_elector_waits_for_the_length_that_the_holder_asked_for(bed: Bed) {
         assert!(begun.elapsed() < GENEROUS);
     };
     assert!(!dead.is_held(), "two trust it");
-    assert!(begun.elapsed() >= 2900 * MS, "{:?}", begun.elapsed());
+    assert!(begun.elapsed() >= 5900 * MS, "{:?}", begun.elapsed());
     assert_eq!(term.attempt(), 2);
     // And the other way round: for no longer than a short one lasts.
     drop(term);
@@ -37,20 +37,23 @@ async fn an_elector_waits_for_the_length_that_the_holder_asked_for(bed: Bed) {
 
 async fn of_two_questions_at_one_time_one_wins(bed: Bed) {
     let elector = elector(&bed);
+    let mut at = 0;
     for _ in 0..20 {
-        let at = soloist::clock::wall_us() / 1000;
+        // A round may take less than a millisecond, and one instant is one occurrence.
+        at = (at + 1).max(soloist::clock::wall_us() / 1000);
         let (a, b, c) = tokio::join!(
             elect(&elector, at),
             elect(&elector, at),
             elect(&elector, at)
         );
+        let said = format!("{a:?}, {b:?}, {c:?}");
         let mut won = vec![];
         for e in [a, b, c] {
             if let Election::Won(term) = e {
                 won.push(term);
             }
         }
-        assert_eq!(won.len(), 1, "terms of one occurrence");
+        assert_eq!(won.len(), 1, "terms of one occurrence: {said}");
         for term in won {
             assert!(term.settle(Outcome::Succeeded).await.unwrap());
         }
