@@ -11,7 +11,7 @@ use redis::Cmd;
 use soloist::{
     clock::{StoreClock, wall_us},
     config::Config,
-    elector::{Ask, Contest, Due, Elector, Epoch, Parts, Plan},
+    elector::{Ask, Due, Elector, Ended, Epoch, Parts, Plan},
     logic::claim::Target,
     model::{InstanceId, JobName, Occurrence, RunId, Trigger},
     store::Decision,
@@ -114,7 +114,7 @@ pub fn wakeups(table: &mut Table, server: &Redis) {
         for caller in callers {
             let outcome = caller.await.expect("no panic");
             // Settled: came when it was won already.
-            let known = matches!(outcome, Contest::Won(_) | Contest::Settled);
+            let known = matches!(outcome, Ended::Won(_) | Ended::Settled);
             assert!(known, "{outcome:?}");
         }
         let grants = one.granted.lock().expect("no panic").len();
@@ -224,7 +224,10 @@ async fn contest(server: &Redis, config: &Config, n: usize) -> Spent {
     for i in 0..n {
         fleet.push(Instance::start(&format!("instance-{i}"), server, config, &epoch).await);
     }
-    let live: Arc<[InstanceId]> = fleet.iter().map(|i| i.elector.instance.clone()).collect();
+    let live: Arc<[InstanceId]> = fleet
+        .iter()
+        .map(|i| i.elector.me.instance.clone())
+        .collect();
     let at = wall_us() / 1000;
     let due: Vec<Due> = config
         .jobs
