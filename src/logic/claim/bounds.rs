@@ -2,6 +2,7 @@
 //! interleavings of `claim.rs` and tests/it/model.rs show.
 
 use super::*;
+use crate::model::{InstanceId, JobName, LAST_MS, RunId, Trigger};
 
 const T: i64 = 1_800_000_000_000;
 

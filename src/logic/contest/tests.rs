@@ -636,9 +636,9 @@ fn live(seed: u64, lines: &str, nodes: usize, lost: u8, kills: bool) -> World {
         world.run_for(Duration::from_secs(5));
     }
     world.lost = 0;
-    world.run_for(Duration::from_secs(15));
-    // What came due in the last moments may still be on its way.
-    world.judge(&definition, Occurrence(world.ms() - 8000));
+    world.run_for(Duration::from_secs(30));
+    // What came due towards the end may still wait or run.
+    world.judge(&definition, Occurrence(world.ms() - 20_000));
     world
 }
 

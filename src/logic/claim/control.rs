@@ -1,0 +1,160 @@
+//! What people ask of a job: pause, skip, trigger, cancel and so on.
+
+use super::{Effects, Event, KEYS_MOST, LIBRARY, Pause, Pending, State, Stop, own_key};
+use crate::model::{JobName, LAST_MS, Occurrence, RunId};
+
+/// What a person asks of a job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Control {
+    Pause {
+        until: Option<i64>,
+        reason: Option<String>,
+    },
+    Resume,
+    /// So many coming occurrences; 0 takes a request back.
+    Skip {
+        count: u32,
+    },
+    /// Ends what runs and drops what waits for another attempt.
+    Cancel,
+    Trigger {
+        key: String,
+    },
+    /// No instance has the job any more, or all have it disabled. Of instances, not of people.
+    Off,
+    /// Puts the register back to now, where a wrong clock has moved it into the future. `ran`: occurrences that lie in
+    /// the future and ran all the same, which stay decided.
+    Rewind {
+        ran: Vec<Occurrence>,
+    },
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Controlled {
+    Done,
+    /// Nothing to do: it was not paused, nothing runs, the key was used.
+    Nothing,
+    /// The runs that were asked to end.
+    Stopping(Vec<RunId>),
+    /// The trigger was decided before, as this occurrence.
+    Triggered(Occurrence),
+    /// [`KEYS_MOST`] keys of the job are remembered or wait: this one was not taken.
+    TooMany,
+    /// The store knows nothing of this job: no instance has it in its configuration.
+    Absent,
+}
+
+pub fn control(
+    state: &mut Option<State>,
+    job: &JobName,
+    what: &Control,
+    now_us: i64,
+    fx: &mut Effects,
+) -> Controlled {
+    let now = now_us.div_euclid(1000);
+    let Some(st) = state.as_mut() else {
+        return Controlled::Absent;
+    };
+    match what {
+        Control::Pause { until, reason } => {
+            st.pause = Some(Pause {
+                until: *until,
+                reason: reason.clone(),
+                at: now.max(st.resumed + 1).min(LAST_MS),
+            });
+            fx.events.push(Event::Controlled { job: job.clone() });
+            Controlled::Done
+        }
+        Control::Resume => {
+            let paused = st.paused(now).is_some();
+            if let Some(p) = st.pause.take() {
+                st.resumed = now.max(p.at);
+                fx.events.push(Event::Controlled { job: job.clone() });
+            }
+            if !paused {
+                return Controlled::Nothing;
+            }
+            for e in st.open.iter().filter(|e| e.again.is_some()) {
+                fx.events.push(Event::Again {
+                    job: job.clone(),
+                    occurrence: e.occurrence,
+                });
+            }
+            Controlled::Done
+        }
+        Control::Skip { count } => {
+            (st.skip, st.skip_at) = (*count, now.max(st.skip_at + 1).min(LAST_MS));
+            fx.events.push(Event::Controlled { job: job.clone() });
+            Controlled::Done
+        }
+        Control::Off => {
+            // Who has a job of the library is not in the fleet's list, and plans it by itself.
+            if st.off > 0 || st.sched == LIBRARY {
+                return Controlled::Nothing;
+            }
+            st.off = now;
+            Controlled::Done
+        }
+        Control::Rewind { ran } => {
+            if st.newest <= now && st.since <= now {
+                return Controlled::Nothing;
+            }
+            let open = st.open.iter().map(|o| o.occurrence);
+            let last = st.last.iter().map(|l| l.occurrence);
+            let mut early: Vec<Occurrence> = ran.iter().copied().chain(open).chain(last).collect();
+            early.append(&mut st.early);
+            early.retain(|at| at.0 > now);
+            early.sort_unstable();
+            early.dedup();
+            st.early = early;
+            st.newest = st.newest.min(now);
+            st.since = st.since.min(now);
+            if let Some(l) = &mut st.last {
+                (l.from, l.to) = (l.from.min(now), l.to.min(now));
+            }
+            fx.events.push(Event::Controlled { job: job.clone() });
+            Controlled::Done
+        }
+        Control::Cancel => {
+            let waiting = st.open.len();
+            st.open.retain(|e| e.again.is_none());
+            let dropped = waiting != st.open.len();
+            let mut stopping = vec![];
+            for e in &mut st.open {
+                e.stop.get_or_insert(Stop::Cancelled);
+                stopping.push(e.run);
+            }
+            if !stopping.is_empty() {
+                fx.events.push(Event::Stop { job: job.clone() });
+                Controlled::Stopping(stopping)
+            } else if dropped {
+                Controlled::Done
+            } else {
+                Controlled::Nothing
+            }
+        }
+        Control::Trigger { key } => {
+            st.forget_triggers(now);
+            if let Some(t) = st.triggered.iter().find(|t| t.key == *key) {
+                return Controlled::Triggered(t.occurrence);
+            }
+            if st.triggers.iter().any(|t| t.key == *key) {
+                return Controlled::Nothing;
+            }
+            let people = st.triggered.iter().filter(|t| !own_key(&t.key)).count();
+            let kept = if own_key(key) { 0 } else { people };
+            if st.triggers.len() + kept >= KEYS_MOST {
+                return Controlled::TooMany;
+            }
+            st.triggers.push(Pending {
+                key: key.clone(),
+                at: now,
+            });
+            fx.events.push(Event::Triggered {
+                job: job.clone(),
+                key: key.clone(),
+            });
+            Controlled::Done
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! What instances ask the store for one job, what it answers, and what it tells all.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Last, OnCrash, Open, Overlap};
+use crate::model::{
+    FencingToken, InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger,
+};
+
+/// Which occurrence is asked for.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Target {
+    Scheduled(Occurrence),
+    /// A manual trigger. Its occurrence is given by the store when it is granted: now, but after every decided one
+    /// and before `before`, the first scheduled one that is not decided (which may have passed: it waits for its
+    /// jitter, or in a queue), so that tokens keep growing and no scheduled one is lost.
+    Manual {
+        key: String,
+        before: Option<Occurrence>,
+    },
+}
+
+impl Target {
+    /// What names it, however it is asked for.
+    pub fn id(&self) -> TargetId {
+        match self {
+            Self::Scheduled(at) => TargetId::Scheduled(*at),
+            Self::Manual { key, .. } => TargetId::Manual(key.clone()),
+        }
+    }
+}
+
+/// What names a [`Target`]: without what those who ask for it may see differently.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum TargetId {
+    Scheduled(Occurrence),
+    /// The key of a manual trigger.
+    Manual(String),
+}
+
+/// Occurrences that nobody can start any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Missed {
+    pub first: Occurrence,
+    pub last: Occurrence,
+    pub count: u64,
+}
+
+impl Missed {
+    pub fn one(at: Occurrence) -> Self {
+        Self {
+            first: at,
+            last: at,
+            count: 1,
+        }
+    }
+}
+
+/// A [`Claim::start_by`]: overdue, and not to be caught up.
+pub const NEVER: i64 = 0;
+/// A [`Claim::start_by`]: its job was taken out of the configuration.
+pub const REMOVED: i64 = -1;
+/// A [`Claim::start_by`]: its time is over by the claimant's own clock, whatever the store's shows.
+pub const PASSED: i64 = 1;
+/// A [`Claim::start_by`]: as [`PASSED`], and the store's clock was in doubt at that time.
+pub const PASSED_IN_DOUBT: i64 = 2;
+
+/// Asks for the right to run one occurrence.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Claim {
+    pub job: JobName,
+    pub target: Target,
+    /// The newest occurrence that this instance knows to be decided. A record that survives a loss of the store's.
+    pub known: Occurrence,
+    /// Every occurrence between `known` and the target that is given up.
+    pub missed: Vec<Missed>,
+    /// The nonce too.
+    pub run: RunId,
+    pub instance: InstanceId,
+    pub host: String,
+    pub trigger: Trigger,
+    /// Not later than this; [`NEVER`], [`REMOVED`]: not at all, it is only to be recorded as missed.
+    pub start_by: i64,
+    pub lease: i64,
+    pub overlap: Overlap,
+    pub on_crash: OnCrash,
+    pub max_attempts: u32,
+    pub def: String,
+    /// This lease was seen unchanged for its whole length.
+    pub observed: Option<Observed>,
+    /// Runs of this job that go on at the claimant.
+    pub holds: Vec<RunId>,
+}
+
+/// What identifies one state of a lease.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Observed {
+    pub run: RunId,
+    pub seq: u32,
+    pub inc: String,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+#[must_use]
+pub enum Answer {
+    /// Ours. Also the answer to the same claim asked again, which renews the lease too.
+    Granted(Grant),
+    /// This occurrence runs elsewhere; watch it.
+    Taken(Open),
+    /// Another occurrence of the job is still running, and this one has to wait for it.
+    Held(Open),
+    /// Decided, and over; by whom, when it is the run that ended last.
+    Settled(Option<Last>),
+    /// Still in the future of the store's clock, by so many microseconds.
+    Early { wait_us: i64 },
+    /// An attempt is awaited, and its time is not there yet: the next one of this occurrence, or of one before it.
+    Later { wait_ms: i64 },
+    /// An earlier occurrence has to be run again first.
+    RunFirst(Occurrence),
+    /// Decided by this claim, without a run.
+    Recorded { outcome: Outcome, reason: String },
+    /// Some of a range that the claim gives up is decided: everything up to `newest`, and those that ran `early`. Nothing
+    /// was done. Only the claimant, who knows the schedule, can tell what is left of the range.
+    Behind {
+        newest: Occurrence,
+        early: Vec<Occurrence>,
+    },
+    /// The store's state is from another incarnation: nothing is granted until it was adopted.
+    Quarantined,
+    /// The store knows nothing of this job: new, or lost.
+    Absent,
+    /// The store's clock is not where the caller believes it to be: nothing is decided. Not of this module: the stores
+    /// give it, see [`crate::logic::belief::in_doubt`].
+    InDoubt,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Grant {
+    pub occurrence: Occurrence,
+    pub attempt: u32,
+    pub trigger: Trigger,
+}
+
+impl Grant {
+    pub fn token(&self) -> FencingToken {
+        self.occurrence.token(self.attempt)
+    }
+}
+
+/// What a step leaves to be done in the same transaction.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Effects {
+    /// For the history.
+    pub records: Vec<RunRecord>,
+    /// For whoever listens.
+    pub events: Vec<Event>,
+}
+
+/// A hint to all instances. It may get lost; nothing depends on it but speed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Event {
+    /// An open occurrence has ended and somebody waited for it.
+    Ended { job: JobName },
+    /// An occurrence waits for its next attempt.
+    Again {
+        job: JobName,
+        occurrence: Occurrence,
+    },
+    /// Its holder is to look for a stop request.
+    Stop { job: JobName },
+    /// A manual trigger was put in.
+    Triggered { job: JobName, key: String },
+    /// A pause, a skip or the register was changed by hand: every instance is to look, and to remember.
+    Controlled { job: JobName },
+    /// Drain requests changed.
+    Drain,
+    /// Never sent: whoever listens may have lost hints before this, because the connection for them is a new one.
+    Gap,
+    /// A lock of the library was given back.
+    Unlocked { lock: String, owner: String },
+}
+
+impl Event {
+    pub fn job(&self) -> Option<&JobName> {
+        match self {
+            Self::Ended { job }
+            | Self::Again { job, .. }
+            | Self::Stop { job }
+            | Self::Triggered { job, .. }
+            | Self::Controlled { job } => Some(job),
+            Self::Drain | Self::Gap | Self::Unlocked { .. } => None,
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! A job is made known to the store, and known again after a loss of its data.
+
+use super::{Claim, Effects, Missed, OnCrash, Overlap, Pause, State, Target, know, lapse};
+use crate::model::{InstanceId, JobName, Occurrence, Outcome, RunRecord, Trigger};
+
+/// Makes a job known, learns where it stands, and adopts its state into the present incarnation.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Register {
+    pub job: JobName,
+    pub sched: String,
+    pub def: String,
+    /// As in [`Claim::known`]; 0 when nothing is known.
+    pub known: Occurrence,
+    /// The caller has seen this incarnation for a whole quarantine, or knows that nothing was lost in it.
+    pub adopt: Option<String>,
+    /// The epoch in that incarnation that `adopt` is about. A store that can lose its data between two steps adopts only
+    /// if it still is this one; None: not looked at.
+    pub epoch: Option<String>,
+    /// Planned before the store lost its state, and nobody knows what became of them: record as unknown. Ascending.
+    pub lost: Vec<Missed>,
+    /// The job is enabled at the caller.
+    pub enabled: bool,
+    /// What the caller knows people to have asked for.
+    pub told: Told,
+    pub instance: InstanceId,
+    pub host: String,
+    /// What becomes of attempts that were under way, or awaited, in the incarnation before: with
+    /// [`OnCrash::Rerun`] the next one follows, which may repeat one that the store has lost.
+    pub on_crash: OnCrash,
+    pub max_attempts: u32,
+}
+
+/// What people asked of a job, as one instance remembers it: after a loss of the store's data the instances tell it again.
+/// A request that is newer than what is told has the last word.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Told {
+    pub pause: Option<Pause>,
+    pub skip: u32,
+    /// When `skip` was asked for; 0: never.
+    pub skip_at: i64,
+}
+
+impl Told {
+    pub fn of(st: &State) -> Self {
+        Self {
+            pause: st.pause.clone(),
+            skip: st.skip,
+            skip_at: st.skip_at,
+        }
+    }
+    pub(super) fn is_nothing(&self) -> bool {
+        self.pause.is_none() && self.skip == 0
+    }
+    pub(super) fn tell(&self, st: &mut State) {
+        if let Some(p) = &self.pause
+            && st.pause.is_none()
+            && p.at > st.resumed
+        {
+            st.pause = Some(p.clone());
+        }
+        if self.skip_at > st.skip_at {
+            (st.skip, st.skip_at) = (self.skip, self.skip_at);
+        } else if self.skip_at == st.skip_at && self.skip_at > 0 {
+            st.skip = st.skip.min(self.skip);
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub enum Registration {
+    /// Known and of this incarnation; the state says the rest.
+    Ready,
+    Quarantined,
+    Absent,
+}
+
+pub fn register(
+    state: &mut Option<State>,
+    r: &Register,
+    now_us: i64,
+    inc: &str,
+    fx: &mut Effects,
+) -> Registration {
+    let now = now_us.div_euclid(1000);
+    let adopt = r.adopt.as_deref() == Some(inc);
+    let Some(st) = state.as_mut() else {
+        if !adopt {
+            // Before anybody adopts it: nothing starts under a pause that a living instance knows.
+            if !r.told.is_nothing() {
+                r.told.tell(state.get_or_insert_default());
+            }
+            return Registration::Absent;
+        }
+        *state = Some(State {
+            inc: inc.to_owned(),
+            sched: r.sched.clone(),
+            def: r.def.clone(),
+            since: if r.known.0 > 0 {
+                r.known.0.min(now)
+            } else {
+                now
+            },
+            ..State::default()
+        });
+        if let Some(st) = state.as_mut() {
+            forget_lost(st, r, now, fx);
+            r.told.tell(st);
+        }
+        return Registration::Ready;
+    };
+    know(st, r.known, now);
+    r.told.tell(st);
+    if st.inc != inc {
+        // A holder took its lease back since the range was counted: it has to be counted anew.
+        if !adopt || r.lost.iter().any(|l| st.decided_in(l)) {
+            return Registration::Quarantined;
+        }
+        st.inc = inc.to_owned();
+        // Holders that live have reclaimed by now; the leases of the others died with them.
+        let mut i = 0;
+        while i < st.open.len() {
+            let e = &st.open[i];
+            if e.inc == inc {
+                i += 1;
+                continue;
+            }
+            if e.again.is_some() {
+                // The attempt that is awaited here may have been made, and lost: its token must not be given twice.
+                if r.on_crash == OnCrash::Fail {
+                    st.open.remove(i);
+                } else {
+                    i += 1;
+                }
+                continue;
+            }
+            let c = Claim {
+                job: r.job.clone(),
+                target: Target::Scheduled(e.occurrence),
+                known: r.known,
+                missed: vec![],
+                run: e.run,
+                instance: r.instance.clone(),
+                host: r.host.clone(),
+                trigger: Trigger::Takeover,
+                start_by: 0,
+                lease: e.lease,
+                overlap: Overlap::Skip,
+                on_crash: r.on_crash,
+                max_attempts: r.max_attempts,
+                def: r.def.clone(),
+                observed: None,
+                holds: vec![],
+            };
+            if lapse(st, i, &c, now, fx) {
+                i += 1;
+            }
+        }
+        forget_lost(st, r, now, fx);
+    }
+    if r.enabled && st.off > 0 {
+        // Nobody had it until now.
+        (st.since, st.off) = (st.since.max(now), 0);
+    }
+    if st.sched != r.sched {
+        // Another schedule: what it would have planned before today was never owed.
+        st.since = if st.sched.is_empty() && st.newest > 0 {
+            st.since
+        } else {
+            now
+        };
+        st.sched = r.sched.clone();
+    }
+    st.def = r.def.clone();
+    Registration::Ready
+}
+
+fn forget_lost(st: &mut State, r: &Register, now: i64, fx: &mut Effects) {
+    know(st, r.known, now);
+    for l in &r.lost {
+        if l.last.0 <= st.newest || l.last.0 > now {
+            continue;
+        }
+        st.newest = l.last.0;
+        fx.records.push(RunRecord {
+            run_id: None,
+            job: r.job.clone(),
+            occurrence: l.last,
+            trigger: Trigger::Schedule,
+            attempt: 0,
+            fencing_token: None,
+            instance: Some(r.instance.clone()),
+            host: Some(r.host.clone()),
+            started_at: None,
+            finished_at: None,
+            lateness_ms: None,
+            duration_ms: None,
+            outcome: Outcome::Unknown,
+            exit_code: None,
+            signal: None,
+            output_tail: String::new(),
+            output_truncated: false,
+            error: Some(
+                "the store lost its state, and no record of this occurrence survived".to_owned(),
+            ),
+            count: l.count,
+        });
+    }
+}

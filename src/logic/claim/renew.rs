@@ -1,0 +1,93 @@
+//! A holder says that it lives.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Last, Open, State, Stop};
+use crate::model::{InstanceId, JobName, Occurrence, Outcome, RunId, Trigger};
+
+/// [`Register::sched`] and [`Register::def`] of a job that the library's electors have: no configuration knows it.
+pub const LIBRARY: &str = "library";
+
+/// Prolongs a lease. Carries all that is needed to reclaim it in a new incarnation of the store.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Renew {
+    pub job: JobName,
+    pub occurrence: Occurrence,
+    pub attempt: u32,
+    pub trigger: Trigger,
+    pub key: Option<String>,
+    pub run: RunId,
+    pub instance: InstanceId,
+    pub host: String,
+    pub lease: i64,
+    pub def: String,
+    /// Counts the renewals sent for this run, from 1.
+    pub seq: u32,
+    pub granted_at: i64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub enum Renewal {
+    /// Still ours; with a request to end the run, if there is one.
+    Renewed(Option<Stop>),
+    /// Another has it, or it was ended: stop at once.
+    Lost,
+}
+
+/// Prolongs the lease of exactly this run, or reclaims it when the store's state is from another incarnation.
+pub fn renew(state: &mut Option<State>, r: &Renew, now_us: i64, inc: &str) -> Renewal {
+    let now = now_us.div_euclid(1000);
+    if let Some(st) = state.as_mut() {
+        if let Some(e) = st
+            .open
+            .iter_mut()
+            .find(|e| e.run == r.run && e.again.is_none())
+        {
+            e.seq = e.seq.saturating_add(1).max(r.seq);
+            e.renewed_at = now;
+            e.inc = inc.to_owned();
+            return Renewal::Renewed(e.stop);
+        }
+        let ended = |l: &Last| l.run == r.run && l.outcome != Outcome::Unknown;
+        if st.inc == inc || st.last.as_ref().is_some_and(ended) {
+            return Renewal::Lost;
+        }
+    }
+    // Whoever still trusts its lease may put it back into a store that lost it. A later attempt that is already
+    // there was granted after ours ended.
+    let st = state.get_or_insert_default();
+    if st
+        .open
+        .iter()
+        .any(|e| e.occurrence == r.occurrence && e.attempt > r.attempt)
+    {
+        return Renewal::Lost;
+    }
+    st.open.retain(|e| e.occurrence != r.occurrence);
+    st.newest = st.newest.max(r.occurrence.0);
+    if let Some(key) = &r.key
+        && !st.triggered.iter().any(|t| t.key == *key)
+    {
+        // Its key would run once more otherwise, when this run has ended.
+        st.remember_trigger(key, r.occurrence, now);
+    }
+    st.open.push(Open {
+        occurrence: r.occurrence,
+        attempt: r.attempt,
+        trigger: r.trigger,
+        key: r.key.clone(),
+        run: r.run,
+        instance: r.instance.clone(),
+        host: r.host.clone(),
+        seq: r.seq,
+        lease: r.lease,
+        def: r.def.clone(),
+        inc: inc.to_owned(),
+        granted_at: r.granted_at,
+        renewed_at: now,
+        stop: None,
+        again: None,
+    });
+    Renewal::Renewed(None)
+}

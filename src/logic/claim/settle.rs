@@ -1,0 +1,92 @@
+//! A run has ended.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Again, Effects, Event, State, last};
+use crate::model::{Outcome, RunId, RunRecord};
+
+/// Records how a run ended and gives its lease back.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Settle {
+    pub run: RunId,
+    /// Names job, occurrence, attempt and all that the history shall keep.
+    pub record: RunRecord,
+    /// Another attempt is to follow, after so many milliseconds.
+    pub again: Option<Again>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub enum Settlement {
+    /// Recorded, and the lease is back. Also the answer to the same settlement sent again.
+    Done,
+    /// The lease was no longer ours. The record stands in the history all the same.
+    Lost,
+}
+
+/// `again.at` of the request is a delay from now; the store turns it into an instant.
+pub fn settle(
+    state: &mut Option<State>,
+    s: &Settle,
+    now_us: i64,
+    inc: &str,
+    fx: &mut Effects,
+) -> Settlement {
+    let now = now_us.div_euclid(1000);
+    let (job, occurrence) = (&s.record.job, s.record.occurrence);
+    let fresh = state.as_ref().is_some_and(|st| st.inc == inc);
+    let st = state.get_or_insert_default();
+    if st
+        .last
+        .as_ref()
+        .is_some_and(|l| l.run == s.run && l.outcome != Outcome::Unknown)
+    {
+        return Settlement::Done;
+    }
+    fx.records.push(s.record.clone());
+    let i = st
+        .open
+        .iter()
+        .position(|e| e.run == s.run && e.again.is_none());
+    if i.is_none() && fresh {
+        // Whoever found it lapsed could not know how it ended.
+        if let Some(l) = st.last.as_mut().filter(|l| l.run == s.run) {
+            l.outcome = s.record.outcome;
+        }
+        return Settlement::Lost;
+    }
+    st.newest = st.newest.max(occurrence.0);
+    let again = s.again.map(|a| Again {
+        at: now + a.at,
+        trigger: a.trigger,
+    });
+    if let Some(i) = i {
+        let e = &mut st.open[i];
+        // It may have ended long before this could be told: nothing that was due in between overlapped with it.
+        let ended = s.record.finished_at.unwrap_or(now).min(now);
+        st.last = Some(last(e, s.record.outcome, ended));
+        // Asked to end on purpose: no further attempt.
+        match again.filter(|_| e.stop.is_none()) {
+            Some(again) => {
+                e.again = Some(again);
+                fx.events.push(Event::Again {
+                    job: job.clone(),
+                    occurrence: e.occurrence,
+                });
+            }
+            None => {
+                st.open.remove(i);
+            }
+        }
+    }
+    if i.is_none() {
+        // An attempt from before ours, in a state that is older than our grant.
+        st.open
+            .retain(|e| e.occurrence != occurrence || e.attempt > s.record.attempt);
+    }
+    if st.waiting {
+        st.waiting = false;
+        fx.events.push(Event::Ended { job: job.clone() });
+    }
+    Settlement::Done
+}

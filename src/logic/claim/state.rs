@@ -1,0 +1,314 @@
+//! What the store keeps of one job.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Answer, Claim, Grant, Missed, Observed, PAUSED_WAIT_MS};
+use crate::model::{
+    InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger, ms, ms_or_none,
+};
+
+/// What becomes of an occurrence that is due while a run of the same job goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Overlap {
+    /// It is recorded as skipped.
+    Skip,
+    /// It waits until the run has ended, within `start_within`.
+    Queue,
+    /// It ends the run and takes its place.
+    Replace,
+    /// It runs beside it.
+    Allow,
+}
+
+impl Overlap {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Skip => "skip",
+            Self::Queue => "queue",
+            Self::Replace => "replace",
+            Self::Allow => "allow",
+        }
+    }
+}
+
+/// What becomes of an occurrence whose holder died.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OnCrash {
+    /// At most once: recorded, not run again.
+    Fail,
+    /// At least once: another instance makes the next attempt.
+    Rerun,
+}
+
+/// What the store keeps of one job. Has no expiry. Empty fields are not written.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct State {
+    /// The incarnation of the store (server run id) in which this state was last confirmed.
+    pub inc: String,
+    /// Digest of the schedule that was registered last.
+    pub sched: String,
+    /// Digest of the definition that was registered last.
+    pub def: String,
+    /// Occurrences up to here are not owed: the job, or this schedule of it, did not exist yet.
+    #[serde(deserialize_with = "ms")]
+    pub since: i64,
+    /// The newest decided occurrence; 0: none.
+    #[serde(deserialize_with = "ms")]
+    pub newest: i64,
+    /// Decided occurrences that have not ended. More than one only with [`Overlap::Allow`].
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub open: Vec<Open>,
+    /// The run that ended last.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last: Option<Last>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pause: Option<Pause>,
+    /// When a pause was ended last; see [`Told`].
+    #[serde(skip_serializing_if = "is_zero", deserialize_with = "ms")]
+    pub resumed: i64,
+    /// So many coming occurrences are to be skipped.
+    pub skip: u32,
+    /// When that was asked for.
+    #[serde(skip_serializing_if = "is_zero", deserialize_with = "ms")]
+    pub skip_at: i64,
+    /// Since then no instance has the job, or all have it disabled; 0: some instance has it. What would have been
+    /// planned meanwhile is not owed.
+    #[serde(skip_serializing_if = "is_zero", deserialize_with = "ms")]
+    pub off: i64,
+    /// Occurrences after `newest` that ran all the same, before their time: [`Control::Rewind`] put `newest` back.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub early: Vec<Occurrence>,
+    /// Manual triggers nobody has claimed yet.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub triggers: Vec<Pending>,
+    /// Manual triggers that were decided, oldest first: the same key is not run again. Kept for [`KEYS_KEPT_MS`], and
+    /// those with a key of soloist's own for [`OWN_KEYS_KEPT_MS`].
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub triggered: Vec<Triggered>,
+    /// Somebody waits for the open run to end: tell when it does.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub waiting: bool,
+}
+
+/// How long the key of a trigger is remembered after it was decided, by the store's clock, in ms: 7 days.
+pub const KEYS_KEPT_MS: i64 = 7 * 24 * 3_600_000;
+/// How long a key that soloist made up is: long enough for whoever asked to learn which run it became, and for a
+/// request that is repeated because its answer was lost.
+pub const OWN_KEYS_KEPT_MS: i64 = 600_000;
+/// Keys of one job that are remembered or wait. A trigger with one more is refused: to forget one would run it twice.
+pub const KEYS_MOST: usize = 10_000;
+/// Keys of soloist's own that are remembered beyond their run.
+pub const OWN_KEYS_MOST: usize = 1000;
+/// How a key of soloist's own begins, for a trigger that was given none. People's keys do not.
+pub const OWN_KEY: char = '~';
+
+pub(super) fn own_key(key: &str) -> bool {
+    key.starts_with(OWN_KEY)
+}
+
+fn is_zero(n: &i64) -> bool {
+    *n == 0
+}
+
+/// A decided occurrence that has not ended.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Open {
+    pub occurrence: Occurrence,
+    pub attempt: u32,
+    pub trigger: Trigger,
+    /// Key of the manual trigger.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
+    /// The holder; of the attempt before while the next one is awaited.
+    pub run: RunId,
+    pub instance: InstanceId,
+    pub host: String,
+    /// Changes with every renewal.
+    pub seq: u32,
+    /// The lease's length.
+    #[serde(deserialize_with = "ms")]
+    pub lease: i64,
+    /// The definition that runs.
+    pub def: String,
+    pub inc: String,
+    #[serde(deserialize_with = "ms")]
+    pub granted_at: i64,
+    #[serde(deserialize_with = "ms")]
+    pub renewed_at: i64,
+    /// The holder is asked to end the run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stop: Option<Stop>,
+    /// Set: nobody holds it, the next attempt may start from then on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub again: Option<Again>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Stop {
+    Cancelled,
+    Replaced,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Again {
+    #[serde(deserialize_with = "ms")]
+    pub at: i64,
+    /// [`Trigger::Retry`] or [`Trigger::Takeover`].
+    pub trigger: Trigger,
+}
+
+/// The run that ended last: from when to when the job was busy, and how it ended.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Last {
+    pub occurrence: Occurrence,
+    pub attempt: u32,
+    pub run: RunId,
+    pub instance: InstanceId,
+    pub outcome: Outcome,
+    #[serde(deserialize_with = "ms")]
+    pub from: i64,
+    #[serde(deserialize_with = "ms")]
+    pub to: i64,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Pause {
+    /// None: until resumed.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "ms_or_none"
+    )]
+    pub until: Option<i64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    #[serde(deserialize_with = "ms")]
+    pub at: i64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pending {
+    pub key: String,
+    #[serde(deserialize_with = "ms")]
+    pub at: i64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Triggered {
+    pub key: String,
+    pub occurrence: Occurrence,
+    /// When it was decided.
+    #[serde(default, deserialize_with = "ms")]
+    pub at: i64,
+}
+
+impl State {
+    /// The open entry that is held by `run`.
+    pub fn held_by(&self, run: RunId) -> Option<&Open> {
+        self.open.iter().find(|o| o.run == run && o.again.is_none())
+    }
+    /// Some of the range is decided, and some is not.
+    pub(super) fn decided_in(&self, m: &Missed) -> bool {
+        let early = || self.early.iter().any(|at| m.first <= *at && *at <= m.last);
+        m.last.0 > self.newest && (m.first.0 <= self.newest || early())
+    }
+    /// A trigger is decided, at `now`. Old ones are forgotten when the next is put in.
+    pub(super) fn remember_trigger(&mut self, key: &str, occurrence: Occurrence, now: i64) {
+        self.triggers.retain(|t| t.key != key);
+        self.triggered.push(Triggered {
+            key: key.to_owned(),
+            occurrence,
+            at: now,
+        });
+    }
+    pub(super) fn forget_triggers(&mut self, now: i64) {
+        let own = self.triggered.iter().filter(|t| own_key(&t.key)).count();
+        let mut excess = own.saturating_sub(OWN_KEYS_MOST);
+        self.triggered.retain(|t| {
+            if !own_key(&t.key) {
+                return now - t.at < KEYS_KEPT_MS;
+            }
+            let keep = excess == 0 && now - t.at < OWN_KEYS_KEPT_MS;
+            excess = excess.saturating_sub(1);
+            keep
+        });
+    }
+    /// The job is paused: for so many milliseconds more, or until somebody resumes it.
+    pub(super) fn paused(&self, now: i64) -> Option<Option<i64>> {
+        let pause = self.pause.as_ref();
+        let pause = pause.filter(|p| p.until.is_none_or(|until| now < until));
+        pause.map(|p| p.until.map(|until| until - now))
+    }
+    /// The answer for an attempt that may not start before the job's pause is over.
+    pub(super) fn until_resumed(&self, now: i64) -> Option<Answer> {
+        self.paused(now).map(|left| Answer::Later {
+            wait_ms: left.unwrap_or(PAUSED_WAIT_MS),
+        })
+    }
+}
+
+impl Open {
+    pub(super) fn granted(c: &Claim, g: Grant, key: Option<String>, now: i64, inc: &str) -> Self {
+        Self {
+            occurrence: g.occurrence,
+            attempt: g.attempt,
+            trigger: g.trigger,
+            key,
+            run: c.run,
+            instance: c.instance.clone(),
+            host: c.host.clone(),
+            seq: 0,
+            lease: c.lease,
+            def: c.def.clone(),
+            inc: inc.to_owned(),
+            granted_at: now,
+            renewed_at: now,
+            stop: None,
+            again: None,
+        }
+    }
+    pub(super) fn is(&self, observed: Option<&Observed>) -> bool {
+        observed.is_some_and(|o| o.run == self.run && o.seq == self.seq && o.inc == self.inc)
+    }
+    pub(super) fn grant(&self) -> Grant {
+        Grant {
+            occurrence: self.occurrence,
+            attempt: self.attempt,
+            trigger: self.trigger,
+        }
+    }
+    /// The record of this attempt, ended at `now`.
+    pub(super) fn record(
+        &self,
+        job: &JobName,
+        outcome: Outcome,
+        now: i64,
+        error: &str,
+    ) -> RunRecord {
+        RunRecord {
+            run_id: Some(self.run),
+            job: job.clone(),
+            occurrence: self.occurrence,
+            trigger: self.trigger,
+            attempt: self.attempt,
+            fencing_token: Some(self.occurrence.token(self.attempt)),
+            instance: Some(self.instance.clone()),
+            host: Some(self.host.clone()),
+            started_at: Some(self.granted_at),
+            finished_at: Some(now),
+            lateness_ms: Some(self.granted_at - self.occurrence.0),
+            duration_ms: Some(now - self.granted_at),
+            outcome,
+            exit_code: None,
+            signal: None,
+            output_tail: String::new(),
+            output_truncated: false,
+            error: Some(error.to_owned()),
+            count: 1,
+        }
+    }
+}
