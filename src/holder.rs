@@ -21,23 +21,19 @@ use crate::{
     failpoint,
     guard::{Ended, HandOver, Identity, Moment, Spec},
     logic::{
+        backoff,
         claim::{self, Again, OnCrash, Renew, Renewal, Settle, Settlement},
+        hold::{Do, Hold, Renewed, SMALLEST_PIECE, View},
         run::{Cause, Stop},
-        trust::{HeldLease, Step},
     },
     model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger},
     runner::{End, Prepared, Runner, Running},
     settle::Legacy,
-    store::{OUTPUT_AT_ONCE, OUTPUT_PATIENCE, Store, Tail},
+    store::{self, OUTPUT_AT_ONCE, OUTPUT_PATIENCE, Reply, Store, Tail},
 };
 
-/// Shorter runs hand in their output at the end only.
-const LIVE_OUTPUT_AFTER: Duration = Duration::from_millis(500);
-const LIVE_OUTPUT_EVERY: Duration = Duration::from_millis(300);
 /// Output up to this travels with the settlement; more of it follows in pieces, so that no outcome waits for it.
 const WITH_SETTLEMENT: usize = 16 << 10;
-/// A piece that did not arrive in time is halved, down to this.
-const SMALLEST_PIECE: usize = 4 << 10;
 /// Between two attempts to settle.
 const SETTLE_AGAIN: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 /// The same where the store refuses, which does not pass by itself.
@@ -50,8 +46,6 @@ const MOST_ATTEMPTS: u32 = 999;
 const PREPARED_FOR: Duration = Duration::from_secs(3);
 /// Commands that are being started at one time. More would only start each other later.
 const STARTS: usize = 32;
-/// What was granted in time, and had to wait here for so long after the last moment for a start, is missed.
-const START_LATER_MS: i64 = 1000;
 /// For how long at most a slow start (a look-up over the network, a slow disk) holds up others.
 const START_PATIENCE: Duration = Duration::from_millis(250);
 
@@ -78,6 +72,14 @@ pub struct Holder {
 
 /// The process ends, and the store has not heard of the outcome: somebody else must go on.
 struct GivenUp;
+
+/// What became of a run whose lease was kept.
+enum Kept {
+    /// It is to be started, as one of those that are at one time.
+    Turn(OwnedSemaphorePermit),
+    /// It is over, and this attempt follows: where nothing was started, another repeats nothing.
+    Ended(End, Option<Again>),
+}
 
 struct Run {
     job: JobName,
@@ -195,7 +197,8 @@ impl Holder {
     ) -> Option<Occurrence> {
         failpoint::here("after_grant");
         let (job, grant) = (g.job.clone(), g.grant);
-        let mut lease = HeldLease::new(*job.lease, g.sent);
+        let start_by = (grant.attempt == 1).then_some(g.start_by);
+        let mut hold = Hold::new(*job.lease, g.sent, start_by, OUTPUT_AT_ONCE);
         if g.too_late {
             warn!(job = %job.name, occurrence = %grant.occurrence, "the grant was not known of in time to start it");
             let end = not_started(Outcome::Missed, claim::TOO_LATE);
@@ -204,9 +207,9 @@ impl Holder {
             g.place = None;
             return self.settle_unstarted(elector, &g, end, None).await;
         }
-        let turn = match self.await_start(&g, &mut lease, nudge).await {
-            Ok(turn) => turn,
-            Err((end, again)) => {
+        let turn = match self.keep(&g, &mut hold, None, nudge).await {
+            Kept::Turn(turn) => turn,
+            Kept::Ended(end, again) => {
                 drop(command);
                 g.slot = None;
                 g.place = None;
@@ -226,7 +229,7 @@ impl Holder {
             crash_again(&job, grant.attempt),
             failure_again(&job, grant.attempt),
         );
-        let spec = Spec::new(&job, &id, lease.trusted_until(), legacy);
+        let spec = Spec::new(&job, &id, hold.trusted_until(), legacy);
         let prepared = self.prepared().remove(&g.run);
         let started = self.runner.start_prepared(spec, job.output, prepared);
         let mut running = match started.await {
@@ -249,7 +252,13 @@ impl Holder {
             let _ = tokio::time::timeout(START_PATIENCE, watch.started()).await;
             drop((turn, place));
         });
-        let (end, shown) = self.guard(&g, &mut lease, &mut running, nudge).await;
+        let mut shown = 0;
+        let end = loop {
+            let running = Some((&mut running, &mut shown));
+            if let Kept::Ended(end, _) = self.keep(&g, &mut hold, running, nudge).await {
+                break end;
+            }
+        };
         failpoint::here("before_settle");
         let again = match (end.outcome, end.cause) {
             (Outcome::Failed | Outcome::TimedOut, _) => failure_again(&job, grant.attempt),
@@ -286,7 +295,7 @@ impl Holder {
             let before = end.output_bytes - end.output_tail.len() as u64;
             let mut at = from.clamp(before, end.output_bytes);
             let mut most = OUTPUT_AT_ONCE;
-            let mut pause = SETTLE_AGAIN.0;
+            let mut failures = 0;
             while at < end.output_bytes {
                 let rest = &end.output_tail[(at - before) as usize..];
                 let piece = &rest[..most.min(rest.len())];
@@ -299,7 +308,7 @@ impl Holder {
                     Ok(()) => {
                         at += piece.len() as u64;
                         most = (most * 2).min(OUTPUT_AT_ONCE);
-                        pause = SETTLE_AGAIN.0;
+                        failures = 0;
                         None
                     }
                     Err(e) => Some(e),
@@ -312,11 +321,11 @@ impl Holder {
                 }
                 if failed.is_some() {
                     most = (most / 2).max(SMALLEST_PIECE);
+                    failures += 1;
                     tokio::select! {
-                        () = tokio::time::sleep(pause) => {}
+                        () = tokio::time::sleep(backoff::nth(SETTLE_AGAIN.0, failures, SETTLE_AGAIN.1)) => {}
                         () = give_up.cancelled() => return,
                     }
-                    pause = (pause * 2).min(SETTLE_AGAIN.1);
                 }
             }
         });
@@ -373,206 +382,145 @@ impl Holder {
         serde_json::to_value(&legacy).unwrap_or_default()
     }
 
-    /// Waits for the turn of a run that was granted, with its lease renewed meanwhile, until the lease is fit to start a
-    /// command with. Else how it ended, and the attempt that follows: nothing was started, so another repeats nothing.
-    async fn await_start(
+    /// Keeps the lease of a run, until it may be started, or, when it is `running`, until its whole tree is gone.
+    async fn keep(
         &self,
         g: &Granted,
-        lease: &mut HeldLease,
+        hold: &mut Hold,
+        mut running: Option<(&mut Running, &mut u64)>,
         nudge: &Notify,
-    ) -> Result<OwnedSemaphorePermit, (End, Option<Again>)> {
-        // A pending takeover is not dropped for a newer occurrence; a retry is.
-        let trigger = Trigger::Takeover;
-        let again = (g.grant.attempt < MOST_ATTEMPTS).then_some(Again { at: 0, trigger });
-        let (job, occurrence) = (&g.job.name, g.grant.occurrence);
-        let mut turn = self.starts.clone().try_acquire_owned().ok();
+    ) -> Kept {
+        let job = &g.job;
+        let mut turn = None;
         let in_turn = self.starts.clone().acquire_owned();
         tokio::pin!(in_turn);
         let mut renewal = None;
-        let mut nudged = false;
+        let mut showing = None;
         loop {
-            if self.kill.is_cancelled() {
-                let why = "this instance was stopped before it started the command";
-                return Err((not_started(Outcome::LeaseLost, why), again));
-            }
-            let now = Boottime::now();
-            let late = |now_us: i64| now_us / 1000 > g.start_by.saturating_add(START_LATER_MS);
-            if g.grant.attempt == 1 && self.clock.now_us().is_some_and(late) {
-                warn!(%job, %occurrence, "granted, and not started in time");
-                return Err((not_started(Outcome::Missed, claim::TOO_LATE), None));
-            }
-            if renewal.is_none()
-                && lease.may_start(now)
-                && let Some(turn) = turn.take()
-            {
-                return Ok(turn);
-            }
-            // Once trust is over, the store may have given the lease to another: it says so, or it is ours again.
-            if renewal.is_none() && now >= lease.renew_at() {
-                let ask = self.renewal(g, lease.next_seq());
-                let store = self.store.clone();
-                renewal = Some(Box::pin(async move { store.renew(&ask).await }));
-            }
-            let wake = lease.renew_at().since(now);
+            let killed = self.kill.is_cancelled();
+            let next = hold.next(View {
+                now: Boottime::now(),
+                store_ms: self.clock.now_us().map(|us| us / 1000),
+                turn: turn.is_some(),
+                killed,
+            });
+            let wake = match next {
+                Do::Wait(at) => at,
+                Do::Renew(seq) => {
+                    let (ask, store) = (self.renewal(g, seq), self.store.clone());
+                    renewal = Some(Box::pin(async move { store.renew(&ask).await }));
+                    continue;
+                }
+                Do::Start => match turn.take() {
+                    Some(turn) => return Kept::Turn(turn),
+                    None => continue,
+                },
+                Do::Abandon {
+                    outcome,
+                    why,
+                    again,
+                } => {
+                    info!(job = %job.name, occurrence = %g.grant.occurrence, %outcome, why, "granted, and not started");
+                    // A pending takeover is not dropped for a newer occurrence; a retry is.
+                    let trigger = Trigger::Takeover;
+                    let again = (again && g.grant.attempt < MOST_ATTEMPTS)
+                        .then_some(Again { at: 0, trigger });
+                    return Kept::Ended(not_started(outcome, why), again);
+                }
+                Do::Stop(stop, grace) => {
+                    match stop {
+                        Stop::LeaseLost => warn!(job = %job.name, run = %g.run,
+                            "the lease could not be renewed in time, ending the run"),
+                        stop => info!(job = %job.name, run = %g.run, ?stop, "asked to end the run"),
+                    }
+                    if let Some((running, _)) = &running {
+                        running.stop(stop, grace);
+                    }
+                    if !hold.awaits_renewal() {
+                        renewal = None;
+                    }
+                    continue;
+                }
+                Do::Show(most) => {
+                    let piece = running
+                        .as_ref()
+                        .map(|(r, shown)| r.output().piece(**shown, most));
+                    match piece.filter(|piece| !piece.bytes.is_empty()) {
+                        Some(piece) => {
+                            let (store, name, run, keep) =
+                                (self.store.clone(), job.name.clone(), g.run, job.output.keep);
+                            showing = Some(Box::pin(async move {
+                                let (at, bytes) = (piece.offset, &piece.bytes);
+                                let told = store.append_output(&name, run, at, bytes, keep).await;
+                                told.is_ok()
+                                    .then(|| (piece.next(), piece.bytes.len() == most))
+                            }));
+                        }
+                        None => hold.nothing_to_show(),
+                    }
+                    continue;
+                }
+            };
+            // A suspend stops the runtime's timers: look at the real clock often enough.
+            let wait = wake.since(Boottime::now());
+            let wait = wait.clamp(Duration::from_millis(1), Duration::from_secs(1));
+            let waits = running.is_none() && turn.is_none();
             tokio::select! {
+                end = async { match &mut running { Some((r, _)) => r.wait().await, None => std::future::pending().await } } => {
+                    return Kept::Ended(end, None);
+                }
                 reply = async { match renewal.as_mut() { Some(r) => r.await, None => std::future::pending().await } } => {
                     renewal = None;
-                    let once_more = std::mem::take(&mut nudged);
-                    let reply = match reply {
-                        Ok(reply) => reply,
-                        Err(e) => {
-                            debug!(%job, %occurrence, error = %e, "cannot renew the lease of a run that was not started yet");
-                            lease.failed(Boottime::now());
-                            continue;
-                        }
-                    };
-                    crate::elector::note_clock(&self.clock, &reply);
-                    match reply.value {
-                        Renewal::Renewed(None) => lease.renewed_unstarted(reply.sent),
-                        Renewal::Renewed(Some(stop)) => {
-                            info!(%job, %occurrence, ?stop, "asked to end the run before it was started");
-                            let outcome = match stop {
-                                claim::Stop::Cancelled => Outcome::Cancelled,
-                                claim::Stop::Replaced => Outcome::Replaced,
-                            };
-                            return Err((not_started(outcome, "ended before it was started"), None));
-                        }
-                        Renewal::Lost => {
-                            warn!(%job, %occurrence, "the lease was lost before the run was started");
-                            let why = "the lease was lost before the command was started";
-                            return Err((not_started(Outcome::LeaseLost, why), again));
-                        }
-                    }
-                    if once_more {
-                        lease.renew_now();
-                    }
+                    self.renewed(g, hold, reply, running.as_ref().map(|(r, _)| &**r));
                 }
-                got = &mut in_turn, if turn.is_none() => turn = got.ok(),
-                () = nudge.notified() => {
-                    nudged = renewal.is_some();
-                    lease.renew_now();
+                told = async { match showing.as_mut() { Some(s) => s.await, None => std::future::pending().await } } => {
+                    showing = None;
+                    let (arrived, full) = (told.is_some(), told.is_some_and(|(_, full)| full));
+                    if let (Some((_, shown)), Some((next, _))) = (&mut running, told) {
+                        **shown = next;
+                    }
+                    hold.shown(arrived, full, Boottime::now());
                 }
-                () = self.kill.cancelled() => {}
-                () = tokio::time::sleep(wake.clamp(Duration::from_millis(1), Duration::from_secs(1))), if renewal.is_none() => {}
+                got = &mut in_turn, if waits => turn = got.ok(),
+                () = nudge.notified() => hold.nudged(),
+                () = self.kill.cancelled(), if !killed => {}
+                () = tokio::time::sleep(wait) => {}
             }
         }
     }
 
-    /// Keeps the lease while the command runs; returns when its whole tree is gone, and up to which byte the store has its
-    /// output by then.
-    async fn guard(
+    /// The store's answer to a renewal.
+    fn renewed(
         &self,
         g: &Granted,
-        lease: &mut HeldLease,
-        running: &mut Running,
-        nudge: &Notify,
-    ) -> (End, u64) {
-        let job = &g.job;
-        let mut renewal = None;
-        let mut lost = false;
-        let mut stopping = false;
-        let mut nudged = false;
-        let mut shown = 0;
-        let mut most = OUTPUT_AT_ONCE;
-        let mut show_at = Boottime::now() + LIVE_OUTPUT_AFTER;
-        let mut showing = None;
-        let output = running.output();
-        loop {
-            let now = Boottime::now();
-            if !lost && lease.step(now) == Step::StepDown {
-                // The guard has the same deadline and acts on it alone; this is for the log.
-                warn!(job = %job.name, run = %g.run, "the lease could not be renewed in time, ending the run");
-                running.stop(Stop::LeaseLost, Some(job.lease.kill_budget / 2));
-                lost = true;
-                renewal = None;
+        hold: &mut Hold,
+        reply: Result<Reply<Renewal>, store::Error>,
+        running: Option<&Running>,
+    ) {
+        let now = Boottime::now();
+        let follows = match reply {
+            Ok(reply) => {
+                crate::elector::note_clock(&self.clock, &reply);
+                hold.renewed(Some(reply.value), reply.sent, now)
             }
-            if !lost && renewal.is_none() && lease.step(now) == Step::Renew {
-                let ask = self.renewal(g, lease.next_seq());
-                let store = self.store.clone();
-                renewal = Some(Box::pin(async move { store.renew(&ask).await }));
-            }
-            if showing.is_none() && now >= show_at {
-                show_at = now + LIVE_OUTPUT_EVERY;
-                let piece = output.piece(shown, most);
-                if !piece.bytes.is_empty() {
-                    let (store, name, run, keep) =
-                        (self.store.clone(), job.name.clone(), g.run, job.output.keep);
-                    showing = Some(Box::pin(async move {
-                        let done = store
-                            .append_output(&name, run, piece.offset, &piece.bytes, keep)
-                            .await;
-                        done.is_ok()
-                            .then(|| (piece.next(), piece.bytes.len() == most))
-                    }));
-                }
-            }
-            let wake = match lease.step(now) {
-                Step::WaitUntil(at) if !lost => at.min(show_at),
-                _ => show_at,
-            };
-            tokio::select! {
-                end = running.wait() => return (end, shown),
-                reply = async { match renewal.as_mut() { Some(r) => r.await, None => std::future::pending().await } } => {
-                    renewal = None;
-                    let now = Boottime::now();
-                    let once_more = std::mem::take(&mut nudged);
-                    match reply {
-                        Ok(reply) => {
-                            crate::elector::note_clock(&self.clock, &reply);
-                            match reply.value {
-                                Renewal::Renewed(stop) => {
-                                    lease.renewed(reply.sent, now);
-                                    running.extend(lease.trusted_until());
-                                    if let Some(stop) = stop && !std::mem::replace(&mut stopping, true) {
-                                        info!(job = %job.name, run = %g.run, ?stop, "asked to end the run");
-                                        running.stop(match stop {
-                                            claim::Stop::Cancelled => Stop::Cancelled,
-                                            claim::Stop::Replaced => Stop::Replaced,
-                                        }, None);
-                                    }
-                                }
-                                Renewal::Lost => {
-                                    warn!(job = %job.name, run = %g.run, "the lease is another's, ending the run");
-                                    running.stop(Stop::LeaseLost, Some(job.lease.kill_budget / 2));
-                                    lost = true;
-                                }
-                            }
-                        }
-                        Err(e) => {
-                            // Any error: while trust lasts, trying again is right, whatever it was.
-                            warn!(job = %job.name, run = %g.run, error = %e, "cannot renew the lease; trying again");
-                            lease.failed(now);
-                        }
+            Err(e) => {
+                match running {
+                    Some(_) => {
+                        warn!(job = %g.job.name, run = %g.run, error = %e, "cannot renew the lease; trying again")
                     }
-                    if once_more {
-                        lease.renew_now();
-                    }
+                    None => debug!(job = %g.job.name, run = %g.run, error = %e,
+                        "cannot renew the lease of a run that was not started yet"),
                 }
-                next = async { match showing.as_mut() { Some(s) => s.await, None => std::future::pending().await } } => {
-                    showing = None;
-                    match next {
-                        Some((next, full)) => {
-                            shown = next;
-                            most = (most * 2).min(OUTPUT_AT_ONCE);
-                            if full {
-                                show_at = Boottime::now();
-                            }
-                        }
-                        None => most = (most / 2).max(SMALLEST_PIECE),
-                    }
-                }
-                () = nudge.notified() => {
-                    // One that is under way may have been there before what we are to look for.
-                    nudged = renewal.is_some();
-                    lease.renew_now();
-                }
-                () = self.kill.cancelled(), if !stopping => {
-                    stopping = true;
-                    running.stop(Stop::Shutdown, None);
-                }
-                // A suspend stops the runtime's timers: look at the real clock often enough.
-                () = tokio::time::sleep(wake.since(Boottime::now()).clamp(Duration::from_millis(1), Duration::from_secs(1))) => {}
+                hold.renewed(None, now, now)
             }
+        };
+        match (follows, running) {
+            (Renewed::Extended(until), Some(running)) => running.extend(until),
+            (Renewed::Lost(stop, grace), Some(running)) => {
+                warn!(job = %g.job.name, run = %g.run, "the lease is another's, ending the run");
+                running.stop(stop, grace);
+            }
+            (Renewed::Nothing, _) | (_, None) => {}
         }
     }
 
@@ -648,7 +596,7 @@ impl Holder {
             },
             more: if apart { kept as u64 } else { 0 },
         };
-        let mut pause = SETTLE_AGAIN.0;
+        let mut failures = 0;
         let mut warned: Option<Boottime> = None;
         loop {
             let told = tokio::select! {
@@ -666,6 +614,7 @@ impl Holder {
                     return Ok(again.map(|_| g.grant.occurrence));
                 }
                 Err(e) => {
+                    failures += 1;
                     let now = Boottime::now();
                     if warned.is_none_or(|at| now.since(at) >= WARN_AGAIN) {
                         warned = Some(now);
@@ -679,10 +628,9 @@ impl Holder {
                 }
             };
             tokio::select! {
-                () = tokio::time::sleep(pause) => {}
+                () = tokio::time::sleep(backoff::nth(SETTLE_AGAIN.0, failures, most)) => {}
                 () = self.give_up.cancelled() => return Err(GivenUp),
             }
-            pause = (pause * 2).min(most);
         }
     }
 }
@@ -734,13 +682,10 @@ fn failure_again(job: &Job, attempt: u32) -> Option<Again> {
     if attempt > retry.attempts || attempt >= job.max_attempts {
         return None;
     }
-    let wait = if retry.exponential {
-        retry.interval.saturating_mul(1 << (attempt - 1).min(20))
-    } else {
-        retry.interval
-    };
+    let nth = if retry.exponential { attempt } else { 1 };
+    let wait = backoff::nth(retry.interval, nth, retry.max_interval);
     Some(Again {
-        at: wait.min(retry.max_interval).as_millis() as i64,
+        at: wait.as_millis() as i64,
         trigger: Trigger::Retry,
     })
 }

@@ -5,6 +5,7 @@ pub mod backoff;
 pub mod belief;
 pub mod claim;
 pub mod contest;
+pub mod hold;
 pub mod lease;
 pub mod observe;
 pub mod run;

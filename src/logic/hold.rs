@@ -1,0 +1,524 @@
+//! One granted run as its holder keeps it: waits for its turn, starts, keeps the lease renewed, shows the output, ends.
+//!
+//! [`Hold::next`] says what to do; the caller does it and comes back with what came of it, or when the time has passed that
+//! [`Do::Wait`] names. At most one renewal and one piece of output are under way at a time.
+//!
+//! ```text
+//! Waiting ── Start ──▶ Running ── somebody wants it ended ──▶ Ending
+//!    │                    └──────── trust is over, or the store says so ──▶ Lost ◀── (Ending)
+//!    └── Abandon: nothing was started
+//! ```
+
+use std::time::Duration;
+
+use super::{
+    claim::{self, Renewal},
+    lease::Lease,
+    run::Stop,
+    trust::{HeldLease, Step},
+};
+use crate::model::{Boottime, Outcome};
+
+/// Shorter runs hand in their output at the end only.
+const SHOW_AFTER: Duration = Duration::from_millis(500);
+const SHOW_EVERY: Duration = Duration::from_millis(300);
+/// A piece that did not arrive in time is halved, down to this.
+pub const SMALLEST_PIECE: usize = 4 << 10;
+/// What was granted in time, and had to wait here for so long after the last moment for a start, is missed.
+const START_LATER_MS: i64 = 1000;
+
+/// What to do next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Do {
+    /// Ask the store to renew the lease, with this number; then [`Hold::renewed`].
+    Renew(u32),
+    /// Start the command: its turn is used up.
+    Start,
+    /// Start nothing: record this. `again`: another attempt repeats nothing, and may follow at once.
+    Abandon {
+        outcome: Outcome,
+        why: &'static str,
+        again: bool,
+    },
+    /// Have the command ended; None: with the job's own grace.
+    Stop(Stop, Option<Duration>),
+    /// Hand in what is new of the output, at most so many bytes; then [`Hold::shown`].
+    Show(usize),
+    /// Nothing before then.
+    Wait(Boottime),
+}
+
+/// What a holder sees at one moment.
+#[derive(Debug, Clone, Copy)]
+pub struct View {
+    pub now: Boottime,
+    /// Unix ms of the store's clock; None before its first answer.
+    pub store_ms: Option<i64>,
+    /// This run may be started.
+    pub turn: bool,
+    /// All runs of this instance are to end.
+    pub killed: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// Granted, and not started.
+    Waiting,
+    /// The store said what becomes of a run that is not started.
+    Refused(Do),
+    Running,
+    /// It was told to end; its lease is kept until it has.
+    Ending,
+    /// The lease is not ours any more, and the command was told to end.
+    Lost,
+}
+
+/// A question to the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Question {
+    None,
+    UnderWay,
+    /// It may have been answered before what is to be looked for: ask once more.
+    UnderWayAndOnceMore,
+}
+
+/// The holder's side of one run.
+#[derive(Debug)]
+pub struct Hold {
+    lease: HeldLease,
+    /// How long a command whose lease is lost may take to end by itself.
+    grace: Duration,
+    phase: Phase,
+    renewal: Question,
+    /// It must not start later than this, Unix ms of the store's clock.
+    start_by: Option<i64>,
+    /// Told to end, by the store, and not told to the command yet.
+    stop: Option<Stop>,
+    show_at: Boottime,
+    showing: bool,
+    most: usize,
+    largest: usize,
+}
+
+impl Hold {
+    /// A lease that was granted to a request which left at `sent`. `start_by`: of a first attempt. `largest`: of the pieces of
+    /// output, in bytes.
+    pub fn new(lease: Lease, sent: Boottime, start_by: Option<i64>, largest: usize) -> Self {
+        Self {
+            lease: HeldLease::new(lease, sent),
+            grace: lease.kill_budget / 2,
+            phase: Phase::Waiting,
+            renewal: Question::None,
+            start_by,
+            stop: None,
+            show_at: Boottime(0),
+            showing: false,
+            most: largest,
+            largest,
+        }
+    }
+
+    pub fn trusted_until(&self) -> Boottime {
+        self.lease.trusted_until()
+    }
+
+    /// False: a renewal that is under way does not matter any more.
+    pub fn awaits_renewal(&self) -> bool {
+        self.renewal != Question::None
+    }
+
+    /// What to do now. To be asked again, until it says to wait.
+    pub fn next(&mut self, v: View) -> Do {
+        match self.phase {
+            Phase::Waiting => self.before_the_start(v),
+            Phase::Refused(end) => end,
+            Phase::Running | Phase::Ending | Phase::Lost => self.while_it_runs(v),
+        }
+    }
+
+    fn before_the_start(&mut self, v: View) -> Do {
+        if v.killed {
+            return Do::Abandon {
+                outcome: Outcome::LeaseLost,
+                why: "this instance was stopped before it started the command",
+                again: true,
+            };
+        }
+        let over = self.start_by.map(|by| by.saturating_add(START_LATER_MS));
+        if v.store_ms.zip(over).is_some_and(|(now, over)| now > over) {
+            return Do::Abandon {
+                outcome: Outcome::Missed,
+                why: claim::TOO_LATE,
+                again: false,
+            };
+        }
+        if self.awaits_renewal() {
+            return Do::Wait(Boottime(u64::MAX));
+        }
+        if v.turn && self.lease.may_start(v.now) {
+            self.phase = Phase::Running;
+            self.show_at = v.now + SHOW_AFTER;
+            return Do::Start;
+        }
+        // Once trust is over, the store may have given the lease to another: it says so, or it is ours again.
+        if v.now >= self.lease.renew_at() {
+            return self.renew();
+        }
+        Do::Wait(self.lease.renew_at())
+    }
+
+    fn while_it_runs(&mut self, v: View) -> Do {
+        let step = self.lease.step(v.now);
+        if self.phase != Phase::Lost && step == Step::StepDown {
+            // The guard has the same deadline and acts on it alone.
+            return self.lose();
+        }
+        if let Some(stop) = self.stop.take() {
+            return Do::Stop(stop, None);
+        }
+        if v.killed && self.phase == Phase::Running {
+            self.phase = Phase::Ending;
+            return Do::Stop(Stop::Shutdown, None);
+        }
+        if self.phase != Phase::Lost && step == Step::Renew && !self.awaits_renewal() {
+            return self.renew();
+        }
+        if !self.showing && v.now >= self.show_at {
+            self.showing = true;
+            self.show_at = v.now + SHOW_EVERY;
+            return Do::Show(self.most);
+        }
+        let show_at = match self.showing {
+            true => Boottime(u64::MAX),
+            false => self.show_at,
+        };
+        Do::Wait(match (self.phase, step) {
+            (Phase::Lost, _) => show_at,
+            // It is under way. Trust ends at its own time all the same.
+            (_, Step::Renew) => show_at.min(self.lease.trusted_until()),
+            (_, Step::WaitUntil(at)) => show_at.min(at),
+            (_, Step::StepDown) => show_at,
+        })
+    }
+
+    fn renew(&mut self) -> Do {
+        self.renewal = Question::UnderWay;
+        Do::Renew(self.lease.next_seq())
+    }
+
+    fn lose(&mut self) -> Do {
+        self.phase = Phase::Lost;
+        self.renewal = Question::None;
+        self.stop = None;
+        Do::Stop(Stop::LeaseLost, Some(self.grace))
+    }
+
+    /// The store's answer to a renewal that left at `sent`, and came at `now`; None: there was none.
+    pub fn renewed(&mut self, answer: Option<Renewal>, sent: Boottime, now: Boottime) -> Renewed {
+        let once_more = self.renewal == Question::UnderWayAndOnceMore;
+        self.renewal = Question::None;
+        let renewed = match (answer, self.phase) {
+            (_, Phase::Lost | Phase::Refused(_)) => return Renewed::Nothing,
+            (None, _) => {
+                // Whatever went wrong: while trust lasts, trying again is right.
+                self.lease.failed(now);
+                Renewed::Nothing
+            }
+            (Some(Renewal::Renewed(stop)), Phase::Waiting) => {
+                self.lease.renewed_unstarted(sent);
+                if let Some(stop) = stop {
+                    self.phase = Phase::Refused(Do::Abandon {
+                        outcome: match stop {
+                            claim::Stop::Cancelled => Outcome::Cancelled,
+                            claim::Stop::Replaced => Outcome::Replaced,
+                        },
+                        why: "ended before it was started",
+                        again: false,
+                    });
+                }
+                Renewed::Nothing
+            }
+            (Some(Renewal::Renewed(stop)), _) => {
+                self.lease.renewed(sent, now);
+                if let (Some(stop), Phase::Running) = (stop, self.phase) {
+                    self.phase = Phase::Ending;
+                    self.stop = Some(match stop {
+                        claim::Stop::Cancelled => Stop::Cancelled,
+                        claim::Stop::Replaced => Stop::Replaced,
+                    });
+                }
+                Renewed::Extended(self.lease.trusted_until())
+            }
+            (Some(Renewal::Lost), Phase::Waiting) => {
+                self.phase = Phase::Refused(Do::Abandon {
+                    outcome: Outcome::LeaseLost,
+                    why: "the lease was lost before the command was started",
+                    again: true,
+                });
+                Renewed::Nothing
+            }
+            (Some(Renewal::Lost), _) => match self.lose() {
+                Do::Stop(stop, grace) => Renewed::Lost(stop, grace),
+                _ => Renewed::Nothing,
+            },
+        };
+        if once_more {
+            self.lease.renew_now();
+        }
+        renewed
+    }
+
+    /// Somebody may have asked for the run to be ended: its next renewal tells.
+    pub fn nudged(&mut self) {
+        if self.awaits_renewal() {
+            self.renewal = Question::UnderWayAndOnceMore;
+        }
+        self.lease.renew_now();
+    }
+
+    /// There was no new output.
+    pub fn nothing_to_show(&mut self) {
+        self.showing = false;
+    }
+
+    /// A piece of output was handed in, or not. `full`: it was as long as [`Do::Show`] allowed, so that there is more.
+    pub fn shown(&mut self, arrived: bool, full: bool, now: Boottime) {
+        self.showing = false;
+        if !arrived {
+            self.most = (self.most / 2).max(SMALLEST_PIECE);
+            return;
+        }
+        self.most = (self.most * 2).min(self.largest);
+        if full {
+            self.show_at = now;
+        }
+    }
+}
+
+/// What follows from an answer at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Renewed {
+    Nothing,
+    /// The command may run until then.
+    Extended(Boottime),
+    /// The lease is another's: have the command ended.
+    Lost(Stop, Option<Duration>),
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const T0: u64 = 1000;
+
+    fn ms(n: u64) -> Boottime {
+        Boottime((T0 + n) * 1_000_000)
+    }
+    fn lease() -> Lease {
+        Lease::new(Duration::from_secs(2), 0.01).expect("valid")
+    }
+    fn hold() -> Hold {
+        Hold::new(lease(), ms(0), Some(60_000), 64 << 10)
+    }
+    fn view(now: u64, turn: bool) -> View {
+        View {
+            now: ms(now),
+            store_ms: Some(0),
+            turn,
+            killed: false,
+        }
+    }
+    fn started() -> Hold {
+        let mut hold = hold();
+        assert_eq!(hold.next(view(1, true)), Do::Start);
+        hold
+    }
+    fn abandoned(what: Do) -> Option<(Outcome, bool)> {
+        match what {
+            Do::Abandon { outcome, again, .. } => Some((outcome, again)),
+            _ => None,
+        }
+    }
+
+    #[test]
+    fn what_waits_for_its_turn_is_kept_renewed_and_started_with_enough_trust() {
+        let mut hold = hold();
+        assert!(matches!(hold.next(view(1, false)), Do::Wait(at) if at > ms(100)));
+        assert_eq!(hold.next(view(900, false)), Do::Renew(1));
+        // Its answer may say that it is to be ended: nothing is started before it is there.
+        assert!(matches!(hold.next(view(901, true)), Do::Wait(_)));
+        // Trust is over, and the store confirms it once more.
+        let answer = Some(Renewal::Renewed(None));
+        assert_eq!(hold.renewed(answer, ms(1900), ms(1950)), Renewed::Nothing);
+        assert_eq!(hold.next(view(1951, true)), Do::Start);
+    }
+
+    #[test]
+    fn what_was_not_started_says_whether_another_attempt_repeats_nothing() {
+        let killed = View {
+            killed: true,
+            ..view(1, true)
+        };
+        assert_eq!(
+            abandoned(hold().next(killed)),
+            Some((Outcome::LeaseLost, true))
+        );
+        let late = View {
+            store_ms: Some(61_001),
+            ..view(1, true)
+        };
+        assert_eq!(abandoned(hold().next(late)), Some((Outcome::Missed, false)));
+        for (answer, expected) in [
+            (Renewal::Lost, (Outcome::LeaseLost, true)),
+            (
+                Renewal::Renewed(Some(claim::Stop::Cancelled)),
+                (Outcome::Cancelled, false),
+            ),
+            (
+                Renewal::Renewed(Some(claim::Stop::Replaced)),
+                (Outcome::Replaced, false),
+            ),
+        ] {
+            let mut hold = hold();
+            assert_eq!(hold.next(view(900, false)), Do::Renew(1));
+            hold.renewed(Some(answer), ms(900), ms(901));
+            assert_eq!(abandoned(hold.next(view(902, true))), Some(expected));
+        }
+    }
+
+    #[test]
+    fn a_run_is_told_to_end_once_and_keeps_its_lease_until_it_has() {
+        let mut hold = started();
+        let cancelled = Some(Renewal::Renewed(Some(claim::Stop::Cancelled)));
+        assert_eq!(hold.next(view(450, false)), Do::Renew(1));
+        assert!(matches!(
+            hold.renewed(cancelled, ms(450), ms(460)),
+            Renewed::Extended(_)
+        ));
+        assert_eq!(hold.next(view(461, false)), Do::Stop(Stop::Cancelled, None));
+        let killed = |now| View {
+            killed: true,
+            ..view(now, false)
+        };
+        assert!(!matches!(hold.next(killed(462)), Do::Stop(..)));
+        assert_eq!(hold.next(killed(900)), Do::Renew(2));
+        assert_eq!(hold.next(killed(901)), Do::Show(64 << 10));
+        hold.renewed(cancelled, ms(901), ms(902));
+        assert!(!matches!(hold.next(killed(903)), Do::Stop(..)));
+    }
+
+    #[test]
+    fn a_lease_that_is_lost_ends_the_run_and_is_not_asked_for_again() {
+        for late in [false, true] {
+            let mut hold = started();
+            assert_eq!(hold.next(view(450, false)), Do::Renew(1));
+            if late {
+                let end = Do::Stop(Stop::LeaseLost, Some(lease().kill_budget / 2));
+                assert_eq!(hold.next(view(1990, false)), end);
+                // Its answer comes too late to be of use.
+                let answer = Some(Renewal::Renewed(None));
+                assert_eq!(hold.renewed(answer, ms(1980), ms(1991)), Renewed::Nothing);
+            } else {
+                let lost = hold.renewed(Some(Renewal::Lost), ms(450), ms(451));
+                assert!(matches!(lost, Renewed::Lost(Stop::LeaseLost, Some(_))));
+            }
+            assert!(!hold.awaits_renewal());
+            for now in [2000, 5000] {
+                let next = hold.next(view(now, false));
+                assert!(matches!(next, Do::Show(_) | Do::Wait(_)), "{next:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_nudge_during_a_renewal_asks_once_more() {
+        let mut hold = started();
+        hold.nudged();
+        assert_eq!(hold.next(view(10, false)), Do::Renew(1));
+        hold.nudged();
+        assert!(matches!(hold.next(view(11, false)), Do::Wait(_)));
+        hold.renewed(Some(Renewal::Renewed(None)), ms(10), ms(12));
+        assert_eq!(hold.next(view(13, false)), Do::Renew(2));
+        hold.renewed(Some(Renewal::Renewed(None)), ms(13), ms(14));
+        assert!(matches!(hold.next(view(15, false)), Do::Wait(_)));
+    }
+
+    #[test]
+    fn pieces_of_output_shrink_where_they_do_not_arrive_and_grow_again() {
+        let mut hold = started();
+        let mut now = 501;
+        let mut piece = |hold: &mut Hold, arrived, full| {
+            now += 300;
+            let size = match hold.next(view(now, false)) {
+                Do::Show(size) => size,
+                Do::Renew(_) => {
+                    hold.renewed(Some(Renewal::Renewed(None)), ms(now), ms(now));
+                    match hold.next(view(now, false)) {
+                        Do::Show(size) => size,
+                        other => panic!("{other:?}"),
+                    }
+                }
+                other => panic!("{other:?}"),
+            };
+            hold.shown(arrived, full, ms(now));
+            size
+        };
+        let sizes = [false; 6].map(|arrived| piece(&mut hold, arrived, false) >> 10);
+        assert_eq!(sizes, [64, 32, 16, 8, 4, 4]);
+        assert_eq!(piece(&mut hold, true, true) >> 10, 4);
+        // There is more: at once.
+        assert!(hold.show_at < ms(501 + 300 * 7 + 1));
+        assert_eq!(piece(&mut hold, true, false) >> 10, 8);
+    }
+
+    proptest! {
+        /// Whatever the store does: the command is told to end before anybody else may have the lease, one renewal is
+        /// under way at most, and the holder never waits past the moment at which it has to act.
+        #[test]
+        fn trust_is_never_outlived(
+            answers in prop::collection::vec((0..600u64, 0..10u8), 1..60), step in 1..50u64,
+        ) {
+            let mut hold = started();
+            let (mut now, mut answers) = (1, answers.into_iter());
+            let mut asked: Option<(u64, u64, u8)> = None;
+            let (mut told, mut trusted) = (None, hold.trusted_until());
+            while now < 20_000 && told.is_none() {
+                now += step;
+                if let Some((sent, at, kind)) = asked && at <= now {
+                    asked = None;
+                    let answer = match kind {
+                        0..5 => Some(Renewal::Renewed(None)),
+                        5..9 => None,
+                        _ => Some(Renewal::Lost),
+                    };
+                    match hold.renewed(answer, ms(sent), ms(now)) {
+                        Renewed::Extended(until) => trusted = until,
+                        Renewed::Lost(..) => told = Some(now),
+                        Renewed::Nothing => {}
+                    }
+                }
+                loop {
+                    match hold.next(view(now, false)) {
+                        Do::Renew(_) => {
+                            prop_assert!(asked.is_none(), "two renewals at once");
+                            prop_assert!(told.is_none(), "asked for what is lost");
+                            let (delay, kind) = answers.next().unwrap_or((1, 5));
+                            asked = Some((now, now + delay, kind));
+                        }
+                        Do::Stop(Stop::LeaseLost, _) => told = Some(now),
+                        Do::Show(_) => hold.shown(true, false, ms(now)),
+                        Do::Wait(at) => {
+                            prop_assert!(told.is_some() || at <= trusted, "sleeps through the end of trust");
+                            break;
+                        }
+                        other => prop_assert!(false, "{other:?}"),
+                    }
+                }
+                prop_assert!(told.is_some() || ms(now) < trusted, "runs without trust");
+            }
+            prop_assert!(told.is_some(), "it goes on without answers");
+        }
+    }
+}
