@@ -21,7 +21,7 @@ use crate::{
     failpoint,
     guard::{Ended, HandOver, Identity, Moment, Spec},
     logic::{
-        backoff,
+        backoff::{self, Pauses, Throttle},
         claim::{self, Again, OnCrash, Renew, Renewal, Settle, Settlement},
         hold::{Do, Hold, Renewed, SMALLEST_PIECE, View},
         run::{Cause, Stop},
@@ -295,7 +295,7 @@ impl Holder {
             let before = end.output_bytes - end.output_tail.len() as u64;
             let mut at = from.clamp(before, end.output_bytes);
             let mut most = OUTPUT_AT_ONCE;
-            let mut failures = 0;
+            let mut pauses = Pauses::from(SETTLE_AGAIN.0);
             while at < end.output_bytes {
                 let rest = &end.output_tail[(at - before) as usize..];
                 let piece = &rest[..most.min(rest.len())];
@@ -308,7 +308,7 @@ impl Holder {
                     Ok(()) => {
                         at += piece.len() as u64;
                         most = (most * 2).min(OUTPUT_AT_ONCE);
-                        failures = 0;
+                        pauses.reset();
                         None
                     }
                     Err(e) => Some(e),
@@ -321,9 +321,9 @@ impl Holder {
                 }
                 if failed.is_some() {
                     most = (most / 2).max(SMALLEST_PIECE);
-                    failures += 1;
+                    let pause = pauses.after_failure(SETTLE_AGAIN.1);
                     tokio::select! {
-                        () = tokio::time::sleep(backoff::nth(SETTLE_AGAIN.0, failures, SETTLE_AGAIN.1)) => {}
+                        () = tokio::time::sleep(pause) => {}
                         () = give_up.cancelled() => return,
                     }
                 }
@@ -596,8 +596,8 @@ impl Holder {
             },
             more: if apart { kept as u64 } else { 0 },
         };
-        let mut failures = 0;
-        let mut warned: Option<Boottime> = None;
+        let mut pauses = Pauses::from(SETTLE_AGAIN.0);
+        let mut warned = Throttle::default();
         loop {
             let told = tokio::select! {
                 biased;
@@ -614,10 +614,7 @@ impl Holder {
                     return Ok(again.map(|_| g.grant.occurrence));
                 }
                 Err(e) => {
-                    failures += 1;
-                    let now = Boottime::now();
-                    if warned.is_none_or(|at| now.since(at) >= WARN_AGAIN) {
-                        warned = Some(now);
+                    if warned.lets(Boottime::now(), WARN_AGAIN) {
                         warn!(job = %g.job.name, run = %g.run, error = %e, "cannot record the outcome; trying again");
                     }
                     if e.is_transient() {
@@ -628,7 +625,7 @@ impl Holder {
                 }
             };
             tokio::select! {
-                () = tokio::time::sleep(backoff::nth(SETTLE_AGAIN.0, failures, most)) => {}
+                () = tokio::time::sleep(pauses.after_failure(most)) => {}
                 () = self.give_up.cancelled() => return Err(GivenUp),
             }
         }

@@ -40,6 +40,7 @@ use crate::{
         self, Cgroup, Control, EXEC_ID, HandOver, Moment, Proc, RUN_ID, Report, Spec, below,
         descend, kill_pass,
     },
+    logic::backoff::Pauses,
     logic::run::{Cause, Stop, outcome},
     model::{JobName, Outcome, RunId},
 };
@@ -699,7 +700,8 @@ impl Supervisor {
             orphans.marker = format!("{EXEC_ID}={run}");
             orphans.group = Some(rustix::process::getpgrp().as_raw_nonzero().get());
         }
-        let mut pause = ORPHANS_AGAIN.0;
+        let mut pauses = Pauses::from(ORPHANS_AGAIN.0);
+        let mut said = false;
         // Without end, as the guard would: a run is not over, and must not be settled, before its tree is.
         loop {
             let pass = tokio::task::spawn_blocking(move || {
@@ -712,12 +714,11 @@ impl Supervisor {
                 break;
             }
             orphans = back;
-            tokio::time::sleep(pause).await;
-            let before = pause;
-            pause = (pause * 2).min(ORPHANS_AGAIN.1);
-            if before < ORPHANS_AGAIN.1 && pause == ORPHANS_AGAIN.1 {
+            let pause = pauses.after_failure(ORPHANS_AGAIN.1);
+            if pause == ORPHANS_AGAIN.1 && !std::mem::replace(&mut said, true) {
                 self.warn_of_survivors(&left);
             }
+            tokio::time::sleep(pause).await;
         }
         let at = Moment::now();
         // What the guard had said about the command itself stays true.

@@ -12,6 +12,7 @@ use crate::{
     guard::{Ended, HandOver, Moment},
     lock::LockClient,
     logic::{
+        backoff::Pauses,
         claim::{Again, Settle},
         run::{Cause, Stop},
     },
@@ -127,7 +128,7 @@ pub fn main() -> ExitCode {
         return fail("the daemon left no run id");
     };
     let settle = Settle { run, record, again };
-    let mut pause = AGAIN.0;
+    let mut pauses = Pauses::from(AGAIN.0);
     loop {
         // Descriptors, processes and memory may be short just now, and the store's file may be out of reach.
         let tried = tokio::runtime::Builder::new_current_thread()
@@ -146,10 +147,10 @@ pub fn main() -> ExitCode {
                 "run {run}: outcome {outcome} not recorded: {error}"
             ));
         }
-        std::thread::sleep(pause);
-        if now >= hurry_until {
-            pause = (pause * 2).min(AGAIN.1);
-        }
+        std::thread::sleep(match now >= hurry_until {
+            true => pauses.after_failure(AGAIN.1),
+            false => AGAIN.0,
+        });
     }
 }
 

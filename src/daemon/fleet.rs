@@ -12,6 +12,7 @@ use crate::{
     elector::{Elector, Epoch, note_clock},
     holder::Holder,
     logic::{
+        backoff::Throttle,
         belief::{self, Verdict},
         claim::{Control, Controlled},
     },
@@ -59,9 +60,9 @@ pub(super) struct FleetTask {
     /// This process has told of itself under its name.
     told: bool,
     /// When another process of this name was last told of.
-    twin: Option<Boottime>,
+    twin: Throttle,
     away_since: Option<Boottime>,
-    warned: Option<Boottime>,
+    warned: Throttle,
     drained: bool,
     /// All living instances have this one's configuration.
     alike: bool,
@@ -75,11 +76,11 @@ pub(super) struct FleetTask {
     checked: Option<(Arc<str>, Boottime)>,
     /// What was wrong with it.
     problems: Vec<Problem>,
-    complained: Option<Boottime>,
+    complained: Throttle,
     /// When it was last said that the store's clock is in doubt.
-    doubted: Option<Boottime>,
+    doubted: Throttle,
     /// Warned that jobs cannot be registered.
-    unregistered: Option<Boottime>,
+    unregistered: Throttle,
     /// Goes on beside the heartbeats.
     enrolling: Option<JoinHandle<Result<usize, store::Error>>>,
 }
@@ -106,9 +107,9 @@ impl FleetTask {
             started_at: 0,
             process: fastrand::u32(1..),
             told: false,
-            twin: None,
+            twin: Throttle::default(),
             away_since: None,
-            warned: None,
+            warned: Throttle::default(),
             drained: false,
             alike: false,
             calm: 0,
@@ -116,9 +117,9 @@ impl FleetTask {
             look_ahead: LOOK_AHEAD,
             checked: None,
             problems: vec![],
-            complained: None,
-            doubted: None,
-            unregistered: None,
+            complained: Throttle::default(),
+            doubted: Throttle::default(),
+            unregistered: Throttle::default(),
             enrolling: None,
         }
     }
@@ -153,7 +154,7 @@ impl FleetTask {
                 }
                 next = match left {
                     Ok(0) => {
-                        self.unregistered = None;
+                        self.unregistered.over();
                         HEARTBEAT
                     }
                     // In a quarantine there is nothing to ask before it is over.
@@ -165,11 +166,7 @@ impl FleetTask {
                     }
                     Err(e) => {
                         let now = Boottime::now();
-                        if self
-                            .unregistered
-                            .is_none_or(|at| now.since(at) >= WARN_AGAIN)
-                        {
-                            self.unregistered = Some(now);
+                        if self.unregistered.lets(now, WARN_AGAIN) {
                             warn!(error = %e, "cannot register jobs; trying again until it works");
                         }
                         ENROL_AGAIN
@@ -243,15 +240,14 @@ impl FleetTask {
                     // Hints were lost, and runs began that this instance does not watch.
                     self.elector.resync();
                 }
-                self.warned = None;
+                self.warned.over();
                 self.learn(reply);
                 true
             }
             Err(e) => {
                 let now = Boottime::now();
                 self.away_since.get_or_insert(now);
-                if self.warned.is_none_or(|at| now.since(at) >= WARN_AGAIN) {
-                    self.warned = Some(now);
+                if self.warned.lets(now, WARN_AGAIN) {
                     warn!(error = %e, "the store does not answer: nothing is started until it does");
                 }
                 false
@@ -271,8 +267,7 @@ impl FleetTask {
             return true;
         }
         let mut complain = |what: &dyn Fn()| {
-            if self.complained.is_none_or(|at| now.since(at) >= WARN_AGAIN) {
-                self.complained = Some(now);
+            if self.complained.lets(now, WARN_AGAIN) {
                 what();
             }
         };
@@ -294,7 +289,7 @@ impl FleetTask {
         let reasons = fatal.join("; ");
         if fatal.is_empty() {
             self.elector.set_unfit(None);
-            self.complained = None;
+            self.complained.over();
             if unfit {
                 info!(store, "the store is set up as it must be: starting again");
             }
@@ -352,9 +347,8 @@ impl FleetTask {
         self.told = true;
         let now = Boottime::now();
         if let Some(other) = other
-            && self.twin.is_none_or(|at| now.since(at) >= WARN_AGAIN)
+            && self.twin.lets(now, WARN_AGAIN)
         {
-            self.twin = Some(now);
             warn!(
                 instance = %self.elector.me.instance, host = other.host, pid = other.pid,
                 "another soloist has this instance's name: `status`, `why` and `drain` take the two for one; \
@@ -386,16 +380,15 @@ impl FleetTask {
             None => {}
         }
         let now = Boottime::now();
-        if let Some(ahead) = el.clock.doubt_us()
-            && self.doubted.is_none_or(|at| now.since(at) >= WARN_AGAIN)
-        {
-            // The first time it was said by whoever noticed.
-            if self.doubted.replace(now).is_some() {
-                error!("{}", belief::in_words(ahead));
+        match el.clock.doubt_us() {
+            Some(ahead) => {
+                // The first time it was said by whoever noticed.
+                let noticed = self.doubted.was_said();
+                if self.doubted.lets(now, WARN_AGAIN) && noticed {
+                    error!("{}", belief::in_words(ahead));
+                }
             }
-        }
-        if el.clock.doubt_us().is_none() {
-            self.doubted = None;
+            None => self.doubted.over(),
         }
     }
 

@@ -12,7 +12,7 @@ use crate::{
         contest::{JobState, Next, Plan, unfold},
         timetable::{self, Backlog},
     },
-    model::{JobName, Occurrence},
+    model::{JobName, Occurrence, RunId},
     store::Reply,
 };
 
@@ -127,7 +127,7 @@ impl Elector {
         let schedules = job.definition.schedules.clone();
         let owed = {
             let _turn = self.counting.acquire().await;
-            job.owed(&self.me, now)
+            job.owed(&self.me, now, RunId::random())
         };
         drop(job);
         let Some((mut claim, after_ms)) = owed else {

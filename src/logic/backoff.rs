@@ -1,11 +1,62 @@
-//! Pauses between tries that fail: the one rule for all that is tried again.
+//! Pauses between tries that fail, and between words about it: the one rule for all that is tried again.
 
 use std::time::Duration;
+
+use crate::model::Boottime;
 
 /// The pause after the `n`th failure in a row (from 1): twice as long each time, at most `most`.
 pub fn nth(first: Duration, n: u32, most: Duration) -> Duration {
     let doublings = n.saturating_sub(1).min(31);
     first.saturating_mul(1 << doublings).min(most)
+}
+
+/// The pauses of one thing that is tried again and again.
+#[derive(Debug, Clone)]
+pub struct Pauses {
+    first: Duration,
+    failures: u32,
+}
+
+impl Pauses {
+    pub fn from(first: Duration) -> Self {
+        Self { first, failures: 0 }
+    }
+
+    /// After one more failure in a row.
+    pub fn after_failure(&mut self, most: Duration) -> Duration {
+        self.failures = self.failures.saturating_add(1);
+        nth(self.first, self.failures, most)
+    }
+
+    /// The last try was a success.
+    pub fn reset(&mut self) {
+        self.failures = 0;
+    }
+}
+
+/// Lets something be said at once, and while it lasts once in a while.
+#[derive(Debug, Default)]
+pub struct Throttle(Option<Boottime>);
+
+impl Throttle {
+    /// True: it was not said for `every`, and is said now.
+    pub fn lets(&mut self, now: Boottime, every: Duration) -> bool {
+        let lets = self.0.is_none_or(|said| now.since(said) >= every);
+        if lets {
+            self.0 = Some(now);
+        }
+        lets
+    }
+
+    /// It has been said before.
+    pub fn was_said(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// It is over: the next time it is said at once.
+    pub fn over(&mut self) {
+        self.0 = None;
+    }
 }
 
 /// `pause`, or down to half of it, by `roll` from 0 to 1: what failed together does not come back together.
@@ -24,6 +75,30 @@ mod tests {
         assert_eq!(pauses, [10, 10, 20, 40, 70, 70]);
         assert_eq!(nth(first, u32::MAX, most), most);
         assert_eq!(nth(Duration::MAX, 9, Duration::MAX), Duration::MAX);
+    }
+
+    #[test]
+    fn a_success_begins_anew() {
+        let (first, most) = (Duration::from_millis(10), Duration::from_secs(1));
+        let mut pauses = Pauses::from(first);
+        let three = [0; 3].map(|_| pauses.after_failure(most).as_millis());
+        assert_eq!(three, [10, 20, 40]);
+        pauses.reset();
+        assert_eq!(pauses.after_failure(most), first);
+    }
+
+    #[test]
+    fn what_lasts_is_said_once_in_a_while() {
+        let (at, every) = (
+            |ms: u64| Boottime(ms * 1_000_000),
+            Duration::from_millis(10),
+        );
+        let mut throttle = Throttle::default();
+        let said = [1, 2, 10, 11, 12].map(|ms| throttle.lets(at(ms), every));
+        assert_eq!(said, [true, false, false, true, false]);
+        throttle.over();
+        assert!(!throttle.was_said());
+        assert!(throttle.lets(at(13), every));
     }
 
     #[test]

@@ -11,6 +11,7 @@ use std::{
     time::Duration,
 };
 
+use crate::logic::backoff::Pauses;
 use rustix::process::{Pid, WaitOptions};
 use tokio::{
     process::{Child, ChildStderr, ChildStdout, Command},
@@ -121,17 +122,16 @@ pub(super) fn bury(pid: i32) -> bool {
 /// The ends of children cannot be heard of.
 pub async fn bury_strangers() -> io::Result<std::convert::Infallible> {
     let mut ended = signal(SignalKind::child())?;
-    let mut pause = LOOK_AGAIN.0;
+    let mut pauses = Pauses::from(LOOK_AGAIN.0);
     loop {
         match bury_some() {
             Left::Nobody => {
-                pause = LOOK_AGAIN.0;
+                pauses.reset();
                 ended.recv().await;
             }
             Left::Some => tokio::task::yield_now().await,
             Left::Hidden => {
-                tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(LOOK_AGAIN.1);
+                tokio::time::sleep(pauses.after_failure(LOOK_AGAIN.1)).await;
             }
         }
     }

@@ -10,6 +10,7 @@ mod fleet;
 mod guard;
 mod holder;
 mod keys;
+mod layers;
 mod locks;
 mod lottery;
 mod model;

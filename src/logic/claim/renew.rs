@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::{Last, Open, State, Stop};
 use crate::model::{InstanceId, JobName, Occurrence, Outcome, RunId, Trigger};
 
-/// [`Register::sched`] and [`Register::def`] of a job that the library's electors have: no configuration knows it.
+/// [`Register::sched`](super::Register::sched) and [`Register::def`](super::Register::def) of a job that the library's electors have: no configuration knows it.
 pub const LIBRARY: &str = "library";
 
 /// Prolongs a lease. Carries all that is needed to reclaim it in a new incarnation of the store.

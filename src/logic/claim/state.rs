@@ -66,7 +66,7 @@ pub struct State {
     pub last: Option<Last>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pause: Option<Pause>,
-    /// When a pause was ended last; see [`Told`].
+    /// When a pause was ended last; see [`Told`](super::Told).
     #[serde(skip_serializing_if = "is_zero", deserialize_with = "ms")]
     pub resumed: i64,
     /// So many coming occurrences are to be skipped.
@@ -78,7 +78,7 @@ pub struct State {
     /// planned meanwhile is not owed.
     #[serde(skip_serializing_if = "is_zero", deserialize_with = "ms")]
     pub off: i64,
-    /// Occurrences after `newest` that ran all the same, before their time: [`Control::Rewind`] put `newest` back.
+    /// Occurrences after `newest` that ran all the same, before their time: [`Control::Rewind`](super::Control::Rewind) put `newest` back.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub early: Vec<Occurrence>,
     /// Manual triggers nobody has claimed yet.

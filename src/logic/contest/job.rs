@@ -386,7 +386,7 @@ impl JobState {
 
     /// Of a job that is removed from the configuration: a claim that has all recorded that it leaves undecided, and the
     /// moment from which nobody can start that any more.
-    pub fn owed(&self, me: &Me, now: Occurrence) -> Option<(Claim, i64)> {
+    pub fn owed(&self, me: &Me, now: Occurrence, run: RunId) -> Option<(Claim, i64)> {
         let job = &self.definition;
         let floor = self.floor();
         if matches!(self.standing, Standing::New(_)) || !job.enabled {
@@ -409,7 +409,7 @@ impl JobState {
             target: Target::Scheduled(last.last),
             known: self.newest,
             missed,
-            run: RunId::random(),
+            run,
             instance: me.instance.clone(),
             host: me.host.clone(),
             trigger: Trigger::Schedule,

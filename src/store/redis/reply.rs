@@ -11,7 +11,7 @@ use super::{
     state::Fields,
 };
 use crate::{
-    logic::claim::{Answer, Claim, Grant, Renewal, Settlement, Stop, Target},
+    logic::claim::{Answer, Claim, Grant, Open, Renewal, Settlement, Stop, Target},
     model::{InstanceId, JobName, Occurrence, RunId, possible_ms},
 };
 
@@ -54,7 +54,7 @@ pub(crate) fn answer(claim: &Claim, v: &Value) -> Result<Answer, String> {
             }));
         }
         (Value::BulkString(entry), _) => {
-            return Ok(Answer::Taken(json(&String::from_utf8_lossy(entry))?));
+            return taken(claim, &String::from_utf8_lossy(entry));
         }
         _ => {}
     }
@@ -64,11 +64,11 @@ pub(crate) fn answer(claim: &Claim, v: &Value) -> Result<Answer, String> {
     let occurrence = |i: usize| ms(at(&parts, i)).map(Occurrence);
     Ok(match text(0)?.as_str() {
         "granted" => Answer::Granted(Grant {
-            occurrence: occurrence(1)?,
+            occurrence: asked_for(claim, occurrence(1)?)?,
             attempt: read(at(&parts, 2))?,
             trigger: json(&format!("\"{}\"", text(3)?))?,
         }),
-        "taken" => Answer::Taken(json(&text(1)?)?),
+        "taken" => return taken(claim, &text(1)?),
         "held" => Answer::Held(json(&text(1)?)?),
         "settled" => match text(1)?.as_str() {
             "" => Answer::Settled(None),
@@ -90,6 +90,23 @@ pub(crate) fn answer(claim: &Claim, v: &Value) -> Result<Answer, String> {
         "in_doubt" => Answer::InDoubt,
         other => return Err(format!("unknown answer `{other}`")),
     })
+}
+
+/// Of a scheduled occurrence the answer names the one that was asked for: another would be started, or taken for decided,
+/// whatever year it is in.
+fn asked_for(claim: &Claim, answered: Occurrence) -> Result<Occurrence, String> {
+    match claim.target {
+        Target::Scheduled(asked) if asked != answered => {
+            Err(format!("asked for {asked}, it answers for {answered}"))
+        }
+        _ => Ok(answered),
+    }
+}
+
+fn taken(claim: &Claim, entry: &str) -> Result<Answer, String> {
+    let open: Open = json(entry)?;
+    asked_for(claim, open.occurrence)?;
+    Ok(Answer::Taken(open))
 }
 
 /// Of renew.lua.
@@ -181,4 +198,82 @@ pub(crate) fn output(run: RunId, rest: &[Value]) -> Result<Option<Output>, Strin
         ));
     }
     Ok(Some(Output::new(from, data, stop, done, coming, total)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        logic::claim::{OnCrash, Overlap},
+        model::Trigger,
+    };
+
+    fn claim(target: Target) -> Claim {
+        Claim {
+            job: JobName::new("draw"),
+            target,
+            known: Occurrence(0),
+            missed: vec![],
+            run: RunId(uuid::Uuid::nil()),
+            instance: InstanceId::new("a"),
+            host: "a".to_owned(),
+            trigger: Trigger::Schedule,
+            start_by: 0,
+            lease: 2000,
+            overlap: Overlap::Skip,
+            on_crash: OnCrash::Fail,
+            max_attempts: 1,
+            def: String::new(),
+            observed: None,
+            holds: vec![],
+        }
+    }
+
+    fn text(s: &str) -> Value {
+        Value::BulkString(s.as_bytes().to_vec())
+    }
+
+    #[test]
+    fn an_answer_for_another_occurrence_is_none() {
+        let granted = |at| {
+            Value::Array(vec![
+                text("granted"),
+                Value::Int(at),
+                Value::Int(2),
+                text("takeover"),
+            ])
+        };
+        let open = |at| {
+            format!(
+                r#"{{"occurrence":{at},"attempt":1,"trigger":"schedule","run":"{}","instance":"b","host":"b","seq":1,
+                "lease":2000,"def":"","inc":"i","granted_at":1,"renewed_at":1}}"#,
+                uuid::Uuid::nil()
+            )
+        };
+        let asked = claim(Target::Scheduled(Occurrence(5000)));
+        assert!(matches!(
+            answer(&asked, &granted(5000)),
+            Ok(Answer::Granted(_))
+        ));
+        assert!(matches!(
+            answer(&asked, &text(&open(5000))),
+            Ok(Answer::Taken(_))
+        ));
+        let whole = |at| Value::Array(vec![text("taken"), text(&open(at))]);
+        assert!(matches!(answer(&asked, &whole(5000)), Ok(Answer::Taken(_))));
+        for wrong in [granted(6_779_000_000_000), text(&open(4999)), whole(5001)] {
+            let error = answer(&asked, &wrong).expect_err("another occurrence");
+            assert!(
+                error.contains("asked for 1970-01-01T00:00:05.000Z"),
+                "{error}"
+            );
+        }
+        // A trigger is given its occurrence by the store.
+        let key = "k".to_owned();
+        let manual = claim(Target::Manual { key, before: None });
+        assert!(matches!(
+            answer(&manual, &granted(7000)),
+            Ok(Answer::Granted(_))
+        ));
+    }
 }
