@@ -3,6 +3,7 @@
 
 use std::{
     collections::BTreeSet,
+    fs,
     os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
@@ -393,6 +394,45 @@ fn links_between_the_pages_lead_somewhere() {
             assert!(path.exists(), "{} links to {link}", file.display());
         }
     }
+}
+
+/// All sources below `path` as one text.
+fn sources(path: &Path) -> String {
+    let entries = fs::read_dir(path).expect("a directory").flatten();
+    let texts = entries.map(|entry| match entry.path() {
+        path if path.is_dir() => sources(&path),
+        // Some hold what is no text.
+        path => fs::read_to_string(path).unwrap_or_default(),
+    });
+    texts.collect()
+}
+
+#[test]
+fn the_functions_that_the_pages_name_exist() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let code = sources(&root.join("src")) + &sources(&root.join("tests/it"));
+    let (mut missing, mut found) = (vec![], 0);
+    for page in ["docs/design.md", "CONTRIBUTING.md"] {
+        let text = fs::read_to_string(root.join(page)).expect("a page");
+        // In backquotes: `Type::function`, `Type::VARIANT`.
+        for name in text.split('`').skip(1).step_by(2) {
+            let plain = |c: char| c.is_alphanumeric() || "_:".contains(c);
+            let Some((_, last)) = name.rsplit_once("::").filter(|_| name.chars().all(plain)) else {
+                continue;
+            };
+            let there = [
+                format!("fn {last}("),
+                format!("fn {last}<"),
+                format!("    {last}"),
+            ];
+            match there.iter().any(|form| code.contains(form.as_str())) {
+                true => found += 1,
+                false => missing.push(name.to_owned()),
+            }
+        }
+    }
+    assert!(missing.is_empty(), "{missing:?}");
+    assert!(found > 30, "{found}");
 }
 
 /// Whether a name fits, where `*` stands for anything.
