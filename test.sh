@@ -74,6 +74,7 @@ step() { # step NAME COMMAND...: goes on after a failure, so that one run shows 
 
 step format cargo fmt --check
 step clippy cargo clippy --locked --all-targets -- -D warnings
+step features tests/features.sh
 step rustdoc env RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps
 # What they do is tried as a test; the programs themselves are for `cargo fuzz` (docs/testing.md).
 step "fuzz/Cargo.lock" cargo tree --locked --manifest-path fuzz/Cargo.toml --edges normal --depth 0

@@ -35,10 +35,9 @@ use crate::{
     settle::{Legacy, LockLegacy},
     store::{
         self, Decision, Fleet, Info,
+        connection::Client,
         redis::{
-            check,
-            connection::Client,
-            reply,
+            check, reply,
             state::{self, Fields},
         },
     },

@@ -1,31 +1,74 @@
-//! soloist: cron for replicated hosts.
+//! soloist: cron for replicated hosts, and the locks that it is made with.
 //!
-//! The map of the crate. Pure rules live in [`logic`]; everything that touches the world stands around them
-//! and depends on them, never the other way: `main -> cli -> daemon -> {elector, runner, store} -> logic`.
+//! # The locks
+//!
+//! [`lock`] is for programs that embed soloist: what two processes must not do at once. A [`LockClient`] takes locks in Redis (feature
+//! `redis`) or in a SQLite file (feature `sqlite`). A program that wants no more than this leaves the daemon out:
+//!
+//! ```toml
+//! soloist = { version = "0.1", default-features = false, features = ["redis"] }
+//! ```
+//!
+//! That is all that the library promises. An [`Elector`], which has each planned instant of a job granted once, decides by the
+//! daemon's rules and needs the feature `daemon`.
+//!
+//! # The daemon
+//!
+//! Everything else is what the program `soloist` is made of (feature `daemon`, the default). It is public for the
+//! program, its tests and its benches, and may change with any version.
+//!
+//! Pure rules live in [`logic`], and their words in [`model`]. Everything that touches the world stands around them and
+//! depends on them, never the other way: `main -> cli -> daemon -> {elector, runner, store} -> logic`. The locks stand
+//! beside the daemon: `lock -> store::{connection, sqlite} -> logic`.
 
+// The program.
+#[cfg(feature = "daemon")]
 pub mod cli;
-pub mod clock;
-pub mod config;
+#[cfg(feature = "daemon")]
 pub mod daemon;
+#[cfg(feature = "daemon")]
 mod early;
+#[cfg(feature = "daemon")]
 pub mod elector;
+#[cfg(feature = "daemon")]
 pub mod failpoint;
-#[cfg(any(test, fuzzing))]
+#[cfg(all(feature = "daemon", any(test, fuzzing)))]
 #[doc(hidden)]
 pub mod fuzz;
+#[cfg(feature = "daemon")]
 pub mod guard;
+#[cfg(feature = "daemon")]
 pub mod holder;
-#[warn(missing_docs)]
-pub mod lock;
-pub mod logic;
-pub mod model;
+#[cfg(feature = "daemon")]
 pub mod runner;
+#[cfg(feature = "daemon")]
 pub mod settle;
-pub mod store;
+#[cfg(feature = "daemon")]
 pub mod text;
+#[cfg(feature = "daemon")]
 pub mod view;
 
+// The locks.
+#[cfg(any(feature = "redis", feature = "sqlite"))]
+#[warn(missing_docs)]
+pub mod lock;
+
+// What both stand on.
+#[cfg_attr(not(feature = "daemon"), doc(hidden))]
+pub mod clock;
+#[cfg_attr(not(feature = "daemon"), doc(hidden))]
+pub mod config;
+#[cfg_attr(not(feature = "daemon"), doc(hidden))]
+pub mod logic;
+#[cfg_attr(not(feature = "daemon"), doc(hidden))]
+pub mod model;
+#[cfg_attr(not(feature = "daemon"), doc(hidden))]
+pub mod store;
+
+#[cfg(feature = "daemon")]
+pub use lock::{Election, Elector};
+#[cfg(any(feature = "redis", feature = "sqlite"))]
 pub use lock::{
-    Election, Elector, ExponentialBackoff, LimitedRetry, Lock, LockClient, NoRetry, Redlock,
-    ReentrantLock, RetryStrategy, TryLock, Until, WithLock,
+    ExponentialBackoff, LimitedRetry, Lock, LockClient, NoRetry, Redlock, ReentrantLock,
+    RetryStrategy, TryLock, Until, WithLock,
 };

@@ -38,18 +38,21 @@
 //! # }
 //! ```
 
+#[cfg(feature = "daemon")]
 mod elector;
 mod held;
 mod home;
 pub(crate) mod period;
+#[cfg(feature = "redis")]
 mod redis;
 mod redlock;
 mod reentrant;
 pub mod retry;
 mod room;
+#[cfg(feature = "sqlite")]
 mod sqlite;
 
-#[cfg(any(test, fuzzing))]
+#[cfg(all(feature = "daemon", any(test, fuzzing)))]
 pub(crate) use self::redis::reply::any as reply;
 
 use std::{
@@ -64,13 +67,8 @@ use std::{
 use async_trait::async_trait;
 use tokio::sync::OwnedMutexGuard;
 
-pub use self::{
-    elector::{Election, Elector, Term},
-    held::{Deadlines, Lock, Released},
-    redlock::{Redlock, RedlockGuard, TryRedlock},
-    reentrant::{Enter, Leave, ReentrantLock},
-    retry::{Attempt, ExponentialBackoff, LimitedRetry, NoRetry, RetryStrategy, Until},
-};
+#[cfg(feature = "daemon")]
+pub use self::elector::{Election, Elector, Term};
 use self::{
     held::Hold,
     home::Home,
@@ -78,13 +76,24 @@ use self::{
     reentrant::{Entered, Left, Which},
     room::{Rooms, Visit},
 };
+pub use self::{
+    held::{Deadlines, Lock, Released},
+    redlock::{Redlock, RedlockGuard, TryRedlock},
+    reentrant::{Enter, Leave, ReentrantLock},
+    retry::{Attempt, ExponentialBackoff, LimitedRetry, NoRetry, RetryStrategy, Until},
+};
+pub use crate::model::FencingToken;
 use crate::{
     clock::Boottime,
     config,
     logic::trust::{HeldLease, Step},
-    model::FencingToken,
     store,
 };
+
+/// What a store is told, as `[store]` of the configuration file has it; for [`LockClient::with_config`].
+pub mod options {
+    pub use crate::config::{Secret, Store, StoreRetry, StoreUrl, Tls};
+}
 
 /// Longest key, in bytes.
 pub const KEY_MAX: usize = 512;
@@ -328,6 +337,13 @@ struct Giving {
     /// has had it since.
     sure: bool,
     /// The question for it got no answer and may still arrive: it shall find that its lock is over.
+    #[cfg_attr(
+        not(feature = "redis"),
+        expect(
+            dead_code,
+            reason = "one thread writes to a SQLite file, in the order of what is asked"
+        )
+    )]
     unheard: bool,
 }
 
@@ -465,67 +481,71 @@ impl LockClient {
     /// # Errors
     /// [`Error::InvalidUrl`]: also for certificates or a file that cannot be used.
     pub fn with_config(store: &config::Store) -> Result<Self, Error> {
-        let rooms = Arc::new(Rooms::default());
-        let invalid = |e: store::Error| Error::InvalidUrl {
-            reason: e.to_string(),
-        };
-        let id = uuid::Uuid::new_v4().simple().to_string();
-        let backend: Box<dyn Backend> = match &store.url {
-            config::StoreUrl::Redis(url) => Box::new(
-                redis::RedisLocks::open(url.expose(), store, &id, rooms.clone())
-                    .map_err(invalid)?,
-            ),
-            config::StoreUrl::Sqlite(path) => Box::new(
-                sqlite::SqliteLocks::open(path, &store.namespace, &id, rooms.clone())
-                    .map_err(invalid)?,
-            ),
+        let invalid = |reason: String| Error::InvalidUrl { reason };
+        let made = match &store.url {
+            #[cfg(feature = "redis")]
+            config::StoreUrl::Redis(url) => Self::over(&store.retry, |id, rooms| {
+                redis::RedisLocks::open(url.expose(), store, id, rooms)
+            }),
+            #[cfg(feature = "sqlite")]
+            config::StoreUrl::Sqlite(path) => Self::over(&store.retry, |id, rooms| {
+                sqlite::SqliteLocks::open(path, &store.namespace, id, rooms)
+            }),
             config::StoreUrl::Memory => {
-                return Err(Error::InvalidUrl {
-                    reason: "`memory:` has no locks; use `sqlite:PATH` or a Redis server"
-                        .to_owned(),
-                });
+                let reason = "`memory:` has no locks; use `sqlite:PATH` or a Redis server";
+                return Err(invalid(reason.to_owned()));
+            }
+            #[cfg(not(all(feature = "redis", feature = "sqlite")))]
+            _ => {
+                let has = if cfg!(feature = "redis") {
+                    "redis"
+                } else {
+                    "sqlite"
+                };
+                return Err(invalid(format!(
+                    "this program was built without this kind of store: of soloist's features it has `{has}` alone"
+                )));
             }
         };
-        Ok(Self::over(backend, store.retry.clone(), id, rooms))
+        made.map_err(|e| invalid(e.to_string()))
     }
 
     /// Over a SQLite store that was opened before; in a test with a clock of its own
     /// ([`SqliteStore::open_with_clock`](crate::store::sqlite::SqliteStore::open_with_clock)).
+    #[cfg(feature = "daemon")]
     pub fn with_sqlite(store: crate::store::sqlite::SqliteStore) -> Self {
-        let rooms = Arc::new(Rooms::default());
-        let id = uuid::Uuid::new_v4().simple().to_string();
-        let retry = config::StoreRetry {
-            attempts: 3,
-            interval: Duration::from_millis(100),
-            exponential: true,
-            max_interval: Duration::from_secs(2),
-            jitter: true,
-        };
-        let backend = sqlite::SqliteLocks::new(store, "soloist", &id, rooms.clone());
-        Self::over(Box::new(backend), retry, id, rooms)
+        let made = Self::over(&config::StoreRetry::default(), |id, rooms| {
+            Ok::<_, std::convert::Infallible>(sqlite::SqliteLocks::new(store, "soloist", id, rooms))
+        });
+        match made {
+            Ok(made) => made,
+            Err(never) => match never {},
+        }
     }
 
-    fn over(
-        backend: Box<dyn Backend>,
-        retry: config::StoreRetry,
-        id: String,
-        rooms: Arc<Rooms>,
-    ) -> Self {
+    /// Over what is made for the id of this client, and its rooms.
+    fn over<B: Backend + 'static, E>(
+        retry: &config::StoreRetry,
+        backend: impl FnOnce(&str, Arc<Rooms>) -> Result<B, E>,
+    ) -> Result<Self, E> {
+        let rooms = Arc::new(Rooms::default());
+        let id = uuid::Uuid::new_v4().simple().to_string();
+        let backend = Box::new(backend(&id, rooms.clone())?);
         let host = rustix::system::uname()
             .nodename()
             .to_string_lossy()
             .into_owned();
-        Self {
+        Ok(Self {
             core: Arc::new(Core {
                 backend,
-                retry,
+                retry: retry.clone(),
                 id,
                 owners: AtomicU64::new(0),
                 rooms,
                 home: Home::default(),
             }),
             name: format!("{host}:{}", std::process::id()).into(),
-        }
+        })
     }
 
     /// The same client under another name: what others are told when a lock is held by it. Unless set it is

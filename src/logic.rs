@@ -3,12 +3,19 @@
 
 pub mod backoff;
 pub mod belief;
+#[cfg(feature = "sqlite")]
 pub mod claim;
+#[cfg(feature = "daemon")]
 pub mod contest;
+#[cfg(feature = "daemon")]
 pub mod hold;
 pub mod lease;
+#[cfg(feature = "daemon")]
 pub mod observe;
+#[cfg(feature = "daemon")]
 pub mod run;
+#[cfg(feature = "daemon")]
 pub mod schedule;
+#[cfg(feature = "daemon")]
 pub mod timetable;
 pub mod trust;

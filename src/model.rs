@@ -1,17 +1,22 @@
 //! The words of the contract as types: what every part of soloist passes around.
 
 pub mod duration;
+#[cfg(feature = "daemon")]
 pub mod job;
+#[cfg(feature = "sqlite")]
+mod run;
 
-use std::{fmt, str::FromStr, sync::Arc, time::Duration};
+use std::{fmt, time::Duration};
 
-use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
+#[cfg(feature = "sqlite")]
+pub use self::run::*;
 
 /// Nanoseconds of CLOCK_BOOTTIME: monotonic, and counts the time a host was suspended.
 ///
 /// Comparable between all processes of one host (the guard reads the daemon's deadlines on this clock), never
 /// between hosts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "sqlite", derive(serde::Serialize, serde::Deserialize))]
 pub struct Boottime(pub u64);
 
 impl Boottime {
@@ -41,301 +46,17 @@ impl std::ops::Sub<Duration> for Boottime {
     }
 }
 
-/// Name of a job: the key under `[jobs]`, 1 to [`JobName::LONGEST`] bytes that [`JobName::allows`]. Checked by the configuration, and
-/// by the library's `Elector`.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct JobName(Arc<str>);
-
-impl JobName {
-    /// Longest name, in bytes.
-    pub const LONGEST: usize = 100;
-
-    pub fn new(name: &str) -> Self {
-        Self(name.into())
-    }
-    /// What a name may consist of: it is part of keys in the store and of paths.
-    pub fn allows(c: char) -> bool {
-        c.is_ascii_alphanumeric() || "-_.".contains(c)
-    }
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Display for JobName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(&self.0)
-    }
-}
-
-/// One soloist process: `<hostname>-<short random>` unless configured.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct InstanceId(Arc<str>);
-
-impl InstanceId {
-    pub fn new(name: &str) -> Self {
-        Self(name.into())
-    }
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Display for InstanceId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(&self.0)
-    }
-}
-
-/// One execution of a command (UUIDv7). It is also the claim's nonce: fixed per occurrence, attempt and
-/// instance, so that asking again after a lost reply is answered as the first time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct RunId(pub uuid::Uuid);
-
-impl RunId {
-    /// A new id; its time part is this host's wall clock and carries no promise.
-    pub fn random() -> Self {
-        Self(uuid::Uuid::now_v7())
-    }
-}
-
-impl fmt::Display for RunId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl FromStr for RunId {
-    type Err = uuid::Error;
-    fn from_str(s: &str) -> Result<Self, Self::Err> {
-        s.parse().map(Self)
-    }
-}
-
-/// The last millisecond of the year 9999.
-pub const LAST_MS: i64 = 253_402_300_799_999;
-
-/// A time as others tell it, in Unix milliseconds. Within these years no sum, and no time in microseconds, overflows.
-///
-/// # Errors
-/// One before 1970 or after the year 9999.
-pub fn possible_ms(ms: i64) -> Result<i64, String> {
-    match ms {
-        0..=LAST_MS => Ok(ms),
-        _ => Err(format!("{ms} ms is no time from 1970 to the year 9999")),
-    }
-}
-
-/// For fields with such a time, or a length of time in milliseconds.
-pub fn ms<'de, D: Deserializer<'de>>(d: D) -> Result<i64, D::Error> {
-    possible_ms(i64::deserialize(d)?).map_err(D::Error::custom)
-}
-
-/// For fields that may have one.
-pub fn ms_or_none<'de, D: Deserializer<'de>>(d: D) -> Result<Option<i64>, D::Error> {
-    let ms = Option::<i64>::deserialize(d)?;
-    ms.map(possible_ms).transpose().map_err(D::Error::custom)
-}
-
-/// A planned instant of a job: milliseconds since the Unix epoch, UTC. Never the moment somebody woke up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
-#[serde(transparent)]
-pub struct Occurrence(pub i64);
-
-impl<'de> Deserialize<'de> for Occurrence {
-    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-        ms(d).map(Self)
-    }
-}
-
-impl Occurrence {
-    /// The token of the `attempt`-th lease of this occurrence. Grows with both, so the tokens of one job strictly
-    /// increase without any counter that a store could lose.
-    pub fn token(self, attempt: u32) -> FencingToken {
-        FencingToken(
-            self.0
-                .saturating_mul(1000)
-                .saturating_add(i64::from(attempt)),
-        )
-    }
-    pub fn timestamp(self) -> jiff::Timestamp {
-        jiff::Timestamp::from_millisecond(self.0).unwrap_or(jiff::Timestamp::MAX)
-    }
-}
-
-/// RFC 3339, UTC, milliseconds: `2026-03-01T03:00:00.000Z`.
-impl fmt::Display for Occurrence {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(&rfc3339_ms(self.0))
-    }
-}
-
-/// Unix milliseconds as RFC 3339 in UTC with exactly three decimals.
-pub fn rfc3339_ms(ms: i64) -> String {
-    match jiff::Timestamp::from_millisecond(ms) {
-        Ok(t) => format!("{t:.3}"),
-        Err(_) => format!("{ms} ms"),
-    }
-}
-
 /// An integer that grows with every lease granted for a job: occurrence in ms × 1000 + attempt.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(transparent)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[cfg_attr(
+    feature = "sqlite",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(transparent)
+)]
 pub struct FencingToken(pub i64);
 
 impl fmt::Display for FencingToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
-}
-
-/// Why a run started; the command sees it as `SOLOIST_TRIGGER`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Trigger {
-    /// At its planned instant.
-    Schedule,
-    /// Overdue when this instance learned of it (downtime), within `start_within`.
-    CatchUp,
-    /// `soloist trigger`.
-    Manual,
-    /// The attempt before failed and the job has `retry`.
-    Retry,
-    /// The attempt before lost its holder and the job has `on_crash = "rerun"`.
-    Takeover,
-}
-
-impl Trigger {
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Schedule => "schedule",
-            Self::CatchUp => "catch_up",
-            Self::Manual => "manual",
-            Self::Retry => "retry",
-            Self::Takeover => "takeover",
-        }
-    }
-}
-
-/// How an occurrence, or one attempt of it, ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Outcome {
-    Running,
-    Succeeded,
-    /// The command ended with a code outside `success_codes` or by a signal, or could not be started.
-    Failed,
-    TimedOut,
-    /// By `soloist cancel`, or because its instance was told to stop.
-    Cancelled,
-    /// By a newer occurrence (`overlap = "replace"`).
-    Replaced,
-    /// The holder could no longer trust its lease and ended the command.
-    LeaseLost,
-    /// The daemon died; the guard ended the command.
-    Crashed,
-    /// The host vanished: nobody can say how it ended.
-    Unknown,
-    /// Not run on purpose: paused, skipped by request, or the run before was still going on.
-    Skipped,
-    /// Nobody could start it within `start_within`.
-    Missed,
-}
-
-impl Outcome {
-    pub const ALL: [Self; 11] = [
-        Self::Running,
-        Self::Succeeded,
-        Self::Failed,
-        Self::TimedOut,
-        Self::Cancelled,
-        Self::Replaced,
-        Self::LeaseLost,
-        Self::Crashed,
-        Self::Unknown,
-        Self::Skipped,
-        Self::Missed,
-    ];
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Running => "running",
-            Self::Succeeded => "succeeded",
-            Self::Failed => "failed",
-            Self::TimedOut => "timed_out",
-            Self::Cancelled => "cancelled",
-            Self::Replaced => "replaced",
-            Self::LeaseLost => "lease_lost",
-            Self::Crashed => "crashed",
-            Self::Unknown => "unknown",
-            Self::Skipped => "skipped",
-            Self::Missed => "missed",
-        }
-    }
-}
-
-impl fmt::Display for Outcome {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
-    }
-}
-
-impl FromStr for Outcome {
-    type Err = String;
-    fn from_str(s: &str) -> Result<Self, String> {
-        Self::ALL
-            .into_iter()
-            .find(|o| o.as_str() == s)
-            .ok_or_else(|| {
-                format!(
-                    "unknown outcome `{s}`, expected one of {}",
-                    Self::ALL.map(Self::as_str).join(", ")
-                )
-            })
-    }
-}
-
-/// What the history keeps of one attempt, or of an occurrence that was not run. Times are Unix milliseconds of
-/// the store's clock; the JSON of the command line and the API writes them as RFC 3339.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct RunRecord {
-    /// None for occurrences that no run was made for (skipped, missed).
-    pub run_id: Option<RunId>,
-    pub job: JobName,
-    pub occurrence: Occurrence,
-    pub trigger: Trigger,
-    pub attempt: u32,
-    pub fencing_token: Option<FencingToken>,
-    pub instance: Option<InstanceId>,
-    pub host: Option<String>,
-    /// When the start of the command began; None: it was never executed.
-    #[serde(default, deserialize_with = "ms_or_none")]
-    pub started_at: Option<i64>,
-    /// When the last process of its tree was gone: a run is over when its tree is, which may be later than the command.
-    #[serde(default, deserialize_with = "ms_or_none")]
-    pub finished_at: Option<i64>,
-    /// Planned instant to start of the command; includes jitter's and a parallel slot's wait.
-    pub lateness_ms: Option<i64>,
-    /// From `started_at` to `finished_at`.
-    pub duration_ms: Option<i64>,
-    pub outcome: Outcome,
-    pub exit_code: Option<i32>,
-    pub signal: Option<i32>,
-    /// The last bytes of stdout and stderr, lossily decoded.
-    #[serde(default)]
-    pub output_tail: String,
-    /// More was written than was kept.
-    #[serde(default)]
-    pub output_truncated: bool,
-    /// Why it failed, was skipped or missed, in words.
-    pub error: Option<String>,
-    /// A record may stand for a range of missed occurrences that ends with `occurrence`: how many. 1 for all others.
-    #[serde(default = "one")]
-    pub count: u64,
-}
-
-fn one() -> u64 {
-    1
 }

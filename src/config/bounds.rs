@@ -1,5 +1,7 @@
 //! The reader at its bounds: what is just long enough, and what else a wrong word may have meant.
 
+use std::{path::Path, time::Duration};
+
 use super::{tests::environment, *};
 
 fn hints(text: &str) -> Vec<String> {

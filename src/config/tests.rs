@@ -1,11 +1,14 @@
 //! Whole files: what is accepted, and word for word what is reported about the others.
 
-use std::fmt::Write as _;
+use std::{fmt::Write as _, path::Path, sync::Arc, time::Duration};
 
 use proptest::prelude::*;
 
 use super::*;
-use crate::fuzz::{FILES, in_file};
+use crate::{
+    fuzz::{FILES, in_file},
+    model::JobName,
+};
 
 pub(super) fn environment(name: &str) -> Option<String> {
     match name {

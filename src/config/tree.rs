@@ -14,9 +14,9 @@ use jiff::tz::{TimeZone, TimeZoneDatabase};
 use toml::{Spanned, de::DeValue};
 
 use super::{
-    expand,
+    expand, nearest,
     report::{Collector, Place},
-    value::{self, Wrong, nearest},
+    value::{self, Wrong},
 };
 
 /// A shorter [`store` `timeout`](Reader::patience) is over before any store has answered.

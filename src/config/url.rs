@@ -2,7 +2,7 @@
 
 use std::{fmt, ops::Range, time::Duration};
 
-use super::{StoreUrl, value::nearest};
+use super::{StoreUrl, nearest};
 
 /// What a store URL names, as far as the configuration needs it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,13 +59,7 @@ impl super::Store {
             timeout: TIMEOUT,
             pool_size: 8,
             min_replicas: 0,
-            retry: super::StoreRetry {
-                attempts: 3,
-                interval: Duration::from_millis(100),
-                exponential: true,
-                max_interval: Duration::from_secs(2),
-                jitter: true,
-            },
+            retry: super::StoreRetry::default(),
         }
     }
 }

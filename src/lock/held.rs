@@ -213,6 +213,7 @@ impl Lock {
     }
 
     /// The store said that it is another's, or nobody's.
+    #[cfg(feature = "daemon")]
     pub(crate) fn was_taken_away(&self) -> bool {
         self.hold.phase() == Phase::Gone
     }

@@ -117,10 +117,7 @@ fn timer(handle: &Handle, time: Duration) -> Sleep {
 }
 
 fn start() -> io::Result<Running> {
-    let runtime = Builder::new_current_thread()
-        .enable_io()
-        .enable_time()
-        .build()?;
+    let runtime = Builder::new_current_thread().enable_all().build()?;
     let handle = runtime.handle().clone();
     let (end, ended) = oneshot::channel();
     thread::Builder::new()

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{Core, Error, Giving, IfDropped, LockClient, checked, name_of};
+use super::{Core, Error, IfDropped, LockClient, checked, name_of};
 use crate::config;
 
 /// What a store says to who wants the present period.
@@ -81,24 +81,6 @@ impl LockClient {
         unheard.disarm();
         Ok(taken)
     }
-
-    /// Gives back what a process took that is dead now, by the owner of its lock.
-    pub(crate) async fn release_for(&self, key: &str, owner: &str) -> Result<(), Error> {
-        let (core, key, owner) = (self.core.clone(), checked(key)?, owner.to_owned());
-        let asked = key.clone();
-        let free = async move {
-            let limit = core.backend.patience();
-            let how = Giving {
-                keep: Duration::ZERO,
-                sure: true,
-                unheard: false,
-            };
-            core.insist(limit, || core.backend.release(&asked, &owner, how, limit))
-                .await
-        };
-        // Another's by now, or nobody's: then it is over anyhow.
-        self.core.run(&key, free).await.map(drop)
-    }
 }
 
 impl Core {
@@ -145,6 +127,42 @@ impl Core {
 }
 
 impl OwnPeriod {
+    async fn give_back_here(&self) -> Result<(), Error> {
+        let limit = self.core.backend.patience();
+        let give = || {
+            let at = (self.length, self.begin_ms);
+            self.core
+                .backend
+                .give_back_period(&self.key, &self.owner, at, limit)
+        };
+        self.core.insist(limit, give).await
+    }
+}
+
+/// What `soloist exec` and its guard do beside.
+#[cfg(feature = "daemon")]
+impl LockClient {
+    /// Gives back what a process took that is dead now, by the owner of its lock.
+    pub(crate) async fn release_for(&self, key: &str, owner: &str) -> Result<(), Error> {
+        let (core, key, owner) = (self.core.clone(), checked(key)?, owner.to_owned());
+        let asked = key.clone();
+        let free = async move {
+            let limit = core.backend.patience();
+            let how = super::Giving {
+                keep: Duration::ZERO,
+                sure: true,
+                unheard: false,
+            };
+            core.insist(limit, || core.backend.release(&asked, &owner, how, limit))
+                .await
+        };
+        // Another's by now, or nobody's: then it is over anyhow.
+        self.core.run(&key, free).await.map(drop)
+    }
+}
+
+#[cfg(feature = "daemon")]
+impl OwnPeriod {
     /// Its begin: Unix milliseconds of the store's clock.
     pub(crate) fn begin_ms(&self) -> i64 {
         self.begin_ms
@@ -158,16 +176,5 @@ impl OwnPeriod {
         let (core, key) = (self.core.clone(), self.key.clone());
         core.run(&key, async move { self.give_back_here().await })
             .await
-    }
-
-    async fn give_back_here(&self) -> Result<(), Error> {
-        let limit = self.core.backend.patience();
-        let give = || {
-            let at = (self.length, self.begin_ms);
-            self.core
-                .backend
-                .give_back_period(&self.key, &self.owner, at, limit)
-        };
-        self.core.insist(limit, give).await
     }
 }

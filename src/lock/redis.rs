@@ -26,10 +26,7 @@ use crate::{
     config,
     store::{
         self, FENCE_TTL,
-        redis::{
-            connection::{Client, Line, Script, Trouble, is_wrong_type},
-            install_crypto,
-        },
+        connection::{Client, Line, Script, Trouble, install_crypto, is_wrong_type},
     },
 };
 

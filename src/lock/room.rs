@@ -87,6 +87,7 @@ impl Rooms {
     }
 
     /// Releases may have gone unheard.
+    #[cfg(feature = "sqlite")]
     pub(super) fn ring_all(&self) {
         for place in self.places().values() {
             place.room.ring();

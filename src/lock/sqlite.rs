@@ -1,6 +1,8 @@
 //! Locks in a SQLite file: a row each, in the file of [`SqliteStore`], through its writing thread. For processes of one
 //! host; the clock is the host's wall clock.
 
+mod levels;
+
 use std::{
     collections::HashSet,
     path::Path,
@@ -12,10 +14,11 @@ use async_trait::async_trait;
 use rusqlite::OptionalExtension;
 use tokio::{sync::broadcast::error::RecvError, task::JoinHandle};
 
+use self::levels::Levels;
 use super::{
     Backend, Error, Giving, IfDropped, Kept, Kind, Tried,
     period::Timed,
-    reentrant::{Entered, Left, Levels, Which},
+    reentrant::{Entered, Left, Which},
     room::{Rooms, made_by},
 };
 use crate::{

@@ -4,7 +4,8 @@
 //! `{<job>}:output:<run>` (expire); `instances`, `drains`, `epoch`, `jobs`; and the channel `events`.
 
 pub(crate) mod check;
-pub(crate) mod connection;
+mod hints;
+mod pool;
 mod renewals;
 pub(crate) mod reply;
 pub(crate) mod state;
@@ -12,17 +13,20 @@ pub(crate) mod state;
 use std::sync::{Arc, OnceLock};
 
 use async_trait::async_trait;
-use bb8_redis::bb8;
 use redis::{FromRedisValue, Value, cmd};
 use serde::Serialize;
 use tokio::sync::broadcast;
 
-pub use self::connection::install_crypto;
 use self::{
-    connection::{Client, Connection, Script},
+    pool::{Pool, Pooled},
     renewals::Renewals,
 };
-use super::{BATCH, Beat, Decision, Error, Fleet, Output, Problem, Reply, Store, Tail, fill, tidy};
+pub use super::connection::install_crypto;
+use super::{
+    BATCH, Beat, Decision, Error, Fleet, Output, Problem, Reply, Store, Tail,
+    connection::{Client, Connection, Script},
+    fill, tidy,
+};
 use crate::{
     clock::{Boottime, StoreClock},
     config,
@@ -68,10 +72,10 @@ pub struct RedisStore {
     channel: String,
     min_replicas: u32,
     /// Claims, settlements, reading.
-    pool: bb8::Pool<Client>,
+    pool: Pool,
     renewals: Arc<Renewals>,
     /// Output is what there may be much of: it goes its own way, a little at a time, so that nothing waits behind it.
-    outputs: bb8::Pool<Client>,
+    outputs: Pool,
     output_turns: tokio::sync::Semaphore,
     events: broadcast::Sender<Event>,
     /// What the daemon believes of the server's clock.
@@ -89,9 +93,9 @@ impl RedisStore {
         let client = Client::new(url, c)?;
         let clock = Arc::default();
         Ok(Self {
-            pool: client.pool(c.pool_size),
+            pool: Pool::new(client.clone(), c.pool_size, 1),
             renewals: Renewals::new(client.clone(), c.min_replicas, Arc::clone(&clock)),
-            outputs: client.pool_of(OUTPUTS, 0),
+            outputs: Pool::new(client.clone(), OUTPUTS, 0),
             output_turns: tokio::sync::Semaphore::new(OUTPUTS as usize),
             channel: format!("{}:events", c.namespace),
             namespace: c.namespace.clone(),
@@ -115,20 +119,20 @@ impl RedisStore {
         c.query(command).await.map_err(|e| self.client.error(&e))
     }
 
-    async fn connection(&self) -> Result<bb8::PooledConnection<'_, Client>, Error> {
-        self.client.checkout(&self.pool).await
+    async fn connection(&self) -> Result<Pooled<'_>, Error> {
+        self.pool.checkout().await
     }
 
     /// Runs a script whose answer begins with now_us and inc. With `confirm`, waits for the replicas.
     async fn run(
         &self,
-        pool: &bb8::Pool<Client>,
+        pool: &Pool,
         script: &Script,
         keys: &[String],
         args: &[Arg<'_>],
         confirm: bool,
     ) -> Result<Reply<Vec<Value>>, Error> {
-        let mut c = self.client.checkout(pool).await?;
+        let mut c = pool.checkout().await?;
         let sent = Boottime::now();
         let believed = Arg::String(
             self.believed_ms(sent)
@@ -816,7 +820,7 @@ impl Store for RedisStore {
             self.listener.get_or_init(|| {
                 let (client, channel) = (self.client.clone(), self.channel.clone());
                 runtime
-                    .spawn(client.listen(channel, self.events.clone()))
+                    .spawn(hints::listen(client, channel, self.events.clone()))
                     .abort_handle()
             });
         }

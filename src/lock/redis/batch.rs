@@ -16,7 +16,7 @@ use tokio::sync::{Notify, oneshot};
 
 use crate::store::{
     self, FENCE_TTL,
-    redis::connection::{Client, Line, Script, Trouble, is_lost},
+    connection::{Client, Line, Script, Trouble, is_lost},
 };
 
 static MANY: LazyLock<Script> = LazyLock::new(|| {

@@ -9,13 +9,13 @@ use std::{
 use redis::{Cmd, RedisError, RedisResult, Value};
 use tokio::sync::oneshot;
 
-use super::{
-    RENEW,
-    connection::{Client, Connection, LOADS, Line, Trouble},
-};
+use super::RENEW;
 use crate::{
     clock::{Boottime, StoreClock},
-    store::{BATCH, Error},
+    store::{
+        BATCH, Error,
+        connection::{Client, Connection, LOADS, Line, Trouble},
+    },
 };
 
 /// Pipelines under way at one time. While they are, what comes in collects for the next.

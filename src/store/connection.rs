@@ -1,14 +1,12 @@
-//! Connections to Redis: made, checked out, given up when they broke.
+//! Connections to Redis: made, used by all tasks at once, given up when they broke.
 //!
-//! bb8's own way to notice a dead connection is a PING before each use, which nearly doubles the time of a claim.
-//! Here a connection remembers that it failed and is not used again; a claim that met a dead one is asked again.
+//! A connection remembers that it failed and is not used again; whoever met a dead one asks again.
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
-use bb8_redis::bb8;
 use futures_util::{
     FutureExt,
     future::{BoxFuture, Shared},
@@ -19,11 +17,9 @@ use redis::{
     io::tcp::{TcpSettings, socket2::TcpKeepalive},
 };
 use rustls::pki_types::pem::PemObject as _;
-use tokio::sync::{Notify, broadcast};
-use tracing::{debug, warn};
 
-use super::super::Error;
-use crate::{config, logic::claim::Event};
+use super::Error;
+use crate::config;
 
 /// A script: its text, and the SHA-1 that the server knows it by.
 pub(crate) struct Script {
@@ -47,16 +43,12 @@ pub fn install_crypto() {
 
 #[derive(Clone)]
 pub(crate) struct Client {
-    client: redis::Client,
+    pub(super) client: redis::Client,
     /// The URL without its password: the one name of a store, wherever it is shown.
     pub(crate) address: String,
     /// What the server was told, and may repeat in an error.
     password: Option<config::Secret>,
     pub(crate) timeout: Duration,
-    /// Why the last connection could not be made: bb8 itself only says that time ran out.
-    failure: Arc<Mutex<Option<Error>>>,
-    /// A connection could not be made just now.
-    failed: Arc<Notify>,
 }
 
 impl std::fmt::Debug for Client {
@@ -146,51 +138,6 @@ impl Client {
             address,
             password,
             timeout: c.timeout,
-            failure: Arc::default(),
-            failed: Arc::default(),
-        })
-    }
-
-    pub(crate) fn pool(&self, size: u32) -> bb8::Pool<Self> {
-        self.pool_of(size, 1)
-    }
-
-    /// With so many connections also while nobody needs them.
-    pub(crate) fn pool_of(&self, size: u32, idle: u32) -> bb8::Pool<Self> {
-        bb8::Pool::builder()
-            .max_size(size.max(1))
-            .min_idle(Some(idle))
-            .test_on_check_out(false)
-            .connection_timeout(self.timeout * 2)
-            .max_lifetime(None)
-            .idle_timeout(None)
-            // One failed attempt is an answer: who asked decides whether to ask again.
-            .retry_connection(false)
-            // `connect` keeps the reason itself.
-            .error_sink(Box::new(bb8::NopErrorSink))
-            .build_unchecked(self.clone())
-    }
-
-    pub(crate) async fn checkout<'p>(
-        &self,
-        pool: &'p bb8::Pool<Self>,
-    ) -> Result<bb8::PooledConnection<'p, Self>, Error> {
-        let told = self.failed.notified();
-        let got = tokio::select! {
-            got = pool.get() => got,
-            // bb8 waits its whole timeout out, even if the server refuses at once. While no connection is there that could
-            // become free, the refusal is the answer.
-            () = told, if pool.state().connections == 0 => Err(bb8::RunError::TimedOut),
-        };
-        got.map_err(|e| match e {
-            bb8::RunError::User(e) => self.error(&e),
-            bb8::RunError::TimedOut => {
-                let failure = self.failure.lock().ok().and_then(|f| f.clone());
-                failure.unwrap_or_else(|| Error::Unreachable {
-                    address: self.address.clone(),
-                    reason: "no connection became free in time".to_owned(),
-                })
-            }
         })
     }
 
@@ -244,62 +191,17 @@ impl Client {
         }
     }
 
-    /// Forwards what is published, for ever; connects again whenever the connection ends.
-    pub(crate) async fn listen(self, channel: String, events: broadcast::Sender<Event>) {
-        use futures_util::StreamExt;
-        let mut told = false;
-        loop {
-            let subscribe = async {
-                let mut sub = self.client.get_async_pubsub().await?;
-                sub.subscribe(&channel).await?;
-                Ok(sub)
-            };
-            match tokio::time::timeout(self.timeout * 4, subscribe).await {
-                Ok(Ok(sub)) => {
-                    told = false;
-                    // What was published before this went past us.
-                    let _ = events.send(Event::Gap);
-                    let (mut sink, mut stream) = sub.split();
-                    loop {
-                        match tokio::time::timeout(QUIET, stream.next()).await {
-                            Ok(Some(message)) => {
-                                if let Ok(event) =
-                                    serde_json::from_slice(message.get_payload_bytes())
-                                {
-                                    let _ = events.send(event);
-                                }
-                            }
-                            Ok(None) => break,
-                            // Any answer will do, a refusal too.
-                            Err(_) => {
-                                let ping = sink.ping::<redis::Value>();
-                                if tokio::time::timeout(self.timeout * 4, ping).await.is_err() {
-                                    debug!(
-                                        "no answer on the connection that hears the others' hints; making another"
-                                    );
-                                    break;
-                                }
-                            }
-                        }
-                    }
-                }
-                // A server that is away is told of by whoever asks it something.
-                Ok(Err(e)) => {
-                    let e = self.error(&e);
-                    if !e.is_transient() && !std::mem::replace(&mut told, true) {
-                        warn!(error = %e, "cannot hear the others' hints: triggers, retries and takeovers take longer");
-                    }
-                }
-                Err(_) => {}
-            }
-            tokio::time::sleep(Duration::from_millis(200)).await;
-        }
+    pub(super) async fn connect(&self) -> Result<Connection, RedisError> {
+        let made = self
+            .client
+            .get_multiplexed_async_connection_with_config(&self.config())
+            .await;
+        Ok(Connection {
+            inner: made?,
+            broken: false,
+        })
     }
 }
-
-/// After so long without a hint the subscriber asks whether the server is still there: a connection that ended on the
-/// other side only, or in a middlebox that still acknowledges, stays silent for ever.
-const QUIET: Duration = Duration::from_secs(5);
 
 /// Errors that pass by themselves, as a server names them.
 const PASSING: [&str; 8] = [
@@ -359,34 +261,6 @@ fn code(e: &RedisError) -> Option<&str> {
     inner.or(e.code())
 }
 
-impl bb8::ManageConnection for Client {
-    type Connection = Connection;
-    type Error = RedisError;
-
-    async fn connect(&self) -> Result<Connection, RedisError> {
-        let inner = self
-            .client
-            .get_multiplexed_async_connection_with_config(&self.config())
-            .await;
-        if let Ok(mut failure) = self.failure.lock() {
-            *failure = inner.as_ref().err().map(|e| self.error(e));
-        }
-        if inner.is_err() {
-            self.failed.notify_waiters();
-        }
-        Ok(Connection {
-            inner: inner?,
-            broken: false,
-        })
-    }
-    async fn is_valid(&self, c: &mut Connection) -> Result<(), RedisError> {
-        c.query::<()>(&redis::cmd("PING")).await
-    }
-    fn has_broken(&self, c: &mut Connection) -> bool {
-        c.broken
-    }
-}
-
 /// One connection that all tasks use at once, made when it is first needed and replaced when it broke. Without the
 /// checkout of a pool a command costs a round trip and nothing else.
 pub(crate) struct Line {
@@ -422,10 +296,7 @@ impl Line {
             let number = current.number;
             let opening = current.opening.get_or_insert_with(|| {
                 let client = self.client.clone();
-                let connect = async move {
-                    use bb8::ManageConnection;
-                    client.connect().await.map_err(|e| client.error(&e))
-                };
+                let connect = async move { client.connect().await.map_err(|e| client.error(&e)) };
                 connect.boxed().shared()
             });
             (number, opening.clone())
@@ -489,7 +360,7 @@ pub(crate) enum Trouble {
 }
 
 /// How often a script is told to a server that does not know it. More than once: it may forget it again before it is called.
-pub(super) const LOADS: u32 = 10;
+pub(crate) const LOADS: u32 = 10;
 
 #[derive(Clone)]
 pub(crate) struct Connection {
@@ -503,13 +374,6 @@ impl Connection {
         c: &redis::Cmd,
     ) -> Result<T, RedisError> {
         let out = c.query_async(&mut self.inner).await;
-        self.note(out)
-    }
-    pub(crate) async fn pipe<T: FromRedisValue>(
-        &mut self,
-        p: &redis::Pipeline,
-    ) -> Result<T, RedisError> {
-        let out = p.query_async(&mut self.inner).await;
         self.note(out)
     }
     /// EVALSHA; a server that does not know the script is told it first.
@@ -548,5 +412,21 @@ impl Connection {
             self.heed(e);
         }
         out
+    }
+}
+
+/// What only a fleet's store needs.
+#[cfg(feature = "daemon")]
+impl Connection {
+    pub(crate) async fn pipe<T: FromRedisValue>(
+        &mut self,
+        p: &redis::Pipeline,
+    ) -> Result<T, RedisError> {
+        let out = p.query_async(&mut self.inner).await;
+        self.note(out)
+    }
+    /// It failed and must not be used again.
+    pub(crate) fn is_broken(&self) -> bool {
+        self.broken
     }
 }

@@ -1,0 +1,164 @@
+//! The configuration file, from its bytes to a checked [`Config`].
+
+use std::{collections::BTreeMap, path::Path, sync::Arc, time::Duration};
+
+use toml::de::DeTable;
+
+use super::{
+    Report, Store, check, raw,
+    report::{self, Collector},
+    rights,
+    tree::Reader,
+    value,
+};
+use crate::model::{JobName, job::Job};
+
+/// A duration as the configuration writes it: `250ms`, `15s`, `1h30m`.
+///
+/// # Errors
+/// What is wrong, and what to do.
+pub fn duration(text: &str) -> Result<Duration, String> {
+    value::duration(text).map_err(|e| match e.hint {
+        Some(hint) => format!("{}; {hint}", e.message),
+        None => e.message,
+    })
+}
+
+/// Reads and checks the configuration file, with this process's environment.
+///
+/// # Errors
+/// All problems of the file, or the one that it cannot be read.
+pub fn load(path: &Path) -> Result<Config, Report> {
+    let failed =
+        |message: String, hint: &str| Report::of_file(path, message, Some(hint.to_owned()));
+    let bytes = std::fs::read(path).map_err(|error| {
+        failed(
+            format!("cannot read the configuration: {error}"),
+            "name another file with `--config` or `SOLOIST_CONFIG`",
+        )
+    })?;
+    rights::trusted(path).map_err(|f| failed(f.message, &f.fix))?;
+    let text = String::from_utf8(bytes).map_err(|error| {
+        let valid = &error.as_bytes()[..error.utf8_error().valid_up_to()];
+        let line = valid.iter().filter(|b| **b == b'\n').count() + 1;
+        failed(
+            format!("line {line} is not UTF-8"),
+            "save the file as UTF-8",
+        )
+    })?;
+    let config = parse(&text, path, &|name| std::env::var(name).ok());
+    drop(text);
+    give_back();
+    config
+}
+
+/// Returns freed memory to the system. Reading a large file takes several times what the configuration takes
+/// afterwards, and glibc would keep it for as long as the daemon runs (10,000 jobs: some 30 MiB).
+pub(crate) fn give_back() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: has no preconditions, may be called from any thread, and touches free memory only.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
+/// Checks a configuration: `text` is the content of the file at `path`, `env` answers for the environment.
+///
+/// Files that it names (`password_file`, `env_file`) are read. Relative paths are relative to the directory of
+/// `path`.
+///
+/// # Errors
+/// All problems, in the order of the file.
+pub fn parse(
+    text: &str,
+    path: &Path,
+    env: &dyn Fn(&str) -> Option<String>,
+) -> Result<Config, Report> {
+    let mut problems = Collector::new(path, text);
+    let (tree, errors) = DeTable::parse_recoverable(text);
+    let mut repeated = Vec::new();
+    for error in errors {
+        let span = error.span().unwrap_or(0..0);
+        let before = text.get(..span.start).unwrap_or_default();
+        let line = before.rfind('\n').map_or(0, |n| n + 1);
+        if report::is_duplicate(error.message()) && text[line..].trim_start().starts_with('[') {
+            repeated.push((line, span.start));
+        }
+        problems.syntax(span, error.message());
+    }
+    repeated.sort_unstable();
+    repeated.truncate(REPEATED);
+    let ends = repeated
+        .iter()
+        .skip(1)
+        .map(|(line, _)| *line)
+        .chain([text.len()]);
+    let texts: Vec<_> = repeated
+        .iter()
+        .zip(ends)
+        .map(|((line, at), end)| (at, alone(text, *line..end)))
+        .collect();
+    let again: Vec<_> = texts
+        .iter()
+        .map(|(at, text)| (*at, DeTable::parse_recoverable(text).0))
+        .collect();
+    let dir = path.parent().unwrap_or(Path::new(""));
+    let dir = if dir.as_os_str().is_empty() {
+        Path::new(".")
+    } else {
+        dir
+    };
+    let mut reader = Reader::new(
+        text,
+        env,
+        std::path::absolute(dir).unwrap_or_else(|_| dir.into()),
+        problems,
+    );
+    let mut raw = raw::file(&mut reader, tree.get_ref());
+    for (at, tree) in &again {
+        let more = raw::file(&mut reader, tree.get_ref());
+        let jobs = more
+            .jobs
+            .into_iter()
+            .filter(|(_, span, _)| span.start == **at);
+        raw.jobs.extend(jobs);
+    }
+    match check::config(&mut reader, raw) {
+        Some(config) if reader.problems.is_empty() => Ok(config),
+        _ => Err(reader.problems.finish()),
+    }
+}
+
+/// Tables that are there already, and are judged all the same: of each repeated key the parser keeps the first value.
+const REPEATED: usize = 20;
+
+/// A part of the text at its place, without what is before and after it.
+fn alone(text: &str, part: std::ops::Range<usize>) -> String {
+    let blank = |b: u8| if b == b'\n' { '\n' } else { ' ' };
+    let mut out: String = text[..part.start].bytes().map(blank).collect();
+    out.push_str(&text[part]);
+    out
+}
+
+/// A checked configuration: nothing in it can be refused later.
+#[derive(Debug, Clone)]
+pub struct Config {
+    pub store: Store,
+    pub limits: Limits,
+    /// By name.
+    pub jobs: BTreeMap<JobName, Arc<Job>>,
+    /// The environment variables that `[store]` expands: they are not for commands.
+    pub store_variables: Arc<[String]>,
+    /// Digest of all that the file says, after defaults: instances with the same one agree (16 hex digits).
+    pub digest: String,
+}
+
+#[derive(Debug, Clone)]
+pub struct Limits {
+    /// Runs at one time on this instance; None: no limit.
+    pub max_parallel: Option<u32>,
+    /// How long runs may go on after SIGTERM before they are ended (`drain`, default 60 s).
+    pub drain: Duration,
+    /// ρ: by how much the rates of two hosts' monotonic clocks may differ (`clock_drift`, default 0.01).
+    pub clock_drift: f64,
+}

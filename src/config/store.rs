@@ -1,0 +1,92 @@
+//! Where the store is, and how it is asked: all that locks need of the configuration.
+
+use std::{path::PathBuf, time::Duration};
+
+/// Goes to the guards too, which settle when the daemon is dead: as a `Handed`, secrets and all.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Store {
+    pub url: StoreUrl,
+    /// Prefix of every key.
+    pub namespace: String,
+    pub username: Option<String>,
+    /// Content of `password_file`, without the final newline.
+    pub password: Option<Secret>,
+    pub tls: Option<Tls>,
+    /// Each command.
+    pub timeout: Duration,
+    pub pool_size: u32,
+    /// Replicas that must have a grant or renewal before it counts (WAIT); 0: none.
+    pub min_replicas: u32,
+    pub retry: StoreRetry,
+}
+
+/// Shown and debugged without its password.
+#[derive(Clone, PartialEq, Eq)]
+pub enum StoreUrl {
+    /// Absolute; a relative path is taken from the directory of the configuration file.
+    Sqlite(PathBuf),
+    /// `redis://`, `rediss://` or `redis+unix://`, as written.
+    Redis(Secret),
+    /// `memory:`, for tests only: one process.
+    Memory,
+}
+
+/// Whatever prints or serialises it gets `***`; only [`Secret::expose`] and `Handed` give the text itself.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(String);
+
+impl Secret {
+    pub fn new(text: impl Into<String>) -> Self {
+        Self(text.into())
+    }
+
+    /// The text itself: for the store, and for nothing that is shown.
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl std::fmt::Display for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("***")
+    }
+}
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("***")
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "daemon", derive(serde::Serialize, serde::Deserialize))]
+pub struct Tls {
+    pub ca: Option<PathBuf>,
+    /// Always together with `key`.
+    pub cert: Option<PathBuf>,
+    pub key: Option<PathBuf>,
+}
+
+/// Limited retries of a store command after a transport error.
+#[derive(Debug, Clone, PartialEq)]
+#[cfg_attr(feature = "daemon", derive(serde::Serialize, serde::Deserialize))]
+pub struct StoreRetry {
+    /// Tries after the first.
+    pub attempts: u32,
+    pub interval: Duration,
+    pub exponential: bool,
+    pub max_interval: Duration,
+    pub jitter: bool,
+}
+
+impl Default for StoreRetry {
+    fn default() -> Self {
+        Self {
+            attempts: 3,
+            interval: Duration::from_millis(100),
+            exponential: true,
+            max_interval: Duration::from_secs(2),
+            jitter: true,
+        }
+    }
+}

@@ -1,0 +1,22 @@
+//! A store by what the configuration says of it.
+
+use std::sync::Arc;
+
+use super::{
+    Error, Store, connection::install_crypto, memory::MemoryStore, redis::RedisStore,
+    sqlite::SqliteStore,
+};
+use crate::config::{self, StoreUrl};
+
+/// Opens the store that the configuration names. Connects lazily: a store that is down is an error of the first call.
+///
+/// # Errors
+/// What cannot be opened at all: certificates, a database file in a missing directory.
+pub fn open(store: &config::Store) -> Result<Arc<dyn Store>, Error> {
+    install_crypto();
+    Ok(match &store.url {
+        StoreUrl::Redis(url) => Arc::new(RedisStore::open(url.expose(), store)?),
+        StoreUrl::Sqlite(path) => Arc::new(SqliteStore::open(path)?),
+        StoreUrl::Memory => Arc::new(MemoryStore::new()),
+    })
+}

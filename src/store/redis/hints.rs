@@ -1,0 +1,65 @@
+//! Hears the others' hints.
+
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use tokio::sync::broadcast;
+use tracing::{debug, warn};
+
+use crate::{logic::claim::Event, store::connection::Client};
+
+/// After so long without a hint the subscriber asks whether the server is still there: a connection that ended on the
+/// other side only, or in a middlebox that still acknowledges, stays silent for ever.
+const QUIET: Duration = Duration::from_secs(5);
+
+/// Forwards what is published, for ever; connects again whenever the connection ends.
+pub(super) async fn listen(client: Client, channel: String, events: broadcast::Sender<Event>) {
+    let mut told = false;
+    loop {
+        let subscribe = async {
+            let mut sub = client.client.get_async_pubsub().await?;
+            sub.subscribe(&channel).await?;
+            Ok(sub)
+        };
+        match tokio::time::timeout(client.timeout * 4, subscribe).await {
+            Ok(Ok(sub)) => {
+                told = false;
+                // What was published before this went past us.
+                let _ = events.send(Event::Gap);
+                let (mut sink, mut stream) = sub.split();
+                loop {
+                    match tokio::time::timeout(QUIET, stream.next()).await {
+                        Ok(Some(message)) => {
+                            if let Ok(event) = serde_json::from_slice(message.get_payload_bytes()) {
+                                let _ = events.send(event);
+                            }
+                        }
+                        Ok(None) => break,
+                        // Any answer will do, a refusal too.
+                        Err(_) => {
+                            let ping = sink.ping::<redis::Value>();
+                            if tokio::time::timeout(client.timeout * 4, ping)
+                                .await
+                                .is_err()
+                            {
+                                debug!(
+                                    "no answer on the connection that hears the others' hints; making another"
+                                );
+                                break;
+                            }
+                        }
+                    }
+                }
+            }
+            // A server that is away is told of by whoever asks it something.
+            Ok(Err(e)) => {
+                let e = client.error(&e);
+                if !e.is_transient() && !std::mem::replace(&mut told, true) {
+                    warn!(error = %e, "cannot hear the others' hints: triggers, retries and takeovers take longer");
+                }
+            }
+            Err(_) => {}
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}
