@@ -3,7 +3,7 @@
 FROM rust:1-slim-bookworm AS build
 WORKDIR /src
 COPY . .
-RUN cargo build --release --locked --bin soloist
+RUN cargo build --profile dist --locked --bin soloist
 
 FROM debian:bookworm-slim
 # ca-certificates for rediss://. No init program: soloist reaps what its jobs leave behind.
@@ -12,7 +12,7 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --system --uid 10001 --user-group --home-dir /var/lib/soloist --create-home soloist \
     && chmod 700 /var/lib/soloist
-COPY --from=build /src/target/release/soloist /usr/bin/soloist
+COPY --from=build /src/target/dist/soloist /usr/bin/soloist
 
 USER 10001:10001
 # Jobs start here. On a single host, url = "sqlite:/var/lib/soloist/soloist.db" keeps the store in the volume.
