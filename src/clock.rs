@@ -1,4 +1,4 @@
-//! The only file that asks the operating system for the time; [`Alarm`] waits for it.
+//! The only file that asks the operating system for the time; `Alarm` waits for it.
 //!
 //! Two clocks, never mixed: wall time names occurrences, [`Boottime`] measures leases. The wall clock of a host
 //! may be wrong or stepped at any moment and nothing but *when* an occurrence is due depends on it.

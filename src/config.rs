@@ -1,7 +1,7 @@
-//! jobs.toml -> [`Config`], checked. Whatever is wrong is reported here, before anything starts.
+//! jobs.toml -> `Config`, checked. Whatever is wrong is reported here, before anything starts.
 //!
-//! [`load`] reads the file twice over: as written (`raw`, each value by itself), then as checked (`check`, with
-//! defaults, contradictions and other files). Both add to one [`Report`], so that all problems come at once.
+//! `load` reads the file twice over: as written (`raw`, each value by itself), then as checked (`check`, with
+//! defaults, contradictions and other files). Both add to one `Report`, so that all problems come at once.
 //!
 //! Locks know of it what [`Store`] says, and no file: the rest is the daemon's.
 

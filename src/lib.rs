@@ -9,7 +9,7 @@
 //! soloist = { version = "0.1", default-features = false, features = ["redis"] }
 //! ```
 //!
-//! That is all that the library promises. An [`Elector`], which has each planned instant of a job granted once, decides by the
+//! That is all that the library promises. An `Elector`, which has each planned instant of a job granted once, decides by the
 //! daemon's rules and needs the feature `daemon`.
 //!
 //! # The daemon
@@ -72,3 +72,6 @@ pub use lock::{
     ExponentialBackoff, LimitedRetry, Lock, LockClient, NoRetry, Redlock, ReentrantLock,
     RetryStrategy, TryLock, Until, WithLock,
 };
+/// The version of the crate `redis` that [`LockClient::with_redis`] takes a client of.
+#[cfg(feature = "redis")]
+pub use redis;

@@ -5,7 +5,7 @@
 //! and cancels it when the lock is lost. Losing a race is an outcome ([`TryLock::Held`]), not an error.
 //!
 //! A client works on a thread of its own, which is started with its first question and ends with it. So none of this depends on the
-//! caller's runtime: it may be any executor, block its threads, end before its locks do, or have a paused clock. Only an [`Elector`] over a store that
+//! caller's runtime: it may be any executor, block its threads, end before its locks do, or have a paused clock. Only an `Elector` over a store that
 //! was opened elsewhere shares that one's connections.
 //!
 //! What is promised, and what is not, stands in docs/locks.md. In short: a lock is a key with a time to live, and that
@@ -55,6 +55,8 @@ mod sqlite;
 #[cfg(all(feature = "daemon", any(test, fuzzing)))]
 pub(crate) use self::redis::reply::any as reply;
 
+#[cfg(feature = "redis")]
+use std::convert::Infallible;
 use std::{
     future::Future,
     sync::{
@@ -510,17 +512,45 @@ impl LockClient {
         made.map_err(|e| invalid(e.to_string()))
     }
 
+    /// Over a `redis::Client` of the caller's, with the server, user, password and certificates that it was made with; the rest as
+    /// in [`LockClient::open`]. `soloist::redis` is the version of the crate that it must be of.
+    ///
+    /// The locks make connections of their own with it. A connection of the caller's would end with the runtime that it was made in,
+    /// and its locks with it.
+    ///
+    /// ```no_run
+    /// use soloist::{LockClient, redis};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let client = redis::Client::open("redis://redis.example.net:6379/0")?;
+    /// let locks = LockClient::with_redis(client);
+    /// # drop(locks);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[cfg(feature = "redis")]
+    pub fn with_redis(client: ::redis::Client) -> Self {
+        Self::with_redis_and_config(client, &config::Store::of(config::StoreUrl::Memory))
+    }
+
+    /// As [`LockClient::with_redis`], with what `store` says of all but the way to the server: namespace, timeout, retries,
+    /// `min_replicas`.
+    #[cfg(feature = "redis")]
+    pub fn with_redis_and_config(client: ::redis::Client, store: &config::Store) -> Self {
+        let client = store::connection::Client::over(client, store.timeout);
+        let made = Self::over(&store.retry, |id, rooms| {
+            Ok::<_, Infallible>(redis::RedisLocks::over(client, store, id, rooms))
+        });
+        made.unwrap_or_else(|never| match never {})
+    }
+
     /// Over a SQLite store that was opened before; in a test with a clock of its own
     /// ([`SqliteStore::open_with_clock`](crate::store::sqlite::SqliteStore::open_with_clock)).
     #[cfg(feature = "daemon")]
     pub fn with_sqlite(store: crate::store::sqlite::SqliteStore) -> Self {
         let made = Self::over(&config::StoreRetry::default(), |id, rooms| {
-            Ok::<_, std::convert::Infallible>(sqlite::SqliteLocks::new(store, "soloist", id, rooms))
+            Ok::<_, Infallible>(sqlite::SqliteLocks::new(store, "soloist", id, rooms))
         });
-        match made {
-            Ok(made) => made,
-            Err(never) => match never {},
-        }
+        made.unwrap_or_else(|never| match never {})
     }
 
     /// Over what is made for the id of this client, and its rooms.

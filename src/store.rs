@@ -1,5 +1,5 @@
-//! Where leases and locks are kept. [`Store`] is the contract of a fleet, by which claims are decided and remembered: [`memory`],
-//! [`redis`] and [`sqlite`] keep it alike, and one suite (tests/it/conformance.rs) runs over all of them. Locks share
+//! Where leases and locks are kept. `Store` is the contract of a fleet, by which claims are decided and remembered: `memory`,
+//! `redis` and `sqlite` keep it alike, and one suite (tests/it/conformance.rs) runs over all of them. Locks share
 //! the connections to Redis, the SQLite file, and what may go wrong.
 
 #[cfg(feature = "redis")]

@@ -7,6 +7,8 @@ cd "$(dirname "$0")/.."
 for features in redis sqlite redis,sqlite ''; do
     cargo clippy --locked --quiet --lib --no-default-features --features "$features" -- -D warnings
 done
+# As docs.rs shows them.
+RUSTDOCFLAGS="-D warnings" cargo doc --locked --quiet --no-deps --no-default-features --features redis,sqlite
 
 lacks() { # lacks FEATURE CRATE...
     feature=$1

@@ -49,7 +49,7 @@ impl super::Store {
     }
 
     /// A store with the defaults of `[store]`.
-    pub(super) fn of(url: StoreUrl) -> Self {
+    pub(crate) fn of(url: StoreUrl) -> Self {
         Self {
             url,
             namespace: "soloist".to_owned(),

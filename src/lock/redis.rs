@@ -67,10 +67,13 @@ impl RedisLocks {
         id: &str,
         rooms: Arc<Rooms>,
     ) -> Result<Self, store::Error> {
+        Ok(Self::over(Client::new(url, c)?, c, id, rooms))
+    }
+
+    pub(super) fn over(client: Client, c: &config::Store, id: &str, rooms: Arc<Rooms>) -> Self {
         install_crypto();
-        let client = Client::new(url, c)?;
         let line = Arc::new(Line::new(client.clone()));
-        Ok(Self {
+        Self {
             namespace: c.namespace.clone(),
             min_replicas: c.min_replicas,
             batcher: Arc::new(Batcher::new(client.clone(), line.clone())),
@@ -84,7 +87,7 @@ impl RedisLocks {
                 asks: Mutex::new(None),
             },
             client,
-        })
+        }
     }
 
     fn name(&self, key: &str, what: &str) -> String {

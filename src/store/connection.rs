@@ -12,7 +12,8 @@ use futures_util::{
     future::{BoxFuture, Shared},
 };
 use redis::{
-    AsyncConnectionConfig, ErrorKind, FromRedisValue, IntoConnectionInfo, RedisError,
+    AsyncConnectionConfig, ConnectionAddr, ErrorKind, FromRedisValue, IntoConnectionInfo,
+    RedisError,
     aio::MultiplexedConnection,
     io::tcp::{TcpSettings, socket2::TcpKeepalive},
 };
@@ -139,6 +140,27 @@ impl Client {
             password,
             timeout: c.timeout,
         })
+    }
+
+    /// One that was made elsewhere, with whatever it needs to connect.
+    pub(crate) fn over(client: redis::Client, timeout: Duration) -> Self {
+        let info = client.get_connection_info();
+        let settings = info.redis_settings();
+        let (scheme, db) = match info.addr() {
+            ConnectionAddr::Unix(_) => ("redis+unix", "?db="),
+            ConnectionAddr::TcpTls { .. } => ("rediss", "/"),
+            _ => ("redis", "/"),
+        };
+        let mut address = format!("{scheme}://{}", info.addr());
+        if settings.db() != 0 {
+            address = format!("{address}{db}{}", settings.db());
+        }
+        Self {
+            address,
+            password: settings.password().map(config::Secret::new),
+            timeout,
+            client,
+        }
     }
 
     pub(crate) fn error(&self, e: &RedisError) -> Error {

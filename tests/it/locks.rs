@@ -113,6 +113,50 @@ over_both! {
     a_term_is_renewed_until_it_is_settled
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_of_the_callers_own_is_connected_as_it_was_made() {
+    use ::redis::IntoConnectionInfo;
+    let server = RedisServer::start();
+    server.command::<()>(&["ACL", "SETUSER", "me", "on", ">s3cret", "~*", "&*", "+@all"]);
+    let info = server.url().into_connection_info().unwrap();
+    let settings = info.redis_settings().clone();
+    let info = info.set_redis_settings(settings.set_username("me").set_password("s3cret"));
+    let client = ::redis::Client::open(info).unwrap();
+    let ours = LockClient::with_redis(client.clone());
+    let other = LockClient::open(&server.url()).unwrap();
+    assert_eq!(ours.address(), other.address());
+
+    let lock = take(&ours, "k", LONG).await;
+    let connected: String = server.command(&["CLIENT", "LIST"]);
+    assert!(connected.contains(" user=me "), "{connected}");
+    let held = other.try_lock("k", LONG, NoRetry).await.unwrap();
+    assert!(matches!(held, TryLock::Held { .. }), "{held:?}");
+    let elsewhere = Store {
+        namespace: "elsewhere".to_owned(),
+        ..Store::from_url(&server.url()).unwrap()
+    };
+    let elsewhere = LockClient::with_redis_and_config(client, &elsewhere);
+    take(&elsewhere, "k", LONG).await.release().await.unwrap();
+
+    // Its subscriptions too: a release is heard long before the lease is over.
+    lock.release().await.unwrap();
+    let lock = take(&other, "k", LONG).await;
+    let (waited, ()) = join(ours.lock("k", GENEROUS, LONG), async {
+        until("somebody waits", || {
+            let told: (String, u32) = server.command(&["PUBSUB", "NUMSUB", "soloist:{k}:released"]);
+            told.1 > 0
+        })
+        .await;
+        lock.release().await.unwrap();
+    })
+    .await;
+    taken(waited.unwrap()).release().await.unwrap();
+
+    server.command::<()>(&["ACL", "DELUSER", "me"]);
+    let refused = ours.try_lock("k", LONG, NoRetry).await.unwrap_err();
+    assert!(!refused.to_string().contains("s3cret"), "{refused}");
+}
+
 fn taken(t: TryLock) -> Lock {
     match t {
         TryLock::Taken(lock) => lock,
