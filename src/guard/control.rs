@@ -1,0 +1,130 @@
+//! The guard's end of the socket to its daemon.
+
+use std::{io, os::fd::OwnedFd};
+
+use rustix::{
+    event::{PollFd, PollFlags},
+    io::Errno,
+};
+
+use super::message::{Control, Report};
+#[cfg(any(test, fuzzing))]
+use super::{LONGEST_SPEC, Spec};
+
+/// The guard's end of the socket.
+pub(super) struct ControlSocket {
+    pub(super) socket: OwnedFd,
+    pub(super) buffer: Vec<u8>,
+    /// What the socket has not taken yet.
+    pub(super) unsent: Vec<u8>,
+    /// The daemon's end is closed.
+    pub(super) closed: bool,
+    pub(super) settled: bool,
+}
+
+impl ControlSocket {
+    pub(super) fn new(socket: OwnedFd) -> io::Result<Self> {
+        rustix::io::ioctl_fionbio(&socket, true)?;
+        Ok(Self {
+            socket,
+            buffer: Vec::new(),
+            unsent: Vec::new(),
+            closed: false,
+            settled: false,
+        })
+    }
+
+    /// The next message that is there; what cannot be understood is passed over.
+    pub(super) fn next(&mut self) -> Option<Control> {
+        loop {
+            let line = self.next_line(1 << 20)?;
+            match serde_json::from_slice(&line) {
+                Ok(Control::Settled) => self.settled = true,
+                Ok(control) => return Some(control),
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// A line that is there, or None; sets `closed` at the end, or when a line gets longer than `longest`.
+    pub(super) fn next_line(&mut self, longest: usize) -> Option<Vec<u8>> {
+        let mut searched = 0;
+        loop {
+            if let Some(end) = self.buffer[searched..].iter().position(|&b| b == b'\n') {
+                let rest = self.buffer.split_off(searched + end + 1);
+                return Some(std::mem::replace(&mut self.buffer, rest));
+            }
+            searched = self.buffer.len();
+            if self.closed {
+                return None;
+            }
+            let mut chunk = [0; 8192];
+            match rustix::io::read(&self.socket, &mut chunk) {
+                Ok(n @ 1..) if searched <= longest => self.buffer.extend_from_slice(&chunk[..n]),
+                // The daemon closed with reports of ours unread: what it wrote before can still be read.
+                Err(Errno::CONNRESET | Errno::INTR) => {}
+                Err(Errno::AGAIN) => return None,
+                Ok(_) | Err(_) => self.closed = true,
+            }
+        }
+    }
+
+    /// Without effect when the daemon is gone. Never waits: what a daemon that hangs does not read follows later.
+    pub(super) fn report(&mut self, report: &Report) {
+        // The one that may come without end: a command is stopped and continued while nobody reads.
+        if matches!(report, Report::Stopped { .. }) && !self.unsent.is_empty() {
+            return;
+        }
+        if let Ok(mut line) = serde_json::to_vec(report) {
+            self.unsent.append(&mut line);
+            self.unsent.push(b'\n');
+            self.flush();
+        }
+    }
+
+    pub(super) fn flush(&mut self) {
+        while !self.unsent.is_empty() {
+            match rustix::io::write(&self.socket, &self.unsent) {
+                Ok(n) => drop(self.unsent.drain(..n)),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return,
+                // Nobody is there to read it.
+                Err(_) => self.unsent.clear(),
+            }
+        }
+    }
+
+    pub(super) fn poll_fd(&self) -> PollFd<'_> {
+        let mut events = PollFlags::IN;
+        if !self.unsent.is_empty() {
+            events |= PollFlags::OUT;
+        }
+        PollFd::new(&self.socket, events)
+    }
+}
+
+/// What a guard understands of what comes to it in these pieces, and whether its daemon told it of the settlement.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn understood<'d>(
+    pieces: impl Iterator<Item = &'d [u8]>,
+) -> (Option<Spec>, Vec<Control>, bool) {
+    let (ours, theirs) = std::os::unix::net::UnixStream::pair().expect("a socket");
+    let mut socket = ControlSocket::new(theirs.into()).expect("a guard's end of it");
+    let (mut line, mut spec, mut controls) = (None, None, vec![]);
+    for piece in pieces.map(Some).chain([None]) {
+        match piece {
+            Some(piece) => io::Write::write_all(&mut &ours, piece).expect("room"),
+            None => ours.shutdown(std::net::Shutdown::Write).expect("an end"),
+        }
+        if line.is_none() {
+            line = socket.next_line(LONGEST_SPEC);
+            spec = line
+                .as_ref()
+                .and_then(|line| serde_json::from_slice(line).ok());
+        }
+        if line.is_some() {
+            controls.extend(std::iter::from_fn(|| socket.next()));
+        }
+    }
+    (spec, controls, socket.settled)
+}

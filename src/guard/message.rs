@@ -1,0 +1,277 @@
+//! What daemon, guard and `soloist __settle` say to each other: one JSON line each.
+
+use std::{
+    fs::File,
+    io::{self, Seek, Write},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    clock::{self, Boottime},
+    config,
+    logic::run::{Cause, Stop},
+    model::{FencingToken, InstanceId, JobName, Occurrence, Outcome, RunId, Trigger},
+};
+
+/// What to run: the first line the daemon sends. It holds variables of the command and the way to the store: not all of it
+/// is to be printed.
+#[derive(Clone, Serialize, Deserialize)]
+pub struct Spec {
+    pub job: JobName,
+    pub run_id: RunId,
+    /// Program and arguments, run as they stand.
+    pub argv: Vec<String>,
+    /// Set in addition to the daemon's environment, of which all is inherited but what is for the daemon alone
+    /// (systemd's notification, watchdog, socket and credential variables, `SOLOIST_STORE*`, and what
+    /// [`Runner::hiding`](crate::runner::Runner::hiding) names). With a user it is set in addition to what a login gives.
+    pub env: Vec<(String, String)>,
+    pub working_dir: Option<PathBuf>,
+    pub user: Option<String>,
+    pub group: Option<String>,
+    /// As another user, it may get what setuid programs give.
+    #[serde(default)]
+    pub new_privileges: bool,
+    pub timeout: Option<Duration>,
+    pub grace: Duration,
+    pub kill_budget: Duration,
+    pub success_codes: Vec<i32>,
+    /// Until when the lease is trusted; the command is not started after it.
+    pub deadline: Boottime,
+    /// Handed over as it is to `__settle` when the daemon dies; see [`HandOver`].
+    pub settle: serde_json::Value,
+    /// The program to hand over to instead of this binary.
+    #[serde(default)]
+    pub settle_exe: Option<PathBuf>,
+    /// Find the tree through /proc, even where a cgroup could be made.
+    #[serde(default)]
+    pub walk_only: bool,
+    /// Run it in our starter's place; see [`Transparent`].
+    #[serde(default)]
+    pub transparent: Option<Transparent>,
+}
+
+impl std::fmt::Debug for Spec {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Spec")
+            .field("job", &self.job)
+            .field("run_id", &self.run_id)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What makes a command one that a shell could have started: descriptors, environment, session, process group and
+/// terminal are those of the process that started the guard. Without it, a command has a session of its own, pipes for its output
+/// and `/dev/null` for its input.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Transparent {
+    /// Signals that are to stay ignored, as they came to our starter (`nohup`).
+    pub ignored: Vec<i32>,
+}
+
+/// What a command may know about its run.
+#[derive(Debug, Clone)]
+pub struct Identity {
+    pub occurrence: Occurrence,
+    pub run_id: RunId,
+    pub attempt: u32,
+    pub fencing_token: FencingToken,
+    pub instance: InstanceId,
+    pub trigger: Trigger,
+}
+
+impl Spec {
+    /// A run of `job`, with the environment that SPEC 6 promises.
+    pub fn new(
+        job: &config::Job,
+        id: &Identity,
+        deadline: Boottime,
+        settle: serde_json::Value,
+    ) -> Self {
+        let argv = match &job.command {
+            config::Command::Argv(argv) => argv.clone(),
+            config::Command::Shell(text) => vec!["/bin/sh".into(), "-c".into(), text.clone()],
+        };
+        let mut env: Vec<(String, String)> = job
+            .pass_env
+            .iter()
+            .filter_map(|name| Some((name.clone(), std::env::var(name).ok()?)))
+            .collect();
+        env.extend(job.env.iter().map(|(n, v)| (n.clone(), v.clone())));
+        env.extend(
+            [
+                ("SOLOIST_JOB", job.name.to_string()),
+                ("SOLOIST_OCCURRENCE", id.occurrence.to_string()),
+                ("SOLOIST_OCCURRENCE_MS", id.occurrence.0.to_string()),
+                (RUN_ID, id.run_id.to_string()),
+                ("SOLOIST_ATTEMPT", id.attempt.to_string()),
+                ("SOLOIST_FENCING_TOKEN", id.fencing_token.to_string()),
+                ("SOLOIST_INSTANCE", id.instance.to_string()),
+                ("SOLOIST_TRIGGER", id.trigger.as_str().into()),
+            ]
+            .map(|(name, value)| (name.into(), value)),
+        );
+        Self {
+            job: job.name.clone(),
+            run_id: id.run_id,
+            argv,
+            env,
+            working_dir: job.working_dir.as_deref().map(Path::to_owned),
+            user: job.user.as_deref().map(str::to_owned),
+            group: job.group.as_deref().map(str::to_owned),
+            new_privileges: job.new_privileges,
+            timeout: job.timeout,
+            grace: job.grace,
+            kill_budget: job.lease.kill_budget,
+            success_codes: job.success_codes.to_vec(),
+            deadline,
+            settle,
+            settle_exe: None,
+            walk_only: false,
+            transparent: None,
+        }
+    }
+}
+
+/// Neither the store's address nor its password belong into a command.
+pub(crate) fn is_of_store(variable: &std::ffi::OsStr) -> bool {
+    variable.as_encoded_bytes().starts_with(b"SOLOIST_STORE")
+}
+
+/// The variable that marks all processes of a run.
+pub(crate) const RUN_ID: &str = "SOLOIST_RUN_ID";
+
+/// The same for transparent commands, which may themselves be part of a run.
+pub(crate) const EXEC_ID: &str = "SOLOIST_EXEC_ID";
+
+/// What the daemon says after the [`Spec`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Control {
+    /// The lease is trusted until then.
+    Deadline(Boottime),
+    /// End the command; grace None means the job's, zero means SIGKILL at once.
+    Stop {
+        reason: Stop,
+        grace: Option<Duration>,
+    },
+    /// To the command itself, not to its tree.
+    Signal(i32),
+    /// The outcome is recorded: nothing is left to hand over.
+    Settled,
+}
+
+/// A moment, on both clocks of the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Moment {
+    /// Microseconds since the Unix epoch by the host's wall clock.
+    pub wall_us: i64,
+    pub boottime: Boottime,
+}
+
+impl Moment {
+    pub fn now() -> Self {
+        Self {
+            wall_us: clock::wall_us(),
+            boottime: Boottime::now(),
+        }
+    }
+}
+
+/// What the guard says, in this order: `Started` or `StartFailed`; `Exited` after `Started`; `Gone`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Report {
+    /// The command runs: exec has succeeded.
+    Started {
+        pid: i32,
+        at: Moment,
+        cgroup: Option<PathBuf>,
+    },
+    /// It does not, and why in words.
+    StartFailed {
+        error: String,
+        /// What ended the start; None: it failed by itself.
+        cause: Option<Cause>,
+        /// What the kernel said to exec itself, if it came to that.
+        #[serde(default)]
+        errno: Option<i32>,
+        /// What ended the process that was to become the command, if not we did.
+        #[serde(default)]
+        signal: Option<i32>,
+    },
+    /// A transparent command was stopped, by this signal.
+    Stopped { signal: i32 },
+    /// The command itself ended. `cause` None: by itself. Its tree may still be there.
+    Exited {
+        exit_code: Option<i32>,
+        signal: Option<i32>,
+        cause: Option<Cause>,
+        at: Moment,
+    },
+    /// SIGKILL was sent a kill budget ago and these are still there: in an uninterruptible sleep, or not ours to kill.
+    Stuck { pids: Vec<i32> },
+    /// Every process of the run is gone. `leftover` were there when the command itself ended.
+    Gone { leftover: u32, at: Moment },
+}
+
+/// How a run ended, as far as its guard knows.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ended {
+    /// The true one when the command ended before its daemon did, else `crashed`.
+    pub outcome: Outcome,
+    /// What ended it; None: it ended by itself, or could not be started.
+    #[serde(default)]
+    pub cause: Option<Cause>,
+    pub exit_code: Option<i32>,
+    pub signal: Option<i32>,
+    pub error: Option<String>,
+    /// None when the command could not be started.
+    pub started: Option<Moment>,
+    /// When the tree was gone.
+    pub ended: Moment,
+}
+
+/// What the guard of a dead daemon gives to `soloist __settle`, or a daemon that stops without the store having heard
+/// of an outcome, as JSON on descriptor 0 (a file, at its start).
+#[derive(Clone, Serialize, Deserialize)]
+pub struct HandOver {
+    /// [`Spec::settle`].
+    pub settle: serde_json::Value,
+    pub end: Ended,
+}
+
+impl std::fmt::Debug for HandOver {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("HandOver")
+            .field("end", &self.end)
+            .finish_non_exhaustive()
+    }
+}
+
+impl HandOver {
+    /// Reads what was handed over to this process.
+    ///
+    /// # Errors
+    /// When stdin cannot be read, or is not what a guard writes.
+    pub fn read() -> io::Result<Self> {
+        Ok(serde_json::from_reader(io::stdin().lock())?)
+    }
+
+    /// A file in memory, which is to be the stdin of `soloist __settle`.
+    ///
+    /// # Errors
+    /// No descriptor or memory left.
+    pub fn to_file(&self) -> io::Result<File> {
+        let mut file = File::from(rustix::fs::memfd_create(
+            "soloist-settle",
+            rustix::fs::MemfdFlags::CLOEXEC,
+        )?);
+        serde_json::to_writer(&mut file, self)?;
+        file.flush()?;
+        file.rewind()?;
+        Ok(file)
+    }
+}

@@ -1,0 +1,118 @@
+//! What a dead guard has left of its run.
+
+use std::{cell::RefCell, collections::HashSet, path::PathBuf};
+
+use super::{ORPHANS_AGAIN, SWEEP_PATIENCE, children::bury};
+use crate::{
+    clock::Boottime,
+    guard::{self, Cgroup, Proc, RUN_ID, below, descend, kill_pass},
+};
+
+/// The tree of a guard that was killed.
+///
+/// The kernel killed the command itself (PDEATHSIG). The rest fell to us, the next subreaper: what is in the
+/// run's cgroup, in the command's session or group, or carries the run's id. Whatever has none of these (`env -i`
+/// and setsid, without a cgroup) cannot be told from children of ours that are none of our business.
+pub(super) struct Orphans {
+    pub(super) marker: String,
+    command: Option<i32>,
+    /// That of a transparent command, which is our own.
+    pub(super) group: Option<i32>,
+    cgroup: Option<Cgroup>,
+    /// Once seen, a process stays known: as a zombie it has no environment any more.
+    known: RefCell<HashSet<(i32, u64)>>,
+}
+
+impl Orphans {
+    pub(super) fn new(run: &str, command: Option<i32>, cgroup: Option<PathBuf>) -> Self {
+        Self {
+            marker: format!("{RUN_ID}={run}"),
+            command,
+            group: None,
+            cgroup: cgroup.map(Cgroup::at).or_else(|| guard::cgroup_of_run(run)),
+            known: RefCell::default(),
+        }
+    }
+
+    pub(super) fn members(&self) -> Vec<Proc> {
+        let ours = below(std::process::id().cast_signed());
+        let mut known = self.known.borrow_mut();
+        let roots: Vec<Proc> = ours
+            .iter()
+            .filter(|p| {
+                known.contains(&p.key())
+                    || self.group == Some(p.group)
+                    || belongs(p, &self.marker, self.command)
+            })
+            .cloned()
+            .collect();
+        let mut tree = descend(ours, roots.iter().map(|p| p.pid).collect());
+        tree.extend(roots);
+        known.extend(tree.iter().map(Proc::key));
+        tree
+    }
+
+    /// Kills all there is and buries what is dead. Returns who is left; blocking, for milliseconds.
+    pub(super) fn pass(&self) -> Vec<i32> {
+        // Looked at while they live, or nothing could tell their zombies from others.
+        let found = self.members().len();
+        if let Some(cgroup) = &self.cgroup {
+            cgroup.kill();
+        }
+        if found > 0 {
+            kill_pass(|| self.members());
+        }
+        let mut left: Vec<i32> = self
+            .members()
+            .iter()
+            .filter(|p| !buried(p))
+            .map(|p| p.pid)
+            .collect();
+        if let Some(cgroup) = &self.cgroup {
+            if cgroup.populated() {
+                left.extend(cgroup.members());
+            } else if left.is_empty() {
+                cgroup.remove();
+            }
+        }
+        left
+    }
+}
+
+/// A zombie whose parent we are is waited for, by its number: never to take away anybody else's child.
+fn buried(process: &Proc) -> bool {
+    process.parent == std::process::id().cast_signed() && !process.alive() && bury(process.pid)
+}
+
+fn belongs(process: &Proc, marker: &str, command: Option<i32>) -> bool {
+    command.is_some_and(|pid| process.pid == pid || process.session == pid || process.group == pid)
+        || words(process.pid, "environ", |var| var == marker.as_bytes())
+        // One that was to become the command is still its guard's copy, with the run id among the arguments.
+        || marker.split_once('=').is_some_and(|(_, run)| {
+            words(process.pid, "cmdline", |word| word == run.as_bytes())
+                && words(process.pid, "cmdline", |word| word == guard::ARGUMENT.as_bytes())
+        })
+}
+
+/// Whether one of the NUL-terminated words in this file of /proc is wanted.
+fn words(pid: i32, file: &str, wanted: impl Fn(&[u8]) -> bool) -> bool {
+    let has = |path: PathBuf| {
+        std::fs::read(path.join(file)).is_ok_and(|text| text.split(|&b| b == 0).any(&wanted))
+    };
+    // A first thread that has ended shows nothing any more, for those that it has left either.
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task"));
+    let headless = Proc::read(pid).is_some_and(|p| p.headless());
+    match threads {
+        Ok(threads) if headless => threads.flatten().any(|thread| has(thread.path())),
+        _ => has(format!("/proc/{pid}").into()),
+    }
+}
+
+pub(super) fn end_cgroup(cgroup: &Cgroup) {
+    let end = Boottime::now() + SWEEP_PATIENCE;
+    while cgroup.populated() && Boottime::now() < end {
+        cgroup.kill();
+        std::thread::sleep(ORPHANS_AGAIN.0);
+    }
+    cgroup.remove();
+}

@@ -1,0 +1,299 @@
+//! The daemon's side of one guard: passes on what it is told, takes in what it reports, and does its work when it is dead.
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use tokio::{
+    io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
+    net::UnixStream,
+    sync::{mpsc, oneshot, watch},
+};
+use tracing::{debug, warn};
+
+use super::{DRAIN, End, ORPHANS_AGAIN, Order, State, Tail, children::OwnChild, orphans::Orphans};
+use crate::{
+    clock::Boottime,
+    guard::{Control, EXEC_ID, Moment, Proc, Report},
+    logic::{
+        backoff::Pauses,
+        run::{Cause, outcome},
+    },
+    model::{JobName, RunId},
+};
+
+/// The task behind a [`Running`].
+pub(super) struct Supervisor {
+    pub(super) job: JobName,
+    pub(super) run_id: RunId,
+    pub(super) success_codes: Vec<i32>,
+    pub(super) transparent: bool,
+    pub(super) child: OwnChild,
+    pub(super) drains: tokio::task::JoinSet<()>,
+    pub(super) tail: Arc<Tail>,
+    pub(super) state: watch::Sender<State>,
+    /// Lines that the socket has not taken yet.
+    pub(super) pending: Vec<u8>,
+    /// The newest one that the guard was told.
+    pub(super) deadline: Boottime,
+    /// By then it will have ended the tree, if it can: for the timeout, or as it was told.
+    pub(super) due: Option<Boottime>,
+    pub(super) grace: Duration,
+    pub(super) kill_budget: Duration,
+}
+
+/// [`Report::Exited`].
+#[derive(Debug)]
+struct Exited {
+    exit_code: Option<i32>,
+    signal: Option<i32>,
+    cause: Option<Cause>,
+}
+
+/// What the guard has reported so far.
+#[derive(Debug, Default)]
+struct Reported {
+    pid: Option<i32>,
+    cgroup: Option<PathBuf>,
+    started: Option<Moment>,
+    exited: Option<Exited>,
+    failed: Option<(String, Option<Cause>)>,
+    errno: Option<i32>,
+    start_signal: Option<i32>,
+    gone: Option<(u32, Moment)>,
+}
+
+impl Supervisor {
+    pub(super) async fn run(
+        mut self,
+        socket: UnixStream,
+        mut orders: mpsc::UnboundedReceiver<Order>,
+    ) {
+        let (from_guard, mut to_guard) = socket.into_split();
+        let mut reports = BufReader::new(from_guard).lines();
+        let mut reported = Reported::default();
+        let mut settled = Vec::new();
+        let mut dropped = false;
+        // Until the tree is gone, or the guard.
+        while reported.gone.is_none() {
+            if dropped && self.pending.is_empty() {
+                let _ = to_guard.shutdown().await;
+            }
+            // Half of the kill budget is the command's grace, the other half is for what comes after it.
+            let at = self.deadline + self.kill_budget * 5 / 8;
+            let overdue = self
+                .due
+                .map_or(at, |due| due.min(at))
+                .since(Boottime::now())
+                .max(ORPHANS_AGAIN.1 / 8);
+            tokio::select! {
+                () = tokio::time::sleep(overdue) => self.check_on_guard(),
+                line = reports.next_line() => match line {
+                    Ok(Some(line)) => self.on_report(&line, &mut reported),
+                    Ok(None) | Err(_) => break,
+                },
+                order = orders.recv(), if !dropped => match order {
+                    Some(order) => self.take(order, &mut settled),
+                    // Nobody wants to know any more: once the guard has all that was said, we are dead for it.
+                    None => dropped = true,
+                },
+                written = to_guard.write(&self.pending), if !self.pending.is_empty() => match written {
+                    Ok(n) => { self.pending.drain(..n); }
+                    Err(_) => self.pending.clear(),
+                },
+            }
+        }
+        if reported.gone.is_none() {
+            self.guard_is_gone(&mut reported).await;
+        }
+        self.finish_output().await;
+        let end = self.end(reported);
+        self.state.send_modify(|state| state.end = Some(end));
+
+        // Until settled: the guard waits for that, or for our death.
+        while settled.is_empty() && !dropped {
+            tokio::select! {
+                order = orders.recv() => match order {
+                    Some(order) => self.take(order, &mut settled),
+                    None => dropped = true,
+                },
+                // Somebody killed it. As a zombie it would hide others.
+                _ = self.child.wait(), if self.child.id().is_some() => {}
+            }
+        }
+        let _ = to_guard.write_all(&self.pending).await;
+        drop(to_guard);
+        for told in settled {
+            let _ = told.send(());
+        }
+        drop(reports);
+        if let Err(error) = self.child.wait().await {
+            debug!(job = %self.job, run = %self.run_id, %error, "cannot wait for a guard");
+        }
+    }
+
+    fn take(&mut self, order: Order, settled: &mut Vec<oneshot::Sender<()>>) {
+        let control = match order {
+            Order::Tell(control) => {
+                match control {
+                    Control::Deadline(deadline) => self.deadline = self.deadline.max(deadline),
+                    Control::Stop { grace, .. } => {
+                        let grace = grace.unwrap_or(self.grace);
+                        let due = Boottime::now() + grace + self.kill_budget;
+                        self.due = Some(self.due.map_or(due, |before| before.min(due)));
+                    }
+                    Control::Signal(_) | Control::Settled => {}
+                }
+                control
+            }
+            Order::Settled(told) => {
+                settled.push(told);
+                Control::Settled
+            }
+        };
+        if let Ok(mut line) = serde_json::to_vec(&control) {
+            line.push(b'\n');
+            self.pending.append(&mut line);
+        }
+    }
+
+    fn on_report(&self, line: &str, reported: &mut Reported) {
+        match serde_json::from_str(line) {
+            Ok(Report::Started { pid, at, cgroup }) => {
+                (reported.pid, reported.started, reported.cgroup) = (Some(pid), Some(at), cgroup);
+                self.state.send_modify(|state| state.started = Some(at));
+            }
+            Ok(Report::StartFailed {
+                error,
+                cause,
+                errno,
+                signal,
+            }) => {
+                reported.failed = Some((error, cause));
+                (reported.errno, reported.start_signal) = (errno, signal);
+            }
+            Ok(Report::Stopped { signal }) => {
+                let pid = reported.pid.unwrap_or_default();
+                self.state
+                    .send_modify(|state| state.stopped = (state.stopped.0 + 1, pid, signal));
+            }
+            Ok(Report::Exited {
+                exit_code,
+                signal,
+                cause,
+                ..
+            }) => {
+                reported.exited = Some(Exited {
+                    exit_code,
+                    signal,
+                    cause,
+                });
+            }
+            Ok(Report::Gone { leftover, at }) => reported.gone = Some((leftover, at)),
+            Ok(Report::Stuck { pids }) => {
+                self.warn_of_survivors(&pids);
+            }
+            Err(error) => {
+                warn!(job = %self.job, run = %self.run_id, %error, line, "a guard says what we do not understand")
+            }
+        }
+    }
+
+    fn warn_of_survivors(&self, pids: &[i32]) {
+        warn!(job = %self.job, run = %self.run_id, ?pids, "processes of a run survive SIGKILL so far");
+    }
+
+    /// The guard should have ended the tree by now. If somebody stopped it, it cannot: killed, it leaves that to us.
+    fn check_on_guard(&mut self) {
+        let pid = self.child.id().and_then(|pid| i32::try_from(pid).ok());
+        if pid
+            .and_then(Proc::read)
+            .is_some_and(|guard| guard.stopped())
+        {
+            self.child.kill();
+        }
+    }
+
+    /// The guard ended without its last word: its work is ours now.
+    async fn guard_is_gone(&mut self, reported: &mut Reported) {
+        // Certainly dead, so that its children are ours.
+        self.child.kill();
+        let status = self.child.wait().await;
+        let how = status.map_or_else(|e| e.to_string(), |status| status.to_string());
+        let error = format!("the guard of this run died ({how}), so the command was ended");
+        warn!(job = %self.job, run = %self.run_id, "{error}");
+        let run = self.run_id.to_string();
+        let mut orphans = Orphans::new(&run, reported.pid, reported.cgroup.take());
+        if self.transparent {
+            orphans.marker = format!("{EXEC_ID}={run}");
+            orphans.group = Some(rustix::process::getpgrp().as_raw_nonzero().get());
+        }
+        let mut pauses = Pauses::from(ORPHANS_AGAIN.0);
+        let mut said = false;
+        // Without end, as the guard would: a run is not over, and must not be settled, before its tree is.
+        loop {
+            let pass = tokio::task::spawn_blocking(move || {
+                let left = orphans.pass();
+                (orphans, left)
+            });
+            // Only a runtime that is being torn down does not finish it.
+            let Ok((back, left)) = pass.await else { break };
+            if left.is_empty() {
+                break;
+            }
+            orphans = back;
+            let pause = pauses.after_failure(ORPHANS_AGAIN.1);
+            if pause == ORPHANS_AGAIN.1 && !std::mem::replace(&mut said, true) {
+                self.warn_of_survivors(&left);
+            }
+            tokio::time::sleep(pause).await;
+        }
+        let at = Moment::now();
+        // What the guard had said about the command itself stays true.
+        if reported.exited.is_none() && reported.failed.is_none() {
+            reported.exited = Some(Exited {
+                exit_code: None,
+                signal: None,
+                cause: Some(Cause::GuardGone),
+            });
+            reported.failed = Some((error, Some(Cause::GuardGone)));
+        }
+        reported.gone = Some((0, at));
+    }
+
+    async fn finish_output(&mut self) {
+        let drains = &mut self.drains;
+        let all = async { while drains.join_next().await.is_some() {} };
+        if tokio::time::timeout(DRAIN, all).await.is_err() {
+            debug!(job = %self.job, run = %self.run_id, "somebody else holds the output of a run open");
+        }
+        self.drains.abort_all();
+    }
+
+    fn end(&self, reported: Reported) -> End {
+        let (leftover, ended) = reported.gone.unwrap_or_else(|| (0, Moment::now()));
+        let Exited {
+            exit_code,
+            signal,
+            cause,
+        } = reported.exited.unwrap_or(Exited {
+            exit_code: None,
+            signal: reported.start_signal,
+            cause: None,
+        });
+        let (error, fail_cause) = reported.failed.unzip();
+        let cause = cause.or(fail_cause.flatten());
+        let tail = self.tail.since(0);
+        End {
+            outcome: outcome(cause, exit_code, &self.success_codes),
+            exit_code,
+            signal,
+            cause,
+            error,
+            errno: reported.errno,
+            started: reported.started,
+            ended,
+            leftover,
+            output_bytes: tail.next(),
+            output_tail: tail.bytes,
+        }
+    }
+}
