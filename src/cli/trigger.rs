@@ -127,6 +127,15 @@ pub async fn trigger(ctx: &Context, args: &Trigger) -> Result<Exit, Failure> {
             .say(&answer, || requested(&answer, &who(&fleet, clock)))?;
         return Ok(Exit::Ok);
     }
+    if !ctx.out.json
+        && !answer.new
+        && let Some(at) = answer.occurrence
+    {
+        let at = show::instant(at.0);
+        remark(&format!(
+            "key `{key}` was used before, for {at}: not run again; this is what became of it"
+        ));
+    }
     let mut wait = Wait {
         ctx,
         job,

@@ -248,7 +248,14 @@ impl FleetTask {
                 let now = Boottime::now();
                 self.away_since.get_or_insert(now);
                 if self.warned.lets(now, WARN_AGAIN) {
-                    warn!(error = %e, "the store does not answer: nothing is started until it does");
+                    match e.is_transient() {
+                        true => {
+                            warn!(error = %e, "the store does not answer: nothing is started until it does")
+                        }
+                        false => {
+                            error!(error = %e, "the store's answer cannot be used: nothing is started until it can")
+                        }
+                    }
                 }
                 false
             }

@@ -15,8 +15,18 @@ use crate::{
     model::{InstanceId, JobName, Occurrence, RunId, possible_ms},
 };
 
+/// The longest reason that is given: what cannot be read may be of any size.
+const LONGEST_REASON: usize = 200;
+
 fn read<T: FromRedisValue>(v: &Value) -> Result<T, String> {
-    T::from_redis_value(v.clone()).map_err(|e| e.to_string())
+    T::from_redis_value(v.clone()).map_err(|e| cut(&e.to_string()))
+}
+
+fn cut(reason: &str) -> String {
+    match reason.char_indices().nth(LONGEST_REASON) {
+        Some((end, _)) => format!("{}...", &reason[..end]),
+        None => reason.to_owned(),
+    }
 }
 
 fn at(values: &[Value], i: usize) -> &Value {
@@ -162,12 +172,20 @@ pub(crate) fn fleet(rest: &[Value]) -> Result<Fleet, String> {
             instances.insert(InstanceId::new(&id), info);
         }
     }
+    let epoch = |field: &'static str| {
+        move |e: String| {
+            format!(
+                "field `{field}` of the key `<namespace>:epoch`: {}; delete that key",
+                cut(&e)
+            )
+        }
+    };
     Ok(Fleet {
-        id: read::<String>(at(rest, 0))?.into(),
+        id: read::<String>(at(rest, 0)).map_err(epoch("id"))?.into(),
         before: serde_json::from_slice(&read::<Vec<u8>>(at(rest, 6))?).ok(),
-        born: ms(at(rest, 1))?,
-        quarantine: Duration::from_millis(ms(at(rest, 2))? as u64),
-        open: read::<i64>(at(rest, 3))? == 1,
+        born: ms(at(rest, 1)).map_err(epoch("born"))?,
+        quarantine: Duration::from_millis(ms(at(rest, 2)).map_err(epoch("quarantine"))? as u64),
+        open: read::<i64>(at(rest, 3)).map_err(epoch("open"))? == 1,
         instances,
         drains: named(at(rest, 5))?
             .into_iter()
@@ -231,6 +249,23 @@ mod tests {
 
     fn text(s: &str) -> Value {
         Value::BulkString(s.as_bytes().to_vec())
+    }
+
+    #[test]
+    fn what_cannot_be_read_of_an_epoch_is_named_and_bounded() {
+        let huge = text(&"A".repeat(1 << 20));
+        for (i, field) in [(1, "born"), (2, "quarantine"), (3, "open")] {
+            let (none, one) = (|| Value::Array(vec![]), || Value::Int(1));
+            let mut rest = vec![text("id"), one(), one(), one(), none(), none(), text("")];
+            assert!(fleet(&rest).is_ok());
+            rest[i] = huge.clone();
+            let error = fleet(&rest).expect_err("no number");
+            assert!(
+                error.contains(&format!("`{field}` of the key `<namespace>:epoch`")),
+                "{error}"
+            );
+            assert!(error.len() < 500, "{}", error.len());
+        }
     }
 
     #[test]
