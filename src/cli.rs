@@ -416,16 +416,12 @@ impl Context {
     /// Asks the store, again after transport errors as `[store] retry` says. All of its steps may be asked again.
     async fn ask<T>(&self, f: impl AsyncFn() -> Result<T, store::Error>) -> Result<T, Failure> {
         let retry = &self.config.store.retry;
-        let mut wait = retry.interval;
-        for _ in 0..retry.attempts {
+        for failures in 1..=retry.attempts {
             match f().await {
                 Err(e) if e.is_transient() => tracing::debug!(error = %e, "asking again"),
                 other => return other.map_err(|e| self.store_failed(e)),
             }
-            tokio::time::sleep(wait).await;
-            if retry.exponential {
-                wait = (wait * 2).min(retry.max_interval);
-            }
+            tokio::time::sleep(retry.pause(failures, fastrand::f64())).await;
         }
         f().await.map_err(|e| self.store_failed(e))
     }

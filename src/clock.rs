@@ -41,13 +41,11 @@ fn gettime(clock: libc::clockid_t) -> (i64, i64) {
 ///
 /// The host's wall clock plays no part while the store's goes on evenly. [`Belief`] says what is believed when it jumps.
 #[derive(Debug, Default)]
-pub struct StoreClock(std::sync::Mutex<Belief>);
+pub struct StoreClock(parking_lot::Mutex<Belief>);
 
 impl StoreClock {
-    fn belief(&self) -> std::sync::MutexGuard<'_, Belief> {
-        self.0
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
+    fn belief(&self) -> parking_lot::MutexGuard<'_, Belief> {
+        self.0.lock()
     }
 
     /// What is believed at this moment.

@@ -19,13 +19,14 @@ mod watch;
 use std::{
     collections::{BTreeSet, HashMap},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
 
 use async_singleflight::UnaryGroup;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, Semaphore, futures::OwnedNotified, mpsc};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::{error, info, warn};
@@ -185,10 +186,10 @@ impl Elector {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<JobName, Box<Entry>>> {
-        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+        self.jobs.lock()
     }
     fn removed(&self) -> MutexGuard<'_, HashMap<JobName, Account>> {
-        self.removed.lock().unwrap_or_else(PoisonError::into_inner)
+        self.removed.lock()
     }
     fn entry<T>(&self, job: &JobName, f: impl FnOnce(&mut Entry) -> T) -> Option<T> {
         self.lock().get_mut(job).map(|e| self.touch(e, f))
@@ -336,7 +337,7 @@ impl Elector {
     /// Whether the store must not be relied on, and why: nothing is claimed until it may. What runs goes on.
     pub fn set_unfit(&self, why: Option<String>) {
         let fit = why.is_none();
-        *self.unfit.lock().unwrap_or_else(PoisonError::into_inner) = why.map(Into::into);
+        *self.unfit.lock() = why.map(Into::into);
         if fit {
             for e in self.lock().values() {
                 e.changed.tell();
@@ -350,21 +351,17 @@ impl Elector {
         if let Some(ahead_us) = self.clock.doubt_us() {
             return Some(Halt::Unfit("clock", belief::in_words(ahead_us).into()));
         }
-        let why = self.unfit.lock().unwrap_or_else(PoisonError::into_inner);
+        let why = self.unfit.lock();
         Some(Halt::Unfit("store_error", why.clone()?))
     }
 
     // ---- who goes first ----
 
     pub fn set_live(&self, live: Arc<[InstanceId]>) {
-        *self.live.lock().unwrap_or_else(PoisonError::into_inner) = live;
+        *self.live.lock() = live;
     }
     fn rank(&self, job: &JobName, target: &Target, without: Option<&InstanceId>) -> usize {
-        let live = self
-            .live
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
+        let live = self.live.lock().clone();
         crate::logic::contest::rank(&live, &self.me.instance, job, target, without)
     }
 

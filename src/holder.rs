@@ -1,12 +1,9 @@
 //! One granted run, from the grant to its settlement: starts the command under its guard, keeps the lease renewed,
 //! ends the command when the lease can no longer be trusted or somebody asks for it, and records how it ended.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio_util::{
     sync::CancellationToken,
@@ -118,7 +115,7 @@ impl Holder {
 
     /// What runs here.
     pub fn running(&self) -> Vec<(JobName, Occurrence)> {
-        let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let running = self.running.lock();
         running
             .values()
             .map(|r| (r.job.clone(), r.occurrence))
@@ -127,13 +124,13 @@ impl Holder {
 
     /// How long the commands that run here may take to end when they are told to.
     pub fn longest_end(&self) -> Duration {
-        let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let running = self.running.lock();
         running.values().map(|r| r.end).max().unwrap_or_default()
     }
 
     /// Somebody asked for a run of `job` to be ended: its lease's next renewal tells which, so renew now.
     pub fn nudge(&self, job: &JobName) {
-        let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let running = self.running.lock();
         running
             .values()
             .filter(|r| r.job == *job)
@@ -158,7 +155,7 @@ impl Holder {
     }
 
     fn prepared(&self) -> MutexGuard<'_, BTreeMap<RunId, Prepared>> {
-        self.prepared.lock().unwrap_or_else(PoisonError::into_inner)
+        self.prepared.lock()
     }
 
     /// Runs what was granted.
@@ -174,15 +171,9 @@ impl Holder {
                 end: granted.job.grace + granted.job.lease.kill_budget,
                 nudge: nudge.clone(),
             };
-            this.running
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .insert(run, entry);
+            this.running.lock().insert(run, entry);
             let again = this.hold(&elector, granted, &nudge, command).await;
-            this.running
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .remove(&run);
+            this.running.lock().remove(&run);
             elector.run_ended(&job, run, again);
         });
     }

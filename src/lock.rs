@@ -88,7 +88,10 @@ pub use crate::model::FencingToken;
 use crate::{
     clock::Boottime,
     config,
-    logic::trust::{HeldLease, Step},
+    logic::{
+        backoff::Pauses,
+        trust::{HeldLease, Step},
+    },
     store,
 };
 
@@ -96,6 +99,9 @@ use crate::{
 pub mod options {
     pub use crate::config::{Secret, Store, StoreRetry, StoreUrl, Tls};
 }
+
+/// Between two questions of a waiter while the store is away.
+const AWAY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
 /// Longest key, in bytes.
 pub const KEY_MAX: usize = 512;
@@ -907,7 +913,7 @@ impl LockClient {
             }
         };
         let mut bell = room.bell();
-        let mut away = Duration::from_millis(50);
+        let mut pauses = Pauses::from(AWAY.0);
         loop {
             bell.mark_unchanged();
             let known = room
@@ -921,7 +927,7 @@ impl LockClient {
                         return Ok(Waited::Won(lock, turn, room));
                     }
                     Ok(Turn::Held { owner, remaining }) => {
-                        away = Duration::from_millis(50);
+                        pauses.reset();
                         let at = (Boottime::now() + remaining) + AFTER;
                         if Boottime::now() >= deadline {
                             return Ok(held(&owner, remaining));
@@ -932,10 +938,9 @@ impl LockClient {
                     // It may come while we wait, also if it was never there yet.
                     Err(e) if e.is_transient() && Boottime::now() < deadline => {
                         tokio::select! {
-                            () = home.sleep(away) => {}
+                            () = home.sleep(pauses.after_failure(AWAY.1)) => {}
                             () = home.until(deadline) => return Err(e),
                         }
-                        away = (away * 2).min(Duration::from_secs(1));
                         continue;
                     }
                     Err(e) => return Err(e),
@@ -1014,7 +1019,9 @@ impl Core {
                         && tried < self.retry.attempts
                         && Boottime::now() < last =>
                 {
-                    self.home.sleep(retry::of_store(&self.retry, tried)).await;
+                    self.home
+                        .sleep(self.retry.pause(tried + 1, fastrand::f64()))
+                        .await;
                     tried += 1;
                     next = ask().await;
                 }

@@ -2,6 +2,8 @@
 
 use std::{path::PathBuf, time::Duration};
 
+use crate::logic::backoff;
+
 /// Goes to the guards too, which settle when the daemon is dead: as a `Handed`, secrets and all.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Store {
@@ -77,6 +79,19 @@ pub struct StoreRetry {
     pub exponential: bool,
     pub max_interval: Duration,
     pub jitter: bool,
+}
+
+impl StoreRetry {
+    /// The pause after the `nth` failure in a row (from 1); `chance`, from 0 to 1, shortens it where there is jitter.
+    pub fn pause(&self, nth: u32, chance: f64) -> Duration {
+        let nth = if self.exponential { nth } else { 1 };
+        let most = self.max_interval.max(self.interval);
+        let pause = backoff::nth(self.interval, nth, most);
+        match self.jitter {
+            true => backoff::spread(pause, chance),
+            false => pause,
+        }
+    }
 }
 
 impl Default for StoreRetry {

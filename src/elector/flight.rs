@@ -10,7 +10,6 @@ use super::{Elector, Granted, Place};
 use crate::{
     clock::Boottime,
     logic::{
-        backoff,
         claim::{Answer, Claim, Target},
         contest::{Ask, Contest, Effect, Ended, Heard, Slot, Step, Subject, View},
     },
@@ -238,14 +237,7 @@ impl Flight {
             Err(e) => {
                 self.place = None;
                 let retry = &el.retry;
-                let pause = |n| {
-                    let n = if retry.exponential { n } else { 1 };
-                    let pause = backoff::nth(retry.interval, n, retry.max_interval);
-                    match retry.jitter {
-                        true => backoff::spread(pause, fastrand::f64()),
-                        false => pause,
-                    }
-                };
+                let pause = |n| retry.pause(n, fastrand::f64());
                 let (error, transient) = (e.to_string(), e.is_transient());
                 return self.see(None, |contest, v, effects| {
                     contest.failed(&error, transient, retry.attempts, pause, v, effects)

@@ -1,15 +1,13 @@
 //! What this instance is about to ask for and will most likely be granted: whoever runs it can get ready.
 
-use std::{
-    collections::{HashSet, VecDeque},
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use std::collections::{HashSet, VecDeque};
 
 use super::{Due, Elector};
 use crate::{
     logic::claim::{Overlap, Target},
     model::{JobName, Occurrence, RunId},
 };
+use parking_lot::{Mutex, MutexGuard};
 
 /// So many at one time. When more are due at one instant, the later ones wait for one another anyway.
 const MOST: usize = 4;
@@ -27,7 +25,7 @@ struct Sight {
 
 impl Foreseen {
     fn lock(&self) -> MutexGuard<'_, Sight> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     fn push(&self, job: JobName, at: Occurrence, run: RunId) {

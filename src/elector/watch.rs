@@ -1,11 +1,8 @@
 //! Leases that others hold, as this instance has seen them: which lapse, and when to look again.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 use tracing::debug;
 
@@ -92,7 +89,7 @@ impl Watch {
 
 impl Watches {
     fn lock(&self) -> MutexGuard<'_, Seen> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+        self.seen.lock()
     }
 
     /// An open entry, as an answer that came at `received` showed it. True: it was seen unchanged for its whole lease.

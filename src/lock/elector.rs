@@ -4,12 +4,13 @@ use std::{
     collections::{BTreeMap, HashMap},
     future::Future,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
 use super::{CLOCK_DRIFT, home::Home};
@@ -231,7 +232,7 @@ impl Elector {
     }
 
     fn memory(&self) -> MutexGuard<'_, Memory> {
-        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+        self.memory.lock()
     }
 
     /// Has the elector's own thread ask the store.

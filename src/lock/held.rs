@@ -3,15 +3,16 @@
 use std::{
     future::Future,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
+        Arc, OnceLock, Weak,
         atomic::{AtomicBool, AtomicU32, Ordering},
     },
     time::Duration,
 };
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{OwnedMutexGuard, watch};
 
-use super::{Core, Error, Giving, Kept, Kind, name_of, retry, room::Visit};
+use super::{Core, Error, Giving, Kept, Kind, name_of, room::Visit};
 use crate::{
     clock::Boottime,
     config,
@@ -312,7 +313,7 @@ impl Hold {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Changes the state, and tells whoever follows it if `f` says so.
@@ -391,7 +392,7 @@ impl Hold {
                 Err(e) if e.is_transient() && tried < self.core.retry.attempts => {
                     // At once after a connection that was found cut, as in [`Core::insist`].
                     if tried > 0 {
-                        let pause = retry::of_store(&self.core.retry, tried);
+                        let pause = self.core.retry.pause(tried + 1, fastrand::f64());
                         self.core.home.sleep(pause.min(self.half_of_trust())).await;
                     }
                     tried += 1;

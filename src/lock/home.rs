@@ -2,14 +2,9 @@
 //! caller's: a caller's thread may be blocked, its runtime may have ended or its clock be paused, its future may be dropped, and what was
 //! asked for goes on to its answer all the same.
 
-use std::{
-    future::Future,
-    io,
-    sync::{Mutex, OnceLock, PoisonError},
-    thread,
-    time::Duration,
-};
+use std::{future::Future, io, sync::OnceLock, thread, time::Duration};
 
+use parking_lot::Mutex;
 use tokio::{
     runtime::{Builder, Handle},
     sync::oneshot,
@@ -39,7 +34,7 @@ impl Home {
         if let Some(running) = self.running.get() {
             return Ok(&running.handle);
         }
-        let _one = self.starting.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one = self.starting.lock();
         let running = match self.running.get() {
             Some(running) => running,
             None => {

@@ -6,12 +6,13 @@ pub(crate) mod reply;
 
 use std::{
     collections::HashSet,
-    sync::{Arc, LazyLock, Mutex, PoisonError},
+    sync::{Arc, LazyLock},
     time::Duration,
 };
 
 use async_trait::async_trait;
 use futures_util::StreamExt;
+use parking_lot::Mutex;
 use redis::{Cmd, Value, aio::PubSubSink, cmd};
 use tokio::sync::{mpsc, oneshot};
 
@@ -444,7 +445,7 @@ enum Ask {
 
 impl Ear {
     fn ask(&self, ask: Ask) {
-        let mut asks = self.asks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut asks = self.asks.lock();
         let ask = match asks.as_ref() {
             Some(task) => match task.send(ask) {
                 Ok(()) => return,

@@ -2,17 +2,18 @@
 
 use std::{
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering::SeqCst},
     },
     time::Duration,
 };
 
 use futures_util::future::join_all;
+use parking_lot::Mutex;
 
 use super::{
     Attempt, Core, Error, Giving, Kept, Kind, LockClient, Released, RetryStrategy, Tried, checked,
-    leased, name_of, retry,
+    leased, name_of,
 };
 use crate::clock::Boottime;
 
@@ -262,10 +263,7 @@ impl RedlockGuard {
     }
 
     fn until(&self) -> Boottime {
-        *self
-            .trusted_until
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        *self.trusted_until.lock()
     }
 
     /// True while the lock is valid. Asks nobody.
@@ -292,7 +290,7 @@ impl RedlockGuard {
         loop {
             match self.renew_once().await {
                 Err((e, true)) if tried < core.retry.attempts => {
-                    let pause = retry::of_store(&core.retry, tried);
+                    let pause = core.retry.pause(tried + 1, fastrand::f64());
                     if self.remaining().is_zero() {
                         return Err(e);
                     }
@@ -338,10 +336,7 @@ impl RedlockGuard {
         if !self.is_held() {
             return Err((lost(), false));
         }
-        let mut until = self
-            .trusted_until
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut until = self.trusted_until.lock();
         *until = (*until).max(sent + (self.lease - drift(self.lease)));
         Ok(())
     }

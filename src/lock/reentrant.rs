@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicU32, AtomicU64, Ordering},
     },
     time::Duration,
@@ -10,7 +10,7 @@ use std::{
 
 use super::{
     Attempt, Error, IfDropped, Kept, Kind, LockClient, NoRetry, RetryStrategy, Turn, Waited,
-    checked, leased, name_of, retry,
+    checked, leased, name_of,
 };
 use crate::{
     clock::Boottime,
@@ -18,6 +18,7 @@ use crate::{
     logic::trust::{HeldLease, Step},
     model::FencingToken,
 };
+use parking_lot::{Mutex, MutexGuard};
 
 /// A lock with levels, for code that calls itself, or its like in another process, under one lock.
 ///
@@ -139,7 +140,7 @@ impl ReentrantLock {
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        self.known.lock()
     }
 
     /// Enters if no other owner has it: takes the lock, or one level more of it. The lease begins anew, unless more than that is
@@ -376,7 +377,7 @@ impl ReentrantLock {
                     // At once after a connection that was found cut, as in [`Core::insist`].
                     if tried > 0 {
                         let half = self.half_of_trust().unwrap_or(Duration::MAX);
-                        let pause = retry::of_store(&core.retry, tried);
+                        let pause = core.retry.pause(tried + 1, fastrand::f64());
                         core.home.sleep(pause.min(half)).await;
                     }
                     tried += 1;

@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use crate::config;
-
 /// A try that found the lock held.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -152,17 +150,6 @@ impl RetryStrategy for Until {
                 .min(left)
         })
     }
-}
-
-/// The pause after the `n`-th (from 0) failed command.
-pub(super) fn of_store(retry: &config::StoreRetry, n: u32) -> Duration {
-    let backoff = ExponentialBackoff {
-        first: retry.interval,
-        factor: if retry.exponential { 2.0 } else { 1.0 },
-        max: retry.max_interval.max(retry.interval),
-        jitter: if retry.jitter { 0.5 } else { 0.0 },
-    };
-    backoff.after(n + 1, fastrand::f64())
 }
 
 #[cfg(test)]

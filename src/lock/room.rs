@@ -3,11 +3,12 @@
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
 };
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
 use super::Core;
@@ -54,7 +55,7 @@ pub(super) fn made_by(id: &str, owner: &str) -> bool {
 
 impl Rooms {
     fn places(&self) -> MutexGuard<'_, HashMap<Arc<str>, Place>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     pub(super) fn enter(&self, key: &Arc<str>, core: Arc<Core>) -> Visit {
@@ -106,7 +107,7 @@ impl Rooms {
 
 impl Room {
     fn held(&self) -> MutexGuard<'_, Option<(Arc<str>, Boottime)>> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+        self.held.lock()
     }
 
     fn ring(&self) {

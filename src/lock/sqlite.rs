@@ -3,14 +3,10 @@
 
 mod levels;
 
-use std::{
-    collections::HashSet,
-    path::Path,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashSet, path::Path, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
+use parking_lot::Mutex;
 use rusqlite::OptionalExtension;
 use tokio::{sync::broadcast::error::RecvError, task::JoinHandle};
 
@@ -467,7 +463,7 @@ impl Backend for SqliteLocks {
     }
 
     async fn listen(&self, key: &str) {
-        let mut ear = self.ear.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ear = self.ear.lock();
         ear.wanted.insert(key.to_owned());
         if ear.task.as_ref().is_none_or(JoinHandle::is_finished) {
             let mut events = self.store.events();
@@ -493,7 +489,7 @@ impl Backend for SqliteLocks {
     }
 
     fn forget(&self, key: &str) {
-        let mut ear = self.ear.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ear = self.ear.lock();
         ear.wanted.remove(key);
         if ear.wanted.is_empty()
             && let Some(task) = ear.task.take()

@@ -4,14 +4,10 @@
 //! this program waits for them, and each would stay as a zombie for as long as it lives. Whoever buries them must not take
 //! the end of a child that somebody here waits for. So a child of our own is listed before anybody can see it end, until it was waited for.
 
-use std::{
-    io,
-    process::ExitStatus,
-    sync::{Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{io, process::ExitStatus, time::Duration};
 
 use crate::logic::backoff::Pauses;
+use parking_lot::{Mutex, MutexGuard};
 use rustix::process::{Pid, WaitOptions};
 use tokio::{
     process::{Child, ChildStderr, ChildStdout, Command},
@@ -28,7 +24,7 @@ const LOOK_AGAIN: (Duration, Duration) = (Duration::from_millis(2), Duration::fr
 static OWN: Mutex<Vec<i32>> = Mutex::new(Vec::new());
 
 fn own() -> MutexGuard<'static, Vec<i32>> {
-    OWN.lock().unwrap_or_else(PoisonError::into_inner)
+    OWN.lock()
 }
 
 /// A child that this program waits for, also when this is dropped.

@@ -1,10 +1,8 @@
 //! The output of a run: its end is kept, each line goes to the log, and nothing else of it costs memory.
 
-use std::{
-    collections::VecDeque,
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use std::collections::VecDeque;
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
 /// Target of the log events that carry output; fields `job`, `run`, `stream`.
@@ -82,7 +80,7 @@ impl Tail {
     }
 
     fn lock(&self) -> MutexGuard<'_, Ring> {
-        self.ring.lock().unwrap_or_else(PoisonError::into_inner)
+        self.ring.lock()
     }
 }
 

@@ -2,15 +2,13 @@
 //!
 //! A connection remembers that it failed and is not used again; whoever met a dead one asks again.
 
-use std::{
-    sync::{Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::time::Duration;
 
 use futures_util::{
     FutureExt,
     future::{BoxFuture, Shared},
 };
+use parking_lot::{Mutex, MutexGuard};
 use redis::{
     AsyncConnectionConfig, ConnectionAddr, ErrorKind, FromRedisValue, IntoConnectionInfo,
     RedisError,
@@ -308,7 +306,7 @@ impl Line {
     }
 
     fn current(&self) -> MutexGuard<'_, Current> {
-        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+        self.current.lock()
     }
 
     /// The connection, or the reason why there is none; however many ask, one connects.

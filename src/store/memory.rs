@@ -2,11 +2,12 @@
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
-    sync::{Arc, Mutex, MutexGuard, OnceLock},
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 
 use async_trait::async_trait;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::broadcast;
 
 use super::{
@@ -104,9 +105,7 @@ impl MemoryStore {
 
     fn lock(&self) -> MutexGuard<'_, Data> {
         // A panic while it was held left data of a test that has failed anyway.
-        self.data
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.data.lock()
     }
 
     /// The time that the daemon believes instead of `now_us`, while the clock is in doubt.

@@ -6,11 +6,12 @@
 use std::{
     collections::VecDeque,
     pin::Pin,
-    sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, LazyLock},
     task::Poll,
     time::Duration,
 };
 
+use parking_lot::{Mutex, MutexGuard};
 use redis::{Cmd, Value};
 use tokio::sync::{Notify, oneshot};
 
@@ -107,7 +108,7 @@ impl Batcher {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     pub(super) fn way(self: &Arc<Self>, ask: impl FnOnce() -> Ask) -> Way {

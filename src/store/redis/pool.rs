@@ -3,9 +3,10 @@
 //! bb8's own way to notice a dead connection is a PING before each use, which nearly doubles the time of a claim.
 //! Here a connection that failed is not used again; a claim that met a dead one is asked again.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use bb8_redis::bb8;
+use parking_lot::Mutex;
 use redis::RedisError;
 use tokio::sync::Notify;
 
@@ -72,7 +73,7 @@ impl Pool {
         got.map_err(|e| match e {
             bb8::RunError::User(e) => client.error(&e),
             bb8::RunError::TimedOut => {
-                let failure = failure.lock().ok().and_then(|f| f.clone());
+                let failure = failure.lock().clone();
                 failure.unwrap_or_else(|| Error::Unreachable {
                     address: client.address.clone(),
                     reason: "no connection became free in time".to_owned(),
@@ -88,9 +89,7 @@ impl bb8::ManageConnection for Manager {
 
     async fn connect(&self) -> Result<Connection, RedisError> {
         let made = self.client.connect().await;
-        if let Ok(mut failure) = self.failure.lock() {
-            *failure = made.as_ref().err().map(|e| self.client.error(e));
-        }
+        *self.failure.lock() = made.as_ref().err().map(|e| self.client.error(e));
         if made.is_err() {
             self.failed.notify_waiters();
         }

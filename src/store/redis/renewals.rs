@@ -3,9 +3,10 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Arc, OnceLock},
 };
 
+use parking_lot::{Mutex, MutexGuard};
 use redis::{Cmd, RedisError, RedisResult, Value};
 use tokio::sync::oneshot;
 
@@ -57,7 +58,7 @@ impl Renewals {
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queue.lock()
     }
 
     /// Sends one call of the script; all but its last argument, which is what is believed of the clock when it leaves.
