@@ -12,6 +12,7 @@ use super::{
 use crate::{
     config::Job,
     logic::{
+        belief::SLACK,
         claim::{Overlap, State},
         schedule::{Schedule, next_of},
     },
@@ -264,10 +265,14 @@ impl Facts<'_> {
         runs: &[RunView],
         decisions: &[DecisionView],
     ) -> String {
-        if let Some(last) = runs.last() {
-            return self.told_by_runs(at, runs, last);
-        }
         let now = self.now;
+        // What was given up by a clock that was wrong may lie in the future: then it has not come yet.
+        if let Some(last) = runs.last().filter(|r| r.attempt > 0 || at.0 <= now) {
+            let told = self.told_by_runs(at, runs, last);
+            let state = self.state.as_ref().filter(|_| last.attempt == 0);
+            let hint = state.and_then(|st| self.rewind(st));
+            return hint.map_or(told.clone(), |hint| format!("{told} {hint}"));
+        }
         let Some(st) = &self.state else {
             return "Nothing is known: the store does not know this job yet.".to_owned();
         };
@@ -292,13 +297,12 @@ impl Facts<'_> {
                 show::apart(ahead)
             );
         }
-        if planned && at.0 > now && at.0 <= st.newest.max(st.since) {
-            return format!(
-                "It will not run: after the store's clock was wrong, everything up to {} counts as decided; \
-                 `soloist rewind {}` puts that right.",
-                show::instant(st.newest.max(st.since)),
-                self.name
-            );
+        if planned
+            && at.0 > now
+            && at.0 <= st.newest.max(st.since)
+            && let Some(why) = self.rewind(st)
+        {
+            return format!("It will not run. {why}");
         }
         if !planned && decisions.is_empty() {
             return match self.job {
@@ -355,6 +359,18 @@ impl Facts<'_> {
         }
         "Nobody has decided on it, though instances are up: see their logs, and `soloist status`."
             .to_owned()
+    }
+
+    /// What counts as decided lies in the future.
+    fn rewind(&self, st: &State) -> Option<String> {
+        let until = st.newest.max(st.since);
+        (until > self.now.saturating_add(SLACK.as_millis() as i64)).then(|| {
+            format!(
+                "After the store's clock was wrong, everything up to {} counts as decided; `soloist rewind {}` puts that right.",
+                show::instant(until),
+                self.name
+            )
+        })
     }
 
     fn told_by_runs(&self, at: Occurrence, runs: &[RunView], last: &RunView) -> String {
@@ -716,6 +732,28 @@ mod tests {
         assert!(told(&f, AT).starts_with("It waits: the store lost or changed its state"));
         f.state = None;
         assert!(told(&f, AT).starts_with("Nothing is known: the store does not know this job"));
+    }
+
+    #[test]
+    fn what_a_wrong_clock_gave_up_is_told_with_its_remedy_and_not_of_the_future() {
+        let (name, config) = (JobName::new("draw"), config());
+        let told = |f: &Facts, at: i64| f.explain(Occurrence(at)).verdict;
+        let mut f = facts(&name, &config);
+        let mut missed = run(AT + 5 * HOUR, 0, Outcome::Missed);
+        (missed.count, missed.error) = (6, Some("overdue".into()));
+        f.history = vec![missed];
+        // While the register stands in the future.
+        f.state.as_mut().unwrap().newest = AT + 5 * HOUR;
+        let remedy = "After the store's clock was wrong, everything up to 2026-11-20T20:00:00Z counts as decided; \
+                      `soloist rewind draw` puts that right.";
+        let past =
+            "It is one of 6 occurrences up to 2026-11-20T20:00:00Z that were missed: overdue.";
+        assert_eq!(told(&f, AT), format!("{past} {remedy}"));
+        assert_eq!(told(&f, AT + HOUR), format!("It will not run. {remedy}"));
+        // And when it was put right.
+        f.state.as_mut().unwrap().newest = AT;
+        assert_eq!(told(&f, AT), past);
+        assert!(told(&f, AT + HOUR).starts_with("It has not come yet"));
     }
 
     #[test]
