@@ -2059,12 +2059,19 @@ async fn a_start_dies_with_its_guard() {
 #[test]
 fn a_cgroup_whose_lock_somebody_keeps_does_not_hold_up_a_start() {
     let spec = spec(&["true"]);
-    let Some(cgroup) = TestCgroup::named(&format!("soloist-{}", spec.run_id)) else {
-        skip("no cgroup v2 that we may write to");
-        return;
+    let (_ours, directory) = loop {
+        let Some(cgroup) = TestCgroup::named(&format!("soloist-{}", spec.run_id)) else {
+            skip("no cgroup v2 that we may write to");
+            return;
+        };
+        // Until it is locked, a daemon of another test may take it for abandoned and remove it.
+        if let Ok(directory) = fs::File::open(&cgroup.0) {
+            directory.lock().expect("our own lock");
+            if cgroup.0.exists() {
+                break (cgroup, directory);
+            }
+        }
     };
-    let directory = fs::File::open(&cgroup.0).expect("our own cgroup");
-    directory.lock().expect("our own lock");
     let mut guard = RawGuard::start(&spec);
     let report = guard.report();
     let Report::Started { cgroup, .. } = &report else {
