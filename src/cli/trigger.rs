@@ -15,7 +15,10 @@ use super::{
 use crate::{
     clock::Boottime,
     config::Job,
-    logic::claim::{Control, Controlled, KEYS_KEPT_MS, KEYS_MOST, OWN_KEY, Open, State},
+    logic::{
+        claim::{Control, Controlled, KEYS_KEPT_MS, KEYS_MOST, OWN_KEY, Open, State},
+        observe,
+    },
     model::{JobName, Occurrence, Outcome, RunId, RunRecord},
     store::Fleet,
     text,
@@ -369,7 +372,7 @@ impl Wait<'_> {
         };
         self.still = Some((seen, since));
         let still = Boottime::now().since(since);
-        let lease = Duration::from_millis(open.lease.max(1) as u64);
+        let lease = observe::length(open);
         let (job, within) = (&self.job.name, self.job.start_within);
         let patience = if due.is_some() { within } else { lease } + PATIENCE;
         if still <= patience {

@@ -225,7 +225,7 @@ pub struct Win {
 /// What a step leaves to be done.
 #[derive(Debug)]
 pub enum Effect {
-    /// For [`why`](crate::logic): what this instance decided of an occurrence; None: of the contest's own.
+    /// For the command `why`: what this instance decided of an occurrence; None: of the contest's own.
     Note(Option<Occurrence>, &'static str, String),
     /// Nobody holds this occurrence any more, or we do.
     Unwatch(Occurrence),

@@ -420,11 +420,19 @@ fn the_functions_that_the_pages_name_exist() {
             let Some((_, last)) = name.rsplit_once("::").filter(|_| name.chars().all(plain)) else {
                 continue;
             };
-            let there = [
+            let mut there = vec![
                 format!("fn {last}("),
                 format!("fn {last}<"),
-                format!("    {last}"),
+                format!("mod {last};"),
             ];
+            // A type, or a variant of one.
+            if last.starts_with(char::is_uppercase) {
+                there.extend([
+                    format!("enum {last} "),
+                    format!("struct {last} "),
+                    format!("    {last}"),
+                ]);
+            }
             match there.iter().any(|form| code.contains(form.as_str())) {
                 true => found += 1,
                 false => missing.push(name.to_owned()),

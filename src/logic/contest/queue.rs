@@ -330,11 +330,7 @@ impl Queue {
             && apart.is_none_or(|apart| *next <= apart || *at > apart)
         {
             let mut missed = std::mem::take(&mut a.missed);
-            missed.push(Missed {
-                first: *at,
-                last: *at,
-                count: 1,
-            });
+            missed.push(Missed::one(*at));
             missed.append(&mut b.missed);
             in_order(&mut missed);
             b.missed = together(missed);
@@ -381,11 +377,7 @@ impl Queue {
             .collect();
         for d in given_up {
             if let Target::Scheduled(at) = d.target {
-                missed.push(Missed {
-                    first: at,
-                    last: at,
-                    count: 1,
-                });
+                missed.push(Missed::one(at));
             }
         }
         in_order(&mut missed);
@@ -443,7 +435,7 @@ pub fn unfold(
         missed.append(&mut piece.missed);
         if policy == CatchUp::Latest && i < newest {
             // There are newer ones.
-            missed.extend(piece.run.drain(..).map(single));
+            missed.extend(piece.run.drain(..).map(Missed::one));
         }
         for at in piece.run {
             due.push(Due {
@@ -473,14 +465,6 @@ pub fn unfold(
         });
     }
     Unfolded { due, upto, turn }
-}
-
-fn single(at: Occurrence) -> Missed {
-    Missed {
-        first: at,
-        last: at,
-        count: 1,
-    }
 }
 
 /// Many records are one.
