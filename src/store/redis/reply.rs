@@ -174,10 +174,7 @@ pub(crate) fn fleet(rest: &[Value]) -> Result<Fleet, String> {
     }
     let epoch = |field: &'static str| {
         move |e: String| {
-            format!(
-                "field `{field}` of the key `<namespace>:epoch`: {}; delete that key",
-                cut(&e)
-            )
+            format!("field `{field}` of the key `<namespace>:epoch`: {e}; delete that key")
         }
     };
     Ok(Fleet {
