@@ -904,8 +904,11 @@ fn trigger_waits_prints_the_output_and_exits_as_the_command_did() {
             "hello\nworld\n",
             "{err}"
         );
-        // The same key again runs nothing and says the same.
+        let used = "was used before";
+        assert!(!err.contains(used), "{err}");
+        // The same key again runs nothing, says so, and shows the same.
         let again = fleet.run(&args);
+        assert!(again.err.contains(used), "{}", again.err);
         assert_eq!(
             (again.code, again.out.as_str()),
             (Some(want), "hello\nworld\n")
