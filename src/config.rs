@@ -16,7 +16,11 @@ mod expand;
 #[cfg(feature = "daemon")]
 mod file;
 #[cfg(feature = "daemon")]
+mod form;
+#[cfg(feature = "daemon")]
 mod handed;
+#[cfg(feature = "daemon")]
+mod keys;
 #[cfg(feature = "daemon")]
 mod raw;
 #[cfg(feature = "daemon")]

@@ -12,24 +12,22 @@ use std::{
 };
 
 use super::{
-    CatchUp, Command, Config, Job, JobRetry, Lease, Limits, OnStateLoss, Output, Secret, Store,
-    StoreRetry, StoreUrl, Tls, digest, raw,
+    Config, Job, JobRetry, Lease, Limits, Output, Secret, Store, StoreRetry, StoreUrl, Tls, digest,
+    keys::{self, Backoff, Keys},
+    raw,
     report::Place,
     rights,
     tree::{At, Given, Reader, Zone, inside},
-    url::{self, Kind},
+    url::Kind,
 };
 use crate::{
     logic::{
-        claim::{OnCrash, Overlap},
+        claim::OnCrash,
         schedule::{Dst, Schedule},
     },
     model::JobName,
 };
 
-const LEASE: Duration = Duration::from_secs(15);
-const CLOCK_DRIFT: f64 = 0.01;
-const RETRIES: u32 = 2;
 /// The files named here hold a password or some variables; more is the wrong file.
 const MOST_OF_A_FILE: u64 = 1 << 20;
 
@@ -38,7 +36,7 @@ const LOGIN: [&str; 6] = ["HOME", "USER", "LOGNAME", "SHELL", "PATH", "LANG"];
 
 /// What all jobs share while they are checked.
 struct Shared<'t> {
-    defaults: &'t raw::Job,
+    defaults: &'t keys::Job,
     store_timeout: &'t Given<Duration>,
     clock_drift: &'t Given<f64>,
     /// `env_file` and `env` of the defaults.
@@ -128,7 +126,7 @@ pub(super) fn config<'t>(r: &mut Reader<'t>, file: raw::File<'t>) -> Option<Conf
             value: "",
             span: 0..0,
         };
-        lease(r, &shared, Place::Defaults, &raw::Job::default(), &nobody);
+        lease(r, &shared, Place::Defaults, &keys::Job::default(), &nobody);
     }
     let mut config = Config {
         store: store?,
@@ -143,7 +141,8 @@ pub(super) fn config<'t>(r: &mut Reader<'t>, file: raw::File<'t>) -> Option<Conf
         digest: String::new(),
     };
     let url = file.store.url.value();
-    let sqlite = url.map_or(Some(SQLITE_FILE), |url| url.text.strip_prefix("sqlite:"));
+    let url = url.or(keys::Store::usual().url.value());
+    let sqlite = url.and_then(|url| url.text.strip_prefix("sqlite:"));
     config.digest = digest::config(&config, sqlite.unwrap_or_default());
     Some(config)
 }
@@ -163,14 +162,10 @@ fn interned<T: Hash + Eq + ?Sized, V: Borrow<T> + Into<Arc<T>>>(
     }
 }
 
-const SQLITE_FILE: &str = "soloist.db";
-
-fn store(r: &mut Reader<'_>, raw: &raw::Store) -> Option<Store> {
+fn store(r: &mut Reader<'_>, raw: &keys::Store) -> Option<Store> {
     let place = Place::Store;
-    let url = raw.url.or_default(|| raw::Url {
-        text: format!("sqlite:{SQLITE_FILE}"),
-        kind: Kind::Sqlite,
-    });
+    let usual = keys::Store::usual();
+    let url = raw.url.or_usual(&usual.url);
     if let Some(url) = &url {
         only_for(r, url.kind, raw);
     }
@@ -212,22 +207,21 @@ fn store(r: &mut Reader<'_>, raw: &raw::Store) -> Option<Store> {
             Kind::Redis { .. } => StoreUrl::Redis(Secret::new(url.text)),
         })
     })?;
-    let usual = Store::of(url);
     Some(Store {
-        url: usual.url,
-        namespace: raw.namespace.or_default(|| usual.namespace)?,
+        url,
+        namespace: raw.namespace.or_usual(&usual.namespace)?,
         username: raw.username.optional()?,
         password: password?,
         tls: tls?,
-        timeout: raw.timeout.or_default(|| usual.timeout)?,
-        pool_size: raw.pool_size.or_default(|| usual.pool_size)?,
-        min_replicas: raw.min_replicas.or_default(|| usual.min_replicas)?,
-        retry: store_retry(&raw.retry, usual.retry)?,
+        timeout: raw.timeout.or_usual(&usual.timeout)?,
+        pool_size: raw.pool_size.or_usual(&usual.pool_size)?,
+        min_replicas: raw.min_replicas.or_usual(&usual.min_replicas)?,
+        retry: store_retry(&raw.retry)?,
     })
 }
 
 /// Keys that mean nothing for the kind of store, or say the same thing twice.
-fn only_for(r: &mut Reader<'_>, kind: Kind, raw: &raw::Store) {
+fn only_for(r: &mut Reader<'_>, kind: Kind, raw: &keys::Store) {
     let mut refuse = |span: Option<Range<usize>>, message: &str, hint: &str| {
         if let Some(span) = span {
             r.problems
@@ -294,27 +288,34 @@ fn only_for(r: &mut Reader<'_>, kind: Kind, raw: &raw::Store) {
     }
 }
 
-fn store_retry(raw: &Given<raw::Retry>, default: StoreRetry) -> Option<StoreRetry> {
-    let Some(raw) = raw.optional()? else {
-        return Some(default);
-    };
-    let interval = raw.interval.or_default(|| default.interval)?;
+fn store_retry(raw: &Given<keys::StoreRetry>) -> Option<StoreRetry> {
+    let usual = keys::StoreRetry::usual();
+    let raw = raw.optional()?.unwrap_or_default();
+    let interval = raw.interval.or_usual(&usual.interval)?;
     Some(StoreRetry {
-        attempts: raw.attempts.or_default(|| default.attempts)?,
+        attempts: raw.attempts.or_usual(&usual.attempts)?,
         interval,
-        exponential: raw.exponential.or_default(|| default.exponential)?,
-        max_interval: raw
-            .max_interval
-            .or_default(|| default.max_interval.max(interval))?,
-        jitter: raw.jitter.or_default(|| default.jitter)?,
+        exponential: raw.backoff.or_usual(&usual.backoff)? == Backoff::Exponential,
+        max_interval: most(interval, &raw.max_interval, &usual.max_interval)?,
+        jitter: raw.jitter.or_usual(&usual.jitter)?,
     })
 }
 
-fn limits(raw: &raw::Limits) -> Option<Limits> {
+/// The longest pause: where none is given, not shorter than the first.
+fn most(first: Duration, given: &Given<Duration>, usual: &Given<Duration>) -> Option<Duration> {
+    let most = given.or_usual(usual)?;
+    Some(match given {
+        Given::Absent => most.max(first),
+        _ => most,
+    })
+}
+
+fn limits(raw: &keys::Limits) -> Option<Limits> {
+    let usual = keys::Limits::usual();
     Some(Limits {
         max_parallel: raw.max_parallel.optional()?,
-        drain: raw.drain.or_default(|| Duration::from_secs(60))?,
-        clock_drift: raw.clock_drift.or_default(|| CLOCK_DRIFT)?,
+        drain: raw.drain.or_usual(&usual.drain)?,
+        clock_drift: raw.clock_drift.or_usual(&usual.clock_drift)?,
     })
 }
 
@@ -375,7 +376,7 @@ fn environment(
     r: &mut Reader<'_>,
     files: &mut HashMap<PathBuf, Option<Variables>>,
     place: Place<'_>,
-    raw: &raw::Job,
+    raw: &keys::Job,
     mut base: BTreeMap<String, String>,
 ) -> Option<BTreeMap<String, String>> {
     let mut sound = !raw.env.is_wrong() && !raw.env_file.is_wrong();
@@ -465,21 +466,25 @@ fn job(
     r: &mut Reader<'_>,
     shared: &mut Shared<'_>,
     name: &At<&str>,
-    raw: &raw::Job,
+    raw: &keys::Job,
 ) -> Option<Job> {
     let place = Place::Job(name.value);
     let defaults = shared.defaults;
+    let usual = keys::Job::usual();
     // The key of the job, or else of the defaults.
     macro_rules! pick {
         ($key:ident) => {
             raw.$key.or(&defaults.$key)
         };
     }
+    // Or else what it usually is.
+    macro_rules! value {
+        ($key:ident) => {
+            pick!($key).or_usual(&usual.$key)
+        };
+    }
     let command = match pick!(command) {
-        Given::Read(at) => Some(match &at.value {
-            raw::Command::Argv(argv) => Command::Argv(argv.clone()),
-            raw::Command::Shell(line) => Command::Shell(line.clone()),
-        }),
+        Given::Read(at) => Some(at.value.clone()),
         Given::Wrong(_) => None,
         Given::Absent => {
             let hint =
@@ -493,8 +498,8 @@ fn job(
             None
         }
     };
-    let zone = pick!(timezone).or_default(|| shared.utc.clone());
-    let dst = pick!(dst).or_default(Dst::default);
+    let zone = value!(timezone);
+    let dst = pick!(dst).optional().map(Option::unwrap_or_default);
     let utc = shared.utc.clone();
     let schedule = match pick!(schedule) {
         Given::Wrong(_) => None,
@@ -511,7 +516,7 @@ fn job(
         ),
     };
     let lease = lease(r, shared, place, raw, name);
-    let on_crash = pick!(on_crash).or_default(|| OnCrash::Fail);
+    let on_crash = value!(on_crash);
     let max_attempts = max_attempts(r, place, raw, defaults, on_crash);
     let retry = retry(pick!(retry));
     let own = !matches!((&raw.env, &raw.env_file), (Given::Absent, Given::Absent));
@@ -524,38 +529,24 @@ fn job(
             base.and(env).map(|env| interned(&mut shared.envs, env))
         }
     };
-    let output = match pick!(output).optional() {
-        Some(given) => {
-            let (keep, log) = match &given {
-                Some(output) => (output.keep.optional(), output.log.optional()),
-                None => (Some(None), Some(None)),
-            };
-            keep.zip(log).and_then(|(keep, log)| {
-                Some(Output {
-                    keep: usize::try_from(keep.unwrap_or(64 << 10)).ok()?,
-                    log: log.unwrap_or(true),
-                })
-            })
-        }
-        None => None,
-    };
+    let output = output(pick!(output));
     let (schedules, schedule_text) = schedule?;
     let (zone, dst) = (zone?, dst?);
-    let jitter = pick!(jitter).or_default(|| Duration::ZERO)?;
+    let jitter = value!(jitter)?;
     let written_dir = pick!(working_dir).optional()?;
     let schedule_digest = digest::schedule(&schedule_text, &zone.name, &format!("{dst:?}"));
     let mut job = Job {
         name: JobName::new(name.value),
         description: pick!(description).optional()?,
-        tags: interned(&mut shared.texts, pick!(tags).or_default(Vec::new)?),
-        enabled: pick!(enabled).or_default(|| true)?,
+        tags: interned(&mut shared.texts, value!(tags)?),
+        enabled: value!(enabled)?,
         schedules,
         schedule_text,
         timezone: zone.name,
         jitter,
         command: command?,
         env: env?,
-        pass_env: interned(&mut shared.texts, pick!(pass_env).or_default(Vec::new)?),
+        pass_env: interned(&mut shared.texts, value!(pass_env)?),
         working_dir: written_dir
             .as_ref()
             .map(|dir| interned(&mut shared.paths, r.dir.join(dir))),
@@ -565,27 +556,33 @@ fn job(
         group: pick!(group)
             .optional()?
             .map(|group| interned(&mut shared.words, group)),
-        new_privileges: pick!(new_privileges).or_default(|| false)?,
+        new_privileges: value!(new_privileges)?,
         timeout: pick!(timeout).optional()?,
-        grace: pick!(grace).or_default(|| Duration::from_secs(10))?,
+        grace: value!(grace)?,
         lease: interned(&mut shared.leases, lease?),
-        overlap: pick!(overlap).or_default(|| Overlap::Skip)?,
+        overlap: value!(overlap)?,
         on_crash: on_crash?,
-        on_state_loss: pick!(on_state_loss).or_default(|| OnStateLoss::Skip)?,
+        on_state_loss: value!(on_state_loss)?,
         max_attempts: max_attempts?,
         retry: retry?.map(|retry| interned(&mut shared.retries, retry)),
-        start_within: pick!(start_within).or_default(|| Duration::from_secs(60))?,
-        catch_up: pick!(catch_up).or_default(|| CatchUp::Latest)?,
-        success_codes: interned(
-            &mut shared.codes,
-            pick!(success_codes).or_default(|| vec![0])?,
-        ),
+        start_within: value!(start_within)?,
+        catch_up: value!(catch_up)?,
+        success_codes: interned(&mut shared.codes, value!(success_codes)?),
         output: output?,
         digest: String::new(),
         schedule_digest: interned(&mut shared.words, schedule_digest),
     };
     job.digest = digest::job(&job, written_dir.as_deref());
     Some(job)
+}
+
+fn output(raw: &Given<keys::Output>) -> Option<Output> {
+    let usual = keys::Output::usual();
+    let raw = raw.optional()?.unwrap_or_default();
+    Some(Output {
+        keep: usize::try_from(raw.keep.or_usual(&usual.keep)?).ok()?,
+        log: raw.log.or_usual(&usual.log)?,
+    })
 }
 
 /// The only place that parses schedules: equal ones are parsed once and shared.
@@ -664,14 +661,16 @@ fn lease(
     r: &mut Reader<'_>,
     shared: &Shared<'_>,
     place: Place<'_>,
-    raw: &raw::Job,
+    raw: &keys::Job,
     name: &At<&str>,
 ) -> Option<Lease> {
     let lease = raw.lease.or(&shared.defaults.lease);
     let renewal = raw.renew_every.or(&shared.defaults.renew_every);
-    let length = lease.or_default(|| LEASE)?;
-    let drift = shared.clock_drift.or_default(|| CLOCK_DRIFT);
-    let timeout = shared.store_timeout.or_default(|| url::TIMEOUT);
+    let length = lease.or_usual(&keys::Job::usual().lease)?;
+    let drift = shared
+        .clock_drift
+        .or_usual(&keys::Limits::usual().clock_drift);
+    let timeout = shared.store_timeout.or_usual(&keys::Store::usual().timeout);
     let with = |timeout| Lease::for_store(length, drift.unwrap_or(0.0), timeout);
     let fitting = match with(timeout.unwrap_or(Duration::ZERO)) {
         Ok(lease) => Some(lease),
@@ -710,19 +709,18 @@ fn lease(
 }
 
 /// `attempts = 0` takes back the retry of the defaults. None: wrong.
-fn retry(raw: &Given<raw::Retry>) -> Option<Option<JobRetry>> {
+fn retry(raw: &Given<keys::JobRetry>) -> Option<Option<JobRetry>> {
     let Some(raw) = raw.optional()? else {
         return Some(None);
     };
-    let attempts = raw.attempts.or_default(|| RETRIES)?;
-    let interval = raw.interval.or_default(|| Duration::from_secs(10))?;
+    let usual = keys::JobRetry::usual();
+    let attempts = raw.attempts.or_usual(&usual.attempts)?;
+    let interval = raw.interval.or_usual(&usual.interval)?;
     let retry = JobRetry {
         attempts,
         interval,
-        exponential: raw.exponential.or_default(|| true)?,
-        max_interval: raw
-            .max_interval
-            .or_default(|| Duration::from_secs(300).max(interval))?,
+        exponential: raw.backoff.or_usual(&usual.backoff)? == Backoff::Exponential,
+        max_interval: most(interval, &raw.max_interval, &usual.max_interval)?,
     };
     Some((attempts > 0).then_some(retry))
 }
@@ -731,15 +729,18 @@ fn retry(raw: &Given<raw::Retry>) -> Option<Option<JobRetry>> {
 fn max_attempts(
     r: &mut Reader<'_>,
     place: Place<'_>,
-    raw: &raw::Job,
-    defaults: &raw::Job,
+    raw: &keys::Job,
+    defaults: &keys::Job,
     on_crash: Option<OnCrash>,
 ) -> Option<u32> {
     let retry = raw.retry.or(&defaults.retry);
     let again = match retry {
         Given::Absent => Some(0),
         Given::Wrong(_) => None,
-        Given::Read(retry) => retry.value.attempts.or_default(|| RETRIES),
+        Given::Read(retry) => {
+            let usual = keys::JobRetry::usual();
+            retry.value.attempts.or_usual(&usual.attempts)
+        }
     };
     let needed = again.unwrap_or(0) + 1;
     match raw.max_attempts.or(&defaults.max_attempts) {

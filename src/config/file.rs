@@ -9,16 +9,15 @@ use super::{
     report::{self, Collector},
     rights,
     tree::Reader,
-    value,
 };
-use crate::model::{JobName, job::Job};
+use crate::model::{JobName, duration, job::Job};
 
 /// A duration as the configuration writes it: `250ms`, `15s`, `1h30m`.
 ///
 /// # Errors
 /// What is wrong, and what to do.
 pub fn duration(text: &str) -> Result<Duration, String> {
-    value::duration(text).map_err(|e| match e.hint {
+    duration::parse(text).map_err(|e| match e.hint {
         Some(hint) => format!("{}; {hint}", e.message),
         None => e.message,
     })

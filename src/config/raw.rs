@@ -1,28 +1,21 @@
 //! The configuration as written: every key read by itself, nothing combined yet. What is wrong with one value
 //! alone is found here.
 
-use std::{ops::Range, time::Duration};
+use std::{
+    ops::{Range, RangeInclusive},
+    time::Duration,
+};
 
 use toml::de::DeTable;
 
 use super::{
-    CatchUp, OnStateLoss,
+    Command,
+    keys::{DstWords, Job, JobRetry, Keys, Limits, Store, StoreRetry},
     report::Place,
-    tree::{At, Field, Given, Node, Reader, Table, Zone, clipped},
+    tree::{At, Field, Given, Node, Reader, Table, clipped},
     url::{self, Kind},
 };
-use crate::{
-    logic::{
-        claim::{OnCrash, Overlap},
-        schedule::{Dst, Fold, Gap},
-    },
-    model::JobName,
-};
-
-/// More is a log, not a history: it is held in memory while the command runs, and in the store afterwards.
-const MOST_OUTPUT: u64 = 16 << 20;
-
-const BACKOFF: [(&str, bool); 2] = [("exponential", true), ("fixed", false)];
+use crate::{logic::schedule::Dst, model::JobName};
 
 #[derive(Default)]
 pub(super) struct File<'t> {
@@ -33,94 +26,11 @@ pub(super) struct File<'t> {
     pub jobs: Vec<(&'t str, Range<usize>, Node<'t>)>,
 }
 
-#[derive(Default)]
-pub(super) struct Store {
-    /// The expanded text; already known to be good.
-    pub url: Given<Url>,
-    pub namespace: Given<String>,
-    pub username: Given<String>,
-    pub password_file: Given<String>,
-    pub tls: Given<Tls>,
-    pub timeout: Given<Duration>,
-    pub pool_size: Given<u32>,
-    pub min_replicas: Given<u32>,
-    pub retry: Given<Retry>,
-}
-
+/// The expanded text of a store's URL; already known to be good.
 #[derive(Clone)]
 pub(super) struct Url {
     pub text: String,
     pub kind: Kind,
-}
-
-#[derive(Clone)]
-pub(super) struct Tls {
-    pub ca: Given<String>,
-    pub cert: Given<String>,
-    pub key: Given<String>,
-}
-
-#[derive(Default)]
-pub(super) struct Limits {
-    pub max_parallel: Given<u32>,
-    pub drain: Given<Duration>,
-    pub clock_drift: Given<f64>,
-}
-
-/// Of a store or of a job.
-#[derive(Clone)]
-pub(super) struct Retry {
-    pub attempts: Given<u32>,
-    pub interval: Given<Duration>,
-    pub exponential: Given<bool>,
-    pub max_interval: Given<Duration>,
-    pub jitter: Given<bool>,
-}
-
-#[derive(Clone)]
-pub(super) struct Output {
-    pub keep: Given<u64>,
-    pub log: Given<bool>,
-}
-
-#[derive(Clone)]
-pub(super) enum Command {
-    Argv(Vec<String>),
-    Shell(String),
-}
-
-/// Under `[jobs]` or `[defaults]`.
-#[derive(Default)]
-pub(super) struct Job {
-    pub description: Given<String>,
-    pub tags: Given<Vec<String>>,
-    pub enabled: Given<bool>,
-    /// None: not a string.
-    pub schedule: Given<Vec<At<Option<String>>>>,
-    pub timezone: Given<Zone>,
-    pub dst: Given<Dst>,
-    pub jitter: Given<Duration>,
-    pub command: Given<Command>,
-    pub env: Given<Vec<(String, String)>>,
-    pub env_file: Given<String>,
-    pub pass_env: Given<Vec<String>>,
-    pub working_dir: Given<String>,
-    pub user: Given<String>,
-    pub group: Given<String>,
-    pub new_privileges: Given<bool>,
-    pub timeout: Given<Duration>,
-    pub grace: Given<Duration>,
-    pub lease: Given<Duration>,
-    pub renew_every: Given<Duration>,
-    pub overlap: Given<Overlap>,
-    pub on_crash: Given<OnCrash>,
-    pub on_state_loss: Given<OnStateLoss>,
-    pub max_attempts: Given<u32>,
-    pub retry: Given<Retry>,
-    pub start_within: Given<Duration>,
-    pub catch_up: Given<CatchUp>,
-    pub success_codes: Given<Vec<i32>>,
-    pub output: Given<Output>,
 }
 
 pub(super) fn file<'t>(r: &mut Reader<'t>, root: &'t DeTable<'t>) -> File<'t> {
@@ -140,7 +50,7 @@ pub(super) fn file<'t>(r: &mut Reader<'t>, root: &'t DeTable<'t>) -> File<'t> {
     }
     top.later(r, &["http", "notify", "calendars", "include"]);
     top.finish(r, |key| {
-        JOB_KEYS
+        Job::NAMES
             .contains(&key)
             .then_some("job keys belong below `[jobs.NAME]` or `[defaults]`")
     });
@@ -212,26 +122,7 @@ fn job_name(name: &str) -> Result<(), (String, &'static str)> {
 }
 
 fn store<'t>(r: &mut Reader<'t>, mut t: Table<'t>) -> Store {
-    let store = Store {
-        url: t.take(r, "url", store_url),
-        namespace: t.take(r, "namespace", namespace),
-        username: t.take(r, "username", Reader::filled),
-        password_file: t.take(r, "password_file", Reader::filled),
-        tls: t.take(r, "tls", |r, field| {
-            let mut t = Table::open(r, field, "tls.")?;
-            let tls = Tls {
-                ca: t.take(r, "ca", Reader::filled),
-                cert: t.take(r, "cert", Reader::filled),
-                key: t.take(r, "key", Reader::filled),
-            };
-            t.finish(r, |_| None);
-            Some(tls)
-        }),
-        timeout: t.take(r, "timeout", Reader::patience),
-        pool_size: t.take(r, "pool_size", |r, f| r.count(f, 1..=1000)),
-        min_replicas: t.take(r, "min_replicas", |r, f| r.count(f, 0..=100)),
-        retry: t.take(r, "retry", |r, f| retry(r, f, true)),
-    };
+    let store = Store::take(r, &mut t);
     if let Some(field) = t.field("urls") {
         let message = "`urls` (quorum mode) is not supported yet by this version".into();
         r.problems.add(
@@ -249,7 +140,7 @@ fn store<'t>(r: &mut Reader<'t>, mut t: Table<'t>) -> Store {
     store
 }
 
-fn store_url(r: &mut Reader<'_>, field: Field<'_>) -> Option<Url> {
+pub(super) fn store_url(r: &mut Reader<'_>, field: Field<'_>) -> Option<Url> {
     let text = r.string(field)?;
     let kind = match url::parse(&text) {
         Ok(kind) => kind,
@@ -273,7 +164,7 @@ fn store_url(r: &mut Reader<'_>, field: Field<'_>) -> Option<Url> {
     Some(Url { text, kind })
 }
 
-fn namespace(r: &mut Reader<'_>, field: Field<'_>) -> Option<String> {
+pub(super) fn namespace(r: &mut Reader<'_>, field: Field<'_>) -> Option<String> {
     let text = r.filled(field)?;
     let good = |c: char| c.is_ascii_alphanumeric() || "-_.:".contains(c);
     if text.len() > 100 || !text.chars().all(good) {
@@ -290,170 +181,60 @@ fn namespace(r: &mut Reader<'_>, field: Field<'_>) -> Option<String> {
 }
 
 fn limits<'t>(r: &mut Reader<'t>, mut t: Table<'t>) -> Limits {
-    let limits = Limits {
-        max_parallel: t.take(r, "max_parallel", |r, f| r.count(f, 1..=1_000_000)),
-        drain: t.take(r, "drain", Reader::duration),
-        clock_drift: t.take(r, "clock_drift", |r, f| {
-            let drift = r.number(f)?;
-            if !(0.0..=0.2).contains(&drift) {
-                let hint =
-                    "it is the share by which the rates of two clocks differ: 0.01 is one percent";
-                r.wrong(
-                    f,
-                    format!("must be between 0 and 0.2, not {drift}"),
-                    hint.to_owned(),
-                );
-                return None;
-            }
-            Some(drift)
-        }),
-    };
+    let limits = Limits::take(r, &mut t);
     t.finish(r, |_| None);
     limits
 }
 
-fn retry<'t>(r: &mut Reader<'t>, field: Field<'t>, of_store: bool) -> Option<Retry> {
-    let mut t = Table::open(r, field, "retry.")?;
-    let retry = Retry {
-        // One more than these is the number of attempts, and that must fit into a fencing token.
-        attempts: t.take(r, "attempts", |r, f| r.count(f, 0..=998)),
-        interval: t.take(r, "interval", Reader::duration),
-        exponential: t.take(r, "backoff", |r, f| r.word(f, &BACKOFF)),
-        max_interval: t.take(r, "max_interval", Reader::duration),
-        jitter: if of_store {
-            t.take(r, "jitter", Reader::boolean)
-        } else {
-            Given::Absent
-        },
-    };
+/// A table within a table.
+pub(super) fn sub<'t, T: Keys>(
+    r: &mut Reader<'t>,
+    field: Field<'t>,
+    prefix: &'static str,
+) -> Option<T> {
+    let mut t = Table::open(r, field, prefix)?;
+    let sub = T::take(r, &mut t);
     t.finish(r, |_| None);
-    if let (Some(interval), Some(most)) = (retry.interval.value(), retry.max_interval.read())
-        && *interval > most.value
+    Some(sub)
+}
+
+pub(super) const DRIFT: RangeInclusive<f64> = 0.0..=0.2;
+
+pub(super) fn clock_drift(r: &mut Reader<'_>, field: Field<'_>) -> Option<f64> {
+    let drift = r.number(field)?;
+    if !DRIFT.contains(&drift) {
+        let hint = "it is the share by which the rates of two clocks differ: 0.01 is one percent";
+        let message = format!("must be between 0 and {}, not {drift}", DRIFT.end());
+        r.wrong(field, message, hint.to_owned());
+        return None;
+    }
+    Some(drift)
+}
+
+pub(super) fn store_retry<'t>(r: &mut Reader<'t>, field: Field<'t>) -> Option<StoreRetry> {
+    let retry: StoreRetry = sub(r, field, "retry.")?;
+    pauses(r, field, &retry.interval, &retry.max_interval);
+    Some(retry)
+}
+
+pub(super) fn job_retry<'t>(r: &mut Reader<'t>, field: Field<'t>) -> Option<JobRetry> {
+    let retry: JobRetry = sub(r, field, "retry.")?;
+    pauses(r, field, &retry.interval, &retry.max_interval);
+    Some(retry)
+}
+
+fn pauses(r: &mut Reader<'_>, field: Field<'_>, first: &Given<Duration>, most: &Given<Duration>) {
+    if let (Some(first), Some(most)) = (first.value(), most.read())
+        && *first > most.value
     {
         let message = "`retry.max_interval` is shorter than `retry.interval`".into();
         r.problems
             .add(field.place, most.span.clone(), message, None);
     }
-    Some(retry)
 }
 
-/// All that [`job`] takes.
-pub(super) const JOB_KEYS: [&str; 28] = [
-    "description",
-    "tags",
-    "enabled",
-    "schedule",
-    "timezone",
-    "dst",
-    "jitter",
-    "command",
-    "env",
-    "env_file",
-    "pass_env",
-    "working_dir",
-    "user",
-    "group",
-    "new_privileges",
-    "timeout",
-    "grace",
-    "lease",
-    "renew_every",
-    "overlap",
-    "on_crash",
-    "on_state_loss",
-    "max_attempts",
-    "retry",
-    "start_within",
-    "catch_up",
-    "success_codes",
-    "output",
-];
-
 fn job<'t>(r: &mut Reader<'t>, mut t: Table<'t>) -> Job {
-    let job = Job {
-        description: t.take(r, "description", Reader::string),
-        tags: t.take(r, "tags", |r, f| {
-            let tags = r.list(f, "a list of strings", Reader::filled)?;
-            Some(tags.into_iter().map(|tag| tag.value).collect())
-        }),
-        enabled: t.take(r, "enabled", Reader::boolean),
-        // One that is not a string does not keep the others from being judged.
-        schedule: t.take(r, "schedule", |r, f| {
-            r.one_or_more(f, |r, f| Some(r.string(f)))
-        }),
-        timezone: t.take(r, "timezone", Reader::zone),
-        dst: t.take(r, "dst", dst),
-        jitter: t.take(r, "jitter", Reader::duration),
-        command: t.take(r, "command", command),
-        env: t.take(r, "env", env),
-        env_file: t.take(r, "env_file", Reader::filled),
-        pass_env: t.take(r, "pass_env", |r, f| {
-            let names = r.list(f, "a list of strings", |r, f| {
-                let name = r.string(f)?;
-                if let Err((message, hint)) = env_name(&name) {
-                    r.wrong(f, message, hint.to_owned());
-                    return None;
-                }
-                Some(name)
-            })?;
-            Some(names.into_iter().map(|name| name.value).collect())
-        }),
-        working_dir: t.take(r, "working_dir", Reader::filled),
-        user: t.take(r, "user", Reader::filled),
-        group: t.take(r, "group", Reader::filled),
-        new_privileges: t.take(r, "new_privileges", Reader::boolean),
-        timeout: t.take(r, "timeout", Reader::span_of_time),
-        grace: t.take(r, "grace", Reader::duration),
-        lease: t.take(r, "lease", |r, f| {
-            let why = "a shorter one leaves no time to end a command before another instance may start it";
-            r.at_least(f, crate::logic::lease::SHORTEST, why)
-        }),
-        renew_every: t.take(r, "renew_every", |r, f| {
-            let why = "leave it out: it follows from `lease`";
-            r.at_least(f, crate::logic::lease::SHORTEST_RENEWAL, why)
-        }),
-        overlap: t.take(r, "overlap", |r, f| {
-            let words = [
-                ("skip", Overlap::Skip),
-                ("queue", Overlap::Queue),
-                ("replace", Overlap::Replace),
-                ("allow", Overlap::Allow),
-            ];
-            r.word(f, &words)
-        }),
-        on_crash: t.take(r, "on_crash", |r, f| {
-            r.word(f, &[("fail", OnCrash::Fail), ("rerun", OnCrash::Rerun)])
-        }),
-        on_state_loss: t.take(r, "on_state_loss", |r, f| {
-            r.word(
-                f,
-                &[("skip", OnStateLoss::Skip), ("rerun", OnStateLoss::Rerun)],
-            )
-        }),
-        max_attempts: t.take(r, "max_attempts", |r, f| r.count(f, 1..=999)),
-        retry: t.take(r, "retry", |r, f| retry(r, f, false)),
-        start_within: t.take(r, "start_within", Reader::span_of_time),
-        catch_up: t.take(r, "catch_up", |r, f| {
-            r.word(
-                f,
-                &[
-                    ("latest", CatchUp::Latest),
-                    ("all", CatchUp::All),
-                    ("none", CatchUp::None),
-                ],
-            )
-        }),
-        success_codes: t.take(r, "success_codes", success_codes),
-        output: t.take(r, "output", |r, f| {
-            let mut t = Table::open(r, f, "output.")?;
-            let output = Output {
-                keep: t.take(r, "keep", |r, f| r.size(f, MOST_OUTPUT)),
-                log: t.take(r, "log", Reader::boolean),
-            };
-            t.finish(r, |_| None);
-            Some(output)
-        }),
-    };
+    let job = Job::take(r, &mut t);
     t.later(r, &["http", "notify", "hosts", "prefer", "exclude", "only"]);
     // What other schedulers call it.
     t.finish(r, |key| match key {
@@ -468,29 +249,40 @@ fn job<'t>(r: &mut Reader<'t>, mut t: Table<'t>) -> Job {
     job
 }
 
-fn dst<'t>(r: &mut Reader<'t>, field: Field<'t>) -> Option<Dst> {
-    let mut t = Table::open(r, field, "dst.")?;
-    let gap = t.take(r, "gap", |r, f| {
-        r.word(f, &[("shift", Gap::Shift), ("skip", Gap::Skip)])
-    });
-    let overlap = t.take(r, "overlap", |r, f| {
-        r.word(
-            f,
-            &[
-                ("first", Fold::First),
-                ("second", Fold::Second),
-                ("both", Fold::Both),
-            ],
-        )
-    });
-    t.finish(r, |_| None);
+/// One that is not a string does not keep the others from being judged.
+pub(super) fn schedules<'t>(
+    r: &mut Reader<'t>,
+    field: Field<'t>,
+) -> Option<Vec<At<Option<String>>>> {
+    r.one_or_more(field, |r, f| Some(r.string(f)))
+}
+
+pub(super) fn tags<'t>(r: &mut Reader<'t>, field: Field<'t>) -> Option<Vec<String>> {
+    let tags = r.list(field, "a list of strings", Reader::filled)?;
+    Some(tags.into_iter().map(|tag| tag.value).collect())
+}
+
+pub(super) fn env_names<'t>(r: &mut Reader<'t>, field: Field<'t>) -> Option<Vec<String>> {
+    let names = r.list(field, "a list of strings", |r, f| {
+        let name = r.string(f)?;
+        if let Err((message, hint)) = env_name(&name) {
+            r.wrong(f, message, hint.to_owned());
+            return None;
+        }
+        Some(name)
+    })?;
+    Some(names.into_iter().map(|name| name.value).collect())
+}
+
+pub(super) fn dst<'t>(r: &mut Reader<'t>, field: Field<'t>) -> Option<Dst> {
+    let words: DstWords = sub(r, field, "dst.")?;
     Some(Dst {
-        gap: gap.optional()?,
-        overlap: overlap.optional()?,
+        gap: words.gap.optional()?,
+        overlap: words.overlap.optional()?,
     })
 }
 
-fn command<'t>(r: &mut Reader<'t>, field: Field<'t>) -> Option<Command> {
+pub(super) fn command<'t>(r: &mut Reader<'t>, field: Field<'t>) -> Option<Command> {
     if field.node.get_ref().as_str().is_some() {
         let line = r.argument(field)?;
         if line.trim().is_empty() {
@@ -521,7 +313,7 @@ fn command<'t>(r: &mut Reader<'t>, field: Field<'t>) -> Option<Command> {
     ))
 }
 
-fn env<'t>(r: &mut Reader<'t>, field: Field<'t>) -> Option<Vec<(String, String)>> {
+pub(super) fn env<'t>(r: &mut Reader<'t>, field: Field<'t>) -> Option<Vec<(String, String)>> {
     let table = Table::open(r, field, "env.")?;
     let read: Vec<_> = table
         .names()
@@ -566,7 +358,7 @@ pub(super) fn env_name(name: &str) -> Result<(), (String, &'static str)> {
     Ok(())
 }
 
-fn success_codes<'t>(r: &mut Reader<'t>, field: Field<'t>) -> Option<Vec<i32>> {
+pub(super) fn success_codes<'t>(r: &mut Reader<'t>, field: Field<'t>) -> Option<Vec<i32>> {
     let codes = r.list(field, "a list of exit codes", |r, f| r.integer(f, 0..=255))?;
     if codes.is_empty() {
         r.wrong(

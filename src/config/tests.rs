@@ -4,7 +4,7 @@ use std::{fmt::Write as _, path::Path, sync::Arc, time::Duration};
 
 use proptest::prelude::*;
 
-use super::*;
+use super::{keys::Keys as _, *};
 use crate::{
     fuzz::{FILES, in_file},
     model::JobName,
@@ -656,7 +656,7 @@ fn wrong_values_are_refused_with_what_is_right() {
         ),
         ("[jobs.'a/b']\ncommand = 'x'\n".into(), "1:7 [jobs]: `a/b` cannot be the name of a job: it contains `/` (use letters, digits, `-`, `_` and `.`, 1 to 100 of them)".into()),
         (with_store("namespace = '{x}'"), "2:13 [store]: `namespace`: cannot be the prefix of keys (use letters, digits, `-`, `_`, `.` and `:`, up to 100 of them)".into()),
-        (with_store("timeout = '9ms'"), "2:11 [store]: `timeout`: must be at least 10ms (no store answers that soon every time, and each command would be given up)".into()),
+        (with_store("timeout = '9ms'"), "2:11 [store]: `timeout`: must be at least 10ms, not 9ms (no store answers that soon every time, and each command would be given up)".into()),
         (with_store("pool_size = 0"), "2:13 [store]: `pool_size`: must be between 1 and 1000, not 0".into()),
         (with_store("username = 'x'"), "2:12 [store]: `username` is only used with Redis (take it out, or name a Redis server in `url`)".into()),
         (with_store("min_replicas = 1"), "2:16 [store]: `min_replicas` is only used with Redis (take it out, or name a Redis server in `url`)".into()),
@@ -1398,7 +1398,7 @@ fn durations_and_sizes_are_read_exactly() {
         ("3650d", Duration::from_secs(3650 * 86_400)),
     ];
     for (text, expected) in cases {
-        assert_eq!(value::duration(text), Ok(expected), "{text}");
+        assert_eq!(crate::model::duration::parse(text), Ok(expected), "{text}");
     }
     for text in [
         "",
@@ -1416,9 +1416,14 @@ fn durations_and_sizes_are_read_exactly() {
         "٣s",
         "5ms ",
     ] {
-        assert!(value::duration(text).is_err(), "{text}");
+        assert!(crate::model::duration::parse(text).is_err(), "{text}");
     }
-    let hint = |text: &str| value::duration(text).unwrap_err().hint.unwrap();
+    let hint = |text: &str| {
+        crate::model::duration::parse(text)
+            .unwrap_err()
+            .hint
+            .unwrap()
+    };
     assert!(hint("5").starts_with("add a unit, such as `5s`"));
     assert_eq!(hint("5 min"), "write `m` for minutes, without blanks");
     assert_eq!(
@@ -1503,8 +1508,8 @@ proptest! {
 
     #[test]
     fn no_duration_or_size_makes_it_panic(text in "[0-9]{0,25}(ms|s|m|h|d|KiB|ü|\\.)?[0-9a-z]{0,4}") {
-        if let Ok(d) = value::duration(&text) {
-            prop_assert_eq!(value::duration(&crate::model::duration::show(d)), Ok(d));
+        if let Ok(d) = crate::model::duration::parse(&text) {
+            prop_assert_eq!(crate::model::duration::parse(&crate::model::duration::show(d)), Ok(d));
         }
         let _ = value::size(&text);
     }
@@ -1519,7 +1524,7 @@ proptest! {
 }
 
 #[test]
-fn the_documentation_names_every_key_and_its_example_is_right() {
+fn the_example_of_the_documentation_is_right() {
     let page = include_str!("../../docs/configuration.md");
     let example = page
         .split("```toml\n")
@@ -1529,25 +1534,151 @@ fn the_documentation_names_every_key_and_its_example_is_right() {
         .next()
         .unwrap();
     assert_eq!(good(example).jobs.len(), 1);
-    // What the reader itself says it knows.
-    let known = |text: &str| {
-        let report = bad(text);
-        let hint = report.problems()[0].hint.clone().unwrap();
-        let names = hint
-            .strip_prefix("known here: ")
-            .unwrap_or_else(|| panic!("{hint}"));
-        names
-            .split('`')
-            .skip(1)
-            .step_by(2)
-            .map(str::to_owned)
-            .collect::<Vec<_>>()
+}
+
+/// The tables of the page are those of the keys. `SOLOIST_WRITE_DOCS=1 cargo test the_documentation_has` writes them.
+#[test]
+fn the_documentation_has_a_row_for_every_key() {
+    let page = include_str!("../../docs/configuration.md");
+    let mut written = String::new();
+    let mut named = Vec::new();
+    let mut lines = page.split_inclusive('\n').peekable();
+    while let Some(line) = lines.next() {
+        written.push_str(line);
+        let Some(what) = line.strip_prefix("<!-- keys ") else {
+            continue;
+        };
+        let what = what.trim_end().strip_suffix(" -->").unwrap();
+        let (of, range) = what.split_once(": ").unwrap_or((what, ""));
+        let keys = match of {
+            "store" => keys::Store::keys(),
+            "limits" => keys::Limits::keys(),
+            "job" => keys::Job::keys(),
+            _ => panic!("{line}"),
+        };
+        let place = |name: &str| keys.iter().position(|key| key.name == name);
+        let (first, last) = match range.split_once(" to ") {
+            Some((first, last)) => (place(first).unwrap(), place(last).unwrap()),
+            None => (0, keys.len() - 1),
+        };
+        written.push_str("| key | value | default | meaning |\n|---|---|---|---|\n");
+        for key in &keys[first..=last] {
+            named.push(format!("{of}.{}", key.name));
+            rows(&mut written, "", key);
+        }
+        while lines.next_if(|line| line.starts_with('|')).is_some() {}
+    }
+    let all = [
+        ("store", keys::Store::NAMES),
+        ("limits", keys::Limits::NAMES),
+        ("job", keys::Job::NAMES),
+    ];
+    let all: Vec<String> = all
+        .into_iter()
+        .flat_map(|(of, names)| names.iter().map(move |name| format!("{of}.{name}")))
+        .collect();
+    assert_eq!(named, all, "each once, in the order of the reader");
+    if std::env::var_os("SOLOIST_WRITE_DOCS").is_some() {
+        std::fs::write("docs/configuration.md", &written).unwrap();
+    }
+    assert!(
+        written == page,
+        "docs/configuration.md is not what src/config/keys.rs says; write it with SOLOIST_WRITE_DOCS=1"
+    );
+}
+
+fn rows(page: &mut String, prefix: &str, key: &keys::Key) {
+    let absent = match key.absent {
+        keys::Absent::Is(toml) => match toml.strip_prefix('\'') {
+            Some(text) => format!("`{}`", text.trim_end_matches('\'')),
+            None => format!("`{toml}`"),
+        },
+        keys::Absent::Means(words) => words.to_owned(),
     };
-    let of_jobs = known(&with("xyzzyxyzzy = 1"));
-    assert_eq!(of_jobs, raw::JOB_KEYS);
-    let tables = ["[store]\nxyzzyxyzzy = 1", "[limits]\nxyzzyxyzzy = 1"].map(known);
-    for key in of_jobs.iter().chain(tables.iter().flatten()) {
-        assert!(page.contains(&format!("`{key}`")), "{key}");
+    let cell = |text: &str| match text {
+        "" => " ".to_owned(),
+        text => format!(" {} ", text.replace('|', "\\|")),
+    };
+    let name = format!("`{prefix}{}`", key.name);
+    let cells = [&name, &key.shape.to_string(), &absent, key.meaning].map(cell);
+    writeln!(page, "|{}|", cells.join("|")).unwrap();
+    if let form::Shape::Table(keys) = &key.shape {
+        for inner in keys {
+            rows(page, &format!("{prefix}{}.", key.name), inner);
+        }
+    }
+}
+
+/// What the defaults of the tables say is what locks, which read no file, have too.
+#[test]
+fn defaults_are_read_and_are_those_of_locks() {
+    let config = good("[jobs.a]\ncommand = 'x'\n");
+    assert_eq!(config.store, Store::of(config.store.url.clone()));
+    // Each asserts that nothing is wrong with its defaults.
+    keys::Store::usual();
+    keys::StoreRetry::usual();
+    keys::Tls::usual();
+    keys::Limits::usual();
+    keys::Job::usual();
+    keys::JobRetry::usual();
+    keys::Output::usual();
+    keys::DstWords::usual();
+}
+
+/// An instance with another value is told apart, unless the key is for people only.
+#[test]
+fn every_key_of_a_job_is_part_of_its_digest() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("env");
+    std::fs::write(&file, "A=1\n").unwrap();
+    let file = format!("'{}'", file.display());
+    let others: &[(&str, &str)] = &[
+        ("command", "'y'"),
+        ("env", "{ A = '1' }"),
+        ("env_file", &file),
+        ("pass_env", "['A']"),
+        ("working_dir", "'/'"),
+        ("user", "'x'"),
+        ("group", "'x'"),
+        ("new_privileges", "true"),
+        ("timeout", "'1s'"),
+        ("grace", "'1s'"),
+        ("success_codes", "[1]"),
+        ("output", "{ keep = 1 }"),
+        ("schedule", "'@daily'"),
+        ("timezone", "'Asia/Tokyo'"),
+        ("dst", "{ gap = 'skip' }"),
+        ("jitter", "'1s'"),
+        ("start_within", "'2m'"),
+        ("catch_up", "'none'"),
+        ("enabled", "false"),
+        ("overlap", "'allow'"),
+        ("on_crash", "'rerun'"),
+        ("on_state_loss", "'rerun'"),
+        ("retry", "{}"),
+        ("max_attempts", "4"),
+        ("lease", "'16s'"),
+        ("renew_every", "'1s'"),
+        ("description", "'x'"),
+        ("tags", "['x']"),
+    ];
+    assert_eq!(
+        others.iter().map(|(key, _)| *key).collect::<Vec<_>>(),
+        keys::Job::NAMES
+    );
+    let digest = |key: &str, value: &str| {
+        let command = if key == "command" {
+            ""
+        } else {
+            "command = 'x'"
+        };
+        let text = format!("[jobs.a]\n{command}\n{key} = {value}\n");
+        job(&good(&text), "a").digest.clone()
+    };
+    let usual = digest("enabled", "true");
+    for (key, value) in others {
+        let for_people = ["description", "tags"].contains(key);
+        assert_eq!(digest(key, value) == usual, for_people, "{key}");
     }
 }
 

@@ -16,11 +16,9 @@ use toml::{Spanned, de::DeValue};
 use super::{
     expand, nearest,
     report::{Collector, Place},
-    value::{self, Wrong},
+    value,
 };
-
-/// A shorter [`store` `timeout`](Reader::patience) is over before any store has answered.
-const SHORTEST_PATIENCE: Duration = Duration::from_millis(10);
+use crate::model::duration::{self, Wrong};
 
 pub(super) type Node<'t> = &'t Spanned<DeValue<'t>>;
 
@@ -73,13 +71,9 @@ impl<T> Given<T> {
 }
 
 impl<T: Clone> Given<T> {
-    /// None: wrong.
-    pub fn or_default(&self, default: impl FnOnce() -> T) -> Option<T> {
-        match self {
-            Self::Absent => Some(default()),
-            Self::Wrong(_) => None,
-            Self::Read(at) => Some(at.value.clone()),
-        }
+    /// What was given, or else the key's default; None: wrong.
+    pub fn or_usual(&self, usual: &Self) -> Option<T> {
+        self.or(usual).value().cloned()
     }
     /// None: wrong. Some(None): absent.
     pub fn optional(&self) -> Option<Option<T>> {
@@ -314,44 +308,8 @@ impl<'t> Reader<'t> {
             return self.wrong_type(field, "a duration", hint.as_deref());
         }
         let text = self.string(field)?;
-        let read = value::duration(&text);
+        let read = duration::parse(&text);
         self.or_wrong(field, read)
-    }
-
-    /// A duration that is not shorter than `least`; `why` says why not.
-    pub fn at_least(&mut self, field: Field<'_>, least: Duration, why: &str) -> Option<Duration> {
-        let d = self.duration(field)?;
-        if d < least {
-            let message = format!(
-                "must be at least {}, not {}",
-                crate::model::duration::show(least),
-                crate::model::duration::show(d)
-            );
-            self.wrong(field, message, why.to_owned());
-            return None;
-        }
-        Some(d)
-    }
-
-    /// A duration longer than zero.
-    pub fn span_of_time(&mut self, field: Field<'_>) -> Option<Duration> {
-        let d = self.duration(field)?;
-        if d.is_zero() {
-            self.wrong(field, "must be longer than zero".into(), None);
-            return None;
-        }
-        Some(d)
-    }
-
-    /// How long a store may take for an answer.
-    pub fn patience(&mut self, field: Field<'_>) -> Option<Duration> {
-        let d = self.span_of_time(field)?;
-        if d < SHORTEST_PATIENCE {
-            let hint = "no store answers that soon every time, and each command would be given up";
-            self.wrong(field, "must be at least 10ms".into(), Some(hint.into()));
-            return None;
-        }
-        Some(d)
     }
 
     /// Bytes, at most `most`.

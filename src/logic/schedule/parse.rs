@@ -1,14 +1,15 @@
 //! Schedule text -> what it asks for; every refusal points at the part it is about and says what is allowed.
 
-use std::ops::Range;
+use std::{ops::Range, time::Duration};
 
-use jiff::{SignedDuration, Timestamp, civil::DateTime, fmt::temporal::Pieces};
+use jiff::{Timestamp, civil::DateTime, fmt::temporal::Pieces};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::{
     Error,
     calendar::{Calendar, Days, Weekdays},
 };
+use crate::model::duration;
 
 /// A schedule's text, understood but not yet tied to a time zone.
 #[derive(Debug, PartialEq)]
@@ -150,26 +151,20 @@ fn nickname(name: Word, rest: Word, job: &str) -> Result<Parsed, Error> {
 }
 
 fn every(name: Word, rest: Word) -> Result<Parsed, Error> {
-    const EXAMPLE: &str = "a duration such as `90s`, `15m` or `1h30m`; a day is `24h`";
+    const EXAMPLE: &str = "a duration such as `90s`, `15m`, `1h30m` or `1d`";
     if rest.text.is_empty() {
         return Err(name.error("`@every` needs a duration").hint(EXAMPLE));
     }
-    let period: SignedDuration = rest.text.parse().map_err(|_| {
-        rest.error(format!("`{}` is not a duration", rest.text))
-            .hint(EXAMPLE)
+    let period = duration::parse(rest.text).map_err(|wrong| {
+        let hint = wrong.hint.unwrap_or_else(|| EXAMPLE.to_owned());
+        rest.error(wrong.message).hint(hint)
     })?;
-    if period < SignedDuration::from_secs(1) {
+    if period < Duration::from_secs(1) {
         return Err(rest
             .error("`@every` needs at least one second")
             .hint(EXAMPLE));
     }
-    if period.subsec_nanos() % 1_000_000 != 0 {
-        return Err(rest
-            .error("`@every` counts whole milliseconds")
-            .hint(EXAMPLE));
-    }
-    let period_ms = i64::try_from(period.as_millis())
-        .map_err(|_| rest.error("this is longer than all time").hint(EXAMPLE))?;
+    let period_ms = period.as_millis() as i64;
     Ok(Parsed::Every { period_ms })
 }
 

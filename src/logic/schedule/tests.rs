@@ -831,8 +831,9 @@ fn refusals_point_at_the_fault_and_say_what_is_allowed() {
         ("@every", "@every", "needs a duration", "90s"),
         ("@every soon", "soon", "not a duration", "1h30m"),
         ("@every 500ms", "500ms", "at least one second", ""),
-        ("@every -5m", "-5m", "at least one second", ""),
-        ("@every 1500us 1s", "1500us 1s", "", ""),
+        ("@every -5m", "-5m", "cannot be negative", "1h30m"),
+        ("@every 0s", "0s", "at least one second", ""),
+        ("@every 1500us 1s", "1500us 1s", "not a duration", ""),
         ("@at", "@at", "needs a date", ""),
         (
             "@at 9999-12-31T00:00:00Z",

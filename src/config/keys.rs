@@ -1,0 +1,290 @@
+//! Every key of `jobs.toml`, once: its name, how its value is written, what holds where it is not given, and what it
+//! means. The reader, the defaults, the hints of the report and the tables of docs/configuration.md all come from here.
+
+use std::{path::Path, sync::LazyLock, time::Duration};
+
+use toml::de::DeTable;
+
+use super::{
+    CatchUp, Command, OnStateLoss,
+    form::{BOOLEAN, Bytes, Count, FILLED, Form, PATH, Plain, Shape, Span, TEXT, Word},
+    raw::{self, Url},
+    report::{Collector, Place},
+    tree::{At, Given, Reader, Table, Zone},
+};
+use crate::logic::{
+    claim::{OnCrash, Overlap},
+    lease,
+    schedule::{Dst, Fold, Gap},
+};
+
+/// A key, for people.
+pub(super) struct Key {
+    pub name: &'static str,
+    #[cfg_attr(
+        not(test),
+        expect(dead_code, reason = "for docs/configuration.md, which a test compares")
+    )]
+    pub shape: Shape,
+    pub absent: Absent,
+    #[cfg_attr(
+        not(test),
+        expect(dead_code, reason = "for docs/configuration.md, which a test compares")
+    )]
+    pub meaning: &'static str,
+}
+
+/// What holds where a key is not given.
+pub(super) enum Absent {
+    /// This value, in TOML.
+    Is(&'static str),
+    /// No value; in words, what that means.
+    #[cfg_attr(
+        not(test),
+        expect(dead_code, reason = "for docs/configuration.md, which a test compares")
+    )]
+    Means(&'static str),
+}
+use Absent::{Is, Means};
+
+/// A table of the file with its keys.
+pub(super) trait Keys: Sized + 'static {
+    const NAMES: &'static [&'static str];
+    fn keys() -> Vec<Key>;
+    /// Takes them out of the table. What is left there is unknown.
+    fn take<'t>(r: &mut Reader<'t>, t: &mut Table<'t>) -> Self;
+    /// The defaults.
+    fn usual() -> &'static Self;
+}
+
+macro_rules! keys {
+    ($(#[$doc:meta])* $table:ident { $($key:ident: $type:ty = $form:expr, $absent:expr, $meaning:literal;)* }) => {
+        $(#[$doc])*
+        #[derive(Clone, Default)]
+        pub(super) struct $table {
+            $(pub $key: Given<$type>,)*
+        }
+
+        impl Keys for $table {
+            const NAMES: &'static [&'static str] = &[$(stringify!($key)),*];
+            fn keys() -> Vec<Key> {
+                vec![$(Key {
+                    name: stringify!($key),
+                    shape: shape::<$type>(&$form),
+                    absent: $absent,
+                    meaning: $meaning,
+                }),*]
+            }
+            fn take<'t>(r: &mut Reader<'t>, t: &mut Table<'t>) -> Self {
+                Self { $($key: t.take(r, stringify!($key), |r, f| Form::read(&$form, r, f)),)* }
+            }
+            fn usual() -> &'static Self {
+                static USUAL: LazyLock<$table> = LazyLock::new(defaults);
+                &USUAL
+            }
+        }
+    };
+}
+
+/// That of a form whose values are of type `T`.
+fn shape<T>(form: &impl Form<Value = T>) -> Shape {
+    form.shape()
+}
+
+/// Reads the defaults as a file that gives them would be read.
+fn defaults<T: Keys>() -> T {
+    let mut text = String::new();
+    for key in T::keys() {
+        if let Is(value) = key.absent {
+            text.push_str(&format!("{} = {value}\n", key.name));
+        }
+    }
+    let (tree, _) = DeTable::parse_recoverable(&text);
+    let problems = Collector::new(Path::new("defaults"), &text);
+    let mut r = Reader::new(&text, &|_| None, "/".into(), problems);
+    let mut table = Table::of(Place::Defaults, "", tree.get_ref());
+    let usual = T::take(&mut r, &mut table);
+    debug_assert!(r.problems.is_empty(), "{text}");
+    usual
+}
+
+keys! {
+    /// `[store]`
+    Store {
+        url: Url = Plain(|| Shape::Text, raw::store_url), Is("'sqlite:soloist.db'"),
+            "`sqlite:PATH`: one host. `redis://[USER:PASSWORD@]HOST[:PORT][/DB]`, `rediss://…` (TLS), `redis+unix:///PATH[?db=N&user=U&pass=P]`: a fleet. `memory:`: one process, for tests. A SQLite file is made with mode 600; one that is there is used as it is, and the daemon warns when others may open it";
+        namespace: String = Plain(|| Shape::Text, raw::namespace), Is("'soloist'"),
+            "prefix of every key: letters, digits, `-`, `_`, `.`, `:`, up to 100";
+        username: String = FILLED, Means(""),
+            "Redis user, unless it is in `url`; needs a password";
+        password_file: String = PATH, Means(""),
+            "file with the Redis password (a last newline is not part of it). A relative name is first looked for in `$CREDENTIALS_DIRECTORY` (systemd credentials)";
+        tls: Tls = Plain(|| Shape::Table(Tls::keys()), |r, f| raw::sub(r, f, "tls.")), Means(""),
+            "with `rediss://`";
+        timeout: Duration = Span::from(SHORTEST_PATIENCE, "no store answers that soon every time, and each command would be given up"), Is("'500ms'"),
+            "of each command";
+        pool_size: u32 = Count(1..=1000), Is("8"),
+            "connections";
+        min_replicas: u32 = Count(0..=100), Is("0"),
+            "Redis replicas that must have a grant or renewal before it counts";
+        retry: StoreRetry = Plain(|| Shape::Table(StoreRetry::keys()), raw::store_retry), Means("see below"),
+            "how a command is tried again after a transport error";
+    }
+}
+
+/// A shorter `timeout` of a store is over before any store has answered.
+const SHORTEST_PATIENCE: Duration = Duration::from_millis(10);
+
+keys! {
+    /// `tls` of `[store]`
+    Tls {
+        ca: String = PATH, Means("the system's"),
+            "PEM file with the authorities to trust";
+        cert: String = PATH, Means(""),
+            "PEM file with the client's certificate; together with `key`";
+        key: String = PATH, Means(""),
+            "PEM file with its key";
+    }
+}
+
+keys! {
+    /// `retry` of `[store]`
+    StoreRetry {
+        attempts: u32 = Count(RETRIES), Is("3"),
+            "tries after the first";
+        interval: Duration = Span::ANY, Is("'100ms'"),
+            "pause before the second try";
+        backoff: Backoff = BACKOFF, Is("'exponential'"),
+            "whether each further pause is twice as long";
+        max_interval: Duration = Span::ANY, Is("'2s'"),
+            "longest pause";
+        jitter: bool = BOOLEAN, Is("true"),
+            "each pause is shortened by chance, so that instances do not ask at the same time";
+    }
+}
+
+/// One more than these is the number of attempts, and that must fit into a fencing token.
+const RETRIES: std::ops::RangeInclusive<u32> = 0..=998;
+
+/// Each pause is twice as long as the one before, or not.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Backoff {
+    Exponential,
+    Fixed,
+}
+
+const BACKOFF: Word<Backoff> = Word(&[
+    ("exponential", Backoff::Exponential),
+    ("fixed", Backoff::Fixed),
+]);
+
+keys! {
+    /// `[limits]`
+    Limits {
+        max_parallel: u32 = Count(1..=1_000_000), Means("no limit"),
+            "runs at one time. Waiting for a slot counts as lateness";
+        drain: Duration = Span::ANY, Is("'60s'"),
+            "how long runs may go on after SIGTERM before they are ended";
+        clock_drift: f64 = Plain(|| Shape::Number(raw::DRIFT), raw::clock_drift), Is("0.01"),
+            "by how much the rates of two hosts' monotonic clocks may differ; 0.01 is one percent. See [Lease](#lease)";
+    }
+}
+
+keys! {
+    /// `[jobs.NAME]` and `[defaults]`
+    Job {
+        command: Command = Plain(|| Shape::TextOrTexts, raw::command), Means("required"),
+            "a list is run as it stands, without a shell; a string is given to `/bin/sh -c`";
+        env: Vec<(String, String)> = Plain(|| Shape::TextTable, raw::env), Means(""),
+            "variables of the command. Names that start with `SOLOIST_` are soloist's";
+        env_file: String = PATH, Means(""),
+            "`KEY=VALUE` lines, read when the configuration is; blank lines and lines that start with `#` are skipped, `export ` before the name is allowed, one pair of quotes around the value is taken away, nothing is expanded. Order, later wins: the defaults' `env_file`, the defaults' `env`, the job's `env_file`, the job's `env`";
+        pass_env: Vec<String> = Plain(|| Shape::Texts, raw::env_names), Is("[]"),
+            "variables of the daemon that the command gets although they would be held back, see [Environment](#environment)";
+        working_dir: String = PATH, Means("the daemon's"), "";
+        user: String = FILLED, Means("the daemon's"),
+            "whom it runs as. What another user keeps of the daemon's privileges: nothing ([security](security.md#users-of-a-host))";
+        group: String = FILLED, Means("that of `user`, or the daemon's"),
+            "as what group it runs";
+        new_privileges: bool = BOOLEAN, Is("false"),
+            "as another user: setuid programs (`sudo`, `su`, `ping`) and file capabilities may give it more rights than that user has";
+        timeout: Duration = Span::SOME, Means("none"),
+            "after this the command is ended and the run is `timed_out`; counted from the moment its start begins";
+        grace: Duration = Span::ANY, Is("'10s'"),
+            "from SIGTERM to SIGKILL";
+        success_codes: Vec<i32> = Plain(|| Shape::Integers(0..=255), raw::success_codes), Is("[0]"),
+            "exit codes of success";
+        output: Output = Plain(|| Shape::Table(Output::keys()), |r, f| raw::sub(r, f, "output.")), Means("see below"),
+            "what becomes of its output";
+
+        schedule: Vec<At<Option<String>>> = Plain(|| Shape::TextOrTexts, raw::schedules), Means("none"),
+            "cron expressions, see [Schedules](#schedules). Without one, or with `[]`, the job runs only when triggered";
+        timezone: Zone = Plain(|| Shape::Text, |r, f| r.zone(f)), Is("'UTC'"),
+            "IANA name, from the database inside the binary";
+        dst: Dst = Plain(|| Shape::Table(DstWords::keys()), raw::dst), Means("as Vixie cron"),
+            "what happens to occurrences when clocks are put forward and back";
+        jitter: Duration = Span::ANY, Is("'0s'"),
+            "longest delay of an occurrence; the same on every instance";
+        start_within: Duration = Span::SOME, Is("'1m'"),
+            "how late an occurrence may still start; later it is recorded as `missed`";
+        catch_up: CatchUp = Word(&[("latest", CatchUp::Latest), ("all", CatchUp::All), ("none", CatchUp::None)]), Is("'latest'"),
+            "which of several overdue occurrences run";
+        enabled: bool = BOOLEAN, Is("true"),
+            "false: nothing is planned for it";
+
+        overlap: Overlap = Word(&[("skip", Overlap::Skip), ("queue", Overlap::Queue), ("replace", Overlap::Replace), ("allow", Overlap::Allow)]), Is("'skip'"),
+            "the run before is still going on: `skip` this one, `queue` it, `replace` the running one, `allow` both";
+        on_crash: OnCrash = Word(&[("fail", OnCrash::Fail), ("rerun", OnCrash::Rerun)]), Is("'fail'"),
+            "the instance died during the run: `fail` records it (at most once), `rerun` lets another instance take it over (at least once)";
+        on_state_loss: OnStateLoss = Word(&[("skip", OnStateLoss::Skip), ("rerun", OnStateLoss::Rerun)]), Is("'skip'"),
+            "the store lost its data: `skip` or `rerun` occurrences from before, of which nobody knows whether they ran";
+        retry: JobRetry = Plain(|| Shape::Table(JobRetry::keys()), raw::job_retry), Means("none"),
+            "a failed command is tried again, on any instance";
+        max_attempts: u32 = Count(1..=999), Means("see below"),
+            "attempts of one occurrence in all, crashes and retries together; at least `retry.attempts` + 1. Default: 1; with `retry` or `on_crash = \"rerun\"` 3, or `retry.attempts` + 1 if that is more";
+        lease: Duration = Span::from(lease::SHORTEST, "a shorter one leaves no time to end a command before another instance may start it"), Is("'15s'"),
+            "how long another instance waits before it takes over from one that is gone; see [Lease](#lease)";
+        renew_every: Duration = Span::from(lease::SHORTEST_RENEWAL, "leave it out: it follows from `lease`"), Means("`lease` / 5"),
+            "see [Lease](#lease)";
+
+        description: String = TEXT, Means(""), "";
+        tags: Vec<String> = Plain(|| Shape::Texts, raw::tags), Is("[]"), "";
+    }
+}
+
+keys! {
+    /// `output` of a job
+    Output {
+        keep: u64 = Bytes { most: MOST_OUTPUT }, Is("'64KiB'"),
+            "how much of the end of the output the history keeps";
+        log: bool = BOOLEAN, Is("true"),
+            "each line also goes to the log";
+    }
+}
+
+/// More is a log, not a history: it is held in memory while the command runs, and in the store afterwards.
+const MOST_OUTPUT: u64 = 16 << 20;
+
+keys! {
+    /// `dst` of a job
+    DstWords {
+        gap: Gap = Word(&[("shift", Gap::Shift), ("skip", Gap::Skip)]), Means("as Vixie cron"),
+            "occurrences in the hour that is skipped";
+        overlap: Fold = Word(&[("first", Fold::First), ("second", Fold::Second), ("both", Fold::Both)]), Means("as Vixie cron"),
+            "occurrences in the hour that comes twice";
+    }
+}
+
+keys! {
+    /// `retry` of a job
+    JobRetry {
+        attempts: u32 = Count(RETRIES), Is("2"),
+            "tries after the first; 0 takes back the defaults' `retry`";
+        interval: Duration = Span::ANY, Is("'10s'"),
+            "pause before the second";
+        backoff: Backoff = BACKOFF, Is("'exponential'"),
+            "whether each further pause is twice as long";
+        max_interval: Duration = Span::ANY, Is("'5m'"),
+            "longest pause";
+    }
+}
