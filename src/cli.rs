@@ -238,6 +238,7 @@ fn dispatch(cli: Cli, out: Out) -> Result<Exit, Failure> {
     match cli.command {
         Command::Next(args) => plan::next(&path, &config, &args, clock::wall_us() / 1000, &out),
         Command::Run(args) => {
+            early::share_heap();
             let runtime = tokio::runtime::Builder::new_multi_thread()
                 .worker_threads(2)
                 .enable_all()

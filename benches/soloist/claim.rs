@@ -25,6 +25,7 @@ pub const CLAIM: &str = concat!(
 );
 const SETTLE: &str = concat!(
     include_str!("../../lua/lib.lua"),
+    include_str!("../../lua/pieces.lua"),
     include_str!("../../lua/settle.lua")
 );
 
@@ -223,6 +224,7 @@ impl Scripts {
             "0",
             &c.job,
             "",
+            "0",
             "0",
             "1",
             "",
