@@ -9,9 +9,9 @@
 --   entry (JSON members of the open entry that the claimant fills in),
 --   and extra: empty, or JSON {missed, observed, holds, on_crash, max_attempts, key, before}
 --
--- Returns  {now_us, inc, answer...}; an answer is 1 (granted as asked: attempt 1), or the JSON of the open entry that has
--- the occurrence (taken), or an array that begins with its name:
---   granted occurrence attempt trigger | taken entry | held entry | settled last | early wait_us | later wait_ms
+-- Returns  {now_us, incarnation, answer...}; an answer is 1 (granted as asked: attempt 1), or the JSON of the open entry
+-- that has the occurrence (running), or an array that begins with its name:
+--   granted occurrence attempt trigger | running entry | blocked entry | settled last | early wait_us | later wait_ms
 --   run_first occurrence | recorded outcome reason | behind newest early | quarantined | absent | in_doubt
 
 local instance, host, channel = ARGV[1], ARGV[2], ARGV[3]
@@ -31,11 +31,12 @@ local function publish(event) redis.call('PUBLISH', channel, cjson.encode(event)
 
 local function observed(e, extra)
   local o = extra.observed
-  return o and o.run == e.run and o.seq == e.seq and o.inc == e.inc
+  return o and o.run == e.run and o.seq == e.seq and o.incarnation == e.incarnation
 end
 
 -- What the open entries of all grants of this script have in common.
-local GRANTED = ',"seq":0,"inc":"' .. inc .. '","granted_at":' .. int(now) .. ',"renewed_at":' .. int(now) .. '}'
+local GRANTED = ',"seq":0,"incarnation":"' .. incarnation .. '","granted_at":' .. int(now)
+  .. ',"renewed_at":' .. int(now) .. '}'
 local NOTHING = {}
 
 -- The list of open entries `before` (JSON, or false) with that of a grant at its end. The claimant wrote most of it.
@@ -67,7 +68,7 @@ local function not_run(c, at, outcome, count, reason)
     instance = instance, host = host, outcome = outcome, count = count, error = reason }))
 end
 
--- True: another attempt is due. `open` is changed, and not yet saved.
+-- True: another attempt follows. `open` is changed, and not yet saved.
 local function lapse(c, open, i, extra)
   local e = open[i]
   push_history(c.history, cjson.encode({ run_id = e.run, job = c.job, occurrence = e.occurrence,
@@ -77,7 +78,7 @@ local function lapse(c, open, i, extra)
   -- A run that nobody saw ending was busy as far as its last renewal shows, not until it was found dead.
   save_last(c.state, e, 'unknown', e.renewed_at)
   if extra.on_crash == 'rerun' and e.attempt < extra.max_attempts and not e.stop then
-    e.again = { at = now, trigger = 'takeover' }
+    e.next_attempt = { at = now, trigger = 'takeover' }
     return true
   end
   table.remove(open, i)
@@ -86,34 +87,34 @@ end
 
 local function claim_open(c, open, i, extra, pause)
   local e = open[i]
-  if not e.again then
+  if not e.next_attempt then
     if e.run == c.run then
       -- Asked again after a lost reply: the claimant counts its trust from this request.
       e.seq, e.renewed_at = e.seq + 1, now
       save_list(c.state, 'open', open)
       return { 'granted', int(e.occurrence), e.attempt, e.trigger }
     end
-    if not observed(e, extra) then return { 'taken', cjson.encode(e) } end
-    local again = lapse(c, open, i, extra)
+    if not observed(e, extra) then return { 'running', cjson.encode(e) } end
+    local another = lapse(c, open, i, extra)
     save_list(c.state, 'open', open)
-    if not again then return { 'recorded', 'unknown', LAPSED } end
+    if not another then return { 'recorded', 'unknown', LAPSED } end
   end
   if e.run == c.run then return { 'settled', '' } end
-  if now < e.again.at then return { 'later', int(e.again.at - now) } end
+  if now < e.next_attempt.at then return { 'later', int(e.next_attempt.at - now) } end
   pause = paused(pause)
   if pause then return { 'later', int(pause) } end
-  local attempt, trigger = e.attempt + 1, e.again.trigger
-  -- Another one is held only where the policy was allow before.
+  local attempt, trigger = e.attempt + 1, e.next_attempt.trigger
+  -- Another run can be going on only where the policy was allow before.
   if c.overlap ~= 'allow' then
     local j = 1
     while open[j] do
       local other = open[j]
-      if not other.again and not observed(other, extra) then
+      if not other.next_attempt and not observed(other, extra) then
         redis.call('HSET', c.state, 'waiting', 1)
         save_list(c.state, 'open', open)
-        return { 'held', cjson.encode(other) }
+        return { 'blocked', cjson.encode(other) }
       end
-      if not other.again and not lapse(c, open, j, extra) then
+      if not other.next_attempt and not lapse(c, open, j, extra) then
         if j < i then i = i - 1 end
       else
         j = j + 1
@@ -155,22 +156,25 @@ local function decide(c, extra, at, triggers, outcome, reason)
 end
 
 local function claim(c)
-  local st = redis.call('HMGET', c.state, 'inc', 'newest', 'open', 'to', 'pause', 'skip', 'early', 'off')
+  local st = redis.call('HMGET', c.state, 'incarnation', 'newest', 'open', 'last_to', 'pause', 'skip', 'early', 'off')
   if not st[1] then return { 'absent' } end
   local newest, open_json = tonumber(st[2] or '0'), st[3]
-  -- What lies further in the future than a server may be behind is no knowledge: it was learned by a clock that was wrong.
+  -- What lies further in the future than a server may be behind is no knowledge: it was learned by a clock that was
+  -- wrong.
   if c.known > newest and c.known <= now + NEAR then
     newest = c.known
     redis.call('HSET', c.state, 'newest', int(newest))
   end
-  if st[1] ~= inc then return { 'quarantined' } end
+  if st[1] ~= incarnation then return { 'quarantined' } end
 
   local extra = c.extra == '' and NOTHING or cjson.decode(c.extra)
   local at, manual, open = c.at, c.at == nil, NOTHING
   if open_json and (manual or at <= newest or c.overlap ~= 'allow') then
     open = cjson.decode(open_json)
     for i, e in ipairs(open) do
-      if at and e.occurrence == at or extra.key and e.key == extra.key then return claim_open(c, open, i, extra, st[5]) end
+      if at and e.occurrence == at or extra.key and e.key == extra.key then
+        return claim_open(c, open, i, extra, st[5])
+      end
     end
   end
 
@@ -272,20 +276,20 @@ local function claim(c)
       if last.from <= at then return decide(c, extra, at, triggers, 'skipped', OVERLAPS) end
     end
     local e, changed = open[1], false
-    if e and not e.again and observed(e, extra) then
+    if e and not e.next_attempt and observed(e, extra) then
       lapse(c, open, 1, extra)
       e, changed = open[1], true
     end
     -- More than one only where the policy was allow before.
     while e do
       local wait
-      local pause = e.again and paused(st[5])
+      local pause = e.next_attempt and paused(st[5])
       local first = pause and { 'later', int(pause) } or { 'run_first', int(e.occurrence) }
-      if e.again and e.again.trigger == 'takeover' then
+      if e.next_attempt and e.next_attempt.trigger == 'takeover' then
         wait = first
-      elseif e.again and c.overlap == 'queue' then
-        wait = now >= e.again.at and first or { 'later', int(e.again.at - now) }
-      elseif e.again then
+      elseif e.next_attempt and c.overlap == 'queue' then
+        wait = now >= e.next_attempt.at and first or { 'later', int(e.next_attempt.at - now) }
+      elseif e.next_attempt then
         -- A pending retry gives way: its attempt would carry an older token.
         table.remove(open, 1)
         e, changed = open[1], true
@@ -302,7 +306,7 @@ local function claim(c)
           publish({ stop = { job = c.job } })
         end
         redis.call('HSET', c.state, 'waiting', 1)
-        wait = { 'held', cjson.encode(e) }
+        wait = { 'blocked', cjson.encode(e) }
       end
       if wait then
         if changed then save_list(c.state, 'open', open) end
@@ -318,19 +322,19 @@ local function claim(c)
   return { 'granted', text, '1', c.trigger }
 end
 
--- Most claims are the first for their occurrence, and granted, or a later one, and find it taken. These two are
+-- Most claims are the first for their occurrence, and granted, or a later one, and find it running. These two are
 -- answered here without decoding anything, as 1 and as the open entry's JSON; nil: not one of them.
 local function quick(state, a)
   if ARGV[a + 9] ~= '' then return end
-  local st = redis.call('HMGET', state, 'inc', 'newest', 'open', 'to', 'pause', 'skip', 'early', 'off')
+  local st = redis.call('HMGET', state, 'incarnation', 'newest', 'open', 'last_to', 'pause', 'skip', 'early', 'off')
   local at_text, open = ARGV[a + 2], st[3]
   local at, newest = tonumber(at_text), tonumber(st[2] or '0')
-  if st[1] ~= inc or tonumber(ARGV[a + 3]) > newest then return end
+  if st[1] ~= incarnation or tonumber(ARGV[a + 3]) > newest then return end
   if open then
     -- Exactly one entry is open, it is the one asked for, and another holds it: nothing inside of a JSON string
     -- looks like a member, as its quotes are escaped.
     if newest == at and string.find(open, '"occurrence":' .. at_text, 1, true)
-      and not string.find(open, '},{', 1, true) and not string.find(open, '"again":', 1, true)
+      and not string.find(open, '},{', 1, true) and not string.find(open, '"next_attempt":', 1, true)
       and not string.find(open, ARGV[a + 4], 1, true) then
       return string.sub(open, 2, -2)
     end
@@ -342,7 +346,7 @@ local function quick(state, a)
   end
 end
 
-local out = { int(now_us), inc }
+local out = { int(now_us), incarnation }
 if in_doubt then
   for i = 1, #KEYS / 2 do out[i + 2] = { 'in_doubt' } end
   return out

@@ -3,19 +3,19 @@
 --
 -- KEYS[1]  instances  <ns>:instances   hash: instance -> JSON {seen, ...}
 -- KEYS[2]  drains     <ns>:drains      hash: instance -> 1, or since when (ms) that instance has not been known here
--- KEYS[3]  epoch      <ns>:epoch       hash: inc, id, born (ms), quarantine (ms), open (0 or 1)
+-- KEYS[3]  epoch      <ns>:epoch       hash: incarnation, id, born (ms), quarantine (ms), open (0 or 1)
 -- ARGV[1]  instance   empty: only look
 -- ARGV[2]  info       JSON members without `seen`; empty: the instance leaves
 -- ARGV[3]  quarantine the longest that this instance needs, ms
--- ARGV[4]  open       `<inc>/<id>`: the caller has seen this epoch for `quarantine` and vouches for it
+-- ARGV[4]  open       `<incarnation>/<id>`: the caller has seen this epoch for `quarantine` and vouches for it
 -- ARGV[5]  id         names the epoch, should it begin now
 -- ARGV[6]  process    of the caller: who leaves takes no entry along that another process of its name has made
 --
 -- An epoch is the time from a start of the server, or from the loss of its data, to the next. It is open when
 -- nobody can hold a lease from before it that was not reclaimed; new jobs are taken up in an open epoch only.
 --
--- Returns  {now_us, inc, id, born, quarantine, open, instances, drains, before}   instances and drains as HGETALL
---          gives them; before: the entry of this instance as it was, or empty
+-- Returns  {now_us, incarnation, id, born, quarantine, open, instances, drains, before}
+--          instances and drains as HGETALL gives them; before: the entry of this instance as it was, or empty
 local FORGET = 86400000 -- milliseconds after which an instance that is gone is forgotten
 local LONGEST = 4194304 -- bytes of an instance's entry; a longer one is no instance's, and is told as an empty one
 local function decoded(text)
@@ -24,19 +24,19 @@ local function decoded(text)
 end
 
 redis.call('PERSIST', KEYS[3]) -- see renew.lua: a fleet must stay visible on a full server
-local epoch = redis.call('HMGET', KEYS[3], 'inc', 'id', 'born', 'quarantine', 'open')
-if epoch[1] ~= inc or not epoch[2] then
+local epoch = redis.call('HMGET', KEYS[3], 'incarnation', 'id', 'born', 'quarantine', 'open')
+if epoch[1] ~= incarnation or not epoch[2] then
   -- The later of both clocks: what was planned before the birth and has no record is given up, and must not run twice.
   local born = int(math.max(now, believed or now))
-  epoch = { inc, ARGV[5], born, '0', '0' }
+  epoch = { incarnation, ARGV[5], born, '0', '0' }
   redis.call('DEL', KEYS[3])
-  redis.call('HSET', KEYS[3], 'inc', inc, 'id', ARGV[5], 'born', born, 'quarantine', 0, 'open', 0)
+  redis.call('HSET', KEYS[3], 'incarnation', incarnation, 'id', ARGV[5], 'born', born, 'quarantine', 0, 'open', 0)
 end
 local quarantine = math.max(tonumber(epoch[4]), tonumber(ARGV[3]))
 local before
 if ARGV[1] ~= '' then
   redis.call('HSET', KEYS[3], 'quarantine', int(quarantine))
-  if ARGV[4] == inc .. '/' .. epoch[2] then
+  if ARGV[4] == incarnation .. '/' .. epoch[2] then
     epoch[5] = '1'
     redis.call('HSET', KEYS[3], 'open', 1)
   end
@@ -72,4 +72,4 @@ for i = 1, #drains, 2 do
     kept[#kept + 1] = drains[i + 1]
   end
 end
-return { int(now_us), inc, epoch[2], epoch[3], int(quarantine), epoch[5], live, kept, before or '' }
+return { int(now_us), incarnation, epoch[2], epoch[3], int(quarantine), epoch[5], live, kept, before or '' }

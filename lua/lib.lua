@@ -3,9 +3,10 @@
 --   redis-cli --eval <(cat lua/lib.lua lua/renew.lua) ...     runs one by hand.
 --
 -- State of a job: a hash with no expiry. Fields, as in src/logic/claim.rs `State` (absent: empty):
---   inc sched def   strings          since newest resumed skip_at off to skip   integers, milliseconds but for `skip`
+--   incarnation schedule definition   strings (the latter two are digests)
+--   since newest resumed skip_at off last_to skip   integers, milliseconds but for `skip`
 --   open triggers triggered early   JSON arrays      last pause   JSON objects      waiting   1
---   `to` repeats last.to, so that most claims need not decode `last`.
+--   `last_to` repeats last.to, so that most claims need not decode `last`.
 -- Redis gives the data of every primary a replication id: with it a restart, failover or rollback is seen inside the
 -- script, where nothing can happen between the look and the decision.
 
@@ -28,7 +29,7 @@ if not string.find(info, 'role:master', 1, true) then
   return redis.error_reply('READONLY this server is a replica: soloist needs the primary')
 end
 local _, mark = string.find(info, '\nmaster_replid:', 1, true) -- a plain search: a pattern takes a microsecond more
-local inc = mark and string.match(info, '^%x+', mark + 1)
+local incarnation = mark and string.match(info, '^%x+', mark + 1)
 
 local HISTORY_KEPT, HISTORY_TTL = 200, '2592000000' -- runs of a job, milliseconds
 
@@ -57,7 +58,7 @@ end
 
 -- `last` as it is after the open entry `e` ended at `to` with `outcome`.
 local function save_last(key, e, outcome, to)
-  redis.call('HSET', key, 'to', int(to), 'last', cjson.encode({
+  redis.call('HSET', key, 'last_to', int(to), 'last', cjson.encode({
     occurrence = e.occurrence, attempt = e.attempt, run = e.run, instance = e.instance, outcome = outcome,
     from = e.granted_at, to = to }))
 end

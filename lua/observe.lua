@@ -3,9 +3,9 @@
 -- KEYS     state   <ns>:{<job>}:state   hash, see lib.lua
 -- ARGV[1]  most    bytes of a state; a larger one is not told
 --
--- Returns  {now_us, inc, {field, value, ...}...}   an empty array for a job the store does not know, {'!', reason} for
---                                                  what is no state
-local out = { int(now_us), inc }
+-- Returns  {now_us, incarnation, {field, value, ...}...}   an empty array for a job the store does not know,
+--                                                         {'!', reason} for what is no state
+local out = { int(now_us), incarnation }
 for i, key in ipairs(KEYS) do
   local state, bytes = redis.pcall('HGETALL', key), 0
   if state.err then

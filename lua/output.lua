@@ -3,10 +3,10 @@
 -- KEYS[1]  output  <ns>:{<job>}:output:<run>   hash, see pieces.lua
 -- ARGV[1]  at      bytes written before these   ARGV[2] data   ARGV[3] keep: bytes
 --
--- Returns  {now_us, inc}
+-- Returns  {now_us, incarnation}
 local o = load_output(KEYS[1])
 local at, data, keep = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3])
-if o and o.done then return { int(now_us), inc } end
+if o and o.done then return { int(now_us), incarnation } end
 o = o or { start = at, base = at, stop = at }
 if at > o.stop then
   -- A hole drops what is before it.
@@ -21,4 +21,4 @@ if last > first then
   o.start = last * PIECE
 end
 save_output(KEYS[1], o)
-return { int(now_us), inc }
+return { int(now_us), incarnation }

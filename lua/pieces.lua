@@ -1,9 +1,9 @@
--- pieces.lua: how the output of a run is kept; sent between lib.lua and the scripts that add to it or read it. The same as
--- src/store/output.rs.
+-- pieces.lua: how the output of a run is kept; sent between lib.lua and the scripts that add to it or read it. The
+-- same as src/store/output.rs.
 --
--- A hash that expires: start (first byte that is there), base (first byte that is kept), stop (behind the last one), done
--- (1: nothing more will come); of a run that has ended before all of its output was here also total (bytes that it wrote) and
--- until (ms: then the rest is given up); and pieces: field p<n> has the bytes from n * PIECE on.
+-- A hash that expires: start (first byte that is there), base (first byte that is kept), stop (behind the last one),
+-- done (1: nothing more will come); of a run that has ended before all of its output was here also total (bytes that it
+-- wrote) and until (ms: then the rest is given up); and pieces: field p<n> has the bytes from n * PIECE on.
 local OUTPUT_TTL, OUTPUT_PATIENCE, PIECE = '604800000', 300000, 65536 -- milliseconds, milliseconds, bytes
 
 local function load_output(key)

@@ -3,17 +3,18 @@
 -- KEYS[1]  output  <ns>:{<job>}:output:<run>   hash, see pieces.lua
 -- ARGV[1]  from    the first byte that is wanted   ARGV[2] most: bytes
 --
--- Returns  {now_us, inc}                                                     nothing is known of it
---          {now_us, inc, from, data, stop, done, coming, total or base}      done, coming: 0 or 1
+-- Returns  {now_us, incarnation}                                                     nothing is known of it
+--          {now_us, incarnation, from, data, stop, done, coming, total or base}      done, coming: 0 or 1
 local o = load_output(KEYS[1])
-if not o then return { int(now_us), inc } end
+if not o then return { int(now_us), incarnation } end
 local from = math.min(math.max(tonumber(ARGV[1]), o.base), o.stop)
 local stop = math.min(o.stop, from + tonumber(ARGV[2]))
 local parts = {}
 for n = math.floor(from / PIECE), math.floor((stop - 1) / PIECE) do
   local begin = math.max(n * PIECE, o.start)
-  parts[#parts + 1] = string.sub(redis.call('HGET', KEYS[1], 'p' .. int(n)) or '', math.max(from - begin, 0) + 1, stop - begin)
+  local piece = redis.call('HGET', KEYS[1], 'p' .. int(n)) or ''
+  parts[#parts + 1] = string.sub(piece, math.max(from - begin, 0) + 1, stop - begin)
 end
 local given_up = o.total and now > o.patience
-return { int(now_us), inc, int(from), table.concat(parts), int(o.stop), (o.done or given_up) and 1 or 0,
+return { int(now_us), incarnation, int(from), table.concat(parts), int(o.stop), (o.done or given_up) and 1 or 0,
   (o.total and not o.done and not given_up) and 1 or 0, int(o.total or o.stop) }

@@ -3,40 +3,41 @@
 --
 -- KEYS[1]  state    <ns>:{<job>}:state   hash, see lib.lua
 -- ARGV[1]  run      ARGV[2] occurrence (ms)   ARGV[3] attempt   ARGV[4] seq: counts this run's renewals
--- ARGV[5]  entry    JSON members of the open entry: all but seq, inc, renewed_at
+-- ARGV[5]  entry    JSON members of the open entry: all but seq, incarnation, renewed_at
 --
--- Returns  {now_us, inc, 'renewed', stop}  stop: empty, cancelled or replaced
---          {now_us, inc, 'lost'}           another has it, or it was ended
+-- Returns  {now_us, incarnation, 'renewed', stop}  stop: empty, cancelled or replaced
+--          {now_us, incarnation, 'lost'}           another has it, or it was ended
 
 -- A server that is full refuses commands that may grow it as a script's first write, and this one must get
 -- through: a job that runs has to be able to stay alive. PERSIST changes nothing and is never refused.
 redis.call('PERSIST', KEYS[1])
-local st = redis.call('HMGET', KEYS[1], 'inc', 'open', 'newest', 'last')
+local st = redis.call('HMGET', KEYS[1], 'incarnation', 'open', 'newest', 'last')
 local open = st[2] and cjson.decode(st[2]) or {}
 local seq = tonumber(ARGV[4])
 for _, e in ipairs(open) do
-  if e.run == ARGV[1] and not e.again then
+  if e.run == ARGV[1] and not e.next_attempt then
     e.seq = math.max(e.seq + 1, seq)
     e.renewed_at = now
-    e.inc = inc
+    e.incarnation = incarnation
     save_list(KEYS[1], 'open', open)
-    return { int(now_us), inc, 'renewed', e.stop or '' }
+    return { int(now_us), incarnation, 'renewed', e.stop or '' }
   end
 end
-if st[1] == inc then return { int(now_us), inc, 'lost' } end
+if st[1] == incarnation then return { int(now_us), incarnation, 'lost' } end
 local last = st[4] and cjson.decode(st[4])
-if last and last.run == ARGV[1] and last.outcome ~= 'unknown' then return { int(now_us), inc, 'lost' } end
+if last and last.run == ARGV[1] and last.outcome ~= 'unknown' then return { int(now_us), incarnation, 'lost' } end
 
 -- The state is gone or from another incarnation: reclaim.
 local occurrence, attempt, left = tonumber(ARGV[2]), tonumber(ARGV[3]), {}
 for _, e in ipairs(open) do
   if e.occurrence == occurrence then
-    if e.attempt > attempt then return { int(now_us), inc, 'lost' } end
+    if e.attempt > attempt then return { int(now_us), incarnation, 'lost' } end
   else
     left[#left + 1] = cjson.encode(e)
   end
 end
-left[#left + 1] = '{' .. ARGV[5] .. ',"seq":' .. ARGV[4] .. ',"inc":"' .. inc .. '","renewed_at":' .. int(now) .. '}'
+left[#left + 1] = '{' .. ARGV[5] .. ',"seq":' .. ARGV[4] .. ',"incarnation":"' .. incarnation .. '","renewed_at":'
+  .. int(now) .. '}'
 local key = cjson.decode('{' .. ARGV[5] .. '}').key
 if key then
   -- It would run once more otherwise, when this run has ended.
@@ -55,5 +56,5 @@ if key then
 end
 redis.call('HSET', KEYS[1], 'open', '[' .. table.concat(left, ',') .. ']',
   'newest', int(math.max(occurrence, tonumber(st[3] or '0'))))
-if not st[1] then redis.call('HSET', KEYS[1], 'inc', '', 'since', 0) end
-return { int(now_us), inc, 'renewed', '' }
+if not st[1] then redis.call('HSET', KEYS[1], 'incarnation', '', 'since', 0) end
+return { int(now_us), incarnation, 'renewed', '' }

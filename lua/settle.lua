@@ -4,20 +4,21 @@
 -- KEYS[2]  history  <ns>:{<job>}:history   list of JSON run records, newest first, expires
 -- KEYS[3]  output   <ns>:{<job>}:output:<run>   hash, see pieces.lua
 -- ARGV[1]  run      ARGV[2] occurrence (ms)   ARGV[3] outcome   ARGV[4] record (JSON)   ARGV[5] channel
--- ARGV[6]  again    empty, or the trigger of the attempt that is to follow
--- ARGV[7]  delay    milliseconds until then
+-- ARGV[6]  next_attempt   empty, or the trigger of the attempt that is to follow
+-- ARGV[7]  delay          milliseconds until then
 -- ARGV[8]  job      ARGV[9] tail of the output   ARGV[10] bytes of output before the tail
 -- ARGV[11] more     bytes of the tail that are handed in apart, or were already; then ARGV[9] is empty
 -- ARGV[12] attempt  ARGV[13] ended   when the run ended (ms), or empty
 --
--- Returns  {now_us, inc, 'done' | 'lost'}   lost: the lease was not ours any more; the record stands all the same
+-- Returns  {now_us, incarnation, 'done' | 'lost'}   lost: the lease was not ours any more; the record stands all the
+--                                                  same
 
 redis.call('PERSIST', KEYS[1]) -- see renew.lua
-local st = redis.call('HMGET', KEYS[1], 'inc', 'open', 'last', 'newest', 'waiting')
+local st = redis.call('HMGET', KEYS[1], 'incarnation', 'open', 'last', 'newest', 'waiting')
 -- Most often the run that ended last is another one, and need not be decoded to see that.
 if st[3] and string.find(st[3], ARGV[1], 1, true) then
   local last = cjson.decode(st[3])
-  if last.run == ARGV[1] and last.outcome ~= 'unknown' then return { int(now_us), inc, 'done' } end
+  if last.run == ARGV[1] and last.outcome ~= 'unknown' then return { int(now_us), incarnation, 'done' } end
 end
 push_history(KEYS[2], ARGV[4])
 local more, output = tonumber(ARGV[11]), load_output(KEYS[3])
@@ -38,27 +39,27 @@ elseif output then
 end
 
 local open, i = st[2] and cjson.decode(st[2]) or {}, nil
-for j, e in ipairs(open) do if e.run == ARGV[1] and not e.again then i = j end end
-if not i and st[1] == inc then
+for j, e in ipairs(open) do if e.run == ARGV[1] and not e.next_attempt then i = j end end
+if not i and st[1] == incarnation then
   -- Whoever found it lapsed could not know how it ended.
   local last = st[3] and cjson.decode(st[3]) or {}
   if last.run == ARGV[1] then
     last.outcome = ARGV[3]
     redis.call('HSET', KEYS[1], 'last', cjson.encode(last))
   end
-  return { int(now_us), inc, 'lost' }
+  return { int(now_us), incarnation, 'lost' }
 end
 
 local occurrence = tonumber(ARGV[2])
-if not st[1] then redis.call('HSET', KEYS[1], 'inc', '', 'since', 0) end
+if not st[1] then redis.call('HSET', KEYS[1], 'incarnation', '', 'since', 0) end
 if occurrence > tonumber(st[4] or '0') then redis.call('HSET', KEYS[1], 'newest', int(occurrence)) end
 if i then
   local e = open[i]
   -- It may have ended long before this could be told: nothing that was due in between overlapped with it.
   save_last(KEYS[1], e, ARGV[3], math.min(tonumber(ARGV[13]) or now, now))
   if ARGV[6] ~= '' and not e.stop then
-    e.again = { at = now + tonumber(ARGV[7]), trigger = ARGV[6] }
-    redis.call('PUBLISH', ARGV[5], cjson.encode({ again = { job = ARGV[8], occurrence = e.occurrence } }))
+    e.next_attempt = { at = now + tonumber(ARGV[7]), trigger = ARGV[6] }
+    redis.call('PUBLISH', ARGV[5], cjson.encode({ attempt_awaited = { job = ARGV[8], occurrence = e.occurrence } }))
   else
     table.remove(open, i)
   end
@@ -75,4 +76,4 @@ if st[5] then
   redis.call('HDEL', KEYS[1], 'waiting')
   redis.call('PUBLISH', ARGV[5], cjson.encode({ ended = { job = ARGV[8] } }))
 end
-return { int(now_us), inc, 'done' }
+return { int(now_us), incarnation, 'done' }

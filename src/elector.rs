@@ -372,27 +372,28 @@ impl Elector {
         self.account(job, |a| a.run_is_over(run));
     }
 
-    /// A run has ended here; its lease is given back or lost. `again`: the store awaits another attempt.
-    pub fn run_ended(self: &Arc<Self>, job: &JobName, run: RunId, again: Option<Occurrence>) {
+    /// A run has ended here; its lease is given back or lost. `awaited`: the occurrence of which the store awaits
+    /// another attempt.
+    pub fn run_ended(self: &Arc<Self>, job: &JobName, run: RunId, awaited: Option<Occurrence>) {
         if self.state(job, |s| s.run_has_ended(run)).is_none() {
             self.account(job, |a| a.run_has_ended(run));
         }
-        if let Some(at) = again
+        if let Some(at) = awaited
             && self.job(job).is_some()
         {
-            self.again(job.clone(), at);
+            self.claim_next_attempt(job.clone(), at);
         }
     }
 
     /// An occurrence of ours or another's that is open is to be decided again: its next attempt, or its holder is gone.
-    fn again(self: &Arc<Self>, job: JobName, at: Occurrence) {
+    fn claim_next_attempt(self: &Arc<Self>, job: JobName, at: Occurrence) {
         // One at a time waits for it, however often it is seen to be open.
         if self.state(&job, |s| s.retry(at)) != Some(true) {
             return;
         }
         let this = self.clone();
         self.tasks.spawn(async move {
-            let undecided = this.contest(&job, Ask::again(at)).await == Ended::Undecided;
+            let undecided = this.contest(&job, Ask::next_attempt(at)).await == Ended::Undecided;
             if undecided {
                 tokio::select! {
                     () = tokio::time::sleep(LOOK_AGAIN) => {}
@@ -415,9 +416,9 @@ impl Elector {
             Event::Ended { job } => {
                 self.state(job, JobState::ended_elsewhere);
             }
-            Event::Again { job, occurrence } => {
+            Event::AttemptAwaited { job, occurrence } => {
                 if self.state(job, JobState::ended_elsewhere).is_some() {
-                    self.again(job.clone(), *occurrence);
+                    self.claim_next_attempt(job.clone(), *occurrence);
                 }
             }
             Event::Triggered { job, key } => self.triggered(job, key, None),

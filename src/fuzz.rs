@@ -23,8 +23,8 @@ use crate::{
     guard, lock,
     logic::{
         claim::{
-            self, Again, Claim, Control, Effects, Event, Observed, OnCrash, Open, Overlap,
-            Register, Renew, Settle, State, Target, Told,
+            self, Claim, Control, Effects, Event, NextAttempt, Observed, OnCrash, Open, Overlap,
+            Register, Remembered, Renew, Settle, State, Target,
         },
         run::{Life, Step},
         schedule::{Dst, Fold, Gap, Schedule},
@@ -409,7 +409,7 @@ fn answered(name: &str, all: redis::Value) {
         }
         "renew" => drop(reply::renewal(&rest)),
         "settle" => drop(reply::settlement(&rest)),
-        "swap" => drop(reply::swapped(&rest)),
+        "compare_and_set" => drop(reply::compare_and_set(&rest)),
         "observe" => {
             for v in &rest {
                 let _ = reply::fields(v).map(|f| state::decode(&f));
@@ -511,7 +511,7 @@ fn scheduled(at: i64) -> Claim {
         overlap: Overlap::Skip,
         on_crash: OnCrash::Rerun,
         max_attempts: 3,
-        def: "d".to_owned(),
+        definition: "d".to_owned(),
         observed: None,
         holds: vec![],
     }
@@ -565,18 +565,18 @@ fn steps(fields: &Fields, was: &State, now: i64) {
     let us = now * 1000;
     let job = JobName::new("odd");
     let done = |name: &str, f: &dyn Fn(&mut Option<State>, &mut Effects)| {
-        let (mut st, mut fx) = (Some(was.clone()), Effects::default());
-        f(&mut st, &mut fx);
+        let (mut st, mut effects) = (Some(was.clone()), Effects::default());
+        f(&mut st, &mut effects);
         let st = st.expect("a state that is known stays known");
         assert!(st.newest >= was.newest || name == "rewind", "{name}");
         stays_readable(fields, &st);
-        fx.records.iter().for_each(comes_back);
+        effects.records.iter().for_each(comes_back);
     };
     let first = was.open.first();
     let observed = first.map(|o| Observed {
         run: o.run,
         seq: o.seq,
-        inc: o.inc.clone(),
+        incarnation: o.incarnation.clone(),
     });
     let at = first.map_or(now, |o| o.occurrence.0);
     for overlap in [
@@ -593,8 +593,8 @@ fn steps(fields: &Fields, was: &State, now: i64) {
                         observed: observed.clone(),
                         ..c
                     };
-                    done("claim", &|st, fx| {
-                        let answer = claim::claim(st, &c, us, &was.inc, fx);
+                    done("claim", &|st, effects| {
+                        let answer = claim::claim(st, &c, us, &was.incarnation, effects);
                         let _ = format!("{answer:?}");
                     });
                 }
@@ -611,54 +611,54 @@ fn steps(fields: &Fields, was: &State, now: i64) {
         instance: InstanceId::new("i1"),
         host: "h1".to_owned(),
         lease: 15_000,
-        def: "d".to_owned(),
+        definition: "d".to_owned(),
         seq: 7,
         granted_at: now,
     };
-    for inc in [&*was.inc, "another"] {
+    for incarnation in [&*was.incarnation, "another"] {
         for o in [None, first] {
             let r = ours(o);
             done("renew", &|st, _| {
-                let _ = claim::renew(st, &r, us, inc);
+                let _ = claim::renew(st, &r, us, incarnation);
             });
             let record = RunRecord {
                 run_id: Some(r.run),
                 fencing_token: None,
                 ..record(at)
             };
-            let again = Some(Again {
+            let next_attempt = Some(NextAttempt {
                 at: 1000,
                 trigger: Trigger::Retry,
             });
-            for again in [None, again.filter(|_| now < LAST_MS)] {
+            for next_attempt in [None, next_attempt.filter(|_| now < LAST_MS)] {
                 let s = Settle {
                     run: r.run,
                     record: record.clone(),
-                    again,
+                    next_attempt,
                 };
-                done("settle", &|st, fx| {
-                    let _ = claim::settle(st, &s, us, inc, fx);
+                done("settle", &|st, effects| {
+                    let _ = claim::settle(st, &s, us, incarnation, effects);
                 });
             }
         }
-        for told in [Told::default(), Told::of(was)] {
+        for remembered in [Remembered::default(), Remembered::of(was)] {
             let r = Register {
                 job: job.clone(),
-                sched: "s".to_owned(),
-                def: "d".to_owned(),
+                schedule: "s".to_owned(),
+                definition: "d".to_owned(),
                 known: Occurrence(0),
-                adopt: Some(inc.to_owned()),
+                adopt: Some(incarnation.to_owned()),
                 epoch: None,
                 lost: vec![],
                 enabled: true,
-                told,
+                remembered,
                 instance: InstanceId::new("i1"),
                 host: "h1".to_owned(),
                 on_crash: OnCrash::Rerun,
                 max_attempts: 3,
             };
-            done("register", &|st, fx| {
-                let _ = claim::register(st, &r, us, inc, fx);
+            done("register", &|st, effects| {
+                let _ = claim::register(st, &r, us, incarnation, effects);
             });
         }
     }
@@ -682,8 +682,8 @@ fn steps(fields: &Fields, was: &State, now: i64) {
         ("off", Control::Off),
         ("rewind", Control::Rewind { ran: vec![] }),
     ] {
-        done(name, &|st, fx| {
-            drop(claim::control(st, &job, &what, us, fx))
+        done(name, &|st, effects| {
+            drop(claim::control(st, &job, &what, us, effects))
         });
     }
 }
@@ -804,7 +804,7 @@ fn texts(said: &Json) -> Vec<String> {
             name,
             job: Some(&**job).filter(|_| name.as_str() != "when"),
             state: states.get(name).cloned(),
-            inc: INC,
+            incarnation: INC,
             clock,
             now,
             fleet: fleet.clone(),

@@ -19,7 +19,7 @@ use crate::{
     guard::{Ended, HandOver, Identity, Moment, Spec},
     logic::{
         backoff::{self, Pauses, Throttle},
-        claim::{self, Again, OnCrash, Renew, Renewal, Settle, Settlement},
+        claim::{self, NextAttempt, OnCrash, Renew, Renewal, Settle, Settlement},
         hold::{Do, Hold, Renewed, SMALLEST_PIECE, View},
         run::{Cause, Stop},
     },
@@ -75,7 +75,7 @@ enum Kept {
     /// It is to be started, as one of those that are at one time.
     Turn(OwnedSemaphorePermit),
     /// It is over, and this attempt follows: where nothing was started, another repeats nothing.
-    Ended(End, Option<Again>),
+    Ended(End, Option<NextAttempt>),
 }
 
 struct Run {
@@ -172,9 +172,9 @@ impl Holder {
                 nudge: nudge.clone(),
             };
             this.running.lock().insert(run, entry);
-            let again = this.hold(&elector, granted, &nudge, command).await;
+            let awaited = this.hold(&elector, granted, &nudge, command).await;
             this.running.lock().remove(&run);
-            elector.run_ended(&job, run, again);
+            elector.run_ended(&job, run, awaited);
         });
     }
 
@@ -200,11 +200,11 @@ impl Holder {
         }
         let turn = match self.keep(&g, &mut hold, None, nudge).await {
             Kept::Turn(turn) => turn,
-            Kept::Ended(end, again) => {
+            Kept::Ended(end, next_attempt) => {
                 drop(command);
                 g.slot = None;
                 g.place = None;
-                return self.settle_unstarted(elector, &g, end, again).await;
+                return self.settle_unstarted(elector, &g, end, next_attempt).await;
             }
         };
         let id = Identity {
@@ -217,8 +217,8 @@ impl Holder {
         };
         let legacy = self.legacy(
             &g,
-            crash_again(&job, grant.attempt),
-            failure_again(&job, grant.attempt),
+            attempt_after_crash(&job, grant.attempt),
+            attempt_after_failure(&job, grant.attempt),
         );
         let spec = Spec::new(&job, &id, hold.trusted_until(), legacy);
         let prepared = self.prepared().remove(&g.run);
@@ -231,8 +231,8 @@ impl Holder {
                 drop(command);
                 g.slot = None;
                 g.place = None;
-                let again = failure_again(&job, grant.attempt);
-                return self.settle_unstarted(elector, &g, end, again).await;
+                let next_attempt = attempt_after_failure(&job, grant.attempt);
+                return self.settle_unstarted(elector, &g, end, next_attempt).await;
             }
         };
         info!(job = %job.name, occurrence = %grant.occurrence, run = %g.run, attempt = grant.attempt,
@@ -251,16 +251,16 @@ impl Holder {
             }
         };
         failpoint::here("before_settle");
-        let again = match (end.outcome, end.cause) {
-            (Outcome::Failed | Outcome::TimedOut, _) => failure_again(&job, grant.attempt),
+        let next_attempt = match (end.outcome, end.cause) {
+            (Outcome::Failed | Outcome::TimedOut, _) => attempt_after_failure(&job, grant.attempt),
             (Outcome::Crashed | Outcome::LeaseLost, _)
-            | (_, Some(Cause::Stopped(Stop::Shutdown))) => crash_again(&job, grant.attempt),
+            | (_, Some(Cause::Stopped(Stop::Shutdown))) => attempt_after_crash(&job, grant.attempt),
             _ => None,
         };
         // Nothing runs any more; recording it may take as long as the store is away.
         drop(command);
         g.slot = None;
-        match self.settle(elector, &g, &end, again).await {
+        match self.settle(elector, &g, &end, next_attempt).await {
             Ok(awaited) => {
                 running.settled().await;
                 if end.output_tail.len() > WITH_SETTLEMENT {
@@ -328,9 +328,9 @@ impl Holder {
         elector: &Elector,
         g: &Granted,
         end: End,
-        again: Option<Again>,
+        next_attempt: Option<NextAttempt>,
     ) -> Option<Occurrence> {
-        match self.settle(elector, g, &end, again).await {
+        match self.settle(elector, g, &end, next_attempt).await {
             Ok(awaited) => awaited,
             Err(GivenUp) => {
                 let end = Ended {
@@ -343,7 +343,7 @@ impl Holder {
                     ended: end.ended,
                 };
                 let outcome = end.outcome;
-                let settle = self.legacy(g, again, again);
+                let settle = self.legacy(g, next_attempt, next_attempt);
                 match self.runner.hand_over(&HandOver { settle, end }) {
                     Ok(()) => error!(job = %g.job.name, run = %g.run, %outcome,
                         "stopping without the outcome recorded: a process that is left behind goes on trying"),
@@ -359,8 +359,8 @@ impl Holder {
     fn legacy(
         &self,
         g: &Granted,
-        on_crash: Option<Again>,
-        on_failure: Option<Again>,
+        on_crash: Option<NextAttempt>,
+        on_failure: Option<NextAttempt>,
     ) -> serde_json::Value {
         let legacy = Legacy {
             store: self.store_config.clone(),
@@ -409,14 +409,14 @@ impl Holder {
                 Do::Abandon {
                     outcome,
                     why,
-                    again,
+                    another_attempt,
                 } => {
                     info!(job = %job.name, occurrence = %g.grant.occurrence, %outcome, why, "granted, and not started");
                     // A pending takeover is not dropped for a newer occurrence; a retry is.
                     let trigger = Trigger::Takeover;
-                    let again = (again && g.grant.attempt < MOST_ATTEMPTS)
-                        .then_some(Again { at: 0, trigger });
-                    return Kept::Ended(not_started(outcome, why), again);
+                    let next_attempt = (another_attempt && g.grant.attempt < MOST_ATTEMPTS)
+                        .then_some(NextAttempt { at: 0, trigger });
+                    return Kept::Ended(not_started(outcome, why), next_attempt);
                 }
                 Do::Stop(stop, grace) => {
                     match stop {
@@ -526,7 +526,7 @@ impl Holder {
             instance: self.instance.clone(),
             host: self.host.clone(),
             lease: g.job.lease.length.as_millis() as i64,
-            def: g.job.digest.clone(),
+            definition: g.job.digest.clone(),
             seq,
             granted_at: g.granted_at,
         }
@@ -566,7 +566,7 @@ impl Holder {
         elector: &Elector,
         g: &Granted,
         end: &End,
-        again: Option<Again>,
+        next_attempt: Option<NextAttempt>,
     ) -> Result<Option<Occurrence>, GivenUp> {
         elector.run_over(&g.job.name, g.run);
         let record = self.record(g, Some(end));
@@ -574,7 +574,7 @@ impl Holder {
         let settle = Settle {
             run: g.run,
             record,
-            again,
+            next_attempt,
         };
         let kept = end.output_tail.len();
         let apart = kept > WITH_SETTLEMENT;
@@ -602,7 +602,7 @@ impl Holder {
                         warn!(job = %g.job.name, run = %g.run, "settled after its lease was lost");
                         return Ok(None);
                     }
-                    return Ok(again.map(|_| g.grant.occurrence));
+                    return Ok(next_attempt.map(|_| g.grant.occurrence));
                 }
                 Err(e) => {
                     if warned.lets(Boottime::now(), WARN_AGAIN) {
@@ -657,22 +657,22 @@ fn not_started(outcome: Outcome, error: &str) -> End {
 }
 
 /// The attempt after one that lost its holder.
-fn crash_again(job: &Job, attempt: u32) -> Option<Again> {
-    (job.on_crash == OnCrash::Rerun && attempt < job.max_attempts).then_some(Again {
+fn attempt_after_crash(job: &Job, attempt: u32) -> Option<NextAttempt> {
+    (job.on_crash == OnCrash::Rerun && attempt < job.max_attempts).then_some(NextAttempt {
         at: 0,
         trigger: Trigger::Takeover,
     })
 }
 
 /// The attempt after one that failed; `at` is the delay until then.
-fn failure_again(job: &Job, attempt: u32) -> Option<Again> {
+fn attempt_after_failure(job: &Job, attempt: u32) -> Option<NextAttempt> {
     let retry = job.retry.as_ref()?;
     if attempt > retry.attempts || attempt >= job.max_attempts {
         return None;
     }
     let nth = if retry.exponential { attempt } else { 1 };
     let wait = backoff::nth(retry.interval, nth, retry.max_interval);
-    Some(Again {
+    Some(NextAttempt {
         at: wait.as_millis() as i64,
         trigger: Trigger::Retry,
     })
@@ -690,8 +690,8 @@ mod tests {
     }
 
     /// Of each attempt from the first on, how long after it the next one comes (ms), until there is none.
-    fn delays(job: &Job, again: fn(&Job, u32) -> Option<Again>) -> Vec<i64> {
-        let next = (1..20).map_while(|attempt| again(job, attempt));
+    fn delays(job: &Job, after: fn(&Job, u32) -> Option<NextAttempt>) -> Vec<i64> {
+        let next = (1..20).map_while(|attempt| after(job, attempt));
         next.map(|a| a.at).collect()
     }
 
@@ -713,7 +713,11 @@ mod tests {
                 &[1000, 2000],
             ),
         ] {
-            assert_eq!(delays(&job(lines), failure_again), wanted, "{lines}");
+            assert_eq!(
+                delays(&job(lines), attempt_after_failure),
+                wanted,
+                "{lines}"
+            );
         }
     }
 
@@ -726,8 +730,12 @@ mod tests {
             ("on_crash = \"rerun\"\nmax_attempts = 4", 3),
         ] {
             let job = job(lines);
-            assert_eq!(delays(&job, crash_again), vec![0; wanted], "{lines}");
-            let trigger = crash_again(&job, 1).map(|a| a.trigger);
+            assert_eq!(
+                delays(&job, attempt_after_crash),
+                vec![0; wanted],
+                "{lines}"
+            );
+            let trigger = attempt_after_crash(&job, 1).map(|a| a.trigger);
             assert_eq!(trigger, (wanted > 0).then_some(Trigger::Takeover));
         }
     }

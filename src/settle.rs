@@ -13,7 +13,7 @@ use crate::{
     lock::LockClient,
     logic::{
         backoff::Pauses,
-        claim::{Again, Settle},
+        claim::{NextAttempt, Settle},
         run::{Cause, Stop},
     },
     model::{LAST_MS, Outcome, RunRecord},
@@ -34,9 +34,9 @@ pub struct Legacy {
     /// Complete but for how it ended.
     pub record: RunRecord,
     /// The attempt that follows when the run crashed with its daemon.
-    pub on_crash: Option<Again>,
+    pub on_crash: Option<NextAttempt>,
     /// The attempt that follows when the command had failed by itself.
-    pub on_failure: Option<Again>,
+    pub on_failure: Option<NextAttempt>,
     /// [`crate::clock::StoreClock::offset_us`].
     pub offset_us: i64,
     /// How long to try to record that the run died with its daemon, or lost its lease. Afterwards the lease has
@@ -46,7 +46,7 @@ pub struct Legacy {
 
 impl Legacy {
     /// The attempt that follows one that ended so.
-    fn again(&self, outcome: Outcome, cause: Option<Cause>) -> Option<Again> {
+    fn next_attempt(&self, outcome: Outcome, cause: Option<Cause>) -> Option<NextAttempt> {
         match (outcome, cause) {
             (Outcome::Crashed | Outcome::LeaseLost, _)
             | (_, Some(Cause::Stopped(Stop::Shutdown))) => self.on_crash,
@@ -117,7 +117,7 @@ pub fn main() -> ExitCode {
         Err(e) => return fail(&format!("cannot read what the daemon left: {e}")),
     };
     let end = handed.end;
-    let again = legacy.again(end.outcome, end.cause);
+    let next_attempt = legacy.next_attempt(end.outcome, end.cause);
     let begun = Boottime::now();
     let (hurry_until, until) = (
         begun + legacy.patience,
@@ -127,7 +127,11 @@ pub fn main() -> ExitCode {
     let Some(run) = record.run_id else {
         return fail("the daemon left no run id");
     };
-    let settle = Settle { run, record, again };
+    let settle = Settle {
+        run,
+        record,
+        next_attempt,
+    };
     let mut pauses = Pauses::from(AGAIN.0);
     loop {
         // Descriptors, processes and memory may be short just now, and the store's file may be out of reach.
@@ -218,7 +222,7 @@ mod tests {
     use crate::model::{JobName, Occurrence, Trigger};
 
     fn legacy() -> Legacy {
-        let again = |trigger| Some(Again { at: 0, trigger });
+        let next_attempt = |trigger| Some(NextAttempt { at: 0, trigger });
         Legacy {
             store: config::Store::from_url("memory:").expect("a store"),
             record: RunRecord {
@@ -242,8 +246,8 @@ mod tests {
                 error: None,
                 count: 1,
             },
-            on_crash: again(Trigger::Takeover),
-            on_failure: again(Trigger::Retry),
+            on_crash: next_attempt(Trigger::Takeover),
+            on_failure: next_attempt(Trigger::Retry),
             offset_us: 0,
             patience: Duration::from_secs(15),
         }
@@ -314,8 +318,12 @@ mod tests {
                 None,
             ),
         ] {
-            let again = legacy().again(outcome, cause);
-            assert_eq!(again.map(|a| a.trigger), expected, "{outcome} {cause:?}");
+            let next_attempt = legacy().next_attempt(outcome, cause);
+            assert_eq!(
+                next_attempt.map(|a| a.trigger),
+                expected,
+                "{outcome} {cause:?}"
+            );
         }
     }
 }

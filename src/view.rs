@@ -257,8 +257,8 @@ pub struct PauseView {
     pub reason: Option<String>,
 }
 
-/// What there is to say about a job at `now` (Unix ms of the store's clock); `inc` is the store's incarnation.
-pub fn job(job: &Job, state: Option<&State>, now: i64, inc: &str) -> JobView {
+/// What there is to say about a job at `now` (Unix ms of the store's clock); `incarnation` is the store's incarnation.
+pub fn job(job: &Job, state: Option<&State>, now: i64, incarnation: &str) -> JobView {
     let none = State::default();
     let known = state.is_some();
     let st = state.unwrap_or(&none);
@@ -273,8 +273,8 @@ pub fn job(job: &Job, state: Option<&State>, now: i64, inc: &str) -> JobView {
             )
         })
         .flatten();
-    let held = || st.open.iter().filter(|o| o.again.is_none());
-    let other = |def: &str| !def.is_empty() && def != job.digest;
+    let held = || st.open.iter().filter(|o| o.next_attempt.is_none());
+    let other = |definition: &str| !definition.is_empty() && definition != job.digest;
     JobView {
         job: job.name.clone(),
         description: job.description.clone(),
@@ -283,7 +283,7 @@ pub fn job(job: &Job, state: Option<&State>, now: i64, inc: &str) -> JobView {
         timezone: job.timezone.clone(),
         enabled: job.enabled,
         known,
-        quarantined: known && st.inc != inc,
+        quarantined: known && st.incarnation != incarnation,
         newest: (st.newest > 0).then_some(Time(st.newest)),
         decided_ahead: ahead.then_some(Time(decided)),
         // With overlap = "allow" an older run may end last; then this says nothing.
@@ -305,11 +305,11 @@ pub fn job(job: &Job, state: Option<&State>, now: i64, inc: &str) -> JobView {
             .open
             .iter()
             .filter_map(|o| {
-                o.again.map(|again| AwaitedView {
+                o.next_attempt.map(|next| AwaitedView {
                     occurrence: o.occurrence.into(),
                     attempt: o.attempt.saturating_add(1),
-                    at: Time(again.at),
-                    trigger: again.trigger,
+                    at: Time(next.at),
+                    trigger: next.trigger,
                 })
             })
             .collect(),
@@ -318,7 +318,7 @@ pub fn job(job: &Job, state: Option<&State>, now: i64, inc: &str) -> JobView {
         paused: paused(st, now),
         skip: st.skip,
         triggers: st.triggers.len(),
-        other_definition: other(&st.def) || held().any(|o| other(&o.def)),
+        other_definition: other(&st.definition) || held().any(|o| other(&o.definition)),
         lapsed: held().any(|o| now - o.renewed_at > o.lease),
         unreadable: None,
     }
@@ -411,7 +411,7 @@ pub fn status(
     fleet: &Fleet,
     states: &HashMap<JobName, State>,
     now: i64,
-    inc: &str,
+    incarnation: &str,
 ) -> StatusView {
     let clock = Clock::of(fleet, now);
     let now = clock.now;
@@ -455,7 +455,7 @@ pub fn status(
         jobs: config
             .jobs
             .values()
-            .map(|j| job(j, states.get(&j.name), now, inc))
+            .map(|j| job(j, states.get(&j.name), now, incarnation))
             .collect(),
     }
 }

@@ -181,7 +181,7 @@ impl Scripts {
         let run = RunId::random().to_string();
         let (at_text, by) = (at.to_string(), (at + 60_000).to_string());
         let entry = format!(
-            r#""run":"{run}","instance":"bench","host":"bench","lease":15000,"def":"0123456789abcdef""#
+            r#""run":"{run}","instance":"bench","host":"bench","lease":15000,"definition":"0123456789abcdef""#
         );
         let args = [
             "bench",
@@ -268,7 +268,7 @@ impl Ours {
         let epoch = establish(&*store).await;
         let jobs: Vec<_> = (0..JOBS)
             .flat_map(|i| [format!("job-{i:02}"), format!("raw-{i:02}")])
-            .map(|name| registration(&name, &epoch.inc))
+            .map(|name| registration(&name, &epoch.incarnation))
             .collect();
         store.register(&jobs).await.expect("registered");
         Self { store }
@@ -291,7 +291,7 @@ impl Ours {
         let settle = Settle {
             run: claim.run,
             record: record(&job, at, &claim.run.to_string()),
-            again: None,
+            next_attempt: None,
         };
         let reply = self
             .store
@@ -302,17 +302,17 @@ impl Ours {
     }
 }
 
-pub fn registration(job: &str, inc: &str) -> soloist::logic::claim::Register {
+pub fn registration(job: &str, incarnation: &str) -> soloist::logic::claim::Register {
     soloist::logic::claim::Register {
         job: JobName::new(job),
-        sched: "bench".to_owned(),
-        def: "0123456789abcdef".to_owned(),
+        schedule: "bench".to_owned(),
+        definition: "0123456789abcdef".to_owned(),
         known: Occurrence(0),
-        adopt: Some(inc.to_owned()),
+        adopt: Some(incarnation.to_owned()),
         epoch: None,
         lost: vec![],
         enabled: true,
-        told: Default::default(),
+        remembered: Default::default(),
         instance: InstanceId::new("bench"),
         host: "bench".to_owned(),
         on_crash: OnCrash::Fail,
@@ -335,7 +335,7 @@ pub fn claim(job: &str, at: i64, instance: &str) -> Claim {
         overlap: Overlap::Skip,
         on_crash: OnCrash::Fail,
         max_attempts: 1,
-        def: "0123456789abcdef".to_owned(),
+        definition: "0123456789abcdef".to_owned(),
         observed: None,
         holds: vec![],
     }

@@ -105,7 +105,7 @@ pub fn wakeups(table: &mut Table, server: &Redis) {
                     missed: vec![],
                     trigger: Trigger::Schedule,
                     start_by: at + 60_000,
-                    again: false,
+                    next_attempt: false,
                 };
                 let contest = one.elector.contest(&job, ask);
                 tokio::spawn(contest)
@@ -187,16 +187,16 @@ pub fn run(table: &mut Table, server: &Redis) {
 /// recorded with its holder in one step, the same answer for the same nonce.
 const RECORDING: &str = r"
 local t = redis.call('TIME')
-local inc = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
-local st = redis.call('HMGET', KEYS[1], 'newest', 'inc', 'run', 'holder')
-if st[2] and st[2] ~= inc then return {'quarantined'} end
+local incarnation = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
+local st = redis.call('HMGET', KEYS[1], 'newest', 'incarnation', 'run', 'holder')
+if st[2] and st[2] ~= incarnation then return {'quarantined'} end
 local at, now = tonumber(ARGV[2]), tonumber(t[1]) * 1000 + tonumber(t[2]) / 1000
 if now < at then return {'early', at - now} end
 if st[1] and at <= tonumber(st[1]) then
   if st[3] == ARGV[1] then return {'granted'} end
-  return {'taken', st[4]}
+  return {'running', st[4]}
 end
-redis.call('HSET', KEYS[1], 'newest', ARGV[2], 'inc', inc, 'run', ARGV[1], 'holder', ARGV[3])
+redis.call('HSET', KEYS[1], 'newest', ARGV[2], 'incarnation', incarnation, 'run', ARGV[1], 'holder', ARGV[3])
 return {'granted'}";
 
 #[derive(Clone, Copy)]

@@ -189,12 +189,12 @@ pub async fn establish(store: &dyn Store) -> soloist::elector::Epoch {
             jobs: 0,
         },
         quarantine: Duration::ZERO,
-        open: Some((first.inc.clone(), first.value.id.clone())),
+        open: Some((first.incarnation.clone(), first.value.id.clone())),
     };
     let reply = store.heartbeat(Some(&beat)).await.expect("a heartbeat");
     store.leave(&id, 1).await.expect("leaving");
     soloist::elector::Epoch {
-        inc: reply.inc.clone(),
+        incarnation: reply.incarnation.clone(),
         id: first.value.id.clone(),
         born: reply.value.born,
         open: true,

@@ -374,7 +374,11 @@ pub async fn rewind(ctx: &Context, args: &Rewind) -> Result<Exit, Failure> {
 pub async fn cancel(ctx: &Context, args: &JobOnly) -> Result<Exit, Failure> {
     let (name, job) = ctx.known_job(&args.job).await?;
     let before = ctx.state(&name).await?.value.unwrap_or_default();
-    let dropped = before.open.iter().filter(|o| o.again.is_some()).count();
+    let dropped = before
+        .open
+        .iter()
+        .filter(|o| o.next_attempt.is_some())
+        .count();
     let asked = match control(ctx, &name, &Control::Cancel).await? {
         Controlled::Stopping(runs) => runs,
         _ => vec![],

@@ -95,7 +95,7 @@ async fn collect(
         {
             break;
         }
-        let held = st.open.iter().filter(|o| o.again.is_none());
+        let held = st.open.iter().filter(|o| o.next_attempt.is_none());
         runs.extend(held.map(|o| RunView::running(name, o)).filter(wanted));
         if only != Some(Outcome::Running) {
             let fetch = if only.is_some() { HISTORY_KEPT } else { n };

@@ -236,7 +236,7 @@ async fn is_running(ctx: &Context, job: &JobName, run: RunId) -> Result<bool, Fa
 
 async fn latest(ctx: &Context, job: &JobName) -> Result<RunId, Failure> {
     let state = ctx.state(job).await?.value.unwrap_or_default();
-    let held = state.open.iter().filter(|o| o.again.is_none());
+    let held = state.open.iter().filter(|o| o.next_attempt.is_none());
     if let Some(open) = held.max_by_key(|o| o.occurrence.token(o.attempt)) {
         return Ok(open.run);
     }

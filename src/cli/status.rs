@@ -32,7 +32,7 @@ pub(super) async fn status(ctx: &Context) -> Result<Exit, Failure> {
         &fleet,
         &by_name,
         states.now_us / 1000,
-        &states.inc,
+        &states.incarnation,
     );
     for j in &mut status.jobs {
         j.unreadable = unreadable.remove(&j.job);
@@ -291,7 +291,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        logic::claim::{Again, Last, Open, Pause, State},
+        logic::claim::{Last, NextAttempt, Open, Pause, State},
         model::{InstanceId, Occurrence, Outcome, RunId, Trigger},
         store::{Fleet, Info},
     };
@@ -316,7 +316,7 @@ mod tests {
         }
     }
 
-    fn open(def: &str, renewed_at: i64) -> Open {
+    fn open(definition: &str, renewed_at: i64) -> Open {
         Open {
             occurrence: Occurrence(NOW - 3_318),
             attempt: 1,
@@ -327,12 +327,12 @@ mod tests {
             host: "web".into(),
             seq: 1,
             lease: 15_000,
-            def: def.into(),
-            inc: "i".into(),
+            definition: definition.into(),
+            incarnation: "i".into(),
             granted_at: NOW - 3_300,
             renewed_at,
             stop: None,
-            again: None,
+            next_attempt: None,
         }
     }
 
@@ -347,12 +347,12 @@ mod tests {
             &|_| None,
         )
         .unwrap();
-        let def = |name: &str| config.jobs[&JobName::new(name)].digest.clone();
+        let definition = |name: &str| config.jobs[&JobName::new(name)].digest.clone();
         let draw = State {
-            inc: "i".into(),
-            def: "other".into(),
+            incarnation: "i".into(),
+            definition: "other".into(),
             newest: NOW - 3_318,
-            open: vec![open(&def("draw"), NOW - 100)],
+            open: vec![open(&definition("draw"), NOW - 100)],
             last: Some(Last {
                 occurrence: Occurrence(NOW - 86_400_000),
                 attempt: 1,
@@ -370,15 +370,15 @@ mod tests {
             skip: 2,
             ..State::default()
         };
-        let mut again = open(&def("retried"), NOW - 20_000);
-        again.again = Some(Again {
+        let mut retried = open(&definition("retried"), NOW - 20_000);
+        retried.next_attempt = Some(NextAttempt {
             at: NOW + 3_000,
             trigger: Trigger::Retry,
         });
         let retried = State {
-            inc: "lost".into(),
-            def: def("retried"),
-            open: vec![again],
+            incarnation: "lost".into(),
+            definition: definition("retried"),
+            open: vec![retried],
             ..State::default()
         };
         let states = HashMap::from([

@@ -267,14 +267,14 @@ impl Wait<'_> {
                 }
                 self.shown = o.attempt;
                 self.following = Some(Reader::new(self.job.name.clone(), o.run));
-                if o.again.is_none() {
+                if o.next_attempt.is_none() {
                     remark(&format!(
                         "{} runs on {}, attempt {}, run {}",
                         self.job.name, o.instance, o.attempt, o.run
                     ));
                 }
             }
-            if let Some(again) = o.again
+            if let Some(next) = o.next_attempt
                 && self.awaited < o.attempt
             {
                 self.awaited = o.attempt;
@@ -284,8 +284,8 @@ impl Wait<'_> {
                     o.attempt,
                     self.job.name,
                     o.instance,
-                    again.trigger.as_str(),
-                    show::relative(again.at, now)
+                    next.trigger.as_str(),
+                    show::relative(next.at, now)
                 ));
             }
         }
@@ -364,7 +364,7 @@ impl Wait<'_> {
         open: &Open,
         shown: i64,
     ) -> Result<Option<RunView>, Failure> {
-        let due = open.again.map(|again| again.at <= shown);
+        let due = open.next_attempt.map(|next| next.at <= shown);
         let seen = (open.run, open.seq, due == Some(true));
         let since = match self.still {
             Some((before, since)) if before == seen && due != Some(false) => since,

@@ -80,7 +80,7 @@ pub(crate) struct Facts<'a> {
     pub(crate) job: Option<&'a Job>,
     pub(crate) state: Option<State>,
     /// The incarnation of the store.
-    pub(crate) inc: &'a str,
+    pub(crate) incarnation: &'a str,
     pub(crate) clock: view::Clock,
     /// By that clock.
     pub(crate) now: i64,
@@ -103,7 +103,7 @@ pub(super) async fn why(ctx: &Context, args: &Why) -> Result<Exit, Failure> {
         job,
         clock,
         now: clock.right(state.now_us / 1000),
-        inc: &state.inc,
+        incarnation: &state.incarnation,
         state: state.value,
         fleet,
         history: history.into_iter().map(RunView::from).collect(),
@@ -165,7 +165,7 @@ impl Facts<'_> {
             .state
             .iter()
             .flat_map(|s| &s.open)
-            .filter(|o| o.occurrence == at && o.again.is_none())
+            .filter(|o| o.occurrence == at && o.next_attempt.is_none())
             .map(|o| RunView::running(self.name, o))
             .collect();
         runs.extend(
@@ -276,13 +276,13 @@ impl Facts<'_> {
         let Some(st) = &self.state else {
             return "Nothing is known: the store does not know this job yet.".to_owned();
         };
-        if let Some(again) = st
+        if let Some(next) = st
             .open
             .iter()
             .find(|o| o.occurrence == at)
-            .and_then(|o| o.again)
+            .and_then(|o| o.next_attempt)
         {
-            return format!("Its next attempt is due {}.", relative(again.at, now));
+            return format!("Its next attempt is due {}.", relative(next.at, now));
         }
         let doubt = self.clock.doubt_ms.filter(|_| self.clock.nobody_believes);
         if planned
@@ -322,7 +322,7 @@ impl Facts<'_> {
         if self.job.is_some_and(|j| !j.enabled) {
             return "It was not run: the job is disabled in this configuration.".to_owned();
         }
-        if st.inc != self.inc {
+        if st.incarnation != self.incarnation {
             return "It waits: the store lost or changed its state, and nothing is granted until an instance has \
                     watched it for a quarantine."
                 .to_owned();
@@ -584,12 +584,12 @@ mod tests {
             name,
             job: Some(&config.jobs[name]),
             state: Some(State {
-                inc: "i".into(),
+                incarnation: "i".into(),
                 since: AT - 10 * HOUR,
                 newest: AT,
                 ..State::default()
             }),
-            inc: "i",
+            incarnation: "i",
             clock: view::Clock {
                 now: NOW,
                 doubt_ms: None,
@@ -728,7 +728,7 @@ mod tests {
             told(&f, AT),
             "Nobody has decided on it: no instance is up. The next one to start will run or record it."
         );
-        f.inc = "another";
+        f.incarnation = "another";
         assert!(told(&f, AT).starts_with("It waits: the store lost or changed its state"));
         f.state = None;
         assert!(told(&f, AT).starts_with("Nothing is known: the store does not know this job"));

@@ -360,7 +360,7 @@ mod tests {
                 d.elector.set_job(job.clone());
                 let fleet = d.elector.store.heartbeat(None).await.expect("a reply");
                 let epoch = Epoch {
-                    inc: fleet.inc,
+                    incarnation: fleet.incarnation,
                     id: fleet.value.id,
                     born: fleet.value.born,
                     open: true,

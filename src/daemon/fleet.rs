@@ -134,7 +134,7 @@ impl FleetTask {
         loop {
             if self.beat().await {
                 let left = match self.epoch.clone() {
-                    Some(epoch) if self.fit(&epoch.inc).await => self.enrol(&epoch).await,
+                    Some(epoch) if self.fit(&epoch.incarnation).await => self.enrol(&epoch).await,
                     _ => Ok(0),
                 };
                 self.calm = match left {
@@ -230,7 +230,7 @@ impl FleetTask {
             instance: el.me.instance.clone(),
             info,
             quarantine: el.quarantine(),
-            open: open.map(|e| (e.inc.clone(), e.id.clone())),
+            open: open.map(|e| (e.incarnation.clone(), e.id.clone())),
         };
         match el.store.heartbeat(Some(&beat)).await {
             Ok(reply) => {
@@ -263,9 +263,9 @@ impl FleetTask {
     }
 
     /// True when the store is set up so that it may be relied on. Otherwise nothing is claimed, and this is said.
-    async fn fit(&mut self, inc: &Arc<str>) -> bool {
+    async fn fit(&mut self, incarnation: &Arc<str>) -> bool {
         let now = Boottime::now();
-        let known = self.checked.as_ref().filter(|(of, _)| of == inc);
+        let known = self.checked.as_ref().filter(|(of, _)| of == incarnation);
         let unfit = self.problems.iter().any(|p| p.fatal);
         if let Some((_, at)) = known
             && !unfit
@@ -315,7 +315,7 @@ impl FleetTask {
                 warn!(store, "the store is not set up well: {}", p.text);
             }
         }
-        self.checked = Some((inc.clone(), now));
+        self.checked = Some((incarnation.clone(), now));
         self.problems = found;
         fit
     }
@@ -415,11 +415,11 @@ impl FleetTask {
         let known = self
             .epoch
             .as_ref()
-            .filter(|e| e.inc == reply.inc && e.id == fleet.id);
+            .filter(|e| e.incarnation == reply.incarnation && e.id == fleet.id);
         let first_seen = known.map_or(reply.received, |e| e.first_seen);
         if known.is_none() {
             if self.epoch.is_some() {
-                warn!(epoch = %reply.inc, "the store was restarted, or lost or changed its data: no grants until every old lease is over");
+                warn!(epoch = %reply.incarnation, "the store was restarted, or lost or changed its data: no grants until every old lease is over");
                 self.elector.resync();
             } else if !fleet.open {
                 info!(wait = ?fleet.quarantine, "the store's data is new: waiting, in case that leases from before it are still out there");
@@ -429,7 +429,7 @@ impl FleetTask {
         }
         let new = known.is_none();
         self.epoch = Some(Epoch {
-            inc: reply.inc.clone(),
+            incarnation: reply.incarnation.clone(),
             id: fleet.id.clone(),
             born: fleet.born,
             open: fleet.open,

@@ -112,7 +112,7 @@ impl Elector {
             missed: plan.missed,
             trigger: plan.trigger,
             start_by: plan.start_by,
-            again: false,
+            next_attempt: false,
         };
         let ended = self.contest(job, ask).await;
         self.foreseen

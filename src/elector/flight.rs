@@ -21,7 +21,7 @@ impl Elector {
     pub fn contest(self: &Arc<Self>, job: &JobName, ask: Ask) -> BoxFuture<'static, Ended> {
         // `before` of a manual trigger differs between callers and must not make two flights of one.
         // Nor must whoever looks at a decided one join those that end when they find it decided.
-        let key = (job.clone(), ask.target.id(), ask.again);
+        let key = (job.clone(), ask.target.id(), ask.next_attempt);
         let this = self.clone();
         let rank = self.rank(job, &ask.target, None);
         let (contest, first) = Contest::new(ask, rank);
@@ -103,13 +103,13 @@ impl Flight {
                 Step::FindGrant(run) => {
                     let granted = self.find(run).await;
                     let stopping = el.stop.is_cancelled();
-                    self.see(None, |c, v, fx| c.found(granted, stopping, v, fx))
+                    self.see(None, |c, v, effects| c.found(granted, stopping, v, effects))
                 }
                 Step::Ask(claim) => self.ask(*claim).await,
                 Step::First(at) => {
                     // That one needs the slot.
                     self.slot = None;
-                    el.contest(&self.job, Ask::again(at)).await;
+                    el.contest(&self.job, Ask::next_attempt(at)).await;
                     self.contest.first_was_decided()
                 }
                 Step::End(ended) => return ended,
@@ -231,7 +231,7 @@ impl Flight {
 
     async fn ask(&mut self, claim: Claim) -> Step {
         let el = self.elector.clone();
-        let definition = claim.def.clone();
+        let definition = claim.definition.clone();
         let reply = match el.batcher.claim(claim).await {
             Ok(reply) => reply,
             Err(e) => {
@@ -250,8 +250,8 @@ impl Flight {
             lapsed: false,
             expires_in: std::time::Duration::MAX,
         };
-        if let Answer::Taken(open) | Answer::Held(open) = &reply.value {
-            if open.def != definition {
+        if let Answer::Running(open) | Answer::Blocked(open) = &reply.value {
+            if open.definition != definition {
                 debug!(job = %self.job, holder = %open.instance, "runs with another definition of this job");
             }
             heard.lapsed = el.saw(&self.job, open, reply.received);

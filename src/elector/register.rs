@@ -80,7 +80,7 @@ impl Elector {
                 }
             };
             left += 1;
-            if epoch.inc != reply.inc {
+            if epoch.incarnation != reply.incarnation {
                 continue;
             }
             let quarantine = self.state(&job.name, |s| s.quarantine());
@@ -109,7 +109,7 @@ impl Elector {
         // Only if the epoch is still the one that was seen before: data that was lost since then would make a job
         // with a living holder look like a new one.
         let look = self.store.heartbeat(None).await?;
-        if look.inc != epoch.inc || look.value.id != epoch.id {
+        if look.incarnation != epoch.incarnation || look.value.id != epoch.id {
             return Ok(0);
         }
         let asks: Vec<Register> = adopt.iter().map(|(_, ask)| ask.clone()).collect();
@@ -190,8 +190,8 @@ impl Elector {
         for open in &follows.watch {
             self.saw(name, open, received);
         }
-        for at in follows.again {
-            self.again(name.clone(), at);
+        for at in follows.ask_again {
+            self.claim_next_attempt(name.clone(), at);
         }
         for pending in &follows.triggers {
             self.triggered(name, &pending.key, Some(pending.at));

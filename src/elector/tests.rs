@@ -42,12 +42,12 @@ fn held(at: i64) -> Open {
         host: "b".into(),
         seq: 0,
         lease: 15_000,
-        def: String::new(),
-        inc: "i".into(),
+        definition: String::new(),
+        incarnation: "i".into(),
         granted_at: at,
         renewed_at: at,
         stop: None,
-        again: None,
+        next_attempt: None,
     }
 }
 

@@ -112,7 +112,7 @@ impl Watches {
         };
         w.look(open, received);
         let lapsed = w.lapsed(received).is_some();
-        w.look_at = match &open.again {
+        w.look_at = match &open.next_attempt {
             // The flight that waits for the next attempt watches by itself; this is in case it fails.
             Some(_) => received + w.seen.length(),
             None if lapsed => received + every,
@@ -302,8 +302,8 @@ impl Elector {
                 continue;
             }
             let lapsed = self.saw(job, e, received);
-            if e.again.is_some() || lapsed {
-                self.again(job.clone(), e.occurrence);
+            if e.next_attempt.is_some() || lapsed {
+                self.claim_next_attempt(job.clone(), e.occurrence);
             }
         }
     }
@@ -329,12 +329,12 @@ mod tests {
             host: String::new(),
             seq,
             lease: 10_000,
-            def: String::new(),
-            inc: "1".to_owned(),
+            definition: String::new(),
+            incarnation: "1".to_owned(),
             granted_at: 0,
             renewed_at: 0,
             stop: None,
-            again: None,
+            next_attempt: None,
         }
     }
 

@@ -290,7 +290,7 @@ impl Elector {
                     overlap: Overlap::Queue,
                     on_crash: self.on_crash,
                     max_attempts: self.max_attempts,
-                    def: LIBRARY.to_owned(),
+                    definition: LIBRARY.to_owned(),
                     observed,
                     holds: vec![],
                 }
@@ -339,11 +339,11 @@ impl Elector {
                     self.decided(at);
                     Election::Won(Term::new(self, grant, run, reply.sent, reply.now_us / 1000))
                 }
-                Answer::Taken(open) => Election::Lost {
+                Answer::Running(open) => Election::Lost {
                     ask_again: self.watch(&open, reply.received),
                     holder: open.instance,
                 },
-                Answer::Held(open) => Election::Waiting {
+                Answer::Blocked(open) => Election::Waiting {
                     ask_again: self.watch(&open, reply.received),
                 },
                 Answer::InDoubt | Answer::RunFirst(_) => Election::Waiting {
@@ -428,10 +428,14 @@ impl Elector {
         let first_seen = {
             let mut memory = self.memory();
             match &memory.epoch {
-                Some((inc, id, since)) if *inc == fleet.inc && *id == fleet.value.id => *since,
+                Some((incarnation, id, since))
+                    if *incarnation == fleet.incarnation && *id == fleet.value.id =>
+                {
+                    *since
+                }
                 _ => {
                     let id = fleet.value.id.clone();
-                    memory.epoch = Some((fleet.inc.clone(), id, fleet.received));
+                    memory.epoch = Some((fleet.incarnation.clone(), id, fleet.received));
                     fleet.received
                 }
             }
@@ -443,15 +447,15 @@ impl Elector {
         }
         let register = Register {
             job: self.job.clone(),
-            sched: LIBRARY.to_owned(),
-            def: LIBRARY.to_owned(),
+            schedule: LIBRARY.to_owned(),
+            definition: LIBRARY.to_owned(),
             known: Occurrence(self.memory().known),
-            adopt: Some(fleet.inc.to_string()),
+            adopt: Some(fleet.incarnation.to_string()),
             // Should the data be lost between that look and this step, nothing is adopted.
             epoch: Some(fleet.value.id.to_string()),
             lost: vec![],
             enabled: true,
-            told: Default::default(),
+            remembered: Default::default(),
             instance: self.instance.clone(),
             host: self.host.clone(),
             on_crash: self.on_crash,
@@ -538,7 +542,7 @@ impl Term {
             instance: el.instance.clone(),
             host: el.host.clone(),
             lease: el.lease.length.as_millis() as i64,
-            def: LIBRARY.to_owned(),
+            definition: LIBRARY.to_owned(),
             seq: 0,
             granted_at,
         };
@@ -671,7 +675,7 @@ impl Inner {
                 error: None,
                 count: 1,
             },
-            again: None,
+            next_attempt: None,
         };
         loop {
             match inner.store.settle(&settle, &Tail::default()).await {

@@ -244,7 +244,7 @@ fn free(s: &mut Step<'_>, name: &str, owner: String) -> Result<(), Fault> {
 
 fn tell(s: &mut Step<'_>, name: &str, owner: String) {
     let lock = name.to_owned();
-    s.fx.events.push(Event::Unlocked { lock, owner });
+    s.effects.events.push(Event::Unlocked { lock, owner });
 }
 
 impl Row {

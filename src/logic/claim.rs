@@ -66,7 +66,7 @@ pub const PAUSED: &str = "paused";
 const PAUSED_WAIT_MS: i64 = 30_000;
 pub const SKIPPED: &str = "skipped by request";
 
-/// Decides one claim. `now_us` is the store's clock, `inc` its present incarnation.
+/// Decides one claim. `now_us` is the store's clock, `incarnation` its present incarnation.
 ///
 /// Promises: attempt `n` of an occurrence is granted to one run, ever; attempts of one job overlap only with
 /// [`Overlap::Allow`]; tokens of granted attempts strictly increase, but for [`Overlap::Allow`].
@@ -74,15 +74,15 @@ pub fn claim(
     state: &mut Option<State>,
     c: &Claim,
     now_us: i64,
-    inc: &str,
-    fx: &mut Effects,
+    incarnation: &str,
+    effects: &mut Effects,
 ) -> Answer {
     let Some(st) = state.as_mut() else {
         return Answer::Absent;
     };
     let now = now_us.div_euclid(1000);
     know(st, c.known, now);
-    if st.inc != inc {
+    if st.incarnation != incarnation {
         return Answer::Quarantined;
     }
     let open = st.open.iter().position(|o| match &c.target {
@@ -90,7 +90,7 @@ pub fn claim(
         Target::Manual { key, .. } => o.key.as_ref() == Some(key),
     });
     if let Some(i) = open {
-        return claim_open(st, i, c, now, inc, fx);
+        return claim_open(st, i, c, now, incarnation, effects);
     }
     let late = match c.start_by {
         PASSED_IN_DOUBT => IN_DOUBT,
@@ -128,7 +128,7 @@ pub fn claim(
                 if now > c.start_by {
                     // To be recorded it needs no room, only an instant that is no scheduled one.
                     let at = Occurrence(if now % 1000 == 0 { now + 1 } else { now });
-                    return not_started(st, c, at, now, Outcome::Missed, late.to_owned(), fx);
+                    return not_started(st, c, at, now, Outcome::Missed, late.to_owned(), effects);
                 }
                 // Where the clock stands behind what is decided, there is room when it has come that far.
                 let room_us = (st.newest + 1) * 1000 - now_us;
@@ -151,7 +151,8 @@ pub fn claim(
     for m in c.missed.iter().filter(|m| m.last < at) {
         if m.last.0 > st.newest {
             st.newest = m.last.0;
-            fx.records
+            effects
+                .records
                 .push(not_run(c, m.last, Outcome::Missed, m.count, never));
         }
     }
@@ -170,18 +171,28 @@ pub fn claim(
                 .reason
                 .as_ref()
                 .map_or_else(|| PAUSED.to_owned(), |r| format!("{PAUSED}: {r}"));
-            return decide(st, c, at, now, Outcome::Skipped, reason, fx);
+            return decide(st, c, at, now, Outcome::Skipped, reason, effects);
         }
         st.pause = None;
     }
     if !manual && st.skip > 0 {
         st.skip -= 1;
-        fx.events.push(Event::Controlled { job: c.job.clone() });
-        return decide(st, c, at, now, Outcome::Skipped, SKIPPED.to_owned(), fx);
+        effects
+            .events
+            .push(Event::Controlled { job: c.job.clone() });
+        return decide(
+            st,
+            c,
+            at,
+            now,
+            Outcome::Skipped,
+            SKIPPED.to_owned(),
+            effects,
+        );
     }
     if now > c.start_by {
         let reason = if c.start_by <= NEVER { never } else { late };
-        return decide(st, c, at, now, Outcome::Missed, reason.to_owned(), fx);
+        return decide(st, c, at, now, Outcome::Missed, reason.to_owned(), effects);
     }
     let until_resumed = st.until_resumed(now);
     if c.overlap != Overlap::Allow {
@@ -192,26 +203,34 @@ pub fn claim(
                 .as_ref()
                 .is_some_and(|l| l.from <= at.0 && at.0 < l.to)
         {
-            return decide(st, c, at, now, Outcome::Skipped, OVERLAPS.to_owned(), fx);
+            return decide(
+                st,
+                c,
+                at,
+                now,
+                Outcome::Skipped,
+                OVERLAPS.to_owned(),
+                effects,
+            );
         }
         if let Some(e) = st.open.first()
-            && e.again.is_none()
+            && e.next_attempt.is_none()
             && e.is(c.observed.as_ref())
         {
-            lapse(st, 0, c, now, fx);
+            lapse(st, 0, c, now, effects);
         }
         // More than one only where the policy was Allow before.
         while let Some(e) = st.open.first_mut() {
-            match e.again {
-                Some(again) if again.trigger == Trigger::Takeover => {
+            match e.next_attempt {
+                Some(next_attempt) if next_attempt.trigger == Trigger::Takeover => {
                     return until_resumed.unwrap_or(Answer::RunFirst(e.occurrence));
                 }
-                Some(again) if c.overlap == Overlap::Queue => {
-                    if now >= again.at {
+                Some(next_attempt) if c.overlap == Overlap::Queue => {
+                    if now >= next_attempt.at {
                         return until_resumed.unwrap_or(Answer::RunFirst(e.occurrence));
                     }
                     return Answer::Later {
-                        wait_ms: again.at - now,
+                        wait_ms: next_attempt.at - now,
                     };
                 }
                 // A pending retry gives way to a newer occurrence: its attempt would carry an older token.
@@ -225,15 +244,23 @@ pub fn claim(
                     let alive =
                         e.granted_at <= at.0 && (e.renewed_at >= at.0 || c.holds.contains(&e.run));
                     if !manual && c.overlap == Overlap::Skip && alive {
-                        return decide(st, c, at, now, Outcome::Skipped, OVERLAPS.to_owned(), fx);
+                        return decide(
+                            st,
+                            c,
+                            at,
+                            now,
+                            Outcome::Skipped,
+                            OVERLAPS.to_owned(),
+                            effects,
+                        );
                     }
                     if c.overlap == Overlap::Replace && e.stop.is_none() {
                         e.stop = Some(Stop::Replaced);
-                        fx.events.push(Event::Stop { job: c.job.clone() });
+                        effects.events.push(Event::Stop { job: c.job.clone() });
                     }
                     let e = e.clone();
                     st.waiting = true;
-                    return Answer::Held(e);
+                    return Answer::Blocked(e);
                 }
             }
         }
@@ -251,7 +278,7 @@ pub fn claim(
         attempt: 1,
         trigger: c.trigger,
     };
-    let open = Open::granted(c, first, key, now, inc);
+    let open = Open::granted(c, first, key, now, incarnation);
     let grant = open.grant();
     st.open.push(open);
     Answer::Granted(grant)
@@ -272,10 +299,10 @@ fn claim_open(
     i: usize,
     c: &Claim,
     now: i64,
-    inc: &str,
-    fx: &mut Effects,
+    incarnation: &str,
+    effects: &mut Effects,
 ) -> Answer {
-    if st.open[i].again.is_none() {
+    if st.open[i].next_attempt.is_none() {
         let e = &mut st.open[i];
         if e.run == c.run {
             // Asked again after a lost reply: the claimant counts its trust from this request, so whoever watches
@@ -285,9 +312,9 @@ fn claim_open(
             return Answer::Granted(e.grant());
         }
         if !st.open[i].is(c.observed.as_ref()) {
-            return Answer::Taken(st.open[i].clone());
+            return Answer::Running(st.open[i].clone());
         }
-        if !lapse(st, i, c, now, fx) {
+        if !lapse(st, i, c, now, effects) {
             return Answer::Recorded {
                 outcome: Outcome::Unknown,
                 reason: LAPSED.to_owned(),
@@ -295,16 +322,16 @@ fn claim_open(
         }
     }
     let e = &st.open[i];
-    let Some(again) = e.again else {
-        return Answer::Taken(e.clone());
+    let Some(next_attempt) = e.next_attempt else {
+        return Answer::Running(e.clone());
     };
     // The run whose attempt just ended asks again after a lost reply: it has had its turn.
     if e.run == c.run {
         return Answer::Settled(None);
     }
-    if now < again.at {
+    if now < next_attempt.at {
         return Answer::Later {
-            wait_ms: again.at - now,
+            wait_ms: next_attempt.at - now,
         };
     }
     if let Some(later) = st.until_resumed(now) {
@@ -313,13 +340,13 @@ fn claim_open(
     // Another one is held only where the policy was Allow before.
     let mut i = i;
     while c.overlap != Overlap::Allow
-        && let Some(j) = st.open.iter().position(|o| o.again.is_none())
+        && let Some(j) = st.open.iter().position(|o| o.next_attempt.is_none())
     {
         if !st.open[j].is(c.observed.as_ref()) {
             st.waiting = true;
-            return Answer::Held(st.open[j].clone());
+            return Answer::Blocked(st.open[j].clone());
         }
-        if !lapse(st, j, c, now, fx) && j < i {
+        if !lapse(st, j, c, now, effects) && j < i {
             i -= 1;
         }
     }
@@ -327,21 +354,22 @@ fn claim_open(
     let next = Grant {
         occurrence: e.occurrence,
         attempt: e.attempt.saturating_add(1),
-        trigger: again.trigger,
+        trigger: next_attempt.trigger,
     };
-    *e = Open::granted(c, next, e.key.take(), now, inc);
+    *e = Open::granted(c, next, e.key.take(), now, incarnation);
     Answer::Granted(e.grant())
 }
 
 /// The holder of open entry `i` is gone, nobody knows how its run ended. True: another attempt is due.
-fn lapse(st: &mut State, i: usize, c: &Claim, now: i64, fx: &mut Effects) -> bool {
+fn lapse(st: &mut State, i: usize, c: &Claim, now: i64, effects: &mut Effects) -> bool {
     let e = &mut st.open[i];
-    fx.records
+    effects
+        .records
         .push(e.record(&c.job, Outcome::Unknown, now, LAPSED));
     // A run that nobody saw ending was busy as far as its last renewal shows, not until it was found dead.
     st.last = Some(last(e, Outcome::Unknown, e.renewed_at));
     if c.on_crash == OnCrash::Rerun && e.attempt < c.max_attempts && e.stop.is_none() {
-        e.again = Some(Again {
+        e.next_attempt = Some(NextAttempt {
             at: now,
             trigger: Trigger::Takeover,
         });
@@ -372,10 +400,10 @@ fn decide(
     now: i64,
     outcome: Outcome,
     reason: String,
-    fx: &mut Effects,
+    effects: &mut Effects,
 ) -> Answer {
     st.newest = st.newest.max(at.0);
-    not_started(st, c, at, now, outcome, reason, fx)
+    not_started(st, c, at, now, outcome, reason, effects)
 }
 
 /// As [`decide`], but what is undecided before `at` stays so.
@@ -386,11 +414,11 @@ fn not_started(
     now: i64,
     outcome: Outcome,
     reason: String,
-    fx: &mut Effects,
+    effects: &mut Effects,
 ) -> Answer {
     if let Target::Manual { key, .. } = &c.target {
         st.remember_trigger(key, at, now);
     }
-    fx.records.push(not_run(c, at, outcome, 1, &reason));
+    effects.records.push(not_run(c, at, outcome, 1, &reason));
     Answer::Recorded { outcome, reason }
 }

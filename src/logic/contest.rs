@@ -57,17 +57,17 @@ pub struct Ask {
     /// Unix ms of the store's clock: not later than this.
     pub start_by: i64,
     /// It was decided before, and is to be looked at again: for its next attempt, or because its holder is gone.
-    pub again: bool,
+    pub next_attempt: bool,
 }
 
 impl Ask {
-    pub fn again(at: Occurrence) -> Self {
+    pub fn next_attempt(at: Occurrence) -> Self {
         Self {
             target: Target::Scheduled(at),
             missed: vec![],
             trigger: Trigger::Schedule,
             start_by: i64::MAX,
-            again: true,
+            next_attempt: true,
         }
     }
 
@@ -314,13 +314,13 @@ impl Contest {
         let asked = job.account.asked(&id).is_some();
         if let Target::Scheduled(at) = self.ask.target
             && at <= job.newest()
-            && !self.ask.again
+            && !self.ask.next_attempt
             // What we asked for and have not heard of may be decided, and ours.
             && !asked
         {
             return Step::End(Ended::Settled);
         }
-        if !self.ask.again && !job.may_claim(&self.ask) {
+        if !self.ask.next_attempt && !job.may_claim(&self.ask) {
             // What is overdue before it is not in the queue yet, or came there since this one was planned.
             return Step::End(Ended::Undecided);
         }
@@ -360,7 +360,7 @@ impl Contest {
             overlap: definition.overlap,
             on_crash: definition.on_crash,
             max_attempts: definition.max_attempts,
-            def: definition.digest.clone(),
+            definition: definition.digest.clone(),
             observed: v.lapsed.take(),
             holds: job.account.active().collect(),
         };
@@ -462,8 +462,8 @@ impl Contest {
         };
         match answer {
             Answer::Granted(grant) => return self.granted(grant, asked, heard, v, effects),
-            Answer::Taken(_) if heard.lapsed => return Step::Look,
-            Answer::Taken(open) => {
+            Answer::Running(_) if heard.lapsed => return Step::Look,
+            Answer::Running(open) => {
                 let lost = format!("to {}", open.instance);
                 effects.push(Effect::Note(Some(open.occurrence), "lost", lost));
                 v.subject.decided(open.occurrence);
@@ -505,7 +505,7 @@ impl Contest {
             Answer::Early { wait_us }
                 if at.is_some()
                     && wait_us > SLACK.as_micros() as i64
-                    && !self.ask.again
+                    && !self.ask.next_attempt
                     && v.clock.offset_us().is_some() =>
             {
                 self.forget_question(v);
@@ -523,7 +523,7 @@ impl Contest {
                 return Step::End(Ended::Undecided);
             }
             Answer::RunFirst(first) if at != Some(first) => return Step::First(first),
-            Answer::Held(_)
+            Answer::Blocked(_)
             | Answer::Early { .. }
             | Answer::Later { .. }
             | Answer::RunFirst(_)
@@ -566,7 +566,7 @@ impl Contest {
     fn wait_for(&mut self, answer: Answer, heard: Heard, v: &mut View<'_>) -> Step {
         let soon = Duration::from_millis(1);
         let wait = match answer {
-            Answer::Held(open) => {
+            Answer::Blocked(open) => {
                 if v.lapsed.is_some() {
                     // Its holder is dead: what piled up behind it is overdue, not queued.
                     if let Subject::Here(job) = &mut v.subject {

@@ -34,11 +34,11 @@ pub enum Do {
     Renew(u32),
     /// Start the command: its turn is used up.
     Start,
-    /// Start nothing: record this. `again`: another attempt repeats nothing, and may follow at once.
+    /// Start nothing: record this. `another_attempt`: one repeats nothing, and may follow at once.
     Abandon {
         outcome: Outcome,
         why: &'static str,
-        again: bool,
+        another_attempt: bool,
     },
     /// Have the command ended; None: with the job's own grace.
     Stop(Stop, Option<Duration>),
@@ -141,7 +141,7 @@ impl Hold {
             return Do::Abandon {
                 outcome: Outcome::LeaseLost,
                 why: "this instance was stopped before it started the command",
-                again: true,
+                another_attempt: true,
             };
         }
         let over = self.start_by.map(|by| by.saturating_add(START_LATER_MS));
@@ -149,7 +149,7 @@ impl Hold {
             return Do::Abandon {
                 outcome: Outcome::Missed,
                 why: claim::TOO_LATE,
-                again: false,
+                another_attempt: false,
             };
         }
         if self.awaits_renewal() {
@@ -233,7 +233,7 @@ impl Hold {
                             claim::Stop::Replaced => Outcome::Replaced,
                         },
                         why: "ended before it was started",
-                        again: false,
+                        another_attempt: false,
                     });
                 }
                 Renewed::Nothing
@@ -253,7 +253,7 @@ impl Hold {
                 self.phase = Phase::Refused(Do::Abandon {
                     outcome: Outcome::LeaseLost,
                     why: "the lease was lost before the command was started",
-                    again: true,
+                    another_attempt: true,
                 });
                 Renewed::Nothing
             }
@@ -337,7 +337,11 @@ mod tests {
     }
     fn abandoned(what: Do) -> Option<(Outcome, bool)> {
         match what {
-            Do::Abandon { outcome, again, .. } => Some((outcome, again)),
+            Do::Abandon {
+                outcome,
+                another_attempt,
+                ..
+            } => Some((outcome, another_attempt)),
             _ => None,
         }
     }

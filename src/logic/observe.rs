@@ -26,7 +26,7 @@ impl Sighting {
             observed: state(open),
             length: length(open),
             since: received,
-            held: open.again.is_none(),
+            held: open.next_attempt.is_none(),
         }
     }
 
@@ -60,7 +60,7 @@ fn state(open: &Open) -> Observed {
     Observed {
         run: open.run,
         seq: open.seq,
-        inc: open.inc.clone(),
+        incarnation: open.incarnation.clone(),
     }
 }
 
@@ -82,7 +82,7 @@ pub fn quarantine(own: &Lease, known: Duration, open: &Open) -> Duration {
 mod tests {
     use super::*;
     use crate::{
-        logic::claim::Again,
+        logic::claim::NextAttempt,
         model::{InstanceId, Occurrence, RunId, Trigger},
     };
 
@@ -101,12 +101,12 @@ mod tests {
             host: String::new(),
             seq,
             lease,
-            def: String::new(),
-            inc: "1".to_owned(),
+            definition: String::new(),
+            incarnation: "1".to_owned(),
             granted_at: 0,
             renewed_at: 0,
             stop: None,
-            again: None,
+            next_attempt: None,
         }
     }
 
@@ -129,7 +129,7 @@ mod tests {
             open(2, 500),
             open(1, 700),
             Open {
-                inc: "2".to_owned(),
+                incarnation: "2".to_owned(),
                 ..open(1, 500)
             },
             Open {
@@ -142,21 +142,21 @@ mod tests {
             let end = 499 + changed.lease as u64;
             assert!(seen.lapsed(ms(end - 1)).is_none(), "{changed:?}");
             let proof = seen.lapsed(ms(end)).unwrap();
-            let is = (proof.run, proof.seq, &proof.inc);
-            assert_eq!(is, (changed.run, changed.seq, &changed.inc));
+            let is = (proof.run, proof.seq, &proof.incarnation);
+            assert_eq!(is, (changed.run, changed.seq, &changed.incarnation));
         }
     }
 
     #[test]
     fn what_nobody_holds_does_not_lapse() {
-        let again = Again {
+        let next_attempt = NextAttempt {
             at: 0,
             trigger: Trigger::Retry,
         };
         let mut seen = Sighting::new(&open(1, 500), ms(0));
         seen.look(
             &Open {
-                again: Some(again),
+                next_attempt: Some(next_attempt),
                 ..open(1, 500)
             },
             ms(10),

@@ -51,7 +51,7 @@ pub struct Reply<T> {
     /// Unix microseconds of the store's clock.
     pub now_us: i64,
     /// The incarnation of the store that answered.
-    pub inc: Arc<str>,
+    pub incarnation: Arc<str>,
     /// Before the request left: trust is counted from here.
     pub sent: Boottime,
     /// After the answer was there: what it says about others is at least this old news.
@@ -63,14 +63,14 @@ impl<T> Reply<T> {
         let Self {
             value,
             now_us,
-            inc,
+            incarnation,
             sent,
             received,
         } = self;
         Reply {
             value: f(value),
             now_us,
-            inc,
+            incarnation,
             sent,
             received,
         }

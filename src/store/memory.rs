@@ -33,7 +33,7 @@ pub struct MemoryStore {
 }
 
 struct Data {
-    inc: Arc<str>,
+    incarnation: Arc<str>,
     born: i64,
     quarantine: Duration,
     open: bool,
@@ -63,7 +63,7 @@ impl MemoryStore {
     pub fn new_with_clock(clock: Clock) -> Self {
         Self {
             data: Mutex::new(Data {
-                inc: "memory-1".into(),
+                incarnation: "memory-1".into(),
                 born: clock() / 1000,
                 quarantine: Duration::ZERO,
                 open: true,
@@ -89,7 +89,7 @@ impl MemoryStore {
     /// As a server does that is started again: with what it had, or (`empty`) without.
     pub fn restart(&self, empty: bool) {
         let mut d = self.lock();
-        d.inc = format!("memory-{}", RunId::random()).into();
+        d.incarnation = format!("memory-{}", RunId::random()).into();
         d.born = ((d.clock)() + d.shift_us) / 1000;
         d.open = false;
         if empty {
@@ -125,27 +125,27 @@ impl MemoryStore {
         let sent = Boottime::now();
         let mut d = self.lock();
         let now_us = (d.clock)() + d.shift_us;
-        let inc = d.inc.clone();
-        let mut fx = Effects::default();
+        let incarnation = d.incarnation.clone();
+        let mut effects = Effects::default();
         let value = f(
             &mut d,
             self.doubted_us(now_us).unwrap_or(now_us),
-            &inc,
-            &mut fx,
+            &incarnation,
+            &mut effects,
         );
-        for r in fx.records {
+        for r in effects.records {
             let h = d.history.entry(r.job.clone()).or_default();
             h.push_front(r);
             h.truncate(super::HISTORY_KEPT);
         }
         drop(d);
-        for e in fx.events {
+        for e in effects.events {
             let _ = self.events.send(e);
         }
         Reply {
             value,
             now_us,
-            inc,
+            incarnation,
             sent,
             received: Boottime::now(),
         }
@@ -177,21 +177,29 @@ impl Store for MemoryStore {
         if self.in_doubt() {
             return Ok(self.reply(|_, _, _, _| claims.iter().map(|_| Answer::InDoubt).collect()));
         }
-        Ok(self.reply(|d, now, inc, fx| {
+        Ok(self.reply(|d, now, incarnation, effects| {
             claims
                 .iter()
-                .map(|c| with(d, &c.job, |st| claim::claim(st, c, now, inc, fx)))
+                .map(|c| {
+                    with(d, &c.job, |st| {
+                        claim::claim(st, c, now, incarnation, effects)
+                    })
+                })
                 .collect()
         }))
     }
     async fn renew(&self, r: &Renew) -> Result<Reply<Renewal>, Error> {
-        Ok(self.reply(|d, now, inc, _| with(d, &r.job, |st| claim::renew(st, r, now, inc))))
+        Ok(self.reply(|d, now, incarnation, _| {
+            with(d, &r.job, |st| claim::renew(st, r, now, incarnation))
+        }))
     }
     async fn settle(&self, s: &Settle, output: &Tail) -> Result<Reply<Settlement>, Error> {
-        Ok(self.reply(|d, now, inc, fx| {
-            let out = with(d, &s.record.job, |st| claim::settle(st, s, now, inc, fx));
+        Ok(self.reply(|d, now, incarnation, effects| {
+            let out = with(d, &s.record.job, |st| {
+                claim::settle(st, s, now, incarnation, effects)
+            });
             // Nothing recorded: this settlement was made before.
-            if !fx.records.is_empty() {
+            if !effects.records.is_empty() {
                 let (was, mut pieces) = match d.output.remove(&s.run) {
                     Some((was, pieces)) => (Some(was), pieces),
                     None => (None, BTreeMap::new()),
@@ -212,18 +220,23 @@ impl Store for MemoryStore {
             let none = |_: &Register| (Registration::Quarantined, None);
             return Ok(self.reply(|_, _, _, _| jobs.iter().map(none).collect()));
         }
-        Ok(self.reply(|d, now, inc, fx| {
+        Ok(self.reply(|d, now, incarnation, effects| {
             jobs.iter()
                 .map(|r| {
                     with(d, &r.job, |st| {
-                        (claim::register(st, r, now, inc, fx), st.clone())
+                        (
+                            claim::register(st, r, now, incarnation, effects),
+                            st.clone(),
+                        )
                     })
                 })
                 .collect()
         }))
     }
     async fn control(&self, job: &JobName, what: &Control) -> Result<Reply<Controlled>, Error> {
-        Ok(self.reply(|d, now, _, fx| with(d, job, |st| claim::control(st, job, what, now, fx))))
+        Ok(self.reply(|d, now, _, effects| {
+            with(d, job, |st| claim::control(st, job, what, now, effects))
+        }))
     }
     async fn jobs(&self) -> Result<Vec<JobName>, Error> {
         Ok(self.lock().states.keys().cloned().collect())
@@ -232,13 +245,13 @@ impl Store for MemoryStore {
         Ok(self.reply(|d, _, _, _| jobs.iter().map(|j| d.states.get(j).cloned()).collect()))
     }
     async fn heartbeat(&self, beat: Option<&Beat>) -> Result<Reply<Fleet>, Error> {
-        Ok(self.reply(|d, now, inc, _| {
+        Ok(self.reply(|d, now, incarnation, _| {
             let before = beat.and_then(|b| d.instances.get(&b.instance).cloned());
             if let Some(b) = beat {
                 d.quarantine = d.quarantine.max(b.quarantine);
                 if b.open
                     .as_ref()
-                    .is_some_and(|(i, id)| **i == *inc && *id == d.inc)
+                    .is_some_and(|(i, id)| **i == *incarnation && *id == d.incarnation)
                 {
                     d.open = true;
                 }
@@ -251,7 +264,7 @@ impl Store for MemoryStore {
                 );
             }
             Fleet {
-                id: d.inc.clone(),
+                id: d.incarnation.clone(),
                 before,
                 born: d.born,
                 quarantine: d.quarantine,
@@ -273,12 +286,12 @@ impl Store for MemoryStore {
         Ok(())
     }
     async fn drain(&self, instance: &InstanceId, on: bool) -> Result<(), Error> {
-        self.reply(|d, _, _, fx| {
+        self.reply(|d, _, _, effects| {
             d.drains.retain(|i| i != instance);
             if on {
                 d.drains.push(instance.clone());
             }
-            fx.events.push(Event::Drain);
+            effects.events.push(Event::Drain);
         });
         Ok(())
     }

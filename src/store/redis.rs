@@ -56,15 +56,15 @@ static RENEW: Lazy = script!("renew");
 static SETTLE: Lazy = script!("pieces" "settle");
 static OBSERVE: Lazy = script!("observe");
 static LINES: Lazy = script!("lines");
-static SWAP: Lazy = script!("swap");
+static COMPARE_AND_SET: Lazy = script!("compare_and_set");
 static HEARTBEAT: Lazy = script!("heartbeat");
 static OUTPUT: Lazy = script!("pieces" "output");
 static READ_OUTPUT: Lazy = script!("pieces" "read_output");
 
 /// Pieces of output under way at one time.
 const OUTPUTS: u32 = 2;
-/// Tries of a swap that somebody else's change came in between of.
-const SWAPS: usize = 50;
+/// Tries to change a state that others change, too.
+const COMPARE_AND_SET_TRIES: usize = 50;
 
 pub struct RedisStore {
     client: Client,
@@ -123,7 +123,7 @@ impl RedisStore {
         self.pool.checkout().await
     }
 
-    /// Runs a script whose answer begins with now_us and inc. With `confirm`, waits for the replicas.
+    /// Runs a script whose answer begins with now_us and incarnation. With `confirm`, waits for the replicas.
     async fn run(
         &self,
         pool: &Pool,
@@ -158,18 +158,18 @@ impl RedisStore {
         self.reply(value, sent, Boottime::now())
     }
 
-    /// A script's answer, which begins with now_us and inc.
+    /// A script's answer, which begins with now_us and incarnation.
     fn reply(
         &self,
         value: Vec<Value>,
         sent: Boottime,
         received: Boottime,
     ) -> Result<Reply<Vec<Value>>, Error> {
-        let (now_us, inc, value) = self.understood(reply::begin(value))?;
+        let (now_us, incarnation, value) = self.understood(reply::begin(value))?;
         Ok(Reply {
             value,
             now_us,
-            inc: inc.into(),
+            incarnation: incarnation.into(),
             sent,
             received,
         })
@@ -238,7 +238,7 @@ impl RedisStore {
                 instance: &c.instance,
                 host: &c.host,
                 lease: c.lease,
-                def: &c.def,
+                definition: &c.definition,
             })));
             args.push(Arg::String(extra(c)));
         }
@@ -275,7 +275,7 @@ impl RedisStore {
             Reply {
                 value,
                 now_us: b.now_us,
-                inc: b.inc,
+                incarnation: b.incarnation,
                 sent: a.sent.min(b.sent),
                 received: a.received.max(b.received),
             }
@@ -306,18 +306,18 @@ impl RedisStore {
     }
 
     /// Writes a changed state back, with its effects; false: somebody else changed it meanwhile.
-    async fn swap(
+    async fn compare_and_set(
         &self,
         job: &JobName,
-        inc: &str,
+        incarnation: &str,
         was: &state::Fields,
         now: &State,
-        fx: &Effects,
+        effects: &Effects,
         epoch: Option<&str>,
     ) -> Result<bool, Error> {
         let (set, remove) = state::diff(was, now);
         let mut args: Vec<Arg<'_>> = vec![
-            inc.into(),
+            incarnation.into(),
             self.channel.as_str().into(),
             epoch.unwrap_or_default().into(),
             job.as_str().into(),
@@ -333,16 +333,18 @@ impl RedisStore {
         );
         list(set);
         list(remove);
-        list(fx.records.iter().map(to_json).collect());
-        list(fx.events.iter().map(to_json).collect());
+        list(effects.records.iter().map(to_json).collect());
+        list(effects.events.iter().map(to_json).collect());
         let keys = [
             self.key(job, "state"),
             self.key(job, "history"),
             self.global("epoch"),
             self.global("jobs"),
         ];
-        let reply = self.run(&self.pool, &SWAP, &keys, &args, false).await?;
-        self.understood(reply::swapped(&reply.value))
+        let reply = self
+            .run(&self.pool, &COMPARE_AND_SET, &keys, &args, false)
+            .await?;
+        self.understood(reply::compare_and_set(&reply.value))
     }
 
     /// Reads a job's state, lets `f` decide on it, and writes it back; again when it changed in between.
@@ -351,19 +353,20 @@ impl RedisStore {
         job: &JobName,
         f: impl Fn(&mut Option<State>, i64, &str, &mut Effects) -> T + Send,
     ) -> Result<Reply<(T, Option<State>)>, Error> {
-        for _ in 0..SWAPS {
+        for _ in 0..COMPARE_AND_SET_TRIES {
             let reply = self.observe_some(std::slice::from_ref(job)).await?;
             let was = reply.value.first().cloned().unwrap_or_default();
             let before = self.decode(job, &was)?;
-            let (mut after, mut fx) = (before.clone(), Effects::default());
+            let (mut after, mut effects) = (before.clone(), Effects::default());
             let doubted = self
                 .believed_ms(reply.sent)
                 .filter(|_| self.in_doubt(&reply));
             let now_us = doubted.map_or(reply.now_us, |ms| ms * 1000);
-            let value = f(&mut after, now_us, &reply.inc, &mut fx);
+            let value = f(&mut after, now_us, &reply.incarnation, &mut effects);
             let done = match &after {
-                Some(now) if after != before || fx != Effects::default() => {
-                    self.swap(job, &reply.inc, &was, now, &fx, None).await?
+                Some(now) if after != before || effects != Effects::default() => {
+                    self.compare_and_set(job, &reply.incarnation, &was, now, &effects, None)
+                        .await?
                 }
                 _ => true,
             };
@@ -374,7 +377,7 @@ impl RedisStore {
         Err(Error::Unreachable {
             address: self.client.address.clone(),
             reason: format!(
-                "the state of `{job}` changed under every one of {SWAPS} attempts to change it"
+                "the state of `{job}` changed under every one of {COMPARE_AND_SET_TRIES} attempts to change it"
             ),
         })
     }
@@ -423,7 +426,7 @@ struct Holder<'a> {
     instance: &'a InstanceId,
     host: &'a str,
     lease: i64,
-    def: &'a str,
+    definition: &'a str,
 }
 
 /// What few claims need.
@@ -543,7 +546,7 @@ impl Store for RedisStore {
                 instance: &r.instance,
                 host: &r.host,
                 lease: r.lease,
-                def: &r.def,
+                definition: &r.definition,
             },
             granted_at: r.granted_at,
         });
@@ -574,8 +577,8 @@ impl Store for RedisStore {
             r.outcome.as_str().into(),
             Arg::String(stored(r)),
             self.channel.as_str().into(),
-            s.again.map_or("", |a| a.trigger.as_str()).into(),
-            Arg::Int(s.again.map_or(0, |a| a.at)),
+            s.next_attempt.map_or("", |a| a.trigger.as_str()).into(),
+            Arg::Int(s.next_attempt.map_or(0, |a| a.at)),
             r.job.as_str().into(),
             Arg::Bytes(&output.data),
             Arg::Int(output.before as i64),
@@ -604,32 +607,35 @@ impl Store for RedisStore {
             }
             // Most often nothing changes; what does is written job by job, several at a time.
             let changes = chunk.iter().zip(&read.value).map(|(r, was)| {
-                let (now_us, inc) = (read.now_us, read.inc.clone());
+                let (now_us, incarnation) = (read.now_us, read.incarnation.clone());
                 async move {
                     let before = self.decode(&r.job, was)?;
-                    let (mut after, mut fx) = (before.clone(), Effects::default());
-                    let answer = claim::register(&mut after, r, now_us, &inc, &mut fx);
+                    let (mut after, mut effects) = (before.clone(), Effects::default());
+                    let answer = claim::register(&mut after, r, now_us, &incarnation, &mut effects);
                     match &after {
                         Some(now) if after != before => {
                             let epoch = r.adopt.as_ref().and(r.epoch.as_deref());
-                            if self.swap(&r.job, &inc, was, now, &fx, epoch).await? {
+                            if self
+                                .compare_and_set(&r.job, &incarnation, was, now, &effects, epoch)
+                                .await?
+                            {
                                 return Ok((answer, after));
                             }
                         }
                         _ => return Ok((answer, after)),
                     }
                     // Whoever adopts has to look at the epoch again first.
-                    let again = Register {
+                    let without_adoption = Register {
                         adopt: None,
                         ..r.clone()
                     };
-                    let r = &again;
-                    let again = self
-                        .change(&r.job, |st, now, inc, fx| {
-                            claim::register(st, r, now, inc, fx)
+                    let r = &without_adoption;
+                    let reply = self
+                        .change(&r.job, |st, now, incarnation, effects| {
+                            claim::register(st, r, now, incarnation, effects)
                         })
                         .await?;
-                    Ok::<_, Error>(again.value)
+                    Ok::<_, Error>(reply.value)
                 }
             });
             let value = futures_util::future::try_join_all(changes).await?;
@@ -640,7 +646,9 @@ impl Store for RedisStore {
 
     async fn control(&self, job: &JobName, what: &Control) -> Result<Reply<Controlled>, Error> {
         let reply = self
-            .change(job, |st, now, _, fx| claim::control(st, job, what, now, fx))
+            .change(job, |st, now, _, effects| {
+                claim::control(st, job, what, now, effects)
+            })
             .await?;
         Ok(reply.map(|(answer, _)| answer))
     }
@@ -679,11 +687,9 @@ impl Store for RedisStore {
                     b.instance.as_str().into(),
                     Arg::String(members(&info)),
                     Arg::Int(b.quarantine.as_millis() as i64),
-                    Arg::String(
-                        b.open
-                            .as_ref()
-                            .map_or(String::new(), |(inc, id)| format!("{inc}/{id}")),
-                    ),
+                    Arg::String(b.open.as_ref().map_or(String::new(), |(incarnation, id)| {
+                        format!("{incarnation}/{id}")
+                    })),
                     Arg::String(RunId::random().to_string()),
                 ]
             }

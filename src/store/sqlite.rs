@@ -102,7 +102,7 @@ struct Shared {
     path: PathBuf,
     /// Device and inode of the file that was opened.
     file: (u64, u64),
-    inc: Arc<str>,
+    incarnation: Arc<str>,
     /// Names this handle in the table of events.
     origin: String,
     clock: Clock,
@@ -120,8 +120,8 @@ pub(crate) struct Step<'a> {
     /// What the clock shows; another time than `now_us` only while it is in doubt.
     shown_us: i64,
     in_doubt: bool,
-    inc: &'a str,
-    pub(crate) fx: Effects,
+    incarnation: &'a str,
+    pub(crate) effects: Effects,
 }
 
 /// A request; it gets the reason if there is no transaction for it. Its answer is given by [`Finish`].
@@ -201,7 +201,7 @@ impl SqliteStore {
         let db = connect(path)
             .and_then(|db| prepare(&db, clock()).map(|()| db))
             .map_err(|e| e.at(&address))?;
-        let inc: String = db
+        let incarnation: String = db
             .query_row("SELECT value FROM meta WHERE key = 'uuid'", [], |r| {
                 r.get(0)
             })
@@ -218,7 +218,7 @@ impl SqliteStore {
             address: address.clone(),
             path: path.to_owned(),
             file,
-            inc: inc.into(),
+            incarnation: incarnation.into(),
             origin: RunId::random().to_string(),
             clock,
             believed: OnceLock::new(),
@@ -304,7 +304,7 @@ impl SqliteStore {
         Reply {
             value,
             now_us,
-            inc: self.shared.inc.clone(),
+            incarnation: self.shared.incarnation.clone(),
             sent,
             received: Boottime::now(),
         }
@@ -388,8 +388,8 @@ fn transaction(
             now_us: doubted.unwrap_or(shown_us),
             shown_us,
             in_doubt: doubted.is_some(),
-            inc: &shared.inc,
-            fx: Effects::default(),
+            incarnation: &shared.incarnation,
+            effects: Effects::default(),
         };
         // One request that fails must not take the others of its group with it.
         if let Err(e) = run("SAVEPOINT request") {
@@ -399,7 +399,7 @@ fn transaction(
         let (failed, f) = work(Ok(&mut step));
         finish.push(f);
         match failed {
-            None => happened.append(&mut step.fx.events),
+            None => happened.append(&mut step.effects.events),
             // A full disk and the like end the whole transaction.
             Some(e) if db.is_autocommit() => return Err(e),
             Some(_) => run("ROLLBACK TO request")?,
@@ -578,7 +578,7 @@ impl Step<'_> {
     ) -> Result<(T, Option<State>), Fault> {
         let before = state(self.db, job)?;
         let mut after = before.clone();
-        let out = f(&mut after, self.now_us, self.inc, &mut self.fx);
+        let out = f(&mut after, self.now_us, self.incarnation, &mut self.effects);
         if let Some(st) = after.as_ref().filter(|_| after != before) {
             self.execute(
                 "INSERT INTO jobs (job, state) VALUES (?1, ?2) ON CONFLICT (job) DO UPDATE SET state = ?2",
@@ -615,7 +615,7 @@ impl Step<'_> {
     /// Writes down what the rules left to be done.
     fn leave(&self, origin: &str) -> Result<(), Fault> {
         let now = self.now();
-        for r in &self.fx.records {
+        for r in &self.effects.records {
             let job = r.job.as_str();
             let stored = RunRecord {
                 fencing_token: None,
@@ -642,7 +642,7 @@ impl Step<'_> {
                 self.execute("DELETE FROM output WHERE run = ?1", &[&run])?;
             }
         }
-        for event in &self.fx.events {
+        for event in &self.effects.events {
             self.execute(
                 "INSERT INTO events (origin, at, event) VALUES (?1, ?2, ?3)",
                 &[&origin, &now, &to_json(event)],
@@ -980,8 +980,10 @@ impl Store for SqliteStore {
             claims
                 .iter()
                 .map(|c| {
-                    s.with(&c.job, |st, now, inc, fx| claim::claim(st, c, now, inc, fx))
-                        .map(|(answer, _)| answer)
+                    s.with(&c.job, |st, now, incarnation, effects| {
+                        claim::claim(st, c, now, incarnation, effects)
+                    })
+                    .map(|(answer, _)| answer)
                 })
                 .collect()
         })
@@ -991,8 +993,10 @@ impl Store for SqliteStore {
     async fn renew(&self, r: &Renew) -> Result<Reply<Renewal>, Error> {
         let r = r.clone();
         self.write(move |s| {
-            s.with(&r.job, |st, now, inc, _| claim::renew(st, &r, now, inc))
-                .map(|(renewal, _)| renewal)
+            s.with(&r.job, |st, now, incarnation, _| {
+                claim::renew(st, &r, now, incarnation)
+            })
+            .map(|(renewal, _)| renewal)
         })
         .await
     }
@@ -1000,12 +1004,12 @@ impl Store for SqliteStore {
     async fn settle(&self, settle: &Settle, output: &Tail) -> Result<Reply<Settlement>, Error> {
         let (settle, output) = (settle.clone(), output.clone());
         self.write(move |s| {
-            let before = s.fx.records.len();
-            let (out, _) = s.with(&settle.record.job, |st, now, inc, fx| {
-                claim::settle(st, &settle, now, inc, fx)
+            let before = s.effects.records.len();
+            let (out, _) = s.with(&settle.record.job, |st, now, incarnation, effects| {
+                claim::settle(st, &settle, now, incarnation, effects)
             })?;
             // Nothing recorded: this settlement was made before.
-            if s.fx.records.len() > before {
+            if s.effects.records.len() > before {
                 let was = kept(s.db, settle.run)?;
                 let (db, now) = (s.db, s.now());
                 let run = settle.run.to_string();
@@ -1030,8 +1034,8 @@ impl Store for SqliteStore {
             }
             jobs.iter()
                 .map(|r| {
-                    s.with(&r.job, |st, now, inc, fx| {
-                        claim::register(st, r, now, inc, fx)
+                    s.with(&r.job, |st, now, incarnation, effects| {
+                        claim::register(st, r, now, incarnation, effects)
                     })
                 })
                 .collect()
@@ -1042,8 +1046,8 @@ impl Store for SqliteStore {
     async fn control(&self, job: &JobName, what: &Control) -> Result<Reply<Controlled>, Error> {
         let (job, what) = (job.clone(), what.clone());
         self.write(move |s| {
-            s.with(&job, |st, now, _, fx| {
-                claim::control(st, &job, &what, now, fx)
+            s.with(&job, |st, now, _, effects| {
+                claim::control(st, &job, &what, now, effects)
             })
             .map(|(answer, _)| answer)
         })
@@ -1122,7 +1126,7 @@ impl Store for SqliteStore {
             } else {
                 s.execute("DELETE FROM drains WHERE instance = ?1", &[&id])?;
             }
-            s.fx.events.push(Event::Drain);
+            s.effects.events.push(Event::Drain);
             Ok(())
         })
         .await

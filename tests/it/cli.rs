@@ -15,8 +15,8 @@ use soloist::{
     clock,
     config::{self, Config},
     logic::claim::{
-        Again, Answer, Claim, OnCrash, Overlap, Register, Registration, Renew, Renewal, Settle,
-        Settlement, Stop, Target,
+        Answer, Claim, NextAttempt, OnCrash, Overlap, Register, Registration, Renew, Renewal,
+        Settle, Settlement, Stop, Target,
     },
     model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger},
     store::{self, Beat, Decision, Info, Store, Tail},
@@ -452,7 +452,7 @@ impl Fleet {
             instance: InstanceId::new(instance),
             info,
             quarantine: Duration::from_secs(17),
-            open: Some((look.inc.clone(), look.value.id.clone())),
+            open: Some((look.incarnation.clone(), look.value.id.clone())),
         };
         self.store
             .heartbeat(Some(&beat))
@@ -462,21 +462,26 @@ impl Fleet {
 
     fn register(&self) {
         self.runtime.block_on(async {
-            let inc = self.store.heartbeat(None).await.expect("a look").inc;
+            let incarnation = self
+                .store
+                .heartbeat(None)
+                .await
+                .expect("a look")
+                .incarnation;
             let jobs: Vec<Register> = self
                 .config
                 .jobs
                 .values()
                 .map(|j| Register {
                     job: j.name.clone(),
-                    sched: j.schedule_digest.to_string(),
-                    def: j.digest.clone(),
+                    schedule: j.schedule_digest.to_string(),
+                    definition: j.digest.clone(),
                     known: Occurrence(0),
-                    adopt: Some(inc.to_string()),
+                    adopt: Some(incarnation.to_string()),
                     epoch: None,
                     lost: vec![],
                     enabled: true,
-                    told: Default::default(),
+                    remembered: Default::default(),
                     instance: InstanceId::new("web-1"),
                     host: "web".into(),
                     on_crash: OnCrash::Fail,
@@ -509,7 +514,7 @@ impl Fleet {
             overlap: Overlap::Skip,
             on_crash: OnCrash::Fail,
             max_attempts: 3,
-            def: self.config.jobs[&JobName::new(job)].digest.clone(),
+            definition: self.config.jobs[&JobName::new(job)].digest.clone(),
             observed: None,
             holds: vec![],
         };
@@ -590,7 +595,7 @@ impl Held<'_> {
                 instance: self.claim.instance.clone(),
                 host: self.claim.host.clone(),
                 lease: self.claim.lease,
-                def: self.claim.def.clone(),
+                definition: self.claim.definition.clone(),
                 seq,
                 granted_at: 0,
             };
@@ -617,7 +622,7 @@ impl Held<'_> {
         exit_code: Option<i32>,
         signal: Option<i32>,
         output: &str,
-        again: Option<Again>,
+        next_attempt: Option<NextAttempt>,
     ) {
         let f = self.fleet;
         let now = clock::wall_us() / 1000;
@@ -645,7 +650,7 @@ impl Held<'_> {
         let settle = Settle {
             run: self.claim.run,
             record,
-            again,
+            next_attempt,
         };
         let tail = Tail {
             data: output.into(),
@@ -943,12 +948,19 @@ fn the_output_of_each_attempt_of_a_trigger_is_shown() {
         .spawn()
         .expect("soloist starts");
     let first = fleet.take_trigger("draw");
-    let again = Again {
+    let next_attempt = NextAttempt {
         at: 0,
         trigger: Trigger::Retry,
     };
     // Too quick to be seen running.
-    first.settle_attempt(1, Outcome::Failed, Some(1), None, "first\n", Some(again));
+    first.settle_attempt(
+        1,
+        Outcome::Failed,
+        Some(1),
+        None,
+        "first\n",
+        Some(next_attempt),
+    );
     let mut out = BufReader::new(child.stdout.take().expect("stdout"));
     let mut line = String::new();
     out.read_line(&mut line).expect("a line");
@@ -981,7 +993,7 @@ fn the_output_of_attempts_that_nobody_saw_running_is_shown_too() {
     let fleet = Fleet::start();
     let args = ["trigger", "draw", "--key", "k"];
     fleet.run(&args).ok();
-    let again = Some(Again {
+    let next_attempt = Some(NextAttempt {
         at: 0,
         trigger: Trigger::Retry,
     });
@@ -990,9 +1002,9 @@ fn the_output_of_attempts_that_nobody_saw_running_is_shown_too() {
         before: None,
     };
     let first = fleet.take_trigger("draw");
-    first.settle_attempt(1, Outcome::Failed, Some(1), None, "first\n", again);
+    first.settle_attempt(1, Outcome::Failed, Some(1), None, "first\n", next_attempt);
     let second = fleet.claim("draw", key());
-    second.settle_attempt(2, Outcome::Failed, Some(2), None, "second\n", again);
+    second.settle_attempt(2, Outcome::Failed, Some(2), None, "second\n", next_attempt);
     let third = fleet.claim("draw", key());
     third.write(0, "third");
     // It finds the third attempt running.
@@ -1087,12 +1099,12 @@ fn to_wait_for_a_run_ends_when_its_instance_and_all_others_are_gone() {
 fn to_wait_for_a_retry_ends_when_the_job_is_paused() {
     let fleet = Fleet::start();
     fleet.run(&["trigger", "often", "--key", "k"]).ok();
-    let again = Some(Again {
+    let next_attempt = Some(NextAttempt {
         at: 0,
         trigger: Trigger::Retry,
     });
     let first = fleet.take_trigger("often");
-    first.settle_attempt(1, Outcome::Failed, Some(1), None, "", again);
+    first.settle_attempt(1, Outcome::Failed, Some(1), None, "", next_attempt);
     fleet.run(&["pause", "often"]).ok();
     let ran = fleet.run_beside(
         "web-1",

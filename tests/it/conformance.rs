@@ -13,10 +13,10 @@ use std::{
 use soloist::{
     clock::{Boottime, StoreClock},
     logic::claim::{
-        Again, Answer, Claim, Control, Controlled, Event, Grant, IN_DOUBT, LIBRARY, Missed,
+        Answer, Claim, Control, Controlled, Event, Grant, IN_DOUBT, LIBRARY, Missed, NextAttempt,
         OVERDUE, OVERLAPS, OWN_KEY, Observed, OnCrash, Open, Overlap, PASSED, PASSED_IN_DOUBT,
-        Pause, Register, Registration, Renew, Renewal, Settle, Settlement, State, Stop, TOO_LATE,
-        Target, Told,
+        Pause, Register, Registration, Remembered, Renew, Renewal, Settle, Settlement, State, Stop,
+        TOO_LATE, Target,
     },
     model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger},
     store::{
@@ -143,7 +143,7 @@ fn claim(at: i64, instance: &str) -> Claim {
         overlap: Overlap::Skip,
         on_crash: OnCrash::Fail,
         max_attempts: 1,
-        def: "d1".to_owned(),
+        definition: "d1".to_owned(),
         observed: None,
         holds: vec![],
     }
@@ -164,14 +164,14 @@ fn manual(key: &str, before: Option<i64>, instance: &str) -> Claim {
 fn registration(name: &str, adopt: Option<&str>) -> Register {
     Register {
         job: job(name),
-        sched: "s1".to_owned(),
-        def: "d1".to_owned(),
+        schedule: "s1".to_owned(),
+        definition: "d1".to_owned(),
         known: Occurrence(0),
         adopt: adopt.map(str::to_owned),
         epoch: None,
         lost: vec![],
         enabled: true,
-        told: Default::default(),
+        remembered: Default::default(),
         instance: InstanceId::new("a"),
         host: "a.example".to_owned(),
         on_crash: OnCrash::Fail,
@@ -190,7 +190,7 @@ fn renewal(c: &Claim, g: Grant, seq: u32) -> Renew {
         instance: c.instance.clone(),
         host: c.host.clone(),
         lease: c.lease,
-        def: c.def.clone(),
+        definition: c.definition.clone(),
         seq,
         granted_at: g.occurrence.0,
     }
@@ -220,7 +220,7 @@ fn settlement(c: &Claim, g: Grant, outcome: Outcome) -> Settle {
             error: None,
             count: 1,
         },
-        again: None,
+        next_attempt: None,
     }
 }
 
@@ -232,7 +232,7 @@ fn observed(open: &Open) -> Option<Observed> {
     Some(Observed {
         run: open.run,
         seq: open.seq,
-        inc: open.inc.clone(),
+        incarnation: open.incarnation.clone(),
     })
 }
 
@@ -279,14 +279,16 @@ async fn state(s: &dyn Store) -> State {
 /// The store's clock in ms, and its incarnation.
 async fn now(s: &dyn Store) -> (i64, Arc<str>) {
     let r = s.observe(&[]).await.unwrap();
-    (r.now_us / 1000, r.inc)
+    (r.now_us / 1000, r.incarnation)
 }
 
 /// A handle, with the job known, and the store's time.
 async fn ready(bed: &Bed) -> (Arc<dyn Store>, i64) {
     let s = bed.store();
-    let (now, inc) = now(&*s).await;
-    let r = s.register(&[registration("backup", Some(&inc))]).await;
+    let (now, incarnation) = now(&*s).await;
+    let r = s
+        .register(&[registration("backup", Some(&incarnation))])
+        .await;
     assert_eq!(r.unwrap().value[0].0, Registration::Ready);
     (s, now)
 }
@@ -379,13 +381,13 @@ async fn an_occurrence_is_granted_once(bed: Bed) {
     );
     assert_eq!(g.token().0, now * 1000 + 1);
     match one(&*b, &claim(now, "b")).await {
-        Answer::Taken(open) => {
+        Answer::Running(open) => {
             assert_eq!((open.run, open.instance.as_str()), (mine.run, "a"));
             assert_eq!(
                 (open.host.as_str(), open.lease, open.seq),
                 ("a.example", 15_000, 0)
             );
-            assert_eq!(open.def, "d1");
+            assert_eq!(open.definition, "d1");
         }
         other => panic!("{other:?}"),
     }
@@ -443,23 +445,26 @@ async fn a_hundred_contenders_get_one_grant(bed: Bed) {
             tokio::spawn(async move { one(&*s, &c).await })
         });
         let contenders: Vec<_> = contenders.collect();
-        let (mut grants, mut taken) = (0, 0);
+        let (mut grants, mut running) = (0, 0);
         for c in contenders {
             match c.await.unwrap() {
                 Answer::Granted(_) => grants += 1,
-                Answer::Taken(_) => taken += 1,
+                Answer::Running(_) => running += 1,
                 other => panic!("{other:?}"),
             }
         }
-        assert_eq!((grants, taken), (1, 99));
+        assert_eq!((grants, running), (1, 99));
     }
 }
 
 async fn any_number_of_claims_is_answered_in_order(bed: Bed) {
     let s = bed.store();
-    let (now, inc) = now(&*s).await;
+    let (now, incarnation) = now(&*s).await;
     let names: Vec<String> = (0..250).map(|i| format!("job-{i}")).collect();
-    let all: Vec<Register> = names.iter().map(|n| registration(n, Some(&inc))).collect();
+    let all: Vec<Register> = names
+        .iter()
+        .map(|n| registration(n, Some(&incarnation)))
+        .collect();
     let known = s.register(&all).await.unwrap().value;
     assert_eq!(known.len(), 250);
     assert!(
@@ -512,7 +517,7 @@ async fn a_lease_lapses_only_when_exactly_this_one_was_observed(bed: Bed) {
             ..present.clone()
         }),
         observed(&Open {
-            inc: "another".to_owned(),
+            incarnation: "another".to_owned(),
             ..present.clone()
         }),
         observed(&Open {
@@ -526,7 +531,7 @@ async fn a_lease_lapses_only_when_exactly_this_one_was_observed(bed: Bed) {
             holds: vec![],
             ..theirs.clone()
         };
-        assert!(matches!(one(&*s, &c).await, Answer::Taken(_)), "{c:?}");
+        assert!(matches!(one(&*s, &c).await, Answer::Running(_)), "{c:?}");
     }
     let c = Claim {
         observed: observed(&present),
@@ -618,7 +623,7 @@ async fn a_retry_waits_for_its_time(bed: Bed) {
     let mine = claim(now, "a");
     let g = granted(&*s, &mine).await;
     let failed = Settle {
-        again: Some(Again {
+        next_attempt: Some(NextAttempt {
             at: 300,
             trigger: Trigger::Retry,
         }),
@@ -628,7 +633,7 @@ async fn a_retry_waits_for_its_time(bed: Bed) {
     assert_eq!(r.value, Settlement::Done);
     hears(
         &mut events,
-        &Event::Again {
+        &Event::AttemptAwaited {
             job: j(),
             occurrence: Occurrence(now),
         },
@@ -636,8 +641,8 @@ async fn a_retry_waits_for_its_time(bed: Bed) {
     .await;
     let due = r.now_us / 1000 + 300;
     assert_eq!(
-        state(&*s).await.open[0].again,
-        Some(Again {
+        state(&*s).await.open[0].next_attempt,
+        Some(NextAttempt {
             at: due,
             trigger: Trigger::Retry
         })
@@ -657,7 +662,7 @@ async fn a_retry_waits_for_its_time(bed: Bed) {
         other => panic!("{other:?}"),
     }
     assert!(state(&*s).await.open[0].granted_at >= due);
-    assert!(matches!(one(&*s, &claim(now, "c")).await, Answer::Taken(o) if o.attempt == 2));
+    assert!(matches!(one(&*s, &claim(now, "c")).await, Answer::Running(o) if o.attempt == 2));
 }
 
 async fn overlap_skip_records_the_newer_occurrence(bed: Bed) {
@@ -670,14 +675,14 @@ async fn overlap_skip_records_the_newer_occurrence(bed: Bed) {
     };
     // Overdue itself, and nothing ran when it was due: it is not skipped for a run that began later.
     let overdue = one(&*s, &claim(now - 500, "b")).await;
-    assert!(matches!(overdue, Answer::Held(_)), "{overdue:?}");
+    assert!(matches!(overdue, Answer::Blocked(_)), "{overdue:?}");
     let began = state(&*s).await.open[0].granted_at;
     assert_eq!(one(&*s, &claim(began, "b")).await, over);
     while self::now(&*s).await.0 < began + 30 {}
     let mut settlement = settlement(&mine, g, Outcome::Succeeded);
     settlement.record.finished_at = Some(began + 20);
-    let told = s.settle(&settlement, &nothing()).await.unwrap();
-    assert_eq!(told.value, Settlement::Done);
+    let settled = s.settle(&settlement, &nothing()).await.unwrap();
+    assert_eq!(settled.value, Settlement::Done);
     // It was running when this one was due, and not any more when the next one was, however late that was told.
     assert_eq!(one(&*s, &claim(began + 10, "b")).await, over);
     let next = claim(began + 25, "b");
@@ -690,7 +695,7 @@ async fn overlap_skip_waits_where_the_holder_may_be_dead(bed: Bed) {
     let renewed_at = state(&*s).await.open[0].renewed_at;
     // No sign of life since this one is due: the run before may be dead.
     let next = claim(renewed_at + 50, "b");
-    assert!(matches!(in_time(&*s, &next).await, Answer::Held(o) if o.occurrence.0 == now));
+    assert!(matches!(in_time(&*s, &next).await, Answer::Blocked(o) if o.occurrence.0 == now));
     assert!(state(&*s).await.waiting);
     let open = state(&*s).await.open[0].clone();
     let next = Claim {
@@ -704,7 +709,7 @@ async fn overlap_skip_waits_where_the_holder_may_be_dead(bed: Bed) {
     // Whoever runs it knows that it lives; another process of the same name does not.
     let open = state(&*s).await.open[0].clone();
     let namesake = claim(open.granted_at + 10, "b");
-    assert!(matches!(in_time(&*s, &namesake).await, Answer::Held(o) if o.run == open.run));
+    assert!(matches!(in_time(&*s, &namesake).await, Answer::Blocked(o) if o.run == open.run));
     let own = Claim {
         holds: vec![open.run],
         ..namesake
@@ -728,7 +733,7 @@ async fn overlap_queue_waits_for_the_end(bed: Bed) {
         overlap: Overlap::Queue,
         ..claim(now - 500, "b")
     };
-    assert!(matches!(one(&*s, &next).await, Answer::Held(o) if o.run == mine.run));
+    assert!(matches!(one(&*s, &next).await, Answer::Blocked(o) if o.run == mine.run));
     assert_eq!(
         settle(&*s, &mine, g, Outcome::Succeeded).await,
         Settlement::Done
@@ -747,7 +752,7 @@ async fn overlap_queue_lets_a_retry_go_first(bed: Bed) {
     let mine = queue(now - 1000, "a");
     let g = granted(&*s, &mine).await;
     let failed = Settle {
-        again: Some(Again {
+        next_attempt: Some(NextAttempt {
             at: 200,
             trigger: Trigger::Retry,
         }),
@@ -780,7 +785,7 @@ async fn overlap_replace_ends_the_older_run(bed: Bed) {
     let mine = replace(now - 1000, "a");
     let g = granted(&*s, &mine).await;
     let next = replace(now - 500, "b");
-    assert!(matches!(one(&*s, &next).await, Answer::Held(o) if o.stop == Some(Stop::Replaced)));
+    assert!(matches!(one(&*s, &next).await, Answer::Blocked(o) if o.stop == Some(Stop::Replaced)));
     hears(&mut events, &Event::Stop { job: j() }).await;
     assert_eq!(
         s.renew(&renewal(&mine, g, 1)).await.unwrap().value,
@@ -788,7 +793,7 @@ async fn overlap_replace_ends_the_older_run(bed: Bed) {
     );
     // Asked to end on purpose: no further attempt.
     let replaced = Settle {
-        again: Some(Again {
+        next_attempt: Some(NextAttempt {
             at: 0,
             trigger: Trigger::Retry,
         }),
@@ -814,7 +819,7 @@ async fn overlap_allow_runs_both(bed: Bed) {
     assert_eq!(state(&*s).await.open.len(), 2);
     assert_eq!(one(&*s, &first).await, Answer::Granted(g1));
     assert!(
-        matches!(one(&*s, &allow(now - 1000, "c")).await, Answer::Taken(o) if o.run == first.run)
+        matches!(one(&*s, &allow(now - 1000, "c")).await, Answer::Running(o) if o.run == first.run)
     );
     for (c, g) in [(&first, g1), (&second, g2)] {
         assert_eq!(
@@ -839,7 +844,7 @@ async fn a_change_away_from_allow_does_not_overlap(bed: Bed) {
     let g = granted(&*s, &first).await;
     granted(&*s, &second).await;
     let failed = Settle {
-        again: Some(Again {
+        next_attempt: Some(NextAttempt {
             at: 0,
             trigger: Trigger::Retry,
         }),
@@ -851,13 +856,15 @@ async fn a_change_away_from_allow_does_not_overlap(bed: Bed) {
         overlap: Overlap::Queue,
         ..claim(at, "c")
     };
-    assert!(matches!(one(&*s, &queue(now - 1000)).await, Answer::Held(o) if o.run == second.run));
+    assert!(
+        matches!(one(&*s, &queue(now - 1000)).await, Answer::Blocked(o) if o.run == second.run)
+    );
     assert!(matches!(in_time(&*s, &queue(now)).await, Answer::RunFirst(o) if o.0 == now - 1000));
     let replace = Claim {
         overlap: Overlap::Replace,
         ..claim(now, "c")
     };
-    assert!(matches!(one(&*s, &replace).await, Answer::Held(o) if o.run == second.run));
+    assert!(matches!(one(&*s, &replace).await, Answer::Blocked(o) if o.run == second.run));
 }
 
 async fn a_takeover_comes_before_a_newer_occurrence(bed: Bed) {
@@ -908,7 +915,7 @@ async fn a_retry_gives_way_to_a_newer_occurrence(bed: Bed) {
     };
     let g = granted(&*s, &mine).await;
     let failed = Settle {
-        again: Some(Again {
+        next_attempt: Some(NextAttempt {
             at: 0,
             trigger: Trigger::Retry,
         }),
@@ -1076,7 +1083,7 @@ async fn a_cancel_reaches_the_holder(bed: Bed) {
         Renewal::Renewed(Some(Stop::Cancelled))
     );
     let retry = |c: &Claim, g, outcome| Settle {
-        again: Some(Again {
+        next_attempt: Some(NextAttempt {
             at: 60_000,
             trigger: Trigger::Retry,
         }),
@@ -1131,7 +1138,7 @@ async fn a_trigger_runs_once_for_its_key(bed: Bed) {
     );
     assert_eq!(one(&*s, &mine).await, Answer::Granted(g));
     assert!(
-        matches!(one(&*s, &manual(&key, None, "b")).await, Answer::Taken(o) if o.key == Some(key.clone()))
+        matches!(one(&*s, &manual(&key, None, "b")).await, Answer::Running(o) if o.key == Some(key.clone()))
     );
     assert_eq!(
         settle(&*s, &mine, g, Outcome::Succeeded).await,
@@ -1318,7 +1325,7 @@ async fn a_pause_holds_attempts_back(bed: Bed) {
     assert_eq!(control(&*s, pause(None)).await, Controlled::Done);
     // It fails in the pause, and its retry is due at once.
     let failed = Settle {
-        again: Some(Again {
+        next_attempt: Some(NextAttempt {
             at: 0,
             trigger: Trigger::Retry,
         }),
@@ -1343,7 +1350,7 @@ async fn a_pause_holds_attempts_back(bed: Bed) {
     let at = Occurrence(now - 5000);
     until_heard(
         &mut events,
-        &Event::Again {
+        &Event::AttemptAwaited {
             job: j(),
             occurrence: at,
         },
@@ -1401,7 +1408,7 @@ async fn a_trigger_stays_between_the_decided_and_the_next(bed: Bed) {
         overlap: Overlap::Queue,
         ..claim(now - 500, "b")
     };
-    assert!(matches!(one(&*s, &next).await, Answer::Held(o) if o.key.as_deref() == Some("k")));
+    assert!(matches!(one(&*s, &next).await, Answer::Blocked(o) if o.key.as_deref() == Some("k")));
     assert_eq!(
         settle(&*s, &c, g, Outcome::Succeeded).await,
         Settlement::Done
@@ -1424,7 +1431,7 @@ async fn a_trigger_survives_its_client(bed: Bed) {
 
 async fn an_unknown_job_is_absent(bed: Bed) {
     let s = bed.store();
-    let (now, inc) = now(&*s).await;
+    let (now, incarnation) = now(&*s).await;
     assert_eq!(one(&*s, &claim(now, "a")).await, Answer::Absent);
     assert_eq!(control(&*s, Control::Cancel).await, Controlled::Absent);
     assert_eq!(s.observe(&[j()]).await.unwrap().value, [None]);
@@ -1436,12 +1443,12 @@ async fn an_unknown_job_is_absent(bed: Bed) {
         register(&*s, registration("backup", Some("another"))).await,
         (Registration::Absent, None)
     );
-    let (answer, st) = register(&*s, registration("backup", Some(&inc))).await;
+    let (answer, st) = register(&*s, registration("backup", Some(&incarnation))).await;
     let st = st.unwrap();
     assert_eq!(answer, Registration::Ready);
     assert_eq!(
-        (&*st.inc, &*st.sched, &*st.def, st.newest),
-        (&*inc, "s1", "d1", 0)
+        (&*st.incarnation, &*st.schedule, &*st.definition, st.newest),
+        (&*incarnation, "s1", "d1", 0)
     );
     assert!(st.since >= now);
     assert_eq!(state(&*s).await, st);
@@ -1556,8 +1563,8 @@ async fn what_lies_in_the_future_is_no_knowledge(bed: Bed) {
 
 async fn what_people_asked_for_is_told_again_until_they_ask_for_something_else(bed: Bed) {
     let s = bed.store();
-    let (now, inc) = now(&*s).await;
-    let told = Told {
+    let (now, incarnation) = now(&*s).await;
+    let remembered = Remembered {
         pause: Some(Pause {
             until: None,
             reason: None,
@@ -1567,17 +1574,17 @@ async fn what_people_asked_for_is_told_again_until_they_ask_for_something_else(b
         skip_at: now - MINUTE,
     };
     let tell = |adopt: Option<&str>| Register {
-        told: told.clone(),
+        remembered: remembered.clone(),
         ..registration("backup", adopt)
     };
     // Before anybody adopts, so that nothing starts in between.
     let (answer, st) = register(&*s, tell(None)).await;
     assert_eq!(answer, Registration::Absent);
-    assert_eq!(Told::of(&st.expect("it is kept")), told);
-    let (answer, st) = register(&*s, registration("backup", Some(&inc))).await;
+    assert_eq!(Remembered::of(&st.expect("it is kept")), remembered);
+    let (answer, st) = register(&*s, registration("backup", Some(&incarnation))).await;
     assert_eq!(
-        (answer, Told::of(&st.unwrap())),
-        (Registration::Ready, told.clone())
+        (answer, Remembered::of(&st.unwrap())),
+        (Registration::Ready, remembered.clone())
     );
     assert!(matches!(
         in_time(&*s, &claim(self::now(&*s).await.0 + 5, "a")).await,
@@ -1600,7 +1607,7 @@ async fn what_people_asked_for_is_told_again_until_they_ask_for_something_else(b
         control(&*s, Control::Skip { count: 1 }).await,
         Controlled::Done
     );
-    let asked = Told::of(&state(&*s).await);
+    let asked = Remembered::of(&state(&*s).await);
     let at = self::now(&*s).await.0 + 5;
     assert!(matches!(
         in_time(&*s, &claim(at, "a")).await,
@@ -1610,7 +1617,7 @@ async fn what_people_asked_for_is_told_again_until_they_ask_for_something_else(b
         }
     ));
     let again = Register {
-        told: asked,
+        remembered: asked,
         ..registration("backup", None)
     };
     assert_eq!(register(&*s, again).await.1.unwrap().skip, 0);
@@ -1648,8 +1655,8 @@ async fn what_is_planned_while_nobody_has_the_job_is_not_owed(bed: Bed) {
 async fn a_job_of_the_library_is_not_taken_for_nobodys(bed: Bed) {
     let (s, _) = ready(&bed).await;
     let theirs = Register {
-        sched: LIBRARY.to_owned(),
-        def: LIBRARY.to_owned(),
+        schedule: LIBRARY.to_owned(),
+        definition: LIBRARY.to_owned(),
         ..registration("backup", None)
     };
     let before = register(&*s, theirs).await.1;
@@ -1696,17 +1703,17 @@ async fn a_store_in_doubt_decides_nothing(bed: Bed) {
         at >= now - hour && at < now - hour + MINUTE,
         "{at} is not an hour before {now}"
     );
-    let again = Again {
+    let next_attempt = NextAttempt {
         at: 1000,
         trigger: Trigger::Retry,
     };
     let failed = Settle {
-        again: Some(again),
+        next_attempt: Some(next_attempt),
         ..settlement(&c, g, Outcome::Failed)
     };
     let settled = doubting.settle(&failed, &nothing()).await.unwrap().value;
     assert_eq!(settled, Settlement::Done);
-    let at = state(&*s).await.open[0].again.expect("a retry").at;
+    let at = state(&*s).await.open[0].next_attempt.expect("a retry").at;
     assert!(at < now - hour + MINUTE, "{at} is not an hour before {now}");
     // Long on its way is no doubt.
     let late = Arc::new(StoreClock::default());
@@ -1721,11 +1728,11 @@ async fn a_store_in_doubt_decides_nothing(bed: Bed) {
 
 async fn a_register_only_grows(bed: Bed) {
     let (s, now) = ready(&bed).await;
-    let (_, inc) = self::now(&*s).await;
+    let (_, incarnation) = self::now(&*s).await;
     let since = state(&*s).await.since;
     let known = |at| Register {
         known: Occurrence(at),
-        ..registration("backup", Some(&inc))
+        ..registration("backup", Some(&incarnation))
     };
     let (_, st) = register(&*s, known(now - 5000)).await;
     assert_eq!(st.unwrap().newest, now - 5000);
@@ -1746,22 +1753,22 @@ async fn a_register_only_grows(bed: Bed) {
     let (_, st) = register(
         &*s,
         Register {
-            def: "d2".into(),
+            definition: "d2".into(),
             ..known(0)
         },
     )
     .await;
     let st = st.unwrap();
-    assert_eq!((st.since, &*st.def), (since, "d2"));
+    assert_eq!((st.since, &*st.definition), (since, "d2"));
     let asked = s
         .register(&[Register {
-            sched: "s2".into(),
+            schedule: "s2".into(),
             ..known(0)
         }])
         .await
         .unwrap();
     let st = asked.value[0].1.clone().unwrap();
-    assert_eq!((&*st.sched, st.newest), ("s2", now - 3000));
+    assert_eq!((&*st.schedule, st.newest), ("s2", now - 3000));
     assert!(st.since >= since && st.since <= self::now(&*s).await.0);
 }
 
@@ -1905,7 +1912,7 @@ async fn the_fleet_knows_its_instances(bed: Bed) {
         }
     );
     assert_eq!(r.value.born, first.value.born);
-    let wrong = Some((r.inc.clone(), "another".into()));
+    let wrong = Some((r.incarnation.clone(), "another".into()));
     let f = s
         .heartbeat(Some(&beat(&b, 1000, wrong)))
         .await
@@ -1917,7 +1924,7 @@ async fn the_fleet_knows_its_instances(bed: Bed) {
     );
     // Redis alone forgets; the others are open from the beginning.
     assert_eq!(f.open, !matches!(bed, Bed::Redis(_)));
-    let right = Some((r.inc.clone(), r.value.id.clone()));
+    let right = Some((r.incarnation.clone(), r.value.id.clone()));
     assert!(
         s.heartbeat(Some(&beat(&b, 1000, right)))
             .await
@@ -2259,7 +2266,7 @@ async fn reconnect(s: &dyn Store) -> (i64, Arc<str>) {
         1,
     );
     let _ = patient(|| s.renew(&gone)).await;
-    (r.now_us / 1000, r.inc)
+    (r.now_us / 1000, r.incarnation)
 }
 
 #[tokio::test]
@@ -2301,8 +2308,8 @@ async fn redis_that_kept_its_data_is_quarantined_until_it_is_adopted() {
     let _ = register(&*s, more.clone()).await;
     granted(&*s, &dead).await;
     server(&mut bed).restart();
-    let (_, inc) = reconnect(&*s).await;
-    assert_ne!(inc, old);
+    let (_, incarnation) = reconnect(&*s).await;
+    assert_ne!(incarnation, old);
     let next = Claim {
         overlap: Overlap::Queue,
         ..claim(now, "b")
@@ -2318,7 +2325,7 @@ async fn redis_that_kept_its_data_is_quarantined_until_it_is_adopted() {
     assert_eq!(one(&*s, &observer).await, Answer::Quarantined);
     let (answer, st) = register(&*s, registration("backup", Some(&old))).await;
     assert_eq!(
-        (answer, st.unwrap().inc),
+        (answer, st.unwrap().incarnation),
         (Registration::Quarantined, old.to_string())
     );
     let f2 = s.heartbeat(None).await.unwrap().value;
@@ -2328,13 +2335,19 @@ async fn redis_that_kept_its_data_is_quarantined_until_it_is_adopted() {
         s.renew(&renewal(&mine, g, 1)).await.unwrap().value,
         Renewal::Renewed(None)
     );
-    let (answer, st) = register(&*s, registration("backup", Some(&inc))).await;
+    let (answer, st) = register(&*s, registration("backup", Some(&incarnation))).await;
     let st = st.unwrap();
-    assert_eq!((answer, st.inc.as_str()), (Registration::Ready, &*inc));
-    assert_eq!((st.open[0].run, st.open[0].inc.as_str()), (mine.run, &*inc));
-    assert!(matches!(one(&*s, &next).await, Answer::Held(o) if o.run == mine.run));
+    assert_eq!(
+        (answer, st.incarnation.as_str()),
+        (Registration::Ready, &*incarnation)
+    );
+    assert_eq!(
+        (st.open[0].run, st.open[0].incarnation.as_str()),
+        (mine.run, &*incarnation)
+    );
+    assert!(matches!(one(&*s, &next).await, Answer::Blocked(o) if o.run == mine.run));
     let more = Register {
-        adopt: Some(inc.to_string()),
+        adopt: Some(incarnation.to_string()),
         epoch: None,
         ..more
     };
@@ -2357,7 +2370,7 @@ async fn loses_everything(lose: impl Fn(&mut RedisServer)) {
     let mine = claim(now - 100, "a");
     let g = granted(&*s, &mine).await;
     lose(server(&mut bed));
-    let (_, inc) = reconnect(&*s).await;
+    let (_, incarnation) = reconnect(&*s).await;
     assert_eq!(one(&*s, &mine).await, Answer::Absent);
     assert_eq!(one(&*s, &claim(now - 100, "b")).await, Answer::Absent);
     assert_eq!(
@@ -2372,7 +2385,7 @@ async fn loses_everything(lose: impl Fn(&mut RedisServer)) {
     );
     let open = state(&*s).await.open[0].clone();
     assert_eq!((open.run, open.seq, open.attempt), (mine.run, 5, 1));
-    assert_eq!(open.inc, *inc);
+    assert_eq!(open.incarnation, *incarnation);
     assert_eq!(one(&*s, &claim(now - 100, "b")).await, Answer::Quarantined);
     // Adopted after the quarantine; nobody knows what became of those before.
     let r = Register {
@@ -2382,7 +2395,7 @@ async fn loses_everything(lose: impl Fn(&mut RedisServer)) {
             last: Occurrence(now - 60),
             count: 3,
         }],
-        ..registration("backup", Some(&inc))
+        ..registration("backup", Some(&incarnation))
     };
     let (answer, st) = register(&*s, r).await;
     assert_eq!(
@@ -2395,7 +2408,7 @@ async fn loses_everything(lose: impl Fn(&mut RedisServer)) {
         (Outcome::Unknown, now - 60, 3)
     );
     assert!(
-        matches!(one(&*s, &claim(now - 100, "b")).await, Answer::Taken(o) if o.run == mine.run)
+        matches!(one(&*s, &claim(now - 100, "b")).await, Answer::Running(o) if o.run == mine.run)
     );
     assert_eq!(
         settle(&*s, &mine, g, Outcome::Succeeded).await,
@@ -2450,8 +2463,8 @@ async fn redis_learns_the_key_of_a_trigger_again_from_its_run() {
             Renewal::Renewed(None)
         );
     }
-    let (_, inc) = now(&*s).await;
-    let _ = register(&*s, registration("backup", Some(&inc))).await;
+    let (_, incarnation) = now(&*s).await;
+    let _ = register(&*s, registration("backup", Some(&incarnation))).await;
     assert_eq!(
         control(&*s, put.clone()).await,
         Controlled::Triggered(g.occurrence)
@@ -2485,7 +2498,7 @@ async fn redis_with_an_older_state_does_not_make_an_attempt_twice() {
     assert_eq!(g.attempt, 2);
     server(&mut bed).kill();
     server(&mut bed).revive(Some(&older));
-    let (_, inc) = reconnect(&*s).await;
+    let (_, incarnation) = reconnect(&*s).await;
     // The older state has the first attempt still running.
     assert_eq!(state(&*s).await.open[0].run, first.run);
     assert_eq!(
@@ -2495,7 +2508,7 @@ async fn redis_with_an_older_state_does_not_make_an_attempt_twice() {
     let adopt = Register {
         on_crash: OnCrash::Rerun,
         max_attempts: 5,
-        ..registration("backup", Some(&inc))
+        ..registration("backup", Some(&incarnation))
     };
     let (_, st) = register(&*s, adopt).await;
     assert!(st.unwrap().open.is_empty());
@@ -2512,18 +2525,18 @@ async fn redis_that_lost_a_grant_takes_it_back_from_its_holder() {
     let g = granted(&*s, &mine).await;
     server(&mut bed).kill();
     server(&mut bed).revive(Some(&older));
-    let (_, inc) = reconnect(&*s).await;
-    assert_ne!(inc, old);
+    let (_, incarnation) = reconnect(&*s).await;
+    assert_ne!(incarnation, old);
     assert_eq!(state(&*s).await.newest, 0);
     assert_eq!(one(&*s, &claim(now - 100, "b")).await, Answer::Quarantined);
     assert_eq!(
         s.renew(&renewal(&mine, g, 1)).await.unwrap().value,
         Renewal::Renewed(None)
     );
-    let (_, st) = register(&*s, registration("backup", Some(&inc))).await;
+    let (_, st) = register(&*s, registration("backup", Some(&incarnation))).await;
     assert_eq!(st.unwrap().open.len(), 1);
     assert!(
-        matches!(one(&*s, &claim(now - 100, "b")).await, Answer::Taken(o) if o.run == mine.run)
+        matches!(one(&*s, &claim(now - 100, "b")).await, Answer::Running(o) if o.run == mine.run)
     );
 }
 
@@ -2593,45 +2606,64 @@ async fn redis_that_is_full_renews_and_settles_and_grants_nothing() {
 
 /// As `RedisStore` calls it, for what a race between two instances cannot be made to show each time.
 #[tokio::test]
-async fn redis_swaps_a_state_only_if_it_is_what_was_read() {
+async fn redis_replaces_a_state_only_if_it_is_what_was_read() {
     let mut bed = Bed::redis();
-    let (_, inc) = now(&*bed.store()).await;
+    let (_, incarnation) = now(&*bed.store()).await;
     let server = server(&mut bed);
     let script = ::redis::Script::new(concat!(
         include_str!("../../lua/lib.lua"),
-        include_str!("../../lua/swap.lua")
+        include_str!("../../lua/compare_and_set.lua")
     ));
     let mut c = ::redis::Client::open(server.url())
         .and_then(|c| c.get_connection())
         .unwrap();
-    let mut swap = |inc: &str, was: &[&str], set: &[&str]| {
+    let mut compare_and_set = |incarnation: &str, was: &[&str], set: &[&str]| {
         let mut call = script.key("soloist:{backup}:state");
         call.key("soloist:{backup}:history");
         call.key("soloist:epoch").key("soloist:jobs");
-        call.arg(inc).arg("soloist:events").arg("").arg("backup");
+        call.arg(incarnation)
+            .arg("soloist:events")
+            .arg("")
+            .arg("backup");
         for list in [was, set, &[], &[], &[]] {
             call.arg(list.len()).arg(list);
         }
         let (_, _, done): (i64, String, i64) = call.arg("").invoke(&mut c).unwrap();
         done == 1
     };
-    assert!(swap(&inc, &[], &["sched", "s", "newest", "5"]));
-    let read = ["sched", "s", "newest", "5"];
-    // Another incarnation than it was read in.
-    assert!(!swap("another", &read, &["sched", "x"]));
-    // Another value; a field more; one less.
-    assert!(!swap(&inc, &["sched", "s", "newest", "4"], &["sched", "x"]));
-    assert!(!swap(&inc, &["sched", "s"], &["sched", "x"]));
-    assert!(!swap(
-        &inc,
-        &["sched", "s", "newest", "5", "skip", "1"],
-        &["sched", "x"]
+    assert!(compare_and_set(
+        &incarnation,
+        &[],
+        &["schedule", "s", "newest", "5"]
     ));
-    assert!(!swap(&inc, &["sched", "s", "skip", "1"], &["sched", "x"]));
+    let read = ["schedule", "s", "newest", "5"];
+    // Another incarnation than it was read in.
+    assert!(!compare_and_set("another", &read, &["schedule", "x"]));
+    // Another value; a field more; one less.
+    assert!(!compare_and_set(
+        &incarnation,
+        &["schedule", "s", "newest", "4"],
+        &["schedule", "x"]
+    ));
+    assert!(!compare_and_set(
+        &incarnation,
+        &["schedule", "s"],
+        &["schedule", "x"]
+    ));
+    assert!(!compare_and_set(
+        &incarnation,
+        &["schedule", "s", "newest", "5", "skip", "1"],
+        &["schedule", "x"]
+    ));
+    assert!(!compare_and_set(
+        &incarnation,
+        &["schedule", "s", "skip", "1"],
+        &["schedule", "x"]
+    ));
     let state: Vec<(String, String)> = server.command(&["HGETALL", "soloist:{backup}:state"]);
-    let sched = state.iter().find(|(name, _)| name == "sched");
-    assert_eq!(sched.map(|(_, v)| &**v), Some("s"));
-    assert!(swap(&inc, &read, &["sched", "x"]));
+    let schedule = state.iter().find(|(name, _)| name == "schedule");
+    assert_eq!(schedule.map(|(_, v)| &**v), Some("s"));
+    assert!(compare_and_set(&incarnation, &read, &["schedule", "x"]));
 }
 
 /// Everybody changes the same field.
@@ -2751,9 +2783,12 @@ async fn redis_tells_of_a_gap_when_hints_may_have_been_lost() {
 async fn redis_renews_many_at_once_and_an_error_is_one_run_s_alone() {
     let mut bed = Bed::redis();
     let s = bed.store();
-    let (now, inc) = now(&*s).await;
+    let (now, incarnation) = now(&*s).await;
     let names: Vec<String> = (0..250).map(|i| format!("j{i}")).collect();
-    let all: Vec<Register> = names.iter().map(|n| registration(n, Some(&inc))).collect();
+    let all: Vec<Register> = names
+        .iter()
+        .map(|n| registration(n, Some(&incarnation)))
+        .collect();
     let _ = s.register(&all).await.unwrap();
     let claims: Vec<Claim> = names
         .iter()
@@ -2900,8 +2935,8 @@ async fn redis_needs_few_permissions_and_names_the_missing() {
     c.username = Some("soloist".to_owned());
     c.password = Some(soloist::config::Secret::new("secret"));
     let s = soloist::store::redis::RedisStore::open(&server.url(), &c).unwrap();
-    let (now, inc) = self::now(&s).await;
-    let _ = register(&s, registration("backup", Some(&inc))).await;
+    let (now, incarnation) = self::now(&s).await;
+    let _ = register(&s, registration("backup", Some(&incarnation))).await;
     let mine = claim(now, "a");
     let g = granted(&s, &mine).await;
     assert_eq!(
@@ -2977,17 +3012,17 @@ fn a_settlement_ends_the_attempts_up_to_its_own() {
             host: theirs.host,
             seq: 0,
             lease: 1,
-            def: "d1".into(),
-            inc: "before".into(),
+            definition: "d1".into(),
+            incarnation: "before".into(),
             granted_at: 0,
             renewed_at: 0,
             stop: None,
-            again: None,
+            next_attempt: None,
         }
     };
     for (attempt, left) in [(1, 1), (2, 0), (3, 0)] {
         let mut st = Some(State {
-            inc: "before".into(),
+            incarnation: "before".into(),
             newest: 1000,
             open: vec![entry(2)],
             ..State::default()
@@ -2999,8 +3034,8 @@ fn a_settlement_ends_the_attempts_up_to_its_own() {
         };
         let mut settled = settlement(&c, g, Outcome::Succeeded);
         settled.record.attempt = attempt;
-        let mut fx = soloist::logic::claim::Effects::default();
-        let done = soloist::logic::claim::settle(&mut st, &settled, 2_000_000, "now", &mut fx);
+        let mut effects = soloist::logic::claim::Effects::default();
+        let done = soloist::logic::claim::settle(&mut st, &settled, 2_000_000, "now", &mut effects);
         assert_eq!(done, Settlement::Done);
         assert_eq!(st.unwrap().open.len(), left, "attempt {attempt}");
     }
@@ -3015,7 +3050,7 @@ async fn redis_adopts_a_state_only_in_the_epoch_that_was_seen() {
     let seen = s.heartbeat(None).await.unwrap();
     let adopt = Register {
         epoch: Some(seen.value.id.to_string()),
-        ..registration("backup", Some(&seen.inc))
+        ..registration("backup", Some(&seen.incarnation))
     };
     server(&mut bed).flush();
     assert_eq!(

@@ -18,7 +18,7 @@ use soloist::{
     config::{self, Job},
     elector::{Ask, Due, Elector, Ended, Epoch, Granted, Parts, Plan, note_clock},
     logic::claim::{
-        self, Again, Answer, Claim, Control, Controlled, Event, OnCrash, Overlap, Register,
+        self, Answer, Claim, Control, Controlled, Event, NextAttempt, OnCrash, Overlap, Register,
         Registration, Renew, Renewal, Settle, Settlement, State, Target,
     },
     logic::schedule::next_of,
@@ -400,19 +400,19 @@ impl Node {
             missed: vec![],
             trigger: Trigger::Schedule,
             start_by: at + job.start_within.as_millis() as i64,
-            again: false,
+            next_attempt: false,
         };
         self.elector.contest(&job.name, ask).await
     }
 
     /// Ends the oldest run that lasts for ever.
-    async fn end(&self, outcome: Outcome, again: Option<Again>) {
+    async fn end(&self, outcome: Outcome, next_attempt: Option<NextAttempt>) {
         let g = until("a run to end", || {
             let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
             (!open.is_empty()).then(|| open.remove(0))
         })
         .await;
-        settle(&self.elector, g, outcome, again).await;
+        settle(&self.elector, g, outcome, next_attempt).await;
     }
 }
 
@@ -440,7 +440,7 @@ async fn keep(
             // The clocks of these tests are moved, and run fast: the hosts say that they are right.
             let _ = elector.clock.vote(&[0, 0]);
             let epoch = Epoch {
-                inc: reply.inc.clone(),
+                incarnation: reply.incarnation.clone(),
                 id: reply.value.id.clone(),
                 born: reply.value.born,
                 open: true,
@@ -461,16 +461,21 @@ async fn keep(
     }
 }
 
-async fn settle(elector: &Arc<Elector>, g: Granted, outcome: Outcome, again: Option<Again>) {
+async fn settle(
+    elector: &Arc<Elector>,
+    g: Granted,
+    outcome: Outcome,
+    next_attempt: Option<NextAttempt>,
+) {
     let now = elector.clock.now_us().unwrap_or(0) / 1000;
-    ended(elector, g, outcome, again, now).await;
+    ended(elector, g, outcome, next_attempt, now).await;
 }
 
 async fn ended(
     elector: &Arc<Elector>,
     g: Granted,
     outcome: Outcome,
-    again: Option<Again>,
+    next_attempt: Option<NextAttempt>,
     finished: i64,
 ) {
     let outcome = if g.too_late { Outcome::Missed } else { outcome };
@@ -498,12 +503,12 @@ async fn ended(
     let s = Settle {
         run: g.run,
         record,
-        again,
+        next_attempt,
     };
     while elector.store.settle(&s, &Tail::default()).await.is_err() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    let awaited = again.map(|_| g.grant.occurrence);
+    let awaited = next_attempt.map(|_| g.grant.occurrence);
     let (job, run) = (g.job.name.clone(), g.run);
     drop(g);
     elector.run_ended(&job, run, awaited);
@@ -609,7 +614,7 @@ async fn a_thousand_wake_ups_are_one_command() {
                     missed: vec![],
                     trigger: Trigger::Schedule,
                     start_by: at + 60_000,
-                    again: false,
+                    next_attempt: false,
                 };
                 elector.contest(&name, ask).await
             })
@@ -922,7 +927,7 @@ async fn until_registered(node: &Node, job: &Job) {
     loop {
         let states = node.elector.store.observe(std::slice::from_ref(&job.name));
         let state = states.await.unwrap().value.remove(0).unwrap();
-        if state.def == job.digest {
+        if state.definition == job.digest {
             return;
         }
         assert!(begun.elapsed() < GENEROUS, "it is not registered");
@@ -1285,7 +1290,7 @@ async fn behind_what_is_decided(node: &Node, store: &MemoryStore, job: &Job, by:
         overlap: Overlap::Skip,
         on_crash: OnCrash::Fail,
         max_attempts: 1,
-        def: job.digest.clone(),
+        definition: job.digest.clone(),
         observed: None,
         holds: vec![],
     };
@@ -1393,7 +1398,7 @@ async fn an_attempt_that_goes_first_finds_a_slot() {
             error: None,
             count: 1,
         },
-        again: Some(Again {
+        next_attempt: Some(NextAttempt {
             at: 0,
             trigger: Trigger::Takeover,
         }),

@@ -214,14 +214,14 @@ impl Node {
         soloist::elector::note_clock(&holder.clock, &first);
         let register = Register {
             job: job.name.clone(),
-            sched: "s".into(),
-            def: "d".into(),
+            schedule: "s".into(),
+            definition: "d".into(),
             known: Occurrence(0),
-            adopt: Some(first.inc.to_string()),
+            adopt: Some(first.incarnation.to_string()),
             epoch: None,
             lost: vec![],
             enabled: true,
-            told: Default::default(),
+            remembered: Default::default(),
             instance: InstanceId::new("a"),
             host: "a".into(),
             on_crash: OnCrash::Fail,
@@ -254,7 +254,7 @@ impl Node {
             overlap: Overlap::Skip,
             on_crash: OnCrash::Fail,
             max_attempts: 1,
-            def: "d".into(),
+            definition: "d".into(),
             observed: None,
             holds: vec![],
         };
@@ -417,11 +417,11 @@ async fn a_lease_that_is_another_s_by_now_starts_nothing() {
         overlap: Overlap::Skip,
         on_crash: OnCrash::Rerun,
         max_attempts: 9,
-        def: "d".into(),
+        definition: "d".into(),
         observed: Some(soloist::logic::claim::Observed {
             run: open.run,
             seq: open.seq,
-            inc: open.inc.clone(),
+            incarnation: open.incarnation.clone(),
         }),
         holds: vec![],
     };

@@ -14,8 +14,8 @@ use std::{
 use fastrand::Rng;
 use soloist::{
     logic::claim::{
-        self, Again, Answer, Claim, Control, Effects, Event, Missed, Observed, OnCrash, Overlap,
-        Pause, Register, Renew, Settle, State, Target, Told,
+        self, Answer, Claim, Control, Effects, Event, Missed, NextAttempt, Observed, OnCrash,
+        Overlap, Pause, Register, Remembered, Renew, Settle, State, Target,
     },
     model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger},
     store::{HISTORY_KEPT, Reply, Store, Tail, memory::MemoryStore, sqlite::SqliteStore},
@@ -87,7 +87,7 @@ struct Model {
     jobs: BTreeMap<JobName, Known>,
     runs: Vec<Run>,
     claims: Vec<Claim>,
-    inc: String,
+    incarnation: String,
     now: i64,
     /// What this step has to say.
     events: Vec<Event>,
@@ -106,18 +106,18 @@ impl Model {
     ) {
         let known = self.jobs.get_mut(job).unwrap();
         let before = known.state.clone();
-        let mut fx = Effects::default();
-        let ours = f(&mut known.state, &mut fx);
+        let mut effects = Effects::default();
+        let ours = f(&mut known.state, &mut effects);
         assert_eq!(
             theirs, &ours,
             "{}: the store's answer (left) differs; state {before:#?}",
             self.at
         );
-        for r in fx.records {
+        for r in effects.records {
             known.history.push_front(r);
             known.history.truncate(HISTORY_KEPT);
         }
-        self.events.extend(fx.events);
+        self.events.extend(effects.events);
         let word = format!("{ours:?}");
         let word = word.split([' ', '{']).next().unwrap_or_default();
         self.met.insert(word.to_owned());
@@ -125,7 +125,7 @@ impl Model {
 
     fn heard<T>(&mut self, r: &Reply<T>) {
         self.now = r.now_us / 1000;
-        self.inc = r.inc.to_string();
+        self.incarnation = r.incarnation.to_string();
     }
 
     fn job(&mut self) -> JobName {
@@ -188,10 +188,10 @@ impl Model {
             Observed {
                 run: e.run,
                 seq: e.seq + u32::from(self.one_in(6)),
-                inc: if self.one_in(6) {
+                incarnation: if self.one_in(6) {
                     "older".into()
                 } else {
-                    e.inc.clone()
+                    e.incarnation.clone()
                 },
             }
         });
@@ -223,7 +223,7 @@ impl Model {
             ][self.rng.usize(..4)],
             on_crash: [OnCrash::Fail, OnCrash::Rerun][self.rng.usize(..2)],
             max_attempts: self.rng.u32(1..5),
-            def: "definition \"1\"".to_owned(),
+            definition: "definition \"1\"".to_owned(),
             observed,
             holds,
         };
@@ -231,8 +231,8 @@ impl Model {
         claim
     }
 
-    fn told(&mut self) -> Told {
-        Told {
+    fn remembered(&mut self) -> Remembered {
+        Remembered {
             pause: self.one_in(8).then(|| Pause {
                 until: self.one_in(2).then(|| self.now + self.rng.i64(-20..60)),
                 reason: None,
@@ -265,7 +265,7 @@ async fn compare(store: &dyn Store, place: &mut Place, seed: u64, steps: usize) 
         jobs: names.into_iter().map(|n| (n, Known::default())).collect(),
         runs: vec![],
         claims: vec![],
-        inc: String::new(),
+        incarnation: String::new(),
         now: 0,
         events: vec![],
         at: String::new(),
@@ -332,8 +332,8 @@ async fn compare(store: &dyn Store, place: &mut Place, seed: u64, steps: usize) 
     }
     for word in [
         "Granted(Grant",
-        "Taken(Open",
-        "Held(Open",
+        "Running(Open",
+        "Blocked(Open",
         "Settled(None)",
         "Settled(Some(Last",
         "Early",
@@ -396,8 +396,8 @@ async fn claims(store: &dyn Store, m: &mut Model) {
     let r = store.claim(&claims).await.unwrap();
     m.heard(&r);
     for (c, theirs) in claims.iter().zip(&r.value) {
-        m.step(&c.job, theirs, |st, fx| {
-            claim::claim(st, c, r.now_us, &r.inc, fx)
+        m.step(&c.job, theirs, |st, effects| {
+            claim::claim(st, c, r.now_us, &r.incarnation, effects)
         });
         if let Answer::Granted(g) = theirs {
             m.runs.push(Run {
@@ -431,7 +431,7 @@ async fn renew(store: &dyn Store, m: &mut Model) {
         instance: c.instance.clone(),
         host: c.host.clone(),
         lease: c.lease,
-        def: c.def.clone(),
+        definition: c.definition.clone(),
         seq,
         granted_at: run.occurrence.0 + 1,
     };
@@ -443,7 +443,7 @@ async fn renew(store: &dyn Store, m: &mut Model) {
     let r = reply.unwrap();
     m.heard(&r);
     m.step(&renew.job, &r.value, |st, _| {
-        claim::renew(st, &renew, r.now_us, &r.inc)
+        claim::renew(st, &renew, r.now_us, &r.incarnation)
     });
     if let Some(known) = m.runs.iter_mut().find(|k| k.claim.run == c.run) {
         known.seq = seq;
@@ -453,7 +453,7 @@ async fn renew(store: &dyn Store, m: &mut Model) {
 async fn settle(store: &dyn Store, m: &mut Model) {
     let Some(run) = m.run() else { return };
     let c = &run.claim;
-    let retry = m.one_in(2).then(|| Again {
+    let retry = m.one_in(2).then(|| NextAttempt {
         at: m.rng.i64(0..200),
         trigger: [Trigger::Retry, Trigger::Takeover][m.rng.usize(..2)],
     });
@@ -486,30 +486,30 @@ async fn settle(store: &dyn Store, m: &mut Model) {
             error: Some("exit code 1".to_owned()),
             count: 1,
         },
-        again: retry,
+        next_attempt: retry,
     };
     let r = store.settle(&settle, &Tail::default()).await.unwrap();
     m.heard(&r);
-    m.step(&settle.record.job, &r.value, |st, fx| {
-        claim::settle(st, &settle, r.now_us, &r.inc, fx)
+    m.step(&settle.record.job, &r.value, |st, effects| {
+        claim::settle(st, &settle, r.now_us, &r.incarnation, effects)
     });
 }
 
 async fn register(store: &dyn Store, m: &mut Model) {
     let job = m.job();
     let register = Register {
-        sched: ["s1", "s1", "s1", "s2"][m.rng.usize(..4)].to_owned(),
-        def: ["d1", "d2"][m.rng.usize(..2)].to_owned(),
+        schedule: ["s1", "s1", "s1", "s2"][m.rng.usize(..4)].to_owned(),
+        definition: ["d1", "d2"][m.rng.usize(..2)].to_owned(),
         known: Occurrence(if m.one_in(6) { m.instant() } else { 0 }),
         adopt: match m.rng.u32(..4) {
             0 => None,
             1 => Some("another".to_owned()),
-            _ => Some(m.inc.clone()),
+            _ => Some(m.incarnation.clone()),
         },
         epoch: None,
         lost: m.one_in(2).then(|| m.missed()).into_iter().collect(),
         enabled: !m.one_in(3),
-        told: m.told(),
+        remembered: m.remembered(),
         instance: m.instance(),
         host: "h".to_owned(),
         on_crash: [OnCrash::Fail, OnCrash::Rerun][m.rng.usize(..2)],
@@ -521,8 +521,8 @@ async fn register(store: &dyn Store, m: &mut Model) {
         .await
         .unwrap();
     m.heard(&r);
-    m.step(&register.job, &r.value[0], |st, fx| {
-        let answer = claim::register(st, &register, r.now_us, &r.inc, fx);
+    m.step(&register.job, &r.value[0], |st, effects| {
+        let answer = claim::register(st, &register, r.now_us, &r.incarnation, effects);
         (answer, st.clone())
     });
 }
@@ -547,8 +547,8 @@ async fn control(store: &dyn Store, m: &mut Model) {
     };
     let r = store.control(&job, &what).await.unwrap();
     m.heard(&r);
-    m.step(&job, &r.value, |st, fx| {
-        claim::control(st, &job, &what, r.now_us, fx)
+    m.step(&job, &r.value, |st, effects| {
+        claim::control(st, &job, &what, r.now_us, effects)
     });
 }
 

@@ -107,7 +107,7 @@ fn claim(job: JobName, at: i64, instance: &str) -> Claim {
         overlap: Overlap::Skip,
         on_crash: OnCrash::Fail,
         max_attempts: 1,
-        def: "d".to_owned(),
+        definition: "d".to_owned(),
         observed: None,
         holds: vec![],
     }
@@ -127,7 +127,7 @@ fn renewal(c: &Claim, seq: u32) -> Renew {
         instance: c.instance.clone(),
         host: c.host.clone(),
         lease: c.lease,
-        def: c.def.clone(),
+        definition: c.definition.clone(),
         seq,
         granted_at: occurrence.0,
     }
@@ -140,14 +140,14 @@ async fn register(s: &dyn Store, jobs: &[JobName]) -> i64 {
         .iter()
         .map(|job| Register {
             job: job.clone(),
-            sched: "s".to_owned(),
-            def: "d".to_owned(),
+            schedule: "s".to_owned(),
+            definition: "d".to_owned(),
             known: Occurrence(0),
-            adopt: Some(look.inc.to_string()),
+            adopt: Some(look.incarnation.to_string()),
             epoch: None,
             lost: vec![],
             enabled: true,
-            told: Default::default(),
+            remembered: Default::default(),
             instance: InstanceId::new("a"),
             host: "a".to_owned(),
             on_crash: OnCrash::Fail,
@@ -512,7 +512,7 @@ async fn databases_and_namespaces_keep_fleets_apart() {
         let answer = ask(&*other, &claim(backup(), now, "b"))
             .await
             .expect("an answer");
-        assert!(matches!(answer, Answer::Taken(_)), "{url}: {answer:?}");
+        assert!(matches!(answer, Answer::Running(_)), "{url}: {answer:?}");
     }
     // Another one, by both of its names; another namespace.
     let third = site.store(&format!("url = \"redis://localhost:{port}/3\""));
@@ -524,7 +524,7 @@ async fn databases_and_namespaces_keep_fleets_apart() {
     let same = site.store(&format!("url = \"{socket}?db=3\""));
     assert!(matches!(
         ask(&*same, &claim(backup(), now, "b")).await,
-        Ok(Answer::Taken(_))
+        Ok(Answer::Running(_))
     ));
     let named = site.store(&format!("url = {socket:?}\nnamespace = \"web:blue\""));
     assert_eq!(

@@ -39,7 +39,7 @@ fn claim(at: i64) -> Claim {
         overlap: Overlap::Allow,
         on_crash: OnCrash::Fail,
         max_attempts: 1,
-        def: "d".to_owned(),
+        definition: "d".to_owned(),
         observed: None,
         holds: vec![],
     }
@@ -71,17 +71,17 @@ fn record(c: &Claim) -> RunRecord {
 }
 
 async fn register(store: &dyn Store) {
-    let inc = store.observe(&[]).await.unwrap().inc;
+    let incarnation = store.observe(&[]).await.unwrap().incarnation;
     let register = Register {
         job: job(),
-        sched: "s".to_owned(),
-        def: "d".to_owned(),
+        schedule: "s".to_owned(),
+        definition: "d".to_owned(),
         known: Occurrence(0),
-        adopt: Some(inc.to_string()),
+        adopt: Some(incarnation.to_string()),
         epoch: None,
         lost: vec![],
         enabled: true,
-        told: Default::default(),
+        remembered: Default::default(),
         instance: InstanceId::new("a"),
         host: "h".to_owned(),
         on_crash: OnCrash::Fail,
@@ -163,7 +163,7 @@ fn those_who_make_the_file_together_agree_on_it() {
             runtime
                 .block_on(store.observe(&[]))
                 .unwrap()
-                .inc
+                .incarnation
                 .to_string()
         };
         let threads: Vec<_> = (0..8).map(|_| scope.spawn(open)).collect();
@@ -255,7 +255,7 @@ async fn what_is_old_is_removed() {
     let settle = Settle {
         run: mine.run,
         record: record(&mine),
-        again: None,
+        next_attempt: None,
     };
     let tail = Tail {
         data: b"out".to_vec(),
@@ -418,8 +418,8 @@ async fn what_was_answered_is_there_after_opening_again() {
     drop(store);
     let store = SqliteStore::open(&path).unwrap();
     let again = store.claim(&[claim(1)]).await.unwrap();
-    assert_eq!(first.inc, again.inc);
-    assert!(matches!(again.value[0], Answer::Taken(_)));
+    assert_eq!(first.incarnation, again.incarnation);
+    assert!(matches!(again.value[0], Answer::Running(_)));
     assert_eq!(store.heartbeat(None).await.unwrap().value.born, born);
 }
 
@@ -493,7 +493,7 @@ async fn take(store: &SqliteStore, at: i64, out: &mut std::fs::File) {
     let settle = Settle {
         run: c.run,
         record,
-        again: None,
+        next_attempt: None,
     };
     let _ = store.settle(&settle, &Tail::default()).await.unwrap();
 }

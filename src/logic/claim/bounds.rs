@@ -25,7 +25,7 @@ fn asks(at: i64) -> Claim {
         overlap: Overlap::Skip,
         on_crash: OnCrash::Fail,
         max_attempts: 1,
-        def: String::new(),
+        definition: String::new(),
         observed: None,
         holds: vec![],
     }
@@ -48,10 +48,10 @@ fn claimed(st: &mut State, c: &Claim, now: i64) -> (Answer, Effects) {
 }
 
 fn claimed_us(st: &mut State, c: &Claim, now_us: i64) -> (Answer, Effects) {
-    let (mut state, mut fx) = (Some(std::mem::take(st)), Effects::default());
-    let answer = claim(&mut state, c, now_us, "inc", &mut fx);
+    let (mut state, mut effects) = (Some(std::mem::take(st)), Effects::default());
+    let answer = claim(&mut state, c, now_us, "incarnation", &mut effects);
     *st = state.expect("it is known");
-    (answer, fx)
+    (answer, effects)
 }
 
 fn granted(st: &mut State, c: &Claim, now: i64) -> Grant {
@@ -63,7 +63,7 @@ fn granted(st: &mut State, c: &Claim, now: i64) -> Grant {
 
 fn known() -> State {
     State {
-        inc: "inc".to_owned(),
+        incarnation: "incarnation".to_owned(),
         ..State::default()
     }
 }
@@ -81,14 +81,14 @@ fn entry(c: &Claim, at: i64, attempt: u32, granted_at: i64) -> Open {
         attempt,
         trigger: Trigger::Schedule,
     };
-    Open::granted(c, first, None, granted_at, "inc")
+    Open::granted(c, first, None, granted_at, "incarnation")
 }
 
 fn seen(e: &Open) -> Option<Observed> {
     Some(Observed {
         run: e.run,
         seq: e.seq,
-        inc: e.inc.clone(),
+        incarnation: e.incarnation.clone(),
     })
 }
 
@@ -149,12 +149,12 @@ fn a_pause_is_over_in_its_last_moment() {
     // An attempt that is awaited is told how long it lasts.
     let awaited = |now| {
         let mut st = paused();
-        let again = Again {
+        let next_attempt = NextAttempt {
             at: T,
             trigger: Trigger::Retry,
         };
         st.open.push(Open {
-            again: Some(again),
+            next_attempt: Some(next_attempt),
             ..entry(&asks(T), T, 1, T)
         });
         claimed(&mut st, &asks(T), now).0
@@ -182,8 +182,8 @@ fn a_trigger_without_room_is_recorded_at_no_scheduled_instant() {
             start_by: PASSED,
             ..triggers("k", None)
         };
-        let (_, fx) = claimed(&mut st, &c, now);
-        assert_eq!(fx.records[0].occurrence, Occurrence(at));
+        let (_, effects) = claimed(&mut st, &c, now);
+        assert_eq!(effects.records[0].occurrence, Occurrence(at));
         assert_eq!(st.triggered[0].occurrence, Occurrence(at));
     }
 }
@@ -257,7 +257,7 @@ fn an_occurrence_of_the_moment_in_which_the_run_before_ended_runs() {
 
 #[test]
 fn a_queued_occurrence_hears_how_long_the_awaited_attempt_is_away() {
-    let again = Again {
+    let next_attempt = NextAttempt {
         at: T + 300,
         trigger: Trigger::Retry,
     };
@@ -266,7 +266,7 @@ fn a_queued_occurrence_hears_how_long_the_awaited_attempt_is_away() {
         ..known()
     };
     st.open.push(Open {
-        again: Some(again),
+        next_attempt: Some(next_attempt),
         ..entry(&asks(T - 1000), T - 1000, 1, T - 1000)
     });
     let c = Claim {
@@ -288,9 +288,9 @@ fn a_run_is_asked_to_give_way_once_and_by_no_other_policy() {
             stop,
             ..entry(&asks(T - 1000), T - 1000, 1, T + 1)
         });
-        let (answer, fx) = claimed(&mut st, &Claim { overlap, ..asks(T) }, T + 2);
-        assert!(matches!(answer, Answer::Held(_)), "{answer:?}");
-        (st.open[0].stop, fx.events.len())
+        let (answer, effects) = claimed(&mut st, &Claim { overlap, ..asks(T) }, T + 2);
+        assert!(matches!(answer, Answer::Blocked(_)), "{answer:?}");
+        (st.open[0].stop, effects.events.len())
     };
     let cancelled = Some(Stop::Cancelled);
     assert_eq!(asked(Overlap::Replace, None), (Some(Stop::Replaced), 1));
@@ -313,8 +313,8 @@ fn a_dead_run_is_recorded_with_its_times() {
         observed: seen(&e),
         ..asks(T)
     };
-    let (_, fx) = claimed(&mut st, &c, T + 5000);
-    let r = &fx.records[0];
+    let (_, effects) = claimed(&mut st, &c, T + 5000);
+    let r = &effects.records[0];
     assert_eq!(
         (
             r.started_at,
@@ -340,7 +340,7 @@ fn a_dead_run_is_recorded_with_its_times() {
 fn an_awaited_attempt_behind_a_dead_run_is_granted_as_itself() {
     for dead_first in [true, false] {
         let awaited = Open {
-            again: Some(Again {
+            next_attempt: Some(NextAttempt {
                 at: T,
                 trigger: Trigger::Takeover,
             }),
@@ -348,7 +348,7 @@ fn an_awaited_attempt_behind_a_dead_run_is_granted_as_itself() {
         };
         let dead = entry(&asks(T - 1000), T - 1000, 1, T - 1000);
         let other = Open {
-            again: awaited.again,
+            next_attempt: awaited.next_attempt,
             ..entry(&asks(T - 2000), T - 2000, 1, T - 2000)
         };
         let mut open = vec![awaited.clone(), other.clone()];
@@ -380,7 +380,7 @@ fn renewal(run: RunId, at: i64, attempt: u32) -> Renew {
         instance: InstanceId::new("a"),
         host: String::new(),
         lease: 1000,
-        def: String::new(),
+        definition: String::new(),
         seq: 3,
         granted_at: at,
     }
@@ -389,13 +389,13 @@ fn renewal(run: RunId, at: i64, attempt: u32) -> Renew {
 #[test]
 fn a_lease_is_put_back_unless_its_run_ended_or_a_later_attempt_is_there() {
     let older = || State {
-        inc: "before".to_owned(),
+        incarnation: "before".to_owned(),
         ..State::default()
     };
     let c = asks(T);
     let back = |mut st: State| {
         let mut state = Some(std::mem::take(&mut st));
-        let said = renew(&mut state, &renewal(c.run, T, 2), T * 1000, "inc");
+        let said = renew(&mut state, &renewal(c.run, T, 2), T * 1000, "incarnation");
         (said, state.expect("a state"))
     };
     let ended = |run, outcome| State {
@@ -444,7 +444,7 @@ fn a_lease_is_put_back_unless_its_run_ended_or_a_later_attempt_is_there() {
 /// Of another incarnation, with these keys.
 fn st_of(keys: &[&str]) -> State {
     let mut st = State {
-        inc: "before".to_owned(),
+        incarnation: "before".to_owned(),
         ..State::default()
     };
     for key in keys {
@@ -472,13 +472,13 @@ fn the_end_of_a_run_that_the_store_lost_ends_its_older_attempts_alone() {
         let s = Settle {
             run: c.run,
             record,
-            again: None,
+            next_attempt: None,
         };
         let said = settle(
             &mut state,
             &s,
             (T + 20) * 1000,
-            "inc",
+            "incarnation",
             &mut Effects::default(),
         );
         assert_eq!(said, Settlement::Done);
@@ -488,63 +488,63 @@ fn the_end_of_a_run_that_the_store_lost_ends_its_older_attempts_alone() {
 }
 
 #[test]
-fn what_people_asked_for_is_told_by_the_newest_request() {
+fn what_people_asked_for_is_decided_by_the_newest_request() {
     let pause = |at| Pause {
         until: None,
         reason: None,
         at,
     };
-    let nothing = Told {
+    let nothing = Remembered {
         pause: None,
         skip: 0,
         skip_at: 0,
     };
     assert!(nothing.is_nothing());
-    let skips = |skip, skip_at| Told {
+    let skips = |skip, skip_at| Remembered {
         skip,
         skip_at,
         ..nothing.clone()
     };
     assert!(!skips(1, T).is_nothing());
-    let pauses = |at| Told {
+    let pauses = |at| Remembered {
         pause: Some(pause(at)),
         ..nothing.clone()
     };
     assert!(!pauses(T).is_nothing());
-    let told = |told: Told, skip, skip_at, resumed| {
+    let restored = |remembered: Remembered, skip, skip_at, resumed| {
         let mut st = State {
             skip,
             skip_at,
             resumed,
             ..known()
         };
-        told.tell(&mut st);
+        remembered.restore(&mut st);
         (st.skip, st.skip_at, st.pause.is_some())
     };
     // A pause that was ended in the same moment is over.
-    assert_eq!(told(pauses(T), 0, 0, T - 1), (0, 0, true));
-    assert_eq!(told(pauses(T), 0, 0, T), (0, 0, false));
+    assert_eq!(restored(pauses(T), 0, 0, T - 1), (0, 0, true));
+    assert_eq!(restored(pauses(T), 0, 0, T), (0, 0, false));
     // The newer request; of one request, the fewest that are left.
-    assert_eq!(told(skips(3, T), 5, T - 1, 0), (3, T, false));
-    assert_eq!(told(skips(3, T), 5, T, 0), (3, T, false));
-    assert_eq!(told(skips(3, T), 2, T, 0), (2, T, false));
-    assert_eq!(told(skips(3, T), 5, T + 1, 0), (5, T + 1, false));
+    assert_eq!(restored(skips(3, T), 5, T - 1, 0), (3, T, false));
+    assert_eq!(restored(skips(3, T), 5, T, 0), (3, T, false));
+    assert_eq!(restored(skips(3, T), 2, T, 0), (2, T, false));
+    assert_eq!(restored(skips(3, T), 5, T + 1, 0), (5, T + 1, false));
     // One that nobody asked for, and one from before requests had a time.
-    assert_eq!(told(skips(0, 0), 5, 0, 0), (5, 0, false));
-    assert_eq!(told(skips(0, 0), 5, T, 0), (5, T, false));
+    assert_eq!(restored(skips(0, 0), 5, 0, 0), (5, 0, false));
+    assert_eq!(restored(skips(0, 0), 5, T, 0), (5, T, false));
 }
 
 fn registration(known: i64) -> Register {
     Register {
         job: job(),
-        sched: "s".to_owned(),
-        def: String::new(),
+        schedule: "s".to_owned(),
+        definition: String::new(),
         known: Occurrence(known),
-        adopt: Some("inc".to_owned()),
+        adopt: Some("incarnation".to_owned()),
         epoch: None,
         lost: vec![],
         enabled: true,
-        told: Told::default(),
+        remembered: Remembered::default(),
         instance: InstanceId::new("a"),
         host: String::new(),
         on_crash: OnCrash::Fail,
@@ -553,10 +553,10 @@ fn registration(known: i64) -> Register {
 }
 
 fn registered(state: Option<State>, r: &Register, now: i64) -> (State, Effects) {
-    let (mut state, mut fx) = (state, Effects::default());
-    let said = register(&mut state, r, now * 1000, "inc", &mut fx);
+    let (mut state, mut effects) = (state, Effects::default());
+    let said = register(&mut state, r, now * 1000, "incarnation", &mut effects);
     assert_eq!(said, Registration::Ready);
-    (state.expect("a state"), fx)
+    (state.expect("a state"), effects)
 }
 
 #[test]
@@ -566,9 +566,9 @@ fn what_is_owed_begins_with_what_is_known() {
     assert_eq!(since(None, T - 5000, T), T - 5000);
     assert_eq!(since(None, T + 5000, T), T);
     // Another schedule owes nothing of before; a lease that was put back has none, and owes what it owed.
-    let before = |sched: &str, newest| {
+    let before = |schedule: &str, newest| {
         Some(State {
-            sched: sched.to_owned(),
+            schedule: schedule.to_owned(),
             newest,
             since: T - 9000,
             ..known()
@@ -600,17 +600,17 @@ fn what_is_owed_begins_with_what_is_known() {
 #[test]
 fn an_adopted_state_keeps_what_is_alive_and_what_may_run_twice() {
     let before = |e: Open| Open {
-        inc: "before".to_owned(),
+        incarnation: "before".to_owned(),
         ..e
     };
-    let again = Some(Again {
+    let next_attempt = Some(NextAttempt {
         at: T,
         trigger: Trigger::Retry,
     });
     let alive = entry(&asks(T), T, 1, T);
     let dead = before(entry(&asks(T - 1000), T - 1000, 1, T - 1000));
     let awaited = before(Open {
-        again,
+        next_attempt,
         ..entry(&asks(T - 2000), T - 2000, 1, T - 2000)
     });
     let adopted = |open: &[&Open], on_crash| {
@@ -624,13 +624,13 @@ fn an_adopted_state_keeps_what_is_alive_and_what_may_run_twice() {
             max_attempts: 3,
             ..registration(0)
         };
-        let (st, fx) = registered(Some(st), &r, T + 10);
+        let (st, effects) = registered(Some(st), &r, T + 10);
         let left: Vec<_> = st
             .open
             .iter()
-            .map(|e| (e.occurrence.0 - T, e.again.is_some()))
+            .map(|e| (e.occurrence.0 - T, e.next_attempt.is_some()))
             .collect();
-        (left, fx.records.len())
+        (left, effects.records.len())
     };
     let all = [&dead, &awaited, &alive];
     assert_eq!(adopted(&all, OnCrash::Fail), (vec![(0, false)], 1));
@@ -660,8 +660,8 @@ fn what_was_lost_is_recorded_up_to_now_and_after_what_is_decided() {
             newest,
             ..st_of(&[])
         };
-        let (st, fx) = registered(Some(st), &r, T);
-        (st.newest, fx.records.len())
+        let (st, effects) = registered(Some(st), &r, T);
+        (st.newest, effects.records.len())
     };
     assert_eq!(lost(T - 9000, T), (T, 1));
     assert_eq!(lost(T - 9000, T + 1), (T - 9000, 0));
@@ -707,9 +707,9 @@ fn what_ran_up_to_now_is_not_early() {
     let what = Control::Rewind {
         ran: [T - 1, T, T + 1].map(Occurrence).to_vec(),
     };
-    let mut fx = Effects::default();
+    let mut effects = Effects::default();
     assert_eq!(
-        control(&mut state, &job(), &what, T * 1000, &mut fx),
+        control(&mut state, &job(), &what, T * 1000, &mut effects),
         Controlled::Done
     );
     let st = state.expect("a state");
@@ -735,7 +735,7 @@ fn a_state_knows_its_runs_and_an_event_its_job() {
     st.open.push(entry(&c, T, 1, T));
     assert_eq!(st.held_by(c.run).map(|o| o.occurrence.0), Some(T));
     assert_eq!(st.held_by(RunId::random()), None);
-    st.open[0].again = Some(Again {
+    st.open[0].next_attempt = Some(NextAttempt {
         at: T,
         trigger: Trigger::Retry,
     });
@@ -768,18 +768,18 @@ fn what_counts_to_its_end_stays_there() {
         instance: c.instance.clone(),
         host: c.host.clone(),
         lease: 1000,
-        def: String::new(),
+        definition: String::new(),
         seq: 1,
         granted_at: T,
     };
     let mut state = Some(st);
     assert_eq!(
-        renew(&mut state, &r, T * 1000, "inc"),
+        renew(&mut state, &r, T * 1000, "incarnation"),
         Renewal::Renewed(None)
     );
     let mut st = state.expect("it is known");
     assert_eq!(st.open[0].seq, u32::MAX);
-    st.open[0].again = Some(Again {
+    st.open[0].next_attempt = Some(NextAttempt {
         at: T,
         trigger: Trigger::Retry,
     });
@@ -798,8 +798,8 @@ fn what_is_asked_at_the_end_of_time_can_be_read_again() {
         reason: None,
     };
     for what in [pause, Control::Skip { count: 1 }] {
-        let mut fx = Effects::default();
-        let done = control(&mut state, &job(), &what, T * 1000, &mut fx);
+        let mut effects = Effects::default();
+        let done = control(&mut state, &job(), &what, T * 1000, &mut effects);
         assert_eq!(done, Controlled::Done);
     }
     let text = serde_json::to_string(&state).expect("JSON");

@@ -49,7 +49,7 @@ pub fn control(
     job: &JobName,
     what: &Control,
     now_us: i64,
-    fx: &mut Effects,
+    effects: &mut Effects,
 ) -> Controlled {
     let now = now_us.div_euclid(1000);
     let Some(st) = state.as_mut() else {
@@ -62,20 +62,20 @@ pub fn control(
                 reason: reason.clone(),
                 at: now.max(st.resumed + 1).min(LAST_MS),
             });
-            fx.events.push(Event::Controlled { job: job.clone() });
+            effects.events.push(Event::Controlled { job: job.clone() });
             Controlled::Done
         }
         Control::Resume => {
             let paused = st.paused(now).is_some();
             if let Some(p) = st.pause.take() {
                 st.resumed = now.max(p.at);
-                fx.events.push(Event::Controlled { job: job.clone() });
+                effects.events.push(Event::Controlled { job: job.clone() });
             }
             if !paused {
                 return Controlled::Nothing;
             }
-            for e in st.open.iter().filter(|e| e.again.is_some()) {
-                fx.events.push(Event::Again {
+            for e in st.open.iter().filter(|e| e.next_attempt.is_some()) {
+                effects.events.push(Event::AttemptAwaited {
                     job: job.clone(),
                     occurrence: e.occurrence,
                 });
@@ -84,12 +84,12 @@ pub fn control(
         }
         Control::Skip { count } => {
             (st.skip, st.skip_at) = (*count, now.max(st.skip_at + 1).min(LAST_MS));
-            fx.events.push(Event::Controlled { job: job.clone() });
+            effects.events.push(Event::Controlled { job: job.clone() });
             Controlled::Done
         }
         Control::Off => {
             // Who has a job of the library is not in the fleet's list, and plans it by itself.
-            if st.off > 0 || st.sched == LIBRARY {
+            if st.off > 0 || st.schedule == LIBRARY {
                 return Controlled::Nothing;
             }
             st.off = now;
@@ -112,12 +112,12 @@ pub fn control(
             if let Some(l) = &mut st.last {
                 (l.from, l.to) = (l.from.min(now), l.to.min(now));
             }
-            fx.events.push(Event::Controlled { job: job.clone() });
+            effects.events.push(Event::Controlled { job: job.clone() });
             Controlled::Done
         }
         Control::Cancel => {
             let waiting = st.open.len();
-            st.open.retain(|e| e.again.is_none());
+            st.open.retain(|e| e.next_attempt.is_none());
             let dropped = waiting != st.open.len();
             let mut stopping = vec![];
             for e in &mut st.open {
@@ -125,7 +125,7 @@ pub fn control(
                 stopping.push(e.run);
             }
             if !stopping.is_empty() {
-                fx.events.push(Event::Stop { job: job.clone() });
+                effects.events.push(Event::Stop { job: job.clone() });
                 Controlled::Stopping(stopping)
             } else if dropped {
                 Controlled::Done
@@ -150,7 +150,7 @@ pub fn control(
                 key: key.clone(),
                 at: now,
             });
-            fx.events.push(Event::Triggered {
+            effects.events.push(Event::Triggered {
                 job: job.clone(),
                 key: key.clone(),
             });

@@ -86,7 +86,7 @@ pub struct Claim {
     pub overlap: Overlap,
     pub on_crash: OnCrash,
     pub max_attempts: u32,
-    pub def: String,
+    pub definition: String,
     /// This lease was seen unchanged for its whole length.
     pub observed: Option<Observed>,
     /// Runs of this job that go on at the claimant.
@@ -98,7 +98,7 @@ pub struct Claim {
 pub struct Observed {
     pub run: RunId,
     pub seq: u32,
-    pub inc: String,
+    pub incarnation: String,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -107,9 +107,9 @@ pub enum Answer {
     /// Ours. Also the answer to the same claim asked again, which renews the lease too.
     Granted(Grant),
     /// This occurrence runs elsewhere; watch it.
-    Taken(Open),
+    Running(Open),
     /// Another occurrence of the job is still running, and this one has to wait for it.
-    Held(Open),
+    Blocked(Open),
     /// Decided, and over; by whom, when it is the run that ended last.
     Settled(Option<Last>),
     /// Still in the future of the store's clock, by so many microseconds.
@@ -164,7 +164,7 @@ pub enum Event {
     /// An open occurrence has ended and somebody waited for it.
     Ended { job: JobName },
     /// An occurrence waits for its next attempt.
-    Again {
+    AttemptAwaited {
         job: JobName,
         occurrence: Occurrence,
     },
@@ -186,7 +186,7 @@ impl Event {
     pub fn job(&self) -> Option<&JobName> {
         match self {
             Self::Ended { job }
-            | Self::Again { job, .. }
+            | Self::AttemptAwaited { job, .. }
             | Self::Stop { job }
             | Self::Triggered { job, .. }
             | Self::Controlled { job } => Some(job),

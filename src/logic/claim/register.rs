@@ -7,8 +7,8 @@ use crate::model::{InstanceId, JobName, Occurrence, Outcome, RunRecord, Trigger}
 #[derive(Debug, Clone, PartialEq)]
 pub struct Register {
     pub job: JobName,
-    pub sched: String,
-    pub def: String,
+    pub schedule: String,
+    pub definition: String,
     /// As in [`Claim::known`]; 0 when nothing is known.
     pub known: Occurrence,
     /// The caller has seen this incarnation for a whole quarantine, or knows that nothing was lost in it.
@@ -21,7 +21,7 @@ pub struct Register {
     /// The job is enabled at the caller.
     pub enabled: bool,
     /// What the caller knows people to have asked for.
-    pub told: Told,
+    pub remembered: Remembered,
     pub instance: InstanceId,
     pub host: String,
     /// What becomes of attempts that were under way, or awaited, in the incarnation before: with
@@ -33,14 +33,14 @@ pub struct Register {
 /// What people asked of a job, as one instance remembers it: after a loss of the store's data the instances tell it again.
 /// A request that is newer than what is told has the last word.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Told {
+pub struct Remembered {
     pub pause: Option<Pause>,
     pub skip: u32,
     /// When `skip` was asked for; 0: never.
     pub skip_at: i64,
 }
 
-impl Told {
+impl Remembered {
     pub fn of(st: &State) -> Self {
         Self {
             pause: st.pause.clone(),
@@ -51,7 +51,7 @@ impl Told {
     pub(super) fn is_nothing(&self) -> bool {
         self.pause.is_none() && self.skip == 0
     }
-    pub(super) fn tell(&self, st: &mut State) {
+    pub(super) fn restore(&self, st: &mut State) {
         if let Some(p) = &self.pause
             && st.pause.is_none()
             && p.at > st.resumed
@@ -79,23 +79,23 @@ pub fn register(
     state: &mut Option<State>,
     r: &Register,
     now_us: i64,
-    inc: &str,
-    fx: &mut Effects,
+    incarnation: &str,
+    effects: &mut Effects,
 ) -> Registration {
     let now = now_us.div_euclid(1000);
-    let adopt = r.adopt.as_deref() == Some(inc);
+    let adopt = r.adopt.as_deref() == Some(incarnation);
     let Some(st) = state.as_mut() else {
         if !adopt {
             // Before anybody adopts it: nothing starts under a pause that a living instance knows.
-            if !r.told.is_nothing() {
-                r.told.tell(state.get_or_insert_default());
+            if !r.remembered.is_nothing() {
+                r.remembered.restore(state.get_or_insert_default());
             }
             return Registration::Absent;
         }
         *state = Some(State {
-            inc: inc.to_owned(),
-            sched: r.sched.clone(),
-            def: r.def.clone(),
+            incarnation: incarnation.to_owned(),
+            schedule: r.schedule.clone(),
+            definition: r.definition.clone(),
             since: if r.known.0 > 0 {
                 r.known.0.min(now)
             } else {
@@ -104,28 +104,28 @@ pub fn register(
             ..State::default()
         });
         if let Some(st) = state.as_mut() {
-            forget_lost(st, r, now, fx);
-            r.told.tell(st);
+            forget_lost(st, r, now, effects);
+            r.remembered.restore(st);
         }
         return Registration::Ready;
     };
     know(st, r.known, now);
-    r.told.tell(st);
-    if st.inc != inc {
+    r.remembered.restore(st);
+    if st.incarnation != incarnation {
         // A holder took its lease back since the range was counted: it has to be counted anew.
         if !adopt || r.lost.iter().any(|l| st.decided_in(l)) {
             return Registration::Quarantined;
         }
-        st.inc = inc.to_owned();
+        st.incarnation = incarnation.to_owned();
         // Holders that live have reclaimed by now; the leases of the others died with them.
         let mut i = 0;
         while i < st.open.len() {
             let e = &st.open[i];
-            if e.inc == inc {
+            if e.incarnation == incarnation {
                 i += 1;
                 continue;
             }
-            if e.again.is_some() {
+            if e.next_attempt.is_some() {
                 // The attempt that is awaited here may have been made, and lost: its token must not be given twice.
                 if r.on_crash == OnCrash::Fail {
                     st.open.remove(i);
@@ -148,41 +148,41 @@ pub fn register(
                 overlap: Overlap::Skip,
                 on_crash: r.on_crash,
                 max_attempts: r.max_attempts,
-                def: r.def.clone(),
+                definition: r.definition.clone(),
                 observed: None,
                 holds: vec![],
             };
-            if lapse(st, i, &c, now, fx) {
+            if lapse(st, i, &c, now, effects) {
                 i += 1;
             }
         }
-        forget_lost(st, r, now, fx);
+        forget_lost(st, r, now, effects);
     }
     if r.enabled && st.off > 0 {
         // Nobody had it until now.
         (st.since, st.off) = (st.since.max(now), 0);
     }
-    if st.sched != r.sched {
+    if st.schedule != r.schedule {
         // Another schedule: what it would have planned before today was never owed.
-        st.since = if st.sched.is_empty() && st.newest > 0 {
+        st.since = if st.schedule.is_empty() && st.newest > 0 {
             st.since
         } else {
             now
         };
-        st.sched = r.sched.clone();
+        st.schedule = r.schedule.clone();
     }
-    st.def = r.def.clone();
+    st.definition = r.definition.clone();
     Registration::Ready
 }
 
-fn forget_lost(st: &mut State, r: &Register, now: i64, fx: &mut Effects) {
+fn forget_lost(st: &mut State, r: &Register, now: i64, effects: &mut Effects) {
     know(st, r.known, now);
     for l in &r.lost {
         if l.last.0 <= st.newest || l.last.0 > now {
             continue;
         }
         st.newest = l.last.0;
-        fx.records.push(RunRecord {
+        effects.records.push(RunRecord {
             run_id: None,
             job: r.job.clone(),
             occurrence: l.last,

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::{Last, Open, State, Stop};
 use crate::model::{InstanceId, JobName, Occurrence, Outcome, RunId, Trigger};
 
-/// [`Register::sched`](super::Register::sched) and [`Register::def`](super::Register::def) of a job that the library's electors have: no configuration knows it.
+/// [`Register::schedule`](super::Register::schedule) and [`Register::definition`](super::Register::definition) of a job that the library's electors have: no configuration knows it.
 pub const LIBRARY: &str = "library";
 
 /// Prolongs a lease. Carries all that is needed to reclaim it in a new incarnation of the store.
@@ -20,7 +20,7 @@ pub struct Renew {
     pub instance: InstanceId,
     pub host: String,
     pub lease: i64,
-    pub def: String,
+    pub definition: String,
     /// Counts the renewals sent for this run, from 1.
     pub seq: u32,
     pub granted_at: i64,
@@ -36,21 +36,21 @@ pub enum Renewal {
 }
 
 /// Prolongs the lease of exactly this run, or reclaims it when the store's state is from another incarnation.
-pub fn renew(state: &mut Option<State>, r: &Renew, now_us: i64, inc: &str) -> Renewal {
+pub fn renew(state: &mut Option<State>, r: &Renew, now_us: i64, incarnation: &str) -> Renewal {
     let now = now_us.div_euclid(1000);
     if let Some(st) = state.as_mut() {
         if let Some(e) = st
             .open
             .iter_mut()
-            .find(|e| e.run == r.run && e.again.is_none())
+            .find(|e| e.run == r.run && e.next_attempt.is_none())
         {
             e.seq = e.seq.saturating_add(1).max(r.seq);
             e.renewed_at = now;
-            e.inc = inc.to_owned();
+            e.incarnation = incarnation.to_owned();
             return Renewal::Renewed(e.stop);
         }
         let ended = |l: &Last| l.run == r.run && l.outcome != Outcome::Unknown;
-        if st.inc == inc || st.last.as_ref().is_some_and(ended) {
+        if st.incarnation == incarnation || st.last.as_ref().is_some_and(ended) {
             return Renewal::Lost;
         }
     }
@@ -82,12 +82,12 @@ pub fn renew(state: &mut Option<State>, r: &Renew, now_us: i64, inc: &str) -> Re
         host: r.host.clone(),
         seq: r.seq,
         lease: r.lease,
-        def: r.def.clone(),
-        inc: inc.to_owned(),
+        definition: r.definition.clone(),
+        incarnation: incarnation.to_owned(),
         granted_at: r.granted_at,
         renewed_at: now,
         stop: None,
-        again: None,
+        next_attempt: None,
     });
     Renewal::Renewed(None)
 }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Again, Effects, Event, State, last};
+use super::{Effects, Event, NextAttempt, State, last};
 use crate::model::{Outcome, RunId, RunRecord};
 
 /// Records how a run ended and gives its lease back.
@@ -12,7 +12,7 @@ pub struct Settle {
     /// Names job, occurrence, attempt and all that the history shall keep.
     pub record: RunRecord,
     /// Another attempt is to follow, after so many milliseconds.
-    pub again: Option<Again>,
+    pub next_attempt: Option<NextAttempt>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,17 +24,19 @@ pub enum Settlement {
     Lost,
 }
 
-/// `again.at` of the request is a delay from now; the store turns it into an instant.
+/// `next_attempt.at` of the request is a delay from now; the store turns it into an instant.
 pub fn settle(
     state: &mut Option<State>,
     s: &Settle,
     now_us: i64,
-    inc: &str,
-    fx: &mut Effects,
+    incarnation: &str,
+    effects: &mut Effects,
 ) -> Settlement {
     let now = now_us.div_euclid(1000);
     let (job, occurrence) = (&s.record.job, s.record.occurrence);
-    let fresh = state.as_ref().is_some_and(|st| st.inc == inc);
+    let fresh = state
+        .as_ref()
+        .is_some_and(|st| st.incarnation == incarnation);
     let st = state.get_or_insert_default();
     if st
         .last
@@ -43,11 +45,11 @@ pub fn settle(
     {
         return Settlement::Done;
     }
-    fx.records.push(s.record.clone());
+    effects.records.push(s.record.clone());
     let i = st
         .open
         .iter()
-        .position(|e| e.run == s.run && e.again.is_none());
+        .position(|e| e.run == s.run && e.next_attempt.is_none());
     if i.is_none() && fresh {
         // Whoever found it lapsed could not know how it ended.
         if let Some(l) = st.last.as_mut().filter(|l| l.run == s.run) {
@@ -56,7 +58,7 @@ pub fn settle(
         return Settlement::Lost;
     }
     st.newest = st.newest.max(occurrence.0);
-    let again = s.again.map(|a| Again {
+    let next_attempt = s.next_attempt.map(|a| NextAttempt {
         at: now + a.at,
         trigger: a.trigger,
     });
@@ -66,10 +68,10 @@ pub fn settle(
         let ended = s.record.finished_at.unwrap_or(now).min(now);
         st.last = Some(last(e, s.record.outcome, ended));
         // Asked to end on purpose: no further attempt.
-        match again.filter(|_| e.stop.is_none()) {
-            Some(again) => {
-                e.again = Some(again);
-                fx.events.push(Event::Again {
+        match next_attempt.filter(|_| e.stop.is_none()) {
+            Some(next_attempt) => {
+                e.next_attempt = Some(next_attempt);
+                effects.events.push(Event::AttemptAwaited {
                     job: job.clone(),
                     occurrence: e.occurrence,
                 });
@@ -86,7 +88,7 @@ pub fn settle(
     }
     if st.waiting {
         st.waiting = false;
-        fx.events.push(Event::Ended { job: job.clone() });
+        effects.events.push(Event::Ended { job: job.clone() });
     }
     Settlement::Done
 }

@@ -47,11 +47,11 @@ pub enum OnCrash {
 #[serde(default)]
 pub struct State {
     /// The incarnation of the store (server run id) in which this state was last confirmed.
-    pub inc: String,
+    pub incarnation: String,
     /// Digest of the schedule that was registered last.
-    pub sched: String,
+    pub schedule: String,
     /// Digest of the definition that was registered last.
-    pub def: String,
+    pub definition: String,
     /// Occurrences up to here are not owed: the job, or this schedule of it, did not exist yet.
     #[serde(deserialize_with = "ms")]
     pub since: i64,
@@ -66,7 +66,7 @@ pub struct State {
     pub last: Option<Last>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pause: Option<Pause>,
-    /// When a pause was ended last; see [`Told`](super::Told).
+    /// When a pause was ended last; see [`Remembered`](super::Remembered).
     #[serde(skip_serializing_if = "is_zero", deserialize_with = "ms")]
     pub resumed: i64,
     /// So many coming occurrences are to be skipped.
@@ -132,8 +132,8 @@ pub struct Open {
     #[serde(deserialize_with = "ms")]
     pub lease: i64,
     /// The definition that runs.
-    pub def: String,
-    pub inc: String,
+    pub definition: String,
+    pub incarnation: String,
     #[serde(deserialize_with = "ms")]
     pub granted_at: i64,
     #[serde(deserialize_with = "ms")]
@@ -143,7 +143,7 @@ pub struct Open {
     pub stop: Option<Stop>,
     /// Set: nobody holds it, the next attempt may start from then on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub again: Option<Again>,
+    pub next_attempt: Option<NextAttempt>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -154,7 +154,7 @@ pub enum Stop {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Again {
+pub struct NextAttempt {
     #[serde(deserialize_with = "ms")]
     pub at: i64,
     /// [`Trigger::Retry`] or [`Trigger::Takeover`].
@@ -209,7 +209,9 @@ pub struct Triggered {
 impl State {
     /// The open entry that is held by `run`.
     pub fn held_by(&self, run: RunId) -> Option<&Open> {
-        self.open.iter().find(|o| o.run == run && o.again.is_none())
+        self.open
+            .iter()
+            .find(|o| o.run == run && o.next_attempt.is_none())
     }
     /// Some of the range is decided, and some is not.
     pub(super) fn decided_in(&self, m: &Missed) -> bool {
@@ -252,7 +254,13 @@ impl State {
 }
 
 impl Open {
-    pub(super) fn granted(c: &Claim, g: Grant, key: Option<String>, now: i64, inc: &str) -> Self {
+    pub(super) fn granted(
+        c: &Claim,
+        g: Grant,
+        key: Option<String>,
+        now: i64,
+        incarnation: &str,
+    ) -> Self {
         Self {
             occurrence: g.occurrence,
             attempt: g.attempt,
@@ -263,16 +271,18 @@ impl Open {
             host: c.host.clone(),
             seq: 0,
             lease: c.lease,
-            def: c.def.clone(),
-            inc: inc.to_owned(),
+            definition: c.definition.clone(),
+            incarnation: incarnation.to_owned(),
             granted_at: now,
             renewed_at: now,
             stop: None,
-            again: None,
+            next_attempt: None,
         }
     }
     pub(super) fn is(&self, observed: Option<&Observed>) -> bool {
-        observed.is_some_and(|o| o.run == self.run && o.seq == self.seq && o.inc == self.inc)
+        observed.is_some_and(|o| {
+            o.run == self.run && o.seq == self.seq && o.incarnation == self.incarnation
+        })
     }
     pub(super) fn grant(&self) -> Grant {
         Grant {

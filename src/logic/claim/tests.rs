@@ -76,34 +76,41 @@ fn what_ran_early_is_not_recorded_as_lost() {
         count: (last - first + 1) as u64,
     };
     let mut state = Some(State {
-        inc: "before".to_owned(),
+        incarnation: "before".to_owned(),
         newest: t,
         early: vec![at(4), at(40)],
         ..State::default()
     });
     let mut ask = Register {
         job: job(),
-        sched: String::new(),
-        def: String::new(),
+        schedule: String::new(),
+        definition: String::new(),
         known: Occurrence(0),
         adopt: Some("now".to_owned()),
         epoch: None,
         lost: vec![range(1, 9)],
         enabled: true,
-        told: Told::default(),
+        remembered: Remembered::default(),
         instance: InstanceId::new("i"),
         host: String::new(),
         on_crash: OnCrash::Fail,
         max_attempts: 1,
     };
-    let mut fx = Effects::default();
+    let mut effects = Effects::default();
     let now = at(20).0 * 1000;
-    let answer = register(&mut state, &ask, now, "now", &mut fx);
-    assert_eq!((answer, fx.records.len()), (Registration::Quarantined, 0));
+    let answer = register(&mut state, &ask, now, "now", &mut effects);
+    assert_eq!(
+        (answer, effects.records.len()),
+        (Registration::Quarantined, 0)
+    );
     ask.lost = vec![range(1, 3), range(5, 9)];
-    let answer = register(&mut state, &ask, now, "now", &mut fx);
+    let answer = register(&mut state, &ask, now, "now", &mut effects);
     assert_eq!(answer, Registration::Ready);
-    let all: Vec<_> = fx.records.iter().map(|r| (r.occurrence, r.count)).collect();
+    let all: Vec<_> = effects
+        .records
+        .iter()
+        .map(|r| (r.occurrence, r.count))
+        .collect();
     assert_eq!(all, [(at(3), 3), (at(9), 5)]);
     assert_eq!(state.unwrap().newest, at(9).0);
 }
@@ -147,14 +154,14 @@ struct Instance {
     watched: Vec<(Observed, i64)>,
     known: i64,
     /// The incarnation, and since when it is seen.
-    inc: (String, i64),
+    incarnation: (String, i64),
 }
 
 struct World {
     rng: Rng,
     now: i64,
     state: Option<State>,
-    inc: u32,
+    incarnation: u32,
     instances: Vec<Instance>,
     overlap: Overlap,
     on_crash: OnCrash,
@@ -180,7 +187,7 @@ impl World {
         Self {
             now: 1_800_000_000_000,
             state: None,
-            inc: 1,
+            incarnation: 1,
             instances: (0..3).map(|_| Instance::default()).collect(),
             overlap: overlap[rng.usize(..4)],
             on_crash: [OnCrash::Fail, OnCrash::Rerun][rng.usize(..2)],
@@ -194,8 +201,8 @@ impl World {
         }
     }
 
-    fn inc(&self) -> String {
-        format!("inc-{}", self.inc)
+    fn incarnation(&self) -> String {
+        format!("incarnation-{}", self.incarnation)
     }
 
     fn attempts(&self) -> u32 {
@@ -266,14 +273,20 @@ impl World {
                 } else {
                     1
                 },
-                def: String::new(),
+                definition: String::new(),
                 observed: lapsed.map(|(o, _)| o.clone()),
                 holds: me.held.iter().map(|h| h.claim.run).collect(),
             }
         };
-        let (inc, mut fx) = (self.inc(), Effects::default());
-        let answer = super::claim(&mut self.state, &claim, now * 1000, &inc, &mut fx);
-        self.recorded += fx.records.len() as u32;
+        let (incarnation, mut effects) = (self.incarnation(), Effects::default());
+        let answer = super::claim(
+            &mut self.state,
+            &claim,
+            now * 1000,
+            &incarnation,
+            &mut effects,
+        );
+        self.recorded += effects.records.len() as u32;
         if let Answer::Granted(g) = answer {
             let first = self.grants.insert((g.occurrence, g.attempt), claim.run);
             assert!(
@@ -333,7 +346,7 @@ impl World {
             return;
         }
         let h = self.rng.usize(..n);
-        let inc = self.inc();
+        let incarnation = self.incarnation();
         let held = &mut self.instances[i].held[h];
         held.seq += 1;
         let renew = Renew {
@@ -346,11 +359,11 @@ impl World {
             instance: held.claim.instance.clone(),
             host: String::new(),
             lease: LEASE,
-            def: String::new(),
+            definition: String::new(),
             seq: held.seq,
             granted_at: self.now,
         };
-        let answer = super::renew(&mut self.state, &renew, self.now * 1000, &inc);
+        let answer = super::renew(&mut self.state, &renew, self.now * 1000, &incarnation);
         if self.rng.u32(..4) == 0 {
             return;
         }
@@ -379,7 +392,7 @@ impl World {
         let h = self.rng.usize(..n);
         let held = self.end(i, h);
         let (g, c) = (held.grant, held.claim);
-        let again = self.retries && g.attempt < MAX_ATTEMPTS && self.rng.bool();
+        let another = self.retries && g.attempt < MAX_ATTEMPTS && self.rng.bool();
         let settle = Settle {
             run: c.run,
             record: RunRecord {
@@ -388,16 +401,22 @@ impl World {
                 attempt: g.attempt,
                 ..not_run(&c, g.occurrence, Outcome::Failed, 1, "")
             },
-            again: again.then(|| Again {
+            next_attempt: another.then(|| NextAttempt {
                 at: self.rng.i64(0..400),
                 trigger: Trigger::Retry,
             }),
         };
-        let inc = self.inc();
+        let incarnation = self.incarnation();
         for _ in 0..self.rng.u32(1..3) {
             let before = self.state.clone();
-            let mut fx = Effects::default();
-            let _ = super::settle(&mut self.state, &settle, self.now * 1000, &inc, &mut fx);
+            let mut effects = Effects::default();
+            let _ = super::settle(
+                &mut self.state,
+                &settle,
+                self.now * 1000,
+                &incarnation,
+                &mut effects,
+            );
             let held =
                 |st: &Option<State>| st.as_ref().is_some_and(|st| st.held_by(c.run).is_some());
             assert!(!held(&self.state), "settled, and still open: {before:?}");
@@ -409,10 +428,10 @@ impl World {
         let now = self.now;
         let me = &mut self.instances[i];
         let open = self.state.iter().flat_map(|st| &st.open);
-        let seen = open.filter(|o| o.again.is_none()).map(|o| Observed {
+        let seen = open.filter(|o| o.next_attempt.is_none()).map(|o| Observed {
             run: o.run,
             seq: o.seq,
-            inc: o.inc.clone(),
+            incarnation: o.incarnation.clone(),
         });
         me.watched = seen
             .map(|o| {
@@ -431,18 +450,18 @@ impl World {
 
     /// With the right to adopt when the incarnation was seen for a whole quarantine.
     fn register(&mut self, i: usize) {
-        let (inc, now) = (self.inc(), self.now);
+        let (incarnation, now) = (self.incarnation(), self.now);
         let me = &mut self.instances[i];
-        if me.inc.0 != inc {
-            me.inc = (inc.clone(), now);
+        if me.incarnation.0 != incarnation {
+            me.incarnation = (incarnation.clone(), now);
         }
         let last = Occurrence(now - now.rem_euclid(EVERY));
         let register = Register {
             job: job(),
-            sched: "s".to_owned(),
-            def: "d".to_owned(),
+            schedule: "s".to_owned(),
+            definition: "d".to_owned(),
             known: Occurrence(me.known),
-            adopt: (now - me.inc.1 >= QUARANTINE).then(|| inc.clone()),
+            adopt: (now - me.incarnation.1 >= QUARANTINE).then(|| incarnation.clone()),
             epoch: None,
             lost: vec![Missed {
                 first: last,
@@ -450,14 +469,20 @@ impl World {
                 count: 1,
             }],
             enabled: true,
-            told: Told::default(),
+            remembered: Remembered::default(),
             instance: InstanceId::new(&format!("i{i}")),
             host: String::new(),
             on_crash: self.on_crash,
             max_attempts: self.attempts(),
         };
-        let mut fx = Effects::default();
-        let _ = super::register(&mut self.state, &register, now * 1000, &inc, &mut fx);
+        let mut effects = Effects::default();
+        let _ = super::register(
+            &mut self.state,
+            &register,
+            now * 1000,
+            &incarnation,
+            &mut effects,
+        );
     }
 
     fn crash(&mut self, i: usize) {
@@ -469,7 +494,7 @@ impl World {
 
     /// Without the data, or with it.
     fn restart(&mut self) {
-        self.inc += 1;
+        self.incarnation += 1;
         if self.rng.bool() {
             self.state = None;
             self.newest = 0;

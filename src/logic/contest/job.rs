@@ -14,7 +14,8 @@ use crate::{
     logic::{
         belief::SLACK,
         claim::{
-            self, Claim, Missed, OnCrash, Open, Pending, Register, State, Target, TargetId, Told,
+            self, Claim, Missed, OnCrash, Open, Pending, Register, Remembered, State, Target,
+            TargetId,
         },
         observe,
         schedule::next_of,
@@ -120,7 +121,7 @@ pub enum Asking {
     Refused(Boottime),
     /// It said to wait: not before the quarantine of this epoch is over.
     HeldBack {
-        inc: Arc<str>,
+        incarnation: Arc<str>,
         id: Arc<str>,
     },
 }
@@ -187,7 +188,7 @@ impl Noted {
 /// What is known of the store's epoch: the time from a start of the server, or from the loss of its data, to the next.
 #[derive(Debug, Clone)]
 pub struct Epoch {
-    pub inc: Arc<str>,
+    pub incarnation: Arc<str>,
     /// A new one where the data was lost under the same incarnation.
     pub id: Arc<str>,
     /// Unix ms of the store's clock.
@@ -232,7 +233,7 @@ pub struct Registered {
     /// What comes after this is to be planned.
     pub plan_after: Option<Occurrence>,
     /// Ask for these once more: they may be ours, or their next attempt is awaited.
-    pub again: Vec<Occurrence>,
+    pub ask_again: Vec<Occurrence>,
     /// Leases that others hold.
     pub watch: Vec<Open>,
     /// Triggers that wait, or that may be ours.
@@ -261,7 +262,7 @@ pub struct JobState {
     /// Occurrences up to here are not owed.
     since: Occurrence,
     /// What people asked of it, as far as this instance knows.
-    told: Told,
+    remembered: Remembered,
     /// Its present definition plans what comes after this.
     planned: Occurrence,
     /// The longest of its definitions here: what was planned may have waited for so long.
@@ -292,7 +293,7 @@ impl JobState {
             standing: Standing::New(Asking::Now),
             newest: Occurrence(0),
             since: Occurrence(0),
-            told: Told::default(),
+            remembered: Remembered::default(),
             planned: Occurrence(0),
             queue: Queue::default(),
             retried: BTreeSet::new(),
@@ -418,7 +419,7 @@ impl JobState {
             overlap: job.overlap,
             on_crash: job.on_crash,
             max_attempts: job.max_attempts,
-            def: job.digest.clone(),
+            definition: job.digest.clone(),
             observed: None,
             holds: vec![],
         };
@@ -478,7 +479,9 @@ impl JobState {
         Some(match self.standing.asking()? {
             Asking::Now => Duration::ZERO,
             Asking::Refused(at) => (*at + REFUSED_AGAIN).since(now),
-            Asking::HeldBack { inc, id } if *inc == epoch.inc && *id == epoch.id => {
+            Asking::HeldBack { incarnation, id }
+                if *incarnation == epoch.incarnation && *id == epoch.id =>
+            {
                 epoch.adoptable_in(self.quarantine, now)
             }
             Asking::HeldBack { .. } => Duration::ZERO,
@@ -487,7 +490,7 @@ impl JobState {
     /// The store says to wait until the quarantine of `epoch` is over.
     pub fn held_back(&mut self, epoch: &Epoch) {
         self.standing.ask(Asking::HeldBack {
-            inc: epoch.inc.clone(),
+            incarnation: epoch.incarnation.clone(),
             id: epoch.id.clone(),
         });
     }
@@ -503,14 +506,14 @@ impl JobState {
         let job = &self.definition;
         Register {
             job: job.name.clone(),
-            sched: job.schedule_digest.to_string(),
-            def: job.digest.clone(),
+            schedule: job.schedule_digest.to_string(),
+            definition: job.digest.clone(),
             known: self.newest,
             adopt: None,
             epoch: None,
             lost: vec![],
             enabled: job.enabled,
-            told: self.told.clone(),
+            remembered: self.remembered.clone(),
             instance: me.instance.clone(),
             host: me.host.clone(),
             on_crash: match job.on_state_loss {
@@ -529,7 +532,7 @@ impl JobState {
         born: i64,
         state: Option<&State>,
     ) -> Register {
-        ask.adopt = Some(epoch.inc.to_string());
+        ask.adopt = Some(epoch.incarnation.to_string());
         ask.epoch = Some(epoch.id.to_string());
         let newest = state.map_or(0, |s| s.newest.max(s.since)).max(ask.known.0);
         let early = state.map_or([].as_slice(), |s| &s.early);
@@ -560,7 +563,7 @@ impl JobState {
         }
         self.newest = self.newest.max(Occurrence(state.newest));
         self.since = self.since.max(Occurrence(state.since));
-        self.told = Told::of(state);
+        self.remembered = Remembered::of(state);
         if ahead && !self.ahead(now) {
             self.plan_anew();
         }
@@ -588,14 +591,14 @@ impl JobState {
         self.standing = Standing::Registered;
         self.trouble.over();
         self.change();
-        follows.again.extend(
+        follows.ask_again.extend(
             state
                 .open
                 .iter()
-                .filter(|o| o.again.is_some())
+                .filter(|o| o.next_attempt.is_some())
                 .map(|o| o.occurrence),
         );
-        let others = |o: &&Open| o.again.is_some() || !self.account.is_running(o.run);
+        let others = |o: &&Open| o.next_attempt.is_some() || !self.account.is_running(o.run);
         follows.watch = state.open.iter().filter(others).cloned().collect();
         follows.triggers.extend(state.triggers.iter().cloned());
         Some(follows)
@@ -611,7 +614,7 @@ impl JobState {
         for open in &state.open {
             if self.account.questions.values().any(|run| *run == open.run) {
                 match &open.key {
-                    None => follows.again.push(open.occurrence),
+                    None => follows.ask_again.push(open.occurrence),
                     Some(key) => follows.triggers.push(Pending {
                         key: key.clone(),
                         at: open.granted_at,

@@ -201,14 +201,14 @@ impl World {
         let (us, now_ms) = (self.store_us(), self.ms());
         let node = &mut self.nodes[i];
         let mut ask: Register = node.job.registration(&node.me);
-        let mut fx = Effects::default();
-        let mut answer = claim::register(&mut self.state, &ask, us, "inc", &mut fx);
+        let mut effects = Effects::default();
+        let mut answer = claim::register(&mut self.state, &ask, us, "incarnation", &mut effects);
         if answer != Registration::Ready {
-            ask.adopt = Some("inc".to_owned());
+            ask.adopt = Some("incarnation".to_owned());
             ask.epoch = Some("epoch".to_owned());
-            answer = claim::register(&mut self.state, &ask, us, "inc", &mut fx);
+            answer = claim::register(&mut self.state, &ask, us, "incarnation", &mut effects);
         }
-        self.records.append(&mut fx.records);
+        self.records.append(&mut effects.records);
         assert_eq!(answer, Registration::Ready);
         let state = self.state.clone().expect("it was registered");
         let definition = node.job.definition.clone();
@@ -223,8 +223,8 @@ impl World {
         for open in &follows.watch {
             see(node, open, self.now);
         }
-        for at in follows.again {
-            self.again(i, at);
+        for at in follows.ask_again {
+            self.next_attempt(i, at);
         }
     }
 
@@ -247,7 +247,7 @@ impl World {
                     missed: plan.missed,
                     trigger: plan.trigger,
                     start_by: plan.start_by,
-                    again: false,
+                    next_attempt: false,
                 };
                 self.begin(i, ask);
             }
@@ -266,9 +266,9 @@ impl World {
         self.nodes[i].flights.push(Flight { contest, wait });
     }
 
-    fn again(&mut self, i: usize, at: Occurrence) {
+    fn next_attempt(&mut self, i: usize, at: Occurrence) {
         if self.nodes[i].job.retry(at) {
-            self.begin(i, Ask::again(at));
+            self.begin(i, Ask::next_attempt(at));
         }
     }
 
@@ -280,10 +280,11 @@ impl World {
             let step = match wait {
                 Wait::Until(at) if at <= now => self.see(i, f, None, Contest::look),
                 Wait::Request(arrives, sent, claim) if arrives <= now => {
-                    let mut fx = Effects::default();
+                    let mut effects = Effects::default();
                     let us = self.store_us();
-                    let answer = claim::claim(&mut self.state, &claim, us, "inc", &mut fx);
-                    self.records.append(&mut fx.records);
+                    let answer =
+                        claim::claim(&mut self.state, &claim, us, "incarnation", &mut effects);
+                    self.records.append(&mut effects.records);
                     let answer = (!self.is_lost()).then(|| Box::new(answer));
                     let back = now + self.delay();
                     self.nodes[i].flights[f].wait = Wait::Reply(back, sent, answer, us);
@@ -292,8 +293,8 @@ impl World {
                 Wait::Reply(arrives, sent, answer, us) if arrives <= now => match answer {
                     Some(answer) => {
                         let heard = self.heard(i, &answer, us);
-                        self.see(i, f, Some(sent), |c, v, fx| {
-                            c.answered(*answer, heard, v, fx)
+                        self.see(i, f, Some(sent), |c, v, effects| {
+                            c.answered(*answer, heard, v, effects)
                         })
                     }
                     None => self.fail(i, f),
@@ -307,7 +308,7 @@ impl World {
                 Step::Look => Wait::Until(now),
                 Step::Pause(time) | Step::Rest(time) => Wait::Until(now + time.max(TICK)),
                 Step::First(at) => {
-                    self.again(i, at);
+                    self.next_attempt(i, at);
                     match self.nodes[i].flights[f].contest.first_was_decided() {
                         Step::Rest(time) => Wait::Until(now + time.max(TICK)),
                         step => panic!("{step:?}"),
@@ -328,7 +329,7 @@ impl World {
             lapsed: false,
             expires_in: Duration::MAX,
         };
-        if let Answer::Taken(open) | Answer::Held(open) = answer {
+        if let Answer::Running(open) | Answer::Blocked(open) = answer {
             let node = &mut self.nodes[i];
             see(node, open, self.now);
             let seen = &node.watches[&open.occurrence];
@@ -341,8 +342,8 @@ impl World {
     fn fail(&mut self, i: usize, f: usize) -> Step {
         self.reached.insert("lost");
         let pause = |_| Duration::from_millis(100);
-        self.see(i, f, None, |c, v, fx| {
-            c.failed("lost", true, 2, pause, v, fx)
+        self.see(i, f, None, |c, v, effects| {
+            c.failed("lost", true, 2, pause, v, effects)
         })
     }
 
@@ -402,7 +403,7 @@ impl World {
             );
             self.ran.insert(token, (i, now, None));
             if win.grant.attempt > 1 {
-                self.reached.insert("again");
+                self.reached.insert("next attempt");
             }
         }
         let ends_at = self.now + Duration::from_millis(self.rng.u64(10..3000));
@@ -431,7 +432,7 @@ impl World {
             let (Wait::Over(ended), ask) = (flight.wait, flight.contest.ask) else {
                 continue;
             };
-            if ask.again {
+            if ask.next_attempt {
                 if let Target::Scheduled(at) = ask.target {
                     node.job.retried(at);
                     if ended == Ended::Undecided {
@@ -465,7 +466,7 @@ impl World {
                 let seq = run.lease.next_seq();
                 let renew = renewal(&self.nodes[i].me, &self.nodes[i].runs[r].win, seq);
                 if !self.is_lost() {
-                    let _ = claim::renew(&mut self.state, &renew, us, "inc");
+                    let _ = claim::renew(&mut self.state, &renew, us, "incarnation");
                     if !self.is_lost() {
                         let run = &mut self.nodes[i].runs[r];
                         run.lease.renewed(now, now);
@@ -486,10 +487,10 @@ impl World {
     }
 
     fn settle(&mut self, i: usize, win: &Win, outcome: Outcome) {
-        let (mut fx, us) = (Effects::default(), self.store_us());
+        let (mut effects, us) = (Effects::default(), self.store_us());
         let settle = settlement(&self.nodes[i].me, win, outcome, self.ms());
-        let _ = claim::settle(&mut self.state, &settle, us, "inc", &mut fx);
-        self.records.append(&mut fx.records);
+        let _ = claim::settle(&mut self.state, &settle, us, "incarnation", &mut effects);
+        self.records.append(&mut effects.records);
         self.nodes[i].job.run_has_ended(win.run);
     }
 
@@ -504,18 +505,18 @@ impl World {
         let open = self.state.as_ref().map_or(vec![], |s| s.open.clone());
         node.watches
             .retain(|at, _| open.iter().any(|o| o.occurrence == *at));
-        let mut again = vec![];
+        let mut due = vec![];
         for open in open {
-            if node.job.account.is_running(open.run) && open.again.is_none() {
+            if node.job.account.is_running(open.run) && open.next_attempt.is_none() {
                 continue;
             }
             see(node, &open, now);
-            if open.again.is_some() || node.watches[&open.occurrence].lapsed(now).is_some() {
-                again.push(open.occurrence);
+            if open.next_attempt.is_some() || node.watches[&open.occurrence].lapsed(now).is_some() {
+                due.push(open.occurrence);
             }
         }
-        for at in again {
-            self.again(i, at);
+        for at in due {
+            self.next_attempt(i, at);
         }
     }
 
@@ -577,7 +578,7 @@ fn renewal(me: &Me, win: &Win, seq: u32) -> Renew {
         instance: me.instance.clone(),
         host: me.host.clone(),
         lease: win.job.lease.length.as_millis() as i64,
-        def: win.job.digest.clone(),
+        definition: win.job.digest.clone(),
         seq,
         granted_at: win.granted_at,
     }
@@ -608,7 +609,7 @@ fn settlement(me: &Me, win: &Win, outcome: Outcome, now_ms: i64) -> Settle {
     Settle {
         run: win.run,
         record,
-        again: None,
+        next_attempt: None,
     }
 }
 
@@ -681,7 +682,7 @@ fn few_losses_cost_no_run() {
 /// Whatever the answers say: a contest asks once a second in the end, and at once in the beginning.
 #[test]
 fn a_contest_asks_less_and_less_often() {
-    let (mut contest, _) = Contest::new(Ask::again(Occurrence(1)), 0);
+    let (mut contest, _) = Contest::new(Ask::next_attempt(Occurrence(1)), 0);
     let waits: Vec<u128> = (0..16)
         .map(|_| contest.pace(Duration::from_micros(50)).as_millis())
         .collect();
@@ -719,7 +720,7 @@ fn scheduled(at: i64) -> Ask {
         missed: vec![],
         trigger: Trigger::Schedule,
         start_by: at + 60_000,
-        again: false,
+        next_attempt: false,
     }
 }
 
@@ -833,7 +834,7 @@ fn the_weather_is_bad_enough() {
     let rerun = "on_crash = \"rerun\"\nmax_attempts = 4";
     let worlds = (0..20).map(|seed| live(seed, rerun, 3, 30, true));
     let reached: BTreeSet<&str> = worlds.flat_map(|w| w.reached).collect();
-    let all = ["again", "catch-up", "killed", "lost"];
+    let all = ["catch-up", "killed", "lost", "next attempt"];
     assert_eq!(reached.into_iter().collect::<Vec<_>>(), all);
 }
 

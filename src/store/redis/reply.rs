@@ -64,7 +64,7 @@ pub(crate) fn answer(claim: &Claim, v: &Value) -> Result<Answer, String> {
             }));
         }
         (Value::BulkString(entry), _) => {
-            return taken(claim, &String::from_utf8_lossy(entry));
+            return running(claim, &String::from_utf8_lossy(entry));
         }
         _ => {}
     }
@@ -78,8 +78,8 @@ pub(crate) fn answer(claim: &Claim, v: &Value) -> Result<Answer, String> {
             attempt: read(at(&parts, 2))?,
             trigger: json(&format!("\"{}\"", text(3)?))?,
         }),
-        "taken" => return taken(claim, &text(1)?),
-        "held" => Answer::Held(json(&text(1)?)?),
+        "running" => return running(claim, &text(1)?),
+        "blocked" => Answer::Blocked(json(&text(1)?)?),
         "settled" => match text(1)?.as_str() {
             "" => Answer::Settled(None),
             last => Answer::Settled(Some(json(last)?)),
@@ -113,10 +113,10 @@ fn asked_for(claim: &Claim, answered: Occurrence) -> Result<Occurrence, String> 
     }
 }
 
-fn taken(claim: &Claim, entry: &str) -> Result<Answer, String> {
+fn running(claim: &Claim, entry: &str) -> Result<Answer, String> {
     let open: Open = json(entry)?;
     asked_for(claim, open.occurrence)?;
-    Ok(Answer::Taken(open))
+    Ok(Answer::Running(open))
 }
 
 /// Of renew.lua.
@@ -138,8 +138,8 @@ pub(crate) fn settlement(rest: &[Value]) -> Result<Settlement, String> {
     })
 }
 
-/// Of swap.lua: whether it was done.
-pub(crate) fn swapped(rest: &[Value]) -> Result<bool, String> {
+/// Of compare_and_set.lua: whether it was done.
+pub(crate) fn compare_and_set(rest: &[Value]) -> Result<bool, String> {
     read::<i64>(at(rest, 0)).map(|n| n == 1)
 }
 
@@ -238,7 +238,7 @@ mod tests {
             overlap: Overlap::Skip,
             on_crash: OnCrash::Fail,
             max_attempts: 1,
-            def: String::new(),
+            definition: String::new(),
             observed: None,
             holds: vec![],
         }
@@ -278,7 +278,7 @@ mod tests {
         let open = |at| {
             format!(
                 r#"{{"occurrence":{at},"attempt":1,"trigger":"schedule","run":"{}","instance":"b","host":"b","seq":1,
-                "lease":2000,"def":"","inc":"i","granted_at":1,"renewed_at":1}}"#,
+                "lease":2000,"definition":"","incarnation":"i","granted_at":1,"renewed_at":1}}"#,
                 uuid::Uuid::nil()
             )
         };
@@ -289,10 +289,13 @@ mod tests {
         ));
         assert!(matches!(
             answer(&asked, &text(&open(5000))),
-            Ok(Answer::Taken(_))
+            Ok(Answer::Running(_))
         ));
-        let whole = |at| Value::Array(vec![text("taken"), text(&open(at))]);
-        assert!(matches!(answer(&asked, &whole(5000)), Ok(Answer::Taken(_))));
+        let whole = |at| Value::Array(vec![text("running"), text(&open(at))]);
+        assert!(matches!(
+            answer(&asked, &whole(5000)),
+            Ok(Answer::Running(_))
+        ));
         for wrong in [granted(6_779_000_000_000), text(&open(4999)), whole(5001)] {
             let error = answer(&asked, &wrong).expect_err("another occurrence");
             assert!(

@@ -27,9 +27,9 @@ pub(crate) fn decode(fields: &Fields) -> Result<Option<State>, String> {
     let mut st = State::default();
     for (name, v) in fields {
         match name.as_str() {
-            "inc" => st.inc = v.clone(),
-            "sched" => st.sched = v.clone(),
-            "def" => st.def = v.clone(),
+            "incarnation" => st.incarnation = v.clone(),
+            "schedule" => st.schedule = v.clone(),
+            "definition" => st.definition = v.clone(),
             "since" => st.since = time(name, v)?,
             "newest" => st.newest = time(name, v)?,
             "open" => st.open = json(name, v)?,
@@ -43,7 +43,7 @@ pub(crate) fn decode(fields: &Fields) -> Result<Option<State>, String> {
             "triggers" => st.triggers = json(name, v)?,
             "triggered" => st.triggered = json(name, v)?,
             "waiting" => st.waiting = true,
-            // `to` repeats last.to; anything else is a newer version's.
+            // `last_to` repeats last.to; anything else is a newer version's.
             _ => {}
         }
     }
@@ -55,9 +55,9 @@ fn encode(st: &State) -> BTreeMap<&'static str, String> {
         serde_json::to_string(v).unwrap_or_default()
     }
     let mut f = BTreeMap::from([
-        ("inc", st.inc.clone()),
-        ("sched", st.sched.clone()),
-        ("def", st.def.clone()),
+        ("incarnation", st.incarnation.clone()),
+        ("schedule", st.schedule.clone()),
+        ("definition", st.definition.clone()),
         ("since", st.since.to_string()),
         ("newest", st.newest.to_string()),
         ("skip", st.skip.to_string()),
@@ -79,7 +79,7 @@ fn encode(st: &State) -> BTreeMap<&'static str, String> {
     }
     if let Some(last) = &st.last {
         f.insert("last", json(last));
-        f.insert("to", last.to.to_string());
+        f.insert("last_to", last.to.to_string());
     }
     if let Some(pause) = &st.pause {
         f.insert("pause", json(pause));
@@ -97,14 +97,14 @@ fn encode(st: &State) -> BTreeMap<&'static str, String> {
 }
 
 const KNOWN: [&str; 17] = [
-    "inc",
-    "sched",
-    "def",
+    "incarnation",
+    "schedule",
+    "definition",
     "since",
     "newest",
     "open",
     "last",
-    "to",
+    "last_to",
     "pause",
     "resumed",
     "skip",

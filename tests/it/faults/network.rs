@@ -113,7 +113,7 @@ fn a_reply_that_is_lost_after_the_grant_means_one_start() {
     let server = fleet.server();
     let look = runtime.block_on(async { server.store().observe(&[]).await });
     let look = look.expect("the store answers");
-    let first = format!("{}\r\n:1\r\n", look.inc);
+    let first = format!("{}\r\n:1\r\n", look.incarnation);
     let first: &'static str = first.leak();
     for round in 0..9 {
         let i = round % 3;

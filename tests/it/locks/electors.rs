@@ -75,7 +75,7 @@ async fn an_electors_quarantine_is_as_long_as_the_longest_lease_that_it_saw_need
     };
     assert!(first.settle(Outcome::Succeeded).await.unwrap());
     // A server without memory of anything agrees to whatever is asked for first.
-    let epoch: String = server.command(&["HGET", "soloist:epoch", "inc"]);
+    let epoch: String = server.command(&["HGET", "soloist:epoch", "incarnation"]);
     server.command::<()>(&["HSET", "soloist:epoch", "open", "1"]);
     let at = soloist::clock::wall_us() / 1000;
     let Election::Won(_term) = long.claim(at).await.unwrap() else {
