@@ -7,10 +7,10 @@ mod failure;
 pub(crate) mod history;
 mod log;
 mod logs;
-mod plan;
 mod show;
 pub(crate) mod status;
 mod trigger;
+mod upcoming;
 pub(crate) mod why;
 
 use std::{
@@ -99,7 +99,7 @@ enum Command {
     /// Check the configuration: its jobs and their next occurrences, or every problem found
     Check(Json),
     /// Show upcoming occurrences
-    Next(plan::Next),
+    Next(upcoming::Next),
     /// Show the fleet: instances, jobs, what runs and what comes next
     Status(Json),
     /// Show runs, newest first
@@ -232,11 +232,11 @@ fn dispatch(cli: Cli, out: Out) -> Result<Exit, Failure> {
     let path = find(cli.config)?;
     let loaded = config::load(&path);
     if let Command::Check(_) = &cli.command {
-        return plan::check(&path, loaded, clock::wall_us() / 1000, &out);
+        return upcoming::check(&path, loaded, clock::wall_us() / 1000, &out);
     }
     let config = loaded.map_err(Failure::Config)?;
     match cli.command {
-        Command::Next(args) => plan::next(&path, &config, &args, clock::wall_us() / 1000, &out),
+        Command::Next(args) => upcoming::next(&path, &config, &args, clock::wall_us() / 1000, &out),
         Command::Run(args) => {
             early::share_heap();
             let runtime = tokio::runtime::Builder::new_multi_thread()

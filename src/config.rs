@@ -43,7 +43,7 @@ pub use self::{
 pub use crate::{logic::lease::Lease, model::duration::show as show_duration};
 
 #[cfg(feature = "daemon")]
-pub(crate) use self::{file::give_back, handed::Handed};
+pub(crate) use self::{file::trim_memory, handed::Handed};
 #[cfg(feature = "daemon")]
 pub use self::{
     file::{Config, Limits, duration, load, parse},

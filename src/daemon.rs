@@ -1,6 +1,6 @@
 //! `soloist run`: wires the parts; start order, stop order.
 //!
-//! One task owns each mutable thing: the dispatcher the timetable, the fleet task the epoch, the elector the contests,
+//! One task owns each mutable thing: the dispatcher the timetable, the fleet task the epoch, the contender the contests,
 //! a holder task each run.
 
 mod dispatch;
@@ -21,8 +21,8 @@ use self::{dispatch::Dispatcher, fleet::FleetTask};
 use crate::{
     clock::StoreClock,
     config::{self, Config},
+    contender::{Contender, Parts},
     early,
-    elector::{Elector, Parts},
     holder::Holder,
     logic::claim::Event,
     model::{InstanceId, JobName},
@@ -96,8 +96,8 @@ pub async fn run(o: Options) -> anyhow::Result<()> {
         host.clone(),
         o.config.store.clone(),
     );
-    // The holder reports ended runs to the elector, which hands it the leases: a knot that is tied here.
-    let elector = Arc::new_cyclic(|weak: &std::sync::Weak<Elector>| {
+    // The holder reports ended runs to the contender, which hands it the leases: a knot that is tied here.
+    let contender = Arc::new_cyclic(|weak: &std::sync::Weak<Contender>| {
         let (holder, weak) = (holder.clone(), weak.clone());
         let parts = Parts {
             store: store.clone(),
@@ -111,25 +111,25 @@ pub async fn run(o: Options) -> anyhow::Result<()> {
             stop: stop.clone(),
             tasks: contests.clone(),
         };
-        Elector::build(
+        Contender::build(
             parts,
             Box::new(move |granted| {
-                if let Some(elector) = weak.upgrade() {
-                    holder.start(elector, granted);
+                if let Some(contender) = weak.upgrade() {
+                    holder.start(contender, granted);
                 }
             }),
         )
     });
     info!(%instance, store = store.address(), jobs = o.config.jobs.len(), config = o.config.digest, "soloist {}", env!("CARGO_PKG_VERSION"));
     for job in o.config.jobs.values() {
-        elector.set_job(job.clone());
+        contender.set_job(job.clone());
     }
 
-    let fleet = FleetTask::new(elector.clone(), holder.clone(), &o.config, finish.clone());
+    let fleet = FleetTask::new(contender.clone(), holder.clone(), &o.config, finish.clone());
     let config_seen = fleet.config_sender();
     background.spawn(fleet.run());
     background.spawn(journal::run(store.clone(), journal, finish.clone()));
-    background.spawn(elector.clone().watch());
+    background.spawn(contender.clone().watch());
     background.spawn({
         let finish = finish.clone();
         async move {
@@ -145,15 +145,15 @@ pub async fn run(o: Options) -> anyhow::Result<()> {
     background.spawn({
         let finish = finish.clone();
         async move {
-            let buried = finish.run_until_cancelled(runner::bury_strangers()).await;
-            if let Some(Err(error)) = buried {
+            let reaping = finish.run_until_cancelled(runner::reap_strangers()).await;
+            if let Some(Err(error)) = reaping {
                 warn!(%error, "zombies of others will stay until this process ends");
             }
         }
     });
     background.spawn(listen(
         store.clone(),
-        elector.clone(),
+        contender.clone(),
         holder.clone(),
         finish.clone(),
     ));
@@ -162,7 +162,7 @@ pub async fn run(o: Options) -> anyhow::Result<()> {
         Box::new(move |job: &JobName, run| holder.prepare(job, run))
     };
     let dispatcher = Dispatcher::new(
-        elector.clone(),
+        contender.clone(),
         clock.clone(),
         planned,
         prepare,
@@ -174,7 +174,7 @@ pub async fn run(o: Options) -> anyhow::Result<()> {
     let mut config = o.config;
     loop {
         match signals.next().await {
-            Asked::Reload => {
+            SignalRequest::Reload => {
                 notify_reloading();
                 let mut loading = load(&o.config_path);
                 // Reading may hang, on a file system whose server is away.
@@ -183,8 +183,8 @@ pub async fn run(o: Options) -> anyhow::Result<()> {
                         loaded = &mut loading => break loaded.ok(),
                         asked = signals.next() => match asked {
                             // One that comes meanwhile is about what is read now, or later.
-                            Asked::Reload => loading = load(&o.config_path),
-                            stop @ Asked::Stop(_) => {
+                            SignalRequest::Reload => loading = load(&o.config_path),
+                            stop @ SignalRequest::Stop(_) => {
                                 signals.asked = Some(stop);
                                 break None;
                             }
@@ -192,10 +192,10 @@ pub async fn run(o: Options) -> anyhow::Result<()> {
                     }
                 };
                 if let Some(loaded) = loaded {
-                    reload(loaded, &mut config, &elector, &config_seen);
+                    reload(loaded, &mut config, &contender, &config_seen);
                 }
             }
-            Asked::Stop(name) => {
+            SignalRequest::Stop(name) => {
                 info!(
                     signal = name,
                     running = holder.running().len(),
@@ -241,10 +241,10 @@ pub async fn run(o: Options) -> anyhow::Result<()> {
     if tokio::time::timeout_at(until, all).await.is_err() {
         warn!("the store does not answer; leaving without a word to it");
     }
-    let unheard = holder.running().len();
-    if unheard > 0 {
+    let unrecorded = holder.running().len();
+    if unrecorded > 0 {
         error!(
-            running = unheard,
+            running = unrecorded,
             "some outcomes could not be recorded: their guards go on trying"
         );
     }
@@ -291,7 +291,7 @@ fn notify_reloading() {
 fn reload(
     loaded: Result<Config, config::Report>,
     config: &mut Config,
-    elector: &Arc<Elector>,
+    contender: &Arc<Contender>,
     seen: &tokio::sync::watch::Sender<fleet::Loaded>,
 ) {
     match loaded {
@@ -307,7 +307,7 @@ fn reload(
                 .keys()
                 .filter(|name| !new.jobs.contains_key(*name))
             {
-                elector.remove_job(name);
+                contender.remove_job(name);
                 changed.0 += 1;
             }
             for (name, job) in &new.jobs {
@@ -316,7 +316,7 @@ fn reload(
                     Some(_) => changed.1 += 1,
                     None => changed.2 += 1,
                 }
-                elector.set_job(job.clone());
+                contender.set_job(job.clone());
             }
             let (removed, altered, added) = changed;
             info!(
@@ -389,7 +389,7 @@ fn same(a: &config::Job, b: &config::Job) -> bool {
 /// Takes the fleet's hints to whom they concern.
 async fn listen(
     store: Arc<dyn Store>,
-    elector: Arc<Elector>,
+    contender: Arc<Contender>,
     holder: Arc<Holder>,
     finish: CancellationToken,
 ) {
@@ -402,13 +402,13 @@ async fn listen(
         };
         match event {
             Ok(Event::Stop { job }) => holder.nudge(&job),
-            Ok(event) => elector.hear(&event),
+            Ok(event) => contender.on_event(&event),
             Err(RecvError::Lagged(n)) => {
                 warn!(
                     lost = n,
                     "too many hints at once; looking at all jobs again"
                 );
-                elector.resync();
+                contender.resync();
             }
             Err(RecvError::Closed) => return,
         }
@@ -432,14 +432,14 @@ fn host_name() -> String {
     }
 }
 
-enum Asked {
+enum SignalRequest {
     Stop(&'static str),
     Reload,
 }
 
 struct Signals {
     /// What was asked for meanwhile, and comes next.
-    asked: Option<Asked>,
+    asked: Option<SignalRequest>,
     term: Signal,
     int: Signal,
     hup: Signal,
@@ -468,14 +468,14 @@ impl Signals {
             }
         }
     }
-    async fn next(&mut self) -> Asked {
+    async fn next(&mut self) -> SignalRequest {
         if let Some(asked) = self.asked.take() {
             return asked;
         }
         tokio::select! {
-            _ = self.term.recv() => Asked::Stop("SIGTERM"),
-            _ = self.int.recv() => Asked::Stop("SIGINT"),
-            _ = self.hup.recv() => Asked::Reload,
+            _ = self.term.recv() => SignalRequest::Stop("SIGTERM"),
+            _ = self.int.recv() => SignalRequest::Stop("SIGINT"),
+            _ = self.hup.recv() => SignalRequest::Reload,
         }
     }
 }

@@ -32,7 +32,7 @@ use crate::{
     model::{
         InstanceId, JobName, LAST_MS, Occurrence, Outcome, RunId, RunRecord, Trigger, possible_ms,
     },
-    settle::{Legacy, LockLegacy},
+    settle::{ReleaseOnDeath, SettleOnDeath},
     store::{
         self, Decision, Fleet, Info,
         connection::Client,
@@ -318,11 +318,11 @@ pub fn guard(data: &[u8]) {
         if let Ok(handed) = serde_json::from_slice::<guard::HandOver>(line) {
             // Not what it was handed: numbers that soloist does not write may come back another in the last digit.
             comes_back(&handed.end);
-            if let Ok(legacy) = serde_json::from_value::<Legacy>(handed.settle.clone()) {
-                comes_back(&legacy);
-                comes_back(&legacy.ended(handed.end));
-            } else if let Ok(legacy) = serde_json::from_value::<LockLegacy>(handed.settle) {
-                comes_back(&legacy);
+            if let Ok(settle) = serde_json::from_value::<SettleOnDeath>(handed.settle.clone()) {
+                comes_back(&settle);
+                comes_back(&settle.ended(handed.end));
+            } else if let Ok(release) = serde_json::from_value::<ReleaseOnDeath>(handed.settle) {
+                comes_back(&release);
             }
         }
     }

@@ -75,7 +75,7 @@ const CHASE: Duration = Duration::from_millis(5);
 
 /// How many ended children are waited for before the deadline is looked at again: some trees make them faster than anybody
 /// can wait for them.
-const BURIED_AT_ONCE: usize = 256;
+const REAPED_AT_ONCE: usize = 256;
 
 /// The longest first line that is read.
 const LONGEST_SPEC: usize = 64 << 20;
@@ -453,7 +453,7 @@ impl<'g> Run<'g> {
     /// Waits until the tree is gone; returns what is to be handed over if the daemon is gone too.
     fn finish(mut self) -> (Ended, serde_json::Value, Option<PathBuf>) {
         loop {
-            let children = self.reap();
+            let children = self.reap_and_report();
             if !children && self.command.is_none() && !self.cgroup_populated() {
                 break;
             }
@@ -497,11 +497,11 @@ impl<'g> Run<'g> {
     }
 
     /// Waits for children that have ended, and sees to what follows from the end of the command. Returns whether any is left.
-    fn reap(&mut self) -> bool {
+    fn reap_and_report(&mut self) -> bool {
         if self.starting() {
             return true;
         }
-        let children = self.bury();
+        let children = self.reap();
         if let Some(daemon_is_dying) = self.ended.take() {
             // Most commands leave nothing behind; then /proc need not be walked.
             let left = children || self.cgroup.as_ref().is_some_and(Cgroup::populated);
@@ -529,13 +529,13 @@ impl<'g> Run<'g> {
     }
 
     /// Waits for children that have ended: the command, and orphans of its tree. Returns whether any is left.
-    fn bury(&mut self) -> bool {
+    fn reap(&mut self) -> bool {
         let mut options = WaitOptions::NOHANG;
         if self.spec.transparent.is_some() {
             options |= WaitOptions::UNTRACED;
         }
         self.more_ended = false;
-        for _ in 0..BURIED_AT_ONCE {
+        for _ in 0..REAPED_AT_ONCE {
             match rustix::process::wait(options) {
                 Ok(Some((pid, status))) if status.stopped() => {
                     if Some(pid) == self.command
@@ -660,9 +660,9 @@ impl<'g> Run<'g> {
         }
         let end = Boottime::now() + CHASE;
         while kill_children() {
-            let mut left = self.bury();
+            let mut left = self.reap();
             while self.more_ended && Boottime::now() < end {
-                left = self.bury();
+                left = self.reap();
             }
             if !left || Boottime::now() >= end {
                 // The dead come first: among so many that look takes too long.

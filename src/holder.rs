@@ -14,7 +14,7 @@ use tracing::{debug, error, info, warn};
 use crate::{
     clock::{Boottime, StoreClock},
     config::{self, Job},
-    elector::{Elector, Granted},
+    contender::{Contender, Granted},
     failpoint,
     guard::{Ended, HandOver, Identity, Moment, Spec},
     logic::{
@@ -25,7 +25,7 @@ use crate::{
     },
     model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger},
     runner::{End, Prepared, Runner, Running},
-    settle::Legacy,
+    settle::SettleOnDeath,
     store::{self, OUTPUT_AT_ONCE, OUTPUT_PATIENCE, Reply, Store, Tail},
 };
 
@@ -70,10 +70,10 @@ pub struct Holder {
 /// The process ends, and the store has not heard of the outcome: somebody else must go on.
 struct GivenUp;
 
-/// What became of a run whose lease was kept.
-enum Kept {
-    /// It is to be started, as one of those that are at one time.
-    Turn(OwnedSemaphorePermit),
+/// How keeping the lease of a run ended.
+enum KeepOutcome {
+    /// The run is to be started, as one of those that are at one time.
+    Start(OwnedSemaphorePermit),
     /// It is over, and this attempt follows: where nothing was started, another repeats nothing.
     Ended(End, Option<NextAttempt>),
 }
@@ -159,7 +159,7 @@ impl Holder {
     }
 
     /// Runs what was granted.
-    pub fn start(self: &Arc<Self>, elector: Arc<Elector>, granted: Granted) {
+    pub fn start(self: &Arc<Self>, contender: Arc<Contender>, granted: Granted) {
         let this = self.clone();
         let command = self.commands.token();
         self.runs.spawn(async move {
@@ -172,16 +172,16 @@ impl Holder {
                 nudge: nudge.clone(),
             };
             this.running.lock().insert(run, entry);
-            let awaited = this.hold(&elector, granted, &nudge, command).await;
+            let awaited = this.hold(&contender, granted, &nudge, command).await;
             this.running.lock().remove(&run);
-            elector.run_ended(&job, run, awaited);
+            contender.run_ended(&job, run, awaited);
         });
     }
 
     /// From the grant to the settlement. Returns the occurrence when another attempt of it is awaited.
     async fn hold(
         &self,
-        elector: &Elector,
+        contender: &Contender,
         mut g: Granted,
         nudge: &Notify,
         command: TaskTrackerToken,
@@ -196,15 +196,17 @@ impl Holder {
             drop(command);
             g.slot = None;
             g.place = None;
-            return self.settle_unstarted(elector, &g, end, None).await;
+            return self.settle_unstarted(contender, &g, end, None).await;
         }
         let turn = match self.keep(&g, &mut hold, None, nudge).await {
-            Kept::Turn(turn) => turn,
-            Kept::Ended(end, next_attempt) => {
+            KeepOutcome::Start(turn) => turn,
+            KeepOutcome::Ended(end, next_attempt) => {
                 drop(command);
                 g.slot = None;
                 g.place = None;
-                return self.settle_unstarted(elector, &g, end, next_attempt).await;
+                return self
+                    .settle_unstarted(contender, &g, end, next_attempt)
+                    .await;
             }
         };
         let id = Identity {
@@ -215,12 +217,12 @@ impl Holder {
             instance: self.instance.clone(),
             trigger: grant.trigger,
         };
-        let legacy = self.legacy(
+        let settle = self.settle_on_death(
             &g,
             attempt_after_crash(&job, grant.attempt),
             attempt_after_failure(&job, grant.attempt),
         );
-        let spec = Spec::new(&job, &id, hold.trusted_until(), legacy);
+        let spec = Spec::new(&job, &id, hold.trusted_until(), settle);
         let prepared = self.prepared().remove(&g.run);
         let started = self.runner.start_prepared(spec, job.output, prepared);
         let mut running = match started.await {
@@ -232,7 +234,9 @@ impl Holder {
                 g.slot = None;
                 g.place = None;
                 let next_attempt = attempt_after_failure(&job, grant.attempt);
-                return self.settle_unstarted(elector, &g, end, next_attempt).await;
+                return self
+                    .settle_unstarted(contender, &g, end, next_attempt)
+                    .await;
             }
         };
         info!(job = %job.name, occurrence = %grant.occurrence, run = %g.run, attempt = grant.attempt,
@@ -246,7 +250,7 @@ impl Holder {
         let mut shown = 0;
         let end = loop {
             let running = Some((&mut running, &mut shown));
-            if let Kept::Ended(end, _) = self.keep(&g, &mut hold, running, nudge).await {
+            if let KeepOutcome::Ended(end, _) = self.keep(&g, &mut hold, running, nudge).await {
                 break end;
             }
         };
@@ -260,7 +264,7 @@ impl Holder {
         // Nothing runs any more; recording it may take as long as the store is away.
         drop(command);
         g.slot = None;
-        match self.settle(elector, &g, &end, next_attempt).await {
+        match self.settle(contender, &g, &end, next_attempt).await {
             Ok(awaited) => {
                 running.settled().await;
                 if end.output_tail.len() > WITH_SETTLEMENT {
@@ -325,12 +329,12 @@ impl Holder {
     /// As [`Holder::settle`], for a run that has no guard to go on when this process ends.
     async fn settle_unstarted(
         &self,
-        elector: &Elector,
+        contender: &Contender,
         g: &Granted,
         end: End,
         next_attempt: Option<NextAttempt>,
     ) -> Option<Occurrence> {
-        match self.settle(elector, g, &end, next_attempt).await {
+        match self.settle(contender, g, &end, next_attempt).await {
             Ok(awaited) => awaited,
             Err(GivenUp) => {
                 let end = Ended {
@@ -343,7 +347,7 @@ impl Holder {
                     ended: end.ended,
                 };
                 let outcome = end.outcome;
-                let settle = self.legacy(g, next_attempt, next_attempt);
+                let settle = self.settle_on_death(g, next_attempt, next_attempt);
                 match self.runner.hand_over(&HandOver { settle, end }) {
                     Ok(()) => error!(job = %g.job.name, run = %g.run, %outcome,
                         "stopping without the outcome recorded: a process that is left behind goes on trying"),
@@ -356,13 +360,13 @@ impl Holder {
     }
 
     /// What the guard settles with when this process is dead.
-    fn legacy(
+    fn settle_on_death(
         &self,
         g: &Granted,
         on_crash: Option<NextAttempt>,
         on_failure: Option<NextAttempt>,
     ) -> serde_json::Value {
-        let legacy = Legacy {
+        let settle = SettleOnDeath {
             store: self.store_config.clone(),
             record: self.record(g, None),
             on_crash,
@@ -370,7 +374,7 @@ impl Holder {
             offset_us: self.clock.offset_us().unwrap_or(0),
             patience: g.job.lease.length,
         };
-        serde_json::to_value(&legacy).unwrap_or_default()
+        serde_json::to_value(&settle).unwrap_or_default()
     }
 
     /// Keeps the lease of a run, until it may be started, or, when it is `running`, until its whole tree is gone.
@@ -380,7 +384,7 @@ impl Holder {
         hold: &mut Hold,
         mut running: Option<(&mut Running, &mut u64)>,
         nudge: &Notify,
-    ) -> Kept {
+    ) -> KeepOutcome {
         let job = &g.job;
         let mut turn = None;
         let in_turn = self.starts.clone().acquire_owned();
@@ -403,7 +407,7 @@ impl Holder {
                     continue;
                 }
                 Do::Start => match turn.take() {
-                    Some(turn) => return Kept::Turn(turn),
+                    Some(turn) => return KeepOutcome::Start(turn),
                     None => continue,
                 },
                 Do::Abandon {
@@ -416,7 +420,7 @@ impl Holder {
                     let trigger = Trigger::Takeover;
                     let next_attempt = (another_attempt && g.grant.attempt < MOST_ATTEMPTS)
                         .then_some(NextAttempt { at: 0, trigger });
-                    return Kept::Ended(not_started(outcome, why), next_attempt);
+                    return KeepOutcome::Ended(not_started(outcome, why), next_attempt);
                 }
                 Do::Stop(stop, grace) => {
                     match stop {
@@ -458,7 +462,7 @@ impl Holder {
             let waits = running.is_none() && turn.is_none();
             tokio::select! {
                 end = async { match &mut running { Some((r, _)) => r.wait().await, None => std::future::pending().await } } => {
-                    return Kept::Ended(end, None);
+                    return KeepOutcome::Ended(end, None);
                 }
                 reply = async { match renewal.as_mut() { Some(r) => r.await, None => std::future::pending().await } } => {
                     renewal = None;
@@ -491,7 +495,7 @@ impl Holder {
         let now = Boottime::now();
         let follows = match reply {
             Ok(reply) => {
-                crate::elector::note_clock(&self.clock, &reply);
+                crate::contender::note_clock(&self.clock, &reply);
                 hold.renewed(Some(reply.value), reply.sent, now)
             }
             Err(e) => {
@@ -563,12 +567,12 @@ impl Holder {
     /// when the store awaits another attempt.
     async fn settle(
         &self,
-        elector: &Elector,
+        contender: &Contender,
         g: &Granted,
         end: &End,
         next_attempt: Option<NextAttempt>,
     ) -> Result<Option<Occurrence>, GivenUp> {
-        elector.run_over(&g.job.name, g.run);
+        contender.run_over(&g.job.name, g.run);
         let record = self.record(g, Some(end));
         log_end(&record);
         let settle = Settle {
@@ -597,7 +601,7 @@ impl Holder {
             };
             let most = match told {
                 Ok(reply) => {
-                    crate::elector::note_clock(&self.clock, &reply);
+                    crate::contender::note_clock(&self.clock, &reply);
                     if reply.value == Settlement::Lost {
                         warn!(job = %g.job.name, run = %g.run, "settled after its lease was lost");
                         return Ok(None);

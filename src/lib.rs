@@ -18,18 +18,18 @@
 //! program, its tests and its benches, and may change with any version.
 //!
 //! Pure rules live in [`logic`], and their words in [`model`]. Everything that touches the world stands around them and
-//! depends on them, never the other way: `main -> cli -> daemon -> {elector, runner, store} -> logic`. The locks stand
+//! depends on them, never the other way: `main -> cli -> daemon -> {contender, runner, store} -> logic`. The locks stand
 //! beside the daemon: `lock -> store::{connection, sqlite} -> logic`.
 
 // The program.
 #[cfg(feature = "daemon")]
 pub mod cli;
 #[cfg(feature = "daemon")]
+pub mod contender;
+#[cfg(feature = "daemon")]
 pub mod daemon;
 #[cfg(feature = "daemon")]
 mod early;
-#[cfg(feature = "daemon")]
-pub mod elector;
 #[cfg(feature = "daemon")]
 pub mod failpoint;
 #[cfg(all(feature = "daemon", any(test, fuzzing)))]

@@ -28,7 +28,7 @@ use tokio::{
 
 use self::{children::OwnChild, orphans::end_cgroup, supervisor::Supervisor};
 pub use self::{
-    children::bury_strangers,
+    children::reap_strangers,
     output::{LOG_TARGET, LONGEST_LOG_LINE, Piece, Tail},
 };
 use crate::{

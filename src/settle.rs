@@ -24,11 +24,11 @@ use crate::{
 /// with `on_crash = "rerun"` a command runs again whose end was known.
 const KNOWN_PATIENCE: Duration = Duration::from_secs(24 * 3600);
 /// Between two attempts: while others may be about to take over, and later, at most.
-const AGAIN: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
+const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
 
-/// What a daemon leaves its guards, in case it dies.
+/// What a guard does when its daemon has died: it settles the run.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Legacy {
+pub struct SettleOnDeath {
     #[serde(with = "config::Handed")]
     pub store: config::Store,
     /// Complete but for how it ended.
@@ -44,7 +44,7 @@ pub struct Legacy {
     pub patience: Duration,
 }
 
-impl Legacy {
+impl SettleOnDeath {
     /// The attempt that follows one that ended so.
     fn next_attempt(&self, outcome: Outcome, cause: Option<Cause>) -> Option<NextAttempt> {
         match (outcome, cause) {
@@ -83,9 +83,9 @@ impl Legacy {
     }
 }
 
-/// What `soloist exec` leaves its guard, in case it dies.
+/// What a guard does when its `soloist exec` has died: it gives the lock back.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct LockLegacy {
+pub struct ReleaseOnDeath {
     #[serde(with = "config::Handed")]
     pub store: config::Store,
     /// Of the lock.
@@ -99,9 +99,9 @@ pub struct LockLegacy {
 
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum Left {
-    Run(Box<Legacy>),
-    Lock(Box<LockLegacy>),
+enum OnDeath {
+    Settle(Box<SettleOnDeath>),
+    Release(Box<ReleaseOnDeath>),
 }
 
 /// Life of the process: reads the [`HandOver`] and settles.
@@ -111,19 +111,19 @@ pub fn main() -> ExitCode {
         Ok(handed) => handed,
         Err(e) => return fail(&format!("cannot read what the guard handed over: {e}")),
     };
-    let legacy = match serde_json::from_value(handed.settle) {
-        Ok(Left::Run(legacy)) => *legacy,
-        Ok(Left::Lock(legacy)) => return release(&legacy),
+    let on_death = match serde_json::from_value(handed.settle) {
+        Ok(OnDeath::Settle(settle)) => *settle,
+        Ok(OnDeath::Release(release)) => return release_lock(&release),
         Err(e) => return fail(&format!("cannot read what the daemon left: {e}")),
     };
     let end = handed.end;
-    let next_attempt = legacy.next_attempt(end.outcome, end.cause);
+    let next_attempt = on_death.next_attempt(end.outcome, end.cause);
     let begun = Boottime::now();
     let (hurry_until, until) = (
-        begun + legacy.patience,
-        begun + legacy.patience(end.outcome),
+        begun + on_death.patience,
+        begun + on_death.patience(end.outcome),
     );
-    let record = legacy.ended(end);
+    let record = on_death.ended(end);
     let Some(run) = record.run_id else {
         return fail("the daemon left no run id");
     };
@@ -132,14 +132,14 @@ pub fn main() -> ExitCode {
         record,
         next_attempt,
     };
-    let mut pauses = Pauses::from(AGAIN.0);
+    let mut pauses = Pauses::from(PAUSE.0);
     loop {
         // Descriptors, processes and memory may be short just now, and the store's file may be out of reach.
         let tried = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .map_err(|e| format!("cannot start: {e}"))
-            .and_then(|runtime| runtime.block_on(tell(&legacy.store, &settle)));
+            .and_then(|runtime| runtime.block_on(tell(&on_death.store, &settle)));
         let error = match tried {
             Ok(()) => return ExitCode::SUCCESS,
             Err(error) => error,
@@ -152,8 +152,8 @@ pub fn main() -> ExitCode {
             ));
         }
         std::thread::sleep(match now >= hurry_until {
-            true => pauses.after_failure(AGAIN.1),
-            false => AGAIN.0,
+            true => pauses.after_failure(PAUSE.1),
+            false => PAUSE.0,
         });
     }
 }
@@ -177,11 +177,11 @@ fn outlive_terminal_and_service() {
 }
 
 /// Should the store not answer for a lease, the lock lapses with it.
-fn release(legacy: &LockLegacy) -> ExitCode {
-    let until = Boottime::now() + legacy.patience;
+fn release_lock(release: &ReleaseOnDeath) -> ExitCode {
+    let until = Boottime::now() + release.patience;
     loop {
         // With its file the lock is gone, too.
-        if matches!(&legacy.store.url, StoreUrl::Sqlite(file) if !file.exists()) {
+        if matches!(&release.store.url, StoreUrl::Sqlite(file) if !file.exists()) {
             return ExitCode::SUCCESS;
         }
         let tried = tokio::runtime::Builder::new_current_thread()
@@ -191,8 +191,8 @@ fn release(legacy: &LockLegacy) -> ExitCode {
             .and_then(|runtime| {
                 runtime.block_on(async {
                     let locks =
-                        LockClient::with_config(&legacy.store).map_err(|e| e.to_string())?;
-                    let released = locks.release_for(&legacy.key, &legacy.owner).await;
+                        LockClient::with_config(&release.store).map_err(|e| e.to_string())?;
+                    let released = locks.release_for(&release.key, &release.owner).await;
                     released.map_err(|e| e.to_string())
                 })
             });
@@ -201,9 +201,9 @@ fn release(legacy: &LockLegacy) -> ExitCode {
             Err(error) => error,
         };
         if Boottime::now() >= until {
-            return fail(&format!("lock `{}` not given back: {error}", legacy.key));
+            return fail(&format!("lock `{}` not given back: {error}", release.key));
         }
-        std::thread::sleep(AGAIN.1);
+        std::thread::sleep(PAUSE.1);
     }
 }
 
@@ -221,9 +221,9 @@ mod tests {
     use super::*;
     use crate::model::{JobName, Occurrence, Trigger};
 
-    fn legacy() -> Legacy {
+    fn on_death() -> SettleOnDeath {
         let next_attempt = |trigger| Some(NextAttempt { at: 0, trigger });
-        Legacy {
+        SettleOnDeath {
             store: config::Store::from_url("memory:").expect("a store"),
             record: RunRecord {
                 run_id: None,
@@ -264,21 +264,21 @@ mod tests {
             (Outcome::Crashed, false),
             (Outcome::LeaseLost, false),
         ] {
-            let patience = legacy().patience(outcome);
+            let patience = on_death().patience(outcome);
             assert_eq!(patience > Duration::from_secs(3600), for_long, "{outcome}");
         }
     }
 
     #[test]
     fn a_guard_gets_the_secrets_that_nothing_else_is_shown() {
-        let mut legacy = legacy();
-        legacy.store = config::Store::from_url("redis://me:hunter2@h").expect("a store");
-        legacy.store.password = Some(config::Secret::new("hunter3"));
-        let handed = serde_json::to_string(&legacy).expect("JSON");
-        let back: Legacy = serde_json::from_str(&handed).expect("a legacy");
-        assert_eq!(back.store, legacy.store);
-        assert!(!format!("{legacy:?}").contains("hunter"), "{legacy:?}");
-        let secret = serde_json::to_string(&legacy.store.password).expect("JSON");
+        let mut on_death = on_death();
+        on_death.store = config::Store::from_url("redis://me:hunter2@h").expect("a store");
+        on_death.store.password = Some(config::Secret::new("hunter3"));
+        let handed = serde_json::to_string(&on_death).expect("JSON");
+        let back: SettleOnDeath = serde_json::from_str(&handed).expect("what the guard was handed");
+        assert_eq!(back.store, on_death.store);
+        assert!(!format!("{on_death:?}").contains("hunter"), "{on_death:?}");
+        let secret = serde_json::to_string(&on_death.store.password).expect("JSON");
         assert_eq!(secret, "\"***\"");
     }
 
@@ -318,7 +318,7 @@ mod tests {
                 None,
             ),
         ] {
-            let next_attempt = legacy().next_attempt(outcome, cause);
+            let next_attempt = on_death().next_attempt(outcome, cause);
             assert_eq!(
                 next_attempt.map(|a| a.trigger),
                 expected,

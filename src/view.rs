@@ -25,7 +25,7 @@ use crate::{
 /// An instance whose clock differs from the store's by more than this is warned about, in milliseconds.
 pub const CLOCK_WARNING_MS: f64 = 500.0;
 /// An instance that was not heard of for so long is taken for gone, in milliseconds.
-pub const SILENT_MS: i64 = 15_000;
+pub const SHOWN_SILENT_AFTER_MS: i64 = 15_000;
 
 /// What an instance told may be dated so much after what the store's clock shows, in milliseconds.
 const CLOCKS_APART_MS: i64 = belief::SLACK.as_millis() as i64;
@@ -166,7 +166,7 @@ pub struct InstanceView {
     pub version: String,
     pub started_at: Time,
     pub last_seen: Time,
-    /// Not heard of for [`SILENT_MS`].
+    /// Not heard of for [`SHOWN_SILENT_AFTER_MS`].
     pub silent: bool,
     /// This host's wall clock minus the store's.
     pub clock_offset_ms: f64,
@@ -361,7 +361,7 @@ impl Clock {
     pub fn of(fleet: &Fleet, shown: i64) -> Self {
         let said = |i: &&Info| {
             let doubt = i.clock_doubt_ms?;
-            let live = shown.saturating_sub(doubt).abs_diff(i.seen) <= SILENT_MS as u64;
+            let live = shown.saturating_sub(doubt).abs_diff(i.seen) <= SHOWN_SILENT_AFTER_MS as u64;
             live.then_some(doubt)
         };
         let doubts = fleet.instances.values();
@@ -398,9 +398,9 @@ impl Clock {
         ages.into_iter().min_by_key(least).unwrap_or_default()
     }
 
-    /// Not heard of for [`SILENT_MS`].
+    /// Not heard of for [`SHOWN_SILENT_AFTER_MS`].
     pub fn silent(&self, info: &Info) -> bool {
-        self.age(info).saturating_abs() > SILENT_MS
+        self.age(info).saturating_abs() > SHOWN_SILENT_AFTER_MS
     }
 }
 

@@ -11,7 +11,7 @@ use redis::Cmd;
 use soloist::{
     clock::{StoreClock, wall_us},
     config::Config,
-    elector::{Ask, Due, Elector, Ended, Epoch, Parts, Plan},
+    contender::{Ask, Contender, Due, Ended, Epoch, Parts, PlanUpdate},
     logic::claim::Target,
     model::{InstanceId, JobName, Occurrence, RunId, Trigger},
     store::Decision,
@@ -30,12 +30,12 @@ const ROUNDS: usize = 5;
 
 /// An instance without what runs commands: it only notes what it was granted.
 struct Instance {
-    elector: Arc<Elector>,
+    contender: Arc<Contender>,
     granted: Arc<Mutex<Vec<(JobName, Occurrence)>>>,
     tasks: TaskTracker,
     // Their other ends would complain if these were gone.
     _journal: mpsc::Receiver<Decision>,
-    _plans: mpsc::UnboundedReceiver<Plan>,
+    _plans: mpsc::UnboundedReceiver<PlanUpdate>,
 }
 
 impl Instance {
@@ -57,7 +57,7 @@ impl Instance {
             tasks: tasks.clone(),
         };
         let note = granted.clone();
-        let elector = Arc::new(Elector::build(
+        let contender = Arc::new(Contender::build(
             parts,
             Box::new(move |g| {
                 note.lock()
@@ -66,12 +66,12 @@ impl Instance {
             }),
         ));
         for job in config.jobs.values() {
-            elector.set_job(job.clone());
+            contender.set_job(job.clone());
         }
-        let left = elector.enrol(epoch).await.expect("registered");
+        let left = contender.register(epoch).await.expect("registered");
         assert_eq!(left, 0, "all jobs are registered");
         Self {
-            elector,
+            contender,
             granted,
             tasks,
             _journal: journal_end,
@@ -107,7 +107,7 @@ pub fn wakeups(table: &mut Table, server: &Redis) {
                     start_by: at + 60_000,
                     next_attempt: false,
                 };
-                let contest = one.elector.contest(&job, ask);
+                let contest = one.contender.contest(&job, ask);
                 tokio::spawn(contest)
             })
             .collect();
@@ -126,7 +126,7 @@ pub fn wakeups(table: &mut Table, server: &Redis) {
         calls as f64,
         "claims",
         1.0,
-        format!("{WAKEUPS} callers of Elector::contest, {grants} grant"),
+        format!("{WAKEUPS} callers of Contender::contest, {grants} grant"),
     );
 }
 
@@ -226,7 +226,7 @@ async fn contest(server: &Redis, config: &Config, n: usize) -> Spent {
     }
     let live: Arc<[InstanceId]> = fleet
         .iter()
-        .map(|i| i.elector.me.instance.clone())
+        .map(|i| i.contender.me.instance.clone())
         .collect();
     let at = wall_us() / 1000;
     let due: Vec<Due> = config
@@ -245,9 +245,9 @@ async fn contest(server: &Redis, config: &Config, n: usize) -> Spent {
     let before = server.used();
     let began = Instant::now();
     for (instance, due) in fleet.iter().zip(dues) {
-        instance.elector.set_live(live.clone());
-        let elector = instance.elector.clone();
-        instance.tasks.spawn(async move { elector.due(due) });
+        instance.contender.set_live(live.clone());
+        let contender = instance.contender.clone();
+        instance.tasks.spawn(async move { contender.due(due) });
         instance.tasks.close();
     }
     for instance in &fleet {

@@ -168,7 +168,7 @@ pub fn runtime() -> tokio::runtime::Runtime {
 
 /// Makes the store one that a fleet has used for long: nobody waits for a quarantine, because no lease from before can
 /// be left in a server that has just been started here.
-pub async fn establish(store: &dyn Store) -> soloist::elector::Epoch {
+pub async fn establish(store: &dyn Store) -> soloist::contender::Epoch {
     let first = store.heartbeat(None).await.expect("a heartbeat");
     let id = InstanceId::new("bench");
     let beat = Beat {
@@ -193,7 +193,7 @@ pub async fn establish(store: &dyn Store) -> soloist::elector::Epoch {
     };
     let reply = store.heartbeat(Some(&beat)).await.expect("a heartbeat");
     store.leave(&id, 1).await.expect("leaving");
-    soloist::elector::Epoch {
+    soloist::contender::Epoch {
         incarnation: reply.incarnation.clone(),
         id: first.value.id.clone(),
         born: reply.value.born,

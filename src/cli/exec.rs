@@ -28,8 +28,8 @@ use crate::{
     },
     logic::run::{Cause, Stop},
     model::{JobName, Occurrence, RunId},
-    runner::{End, Runner, Running, bury_strangers},
-    settle::LockLegacy,
+    runner::{End, Runner, Running, reap_strangers},
+    settle::ReleaseOnDeath,
 };
 
 /// As of [`lock`].
@@ -112,7 +112,7 @@ pub fn exec(config: Option<PathBuf>, args: &Exec) -> Result<Exit, Failure> {
         .build()
         .map_err(|e| Failure::internal("cannot start the runtime", e))?;
     runtime.block_on(async {
-        tokio::spawn(bury_strangers());
+        tokio::spawn(reap_strangers());
         let locks = LockClient::with_config(&store).map_err(|e| failure(&e))?;
         Session {
             args,
@@ -380,7 +380,7 @@ impl Session<'_> {
     ) -> Result<(End, Running), Failure> {
         let mut deadlines = lock.deadlines();
         let (run_id, args) = (RunId::random(), self.args);
-        let legacy = LockLegacy {
+        let release = ReleaseOnDeath {
             store: self.store.clone(),
             key: args.lock.clone(),
             owner: lock.owner().to_owned(),
@@ -413,7 +413,7 @@ impl Session<'_> {
             kill_budget: self.lease.kill_budget,
             success_codes: vec![0],
             deadline: deadlines.now(),
-            settle: serde_json::to_value(legacy)
+            settle: serde_json::to_value(release)
                 .map_err(|e| Failure::internal("cannot write JSON", e))?,
             settle_exe: None,
             // A command that a shell could have started stays in the cgroup that it would have.

@@ -47,13 +47,13 @@ pub fn load(path: &Path) -> Result<Config, Report> {
     })?;
     let config = parse(&text, path, &|name| std::env::var(name).ok());
     drop(text);
-    give_back();
+    trim_memory();
     config
 }
 
 /// Returns freed memory to the system. Reading a large file takes several times what the configuration takes
 /// afterwards, and glibc would keep it for as long as the daemon runs (10,000 jobs: some 30 MiB).
-pub(crate) fn give_back() {
+pub(crate) fn trim_memory() {
     #[cfg(target_env = "gnu")]
     // SAFETY: has no preconditions, may be called from any thread, and touches free memory only.
     unsafe {

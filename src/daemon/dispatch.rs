@@ -14,7 +14,7 @@ use tracing::warn;
 
 use crate::{
     clock::{Alarm, Boottime, StoreClock, wall_us},
-    elector::{Due, Elector, Plan},
+    contender::{Contender, Due, PlanUpdate},
     logic::{
         claim::Target,
         timetable::{self, Timetable},
@@ -32,9 +32,9 @@ const PREPARE_MS: i64 = 50;
 pub(super) type Prepare = Box<dyn Fn(&JobName, RunId) + Send>;
 
 pub(super) struct Dispatcher {
-    elector: Arc<Elector>,
+    contender: Arc<Contender>,
     clock: Arc<StoreClock>,
-    plans: mpsc::UnboundedReceiver<Plan>,
+    plans: mpsc::UnboundedReceiver<PlanUpdate>,
     stop: CancellationToken,
     timetable: Timetable<JobName>,
     /// By the instant they start at, Unix ms of the store's clock.
@@ -47,15 +47,15 @@ pub(super) struct Dispatcher {
 
 impl Dispatcher {
     pub(super) fn new(
-        elector: Arc<Elector>,
+        contender: Arc<Contender>,
         clock: Arc<StoreClock>,
-        plans: mpsc::UnboundedReceiver<Plan>,
+        plans: mpsc::UnboundedReceiver<PlanUpdate>,
         prepare: Prepare,
         stop: CancellationToken,
     ) -> anyhow::Result<Self> {
         let alarm = Alarm::new().context("cannot make a timer")?;
         Ok(Self {
-            elector,
+            contender,
             clock,
             plans,
             stop,
@@ -90,8 +90,8 @@ impl Dispatcher {
                 () = self.stop.cancelled() => break,
                 // Others get their turn: after a long suspend there is much to hand out.
                 () = tokio::task::yield_now(), if more => {}
-                plan = self.plans.recv() => match plan {
-                    Some(plan) => self.take(plan),
+                update = self.plans.recv() => match update {
+                    Some(update) => self.take(update),
                     None => break,
                 },
                 () = self.alarm.until(next.unwrap_or(Boottime(u64::MAX / 2))), if next.is_some() => {}
@@ -106,15 +106,15 @@ impl Dispatcher {
 
     /// Fires what is due and arms what will be soon. True: there may be more.
     fn advance(&mut self) -> bool {
-        if self.elector.store.local_clock() {
+        if self.contender.store.local_clock() {
             let now = Boottime::now();
-            crate::elector::note_sample(self.clock.sample(wall_us(), now, now));
+            crate::contender::note_sample(self.clock.sample(wall_us(), now, now));
         }
-        // Plans first: all that are there.
-        while let Ok(plan) = self.plans.try_recv() {
-            self.take(plan);
+        // What the plan is told first: all that is there.
+        while let Ok(update) = self.plans.try_recv() {
+            self.take(update);
         }
-        // Piece by piece: after a long suspend there may be more than fits into memory at one time, and the elector
+        // Piece by piece: after a long suspend there may be more than fits into memory at one time, and the contender
         // folds what nobody can start any more.
         let more = self.hand_out();
         self.prepare();
@@ -141,7 +141,7 @@ impl Dispatcher {
         // Half open: nothing lies in an empty range, while one that ends before it starts is a panic.
         let soon = self.armed.range(from + 1..until + 1);
         let soon = soon.flat_map(|(_, due)| due);
-        for (job, run) in self.elector.foresee(soon) {
+        for (job, run) in self.contender.runs_to_prepare(soon) {
             (self.prepare)(&job, run);
         }
         self.prepared = until;
@@ -156,7 +156,7 @@ impl Dispatcher {
         // In the order of the occurrences: what was armed, what came after it, and only then what lies ahead.
         self.fire(now);
         for (job, backlog) in self.timetable.take_backlog(Occurrence(now)) {
-            self.elector.overdue(&job, backlog, false);
+            self.contender.overdue(&job, backlog, false);
         }
         let more = self.arm(Occurrence(now + LOOK_AHEAD_MS));
         self.fire(now);
@@ -171,7 +171,7 @@ impl Dispatcher {
             .flatten()
             .collect();
         if !due.is_empty() {
-            self.elector.due(due);
+            self.contender.due(due);
         }
     }
 
@@ -185,7 +185,7 @@ impl Dispatcher {
 
     fn arm_these(&mut self, taken: Vec<timetable::Due<JobName>>) {
         for due in taken {
-            let Some(job) = self.elector.job(&due.key) else {
+            let Some(job) = self.contender.job(&due.key) else {
                 continue;
             };
             self.armed.entry(due.start_at_ms).or_default().push(Due {
@@ -201,10 +201,10 @@ impl Dispatcher {
         }
     }
 
-    fn take(&mut self, plan: Plan) {
-        let (name, after) = match &plan {
-            Plan::From(job, after) => (&job.name, *after),
-            Plan::Drop(name) => (name, Occurrence(i64::MIN)),
+    fn take(&mut self, update: PlanUpdate) {
+        let (name, after) = match &update {
+            PlanUpdate::PlanAfter(job, after) => (&job.name, *after),
+            PlanUpdate::Remove(name) => (name, Occurrence(i64::MIN)),
         };
         // What the old schedule had planned up to the change stays owed, also while it waits for its jitter.
         while let Some((at, _)) = self.timetable.upcoming(name)
@@ -221,7 +221,7 @@ impl Dispatcher {
         }
         self.armed.retain(|_, due| !due.is_empty());
         self.timetable.remove(name);
-        if let Plan::From(job, after) = &plan
+        if let PlanUpdate::PlanAfter(job, after) = &update
             && job.enabled
             && !job.schedules.is_empty()
         {
@@ -255,7 +255,7 @@ mod tests {
     use super::*;
     use crate::{
         config::{self, Job},
-        elector::{Epoch, Parts},
+        contender::{Epoch, Parts},
         model::InstanceId,
         store::memory::MemoryStore,
     };
@@ -290,9 +290,9 @@ mod tests {
             stop: CancellationToken::new(),
             tasks: TaskTracker::new(),
         };
-        let elector = Arc::new(Elector::build(parts, Box::new(|_| {})));
+        let contender = Arc::new(Contender::build(parts, Box::new(|_| {})));
         let prepare = Box::new(|_: &JobName, _| {});
-        Dispatcher::new(elector, clock, planned, prepare, CancellationToken::new())
+        Dispatcher::new(contender, clock, planned, prepare, CancellationToken::new())
             .expect("a timer")
     }
 
@@ -313,11 +313,11 @@ mod tests {
         // The jitter is the same for one occurrence: take a time at which it has not passed.
         let old = job("schedule = \"@every 1h\"\njitter = \"30m\"");
         let mut d = dispatcher(NOON + 1);
-        d.elector.set_job(old.clone());
-        d.take(Plan::From(old, Occurrence(NOON - 1)));
+        d.contender.set_job(old.clone());
+        d.take(PlanUpdate::PlanAfter(old, Occurrence(NOON - 1)));
         assert_eq!(armed(&d), [0; 0]);
         let new = job("schedule = \"@every 7h\"");
-        d.take(Plan::From(new, Occurrence(NOON + 1)));
+        d.take(PlanUpdate::PlanAfter(new, Occurrence(NOON + 1)));
         assert_eq!(armed(&d), [NOON]);
     }
 
@@ -326,14 +326,14 @@ mod tests {
         for (change, kept) in [(-2, false), (0, true), (2, true)] {
             let old = job("schedule = \"@every 1h\"");
             let mut d = dispatcher(NOON - 100);
-            d.elector.set_job(old.clone());
-            d.take(Plan::From(old, Occurrence(NOON - 1000)));
+            d.contender.set_job(old.clone());
+            d.take(PlanUpdate::PlanAfter(old, Occurrence(NOON - 1000)));
             d.advance();
             assert_eq!(armed(&d), [NOON]);
             // The new one has the same instant, and another.
             let new = job("schedule = [\"@every 1h\", \"@every 30m\"]");
-            d.elector.set_job(new.clone());
-            d.take(Plan::From(new, Occurrence(NOON + change)));
+            d.contender.set_job(new.clone());
+            d.take(PlanUpdate::PlanAfter(new, Occurrence(NOON + change)));
             let planned_anew = d.timetable.upcoming(&JobName::new("work"));
             let next = planned_anew.map(|(at, _)| at.0);
             if kept {
@@ -357,8 +357,8 @@ mod tests {
                 let (asked, mut prepared) = mpsc::unbounded_channel();
                 d.prepare =
                     Box::new(move |job: &JobName, run| drop(asked.send((job.clone(), run))));
-                d.elector.set_job(job.clone());
-                let fleet = d.elector.store.heartbeat(None).await.expect("a reply");
+                d.contender.set_job(job.clone());
+                let fleet = d.contender.store.heartbeat(None).await.expect("a reply");
                 let epoch = Epoch {
                     incarnation: fleet.incarnation,
                     id: fleet.value.id,
@@ -367,8 +367,8 @@ mod tests {
                     quarantine: Duration::ZERO,
                     first_seen: Boottime::now(),
                 };
-                assert_eq!(d.elector.enrol(&epoch).await.expect("an answer"), 0);
-                d.take(Plan::From(job.clone(), Occurrence(NOON - 1000)));
+                assert_eq!(d.contender.register(&epoch).await.expect("an answer"), 0);
+                d.take(PlanUpdate::PlanAfter(job.clone(), Occurrence(NOON - 1000)));
                 d.advance();
                 d.advance();
                 let now = d.clock.now_us().expect("a time") / 1000;
@@ -388,10 +388,10 @@ mod tests {
     async fn a_removed_job_is_planned_no_more() {
         let old = job("schedule = \"@every 1h\"");
         let mut d = dispatcher(NOON - 100);
-        d.elector.set_job(old.clone());
-        d.take(Plan::From(old.clone(), Occurrence(NOON - 1000)));
+        d.contender.set_job(old.clone());
+        d.take(PlanUpdate::PlanAfter(old.clone(), Occurrence(NOON - 1000)));
         d.advance();
-        d.take(Plan::Drop(old.name.clone()));
+        d.take(PlanUpdate::Remove(old.name.clone()));
         assert_eq!(armed(&d), [0; 0]);
         assert!(!d.timetable.contains(&old.name));
     }

@@ -9,7 +9,7 @@ use tracing::{error, info, warn};
 use crate::{
     clock::{Boottime, wall_us},
     config::{self, Config},
-    elector::{Elector, Epoch, note_clock},
+    contender::{Contender, Epoch, note_clock},
     holder::Holder,
     logic::{
         backoff::Throttle,
@@ -22,15 +22,15 @@ use crate::{
 
 const HEARTBEAT: Duration = Duration::from_secs(1);
 /// An instance that was not heard of for this long does not count for the order of rank.
-const SILENT_MS: i64 = 3500;
+const LIVE_WITHIN_MS: i64 = 3500;
 /// Between two warnings that the store is away.
 const WARN_AGAIN: Duration = Duration::from_secs(10);
 /// Between two looks at how the store is set up, while it is as it must be; else it is looked at with each heartbeat.
 const CHECK_AGAIN: Duration = Duration::from_secs(10);
 /// While jobs could not be registered, or not all of them yet.
-const ENROL_AGAIN: Duration = Duration::from_millis(200);
+const REGISTER_AGAIN: Duration = Duration::from_millis(200);
 /// A heartbeat waits for the registration of jobs no longer than this.
-const ENROL_WAIT: Duration = Duration::from_millis(500);
+const REGISTER_WAIT: Duration = Duration::from_millis(500);
 
 /// What the heartbeat tells about the configuration.
 #[derive(Debug, Clone)]
@@ -49,7 +49,7 @@ impl Loaded {
 }
 
 pub(super) struct FleetTask {
-    elector: Arc<Elector>,
+    contender: Arc<Contender>,
     holder: Arc<Holder>,
     loaded: watch::Sender<Loaded>,
     finish: CancellationToken,
@@ -57,8 +57,8 @@ pub(super) struct FleetTask {
     started_at: i64,
     /// Of this process, random.
     process: u32,
-    /// This process has told of itself under its name.
-    told: bool,
+    /// This process has had a heartbeat under its name.
+    announced: bool,
     /// When another process of this name was last told of.
     twin: Throttle,
     away_since: Option<Boottime>,
@@ -82,7 +82,7 @@ pub(super) struct FleetTask {
     /// Warned that jobs cannot be registered.
     unregistered: Throttle,
     /// Goes on beside the heartbeats.
-    enrolling: Option<JoinHandle<Result<usize, store::Error>>>,
+    registering: Option<JoinHandle<Result<usize, store::Error>>>,
 }
 
 /// Between two looks at jobs whose register stands in the future.
@@ -93,20 +93,20 @@ const CALM: u32 = 3;
 
 impl FleetTask {
     pub(super) fn new(
-        elector: Arc<Elector>,
+        contender: Arc<Contender>,
         holder: Arc<Holder>,
         config: &Config,
         finish: CancellationToken,
     ) -> Self {
         Self {
-            elector,
+            contender,
             holder,
             loaded: watch::Sender::new(Loaded::of(config)),
             finish,
             epoch: None,
             started_at: 0,
             process: fastrand::u32(1..),
-            told: false,
+            announced: false,
             twin: Throttle::default(),
             away_since: None,
             warned: Throttle::default(),
@@ -120,7 +120,7 @@ impl FleetTask {
             complained: Throttle::default(),
             doubted: Throttle::default(),
             unregistered: Throttle::default(),
-            enrolling: None,
+            registering: None,
         }
     }
 
@@ -129,12 +129,14 @@ impl FleetTask {
     }
 
     pub(super) async fn run(mut self) {
-        let mut events = self.elector.store.events();
+        let mut events = self.contender.store.events();
         let mut next = HEARTBEAT;
         loop {
             if self.beat().await {
                 let left = match self.epoch.clone() {
-                    Some(epoch) if self.fit(&epoch.incarnation).await => self.enrol(&epoch).await,
+                    Some(epoch) if self.is_reliable(&epoch.incarnation).await => {
+                        self.register(&epoch).await
+                    }
                     _ => Ok(0),
                 };
                 self.calm = match left {
@@ -142,7 +144,7 @@ impl FleetTask {
                     _ => 0,
                 };
                 if self.calm == CALM {
-                    config::give_back();
+                    config::trim_memory();
                 }
                 if matches!(left, Ok(0)) {
                     self.mark().await;
@@ -150,7 +152,7 @@ impl FleetTask {
                 self.look_ahead -= 1;
                 if self.look_ahead == 0 {
                     self.look_ahead = LOOK_AHEAD;
-                    self.elector.look_at_those_ahead();
+                    self.contender.look_at_those_ahead();
                 }
                 next = match left {
                     Ok(0) => {
@@ -160,44 +162,45 @@ impl FleetTask {
                     // In a quarantine there is nothing to ask before it is over.
                     Ok(_) => {
                         let epoch = self.epoch.as_ref();
-                        let next = epoch.and_then(|epoch| self.elector.next_enrol(epoch));
-                        let idle = next.filter(|_| self.enrolling.is_none());
-                        idle.unwrap_or(ENROL_AGAIN).clamp(ENROL_AGAIN, HEARTBEAT)
+                        let next = epoch.and_then(|epoch| self.contender.next_registration(epoch));
+                        let idle = next.filter(|_| self.registering.is_none());
+                        idle.unwrap_or(REGISTER_AGAIN)
+                            .clamp(REGISTER_AGAIN, HEARTBEAT)
                     }
                     Err(e) => {
                         let now = Boottime::now();
                         if self.unregistered.lets(now, WARN_AGAIN) {
                             warn!(error = %e, "cannot register jobs; trying again until it works");
                         }
-                        ENROL_AGAIN
+                        REGISTER_AGAIN
                     }
                 };
             }
             tokio::select! {
                 () = tokio::time::sleep(next) => {}
-                () = self.elector.enrol.notified() => {}
+                () = self.contender.registration_due.notified() => {}
                 () = drain_hint(&mut events) => {}
                 () = self.finish.cancelled() => break,
             }
         }
         let _ = self
-            .elector
+            .contender
             .store
-            .leave(&self.elector.me.instance, self.process)
+            .leave(&self.contender.me.instance, self.process)
             .await;
     }
 
     /// Has the jobs registered, in a task of its own: with many jobs that takes longer than others wait for a sign of
     /// life. Returns how many are left.
-    async fn enrol(&mut self, epoch: &Epoch) -> Result<usize, store::Error> {
-        let (elector, epoch) = (self.elector.clone(), epoch.clone());
-        let enrol = async move { elector.enrol(&epoch).await };
-        let mut task = (self.enrolling.take()).unwrap_or_else(|| tokio::spawn(enrol));
-        match tokio::time::timeout(ENROL_WAIT, &mut task).await {
+    async fn register(&mut self, epoch: &Epoch) -> Result<usize, store::Error> {
+        let (contender, epoch) = (self.contender.clone(), epoch.clone());
+        let register = async move { contender.register(&epoch).await };
+        let mut task = (self.registering.take()).unwrap_or_else(|| tokio::spawn(register));
+        match tokio::time::timeout(REGISTER_WAIT, &mut task).await {
             Ok(Ok(left)) => left,
             Ok(Err(_)) => Ok(1),
             Err(_) => {
-                self.enrolling = Some(task);
+                self.registering = Some(task);
                 Ok(1)
             }
         }
@@ -205,40 +208,41 @@ impl FleetTask {
 
     /// One heartbeat. True when the store answered.
     async fn beat(&mut self) -> bool {
-        let el = &self.elector;
+        let contender = &self.contender;
         let loaded = self.loaded.borrow().clone();
         let info = Info {
             seen: 0,
-            host: el.me.host.clone(),
+            host: contender.me.host.clone(),
             pid: std::process::id(),
             process: self.process,
             version: env!("CARGO_PKG_VERSION").to_owned(),
             config: loaded.digest,
-            clock_offset_ms: el.clock.wall_offset_ms().unwrap_or(0.0),
+            clock_offset_ms: contender.clock.wall_offset_ms().unwrap_or(0.0),
             wall: wall_us() / 1000,
-            clock_doubt_ms: el.clock.doubt_us().map(|us| us / 1000),
+            clock_doubt_ms: contender.clock.doubt_us().map(|us| us / 1000),
             started_at: self.started_at,
             running: self.holder.running(),
-            draining: el.draining(),
+            draining: contender.draining(),
             jobs: loaded.jobs,
         };
         let open = self.epoch.as_ref().filter(|e| {
             // Whoever has seen it long enough vouches for it. How long, the fleet agrees on in the store.
-            !e.open && Boottime::now().since(e.first_seen) >= el.quarantine().max(e.quarantine)
+            !e.open
+                && Boottime::now().since(e.first_seen) >= contender.quarantine().max(e.quarantine)
         });
         let beat = Beat {
-            instance: el.me.instance.clone(),
+            instance: contender.me.instance.clone(),
             info,
-            quarantine: el.quarantine(),
+            quarantine: contender.quarantine(),
             open: open.map(|e| (e.incarnation.clone(), e.id.clone())),
         };
-        match el.store.heartbeat(Some(&beat)).await {
+        match contender.store.heartbeat(Some(&beat)).await {
             Ok(reply) => {
-                note_clock(&el.clock, &reply);
+                note_clock(&contender.clock, &reply);
                 if let Some(since) = self.away_since.take() {
-                    info!(away = ?Boottime::now().since(since), store = self.elector.store.address(), "the store answers again");
+                    info!(away = ?Boottime::now().since(since), store = self.contender.store.address(), "the store answers again");
                     // Hints were lost, and runs began that this instance does not watch.
-                    self.elector.resync();
+                    self.contender.resync();
                 }
                 self.warned.over();
                 self.learn(reply);
@@ -263,12 +267,12 @@ impl FleetTask {
     }
 
     /// True when the store is set up so that it may be relied on. Otherwise nothing is claimed, and this is said.
-    async fn fit(&mut self, incarnation: &Arc<str>) -> bool {
+    async fn is_reliable(&mut self, incarnation: &Arc<str>) -> bool {
         let now = Boottime::now();
         let known = self.checked.as_ref().filter(|(of, _)| of == incarnation);
-        let unfit = self.problems.iter().any(|p| p.fatal);
+        let unreliable = self.problems.iter().any(|p| p.fatal);
         if let Some((_, at)) = known
-            && !unfit
+            && !unreliable
             && now.since(*at) < CHECK_AGAIN
         {
             return true;
@@ -278,16 +282,16 @@ impl FleetTask {
                 what();
             }
         };
-        let found = match self.elector.store.check().await {
+        let found = match self.contender.store.check().await {
             Ok(found) => found,
             Err(e) => {
                 // The last answer counts, if there was one in this incarnation.
-                let fit = known.is_some() && !unfit;
+                let reliable = known.is_some() && !unreliable;
                 complain(&|| warn!(error = %e, "cannot look at how the store is set up"));
-                return fit;
+                return reliable;
             }
         };
-        let store = self.elector.store.address();
+        let store = self.contender.store.address();
         let fatal: Vec<&str> = found
             .iter()
             .filter(|p| p.fatal)
@@ -295,13 +299,13 @@ impl FleetTask {
             .collect();
         let reasons = fatal.join("; ");
         if fatal.is_empty() {
-            self.elector.set_unfit(None);
+            self.contender.set_unreliable(None);
             self.complained.over();
-            if unfit {
+            if unreliable {
                 info!(store, "the store is set up as it must be: starting again");
             }
         } else {
-            self.elector.set_unfit(Some(reasons.clone()));
+            self.contender.set_unreliable(Some(reasons.clone()));
             complain(&|| {
                 error!(
                     store,
@@ -309,7 +313,7 @@ impl FleetTask {
                 );
             });
         }
-        let fit = fatal.is_empty();
+        let reliable = fatal.is_empty();
         if found != self.problems {
             for p in found.iter().filter(|p| !p.fatal) {
                 warn!(store, "the store is not set up well: {}", p.text);
@@ -317,7 +321,7 @@ impl FleetTask {
         }
         self.checked = Some((incarnation.clone(), now));
         self.problems = found;
-        fit
+        reliable
     }
 
     /// Jobs that no instance has any more, or all have disabled, are marked in the store: what would have been planned
@@ -328,15 +332,15 @@ impl FleetTask {
         if !self.alike || self.marked.as_ref() == Some(&loaded) {
             return;
         }
-        let el = &self.elector;
-        let Ok(all) = el.store.jobs().await else {
+        let contender = &self.contender;
+        let Ok(all) = contender.store.jobs().await else {
             return;
         };
-        let enabled = el.enabled();
+        let enabled = contender.enabled();
         for job in all.iter().filter(|job| !enabled.contains(*job)) {
-            match el.store.control(job, &Control::Off).await {
+            match contender.store.control(job, &Control::Off).await {
                 Ok(reply) => {
-                    note_clock(&el.clock, &reply);
+                    note_clock(&contender.clock, &reply);
                     if reply.value == Controlled::Done {
                         info!(%job, "no instance has the job, or it is disabled: from now on nothing of it is owed");
                     }
@@ -350,14 +354,14 @@ impl FleetTask {
 
     /// Two processes of one name: each finds its own entry overwritten by the other.
     fn look_for_twin(&mut self, before: Option<&Info>) {
-        let other = before.filter(|b| self.told && b.process != self.process);
-        self.told = true;
+        let other = before.filter(|b| self.announced && b.process != self.process);
+        self.announced = true;
         let now = Boottime::now();
         if let Some(other) = other
             && self.twin.lets(now, WARN_AGAIN)
         {
             warn!(
-                instance = %self.elector.me.instance, host = other.host, pid = other.pid,
+                instance = %self.contender.me.instance, host = other.host, pid = other.pid,
                 "another soloist has this instance's name: `status`, `why` and `drain` take the two for one; \
                  give each a name of its own (--instance)"
             );
@@ -366,18 +370,18 @@ impl FleetTask {
 
     /// Asks the clocks of all hosts about the store's, and says what comes of it.
     fn believe(&mut self, reply: &Reply<Fleet>) {
-        let el = &self.elector;
+        let contender = &self.contender;
         let shown = reply.now_us.div_euclid(1000);
-        let believed = el.clock.at(reply.received).unwrap_or(reply.now_us) / 1000;
+        let believed = contender.clock.at(reply.received).unwrap_or(reply.now_us) / 1000;
         // The clock of a durable store is that of the host itself, which is no witness of its own.
-        let walls = match el.store.durable() {
+        let walls = match contender.store.durable() {
             true => vec![],
             false => {
                 let wall = wall_us().div_euclid(1000);
-                walls(&reply.value, &el.me.instance, shown, believed, wall)
+                walls(&reply.value, &contender.me.instance, shown, believed, wall)
             }
         };
-        match el.clock.vote(&walls) {
+        match contender.clock.vote(&walls) {
             Some(Verdict::Accepted(step)) => warn!(
                 step_ms = step / 1000,
                 "the store's clock was stepped, and is believed: the hosts' clocks agree with it, or it goes on evenly; \
@@ -387,7 +391,7 @@ impl FleetTask {
             None => {}
         }
         let now = Boottime::now();
-        match el.clock.doubt_us() {
+        match contender.clock.doubt_us() {
             Some(ahead) => {
                 // The first time it was said by whoever noticed.
                 let noticed = self.doubted.was_said();
@@ -403,7 +407,7 @@ impl FleetTask {
         self.believe(&reply);
         self.look_for_twin(reply.value.before.as_ref());
         let now = self
-            .elector
+            .contender
             .clock
             .now_us()
             .unwrap_or(reply.now_us)
@@ -420,7 +424,7 @@ impl FleetTask {
         if known.is_none() {
             if self.epoch.is_some() {
                 warn!(epoch = %reply.incarnation, "the store was restarted, or lost or changed its data: no grants until every old lease is over");
-                self.elector.resync();
+                self.contender.resync();
             } else if !fleet.open {
                 info!(wait = ?fleet.quarantine, "the store's data is new: waiting, in case that leases from before it are still out there");
             }
@@ -436,31 +440,31 @@ impl FleetTask {
             quarantine: fleet.quarantine,
             first_seen,
         });
-        let el = &self.elector;
+        let contender = &self.contender;
         let live: Vec<InstanceId> = fleet
             .instances
             .iter()
-            .filter(|(_, i)| i.seen.abs_diff(now) <= SILENT_MS as u64 && !i.draining)
+            .filter(|(_, i)| i.seen.abs_diff(now) <= LIVE_WITHIN_MS as u64 && !i.draining)
             .map(|(id, _)| id.clone())
             .collect();
-        el.set_live(live.into());
+        contender.set_live(live.into());
         let mine = &self.loaded.borrow().digest;
-        let fresh = |i: &&Info| i.seen.abs_diff(now) <= SILENT_MS as u64;
+        let fresh = |i: &&Info| i.seen.abs_diff(now) <= LIVE_WITHIN_MS as u64;
         self.alike = fleet
             .instances
             .values()
             .filter(fresh)
             .all(|i| i.config == *mine);
-        let mut drain = fleet.drains.contains(&el.me.instance);
+        let mut drain = fleet.drains.contains(&contender.me.instance);
         if new && self.drained && !drain {
             // The store lost the request together with its data: it is told again.
             drain = true;
-            let (store, instance) = (el.store.clone(), el.me.instance.clone());
+            let (store, instance) = (contender.store.clone(), contender.me.instance.clone());
             tokio::spawn(async move { store.drain(&instance, true).await });
         }
         if drain != self.drained {
             self.drained = drain;
-            el.set_draining(drain);
+            contender.set_draining(drain);
             info!(
                 drain,
                 "asked to {}",
@@ -480,7 +484,7 @@ impl FleetTask {
 fn walls(fleet: &Fleet, me: &InstanceId, shown: i64, believed: i64, wall: i64) -> Vec<i64> {
     let others = fleet.instances.iter().filter(|(id, _)| *id != me);
     let others = others.filter_map(|(_, i)| {
-        let fresh = |now: &i64| i.wall != 0 && i.seen.abs_diff(*now) <= SILENT_MS as u64;
+        let fresh = |now: &i64| i.wall != 0 && i.seen.abs_diff(*now) <= LIVE_WITHIN_MS as u64;
         let now = [shown, believed, wall].into_iter().find(fresh)?;
         let ahead = i.wall.saturating_sub(i.seen);
         Some(ahead.saturating_add(now).saturating_sub(shown))

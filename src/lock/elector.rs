@@ -23,7 +23,7 @@ use crate::{
             Answer, Claim, Grant, LIBRARY, OnCrash, Open, Overlap, Register, Registration, Renew,
             Renewal, Settle, Settlement, Target,
         },
-        observe::{self, Sighting},
+        observe::{self, ObservedLease},
         trust::{HeldLease, Step},
     },
     model::{FencingToken, InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger},
@@ -98,7 +98,7 @@ struct Memory {
     /// Nonces of questions without an answer.
     asked: HashMap<i64, RunId>,
     /// The leases of others.
-    seen: BTreeMap<Occurrence, Sighting>,
+    seen: BTreeMap<Occurrence, ObservedLease>,
     /// The longest that any lease needs that was seen here.
     quarantine: Duration,
     /// The store's incarnation and epoch, and when they were first seen here.
@@ -386,9 +386,9 @@ impl Elector {
     fn watch(&self, open: &Open, received: Boottime) -> Duration {
         let mut memory = self.memory();
         memory.quarantine = observe::quarantine(&self.lease, memory.quarantine, open);
-        let new = || Sighting::new(open, received);
+        let new = || ObservedLease::new(open, received);
         let seen = memory.seen.entry(open.occurrence).or_insert_with(new);
-        seen.look(open, received);
+        seen.update(open, received);
         let lapses = seen.expiry().since(Boottime::now());
         if memory.seen.len() > WATCHED {
             memory.seen.pop_first();

@@ -23,7 +23,7 @@ use std::{sync::Arc, time::Duration};
 
 pub use self::{
     job::{Account, Changes, Epoch, JobState, Next, Registered, Standing},
-    queue::{Due, Plan, Segment, unfold},
+    queue::{Due, NextClaim, Segment, unfold},
     rank::rank,
 };
 use super::{
@@ -86,7 +86,7 @@ pub enum Halt {
     /// It takes nothing new: it drains, or it stops.
     Draining,
     /// The store must not be relied on: why, as a decision and in words.
-    Unfit(&'static str, Arc<str>),
+    Unreliable(&'static str, Arc<str>),
 }
 
 /// One of the runs that this instance may have at one time.
@@ -152,7 +152,7 @@ impl View<'_> {
 
 /// What comes with an answer.
 #[derive(Debug, Clone, Copy)]
-pub struct Heard {
+pub struct AnswerInfo {
     /// Unix ms of the store's clock, when it answered.
     pub store_ms: i64,
     /// The lease that the answer shows was seen unchanged for its whole length.
@@ -288,16 +288,16 @@ impl Contest {
         match v.halt.clone() {
             Some(Halt::Draining) if !matches!(self.phase, Phase::Granted) => {
                 let asked = v.subject.account().asked(&id);
-                let unheard =
+                let unanswered =
                     asked.filter(|_| matches!(self.phase, Phase::New | Phase::Asked { .. }));
-                return match unheard {
+                return match unanswered {
                     Some(run) => Step::FindGrant(run),
                     None => self.drained(v, effects),
                 };
             }
-            Some(Halt::Unfit(decision, why)) => {
+            Some(Halt::Unreliable(decision, why)) => {
                 if let Subject::Here(job) = &mut v.subject
-                    && job.noted_unfit.first_for(&id)
+                    && job.noted_unreliable.first_for(&id)
                 {
                     // The daemon says it aloud; here it is kept for `why`, once for each occurrence.
                     effects.push(Effect::Note(None, decision, why.to_string()));
@@ -450,7 +450,7 @@ impl Contest {
     pub fn answered(
         &mut self,
         answer: Answer,
-        heard: Heard,
+        info: AnswerInfo,
         v: &mut View<'_>,
         effects: &mut Vec<Effect>,
     ) -> Step {
@@ -461,8 +461,8 @@ impl Contest {
             Target::Manual { .. } => None,
         };
         match answer {
-            Answer::Granted(grant) => return self.granted(grant, asked, heard, v, effects),
-            Answer::Running(_) if heard.lapsed => return Step::Look,
+            Answer::Granted(grant) => return self.granted(grant, asked, info, v, effects),
+            Answer::Running(_) if info.lapsed => return Step::Look,
             Answer::Running(open) => {
                 let lost = format!("to {}", open.instance);
                 effects.push(Effect::Note(Some(open.occurrence), "lost", lost));
@@ -529,14 +529,14 @@ impl Contest {
             | Answer::RunFirst(_)
             | Answer::InDoubt => {}
         }
-        self.wait_for(answer, heard, v)
+        self.wait_for(answer, info, v)
     }
 
     fn granted(
         &mut self,
         grant: Grant,
         asked: Phase,
-        heard: Heard,
+        info: AnswerInfo,
         v: &mut View<'_>,
         effects: &mut Vec<Effect>,
     ) -> Step {
@@ -553,17 +553,17 @@ impl Contest {
                 grant,
                 run,
                 start_by: self.ask.start_by,
-                granted_at: heard.store_ms,
+                granted_at: info.store_ms,
                 key: self.ask.key().map(ToOwned::to_owned),
                 // The store grants nothing new after that moment.
-                too_late: grant.attempt == 1 && (passed || heard.store_ms > self.ask.start_by),
+                too_late: grant.attempt == 1 && (passed || info.store_ms > self.ask.start_by),
             })));
         }
         Step::End(Ended::Won(run))
     }
 
     /// After an answer that decides nothing: how long to wait before the next question.
-    fn wait_for(&mut self, answer: Answer, heard: Heard, v: &mut View<'_>) -> Step {
+    fn wait_for(&mut self, answer: Answer, info: AnswerInfo, v: &mut View<'_>) -> Step {
         let soon = Duration::from_millis(1);
         let wait = match answer {
             Answer::Blocked(open) => {
@@ -576,12 +576,12 @@ impl Contest {
                 } else {
                     // For a proof that the holder lives, look soon after its next renewal.
                     let lease = super::observe::length(&open);
-                    self.until_too_late(heard.store_ms, (lease / 10).min(heard.expires_in))
+                    self.until_too_late(info.store_ms, (lease / 10).min(info.expires_in))
                 }
             }
             Answer::Early { wait_us } => match &self.ask.target {
                 Target::Manual { before, .. } => {
-                    if before.is_some_and(|before| before.0 <= heard.store_ms) {
+                    if before.is_some_and(|before| before.0 <= info.store_ms) {
                         // There is no room for a trigger before what others have decided already: learn that.
                         if let Subject::Here(job) = &mut v.subject {
                             job.stale();
@@ -599,7 +599,7 @@ impl Contest {
             },
             Answer::Later { wait_ms } => {
                 let wait = Duration::from_millis(wait_ms.clamp(1, 30_000) as u64);
-                self.until_too_late(heard.store_ms, wait)
+                self.until_too_late(info.store_ms, wait)
             }
             // Either it was long on its way, and is asked again, or the clock is in doubt from now on.
             Answer::InDoubt => self.pace(Duration::from_millis(20)),

@@ -1,5 +1,5 @@
 //! What an instance knows of a lease that another holds: when it has lapsed, and how long a quarantine has to last for it.
-//! The one rule for whoever watches, the daemon's elector and the library's.
+//! The one rule for whoever watches, the daemon's `Contender` and the library's `Elector`.
 
 use std::time::Duration;
 
@@ -12,14 +12,14 @@ use crate::model::Boottime;
 /// It has lapsed when it was seen unchanged for its whole length. The entry carries that length: what its holder asked for, which
 /// may be more or less than our own leases have.
 #[derive(Debug, Clone)]
-pub struct Sighting {
+pub struct ObservedLease {
     observed: Observed,
     length: Duration,
     since: Boottime,
     held: bool,
 }
 
-impl Sighting {
+impl ObservedLease {
     /// The first look. `received`: after the answer that showed it.
     pub fn new(open: &Open, received: Boottime) -> Self {
         Self {
@@ -31,7 +31,7 @@ impl Sighting {
     }
 
     /// One more look. Whatever has changed, its time begins anew.
-    pub fn look(&mut self, open: &Open, received: Boottime) {
+    pub fn update(&mut self, open: &Open, received: Boottime) {
         let now = Self::new(open, received);
         let same = self.observed == now.observed && self.length == now.length;
         *self = Self {
@@ -113,9 +113,9 @@ mod tests {
     #[test]
     fn a_lease_lapses_when_it_was_seen_unchanged_for_the_length_that_it_carries() {
         for lease in [500, 15_000] {
-            let mut seen = Sighting::new(&open(1, lease), ms(1000));
+            let mut seen = ObservedLease::new(&open(1, lease), ms(1000));
             let end = 1000 + lease as u64;
-            seen.look(&open(1, lease), ms(1400));
+            seen.update(&open(1, lease), ms(1400));
             assert_eq!(seen.expiry(), ms(end));
             assert!(seen.lapsed(ms(end - 1)).is_none());
             assert_eq!(seen.lapsed(ms(end)).unwrap().seq, 1);
@@ -137,8 +137,8 @@ mod tests {
                 ..open(1, 500)
             },
         ] {
-            let mut seen = Sighting::new(&first, ms(0));
-            seen.look(&changed, ms(499));
+            let mut seen = ObservedLease::new(&first, ms(0));
+            seen.update(&changed, ms(499));
             let end = 499 + changed.lease as u64;
             assert!(seen.lapsed(ms(end - 1)).is_none(), "{changed:?}");
             let proof = seen.lapsed(ms(end)).unwrap();
@@ -153,8 +153,8 @@ mod tests {
             at: 0,
             trigger: Trigger::Retry,
         };
-        let mut seen = Sighting::new(&open(1, 500), ms(0));
-        seen.look(
+        let mut seen = ObservedLease::new(&open(1, 500), ms(0));
+        seen.update(
             &Open {
                 next_attempt: Some(next_attempt),
                 ..open(1, 500)
@@ -178,7 +178,7 @@ mod tests {
     #[test]
     fn a_sighting_tells_the_length_that_its_entry_carries() {
         assert_eq!(
-            Sighting::new(&open(1, 1_500), ms(0)).length(),
+            ObservedLease::new(&open(1, 1_500), ms(0)).length(),
             Duration::from_millis(1_500)
         );
     }

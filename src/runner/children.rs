@@ -1,7 +1,7 @@
 //! Children of this process: its own, and those that nobody waits for.
 //!
 //! The orphans of killed guards fall to their subreaper, and all orphans of a container to its first process. Nobody in
-//! this program waits for them, and each would stay as a zombie for as long as it lives. Whoever buries them must not take
+//! this program waits for them, and each would stay as a zombie for as long as it lives. Whoever reaps them must not take
 //! the end of a child that somebody here waits for. So a child of our own is listed before anybody can see it end, until it was waited for.
 
 use std::{io, process::ExitStatus, time::Duration};
@@ -14,7 +14,7 @@ use tokio::{
     signal::unix::{SignalKind, signal},
 };
 
-/// How many are buried before others get their turn.
+/// How many are reaped before others get their turn.
 const AT_ONCE: usize = 64;
 
 /// How long one of our own that has ended may hide those behind it from us, until we look again: at first and at most.
@@ -84,7 +84,7 @@ impl Drop for OwnChild {
         let (Some(mut child), listed @ Some(_)) = (self.child.take(), self.listed.take()) else {
             return;
         };
-        // Without a runtime nobody buries anybody any more.
+        // Without a runtime nobody reaps anybody any more.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             runtime.spawn(async move {
                 let _ = child.wait().await;
@@ -102,7 +102,7 @@ fn forget(listed: Option<i32>) {
 }
 
 /// Waits for one that is nobody's, if it has ended. True: it has.
-pub(super) fn bury(pid: i32) -> bool {
+pub(super) fn reap(pid: i32) -> bool {
     let own = own();
     !own.contains(&pid)
         && matches!(
@@ -111,47 +111,47 @@ pub(super) fn bury(pid: i32) -> bool {
         )
 }
 
-/// Buries whoever falls to this process, for ever. Only for a program all of whose children are started here, or are
+/// Reaps whoever falls to this process, for ever. Only for a program all of whose children are started here, or are
 /// waited for by nobody.
 ///
 /// # Errors
 /// The ends of children cannot be heard of.
-pub async fn bury_strangers() -> io::Result<std::convert::Infallible> {
+pub async fn reap_strangers() -> io::Result<std::convert::Infallible> {
     let mut ended = signal(SignalKind::child())?;
     let mut pauses = Pauses::from(LOOK_AGAIN.0);
     loop {
-        match bury_some() {
-            Left::Nobody => {
+        match reap_some() {
+            Reaped::Nobody => {
                 pauses.reset();
                 ended.recv().await;
             }
-            Left::Some => tokio::task::yield_now().await,
-            Left::Hidden => {
+            Reaped::Some => tokio::task::yield_now().await,
+            Reaped::Hidden => {
                 tokio::time::sleep(pauses.after_failure(LOOK_AGAIN.1)).await;
             }
         }
     }
 }
 
-enum Left {
+enum Reaped {
     Nobody,
     Some,
     /// The kernel shows the first one only, and that is our own.
     Hidden,
 }
 
-fn bury_some() -> Left {
+fn reap_some() -> Reaped {
     for _ in 0..AT_ONCE {
         let own = own();
         match first_ended() {
-            None => return Left::Nobody,
-            Some(pid) if own.contains(&pid) => return Left::Hidden,
+            None => return Reaped::Nobody,
+            Some(pid) if own.contains(&pid) => return Reaped::Hidden,
             Some(pid) => {
                 let _ = rustix::process::waitpid(Pid::from_raw(pid), WaitOptions::NOHANG);
             }
         }
     }
-    Left::Some
+    Reaped::Some
 }
 
 /// Some child that has ended; it is not waited for yet.

@@ -2,7 +2,7 @@
 
 use std::{cell::RefCell, collections::HashSet, path::PathBuf};
 
-use super::{ORPHANS_AGAIN, SWEEP_PATIENCE, children::bury};
+use super::{ORPHANS_AGAIN, SWEEP_PATIENCE, children::reap};
 use crate::{
     clock::Boottime,
     guard::{self, Cgroup, Proc, RUN_ID, below, descend, kill_pass},
@@ -52,7 +52,7 @@ impl Orphans {
         tree
     }
 
-    /// Kills all there is and buries what is dead. Returns who is left; blocking, for milliseconds.
+    /// Kills all there is and reaps what is dead. Returns who is left; blocking, for milliseconds.
     pub(super) fn pass(&self) -> Vec<i32> {
         // Looked at while they live, or nothing could tell their zombies from others.
         let found = self.members().len();
@@ -65,7 +65,7 @@ impl Orphans {
         let mut left: Vec<i32> = self
             .members()
             .iter()
-            .filter(|p| !buried(p))
+            .filter(|p| !reaped(p))
             .map(|p| p.pid)
             .collect();
         if let Some(cgroup) = &self.cgroup {
@@ -80,8 +80,8 @@ impl Orphans {
 }
 
 /// A zombie whose parent we are is waited for, by its number: never to take away anybody else's child.
-fn buried(process: &Proc) -> bool {
-    process.parent == std::process::id().cast_signed() && !process.alive() && bury(process.pid)
+fn reaped(process: &Proc) -> bool {
+    process.parent == std::process::id().cast_signed() && !process.alive() && reap(process.pid)
 }
 
 fn belongs(process: &Proc, marker: &str, command: Option<i32>) -> bool {

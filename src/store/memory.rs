@@ -11,7 +11,8 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::broadcast;
 
 use super::{
-    Beat, Clock, Decision, Error, Fleet, Info, Output, Reply, Store, Tail, fill, output::Kept, tidy,
+    Beat, Clock, Decision, Error, Fleet, Info, Output, Reply, Store, Tail, fill, output::Extent,
+    tidy,
 };
 use crate::{
     clock::{self, Boottime, StoreClock},
@@ -43,7 +44,7 @@ struct Data {
     states: HashMap<JobName, State>,
     history: HashMap<JobName, VecDeque<RunRecord>>,
     decisions: HashMap<JobName, VecDeque<Decision>>,
-    output: HashMap<RunId, (Kept, BTreeMap<u64, Vec<u8>>)>,
+    output: HashMap<RunId, (Extent, BTreeMap<u64, Vec<u8>>)>,
     instances: BTreeMap<InstanceId, Info>,
     drains: Vec<InstanceId>,
 }
@@ -204,9 +205,9 @@ impl Store for MemoryStore {
                     Some((was, pieces)) => (Some(was), pieces),
                     None => (None, BTreeMap::new()),
                 };
-                let Ok(kept) = Kept::settle(was, &mut pieces, output, now.div_euclid(1000));
-                if let Some(kept) = kept {
-                    d.output.insert(s.run, (kept, pieces));
+                let Ok(extent) = Extent::settle(was, &mut pieces, output, now.div_euclid(1000));
+                if let Some(extent) = extent {
+                    d.output.insert(s.run, (extent, pieces));
                 }
             }
             out
@@ -331,16 +332,16 @@ impl Store for MemoryStore {
         keep: usize,
     ) -> Result<(), Error> {
         let mut d = self.lock();
-        let nothing = || (Kept::from(at), BTreeMap::new());
-        let (kept, pieces) = d.output.entry(run).or_insert_with(nothing);
-        let Ok(()) = kept.add(pieces, at, data, keep as u64);
+        let nothing = || (Extent::from(at), BTreeMap::new());
+        let (extent, pieces) = d.output.entry(run).or_insert_with(nothing);
+        let Ok(()) = extent.add(pieces, at, data, keep as u64);
         Ok(())
     }
     async fn output(&self, _: &JobName, run: RunId, from: u64) -> Result<Option<Output>, Error> {
         let d = self.lock();
         let now = ((d.clock)() + d.shift_us).div_euclid(1000);
-        Ok(d.output.get(&run).map(|(kept, pieces)| {
-            let Ok(some) = kept.read(pieces, from, now);
+        Ok(d.output.get(&run).map(|(extent, pieces)| {
+            let Ok(some) = extent.read(pieces, from, now);
             some
         }))
     }

@@ -10,9 +10,9 @@ const PIECE: u64 = 64 << 10;
 /// For so long after a run was settled the rest of its output is waited for.
 pub const OUTPUT_PATIENCE: Duration = Duration::from_secs(300);
 
-/// All but the bytes themselves.
+/// Which bytes of a run's output are there: all but the bytes themselves.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Kept {
+pub(super) struct Extent {
     /// The first byte that is there, the first that is kept, and the end.
     pub(super) start: u64,
     pub(super) base: u64,
@@ -47,7 +47,7 @@ impl Pieces for BTreeMap<u64, Vec<u8>> {
     }
 }
 
-impl Kept {
+impl Extent {
     /// Nothing, up to byte `at`.
     pub(super) fn from(at: u64) -> Self {
         Self {
@@ -116,26 +116,26 @@ impl Kept {
         now: i64,
     ) -> Result<Option<Self>, P::Error> {
         if tail.more > 0 {
-            let mut kept = was.unwrap_or_else(|| Self::from(tail.before));
+            let mut extent = was.unwrap_or_else(|| Self::from(tail.before));
             let patience = now.saturating_add(OUTPUT_PATIENCE.as_millis() as i64);
-            kept.rest = Some((tail.before.saturating_add(tail.more), patience));
-            kept.complete();
-            return Ok(Some(kept));
+            extent.rest = Some((tail.before.saturating_add(tail.more), patience));
+            extent.complete();
+            return Ok(Some(extent));
         }
-        let mut kept = match was {
+        let mut extent = match was {
             Some(was) if tail.data.is_empty() => was,
             None if tail.data.is_empty() => return Ok(None),
             was => {
                 if let Some(was) = was {
                     pieces.remove(was.start / PIECE..was.stop / PIECE + 1)?;
                 }
-                let mut kept = Self::from(tail.before);
-                kept.put(pieces, &tail.data)?;
-                kept
+                let mut extent = Self::from(tail.before);
+                extent.put(pieces, &tail.data)?;
+                extent
             }
         };
-        kept.done = true;
-        Ok(Some(kept))
+        extent.done = true;
+        Ok(Some(extent))
     }
 
     /// See [`super::Store::output`].
@@ -176,13 +176,13 @@ impl Kept {
 mod tests {
     use super::*;
 
-    fn add(kept: &mut Kept, all: &mut BTreeMap<u64, Vec<u8>>, at: u64, data: &[u8], keep: u64) {
-        let Ok(()) = kept.add(all, at, data, keep);
+    fn add(extent: &mut Extent, all: &mut BTreeMap<u64, Vec<u8>>, at: u64, data: &[u8], keep: u64) {
+        let Ok(()) = extent.add(all, at, data, keep);
     }
-    fn all(kept: &Kept, pieces: &BTreeMap<u64, Vec<u8>>) -> Vec<u8> {
-        let (mut at, mut bytes) = (kept.base, vec![]);
+    fn all(extent: &Extent, pieces: &BTreeMap<u64, Vec<u8>>) -> Vec<u8> {
+        let (mut at, mut bytes) = (extent.base, vec![]);
         loop {
-            let Ok(some) = kept.read(pieces, at, 0);
+            let Ok(some) = extent.read(pieces, at, 0);
             at += some.data.len() as u64;
             bytes.extend(some.data);
             if !some.more {
@@ -196,15 +196,15 @@ mod tests {
         let written: Vec<u8> = (0..700_000u32).map(|i| (i % 251) as u8).collect();
         for keep in [0, 1, 65_536, 100_000, 1 << 24] {
             for step in [1_000, 65_536, 131_072, 700_000] {
-                let (mut kept, mut pieces) = (Kept::from(0), BTreeMap::new());
+                let (mut extent, mut pieces) = (Extent::from(0), BTreeMap::new());
                 for (i, part) in written.chunks(step).enumerate() {
                     let at = (i * step) as u64;
-                    add(&mut kept, &mut pieces, at, part, keep);
+                    add(&mut extent, &mut pieces, at, part, keep);
                     // Asked again, as after a lost answer.
-                    add(&mut kept, &mut pieces, at, part, keep);
+                    add(&mut extent, &mut pieces, at, part, keep);
                 }
                 let wanted = &written[written.len().saturating_sub(keep as usize)..];
-                assert_eq!(all(&kept, &pieces), wanted, "keep {keep}, step {step}");
+                assert_eq!(all(&extent, &pieces), wanted, "keep {keep}, step {step}");
                 let most = keep as usize + PIECE as usize;
                 assert!(pieces.values().map(Vec::len).sum::<usize>() <= most);
             }
@@ -213,10 +213,10 @@ mod tests {
 
     #[test]
     fn a_hole_leaves_nothing_of_what_was_before() {
-        let (mut kept, mut pieces) = (Kept::from(5), BTreeMap::new());
-        add(&mut kept, &mut pieces, 5, &[1; 200_000], 1 << 20);
-        add(&mut kept, &mut pieces, 300_000, &[2; 10], 1 << 20);
-        assert_eq!(all(&kept, &pieces), [2; 10]);
+        let (mut extent, mut pieces) = (Extent::from(5), BTreeMap::new());
+        add(&mut extent, &mut pieces, 5, &[1; 200_000], 1 << 20);
+        add(&mut extent, &mut pieces, 300_000, &[2; 10], 1 << 20);
+        assert_eq!(all(&extent, &pieces), [2; 10]);
         assert_eq!(pieces.values().map(Vec::len).sum::<usize>(), 10);
     }
 }

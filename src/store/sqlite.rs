@@ -25,7 +25,7 @@ use super::{
     Beat, Clock, DECISIONS_KEPT, DECISIONS_TTL, Decision, Error, FENCE_TTL, FORGET_INSTANCE, Fleet,
     HISTORY_KEPT, Info, LAST_BYTE, LINE_MOST, OUTPUT_TTL, Output, RECORDS_TTL, Reply, STATE_MOST,
     Store, Tail, fill,
-    output::{Kept, Pieces},
+    output::{Extent, Pieces},
     readable, tidy,
 };
 use crate::{
@@ -592,8 +592,8 @@ impl Step<'_> {
         Ok(self.db.prepare_cached(sql)?.execute(values)?)
     }
 
-    fn save(&self, run: RunId, kept: &Kept) -> Result<(), Fault> {
-        let (total, patience) = kept.rest.map(|(n, until)| (n as i64, until)).unzip();
+    fn save(&self, run: RunId, extent: &Extent) -> Result<(), Fault> {
+        let (total, patience) = extent.rest.map(|(n, until)| (n as i64, until)).unzip();
         self.execute(
             "INSERT INTO output (run, at, start, base, stop, done, total, patience) \
              VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8) ON CONFLICT (run) DO UPDATE SET \
@@ -601,10 +601,10 @@ impl Step<'_> {
             &[
                 &run.to_string(),
                 &self.now(),
-                &(kept.start as i64),
-                &(kept.base as i64),
-                &(kept.stop as i64),
-                &kept.done,
+                &(extent.start as i64),
+                &(extent.base as i64),
+                &(extent.stop as i64),
+                &extent.done,
                 &total,
                 &patience,
             ],
@@ -672,8 +672,8 @@ fn state(db: &Connection, job: &JobName) -> Result<Option<State>, Fault> {
     }
 }
 
-fn kept(db: &Connection, run: RunId) -> Result<Option<Kept>, Fault> {
-    let kept = db
+fn extent(db: &Connection, run: RunId) -> Result<Option<Extent>, Fault> {
+    let extent = db
         .prepare_cached(
             "SELECT start, base, stop, done, total, patience FROM output WHERE run = ?1",
         )?
@@ -681,7 +681,7 @@ fn kept(db: &Connection, run: RunId) -> Result<Option<Kept>, Fault> {
             let byte = |i: usize| r.get::<_, i64>(i).map(|n| n as u64);
             let total: Option<i64> = r.get(4)?;
             let patience: Option<i64> = r.get(5)?;
-            Ok(Kept {
+            Ok(Extent {
                 start: byte(0)?,
                 base: byte(1)?,
                 stop: byte(2)?,
@@ -692,14 +692,14 @@ fn kept(db: &Connection, run: RunId) -> Result<Option<Kept>, Fault> {
             })
         })
         .optional()?;
-    match kept {
+    match extent {
         Some(k) if k.start > k.base || k.base > k.stop || k.stop > LAST_BYTE => {
             Err(Fault::Data(format!(
                 "the output of run {run} cannot reach from {} to {}",
                 k.base, k.stop
             )))
         }
-        kept => Ok(kept),
+        extent => Ok(extent),
     }
 }
 
@@ -1010,11 +1010,12 @@ impl Store for SqliteStore {
             })?;
             // Nothing recorded: this settlement was made before.
             if s.effects.records.len() > before {
-                let was = kept(s.db, settle.run)?;
+                let was = extent(s.db, settle.run)?;
                 let (db, now) = (s.db, s.now());
                 let run = settle.run.to_string();
-                if let Some(kept) = Kept::settle(was, &mut PiecesOf { db, run }, &output, now)? {
-                    s.save(settle.run, &kept)?;
+                if let Some(extent) = Extent::settle(was, &mut PiecesOf { db, run }, &output, now)?
+                {
+                    s.save(settle.run, &extent)?;
                 }
             }
             Ok(out)
@@ -1199,7 +1200,7 @@ impl Store for SqliteStore {
     ) -> Result<(), Error> {
         let data = data.to_vec();
         self.write(move |s| {
-            let mut all = kept(s.db, run)?.unwrap_or_else(|| Kept::from(at));
+            let mut all = extent(s.db, run)?.unwrap_or_else(|| Extent::from(at));
             let mut pieces = PiecesOf {
                 db: s.db,
                 run: run.to_string(),
@@ -1215,11 +1216,11 @@ impl Store for SqliteStore {
         let shared = self.shared.clone();
         self.read(move |db| {
             let now = (shared.clock)().div_euclid(1000);
-            let Some(kept) = kept(db, run)? else {
+            let Some(extent) = extent(db, run)? else {
                 return Ok(None);
             };
             let run = run.to_string();
-            kept.read(&PiecesOf { db, run }, from, now).map(Some)
+            extent.read(&PiecesOf { db, run }, from, now).map(Some)
         })
         .await
         .map(|r| r.value)

@@ -1291,13 +1291,13 @@ fn zombies_of_ours() -> Vec<i32> {
     .collect()
 }
 
-/// Not a test of its own: a program that buries strangers while guards of its own end.
+/// Not a test of its own: a program that reaps strangers while guards of its own end.
 #[tokio::test]
-async fn stand_in_that_buries_strangers() {
+async fn stand_in_that_reaps_strangers() {
     if std::env::var_os("SOLOIST_TEST_STRANGERS").is_none() {
         return;
     }
-    let buries = tokio::spawn(soloist::runner::bury_strangers());
+    let reaps = tokio::spawn(soloist::runner::reap_strangers());
     let runner = runner();
     for _ in 0..10 {
         let mut runs = Vec::new();
@@ -1326,14 +1326,14 @@ async fn stand_in_that_buries_strangers() {
         // Nobody takes it, and nobody is told.
         drop(runner.prepare(&JobName::new("a"), RunId::random()));
     }
-    until_async("all are buried", || zombies_of_ours().is_empty()).await;
-    assert!(!buries.is_finished());
+    until_async("all are reaped", || zombies_of_ours().is_empty()).await;
+    assert!(!reaps.is_finished());
 }
 
 #[test]
-fn who_buries_strangers_takes_the_end_of_no_guard() {
+fn who_reaps_strangers_takes_the_end_of_no_guard() {
     let status = Command::new(std::env::current_exe().expect("this program"))
-        .args(["--exact", "guard::stand_in_that_buries_strangers"])
+        .args(["--exact", "guard::stand_in_that_reaps_strangers"])
         .env("SOLOIST_TEST_STRANGERS", "1")
         .stdout(Stdio::null())
         .status()

@@ -13,7 +13,7 @@ use async_trait::async_trait;
 use soloist::{
     clock::{Boottime, StoreClock},
     config::{self, Job},
-    elector::{Elector, Granted, Parts},
+    contender::{Contender, Granted, Parts},
     holder::Holder,
     logic::claim::{
         Answer, Claim, Control, Controlled, Event, OnCrash, Overlap, Register, Registration, Renew,
@@ -176,7 +176,7 @@ impl Store for Line {
 struct Node {
     line: Arc<Line>,
     holder: Arc<Holder>,
-    elector: Arc<Elector>,
+    contender: Arc<Contender>,
     job: Arc<Job>,
 }
 
@@ -193,7 +193,7 @@ impl Node {
         let instance = InstanceId::new("a");
         let (journal, _) = mpsc::channel(1);
         let (plans, _) = mpsc::unbounded_channel();
-        let elector = Elector::build(
+        let contender = Contender::build(
             Parts {
                 store: store.clone(),
                 clock: clock.clone(),
@@ -211,7 +211,7 @@ impl Node {
         let runner = Runner::with_exe(env!("CARGO_BIN_EXE_soloist").into()).expect("a runner");
         let holder = Holder::new(store, clock, runner, instance, "a".into(), config.store);
         let first = line.heartbeat(None).await.expect("the store in memory");
-        soloist::elector::note_clock(&holder.clock, &first);
+        soloist::contender::note_clock(&holder.clock, &first);
         let register = Register {
             job: job.name.clone(),
             schedule: "s".into(),
@@ -231,7 +231,7 @@ impl Node {
         Self {
             line,
             holder,
-            elector: Arc::new(elector),
+            contender: Arc::new(contender),
             job,
         }
     }
@@ -287,7 +287,7 @@ impl Node {
     }
 
     fn start(&self, granted: Granted) {
-        self.holder.start(self.elector.clone(), granted);
+        self.holder.start(self.contender.clone(), granted);
     }
 
     async fn record(&self) -> RunRecord {

@@ -3,7 +3,7 @@
 mod cli;
 mod commands;
 mod conformance;
-mod elector;
+mod contender;
 mod exec;
 mod faults;
 mod fleet;

@@ -8,7 +8,7 @@ use std::{
 
 use super::{
     Ask, Ended, LATER, Me,
-    queue::{Due, Plan, Queue, Segment, Unfolded},
+    queue::{Due, NextClaim, Queue, Segment, Unfolded},
 };
 use crate::{
     logic::{
@@ -243,7 +243,7 @@ pub struct Registered {
 /// What the job's queue wants next.
 #[derive(Debug)]
 pub enum Next {
-    Ask(Plan),
+    Ask(NextClaim),
     /// It cannot be claimed at present.
     Wait,
     /// The backlog has to be looked at one by one: outside of any lock, as that may take a while.
@@ -277,7 +277,7 @@ pub struct JobState {
     /// It cannot be claimed or registered.
     pub(super) trouble: Noted,
     /// It is not claimed, because the store must not be relied on.
-    pub(super) noted_unfit: Noted,
+    pub(super) noted_unreliable: Noted,
     /// Since when each trigger that waits is known here.
     triggers: BTreeMap<String, Boottime>,
     changes: Changes,
@@ -298,7 +298,7 @@ impl JobState {
             queue: Queue::default(),
             retried: BTreeSet::new(),
             trouble: Noted::default(),
-            noted_unfit: Noted::default(),
+            noted_unreliable: Noted::default(),
             triggers: BTreeMap::new(),
             changes: Changes {
                 changed: 0,
@@ -586,7 +586,7 @@ impl JobState {
             }
             follows.plan_after = Some(until);
         }
-        self.hear_of_ours(state, &mut follows);
+        self.find_own_grants(state, &mut follows);
         // Only now: nothing newer may be claimed before what is overdue is in the queue.
         self.standing = Standing::Registered;
         self.trouble.over();
@@ -605,7 +605,7 @@ impl JobState {
     }
 
     /// Grants of ours whose answers got lost, and whose occurrences nobody here asks for any more.
-    fn hear_of_ours(&mut self, state: &State, follows: &mut Registered) {
+    fn find_own_grants(&mut self, state: &State, follows: &mut Registered) {
         let retried = &self.retried;
         self.account.questions.retain(|target, run| {
             !matches!(target, TargetId::Scheduled(at)
@@ -627,7 +627,7 @@ impl JobState {
     // ---- leases of others ----
 
     /// Takes in a lease that another holds: how long a quarantine has to be for it.
-    pub fn saw(&mut self, open: &Open) -> Duration {
+    pub fn note_lease(&mut self, open: &Open) -> Duration {
         self.quarantine = observe::quarantine(&self.definition.lease, self.quarantine, open);
         self.quarantine
     }
@@ -732,8 +732,8 @@ impl JobState {
         self.queue.trim(&self.definition.schedules, self.newest);
         let account = &self.account;
         let asked = |t: &Target| account.asked(&t.id()).is_some();
-        match self.queue.plan(&self.definition, now_ms, asked) {
-            Some(plan) => Next::Ask(plan),
+        match self.queue.next_claim(&self.definition, now_ms, asked) {
+            Some(claim) => Next::Ask(claim),
             None => Next::Idle,
         }
     }

@@ -68,7 +68,7 @@ pub(super) struct Queue {
 
 /// What to ask for next.
 #[derive(Debug, PartialEq)]
-pub struct Plan {
+pub struct NextClaim {
     pub target: Target,
     pub missed: Vec<Missed>,
     pub trigger: Trigger,
@@ -94,7 +94,7 @@ impl Queue {
         }
     }
 
-    /// `asked` as for [`Queue::plan`].
+    /// `asked` as for [`Queue::next_claim`].
     pub(super) fn push(&mut self, due: Due, now: i64, asked: impl Fn(&Target) -> bool) {
         if let Target::Scheduled(at) = due.target {
             self.pull(at, due.start_at, now, &asked);
@@ -341,12 +341,12 @@ impl Queue {
 
     /// `asked`: the store was asked for it and the answer got lost. It may be ours, so that it is neither given up nor
     /// overtaken before there is one.
-    pub(super) fn plan(
+    pub(super) fn next_claim(
         &mut self,
         job: &Job,
         now: i64,
         asked: impl Fn(&Target) -> bool,
-    ) -> Option<Plan> {
+    ) -> Option<NextClaim> {
         self.fold(now, &asked);
         let first = self.due.front()?;
         // What lies behind a backlog is looked at when that is over.
@@ -388,7 +388,7 @@ impl Queue {
         // Nothing overdue is to be caught up: it is asked for too late on purpose, and recorded.
         let never =
             stale || job.catch_up == CatchUp::None && self.outage && now - due.start_at > LATE_MS;
-        Some(Plan {
+        Some(NextClaim {
             target: due.target.clone(),
             missed,
             trigger: match due.target {
@@ -556,7 +556,7 @@ mod tests {
         same.missed = vec![m(1000), m(2000)];
         q.push(same.clone(), 0, nothing);
         q.push(same, 0, nothing);
-        let p = q.plan(&job(""), 3000, nothing).expect("one is due");
+        let p = q.next_claim(&job(""), 3000, nothing).expect("one is due");
         assert_eq!(lasts(&p.missed), [1000, 2000]);
     }
 
@@ -598,7 +598,7 @@ mod tests {
                 .map(Occurrence)
                 .to_vec(),
         );
-        let p = q.plan(&job, 24_000, nothing).expect("one is due");
+        let p = q.next_claim(&job, 24_000, nothing).expect("one is due");
         let given_up: Vec<_> = p
             .missed
             .iter()
@@ -618,7 +618,7 @@ mod tests {
         // Those that were decided meanwhile, and those that have passed.
         q.trim(&job.schedules, Occurrence(13_000));
         assert_eq!(q.early, [15_000, 16_000, 19_000, 21_000].map(Occurrence));
-        let p = q.plan(&job, 24_000, nothing).expect("one is due");
+        let p = q.next_claim(&job, 24_000, nothing).expect("one is due");
         assert_eq!(lasts(&p.missed), [14_000, 18_000, 20_000, 22_000]);
     }
 
@@ -635,10 +635,10 @@ mod tests {
         newest.missed = vec![m(1000), m(2000), m(3000)];
         q.push(newest, 0, nothing);
         q.outage();
-        let p = q.plan(&job(""), 4000, nothing).expect("one is due");
+        let p = q.next_claim(&job(""), 4000, nothing).expect("one is due");
         assert_eq!(lasts(&p.missed), [1000, 2000, 3000]);
         // One that goes first takes along what lies before it.
-        let p = q.plan(&job("overlap = \"queue\""), 4000, nothing);
+        let p = q.next_claim(&job("overlap = \"queue\""), 4000, nothing);
         assert_eq!(lasts(&p.expect("one is due").missed), [1000]);
     }
 
@@ -649,7 +649,9 @@ mod tests {
             q.push(due(scheduled(i * 1000), i * 1000), i * 1000, nothing);
         }
         assert!(q.due.len() <= EACH + 1, "{}", q.due.len());
-        let p = q.plan(&job(""), 200_000_000, nothing).expect("one is left");
+        let p = q
+            .next_claim(&job(""), 200_000_000, nothing)
+            .expect("one is left");
         assert_eq!(p.target, scheduled(99_999_000));
         assert_eq!(p.missed.iter().map(|m| m.count).sum::<u64>(), 99_999);
     }
@@ -686,7 +688,7 @@ mod tests {
                 let unfolded = unfold(segments, &job, now, known);
                 q.unfolded(unfolded, now, nothing);
             }
-            let p = q.plan(&job, now, nothing).expect("one is due");
+            let p = q.next_claim(&job, now, nothing).expect("one is due");
             assert_eq!((&p.target, p.missed.len()), (&scheduled(i * 1000), 0));
             assert!(q.due.len() <= EACH);
             q.done(&p.target);
@@ -719,7 +721,7 @@ mod tests {
                     let unfolded = unfold(segments, &job, 100_500, Occurrence(0));
                     q.unfolded(unfolded, 100_500, nothing);
                 }
-                let p = q.plan(&job, 100_500, nothing).expect("one is due");
+                let p = q.next_claim(&job, 100_500, nothing).expect("one is due");
                 missed += p.missed.iter().map(|m| m.count).sum::<u64>();
                 asked.push(p.target.clone());
                 q.done(&p.target);
@@ -740,10 +742,10 @@ mod tests {
         assert!(q.jumped(Occurrence(0), &scheduled(20_000), &[]));
         // It goes first, in its time.
         q.push(due(scheduled(20_000), 20_000), 20_003, nothing);
-        let p = q.plan(&job(""), 20_003, nothing).expect("one is due");
+        let p = q.next_claim(&job(""), 20_003, nothing).expect("one is due");
         assert_eq!((p.target.clone(), p.start_by), (scheduled(1000), 60_000));
         q.done(&p.target);
-        let p = q.plan(&job(""), 20_003, nothing).expect("one is due");
+        let p = q.next_claim(&job(""), 20_003, nothing).expect("one is due");
         assert_eq!(p.target, scheduled(20_000));
         // Handed in when its time has come, it is there once.
         let mut q = Queue::default();
@@ -759,23 +761,23 @@ mod tests {
         q.outage();
         let asked = |t: &Target| *t == scheduled(2000);
         // Long after the last moment for all but the last.
-        let p = q.plan(&job(""), 13_500, asked).expect("one is due");
+        let p = q.next_claim(&job(""), 13_500, asked).expect("one is due");
         assert_eq!((p.target, lasts(&p.missed)), (scheduled(2000), vec![1000]));
         assert_eq!(p.start_by, 0, "a newer one is to be run instead");
         q.done(&scheduled(2000));
-        let p = q.plan(&job(""), 13_500, nothing).expect("one is due");
+        let p = q.next_claim(&job(""), 13_500, nothing).expect("one is due");
         assert_eq!((p.target, lasts(&p.missed)), (scheduled(4000), vec![3000]));
     }
 
     #[test]
     fn without_an_outage_they_are_worked_off_one_by_one() {
         let mut q = queue(&[1000, 2000]);
-        let p = q.plan(&job(""), 2500, nothing).expect("one is due");
+        let p = q.next_claim(&job(""), 2500, nothing).expect("one is due");
         assert_eq!((p.target, p.start_by), (scheduled(1000), 11_000));
         q.outage();
-        let p = q.plan(&job("catch_up = \"all\""), 2500, nothing);
+        let p = q.next_claim(&job("catch_up = \"all\""), 2500, nothing);
         assert_eq!(p.expect("one is due").target, scheduled(1000));
-        let p = q.plan(&job("catch_up = \"none\""), 3500, nothing);
+        let p = q.next_claim(&job("catch_up = \"none\""), 3500, nothing);
         assert_eq!(p.expect("one is due").start_by, 0);
     }
 }

@@ -14,7 +14,7 @@ use crate::{
     logic::{
         belief::Estimate,
         claim::{Effects, OnCrash, Open, Register, Registration, Renew, Settle, State, TargetId},
-        observe::Sighting,
+        observe::ObservedLease,
         schedule::next_of,
         trust::HeldLease,
     },
@@ -57,7 +57,7 @@ struct Node {
     /// Of the flight that the job's queue waits for.
     driven: Option<Target>,
     undecided_until: Boottime,
-    watches: BTreeMap<Occurrence, Sighting>,
+    watches: BTreeMap<Occurrence, ObservedLease>,
     look_at: Boottime,
     runs: Vec<Run>,
 }
@@ -292,9 +292,9 @@ impl World {
                 }
                 Wait::Reply(arrives, sent, answer, us) if arrives <= now => match answer {
                     Some(answer) => {
-                        let heard = self.heard(i, &answer, us);
+                        let info = self.info(i, &answer, us);
                         self.see(i, f, Some(sent), |c, v, effects| {
-                            c.answered(*answer, heard, v, effects)
+                            c.answered(*answer, info, v, effects)
                         })
                     }
                     None => self.fail(i, f),
@@ -323,8 +323,8 @@ impl World {
         }
     }
 
-    fn heard(&mut self, i: usize, answer: &Answer, us: i64) -> Heard {
-        let mut heard = Heard {
+    fn info(&mut self, i: usize, answer: &Answer, us: i64) -> AnswerInfo {
+        let mut info = AnswerInfo {
             store_ms: us / 1000,
             lapsed: false,
             expires_in: Duration::MAX,
@@ -333,10 +333,10 @@ impl World {
             let node = &mut self.nodes[i];
             see(node, open, self.now);
             let seen = &node.watches[&open.occurrence];
-            heard.lapsed = seen.lapsed(self.now).is_some();
-            heard.expires_in = seen.expiry().since(self.now) + Duration::from_millis(1);
+            info.lapsed = seen.lapsed(self.now).is_some();
+            info.expires_in = seen.expiry().since(self.now) + Duration::from_millis(1);
         }
-        heard
+        info
     }
 
     fn fail(&mut self, i: usize, f: usize) -> Step {
@@ -563,8 +563,8 @@ impl World {
 
 fn see(node: &mut Node, open: &Open, received: Boottime) {
     let seen = node.watches.entry(open.occurrence);
-    seen.or_insert_with(|| Sighting::new(open, received))
-        .look(open, received);
+    seen.or_insert_with(|| ObservedLease::new(open, received))
+        .update(open, received);
 }
 
 fn renewal(me: &Me, win: &Win, seq: u32) -> Renew {

@@ -464,7 +464,7 @@ fn what_a_killed_guard_leaves_is_waited_for() {
 }
 
 /// As in a container: orphans of all that runs there fall to soloist.
-fn bury_as_first_process(fleet: &Fleet, words: &[&str]) -> (std::process::Child, u32) {
+fn reap_as_first_process(fleet: &Fleet, words: &[&str]) -> (std::process::Child, u32) {
     let mut outside = std::process::Command::new("unshare");
     let log = std::fs::File::create(fleet.file("container.log")).expect("a log");
     outside.args(["--pid", "--fork", "--kill-child", "--mount-proc"]);
@@ -515,7 +515,7 @@ fn the_first_process_of_a_container_waits_for_the_orphans_of_others() {
     }
     let mut fleet = fleet(1).sqlite().witness("a", "for=5", "").start();
     fleet.instances[0].kill();
-    let (mut outside, first) = bury_as_first_process(&fleet, &["run"]);
+    let (mut outside, first) = reap_as_first_process(&fleet, &["run"]);
     let runs = fleet.trace().runs().len();
     wait_until("it goes on", GENEROUS, || {
         fleet.trace().runs().len() >= runs + 2
@@ -525,7 +525,7 @@ fn the_first_process_of_a_container_waits_for_the_orphans_of_others() {
     fleet.judge(ONCE, &["a"], None);
 
     let command = ["exec", "--lock", "a", "--", "sleep", "1000"];
-    let (mut outside, first) = bury_as_first_process(&fleet, &command);
+    let (mut outside, first) = reap_as_first_process(&fleet, &command);
     process::signal(first, Signal::TERM);
     assert_eq!(outside.wait().expect("it ends").code(), Some(128 + 15));
 }

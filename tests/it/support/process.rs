@@ -202,7 +202,7 @@ mod tests {
         config,
         guard::{Ended, HandOver, Moment},
         model::Outcome,
-        settle::LockLegacy,
+        settle::ReleaseOnDeath,
     };
 
     use super::*;
@@ -211,7 +211,7 @@ mod tests {
 
     /// It goes on for a day: its store is nowhere.
     fn settles() -> u32 {
-        let legacy = LockLegacy {
+        let release = ReleaseOnDeath {
             store: config::Store::from_url("redis+unix:///nowhere/redis.sock").expect("a store"),
             key: "k".into(),
             owner: "o".into(),
@@ -222,7 +222,7 @@ mod tests {
             boottime: Boottime::now(),
         };
         let hand_over = HandOver {
-            settle: serde_json::to_value(legacy).expect("JSON"),
+            settle: serde_json::to_value(release).expect("JSON"),
             end: Ended {
                 outcome: Outcome::Crashed,
                 cause: None,

@@ -1,4 +1,4 @@
-//! Electors in this process, over stores that lose requests and replies, refuse and stay away: each occurrence is
+//! Contenders in this process, over stores that lose requests and replies, refuse and stay away: each occurrence is
 //! granted and started once, or recorded.
 
 use std::{
@@ -16,7 +16,7 @@ use async_trait::async_trait;
 use soloist::{
     clock::{Boottime, StoreClock},
     config::{self, Job},
-    elector::{Ask, Due, Elector, Ended, Epoch, Granted, Parts, Plan, note_clock},
+    contender::{Ask, Contender, Due, Ended, Epoch, Granted, Parts, PlanUpdate, note_clock},
     logic::claim::{
         self, Answer, Claim, Control, Controlled, Event, NextAttempt, OnCrash, Overlap, Register,
         Registration, Renew, Renewal, Settle, Settlement, State, Target,
@@ -208,7 +208,7 @@ impl Store for Line {
     }
 }
 
-/// What was started, by all electors of a test.
+/// What was started, by all contenders of a test.
 #[derive(Default)]
 struct Started {
     all: Mutex<Vec<Start>>,
@@ -262,11 +262,11 @@ enum Lasts {
 }
 
 struct Node {
-    elector: Arc<Elector>,
+    contender: Arc<Contender>,
     line: Arc<Line>,
     stop: CancellationToken,
     open: Arc<Mutex<Vec<Granted>>>,
-    plans: Mutex<mpsc::UnboundedReceiver<Plan>>,
+    plans: Mutex<mpsc::UnboundedReceiver<PlanUpdate>>,
 }
 
 impl Drop for Node {
@@ -293,7 +293,7 @@ impl Node {
         let (plans, planned) = mpsc::unbounded_channel();
         let open: Arc<Mutex<Vec<Granted>>> = Arc::default();
         let store: Arc<dyn Store> = s.line.clone();
-        let elector = Arc::new_cyclic(|weak: &std::sync::Weak<Elector>| {
+        let contender = Arc::new_cyclic(|weak: &std::sync::Weak<Contender>| {
             let parts = Parts {
                 store: store.clone(),
                 clock: clock.clone(),
@@ -314,10 +314,10 @@ impl Node {
             };
             let (weak, started, open, lasts) =
                 (weak.clone(), s.started.clone(), open.clone(), s.lasts);
-            Elector::build(
+            Contender::build(
                 parts,
                 Box::new(move |g: Granted| {
-                    let Some(elector) = weak.upgrade() else {
+                    let Some(contender) = weak.upgrade() else {
                         return;
                     };
                     started
@@ -325,7 +325,7 @@ impl Node {
                         .lock()
                         .unwrap_or_else(PoisonError::into_inner)
                         .push(Start {
-                            by: elector.me.instance.clone(),
+                            by: contender.me.instance.clone(),
                             job: g.job.name.clone(),
                             occurrence: g.grant.occurrence,
                             attempt: g.grant.attempt,
@@ -337,7 +337,7 @@ impl Node {
                         Lasts::Ms(ms) => {
                             tokio::spawn(async move {
                                 tokio::time::sleep(Duration::from_millis(ms)).await;
-                                settle(&elector, g, Outcome::Succeeded, None).await;
+                                settle(&contender, g, Outcome::Succeeded, None).await;
                             });
                         }
                         Lasts::ForEver => {
@@ -347,10 +347,10 @@ impl Node {
                 }),
             )
         });
-        tokio::spawn(elector.clone().watch());
-        tokio::spawn(keep(elector.clone(), stop.clone(), decisions));
+        tokio::spawn(contender.clone().watch());
+        tokio::spawn(keep(contender.clone(), stop.clone(), decisions));
         Self {
-            elector,
+            contender,
             line: s.line,
             stop,
             open,
@@ -370,11 +370,11 @@ impl Node {
 
     /// Has the job, and may claim it.
     async fn with(&self, job: &Arc<Job>) {
-        self.elector.set_job(job.clone());
+        self.contender.set_job(job.clone());
         self.planned(&job.name).await;
     }
 
-    /// What the elector tells the dispatcher, once the job is registered.
+    /// What the contender tells the dispatcher, once the job is registered.
     async fn planned(&self, job: &JobName) -> Occurrence {
         until("the job is planned", || {
             match self
@@ -383,7 +383,7 @@ impl Node {
                 .unwrap_or_else(PoisonError::into_inner)
                 .try_recv()
             {
-                Ok(Plan::From(of, after)) if of.name == *job => Some(after),
+                Ok(PlanUpdate::PlanAfter(of, after)) if of.name == *job => Some(after),
                 _ => None,
             }
         })
@@ -391,7 +391,7 @@ impl Node {
     }
 
     fn due(&self, job: &Job, at: i64) {
-        self.elector.due(vec![due(job, at)]);
+        self.contender.due(vec![due(job, at)]);
     }
 
     async fn contest(&self, job: &Job, at: i64) -> Ended {
@@ -402,7 +402,7 @@ impl Node {
             start_by: at + job.start_within.as_millis() as i64,
             next_attempt: false,
         };
-        self.elector.contest(&job.name, ask).await
+        self.contender.contest(&job.name, ask).await
     }
 
     /// Ends the oldest run that lasts for ever.
@@ -412,7 +412,7 @@ impl Node {
             (!open.is_empty()).then(|| open.remove(0))
         })
         .await;
-        settle(&self.elector, g, outcome, next_attempt).await;
+        settle(&self.contender, g, outcome, next_attempt).await;
     }
 }
 
@@ -427,18 +427,18 @@ fn due(job: &Job, at: i64) -> Due {
     }
 }
 
-/// What the fleet task and the listener do for an elector.
+/// What the fleet task and the listener do for a contender.
 async fn keep(
-    elector: Arc<Elector>,
+    contender: Arc<Contender>,
     stop: CancellationToken,
     mut decisions: mpsc::Receiver<Decision>,
 ) {
-    let mut events = elector.store.events();
+    let mut events = contender.store.events();
     loop {
-        if let Ok(reply) = elector.store.heartbeat(None).await {
-            note_clock(&elector.clock, &reply);
+        if let Ok(reply) = contender.store.heartbeat(None).await {
+            note_clock(&contender.clock, &reply);
             // The clocks of these tests are moved, and run fast: the hosts say that they are right.
-            let _ = elector.clock.vote(&[0, 0]);
+            let _ = contender.clock.vote(&[0, 0]);
             let epoch = Epoch {
                 incarnation: reply.incarnation.clone(),
                 id: reply.value.id.clone(),
@@ -447,32 +447,32 @@ async fn keep(
                 quarantine: Duration::ZERO,
                 first_seen: Boottime::now(),
             };
-            let _ = elector.enrol(&epoch).await;
+            let _ = contender.register(&epoch).await;
         }
         while let Ok(d) = decisions.try_recv() {
-            let _ = elector.store.journal(&[d]).await;
+            let _ = contender.store.journal(&[d]).await;
         }
         tokio::select! {
-            () = elector.enrol.notified() => {}
+            () = contender.registration_due.notified() => {}
             () = tokio::time::sleep(Duration::from_millis(20)) => {}
-            event = events.recv() => if let Ok(event) = event { elector.hear(&event) },
+            event = events.recv() => if let Ok(event) = event { contender.on_event(&event) },
             () = stop.cancelled() => return,
         }
     }
 }
 
 async fn settle(
-    elector: &Arc<Elector>,
+    contender: &Arc<Contender>,
     g: Granted,
     outcome: Outcome,
     next_attempt: Option<NextAttempt>,
 ) {
-    let now = elector.clock.now_us().unwrap_or(0) / 1000;
-    ended(elector, g, outcome, next_attempt, now).await;
+    let now = contender.clock.now_us().unwrap_or(0) / 1000;
+    ended(contender, g, outcome, next_attempt, now).await;
 }
 
 async fn ended(
-    elector: &Arc<Elector>,
+    contender: &Arc<Contender>,
     g: Granted,
     outcome: Outcome,
     next_attempt: Option<NextAttempt>,
@@ -486,7 +486,7 @@ async fn ended(
         trigger: g.grant.trigger,
         attempt: g.grant.attempt,
         fencing_token: Some(g.grant.token()),
-        instance: Some(elector.me.instance.clone()),
+        instance: Some(contender.me.instance.clone()),
         host: None,
         started_at: Some(g.granted_at),
         finished_at: Some(finished),
@@ -505,13 +505,13 @@ async fn ended(
         record,
         next_attempt,
     };
-    while elector.store.settle(&s, &Tail::default()).await.is_err() {
+    while contender.store.settle(&s, &Tail::default()).await.is_err() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     let awaited = next_attempt.map(|_| g.grant.occurrence);
     let (job, run) = (g.job.name.clone(), g.run);
     drop(g);
-    elector.run_ended(&job, run, awaited);
+    contender.run_ended(&job, run, awaited);
 }
 
 async fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
@@ -607,7 +607,7 @@ async fn a_thousand_wake_ups_are_one_command() {
     let at = soloist::clock::wall_us() / 1000 - 500;
     let woken: Vec<_> = (0..1000)
         .map(|_| {
-            let (elector, name) = (node.elector.clone(), job.name.clone());
+            let (contender, name) = (node.contender.clone(), job.name.clone());
             tokio::spawn(async move {
                 let ask = Ask {
                     target: Target::Scheduled(Occurrence(at)),
@@ -616,7 +616,7 @@ async fn a_thousand_wake_ups_are_one_command() {
                     start_by: at + 60_000,
                     next_attempt: false,
                 };
-                elector.contest(&name, ask).await
+                contender.contest(&name, ask).await
             })
         })
         .collect();
@@ -667,7 +667,7 @@ async fn wins_are_spread_and_a_dead_first_in_rank_holds_up_nobody() {
         .collect();
     for n in &nodes {
         n.with(&job).await;
-        n.elector.set_live(live.clone());
+        n.contender.set_live(live.clone());
     }
     let base = now(&store, -60_000 + 5_000);
     for i in 0..100 {
@@ -686,26 +686,26 @@ async fn wins_are_spread_and_a_dead_first_in_rank_holds_up_nobody() {
 }
 
 #[tokio::test]
-async fn what_is_foreseen_is_asked_for_with_the_run_that_was_named() {
+async fn what_is_prepared_for_is_asked_for_with_the_run_that_was_named() {
     let store = Arc::new(MemoryStore::new());
     let started = Arc::new(Started::default());
     let (job, node) = (job(""), Node::simple("a", &store, &started));
     node.with(&job).await;
     let at = now(&store, 20);
-    let foreseen: Vec<_> = node.elector.foresee(&[due(&job, at)]).collect();
-    let [(name, run)] = &foreseen[..] else {
-        panic!("{foreseen:?}");
+    let prepared: Vec<_> = node.contender.runs_to_prepare(&[due(&job, at)]).collect();
+    let [(name, run)] = &prepared[..] else {
+        panic!("{prepared:?}");
     };
     assert_eq!(*name, job.name);
     node.due(&job, at);
     let of = until("it is started", || started.of(at).pop()).await;
     assert_eq!(of.run, *run);
     // It is decided: nothing more is to come of it.
-    assert_eq!(node.elector.foresee(&[due(&job, at)]).count(), 0);
+    assert_eq!(node.contender.runs_to_prepare(&[due(&job, at)]).count(), 0);
 }
 
 #[tokio::test]
-async fn one_instance_foresees_an_occurrence_and_that_one_goes_first() {
+async fn one_instance_prepares_for_an_occurrence_and_that_one_goes_first() {
     let store = Arc::new(MemoryStore::new());
     let started = Arc::new(Started::default());
     let job = job("overlap = \"allow\"");
@@ -714,27 +714,27 @@ async fn one_instance_foresees_an_occurrence_and_that_one_goes_first() {
     let nodes = names.map(|n| Node::simple(n, &store, &started));
     for n in &nodes {
         n.with(&job).await;
-        n.elector.set_live(live.clone());
+        n.contender.set_live(live.clone());
     }
     let base = now(&store, 1000);
     let mut by = BTreeSet::new();
     for i in 0..50 {
         let due = [due(&job, base + i * 10)];
-        let foresees = |n: &&Node| n.elector.foresee(&due).count() == 1;
-        let who: Vec<&Node> = nodes.iter().filter(foresees).collect();
+        let prepares = |n: &&Node| n.contender.runs_to_prepare(&due).count() == 1;
+        let who: Vec<&Node> = nodes.iter().filter(prepares).collect();
         assert_eq!(who.len(), 1);
-        by.insert(who[0].elector.me.instance.clone());
+        by.insert(who[0].contender.me.instance.clone());
     }
     assert_eq!(by.len(), 3);
 }
 
 #[tokio::test]
-async fn nothing_is_foreseen_that_something_stands_against() {
+async fn nothing_is_prepared_that_something_stands_against() {
     let store = Arc::new(MemoryStore::new());
     let started = Arc::new(Started::default());
     let (job, node) = (job(""), Node::simple("a", &store, &started));
     node.with(&job).await;
-    let foresees = |at: i64| node.elector.foresee(&[due(&job, at)]).count() == 1;
+    let prepares = |at: i64| node.contender.runs_to_prepare(&[due(&job, at)]).count() == 1;
     let base = now(&store, -500);
     // Where a prepared occurrence comes to nothing, the next one is not prepared; until one is won again.
     let pause = Control::Pause {
@@ -742,23 +742,26 @@ async fn nothing_is_foreseen_that_something_stands_against() {
         reason: None,
     };
     store.control(&job.name, &pause).await.unwrap();
-    assert!(foresees(base));
+    assert!(prepares(base));
     node.due(&job, base);
     recorded(&*store, &job.name, 1).await;
-    until("that is known", || (!foresees(base + 10)).then_some(())).await;
+    until("that is known", || (!prepares(base + 10)).then_some(())).await;
     store.control(&job.name, &Control::Resume).await.unwrap();
     node.due(&job, base + 10);
     recorded(&*store, &job.name, 2).await;
-    until("it is hoped again", || foresees(base + 20).then_some(())).await;
-    node.elector.set_draining(true);
-    assert!(!foresees(base + 30));
-    node.elector.set_draining(false);
+    until("it is prepared for again", || {
+        prepares(base + 20).then_some(())
+    })
+    .await;
+    node.contender.set_draining(true);
+    assert!(!prepares(base + 30));
+    node.contender.set_draining(false);
     node.planned(&job.name).await;
-    until("it claims again", || foresees(base + 40).then_some(())).await;
-    node.elector.set_unfit(Some("evicts".into()));
-    assert!(!foresees(base + 50));
-    node.elector.set_unfit(None);
-    assert!(foresees(base + 50));
+    until("it claims again", || prepares(base + 40).then_some(())).await;
+    node.contender.set_unreliable(Some("evicts".into()));
+    assert!(!prepares(base + 50));
+    node.contender.set_unreliable(None);
+    assert!(prepares(base + 50));
 
     let line = Line::new(store.clone());
     let busy = Node::new(Setup {
@@ -772,7 +775,12 @@ async fn nothing_is_foreseen_that_something_stands_against() {
     busy.with(&job).await;
     busy.due(&job, base);
     until("it runs", || started.of(base).pop()).await;
-    assert_eq!(busy.elector.foresee(&[due(&job, base + 20)]).count(), 0);
+    assert_eq!(
+        busy.contender
+            .runs_to_prepare(&[due(&job, base + 20)])
+            .count(),
+        0
+    );
 }
 
 /// An hour of downtime of a job of every ten minutes, decided up to its beginning.
@@ -793,7 +801,7 @@ async fn downtime(catch_up: &str) -> (Vec<i64>, Vec<(i64, Outcome)>, Vec<i64>) {
     store.shift(3_600_000);
     let node = Node::simple("a", &store, &started);
     let planned = {
-        node.elector.set_job(job.clone());
+        node.contender.set_job(job.clone());
         node.planned(&job.name).await
     };
     let due: Vec<i64> = (-5..=0).map(|i| grid + i * 600_000).collect();
@@ -848,8 +856,8 @@ async fn all_that_may_still_start_after_a_downtime_is_run() {
         Node::simple("a", &store, &started),
         Node::simple("b", &store, &started),
     );
-    a.elector.set_job(job.clone());
-    b.elector.set_job(job.clone());
+    a.contender.set_job(job.clone());
+    b.contender.set_job(job.clone());
     let due: Vec<i64> = (-179..=0).map(|i| grid + i * every).collect();
     let all = recorded(&*store, &job.name, 180).await;
     each_once(&all, &due);
@@ -892,7 +900,7 @@ async fn what_waits_for_its_jitter_is_not_overtaken_after_a_reload() {
         store.shift(hour / 2 + 60_000);
         until_even(&node, at + 60_000).await;
         let new = job("schedule = \"@every 5m\"\nstart_within = \"1h\"");
-        node.elector.set_job(new.clone());
+        node.contender.set_job(new.clone());
         node.planned(&new.name).await;
         until_registered(&node, &new).await;
         if by == "a trigger" {
@@ -916,7 +924,7 @@ async fn what_waits_for_its_jitter_is_not_overtaken_after_a_reload() {
 /// Until the instance goes by the store's clock as it was moved.
 async fn until_even(node: &Node, at: i64) {
     until("the clock is taken over", || {
-        let now = node.elector.clock.now_us()? / 1000;
+        let now = node.contender.clock.now_us()? / 1000;
         (now >= at).then_some(())
     })
     .await;
@@ -925,7 +933,10 @@ async fn until_even(node: &Node, at: i64) {
 async fn until_registered(node: &Node, job: &Job) {
     let begun = Instant::now();
     loop {
-        let states = node.elector.store.observe(std::slice::from_ref(&job.name));
+        let states = node
+            .contender
+            .store
+            .observe(std::slice::from_ref(&job.name));
         let state = states.await.unwrap().value.remove(0).unwrap();
         if state.definition == job.digest {
             return;
@@ -1101,7 +1112,7 @@ async fn no_more_is_claimed_than_is_being_started() {
         .map(|i| named(&format!("j{i}"), ""))
         .collect();
     for job in &jobs {
-        node.elector.set_job(job.clone());
+        node.contender.set_job(job.clone());
     }
     let mut planned = 0;
     until("all jobs are planned", || {
@@ -1113,7 +1124,8 @@ async fn no_more_is_claimed_than_is_being_started() {
     })
     .await;
     let at = now(&store, -1000);
-    node.elector.due(jobs.iter().map(|j| due(j, at)).collect());
+    node.contender
+        .due(jobs.iter().map(|j| due(j, at)).collect());
     let granted = async |n: usize| {
         until("the grants", || {
             (started.all().len() >= n).then_some(()) // More would be seen below.
@@ -1182,7 +1194,7 @@ async fn a_trigger_does_not_jump_over_what_is_due_and_not_decided() {
     until("it runs", || (started.runs() == [first]).then_some(())).await;
     let trigger = |key: &str| Control::Trigger { key: key.into() };
     for key in ["k", "l"] {
-        let done = node.elector.store.control(&job.name, &trigger(key)).await;
+        let done = node.contender.store.control(&job.name, &trigger(key)).await;
         assert_eq!(done.unwrap().value, Controlled::Done);
     }
     // The trigger's claim has been answered: it is held.
@@ -1217,7 +1229,7 @@ async fn a_trigger_from_the_downtime_does_not_swallow_what_is_overdue() {
     let first = real - real.rem_euclid(every) + every;
     store.shift(first + 4 * every + 30_000 - real);
     let node = Node::simple("a", &store, &started);
-    node.elector.set_job(job.clone());
+    node.contender.set_job(job.clone());
     let all = recorded(&*store, &job.name, 6).await;
     let due: Vec<i64> = (0..5).map(|i| first + i * every).collect();
     for at in &due {
@@ -1239,9 +1251,9 @@ async fn a_trigger_that_is_heard_of_before_the_stores_clock_is_no_late_one() {
     let trigger = Control::Trigger { key: "k".into() };
     store.control(&job.name, &trigger).await.unwrap();
     let node = Node::simple("a", &store, &started);
-    assert_eq!(node.elector.clock.now_us(), None);
-    node.elector.set_job(job.clone());
-    node.elector.hear(&Event::Triggered {
+    assert_eq!(node.contender.clock.now_us(), None);
+    node.contender.set_job(job.clone());
+    node.contender.on_event(&Event::Triggered {
         job: job.name.clone(),
         key: "k".into(),
     });
@@ -1282,7 +1294,7 @@ async fn behind_what_is_decided(node: &Node, store: &MemoryStore, job: &Job, by:
         known: Occurrence(0),
         missed: vec![],
         run: RunId::random(),
-        instance: node.elector.me.instance.clone(),
+        instance: node.contender.me.instance.clone(),
         host: "a".into(),
         trigger: Trigger::Schedule,
         start_by: 0,
@@ -1435,10 +1447,10 @@ async fn waiting_for_a_slot_ends_with_a_record_or_a_drain() {
     node.due(&other, at);
     let all = recorded(&*store, &short.name, 1).await;
     assert_eq!(all, [(at, Outcome::Missed)]);
-    node.elector.set_draining(true);
+    node.contender.set_draining(true);
     node.end(Outcome::Succeeded, None).await;
     // Long enough for it to be claimed, had it been going to: another job's claim passes the same way.
-    node.elector.set_draining(false);
+    node.contender.set_draining(false);
     until("it runs after the drain only", || {
         (started.all().len() == 2).then_some(())
     })
@@ -1460,7 +1472,7 @@ async fn what_a_drain_left_over_is_caught_up_after_it() {
     store.shift(first + 1_000 - real);
     node.due(&job, first);
     recorded(&*store, &job.name, 1).await;
-    node.elector.set_draining(true);
+    node.contender.set_draining(true);
     for i in 1..4 {
         store.shift(every);
         node.due(&job, first + i * every);
@@ -1473,7 +1485,7 @@ async fn what_a_drain_left_over_is_caught_up_after_it() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
-    node.elector.set_draining(false);
+    node.contender.set_draining(false);
     recorded(&*store, &job.name, 4).await;
     store.shift(every);
     node.due(&job, first + 4 * every);
@@ -1498,12 +1510,12 @@ async fn what_was_granted_runs_although_its_job_was_removed() {
         (node.line.claims.load(Ordering::SeqCst) == 1).then_some(())
     })
     .await;
-    node.elector.remove_job(&job.name);
+    node.contender.remove_job(&job.name);
     node.line.let_go();
     let all = recorded(&*store, &job.name, 1).await;
     assert_eq!(all, [(at, Outcome::Succeeded)]);
     // Back again: a driver takes what is due.
-    node.elector.set_job(job.clone());
+    node.contender.set_job(job.clone());
     until("it is known again", || {
         node.due(&job, at + 50);
         started.runs().contains(&(at + 50)).then_some(())
@@ -1533,7 +1545,7 @@ async fn what_was_granted_while_its_job_was_removed_starts_once() {
         (node.line.claims.load(Ordering::SeqCst) == 1).then_some(())
     })
     .await;
-    node.elector.remove_job(&job.name);
+    node.contender.remove_job(&job.name);
     node.line.let_go();
     until("it is started", || (started.all().len() == 1).then_some(())).await;
     node.with(&job).await;
@@ -1564,7 +1576,7 @@ async fn what_waits_for_its_jitter_is_recorded_when_its_job_is_removed() {
     .await;
     // Also when the store is away at that moment.
     node.line.away.store(true, Ordering::SeqCst);
-    node.elector.remove_job(&job.name);
+    node.contender.remove_job(&job.name);
     until("it was asked", || {
         (node.line.claims.load(Ordering::SeqCst) > 0).then_some(())
     })
@@ -1611,7 +1623,7 @@ async fn what_a_removed_job_leaves_is_run_by_those_who_have_it() {
     let clock = soloist::clock::wall_us;
     let passed = |ms: i64| until("it is due", move || (clock() / 1000 > ms).then_some(()));
     passed(at).await;
-    node.elector.remove_job(&job.name);
+    node.contender.remove_job(&job.name);
     passed(at + 300).await;
     other.due(&job, at);
     until("the other has run it", || started.of(at).pop()).await;
@@ -1649,7 +1661,7 @@ async fn what_waits_for_its_turn_is_recorded_when_its_job_is_removed() {
     })
     .await;
     node.due(&job, second);
-    node.elector.remove_job(&job.name);
+    node.contender.remove_job(&job.name);
     let all = recorded(&*store, &job.name, 1).await;
     assert_eq!(all[0], (second, Outcome::Missed), "{all:?}");
     // The run itself is not disturbed.
@@ -1680,7 +1692,7 @@ async fn what_is_due_between_the_end_of_a_run_and_its_settlement_is_not_skipped(
         .await
         .run;
     let finished = now(&store, 0);
-    node.elector.run_over(&job.name, run);
+    node.contender.run_over(&job.name, run);
     until("time has passed", || {
         (now(&store, 0) > finished + 20).then_some(())
     })
@@ -1691,7 +1703,7 @@ async fn what_is_due_between_the_end_of_a_run_and_its_settlement_is_not_skipped(
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert_eq!(outcomes(&*store, &job.name).await, []);
     let g = node.open.lock().unwrap().remove(0);
-    ended(&node.elector, g, Outcome::Succeeded, None, finished).await;
+    ended(&node.contender, g, Outcome::Succeeded, None, finished).await;
     until("the second runs", || started.of(second).pop()).await;
     assert_eq!(
         outcomes(&*store, &job.name).await,
@@ -1706,7 +1718,7 @@ async fn another_jitter_is_planned_anew() {
     let old = job("schedule = \"@every 1h\"");
     node.with(&old).await;
     let new = job("schedule = \"@every 1h\"\njitter = \"5m\"");
-    node.elector.set_job(new.clone());
+    node.contender.set_job(new.clone());
     node.planned(&new.name).await;
 }
 
@@ -1720,7 +1732,7 @@ async fn a_job_that_the_store_refuses_takes_no_other_down() {
     let bad = &jobs[2];
     node.line.refused.lock().unwrap().insert(bad.name.clone());
     for j in &jobs {
-        node.elector.set_job(j.clone());
+        node.contender.set_job(j.clone());
     }
     let at = now(&store, -100);
     until("the others run", || {
@@ -1765,7 +1777,7 @@ async fn a_dead_holder_is_found_although_another_job_cannot_be_read() {
     node.line.refused.lock().unwrap().insert(bad);
     // It is gone: nobody renews.
     dead.stop.cancel();
-    dead.elector.set_draining(true);
+    dead.contender.set_draining(true);
     until("the other is taken over", || {
         let all = started.all();
         let taken = |s: &&Start| s.job == jobs[1].name && s.attempt == 2;
@@ -1774,29 +1786,29 @@ async fn a_dead_holder_is_found_although_another_job_cannot_be_read() {
     .await;
 }
 
-/// Plans the occurrences of an elector's jobs, as the dispatcher does.
-async fn dispatch(elector: Arc<Elector>, mut plans: mpsc::UnboundedReceiver<Plan>) {
+/// Plans the occurrences of a contender's jobs, as the dispatcher does.
+async fn dispatch(contender: Arc<Contender>, mut plans: mpsc::UnboundedReceiver<PlanUpdate>) {
     let mut planned: BTreeMap<JobName, (Arc<Job>, Occurrence)> = BTreeMap::new();
-    while !elector.stop.is_cancelled() {
+    while !contender.stop.is_cancelled() {
         while let Ok(plan) = plans.try_recv() {
             match plan {
-                Plan::From(job, after) => {
+                PlanUpdate::PlanAfter(job, after) => {
                     let before = planned.insert(job.name.clone(), (job.clone(), after));
                     // What the old plan has up to the change stays owed.
                     if let Some((old, mut at)) = before {
                         while let Some(next) = next_of(&old.schedules, at).filter(|n| *n <= after) {
-                            elector.due(vec![due(&job, next.0)]);
+                            contender.due(vec![due(&job, next.0)]);
                             at = next;
                         }
                     }
                 }
-                Plan::Drop(name) => drop(planned.remove(&name)),
+                PlanUpdate::Remove(name) => drop(planned.remove(&name)),
             };
         }
-        let now = elector.clock.now_us().unwrap_or(0) / 1000;
+        let now = contender.clock.now_us().unwrap_or(0) / 1000;
         for (job, after) in planned.values_mut() {
             while let Some(at) = next_of(&job.schedules, *after).filter(|at| at.0 <= now) {
-                elector.due(vec![due(job, at.0)]);
+                contender.due(vec![due(job, at.0)]);
                 *after = at;
             }
         }
@@ -1839,19 +1851,19 @@ async fn weather(seed: u64) {
         let (_, none) = mpsc::unbounded_channel();
         let plans = std::mem::replace(&mut node.plans, Mutex::new(none));
         let plans = plans.into_inner().unwrap();
-        tokio::spawn(dispatch(node.elector.clone(), plans));
+        tokio::spawn(dispatch(node.contender.clone(), plans));
         for j in &jobs {
-            node.elector.set_job(j.clone());
+            node.contender.set_job(j.clone());
         }
         nodes.push(node);
     }
     let live: Arc<[InstanceId]> = nodes
         .iter()
-        .map(|n| n.elector.me.instance.clone())
+        .map(|n| n.contender.me.instance.clone())
         .collect();
     let replies = rng.u32(..30);
     for n in &nodes {
-        n.elector.set_live(live.clone());
+        n.contender.set_live(live.clone());
         n.line.lost_requests.store(rng.u32(..10), Ordering::SeqCst);
         n.line.lost_replies.store(replies, Ordering::SeqCst);
     }
@@ -1863,11 +1875,11 @@ async fn weather(seed: u64) {
         match rng.u32(..16) {
             0 => some.line.away.store(true, Ordering::SeqCst),
             1..5 => some.line.away.store(false, Ordering::SeqCst),
-            5 => some.elector.set_draining(true),
-            6..9 => some.elector.set_draining(false),
-            9 => some.elector.resync(),
-            10 => some.elector.remove_job(&job.name),
-            11 => some.elector.set_job(job.clone()),
+            5 => some.contender.set_draining(true),
+            6..9 => some.contender.set_draining(false),
+            9 => some.contender.resync(),
+            10 => some.contender.remove_job(&job.name),
+            11 => some.contender.set_job(job.clone()),
             12 => {
                 keys += 1;
                 let key = format!("k{keys}");
@@ -1883,9 +1895,9 @@ async fn weather(seed: u64) {
         n.line.away.store(false, Ordering::SeqCst);
         n.line.lost_requests.store(0, Ordering::SeqCst);
         n.line.lost_replies.store(0, Ordering::SeqCst);
-        n.elector.set_draining(false);
+        n.contender.set_draining(false);
         for j in &jobs {
-            n.elector.set_job(j.clone());
+            n.contender.set_job(j.clone());
         }
     }
     let end = clock() / 1000;

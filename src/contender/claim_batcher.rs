@@ -19,20 +19,20 @@ const PLACES: usize = 2 * BATCH;
 #[derive(Debug)]
 pub struct Place(#[expect(dead_code, reason = "held, not looked at")] OwnedSemaphorePermit);
 
-type Ask = (Claim, oneshot::Sender<Result<Reply<Answer>, Error>>);
+type Queued = (Claim, oneshot::Sender<Result<Reply<Answer>, Error>>);
 
 #[derive(Debug)]
-pub(super) struct Batcher {
-    asks: mpsc::UnboundedSender<Ask>,
+pub(super) struct ClaimBatcher {
+    queue: mpsc::UnboundedSender<Queued>,
     places: Arc<Semaphore>,
 }
 
-impl Batcher {
+impl ClaimBatcher {
     pub(super) fn start(store: Arc<dyn Store>) -> Self {
-        let (asks, queue) = mpsc::unbounded_channel();
+        let (sender, queue) = mpsc::unbounded_channel();
         tokio::spawn(run(store, queue));
         Self {
-            asks,
+            queue: sender,
             places: Arc::new(Semaphore::new(PLACES)),
         }
     }
@@ -48,12 +48,12 @@ impl Batcher {
             address: "(stopped)".into(),
             reason: "this instance is stopping".into(),
         };
-        self.asks.send((claim, tell)).map_err(|_| stopped())?;
+        self.queue.send((claim, tell)).map_err(|_| stopped())?;
         answer.await.map_err(|_| stopped())?
     }
 }
 
-async fn run(store: Arc<dyn Store>, mut queue: mpsc::UnboundedReceiver<Ask>) {
+async fn run(store: Arc<dyn Store>, mut queue: mpsc::UnboundedReceiver<Queued>) {
     let in_flight = Arc::new(Semaphore::new(IN_FLIGHT));
     while let Some(first) = queue.recv().await {
         let mut batch = vec![first];
@@ -61,9 +61,9 @@ async fn run(store: Arc<dyn Store>, mut queue: mpsc::UnboundedReceiver<Ask>) {
         tokio::task::yield_now().await;
         let permit = in_flight.clone().acquire_owned().await;
         while batch.len() < BATCH
-            && let Ok(ask) = queue.try_recv()
+            && let Ok(next) = queue.try_recv()
         {
-            batch.push(ask);
+            batch.push(next);
         }
         let store = store.clone();
         tokio::spawn(async move {

@@ -4,12 +4,12 @@ use std::{sync::Arc, time::Duration};
 
 use tracing::{info, warn};
 
-use super::{Ask, Due, Elector, Ended};
+use super::{Ask, Contender, Due, Ended};
 use crate::{
     logic::{
         backoff,
         claim::{Answer, Claim, Target},
-        contest::{JobState, Next, Plan, unfold},
+        contest::{JobState, Next, NextClaim, unfold},
         timetable::{self, Backlog},
     },
     model::{JobName, Occurrence, RunId},
@@ -23,7 +23,7 @@ const CLAIMABLE_YET: Duration = Duration::from_millis(250);
 /// A timer is set for no longer than this.
 const LONGEST_TIMER: Duration = Duration::from_secs(3600);
 
-impl Elector {
+impl Contender {
     /// Occurrences that are due. Returns at once; each job's driver takes over.
     pub fn due(self: &Arc<Self>, due: Vec<Due>) {
         let mut drive = Vec::with_capacity(due.len());
@@ -69,7 +69,7 @@ impl Elector {
         let mut undecided = 0;
         loop {
             let now = self.now_ms();
-            // Heard of from before the lock is given back: nothing that changes is slept through.
+            // Subscribed before the lock is given back: nothing that changes is slept through.
             let next = self.entry(&job, |e| {
                 let next = e.state.next(now);
                 e.driven = !matches!(next, Next::Idle);
@@ -88,8 +88,8 @@ impl Elector {
                     tokio::task::yield_now().await;
                     continue;
                 }
-                Next::Ask(plan) => {
-                    if self.ask_for(&job, plan).await != Ended::Undecided {
+                Next::Ask(claim) => {
+                    if self.ask_for(&job, claim).await != Ended::Undecided {
                         undecided = 0;
                         continue;
                     }
@@ -105,18 +105,18 @@ impl Elector {
         }
     }
 
-    async fn ask_for(self: &Arc<Self>, job: &JobName, plan: Plan) -> Ended {
-        let target = plan.target.clone();
+    async fn ask_for(self: &Arc<Self>, job: &JobName, claim: NextClaim) -> Ended {
+        let target = claim.target.clone();
         let ask = Ask {
-            target: plan.target,
-            missed: plan.missed,
-            trigger: plan.trigger,
-            start_by: plan.start_by,
+            target: claim.target,
+            missed: claim.missed,
+            trigger: claim.trigger,
+            start_by: claim.start_by,
             next_attempt: false,
         };
         let ended = self.contest(job, ask).await;
-        self.foreseen
-            .came(job, &target, matches!(ended, Ended::Won(_)));
+        self.prepared
+            .decided(job, &target, matches!(ended, Ended::Won(_)));
         let draining = self.draining();
         self.state(job, |s| s.ended(&target, &ended, draining));
         ended

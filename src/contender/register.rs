@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use tracing::{info, warn};
 
-use super::{Elector, Epoch, Plan};
+use super::{Contender, Epoch, PlanUpdate};
 use crate::{
     clock::Boottime,
     config::Job,
@@ -18,13 +18,13 @@ use crate::{
 /// What the store says of one job.
 type Answer = Result<(Registration, Option<State>), store::Error>;
 
-impl Elector {
+impl Contender {
     /// Registers what is not registered in the present incarnation. `epoch` says whether a state from before may be
     /// adopted. Returns how many are left.
     ///
     /// # Errors
     /// The store's; what was registered until then is.
-    pub async fn enrol(self: &Arc<Self>, epoch: &Epoch) -> Result<usize, store::Error> {
+    pub async fn register(self: &Arc<Self>, epoch: &Epoch) -> Result<usize, store::Error> {
         let now = Boottime::now();
         let mut left = 0;
         let mut todo = vec![];
@@ -38,26 +38,26 @@ impl Elector {
             }
         }
         for chunk in todo.chunks(store::BATCH) {
-            left += self.enrol_these(chunk, epoch).await?;
+            left += self.register_these(chunk, epoch).await?;
         }
         Ok(left)
     }
 
     /// How long there is nothing to register in `epoch`; None: all jobs are.
-    pub fn next_enrol(&self, epoch: &Epoch) -> Option<Duration> {
+    pub fn next_registration(&self, epoch: &Epoch) -> Option<Duration> {
         let (jobs, now) = (self.lock(), Boottime::now());
         let left = jobs.values();
         left.filter_map(|e| e.state.register_in(epoch, now)).min()
     }
 
     /// Returns how many are left.
-    async fn enrol_these(
+    async fn register_these(
         self: &Arc<Self>,
         chunk: &[(Arc<Job>, Register)],
         epoch: &Epoch,
     ) -> Result<usize, store::Error> {
         let asks: Vec<Register> = chunk.iter().map(|(_, ask)| ask.clone()).collect();
-        let reply = match self.register(&asks).await {
+        let reply = match self.ask_to_register(&asks).await {
             Err(e) if !e.is_transient() => {
                 chunk.iter().for_each(|(job, _)| self.refused(job, &e));
                 return Ok(chunk.len());
@@ -69,7 +69,7 @@ impl Elector {
         for ((job, ask), answer) in chunk.iter().zip(reply.value) {
             let state = match answer {
                 Ok((Registration::Ready, state)) => {
-                    self.enrolled(job, &state.unwrap_or_default());
+                    self.registered(job, &state.unwrap_or_default());
                     continue;
                 }
                 Ok((Registration::Quarantined | Registration::Absent, state)) => state,
@@ -113,7 +113,7 @@ impl Elector {
             return Ok(0);
         }
         let asks: Vec<Register> = adopt.iter().map(|(_, ask)| ask.clone()).collect();
-        let reply = self.register(&asks).await?;
+        let reply = self.ask_to_register(&asks).await?;
         let mut ready = 0;
         for ((job, ask), answer) in adopt.iter().zip(reply.value) {
             match answer {
@@ -124,7 +124,7 @@ impl Elector {
                         warn!(job = %job.name, occurrences = count, until = %last.last,
                             "the store lost its state: nobody knows what became of these occurrences, recorded as unknown");
                     }
-                    self.enrolled(job, &state.unwrap_or_default());
+                    self.registered(job, &state.unwrap_or_default());
                 }
                 Ok((Registration::Quarantined | Registration::Absent, _)) => {}
                 Err(e) => self.refused(job, &e),
@@ -135,7 +135,7 @@ impl Elector {
 
     /// One that the store refuses (a key of another type, a state of another version) must not take the others down:
     /// then each is registered by itself.
-    async fn register(&self, asks: &[Register]) -> Result<Reply<Vec<Answer>>, store::Error> {
+    async fn ask_to_register(&self, asks: &[Register]) -> Result<Reply<Vec<Answer>>, store::Error> {
         let refused = match self.store.register(asks).await {
             Ok(reply) => return Ok(reply.map(|v| v.into_iter().map(Ok).collect())),
             Err(e) if e.is_transient() || asks.len() == 1 => return Err(e),
@@ -169,7 +169,7 @@ impl Elector {
     }
 
     /// The store knows the job: from here on its occurrences can be claimed.
-    fn enrolled(self: &Arc<Self>, job: &Arc<Job>, state: &State) {
+    fn registered(self: &Arc<Self>, job: &Arc<Job>, state: &State) {
         let (name, now) = (&job.name, self.now_ms());
         let Some(Some(follows)) = self.state(name, |s| s.registered(job, state, now)) else {
             return;
@@ -184,11 +184,11 @@ impl Elector {
             self.start_driver(name);
         }
         if let Some(after) = follows.plan_after {
-            let _ = self.plans.send(Plan::From(job.clone(), after));
+            let _ = self.plans.send(PlanUpdate::PlanAfter(job.clone(), after));
         }
         let received = Boottime::now();
         for open in &follows.watch {
-            self.saw(name, open, received);
+            self.watch_lease(name, open, received);
         }
         for at in follows.ask_again {
             self.claim_next_attempt(name.clone(), at);

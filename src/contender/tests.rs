@@ -9,7 +9,7 @@ fn job(lines: &str) -> Arc<Job> {
     config.jobs.values().next().expect("a job").clone()
 }
 
-fn elector() -> Arc<Elector> {
+fn contender() -> Arc<Contender> {
     let parts = Parts {
         store: Arc::new(MemoryStore::new()),
         clock: Arc::default(),
@@ -28,7 +28,7 @@ fn elector() -> Arc<Elector> {
         stop: CancellationToken::new(),
         tasks: TaskTracker::new(),
     };
-    Arc::new(Elector::build(parts, Box::new(|_| {})))
+    Arc::new(Contender::build(parts, Box::new(|_| {})))
 }
 
 fn held(at: i64) -> Open {
@@ -54,13 +54,13 @@ fn held(at: i64) -> Open {
 /// An answer that comes after a job was removed says who holds it.
 #[tokio::test]
 async fn a_removed_job_is_watched_no_more() {
-    let (el, job) = (elector(), job(""));
-    el.set_job(job.clone());
-    let _ = el.saw(&job.name, &held(1000), Boottime::now());
-    assert!(el.watches.has(&job.name, Occurrence(1000)));
-    el.remove_job(&job.name);
-    let _ = el.saw(&job.name, &held(2000), Boottime::now());
+    let (contender, job) = (contender(), job(""));
+    contender.set_job(job.clone());
+    let _ = contender.watch_lease(&job.name, &held(1000), Boottime::now());
+    assert!(contender.watches.has(&job.name, Occurrence(1000)));
+    contender.remove_job(&job.name);
+    let _ = contender.watch_lease(&job.name, &held(2000), Boottime::now());
     for at in [1000, 2000] {
-        assert!(!el.watches.has(&job.name, Occurrence(at)));
+        assert!(!contender.watches.has(&job.name, Occurrence(at)));
     }
 }

@@ -6,17 +6,17 @@ use futures_util::future::BoxFuture;
 use tokio::sync::{OwnedSemaphorePermit, futures::OwnedNotified};
 use tracing::{debug, info, warn};
 
-use super::{Elector, Granted, Place};
+use super::{Contender, Granted, Place};
 use crate::{
     clock::Boottime,
     logic::{
         claim::{Answer, Claim, Target},
-        contest::{Ask, Contest, Effect, Ended, Heard, Slot, Step, Subject, View},
+        contest::{AnswerInfo, Ask, Contest, Effect, Ended, Slot, Step, Subject, View},
     },
     model::{JobName, Occurrence, Outcome, RunId},
 };
 
-impl Elector {
+impl Contender {
     /// One flight for each occurrence, however many ask for it.
     pub fn contest(self: &Arc<Self>, job: &JobName, ask: Ask) -> BoxFuture<'static, Ended> {
         // `before` of a manual trigger differs between callers and must not make two flights of one.
@@ -26,7 +26,7 @@ impl Elector {
         let rank = self.rank(job, &ask.target, None);
         let (contest, first) = Contest::new(ask, rank);
         let flight = Flight {
-            elector: self.clone(),
+            contender: self.clone(),
             job: job.clone(),
             contest,
             slot: None,
@@ -38,7 +38,7 @@ impl Elector {
 }
 
 struct Flight {
-    elector: Arc<Elector>,
+    contender: Arc<Contender>,
     job: JobName,
     contest: Contest,
     /// Whoever waits for another run, or for a retry, has none.
@@ -51,7 +51,7 @@ struct Flight {
 
 impl Flight {
     async fn fly(mut self, first: Step) -> Ended {
-        let el = self.elector.clone();
+        let contender = self.contender.clone();
         let mut step = first;
         loop {
             step = match step {
@@ -59,7 +59,7 @@ impl Flight {
                 Step::Pause(time) => {
                     tokio::select! {
                         () = tokio::time::sleep(time) => {}
-                        () = el.stop.cancelled() => {}
+                        () = contender.stop.cancelled() => {}
                     }
                     Step::Look
                 }
@@ -69,12 +69,12 @@ impl Flight {
                     tokio::select! {
                         () = tokio::time::sleep(time) => {}
                         () = changed(woken) => {}
-                        () = el.stop.cancelled() => {}
+                        () = contender.stop.cancelled() => {}
                     }
                     Step::Look
                 }
                 Step::TakeSlot(time) => {
-                    let Some(slots) = el.slots.clone() else {
+                    let Some(slots) = contender.slots.clone() else {
                         return Ended::Undecided;
                     };
                     self.slot = slots.clone().try_acquire_owned().ok();
@@ -84,7 +84,7 @@ impl Flight {
                             permit = slots.acquire_owned() => self.slot = permit.ok(),
                             () = tokio::time::sleep(time) => {}
                             () = changed(woken) => {}
-                            () = el.stop.cancelled() => return Ended::Draining,
+                            () = contender.stop.cancelled() => return Ended::Draining,
                         }
                     }
                     // It may be decided, removed or drained by now.
@@ -94,22 +94,22 @@ impl Flight {
                     let woken = self.woken.take();
                     tokio::select! {
                         biased;
-                        place = el.batcher.place() => self.place = place,
+                        place = contender.batcher.place() => self.place = place,
                         () = changed(woken) => {}
-                        () = el.stop.cancelled() => {}
+                        () = contender.stop.cancelled() => {}
                     }
                     Step::Look
                 }
                 Step::FindGrant(run) => {
                     let granted = self.find(run).await;
-                    let stopping = el.stop.is_cancelled();
+                    let stopping = contender.stop.is_cancelled();
                     self.see(None, |c, v, effects| c.found(granted, stopping, v, effects))
                 }
                 Step::Ask(claim) => self.ask(*claim).await,
                 Step::First(at) => {
                     // That one needs the slot.
                     self.slot = None;
-                    el.contest(&self.job, Ask::next_attempt(at)).await;
+                    contender.contest(&self.job, Ask::next_attempt(at)).await;
                     self.contest.first_was_decided()
                 }
                 Step::End(ended) => return ended,
@@ -132,22 +132,22 @@ impl Flight {
         sent: Option<Boottime>,
         decide: impl FnOnce(&mut Contest, &mut View<'_>, &mut Vec<Effect>) -> Step,
     ) -> Step {
-        let el = self.elector.clone();
+        let contender = self.contender.clone();
         let (now, target) = (Boottime::now(), self.contest.ask.target.clone());
-        let (belief, halt) = (el.clock.snapshot(), el.halt());
-        let lapsed = el.watches.lapsed(&self.job, &target, now);
+        let (belief, halt) = (contender.clock.snapshot(), contender.halt());
+        let lapsed = contender.watches.lapsed(&self.job, &target, now);
         let fresh = || {
-            let foreseen = el.foreseen.run(&self.job, &target);
-            foreseen.unwrap_or_else(RunId::random)
+            let prepared = contender.prepared.run_id(&self.job, &target);
+            prepared.unwrap_or_else(RunId::random)
         };
-        let slot = match (&el.slots, &self.slot) {
+        let slot = match (&contender.slots, &self.slot) {
             (None, _) => Slot::Needless,
             (Some(_), Some(_)) => Slot::Held,
             (Some(_), None) => Slot::Missing,
         };
         let place = self.place.is_some();
         let view = |subject| View {
-            me: &el.me,
+            me: &contender.me,
             now,
             clock: &belief,
             subject,
@@ -158,21 +158,21 @@ impl Flight {
             fresh: &fresh,
         };
         let mut effects = vec![];
-        let mut jobs = el.lock();
+        let mut jobs = contender.lock();
         let step = match jobs.get_mut(&self.job) {
             Some(e) => {
                 if sent.is_none() {
-                    // Heard of from before the lock is given back: nothing that changes is slept through.
+                    // Subscribed before the lock is given back: nothing that changes is slept through.
                     self.woken = Some(e.changed.next());
                 }
                 let before = e.state.changes();
                 let mut view = view(Subject::Here(&mut e.state));
                 let step = decide(&mut self.contest, &mut view, &mut effects);
-                el.tell(e, before);
+                contender.tell(e, before);
                 step
             }
             None => {
-                let mut removed = el.removed();
+                let mut removed = contender.removed();
                 let account = removed.entry(self.job.clone()).or_default();
                 let mut view = view(Subject::Removed(account));
                 let step = decide(&mut self.contest, &mut view, &mut effects);
@@ -190,17 +190,17 @@ impl Flight {
     }
 
     fn carry_out(&mut self, effect: Effect, sent: Option<Boottime>) {
-        let el = self.elector.clone();
+        let contender = self.contender.clone();
         match effect {
             Effect::Note(at, decision, detail) => {
                 let at = at.unwrap_or(match self.contest.ask.target {
                     Target::Scheduled(at) => at,
-                    Target::Manual { .. } => Occurrence(el.now_ms()),
+                    Target::Manual { .. } => Occurrence(contender.now_ms()),
                 });
-                el.journal(&self.job, at, decision, detail);
+                contender.journal(&self.job, at, decision, detail);
             }
-            Effect::Unwatch(at) => el.watches.drop_one(&self.job, at),
-            Effect::Start(win) => (el.start)(Granted {
+            Effect::Unwatch(at) => contender.watches.drop_one(&self.job, at),
+            Effect::Start(win) => (contender.start)(Granted {
                 job: win.job,
                 grant: win.grant,
                 run: win.run,
@@ -230,13 +230,13 @@ impl Flight {
     }
 
     async fn ask(&mut self, claim: Claim) -> Step {
-        let el = self.elector.clone();
+        let contender = self.contender.clone();
         let definition = claim.definition.clone();
-        let reply = match el.batcher.claim(claim).await {
+        let reply = match contender.batcher.claim(claim).await {
             Ok(reply) => reply,
             Err(e) => {
                 self.place = None;
-                let retry = &el.retry;
+                let retry = &contender.retry;
                 let pause = |n| retry.pause(n, fastrand::f64());
                 let (error, transient) = (e.to_string(), e.is_transient());
                 return self.see(None, |contest, v, effects| {
@@ -244,8 +244,8 @@ impl Flight {
                 });
             }
         };
-        el.note_clock(&reply);
-        let mut heard = Heard {
+        contender.note_clock(&reply);
+        let mut info = AnswerInfo {
             store_ms: reply.now_us / 1000,
             lapsed: false,
             expires_in: std::time::Duration::MAX,
@@ -254,13 +254,13 @@ impl Flight {
             if open.definition != definition {
                 debug!(job = %self.job, holder = %open.instance, "runs with another definition of this job");
             }
-            heard.lapsed = el.saw(&self.job, open, reply.received);
-            heard.expires_in = el
+            info.lapsed = contender.watch_lease(&self.job, open, reply.received);
+            info.expires_in = contender
                 .watches
                 .expiry(&self.job, open.occurrence, Boottime::now());
         }
         let step = self.see(Some(reply.sent), |contest, v, effects| {
-            contest.answered(reply.value, heard, v, effects)
+            contest.answered(reply.value, info, v, effects)
         });
         // Only a grant keeps it.
         self.place = None;
@@ -270,7 +270,7 @@ impl Flight {
     /// Whether `run`, whose question has no answer yet, was granted; None: the store is away.
     async fn find(&self, run: RunId) -> Option<bool> {
         let job = std::slice::from_ref(&self.job);
-        let reply = self.elector.store.observe(job).await.ok()?;
+        let reply = self.contender.store.observe(job).await.ok()?;
         let state = reply.value.into_iter().next().flatten();
         Some(state.is_some_and(|s| s.held_by(run).is_some()))
     }

@@ -3,14 +3,14 @@
 //!
 //! What is decided, and when to ask again, is [`crate::logic::contest`]; here are its effects: timers, the store,
 //! singleflight, logs. One driver per job (`drive`) takes its due occurrences in order. Whatever else wakes an
-//! occurrence (takeover watch, pub/sub, trigger) comes through [`Elector::contest`] too (`flight`), where all callers of
+//! occurrence (takeover watch, pub/sub, trigger) comes through [`Contender::contest`] too (`flight`), where all callers of
 //! one occurrence share one flight. Only the flight itself ever sees the lease; callers get the outcome. `register` makes
 //! the jobs known to the store, `watch` looks at the leases of others.
 
-mod batch;
+mod claim_batcher;
 mod drive;
 mod flight;
-mod foreseen;
+mod prepare;
 mod register;
 #[cfg(test)]
 mod tests;
@@ -31,8 +31,8 @@ use tokio::sync::{Notify, Semaphore, futures::OwnedNotified, mpsc};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::{error, info, warn};
 
-pub use self::batch::Place;
-use self::{batch::Batcher, foreseen::Foreseen, watch::Watches};
+pub use self::claim_batcher::Place;
+use self::{claim_batcher::ClaimBatcher, prepare::PreparedRuns, watch::Watches};
 pub use crate::logic::contest::{Ask, Due, Ended, Epoch};
 use crate::{
     clock::{Boottime, StoreClock},
@@ -76,40 +76,40 @@ pub type Start = Box<dyn Fn(Granted) + Send + Sync>;
 
 /// What the dispatcher is told of a job.
 #[derive(Debug)]
-pub enum Plan {
+pub enum PlanUpdate {
     /// Plan its occurrences after this one.
-    From(Arc<Job>, Occurrence),
+    PlanAfter(Arc<Job>, Occurrence),
     /// Plan nothing of it any more.
-    Drop(JobName),
+    Remove(JobName),
 }
 
-pub struct Elector {
+pub struct Contender {
     pub store: Arc<dyn Store>,
     pub clock: Arc<StoreClock>,
     pub me: Me,
     retry: StoreRetry,
     start: Start,
-    batcher: Batcher,
+    batcher: ClaimBatcher,
     /// Boxed: a table has up to half of its places empty.
     jobs: Mutex<HashMap<JobName, Box<Entry>>>,
     /// Questions without an answer, and runs, of jobs that were removed. Locked after `jobs`.
     removed: Mutex<HashMap<JobName, Account>>,
     flights: UnaryGroup<(JobName, TargetId, bool), Ended>,
     watches: Watches,
-    foreseen: Foreseen,
+    prepared: PreparedRuns,
     live: Mutex<Arc<[InstanceId]>>,
     slots: Option<Arc<Semaphore>>,
     /// To look at what is overdue takes a while; many jobs at one time would keep others from running.
     counting: Semaphore,
     journal: mpsc::Sender<Decision>,
-    plans: mpsc::UnboundedSender<Plan>,
+    plans: mpsc::UnboundedSender<PlanUpdate>,
     draining: AtomicBool,
     /// Why the store must not be relied on, as long as it must not.
-    unfit: Mutex<Option<Arc<str>>>,
+    unreliable: Mutex<Option<Arc<str>>>,
     /// The longest of any job, in milliseconds; only grows.
     quarantine: AtomicU64,
     /// Set when a job has to be registered (again).
-    pub enrol: Notify,
+    pub registration_due: Notify,
     /// Nothing new is begun after this.
     pub stop: CancellationToken,
     pub tasks: TaskTracker,
@@ -140,7 +140,7 @@ impl Changed {
     }
 }
 
-/// What an elector is made of.
+/// What a contender is made of.
 pub struct Parts {
     pub store: Arc<dyn Store>,
     pub clock: Arc<StoreClock>,
@@ -149,15 +149,15 @@ pub struct Parts {
     pub retry: StoreRetry,
     pub max_parallel: Option<u32>,
     pub journal: mpsc::Sender<Decision>,
-    pub plans: mpsc::UnboundedSender<Plan>,
+    pub plans: mpsc::UnboundedSender<PlanUpdate>,
     pub stop: CancellationToken,
     pub tasks: TaskTracker,
 }
 
-impl Elector {
+impl Contender {
     pub fn build(p: Parts, start: Start) -> Self {
         Self {
-            batcher: Batcher::start(p.store.clone()),
+            batcher: ClaimBatcher::start(p.store.clone()),
             store: p.store,
             clock: p.clock,
             me: Me {
@@ -170,16 +170,16 @@ impl Elector {
             removed: Mutex::default(),
             flights: UnaryGroup::new(),
             watches: Watches::default(),
-            foreseen: Foreseen::default(),
+            prepared: PreparedRuns::default(),
             live: Mutex::new(Arc::new([])),
             slots: p.max_parallel.map(|n| Arc::new(Semaphore::new(n as usize))),
             counting: Semaphore::new(1),
             journal: p.journal,
             plans: p.plans,
             draining: AtomicBool::new(false),
-            unfit: Mutex::default(),
+            unreliable: Mutex::default(),
             quarantine: AtomicU64::new(0),
-            enrol: Notify::new(),
+            registration_due: Notify::new(),
             stop: p.stop,
             tasks: p.tasks,
         }
@@ -207,7 +207,7 @@ impl Elector {
             e.changed.tell();
         }
         if now.asked != before.asked {
-            self.enrol.notify_one();
+            self.registration_due.notify_one();
         }
     }
     fn state<T>(&self, job: &JobName, f: impl FnOnce(&mut JobState) -> T) -> Option<T> {
@@ -237,7 +237,7 @@ impl Elector {
         if let Some(e) = jobs.get_mut(&job.name) {
             let plan_after = self.touch(e, |e| e.state.redefine(job.clone(), now));
             if let Some(after) = plan_after {
-                let _ = self.plans.send(Plan::From(job, after));
+                let _ = self.plans.send(PlanUpdate::PlanAfter(job, after));
             }
             return;
         }
@@ -248,7 +248,7 @@ impl Elector {
             changed: Changed::default(),
         };
         jobs.insert(job.name.clone(), Box::new(entry));
-        self.enrol.notify_one();
+        self.registration_due.notify_one();
     }
 
     /// Forgets a job. A run that goes on is not disturbed. What was planned up to now and not decided yet, because it
@@ -267,7 +267,7 @@ impl Elector {
         }
         drop(jobs);
         self.watches.forget(job);
-        let _ = self.plans.send(Plan::Drop(job.clone()));
+        let _ = self.plans.send(PlanUpdate::Remove(job.clone()));
         let now = self.clock.now_us().map(|us| Occurrence(us / 1000));
         if let (Some(e), Some(now)) = (entry, now) {
             self.tasks.spawn(self.clone().give_up(e.state, now));
@@ -292,7 +292,7 @@ impl Elector {
         for e in self.lock().values_mut() {
             self.touch(e, |e| e.state.resync());
         }
-        self.enrol.notify_one();
+        self.registration_due.notify_one();
     }
 
     /// Looks again at the jobs whose register stands in the future: it may have been put right.
@@ -328,17 +328,17 @@ impl Elector {
             e.changed.tell();
         }
         drop(jobs);
-        self.enrol.notify_one();
+        self.registration_due.notify_one();
     }
     pub fn draining(&self) -> bool {
         self.draining.load(Ordering::SeqCst) || self.stop.is_cancelled()
     }
 
     /// Whether the store must not be relied on, and why: nothing is claimed until it may. What runs goes on.
-    pub fn set_unfit(&self, why: Option<String>) {
-        let fit = why.is_none();
-        *self.unfit.lock() = why.map(Into::into);
-        if fit {
+    pub fn set_unreliable(&self, why: Option<String>) {
+        let reliable = why.is_none();
+        *self.unreliable.lock() = why.map(Into::into);
+        if reliable {
             for e in self.lock().values() {
                 e.changed.tell();
             }
@@ -349,10 +349,10 @@ impl Elector {
             return Some(Halt::Draining);
         }
         if let Some(ahead_us) = self.clock.doubt_us() {
-            return Some(Halt::Unfit("clock", belief::in_words(ahead_us).into()));
+            return Some(Halt::Unreliable("clock", belief::in_words(ahead_us).into()));
         }
-        let why = self.unfit.lock();
-        Some(Halt::Unfit("store_error", why.clone()?))
+        let why = self.unreliable.lock();
+        Some(Halt::Unreliable("store_error", why.clone()?))
     }
 
     // ---- who goes first ----
@@ -411,7 +411,7 @@ impl Elector {
     }
 
     /// What the fleet tells. A hint may be lost: the watches and registering find the same a little later.
-    pub fn hear(self: &Arc<Self>, event: &Event) {
+    pub fn on_event(self: &Arc<Self>, event: &Event) {
         match event {
             Event::Ended { job } => {
                 self.state(job, JobState::ended_elsewhere);
@@ -443,10 +443,10 @@ impl Elector {
 
     /// Watches a lease, as an answer that came at `received` showed it. True: it was seen unchanged for its whole
     /// length.
-    fn saw(&self, job: &JobName, open: &Open, received: Boottime) -> bool {
+    fn watch_lease(&self, job: &JobName, open: &Open, received: Boottime) -> bool {
         let every = self.poll_every(job, open);
         let seen = self.state(job, |s| {
-            let quarantine = s.saw(open);
+            let quarantine = s.note_lease(open);
             // While the job is there for sure: nobody would take the watch of a removed one away again.
             (self.watches.add(job, open, received, every), quarantine)
         });
@@ -492,9 +492,9 @@ pub fn note_sample(sampled: Sampled) {
     }
 }
 
-impl std::fmt::Debug for Elector {
+impl std::fmt::Debug for Contender {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Elector")
+        f.debug_struct("Contender")
             .field("me", &self.me)
             .finish_non_exhaustive()
     }

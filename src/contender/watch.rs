@@ -6,13 +6,13 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 use tracing::debug;
 
-use super::Elector;
+use super::Contender;
 use crate::{
     clock::Boottime,
     logic::{
         claim::{Observed, Open, State, Target},
         contest::JobState,
-        observe::{self, Sighting},
+        observe::{self, ObservedLease},
     },
     model::{JobName, Occurrence},
     store,
@@ -39,7 +39,7 @@ struct Seen {
 #[derive(Debug)]
 struct Watch {
     occurrence: Occurrence,
-    seen: Sighting,
+    seen: ObservedLease,
     /// When we looked last.
     looked: Boottime,
     /// Since we could not look for a while: not before then. Once for each state of the entry.
@@ -51,7 +51,7 @@ impl Watch {
     fn new(open: &Open, received: Boottime) -> Self {
         Self {
             occurrence: open.occurrence,
-            seen: Sighting::new(open, received),
+            seen: ObservedLease::new(open, received),
             looked: received,
             not_before: None,
             look_at: received,
@@ -61,7 +61,7 @@ impl Watch {
     fn look(&mut self, open: &Open, received: Boottime) {
         let blind = self.blind(received);
         let before = self.seen.expiry();
-        self.seen.look(open, received);
+        self.seen.update(open, received);
         self.looked = received;
         if self.seen.expiry() != before {
             self.not_before = None;
@@ -227,7 +227,7 @@ impl Watches {
     }
 }
 
-impl Elector {
+impl Contender {
     /// How often to look at a lease: the first in rank often enough to take over a tenth of a lease after it lapsed,
     /// the others as its substitutes.
     pub(super) fn poll_every(&self, job: &JobName, open: &Open) -> Duration {
@@ -301,7 +301,7 @@ impl Elector {
             if !self.watches.has(job, e.occurrence) {
                 continue;
             }
-            let lapsed = self.saw(job, e, received);
+            let lapsed = self.watch_lease(job, e, received);
             if e.next_attempt.is_some() || lapsed {
                 self.claim_next_attempt(job.clone(), e.occurrence);
             }

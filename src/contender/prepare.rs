@@ -1,8 +1,8 @@
-//! What this instance is about to ask for and will most likely be granted: whoever runs it can get ready.
+//! What this instance is about to ask for and will most likely be granted: its guard can be started before.
 
 use std::collections::{HashSet, VecDeque};
 
-use super::{Due, Elector};
+use super::{Contender, Due};
 use crate::{
     logic::claim::{Overlap, Target},
     model::{JobName, Occurrence, RunId},
@@ -13,50 +13,54 @@ use parking_lot::{Mutex, MutexGuard};
 const MOST: usize = 4;
 
 #[derive(Debug, Default)]
-pub(super) struct Foreseen(Mutex<Sight>);
+pub(super) struct PreparedRuns(Mutex<Runs>);
 
 #[derive(Debug, Default)]
-struct Sight {
-    /// The newest occurrences that were foreseen, with the run id that the claim for each will carry.
-    soon: VecDeque<(JobName, Occurrence, RunId)>,
-    /// What was foreseen of these last did not come: somebody else is faster, or the job is paused.
-    in_vain: HashSet<JobName>,
+struct Runs {
+    /// The newest occurrences that were prepared for, with the run id that the claim for each will carry.
+    newest: VecDeque<(JobName, Occurrence, RunId)>,
+    /// What was prepared for these last was not granted: somebody else is faster, or the job is paused.
+    unused: HashSet<JobName>,
 }
 
-impl Foreseen {
-    fn lock(&self) -> MutexGuard<'_, Sight> {
+impl PreparedRuns {
+    fn lock(&self) -> MutexGuard<'_, Runs> {
         self.0.lock()
     }
 
     fn push(&self, job: JobName, at: Occurrence, run: RunId) {
-        let mut sight = self.lock();
-        sight.soon.push_back((job, at, run));
-        if sight.soon.len() > MOST {
-            sight.soon.pop_front();
+        let mut runs = self.lock();
+        runs.newest.push_back((job, at, run));
+        if runs.newest.len() > MOST {
+            runs.newest.pop_front();
         }
     }
 
-    /// The run id of `target`, if it was foreseen.
-    pub(super) fn run(&self, job: &JobName, target: &Target) -> Option<RunId> {
-        let sight = self.lock();
-        let found = sight.soon.iter().find(|(j, at, _)| is(job, target, j, *at));
+    /// The run id of `target`, if it was prepared for.
+    pub(super) fn run_id(&self, job: &JobName, target: &Target) -> Option<RunId> {
+        let runs = self.lock();
+        let found = runs
+            .newest
+            .iter()
+            .find(|(j, at, _)| is(job, target, j, *at));
         found.map(|(_, _, run)| *run)
     }
 
     /// `target` is decided, or cannot be at present. `won`: by this instance, for itself.
-    pub(super) fn came(&self, job: &JobName, target: &Target, won: bool) {
-        let mut sight = self.lock();
-        let before = sight.soon.len();
-        sight.soon.retain(|(j, at, _)| !is(job, target, j, *at));
+    pub(super) fn decided(&self, job: &JobName, target: &Target, won: bool) {
+        let mut runs = self.lock();
+        let before = runs.newest.len();
+        runs.newest.retain(|(j, at, _)| !is(job, target, j, *at));
         if won {
-            sight.in_vain.remove(job);
-        } else if sight.soon.len() < before {
-            sight.in_vain.insert(job.clone());
+            runs.unused.remove(job);
+        } else if runs.newest.len() < before {
+            runs.unused.insert(job.clone());
         }
     }
 
-    fn in_vain(&self, job: &JobName) -> bool {
-        self.lock().in_vain.contains(job)
+    /// See [`Runs::unused`].
+    fn last_was_unused(&self, job: &JobName) -> bool {
+        self.lock().unused.contains(job)
     }
 }
 
@@ -64,10 +68,10 @@ fn is(job: &JobName, target: &Target, j: &JobName, at: Occurrence) -> bool {
     job == j && *target == Target::Scheduled(at)
 }
 
-impl Elector {
+impl Contender {
     /// Those of `due`, which is about to be, that will most likely be granted to this instance: it goes first for
     /// them, and as far as it knows nothing stands against them. Each comes with the run id it will have.
-    pub fn foresee<'d>(
+    pub fn runs_to_prepare<'d>(
         &self,
         due: impl IntoIterator<Item = &'d Due>,
     ) -> impl Iterator<Item = (JobName, RunId)> {
@@ -77,10 +81,10 @@ impl Elector {
                 .as_ref()
                 .is_none_or(|slots| slots.available_permits() > 0);
         let due = due.into_iter().take(if possible { MOST } else { 0 });
-        due.filter_map(|due| self.foresee_one(due))
+        due.filter_map(|due| self.run_to_prepare(due))
     }
 
-    fn foresee_one(&self, due: &Due) -> Option<(JobName, RunId)> {
+    fn run_to_prepare(&self, due: &Due) -> Option<(JobName, RunId)> {
         let Target::Scheduled(at) = due.target else {
             return None;
         };
@@ -93,10 +97,10 @@ impl Elector {
             let known = at <= e.state.newest() || e.state.account.has_questions();
             free && !known && e.state.may_be_claimed() && !e.driven
         });
-        let likely = likely.filter(|_| !self.foreseen.in_vain(&due.job));
+        let likely = likely.filter(|_| !self.prepared.last_was_unused(&due.job));
         (likely == Some(true)).then(|| {
             let run = RunId::random();
-            self.foreseen.push(due.job.clone(), at, run);
+            self.prepared.push(due.job.clone(), at, run);
             (due.job.clone(), run)
         })
     }
