@@ -103,7 +103,7 @@ async fn evalsha(s: &mut Scripts, key: &str) {
 
 async fn ours(c: &LockClient, key: &str) {
     let lock = c.try_lock(key, LEASE, NoRetry).await.expect("an answer");
-    let lock = lock.taken().expect("a free lock");
+    let lock = lock.acquired().expect("a free lock");
     lock.release().await.expect("a release");
 }
 
@@ -305,7 +305,7 @@ async fn main() {
     let wins = (TASKS * 50) as f64;
     let rate = together!(50, client, |c, _key| {
         let lock = c.lock("same", LEASE, LEASE).await.expect("an answer");
-        let lock = lock.taken().expect("a lock");
+        let lock = lock.acquired().expect("a lock");
         lock.release().await.expect("a release");
     });
     let tries = (evals(&mut floor).await - before - wins) / wins;
@@ -319,13 +319,13 @@ async fn main() {
             .try_lock("hand", LEASE, NoRetry)
             .await
             .expect("an answer")
-            .taken()
+            .acquired()
             .expect("a lock");
         let waiting = {
             let other = other.clone();
             tokio::spawn(async move {
                 let lock = other.lock("hand", LEASE, LEASE).await.expect("an answer");
-                (lock.taken().expect("a lock"), Instant::now())
+                (lock.acquired().expect("a lock"), Instant::now())
             })
         };
         let channel = "soloist:{hand}:released";

@@ -22,7 +22,7 @@
 //! # let url = format!("sqlite:{}", dir.path().join("locks.db").display());
 //! let locks = LockClient::open(&url)?; // or "redis://host:6379/0"
 //! match locks.try_lock("nightly-report", Duration::from_secs(30), NoRetry).await? {
-//!     TryLock::Taken(lock) => {
+//!     TryLock::Acquired(lock) => {
 //!         lock.keep_renewed();
 //!         // ... the work, for as long as lock.is_held() ...
 //!         lock.release().await?;
@@ -38,19 +38,19 @@
 //! # }
 //! ```
 
+mod client_thread;
 #[cfg(feature = "daemon")]
 mod elector;
 mod held;
-mod home;
 pub(crate) mod period;
 #[cfg(feature = "redis")]
 mod redis;
 mod redlock;
 mod reentrant;
 pub mod retry;
-mod room;
 #[cfg(feature = "sqlite")]
 mod sqlite;
+mod wait_queue;
 
 #[cfg(all(feature = "daemon", any(test, fuzzing)))]
 pub(crate) use self::redis::reply::any as reply;
@@ -72,11 +72,11 @@ use tokio::sync::OwnedMutexGuard;
 #[cfg(feature = "daemon")]
 pub use self::elector::{Election, Elector, Term};
 use self::{
+    client_thread::ClientThread,
     held::Hold,
-    home::Home,
-    period::{TakePeriod, Timed},
-    reentrant::{Entered, Left, Which},
-    room::{Rooms, Visit},
+    period::{PeriodClaim, PeriodReply},
+    reentrant::{EnterReply, LeaveReply, LevelToLeave},
+    wait_queue::{WaitQueues, Waiter},
 };
 pub use self::{
     held::{Deadlines, Lock, Released},
@@ -248,7 +248,7 @@ impl Error {
 #[must_use = "a lock that is dropped is given back at once"]
 pub enum TryLock {
     /// It is ours.
-    Taken(Lock),
+    Acquired(Lock),
     /// Somebody else has it.
     Held {
         /// The name of the holder's client, see [`LockClient::named`].
@@ -259,10 +259,10 @@ pub enum TryLock {
 }
 
 impl TryLock {
-    /// The lock, if it was taken.
-    pub fn taken(self) -> Option<Lock> {
+    /// The lock, if it was acquired.
+    pub fn acquired(self) -> Option<Lock> {
         match self {
-            Self::Taken(lock) => Some(lock),
+            Self::Acquired(lock) => Some(lock),
             Self::Held { .. } => None,
         }
     }
@@ -293,7 +293,7 @@ pub enum Period {
         next: Duration,
     },
     /// Somebody else has claimed it.
-    Taken {
+    Held {
         /// The name of the client that did, see [`LockClient::named`].
         holder: String,
         /// The next one begins after this time, by the store's clock.
@@ -312,8 +312,8 @@ pub struct Holder {
 
 /// What a store says to a try.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Tried {
-    Taken(FencingToken),
+enum TryLockReply {
+    Acquired(FencingToken),
     Held {
         owner: String,
         remaining: Duration,
@@ -324,27 +324,28 @@ enum Tried {
 
 /// What a store says to who claims to be the owner.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Kept {
-    Yes,
-    /// The owner of now, if there is one.
-    No(Option<String>),
+enum OwnerReply {
+    /// It was the owner: renewed, or given back.
+    Done,
+    /// It is not; the owner of now, if there is one.
+    NotOwner(Option<String>),
 }
 
-impl From<Result<(), Option<String>>> for Kept {
+impl From<Result<(), Option<String>>> for OwnerReply {
     fn from(answer: Result<(), Option<String>>) -> Self {
-        answer.map_or_else(Self::No, |()| Self::Yes)
+        answer.map_or_else(Self::NotOwner, |()| Self::Done)
     }
 }
 
 /// How a lock is given back.
 #[derive(Debug, Clone, Copy)]
-struct Giving {
+struct ReleaseOptions {
     /// Nobody shall have it for so long yet.
-    keep: Duration,
-    /// By the owner's own count it has not lapsed: whether it has by the store's need not be looked at, as long as nobody else
-    /// has had it since.
-    sure: bool,
-    /// The question for it got no answer and may still arrive: it shall find that its lock is over.
+    keep_for: Duration,
+    /// It may have lapsed by the owner's own count, so the store is to look whether it has. Else it counts as given back
+    /// by its owner, as long as nobody else has had it since.
+    check_expiry: bool,
+    /// The request for it got no answer and may still arrive: it shall find that its lock is over.
     #[cfg_attr(
         not(feature = "redis"),
         expect(
@@ -352,7 +353,7 @@ struct Giving {
             reason = "one thread writes to a SQLite file, in the order of what is asked"
         )
     )]
-    unheard: bool,
+    unanswered: bool,
 }
 
 /// One key is of one kind at a time.
@@ -362,22 +363,22 @@ enum Kind {
     Reentrant,
 }
 
-/// Where locks are. Every method but `listen` and `forget` is one atomic step that waits at most `limit`, and may be
+/// Where locks are. Every method but `subscribe` and `unsubscribe` is one atomic step that waits at most `limit`, and may be
 /// called again when its answer was lost.
 #[async_trait]
 trait Backend: Send + Sync {
     fn address(&self) -> &str;
     /// How long an answer may take in good order.
     fn patience(&self) -> Duration;
-    /// `hears`: whoever asks listens and is to be told of the release, should somebody else have it.
+    /// `subscribed`: whoever asks is subscribed, so the release has to be published should somebody else have it.
     async fn try_lock(
         &self,
         key: &str,
         owner: &str,
         lease: Duration,
-        hears: bool,
+        subscribed: bool,
         limit: Duration,
-    ) -> Result<Tried, Error>;
+    ) -> Result<TryLockReply, Error>;
     async fn renew(
         &self,
         key: &str,
@@ -385,51 +386,52 @@ trait Backend: Send + Sync {
         kind: Kind,
         lease: Duration,
         limit: Duration,
-    ) -> Result<Kept, Error>;
+    ) -> Result<OwnerReply, Error>;
     async fn release(
         &self,
         key: &str,
         owner: &str,
-        how: Giving,
+        options: ReleaseOptions,
         limit: Duration,
-    ) -> Result<Kept, Error>;
-    async fn look(&self, key: &str, limit: Duration) -> Result<Option<(String, Duration)>, Error>;
-    /// `who`: the owner, and the nonce of this step; `hears` as in `try_lock`.
+    ) -> Result<OwnerReply, Error>;
+    async fn holder(&self, key: &str, limit: Duration)
+    -> Result<Option<(String, Duration)>, Error>;
+    /// `who`: the owner, and the nonce of this step; `subscribed` as in `try_lock`.
     async fn enter(
         &self,
         key: &str,
         who: (&str, &str),
         lease: Duration,
-        hears: bool,
+        subscribed: bool,
         limit: Duration,
-    ) -> Result<Entered, Error>;
+    ) -> Result<EnterReply, Error>;
     async fn leave(
         &self,
         key: &str,
         who: (&str, &str),
-        which: Which,
+        which: LevelToLeave,
         limit: Duration,
-    ) -> Result<Left, Error>;
+    ) -> Result<LeaveReply, Error>;
     /// The present period of this length.
-    async fn take_period(
+    async fn claim_period(
         &self,
         key: &str,
         owner: &str,
         length: Duration,
         limit: Duration,
-    ) -> Result<Timed, Error>;
+    ) -> Result<PeriodReply, Error>;
     /// `at`: length, and begin in Unix ms.
-    async fn give_back_period(
+    async fn release_period(
         &self,
         key: &str,
         owner: &str,
         at: (Duration, i64),
         limit: Duration,
     ) -> Result<(), Error>;
-    /// Returns when every release of `key` from now on will ring its room.
-    async fn listen(&self, key: &str);
+    /// Returns when every release of `key` from now on will wake its queue.
+    async fn subscribe(&self, key: &str);
     /// Nobody waits for `key` any more.
-    fn forget(&self, key: &str);
+    fn unsubscribe(&self, key: &str);
 }
 
 /// Takes locks in one store. Cheap to clone; clones share connections and the queue of waiters.
@@ -454,8 +456,8 @@ struct Core {
     /// Part of every owner that this client makes.
     id: String,
     owners: AtomicU64,
-    rooms: Arc<Rooms>,
-    home: Home,
+    queues: Arc<WaitQueues>,
+    thread: ClientThread,
 }
 
 /// A grant that has just been made.
@@ -465,9 +467,9 @@ struct Granted {
     sent: Boottime,
 }
 
-/// As [`Tried`], with what the caller needs to go on.
-enum Asked {
-    Taken(Lock),
+/// As [`TryLockReply`], with what the caller needs to go on.
+enum TryLockOutcome {
+    Acquired(Lock),
     Held { owner: String, remaining: Duration },
 }
 
@@ -492,12 +494,12 @@ impl LockClient {
         let invalid = |reason: String| Error::InvalidUrl { reason };
         let made = match &store.url {
             #[cfg(feature = "redis")]
-            config::StoreUrl::Redis(url) => Self::over(&store.retry, |id, rooms| {
-                redis::RedisLocks::open(url.expose(), store, id, rooms)
+            config::StoreUrl::Redis(url) => Self::over(&store.retry, |id, queues| {
+                redis::RedisLocks::open(url.expose(), store, id, queues)
             }),
             #[cfg(feature = "sqlite")]
-            config::StoreUrl::Sqlite(path) => Self::over(&store.retry, |id, rooms| {
-                sqlite::SqliteLocks::open(path, &store.namespace, id, rooms)
+            config::StoreUrl::Sqlite(path) => Self::over(&store.retry, |id, queues| {
+                sqlite::SqliteLocks::open(path, &store.namespace, id, queues)
             }),
             config::StoreUrl::Memory => {
                 let reason = "`memory:` has no locks; use `sqlite:PATH` or a Redis server";
@@ -543,8 +545,8 @@ impl LockClient {
     #[cfg(feature = "redis")]
     pub fn with_redis_and_config(client: ::redis::Client, store: &config::Store) -> Self {
         let client = store::connection::Client::over(client, store.timeout);
-        let made = Self::over(&store.retry, |id, rooms| {
-            Ok::<_, Infallible>(redis::RedisLocks::over(client, store, id, rooms))
+        let made = Self::over(&store.retry, |id, queues| {
+            Ok::<_, Infallible>(redis::RedisLocks::over(client, store, id, queues))
         });
         made.unwrap_or_else(|never| match never {})
     }
@@ -553,20 +555,20 @@ impl LockClient {
     /// ([`SqliteStore::open_with_clock`](crate::store::sqlite::SqliteStore::open_with_clock)).
     #[cfg(feature = "daemon")]
     pub fn with_sqlite(store: crate::store::sqlite::SqliteStore) -> Self {
-        let made = Self::over(&config::StoreRetry::default(), |id, rooms| {
-            Ok::<_, Infallible>(sqlite::SqliteLocks::new(store, "soloist", id, rooms))
+        let made = Self::over(&config::StoreRetry::default(), |id, queues| {
+            Ok::<_, Infallible>(sqlite::SqliteLocks::new(store, "soloist", id, queues))
         });
         made.unwrap_or_else(|never| match never {})
     }
 
-    /// Over what is made for the id of this client, and its rooms.
+    /// Over what is made for the id of this client, and its queues.
     fn over<B: Backend + 'static, E>(
         retry: &config::StoreRetry,
-        backend: impl FnOnce(&str, Arc<Rooms>) -> Result<B, E>,
+        backend: impl FnOnce(&str, Arc<WaitQueues>) -> Result<B, E>,
     ) -> Result<Self, E> {
-        let rooms = Arc::new(Rooms::default());
+        let queues = Arc::new(WaitQueues::default());
         let id = uuid::Uuid::new_v4().simple().to_string();
-        let backend = Box::new(backend(&id, rooms.clone())?);
+        let backend = Box::new(backend(&id, queues.clone())?);
         let host = rustix::system::uname()
             .nodename()
             .to_string_lossy()
@@ -577,8 +579,8 @@ impl LockClient {
                 retry: retry.clone(),
                 id,
                 owners: AtomicU64::new(0),
-                rooms,
-                home: Home::default(),
+                queues,
+                thread: ClientThread::default(),
             }),
             name: format!("{host}:{}", std::process::id()).into(),
         })
@@ -629,9 +631,9 @@ impl LockClient {
         let mut number = 0;
         loop {
             let owner = self.owner();
-            match self.core.ask(&key, &owner, lease, false).await? {
-                Asked::Taken(lock) => return Ok(TryLock::Taken(lock)),
-                Asked::Held { owner, remaining } => {
+            match self.core.try_lock(&key, &owner, lease, false).await? {
+                TryLockOutcome::Acquired(lock) => return Ok(TryLock::Acquired(lock)),
+                TryLockOutcome::Held { owner, remaining } => {
                     number += 1;
                     let attempt = Attempt {
                         number,
@@ -639,7 +641,7 @@ impl LockClient {
                         remaining,
                     };
                     match retry.pause(&attempt) {
-                        Some(pause) => self.core.home.sleep(pause).await,
+                        Some(pause) => self.core.thread.sleep(pause).await,
                         None => return Ok(held(&owner, remaining)),
                     }
                 }
@@ -666,7 +668,7 @@ impl LockClient {
     /// # let dir = tempfile::tempdir()?;
     /// # let locks = LockClient::open(&format!("sqlite:{}", dir.path().join("locks.db").display()))?;
     /// let (wait, lease) = (Duration::from_secs(10), Duration::from_secs(30));
-    /// if let Some(lock) = locks.lock("ledger", wait, lease).await?.taken() {
+    /// if let Some(lock) = locks.lock("ledger", wait, lease).await?.acquired() {
     ///     lock.keep_renewed();
     ///     // ... the work; what it writes to may check lock.fencing_token() ...
     ///     lock.release().await?;
@@ -697,7 +699,7 @@ impl LockClient {
     /// let (wait, lease) = (Duration::from_secs(10), Duration::from_secs(30));
     /// let request = || async {
     ///     let lock = locks.singleflight_lock("rates", wait, lease).await?;
-    ///     lock.taken().expect("nobody has it for ten seconds").release().await
+    ///     lock.acquired().expect("nobody has it for ten seconds").release().await
     /// };
     /// // Of the three one at a time competes with other processes.
     /// let (a, b, c) = tokio::join!(request(), request(), request());
@@ -756,7 +758,7 @@ impl LockClient {
         work: impl FnOnce(FencingToken) -> F,
     ) -> Result<WithLock<F::Output>, Error> {
         let lock = match self.lock(key, wait, lease).await? {
-            TryLock::Taken(lock) => lock,
+            TryLock::Acquired(lock) => lock,
             TryLock::Held { holder, remaining } => return Ok(WithLock::Held { holder, remaining }),
         };
         lock.keep_renewed();
@@ -792,7 +794,7 @@ impl LockClient {
         let asked = key.clone();
         let look = async move {
             let limit = core.backend.patience();
-            core.insist(limit, || core.backend.look(&asked, limit))
+            core.with_retries(limit, || core.backend.holder(&asked, limit))
                 .await
         };
         let found = self.core.run(&key, look).await?;
@@ -822,7 +824,7 @@ impl LockClient {
     /// let hour = Duration::from_secs(3600);
     /// match locks.claim_period("newsletter", hour).await? {
     ///     Period::Claimed { .. } => { /* send it */ }
-    ///     Period::Taken { holder, next } => println!("{holder} has sent it; again in {next:?}"),
+    ///     Period::Held { holder, next } => println!("{holder} has sent it; again in {next:?}"),
     /// }
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// # });
@@ -831,16 +833,16 @@ impl LockClient {
     /// # }
     /// ```
     pub async fn claim_period(&self, key: &str, every: Duration) -> Result<Period, Error> {
-        Ok(match self.take_period(key, every).await? {
-            TakePeriod::Taken { next, .. } => Period::Claimed { next },
-            TakePeriod::Before { holder, next } => Period::Taken { holder, next },
+        Ok(match self.try_claim_period(key, every).await? {
+            PeriodClaim::Claimed { next, .. } => Period::Claimed { next },
+            PeriodClaim::Held { holder, next } => Period::Held { holder, next },
         })
     }
 
-    /// Waits until the background is at rest: until what was dropped has been given back, or cannot be. For a program that is about to
-    /// end.
-    pub async fn rest(&self) {
-        self.core.home.rest().await;
+    /// Waits until nothing goes on in the background: until what was dropped has been given back, or cannot be. For a program
+    /// that is about to end.
+    pub async fn wait_idle(&self) {
+        self.core.thread.wait_idle().await;
     }
 
     /// Never the same twice.
@@ -853,57 +855,61 @@ impl LockClient {
         key: &str,
         wait: Duration,
         lease: Duration,
-        to_the_end: bool,
+        keep_turn: bool,
     ) -> Result<TryLock, Error> {
         let key = checked(key)?;
         let lease = leased(&key, lease)?;
         let asked = &key;
-        let ask = |hears| async move {
+        let ask = |subscribed| async move {
             let owner = self.owner();
-            Ok(match self.core.ask(asked, &owner, lease, hears).await? {
-                Asked::Taken(lock) => Turn::Won {
-                    lock,
-                    owner,
-                    lease: lease.length,
+            Ok(
+                match self.core.try_lock(asked, &owner, lease, subscribed).await? {
+                    TryLockOutcome::Acquired(lock) => WaiterTry::Acquired {
+                        lock,
+                        owner,
+                        lease: lease.length,
+                    },
+                    TryLockOutcome::Held { owner, remaining } => {
+                        WaiterTry::Held { owner, remaining }
+                    }
                 },
-                Asked::Held { owner, remaining } => Turn::Held { owner, remaining },
-            })
+            )
         };
         let won = self.wait_for(&key, None, wait, ask).await?;
         Ok(match won {
-            Waited::Won(lock, turn, room) => {
-                if to_the_end {
-                    // With its room: who comes next has to find this turn.
-                    lock.hold_turn(turn, room);
+            WaitOutcome::Acquired(lock, turn, waiter) => {
+                if keep_turn {
+                    // With its queue: who comes next has to find this turn.
+                    lock.keep_turn(turn, waiter);
                 }
-                TryLock::Taken(lock)
+                TryLock::Acquired(lock)
             }
-            Waited::Held { holder, remaining } => TryLock::Held { holder, remaining },
+            WaitOutcome::Held { holder, remaining } => TryLock::Held { holder, remaining },
         })
     }
 
     /// Asks in the order in which the callers of this client came, until it is won; sleeps in between, until there is
     /// reason to ask again. A lock that `me` already holds is not waited for.
-    async fn wait_for<T, F: Future<Output = Result<Turn<T>, Error>>>(
+    async fn wait_for<T, F: Future<Output = Result<WaiterTry<T>, Error>>>(
         &self,
         key: &Arc<str>,
         me: Option<&str>,
         wait: Duration,
         ask: impl Fn(bool) -> F,
-    ) -> Result<Waited<T>, Error> {
+    ) -> Result<WaitOutcome<T>, Error> {
         let deadline = Boottime::now() + wait;
-        let held = |owner: &str, remaining| Waited::Held {
+        let held = |owner: &str, remaining| WaitOutcome::Held {
             holder: name_of(owner).to_owned(),
             remaining,
         };
-        let home = &self.core.home;
-        let room = self.core.rooms.enter(key, self.core.clone());
+        let thread = &self.core.thread;
+        let waiter = self.core.queues.join(key, self.core.clone());
         let turn = tokio::select! {
             biased;
-            turn = room.turn.clone().lock_owned() => turn,
-            () = home.until(deadline) => {
+            turn = waiter.turn.clone().lock_owned() => turn,
+            () = thread.sleep_until(deadline) => {
                 // Others of us are before us. Who they wait for is asked only if they do not know.
-                if let Some((owner, at)) = room.known() {
+                if let Some((owner, at)) = waiter.known_holder() {
                     return Ok(held(&owner, left(at)));
                 }
                 return Ok(match self.holder(key).await? {
@@ -912,62 +918,64 @@ impl LockClient {
                 });
             }
         };
-        let mut bell = room.bell();
+        let mut wakeup = waiter.wakeup();
         let mut pauses = Pauses::from(AWAY.0);
         loop {
-            bell.mark_unchanged();
-            let known = room
-                .known()
+            wakeup.mark_unchanged();
+            let known = waiter
+                .known_holder()
                 .filter(|(owner, _)| Boottime::now() < deadline && Some(&**owner) != me);
             let (holder, free_at) = match known {
                 Some(known) => known,
-                None => match ask(room.listening()).await {
-                    Ok(Turn::Won { lock, owner, lease }) => {
-                        room.know(&bell, &owner, Boottime::now() + lease + AFTER);
-                        return Ok(Waited::Won(lock, turn, room));
+                None => match ask(waiter.is_subscribed()).await {
+                    Ok(WaiterTry::Acquired { lock, owner, lease }) => {
+                        waiter.note_holder(&wakeup, &owner, Boottime::now() + lease + AFTER);
+                        return Ok(WaitOutcome::Acquired(lock, turn, waiter));
                     }
-                    Ok(Turn::Held { owner, remaining }) => {
+                    Ok(WaiterTry::Held { owner, remaining }) => {
                         pauses.reset();
                         let at = (Boottime::now() + remaining) + AFTER;
                         if Boottime::now() >= deadline {
                             return Ok(held(&owner, remaining));
                         }
-                        room.know(&bell, &owner, at);
+                        waiter.note_holder(&wakeup, &owner, at);
                         (owner.into(), at)
                     }
                     // It may come while we wait, also if it was never there yet.
                     Err(e) if e.is_transient() && Boottime::now() < deadline => {
                         tokio::select! {
-                            () = home.sleep(pauses.after_failure(AWAY.1)) => {}
-                            () = home.until(deadline) => return Err(e),
+                            () = thread.sleep(pauses.after_failure(AWAY.1)) => {}
+                            () = thread.sleep_until(deadline) => return Err(e),
                         }
                         continue;
                     }
                     Err(e) => return Err(e),
                 },
             };
-            // Releases of our own client ring by themselves.
-            let deaf = !room.listening() && !self.core.is_ours(&holder);
-            if deaf {
-                room.asks();
+            // Releases of our own client wake without a subscription.
+            let subscribe = !waiter.is_subscribed() && !self.core.is_ours(&holder);
+            if subscribe {
+                waiter.will_subscribe();
             }
             tokio::select! {
                 biased;
-                () = bell.changed() => {}
-                // Whatever was released before we could hear it shows when we ask again.
-                () = self.core.listen(key), if deaf => room.listens(),
-                () = home.until(free_at.min(deadline)) => room.forget(&holder),
+                () = wakeup.changed() => {}
+                // Whatever was released before the subscription shows when we ask again.
+                () = self.core.subscribe(key), if subscribe => waiter.has_subscribed(),
+                () = thread.sleep_until(free_at.min(deadline)) => waiter.forget_holder(&holder),
             }
-            if Boottime::now() >= deadline && room.known().is_some_and(|(h, _)| h == holder) {
+            if Boottime::now() >= deadline
+                && waiter.known_holder().is_some_and(|(h, _)| h == holder)
+            {
                 return Ok(held(&holder, left(free_at)));
             }
         }
     }
 }
 
-/// What a try says to who waits.
-enum Turn<T> {
-    Won {
+/// How a waiter's try ended.
+enum WaiterTry<T> {
+    Acquired {
         lock: T,
         owner: Arc<str>,
         lease: Duration,
@@ -979,9 +987,9 @@ enum Turn<T> {
 }
 
 /// How a wait ended.
-enum Waited<T> {
-    /// With the local turn, and the room that it is of.
-    Won(T, OwnedMutexGuard<()>, Visit),
+enum WaitOutcome<T> {
+    /// With the local turn, and the place in the queue that it is of.
+    Acquired(T, OwnedMutexGuard<()>, Waiter),
     Held {
         holder: String,
         remaining: Duration,
@@ -990,12 +998,12 @@ enum Waited<T> {
 
 impl Core {
     fn is_ours(&self, owner: &str) -> bool {
-        room::made_by(&self.id, owner)
+        wait_queue::made_by(&self.id, owner)
     }
 
     /// Repeats a request that got no answer: once at once, because a connection that was cut while nobody used it shows that only when
     /// it is used; then as often as `[store]` allows, and not for longer than `within` each.
-    async fn insist<T, F: Future<Output = Result<T, Error>>>(
+    async fn with_retries<T, F: Future<Output = Result<T, Error>>>(
         &self,
         within: Duration,
         ask: impl Fn() -> F,
@@ -1019,7 +1027,7 @@ impl Core {
                         && tried < self.retry.attempts
                         && Boottime::now() < last =>
                 {
-                    self.home
+                    self.thread
                         .sleep(self.retry.pause(tried + 1, fastrand::f64()))
                         .await;
                     tried += 1;
@@ -1030,8 +1038,8 @@ impl Core {
         }
     }
 
-    /// As [`Core::insist`] begins, for who has `within` for all of it. True: it was asked twice.
-    async fn twice<T, F: Future<Output = Result<T, Error>>>(
+    /// As [`Core::with_retries`] begins, for who has `within` for all of it. True: it was asked twice.
+    async fn ask_twice<T, F: Future<Output = Result<T, Error>>>(
         &self,
         within: Duration,
         ask: impl Fn(Duration) -> F,
@@ -1055,7 +1063,7 @@ impl Core {
         key: &str,
         work: impl Future<Output = Result<T, Error>> + Send + 'static,
     ) -> Result<T, Error> {
-        self.home.run(work).await.unwrap_or_else(|e| {
+        self.thread.run(work).await.unwrap_or_else(|e| {
             Err(Error::Unreachable {
                 key: key.to_owned(),
                 address: self.backend.address().to_owned(),
@@ -1071,45 +1079,49 @@ impl Core {
     }
 
     /// One try. Should the caller go away, it goes on to its answer, and what it took is given back after that: dropped with the lock.
-    fn ask(
+    fn try_lock(
         self: &Arc<Self>,
         key: &Arc<str>,
         owner: &Arc<str>,
         lease: config::Lease,
-        hears: bool,
-    ) -> impl Future<Output = Result<Asked, Error>> + Send + use<> {
+        subscribed: bool,
+    ) -> impl Future<Output = Result<TryLockOutcome, Error>> + Send + use<> {
         let (core, key, owner) = (self.clone(), key.clone(), owner.clone());
         async move {
-            let asked = core.clone().tried(key.clone(), owner, lease, hears);
-            core.run(&key, asked).await
+            let trying = core
+                .clone()
+                .try_lock_here(key.clone(), owner, lease, subscribed);
+            core.run(&key, trying).await
         }
     }
 
     /// A lost answer is asked for again with the same owner. What may have been taken without our knowledge is given back.
-    async fn tried(
+    async fn try_lock_here(
         self: Arc<Self>,
         key: Arc<str>,
         owner: Arc<str>,
         lease: config::Lease,
-        hears: bool,
-    ) -> Result<Asked, Error> {
+        subscribed: bool,
+    ) -> Result<TryLockOutcome, Error> {
         let limit = self.backend.patience();
         let sent = AtomicU64::new(0);
         let tried = self
-            .insist(limit, || {
+            .with_retries(limit, || {
                 sent.store(Boottime::now().0, Ordering::Relaxed);
                 self.backend
-                    .try_lock(&key, &owner, lease.length, hears, limit)
+                    .try_lock(&key, &owner, lease.length, subscribed, limit)
             })
             .await;
         let sent = Boottime(sent.into_inner());
         match tried {
-            Ok(Tried::Taken(token)) => self
-                .taken(key, owner, lease, Granted { token, sent })
-                .map(Asked::Taken),
-            Ok(Tried::Held { owner, remaining }) => Ok(Asked::Held { owner, remaining }),
+            Ok(TryLockReply::Acquired(token)) => self
+                .acquired(key, owner, lease, Granted { token, sent })
+                .map(TryLockOutcome::Acquired),
+            Ok(TryLockReply::Held { owner, remaining }) => {
+                Ok(TryLockOutcome::Held { owner, remaining })
+            }
             // It was ours while the answers got lost, and lapsed: as late as an answer can come.
-            Ok(Tried::Stale) => Err(Error::TooLate {
+            Ok(TryLockReply::Stale) => Err(Error::TooLate {
                 key: key.to_string(),
                 lease: lease.length,
                 took: lease.length,
@@ -1117,12 +1129,12 @@ impl Core {
             Err(e) => {
                 // Without an answer something may be there that nobody knows of; and where replicas did not confirm.
                 if e.is_transient() {
-                    let how = Giving {
-                        keep: Duration::ZERO,
-                        sure: true,
-                        unheard: true,
+                    let options = ReleaseOptions {
+                        keep_for: Duration::ZERO,
+                        check_expiry: false,
+                        unanswered: true,
                     };
-                    self.abandon(key, owner, move || how);
+                    self.release_in_background(key, owner, move || options);
                 }
                 Err(e)
             }
@@ -1130,7 +1142,7 @@ impl Core {
     }
 
     /// A grant as a lock, if anything of it can be trusted.
-    fn taken(
+    fn acquired(
         self: &Arc<Self>,
         key: Arc<str>,
         owner: Arc<str>,
@@ -1163,33 +1175,33 @@ impl Core {
     }
 
     /// Gives back in the background what an owner may hold.
-    fn abandon(
+    fn release_in_background(
         self: &Arc<Self>,
         key: Arc<str>,
         owner: Arc<str>,
-        how: impl Fn() -> Giving + Send + Sync + 'static,
+        options: impl Fn() -> ReleaseOptions + Send + Sync + 'static,
     ) {
         let core = self.clone();
-        self.home.finish(async move {
+        self.thread.spawn_tracked(async move {
             let limit = core.backend.patience();
             let out = core
-                .insist(limit, || core.backend.release(&key, &owner, how(), limit))
+                .with_retries(limit, || core.backend.release(&key, &owner, options(), limit))
                 .await;
             if let Err(e) = out {
                 tracing::debug!(error = %e, "a lock could not be given back; it lapses with its lease");
             }
-            core.rooms.ring(&key);
+            core.queues.wake(&key);
         });
     }
 
-    /// As [`Backend::listen`].
-    async fn listen(self: &Arc<Self>, key: &Arc<str>) {
+    /// As [`Backend::subscribe`].
+    async fn subscribe(self: &Arc<Self>, key: &Arc<str>) {
         let (core, asked) = (self.clone(), key.clone());
-        let listening = async move {
-            core.backend.listen(&asked).await;
+        let subscribing = async move {
+            core.backend.subscribe(&asked).await;
             Ok(())
         };
-        if self.run(key, listening).await.is_err() {
+        if self.run(key, subscribing).await.is_err() {
             std::future::pending().await
         }
     }

@@ -2,9 +2,9 @@
 --
 -- KEYS[1]  lock    <ns>:{<key>}:lock    see try_lock.lua
 -- ARGV[1]  owner   ARGV[2] nonce   the name of this level; asking again with it gives the same answer
--- ARGV[3]  ttl     milliseconds, by the server's wall clock: lease + kept; never shortens what is left
--- ARGV[4]  kept    milliseconds
--- ARGV[5]  waits   as in try_lock.lua
+-- ARGV[3]  ttl         milliseconds, by the server's wall clock: lease + fence_ttl; never shortens what is left
+-- ARGV[4]  fence_ttl   milliseconds
+-- ARGV[5]  subscribed  as in try_lock.lua
 --
 -- Returns  {token, levels}      entered
 --          {remaining, holder}  held by another for at most `remaining` milliseconds

@@ -2,15 +2,16 @@
 --
 -- KEYS[1]  lock     <ns>:{<key>}:lock    see try_lock.lua
 -- ARGV[1]  owner    ARGV[2] nonce   of the level, as in enter.lua; asking again with it takes off nothing more
--- ARGV[3]  kept     milliseconds
--- ARGV[4]  which    `this`: the level of this name. `any`: the name is new, and the newest level is meant. `unheard`: the level of this
---                   name, if it was ever taken; the question for it may arrive after this, and shall find that it is over.
+-- ARGV[3]  fence_ttl  milliseconds
+-- ARGV[4]  which      `named`: the level of this name. `newest`: the name is new, and the newest level is meant.
+--                     `unanswered`: the level of this name, if it was ever entered; its `enter` got no answer, may
+--                     arrive after this, and shall find that it is over.
 --
 -- Publishes the owner in <ns>:{<key>}:released if it is free and somebody waits.
 --
 -- Returns  levels  that are left; 0: it is free
 --          holder  another has it (empty: nobody)
-local call, key, owner, nonce, kept = redis.call, KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3])
+local call, key, owner, nonce, fence_ttl = redis.call, KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3])
 local was = call('GET', key)
 local left = was and call('PTTL', key) or 0
 if left < 0 then
@@ -21,7 +22,7 @@ if was then
   token, mark, levels, over, inside, who =
     string.match(was, '^(%d+)([.!=~])\t(%d+)\t([^\t]*)\t([^\t]*)\t(.*)$')
 end
-local free = left <= kept or string.sub(was, 17, 17) == '~'
+local free = left <= fence_ttl or string.sub(was, 17, 17) == '~'
 local function is_in(list, name)
   return string.find(list, ',' .. name .. ',', 1, true)
 end
@@ -37,15 +38,15 @@ local function write(ttl)
   return redis.pcall('SET', key, now, 'PX', ttl)
 end
 if free then
-  if ARGV[4] == 'unheard' and (not was or string.find(string.sub(was, 1, 17), '^%d+[.!=~]$')) then
+  if ARGV[4] == 'unanswered' and (not was or string.find(string.sub(was, 1, 17), '^%d+[.!=~]$')) then
     if not who then
       token = was and string.sub(was, 1, 16) or '0000000000000000'
       levels, over, inside, who = 0, ',', ',', ''
     end
     mark = '.'
     note(nonce)
-    -- An hour is longer than any question is under way.
-    write(was and math.max(1, math.min(left, kept)) or 3600000)
+    -- An hour is longer than any request is under way.
+    write(was and math.max(1, math.min(left, fence_ttl)) or 3600000)
   end
   return ''
 end
@@ -58,7 +59,7 @@ end
 if is_in(over, nonce) then
   return tonumber(levels)
 end
-local name = is_in(inside, nonce) and nonce or ARGV[4] == 'any' and string.match(inside, '([^,]+),$')
+local name = is_in(inside, nonce) and nonce or ARGV[4] == 'newest' and string.match(inside, '([^,]+),$')
 if name then
   local from, to = is_in(inside, name)
   inside = string.sub(inside, 1, from) .. string.sub(inside, to + 1)
@@ -72,10 +73,10 @@ if tonumber(levels) > 0 then
   write(left)
   return tonumber(levels)
 end
-call('PEXPIRE', key, kept)
+call('PEXPIRE', key, fence_ttl)
 local wake = mark == '!'
 mark = '.'
-write(kept)
+write(fence_ttl)
 if wake then
   call('PUBLISH', string.sub(key, 1, -5) .. 'released', owner)
 end

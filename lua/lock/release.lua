@@ -2,12 +2,13 @@
 --
 -- KEYS[1]  lock     <ns>:{<key>}:lock    see try_lock.lua
 -- ARGV[1]  owner
--- ARGV[2]  kept     milliseconds
--- ARGV[3]  keep     milliseconds for which nobody shall have it yet (lock_at_least_for); empty: anybody may at once
--- ARGV[4]  unsure   if given and not empty: the owner does not count on having it still; whether it has lapsed is looked at, too. (Else it
---                   counts as given back by its owner also if it has, unless somebody has had it since.)
--- ARGV[5]  unheard  if given: the question for the lock got no answer, and may arrive after this. It shall find that its lock is
---                   over: where nobody has the lock, its owner is noted as the last one who gave it back.
+-- ARGV[2]  fence_ttl     milliseconds
+-- ARGV[3]  keep_for      milliseconds for which nobody shall have it yet (lock_at_least_for); empty: anybody may
+-- ARGV[4]  check_expiry  if given and not empty: the owner is not sure to have it still, so whether it has lapsed is
+--                        checked, too. (Else it counts as given back by its owner also if it has, unless somebody has
+--                        had it since.)
+-- ARGV[5]  unanswered    if given: the try_lock got no answer, and may arrive after this. It shall find that its lock
+--                        is over: where nobody has the lock, its owner is noted as the last one who gave it back.
 --
 -- Publishes the owner in <ns>:{<key>}:released if somebody waits.
 --
@@ -16,7 +17,7 @@
 local call, key, owner = redis.call, KEYS[1], ARGV[1]
 local was = call('GET', key)
 local mark = was and string.sub(was, 17, 17)
--- Nobody has it. An hour is longer than any question is under way.
+-- Nobody has it. An hour is longer than any request is under way.
 local function over(left)
   if ARGV[5] and (not was or string.find(string.sub(was, 1, 17), '^%d+[.!=~]$')) then
     local last = was and string.sub(was, 1, 16) or '0000000000000000'

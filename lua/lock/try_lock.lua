@@ -1,18 +1,19 @@
 -- lock/try_lock.lua: try once to take a lock of the library.
 --
--- KEYS[1]  lock    <ns>:{<key>}:lock    string: token (16 digits), mark, owner. It outlives its lock by `kept`, so that
---                  tokens go on growing; the lock is held while the key has more time to live than `kept`.
---                  mark    `.` held; `!` held, and somebody waits; `=` given back, but nobody shall have it yet;
---                          `~` given back, whatever time the key has
---                  owner   of a ReentrantLock: tab, levels, tab, names of levels that are over, tab, of those that are not, tab, owner;
---                          each name between commas
--- ARGV[1]  owner   unique for each attempt to lock; asking again with it gives the same answer
--- ARGV[2]  ttl     milliseconds, counted by the server's wall clock: lease + kept
--- ARGV[3]  kept    milliseconds
--- ARGV[4]  waits   if given: who asks hears of the release from now on, so it has to be told of
--- ARGV[5]  now     what TIME says; given by many.lua alone, that has asked for all of its locks
+-- KEYS[1]  lock        <ns>:{<key>}:lock    string: token (16 digits), mark, owner. It outlives its lock by
+--                      `fence_ttl`, so that tokens go on growing; the lock is held while the key has more time to live
+--                      than that.
+--                      mark    `.` held; `!` held, and somebody waits; `=` given back, but nobody shall have it yet;
+--                              `~` given back, whatever time the key has
+--                      owner   of a ReentrantLock: tab, levels, tab, names of levels that are over, tab, of those that
+--                              are not, tab, owner; each name between commas
+-- ARGV[1]  owner       unique for each attempt to lock; asking again with it gives the same answer
+-- ARGV[2]  ttl         milliseconds, counted by the server's wall clock: lease + fence_ttl
+-- ARGV[3]  fence_ttl   milliseconds
+-- ARGV[4]  subscribed  if given: the caller waits and is subscribed to the release, so it has to be published
+-- ARGV[5]  now         what TIME says; given by batch.lua alone, which has asked for all of its locks
 --
--- Returns  token                taken
+-- Returns  token                acquired
 --          {remaining, holder}  held by another for at most `remaining` milliseconds (-1: it does not expire)
 --          nothing              this owner had the lock, and it is over: a request that came late must not take it
 --                               again for somebody who has gone on
@@ -40,7 +41,8 @@ if was then
         return last
       end
       if ARGV[4] and mark == '.' then
-        -- A server that is full refuses SET as a script's first write; PERSIST changes nothing here and is never refused.
+        -- A server that is full refuses SET as a script's first write; PERSIST changes nothing here and is never
+        -- refused.
         call('PERSIST', key)
         call('SET', key, last .. '!' .. holder, 'PX', left + ARGV[3])
       end

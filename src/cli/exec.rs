@@ -24,7 +24,7 @@ use crate::{
     guard::{EXEC_ID, Spec, Transparent},
     lock::{
         self, Lock, LockClient, NoRetry, TryLock,
-        period::{OwnPeriod, TakePeriod},
+        period::{ClaimedPeriod, PeriodClaim},
     },
     logic::run::{Cause, Stop},
     model::{JobName, Occurrence, RunId},
@@ -35,7 +35,7 @@ use crate::{
 /// As of [`lock`].
 const CLOCK_DRIFT: f64 = 0.01;
 /// A store that does not answer keeps nobody who was told to end for longer.
-const REST: Duration = Duration::from_secs(5);
+const WAIT_IDLE: Duration = Duration::from_secs(5);
 /// How often the line of a wait is drawn on a terminal.
 const FRAME: Duration = Duration::from_millis(125);
 const FRAMES: [char; 4] = ['|', '/', '-', '\\'];
@@ -208,8 +208,8 @@ struct Session<'a> {
 }
 
 /// How the wait for the lock ended.
-enum Turn {
-    Ours(Lock),
+enum WaitOutcome {
+    Acquired(Lock),
     Held {
         holder: String,
         remaining: Duration,
@@ -221,32 +221,32 @@ enum Turn {
 impl Session<'_> {
     async fn run(self) -> Result<Exit, Failure> {
         let begun = Boottime::now();
-        let (turn, period) = match self.period().await {
-            Ok(Ok(period)) => (self.first_turn().await, period),
+        let (outcome, period) = match self.period().await {
+            Ok(Ok(period)) => (self.try_once().await, period),
             Ok(Err(exit)) => return Ok(exit),
             Err(e) => (Err(e), None),
         };
-        let turn = match turn {
-            Ok(Turn::Ours(lock)) => return self.under(lock, period).await,
-            turn => turn,
+        let outcome = match outcome {
+            Ok(WaitOutcome::Acquired(lock)) => return self.run_under(lock, period).await,
+            outcome => outcome,
         };
-        give_back(period).await;
+        release_period(period).await;
         let left = self.args.wait.saturating_sub(Boottime::now().since(begun));
-        let why = match &turn {
-            Ok(Turn::Held { holder, remaining }) => held(holder, *remaining),
+        let why = match &outcome {
+            Ok(WaitOutcome::Held { holder, remaining }) => held(holder, *remaining),
             // A store that does not answer is waited for, too.
             Err(e) if e.is_transient() => "the store does not answer".to_owned(),
             _ => String::new(),
         };
-        let turn = match turn {
-            _ if why.is_empty() || left.is_zero() => turn,
-            _ => self.later_turn(&why, left).await,
+        let outcome = match outcome {
+            _ if why.is_empty() || left.is_zero() => outcome,
+            _ => self.wait_for_lock(&why, left).await,
         };
-        match turn {
-            Ok(Turn::Ours(lock)) => {
+        match outcome {
+            Ok(WaitOutcome::Acquired(lock)) => {
                 lock.keep_renewed();
                 match self.period().await {
-                    Ok(Ok(period)) => self.under(lock, period).await,
+                    Ok(Ok(period)) => self.run_under(lock, period).await,
                     refused => {
                         free(&lock).await;
                         refused
@@ -255,29 +255,29 @@ impl Session<'_> {
                     }
                 }
             }
-            Ok(Turn::Held { holder, remaining }) => {
+            Ok(WaitOutcome::Held { holder, remaining }) => {
                 let name = &self.args.lock;
                 Ok(self.conflict(&format!("lock `{name}`: {}", held(&holder, remaining))))
             }
-            Ok(Turn::Ended(signal)) => Ok(by_signal(signal)),
+            Ok(WaitOutcome::Ended(signal)) => Ok(by_signal(signal)),
             Err(e) => Err(failure(&e)),
         }
     }
 
     /// All that is done under the lock.
-    async fn under(&self, lock: Lock, period: Option<OwnPeriod>) -> Result<Exit, Failure> {
+    async fn run_under(&self, lock: Lock, period: Option<ClaimedPeriod>) -> Result<Exit, Failure> {
         lock.keep_renewed();
         let (end, running) = match self.command(&lock, period.as_ref()).await {
             Ok(ended) => ended,
             Err(e) => {
-                give_back(period).await;
+                release_period(period).await;
                 free(&lock).await;
                 return Err(e);
             }
         };
         let exit = self.exit(&end, &lock);
         if end.started.is_none() {
-            give_back(period).await;
+            release_period(period).await;
         }
         // The tree is gone: now another may have it.
         if !lock.is_held() || free(&lock).await {
@@ -289,20 +289,20 @@ impl Session<'_> {
     }
 
     /// The present one, if there is to be one; Err: somebody else had it.
-    async fn period(&self) -> Result<Result<Option<OwnPeriod>, Exit>, lock::Error> {
+    async fn period(&self) -> Result<Result<Option<ClaimedPeriod>, Exit>, lock::Error> {
         let Some(length) = self.args.once_per else {
             return Ok(Ok(None));
         };
-        let taken = tokio::select! {
-            taken = self.locks.take_period(&self.args.lock, length) => taken,
+        let claim = tokio::select! {
+            claim = self.locks.try_claim_period(&self.args.lock, length) => claim,
             signal = self.ended() => {
-                self.rest().await;
+                self.wait_idle().await;
                 return Ok(Err(by_signal(signal)));
             }
         };
-        match taken? {
-            TakePeriod::Taken { period, .. } => Ok(Ok(Some(period))),
-            TakePeriod::Before { holder, next } => {
+        match claim? {
+            PeriodClaim::Claimed { period, .. } => Ok(Ok(Some(period))),
+            PeriodClaim::Held { holder, next } => {
                 let by = if holder.is_empty() {
                     String::new()
                 } else {
@@ -318,23 +318,23 @@ impl Session<'_> {
         }
     }
 
-    async fn first_turn(&self) -> Result<Turn, lock::Error> {
+    async fn try_once(&self) -> Result<WaitOutcome, lock::Error> {
         let first = tokio::select! {
             biased;
             tried = self.locks.try_lock(&self.args.lock, self.args.lease, NoRetry) => tried?,
             signal = self.ended() => {
-                self.rest().await;
-                return Ok(Turn::Ended(signal));
+                self.wait_idle().await;
+                return Ok(WaitOutcome::Ended(signal));
             }
         };
         Ok(match first {
-            TryLock::Taken(lock) => Turn::Ours(lock),
-            TryLock::Held { holder, remaining } => Turn::Held { holder, remaining },
+            TryLock::Acquired(lock) => WaitOutcome::Acquired(lock),
+            TryLock::Held { holder, remaining } => WaitOutcome::Held { holder, remaining },
         })
     }
 
     /// After the first; `why` it was not ours.
-    async fn later_turn(&self, why: &str, wait: Duration) -> Result<Turn, lock::Error> {
+    async fn wait_for_lock(&self, why: &str, wait: Duration) -> Result<WaitOutcome, lock::Error> {
         let (name, lease) = (&self.args.lock, self.args.lease);
         let line = WaitLine::new(self.args, why);
         let tried = tokio::select! {
@@ -342,15 +342,15 @@ impl Session<'_> {
             tried = self.locks.lock(name, wait, lease) => tried,
             signal = self.ended() => {
                 drop(line);
-                self.rest().await;
-                return Ok(Turn::Ended(signal));
+                self.wait_idle().await;
+                return Ok(WaitOutcome::Ended(signal));
             }
             never = line.draw() => match never {},
         };
         drop(line);
         Ok(match tried? {
-            TryLock::Taken(lock) => Turn::Ours(lock),
-            TryLock::Held { holder, remaining } => Turn::Held { holder, remaining },
+            TryLock::Acquired(lock) => WaitOutcome::Acquired(lock),
+            TryLock::Held { holder, remaining } => WaitOutcome::Held { holder, remaining },
         })
     }
 
@@ -368,15 +368,15 @@ impl Session<'_> {
     }
 
     /// What a request that was broken off may have taken is given back in the background: lets that go first.
-    async fn rest(&self) {
-        let _ = tokio::time::timeout(REST, self.locks.rest()).await;
+    async fn wait_idle(&self) {
+        let _ = tokio::time::timeout(WAIT_IDLE, self.locks.wait_idle()).await;
     }
 
     /// Runs the command, and returns when its whole tree is gone.
     async fn command(
         &self,
         lock: &Lock,
-        period: Option<&OwnPeriod>,
+        period: Option<&ClaimedPeriod>,
     ) -> Result<(End, Running), Failure> {
         let mut deadlines = lock.deadlines();
         let (run_id, args) = (RunId::random(), self.args);
@@ -543,11 +543,11 @@ async fn free(lock: &Lock) -> bool {
     released.is_ok()
 }
 
-async fn give_back(period: Option<OwnPeriod>) {
+async fn release_period(period: Option<ClaimedPeriod>) {
     if let Some(period) = period
-        && let Err(e) = period.give_back().await
+        && let Err(e) = period.release().await
     {
-        tracing::debug!(error = %e, "the period stays taken");
+        tracing::debug!(error = %e, "the period stays claimed");
     }
 }
 

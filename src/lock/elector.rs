@@ -13,7 +13,7 @@ use std::{
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
-use super::{CLOCK_DRIFT, home::Home};
+use super::{CLOCK_DRIFT, client_thread::ClientThread};
 use crate::{
     clock::{Boottime, StoreClock, wall_us},
     config,
@@ -74,7 +74,7 @@ pub struct Elector {
     store: Arc<dyn Store>,
     /// What is believed of the store's clock.
     clock: Arc<StoreClock>,
-    home: Arc<Home>,
+    thread: Arc<ClientThread>,
     job: JobName,
     instance: InstanceId,
     host: String,
@@ -158,13 +158,13 @@ impl Elector {
             reason,
         };
         let config = config::Store::from_url(url).map_err(refuse)?;
-        let home = Arc::new(Home::default());
+        let thread = Arc::new(ClientThread::default());
         let store = {
-            let handle = home.handle();
+            let handle = thread.handle();
             let _inside = handle.map_err(|e| no_thread(url_of(&config), &e))?.enter();
             store::open(&config)?
         };
-        Self::with(home, store, job, lease)
+        Self::with(thread, store, job, lease)
     }
 
     /// As [`Elector::open`], over a store that was opened before. Connections that it has made in a runtime of the caller's end with
@@ -177,7 +177,7 @@ impl Elector {
     }
 
     fn with(
-        home: Arc<Home>,
+        thread: Arc<ClientThread>,
         store: Arc<dyn Store>,
         job: &str,
         lease: Duration,
@@ -217,7 +217,7 @@ impl Elector {
             }),
             asking: tokio::sync::Mutex::default(),
             clock,
-            home,
+            thread,
             store,
         })
     }
@@ -240,7 +240,7 @@ impl Elector {
         &self,
         question: impl Future<Output = Result<T, store::Error>> + Send + 'static,
     ) -> Result<T, store::Error> {
-        let asked = self.home.run(question).await;
+        let asked = self.thread.run(question).await;
         asked.unwrap_or_else(|e| Err(no_thread(self.store.address().to_owned(), &e)))
     }
 
@@ -511,7 +511,7 @@ pub struct Term {
 
 struct Inner {
     store: Arc<dyn Store>,
-    home: Arc<Home>,
+    thread: Arc<ClientThread>,
     renew: Renew,
     grant: Grant,
     lease: config::Lease,
@@ -531,29 +531,29 @@ impl std::fmt::Debug for Term {
 }
 
 impl Term {
-    fn new(el: &Elector, grant: Grant, run: RunId, sent: Boottime, granted_at: i64) -> Self {
+    fn new(elector: &Elector, grant: Grant, run: RunId, sent: Boottime, granted_at: i64) -> Self {
         let renew = Renew {
-            job: el.job.clone(),
+            job: elector.job.clone(),
             occurrence: grant.occurrence,
             attempt: grant.attempt,
             trigger: grant.trigger,
             key: None,
             run,
-            instance: el.instance.clone(),
-            host: el.host.clone(),
-            lease: el.lease.length.as_millis() as i64,
+            instance: elector.instance.clone(),
+            host: elector.host.clone(),
+            lease: elector.lease.length.as_millis() as i64,
             definition: LIBRARY.to_owned(),
             seq: 0,
             granted_at,
         };
         Self {
             inner: Arc::new(Inner {
-                store: el.store.clone(),
-                home: el.home.clone(),
+                store: elector.store.clone(),
+                thread: elector.thread.clone(),
                 renew,
                 grant,
-                lease: el.lease,
-                held: watch::Sender::new(Some(HeldLease::new(el.lease, sent))),
+                lease: elector.lease,
+                held: watch::Sender::new(Some(HeldLease::new(elector.lease, sent))),
                 stop: tokio_util::sync::CancellationToken::new(),
                 renewing: false.into(),
             }),
@@ -603,7 +603,7 @@ impl Term {
     /// elector's own thread does it: the caller may block its thread, and its runtime may end. A second call does nothing.
     pub fn keep_renewed(&self) {
         if !self.inner.renewing.swap(true, Ordering::SeqCst) {
-            self.inner.home.keep(self.inner.clone().keep_renewed());
+            self.inner.thread.spawn(self.inner.clone().keep_renewed());
         }
     }
 
@@ -619,7 +619,7 @@ impl Term {
                 };
                 tokio::select! {
                     _ = held.changed() => {}
-                    () = inner.home.until(at) => {}
+                    () = inner.thread.sleep_until(at) => {}
                 }
             }
         }
@@ -644,7 +644,7 @@ impl Inner {
         &self,
         work: impl Future<Output = T> + Send + 'static,
     ) -> Result<T, store::Error> {
-        let done = self.home.run(work).await;
+        let done = self.thread.run(work).await;
         done.map_err(|e| no_thread(self.store.address().to_owned(), &e))
     }
 
@@ -745,7 +745,7 @@ impl Inner {
                 match step {
                     None | Some((Step::StepDown, _)) => false,
                     Some((Step::WaitUntil(at), _)) => {
-                        self.home.until(at).await;
+                        self.thread.sleep_until(at).await;
                         true
                     }
                     Some((Step::Renew, trusted)) => {

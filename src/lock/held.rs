@@ -12,7 +12,7 @@ use std::{
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{OwnedMutexGuard, watch};
 
-use super::{Core, Error, Giving, Kept, Kind, name_of, room::Visit};
+use super::{Core, Error, Kind, OwnerReply, ReleaseOptions, name_of, wait_queue::Waiter};
 use crate::{
     clock::Boottime,
     config,
@@ -60,7 +60,7 @@ struct State {
     phase: Phase,
     at_least_until: Boottime,
     /// A request to give it back has left.
-    asked_back: bool,
+    release_sent: bool,
 }
 
 pub(super) struct Hold {
@@ -72,8 +72,8 @@ pub(super) struct Hold {
     /// Before the request left.
     granted: Boottime,
     state: Mutex<State>,
-    /// Rings at each change. Made when somebody follows the state: most locks are taken and given back unwatched.
-    bell: OnceLock<watch::Sender<()>>,
+    /// Tells of each change. Made when somebody follows the state: most locks are taken and given back unwatched.
+    changes: OnceLock<watch::Sender<()>>,
     renewing: AtomicBool,
     /// Releases go one at a time.
     releasing: tokio::sync::Mutex<()>,
@@ -134,7 +134,7 @@ impl Lock {
     /// it is lost or given back. For who has to hand the deadline on, to a child process for instance.
     pub fn deadlines(&self) -> Deadlines {
         Deadlines {
-            bell: self.hold.follow(),
+            changes: self.hold.follow(),
             hold: Arc::downgrade(&self.hold),
         }
     }
@@ -148,7 +148,7 @@ impl Lock {
     /// before is trusted still.
     pub async fn renew(&self) -> Result<(), Error> {
         let hold = self.hold.clone();
-        let renewing = async move { hold.insist_on_renewal().await };
+        let renewing = async move { hold.renew_with_retries().await };
         self.hold.core.run(self.key(), renewing).await
     }
 
@@ -172,7 +172,7 @@ impl Lock {
     fn keep(&self, limit: Option<u32>) {
         if !self.hold.renewing.swap(true, Ordering::SeqCst) {
             let hold = self.hold.clone();
-            self.hold.core.home.keep(hold.keep_renewed(limit));
+            self.hold.core.thread.spawn(hold.keep_renewed(limit));
         }
     }
 
@@ -187,7 +187,7 @@ impl Lock {
     ///
     /// Dropping the future does not take the release back: it goes on in the background.
     pub async fn release(&self) -> Result<Released, Error> {
-        self.hold.let_go();
+        self.hold.stop_trusting();
         let releasing = self.hold.clone().release();
         self.hold.core.run(self.key(), releasing).await
     }
@@ -219,13 +219,13 @@ impl Lock {
         self.hold.phase() == Phase::Gone
     }
 
-    /// Holds the local turn until this lock is over.
-    pub(super) fn hold_turn(&self, turn: OwnedMutexGuard<()>, room: Visit) {
+    /// Keeps the local turn until this lock is over.
+    pub(super) fn keep_turn(&self, turn: OwnedMutexGuard<()>, waiter: Waiter) {
         let hold = self.hold.clone();
-        self.hold.core.home.keep(async move {
+        self.hold.core.thread.spawn(async move {
             hold.over().await;
             drop(turn);
-            drop(room);
+            drop(waiter);
         });
     }
 }
@@ -243,11 +243,12 @@ impl Drop for Lock {
             let hold = &self.hold;
             let (key, owner) = (hold.key.clone(), hold.owner.clone());
             let keep_until = hold.state().at_least_until;
-            hold.core.abandon(key, owner, move || Giving {
-                keep: keep_until.since(Boottime::now()),
-                sure: true,
-                unheard: false,
-            });
+            hold.core
+                .release_in_background(key, owner, move || ReleaseOptions {
+                    keep_for: keep_until.since(Boottime::now()),
+                    check_expiry: false,
+                    unanswered: false,
+                });
         }
     }
 }
@@ -255,14 +256,14 @@ impl Drop for Lock {
 /// Follows how long a lock can be trusted; see [`Lock::deadlines`].
 #[derive(Debug, Clone)]
 pub struct Deadlines {
-    bell: watch::Receiver<()>,
+    changes: watch::Receiver<()>,
     hold: Weak<Hold>,
 }
 
 impl Deadlines {
     /// The end of trust; `Boottime(0)` when the lock is lost or given back.
     pub fn now(&mut self) -> Boottime {
-        self.bell.mark_unchanged();
+        self.changes.mark_unchanged();
         let Some(hold) = self.hold.upgrade() else {
             return Boottime(0);
         };
@@ -276,7 +277,7 @@ impl Deadlines {
     /// Waits until there is another deadline than [`Deadlines::now`] gave last, and gives it. When the lock is over,
     /// `Boottime(0)`.
     pub async fn next(&mut self) -> Boottime {
-        if self.bell.changed().await.is_err() {
+        if self.changes.changed().await.is_err() {
             return Boottime(0);
         }
         self.now()
@@ -304,9 +305,9 @@ impl Hold {
                 held,
                 phase: Phase::Held,
                 at_least_until: Boottime(0),
-                asked_back: false,
+                release_sent: false,
             }),
-            bell: OnceLock::new(),
+            changes: OnceLock::new(),
             renewing: AtomicBool::new(false),
             releasing: tokio::sync::Mutex::default(),
         }
@@ -319,15 +320,17 @@ impl Hold {
     /// Changes the state, and tells whoever follows it if `f` says so.
     fn change(&self, f: impl FnOnce(&mut State) -> bool) -> bool {
         let changed = f(&mut self.state());
-        if changed && let Some(bell) = self.bell.get() {
-            bell.send_replace(());
+        if changed && let Some(changes) = self.changes.get() {
+            changes.send_replace(());
         }
         changed
     }
 
     /// Hears of every change after this call.
     fn follow(&self) -> watch::Receiver<()> {
-        self.bell.get_or_init(|| watch::Sender::new(())).subscribe()
+        self.changes
+            .get_or_init(|| watch::Sender::new(()))
+            .subscribe()
     }
 
     fn phase(&self) -> Phase {
@@ -354,9 +357,9 @@ impl Hold {
 
     /// Waits for the end of the lock, one way or the other: `Lost` or `Released`.
     async fn over(&self) -> Phase {
-        let mut bell = self.follow();
+        let mut changes = self.follow();
         loop {
-            bell.mark_unchanged();
+            changes.mark_unchanged();
             let (phase, trusted) = {
                 let s = self.state();
                 (s.phase, s.held.trusted_until())
@@ -364,13 +367,13 @@ impl Hold {
             match phase {
                 Phase::Held if Boottime::now() >= trusted => self.end(Phase::Lost),
                 Phase::Held => tokio::select! {
-                    _ = bell.changed() => {}
-                    () = self.core.home.until(trusted) => {}
+                    _ = changes.changed() => {}
+                    () = self.core.thread.sleep_until(trusted) => {}
                 },
                 // It ends in one of the others, unless no answer comes.
                 Phase::Releasing => tokio::select! {
-                    _ = bell.changed() => {}
-                    () = self.core.home.until(trusted) => return Phase::Released,
+                    _ = changes.changed() => {}
+                    () = self.core.thread.sleep_until(trusted) => return Phase::Released,
                 },
                 Phase::Lost | Phase::Gone => return Phase::Lost,
                 Phase::Released => return Phase::Released,
@@ -384,16 +387,19 @@ impl Hold {
         (trusted.since(Boottime::now()) / 2).max(Duration::from_millis(1))
     }
 
-    async fn insist_on_renewal(&self) -> Result<(), Error> {
+    async fn renew_with_retries(&self) -> Result<(), Error> {
         let mut tried = 0;
         loop {
             let limit = self.core.backend.patience().min(self.half_of_trust());
             match self.renew(limit).await {
                 Err(e) if e.is_transient() && tried < self.core.retry.attempts => {
-                    // At once after a connection that was found cut, as in [`Core::insist`].
+                    // At once after a connection that was found cut, as in [`Core::with_retries`].
                     if tried > 0 {
                         let pause = self.core.retry.pause(tried + 1, fastrand::f64());
-                        self.core.home.sleep(pause.min(self.half_of_trust())).await;
+                        self.core
+                            .thread
+                            .sleep(pause.min(self.half_of_trust()))
+                            .await;
                     }
                     tried += 1;
                 }
@@ -438,7 +444,7 @@ impl Hold {
             .await;
         let now = Boottime::now();
         match answer {
-            Ok(Kept::Yes) => {
+            Ok(OwnerReply::Done) => {
                 let in_time = self.change(|s| {
                     let in_time = s.phase == Phase::Held && now < s.held.trusted_until();
                     s.held.renewed(sent, now);
@@ -450,7 +456,7 @@ impl Hold {
                 self.end(Phase::Lost);
                 Err(lost())
             }
-            Ok(Kept::No(holder)) => {
+            Ok(OwnerReply::NotOwner(holder)) => {
                 self.end(Phase::Gone);
                 Err(Error::NotHeld {
                     key: self.key.to_string(),
@@ -467,9 +473,9 @@ impl Hold {
     }
 
     async fn keep_renewed(self: Arc<Self>, mut left: Option<u32>) {
-        let mut bell = self.follow();
+        let mut changes = self.follow();
         loop {
-            bell.mark_unchanged();
+            changes.mark_unchanged();
             let (phase, step, trusted) = {
                 let s = self.state();
                 let step = s.held.step(Boottime::now());
@@ -502,14 +508,14 @@ impl Hold {
                 }
             };
             tokio::select! {
-                () = self.core.home.until(at) => {}
-                _ = bell.changed() => {}
+                () = self.core.thread.sleep_until(at) => {}
+                _ = changes.changed() => {}
             }
         }
     }
 
     /// From now on it is not trusted any more.
-    fn let_go(&self) {
+    fn stop_trusting(&self) {
         self.change(|s| {
             let held = s.phase == Phase::Held;
             if held {
@@ -524,12 +530,12 @@ impl Hold {
         });
     }
 
-    /// After [`Hold::let_go`].
+    /// After [`Hold::stop_trusting`].
     async fn release(self: Arc<Self>) -> Result<Released, Error> {
         let _one = self.releasing.lock().await;
-        let (phase, again) = {
+        let (phase, sent_before) = {
             let mut s = self.state();
-            (s.phase, std::mem::replace(&mut s.asked_back, true))
+            (s.phase, std::mem::replace(&mut s.release_sent, true))
         };
         if phase == Phase::Released {
             return Ok(Released::Before);
@@ -540,31 +546,30 @@ impl Hold {
         let asked = AtomicU32::new(0);
         let answer = self
             .core
-            .insist(limit, || {
+            .with_retries(limit, || {
                 asked.fetch_add(1, Ordering::Relaxed);
-                let keep = self.state().at_least_until.since(Boottime::now());
-                let how = Giving {
-                    keep,
-                    sure: trusted,
-                    unheard: false,
+                let options = ReleaseOptions {
+                    keep_for: self.state().at_least_until.since(Boottime::now()),
+                    check_expiry: !trusted,
+                    unanswered: false,
                 };
                 self.core
                     .backend
-                    .release(&self.key, &self.owner, how, limit)
+                    .release(&self.key, &self.owner, options, limit)
             })
             .await;
-        self.core.rooms.ring(&self.key);
+        self.core.queues.wake(&self.key);
         match answer {
-            Ok(Kept::Yes) => {
+            Ok(OwnerReply::Done) => {
                 self.enter(Phase::Released);
                 Ok(Released::Now)
             }
             // It was ours, and an earlier request, whose answer got lost, has freed it.
-            Ok(Kept::No(_)) if trusted && (again || asked.into_inner() > 1) => {
+            Ok(OwnerReply::NotOwner(_)) if trusted && (sent_before || asked.into_inner() > 1) => {
                 self.enter(Phase::Released);
                 Ok(Released::Before)
             }
-            Ok(Kept::No(holder)) => {
+            Ok(OwnerReply::NotOwner(holder)) => {
                 self.enter(Phase::Gone);
                 Err(Error::NotHeld {
                     key: self.key.to_string(),

@@ -5,30 +5,30 @@ use std::{sync::Arc, time::Duration};
 use super::{Core, Error, IfDropped, LockClient, checked, name_of};
 use crate::config;
 
-/// What a store says to who wants the present period.
+/// What a store says to who claims the present period.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Timed {
+pub(super) enum PeriodReply {
     /// With its begin, Unix ms of the store's clock.
-    Taken {
+    Claimed {
         begin: i64,
         next: Duration,
     },
-    Before {
+    Held {
         owner: String,
         next: Duration,
     },
 }
 
-/// How [`LockClient::take_period`] ended; `next`: when the next period begins, by the store's clock.
+/// How [`LockClient::try_claim_period`] ended; `next`: when the next period begins, by the store's clock.
 #[derive(Debug)]
 #[must_use = "the period may be another's"]
-pub(crate) enum TakePeriod {
-    Taken {
-        period: OwnPeriod,
+pub(crate) enum PeriodClaim {
+    Claimed {
+        period: ClaimedPeriod,
         next: Duration,
     },
-    /// Somebody, perhaps we ourselves, took it before.
-    Before {
+    /// Somebody, perhaps we ourselves, has claimed it before.
+    Held {
         /// The name of the client that did, see [`LockClient::named`]; empty when it gave the period back.
         holder: String,
         next: Duration,
@@ -37,7 +37,7 @@ pub(crate) enum TakePeriod {
 
 /// A period that is ours.
 #[derive(Clone)]
-pub(crate) struct OwnPeriod {
+pub(crate) struct ClaimedPeriod {
     core: Arc<Core>,
     key: Arc<str>,
     owner: Arc<str>,
@@ -45,9 +45,9 @@ pub(crate) struct OwnPeriod {
     begin_ms: i64,
 }
 
-impl std::fmt::Debug for OwnPeriod {
+impl std::fmt::Debug for ClaimedPeriod {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("OwnPeriod")
+        f.debug_struct("ClaimedPeriod")
             .field("key", &self.key)
             .field("length", &self.length)
             .field("begin_ms", &self.begin_ms)
@@ -57,11 +57,11 @@ impl std::fmt::Debug for OwnPeriod {
 
 impl LockClient {
     /// As [`LockClient::claim_period`], with what it takes to give the period back.
-    pub(crate) async fn take_period(
+    pub(crate) async fn try_claim_period(
         &self,
         key: &str,
         length: Duration,
-    ) -> Result<TakePeriod, Error> {
+    ) -> Result<PeriodClaim, Error> {
         let key = checked(key)?;
         let whole = length.subsec_nanos().is_multiple_of(1_000_000);
         if length.is_zero() || !whole || length > config::Lease::LONGEST_LOCK {
@@ -73,30 +73,32 @@ impl LockClient {
             });
         }
         let (core, owner, asked) = (self.core.clone(), self.owner(), key.clone());
-        let (taken, unheard) = self
+        let (claim, release_if_dropped) = self
             .core
-            .run(&key, async move { core.period(asked, owner, length).await })
+            .run(&key, async move {
+                core.claim_period(asked, owner, length).await
+            })
             .await?;
         // From here on it is the caller's.
-        unheard.disarm();
-        Ok(taken)
+        release_if_dropped.disarm();
+        Ok(claim)
     }
 }
 
 impl Core {
-    /// What is taken is given back should nobody hear of it.
-    async fn period(
+    /// A period that is claimed is given back should its claimant not hear of it.
+    async fn claim_period(
         self: Arc<Self>,
         key: Arc<str>,
         owner: Arc<str>,
         length: Duration,
-    ) -> Result<(TakePeriod, IfDropped<impl FnOnce() + Send>), Error> {
+    ) -> Result<(PeriodClaim, IfDropped<impl FnOnce() + Send>), Error> {
         let limit = self.backend.patience();
-        let ask = || self.backend.take_period(&key, &owner, length, limit);
-        let taken = match self.insist(limit, ask).await? {
-            Timed::Taken { begin, next } => TakePeriod::Taken {
+        let ask = || self.backend.claim_period(&key, &owner, length, limit);
+        let claim = match self.with_retries(limit, ask).await? {
+            PeriodReply::Claimed { begin, next } => PeriodClaim::Claimed {
                 next,
-                period: OwnPeriod {
+                period: ClaimedPeriod {
                     core: self.clone(),
                     key,
                     owner,
@@ -104,38 +106,38 @@ impl Core {
                     begin_ms: begin,
                 },
             },
-            Timed::Before { owner, next } => TakePeriod::Before {
+            PeriodReply::Held { owner, next } => PeriodClaim::Held {
                 holder: name_of(&owner).to_owned(),
                 next,
             },
         };
-        let ours = match &taken {
-            TakePeriod::Taken { period, .. } => Some(period.clone()),
-            TakePeriod::Before { .. } => None,
+        let ours = match &claim {
+            PeriodClaim::Claimed { period, .. } => Some(period.clone()),
+            PeriodClaim::Held { .. } => None,
         };
-        let unheard = IfDropped::new(move || {
+        let release_if_dropped = IfDropped::new(move || {
             if let Some(period) = ours {
-                self.home.finish(async move {
-                    if let Err(e) = period.give_back_here().await {
-                        tracing::debug!(error = %e, "the period stays taken");
+                self.thread.spawn_tracked(async move {
+                    if let Err(e) = period.release_here().await {
+                        tracing::debug!(error = %e, "the period stays claimed");
                     }
                 });
             }
         });
-        Ok((taken, unheard))
+        Ok((claim, release_if_dropped))
     }
 }
 
-impl OwnPeriod {
-    async fn give_back_here(&self) -> Result<(), Error> {
+impl ClaimedPeriod {
+    async fn release_here(&self) -> Result<(), Error> {
         let limit = self.core.backend.patience();
         let give = || {
             let at = (self.length, self.begin_ms);
             self.core
                 .backend
-                .give_back_period(&self.key, &self.owner, at, limit)
+                .release_period(&self.key, &self.owner, at, limit)
         };
-        self.core.insist(limit, give).await
+        self.core.with_retries(limit, give).await
     }
 }
 
@@ -148,13 +150,15 @@ impl LockClient {
         let asked = key.clone();
         let free = async move {
             let limit = core.backend.patience();
-            let how = super::Giving {
-                keep: Duration::ZERO,
-                sure: true,
-                unheard: false,
+            let options = super::ReleaseOptions {
+                keep_for: Duration::ZERO,
+                check_expiry: false,
+                unanswered: false,
             };
-            core.insist(limit, || core.backend.release(&asked, &owner, how, limit))
-                .await
+            core.with_retries(limit, || {
+                core.backend.release(&asked, &owner, options, limit)
+            })
+            .await
         };
         // Another's by now, or nobody's: then it is over anyhow.
         self.core.run(&key, free).await.map(drop)
@@ -162,7 +166,7 @@ impl LockClient {
 }
 
 #[cfg(feature = "daemon")]
-impl OwnPeriod {
+impl ClaimedPeriod {
     /// Its begin: Unix milliseconds of the store's clock.
     pub(crate) fn begin_ms(&self) -> i64 {
         self.begin_ms
@@ -171,10 +175,10 @@ impl OwnPeriod {
     /// Nothing was done in it: another may have it.
     ///
     /// # Errors
-    /// The store's; then it stays taken.
-    pub(crate) async fn give_back(self) -> Result<(), Error> {
+    /// The store's; then it stays claimed.
+    pub(crate) async fn release(self) -> Result<(), Error> {
         let (core, key) = (self.core.clone(), self.key.clone());
-        core.run(&key, async move { self.give_back_here().await })
+        core.run(&key, async move { self.release_here().await })
             .await
     }
 }

@@ -1,7 +1,7 @@
 //! Locks in Redis: one script for each step (lua/lock/), one connection that all tasks share, one for renewals, and one
-//! that hears of releases while somebody waits.
+//! that is subscribed to releases while somebody waits.
 
-mod batch;
+mod lock_batcher;
 pub(crate) mod reply;
 
 use std::{
@@ -16,18 +16,18 @@ use parking_lot::Mutex;
 use redis::{Cmd, Value, aio::PubSubSink, cmd};
 use tokio::sync::{mpsc, oneshot};
 
-use self::batch::{Answer, Ask as One, Batcher, Way};
+use self::lock_batcher::{BatchReply, LockBatcher, Request as BatchRequest, Route};
 use super::{
-    Backend, Error, Giving, Kept, Kind, Tried,
-    period::Timed,
-    reentrant::{Entered, Left, Which},
-    room::{Rooms, made_by},
+    Backend, Error, Kind, OwnerReply, ReleaseOptions, TryLockReply,
+    period::PeriodReply,
+    reentrant::{EnterReply, LeaveReply, LevelToLeave},
+    wait_queue::{WaitQueues, made_by},
 };
 use crate::{
     config,
     store::{
         self, FENCE_TTL,
-        connection::{Client, Line, Script, Trouble, install_crypto, is_wrong_type},
+        connection::{CallError, Client, Script, SharedConnection, install_crypto, is_wrong_type},
     },
 };
 
@@ -41,24 +41,24 @@ static RENEW: LazyLock<Script> = script!("renew");
 static RELEASE: LazyLock<Script> = script!("release");
 static ENTER: LazyLock<Script> = script!("enter");
 static LEAVE: LazyLock<Script> = script!("leave");
-static PERIOD: LazyLock<Script> = script!("period");
-static UNPERIOD: LazyLock<Script> = script!("unperiod");
-static LOOK: LazyLock<Script> = script!("look");
+static CLAIM_PERIOD: LazyLock<Script> = script!("claim_period");
+static RELEASE_PERIOD: LazyLock<Script> = script!("release_period");
+static HOLDER: LazyLock<Script> = script!("holder");
 
-/// A subscriber without anybody who waits stays connected for so long.
+/// A listener without anybody who waits stays connected for so long.
 const IDLE: Duration = Duration::from_secs(30);
-/// Between two tries to connect the subscriber.
-const AWAY: Duration = Duration::from_millis(200);
+/// Between two tries to connect the listener.
+const RECONNECT_PAUSE: Duration = Duration::from_millis(200);
 
 pub(super) struct RedisLocks {
     client: Client,
     namespace: String,
     min_replicas: u32,
-    line: Arc<Line>,
-    batcher: Arc<Batcher>,
+    connection: Arc<SharedConnection>,
+    batcher: Arc<LockBatcher>,
     /// Renewals wait behind nothing else.
-    renewals: Line,
-    ear: Ear,
+    renewals: SharedConnection,
+    subscriber: Subscriber,
 }
 
 impl RedisLocks {
@@ -66,26 +66,31 @@ impl RedisLocks {
         url: &str,
         c: &config::Store,
         id: &str,
-        rooms: Arc<Rooms>,
+        queues: Arc<WaitQueues>,
     ) -> Result<Self, store::Error> {
-        Ok(Self::over(Client::new(url, c)?, c, id, rooms))
+        Ok(Self::over(Client::new(url, c)?, c, id, queues))
     }
 
-    pub(super) fn over(client: Client, c: &config::Store, id: &str, rooms: Arc<Rooms>) -> Self {
+    pub(super) fn over(
+        client: Client,
+        c: &config::Store,
+        id: &str,
+        queues: Arc<WaitQueues>,
+    ) -> Self {
         install_crypto();
-        let line = Arc::new(Line::new(client.clone()));
+        let connection = Arc::new(SharedConnection::new(client.clone()));
         Self {
             namespace: c.namespace.clone(),
             min_replicas: c.min_replicas,
-            batcher: Arc::new(Batcher::new(client.clone(), line.clone())),
-            line,
-            renewals: Line::new(client.clone()),
-            ear: Ear {
+            batcher: Arc::new(LockBatcher::new(client.clone(), connection.clone())),
+            connection,
+            renewals: SharedConnection::new(client.clone()),
+            subscriber: Subscriber {
                 client: client.clone(),
                 namespace: c.namespace.clone(),
                 id: id.to_owned(),
-                rooms,
-                asks: Mutex::new(None),
+                queues,
+                listener: Mutex::new(None),
             },
             client,
         }
@@ -98,7 +103,7 @@ impl RedisLocks {
     /// Runs a script on the key `what` of the lock. With `confirm`, waits for the replicas.
     async fn call(
         &self,
-        (line, limit): (&Line, Duration),
+        (connection, limit): (&SharedConnection, Duration),
         script: &Script,
         (key, what): (&str, &str),
         args: &[Arg<'_>],
@@ -117,7 +122,7 @@ impl RedisLocks {
         let replicas = if confirm { self.min_replicas } else { 0 };
         // 0 would be for ever.
         let patience = (self.client.timeout.as_millis() as u64 / 2).max(1);
-        let asked = line.run(limit, async |c| {
+        let asked = connection.run(limit, async |c| {
             let answer = c.eval(script, &call).await?;
             if replicas == 0 {
                 return Ok((answer, 0));
@@ -127,7 +132,7 @@ impl RedisLocks {
             wait.arg(replicas).arg(patience);
             Ok((answer, c.query(&wait).await?))
         });
-        let (answer, have) = asked.await.map_err(|e| self.trouble(key, e))?;
+        let (answer, have) = asked.await.map_err(|e| self.call_error(key, e))?;
         if have < replicas {
             return Err(Error::NotReplicated {
                 key: key.to_owned(),
@@ -153,60 +158,60 @@ impl RedisLocks {
         if !alone {
             match self
                 .batcher
-                .way(|| step.with_others(self.name(key, LOCK), owner))
+                .route(|| step.with_others(self.name(key, LOCK), owner))
             {
-                Way::Direct(direct) => _direct = Some(direct),
-                Way::Together(answer) => match tokio::time::timeout(limit, answer).await {
-                    Ok(Ok(Answer::Said(value))) => return Ok(value),
-                    Ok(Ok(Answer::Failed(e))) => return Err(Error::of(key, e)),
-                    Ok(Ok(Answer::Alone) | Err(_)) => {}
-                    Err(_) => return Err(Error::of(key, self.batcher.late(limit))),
+                Route::Direct(direct) => _direct = Some(direct),
+                Route::Batched(answer) => match tokio::time::timeout(limit, answer).await {
+                    Ok(Ok(BatchReply::Value(value))) => return Ok(value),
+                    Ok(Ok(BatchReply::Failed(e))) => return Err(Error::of(key, e)),
+                    Ok(Ok(BatchReply::AskAlone) | Err(_)) => {}
+                    Err(_) => return Err(Error::of(key, self.batcher.timed_out(limit))),
                 },
             }
         }
-        let on = (&*self.line, limit);
+        let on = (&*self.connection, limit);
         match step {
-            Step::TryLock { lease, hears } => {
+            Step::TryLock { lease, subscribed } => {
                 let args = [
                     Arg::Text(owner),
                     Arg::Ms(lease + FENCE_TTL),
                     Arg::Ms(FENCE_TTL),
-                    WAITS,
+                    SUBSCRIBED,
                 ];
-                let args = &args[..if hears { 4 } else { 3 }];
+                let args = &args[..if subscribed { 4 } else { 3 }];
                 self.call(on, &TRY_LOCK, (key, LOCK), args, true).await
             }
-            Step::Release(Giving {
-                keep,
-                sure,
-                unheard,
+            Step::Release(ReleaseOptions {
+                keep_for,
+                check_expiry,
+                unanswered,
             }) => {
-                let keep = match keep.is_zero() {
+                let keep_for = match keep_for.is_zero() {
                     true => Arg::Text(""),
-                    false => Arg::Ms(keep),
+                    false => Arg::Ms(keep_for),
                 };
-                let unsure = Arg::Text(if sure { "" } else { "1" });
+                let check_expiry = Arg::Text(if check_expiry { "1" } else { "" });
                 let args = [
                     Arg::Text(owner),
                     Arg::Ms(FENCE_TTL),
-                    keep,
-                    unsure,
+                    keep_for,
+                    check_expiry,
                     Arg::Text("1"),
                 ];
-                let args = &args[..if unheard { 5 } else { 4 }];
+                let args = &args[..if unanswered { 5 } else { 4 }];
                 self.call(on, &RELEASE, (key, LOCK), args, false).await
             }
         }
     }
 
-    fn trouble(&self, key: &str, e: Trouble) -> Error {
+    fn call_error(&self, key: &str, e: CallError) -> Error {
         match e {
-            Trouble::Without(e) => Error::of(key, e),
-            Trouble::Said(e) if is_wrong_type(&e) => Error::WrongType {
+            CallError::NoAnswer(e) => Error::of(key, e),
+            CallError::Redis(e) if is_wrong_type(&e) => Error::WrongType {
                 key: key.to_owned(),
                 address: self.client.address.clone(),
             },
-            Trouble::Said(e) => Error::of(key, self.client.error(&e)),
+            CallError::Redis(e) => Error::of(key, self.client.error(&e)),
         }
     }
 
@@ -222,8 +227,8 @@ impl RedisLocks {
 /// What is asked for a plain lock, and may be asked together with others.
 #[derive(Clone, Copy)]
 enum Step {
-    TryLock { lease: Duration, hears: bool },
-    Release(Giving),
+    TryLock { lease: Duration, subscribed: bool },
+    Release(ReleaseOptions),
 }
 
 impl Step {
@@ -231,23 +236,23 @@ impl Step {
     fn is_common(self) -> bool {
         match self {
             Self::TryLock { .. } => true,
-            Self::Release(Giving {
-                keep,
-                sure,
-                unheard,
-            }) => sure && keep.is_zero() && !unheard,
+            Self::Release(ReleaseOptions {
+                keep_for,
+                check_expiry,
+                unanswered,
+            }) => keep_for.is_zero() && !check_expiry && !unanswered,
         }
     }
 
-    fn with_others(self, name: String, owner: &str) -> One {
+    fn with_others(self, name: String, owner: &str) -> BatchRequest {
         let (step, ttl) = match self {
-            Self::TryLock { lease, hears } => {
-                let step = if hears { "w" } else { "t" };
+            Self::TryLock { lease, subscribed } => {
+                let step = if subscribed { "w" } else { "t" };
                 (step, Some(millis(lease + FENCE_TTL)))
             }
             Self::Release(_) => ("r", None),
         };
-        One {
+        BatchRequest {
             name,
             step,
             owner: owner.to_owned(),
@@ -258,7 +263,7 @@ impl Step {
 
 /// The one key of a lock.
 const LOCK: &str = "lock";
-const WAITS: Arg<'static> = Arg::Text("1");
+const SUBSCRIBED: Arg<'static> = Arg::Text("1");
 
 enum Arg<'a> {
     Text(&'a str),
@@ -286,12 +291,12 @@ impl Backend for RedisLocks {
         key: &str,
         owner: &str,
         lease: Duration,
-        hears: bool,
+        subscribed: bool,
         limit: Duration,
-    ) -> Result<Tried, Error> {
-        let step = Step::TryLock { lease, hears };
+    ) -> Result<TryLockReply, Error> {
+        let step = Step::TryLock { lease, subscribed };
         let answer = self.step(step, key, owner, limit).await?;
-        self.understood(key, reply::tried(answer))
+        self.understood(key, reply::try_lock(answer))
     }
 
     async fn renew(
@@ -301,7 +306,7 @@ impl Backend for RedisLocks {
         kind: Kind,
         lease: Duration,
         limit: Duration,
-    ) -> Result<Kept, Error> {
+    ) -> Result<OwnerReply, Error> {
         let args = [
             Arg::Text(owner),
             Arg::Ms(lease + FENCE_TTL),
@@ -311,25 +316,29 @@ impl Backend for RedisLocks {
         let args = &args[..if kind == Kind::Reentrant { 4 } else { 3 }];
         let on = (&self.renewals, limit);
         let answer = self.call(on, &RENEW, (key, LOCK), args, true).await?;
-        self.understood(key, reply::kept(answer))
+        self.understood(key, reply::owner(answer))
     }
 
     async fn release(
         &self,
         key: &str,
         owner: &str,
-        how: Giving,
+        options: ReleaseOptions,
         limit: Duration,
-    ) -> Result<Kept, Error> {
-        let step = Step::Release(how);
+    ) -> Result<OwnerReply, Error> {
+        let step = Step::Release(options);
         let answer = self.step(step, key, owner, limit).await?;
-        self.understood(key, reply::kept(answer))
+        self.understood(key, reply::owner(answer))
     }
 
-    async fn look(&self, key: &str, limit: Duration) -> Result<Option<(String, Duration)>, Error> {
-        let (on, args) = ((&*self.line, limit), [Arg::Ms(FENCE_TTL)]);
-        let answer = self.call(on, &LOOK, (key, LOCK), &args, false).await?;
-        self.understood(key, reply::look(answer))
+    async fn holder(
+        &self,
+        key: &str,
+        limit: Duration,
+    ) -> Result<Option<(String, Duration)>, Error> {
+        let (on, args) = ((&*self.connection, limit), [Arg::Ms(FENCE_TTL)]);
+        let answer = self.call(on, &HOLDER, (key, LOCK), &args, false).await?;
+        self.understood(key, reply::holder(answer))
     }
 
     async fn enter(
@@ -337,51 +346,51 @@ impl Backend for RedisLocks {
         key: &str,
         (owner, nonce): (&str, &str),
         lease: Duration,
-        hears: bool,
+        subscribed: bool,
         limit: Duration,
-    ) -> Result<Entered, Error> {
+    ) -> Result<EnterReply, Error> {
         let args = [
             Arg::Text(owner),
             Arg::Text(nonce),
             Arg::Ms(lease + FENCE_TTL),
             Arg::Ms(FENCE_TTL),
-            WAITS,
+            SUBSCRIBED,
         ];
-        let args = &args[..if hears { 5 } else { 4 }];
-        let on = (&*self.line, limit);
+        let args = &args[..if subscribed { 5 } else { 4 }];
+        let on = (&*self.connection, limit);
         let answer = self.call(on, &ENTER, (key, LOCK), args, true).await?;
-        self.understood(key, reply::entered(answer))
+        self.understood(key, reply::enter(answer))
     }
 
     async fn leave(
         &self,
         key: &str,
         (owner, nonce): (&str, &str),
-        which: Which,
+        which: LevelToLeave,
         limit: Duration,
-    ) -> Result<Left, Error> {
+    ) -> Result<LeaveReply, Error> {
         let args = [
             Arg::Text(owner),
             Arg::Text(nonce),
             Arg::Ms(FENCE_TTL),
             Arg::Text(match which {
-                Which::This => "this",
-                Which::Any => "any",
-                Which::Unheard => "unheard",
+                LevelToLeave::Named => "named",
+                LevelToLeave::Newest => "newest",
+                LevelToLeave::Unanswered => "unanswered",
             }),
         ];
-        let on = (&*self.line, limit);
+        let on = (&*self.connection, limit);
         let answer = self.call(on, &LEAVE, (key, LOCK), &args, false).await?;
-        self.understood(key, reply::left(answer))
+        self.understood(key, reply::leave(answer))
     }
 
-    async fn take_period(
+    async fn claim_period(
         &self,
         key: &str,
         owner: &str,
         length: Duration,
         limit: Duration,
-    ) -> Result<Timed, Error> {
+    ) -> Result<PeriodReply, Error> {
         let what = format!("period:{}", millis(length));
         let args = [
             Arg::Text(owner),
@@ -389,12 +398,14 @@ impl Backend for RedisLocks {
             // Two of them at least, for a clock that goes back.
             Arg::Ms((length * 2).max(FENCE_TTL)),
         ];
-        let on = (&*self.line, limit);
-        let answer = self.call(on, &PERIOD, (key, &what), &args, true).await?;
-        self.understood(key, reply::timed(answer))
+        let on = (&*self.connection, limit);
+        let answer = self
+            .call(on, &CLAIM_PERIOD, (key, &what), &args, true)
+            .await?;
+        self.understood(key, reply::claim_period(answer))
     }
 
-    async fn give_back_period(
+    async fn release_period(
         &self,
         key: &str,
         owner: &str,
@@ -404,68 +415,69 @@ impl Backend for RedisLocks {
         let what = format!("period:{}", millis(length));
         let begin = begin.to_string();
         let args = [Arg::Text(owner), Arg::Text(&begin)];
-        let on = (&*self.line, limit);
-        self.call(on, &UNPERIOD, (key, &what), &args, false)
+        let on = (&*self.connection, limit);
+        self.call(on, &RELEASE_PERIOD, (key, &what), &args, false)
             .await
             .map(drop)
     }
 
-    async fn listen(&self, key: &str) {
+    async fn subscribe(&self, key: &str) {
         loop {
-            let (heard, told) = oneshot::channel();
-            self.ear.ask(Ask::Join(key.to_owned(), heard));
-            if told.await.is_ok() {
+            let (confirm, confirmed) = oneshot::channel();
+            let request = Request::Subscribe(key.to_owned(), confirm);
+            self.subscriber.send(request);
+            if confirmed.await.is_ok() {
                 return;
             }
-            // The one that listened has ended, because nobody had waited for long.
+            // The listener has ended, because nobody had waited for long.
             tokio::task::yield_now().await;
         }
     }
 
-    fn forget(&self, key: &str) {
-        self.ear.ask(Ask::Leave(key.to_owned()));
+    fn unsubscribe(&self, key: &str) {
+        self.subscriber.send(Request::Unsubscribe(key.to_owned()));
     }
 }
 
-/// Hears of releases; a task that runs while somebody waits, and a little longer.
-struct Ear {
+/// Subscribes to releases, through a [`Listener`] that runs while somebody waits, and a little longer.
+struct Subscriber {
     client: Client,
     namespace: String,
-    /// Of the client: what it releases itself rings without a message.
+    /// Of the client: what it releases itself wakes its waiters without a message.
     id: String,
-    rooms: Arc<Rooms>,
-    asks: Mutex<Option<mpsc::UnboundedSender<Ask>>>,
+    queues: Arc<WaitQueues>,
+    listener: Mutex<Option<mpsc::UnboundedSender<Request>>>,
 }
 
-enum Ask {
+enum Request {
     /// Answered when the server has confirmed it.
-    Join(String, oneshot::Sender<()>),
-    Leave(String),
+    Subscribe(String, oneshot::Sender<()>),
+    Unsubscribe(String),
 }
 
-impl Ear {
-    fn ask(&self, ask: Ask) {
-        let mut asks = self.asks.lock();
-        let ask = match asks.as_ref() {
-            Some(task) => match task.send(ask) {
+impl Subscriber {
+    fn send(&self, request: Request) {
+        let mut listener = self.listener.lock();
+        let request = match listener.as_ref() {
+            Some(requests) => match requests.send(request) {
                 Ok(()) => return,
                 // It has ended: nobody had waited for long.
-                Err(mpsc::error::SendError(ask)) => ask,
+                Err(mpsc::error::SendError(request)) => request,
             },
-            None => ask,
+            None => request,
         };
-        // Who joins does so on the client's thread.
-        if let Ask::Join(..) = ask {
-            let (task, asked) = mpsc::unbounded_channel();
-            let _ = task.send(ask);
-            *asks = Some(task);
+        // Who subscribes does so on the client's thread.
+        if let Request::Subscribe(..) = request {
+            let (sender, requests) = mpsc::unbounded_channel();
+            let _ = sender.send(request);
+            *listener = Some(sender);
             tokio::spawn(
                 Listener {
                     client: self.client.clone(),
                     prefix: format!("{}:{{", self.namespace),
                     id: self.id.clone(),
-                    rooms: self.rooms.clone(),
-                    asked,
+                    queues: self.queues.clone(),
+                    requests,
                     wanted: HashSet::new(),
                     pending: vec![],
                 }
@@ -479,8 +491,8 @@ struct Listener {
     client: Client,
     prefix: String,
     id: String,
-    rooms: Arc<Rooms>,
-    asked: mpsc::UnboundedReceiver<Ask>,
+    queues: Arc<WaitQueues>,
+    requests: mpsc::UnboundedReceiver<Request>,
     /// Keys that somebody waits for.
     wanted: HashSet<String>,
     /// Who is to be told that it is subscribed now.
@@ -490,8 +502,8 @@ struct Listener {
 impl Drop for Listener {
     /// Who waits asks again, and so does who asks just now.
     fn drop(&mut self) {
-        self.asked.close();
-        self.rooms.deafen();
+        self.requests.close();
+        self.queues.subscription_ended();
     }
 }
 
@@ -502,14 +514,14 @@ impl Listener {
     async fn run(mut self) {
         loop {
             if self.wanted.is_empty() {
-                let next = tokio::time::timeout(IDLE, self.asked.recv());
-                let Ok(Some(ask)) = next.await else { break };
-                self.note(ask);
+                let next = tokio::time::timeout(IDLE, self.requests.recv());
+                let Ok(Some(request)) = next.await else { break };
+                self.note(request);
                 continue;
             }
             match self.connection().await {
                 Ended::Gone => return,
-                Ended::Broken => tokio::time::sleep(AWAY).await,
+                Ended::Broken => tokio::time::sleep(RECONNECT_PAUSE).await,
                 Ended::Idle => {}
             }
         }
@@ -519,13 +531,14 @@ impl Listener {
         format!("{}{key}{RELEASED}", self.prefix)
     }
 
-    fn note(&mut self, ask: Ask) -> Option<String> {
-        match ask {
-            Ask::Join(key, heard) => {
-                self.pending.push((key.clone(), heard));
+    /// Returns the key that has to be subscribed to, if it is a new one.
+    fn note(&mut self, request: Request) -> Option<String> {
+        match request {
+            Request::Subscribe(key, confirm) => {
+                self.pending.push((key.clone(), confirm));
                 self.wanted.insert(key.clone()).then_some(key)
             }
-            Ask::Leave(key) => {
+            Request::Unsubscribe(key) => {
                 self.wanted.remove(&key);
                 None
             }
@@ -535,59 +548,58 @@ impl Listener {
     /// One connection, from its subscriptions to its end.
     async fn connection(&mut self) -> Ended {
         let limit = self.client.timeout * 2;
-        let connected = self.client.subscriber().await;
-        let Ok(subscriber) = connected else {
+        let Ok(connection) = self.client.pubsub().await else {
             return Ended::Broken;
         };
-        let (mut sink, mut messages) = subscriber.split();
+        let (mut sink, mut messages) = connection.split();
         let channels: Vec<String> = self.wanted.iter().map(|k| self.channel(k)).collect();
-        if !subscribed(&mut sink, &channels, limit).await {
+        if !subscribe(&mut sink, &channels, limit).await {
             return Ended::Broken;
         }
-        // What was published while there was no connection was not heard. Who is told now asks again anyway.
+        // What was published while there was no connection is lost. Who is confirmed now asks again anyway.
         for key in &self.wanted {
             if self.pending.iter().all(|(new, _)| new != key) {
-                self.rooms.ring(key);
+                self.queues.wake(key);
             }
         }
-        self.tell();
+        self.confirm();
         loop {
             tokio::select! {
                 message = messages.next() => {
                     let Some(message) = message else { return Ended::Broken };
-                    self.heard(&message);
+                    self.received(&message);
                 }
-                ask = self.asked.recv() => {
-                    let Some(ask) = ask else { return Ended::Gone };
-                    let left = match &ask {
-                        Ask::Leave(key) => Some(self.channel(key)),
-                        Ask::Join(..) => None,
+                request = self.requests.recv() => {
+                    let Some(request) = request else { return Ended::Gone };
+                    let old = match &request {
+                        Request::Unsubscribe(key) => Some(self.channel(key)),
+                        Request::Subscribe(..) => None,
                     };
-                    let joined = self.note(ask).map(|key| self.channel(&key));
-                    if let Some(channel) = joined
-                        && !subscribed(&mut sink, &[channel], limit).await
+                    let new = self.note(request).map(|key| self.channel(&key));
+                    if let Some(channel) = new
+                        && !subscribe(&mut sink, &[channel], limit).await
                     {
                         return Ended::Broken;
                     }
-                    if let Some(channel) = left
+                    if let Some(channel) = old
                         && !matches!(tokio::time::timeout(limit, sink.unsubscribe(channel)).await, Ok(Ok(())))
                     {
                         return Ended::Broken;
                     }
-                    self.tell();
+                    self.confirm();
                 }
                 () = tokio::time::sleep(IDLE), if self.wanted.is_empty() => return Ended::Idle,
             }
         }
     }
 
-    fn tell(&mut self) {
-        for (_, heard) in self.pending.drain(..) {
-            let _ = heard.send(());
+    fn confirm(&mut self) {
+        for (_, confirm) in self.pending.drain(..) {
+            let _ = confirm.send(());
         }
     }
 
-    fn heard(&self, message: &redis::Msg) {
+    fn received(&self, message: &redis::Msg) {
         let key = message
             .get_channel_name()
             .strip_prefix(&self.prefix)
@@ -597,7 +609,7 @@ impl Listener {
         if let Some(key) = key
             && !ours
         {
-            self.rooms.ring(key);
+            self.queues.wake(key);
         }
     }
 }
@@ -610,7 +622,8 @@ enum Ended {
     Idle,
 }
 
-async fn subscribed(sink: &mut PubSubSink, channels: &[String], limit: Duration) -> bool {
+/// False: the connection is of no use any more.
+async fn subscribe(sink: &mut PubSubSink, channels: &[String], limit: Duration) -> bool {
     matches!(
         tokio::time::timeout(limit, sink.subscribe(channels)).await,
         Ok(Ok(()))

@@ -12,8 +12,8 @@ use futures_util::future::join_all;
 use parking_lot::Mutex;
 
 use super::{
-    Attempt, Core, Error, Giving, Kept, Kind, LockClient, Released, RetryStrategy, Tried, checked,
-    leased, name_of,
+    Attempt, Core, Error, Kind, LockClient, OwnerReply, ReleaseOptions, Released, RetryStrategy,
+    TryLockReply, checked, leased, name_of,
 };
 use crate::clock::Boottime;
 
@@ -36,7 +36,7 @@ use crate::clock::Boottime;
 /// let red = Redlock::new(nodes.into_iter().collect::<Result<Vec<_>, _>>()?)?;
 /// let retry = ExponentialBackoff::default().until(Duration::from_secs(5));
 /// match red.try_lock("payout", Duration::from_secs(30), retry).await? {
-///     TryRedlock::Taken(lock) => {
+///     TryRedlock::Acquired(lock) => {
 ///         // ... the work, while lock.is_held(), with lock.renew() now and then ...
 ///         lock.release().await?;
 ///     }
@@ -56,7 +56,7 @@ pub struct Redlock {
 #[must_use = "a lock that is dropped is given back at once"]
 pub enum TryRedlock {
     /// A majority granted it in time.
-    Taken(RedlockGuard),
+    Acquired(RedlockGuard),
     /// Others have so many nodes that there was no majority.
     Held {
         /// Nodes that were granted, and given back.
@@ -90,7 +90,7 @@ struct Share {
     key: Arc<str>,
     owner: Arc<str>,
     /// No answer came.
-    unheard: AtomicBool,
+    unanswered: AtomicBool,
     armed: AtomicBool,
 }
 
@@ -148,28 +148,28 @@ impl Redlock {
         let begun = Boottime::now();
         let mut number = 0;
         loop {
-            let lost = match self.once(&key, lease).await {
-                Ok(taken @ TryRedlock::Taken(_)) => return Ok(taken),
+            let failed = match self.try_once(&key, lease).await {
+                Ok(acquired @ TryRedlock::Acquired(_)) => return Ok(acquired),
                 Err(e) if !e.is_transient() => return Err(e),
-                lost => lost,
+                failed => failed,
             };
             number += 1;
             let attempt = Attempt {
                 number,
                 elapsed: Boottime::now().since(begun),
-                remaining: match &lost {
+                remaining: match &failed {
                     Ok(TryRedlock::Held { remaining, .. }) => *remaining,
                     _ => Duration::ZERO,
                 },
             };
             match retry.pause(&attempt) {
-                Some(pause) => self.nodes[0].core.home.sleep(pause).await,
-                None => return lost,
+                Some(pause) => self.nodes[0].core.thread.sleep(pause).await,
+                None => return failed,
             }
         }
     }
 
-    async fn once(&self, key: &Arc<str>, lease: Duration) -> Result<TryRedlock, Error> {
+    async fn try_once(&self, key: &Arc<str>, lease: Duration) -> Result<TryRedlock, Error> {
         let timeout = self.node_timeout.unwrap_or_else(|| {
             (lease / 20).clamp(Duration::from_millis(10), Duration::from_millis(500))
         });
@@ -183,9 +183,9 @@ impl Redlock {
                     core.backend
                         .try_lock(&share.key, &share.owner, lease, false, limit)
                 };
-                let (answer, _) = core.twice(timeout, ask).await;
-                share.unheard.store(answer.is_err(), SeqCst);
-                if matches!(answer, Ok(Tried::Held { .. } | Tried::Stale)) {
+                let (answer, _) = core.ask_twice(timeout, ask).await;
+                share.unanswered.store(answer.is_err(), SeqCst);
+                if matches!(answer, Ok(TryLockReply::Held { .. } | TryLockReply::Stale)) {
                     share.disarm();
                 }
                 Ok((answer, share))
@@ -213,9 +213,9 @@ impl Redlock {
             });
             guard.shares.push(share);
             match answer {
-                Ok(Tried::Taken(_)) => votes += 1,
-                Ok(Tried::Held { owner, remaining }) => held.push((remaining, owner)),
-                Ok(Tried::Stale) => {}
+                Ok(TryLockReply::Acquired(_)) => votes += 1,
+                Ok(TryLockReply::Held { owner, remaining }) => held.push((remaining, owner)),
+                Ok(TryLockReply::Stale) => {}
                 Err(e) => {
                     first.get_or_insert(e);
                 }
@@ -224,7 +224,7 @@ impl Redlock {
         if votes >= self.quorum() {
             let took = Boottime::now().since(sent);
             if guard.is_held() {
-                return Ok(TryRedlock::Taken(guard));
+                return Ok(TryRedlock::Acquired(guard));
             }
             let _ = guard.release().await;
             return Err(Error::TooLate {
@@ -294,7 +294,7 @@ impl RedlockGuard {
                     if self.remaining().is_zero() {
                         return Err(e);
                     }
-                    core.home.sleep(pause.min(self.remaining() / 2)).await;
+                    core.thread.sleep(pause.min(self.remaining() / 2)).await;
                     tried += 1;
                 }
                 out => return out.map_err(|(e, _)| e),
@@ -315,14 +315,14 @@ impl RedlockGuard {
         let answers = self
             .ask_all(move |core, key, owner| async move {
                 let ask = |limit| core.backend.renew(&key, &owner, Kind::Plain, lease, limit);
-                core.twice(timeout, ask).await.0
+                core.ask_twice(timeout, ask).await.0
             })
             .await;
         let (mut votes, mut silent, mut first) = (0, 0, None);
         for answer in answers {
             match answer {
-                Ok(Kept::Yes) => votes += 1,
-                Ok(Kept::No(_)) => {}
+                Ok(OwnerReply::Done) => votes += 1,
+                Ok(OwnerReply::NotOwner(_)) => {}
                 Err(e) => {
                     silent += usize::from(e.is_transient());
                     first.get_or_insert(e);
@@ -371,14 +371,14 @@ impl RedlockGuard {
     /// [`Error::NotHeld`]: a majority did not have it any more. [`Error::NoMajority`]: fewer than a majority have confirmed it; those
     /// that did not answer are tried again in the background, and it lapses with its lease.
     pub async fn release(&self) -> Result<Released, Error> {
-        let sure = self.is_held();
+        let held = self.is_held();
         if self.released.swap(true, SeqCst) {
             return Ok(Released::Before);
         }
-        let how = Giving {
-            keep: Duration::ZERO,
-            sure,
-            unheard: false,
+        let options = ReleaseOptions {
+            keep_for: Duration::ZERO,
+            check_expiry: !held,
+            unanswered: false,
         };
         let timeout = self.timeout;
         // Each is seen to its end on its node's thread, also if this future is dropped.
@@ -389,25 +389,28 @@ impl RedlockGuard {
                 self.owner.clone(),
             );
             let left = Share::of(&share.node, &key, &owner);
-            let unheard = share.unheard.load(SeqCst);
-            left.unheard.store(unheard, SeqCst);
+            let unanswered = share.unanswered.load(SeqCst);
+            left.unanswered.store(unanswered, SeqCst);
             let armed = share.armed.swap(false, SeqCst);
-            let how = Giving { unheard, ..how };
+            let options = ReleaseOptions {
+                unanswered,
+                ..options
+            };
             let asked = async move {
                 if !armed {
                     left.disarm();
                 }
-                let ask = |limit| core.backend.release(&key, &owner, how, limit);
-                let answer = match core.twice(timeout, ask).await {
+                let ask = |limit| core.backend.release(&key, &owner, options, limit);
+                let answer = match core.ask_twice(timeout, ask).await {
                     // The first request freed it, and its answer got lost.
-                    (Ok(Kept::No(_)), true) if how.sure => Ok(Kept::Yes),
+                    (Ok(OwnerReply::NotOwner(_)), true) if held => Ok(OwnerReply::Done),
                     (answer, _) => answer,
                 };
-                core.rooms.ring(&key);
+                core.queues.wake(&key);
                 match &answer {
                     Ok(_) => left.disarm(),
                     // It is tried again in the background: `left` is dropped.
-                    Err(_) => left.unheard.store(true, SeqCst),
+                    Err(_) => left.unanswered.store(true, SeqCst),
                 }
                 answer
             };
@@ -418,8 +421,8 @@ impl RedlockGuard {
         let (mut holder, mut first) = (None, None);
         for answer in answers {
             match answer {
-                Ok(Kept::Yes) => freed += 1,
-                Ok(Kept::No(owner)) => {
+                Ok(OwnerReply::Done) => freed += 1,
+                Ok(OwnerReply::NotOwner(owner)) => {
                     gone += 1;
                     holder = holder.or(owner);
                 }
@@ -447,7 +450,7 @@ impl Share {
             node: node.clone(),
             key: key.clone(),
             owner: owner.clone(),
-            unheard: false.into(),
+            unanswered: false.into(),
             armed: true.into(),
         }
     }
@@ -460,13 +463,15 @@ impl Share {
 impl Drop for Share {
     fn drop(&mut self) {
         if self.armed.load(SeqCst) {
-            let unheard = self.unheard.load(SeqCst);
+            let unanswered = self.unanswered.load(SeqCst);
             let (key, owner) = (self.key.clone(), self.owner.clone());
-            self.node.core.abandon(key, owner, move || Giving {
-                keep: Duration::ZERO,
-                sure: true,
-                unheard,
-            });
+            let options = ReleaseOptions {
+                keep_for: Duration::ZERO,
+                check_expiry: false,
+                unanswered,
+            };
+            let core = &self.node.core;
+            core.release_in_background(key, owner, move || options);
         }
     }
 }

@@ -9,8 +9,8 @@ use std::{
 };
 
 use super::{
-    Attempt, Error, IfDropped, Kept, Kind, LockClient, NoRetry, RetryStrategy, Turn, Waited,
-    checked, leased, name_of,
+    Attempt, Error, IfDropped, Kind, LockClient, NoRetry, OwnerReply, RetryStrategy, WaitOutcome,
+    WaiterTry, checked, leased, name_of,
 };
 use crate::{
     clock::Boottime,
@@ -64,7 +64,7 @@ struct Known {
     /// The entry that is kept renewed.
     renewed: u64,
     /// The names of the levels that were entered here and not left; and of those that were being left when no answer came.
-    levels: Vec<(Arc<str>, Which)>,
+    levels: Vec<(Arc<str>, LevelToLeave)>,
 }
 
 /// How an attempt to enter ended.
@@ -156,9 +156,9 @@ impl ReentrantLock {
         let mut number = 0;
         let nonce = self.name_of_level();
         loop {
-            match self.ask(&nonce, false).await? {
-                Turn::Won { lock, .. } => return Ok(lock),
-                Turn::Held { owner, remaining } => {
+            match self.enter_once(&nonce, false).await? {
+                WaiterTry::Acquired { lock, .. } => return Ok(lock),
+                WaiterTry::Held { owner, remaining } => {
                     number += 1;
                     let attempt = Attempt {
                         number,
@@ -166,7 +166,7 @@ impl ReentrantLock {
                         remaining,
                     };
                     match retry.pause(&attempt) {
-                        Some(pause) => self.client.core.home.sleep(pause).await,
+                        Some(pause) => self.client.core.thread.sleep(pause).await,
                         None => {
                             return Ok(Enter::Held {
                                 holder: name_of(&owner).to_owned(),
@@ -194,14 +194,15 @@ impl ReentrantLock {
             out => return out,
         }
         let wait = wait.saturating_sub(Boottime::now().since(begun));
-        let waited = self
-            .client
-            .wait_for(&self.key, Some(&self.owner), wait, |hears| async move {
-                self.ask(&self.name_of_level(), hears).await
-            });
+        let waited = self.client.wait_for(
+            &self.key,
+            Some(&self.owner),
+            wait,
+            |subscribed| async move { self.enter_once(&self.name_of_level(), subscribed).await },
+        );
         Ok(match waited.await? {
-            Waited::Won(entered, ..) => entered,
-            Waited::Held { holder, remaining } => Enter::Held { holder, remaining },
+            WaitOutcome::Acquired(entered, ..) => entered,
+            WaitOutcome::Held { holder, remaining } => Enter::Held { holder, remaining },
         })
     }
 
@@ -210,35 +211,39 @@ impl ReentrantLock {
     }
 
     /// One try. Should the caller go away, it goes on to its answer, and a level that it took is given back after that.
-    async fn ask(&self, nonce: &Arc<str>, hears: bool) -> Result<Turn<Enter>, Error> {
+    async fn enter_once(
+        &self,
+        nonce: &Arc<str>,
+        subscribed: bool,
+    ) -> Result<WaiterTry<Enter>, Error> {
         let (this, nonce) = (self.clone(), nonce.clone());
-        let asked = async move { this.asked(nonce, hears).await };
-        let (turn, unheard) = self.client.core.run(&self.key, asked).await?;
+        let entering = async move { this.enter_here(nonce, subscribed).await };
+        let (tried, undo_if_dropped) = self.client.core.run(&self.key, entering).await?;
         // From here on it is the caller's.
-        unheard.disarm();
-        Ok(turn)
+        undo_if_dropped.disarm();
+        Ok(tried)
     }
 
     /// A lost answer is asked for again with the same nonce.
-    async fn asked(
+    async fn enter_here(
         self,
         nonce: Arc<str>,
-        hears: bool,
-    ) -> Result<(Turn<Enter>, IfDropped<impl FnOnce() + Send>), Error> {
+        subscribed: bool,
+    ) -> Result<(WaiterTry<Enter>, IfDropped<impl FnOnce() + Send>), Error> {
         let core = &self.client.core;
         let limit = core.backend.patience();
         let sent = AtomicU64::new(0);
         let lease = self.lease.length;
         let entered = core
-            .insist(limit, || {
+            .with_retries(limit, || {
                 sent.store(Boottime::now().0, Ordering::Relaxed);
                 let who = (&*self.owner, &*nonce);
-                core.backend.enter(&self.key, who, lease, hears, limit)
+                core.backend.enter(&self.key, who, lease, subscribed, limit)
             })
             .await;
         let sent = Boottime(sent.into_inner());
-        let turn = match entered {
-            Ok(Entered::Taken(token, levels)) => {
+        let tried = match entered {
+            Ok(EnterReply::Acquired(token, levels)) => {
                 let now = Boottime::now();
                 let fresh = HeldLease::new(self.lease, sent);
                 if fresh.step(now) == Step::StepDown {
@@ -251,15 +256,15 @@ impl ReentrantLock {
                     known.levels.clear();
                 }
                 known.held = Some(fresh);
-                known.levels.push((nonce.clone(), Which::This));
-                Turn::Won {
+                known.levels.push((nonce.clone(), LevelToLeave::Named));
+                WaiterTry::Acquired {
                     lock: Enter::Entered { levels, token },
                     owner: self.owner.clone(),
                     lease,
                 }
             }
-            Ok(Entered::Held { owner, remaining }) => Turn::Held { owner, remaining },
-            Ok(Entered::Stale) => return Err(self.too_late(lease)),
+            Ok(EnterReply::Held { owner, remaining }) => WaiterTry::Held { owner, remaining },
+            Ok(EnterReply::Stale) => return Err(self.too_late(lease)),
             Err(e) => {
                 if e.is_transient() {
                     self.undo(nonce);
@@ -267,21 +272,21 @@ impl ReentrantLock {
                 return Err(e);
             }
         };
-        let won = matches!(turn, Turn::Won { .. });
-        let unheard = IfDropped::new(move || {
-            if won {
+        let acquired = matches!(tried, WaiterTry::Acquired { .. });
+        let undo_if_dropped = IfDropped::new(move || {
+            if acquired {
                 self.undo(nonce);
             }
         });
-        Ok((turn, unheard))
+        Ok((tried, undo_if_dropped))
     }
 
     /// Gives back in the background a level that nobody knows of.
     fn undo(&self, nonce: Arc<str>) {
         let this = self.clone();
         this.known().levels.retain(|(name, _)| *name != nonce);
-        self.client.core.home.finish(async move {
-            if let Err(e) = this.leave_by(&nonce, Which::Unheard).await {
+        self.client.core.thread.spawn_tracked(async move {
+            if let Err(e) = this.leave_by(&nonce, LevelToLeave::Unanswered).await {
                 tracing::debug!(error = %e, "a level could not be given back; it lapses with the lease");
             }
         });
@@ -305,7 +310,7 @@ impl ReentrantLock {
         let this = self.clone();
         let newest = this.known().levels.pop();
         // Of an owner that others use too, it may be theirs.
-        let (nonce, which) = newest.unwrap_or_else(|| (self.name_of_level(), Which::Any));
+        let (nonce, which) = newest.unwrap_or_else(|| (self.name_of_level(), LevelToLeave::Newest));
         let leaving = async move {
             let left = this.leave_by(&nonce, which).await;
             if matches!(&left, Err(e) if e.is_transient()) {
@@ -316,29 +321,31 @@ impl ReentrantLock {
         self.client.core.run(&self.key, leaving).await
     }
 
-    async fn leave_by(&self, nonce: &str, which: Which) -> Result<Leave, Error> {
+    async fn leave_by(&self, nonce: &str, which: LevelToLeave) -> Result<Leave, Error> {
         let core = &self.client.core;
         let limit = core.backend.patience();
         let asked = AtomicU32::new(0);
         let left = core
-            .insist(limit, || {
+            .with_retries(limit, || {
                 asked.fetch_add(1, Ordering::Relaxed);
                 let who = (&*self.owner, nonce);
                 core.backend.leave(&self.key, who, which, limit)
             })
             .await?;
-        if !matches!(left, Left::Levels(1..)) {
-            core.rooms.ring(&self.key);
+        if !matches!(left, LeaveReply::Levels(1..)) {
+            core.queues.wake(&self.key);
         }
         Ok(match left {
-            Left::Levels(0) => self.is_over(Leave::Freed),
-            Left::Levels(levels) => Leave::Still { levels },
+            LeaveReply::Levels(0) => self.is_over(Leave::Freed),
+            LeaveReply::Levels(levels) => Leave::Still { levels },
             // The first request freed it, and its answer got lost.
-            Left::Not(_) if asked.into_inner() > 1 && self.is_held() => self.is_over(Leave::Freed),
-            Left::Not(Some(owner)) => self.is_over(Leave::Foreign {
+            LeaveReply::NotOwner(_) if asked.into_inner() > 1 && self.is_held() => {
+                self.is_over(Leave::Freed)
+            }
+            LeaveReply::NotOwner(Some(owner)) => self.is_over(Leave::Foreign {
                 holder: name_of(&owner).to_owned(),
             }),
-            Left::Not(None) => self.is_over(Leave::NotHeld),
+            LeaveReply::NotOwner(None) => self.is_over(Leave::NotHeld),
         })
     }
 
@@ -357,7 +364,7 @@ impl ReentrantLock {
     /// for. [`Error::Unreachable`] and others: not known.
     pub async fn renew(&self) -> Result<(), Error> {
         let this = self.clone();
-        let renewing = async move { this.insist_on_renewal().await };
+        let renewing = async move { this.renew_with_retries().await };
         self.client.core.run(&self.key, renewing).await
     }
 
@@ -367,18 +374,18 @@ impl ReentrantLock {
         Some((trusted.since(Boottime::now()) / 2).max(Duration::from_millis(1)))
     }
 
-    async fn insist_on_renewal(&self) -> Result<(), Error> {
+    async fn renew_with_retries(&self) -> Result<(), Error> {
         let core = &self.client.core;
         let mut tried = 0;
         loop {
             let half = self.half_of_trust().unwrap_or(Duration::MAX);
             match self.renew_within(core.backend.patience().min(half)).await {
                 Err(e) if e.is_transient() && tried < core.retry.attempts => {
-                    // At once after a connection that was found cut, as in [`Core::insist`].
+                    // At once after a connection that was found cut, as in [`Core::with_retries`].
                     if tried > 0 {
                         let half = self.half_of_trust().unwrap_or(Duration::MAX);
                         let pause = core.retry.pause(tried + 1, fastrand::f64());
-                        core.home.sleep(pause.min(half)).await;
+                        core.thread.sleep(pause.min(half)).await;
                     }
                     tried += 1;
                 }
@@ -401,7 +408,7 @@ impl ReentrantLock {
             .backend
             .renew(&self.key, &self.owner, kind, lease, limit);
         match answer.await? {
-            Kept::Yes => {
+            OwnerReply::Done => {
                 let mut known = self.known();
                 known.entry += u64::from(known.held.is_none());
                 let held = known
@@ -413,7 +420,7 @@ impl ReentrantLock {
                     _ => Ok(()),
                 }
             }
-            Kept::No(owner) => {
+            OwnerReply::NotOwner(owner) => {
                 self.known().held = None;
                 Err(Error::NotHeld {
                     key: self.key.to_string(),
@@ -441,7 +448,7 @@ impl ReentrantLock {
             known: Arc::default(),
             ..self.clone()
         };
-        self.client.core.home.keep(async move {
+        self.client.core.thread.spawn(async move {
             while let Some(known) = weak.upgrade() {
                 let lock = Self {
                     known,
@@ -461,7 +468,7 @@ impl ReentrantLock {
                         // Not the last of us.
                         drop(lock);
                         let at = at.min(Boottime::now() + Duration::from_secs(1));
-                        core.home.until(at).await;
+                        core.thread.sleep_until(at).await;
                     }
                     Step::Renew => {
                         // As of a `Lock`.
@@ -495,25 +502,28 @@ impl ReentrantLock {
 }
 
 /// What a store says to who wants to enter.
-pub(super) enum Entered {
-    Taken(FencingToken, u32),
+pub(super) enum EnterReply {
+    Acquired(FencingToken, u32),
     Held { owner: String, remaining: Duration },
     Stale,
 }
 
 /// Which level is given back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Which {
+pub(super) enum LevelToLeave {
     /// The one of this name.
-    This,
+    Named,
     /// The newest one; the name is that of the step.
-    Any,
-    /// The one of this name, if it was ever taken. The question for it may still arrive, and shall find that it is over.
-    Unheard,
+    Newest,
+    /// The one of this name, if it was ever entered: the request for it got no answer, may still arrive, and shall find that
+    /// it is over.
+    Unanswered,
 }
 
 /// What a store says to who leaves.
-pub(super) enum Left {
+pub(super) enum LeaveReply {
+    /// So many are left.
     Levels(u32),
-    Not(Option<String>),
+    /// It is not the owner's; the owner of now, if there is one.
+    NotOwner(Option<String>),
 }

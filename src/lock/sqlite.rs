@@ -12,10 +12,10 @@ use tokio::{sync::broadcast::error::RecvError, task::JoinHandle};
 
 use self::levels::Levels;
 use super::{
-    Backend, Error, Giving, IfDropped, Kept, Kind, Tried,
-    period::Timed,
-    reentrant::{Entered, Left, Which},
-    room::{Rooms, made_by},
+    Backend, Error, IfDropped, Kind, OwnerReply, ReleaseOptions, TryLockReply,
+    period::PeriodReply,
+    reentrant::{EnterReply, LeaveReply, LevelToLeave},
+    wait_queue::{WaitQueues, made_by},
 };
 use crate::{
     logic::claim::Event,
@@ -35,13 +35,13 @@ pub(super) struct SqliteLocks {
     store: SqliteStore,
     namespace: String,
     id: String,
-    rooms: Arc<Rooms>,
-    ear: Mutex<Ear>,
+    queues: Arc<WaitQueues>,
+    subscriber: Mutex<Subscriber>,
 }
 
 /// Listens while somebody waits: as long as it does, the file is looked at.
 #[derive(Default)]
-struct Ear {
+struct Subscriber {
     wanted: HashSet<String>,
     task: Option<JoinHandle<()>>,
 }
@@ -63,18 +63,23 @@ impl SqliteLocks {
         path: &Path,
         namespace: &str,
         id: &str,
-        rooms: Arc<Rooms>,
+        queues: Arc<WaitQueues>,
     ) -> Result<Self, store::Error> {
-        Ok(Self::new(SqliteStore::open(path)?, namespace, id, rooms))
+        Ok(Self::new(SqliteStore::open(path)?, namespace, id, queues))
     }
 
-    pub(super) fn new(store: SqliteStore, namespace: &str, id: &str, rooms: Arc<Rooms>) -> Self {
+    pub(super) fn new(
+        store: SqliteStore,
+        namespace: &str,
+        id: &str,
+        queues: Arc<WaitQueues>,
+    ) -> Self {
         Self {
             store,
             namespace: namespace.to_owned(),
             id: id.to_owned(),
-            rooms,
-            ear: Mutex::default(),
+            queues,
+            subscriber: Mutex::default(),
         }
     }
 
@@ -283,17 +288,17 @@ impl Backend for SqliteLocks {
         key: &str,
         owner: &str,
         lease: Duration,
-        _hears: bool,
+        _subscribed: bool,
         limit: Duration,
-    ) -> Result<Tried, Error> {
+    ) -> Result<TryLockReply, Error> {
         let owner = owner.to_owned();
         let claimed = self.step(key, limit, move |s, name| {
             claim(s, name, (&owner, None), lease)
         });
         Ok(match claimed.await? {
-            Claim::Ours(token, _) => Tried::Taken(token),
-            Claim::Held { owner, remaining } => Tried::Held { owner, remaining },
-            Claim::Stale => Tried::Stale,
+            Claim::Ours(token, _) => TryLockReply::Acquired(token),
+            Claim::Held { owner, remaining } => TryLockReply::Held { owner, remaining },
+            Claim::Stale => TryLockReply::Stale,
         })
     }
 
@@ -304,7 +309,7 @@ impl Backend for SqliteLocks {
         kind: Kind,
         lease: Duration,
         limit: Duration,
-    ) -> Result<Kept, Error> {
+    ) -> Result<OwnerReply, Error> {
         let owner = owner.to_owned();
         let renewed = self.step(key, limit, move |s, name| {
             one_of!(whose(s, name, &owner, kind)?);
@@ -315,16 +320,16 @@ impl Backend for SqliteLocks {
             )?;
             Ok(Some(Ok(())))
         });
-        Ok(Kept::from(renewed.await?))
+        Ok(OwnerReply::from(renewed.await?))
     }
 
     async fn release(
         &self,
         key: &str,
         owner: &str,
-        Giving { keep, .. }: Giving,
+        ReleaseOptions { keep_for, .. }: ReleaseOptions,
         limit: Duration,
-    ) -> Result<Kept, Error> {
+    ) -> Result<OwnerReply, Error> {
         let owner = owner.to_owned();
         let released = self.step(key, limit, move |s, name| {
             let kept = format!("{owner}{KEPT}");
@@ -332,10 +337,10 @@ impl Backend for SqliteLocks {
                 return Ok(Some(Ok(())));
             }
             one_of!(whose(s, name, &owner, Kind::Plain)?);
-            if keep.is_zero() {
+            if keep_for.is_zero() {
                 free(s, name, owner)?;
             } else {
-                let until = s.now_us.saturating_add(micros(keep));
+                let until = s.now_us.saturating_add(micros(keep_for));
                 s.execute(
                     "UPDATE locks SET owner = ?2, until = ?3 WHERE key = ?1",
                     &[&name, &kept, &until],
@@ -344,10 +349,14 @@ impl Backend for SqliteLocks {
             }
             Ok(Some(Ok(())))
         });
-        Ok(Kept::from(released.await?))
+        Ok(OwnerReply::from(released.await?))
     }
 
-    async fn look(&self, key: &str, limit: Duration) -> Result<Option<(String, Duration)>, Error> {
+    async fn holder(
+        &self,
+        key: &str,
+        limit: Duration,
+    ) -> Result<Option<(String, Duration)>, Error> {
         self.step(key, limit, move |s, name| {
             let r = row(s, name)?;
             Ok(Some(r.and_then(|r| {
@@ -363,17 +372,17 @@ impl Backend for SqliteLocks {
         key: &str,
         (owner, nonce): (&str, &str),
         lease: Duration,
-        _hears: bool,
+        _subscribed: bool,
         limit: Duration,
-    ) -> Result<Entered, Error> {
+    ) -> Result<EnterReply, Error> {
         let (owner, nonce) = (owner.to_owned(), nonce.to_owned());
         let claimed = self.step(key, limit, move |s, name| {
             claim(s, name, (&owner, Some(&nonce)), lease)
         });
         Ok(match claimed.await? {
-            Claim::Ours(token, levels) => Entered::Taken(token, levels as u32),
-            Claim::Held { owner, remaining } => Entered::Held { owner, remaining },
-            Claim::Stale => Entered::Stale,
+            Claim::Ours(token, levels) => EnterReply::Acquired(token, levels as u32),
+            Claim::Held { owner, remaining } => EnterReply::Held { owner, remaining },
+            Claim::Stale => EnterReply::Stale,
         })
     }
 
@@ -381,12 +390,12 @@ impl Backend for SqliteLocks {
         &self,
         key: &str,
         (owner, nonce): (&str, &str),
-        which: Which,
+        which: LevelToLeave,
         limit: Duration,
-    ) -> Result<Left, Error> {
+    ) -> Result<LeaveReply, Error> {
         let (owner, nonce) = (owner.to_owned(), nonce.to_owned());
         let left = self.step(key, limit, move |s, name| {
-            // A question that got no answer does not arrive after this: one thread writes, in the order of what is asked.
+            // A request that got no answer does not arrive after this: one thread writes, in the order of what is asked.
             let r = one_of!(whose(s, name, &owner, Kind::Reentrant)?);
             let mut levels = r.levels().unwrap_or_else(|| Levels::parse(""));
             levels.leave(&nonce, which);
@@ -397,18 +406,18 @@ impl Backend for SqliteLocks {
             Ok(Some(Ok(levels.count() as u32)))
         });
         Ok(match left.await? {
-            Ok(levels) => Left::Levels(levels),
-            Err(owner) => Left::Not(owner),
+            Ok(levels) => LeaveReply::Levels(levels),
+            Err(owner) => LeaveReply::NotOwner(owner),
         })
     }
 
-    async fn take_period(
+    async fn claim_period(
         &self,
         key: &str,
         owner: &str,
         length: Duration,
         limit: Duration,
-    ) -> Result<Timed, Error> {
+    ) -> Result<PeriodReply, Error> {
         let owner = owner.to_owned();
         self.step(key, limit, move |s, name| {
             // A row of its own beside the lock's; the token is the begin of the newest period that was claimed.
@@ -422,12 +431,12 @@ impl Backend for SqliteLocks {
             if let Some(last) = row(s, &name)? {
                 let (begun, next) = (last.token, next(last.token));
                 if last.owner == owner {
-                    return Ok(Some(Timed::Taken { begin: begun, next }));
+                    return Ok(Some(PeriodReply::Claimed { begin: begun, next }));
                 }
                 // Also a later one: a clock that went back does not begin a period again.
                 if begun >= begin {
                     let owner = last.owner;
-                    return Ok(Some(Timed::Before { owner, next }));
+                    return Ok(Some(PeriodReply::Held { owner, next }));
                 }
             }
             let next = next(begin);
@@ -437,12 +446,12 @@ impl Backend for SqliteLocks {
                  ON CONFLICT (key) DO UPDATE SET owner = ?2, count = NULL, token = ?3, until = ?4",
                 &[&name, &owner, &begin, &until],
             )?;
-            Ok(Some(Timed::Taken { begin, next }))
+            Ok(Some(PeriodReply::Claimed { begin, next }))
         })
         .await
     }
 
-    async fn give_back_period(
+    async fn release_period(
         &self,
         key: &str,
         owner: &str,
@@ -452,7 +461,7 @@ impl Backend for SqliteLocks {
         let owner = owner.to_owned();
         self.step(key, limit, move |s, name| {
             let name = format!("{name}:period:{}", length.as_millis());
-            // The periods before it stay taken.
+            // The periods before it stay claimed.
             s.execute(
                 "UPDATE locks SET owner = '', token = token - 1 WHERE key = ?1 AND owner = ?2 AND token = ?3",
                 &[&name, &owner, &begin],
@@ -462,25 +471,25 @@ impl Backend for SqliteLocks {
         .await
     }
 
-    async fn listen(&self, key: &str) {
-        let mut ear = self.ear.lock();
-        ear.wanted.insert(key.to_owned());
-        if ear.task.as_ref().is_none_or(JoinHandle::is_finished) {
+    async fn subscribe(&self, key: &str) {
+        let mut subscriber = self.subscriber.lock();
+        subscriber.wanted.insert(key.to_owned());
+        if subscriber.task.as_ref().is_none_or(JoinHandle::is_finished) {
             let mut events = self.store.events();
-            let (rooms, id) = (self.rooms.clone(), self.id.clone());
+            let (queues, id) = (self.queues.clone(), self.id.clone());
             let prefix = format!("{}:{{", self.namespace);
-            let others = self.rooms.clone();
-            ear.task = Some(tokio::spawn(async move {
+            let others = self.queues.clone();
+            subscriber.task = Some(tokio::spawn(async move {
                 // It may end with its runtime, while others wait on theirs.
-                let _ended = IfDropped::new(move || others.deafen());
+                let _ended = IfDropped::new(move || others.subscription_ended());
                 loop {
                     match events.recv().await {
                         Ok(Event::Unlocked { lock, owner }) if !made_by(&id, &owner) => {
                             let key = lock.strip_prefix(&prefix).and_then(|k| k.strip_suffix('}'));
-                            key.into_iter().for_each(|key| rooms.ring(key));
+                            key.into_iter().for_each(|key| queues.wake(key));
                         }
                         Ok(_) => {}
-                        Err(RecvError::Lagged(_)) => rooms.ring_all(),
+                        Err(RecvError::Lagged(_)) => queues.wake_all(),
                         Err(RecvError::Closed) => return,
                     }
                 }
@@ -488,11 +497,11 @@ impl Backend for SqliteLocks {
         }
     }
 
-    fn forget(&self, key: &str) {
-        let mut ear = self.ear.lock();
-        ear.wanted.remove(key);
-        if ear.wanted.is_empty()
-            && let Some(task) = ear.task.take()
+    fn unsubscribe(&self, key: &str) {
+        let mut subscriber = self.subscriber.lock();
+        subscriber.wanted.remove(key);
+        if subscriber.wanted.is_empty()
+            && let Some(task) = subscriber.task.take()
         {
             task.abort();
         }
@@ -512,9 +521,9 @@ mod tests {
         (dir, locks)
     }
 
-    async fn leave(locks: &SqliteLocks, name: &str, which: Which) -> u32 {
+    async fn leave(locks: &SqliteLocks, name: &str, which: LevelToLeave) -> u32 {
         match locks.leave("k", ("a", name), which, PATIENCE).await {
-            Ok(Left::Levels(levels)) => levels,
+            Ok(LeaveReply::Levels(levels)) => levels,
             _ => panic!("it is ours"),
         }
     }
@@ -522,8 +531,8 @@ mod tests {
     /// None: that level is over.
     async fn enter(locks: &SqliteLocks, name: &str) -> Option<u32> {
         match locks.enter("k", ("a", name), LEASE, false, PATIENCE).await {
-            Ok(Entered::Taken(_, levels)) => Some(levels),
-            Ok(Entered::Stale) => None,
+            Ok(EnterReply::Acquired(_, levels)) => Some(levels),
+            Ok(EnterReply::Stale) => None,
             _ => panic!("nobody else has it"),
         }
     }
@@ -534,17 +543,17 @@ mod tests {
         assert_eq!(enter(&locks, "1").await, Some(1));
         assert_eq!(enter(&locks, "2").await, Some(2));
         assert_eq!(enter(&locks, "1").await, Some(2));
-        assert_eq!(leave(&locks, "1", Which::This).await, 1);
-        assert_eq!(leave(&locks, "1", Which::This).await, 1);
+        assert_eq!(leave(&locks, "1", LevelToLeave::Named).await, 1);
+        assert_eq!(leave(&locks, "1", LevelToLeave::Named).await, 1);
         assert_eq!(enter(&locks, "1").await, None);
         // One that was never taken.
-        assert_eq!(leave(&locks, "3", Which::Unheard).await, 1);
+        assert_eq!(leave(&locks, "3", LevelToLeave::Unanswered).await, 1);
         assert_eq!(enter(&locks, "3").await, None);
         // The newest, by another name, asked twice.
         assert_eq!(enter(&locks, "4").await, Some(2));
-        assert_eq!(leave(&locks, "5", Which::Any).await, 1);
-        assert_eq!(leave(&locks, "5", Which::Any).await, 1);
-        assert_eq!(leave(&locks, "2", Which::This).await, 0);
+        assert_eq!(leave(&locks, "5", LevelToLeave::Newest).await, 1);
+        assert_eq!(leave(&locks, "5", LevelToLeave::Newest).await, 1);
+        assert_eq!(leave(&locks, "2", LevelToLeave::Named).await, 0);
         for late in ["2", "4"] {
             assert_eq!(enter(&locks, late).await, None, "{late}");
         }
@@ -554,17 +563,17 @@ mod tests {
     #[tokio::test]
     async fn a_release_that_is_asked_for_again_is_one_and_keeps_what_it_kept() {
         let (_dir, locks) = locks();
-        let taken = locks.try_lock("k", "a", LEASE, false, PATIENCE).await;
-        assert!(matches!(taken, Ok(Tried::Taken(_))));
-        for keep in [LEASE, Duration::ZERO] {
-            let how = Giving {
-                keep,
-                sure: true,
-                unheard: false,
+        let acquired = locks.try_lock("k", "a", LEASE, false, PATIENCE).await;
+        assert!(matches!(acquired, Ok(TryLockReply::Acquired(_))));
+        for keep_for in [LEASE, Duration::ZERO] {
+            let options = ReleaseOptions {
+                keep_for,
+                check_expiry: false,
+                unanswered: false,
             };
-            let freed = locks.release("k", "a", how, PATIENCE).await;
-            assert_eq!(freed.unwrap(), Kept::Yes);
-            assert!(locks.look("k", PATIENCE).await.unwrap().is_some());
+            let freed = locks.release("k", "a", options, PATIENCE).await;
+            assert_eq!(freed.unwrap(), OwnerReply::Done);
+            assert!(locks.holder("k", PATIENCE).await.unwrap().is_some());
         }
     }
 
@@ -572,24 +581,21 @@ mod tests {
     async fn a_period_is_given_back_by_its_owner_only() {
         let (_dir, locks) = locks();
         let year = Duration::from_secs(366 * 24 * 3600);
-        let take = async |owner: &str| match locks.take_period("k", owner, year, PATIENCE).await {
-            Ok(Timed::Taken { begin, .. }) => Some(begin),
+        let claim = async |owner: &str| match locks.claim_period("k", owner, year, PATIENCE).await {
+            Ok(PeriodReply::Claimed { begin, .. }) => Some(begin),
             _ => None,
         };
-        let begin = take("a").await.unwrap();
+        let begin = claim("a").await.unwrap();
         for (owner, begin) in [("b", begin), ("a", begin - 1)] {
             let at = (year, begin);
             locks
-                .give_back_period("k", owner, at, PATIENCE)
+                .release_period("k", owner, at, PATIENCE)
                 .await
                 .unwrap();
-            assert_eq!(take("b").await, None);
+            assert_eq!(claim("b").await, None);
         }
         let at = (year, begin);
-        locks
-            .give_back_period("k", "a", at, PATIENCE)
-            .await
-            .unwrap();
-        assert_eq!(take("b").await, Some(begin));
+        locks.release_period("k", "a", at, PATIENCE).await.unwrap();
+        assert_eq!(claim("b").await, Some(begin));
     }
 }

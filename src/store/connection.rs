@@ -199,8 +199,8 @@ impl Client {
             .set_response_timeout(Some(self.timeout))
     }
 
-    /// A connection that hears what is published.
-    pub(crate) async fn subscriber(&self) -> Result<redis::aio::PubSub, Error> {
+    /// A connection for subscriptions.
+    pub(crate) async fn pubsub(&self) -> Result<redis::aio::PubSub, Error> {
         let limit = self.timeout * 4;
         match tokio::time::timeout(limit, self.client.get_async_pubsub()).await {
             Ok(made) => made.map_err(|e| self.error(&e)),
@@ -283,7 +283,7 @@ fn code(e: &RedisError) -> Option<&str> {
 
 /// One connection that all tasks use at once, made when it is first needed and replaced when it broke. Without the
 /// checkout of a pool a command costs a round trip and nothing else.
-pub(crate) struct Line {
+pub(crate) struct SharedConnection {
     client: Client,
     current: Mutex<Current>,
 }
@@ -297,7 +297,7 @@ struct Current {
     opening: Option<Opening>,
 }
 
-impl Line {
+impl SharedConnection {
     pub(crate) fn new(client: Client) -> Self {
         Self {
             client,
@@ -342,16 +342,16 @@ impl Line {
         &self,
         limit: Duration,
         ask: impl AsyncFnOnce(&mut Connection) -> Result<T, RedisError>,
-    ) -> Result<T, Trouble> {
+    ) -> Result<T, CallError> {
         let mut number = None;
         let work = async {
-            let (n, mut connection) = self.connection().await.map_err(Trouble::Without)?;
+            let (n, mut connection) = self.connection().await.map_err(CallError::NoAnswer)?;
             number = Some(n);
             let out = ask(&mut connection).await;
             if connection.broken {
                 self.replace(n);
             }
-            out.map_err(Trouble::Said)
+            out.map_err(CallError::Redis)
         };
         let out = tokio::time::timeout(limit, work).await;
         out.unwrap_or_else(|_| {
@@ -359,11 +359,11 @@ impl Line {
             if let Some(n) = number {
                 self.replace(n);
             }
-            Err(Trouble::Without(self.late(limit)))
+            Err(CallError::NoAnswer(self.timed_out(limit)))
         })
     }
 
-    pub(crate) fn late(&self, limit: Duration) -> Error {
+    pub(crate) fn timed_out(&self, limit: Duration) -> Error {
         Error::Unreachable {
             address: self.client.address.clone(),
             reason: format!("no answer within {limit:?}"),
@@ -372,15 +372,15 @@ impl Line {
 }
 
 /// Why there is no answer.
-pub(crate) enum Trouble {
-    /// No connection, or none in time.
-    Without(Error),
+pub(crate) enum CallError {
+    /// No connection, or no answer in time.
+    NoAnswer(Error),
     /// The server's, or the network's.
-    Said(RedisError),
+    Redis(RedisError),
 }
 
-/// How often a script is told to a server that does not know it. More than once: it may forget it again before it is called.
-pub(crate) const LOADS: u32 = 10;
+/// How often a script is loaded by a server that does not know it. More than once: it may forget it again before it is called.
+pub(crate) const MAX_LOADS: u32 = 10;
 
 #[derive(Clone)]
 pub(crate) struct Connection {
@@ -405,7 +405,7 @@ impl Connection {
         let mut loads = 0;
         loop {
             match self.query(call).await {
-                Err(e) if e.code() == Some("NOSCRIPT") && loads < LOADS => {
+                Err(e) if e.code() == Some("NOSCRIPT") && loads < MAX_LOADS => {
                     self.load(script).await?;
                     loads += 1;
                 }
@@ -420,7 +420,7 @@ impl Connection {
     }
     /// After a timeout too: the late answer must not meet the next question, and the peer may be gone. After
     /// READONLY, because a demoted primary will not recover on this connection.
-    pub(crate) fn heed(&mut self, e: &RedisError) {
+    pub(crate) fn note_error(&mut self, e: &RedisError) {
         self.broken |= e.is_io_error()
             || e.is_timeout()
             || e.is_connection_dropped()
@@ -429,7 +429,7 @@ impl Connection {
     }
     fn note<T>(&mut self, out: Result<T, RedisError>) -> Result<T, RedisError> {
         if let Err(e) = &out {
-            self.heed(e);
+            self.note_error(e);
         }
         out
     }

@@ -558,7 +558,7 @@ impl Store for RedisStore {
             Arg::String(entry),
         ];
         let call = RENEW.call(&[self.key(&r.job, "state")], &args);
-        let (value, sent, received) = self.renewals.ask(call).await?;
+        let (value, sent, received) = self.renewals.send(call).await?;
         let reply = self.reply(value, sent, received)?;
         let renewal = self.understood(reply::renewal(&reply.value))?;
         Ok(reply.map(|_| renewal))

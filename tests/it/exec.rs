@@ -1298,7 +1298,7 @@ fn the_lock_is_renewed_while_the_period_is_claimed() {
     let first = runtime
         .block_on(locks.try_lock("l", Duration::from_secs(60), soloist::NoRetry))
         .expect("an answer")
-        .taken()
+        .acquired()
         .expect("a free lock");
     let options = "--lock l --lease 4s --wait 1m --once-per 366d";
     let options: Vec<&str> = options.split(' ').collect();

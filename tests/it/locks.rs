@@ -150,16 +150,16 @@ async fn a_client_of_the_callers_own_is_connected_as_it_was_made() {
         lock.release().await.unwrap();
     })
     .await;
-    taken(waited.unwrap()).release().await.unwrap();
+    acquired(waited.unwrap()).release().await.unwrap();
 
     server.command::<()>(&["ACL", "DELUSER", "me"]);
     let refused = ours.try_lock("k", LONG, NoRetry).await.unwrap_err();
     assert!(!refused.to_string().contains("s3cret"), "{refused}");
 }
 
-fn taken(t: TryLock) -> Lock {
+fn acquired(t: TryLock) -> Lock {
     match t {
-        TryLock::Taken(lock) => lock,
+        TryLock::Acquired(lock) => lock,
         TryLock::Held { holder, remaining } => panic!("held by {holder} for {remaining:?}"),
     }
 }
@@ -170,7 +170,7 @@ async fn take(c: &LockClient, key: &str, lease: Duration) -> Lock {
     loop {
         match c.try_lock(key, lease, NoRetry).await {
             Err(Error::TooLate { .. }) if begun.elapsed() < GENEROUS => until_free(c, key).await,
-            answer => return taken(answer.unwrap()),
+            answer => return acquired(answer.unwrap()),
         }
     }
 }
@@ -207,7 +207,7 @@ async fn a_hundred_contenders_have_one_winner(bed: Bed) {
             let (c, barrier) = (clients[i % 4].clone(), barrier.clone());
             tokio::spawn(async move {
                 barrier.wait().await;
-                c.try_lock("one", LONG, NoRetry).await.unwrap().taken()
+                c.try_lock("one", LONG, NoRetry).await.unwrap().acquired()
             })
         })
         .collect();
@@ -261,7 +261,7 @@ async fn a_retry_strategy_decides_when_to_ask_again(bed: Bed) {
     assert!(matches!(out.unwrap(), TryLock::Held { .. }));
     assert!(tries.swap(0, SeqCst) >= 2);
     let spin = Counted(ExponentialBackoff::default(), tries.clone());
-    let waiter = tokio::spawn(async move { taken(b.try_lock("k", LONG, spin).await.unwrap()) });
+    let waiter = tokio::spawn(async move { acquired(b.try_lock("k", LONG, spin).await.unwrap()) });
     until("it spins", || tries.load(SeqCst) >= 3).await;
     lock.release().await.unwrap();
     let _lock = within(waiter).await.unwrap();
@@ -269,7 +269,7 @@ async fn a_retry_strategy_decides_when_to_ask_again(bed: Bed) {
 
 fn waiting(c: &LockClient, key: &'static str) -> tokio::task::JoinHandle<Lock> {
     let c = c.clone();
-    tokio::spawn(async move { taken(c.lock(key, LONG, LONG).await.unwrap()) })
+    tokio::spawn(async move { acquired(c.lock(key, LONG, LONG).await.unwrap()) })
 }
 
 async fn a_waiter_is_woken_by_the_release_of_another_client(bed: Bed) {
@@ -300,7 +300,7 @@ async fn a_waiter_gets_what_lapses_without_a_release(bed: Bed) {
     let (a, b) = (bed.client(), bed.client());
     let lock = take(&a, "k", 300 * MS).await;
     let got = within(b.lock("k", LONG, LONG)).await.unwrap();
-    let got = taken(got);
+    let got = acquired(got);
     assert!(!lock.is_held(), "two trust it");
     assert!(got.is_held());
 }
@@ -335,7 +335,7 @@ async fn waiters_of_one_client_are_served_in_order(bed: Bed) {
             let polled = futures_util::poll!(&mut asking);
             assert!(polled.is_pending());
             begun.send(()).unwrap();
-            let lock = taken(asking.await.unwrap());
+            let lock = acquired(asking.await.unwrap());
             order.lock().unwrap().push(i);
             lock.release().await.unwrap();
         }));
@@ -355,7 +355,7 @@ async fn singleflight_gives_the_lock_to_each_caller_in_turn(bed: Bed) {
     for _ in 0..20 {
         let (c, inside) = (c.clone(), inside.clone());
         tasks.push(tokio::spawn(async move {
-            let lock = taken(c.singleflight_lock("k", LONG, LONG).await.unwrap());
+            let lock = acquired(c.singleflight_lock("k", LONG, LONG).await.unwrap());
             assert_eq!(inside.fetch_add(1, SeqCst), 0, "two are inside");
             tokio::task::yield_now().await;
             inside.fetch_sub(1, SeqCst);
@@ -379,22 +379,22 @@ async fn singleflight_gives_the_lock_to_each_caller_in_turn(bed: Bed) {
 
 async fn a_lost_singleflight_lock_lets_the_next_one_in(bed: Bed) {
     let c = bed.client();
-    let stuck = taken(c.singleflight_lock("k", LONG, 1500 * MS).await.unwrap());
+    let stuck = acquired(c.singleflight_lock("k", LONG, 1500 * MS).await.unwrap());
     let next = within(c.singleflight_lock("k", LONG, LONG)).await.unwrap();
-    assert!(taken(next).is_held());
+    assert!(acquired(next).is_held());
     assert!(!stuck.is_held());
 }
 
 async fn an_abandoned_release_lets_the_next_one_in(bed: Bed) {
     let c = bed.client();
-    let stuck = taken(c.singleflight_lock("k", LONG, 1500 * MS).await.unwrap());
+    let stuck = acquired(c.singleflight_lock("k", LONG, 1500 * MS).await.unwrap());
     let mut releasing = Box::pin(stuck.release());
     // Asked once, and most often given up before the answer.
     let _ = futures_util::poll!(&mut releasing);
     drop(releasing);
     assert!(!stuck.is_held());
     let next = within(c.singleflight_lock("k", LONG, LONG)).await.unwrap();
-    assert!(taken(next).is_held());
+    assert!(acquired(next).is_held());
 }
 
 async fn a_lock_is_renewed_until_it_is_given_back(bed: Bed) {
@@ -410,7 +410,7 @@ async fn a_lock_is_renewed_until_it_is_given_back(bed: Bed) {
             b.try_lock("k", lease, NoRetry)
                 .await
                 .unwrap()
-                .taken()
+                .acquired()
                 .is_none()
         );
         tokio::time::sleep(5 * MS).await;
@@ -464,7 +464,7 @@ async fn a_lapsed_lock_is_lost_and_cannot_be_renewed(bed: Bed) {
 async fn who_lost_the_lock_cannot_take_it_from_its_successor(bed: Bed) {
     let (a, b) = (bed.client(), bed.client().named("bob"));
     let old = take(&a, "k", 300 * MS).await;
-    let new = taken(within(b.lock("k", LONG, LONG)).await.unwrap());
+    let new = acquired(within(b.lock("k", LONG, LONG)).await.unwrap());
     let e = old.release().await.unwrap_err();
     assert!(
         matches!(&e, Error::NotHeld { holder: Some(h), .. } if h == "bob"),
@@ -513,7 +513,7 @@ async fn a_dropped_question_leaves_nothing_behind(bed: Bed) {
         }
         drop(asking);
         let got = within(b.lock("k", GENEROUS, LONG)).await.unwrap();
-        taken(got).release().await.unwrap();
+        acquired(got).release().await.unwrap();
     }
 }
 
@@ -527,7 +527,7 @@ async fn a_lock_at_least_for_stays_after_its_release(bed: Bed) {
     let holder = b.holder("k").await.unwrap().expect("still taken");
     assert_eq!(holder.name, "ann");
     assert!(holder.remaining <= least, "{holder:?}");
-    let got = taken(within(b.lock("k", LONG, LONG)).await.unwrap());
+    let got = acquired(within(b.lock("k", LONG, LONG)).await.unwrap());
     assert!(begun.elapsed() > least - 100 * MS, "{:?}", begun.elapsed());
     got.release().await.unwrap();
     // Dropping keeps it too; and what has passed is not waited for again.
@@ -553,7 +553,7 @@ async fn fencing_tokens_grow(bed: Bed) {
         lock.release().await.unwrap();
     }
     let lapsing = take(&a, "k", 300 * MS).await;
-    let next = taken(within(b.lock("k", LONG, LONG)).await.unwrap());
+    let next = acquired(within(b.lock("k", LONG, LONG)).await.unwrap());
     assert!(next.fencing_token() > lapsing.fencing_token());
 }
 
@@ -583,7 +583,7 @@ async fn bad_keys_and_leases_are_refused_unasked(bed: Bed) {
     let lock = take(&c, &longest, LONG).await;
     lock.release().await.unwrap();
     // Waiting for ever is no overflow.
-    taken(c.lock("k", Duration::MAX, LONG).await.unwrap())
+    acquired(c.lock("k", Duration::MAX, LONG).await.unwrap())
         .release()
         .await
         .unwrap();
@@ -939,7 +939,7 @@ async fn a_redlock_is_taken_renewed_and_given_back(bed: Bed) {
 
 fn red_taken(t: TryRedlock) -> soloist::lock::RedlockGuard {
     match t {
-        TryRedlock::Taken(guard) => guard,
+        TryRedlock::Acquired(guard) => guard,
         TryRedlock::Held { votes, holder, .. } => panic!("{votes} votes, held by {holder}"),
     }
 }
@@ -1194,7 +1194,7 @@ async fn a_period_is_claimed_once(bed: Bed) {
     let clients: Vec<_> = (0..3)
         .map(|i| bed.client().named(&format!("c{i}")))
         .collect();
-    let (every, mut claimed, mut taken) = (200 * MS, 0, 0);
+    let (every, mut claimed, mut held) = (200 * MS, 0, 0);
     let begun = Instant::now();
     while claimed < 5 {
         assert!(begun.elapsed() < GENEROUS);
@@ -1205,8 +1205,8 @@ async fn a_period_is_claimed_once(bed: Bed) {
                     claimed += 1;
                     assert!(next <= every);
                 }
-                Period::Taken { holder, next } => {
-                    taken += 1;
+                Period::Held { holder, next } => {
+                    held += 1;
                     assert!(
                         holder.starts_with('c') && next <= every,
                         "{holder} {next:?}"
@@ -1218,7 +1218,7 @@ async fn a_period_is_claimed_once(bed: Bed) {
     }
     // Five periods cannot be claimed in less than the time from the end of the first to the start of the last.
     assert!(begun.elapsed() >= 3 * every, "{:?}", begun.elapsed());
-    assert!(taken > claimed);
+    assert!(held > claimed);
     for bad in [Duration::ZERO, Duration::from_micros(1500), Duration::MAX] {
         let e = clients[0].claim_period("k", bad).await.unwrap_err();
         assert!(matches!(e, Error::InvalidLease { .. }), "{e}");
@@ -1242,12 +1242,12 @@ async fn a_period_is_not_begun_again_by_a_clock_that_goes_back() {
     let next = Duration::from_secs(20);
     assert_eq!(claim().await, Period::Claimed { next });
     now.fetch_add(19_999_999, SeqCst);
-    assert!(matches!(claim().await, Period::Taken { .. }));
+    assert!(matches!(claim().await, Period::Held { .. }));
     now.fetch_add(1, SeqCst);
     assert_eq!(claim().await, Period::Claimed { next: minute });
     now.fetch_sub(1, SeqCst);
     let next = minute + Duration::from_micros(1);
-    assert!(matches!(claim().await, Period::Taken { next: n, .. } if n == next));
+    assert!(matches!(claim().await, Period::Held { next: n, .. } if n == next));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -1262,14 +1262,14 @@ async fn a_period_is_claimed_though_its_reply_was_lost_and_never_goes_back() {
     assert!(matches!(claimed, Period::Claimed { .. }), "{claimed:?}");
     assert_eq!(proxy.struck(), 1);
     let again = c.claim_period("k", every).await.unwrap();
-    assert!(matches!(again, Period::Taken { .. }), "{again:?}");
+    assert!(matches!(again, Period::Held { .. }), "{again:?}");
     // Claimed when the server's clock was ahead.
     let ahead = soloist::clock::wall_us() / 1000 + 3_600_000;
     let key = "soloist:{k}:period:1000";
     server.command::<()>(&["SET", key, &format!("{ahead} x#y.0"), "EX", "9999"]);
     let next = c.claim_period("k", Duration::from_secs(1)).await.unwrap();
     assert!(
-        matches!(&next, Period::Taken { holder, next } if holder == "x" && *next > Duration::from_secs(3000)),
+        matches!(&next, Period::Held { holder, next } if holder == "x" && *next > Duration::from_secs(3000)),
         "{next:?}"
     );
 }
@@ -1412,7 +1412,7 @@ async fn a_waiter_sends_nothing_while_it_waits() {
         .map(|_| {
             let b = b.clone();
             tokio::spawn(async move {
-                let lock = taken(b.lock("k", LONG, LONG).await.unwrap());
+                let lock = acquired(b.lock("k", LONG, LONG).await.unwrap());
                 lock.release().await.unwrap();
             })
         })
@@ -1493,11 +1493,11 @@ async fn a_singleflight_waiter_never_asks_while_its_own_client_has_the_lock() {
     };
     let c = bed.client();
     let lease = Duration::from_secs(1);
-    let lock = taken(c.singleflight_lock("k", LONG, lease).await.unwrap());
+    let lock = acquired(c.singleflight_lock("k", LONG, lease).await.unwrap());
     lock.keep_renewed();
     let waiter = {
         let c = c.clone();
-        tokio::spawn(async move { taken(c.singleflight_lock("k", LONG, lease).await.unwrap()) })
+        tokio::spawn(async move { acquired(c.singleflight_lock("k", LONG, lease).await.unwrap()) })
     };
     // Longer than the lease: who competes in the store asks when the time has passed that it was told.
     let begun = Instant::now();
@@ -1529,7 +1529,7 @@ async fn a_waiter_does_not_ask_for_what_its_own_client_has() {
     })
     .await;
     drop(take(&a, "warm", LONG).await);
-    a.rest().await;
+    a.wait_idle().await;
     let before = calls(server, "evalsha");
     lock.release().await.unwrap();
     let (lock, other) = match within(futures_util::future::select(first, second)).await {
@@ -1554,7 +1554,7 @@ async fn sixty_four_tasks_on_one_key_try_once_for_each_win() {
             let c = c.clone();
             tokio::spawn(async move {
                 for _ in 0..10 {
-                    let lock = taken(c.lock("k", LONG, LONG).await.unwrap());
+                    let lock = acquired(c.lock("k", LONG, LONG).await.unwrap());
                     lock.release().await.unwrap();
                 }
             })
@@ -1853,7 +1853,7 @@ async fn a_lock_is_lost_before_another_can_have_it_when_the_server_is_away_for_l
         proxy.set(fault.clone());
         let other = {
             let direct = direct.clone();
-            tokio::spawn(async move { taken(direct.lock("k", LONG, LONG).await.unwrap()) })
+            tokio::spawn(async move { acquired(direct.lock("k", LONG, LONG).await.unwrap()) })
         };
         within(lock.lost()).await;
         assert!(!other.is_finished(), "{fault:?}: two had it");
@@ -1952,7 +1952,7 @@ async fn locks_that_are_asked_for_at_one_time_travel_together() {
     let locks: Vec<Lock> = take_together(&c, "k", 200)
         .await
         .into_iter()
-        .map(|t| taken(t.unwrap()))
+        .map(|t| acquired(t.unwrap()))
         .collect();
     let tokens: HashSet<_> = locks.iter().map(Lock::owner).collect();
     assert_eq!(tokens.len(), 200, "each has an owner of its own");
@@ -1970,7 +1970,7 @@ async fn locks_that_are_asked_for_at_one_time_travel_together() {
     let asked = calls(server, "evalsha") - before;
     assert!(asked <= 20, "{asked} calls");
     for t in take_together(&c, "k", 200).await {
-        assert!(taken(t.unwrap()).fencing_token() > locks[0].fencing_token());
+        assert!(acquired(t.unwrap()).fencing_token() > locks[0].fencing_token());
     }
 }
 
@@ -1995,12 +1995,12 @@ async fn what_is_wrong_with_one_lock_is_not_the_business_of_those_that_travel_wi
             (11, Ok(TryLock::Held { holder, .. })) => assert_eq!(holder, "by hand"),
             (13, Ok(TryLock::Held { holder, .. })) => assert_eq!(holder, "other"),
             (10..14, answer) => panic!("{i}: {answer:?}"),
-            (_, answer) => drop(taken(answer.unwrap())),
+            (_, answer) => drop(acquired(answer.unwrap())),
         }
     }
     // Nor of those that are given back.
     let ours = take_together(&c, "ours", 30).await;
-    let ours: Vec<_> = ours.into_iter().map(|t| taken(t.unwrap())).collect();
+    let ours: Vec<_> = ours.into_iter().map(|t| acquired(t.unwrap())).collect();
     let (released, bad) = within(join(
         join_all(ours.iter().map(Lock::release)),
         join_all((0..30).map(|_| c.try_lock("k-10", LONG, NoRetry))),
@@ -2020,7 +2020,7 @@ async fn replicas_and_what_is_kept_count_among_many_too() {
     let bed = Bed::redis();
     let c = bed.client();
     let locks = take_together(&c, "k", 30).await.into_iter();
-    let locks: Vec<_> = locks.map(|t| taken(t.unwrap())).collect();
+    let locks: Vec<_> = locks.map(|t| acquired(t.unwrap())).collect();
     locks.iter().for_each(|lock| lock.lock_at_least_for(LONG));
     for released in within(join_all(locks.iter().map(Lock::release))).await {
         assert_eq!(released.unwrap(), Released::Now);
@@ -2055,7 +2055,7 @@ async fn what_the_server_does_not_take_together_is_asked_for_alone() {
     let c = LockClient::open(&url).unwrap();
     for (i, answer) in take_together(&c, "k", 30).await.into_iter().enumerate() {
         match answer {
-            Ok(t) => assert!(taken(t).is_held() && i.to_string().starts_with('1')),
+            Ok(t) => assert!(acquired(t).is_held() && i.to_string().starts_with('1')),
             Err(Error::Refused { reason, .. }) => {
                 assert!(!i.to_string().starts_with('1'), "{i}: {reason}");
             }
@@ -2089,7 +2089,7 @@ async fn a_question_that_is_dropped_among_many_leaves_nothing_behind() {
         }
         drop(asking);
         let got = within(b.lock("k", GENEROUS, LONG)).await.unwrap();
-        taken(got).release().await.unwrap();
+        acquired(got).release().await.unwrap();
     }
     busy.iter().for_each(|task| assert!(!task.is_finished()));
     busy.iter().for_each(tokio::task::JoinHandle::abort);
@@ -2100,13 +2100,13 @@ async fn a_release_that_is_dropped_goes_on(bed: Bed) {
     let c = bed.client();
     for fair in [false, true] {
         let lock = match fair {
-            true => taken(c.singleflight_lock("k", LONG, LONG).await.unwrap()),
+            true => acquired(c.singleflight_lock("k", LONG, LONG).await.unwrap()),
             false => take(&c, "k", LONG).await,
         };
         let next = {
             let c = c.clone();
             tokio::spawn(async move {
-                taken(match fair {
+                acquired(match fair {
                     true => c.singleflight_lock("k", LONG, LONG).await.unwrap(),
                     false => c.lock("k", LONG, LONG).await.unwrap(),
                 })
@@ -2199,7 +2199,7 @@ fn a_runtime_that_stands_still_keeps_nobody_of_another_from_its_locks() {
     });
     let locks = running.block_on(take_together(&c, "k", 20));
     for lock in locks {
-        assert!(taken(lock.unwrap()).is_held());
+        assert!(acquired(lock.unwrap()).is_held());
     }
     drop(still);
 }
@@ -2233,7 +2233,7 @@ fn a_waiter_hears_of_releases_when_the_runtime_that_listened_has_ended() {
         listens("first");
         let waiter = staying.spawn({
             let c = c.clone();
-            async move { taken(c.lock("second", LONG, LONG).await.unwrap()) }
+            async move { acquired(c.lock("second", LONG, LONG).await.unwrap()) }
         });
         listens("second");
         leaving.shutdown_background();
@@ -2259,7 +2259,7 @@ fn a_runtime_that_ends_leaves_nobody_of_another_without_an_answer() {
                 tokio::spawn(async move {
                     for _ in 0..n {
                         // The connection was the other runtime's, too: that is an error that passes.
-                        match c.try_lock(&key, LONG, NoRetry).await.map(TryLock::taken) {
+                        match c.try_lock(&key, LONG, NoRetry).await.map(TryLock::acquired) {
                             Ok(Some(lock)) => drop(lock.release().await),
                             Ok(None) => tokio::time::sleep(MS).await,
                             Err(e) => assert!(e.is_transient(), "{e}"),
@@ -2476,7 +2476,7 @@ fn count(url: &str, file: &Path, rounds: usize) {
                             0 => c.lock("counter", LONG, LONG).await,
                             _ => c.singleflight_lock("counter", LONG, LONG).await,
                         };
-                        let lock = taken(lock.unwrap());
+                        let lock = acquired(lock.unwrap());
                         add_one(&file);
                         lock.release().await.unwrap();
                     }

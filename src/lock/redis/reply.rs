@@ -5,9 +5,9 @@ use std::time::Duration;
 use redis::{FromRedisValue, Value};
 
 use super::super::{
-    Kept, Tried,
-    period::Timed,
-    reentrant::{Entered, Left},
+    OwnerReply, TryLockReply,
+    period::PeriodReply,
+    reentrant::{EnterReply, LeaveReply},
 };
 use crate::model::FencingToken;
 
@@ -20,14 +20,14 @@ fn remaining(ms: i64) -> Duration {
     u64::try_from(ms).map_or(Duration::MAX, Duration::from_millis)
 }
 
-pub(super) fn tried(answer: Value) -> Result<Tried, String> {
+pub(super) fn try_lock(answer: Value) -> Result<TryLockReply, String> {
     Ok(match answer {
-        Value::BulkString(_) => Tried::Taken(FencingToken(read(answer)?)),
-        Value::Nil => Tried::Stale,
+        Value::BulkString(_) => TryLockReply::Acquired(FencingToken(read(answer)?)),
+        Value::Nil => TryLockReply::Stale,
         other => {
             let (left, owner) = read(other)?;
             let remaining = remaining(left);
-            Tried::Held { owner, remaining }
+            TryLockReply::Held { owner, remaining }
         }
     })
 }
@@ -44,43 +44,43 @@ fn numbered<T: FromRedisValue>(answer: Value) -> Result<Result<T, Option<String>
 }
 
 /// Of a renewal or a release.
-pub(super) fn kept(answer: Value) -> Result<Kept, String> {
-    numbered::<()>(answer).map(Kept::from)
+pub(super) fn owner(answer: Value) -> Result<OwnerReply, String> {
+    numbered::<()>(answer).map(OwnerReply::from)
 }
 
-pub(super) fn look(answer: Value) -> Result<Option<(String, Duration)>, String> {
+pub(super) fn holder(answer: Value) -> Result<Option<(String, Duration)>, String> {
     let found: Option<(i64, String)> = read(answer)?;
     Ok(found.map(|(left, owner)| (owner, remaining(left))))
 }
 
-pub(super) fn entered(answer: Value) -> Result<Entered, String> {
+pub(super) fn enter(answer: Value) -> Result<EnterReply, String> {
     Ok(match answer {
-        Value::Nil => Entered::Stale,
+        Value::Nil => EnterReply::Stale,
         Value::Array(ref is) if matches!(is[..], [_, Value::Int(_)]) => {
             let (token, levels) = read(answer)?;
-            Entered::Taken(FencingToken(token), levels)
+            EnterReply::Acquired(FencingToken(token), levels)
         }
         other => {
             let (left, owner) = read(other)?;
             let remaining = remaining(left);
-            Entered::Held { owner, remaining }
+            EnterReply::Held { owner, remaining }
         }
     })
 }
 
-pub(super) fn left(answer: Value) -> Result<Left, String> {
+pub(super) fn leave(answer: Value) -> Result<LeaveReply, String> {
     Ok(match numbered(answer)? {
-        Ok(levels) => Left::Levels(levels),
-        Err(holder) => Left::Not(holder),
+        Ok(levels) => LeaveReply::Levels(levels),
+        Err(holder) => LeaveReply::NotOwner(holder),
     })
 }
 
-pub(super) fn timed(answer: Value) -> Result<Timed, String> {
-    let (taken, begin, next, owner) = read::<(bool, _, _, _)>(answer)?;
+pub(super) fn claim_period(answer: Value) -> Result<PeriodReply, String> {
+    let (claimed, begin, next, owner) = read::<(bool, _, _, _)>(answer)?;
     let next = remaining(next);
-    Ok(match taken {
-        true => Timed::Taken { begin, next },
-        false => Timed::Before { owner, next },
+    Ok(match claimed {
+        true => PeriodReply::Claimed { begin, next },
+        false => PeriodReply::Held { owner, next },
     })
 }
 
@@ -88,11 +88,11 @@ pub(super) fn timed(answer: Value) -> Result<Timed, String> {
 #[cfg(any(test, fuzzing))]
 pub(crate) fn any(script: &str, answer: Value) -> Result<(), String> {
     match script {
-        "try_lock" => tried(answer).map(drop),
-        "renew" | "release" => kept(answer).map(drop),
-        "look" => look(answer).map(drop),
-        "enter" => entered(answer).map(drop),
-        "leave" => left(answer).map(drop),
-        _ => timed(answer).map(drop),
+        "try_lock" => try_lock(answer).map(drop),
+        "renew" | "release" => owner(answer).map(drop),
+        "holder" => holder(answer).map(drop),
+        "enter" => enter(answer).map(drop),
+        "leave" => leave(answer).map(drop),
+        _ => claim_period(answer).map(drop),
     }
 }

@@ -1,6 +1,6 @@
 //! The levels of a reentrant lock, as its row has them. In Redis, lua/lock/enter.lua and leave.lua keep them alike.
 
-use super::super::reentrant::Which;
+use super::super::reentrant::LevelToLeave;
 
 /// The levels of a lock as a store keeps them: two lists of names, each with commas around and between.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,12 +55,12 @@ impl Levels {
     }
 
     /// Asked again, it takes off nothing more.
-    pub(super) fn leave(&mut self, name: &str, which: Which) {
+    pub(super) fn leave(&mut self, name: &str, which: LevelToLeave) {
         if self.is_over(name) {
             return;
         }
         let at = match self.inside.iter().position(|n| n == name) {
-            None if which == Which::Any => self.inside.len().checked_sub(1),
+            None if which == LevelToLeave::Newest => self.inside.len().checked_sub(1),
             at => at,
         };
         let gone = at.map(|at| self.inside.remove(at));

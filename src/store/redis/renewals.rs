@@ -15,7 +15,7 @@ use crate::{
     clock::{Boottime, StoreClock},
     store::{
         BATCH, Error,
-        connection::{Client, Connection, LOADS, Line, Trouble},
+        connection::{CallError, Client, Connection, MAX_LOADS, SharedConnection},
     },
 };
 
@@ -24,12 +24,12 @@ const IN_FLIGHT: usize = 4;
 
 /// What a script answered, and when the command had left and the answer was there.
 pub(super) type Answer = (Vec<Value>, Boottime, Boottime);
-type Ask = (Cmd, oneshot::Sender<Result<Answer, Error>>);
+type Queued = (Cmd, oneshot::Sender<Result<Answer, Error>>);
 
 pub(super) struct Renewals {
     client: Client,
     /// Theirs alone: they wait behind nothing else.
-    line: Line,
+    connection: SharedConnection,
     min_replicas: u32,
     clock: Arc<OnceLock<Arc<StoreClock>>>,
     queue: Mutex<Queue>,
@@ -37,9 +37,9 @@ pub(super) struct Renewals {
 
 #[derive(Default)]
 struct Queue {
-    waiting: VecDeque<Ask>,
+    waiting: VecDeque<Queued>,
     /// Tasks that send what waits, each one pipeline at a time.
-    flights: usize,
+    senders: usize,
 }
 
 impl Renewals {
@@ -49,7 +49,7 @@ impl Renewals {
         clock: Arc<OnceLock<Arc<StoreClock>>>,
     ) -> Arc<Self> {
         Arc::new(Self {
-            line: Line::new(client.clone()),
+            connection: SharedConnection::new(client.clone()),
             client,
             min_replicas,
             clock,
@@ -62,32 +62,32 @@ impl Renewals {
     }
 
     /// Sends one call of the script; all but its last argument, which is what is believed of the clock when it leaves.
-    pub(super) async fn ask(self: &Arc<Self>, call: Cmd) -> Result<Answer, Error> {
+    pub(super) async fn send(self: &Arc<Self>, call: Cmd) -> Result<Answer, Error> {
         let (tell, answer) = oneshot::channel();
         let start = {
             let mut queue = self.queue();
             queue.waiting.push_back((call, tell));
             // WAIT holds up what comes behind it on its connection.
             let most = if self.min_replicas > 0 { 1 } else { IN_FLIGHT };
-            let start = queue.flights < most;
-            queue.flights += usize::from(start);
+            let start = queue.senders < most;
+            queue.senders += usize::from(start);
             start
         };
         if start {
-            let flight = Flight {
+            let sender = Sender {
                 all: self.clone(),
-                landed: false,
+                ended: false,
             };
-            tokio::spawn(flight.run());
+            tokio::spawn(sender.run());
         }
-        // A flight ends early only with its runtime.
+        // A sender ends early only with its runtime.
         answer
             .await
-            .unwrap_or_else(|_| Err(self.line.late(self.client.timeout)))
+            .unwrap_or_else(|_| Err(self.connection.timed_out(self.client.timeout)))
     }
 
     /// Sends them all; their answers in the same order.
-    async fn send(
+    async fn send_all(
         &self,
         c: &mut Connection,
         calls: &[Cmd],
@@ -117,24 +117,24 @@ impl Renewals {
                     .arg(self.min_replicas)
                     .arg((self.client.timeout.as_millis() as u64 / 2).max(1));
             }
-            let mut said: Vec<RedisResult<Value>> = c.pipe(&pipe).await?;
+            let mut results: Vec<RedisResult<Value>> = c.pipe(&pipe).await?;
             let received = Boottime::now();
             if self.min_replicas > 0
-                && let Some(replicas) = said.pop()
+                && let Some(replicas) = results.pop()
             {
                 have = have.min(redis::from_redis_value(replicas?)?);
             }
             let mut unknown = false;
-            for (i, said) in missing.into_iter().zip(said) {
-                let said = said.and_then(|v| Ok(redis::from_redis_value::<Vec<Value>>(v)?));
-                answers[i] = match said {
+            for (i, result) in missing.into_iter().zip(results) {
+                let result = result.and_then(|v| Ok(redis::from_redis_value::<Vec<Value>>(v)?));
+                answers[i] = match result {
                     // Asked for again below.
-                    Err(e) if e.code() == Some("NOSCRIPT") && loads < LOADS => {
+                    Err(e) if e.code() == Some("NOSCRIPT") && loads < MAX_LOADS => {
                         unknown = true;
                         None
                     }
                     Err(e) => {
-                        c.heed(&e);
+                        c.note_error(&e);
                         Some(Err(self.client.error(&e)))
                     }
                     Ok(value) => Some(Ok((value, sent, received))),
@@ -157,19 +157,19 @@ impl Renewals {
                 (Some(Ok(_)), Some(short)) => Err(short.clone()),
                 (Some(answer), _) => answer,
                 // The server answered fewer than it was asked.
-                (None, _) => Err(self.line.late(self.client.timeout)),
+                (None, _) => Err(self.connection.timed_out(self.client.timeout)),
             })
             .collect())
     }
 }
 
 /// Sends what waits until nothing does.
-struct Flight {
+struct Sender {
     all: Arc<Renewals>,
-    landed: bool,
+    ended: bool,
 }
 
-impl Flight {
+impl Sender {
     async fn run(mut self) {
         // Whatever is due at the same moment is about to be put into the queue: let it.
         tokio::task::yield_now().await;
@@ -178,13 +178,15 @@ impl Flight {
             let all = &*self.all;
             // To connect, and to be answered.
             let limit = all.client.timeout * 3;
-            let answers = all.line.run(limit, async |c| all.send(c, &calls).await);
+            let answers = all
+                .connection
+                .run(limit, async |c| all.send_all(c, &calls).await);
             let answers = match answers.await {
                 Ok(answers) => answers,
-                Err(trouble) => {
-                    let error = match trouble {
-                        Trouble::Without(e) => e,
-                        Trouble::Said(e) => all.client.error(&e),
+                Err(e) => {
+                    let error = match e {
+                        CallError::NoAnswer(e) => e,
+                        CallError::Redis(e) => all.client.error(&e),
                     };
                     vec![Err(error); tell.len()]
                 }
@@ -195,36 +197,36 @@ impl Flight {
         }
     }
 
-    fn next(&mut self) -> Option<Vec<Ask>> {
+    fn next(&mut self) -> Option<Vec<Queued>> {
         let mut queue = self.all.queue();
         let mut batch = vec![];
         while batch.len() < BATCH
-            && let Some(ask) = queue.waiting.pop_front()
+            && let Some(next) = queue.waiting.pop_front()
         {
             // Who does not wait any more has no use for it.
-            if !ask.1.is_closed() {
-                batch.push(ask);
+            if !next.1.is_closed() {
+                batch.push(next);
             }
         }
         if batch.is_empty() {
-            // In the same step as the look into the queue, so that nobody relies on this flight any more.
-            queue.flights -= 1;
-            self.landed = true;
+            // In the same step as the look into the queue, so that nobody relies on this sender any more.
+            queue.senders -= 1;
+            self.ended = true;
             return None;
         }
         Some(batch)
     }
 }
 
-impl Drop for Flight {
+impl Drop for Sender {
     /// Ends early only with its runtime.
     fn drop(&mut self) {
-        if self.landed {
+        if self.ended {
             return;
         }
         let mut queue = self.all.queue();
-        queue.flights -= 1;
-        if queue.flights == 0 {
+        queue.senders -= 1;
+        if queue.senders == 0 {
             // Whoever waits asks again.
             queue.waiting.clear();
         }

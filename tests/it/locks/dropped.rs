@@ -45,7 +45,7 @@ async fn a_dropped_question_leaves_nothing_at_whatever_moment(bed: Bed) {
         for i in 0..n {
             until_free(&other, &format!("{key}-{i}")).await;
         }
-        c.rest().await;
+        c.wait_idle().await;
         for i in 0..n {
             let held = other.holder(&format!("{key}-{i}")).await.unwrap();
             assert_eq!(held, None, "round {round}");
@@ -66,7 +66,7 @@ async fn a_level_whose_question_is_dropped_is_given_back(bed: Bed) {
             0 => poll_for_a_while(lock.try_enter(NoRetry), round).await,
             _ => poll_for_a_while(lock.enter(LONG), round).await,
         };
-        c.rest().await;
+        c.wait_idle().await;
         if let Some(entered) = heard {
             assert_eq!(levels(entered.unwrap()), 1 + u32::from(inside));
             let _ = lock.leave().await.unwrap();
@@ -88,12 +88,12 @@ async fn a_period_whose_question_is_dropped_is_free_again(bed: Bed) {
         forget_scripts(&bed);
         let key = format!("k{round}");
         let heard = poll_for_a_while(c.claim_period(&key, year), round).await;
-        c.rest().await;
+        c.wait_idle().await;
         let again = c.claim_period(&key, year).await.unwrap();
         match heard {
             Some(first) => {
                 assert!(matches!(first.unwrap(), Period::Claimed { .. }));
-                assert!(matches!(again, Period::Taken { .. }), "claimed twice");
+                assert!(matches!(again, Period::Held { .. }), "claimed twice");
             }
             None => {
                 dropped += 1;
@@ -172,27 +172,27 @@ fn a_level_that_is_asked_for_after_its_return_is_not_taken() {
     let levels = |value: ::redis::Value| ::redis::from_redis_value::<(i64, i64)>(value).unwrap().1;
     let nobody = ::redis::Value::BulkString(vec![]);
     // Nobody has it.
-    assert_eq!(leave("a", "1", "unheard"), nobody);
+    assert_eq!(leave("a", "1", "unanswered"), nobody);
     assert_eq!(enter("a", "1"), ::redis::Value::Nil);
     // We have it: levels that are not there take off nothing, and are not taken later.
     assert_eq!(levels(enter("a", "2")), 1);
-    assert_eq!(leave("a", "3", "unheard"), ::redis::Value::Int(1));
+    assert_eq!(leave("a", "3", "unanswered"), ::redis::Value::Int(1));
     assert_eq!(enter("a", "3"), ::redis::Value::Nil);
     assert_eq!(levels(enter("a", "4")), 2);
     // In whatever order they are asked again, each counts once.
     assert_eq!(levels(enter("a", "2")), 2);
-    assert_eq!(leave("a", "2", "this"), ::redis::Value::Int(1));
+    assert_eq!(leave("a", "2", "named"), ::redis::Value::Int(1));
     assert_eq!(levels(enter("a", "5")), 2);
-    assert_eq!(leave("a", "2", "this"), ::redis::Value::Int(2));
+    assert_eq!(leave("a", "2", "named"), ::redis::Value::Int(2));
     assert_eq!(enter("a", "2"), ::redis::Value::Nil);
     // The newest, asked for by another name, twice.
-    assert_eq!(leave("a", "6", "any"), ::redis::Value::Int(1));
-    assert_eq!(leave("a", "6", "any"), ::redis::Value::Int(1));
-    assert_eq!(leave("a", "4", "this"), ::redis::Value::Int(0));
+    assert_eq!(leave("a", "6", "newest"), ::redis::Value::Int(1));
+    assert_eq!(leave("a", "6", "newest"), ::redis::Value::Int(1));
+    assert_eq!(leave("a", "4", "named"), ::redis::Value::Int(0));
     assert_eq!(enter("a", "4"), ::redis::Value::Nil);
     // Another owner; what is over is remembered beyond him.
     assert_eq!(levels(enter("b", "7")), 1);
-    assert_eq!(leave("b", "7", "this"), ::redis::Value::Int(0));
+    assert_eq!(leave("b", "7", "named"), ::redis::Value::Int(0));
     for late in ["4", "5", "7"] {
         assert_eq!(enter("a", late), ::redis::Value::Nil, "{late}");
     }
@@ -200,7 +200,7 @@ fn a_level_that_is_asked_for_after_its_return_is_not_taken() {
     for n in 100..200 {
         let name = n.to_string();
         assert_eq!(levels(enter("a", &name)), 1);
-        assert_eq!(leave("a", &name, "this"), ::redis::Value::Int(0));
+        assert_eq!(leave("a", &name, "named"), ::redis::Value::Int(0));
     }
     assert_eq!(enter("a", "199"), ::redis::Value::Nil);
     // Also within one hold; and of a lock that lapsed with many levels, which are over with it.
@@ -208,7 +208,7 @@ fn a_level_that_is_asked_for_after_its_return_is_not_taken() {
     for n in 201..300 {
         let name = n.to_string();
         assert_eq!(levels(enter("a", &name)), 2);
-        assert_eq!(leave("a", &name, "this"), ::redis::Value::Int(1));
+        assert_eq!(leave("a", &name, "named"), ::redis::Value::Int(1));
     }
     let length: i64 = server.command(&["STRLEN", LOCK]);
     assert!(length < 200, "{length} bytes");
@@ -237,8 +237,8 @@ fn what_comes_late_does_not_touch_what_is_kept() {
     };
     let (value, left) = look();
     assert_eq!(&value[16..17], "=");
-    let taken: ::redis::Value = call(&server, "try_lock", LOCK, &args);
-    assert!(matches!(taken, ::redis::Value::Array(_)), "{taken:?}");
+    let answer: ::redis::Value = call(&server, "try_lock", LOCK, &args);
+    assert!(matches!(answer, ::redis::Value::Array(_)), "{answer:?}");
     let renewed: ::redis::Value = call(&server, "renew", LOCK, &args);
     assert!(
         matches!(renewed, ::redis::Value::BulkString(_)),

@@ -125,7 +125,7 @@ async fn a_paused_clock_is_of_no_concern() {
             b.try_lock("k", LONG, NoRetry)
                 .await
                 .unwrap()
-                .taken()
+                .acquired()
                 .is_none()
         );
         let begun = Instant::now();
@@ -195,14 +195,15 @@ fn a_client_needs_no_runtime_of_its_caller() {
         assert!(
             block_on(b.try_lock("k", LONG, spin))
                 .unwrap()
-                .taken()
+                .acquired()
                 .is_none()
         );
-        let waiter = std::thread::spawn(move || taken(block_on(b.lock("k", LONG, LONG)).unwrap()));
+        let waiter =
+            std::thread::spawn(move || acquired(block_on(b.lock("k", LONG, LONG)).unwrap()));
         block_on(lock.renew()).unwrap();
         block_on(lock.release()).unwrap();
         drop(waiter.join().unwrap());
-        block_on(a.rest());
+        block_on(a.wait_idle());
         let done = block_on(a.with_lock("k", LONG, LONG, |_| async { 1 })).unwrap();
         assert_eq!(done, WithLock::Done(1));
         assert!(matches!(
@@ -320,7 +321,7 @@ async fn a_cut_connection_costs_nothing() {
 
 /// Within what is left of trust, and not after that.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_renewal_is_insisted_on_for_as_long_as_the_lock_is_trusted() {
+async fn a_renewal_is_retried_for_as_long_as_the_lock_is_trusted() {
     let server = RedisServer::start();
     let proxy = Proxy::start(server.port());
     let mut config = Store::from_url(&proxy.url()).unwrap();
@@ -370,7 +371,7 @@ async fn a_renewal_has_the_tries_and_pauses_of_its_store() {
         assert!(begun.elapsed() < GENEROUS, "the proxy does not come back");
     }
     let (lock, levels_) = (
-        taken(within(twice.lock("s", LONG, 6000 * MS)).await.unwrap()),
+        acquired(within(twice.lock("s", LONG, 6000 * MS)).await.unwrap()),
         twice.reentrant("t", 6000 * MS).unwrap(),
     );
     assert_eq!(levels(levels_.enter(LONG).await.unwrap()), 1);
@@ -382,7 +383,7 @@ async fn a_renewal_has_the_tries_and_pauses_of_its_store() {
     let (lock, levels_) = within(renewing).await;
     lock.and(levels_).unwrap();
     let (lock, levels_) = (
-        taken(within(twice.lock("u", LONG, LONG * 10)).await.unwrap()),
+        acquired(within(twice.lock("u", LONG, LONG * 10)).await.unwrap()),
         twice.reentrant("v", LONG * 10).unwrap(),
     );
     assert_eq!(levels(levels_.enter(LONG).await.unwrap()), 1);

@@ -45,7 +45,7 @@ async fn a_redlock_whose_nodes_do_not_answer_is_asked_for_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_renewal_of_a_redlock_is_insisted_on() {
+async fn a_renewal_of_a_redlock_is_retried() {
     let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
     let proxies: Vec<_> = servers.iter().map(|s| Proxy::start(s.port())).collect();
     let red = Redlock::new(proxies.iter().map(|p| {

@@ -49,7 +49,7 @@ async fn a_question_has_as_many_tries_as_its_store_allows() {
         let e = c.try_lock("k", LONG, NoRetry).await.unwrap_err();
         assert!(matches!(e, Error::NotReplicated { have: 0, .. }), "{e}");
         assert_eq!(calls(&server, "wait") - before, tries);
-        c.rest().await;
+        c.wait_idle().await;
     }
 }
 
@@ -109,7 +109,7 @@ async fn the_time_of_lock_at_least_for_counts_from_the_grant(bed: Bed) {
     lock.lock_at_least_for(MS);
     lock.lock_at_least_for(LONG);
     drop(lock);
-    a.rest().await;
+    a.wait_idle().await;
     let left = b.holder("l").await.unwrap().unwrap().remaining;
     assert!(left > LONG / 2, "{left:?}");
     // What has passed keeps nothing.
@@ -133,13 +133,13 @@ async fn what_is_kept_after_its_release_is_nobodys(bed: Bed) {
             c.try_lock("k", LONG, NoRetry)
                 .await
                 .unwrap()
-                .taken()
+                .acquired()
                 .is_none()
         );
     }
     let token = lock.fencing_token();
     let next = within(b.lock("k", LONG, LONG)).await.unwrap();
-    assert!(next.taken().unwrap().fencing_token() > token);
+    assert!(next.acquired().unwrap().fencing_token() > token);
 }
 
 /// A week for what was a lock, so that tokens grow; nothing stays for ever.
@@ -239,21 +239,21 @@ async fn a_period_is_given_back_by_its_owner_only_and_those_before_it_stay_taken
     let (begin, owner) = value.split_once(' ').unwrap();
     let script = std::fs::read_to_string(concat!(
         env!("CARGO_MANIFEST_DIR"),
-        "/lua/lock/unperiod.lua"
+        "/lua/lock/release_period.lua"
     ))
     .unwrap();
-    let give_back = |owner: &str, begin: &str| {
+    let release = |owner: &str, begin: &str| {
         server.command::<()>(&["EVAL", &script, "1", &key, owner, begin]);
     };
     let before = (begin.parse::<i64>().unwrap() - 1).to_string();
-    give_back("ann#somebody.else", begin);
-    give_back(owner, &before);
+    release("ann#somebody.else", begin);
+    release(owner, &before);
     assert!(matches!(
         c.claim_period("k", year).await.unwrap(),
-        Period::Taken { .. }
+        Period::Held { .. }
     ));
     let ttl: i64 = server.command(&["PTTL", &key]);
-    give_back(owner, begin);
+    release(owner, begin);
     let kept: i64 = server.command(&["PTTL", &key]);
     assert!(kept > 0 && kept <= ttl, "{kept}");
     let value: String = server.command(&["GET", &key]);

@@ -17,30 +17,30 @@ use tokio::sync::{Notify, oneshot};
 
 use crate::store::{
     self, FENCE_TTL,
-    connection::{Client, Line, Script, Trouble, is_lost},
+    connection::{CallError, Client, Script, SharedConnection, is_lost},
 };
 
-static MANY: LazyLock<Script> = LazyLock::new(|| {
+static BATCH: LazyLock<Script> = LazyLock::new(|| {
     Script::new(concat!(
         "local function try_lock(KEYS, ARGV)\n",
         include_str!("../../../lua/lock/try_lock.lua"),
         "end\nlocal function release(KEYS, ARGV)\n",
         include_str!("../../../lua/lock/release.lua"),
         "end\n",
-        include_str!("../../../lua/lock/many.lua"),
+        include_str!("../../../lua/lock/batch.lua"),
     ))
 });
 
 /// So many at one time are asked for by themselves.
-const DIRECT: usize = 2;
+const MAX_DIRECT: usize = 2;
 /// Calls under way at one time: while the server works on one, we make and read others. What comes in meanwhile collects
 /// for the next.
 const IN_FLIGHT: usize = 4;
 /// Locks in one call: a server that is asked for so many is busy for less than a millisecond.
-const TOGETHER: usize = 64;
+const MAX_BATCH: usize = 64;
 
-/// What is asked for one lock; as in lua/lock/many.lua.
-pub(super) struct Ask {
+/// What is asked for one lock; as in lua/lock/batch.lua.
+pub(super) struct Request {
     pub(super) name: String,
     pub(super) step: &'static str,
     pub(super) owner: String,
@@ -48,16 +48,18 @@ pub(super) struct Ask {
     pub(super) ttl: Option<u64>,
 }
 
-pub(super) enum Answer {
-    Said(Value),
+pub(super) enum BatchReply {
+    Value(Value),
     Failed(store::Error),
-    /// Not answered in company.
-    Alone,
+    /// Not answered in a batch: to be asked for alone.
+    AskAlone,
 }
 
-pub(super) struct Batcher {
+type Queued = (Request, oneshot::Sender<BatchReply>);
+
+pub(super) struct LockBatcher {
     client: Client,
-    line: Arc<Line>,
+    connection: Arc<SharedConnection>,
     state: Mutex<State>,
     /// Something was put into the queue.
     more: Notify,
@@ -67,32 +69,33 @@ pub(super) struct Batcher {
 struct State {
     /// Asked for directly, and not answered yet.
     direct: usize,
-    queue: VecDeque<(Ask, oneshot::Sender<Answer>)>,
+    queue: VecDeque<Queued>,
     /// A task sends what is in the queue.
     sending: bool,
 }
 
 /// How one is to be asked for.
-pub(super) enum Way {
+pub(super) enum Route {
     /// By itself, as long as this lives.
-    Direct(Direct),
-    /// With others; here comes the answer. A sender that is gone says as much as [`Answer::Alone`].
-    Together(oneshot::Receiver<Answer>),
+    Direct(DirectRequest),
+    /// With others; here comes the answer. A sender that is gone says as much as [`BatchReply::AskAlone`].
+    Batched(oneshot::Receiver<BatchReply>),
 }
 
-pub(super) struct Direct(Arc<Batcher>);
+/// Counts as one that is under way.
+pub(super) struct DirectRequest(Arc<LockBatcher>);
 
-impl Drop for Direct {
+impl Drop for DirectRequest {
     fn drop(&mut self) {
         self.0.state().direct -= 1;
     }
 }
 
-impl Batcher {
-    pub(super) fn new(client: Client, line: Arc<Line>) -> Self {
+impl LockBatcher {
+    pub(super) fn new(client: Client, connection: Arc<SharedConnection>) -> Self {
         Self {
             client,
-            line,
+            connection,
             state: Mutex::default(),
             more: Notify::new(),
         }
@@ -103,73 +106,73 @@ impl Batcher {
         self.client.timeout * 3
     }
 
-    pub(super) fn late(&self, limit: Duration) -> store::Error {
-        self.line.late(limit)
+    pub(super) fn timed_out(&self, limit: Duration) -> store::Error {
+        self.connection.timed_out(limit)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock()
     }
 
-    pub(super) fn way(self: &Arc<Self>, ask: impl FnOnce() -> Ask) -> Way {
+    pub(super) fn route(self: &Arc<Self>, request: impl FnOnce() -> Request) -> Route {
         let mut state = self.state();
-        if !state.sending && state.direct < DIRECT {
+        if !state.sending && state.direct < MAX_DIRECT {
             state.direct += 1;
-            return Way::Direct(Direct(self.clone()));
+            return Route::Direct(DirectRequest(self.clone()));
         }
         let (tell, answer) = oneshot::channel();
-        state.queue.push_back((ask(), tell));
+        state.queue.push_back((request(), tell));
         if std::mem::replace(&mut state.sending, true) {
             drop(state);
             self.more.notify_one();
         } else {
             tokio::spawn(Sender(self.clone()).run());
         }
-        Way::Together(answer)
+        Route::Batched(answer)
     }
 }
 
 /// Empties the queue, and ends when it stays empty.
-struct Sender(Arc<Batcher>);
+struct Sender(Arc<LockBatcher>);
 
-type Flight = Pin<Box<dyn Future<Output = ()> + Send>>;
+type Call = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 impl Sender {
     async fn run(self) {
-        let mut flights: Vec<Flight> = vec![];
+        let mut calls: Vec<Call> = vec![];
         loop {
             // Others are about to ask too: let them.
             tokio::task::yield_now().await;
-            while flights.len() < IN_FLIGHT
-                && let Some(batch) = self.next(flights.is_empty())
+            while calls.len() < IN_FLIGHT
+                && let Some(batch) = self.next(calls.is_empty())
             {
-                flights.push(Box::pin(send(self.0.clone(), batch)));
+                calls.push(Box::pin(send(self.0.clone(), batch)));
             }
-            if flights.is_empty() {
+            if calls.is_empty() {
                 return;
             }
             // The older one first: what is polled first is sent first.
-            let landed = std::future::poll_fn(|cx| {
-                let before = flights.len();
-                flights.retain_mut(|f| f.as_mut().poll(cx).is_pending());
-                match flights.len() < before {
+            let answered = std::future::poll_fn(|cx| {
+                let before = calls.len();
+                calls.retain_mut(|f| f.as_mut().poll(cx).is_pending());
+                match calls.len() < before {
                     true => Poll::Ready(()),
                     false => Poll::Pending,
                 }
             });
             tokio::select! {
                 biased;
-                () = landed => {}
+                () = answered => {}
                 () = self.0.more.notified() => {}
             }
         }
     }
 
     /// What is in the queue; None: nothing is. `last`: then this task ends.
-    fn next(&self, last: bool) -> Option<Vec<(Ask, oneshot::Sender<Answer>)>> {
+    fn next(&self, last: bool) -> Option<Vec<Queued>> {
         let mut state = self.0.state();
-        let mut batch = Vec::with_capacity(state.queue.len().min(TOGETHER));
-        while batch.len() < TOGETHER
+        let mut batch = Vec::with_capacity(state.queue.len().min(MAX_BATCH));
+        while batch.len() < MAX_BATCH
             && let Some(next) = state.queue.pop_front()
         {
             // Who does not wait any more has taken nothing yet, and shall not.
@@ -187,46 +190,46 @@ impl Sender {
     }
 }
 
-async fn send(batcher: Arc<Batcher>, batch: Vec<(Ask, oneshot::Sender<Answer>)>) {
+async fn send(batcher: Arc<LockBatcher>, batch: Vec<Queued>) {
     let bytes: usize = batch
         .iter()
         .map(|(a, _)| a.name.len() + a.owner.len())
         .sum();
     let mut call = Cmd::with_capacity(4 + 4 * batch.len(), 96 + 24 * batch.len() + bytes);
-    call.arg("EVALSHA").arg(&*MANY.sha).arg(batch.len());
-    for (ask, _) in &batch {
-        call.arg(&*ask.name);
+    call.arg("EVALSHA").arg(&*BATCH.sha).arg(batch.len());
+    for (request, _) in &batch {
+        call.arg(&*request.name);
     }
     call.arg(FENCE_TTL.as_millis() as u64);
-    for (ask, _) in &batch {
-        call.arg(ask.step).arg(&*ask.owner);
-        if let Some(ms) = ask.ttl {
+    for (request, _) in &batch {
+        call.arg(request.step).arg(&*request.owner);
+        if let Some(ms) = request.ttl {
             call.arg(ms);
         }
     }
     let limit = batcher.patience();
     let asked = batcher
-        .line
-        .run(limit, async |c| c.eval(&MANY, &call).await);
+        .connection
+        .run(limit, async |c| c.eval(&BATCH, &call).await);
     let failed = match asked.await {
         Ok(Value::Array(answers)) if answers.len() == batch.len() => {
             for (answer, (_, tell)) in answers.into_iter().zip(batch) {
                 let _ = tell.send(match answer {
-                    Value::SimpleString(_) => Answer::Alone,
-                    said => Answer::Said(said),
+                    Value::SimpleString(_) => BatchReply::AskAlone,
+                    value => BatchReply::Value(value),
                 });
             }
             return;
         }
-        Err(Trouble::Without(e)) => Some(e),
-        Err(Trouble::Said(e)) if is_lost(&e) => Some(batcher.client.error(&e)),
+        Err(CallError::NoAnswer(e)) => Some(e),
+        Err(CallError::Redis(e)) if is_lost(&e) => Some(batcher.client.error(&e)),
         // The server does not take them together, and has done nothing: keys on several nodes, or some that this user may not touch.
-        Ok(_) | Err(Trouble::Said(_)) => None,
+        Ok(_) | Err(CallError::Redis(_)) => None,
     };
     for (_, tell) in batch {
         let _ = tell.send(match &failed {
-            Some(e) => Answer::Failed(e.clone()),
-            None => Answer::Alone,
+            Some(e) => BatchReply::Failed(e.clone()),
+            None => BatchReply::AskAlone,
         });
     }
 }

@@ -1,7 +1,7 @@
--- lock/look.lua: who has a lock, and for how long. Changes nothing.
+-- lock/holder.lua: who has a lock, and for how long. Changes nothing.
 --
 -- KEYS[1]  lock    <ns>:{<key>}:lock    see try_lock.lua
--- ARGV[1]  kept    milliseconds
+-- ARGV[1]  fence_ttl    milliseconds
 --
 -- Returns  {remaining, holder}  milliseconds (-1: it does not expire)
 --          nothing              nobody has it

@@ -14,12 +14,12 @@ use tokio_util::task::TaskTracker;
 
 use crate::clock::Boottime;
 
-/// One thread at most, from the first question to the end of its client.
+/// One thread at most, from the first request to the end of its client.
 #[derive(Default)]
-pub(super) struct Home {
+pub(super) struct ClientThread {
     running: OnceLock<Running>,
     starting: Mutex<()>,
-    /// Questions, and what is given back.
+    /// Requests, and what is given back.
     work: TaskTracker,
 }
 
@@ -29,7 +29,7 @@ struct Running {
     _end: oneshot::Sender<()>,
 }
 
-impl Home {
+impl ClientThread {
     pub(super) fn handle(&self) -> io::Result<&Handle> {
         if let Some(running) = self.running.get() {
             return Ok(&running.handle);
@@ -54,7 +54,7 @@ impl Home {
         &self,
         work: impl Future<Output = T> + Send + 'static,
     ) -> io::Result<T> {
-        // Held until what comes of it is taken, or was dropped and has begun to give something back: then this rests no sooner.
+        // Held until what comes of it is taken, or was dropped and has begun to give something back: then this is idle no sooner.
         let token = self.work.token();
         let task = self.handle()?.spawn(async move { (work.await, token) });
         match task.await {
@@ -64,22 +64,22 @@ impl Home {
         }
     }
 
-    /// Has the thread do what nobody waits for but [`Home::rest`].
-    pub(super) fn finish(&self, work: impl Future<Output = ()> + Send + 'static) {
+    /// Has the thread do what nobody waits for but [`ClientThread::wait_idle`].
+    pub(super) fn spawn_tracked(&self, work: impl Future<Output = ()> + Send + 'static) {
         if let Ok(handle) = self.handle() {
             handle.spawn(self.work.track_future(work));
         }
     }
 
     /// Has the thread do what nobody waits for.
-    pub(super) fn keep(&self, work: impl Future<Output = ()> + Send + 'static) {
+    pub(super) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
         if let Ok(handle) = self.handle() {
             handle.spawn(work);
         }
     }
 
-    /// Waits until no question is open and all that was to be given back has been, or could not be.
-    pub(super) async fn rest(&self) {
+    /// Waits until no request is open and all that was to be given back has been, or could not be.
+    pub(super) async fn wait_idle(&self) {
         self.work.close();
         self.work.wait().await;
     }
@@ -94,7 +94,7 @@ impl Home {
     }
 
     /// Sleeps until `at`, on [`Boottime`]; at most a second at a time, because a suspend stops timers.
-    pub(super) async fn until(&self, at: Boottime) {
+    pub(super) async fn sleep_until(&self, at: Boottime) {
         loop {
             let left = at.since(Boottime::now());
             if left.is_zero() {
