@@ -73,7 +73,7 @@ local function lapse(c, open, i, extra)
   local e = open[i]
   push_history(c.history, cjson.encode({ run_id = e.run, job = c.job, occurrence = e.occurrence,
     trigger = e.trigger, attempt = e.attempt, instance = e.instance, host = e.host, started_at = e.granted_at,
-    finished_at = now, lateness_ms = e.granted_at - e.occurrence, duration_ms = now - e.granted_at,
+    finished_at = now, lateness_ms = e.granted_at - e.occurrence, duration_ms = math.max(0, now - e.granted_at),
     outcome = 'unknown', error = LAPSED, count = 1 }))
   -- A run that nobody saw ending was busy as far as its last renewal shows, not until it was found dead.
   save_last(c.state, e, 'unknown', e.renewed_at)

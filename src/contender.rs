@@ -39,10 +39,10 @@ use crate::{
     config::{Job, StoreRetry},
     logic::{
         belief::{self, Sampled},
-        claim::{Event, Grant, Open, Target, TargetId},
+        claim::{Event, Open, Target, TargetId},
         contest::{Account, Changes, Halt, JobState, Me},
     },
-    model::{InstanceId, JobName, Occurrence, RunId},
+    model::{InstanceId, JobName, Occurrence, Run, RunId},
     store::{Decision, Reply, Store},
 };
 
@@ -53,17 +53,13 @@ const LOOK_AGAIN: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct Granted {
     pub job: Arc<Job>,
-    pub grant: Grant,
-    pub run: RunId,
+    pub run: Run,
     /// Before the command left that was answered with this lease: trust counts from here.
     pub sent: Boottime,
     /// Unix ms of the store's clock: a first attempt is not started later than this.
     pub start_by: i64,
     /// Held until the command was started.
     pub place: Option<Place>,
-    /// Unix ms of the store's clock, about when it was granted.
-    pub granted_at: i64,
-    pub key: Option<String>,
     /// The answer came after the last moment for a start, to a question that was asked again: it is to be settled as
     /// missed.
     pub too_late: bool,

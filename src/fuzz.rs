@@ -30,7 +30,8 @@ use crate::{
         schedule::{Dst, Fold, Gap, Schedule},
     },
     model::{
-        InstanceId, JobName, LAST_MS, Occurrence, Outcome, RunId, RunRecord, Trigger, possible_ms,
+        InstanceId, JobName, LAST_MS, Occurrence, Outcome, Run, RunId, RunRecord, Trigger,
+        possible_ms,
     },
     settle::{ReleaseOnDeath, SettleOnDeath},
     store::{
@@ -574,11 +575,11 @@ fn steps(fields: &Fields, was: &State, now: i64) {
     };
     let first = was.open.first();
     let observed = first.map(|o| Observed {
-        run: o.run,
+        run: o.run.id,
         seq: o.seq,
         incarnation: o.incarnation.clone(),
     });
-    let at = first.map_or(now, |o| o.occurrence.0);
+    let at = first.map_or(now, |o| o.run.occurrence.0);
     for overlap in [
         Overlap::Skip,
         Overlap::Queue,
@@ -602,18 +603,20 @@ fn steps(fields: &Fields, was: &State, now: i64) {
         }
     }
     let ours = |o: Option<&Open>| Renew {
+        run: Run {
+            occurrence: Occurrence(at),
+            attempt: 1,
+            trigger: Trigger::Schedule,
+            key: Some("k".to_owned()),
+            id: o.map_or(run_id(1), |o| o.run.id),
+            instance: InstanceId::new("i1"),
+            host: "h1".to_owned(),
+            lease: 15_000,
+            definition: "d".to_owned(),
+            granted_at: now,
+        },
         job: job.clone(),
-        occurrence: Occurrence(at),
-        attempt: 1,
-        trigger: Trigger::Schedule,
-        key: Some("k".to_owned()),
-        run: o.map_or(run_id(1), |o| o.run),
-        instance: InstanceId::new("i1"),
-        host: "h1".to_owned(),
-        lease: 15_000,
-        definition: "d".to_owned(),
         seq: 7,
-        granted_at: now,
     };
     for incarnation in [&*was.incarnation, "another"] {
         for o in [None, first] {
@@ -622,7 +625,7 @@ fn steps(fields: &Fields, was: &State, now: i64) {
                 let _ = claim::renew(st, &r, us, incarnation);
             });
             let record = RunRecord {
-                run_id: Some(r.run),
+                run_id: Some(r.run.id),
                 fencing_token: None,
                 ..record(at)
             };
@@ -632,7 +635,7 @@ fn steps(fields: &Fields, was: &State, now: i64) {
             });
             for next_attempt in [None, next_attempt.filter(|_| now < LAST_MS)] {
                 let s = Settle {
-                    run: r.run,
+                    run: r.run.id,
                     record: record.clone(),
                     next_attempt,
                 };

@@ -48,7 +48,7 @@ use rustix::{
 
 #[cfg(any(test, fuzzing))]
 pub(crate) use self::control::understood;
-pub use self::message::{Control, Ended, HandOver, Identity, Moment, Report, Spec, Transparent};
+pub use self::message::{Control, Ended, HandOver, Moment, Report, Spec, Transparent};
 pub(crate) use self::{
     cgroup::{Cgroup, of_all_runs as cgroups_of_all_runs, of_run as cgroup_of_run},
     message::{EXEC_ID, RUN_ID, is_of_store},

@@ -16,7 +16,7 @@ use crate::{
     config::{self, Job},
     contender::{Contender, Granted},
     failpoint,
-    guard::{Ended, HandOver, Identity, Moment, Spec},
+    guard::{Ended, HandOver, Moment, Spec},
     logic::{
         backoff::{self, Pauses, Throttle},
         claim::{self, NextAttempt, OnCrash, Renew, Renewal, Settle, Settlement},
@@ -163,11 +163,11 @@ impl Holder {
         let this = self.clone();
         let command = self.commands.token();
         self.runs.spawn(async move {
-            let (job, run) = (granted.job.name.clone(), granted.run);
+            let (job, run) = (granted.job.name.clone(), granted.run.id);
             let nudge = Arc::new(Notify::new());
             let entry = Run {
                 job: job.clone(),
-                occurrence: granted.grant.occurrence,
+                occurrence: granted.run.occurrence,
                 end: granted.job.grace + granted.job.lease.kill_budget,
                 nudge: nudge.clone(),
             };
@@ -187,11 +187,11 @@ impl Holder {
         command: TaskTrackerToken,
     ) -> Option<Occurrence> {
         failpoint::here("after_grant");
-        let (job, grant) = (g.job.clone(), g.grant);
-        let start_by = (grant.attempt == 1).then_some(g.start_by);
+        let (job, run) = (g.job.clone(), g.run.clone());
+        let start_by = (run.attempt == 1).then_some(g.start_by);
         let mut hold = Hold::new(*job.lease, g.sent, start_by, OUTPUT_AT_ONCE);
         if g.too_late {
-            warn!(job = %job.name, occurrence = %grant.occurrence, "the grant was not known of in time to start it");
+            warn!(job = %job.name, occurrence = %run.occurrence, "the grant was not known of in time to start it");
             let end = not_started(Outcome::Missed, claim::TOO_LATE);
             drop(command);
             g.slot = None;
@@ -209,38 +209,30 @@ impl Holder {
                     .await;
             }
         };
-        let id = Identity {
-            occurrence: grant.occurrence,
-            run_id: g.run,
-            attempt: grant.attempt,
-            fencing_token: grant.token(),
-            instance: self.instance.clone(),
-            trigger: grant.trigger,
-        };
         let settle = self.settle_on_death(
             &g,
-            attempt_after_crash(&job, grant.attempt),
-            attempt_after_failure(&job, grant.attempt),
+            attempt_after_crash(&job, run.attempt),
+            attempt_after_failure(&job, run.attempt),
         );
-        let spec = Spec::new(&job, &id, hold.trusted_until(), settle);
-        let prepared = self.prepared().remove(&g.run);
+        let spec = Spec::new(&job, &run, hold.trusted_until(), settle);
+        let prepared = self.prepared().remove(&g.run.id);
         let started = self.runner.start_prepared(spec, job.output, prepared);
         let mut running = match started.await {
             Ok(running) => running,
             Err(e) => {
-                error!(job = %job.name, occurrence = %grant.occurrence, error = %e, "cannot start");
+                error!(job = %job.name, occurrence = %run.occurrence, error = %e, "cannot start");
                 let end = not_started(Outcome::Failed, &e.to_string());
                 drop(command);
                 g.slot = None;
                 g.place = None;
-                let next_attempt = attempt_after_failure(&job, grant.attempt);
+                let next_attempt = attempt_after_failure(&job, run.attempt);
                 return self
                     .settle_unstarted(contender, &g, end, next_attempt)
                     .await;
             }
         };
-        info!(job = %job.name, occurrence = %grant.occurrence, run = %g.run, attempt = grant.attempt,
-            trigger = grant.trigger.as_str(), "started");
+        info!(job = %job.name, occurrence = %run.occurrence, run = %g.run.id, attempt = run.attempt,
+            trigger = run.trigger.as_str(), "started");
         let mut watch = running.watch();
         let place = g.place.take();
         tokio::spawn(async move {
@@ -256,9 +248,9 @@ impl Holder {
         };
         failpoint::here("before_settle");
         let next_attempt = match (end.outcome, end.cause) {
-            (Outcome::Failed | Outcome::TimedOut, _) => attempt_after_failure(&job, grant.attempt),
+            (Outcome::Failed | Outcome::TimedOut, _) => attempt_after_failure(&job, run.attempt),
             (Outcome::Crashed | Outcome::LeaseLost, _)
-            | (_, Some(Cause::Stopped(Stop::Shutdown))) => attempt_after_crash(&job, grant.attempt),
+            | (_, Some(Cause::Stopped(Stop::Shutdown))) => attempt_after_crash(&job, run.attempt),
             _ => None,
         };
         // Nothing runs any more; recording it may take as long as the store is away.
@@ -273,7 +265,7 @@ impl Holder {
                 awaited
             }
             Err(GivenUp) => {
-                error!(job = %job.name, run = %g.run, outcome = %end.outcome,
+                error!(job = %job.name, run = %g.run.id, outcome = %end.outcome,
                     "stopping without the outcome recorded: the run's guard goes on trying");
                 // Dropped without a word, we are dead for the guard: it settles.
                 None
@@ -284,7 +276,7 @@ impl Holder {
     /// Has the output of a settled run handed in, from byte `from` on, piece by piece, for as long as it is waited for.
     fn hand_in(&self, g: &Granted, end: End, from: u64) {
         let (store, give_up) = (self.store.clone(), self.give_up.clone());
-        let (job, run, keep) = (g.job.name.clone(), g.run, g.job.output.keep);
+        let (job, run, keep) = (g.job.name.clone(), g.run.id, g.job.output.keep);
         let until = Boottime::now() + OUTPUT_PATIENCE;
         self.runs.spawn(async move {
             let before = end.output_bytes - end.output_tail.len() as u64;
@@ -349,9 +341,9 @@ impl Holder {
                 let outcome = end.outcome;
                 let settle = self.settle_on_death(g, next_attempt, next_attempt);
                 match self.runner.hand_over(&HandOver { settle, end }) {
-                    Ok(()) => error!(job = %g.job.name, run = %g.run, %outcome,
+                    Ok(()) => error!(job = %g.job.name, run = %g.run.id, %outcome,
                         "stopping without the outcome recorded: a process that is left behind goes on trying"),
-                    Err(e) => error!(job = %g.job.name, run = %g.run, %outcome, error = %e,
+                    Err(e) => error!(job = %g.job.name, run = %g.run.id, %outcome, error = %e,
                         "stopping without the outcome recorded, and nothing can be left behind to go on trying"),
                 }
                 None
@@ -415,18 +407,20 @@ impl Holder {
                     why,
                     another_attempt,
                 } => {
-                    info!(job = %job.name, occurrence = %g.grant.occurrence, %outcome, why, "granted, and not started");
+                    info!(job = %job.name, occurrence = %g.run.occurrence, %outcome, why, "granted, and not started");
                     // A pending takeover is not dropped for a newer occurrence; a retry is.
                     let trigger = Trigger::Takeover;
-                    let next_attempt = (another_attempt && g.grant.attempt < MOST_ATTEMPTS)
+                    let next_attempt = (another_attempt && g.run.attempt < MOST_ATTEMPTS)
                         .then_some(NextAttempt { at: 0, trigger });
                     return KeepOutcome::Ended(not_started(outcome, why), next_attempt);
                 }
                 Do::Stop(stop, grace) => {
                     match stop {
-                        Stop::LeaseLost => warn!(job = %job.name, run = %g.run,
+                        Stop::LeaseLost => warn!(job = %job.name, run = %g.run.id,
                             "the lease could not be renewed in time, ending the run"),
-                        stop => info!(job = %job.name, run = %g.run, ?stop, "asked to end the run"),
+                        stop => {
+                            info!(job = %job.name, run = %g.run.id, ?stop, "asked to end the run")
+                        }
                     }
                     if let Some((running, _)) = &running {
                         running.stop(stop, grace);
@@ -442,8 +436,12 @@ impl Holder {
                         .map(|(r, shown)| r.output().piece(**shown, most));
                     match piece.filter(|piece| !piece.bytes.is_empty()) {
                         Some(piece) => {
-                            let (store, name, run, keep) =
-                                (self.store.clone(), job.name.clone(), g.run, job.output.keep);
+                            let (store, name, run, keep) = (
+                                self.store.clone(),
+                                job.name.clone(),
+                                g.run.id,
+                                job.output.keep,
+                            );
                             showing = Some(Box::pin(async move {
                                 let (at, bytes) = (piece.offset, &piece.bytes);
                                 let told = store.append_output(&name, run, at, bytes, keep).await;
@@ -501,9 +499,9 @@ impl Holder {
             Err(e) => {
                 match running {
                     Some(_) => {
-                        warn!(job = %g.job.name, run = %g.run, error = %e, "cannot renew the lease; trying again")
+                        warn!(job = %g.job.name, run = %g.run.id, error = %e, "cannot renew the lease; trying again")
                     }
-                    None => debug!(job = %g.job.name, run = %g.run, error = %e,
+                    None => debug!(job = %g.job.name, run = %g.run.id, error = %e,
                         "cannot renew the lease of a run that was not started yet"),
                 }
                 hold.renewed(None, now, now)
@@ -512,7 +510,7 @@ impl Holder {
         match (follows, running) {
             (Renewed::Extended(until), Some(running)) => running.extend(until),
             (Renewed::Lost(stop, grace), Some(running)) => {
-                warn!(job = %g.job.name, run = %g.run, "the lease is another's, ending the run");
+                warn!(job = %g.job.name, run = %g.run.id, "the lease is another's, ending the run");
                 running.stop(stop, grace);
             }
             (Renewed::Nothing, _) | (_, None) => {}
@@ -522,17 +520,8 @@ impl Holder {
     fn renewal(&self, g: &Granted, seq: u32) -> Renew {
         Renew {
             job: g.job.name.clone(),
-            occurrence: g.grant.occurrence,
-            attempt: g.grant.attempt,
-            trigger: g.grant.trigger,
-            key: g.key.clone(),
-            run: g.run,
-            instance: self.instance.clone(),
-            host: self.host.clone(),
-            lease: g.job.lease.length.as_millis() as i64,
-            definition: g.job.digest.clone(),
+            run: g.run.clone(),
             seq,
-            granted_at: g.granted_at,
         }
     }
 
@@ -540,26 +529,14 @@ impl Holder {
         let ms = |m: &Moment| self.clock.at(m.boottime).unwrap_or(m.wall_us) / 1000;
         let started = end.and_then(|e| e.started.as_ref()).map(ms);
         let finished = end.map(|e| ms(&e.ended));
+        let record = RunRecord::of(&g.job.name, &g.run).lasting(started, finished);
         RunRecord {
-            run_id: Some(g.run),
-            job: g.job.name.clone(),
-            occurrence: g.grant.occurrence,
-            trigger: g.grant.trigger,
-            attempt: g.grant.attempt,
-            fencing_token: Some(g.grant.token()),
-            instance: Some(self.instance.clone()),
-            host: Some(self.host.clone()),
-            started_at: started,
-            finished_at: finished,
-            lateness_ms: started.map(|s| s - g.grant.occurrence.0),
-            duration_ms: started.zip(finished).map(|(s, f)| (f - s).max(0)),
             outcome: end.map_or(Outcome::Running, |e| e.outcome),
             exit_code: end.and_then(|e| e.exit_code),
             signal: end.and_then(|e| e.signal),
-            output_tail: String::new(),
             output_truncated: end.is_some_and(End::output_truncated),
             error: end.and_then(|e| e.error.clone()),
-            count: 1,
+            ..record
         }
     }
 
@@ -572,11 +549,11 @@ impl Holder {
         end: &End,
         next_attempt: Option<NextAttempt>,
     ) -> Result<Option<Occurrence>, GivenUp> {
-        contender.run_over(&g.job.name, g.run);
+        contender.run_over(&g.job.name, g.run.id);
         let record = self.record(g, Some(end));
         log_end(&record);
         let settle = Settle {
-            run: g.run,
+            run: g.run.id,
             record,
             next_attempt,
         };
@@ -603,14 +580,14 @@ impl Holder {
                 Ok(reply) => {
                     crate::contender::note_clock(&self.clock, &reply);
                     if reply.value == Settlement::Lost {
-                        warn!(job = %g.job.name, run = %g.run, "settled after its lease was lost");
+                        warn!(job = %g.job.name, run = %g.run.id, "settled after its lease was lost");
                         return Ok(None);
                     }
-                    return Ok(next_attempt.map(|_| g.grant.occurrence));
+                    return Ok(next_attempt.map(|_| g.run.occurrence));
                 }
                 Err(e) => {
                     if warned.lets(Boottime::now(), WARN_AGAIN) {
-                        warn!(job = %g.job.name, run = %g.run, error = %e, "cannot record the outcome; trying again");
+                        warn!(job = %g.job.name, run = %g.run.id, error = %e, "cannot record the outcome; trying again");
                     }
                     if e.is_transient() {
                         SETTLE_AGAIN.1

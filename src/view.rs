@@ -106,17 +106,17 @@ impl RunView {
     /// An attempt that has not ended. Its start is the moment of the grant.
     pub fn running(job: &JobName, open: &Open) -> Self {
         Self {
-            run_id: Some(open.run),
+            run_id: Some(open.run.id),
             job: job.clone(),
-            occurrence: open.occurrence.into(),
-            trigger: open.trigger,
-            attempt: open.attempt,
-            fencing_token: Some(open.occurrence.token(open.attempt)),
-            instance: Some(open.instance.clone()),
-            host: Some(open.host.clone()),
-            started_at: Some(Time(open.granted_at)),
+            occurrence: open.run.occurrence.into(),
+            trigger: open.run.trigger,
+            attempt: open.run.attempt,
+            fencing_token: Some(open.run.occurrence.token(open.run.attempt)),
+            instance: Some(open.run.instance.clone()),
+            host: Some(open.run.host.clone()),
+            started_at: Some(Time(open.run.granted_at)),
             finished_at: None,
-            lateness_ms: Some(open.granted_at - open.occurrence.0),
+            lateness_ms: Some(open.run.granted_at - open.run.occurrence.0),
             duration_ms: None,
             outcome: Outcome::Running,
             exit_code: None,
@@ -306,8 +306,8 @@ pub fn job(job: &Job, state: Option<&State>, now: i64, incarnation: &str) -> Job
             .iter()
             .filter_map(|o| {
                 o.next_attempt.map(|next| AwaitedView {
-                    occurrence: o.occurrence.into(),
-                    attempt: o.attempt.saturating_add(1),
+                    occurrence: o.run.occurrence.into(),
+                    attempt: o.run.attempt.saturating_add(1),
                     at: Time(next.at),
                     trigger: next.trigger,
                 })
@@ -318,8 +318,8 @@ pub fn job(job: &Job, state: Option<&State>, now: i64, incarnation: &str) -> Job
         paused: paused(st, now),
         skip: st.skip,
         triggers: st.triggers.len(),
-        other_definition: other(&st.definition) || held().any(|o| other(&o.definition)),
-        lapsed: held().any(|o| now - o.renewed_at > o.lease),
+        other_definition: other(&st.definition) || held().any(|o| other(&o.run.definition)),
+        lapsed: held().any(|o| now - o.renewed_at > o.run.lease),
         unreadable: None,
     }
 }

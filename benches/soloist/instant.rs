@@ -62,7 +62,7 @@ impl Instance {
             Box::new(move |g| {
                 note.lock()
                     .expect("nobody panics with it")
-                    .push((g.job.name.clone(), g.grant.occurrence));
+                    .push((g.job.name.clone(), g.run.occurrence));
             }),
         ));
         for job in config.jobs.values() {

@@ -432,7 +432,7 @@ fn asked_runs(job: &JobName, state: &State, asked: &[RunId]) -> Vec<RunView> {
     state
         .open
         .iter()
-        .filter(|o| asked.contains(&o.run))
+        .filter(|o| asked.contains(&o.run.id))
         .map(|o| RunView::running(job, o))
         .collect()
 }

@@ -237,8 +237,8 @@ async fn is_running(ctx: &Context, job: &JobName, run: RunId) -> Result<bool, Fa
 async fn latest(ctx: &Context, job: &JobName) -> Result<RunId, Failure> {
     let state = ctx.state(job).await?.value.unwrap_or_default();
     let held = state.open.iter().filter(|o| o.next_attempt.is_none());
-    if let Some(open) = held.max_by_key(|o| o.occurrence.token(o.attempt)) {
-        return Ok(open.run);
+    if let Some(open) = held.max_by_key(|o| o.run.occurrence.token(o.run.attempt)) {
+        return Ok(open.run.id);
     }
     if let Some(last) = state.last {
         return Ok(last.run);
@@ -257,7 +257,7 @@ async fn runs(ctx: &Context, job: &JobName) -> Result<Vec<RunId>, Failure> {
     let ended = ctx
         .ask(async || ctx.store.records(job, crate::store::HISTORY_KEPT).await)
         .await?;
-    let open = open.into_iter().map(|o| o.run);
+    let open = open.into_iter().map(|o| o.run.id);
     let mut all: Vec<RunId> = vec![];
     for run in open.chain(ended.into_iter().filter_map(|r| r.run_id)) {
         if !all.contains(&run) {

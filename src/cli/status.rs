@@ -292,7 +292,7 @@ mod tests {
     use super::*;
     use crate::{
         logic::claim::{Last, NextAttempt, Open, Pause, State},
-        model::{InstanceId, Occurrence, Outcome, RunId, Trigger},
+        model::{InstanceId, Occurrence, Outcome, Run, RunId, Trigger},
         store::{Fleet, Info},
     };
 
@@ -318,18 +318,20 @@ mod tests {
 
     fn open(definition: &str, renewed_at: i64) -> Open {
         Open {
-            occurrence: Occurrence(NOW - 3_318),
-            attempt: 1,
-            trigger: Trigger::Schedule,
-            key: None,
-            run: RunId::random(),
-            instance: InstanceId::new("web-1"),
-            host: "web".into(),
+            run: Run {
+                occurrence: Occurrence(NOW - 3_318),
+                attempt: 1,
+                trigger: Trigger::Schedule,
+                key: None,
+                id: RunId::random(),
+                instance: InstanceId::new("web-1"),
+                host: "web".into(),
+                lease: 15_000,
+                definition: definition.into(),
+                granted_at: NOW - 3_300,
+            },
             seq: 1,
-            lease: 15_000,
-            definition: definition.into(),
             incarnation: "i".into(),
-            granted_at: NOW - 3_300,
             renewed_at,
             stop: None,
             next_attempt: None,

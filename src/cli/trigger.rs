@@ -256,34 +256,34 @@ impl Wait<'_> {
             self.pending(&st).await?;
             return Ok(None);
         };
-        let open = st.open.iter().find(|o| o.occurrence == at);
+        let open = st.open.iter().find(|o| o.run.occurrence == at);
         if let Some(o) = open {
             // Between two attempts it still names the run before.
-            if self.following.as_ref().is_none_or(|r| r.run() != o.run) {
+            if self.following.as_ref().is_none_or(|r| r.run() != o.run.id) {
                 self.finish_output().await?;
-                if o.attempt > self.shown.saturating_add(1) {
+                if o.run.attempt > self.shown.saturating_add(1) {
                     let history = self.history().await?;
-                    self.output_between(&history, at, o.attempt).await?;
+                    self.output_between(&history, at, o.run.attempt).await?;
                 }
-                self.shown = o.attempt;
-                self.following = Some(Reader::new(self.job.name.clone(), o.run));
+                self.shown = o.run.attempt;
+                self.following = Some(Reader::new(self.job.name.clone(), o.run.id));
                 if o.next_attempt.is_none() {
                     remark(&format!(
                         "{} runs on {}, attempt {}, run {}",
-                        self.job.name, o.instance, o.attempt, o.run
+                        self.job.name, o.run.instance, o.run.attempt, o.run.id
                     ));
                 }
             }
             if let Some(next) = o.next_attempt
-                && self.awaited < o.attempt
+                && self.awaited < o.run.attempt
             {
-                self.awaited = o.attempt;
+                self.awaited = o.run.attempt;
                 let now = self.fleet().await?.1.right(shown);
                 remark(&format!(
                     "attempt {} of {} on {} has ended; the next one ({}) is due {}",
-                    o.attempt,
+                    o.run.attempt,
                     self.job.name,
-                    o.instance,
+                    o.run.instance,
                     next.trigger.as_str(),
                     show::relative(next.at, now)
                 ));
@@ -365,7 +365,7 @@ impl Wait<'_> {
         shown: i64,
     ) -> Result<Option<RunView>, Failure> {
         let due = open.next_attempt.map(|next| next.at <= shown);
-        let seen = (open.run, open.seq, due == Some(true));
+        let seen = (open.run.id, open.seq, due == Some(true));
         let since = match self.still {
             Some((before, since)) if before == seen && due != Some(false) => since,
             _ => Boottime::now(),
@@ -388,7 +388,7 @@ impl Wait<'_> {
             remark(&format!(
                 "{job} on {} shows no life, and nobody is there to say what became of it; see `soloist history {job}` \
                  when an instance that has the job is up",
-                open.instance
+                open.run.instance
             ));
             return Ok(Some(RunView {
                 outcome: Outcome::Unknown,
@@ -478,8 +478,8 @@ async fn records(ctx: &Context, job: &JobName) -> Result<Vec<RunRecord>, Failure
 fn taken(st: &State, key: &str) -> Option<Occurrence> {
     let decided = st.triggered.iter().find(|t| t.key == key);
     decided.map(|t| t.occurrence).or_else(|| {
-        let open = st.open.iter().find(|o| o.key.as_deref() == Some(key));
-        open.map(|o| o.occurrence)
+        let open = st.open.iter().find(|o| o.run.key.as_deref() == Some(key));
+        open.map(|o| o.run.occurrence)
     })
 }
 

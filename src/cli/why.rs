@@ -165,7 +165,7 @@ impl Facts<'_> {
             .state
             .iter()
             .flat_map(|s| &s.open)
-            .filter(|o| o.occurrence == at && o.next_attempt.is_none())
+            .filter(|o| o.run.occurrence == at && o.next_attempt.is_none())
             .map(|o| RunView::running(self.name, o))
             .collect();
         runs.extend(
@@ -279,7 +279,7 @@ impl Facts<'_> {
         if let Some(next) = st
             .open
             .iter()
-            .find(|o| o.occurrence == at)
+            .find(|o| o.run.occurrence == at)
             .and_then(|o| o.next_attempt)
         {
             return format!("Its next attempt is due {}.", relative(next.at, now));
@@ -342,8 +342,8 @@ impl Facts<'_> {
         {
             return format!(
                 "It is undecided: the run of {} on {} still holds the job.",
-                show::instant(o.occurrence.0),
-                o.instance
+                show::instant(o.run.occurrence.0),
+                o.run.instance
             );
         }
         if !self.fleet.instances.values().any(|i| !self.clock.silent(i)) {

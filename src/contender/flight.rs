@@ -202,15 +202,12 @@ impl Flight {
             Effect::Unwatch(at) => contender.watches.drop_one(&self.job, at),
             Effect::Start(win) => (contender.start)(Granted {
                 job: win.job,
-                grant: win.grant,
                 run: win.run,
                 // The command that was answered, however often and when this was asked before: by asking again with
                 // the same nonce it renewed the lease.
                 sent: sent.unwrap_or(Boottime(0)),
                 start_by: win.start_by,
                 place: self.place.take(),
-                granted_at: win.granted_at,
-                key: win.key,
                 too_late: win.too_late,
                 slot: self.slot.take(),
             }),
@@ -251,13 +248,14 @@ impl Flight {
             expires_in: std::time::Duration::MAX,
         };
         if let Answer::Running(open) | Answer::Blocked(open) = &reply.value {
-            if open.definition != definition {
-                debug!(job = %self.job, holder = %open.instance, "runs with another definition of this job");
+            if open.run.definition != definition {
+                debug!(job = %self.job, holder = %open.run.instance, "runs with another definition of this job");
             }
             info.lapsed = contender.watch_lease(&self.job, open, reply.received);
-            info.expires_in = contender
-                .watches
-                .expiry(&self.job, open.occurrence, Boottime::now());
+            info.expires_in =
+                contender
+                    .watches
+                    .expiry(&self.job, open.run.occurrence, Boottime::now());
         }
         let step = self.see(Some(reply.sent), |contest, v, effects| {
             contest.answered(reply.value, info, v, effects)

@@ -50,7 +50,7 @@ struct Watch {
 impl Watch {
     fn new(open: &Open, received: Boottime) -> Self {
         Self {
-            occurrence: open.occurrence,
+            occurrence: open.run.occurrence,
             seen: ObservedLease::new(open, received),
             looked: received,
             not_before: None,
@@ -102,7 +102,9 @@ impl Watches {
     ) -> bool {
         let mut seen = self.lock();
         let of_job = seen.by_job.entry(job.clone()).or_default();
-        let at = of_job.iter().position(|w| w.occurrence == open.occurrence);
+        let at = of_job
+            .iter()
+            .position(|w| w.occurrence == open.run.occurrence);
         let w = match at {
             Some(i) => &mut of_job[i],
             None => {
@@ -170,7 +172,9 @@ impl Watches {
 
     /// Drops the watches of what is not open any more, and returns these occurrences.
     pub(super) fn retain(&self, job: &JobName, open: &[Open]) -> Vec<Occurrence> {
-        self.keep(job, |w| open.iter().any(|o| o.occurrence == w.occurrence))
+        self.keep(job, |w| {
+            open.iter().any(|o| o.run.occurrence == w.occurrence)
+        })
     }
 
     fn keep(&self, job: &JobName, keep: impl Fn(&Watch) -> bool) -> Vec<Occurrence> {
@@ -234,8 +238,8 @@ impl Contender {
         let lease = observe::length(open);
         match self.rank(
             job,
-            &Target::Scheduled(open.occurrence),
-            Some(&open.instance),
+            &Target::Scheduled(open.run.occurrence),
+            Some(&open.run.instance),
         ) {
             0 => lease / 12,
             _ => lease / 2,
@@ -298,12 +302,12 @@ impl Contender {
             self.state(job, JobState::ended_elsewhere);
         }
         for e in open {
-            if !self.watches.has(job, e.occurrence) {
+            if !self.watches.has(job, e.run.occurrence) {
                 continue;
             }
             let lapsed = self.watch_lease(job, e, received);
             if e.next_attempt.is_some() || lapsed {
-                self.claim_next_attempt(job.clone(), e.occurrence);
+                self.claim_next_attempt(job.clone(), e.run.occurrence);
             }
         }
     }
@@ -312,7 +316,7 @@ impl Contender {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{InstanceId, RunId, Trigger};
+    use crate::model::{InstanceId, Run, RunId, Trigger};
 
     fn ms(n: u64) -> Boottime {
         Boottime(n * 1_000_000)
@@ -320,18 +324,20 @@ mod tests {
 
     fn open(seq: u32) -> Open {
         Open {
-            occurrence: Occurrence(1),
-            attempt: 1,
-            trigger: Trigger::Schedule,
-            key: None,
-            run: RunId(uuid::Uuid::nil()),
-            instance: InstanceId::new("a"),
-            host: String::new(),
+            run: Run {
+                occurrence: Occurrence(1),
+                attempt: 1,
+                trigger: Trigger::Schedule,
+                key: None,
+                id: RunId(uuid::Uuid::nil()),
+                instance: InstanceId::new("a"),
+                host: String::new(),
+                lease: 10_000,
+                definition: String::new(),
+                granted_at: 0,
+            },
             seq,
-            lease: 10_000,
-            definition: String::new(),
             incarnation: "1".to_owned(),
-            granted_at: 0,
             renewed_at: 0,
             stop: None,
             next_attempt: None,

@@ -13,7 +13,7 @@ use crate::{
     clock::{self, Boottime},
     config,
     logic::run::{Cause, Stop},
-    model::{FencingToken, InstanceId, JobName, Occurrence, Outcome, RunId, Trigger},
+    model::{JobName, Outcome, Run, RunId},
 };
 
 /// What to run: the first line the daemon sends. It holds variables of the command and the way to the store: not all of it
@@ -71,22 +71,11 @@ pub struct Transparent {
     pub ignored: Vec<i32>,
 }
 
-/// What a command may know about its run.
-#[derive(Debug, Clone)]
-pub struct Identity {
-    pub occurrence: Occurrence,
-    pub run_id: RunId,
-    pub attempt: u32,
-    pub fencing_token: FencingToken,
-    pub instance: InstanceId,
-    pub trigger: Trigger,
-}
-
 impl Spec {
     /// A run of `job`, with the environment that SPEC 6 promises.
     pub fn new(
         job: &config::Job,
-        id: &Identity,
+        run: &Run,
         deadline: Boottime,
         settle: serde_json::Value,
     ) -> Self {
@@ -103,19 +92,19 @@ impl Spec {
         env.extend(
             [
                 ("SOLOIST_JOB", job.name.to_string()),
-                ("SOLOIST_OCCURRENCE", id.occurrence.to_string()),
-                ("SOLOIST_OCCURRENCE_MS", id.occurrence.0.to_string()),
-                (RUN_ID, id.run_id.to_string()),
-                ("SOLOIST_ATTEMPT", id.attempt.to_string()),
-                ("SOLOIST_FENCING_TOKEN", id.fencing_token.to_string()),
-                ("SOLOIST_INSTANCE", id.instance.to_string()),
-                ("SOLOIST_TRIGGER", id.trigger.as_str().into()),
+                ("SOLOIST_OCCURRENCE", run.occurrence.to_string()),
+                ("SOLOIST_OCCURRENCE_MS", run.occurrence.0.to_string()),
+                (RUN_ID, run.id.to_string()),
+                ("SOLOIST_ATTEMPT", run.attempt.to_string()),
+                ("SOLOIST_FENCING_TOKEN", run.token().to_string()),
+                ("SOLOIST_INSTANCE", run.instance.to_string()),
+                ("SOLOIST_TRIGGER", run.trigger.as_str().into()),
             ]
             .map(|(name, value)| (name.into(), value)),
         );
         Self {
             job: job.name.clone(),
-            run_id: id.run_id,
+            run_id: run.id,
             argv,
             env,
             working_dir: job.working_dir.as_deref().map(Path::to_owned),

@@ -26,7 +26,9 @@ use crate::{
         observe::{self, ObservedLease},
         trust::{HeldLease, Step},
     },
-    model::{FencingToken, InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger},
+    model::{
+        FencingToken, InstanceId, JobName, Occurrence, Outcome, Run, RunId, RunRecord, Trigger,
+    },
     store::{self, Beat, Info, Store, Tail},
 };
 
@@ -341,7 +343,7 @@ impl Elector {
                 }
                 Answer::Running(open) => Election::Lost {
                     ask_again: self.watch(&open, reply.received),
-                    holder: open.instance,
+                    holder: open.run.instance,
                 },
                 Answer::Blocked(open) => Election::Waiting {
                     ask_again: self.watch(&open, reply.received),
@@ -387,7 +389,7 @@ impl Elector {
         let mut memory = self.memory();
         memory.quarantine = observe::quarantine(&self.lease, memory.quarantine, open);
         let new = || ObservedLease::new(open, received);
-        let seen = memory.seen.entry(open.occurrence).or_insert_with(new);
+        let seen = memory.seen.entry(open.run.occurrence).or_insert_with(new);
         seen.update(open, received);
         let lapses = seen.expiry().since(Boottime::now());
         if memory.seen.len() > WATCHED {
@@ -534,17 +536,19 @@ impl Term {
     fn new(elector: &Elector, grant: Grant, run: RunId, sent: Boottime, granted_at: i64) -> Self {
         let renew = Renew {
             job: elector.job.clone(),
-            occurrence: grant.occurrence,
-            attempt: grant.attempt,
-            trigger: grant.trigger,
-            key: None,
-            run,
-            instance: elector.instance.clone(),
-            host: elector.host.clone(),
-            lease: elector.lease.length.as_millis() as i64,
-            definition: LIBRARY.to_owned(),
+            run: Run {
+                id: run,
+                occurrence: grant.occurrence,
+                attempt: grant.attempt,
+                trigger: grant.trigger,
+                key: None,
+                instance: elector.instance.clone(),
+                host: elector.host.clone(),
+                lease: elector.lease.length.as_millis() as i64,
+                definition: LIBRARY.to_owned(),
+                granted_at,
+            },
             seq: 0,
-            granted_at,
         };
         Self {
             inner: Arc::new(Inner {
@@ -653,27 +657,10 @@ impl Inner {
         let last = inner.trusted_until().unwrap_or(Boottime(0));
         let r = &inner.renew;
         let settle = Settle {
-            run: r.run,
+            run: r.run.id,
             record: RunRecord {
-                run_id: Some(r.run),
-                job: r.job.clone(),
-                occurrence: r.occurrence,
-                trigger: r.trigger,
-                attempt: r.attempt,
-                fencing_token: Some(inner.grant.token()),
-                instance: Some(r.instance.clone()),
-                host: Some(r.host.clone()),
-                started_at: Some(r.granted_at),
-                finished_at: None,
-                lateness_ms: Some((r.granted_at - r.occurrence.0).max(0)),
-                duration_ms: None,
                 outcome,
-                exit_code: None,
-                signal: None,
-                output_tail: String::new(),
-                output_truncated: false,
-                error: None,
-                count: 1,
+                ..RunRecord::of(&r.job, &r.run).lasting(Some(r.run.granted_at), None)
             },
             next_attempt: None,
         };

@@ -32,25 +32,11 @@ fn not_run(
     error: &str,
 ) -> RunRecord {
     RunRecord {
-        run_id: None,
-        job: claim.job.clone(),
-        occurrence,
-        trigger: claim.trigger,
-        attempt: 0,
-        fencing_token: None,
         instance: Some(claim.instance.clone()),
         host: Some(claim.host.clone()),
-        started_at: None,
-        finished_at: None,
-        lateness_ms: None,
-        duration_ms: None,
-        outcome,
-        exit_code: None,
-        signal: None,
-        output_tail: String::new(),
-        output_truncated: false,
         error: Some(error.to_owned()),
         count,
+        ..RunRecord::without_run(&claim.job, occurrence, claim.trigger, outcome)
     }
 }
 
@@ -86,8 +72,8 @@ pub fn claim(
         return Answer::Quarantined;
     }
     let open = st.open.iter().position(|o| match &c.target {
-        Target::Scheduled(at) => o.occurrence == *at,
-        Target::Manual { key, .. } => o.key.as_ref() == Some(key),
+        Target::Scheduled(at) => o.run.occurrence == *at,
+        Target::Manual { key, .. } => o.run.key.as_ref() == Some(key),
     });
     if let Some(i) = open {
         return claim_open(st, i, c, now, incarnation, effects);
@@ -223,11 +209,11 @@ pub fn claim(
         while let Some(e) = st.open.first_mut() {
             match e.next_attempt {
                 Some(next_attempt) if next_attempt.trigger == Trigger::Takeover => {
-                    return until_resumed.unwrap_or(Answer::RunFirst(e.occurrence));
+                    return until_resumed.unwrap_or(Answer::RunFirst(e.run.occurrence));
                 }
                 Some(next_attempt) if c.overlap == Overlap::Queue => {
                     if now >= next_attempt.at {
-                        return until_resumed.unwrap_or(Answer::RunFirst(e.occurrence));
+                        return until_resumed.unwrap_or(Answer::RunFirst(e.run.occurrence));
                     }
                     return Answer::Later {
                         wait_ms: next_attempt.at - now,
@@ -241,8 +227,8 @@ pub fn claim(
                     // Proof that the run was going on when this occurrence was due. Without it the run before may be
                     // dead, and skipping for a dead run's sake would lose this one; or it is overdue itself, and
                     // only began later.
-                    let alive =
-                        e.granted_at <= at.0 && (e.renewed_at >= at.0 || c.holds.contains(&e.run));
+                    let alive = e.run.granted_at <= at.0
+                        && (e.renewed_at >= at.0 || c.holds.contains(&e.run.id));
                     if !manual && c.overlap == Overlap::Skip && alive {
                         return decide(
                             st,
@@ -304,7 +290,7 @@ fn claim_open(
 ) -> Answer {
     if st.open[i].next_attempt.is_none() {
         let e = &mut st.open[i];
-        if e.run == c.run {
+        if e.run.id == c.run {
             // Asked again after a lost reply: the claimant counts its trust from this request, so whoever watches
             // has to begin anew.
             e.seq = e.seq.saturating_add(1);
@@ -326,7 +312,7 @@ fn claim_open(
         return Answer::Running(e.clone());
     };
     // The run whose attempt just ended asks again after a lost reply: it has had its turn.
-    if e.run == c.run {
+    if e.run.id == c.run {
         return Answer::Settled(None);
     }
     if now < next_attempt.at {
@@ -352,11 +338,11 @@ fn claim_open(
     }
     let e = &mut st.open[i];
     let next = Grant {
-        occurrence: e.occurrence,
-        attempt: e.attempt.saturating_add(1),
+        occurrence: e.run.occurrence,
+        attempt: e.run.attempt.saturating_add(1),
         trigger: next_attempt.trigger,
     };
-    *e = Open::granted(c, next, e.key.take(), now, incarnation);
+    *e = Open::granted(c, next, e.run.key.take(), now, incarnation);
     Answer::Granted(e.grant())
 }
 
@@ -368,7 +354,7 @@ fn lapse(st: &mut State, i: usize, c: &Claim, now: i64, effects: &mut Effects) -
         .push(e.record(&c.job, Outcome::Unknown, now, LAPSED));
     // A run that nobody saw ending was busy as far as its last renewal shows, not until it was found dead.
     st.last = Some(last(e, Outcome::Unknown, e.renewed_at));
-    if c.on_crash == OnCrash::Rerun && e.attempt < c.max_attempts && e.stop.is_none() {
+    if c.on_crash == OnCrash::Rerun && e.run.attempt < c.max_attempts && e.stop.is_none() {
         e.next_attempt = Some(NextAttempt {
             at: now,
             trigger: Trigger::Takeover,
@@ -382,12 +368,12 @@ fn lapse(st: &mut State, i: usize, c: &Claim, now: i64, effects: &mut Effects) -
 
 fn last(e: &Open, outcome: Outcome, to: i64) -> Last {
     Last {
-        occurrence: e.occurrence,
-        attempt: e.attempt,
-        run: e.run,
-        instance: e.instance.clone(),
+        occurrence: e.run.occurrence,
+        attempt: e.run.attempt,
+        run: e.run.id,
+        instance: e.run.instance.clone(),
         outcome,
-        from: e.granted_at,
+        from: e.run.granted_at,
         to,
     }
 }

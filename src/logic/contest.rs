@@ -31,7 +31,7 @@ use super::{
     belief::{Belief, SLACK},
     claim::{self, Answer, Claim, Grant, Last, Missed, Observed, Overlap, Target},
 };
-use crate::model::{Boottime, InstanceId, Occurrence, Outcome, RunId, Trigger, job::Job};
+use crate::model::{Boottime, InstanceId, Occurrence, Outcome, Run, RunId, Trigger, job::Job};
 
 /// How much later than the one before it an instance asks for an occurrence, by its rank for that occurrence. The
 /// first goes at once; when it is dead, nobody waits for it longer than this.
@@ -210,13 +210,9 @@ pub enum Ended {
 pub struct Win {
     /// As it was defined when the store was asked.
     pub job: Arc<Job>,
-    pub grant: Grant,
-    pub run: RunId,
+    pub run: Run,
     /// Unix ms of the store's clock: a first attempt is not started later than this.
     pub start_by: i64,
-    /// Unix ms of the store's clock, about when it was granted.
-    pub granted_at: i64,
-    pub key: Option<String>,
     /// The answer came after the last moment for a start, to a question that was asked again: it is to be settled as
     /// missed.
     pub too_late: bool,
@@ -464,11 +460,13 @@ impl Contest {
             Answer::Granted(grant) => return self.granted(grant, asked, info, v, effects),
             Answer::Running(_) if info.lapsed => return Step::Look,
             Answer::Running(open) => {
-                let lost = format!("to {}", open.instance);
-                effects.push(Effect::Note(Some(open.occurrence), "lost", lost));
-                v.subject.decided(open.occurrence);
+                let lost = format!("to {}", open.run.instance);
+                effects.push(Effect::Note(Some(open.run.occurrence), "lost", lost));
+                v.subject.decided(open.run.occurrence);
                 self.forget_question(v);
-                return Step::End(Ended::Lost { to: open.instance });
+                return Step::End(Ended::Lost {
+                    to: open.run.instance,
+                });
             }
             Answer::Settled(last) => {
                 self.decided(at, v, effects);
@@ -549,12 +547,20 @@ impl Contest {
             let attempt = format!("attempt {}", grant.attempt);
             effects.push(Effect::Note(Some(grant.occurrence), "won", attempt));
             effects.push(Effect::Start(Box::new(Win {
+                run: Run {
+                    id: run,
+                    occurrence: grant.occurrence,
+                    attempt: grant.attempt,
+                    trigger: grant.trigger,
+                    key: self.ask.key().map(ToOwned::to_owned),
+                    instance: v.me.instance.clone(),
+                    host: v.me.host.clone(),
+                    lease: job.lease.length.as_millis() as i64,
+                    definition: job.digest.clone(),
+                    granted_at: info.store_ms,
+                },
                 job,
-                grant,
-                run,
                 start_by: self.ask.start_by,
-                granted_at: info.store_ms,
-                key: self.ask.key().map(ToOwned::to_owned),
                 // The store grants nothing new after that moment.
                 too_late: grant.attempt == 1 && (passed || info.store_ms > self.ask.start_by),
             })));

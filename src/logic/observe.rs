@@ -58,7 +58,7 @@ impl ObservedLease {
 
 fn state(open: &Open) -> Observed {
     Observed {
-        run: open.run,
+        run: open.run.id,
         seq: open.seq,
         incarnation: open.incarnation.clone(),
     }
@@ -66,7 +66,7 @@ fn state(open: &Open) -> Observed {
 
 /// How long a lease is, as its entry says.
 pub fn length(open: &Open) -> Duration {
-    Duration::from_millis(open.lease.max(1) as u64)
+    Duration::from_millis(open.run.lease.max(1) as u64)
 }
 
 /// How long nothing may be granted after the store lost its data, for who asks for leases like `own`, needed `known` so far, and
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
     use crate::{
         logic::claim::NextAttempt,
-        model::{InstanceId, Occurrence, RunId, Trigger},
+        model::{InstanceId, Occurrence, Run, RunId, Trigger},
     };
 
     fn ms(n: u64) -> Boottime {
@@ -92,18 +92,20 @@ mod tests {
 
     fn open(seq: u32, lease: i64) -> Open {
         Open {
-            occurrence: Occurrence(1),
-            attempt: 1,
-            trigger: Trigger::Schedule,
-            key: None,
-            run: RunId(uuid::Uuid::nil()),
-            instance: InstanceId::new("a"),
-            host: String::new(),
+            run: Run {
+                occurrence: Occurrence(1),
+                attempt: 1,
+                trigger: Trigger::Schedule,
+                key: None,
+                id: RunId(uuid::Uuid::nil()),
+                instance: InstanceId::new("a"),
+                host: String::new(),
+                lease,
+                definition: String::new(),
+                granted_at: 0,
+            },
             seq,
-            lease,
-            definition: String::new(),
             incarnation: "1".to_owned(),
-            granted_at: 0,
             renewed_at: 0,
             stop: None,
             next_attempt: None,
@@ -133,17 +135,20 @@ mod tests {
                 ..open(1, 500)
             },
             Open {
-                run: RunId(uuid::Uuid::max()),
+                run: Run {
+                    id: RunId(uuid::Uuid::max()),
+                    ..open(1, 500).run
+                },
                 ..open(1, 500)
             },
         ] {
             let mut seen = ObservedLease::new(&first, ms(0));
             seen.update(&changed, ms(499));
-            let end = 499 + changed.lease as u64;
+            let end = 499 + changed.run.lease as u64;
             assert!(seen.lapsed(ms(end - 1)).is_none(), "{changed:?}");
             let proof = seen.lapsed(ms(end)).unwrap();
             let is = (proof.run, proof.seq, &proof.incarnation);
-            assert_eq!(is, (changed.run, changed.seq, &changed.incarnation));
+            assert_eq!(is, (changed.run.id, changed.seq, &changed.incarnation));
         }
     }
 

@@ -251,6 +251,36 @@ impl FromStr for Outcome {
     }
 }
 
+/// One run, and who holds it: what names it wherever it is spoken of, from its grant to its settlement.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Run {
+    #[serde(rename = "run")]
+    pub id: RunId,
+    pub occurrence: Occurrence,
+    /// From 1.
+    pub attempt: u32,
+    pub trigger: Trigger,
+    /// Of the manual trigger that it is the run of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
+    pub instance: InstanceId,
+    pub host: String,
+    /// The length of its lease, in milliseconds.
+    #[serde(deserialize_with = "ms")]
+    pub lease: i64,
+    /// Digest of the definition that runs.
+    pub definition: String,
+    /// Unix milliseconds of the store's clock.
+    #[serde(deserialize_with = "ms")]
+    pub granted_at: i64,
+}
+
+impl Run {
+    pub fn token(&self) -> FencingToken {
+        self.occurrence.token(self.attempt)
+    }
+}
+
 /// What the history keeps of one attempt, or of an occurrence that was not run. Times are Unix milliseconds of
 /// the store's clock; the JSON of the command line and the API writes them as RFC 3339.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -288,6 +318,61 @@ pub struct RunRecord {
     /// A record may stand for a range of missed occurrences that ends with `occurrence`: how many. 1 for all others.
     #[serde(default = "one")]
     pub count: u64,
+}
+
+impl RunRecord {
+    /// Of a run that has not begun yet.
+    pub fn of(job: &JobName, run: &Run) -> Self {
+        Self {
+            run_id: Some(run.id),
+            fencing_token: Some(run.token()),
+            attempt: run.attempt,
+            instance: Some(run.instance.clone()),
+            host: Some(run.host.clone()),
+            ..Self::without_run(job, run.occurrence, run.trigger, Outcome::Running)
+        }
+    }
+
+    /// Of an occurrence that nobody ran.
+    pub fn without_run(
+        job: &JobName,
+        occurrence: Occurrence,
+        trigger: Trigger,
+        outcome: Outcome,
+    ) -> Self {
+        Self {
+            run_id: None,
+            job: job.clone(),
+            occurrence,
+            trigger,
+            attempt: 0,
+            fencing_token: None,
+            instance: None,
+            host: None,
+            started_at: None,
+            finished_at: None,
+            lateness_ms: None,
+            duration_ms: None,
+            outcome,
+            exit_code: None,
+            signal: None,
+            output_tail: String::new(),
+            output_truncated: false,
+            error: None,
+            count: 1,
+        }
+    }
+
+    /// The same run, from `started` (None: never) to `finished`.
+    pub fn lasting(self, started: Option<i64>, finished: Option<i64>) -> Self {
+        Self {
+            started_at: started,
+            finished_at: finished,
+            lateness_ms: started.map(|at| at - self.occurrence.0),
+            duration_ms: started.zip(finished).map(|(from, to)| (to - from).max(0)),
+            ..self
+        }
+    }
 }
 
 fn one() -> u64 {

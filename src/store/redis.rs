@@ -37,7 +37,7 @@ use crate::{
             Register, Registration, Renew, Renewal, Settle, Settlement, State, Target,
         },
     },
-    model::{InstanceId, JobName, Occurrence, RunId, RunRecord},
+    model::{InstanceId, JobName, RunId, RunRecord},
 };
 
 macro_rules! script {
@@ -525,37 +525,12 @@ impl Store for RedisStore {
     }
 
     async fn renew(&self, r: &Renew) -> Result<Reply<Renewal>, Error> {
-        #[derive(Serialize)]
-        struct Entry<'a> {
-            occurrence: Occurrence,
-            attempt: u32,
-            trigger: crate::model::Trigger,
-            #[serde(skip_serializing_if = "Option::is_none")]
-            key: Option<&'a str>,
-            #[serde(flatten)]
-            holder: Holder<'a>,
-            granted_at: i64,
-        }
-        let entry = members(&Entry {
-            occurrence: r.occurrence,
-            attempt: r.attempt,
-            trigger: r.trigger,
-            key: r.key.as_deref(),
-            holder: Holder {
-                run: r.run,
-                instance: &r.instance,
-                host: &r.host,
-                lease: r.lease,
-                definition: &r.definition,
-            },
-            granted_at: r.granted_at,
-        });
         let args = [
-            Arg::String(r.run.to_string()),
-            Arg::Int(r.occurrence.0),
-            Arg::Int(i64::from(r.attempt)),
+            Arg::String(r.run.id.to_string()),
+            Arg::Int(r.run.occurrence.0),
+            Arg::Int(i64::from(r.run.attempt)),
             Arg::Int(i64::from(r.seq)),
-            Arg::String(entry),
+            Arg::String(members(&r.run)),
         ];
         let call = RENEW.call(&[self.key(&r.job, "state")], &args);
         let (value, sent, received) = self.renewals.send(call).await?;

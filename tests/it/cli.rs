@@ -15,10 +15,10 @@ use soloist::{
     clock,
     config::{self, Config},
     logic::claim::{
-        Answer, Claim, NextAttempt, OnCrash, Overlap, Register, Registration, Renew, Renewal,
-        Settle, Settlement, Stop, Target,
+        Answer, Claim, Grant, NextAttempt, OnCrash, Overlap, Register, Registration, Renew,
+        Renewal, Settle, Settlement, Stop, Target,
     },
-    model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger},
+    model::{InstanceId, JobName, Occurrence, Outcome, Run, RunId, RunRecord, Trigger},
     store::{self, Beat, Decision, Info, Store, Tail},
 };
 use tempfile::TempDir;
@@ -580,6 +580,15 @@ impl Held<'_> {
             .expect("output is kept");
     }
 
+    fn run(&self, attempt: u32, granted_at: i64) -> Run {
+        let grant = Grant {
+            occurrence: self.occurrence,
+            attempt,
+            trigger: self.claim.trigger,
+        };
+        self.claim.run(grant, granted_at)
+    }
+
     fn wait_for_stop(&self) -> Stop {
         let f = self.fleet;
         let mut seq = 0;
@@ -587,17 +596,8 @@ impl Held<'_> {
             seq += 1;
             let renew = Renew {
                 job: self.claim.job.clone(),
-                occurrence: self.occurrence,
-                attempt: 1,
-                trigger: self.claim.trigger,
-                key: None,
-                run: self.claim.run,
-                instance: self.claim.instance.clone(),
-                host: self.claim.host.clone(),
-                lease: self.claim.lease,
-                definition: self.claim.definition.clone(),
+                run: self.run(1, 0),
                 seq,
-                granted_at: 0,
             };
             match f
                 .runtime

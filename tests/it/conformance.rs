@@ -18,7 +18,7 @@ use soloist::{
         Pause, Register, Registration, Remembered, Renew, Renewal, Settle, Settlement, State, Stop,
         TOO_LATE, Target,
     },
-    model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger},
+    model::{InstanceId, JobName, Occurrence, Outcome, Run, RunId, RunRecord, Trigger},
     store::{
         self, Beat, DECISIONS_KEPT, Decision, Error, HISTORY_KEPT, Info, OUTPUT_AT_ONCE, Output,
         Store, Tail, memory::MemoryStore, sqlite::SqliteStore,
@@ -182,17 +182,8 @@ fn registration(name: &str, adopt: Option<&str>) -> Register {
 fn renewal(c: &Claim, g: Grant, seq: u32) -> Renew {
     Renew {
         job: c.job.clone(),
-        occurrence: g.occurrence,
-        attempt: g.attempt,
-        trigger: g.trigger,
-        key: None,
-        run: c.run,
-        instance: c.instance.clone(),
-        host: c.host.clone(),
-        lease: c.lease,
-        definition: c.definition.clone(),
+        run: c.run(g, g.occurrence.0),
         seq,
-        granted_at: g.occurrence.0,
     }
 }
 
@@ -200,25 +191,10 @@ fn settlement(c: &Claim, g: Grant, outcome: Outcome) -> Settle {
     Settle {
         run: c.run,
         record: RunRecord {
-            run_id: Some(c.run),
-            job: c.job.clone(),
-            occurrence: g.occurrence,
-            trigger: g.trigger,
-            attempt: g.attempt,
-            fencing_token: Some(g.token()),
-            instance: Some(c.instance.clone()),
-            host: Some(c.host.clone()),
-            started_at: Some(g.occurrence.0),
-            finished_at: Some(g.occurrence.0 + 5),
-            lateness_ms: Some(1),
-            duration_ms: Some(5),
             outcome,
             exit_code: Some(0),
-            signal: None,
-            output_tail: String::new(),
-            output_truncated: false,
-            error: None,
-            count: 1,
+            ..RunRecord::of(&c.job, &c.run(g, g.occurrence.0))
+                .lasting(Some(g.occurrence.0), Some(g.occurrence.0 + 5))
         },
         next_attempt: None,
     }
@@ -230,7 +206,7 @@ fn nothing() -> Tail {
 
 fn observed(open: &Open) -> Option<Observed> {
     Some(Observed {
-        run: open.run,
+        run: open.run.id,
         seq: open.seq,
         incarnation: open.incarnation.clone(),
     })
@@ -382,12 +358,12 @@ async fn an_occurrence_is_granted_once(bed: Bed) {
     assert_eq!(g.token().0, now * 1000 + 1);
     match one(&*b, &claim(now, "b")).await {
         Answer::Running(open) => {
-            assert_eq!((open.run, open.instance.as_str()), (mine.run, "a"));
+            assert_eq!((open.run.id, open.run.instance.as_str()), (mine.run, "a"));
             assert_eq!(
-                (open.host.as_str(), open.lease, open.seq),
+                (open.run.host.as_str(), open.run.lease, open.seq),
                 ("a.example", 15_000, 0)
             );
-            assert_eq!(open.definition, "d1");
+            assert_eq!(open.run.definition, "d1");
         }
         other => panic!("{other:?}"),
     }
@@ -428,7 +404,7 @@ async fn an_occurrence_in_the_future_is_early_by_the_stores_clock(bed: Bed) {
         }
     );
     assert!(matches!(in_time(&*s, &c).await, Answer::Granted(_)));
-    assert!(state(&*s).await.open[0].granted_at >= now + 200);
+    assert!(state(&*s).await.open[0].run.granted_at >= now + 200);
 }
 
 async fn a_hundred_contenders_get_one_grant(bed: Bed) {
@@ -513,7 +489,10 @@ async fn a_lease_lapses_only_when_exactly_this_one_was_observed(bed: Bed) {
         None,
         observed(&before),
         observed(&Open {
-            run: RunId::random(),
+            run: Run {
+                id: RunId::random(),
+                ..present.run.clone()
+            },
             ..present.clone()
         }),
         observed(&Open {
@@ -601,7 +580,7 @@ async fn a_lapsed_run_is_taken_over_until_the_last_attempt(bed: Bed) {
     // Asked again after a lost reply; and the first holder learns that it is over.
     assert_eq!(one(&*s, &second).await, Answer::Granted(g));
     let open = state(&*s).await.open[0].clone();
-    assert_eq!(open.run, second.run);
+    assert_eq!(open.run.id, second.run);
     let third = rerun("c", observed(&open));
     assert!(matches!(
         one(&*s, &third).await,
@@ -661,8 +640,8 @@ async fn a_retry_waits_for_its_time(bed: Bed) {
         Answer::Granted(g) => assert_eq!((g.attempt, g.trigger), (2, Trigger::Retry)),
         other => panic!("{other:?}"),
     }
-    assert!(state(&*s).await.open[0].granted_at >= due);
-    assert!(matches!(one(&*s, &claim(now, "c")).await, Answer::Running(o) if o.attempt == 2));
+    assert!(state(&*s).await.open[0].run.granted_at >= due);
+    assert!(matches!(one(&*s, &claim(now, "c")).await, Answer::Running(o) if o.run.attempt == 2));
 }
 
 async fn overlap_skip_records_the_newer_occurrence(bed: Bed) {
@@ -676,7 +655,7 @@ async fn overlap_skip_records_the_newer_occurrence(bed: Bed) {
     // Overdue itself, and nothing ran when it was due: it is not skipped for a run that began later.
     let overdue = one(&*s, &claim(now - 500, "b")).await;
     assert!(matches!(overdue, Answer::Blocked(_)), "{overdue:?}");
-    let began = state(&*s).await.open[0].granted_at;
+    let began = state(&*s).await.open[0].run.granted_at;
     assert_eq!(one(&*s, &claim(began, "b")).await, over);
     while self::now(&*s).await.0 < began + 30 {}
     let mut settlement = settlement(&mine, g, Outcome::Succeeded);
@@ -695,7 +674,7 @@ async fn overlap_skip_waits_where_the_holder_may_be_dead(bed: Bed) {
     let renewed_at = state(&*s).await.open[0].renewed_at;
     // No sign of life since this one is due: the run before may be dead.
     let next = claim(renewed_at + 50, "b");
-    assert!(matches!(in_time(&*s, &next).await, Answer::Blocked(o) if o.occurrence.0 == now));
+    assert!(matches!(in_time(&*s, &next).await, Answer::Blocked(o) if o.run.occurrence.0 == now));
     assert!(state(&*s).await.waiting);
     let open = state(&*s).await.open[0].clone();
     let next = Claim {
@@ -708,10 +687,10 @@ async fn overlap_skip_waits_where_the_holder_may_be_dead(bed: Bed) {
     assert_eq!(outcomes(&*s).await, [Outcome::Unknown]);
     // Whoever runs it knows that it lives; another process of the same name does not.
     let open = state(&*s).await.open[0].clone();
-    let namesake = claim(open.granted_at + 10, "b");
-    assert!(matches!(in_time(&*s, &namesake).await, Answer::Blocked(o) if o.run == open.run));
+    let namesake = claim(open.run.granted_at + 10, "b");
+    assert!(matches!(in_time(&*s, &namesake).await, Answer::Blocked(o) if o.run.id == open.run.id));
     let own = Claim {
-        holds: vec![open.run],
+        holds: vec![open.run.id],
         ..namesake
     };
     assert!(matches!(
@@ -733,7 +712,7 @@ async fn overlap_queue_waits_for_the_end(bed: Bed) {
         overlap: Overlap::Queue,
         ..claim(now - 500, "b")
     };
-    assert!(matches!(one(&*s, &next).await, Answer::Blocked(o) if o.run == mine.run));
+    assert!(matches!(one(&*s, &next).await, Answer::Blocked(o) if o.run.id == mine.run));
     assert_eq!(
         settle(&*s, &mine, g, Outcome::Succeeded).await,
         Settlement::Done
@@ -819,7 +798,7 @@ async fn overlap_allow_runs_both(bed: Bed) {
     assert_eq!(state(&*s).await.open.len(), 2);
     assert_eq!(one(&*s, &first).await, Answer::Granted(g1));
     assert!(
-        matches!(one(&*s, &allow(now - 1000, "c")).await, Answer::Running(o) if o.run == first.run)
+        matches!(one(&*s, &allow(now - 1000, "c")).await, Answer::Running(o) if o.run.id == first.run)
     );
     for (c, g) in [(&first, g1), (&second, g2)] {
         assert_eq!(
@@ -857,14 +836,14 @@ async fn a_change_away_from_allow_does_not_overlap(bed: Bed) {
         ..claim(at, "c")
     };
     assert!(
-        matches!(one(&*s, &queue(now - 1000)).await, Answer::Blocked(o) if o.run == second.run)
+        matches!(one(&*s, &queue(now - 1000)).await, Answer::Blocked(o) if o.run.id == second.run)
     );
     assert!(matches!(in_time(&*s, &queue(now)).await, Answer::RunFirst(o) if o.0 == now - 1000));
     let replace = Claim {
         overlap: Overlap::Replace,
         ..claim(now, "c")
     };
-    assert!(matches!(one(&*s, &replace).await, Answer::Blocked(o) if o.run == second.run));
+    assert!(matches!(one(&*s, &replace).await, Answer::Blocked(o) if o.run.id == second.run));
 }
 
 async fn a_takeover_comes_before_a_newer_occurrence(bed: Bed) {
@@ -1138,7 +1117,7 @@ async fn a_trigger_runs_once_for_its_key(bed: Bed) {
     );
     assert_eq!(one(&*s, &mine).await, Answer::Granted(g));
     assert!(
-        matches!(one(&*s, &manual(&key, None, "b")).await, Answer::Running(o) if o.key == Some(key.clone()))
+        matches!(one(&*s, &manual(&key, None, "b")).await, Answer::Running(o) if o.run.key == Some(key.clone()))
     );
     assert_eq!(
         settle(&*s, &mine, g, Outcome::Succeeded).await,
@@ -1408,7 +1387,9 @@ async fn a_trigger_stays_between_the_decided_and_the_next(bed: Bed) {
         overlap: Overlap::Queue,
         ..claim(now - 500, "b")
     };
-    assert!(matches!(one(&*s, &next).await, Answer::Blocked(o) if o.key.as_deref() == Some("k")));
+    assert!(
+        matches!(one(&*s, &next).await, Answer::Blocked(o) if o.run.key.as_deref() == Some("k"))
+    );
     assert_eq!(
         settle(&*s, &c, g, Outcome::Succeeded).await,
         Settlement::Done
@@ -2342,10 +2323,10 @@ async fn redis_that_kept_its_data_is_quarantined_until_it_is_adopted() {
         (Registration::Ready, &*incarnation)
     );
     assert_eq!(
-        (st.open[0].run, st.open[0].incarnation.as_str()),
+        (st.open[0].run.id, st.open[0].incarnation.as_str()),
         (mine.run, &*incarnation)
     );
-    assert!(matches!(one(&*s, &next).await, Answer::Blocked(o) if o.run == mine.run));
+    assert!(matches!(one(&*s, &next).await, Answer::Blocked(o) if o.run.id == mine.run));
     let more = Register {
         adopt: Some(incarnation.to_string()),
         epoch: None,
@@ -2384,7 +2365,7 @@ async fn loses_everything(lose: impl Fn(&mut RedisServer)) {
         Renewal::Renewed(None)
     );
     let open = state(&*s).await.open[0].clone();
-    assert_eq!((open.run, open.seq, open.attempt), (mine.run, 5, 1));
+    assert_eq!((open.run.id, open.seq, open.run.attempt), (mine.run, 5, 1));
     assert_eq!(open.incarnation, *incarnation);
     assert_eq!(one(&*s, &claim(now - 100, "b")).await, Answer::Quarantined);
     // Adopted after the quarantine; nobody knows what became of those before.
@@ -2408,7 +2389,7 @@ async fn loses_everything(lose: impl Fn(&mut RedisServer)) {
         (Outcome::Unknown, now - 60, 3)
     );
     assert!(
-        matches!(one(&*s, &claim(now - 100, "b")).await, Answer::Running(o) if o.run == mine.run)
+        matches!(one(&*s, &claim(now - 100, "b")).await, Answer::Running(o) if o.run.id == mine.run)
     );
     assert_eq!(
         settle(&*s, &mine, g, Outcome::Succeeded).await,
@@ -2449,10 +2430,7 @@ async fn redis_learns_the_key_of_a_trigger_again_from_its_run() {
     let c = manual("k", None, "a");
     let g = granted(&*s, &c).await;
     server(&mut bed).flush();
-    let renew = Renew {
-        key: Some("k".into()),
-        ..renewal(&c, g, 1)
-    };
+    let renew = renewal(&c, g, 1);
     for seq in 1..3 {
         let renew = Renew {
             seq,
@@ -2500,7 +2478,7 @@ async fn redis_with_an_older_state_does_not_make_an_attempt_twice() {
     server(&mut bed).revive(Some(&older));
     let (_, incarnation) = reconnect(&*s).await;
     // The older state has the first attempt still running.
-    assert_eq!(state(&*s).await.open[0].run, first.run);
+    assert_eq!(state(&*s).await.open[0].run.id, first.run);
     assert_eq!(
         settle(&*s, &second, g, Outcome::Succeeded).await,
         Settlement::Done
@@ -2536,7 +2514,7 @@ async fn redis_that_lost_a_grant_takes_it_back_from_its_holder() {
     let (_, st) = register(&*s, registration("backup", Some(&incarnation))).await;
     assert_eq!(st.unwrap().open.len(), 1);
     assert!(
-        matches!(one(&*s, &claim(now - 100, "b")).await, Answer::Running(o) if o.run == mine.run)
+        matches!(one(&*s, &claim(now - 100, "b")).await, Answer::Running(o) if o.run.id == mine.run)
     );
 }
 
@@ -2723,7 +2701,7 @@ async fn redis_connections_that_failed_are_not_used_again() {
     );
     let ask = async || -> Vec<Option<Error>> {
         let renewed = s.renew(&gone).await;
-        let piece = s.append_output(&j(), gone.run, 0, b"x", 9).await;
+        let piece = s.append_output(&j(), gone.run.id, 0, b"x", 9).await;
         vec![
             s.claim(std::slice::from_ref(&nobody)).await.err(),
             renewed.err(),
@@ -3003,18 +2981,20 @@ fn a_settlement_ends_the_attempts_up_to_its_own() {
     let entry = |attempt: u32| {
         let theirs = claim(1000, "b");
         Open {
-            occurrence: Occurrence(1000),
-            attempt,
-            trigger: Trigger::Schedule,
-            key: None,
-            run: theirs.run,
-            instance: theirs.instance,
-            host: theirs.host,
+            run: Run {
+                occurrence: Occurrence(1000),
+                attempt,
+                trigger: Trigger::Schedule,
+                key: None,
+                id: theirs.run,
+                instance: theirs.instance,
+                host: theirs.host,
+                lease: 1,
+                definition: "d1".into(),
+                granted_at: 0,
+            },
             seq: 0,
-            lease: 1,
-            definition: "d1".into(),
             incarnation: "before".into(),
-            granted_at: 0,
             renewed_at: 0,
             stop: None,
             next_attempt: None,

@@ -327,10 +327,10 @@ impl Node {
                         .push(Start {
                             by: contender.me.instance.clone(),
                             job: g.job.name.clone(),
-                            occurrence: g.grant.occurrence,
-                            attempt: g.grant.attempt,
-                            run: g.run,
-                            trigger: g.grant.trigger,
+                            occurrence: g.run.occurrence,
+                            attempt: g.run.attempt,
+                            run: g.run.id,
+                            trigger: g.run.trigger,
                             too_late: g.too_late,
                         });
                     match lasts {
@@ -480,36 +480,19 @@ async fn ended(
 ) {
     let outcome = if g.too_late { Outcome::Missed } else { outcome };
     let record = RunRecord {
-        run_id: Some(g.run),
-        job: g.job.name.clone(),
-        occurrence: g.grant.occurrence,
-        trigger: g.grant.trigger,
-        attempt: g.grant.attempt,
-        fencing_token: Some(g.grant.token()),
-        instance: Some(contender.me.instance.clone()),
-        host: None,
-        started_at: Some(g.granted_at),
-        finished_at: Some(finished),
-        lateness_ms: None,
-        duration_ms: None,
         outcome,
-        exit_code: None,
-        signal: None,
-        output_tail: String::new(),
-        output_truncated: false,
-        error: None,
-        count: 1,
+        ..RunRecord::of(&g.job.name, &g.run).lasting(Some(g.run.granted_at), Some(finished))
     };
     let s = Settle {
-        run: g.run,
+        run: g.run.id,
         record,
         next_attempt,
     };
     while contender.store.settle(&s, &Tail::default()).await.is_err() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    let awaited = next_attempt.map(|_| g.grant.occurrence);
-    let (job, run) = (g.job.name.clone(), g.run);
+    let awaited = next_attempt.map(|_| g.run.occurrence);
+    let (job, run) = (g.job.name.clone(), g.run.id);
     drop(g);
     contender.run_ended(&job, run, awaited);
 }
@@ -1388,12 +1371,12 @@ async fn an_attempt_that_goes_first_finds_a_slot() {
     node.line.hold_before.store(true, Ordering::SeqCst);
     let g = node.open.lock().unwrap().remove(0);
     let s = Settle {
-        run: g.run,
+        run: g.run.id,
         record: RunRecord {
-            run_id: Some(g.run),
+            run_id: Some(g.run.id),
             job: job.name.clone(),
-            occurrence: g.grant.occurrence,
-            trigger: g.grant.trigger,
+            occurrence: g.run.occurrence,
+            trigger: g.run.trigger,
             attempt: 1,
             fencing_token: None,
             instance: None,
@@ -1907,7 +1890,7 @@ async fn weather(seed: u64) {
         let state = loop {
             let reply = store.observe(name).await.unwrap();
             let state = reply.value[0].clone().unwrap();
-            if state.newest > end && state.open.iter().all(|o| o.occurrence.0 > end) {
+            if state.newest > end && state.open.iter().all(|o| o.run.occurrence.0 > end) {
                 break state;
             }
             assert!(

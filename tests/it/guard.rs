@@ -23,7 +23,7 @@ use soloist::{
         claim::{OnCrash, Overlap},
         run::{Cause, Stop},
     },
-    model::{FencingToken, InstanceId, JobName, Occurrence, Outcome, RunId, Trigger},
+    model::{InstanceId, JobName, Occurrence, Outcome, Run, RunId, Trigger},
     runner::{End, Runner},
 };
 
@@ -1615,19 +1615,28 @@ fn job(command: config::Command) -> config::Job {
 
 #[tokio::test]
 async fn a_command_sees_the_environment_that_is_promised_and_nothing_of_the_daemons_own() {
-    let id = guard::Identity {
+    let run_of = Run {
+        id: RunId::random(),
         occurrence: Occurrence(1_772_334_000_000),
-        run_id: RunId::random(),
         attempt: 2,
-        fencing_token: FencingToken(1_772_334_000_000_002),
-        instance: InstanceId::new("host-1"),
         trigger: Trigger::Takeover,
+        key: None,
+        instance: InstanceId::new("host-1"),
+        host: "host".into(),
+        lease: 15_000,
+        definition: String::new(),
+        granted_at: 1_772_334_000_001,
     };
     let job = job(config::Command::Shell("env; pwd".into()));
-    let spec = Spec::new(&job, &id, Boottime::now() + HOUR, serde_json::Value::Null);
+    let spec = Spec::new(
+        &job,
+        &run_of,
+        Boottime::now() + HOUR,
+        serde_json::Value::Null,
+    );
     let end = run(spec).await;
     let text = end.output_text();
-    let run_id = format!("SOLOIST_RUN_ID={}", id.run_id);
+    let run_id = format!("SOLOIST_RUN_ID={}", run_of.id);
     for line in [
         "COLOUR=blue",
         "SOLOIST_JOB=report",

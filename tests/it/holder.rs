@@ -274,13 +274,10 @@ impl Node {
         };
         Granted {
             job: self.job.clone(),
-            grant,
-            run,
+            run: claim.run(grant, reply.now_us / 1000),
             sent: reply.sent,
             start_by: now + 60_000,
             place: None,
-            granted_at: reply.now_us / 1000,
-            key: None,
             too_late: false,
             slot: None,
         }
@@ -361,7 +358,7 @@ async fn a_grant_with_little_trust_left_is_renewed_before_its_command_starts() {
     let node = Node::new("command = \"true\"\nlease = \"60s\"").await;
     for spent in [1.0, 0.9, 2.0] {
         let mut granted = node.granted().await;
-        let run = granted.run;
+        let run = granted.run.id;
         granted.sent = granted.sent - node.job.lease.trust.mul_f64(spent);
         let before = node.line.renewals();
         node.line.hold_renewals();
@@ -405,7 +402,7 @@ async fn a_lease_that_is_another_s_by_now_starts_nothing() {
     let open = open.unwrap().value[0].clone().unwrap().open.remove(0);
     let theirs = Claim {
         job: node.job.name.clone(),
-        target: Target::Scheduled(open.occurrence),
+        target: Target::Scheduled(open.run.occurrence),
         known: Occurrence(0),
         missed: vec![],
         run: RunId::random(),
@@ -413,13 +410,13 @@ async fn a_lease_that_is_another_s_by_now_starts_nothing() {
         host: "b".into(),
         trigger: Trigger::Schedule,
         start_by: i64::MAX,
-        lease: open.lease,
+        lease: open.run.lease,
         overlap: Overlap::Skip,
         on_crash: OnCrash::Rerun,
         max_attempts: 9,
         definition: "d".into(),
         observed: Some(soloist::logic::claim::Observed {
-            run: open.run,
+            run: open.run.id,
             seq: open.seq,
             incarnation: open.incarnation.clone(),
         }),
@@ -427,7 +424,7 @@ async fn a_lease_that_is_another_s_by_now_starts_nothing() {
     };
     let answer = node.line.claim(&[theirs]).await.unwrap();
     assert!(matches!(answer.value[0], Answer::Granted(g) if g.attempt == 2));
-    let run = granted.run;
+    let run = granted.run.id;
     node.start(granted);
     let record = until("the true record", async || {
         let all = node.line.history(&node.job.name, 10).await.ok()?;
@@ -442,7 +439,11 @@ async fn a_lease_that_is_another_s_by_now_starts_nothing() {
         .observe(std::slice::from_ref(&node.job.name))
         .await;
     let state = state.unwrap().value[0].clone().unwrap();
-    assert_eq!(state.open[0].instance, InstanceId::new("b"), "{state:?}");
+    assert_eq!(
+        state.open[0].run.instance,
+        InstanceId::new("b"),
+        "{state:?}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -474,7 +475,7 @@ async fn what_a_run_writes_can_be_read_while_it_goes_on() {
     ))
     .await;
     let granted = node.granted().await;
-    let run = granted.run;
+    let run = granted.run.id;
     node.start(granted);
     until("its first lines", async || {
         let output = node.line.output(&node.job.name, run, 0).await.ok()??;
@@ -496,7 +497,7 @@ async fn output_whose_answers_get_lost_is_complete_all_the_same() {
     .await;
     node.line.lost_pieces.store(9, Ordering::SeqCst);
     let granted = node.granted().await;
-    let run = granted.run;
+    let run = granted.run.id;
     node.start(granted);
     assert_eq!(node.record().await.outcome, Outcome::Succeeded);
     let (mut all, mut at) = (vec![], 0);

@@ -14,8 +14,8 @@ use std::{
 use fastrand::Rng;
 use soloist::{
     logic::claim::{
-        self, Answer, Claim, Control, Effects, Event, Missed, NextAttempt, Observed, OnCrash,
-        Overlap, Pause, Register, Remembered, Renew, Settle, State, Target,
+        self, Answer, Claim, Control, Effects, Event, Grant, Missed, NextAttempt, Observed,
+        OnCrash, Overlap, Pause, Register, Remembered, Renew, Settle, State, Target,
     },
     model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger},
     store::{HISTORY_KEPT, Reply, Store, Tail, memory::MemoryStore, sqlite::SqliteStore},
@@ -167,7 +167,7 @@ impl Model {
         let state = self.jobs[&job].state.clone().unwrap_or_default();
         let by_hand = self.one_in(4);
         let at = match state.open.first() {
-            Some(open) if self.one_in(3) => open.occurrence.0,
+            Some(open) if self.one_in(3) => open.run.occurrence.0,
             _ => self.instant(),
         };
         let target = if by_hand {
@@ -186,7 +186,7 @@ impl Model {
         let observed = (!state.open.is_empty() && self.one_in(2)).then(|| {
             let e = &state.open[self.rng.usize(..state.open.len())];
             Observed {
-                run: e.run,
+                run: e.run.id,
                 seq: e.seq + u32::from(self.one_in(6)),
                 incarnation: if self.one_in(6) {
                     "older".into()
@@ -196,7 +196,7 @@ impl Model {
             }
         });
         let holds = state.open.iter().filter(|_| self.one_in(3));
-        let holds = holds.map(|e| e.run).collect();
+        let holds = holds.map(|e| e.run.id).collect();
         let claim = Claim {
             job,
             target,
@@ -415,25 +415,17 @@ async fn renew(store: &dyn Store, m: &mut Model) {
     let Some(run) = m.run() else { return };
     let c = &run.claim;
     let seq = run.seq + m.rng.u32(1..3);
-    let key = match &c.target {
-        Target::Manual { key, .. } => Some(key.clone()),
-        Target::Scheduled(_) => None,
-    };
     // Granted by a clock that was ahead: taken back, it leaves the register in the future.
     let ahead = if m.one_in(6) { 60 } else { 0 };
-    let renew = Renew {
-        job: c.job.clone(),
+    let grant = Grant {
         occurrence: Occurrence(run.occurrence.0 + ahead),
         attempt: run.attempt,
         trigger: run.trigger,
-        key,
-        run: c.run,
-        instance: c.instance.clone(),
-        host: c.host.clone(),
-        lease: c.lease,
-        definition: c.definition.clone(),
+    };
+    let renew = Renew {
+        job: c.job.clone(),
+        run: c.run(grant, run.occurrence.0 + 1),
         seq,
-        granted_at: run.occurrence.0 + 1,
     };
     let mut reply = store.renew(&renew).await;
     // The first renewal after a restart finds its connection broken.

@@ -11,8 +11,8 @@ use std::{
 use soloist::{
     config,
     logic::claim::{
-        Answer, Claim, Control, Event, OnCrash, Overlap, Register, Registration, Renew, Renewal,
-        Target,
+        Answer, Claim, Control, Event, Grant, OnCrash, Overlap, Register, Registration, Renew,
+        Renewal, Target,
     },
     model::{InstanceId, JobName, Occurrence, RunId, Trigger},
     store::{self, Error, Store},
@@ -117,19 +117,15 @@ fn renewal(c: &Claim, seq: u32) -> Renew {
     let Target::Scheduled(occurrence) = c.target else {
         panic!("a scheduled claim");
     };
-    Renew {
-        job: c.job.clone(),
+    let grant = Grant {
         occurrence,
         attempt: 1,
         trigger: c.trigger,
-        key: None,
-        run: c.run,
-        instance: c.instance.clone(),
-        host: c.host.clone(),
-        lease: c.lease,
-        definition: c.definition.clone(),
+    };
+    Renew {
+        job: c.job.clone(),
+        run: c.run(grant, occurrence.0),
         seq,
-        granted_at: occurrence.0,
     }
 }
 

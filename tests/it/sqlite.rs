@@ -402,7 +402,7 @@ async fn an_unreadable_row_fails_its_own_request_alone() {
         .remove(0)
         .unwrap();
     // Nothing of the request that failed is left, also not its first claim.
-    let open: Vec<i64> = st.open.iter().map(|o| o.occurrence.0).collect();
+    let open: Vec<i64> = st.open.iter().map(|o| o.run.occurrence.0).collect();
     assert_eq!(open, [4, 6]);
 }
 

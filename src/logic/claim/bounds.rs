@@ -2,7 +2,7 @@
 //! interleavings of `claim.rs` and tests/it/model.rs show.
 
 use super::*;
-use crate::model::{InstanceId, JobName, LAST_MS, RunId, Trigger};
+use crate::model::{InstanceId, JobName, LAST_MS, Run, RunId, Trigger};
 
 const T: i64 = 1_800_000_000_000;
 
@@ -86,7 +86,7 @@ fn entry(c: &Claim, at: i64, attempt: u32, granted_at: i64) -> Open {
 
 fn seen(e: &Open) -> Option<Observed> {
     Some(Observed {
-        run: e.run,
+        run: e.run.id,
         seq: e.seq,
         incarnation: e.incarnation.clone(),
     })
@@ -365,24 +365,26 @@ fn an_awaited_attempt_behind_a_dead_run_is_granted_as_itself() {
         let g = granted(&mut st, &c, T + 5000);
         assert_eq!((g.occurrence.0, g.attempt), (T, 2));
         assert_eq!((st.open.len(), &st.open[1]), (2, &other));
-        assert_eq!((st.open[0].run, st.open[0].attempt), (c.run, 2));
+        assert_eq!((st.open[0].run.id, st.open[0].run.attempt), (c.run, 2));
     }
 }
 
 fn renewal(run: RunId, at: i64, attempt: u32) -> Renew {
     Renew {
+        run: Run {
+            occurrence: Occurrence(at),
+            attempt,
+            trigger: Trigger::Manual,
+            key: Some("k".to_owned()),
+            id: run,
+            instance: InstanceId::new("a"),
+            host: String::new(),
+            lease: 1000,
+            definition: String::new(),
+            granted_at: at,
+        },
         job: job(),
-        occurrence: Occurrence(at),
-        attempt,
-        trigger: Trigger::Manual,
-        key: Some("k".to_owned()),
-        run,
-        instance: InstanceId::new("a"),
-        host: String::new(),
-        lease: 1000,
-        definition: String::new(),
         seq: 3,
-        granted_at: at,
     }
 }
 
@@ -628,7 +630,7 @@ fn an_adopted_state_keeps_what_is_alive_and_what_may_run_twice() {
         let left: Vec<_> = st
             .open
             .iter()
-            .map(|e| (e.occurrence.0 - T, e.next_attempt.is_some()))
+            .map(|e| (e.run.occurrence.0 - T, e.next_attempt.is_some()))
             .collect();
         (left, effects.records.len())
     };
@@ -733,7 +735,7 @@ fn a_state_knows_its_runs_and_an_event_its_job() {
     let c = asks(T);
     let mut st = known();
     st.open.push(entry(&c, T, 1, T));
-    assert_eq!(st.held_by(c.run).map(|o| o.occurrence.0), Some(T));
+    assert_eq!(st.held_by(c.run).map(|o| o.run.occurrence.0), Some(T));
     assert_eq!(st.held_by(RunId::random()), None);
     st.open[0].next_attempt = Some(NextAttempt {
         at: T,
@@ -759,18 +761,20 @@ fn what_counts_to_its_end_stays_there() {
     // Asked again, renewed, and followed by another attempt.
     assert_eq!(granted(&mut st, &c, T).attempt, u32::MAX);
     let r = Renew {
+        run: Run {
+            occurrence: Occurrence(T),
+            attempt: 1,
+            trigger: Trigger::Schedule,
+            key: None,
+            id: c.run,
+            instance: c.instance.clone(),
+            host: c.host.clone(),
+            lease: 1000,
+            definition: String::new(),
+            granted_at: T,
+        },
         job: job(),
-        occurrence: Occurrence(T),
-        attempt: 1,
-        trigger: Trigger::Schedule,
-        key: None,
-        run: c.run,
-        instance: c.instance.clone(),
-        host: c.host.clone(),
-        lease: 1000,
-        definition: String::new(),
         seq: 1,
-        granted_at: T,
     };
     let mut state = Some(st);
     assert_eq!(

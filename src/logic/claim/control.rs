@@ -77,7 +77,7 @@ pub fn control(
             for e in st.open.iter().filter(|e| e.next_attempt.is_some()) {
                 effects.events.push(Event::AttemptAwaited {
                     job: job.clone(),
-                    occurrence: e.occurrence,
+                    occurrence: e.run.occurrence,
                 });
             }
             Controlled::Done
@@ -99,7 +99,7 @@ pub fn control(
             if st.newest <= now && st.since <= now {
                 return Controlled::Nothing;
             }
-            let open = st.open.iter().map(|o| o.occurrence);
+            let open = st.open.iter().map(|o| o.run.occurrence);
             let last = st.last.iter().map(|l| l.occurrence);
             let mut early: Vec<Occurrence> = ran.iter().copied().chain(open).chain(last).collect();
             early.append(&mut st.early);
@@ -122,7 +122,7 @@ pub fn control(
             let mut stopping = vec![];
             for e in &mut st.open {
                 e.stop.get_or_insert(Stop::Cancelled);
-                stopping.push(e.run);
+                stopping.push(e.run.id);
             }
             if !stopping.is_empty() {
                 effects.events.push(Event::Stop { job: job.clone() });

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Last, OnCrash, Open, Overlap};
 use crate::model::{
-    FencingToken, InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger,
+    FencingToken, InstanceId, JobName, Occurrence, Outcome, Run, RunId, RunRecord, Trigger,
 };
 
 /// Which occurrence is asked for.
@@ -91,6 +91,27 @@ pub struct Claim {
     pub observed: Option<Observed>,
     /// Runs of this job that go on at the claimant.
     pub holds: Vec<RunId>,
+}
+
+impl Claim {
+    /// The run that it was granted, at `granted_at`.
+    pub fn run(&self, grant: Grant, granted_at: i64) -> Run {
+        Run {
+            id: self.run,
+            occurrence: grant.occurrence,
+            attempt: grant.attempt,
+            trigger: grant.trigger,
+            key: match &self.target {
+                Target::Scheduled(_) => None,
+                Target::Manual { key, .. } => Some(key.clone()),
+            },
+            instance: self.instance.clone(),
+            host: self.host.clone(),
+            lease: self.lease,
+            definition: self.definition.clone(),
+            granted_at,
+        }
+    }
 }
 
 /// What identifies one state of a lease.

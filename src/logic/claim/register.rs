@@ -136,15 +136,15 @@ pub fn register(
             }
             let c = Claim {
                 job: r.job.clone(),
-                target: Target::Scheduled(e.occurrence),
+                target: Target::Scheduled(e.run.occurrence),
                 known: r.known,
                 missed: vec![],
-                run: e.run,
+                run: e.run.id,
                 instance: r.instance.clone(),
                 host: r.host.clone(),
                 trigger: Trigger::Takeover,
                 start_by: 0,
-                lease: e.lease,
+                lease: e.run.lease,
                 overlap: Overlap::Skip,
                 on_crash: r.on_crash,
                 max_attempts: r.max_attempts,
@@ -183,27 +183,13 @@ fn forget_lost(st: &mut State, r: &Register, now: i64, effects: &mut Effects) {
         }
         st.newest = l.last.0;
         effects.records.push(RunRecord {
-            run_id: None,
-            job: r.job.clone(),
-            occurrence: l.last,
-            trigger: Trigger::Schedule,
-            attempt: 0,
-            fencing_token: None,
             instance: Some(r.instance.clone()),
             host: Some(r.host.clone()),
-            started_at: None,
-            finished_at: None,
-            lateness_ms: None,
-            duration_ms: None,
-            outcome: Outcome::Unknown,
-            exit_code: None,
-            signal: None,
-            output_tail: String::new(),
-            output_truncated: false,
             error: Some(
                 "the store lost its state, and no record of this occurrence survived".to_owned(),
             ),
             count: l.count,
+            ..RunRecord::without_run(&r.job, l.last, Trigger::Schedule, Outcome::Unknown)
         });
     }
 }

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Last, Open, State, Stop};
-use crate::model::{InstanceId, JobName, Occurrence, Outcome, RunId, Trigger};
+use crate::model::{JobName, Outcome, Run};
 
 /// [`Register::schedule`](super::Register::schedule) and [`Register::definition`](super::Register::definition) of a job that the library's electors have: no configuration knows it.
 pub const LIBRARY: &str = "library";
@@ -12,18 +12,10 @@ pub const LIBRARY: &str = "library";
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Renew {
     pub job: JobName,
-    pub occurrence: Occurrence,
-    pub attempt: u32,
-    pub trigger: Trigger,
-    pub key: Option<String>,
-    pub run: RunId,
-    pub instance: InstanceId,
-    pub host: String,
-    pub lease: i64,
-    pub definition: String,
+    #[serde(flatten)]
+    pub run: Run,
     /// Counts the renewals sent for this run, from 1.
     pub seq: u32,
-    pub granted_at: i64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,14 +34,14 @@ pub fn renew(state: &mut Option<State>, r: &Renew, now_us: i64, incarnation: &st
         if let Some(e) = st
             .open
             .iter_mut()
-            .find(|e| e.run == r.run && e.next_attempt.is_none())
+            .find(|e| e.run.id == r.run.id && e.next_attempt.is_none())
         {
             e.seq = e.seq.saturating_add(1).max(r.seq);
             e.renewed_at = now;
             e.incarnation = incarnation.to_owned();
             return Renewal::Renewed(e.stop);
         }
-        let ended = |l: &Last| l.run == r.run && l.outcome != Outcome::Unknown;
+        let ended = |l: &Last| l.run == r.run.id && l.outcome != Outcome::Unknown;
         if st.incarnation == incarnation || st.last.as_ref().is_some_and(ended) {
             return Renewal::Lost;
         }
@@ -60,31 +52,22 @@ pub fn renew(state: &mut Option<State>, r: &Renew, now_us: i64, incarnation: &st
     if st
         .open
         .iter()
-        .any(|e| e.occurrence == r.occurrence && e.attempt > r.attempt)
+        .any(|e| e.run.occurrence == r.run.occurrence && e.run.attempt > r.run.attempt)
     {
         return Renewal::Lost;
     }
-    st.open.retain(|e| e.occurrence != r.occurrence);
-    st.newest = st.newest.max(r.occurrence.0);
-    if let Some(key) = &r.key
+    st.open.retain(|e| e.run.occurrence != r.run.occurrence);
+    st.newest = st.newest.max(r.run.occurrence.0);
+    if let Some(key) = &r.run.key
         && !st.triggered.iter().any(|t| t.key == *key)
     {
         // Its key would run once more otherwise, when this run has ended.
-        st.remember_trigger(key, r.occurrence, now);
+        st.remember_trigger(key, r.run.occurrence, now);
     }
     st.open.push(Open {
-        occurrence: r.occurrence,
-        attempt: r.attempt,
-        trigger: r.trigger,
-        key: r.key.clone(),
-        run: r.run,
-        instance: r.instance.clone(),
-        host: r.host.clone(),
+        run: r.run.clone(),
         seq: r.seq,
-        lease: r.lease,
-        definition: r.definition.clone(),
         incarnation: incarnation.to_owned(),
-        granted_at: r.granted_at,
         renewed_at: now,
         stop: None,
         next_attempt: None,

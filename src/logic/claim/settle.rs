@@ -49,7 +49,7 @@ pub fn settle(
     let i = st
         .open
         .iter()
-        .position(|e| e.run == s.run && e.next_attempt.is_none());
+        .position(|e| e.run.id == s.run && e.next_attempt.is_none());
     if i.is_none() && fresh {
         // Whoever found it lapsed could not know how it ended.
         if let Some(l) = st.last.as_mut().filter(|l| l.run == s.run) {
@@ -73,7 +73,7 @@ pub fn settle(
                 e.next_attempt = Some(next_attempt);
                 effects.events.push(Event::AttemptAwaited {
                     job: job.clone(),
-                    occurrence: e.occurrence,
+                    occurrence: e.run.occurrence,
                 });
             }
             None => {
@@ -84,7 +84,7 @@ pub fn settle(
     if i.is_none() {
         // An attempt from before ours, in a state that is older than our grant.
         st.open
-            .retain(|e| e.occurrence != occurrence || e.attempt > s.record.attempt);
+            .retain(|e| e.run.occurrence != occurrence || e.run.attempt > s.record.attempt);
     }
     if st.waiting {
         st.waiting = false;

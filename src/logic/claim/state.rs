@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Answer, Claim, Grant, Missed, Observed, PAUSED_WAIT_MS};
 use crate::model::{
-    InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger, ms, ms_or_none,
+    InstanceId, JobName, Occurrence, Outcome, Run, RunId, RunRecord, Trigger, ms, ms_or_none,
 };
 
 /// What becomes of an occurrence that is due while a run of the same job goes on.
@@ -116,26 +116,12 @@ fn is_zero(n: &i64) -> bool {
 /// A decided occurrence that has not ended.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Open {
-    pub occurrence: Occurrence,
-    pub attempt: u32,
-    pub trigger: Trigger,
-    /// Key of the manual trigger.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub key: Option<String>,
-    /// The holder; of the attempt before while the next one is awaited.
-    pub run: RunId,
-    pub instance: InstanceId,
-    pub host: String,
+    /// Of the attempt before while the next one is awaited.
+    #[serde(flatten)]
+    pub run: Run,
     /// Changes with every renewal.
     pub seq: u32,
-    /// The lease's length.
-    #[serde(deserialize_with = "ms")]
-    pub lease: i64,
-    /// The definition that runs.
-    pub definition: String,
     pub incarnation: String,
-    #[serde(deserialize_with = "ms")]
-    pub granted_at: i64,
     #[serde(deserialize_with = "ms")]
     pub renewed_at: i64,
     /// The holder is asked to end the run.
@@ -211,7 +197,7 @@ impl State {
     pub fn held_by(&self, run: RunId) -> Option<&Open> {
         self.open
             .iter()
-            .find(|o| o.run == run && o.next_attempt.is_none())
+            .find(|o| o.run.id == run && o.next_attempt.is_none())
     }
     /// Some of the range is decided, and some is not.
     pub(super) fn decided_in(&self, m: &Missed) -> bool {
@@ -262,18 +248,13 @@ impl Open {
         incarnation: &str,
     ) -> Self {
         Self {
-            occurrence: g.occurrence,
-            attempt: g.attempt,
-            trigger: g.trigger,
-            key,
-            run: c.run,
-            instance: c.instance.clone(),
-            host: c.host.clone(),
+            // An attempt that follows is that of the same trigger, whoever asks for it.
+            run: Run {
+                key,
+                ..c.run(g, now)
+            },
             seq: 0,
-            lease: c.lease,
-            definition: c.definition.clone(),
             incarnation: incarnation.to_owned(),
-            granted_at: now,
             renewed_at: now,
             stop: None,
             next_attempt: None,
@@ -281,14 +262,14 @@ impl Open {
     }
     pub(super) fn is(&self, observed: Option<&Observed>) -> bool {
         observed.is_some_and(|o| {
-            o.run == self.run && o.seq == self.seq && o.incarnation == self.incarnation
+            o.run == self.run.id && o.seq == self.seq && o.incarnation == self.incarnation
         })
     }
     pub(super) fn grant(&self) -> Grant {
         Grant {
-            occurrence: self.occurrence,
-            attempt: self.attempt,
-            trigger: self.trigger,
+            occurrence: self.run.occurrence,
+            attempt: self.run.attempt,
+            trigger: self.run.trigger,
         }
     }
     /// The record of this attempt, ended at `now`.
@@ -300,25 +281,9 @@ impl Open {
         error: &str,
     ) -> RunRecord {
         RunRecord {
-            run_id: Some(self.run),
-            job: job.clone(),
-            occurrence: self.occurrence,
-            trigger: self.trigger,
-            attempt: self.attempt,
-            fencing_token: Some(self.occurrence.token(self.attempt)),
-            instance: Some(self.instance.clone()),
-            host: Some(self.host.clone()),
-            started_at: Some(self.granted_at),
-            finished_at: Some(now),
-            lateness_ms: Some(self.granted_at - self.occurrence.0),
-            duration_ms: Some(now - self.granted_at),
             outcome,
-            exit_code: None,
-            signal: None,
-            output_tail: String::new(),
-            output_truncated: false,
             error: Some(error.to_owned()),
-            count: 1,
+            ..RunRecord::of(job, &self.run).lasting(Some(self.run.granted_at), Some(now))
         }
     }
 }

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use fastrand::Rng;
 
 use super::*;
-use crate::model::{InstanceId, JobName, RunId};
+use crate::model::{InstanceId, JobName, Run, RunId};
 
 /// Of the lease, of a holder's trust in it, of the time to kill, of a quarantine; milliseconds.
 const LEASE: i64 = 1000;
@@ -245,7 +245,7 @@ impl World {
         } else {
             let waits = state.as_ref().and_then(|st| st.open.first());
             let at = match waits {
-                Some(open) if self.rng.bool() => open.occurrence,
+                Some(open) if self.rng.bool() => open.run.occurrence,
                 _ => Occurrence(grid + EVERY * self.rng.i64(-3..=1)),
             };
             // Decided here, or held here: an instance does not ask for that again.
@@ -350,18 +350,20 @@ impl World {
         let held = &mut self.instances[i].held[h];
         held.seq += 1;
         let renew = Renew {
+            run: Run {
+                occurrence: held.grant.occurrence,
+                attempt: held.grant.attempt,
+                trigger: held.grant.trigger,
+                key: None,
+                id: held.claim.run,
+                instance: held.claim.instance.clone(),
+                host: String::new(),
+                lease: LEASE,
+                definition: String::new(),
+                granted_at: self.now,
+            },
             job: job(),
-            occurrence: held.grant.occurrence,
-            attempt: held.grant.attempt,
-            trigger: held.grant.trigger,
-            key: None,
-            run: held.claim.run,
-            instance: held.claim.instance.clone(),
-            host: String::new(),
-            lease: LEASE,
-            definition: String::new(),
             seq: held.seq,
-            granted_at: self.now,
         };
         let answer = super::renew(&mut self.state, &renew, self.now * 1000, &incarnation);
         if self.rng.u32(..4) == 0 {
@@ -370,7 +372,7 @@ impl World {
         match answer {
             Renewal::Renewed(None) => {
                 held.trusted_until = self.now + TRUST;
-                self.trust(renew.run, self.now + TRUST + KILL);
+                self.trust(renew.run.id, self.now + TRUST + KILL);
             }
             Renewal::Renewed(Some(_)) => {}
             Renewal::Lost => drop(self.end(i, h)),
@@ -429,7 +431,7 @@ impl World {
         let me = &mut self.instances[i];
         let open = self.state.iter().flat_map(|st| &st.open);
         let seen = open.filter(|o| o.next_attempt.is_none()).map(|o| Observed {
-            run: o.run,
+            run: o.run.id,
             seq: o.seq,
             incarnation: o.incarnation.clone(),
         });

@@ -596,9 +596,9 @@ impl JobState {
                 .open
                 .iter()
                 .filter(|o| o.next_attempt.is_some())
-                .map(|o| o.occurrence),
+                .map(|o| o.run.occurrence),
         );
-        let others = |o: &&Open| o.next_attempt.is_some() || !self.account.is_running(o.run);
+        let others = |o: &&Open| o.next_attempt.is_some() || !self.account.is_running(o.run.id);
         follows.watch = state.open.iter().filter(others).cloned().collect();
         follows.triggers.extend(state.triggers.iter().cloned());
         Some(follows)
@@ -612,12 +612,17 @@ impl JobState {
                 if at.0 <= state.newest && !retried.contains(at) && state.held_by(*run).is_none())
         });
         for open in &state.open {
-            if self.account.questions.values().any(|run| *run == open.run) {
-                match &open.key {
-                    None => follows.ask_again.push(open.occurrence),
+            if self
+                .account
+                .questions
+                .values()
+                .any(|run| *run == open.run.id)
+            {
+                match &open.run.key {
+                    None => follows.ask_again.push(open.run.occurrence),
                     Some(key) => follows.triggers.push(Pending {
                         key: key.clone(),
-                        at: open.granted_at,
+                        at: open.run.granted_at,
                     }),
                 }
             }

@@ -139,7 +139,7 @@ impl World {
     }
     fn command_ended(&mut self, win: &Win) {
         let now = self.ms();
-        if let Some((_, _, end)) = self.ran.get_mut(&win.grant.token()) {
+        if let Some((_, _, end)) = self.ran.get_mut(&win.run.token()) {
             end.get_or_insert(now);
         }
     }
@@ -332,7 +332,7 @@ impl World {
         if let Answer::Running(open) | Answer::Blocked(open) = answer {
             let node = &mut self.nodes[i];
             see(node, open, self.now);
-            let seen = &node.watches[&open.occurrence];
+            let seen = &node.watches[&open.run.occurrence];
             info.lapsed = seen.lapsed(self.now).is_some();
             info.expires_in = seen.expiry().since(self.now) + Duration::from_millis(1);
         }
@@ -392,17 +392,17 @@ impl World {
     /// As the holder does: not without trust, not too late.
     fn start(&mut self, i: usize, win: Win, sent: Boottime) {
         let lease = HeldLease::new(*win.job.lease, sent);
-        let token = win.grant.token();
+        let token = win.run.token();
         assert!(!self.ran.contains_key(&token), "{token} was granted twice");
         let late = win.too_late || !lease.may_start(self.now);
         if !late {
             let now = self.ms();
             assert!(
-                win.grant.occurrence.0 <= now,
+                win.run.occurrence.0 <= now,
                 "{token} starts before its time"
             );
             self.ran.insert(token, (i, now, None));
-            if win.grant.attempt > 1 {
+            if win.run.attempt > 1 {
                 self.reached.insert("next attempt");
             }
         }
@@ -464,7 +464,7 @@ impl World {
                 });
             } else if run.over.is_none() && now >= run.lease.renew_at() {
                 let seq = run.lease.next_seq();
-                let renew = renewal(&self.nodes[i].me, &self.nodes[i].runs[r].win, seq);
+                let renew = renewal(&self.nodes[i].runs[r].win, seq);
                 if !self.is_lost() {
                     let _ = claim::renew(&mut self.state, &renew, us, "incarnation");
                     if !self.is_lost() {
@@ -477,7 +477,7 @@ impl World {
             if let Some(outcome) = run.over {
                 let win = run.win.clone();
                 self.command_ended(&win);
-                self.nodes[i].job.account.run_is_over(win.run);
+                self.nodes[i].job.account.run_is_over(win.run.id);
                 if !self.is_lost() {
                     self.settle(i, &win, outcome);
                     self.nodes[i].runs.remove(r);
@@ -488,10 +488,10 @@ impl World {
 
     fn settle(&mut self, i: usize, win: &Win, outcome: Outcome) {
         let (mut effects, us) = (Effects::default(), self.store_us());
-        let settle = settlement(&self.nodes[i].me, win, outcome, self.ms());
+        let settle = settlement(win, outcome, self.ms());
         let _ = claim::settle(&mut self.state, &settle, us, "incarnation", &mut effects);
         self.records.append(&mut effects.records);
-        self.nodes[i].job.run_has_ended(win.run);
+        self.nodes[i].job.run_has_ended(win.run.id);
     }
 
     /// Looks at the leases of others.
@@ -504,15 +504,17 @@ impl World {
         node.look_at = now + Duration::from_millis(170);
         let open = self.state.as_ref().map_or(vec![], |s| s.open.clone());
         node.watches
-            .retain(|at, _| open.iter().any(|o| o.occurrence == *at));
+            .retain(|at, _| open.iter().any(|o| o.run.occurrence == *at));
         let mut due = vec![];
         for open in open {
-            if node.job.account.is_running(open.run) && open.next_attempt.is_none() {
+            if node.job.account.is_running(open.run.id) && open.next_attempt.is_none() {
                 continue;
             }
             see(node, &open, now);
-            if open.next_attempt.is_some() || node.watches[&open.occurrence].lapsed(now).is_some() {
-                due.push(open.occurrence);
+            if open.next_attempt.is_some()
+                || node.watches[&open.run.occurrence].lapsed(now).is_some()
+            {
+                due.push(open.run.occurrence);
             }
         }
         for at in due {
@@ -562,52 +564,26 @@ impl World {
 }
 
 fn see(node: &mut Node, open: &Open, received: Boottime) {
-    let seen = node.watches.entry(open.occurrence);
+    let seen = node.watches.entry(open.run.occurrence);
     seen.or_insert_with(|| ObservedLease::new(open, received))
         .update(open, received);
 }
 
-fn renewal(me: &Me, win: &Win, seq: u32) -> Renew {
+fn renewal(win: &Win, seq: u32) -> Renew {
     Renew {
         job: win.job.name.clone(),
-        occurrence: win.grant.occurrence,
-        attempt: win.grant.attempt,
-        trigger: win.grant.trigger,
-        key: None,
-        run: win.run,
-        instance: me.instance.clone(),
-        host: me.host.clone(),
-        lease: win.job.lease.length.as_millis() as i64,
-        definition: win.job.digest.clone(),
+        run: win.run.clone(),
         seq,
-        granted_at: win.granted_at,
     }
 }
 
-fn settlement(me: &Me, win: &Win, outcome: Outcome, now_ms: i64) -> Settle {
+fn settlement(win: &Win, outcome: Outcome, now_ms: i64) -> Settle {
     let record = RunRecord {
-        run_id: Some(win.run),
-        job: win.job.name.clone(),
-        occurrence: win.grant.occurrence,
-        trigger: win.grant.trigger,
-        attempt: win.grant.attempt,
-        fencing_token: Some(win.grant.token()),
-        instance: Some(me.instance.clone()),
-        host: Some(me.host.clone()),
-        started_at: None,
-        finished_at: Some(now_ms),
-        lateness_ms: None,
-        duration_ms: None,
         outcome,
-        exit_code: None,
-        signal: None,
-        output_tail: String::new(),
-        output_truncated: false,
-        error: None,
-        count: 1,
+        ..RunRecord::of(&win.job.name, &win.run).lasting(None, Some(now_ms))
     };
     Settle {
-        run: win.run,
+        run: win.run.id,
         record,
         next_attempt: None,
     }

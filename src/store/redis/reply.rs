@@ -115,7 +115,7 @@ fn asked_for(claim: &Claim, answered: Occurrence) -> Result<Occurrence, String> 
 
 fn running(claim: &Claim, entry: &str) -> Result<Answer, String> {
     let open: Open = json(entry)?;
-    asked_for(claim, open.occurrence)?;
+    asked_for(claim, open.run.occurrence)?;
     Ok(Answer::Running(open))
 }
 
