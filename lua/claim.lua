@@ -15,12 +15,6 @@
 --   run_first occurrence | recorded outcome reason | behind newest early | quarantined | absent | in_doubt
 
 local instance, host, channel = ARGV[1], ARGV[2], ARGV[3]
-local LAPSED = 'its host vanished: the lease was not renewed for its whole length'
-local TOO_LATE = 'nobody could start it within start_within'
-local IN_DOUBT = TOO_LATE .. ": the store's clock was wrong, and not believed"
-local OVERDUE = 'overdue, and not caught up'
-local JOB_REMOVED = 'the job was removed from the configuration before it was started'
-local OVERLAPS = 'the run before was still going on'
 
 local function holds(extra, run)
   for _, r in ipairs(extra.holds or {}) do if r == run then return true end end
@@ -59,7 +53,7 @@ end
 local function paused(pause)
   if not pause then return end
   pause = cjson.decode(pause)
-  if not pause['until'] then return 30000 end
+  if not pause['until'] then return PAUSED_WAIT end
   if now < pause['until'] then return pause['until'] - now end
 end
 

@@ -16,8 +16,6 @@
 --
 -- Returns  {now_us, incarnation, id, born, quarantine, open, instances, drains, before}
 --          instances and drains as HGETALL gives them; before: the entry of this instance as it was, or empty
-local FORGET = 86400000 -- milliseconds after which an instance that is gone is forgotten
-local LONGEST = 4194304 -- bytes of an instance's entry; a longer one is no instance's, and is told as an empty one
 local function decoded(text)
   local well, info = pcall(cjson.decode, text)
   return well and type(info) == 'table' and info or {}
@@ -43,7 +41,7 @@ if ARGV[1] ~= '' then
   before = redis.call('HGET', KEYS[1], ARGV[1])
   if ARGV[2] ~= '' then
     redis.call('HSET', KEYS[1], ARGV[1], '{"seen":' .. int(now) .. ',' .. ARGV[2] .. '}')
-    redis.call('PEXPIRE', KEYS[1], FORGET)
+    redis.call('PEXPIRE', KEYS[1], FORGET_INSTANCE)
   elseif before and (decoded(before).process or 0) == tonumber(ARGV[6]) then
     redis.call('HDEL', KEYS[1], ARGV[1])
     redis.call('HDEL', KEYS[2], ARGV[1])
@@ -52,11 +50,12 @@ end
 local all, live = redis.call('HGETALL', KEYS[1]), {}
 for i = 1, #all, 2 do
   -- What is no instance's word is forgotten like one.
-  if ARGV[1] ~= '' and (tonumber(decoded(all[i + 1]).seen) or 0) < now - FORGET then
+  if ARGV[1] ~= '' and (tonumber(decoded(all[i + 1]).seen) or 0) < now - FORGET_INSTANCE then
     redis.call('HDEL', KEYS[1], all[i])
   else
     live[#live + 1] = all[i]
-    live[#live + 1] = #all[i + 1] <= LONGEST and all[i + 1] or ''
+    -- A longer one is no instance's, and is told as an empty one.
+    live[#live + 1] = #all[i + 1] <= INSTANCE_MOST and all[i + 1] or ''
   end
 end
 -- A drain lasts until it is taken back or its instance leaves. It goes a while after an instance that was forgotten:
@@ -64,7 +63,7 @@ end
 local drains, kept = redis.call('HGETALL', KEYS[2]), {}
 for i = 1, #drains, 2 do
   local known, since = redis.call('HGET', KEYS[1], drains[i]) ~= false, tonumber(drains[i + 1]) or 1
-  if not known and since > 1 and since < now - FORGET then
+  if not known and since > 1 and since < now - FORGET_INSTANCE then
     redis.call('HDEL', KEYS[2], drains[i])
   else
     if known ~= (since == 1) then redis.call('HSET', KEYS[2], drains[i], known and 1 or int(now)) end

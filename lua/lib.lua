@@ -1,6 +1,6 @@
--- lib.lua: what the scripts below share; each of them is sent as lib.lua followed by its own file.
+-- lib.lua: what the scripts below share; each of them is sent as constants, lib.lua and its own file. The constants (names in
+-- capitals) are those of src/store/redis/script.rs.
 -- The last argument of every script is what the caller believes the server's clock to show (ms), or empty.
---   redis-cli --eval <(cat lua/lib.lua lua/renew.lua) ...     runs one by hand.
 --
 -- State of a job: a hash with no expiry. Fields, as in src/logic/claim.rs `State` (absent: empty):
 --   incarnation schedule definition   strings (the latter two are digests)
@@ -17,9 +17,8 @@ local now = math.floor(now_us / 1000)
 -- The server's clock is in doubt when it is not where the caller believes it to be: behind by more than a second, or
 -- ahead by more than a request may be on its way. Then nothing is decided, and what must be written is dated by the
 -- caller's clock. The same as `in_doubt` in src/logic/belief.rs. Answers tell `now_us` as the server's clock shows it.
-local BEHIND, NEAR = 1000, 10000 -- milliseconds; NEAR is that of src/logic/belief.rs
 local believed = tonumber(ARGV[#ARGV])
-local in_doubt = believed and (now < believed - BEHIND or now > believed + NEAR)
+local in_doubt = believed and (now < believed - BEHIND or now > believed + AHEAD)
 if in_doubt then now = believed end
 
 -- What names the data: it is another one after each start of a primary, after a promotion, and where a server's data
@@ -30,8 +29,6 @@ if not string.find(info, 'role:master', 1, true) then
 end
 local _, mark = string.find(info, '\nmaster_replid:', 1, true) -- a plain search: a pattern takes a microsecond more
 local incarnation = mark and string.match(info, '^%x+', mark + 1)
-
-local HISTORY_KEPT, HISTORY_TTL = 200, '2592000000' -- runs of a job, milliseconds
 
 local function int(n) return string.format('%.0f', n) end
 

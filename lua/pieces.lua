@@ -4,7 +4,6 @@
 -- A hash that expires: start (first byte that is there), base (first byte that is kept), stop (behind the last one),
 -- done (1: nothing more will come); of a run that has ended before all of its output was here also total (bytes that it
 -- wrote) and until (ms: then the rest is given up); and pieces: field p<n> has the bytes from n * PIECE on.
-local OUTPUT_TTL, OUTPUT_PATIENCE, PIECE = '604800000', 300000, 65536 -- milliseconds, milliseconds, bytes
 
 local function load_output(key)
   local o = redis.call('HMGET', key, 'start', 'base', 'stop', 'done', 'total', 'until')

@@ -19,15 +19,10 @@ pub const TAKE: &str =
 const GIVE_BACK: &str =
     "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0";
 
-pub const CLAIM: &str = concat!(
-    include_str!("../../lua/lib.lua"),
-    include_str!("../../lua/claim.lua")
-);
-const SETTLE: &str = concat!(
-    include_str!("../../lua/lib.lua"),
-    include_str!("../../lua/pieces.lua"),
-    include_str!("../../lua/settle.lua")
-);
+/// A script of the program's own.
+pub fn script(name: &str) -> &'static str {
+    soloist::store::redis::script(name).expect("a script of this name")
+}
 
 /// Jobs that take turns, so that each rests for some milliseconds between two occurrences, as real ones do.
 const JOBS: usize = 24;
@@ -36,7 +31,7 @@ const ROUNDS: usize = 3000;
 pub fn run(table: &mut Table, server: &Redis) {
     let runtime = runtime();
     let (take, give_back) = (server.load(TAKE), server.load(GIVE_BACK));
-    let (claim, settle) = (server.load(CLAIM), server.load(SETTLE));
+    let (claim, settle) = (server.load(script("claim")), server.load(script("settle")));
     let url = server.url();
     let _inside = runtime.enter();
     let store = server.store();
@@ -365,7 +360,7 @@ fn record(job: &str, at: i64, run: &str) -> RunRecord {
     }
 }
 
-/// Microseconds inside the server for one call of each script: TAKE, GIVE_BACK, CLAIM, SETTLE.
+/// Microseconds inside the server for one call of each script: TAKE, GIVE_BACK, `claim`, `settle`.
 async fn costs(server: &Redis) -> (f64, f64, f64, f64) {
     let raw = Raw {
         pool: pool(&server.url(), false).await,
@@ -374,8 +369,8 @@ async fn costs(server: &Redis) -> (f64, f64, f64, f64) {
     };
     let scripts = Scripts {
         pool: raw.pool.clone(),
-        claim: server.load(CLAIM),
-        settle: server.load(SETTLE),
+        claim: server.load(script("claim")),
+        settle: server.load(script("settle")),
     };
     // The server counts all EVALSHA together: one kind after the other.
     const TIMES: usize = 20;

@@ -20,7 +20,7 @@ use tokio::sync::mpsc;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    claim::{CLAIM, TAKE},
+    claim::{TAKE, script},
     support::{self, Redis, Row, Table, Used, establish, runtime},
 };
 
@@ -94,7 +94,7 @@ pub fn wakeups(table: &mut Table, server: &Redis) {
         let epoch = establish(&*server.store()).await;
         let one = Instance::start("a", server, &config(1), &epoch).await;
         // Else the first EVALSHA is answered that the script is not there, and sent again.
-        server.load(CLAIM);
+        server.load(script("claim"));
         let job = JobName::new("job-00000");
         let at = wall_us() / 1000;
         let before = server.used().calls;

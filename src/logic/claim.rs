@@ -49,7 +49,7 @@ pub const JOB_REMOVED: &str = "the job was removed from the configuration before
 pub const OVERLAPS: &str = "the run before was still going on";
 pub const PAUSED: &str = "paused";
 /// When to ask again for an attempt of a job that is paused until somebody resumes it.
-const PAUSED_WAIT_MS: i64 = 30_000;
+pub const PAUSED_WAIT_MS: i64 = 30_000;
 pub const SKIPPED: &str = "skipped by request";
 
 /// Decides one claim. `now_us` is the store's clock, `incarnation` its present incarnation.

@@ -22,15 +22,16 @@ use crate::config;
 
 /// A script: its text, and the SHA-1 that the server knows it by.
 pub(crate) struct Script {
-    pub(crate) text: &'static str,
+    pub(crate) text: String,
     pub(crate) sha: String,
 }
 
 impl Script {
-    pub(crate) fn new(text: &'static str) -> Self {
+    pub(crate) fn new(text: impl Into<String>) -> Self {
+        let text = text.into();
         Self {
+            sha: redis::Script::new(&text).get_hash().to_owned(),
             text,
-            sha: redis::Script::new(text).get_hash().to_owned(),
         }
     }
 }
@@ -180,6 +181,25 @@ impl Client {
             Error::Unreachable { address, reason }
         } else {
             Error::Refused { address, reason }
+        }
+    }
+
+    /// Asks how many replicas have what was written over the same connection, and waits for `want` of them, for half of the
+    /// time that a command may take.
+    pub(crate) fn wait_for_replicas(&self, want: u32) -> redis::Cmd {
+        let mut wait = redis::cmd("WAIT");
+        // 0 would be for ever.
+        wait.arg(want)
+            .arg((self.timeout.as_millis() as u64 / 2).max(1));
+        wait
+    }
+
+    #[cfg(feature = "daemon")]
+    pub(crate) fn not_replicated(&self, have: u32, want: u32) -> Error {
+        Error::NotReplicated {
+            address: self.address.clone(),
+            have,
+            want,
         }
     }
 
@@ -415,7 +435,7 @@ impl Connection {
     }
     pub(crate) async fn load(&mut self, script: &Script) -> Result<(), RedisError> {
         let mut load = redis::cmd("SCRIPT");
-        load.arg("LOAD").arg(script.text);
+        load.arg("LOAD").arg(&*script.text);
         self.query::<String>(&load).await.map(drop)
     }
     /// After a timeout too: the late answer must not meet the next question, and the peer may be gone. After

@@ -31,6 +31,8 @@ pub const OUTPUT_AT_ONCE: usize = 128 << 10;
 /// is larger is not soloist's, and is not read.
 pub const STATE_MOST: usize = 16 << 20;
 pub const LINE_MOST: usize = 64 << 10;
+/// And of what an instance tells of itself.
+pub const INSTANCE_MOST: usize = 4 << 20;
 /// More than this of one run's output is not put together in memory.
 pub const OUTPUT_MOST: usize = 64 << 20;
 /// Bytes of output are counted up to here: what every store can count exactly.

@@ -5,8 +5,8 @@ use std::{collections::BTreeMap, convert::Infallible, ops::Range, time::Duration
 
 use super::{LAST_BYTE, OUTPUT_AT_ONCE, Output, Tail};
 
-/// Bytes of one piece: piece n has those from n × this on.
-const PIECE: u64 = 64 << 10;
+/// Bytes of one piece, also in Redis: piece n has those from n × this on.
+pub(super) const PIECE: u64 = 64 << 10;
 /// For so long after a run was settled the rest of its output is waited for.
 pub const OUTPUT_PATIENCE: Duration = Duration::from_secs(300);
 

@@ -3,23 +3,30 @@
 //! Keys, all below the namespace: `{<job>}:state` (hash, no expiry), `{<job>}:history`, `{<job>}:decisions`,
 //! `{<job>}:output:<run>` (expire); `instances`, `drains`, `epoch`, `jobs`; and the channel `events`.
 
+mod ask;
 pub(crate) mod check;
 mod hints;
 mod pool;
 mod renewals;
 pub(crate) mod reply;
+mod script;
 pub(crate) mod state;
 
 use std::sync::{Arc, OnceLock};
 
 use async_trait::async_trait;
 use redis::{FromRedisValue, Value, cmd};
-use serde::Serialize;
 use tokio::sync::broadcast;
 
+#[doc(hidden)]
+pub use self::script::script;
 use self::{
+    ask::{Arg, Holder, extra, members, stored, to_json},
     pool::{Pool, Pooled},
     renewals::Renewals,
+    script::{
+        CLAIM, COMPARE_AND_SET, HEARTBEAT, LINES, OBSERVE, OUTPUT, READ_OUTPUT, RENEW, SETTLE,
+    },
 };
 pub use super::connection::install_crypto;
 use super::{
@@ -33,33 +40,12 @@ use crate::{
     logic::{
         belief,
         claim::{
-            self, Answer, Claim, Control, Controlled, Effects, Event, Missed, Observed, OnCrash,
-            Register, Registration, Renew, Renewal, Settle, Settlement, State, Target,
+            self, Answer, Claim, Control, Controlled, Effects, Event, Register, Registration,
+            Renew, Renewal, Settle, Settlement, State, Target,
         },
     },
     model::{InstanceId, JobName, RunId, RunRecord},
 };
-
-macro_rules! script {
-    ($($name:literal)*) => {
-        std::sync::LazyLock::new(|| {
-            Script::new(concat!(
-                include_str!("../../lua/lib.lua"),
-                $(include_str!(concat!("../../lua/", $name, ".lua"))),*
-            ))
-        })
-    };
-}
-type Lazy = std::sync::LazyLock<Script>;
-static CLAIM: Lazy = script!("claim");
-static RENEW: Lazy = script!("renew");
-static SETTLE: Lazy = script!("pieces" "settle");
-static OBSERVE: Lazy = script!("observe");
-static LINES: Lazy = script!("lines");
-static COMPARE_AND_SET: Lazy = script!("compare_and_set");
-static HEARTBEAT: Lazy = script!("heartbeat");
-static OUTPUT: Lazy = script!("pieces" "output");
-static READ_OUTPUT: Lazy = script!("pieces" "read_output");
 
 /// Pieces of output under way at one time.
 const OUTPUTS: u32 = 2;
@@ -141,18 +127,10 @@ impl RedisStore {
         let value = self.eval(&mut c, script, keys, args, &believed).await?;
         if confirm && self.min_replicas > 0 {
             // WAIT counts the writes of its own connection.
-            let mut wait = cmd("WAIT");
-            wait.arg(self.min_replicas)
-                // 0 would be for ever.
-                .arg((self.client.timeout.as_millis() as u64 / 2).max(1));
+            let wait = self.client.wait_for_replicas(self.min_replicas);
             let have: u32 = c.query(&wait).await.map_err(|e| self.client.error(&e))?;
             if have < self.min_replicas {
-                let address = self.client.address.clone();
-                return Err(Error::NotReplicated {
-                    address,
-                    have,
-                    want: self.min_replicas,
-                });
+                return Err(self.client.not_replicated(have, self.min_replicas));
             }
         }
         self.reply(value, sent, Boottime::now())
@@ -381,109 +359,6 @@ impl RedisStore {
             ),
         })
     }
-}
-
-/// A script's argument.
-#[derive(Debug)]
-enum Arg<'a> {
-    Str(&'a str),
-    String(String),
-    Bytes(&'a [u8]),
-    Int(i64),
-}
-
-impl<'a> From<&'a str> for Arg<'a> {
-    fn from(s: &'a str) -> Self {
-        Self::Str(s)
-    }
-}
-
-impl Arg<'_> {
-    fn write(&self, call: &mut redis::Cmd) {
-        match self {
-            Self::Str(s) => call.arg(*s),
-            Self::String(s) => call.arg(s.as_str()),
-            Self::Bytes(b) => call.arg(*b),
-            Self::Int(n) => call.arg(*n),
-        };
-    }
-}
-
-impl Script {
-    /// All of a call but its last argument, which is what is believed of the server's clock.
-    fn call(&self, keys: &[String], args: &[Arg<'_>]) -> redis::Cmd {
-        let mut call = cmd("EVALSHA");
-        call.arg(self.sha.as_str()).arg(keys.len()).arg(keys);
-        args.iter().for_each(|a| a.write(&mut call));
-        call
-    }
-}
-
-/// What the claimant fills in of an open entry.
-#[derive(Serialize)]
-struct Holder<'a> {
-    run: RunId,
-    instance: &'a InstanceId,
-    host: &'a str,
-    lease: i64,
-    definition: &'a str,
-}
-
-/// What few claims need.
-#[derive(Serialize)]
-struct Extra<'a> {
-    #[serde(skip_serializing_if = "<[_]>::is_empty")]
-    missed: &'a [Missed],
-    #[serde(skip_serializing_if = "Option::is_none")]
-    observed: Option<&'a Observed>,
-    #[serde(skip_serializing_if = "<[_]>::is_empty")]
-    holds: &'a [RunId],
-    on_crash: OnCrash,
-    max_attempts: u32,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    key: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    before: Option<i64>,
-}
-
-fn extra(c: &Claim) -> String {
-    let (key, before) = match &c.target {
-        Target::Scheduled(_) => (None, None),
-        Target::Manual { key, before } => (Some(key.as_str()), before.map(|b| b.0)),
-    };
-    if c.missed.is_empty() && c.observed.is_none() && c.holds.is_empty() && key.is_none() {
-        return String::new();
-    }
-    to_json(&Extra {
-        missed: &c.missed,
-        observed: c.observed.as_ref(),
-        holds: &c.holds,
-        on_crash: c.on_crash,
-        max_attempts: c.max_attempts,
-        key,
-        before,
-    })
-}
-
-fn to_json<T: Serialize>(v: &T) -> String {
-    // Our own types: strings, numbers and lists of them.
-    serde_json::to_string(v).unwrap_or_default()
-}
-
-/// The members of a JSON object, without its braces.
-fn members<T: Serialize>(v: &T) -> String {
-    let s = to_json(v);
-    s[1..s.len() - 1].to_owned()
-}
-
-/// A record as it is stored: the token is computed when it is read (Lua's JSON would round it), the output has a key
-/// of its own.
-fn stored(r: &RunRecord) -> String {
-    to_json(&RunRecord {
-        fencing_token: None,
-        output_tail: String::new(),
-        ..r.clone()
-    })
 }
 
 #[async_trait]

@@ -2588,10 +2588,8 @@ async fn redis_replaces_a_state_only_if_it_is_what_was_read() {
     let mut bed = Bed::redis();
     let (_, incarnation) = now(&*bed.store()).await;
     let server = server(&mut bed);
-    let script = ::redis::Script::new(concat!(
-        include_str!("../../lua/lib.lua"),
-        include_str!("../../lua/compare_and_set.lua")
-    ));
+    let script = soloist::store::redis::script("compare_and_set").expect("there is one");
+    let script = ::redis::Script::new(script);
     let mut c = ::redis::Client::open(server.url())
         .and_then(|c| c.get_connection())
         .unwrap();

@@ -10,7 +10,7 @@ use parking_lot::{Mutex, MutexGuard};
 use redis::{Cmd, RedisError, RedisResult, Value};
 use tokio::sync::oneshot;
 
-use super::RENEW;
+use super::script::RENEW;
 use crate::{
     clock::{Boottime, StoreClock},
     store::{
@@ -112,10 +112,8 @@ impl Renewals {
                 pipe.add_command(call);
             }
             if self.min_replicas > 0 {
-                // It counts the writes of its own connection. 0 would be for ever.
-                pipe.cmd("WAIT")
-                    .arg(self.min_replicas)
-                    .arg((self.client.timeout.as_millis() as u64 / 2).max(1));
+                // It counts the writes of its own connection.
+                pipe.add_command(self.client.wait_for_replicas(self.min_replicas));
             }
             let mut results: Vec<RedisResult<Value>> = c.pipe(&pipe).await?;
             let received = Boottime::now();
@@ -146,11 +144,8 @@ impl Renewals {
             loads += 1;
             c.load(&RENEW).await?;
         }
-        let short = (have < self.min_replicas).then(|| Error::NotReplicated {
-            address: self.client.address.clone(),
-            have,
-            want: self.min_replicas,
-        });
+        let short =
+            (have < self.min_replicas).then(|| self.client.not_replicated(have, self.min_replicas));
         Ok(answers
             .into_iter()
             .map(|answer| match (answer, &short) {
