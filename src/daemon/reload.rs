@@ -1,0 +1,156 @@
+//! SIGHUP: the configuration is read again, and put in force if it is valid.
+
+use std::{path::Path, sync::Arc, time::Duration};
+
+use tokio::sync::{oneshot, watch};
+use tracing::{error, info, warn};
+
+use super::{
+    fleet, notify,
+    signals::{SignalRequest, Signals},
+};
+use crate::{
+    config::{self, Config},
+    contender::Contender,
+};
+
+/// What came of reading it.
+type Loading = Result<Config, config::Report>;
+
+/// Reads the configuration. None: the daemon is to stop, and nobody waits for it any more.
+pub(super) async fn load(path: &Path, signals: &mut Signals) -> Option<Loading> {
+    notify_reloading();
+    let mut loading = read(path);
+    // Reading may hang, on a file system whose server is away.
+    loop {
+        tokio::select! {
+            loaded = &mut loading => return loaded.ok(),
+            asked = signals.next() => match asked {
+                // One that comes meanwhile is about what is read now, or later.
+                SignalRequest::Reload => loading = read(path),
+                stop @ SignalRequest::Stop(_) => {
+                    signals.asked = Some(stop);
+                    return None;
+                }
+            },
+        }
+    }
+}
+
+/// In a thread that nobody waits for.
+fn read(path: &Path) -> oneshot::Receiver<Loading> {
+    let (loaded, answer) = oneshot::channel();
+    let path = path.to_owned();
+    std::thread::spawn(move || {
+        // Nobody waits for it any more when the daemon is to stop.
+        let _ = loaded.send(config::load(&path));
+    });
+    answer
+}
+
+fn notify_reloading() {
+    let now = Duration::from_nanos(crate::clock::Boottime::now().0);
+    notify(&[
+        sd_notify::NotifyState::Reloading,
+        sd_notify::NotifyState::Custom(&format!("MONOTONIC_USEC={}", now.as_micros())),
+    ]);
+}
+
+/// Puts another configuration in force, or says why not.
+pub(super) fn put_in_force(
+    loaded: Loading,
+    config: &mut Config,
+    contender: &Arc<Contender>,
+    seen: &watch::Sender<fleet::Loaded>,
+) {
+    match loaded {
+        Err(report) => {
+            error!("the new configuration is invalid, the old one stays in force:");
+            // One line of the log each.
+            report.to_string().lines().for_each(|line| error!("{line}"));
+        }
+        Ok(new) => {
+            let mut changed = (0, 0, 0);
+            for name in config
+                .jobs
+                .keys()
+                .filter(|name| !new.jobs.contains_key(*name))
+            {
+                contender.remove_job(name);
+                changed.0 += 1;
+            }
+            for (name, job) in &new.jobs {
+                match config.jobs.get(name) {
+                    Some(old) if same(old, job) => continue,
+                    Some(_) => changed.1 += 1,
+                    None => changed.2 += 1,
+                }
+                contender.set_job(job.clone());
+            }
+            let (removed, altered, added) = changed;
+            info!(
+                removed,
+                altered,
+                added,
+                jobs = new.jobs.len(),
+                config = new.digest,
+                "configuration reloaded"
+            );
+            let old = std::mem::replace(config, new);
+            if old.store != config.store {
+                let what = changed_of_store(&old.store, &config.store).join(", ");
+                warn!(
+                    "[store] has changed ({what}), and this instance goes on with the store as it was: a change takes effect \
+                     when soloist is started again"
+                );
+                // Compared with what is in use, so that it is said again with each reload.
+                config.store = old.store;
+            }
+            if old.limits.max_parallel != config.limits.max_parallel {
+                warn!(
+                    "`max_parallel` has changed: that takes effect when soloist is started again"
+                );
+                config.limits.max_parallel = old.limits.max_parallel;
+            }
+            // Not `send`, which changes nothing while nobody waits for a change.
+            seen.send_replace(fleet::Loaded::of(config));
+        }
+    }
+    notify(&[sd_notify::NotifyState::Ready]);
+}
+
+/// The names of the keys of `[store]` that differ, in its order.
+fn changed_of_store(a: &config::Store, b: &config::Store) -> Vec<&'static str> {
+    // All of them, so that a new one is not forgotten here.
+    let config::Store {
+        url,
+        namespace,
+        username,
+        password,
+        tls,
+        timeout,
+        pool_size,
+        min_replicas,
+        retry,
+    } = a;
+    [
+        ("url", *url != b.url),
+        ("namespace", *namespace != b.namespace),
+        ("username", *username != b.username),
+        ("the password", *password != b.password),
+        ("tls", *tls != b.tls),
+        ("timeout", *timeout != b.timeout),
+        ("pool_size", *pool_size != b.pool_size),
+        ("min_replicas", *min_replicas != b.min_replicas),
+        ("retry", *retry != b.retry),
+    ]
+    .into_iter()
+    .filter_map(|(name, changed)| changed.then_some(name))
+    .collect()
+}
+
+fn same(a: &config::Job, b: &config::Job) -> bool {
+    let digests = |job: &config::Job| (job.digest.clone(), job.schedule_digest.clone());
+    // The digest knows nothing of their values.
+    digests(a) == digests(b) && a.enabled == b.enabled && a.env == b.env
+}
