@@ -1,10 +1,10 @@
 //! Locks for programs: what the daemon's leases are to jobs, for anything that two processes must not do at once.
 //!
-//! A [`LockClient`] takes locks in Redis (many hosts) or in a SQLite file (one host). [`LockClient::try_lock`] asks and
+//! A [`LockClient`] acquires locks in Redis (many hosts) or in a SQLite file (one host). [`LockClient::try_lock`] asks and
 //! tells who has it; [`LockClient::lock`] waits and is woken by the release; [`LockClient::with_lock`] runs a future
 //! and cancels it when the lock is lost. Losing a race is an outcome ([`TryLock::Held`]), not an error.
 //!
-//! A client works on a thread of its own, which is started with its first question and ends with it. So none of this depends on the
+//! A client works on a thread of its own, which is started with its first request and ends with it. So none of this depends on the
 //! caller's runtime: it may be any executor, block its threads, end before its locks do, or have a paused clock. Only an `Elector` over a store that
 //! was opened elsewhere shares that one's connections.
 //!
@@ -73,7 +73,7 @@ use tokio::sync::OwnedMutexGuard;
 pub use self::elector::{Election, Elector, Term};
 use self::{
     client_thread::ClientThread,
-    held::Hold,
+    held::HeldLock,
     period::{PeriodClaim, PeriodReply},
     reentrant::{EnterReply, LeaveReply, LevelToLeave},
     wait_queue::{WaitQueues, Waiter},
@@ -100,7 +100,7 @@ pub mod options {
     pub use crate::config::{Secret, Store, StoreRetry, StoreUrl, Tls};
 }
 
-/// Between two questions of a waiter while the store is away.
+/// Between two requests of a waiter while the store is away.
 const AWAY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
 /// Longest key, in bytes.
@@ -110,7 +110,7 @@ const CLOCK_DRIFT: f64 = 0.01;
 /// Redis drops a key in the millisecond after its time to live.
 const AFTER: Duration = Duration::from_millis(1);
 
-/// Why a lock could not be taken, renewed or given back. That somebody else has it is no error, see [`TryLock`].
+/// Why a lock could not be acquired, renewed or given back. That somebody else has it is no error, see [`TryLock`].
 ///
 /// In all of them `key` is the lock's as the caller named it, `address` the store's URL without its password, and `reason` what was
 /// wrong in the words of whoever said so.
@@ -129,7 +129,7 @@ pub enum Error {
     InvalidLease { key: String, reason: String },
     /// No answer, or none that can be relied on (a server that is full, loads its data, or is a replica): the request may have
     /// been carried out or not. Asking again is safe; assuming that the lock is held is
-    /// not. What may have been taken is given back in the background, or lapses with its lease.
+    /// not. What may have been acquired is given back in the background, or lapses with its lease.
     #[error("the store at {address} is not available for lock `{key}`: {reason}")]
     Unreachable {
         key: String,
@@ -243,7 +243,7 @@ impl Error {
     }
 }
 
-/// How a try to take a lock ended.
+/// How a try to acquire a lock ended.
 #[derive(Debug)]
 #[must_use = "a lock that is dropped is given back at once"]
 pub enum TryLock {
@@ -434,7 +434,7 @@ trait Backend: Send + Sync {
     fn unsubscribe(&self, key: &str);
 }
 
-/// Takes locks in one store. Cheap to clone; clones share connections and the queue of waiters.
+/// Acquires locks in one store. Cheap to clone; clones share connections and the queue of waiters.
 #[derive(Clone)]
 pub struct LockClient {
     core: Arc<Core>,
@@ -608,16 +608,16 @@ impl LockClient {
         self.core.backend.address()
     }
 
-    /// Takes the lock on `key` if it is free; else asks again as often as `retry` says, and then tells who has it.
+    /// Acquires the lock on `key` if it is free; else asks again as often as `retry` says, and then tells who has it.
     ///
     /// `lease` (10 ms to 366 days) is counted by the store's wall clock from the moment it grants the lock; the lock
     /// lapses then unless it is renewed. Asking again after a lost reply is part of it (`retry` of `[store]`), and is answered
     /// as the first time. The waiters of [`LockClient::lock`] have no precedence over it.
     ///
-    /// Dropping the future gives back what it may have taken.
+    /// Dropping the future gives back what it may have acquired.
     ///
     /// # Errors
-    /// [`Error::InvalidKey`], [`Error::InvalidLease`], [`Error::WrongType`], [`Error::Refused`]: nothing was taken.
+    /// [`Error::InvalidKey`], [`Error::InvalidLease`], [`Error::WrongType`], [`Error::Refused`]: nothing was acquired.
     /// [`Error::Unreachable`]: the lock may be held in our name until `lease` has passed, by nobody. [`Error::TooLate`].
     pub async fn try_lock(
         &self,
@@ -649,14 +649,14 @@ impl LockClient {
         }
     }
 
-    /// Takes the lock on `key`; while somebody else has it, waits for up to `wait`, and is woken by the release.
+    /// Acquires the lock on `key`; while somebody else has it, waits for up to `wait`, and is woken by the release.
     ///
     /// Nothing is sent while it waits: the store tells of the release (Redis: publish and subscribe; SQLite: a look at
     /// the file's log, at most 20 ms later). Should that message be lost, the lock is asked for again when the time has passed that
     /// its holder had left. Waiters of one client take their turns in the order in which they came (first in, first out); between clients
     /// the store decides. `wait` of zero asks once.
     ///
-    /// A store that does not answer is waited for, too, from the first question on.
+    /// A store that does not answer is waited for, too, from the first request on.
     ///
     /// # Errors
     /// As [`LockClient::try_lock`]. [`Error::Unreachable`] comes after `wait`, and not before the retries of `[store]` are over.
@@ -1078,7 +1078,7 @@ impl Core {
         [&*self.id, ".", &n.to_string()].concat()
     }
 
-    /// One try. Should the caller go away, it goes on to its answer, and what it took is given back after that: dropped with the lock.
+    /// One try. Should the caller go away, it goes on to its answer, and what it acquired is given back after that: dropped with the lock.
     fn try_lock(
         self: &Arc<Self>,
         key: &Arc<str>,
@@ -1095,7 +1095,7 @@ impl Core {
         }
     }
 
-    /// A lost answer is asked for again with the same owner. What may have been taken without our knowledge is given back.
+    /// A lost answer is asked for again with the same owner. What may have been acquired without our knowledge is given back.
     async fn try_lock_here(
         self: Arc<Self>,
         key: Arc<str>,
@@ -1152,7 +1152,7 @@ impl Core {
         let now = Boottime::now();
         let held = HeldLease::new(lease, granted.sent);
         let late = held.step(now) == Step::StepDown;
-        let hold = Hold::new(
+        let hold = HeldLock::new(
             self.clone(),
             key.clone(),
             owner,

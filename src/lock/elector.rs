@@ -84,8 +84,8 @@ pub struct Elector {
     on_crash: OnCrash,
     max_attempts: u32,
     memory: Mutex<Memory>,
-    /// One question at a time: two for one occurrence would have one nonce, and both be granted.
-    asking: tokio::sync::Mutex<()>,
+    /// One request at a time: two for one occurrence would have one nonce, and both be granted.
+    claiming: tokio::sync::Mutex<()>,
 }
 
 /// The end of the year 9999: fencing tokens of instants up to there are exact everywhere.
@@ -93,12 +93,12 @@ const LATEST: i64 = 253_402_300_799_999;
 /// Leases of others that are watched; one job has one at a time, unless it was run with another policy before.
 const WATCHED: usize = 16;
 
-/// What this instance has to remember between two questions.
+/// What this instance has to remember between two requests.
 struct Memory {
     /// The newest occurrence that is known to be decided.
     known: i64,
-    /// Nonces of questions without an answer.
-    asked: HashMap<i64, RunId>,
+    /// Nonces of requests without an answer.
+    unanswered: HashMap<i64, RunId>,
     /// The leases of others.
     seen: BTreeMap<Occurrence, ObservedLease>,
     /// The longest that any lease needs that was seen here.
@@ -212,12 +212,12 @@ impl Elector {
             max_attempts: 1,
             memory: Mutex::new(Memory {
                 known: 0,
-                asked: HashMap::new(),
+                unanswered: HashMap::new(),
                 seen: BTreeMap::new(),
                 quarantine: lease.quarantine,
                 epoch: None,
             }),
-            asking: tokio::sync::Mutex::default(),
+            claiming: tokio::sync::Mutex::default(),
             clock,
             thread,
             store,
@@ -240,9 +240,9 @@ impl Elector {
     /// Has the elector's own thread ask the store.
     async fn ask<T: Send + 'static>(
         &self,
-        question: impl Future<Output = Result<T, store::Error>> + Send + 'static,
+        request: impl Future<Output = Result<T, store::Error>> + Send + 'static,
     ) -> Result<T, store::Error> {
-        let asked = self.thread.run(question).await;
+        let asked = self.thread.run(request).await;
         asked.unwrap_or_else(|e| Err(no_thread(self.store.address().to_owned(), &e)))
     }
 
@@ -264,7 +264,7 @@ impl Elector {
                 ),
             });
         }
-        let _one = self.asking.lock().await;
+        let _one = self.claiming.lock().await;
         let at = Occurrence(planned_ms);
         loop {
             let claim = {
@@ -281,7 +281,7 @@ impl Elector {
                     target: Target::Scheduled(at),
                     known: Occurrence(memory.known),
                     missed: vec![],
-                    run: *memory.asked.entry(at.0).or_insert_with(RunId::random),
+                    run: *memory.unanswered.entry(at.0).or_insert_with(RunId::random),
                     instance: self.instance.clone(),
                     host: self.host.clone(),
                     trigger: Trigger::Schedule,
@@ -334,8 +334,8 @@ impl Elector {
                     }
                 }
             }
-            // A definite answer ends the question: the next one is another.
-            self.memory().asked.remove(&at.0);
+            // A definite answer ends the request: the next one is another.
+            self.memory().unanswered.remove(&at.0);
             return Ok(match answer {
                 Answer::Granted(grant) => {
                     self.decided(at);

@@ -1,4 +1,4 @@
-//! A lock that was taken: how far it can be trusted, its renewal, its end.
+//! A lock that was acquired: how far it can be trusted, its renewal, its end.
 
 use std::{
     future::Future,
@@ -29,7 +29,7 @@ use crate::{
 #[derive(Debug)]
 #[must_use = "a lock that is dropped is given back at once"]
 pub struct Lock {
-    hold: Arc<Hold>,
+    hold: Arc<HeldLock>,
 }
 
 /// How a release ended well.
@@ -63,7 +63,7 @@ struct State {
     release_sent: bool,
 }
 
-pub(super) struct Hold {
+pub(super) struct HeldLock {
     core: Arc<Core>,
     key: Arc<str>,
     owner: Arc<str>,
@@ -72,16 +72,16 @@ pub(super) struct Hold {
     /// Before the request left.
     granted: Boottime,
     state: Mutex<State>,
-    /// Tells of each change. Made when somebody follows the state: most locks are taken and given back unwatched.
+    /// Tells of each change. Made when somebody follows the state: most locks are acquired and given back unwatched.
     changes: OnceLock<watch::Sender<()>>,
     renewing: AtomicBool,
     /// Releases go one at a time.
     releasing: tokio::sync::Mutex<()>,
 }
 
-impl std::fmt::Debug for Hold {
+impl std::fmt::Debug for HeldLock {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Hold")
+        f.debug_struct("HeldLock")
             .field("key", &self.key)
             .field("owner", &self.owner)
             .field("token", &self.token)
@@ -91,7 +91,7 @@ impl std::fmt::Debug for Hold {
 }
 
 impl Lock {
-    pub(super) fn new(hold: Hold) -> Self {
+    pub(super) fn new(hold: HeldLock) -> Self {
         Self {
             hold: Arc::new(hold),
         }
@@ -192,7 +192,7 @@ impl Lock {
         self.hold.core.run(self.key(), releasing).await
     }
 
-    /// The lock stays taken for at least `time` from its grant, even if it is given back sooner: for work that is over
+    /// The lock stays held for at least `time` from its grant, even if it is given back sooner: for work that is over
     /// in no time and must not be done again by a host whose clock is behind. The last call counts; 366 days are the most.
     ///
     /// The rest of the time goes to the store with the release and is counted by its wall clock. If the holder dies, the
@@ -257,7 +257,7 @@ impl Drop for Lock {
 #[derive(Debug, Clone)]
 pub struct Deadlines {
     changes: watch::Receiver<()>,
-    hold: Weak<Hold>,
+    hold: Weak<HeldLock>,
 }
 
 impl Deadlines {
@@ -284,7 +284,7 @@ impl Deadlines {
     }
 }
 
-impl Hold {
+impl HeldLock {
     pub(super) fn new(
         core: Arc<Core>,
         key: Arc<str>,
@@ -530,7 +530,7 @@ impl Hold {
         });
     }
 
-    /// After [`Hold::stop_trusting`].
+    /// After [`HeldLock::stop_trusting`].
     async fn release(self: Arc<Self>) -> Result<Released, Error> {
         let _one = self.releasing.lock().await;
         let (phase, sent_before) = {

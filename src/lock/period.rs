@@ -1,4 +1,4 @@
-//! Periods of the store's clock, each taken once: what a lock alone cannot give to a command that ends in a millisecond.
+//! Periods of the store's clock, each claimed once: what a lock alone cannot give to a command that ends in a millisecond.
 
 use std::{sync::Arc, time::Duration};
 
@@ -86,7 +86,7 @@ impl LockClient {
 }
 
 impl Core {
-    /// A period that is claimed is given back should its claimant not hear of it.
+    /// A period that is claimed is given back should its claimant have gone away.
     async fn claim_period(
         self: Arc<Self>,
         key: Arc<str>,

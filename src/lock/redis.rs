@@ -144,7 +144,7 @@ impl RedisLocks {
         Ok(answer)
     }
 
-    /// Takes or gives back a plain lock: together with others, if more are asked for at one time.
+    /// Acquires or gives back a plain lock: together with others, if more are asked for at one time.
     async fn step(
         &self,
         step: Step,

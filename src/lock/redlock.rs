@@ -51,7 +51,7 @@ pub struct Redlock {
     node_timeout: Option<Duration>,
 }
 
-/// How a try to take a [`Redlock`] ended.
+/// How a try to acquire a [`Redlock`] ended.
 #[derive(Debug)]
 #[must_use = "a lock that is dropped is given back at once"]
 pub enum TryRedlock {
@@ -126,10 +126,10 @@ impl Redlock {
         self.nodes.len() / 2 + 1
     }
 
-    /// Takes the lock if a majority of the nodes grants it; else asks again as often as `retry` says, also when too few nodes answered
+    /// Acquires the lock if a majority of the nodes grants it; else asks again as often as `retry` says, also when too few nodes answered
     /// ([`Attempt::remaining`] is zero then).
     ///
-    /// Dropping the future gives back what it may have taken.
+    /// Dropping the future gives back what it may have acquired.
     ///
     /// Two who ask at the same time may take half each and both lose: use an
     /// [`ExponentialBackoff`](super::ExponentialBackoff) with jitter.

@@ -1,4 +1,4 @@
-//! A lock that its owner can take again: each level is given back by itself, the last one frees it.
+//! A lock that its owner can acquire again: each level is given back by itself, the last one frees it.
 
 use std::{
     sync::{
@@ -143,13 +143,13 @@ impl ReentrantLock {
         self.known.lock()
     }
 
-    /// Enters if no other owner has it: takes the lock, or one level more of it. The lease begins anew, unless more than that is
+    /// Enters if no other owner has it: acquires the lock, or one level more of it. The lease begins anew, unless more than that is
     /// left. While another owner has it, asks again as `retry` says.
     ///
-    /// Dropping the future gives back the level that it may have taken.
+    /// Dropping the future gives back the level that it may have entered.
     ///
     /// # Errors
-    /// As those of [`LockClient::try_lock`]. After [`Error::Unreachable`] a level may have been taken; it is given back in the
+    /// As those of [`LockClient::try_lock`]. After [`Error::Unreachable`] a level may have been entered; it is given back in the
     /// background, or lapses with the lease.
     pub async fn try_enter(&self, mut retry: impl RetryStrategy) -> Result<Enter, Error> {
         let begun = Boottime::now();
@@ -210,7 +210,7 @@ impl ReentrantLock {
         self.client.core.nonce().into()
     }
 
-    /// One try. Should the caller go away, it goes on to its answer, and a level that it took is given back after that.
+    /// One try. Should the caller go away, it goes on to its answer, and a level that it entered is given back after that.
     async fn enter_once(
         &self,
         nonce: &Arc<str>,

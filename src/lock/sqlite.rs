@@ -131,55 +131,59 @@ fn row(s: &Step<'_>, name: &str) -> Result<Option<Row>, Fault> {
         .optional()?)
 }
 
-/// Lets a transaction go no further.
-macro_rules! one_of {
-    ($whose:expr) => {
-        match $whose {
-            Whose::Ours(row) => row,
-            Whose::Other(owner) => return Ok(Some(Err(owner))),
-            Whose::OfAnotherKind => return Ok(None),
+/// The row, if it is ours; else the step ends here.
+macro_rules! own_row_or_return {
+    ($ownership:expr) => {
+        match $ownership {
+            Ownership::Ours(row) => row,
+            Ownership::Others(owner) => return Ok(Some(Err(owner))),
+            Ownership::OfAnotherKind => return Ok(None),
         }
     };
 }
 
-/// What is there, for who says that it is his.
-enum Whose {
+/// Whose lock a row is, for who says that it is his.
+enum Ownership {
     Ours(Row),
     /// Who has it, if anybody.
-    Other(Option<String>),
+    Others(Option<String>),
     OfAnotherKind,
 }
 
-fn whose(s: &Step<'_>, name: &str, owner: &str, kind: Kind) -> Result<Whose, Fault> {
+fn ownership(s: &Step<'_>, name: &str, owner: &str, kind: Kind) -> Result<Ownership, Fault> {
     Ok(match row(s, name)?.filter(|r| r.left(s.now_us).is_some()) {
-        None => Whose::Other(None),
-        Some(r) if r.kind() != kind => Whose::OfAnotherKind,
-        Some(r) if r.owner == owner => Whose::Ours(r),
-        Some(r) => Whose::Other(Some(r.owner)),
+        None => Ownership::Others(None),
+        Some(r) if r.kind() != kind => Ownership::OfAnotherKind,
+        Some(r) if r.owner == owner => Ownership::Ours(r),
+        Some(r) => Ownership::Others(Some(r.owner)),
     })
 }
 
-/// How a claim ended.
-enum Claim {
-    Ours(FencingToken, usize),
-    Held { owner: String, remaining: Duration },
+/// How a try to acquire a lock ended.
+enum Acquire {
+    /// With the token, and the number of levels.
+    Acquired(FencingToken, usize),
+    Held {
+        owner: String,
+        remaining: Duration,
+    },
     Stale,
 }
 
-/// Takes a lock, or with the name of a level that level of it. None: there is a lock of another kind.
-fn claim(
+/// Acquires a lock, or with the name of a level that level of it. None: there is a lock of another kind.
+fn acquire(
     s: &Step<'_>,
     name: &str,
     (owner, level): (&str, Option<&str>),
     lease: Duration,
-) -> Result<Option<Claim>, Fault> {
+) -> Result<Option<Acquire>, Fault> {
     let until = s.now_us.saturating_add(micros(lease));
     let last = row(s, name)?;
     let mut levels = last.as_ref().and_then(Row::levels);
     if let (Some(level), Some(levels)) = (level, &levels)
         && levels.is_over(level)
     {
-        return Ok(Some(Claim::Stale));
+        return Ok(Some(Acquire::Stale));
     }
     if let Some(r) = &last
         && let Some(remaining) = r.left(s.now_us)
@@ -189,7 +193,7 @@ fn claim(
         }
         if r.owner != owner {
             let owner = r.owner.clone();
-            return Ok(Some(Claim::Held { owner, remaining }));
+            return Ok(Some(Acquire::Held { owner, remaining }));
         }
         if let (Some(level), Some(levels)) = (level, &mut levels) {
             levels.enter(level);
@@ -200,7 +204,10 @@ fn claim(
             &[&name, &until],
         )?;
         let token = FencingToken(r.token);
-        return Ok(Some(Claim::Ours(token, levels.map_or(1, |l| l.count()))));
+        return Ok(Some(Acquire::Acquired(
+            token,
+            levels.map_or(1, |l| l.count()),
+        )));
     }
     // The row stays after its lock, for the token: a request that came late is known by it.
     let over = match (level, &levels) {
@@ -211,7 +218,7 @@ fn claim(
         (Some(_), None) => false,
     };
     if over {
-        return Ok(Some(Claim::Stale));
+        return Ok(Some(Acquire::Stale));
     }
     let token = last.map_or(0, |r| r.token + 1).max(s.now_us);
     let levels = level.map(|level| Levels::after(levels, level));
@@ -224,7 +231,7 @@ fn claim(
          ON CONFLICT (key) DO UPDATE SET owner = ?2, count = ?3, nonce = ?4, token = ?5, until = ?6",
         &[&name, &owner, &count, &levels, &token, &until],
     )?;
-    Ok(Some(Claim::Ours(FencingToken(token), 1)))
+    Ok(Some(Acquire::Acquired(FencingToken(token), 1)))
 }
 
 fn write_levels(s: &Step<'_>, name: &str, levels: Option<&Levels>) -> Result<(), Fault> {
@@ -292,13 +299,13 @@ impl Backend for SqliteLocks {
         limit: Duration,
     ) -> Result<TryLockReply, Error> {
         let owner = owner.to_owned();
-        let claimed = self.step(key, limit, move |s, name| {
-            claim(s, name, (&owner, None), lease)
+        let acquired = self.step(key, limit, move |s, name| {
+            acquire(s, name, (&owner, None), lease)
         });
-        Ok(match claimed.await? {
-            Claim::Ours(token, _) => TryLockReply::Acquired(token),
-            Claim::Held { owner, remaining } => TryLockReply::Held { owner, remaining },
-            Claim::Stale => TryLockReply::Stale,
+        Ok(match acquired.await? {
+            Acquire::Acquired(token, _) => TryLockReply::Acquired(token),
+            Acquire::Held { owner, remaining } => TryLockReply::Held { owner, remaining },
+            Acquire::Stale => TryLockReply::Stale,
         })
     }
 
@@ -312,7 +319,7 @@ impl Backend for SqliteLocks {
     ) -> Result<OwnerReply, Error> {
         let owner = owner.to_owned();
         let renewed = self.step(key, limit, move |s, name| {
-            one_of!(whose(s, name, &owner, kind)?);
+            own_row_or_return!(ownership(s, name, &owner, kind)?);
             let until = s.now_us.saturating_add(micros(lease));
             s.execute(
                 "UPDATE locks SET until = ?2 WHERE key = ?1",
@@ -333,10 +340,10 @@ impl Backend for SqliteLocks {
         let owner = owner.to_owned();
         let released = self.step(key, limit, move |s, name| {
             let kept = format!("{owner}{KEPT}");
-            if matches!(whose(s, name, &kept, Kind::Plain)?, Whose::Ours(_)) {
+            if matches!(ownership(s, name, &kept, Kind::Plain)?, Ownership::Ours(_)) {
                 return Ok(Some(Ok(())));
             }
-            one_of!(whose(s, name, &owner, Kind::Plain)?);
+            own_row_or_return!(ownership(s, name, &owner, Kind::Plain)?);
             if keep_for.is_zero() {
                 free(s, name, owner)?;
             } else {
@@ -376,13 +383,13 @@ impl Backend for SqliteLocks {
         limit: Duration,
     ) -> Result<EnterReply, Error> {
         let (owner, nonce) = (owner.to_owned(), nonce.to_owned());
-        let claimed = self.step(key, limit, move |s, name| {
-            claim(s, name, (&owner, Some(&nonce)), lease)
+        let acquired = self.step(key, limit, move |s, name| {
+            acquire(s, name, (&owner, Some(&nonce)), lease)
         });
-        Ok(match claimed.await? {
-            Claim::Ours(token, levels) => EnterReply::Acquired(token, levels as u32),
-            Claim::Held { owner, remaining } => EnterReply::Held { owner, remaining },
-            Claim::Stale => EnterReply::Stale,
+        Ok(match acquired.await? {
+            Acquire::Acquired(token, levels) => EnterReply::Acquired(token, levels as u32),
+            Acquire::Held { owner, remaining } => EnterReply::Held { owner, remaining },
+            Acquire::Stale => EnterReply::Stale,
         })
     }
 
@@ -396,7 +403,7 @@ impl Backend for SqliteLocks {
         let (owner, nonce) = (owner.to_owned(), nonce.to_owned());
         let left = self.step(key, limit, move |s, name| {
             // A request that got no answer does not arrive after this: one thread writes, in the order of what is asked.
-            let r = one_of!(whose(s, name, &owner, Kind::Reentrant)?);
+            let r = own_row_or_return!(ownership(s, name, &owner, Kind::Reentrant)?);
             let mut levels = r.levels().unwrap_or_else(|| Levels::parse(""));
             levels.leave(&nonce, which);
             write_levels(s, name, Some(&levels))?;
@@ -546,7 +553,7 @@ mod tests {
         assert_eq!(leave(&locks, "1", LevelToLeave::Named).await, 1);
         assert_eq!(leave(&locks, "1", LevelToLeave::Named).await, 1);
         assert_eq!(enter(&locks, "1").await, None);
-        // One that was never taken.
+        // One that was never entered.
         assert_eq!(leave(&locks, "3", LevelToLeave::Unanswered).await, 1);
         assert_eq!(enter(&locks, "3").await, None);
         // The newest, by another name, asked twice.

@@ -1,4 +1,4 @@
-//! Where the waiters of this client for one key queue, and hear of its releases together.
+//! Where the waiters of this client for one key queue, and are woken together by its releases.
 
 use std::{
     collections::HashMap,
@@ -26,7 +26,7 @@ struct Entry {
 pub(super) struct WaitQueue {
     /// Who has it asks the store; tokio gives it out in the order in which it was asked for.
     pub(super) turn: Arc<tokio::sync::Mutex<()>>,
-    /// Counts the releases that were heard of.
+    /// Counts the releases that this client knows of.
     releases: watch::Sender<u64>,
     /// The owner who has the lock, as far as anybody here knows, and until when at most.
     held: Mutex<Option<(Arc<str>, Boottime)>>,
@@ -95,7 +95,7 @@ impl WaitQueues {
         }
     }
 
-    /// The subscription has ended: nobody hears of releases until there is one again.
+    /// The subscription has ended: releases by others are not known of until there is one again.
     pub(super) fn subscription_ended(&self) {
         for entry in self.entries().values() {
             if entry.queue.subscribed.swap(false, Ordering::SeqCst) {
@@ -127,7 +127,7 @@ impl WaitQueue {
             .filter(|(_, until)| *until > Boottime::now())
     }
 
-    /// Takes down who has it, as the store said, unless a release was heard of since the store was asked.
+    /// Takes down who has it, as the store said, unless there was a release since the store was asked.
     pub(super) fn note_holder(&self, wakeup: &Wakeup, owner: &str, until: Boottime) {
         let mut held = self.held();
         if wakeup.0.has_changed().is_ok_and(|woken| !woken) {
@@ -154,7 +154,7 @@ impl WaitQueue {
         self.asked_to_subscribe.store(true, Ordering::SeqCst);
     }
 
-    /// From now on releases by others are heard of; those before may have been missed.
+    /// From now on releases by others are known of; those before may have been missed.
     pub(super) fn has_subscribed(&self) {
         self.subscribed.store(true, Ordering::SeqCst);
         *self.held() = None;

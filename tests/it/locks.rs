@@ -90,7 +90,7 @@ over_both! {
     who_lost_the_lock_cannot_take_it_from_its_successor
     a_release_counts_once
     a_dropped_lock_is_given_back
-    a_dropped_question_leaves_nothing_behind
+    a_dropped_request_leaves_nothing_behind
     a_release_that_is_dropped_goes_on
     a_lock_at_least_for_stays_after_its_release
     fencing_tokens_grow
@@ -138,7 +138,7 @@ async fn a_client_of_the_callers_own_is_connected_as_it_was_made() {
     let elsewhere = LockClient::with_redis_and_config(client, &elsewhere);
     take(&elsewhere, "k", LONG).await.release().await.unwrap();
 
-    // Its subscriptions too: a release is heard long before the lease is over.
+    // Its subscriptions too: a release is received long before the lease is over.
     lock.release().await.unwrap();
     let lock = take(&other, "k", LONG).await;
     let (waited, ()) = join(ours.lock("k", GENEROUS, LONG), async {
@@ -501,7 +501,7 @@ async fn a_dropped_lock_is_given_back(bed: Bed) {
     until_free(&a, "k").await;
 }
 
-async fn a_dropped_question_leaves_nothing_behind(bed: Bed) {
+async fn a_dropped_request_leaves_nothing_behind(bed: Bed) {
     let (a, b) = (bed.client(), bed.client());
     for polls in 1..40 {
         let mut asking = Box::pin(a.lock("k", LONG, LONG));
@@ -1580,7 +1580,7 @@ async fn a_waiter_survives_the_loss_of_its_subscription() {
     until("it has subscribed", || subscribers(server, "k") == 1).await;
     let killed: i64 = server.command(&["CLIENT", "KILL", "TYPE", "pubsub"]);
     assert_eq!(killed, 1);
-    // The message of this release is heard by nobody.
+    // The message of this release is received by nobody.
     lock.release().await.unwrap();
     let got = within(waiter).await.unwrap();
     // And again, with the release after the new subscription.
@@ -1794,7 +1794,7 @@ async fn a_grant_that_comes_too_late_is_given_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_question_without_an_answer_is_an_error_and_leaves_nothing() {
+async fn a_request_without_an_answer_is_an_error_and_leaves_nothing() {
     let server = RedisServer::start();
     let proxy = Proxy::start(server.port());
     let mut config = Store::from_url(&proxy.url()).unwrap();
@@ -2065,7 +2065,7 @@ async fn what_the_server_does_not_take_together_is_asked_for_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_question_that_is_dropped_among_many_leaves_nothing_behind() {
+async fn a_request_that_is_dropped_among_many_leaves_nothing_behind() {
     let bed = Bed::redis();
     let (a, b) = (bed.client(), bed.client());
     let busy: Vec<_> = (0..12)
@@ -2420,7 +2420,7 @@ async fn locks_speak_tls() {
     };
     let (a, b) = (client("ca.pem"), client("ca.pem"));
     let lock = take(&a, "k", LONG).await;
-    // The connection that hears of releases is another one.
+    // The connection for subscriptions is another one.
     let waiter = waiting(&b, "k");
     let channel = "soloist:{k}:released";
     until("it listens", || {

@@ -1,4 +1,4 @@
-//! Locks that are taken and given back at one time travel together: one script call for many of them.
+//! Locks that are acquired and given back at one time travel together: one script call for many of them.
 //!
 //! One or two at a time are asked for directly, each by its own script: nothing is gained by waiting for others then. While more
 //! are asked for, one task sends them all, in the order in which they came, two calls at a time.
@@ -44,7 +44,7 @@ pub(super) struct Request {
     pub(super) name: String,
     pub(super) step: &'static str,
     pub(super) owner: String,
-    /// Milliseconds; of what is taken.
+    /// Milliseconds; of a try_lock.
     pub(super) ttl: Option<u64>,
 }
 
@@ -175,7 +175,7 @@ impl Sender {
         while batch.len() < MAX_BATCH
             && let Some(next) = state.queue.pop_front()
         {
-            // Who does not wait any more has taken nothing yet, and shall not.
+            // Who does not wait any more has acquired nothing yet, and shall not.
             if !next.1.is_closed() {
                 batch.push(next);
             }

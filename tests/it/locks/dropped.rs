@@ -3,9 +3,9 @@
 use super::*;
 
 over_both! {
-    a_dropped_question_leaves_nothing_at_whatever_moment
-    a_level_whose_question_is_dropped_is_given_back
-    a_period_whose_question_is_dropped_is_free_again
+    a_dropped_request_leaves_nothing_at_whatever_moment
+    a_level_whose_request_is_dropped_is_given_back
+    a_period_whose_request_is_dropped_is_free_again
 }
 
 /// Polls a future for a while, and drops it, unless it is through. Shorter than a timer could tell.
@@ -30,7 +30,7 @@ fn forget_scripts(bed: &Bed) {
 }
 
 /// The script has to be loaded first: what gives the lock back must not arrive in between.
-async fn a_dropped_question_leaves_nothing_at_whatever_moment(bed: Bed) {
+async fn a_dropped_request_leaves_nothing_at_whatever_moment(bed: Bed) {
     let (c, other) = (bed.client(), bed.client());
     for round in 0..60 {
         forget_scripts(&bed);
@@ -53,7 +53,7 @@ async fn a_dropped_question_leaves_nothing_at_whatever_moment(bed: Bed) {
     }
 }
 
-async fn a_level_whose_question_is_dropped_is_given_back(bed: Bed) {
+async fn a_level_whose_request_is_dropped_is_given_back(bed: Bed) {
     let c = bed.client();
     for round in 0..60 {
         forget_scripts(&bed);
@@ -62,12 +62,12 @@ async fn a_level_whose_question_is_dropped_is_given_back(bed: Bed) {
         if inside {
             assert_eq!(levels(lock.try_enter(NoRetry).await.unwrap()), 1);
         }
-        let heard = match round % 2 {
+        let answer = match round % 2 {
             0 => poll_for_a_while(lock.try_enter(NoRetry), round).await,
             _ => poll_for_a_while(lock.enter(LONG), round).await,
         };
         c.wait_idle().await;
-        if let Some(entered) = heard {
+        if let Some(entered) = answer {
             assert_eq!(levels(entered.unwrap()), 1 + u32::from(inside));
             let _ = lock.leave().await.unwrap();
         }
@@ -80,17 +80,17 @@ async fn a_level_whose_question_is_dropped_is_given_back(bed: Bed) {
     }
 }
 
-async fn a_period_whose_question_is_dropped_is_free_again(bed: Bed) {
+async fn a_period_whose_request_is_dropped_is_free_again(bed: Bed) {
     let c = bed.client();
     let year = Duration::from_secs(366 * 24 * 3600);
     let mut dropped = 0;
     for round in 0..60 {
         forget_scripts(&bed);
         let key = format!("k{round}");
-        let heard = poll_for_a_while(c.claim_period(&key, year), round).await;
+        let answer = poll_for_a_while(c.claim_period(&key, year), round).await;
         c.wait_idle().await;
         let again = c.claim_period(&key, year).await.unwrap();
-        match heard {
+        match answer {
             Some(first) => {
                 assert!(matches!(first.unwrap(), Period::Claimed { .. }));
                 assert!(matches!(again, Period::Held { .. }), "claimed twice");
@@ -123,9 +123,9 @@ fn call<T: ::redis::FromRedisValue>(
 const LOCK: &str = "soloist:{k}:lock";
 const WEEK: &str = "604800000";
 
-/// What gives back a lock whose question got no answer may overtake that question.
+/// What gives back a lock whose request got no answer may overtake that request.
 #[test]
-fn a_question_that_arrives_after_its_release_takes_nothing() {
+fn a_request_that_arrives_after_its_release_takes_nothing() {
     let server = RedisServer::start();
     let take = |owner: &str| -> ::redis::Value {
         call(&server, "try_lock", LOCK, &[owner, "604860000", WEEK])

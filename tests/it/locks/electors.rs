@@ -4,7 +4,7 @@ use super::*;
 
 over_both! {
     an_elector_waits_for_the_length_that_the_holder_asked_for
-    of_two_questions_at_one_time_one_wins
+    of_two_requests_at_one_time_one_wins
 }
 
 async fn an_elector_waits_for_the_length_that_the_holder_asked_for(bed: Bed) {
@@ -35,7 +35,7 @@ async fn an_elector_waits_for_the_length_that_the_holder_asked_for(bed: Bed) {
     assert!(!matches!(late, Election::Won(_)), "{late:?}");
 }
 
-async fn of_two_questions_at_one_time_one_wins(bed: Bed) {
+async fn of_two_requests_at_one_time_one_wins(bed: Bed) {
     let elector = elector(&bed);
     let mut at = 0;
     for _ in 0..20 {

@@ -157,7 +157,7 @@ async fn a_release_of_a_redlock_reaches_a_node_that_was_away() {
     until_free(&LockClient::open(&servers[2].url()).unwrap(), "k").await;
 }
 
-/// The question may still arrive there: the node notes who is not to have it any more.
+/// The request may still arrive there: the node notes who is not to have it any more.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_did_not_answer_is_told_that_the_redlock_is_over() {
     let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
@@ -174,7 +174,7 @@ async fn a_node_that_did_not_answer_is_told_that_the_redlock_is_over() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_dropped_question_for_a_redlock_leaves_nothing() {
+async fn a_dropped_request_for_a_redlock_leaves_nothing() {
     let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
     let red = nodes(&servers);
     let clients: Vec<_> = servers

@@ -36,7 +36,7 @@ async fn trust_counts_from_before_the_request_left() {
 
 /// The first one is repeated at once, then as often as `retry` says.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_question_has_as_many_tries_as_its_store_allows() {
+async fn a_request_has_as_many_tries_as_its_store_allows() {
     let server = RedisServer::start();
     let mut config = Store::from_url(&server.url()).unwrap();
     // There is no replica: each grant is one that may not be relied on.
@@ -202,7 +202,7 @@ async fn every_key_expires_and_tokens_are_remembered_for_a_week() {
     let name = format!("soloist:{{p}}:period:{}", 2 * week.as_millis());
     let period: i64 = server.command(&["PTTL", &name]);
     assert!(period > 3 * week.as_millis() as i64, "{period}");
-    // A question whose release comes first leaves a note, for less.
+    // A request whose release comes first leaves a note, for less.
     let script =
         std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/lua/lock/release.lua"))
             .unwrap();
