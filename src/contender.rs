@@ -31,7 +31,7 @@ use tokio::sync::{Notify, Semaphore, futures::OwnedNotified, mpsc};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::{error, info, warn};
 
-pub use self::claim_batcher::Place;
+pub use self::claim_batcher::ClaimPermit;
 use self::{claim_batcher::ClaimBatcher, prepare::PreparedRuns, watch::Watches};
 pub use crate::logic::contest::{Ask, Due, Ended, Epoch};
 use crate::{
@@ -59,8 +59,8 @@ pub struct Granted {
     /// Unix ms of the store's clock: a first attempt is not started later than this.
     pub start_by: i64,
     /// Held until the command was started.
-    pub place: Option<Place>,
-    /// The answer came after the last moment for a start, to a question that was asked again: it is to be settled as
+    pub permit: Option<ClaimPermit>,
+    /// The answer came after the last moment for a start, to a claim that was sent again: it is to be settled as
     /// missed.
     pub too_late: bool,
     /// Held while the run lasts, when the number of runs is limited.
@@ -88,7 +88,7 @@ pub struct Contender {
     batcher: ClaimBatcher,
     /// Boxed: a table has up to half of its places empty.
     jobs: Mutex<HashMap<JobName, Box<Entry>>>,
-    /// Questions without an answer, and runs, of jobs that were removed. Locked after `jobs`.
+    /// Claims without an answer, and runs, of jobs that were removed. Locked after `jobs`.
     removed: Mutex<HashMap<JobName, Account>>,
     flights: UnaryGroup<(JobName, TargetId, bool), Ended>,
     watches: Watches,
@@ -96,7 +96,7 @@ pub struct Contender {
     live: Mutex<Arc<[InstanceId]>>,
     slots: Option<Arc<Semaphore>>,
     /// To look at what is overdue takes a while; many jobs at one time would keep others from running.
-    counting: Semaphore,
+    unfolding: Semaphore,
     journal: mpsc::Sender<Decision>,
     plans: mpsc::UnboundedSender<PlanUpdate>,
     draining: AtomicBool,
@@ -169,7 +169,7 @@ impl Contender {
             prepared: PreparedRuns::default(),
             live: Mutex::new(Arc::new([])),
             slots: p.max_parallel.map(|n| Arc::new(Semaphore::new(n as usize))),
-            counting: Semaphore::new(1),
+            unfolding: Semaphore::new(1),
             journal: p.journal,
             plans: p.plans,
             draining: AtomicBool::new(false),
@@ -202,7 +202,7 @@ impl Contender {
         if now.changed != before.changed {
             e.changed.tell();
         }
-        if now.asked != before.asked {
+        if now.to_register != before.to_register {
             self.registration_due.notify_one();
         }
     }
@@ -227,7 +227,7 @@ impl Contender {
 
     /// Adds a job, or puts another definition in the place of its old one. A run that goes on keeps its own.
     pub fn set_job(&self, job: Arc<Job>) {
-        self.lengthen(job.lease.quarantine);
+        self.raise_quarantine(job.lease.quarantine);
         let now = self.now_ms();
         let mut jobs = self.lock();
         if let Some(e) = jobs.get_mut(&job.name) {
@@ -291,7 +291,7 @@ impl Contender {
         self.registration_due.notify_one();
     }
 
-    /// Looks again at the jobs whose register stands in the future: it may have been put right.
+    /// Looks again at the jobs whose watermark stands in the future: it may have been put right.
     pub fn look_at_those_ahead(&self) {
         let Some(now_us) = self.clock.now_us() else {
             return;
@@ -309,7 +309,7 @@ impl Contender {
     pub fn quarantine(&self) -> Duration {
         Duration::from_millis(self.quarantine.load(Ordering::Relaxed))
     }
-    fn lengthen(&self, quarantine: Duration) {
+    fn raise_quarantine(&self, quarantine: Duration) {
         let ms = u64::try_from(quarantine.as_millis()).unwrap_or(u64::MAX);
         self.quarantine.fetch_max(ms, Ordering::Relaxed);
     }
@@ -384,7 +384,7 @@ impl Contender {
     /// An occurrence of ours or another's that is open is to be decided again: its next attempt, or its holder is gone.
     fn claim_next_attempt(self: &Arc<Self>, job: JobName, at: Occurrence) {
         // One at a time waits for it, however often it is seen to be open.
-        if self.state(&job, |s| s.retry(at)) != Some(true) {
+        if self.state(&job, |s| s.await_next_attempt(at)) != Some(true) {
             return;
         }
         let this = self.clone();
@@ -397,7 +397,7 @@ impl Contender {
                 }
             }
             this.state(&job, |s| {
-                s.retried(at);
+                s.awaits_no_longer(at);
                 if undecided {
                     // Registering finds the open entry, and watches it.
                     s.stale();
@@ -449,7 +449,7 @@ impl Contender {
         let Some((lapsed, quarantine)) = seen else {
             return false;
         };
-        self.lengthen(quarantine);
+        self.raise_quarantine(quarantine);
         lapsed
     }
 

@@ -207,7 +207,7 @@ impl Daemon {
         holder.runs.close();
         holder.commands.close();
         self.background.close();
-        // A question that the store has not answered yet may be answered with a grant.
+        // A claim that the store has not answered yet may be answered with a grant.
         let all = async {
             self.contests.wait().await;
             holder.runs.wait().await;
@@ -218,7 +218,7 @@ impl Daemon {
             () = tokio::time::sleep(drain) => {
                 warn!(?drain, running = holder.running().len(), "runs still active after the drain, ending them");
             }
-            name = signals.again() => {
+            name = signals.second_stop() => {
                 warn!(signal = name, running = holder.running().len(), "asked again, ending what runs");
             }
         }

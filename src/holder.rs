@@ -195,7 +195,7 @@ impl Holder {
             let end = not_started(Outcome::Missed, claim::TOO_LATE);
             drop(command);
             g.slot = None;
-            g.place = None;
+            g.permit = None;
             return self.settle_unstarted(contender, &g, end, None).await;
         }
         let turn = match self.keep(&g, &mut hold, None, nudge).await {
@@ -203,7 +203,7 @@ impl Holder {
             KeepOutcome::Ended(end, next_attempt) => {
                 drop(command);
                 g.slot = None;
-                g.place = None;
+                g.permit = None;
                 return self
                     .settle_unstarted(contender, &g, end, next_attempt)
                     .await;
@@ -224,7 +224,7 @@ impl Holder {
                 let end = not_started(Outcome::Failed, &e.to_string());
                 drop(command);
                 g.slot = None;
-                g.place = None;
+                g.permit = None;
                 let next_attempt = attempt_after_failure(&job, run.attempt);
                 return self
                     .settle_unstarted(contender, &g, end, next_attempt)
@@ -234,10 +234,10 @@ impl Holder {
         info!(job = %job.name, occurrence = %run.occurrence, run = %g.run.id, attempt = run.attempt,
             trigger = run.trigger.as_str(), "started");
         let mut watch = running.watch();
-        let place = g.place.take();
+        let permit = g.permit.take();
         tokio::spawn(async move {
             let _ = tokio::time::timeout(START_PATIENCE, watch.started()).await;
-            drop((turn, place));
+            drop((turn, permit));
         });
         let mut shown = 0;
         let end = loop {

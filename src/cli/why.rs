@@ -742,7 +742,7 @@ mod tests {
         let mut missed = run(AT + 5 * HOUR, 0, Outcome::Missed);
         (missed.count, missed.error) = (6, Some("overdue".into()));
         f.history = vec![missed];
-        // While the register stands in the future.
+        // While the watermark stands in the future.
         f.state.as_mut().unwrap().newest = AT + 5 * HOUR;
         let remedy = "After the store's clock was wrong, everything up to 2026-11-20T20:00:00Z counts as decided; \
                       `soloist rewind draw` puts that right.";

@@ -13,18 +13,18 @@ use crate::{
 const IN_FLIGHT: usize = 4;
 /// Claims under way, and runs that were granted and have not been started yet. More would be granted than this instance
 /// can start at once; others have the rest, or it waits here, where nothing lapses.
-const PLACES: usize = 2 * BATCH;
+const MAX_CLAIMS: usize = 2 * BATCH;
 
 /// The right to have one claim under way; a grant keeps it until its command was started.
 #[derive(Debug)]
-pub struct Place(#[expect(dead_code, reason = "held, not looked at")] OwnedSemaphorePermit);
+pub struct ClaimPermit(#[expect(dead_code, reason = "held, not looked at")] OwnedSemaphorePermit);
 
 type Queued = (Claim, oneshot::Sender<Result<Reply<Answer>, Error>>);
 
 #[derive(Debug)]
 pub(super) struct ClaimBatcher {
     queue: mpsc::UnboundedSender<Queued>,
-    places: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
 }
 
 impl ClaimBatcher {
@@ -33,13 +33,14 @@ impl ClaimBatcher {
         tokio::spawn(run(store, queue));
         Self {
             queue: sender,
-            places: Arc::new(Semaphore::new(PLACES)),
+            permits: Arc::new(Semaphore::new(MAX_CLAIMS)),
         }
     }
 
     /// Waits for its turn, in the order of asking; None: never. Cancel safe.
-    pub(super) async fn place(&self) -> Option<Place> {
-        self.places.clone().acquire_owned().await.ok().map(Place)
+    pub(super) async fn permit(&self) -> Option<ClaimPermit> {
+        let permit = self.permits.clone().acquire_owned().await;
+        permit.ok().map(ClaimPermit)
     }
 
     pub(super) async fn claim(&self, claim: Claim) -> Result<Reply<Answer>, Error> {

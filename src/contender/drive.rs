@@ -81,7 +81,7 @@ impl Contender {
                 Next::Wait => (CLAIMABLE_YET, woken),
                 Next::Unfold(definition, segments, newest) => {
                     let unfolded = {
-                        let _turn = self.counting.acquire().await;
+                        let _turn = self.unfolding.acquire().await;
                         unfold(segments, &definition, now, newest)
                     };
                     self.state(&job, |s| s.unfolded(unfolded, now));
@@ -126,7 +126,7 @@ impl Contender {
     pub(super) async fn give_up(self: Arc<Self>, job: JobState, now: Occurrence) {
         let schedules = job.definition.schedules.clone();
         let owed = {
-            let _turn = self.counting.acquire().await;
+            let _turn = self.unfolding.acquire().await;
             job.owed(&self.me, now, RunId::random())
         };
         drop(job);

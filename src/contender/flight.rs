@@ -6,7 +6,7 @@ use futures_util::future::BoxFuture;
 use tokio::sync::{OwnedSemaphorePermit, futures::OwnedNotified};
 use tracing::{debug, info, warn};
 
-use super::{Contender, Granted, Place};
+use super::{ClaimPermit, Contender, Granted};
 use crate::{
     clock::Boottime,
     logic::{
@@ -30,7 +30,7 @@ impl Contender {
             job: job.clone(),
             contest,
             slot: None,
-            place: None,
+            permit: None,
             woken: None,
         };
         Box::pin(async move { this.flights.work(&key, flight.fly(first)).await })
@@ -44,7 +44,7 @@ struct Flight {
     /// Whoever waits for another run, or for a retry, has none.
     slot: Option<OwnedSemaphorePermit>,
     /// Held while the store is asked, and by a grant.
-    place: Option<Place>,
+    permit: Option<ClaimPermit>,
     /// Ends with the next change after the last look.
     woken: Option<OwnedNotified>,
 }
@@ -90,11 +90,11 @@ impl Flight {
                     // It may be decided, removed or drained by now.
                     Step::Look
                 }
-                Step::TakePlace => {
+                Step::TakePermit => {
                     let woken = self.woken.take();
                     tokio::select! {
                         biased;
-                        place = contender.batcher.place() => self.place = place,
+                        permit = contender.batcher.permit() => self.permit = permit,
                         () = changed(woken) => {}
                         () = contender.stop.cancelled() => {}
                     }
@@ -120,7 +120,7 @@ impl Flight {
     fn look(&mut self) -> Step {
         let step = self.see(None, Contest::look);
         if !matches!(step, Step::Ask(_)) {
-            self.place = None;
+            self.permit = None;
         }
         step
     }
@@ -145,7 +145,7 @@ impl Flight {
             (Some(_), Some(_)) => Slot::Held,
             (Some(_), None) => Slot::Missing,
         };
-        let place = self.place.is_some();
+        let permit = self.permit.is_some();
         let view = |subject| View {
             me: &contender.me,
             now,
@@ -153,7 +153,7 @@ impl Flight {
             subject,
             halt,
             slot,
-            place,
+            permit,
             lapsed,
             fresh: &fresh,
         };
@@ -207,7 +207,7 @@ impl Flight {
                 // the same nonce it renewed the lease.
                 sent: sent.unwrap_or(Boottime(0)),
                 start_by: win.start_by,
-                place: self.place.take(),
+                permit: self.permit.take(),
                 too_late: win.too_late,
                 slot: self.slot.take(),
             }),
@@ -232,7 +232,7 @@ impl Flight {
         let reply = match contender.batcher.claim(claim).await {
             Ok(reply) => reply,
             Err(e) => {
-                self.place = None;
+                self.permit = None;
                 let retry = &contender.retry;
                 let pause = |n| retry.pause(n, fastrand::f64());
                 let (error, transient) = (e.to_string(), e.is_transient());
@@ -261,11 +261,11 @@ impl Flight {
             contest.answered(reply.value, info, v, effects)
         });
         // Only a grant keeps it.
-        self.place = None;
+        self.permit = None;
         step
     }
 
-    /// Whether `run`, whose question has no answer yet, was granted; None: the store is away.
+    /// Whether `run`, whose claim has no answer yet, was granted; None: the store is away.
     async fn find(&self, run: RunId) -> Option<bool> {
         let job = std::slice::from_ref(&self.job);
         let reply = self.contender.store.observe(job).await.ok()?;

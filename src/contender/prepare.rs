@@ -94,7 +94,7 @@ impl Contender {
         let likely = self.entry(&due.job, |e| {
             let job = &e.state.definition;
             let free = e.state.account.is_idle() || job.overlap == Overlap::Allow;
-            let known = at <= e.state.newest() || e.state.account.has_questions();
+            let known = at <= e.state.newest() || e.state.account.has_unanswered_claims();
             free && !known && e.state.may_be_claimed() && !e.driven
         });
         let likely = likely.filter(|_| !self.prepared.last_was_unused(&due.job));

@@ -91,7 +91,7 @@ impl Contender {
                 // That may have taken a while: there are others to run.
                 tokio::task::yield_now().await;
             } else {
-                self.state(&job.name, |s| s.held_back(epoch));
+                self.state(&job.name, |s| s.register_after_quarantine(epoch));
             }
         }
         if !adopt.is_empty() {

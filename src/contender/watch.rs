@@ -18,9 +18,9 @@ use crate::{
     store,
 };
 
-/// How long a holder gets to speak first when we can look again: the store was away for it too, most likely, and it asks
-/// once a second. It may know how its run ended, which nobody else can say.
-const SPEAKS_FIRST: Duration = Duration::from_secs(3);
+/// How long a holder gets before its lease counts as lapsed, when we could not look for a while and can again: the store was
+/// away for it too, most likely, and it asks once a second. It may know how its run ended, which nobody else can say.
+const HOLDER_GRACE: Duration = Duration::from_secs(3);
 
 #[derive(Debug, Default)]
 pub(super) struct Watches {
@@ -59,19 +59,19 @@ impl Watch {
     }
 
     fn look(&mut self, open: &Open, received: Boottime) {
-        let blind = self.blind(received);
+        let overslept = self.overslept(received);
         let before = self.seen.expiry();
         self.seen.update(open, received);
         self.looked = received;
         if self.seen.expiry() != before {
             self.not_before = None;
-        } else if blind && self.not_before.is_none() {
-            self.not_before = Some(received + SPEAKS_FIRST.min(self.seen.length()));
+        } else if overslept && self.not_before.is_none() {
+            self.not_before = Some(received + HOLDER_GRACE.min(self.seen.length()));
         }
     }
 
     /// We were kept from looking: everybody looks twice in a lease.
-    fn blind(&self, now: Boottime) -> bool {
+    fn overslept(&self, now: Boottime) -> bool {
         now.since(self.looked) > self.seen.length() * 3 / 4
     }
 
@@ -83,7 +83,7 @@ impl Watch {
     /// The proof, once it has lapsed before our eyes.
     fn lapsed(&self, now: Boottime) -> Option<&Observed> {
         let seen = self.seen.lapsed(now)?;
-        (now >= self.expiry() && !self.blind(now)).then_some(seen)
+        (now >= self.expiry() && !self.overslept(now)).then_some(seen)
     }
 }
 
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_time_without_a_look_its_holder_speaks_first() {
+    fn after_a_time_without_a_look_its_holder_has_time_to_renew() {
         // A proof that was not looked at lately is none.
         assert!(looked(&[0, 5_000]).lapsed(ms(15_000)).is_none());
         let watch = looked(&[0, 5_000, 15_000]);

@@ -60,18 +60,18 @@ pub(super) struct FleetTask {
     /// This process has had a heartbeat under its name.
     announced: bool,
     /// When another process of this name was last told of.
-    twin: Throttle,
+    duplicate_told: Throttle,
     away_since: Option<Boottime>,
     warned: Throttle,
     drained: bool,
     /// All living instances have this one's configuration.
     alike: bool,
     /// Rounds in a row that found all jobs registered.
-    calm: u32,
+    registered_rounds: u32,
     /// With which configuration the jobs that it has not were marked as off.
     marked: Option<String>,
-    /// Heartbeats until the jobs whose register stands in the future are looked at again.
-    look_ahead: u32,
+    /// Heartbeats until the jobs whose watermark stands in the future are looked at again.
+    rounds_to_recheck: u32,
     /// The incarnation whose set-up was looked at last, and when.
     checked: Option<(Arc<str>, Boottime)>,
     /// What was wrong with it.
@@ -85,11 +85,11 @@ pub(super) struct FleetTask {
     registering: Option<JoinHandle<Result<usize, store::Error>>>,
 }
 
-/// Between two looks at jobs whose register stands in the future.
-const LOOK_AHEAD: u32 = 15;
+/// Between two looks at jobs whose watermark stands in the future.
+const RECHECK_ROUNDS: u32 = 15;
 
-/// What registering all jobs took is given back after so many calm rounds: by then the timetable has taken them in.
-const CALM: u32 = 3;
+/// What registering all jobs took is given back after so many such rounds: by then the timetable has taken them in.
+const TRIM_AFTER_ROUNDS: u32 = 3;
 
 impl FleetTask {
     pub(super) fn new(
@@ -107,14 +107,14 @@ impl FleetTask {
             started_at: 0,
             process: fastrand::u32(1..),
             announced: false,
-            twin: Throttle::default(),
+            duplicate_told: Throttle::default(),
             away_since: None,
             warned: Throttle::default(),
             drained: false,
             alike: false,
-            calm: 0,
+            registered_rounds: 0,
             marked: None,
-            look_ahead: LOOK_AHEAD,
+            rounds_to_recheck: RECHECK_ROUNDS,
             checked: None,
             problems: vec![],
             complained: Throttle::default(),
@@ -139,19 +139,19 @@ impl FleetTask {
                     }
                     _ => Ok(0),
                 };
-                self.calm = match left {
-                    Ok(0) => self.calm.saturating_add(1),
+                self.registered_rounds = match left {
+                    Ok(0) => self.registered_rounds.saturating_add(1),
                     _ => 0,
                 };
-                if self.calm == CALM {
+                if self.registered_rounds == TRIM_AFTER_ROUNDS {
                     config::trim_memory();
                 }
                 if matches!(left, Ok(0)) {
                     self.mark().await;
                 }
-                self.look_ahead -= 1;
-                if self.look_ahead == 0 {
-                    self.look_ahead = LOOK_AHEAD;
+                self.rounds_to_recheck -= 1;
+                if self.rounds_to_recheck == 0 {
+                    self.rounds_to_recheck = RECHECK_ROUNDS;
                     self.contender.look_at_those_ahead();
                 }
                 next = match left {
@@ -353,12 +353,12 @@ impl FleetTask {
     }
 
     /// Two processes of one name: each finds its own entry overwritten by the other.
-    fn look_for_twin(&mut self, before: Option<&Info>) {
+    fn look_for_duplicate(&mut self, before: Option<&Info>) {
         let other = before.filter(|b| self.announced && b.process != self.process);
         self.announced = true;
         let now = Boottime::now();
         if let Some(other) = other
-            && self.twin.lets(now, WARN_AGAIN)
+            && self.duplicate_told.lets(now, WARN_AGAIN)
         {
             warn!(
                 instance = %self.contender.me.instance, host = other.host, pid = other.pid,
@@ -405,7 +405,7 @@ impl FleetTask {
 
     fn learn(&mut self, reply: Reply<Fleet>) {
         self.believe(&reply);
-        self.look_for_twin(reply.value.before.as_ref());
+        self.look_for_duplicate(reply.value.before.as_ref());
         let now = self
             .contender
             .clock

@@ -28,7 +28,7 @@ impl Signals {
     }
     /// A second wish to stop. What comes right behind the first is the same one: `timeout` and shells signal both the
     /// process and its group.
-    pub(super) async fn again(&mut self) -> &'static str {
+    pub(super) async fn second_stop(&mut self) -> &'static str {
         let first = crate::clock::Boottime::now();
         loop {
             let name = tokio::select! {

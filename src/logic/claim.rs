@@ -1,7 +1,7 @@
 //! State of one job + request -> answer. This is the reference for the Lua (compared on random sequences) and is
 //! itself what SQLite and the in-memory store run.
 //!
-//! What decides once-per-occurrence is one register: `newest`, the newest decided occurrence, which only grows. An
+//! What decides once-per-occurrence is one watermark: `newest`, the newest decided occurrence, which only grows. An
 //! occurrence at or before it was decided: it is open (running, or waiting for its next attempt) or it is settled.
 //!
 //! Times are Unix milliseconds of the store's clock unless they say `_us` (microseconds). The store's clock decides
@@ -270,7 +270,7 @@ pub fn claim(
     Answer::Granted(grant)
 }
 
-/// The register only grows: whatever anybody knows to be decided stays decided, also where a server that took over is some
+/// The watermark only grows: whatever anybody knows to be decided stays decided, also where a server that took over is some
 /// seconds behind. What lies further in the future is no knowledge: it was learned by a clock that was wrong, and must not
 /// come back after [`Control::Rewind`].
 fn know(st: &mut State, known: Occurrence, now: i64) {

@@ -1,11 +1,11 @@
 //! The contest for one occurrence, as one instance fights it: what it knows goes in, what it does next comes out.
 //!
-//! [`Contest`] is one question to the store, from the moment on which an occurrence is due here until it is known what
+//! [`Contest`] is one claim to the store, from the moment on which an occurrence is due here until it is known what
 //! became of it. [`JobState`] is what the instance knows of the job meanwhile. Neither waits, asks or tells the time: the
 //! caller does what a [`Step`] says and comes back with what came of it.
 //!
 //! ```text
-//! new ── Pause ──▶ look ──▶ something is missing: Rest, TakeSlot, TakePlace, FindGrant ──▶ look
+//! new ── Pause ──▶ look ──▶ something is missing: Rest, TakeSlot, TakePermit, FindGrant ──▶ look
 //!                   │
 //!                   ▼ nothing is
 //!                  Ask ──▶ answered ──▶ not decided yet: Rest, First ──▶ look
@@ -136,10 +136,10 @@ pub struct View<'a> {
     pub halt: Option<Halt>,
     pub slot: Slot,
     /// The instance has room for one more claim.
-    pub place: bool,
+    pub permit: bool,
     /// The proof that the holder in our way is gone.
     pub lapsed: Option<Observed>,
-    /// Gives the run id of a question that was not asked before.
+    /// Gives the run id of a claim that was not sent before.
     pub fresh: &'a dyn Fn() -> RunId,
 }
 
@@ -172,8 +172,8 @@ pub enum Step {
     Rest(Duration),
     /// Get a slot, for at most this time; then look again.
     TakeSlot(Duration),
-    /// Get a place among the claims that are under way; then look again.
-    TakePlace,
+    /// Get the permit for one more claim under way; then look again.
+    TakePermit,
     /// See in the store whether this run was granted; then [`Contest::found`].
     FindGrant(RunId),
     /// Ask the store; then [`Contest::answered`] or [`Contest::failed`].
@@ -213,7 +213,7 @@ pub struct Win {
     pub run: Run,
     /// Unix ms of the store's clock: a first attempt is not started later than this.
     pub start_by: i64,
-    /// The answer came after the last moment for a start, to a question that was asked again: it is to be settled as
+    /// The answer came after the last moment for a start, to a claim that was sent again: it is to be settled as
     /// missed.
     pub too_late: bool,
 }
@@ -232,7 +232,7 @@ pub enum Effect {
     CannotClaim(String),
 }
 
-/// One question of one instance.
+/// One claim of one instance.
 #[derive(Debug)]
 pub struct Contest {
     pub ask: Ask,
@@ -246,9 +246,9 @@ pub struct Contest {
 enum Phase {
     /// The store has not answered this contest yet. What an earlier one asked may have been granted.
     New,
-    /// An earlier question of ours was granted: it is ours to hear, also while this instance drains.
+    /// An earlier claim of ours was granted: its grant is ours, also while this instance drains.
     Granted,
-    /// The store has the question.
+    /// The store has the claim.
     Asked {
         job: Arc<Job>,
         run: RunId,
@@ -275,7 +275,7 @@ impl Contest {
         (contest, first)
     }
 
-    /// What is to be done, as things stand: the first thing that is missing, or the question.
+    /// What is to be done, as things stand: the first thing that is missing, or the claim.
     pub fn look(&mut self, v: &mut View<'_>, effects: &mut Vec<Effect>) -> Step {
         let id = self.ask.target.id();
         if !matches!(v.subject, Subject::Here(_)) {
@@ -333,8 +333,8 @@ impl Contest {
             let left = Duration::from_millis(left.saturating_add(1)).saturating_add(LATER);
             return Step::TakeSlot(left.min(LONGEST_WAIT_FOR_SLOT));
         }
-        if !v.place {
-            return Step::TakePlace;
+        if !v.permit {
+            return Step::TakePermit;
         }
         let run = job.account.ask(id, v.fresh);
         let definition = job.definition.clone();
@@ -409,7 +409,7 @@ impl Contest {
 
     fn drained(&self, v: &mut View<'_>, effects: &mut Vec<Effect>) -> Step {
         effects.push(Effect::Note(None, "draining", String::new()));
-        self.forget_question(v);
+        self.forget_claim(v);
         Step::End(Ended::Draining)
     }
 
@@ -463,7 +463,7 @@ impl Contest {
                 let lost = format!("to {}", open.run.instance);
                 effects.push(Effect::Note(Some(open.run.occurrence), "lost", lost));
                 v.subject.decided(open.run.occurrence);
-                self.forget_question(v);
+                self.forget_claim(v);
                 return Step::End(Ended::Lost {
                     to: open.run.instance,
                 });
@@ -496,7 +496,7 @@ impl Contest {
                 if let Subject::Here(job) = &mut v.subject {
                     job.ran_early(early);
                 }
-                self.forget_question(v);
+                self.forget_claim(v);
                 return Step::End(Ended::Behind);
             }
             // It was due by a clock that was wrong, and has been put right since.
@@ -506,7 +506,7 @@ impl Contest {
                     && !self.ask.next_attempt
                     && v.clock.offset_us().is_some() =>
             {
-                self.forget_question(v);
+                self.forget_claim(v);
                 if let Subject::Here(job) = &mut v.subject {
                     job.plan_anew();
                 }
@@ -568,7 +568,7 @@ impl Contest {
         Step::End(Ended::Won(run))
     }
 
-    /// After an answer that decides nothing: how long to wait before the next question.
+    /// After an answer that decides nothing: how long to wait before the next claim.
     fn wait_for(&mut self, answer: Answer, info: AnswerInfo, v: &mut View<'_>) -> Step {
         let soon = Duration::from_millis(1);
         let wait = match answer {
@@ -625,10 +625,10 @@ impl Contest {
             effects.push(Effect::Unwatch(at));
             v.subject.decided(at);
         }
-        self.forget_question(v);
+        self.forget_claim(v);
     }
 
-    fn forget_question(&self, v: &mut View<'_>) {
+    fn forget_claim(&self, v: &mut View<'_>) {
         v.subject.account().forget(&self.ask.target.id());
     }
 

@@ -73,9 +73,9 @@ enum Phase {
     Lost,
 }
 
-/// A question to the store.
+/// A renewal, as far as the store was asked for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Question {
+enum RenewalRequest {
     None,
     UnderWay,
     /// It may have been answered before what is to be looked for: ask once more.
@@ -89,7 +89,7 @@ pub struct Hold {
     /// How long a command whose lease is lost may take to end by itself.
     grace: Duration,
     phase: Phase,
-    renewal: Question,
+    renewal: RenewalRequest,
     /// It must not start later than this, Unix ms of the store's clock.
     start_by: Option<i64>,
     /// Told to end, by the store, and not told to the command yet.
@@ -108,7 +108,7 @@ impl Hold {
             lease: HeldLease::new(lease, sent),
             grace: lease.kill_budget / 2,
             phase: Phase::Waiting,
-            renewal: Question::None,
+            renewal: RenewalRequest::None,
             start_by,
             stop: None,
             show_at: Boottime(0),
@@ -124,7 +124,7 @@ impl Hold {
 
     /// False: a renewal that is under way does not matter any more.
     pub fn awaits_renewal(&self) -> bool {
-        self.renewal != Question::None
+        self.renewal != RenewalRequest::None
     }
 
     /// What to do now. To be asked again, until it says to wait.
@@ -202,21 +202,21 @@ impl Hold {
     }
 
     fn renew(&mut self) -> Do {
-        self.renewal = Question::UnderWay;
+        self.renewal = RenewalRequest::UnderWay;
         Do::Renew(self.lease.next_seq())
     }
 
     fn lose(&mut self) -> Do {
         self.phase = Phase::Lost;
-        self.renewal = Question::None;
+        self.renewal = RenewalRequest::None;
         self.stop = None;
         Do::Stop(Stop::LeaseLost, Some(self.grace))
     }
 
     /// The store's answer to a renewal that left at `sent`, and came at `now`; None: there was none.
     pub fn renewed(&mut self, answer: Option<Renewal>, sent: Boottime, now: Boottime) -> Renewed {
-        let once_more = self.renewal == Question::UnderWayAndOnceMore;
-        self.renewal = Question::None;
+        let once_more = self.renewal == RenewalRequest::UnderWayAndOnceMore;
+        self.renewal = RenewalRequest::None;
         let renewed = match (answer, self.phase) {
             (_, Phase::Lost | Phase::Refused(_)) => return Renewed::Nothing,
             (None, _) => {
@@ -271,7 +271,7 @@ impl Hold {
     /// Somebody may have asked for the run to be ended: its next renewal tells.
     pub fn nudged(&mut self) {
         if self.awaits_renewal() {
-            self.renewal = Question::UnderWayAndOnceMore;
+            self.renewal = RenewalRequest::UnderWayAndOnceMore;
         }
         self.lease.renew_now();
     }

@@ -1081,7 +1081,7 @@ async fn a_claim_is_asked_again_as_often_as_configured() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_more_is_claimed_than_is_being_started() {
-    const PLACES: usize = 200;
+    const MAX_CLAIMS: usize = 200;
     let store = Arc::new(MemoryStore::new());
     let started = Arc::new(Started::default());
     let node = Node::new(Setup {
@@ -1091,7 +1091,7 @@ async fn no_more_is_claimed_than_is_being_started() {
         max_parallel: None,
         lasts: Lasts::ForEver,
     });
-    let jobs: Vec<_> = (0..PLACES + 100)
+    let jobs: Vec<_> = (0..MAX_CLAIMS + 100)
         .map(|i| named(&format!("j{i}"), ""))
         .collect();
     for job in &jobs {
@@ -1118,17 +1118,17 @@ async fn no_more_is_claimed_than_is_being_started() {
         assert_eq!(started.all().len(), n);
         assert_eq!(node.line.claims.load(Ordering::SeqCst), n);
     };
-    granted(PLACES).await;
+    granted(MAX_CLAIMS).await;
     let start = |n: usize| {
         let mut open = node.open.lock().unwrap_or_else(PoisonError::into_inner);
-        for g in open.iter_mut().filter(|g| g.place.is_some()).take(n) {
-            g.place = None;
+        for g in open.iter_mut().filter(|g| g.permit.is_some()).take(n) {
+            g.permit = None;
         }
     };
     start(10);
-    granted(PLACES + 10).await;
-    start(PLACES);
-    granted(PLACES + 100).await;
+    granted(MAX_CLAIMS + 10).await;
+    start(MAX_CLAIMS);
+    granted(MAX_CLAIMS + 100).await;
     started.once();
 }
 

@@ -277,7 +277,7 @@ impl Node {
             run: claim.run(grant, reply.now_us / 1000),
             sent: reply.sent,
             start_by: now + 60_000,
-            place: None,
+            permit: None,
             too_late: false,
             slot: None,
         }

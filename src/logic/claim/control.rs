@@ -22,7 +22,7 @@ pub enum Control {
     },
     /// No instance has the job any more, or all have it disabled. Of instances, not of people.
     Off,
-    /// Puts the register back to now, where a wrong clock has moved it into the future. `ran`: occurrences that lie in
+    /// Puts the watermark back to now, where a wrong clock has moved it into the future. `ran`: occurrences that lie in
     /// the future and ran all the same, which stay decided.
     Rewind {
         ran: Vec<Occurrence>,

@@ -193,7 +193,7 @@ pub enum Event {
     Stop { job: JobName },
     /// A manual trigger was put in.
     Triggered { job: JobName, key: String },
-    /// A pause, a skip or the register was changed by hand: every instance is to look, and to remember.
+    /// A pause, a skip or the watermark was changed by hand: every instance is to look, and to remember.
     Controlled { job: JobName },
     /// Drain requests changed.
     Drain,

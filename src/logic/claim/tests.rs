@@ -229,7 +229,7 @@ impl World {
                 _ => self.restart(),
             }
             if let Some(st) = &self.state {
-                assert!(st.newest >= self.newest, "the register went back");
+                assert!(st.newest >= self.newest, "the watermark went back");
                 self.newest = st.newest;
             }
         }

@@ -31,7 +31,7 @@ use crate::{
 const STALLED_MS: i64 = 3000;
 /// Between two tries to register a job that the store refuses.
 const REFUSED_AGAIN: Duration = Duration::from_secs(5);
-/// Ended runs of a job that are remembered, so that a second answer to the question for one starts nothing.
+/// Ended runs of a job that are remembered, so that a second answer to the claim for one starts nothing.
 const ENDED_KEPT: usize = 4;
 /// How many of a job's overdue occurrences are looked at one by one.
 const OVERDUE_KEPT: usize = 100;
@@ -39,28 +39,28 @@ const OVERDUE_KEPT: usize = 100;
 /// What this instance has asked the store for, and what runs here. Outlives the job's place in the configuration.
 #[derive(Debug, Default)]
 pub struct Account {
-    /// The run ids of claims that were sent and have no answer that ends them. A second question has the same.
-    questions: BTreeMap<TargetId, RunId>,
+    /// The run ids of claims that were sent and have no answer that ends them. A second claim has the same.
+    unanswered: BTreeMap<TargetId, RunId>,
     /// True: nothing of it goes on any more, and its settlement is awaited.
     active: BTreeMap<RunId, bool>,
-    /// The newest of those that have ended. A late answer to a lost question must not start one twice.
+    /// The newest of those that have ended. A late answer to a lost claim must not start one twice.
     ended: VecDeque<RunId>,
 }
 
 impl Account {
-    /// The run id of the question for `id` that has no answer yet.
+    /// The run id of the claim for `id` that has no answer yet.
     pub fn asked(&self, id: &TargetId) -> Option<RunId> {
-        self.questions.get(id).copied()
+        self.unanswered.get(id).copied()
     }
     pub(super) fn ask(&mut self, id: TargetId, fresh: impl FnOnce() -> RunId) -> RunId {
-        *self.questions.entry(id).or_insert_with(fresh)
+        *self.unanswered.entry(id).or_insert_with(fresh)
     }
     pub(super) fn forget(&mut self, id: &TargetId) {
-        self.questions.remove(id);
+        self.unanswered.remove(id);
     }
-    /// The question was answered with a grant. False: its run was begun before.
+    /// The claim was answered with a grant. False: its run was begun before.
     pub(super) fn begin(&mut self, id: &TargetId, run: RunId) -> bool {
-        self.questions.remove(id);
+        self.unanswered.remove(id);
         !self.ended.contains(&run) && self.active.insert(run, false).is_none()
     }
     /// Nothing of a run goes on any more, and it is about to be settled. Until it is, the store has it for a run that
@@ -84,8 +84,8 @@ impl Account {
     pub fn is_running(&self, run: RunId) -> bool {
         self.active.contains_key(&run)
     }
-    pub fn has_questions(&self) -> bool {
-        !self.questions.is_empty()
+    pub fn has_unanswered_claims(&self) -> bool {
+        !self.unanswered.is_empty()
     }
     pub fn is_idle(&self) -> bool {
         self.active.is_empty()
@@ -96,7 +96,7 @@ impl Account {
     }
     /// Nothing in it matters to anybody.
     pub fn is_closed(&self) -> bool {
-        self.questions.is_empty() && self.active.is_empty()
+        self.unanswered.is_empty() && self.active.is_empty()
     }
 }
 
@@ -105,22 +105,22 @@ impl Account {
 #[derive(Debug, Clone, PartialEq)]
 pub enum Standing {
     /// Nothing is known of it, or nothing that counts any more: what was planned before is looked at when it is registered.
-    New(Asking),
+    New(RegisterWhen),
     /// The store lost or changed its state, and takes no claims for it.
-    Lost(Asking),
+    Lost(RegisterWhen),
     /// It can be claimed. Something has changed: its definition, or what people asked of it.
-    Stale(Asking),
+    Stale(RegisterWhen),
     Registered,
 }
 
 /// When to ask the store to register a job.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Asking {
+pub enum RegisterWhen {
     Now,
     /// It refused: a while after that.
     Refused(Boottime),
     /// It said to wait: not before the quarantine of this epoch is over.
-    HeldBack {
+    QuarantineIsOver {
         incarnation: Arc<str>,
         id: Arc<str>,
     },
@@ -130,19 +130,19 @@ impl Standing {
     fn may_claim(&self) -> bool {
         matches!(self, Self::Stale(_) | Self::Registered)
     }
-    fn asking(&self) -> Option<&Asking> {
+    fn when(&self) -> Option<&RegisterWhen> {
         match self {
-            Self::New(asking) | Self::Lost(asking) | Self::Stale(asking) => Some(asking),
+            Self::New(when) | Self::Lost(when) | Self::Stale(when) => Some(when),
             Self::Registered => None,
         }
     }
-    fn take_asking(&mut self) -> Asking {
+    fn take_when(&mut self) -> RegisterWhen {
         match std::mem::replace(self, Self::Registered) {
-            Self::New(asking) | Self::Lost(asking) | Self::Stale(asking) => asking,
-            Self::Registered => Asking::Now,
+            Self::New(when) | Self::Lost(when) | Self::Stale(when) => when,
+            Self::Registered => RegisterWhen::Now,
         }
     }
-    fn ask(&mut self, when: Asking) {
+    fn ask(&mut self, when: RegisterWhen) {
         *self = match self {
             Self::New(_) => Self::New(when),
             Self::Lost(_) => Self::Lost(when),
@@ -150,16 +150,16 @@ impl Standing {
         };
     }
     fn become_new(&mut self) {
-        *self = Self::New(self.take_asking());
+        *self = Self::New(self.take_when());
     }
     fn become_lost(&mut self) {
         if self.may_claim() {
-            *self = Self::Lost(self.take_asking());
+            *self = Self::Lost(self.take_when());
         }
     }
     fn become_stale(&mut self) {
         if *self == Self::Registered {
-            *self = Self::Stale(Asking::Now);
+            *self = Self::Stale(RegisterWhen::Now);
         }
     }
 }
@@ -220,7 +220,7 @@ pub struct Changes {
     /// Whoever waits for this job is to look again.
     pub changed: u64,
     /// The job is to be registered.
-    pub asked: u64,
+    pub to_register: u64,
 }
 
 /// What follows from being registered.
@@ -273,7 +273,7 @@ pub struct JobState {
     quarantine: Duration,
     queue: Queue,
     /// Occurrences of which the next attempt is waited for.
-    retried: BTreeSet<Occurrence>,
+    awaited: BTreeSet<Occurrence>,
     /// It cannot be claimed or registered.
     pub(super) trouble: Noted,
     /// It is not claimed, because the store must not be relied on.
@@ -290,19 +290,19 @@ impl JobState {
             quarantine: definition.lease.quarantine,
             definition,
             account,
-            standing: Standing::New(Asking::Now),
+            standing: Standing::New(RegisterWhen::Now),
             newest: Occurrence(0),
             since: Occurrence(0),
             remembered: Remembered::default(),
             planned: Occurrence(0),
             queue: Queue::default(),
-            retried: BTreeSet::new(),
+            awaited: BTreeSet::new(),
             trouble: Noted::default(),
             noted_unreliable: Noted::default(),
             triggers: BTreeMap::new(),
             changes: Changes {
                 changed: 0,
-                asked: 1,
+                to_register: 1,
             },
         }
     }
@@ -435,31 +435,33 @@ impl JobState {
         self.standing.may_claim()
     }
     fn register_now(&mut self) {
-        self.standing.ask(Asking::Now);
-        self.changes.asked += 1;
+        self.standing.ask(RegisterWhen::Now);
+        self.changes.to_register += 1;
     }
     /// What the store has of it may have changed.
     pub fn stale(&mut self) {
         self.standing.become_stale();
-        self.changes.asked += 1;
+        self.changes.to_register += 1;
     }
     /// As [`JobState::stale`], and it may be registered where it had to wait.
     pub fn resync(&mut self) {
-        match self.standing.asking() {
-            Some(Asking::Refused(_)) => {}
-            Some(Asking::Now | Asking::HeldBack { .. }) | None => self.register_now(),
+        match self.standing.when() {
+            Some(RegisterWhen::Refused(_)) => {}
+            Some(RegisterWhen::Now | RegisterWhen::QuarantineIsOver { .. }) | None => {
+                self.register_now()
+            }
         }
     }
     /// The store lost or changed its state.
     pub(super) fn lost(&mut self) {
         self.standing.become_lost();
-        self.changes.asked += 1;
+        self.changes.to_register += 1;
     }
     /// Others have worked meanwhile, or nobody has: where the job stands and what is overdue is looked at before anything
     /// is claimed.
     pub fn look_anew(&mut self) {
         self.standing.become_new();
-        self.changes.asked += 1;
+        self.changes.to_register += 1;
         self.change();
     }
     /// What is in the queue was due by a wrong clock: what the store says is looked at again, and planned for as after a
@@ -476,27 +478,27 @@ impl JobState {
 
     /// How long there is no sense in asking the store to register it; None: it is registered.
     pub fn register_in(&self, epoch: &Epoch, now: Boottime) -> Option<Duration> {
-        Some(match self.standing.asking()? {
-            Asking::Now => Duration::ZERO,
-            Asking::Refused(at) => (*at + REFUSED_AGAIN).since(now),
-            Asking::HeldBack { incarnation, id }
+        Some(match self.standing.when()? {
+            RegisterWhen::Now => Duration::ZERO,
+            RegisterWhen::Refused(at) => (*at + REFUSED_AGAIN).since(now),
+            RegisterWhen::QuarantineIsOver { incarnation, id }
                 if *incarnation == epoch.incarnation && *id == epoch.id =>
             {
                 epoch.adoptable_in(self.quarantine, now)
             }
-            Asking::HeldBack { .. } => Duration::ZERO,
+            RegisterWhen::QuarantineIsOver { .. } => Duration::ZERO,
         })
     }
     /// The store says to wait until the quarantine of `epoch` is over.
-    pub fn held_back(&mut self, epoch: &Epoch) {
-        self.standing.ask(Asking::HeldBack {
+    pub fn register_after_quarantine(&mut self, epoch: &Epoch) {
+        self.standing.ask(RegisterWhen::QuarantineIsOver {
             incarnation: epoch.incarnation.clone(),
             id: epoch.id.clone(),
         });
     }
     /// The store refuses it. True: that is news.
     pub fn refused(&mut self, now: Boottime) -> bool {
-        self.standing.ask(Asking::Refused(now));
+        self.standing.ask(RegisterWhen::Refused(now));
         let news = self.trouble.is_new();
         self.trouble.first_for(&TargetId::Scheduled(Occurrence(0)));
         news
@@ -606,15 +608,15 @@ impl JobState {
 
     /// Grants of ours whose answers got lost, and whose occurrences nobody here asks for any more.
     fn find_own_grants(&mut self, state: &State, follows: &mut Registered) {
-        let retried = &self.retried;
-        self.account.questions.retain(|target, run| {
+        let awaited = &self.awaited;
+        self.account.unanswered.retain(|target, run| {
             !matches!(target, TargetId::Scheduled(at)
-                if at.0 <= state.newest && !retried.contains(at) && state.held_by(*run).is_none())
+                if at.0 <= state.newest && !awaited.contains(at) && state.held_by(*run).is_none())
         });
         for open in &state.open {
             if self
                 .account
-                .questions
+                .unanswered
                 .values()
                 .any(|run| *run == open.run.id)
             {
@@ -641,12 +643,12 @@ impl JobState {
         self.change();
     }
     /// The next attempt of an occurrence is wanted. False: somebody here waits for it already.
-    pub fn retry(&mut self, at: Occurrence) -> bool {
-        self.retried.insert(at)
+    pub fn await_next_attempt(&mut self, at: Occurrence) -> bool {
+        self.awaited.insert(at)
     }
     /// Nobody here waits for it any more.
-    pub fn retried(&mut self, at: Occurrence) {
-        self.retried.remove(&at);
+    pub fn awaits_no_longer(&mut self, at: Occurrence) {
+        self.awaited.remove(&at);
     }
 
     // ---- what is due ----

@@ -267,7 +267,7 @@ impl World {
     }
 
     fn next_attempt(&mut self, i: usize, at: Occurrence) {
-        if self.nodes[i].job.retry(at) {
+        if self.nodes[i].job.await_next_attempt(at) {
             self.begin(i, Ask::next_attempt(at));
         }
     }
@@ -372,7 +372,7 @@ impl World {
             subject: Subject::Here(&mut node.job),
             halt: None,
             slot: Slot::Needless,
-            place: true,
+            permit: true,
             lapsed: lapsed.cloned(),
             fresh: &|| run,
         };
@@ -434,7 +434,7 @@ impl World {
             };
             if ask.next_attempt {
                 if let Target::Scheduled(at) = ask.target {
-                    node.job.retried(at);
+                    node.job.awaits_no_longer(at);
                     if ended == Ended::Undecided {
                         node.job.stale();
                     }
@@ -668,7 +668,7 @@ fn a_contest_asks_less_and_less_often() {
 }
 
 /// One look of a job's only contest at `job`.
-fn look(job: &mut JobState, ask: Ask, halt: Option<Halt>, slot: Slot, place: bool) -> Step {
+fn look(job: &mut JobState, ask: Ask, halt: Option<Halt>, slot: Slot, permit: bool) -> Step {
     let mut belief = Belief::default();
     let now = Boottime(1_000_000_000);
     belief.sample(Estimate::new(NOON * 1000, now, now));
@@ -683,7 +683,7 @@ fn look(job: &mut JobState, ask: Ask, halt: Option<Halt>, slot: Slot, place: boo
         subject: Subject::Here(job),
         halt,
         slot,
-        place,
+        permit,
         lapsed: None,
         fresh: &|| RunId(uuid::Uuid::nil()),
     };
@@ -721,7 +721,7 @@ fn what_is_missing_is_got_first_one_thing_after_the_other() {
         "{step:?}"
     );
     let step = look(&mut job, ask(), None, Slot::Held, false);
-    assert!(matches!(step, Step::TakePlace), "{step:?}");
+    assert!(matches!(step, Step::TakePermit), "{step:?}");
     let step = look(&mut job, ask(), None, Slot::Needless, true);
     assert!(matches!(step, Step::Ask(_)), "{step:?}");
     // When its time is over it needs no slot to be recorded.
