@@ -87,7 +87,7 @@ struct Answer<'a> {
     key: &'a str,
     /// False: this key was used before.
     new: bool,
-    /// Null until an instance has taken it.
+    /// Null until an instance has claimed it.
     occurrence: Option<Time>,
     #[serde(skip_serializing_if = "Option::is_none")]
     run: Option<RunView>,
@@ -250,7 +250,7 @@ impl Wait<'_> {
             return Ok(None);
         };
         if self.occurrence.is_none() {
-            self.occurrence = taken(&st, self.key);
+            self.occurrence = claimed_as(&st, self.key);
         }
         let Some(at) = self.occurrence else {
             self.pending(&st).await?;
@@ -428,7 +428,7 @@ impl Wait<'_> {
         Ok(())
     }
 
-    /// Nobody has taken it yet.
+    /// Nobody has claimed it yet.
     async fn pending(&mut self, st: &State) -> Result<(), Failure> {
         if !st.triggers.iter().any(|t| t.key == self.key) {
             return Err(lost(&self.job.name));
@@ -475,7 +475,7 @@ async fn records(ctx: &Context, job: &JobName) -> Result<Vec<RunRecord>, Failure
 }
 
 /// The occurrence that a key was decided as.
-fn taken(st: &State, key: &str) -> Option<Occurrence> {
+fn claimed_as(st: &State, key: &str) -> Option<Occurrence> {
     let decided = st.triggered.iter().find(|t| t.key == key);
     decided.map(|t| t.occurrence).or_else(|| {
         let open = st.open.iter().find(|o| o.run.key.as_deref() == Some(key));

@@ -115,7 +115,7 @@ pub(super) fn reap(pid: i32) -> bool {
 /// waited for by nobody.
 ///
 /// # Errors
-/// The ends of children cannot be heard of.
+/// The signal that children have ended cannot be waited for.
 pub async fn reap_strangers() -> io::Result<std::convert::Infallible> {
     let mut ended = signal(SignalKind::child())?;
     let mut pauses = Pauses::from(LOOK_AGAIN.0);

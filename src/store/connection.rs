@@ -438,7 +438,7 @@ impl Connection {
         load.arg("LOAD").arg(&*script.text);
         self.query::<String>(&load).await.map(drop)
     }
-    /// After a timeout too: the late answer must not meet the next question, and the peer may be gone. After
+    /// After a timeout too: the late answer must not meet the next request, and the peer may be gone. After
     /// READONLY, because a demoted primary will not recover on this connection.
     pub(crate) fn note_error(&mut self, e: &RedisError) {
         self.broken |= e.is_io_error()

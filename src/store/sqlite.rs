@@ -92,7 +92,7 @@ const SWEPT: usize = 1000;
 pub struct SqliteStore {
     shared: Arc<Shared>,
     writer: mpsc::Sender<Work>,
-    reader: mpsc::Sender<Look>,
+    reader: mpsc::Sender<ReaderTask>,
     events: broadcast::Sender<Event>,
 }
 
@@ -129,7 +129,7 @@ type Work = Box<dyn FnOnce(Result<&mut Step<'_>, Error>) -> (Option<Error>, Fini
 /// Answers a request, once it is known whether the transaction was committed.
 type Finish = Box<dyn FnOnce(&Result<(), Error>) + Send>;
 
-enum Look {
+enum ReaderTask {
     Read(Box<dyn FnOnce(&Connection) + Send>),
     /// Somebody listens to events now.
     Listen,
@@ -264,7 +264,7 @@ impl SqliteStore {
                 // the queue, which another process may hold up.
                 let sent = Boottime::now();
                 f(step)
-                    .and_then(|value| step.leave(&shared.origin).map(|()| value))
+                    .and_then(|value| step.write_effects(&shared.origin).map(|()| value))
                     .map(|value| (value, step.shown_us, sent))
                     .map_err(|e| e.at(&shared.address))
             });
@@ -288,7 +288,7 @@ impl SqliteStore {
     ) -> Result<Reply<T>, Error> {
         let (answer, answered) = oneshot::channel();
         let shared = self.shared.clone();
-        let look = Look::Read(Box::new(move |db| {
+        let look = ReaderTask::Read(Box::new(move |db| {
             let sent = Boottime::now();
             let out = shared
                 .same_file()
@@ -452,7 +452,7 @@ const POLL_ANYWAY: Duration = Duration::from_secs(1);
 /// The reading thread; between requests it looks for other processes' events, as long as somebody listens.
 fn read(
     db: &Connection,
-    looks: &mpsc::Receiver<Look>,
+    looks: &mpsc::Receiver<ReaderTask>,
     shared: &Shared,
     events: &broadcast::Sender<Event>,
 ) {
@@ -479,9 +479,9 @@ fn read(
             }
         };
         match look {
-            Some(Look::Read(f)) => f(db),
+            Some(ReaderTask::Read(f)) => f(db),
             // Nothing is said of errors here: whoever asks for more than hints meets them too.
-            Some(Look::Listen) | None => {
+            Some(ReaderTask::Listen) | None => {
                 let now = Boottime::now();
                 let changed = written.changed();
                 if changed {
@@ -613,7 +613,7 @@ impl Step<'_> {
     }
 
     /// Writes down what the rules left to be done.
-    fn leave(&self, origin: &str) -> Result<(), Fault> {
+    fn write_effects(&self, origin: &str) -> Result<(), Fault> {
         let now = self.now();
         for r in &self.effects.records {
             let job = r.job.as_str();
@@ -1228,7 +1228,7 @@ impl Store for SqliteStore {
 
     fn events(&self) -> broadcast::Receiver<Event> {
         let receiver = self.events.subscribe();
-        let _ = self.reader.send(Look::Listen);
+        let _ = self.reader.send(ReaderTask::Listen);
         receiver
     }
 }

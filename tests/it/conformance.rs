@@ -269,7 +269,7 @@ async fn ready(bed: &Bed) -> (Arc<dyn Store>, i64) {
     (s, now)
 }
 
-/// As [`ready`], with a register that stands so far in the future: a run was settled there by a clock that was wrong.
+/// As [`ready`], with a watermark that stands so far in the future: a run was settled there by a clock that was wrong.
 async fn ahead(bed: &Bed, by: i64) -> (Arc<dyn Store>, i64) {
     let s = bed.store();
     let (now, _) = now(&*s).await;
@@ -299,7 +299,7 @@ async fn outcomes(s: &dyn Store) -> Vec<Outcome> {
 }
 
 /// Does `f` until `wanted` was received: a listener may need a moment to be there.
-async fn until_heard<F: Future<Output = ()>>(
+async fn until_received<F: Future<Output = ()>>(
     events: &mut broadcast::Receiver<Event>,
     wanted: &Event,
     f: impl Fn() -> F,
@@ -320,22 +320,22 @@ async fn until_heard<F: Future<Output = ()>>(
         }
     })
     .await
-    .unwrap_or_else(|_| panic!("{wanted:?} was never heard"));
+    .unwrap_or_else(|_| panic!("{wanted:?} was never received"));
 }
 
-async fn hears(events: &mut broadcast::Receiver<Event>, wanted: &Event) {
+async fn receives(events: &mut broadcast::Receiver<Event>, wanted: &Event) {
     tokio::time::timeout(Duration::from_secs(30), async {
         while events.recv().await.unwrap() != *wanted {}
     })
     .await
-    .unwrap_or_else(|_| panic!("{wanted:?} was never heard"));
+    .unwrap_or_else(|_| panic!("{wanted:?} was never received"));
 }
 
 /// Events of this handle, once they surely arrive.
 async fn listen(s: &dyn Store) -> broadcast::Receiver<Event> {
     let mut events = s.events();
     let nobody = InstanceId::new("nobody");
-    until_heard(&mut events, &Event::Drain, || async {
+    until_received(&mut events, &Event::Drain, || async {
         s.drain(&nobody, false).await.unwrap();
     })
     .await;
@@ -610,7 +610,7 @@ async fn a_retry_waits_for_its_time(bed: Bed) {
     };
     let r = s.settle(&failed, &nothing()).await.unwrap();
     assert_eq!(r.value, Settlement::Done);
-    hears(
+    receives(
         &mut events,
         &Event::AttemptAwaited {
             job: j(),
@@ -717,7 +717,7 @@ async fn overlap_queue_waits_for_the_end(bed: Bed) {
         settle(&*s, &mine, g, Outcome::Succeeded).await,
         Settlement::Done
     );
-    hears(&mut events, &Event::Ended { job: j() }).await;
+    receives(&mut events, &Event::Ended { job: j() }).await;
     assert!(matches!(one(&*s, &next).await, Answer::Granted(_)));
     assert!(!state(&*s).await.waiting);
 }
@@ -765,7 +765,7 @@ async fn overlap_replace_ends_the_older_run(bed: Bed) {
     let g = granted(&*s, &mine).await;
     let next = replace(now - 500, "b");
     assert!(matches!(one(&*s, &next).await, Answer::Blocked(o) if o.stop == Some(Stop::Replaced)));
-    hears(&mut events, &Event::Stop { job: j() }).await;
+    receives(&mut events, &Event::Stop { job: j() }).await;
     assert_eq!(
         s.renew(&renewal(&mine, g, 1)).await.unwrap().value,
         Renewal::Renewed(Some(Stop::Replaced))
@@ -1056,7 +1056,7 @@ async fn a_cancel_reaches_the_holder(bed: Bed) {
         control(&*s, Control::Cancel).await,
         Controlled::Stopping(vec![mine.run])
     );
-    hears(&mut events, &Event::Stop { job: j() }).await;
+    receives(&mut events, &Event::Stop { job: j() }).await;
     assert_eq!(
         s.renew(&renewal(&mine, g, 1)).await.unwrap().value,
         Renewal::Renewed(Some(Stop::Cancelled))
@@ -1097,7 +1097,7 @@ async fn a_trigger_runs_once_for_its_key(bed: Bed) {
         Answer::Settled(None)
     ));
     assert_eq!(control(&*s, put()).await, Controlled::Done);
-    hears(
+    receives(
         &mut events,
         &Event::Triggered {
             job: j(),
@@ -1327,7 +1327,7 @@ async fn a_pause_holds_attempts_back(bed: Bed) {
         }
     ));
     let at = Occurrence(now - 5000);
-    until_heard(
+    until_received(
         &mut events,
         &Event::AttemptAwaited {
             job: j(),
@@ -2185,8 +2185,8 @@ async fn events_reach_every_handle(bed: Bed) {
         job: j(),
         key: "k".to_owned(),
     };
-    hears(&mut here, &wanted).await;
-    hears(&mut there, &wanted).await;
+    receives(&mut here, &wanted).await;
+    receives(&mut there, &wanted).await;
     // Once: what we did ourselves does not come back through the store.
     assert_eq!(
         control(&*s, Control::Trigger { key: "k2".into() }).await,
@@ -2737,15 +2737,15 @@ async fn redis_tells_of_a_gap_when_hints_may_have_been_lost() {
     let s = bed.store();
     let mut events = s.events();
     let gap = async |events: &mut broadcast::Receiver<Event>, when: &str| {
-        let heard = async {
+        let received = async {
             loop {
                 if events.recv().await.unwrap() == Event::Gap {
                     return;
                 }
             }
         };
-        let heard = tokio::time::timeout(crate::support::GENEROUS, heard).await;
-        heard.unwrap_or_else(|_| panic!("no gap is told {when}"));
+        let received = tokio::time::timeout(crate::support::GENEROUS, received).await;
+        received.unwrap_or_else(|_| panic!("no gap is received {when}"));
     };
     gap(&mut events, "at the beginning").await;
     for _ in 0..2 {

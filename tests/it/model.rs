@@ -123,7 +123,7 @@ impl Model {
         self.met.insert(word.to_owned());
     }
 
-    fn heard<T>(&mut self, r: &Reply<T>) {
+    fn note_reply<T>(&mut self, r: &Reply<T>) {
         self.now = r.now_us / 1000;
         self.incarnation = r.incarnation.to_string();
     }
@@ -278,7 +278,7 @@ async fn compare(store: &dyn Store, place: &mut Place, seed: u64, steps: usize) 
     };
     let jobs: Vec<JobName> = m.jobs.keys().cloned().collect();
     let mut events = store.events();
-    until_heard(store, &mut events).await;
+    until_received(store, &mut events).await;
     // A rare answer may need more steps than most sequences.
     for step in 0..10 * steps {
         if step >= steps && m.missing().is_empty() {
@@ -294,7 +294,7 @@ async fn compare(store: &dyn Store, place: &mut Place, seed: u64, steps: usize) 
             time.fetch_add(step, Ordering::Relaxed);
         }
         let seen = store.observe(&jobs).await.unwrap();
-        m.heard(&seen);
+        m.note_reply(&seen);
         match m.rng.u32(..100) {
             0..55 => claims(store, &mut m).await,
             55..65 => renew(store, &mut m).await,
@@ -303,7 +303,7 @@ async fn compare(store: &dyn Store, place: &mut Place, seed: u64, steps: usize) 
             85..98 => control(store, &mut m).await,
             _ => {
                 if m.one_in(5) && loses(place, &mut m) {
-                    until_heard(store, &mut events).await;
+                    until_received(store, &mut events).await;
                 }
             }
         }
@@ -316,16 +316,16 @@ async fn compare(store: &dyn Store, place: &mut Place, seed: u64, steps: usize) 
             );
         }
         for wanted in &m.events {
-            let heard = tokio::time::timeout(Duration::from_secs(30), async {
+            let received = tokio::time::timeout(Duration::from_secs(30), async {
                 loop {
                     match events.recv().await.unwrap() {
-                        // Of `until_heard`, and of a connection that was made anew.
+                        // Of `until_received`, and of a connection that was made anew.
                         Event::Drain | Event::Gap => {}
                         other => return other,
                     }
                 }
             });
-            assert_eq!(heard.await.as_ref(), Ok(wanted), "{}", m.at);
+            assert_eq!(received.await.as_ref(), Ok(wanted), "{}", m.at);
         }
         if step % 25 == 0 || step + 1 >= steps {
             for job in &jobs {
@@ -370,7 +370,7 @@ const WORDS: [&str; 18] = [
 ];
 
 /// Makes events flow again after the connection was lost.
-async fn until_heard(store: &dyn Store, events: &mut broadcast::Receiver<Event>) {
+async fn until_received(store: &dyn Store, events: &mut broadcast::Receiver<Event>) {
     let nobody = InstanceId::new("nobody");
     for _ in 0..200 {
         // What is left of the times before proves nothing.
@@ -378,8 +378,8 @@ async fn until_heard(store: &dyn Store, events: &mut broadcast::Receiver<Event>)
         // A restart broke the connection: the first try finds that out.
         let _ = store.drain(&nobody, false).await;
         let drain = async { while !matches!(events.recv().await, Ok(Event::Drain)) {} };
-        let heard = tokio::time::timeout(Duration::from_millis(100), drain);
-        if heard.await.is_ok() {
+        let received = tokio::time::timeout(Duration::from_millis(100), drain);
+        if received.await.is_ok() {
             // Each connection finds out for itself.
             for _ in 0..8 {
                 let _ = store.observe(&[]).await;
@@ -408,7 +408,7 @@ async fn claims(store: &dyn Store, m: &mut Model) {
     let n = if m.one_in(5) { 3 } else { 1 };
     let claims: Vec<Claim> = (0..n).map(|_| m.claim(&instance)).collect();
     let r = store.claim(&claims).await.unwrap();
-    m.heard(&r);
+    m.note_reply(&r);
     for (c, theirs) in claims.iter().zip(&r.value) {
         m.step(&c.job, theirs, |st, effects| {
             claim::claim(st, c, r.now_us, &r.incarnation, effects)
@@ -429,7 +429,7 @@ async fn renew(store: &dyn Store, m: &mut Model) {
     let Some(run) = m.run() else { return };
     let c = &run.claim;
     let seq = run.seq + m.rng.u32(1..3);
-    // Granted by a clock that was ahead: taken back, it leaves the register in the future.
+    // Granted by a clock that was ahead: taken back, it leaves the watermark in the future.
     let ahead = if m.one_in(6) { 60 } else { 0 };
     let grant = Grant {
         occurrence: Occurrence(run.occurrence.0 + ahead),
@@ -447,7 +447,7 @@ async fn renew(store: &dyn Store, m: &mut Model) {
         reply = store.renew(&renew).await;
     }
     let r = reply.unwrap();
-    m.heard(&r);
+    m.note_reply(&r);
     m.step(&renew.job, &r.value, |st, _| {
         claim::renew(st, &renew, r.now_us, &r.incarnation)
     });
@@ -495,7 +495,7 @@ async fn settle(store: &dyn Store, m: &mut Model) {
         next_attempt: retry,
     };
     let r = store.settle(&settle, &Tail::default()).await.unwrap();
-    m.heard(&r);
+    m.note_reply(&r);
     m.step(&settle.record.job, &r.value, |st, effects| {
         claim::settle(st, &settle, r.now_us, &r.incarnation, effects)
     });
@@ -526,7 +526,7 @@ async fn register(store: &dyn Store, m: &mut Model) {
         .register(std::slice::from_ref(&register))
         .await
         .unwrap();
-    m.heard(&r);
+    m.note_reply(&r);
     m.step(&register.job, &r.value[0], |st, effects| {
         let answer = claim::register(st, &register, r.now_us, &r.incarnation, effects);
         (answer, st.clone())
@@ -552,7 +552,7 @@ async fn control(store: &dyn Store, m: &mut Model) {
         _ => Control::Trigger { key: m.key() },
     };
     let r = store.control(&job, &what).await.unwrap();
-    m.heard(&r);
+    m.note_reply(&r);
     m.step(&job, &r.value, |st, effects| {
         claim::control(st, &job, &what, r.now_us, effects)
     });

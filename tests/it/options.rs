@@ -540,7 +540,7 @@ async fn databases_and_namespaces_keep_fleets_apart() {
     assert!(rest.iter().all(|k| k.starts_with("soloist:")), "{keys:?}");
 
     // Hints stay in their namespace.
-    let (mut plain_hears, mut blue_hears) = (tcp.events(), named.events());
+    let (mut plain_events, mut blue_events) = (tcp.events(), named.events());
     let trigger = async |s: &dyn Store, key: &str| {
         let what = Control::Trigger {
             key: key.to_owned(),
@@ -548,16 +548,16 @@ async fn databases_and_namespaces_keep_fleets_apart() {
         s.control(&backup(), &what).await.expect("a trigger");
     };
     let mut n = 0;
-    for (hears, s, name) in [
-        (&mut plain_hears, &tcp, "plain"),
-        (&mut blue_hears, &named, "blue"),
+    for (events, s, name) in [
+        (&mut plain_events, &tcp, "plain"),
+        (&mut blue_events, &named, "blue"),
     ] {
         // Until the subscription is there.
         loop {
             n += 1;
             trigger(&**s, &format!("{name}-{n}")).await;
             if let Ok(Ok(Event::Triggered { key, .. })) =
-                tokio::time::timeout(Duration::from_millis(200), hears.recv()).await
+                tokio::time::timeout(Duration::from_millis(200), events.recv()).await
             {
                 assert!(key.starts_with(name), "{key}");
                 break;
@@ -566,13 +566,13 @@ async fn databases_and_namespaces_keep_fleets_apart() {
     }
     trigger(&*tcp, "plain-last").await;
     trigger(&*named, "blue-last").await;
-    for (hears, name) in [(&mut plain_hears, "plain"), (&mut blue_hears, "blue")] {
+    for (events, name) in [(&mut plain_events, "plain"), (&mut blue_events, "blue")] {
         loop {
-            let heard = tokio::time::timeout(GENEROUS, hears.recv())
+            let received = tokio::time::timeout(GENEROUS, events.recv())
                 .await
                 .expect("a hint");
-            if let Ok(Event::Triggered { key, .. }) = heard {
-                assert!(key.starts_with(name), "{name} heard {key}");
+            if let Ok(Event::Triggered { key, .. }) = received {
+                assert!(key.starts_with(name), "{name} received {key}");
                 if key.ends_with("last") {
                     break;
                 }

@@ -1,4 +1,4 @@
-//! Hears the others' hints.
+//! Receives the hints of other instances.
 
 use std::time::Duration;
 
@@ -43,7 +43,7 @@ pub(super) async fn listen(client: Client, channel: String, events: broadcast::S
                                 .is_err()
                             {
                                 debug!(
-                                    "no answer on the connection that hears the others' hints; making another"
+                                    "no answer on the connection that receives the other instances' hints; making another"
                                 );
                                 break;
                             }
@@ -55,7 +55,7 @@ pub(super) async fn listen(client: Client, channel: String, events: broadcast::S
             Ok(Err(e)) => {
                 let e = client.error(&e);
                 if !e.is_transient() && !std::mem::replace(&mut told, true) {
-                    warn!(error = %e, "cannot hear the others' hints: triggers, retries and takeovers take longer");
+                    warn!(error = %e, "cannot subscribe to the other instances' hints: triggers, retries and takeovers take longer");
                 }
             }
             Err(_) => {}

@@ -47,24 +47,27 @@ async fn hints_come_again_after_a_connection_that_died_in_silence() {
         settings.timeout = Duration::from_millis(500);
         RedisStore::open(url, &settings).expect("a store")
     };
-    let (hears, tells) = (store(&proxy.url()), store(&server.url()));
-    let heard = async |mut events: broadcast::Receiver<Event>| {
+    let (subscriber, publisher) = (store(&proxy.url()), store(&server.url()));
+    let receives = async |mut events: broadcast::Receiver<Event>| {
         let begun = Instant::now();
         loop {
-            assert!(begun.elapsed() < GENEROUS, "no hint is heard");
+            assert!(begun.elapsed() < GENEROUS, "no hint is received");
             let id = InstanceId::new("a");
-            tells.drain(&id, true).await.expect("the server is there");
+            publisher
+                .drain(&id, true)
+                .await
+                .expect("the server is there");
             let next = tokio::time::timeout(Duration::from_millis(20), events.recv());
             if let Ok(Ok(Event::Drain)) = next.await {
                 return;
             }
         }
     };
-    heard(hears.events()).await;
+    receives(subscriber.events()).await;
     proxy.forget_connections();
     // What was under way before that may still come.
     tokio::time::sleep(Duration::from_millis(200)).await;
-    heard(hears.events()).await;
+    receives(subscriber.events()).await;
 }
 
 /// The fault on some of the instances until it has struck so often; then all is well again.
