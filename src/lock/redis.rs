@@ -13,7 +13,7 @@ use std::{
 use async_trait::async_trait;
 use futures_util::StreamExt;
 use parking_lot::Mutex;
-use redis::{Cmd, Value, aio::PubSubSink, cmd};
+use redis::{Cmd, Value, aio::PubSubSink};
 use tokio::sync::{mpsc, oneshot};
 
 use self::lock_batcher::{BatchReply, LockBatcher, Request as BatchRequest, Route};
@@ -120,16 +120,13 @@ impl RedisLocks {
             };
         }
         let replicas = if confirm { self.min_replicas } else { 0 };
-        // 0 would be for ever.
-        let patience = (self.client.timeout.as_millis() as u64 / 2).max(1);
         let asked = connection.run(limit, async |c| {
             let answer = c.eval(script, &call).await?;
             if replicas == 0 {
                 return Ok((answer, 0));
             }
             // WAIT counts the writes of its own connection.
-            let mut wait = cmd("WAIT");
-            wait.arg(replicas).arg(patience);
+            let wait = self.client.wait_for_replicas(replicas);
             Ok((answer, c.query(&wait).await?))
         });
         let (answer, have) = asked.await.map_err(|e| self.call_error(key, e))?;

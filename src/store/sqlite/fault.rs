@@ -1,0 +1,68 @@
+//! Why a request failed, and what that says to whoever asked.
+
+use rusqlite::ErrorCode;
+
+use super::file::BUSY;
+use crate::store::Error;
+
+/// Why a request failed inside.
+pub(crate) enum Fault {
+    Sql(rusqlite::Error),
+    /// What is stored does not read as what it should be.
+    Data(String),
+}
+
+impl From<rusqlite::Error> for Fault {
+    fn from(e: rusqlite::Error) -> Self {
+        Self::Sql(e)
+    }
+}
+
+impl Fault {
+    pub(crate) fn at(self, address: &str) -> Error {
+        let address = address.to_owned();
+        let e = match self {
+            Self::Data(reason) => return Error::Corrupt { address, reason },
+            Self::Sql(e) => e,
+        };
+        let refused = |reason: String| Error::Refused {
+            address: address.clone(),
+            reason,
+        };
+        match e.sqlite_error_code() {
+            Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => Error::Unreachable {
+                reason: format!("another process has locked it for longer than {BUSY:?}"),
+                address,
+            },
+            Some(ErrorCode::DiskFull) => {
+                refused(format!("the disk is full; free some space ({e})"))
+            }
+            Some(
+                ErrorCode::ReadOnly
+                | ErrorCode::PermissionDenied
+                | ErrorCode::CannotOpen
+                | ErrorCode::AuthorizationForStatementDenied,
+            ) => refused(format!(
+                "it cannot be written; the file and its directory must be writable for the user that soloist \
+                 runs as ({e})"
+            )),
+            // Whether the transaction reached the disk is not known.
+            Some(ErrorCode::SystemIoFailure) => Error::Unreachable {
+                reason: format!("the disk failed ({e})"),
+                address,
+            },
+            Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => Error::Corrupt {
+                reason: format!(
+                    "the file is damaged or no database; restore it, or move it away to begin anew ({e})"
+                ),
+                address,
+            },
+            // A value of another type than was written.
+            None if !matches!(e, rusqlite::Error::SqliteFailure(..)) => Error::Corrupt {
+                reason: e.to_string(),
+                address,
+            },
+            _ => refused(e.to_string()),
+        }
+    }
+}

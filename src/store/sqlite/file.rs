@@ -1,0 +1,168 @@
+//! The file: its tables, whom it belongs to, and how it is opened.
+
+use std::{
+    os::unix::fs::{MetadataExt, OpenOptionsExt},
+    path::Path,
+    thread,
+    time::Duration,
+};
+
+use rusqlite::{Connection, ErrorCode, OpenFlags, TransactionBehavior, params};
+
+use super::Fault;
+use crate::{clock::Boottime, model::RunId};
+
+/// Version of the tables below. The first kept output in another form.
+pub(super) const SCHEMA: i64 = 2;
+
+/// Says in the file's header that it is ours ("solo").
+pub(super) const APPLICATION: i64 = 0x736f_6c6f;
+
+pub(super) const TABLES: &str = "
+CREATE TABLE meta (key TEXT PRIMARY KEY, value ANY) STRICT, WITHOUT ROWID;
+CREATE TABLE jobs (job TEXT PRIMARY KEY, state TEXT NOT NULL) STRICT, WITHOUT ROWID;
+CREATE TABLE history (id INTEGER PRIMARY KEY AUTOINCREMENT, job TEXT NOT NULL, run TEXT, at INTEGER NOT NULL,
+    record TEXT NOT NULL) STRICT;
+CREATE INDEX history_job ON history (job, id);
+CREATE TABLE decisions (id INTEGER PRIMARY KEY AUTOINCREMENT, job TEXT NOT NULL, at INTEGER NOT NULL,
+    decision TEXT NOT NULL) STRICT;
+CREATE INDEX decisions_job ON decisions (job, id);
+CREATE TABLE instances (instance TEXT PRIMARY KEY, seen INTEGER NOT NULL, info TEXT NOT NULL) STRICT;
+CREATE TABLE drains (instance TEXT PRIMARY KEY, at INTEGER NOT NULL) STRICT;
+CREATE TABLE events (id INTEGER PRIMARY KEY AUTOINCREMENT, origin TEXT NOT NULL, at INTEGER NOT NULL,
+    event TEXT NOT NULL) STRICT;
+";
+
+/// See src/store/output.rs; `at` is when it was changed last.
+pub(super) const OUTPUT: &str = "
+CREATE TABLE output (id INTEGER PRIMARY KEY AUTOINCREMENT, run TEXT NOT NULL UNIQUE, at INTEGER NOT NULL,
+    start INTEGER NOT NULL, base INTEGER NOT NULL, stop INTEGER NOT NULL, done INTEGER NOT NULL, total INTEGER,
+    patience INTEGER) STRICT;
+CREATE TABLE pieces (run TEXT NOT NULL, n INTEGER NOT NULL, data BLOB NOT NULL, UNIQUE (run, n)) STRICT;
+CREATE TRIGGER output_gone AFTER DELETE ON output BEGIN DELETE FROM pieces WHERE run = old.run; END;
+";
+
+/// Of the library (src/lock/sqlite.rs). Files that were made before there were locks get it too.
+pub(super) const LOCKS: &str = "
+CREATE TABLE IF NOT EXISTS locks (key TEXT PRIMARY KEY, owner TEXT NOT NULL, count INTEGER, nonce TEXT,
+    token INTEGER NOT NULL, until INTEGER NOT NULL) STRICT, WITHOUT ROWID;
+";
+
+/// How long one process waits for another one's transaction.
+pub(super) const BUSY: Duration = Duration::from_secs(5);
+
+pub(super) fn connect(path: &Path) -> Result<Connection, Fault> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
+        | OpenFlags::SQLITE_OPEN_CREATE
+        | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    // Whoever can read it can lock it. SQLite gives what it makes beside it the same mode. Never opened by us when it is
+    // there: to close a file takes this process's locks on it away.
+    let made = std::fs::OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path);
+    drop(made);
+    let mut db = Connection::open_with_flags(path, flags)?;
+    // SQLite's own waiting grows to 100 ms a try, so that one process can be starved by the others.
+    db.busy_handler(Some(|tries| {
+        thread::sleep(Duration::from_millis(1));
+        tries < BUSY.as_millis() as i32
+    }))?;
+    db.set_prepared_statement_cache_capacity(64);
+    // The cache: KiB, a quarter of what each connection would keep for good after it read or wrote all jobs once. What
+    // is not in it is in the system's.
+    db.execute_batch(
+        "PRAGMA synchronous = FULL; PRAGMA temp_store = MEMORY; PRAGMA cache_size = -512",
+    )?;
+    Ok(db)
+}
+
+/// The mode of a file that others than its user may open.
+pub fn open_to_others(path: &Path) -> Option<u32> {
+    let mode = std::fs::metadata(path).ok()?.mode() & 0o777;
+    (mode & 0o077 != 0).then_some(mode)
+}
+
+/// Makes the tables of a new file, and checks that an old one is ours and of a version we know.
+pub(super) fn prepare(db: &Connection, now_us: i64) -> Result<(), Fault> {
+    let pragma = |name: &str| db.query_row(&format!("PRAGMA {name}"), [], |r| r.get::<_, i64>(0));
+    // Before anything is written: a file of somebody else's stays as it is. In one snapshot, as another process may
+    // be making the tables just now.
+    let tx = rusqlite::Transaction::new_unchecked(db, TransactionBehavior::Deferred)?;
+    let tables: i64 = tx.query_row("SELECT count(*) FROM sqlite_schema", [], |r| r.get(0))?;
+    if tables > 0 && pragma("application_id")? != APPLICATION {
+        return Err(Fault::Data(
+            "it is a database of another program; name another file".to_owned(),
+        ));
+    }
+    tx.commit()?;
+    // While several processes do this to a new file, the loser's attempt fails at once instead of waiting.
+    let began = Boottime::now();
+    loop {
+        match db.query_row("PRAGMA journal_mode = WAL", [], |r| r.get::<_, String>(0)) {
+            Ok(mode) if mode == "wal" => break,
+            Err(e) if e.sqlite_error_code() == Some(ErrorCode::DatabaseBusy) => {
+                if Boottime::now().since(began) > BUSY {
+                    return Err(e.into());
+                }
+                thread::sleep(Duration::from_millis(2));
+            }
+            Ok(mode) => {
+                return Err(Fault::Data(format!(
+                    "its journal mode is {mode} and cannot be changed to WAL"
+                )));
+            }
+            Err(e) => return Err(e.into()),
+        }
+    }
+    let tx = rusqlite::Transaction::new_unchecked(db, TransactionBehavior::Immediate)?;
+    match pragma("user_version")? {
+        0 => {
+            tx.execute_batch(TABLES)?;
+            tx.execute_batch(OUTPUT)?;
+            tx.execute(
+                "INSERT INTO meta (key, value) VALUES ('uuid', ?1), ('born', ?2), ('quarantine', 0)",
+                params![format!("sqlite-{}", RunId::random()), now_us.div_euclid(1000)],
+            )?;
+            tx.pragma_update(None, "application_id", APPLICATION)?;
+            tx.pragma_update(None, "user_version", SCHEMA)?;
+        }
+        1 => {
+            tx.execute_batch("DROP TABLE output")?;
+            tx.execute_batch(OUTPUT)?;
+            tx.pragma_update(None, "user_version", SCHEMA)?;
+        }
+        SCHEMA => {}
+        newer => {
+            return Err(Fault::Data(format!(
+                "it was made by a newer soloist (its tables have version {newer}, this program knows {SCHEMA}); \
+                 update soloist here"
+            )));
+        }
+    }
+    tx.execute_batch(LOCKS)?;
+    tx.commit()?;
+    Ok(())
+}
+
+/// Name of a file system that is shared over a network, by its magic number (statfs).
+pub(super) fn network(magic: u64) -> Option<&'static str> {
+    Some(match magic & 0xffff_ffff {
+        0x6969 => "NFS",
+        0x517b | 0xfe53_4d42 => "SMB",
+        0xff53_4d42 => "CIFS",
+        0x00c3_6400 => "CephFS",
+        0x0102_1997 => "9p",
+        0x5346_414f | 0x6b41_4653 => "AFS",
+        0x7375_7245 => "Coda",
+        0x564c => "NCP",
+        0x0bd0_0bd0 => "Lustre",
+        0x4750_4653 => "GPFS",
+        0x1983_0326 => "BeeGFS",
+        0x7461_636f => "OCFS2",
+        0x0116_1970 => "GFS2",
+        0x786f_4256 => "a virtual machine's shared folder",
+        _ => return None,
+    })
+}

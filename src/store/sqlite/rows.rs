@@ -1,0 +1,138 @@
+//! What stands in the tables, read and checked.
+
+use std::{collections::BTreeMap, ops::Range, time::Duration};
+
+use rusqlite::{Connection, OptionalExtension, params};
+
+use super::{Fault, place};
+use crate::{
+    logic::claim::State,
+    model::{InstanceId, JobName, RunId, possible_ms},
+    store::{
+        Fleet, Info, LAST_BYTE, STATE_MOST,
+        output::{Extent, Pieces},
+    },
+};
+
+pub(super) fn state(db: &Connection, job: &JobName) -> Result<Option<State>, Fault> {
+    let unreadable = |e: &dyn std::fmt::Display| Fault::Data(format!("{}: {e}", place(job)));
+    let mut rows = db.prepare_cached("SELECT state FROM jobs WHERE job = ?1")?;
+    let mut rows = rows.query([job.as_str()])?;
+    let Some(row) = rows.next()? else {
+        return Ok(None);
+    };
+    let text = row.get_ref(0)?.as_str().map_err(|e| unreadable(&e))?;
+    match text.len() {
+        ..=STATE_MOST => serde_json::from_str(text)
+            .map(Some)
+            .map_err(|e| unreadable(&e)),
+        n => Err(unreadable(&format!("it has {n} bytes"))),
+    }
+}
+
+pub(super) fn extent(db: &Connection, run: RunId) -> Result<Option<Extent>, Fault> {
+    let extent = db
+        .prepare_cached(
+            "SELECT start, base, stop, done, total, patience FROM output WHERE run = ?1",
+        )?
+        .query_row([run.to_string()], |r| {
+            let byte = |i: usize| r.get::<_, i64>(i).map(|n| n as u64);
+            let total: Option<i64> = r.get(4)?;
+            let patience: Option<i64> = r.get(5)?;
+            Ok(Extent {
+                start: byte(0)?,
+                base: byte(1)?,
+                stop: byte(2)?,
+                done: r.get(3)?,
+                rest: total
+                    .zip(patience)
+                    .map(|(total, until)| (total as u64, until)),
+            })
+        })
+        .optional()?;
+    match extent {
+        Some(k) if k.start > k.base || k.base > k.stop || k.stop > LAST_BYTE => {
+            Err(Fault::Data(format!(
+                "the output of run {run} cannot reach from {} to {}",
+                k.base, k.stop
+            )))
+        }
+        extent => Ok(extent),
+    }
+}
+
+/// The pieces of one run's output.
+pub(super) struct PiecesOf<'a> {
+    pub(super) db: &'a Connection,
+    pub(super) run: String,
+}
+
+impl Pieces for PiecesOf<'_> {
+    type Error = Fault;
+    fn get(&self, n: u64) -> Result<Vec<u8>, Fault> {
+        let data = self
+            .db
+            .prepare_cached("SELECT data FROM pieces WHERE run = ?1 AND n = ?2")?
+            .query_row(params![self.run, n as i64], |r| r.get(0))
+            .optional()?;
+        Ok(data.unwrap_or_default())
+    }
+    fn put(&mut self, n: u64, data: &[u8]) -> Result<(), Fault> {
+        self.db
+            .prepare_cached(
+                "INSERT INTO pieces (run, n, data) VALUES (?1, ?2, ?3) ON CONFLICT (run, n) DO UPDATE SET data = ?3",
+            )?
+            .execute(params![self.run, n as i64, data])?;
+        Ok(())
+    }
+    fn remove(&mut self, which: Range<u64>) -> Result<(), Fault> {
+        self.db
+            .prepare_cached("DELETE FROM pieces WHERE run = ?1 AND n >= ?2 AND n < ?3")?
+            .execute(params![self.run, which.start as i64, which.end as i64])?;
+        Ok(())
+    }
+}
+
+/// The first column of each row, where it is a text: no soloist writes anything else.
+pub(super) fn names(mut rows: rusqlite::Rows<'_>) -> Result<Vec<String>, Fault> {
+    let mut names = vec![];
+    while let Some(row) = rows.next()? {
+        names.extend(row.get::<_, String>(0));
+    }
+    Ok(names)
+}
+
+pub(super) fn fleet(db: &Connection) -> Result<Fleet, Fault> {
+    let meta = |key: &str| -> Result<i64, Fault> {
+        Ok(db
+            .prepare_cached("SELECT value FROM meta WHERE key = ?1")?
+            .query_row([key], |r| r.get(0))?)
+    };
+    let mut instances = BTreeMap::new();
+    let mut rows = db.prepare_cached("SELECT instance, seen, info FROM instances")?;
+    let mut rows = rows.query([])?;
+    while let Some(row) = rows.next()? {
+        // Another version's idea of an instance is no reason to stop.
+        if let Ok(info) = serde_json::from_str::<Info>(row.get_ref(2)?.as_str().unwrap_or("")) {
+            let (Ok(id), Some(seen)) = (row.get::<_, String>(0), row.get(1).ok()) else {
+                continue;
+            };
+            if let Ok(seen) = possible_ms(seen) {
+                instances.insert(InstanceId::new(&id), Info { seen, ..info });
+            }
+        }
+    }
+    let mut drains = db.prepare_cached("SELECT instance FROM drains ORDER BY instance")?;
+    let drains = names(drains.query([])?)?;
+    let drains = drains.iter().map(|id| InstanceId::new(id)).collect();
+    Ok(Fleet {
+        // The file is the epoch.
+        id: "file".into(),
+        before: None,
+        born: meta("born")?,
+        quarantine: Duration::from_millis(meta("quarantine")?.max(0) as u64),
+        open: true,
+        instances,
+        drains,
+    })
+}

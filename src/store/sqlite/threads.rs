@@ -1,0 +1,282 @@
+//! The two threads: one writes, in transactions that many requests share; one reads, and looks for what other processes tell.
+
+use std::{
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    sync::mpsc,
+    time::Duration,
+};
+
+use rusqlite::Connection;
+use tokio::sync::broadcast;
+
+use super::{Fault, Shared, Step, millis};
+use crate::{
+    clock::{self, Boottime},
+    logic::{
+        belief,
+        claim::{Effects, Event},
+    },
+    store::{DECISIONS_TTL, Error, FENCE_TTL, FORGET_INSTANCE, OUTPUT_TTL, RECORDS_TTL},
+};
+
+/// Requests that share a transaction.
+pub(super) const GROUP: usize = 256;
+
+/// How often other processes' events are looked for.
+pub(super) const POLL: Duration = Duration::from_millis(20);
+
+/// The same when nobody has written for [`QUIET`]: most of what a look costs is to wake up for it.
+pub(super) const POLL_QUIET: Duration = Duration::from_millis(100);
+
+pub(super) const QUIET: Duration = Duration::from_secs(2);
+
+/// Events are hints: one that nobody saw within this time helps nobody.
+pub(super) const EVENTS_TTL: Duration = Duration::from_secs(10);
+
+/// Time between two looks for what is too old, and rows of a table that one look removes at most.
+pub(super) const SWEEP: Duration = Duration::from_secs(10);
+
+pub(super) const SWEPT: usize = 1000;
+
+/// A request; it gets the reason if there is no transaction for it. Its answer is given by [`Finish`].
+pub(super) type Work =
+    Box<dyn FnOnce(Result<&mut Step<'_>, Error>) -> (Option<Error>, Finish) + Send>;
+
+/// Answers a request, once it is known whether the transaction was committed.
+pub(super) type Finish = Box<dyn FnOnce(&Result<(), Error>) + Send>;
+
+pub(super) enum ReaderTask {
+    Read(Box<dyn FnOnce(&Connection) + Send>),
+    /// Somebody listens to events now.
+    Listen,
+}
+
+/// The writing thread; ends with the store.
+pub(super) fn write(
+    db: &Connection,
+    requests: &mpsc::Receiver<Work>,
+    shared: &Shared,
+    events: &broadcast::Sender<Event>,
+) {
+    let mut swept = Boottime(0);
+    while let Ok(first) = requests.recv() {
+        let mut group = std::collections::VecDeque::from([first]);
+        while group.len() < GROUP
+            && let Ok(next) = requests.try_recv()
+        {
+            group.push_back(next);
+        }
+        let mut finish = Vec::with_capacity(group.len());
+        let mut happened = vec![];
+        let outcome = transaction(
+            db,
+            shared,
+            &mut group,
+            &mut finish,
+            &mut happened,
+            &mut swept,
+        );
+        if let Err(e) = &outcome {
+            if !db.is_autocommit() {
+                let _ = db.execute_batch("ROLLBACK");
+            }
+            happened.clear();
+            for work in group {
+                finish.push(work(Err(e.clone())).1);
+            }
+        }
+        for event in happened {
+            let _ = events.send(event);
+        }
+        for f in finish {
+            f(&outcome);
+        }
+    }
+}
+
+/// Runs the whole group in one transaction. What is left in `group` after an error was not begun.
+pub(super) fn transaction(
+    db: &Connection,
+    shared: &Shared,
+    group: &mut std::collections::VecDeque<Work>,
+    finish: &mut Vec<Finish>,
+    happened: &mut Vec<Event>,
+    swept: &mut Boottime,
+) -> Result<(), Error> {
+    let run = |sql: &str| {
+        db.prepare_cached(sql)
+            .and_then(|mut s| s.execute([]))
+            .map(drop)
+            .map_err(|e| Fault::Sql(e).at(&shared.address))
+    };
+    shared.same_file()?;
+    run("BEGIN IMMEDIATE")?;
+    while let Some(work) = group.pop_front() {
+        let shown_us = (shared.clock)();
+        let believed = shared.believed.get().and_then(|clock| clock.now_us());
+        let doubted =
+            believed.filter(|us| belief::in_doubt(us.div_euclid(1000), shown_us.div_euclid(1000)));
+        let mut step = Step {
+            db,
+            now_us: doubted.unwrap_or(shown_us),
+            shown_us,
+            in_doubt: doubted.is_some(),
+            incarnation: &shared.incarnation,
+            effects: Effects::default(),
+        };
+        // One request that fails must not take the others of its group with it.
+        if let Err(e) = run("SAVEPOINT request") {
+            group.push_front(work);
+            return Err(e);
+        }
+        let (failed, f) = work(Ok(&mut step));
+        finish.push(f);
+        match failed {
+            None => happened.append(&mut step.effects.events),
+            // A full disk and the like end the whole transaction.
+            Some(e) if db.is_autocommit() => return Err(e),
+            Some(_) => run("ROLLBACK TO request")?,
+        }
+        run("RELEASE request")?;
+    }
+    let now = Boottime::now();
+    if now.since(*swept) >= SWEEP {
+        *swept = now;
+        sweep(db, (shared.clock)() / 1000).map_err(|e| Fault::Sql(e).at(&shared.address))?;
+    }
+    run("COMMIT")
+}
+
+/// Removes what is too old. Rows are numbered in the order of time, so the oldest are found without a search.
+pub(super) fn sweep(db: &Connection, now: i64) -> rusqlite::Result<()> {
+    for (table, ttl) in [
+        ("history", RECORDS_TTL),
+        ("decisions", DECISIONS_TTL),
+        ("output", OUTPUT_TTL),
+        ("events", EVENTS_TTL),
+    ] {
+        db.prepare_cached(&format!(
+            "DELETE FROM {table} WHERE id IN (SELECT id FROM {table} ORDER BY id LIMIT {SWEPT}) AND at < ?1"
+        ))?
+        .execute([now - millis(ttl)])?;
+    }
+    let gone = now - millis(FORGET_INSTANCE);
+    // A drain lasts until it is taken back or its instance leaves; it goes a while after an instance that was forgotten.
+    // In this order: a clock that jumps ahead for a moment makes a living instance look forgotten, until its next heartbeat.
+    db.prepare_cached(
+        "UPDATE drains SET at = ?1 WHERE instance IN (SELECT instance FROM instances)",
+    )?
+    .execute([now])?;
+    db.prepare_cached("DELETE FROM instances WHERE seen < ?1")?
+        .execute([gone])?;
+    db.prepare_cached(
+        "DELETE FROM drains WHERE at < ?1 AND instance NOT IN (SELECT instance FROM instances)",
+    )?
+    .execute([gone])?;
+    db.prepare_cached("DELETE FROM locks WHERE abs(until) < ?1")?
+        .execute([(now - millis(FENCE_TTL)) * 1000])?;
+    Ok(())
+}
+
+/// A commit is seen by others only after the log was synced, which a busy disk may take long for; the log's time is
+/// that of the write before it.
+pub(super) const POLL_ANYWAY: Duration = Duration::from_secs(1);
+
+/// The reading thread; between requests it looks for other processes' events, as long as somebody listens.
+pub(super) fn read(
+    db: &Connection,
+    looks: &mpsc::Receiver<ReaderTask>,
+    shared: &Shared,
+    events: &broadcast::Sender<Event>,
+) {
+    let mut seen: i64 = db
+        .query_row("SELECT coalesce(max(id), 0) FROM events", [], |r| r.get(0))
+        .unwrap_or(0);
+    let mut written = Written {
+        path: log_of(&shared.path),
+        last: None,
+    };
+    let mut active = Boottime::now();
+    let mut polled = active;
+    loop {
+        let look = if events.receiver_count() > 0 {
+            let quiet = Boottime::now().since(active) > QUIET;
+            match looks.recv_timeout(if quiet { POLL_QUIET } else { POLL }) {
+                Err(mpsc::RecvTimeoutError::Disconnected) => return,
+                other => other.ok(),
+            }
+        } else {
+            match looks.recv() {
+                Err(_) => return,
+                Ok(look) => Some(look),
+            }
+        };
+        match look {
+            Some(ReaderTask::Read(f)) => f(db),
+            // Nothing is said of errors here: whoever asks for more than hints meets them too.
+            Some(ReaderTask::Listen) | None => {
+                let now = Boottime::now();
+                let changed = written.changed();
+                if changed {
+                    active = now;
+                }
+                if changed || now.since(polled) > POLL_ANYWAY {
+                    polled = now;
+                    let _ = poll(db, shared, events, &mut seen);
+                }
+            }
+        }
+    }
+}
+
+/// Tells whether anybody wrote since it was asked last, by one look at the write-ahead log: SQLite's own answer
+/// (`PRAGMA data_version`) takes locks, and costs a hundred times as much.
+pub(super) struct Written {
+    path: PathBuf,
+    last: Option<(i64, i64, u64)>,
+}
+
+impl Written {
+    fn changed(&mut self) -> bool {
+        let now = std::fs::metadata(&self.path)
+            .map(|m| (m.mtime(), m.mtime_nsec(), m.size()))
+            .ok();
+        let changed = now != self.last || now.is_none();
+        self.last = now;
+        // A file's time may stand still for some ms: what is that fresh is looked at once more.
+        let fresh = now.is_some_and(|(s, ns, _)| {
+            let age = clock::wall_us() - (s * 1_000_000 + ns / 1000);
+            age.abs() < 2 * POLL_QUIET.as_micros() as i64
+        });
+        changed || fresh
+    }
+}
+
+/// Where SQLite logs what is written to the database at `path`.
+pub(super) fn log_of(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push("-wal");
+    name.into()
+}
+
+pub(super) fn poll(
+    db: &Connection,
+    shared: &Shared,
+    events: &broadcast::Sender<Event>,
+    seen: &mut i64,
+) -> rusqlite::Result<()> {
+    let mut rows =
+        db.prepare_cached("SELECT id, origin, event FROM events WHERE id > ?1 ORDER BY id")?;
+    let mut rows = rows.query([*seen])?;
+    while let Some(row) = rows.next()? {
+        *seen = row.get(0)?;
+        // Our own were delivered when they were written.
+        if row.get_ref(1)?.as_str()? != shared.origin
+            && let Ok(event) = serde_json::from_str(row.get_ref(2)?.as_str()?)
+        {
+            let _ = events.send(event);
+        }
+    }
+    Ok(())
+}
