@@ -367,11 +367,21 @@ impl Out {
         }
     }
 
-    /// What a command wrote: as it is, or safe to look at on a terminal.
-    fn output(&self, data: &[u8], shown: &mut crate::text::Stream) -> Result<(), Failure> {
-        match self.raw {
-            true => self.bytes(data),
-            false => self.bytes(shown.push(data).as_bytes()),
+    /// What a command wrote: as it is, or safe to look at on a terminal. With `done` also what it had begun: a character that it
+    /// wrote only half of.
+    fn output(
+        &self,
+        data: &[u8],
+        done: bool,
+        shown: &mut crate::text::Stream,
+    ) -> Result<(), Failure> {
+        if self.raw {
+            return self.bytes(data);
+        }
+        self.bytes(shown.push(data).as_bytes())?;
+        match done {
+            true => self.bytes(shown.end().as_bytes()),
+            false => Ok(()),
         }
     }
 

@@ -35,7 +35,7 @@ use crate::{
 
 /// What `soloist run` was told.
 #[derive(Debug)]
-pub struct Options {
+pub(crate) struct Options {
     /// Read again on SIGHUP.
     pub config_path: PathBuf,
     pub config: Config,
@@ -68,7 +68,7 @@ async fn sweep() {
 ///
 /// # Errors
 /// The store cannot be opened at all, or the process lacks what it needs. A store that is away is no error.
-pub async fn run(o: Options) -> anyhow::Result<()> {
+pub(crate) async fn run(o: Options) -> anyhow::Result<()> {
     // Before anything else, so that a signal during the start is not lost.
     let mut signals = Signals::new().context("cannot handle signals")?;
     early::release();

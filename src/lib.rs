@@ -21,17 +21,20 @@
 //! depends on them, never the other way: `main -> cli -> daemon -> {contender, runner, store} -> logic`. The locks stand
 //! beside the daemon: `lock -> store::{connection, sqlite} -> logic`.
 
+// What is not for users of the library says so.
+#![cfg_attr(feature = "daemon", warn(unreachable_pub))]
+
 // The program.
 #[cfg(feature = "daemon")]
 pub mod cli;
 #[cfg(feature = "daemon")]
 pub mod contender;
 #[cfg(feature = "daemon")]
-pub mod daemon;
+mod daemon;
 #[cfg(feature = "daemon")]
 mod early;
 #[cfg(feature = "daemon")]
-pub mod failpoint;
+mod failpoint;
 #[cfg(all(feature = "daemon", any(test, fuzzing)))]
 #[doc(hidden)]
 pub mod fuzz;
@@ -44,9 +47,9 @@ pub mod runner;
 #[cfg(feature = "daemon")]
 pub mod settle;
 #[cfg(feature = "daemon")]
-pub mod text;
+mod text;
 #[cfg(feature = "daemon")]
-pub mod view;
+mod view;
 
 // The locks.
 #[cfg(any(feature = "redis", feature = "sqlite"))]

@@ -32,17 +32,17 @@ fn shown(text: &str, stays: impl Fn(char) -> bool) -> String {
 }
 
 /// As one line: whatever acts on a terminal is written out, as in `\x1b`, `\u{202e}`, `\n`. A tab stays.
-pub fn line(text: &str) -> String {
+pub(crate) fn line(text: &str) -> String {
     shown(text, |_| false)
 }
 
 /// The same, and newlines stay.
-pub fn lines(text: &str) -> String {
+pub(crate) fn lines(text: &str) -> String {
     shown(&text.replace("\r\n", "\n"), |c| c == '\n')
 }
 
 /// The same for text with colours of our own: nothing but those passes.
-pub fn coloured(text: &str) -> String {
+pub(crate) fn coloured(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(at) = rest.find('\x1b') {
@@ -73,13 +73,13 @@ fn colour(text: &str) -> Option<usize> {
 
 /// Bytes that come piece by piece, as [`lines`]. What is no UTF-8 is shown as a replacement character.
 #[derive(Debug, Default)]
-pub struct Stream {
+pub(crate) struct Stream {
     /// The beginning of a character, or of an end of line, whose rest is still to come.
     begun: Vec<u8>,
 }
 
 impl Stream {
-    pub fn push(&mut self, data: &[u8]) -> String {
+    pub(crate) fn push(&mut self, data: &[u8]) -> String {
         self.begun.extend_from_slice(data);
         let mut whole = self.begun.len() - usize::from(self.begun.ends_with(b"\r"));
         let last = self.begun[..whole].utf8_chunks().last();
@@ -94,7 +94,7 @@ impl Stream {
     }
 
     /// What was begun and has no rest.
-    pub fn end(&mut self) -> String {
+    pub(crate) fn end(&mut self) -> String {
         lines(&String::from_utf8_lossy(&std::mem::take(&mut self.begun)))
     }
 }

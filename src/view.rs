@@ -23,16 +23,16 @@ use crate::{
 };
 
 /// An instance whose clock differs from the store's by more than this is warned about, in milliseconds.
-pub const CLOCK_WARNING_MS: f64 = 500.0;
+pub(crate) const CLOCK_WARNING_MS: f64 = 500.0;
 /// An instance that was not heard of for so long is taken for gone, in milliseconds.
-pub const SHOWN_SILENT_AFTER_MS: i64 = 15_000;
+pub(crate) const SHOWN_SILENT_AFTER_MS: i64 = 15_000;
 
 /// What an instance told may be dated so much after what the store's clock shows, in milliseconds.
 const CLOCKS_APART_MS: i64 = belief::SLACK.as_millis() as i64;
 
 /// Unix milliseconds of the store's clock, written as RFC 3339 in UTC with milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Time(pub i64);
+pub(crate) struct Time(pub i64);
 
 impl Serialize for Time {
     fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
@@ -48,7 +48,7 @@ impl From<Occurrence> for Time {
 
 /// One attempt of an occurrence, or an occurrence that was not run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct RunView {
+pub(crate) struct RunView {
     pub run_id: Option<RunId>,
     pub job: JobName,
     pub occurrence: Time,
@@ -104,7 +104,7 @@ impl From<RunRecord> for RunView {
 
 impl RunView {
     /// An attempt that has not ended. Its start is the moment of the grant.
-    pub fn running(job: &JobName, open: &Open) -> Self {
+    pub(crate) fn running(job: &JobName, open: &Open) -> Self {
         Self {
             run_id: Some(open.run.id),
             job: job.clone(),
@@ -131,7 +131,7 @@ impl RunView {
 
 /// Instances and jobs of a fleet at one moment.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct StatusView {
+pub(crate) struct StatusView {
     /// Where the fleet meets, without secrets.
     pub store: String,
     pub namespace: String,
@@ -150,7 +150,7 @@ pub struct StatusView {
 
 /// The time since the store started or lost its data.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct EpochView {
+pub(crate) struct EpochView {
     pub since: Time,
     /// False: nothing is granted yet.
     pub open: bool,
@@ -159,7 +159,7 @@ pub struct EpochView {
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct InstanceView {
+pub(crate) struct InstanceView {
     pub instance: InstanceId,
     pub host: String,
     pub pid: u32,
@@ -184,13 +184,13 @@ pub struct InstanceView {
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct RunningView {
+pub(crate) struct RunningView {
     pub job: JobName,
     pub occurrence: Time,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct JobView {
+pub(crate) struct JobView {
     pub job: JobName,
     pub description: Option<String>,
     pub tags: Arc<[String]>,
@@ -230,7 +230,7 @@ pub struct JobView {
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct LastView {
+pub(crate) struct LastView {
     pub occurrence: Time,
     pub attempt: u32,
     pub run_id: RunId,
@@ -242,7 +242,7 @@ pub struct LastView {
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct AwaitedView {
+pub(crate) struct AwaitedView {
     pub occurrence: Time,
     /// The attempt that will be made.
     pub attempt: u32,
@@ -251,14 +251,14 @@ pub struct AwaitedView {
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct PauseView {
+pub(crate) struct PauseView {
     pub since: Time,
     pub until: Option<Time>,
     pub reason: Option<String>,
 }
 
 /// What there is to say about a job at `now` (Unix ms of the store's clock); `incarnation` is the store's incarnation.
-pub fn job(job: &Job, state: Option<&State>, now: i64, incarnation: &str) -> JobView {
+pub(crate) fn job(job: &Job, state: Option<&State>, now: i64, incarnation: &str) -> JobView {
     let none = State::default();
     let known = state.is_some();
     let st = state.unwrap_or(&none);
@@ -325,7 +325,7 @@ pub fn job(job: &Job, state: Option<&State>, now: i64, incarnation: &str) -> Job
 }
 
 /// The pause that is in force at `now`.
-pub fn paused(st: &State, now: i64) -> Option<PauseView> {
+pub(crate) fn paused(st: &State, now: i64) -> Option<PauseView> {
     let p = st.pause.as_ref()?;
     p.until.is_none_or(|until| now < until).then(|| PauseView {
         since: Time(p.at),
@@ -335,7 +335,7 @@ pub fn paused(st: &State, now: i64) -> Option<PauseView> {
 }
 
 /// How long nothing is granted at `now`, as far as can be said.
-pub fn epoch(fleet: &Fleet, now: i64) -> EpochView {
+pub(crate) fn epoch(fleet: &Fleet, now: i64) -> EpochView {
     let quarantine = i64::try_from(fleet.quarantine.as_millis()).unwrap_or(i64::MAX);
     EpochView {
         since: Time(fleet.born),
@@ -347,7 +347,7 @@ pub fn epoch(fleet: &Fleet, now: i64) -> EpochView {
 
 /// The time that a fleet goes by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Clock {
+pub(crate) struct Clock {
     /// What the store's clock shows, or what living instances believe instead, Unix ms.
     pub now: i64,
     /// Instances that live do not believe the store's clock: how far it is ahead of what they believe, ms.
@@ -358,7 +358,7 @@ pub struct Clock {
 
 impl Clock {
     /// The store's clock shows `shown`.
-    pub fn of(fleet: &Fleet, shown: i64) -> Self {
+    pub(crate) fn of(fleet: &Fleet, shown: i64) -> Self {
         let said = |i: &&Info| {
             let doubt = i.clock_doubt_ms?;
             let live = shown.saturating_sub(doubt).abs_diff(i.seen) <= SHOWN_SILENT_AFTER_MS as u64;
@@ -380,7 +380,7 @@ impl Clock {
     }
 
     /// What is believed when the store's clock shows `shown`.
-    pub fn right(&self, shown: i64) -> i64 {
+    pub(crate) fn right(&self, shown: i64) -> i64 {
         shown.saturating_sub(self.doubt_ms.unwrap_or(0))
     }
 
@@ -399,13 +399,13 @@ impl Clock {
     }
 
     /// Not heard of for [`SHOWN_SILENT_AFTER_MS`].
-    pub fn silent(&self, info: &Info) -> bool {
+    pub(crate) fn silent(&self, info: &Info) -> bool {
         self.age(info).saturating_abs() > SHOWN_SILENT_AFTER_MS
     }
 }
 
 /// Everything about the fleet. `states` belong to the jobs of `config`, by name.
-pub fn status(
+pub(crate) fn status(
     config: &Config,
     store: &str,
     fleet: &Fleet,

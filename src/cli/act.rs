@@ -18,7 +18,7 @@ use crate::{
 };
 
 #[derive(Debug, Args)]
-pub struct JobOnly {
+pub(super) struct JobOnly {
     /// Name of the job
     job: String,
     /// Print JSON
@@ -37,7 +37,7 @@ Examples:
   soloist pause backup --until 2h --reason \"moving the disks\"
   soloist pause backup --until 2026-12-24T18:00      in the job's time zone
   soloist pause backup                               until `soloist resume backup`")]
-pub struct Pause {
+pub(super) struct Pause {
     /// Name of the job
     job: String,
     /// RFC 3339, a local date and time in the job's time zone, or a duration as `2h` or `1d12h`
@@ -53,7 +53,7 @@ pub struct Pause {
 }
 
 #[derive(Debug, Args)]
-pub struct Skip {
+pub(super) struct Skip {
     /// Name of the job
     job: String,
     /// How many; 0 takes an earlier request back
@@ -72,7 +72,7 @@ stay decided, and are named.
 
 Examples:
   soloist rewind backup")]
-pub struct Rewind {
+pub(super) struct Rewind {
     /// Name of the job
     job: String,
     /// Print JSON
@@ -127,7 +127,7 @@ struct Cancelled<'a> {
 }
 
 /// It is not registered: there is nothing to act on.
-pub fn absent(job: &JobName) -> Failure {
+pub(super) fn absent(job: &JobName) -> Failure {
     Failure::TryAgain {
         message: format!("the store does not know job `{job}` yet"),
         hint: Some(
@@ -145,7 +145,7 @@ async fn control(ctx: &Context, job: &JobName, what: &Control) -> Result<Control
     }
 }
 
-pub async fn pause(ctx: &Context, args: &Pause) -> Result<Exit, Failure> {
+pub(super) async fn pause(ctx: &Context, args: &Pause) -> Result<Exit, Failure> {
     let (name, job) = ctx.known_job(&args.job).await?;
     let (_, clock) = ctx.fleet().await?;
     let now = clock.now;
@@ -210,7 +210,7 @@ fn until(text: &str, zone: &str, now: i64) -> Result<i64, Failure> {
     Ok(at)
 }
 
-pub async fn resume(ctx: &Context, args: &JobOnly) -> Result<Exit, Failure> {
+pub(super) async fn resume(ctx: &Context, args: &JobOnly) -> Result<Exit, Failure> {
     let (name, job) = ctx.known_job(&args.job).await?;
     let (_, clock) = ctx.fleet().await?;
     let changed = control(ctx, &name, &Control::Resume).await? == Controlled::Done;
@@ -255,7 +255,7 @@ fn coming(job: Option<&Job>, now: i64, n: usize) -> Vec<Occurrence> {
     list
 }
 
-pub async fn skip(ctx: &Context, args: &Skip) -> Result<Exit, Failure> {
+pub(super) async fn skip(ctx: &Context, args: &Skip) -> Result<Exit, Failure> {
     let (name, job) = ctx.known_job(&args.job).await?;
     let count = args.number;
     let (_, clock) = ctx.fleet().await?;
@@ -300,7 +300,7 @@ pub async fn skip(ctx: &Context, args: &Skip) -> Result<Exit, Failure> {
     Ok(Exit::Ok)
 }
 
-pub async fn rewind(ctx: &Context, args: &Rewind) -> Result<Exit, Failure> {
+pub(super) async fn rewind(ctx: &Context, args: &Rewind) -> Result<Exit, Failure> {
     let (name, job) = ctx.known_job(&args.job).await?;
     let (fleet, clock) = ctx.fleet().await?;
     let shown = clock.now;
@@ -371,7 +371,7 @@ pub async fn rewind(ctx: &Context, args: &Rewind) -> Result<Exit, Failure> {
     Ok(Exit::Ok)
 }
 
-pub async fn cancel(ctx: &Context, args: &JobOnly) -> Result<Exit, Failure> {
+pub(super) async fn cancel(ctx: &Context, args: &JobOnly) -> Result<Exit, Failure> {
     let (name, job) = ctx.known_job(&args.job).await?;
     let before = ctx.state(&name).await?.value.unwrap_or_default();
     let dropped = before

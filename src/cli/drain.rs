@@ -16,7 +16,7 @@ use crate::{
 Examples:
   soloist drain              the instance on this host
   soloist drain web-1-7f3a   this one; `soloist status` lists them")]
-pub struct Drain {
+pub(super) struct Drain {
     /// Name of the instance [default: the only one on this host]
     instance: Option<String>,
     /// Print JSON
@@ -32,7 +32,7 @@ struct Answer<'a> {
     running: Vec<RunningView>,
 }
 
-pub async fn drain(ctx: &Context, args: &Drain, on: bool) -> Result<Exit, Failure> {
+pub(super) async fn drain(ctx: &Context, args: &Drain, on: bool) -> Result<Exit, Failure> {
     let (fleet, clock) = ctx.fleet().await?;
     let host = rustix::system::uname()
         .nodename()

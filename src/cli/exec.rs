@@ -4,7 +4,7 @@
 //! lock has no period meanwhile, and claims the one of then: it may be ended at any time, and a period that is over is nobody's.
 //! The command runs under a guard that knows until when the lock is trusted, so that it ends in time even if this process is killed, stopped or hangs.
 
-pub mod signals;
+pub(super) mod signals;
 
 use std::{
     io::{self, IsTerminal, Write},
@@ -65,7 +65,7 @@ Examples, for the same crontab on ten hosts:
   0 3 * * * soloist exec --lock backup --wait 10m -- /usr/local/bin/backup --full
 In a script on a single host, as with flock:
   soloist exec --store sqlite:/var/lib/locks.db --lock deploy -- make deploy")]
-pub struct Exec {
+pub(super) struct Exec {
     /// Name of the lock: who uses the same one excludes each other
     #[arg(long, value_name = "NAME")]
     lock: String,
@@ -94,7 +94,7 @@ pub struct Exec {
     command: Vec<String>,
 }
 
-pub fn exec(config: Option<PathBuf>, args: &Exec) -> Result<Exit, Failure> {
+pub(super) fn exec(config: Option<PathBuf>, args: &Exec) -> Result<Exit, Failure> {
     let (store, variables) = store(config, args)?;
     let lease = lease(args, &store)?;
     let ignored = signals::ignored();

@@ -23,7 +23,7 @@ Examples:
   soloist history                                what the fleet did last
   soloist history backup -n 3
   soloist history --outcome missed --json")]
-pub struct History {
+pub(crate) struct History {
     /// Only of this job
     job: Option<String>,
     /// How many
@@ -123,7 +123,7 @@ fn sort(runs: &mut [RunView]) {
     });
 }
 
-pub fn render(runs: &[RunView], now: i64, with_job: bool) -> String {
+pub(crate) fn render(runs: &[RunView], now: i64, with_job: bool) -> String {
     if runs.is_empty() {
         return "no runs yet\n".to_owned();
     }
@@ -172,7 +172,7 @@ pub fn render(runs: &[RunView], now: i64, with_job: bool) -> String {
 }
 
 /// Exit code, or signal by name where it has one.
-pub fn exit(r: &RunView) -> String {
+pub(crate) fn exit(r: &RunView) -> String {
     match (r.exit_code, r.signal) {
         (_, Some(signal)) => match signal {
             libc::SIGHUP => "SIGHUP".to_owned(),
@@ -191,16 +191,16 @@ pub fn exit(r: &RunView) -> String {
 }
 
 #[cfg(test)]
-pub mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::{
         model::{InstanceId, Trigger},
         view::Time,
     };
 
-    pub const NOW: i64 = 1_795_187_561_318; // 2026-11-20T15:12:41.318Z
+    pub(crate) const NOW: i64 = 1_795_187_561_318; // 2026-11-20T15:12:41.318Z
 
-    pub fn run(at: i64, attempt: u32, outcome: Outcome) -> RunView {
+    pub(crate) fn run(at: i64, attempt: u32, outcome: Outcome) -> RunView {
         let ran = attempt > 0;
         RunView {
             run_id: ran.then(crate::model::RunId::random),

@@ -8,7 +8,7 @@ use tracing_subscriber::{
 };
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum Format {
+pub(super) enum Format {
     /// The journal when stderr is connected to it, else text.
     Auto,
     /// For people
@@ -20,11 +20,11 @@ pub enum Format {
 }
 
 /// Of the daemon; the other commands say no more than warnings unless they are asked to.
-pub const DAEMON: &str = "info,tokio_cron_scheduler=warn,rustls=warn,redis=warn";
-pub const COMMAND: &str = "warn";
+pub(super) const DAEMON: &str = "info,tokio_cron_scheduler=warn,rustls=warn,redis=warn";
+pub(super) const COMMAND: &str = "warn";
 
 /// Must be called once, before anything is logged.
-pub fn init(format: Format, filter: Targets) {
+pub(super) fn init(format: Format, filter: Targets) {
     let journal = match format {
         Format::Journald => true,
         Format::Auto => stderr_is_journal(std::env::var("JOURNAL_STREAM").ok().as_deref()),

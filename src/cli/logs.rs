@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// How often a running command's output is asked for.
-pub const POLL: Duration = Duration::from_millis(200);
+pub(super) const POLL: Duration = Duration::from_millis(200);
 /// Every so many times it is also asked whether the run goes on: of a host that vanished no last output comes.
 const LOOK: u32 = 5;
 
@@ -26,7 +26,7 @@ Examples:
   soloist logs backup               of the run that is going on, or else of the last one
   soloist logs backup -f            until it ends
   soloist logs backup 019aa1c4-…    of this run; `soloist history backup --json` names runs")]
-pub struct Logs {
+pub(super) struct Logs {
     /// Name of the job
     job: String,
     /// Id of the run, or the beginning of it [default: the latest]
@@ -53,7 +53,7 @@ struct Chunk<'a> {
     done: bool,
 }
 
-pub async fn logs(ctx: &Context, args: &Logs) -> Result<Exit, Failure> {
+pub(super) async fn logs(ctx: &Context, args: &Logs) -> Result<Exit, Failure> {
     let (job, _) = ctx.known_job(&args.job).await?;
     let run = match &args.run {
         Some(text) => find(ctx, &job, text).await?,
@@ -63,7 +63,7 @@ pub async fn logs(ctx: &Context, args: &Logs) -> Result<Exit, Failure> {
     let mut shown = text::Stream::default();
     let mut show = |from: u64, data: &[u8], done: bool| {
         if !ctx.out.json {
-            return ctx.out.output(data, &mut shown);
+            return ctx.out.output(data, done, &mut shown);
         }
         let chunk = Chunk {
             job: &job,
@@ -113,7 +113,7 @@ pub async fn logs(ctx: &Context, args: &Logs) -> Result<Exit, Failure> {
         if ctx.out.json {
             all.append(&mut o.data);
         } else {
-            show(o.from, &o.data, o.done)?;
+            show(o.from, &o.data, !o.more)?;
         }
         if !o.more || all.len() > OUTPUT_MOST {
             break;
@@ -144,7 +144,7 @@ fn missing(o: &Output) {
 }
 
 /// Completes the views of ended runs with their output.
-pub async fn fill(ctx: &Context, runs: &mut [RunView]) -> Result<(), Failure> {
+pub(super) async fn fill(ctx: &Context, runs: &mut [RunView]) -> Result<(), Failure> {
     for r in runs {
         let Some(run) = r.run_id.filter(|_| r.outcome != Outcome::Running) else {
             continue;
@@ -158,7 +158,7 @@ pub async fn fill(ctx: &Context, runs: &mut [RunView]) -> Result<(), Failure> {
 }
 
 /// Reads the output of one run piece by piece.
-pub struct Reader {
+pub(super) struct Reader {
     job: JobName,
     run: RunId,
     /// The next byte.
@@ -169,7 +169,7 @@ pub struct Reader {
 }
 
 impl Reader {
-    pub fn new(job: JobName, run: RunId) -> Self {
+    pub(super) fn new(job: JobName, run: RunId) -> Self {
         Self {
             job,
             run,
@@ -179,12 +179,12 @@ impl Reader {
         }
     }
 
-    pub fn run(&self) -> RunId {
+    pub(super) fn run(&self) -> RunId {
         self.run
     }
 
     /// Shows what is new; true: the run has ended and all that there is was shown.
-    pub async fn step(
+    pub(super) async fn step(
         &mut self,
         ctx: &Context,
         show: &mut impl FnMut(u64, &[u8], bool) -> Result<(), Failure>,
@@ -217,7 +217,7 @@ impl Reader {
     }
 
     /// Shows all that is left of the output of a run that has ended; waits for what is on its way.
-    pub async fn finish(
+    pub(super) async fn finish(
         &mut self,
         ctx: &Context,
         show: &mut impl FnMut(u64, &[u8], bool) -> Result<(), Failure>,

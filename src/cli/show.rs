@@ -5,20 +5,20 @@ use anstyle::{AnsiColor, Style};
 use crate::model::Outcome;
 
 /// Whether to colour what goes to a stream that is (or is not) a terminal.
-pub fn colours(terminal: bool) -> bool {
+pub(super) fn colours(terminal: bool) -> bool {
     let set = |name| std::env::var_os(name).is_some_and(|v| !v.is_empty());
     terminal && !set("NO_COLOR") && std::env::var_os("TERM").is_none_or(|t| t != "dumb")
 }
 
-pub const PLAIN: Style = Style::new();
-pub const DIM: Style = Style::new().dimmed();
-pub const BOLD: Style = Style::new().bold();
-pub const GOOD: Style = AnsiColor::Green.on_default();
-pub const BAD: Style = AnsiColor::Red.on_default().bold();
-pub const WARN: Style = AnsiColor::Yellow.on_default();
-pub const BUSY: Style = AnsiColor::Cyan.on_default();
+pub(super) const PLAIN: Style = Style::new();
+pub(super) const DIM: Style = Style::new().dimmed();
+pub(super) const BOLD: Style = Style::new().bold();
+pub(super) const GOOD: Style = AnsiColor::Green.on_default();
+pub(super) const BAD: Style = AnsiColor::Red.on_default().bold();
+pub(super) const WARN: Style = AnsiColor::Yellow.on_default();
+pub(super) const BUSY: Style = AnsiColor::Cyan.on_default();
 
-pub fn style_of(outcome: Outcome) -> Style {
+pub(super) fn style_of(outcome: Outcome) -> Style {
     match outcome {
         Outcome::Succeeded => GOOD,
         Outcome::Running => BUSY,
@@ -28,7 +28,7 @@ pub fn style_of(outcome: Outcome) -> Style {
 }
 
 /// `text` in a style, as ANSI sequences.
-pub fn paint(style: Style, text: &str) -> String {
+pub(super) fn paint(style: Style, text: &str) -> String {
     if style == PLAIN || text.is_empty() {
         return text.to_owned();
     }
@@ -36,7 +36,7 @@ pub fn paint(style: Style, text: &str) -> String {
 }
 
 /// One line that is not too long, and safe to show.
-pub fn line(text: &str) -> String {
+pub(super) fn line(text: &str) -> String {
     let text = text.trim();
     let mut out: String = text.chars().take(300).collect();
     if text.chars().nth(300).is_some() {
@@ -47,13 +47,13 @@ pub fn line(text: &str) -> String {
 }
 
 #[derive(Debug, Clone, PartialEq)]
-pub struct Cell {
+pub(super) struct Cell {
     text: String,
     style: Style,
 }
 
 impl Cell {
-    pub fn new(style: Style, text: impl Into<String>) -> Self {
+    pub(super) fn new(style: Style, text: impl Into<String>) -> Self {
         Self {
             text: line(&text.into()),
             style,
@@ -70,13 +70,13 @@ impl<T: Into<String>> From<T> for Cell {
 /// Columns that are as wide as their longest cell, two spaces apart. A column that is empty in each row is left out;
 /// a heading that starts with `>` has its cells to the right.
 #[derive(Debug)]
-pub struct Table {
+pub(super) struct Table {
     head: Vec<&'static str>,
     rows: Vec<Vec<Cell>>,
 }
 
 impl Table {
-    pub fn new(head: &[&'static str]) -> Self {
+    pub(super) fn new(head: &[&'static str]) -> Self {
         Self {
             head: head.to_vec(),
             rows: vec![],
@@ -84,12 +84,12 @@ impl Table {
     }
 
     /// Missing cells are empty.
-    pub fn row(&mut self, cells: impl IntoIterator<Item = Cell>) {
+    pub(super) fn row(&mut self, cells: impl IntoIterator<Item = Cell>) {
         self.rows.push(cells.into_iter().collect());
     }
 
     /// Each line ends with a newline.
-    pub fn render(&self) -> String {
+    pub(super) fn render(&self) -> String {
         let mut columns = vec![];
         for (i, head) in self.head.iter().enumerate() {
             let width = self
@@ -151,13 +151,13 @@ const UNITS: [(&str, i64); 5] = [
 ];
 
 /// How far a clock is ahead, in milliseconds: `1 h 2 min ahead`, `3 s behind`.
-pub fn apart(ahead_ms: i64) -> String {
+pub(super) fn apart(ahead_ms: i64) -> String {
     let side = if ahead_ms < 0 { "behind" } else { "ahead" };
     format!("{} {side}", span(ahead_ms.saturating_abs()))
 }
 
 /// The two largest units of a length of time, rounded down to seconds: `2 h 14 min`, `3 s`.
-pub fn span(ms: i64) -> String {
+pub(super) fn span(ms: i64) -> String {
     let mut rest = ms.max(0) / 1000;
     let mut parts = vec![];
     for (unit, size) in UNITS {
@@ -178,7 +178,7 @@ pub fn span(ms: i64) -> String {
 }
 
 /// `3 s ago`, `in 2 h 14 min`, `now`.
-pub fn relative(at: i64, now: i64) -> String {
+pub(super) fn relative(at: i64, now: i64) -> String {
     match at - now {
         d if d >= 1000 => format!("in {}", span(d)),
         d if d > -1000 => "now".to_owned(),
@@ -187,7 +187,7 @@ pub fn relative(at: i64, now: i64) -> String {
 }
 
 /// How long something took: `31 ms`, `1.24 s`, `12.3 s`, `2 min 5 s`.
-pub fn took(ms: i64) -> String {
+pub(super) fn took(ms: i64) -> String {
     match ms {
         ..1000 => format!("{} ms", ms.max(0)),
         1000..10_000 => format!("{:.2} s", (ms / 10) as f64 / 100.0),
@@ -197,14 +197,14 @@ pub fn took(ms: i64) -> String {
 }
 
 /// RFC 3339 in UTC, milliseconds only when there are any. Can be given back to `why`.
-pub fn instant(ms: i64) -> String {
+pub(super) fn instant(ms: i64) -> String {
     let text = crate::model::rfc3339_ms(ms);
     text.strip_suffix(".000Z")
         .map_or_else(|| text.clone(), |short| format!("{short}Z"))
 }
 
 /// A schedule's local time for people: `Sat 2026-11-21 12:00:00 +08:00`.
-pub fn local(rfc3339: &str) -> String {
+pub(super) fn local(rfc3339: &str) -> String {
     // Date, `T`, time with an optional fraction, then the offset.
     let zone = rfc3339.rfind(['+', '-', 'Z']).unwrap_or(rfc3339.len());
     let (date_time, offset) = rfc3339.split_at(zone);
@@ -215,7 +215,7 @@ pub fn local(rfc3339: &str) -> String {
 }
 
 /// `1 job`, `2 jobs`.
-pub fn count(n: usize, noun: &str) -> String {
+pub(super) fn count(n: usize, noun: &str) -> String {
     if n == 1 {
         format!("1 {noun}")
     } else {
@@ -224,7 +224,7 @@ pub fn count(n: usize, noun: &str) -> String {
 }
 
 /// A number of lines to print: they are collected first.
-pub fn lines(text: &str) -> Result<usize, String> {
+pub(super) fn lines(text: &str) -> Result<usize, String> {
     const MOST: usize = 100_000;
     match text.parse() {
         Ok(n) if (0..=MOST).contains(&n) => Ok(n),

@@ -55,7 +55,7 @@ Examples:
   soloist trigger backup
   soloist trigger backup --wait              prints its output, exits as it does
   soloist trigger report --key 2026-11-22    once, however often this is called")]
-pub struct Trigger {
+pub(super) struct Trigger {
     /// Name of the job
     job: String,
     /// The same key twice is one run [default: a new one]
@@ -93,7 +93,7 @@ struct Answer<'a> {
     run: Option<RunView>,
 }
 
-pub async fn trigger(ctx: &Context, args: &Trigger) -> Result<Exit, Failure> {
+pub(super) async fn trigger(ctx: &Context, args: &Trigger) -> Result<Exit, Failure> {
     let job = ctx.job(&args.job)?;
     let key = args
         .key
@@ -533,11 +533,11 @@ fn print<'a>(
     ctx: &'a Context,
     shown: &'a mut text::Stream,
 ) -> impl FnMut(u64, &[u8], bool) -> Result<(), Failure> {
-    move |_, data, _| {
-        if ctx.out.json || data.is_empty() {
+    move |_, data, done| {
+        if ctx.out.json {
             return Ok(());
         }
-        match ctx.out.output(data, shown) {
+        match ctx.out.output(data, done, shown) {
             // Whoever read the output has seen enough; the exit code is still to come.
             Err(Failure::Output(e)) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
             other => other,

@@ -24,7 +24,7 @@ Examples:
   soloist next                                          the next ten of all jobs
   soloist next backup -n 3
   soloist next backup --from 2026-03-28T00:00:00Z       around a change of the clocks")]
-pub struct Next {
+pub(super) struct Next {
     /// Only of this job
     job: Option<String>,
     /// How many
@@ -52,7 +52,7 @@ fn local(job: &Job, o: Occurrence) -> String {
         .map_or_else(|| o.to_string(), |s| s.local(o))
 }
 
-pub fn next(
+pub(super) fn next(
     path: &Path,
     config: &Config,
     args: &Next,
@@ -141,7 +141,7 @@ struct Refused<'a> {
     problems: &'a [Problem],
 }
 
-pub fn check(
+pub(super) fn check(
     path: &Path,
     loaded: Result<Config, Report>,
     now: i64,

@@ -28,7 +28,7 @@ Decisions are kept for 3 days, records of runs for 30.
 Examples:
   soloist why backup                          the latest planned occurrence
   soloist why backup 2026-11-20T03:00:00Z     this one; Unix milliseconds do as well")]
-pub struct Why {
+pub(crate) struct Why {
     /// Name of the job
     job: String,
     /// RFC 3339 or Unix milliseconds [default: the latest planned]

@@ -11,12 +11,12 @@ use super::{Command, Config, Job, StoreUrl};
 pub(super) struct Canon(Xxh3);
 
 impl Canon {
-    pub fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self(Xxh3::new())
     }
 
     /// Lengths keep neighbouring fields apart: `ab`, `c` is not `a`, `bc`.
-    pub fn text(&mut self, key: &str, text: &str) -> &mut Self {
+    pub(super) fn text(&mut self, key: &str, text: &str) -> &mut Self {
         for part in [key, text] {
             self.0.update(&(part.len() as u64).to_le_bytes());
             self.0.update(part.as_bytes());
@@ -24,12 +24,12 @@ impl Canon {
         self
     }
 
-    pub fn show(&mut self, key: &str, value: impl std::fmt::Debug) -> &mut Self {
+    pub(super) fn show(&mut self, key: &str, value: impl std::fmt::Debug) -> &mut Self {
         self.text(key, &format!("{value:?}"))
     }
 
     /// 16 hex digits.
-    pub fn finish(&self) -> String {
+    pub(super) fn finish(&self) -> String {
         format!("{:016x}", self.0.digest())
     }
 }

@@ -117,16 +117,16 @@ pub(super) struct Span {
 }
 
 impl Span {
-    pub const ANY: Self = Self {
+    pub(super) const ANY: Self = Self {
         least: Duration::ZERO,
         why: None,
     };
     /// Longer than zero.
-    pub const SOME: Self = Self {
+    pub(super) const SOME: Self = Self {
         least: Duration::from_millis(1),
         why: None,
     };
-    pub const fn from(least: Duration, why: &'static str) -> Self {
+    pub(super) const fn from(least: Duration, why: &'static str) -> Self {
         Self {
             least,
             why: Some(why),

@@ -184,7 +184,7 @@ enum Kind {
 }
 
 impl<'a> Collector<'a> {
-    pub fn new(file: &Path, text: &'a str) -> Self {
+    pub(super) fn new(file: &Path, text: &'a str) -> Self {
         Self {
             file: file.into(),
             text,
@@ -194,12 +194,12 @@ impl<'a> Collector<'a> {
         }
     }
 
-    pub fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.found.is_empty()
     }
 
     /// `message` is the parser's; what it says most often is said more plainly.
-    pub fn syntax(&mut self, span: Range<usize>, message: &str) {
+    pub(super) fn syntax(&mut self, span: Range<usize>, message: &str) {
         let duplicate = is_duplicate(message);
         let (message, hint) = if message.starts_with("string values must be quoted") {
             match span.is_empty() {
@@ -237,11 +237,17 @@ impl<'a> Collector<'a> {
         );
     }
 
-    pub fn absent(&mut self, place: Place<'_>, span: Range<usize>, message: String, hint: String) {
+    pub(super) fn absent(
+        &mut self,
+        place: Place<'_>,
+        span: Range<usize>,
+        message: String,
+        hint: String,
+    ) {
         self.push(Kind::Absence, place, span, message, Some(hint));
     }
 
-    pub fn add(
+    pub(super) fn add(
         &mut self,
         place: Place<'_>,
         span: Range<usize>,
@@ -252,7 +258,7 @@ impl<'a> Collector<'a> {
     }
 
     /// A problem in another file, that `span` names. Its text is not quoted: it may hold secrets.
-    pub fn elsewhere(
+    pub(super) fn elsewhere(
         &mut self,
         span: Range<usize>,
         file: PathBuf,
@@ -302,7 +308,7 @@ impl<'a> Collector<'a> {
     /// After a syntax error the parser guesses what was meant: what follows from the guess alone (a second
     /// error in the same line, something missing in the same table) is left out. So are the keys of a table that is
     /// itself there twice.
-    pub fn finish(mut self) -> Report {
+    pub(super) fn finish(mut self) -> Report {
         let masked = mask(self.text);
         let starts: Vec<usize> = std::iter::once(0)
             .chain(self.text.match_indices('\n').map(|(at, _)| at + 1))

@@ -40,43 +40,43 @@ pub(super) enum Given<T> {
 }
 
 impl<T> Given<T> {
-    pub fn or<'g>(&'g self, other: &'g Self) -> &'g Self {
+    pub(super) fn or<'g>(&'g self, other: &'g Self) -> &'g Self {
         if matches!(self, Self::Absent) {
             other
         } else {
             self
         }
     }
-    pub fn is_wrong(&self) -> bool {
+    pub(super) fn is_wrong(&self) -> bool {
         matches!(self, Self::Wrong(_))
     }
     /// Of the value, right or wrong.
-    pub fn span(&self) -> Option<Range<usize>> {
+    pub(super) fn span(&self) -> Option<Range<usize>> {
         match self {
             Self::Absent => None,
             Self::Wrong(span) => Some(span.clone()),
             Self::Read(at) => Some(at.span.clone()),
         }
     }
-    pub fn read(&self) -> Option<&At<T>> {
+    pub(super) fn read(&self) -> Option<&At<T>> {
         if let Self::Read(at) = self {
             Some(at)
         } else {
             None
         }
     }
-    pub fn value(&self) -> Option<&T> {
+    pub(super) fn value(&self) -> Option<&T> {
         self.read().map(|at| &at.value)
     }
 }
 
 impl<T: Clone> Given<T> {
     /// What was given, or else the key's default; None: wrong.
-    pub fn or_usual(&self, usual: &Self) -> Option<T> {
+    pub(super) fn or_usual(&self, usual: &Self) -> Option<T> {
         self.or(usual).value().cloned()
     }
     /// None: wrong. Some(None): absent.
-    pub fn optional(&self) -> Option<Option<T>> {
+    pub(super) fn optional(&self) -> Option<Option<T>> {
         match self {
             Self::Absent => Some(None),
             Self::Wrong(_) => None,
@@ -135,7 +135,7 @@ impl Field<'_> {
 }
 
 impl<'t> Reader<'t> {
-    pub fn new(
+    pub(super) fn new(
         text: &'t str,
         env: &'t dyn Fn(&str) -> Option<String>,
         dir: PathBuf,
@@ -152,7 +152,12 @@ impl<'t> Reader<'t> {
         }
     }
 
-    pub fn wrong(&mut self, field: Field<'_>, message: String, hint: impl Into<Option<String>>) {
+    pub(super) fn wrong(
+        &mut self,
+        field: Field<'_>,
+        message: String,
+        hint: impl Into<Option<String>>,
+    ) {
         self.problems.add(
             field.place,
             field.node.span(),
@@ -172,14 +177,14 @@ impl<'t> Reader<'t> {
     }
 
     /// Marks `inner`, bytes of the string's value, where the value stands in the file as it is; else all of it.
-    pub fn inside(&self, node: &Spanned<DeValue<'_>>, inner: &Range<usize>) -> Range<usize> {
+    pub(super) fn inside(&self, node: &Spanned<DeValue<'_>>, inner: &Range<usize>) -> Range<usize> {
         match node.get_ref().as_str() {
             Some(value) => inside(self.text, node.span(), value, inner),
             None => node.span(),
         }
     }
 
-    pub fn string(&mut self, field: Field<'_>) -> Option<String> {
+    pub(super) fn string(&mut self, field: Field<'_>) -> Option<String> {
         let Some(text) = field.node.get_ref().as_str() else {
             let quotes = matches!(
                 field.node.get_ref(),
@@ -211,7 +216,7 @@ impl<'t> Reader<'t> {
     }
 
     /// Not empty and without NUL: a path, a name.
-    pub fn filled(&mut self, field: Field<'_>) -> Option<String> {
+    pub(super) fn filled(&mut self, field: Field<'_>) -> Option<String> {
         let text = self.string(field)?;
         if text.is_empty() {
             self.wrong(
@@ -233,12 +238,12 @@ impl<'t> Reader<'t> {
     }
 
     /// What the system takes as an argument: any string without NUL.
-    pub fn argument(&mut self, field: Field<'_>) -> Option<String> {
+    pub(super) fn argument(&mut self, field: Field<'_>) -> Option<String> {
         let text = self.string(field)?;
         self.without_nul(field, text)
     }
 
-    pub fn boolean(&mut self, field: Field<'_>) -> Option<bool> {
+    pub(super) fn boolean(&mut self, field: Field<'_>) -> Option<bool> {
         match field.node.get_ref() {
             DeValue::Boolean(b) => Some(*b),
             DeValue::String(s) if matches!(&**s, "true" | "false") => {
@@ -249,7 +254,7 @@ impl<'t> Reader<'t> {
     }
 
     /// A whole number within `range`.
-    pub fn integer(
+    pub(super) fn integer(
         &mut self,
         field: Field<'_>,
         range: std::ops::RangeInclusive<i64>,
@@ -281,13 +286,17 @@ impl<'t> Reader<'t> {
         number
     }
 
-    pub fn count(&mut self, field: Field<'_>, range: std::ops::RangeInclusive<u32>) -> Option<u32> {
+    pub(super) fn count(
+        &mut self,
+        field: Field<'_>,
+        range: std::ops::RangeInclusive<u32>,
+    ) -> Option<u32> {
         let (least, most) = range.into_inner();
         self.integer(field, least.into()..=most.into())
             .and_then(|n| u32::try_from(n).ok())
     }
 
-    pub fn number(&mut self, field: Field<'_>) -> Option<f64> {
+    pub(super) fn number(&mut self, field: Field<'_>) -> Option<f64> {
         match field.node.get_ref() {
             DeValue::Float(f) => f.as_str().parse().ok(),
             DeValue::Integer(i) => i64::from_str_radix(i.as_str(), i.radix())
@@ -298,7 +307,7 @@ impl<'t> Reader<'t> {
         .or_else(|| self.wrong_type(field, "a number", None))
     }
 
-    pub fn duration(&mut self, field: Field<'_>) -> Option<Duration> {
+    pub(super) fn duration(&mut self, field: Field<'_>) -> Option<Duration> {
         let hint = match field.node.get_ref() {
             DeValue::String(_) => None,
             DeValue::Integer(n) => Some(format!("add a unit, such as \"{n}s\"")),
@@ -313,7 +322,7 @@ impl<'t> Reader<'t> {
     }
 
     /// Bytes, at most `most`.
-    pub fn size(&mut self, field: Field<'_>, most: u64) -> Option<u64> {
+    pub(super) fn size(&mut self, field: Field<'_>, most: u64) -> Option<u64> {
         let read = match field.node.get_ref() {
             DeValue::Integer(n) => value::size(n.as_str()),
             DeValue::String(_) => value::size(&self.string(field)?),
@@ -347,7 +356,11 @@ impl<'t> Reader<'t> {
     }
 
     /// One of a few words.
-    pub fn word<T: Copy>(&mut self, field: Field<'_>, words: &[(&'static str, T)]) -> Option<T> {
+    pub(super) fn word<T: Copy>(
+        &mut self,
+        field: Field<'_>,
+        words: &[(&'static str, T)],
+    ) -> Option<T> {
         let text = self.string(field)?;
         if let Some((_, value)) = words.iter().find(|(word, _)| *word == text) {
             return Some(*value);
@@ -367,7 +380,7 @@ impl<'t> Reader<'t> {
     }
 
     /// Reads each element of a list with `read`.
-    pub fn list<T>(
+    pub(super) fn list<T>(
         &mut self,
         field: Field<'t>,
         expected: &str,
@@ -389,7 +402,7 @@ impl<'t> Reader<'t> {
     }
 
     /// A string, or a list whose elements are.
-    pub fn one_or_more<T>(
+    pub(super) fn one_or_more<T>(
         &mut self,
         field: Field<'t>,
         read: impl Fn(&mut Self, Field<'t>) -> Option<T>,
@@ -404,7 +417,7 @@ impl<'t> Reader<'t> {
     }
 
     /// An IANA time zone, from the database in the binary: the same on every host.
-    pub fn zone(&mut self, field: Field<'_>) -> Option<Zone> {
+    pub(super) fn zone(&mut self, field: Field<'_>) -> Option<Zone> {
         let name = self.string(field)?;
         let known = match self.zones.get(&name) {
             Some(known) => known.clone(),
@@ -495,7 +508,7 @@ struct Entry<'t> {
 
 impl<'t> Table<'t> {
     /// None when it is not a table, which is reported.
-    pub fn open(r: &mut Reader<'t>, field: Field<'t>, prefix: &'static str) -> Option<Self> {
+    pub(super) fn open(r: &mut Reader<'t>, field: Field<'t>, prefix: &'static str) -> Option<Self> {
         let DeValue::Table(table) = field.node.get_ref() else {
             let found = kind(field.node.get_ref());
             let hint = match field.place {
@@ -510,7 +523,11 @@ impl<'t> Table<'t> {
         Some(Self::of(field.place, prefix, table))
     }
 
-    pub fn of(place: Place<'t>, prefix: &'static str, table: &'t toml::de::DeTable<'t>) -> Self {
+    pub(super) fn of(
+        place: Place<'t>,
+        prefix: &'static str,
+        table: &'t toml::de::DeTable<'t>,
+    ) -> Self {
         let entries = table
             .iter()
             .map(|(key, node)| Entry {
@@ -529,7 +546,7 @@ impl<'t> Table<'t> {
     }
 
     /// From here on problems belong to `place`.
-    pub fn place_at(&mut self, place: Place<'t>) {
+    pub(super) fn place_at(&mut self, place: Place<'t>) {
         self.place = place;
     }
 
@@ -540,7 +557,7 @@ impl<'t> Table<'t> {
         Some(entry)
     }
 
-    pub fn field(&mut self, name: &'static str) -> Option<Field<'t>> {
+    pub(super) fn field(&mut self, name: &'static str) -> Option<Field<'t>> {
         let (place, prefix) = (self.place, self.prefix);
         let node = self.find(name)?.node;
         Some(Field {
@@ -551,7 +568,7 @@ impl<'t> Table<'t> {
         })
     }
 
-    pub fn take<T>(
+    pub(super) fn take<T>(
         &mut self,
         r: &mut Reader<'t>,
         key: &'static str,
@@ -570,7 +587,7 @@ impl<'t> Table<'t> {
     }
 
     /// Keys of the contract that this version does not have.
-    pub fn later(&mut self, r: &mut Reader<'t>, keys: &[&'static str]) {
+    pub(super) fn later(&mut self, r: &mut Reader<'t>, keys: &[&'static str]) {
         let place = self.place;
         for key in keys {
             if let Some(entry) = self.entries.iter_mut().find(|e| e.key == *key) {
@@ -584,7 +601,11 @@ impl<'t> Table<'t> {
     }
 
     /// Reports what nobody took. `elsewhere` knows the place of keys that stand in the wrong table.
-    pub fn finish(self, r: &mut Reader<'t>, elsewhere: impl Fn(&str) -> Option<&'static str>) {
+    pub(super) fn finish(
+        self,
+        r: &mut Reader<'t>,
+        elsewhere: impl Fn(&str) -> Option<&'static str>,
+    ) {
         for entry in self.entries.iter().filter(|e| !e.taken) {
             let full = |key: &str| format!("{}{key}", self.prefix);
             let hint = match (
@@ -609,7 +630,7 @@ impl<'t> Table<'t> {
     }
 
     /// All entries: for tables whose keys are names.
-    pub fn names(&self) -> impl Iterator<Item = (&'t str, Range<usize>, Node<'t>)> {
+    pub(super) fn names(&self) -> impl Iterator<Item = (&'t str, Range<usize>, Node<'t>)> {
         self.entries
             .iter()
             .map(|e| (e.key, e.key_span.clone(), e.node))

@@ -26,7 +26,7 @@ const MODE: u32 = 0o711;
 
 /// `soloist-<run id>` below the cgroup of the process that made it.
 #[derive(Debug)]
-pub struct Cgroup {
+pub(crate) struct Cgroup {
     path: PathBuf,
     /// Of its guard: locked, which the kernel undoes when the guard dies, however it does.
     directory: Option<File>,
@@ -34,7 +34,7 @@ pub struct Cgroup {
 
 impl Cgroup {
     /// None when no cgroup can be used here.
-    pub fn create(run_id: &str) -> Option<Self> {
+    pub(crate) fn create(run_id: &str) -> Option<Self> {
         let path = own()?.join(format!("{PREFIX}{run_id}"));
         match fs::DirBuilder::new().mode(MODE).create(&path) {
             Ok(()) => {}
@@ -53,7 +53,7 @@ impl Cgroup {
     }
 
     /// A cgroup that a guard reported, or that its run would have; it need not exist.
-    pub fn at(path: PathBuf) -> Self {
+    pub(crate) fn at(path: PathBuf) -> Self {
         Self {
             path,
             directory: None,
@@ -61,21 +61,21 @@ impl Cgroup {
     }
 
     /// Nobody who made it is alive, in whatever pid namespace.
-    pub fn abandoned(&self) -> bool {
+    pub(crate) fn abandoned(&self) -> bool {
         File::open(&self.path).is_ok_and(|directory| directory.try_lock().is_ok())
     }
 
     /// Moves this process into it; false: it stays where it is.
-    pub fn enter(&self) -> bool {
+    pub(crate) fn enter(&self) -> bool {
         fs::write(self.path.join("cgroup.procs"), "0").is_ok()
     }
 
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
     /// The pids in it and below it.
-    pub fn members(&self) -> Vec<i32> {
+    pub(crate) fn members(&self) -> Vec<i32> {
         fn add(path: &Path, pids: &mut Vec<i32>) {
             let text = fs::read_to_string(path.join("cgroup.procs")).unwrap_or_default();
             pids.extend(text.lines().filter_map(|line| line.parse::<i32>().ok()));
@@ -87,13 +87,13 @@ impl Cgroup {
     }
 
     /// Something in it, or below it, is alive.
-    pub fn populated(&self) -> bool {
+    pub(crate) fn populated(&self) -> bool {
         fs::read_to_string(self.path.join("cgroup.events"))
             .is_ok_and(|text| text.contains("populated 1"))
     }
 
     /// SIGKILL to all in it and below it, also to the frozen, and to those who fork meanwhile.
-    pub fn kill(&self) {
+    pub(crate) fn kill(&self) {
         // A failure shows as `populated` staying true; the walk goes on in any case.
         let _ = fs::write(self.path.join("cgroup.kill"), "1");
         // The kernel signals the first threads only, and passes over a process whose first thread has ended.
@@ -109,7 +109,7 @@ impl Cgroup {
     }
 
     /// Removes it and the cgroups that the command made below it; without effect while somebody is in it.
-    pub fn remove(&self) {
+    pub(crate) fn remove(&self) {
         fn remove(path: &Path) {
             directories(path).for_each(|below| remove(&below));
             let _ = fs::remove_dir(path);
@@ -139,13 +139,13 @@ fn lock_shared(directory: &File) -> bool {
 }
 
 /// Where the cgroup of `run_id` is, if its guard has our own cgroup and made one.
-pub fn of_run(run_id: &str) -> Option<Cgroup> {
+pub(crate) fn of_run(run_id: &str) -> Option<Cgroup> {
     let path = own()?.join(format!("{PREFIX}{run_id}"));
     path.exists().then(|| Cgroup::at(path))
 }
 
 /// The cgroups of runs below our own, with their run ids.
-pub fn of_all_runs() -> Vec<(String, Cgroup)> {
+pub(crate) fn of_all_runs() -> Vec<(String, Cgroup)> {
     let entries = own().and_then(|path| fs::read_dir(path).ok());
     entries
         .into_iter()

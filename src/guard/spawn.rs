@@ -47,7 +47,7 @@ const LOGIN_KEEPS: &str = "LANG";
 
 /// Why there is no command.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Failed {
+pub(super) struct Failed {
     /// In words, naming the step and the thing: goes into the history as it is.
     pub error: String,
     /// What the kernel said to exec itself, if it came to that.
@@ -232,13 +232,13 @@ pub(super) fn start(
 
 impl Start {
     /// Becomes readable when there is something to [`Start::look`] at.
-    pub fn readable(&self) -> BorrowedFd<'_> {
+    pub(super) fn readable(&self) -> BorrowedFd<'_> {
         self.report.as_fd()
     }
 
     /// How it went: the command was executed, or why it was not; None: the start is still under way. Until this has
     /// answered, the child must not be waited for: its zombie knows whether it was executed.
-    pub fn look(&mut self) -> Option<Result<(), Failed>> {
+    pub(super) fn look(&mut self) -> Option<Result<(), Failed>> {
         let child = Proc::read(self.pid.as_raw_nonzero().get());
         let closed = match self.report.read_to_end(&mut self.said) {
             Ok(_) => true,
@@ -263,7 +263,7 @@ impl Start {
     }
 
     /// It is in the cgroup that was offered; final once the command was executed.
-    pub fn in_cgroup(&self) -> bool {
+    pub(super) fn in_cgroup(&self) -> bool {
         self.shared.page().in_cgroup.load(Ordering::Relaxed)
     }
 
@@ -276,7 +276,7 @@ impl Start {
     }
 
     /// It may be executed until then.
-    pub fn extend(&self, deadline: Boottime) {
+    pub(super) fn extend(&self, deadline: Boottime) {
         self.shared
             .page()
             .deadline
@@ -284,7 +284,7 @@ impl Start {
     }
 
     /// What the child is doing, as the end of a sentence: the command was not started, ...
-    pub fn doing(&self, spec: &Spec) -> String {
+    pub(super) fn doing(&self, spec: &Spec) -> String {
         let stage = self.shared.page().stage.load(Ordering::Relaxed);
         let is = |s: Stage| stage == s as u8;
         let quoted = |name: &Option<String>| name.as_deref().unwrap_or("?").to_owned();

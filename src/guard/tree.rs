@@ -14,7 +14,7 @@ const NOT_EXECUTED: u64 = 0x40;
 
 /// One line of /proc/PID/stat.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Proc {
+pub(crate) struct Proc {
     pub pid: i32,
     pub parent: i32,
     pub group: i32,
@@ -28,7 +28,7 @@ pub struct Proc {
 
 impl Proc {
     /// None when there is no such process.
-    pub fn read(pid: i32) -> Option<Self> {
+    pub(crate) fn read(pid: i32) -> Option<Self> {
         Self::parse(&std::fs::read(format!("/proc/{pid}/stat")).ok()?)
     }
 
@@ -55,32 +55,32 @@ impl Proc {
 
     /// Neither a zombie nor dead. One whose first thread has ended shows as a zombie, and runs for as long as it has
     /// others: it can be signalled, and cannot be waited for.
-    pub fn alive(&self) -> bool {
+    pub(crate) fn alive(&self) -> bool {
         !matches!(self.state, 'Z' | 'X' | 'x') || self.threads > 1
     }
 
     /// Its first thread has ended, and others run.
-    pub fn headless(&self) -> bool {
+    pub(crate) fn headless(&self) -> bool {
         self.state == 'Z' && self.alive()
     }
 
     /// By SIGSTOP, or by a debugger.
-    pub fn stopped(&self) -> bool {
+    pub(crate) fn stopped(&self) -> bool {
         matches!(self.state, 'T' | 't')
     }
 
     /// It has begun to exit, or is dead.
-    pub fn exiting(&self) -> bool {
+    pub(crate) fn exiting(&self) -> bool {
         self.flags & EXITING != 0 || !self.alive()
     }
 
     /// It has executed a program since it was forked. That stays known until it is waited for.
-    pub fn executed(&self) -> bool {
+    pub(crate) fn executed(&self) -> bool {
         self.flags & NOT_EXECUTED == 0
     }
 
     /// Sends `signal` to this very process: never to a later one that was given its number.
-    pub fn signal(&self, signal: Signal) {
+    pub(crate) fn signal(&self, signal: Signal) {
         let Some(pid) = Pid::from_raw(self.pid) else {
             return;
         };
@@ -99,13 +99,13 @@ impl Proc {
     }
 
     /// Names this process for good.
-    pub fn key(&self) -> (i32, u64) {
+    pub(crate) fn key(&self) -> (i32, u64) {
         (self.pid, self.started)
     }
 }
 
 /// All processes that /proc shows.
-pub fn all() -> Vec<Proc> {
+pub(super) fn all() -> Vec<Proc> {
     let Ok(dir) = std::fs::read_dir("/proc") else {
         return Vec::new();
     };
@@ -114,12 +114,12 @@ pub fn all() -> Vec<Proc> {
 }
 
 /// The descendants of `root`, without itself; zombies are among them.
-pub fn below(root: i32) -> Vec<Proc> {
+pub(crate) fn below(root: i32) -> Vec<Proc> {
     descend(all(), [root].into())
 }
 
 /// Those of `rest` that descend from one of `found`, without these.
-pub fn descend(mut rest: Vec<Proc>, mut found: HashSet<i32>) -> Vec<Proc> {
+pub(crate) fn descend(mut rest: Vec<Proc>, mut found: HashSet<i32>) -> Vec<Proc> {
     let mut tree = Vec::new();
     // A child may be listed before its parent: repeat until nothing is added.
     loop {
@@ -137,7 +137,7 @@ pub fn descend(mut rest: Vec<Proc>, mut found: HashSet<i32>) -> Vec<Proc> {
 
 /// Kills all that `members` lists, one pass: stops them first, so that none can fork away while the others are
 /// being killed. What still stands afterwards needs another pass.
-pub fn kill_pass(members: impl Fn() -> Vec<Proc>) {
+pub(crate) fn kill_pass(members: impl Fn() -> Vec<Proc>) {
     let mut stopped = HashSet::new();
     // Each round either meets a process forked during the one before, or is the last. A fork bomb makes no end
     // of rounds, but each kills more of it than it can grow once its parents are stopped.
@@ -160,7 +160,7 @@ pub fn kill_pass(members: impl Fn() -> Vec<Proc>) {
 
 /// Kills the children of this process; false: the kernel does not say who they are. For a process with one thread, which
 /// alone waits for its children: until then their numbers are theirs.
-pub fn kill_children() -> bool {
+pub(super) fn kill_children() -> bool {
     let Ok(list) = std::fs::read_to_string("/proc/thread-self/children") else {
         return false;
     };

@@ -38,7 +38,7 @@ pub(super) struct OwnChild {
 
 impl OwnChild {
     /// Needs a Tokio runtime.
-    pub fn spawn(command: std::process::Command) -> io::Result<Self> {
+    pub(super) fn spawn(command: std::process::Command) -> io::Result<Self> {
         // Held meanwhile: it may end before this thread goes on.
         let mut own = own();
         let child = Command::from(command).spawn()?;
@@ -51,25 +51,25 @@ impl OwnChild {
     }
 
     /// None when it has been waited for.
-    pub fn id(&self) -> Option<u32> {
+    pub(super) fn id(&self) -> Option<u32> {
         self.child.as_ref()?.id()
     }
 
-    pub fn take_output(&mut self) -> (Option<ChildStdout>, Option<ChildStderr>) {
+    pub(super) fn take_output(&mut self) -> (Option<ChildStdout>, Option<ChildStderr>) {
         match &mut self.child {
             Some(child) => (child.stdout.take(), child.stderr.take()),
             None => (None, None),
         }
     }
 
-    pub fn kill(&mut self) {
+    pub(super) fn kill(&mut self) {
         if let Some(child) = &mut self.child {
             let _ = child.start_kill();
         }
     }
 
     /// Cancel safe; may be asked again.
-    pub async fn wait(&mut self) -> io::Result<ExitStatus> {
+    pub(super) async fn wait(&mut self) -> io::Result<ExitStatus> {
         let Some(child) = &mut self.child else {
             return Err(io::ErrorKind::NotFound.into());
         };

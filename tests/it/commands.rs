@@ -429,6 +429,26 @@ fn colours_are_for_terminals_and_never_with_no_color() {
     }
 }
 
+/// What it has begun may have a rest that comes later; at the end of the output it has none.
+#[test]
+fn a_character_that_a_command_wrote_half_of_is_shown_too() {
+    let fleet = fleet(1)
+        .sqlite()
+        .job("half", "command = \"printf 'good\\\\346\\\\227'\"")
+        .start();
+    wait_until("the job is known", GENEROUS, || {
+        fleet
+            .cli(&["trigger", "half", "--key", "k"])
+            .status
+            .success()
+    });
+    fleet.wait_record("half", "succeeded");
+    for words in ["logs half", "logs half -f", "trigger half --wait"] {
+        let shown = on_terminal(&fleet, words, &[]);
+        assert!(shown.contains("good\u{fffd}"), "{words}: {shown:?}");
+    }
+}
+
 /// A daemon on a terminal colours its log, and does not where it must not.
 #[test]
 fn the_daemons_log_on_a_terminal_is_coloured_but_with_no_color() {

@@ -25,7 +25,7 @@ const CAUGHT: [i32; 11] = [
 
 /// One that was sent to us.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Caught {
+pub(crate) struct Caught {
     pub number: i32,
     /// The terminal's, which sends it to each process of its foreground group.
     pub by_terminal: bool,
@@ -33,7 +33,7 @@ pub struct Caught {
 
 impl Caught {
     /// The command does not have it yet. `reached`: it is in our process group by now.
-    pub fn to_be_passed_on(self, reached: bool) -> bool {
+    pub(crate) fn to_be_passed_on(self, reached: bool) -> bool {
         match self.number {
             // The command's own when it reads or writes a terminal that it may not.
             libc::SIGTTIN | libc::SIGTTOU => false,
@@ -44,7 +44,7 @@ impl Caught {
     }
 
     /// A program that does not expect it ends.
-    pub fn ends(self) -> bool {
+    pub(crate) fn ends(self) -> bool {
         !matches!(
             self.number,
             libc::SIGWINCH | libc::SIGTSTP | libc::SIGCONT | libc::SIGTTIN | libc::SIGTTOU
@@ -56,7 +56,7 @@ impl Caught {
 static PIPE_IGNORED: AtomicBool = AtomicBool::new(false);
 
 /// Called by the loader, before there is anything else.
-pub fn before_main() {
+pub(crate) fn before_main() {
     // SAFETY: all-zero is a valid sigaction, the call writes it only.
     let ignored = unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
@@ -67,7 +67,7 @@ pub fn before_main() {
 }
 
 /// The signals that came to us ignored, as `nohup` does it, or systemd with SIGPIPE.
-pub fn ignored() -> Vec<i32> {
+pub(crate) fn ignored() -> Vec<i32> {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status
         .lines()
@@ -86,7 +86,7 @@ pub fn ignored() -> Vec<i32> {
 ///
 /// # Errors
 /// No descriptor left.
-pub fn block(ignored: &[i32]) -> io::Result<OwnedFd> {
+pub(crate) fn block(ignored: &[i32]) -> io::Result<OwnedFd> {
     // SAFETY: the set is initialised by sigemptyset before use, all pointers are valid, and the new descriptor is
     // owned by nobody else.
     unsafe {
@@ -105,20 +105,20 @@ pub fn block(ignored: &[i32]) -> io::Result<OwnedFd> {
     }
 }
 
-pub struct Signals(AsyncFd<OwnedFd>);
+pub(crate) struct Signals(AsyncFd<OwnedFd>);
 
 impl Signals {
     /// Of what [`block`] returned.
     ///
     /// # Errors
     /// No descriptor left.
-    pub fn new(fd: OwnedFd) -> io::Result<Self> {
+    pub(crate) fn new(fd: OwnedFd) -> io::Result<Self> {
         // SAFETY: an owned descriptor stays open, and is this one, for as long as the AsyncFd has it.
         Ok(Self(unsafe { AsyncFd::register(fd)? }))
     }
 
     /// Waits for the next one. Cancel safe.
-    pub async fn next(&self) -> Caught {
+    pub(crate) async fn next(&self) -> Caught {
         loop {
             let Ok(mut ready) = self.0.readable().await else {
                 return std::future::pending().await;
@@ -147,7 +147,7 @@ impl Signals {
 }
 
 /// Stops this process, as its command was; returns when it is to go on.
-pub fn stop_ourselves() {
+pub(crate) fn stop_ourselves() {
     let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::STOP);
 }
 

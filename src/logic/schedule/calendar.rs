@@ -50,7 +50,7 @@ pub(super) struct Weekdays {
 
 impl Calendar {
     /// The first matching local second at or after `from`; None when there is none before the year 10000.
-    pub fn next(&self, from: i64) -> Option<i64> {
+    pub(super) fn next(&self, from: i64) -> Option<i64> {
         let shown = to_civil(from)?;
         let (mut year, mut month, today) = (shown.year(), shown.month(), shown.day());
         let mut days = self.matching_days(year, month)?;
