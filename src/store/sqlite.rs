@@ -136,6 +136,10 @@ impl SqliteStore {
             })
             .map_err(|e| Fault::Sql(e).at(&address))?;
         let look = connect(path).map_err(|e| e.at(&address))?;
+        // Here, and not when the reading thread has come to run: what others write from now on is not to be missed.
+        let seen: i64 = look
+            .query_row("SELECT coalesce(max(id), 0) FROM events", [], |r| r.get(0))
+            .unwrap_or(0);
         // The name of a new file has to survive a power cut as its content does.
         std::fs::File::open(directory)
             .and_then(|d| d.sync_all())
@@ -171,7 +175,10 @@ impl SqliteStore {
             Box::new(move || write(&db, &requests, &s, &e)),
         )?;
         let (s, e) = (shared.clone(), events.clone());
-        spawn("sqlite-read", Box::new(move || read(&look, &looks, &s, &e)))?;
+        spawn(
+            "sqlite-read",
+            Box::new(move || read(&look, &looks, &s, &e, seen)),
+        )?;
         Ok(Self {
             shared,
             writer,

@@ -183,16 +183,15 @@ pub(super) fn sweep(db: &Connection, now: i64) -> rusqlite::Result<()> {
 /// that of the write before it.
 pub(super) const POLL_ANYWAY: Duration = Duration::from_secs(1);
 
-/// The reading thread; between requests it looks for other processes' events, as long as somebody listens.
+/// The reading thread; between requests it looks for other processes' events, as long as somebody listens: those after
+/// the one that is numbered `seen`.
 pub(super) fn read(
     db: &Connection,
     looks: &mpsc::Receiver<ReaderTask>,
     shared: &Shared,
     events: &broadcast::Sender<Event>,
+    mut seen: i64,
 ) {
-    let mut seen: i64 = db
-        .query_row("SELECT coalesce(max(id), 0) FROM events", [], |r| r.get(0))
-        .unwrap_or(0);
     let mut written = Written {
         path: log_of(&shared.path),
         last: None,
