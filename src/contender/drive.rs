@@ -18,8 +18,8 @@ use crate::{
 
 /// Between two rounds of attempts while the store is away.
 const AWAY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
-/// The longest that a job waits, unheard, to be claimable.
-const CLAIMABLE_YET: Duration = Duration::from_millis(250);
+/// The longest that a job waits to be claimable before that is looked at again, should it not be told.
+const CLAIMABLE_RECHECK: Duration = Duration::from_millis(250);
 /// A timer is set for no longer than this.
 const LONGEST_TIMER: Duration = Duration::from_secs(3600);
 
@@ -78,7 +78,7 @@ impl Contender {
             let Some((next, woken)) = next else { return };
             let (pause, woken) = match next {
                 Next::Idle => return,
-                Next::Wait => (CLAIMABLE_YET, woken),
+                Next::Wait => (CLAIMABLE_RECHECK, woken),
                 Next::Unfold(definition, segments, newest) => {
                     let unfolded = {
                         let _turn = self.unfolding.acquire().await;
