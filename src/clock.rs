@@ -79,6 +79,11 @@ impl StoreClock {
         self.at(Boottime::now())
     }
 
+    /// The same in ms.
+    pub fn now_ms(&self) -> Option<i64> {
+        Some(self.now_us()?.div_euclid(1000))
+    }
+
     /// What is believed of the store's clock at `moment`, Unix µs; None before the first answer.
     pub fn at(&self, moment: Boottime) -> Option<i64> {
         self.belief().at(moment)

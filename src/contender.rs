@@ -218,9 +218,10 @@ impl Contender {
         }
     }
 
-    /// Unix ms of the store's clock; 0 before its first answer.
-    fn now_ms(&self) -> i64 {
-        self.clock.now_us().unwrap_or(0) / 1000
+    /// Unix ms of the store's clock; before its first answer, of this host's. For what is shown, and nothing that is decided by.
+    fn shown_ms(&self) -> i64 {
+        let now = self.clock.now_ms();
+        now.unwrap_or_else(|| crate::clock::wall_us().div_euclid(1000))
     }
 
     // ---- which jobs there are ----
@@ -228,7 +229,7 @@ impl Contender {
     /// Adds a job, or puts another definition in the place of its old one. A run that goes on keeps its own.
     pub fn set_job(&self, job: Arc<Job>) {
         self.raise_quarantine(job.lease.quarantine);
-        let now = self.now_ms();
+        let now = self.clock.now_ms().map(Occurrence);
         let mut jobs = self.lock();
         if let Some(e) = jobs.get_mut(&job.name) {
             let plan_after = self.touch(e, |e| e.state.redefine(job.clone(), now));
@@ -264,7 +265,7 @@ impl Contender {
         drop(jobs);
         self.watches.forget(job);
         let _ = self.plans.send(PlanUpdate::Remove(job.clone()));
-        let now = self.clock.now_us().map(|us| Occurrence(us / 1000));
+        let now = self.clock.now_ms().map(Occurrence);
         if let (Some(e), Some(now)) = (entry, now) {
             self.tasks.spawn(self.clone().give_up(e.state, now));
         }
@@ -429,7 +430,7 @@ impl Contender {
     /// A manual trigger waits in the store.
     fn triggered(self: &Arc<Self>, job: &JobName, key: &str, at_ms: Option<i64>) {
         // Before this instance knows the store's clock it has registered nothing: it hears of the trigger when it does.
-        let Some(at_ms) = at_ms.or_else(|| self.clock.now_us().map(|us| us / 1000)) else {
+        let Some(at_ms) = at_ms.or_else(|| self.clock.now_ms()) else {
             return;
         };
         if let Some(due) = self.state(job, |s| s.triggered(key, at_ms, Boottime::now())) {
@@ -462,7 +463,7 @@ impl Contender {
             job: job.clone(),
             occurrence,
             instance: self.me.instance.clone(),
-            at: self.now_ms(),
+            at: self.shown_ms(),
             decision: decision.to_owned(),
             detail,
         };

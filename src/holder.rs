@@ -387,7 +387,7 @@ impl Holder {
             let killed = self.kill.is_cancelled();
             let next = hold.next(View {
                 now: Boottime::now(),
-                store_ms: self.clock.now_us().map(|us| us / 1000),
+                store_ms: self.clock.now_ms(),
                 turn: turn.is_some(),
                 killed,
             });

@@ -27,7 +27,10 @@ impl Contender {
     /// Occurrences that are due. Returns at once; each job's driver takes over.
     pub fn due(self: &Arc<Self>, due: Vec<Due>) {
         let mut drive = Vec::with_capacity(due.len());
-        let now = self.now_ms();
+        // Before the store's first answer nothing is planned, and so nothing is due.
+        let Some(now) = self.clock.now_ms() else {
+            return;
+        };
         {
             let mut jobs = self.lock();
             for d in due {
@@ -52,9 +55,10 @@ impl Contender {
     /// Many occurrences of a job are due, and nobody looked for a while. `absent`: there was no instance of us. Returns
     /// at once.
     pub fn overdue(self: &Arc<Self>, job: &JobName, backlog: Backlog, absent: bool) {
-        let now = self.now_ms();
-        self.state(job, |s| s.overdue(backlog, absent, now));
-        self.start_driver(job);
+        if let Some(now) = self.clock.now_ms() {
+            self.state(job, |s| s.overdue(backlog, absent, now));
+            self.start_driver(job);
+        }
     }
 
     /// Where there is none yet.
@@ -68,7 +72,10 @@ impl Contender {
     async fn drive(self: Arc<Self>, job: JobName) {
         let mut undecided = 0;
         loop {
-            let now = self.now_ms();
+            let Some(now) = self.clock.now_ms() else {
+                self.entry(&job, |e| e.driven = false);
+                return;
+            };
             // Subscribed before the lock is given back: nothing that changes is slept through.
             let next = self.entry(&job, |e| {
                 let next = e.state.next(now);
@@ -136,7 +143,8 @@ impl Contender {
         let mut failures = 0;
         loop {
             // Another instance, which may have the job for longer or for good, may start it up to that moment.
-            let early = after_ms.saturating_sub(self.now_ms());
+            let now = self.clock.now_ms();
+            let early = now.map_or(1000, |now| after_ms.saturating_sub(now));
             let pause = if early > 0 {
                 Duration::from_millis(early as u64).min(LONGEST_TIMER)
             } else {

@@ -195,7 +195,7 @@ impl Flight {
             Effect::Note(at, decision, detail) => {
                 let at = at.unwrap_or(match self.contest.ask.target {
                     Target::Scheduled(at) => at,
-                    Target::Manual { .. } => Occurrence(contender.now_ms()),
+                    Target::Manual { .. } => Occurrence(contender.shown_ms()),
                 });
                 contender.journal(&self.job, at, decision, detail);
             }

@@ -170,7 +170,11 @@ impl Contender {
 
     /// The store knows the job: from here on its occurrences can be claimed.
     fn registered(self: &Arc<Self>, job: &Arc<Job>, state: &State) {
-        let (name, now) = (&job.name, self.now_ms());
+        let name = &job.name;
+        // Known since the answer that this follows from.
+        let Some(now) = self.clock.now_ms() else {
+            return;
+        };
         let Some(Some(follows)) = self.state(name, |s| s.registered(job, state, now)) else {
             return;
         };

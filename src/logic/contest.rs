@@ -144,9 +144,9 @@ pub struct View<'a> {
 }
 
 impl View<'_> {
-    /// Unix ms of the store's clock; 0 before its first answer.
-    fn store_ms(&self) -> i64 {
-        self.clock.at(self.now).unwrap_or(0) / 1000
+    /// Unix ms of the store's clock; None before its first answer.
+    fn store_ms(&self) -> Option<i64> {
+        Some(self.clock.at(self.now)?.div_euclid(1000))
     }
 }
 
@@ -329,8 +329,10 @@ impl Contest {
         if v.slot == Slot::Missing && !times.too_late {
             // A slot first: while this instance is busy, another one may have it. When nobody has had it in time,
             // it needs none to be recorded.
-            let left = self.ask.start_by.saturating_sub(store_ms).max(0) as u64;
-            let left = Duration::from_millis(left.saturating_add(1)).saturating_add(LATER);
+            let left = store_ms.map_or(LONGEST_WAIT_FOR_SLOT, |now| {
+                let left = self.ask.start_by.saturating_sub(now).max(0) as u64;
+                Duration::from_millis(left.saturating_add(1)).saturating_add(LATER)
+            });
             return Step::TakeSlot(left.min(LONGEST_WAIT_FOR_SLOT));
         }
         if !v.permit {
@@ -377,7 +379,7 @@ impl Contest {
         let left = waits.map(|over| (over + LATER).since(v.now));
         let passed = left == Some(Duration::ZERO);
         let last = self.ask.start_by.saturating_add(LATER.as_millis() as i64);
-        let too_late = passed || v.store_ms() > last;
+        let too_late = passed || v.store_ms().is_some_and(|now| now > last);
         let over = waits.or_else(|| v.clock.when(self.ask.start_by));
         Times {
             left,

@@ -336,13 +336,18 @@ impl JobState {
 
     /// Puts another definition in the place of the old one; a run that goes on keeps its own. What comes after the result
     /// is to be planned anew.
-    pub fn redefine(&mut self, definition: Arc<Job>, now_ms: i64) -> Option<Occurrence> {
-        let (old, now) = (&self.definition, Occurrence(now_ms));
+    pub fn redefine(
+        &mut self,
+        definition: Arc<Job>,
+        now: Option<Occurrence>,
+    ) -> Option<Occurrence> {
+        let old = &self.definition;
         let other_plan = old.schedule_digest != definition.schedule_digest
             || old.jitter != definition.jitter
             || old.enabled != definition.enabled;
         let mut plan_after = None;
-        if other_plan {
+        // Before the store's first answer nothing was planned.
+        if other_plan && let Some(now) = now {
             // What the old schedule had planned for later is not planned any more.
             self.queue.forget_after(now);
             if !matches!(self.standing, Standing::New(_)) {
