@@ -2,7 +2,7 @@
 //! machine does otherwise hits all alike. `cargo bench --bench locks`. Ratios are what to keep.
 //!
 //! The floors: `SET NX` and `DEL`, which is no lock that can be given back safely; and two EVALSHA with as little in them as
-//! a lock can have (take if free, free if mine), without token, repeated question, or anybody who is told.
+//! a lock can have (take if free, free if mine), without token, repeated request, or anybody who is told.
 
 use std::{
     process::{Child, Command, Stdio},
@@ -216,14 +216,15 @@ macro_rules! together {
     }};
 }
 
-async fn evals(c: &mut MultiplexedConnection) -> f64 {
+/// Tries and releases: each looks at its key once.
+async fn looks(c: &mut MultiplexedConnection) -> f64 {
     let stats: String = redis::cmd("INFO")
         .arg("commandstats")
         .query_async(c)
         .await
         .expect("stats");
     let calls = stats.lines().find_map(|l| {
-        l.strip_prefix("cmdstat_evalsha:calls=")?
+        l.strip_prefix("cmdstat_get:calls=")?
             .split(',')
             .next()?
             .parse()
@@ -301,14 +302,14 @@ async fn main() {
     }
     table(&all, &[("the cycles/s of rslock", 3, true)]);
 
-    let before = evals(&mut floor).await;
+    let before = looks(&mut floor).await;
     let wins = (TASKS * 50) as f64;
     let rate = together!(50, client, |c, _key| {
         let lock = c.lock("same", LEASE, LEASE).await.expect("an answer");
         let lock = lock.acquired().expect("a lock");
         lock.release().await.expect("a release");
     });
-    let tries = (evals(&mut floor).await - before - wins) / wins;
+    let tries = (looks(&mut floor).await - before - wins) / wins;
     println!("{TASKS} tasks on one key");
     println!("  soloist lock()  {rate:9.0} cycles/s  {tries:.3} tries for each win");
 

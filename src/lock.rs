@@ -59,6 +59,7 @@ pub(crate) use self::redis::reply::any as reply;
 use std::convert::Infallible;
 use std::{
     future::Future,
+    io,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -67,7 +68,10 @@ use std::{
 };
 
 use async_trait::async_trait;
-use tokio::sync::OwnedMutexGuard;
+use tokio::{
+    runtime::Handle,
+    sync::{OwnedMutexGuard, oneshot},
+};
 
 #[cfg(feature = "daemon")]
 pub use self::elector::{Election, Elector, Term};
@@ -337,8 +341,8 @@ impl From<Result<(), Option<String>>> for OwnerReply {
     }
 }
 
-/// How a lock is given back.
-#[derive(Debug, Clone, Copy)]
+/// How a lock is given back: unless said otherwise at once, as one that is still held.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct ReleaseOptions {
     /// Nobody shall have it for so long yet.
     keep_for: Duration,
@@ -363,6 +367,9 @@ struct ReleaseOptions {
     unanswered: bool,
 }
 
+/// Is handed the answer to a request, on the client's thread.
+type Then<T> = Box<dyn FnOnce(Result<T, Error>) + Send>;
+
 /// One key is of one kind at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
@@ -386,6 +393,17 @@ trait Backend: Send + Sync {
         subscribed: bool,
         limit: Duration,
     ) -> Result<TryLockReply, Error>;
+    /// As `try_lock`, in no task of its own: `thread` asks, and hands the answer to `then`. Gives `then` back where that cannot be.
+    fn begin_try_lock(
+        &self,
+        _thread: &Handle,
+        (_key, _owner): (&Arc<str>, &Arc<str>),
+        _lease: Duration,
+        _subscribed: bool,
+        then: Then<TryLockReply>,
+    ) -> Result<(), Then<TryLockReply>> {
+        Err(then)
+    }
     async fn renew(
         &self,
         key: &str,
@@ -401,6 +419,16 @@ trait Backend: Send + Sync {
         options: ReleaseOptions,
         limit: Duration,
     ) -> Result<OwnerReply, Error>;
+    /// As `begin_try_lock`.
+    fn begin_release(
+        &self,
+        _thread: &Handle,
+        (_key, _owner): (&Arc<str>, &Arc<str>),
+        _options: ReleaseOptions,
+        then: Then<OwnerReply>,
+    ) -> Result<(), Then<OwnerReply>> {
+        Err(then)
+    }
     async fn holder(&self, key: &str, limit: Duration)
     -> Result<Option<(String, Duration)>, Error>;
     /// `who`: the owner, and the nonce of this step; `subscribed` as in `try_lock`.
@@ -1016,12 +1044,26 @@ impl Core {
         ask: impl Fn() -> F,
     ) -> Result<T, Error> {
         let begun = Boottime::now();
-        let last = begun + within * (self.retry.attempts + 1);
-        let mut tried = 0;
         let first = ask().await;
-        if !matches!(&first, Err(e) if e.is_transient()) || self.retry.attempts == 0 {
+        self.retry(within, (begun, first), ask).await
+    }
+
+    fn is_final<T>(&self, answer: &Result<T, Error>) -> bool {
+        !matches!(answer, Err(e) if e.is_transient()) || self.retry.attempts == 0
+    }
+
+    /// As [`Core::with_retries`], where the first answer is there, to what was asked when it says.
+    async fn retry<T, F: Future<Output = Result<T, Error>>>(
+        &self,
+        within: Duration,
+        (begun, first): (Boottime, Result<T, Error>),
+        ask: impl Fn() -> F,
+    ) -> Result<T, Error> {
+        if self.is_final(&first) {
             return first;
         }
+        let last = begun + within * (self.retry.attempts + 1);
+        let mut tried = 0;
         // What took its time was no such connection.
         let mut next = match Boottime::now().since(begun) < within {
             true => ask().await,
@@ -1070,13 +1112,16 @@ impl Core {
         key: &str,
         work: impl Future<Output = Result<T, Error>> + Send + 'static,
     ) -> Result<T, Error> {
-        self.thread.run(work).await.unwrap_or_else(|e| {
-            Err(Error::Unreachable {
-                key: key.to_owned(),
-                address: self.backend.address().to_owned(),
-                reason: format!("the thread that asks it cannot be started: {e}"),
-            })
-        })
+        let done = self.thread.run(work).await;
+        done.unwrap_or_else(|e| Err(self.no_thread(key, &e)))
+    }
+
+    fn no_thread(&self, key: &str, e: &io::Error) -> Error {
+        Error::Unreachable {
+            key: key.to_owned(),
+            address: self.backend.address().to_owned(),
+            reason: format!("the thread that asks it failed: {e}"),
+        }
     }
 
     /// Part of owners, and the name of a step. Never the same twice.
@@ -1086,65 +1131,53 @@ impl Core {
     }
 
     /// One try. Should the caller go away, it goes on to its answer, and what it acquired is given back after that: dropped with the lock.
-    fn try_lock(
+    ///
+    /// The caller only hands the request over. Everything else is done on the client's thread: a caller that is not polled holds up nobody.
+    async fn try_lock(
         self: &Arc<Self>,
         key: &Arc<str>,
         owner: &Arc<str>,
         lease: config::Lease,
         subscribed: bool,
-    ) -> impl Future<Output = Result<TryLockOutcome, Error>> + Send + use<> {
-        let (core, key, owner) = (self.clone(), key.clone(), owner.clone());
-        async move {
-            let trying = core
-                .clone()
-                .try_lock_here(key.clone(), owner, lease, subscribed);
-            core.run(&key, trying).await
-        }
-    }
-
-    /// A lost answer is asked for again with the same owner. What may have been acquired without our knowledge is given back.
-    async fn try_lock_here(
-        self: Arc<Self>,
-        key: Arc<str>,
-        owner: Arc<str>,
-        lease: config::Lease,
-        subscribed: bool,
     ) -> Result<TryLockOutcome, Error> {
-        let limit = self.backend.patience();
-        let sent = AtomicU64::new(0);
-        let tried = self
-            .with_retries(limit, || {
-                sent.store(Boottime::now().0, Ordering::Relaxed);
-                self.backend
-                    .try_lock(&key, &owner, lease.length, subscribed, limit)
-            })
-            .await;
-        let sent = Boottime(sent.into_inner());
-        match tried {
-            Ok(TryLockReply::Acquired(token)) => self
-                .acquired(key, owner, lease, Granted { token, sent })
-                .map(TryLockOutcome::Acquired),
-            Ok(TryLockReply::Held { owner, remaining }) => {
-                Ok(TryLockOutcome::Held { owner, remaining })
+        let thread = self.thread.handle().map_err(|e| self.no_thread(key, &e))?;
+        let sent = Boottime::now();
+        let asking = TryLocking {
+            core: self.clone(),
+            key: key.clone(),
+            owner: owner.clone(),
+            lease,
+            subscribed,
+        };
+        // Held until the outcome is taken, or was dropped and has begun to give something back: then this is idle no sooner.
+        let token = self.thread.token();
+        let (tell, told) = oneshot::channel();
+        let then: Then<_> = Box::new(move |first| {
+            let core = asking.core.clone();
+            if core.is_final(&first) {
+                let _ = tell.send((asking.outcome(sent, first), token));
+            } else {
+                core.thread.spawn(async move {
+                    let _ = tell.send((asking.retry(sent, first).await, token));
+                });
             }
-            // It was ours while the answers got lost, and lapsed: as late as an answer can come.
-            Ok(TryLockReply::Stale) => Err(Error::TooLate {
-                key: key.to_string(),
-                lease: lease.length,
-                took: lease.length,
-            }),
-            Err(e) => {
-                // Without an answer something may be there that nobody knows of; and where replicas did not confirm.
-                if e.is_transient() {
-                    let options = ReleaseOptions {
-                        keep_for: Duration::ZERO,
-                        check_expiry: false,
-                        unanswered: true,
-                    };
-                    self.release_in_background(key, owner, move || options);
-                }
-                Err(e)
-            }
+        });
+        let begun =
+            self.backend
+                .begin_try_lock(thread, (key, owner), lease.length, subscribed, then);
+        if let Err(then) = begun {
+            let (core, key, owner) = (self.clone(), key.clone(), owner.clone());
+            self.thread.spawn(async move {
+                let limit = core.backend.patience();
+                let asked = core
+                    .backend
+                    .try_lock(&key, &owner, lease.length, subscribed, limit);
+                then(asked.await);
+            });
+        }
+        match told.await {
+            Ok((outcome, _)) => outcome,
+            Err(_) => Err(self.no_thread(key, &io::Error::other("it has ended"))),
         }
     }
 
@@ -1181,23 +1214,61 @@ impl Core {
         Ok(lock)
     }
 
-    /// Gives back in the background what an owner may hold.
+    /// Gives back what an owner may hold, in the background; `over` is told how that ended.
+    fn release(
+        self: &Arc<Self>,
+        key: &Arc<str>,
+        owner: &Arc<str>,
+        options: impl Fn() -> ReleaseOptions + Send + Sync + 'static,
+        over: impl FnOnce(Result<OwnerReply, Error>) + Send + 'static,
+    ) {
+        let thread = match self.thread.handle() {
+            Ok(thread) => thread,
+            Err(e) => return over(Err(self.no_thread(key, &e))),
+        };
+        let (begun, token) = (Boottime::now(), self.thread.token());
+        let first_options = options();
+        let (core, of, by) = (self.clone(), key.clone(), owner.clone());
+        let then: Then<_> = Box::new(move |first| {
+            if core.is_final(&first) {
+                core.queues.wake(&of);
+                over(first);
+                drop(token);
+            } else {
+                core.clone().thread.spawn(async move {
+                    let limit = core.backend.patience();
+                    let ask = || core.backend.release(&of, &by, options(), limit);
+                    let answer = core.retry(limit, (begun, first), ask).await;
+                    core.queues.wake(&of);
+                    over(answer);
+                    drop(token);
+                });
+            }
+        });
+        let begun = self
+            .backend
+            .begin_release(thread, (key, owner), first_options, then);
+        if let Err(then) = begun {
+            let (core, key, owner) = (self.clone(), key.clone(), owner.clone());
+            self.thread.spawn(async move {
+                let limit = core.backend.patience();
+                let asked = core.backend.release(&key, &owner, first_options, limit);
+                then(asked.await);
+            });
+        }
+    }
+
+    /// As [`Core::release`], where nobody waits for the end.
     fn release_in_background(
         self: &Arc<Self>,
-        key: Arc<str>,
-        owner: Arc<str>,
+        key: &Arc<str>,
+        owner: &Arc<str>,
         options: impl Fn() -> ReleaseOptions + Send + Sync + 'static,
     ) {
-        let core = self.clone();
-        self.thread.spawn_tracked(async move {
-            let limit = core.backend.patience();
-            let out = core
-                .with_retries(limit, || core.backend.release(&key, &owner, options(), limit))
-                .await;
-            if let Err(e) = out {
+        self.release(key, owner, options, |answer| {
+            if let Err(e) = answer {
                 tracing::debug!(error = %e, "a lock could not be given back; it lapses with its lease");
             }
-            core.queues.wake(&key);
         });
     }
 
@@ -1210,6 +1281,75 @@ impl Core {
         };
         if self.run(key, subscribing).await.is_err() {
             std::future::pending().await
+        }
+    }
+}
+
+/// A try that is under way.
+struct TryLocking {
+    core: Arc<Core>,
+    key: Arc<str>,
+    owner: Arc<str>,
+    lease: config::Lease,
+    subscribed: bool,
+}
+
+impl TryLocking {
+    /// A lost answer is asked for again with the same owner.
+    async fn retry(
+        self,
+        sent: Boottime,
+        first: Result<TryLockReply, Error>,
+    ) -> Result<TryLockOutcome, Error> {
+        let limit = self.core.backend.patience();
+        let last_sent = AtomicU64::new(sent.0);
+        let ask = || {
+            last_sent.store(Boottime::now().0, Ordering::Relaxed);
+            let lease = self.lease.length;
+            self.core
+                .backend
+                .try_lock(&self.key, &self.owner, lease, self.subscribed, limit)
+        };
+        let answer = self.core.retry(limit, (sent, first), ask).await;
+        self.outcome(Boottime(last_sent.into_inner()), answer)
+    }
+
+    /// What may have been acquired without our knowledge is given back.
+    fn outcome(
+        self,
+        sent: Boottime,
+        answer: Result<TryLockReply, Error>,
+    ) -> Result<TryLockOutcome, Error> {
+        let Self {
+            core,
+            key,
+            owner,
+            lease,
+            ..
+        } = self;
+        match answer {
+            Ok(TryLockReply::Acquired(token)) => core
+                .acquired(key, owner, lease, Granted { token, sent })
+                .map(TryLockOutcome::Acquired),
+            Ok(TryLockReply::Held { owner, remaining }) => {
+                Ok(TryLockOutcome::Held { owner, remaining })
+            }
+            // It was ours while the answers got lost, and lapsed: as late as an answer can come.
+            Ok(TryLockReply::Stale) => Err(Error::TooLate {
+                key: key.to_string(),
+                lease: lease.length,
+                took: lease.length,
+            }),
+            Err(e) => {
+                // Without an answer something may be there that nobody knows of; and where replicas did not confirm.
+                if e.is_transient() {
+                    core.release_in_background(&key, &owner, || ReleaseOptions {
+                        unanswered: true,
+                        ..ReleaseOptions::default()
+                    });
+                }
+                Err(e)
+            }
         }
     }
 }

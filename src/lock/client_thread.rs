@@ -10,7 +10,7 @@ use tokio::{
     sync::oneshot,
     time::Sleep,
 };
-use tokio_util::task::TaskTracker;
+use tokio_util::task::{TaskTracker, task_tracker::TaskTrackerToken};
 
 use crate::clock::Boottime;
 
@@ -62,6 +62,11 @@ impl ClientThread {
             Err(e) if e.is_panic() => std::panic::resume_unwind(e.into_panic()),
             Err(e) => Err(io::Error::other(e)),
         }
+    }
+
+    /// Until it is dropped, this is not idle.
+    pub(super) fn token(&self) -> TaskTrackerToken {
+        self.work.token()
     }
 
     /// Has the thread do what nobody waits for but [`ClientThread::wait_idle`].

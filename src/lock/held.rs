@@ -2,15 +2,16 @@
 
 use std::{
     future::Future,
+    io,
     sync::{
         Arc, OnceLock, Weak,
-        atomic::{AtomicBool, AtomicU32, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
 
 use parking_lot::{Mutex, MutexGuard};
-use tokio::sync::{OwnedMutexGuard, watch};
+use tokio::sync::{OwnedMutexGuard, oneshot, watch};
 
 use super::{Core, Error, Kind, OwnerReply, ReleaseOptions, name_of, wait_queue::Waiter};
 use crate::{
@@ -59,8 +60,8 @@ struct State {
     held: HeldLease,
     phase: Phase,
     at_least_until: Boottime,
-    /// A request to give it back has left.
-    release_sent: bool,
+    /// Requests to give it back that have left.
+    releases_sent: u32,
 }
 
 pub(super) struct HeldLock {
@@ -75,8 +76,6 @@ pub(super) struct HeldLock {
     /// Tells of each change. Made when somebody follows the state: most locks are acquired and given back unwatched.
     changes: OnceLock<watch::Sender<()>>,
     renewing: AtomicBool,
-    /// Releases go one at a time.
-    releasing: tokio::sync::Mutex<()>,
 }
 
 impl std::fmt::Debug for HeldLock {
@@ -188,8 +187,7 @@ impl Lock {
     /// Dropping the future does not take the release back: it goes on in the background.
     pub async fn release(&self) -> Result<Released, Error> {
         self.hold.stop_trusting();
-        let releasing = self.hold.clone().release();
-        self.hold.core.run(self.key(), releasing).await
+        self.hold.clone().release().await
     }
 
     /// The lock stays held for at least `time` from its grant, even if it is given back sooner: for work that is over
@@ -241,13 +239,11 @@ impl Drop for Lock {
         });
         if left {
             let hold = &self.hold;
-            let (key, owner) = (hold.key.clone(), hold.owner.clone());
             let keep_until = hold.state().at_least_until;
             hold.core
-                .release_in_background(key, owner, move || ReleaseOptions {
+                .release_in_background(&hold.key, &hold.owner, move || ReleaseOptions {
                     keep_for: keep_until.since(Boottime::now()),
-                    check_expiry: false,
-                    unanswered: false,
+                    ..ReleaseOptions::default()
                 });
         }
     }
@@ -305,11 +301,10 @@ impl HeldLock {
                 held,
                 phase: Phase::Held,
                 at_least_until: Boottime(0),
-                release_sent: false,
+                releases_sent: 0,
             }),
             changes: OnceLock::new(),
             renewing: AtomicBool::new(false),
-            releasing: tokio::sync::Mutex::default(),
         }
     }
 
@@ -335,13 +330,6 @@ impl HeldLock {
 
     fn phase(&self) -> Phase {
         self.state().phase
-    }
-
-    fn enter(&self, phase: Phase) {
-        self.change(|s| {
-            s.phase = phase;
-            true
-        });
     }
 
     /// From `Held` only: what was given back is not lost.
@@ -530,53 +518,62 @@ impl HeldLock {
         });
     }
 
-    /// After [`HeldLock::stop_trusting`].
+    /// After [`HeldLock::stop_trusting`]. What comes of it is noted on the client's thread, whoever waits for it.
     async fn release(self: Arc<Self>) -> Result<Released, Error> {
-        let _one = self.releasing.lock().await;
-        let (phase, sent_before) = {
-            let mut s = self.state();
-            (s.phase, std::mem::replace(&mut s.release_sent, true))
-        };
+        let phase = self.phase();
         if phase == Phase::Released {
             return Ok(Released::Before);
         }
         // It was ours until it was let go.
         let trusted = phase == Phase::Releasing;
-        let limit = self.core.backend.patience();
-        let asked = AtomicU32::new(0);
-        let answer = self
-            .core
-            .with_retries(limit, || {
-                asked.fetch_add(1, Ordering::Relaxed);
-                let options = ReleaseOptions {
-                    keep_for: self.state().at_least_until.since(Boottime::now()),
-                    check_expiry: !trusted,
-                    unanswered: false,
-                };
-                self.core
-                    .backend
-                    .release(&self.key, &self.owner, options, limit)
-            })
-            .await;
-        self.core.queues.wake(&self.key);
-        match answer {
-            Ok(OwnerReply::Done) => {
-                self.enter(Phase::Released);
-                Ok(Released::Now)
+        let asking = self.clone();
+        let options = move || {
+            let mut s = asking.state();
+            s.releases_sent += 1;
+            ReleaseOptions {
+                keep_for: s.at_least_until.since(Boottime::now()),
+                check_expiry: !trusted,
+                unanswered: false,
             }
-            // It was ours, and an earlier request, whose answer got lost, has freed it.
-            Ok(OwnerReply::NotOwner(_)) if trusted && (sent_before || asked.into_inner() > 1) => {
-                self.enter(Phase::Released);
-                Ok(Released::Before)
-            }
-            Ok(OwnerReply::NotOwner(holder)) => {
-                self.enter(Phase::Gone);
-                Err(Error::NotHeld {
-                    key: self.key.to_string(),
-                    holder: holder.map(|o| name_of(&o).to_owned()),
-                })
-            }
-            Err(e) => Err(e),
-        }
+        };
+        let (tell, told) = oneshot::channel();
+        let hold = self.clone();
+        self.core
+            .release(&self.key, &self.owner, options, move |answer| {
+                let _ = tell.send(hold.released(answer, trusted));
+            });
+        told.await.unwrap_or_else(|_| {
+            let ended = io::Error::other("it has ended");
+            Err(self.core.no_thread(&self.key, &ended))
+        })
+    }
+
+    fn released(
+        &self,
+        answer: Result<OwnerReply, Error>,
+        trusted: bool,
+    ) -> Result<Released, Error> {
+        let answer = answer?;
+        let mut out = Ok(Released::Before);
+        self.change(|s| {
+            s.phase = match answer {
+                _ if s.phase == Phase::Released => return false,
+                OwnerReply::Done => {
+                    out = Ok(Released::Now);
+                    Phase::Released
+                }
+                // It was ours, and another request, whose answer got lost or is on its way, has freed it.
+                OwnerReply::NotOwner(_) if trusted && s.releases_sent > 1 => Phase::Released,
+                OwnerReply::NotOwner(holder) => {
+                    out = Err(Error::NotHeld {
+                        key: self.key.to_string(),
+                        holder: holder.map(|o| name_of(&o).to_owned()),
+                    });
+                    Phase::Gone
+                }
+            };
+            true
+        });
+        out
     }
 }

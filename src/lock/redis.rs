@@ -14,11 +14,14 @@ use async_trait::async_trait;
 use futures_util::StreamExt;
 use parking_lot::Mutex;
 use redis::{Cmd, Value, aio::PubSubSink};
-use tokio::sync::{mpsc, oneshot};
+use tokio::{
+    runtime::Handle,
+    sync::{mpsc, oneshot},
+};
 
-use self::lock_batcher::{BatchReply, LockBatcher, Request as BatchRequest, Route};
+use self::lock_batcher::{LockBatcher, Step};
 use super::{
-    Backend, Error, Kind, OwnerReply, ReleaseOptions, TryLockReply,
+    Backend, Error, Kind, OwnerReply, ReleaseOptions, Then, TryLockReply,
     period::PeriodReply,
     reentrant::{EnterReply, LeaveReply, LevelToLeave},
     wait_queue::{WaitQueues, made_by},
@@ -103,22 +106,23 @@ impl RedisLocks {
     /// Runs a script on the key `what` of the lock. With `confirm`, waits for the replicas.
     async fn call(
         &self,
-        (connection, limit): (&SharedConnection, Duration),
+        on: (&SharedConnection, Duration),
         script: &Script,
         (key, what): (&str, &str),
         args: &[Arg<'_>],
         confirm: bool,
     ) -> Result<Value, Error> {
-        let name = self.name(key, what);
-        // Room for all of it: this is most of what a lock costs on our side.
-        let mut call = Cmd::with_capacity(4 + args.len(), 128 + 2 * name.len());
-        call.arg("EVALSHA").arg(&*script.sha).arg("1").arg(&*name);
-        for arg in args {
-            match arg {
-                Arg::Text(text) => call.arg(*text),
-                Arg::Ms(time) => call.arg(millis(*time)),
-            };
-        }
+        let call = script_call(script, &self.name(key, what), args);
+        self.send(on, key, (script, call), confirm).await
+    }
+
+    async fn send(
+        &self,
+        (connection, limit): (&SharedConnection, Duration),
+        key: &str,
+        (script, call): (&Script, Cmd),
+        confirm: bool,
+    ) -> Result<Value, Error> {
         let replicas = if confirm { self.min_replicas } else { 0 };
         let asked = connection.run(limit, async |c| {
             let answer = c.eval(script, &call).await?;
@@ -129,7 +133,7 @@ impl RedisLocks {
             let wait = self.client.wait_for_replicas(replicas);
             Ok((answer, c.query(&wait).await?))
         });
-        let (answer, have) = asked.await.map_err(|e| self.call_error(key, e))?;
+        let (answer, have) = asked.await.map_err(|e| call_error(&self.client, key, e))?;
         if have < replicas {
             return Err(Error::NotReplicated {
                 key: key.to_owned(),
@@ -141,121 +145,28 @@ impl RedisLocks {
         Ok(answer)
     }
 
-    /// Acquires or gives back a plain lock: together with others, if more are asked for at one time.
-    async fn step(
-        &self,
-        step: Step,
-        key: &str,
-        owner: &str,
-        limit: Duration,
-    ) -> Result<Value, Error> {
-        // WAIT is for one grant; who has less time than others must not be waited for as long as they are.
-        let alone = self.min_replicas > 0 || limit != self.patience() || !step.is_common();
-        let mut _direct = None;
-        if !alone {
-            match self
-                .batcher
-                .route(|| step.with_others(self.name(key, LOCK), owner))
-            {
-                Route::Direct(direct) => _direct = Some(direct),
-                Route::Batched(answer) => match tokio::time::timeout(limit, answer).await {
-                    Ok(Ok(BatchReply::Value(value))) => return Ok(value),
-                    Ok(Ok(BatchReply::Failed(e))) => return Err(Error::of(key, e)),
-                    Ok(Ok(BatchReply::AskAlone) | Err(_)) => {}
-                    Err(_) => return Err(Error::of(key, self.batcher.timed_out(limit))),
-                },
-            }
-        }
-        let on = (&*self.connection, limit);
-        match step {
-            Step::TryLock { lease, subscribed } => {
-                let args = [
-                    Arg::Text(owner),
-                    Arg::Ms(lease + FENCE_TTL),
-                    Arg::Ms(FENCE_TTL),
-                    SUBSCRIBED,
-                ];
-                let args = &args[..if subscribed { 4 } else { 3 }];
-                self.call(on, &TRY_LOCK, (key, LOCK), args, true).await
-            }
-            Step::Release(ReleaseOptions {
-                keep_for,
-                check_expiry,
-                unanswered,
-            }) => {
-                let keep_for = match keep_for.is_zero() {
-                    true => Arg::Text(""),
-                    false => Arg::Ms(keep_for),
-                };
-                let check_expiry = Arg::Text(if check_expiry { "1" } else { "" });
-                let args = [
-                    Arg::Text(owner),
-                    Arg::Ms(FENCE_TTL),
-                    keep_for,
-                    check_expiry,
-                    Arg::Text("1"),
-                ];
-                let args = &args[..if unanswered { 5 } else { 4 }];
-                self.call(on, &RELEASE, (key, LOCK), args, false).await
-            }
-        }
-    }
-
-    fn call_error(&self, key: &str, e: CallError) -> Error {
-        match e {
-            CallError::NoAnswer(e) => Error::of(key, e),
-            CallError::Redis(e) if is_wrong_type(&e) => Error::WrongType {
-                key: key.to_owned(),
-                address: self.client.address.clone(),
-            },
-            CallError::Redis(e) => Error::of(key, self.client.error(&e)),
-        }
-    }
-
     fn understood<T>(&self, key: &str, read: Result<T, String>) -> Result<T, Error> {
-        read.map_err(|reason| Error::Corrupt {
+        understood(&self.client, key, read)
+    }
+}
+
+fn call_error(client: &Client, key: &str, e: CallError) -> Error {
+    match e {
+        CallError::NoAnswer(e) => Error::of(key, e),
+        CallError::Redis(e) if is_wrong_type(&e) => Error::WrongType {
             key: key.to_owned(),
-            address: self.client.address.clone(),
-            reason,
-        })
+            address: client.address.clone(),
+        },
+        CallError::Redis(e) => Error::of(key, client.error(&e)),
     }
 }
 
-/// What is asked for a plain lock, and may be asked together with others.
-#[derive(Clone, Copy)]
-enum Step {
-    TryLock { lease: Duration, subscribed: bool },
-    Release(ReleaseOptions),
-}
-
-impl Step {
-    /// What is rare goes alone.
-    fn is_common(self) -> bool {
-        match self {
-            Self::TryLock { .. } => true,
-            Self::Release(ReleaseOptions {
-                keep_for,
-                check_expiry,
-                unanswered,
-            }) => keep_for.is_zero() && !check_expiry && !unanswered,
-        }
-    }
-
-    fn with_others(self, name: String, owner: &str) -> BatchRequest {
-        let (step, ttl) = match self {
-            Self::TryLock { lease, subscribed } => {
-                let step = if subscribed { "w" } else { "t" };
-                (step, Some(millis(lease + FENCE_TTL)))
-            }
-            Self::Release(_) => ("r", None),
-        };
-        BatchRequest {
-            name,
-            step,
-            owner: owner.to_owned(),
-            ttl,
-        }
-    }
+fn understood<T>(client: &Client, key: &str, read: Result<T, String>) -> Result<T, Error> {
+    read.map_err(|reason| Error::Corrupt {
+        key: key.to_owned(),
+        address: client.address.clone(),
+        reason,
+    })
 }
 
 /// The one key of a lock.
@@ -270,6 +181,60 @@ enum Arg<'a> {
 
 fn millis(time: Duration) -> u64 {
     time.as_nanos().div_ceil(1_000_000).min(i64::MAX as u128) as u64
+}
+
+fn script_call(script: &Script, name: &str, args: &[Arg<'_>]) -> Cmd {
+    // Room for all of it: this is most of what a lock costs on our side.
+    let mut call = Cmd::with_capacity(4 + args.len(), 128 + 2 * name.len());
+    call.arg("EVALSHA").arg(&*script.sha).arg("1").arg(name);
+    for arg in args {
+        match arg {
+            Arg::Text(text) => call.arg(*text),
+            Arg::Ms(time) => call.arg(millis(*time)),
+        };
+    }
+    call
+}
+
+fn try_lock_call(
+    name: &str,
+    owner: &str,
+    lease: Duration,
+    subscribed: bool,
+) -> (&'static Script, Cmd) {
+    let args = [
+        Arg::Text(owner),
+        Arg::Ms(lease + FENCE_TTL),
+        Arg::Ms(FENCE_TTL),
+        SUBSCRIBED,
+    ];
+    let args = &args[..if subscribed { 4 } else { 3 }];
+    (&TRY_LOCK, script_call(&TRY_LOCK, name, args))
+}
+
+fn release_call(
+    name: &str,
+    owner: &str,
+    ReleaseOptions {
+        keep_for,
+        check_expiry,
+        unanswered,
+    }: ReleaseOptions,
+) -> (&'static Script, Cmd) {
+    let keep_for = match keep_for.is_zero() {
+        true => Arg::Text(""),
+        false => Arg::Ms(keep_for),
+    };
+    let check_expiry = Arg::Text(if check_expiry { "1" } else { "" });
+    let args = [
+        Arg::Text(owner),
+        Arg::Ms(FENCE_TTL),
+        keep_for,
+        check_expiry,
+        Arg::Text("1"),
+    ];
+    let args = &args[..if unanswered { 5 } else { 4 }];
+    (&RELEASE, script_call(&RELEASE, name, args))
 }
 
 #[async_trait]
@@ -291,9 +256,31 @@ impl Backend for RedisLocks {
         subscribed: bool,
         limit: Duration,
     ) -> Result<TryLockReply, Error> {
-        let step = Step::TryLock { lease, subscribed };
-        let answer = self.step(step, key, owner, limit).await?;
+        let call = try_lock_call(&self.name(key, LOCK), owner, lease, subscribed);
+        let on = (&*self.connection, limit);
+        let answer = self.send(on, key, call, true).await?;
         self.understood(key, reply::try_lock(answer))
+    }
+
+    fn begin_try_lock(
+        &self,
+        thread: &Handle,
+        who @ (key, _): (&Arc<str>, &Arc<str>),
+        lease: Duration,
+        subscribed: bool,
+        then: Then<TryLockReply>,
+    ) -> Result<(), Then<TryLockReply>> {
+        // WAIT is for one grant.
+        if self.min_replicas > 0 {
+            return Err(then);
+        }
+        let step = Step::TryLock {
+            lease,
+            subscribed,
+            then,
+        };
+        self.batcher.ask(thread, self.name(key, LOCK), who, step);
+        Ok(())
     }
 
     async fn renew(
@@ -323,9 +310,26 @@ impl Backend for RedisLocks {
         options: ReleaseOptions,
         limit: Duration,
     ) -> Result<OwnerReply, Error> {
-        let step = Step::Release(options);
-        let answer = self.step(step, key, owner, limit).await?;
+        let call = release_call(&self.name(key, LOCK), owner, options);
+        let on = (&*self.connection, limit);
+        let answer = self.send(on, key, call, false).await?;
         self.understood(key, reply::owner(answer))
+    }
+
+    fn begin_release(
+        &self,
+        thread: &Handle,
+        who @ (key, _): (&Arc<str>, &Arc<str>),
+        options: ReleaseOptions,
+        then: Then<OwnerReply>,
+    ) -> Result<(), Then<OwnerReply>> {
+        // What is rare goes alone.
+        if self.min_replicas > 0 || options != ReleaseOptions::default() {
+            return Err(then);
+        }
+        let step = Step::Release { then };
+        self.batcher.ask(thread, self.name(key, LOCK), who, step);
+        Ok(())
     }
 
     async fn holder(

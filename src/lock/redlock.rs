@@ -464,14 +464,11 @@ impl Drop for Share {
     fn drop(&mut self) {
         if self.armed.load(SeqCst) {
             let unanswered = self.unanswered.load(SeqCst);
-            let (key, owner) = (self.key.clone(), self.owner.clone());
-            let options = ReleaseOptions {
-                keep_for: Duration::ZERO,
-                check_expiry: false,
-                unanswered,
-            };
             let core = &self.node.core;
-            core.release_in_background(key, owner, move || options);
+            core.release_in_background(&self.key, &self.owner, move || ReleaseOptions {
+                unanswered,
+                ..ReleaseOptions::default()
+            });
         }
     }
 }

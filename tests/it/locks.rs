@@ -1563,8 +1563,9 @@ async fn sixty_four_tasks_on_one_key_try_once_for_each_win() {
     for t in tasks {
         within(t).await.unwrap();
     }
-    let commands = calls(server, "evalsha") as f64;
-    let tries = (commands - 640.0) / 640.0;
+    // Each try and each release looks at the key once; several of them may have traveled together.
+    let looks = calls(server, "get") as f64;
+    let tries = (looks - 640.0) / 640.0;
     assert!(tries <= 1.1, "{tries} tries for each win");
 }
 

@@ -1,23 +1,34 @@
 //! Locks that are acquired and given back at one time travel together: one script call for many of them.
 //!
-//! One or two at a time are asked for directly, each by its own script: nothing is gained by waiting for others then. While more
-//! are asked for, one task sends them all, in the order in which they came, two calls at a time.
+//! One task on the client's thread sends them all, in the order in which they came, and hands out the answers. Whoever asks only puts his
+//! request into the queue: he needs no task of his own there, and nobody waits for him. One that comes alone is asked for at once,
+//! by its own script; what comes while calls are under way collects for the next.
 
 use std::{
     collections::VecDeque,
+    convert::Infallible,
+    future::poll_fn,
     pin::Pin,
     sync::{Arc, LazyLock},
-    task::Poll,
+    task::{Poll, Waker},
     time::Duration,
 };
 
+use futures_util::future::join_all;
 use parking_lot::{Mutex, MutexGuard};
 use redis::{Cmd, Value};
-use tokio::sync::{Notify, oneshot};
+use tokio::runtime::Handle;
 
-use crate::store::{
-    self, FENCE_TTL,
-    connection::{CallError, Client, Script, SharedConnection, is_lost},
+use super::{
+    super::{Error, OwnerReply, ReleaseOptions, Then, TryLockReply},
+    call_error, millis, release_call, reply, try_lock_call, understood,
+};
+use crate::{
+    clock::Boottime,
+    store::{
+        self, FENCE_TTL,
+        connection::{CallError, Client, Script, SharedConnection, is_lost},
+    },
 };
 
 static BATCH: LazyLock<Script> = LazyLock::new(|| {
@@ -31,64 +42,124 @@ static BATCH: LazyLock<Script> = LazyLock::new(|| {
     ))
 });
 
-/// So many at one time are asked for by themselves.
-const MAX_DIRECT: usize = 2;
 /// Calls under way at one time: while the server works on one, we make and read others. What comes in meanwhile collects
 /// for the next.
 const IN_FLIGHT: usize = 4;
 /// Locks in one call: a server that is asked for so many is busy for less than a millisecond.
 const MAX_BATCH: usize = 64;
 
-/// What is asked for one lock; as in lua/lock/batch.lua.
+/// What is asked for one lock. Its `then` is handed an answer, whatever happens.
 pub(super) struct Request {
-    pub(super) name: String,
-    pub(super) step: &'static str,
-    pub(super) owner: String,
-    /// Milliseconds; of a try_lock.
-    pub(super) ttl: Option<u64>,
+    batcher: Arc<LockBatcher>,
+    /// The lock's key, as the server has it.
+    name: String,
+    key: Arc<str>,
+    owner: Arc<str>,
+    asked: Boottime,
+    /// None: it was answered.
+    step: Option<Step>,
 }
 
-pub(super) enum BatchReply {
-    Value(Value),
-    Failed(store::Error),
-    /// Not answered in a batch: to be asked for alone.
-    AskAlone,
+pub(super) enum Step {
+    TryLock {
+        lease: Duration,
+        subscribed: bool,
+        then: Then<TryLockReply>,
+    },
+    Release {
+        then: Then<OwnerReply>,
+    },
 }
 
-type Queued = (Request, oneshot::Sender<BatchReply>);
+impl Request {
+    fn new(
+        batcher: &Arc<LockBatcher>,
+        name: String,
+        (key, owner): (&Arc<str>, &Arc<str>),
+        step: Step,
+    ) -> Self {
+        Self {
+            batcher: batcher.clone(),
+            name,
+            key: key.clone(),
+            owner: owner.clone(),
+            asked: Boottime::now(),
+            step: Some(step),
+        }
+    }
+
+    fn answer(mut self, answer: Result<Value, Error>) {
+        let client = &self.batcher.client;
+        match self.step.take() {
+            Some(Step::TryLock { then, .. }) => {
+                then(answer.and_then(|a| understood(client, &self.key, reply::try_lock(a))));
+            }
+            Some(Step::Release { then }) => {
+                then(answer.and_then(|a| understood(client, &self.key, reply::owner(a))));
+            }
+            None => {}
+        }
+    }
+
+    fn fail(self, e: store::Error) {
+        let e = Error::of(&self.key, e);
+        self.answer(Err(e));
+    }
+
+    /// What is left of the time that an answer may take.
+    fn left(&self) -> Duration {
+        let waited = Boottime::now().since(self.asked);
+        self.batcher.patience().saturating_sub(waited)
+    }
+
+    /// By its own script.
+    async fn send_alone(self) {
+        let (name, owner) = (&*self.name, &*self.owner);
+        let (script, call) = match self.step {
+            Some(Step::TryLock {
+                lease, subscribed, ..
+            }) => try_lock_call(name, owner, lease, subscribed),
+            _ => release_call(name, owner, ReleaseOptions::default()),
+        };
+        let LockBatcher {
+            connection, client, ..
+        } = &*self.batcher;
+        let asked = connection.run(self.left(), async |c| c.eval(script, &call).await);
+        let answer = asked.await;
+        let answer = answer.map_err(|e| call_error(client, &self.key, e));
+        self.answer(answer);
+    }
+}
+
+impl Drop for Request {
+    /// Only if what sends it has panicked is it not answered.
+    fn drop(&mut self) {
+        let failed = || Error::Unreachable {
+            key: self.key.to_string(),
+            address: self.batcher.client.address.clone(),
+            reason: "the request was not sent".to_owned(),
+        };
+        match self.step.take() {
+            Some(Step::TryLock { then, .. }) => then(Err(failed())),
+            Some(Step::Release { then }) => then(Err(failed())),
+            None => {}
+        }
+    }
+}
 
 pub(super) struct LockBatcher {
     client: Client,
     connection: Arc<SharedConnection>,
     state: Mutex<State>,
-    /// Something was put into the queue.
-    more: Notify,
 }
 
 #[derive(Default)]
 struct State {
-    /// Asked for directly, and not answered yet.
-    direct: usize,
-    queue: VecDeque<Queued>,
+    queue: VecDeque<Request>,
     /// A task sends what is in the queue.
     sending: bool,
-}
-
-/// How one is to be asked for.
-pub(super) enum Route {
-    /// By itself, as long as this lives.
-    Direct(DirectRequest),
-    /// With others; here comes the answer. A sender that is gone says as much as [`BatchReply::AskAlone`].
-    Batched(oneshot::Receiver<BatchReply>),
-}
-
-/// Counts as one that is under way.
-pub(super) struct DirectRequest(Arc<LockBatcher>);
-
-impl Drop for DirectRequest {
-    fn drop(&mut self) {
-        self.0.state().direct -= 1;
-    }
+    /// Wakes that task, if it waits for the next request.
+    idle: Option<Waker>,
 }
 
 impl LockBatcher {
@@ -97,7 +168,6 @@ impl LockBatcher {
             client,
             connection,
             state: Mutex::default(),
-            more: Notify::new(),
         }
     }
 
@@ -106,33 +176,33 @@ impl LockBatcher {
         self.client.timeout * 3
     }
 
-    pub(super) fn timed_out(&self, limit: Duration) -> store::Error {
-        self.connection.timed_out(limit)
-    }
-
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock()
     }
 
-    pub(super) fn route(self: &Arc<Self>, request: impl FnOnce() -> Request) -> Route {
+    /// Takes down what is asked for; `thread` asks.
+    pub(super) fn ask(
+        self: &Arc<Self>,
+        thread: &Handle,
+        name: String,
+        who: (&Arc<str>, &Arc<str>),
+        step: Step,
+    ) {
+        let request = Request::new(self, name, who, step);
         let mut state = self.state();
-        if !state.sending && state.direct < MAX_DIRECT {
-            state.direct += 1;
-            return Route::Direct(DirectRequest(self.clone()));
+        state.queue.push_back(request);
+        let sending = std::mem::replace(&mut state.sending, true);
+        let idle = state.idle.take();
+        drop(state);
+        if let Some(sender) = idle {
+            sender.wake();
+        } else if !sending {
+            thread.spawn(Sender(self.clone()).run());
         }
-        let (tell, answer) = oneshot::channel();
-        state.queue.push_back((request(), tell));
-        if std::mem::replace(&mut state.sending, true) {
-            drop(state);
-            self.more.notify_one();
-        } else {
-            tokio::spawn(Sender(self.clone()).run());
-        }
-        Route::Batched(answer)
     }
 }
 
-/// Empties the queue, and ends when it stays empty.
+/// Sends what is in the queue, as long as its thread lives.
 struct Sender(Arc<LockBatcher>);
 
 type Call = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -140,96 +210,99 @@ type Call = Pin<Box<dyn Future<Output = ()> + Send>>;
 impl Sender {
     async fn run(self) {
         let mut calls: Vec<Call> = vec![];
-        loop {
-            // Others are about to ask too: let them.
-            tokio::task::yield_now().await;
-            while calls.len() < IN_FLIGHT
-                && let Some(batch) = self.next(calls.is_empty())
-            {
-                calls.push(Box::pin(send(self.0.clone(), batch)));
-            }
-            if calls.is_empty() {
-                return;
-            }
+        let never: Infallible = poll_fn(|cx| {
             // The older one first: what is polled first is sent first.
-            let answered = std::future::poll_fn(|cx| {
-                let before = calls.len();
-                calls.retain_mut(|f| f.as_mut().poll(cx).is_pending());
-                match calls.len() < before {
-                    true => Poll::Ready(()),
-                    false => Poll::Pending,
+            calls.retain_mut(|call| call.as_mut().poll(cx).is_pending());
+            while calls.len() < IN_FLIGHT
+                && let Some(batch) = self.next(cx.waker())
+            {
+                let mut call: Call = Box::pin(send(self.0.clone(), batch));
+                if call.as_mut().poll(cx).is_pending() {
+                    calls.push(call);
                 }
-            });
-            tokio::select! {
-                biased;
-                () = answered => {}
-                () = self.0.more.notified() => {}
             }
-        }
+            Poll::Pending
+        })
+        .await;
+        match never {}
     }
 
-    /// What is in the queue; None: nothing is. `last`: then this task ends.
-    fn next(&self, last: bool) -> Option<Vec<Queued>> {
+    /// What is in the queue; None: nothing is, and `waker` is woken by what comes next.
+    fn next(&self, waker: &Waker) -> Option<Vec<Request>> {
         let mut state = self.0.state();
-        let mut batch = Vec::with_capacity(state.queue.len().min(MAX_BATCH));
-        while batch.len() < MAX_BATCH
-            && let Some(next) = state.queue.pop_front()
-        {
-            // Who does not wait any more has acquired nothing yet, and shall not.
-            if !next.1.is_closed() {
-                batch.push(next);
-            }
-        }
-        if batch.is_empty() {
-            if last {
-                state.sending = false;
-            }
+        if state.queue.is_empty() {
+            state.idle = Some(waker.clone());
             return None;
         }
-        Some(batch)
+        let n = state.queue.len().min(MAX_BATCH);
+        Some(state.queue.drain(..n).collect())
     }
 }
 
-async fn send(batcher: Arc<LockBatcher>, batch: Vec<Queued>) {
-    let bytes: usize = batch
-        .iter()
-        .map(|(a, _)| a.name.len() + a.owner.len())
-        .sum();
+impl Drop for Sender {
+    /// Should it have panicked, the next request starts another.
+    fn drop(&mut self) {
+        let left = std::mem::take(&mut *self.0.state());
+        drop(left);
+    }
+}
+
+async fn send(batcher: Arc<LockBatcher>, mut batch: Vec<Request>) {
+    // The first has waited for longest.
+    while batch.first().is_some_and(|r| r.left().is_zero()) {
+        let late = batcher.connection.timed_out(batcher.patience());
+        batch.remove(0).fail(late);
+    }
+    if batch.len() > 1 {
+        batch = send_together(&batcher, batch).await;
+    }
+    join_all(batch.into_iter().map(Request::send_alone)).await;
+}
+
+/// In one call. Returns what has to be sent alone.
+async fn send_together(batcher: &LockBatcher, batch: Vec<Request>) -> Vec<Request> {
+    let bytes: usize = batch.iter().map(|r| r.name.len() + r.owner.len()).sum();
     let mut call = Cmd::with_capacity(4 + 4 * batch.len(), 96 + 24 * batch.len() + bytes);
     call.arg("EVALSHA").arg(&*BATCH.sha).arg(batch.len());
-    for (request, _) in &batch {
+    for request in &batch {
         call.arg(&*request.name);
     }
     call.arg(FENCE_TTL.as_millis() as u64);
-    for (request, _) in &batch {
-        call.arg(request.step).arg(&*request.owner);
-        if let Some(ms) = request.ttl {
-            call.arg(ms);
+    for request in &batch {
+        let owner = &*request.owner;
+        match request.step {
+            Some(Step::TryLock {
+                lease, subscribed, ..
+            }) => {
+                let step = if subscribed { "w" } else { "t" };
+                let ttl = millis(lease + FENCE_TTL);
+                call.arg(step).arg(owner).arg(ttl);
+            }
+            _ => {
+                call.arg("r").arg(owner);
+            }
         }
     }
-    let limit = batcher.patience();
+    let limit = batch[0].left();
     let asked = batcher
         .connection
         .run(limit, async |c| c.eval(&BATCH, &call).await);
     let failed = match asked.await {
         Ok(Value::Array(answers)) if answers.len() == batch.len() => {
-            for (answer, (_, tell)) in answers.into_iter().zip(batch) {
-                let _ = tell.send(match answer {
-                    Value::SimpleString(_) => BatchReply::AskAlone,
-                    value => BatchReply::Value(value),
-                });
+            let mut rest = vec![];
+            for (request, answer) in batch.into_iter().zip(answers) {
+                match answer {
+                    Value::SimpleString(_) => rest.push(request),
+                    value => request.answer(Ok(value)),
+                }
             }
-            return;
+            return rest;
         }
-        Err(CallError::NoAnswer(e)) => Some(e),
-        Err(CallError::Redis(e)) if is_lost(&e) => Some(batcher.client.error(&e)),
+        Err(CallError::NoAnswer(e)) => e,
+        Err(CallError::Redis(e)) if is_lost(&e) => batcher.client.error(&e),
         // The server does not take them together, and has done nothing: keys on several nodes, or some that this user may not touch.
-        Ok(_) | Err(CallError::Redis(_)) => None,
+        Ok(_) | Err(CallError::Redis(_)) => return batch,
     };
-    for (_, tell) in batch {
-        let _ = tell.send(match &failed {
-            Some(e) => BatchReply::Failed(e.clone()),
-            None => BatchReply::AskAlone,
-        });
-    }
+    batch.into_iter().for_each(|r| r.fail(failed.clone()));
+    vec![]
 }

@@ -1,6 +1,11 @@
 //! A client works on a thread of its own: nothing of it depends on the runtime of its caller.
 
-use std::task::{Context, Poll, Wake, Waker};
+use std::{
+    pin::Pin,
+    sync::mpsc,
+    task::{Context, Poll, Wake, Waker},
+    thread::JoinHandle,
+};
 
 use super::*;
 
@@ -217,6 +222,169 @@ fn a_client_needs_no_runtime_of_its_caller() {
             assert!(e.to_string().contains("no instant"), "{e}");
         }
     });
+}
+
+/// A caller whose futures were polled once, and whose thread and runtime do nothing any more until this is dropped.
+struct Starved {
+    end: Option<mpsc::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+type Asking = Pin<Box<dyn Future<Output = ()>>>;
+
+impl Starved {
+    fn after_one_poll(ask: impl FnOnce() -> Vec<Asking> + Send + 'static) -> Self {
+        let (end, ended) = mpsc::channel::<()>();
+        let (polled, begun) = mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            runtime().block_on(async {
+                let mut asking = ask();
+                for asking in &mut asking {
+                    let _ = futures_util::poll!(asking);
+                }
+                polled.send(()).unwrap();
+                let _ = ended.recv();
+            });
+        });
+        begun.recv().unwrap();
+        Self {
+            end: Some(end),
+            thread: Some(thread),
+        }
+    }
+}
+
+impl Drop for Starved {
+    fn drop(&mut self) {
+        drop(self.end.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// It has begun to connect, its requests are among those of others, and what it gives back others wait for.
+#[test]
+fn a_caller_that_is_not_polled_holds_up_nobody() {
+    both(|bed| {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let c = once(bed);
+        let starved = {
+            let c = c.clone();
+            Starved::after_one_poll(move || {
+                let ask = |i| {
+                    let c = c.clone();
+                    async move { drop(c.try_lock(&format!("starved-{i}"), LONG, NoRetry).await) }
+                };
+                (0..100).map(|i| -> Asking { Box::pin(ask(i)) }).collect()
+            })
+        };
+        // Longer than it may take to connect.
+        std::thread::sleep(1200 * MS);
+        runtime.block_on(async {
+            let lock = within(take(&c, "k", LONG)).await;
+            within(lock.renew()).await.unwrap();
+            within(lock.release()).await.unwrap();
+        });
+        drop(starved);
+        runtime.block_on(async {
+            for i in 0..100 {
+                until_free(&c, &format!("starved-{i}")).await;
+            }
+        });
+
+        let inner = c.reentrant("l", LONG).unwrap();
+        let (lock, turn) = runtime.block_on(async {
+            assert_eq!(levels(inner.try_enter(NoRetry).await.unwrap()), 1);
+            let turn = c.singleflight_lock("s", LONG, LONG).await.unwrap();
+            (take(&c, "k", LONG).await, acquired(turn))
+        });
+        let (lock, turn) = (Arc::new(lock), Arc::new(turn));
+        let waiters = {
+            let (c, other) = (c.clone(), c.reentrant("l", LONG).unwrap());
+            runtime.spawn(async move {
+                let (lock, turn, entered) = tokio::join!(
+                    c.lock("k", LONG, LONG),
+                    c.singleflight_lock("s", LONG, LONG),
+                    other.enter(LONG)
+                );
+                drop((acquired(lock.unwrap()), acquired(turn.unwrap())));
+                assert_eq!(levels(entered.unwrap()), 1);
+            })
+        };
+        std::thread::sleep(50 * MS);
+        assert!(!waiters.is_finished());
+        let starved = {
+            let (lock, turn) = (lock.clone(), turn.clone());
+            Starved::after_one_poll(move || {
+                vec![
+                    Box::pin(async move { drop(lock.release().await) }),
+                    Box::pin(async move { drop(turn.release().await) }),
+                    Box::pin(async move { drop(inner.leave().await) }),
+                ]
+            })
+        };
+        runtime.block_on(async {
+            within(waiters).await.unwrap();
+            within(lock.release()).await.unwrap();
+        });
+        drop(starved);
+    });
+}
+
+struct Panics;
+impl Wake for Panics {
+    fn wake(self: Arc<Self>) {
+        panic!("as the test has it");
+    }
+}
+
+/// It is the caller's, and called on the client's thread.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_waker_that_panics_harms_nobody_else() {
+    let bed = Bed::redis();
+    let c = bed.client();
+    for round in 0..5 {
+        let others = join_all((0..20).map(|i| {
+            let c = c.clone();
+            async move { take(&c, &format!("k-{round}-{i}"), LONG).await }
+        }));
+        tokio::pin!(others);
+        assert!(futures_util::poll!(&mut others).is_pending());
+        let mut asking = Box::pin(c.try_lock("k", LONG, NoRetry));
+        let waker = Waker::from(Arc::new(Panics));
+        let _ = asking.as_mut().poll(&mut Context::from_waker(&waker));
+        for lock in within(others).await {
+            within(lock.release()).await.unwrap();
+        }
+        drop(asking);
+        until_free(&c, "k").await;
+    }
+}
+
+/// Also one for which no call was free.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_of_many_is_answered_in_time_though_the_server_hangs() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(server.port());
+    let mut config = Store::from_url(&proxy.url()).unwrap();
+    config.retry.attempts = 0;
+    config.timeout = Duration::from_secs(1);
+    let c = LockClient::with_config(&config).unwrap();
+    drop(take(&c, "k", LONG).await);
+    c.wait_idle().await;
+    proxy.set(Fault::BlackHoleUp);
+    let begun = Instant::now();
+    let all = (0..1000).map(|i| {
+        let c = c.clone();
+        async move { c.try_lock(&format!("k-{i}"), LONG, NoRetry).await }
+    });
+    for answer in within(join_all(all)).await {
+        assert!(matches!(answer, Err(Error::Unreachable { .. })));
+    }
+    // Three times what the server is given for an answer, and time to spare.
+    let took = begun.elapsed();
+    assert!(took < Duration::from_secs(6), "{took:?}");
 }
 
 const ALONE: &str = "SOLOIST_TEST_ALONE";
