@@ -19,6 +19,8 @@ mod state;
 #[cfg(test)]
 mod tests;
 
+use std::ops::ControlFlow;
+
 pub use self::{control::*, message::*, register::*, renew::*, settle::*, state::*};
 use super::belief;
 use crate::model::{Occurrence, Outcome, RunRecord, Trigger};
@@ -78,178 +80,30 @@ pub fn claim(
     if let Some(i) = open {
         return claim_open(st, i, c, now, incarnation, effects);
     }
-    let late = match c.start_by {
-        PASSED_IN_DOUBT => IN_DOUBT,
-        _ => TOO_LATE,
-    };
-    let at = match &c.target {
-        Target::Scheduled(at) => {
-            if at.0 <= st.newest {
-                return Answer::Settled(st.last.clone().filter(|l| l.occurrence == *at));
-            }
-            if now_us < at.0 * 1000 {
-                return Answer::Early {
-                    wait_us: at.0 * 1000 - now_us,
-                };
-            }
-            // Somebody has the job, and it is enabled.
-            st.off = 0;
-            *at
-        }
-        Target::Manual { key, before } => {
-            if !st.triggers.iter().any(|t| t.key == *key) {
-                let at = st
-                    .triggered
-                    .iter()
-                    .find(|t| t.key == *key)
-                    .map(|t| t.occurrence);
-                return Answer::Settled(st.last.clone().filter(|l| Some(l.occurrence) == at));
-            }
-            // Where `before` has passed and is not decided, there must be room for more than one trigger.
-            let at = match before {
-                Some(b) if b.0 <= now => (st.newest + 1).max(b.0 - 1000),
-                _ => now,
-            };
-            if at <= st.newest || before.is_some_and(|b| at >= b.0) {
-                if now > c.start_by {
-                    // To be recorded it needs no room, only an instant that is no scheduled one.
-                    let at = Occurrence(if now % 1000 == 0 { now + 1 } else { now });
-                    return not_started(st, c, at, now, Outcome::Missed, late.to_owned(), effects);
-                }
-                // Where the clock stands behind what is decided, there is room when it has come that far.
-                let room_us = (st.newest + 1) * 1000 - now_us;
-                let wait_us = if at <= st.newest { room_us } else { 1000 };
-                return Answer::Early { wait_us };
-            }
-            Occurrence(at)
-        }
-    };
-    let never = match c.start_by {
-        REMOVED => JOB_REMOVED,
-        _ => OVERDUE,
-    };
-    if c.missed.iter().any(|m| m.last < at && st.decided_in(m)) {
-        return Answer::Behind {
-            newest: Occurrence(st.newest),
-            early: st.early.clone(),
-        };
+    match claim_undecided(st, c, now_us, incarnation, effects) {
+        ControlFlow::Continue(grant) => Answer::Granted(grant),
+        ControlFlow::Break(answer) => answer,
     }
-    for m in c.missed.iter().filter(|m| m.last < at) {
-        if m.last.0 > st.newest {
-            st.newest = m.last.0;
-            effects
-                .records
-                .push(not_run(c, m.last, Outcome::Missed, m.count, never));
-        }
-    }
-    let manual = matches!(c.target, Target::Manual { .. });
-    let ran = !manual && st.early.contains(&at);
-    if ran {
-        st.newest = at.0;
-    }
-    st.early.retain(|e| e.0 > st.newest);
-    if ran {
-        return Answer::Settled(st.last.clone().filter(|l| l.occurrence == at));
-    }
-    if !manual && let Some(p) = &st.pause {
-        if p.until.is_none_or(|until| now < until) {
-            let reason = p
-                .reason
-                .as_ref()
-                .map_or_else(|| PAUSED.to_owned(), |r| format!("{PAUSED}: {r}"));
-            return decide(st, c, at, now, Outcome::Skipped, reason, effects);
-        }
-        st.pause = None;
-    }
-    if !manual && st.skip > 0 {
-        st.skip -= 1;
-        effects
-            .events
-            .push(Event::Controlled { job: c.job.clone() });
-        return decide(
-            st,
-            c,
-            at,
-            now,
-            Outcome::Skipped,
-            SKIPPED.to_owned(),
-            effects,
-        );
-    }
-    if now > c.start_by {
-        let reason = if c.start_by <= NEVER { never } else { late };
-        return decide(st, c, at, now, Outcome::Missed, reason.to_owned(), effects);
-    }
-    let until_resumed = st.until_resumed(now);
+}
+
+/// A step towards a grant. Break: it is answered otherwise.
+type Step<T> = ControlFlow<Answer, T>;
+
+/// Nobody has the occurrence.
+fn claim_undecided(
+    st: &mut State,
+    c: &Claim,
+    now_us: i64,
+    incarnation: &str,
+    effects: &mut Effects,
+) -> Step<Grant> {
+    let now = now_us.div_euclid(1000);
+    let at = due(st, c, now_us, effects)?;
+    give_up_missed(st, c, at, effects)?;
+    look_whether_it_ran_early(st, c, at)?;
+    look_whether_it_is_to_run(st, c, at, now, effects)?;
     if c.overlap != Overlap::Allow {
-        if !manual
-            && c.overlap == Overlap::Skip
-            && st
-                .last
-                .as_ref()
-                .is_some_and(|l| l.from <= at.0 && at.0 < l.to)
-        {
-            return decide(
-                st,
-                c,
-                at,
-                now,
-                Outcome::Skipped,
-                OVERLAPS.to_owned(),
-                effects,
-            );
-        }
-        if let Some(e) = st.open.first()
-            && e.next_attempt.is_none()
-            && e.is(c.observed.as_ref())
-        {
-            lapse(st, 0, c, now, effects);
-        }
-        // More than one only where the policy was Allow before.
-        while let Some(e) = st.open.first_mut() {
-            match e.next_attempt {
-                Some(next_attempt) if next_attempt.trigger == Trigger::Takeover => {
-                    return until_resumed.unwrap_or(Answer::RunFirst(e.run.occurrence));
-                }
-                Some(next_attempt) if c.overlap == Overlap::Queue => {
-                    if now >= next_attempt.at {
-                        return until_resumed.unwrap_or(Answer::RunFirst(e.run.occurrence));
-                    }
-                    return Answer::Later {
-                        wait_ms: next_attempt.at - now,
-                    };
-                }
-                // A pending retry gives way to a newer occurrence: its attempt would carry an older token.
-                Some(_) => {
-                    st.open.remove(0);
-                }
-                None => {
-                    // Proof that the run was going on when this occurrence was due. Without it the run before may be
-                    // dead, and skipping for a dead run's sake would lose this one; or it is overdue itself, and
-                    // only began later.
-                    let alive = e.run.granted_at <= at.0
-                        && (e.renewed_at >= at.0 || c.holds.contains(&e.run.id));
-                    if !manual && c.overlap == Overlap::Skip && alive {
-                        return decide(
-                            st,
-                            c,
-                            at,
-                            now,
-                            Outcome::Skipped,
-                            OVERLAPS.to_owned(),
-                            effects,
-                        );
-                    }
-                    if c.overlap == Overlap::Replace && e.stop.is_none() {
-                        e.stop = Some(Stop::Replaced);
-                        effects.events.push(Event::Stop { job: c.job.clone() });
-                    }
-                    let e = e.clone();
-                    st.waiting = true;
-                    return Answer::Blocked(e);
-                }
-            }
-        }
+        look_at_other_runs(st, c, at, now, effects)?;
     }
     let key = match &c.target {
         Target::Manual { key, .. } => {
@@ -267,7 +121,216 @@ pub fn claim(
     let open = Open::granted(c, first, key, now, incarnation);
     let grant = open.grant();
     st.open.push(open);
-    Answer::Granted(grant)
+    ControlFlow::Continue(grant)
+}
+
+/// The occurrence, if its time has come and it is not decided. That of a trigger is given here.
+fn due(st: &mut State, c: &Claim, now_us: i64, effects: &mut Effects) -> Step<Occurrence> {
+    let now = now_us.div_euclid(1000);
+    match &c.target {
+        Target::Scheduled(at) => {
+            if at.0 <= st.newest {
+                let last = st.last.clone().filter(|l| l.occurrence == *at);
+                return ControlFlow::Break(Answer::Settled(last));
+            }
+            if now_us < at.0 * 1000 {
+                let wait_us = at.0 * 1000 - now_us;
+                return ControlFlow::Break(Answer::Early { wait_us });
+            }
+            // Somebody has the job, and it is enabled.
+            st.off = 0;
+            ControlFlow::Continue(*at)
+        }
+        Target::Manual { key, before } => {
+            if !st.triggers.iter().any(|t| t.key == *key) {
+                let at = st.triggered.iter().find(|t| t.key == *key);
+                let at = at.map(|t| t.occurrence);
+                let last = st.last.clone().filter(|l| Some(l.occurrence) == at);
+                return ControlFlow::Break(Answer::Settled(last));
+            }
+            // Where `before` has passed and is not decided, there must be room for more than one trigger.
+            let at = match before {
+                Some(b) if b.0 <= now => (st.newest + 1).max(b.0 - 1000),
+                _ => now,
+            };
+            if at > st.newest && before.is_none_or(|b| at < b.0) {
+                return ControlFlow::Continue(Occurrence(at));
+            }
+            if now > c.start_by {
+                // To be recorded it needs no room, only an instant that is no scheduled one.
+                let at = Occurrence(if now % 1000 == 0 { now + 1 } else { now });
+                let reason = too_late(c).to_owned();
+                let answer = not_started(st, c, at, now, Outcome::Missed, reason, effects);
+                return ControlFlow::Break(answer);
+            }
+            // Where the clock stands behind what is decided, there is room when it has come that far.
+            let room_us = (st.newest + 1) * 1000 - now_us;
+            let wait_us = if at <= st.newest { room_us } else { 1000 };
+            ControlFlow::Break(Answer::Early { wait_us })
+        }
+    }
+}
+
+/// Why an occurrence whose time to start is over is recorded as missed.
+fn too_late(c: &Claim) -> &'static str {
+    match c.start_by {
+        PASSED_IN_DOUBT => IN_DOUBT,
+        _ => TOO_LATE,
+    }
+}
+
+/// The same of one that was never to start.
+fn never(c: &Claim) -> &'static str {
+    match c.start_by {
+        REMOVED => JOB_REMOVED,
+        _ => OVERDUE,
+    }
+}
+
+/// Records what the claim gives up before `at`.
+fn give_up_missed(st: &mut State, c: &Claim, at: Occurrence, effects: &mut Effects) -> Step<()> {
+    if c.missed.iter().any(|m| m.last < at && st.decided_in(m)) {
+        return ControlFlow::Break(Answer::Behind {
+            newest: Occurrence(st.newest),
+            early: st.early.clone(),
+        });
+    }
+    for m in c.missed.iter().filter(|m| m.last < at) {
+        if m.last.0 > st.newest {
+            st.newest = m.last.0;
+            let record = not_run(c, m.last, Outcome::Missed, m.count, never(c));
+            effects.records.push(record);
+        }
+    }
+    ControlFlow::Continue(())
+}
+
+/// It may have run before its time, by a clock that was wrong: see [`Control::Rewind`].
+fn look_whether_it_ran_early(st: &mut State, c: &Claim, at: Occurrence) -> Step<()> {
+    let ran = !c.is_manual() && st.early.contains(&at);
+    if ran {
+        st.newest = at.0;
+    }
+    st.early.retain(|e| e.0 > st.newest);
+    if ran {
+        let last = st.last.clone().filter(|l| l.occurrence == at);
+        return ControlFlow::Break(Answer::Settled(last));
+    }
+    ControlFlow::Continue(())
+}
+
+/// A pause, a skip or the time may decide it without a run. Neither a pause nor a skip is for triggers.
+fn look_whether_it_is_to_run(
+    st: &mut State,
+    c: &Claim,
+    at: Occurrence,
+    now: i64,
+    effects: &mut Effects,
+) -> Step<()> {
+    if !c.is_manual()
+        && let Some(p) = &st.pause
+    {
+        if p.until.is_none_or(|until| now < until) {
+            let reason = p
+                .reason
+                .as_ref()
+                .map_or_else(|| PAUSED.to_owned(), |r| format!("{PAUSED}: {r}"));
+            let answer = decide(st, c, at, now, Outcome::Skipped, reason, effects);
+            return ControlFlow::Break(answer);
+        }
+        st.pause = None;
+    }
+    if !c.is_manual() && st.skip > 0 {
+        st.skip -= 1;
+        let event = Event::Controlled { job: c.job.clone() };
+        effects.events.push(event);
+        let reason = SKIPPED.to_owned();
+        let answer = decide(st, c, at, now, Outcome::Skipped, reason, effects);
+        return ControlFlow::Break(answer);
+    }
+    if now > c.start_by {
+        let never_to_start = c.start_by <= NEVER;
+        let reason = if never_to_start {
+            never(c)
+        } else {
+            too_late(c)
+        }
+        .to_owned();
+        let answer = decide(st, c, at, now, Outcome::Missed, reason, effects);
+        return ControlFlow::Break(answer);
+    }
+    ControlFlow::Continue(())
+}
+
+/// Another run of the job may be in the way, or an attempt that is awaited: `overlap` says which of them gives way.
+fn look_at_other_runs(
+    st: &mut State,
+    c: &Claim,
+    at: Occurrence,
+    now: i64,
+    effects: &mut Effects,
+) -> Step<()> {
+    let skips = !c.is_manual() && c.overlap == Overlap::Skip;
+    let overlapped = |l: &Last| l.from <= at.0 && at.0 < l.to;
+    if skips && st.last.as_ref().is_some_and(overlapped) {
+        return ControlFlow::Break(skip_for_overlap(st, c, at, now, effects));
+    }
+    if let Some(e) = st.open.first()
+        && e.next_attempt.is_none()
+        && e.is(c.observed.as_ref())
+    {
+        lapse(st, 0, c, now, effects);
+    }
+    let until_resumed = st.until_resumed(now);
+    // More than one only where the policy was Allow before.
+    while let Some(e) = st.open.first_mut() {
+        let first = Answer::RunFirst(e.run.occurrence);
+        match e.next_attempt {
+            Some(next) if next.trigger == Trigger::Takeover => {
+                return ControlFlow::Break(until_resumed.unwrap_or(first));
+            }
+            Some(next) if c.overlap == Overlap::Queue => {
+                let wait_ms = next.at - now;
+                return ControlFlow::Break(match wait_ms > 0 {
+                    true => Answer::Later { wait_ms },
+                    false => until_resumed.unwrap_or(first),
+                });
+            }
+            // A pending retry gives way to a newer occurrence: its attempt would carry an older token.
+            Some(_) => {
+                st.open.remove(0);
+            }
+            None => {
+                // Proof that the run was going on when this occurrence was due. Without it the run before may be
+                // dead, and skipping for a dead run's sake would lose this one; or it is overdue itself, and
+                // only began later.
+                let alive = e.run.granted_at <= at.0
+                    && (e.renewed_at >= at.0 || c.holds.contains(&e.run.id));
+                if skips && alive {
+                    return ControlFlow::Break(skip_for_overlap(st, c, at, now, effects));
+                }
+                if c.overlap == Overlap::Replace && e.stop.is_none() {
+                    e.stop = Some(Stop::Replaced);
+                    effects.events.push(Event::Stop { job: c.job.clone() });
+                }
+                let e = e.clone();
+                st.waiting = true;
+                return ControlFlow::Break(Answer::Blocked(e));
+            }
+        }
+    }
+    ControlFlow::Continue(())
+}
+
+fn skip_for_overlap(
+    st: &mut State,
+    c: &Claim,
+    at: Occurrence,
+    now: i64,
+    effects: &mut Effects,
+) -> Answer {
+    let reason = OVERLAPS.to_owned();
+    decide(st, c, at, now, Outcome::Skipped, reason, effects)
 }
 
 /// The watermark only grows: whatever anybody knows to be decided stays decided, also where a server that took over is some

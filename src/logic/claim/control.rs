@@ -65,23 +65,7 @@ pub fn control(
             effects.events.push(Event::Controlled { job: job.clone() });
             Controlled::Done
         }
-        Control::Resume => {
-            let paused = st.paused(now).is_some();
-            if let Some(p) = st.pause.take() {
-                st.resumed = now.max(p.at);
-                effects.events.push(Event::Controlled { job: job.clone() });
-            }
-            if !paused {
-                return Controlled::Nothing;
-            }
-            for e in st.open.iter().filter(|e| e.next_attempt.is_some()) {
-                effects.events.push(Event::AttemptAwaited {
-                    job: job.clone(),
-                    occurrence: e.run.occurrence,
-                });
-            }
-            Controlled::Done
-        }
+        Control::Resume => resume(st, job, now, effects),
         Control::Skip { count } => {
             (st.skip, st.skip_at) = (*count, now.max(st.skip_at + 1).min(LAST_MS));
             effects.events.push(Event::Controlled { job: job.clone() });
@@ -95,66 +79,103 @@ pub fn control(
             st.off = now;
             Controlled::Done
         }
-        Control::Rewind { ran } => {
-            if st.newest <= now && st.since <= now {
-                return Controlled::Nothing;
-            }
-            let open = st.open.iter().map(|o| o.run.occurrence);
-            let last = st.last.iter().map(|l| l.occurrence);
-            let mut early: Vec<Occurrence> = ran.iter().copied().chain(open).chain(last).collect();
-            early.append(&mut st.early);
-            early.retain(|at| at.0 > now);
-            early.sort_unstable();
-            early.dedup();
-            st.early = early;
-            st.newest = st.newest.min(now);
-            st.since = st.since.min(now);
-            if let Some(l) = &mut st.last {
-                (l.from, l.to) = (l.from.min(now), l.to.min(now));
-            }
-            effects.events.push(Event::Controlled { job: job.clone() });
-            Controlled::Done
-        }
-        Control::Cancel => {
-            let waiting = st.open.len();
-            st.open.retain(|e| e.next_attempt.is_none());
-            let dropped = waiting != st.open.len();
-            let mut stopping = vec![];
-            for e in &mut st.open {
-                e.stop.get_or_insert(Stop::Cancelled);
-                stopping.push(e.run.id);
-            }
-            if !stopping.is_empty() {
-                effects.events.push(Event::Stop { job: job.clone() });
-                Controlled::Stopping(stopping)
-            } else if dropped {
-                Controlled::Done
-            } else {
-                Controlled::Nothing
-            }
-        }
-        Control::Trigger { key } => {
-            st.forget_triggers(now);
-            if let Some(t) = st.triggered.iter().find(|t| t.key == *key) {
-                return Controlled::Triggered(t.occurrence);
-            }
-            if st.triggers.iter().any(|t| t.key == *key) {
-                return Controlled::Nothing;
-            }
-            let people = st.triggered.iter().filter(|t| !own_key(&t.key)).count();
-            let kept = if own_key(key) { 0 } else { people };
-            if st.triggers.len() + kept >= KEYS_MOST {
-                return Controlled::TooMany;
-            }
-            st.triggers.push(Pending {
-                key: key.clone(),
-                at: now,
-            });
-            effects.events.push(Event::Triggered {
-                job: job.clone(),
-                key: key.clone(),
-            });
-            Controlled::Done
-        }
+        Control::Rewind { ran } => rewind(st, job, ran, now, effects),
+        Control::Cancel => cancel(st, job, effects),
+        Control::Trigger { key } => trigger(st, job, key, now, effects),
     }
+}
+
+fn resume(st: &mut State, job: &JobName, now: i64, effects: &mut Effects) -> Controlled {
+    let paused = st.paused(now).is_some();
+    if let Some(p) = st.pause.take() {
+        st.resumed = now.max(p.at);
+        effects.events.push(Event::Controlled { job: job.clone() });
+    }
+    if !paused {
+        return Controlled::Nothing;
+    }
+    for e in st.open.iter().filter(|e| e.next_attempt.is_some()) {
+        effects.events.push(Event::AttemptAwaited {
+            job: job.clone(),
+            occurrence: e.run.occurrence,
+        });
+    }
+    Controlled::Done
+}
+
+/// Puts back what a clock that was ahead has moved into the future. What ran by it is kept.
+fn rewind(
+    st: &mut State,
+    job: &JobName,
+    ran: &[Occurrence],
+    now: i64,
+    effects: &mut Effects,
+) -> Controlled {
+    if st.newest <= now && st.since <= now {
+        return Controlled::Nothing;
+    }
+    let open = st.open.iter().map(|o| o.run.occurrence);
+    let last = st.last.iter().map(|l| l.occurrence);
+    let mut early: Vec<Occurrence> = ran.iter().copied().chain(open).chain(last).collect();
+    early.append(&mut st.early);
+    early.retain(|at| at.0 > now);
+    early.sort_unstable();
+    early.dedup();
+    st.early = early;
+    st.newest = st.newest.min(now);
+    st.since = st.since.min(now);
+    if let Some(l) = &mut st.last {
+        (l.from, l.to) = (l.from.min(now), l.to.min(now));
+    }
+    effects.events.push(Event::Controlled { job: job.clone() });
+    Controlled::Done
+}
+
+fn cancel(st: &mut State, job: &JobName, effects: &mut Effects) -> Controlled {
+    let waiting = st.open.len();
+    st.open.retain(|e| e.next_attempt.is_none());
+    let dropped = waiting != st.open.len();
+    let mut stopping = vec![];
+    for e in &mut st.open {
+        e.stop.get_or_insert(Stop::Cancelled);
+        stopping.push(e.run.id);
+    }
+    if !stopping.is_empty() {
+        effects.events.push(Event::Stop { job: job.clone() });
+        Controlled::Stopping(stopping)
+    } else if dropped {
+        Controlled::Done
+    } else {
+        Controlled::Nothing
+    }
+}
+
+fn trigger(
+    st: &mut State,
+    job: &JobName,
+    key: &str,
+    now: i64,
+    effects: &mut Effects,
+) -> Controlled {
+    st.forget_triggers(now);
+    if let Some(t) = st.triggered.iter().find(|t| t.key == *key) {
+        return Controlled::Triggered(t.occurrence);
+    }
+    if st.triggers.iter().any(|t| t.key == *key) {
+        return Controlled::Nothing;
+    }
+    let people = st.triggered.iter().filter(|t| !own_key(&t.key)).count();
+    let kept = if own_key(key) { 0 } else { people };
+    if st.triggers.len() + kept >= KEYS_MOST {
+        return Controlled::TooMany;
+    }
+    st.triggers.push(Pending {
+        key: key.to_owned(),
+        at: now,
+    });
+    effects.events.push(Event::Triggered {
+        job: job.clone(),
+        key: key.to_owned(),
+    });
+    Controlled::Done
 }

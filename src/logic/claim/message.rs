@@ -94,6 +94,10 @@ pub struct Claim {
 }
 
 impl Claim {
+    pub(super) fn is_manual(&self) -> bool {
+        matches!(self.target, Target::Manual { .. })
+    }
+
     /// The run that it was granted, at `granted_at`.
     pub fn run(&self, grant: Grant, granted_at: i64) -> Run {
         Run {

@@ -83,80 +83,26 @@ pub fn register(
     effects: &mut Effects,
 ) -> Registration {
     let now = now_us.div_euclid(1000);
-    let adopt = r.adopt.as_deref() == Some(incarnation);
+    let may_adopt = r.adopt.as_deref() == Some(incarnation);
     let Some(st) = state.as_mut() else {
-        if !adopt {
-            // Before anybody adopts it: nothing starts under a pause that a living instance knows.
-            if !r.remembered.is_nothing() {
-                r.remembered.restore(state.get_or_insert_default());
-            }
-            return Registration::Absent;
+        if may_adopt {
+            *state = Some(new(r, now, incarnation, effects));
+            return Registration::Ready;
         }
-        *state = Some(State {
-            incarnation: incarnation.to_owned(),
-            schedule: r.schedule.clone(),
-            definition: r.definition.clone(),
-            since: if r.known.0 > 0 {
-                r.known.0.min(now)
-            } else {
-                now
-            },
-            ..State::default()
-        });
-        if let Some(st) = state.as_mut() {
-            forget_lost(st, r, now, effects);
-            r.remembered.restore(st);
+        // Before anybody adopts it: nothing starts under a pause that a living instance knows.
+        if !r.remembered.is_nothing() {
+            r.remembered.restore(state.get_or_insert_default());
         }
-        return Registration::Ready;
+        return Registration::Absent;
     };
     know(st, r.known, now);
     r.remembered.restore(st);
     if st.incarnation != incarnation {
         // A holder took its lease back since the range was counted: it has to be counted anew.
-        if !adopt || r.lost.iter().any(|l| st.decided_in(l)) {
+        if !may_adopt || r.lost.iter().any(|l| st.decided_in(l)) {
             return Registration::Quarantined;
         }
-        st.incarnation = incarnation.to_owned();
-        // Holders that live have reclaimed by now; the leases of the others died with them.
-        let mut i = 0;
-        while i < st.open.len() {
-            let e = &st.open[i];
-            if e.incarnation == incarnation {
-                i += 1;
-                continue;
-            }
-            if e.next_attempt.is_some() {
-                // The attempt that is awaited here may have been made, and lost: its token must not be given twice.
-                if r.on_crash == OnCrash::Fail {
-                    st.open.remove(i);
-                } else {
-                    i += 1;
-                }
-                continue;
-            }
-            let c = Claim {
-                job: r.job.clone(),
-                target: Target::Scheduled(e.run.occurrence),
-                known: r.known,
-                missed: vec![],
-                run: e.run.id,
-                instance: r.instance.clone(),
-                host: r.host.clone(),
-                trigger: Trigger::Takeover,
-                start_by: 0,
-                lease: e.run.lease,
-                overlap: Overlap::Skip,
-                on_crash: r.on_crash,
-                max_attempts: r.max_attempts,
-                definition: r.definition.clone(),
-                observed: None,
-                holds: vec![],
-            };
-            if lapse(st, i, &c, now, effects) {
-                i += 1;
-            }
-        }
-        forget_lost(st, r, now, effects);
+        adopt(st, r, now, incarnation, effects);
     }
     if r.enabled && st.off > 0 {
         // Nobody had it until now.
@@ -173,6 +119,66 @@ pub fn register(
     }
     st.definition = r.definition.clone();
     Registration::Ready
+}
+
+/// The state of a job that the store knows nothing of: a new one, or lost.
+fn new(r: &Register, now: i64, incarnation: &str, effects: &mut Effects) -> State {
+    let known = (r.known.0 > 0).then_some(r.known.0.min(now));
+    let mut st = State {
+        incarnation: incarnation.to_owned(),
+        schedule: r.schedule.clone(),
+        definition: r.definition.clone(),
+        since: known.unwrap_or(now),
+        ..State::default()
+    };
+    forget_lost(&mut st, r, now, effects);
+    r.remembered.restore(&mut st);
+    st
+}
+
+/// Takes a state over from another incarnation. Holders that live have reclaimed by now; the leases of the others died with
+/// them.
+fn adopt(st: &mut State, r: &Register, now: i64, incarnation: &str, effects: &mut Effects) {
+    st.incarnation = incarnation.to_owned();
+    let mut i = 0;
+    while i < st.open.len() {
+        let e = &st.open[i];
+        if e.incarnation == incarnation {
+            i += 1;
+            continue;
+        }
+        if e.next_attempt.is_some() {
+            // The attempt that is awaited here may have been made, and lost: its token must not be given twice.
+            if r.on_crash == OnCrash::Fail {
+                st.open.remove(i);
+            } else {
+                i += 1;
+            }
+            continue;
+        }
+        let c = Claim {
+            job: r.job.clone(),
+            target: Target::Scheduled(e.run.occurrence),
+            known: r.known,
+            missed: vec![],
+            run: e.run.id,
+            instance: r.instance.clone(),
+            host: r.host.clone(),
+            trigger: Trigger::Takeover,
+            start_by: 0,
+            lease: e.run.lease,
+            overlap: Overlap::Skip,
+            on_crash: r.on_crash,
+            max_attempts: r.max_attempts,
+            definition: r.definition.clone(),
+            observed: None,
+            holds: vec![],
+        };
+        if lapse(st, i, &c, now, effects) {
+            i += 1;
+        }
+    }
+    forget_lost(st, r, now, effects);
 }
 
 fn forget_lost(st: &mut State, r: &Register, now: i64, effects: &mut Effects) {
