@@ -347,23 +347,10 @@ struct ReleaseOptions {
     /// Nobody shall have it for so long yet.
     keep_for: Duration,
     /// It may have lapsed by the owner's own count, so the store is to look whether it has. Else it counts as given back
-    /// by its owner, as long as nobody else has had it since.
-    #[cfg_attr(
-        not(feature = "redis"),
-        expect(
-            dead_code,
-            reason = "in a SQLite file it costs nothing to look each time"
-        )
-    )]
+    /// by its owner, as long as nobody else has had it since. In a SQLite file it costs nothing to look each time.
     check_expiry: bool,
     /// The request for it got no answer and may still arrive: it shall find that its lock is over.
-    #[cfg_attr(
-        not(feature = "redis"),
-        expect(
-            dead_code,
-            reason = "one thread writes to a SQLite file, in the order of what is asked"
-        )
-    )]
+    /// (One thread writes to a SQLite file, in the order of what is asked.)
     unanswered: bool,
 }
 
