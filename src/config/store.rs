@@ -5,7 +5,10 @@ use std::{path::PathBuf, time::Duration};
 use crate::logic::backoff;
 
 /// Goes to the guards too, which settle when the daemon is dead: as a `Handed`, secrets and all.
+///
+/// Made by [`Store::from_url`], and altered field by field.
 #[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
 pub struct Store {
     pub url: StoreUrl,
     /// Prefix of every key.
@@ -24,6 +27,7 @@ pub struct Store {
 
 /// Shown and debugged without its password.
 #[derive(Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum StoreUrl {
     /// Absolute; a relative path is taken from the directory of the configuration file.
     Sqlite(PathBuf),
@@ -60,8 +64,10 @@ impl std::fmt::Debug for Secret {
     }
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// PEM files. Made by [`Tls::default`], and altered field by field.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "daemon", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
 pub struct Tls {
     pub ca: Option<PathBuf>,
     /// Always together with `key`.
@@ -70,8 +76,11 @@ pub struct Tls {
 }
 
 /// Limited retries of a store command after a transport error.
+///
+/// Made by [`StoreRetry::default`], and altered field by field.
 #[derive(Debug, Clone, PartialEq)]
 #[cfg_attr(feature = "daemon", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
 pub struct StoreRetry {
     /// Tries after the first.
     pub attempts: u32,

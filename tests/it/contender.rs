@@ -293,19 +293,16 @@ impl Node {
         let (plans, planned) = mpsc::unbounded_channel();
         let open: Arc<Mutex<Vec<Granted>>> = Arc::default();
         let store: Arc<dyn Store> = s.line.clone();
+        let mut retry = config::StoreRetry::default();
+        (retry.attempts, retry.exponential, retry.jitter) = (2, false, false);
+        (retry.interval, retry.max_interval) = (Duration::from_millis(3), Duration::from_millis(3));
         let contender = Arc::new_cyclic(|weak: &std::sync::Weak<Contender>| {
             let parts = Parts {
                 store: store.clone(),
                 clock: clock.clone(),
                 instance: instance.clone(),
                 host: s.name.to_owned(),
-                retry: config::StoreRetry {
-                    attempts: 2,
-                    interval: Duration::from_millis(3),
-                    exponential: false,
-                    max_interval: Duration::from_millis(3),
-                    jitter: false,
-                },
+                retry: retry.clone(),
                 max_parallel: s.max_parallel,
                 journal,
                 plans,

@@ -131,10 +131,8 @@ async fn a_client_of_the_callers_own_is_connected_as_it_was_made() {
     assert!(connected.contains(" user=me "), "{connected}");
     let held = other.try_lock("k", LONG, NoRetry).await.unwrap();
     assert!(matches!(held, TryLock::Held { .. }), "{held:?}");
-    let elsewhere = Store {
-        namespace: "elsewhere".to_owned(),
-        ..Store::from_url(&server.url()).unwrap()
-    };
+    let mut elsewhere = Store::from_url(&server.url()).unwrap();
+    elsewhere.namespace = "elsewhere".to_owned();
     let elsewhere = LockClient::with_redis_and_config(client, &elsewhere);
     take(&elsewhere, "k", LONG).await.release().await.unwrap();
 
@@ -2412,11 +2410,7 @@ async fn locks_speak_tls() {
     ]);
     let client = |ca: &str| {
         let mut config = Store::from_url(&format!("rediss://localhost:{port}")).unwrap();
-        config.tls = Some(soloist::config::Tls {
-            ca: Some(path(ca)),
-            cert: None,
-            key: None,
-        });
+        config.tls.get_or_insert_default().ca = Some(path(ca));
         LockClient::with_config(&config).unwrap()
     };
     let (a, b) = (client("ca.pem"), client("ca.pem"));

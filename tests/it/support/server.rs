@@ -206,23 +206,11 @@ pub fn free_port() -> u16 {
 
 /// A patient client of it that does not try again by itself.
 pub fn settings(url: &str) -> config::Store {
-    config::Store {
-        url: config::StoreUrl::Redis(config::Secret::new(url)),
-        namespace: "soloist".to_owned(),
-        username: None,
-        password: None,
-        tls: None,
-        timeout: Duration::from_secs(10),
-        pool_size: 4,
-        min_replicas: 0,
-        retry: config::StoreRetry {
-            attempts: 0,
-            interval: Duration::ZERO,
-            exponential: false,
-            max_interval: Duration::ZERO,
-            jitter: false,
-        },
-    }
+    let mut settings = config::Store::from_url(url).expect("the URL of a server");
+    settings.timeout = Duration::from_secs(10);
+    settings.pool_size = 4;
+    settings.retry.attempts = 0;
+    settings
 }
 
 fn spawn(dir: &tempfile::TempDir, port: u16, append_only: bool, args: &[String]) -> Child {
