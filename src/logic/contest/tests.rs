@@ -13,7 +13,10 @@ use crate::{
     config,
     logic::{
         belief::Estimate,
-        claim::{Effects, OnCrash, Open, Register, Registration, Renew, Settle, State, TargetId},
+        claim::{
+            Control, Controlled, Effects, OnCrash, Open, Register, Registration, Renew, Settle,
+            State, TargetId,
+        },
         observe::ObservedLease,
         schedule::next_of,
         trust::HeldLease,
@@ -42,6 +45,8 @@ struct World {
     nodes: Vec<Node>,
     /// By occurrence and attempt: whose run it is, from when to when its command ran.
     ran: BTreeMap<FencingToken, (usize, i64, Option<i64>)>,
+    /// By the key of a trigger that people put in: how often it was begun.
+    triggers: BTreeMap<String, usize>,
     /// Of a hundred messages, so many get lost.
     lost: u8,
     reached: BTreeSet<&'static str>,
@@ -50,6 +55,7 @@ struct World {
 struct Node {
     me: Me,
     alive: bool,
+    draining: bool,
     belief: Belief,
     job: JobState,
     planned: Option<Occurrence>,
@@ -94,6 +100,7 @@ impl World {
             records: vec![],
             nodes: vec![],
             ran: BTreeMap::new(),
+            triggers: BTreeMap::new(),
             lost,
             reached: BTreeSet::new(),
         };
@@ -104,6 +111,7 @@ impl World {
                     host: format!("h{i}"),
                 },
                 alive: true,
+                draining: false,
                 belief: Belief::default(),
                 job: JobState::new(definition.clone(), Account::default()),
                 planned: None,
@@ -153,6 +161,42 @@ impl World {
                     self.tick(i);
                 }
             }
+        }
+    }
+
+    /// Somebody triggers the job; each instance hears of it, unless the hint gets lost.
+    fn trigger(&mut self) {
+        let (mut effects, us, now) = (Effects::default(), self.store_us(), self.now);
+        let key = format!("k{}", self.triggers.len());
+        let what = Control::Trigger { key: key.clone() };
+        let job = JobName::new("draw");
+        let done = claim::control(&mut self.state, &job, &what, us, &mut effects);
+        if done != Controlled::Done {
+            return;
+        }
+        self.reached.insert("trigger");
+        self.triggers.insert(key.clone(), 0);
+        for i in 0..self.nodes.len() {
+            if self.nodes[i].alive && !self.is_lost() {
+                self.heard_of(i, &key, us / 1000, now);
+            }
+        }
+    }
+
+    fn heard_of(&mut self, i: usize, key: &str, at_ms: i64, now: Boottime) {
+        let now_ms = self.ms();
+        let job = &mut self.nodes[i].job;
+        let due = job.triggered(key, at_ms, now);
+        job.due(due, now_ms);
+    }
+
+    fn drain(&mut self, i: usize, on: bool) {
+        let node = &mut self.nodes[i];
+        if std::mem::replace(&mut node.draining, on) && !on {
+            node.job.look_anew();
+        }
+        if on {
+            self.reached.insert("drain");
         }
     }
 
@@ -225,6 +269,9 @@ impl World {
         }
         for at in follows.ask_again {
             self.next_attempt(i, at);
+        }
+        for pending in follows.triggers {
+            self.heard_of(i, &pending.key, pending.at, self.now);
         }
     }
 
@@ -307,6 +354,20 @@ impl World {
             let wait = match step {
                 Step::Look => Wait::Until(now),
                 Step::Pause(time) | Step::Rest(time) => Wait::Until(now + time.max(TICK)),
+                Step::FindGrant(run) => {
+                    let held = |s: &State| s.held_by(run).is_some();
+                    let granted = self.state.as_ref().is_some_and(held);
+                    let granted = (!self.is_lost()).then_some(granted);
+                    self.reached.insert("granted to one that drains");
+                    let step = self.see(i, f, Some(now), |c, v, effects| {
+                        c.found(granted, false, v, effects)
+                    });
+                    match step {
+                        Step::Pause(time) | Step::Rest(time) => Wait::Until(now + time.max(TICK)),
+                        Step::End(ended) => Wait::Over(ended),
+                        _ => Wait::Until(now),
+                    }
+                }
                 Step::First(at) => {
                     self.next_attempt(i, at);
                     match self.nodes[i].flights[f].contest.first_was_decided() {
@@ -370,7 +431,7 @@ impl World {
             now,
             clock: &node.belief,
             subject: Subject::Here(&mut node.job),
-            halt: None,
+            halt: node.draining.then_some(Halt::Draining),
             slot: Slot::Needless,
             permit: true,
             lapsed: lapsed.cloned(),
@@ -404,6 +465,8 @@ impl World {
             self.ran.insert(token, (i, now, None));
             if win.run.attempt > 1 {
                 self.reached.insert("next attempt");
+            } else if let Some(key) = &win.run.key {
+                *self.triggers.entry(key.clone()).or_default() += 1;
             }
         }
         let ends_at = self.now + Duration::from_millis(self.rng.u64(10..3000));
@@ -441,7 +504,7 @@ impl World {
                 }
                 continue;
             }
-            node.job.ended(&ask.target, &ended, false);
+            node.job.ended(&ask.target, &ended, node.draining);
             node.driven = None;
             if ended == Ended::Undecided {
                 node.undecided_until = now + Duration::from_millis(200);
@@ -548,6 +611,11 @@ impl World {
             let occurrences: BTreeSet<i64> = ran.iter().map(|r| r.2.0 / 1000).collect();
             assert_eq!(occurrences.len(), ran.len(), "an occurrence started twice");
         }
+        for (key, begun) in &self.triggers {
+            assert!(*begun <= 1, "{key} was begun {begun} times");
+        }
+        let waiting = self.state.as_ref().map_or(&[][..], |s| &s.triggers);
+        assert!(waiting.is_empty(), "{waiting:?} wait for ever");
         // From the first that was owed on, each has an end.
         let first = self.records.iter().map(|r| r.occurrence).min();
         let mut at = first.expect("something was decided");
@@ -589,13 +657,36 @@ fn settlement(win: &Win, outcome: Outcome, now_ms: i64) -> Settle {
     }
 }
 
+/// What happens besides.
+#[derive(Debug, Clone, Copy, Default)]
+struct Weather {
+    /// Of a hundred messages, so many get lost.
+    lost: u8,
+    /// Instances die, and come back.
+    kills: bool,
+    /// People trigger the job, and let instances drain.
+    people: bool,
+}
+
 /// A minute of good and bad weather, and a while of good weather at its end.
-fn live(seed: u64, lines: &str, nodes: usize, lost: u8, kills: bool) -> World {
+fn live(seed: u64, lines: &str, nodes: usize, weather: Weather) -> World {
     let definition = job(lines);
-    let mut world = World::new(seed, nodes, &definition, lost);
+    let mut world = World::new(seed, nodes, &definition, weather.lost);
     world.run_for(Duration::from_secs(10));
     for _ in 0..4 {
-        if kills {
+        if weather.people {
+            let i = world.rng.usize(0..nodes);
+            world.drain(i, true);
+            for _ in 0..world.rng.u8(0..4) {
+                let time = world.rng.u64(0..700);
+                world.run_for(Duration::from_millis(time));
+                world.trigger();
+            }
+            let time = world.rng.u64(0..3000);
+            world.run_for(Duration::from_millis(time));
+            world.drain(i, false);
+        }
+        if weather.kills {
             let i = world.rng.usize(0..nodes);
             world.kill(i);
             world.reached.insert("killed");
@@ -624,7 +715,7 @@ proptest! {
 
     #[test]
     fn each_occurrence_is_run_by_one_or_recorded(
-        seed: u64, nodes in 1..4usize, lost in 0..40u8, kills: bool, policy in 0..4usize,
+        seed: u64, nodes in 1..4usize, lost in 0..40u8, kills: bool, people: bool, policy in 0..4usize,
     ) {
         let lines = [
             "",
@@ -632,7 +723,7 @@ proptest! {
             "on_crash = \"rerun\"\nmax_attempts = 4",
             "on_crash = \"rerun\"\nmax_attempts = 4\noverlap = \"queue\"\nstart_within = \"4s\"",
         ];
-        live(seed, lines[policy], nodes, lost, kills);
+        live(seed, lines[policy], nodes, Weather { lost, kills, people });
     }
 }
 
@@ -642,7 +733,11 @@ proptest! {
 fn few_losses_cost_no_run() {
     for seed in 0..60 {
         for lost in [0, 8] {
-            let world = live(seed, "", 3, lost, false);
+            let weather = Weather {
+                lost,
+                ..Weather::default()
+            };
+            let world = live(seed, "", 3, weather);
             let well = |r: &&RunRecord| {
                 matches!(
                     r.outcome,
@@ -808,15 +903,33 @@ fn a_run_is_begun_once_however_often_it_is_granted() {
 #[test]
 fn the_weather_is_bad_enough() {
     let rerun = "on_crash = \"rerun\"\nmax_attempts = 4";
-    let worlds = (0..20).map(|seed| live(seed, rerun, 3, 30, true));
+    let weather = Weather {
+        lost: 30,
+        kills: true,
+        people: true,
+    };
+    let worlds = (0..20).map(|seed| live(seed, rerun, 3, weather));
     let reached: BTreeSet<&str> = worlds.flat_map(|w| w.reached).collect();
-    let all = ["catch-up", "killed", "lost", "next attempt"];
+    let all = [
+        "catch-up",
+        "drain",
+        "granted to one that drains",
+        "killed",
+        "lost",
+        "next attempt",
+        "trigger",
+    ];
     assert_eq!(reached.into_iter().collect::<Vec<_>>(), all);
 }
 
 #[test]
 fn a_world_of_one_seed_is_the_same_each_time() {
-    let [a, b] = [7, 7].map(|seed| live(seed, "", 3, 20, true));
+    let weather = Weather {
+        lost: 20,
+        kills: true,
+        people: true,
+    };
+    let [a, b] = [7, 7].map(|seed| live(seed, "", 3, weather));
     assert_eq!(a.records, b.records);
     assert_eq!(a.ran, b.ran);
 }
