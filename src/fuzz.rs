@@ -562,6 +562,7 @@ fn stays_readable(fields: &Fields, now: &State) {
     assert_eq!(serde_json::from_str::<State>(&row).expect("a row"), *now);
 }
 
+// Long: one arm for each step of a store.
 fn steps(fields: &Fields, was: &State, now: i64) {
     let us = now * 1000;
     let job = JobName::new("odd");

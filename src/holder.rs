@@ -179,6 +179,7 @@ impl Holder {
     }
 
     /// From the grant to the settlement. Returns the occurrence when another attempt of it is awaited.
+    // Long: the stages of a run one after the other, and each may be its last.
     async fn hold(
         &self,
         contender: &Contender,
@@ -370,6 +371,7 @@ impl Holder {
     }
 
     /// Keeps the lease of a run, until it may be started, or, when it is `running`, until its whole tree is gone.
+    // Long: it carries out every decision of `Hold`, and what is under way meanwhile (a renewal, output) is local.
     async fn keep(
         &self,
         g: &Granted,

@@ -912,6 +912,7 @@ impl LockClient {
 
     /// Asks in the order in which the callers of this client came, until it is won; sleeps in between, until there is
     /// reason to ask again. A lock that `me` already holds is not waited for.
+    // Long: a loop over what a waiter knows, which is local.
     async fn wait_for<T, F: Future<Output = Result<WaiterTry<T>, Error>>>(
         &self,
         key: &Arc<str>,

@@ -373,6 +373,7 @@ impl Session<'_> {
     }
 
     /// Runs the command, and returns when its whole tree is gone.
+    // Long: whatever may happen while a command runs, in one loop.
     async fn command(
         &self,
         lock: &Lock,

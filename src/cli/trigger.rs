@@ -93,6 +93,7 @@ struct Answer<'a> {
     run: Option<RunView>,
 }
 
+// Long: one arm for each answer to a trigger.
 pub(super) async fn trigger(ctx: &Context, args: &Trigger) -> Result<Exit, Failure> {
     let job = ctx.job(&args.job)?;
     let key = args
@@ -239,6 +240,7 @@ struct Wait<'a> {
 
 impl Wait<'_> {
     /// Some: it is over, and this is its last record.
+    // Long: one case after the other of what may have become of a trigger.
     async fn step(&mut self) -> Result<Option<RunView>, Failure> {
         let reply = self.ctx.state(&self.job.name).await?;
         let shown = reply.now_us / 1000;

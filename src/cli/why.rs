@@ -258,6 +258,7 @@ impl Facts<'_> {
     }
 
     /// One sentence for a person in a hurry.
+    // Long: one reason after the other; the first that holds is the verdict.
     fn verdict(
         &self,
         at: Occurrence,

@@ -63,6 +63,7 @@ type Parsed = Arc<[Arc<Schedule>]>;
 type Variables = Arc<[(String, String)]>;
 
 /// None when something is wrong; it has been reported.
+// Long: each table of the file in turn.
 pub(super) fn config<'t>(r: &mut Reader<'t>, file: raw::File<'t>) -> Option<Config> {
     let store = store(r, &file.store);
     let limits = limits(&file.limits);
@@ -462,6 +463,7 @@ fn variables(r: &mut Reader<'_>, file: &At<String>, path: &Path, text: &str) -> 
     sound.then(|| variables.into())
 }
 
+// Long: one line for each key.
 fn job(
     r: &mut Reader<'_>,
     shared: &mut Shared<'_>,

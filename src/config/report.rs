@@ -308,6 +308,7 @@ impl<'a> Collector<'a> {
     /// After a syntax error the parser guesses what was meant: what follows from the guess alone (a second
     /// error in the same line, something missing in the same table) is left out. So are the keys of a table that is
     /// itself there twice.
+    // Long: each problem passes one filter after the other.
     pub(super) fn finish(mut self) -> Report {
         let masked = mask(self.text);
         let starts: Vec<usize> = std::iter::once(0)

@@ -78,6 +78,7 @@ const SCHEMES: [&str; 7] = [
 ];
 const FORMS: &str = "use `sqlite:PATH`, `redis://HOST:PORT/DB`, `rediss://HOST:PORT/DB` (TLS) or `redis+unix:///PATH`";
 
+// Long: one check after the other, each with its own message.
 pub(super) fn parse(text: &str) -> Result<Kind, Error> {
     let whole = 0..text.len();
     let fail = |span: Range<usize>, message: &str, hint: &str| {
@@ -181,6 +182,7 @@ pub(super) fn parse(text: &str) -> Result<Kind, Error> {
 }
 
 /// `[USER[:PASSWORD]@]HOST[:PORT][/DB]`: whether it has a user and a password. `at` is where `rest` stands.
+// Long: one check after the other, each with its own message.
 fn tcp(rest: &str, at: usize) -> Result<(bool, bool), Error> {
     let fail = |span: Range<usize>, message: String, hint: &str| {
         Err(Error {

@@ -255,6 +255,7 @@ impl Elector {
     /// The store's. [`store::Error::Unreachable`] leaves the outcome unknown, or says that the grant came too late to be used.
     /// [`store::Error::Refused`]: also when it is an instant outside the years 1970 to 9999, and when the server is set up so that it may forget what it was told, by evicting keys for
     /// instance.
+    // Long: one arm for each answer of the store, and what they share is local.
     pub async fn claim(&self, planned_ms: i64) -> Result<Election, store::Error> {
         if !(1..=LATEST).contains(&planned_ms) {
             return Err(store::Error::Refused {

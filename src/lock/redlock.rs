@@ -169,6 +169,7 @@ impl Redlock {
         }
     }
 
+    // Long: what the nodes granted is counted and given back in one place.
     async fn try_once(&self, key: &Arc<str>, lease: Duration) -> Result<TryRedlock, Error> {
         let timeout = self.node_timeout.unwrap_or_else(|| {
             (lease / 20).clamp(Duration::from_millis(10), Duration::from_millis(500))

@@ -276,6 +276,7 @@ impl Contest {
     }
 
     /// What is to be done, as things stand: the first thing that is missing, or the claim.
+    // Long: what a claim needs, in the order in which it is looked for.
     pub fn look(&mut self, v: &mut View<'_>, effects: &mut Vec<Effect>) -> Step {
         let id = self.ask.target.id();
         if !matches!(v.subject, Subject::Here(_)) {
@@ -445,6 +446,7 @@ impl Contest {
     }
 
     /// The store has answered.
+    // Long: one arm for each answer.
     pub fn answered(
         &mut self,
         answer: Answer,

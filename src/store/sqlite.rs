@@ -95,6 +95,7 @@ impl SqliteStore {
         Self::open_by(path, clock, false)
     }
 
+    // Long: one check after the other, each with its own message.
     fn open_by(path: &Path, clock: Clock, local_clock: bool) -> Result<Self, Error> {
         let address = format!("sqlite:{}", path.display());
         let refuse = |reason: String| Error::Refused {

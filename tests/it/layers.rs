@@ -117,3 +117,53 @@ fn names_are_found_however_they_are_written() {
     let code = "use crate::{\n    a::{self, b},\n    c,\n};\n// crate::no\ncrate::d::e();";
     assert_eq!(named(code), ["a", "c", "d"]);
 }
+
+/// The functions of `code` with more than `most` lines: their names, and whether a line `// Long: ` above says why.
+fn long_functions(code: &str, most: usize) -> Vec<(&str, bool)> {
+    let lines: Vec<&str> = code.lines().collect();
+    let mut found = vec![];
+    for (at, line) in lines.iter().enumerate() {
+        let words = line.trim_start();
+        let indent = &line[..line.len() - words.len()];
+        let name = words.split_once("fn ").filter(|(before, _)| {
+            let known = ["pub", "async", "const", "unsafe", "extern", "\"C\""];
+            let word = |w: &str| known.contains(&w) || w.starts_with("pub(");
+            before.split_whitespace().all(word)
+        });
+        let Some((_, rest)) = name else { continue };
+        let name = rest
+            .split(|c: char| !c.is_alphanumeric() && c != '_')
+            .next();
+        let end = format!("{indent}}}");
+        let Some(length) = lines[at..].iter().position(|l| *l == end) else {
+            continue;
+        };
+        if length + 1 > most {
+            let above = lines[..at].iter().rev();
+            let mut above = above.take_while(|l| l.trim_start().starts_with(['/', '#']));
+            let says = above.any(|l| l.trim_start().starts_with("// Long: "));
+            found.push((name.unwrap_or_default(), says));
+        }
+    }
+    found
+}
+
+#[test]
+fn long_functions_say_why_they_are() {
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut without = vec![];
+    let mut long = 0;
+    for (path, code) in sources(&src) {
+        for (name, says) in long_functions(&code, 80) {
+            long += 1;
+            if !says {
+                without.push(format!("{}: {name}", path.display()));
+            }
+        }
+    }
+    assert!(long > 0, "the finder finds nothing");
+    assert!(
+        without.is_empty(),
+        "split these, or say why not in a line `// Long: ` above: {without:#?}"
+    );
+}
