@@ -120,10 +120,23 @@ pub enum RegisterWhen {
     /// It refused: a while after that.
     Refused(Boottime),
     /// It said to wait: not before the quarantine of this epoch is over.
-    QuarantineIsOver {
-        incarnation: Arc<str>,
-        id: Arc<str>,
-    },
+    QuarantineIsOver(Box<EpochName>),
+}
+
+/// What names an epoch.
+#[derive(Debug, Clone, PartialEq)]
+pub struct EpochName {
+    incarnation: Arc<str>,
+    id: Arc<str>,
+}
+
+impl EpochName {
+    fn of(epoch: &Epoch) -> Self {
+        Self {
+            incarnation: epoch.incarnation.clone(),
+            id: epoch.id.clone(),
+        }
+    }
 }
 
 impl Standing {
@@ -262,7 +275,8 @@ pub struct JobState {
     /// Occurrences up to here are not owed.
     since: Occurrence,
     /// What people asked of it, as far as this instance knows.
-    remembered: Remembered,
+    /// None: nothing.
+    remembered: Option<Box<Remembered>>,
     /// Its present definition plans what comes after this.
     planned: Occurrence,
     /// The longest of its definitions here: what was planned may have waited for so long.
@@ -293,7 +307,7 @@ impl JobState {
             standing: Standing::New(RegisterWhen::Now),
             newest: Occurrence(0),
             since: Occurrence(0),
-            remembered: Remembered::default(),
+            remembered: None,
             planned: Occurrence(0),
             queue: Queue::default(),
             awaited: BTreeSet::new(),
@@ -452,7 +466,7 @@ impl JobState {
     pub fn resync(&mut self) {
         match self.standing.when() {
             Some(RegisterWhen::Refused(_)) => {}
-            Some(RegisterWhen::Now | RegisterWhen::QuarantineIsOver { .. }) | None => {
+            Some(RegisterWhen::Now | RegisterWhen::QuarantineIsOver(_)) | None => {
                 self.register_now()
             }
         }
@@ -486,20 +500,16 @@ impl JobState {
         Some(match self.standing.when()? {
             RegisterWhen::Now => Duration::ZERO,
             RegisterWhen::Refused(at) => (*at + REFUSED_AGAIN).since(now),
-            RegisterWhen::QuarantineIsOver { incarnation, id }
-                if *incarnation == epoch.incarnation && *id == epoch.id =>
-            {
+            RegisterWhen::QuarantineIsOver(of) if **of == EpochName::of(epoch) => {
                 epoch.adoptable_in(self.quarantine, now)
             }
-            RegisterWhen::QuarantineIsOver { .. } => Duration::ZERO,
+            RegisterWhen::QuarantineIsOver(_) => Duration::ZERO,
         })
     }
     /// The store says to wait until the quarantine of `epoch` is over.
     pub fn register_after_quarantine(&mut self, epoch: &Epoch) {
-        self.standing.ask(RegisterWhen::QuarantineIsOver {
-            incarnation: epoch.incarnation.clone(),
-            id: epoch.id.clone(),
-        });
+        let of = Box::new(EpochName::of(epoch));
+        self.standing.ask(RegisterWhen::QuarantineIsOver(of));
     }
     /// The store refuses it. True: that is news.
     pub fn refused(&mut self, now: Boottime) -> bool {
@@ -520,7 +530,7 @@ impl JobState {
             epoch: None,
             lost: vec![],
             enabled: job.enabled,
-            remembered: self.remembered.clone(),
+            remembered: self.remembered.as_deref().cloned().unwrap_or_default(),
             instance: me.instance.clone(),
             host: me.host.clone(),
             on_crash: match job.on_state_loss {
@@ -570,7 +580,8 @@ impl JobState {
         }
         self.newest = self.newest.max(Occurrence(state.newest));
         self.since = self.since.max(Occurrence(state.since));
-        self.remembered = Remembered::of(state);
+        let remembered = Remembered::of(state);
+        self.remembered = (remembered != Remembered::default()).then(|| remembered.into());
         if ahead && !self.ahead(now) {
             self.plan_anew();
         }
