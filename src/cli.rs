@@ -1,4 +1,5 @@
-//! The command line: subcommands, their help, exit codes, and how a failure is told. Each command has a file below.
+//! The command line: subcommands, their help, exit codes, and how errors are printed. Each command has a file of its
+//! own.
 
 mod act;
 mod drain;
@@ -40,12 +41,12 @@ const EXIT_CODES: &str = "\
 Exit codes:
   0   fine
   64  wrong usage: options, names of jobs and instances
-  69  the store cannot be reached, or refuses
+  69  the store cannot be reached, or refuses the request
   70  internal error
-  75  not now, try again later
+  75  not possible now, try again later
   78  the configuration is invalid
-  79  `exec`, `trigger --wait`: the lock or lease was lost, and the command ended
-`exec` and `trigger --wait` exit as the command did, see their help.";
+  79  `exec`, `trigger --wait`: the lock or lease was lost, and the command was ended
+`exec` and `trigger --wait` exit with the code of the command: see their help.";
 
 const GLOBAL: &str = "Global options";
 
@@ -94,35 +95,35 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Run jobs, in the foreground: SIGTERM and SIGINT drain, SIGHUP reads the configuration again
+    /// Run jobs in the foreground: SIGTERM and SIGINT drain, SIGHUP reloads the configuration
     Run(Run),
     /// Check the configuration: its jobs and their next occurrences, or every problem found
     Check(Json),
     /// Show upcoming occurrences
     Next(upcoming::Next),
-    /// Show the fleet: instances, jobs, what runs and what comes next
+    /// Show the fleet: instances, jobs, active runs and next occurrences
     Status(Json),
     /// Show runs, newest first
     History(history::History),
     /// Show the output of a run, from any host
     Logs(logs::Logs),
-    /// Explain what became of an occurrence: why it ran, or did not
+    /// Explain why an occurrence ran, or why it did not
     Why(why::Why),
     /// Run a job once now, on exactly one instance
     Trigger(trigger::Trigger),
-    /// Let no occurrence of a job start, on the whole fleet
+    /// Stop occurrences of a job from starting, on the whole fleet
     Pause(act::Pause),
     /// End a pause
     Resume(act::JobOnly),
-    /// Skip the coming occurrences of a job, on the whole fleet
+    /// Skip the next occurrences of a job, on the whole fleet
     Skip(act::Skip),
-    /// Put a job right that counts the future as decided, after the store's clock was wrong
+    /// Correct a job that counts future occurrences as decided because the store's clock was wrong
     Rewind(act::Rewind),
-    /// End what runs of a job, on whichever instance it runs
+    /// End the active runs of a job, on all instances
     Cancel(act::JobOnly),
-    /// Let an instance claim nothing more and finish what it runs
+    /// Make an instance claim nothing more and finish its active runs
     Drain(drain::Drain),
-    /// Take a drain back
+    /// Make a drained instance claim again
     Undrain(drain::Drain),
     /// Run any command under a distributed lock, for crontabs and scripts
     Exec(exec::Exec),
@@ -180,17 +181,17 @@ pub fn command() -> clap::Command {
     Cli::command()
 }
 
-/// To be called before the runtime of the language has begun, if `main` is to see all that this process was started with,
-/// and a signal that comes meanwhile is not to end it.
+/// Call this before Rust's runtime begins: it keeps the environment and signal settings that this process was started
+/// with for `main`, and keeps early signals from ending the process.
 pub fn before_main() {
     early::hide();
     exec::signals::before_main();
     early::hold();
 }
 
-/// Reads the arguments, does what they say, and tells a failure as one chain and one hint.
+/// Reads the arguments, runs the command, and prints an error as one chain of causes and one hint.
 pub fn main() -> ExitCode {
-    // Until the arguments say whether it is for a daemon.
+    // SIGHUP stays held until the arguments show whether this process is a daemon.
     early::release_all_but_hangup();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
@@ -249,7 +250,7 @@ fn dispatch(cli: Cli, out: Out) -> Result<Exit, Failure> {
                 config,
                 instance: args.instance,
             }));
-            // A thread that looks through /proc or kills orphans may hang there. Nobody waits for it any more.
+            // A thread that reads /proc or kills orphans may hang: do not wait for it.
             runtime.shutdown_background();
             ended?;
             Ok(Exit::Ok)
@@ -271,22 +272,29 @@ async fn with_store(
     out: Out,
 ) -> Result<Exit, Failure> {
     match &config.store.url {
-        // To look must not make a file, least of all one that the daemon's user cannot write.
+        // A command that only reads must not create the file: the daemon's user might be unable to write to it.
         StoreUrl::Sqlite(file) if !file.exists() => {
             return Err(Failure::Absent {
-                message: format!("no store at {}: no instance has run yet", file.display()),
-                hint: format!("`soloist run` makes it, as {} says", path.display()),
+                message: format!(
+                    "there is no store at {}: no instance has run yet",
+                    file.display()
+                ),
+                hint: format!(
+                    "`soloist run` creates the store that {} names",
+                    path.display()
+                ),
             });
         }
         StoreUrl::Memory => {
             return Err(Failure::Absent {
-                message: "the store `memory:` is inside the one process that runs".to_owned(),
-                hint: format!("name another `[store] url` in {}", path.display()),
+                message: "a `memory:` store exists only inside the one process that runs jobs"
+                    .to_owned(),
+                hint: format!("set another `[store] url` in {}", path.display()),
             });
         }
         _ => {}
     }
-    // A pool starts its connections in the background: opened inside the runtime.
+    // Opened inside the runtime, because a pool starts its connections in the background.
     let store = store::open(&config.store).map_err(|e| Failure::Store(e, path.clone()))?;
     let ctx = Context {
         path,
@@ -311,7 +319,7 @@ async fn with_store(
     }
 }
 
-/// The configuration file that is meant.
+/// The configuration file that the user named, or the first default that exists.
 fn find(named: Option<PathBuf>) -> Result<PathBuf, Failure> {
     if let Some(path) = named {
         return Ok(path);
@@ -323,19 +331,19 @@ fn find(named: Option<PathBuf>) -> Result<PathBuf, Failure> {
         .map(Into::into)
         .ok_or_else(|| Failure::Missing {
             message: format!(
-                "no configuration: neither {} nor {} is there",
+                "there is no configuration file: neither {} nor {} exists",
                 PLACES[0], PLACES[1]
             ),
             hint: "name it with `--config PATH` or SOLOIST_CONFIG".to_owned(),
         })
 }
 
-/// Stdout: data, and nothing else.
+/// Writes to stdout: only data goes there.
 #[derive(Debug)]
 struct Out {
     json: bool,
     color: bool,
-    /// What commands wrote goes out as it is: to a file or a pipe, or because that is asked for.
+    /// The output of jobs is written unchanged: stdout is a file or a pipe, or the user asked for it.
     raw: bool,
 }
 
@@ -357,7 +365,7 @@ impl Out {
             .map_err(Failure::Output)
     }
 
-    /// Text that may have colours; nothing else in it acts on a terminal.
+    /// Writes text that may have colours; all other control sequences are escaped.
     fn text(&self, text: &str) -> Result<(), Failure> {
         let text = crate::text::coloured(text);
         if self.color {
@@ -367,8 +375,8 @@ impl Out {
         }
     }
 
-    /// What a command wrote: as it is, or safe to look at on a terminal. With `done` also what it had begun: a character that it
-    /// wrote only half of.
+    /// Writes the output of a job's command: unchanged, or made safe for a terminal. With `done`, also an incomplete
+    /// last character.
     fn output(
         &self,
         data: &[u8],
@@ -392,7 +400,7 @@ impl Out {
         self.bytes(text.as_bytes())
     }
 
-    /// One line of JSON.
+    /// Writes one line of JSON.
     fn line<T: Serialize>(&self, value: &T) -> Result<(), Failure> {
         let mut text =
             serde_json::to_string(value).map_err(|e| Failure::internal("cannot write JSON", e))?;
@@ -400,7 +408,7 @@ impl Out {
         self.bytes(text.as_bytes())
     }
 
-    /// The object with --json, else the text.
+    /// Writes the object with --json, else the text.
     fn say<T: Serialize>(&self, value: &T, text: impl FnOnce() -> String) -> Result<(), Failure> {
         if self.json {
             self.object(value)
@@ -410,12 +418,12 @@ impl Out {
     }
 }
 
-/// A remark for whoever watches, on stderr: data stays alone on stdout.
+/// Prints a remark for the user on stderr, so that stdout has only data.
 fn remark(text: &str) {
     let _ = writeln!(io::stderr(), "soloist: {}", show::line(text));
 }
 
-/// What the commands that ask the store work with.
+/// What the commands that use the store need.
 struct Context {
     path: PathBuf,
     config: Config,
@@ -424,7 +432,8 @@ struct Context {
 }
 
 impl Context {
-    /// Asks the store, again after transport errors as `[store] retry` says. All of its steps may be asked again.
+    /// Asks the store, and repeats the request after transport errors as `[store] retry` says. Each request must be
+    /// safe to repeat.
     async fn ask<T>(&self, f: impl AsyncFn() -> Result<T, store::Error>) -> Result<T, Failure> {
         let retry = &self.config.store.retry;
         for failures in 1..=retry.attempts {
@@ -449,8 +458,8 @@ impl Context {
         Ok(reply.map(|mut states| states.pop().flatten()))
     }
 
-    /// The fleet, and the time that it goes by. Where that is not what the store's clock shows, what is asked for from
-    /// here on is dated by it.
+    /// The fleet, and the time that it uses. If instances do not believe the store's clock, later requests of this
+    /// process carry the time that the instances use.
     async fn fleet(&self) -> Result<(Fleet, view::Clock), Failure> {
         let reply = self.ask(async || self.store.heartbeat(None).await).await?;
         let clock = view::Clock::of(&reply.value, reply.now_us.div_euclid(1000));
@@ -463,23 +472,23 @@ impl Context {
         Ok((reply.value, clock))
     }
 
-    /// The store's clock is further from this host's than clocks are that somebody keeps: so much ahead, ms.
+    /// How far the store's clock is ahead of this host's (ms), if it differs by more than synchronised clocks do.
     fn apart(&self, clock: view::Clock) -> Option<i64> {
         let ahead = clock.now.saturating_sub(clock::wall_us() / 1000);
         (ahead.unsigned_abs() > belief::NEAR.as_millis() as u64).then_some(ahead)
     }
 
-    /// Says so where a time that is asked for may not mean what it seems to.
+    /// Warns if a clock is wrong, because then `--until` may not mean what the user expects.
     fn doubted(&self, clock: view::Clock) {
         let said = match (clock.doubt_ms, self.apart(clock)) {
             (Some(ahead), _) => format!(
-                "the store's clock is {}, and instances do not believe it: --until counts by the time that they believe; \
-                 put the clock of the store's host right",
+                "the store's clock is {}, and instances do not believe it: --until is read by the time that they use \
+                instead; correct the clock of the store's host",
                 show::apart(ahead)
             ),
             (None, Some(ahead)) => format!(
-                "compared with this host's, the store's clock is {}: --until counts by the store's; put the one that is \
-                 wrong right, and ask again",
+                "the store's clock is {}, compared with this host's: --until is read by the store's clock; correct \
+                the wrong clock, and repeat the command",
                 show::apart(ahead)
             ),
             (None, None) => return,
@@ -492,7 +501,7 @@ impl Context {
         job(&self.config, &self.path, name)
     }
 
-    /// A job of the configuration, or one that only the store knows any more.
+    /// A job of the configuration, or one that only the store still has.
     async fn known_job(&self, name: &str) -> Result<(JobName, Option<&Job>), Failure> {
         let configured = self.job(name);
         if let Ok(job) = configured {
@@ -507,7 +516,7 @@ impl Context {
 }
 
 /// # Errors
-/// The nearest name as a hint.
+/// Has the nearest name as its hint.
 fn job<'c>(config: &'c Config, path: &Path, name: &str) -> Result<&'c Job, Failure> {
     config
         .jobs
@@ -517,7 +526,7 @@ fn job<'c>(config: &'c Config, path: &Path, name: &str) -> Result<&'c Job, Failu
             let names = || config.jobs.keys().map(JobName::as_str);
             let hint = match nearest(name, names()) {
                 Some(near) => format!("did you mean `{near}`?"),
-                None if config.jobs.is_empty() => "it has no jobs at all".to_owned(),
+                None if config.jobs.is_empty() => "it has no jobs".to_owned(),
                 None if config.jobs.len() <= 20 => {
                     format!("its jobs are {}", names().collect::<Vec<_>>().join(", "))
                 }
@@ -530,12 +539,12 @@ fn job<'c>(config: &'c Config, path: &Path, name: &str) -> Result<&'c Job, Failu
         })
 }
 
-/// An outcome by its name; the error lists the names.
+/// Parses the name of an outcome; the error lists the names.
 fn outcome(text: &str) -> Result<Outcome, String> {
     text.parse()
 }
 
-/// An instant as RFC 3339 or Unix milliseconds; in Unix milliseconds, rounded down.
+/// Parses RFC 3339 or Unix milliseconds; returns Unix milliseconds, rounded down.
 fn instant(text: &str) -> Result<i64, String> {
     const WANT: &str = "write RFC 3339, as in 2026-03-01T03:00:00Z, or Unix milliseconds";
     if let Ok(ms) = text.parse::<i64>() {

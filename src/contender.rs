@@ -1,11 +1,11 @@
-//! Gets each occurrence decided: local dedupe through singleflight, then the contest in the store with limited
-//! retries, then the lease goes to whoever runs it. Losers watch.
+//! Gets each occurrence decided: singleflight merges local callers, the contest in the store follows with limited
+//! retries, and the winner passes the lease to the holder. Losers watch.
 //!
-//! What is decided, and when to ask again, is [`crate::logic::contest`]; here are its effects: timers, the store,
-//! singleflight, logs. One driver per job (`drive`) takes its due occurrences in order. Whatever else wakes an
-//! occurrence (takeover watch, pub/sub, trigger) comes through [`Contender::contest`] too (`flight`), where all callers of
-//! one occurrence share one flight. Only the flight itself ever sees the lease; callers get the outcome. `register` makes
-//! the jobs known to the store, `watch` looks at the leases of others.
+//! [`crate::logic::contest`] has the rules (what to decide, when to ask again); this module has their effects: timers,
+//! the store, singleflight, logs. One driver per job (`drive`) takes its due occurrences in order. Every other wake-up
+//! of an occurrence (takeover watch, pub/sub, trigger) also goes through [`Contender::contest`] (`flight`), where all
+//! callers of one occurrence share one flight. Only the flight itself sees the lease; callers get the outcome.
+//! `register` registers the jobs with the store, and `watch` polls the leases of other instances.
 
 mod claim_batcher;
 mod drive;
@@ -46,36 +46,35 @@ use crate::{
     store::{Decision, Reply, Store},
 };
 
-/// Before a job whose attempt could not be asked for is registered anew.
+/// How long to wait before registering a job again after its next attempt could not be claimed.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
-/// A lease that was won, for whoever runs it.
+/// A lease that this instance won, for the holder that runs it.
 #[derive(Debug)]
 pub struct Granted {
     pub job: Arc<Job>,
     pub run: Run,
-    /// Before the command left that was answered with this lease: trust counts from here.
+    /// When the request for this lease left: trust counts from here.
     pub sent: Boottime,
-    /// Unix ms of the store's clock: a first attempt is not started later than this.
+    /// The latest instant to start a first attempt, Unix ms of the store's clock.
     pub start_by: i64,
     /// Held until the command was started.
     pub permit: Option<ClaimPermit>,
-    /// The answer came after the last moment for a start, to a claim that was sent again: it is to be settled as
-    /// missed.
+    /// The grant answered a repeated claim, and came too late to start the run: settle it as missed.
     pub too_late: bool,
-    /// Held while the run lasts, when the number of runs is limited.
+    /// Held while the run lasts, if the number of runs is limited.
     pub slot: Option<tokio::sync::OwnedSemaphorePermit>,
 }
 
 /// Takes won leases. Must not block.
 pub type Start = Box<dyn Fn(Granted) + Send + Sync>;
 
-/// What the dispatcher is told of a job.
+/// What the dispatcher learns about a job.
 #[derive(Debug)]
 pub enum PlanUpdate {
     /// Plan its occurrences after this one.
     PlanAfter(Arc<Job>, Occurrence),
-    /// Plan nothing of it any more.
+    /// Plan no more occurrences of it.
     Remove(JobName),
 }
 
@@ -86,27 +85,27 @@ pub struct Contender {
     retry: StoreRetry,
     start: Start,
     batcher: ClaimBatcher,
-    /// Boxed: a table has up to half of its places empty.
+    /// Boxed, because up to half of a hash table is empty.
     jobs: Mutex<HashMap<JobName, Box<Entry>>>,
-    /// Claims without an answer, and runs, of jobs that were removed. Locked after `jobs`.
+    /// Unanswered claims and active runs of removed jobs. Lock it after `jobs`.
     removed: Mutex<HashMap<JobName, Account>>,
     flights: UnaryGroup<(JobName, TargetId, bool), Ended>,
     watches: Watches,
     prepared: PreparedRuns,
     live: Mutex<Arc<[InstanceId]>>,
     slots: Option<Arc<Semaphore>>,
-    /// To look at what is overdue takes a while; many jobs at one time would keep others from running.
+    /// Limits how many jobs handle overdue occurrences at the same time, because that takes a while.
     unfolding: Semaphore,
     journal: mpsc::Sender<Decision>,
     plans: mpsc::UnboundedSender<PlanUpdate>,
     draining: AtomicBool,
-    /// Why the store must not be relied on, as long as it must not.
+    /// Why the store is not safe to use, if it is not.
     unreliable: Mutex<Option<Arc<str>>>,
-    /// The longest of any job, in milliseconds; only grows.
+    /// The longest quarantine that any job needs, in milliseconds; only grows.
     quarantine: AtomicU64,
-    /// Set when a job has to be registered (again).
+    /// Set when a job must be registered (again).
     pub registration_due: Notify,
-    /// Nothing new is begun after this.
+    /// Cancelled: nothing new starts.
     pub stop: CancellationToken,
     pub tasks: TaskTracker,
 }
@@ -114,12 +113,12 @@ pub struct Contender {
 /// One job of this instance.
 struct Entry {
     state: JobState,
-    /// Somebody works on its queue.
+    /// A driver works on its queue.
     driven: bool,
     changed: Changed,
 }
 
-/// Tells those who wait that something has changed. Takes no memory until somebody has waited.
+/// Wakes the tasks that wait for a change. Takes no memory until a task has waited.
 #[derive(Default)]
 struct Changed(Option<Arc<Notify>>);
 
@@ -130,13 +129,13 @@ impl Changed {
         }
     }
 
-    /// Ends with the next change after this call.
+    /// The future ends with the next change after this call.
     fn next(&mut self) -> OwnedNotified {
         self.0.get_or_insert_default().clone().notified_owned()
     }
 }
 
-/// What a contender is made of.
+/// The parts of a contender.
 pub struct Parts {
     pub store: Arc<dyn Store>,
     pub clock: Arc<StoreClock>,
@@ -190,7 +189,7 @@ impl Contender {
     fn entry<T>(&self, job: &JobName, f: impl FnOnce(&mut Entry) -> T) -> Option<T> {
         self.lock().get_mut(job).map(|e| self.touch(e, f))
     }
-    /// Whatever `f` does to a job, whoever waits for that is told.
+    /// Changes a job with `f`, and wakes the tasks that wait for changes of it.
     fn touch<T>(&self, e: &mut Entry, f: impl FnOnce(&mut Entry) -> T) -> T {
         let before = e.state.changes();
         let result = f(e);
@@ -209,7 +208,7 @@ impl Contender {
     fn state<T>(&self, job: &JobName, f: impl FnOnce(&mut JobState) -> T) -> Option<T> {
         self.entry(job, |e| f(&mut e.state))
     }
-    /// What this instance has asked for and runs of a job, also of one that was removed.
+    /// The outstanding claims and active runs of a job, also of a removed one.
     fn account<T>(&self, job: &JobName, f: impl FnOnce(&mut Account) -> T) -> Option<T> {
         let mut jobs = self.lock();
         match jobs.get_mut(job) {
@@ -218,7 +217,8 @@ impl Contender {
         }
     }
 
-    /// Unix ms of the store's clock; before its first answer, of this host's. For what is shown, and nothing that is decided by.
+    /// Unix ms of the store's clock, or of this host's before the store's first answer. Only for display, not for
+    /// decisions.
     fn shown_ms(&self) -> i64 {
         let now = self.clock.now_ms();
         now.unwrap_or_else(|| crate::clock::wall_us().div_euclid(1000))
@@ -226,7 +226,7 @@ impl Contender {
 
     // ---- which jobs there are ----
 
-    /// Adds a job, or puts another definition in the place of its old one. A run that goes on keeps its own.
+    /// Adds a job, or replaces its definition. An active run keeps the definition that it started with.
     pub fn set_job(&self, job: Arc<Job>) {
         self.raise_quarantine(job.lease.quarantine);
         let now = self.clock.now_ms().map(Occurrence);
@@ -248,15 +248,14 @@ impl Contender {
         self.registration_due.notify_one();
     }
 
-    /// Forgets a job. A run that goes on is not disturbed. What was planned up to now and not decided yet, because it
-    /// waits for its jitter or its turn, is not started here any more; when nobody may start it any more, it is
-    /// recorded as missed.
+    /// Removes a job. An active run continues. This instance does not start occurrences that were planned up to now and
+    /// still wait for their jitter or their turn; once no instance may start them, it records them as missed.
     pub fn remove_job(self: &Arc<Self>, job: &JobName) {
         let mut jobs = self.lock();
         let mut entry = jobs.remove(job);
         if let Some(e) = &mut entry {
             e.changed.tell();
-            // It may come back, with a grant that we have not heard of yet.
+            // The job may return while a grant for it is still on its way here.
             if !e.state.account.is_closed() {
                 let account = std::mem::take(&mut e.state.account);
                 self.removed().insert(job.clone(), account);
@@ -284,7 +283,7 @@ impl Contender {
             .collect()
     }
 
-    /// All jobs are registered again: hints may have been lost, or the store its data.
+    /// Registers all jobs again: hints may have been lost, or the store may have lost its data.
     pub fn resync(&self) {
         for e in self.lock().values_mut() {
             self.touch(e, |e| e.state.resync());
@@ -292,7 +291,7 @@ impl Contender {
         self.registration_due.notify_one();
     }
 
-    /// Looks again at the jobs whose watermark stands in the future: it may have been put right.
+    /// Checks the jobs whose watermark lies in the future again: somebody may have rewound them.
     pub fn look_at_those_ahead(&self) {
         let Some(now_us) = self.clock.now_us() else {
             return;
@@ -306,7 +305,7 @@ impl Contender {
 
     // ---- whether anything is claimed ----
 
-    /// How long nothing may be granted after the store lost its data, as far as this instance knows.
+    /// How long the store must not grant after it lost its data, as far as this instance knows.
     pub fn quarantine(&self) -> Duration {
         Duration::from_millis(self.quarantine.load(Ordering::Relaxed))
     }
@@ -331,7 +330,8 @@ impl Contender {
         self.draining.load(Ordering::SeqCst) || self.stop.is_cancelled()
     }
 
-    /// Whether the store must not be relied on, and why: nothing is claimed until it may. What runs goes on.
+    /// Sets why the store is not safe to use, or None: this instance claims nothing while there is a reason. Active
+    /// runs continue.
     pub fn set_unreliable(&self, why: Option<String>) {
         let reliable = why.is_none();
         *self.unreliable.lock() = why.map(Into::into);
@@ -364,12 +364,12 @@ impl Contender {
 
     // ---- what happens ----
 
-    /// Nothing of a run goes on any more, and it is about to be settled.
+    /// All processes of a run are gone, and it is about to be settled.
     pub fn run_over(&self, job: &JobName, run: RunId) {
         self.account(job, |a| a.run_is_over(run));
     }
 
-    /// A run has ended here; its lease is given back or lost. `awaited`: the occurrence of which the store awaits
+    /// A run of this instance has ended; its lease is released or lost. `awaited`: the occurrence that waits for
     /// another attempt.
     pub fn run_ended(self: &Arc<Self>, job: &JobName, run: RunId, awaited: Option<Occurrence>) {
         if self.state(job, |s| s.run_has_ended(run)).is_none() {
@@ -382,9 +382,9 @@ impl Contender {
         }
     }
 
-    /// An occurrence of ours or another's that is open is to be decided again: its next attempt, or its holder is gone.
+    /// Contests an open occurrence again, because its next attempt is due or its holder is gone.
     fn claim_next_attempt(self: &Arc<Self>, job: JobName, at: Occurrence) {
-        // One at a time waits for it, however often it is seen to be open.
+        // Only one task waits for it, however often it is found open.
         if self.state(&job, |s| s.await_next_attempt(at)) != Some(true) {
             return;
         }
@@ -400,14 +400,15 @@ impl Contender {
             this.state(&job, |s| {
                 s.awaits_no_longer(at);
                 if undecided {
-                    // Registering finds the open entry, and watches it.
+                    // Registering finds the open entry and watches it.
                     s.stale();
                 }
             });
         });
     }
 
-    /// What the fleet tells. A hint may be lost: the watches and registering find the same a little later.
+    /// Handles a hint from another instance. Hints may be lost: watching and registering find the same facts a little
+    /// later.
     pub fn on_event(self: &Arc<Self>, event: &Event) {
         match event {
             Event::Ended { job } => {
@@ -427,9 +428,9 @@ impl Contender {
         }
     }
 
-    /// A manual trigger waits in the store.
+    /// Contests a manual trigger that waits in the store.
     fn triggered(self: &Arc<Self>, job: &JobName, key: &str, at_ms: Option<i64>) {
-        // Before this instance knows the store's clock it has registered nothing: it hears of the trigger when it does.
+        // Without the store's clock this instance has registered nothing yet: registering will find the trigger.
         let Some(at_ms) = at_ms.or_else(|| self.clock.now_ms()) else {
             return;
         };
@@ -438,13 +439,13 @@ impl Contender {
         }
     }
 
-    /// Watches a lease, as an answer that came at `received` showed it. True: it was seen unchanged for its whole
-    /// length.
+    /// Watches a lease, in the state that an answer received at `received` showed. True: it has been unchanged for its
+    /// whole length.
     fn watch_lease(&self, job: &JobName, open: &Open, received: Boottime) -> bool {
         let every = self.poll_every(job, open);
         let seen = self.state(job, |s| {
             let quarantine = s.note_lease(open);
-            // While the job is there for sure: nobody would take the watch of a removed one away again.
+            // Only while the job exists: nothing would remove the watch of a removed job.
             (self.watches.add(job, open, received, every), quarantine)
         });
         let Some((lapsed, quarantine)) = seen else {
@@ -467,12 +468,13 @@ impl Contender {
             decision: decision.to_owned(),
             detail,
         };
-        // Full: the store has been away for long. The newest are lost, which `why` says by having nothing.
+        // If the channel is full, the store has not answered for long: the newest decisions are lost, and `why` will
+        // not show them.
         let _ = self.journal.try_send(d);
     }
 }
 
-/// Takes the store's clock in; says so when it was stepped.
+/// Takes in a sample of the store's clock; logs when that clock was stepped.
 pub fn note_clock<T>(clock: &StoreClock, reply: &Reply<T>) {
     note_sample(clock.sample(reply.now_us, reply.sent, reply.received));
 }
@@ -482,10 +484,12 @@ pub fn note_sample(sampled: Sampled) {
         Sampled::Even | Sampled::InDoubt => {}
         Sampled::Stepped(step) => warn!(
             step_ms = step / 1000,
-            "the store's clock was stepped; occurrences follow it"
+            "the store's clock was stepped: occurrences follow it"
         ),
         Sampled::Doubted(step) => error!("{}", belief::in_words(step)),
-        Sampled::Restored => info!("the store's clock is right again: starting again"),
+        Sampled::Restored => {
+            info!("this instance believes the store's clock again: starting jobs again")
+        }
     }
 }
 

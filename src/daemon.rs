@@ -1,7 +1,7 @@
-//! `soloist run`: wires the parts; start order, stop order.
+//! `soloist run`: connects the parts, and starts and stops them in order.
 //!
-//! One task owns each mutable thing: the dispatcher the timetable, the fleet task the epoch, the contender the contests,
-//! a holder task each run.
+//! One task owns each mutable part: the dispatcher owns the timetable, the fleet task the epoch, the contender the
+//! contests, and a holder task each run.
 
 mod dispatch;
 mod fleet;
@@ -33,7 +33,7 @@ use crate::{
     store::{self, Store},
 };
 
-/// What `soloist run` was told.
+/// The arguments of `soloist run`.
 #[derive(Debug)]
 pub(crate) struct Options {
     /// Read again on SIGHUP.
@@ -43,33 +43,33 @@ pub(crate) struct Options {
     pub instance: Option<String>,
 }
 
-/// How long the store gets to hear all that is left to say, the last outcomes and the farewell, when no command runs any
-/// more. What it has not heard by then, the guards go on telling it.
+/// How long this process tries to record the last outcomes and to sign off once no command runs any more. Then the
+/// guards keep trying to record the outcomes.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
-/// How long the runs may take to be handed over to their guards: nothing but this host has a part in that.
+/// How long handing runs over to their guards may take: it involves only this host.
 const HAND_OVER: Duration = Duration::from_secs(1);
 
-/// What a daemon and its guard leave behind that are killed at once lives no longer than this, if another daemon lives
-/// beside them.
+/// How often this process ends runs whose daemon and guard were killed together, on the same host.
 const SWEEP_EVERY: Duration = Duration::from_secs(10);
 
 async fn sweep() {
     if let Ok(runs @ 1..) = tokio::task::spawn_blocking(Runner::sweep).await {
         warn!(
             runs,
-            "ended what another soloist on this host had left behind"
+            "ended runs that a dead soloist process left behind on this host"
         );
     }
 }
 
-/// Runs until a signal ends it. SIGTERM and SIGINT drain: what runs goes on, nothing new begins; the second one ends
-/// what runs. SIGHUP reads the configuration again.
+/// Runs until a signal ends it. SIGTERM and SIGINT drain: nothing new starts and active runs continue; a second signal
+/// ends the active runs. SIGHUP reloads the configuration.
 ///
 /// # Errors
-/// The store cannot be opened at all, or the process lacks what it needs. A store that is away is no error.
+/// The store cannot be opened, or the process lacks something that it needs. A store that does not answer is not an
+/// error.
 pub(crate) async fn run(o: Options) -> anyhow::Result<()> {
-    // Before anything else, so that a signal during the start is not lost.
+    // First, so that a signal during the start is not lost.
     let mut signals = Signals::new().context("cannot handle signals")?;
     early::release();
     let mut daemon = Daemon::start(o).await?;
@@ -78,7 +78,7 @@ pub(crate) async fn run(o: Options) -> anyhow::Result<()> {
     info!(
         signal,
         running = daemon.holder.running().len(),
-        "stopping: nothing new is begun, what runs goes on"
+        "stopping: starting nothing new; active runs continue"
     );
     notify(&[sd_notify::NotifyState::Stopping]);
     daemon.drain(&mut signals).await;
@@ -93,11 +93,11 @@ struct Daemon {
     config: Config,
     contender: Arc<Contender>,
     holder: Arc<Holder>,
-    /// Tells the fleet task of a configuration that was read again.
+    /// Tells the fleet task about a reloaded configuration.
     config_seen: watch::Sender<fleet::Loaded>,
-    /// Nothing new is begun any more.
+    /// Cancelled: nothing new starts.
     stop: CancellationToken,
-    /// No command runs any more: the rest is to end, too.
+    /// Cancelled: no command runs any more, and the other tasks end too.
     finish: CancellationToken,
     contests: TaskTracker,
     background: TaskTracker,
@@ -115,7 +115,7 @@ impl Daemon {
         warn_of_open_file(&config.store.url);
         let clock = Arc::new(StoreClock::default());
         store.believe(clock.clone());
-        let runner = Runner::new().context("cannot become the subreaper of the commands")?;
+        let runner = Runner::new().context("cannot become the subreaper of the jobs' commands")?;
         let runner = runner.hiding(config.store_variables.clone());
         sweep().await;
 
@@ -180,7 +180,7 @@ impl Daemon {
         })
     }
 
-    /// Until it is asked to stop. Returns the signal.
+    /// Serves until a signal asks to stop. Returns the signal's name.
     async fn serve(&mut self, signals: &mut Signals) -> &'static str {
         loop {
             match signals.next().await {
@@ -199,7 +199,7 @@ impl Daemon {
         }
     }
 
-    /// Lets what runs end by itself, for as long as it may; then ends it.
+    /// Waits for active runs for as long as the drain lasts; then ends them.
     async fn drain(&self, signals: &mut Signals) {
         let holder = &self.holder;
         self.stop.cancel();
@@ -207,7 +207,7 @@ impl Daemon {
         holder.runs.close();
         holder.commands.close();
         self.background.close();
-        // A claim that the store has not answered yet may be answered with a grant.
+        // The store may still answer an outstanding claim with a grant.
         let all = async {
             self.contests.wait().await;
             holder.runs.wait().await;
@@ -216,10 +216,11 @@ impl Daemon {
         tokio::select! {
             () = all => return,
             () = tokio::time::sleep(drain) => {
-                warn!(?drain, running = holder.running().len(), "runs still active after the drain, ending them");
+                warn!(?drain, running = holder.running().len(), "runs still active at the end of the drain: ending \
+                them");
             }
             name = signals.second_stop() => {
-                warn!(signal = name, running = holder.running().len(), "asked again, ending what runs");
+                warn!(signal = name, running = holder.running().len(), "second signal: ending the active runs");
             }
         }
         holder.kill.cancel();
@@ -227,31 +228,32 @@ impl Daemon {
         let _ = tokio::time::timeout(holder.longest_end(), holder.commands.wait()).await;
     }
 
-    /// Tells the store what is left to be told, and leaves the rest to the guards.
+    /// Records the last outcomes and signs off, and leaves what remains to the guards.
     async fn leave(&self) {
         let holder = &self.holder;
-        // One deadline for all goodbyes. The outcomes go first; a store that does not answer soon hears all at once.
+        // One deadline for everything. Outcomes go first; if the store is slow, the other tasks sign off at the same
+        // time.
         let until = tokio::time::Instant::now() + LAST_WORDS;
         let _ = tokio::time::timeout(LAST_WORDS / 2, holder.runs.wait()).await;
         self.finish.cancel();
         let all = async { tokio::join!(holder.runs.wait(), self.background.wait()) };
         if tokio::time::timeout_at(until, all).await.is_err() {
-            warn!("the store does not answer: this instance ends without saying so there");
+            warn!("the store does not answer: this instance stops without signing off there");
         }
         let unrecorded = holder.running().len();
         if unrecorded > 0 {
             error!(
                 running = unrecorded,
-                "some outcomes could not be recorded: their guards go on trying"
+                "some outcomes are not recorded yet: the guards of those runs keep trying"
             );
         }
         holder.give_up.cancel();
-        // Only to let the guards go, or take over. One that is not told sees our end.
+        // Releases the guards, or lets them take over. A guard that is not told notices when this process ends.
         let _ = tokio::time::timeout(HAND_OVER, holder.runs.wait()).await;
     }
 }
 
-/// The holder reports ended runs to the contender, which hands it the leases.
+/// Connects the two: the contender hands won leases to the holder, which reports ended runs back.
 fn tie(parts: Parts, holder: &Arc<Holder>) -> Arc<Contender> {
     Arc::new_cyclic(|weak: &std::sync::Weak<Contender>| {
         let (holder, weak) = (holder.clone(), weak.clone());
@@ -276,24 +278,24 @@ async fn sweep_now_and_then(finish: CancellationToken) {
 async fn reap_strangers(finish: CancellationToken) {
     let reaping = finish.run_until_cancelled(runner::reap_strangers()).await;
     if let Some(Err(error)) = reaping {
-        warn!(%error, "zombies of others will stay until this process ends");
+        warn!(%error, "cannot reap zombies that this process did not start: they stay until it ends");
     }
 }
 
-/// The store's file may have been made by an older version, or to be shared: it is not ours to decide.
+/// Only warns: an older version may have created the file, or somebody may want to share it.
 fn warn_of_open_file(url: &config::StoreUrl) {
     if let config::StoreUrl::Sqlite(path) = url
         && let Some(mode) = store::sqlite::open_to_others(path)
     {
         let file = path.display();
         warn!(
-            "other users may open {file} (mode {mode:03o}): they can read the outputs of jobs, and keep all jobs from starting; \
-             unless that is meant, chmod 600 {file}*"
+            "other users may open {file} (mode {mode:03o}): they can read the output of jobs, and stop all jobs from \
+            starting; to prevent that, run: chmod 600 {file}*"
         );
     }
 }
 
-/// Takes the fleet's hints to whom they concern.
+/// Passes the fleet's hints to the parts that they concern.
 async fn listen(
     store: Arc<dyn Store>,
     contender: Arc<Contender>,
@@ -311,10 +313,7 @@ async fn listen(
             Ok(Event::Stop { job }) => holder.nudge(&job),
             Ok(event) => contender.on_event(&event),
             Err(RecvError::Lagged(n)) => {
-                warn!(
-                    lost = n,
-                    "too many hints at once; looking at all jobs again"
-                );
+                warn!(lost = n, "some hints were lost: checking all jobs");
                 contender.resync();
             }
             Err(RecvError::Closed) => return,
@@ -322,7 +321,7 @@ async fn listen(
     }
 }
 
-/// To systemd, if it listens.
+/// Notifies systemd, if it started this process.
 fn notify(state: &[sd_notify::NotifyState<'_>]) {
     let _ = sd_notify::notify(state);
 }

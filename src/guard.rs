@@ -1,24 +1,25 @@
 //! The guard: a small process of its own for each run, which ends the command when its lease or its daemon ends.
 //!
-//! It is this same binary, started again as `soloist __guard` before any runtime or argument parser exists, has
-//! one thread, and depends on nothing the daemon does after it was started: the daemon may be killed, stopped or
-//! hang. What it decides is in [`crate::logic::run`]; here are its messages ([`Spec`], [`Control`], [`Report`],
-//! [`HandOver`]) and the loop that carries them out. The daemon's side is [`crate::runner`].
+//! It is this same binary, started again as `soloist __guard` before any runtime or argument parser exists, has one
+//! thread, and depends on nothing that the daemon does later: the daemon may be killed, be stopped or hang.
+//! [`crate::logic::run`] has its rules; here are its messages ([`Spec`], [`Control`], [`Report`], [`HandOver`]) and the
+//! loop that carries out the rules. The daemon's side is [`crate::runner`].
 //!
-//! Descriptor 0 is a socket to the daemon: one JSON line each way per message. Descriptors 1 and 2 are the pipes
-//! for the command's output; the guard gives them away, so that their end-of-file means that the tree is gone.
+//! Descriptor 0 is a socket to the daemon: one JSON line each way per message. Descriptors 1 and 2 are the pipes for
+//! the command's output; the guard closes its copies, so that end-of-file means that the process tree is gone.
 //!
 //! A transparent command (`soloist exec`) has the descriptors, the session and the process group of the program that
-//! wanted it, as if a shell had started it in that program's place. The guard leaves that group when the command has been
-//! born into it, so that what is done to the whole group (Ctrl-Z, `kill -9 -PGID`) is not done to the guard. It leaves the
-//! session too: a parent in the same session and another group keeps a group from being orphaned, so that the
-//! end of the command would orphan it, and of an orphaned group with a stopped member the kernel sends SIGHUP to all.
+//! started it, as if a shell had started the command in that program's place. Once the command has been forked into
+//! that group, the guard leaves the group, so that a signal to the whole group (Ctrl-Z, `kill -9 -PGID`) does not reach
+//! the guard. The guard also leaves the session: a parent in the same session but another group keeps a group from
+//! being orphaned, so the end of the command would orphan the group, and the kernel sends SIGHUP to all members of an
+//! orphaned group that has a stopped member.
 //!
-//! The guard's one thread never waits for anything but the next event, and looks at the deadline after whatever may have
-//! taken its time. What a start may have to wait for is done by the forked child (`guard::spawn`).
+//! The guard's one thread waits for nothing but the next event, and checks the deadline after every step that may take
+//! time. The forked child does everything in a start that may block (`guard::spawn`).
 //!
-//! A run is over when its tree is. What the command left behind gets SIGTERM, and SIGKILL after its grace but at
-//! most [`LEFTOVER_GRACE`](crate::logic::run::LEFTOVER_GRACE) later.
+//! A run is over when its process tree is gone. Processes that the command left behind get SIGTERM, and then SIGKILL
+//! after the grace, but at most [`LEFTOVER_GRACE`](crate::logic::run::LEFTOVER_GRACE) later.
 
 mod cgroup;
 mod control;
@@ -61,26 +62,26 @@ use crate::{
     logic::run::{Cause, Life, Step, Stop, outcome},
 };
 
-/// The hidden first argument that makes this binary a guard; job and run id follow it, for `ps` to show.
+/// The hidden first argument that makes this binary a guard; job and run id follow it, so that `ps` shows them.
 pub const ARGUMENT: &str = "__guard";
 
-/// The hidden first argument that the guard of a dead daemon starts this binary with; see [`HandOver`].
+/// The hidden first argument with which the guard of a dead daemon executes this binary; see [`HandOver`].
 pub const SETTLE_ARGUMENT: &str = "__settle";
 
-/// How often a tree that does not die is killed again, at first and at most.
+/// Pause before killing a tree that does not die again: the first, and the longest.
 const KILL_AGAIN: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(200));
 
-/// How long, each time, new children are killed as they come.
+/// How long, each time, the guard kills new children as they appear.
 const CHASE: Duration = Duration::from_millis(5);
 
-/// How many ended children are waited for before the deadline is looked at again: some trees make them faster than anybody
-/// can wait for them.
+/// How many ended children the guard reaps before it checks the deadline again: some trees make children faster than a
+/// parent can reap them.
 const REAPED_AT_ONCE: usize = 256;
 
-/// The longest first line that is read.
+/// The longest first line that the guard accepts.
 const LONGEST_SPEC: usize = 64 << 20;
 
-/// Life of a guard process. Must be called first thing in `main`, while there is one thread.
+/// The whole guard process. Call it first in `main`, while the process has one thread.
 pub fn main() -> ExitCode {
     match Guard::prepare() {
         Ok(guard) => guard.run(),
@@ -91,7 +92,7 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// What the loop keeps between two events.
+/// The state of the loop between two events.
 struct Guard {
     control: ControlSocket,
     children: OwnedFd,
@@ -100,13 +101,13 @@ struct Guard {
     inherited: Option<Inherited>,
 }
 
-/// What a transparent command gets; its process group is that of the guard when it is born.
+/// What a transparent command inherits; it is forked into the guard's process group.
 struct Inherited {
     stdin: OwnedFd,
 }
 
 impl Inherited {
-    /// The descriptor that `argument` names is to be the command's stdin.
+    /// `argument` names the descriptor that becomes the command's stdin.
     fn take(argument: Option<std::ffi::OsString>) -> io::Result<Option<Self>> {
         let Some(argument) = argument else {
             return Ok(None);
@@ -124,20 +125,20 @@ impl Inherited {
 }
 
 impl Guard {
-    /// Leaves everything behind that ties this process to its daemon, except the socket.
+    /// Gives up everything that ties this process to its daemon, except the socket.
     fn prepare() -> io::Result<Self> {
         let daemon = rustix::process::getppid();
         let inherited = Inherited::take(std::env::args_os().nth(4))?;
         if inherited.is_none() {
             // SAFETY: nothing here has opened a descriptor above 2 yet, so none of these is anybody's.
             unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, 0) };
-            // Ctrl-C in the daemon's terminal is not for us, nor for the command.
+            // Ctrl-C in the daemon's terminal is meant neither for the guard nor for the command.
             let _ = rustix::process::setsid();
         }
-        // Any pid means yes.
+        // Any pid means success.
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
         let children = catch_signals()?;
-        // Should somebody have stopped us by then, nobody else is left to end the tree.
+        // If somebody has stopped the guard by then, no other process could end the tree.
         rustix::process::set_parent_process_death_signal(Some(Signal::CONT))?;
         let timer = rustix::time::timerfd_create(
             TimerfdClockId::Boottime,
@@ -157,7 +158,7 @@ impl Guard {
 
     fn run(mut self) -> ExitCode {
         let Some(spec) = self.read_spec() else {
-            // The daemon died before it said what to run: nothing was started, nobody is to be told.
+            // The daemon died before it said what to run: nothing was started, and there is nothing to record.
             return ExitCode::SUCCESS;
         };
         let (ended, settle, exe) = Run::begin(&mut self, spec).finish();
@@ -189,10 +190,10 @@ impl Guard {
         }
     }
 
-    /// Becomes `soloist __settle`; returns only what prevented it.
+    /// Executes `soloist __settle`; returns only the error that prevented it.
     fn hand_over(self, hand_over: &HandOver, exe: Option<&Path>) -> io::Error {
         match hand_over.to_file() {
-            // SIGTERM stays ignored: systemd sends it to all that a dead daemon left behind.
+            // SIGTERM stays ignored: systemd sends it to every process that a dead daemon left behind.
             Ok(file) => {
                 unblock_signals();
                 std::process::Command::new(exe.unwrap_or(Path::new("/proc/self/exe")))
@@ -205,7 +206,7 @@ impl Guard {
         }
     }
 
-    /// Waits for a message, the end of a child, what `start` says, or `until`; None: for ever.
+    /// Waits for a message, the end of a child, the report of `start`, or `until` (None: for ever).
     fn wait(&self, until: Option<Boottime>, start: Option<&Start>) {
         let zero = Timespec {
             tv_sec: 0,
@@ -213,8 +214,8 @@ impl Guard {
         };
         let left = until.map(|until| {
             let left = until.since(Boottime::now()).max(Duration::from_nanos(1));
-            // Relative, and a little short while there is time: right also where this process's clock is made to
-            // run at another rate than the kernel's (the tests do that).
+            // The wait is relative, and a little short while time is left, so that it is right even if this process's
+            // clock runs at another rate than the kernel's (in tests it does).
             if left > Duration::from_millis(20) {
                 left - left / 16
             } else {
@@ -242,13 +243,13 @@ impl Guard {
             fds.push(PollFd::new(said, PollFlags::IN));
         }
         let _ = poll(&mut fds, None);
-        // Only to empty it: several ends of children may be one signal.
+        // Only empties the descriptor: one signal may stand for several ended children.
         let mut signals = [0; 1024];
         while rustix::io::read(&self.children, &mut signals).is_ok_and(|n| n > 0) {}
     }
 
-    /// The daemon is dead or dying; then its pipes may be closed already, and have ended the command (SIGPIPE),
-    /// although its socket to us is still open.
+    /// Whether the daemon is dead or dying. A dying daemon's pipes may be closed already and have ended the command
+    /// (SIGPIPE), although its socket to the guard is still open.
     fn daemon_is_dying(&self) -> bool {
         if self.control.closed || rustix::process::getppid() != self.daemon {
             return true;
@@ -258,34 +259,35 @@ impl Guard {
     }
 }
 
-/// One run, from the begin of its start until its tree is gone.
+/// One run, from the beginning of its start until its process tree is gone.
 struct Run<'g> {
     guard: &'g mut Guard,
     spec: Spec,
     life: Life,
     cgroup: Option<Cgroup>,
-    /// While it is under way.
+    /// The start, while it is under way.
     start: Option<Start>,
-    /// Why it failed; not reported yet.
+    /// Why the start failed, if that is not reported yet.
     failed: Option<Failed>,
-    /// When the start began, which is part of the run. Before the fork: a command that is over in a few milliseconds may
-    /// be before this process is on again.
+    /// When the start began, which is part of the run. Taken before the fork, because a short command may end before
+    /// this process runs again.
     begun: Moment,
-    /// The same, once the command was executed.
+    /// The same time, once the command was executed.
     started: Option<Moment>,
-    /// The command, or what is to become it, while it has not been waited for.
+    /// The pid of the command, or of the process that is to become it, until the guard has reaped it.
     command: Option<Pid>,
-    /// It has ended, and nothing has followed from that yet: whether the daemon was dying then.
+    /// Set when the command has ended and the guard has not handled that yet: whether the daemon was dying at that
+    /// moment.
     ended: Option<bool>,
-    /// Those that came before there was anybody to send them to.
+    /// Signals that came before the command existed.
     signals: Vec<i32>,
     exit_code: Option<i32>,
     signal: Option<i32>,
     error: Option<String>,
     leftover: u32,
-    /// More children may have ended than were waited for.
+    /// More children may have ended than were reaped.
     more_ended: bool,
-    /// When to kill again, and after how long once more.
+    /// When to kill the tree again, and the pause after that.
     kill_again: Option<(Boottime, Duration)>,
     stuck_at: Option<Boottime>,
 }
@@ -324,7 +326,7 @@ impl<'g> Run<'g> {
             if !run.spec.walk_only {
                 run.cgroup = Cgroup::create(&run.spec.run_id.to_string());
             }
-            // Making that may have taken its time.
+            // Making the cgroup may have taken a while.
             run.read_control();
             if !run.ended_early() {
                 run.fork();
@@ -335,7 +337,7 @@ impl<'g> Run<'g> {
         {
             cgroup.remove();
         }
-        // From here on only the command has them.
+        // From here on only the command has the pipes.
         give_away_output();
         if run.guard.inherited.take().is_some() {
             let _ = rustix::process::setsid();
@@ -346,7 +348,7 @@ impl<'g> Run<'g> {
         run
     }
 
-    /// Nothing is to be started any more.
+    /// Ends a start that is under way: the command must not be executed any more.
     fn ended_early(&mut self) -> bool {
         let _ = self.life.on_time(Boottime::now());
         self.life.killing()
@@ -368,7 +370,7 @@ impl<'g> Run<'g> {
         }
     }
 
-    /// Sees how the start went, once that is clear. True: it is not.
+    /// Handles the result of the start, if there is one. True: the start is still under way.
     fn starting(&mut self) -> bool {
         let Some(start) = &mut self.start else {
             return false;
@@ -394,7 +396,7 @@ impl<'g> Run<'g> {
                 });
             }
             Err(failed) => {
-                // It may be the child that saw first that it is late.
+                // The child may have noticed first that it is too late.
                 let step = self.life.on_time(now);
                 self.act(step);
                 self.failed = Some(match self.life.cause() {
@@ -402,8 +404,8 @@ impl<'g> Run<'g> {
                     None => failed,
                 });
                 self.start = None;
-                // What ends the run from here on did not end the start; nor did the end of the daemon, which closes no
-                // pipe of a child that writes nothing.
+                // A later reason to end the run did not end the start; nor did the death of the daemon, because a child
+                // that writes nothing does not notice closed pipes.
                 let step = self.life.on_command_end(now, false);
                 self.act(step);
             }
@@ -411,10 +413,10 @@ impl<'g> Run<'g> {
         false
     }
 
-    /// What ended a start, and what it was waiting for.
+    /// Why a start was ended, and what it was waiting for.
     fn ended_start(&self, cause: Cause) -> String {
         let why = match cause {
-            Cause::Timeout => "the job's timeout passed",
+            Cause::Timeout => "the job's timeout has passed",
             Cause::Stopped(Stop::Cancelled) => "it was cancelled",
             Cause::Stopped(Stop::Replaced) => "a newer occurrence replaced it",
             Cause::Stopped(Stop::Shutdown) => "the instance stopped",
@@ -430,7 +432,7 @@ impl<'g> Run<'g> {
         }
     }
 
-    /// Nothing of the start is left.
+    /// All processes of the start are gone.
     fn report_failure(&mut self) {
         let failed = self.failed.take().unwrap_or_else(|| {
             let cause = self.life.cause().unwrap_or(Cause::Deadline);
@@ -450,14 +452,14 @@ impl<'g> Run<'g> {
         self.error = Some(error);
     }
 
-    /// Waits until the tree is gone; returns what is to be handed over if the daemon is gone too.
+    /// Waits until the tree is gone; returns the hand-over if the daemon is gone too.
     fn finish(mut self) -> (Ended, serde_json::Value, Option<PathBuf>) {
         loop {
             let children = self.reap_and_report();
             if !children && self.command.is_none() && !self.cgroup_populated() {
                 break;
             }
-            // The deadline is looked at before renewals are read, and again at each of them.
+            // The deadline is checked before renewals are read, and again for each renewal.
             let step = self.life.on_time(Boottime::now());
             self.act(step);
             self.read_control();
@@ -496,14 +498,14 @@ impl<'g> Run<'g> {
         (end, self.spec.settle, self.spec.settle_exe)
     }
 
-    /// Waits for children that have ended, and sees to what follows from the end of the command. Returns whether any is left.
+    /// Reaps ended children, and handles the end of the command. Returns whether any child is left.
     fn reap_and_report(&mut self) -> bool {
         if self.starting() {
             return true;
         }
         let children = self.reap();
         if let Some(daemon_is_dying) = self.ended.take() {
-            // Most commands leave nothing behind; then /proc need not be walked.
+            // Most commands leave no process behind; then the guard need not walk /proc.
             let left = children || self.cgroup.as_ref().is_some_and(Cgroup::populated);
             if left {
                 let left = self.members().iter().filter(|p| p.alive()).count();
@@ -528,7 +530,7 @@ impl<'g> Run<'g> {
         children
     }
 
-    /// Waits for children that have ended: the command, and orphans of its tree. Returns whether any is left.
+    /// Reaps ended children: the command, and orphans of its tree. Returns whether any child is left.
     fn reap(&mut self) -> bool {
         let mut options = WaitOptions::NOHANG;
         if self.spec.transparent.is_some() {
@@ -562,7 +564,7 @@ impl<'g> Run<'g> {
     fn read_control(&mut self) {
         let was_open = !self.guard.control.closed;
         while let Some(control) = self.guard.control.next() {
-            // Taken after the message was read: time may have stood still for us in between.
+            // Taken after the message was read: this process may have been stopped in between.
             let now = Boottime::now();
             let step = match control {
                 Control::Deadline(deadline) => {
@@ -587,7 +589,7 @@ impl<'g> Run<'g> {
         }
     }
 
-    /// While the command has not been waited for its number is its own.
+    /// Until the command is reaped, its pid belongs to it.
     fn pass_on(&mut self, signal: i32) {
         match self.command {
             Some(command) => {
@@ -604,7 +606,7 @@ impl<'g> Run<'g> {
             Step::Terminate => {
                 for process in self.members().iter().filter(|p| p.alive()) {
                     process.signal(Signal::TERM);
-                    // One that is stopped could not answer.
+                    // A stopped process could not handle SIGTERM.
                     process.signal(Signal::CONT);
                 }
             }
@@ -633,7 +635,7 @@ impl<'g> Run<'g> {
             let members = self.members();
             let pids = members.iter().filter(|p| p.alive()).map(|p| p.pid);
             let pids: Vec<_> = pids.collect();
-            // The dead only wait to be waited for.
+            // Zombies only need to be reaped.
             if !pids.is_empty() {
                 self.guard.control.report(&Report::Stuck { pids });
             }
@@ -644,17 +646,17 @@ impl<'g> Run<'g> {
         if let Some(cgroup) = &self.cgroup {
             cgroup.kill();
         }
-        // Also with a cgroup: root may move itself out of it.
+        // Walk /proc even with a cgroup: root may move a process out of it.
         if self.chase() {
             kill_pass(|| below(std::process::id().cast_signed()));
         }
     }
 
-    /// Kills children as they come, and waits for them: one that forks and ends all the time is gone whenever a look at all of
-    /// /proc comes to it, and what it forked is our child then. True: somebody may be left for such a look. Who has no
-    /// child has nobody below it, for whoever loses a parent falls to us.
+    /// Kills children as they appear, and reaps them: a process that forks and ends all the time is gone before a walk
+    /// of /proc reaches it, and its child is then a child of the guard. True: processes may be left for such a walk.
+    /// Without children the guard has no descendants, because every orphan becomes its child.
     fn chase(&mut self) -> bool {
-        // What a start has come to is seen before its child is waited for.
+        // Read the result of a start before reaping its child.
         if self.start.is_some() {
             return true;
         }
@@ -665,7 +667,7 @@ impl<'g> Run<'g> {
                 left = self.reap();
             }
             if !left || Boottime::now() >= end {
-                // The dead come first: among so many that look takes too long.
+                // Reap zombies first: a walk over too many of them takes too long.
                 return left && !self.more_ended;
             }
         }
@@ -683,7 +685,7 @@ impl<'g> Run<'g> {
         members
     }
 
-    /// Only asked when no descendant is left: then whoever is in there came from elsewhere, and goes too.
+    /// Asked only when no descendant is left: processes in the cgroup then came from elsewhere, and are killed too.
     fn cgroup_populated(&mut self) -> bool {
         let populated = self.cgroup.as_ref().is_some_and(Cgroup::populated);
         if populated && self.kill_again.is_none() {
@@ -693,7 +695,7 @@ impl<'g> Run<'g> {
     }
 }
 
-/// From here on only the command holds the pipes, and their end-of-file means that its tree is gone.
+/// Closes the guard's copies of the pipes: from here on end-of-file means that the command's tree is gone.
 fn give_away_output() {
     let null = File::options().read(true).write(true).open("/dev/null");
     for fd in [1, 2] {
@@ -727,7 +729,7 @@ fn catch_signals() -> io::Result<OwnedFd> {
     // SAFETY: the set is initialised by sigemptyset before use, all pointers are valid, and the new descriptor is
     // owned by nobody else.
     unsafe {
-        // Ignored, as it may have come to us, it would make children vanish without a status.
+        // If SIGCHLD were ignored, as our starter may have left it, children would vanish without a status.
         libc::signal(libc::SIGCHLD, libc::SIG_DFL);
         let mut set: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&raw mut set);

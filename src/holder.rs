@@ -1,5 +1,5 @@
-//! One granted run, from the grant to its settlement: starts the command under its guard, keeps the lease renewed,
-//! ends the command when the lease can no longer be trusted or somebody asks for it, and records how it ended.
+//! One granted run, from the grant to its settlement: starts the command under its guard, keeps the lease renewed, ends
+//! the command if the lease can no longer be trusted or somebody asks for it, and records the outcome.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -29,21 +29,22 @@ use crate::{
     store::{self, OUTPUT_AT_ONCE, OUTPUT_PATIENCE, Reply, Store, Tail},
 };
 
-/// Output up to this travels with the settlement; more of it follows in pieces, so that no outcome waits for it.
+/// Output up to this size is stored together with the outcome; more follows in pieces, so that it does not delay
+/// outcomes.
 const WITH_SETTLEMENT: usize = 16 << 10;
-/// Between two attempts to settle.
+/// Pause between two attempts to settle: the first, and the longest.
 const SETTLE_AGAIN: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
-/// The same where the store refuses, which does not pass by itself.
+/// The same if the store refuses, which somebody must fix first.
 const SETTLE_REFUSED: Duration = Duration::from_secs(30);
-/// Between two warnings about one settlement.
+/// Time between two warnings about one settlement.
 const WARN_AGAIN: Duration = Duration::from_secs(30);
-/// Fencing tokens have three digits for the attempt.
+/// A fencing token has three digits for the attempt.
 const MOST_ATTEMPTS: u32 = 999;
-/// How long a guard waits for a run that does not come.
+/// How long a pre-started guard waits for its run.
 const PREPARED_FOR: Duration = Duration::from_secs(3);
-/// Commands that are being started at one time. More would only start each other later.
+/// How many commands may be starting at the same time. More would only delay each other.
 const STARTS: usize = 32;
-/// For how long at most a slow start (a look-up over the network, a slow disk) holds up others.
+/// How long a slow start (a look-up over the network, a slow disk) may hold up others.
 const START_PATIENCE: Duration = Duration::from_millis(250);
 
 pub struct Holder {
@@ -52,38 +53,38 @@ pub struct Holder {
     pub runner: Runner,
     pub instance: InstanceId,
     pub host: String,
-    /// For the guard, which settles when this process is dead.
+    /// For the guard, which settles if this process dies.
     pub store_config: config::Store,
-    /// Ends all runs.
+    /// Cancelled: all runs are ended.
     pub kill: CancellationToken,
-    /// Gives up on settlements that cannot be made: the process ends.
+    /// Cancelled: this process ends, so pending settlements are given up.
     pub give_up: CancellationToken,
     pub runs: TaskTracker,
-    /// Those whose commands are there or may still be started; the others wait for the store.
+    /// The runs whose commands are alive or may still start; all others only wait for the store.
     pub commands: TaskTracker,
     starts: Arc<Semaphore>,
     running: Mutex<BTreeMap<RunId, Run>>,
-    /// Guards of runs that are about to be granted, most likely.
+    /// Pre-started guards of runs that will most likely be granted soon.
     prepared: Mutex<BTreeMap<RunId, Prepared>>,
 }
 
-/// The process ends, and the store has not heard of the outcome: somebody else must go on.
+/// This process ends before the outcome is recorded: the guard, or a new process, must record it.
 struct GivenUp;
 
 /// How keeping the lease of a run ended.
 enum KeepOutcome {
-    /// The run is to be started, as one of those that are at one time.
+    /// Start the run; the permit counts it among the commands that are starting.
     Start(OwnedSemaphorePermit),
-    /// It is over, and this attempt follows: where nothing was started, another repeats nothing.
+    /// The run has ended; the attempt that follows, if nothing was started and another attempt is therefore safe.
     Ended(End, Option<NextAttempt>),
 }
 
 struct Run {
     job: JobName,
     occurrence: Occurrence,
-    /// How long the end of its command may take.
+    /// How long ending its command may take.
     end: Duration,
-    /// Look at the lease now.
+    /// Wakes the task that renews the lease.
     nudge: Arc<Notify>,
 }
 
@@ -113,7 +114,7 @@ impl Holder {
         })
     }
 
-    /// What runs here.
+    /// The runs of this process.
     pub fn running(&self) -> Vec<(JobName, Occurrence)> {
         let running = self.running.lock();
         running
@@ -122,13 +123,13 @@ impl Holder {
             .collect()
     }
 
-    /// How long the commands that run here may take to end when they are told to.
+    /// How long ending all commands of this process may take.
     pub fn longest_end(&self) -> Duration {
         let running = self.running.lock();
         running.values().map(|r| r.end).max().unwrap_or_default()
     }
 
-    /// Somebody asked for a run of `job` to be ended: its lease's next renewal tells which, so renew now.
+    /// Somebody asked to end a run of `job`: renew its leases now, because the answer says which run it is.
     pub fn nudge(&self, job: &JobName) {
         let running = self.running.lock();
         running
@@ -137,8 +138,8 @@ impl Holder {
             .for_each(|r| r.nudge.notify_one());
     }
 
-    /// Gets ready for a run that will most likely be granted in a moment: its guard is there before its instant. When it
-    /// is not granted, that guard ends after a while, and nothing has happened.
+    /// Starts a guard for a run that will most likely be granted soon. If the run is not granted, the guard ends after
+    /// a while without any effect.
     pub fn prepare(self: &Arc<Self>, job: &JobName, run: RunId) {
         match self.runner.prepare(job, run) {
             Ok(guard) => {
@@ -149,7 +150,7 @@ impl Holder {
                     this.prepared().remove(&run);
                 });
             }
-            // When the run is granted, it is tried again, and what fails then is recorded.
+            // The grant tries this again, and records the error.
             Err(error) => debug!(%job, %run, %error, "cannot prepare a guard"),
         }
     }
@@ -158,7 +159,7 @@ impl Holder {
         self.prepared.lock()
     }
 
-    /// Runs what was granted.
+    /// Starts the granted run.
     pub fn start(self: &Arc<Self>, contender: Arc<Contender>, granted: Granted) {
         let this = self.clone();
         let command = self.commands.token();
@@ -178,7 +179,7 @@ impl Holder {
         });
     }
 
-    /// From the grant to the settlement. Returns the occurrence when another attempt of it is awaited.
+    /// Handles a run from the grant to the settlement. Returns the occurrence if it waits for another attempt.
     // Long: the stages of a run one after the other, and each may be its last.
     async fn hold(
         &self,
@@ -192,7 +193,7 @@ impl Holder {
         let start_by = (run.attempt == 1).then_some(g.start_by);
         let mut hold = Hold::new(*job.lease, g.sent, start_by, OUTPUT_AT_ONCE);
         if g.too_late {
-            warn!(job = %job.name, occurrence = %run.occurrence, "the grant was not known of in time to start it");
+            warn!(job = %job.name, occurrence = %run.occurrence, "the grant arrived too late to start the run");
             let end = not_started(Outcome::Missed, claim::TOO_LATE);
             drop(command);
             g.slot = None;
@@ -221,7 +222,7 @@ impl Holder {
         let mut running = match started.await {
             Ok(running) => running,
             Err(e) => {
-                error!(job = %job.name, occurrence = %run.occurrence, error = %e, "cannot start");
+                error!(job = %job.name, occurrence = %run.occurrence, error = %e, "cannot start the command");
                 let end = not_started(Outcome::Failed, &e.to_string());
                 drop(command);
                 g.slot = None;
@@ -254,7 +255,7 @@ impl Holder {
             | (_, Some(Cause::Stopped(Stop::Shutdown))) => attempt_after_crash(&job, run.attempt),
             _ => None,
         };
-        // Nothing runs any more; recording it may take as long as the store is away.
+        // No process of the run is left; recording the outcome may take as long as the store does not answer.
         drop(command);
         g.slot = None;
         match self.settle(contender, &g, &end, next_attempt).await {
@@ -267,14 +268,14 @@ impl Holder {
             }
             Err(GivenUp) => {
                 error!(job = %job.name, run = %g.run.id, outcome = %end.outcome,
-                    "stopping without the outcome recorded: the run's guard goes on trying");
-                // Dropped without a word, we are dead for the guard: it settles.
+                    "stopping before the outcome is recorded: the run's guard keeps trying");
+                // Dropping `running` without a message makes the guard settle, as if this process had died.
                 None
             }
         }
     }
 
-    /// Has the output of a settled run handed in, from byte `from` on, piece by piece, for as long as it is waited for.
+    /// Stores the output of a settled run from byte `from` on, piece by piece, for at most [`OUTPUT_PATIENCE`].
     fn hand_in(&self, g: &Granted, end: End, from: u64) {
         let (store, give_up) = (self.store.clone(), self.give_up.clone());
         let (job, run, keep) = (g.job.name.clone(), g.run.id, g.job.output.keep);
@@ -304,7 +305,8 @@ impl Holder {
                 if Boottime::now() >= until && at < end.output_bytes {
                     let left = end.output_bytes - at;
                     let error = failed.map(|e| e.to_string());
-                    warn!(%job, %run, left, error, "the end of the output could not be handed in within {OUTPUT_PATIENCE:?}: it is given up");
+                    warn!(%job, %run, left, error, "cannot store the end of the output within {OUTPUT_PATIENCE:?}: \
+                    giving it up");
                     return;
                 }
                 if failed.is_some() {
@@ -319,7 +321,7 @@ impl Holder {
         });
     }
 
-    /// As [`Holder::settle`], for a run that has no guard to go on when this process ends.
+    /// Like [`Holder::settle`], for a run without a guard that could continue after this process ends.
     async fn settle_unstarted(
         &self,
         contender: &Contender,
@@ -343,16 +345,16 @@ impl Holder {
                 let settle = self.settle_on_death(g, next_attempt, next_attempt);
                 match self.runner.hand_over(&HandOver { settle, end }) {
                     Ok(()) => error!(job = %g.job.name, run = %g.run.id, %outcome,
-                        "stopping without the outcome recorded: a process that is left behind goes on trying"),
+                        "stopping before the outcome is recorded: a background process keeps trying"),
                     Err(e) => error!(job = %g.job.name, run = %g.run.id, %outcome, error = %e,
-                        "stopping without the outcome recorded, and nothing can be left behind to go on trying"),
+                        "stopping before the outcome is recorded, and cannot start a process that would keep trying"),
                 }
                 None
             }
         }
     }
 
-    /// What the guard settles with when this process is dead.
+    /// The instructions with which the guard settles if this process dies.
     fn settle_on_death(
         &self,
         g: &Granted,
@@ -370,7 +372,7 @@ impl Holder {
         serde_json::to_value(&settle).unwrap_or_default()
     }
 
-    /// Keeps the lease of a run, until it may be started, or, when it is `running`, until its whole tree is gone.
+    /// Keeps the lease renewed until the run may start, or, if it is `running`, until its whole process tree is gone.
     // Long: it carries out every decision of `Hold`, and what is under way meanwhile (a renewal, output) is local.
     async fn keep(
         &self,
@@ -409,8 +411,8 @@ impl Holder {
                     why,
                     another_attempt,
                 } => {
-                    info!(job = %job.name, occurrence = %g.run.occurrence, %outcome, why, "granted, and not started");
-                    // A pending takeover is not dropped for a newer occurrence; a retry is.
+                    info!(job = %job.name, occurrence = %g.run.occurrence, %outcome, why, "granted, but not started");
+                    // `Takeover`, because a newer occurrence replaces a waiting retry but not a waiting takeover.
                     let trigger = Trigger::Takeover;
                     let next_attempt = (another_attempt && g.run.attempt < MOST_ATTEMPTS)
                         .then_some(NextAttempt { at: 0, trigger });
@@ -419,9 +421,9 @@ impl Holder {
                 Do::Stop(stop, grace) => {
                     match stop {
                         Stop::LeaseLost => warn!(job = %job.name, run = %g.run.id,
-                            "the lease could not be renewed in time, ending the run"),
+                            "the lease could not be renewed in time: ending the run"),
                         stop => {
-                            info!(job = %job.name, run = %g.run.id, ?stop, "asked to end the run")
+                            info!(job = %job.name, run = %g.run.id, ?stop, "ending the run on request")
                         }
                     }
                     if let Some((running, _)) = &running {
@@ -456,7 +458,7 @@ impl Holder {
                     continue;
                 }
             };
-            // A suspend stops the runtime's timers: look at the real clock often enough.
+            // A suspend stops the runtime's timers, so check the real clock often.
             let wait = wake.since(Boottime::now());
             let wait = wait.clamp(Duration::from_millis(1), Duration::from_secs(1));
             let waits = running.is_none() && turn.is_none();
@@ -484,7 +486,7 @@ impl Holder {
         }
     }
 
-    /// The store's answer to a renewal.
+    /// Handles the store's answer to a renewal.
     fn renewed(
         &self,
         g: &Granted,
@@ -501,10 +503,10 @@ impl Holder {
             Err(e) => {
                 match running {
                     Some(_) => {
-                        warn!(job = %g.job.name, run = %g.run.id, error = %e, "cannot renew the lease; trying again")
+                        warn!(job = %g.job.name, run = %g.run.id, error = %e, "cannot renew the lease; retrying")
                     }
                     None => debug!(job = %g.job.name, run = %g.run.id, error = %e,
-                        "cannot renew the lease of a run that was not started yet"),
+                        "cannot renew the lease of a run that has not started yet; retrying"),
                 }
                 hold.renewed(None, now, now)
             }
@@ -512,7 +514,7 @@ impl Holder {
         match (follows, running) {
             (Renewed::Extended(until), Some(running)) => running.extend(until),
             (Renewed::Lost(stop, grace), Some(running)) => {
-                warn!(job = %g.job.name, run = %g.run.id, "the lease is another's, ending the run");
+                warn!(job = %g.job.name, run = %g.run.id, "another instance has the lease: ending the run");
                 running.stop(stop, grace);
             }
             (Renewed::Nothing, _) | (_, None) => {}
@@ -542,8 +544,8 @@ impl Holder {
         }
     }
 
-    /// Records how it ended, again and again until the store has it, or this process must end. Returns the occurrence
-    /// when the store awaits another attempt.
+    /// Records the outcome, and retries until the store has it or this process must end. Returns the occurrence if it
+    /// waits for another attempt.
     async fn settle(
         &self,
         contender: &Contender,
@@ -582,14 +584,14 @@ impl Holder {
                 Ok(reply) => {
                     crate::contender::note_clock(&self.clock, &reply);
                     if reply.value == Settlement::Lost {
-                        warn!(job = %g.job.name, run = %g.run.id, "settled after its lease was lost");
+                        warn!(job = %g.job.name, run = %g.run.id, "the outcome was recorded after the lease was lost");
                         return Ok(None);
                     }
                     return Ok(next_attempt.map(|_| g.run.occurrence));
                 }
                 Err(e) => {
                     if warned.lets(Boottime::now(), WARN_AGAIN) {
-                        warn!(job = %g.job.name, run = %g.run.id, error = %e, "cannot record the outcome; trying again");
+                        warn!(job = %g.job.name, run = %g.run.id, error = %e, "cannot record the outcome; retrying");
                     }
                     if e.is_transient() {
                         SETTLE_AGAIN.1
@@ -639,7 +641,7 @@ fn not_started(outcome: Outcome, error: &str) -> End {
     }
 }
 
-/// The attempt after one that lost its holder.
+/// The attempt that follows one whose holder died.
 fn attempt_after_crash(job: &Job, attempt: u32) -> Option<NextAttempt> {
     (job.on_crash == OnCrash::Rerun && attempt < job.max_attempts).then_some(NextAttempt {
         at: 0,
@@ -647,7 +649,7 @@ fn attempt_after_crash(job: &Job, attempt: u32) -> Option<NextAttempt> {
     })
 }
 
-/// The attempt after one that failed; `at` is the delay until then.
+/// The attempt that follows a failed one; `at` is the delay until it.
 fn attempt_after_failure(job: &Job, attempt: u32) -> Option<NextAttempt> {
     let retry = job.retry.as_ref()?;
     if attempt > retry.attempts || attempt >= job.max_attempts {

@@ -1,5 +1,5 @@
-//! The daemon's side of a run: starts its guard, talks to it, collects the output, and ends the tree itself if the
-//! guard is killed. What the guard does is in [`crate::guard`].
+//! The daemon's side of a run: starts its guard, talks to it, collects the output, and ends the process tree itself if
+//! the guard is killed. The guard itself is in [`crate::guard`].
 //!
 //! Order at the end of a run: [`Running::wait`] (the tree is gone), settle in the store, [`Running::settled`].
 
@@ -39,11 +39,11 @@ use crate::{
     model::{JobName, Outcome, RunId},
 };
 
-/// How long the pipes may stay open after the tree is gone. Only somebody outside of the tree who was handed a
-/// descriptor can hold them.
+/// How long the pipes may stay open after the tree is gone. Only a process outside the tree that was given a descriptor
+/// can keep them open.
 const DRAIN: Duration = Duration::from_millis(500);
 
-/// How often an orphaned tree is killed again, at first and at most.
+/// Pause before killing an orphaned tree again: the first, and the longest.
 const ORPHANS_AGAIN: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(256));
 
 /// How long a sweep tries to empty one cgroup.
@@ -53,7 +53,7 @@ const SWEEP_PATIENCE: Duration = Duration::from_secs(5);
 #[derive(Debug, Clone)]
 pub struct Runner {
     exe: Arc<PathBuf>,
-    /// Variables of ours that guards and commands do not get.
+    /// Variables of this process that guards and commands do not get.
     hidden: Arc<[String]>,
 }
 
@@ -81,16 +81,16 @@ fn hint(error: &io::Error) -> &'static str {
 }
 
 impl Runner {
-    /// Guards are started from this very binary. Makes this process the subreaper of what guards leave behind
-    /// when they are killed.
+    /// Starts guards from this binary. Makes this process the subreaper of the processes that killed guards leave
+    /// behind.
     ///
     /// # Errors
-    /// When the kernel refuses that.
+    /// The kernel refuses that.
     pub fn new() -> io::Result<Self> {
         Self::with_exe("/proc/self/exe".into())
     }
 
-    /// As [`Runner::new`], with guards from another binary: that of tests, which are not soloist themselves.
+    /// Like [`Runner::new`], with guards from another binary: tests are not the soloist binary themselves.
     ///
     /// # Errors
     /// As [`Runner::new`].
@@ -103,7 +103,7 @@ impl Runner {
         })
     }
 
-    /// Guards and commands get none of these variables of ours: the secrets of the store.
+    /// Guards and commands get none of these variables of this process: the secrets of the store.
     pub fn hiding(self, variables: Arc<[String]>) -> Self {
         Self {
             hidden: variables,
@@ -111,7 +111,7 @@ impl Runner {
         }
     }
 
-    /// Us, as the guard or what comes after it.
+    /// This binary, as the guard or as `__settle`.
     fn command(&self) -> std::process::Command {
         let mut command = std::process::Command::new(&*self.exe);
         command.arg0("soloist");
@@ -123,26 +123,26 @@ impl Runner {
         command
     }
 
-    /// Starts a guard ahead of its run: it waits to be told what to run, and ends when the answer is dropped. Needs a
-    /// Tokio runtime, and holds its thread for a fraction of a millisecond, whatever the size of this process.
+    /// Pre-starts a guard: it waits until it is told what to run, and ends if the returned value is dropped. Needs a
+    /// Tokio runtime, and blocks its thread for a fraction of a millisecond, whatever the size of this process.
     ///
     /// # Errors
-    /// No descriptor, process or memory left for a guard.
+    /// No descriptor, process or memory is left for a guard.
     pub fn prepare(&self, job: &JobName, run: RunId) -> Result<Prepared, StartError> {
         self.launch(job, run, false)
             .map_err(|source| self.failed(job, source))
     }
 
-    /// Starts the guard of `spec`, which starts the command; [`Running::started`] tells when it has. As for
-    /// [`Runner::prepare`], a Tokio runtime is needed, and its thread held.
+    /// Starts the guard of `spec`, which starts the command; [`Running::started`] waits for that. Like
+    /// [`Runner::prepare`], needs a Tokio runtime and blocks its thread.
     ///
     /// # Errors
-    /// No descriptor, process or memory left for a guard. Everything later is part of [`End`].
+    /// No descriptor, process or memory is left for a guard. Later errors are part of [`End`].
     pub async fn start(&self, spec: Spec, output: Output) -> Result<Running, StartError> {
         self.start_prepared(spec, output, None).await
     }
 
-    /// As [`Runner::start`], with the guard that was prepared for this run, if there is one.
+    /// Like [`Runner::start`], with the guard that was pre-started for this run, if there is one.
     ///
     /// # Errors
     /// As [`Runner::start`].
@@ -168,15 +168,16 @@ impl Runner {
     fn launch(&self, job: &JobName, run: RunId, transparent: bool) -> io::Result<Prepared> {
         let (ours, theirs) = StdUnixStream::pair()?;
         ours.set_nonblocking(true)?;
-        // Nothing here that would make std fork instead of posix_spawn: a fork copies the page tables of the
-        // whole daemon. User, session and so on are the guard's work.
+        // Use nothing here that makes std fork instead of posix_spawn: a fork copies the page tables of the whole
+        // daemon. The guard sets user, session and so on.
         let mut command = self.command();
         command
             .args([guard::ARGUMENT, job.as_str(), &run.to_string()])
             .stdin(OwnedFd::from(theirs))
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        // Not closed on exec, for the guard to have under this number; ours is closed when it has it.
+        // Not closed on exec, so that the guard has it under this number; our copy is closed after the guard has
+        // started.
         let mut stdin = None;
         if transparent {
             let ours = rustix::io::fcntl_dupfd_cloexec(io::stdin(), 3)?;
@@ -198,7 +199,7 @@ impl Runner {
     fn spawn(&self, spec: Spec, output: Output, prepared: Option<Prepared>) -> io::Result<Running> {
         let mut first_line = serde_json::to_vec(&spec)?;
         first_line.push(b'\n');
-        // Somebody may have killed the one that waits: then nothing was started yet, and a new one takes its place.
+        // Somebody may have killed the waiting guard: then nothing was started yet, and a new guard replaces it.
         let told = prepared.and_then(|p| Some((p.tell(&first_line).ok()?, p)));
         let (written, prepared) = match told {
             Some(told) => told,
@@ -207,7 +208,7 @@ impl Runner {
                 (new.tell(&first_line)?, new)
             }
         };
-        // What does not fit follows later.
+        // The supervisor sends the rest later.
         first_line.drain(..written);
         let Prepared { mut child, socket } = prepared;
         let ours = UnixStream::from_std(socket)?;
@@ -256,11 +257,11 @@ impl Runner {
         })
     }
 
-    /// Leaves an outcome that the store has not heard of to a process of its own, which goes on trying when this one
-    /// has ended: for runs without a guard that could.
+    /// Starts a process that keeps trying to record an outcome after this process has ended: for runs without a guard
+    /// that could do so.
     ///
     /// # Errors
-    /// No descriptor, process or memory left for it.
+    /// No descriptor, process or memory is left for it.
     pub fn hand_over(&self, hand_over: &HandOver) -> io::Result<()> {
         self.command()
             .arg(guard::SETTLE_ARGUMENT)
@@ -271,18 +272,17 @@ impl Runner {
             .map(drop)
     }
 
-    /// Ends what other daemons and their guards left behind when both were killed at once, and returns how many
-    /// runs that were. It sees only trees in a cgroup below our own; others cannot be told from innocent
-    /// processes that got our environment handed on (`at`, `sbatch`). Blocking; costs next to nothing while every run
-    /// has its guard.
+    /// Ends the runs of other daemons that were killed together with their guards, and returns how many there were. It
+    /// finds only trees in a cgroup below our own; others look like unrelated processes that inherited our environment
+    /// (`at`, `sbatch`). Blocking; costs almost nothing while every run has its guard.
     pub fn sweep() -> usize {
-        // In this order: a guard is there before its cgroup is, and after.
+        // In this order, because a guard exists before its cgroup does, and longer.
         let mut cgroups = guard::cgroups_of_all_runs();
         cgroups.retain(|(_, cgroup)| cgroup.abandoned());
         if cgroups.is_empty() {
             return 0;
         }
-        // One that has just made it has not locked it yet.
+        // A guard that has just made its cgroup has not locked it yet.
         let guarded: Vec<String> = guard_run_ids();
         let orphaned = cgroups
             .into_iter()
@@ -297,7 +297,7 @@ impl Runner {
     }
 }
 
-/// A guard that waits to be told what to run; it ends when this is dropped.
+/// A pre-started guard, which waits until it is told what to run; it ends when this is dropped.
 #[derive(Debug)]
 #[must_use = "it ends when dropped"]
 pub struct Prepared {
@@ -311,7 +311,7 @@ impl Prepared {
         self.child.id()
     }
 
-    /// Returns how much of it was taken.
+    /// Returns how many bytes the socket accepted.
     fn tell(&self, line: &[u8]) -> io::Result<usize> {
         (&self.socket).write(line)
     }
@@ -332,7 +332,7 @@ fn guard_run_ids() -> Vec<String> {
         .collect()
 }
 
-/// How a run ended. Its tree is gone.
+/// How a run ended. Its process tree is gone.
 #[derive(Debug, Clone)]
 pub struct End {
     pub outcome: Outcome,
@@ -340,19 +340,19 @@ pub struct End {
     pub signal: Option<i32>,
     /// What ended it; None: it ended by itself, or could not be started.
     pub cause: Option<Cause>,
-    /// Why it failed, in words, where code and signal do not say it.
+    /// Why it failed, in words, if code and signal do not tell.
     pub error: Option<String>,
-    /// Why exec refused it, as the kernel says it; None also when it did not come to that.
+    /// The kernel's error for the exec; None also if the start did not get that far.
     pub errno: Option<i32>,
     /// None when the command could not be started.
     pub started: Option<Moment>,
-    /// When the last process of its tree was gone: a run is over when its tree is.
+    /// When the last process of its tree was gone: that is the end of the run.
     pub ended: Moment,
-    /// Processes that were still there when the command itself ended.
+    /// How many processes were still alive when the command itself ended.
     pub leftover: u32,
     /// The last bytes of stdout and stderr, at most [`Output::keep`].
     pub output_tail: Vec<u8>,
-    /// All that was written.
+    /// How many bytes the run wrote.
     pub output_bytes: u64,
 }
 
@@ -381,7 +381,7 @@ struct State {
 pub struct Watch(watch::Receiver<State>, u64);
 
 impl Watch {
-    /// As [`Running::started`].
+    /// See [`Running::started`].
     pub async fn started(&mut self) -> Option<Moment> {
         match self
             .0
@@ -393,7 +393,8 @@ impl Watch {
         }
     }
 
-    /// Waits for the next stop, and returns the signal that did it. Cancel safe. A command that goes on already is passed over.
+    /// Waits for the next stop, and returns its signal. Cancel safe. Skips a stop if the command was continued
+    /// meanwhile.
     pub async fn stopped(&mut self) -> i32 {
         loop {
             let seen = self.1;
@@ -416,13 +417,14 @@ impl Watch {
 #[derive(Debug)]
 enum Order {
     Tell(Control),
-    /// Told, and the guard has it.
+    /// The guard was told that the run is settled, and has read it.
     Settled(oneshot::Sender<()>),
 }
 
 /// A run whose guard was started.
 ///
-/// Dropped before [`Running::settled`], it is as if the daemon had died: the guard ends the command and settles.
+/// Dropping it before [`Running::settled`] has the same effect as the death of the daemon: the guard ends the command
+/// and settles.
 #[derive(Debug)]
 #[must_use = "dropping it ends the command and leaves the settling to the guard"]
 pub struct Running {
@@ -433,7 +435,8 @@ pub struct Running {
 }
 
 impl Running {
-    /// The lease is trusted until `deadline`. Never waits. Without effect when the deadline before has passed.
+    /// Tells the guard that the lease is trusted until `deadline`. Never waits. Without effect if the previous deadline
+    /// has passed.
     pub fn extend(&self, deadline: Boottime) {
         let _ = self.orders.send(Order::Tell(Control::Deadline(deadline)));
     }
@@ -446,33 +449,34 @@ impl Running {
             .send(Order::Tell(Control::Stop { reason, grace }));
     }
 
-    /// Sends a signal to the command itself. Never waits; one that comes before the command is there waits for it.
+    /// Sends a signal to the command itself. Never waits; a signal that comes before the start is delivered after it.
     pub fn signal(&self, signal: i32) {
         let _ = self.orders.send(Order::Tell(Control::Signal(signal)));
     }
 
-    /// Hears of the start of the command and, if it is transparent, of its stops (SIGSTOP, SIGTSTP, ...).
+    /// Reports the start of the command and, if it is transparent, its stops (SIGSTOP, SIGTSTP, ...).
     pub fn watch(&self) -> Watch {
         Watch(self.state.clone(), 0)
     }
 
-    /// Waits until the command was started, and returns when that was; None: it could not be, see [`Running::wait`].
+    /// Waits for the start of the command, and returns its time. None: it could not be started, see [`Running::wait`].
     pub async fn started(&self) -> Option<Moment> {
         self.watch().started().await
     }
 
-    /// Waits until every process of the run is gone, and returns how it ended. Cancel safe; the answer stays.
+    /// Waits until every process of the run is gone, and returns how it ended. Cancel safe; later calls return the
+    /// same.
     pub async fn wait(&mut self) -> End {
         if let Ok(state) = self.state.wait_for(|s| s.end.is_some()).await
             && let Some(end) = &state.end
         {
             return end.clone();
         }
-        // Only if the runtime is being torn down under us: the guard sees its socket close and takes over.
+        // Only if the runtime is being shut down: the guard notices that its socket closes, and takes over.
         std::future::pending().await
     }
 
-    /// The output so far; stays valid afterwards.
+    /// The output so far; stays readable after the end.
     pub fn output(&self) -> Arc<Tail> {
         self.tail.clone()
     }
@@ -482,8 +486,8 @@ impl Running {
         self.guard_pid
     }
 
-    /// The outcome is recorded in the store, or is nobody's business any more (the lease was lost): lets the guard
-    /// go without settling. Returns when the guard has been told.
+    /// Call it once the outcome is recorded, or need not be recorded because the lease was lost: the guard then ends
+    /// without settling. Returns when the guard has been told.
     pub async fn settled(self) {
         let (told, wait) = oneshot::channel();
         if self.orders.send(Order::Settled(told)).is_ok() {

@@ -1,5 +1,5 @@
-//! `soloist __settle`: records the outcome of a run whose daemon is dead, or stopped before the store had heard of it;
-//! or gives back the lock of a dead `soloist exec`. The guard becomes this process when the command's tree is gone.
+//! `soloist __settle`: records the outcome of a run whose daemon died, or stopped before it could record it; or
+//! releases the lock of a dead `soloist exec`. The guard executes this process once the command's process tree is gone.
 
 use std::{process::ExitCode, time::Duration};
 
@@ -20,32 +20,33 @@ use crate::{
     store::{self, Tail},
 };
 
-/// How long an outcome is offered that only this process knows. If it gives up, the history will say `unknown`, and
-/// with `on_crash = "rerun"` a command runs again whose end was known.
+/// How long this process tries to record an outcome that only it knows. If it gives up, the history says `unknown`, and
+/// with `on_crash = "rerun"` the command runs again although its end was known.
 const KNOWN_PATIENCE: Duration = Duration::from_secs(24 * 3600);
-/// Between two attempts: while others may be about to take over, and later, at most.
+/// Longest pause between two attempts: while other instances may be about to take over, and later.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
 
-/// What a guard does when its daemon has died: it settles the run.
+/// The instructions to a guard whose daemon died: settle the run.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct SettleOnDeath {
     #[serde(with = "config::Handed")]
     pub store: config::Store,
-    /// Complete but for how it ended.
+    /// The record of the run, without its end.
     pub record: RunRecord,
-    /// The attempt that follows when the run crashed with its daemon.
+    /// The next attempt if the run crashed with its daemon.
     pub on_crash: Option<NextAttempt>,
-    /// The attempt that follows when the command had failed by itself.
+    /// The next attempt if the command failed by itself.
     pub on_failure: Option<NextAttempt>,
     /// [`crate::clock::StoreClock::offset_us`].
     pub offset_us: i64,
-    /// How long to try to record that the run died with its daemon, or lost its lease. Afterwards the lease has
-    /// lapsed, and whoever finds it says as much. An outcome of the command's own is offered for a day.
+    /// How long to try to record that the run died with its daemon, or lost its lease. After that the lease has lapsed,
+    /// and the instance that finds it records the same. The outcome of a command that ended by itself is tried for a
+    /// day.
     pub patience: Duration,
 }
 
 impl SettleOnDeath {
-    /// The attempt that follows one that ended so.
+    /// The next attempt after this outcome.
     fn next_attempt(&self, outcome: Outcome, cause: Option<Cause>) -> Option<NextAttempt> {
         match (outcome, cause) {
             (Outcome::Crashed | Outcome::LeaseLost, _)
@@ -55,7 +56,7 @@ impl SettleOnDeath {
         }
     }
 
-    /// The record of the run, which ended so.
+    /// The complete record of the ended run.
     pub(crate) fn ended(&self, end: Ended) -> RunRecord {
         let us = |m: &Moment| self.offset_us.saturating_add((m.boottime.0 / 1000) as i64);
         let ms = |m: &Moment| (us(m) / 1000).clamp(0, LAST_MS);
@@ -83,16 +84,16 @@ impl SettleOnDeath {
     }
 }
 
-/// What a guard does when its `soloist exec` has died: it gives the lock back.
+/// The instructions to a guard whose `soloist exec` died: release the lock.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ReleaseOnDeath {
     #[serde(with = "config::Handed")]
     pub store: config::Store,
-    /// Of the lock.
+    /// The key of the lock.
     pub key: String,
     /// [`crate::Lock::owner`].
     pub owner: String,
-    /// How long to try: the lease. Afterwards the lock has lapsed.
+    /// How long to try: one lease. After that the lock has lapsed.
     #[serde(default)]
     pub patience: Duration,
 }
@@ -104,17 +105,17 @@ enum OnDeath {
     Release(Box<ReleaseOnDeath>),
 }
 
-/// Life of the process: reads the [`HandOver`] and settles.
+/// The whole process: reads the [`HandOver`] and settles.
 pub fn main() -> ExitCode {
     outlive_terminal_and_service();
     let handed: HandOver = match HandOver::read() {
         Ok(handed) => handed,
-        Err(e) => return fail(&format!("cannot read what the guard handed over: {e}")),
+        Err(e) => return fail(&format!("cannot read the guard's hand-over: {e}")),
     };
     let on_death = match serde_json::from_value(handed.settle) {
         Ok(OnDeath::Settle(settle)) => *settle,
         Ok(OnDeath::Release(release)) => return release_lock(&release),
-        Err(e) => return fail(&format!("cannot read what the daemon left: {e}")),
+        Err(e) => return fail(&format!("cannot read the daemon's instructions: {e}")),
     };
     let end = handed.end;
     let next_attempt = on_death.next_attempt(end.outcome, end.cause);
@@ -125,7 +126,7 @@ pub fn main() -> ExitCode {
     );
     let record = on_death.ended(end);
     let Some(run) = record.run_id else {
-        return fail("the daemon left no run id");
+        return fail("the daemon's instructions have no run id");
     };
     let settle = Settle {
         run,
@@ -134,7 +135,7 @@ pub fn main() -> ExitCode {
     };
     let mut pauses = Pauses::from(PAUSE.0);
     loop {
-        // Descriptors, processes and memory may be short just now, and the store's file may be out of reach.
+        // Descriptors, processes or memory may be short for a while, and the store's file may be out of reach.
         let tried = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
@@ -158,15 +159,15 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Asks once, with a connection of its own.
+/// Sends one request, on a new connection.
 async fn tell(store: &config::Store, settle: &Settle) -> Result<(), String> {
     let store = store::open(store).map_err(|e| e.to_string())?;
     let told = store.settle(settle, &Tail::default()).await;
     told.map(drop).map_err(|e| e.to_string())
 }
 
-/// As a guard does, for those that were not one: what is sent to all that a stopped daemon left behind, and to the
-/// group in its terminal, must not end this process.
+/// Ignores the signals that a guard ignores, because this process may not have been one: a signal to everything that a
+/// stopped daemon left behind, or to its group in a terminal, must not end this process.
 fn outlive_terminal_and_service() {
     let _ = rustix::process::setsid();
     for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT] {
@@ -176,11 +177,11 @@ fn outlive_terminal_and_service() {
     early::release();
 }
 
-/// Should the store not answer for a lease, the lock lapses with it.
+/// If the store does not answer for one lease, the lock lapses.
 fn release_lock(release: &ReleaseOnDeath) -> ExitCode {
     let until = Boottime::now() + release.patience;
     loop {
-        // With its file the lock is gone, too.
+        // If the store's file is gone, the lock is gone too.
         if matches!(&release.store.url, StoreUrl::Sqlite(file) if !file.exists()) {
             return ExitCode::SUCCESS;
         }
@@ -201,7 +202,10 @@ fn release_lock(release: &ReleaseOnDeath) -> ExitCode {
             Err(error) => error,
         };
         if Boottime::now() >= until {
-            return fail(&format!("lock `{}` not given back: {error}", release.key));
+            return fail(&format!(
+                "lock `{}` could not be released: {error}",
+                release.key
+            ));
         }
         std::thread::sleep(PAUSE.1);
     }

@@ -1,5 +1,4 @@
-//! What is shown of runs, instances and jobs, as JSON: the same for the command line and the API. Pure: the store's
-//! clock comes in with what the store said.
+//! The JSON views of runs, instances and jobs. Pure: the time comes from the store's answers.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -22,12 +21,12 @@ use crate::{
     store::{Fleet, Info},
 };
 
-/// An instance whose clock differs from the store's by more than this is warned about, in milliseconds.
+/// If an instance's clock differs from the store's by more than this, `status` warns; milliseconds.
 pub(crate) const CLOCK_WARNING_MS: f64 = 500.0;
-/// An instance that was not heard of for so long is taken for gone, in milliseconds.
+/// An instance without a heartbeat for this long is shown as silent; milliseconds.
 pub(crate) const SHOWN_SILENT_AFTER_MS: i64 = 15_000;
 
-/// What an instance told may be dated so much after what the store's clock shows, in milliseconds.
+/// How far an instance's heartbeat may be dated after the store's clock; milliseconds.
 const CLOCKS_APART_MS: i64 = belief::SLACK.as_millis() as i64;
 
 /// Unix milliseconds of the store's clock, written as RFC 3339 in UTC with milliseconds.
@@ -67,7 +66,7 @@ pub(crate) struct RunView {
     pub output_tail: String,
     pub output_truncated: bool,
     pub error: Option<String>,
-    /// So many missed occurrences, of which `occurrence` is the last. Written only when it is not 1.
+    /// How many missed occurrences this record stands for; `occurrence` is the last. Written only if it is not 1.
     #[serde(skip_serializing_if = "is_one")]
     pub count: u64,
 }
@@ -132,16 +131,16 @@ impl RunView {
 /// Instances and jobs of a fleet at one moment.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct StatusView {
-    /// Where the fleet meets, without secrets.
+    /// The store's address, without secrets.
     pub store: String,
     pub namespace: String,
-    /// The store's clock, or what instances that do not believe it believe instead.
+    /// The store's clock, or the time that instances use instead if they do not believe it.
     pub now: Time,
-    /// Instances do not believe the store's clock: how far it is ahead of what they believe.
+    /// How far the store's clock is ahead of the time that instances believe, if they do not believe that clock.
     pub clock_doubt_ms: Option<i64>,
-    /// No live instance believes it: nothing is started.
+    /// No live instance believes the store's clock, so none starts anything.
     pub nobody_believes: bool,
-    /// Digest of the configuration of whoever asks.
+    /// Digest of the caller's configuration.
     pub config: String,
     pub epoch: EpochView,
     pub instances: Vec<InstanceView>,
@@ -154,7 +153,7 @@ pub(crate) struct EpochView {
     pub since: Time,
     /// False: nothing is granted yet.
     pub open: bool,
-    /// How long that lasts; null when no instance is there to end it.
+    /// How much longer nothing is granted; null if no instance is up to end it.
     pub wait_ms: Option<i64>,
 }
 
@@ -166,12 +165,12 @@ pub(crate) struct InstanceView {
     pub version: String,
     pub started_at: Time,
     pub last_seen: Time,
-    /// Not heard of for [`SHOWN_SILENT_AFTER_MS`].
+    /// It sent no heartbeat for [`SHOWN_SILENT_AFTER_MS`].
     pub silent: bool,
     /// This host's wall clock minus the store's.
     pub clock_offset_ms: f64,
     pub clock_warning: bool,
-    /// The instance does not believe the store's clock: how far that is ahead of what it believes.
+    /// How far the store's clock is ahead of the time that this instance believes, if it does not believe that clock.
     pub clock_doubt_ms: Option<i64>,
     pub config: String,
     /// Most instances have another configuration.
@@ -179,7 +178,7 @@ pub(crate) struct InstanceView {
     /// Jobs loaded.
     pub jobs: u32,
     pub running: Vec<RunningView>,
-    /// It was asked to drain, or does.
+    /// It was asked to drain, or it is draining.
     pub draining: bool,
 }
 
@@ -194,37 +193,37 @@ pub(crate) struct JobView {
     pub job: JobName,
     pub description: Option<String>,
     pub tags: Arc<[String]>,
-    /// As written; empty: runs only when triggered.
+    /// As written in the configuration; empty: the job runs only when triggered.
     pub schedule: Arc<[String]>,
     pub timezone: Arc<str>,
     pub enabled: bool,
     /// An instance has registered the job with the store.
     pub known: bool,
-    /// Its state is from before the store lost data: nothing is granted until an instance has adopted it.
+    /// Its state is from before the store lost data: nothing is granted until an instance adopts that state.
     pub quarantined: bool,
     /// The newest decided occurrence.
     pub newest: Option<Time>,
-    /// The store's clock was wrong: everything up to then, which lies in the future, counts as decided.
+    /// The store's clock was wrong: everything up to this future instant counts as decided.
     pub decided_ahead: Option<Time>,
     /// The newest decided occurrence was skipped or missed.
     pub newest_not_run: bool,
     pub last: Option<LastView>,
     pub running: Vec<RunView>,
-    /// Occurrences whose next attempt is awaited.
+    /// Occurrences that wait for their next attempt.
     pub awaited: Vec<AwaitedView>,
     /// Without jitter.
     pub next: Option<Time>,
     pub next_local: Option<String>,
     pub paused: Option<PauseView>,
-    /// So many coming occurrences will be skipped.
+    /// How many of the next occurrences will be skipped.
     pub skip: u32,
     /// Manual triggers that nobody has claimed yet.
     pub triggers: usize,
-    /// The fleet registered, or runs, another definition than the configuration of whoever asks.
+    /// The fleet registered, or runs, another definition than the caller's configuration has.
     pub other_definition: bool,
-    /// Of the running ones: not renewed for a whole lease, so its holder is probably gone.
+    /// The lease of an active run was not renewed for its whole length, so its holder is probably gone.
     pub lapsed: bool,
-    /// Why the state that the store has of it cannot be read. Then nothing else is known, and nothing of it is started.
+    /// Why the job's state in the store cannot be read. Then nothing else is known, and the job does not start.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unreadable: Option<String>,
 }
@@ -244,7 +243,7 @@ pub(crate) struct LastView {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct AwaitedView {
     pub occurrence: Time,
-    /// The attempt that will be made.
+    /// The number of the next attempt.
     pub attempt: u32,
     pub at: Time,
     pub trigger: Trigger,
@@ -257,7 +256,7 @@ pub(crate) struct PauseView {
     pub reason: Option<String>,
 }
 
-/// What there is to say about a job at `now` (Unix ms of the store's clock); `incarnation` is the store's incarnation.
+/// The view of a job at `now` (Unix ms of the store's clock); `incarnation` is that of the store.
 pub(crate) fn job(job: &Job, state: Option<&State>, now: i64, incarnation: &str) -> JobView {
     let none = State::default();
     let known = state.is_some();
@@ -286,7 +285,8 @@ pub(crate) fn job(job: &Job, state: Option<&State>, now: i64, incarnation: &str)
         quarantined: known && st.incarnation != incarnation,
         newest: (st.newest > 0).then_some(Time(st.newest)),
         decided_ahead: ahead.then_some(Time(decided)),
-        // With overlap = "allow" an older run may end last; then this says nothing.
+        // With overlap = "allow" an older run may end last; then `last` is not the newest occurrence, and this stays
+        // false.
         newest_not_run: job.overlap != crate::logic::claim::Overlap::Allow
             && st.open.is_empty()
             && st.last.as_ref().is_some_and(|l| l.occurrence.0 < st.newest),
@@ -334,7 +334,7 @@ pub(crate) fn paused(st: &State, now: i64) -> Option<PauseView> {
     })
 }
 
-/// How long nothing is granted at `now`, as far as can be said.
+/// Whether the store grants at `now`, and how long that may still take.
 pub(crate) fn epoch(fleet: &Fleet, now: i64) -> EpochView {
     let quarantine = i64::try_from(fleet.quarantine.as_millis()).unwrap_or(i64::MAX);
     EpochView {
@@ -345,14 +345,15 @@ pub(crate) fn epoch(fleet: &Fleet, now: i64) -> EpochView {
     }
 }
 
-/// The time that a fleet goes by.
+/// The time that a fleet uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Clock {
-    /// What the store's clock shows, or what living instances believe instead, Unix ms.
+    /// The store's clock, or the time that live instances believe instead, Unix ms.
     pub now: i64,
-    /// Instances that live do not believe the store's clock: how far it is ahead of what they believe, ms.
+    /// How far the store's clock is ahead of the time that live instances believe, if they do not believe that clock,
+    /// ms.
     pub doubt_ms: Option<i64>,
-    /// None of them believes it: nothing is started.
+    /// No live instance believes the store's clock, so none starts anything.
     pub nobody_believes: bool,
 }
 
@@ -379,13 +380,13 @@ impl Clock {
         clock
     }
 
-    /// What is believed when the store's clock shows `shown`.
+    /// The time that the fleet believes when the store's clock shows `shown`.
     pub(crate) fn right(&self, shown: i64) -> i64 {
         shown.saturating_sub(self.doubt_ms.unwrap_or(0))
     }
 
-    /// How long ago an instance was heard of, ms. What an instance tells is dated by the clock that it believes, and it may
-    /// have begun to doubt the store's, or to believe it, since it told this.
+    /// The age of an instance's last heartbeat, ms. An instance dates heartbeats by the clock that it believes, and
+    /// since this heartbeat it may have begun to doubt the store's clock, or to believe it.
     fn age(&self, info: &Info) -> i64 {
         let shown = self.now.saturating_add(self.doubt_ms.unwrap_or(0));
         let doubts = [info.clock_doubt_ms, self.doubt_ms, None];
@@ -398,13 +399,13 @@ impl Clock {
         ages.into_iter().min_by_key(least).unwrap_or_default()
     }
 
-    /// Not heard of for [`SHOWN_SILENT_AFTER_MS`].
+    /// It sent no heartbeat for [`SHOWN_SILENT_AFTER_MS`].
     pub(crate) fn silent(&self, info: &Info) -> bool {
         self.age(info).saturating_abs() > SHOWN_SILENT_AFTER_MS
     }
 }
 
-/// Everything about the fleet. `states` belong to the jobs of `config`, by name.
+/// The view of the whole fleet. `states` has the states of `config`'s jobs by name.
 pub(crate) fn status(
     config: &Config,
     store: &str,
@@ -460,8 +461,8 @@ pub(crate) fn status(
     }
 }
 
-/// The configuration that most instances have; of equally frequent ones ours, else any of them, always the same.
-/// Instances that are gone count only when no other is left.
+/// The configuration that most instances have; if several are equally frequent, ours, or else always the same one of
+/// them. Silent instances count only if no other is left.
 fn most_common(fleet: &Fleet, ours: &str, clock: Clock) -> String {
     let mut counts: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
     for info in fleet.instances.values() {

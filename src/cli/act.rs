@@ -1,4 +1,4 @@
-//! `pause`, `resume`, `skip`, `rewind`, `cancel`: what a person asks of a job, fleet-wide.
+//! `pause`, `resume`, `skip`, `rewind`, `cancel`: commands that act on one job, on the whole fleet.
 
 use std::time::Duration;
 
@@ -28,10 +28,12 @@ pub(super) struct JobOnly {
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-`--until` counts by the store's clock, or while instances do not believe that, by the time that they believe.
+`--until` is read by the store's clock, or, while instances do not believe that clock, by the time that they use \
+instead.
 
-Occurrences of the pause are recorded as skipped and never run afterwards. A running command goes on: `soloist cancel` \
-ends it. A retry, or the rerun after a crash, waits until the pause is over; `soloist cancel` drops it. Triggers still work.
+Occurrences during the pause are recorded as skipped and never run later. A running command continues: `soloist \
+cancel` ends it. A retry, or the rerun after a crash, waits until the pause is over; `soloist cancel` drops it. \
+Triggers still work.
 
 Examples:
   soloist pause backup --until 2h --reason \"moving the disks\"
@@ -66,9 +68,9 @@ pub(super) struct Skip {
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-When the store's clock was ahead for a while, a job may count occurrences as decided whose time has not come: nothing \
-of it starts until then, as `soloist status` says. This puts it back to now. Occurrences that ran before their time \
-stay decided, and are named.
+After the store's clock was ahead for a while, a job may count future occurrences as decided: it does not start \
+until they are past, as `soloist status` says. This command makes the job count only past occurrences as decided. \
+Occurrences that ran before their time stay decided, and the command lists them.
 
 Examples:
   soloist rewind backup")]
@@ -83,11 +85,11 @@ pub(super) struct Rewind {
 #[derive(Debug, Serialize)]
 struct Rewound<'a> {
     job: &'a JobName,
-    /// False: nothing of it lay in the future.
+    /// False: it counted no future occurrence as decided.
     changed: bool,
-    /// Up to then everything counted as decided.
+    /// Everything up to this instant counted as decided.
     was: Time,
-    /// These ran before their time, and do not run again.
+    /// Occurrences that ran before their time; they do not run again.
     ran: Vec<Time>,
 }
 
@@ -122,16 +124,17 @@ struct Cancelled<'a> {
     runs: Vec<RunView>,
     /// They all have ended.
     ended: bool,
-    /// Attempts that were awaited and will not be made.
+    /// Waiting attempts that were cancelled.
     dropped: usize,
 }
 
-/// It is not registered: there is nothing to act on.
+/// The job is not registered, so no command can act on it.
 pub(super) fn absent(job: &JobName) -> Failure {
     Failure::TryAgain {
-        message: format!("the store does not know job `{job}` yet"),
+        message: format!("job `{job}` is not registered with the store yet"),
         hint: Some(
-            "a running `soloist run` that has it makes it known, on a Redis that is new or was emptied after its quarantine; see `soloist status`"
+            "an instance that has the job registers it; on a new or emptied Redis it does so only after the \
+            quarantine: see `soloist status`"
                 .to_owned(),
         ),
     }
@@ -171,7 +174,7 @@ pub(super) async fn pause(ctx: &Context, args: &Pause) -> Result<Exit, Failure> 
         let until = until.map_or("until `soloist resume`".to_owned(), |t| {
             format!("until {} ({})", show::instant(t), show::relative(t, now))
         });
-        format!("`{name}` is paused on all instances {until}; what runs goes on\n")
+        format!("`{name}` is paused on all instances {until}; running commands continue\n")
     })?;
     Ok(Exit::Ok)
 }
@@ -227,13 +230,13 @@ pub(super) async fn resume(ctx: &Context, args: &JobOnly) -> Result<Exit, Failur
         let next = coming(job, now, 1);
         match next.first() {
             Some(_) if clock.nobody_believes => {
-                format!("`{name}` goes on, on all instances, when the store's clock is right\n")
+                format!("`{name}` is resumed on all instances, and starts once the store's clock is corrected\n")
             }
             Some(o) => format!(
-                "`{name}` goes on, on all instances; next {}\n",
+                "`{name}` is resumed on all instances; next {}\n",
                 show::relative(o.0, now)
             ),
-            None => format!("`{name}` goes on, on all instances\n"),
+            None => format!("`{name}` is resumed on all instances\n"),
         }
     })?;
     Ok(Exit::Ok)
@@ -262,7 +265,8 @@ pub(super) async fn skip(ctx: &Context, args: &Skip) -> Result<Exit, Failure> {
     let _ = control(ctx, &name, &Control::Skip { count }).await?;
     let reply = ctx.state(&name).await?;
     let now = clock.right(reply.now_us / 1000);
-    // A pause takes its occurrences first; it cannot be said then which ones will be skipped.
+    // A pause skips its occurrences before `skip` counts: while a job is paused, nobody can say which ones `skip` will
+    // hit.
     let paused = reply
         .value
         .as_ref()
@@ -279,7 +283,7 @@ pub(super) async fn skip(ctx: &Context, args: &Skip) -> Result<Exit, Failure> {
     };
     ctx.out.say(&answer, || {
         if count == 0 {
-            return format!("`{name}` will skip nothing\n");
+            return format!("`{name}` will skip no occurrence\n");
         }
         let mut text = format!(
             "`{name}` will skip {} on all instances",
@@ -304,11 +308,11 @@ pub(super) async fn rewind(ctx: &Context, args: &Rewind) -> Result<Exit, Failure
     let (name, job) = ctx.known_job(&args.job).await?;
     let (fleet, clock) = ctx.fleet().await?;
     let shown = clock.now;
-    // Where no instance vouches for the store's clock, this host's is the only witness.
+    // If no instance is up to check the store's clock, only this host's clock can.
     let alone = fleet.instances.values().all(|i| clock.silent(i));
     let doubt = match clock.doubt_ms {
         Some(ahead) => Some(format!(
-            "instances believe that it is {}",
+            "instances measure that it is {}",
             show::apart(ahead)
         )),
         None => ctx.apart(clock).filter(|_| alone).map(|ahead| {
@@ -322,7 +326,7 @@ pub(super) async fn rewind(ctx: &Context, args: &Rewind) -> Result<Exit, Failure
         return Err(Failure::TryAgain {
             message: format!("the store's clock is in doubt: {why}"),
             hint: Some(
-                "put the clock of the store's host right first, then rewind the job".to_owned(),
+                "correct the clock of the store's host first, then rewind the job".to_owned(),
             ),
         });
     }
@@ -347,10 +351,10 @@ pub(super) async fn rewind(ctx: &Context, args: &Rewind) -> Result<Exit, Failure
     };
     ctx.out.say(&answer, || {
         if !changed {
-            return format!("nothing of `{name}` is decided before its time\n");
+            return format!("`{name}` counts no future occurrence as decided: nothing to rewind\n");
         }
         let mut text = format!(
-            "`{name}` counted everything up to {} as decided, and is put back to now",
+            "`{name}` counted everything up to {} as decided; it now counts only past occurrences",
             show::instant(answer.was.0)
         );
         if let Some(next) = coming(job, now, 1).first() {
@@ -360,8 +364,8 @@ pub(super) async fn rewind(ctx: &Context, args: &Rewind) -> Result<Exit, Failure
         if let Some(last) = early.last() {
             let shown: Vec<String> = early.iter().map(|o| show::instant(o.0)).collect();
             text.push_str(&format!(
-                "these ran before their time and do not run again: {}\n\
-                 fencing tokens are smaller than theirs until {}: what checks tokens refuses the runs until then\n",
+                "these occurrences ran before their time and do not run again: {}\n\
+                 runs before {} get smaller fencing tokens than those had: a system that checks tokens refuses them\n",
                 shown.join(", "),
                 show::instant(last.0)
             ));
@@ -383,7 +387,7 @@ pub(super) async fn cancel(ctx: &Context, args: &JobOnly) -> Result<Exit, Failur
         Controlled::Stopping(runs) => runs,
         _ => vec![],
     };
-    // A command has its grace to end, and its instance hears of the request with a renewal at the latest.
+    // The instance learns of the request with its next renewal at the latest; then the command has its grace to end.
     let patience = job.map_or(Duration::from_secs(5), |j| {
         (j.grace + j.lease.renew_every).min(Duration::from_secs(20)) + Duration::from_secs(1)
     });
@@ -447,17 +451,17 @@ fn cancelled(c: &Cancelled) -> String {
         text.push_str(&if c.ended {
             format!("`{job}` of {of} on {on} has ended: {}\n", r.outcome)
         } else {
-            format!("`{job}` of {of} on {on} was asked to end, and has not yet\n")
+            format!("`{job}` of {of} on {on} was asked to end, and is still running\n")
         });
     }
     if c.dropped > 0 {
         text.push_str(&format!(
-            "`{job}`: {} will not be made\n",
-            show::count(c.dropped, "awaited attempt")
+            "`{job}`: cancelled {}\n",
+            show::count(c.dropped, "waiting attempt")
         ));
     }
     if text.is_empty() {
-        text = format!("nothing of `{job}` runs\n");
+        text = format!("no run of `{job}` is active\n");
     }
     text
 }
@@ -510,21 +514,18 @@ mod tests {
         c.ended = false;
         assert_eq!(
             cancelled(&c),
-            "`draw` of 2026-11-21T04:00:00Z on web-1 was asked to end, and has not yet\n"
+            "`draw` of 2026-11-21T04:00:00Z on web-1 was asked to end, and is still running\n"
         );
         // Whatever the store has for a name.
         c.runs[0].instance = Some(crate::model::InstanceId::new("a\nb\x1b[30m"));
         assert_eq!(
             cancelled(&c),
-            "`draw` of 2026-11-21T04:00:00Z on a\\nb\\x1b[30m was asked to end, and has not yet\n"
+            "`draw` of 2026-11-21T04:00:00Z on a\\nb\\x1b[30m was asked to end, and is still running\n"
         );
         c.runs.clear();
         c.dropped = 1;
-        assert_eq!(
-            cancelled(&c),
-            "`draw`: 1 awaited attempt will not be made\n"
-        );
+        assert_eq!(cancelled(&c), "`draw`: cancelled 1 waiting attempt\n");
         c.dropped = 0;
-        assert_eq!(cancelled(&c), "nothing of `draw` runs\n");
+        assert_eq!(cancelled(&c), "no run of `draw` is active\n");
     }
 }

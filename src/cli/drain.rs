@@ -15,7 +15,7 @@ use crate::{
 #[command(after_help = "\
 Examples:
   soloist drain              the instance on this host
-  soloist drain web-1-7f3a   this one; `soloist status` lists them")]
+  soloist drain web-1-7f3a   this instance; `soloist status` lists all")]
 pub(super) struct Drain {
     /// Name of the instance [default: the only one on this host]
     instance: Option<String>,
@@ -28,7 +28,7 @@ pub(super) struct Drain {
 struct Answer<'a> {
     instance: &'a InstanceId,
     draining: bool,
-    /// What it still runs.
+    /// The runs that it still has.
     running: Vec<RunningView>,
 }
 
@@ -59,7 +59,7 @@ pub(super) async fn drain(ctx: &Context, args: &Drain, on: bool) -> Result<Exit,
     Ok(Exit::Ok)
 }
 
-/// Live instances that claim, but for `id`.
+/// How many live instances, other than `id`, claim occurrences.
 fn others(fleet: &Fleet, id: &InstanceId, clock: Clock) -> usize {
     fleet
         .instances
@@ -82,14 +82,14 @@ fn render(a: &Answer, others: usize) -> String {
         format!("finishes {}", show::line(&jobs.join(", ")))
     };
     let rest = match others {
-        0 => "no other instance is there to go on".to_owned(),
-        1 => "1 other instance goes on".to_owned(),
-        n => format!("{n} other instances go on"),
+        0 => "no other instance is up to run jobs".to_owned(),
+        1 => "1 other instance runs jobs".to_owned(),
+        n => format!("{n} other instances run jobs"),
     };
     format!("{instance} claims nothing more and {running}; {rest}\n")
 }
 
-/// The instance that is meant.
+/// The instance that the user named, or the only one on this host.
 fn choose(
     fleet: &Fleet,
     named: Option<&str>,
@@ -103,7 +103,7 @@ fn choose(
     let known: Vec<&InstanceId> = fleet.instances.keys().collect();
     let all = || {
         if known.is_empty() {
-            "no instance was ever seen on this store".to_owned()
+            "no instance has ever used this store".to_owned()
         } else {
             format!("the instances are {}", list(&known))
         }
@@ -134,7 +134,7 @@ fn choose(
         )),
         _ => Err(Failure::usage(
             format!("several instances are up on this host: {}", list(&here)),
-            "name the one you mean",
+            "name one of them",
         )),
     }
 }
@@ -209,11 +209,11 @@ mod tests {
         let f = fleet(&[("a-1", "a", now), ("a-2", "a", now)]);
         assert_eq!(
             told(choose(&f, None, "a", at(&f, now))),
-            "several instances are up on this host: a-1, a-2 / name the one you mean"
+            "several instances are up on this host: a-1, a-2 / name one of them"
         );
         assert_eq!(
             told(choose(&fleet(&[]), None, "a", at(&fleet(&[]), now))),
-            "no instance is up on this host (a) / no instance was ever seen on this store"
+            "no instance is up on this host (a) / no instance has ever used this store"
         );
     }
 
@@ -230,12 +230,12 @@ mod tests {
         };
         assert_eq!(
             render(&a, 1),
-            "a-1 claims nothing more and finishes draw; 1 other instance goes on\n"
+            "a-1 claims nothing more and finishes draw; 1 other instance runs jobs\n"
         );
         a.running.clear();
         assert_eq!(
             render(&a, 0),
-            "a-1 claims nothing more and runs nothing now; no other instance is there to go on\n"
+            "a-1 claims nothing more and runs nothing now; no other instance is up to run jobs\n"
         );
         a.draining = false;
         assert_eq!(render(&a, 0), "a-1 claims again\n");
@@ -252,7 +252,7 @@ mod tests {
         };
         assert_eq!(
             render(&a, 1),
-            "a\\nb\\x1b[30m claims nothing more and finishes c\\nd; 1 other instance goes on\n"
+            "a\\nb\\x1b[30m claims nothing more and finishes c\\nd; 1 other instance runs jobs\n"
         );
         let f = fleet(&[("a-1", "a", 0), ("a-2", "a", 0)]);
         assert_eq!(others(&f, &id, at(&f, 0)), 1);

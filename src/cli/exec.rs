@@ -1,8 +1,9 @@
 //! `exec`: any command under a distributed lock, for crontabs and scripts.
 //!
-//! The order: the period (`--once-per`), the lock, the command; when its tree is gone, the lock again. Who has to wait for the
-//! lock has no period meanwhile, and claims the one of then: it may be ended at any time, and a period that is over is nobody's.
-//! The command runs under a guard that knows until when the lock is trusted, so that it ends in time even if this process is killed, stopped or hangs.
+//! The order: claim the period (`--once-per`), take the lock, run the command, and release the lock once the command's
+//! process tree is gone. A process that waits for the lock claims its period only once it holds the lock: a waiting
+//! process may be ended at any time, and the period may end meanwhile. The command runs under a guard that knows until
+//! when the lock is trusted, so that the command ends in time even if this process is killed, is stopped or hangs.
 
 pub(super) mod signals;
 
@@ -32,11 +33,11 @@ use crate::{
     settle::ReleaseOnDeath,
 };
 
-/// As of [`lock`].
+/// The clock drift that the locks of [`lock`] assume.
 const CLOCK_DRIFT: f64 = 0.01;
-/// A store that does not answer keeps nobody who was told to end for longer.
+/// How long `exec` waits for the store, at most, after a signal told it to end.
 const WAIT_IDLE: Duration = Duration::from_secs(5);
-/// How often the line of a wait is drawn on a terminal.
+/// How often a terminal shows the waiting line anew.
 const FRAME: Duration = Duration::from_millis(125);
 const FRAMES: [char; 4] = ['|', '/', '-', '\\'];
 
@@ -46,42 +47,44 @@ const LOCK_LOST: u8 = 79;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The command gets our stdin, stdout, stderr, environment (but SOLOIST_STORE_URL and what the [store] of the
-configuration expands), terminal and signals, and SOLOIST_LOCK, SOLOIST_FENCING_TOKEN, and with --once-per
-SOLOIST_OCCURRENCE. When it ends, what it left running is ended too; then the lock is given back.
+The command gets the stdin, stdout, stderr, terminal, signals and environment of soloist (without SOLOIST_STORE_URL
+and the variables that [store] of the configuration expands), and in addition SOLOIST_LOCK, SOLOIST_FENCING_TOKEN and,
+with --once-per, SOLOIST_OCCURRENCE. When the command ends, soloist ends the processes that it left running, and then
+releases the lock.
 
 Exit codes:
   the command's own; 128+N when signal N ended it
-  127 when it was not found, 126 when it could not be executed
-  79  when the lock was lost and the command ended for it
-  75  when somebody else has the lock, or had this period (-E sets another)
-  69  when the store cannot be reached; nothing was started
+  127 when the command was not found, 126 when it could not be executed
+  79  when the lock was lost and the command therefore ended
+  75  when another process has the lock, or had this period (-E sets another code)
+  69  when the store cannot be reached; the command was not started
 
 Examples, for the same crontab on ten hosts:
   SOLOIST_STORE_URL=redis://locks.example.com:6379/0
   # once a minute, on one of them:
   * * * * * soloist exec --lock mail-queue --once-per 1m -E 0 -- /usr/local/bin/send-mail
-  # never two at one time; each host gets its turn, or gives up after ten minutes:
+  # never on two hosts at once; each host waits for its turn for up to ten minutes:
   0 3 * * * soloist exec --lock backup --wait 10m -- /usr/local/bin/backup --full
 In a script on a single host, as with flock:
   soloist exec --store sqlite:/var/lib/locks.db --lock deploy -- make deploy")]
 pub(super) struct Exec {
-    /// Name of the lock: who uses the same one excludes each other
+    /// Name of the lock: commands with the same lock name exclude each other
     #[arg(long, value_name = "NAME")]
     lock: String,
-    /// How long the lock outlives a host that vanishes; kept renewed while the command runs
+    /// How long the lock stays taken after its host vanishes; renewed while the command runs
     #[arg(long, value_name = "D", default_value = "15s", value_parser = duration)]
     lease: Duration,
-    /// Wait up to so long for the lock
+    /// Wait at most this long for the lock
     #[arg(long, value_name = "D", default_value = "0s", hide_default_value = true, value_parser = duration)]
     wait: Duration,
-    /// Run once in each period of the store's clock, such as `1m`, whoever asks
+    /// Run once in each period of the store's clock, such as `1m`, on all hosts together
     #[arg(long, value_name = "D", value_parser = duration)]
     once_per: Option<Duration>,
-    /// Exit code for the case that somebody else has it [default: 75]; with 0, nothing is said about it
+    /// Exit code if another process has the lock or had the period [default: 75]; with 0, prints no message
     #[arg(short = 'E', long, value_name = "N")]
     conflict_exit_code: Option<u8>,
-    /// Where the lock is, as `redis://host:6379/0` or `sqlite:PATH` [default: that of the configuration file]
+    /// Store that has the lock, as `redis://host:6379/0` or `sqlite:PATH` [default: the store of the configuration
+    /// file]
     #[arg(
         long,
         value_name = "URL",
@@ -89,7 +92,7 @@ pub(super) struct Exec {
         hide_env_values = true
     )]
     store: Option<String>,
-    /// The command and its arguments, run as they stand
+    /// The command and its arguments, run without a shell
     #[arg(value_name = "CMD", required = true, trailing_var_arg = true)]
     command: Vec<String>,
 }
@@ -98,10 +101,10 @@ pub(super) fn exec(config: Option<PathBuf>, args: &Exec) -> Result<Exit, Failure
     let (store, variables) = store(config, args)?;
     let lease = lease(args, &store)?;
     let ignored = signals::ignored();
-    // Before there is another thread.
+    // Before this process starts another thread.
     let caught =
         signals::block(&ignored).map_err(|e| Failure::internal("cannot catch signals", e))?;
-    // The runtime ends in a panic where it has too few.
+    // The runtime panics if it has too few descriptors.
     let spare: Result<Vec<_>, _> = (0..8).map(|_| std::fs::File::open("/dev/null")).collect();
     drop(spare.map_err(|e| {
         let what = "too few open files are allowed; raise the limit (ulimit -n, LimitNOFILE)";
@@ -137,7 +140,7 @@ fn store(config: Option<PathBuf>, args: &Exec) -> Result<(config::Store, Arc<[St
     if let Some(url) = args.store.as_deref().filter(|url| !url.is_empty()) {
         let store = config::Store::from_url(url);
         let memory = |s: config::Store| match s.url {
-            StoreUrl::Memory => Err("`memory:` is inside one process".to_owned()),
+            StoreUrl::Memory => Err("a `memory:` store exists only inside one process".to_owned()),
             _ => Ok((s, Arc::default())),
         };
         return store
@@ -150,7 +153,7 @@ fn store(config: Option<PathBuf>, args: &Exec) -> Result<(config::Store, Arc<[St
             Ok((config.store, config.store_variables))
         }
         Err(Failure::Missing { message, .. }) => Err(Failure::usage(
-            format!("no store is named, and there is {message}"),
+            format!("no store is named, and {message}"),
             HINT,
         )),
         Err(e) => Err(e),
@@ -161,14 +164,14 @@ fn lease(args: &Exec, store: &config::Store) -> Result<Lease, Failure> {
     let usage = |e| {
         Failure::usage(
             e,
-            "`--lease 15s` suits most: it says how soon another host may follow a dead one, not how long the command may \
-             take; the store's timeout is `timeout` in [store] of a configuration file",
+            "`--lease 15s` suits most commands: it limits how soon another host may follow a dead one, not how long \
+            the command may take; to change the store's timeout, set `timeout` in [store] of a configuration file",
         )
     };
     Lease::for_store(args.lease, CLOCK_DRIFT, store.timeout).map_err(usage)
 }
 
-/// What is told about an error of the lock, with the exit code that it has.
+/// The message, the hint and the exit code for an error of the lock.
 fn failure(e: &lock::Error) -> Failure {
     let message = e.to_string();
     let hint = match e {
@@ -179,16 +182,16 @@ fn failure(e: &lock::Error) -> Failure {
             return Failure::usage(message, "see `soloist help exec`");
         }
         lock::Error::Unreachable { .. } => {
-            "nothing was started; see whether the store is up and reachable from here"
+            "the command was not started; check that the store is up, and that this host can reach it"
         }
         lock::Error::Refused { .. } => {
-            "nothing was started; see whether address, user name, password and permissions fit the store"
+            "the command was not started; check the store's address, user name, password and permissions"
         }
         lock::Error::NotReplicated { .. } => {
-            "nothing was started; see whether the replicas of the store are connected"
+            "the command was not started; check that the replicas of the store are connected"
         }
-        lock::Error::TooLate { .. } => "nothing was started; the store is slow, or far away",
-        _ => "nothing was started",
+        lock::Error::TooLate { .. } => "the command was not started; the store is slow or far away",
+        _ => "the command was not started",
     };
     Failure::Absent {
         message,
@@ -199,7 +202,7 @@ fn failure(e: &lock::Error) -> Failure {
 struct Session<'a> {
     args: &'a Exec,
     store: config::Store,
-    /// Those that it expands.
+    /// The environment variables that the store's configuration expands.
     variables: Arc<[String]>,
     lease: Lease,
     ignored: Vec<i32>,
@@ -214,7 +217,7 @@ enum WaitOutcome {
         holder: String,
         remaining: Duration,
     },
-    /// A signal ended it.
+    /// A signal ended the wait.
     Ended(i32),
 }
 
@@ -234,7 +237,7 @@ impl Session<'_> {
         let left = self.args.wait.saturating_sub(Boottime::now().since(begun));
         let why = match &outcome {
             Ok(WaitOutcome::Held { holder, remaining }) => held(holder, *remaining),
-            // A store that does not answer is waited for, too.
+            // Also wait for a store that does not answer.
             Err(e) if e.is_transient() => "the store does not answer".to_owned(),
             _ => String::new(),
         };
@@ -264,7 +267,7 @@ impl Session<'_> {
         }
     }
 
-    /// All that is done under the lock.
+    /// Runs the command under the lock, and releases the lock afterwards.
     async fn run_under(&self, lock: Lock, period: Option<ClaimedPeriod>) -> Result<Exit, Failure> {
         lock.keep_renewed();
         let (end, running) = match self.command(&lock, period.as_ref()).await {
@@ -279,16 +282,16 @@ impl Session<'_> {
         if end.started.is_none() {
             release_period(period).await;
         }
-        // The tree is gone: now another may have it.
+        // The process tree is gone: another process may have the lock now.
         if !lock.is_held() || free(&lock).await {
-            // The guard has nothing left to give back.
+            // The guard need not release the lock any more.
             running.settled().await;
         }
-        // Else it is dropped: as after our death, the guard goes on trying.
+        // Otherwise `running` is dropped, and the guard keeps trying to release the lock, as after our death.
         Ok(exit)
     }
 
-    /// The present one, if there is to be one; Err: somebody else had it.
+    /// Claims the current period, if the user asked for periods. Err: another process had it.
     async fn period(&self) -> Result<Result<Option<ClaimedPeriod>, Exit>, lock::Error> {
         let Some(length) = self.args.once_per else {
             return Ok(Ok(None));
@@ -309,7 +312,7 @@ impl Session<'_> {
                     format!(" by {holder}")
                 };
                 Ok(Err(self.conflict(&format!(
-                    "this {} of lock `{}` was taken{by}; the next one begins in {}",
+                    "the current period ({}) of lock `{}` was already claimed{by}; the next one begins in {}",
                     show_duration(length),
                     self.args.lock,
                     span(next)
@@ -333,7 +336,7 @@ impl Session<'_> {
         })
     }
 
-    /// After the first; `why` it was not ours.
+    /// Waits for the lock after the first attempt failed because of `why`.
     async fn wait_for_lock(&self, why: &str, wait: Duration) -> Result<WaitOutcome, lock::Error> {
         let (name, lease) = (&self.args.lock, self.args.lease);
         let line = WaitLine::new(self.args, why);
@@ -354,7 +357,7 @@ impl Session<'_> {
         })
     }
 
-    /// Waits for a signal that ends us, as long as there is no command that it could be meant for.
+    /// Waits for a signal that ends this process; for use only while no command runs that it could be meant for.
     async fn ended(&self) -> i32 {
         loop {
             let caught = self.signals.next().await;
@@ -367,12 +370,12 @@ impl Session<'_> {
         }
     }
 
-    /// What a request that was broken off may have taken is given back in the background: lets that go first.
+    /// Waits until the locks that a cancelled request may have taken have been released in the background.
     async fn wait_idle(&self) {
         let _ = tokio::time::timeout(WAIT_IDLE, self.locks.wait_idle()).await;
     }
 
-    /// Runs the command, and returns when its whole tree is gone.
+    /// Runs the command, and returns when its whole process tree is gone.
     // Long: whatever may happen while a command runs, in one loop.
     async fn command(
         &self,
@@ -417,7 +420,7 @@ impl Session<'_> {
             settle: serde_json::to_value(release)
                 .map_err(|e| Failure::internal("cannot write JSON", e))?,
             settle_exe: None,
-            // A command that a shell could have started stays in the cgroup that it would have.
+            // The command stays in this process's cgroup, as if a shell had started it.
             walk_only: true,
             transparent: Some(Transparent {
                 ignored: self.ignored.clone(),
@@ -428,15 +431,15 @@ impl Session<'_> {
             log: false,
         };
         let mut running = Runner::new()
-            .map_err(|e| Failure::internal("cannot watch over processes", e))?
+            .map_err(|e| Failure::internal("cannot watch processes", e))?
             .hiding(self.variables.clone())
             .start(spec, none)
             .await
-            .map_err(|e| Failure::internal("nothing was started", e))?;
+            .map_err(|e| Failure::internal("the command was not started", e))?;
         let_go_of_streams();
         let (mut start, mut stops) = (running.watch(), running.watch());
         let (mut lost, mut reached) = (false, false);
-        // Whether the terminal sent them to the command too shows when we know when that was started.
+        // Only the start time of the command tells whether the terminal sent these signals to the command too.
         let mut early = vec![];
         loop {
             tokio::select! {
@@ -464,7 +467,7 @@ impl Session<'_> {
                     }
                 }
                 signal = stops.stopped() => {
-                    // Whoever watches us must see that the command was stopped from the keyboard. One that an operator
+                    // Our parent must see that the command was stopped from the keyboard. A command that an operator
                     // stops keeps its lock.
                     if matches!(signal, libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU) {
                         signals::stop_ourselves();
@@ -488,13 +491,13 @@ impl Session<'_> {
             Some(Cause::Deadline | Cause::Stopped(Stop::LeaseLost)) => {
                 let why = match end.cause {
                     Some(Cause::Stopped(_)) if lock.was_taken_away() => {
-                        "it was deleted, or taken by another"
+                        "it was deleted, or another process took it"
                     }
                     _ => "it could not be renewed in time",
                 };
                 let what = match end.started {
                     Some(_) => "the command was ended",
-                    None => "nothing was started",
+                    None => "the command was not started",
                 };
                 remark(&format!("lock `{name}` was lost: {why}; {what}"));
                 Exit::Command(LOCK_LOST)
@@ -503,12 +506,16 @@ impl Session<'_> {
                 remark(end.error.as_deref().unwrap_or("the command was ended"));
                 Exit::Internal
             }
-            // Meant for the command, which was not executed yet.
+            // The signal was meant for the command, which was not executed yet.
             None if end.started.is_none() && end.signal.is_some() => {
                 by_signal(end.signal.unwrap_or_default())
             }
             None if end.started.is_none() => {
-                remark(end.error.as_deref().unwrap_or("nothing was started"));
+                remark(
+                    end.error
+                        .as_deref()
+                        .unwrap_or("the command was not started"),
+                );
                 match end.errno {
                     Some(libc::ENOENT | libc::ENOTDIR) => Exit::Command(NOT_FOUND),
                     Some(_) => Exit::Command(NOT_EXECUTABLE),
@@ -535,11 +542,11 @@ fn pass_on(running: &Running, caught: Caught, reached: bool) {
     }
 }
 
-/// False: it is not known to be given back.
+/// Releases the lock. False: it is not known whether the store released it.
 async fn free(lock: &Lock) -> bool {
     let released = lock.release().await;
     if let Err(e) = &released {
-        remark(&format!("{e}; it lapses with its lease"));
+        remark(&format!("{e}; the lock ends when its lease ends"));
     }
     released.is_ok()
 }
@@ -552,7 +559,7 @@ async fn release_period(period: Option<ClaimedPeriod>) {
     }
 }
 
-/// Only the command is to hold stdin and stdout: who reads or writes at the other end notices when it lets go of them.
+/// Leaves stdin and stdout to the command alone, so that the processes at the other ends notice when it closes them.
 fn let_go_of_streams() {
     let null = std::fs::File::options()
         .read(true)
@@ -571,7 +578,7 @@ fn span(d: Duration) -> String {
 /// `web-1:4711 has it; its lease lasts 12 s, unless it renews it`
 fn held(holder: &str, remaining: Duration) -> String {
     if remaining == Duration::MAX {
-        format!("{holder} has it, for ever")
+        format!("{holder} has it, without an end")
     } else {
         format!(
             "{holder} has it; its lease lasts {} unless renewed",
@@ -580,7 +587,7 @@ fn held(holder: &str, remaining: Duration) -> String {
     }
 }
 
-/// Says who is waited for: one line, or on a terminal one that shows how the time goes by.
+/// Shows what the process waits for: one line, or on a terminal a line that also shows the time waited so far.
 struct WaitLine {
     text: String,
     most: String,
@@ -597,12 +604,12 @@ impl WaitLine {
             terminal: io::stderr().is_terminal(),
         };
         if !line.terminal {
-            remark(&format!("{}; for {} at most", line.text, line.most));
+            remark(&format!("{}; for at most {}", line.text, line.most));
         }
         line
     }
 
-    /// Draws for ever.
+    /// Draws until it is dropped.
     async fn draw(&self) -> std::convert::Infallible {
         if !self.terminal {
             std::future::pending::<()>().await;

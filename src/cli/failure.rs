@@ -1,4 +1,4 @@
-//! What went wrong, and the exit code for it.
+//! Errors of the command line: their messages, hints and exit codes.
 
 use std::{
     io::{self, Write},
@@ -8,7 +8,7 @@ use std::{
 
 use crate::{config::Report, store, text};
 
-/// How a command ended, as sysexits.h numbers it.
+/// How a command ended, with the numbers of sysexits.h.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exit {
     Ok,
@@ -17,7 +17,7 @@ pub enum Exit {
     Internal,
     TryAgain,
     Config,
-    /// As a job's command did.
+    /// The exit code of the job's command.
     Command(u8),
 }
 
@@ -55,12 +55,12 @@ pub enum Failure {
         message: String,
         hint: String,
     },
-    /// There is no store to ask.
+    /// There is no store yet, or none that another process can use.
     Absent {
         message: String,
         hint: String,
     },
-    /// With the path of the configuration that names the store.
+    /// The path is that of the configuration that names the store.
     Store(store::Error, PathBuf),
     /// Not now.
     TryAgain {
@@ -103,7 +103,7 @@ impl Failure {
             Self::Store(store::Error::Corrupt { .. }, _) => Exit::Internal,
             Self::Store(..) | Self::Absent { .. } => Exit::StoreUnreachable,
             Self::TryAgain { .. } => Exit::TryAgain,
-            // Whoever read our output has seen enough.
+            // The reader of our output has closed it.
             Self::Output(e) if e.kind() == io::ErrorKind::BrokenPipe => Exit::Ok,
             Self::Output(_) => Exit::Internal,
             Self::Internal(e) => match e.downcast_ref::<store::Error>() {
@@ -113,7 +113,7 @@ impl Failure {
         }
     }
 
-    /// One chain, then one line of what to do; to stderr.
+    /// Prints the chain of causes on one line, then one hint; to stderr.
     pub fn tell(&self, color: bool) -> Exit {
         let (chain, hint) = match self {
             Self::Config(report) => {
@@ -151,24 +151,24 @@ impl Failure {
     }
 }
 
-/// What to do about it, in one line.
+/// The hint for a store error, in one line.
 fn remedy(e: &store::Error, store: &str) -> String {
     match e {
         store::Error::Unreachable { .. } => {
-            format!("see whether {store} is up and reachable from here")
+            format!("check that {store} is up, and that this host can reach it")
         }
         store::Error::Refused { address, .. } if address.starts_with("sqlite:") => {
-            "see whether the file's directory is there, and whether this user may write to both"
+            "check that the file's directory exists, and that this user may write to both"
                 .to_owned()
         }
         store::Error::Refused { reason, .. } if reason.contains("Parse error") => {
-            format!("see whether what answers as {store} is a Redis server")
+            format!("check that {store} is a Redis server")
         }
         store::Error::Refused { .. } => {
-            format!("see whether user name, password and permissions fit {store}")
+            format!("check the user name, password and permissions for {store}")
         }
         store::Error::NotReplicated { .. } => {
-            format!("see whether the replicas of {store} are connected")
+            format!("check that the replicas of {store} are connected")
         }
         store::Error::Corrupt { .. } => {
             format!("another program, or another version of soloist, wrote to {store}")

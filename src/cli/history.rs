@@ -49,8 +49,8 @@ pub(super) async fn history(ctx: &Context, args: &History) -> Result<Exit, Failu
     let known = |(name, state): (JobName, Observation)| match state {
         Ok(state) => Some((name, state?)),
         Err(e) => {
-            remark(&format!("what runs of `{name}` is not known: {e}"));
-            // Its records may be as new as any.
+            remark(&format!("cannot read the active runs of `{name}`: {e}"));
+            // Read this job's records anyway: they may be among the newest.
             let newest = crate::model::LAST_MS;
             let state = State {
                 newest,
@@ -76,8 +76,8 @@ pub(super) async fn history(ctx: &Context, args: &History) -> Result<Exit, Failu
     Ok(Exit::Ok)
 }
 
-/// The newest `n` of all these jobs. Jobs are read in the order of their newest occurrence, and no further than any of
-/// them may still add to the list: ten thousand jobs are not read for twenty lines.
+/// The newest `n` runs of all these jobs. Reads the jobs in the order of their newest occurrence and stops at the first
+/// that cannot add to the list: twenty lines need not read ten thousand jobs.
 async fn collect(
     ctx: &Context,
     mut states: Vec<(JobName, State)>,
@@ -102,7 +102,7 @@ async fn collect(
             let ended = ctx
                 .ask(async || ctx.store.records(name, fetch).await)
                 .await?;
-            // What ended between the two looks is in both.
+            // A run that ended between the two reads is in both.
             runs.retain(|r| {
                 r.outcome != Outcome::Running || ended.iter().all(|e| e.run_id != r.run_id)
             });
@@ -114,7 +114,7 @@ async fn collect(
     Ok(runs)
 }
 
-/// Newest occurrence first, of one occurrence the last attempt first.
+/// Newest occurrence first; within an occurrence, the last attempt first.
 fn sort(runs: &mut [RunView]) {
     runs.sort_by(|a, b| {
         (b.occurrence, b.attempt)
@@ -171,7 +171,7 @@ pub(crate) fn render(runs: &[RunView], now: i64, with_job: bool) -> String {
     t.render()
 }
 
-/// Exit code, or signal by name where it has one.
+/// Exit code, or the signal (by name if it has one).
 pub(crate) fn exit(r: &RunView) -> String {
     match (r.exit_code, r.signal) {
         (_, Some(signal)) => match signal {

@@ -1,4 +1,4 @@
-//! The program's own log: to stderr, or to the journal when stderr is the journal anyway.
+//! The program's own log: to stderr, or straight to the journal if stderr is connected to it.
 
 use std::io::{self, IsTerminal};
 
@@ -9,7 +9,7 @@ use tracing_subscriber::{
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Format {
-    /// The journal when stderr is connected to it, else text.
+    /// The journal if stderr is connected to it, else text
     Auto,
     /// For people
     Text,
@@ -19,11 +19,11 @@ pub(super) enum Format {
     Journald,
 }
 
-/// Of the daemon; the other commands say no more than warnings unless they are asked to.
+/// The daemon's default; the other commands log only warnings.
 pub(super) const DAEMON: &str = "info,tokio_cron_scheduler=warn,rustls=warn,redis=warn";
 pub(super) const COMMAND: &str = "warn";
 
-/// Must be called once, before anything is logged.
+/// Call this once, before anything is logged.
 pub(super) fn init(format: Format, filter: Targets) {
     let journal = match format {
         Format::Journald => true,
@@ -48,7 +48,7 @@ pub(super) fn init(format: Format, filter: Targets) {
     registry().with(layer.with_filter(filter)).init();
 }
 
-/// Writes each event as one line, and nothing in it but our colours acts on a terminal. An event comes in one piece.
+/// Writes each event as one line, and escapes all control sequences but our colours. Each write is one whole event.
 struct Lines<W>(W);
 
 impl<W: io::Write> io::Write for Lines<W> {
@@ -64,7 +64,7 @@ impl<W: io::Write> io::Write for Lines<W> {
     }
 }
 
-/// `journal_stream` is systemd's `device:inode` of the stream that it connected.
+/// `journal_stream` is the `device:inode` of the stream that systemd connected to the journal.
 fn stderr_is_journal(journal_stream: Option<&str>) -> bool {
     let (Some(wanted), Ok(have)) = (journal_stream, rustix::fs::fstat(io::stderr())) else {
         return false;

@@ -13,19 +13,19 @@ use crate::{
     view::RunView,
 };
 
-/// How often a running command's output is asked for.
+/// How often to read a running command's output.
 pub(super) const POLL: Duration = Duration::from_millis(200);
-/// Every so many times it is also asked whether the run goes on: of a host that vanished no last output comes.
+/// Every this many reads, also check whether the run is still active: a vanished host never sends its last output.
 const LOOK: u32 = 5;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The last bytes of each run are kept, as many as `output.keep` of the job says, for 7 days.
+The store keeps the last bytes of each run for 7 days; the job's `output.keep` says how many.
 
 Examples:
-  soloist logs backup               of the run that is going on, or else of the last one
+  soloist logs backup               of the active run, or else of the last one
   soloist logs backup -f            until it ends
-  soloist logs backup 019aa1c4-…    of this run; `soloist history backup --json` names runs")]
+  soloist logs backup 019aa1c4-…    of this run; `soloist history backup --json` lists the runs")]
 pub(super) struct Logs {
     /// Name of the job
     job: String,
@@ -34,7 +34,7 @@ pub(super) struct Logs {
     /// Follow the output until the run ends
     #[arg(short, long)]
     follow: bool,
-    /// On a terminal, too, write the bytes as they are: the run's colours, and whatever else acts on a terminal
+    /// Write the bytes unchanged on a terminal too: the run's colours, and any other control sequences
     #[arg(long)]
     pub raw: bool,
     /// Print JSON: one object, or one per line with --follow
@@ -46,10 +46,10 @@ pub(super) struct Logs {
 struct Chunk<'a> {
     job: &'a JobName,
     run_id: RunId,
-    /// The first byte of `output` in all that the run wrote.
+    /// The position of the first byte of `output` in the whole output of the run.
     from: u64,
     output: String,
-    /// Nothing more will come.
+    /// No more output will follow.
     done: bool,
 }
 
@@ -84,7 +84,7 @@ pub(super) async fn logs(ctx: &Context, args: &Logs) -> Result<Exit, Failure> {
         }
         return Ok(Exit::Ok);
     }
-    // Piece by piece, and what is there by now: nothing is waited for.
+    // Reads piece by piece what is there now, and waits for nothing.
     let mut o = match ctx
         .ask(async || ctx.store.output(&job, run, 0).await)
         .await?
@@ -93,9 +93,9 @@ pub(super) async fn logs(ctx: &Context, args: &Logs) -> Result<Exit, Failure> {
         None => {
             let running = is_running(ctx, &job, run).await?;
             if running {
-                remark("nothing written yet; -f follows it");
+                remark("the run has written nothing yet; -f follows it");
             } else {
-                remark("nothing was written, or it is not kept any more");
+                remark("the run wrote nothing, or its output has been deleted since");
             }
             if ctx.out.json {
                 show(0, b"", !running)?;
@@ -104,7 +104,7 @@ pub(super) async fn logs(ctx: &Context, args: &Logs) -> Result<Exit, Failure> {
         }
     };
     if o.from > 0 {
-        remark(&format!("the first {} bytes are not kept", o.from));
+        remark(&format!("the first {} bytes have been deleted", o.from));
     }
     // One object has it all.
     let (first, mut all) = (o.from, vec![]);
@@ -128,7 +128,7 @@ pub(super) async fn logs(ctx: &Context, args: &Logs) -> Result<Exit, Failure> {
         show(first, &all, o.done)?;
     }
     if o.coming {
-        remark("the run has ended, and the rest of its output is on its way; -f waits for it");
+        remark("the run has ended; the rest of its output follows: -f waits for it");
     }
     missing(&o);
     Ok(Exit::Ok)
@@ -137,13 +137,13 @@ pub(super) async fn logs(ctx: &Context, args: &Logs) -> Result<Exit, Failure> {
 fn missing(o: &Output) {
     if o.missing > 0 {
         remark(&format!(
-            "the last {} bytes are missing: they could not be handed in",
+            "the last {} bytes are missing: the instance could not store them",
             o.missing
         ));
     }
 }
 
-/// Completes the views of ended runs with their output.
+/// Adds their output to the views of ended runs.
 pub(super) async fn fill(ctx: &Context, runs: &mut [RunView]) -> Result<(), Failure> {
     for r in runs {
         let Some(run) = r.run_id.filter(|_| r.outcome != Outcome::Running) else {
@@ -164,7 +164,7 @@ pub(super) struct Reader {
     /// The next byte.
     at: u64,
     polls: u32,
-    /// The run has ended, and not all of its output is there yet.
+    /// The run has ended, and some of its output is not in the store yet.
     coming: bool,
 }
 
@@ -183,14 +183,14 @@ impl Reader {
         self.run
     }
 
-    /// Shows what is new; true: the run has ended and all that there is was shown.
+    /// Shows new output. True: the run has ended, and all of its output was shown.
     pub(super) async fn step(
         &mut self,
         ctx: &Context,
         show: &mut impl FnMut(u64, &[u8], bool) -> Result<(), Failure>,
     ) -> Result<bool, Failure> {
         self.polls += 1;
-        // Asked before the output, so that nothing can be written in between and be lost.
+        // Check this before reading the output, so that no output written in between is lost.
         let ended =
             self.polls.is_multiple_of(LOOK) && !is_running(ctx, &self.job, self.run).await?;
         loop {
@@ -200,10 +200,10 @@ impl Reader {
                 .unwrap_or_default();
             let from = output.from.max(self.at);
             if from > self.at {
-                remark(&format!("{} bytes are not kept", from - self.at));
+                remark(&format!("{} bytes have been deleted", from - self.at));
             }
             self.at = from.saturating_add(output.data.len() as u64);
-            // The rest of an ended run's output comes, or is given up, in its time.
+            // The instance stores the rest of an ended run's output, or gives it up after a while.
             self.coming = output.coming;
             let over = output.done || ended && !output.more && !output.coming;
             if !output.data.is_empty() || over {
@@ -216,7 +216,7 @@ impl Reader {
         }
     }
 
-    /// Shows all that is left of the output of a run that has ended; waits for what is on its way.
+    /// Shows the rest of the output of an ended run; waits for output that is not in the store yet.
     pub(super) async fn finish(
         &mut self,
         ctx: &Context,
@@ -251,7 +251,7 @@ async fn latest(ctx: &Context, job: &JobName) -> Result<RunId, Failure> {
     })
 }
 
-/// Ids of the runs that are known, newest first.
+/// The ids of the runs that the store knows, newest first.
 async fn runs(ctx: &Context, job: &JobName) -> Result<Vec<RunId>, Failure> {
     let open = ctx.state(job).await?.value.unwrap_or_default().open;
     let ended = ctx
@@ -277,12 +277,12 @@ async fn find(ctx: &Context, job: &JobName, text: &str) -> Result<RunId, Failure
     match fit[..] {
         [run] => Ok(run),
         [] => Err(Failure::usage(
-            format!("no run `{text}` of `{job}` is known"),
-            format!("`soloist history {job} --json` names the runs"),
+            format!("the store has no run `{text}` of `{job}`"),
+            format!("`soloist history {job} --json` lists the runs"),
         )),
         _ => Err(Failure::usage(
             format!("{} runs of `{job}` begin with `{text}`", fit.len()),
-            "write more of the id",
+            "give more characters of the id",
         )),
     }
 }

@@ -1,10 +1,10 @@
-//! How things look to people: aligned tables, relative times, colours that add nothing but speed of reading.
+//! Formats output for people: aligned tables, relative times, and colours (which only make it faster to read).
 
 use anstyle::{AnsiColor, Style};
 
 use crate::model::Outcome;
 
-/// Whether to colour what goes to a stream that is (or is not) a terminal.
+/// Whether to use colours on a stream; `terminal`: it is a terminal.
 pub(super) fn colours(terminal: bool) -> bool {
     let set = |name| std::env::var_os(name).is_some_and(|v| !v.is_empty());
     terminal && !set("NO_COLOR") && std::env::var_os("TERM").is_none_or(|t| t != "dumb")
@@ -35,14 +35,14 @@ pub(super) fn paint(style: Style, text: &str) -> String {
     format!("{style}{text}{style:#}")
 }
 
-/// One line that is not too long, and safe to show.
+/// Shortens a text to one line that is safe to show.
 pub(super) fn line(text: &str) -> String {
     let text = text.trim();
     let mut out: String = text.chars().take(300).collect();
     if text.chars().nth(300).is_some() {
         out.push('…');
     }
-    // The columns of a table are counted in characters.
+    // Tables count their columns in characters.
     crate::text::line(&out).replace('\t', " ")
 }
 
@@ -67,8 +67,8 @@ impl<T: Into<String>> From<T> for Cell {
     }
 }
 
-/// Columns that are as wide as their longest cell, two spaces apart. A column that is empty in each row is left out;
-/// a heading that starts with `>` has its cells to the right.
+/// A table: each column is as wide as its longest cell, and two spaces separate columns. Columns without any text are
+/// left out; a heading that starts with `>` aligns its column to the right.
 #[derive(Debug)]
 pub(super) struct Table {
     head: Vec<&'static str>,
@@ -112,7 +112,7 @@ impl Table {
         let mut out = String::new();
         let mut put = |cells: &[(&str, Style)]| {
             let mut text = String::new();
-            // Spaces that end a line are never written.
+            // Lines have no trailing spaces.
             let mut owed = 0;
             for (&(cell, style), &(_, _, right, width)) in cells.iter().zip(&columns) {
                 let fill = width.saturating_sub(cell.chars().count());
@@ -196,7 +196,7 @@ pub(super) fn took(ms: i64) -> String {
     }
 }
 
-/// RFC 3339 in UTC, milliseconds only when there are any. Can be given back to `why`.
+/// RFC 3339 in UTC, with milliseconds only if they are not zero. `why` accepts it.
 pub(super) fn instant(ms: i64) -> String {
     let text = crate::model::rfc3339_ms(ms);
     text.strip_suffix(".000Z")
@@ -223,7 +223,7 @@ pub(super) fn count(n: usize, noun: &str) -> String {
     }
 }
 
-/// A number of lines to print: they are collected first.
+/// Parses the number of lines to print; limited, because the lines are collected in memory first.
 pub(super) fn lines(text: &str) -> Result<usize, String> {
     const MOST: usize = 100_000;
     match text.parse() {

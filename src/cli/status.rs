@@ -49,8 +49,8 @@ pub(crate) fn repairs(s: &StatusView, place: impl Fn(&JobName) -> String) -> Str
         let reason = j.unreadable.as_ref()?;
         let what = format!("{}: {}", j.job, show::line(reason));
         Some(format!(
-            "\n{}\n  Nothing of it is started. Another program, or another version of soloist, wrote to {}: repair it, \
-             or delete it when no run of the job goes on.\n",
+            "\n{}\n  No occurrence of this job starts. Another program, or another version of soloist, wrote to {}: \
+            repair it, or delete it while no run of the job is active.\n",
             show::paint(BAD, &what),
             show::line(&place(&j.job))
         ))
@@ -75,7 +75,7 @@ pub(crate) fn render(s: &StatusView) -> String {
             _ => (String::new(), "nothing is started"),
         };
         let warning = format!(
-            "{who}instances do not believe the store's clock, which is {}: {what} until it is put right",
+            "{who}instances do not believe the store's clock, which is {}: {what} until it is corrected",
             show::apart(ahead)
         );
         text.push_str(&format!("{}\n", show::paint(BAD, &warning)));
@@ -83,13 +83,13 @@ pub(crate) fn render(s: &StatusView) -> String {
     if !s.epoch.open {
         let wait = match s.epoch.wait_ms {
             Some(ms) if ms > 0 => {
-                format!("nothing is granted for {}", span(ms.saturating_add(999)))
+                format!("it grants nothing for {}", span(ms.saturating_add(999)))
             }
-            Some(_) => "nothing is granted until an instance has watched it long enough".to_owned(),
-            None => "nothing is granted until an instance is up".to_owned(),
+            Some(_) => "it grants nothing until an instance has watched it long enough".to_owned(),
+            None => "it grants nothing until an instance is up".to_owned(),
         };
         let warning = format!(
-            "the store started, lost or changed its state {}: {wait}",
+            "the store started, or lost or changed its data, {}: {wait}",
             relative(s.epoch.since.0, now)
         );
         text.push_str(&format!("{}\n", show::paint(WARN, &warning)));
@@ -129,7 +129,7 @@ fn instances(s: &StatusView, now: i64) -> String {
                 ),
             ),
             i.jobs.to_string().into(),
-            // What a silent one ran was ended by its guards, or nobody knows.
+            // The guards of a silent instance may have ended its runs; nobody can tell.
             if i.silent {
                 "?".into()
             } else {
@@ -141,22 +141,22 @@ fn instances(s: &StatusView, now: i64) -> String {
     t.render()
 }
 
-/// `+0.003 s`, `-1.234 s`: all to the millisecond, so that they can be compared down the column.
+/// `+0.003 s`, `-1.234 s`: always with milliseconds, so that the column is easy to compare.
 fn offset(i: &InstanceView) -> String {
-    // Through an integer, for it is never `-0`.
+    // Rounded to an integer first, so that it never shows `-0`.
     format!("{:+.3} s", i.clock_offset_ms.round() as i64 as f64 / 1000.0)
 }
 
 fn instance_note(i: &InstanceView) -> String {
     let mut notes = vec![];
     if i.silent {
-        notes.push("not heard of");
+        notes.push("silent");
     }
     if i.draining {
         notes.push("draining");
     }
     if i.clock_warning {
-        notes.push("clock is wrong");
+        notes.push("wrong clock");
     }
     notes.join(", ")
 }
@@ -215,7 +215,7 @@ fn running(j: &JobView, now: i64) -> String {
 
 fn next(j: &JobView, s: &StatusView) -> Cell {
     match j.next {
-        Some(_) if s.nobody_believes => Cell::new(WARN, "when the clock is right"),
+        Some(_) if s.nobody_believes => Cell::new(WARN, "when the clock is corrected"),
         Some(t) => relative(t.0, s.now.0).into(),
         None if !j.enabled => Cell::new(DIM, "disabled"),
         None if j.schedule.is_empty() => Cell::new(DIM, "when triggered"),
@@ -257,7 +257,8 @@ fn job_note(j: &JobView, now: i64) -> String {
     }
     if let Some(t) = j.decided_ahead {
         notes.push(format!(
-            "counts everything up to {} as decided, after a wrong clock: `soloist rewind {}` puts it right",
+            "counts everything up to {} as decided, because the store's clock was wrong: `soloist rewind {}` \
+            corrects that",
             show::instant(t.0),
             j.job
         ));
@@ -272,15 +273,15 @@ fn job_note(j: &JobView, now: i64) -> String {
         ));
     }
     if j.lapsed {
-        notes.push("its lease is not renewed any more".to_owned());
+        notes.push("its lease is no longer renewed".to_owned());
     }
     if j.quarantined {
-        notes.push("waits: the store lost or changed its state".to_owned());
+        notes.push("waits: the store lost or changed its data".to_owned());
     } else if !j.known && j.enabled {
-        notes.push("the store does not know it yet".to_owned());
+        notes.push("not registered with the store yet".to_owned());
     }
     if j.other_definition {
-        notes.push("the fleet has another definition".to_owned());
+        notes.push("the fleet runs another definition".to_owned());
     }
     notes.join("; ")
 }
@@ -414,22 +415,23 @@ mod tests {
         assert_eq!(
             text,
             "2 live instances on redis://host:6379/0, namespace soloist, 4 jobs\n\
-             the store started, lost or changed its state 5 s ago: nothing is granted for 12 s\n\
+             the store started, or lost or changed its data, 5 s ago: it grants nothing for 12 s\n\
              \n\
              INSTANCE  HOST  SEEN          CLOCK  CONFIG            JOBS  RUNNING  NOTE\n\
              web-1     web   1 s ago    +0.003 s  aaaaaaaa             4        1\n\
              web-2     web   now        +0.000 s  aaaaaaaa             4        1  draining\n\
-             web-3     web   1 min ago  -1.234 s  cccccccc differs     4        ?  not heard of, clock is wrong\n\
+             web-3     web   1 min ago  -1.234 s  cccccccc differs     4        ?  silent, wrong clock\n\
              \n\
              JOB      SCHEDULE    LAST       ENDED             BUSY  RUNNING ON        NEXT            NOTE\n\
              draw     0 12 * * *  succeeded  23 h 59 min ago  31 ms  web-1 for 3.30 s  in 20 h 47 min  \
-             paused until 2026-11-20T17:12:41.318Z (in 2 h): move; skips the next 2; the fleet has another definition\n\
+             paused until 2026-11-20T17:12:41.318Z (in 2 h): move; skips the next 2; the fleet runs another \
+             definition\n\
              fresh    @hourly     -                                                    in 47 min 18 s  \
-             the store does not know it yet\n\
+             not registered with the store yet\n\
              manual   manual      -                                                    when triggered  \
-             the store does not know it yet\n\
+             not registered with the store yet\n\
              retried  @hourly     -                                                    in 47 min 18 s  \
-             attempt 2 (retry) in 3 s; waits: the store lost or changed its state\n"
+             attempt 2 (retry) in 3 s; waits: the store lost or changed its data\n"
         );
     }
 

@@ -1,4 +1,4 @@
-//! `trigger`: one extra run now, and how to wait for it.
+//! `trigger`: starts one extra run now, and waits for it if asked.
 
 use std::time::Duration;
 
@@ -26,42 +26,42 @@ use crate::{
 };
 
 /// What to do about a key whose trigger was not run.
-const ANOTHER_KEY: &str = "another --key runs it";
-/// Exit code for a run whose lease was lost.
+const ANOTHER_KEY: &str = "use another --key to run it";
+/// Exit code for a run that lost its lease.
 const LEASE_LOST: u8 = 79;
-/// Exit code for a run whose command could not be started, as the shell has it.
+/// Exit code for a run whose command could not be started, as in the shell.
 const NOT_STARTED: u8 = 126;
-/// What nobody is there to take is given up on so long after its `start_within`, or after the lease of a run that shows
-/// no life; three times as long while instances are up that could take it.
+/// `trigger --wait` gives up this long after `start_within` if no instance is up to claim the trigger, and this long
+/// after the lease of a run that is no longer renewed; three times as long while instances are up that could act.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// An attempt may wait for its turn for so long on instances that are up.
+/// How long an attempt may wait for its turn while instances are up.
 const TURN: Duration = Duration::from_secs(3600);
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Exit codes with --wait:
   the command's own; 128+N when signal N ended it
-  126 when it could not be executed
-  79  when its lease was lost, or the instance that ran it
-  75  when nobody started it within its start_within, or its next attempt: no instance is up, all drain, none has
-      the job or believes the store's clock, or the job is paused
-  69  when the store is gone
+  126 when the command could not be executed
+  79  when the run lost its lease, or the instance that ran it died
+  75  when no instance started the run within start_within, or its next attempt: no instance is up, all are draining,
+      none has the job, none believes the store's clock, or the job is paused
+  69  when the store does not answer
 Ctrl-C ends the waiting, not the run.
 
-A key is remembered for 7 days after its run was started or given up, by the store's clock. A job remembers up to 10000
-keys; a new one is refused, with exit code 75, until an old one is forgotten. Triggers without --key do not count.
+The store keeps a key for 7 days, by its own clock, after the run was started or given up. It keeps up to 10000 keys
+of a job; then it refuses a new key, with exit code 75, until it deletes an old one. Triggers without --key do not count.
 
 Examples:
   soloist trigger backup
-  soloist trigger backup --wait              prints its output, exits as it does
+  soloist trigger backup --wait              prints its output, exits with its code
   soloist trigger report --key 2026-11-22    once, however often this is called")]
 pub(super) struct Trigger {
     /// Name of the job
     job: String,
-    /// The same key twice is one run [default: a new one]
+    /// A key runs the job only once, however often it is used [default: a new key]
     #[arg(long, value_name = "K", value_parser = key)]
     key: Option<String>,
-    /// Follow the run and exit as its command did
+    /// Follow the run and exit with its command's exit code
     #[arg(long)]
     wait: bool,
     /// Print JSON; with --wait, the run's record when it has ended
@@ -75,7 +75,7 @@ fn key(text: &str) -> Result<String, String> {
     }
     if text.starts_with(OWN_KEY) {
         return Err(format!(
-            "a key that begins with `{OWN_KEY}` is soloist's own, for a trigger that has none"
+            "keys that begin with `{OWN_KEY}` are reserved: soloist gives them to triggers without a key"
         ));
     }
     Ok(text.to_owned())
@@ -101,7 +101,7 @@ pub(super) async fn trigger(ctx: &Context, args: &Trigger) -> Result<Exit, Failu
         .clone()
         .unwrap_or_else(|| format!("{OWN_KEY}{}", RunId::random()));
     let what = Control::Trigger { key: key.clone() };
-    // Before the request, so that the hint of its end cannot come too early.
+    // Subscribe before the request, so that no hint about its end is missed.
     let mut events = ctx.store.events();
     let (fleet, clock) = ctx.fleet().await?;
     let reply = ctx
@@ -137,7 +137,7 @@ pub(super) async fn trigger(ctx: &Context, args: &Trigger) -> Result<Exit, Failu
     {
         let at = show::instant(at.0);
         remark(&format!(
-            "key `{key}` was used before, for {at}: not run again; this is what became of it"
+            "key `{key}` was used before, for {at}: the job does not run again; this is the result of that run"
         ));
     }
     let mut wait = Wait {
@@ -168,14 +168,14 @@ pub(super) async fn trigger(ctx: &Context, args: &Trigger) -> Result<Exit, Failu
             }
             return Ok(Exit::Command(code));
         }
-        // An event only makes the next look come sooner.
+        // An event only makes the next poll come sooner.
         let _ = tokio::time::timeout(POLL, async {
             while let Ok(e) = events.recv().await {
                 if e.job() == Some(&job.name) {
                     break;
                 }
             }
-            // The channel lagged or closed: wait the time out.
+            // The channel lagged or closed: poll at the usual interval.
             tokio::time::sleep(POLL / 4).await;
         })
         .await;
@@ -186,12 +186,12 @@ pub(super) async fn trigger(ctx: &Context, args: &Trigger) -> Result<Exit, Failu
 fn who(fleet: &Fleet, clock: view::Clock) -> String {
     let live = fleet.instances.values().filter(|i| !clock.silent(i));
     let who = match live.count() {
-        0 => return "no instance is up to take it".to_owned(),
-        1 => "the one live instance takes it".to_owned(),
-        n => format!("one of {n} live instances takes it"),
+        0 => return "no instance is up to claim it".to_owned(),
+        1 => "the one live instance claims it".to_owned(),
+        n => format!("one of {n} live instances claims it"),
     };
     match doubt(clock) {
-        Some(why) => format!("{who} when the store's clock is right: {why}"),
+        Some(why) => format!("{who} once the store's clock is corrected: {why}"),
         None => who,
     }
 }
@@ -201,7 +201,7 @@ fn requested(a: &Answer, who: &str) -> String {
     if let Some(at) = a.occurrence {
         let not_run = a.run.as_ref().filter(|r| r.attempt == 0);
         return format!(
-            "key `{}` of `{job}` was used before, for {}: not run again\n{}",
+            "key `{}` of `{job}` was used before, for {}: the job does not run again\n{}",
             a.key,
             show::instant(at.0),
             not_run.map_or(String::new(), |r| format!("{}; {ANOTHER_KEY}\n", ended(r)))
@@ -211,7 +211,7 @@ fn requested(a: &Answer, who: &str) -> String {
         format!("`{job}` is triggered with key `{}`; {who}\n", a.key)
     } else {
         format!(
-            "`{job}` was triggered with key `{}` before and waits; {who}\n",
+            "`{job}` was triggered with key `{}` before and still waits; {who}\n",
             a.key
         )
     }
@@ -222,30 +222,30 @@ struct Wait<'a> {
     ctx: &'a Context,
     job: &'a Job,
     key: &'a str,
-    /// When it was asked for, on this host's own clock: the store's may be wrong.
+    /// When the run was requested, by this host's clock: the store's may be wrong.
     since: Boottime,
     occurrence: Option<Occurrence>,
     following: Option<Reader>,
-    /// Of the output that is shown.
+    /// Decodes the output that is shown.
     text: text::Stream,
     /// The newest attempt whose output is shown or followed.
     shown: u32,
-    /// Why nobody takes it, as it was said last.
+    /// The reason for waiting that was printed last.
     told: Option<String>,
     /// The newest attempt whose successor was announced.
     awaited: u32,
-    /// What the open entry was last seen as, and since when: its run, renewals, and whether its next attempt is due.
+    /// The open entry as it was last seen (its run, its renewals, whether its next attempt is due), and since when.
     still: Option<((RunId, u32, bool), Boottime)>,
 }
 
 impl Wait<'_> {
-    /// Some: it is over, and this is its last record.
+    /// Some: the run has ended, and this is its last record.
     // Long: one case after the other of what may have become of a trigger.
     async fn step(&mut self) -> Result<Option<RunView>, Failure> {
         let reply = self.ctx.state(&self.job.name).await?;
         let shown = reply.now_us / 1000;
         let Some(st) = reply.value else {
-            // The store lost its data. An instance that runs it puts it back; a request alone is gone.
+            // The store lost its data. An instance that runs the job restores its state; an unclaimed request is gone.
             if self.waited() > self.job.start_within + PATIENCE {
                 return Err(lost(&self.job.name));
             }
@@ -260,7 +260,7 @@ impl Wait<'_> {
         };
         let open = st.open.iter().find(|o| o.run.occurrence == at);
         if let Some(o) = open {
-            // Between two attempts it still names the run before.
+            // Between two attempts the entry still names the previous run.
             if self.following.as_ref().is_none_or(|r| r.run() != o.run.id) {
                 self.finish_output().await?;
                 if o.run.attempt > self.shown.saturating_add(1) {
@@ -307,14 +307,14 @@ impl Wait<'_> {
         let Some(last) = last else {
             return Err(Failure::TryAgain {
                 message: format!(
-                    "`{}` of {} is over, and its record is not kept any more",
+                    "`{}` of {} has ended, and its record has been deleted since",
                     self.job.name,
                     show::instant(at.0)
                 ),
                 hint: None,
             });
         };
-        // It was too quick to be seen running, or ended before we asked.
+        // The run ended between two polls, or before the first one.
         if let Some(run) = last.run_id
             && self.following.as_ref().is_none_or(|r| r.run() != run)
         {
@@ -334,7 +334,7 @@ impl Wait<'_> {
         records(self.ctx, &self.job.name).await
     }
 
-    /// Shows the output of the attempts before this one that came and went between two looks.
+    /// Shows the output of earlier attempts that began and ended between two polls.
     async fn output_between(
         &mut self,
         history: &[RunRecord],
@@ -359,7 +359,7 @@ impl Wait<'_> {
         Boottime::now().since(self.since)
     }
 
-    /// Whether the run, or its next attempt, will be heard of. Nobody may be left to end it, or to make it.
+    /// Detects a run, or a waiting attempt, that no instance may be left to end or to start.
     async fn stuck(
         &mut self,
         st: &State,
@@ -382,14 +382,14 @@ impl Wait<'_> {
         }
         let (fleet, clock) = self.fleet().await?;
         if due.is_none() {
-            // Whoever is there and has the job finds it dead after a lease, and says so.
+            // A live instance that has the job finds the run dead after one lease, and records it.
             let alive = fleet.instances.values().any(|i| !clock.silent(i));
             if alive && still <= 3 * patience {
                 return Ok(None);
             }
             remark(&format!(
-                "{job} on {} shows no life, and nobody is there to say what became of it; see `soloist history {job}` \
-                 when an instance that has the job is up",
+                "{job} on {} no longer renews its lease, and no instance is up to record the outcome; see `soloist \
+                history {job}` once an instance with this job is up",
                 open.run.instance
             ));
             return Ok(Some(RunView {
@@ -405,7 +405,7 @@ impl Wait<'_> {
                 format!("`soloist resume {job}` lets it start; `soloist cancel {job}` drops it"),
             ),
             (None, None) if still > TURN => (
-                "no live instance takes it".to_owned(),
+                "no live instance claims it".to_owned(),
                 format!("see `soloist status` and `soloist why {job}`"),
             ),
             (None, None) => return Ok(None),
@@ -420,7 +420,7 @@ impl Wait<'_> {
         self.ctx.fleet().await
     }
 
-    /// Shows what is left of the output of the attempt that was followed.
+    /// Shows the rest of the output of the attempt that was followed.
     async fn finish_output(&mut self) -> Result<(), Failure> {
         if let Some(reader) = &mut self.following {
             reader
@@ -448,14 +448,14 @@ impl Wait<'_> {
                 return Ok(());
             }
             Some(obstacle) => obstacle,
-            // They say when it is too late, if they have the job.
+            // Live instances that have the job record it as missed when it is too late.
             None if waited <= within + 3 * PATIENCE => return Ok(()),
             None if !fleet.open => (
-                "the store's data is new, and nothing is granted yet".to_owned(),
-                "`soloist status` says for how long; then trigger it again".to_owned(),
+                "the store's data is new, and it grants nothing yet".to_owned(),
+                "`soloist status` says how long this lasts; then trigger the job again".to_owned(),
             ),
             None => (
-                "the live instances do not take it".to_owned(),
+                "no live instance claims it".to_owned(),
                 format!(
                     "see whether `{job}` is in their configuration: `soloist status` and `soloist why {job}`"
                 ),
@@ -463,7 +463,7 @@ impl Wait<'_> {
         };
         Err(Failure::TryAgain {
             message: format!(
-                "nobody took `{job}` within {}: {reason}",
+                "no instance claimed `{job}` within {}: {reason}",
                 show::span(millis(waited))
             ),
             hint: Some(hint),
@@ -476,7 +476,7 @@ async fn records(ctx: &Context, job: &JobName) -> Result<Vec<RunRecord>, Failure
     ctx.ask(all).await
 }
 
-/// The occurrence that a key was decided as.
+/// The occurrence for which the key was claimed.
 fn claimed_as(st: &State, key: &str) -> Option<Occurrence> {
     let decided = st.triggered.iter().find(|t| t.key == key);
     decided.map(|t| t.occurrence).or_else(|| {
@@ -485,29 +485,31 @@ fn claimed_as(st: &State, key: &str) -> Option<Occurrence> {
     })
 }
 
-/// Why nobody can take anything, and what to do about it.
+/// Why no instance can claim anything, and what to do about it.
 fn obstacle(fleet: &Fleet, clock: view::Clock) -> Option<(String, String)> {
     let mut live = fleet.instances.values().filter(|i| !clock.silent(i));
     let Some(first) = live.next() else {
-        let hint = "start one with `soloist run`, or see `soloist status`; then trigger it again";
+        let hint =
+            "start one with `soloist run`, or see `soloist status`; then trigger the job again";
         return Some(("no instance is up".to_owned(), hint.to_owned()));
     };
     if first.draining && live.all(|i| i.draining) {
-        let hint = "`soloist undrain` lets an instance work again; then trigger it again";
+        let hint = "`soloist undrain` makes an instance claim again; then trigger the job again";
         return Some((
-            "every instance that is up drains".to_owned(),
+            "every live instance is draining".to_owned(),
             hint.to_owned(),
         ));
     }
-    let hint = "put the clock of the store's host right; then trigger it again, with another key: this one is recorded as missed";
+    let hint = "correct the clock of the store's host; then trigger the job with another key: this trigger is \
+    recorded as missed";
     doubt(clock).map(|why| (why, hint.to_owned()))
 }
 
-/// Nobody starts anything by the store's clock.
+/// Some: no instance believes the store's clock, so nothing starts.
 fn doubt(clock: view::Clock) -> Option<String> {
     let ahead = clock.doubt_ms.filter(|_| clock.nobody_believes)?;
     Some(format!(
-        "instances do not believe the store's clock, which is {}, and start nothing until it is put right",
+        "instances do not believe the store's clock, which is {}, and start nothing until it is corrected",
         show::apart(ahead)
     ))
 }
@@ -516,18 +518,18 @@ fn too_many(job: &JobName) -> Failure {
     let days = KEYS_KEPT_MS / 86_400_000;
     Failure::TryAgain {
         message: format!(
-            "`{job}` remembers {KEYS_MOST} keys of its triggers already, or as many triggers wait"
+            "the store already keeps {KEYS_MOST} trigger keys of `{job}`, or as many triggers are waiting"
         ),
         hint: Some(format!(
-            "a key is forgotten {days} days after it was used; without --key nothing is remembered"
+            "the store forgets a key {days} days after its use; a trigger without --key needs none"
         )),
     }
 }
 
 fn lost(job: &JobName) -> Failure {
     Failure::TryAgain {
-        message: format!("the store lost the trigger of `{job}`, nobody had taken it"),
-        hint: Some("trigger it again".to_owned()),
+        message: format!("the store lost the trigger of `{job}` before an instance claimed it"),
+        hint: Some("trigger the job again".to_owned()),
     }
 }
 
@@ -540,7 +542,7 @@ fn print<'a>(
             return Ok(());
         }
         match ctx.out.output(data, done, shown) {
-            // Whoever read the output has seen enough; the exit code is still to come.
+            // The reader of our output has closed it; the exit code still matters.
             Err(Failure::Output(e)) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
             other => other,
         }
@@ -646,23 +648,23 @@ mod tests {
             run: None,
         };
         assert_eq!(
-            requested(&a, "one of 3 live instances takes it"),
-            "`draw` is triggered with key `k`; one of 3 live instances takes it\n"
+            requested(&a, "one of 3 live instances claims it"),
+            "`draw` is triggered with key `k`; one of 3 live instances claims it\n"
         );
         a.new = false;
         assert_eq!(
-            requested(&a, "no instance is up to take it"),
-            "`draw` was triggered with key `k` before and waits; no instance is up to take it\n"
+            requested(&a, "no instance is up to claim it"),
+            "`draw` was triggered with key `k` before and still waits; no instance is up to claim it\n"
         );
         a.occurrence = Some(Time(1_795_233_600_000));
-        let used = "key `k` of `draw` was used before, for 2026-11-21T04:00:00Z: not run again\n";
+        let used = "key `k` of `draw` was used before, for 2026-11-21T04:00:00Z: the job does not run again\n";
         assert_eq!(requested(&a, ""), used);
         let mut missed = run(1_795_233_600_000, 0, Outcome::Missed);
         missed.error = Some("nobody was there".to_owned());
         a.run = Some(missed);
         assert_eq!(
             requested(&a, ""),
-            format!("{used}draw: missed: nobody was there; another --key runs it\n")
+            format!("{used}draw: missed: nobody was there; use another --key to run it\n")
         );
     }
 }

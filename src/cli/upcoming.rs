@@ -1,4 +1,4 @@
-//! `check` and `next`: what the configuration says, without any store.
+//! `check` and `next`: what the configuration says; they do not use the store.
 
 use std::{cmp::Reverse, collections::BinaryHeap, path::Path};
 
@@ -13,17 +13,17 @@ use crate::{
     view::Time,
 };
 
-/// Occurrences that `check` shows of each job.
+/// How many occurrences `check` shows for each job.
 const SHOWN: usize = 3;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Occurrences are shown without jitter, from the configuration alone: pauses and skips are not considered.
+Shows occurrences without jitter, from the configuration alone: it ignores pauses and skips.
 
 Examples:
   soloist next                                          the next ten of all jobs
   soloist next backup -n 3
-  soloist next backup --from 2026-03-28T00:00:00Z       around a change of the clocks")]
+  soloist next backup --from 2026-03-28T00:00:00Z       around a daylight saving change")]
 pub(super) struct Next {
     /// Only of this job
     job: Option<String>,
@@ -46,7 +46,7 @@ struct Upcoming {
 }
 
 fn local(job: &Job, o: Occurrence) -> String {
-    // All schedules of a job are in its zone.
+    // All schedules of a job use its time zone.
     job.schedules
         .first()
         .map_or_else(|| o.to_string(), |s| s.local(o))
@@ -63,7 +63,9 @@ pub(super) fn next(
         Some(name) => {
             let job = job(config, path, name)?;
             if !job.enabled {
-                remark(&format!("job `{name}` is disabled, nothing will run"));
+                remark(&format!(
+                    "job `{name}` is disabled: its occurrences do not run"
+                ));
             }
             vec![job]
         }
@@ -93,7 +95,7 @@ pub(super) fn next(
     Ok(Exit::Ok)
 }
 
-/// The first `n` occurrences of all `jobs` after `from`, in the order of time, then of names.
+/// The first `n` occurrences of all `jobs` after `from`, sorted by time, then by name.
 fn upcoming(jobs: &[&Job], from: i64, n: usize) -> Vec<Upcoming> {
     let mut heap: BinaryHeap<Reverse<(Occurrence, usize)>> = jobs
         .iter()

@@ -1,4 +1,4 @@
-//! `why`: what became of one occurrence, and what each instance decided about it.
+//! `why`: what happened to one occurrence, and what each instance decided about it.
 
 use std::collections::BTreeMap;
 
@@ -46,13 +46,13 @@ pub(crate) struct WhyView {
     local: Option<String>,
     /// The schedule of this configuration has it.
     planned: bool,
-    /// What became of it, in words.
+    /// What happened to it, as one sentence.
     verdict: String,
     runs: Vec<RunView>,
     decisions: Vec<DecisionView>,
     /// Live instances without a decision, and why that may be.
     silent: Vec<SilentView>,
-    /// The occurrences before and after, when it is none itself.
+    /// The occurrences before and after the instant, if the instant is not an occurrence.
     #[serde(skip_serializing_if = "Option::is_none")]
     before: Option<Time>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -85,7 +85,7 @@ pub(crate) struct Facts<'a> {
     /// By that clock.
     pub(crate) now: i64,
     pub(crate) fleet: Fleet,
-    /// Of the job, newest first.
+    /// The job's records, newest first.
     pub(crate) history: Vec<RunView>,
     pub(crate) decisions: Vec<Decision>,
 }
@@ -131,7 +131,7 @@ pub(crate) fn previous(
     schedules: &[std::sync::Arc<Schedule>],
     t: Occurrence,
 ) -> Option<Occurrence> {
-    // `next_after(x) < t` holds for all x before the one that is looked for, and for none from it on.
+    // `next_after(x) < t` holds for each x before the result, and for no other x.
     let before = |x: i64| next_of(schedules, Occurrence(x)).is_some_and(|o| o < t);
     let (mut yes, mut no) = (-1, t.0);
     if !before(yes) {
@@ -175,7 +175,8 @@ impl Facts<'_> {
                 .cloned(),
         );
         runs.sort_by_key(|r| r.attempt);
-        // Of a range of missed ones, which its last stands for. Ranges do not overlap: it is the next one, or none.
+        // The last of a range of missed occurrences stands for all of them. Ranges do not overlap, so only the next one
+        // can contain `at`.
         if runs.is_empty() && planned {
             let later = |r: &&RunView| r.count > 1 && at.0 < r.occurrence.0;
             let next = self.history.iter().filter(later);
@@ -245,13 +246,13 @@ impl Facts<'_> {
                 reason: if info.started_at > at.0 {
                     "was not up yet"
                 } else if self.clock.silent(info) && info.seen < at.0 {
-                    "was not heard of any more"
+                    "had stopped reporting to the store"
                 } else if info.clock_doubt_ms.is_some() && !self.clock.silent(info) {
                     "does not believe the store's clock"
                 } else if self.now - at.0 < 5_000 {
-                    "has said nothing yet"
+                    "has recorded no decision yet"
                 } else {
-                    "said nothing"
+                    "recorded no decision"
                 },
             })
             .collect()
@@ -267,7 +268,7 @@ impl Facts<'_> {
         decisions: &[DecisionView],
     ) -> String {
         let now = self.now;
-        // What was given up by a clock that was wrong may lie in the future: then it has not come yet.
+        // A wrong clock may have made instances give up an occurrence that lies in the future: it is not due yet.
         if let Some(last) = runs.last().filter(|r| r.attempt > 0 || at.0 <= now) {
             let told = self.told_by_runs(at, runs, last);
             let state = self.state.as_ref().filter(|_| last.attempt == 0);
@@ -275,7 +276,7 @@ impl Facts<'_> {
             return hint.map_or(told.clone(), |hint| format!("{told} {hint}"));
         }
         let Some(st) = &self.state else {
-            return "Nothing is known: the store does not know this job yet.".to_owned();
+            return "Nothing is known: the job is not registered with the store yet.".to_owned();
         };
         if let Some(next) = st
             .open
@@ -293,8 +294,8 @@ impl Facts<'_> {
             && let Some(ahead) = doubt
         {
             return format!(
-                "It is undecided: instances do not believe the store's clock, which is {}, and start nothing until it is \
-                 put right.",
+                "It is undecided: instances do not believe the store's clock, which is {}, and start nothing until it \
+                is corrected.",
                 show::apart(ahead)
             );
         }
@@ -308,14 +309,15 @@ impl Facts<'_> {
         if !planned && decisions.is_empty() {
             return match self.job {
                 Some(j) if !j.schedules.is_empty() => {
-                    "Nothing was planned then: it is no occurrence of the schedule.".to_owned()
+                    "Nothing was planned for that time: it is not an occurrence of the schedule."
+                        .to_owned()
                 }
-                _ => "Nothing was planned then, and nobody triggered it.".to_owned(),
+                _ => "Nothing was planned for that time, and nobody triggered the job.".to_owned(),
             };
         }
         if at.0 > now {
             return format!(
-                "It has not come yet: it is due {}{}.",
+                "It is not due yet: it is due {}{}.",
                 relative(at.0, now),
                 self.ahead(st)
             );
@@ -324,50 +326,51 @@ impl Facts<'_> {
             return "It was not run: the job is disabled in this configuration.".to_owned();
         }
         if st.incarnation != self.incarnation {
-            return "It waits: the store lost or changed its state, and nothing is granted until an instance has \
-                    watched it for a quarantine."
+            return "It waits: the store lost or changed its data, and grants nothing until an instance has watched \
+            it for one quarantine."
                 .to_owned();
         }
         if at.0 <= st.since {
             return format!(
-                "It was not owed: the fleet knows this schedule of the job since {}.",
+                "It was not due: the fleet has known this schedule of the job only since {}.",
                 show::instant(st.since)
             );
         }
         if at.0 <= st.newest {
-            return "It was decided, but what became of it is not kept any more.".to_owned();
+            return "It was decided, but its record has been deleted since.".to_owned();
         }
         if let Some(o) = st.open.first()
             && let Some(j) = self.job
             && j.overlap != Overlap::Allow
         {
             return format!(
-                "It is undecided: the run of {} on {} still holds the job.",
+                "It is undecided: the run of {} on {} has not ended yet.",
                 show::instant(o.run.occurrence.0),
                 o.run.instance
             );
         }
         if !self.fleet.instances.values().any(|i| !self.clock.silent(i)) {
-            return "Nobody has decided on it: no instance is up. The next one to start will run or record it."
+            return "It is undecided: no instance is up. The next instance that starts will run it or record it."
                 .to_owned();
         }
         if now - at.0 < 5_000 {
-            return "It is just due, and nobody has decided on it yet.".to_owned();
+            return "It has just become due, and no instance has decided on it yet.".to_owned();
         }
         let jitter = self.job.map_or(0, |j| super::millis(j.jitter));
         if now - at.0 < jitter {
             return format!("It is delayed by the job's jitter, up to {}.", took(jitter));
         }
-        "Nobody has decided on it, though instances are up: see their logs, and `soloist status`."
+        "It is undecided, although instances are up: see their logs, and `soloist status`."
             .to_owned()
     }
 
-    /// What counts as decided lies in the future.
+    /// Says so if the job counts future occurrences as decided.
     fn rewind(&self, st: &State) -> Option<String> {
         let until = st.newest.max(st.since);
         (until > self.now.saturating_add(SLACK.as_millis() as i64)).then(|| {
             format!(
-                "After the store's clock was wrong, everything up to {} counts as decided; `soloist rewind {}` puts that right.",
+                "The store's clock was wrong, so everything up to {} counts as decided; `soloist rewind {}` corrects \
+                that.",
                 show::instant(until),
                 self.name
             )
@@ -433,39 +436,41 @@ impl Facts<'_> {
         )
     }
 
-    /// What stands in the way of an occurrence that is still to come.
+    /// What keeps a future occurrence from running.
     fn ahead(&self, st: &State) -> String {
         if let Some(p) = view::paused(st, self.now) {
-            return p
-                .until
-                .map_or(", and the job is paused until resumed".to_owned(), |t| {
-                    format!(", and the job is paused until {}", show::instant(t.0))
-                });
+            return p.until.map_or(
+                ", but the job is paused until somebody resumes it".to_owned(),
+                |t| format!(", but the job is paused until {}", show::instant(t.0)),
+            );
         }
         if let Some(ahead) = self.clock.doubt_ms.filter(|_| self.clock.nobody_believes) {
             return format!(
-                ", and nothing is started until the store's clock, which is {}, is put right",
+                ", but no instance starts anything until the store's clock, which is {}, is corrected",
                 show::apart(ahead)
             );
         }
         if st.skip > 0 {
-            return format!(", and the next {} will be skipped", st.skip);
+            return format!(
+                ", but the next {} occurrences of the job will be skipped",
+                st.skip
+            );
         }
         String::new()
     }
 }
 
-/// A decision in the words of a person; what is not known here is shown as it is.
+/// A decision in words; an unknown one is shown as it is.
 fn told(decision: &str, detail: &str) -> String {
     let words = match decision {
         "won" => "won, and ran it",
         "lost" if detail.starts_with("to ") => return format!("lost {detail}"),
-        "lost" => "lost: another instance had it",
-        "settled" => "asked when it was already decided",
+        "lost" => "lost: another instance won it",
+        "settled" => "asked after it had been decided",
         "skipped" => "recorded it as skipped",
         "missed" => "recorded it as missed",
         "unknown" => "recorded it as unknown",
-        "store_error" => "could not ask the store",
+        "store_error" => "could not reach the store",
         "clock" => "does not believe the store's clock",
         "draining" => "did not claim it: draining",
         "quarantined" => "had to wait",
@@ -532,12 +537,15 @@ pub(crate) fn render(v: &WhyView, now: i64) -> String {
         text.push_str(&t.render());
     }
     if v.runs.is_empty() && v.decisions.is_empty() && v.silent.is_empty() && v.before.is_none() {
-        text.push_str(&format!("{} of any instance on it\n", count(0, "decision")));
+        text.push_str(&format!(
+            "{} of any instance about it\n",
+            count(0, "decision")
+        ));
     }
     text
 }
 
-/// Time of a decision, counted from the occurrence: `+4 ms`.
+/// The time of a decision relative to its occurrence: `+4 ms`.
 fn since(ms: i64) -> String {
     if ms < 0 {
         format!("-{}", took(-ms))
@@ -653,8 +661,8 @@ mod tests {
              INSTANCE      AT  DECISION\n\
              web-1      +2 ms  won, and ran it (attempt 1)\n\
              web-4      +6 ms  lost to web-1\n\
-             web-2     +1 min  asked when it was already decided\n\
-             web-3             was not heard of any more\n"
+             web-2     +1 min  asked after it had been decided\n\
+             web-3             had stopped reporting to the store\n"
         );
     }
 
@@ -679,7 +687,7 @@ mod tests {
         );
         assert_eq!(
             told(&f, AT - 3 * HOUR),
-            "It was decided, but what became of it is not kept any more."
+            "It was decided, but its record has been deleted since."
         );
 
         // Only the next range is counted through, whatever others say.
@@ -688,18 +696,18 @@ mod tests {
         f.history.extend(std::iter::repeat_n(odd, 199));
         assert_eq!(
             told(&f, AT - 3 * HOUR),
-            "It was decided, but what became of it is not kept any more."
+            "It was decided, but its record has been deleted since."
         );
 
         f.history.clear();
         assert_eq!(
             told(&f, AT - 10 * HOUR),
-            "It was not owed: the fleet knows this schedule of the job since 2026-11-20T05:00:00Z."
+            "It was not due: the fleet has known this schedule of the job only since 2026-11-20T05:00:00Z."
         );
         let stranger = f.explain(Occurrence(AT + 1));
         assert_eq!(
             stranger.verdict,
-            "Nothing was planned then: it is no occurrence of the schedule."
+            "Nothing was planned for that time: it is not an occurrence of the schedule."
         );
         assert_eq!(
             (stranger.before, stranger.after),
@@ -707,7 +715,7 @@ mod tests {
         );
         assert_eq!(
             told(&f, AT + HOUR),
-            "It has not come yet: it is due in 47 min 18 s."
+            "It is not due yet: it is due in 47 min 18 s."
         );
         let st = f.state.as_mut().unwrap();
         st.pause = Some(Pause {
@@ -717,22 +725,24 @@ mod tests {
         });
         assert_eq!(
             told(&f, AT + HOUR),
-            "It has not come yet: it is due in 47 min 18 s, and the job is paused until resumed."
+            "It is not due yet: it is due in 47 min 18 s, but the job is paused until somebody resumes it."
         );
         f.state.as_mut().unwrap().newest = AT - HOUR;
         assert_eq!(
             told(&f, AT),
-            "Nobody has decided on it, though instances are up: see their logs, and `soloist status`."
+            "It is undecided, although instances are up: see their logs, and `soloist status`."
         );
         f.fleet.instances.clear();
         assert_eq!(
             told(&f, AT),
-            "Nobody has decided on it: no instance is up. The next one to start will run or record it."
+            "It is undecided: no instance is up. The next instance that starts will run it or record it."
         );
         f.incarnation = "another";
-        assert!(told(&f, AT).starts_with("It waits: the store lost or changed its state"));
+        assert!(told(&f, AT).starts_with("It waits: the store lost or changed its data"));
         f.state = None;
-        assert!(told(&f, AT).starts_with("Nothing is known: the store does not know this job"));
+        assert!(
+            told(&f, AT).starts_with("Nothing is known: the job is not registered with the store")
+        );
     }
 
     #[test]
@@ -745,8 +755,8 @@ mod tests {
         f.history = vec![missed];
         // While the watermark stands in the future.
         f.state.as_mut().unwrap().newest = AT + 5 * HOUR;
-        let remedy = "After the store's clock was wrong, everything up to 2026-11-20T20:00:00Z counts as decided; \
-                      `soloist rewind draw` puts that right.";
+        let remedy = "The store's clock was wrong, so everything up to 2026-11-20T20:00:00Z counts as decided; \
+        `soloist rewind draw` corrects that.";
         let past =
             "It is one of 6 occurrences up to 2026-11-20T20:00:00Z that were missed: overdue.";
         assert_eq!(told(&f, AT), format!("{past} {remedy}"));
@@ -754,7 +764,7 @@ mod tests {
         // And when it was put right.
         f.state.as_mut().unwrap().newest = AT;
         assert_eq!(told(&f, AT), past);
-        assert!(told(&f, AT + HOUR).starts_with("It has not come yet"));
+        assert!(told(&f, AT + HOUR).starts_with("It is not due yet"));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Claims that are due together travel together: one script call for up to a hundred.
+//! Batches claims that are due at the same time: one script call for up to a hundred claims.
 
 use std::sync::Arc;
 
@@ -9,15 +9,15 @@ use crate::{
     store::{BATCH, Error, Reply, Store},
 };
 
-/// Commands under way at one time. While they are, what comes in collects for the next.
+/// How many commands may be under way at once. Meanwhile new claims collect for the next command.
 const IN_FLIGHT: usize = 4;
-/// Claims under way, and runs that were granted and have not been started yet. More would be granted than this instance
-/// can start at once; others have the rest, or it waits here, where nothing lapses.
+/// How many claims may be under way or granted but not started yet. More grants than this instance can start at once
+/// would be wasted: other instances claim the rest, or it waits here, where no lease can lapse.
 const MAX_CLAIMS: usize = 2 * BATCH;
 
-/// The right to have one claim under way; a grant keeps it until its command was started.
+/// The permit for one claim under way; a grant keeps it until its command has started.
 #[derive(Debug)]
-pub struct ClaimPermit(#[expect(dead_code, reason = "held, not looked at")] OwnedSemaphorePermit);
+pub struct ClaimPermit(#[expect(dead_code, reason = "held, never read")] OwnedSemaphorePermit);
 
 type Queued = (Claim, oneshot::Sender<Result<Reply<Answer>, Error>>);
 
@@ -37,7 +37,7 @@ impl ClaimBatcher {
         }
     }
 
-    /// Waits for its turn, in the order of asking; None: never. Cancel safe.
+    /// Waits for a permit, first come, first served. None: this instance is stopping. Cancel safe.
     pub(super) async fn permit(&self) -> Option<ClaimPermit> {
         let permit = self.permits.clone().acquire_owned().await;
         permit.ok().map(ClaimPermit)
@@ -58,7 +58,7 @@ async fn run(store: Arc<dyn Store>, mut queue: mpsc::UnboundedReceiver<Queued>) 
     let in_flight = Arc::new(Semaphore::new(IN_FLIGHT));
     while let Some(first) = queue.recv().await {
         let mut batch = vec![first];
-        // Whoever is due at the same instant is about to ask: let them run first.
+        // Other drivers with occurrences at the same instant are about to claim: let them run first.
         tokio::task::yield_now().await;
         let permit = in_flight.clone().acquire_owned().await;
         while batch.len() < BATCH
@@ -77,8 +77,8 @@ async fn run(store: Arc<dyn Store>, mut queue: mpsc::UnboundedReceiver<Queued>) 
                         let _ = tell.send(Ok(reply.clone().map(|_| answer)));
                     }
                 }
-                // One that the store refuses must not take the others down. Those that were decided before it are
-                // answered the same again.
+                // If the store refuses one claim, the others must still get through: send each alone. Claims that were
+                // already decided get the same answer again.
                 Err(e) if !e.is_transient() && claims.len() > 1 => {
                     for (claim, tell) in claims.into_iter().zip(tell) {
                         let one = store.claim(std::slice::from_ref(&claim)).await;

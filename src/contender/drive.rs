@@ -1,4 +1,4 @@
-//! One driver per job takes its due occurrences in order, until none is left.
+//! One driver per job takes the job's due occurrences in order, until none is left.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,18 +16,18 @@ use crate::{
     store::Reply,
 };
 
-/// Between two rounds of attempts while the store is away.
+/// Pause between two rounds of attempts while the store does not answer.
 const AWAY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
-/// The longest that a job waits to be claimable before that is looked at again, should it not be told.
+/// The longest wait until a job is claimable before its driver checks again, in case no change wakes it.
 const CLAIMABLE_RECHECK: Duration = Duration::from_millis(250);
-/// A timer is set for no longer than this.
+/// The longest timer.
 const LONGEST_TIMER: Duration = Duration::from_secs(3600);
 
 impl Contender {
-    /// Occurrences that are due. Returns at once; each job's driver takes over.
+    /// Hands due occurrences to the drivers of their jobs. Returns at once.
     pub fn due(self: &Arc<Self>, due: Vec<Due>) {
         let mut drive = Vec::with_capacity(due.len());
-        // Before the store's first answer nothing is planned, and so nothing is due.
+        // Before the store's first answer nothing is planned, so nothing is due.
         let Some(now) = self.clock.now_ms() else {
             return;
         };
@@ -44,7 +44,7 @@ impl Contender {
             }
         }
         if self.slots.is_some() {
-            // Who asks first gets a slot first: not the same jobs every time.
+            // Shuffled, because the first to ask gets a slot first: it should not always be the same jobs.
             fastrand::shuffle(&mut drive);
         }
         for job in drive {
@@ -52,8 +52,8 @@ impl Contender {
         }
     }
 
-    /// Many occurrences of a job are due, and nobody looked for a while. `absent`: there was no instance of us. Returns
-    /// at once.
+    /// Hands a backlog of due occurrences to the job's driver, after nobody looked for a while. `absent`: no instance
+    /// was up. Returns at once.
     pub fn overdue(self: &Arc<Self>, job: &JobName, backlog: Backlog, absent: bool) {
         if let Some(now) = self.clock.now_ms() {
             self.state(job, |s| s.overdue(backlog, absent, now));
@@ -61,14 +61,14 @@ impl Contender {
         }
     }
 
-    /// Where there is none yet.
+    /// Starts the job's driver if it has none.
     pub(super) fn start_driver(self: &Arc<Self>, job: &JobName) {
         if self.entry(job, |e| !std::mem::replace(&mut e.driven, true)) == Some(true) {
             self.tasks.spawn(self.clone().drive(job.clone()));
         }
     }
 
-    /// Works through a job's due occurrences, in order, until none is left.
+    /// Handles a job's due occurrences in order, until none is left.
     async fn drive(self: Arc<Self>, job: JobName) {
         let mut undecided = 0;
         loop {
@@ -76,7 +76,7 @@ impl Contender {
                 self.entry(&job, |e| e.driven = false);
                 return;
             };
-            // Subscribed before the lock is given back: nothing that changes is slept through.
+            // Subscribe before the lock is released, so that no change is missed.
             let next = self.entry(&job, |e| {
                 let next = e.state.next(now);
                 e.driven = !matches!(next, Next::Idle);
@@ -129,7 +129,7 @@ impl Contender {
         ended
     }
 
-    /// Has the store record what a removed job has left undecided up to `now`.
+    /// Has the store record the occurrences of a removed job that are undecided up to `now`.
     pub(super) async fn give_up(self: Arc<Self>, job: JobState, now: Occurrence) {
         let schedules = job.definition.schedules.clone();
         let owed = {
@@ -142,14 +142,14 @@ impl Contender {
         };
         let mut failures = 0;
         loop {
-            // Another instance, which may have the job for longer or for good, may start it up to that moment.
+            // Another instance that still has the job may start the occurrence until then.
             let now = self.clock.now_ms();
             let early = now.map_or(1000, |now| after_ms.saturating_sub(now));
             let pause = if early > 0 {
                 Duration::from_millis(early as u64).min(LONGEST_TIMER)
             } else {
                 if self.job(&claim.job).is_some() {
-                    // It is back, and has looked after this itself.
+                    // The job is back, and its driver handles this.
                     return;
                 }
                 match self.batcher.claim(claim.clone()).await {
@@ -167,7 +167,8 @@ impl Contender {
                         return self.gave_up(&claim, reply.value);
                     }
                     Err(e) if !e.is_transient() => {
-                        warn!(job = %claim.job, error = %e, "cannot record what the removed job leaves");
+                        warn!(job = %claim.job, error = %e, "cannot record the undecided occurrences of the removed \
+                        job as missed");
                         return;
                     }
                     Err(_) => {}
@@ -183,7 +184,7 @@ impl Contender {
     }
 
     fn gave_up(&self, claim: &Claim, answer: Answer) {
-        // Else it was decided by another, or lost with the state of the store.
+        // Otherwise another instance decided it, or the store lost it with its data.
         if let (Answer::Recorded { outcome, reason }, Target::Scheduled(at)) =
             (answer, &claim.target)
         {

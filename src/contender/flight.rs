@@ -1,4 +1,4 @@
-//! One flight for each occurrence, however many ask for it: the contest's steps, carried out.
+//! Carries out the steps of a contest: one flight for each occurrence, however many callers ask for it.
 
 use std::sync::Arc;
 
@@ -17,10 +17,10 @@ use crate::{
 };
 
 impl Contender {
-    /// One flight for each occurrence, however many ask for it.
+    /// Contests an occurrence: one flight for each, however many callers ask for it.
     pub fn contest(self: &Arc<Self>, job: &JobName, ask: Ask) -> BoxFuture<'static, Ended> {
-        // `before` of a manual trigger differs between callers and must not make two flights of one.
-        // Nor must whoever looks at a decided one join those that end when they find it decided.
+        // `before` of a manual trigger differs between callers: it must not lead to two flights. Nor may a caller that
+        // examines a decided occurrence join a flight that ends as soon as it finds it decided.
         let key = (job.clone(), ask.target.id(), ask.next_attempt);
         let this = self.clone();
         let rank = self.rank(job, &ask.target, None);
@@ -41,11 +41,11 @@ struct Flight {
     contender: Arc<Contender>,
     job: JobName,
     contest: Contest,
-    /// Whoever waits for another run, or for a retry, has none.
+    /// None while it waits for another run, or for a retry.
     slot: Option<OwnedSemaphorePermit>,
-    /// Held while the store is asked, and by a grant.
+    /// Held while a claim is under way, and then by a grant.
     permit: Option<ClaimPermit>,
-    /// Ends with the next change after the last look.
+    /// Ends with the next change after the last check.
     woken: Option<OwnedNotified>,
 }
 
@@ -87,7 +87,7 @@ impl Flight {
                             () = contender.stop.cancelled() => return Ended::Draining,
                         }
                     }
-                    // It may be decided, removed or drained by now.
+                    // By now it may be decided, or the job removed, or the instance draining.
                     Step::Look
                 }
                 Step::TakePermit => {
@@ -107,7 +107,7 @@ impl Flight {
                 }
                 Step::Ask(claim) => self.ask(*claim).await,
                 Step::First(at) => {
-                    // That one needs the slot.
+                    // The other run needs the slot.
                     self.slot = None;
                     contender.contest(&self.job, Ask::next_attempt(at)).await;
                     self.contest.first_was_decided()
@@ -125,8 +125,8 @@ impl Flight {
         step
     }
 
-    /// One step of the contest, with what it sees now, and what follows from it. `sent`: when the command left that was
-    /// answered.
+    /// Takes one step of the contest with the present facts, and carries out its effects. `sent`: when the answered
+    /// request left.
     fn see(
         &mut self,
         sent: Option<Boottime>,
@@ -203,8 +203,8 @@ impl Flight {
             Effect::Start(win) => (contender.start)(Granted {
                 job: win.job,
                 run: win.run,
-                // The command that was answered, however often and when this was asked before: by asking again with
-                // the same nonce it renewed the lease.
+                // The time of the answered request, however often the claim was sent before: a repeated claim with the
+                // same nonce renews the lease.
                 sent: sent.unwrap_or(Boottime(0)),
                 start_by: win.start_by,
                 permit: self.permit.take(),
@@ -221,7 +221,7 @@ impl Flight {
                 }
             }
             Effect::CannotClaim(error) => {
-                warn!(job = %self.job, occurrence = %self.at(), error, "cannot claim; trying again until it works");
+                warn!(job = %self.job, occurrence = %self.at(), error, "cannot claim the occurrence; retrying");
             }
         }
     }
@@ -249,7 +249,8 @@ impl Flight {
         };
         if let Answer::Running(open) | Answer::Blocked(open) = &reply.value {
             if open.run.definition != definition {
-                debug!(job = %self.job, holder = %open.run.instance, "runs with another definition of this job");
+                debug!(job = %self.job, holder = %open.run.instance, "another instance runs this job with another \
+                definition");
             }
             info.lapsed = contender.watch_lease(&self.job, open, reply.received);
             info.expires_in =
@@ -260,12 +261,12 @@ impl Flight {
         let step = self.see(Some(reply.sent), |contest, v, effects| {
             contest.answered(reply.value, info, v, effects)
         });
-        // Only a grant keeps it.
+        // Only a grant keeps the permit.
         self.permit = None;
         step
     }
 
-    /// Whether `run`, whose claim has no answer yet, was granted; None: the store is away.
+    /// Whether `run`, whose claim was not answered, was granted. None: the store does not answer.
     async fn find(&self, run: RunId) -> Option<bool> {
         let job = std::slice::from_ref(&self.job);
         let reply = self.contender.store.observe(job).await.ok()?;
@@ -281,7 +282,7 @@ impl Flight {
     }
 }
 
-/// For ever, when nothing is there that could change.
+/// Waits for the change; for ever if there is nothing to wait for.
 async fn changed(woken: Option<OwnedNotified>) {
     match woken {
         Some(woken) => woken.await,

@@ -1,4 +1,4 @@
-//! What this instance is about to ask for and will most likely be granted: its guard can be started before.
+//! Chooses the runs that this instance will most likely be granted soon, so that their guards can be pre-started.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -9,7 +9,7 @@ use crate::{
 };
 use parking_lot::{Mutex, MutexGuard};
 
-/// So many at one time. When more are due at one instant, the later ones wait for one another anyway.
+/// How many runs are prepared at once. If more are due at one instant, the later ones wait for each other anyway.
 const MOST: usize = 4;
 
 #[derive(Debug, Default)]
@@ -17,9 +17,9 @@ pub(super) struct PreparedRuns(Mutex<Runs>);
 
 #[derive(Debug, Default)]
 struct Runs {
-    /// The newest occurrences that were prepared for, with the run id that the claim for each will carry.
+    /// The newest prepared occurrences, with the run id that the claim for each will carry.
     newest: VecDeque<(JobName, Occurrence, RunId)>,
-    /// What was prepared for these last was not granted: somebody else is faster, or the job is paused.
+    /// Jobs whose last prepared run was not granted: another instance is faster, or the job is paused.
     unused: HashSet<JobName>,
 }
 
@@ -36,7 +36,7 @@ impl PreparedRuns {
         }
     }
 
-    /// The run id of `target`, if it was prepared for.
+    /// The run id of `target`, if it was prepared.
     pub(super) fn run_id(&self, job: &JobName, target: &Target) -> Option<RunId> {
         let runs = self.lock();
         let found = runs
@@ -46,7 +46,7 @@ impl PreparedRuns {
         found.map(|(_, _, run)| *run)
     }
 
-    /// `target` is decided, or cannot be at present. `won`: by this instance, for itself.
+    /// `target` is decided, or cannot be decided now. `won`: this instance won it, for itself.
     pub(super) fn decided(&self, job: &JobName, target: &Target, won: bool) {
         let mut runs = self.lock();
         let before = runs.newest.len();
@@ -69,8 +69,8 @@ fn is(job: &JobName, target: &Target, j: &JobName, at: Occurrence) -> bool {
 }
 
 impl Contender {
-    /// Those of `due`, which is about to be, that will most likely be granted to this instance: it goes first for
-    /// them, and as far as it knows nothing stands against them. Each comes with the run id it will have.
+    /// The soon due occurrences of `due` that this instance will most likely be granted: it has the first rank for
+    /// them, and it knows nothing that prevents them. Each comes with its future run id.
     pub fn runs_to_prepare<'d>(
         &self,
         due: impl IntoIterator<Item = &'d Due>,

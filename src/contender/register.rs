@@ -1,4 +1,4 @@
-//! Makes the jobs known to the store, again after each loss of its data, and takes in what it knows of them.
+//! Registers the jobs with the store (again after each loss of its data), and takes in their state from it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,15 +15,15 @@ use crate::{
     store::{self, Reply},
 };
 
-/// What the store says of one job.
+/// The store's answer about one job.
 type Answer = Result<(Registration, Option<State>), store::Error>;
 
 impl Contender {
-    /// Registers what is not registered in the present incarnation. `epoch` says whether a state from before may be
-    /// adopted. Returns how many are left.
+    /// Registers the jobs that are not registered in the present incarnation. `epoch` says whether a state from before
+    /// may be adopted. Returns how many jobs are left.
     ///
     /// # Errors
-    /// The store's; what was registered until then is.
+    /// The store's. Jobs that were registered before the error stay registered.
     pub async fn register(self: &Arc<Self>, epoch: &Epoch) -> Result<usize, store::Error> {
         let now = Boottime::now();
         let mut left = 0;
@@ -43,7 +43,7 @@ impl Contender {
         Ok(left)
     }
 
-    /// How long there is nothing to register in `epoch`; None: all jobs are.
+    /// How long until there is a job to register in `epoch`. None: all jobs are registered.
     pub fn next_registration(&self, epoch: &Epoch) -> Option<Duration> {
         let (jobs, now) = (self.lock(), Boottime::now());
         let left = jobs.values();
@@ -88,7 +88,7 @@ impl Contender {
                 let born = self.born(epoch);
                 let adoption = JobState::adoption(job, ask.clone(), epoch, born, state.as_ref());
                 adopt.push((job.clone(), adoption));
-                // That may have taken a while: there are others to run.
+                // This may have taken a while: let other tasks run.
                 tokio::task::yield_now().await;
             } else {
                 self.state(&job.name, |s| s.register_after_quarantine(epoch));
@@ -106,8 +106,8 @@ impl Contender {
         adopt: &[(Arc<Job>, Register)],
         epoch: &Epoch,
     ) -> Result<usize, store::Error> {
-        // Only if the epoch is still the one that was seen before: data that was lost since then would make a job
-        // with a living holder look like a new one.
+        // Only if the epoch has not changed: if the store had lost its data since, a job with a live holder would look
+        // new.
         let look = self.store.heartbeat(None).await?;
         if look.incarnation != epoch.incarnation || look.value.id != epoch.id {
             return Ok(0);
@@ -122,7 +122,8 @@ impl Contender {
                     if let Some(last) = ask.lost.last() {
                         let count: u64 = ask.lost.iter().map(|l| l.count).sum();
                         warn!(job = %job.name, occurrences = count, until = %last.last,
-                            "the store lost its state: nobody knows what became of these occurrences, recorded as unknown");
+                            "the store lost its data, and with it the outcome of these occurrences: recorded as \
+                            unknown");
                     }
                     self.registered(job, &state.unwrap_or_default());
                 }
@@ -133,8 +134,8 @@ impl Contender {
         Ok(ready)
     }
 
-    /// One that the store refuses (a key of another type, a state of another version) must not take the others down:
-    /// then each is registered by itself.
+    /// If the store refuses one job (a key of another type, a state of another version), the others must still be
+    /// registered: then each is sent alone.
     async fn ask_to_register(&self, asks: &[Register]) -> Result<Reply<Vec<Answer>>, store::Error> {
         let refused = match self.store.register(asks).await {
             Ok(reply) => return Ok(reply.map(|v| v.into_iter().map(Ok).collect())),
@@ -155,23 +156,24 @@ impl Contender {
         some.map(|reply| reply.map(|_| all)).ok_or(refused)
     }
 
-    /// The store refuses this job. Said once, until it works again.
+    /// Logs that the store refuses this job: once, until it works again.
     fn refused(&self, job: &Job, e: &store::Error) {
         if self.state(&job.name, |s| s.refused(Boottime::now())) == Some(true) {
-            warn!(job = %job.name, error = %e, "cannot register the job, and so not run it; trying again until it works");
+            warn!(job = %job.name, error = %e, "job will not run until it is registered with the store; retrying");
         }
     }
 
-    /// The birth of the epoch, Unix ms. Its clock may have been wrong then: it was not later than we saw it.
+    /// The birth of the epoch, Unix ms: at most the time at which we first saw it, because the store's clock may have
+    /// been wrong then.
     fn born(&self, epoch: &Epoch) -> i64 {
         let seen = self.clock.at(epoch.first_seen);
         seen.map_or(epoch.born, |us| epoch.born.min(us.div_euclid(1000)))
     }
 
-    /// The store knows the job: from here on its occurrences can be claimed.
+    /// The store has the job: its occurrences can be claimed from now on.
     fn registered(self: &Arc<Self>, job: &Arc<Job>, state: &State) {
         let name = &job.name;
-        // Known since the answer that this follows from.
+        // The store's clock is known, because the store has answered.
         let Some(now) = self.clock.now_ms() else {
             return;
         };
@@ -180,8 +182,8 @@ impl Contender {
         };
         if let Some(until) = follows.ahead {
             warn!(job = %name, %until,
-                "what is planned up to then counts as decided, although it lies in the future: the store's clock \
-                 was wrong; nothing of the job starts until then, or until `soloist rewind` puts it right");
+                "the store's clock was wrong, so the job counts occurrences up to this future instant as decided: it \
+                does not start until then, or until `soloist rewind` corrects this");
         }
         if let Some((after, until)) = follows.catch_up {
             info!(job = %name, %after, %until, "catching up after downtime");

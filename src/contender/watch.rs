@@ -1,4 +1,4 @@
-//! Leases that others hold, as this instance has seen them: which lapse, and when to look again.
+//! The leases of other instances as this instance has seen them: which have lapsed, and when to poll again.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -18,21 +18,22 @@ use crate::{
     store,
 };
 
-/// How long a holder gets before its lease counts as lapsed, when we could not look for a while and can again: the store was
-/// away for it too, most likely, and it asks once a second. It may know how its run ended, which nobody else can say.
+/// After this instance could not poll for a while, a holder gets this much time before its lease counts as lapsed: most
+/// likely the store did not answer the holder either, and the holder retries once a second. Only the holder may know
+/// how its run ended.
 const HOLDER_GRACE: Duration = Duration::from_secs(3);
 
 #[derive(Debug, Default)]
 pub(super) struct Watches {
     seen: Mutex<Seen>,
-    /// A watch was added that is due before all others.
+    /// Woken when an added watch is due before all others.
     pub(super) changed: Notify,
 }
 
 #[derive(Debug, Default)]
 struct Seen {
     by_job: HashMap<JobName, Vec<Watch>>,
-    /// Not later than the earliest `look_at`.
+    /// A lower bound of all `look_at`.
     next: Option<Boottime>,
 }
 
@@ -40,9 +41,10 @@ struct Seen {
 struct Watch {
     occurrence: Occurrence,
     seen: ObservedLease,
-    /// When we looked last.
+    /// When this instance polled last.
     looked: Boottime,
-    /// Since we could not look for a while: not before then. Once for each state of the entry.
+    /// The lease does not count as lapsed before this, because polling failed for a while. Set once for each state of
+    /// the entry.
     not_before: Option<Boottime>,
     look_at: Boottime,
 }
@@ -70,7 +72,7 @@ impl Watch {
         }
     }
 
-    /// We were kept from looking: everybody looks twice in a lease.
+    /// True: polling failed for a while, because each instance polls twice in a lease.
     fn overslept(&self, now: Boottime) -> bool {
         now.since(self.looked) > self.seen.length() * 3 / 4
     }
@@ -80,7 +82,7 @@ impl Watch {
         self.not_before.map_or(expiry, |at| at.max(expiry))
     }
 
-    /// The proof, once it has lapsed before our eyes.
+    /// The proof that the lease has lapsed, once this instance has observed that.
     fn lapsed(&self, now: Boottime) -> Option<&Observed> {
         let seen = self.seen.lapsed(now)?;
         (now >= self.expiry() && !self.overslept(now)).then_some(seen)
@@ -92,7 +94,8 @@ impl Watches {
         self.seen.lock()
     }
 
-    /// An open entry, as an answer that came at `received` showed it. True: it was seen unchanged for its whole lease.
+    /// Adds an open entry, in the state that an answer received at `received` showed. True: it has been unchanged for
+    /// its whole lease.
     pub(super) fn add(
         &self,
         job: &JobName,
@@ -109,13 +112,13 @@ impl Watches {
             Some(i) => &mut of_job[i],
             None => {
                 of_job.push(Watch::new(open, received));
-                of_job.last_mut().expect("it was put there")
+                of_job.last_mut().expect("it was added above")
             }
         };
         w.look(open, received);
         let lapsed = w.lapsed(received).is_some();
         w.look_at = match &open.next_attempt {
-            // The flight that waits for the next attempt watches by itself; this is in case it fails.
+            // The flight that waits for the next attempt also watches; this is a fallback.
             Some(_) => received + w.seen.length(),
             None if lapsed => received + every,
             None => (received + every).min(w.expiry()),
@@ -128,7 +131,8 @@ impl Watches {
         lapsed
     }
 
-    /// The proof that lets `target` be claimed although somebody holds a lease: on it, or on any other run of the job.
+    /// The proof that allows claiming `target` although another run holds a lease, on it or on another occurrence of
+    /// the job.
     pub(super) fn lapsed(&self, job: &JobName, target: &Target, now: Boottime) -> Option<Observed> {
         let seen = self.lock();
         let of_job = seen.by_job.get(job)?;
@@ -143,7 +147,7 @@ impl Watches {
         lapsed.cloned()
     }
 
-    /// How long until the lease of `at` lapses if it does not change.
+    /// How long until the lease of `at` lapses, unless it is renewed.
     pub(super) fn expiry(&self, job: &JobName, at: Occurrence, now: Boottime) -> Duration {
         let seen = self.lock();
         let watch = seen
@@ -170,7 +174,7 @@ impl Watches {
         self.keep(job, |_| false);
     }
 
-    /// Drops the watches of what is not open any more, and returns these occurrences.
+    /// Drops the watches of occurrences that are no longer open, and returns them.
     pub(super) fn retain(&self, job: &JobName, open: &[Open]) -> Vec<Occurrence> {
         self.keep(job, |w| {
             open.iter().any(|o| o.run.occurrence == w.occurrence)
@@ -195,12 +199,12 @@ impl Watches {
         gone
     }
 
-    /// Not later than the next look that is due; None: nothing is watched.
+    /// A lower bound of the next poll. None: nothing is watched.
     pub(super) fn next_look(&self) -> Option<Boottime> {
         self.lock().next
     }
 
-    /// The jobs to look at, each once. They come again after a lease if nobody tells what was seen.
+    /// The jobs to poll now, each once. Without an answer about a job, it comes again after a lease.
     pub(super) fn due(&self, now: Boottime) -> Vec<JobName> {
         let mut seen = self.lock();
         let mut next = None;
@@ -232,8 +236,8 @@ impl Watches {
 }
 
 impl Contender {
-    /// How often to look at a lease: the first in rank often enough to take over a tenth of a lease after it lapsed,
-    /// the others as its substitutes.
+    /// How often to poll a lease: the first in rank polls often enough to take over a tenth of a lease after it lapsed,
+    /// and the others are its substitutes.
     pub(super) fn poll_every(&self, job: &JobName, open: &Open) -> Duration {
         let lease = observe::length(open);
         match self.rank(
@@ -246,10 +250,10 @@ impl Contender {
         }
     }
 
-    /// Looks at the leases that others hold, and takes over where one lapses. Runs until `stop`.
+    /// Polls the leases of other instances, and takes over when one lapses. Runs until `stop`.
     pub async fn watch(self: Arc<Self>) {
         loop {
-            // At most a second, because a suspend stops the runtime's timers; at least a little, so that many looks
+            // At most a second, because a suspend stops the runtime's timers; at least a little, so that many polls
             // become one.
             let next = self.watches.next_look();
             let wait = next.map_or(Duration::from_secs(1), |at| at.since(Boottime::now()));
@@ -270,7 +274,7 @@ impl Contender {
                             self.observed(name, state.as_ref(), reply.received);
                         }
                     }
-                    // One that cannot be read must not hide the others.
+                    // A state that cannot be read must not hide the others.
                     Err(e) if !e.is_transient() => {
                         for name in names {
                             match self.store.observe(std::slice::from_ref(name)).await {
@@ -279,13 +283,13 @@ impl Contender {
                                     self.observed(name, state, reply.received);
                                 }
                                 Err(e) => {
-                                    debug!(job = %name, error = %e, "cannot look at the lease of another");
+                                    debug!(job = %name, error = %e, "cannot read the lease of another instance");
                                 }
                             }
                         }
                     }
                     Err(e) => {
-                        debug!(error = %e, "cannot look at the leases of others");
+                        debug!(error = %e, "cannot read the leases of other instances");
                         self.watches
                             .postpone(names, Boottime::now() + Duration::from_millis(200));
                         break;
@@ -298,7 +302,7 @@ impl Contender {
     fn observed(self: &Arc<Self>, job: &JobName, state: Option<&State>, received: Boottime) {
         let open = state.map(|s| s.open.as_slice()).unwrap_or_default();
         for gone in self.watches.retain(job, open) {
-            debug!(job = %job, occurrence = %gone, "ended elsewhere");
+            debug!(job = %job, occurrence = %gone, "ended on another instance");
             self.state(job, JobState::ended_elsewhere);
         }
         for e in open {

@@ -1,8 +1,8 @@
-//! When what is due: the timetable, its look-ahead, and the alarm for the exact instant.
+//! Hands out occurrences at their instants: the timetable, its look-ahead, and the alarm for the exact instant.
 //!
-//! tokio-cron-scheduler's tick each second is a wake-up, not a clock: it comes up to half a second late, is silent for
-//! as long as a wall clock was stepped back, and does not make up for stalls. So a monotonic interval stands behind it, and
-//! every wake-up asks the store-corrected clock anew: a step or a suspend is noticed with the next one.
+//! tokio-cron-scheduler ticks each second, but its tick is only a wake-up: it comes up to half a second late, stops for
+//! as long as the wall clock was stepped back, and does not make up for stalls. So a monotonic interval backs it up,
+//! and every wake-up reads the store-corrected clock: the next wake-up notices a clock step or a suspend.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -22,13 +22,14 @@ use crate::{
     model::{JobName, Occurrence, RunId},
 };
 
-/// How far ahead occurrences are taken from the timetable and armed. More than two ticks, so that a late one loses nothing.
+/// How far ahead occurrences are taken from the timetable and armed: more than two ticks, so that a late tick delays
+/// nothing.
 const LOOK_AHEAD_MS: i64 = 3000;
 const INTERVAL: Duration = Duration::from_millis(1500);
-/// How long before an instant its guards are started: a multiple of what that takes, also on a busy host.
+/// How long before an instant its guards are started: several times what that takes on a busy host.
 const PREPARE_MS: i64 = 50;
 
-/// Gets ready for a run that will most likely be granted in a moment. Must not block.
+/// Prepares a run that will most likely be granted soon. Must not block.
 pub(super) type Prepare = Box<dyn Fn(&JobName, RunId) + Send>;
 
 pub(super) struct Dispatcher {
@@ -37,10 +38,10 @@ pub(super) struct Dispatcher {
     plans: mpsc::UnboundedReceiver<PlanUpdate>,
     stop: CancellationToken,
     timetable: Timetable<JobName>,
-    /// By the instant they start at, Unix ms of the store's clock.
+    /// Armed occurrences by their start instant, Unix ms of the store's clock.
     armed: BTreeMap<i64, Vec<Due>>,
     prepare: Prepare,
-    /// What is armed up to here (Unix ms, as above) has been prepared for.
+    /// Occurrences armed up to this instant (Unix ms, as above) have been prepared.
     prepared: i64,
     alarm: Alarm,
 }
@@ -72,7 +73,7 @@ impl Dispatcher {
         let scheduler = match start_tick(tick).await {
             Ok(scheduler) => Some(scheduler),
             Err(e) => {
-                warn!(error = %e, "no tick from tokio-cron-scheduler; the interval alone wakes the timetable");
+                warn!(error = %e, "tokio-cron-scheduler does not tick: the timetable is woken by the interval alone");
                 None
             }
         };
@@ -81,14 +82,14 @@ impl Dispatcher {
         loop {
             let more = self.advance();
             if sd_notify::watchdog_enabled().is_some() {
-                // From here, and from nowhere else: a scheduler that hangs must not look alive.
+                // Only this loop may report to the watchdog: a dispatcher that hangs must not look alive.
                 super::notify(&[sd_notify::NotifyState::Watchdog]);
             }
             let next = self.wake_at().and_then(|ms| self.clock.when(ms));
             tokio::select! {
                 biased;
                 () = self.stop.cancelled() => break,
-                // Others get their turn: after a long suspend there is much to hand out.
+                // Let other tasks run: after a long suspend there is much to hand out.
                 () = tokio::task::yield_now(), if more => {}
                 update = self.plans.recv() => match update {
                     Some(update) => self.take(update),
@@ -104,24 +105,24 @@ impl Dispatcher {
         }
     }
 
-    /// Fires what is due and arms what will be soon. True: there may be more.
+    /// Fires due occurrences and arms those that are due soon. True: there may be more.
     fn advance(&mut self) -> bool {
         if self.contender.store.local_clock() {
             let now = Boottime::now();
             crate::contender::note_sample(self.clock.sample(wall_us(), now, now));
         }
-        // What the plan is told first: all that is there.
+        // First take in all waiting updates of the plan.
         while let Ok(update) = self.plans.try_recv() {
             self.take(update);
         }
-        // Piece by piece: after a long suspend there may be more than fits into memory at one time, and the contender
-        // folds what nobody can start any more.
+        // Piece by piece: after a long suspend all due occurrences might not fit into memory at once, and the contender
+        // folds those that are too late to start.
         let more = self.hand_out();
         self.prepare();
         more
     }
 
-    /// The next instant at which something is to be done, Unix ms of the store's clock.
+    /// The next instant at which to fire, arm or prepare something, Unix ms of the store's clock.
     fn wake_at(&self) -> Option<i64> {
         let due = self.armed.keys().next().copied();
         let soon = self.armed.range(self.prepared + 1..).next();
@@ -130,15 +131,15 @@ impl Dispatcher {
             .min()
     }
 
-    /// Has the guards started that will be wanted in a moment.
+    /// Has the guards started that will be needed soon.
     fn prepare(&mut self) {
         let Some(now_us) = self.clock.now_us() else {
             return;
         };
         let until = now_us.div_euclid(1000) + PREPARE_MS;
-        // Where the clock was stepped back, what comes is prepared for again.
+        // After a backward clock step, prepare again for what follows.
         let from = self.prepared.min(until);
-        // Half open: nothing lies in an empty range, while one that ends before it starts is a panic.
+        // Half open: an empty range is fine, while a range that ends before it starts panics.
         let soon = self.armed.range(from + 1..until + 1);
         let soon = soon.flat_map(|(_, due)| due);
         for (job, run) in self.contender.runs_to_prepare(soon) {
@@ -153,7 +154,7 @@ impl Dispatcher {
             return false;
         };
         let now = now_us.div_euclid(1000);
-        // In the order of the occurrences: what was armed, what came after it, and only then what lies ahead.
+        // In the order of the occurrences: first those armed, then newly due ones, and only then future ones.
         self.fire(now);
         for (job, backlog) in self.timetable.take_backlog(Occurrence(now)) {
             self.contender.overdue(&job, backlog, false);
@@ -163,7 +164,7 @@ impl Dispatcher {
         more
     }
 
-    /// Hands in what is armed and due.
+    /// Hands armed occurrences that are due to the contender.
     fn fire(&mut self, now: i64) {
         let later = self.armed.split_off(&(now + 1));
         let due: Vec<Due> = std::mem::replace(&mut self.armed, later)
@@ -175,7 +176,7 @@ impl Dispatcher {
         }
     }
 
-    /// Takes what starts up to `until` out of the timetable. True: there was something.
+    /// Takes occurrences that start up to `until` out of the timetable. True: there were some.
     fn arm(&mut self, until: Occurrence) -> bool {
         let taken = self.timetable.take_due(until);
         let any = !taken.is_empty();
@@ -206,14 +207,15 @@ impl Dispatcher {
             PlanUpdate::PlanAfter(job, after) => (&job.name, *after),
             PlanUpdate::Remove(name) => (name, Occurrence(i64::MIN)),
         };
-        // What the old schedule had planned up to the change stays owed, also while it waits for its jitter.
+        // Occurrences that the old schedule planned before the change still count as due, also while they wait for
+        // their jitter.
         while let Some((at, _)) = self.timetable.upcoming(name)
             && at <= after
             && let Some(due) = self.timetable.take_next(name)
         {
             self.arm_these(vec![due]);
         }
-        // What was armed before and lies after the change is planned anew, or not at all.
+        // Armed occurrences after the change are dropped; the new schedule plans them again, or does not.
         for due in self.armed.values_mut() {
             due.retain(|d| {
                 d.job != *name || matches!(d.target, Target::Scheduled(at) if at <= after)

@@ -1,4 +1,5 @@
-//! This instance among the others: its heartbeat, who else lives, requests to drain, and the store's epoch.
+//! This instance as a member of the fleet: its heartbeat, the other live instances, requests to drain, and the store's
+//! epoch.
 
 use std::{sync::Arc, time::Duration};
 
@@ -21,18 +22,18 @@ use crate::{
 };
 
 const HEARTBEAT: Duration = Duration::from_secs(1);
-/// An instance that was not heard of for this long does not count for the order of rank.
+/// An instance without a heartbeat for this long has no rank.
 const LIVE_WITHIN_MS: i64 = 3500;
-/// Between two warnings that the store is away.
+/// Time between two warnings that the store does not answer.
 const WARN_AGAIN: Duration = Duration::from_secs(10);
-/// Between two looks at how the store is set up, while it is as it must be; else it is looked at with each heartbeat.
+/// Time between two checks of the store's settings while they are safe; otherwise each heartbeat checks them.
 const CHECK_AGAIN: Duration = Duration::from_secs(10);
-/// While jobs could not be registered, or not all of them yet.
+/// Time between two rounds while some jobs are not registered.
 const REGISTER_AGAIN: Duration = Duration::from_millis(200);
-/// A heartbeat waits for the registration of jobs no longer than this.
+/// How long a heartbeat waits for the registration of jobs, at most.
 const REGISTER_WAIT: Duration = Duration::from_millis(500);
 
-/// What the heartbeat tells about the configuration.
+/// What the heartbeat reports about the configuration.
 #[derive(Debug, Clone)]
 pub(super) struct Loaded {
     digest: String,
@@ -55,40 +56,40 @@ pub(super) struct FleetTask {
     finish: CancellationToken,
     epoch: Option<Epoch>,
     started_at: i64,
-    /// Of this process, random.
+    /// A random number for this process.
     process: u32,
-    /// This process has had a heartbeat under its name.
+    /// This process has sent a heartbeat under its name.
     announced: bool,
-    /// When another process of this name was last told of.
+    /// When this instance last warned about another process with its name.
     duplicate_told: Throttle,
     away_since: Option<Boottime>,
     warned: Throttle,
     drained: bool,
-    /// All living instances have this one's configuration.
+    /// All live instances have this instance's configuration.
     alike: bool,
-    /// Rounds in a row that found all jobs registered.
+    /// How many rounds in a row found all jobs registered.
     registered_rounds: u32,
-    /// With which configuration the jobs that it has not were marked as off.
+    /// The configuration for which the jobs that it lacks were marked as off.
     marked: Option<String>,
-    /// Heartbeats until the jobs whose watermark stands in the future are looked at again.
+    /// Heartbeats until the next check of the jobs whose watermark lies in the future.
     rounds_to_recheck: u32,
-    /// The incarnation whose set-up was looked at last, and when.
+    /// The incarnation whose settings were checked last, and when.
     checked: Option<(Arc<str>, Boottime)>,
-    /// What was wrong with it.
+    /// The problems that the check found.
     problems: Vec<Problem>,
     complained: Throttle,
-    /// When it was last said that the store's clock is in doubt.
+    /// When this instance last warned that it does not believe the store's clock.
     doubted: Throttle,
-    /// Warned that jobs cannot be registered.
+    /// Limits the warnings that jobs cannot be registered.
     unregistered: Throttle,
-    /// Goes on beside the heartbeats.
+    /// The registration, which runs beside the heartbeats.
     registering: Option<JoinHandle<Result<usize, store::Error>>>,
 }
 
-/// Between two looks at jobs whose watermark stands in the future.
+/// Heartbeats between two checks of the jobs whose watermark lies in the future.
 const RECHECK_ROUNDS: u32 = 15;
 
-/// What registering all jobs took is given back after so many such rounds: by then the timetable has taken them in.
+/// After this many rounds the memory that registering all jobs took is freed: by then the timetable has them.
 const TRIM_AFTER_ROUNDS: u32 = 3;
 
 impl FleetTask {
@@ -159,7 +160,7 @@ impl FleetTask {
                         self.unregistered.over();
                         HEARTBEAT
                     }
-                    // In a quarantine there is nothing to ask before it is over.
+                    // During a quarantine, registering can wait until it is over.
                     Ok(_) => {
                         let epoch = self.epoch.as_ref();
                         let next = epoch.and_then(|epoch| self.contender.next_registration(epoch));
@@ -170,7 +171,7 @@ impl FleetTask {
                     Err(e) => {
                         let now = Boottime::now();
                         if self.unregistered.lets(now, WARN_AGAIN) {
-                            warn!(error = %e, "cannot register jobs; trying again until it works");
+                            warn!(error = %e, "cannot register jobs with the store, so they do not run; retrying");
                         }
                         REGISTER_AGAIN
                     }
@@ -190,8 +191,8 @@ impl FleetTask {
             .await;
     }
 
-    /// Has the jobs registered, in a task of its own: with many jobs that takes longer than others wait for a sign of
-    /// life. Returns how many are left.
+    /// Registers the jobs in a task of its own: with many jobs that takes longer than the other instances wait for a
+    /// heartbeat. Returns how many are left.
     async fn register(&mut self, epoch: &Epoch) -> Result<usize, store::Error> {
         let (contender, epoch) = (self.contender.clone(), epoch.clone());
         let register = async move { contender.register(&epoch).await };
@@ -206,7 +207,7 @@ impl FleetTask {
         }
     }
 
-    /// One heartbeat. True when the store answered.
+    /// Sends one heartbeat. True: the store answered.
     async fn beat(&mut self) -> bool {
         let contender = &self.contender;
         let loaded = self.loaded.borrow().clone();
@@ -226,7 +227,8 @@ impl FleetTask {
             jobs: loaded.jobs,
         };
         let open = self.epoch.as_ref().filter(|e| {
-            // Whoever has seen it long enough vouches for it. How long, the fleet agrees on in the store.
+            // An instance that has watched the store for the whole quarantine opens it. The fleet agrees on the length
+            // in the store.
             !e.open
                 && Boottime::now().since(e.first_seen) >= contender.quarantine().max(e.quarantine)
         });
@@ -241,7 +243,7 @@ impl FleetTask {
                 note_clock(&contender.clock, &reply);
                 if let Some(since) = self.away_since.take() {
                     info!(away = ?Boottime::now().since(since), store = self.contender.store.address(), "the store answers again");
-                    // Hints were lost, and runs began that this instance does not watch.
+                    // Hints were lost, and runs may have begun that this instance does not watch.
                     self.contender.resync();
                 }
                 self.warned.over();
@@ -254,10 +256,11 @@ impl FleetTask {
                 if self.warned.lets(now, WARN_AGAIN) {
                     match e.is_transient() {
                         true => {
-                            warn!(error = %e, "the store does not answer: nothing is started until it does")
+                            warn!(error = %e, "the store does not answer: starting nothing until it does")
                         }
                         false => {
-                            error!(error = %e, "the store's answer cannot be used: nothing is started until it can")
+                            error!(error = %e, "the store's answer cannot be used: starting nothing until this is \
+                            fixed")
                         }
                     }
                 }
@@ -266,7 +269,7 @@ impl FleetTask {
         }
     }
 
-    /// True when the store is set up so that it may be relied on. Otherwise nothing is claimed, and this is said.
+    /// True: the store's settings are safe. Otherwise this instance claims nothing, and logs why.
     async fn is_reliable(&mut self, incarnation: &Arc<str>) -> bool {
         let now = Boottime::now();
         let known = self.checked.as_ref().filter(|(of, _)| of == incarnation);
@@ -285,9 +288,9 @@ impl FleetTask {
         let found = match self.contender.store.check().await {
             Ok(found) => found,
             Err(e) => {
-                // The last answer counts, if there was one in this incarnation.
+                // Use the last answer, if there was one in this incarnation.
                 let reliable = known.is_some() && !unreliable;
-                complain(&|| warn!(error = %e, "cannot look at how the store is set up"));
+                complain(&|| warn!(error = %e, "cannot check the settings of the store"));
                 return reliable;
             }
         };
@@ -302,21 +305,24 @@ impl FleetTask {
             self.contender.set_unreliable(None);
             self.complained.over();
             if unreliable {
-                info!(store, "the store is set up as it must be: starting again");
+                info!(
+                    store,
+                    "the settings of the store are safe again: starting jobs again"
+                );
             }
         } else {
             self.contender.set_unreliable(Some(reasons.clone()));
             complain(&|| {
                 error!(
                     store,
-                    "the store cannot be relied on: {reasons}; nothing is started until that is changed"
+                    "the store is not safe to use: {reasons}; starting nothing until that is changed"
                 );
             });
         }
         let reliable = fatal.is_empty();
         if found != self.problems {
             for p in found.iter().filter(|p| !p.fatal) {
-                warn!(store, "the store is not set up well: {}", p.text);
+                warn!(store, "check the settings of the store: {}", p.text);
             }
         }
         self.checked = Some((incarnation.clone(), now));
@@ -324,9 +330,9 @@ impl FleetTask {
         reliable
     }
 
-    /// Jobs that no instance has any more, or all have disabled, are marked in the store: what would have been planned
-    /// from then on is not owed when they come back. Whether that is so is known when all living instances have one
-    /// configuration; otherwise another one may have them still.
+    /// Marks jobs in the store that no instance has any more, or that all have disabled: when they come back,
+    /// occurrences since then are not caught up. This instance knows only if all live instances have one configuration;
+    /// otherwise another instance may still have the job.
     async fn mark(&mut self) {
         let loaded = self.loaded.borrow().digest.clone();
         if !self.alike || self.marked.as_ref() == Some(&loaded) {
@@ -342,17 +348,18 @@ impl FleetTask {
                 Ok(reply) => {
                     note_clock(&contender.clock, &reply);
                     if reply.value == Controlled::Done {
-                        info!(%job, "no instance has the job, or it is disabled: from now on nothing of it is owed");
+                        info!(%job, "no instance has this job enabled: its occurrences from now on will not be \
+                        caught up later");
                     }
                 }
-                // It comes again with the next heartbeat.
+                // The next heartbeat tries again.
                 Err(_) => return,
             }
         }
         self.marked = Some(loaded);
     }
 
-    /// Two processes of one name: each finds its own entry overwritten by the other.
+    /// Detects a second process with this instance's name: each finds its own entry overwritten by the other.
     fn look_for_duplicate(&mut self, before: Option<&Info>) {
         let other = before.filter(|b| self.announced && b.process != self.process);
         self.announced = true;
@@ -362,18 +369,18 @@ impl FleetTask {
         {
             warn!(
                 instance = %self.contender.me.instance, host = other.host, pid = other.pid,
-                "another soloist has this instance's name: `status`, `why` and `drain` take the two for one; \
-                 give each a name of its own (--instance)"
+                "another soloist process uses this instance's name: `status`, `why` and `drain` cannot tell the two \
+                apart; give each its own name (--instance)"
             );
         }
     }
 
-    /// Asks the clocks of all hosts about the store's, and says what comes of it.
+    /// Compares the store's clock with the clocks of all hosts, and logs the verdict.
     fn believe(&mut self, reply: &Reply<Fleet>) {
         let contender = &self.contender;
         let shown = reply.now_us.div_euclid(1000);
         let believed = contender.clock.at(reply.received).unwrap_or(reply.now_us) / 1000;
-        // The clock of a durable store is that of the host itself, which is no witness of its own.
+        // A durable store uses this host's clock, so this host's clock cannot check it.
         let walls = match contender.store.durable() {
             true => vec![],
             false => {
@@ -384,8 +391,8 @@ impl FleetTask {
         match contender.clock.vote(&walls) {
             Some(Verdict::Accepted(step)) => warn!(
                 step_ms = step / 1000,
-                "the store's clock was stepped, and is believed: the hosts' clocks agree with it, or it goes on evenly; \
-                 occurrences follow it"
+                "the store's clock was stepped, and is believed because the hosts' clocks agree with it, or because \
+                it runs evenly since: occurrences follow it"
             ),
             Some(Verdict::Outvoted(ahead)) => error!("{}", belief::in_words(ahead)),
             None => {}
@@ -393,7 +400,7 @@ impl FleetTask {
         let now = Boottime::now();
         match contender.clock.doubt_us() {
             Some(ahead) => {
-                // The first time it was said by whoever noticed.
+                // The code that noticed it has logged it the first time.
                 let noticed = self.doubted.was_said();
                 if self.doubted.lets(now, WARN_AGAIN) && noticed {
                     error!("{}", belief::in_words(ahead));
@@ -423,13 +430,15 @@ impl FleetTask {
         let first_seen = known.map_or(reply.received, |e| e.first_seen);
         if known.is_none() {
             if self.epoch.is_some() {
-                warn!(epoch = %reply.incarnation, "the store was restarted, or lost or changed its data: no grants until every old lease is over");
+                warn!(epoch = %reply.incarnation, "the store was restarted, or lost or changed its data: no grants \
+                until all old leases have ended");
                 self.contender.resync();
             } else if !fleet.open {
-                info!(wait = ?fleet.quarantine, "the store's data is new: waiting, in case that leases from before it are still out there");
+                info!(wait = ?fleet.quarantine, "the store's data is new: waiting out the quarantine, because runs \
+                from before may still be alive");
             }
         } else if fleet.open && known.is_some_and(|e| !e.open) {
-            info!("no lease from before the store's present data can be left: granting");
+            info!("the quarantine is over: the store grants again");
         }
         let new = known.is_none();
         self.epoch = Some(Epoch {
@@ -457,7 +466,7 @@ impl FleetTask {
             .all(|i| i.config == *mine);
         let mut drain = fleet.drains.contains(&contender.me.instance);
         if new && self.drained && !drain {
-            // The store lost the request together with its data: it is told again.
+            // The store lost the request to drain with its data: repeat it.
             drain = true;
             let (store, instance) = (contender.store.clone(), contender.me.instance.clone());
             tokio::spawn(async move { store.drain(&instance, true).await });
@@ -471,16 +480,16 @@ impl FleetTask {
                 if drain {
                     "drain: claiming nothing more"
                 } else {
-                    "work again"
+                    "claim again"
                 }
             );
         }
     }
 }
 
-/// By how much the wall clock of each host is ahead of what the store's clock shows (`shown`), ms. Heartbeats are dated by
-/// the store's clock, or, from an instance that does not believe it, by the time that it believes. An instance that has just
-/// started knows neither that time nor better than its host's `wall` clock.
+/// How far the wall clock of each host is ahead of the store's clock (`shown`), ms. An instance dates its heartbeats by
+/// the store's clock, or, if it does not believe that clock, by the time that it believes. An instance that has just
+/// started knows only its host's `wall` clock.
 fn walls(fleet: &Fleet, me: &InstanceId, shown: i64, believed: i64, wall: i64) -> Vec<i64> {
     let others = fleet.instances.iter().filter(|(id, _)| *id != me);
     let others = others.filter_map(|(_, i)| {
@@ -494,7 +503,7 @@ fn walls(fleet: &Fleet, me: &InstanceId, shown: i64, believed: i64, wall: i64) -
         .collect()
 }
 
-/// Returns when somebody changed who is to drain.
+/// Returns when the list of instances to drain has changed.
 async fn drain_hint(events: &mut tokio::sync::broadcast::Receiver<crate::logic::claim::Event>) {
     use tokio::sync::broadcast::error::RecvError;
     loop {

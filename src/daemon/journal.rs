@@ -1,4 +1,4 @@
-//! Hands the decisions of this instance in, many at a time and never in anybody's way.
+//! Records the decisions of this instance in the store, many at a time, without delaying any other task.
 
 use std::{sync::Arc, time::Duration};
 
@@ -30,19 +30,20 @@ pub(super) async fn run(
         if !waiting.is_empty() {
             match store.journal(&waiting).await {
                 Ok(()) => waiting.clear(),
-                // Those of one job that the store refuses must not hold up the others.
+                // If the store refuses the decisions of one job, the others must still get through.
                 Err(e) if !e.is_transient() => {
-                    debug!(error = %e, "decisions were refused; handing them in job by job");
+                    debug!(error = %e, "the store refused decisions: recording them job by job");
                     waiting.sort_by(|a, b| a.job.cmp(&b.job));
                     for of_job in waiting.chunk_by(|a, b| a.job == b.job) {
                         if let Err(e) = store.journal(of_job).await {
-                            debug!(job = %of_job[0].job, error = %e, lost = of_job.len(), "decisions are lost");
+                            debug!(job = %of_job[0].job, error = %e, lost = of_job.len(), "the store refused the \
+                            decisions of this job: they are lost");
                         }
                     }
                     waiting.clear();
                 }
                 Err(e) => {
-                    debug!(error = %e, waiting = waiting.len(), "cannot hand in decisions; trying again")
+                    debug!(error = %e, waiting = waiting.len(), "cannot record decisions; retrying")
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! SIGHUP: the configuration is read again, and put in force if it is valid.
+//! SIGHUP: reads the configuration again, and puts it in force if it is valid.
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -14,19 +14,19 @@ use crate::{
     contender::Contender,
 };
 
-/// What came of reading it.
+/// The result of reading the configuration.
 type Loading = Result<Config, config::Report>;
 
-/// Reads the configuration. None: the daemon is to stop, and nobody waits for it any more.
+/// Reads the configuration. None: a signal asked the daemon to stop first.
 pub(super) async fn load(path: &Path, signals: &mut Signals) -> Option<Loading> {
     notify_reloading();
     let mut loading = read(path);
-    // Reading may hang, on a file system whose server is away.
+    // Reading may hang on a network file system.
     loop {
         tokio::select! {
             loaded = &mut loading => return loaded.ok(),
             asked = signals.next() => match asked {
-                // One that comes meanwhile is about what is read now, or later.
+                // A SIGHUP that arrives during the read leads to another read.
                 SignalRequest::Reload => loading = read(path),
                 stop @ SignalRequest::Stop(_) => {
                     signals.asked = Some(stop);
@@ -37,12 +37,12 @@ pub(super) async fn load(path: &Path, signals: &mut Signals) -> Option<Loading> 
     }
 }
 
-/// In a thread that nobody waits for.
+/// Reads in a thread that may be left behind if it hangs.
 fn read(path: &Path) -> oneshot::Receiver<Loading> {
     let (loaded, answer) = oneshot::channel();
     let path = path.to_owned();
     std::thread::spawn(move || {
-        // Nobody waits for it any more when the daemon is to stop.
+        // The receiver is gone if the daemon stops.
         let _ = loaded.send(config::load(&path));
     });
     answer
@@ -56,7 +56,7 @@ fn notify_reloading() {
     ]);
 }
 
-/// Puts another configuration in force, or says why not.
+/// Puts a new configuration in force, or logs why it cannot.
 pub(super) fn put_in_force(
     loaded: Loading,
     config: &mut Config,
@@ -65,8 +65,8 @@ pub(super) fn put_in_force(
 ) {
     match loaded {
         Err(report) => {
-            error!("the new configuration is invalid, the old one stays in force:");
-            // One line of the log each.
+            error!("the new configuration is invalid, the old one stays in use:");
+            // Each line of the report becomes one line of the log.
             report.to_string().lines().for_each(|line| error!("{line}"));
         }
         Ok(new) => {
@@ -100,28 +100,26 @@ pub(super) fn put_in_force(
             if old.store != config.store {
                 let what = changed_of_store(&old.store, &config.store).join(", ");
                 warn!(
-                    "[store] has changed ({what}), and this instance goes on with the store as it was: a change takes effect \
-                     when soloist is started again"
+                    "[store] has changed ({what}), but this instance keeps using the old settings: restart soloist \
+                    to apply the change"
                 );
-                // Compared with what is in use, so that it is said again with each reload.
+                // Compared with the settings in use, so that each reload repeats the warning.
                 config.store = old.store;
             }
             if old.limits.max_parallel != config.limits.max_parallel {
-                warn!(
-                    "`max_parallel` has changed: that takes effect when soloist is started again"
-                );
+                warn!("`max_parallel` has changed: restart soloist to apply the change");
                 config.limits.max_parallel = old.limits.max_parallel;
             }
-            // Not `send`, which changes nothing while nobody waits for a change.
+            // Not `send`, which changes nothing while the channel has no receiver.
             seen.send_replace(fleet::Loaded::of(config));
         }
     }
     notify(&[sd_notify::NotifyState::Ready]);
 }
 
-/// The names of the keys of `[store]` that differ, in its order.
+/// The names of the keys of `[store]` that differ, in the order of its fields.
 fn changed_of_store(a: &config::Store, b: &config::Store) -> Vec<&'static str> {
-    // All of them, so that a new one is not forgotten here.
+    // Lists all fields, so that the compiler reports a new one.
     let config::Store {
         url,
         namespace,
@@ -151,6 +149,6 @@ fn changed_of_store(a: &config::Store, b: &config::Store) -> Vec<&'static str> {
 
 fn same(a: &config::Job, b: &config::Job) -> bool {
     let digests = |job: &config::Job| (job.digest.clone(), job.schedule_digest.clone());
-    // The digest knows nothing of their values.
+    // The digest does not contain the values of variables.
     digests(a) == digests(b) && a.enabled == b.enabled && a.env == b.env
 }

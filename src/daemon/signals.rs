@@ -1,4 +1,4 @@
-//! What the daemon is asked for by signals.
+//! The signals that the daemon handles, and what they request.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ pub(super) enum SignalRequest {
 }
 
 pub(super) struct Signals {
-    /// What was asked for meanwhile, and comes next.
+    /// A request that arrived meanwhile and is served next.
     pub(super) asked: Option<SignalRequest>,
     term: Signal,
     int: Signal,
@@ -26,8 +26,8 @@ impl Signals {
             hup: signal(SignalKind::hangup())?,
         })
     }
-    /// A second wish to stop. What comes right behind the first is the same one: `timeout` and shells signal both the
-    /// process and its group.
+    /// Waits for a second signal to stop. One right after the first does not count: `timeout` and shells signal both
+    /// the process and its group.
     pub(super) async fn second_stop(&mut self) -> &'static str {
         let first = crate::clock::Boottime::now();
         loop {

@@ -1,7 +1,7 @@
-//! A cgroup (v2) for one run, where this process may make one: the fastest and most certain way to end a tree.
+//! A cgroup (v2) for one run, if this process may make one: the fastest and most reliable way to end a process tree.
 //!
-//! Nothing depends on it. Where there is no cgroup v2, or we may not write to ours, or it cannot hold processes,
-//! the tree is found through /proc instead ([`super::tree`]).
+//! Nothing depends on it. Without cgroup v2, without the right to write to our cgroup, or if that cgroup cannot hold
+//! processes, the guard finds the tree through /proc instead ([`super::tree`]).
 
 use std::{
     fs::{self, File, TryLockError},
@@ -18,22 +18,22 @@ use crate::clock::Boottime;
 
 const PREFIX: &str = "soloist-";
 
-/// Who looks whether a cgroup is abandoned has its lock for a moment. One that is stopped in that moment, or a stranger
-/// that keeps it, must not hold up a start: then the run has no cgroup.
+/// A process that checks whether a cgroup is abandoned holds its lock for a moment. If that process is stopped, or
+/// another keeps the lock, the start must not wait long: then the run has no cgroup.
 const LOCK_PATIENCE: Duration = Duration::from_millis(100);
-/// The names in it can be used by all (a run may look at its own limits), but only its owner can open and lock it.
+/// All users may use the names in it (a run may read its own limits), but only its owner can open and lock it.
 const MODE: u32 = 0o711;
 
-/// `soloist-<run id>` below the cgroup of the process that made it.
+/// The cgroup `soloist-<run id>` below that of the process that made it.
 #[derive(Debug)]
 pub(crate) struct Cgroup {
     path: PathBuf,
-    /// Of its guard: locked, which the kernel undoes when the guard dies, however it does.
+    /// Held by the guard with a lock, which the kernel releases when the guard dies.
     directory: Option<File>,
 }
 
 impl Cgroup {
-    /// None when no cgroup can be used here.
+    /// Makes a cgroup; None: no cgroup can be used here.
     pub(crate) fn create(run_id: &str) -> Option<Self> {
         let path = own()?.join(format!("{PREFIX}{run_id}"));
         match fs::DirBuilder::new().mode(MODE).create(&path) {
@@ -60,7 +60,7 @@ impl Cgroup {
         }
     }
 
-    /// Nobody who made it is alive, in whatever pid namespace.
+    /// The process that made it is dead, in any pid namespace.
     pub(crate) fn abandoned(&self) -> bool {
         File::open(&self.path).is_ok_and(|directory| directory.try_lock().is_ok())
     }
@@ -86,21 +86,21 @@ impl Cgroup {
         pids
     }
 
-    /// Something in it, or below it, is alive.
+    /// True: a process in it, or below it, is alive.
     pub(crate) fn populated(&self) -> bool {
         fs::read_to_string(self.path.join("cgroup.events"))
             .is_ok_and(|text| text.contains("populated 1"))
     }
 
-    /// SIGKILL to all in it and below it, also to the frozen, and to those who fork meanwhile.
+    /// Sends SIGKILL to all processes in it and below it, even to frozen ones and to those that are forking.
     pub(crate) fn kill(&self) {
-        // A failure shows as `populated` staying true; the walk goes on in any case.
+        // After a failure `populated` stays true; the walk continues in any case.
         let _ = fs::write(self.path.join("cgroup.kill"), "1");
-        // The kernel signals the first threads only, and passes over a process whose first thread has ended.
+        // The kernel signals first threads only, and misses a process whose first thread has ended.
         let others = self.members().into_iter().filter_map(Proc::read);
         let others: Vec<Proc> = others.filter(Proc::headless).collect();
         if !others.is_empty() {
-            // Who is in it still has not given its number to a stranger meanwhile.
+            // A process that is still in the cgroup still has its pid, so the signal cannot reach a stranger.
             let members = self.members();
             for process in others.iter().filter(|p| members.contains(&p.pid)) {
                 process.signal(Signal::KILL);
@@ -108,7 +108,7 @@ impl Cgroup {
         }
     }
 
-    /// Removes it and the cgroups that the command made below it; without effect while somebody is in it.
+    /// Removes it and the cgroups that the command made below it; without effect while a process is in it.
     pub(crate) fn remove(&self) {
         fn remove(path: &Path) {
             directories(path).for_each(|below| remove(&below));
@@ -124,7 +124,7 @@ fn directories(path: &Path) -> impl Iterator<Item = PathBuf> {
     directories.map(|entry| entry.path())
 }
 
-/// Shared, so that it shows to everybody that the owner lives. False: somebody else has it.
+/// Locks it (shared), to show other processes that the owner is alive. False: another process has the lock.
 fn lock_shared(directory: &File) -> bool {
     let end = Boottime::now() + LOCK_PATIENCE;
     loop {
@@ -138,7 +138,7 @@ fn lock_shared(directory: &File) -> bool {
     }
 }
 
-/// Where the cgroup of `run_id` is, if its guard has our own cgroup and made one.
+/// The path of the cgroup of `run_id`, if its guard shares our cgroup and made one.
 pub(crate) fn of_run(run_id: &str) -> Option<Cgroup> {
     let path = own()?.join(format!("{PREFIX}{run_id}"));
     path.exists().then(|| Cgroup::at(path))
@@ -181,7 +181,7 @@ fn locate(membership: &str, mounts: &str) -> Option<PathBuf> {
         }
         let mut fields = place.split(' ').skip(3);
         let (root, mount_point) = (unescape(fields.next()?), unescape(fields.next()?));
-        // The mount may show a part of the hierarchy only, and not ours.
+        // The mount may show only a part of the hierarchy, without our cgroup.
         let below = Path::new(path).strip_prefix(root).ok()?;
         let inside = below
             .components()

@@ -15,7 +15,7 @@ use super::{LONGEST_SPEC, Spec};
 pub(super) struct ControlSocket {
     pub(super) socket: OwnedFd,
     pub(super) buffer: Vec<u8>,
-    /// What the socket has not taken yet.
+    /// Bytes that the socket has not accepted yet.
     pub(super) unsent: Vec<u8>,
     /// The daemon's end is closed.
     pub(super) closed: bool,
@@ -34,7 +34,7 @@ impl ControlSocket {
         })
     }
 
-    /// The next message that is there; what cannot be understood is passed over.
+    /// The next message that has arrived; messages that cannot be parsed are skipped.
     pub(super) fn next(&mut self) -> Option<Control> {
         loop {
             let line = self.next_line(1 << 20)?;
@@ -46,7 +46,7 @@ impl ControlSocket {
         }
     }
 
-    /// A line that is there, or None; sets `closed` at the end, or when a line gets longer than `longest`.
+    /// A line that has arrived, or None; sets `closed` at the end, or if a line is longer than `longest`.
     pub(super) fn next_line(&mut self, longest: usize) -> Option<Vec<u8>> {
         let mut searched = 0;
         loop {
@@ -61,7 +61,7 @@ impl ControlSocket {
             let mut chunk = [0; 8192];
             match rustix::io::read(&self.socket, &mut chunk) {
                 Ok(n @ 1..) if searched <= longest => self.buffer.extend_from_slice(&chunk[..n]),
-                // The daemon closed with reports of ours unread: what it wrote before can still be read.
+                // The daemon closed the socket with unread reports: its earlier messages can still be read.
                 Err(Errno::CONNRESET | Errno::INTR) => {}
                 Err(Errno::AGAIN) => return None,
                 Ok(_) | Err(_) => self.closed = true,
@@ -69,9 +69,9 @@ impl ControlSocket {
         }
     }
 
-    /// Without effect when the daemon is gone. Never waits: what a daemon that hangs does not read follows later.
+    /// Sends a report; without effect if the daemon is gone. Never waits: a daemon that hangs gets the report later.
     pub(super) fn report(&mut self, report: &Report) {
-        // The one that may come without end: a command is stopped and continued while nobody reads.
+        // Only these reports may pile up: somebody stops and continues the command while the daemon does not read.
         if matches!(report, Report::Stopped { .. }) && !self.unsent.is_empty() {
             return;
         }
@@ -88,7 +88,7 @@ impl ControlSocket {
                 Ok(n) => drop(self.unsent.drain(..n)),
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return,
-                // Nobody is there to read it.
+                // The daemon is gone.
                 Err(_) => self.unsent.clear(),
             }
         }
@@ -103,7 +103,7 @@ impl ControlSocket {
     }
 }
 
-/// What a guard understands of what comes to it in these pieces, and whether its daemon told it of the settlement.
+/// What a guard parses from these pieces of input, and whether its daemon reported the settlement.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn understood<'d>(
     pieces: impl Iterator<Item = &'d [u8]>,

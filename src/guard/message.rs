@@ -1,4 +1,4 @@
-//! What daemon, guard and `soloist __settle` say to each other: one JSON line each.
+//! The messages between daemon, guard and `soloist __settle`: one JSON line each.
 
 use std::{
     fs::File,
@@ -16,36 +16,37 @@ use crate::{
     model::{JobName, Outcome, Run, RunId},
 };
 
-/// What to run: the first line the daemon sends. It holds variables of the command and the way to the store: not all of it
-/// is to be printed.
+/// What to run: the first line that the daemon sends. It has the command's variables and the store's configuration, so
+/// never print all of it.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct Spec {
     pub job: JobName,
     pub run_id: RunId,
-    /// Program and arguments, run as they stand.
+    /// Program and arguments, run without a shell.
     pub argv: Vec<String>,
-    /// Set in addition to the daemon's environment, of which all is inherited but what is for the daemon alone
-    /// (systemd's notification, watchdog, socket and credential variables, `SOLOIST_STORE*`, and what
-    /// [`Runner::hiding`](crate::runner::Runner::hiding) names). With a user it is set in addition to what a login gives.
+    /// Set in addition to the daemon's environment. The command inherits all of that except the variables for the
+    /// daemon alone (systemd's notification, watchdog, socket and credential variables, `SOLOIST_STORE*`, and what
+    /// [`Runner::hiding`](crate::runner::Runner::hiding) names). For another user, these variables are set in addition
+    /// to those of a login.
     pub env: Vec<(String, String)>,
     pub working_dir: Option<PathBuf>,
     pub user: Option<String>,
     pub group: Option<String>,
-    /// As another user, it may get what setuid programs give.
+    /// A command of another user may gain the rights that setuid programs give.
     #[serde(default)]
     pub new_privileges: bool,
     pub timeout: Option<Duration>,
     pub grace: Duration,
     pub kill_budget: Duration,
     pub success_codes: Vec<i32>,
-    /// Until when the lease is trusted; the command is not started after it.
+    /// Until when the lease is trusted; the guard does not start the command later.
     pub deadline: Boottime,
-    /// Handed over as it is to `__settle` when the daemon dies; see [`HandOver`].
+    /// Passed unchanged to `__settle` if the daemon dies; see [`HandOver`].
     pub settle: serde_json::Value,
-    /// The program to hand over to instead of this binary.
+    /// The program to execute for the hand-over instead of this binary.
     #[serde(default)]
     pub settle_exe: Option<PathBuf>,
-    /// Find the tree through /proc, even where a cgroup could be made.
+    /// Find the tree through /proc, even if a cgroup could be made.
     #[serde(default)]
     pub walk_only: bool,
     /// Run it in our starter's place; see [`Transparent`].
@@ -62,12 +63,12 @@ impl std::fmt::Debug for Spec {
     }
 }
 
-/// What makes a command one that a shell could have started: descriptors, environment, session, process group and
-/// terminal are those of the process that started the guard. Without it, a command has a session of its own, pipes for its output
-/// and `/dev/null` for its input.
+/// Runs a command as a shell would: with the descriptors, environment, session, process group and terminal of the
+/// process that started the guard. Without it, a command has its own session, pipes for its output and `/dev/null` as
+/// its input.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Transparent {
-    /// Signals that are to stay ignored, as they came to our starter (`nohup`).
+    /// Signals that stay ignored, because our starter was started with them ignored (`nohup`).
     pub ignored: Vec<i32>,
 }
 
@@ -124,7 +125,7 @@ impl Spec {
     }
 }
 
-/// Neither the store's address nor its password belong into a command.
+/// A command must get neither the store's address nor its password.
 pub(crate) fn is_of_store(variable: &std::ffi::OsStr) -> bool {
     variable.as_encoded_bytes().starts_with(b"SOLOIST_STORE")
 }
@@ -135,7 +136,7 @@ pub(crate) const RUN_ID: &str = "SOLOIST_RUN_ID";
 /// The same for transparent commands, which may themselves be part of a run.
 pub(crate) const EXEC_ID: &str = "SOLOIST_EXEC_ID";
 
-/// What the daemon says after the [`Spec`].
+/// What the daemon sends after the [`Spec`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Control {
@@ -146,9 +147,9 @@ pub enum Control {
         reason: Stop,
         grace: Option<Duration>,
     },
-    /// To the command itself, not to its tree.
+    /// Send a signal to the command itself, not to its tree.
     Signal(i32),
-    /// The outcome is recorded: nothing is left to hand over.
+    /// The outcome is recorded: the guard need not hand over.
     Settled,
 }
 
@@ -169,7 +170,7 @@ impl Moment {
     }
 }
 
-/// What the guard says, in this order: `Started` or `StartFailed`; `Exited` after `Started`; `Gone`.
+/// What the guard reports, in this order: `Started` or `StartFailed`; `Exited` after `Started`; `Gone`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Report {
@@ -179,39 +180,40 @@ pub enum Report {
         at: Moment,
         cgroup: Option<PathBuf>,
     },
-    /// It does not, and why in words.
+    /// The command does not run; the reason is in words.
     StartFailed {
         error: String,
         /// What ended the start; None: it failed by itself.
         cause: Option<Cause>,
-        /// What the kernel said to exec itself, if it came to that.
+        /// The kernel's error for the exec itself, if the start got that far.
         #[serde(default)]
         errno: Option<i32>,
-        /// What ended the process that was to become the command, if not we did.
+        /// The signal that ended the process that was to become the command, unless the guard sent it.
         #[serde(default)]
         signal: Option<i32>,
     },
     /// A transparent command was stopped, by this signal.
     Stopped { signal: i32 },
-    /// The command itself ended. `cause` None: by itself. Its tree may still be there.
+    /// The command itself ended. `cause` None: by itself. Other processes of its tree may still be alive.
     Exited {
         exit_code: Option<i32>,
         signal: Option<i32>,
         cause: Option<Cause>,
         at: Moment,
     },
-    /// SIGKILL was sent a kill budget ago and these are still there: in an uninterruptible sleep, or not ours to kill.
+    /// These processes are still alive one kill budget after SIGKILL: they are in an uninterruptible sleep, or the
+    /// guard may not kill them.
     Stuck { pids: Vec<i32> },
-    /// Every process of the run is gone. `leftover` were there when the command itself ended.
+    /// Every process of the run is gone. `leftover` counts those that were alive when the command itself ended.
     Gone { leftover: u32, at: Moment },
 }
 
 /// How a run ended, as far as its guard knows.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ended {
-    /// The true one when the command ended before its daemon did, else `crashed`.
+    /// The command's own outcome if it ended before its daemon did, else `crashed`.
     pub outcome: Outcome,
-    /// What ended it; None: it ended by itself, or could not be started.
+    /// Why soloist ended it; None: it ended by itself, or could not be started.
     #[serde(default)]
     pub cause: Option<Cause>,
     pub exit_code: Option<i32>,
@@ -223,8 +225,8 @@ pub struct Ended {
     pub ended: Moment,
 }
 
-/// What the guard of a dead daemon gives to `soloist __settle`, or a daemon that stops without the store having heard
-/// of an outcome, as JSON on descriptor 0 (a file, at its start).
+/// What `soloist __settle` gets, as JSON in a file on descriptor 0: from the guard of a dead daemon, or from a daemon
+/// that stops before it could record an outcome.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct HandOver {
     /// [`Spec::settle`].
@@ -241,18 +243,18 @@ impl std::fmt::Debug for HandOver {
 }
 
 impl HandOver {
-    /// Reads what was handed over to this process.
+    /// Reads the hand-over to this process.
     ///
     /// # Errors
-    /// When stdin cannot be read, or is not what a guard writes.
+    /// Stdin cannot be read, or has something that a guard does not write.
     pub fn read() -> io::Result<Self> {
         Ok(serde_json::from_reader(io::stdin().lock())?)
     }
 
-    /// A file in memory, which is to be the stdin of `soloist __settle`.
+    /// A file in memory with the hand-over, for the stdin of `soloist __settle`.
     ///
     /// # Errors
-    /// No descriptor or memory left.
+    /// The process has no free descriptor or memory.
     pub fn to_file(&self) -> io::Result<File> {
         let mut file = File::from(rustix::fs::memfd_create(
             "soloist-settle",

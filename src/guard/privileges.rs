@@ -1,4 +1,4 @@
-//! What a command of another user must not keep of the daemon's, for the forked child on its way to exec.
+//! Drops the daemon's privileges before the command of another user is executed; runs in the forked child.
 
 use std::io;
 
@@ -33,8 +33,8 @@ pub(super) fn open_output() {
     }
 }
 
-/// A new session keyring, so that the daemon's keys are out of reach. While we are still who we were: the other user's
-/// quota of keys may be used up, by himself.
+/// Makes a new session keyring, so that the daemon's keys are out of reach. Call it before changing the user: the other
+/// user may have used up their own quota of keys.
 pub(super) fn own_keyring() -> io::Result<()> {
     const JOIN_SESSION_KEYRING: libc::c_int = 1;
     let nameless = std::ptr::null::<libc::c_char>();
@@ -45,13 +45,14 @@ pub(super) fn own_keyring() -> io::Result<()> {
     }
     let error = io::Error::last_os_error();
     match error.raw_os_error() {
-        // A kernel without keys, or a container that may not use them: then there are none to be reached.
+        // The kernel has no keys, or the container may not use them: then the command can reach none.
         Some(libc::ENOSYS | libc::EPERM | libc::EACCES) => Ok(()),
         _ => Err(error),
     }
 }
 
-/// No program that it executes can have any capability. Without CAP_SETPCAP there is no such bound.
+/// Empties the bounding set, so that no executed program can gain a capability. Without CAP_SETPCAP this is not
+/// possible.
 pub(super) fn bound() {
     for capability in 0..libc::c_ulong::from(u64::BITS) {
         // SAFETY: takes no pointers. Refused where it is not allowed, and for numbers that the kernel does not know.
@@ -59,7 +60,7 @@ pub(super) fn bound() {
     }
 }
 
-/// No capability is left in any other set; with what is inheritable goes what is ambient.
+/// Empties all other capability sets; clearing the inheritable set clears the ambient set too.
 pub(super) fn give_up_all() -> io::Result<()> {
     let none = CapabilitySet::empty();
     let sets = CapabilitySets {
@@ -70,12 +71,12 @@ pub(super) fn give_up_all() -> io::Result<()> {
     Ok(set_capabilities(OURSELVES, sets)?)
 }
 
-/// No program that it executes gives it more: no setuid, no file capabilities.
+/// Keeps executed programs from giving more rights: no setuid, no file capabilities.
 pub(super) fn no_new() -> io::Result<()> {
     Ok(rustix::thread::set_no_new_privs(true)?)
 }
 
-/// A command of our own user gets no ambient capability that is there for `user`.
+/// A command of our own user must not get the ambient capabilities that the daemon has for `user`.
 pub(super) fn keep_to_ourselves() -> io::Result<()> {
     let sets = capabilities(OURSELVES)?;
     if rustix::process::geteuid().is_root() || !sets.inheritable.intersects(FOR_USERS) {

@@ -1,8 +1,9 @@
-//! Starts the command of a run: its own session, user, directory and environment, no descriptor but 0, 1, 2.
+//! Starts the command of a run, with its own session, user, directory and environment, and with no descriptors but 0, 1
+//! and 2.
 //!
-//! Whatever may take its time is done in the forked child, where it can be killed: looking up names (LDAP, NIS), entering
-//! the directory and opening the command (a file system on the network). The guard never waits for the child; it looks
-//! ([`Start::look`]) when the report pipe says something. The pipe closes by itself when the command is executed.
+//! The forked child, which can be killed, does everything that may block: looking up names (LDAP, NIS), entering the
+//! directory and opening the command (a network file system). The guard never waits for the child; it checks
+//! ([`Start::look`]) when the report pipe becomes readable. The pipe closes by itself when the command is executed.
 
 use std::{
     ffi::{CString, OsString},
@@ -26,10 +27,10 @@ use serde::{Deserialize, Serialize};
 use super::{Inherited, Spec, cgroup::Cgroup, is_of_store, privileges, tree::Proc};
 use crate::clock::Boottime;
 
-/// Where a command is looked for when its environment has no PATH.
+/// Where to search for a command if its environment has no PATH.
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// What no job inherits from the daemon's environment: it is meant for the daemon alone.
+/// Variables that no job inherits, because they are meant for the daemon alone.
 const STRIPPED: [&str; 9] = [
     "NOTIFY_SOCKET",
     "LISTEN_PID",
@@ -42,17 +43,17 @@ const STRIPPED: [&str; 9] = [
     "JOURNAL_STREAM",
 ];
 
-/// What a login as another user keeps of the daemon's environment.
+/// Variables of the daemon that the command of another user keeps.
 const LOGIN_KEEPS: &str = "LANG";
 
-/// Why there is no command.
+/// Why the command was not executed.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Failed {
-    /// In words, naming the step and the thing: goes into the history as it is.
+    /// In words, with the failed step and its object; stored in the history unchanged.
     pub error: String,
     /// What the kernel said to exec itself, if it came to that.
     pub errno: Option<i32>,
-    /// The child has not said so: something ended it.
+    /// The child did not report this itself: something ended it.
     #[serde(skip)]
     pub silent: bool,
 }
@@ -73,28 +74,28 @@ impl From<&str> for Failed {
     }
 }
 
-/// Said by the guard, and by the child that finds itself late.
+/// Reported by the guard, or by a child that notices that it is too late.
 pub(super) const TOO_LATE: &str = "the lease ran out before the command could be started";
 
-/// Of a child that somebody ended: the kernel for want of memory, or a signal that was meant for the command.
+/// Reported for a child that was ended by the kernel (out of memory), or by a signal meant for the command.
 const SILENT: &str = "the process that was to become the command ended before it did";
 
 /// From linux/sched.h; libc's constant is too narrow for it.
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 
-/// Whom the command runs as; None in a field: as we are.
+/// The user and groups of the command; None in a field: the same as ours.
 #[derive(Default)]
 struct Identity {
     uid: Option<u32>,
     gid: Option<u32>,
     groups: Option<Vec<libc::gid_t>>,
-    /// The uid is not ours, so that the guard needs a right to signal it.
+    /// The uid is not ours, so the guard needs the right to signal the command.
     changes: bool,
     /// HOME and so on, as a login would set them.
     env: Vec<(OsString, OsString)>,
 }
 
-/// What a child does on its way to exec.
+/// The child's steps up to exec.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 enum Stage {
@@ -109,13 +110,13 @@ enum Stage {
     Exec,
 }
 
-/// What guard and child share while the start is under way.
+/// The memory that guard and child share during the start.
 struct Shared(std::ptr::NonNull<Page>);
 
 struct Page {
-    /// Until when the command may be executed; zero: not at all.
+    /// Until when the command may be executed; zero: never.
     deadline: AtomicU64,
-    /// Of type [`Stage`].
+    /// A [`Stage`].
     stage: AtomicU8,
     /// The child is in the cgroup that was offered.
     in_cgroup: AtomicBool,
@@ -165,20 +166,20 @@ impl Drop for Shared {
     }
 }
 
-/// A start that is under way.
+/// A start under way.
 pub(super) struct Start {
     pub pid: Pid,
     report: File,
-    /// What the child has said so far: nothing, or one [`Failed`] as JSON.
+    /// The child's report so far: nothing, or one [`Failed`] as JSON.
     said: Vec<u8>,
     shared: Shared,
 }
 
-/// Begins to start the command of `spec`; with `inherited`, in the place of our starter. After `deadline` it is not
-/// executed any more.
+/// Begins to start the command of `spec`; with `inherited`, in the place of our starter. The child does not execute it
+/// after `deadline`.
 ///
 /// # Errors
-/// There is no child.
+/// The child could not be forked.
 pub(super) fn start(
     spec: &Spec,
     deadline: Boottime,
@@ -195,7 +196,7 @@ pub(super) fn start(
         Shared::new(deadline).map_err(|e| format!("cannot start a process (memory): {e}"))?;
     let guard = rustix::process::getpid();
 
-    // What is sent to the child waits until the signals are at their defaults: those of the guard would lose it.
+    // Signals to the child stay blocked until it has reset their handling: the guard's handling would lose them.
     let blocked = block_signals();
     let pid = fork(cgroup, &shared);
     if pid == 0 {
@@ -231,13 +232,13 @@ pub(super) fn start(
 }
 
 impl Start {
-    /// Becomes readable when there is something to [`Start::look`] at.
+    /// Becomes readable when [`Start::look`] may have a result.
     pub(super) fn readable(&self) -> BorrowedFd<'_> {
         self.report.as_fd()
     }
 
-    /// How it went: the command was executed, or why it was not; None: the start is still under way. Until this has
-    /// answered, the child must not be waited for: its zombie knows whether it was executed.
+    /// The result: the command was executed, or why it was not. None: the start is still under way. Do not reap the
+    /// child before this returns a result: its zombie shows whether it was executed.
     pub(super) fn look(&mut self) -> Option<Result<(), Failed>> {
         let child = Proc::read(self.pid.as_raw_nonzero().get());
         let closed = match self.report.read_to_end(&mut self.said) {
@@ -245,7 +246,7 @@ impl Start {
             Err(e) => e.kind() != io::ErrorKind::WouldBlock,
         };
         let Some(child) = child else {
-            // Without /proc, a pipe that has closed without a word is all that there is to go by.
+            // Without /proc, a pipe that closed without a report is the only sign.
             return closed.then(|| self.verdict().map_or(Ok(()), Err));
         };
         if !closed && child.alive() && !child.executed() {
@@ -253,7 +254,7 @@ impl Start {
         }
         match self.verdict() {
             Some(failed) => Some(Err(failed)),
-            // Asked again: it may have been executed since.
+            // Check again: the command may have been executed meanwhile.
             None if child.executed() || self.executed() => Some(Ok(())),
             None => Some(Err(Failed {
                 silent: true,
@@ -262,7 +263,7 @@ impl Start {
         }
     }
 
-    /// It is in the cgroup that was offered; final once the command was executed.
+    /// True: the child is in the offered cgroup; final once the command was executed.
     pub(super) fn in_cgroup(&self) -> bool {
         self.shared.page().in_cgroup.load(Ordering::Relaxed)
     }
@@ -275,7 +276,7 @@ impl Start {
         serde_json::from_slice(&self.said).ok()
     }
 
-    /// It may be executed until then.
+    /// Sets until when the command may be executed.
     pub(super) fn extend(&self, deadline: Boottime) {
         self.shared
             .page()
@@ -283,14 +284,14 @@ impl Start {
             .store(deadline.0, Ordering::Relaxed);
     }
 
-    /// What the child is doing, as the end of a sentence: the command was not started, ...
+    /// What the child is doing, as the end of the sentence "the command was not started, ...".
     pub(super) fn doing(&self, spec: &Spec) -> String {
         let stage = self.shared.page().stage.load(Ordering::Relaxed);
         let is = |s: Stage| stage == s as u8;
         let quoted = |name: &Option<String>| name.as_deref().unwrap_or("?").to_owned();
         if is(Stage::LookUp) {
             return match (&spec.user, &spec.group) {
-                (None, None) => "it was not ready to be executed".to_owned(),
+                (None, None) => "the start was still being prepared".to_owned(),
                 (None, group) => format!("group `{}` was still being looked up", quoted(group)),
                 (user, _) => format!("user `{}` was still being looked up", quoted(user)),
             };
@@ -305,14 +306,15 @@ impl Start {
             let program = spec.argv.first().map_or("", String::as_str);
             return format!("`{program}` was still being opened");
         }
-        "it was not ready to be executed".to_owned()
+        "the start was still being prepared".to_owned()
     }
 }
 
-/// A child in `cgroup`, or if that cannot be, in ours; `shared` says which. As `fork`, it is 0 in the child and negative
-/// if there is none.
+/// Forks a child in `cgroup`, or if that fails, in ours; `shared` says which. Returns what `fork` returns: 0 in the
+/// child, negative after an error.
 ///
-/// Born there if possible: moving a process makes the kernel wait for all processors, some 20 ms now and then.
+/// The child is forked into the cgroup if possible: moving a process makes the kernel wait for all processors,
+/// sometimes for 20 ms.
 fn fork(cgroup: Option<&Cgroup>, shared: &Shared) -> libc::pid_t {
     if let Some(directory) = cgroup.and_then(|c| std::fs::File::open(c.path()).ok()) {
         // SAFETY: all zeroes is a valid clone_args.
@@ -335,14 +337,15 @@ fn fork(cgroup: Option<&Cgroup>, shared: &Shared) -> libc::pid_t {
     }
     // SAFETY: as above.
     let pid = unsafe { libc::fork() };
-    // A seccomp filter that cannot look at the arguments of clone3 refuses it: systemd's RestrictNamespaces=, containers.
+    // A seccomp filter cannot inspect the arguments of clone3 and may refuse it: systemd's RestrictNamespaces=,
+    // containers.
     if pid == 0 && cgroup.is_some_and(Cgroup::enter) {
         shared.note_in_cgroup();
     }
     pid
 }
 
-/// The forked child. The guard has one thread, so that all may be done here that may be done anywhere.
+/// The forked child. The guard has one thread, so the child may use any function.
 struct Child<'a> {
     spec: &'a Spec,
     stdin: &'a OwnedFd,
@@ -376,7 +379,7 @@ impl Child<'_> {
                 self.shared.enter(Stage::Exec);
                 let ignored = self.spec.transparent.as_ref();
                 reset_signals(ignored.map_or(&[], |t| &t.ignored));
-                // The last look: how long all that took, and what became of the lease meanwhile.
+                // The last check: all of that took time, and the lease may have ended.
                 if Boottime::now().0 >= self.shared.page().deadline.load(Ordering::Relaxed) {
                     return TOO_LATE.into();
                 }
@@ -390,12 +393,11 @@ impl Child<'_> {
         }
     }
 
-    /// The guard has one thread, so this fires when the guard ends and only then.
+    /// The guard has one thread, so this fires only when the guard itself ends.
     fn die_with_guard(&self) {
         let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
         if rustix::process::getppid() != Some(self.guard) {
-            // The guard died before that line; nobody is left to tell.
-            // SAFETY: see `run`.
+            // The guard died before that line; no process is left to report to. SAFETY: see `run`.
             unsafe { libc::_exit(127) }
         }
     }
@@ -403,26 +405,26 @@ impl Child<'_> {
     /// Everything up to exec.
     fn prepare(&self) -> Result<Command, Failed> {
         let failed = |stage, errno| Failed::from(explain(stage, errno, self.spec));
-        // A transparent one was born where it belongs.
+        // A transparent command was forked into the right session and group.
         if self.spec.transparent.is_none() {
             rustix::process::setsid().map_err(|e| failed(Stage::Session, e.raw_os_error()))?;
         }
-        // stdout and stderr are in place already. dup2 clears CLOEXEC.
-        // SAFETY: plain descriptor numbers; 0 is the control socket, which this process must not keep.
+        // stdout and stderr are already in place. dup2 clears CLOEXEC. SAFETY: plain descriptor numbers; 0 is the
+        // control socket, which this process must not keep.
         unsafe { libc::dup2(self.stdin.as_raw_fd(), 0) };
         self.shared.enter(Stage::LookUp);
         let id = identity(self.spec)?;
         let command = Command::new(self.spec, &id)?;
         self.shared.enter(Stage::User);
         self.become_user(&id)?;
-        // Once more: setuid clears it.
+        // Set it again: setuid clears it.
         self.die_with_guard();
         if let Some(directory) = &self.spec.working_dir {
             self.shared.enter(Stage::Directory);
             rustix::process::chdir(directory)
                 .map_err(|e| failed(Stage::Directory, e.raw_os_error()))?;
         }
-        // What looking up names has left open.
+        // Close the descriptors that looking up names left open.
         if self.spec.transparent.is_none() {
             let report = self.report.as_raw_fd().cast_unsigned();
             // SAFETY: none of these descriptors is used any more; the report pipe closes itself.
@@ -434,7 +436,7 @@ impl Child<'_> {
         Ok(command)
     }
 
-    /// With none of our privileges, where it is another user: root has its own.
+    /// Changes user and groups, and drops our privileges for another user; root keeps its own.
     fn become_user(&self, id: &Identity) -> Result<(), Failed> {
         let spec = self.spec;
         let at = |stage| {
@@ -487,12 +489,12 @@ fn done(result: libc::c_int) -> io::Result<()> {
     }
 }
 
-/// What exec is given.
+/// The arguments of exec.
 struct Command {
     candidates: Vec<CString>,
     argv: Vec<CString>,
     env: Vec<CString>,
-    /// Where it is looked for.
+    /// Where to search for the program.
     path: String,
 }
 
@@ -505,13 +507,14 @@ impl Command {
             |(_, value)| value.to_string_lossy().into_owned(),
         );
         let c_string = |text: Vec<u8>, what: &str| {
-            CString::new(text)
-                .map_err(|_| format!("{what} contains a NUL byte, which no program can be given"))
+            CString::new(text).map_err(|_| {
+                format!("{what} contains a NUL byte, which cannot be passed to a program")
+            })
         };
         let candidates = if program.contains('/') {
             vec![c_string(program.clone().into_bytes(), "the command")?]
         } else {
-            // An empty part of PATH means the working directory.
+            // An empty entry of PATH means the working directory.
             let at = |dir: &str| {
                 if dir.is_empty() {
                     format!("./{program}")
@@ -519,7 +522,7 @@ impl Command {
                     format!("{dir}/{program}")
                 }
             };
-            // No name is no file of any directory.
+            // An empty name is not a file of any directory.
             path.split(':')
                 .filter(|_| !program.is_empty())
                 .map(|dir| c_string(at(dir).into_bytes(), "the command"))
@@ -545,7 +548,7 @@ impl Command {
         })
     }
 
-    /// As execvp, with the PATH of the job. Returns the most telling error of all candidates.
+    /// Like execvp, with the PATH of the job. Returns the most informative error of all candidates.
     fn exec(&self) -> i32 {
         let pointers = |list: &[CString]| -> Vec<*const libc::c_char> {
             list.iter()
@@ -560,7 +563,7 @@ impl Command {
             unsafe { libc::execve(candidate.as_ptr(), argv.as_ptr(), env.as_ptr()) };
             match errno() {
                 libc::ENOENT | libc::ENOTDIR | libc::ENODEV | libc::ESTALE | libc::ETIMEDOUT => {}
-                // A directory of PATH that this user may not look into says nothing about the command.
+                // A directory of PATH that this user may not read tells nothing about the command.
                 libc::EACCES if self.candidates.len() > 1 && !exists(candidate) => {}
                 libc::EACCES => told = libc::EACCES,
                 other => return other,
@@ -586,7 +589,7 @@ fn restore_signals(before: &libc::sigset_t) {
     unsafe { libc::sigprocmask(libc::SIG_SETMASK, before, std::ptr::null_mut()) };
 }
 
-/// All signals but these at their default and none blocked, as a program may expect.
+/// Resets all signals but these to their defaults and unblocks all, as programs expect.
 fn reset_signals(ignored: &[i32]) {
     for signal in 1..=64 {
         let action = if ignored.contains(&signal) {
@@ -627,7 +630,7 @@ fn errno() -> i32 {
     io::Error::last_os_error().raw_os_error().unwrap_or(0)
 }
 
-/// What went wrong, in words that say what to do.
+/// The error in words that say what to do.
 fn explain(stage: Stage, errno: i32, spec: &Spec) -> String {
     let error = io::Error::from_raw_os_error(errno);
     let user = spec.user.as_deref().unwrap_or("?");
@@ -638,19 +641,19 @@ fn explain(stage: Stage, errno: i32, spec: &Spec) -> String {
         ""
     };
     let limit = if errno == libc::EDQUOT {
-        "; soloist's user has as many keys as it may (kernel.keys.maxkeys)"
+        "; soloist's user has reached its limit of keys (kernel.keys.maxkeys)"
     } else {
         ""
     };
     match stage {
         Stage::Groups if spec.user.is_none() => {
-            format!("cannot take the groups of group `{group}` alone: {error}{root}")
+            format!("cannot limit the command to group `{group}`: {error}{root}")
         }
-        Stage::Groups => format!("cannot take the groups of user `{user}`: {error}{root}"),
+        Stage::Groups => format!("cannot set the groups of user `{user}`: {error}{root}"),
         Stage::Group => format!("cannot become group `{group}`: {error}{root}"),
         Stage::User => format!("cannot become user `{user}`: {error}{root}"),
         Stage::Keyring => format!("cannot get a session keyring for user `{user}`: {error}{limit}"),
-        Stage::Privileges => format!("cannot take soloist's privileges from the command: {error}"),
+        Stage::Privileges => format!("cannot drop soloist's privileges for the command: {error}"),
         Stage::Directory => {
             let directory = spec
                 .working_dir
@@ -667,7 +670,7 @@ fn explain(stage: Stage, errno: i32, spec: &Spec) -> String {
     }
 }
 
-/// To be asked in the child, in its directory and as its user: it looks at the file.
+/// Call it in the child, in its directory and as its user, because it inspects the file.
 fn explain_exec(errno: i32, spec: &Spec, path: &str) -> String {
     let error = io::Error::from_raw_os_error(errno);
     let program = spec.argv.first().map_or("", String::as_str);
@@ -693,7 +696,7 @@ fn explain_exec(errno: i32, spec: &Spec, path: &str) -> String {
     }
 }
 
-/// Looks up `user` and `group`; a number that is nobody's name is taken as an id.
+/// Looks up `user` and `group`; a number that is no user's or group's name is an id.
 fn identity(spec: &Spec) -> Result<Identity, String> {
     use nix::unistd::{Gid, Group, Uid, User};
 
@@ -735,7 +738,7 @@ fn identity(spec: &Spec) -> Result<Identity, String> {
             ("LOGNAME".into(), user.name.into()),
         ];
     }
-    // Already who we shall be: then no privilege is needed, and none must be missed.
+    // We already run as that user: then no privilege is needed.
     let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
     if !uid.is_root()
         && id.uid.is_none_or(|id| id == uid.as_raw())
@@ -750,9 +753,9 @@ fn identity(spec: &Spec) -> Result<Identity, String> {
     Ok(id)
 }
 
-/// The daemon's environment without what is the daemon's alone, or with a user that of a login; then that of the job, then
-/// ours: later ones win.
-/// A transparent command gets all but the way to the store.
+/// The command's environment: the daemon's without the variables for the daemon alone (or that of a login, for another
+/// user); then the job's variables, then soloist's. Later ones win. A transparent command gets everything but the
+/// store's address and secrets.
 fn environment(spec: &Spec, identity: &Identity) -> Vec<(OsString, OsString)> {
     let mut env: std::collections::BTreeMap<OsString, OsString> = std::env::vars_os()
         .filter(|(name, _)| {

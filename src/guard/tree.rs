@@ -1,7 +1,7 @@
-//! Process trees as /proc shows them: who descends from whom, and signals that reach exactly those.
+//! Process trees as /proc shows them: finds the descendants of a process, and signals exactly those.
 //!
-//! A tree is found by its parents. That is complete for the descendants of a subreaper, however often they fork
-//! and whatever sessions they make, because whoever loses its parent falls back to the subreaper.
+//! Finds a tree by parent pids. That is complete for the descendants of a subreaper, however often they fork and
+//! whatever sessions they make, because the subreaper becomes the parent of every orphan.
 
 use std::collections::HashSet;
 
@@ -53,18 +53,18 @@ impl Proc {
         })
     }
 
-    /// Neither a zombie nor dead. One whose first thread has ended shows as a zombie, and runs for as long as it has
-    /// others: it can be signalled, and cannot be waited for.
+    /// Neither a zombie nor dead. A process whose first thread has ended looks like a zombie, but runs while it has
+    /// other threads: it can be signalled, and cannot be reaped.
     pub(crate) fn alive(&self) -> bool {
         !matches!(self.state, 'Z' | 'X' | 'x') || self.threads > 1
     }
 
-    /// Its first thread has ended, and others run.
+    /// Its first thread has ended, but others still run.
     pub(crate) fn headless(&self) -> bool {
         self.state == 'Z' && self.alive()
     }
 
-    /// By SIGSTOP, or by a debugger.
+    /// Stopped by a signal or by a debugger.
     pub(crate) fn stopped(&self) -> bool {
         matches!(self.state, 'T' | 't')
     }
@@ -74,31 +74,31 @@ impl Proc {
         self.flags & EXITING != 0 || !self.alive()
     }
 
-    /// It has executed a program since it was forked. That stays known until it is waited for.
+    /// It has executed a program since it was forked. A zombie still shows this.
     pub(crate) fn executed(&self) -> bool {
         self.flags & NOT_EXECUTED == 0
     }
 
-    /// Sends `signal` to this very process: never to a later one that was given its number.
+    /// Sends `signal` to exactly this process, never to a later one with the same pid.
     pub(crate) fn signal(&self, signal: Signal) {
         let Some(pid) = Pid::from_raw(self.pid) else {
             return;
         };
         let fd = pidfd_open(pid, PidfdFlags::empty());
-        // After that: whom the descriptor means is the one that is looked at, or dead. A number may also have become that of
-        // a thread, which has no such descriptor; a signal that is sent to it reaches the whole process.
+        // Compare after opening the descriptor: it then refers to the same process, or to a dead one. The pid may also
+        // be a thread's by now, for which there is no such descriptor; a signal to it would reach its whole process.
         if Self::read(self.pid).is_none_or(|p| p.started != self.started) {
             return;
         }
-        // A process that is gone, or that we may not signal: the caller looks again and sees.
+        // The process is gone, or we may not signal it: the caller's next walk shows which.
         let _ = match fd {
             Ok(fd) => pidfd_send_signal(fd, signal),
-            // No descriptor left (or none allowed) must not save anybody's life.
+            // Without a free (or permitted) descriptor, the process must still be killed.
             Err(_) => rustix::process::kill_process(pid, signal),
         };
     }
 
-    /// Names this process for good.
+    /// Identifies this process for ever, unlike its pid.
     pub(crate) fn key(&self) -> (i32, u64) {
         (self.pid, self.started)
     }
@@ -118,7 +118,7 @@ pub(crate) fn below(root: i32) -> Vec<Proc> {
     descend(all(), [root].into())
 }
 
-/// Those of `rest` that descend from one of `found`, without these.
+/// The processes of `rest` that descend from one of `found`, without `found` itself.
 pub(crate) fn descend(mut rest: Vec<Proc>, mut found: HashSet<i32>) -> Vec<Proc> {
     let mut tree = Vec::new();
     // A child may be listed before its parent: repeat until nothing is added.
@@ -135,12 +135,12 @@ pub(crate) fn descend(mut rest: Vec<Proc>, mut found: HashSet<i32>) -> Vec<Proc>
     }
 }
 
-/// Kills all that `members` lists, one pass: stops them first, so that none can fork away while the others are
-/// being killed. What still stands afterwards needs another pass.
+/// Kills the processes that `members` lists, in one pass: stops them first, so that none can fork while the others are
+/// being killed. Survivors need another pass.
 pub(crate) fn kill_pass(members: impl Fn() -> Vec<Proc>) {
     let mut stopped = HashSet::new();
-    // Each round either meets a process forked during the one before, or is the last. A fork bomb makes no end
-    // of rounds, but each kills more of it than it can grow once its parents are stopped.
+    // Each round either finds a process that was forked during the previous one, or is the last. A fork bomb does not
+    // cause endless rounds: once its parents are stopped, each round kills more processes than it can add.
     for _ in 0..16 {
         let new: Vec<_> = members()
             .into_iter()
@@ -158,8 +158,8 @@ pub(crate) fn kill_pass(members: impl Fn() -> Vec<Proc>) {
     }
 }
 
-/// Kills the children of this process; false: the kernel does not say who they are. For a process with one thread, which
-/// alone waits for its children: until then their numbers are theirs.
+/// Kills the children of this process; false: the kernel does not list them. Only for a process whose single thread
+/// reaps its children: their pids stay theirs until then.
 pub(super) fn kill_children() -> bool {
     let Ok(list) = std::fs::read_to_string("/proc/thread-self/children") else {
         return false;

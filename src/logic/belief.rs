@@ -274,7 +274,7 @@ pub fn in_words(ahead_us: i64) -> String {
     let side = if ahead_us > 0 { "ahead of" } else { "behind" };
     format!(
         "the store's clock is {by:.1?} {side} the time that passed here and that most hosts' clocks show: \
-         nothing is started by it; put the clock of the store's host right"
+         no job starts by it; correct the clock of the store's host"
     )
 }
 

@@ -1,8 +1,9 @@
-//! Children of this process: its own, and those that nobody waits for.
+//! The children of this process: those that it started, and orphans that became its children.
 //!
-//! The orphans of killed guards fall to their subreaper, and all orphans of a container to its first process. Nobody in
-//! this program waits for them, and each would stay as a zombie for as long as it lives. Whoever reaps them must not take
-//! the end of a child that somebody here waits for. So a child of our own is listed before anybody can see it end, until it was waited for.
+//! The subreaper becomes the parent of the orphans of killed guards, and the first process of a container that of all
+//! orphans. No other code here reaps them, and each would stay a zombie until this process ends. Reaping them must not
+//! take the exit status of a child that other code waits for. So each child that this program starts is listed before
+//! it can end, until it is reaped.
 
 use std::{io, process::ExitStatus, time::Duration};
 
@@ -14,32 +15,32 @@ use tokio::{
     signal::unix::{SignalKind, signal},
 };
 
-/// How many are reaped before others get their turn.
+/// How many zombies are reaped before other tasks get their turn.
 const AT_ONCE: usize = 64;
 
-/// How long one of our own that has ended may hide those behind it from us, until we look again: at first and at most.
+/// Pause before checking again while an ended child of our own hides the zombies behind it: the first, and the longest.
 const LOOK_AGAIN: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(512));
 
-/// A number stands in it twice for a moment, when it is given again at once.
+/// A pid may be listed twice for a moment, if the kernel reuses it at once.
 static OWN: Mutex<Vec<i32>> = Mutex::new(Vec::new());
 
 fn own() -> MutexGuard<'static, Vec<i32>> {
     OWN.lock()
 }
 
-/// A child that this program waits for, also when this is dropped.
+/// A child that this program reaps, even after this value is dropped.
 #[derive(Debug)]
 pub(super) struct OwnChild {
-    /// None: handed to whoever waits for it.
+    /// None: moved to the task that waits for it.
     child: Option<Child>,
-    /// None: it has been waited for.
+    /// None: it has been reaped.
     listed: Option<i32>,
 }
 
 impl OwnChild {
     /// Needs a Tokio runtime.
     pub(super) fn spawn(command: std::process::Command) -> io::Result<Self> {
-        // Held meanwhile: it may end before this thread goes on.
+        // Hold the list meanwhile: the child may end before this thread continues.
         let mut own = own();
         let child = Command::from(command).spawn()?;
         let listed = child.id().and_then(|pid| i32::try_from(pid).ok());
@@ -50,7 +51,7 @@ impl OwnChild {
         })
     }
 
-    /// None when it has been waited for.
+    /// None if it has been reaped.
     pub(super) fn id(&self) -> Option<u32> {
         self.child.as_ref()?.id()
     }
@@ -68,7 +69,7 @@ impl OwnChild {
         }
     }
 
-    /// Cancel safe; may be asked again.
+    /// Cancel safe; later calls return the same.
     pub(super) async fn wait(&mut self) -> io::Result<ExitStatus> {
         let Some(child) = &mut self.child else {
             return Err(io::ErrorKind::NotFound.into());
@@ -84,7 +85,7 @@ impl Drop for OwnChild {
         let (Some(mut child), listed @ Some(_)) = (self.child.take(), self.listed.take()) else {
             return;
         };
-        // Without a runtime nobody reaps anybody any more.
+        // Without a runtime nothing reaps orphans any more.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             runtime.spawn(async move {
                 let _ = child.wait().await;
@@ -101,7 +102,7 @@ fn forget(listed: Option<i32>) {
     }
 }
 
-/// Waits for one that is nobody's, if it has ended. True: it has.
+/// Reaps one ended orphan, if there is one. True: it did.
 pub(super) fn reap(pid: i32) -> bool {
     let own = own();
     !own.contains(&pid)
@@ -111,11 +112,11 @@ pub(super) fn reap(pid: i32) -> bool {
         )
 }
 
-/// Reaps whoever falls to this process, for ever. Only for a program all of whose children are started here, or are
-/// waited for by nobody.
+/// Reaps orphans that become children of this process, for ever. Only for a program that starts all its children
+/// through this module, or reaps none of the others.
 ///
 /// # Errors
-/// The signal that children have ended cannot be waited for.
+/// SIGCHLD cannot be caught.
 pub async fn reap_strangers() -> io::Result<std::convert::Infallible> {
     let mut ended = signal(SignalKind::child())?;
     let mut pauses = Pauses::from(LOOK_AGAIN.0);
@@ -136,7 +137,7 @@ pub async fn reap_strangers() -> io::Result<std::convert::Infallible> {
 enum Reaped {
     Nobody,
     Some,
-    /// The kernel shows the first one only, and that is our own.
+    /// The kernel shows only the first zombie, and that is a child of our own.
     Hidden,
 }
 
@@ -154,7 +155,7 @@ fn reap_some() -> Reaped {
     Reaped::Some
 }
 
-/// Some child that has ended; it is not waited for yet.
+/// Some child that has ended; this does not reap it.
 fn first_ended() -> Option<i32> {
     // SAFETY: an all-zero siginfo_t is valid, and the kernel writes no more than that.
     let (done, pid) = unsafe {

@@ -1,4 +1,4 @@
-//! What a dead guard has left of its run.
+//! Ends the processes that a dead guard left behind.
 
 use std::{cell::RefCell, collections::HashSet, path::PathBuf};
 
@@ -10,16 +10,16 @@ use crate::{
 
 /// The tree of a guard that was killed.
 ///
-/// The kernel killed the command itself (PDEATHSIG). The rest fell to us, the next subreaper: what is in the
-/// run's cgroup, in the command's session or group, or carries the run's id. Whatever has none of these (`env -i`
-/// and setsid, without a cgroup) cannot be told from children of ours that are none of our business.
+/// The kernel killed the command itself (PDEATHSIG). This process, the next subreaper, became the parent of the rest.
+/// They are recognised by the run's cgroup, the command's session or group, or the run's id in their environment. A
+/// process without any of these (`env -i` and setsid, without a cgroup) looks like an unrelated child of this process.
 pub(super) struct Orphans {
     pub(super) marker: String,
     command: Option<i32>,
-    /// That of a transparent command, which is our own.
+    /// The process group of a transparent command, which is our own.
     pub(super) group: Option<i32>,
     cgroup: Option<Cgroup>,
-    /// Once seen, a process stays known: as a zombie it has no environment any more.
+    /// A process that was once found stays known: a zombie has no environment any more.
     known: RefCell<HashSet<(i32, u64)>>,
 }
 
@@ -52,9 +52,9 @@ impl Orphans {
         tree
     }
 
-    /// Kills all there is and reaps what is dead. Returns who is left; blocking, for milliseconds.
+    /// Kills all processes of the tree and reaps the dead. Returns those that are left; blocks for milliseconds.
     pub(super) fn pass(&self) -> Vec<i32> {
-        // Looked at while they live, or nothing could tell their zombies from others.
+        // Examine them while they are alive: their zombies look like any others.
         let found = self.members().len();
         if let Some(cgroup) = &self.cgroup {
             cgroup.kill();
@@ -79,7 +79,7 @@ impl Orphans {
     }
 }
 
-/// A zombie whose parent we are is waited for, by its number: never to take away anybody else's child.
+/// Reaps a zombie child of this process by its pid, so that no other child is reaped by mistake.
 fn reaped(process: &Proc) -> bool {
     process.parent == std::process::id().cast_signed() && !process.alive() && reap(process.pid)
 }
@@ -87,19 +87,19 @@ fn reaped(process: &Proc) -> bool {
 fn belongs(process: &Proc, marker: &str, command: Option<i32>) -> bool {
     command.is_some_and(|pid| process.pid == pid || process.session == pid || process.group == pid)
         || words(process.pid, "environ", |var| var == marker.as_bytes())
-        // One that was to become the command is still its guard's copy, with the run id among the arguments.
+        // A child before its exec is still a copy of its guard, with the run id in its arguments.
         || marker.split_once('=').is_some_and(|(_, run)| {
             words(process.pid, "cmdline", |word| word == run.as_bytes())
                 && words(process.pid, "cmdline", |word| word == guard::ARGUMENT.as_bytes())
         })
 }
 
-/// Whether one of the NUL-terminated words in this file of /proc is wanted.
+/// True: one of the NUL-terminated words in this file of /proc is wanted.
 fn words(pid: i32, file: &str, wanted: impl Fn(&[u8]) -> bool) -> bool {
     let has = |path: PathBuf| {
         std::fs::read(path.join(file)).is_ok_and(|text| text.split(|&b| b == 0).any(&wanted))
     };
-    // A first thread that has ended shows nothing any more, for those that it has left either.
+    // If the first thread has ended, /proc shows nothing here, although other threads may still run.
     let threads = std::fs::read_dir(format!("/proc/{pid}/task"));
     let headless = Proc::read(pid).is_some_and(|p| p.headless());
     match threads {

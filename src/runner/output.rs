@@ -1,4 +1,4 @@
-//! The output of a run: its end is kept, each line goes to the log, and nothing else of it costs memory.
+//! The output of a run: keeps its end, sends each line to the log, and holds nothing else in memory.
 
 use std::collections::VecDeque;
 
@@ -8,7 +8,7 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 /// Target of the log events that carry output; fields `job`, `run`, `stream`.
 pub const LOG_TARGET: &str = "soloist::output";
 
-/// A longer line is cut in the log; the kept end has it whole.
+/// The log cuts longer lines; the kept output has them whole.
 pub const LONGEST_LOG_LINE: usize = 8 << 10;
 
 /// The last bytes of stdout and stderr together, in the order they were read.
@@ -21,7 +21,7 @@ pub struct Tail {
 #[derive(Debug, Default)]
 struct Ring {
     bytes: VecDeque<u8>,
-    /// All that was ever written.
+    /// How many bytes were written in all.
     total: u64,
 }
 
@@ -29,7 +29,7 @@ struct Ring {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Piece {
     pub bytes: Vec<u8>,
-    /// Where it begins, counted from the first byte of the output. Later than asked for when older bytes were dropped.
+    /// Where it begins, counted from the first byte of the output. Later than requested if older bytes were dropped.
     pub offset: u64,
 }
 
@@ -48,12 +48,12 @@ impl Tail {
         }
     }
 
-    /// What is still kept of the output from `offset` on; also while the command runs.
+    /// The kept output from `offset` on; also while the command runs.
     pub fn since(&self, offset: u64) -> Piece {
         self.piece(offset, usize::MAX)
     }
 
-    /// As [`Tail::since`], at most so many bytes.
+    /// Like [`Tail::since`], at most `most` bytes.
     pub fn piece(&self, offset: u64, most: usize) -> Piece {
         let ring = self.lock();
         let first = ring.total - ring.bytes.len() as u64;
@@ -88,7 +88,7 @@ impl Tail {
 #[derive(Debug, Default)]
 struct Lines {
     line: Vec<u8>,
-    /// The rest of this line is not for the log.
+    /// The log skips the rest of this line.
     cut: bool,
 }
 
@@ -104,7 +104,7 @@ impl Lines {
                 let room = LONGEST_LOG_LINE - self.line.len();
                 self.line.extend_from_slice(&text[..text.len().min(room)]);
                 self.cut = text.len() > room;
-                // Not only at its end: an endless line should show up too.
+                // Do not wait for the newline: an endless line should appear too.
                 if ended || self.cut {
                     self.flush(&mut log);
                 }
@@ -127,7 +127,7 @@ impl Lines {
     }
 }
 
-/// Reads `pipe` until its end, however much comes and whether or not anybody wants it.
+/// Reads `pipe` until its end, however much comes, even if nothing is kept.
 pub(super) async fn drain(
     mut pipe: impl AsyncRead + Unpin,
     tail: &Tail,

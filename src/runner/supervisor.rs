@@ -1,4 +1,4 @@
-//! The daemon's side of one guard: passes on what it is told, takes in what it reports, and does its work when it is dead.
+//! The daemon's side of one guard: sends it messages, takes in its reports, and does its work if it dies.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -30,11 +30,11 @@ pub(super) struct Supervisor {
     pub(super) drains: tokio::task::JoinSet<()>,
     pub(super) tail: Arc<Tail>,
     pub(super) state: watch::Sender<State>,
-    /// Lines that the socket has not taken yet.
+    /// Lines that the socket has not accepted yet.
     pub(super) pending: Vec<u8>,
-    /// The newest one that the guard was told.
+    /// The newest deadline that the guard was told.
     pub(super) deadline: Boottime,
-    /// By then it will have ended the tree, if it can: for the timeout, or as it was told.
+    /// By then the guard has ended the tree, if it can: because of the timeout, or on request.
     pub(super) due: Option<Boottime>,
     pub(super) grace: Duration,
     pub(super) kill_budget: Duration,
@@ -72,12 +72,12 @@ impl Supervisor {
         let mut reported = Reported::default();
         let mut settled = Vec::new();
         let mut dropped = false;
-        // Until the tree is gone, or the guard.
+        // Until the tree or the guard is gone.
         while reported.gone.is_none() {
             if dropped && self.pending.is_empty() {
                 let _ = to_guard.shutdown().await;
             }
-            // Half of the kill budget is the command's grace, the other half is for what comes after it.
+            // Half of the kill budget is the command's grace, the other half is for the steps after it.
             let at = self.deadline + self.kill_budget * 5 / 8;
             let overdue = self
                 .due
@@ -92,7 +92,7 @@ impl Supervisor {
                 },
                 order = orders.recv(), if !dropped => match order {
                     Some(order) => self.take(order, &mut settled),
-                    // Nobody wants to know any more: once the guard has all that was said, we are dead for it.
+                    // The caller dropped the run: once the guard has all messages, treat this process as dead.
                     None => dropped = true,
                 },
                 written = to_guard.write(&self.pending), if !self.pending.is_empty() => match written {
@@ -108,14 +108,14 @@ impl Supervisor {
         let end = self.end(reported);
         self.state.send_modify(|state| state.end = Some(end));
 
-        // Until settled: the guard waits for that, or for our death.
+        // Until settled: the guard waits for that message, or for our death.
         while settled.is_empty() && !dropped {
             tokio::select! {
                 order = orders.recv() => match order {
                     Some(order) => self.take(order, &mut settled),
                     None => dropped = true,
                 },
-                // Somebody killed it. As a zombie it would hide others.
+                // The guard was killed. Reap it, because its zombie would hide others.
                 _ = self.child.wait(), if self.child.id().is_some() => {}
             }
         }
@@ -192,16 +192,17 @@ impl Supervisor {
                 self.warn_of_survivors(&pids);
             }
             Err(error) => {
-                warn!(job = %self.job, run = %self.run_id, %error, line, "a guard says what we do not understand")
+                warn!(job = %self.job, run = %self.run_id, %error, line, "cannot parse a report of a guard")
             }
         }
     }
 
     fn warn_of_survivors(&self, pids: &[i32]) {
-        warn!(job = %self.job, run = %self.run_id, ?pids, "processes of a run survive SIGKILL so far");
+        warn!(job = %self.job, run = %self.run_id, ?pids, "processes of a run are still alive after SIGKILL");
     }
 
-    /// The guard should have ended the tree by now. If somebody stopped it, it cannot: killed, it leaves that to us.
+    /// The guard should have ended the tree by now. If somebody stopped the guard, it cannot: kill it and do its work
+    /// here.
     fn check_on_guard(&mut self) {
         let pid = self.child.id().and_then(|pid| i32::try_from(pid).ok());
         if pid
@@ -212,9 +213,9 @@ impl Supervisor {
         }
     }
 
-    /// The guard ended without its last word: its work is ours now.
+    /// The guard ended without its last report: do its work here.
     async fn guard_is_gone(&mut self, reported: &mut Reported) {
-        // Certainly dead, so that its children are ours.
+        // Make sure that it is dead, so that its children become ours.
         self.child.kill();
         let status = self.child.wait().await;
         let how = status.map_or_else(|e| e.to_string(), |status| status.to_string());
@@ -228,13 +229,13 @@ impl Supervisor {
         }
         let mut pauses = Pauses::from(ORPHANS_AGAIN.0);
         let mut said = false;
-        // Without end, as the guard would: a run is not over, and must not be settled, before its tree is.
+        // Without limit, like the guard: a run is not over, and must not be settled, before its tree is gone.
         loop {
             let pass = tokio::task::spawn_blocking(move || {
                 let left = orphans.pass();
                 (orphans, left)
             });
-            // Only a runtime that is being torn down does not finish it.
+            // Fails only if the runtime is being shut down.
             let Ok((back, left)) = pass.await else { break };
             if left.is_empty() {
                 break;
@@ -247,7 +248,7 @@ impl Supervisor {
             tokio::time::sleep(pause).await;
         }
         let at = Moment::now();
-        // What the guard had said about the command itself stays true.
+        // The guard's earlier reports about the command itself stay valid.
         if reported.exited.is_none() && reported.failed.is_none() {
             reported.exited = Some(Exited {
                 exit_code: None,
@@ -263,7 +264,7 @@ impl Supervisor {
         let drains = &mut self.drains;
         let all = async { while drains.join_next().await.is_some() {} };
         if tokio::time::timeout(DRAIN, all).await.is_err() {
-            debug!(job = %self.job, run = %self.run_id, "somebody else holds the output of a run open");
+            debug!(job = %self.job, run = %self.run_id, "a process outside the run still holds its output open");
         }
         self.drains.abort_all();
     }

@@ -687,11 +687,11 @@ fn a_fleet_without_instances_says_that_nothing_is_granted() {
     let fleet = Fleet::empty();
     let text = fleet.run(&["status"]).ok();
     assert!(
-        text.contains("nothing is granted until an instance is up"),
+        text.contains("it grants nothing until an instance is up"),
         "{text}"
     );
     assert!(text.contains("no instance is up"), "{text}");
-    assert!(text.contains("the store does not know it yet"), "{text}");
+    assert!(text.contains("not registered with the store yet"), "{text}");
     for args in [
         &["trigger", "draw"][..],
         &["pause", "draw"],
@@ -699,7 +699,7 @@ fn a_fleet_without_instances_says_that_nothing_is_granted() {
         &["trigger", "draw", "--wait"],
     ] {
         let (chain, _) = fleet.run(args).failed(75);
-        assert_eq!(chain, "the store does not know job `draw` yet");
+        assert_eq!(chain, "job `draw` is not registered with the store yet");
     }
     assert_eq!(fleet.run(&["history"]).ok(), "no runs yet\n");
     assert_eq!(fleet.run(&["history", "--json"]).json(), json!([]));
@@ -707,11 +707,11 @@ fn a_fleet_without_instances_says_that_nothing_is_granted() {
     assert_eq!(chain, "`often` has not run yet");
     let why = fleet.run(&["why", "often"]).ok();
     assert!(
-        why.contains("the store does not know this job yet"),
+        why.contains("the job is not registered with the store yet"),
         "{why}"
     );
     let (_, hint) = fleet.run(&["drain"]).failed(64);
-    assert_eq!(hint, "no instance was ever seen on this store");
+    assert_eq!(hint, "no instance has ever used this store");
 }
 
 #[test]
@@ -820,7 +820,7 @@ fn why_names_each_instances_decision() {
     assert!(text.contains("It ran once on web-1"), "{text}");
     assert!(text.contains("lost to web-1"), "{text}");
     let text = fleet.run(&["why", "often", &(at.0 + 1).to_string()]).ok();
-    assert!(text.contains("no occurrence of the schedule"), "{text}");
+    assert!(text.contains("not an occurrence of the schedule"), "{text}");
     assert!(text.contains("the one before: "), "{text}");
 }
 
@@ -830,7 +830,11 @@ fn logs_come_from_any_host_and_follow_until_the_end() {
     let held = fleet.claim("often", Target::Scheduled(due()));
     let quiet = fleet.run(&["logs", "often"]);
     assert_eq!((quiet.code, quiet.out.as_str()), (Some(0), ""));
-    assert!(quiet.err.contains("nothing written yet"), "{}", quiet.err);
+    assert!(
+        quiet.err.contains("the run has written nothing yet"),
+        "{}",
+        quiet.err
+    );
     held.write(0, "one\n");
     assert_eq!(fleet.run(&["logs", "often"]).ok(), "one\n");
     let mut following = fleet
@@ -861,7 +865,7 @@ fn logs_come_from_any_host_and_follow_until_the_end() {
     assert_eq!(json["output"], "one\ntwo\nthree\n");
     assert_eq!(json["done"], true);
     let (chain, _) = fleet.run(&["logs", "often", "ffff"]).failed(64);
-    assert_eq!(chain, "no run `ffff` of `often` is known");
+    assert_eq!(chain, "the store has no run `ffff` of `often`");
 }
 
 #[test]
@@ -1041,7 +1045,7 @@ fn a_trigger_that_nobody_can_take_is_given_up() {
         .block_on(fleet.store.leave(&InstanceId::new("web-1"), 1))
         .expect("it left");
     let text = fleet.run(&["trigger", "often", "--key", "a"]).ok();
-    assert!(text.contains("no instance is up to take it"), "{text}");
+    assert!(text.contains("no instance is up to claim it"), "{text}");
     let ran = fleet.run(&["trigger", "often", "--wait"]);
     assert_eq!((ran.code, ran.out.as_str()), (Some(75), ""), "{}", ran.err);
     assert!(
@@ -1050,7 +1054,7 @@ fn a_trigger_that_nobody_can_take_is_given_up() {
         ran.err
     );
     assert!(
-        ran.err.contains("nobody took `often` within"),
+        ran.err.contains("no instance claimed `often` within"),
         "{}",
         ran.err
     );
@@ -1067,18 +1071,14 @@ fn given_up(ran: &Ran, reason: &str, hint: &str) {
 fn to_wait_for_a_trigger_ends_on_a_fleet_that_drains() {
     let fleet = Fleet::start();
     let ran = fleet.run_beside("web-1", true, &["trigger", "often", "--wait"]);
-    given_up(&ran, "every instance that is up drains", "soloist undrain");
+    given_up(&ran, "every live instance is draining", "soloist undrain");
 }
 
 #[test]
 fn to_wait_for_a_trigger_ends_when_no_instance_has_the_job() {
     let fleet = Fleet::start();
     let ran = fleet.run_beside("web-1", false, &["trigger", "often", "--wait"]);
-    given_up(
-        &ran,
-        "the live instances do not take it",
-        "soloist why often",
-    );
+    given_up(&ran, "no live instance claims it", "soloist why often");
 }
 
 #[test]
@@ -1091,7 +1091,11 @@ fn to_wait_for_a_run_ends_when_its_instance_and_all_others_are_gone() {
     fleet.runtime.block_on(leave).expect("it left");
     let ran = fleet.run(&["trigger", "draw", "--key", "k", "--wait"]);
     assert_eq!(ran.code, Some(79), "{}", ran.err);
-    assert!(ran.err.contains("shows no life"), "{}", ran.err);
+    assert!(
+        ran.err.contains("no longer renews its lease"),
+        "{}",
+        ran.err
+    );
     drop(held);
 }
 
@@ -1153,7 +1157,7 @@ fn pause_resume_and_skip_are_seen_by_the_whole_fleet() {
     assert_eq!(draw(&["status", "--json"])["skip"], 2);
     assert_eq!(
         fleet.run(&["skip", "draw", "-n", "0"]).ok(),
-        "`draw` will skip nothing\n"
+        "`draw` will skip no occurrence\n"
     );
     let (_, hint) = fleet.run(&["pause", "drow"]).failed(64);
     assert_eq!(hint, "did you mean `draw`?");
@@ -1164,7 +1168,7 @@ fn cancel_waits_for_the_end_and_says_whether_it_came() {
     let fleet = Fleet::start();
     assert_eq!(
         fleet.run(&["cancel", "often"]).ok(),
-        "nothing of `often` runs\n"
+        "no run of `often` is active\n"
     );
     let held = fleet.claim("often", Target::Scheduled(due()));
     let child = fleet
@@ -1189,7 +1193,7 @@ fn drain_takes_the_instance_of_this_host() {
     let text = fleet.run(&["drain"]).ok();
     assert_eq!(
         text,
-        "web-1 claims nothing more and finishes often; no other instance is there to go on\n"
+        "web-1 claims nothing more and finishes often; no other instance is up to run jobs\n"
     );
     let status = fleet.run(&["status", "--json"]).json();
     assert_eq!(status["instances"][0]["draining"], true);

@@ -142,7 +142,10 @@ fn cancel_ends_the_run_wherever_it_is_and_nothing_of_it_comes_again() {
                     .all(|r| r["outcome"] == "cancelled" && r["attempt"] == 1)
             );
         }
-        assert_eq!(fleet.said(&["cancel", "long"]), "nothing of `long` runs\n");
+        assert_eq!(
+            fleet.said(&["cancel", "long"]),
+            "no run of `long` is active\n"
+        );
         fleet.stop();
         fleet.judge(RERUN, &[], None);
     }

@@ -666,7 +666,7 @@ fn a_waiter_has_the_lock_after_the_release() {
         holder.end().assert(0, "", "");
         let ran = waiter.end();
         ran.assert(0, "mine\n", "waiting for lock `l`: ");
-        assert!(ran.err.ends_with("; for 30s at most\n"), "{ran:?}");
+        assert!(ran.err.ends_with("; for at most 30s\n"), "{ran:?}");
         assert_eq!(ran.err.lines().count(), 1, "{ran:?}");
     }
 }
@@ -713,7 +713,11 @@ async fn a_waiter_hears_that_its_period_was_taken_meanwhile() {
         place.go();
         holder.end().assert(0, "", "");
         let ran = waiter.end();
-        ran.assert(75, "", "this 366d of lock `l` was taken by other");
+        ran.assert(
+            75,
+            "",
+            "the current period (366d) of lock `l` was already claimed by other",
+        );
         // And nobody has the lock.
         place.run(&[], "echo mine").assert(0, "mine\n", "");
     }
@@ -769,7 +773,11 @@ fn a_period_is_run_once_and_one_without_a_run_is_given_back() {
 
         place.run(&yearly, "echo run >> ran").assert(0, "", "");
         let again = place.run(&yearly, "echo run >> ran");
-        again.assert(75, "", "this 366d of lock `l` was taken by ");
+        again.assert(
+            75,
+            "",
+            "the current period (366d) of lock `l` was already claimed by ",
+        );
         place
             .run(&["--once-per", "366d", "-E", "0"], "echo run >> ran")
             .assert(0, "", "");
@@ -796,7 +804,13 @@ fn two_crontabs_run_each_period_once() {
             );
             match ran.code {
                 Some(0) => 1,
-                Some(75) if ran.err.contains("this 1s of lock `l` was taken by ") => 0,
+                Some(75)
+                    if ran.err.contains(
+                        "the current period (1s) of lock `l` was already claimed by ",
+                    ) =>
+                {
+                    0
+                }
                 _ => panic!("{ran:?}"),
             }
         };
@@ -1015,7 +1029,9 @@ fn a_start_that_takes_longer_than_its_lock_is_ended_with_it() {
     let mut running = Running::of(command);
     wait_until("the start is under way", GENEROUS, || once.exists());
     place.server().kill();
-    running.end().assert(79, "", "; nothing was started");
+    running
+        .end()
+        .assert(79, "", "; the command was not started");
     assert_eq!(place.text("ran"), "");
 }
 
@@ -1034,7 +1050,9 @@ fn a_lock_that_could_not_be_given_back_is_given_back_later() {
             wait_gone(&[command]);
         } else {
             place.go();
-            holder.end().assert(0, "", "it lapses with its lease");
+            holder
+                .end()
+                .assert(0, "", "the lock ends when its lease ends");
         }
         place.server().revive(None);
         let ran = place.run(&["--wait", "1m"], "echo mine");
@@ -1067,18 +1085,20 @@ fn without_its_store_nothing_is_started() {
         ran.assert(
             69,
             "",
-            "hint: nothing was started; see whether the store is up",
+            "hint: the command was not started; check that the store is up",
         );
     }
     // On a port that nobody listens on, too.
     let port = place.server().port();
     let refused = format!("redis://127.0.0.1:{port}/0");
-    place
-        .run(&["--store", &refused], "echo run >> ran")
-        .assert(69, "", "nothing was started");
+    place.run(&["--store", &refused], "echo run >> ran").assert(
+        69,
+        "",
+        "the command was not started",
+    );
     place
         .run(&["--store", "sqlite:/no/such/dir/x.db"], "echo run >> ran")
-        .assert(69, "", "nothing was started");
+        .assert(69, "", "the command was not started");
     // Something else listens there.
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let web = format!("redis://{}/0", listener.local_addr().expect("an address"));
@@ -1098,7 +1118,7 @@ fn without_its_store_nothing_is_started() {
     place.server().stop();
     place
         .run(&[], "echo run >> ran")
-        .assert(69, "", "nothing was started");
+        .assert(69, "", "the command was not started");
     assert_eq!(place.text("ran"), "");
 }
 
@@ -1147,7 +1167,7 @@ fn a_lock_that_is_taken_away_ends_the_command() {
     running.end().assert(
         79,
         "",
-        "lock `l` was lost: it was deleted, or taken by another; the command",
+        "lock `l` was lost: it was deleted, or another process took it; the command",
     );
 }
 
@@ -1217,7 +1237,11 @@ fn the_store_comes_from_the_option_the_environment_or_the_file() {
 
     run(&|_| {}, &["--config", "missing.toml", "exec"]).assert(78, "", "missing.toml");
     run(&|_| {}, &["exec", "--store", "reds://h"]).assert(64, "", "did you mean `redis:`?");
-    run(&|_| {}, &["exec", "--store", "memory:"]).assert(64, "", "`memory:` is inside one process");
+    run(&|_| {}, &["exec", "--store", "memory:"]).assert(
+        64,
+        "",
+        "a `memory:` store exists only inside one process",
+    );
 }
 
 #[test]

@@ -536,7 +536,7 @@ fn what_is_planned_while_a_job_is_disabled_or_absent_is_never_run() {
             let knows = |i: usize| {
                 fleet.instances[i]
                     .log_text()
-                    .contains("nothing of it is owed")
+                    .contains("will not be caught up later")
             };
             knows(0) || knows(1)
         });
@@ -620,7 +620,7 @@ fn two_daemons_of_one_name_are_told_so() {
         c.env("SOLOIST_INSTANCE", &name);
     });
     for i in 0..2 {
-        fleet.wait_log(i, "another soloist has this instance's name");
+        fleet.wait_log(i, "another soloist process uses this instance's name");
     }
     fleet.stop();
     fleet.judge(ONCE, &["work"], None);

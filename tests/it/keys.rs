@@ -626,7 +626,7 @@ fn a_job_of_the_same_user_cannot_look_into_guard_and_daemon() {
             let log = std::fs::read_to_string(dir.path().join("log"));
             panic!("{status:?}, and the daemon says {log:?}");
         }
-        said.contains("nosy") && !said.contains("does not know it yet")
+        said.contains("nosy") && !said.contains("not registered with the store yet")
     });
     let o = soloist(&["trigger", "nosy", "--wait"])
         .output()

@@ -850,7 +850,7 @@ fn nothing_is_started_on_a_server_that_evicts_keys() {
     let complaints = |fleet: &Fleet, i: usize| {
         fleet.instances[i]
             .log_text()
-            .matches("cannot be relied on")
+            .matches("is not safe to use")
             .count()
     };
     let mut fleet = fleet(2)
@@ -917,7 +917,7 @@ fn a_server_that_may_drop_histories_is_warned_of_and_used() {
     let text = fleet.instances[0].log_text();
     assert_eq!(text.matches("volatile-lru").count(), 1, "{text}");
     assert!(
-        text.contains("WARN") && text.contains("not set up well"),
+        text.contains("WARN") && text.contains("check the settings of the store"),
         "{text}"
     );
     fleet.stop();
@@ -972,7 +972,7 @@ fn another_definition_of_a_job_is_shown_and_each_occurrence_still_runs_once() {
         "{text}"
     );
     assert!(
-        row("a ").contains("the fleet has another definition"),
+        row("a ").contains("the fleet runs another definition"),
         "{text}"
     );
     assert!(!row("b ").contains("another definition"), "{text}");

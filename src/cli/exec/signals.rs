@@ -1,4 +1,5 @@
-//! The signals that a transparent command shares with us: which they are, who sent them, whether we pass them on.
+//! The signals of a transparent command (`exec`): which ones this process catches, who sent them, and which it passes
+//! on.
 
 use std::{
     io,
@@ -8,7 +9,7 @@ use std::{
 
 use tokio::io::unix::AsyncFd;
 
-/// What a program may be sent on purpose, and what a terminal sends.
+/// The signals that people send on purpose, and those that a terminal sends.
 const CAUGHT: [i32; 11] = [
     libc::SIGTERM,
     libc::SIGINT,
@@ -23,27 +24,28 @@ const CAUGHT: [i32; 11] = [
     libc::SIGTTOU,
 ];
 
-/// One that was sent to us.
+/// A signal that this process received.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Caught {
     pub number: i32,
-    /// The terminal's, which sends it to each process of its foreground group.
+    /// Sent by the terminal, to each process of its foreground group.
     pub by_terminal: bool,
 }
 
 impl Caught {
-    /// The command does not have it yet. `reached`: it is in our process group by now.
+    /// True: the command has not received this signal yet. `reached`: the command has joined our process group.
     pub(crate) fn to_be_passed_on(self, reached: bool) -> bool {
         match self.number {
-            // The command's own when it reads or writes a terminal that it may not.
+            // The command gets these from the kernel itself when it uses a terminal that it may not.
             libc::SIGTTIN | libc::SIGTTOU => false,
-            // A terminal that hangs up tells its session's leader alone, which we may be. Twice does no harm.
+            // A terminal that hangs up signals only its session's leader, which may be this process. A second signal
+            // does no harm.
             libc::SIGHUP | libc::SIGCONT => true,
             _ => !(self.by_terminal && reached),
         }
     }
 
-    /// A program that does not expect it ends.
+    /// True: the signal ends a program that does not handle it.
     pub(crate) fn ends(self) -> bool {
         !matches!(
             self.number,
@@ -52,10 +54,11 @@ impl Caught {
     }
 }
 
-/// Whether SIGPIPE came to us ignored. Rust ignores it before `main`, so that only [`before_main`] can see it.
+/// Whether this process started with SIGPIPE ignored. Rust ignores it before `main`, so only [`before_main`] can see
+/// this.
 static PIPE_IGNORED: AtomicBool = AtomicBool::new(false);
 
-/// Called by the loader, before there is anything else.
+/// The loader calls this before everything else.
 pub(crate) fn before_main() {
     // SAFETY: all-zero is a valid sigaction, the call writes it only.
     let ignored = unsafe {
@@ -66,7 +69,7 @@ pub(crate) fn before_main() {
     PIPE_IGNORED.store(ignored, Ordering::Relaxed);
 }
 
-/// The signals that came to us ignored, as `nohup` does it, or systemd with SIGPIPE.
+/// The signals that this process started with ignored, as from `nohup`, or from systemd (SIGPIPE).
 pub(crate) fn ignored() -> Vec<i32> {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status
@@ -82,10 +85,10 @@ pub(crate) fn ignored() -> Vec<i32> {
         .collect()
 }
 
-/// Blocks the signals, for this thread and all that it starts, and returns where they arrive instead.
+/// Blocks the signals for this thread and the threads that it starts, and returns the descriptor on which they arrive.
 ///
 /// # Errors
-/// No descriptor left.
+/// The process has no free descriptor.
 pub(crate) fn block(ignored: &[i32]) -> io::Result<OwnedFd> {
     // SAFETY: the set is initialised by sigemptyset before use, all pointers are valid, and the new descriptor is
     // owned by nobody else.
@@ -108,16 +111,16 @@ pub(crate) fn block(ignored: &[i32]) -> io::Result<OwnedFd> {
 pub(crate) struct Signals(AsyncFd<OwnedFd>);
 
 impl Signals {
-    /// Of what [`block`] returned.
+    /// Reads the signals from the descriptor that [`block`] returned.
     ///
     /// # Errors
-    /// No descriptor left.
+    /// The process has no free descriptor.
     pub(crate) fn new(fd: OwnedFd) -> io::Result<Self> {
         // SAFETY: an owned descriptor stays open, and is this one, for as long as the AsyncFd has it.
         Ok(Self(unsafe { AsyncFd::register(fd)? }))
     }
 
-    /// Waits for the next one. Cancel safe.
+    /// Waits for the next signal. Cancel safe.
     pub(crate) async fn next(&self) -> Caught {
         loop {
             let Ok(mut ready) = self.0.readable().await else {
@@ -146,7 +149,7 @@ impl Signals {
     }
 }
 
-/// Stops this process, as its command was; returns when it is to go on.
+/// Stops this process, as its command was stopped; returns when somebody continues it.
 pub(crate) fn stop_ourselves() {
     let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::STOP);
 }

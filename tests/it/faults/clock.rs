@@ -62,7 +62,7 @@ fn a_store_clock_that_jumps_for_a_moment_silences_no_job() {
         });
     });
     for i in 0..2 {
-        fleet.wait_log(i, "the store's clock is right again");
+        fleet.wait_log(i, "believes the store's clock again");
     }
     fleet.stop();
     fleet.judge(ONCE, &["work"], None);
@@ -132,10 +132,10 @@ fn a_store_clock_that_is_put_right_is_believed() {
     fleet.server().cont();
     fleet.wait_log(0, "the hosts' clocks agree with it");
     // Everything up to then is decided, an hour ahead. It is named, and put right by hand.
-    fleet.wait_log(0, "lies in the future");
+    fleet.wait_log(0, "counts occurrences up to this future instant");
     let text = fleet.said(&["status"]);
     assert!(
-        text.contains("`soloist rewind work` puts it right"),
+        text.contains("`soloist rewind work` corrects that"),
         "{text}"
     );
     let why = fleet.said(&["why", "work"]);
@@ -144,7 +144,10 @@ fn a_store_clock_that_is_put_right_is_believed() {
     for job in ["work", "plain"] {
         let early = ran(&of(&fleet, job));
         let said = fleet.said(&["rewind", job]);
-        assert!(said.contains("is put back to now"), "{said}\n{why}");
+        assert!(
+            said.contains("it now counts only past occurrences"),
+            "{said}\n{why}"
+        );
         assert!(said.contains("ran before their time"), "{said}");
         wait_until("it runs at its time", GENEROUS, || {
             of(&fleet, job).len() >= early.len() + 3
@@ -156,7 +159,7 @@ fn a_store_clock_that_is_put_right_is_believed() {
     }
     let again = fleet.said(&["rewind", "work"]);
     assert!(
-        again.contains("nothing of `work` is decided before its time"),
+        again.contains("`work` counts no future occurrence as decided"),
         "{again}"
     );
 }
@@ -187,11 +190,14 @@ fn a_wrong_clock_that_a_lone_instance_believed_is_outvoted_by_those_who_come_lat
     assert_eq!(fleet.trace().runs().len(), runs, "started by a wrong clock");
     fleet.server().step_clock(Duration::ZERO);
     for i in 0..2 {
-        fleet.wait_log(i, "the store's clock is right again");
+        fleet.wait_log(i, "believes the store's clock again");
     }
     // What was decided an hour ahead is put right by hand.
     let said = fleet.said(&["rewind", "work"]);
-    assert!(said.contains("is put back to now"), "{said}");
+    assert!(
+        said.contains("it now counts only past occurrences"),
+        "{said}"
+    );
     fleet.wait_more_runs(3);
 }
 
@@ -240,7 +246,7 @@ fn status_and_why_go_by_the_time_that_instances_believe() {
             near(ms(&i["last_seen"]), wall());
         }
         let text = fleet.said(&["status"]);
-        assert!(text.contains("when the clock is right"), "{text}");
+        assert!(text.contains("when the clock is corrected"), "{text}");
         assert!(!text.contains("rewind"), "nothing is wrong with it: {text}");
         // The latest that is planned, by the right time; nobody decides on it.
         wait_until("why says so", GENEROUS, || {
@@ -258,11 +264,11 @@ fn status_and_why_go_by_the_time_that_instances_believe() {
         let ran = fleet.trace().runs()[0].occurrence.to_string();
         let why = fleet.said(&["why", "work", &ran]);
         assert!(why.contains("It ran once"), "{why}");
-        assert!(!why.contains("not heard of"), "{why}");
+        assert!(!why.contains("stopped reporting"), "{why}");
         let tomorrow = wall() / 1000 * 1000 + 86_400_000;
         let why = fleet.said(&["why", "work", &tomorrow.to_string()]);
         assert!(
-            why.contains("It has not come yet: it is due in 23 h"),
+            why.contains("It is not due yet: it is due in 23 h"),
             "{why}"
         );
         let history = fleet.said(&["history", "work"]);
@@ -277,7 +283,10 @@ fn status_and_why_go_by_the_time_that_instances_believe() {
 fn a_trigger_says_that_the_clock_stands_in_its_way() {
     let mut fleet = doubting(1);
     let asked = fleet.said(&["trigger", "work", "--key", "a"]);
-    assert!(asked.contains("when the store's clock is right"), "{asked}");
+    assert!(
+        asked.contains("once the store's clock is corrected"),
+        "{asked}"
+    );
     let out = fleet.cli(&["trigger", "extra", "--key", "k", "--wait"]);
     let said = String::from_utf8_lossy(&out.stderr);
     assert_eq!(out.status.code(), Some(75), "{said}");
@@ -299,7 +308,7 @@ fn a_trigger_says_that_the_clock_stands_in_its_way() {
         let said = [out.stdout, out.stderr].concat();
         let said = String::from_utf8_lossy(&said);
         assert!(said.contains("the store's clock was wrong"), "{said}");
-        assert!(said.contains("another --key runs it"), "{said}");
+        assert!(said.contains("use another --key to run it"), "{said}");
     }
 }
 
@@ -311,7 +320,7 @@ fn a_pause_counts_by_the_time_that_instances_believe() {
         let out = fleet.cli(&["pause", "work", "--until", "30m"]);
         let warning = String::from_utf8_lossy(&out.stderr);
         assert!(
-            warning.contains("instances do not believe it: --until counts by"),
+            warning.contains("instances do not believe it: --until is read by"),
             "{warning}"
         );
         let paused = |fleet: &Fleet| fleet.json(&["status", "--json"])["jobs"][1]["paused"].clone();
@@ -322,7 +331,7 @@ fn a_pause_counts_by_the_time_that_instances_believe() {
         let record = fleet.wait_record("work", "skipped");
         assert_eq!(record["error"], "paused");
         let resumed = fleet.said(&["resume", "work"]);
-        assert!(resumed.contains("goes on"), "{resumed}");
+        assert!(resumed.contains("is resumed"), "{resumed}");
         fleet.wait_more_runs(2);
     }
     // Without any instance, the host's own clock speaks.
@@ -332,7 +341,7 @@ fn a_pause_counts_by_the_time_that_instances_believe() {
     let out = fleet.cli(&["pause", "work", "--until", "30m"]);
     let warning = String::from_utf8_lossy(&out.stderr);
     assert!(
-        warning.contains("compared with this host's, the store's clock is"),
+        warning.contains(", compared with this host's: --until"),
         "{warning}"
     );
     // What ran in the last hour would be undecided again.

@@ -572,7 +572,7 @@ fn a_living_daemon_ends_what_another_and_its_guard_left_when_both_were_killed() 
     );
     wait_until("the other daemon has ended them", GENEROUS, || {
         let log = fleet.instances[1 - holder].log_text();
-        log.contains("ended what another soloist on this host had left behind")
+        log.contains("ended runs that a dead soloist process left behind on this host")
     });
     assert!(!left.iter().any(|&pid| process::alive(pid)), "{left:?}");
     takeover_of(&fleet, &run);
@@ -713,7 +713,7 @@ fn an_outcome_that_the_store_could_not_hear_of_before_the_daemon_stopped_is_told
     let status = fleet.instances[0].wait_end();
     assert!(status.success(), "{status}");
     let log = fleet.instances[0].log_text();
-    assert!(log.contains("the run's guard goes on trying"), "{log}");
+    assert!(log.contains("the run's guard keeps trying"), "{log}");
     fleet.proxies[0].set(Fault::None);
 
     let told = |job: &str, run: &Run, outcome: &str| {

@@ -416,7 +416,7 @@ fn a_pause_and_a_drain_outlive_the_stores_data() {
     let by = |r: &Run| r.instance == "i2" && r.occurrence > lost;
     assert!(!fleet.trace().runs().iter().any(by), "i2 was to drain");
     let log = fleet.instances[1].log_text();
-    assert!(!log.contains("asked to work again"), "{log}");
+    assert!(!log.contains("asked to claim again"), "{log}");
     // What is asked for later has the last word.
     fleet.said(&["resume", "work"]);
     fleet.said(&["undrain", "i2"]);
