@@ -1,5 +1,5 @@
 -- compare_and_set.lua: replace the state of a job, if it is still what the caller read. For everything that is not
--- urgent (register, pause, skip, cancel, trigger): decided in Rust by src/logic/claim.rs on the state that was read.
+-- urgent (register, pause, skip, cancel, trigger): decided in Rust by src/logic/claim/ on the state that was read.
 --
 -- KEYS[1]  state    <ns>:{<job>}:state     hash, see lib.lua
 -- KEYS[2]  history  <ns>:{<job>}:history   list of JSON run records, newest first, expires

@@ -2,7 +2,7 @@
 -- capitals) are those of src/store/redis/script.rs.
 -- The last argument of every script is what the caller believes the server's clock to show (ms), or empty.
 --
--- State of a job: a hash with no expiry. Fields, as in src/logic/claim.rs `State` (absent: empty):
+-- State of a job: a hash with no expiry. Fields, as in `State` in src/logic/claim/state.rs (absent: empty):
 --   incarnation schedule definition   strings (the latter two are digests)
 --   since newest resumed skip_at off last_to skip   integers, milliseconds but for `skip`
 --   open triggers triggered early   JSON arrays      last pause   JSON objects      waiting   1

@@ -1,5 +1,5 @@
 -- renew.lua: prolong the lease of exactly one run, or put it back into a store that lost it. The reference is
--- `renew` in src/logic/claim.rs.
+-- `renew` in src/logic/claim/renew.rs.
 --
 -- KEYS[1]  state    <ns>:{<job>}:state   hash, see lib.lua
 -- ARGV[1]  run      ARGV[2] occurrence (ms)   ARGV[3] attempt   ARGV[4] seq: counts this run's renewals

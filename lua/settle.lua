@@ -1,4 +1,4 @@
--- settle.lua: record how a run ended and give its lease back. The reference is `settle` in src/logic/claim.rs.
+-- settle.lua: record how a run ended and give its lease back. The reference is `settle` in src/logic/claim/settle.rs.
 --
 -- KEYS[1]  state    <ns>:{<job>}:state     hash, see lib.lua
 -- KEYS[2]  history  <ns>:{<job>}:history   list of JSON run records, newest first, expires

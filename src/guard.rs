@@ -161,7 +161,7 @@ impl Guard {
             // The daemon died before it said what to run: nothing was started, and there is nothing to record.
             return ExitCode::SUCCESS;
         };
-        let (ended, settle, exe) = Run::begin(&mut self, spec).finish();
+        let (ended, settle, exe) = GuardedRun::begin(&mut self, spec).until_gone();
         while !self.control.settled && !self.control.closed {
             let _ = poll(&mut [self.control.poll_fd()], None);
             self.control.flush();
@@ -260,7 +260,7 @@ impl Guard {
 }
 
 /// One run, from the beginning of its start until its process tree is gone.
-struct Run<'g> {
+struct GuardedRun<'g> {
     guard: &'g mut Guard,
     spec: Spec,
     life: Life,
@@ -292,7 +292,7 @@ struct Run<'g> {
     stuck_at: Option<Boottime>,
 }
 
-impl<'g> Run<'g> {
+impl<'g> GuardedRun<'g> {
     fn begin(guard: &'g mut Guard, spec: Spec) -> Self {
         let begun = Moment::now();
         let life = Life::new(
@@ -453,7 +453,7 @@ impl<'g> Run<'g> {
     }
 
     /// Waits until the tree is gone; returns the hand-over if the daemon is gone too.
-    fn finish(mut self) -> (Ended, serde_json::Value, Option<PathBuf>) {
+    fn until_gone(mut self) -> (Ended, serde_json::Value, Option<PathBuf>) {
         loop {
             let children = self.reap_and_report();
             if !children && self.command.is_none() && !self.cgroup_populated() {

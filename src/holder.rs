@@ -63,7 +63,7 @@ pub struct Holder {
     /// The runs whose commands are alive or may still start; all others only wait for the store.
     pub commands: TaskTracker,
     starts: Arc<Semaphore>,
-    running: Mutex<BTreeMap<RunId, Run>>,
+    running: Mutex<BTreeMap<RunId, HeldRun>>,
     /// Pre-started guards of runs that will most likely be granted soon.
     prepared: Mutex<BTreeMap<RunId, Prepared>>,
 }
@@ -79,7 +79,7 @@ enum KeepOutcome {
     Ended(End, Option<NextAttempt>),
 }
 
-struct Run {
+struct HeldRun {
     job: JobName,
     occurrence: Occurrence,
     /// How long ending its command may take.
@@ -166,7 +166,7 @@ impl Holder {
         self.runs.spawn(async move {
             let (job, run) = (granted.job.name.clone(), granted.run.id);
             let nudge = Arc::new(Notify::new());
-            let entry = Run {
+            let entry = HeldRun {
                 job: job.clone(),
                 occurrence: granted.run.occurrence,
                 end: granted.job.grace + granted.job.lease.kill_budget,

@@ -43,7 +43,6 @@ const FRAMES: [char; 4] = ['|', '/', '-', '\\'];
 
 const NOT_FOUND: u8 = 127;
 const NOT_EXECUTABLE: u8 = 126;
-const LOCK_LOST: u8 = 79;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -500,7 +499,7 @@ impl Session<'_> {
                     None => "the command was not started",
                 };
                 remark(&format!("lock `{name}` was lost: {why}; {what}"));
-                Exit::Command(LOCK_LOST)
+                Exit::LeaseLost
             }
             Some(_) => {
                 remark(end.error.as_deref().unwrap_or("the command was ended"));

@@ -17,6 +17,8 @@ pub enum Exit {
     Internal,
     TryAgain,
     Config,
+    /// A lock, or the lease of a run, was lost: the command was ended, and nobody can say how far it came.
+    LeaseLost,
     /// The exit code of the job's command.
     Command(u8),
 }
@@ -30,6 +32,7 @@ impl Exit {
             Self::Internal => 70,
             Self::TryAgain => 75,
             Self::Config => 78,
+            Self::LeaseLost => 79,
             Self::Command(code) => code,
         }
     }

@@ -27,8 +27,6 @@ use crate::{
 
 /// What to do about a key whose trigger was not run.
 const ANOTHER_KEY: &str = "use another --key to run it";
-/// Exit code for a run that lost its lease.
-const LEASE_LOST: u8 = 79;
 /// Exit code for a run whose command could not be started, as in the shell.
 const NOT_STARTED: u8 = 126;
 /// `trigger --wait` gives up this long after `start_within` if no instance is up to claim the trigger, and this long
@@ -561,7 +559,7 @@ fn code(r: &RunView) -> u8 {
         Outcome::Succeeded => own().unwrap_or(0),
         Outcome::Failed => own().unwrap_or(NOT_STARTED),
         Outcome::TimedOut | Outcome::Cancelled | Outcome::Replaced => own().unwrap_or(terminated),
-        Outcome::LeaseLost | Outcome::Crashed | Outcome::Unknown => LEASE_LOST,
+        Outcome::LeaseLost | Outcome::Crashed | Outcome::Unknown => Exit::LeaseLost.code(),
         Outcome::Skipped | Outcome::Missed | Outcome::Running => Exit::TryAgain.code(),
     }
 }

@@ -30,7 +30,7 @@ pub(super) struct ClaimBatcher {
 impl ClaimBatcher {
     pub(super) fn start(store: Arc<dyn Store>) -> Self {
         let (sender, queue) = mpsc::unbounded_channel();
-        tokio::spawn(run(store, queue));
+        tokio::spawn(send_batches(store, queue));
         Self {
             queue: sender,
             permits: Arc::new(Semaphore::new(MAX_CLAIMS)),
@@ -54,7 +54,7 @@ impl ClaimBatcher {
     }
 }
 
-async fn run(store: Arc<dyn Store>, mut queue: mpsc::UnboundedReceiver<Queued>) {
+async fn send_batches(store: Arc<dyn Store>, mut queue: mpsc::UnboundedReceiver<Queued>) {
     let in_flight = Arc::new(Semaphore::new(IN_FLIGHT));
     while let Some(first) = queue.recv().await {
         let mut batch = vec![first];

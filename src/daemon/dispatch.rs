@@ -159,7 +159,7 @@ impl Dispatcher {
         for (job, backlog) in self.timetable.take_backlog(Occurrence(now)) {
             self.contender.overdue(&job, backlog, false);
         }
-        let more = self.arm(Occurrence(now + LOOK_AHEAD_MS));
+        let more = self.look_ahead(Occurrence(now + LOOK_AHEAD_MS));
         self.fire(now);
         more
     }
@@ -177,14 +177,14 @@ impl Dispatcher {
     }
 
     /// Takes occurrences that start up to `until` out of the timetable. True: there were some.
-    fn arm(&mut self, until: Occurrence) -> bool {
+    fn look_ahead(&mut self, until: Occurrence) -> bool {
         let taken = self.timetable.take_due(until);
         let any = !taken.is_empty();
-        self.arm_these(taken);
+        self.keep_armed(taken);
         any
     }
 
-    fn arm_these(&mut self, taken: Vec<timetable::Due<JobName>>) {
+    fn keep_armed(&mut self, taken: Vec<timetable::Due<JobName>>) {
         for due in taken {
             let Some(job) = self.contender.job(&due.key) else {
                 continue;
@@ -213,7 +213,7 @@ impl Dispatcher {
             && at <= after
             && let Some(due) = self.timetable.take_next(name)
         {
-            self.arm_these(vec![due]);
+            self.keep_armed(vec![due]);
         }
         // Armed occurrences after the change are dropped; the new schedule plans them again, or does not.
         for due in self.armed.values_mut() {

@@ -100,10 +100,10 @@ fn claim_undecided(
     let now = now_us.div_euclid(1000);
     let at = due(st, c, now_us, effects)?;
     give_up_missed(st, c, at, effects)?;
-    look_whether_it_ran_early(st, c, at)?;
-    look_whether_it_is_to_run(st, c, at, now, effects)?;
+    apply_early_runs(st, c, at)?;
+    apply_pause_and_skip(st, c, at, now, effects)?;
     if c.overlap != Overlap::Allow {
-        look_at_other_runs(st, c, at, now, effects)?;
+        apply_overlap(st, c, at, now, effects)?;
     }
     let key = match &c.target {
         Target::Manual { key, .. } => {
@@ -206,7 +206,7 @@ fn give_up_missed(st: &mut State, c: &Claim, at: Occurrence, effects: &mut Effec
 }
 
 /// It may have run before its time, by a clock that was wrong: see [`Control::Rewind`].
-fn look_whether_it_ran_early(st: &mut State, c: &Claim, at: Occurrence) -> Step<()> {
+fn apply_early_runs(st: &mut State, c: &Claim, at: Occurrence) -> Step<()> {
     let ran = !c.is_manual() && st.early.contains(&at);
     if ran {
         st.newest = at.0;
@@ -220,7 +220,7 @@ fn look_whether_it_ran_early(st: &mut State, c: &Claim, at: Occurrence) -> Step<
 }
 
 /// A pause, a skip or the time may decide it without a run. Neither a pause nor a skip is for triggers.
-fn look_whether_it_is_to_run(
+fn apply_pause_and_skip(
     st: &mut State,
     c: &Claim,
     at: Occurrence,
@@ -263,7 +263,7 @@ fn look_whether_it_is_to_run(
 }
 
 /// Another run of the job may be in the way, or an attempt that is awaited: `overlap` says which of them gives way.
-fn look_at_other_runs(
+fn apply_overlap(
     st: &mut State,
     c: &Claim,
     at: Occurrence,

@@ -38,7 +38,7 @@ use crate::model::{Boottime, InstanceId, Occurrence, Outcome, Run, RunId, Trigge
 const HANDICAP: Duration = Duration::from_millis(3);
 const HANDICAP_MAX: Duration = Duration::from_millis(45);
 /// After the last moment for a start: by then it has passed on the store's clock too.
-pub const LATER: Duration = Duration::from_millis(20);
+pub const START_MARGIN: Duration = Duration::from_millis(20);
 /// The longest wait for a slot before the situation is looked at again.
 const LONGEST_WAIT_FOR_SLOT: Duration = Duration::from_secs(3600);
 /// How often one contest asks again, when the answer says that it soon may: at first as soon as it says, then less and
@@ -332,7 +332,7 @@ impl Contest {
             // it needs none to be recorded.
             let left = store_ms.map_or(LONGEST_WAIT_FOR_SLOT, |now| {
                 let left = self.ask.start_by.saturating_sub(now).max(0) as u64;
-                Duration::from_millis(left.saturating_add(1)).saturating_add(LATER)
+                Duration::from_millis(left.saturating_add(1)).saturating_add(START_MARGIN)
             });
             return Step::TakeSlot(left.min(LONGEST_WAIT_FOR_SLOT));
         }
@@ -377,9 +377,12 @@ impl Contest {
             Subject::Here(job) => self.ask.key().and_then(|key| job.trigger_is_over(key)),
             Subject::Removed(_) => None,
         };
-        let left = waits.map(|over| (over + LATER).since(v.now));
+        let left = waits.map(|over| (over + START_MARGIN).since(v.now));
         let passed = left == Some(Duration::ZERO);
-        let last = self.ask.start_by.saturating_add(LATER.as_millis() as i64);
+        let last = self
+            .ask
+            .start_by
+            .saturating_add(START_MARGIN.as_millis() as i64);
         let too_late = passed || v.store_ms().is_some_and(|now| now > last);
         let over = waits.or_else(|| v.clock.when(self.ask.start_by));
         Times {

@@ -46,7 +46,7 @@ pub enum OnCrash {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct State {
-    /// The incarnation of the store (server run id) in which this state was last confirmed.
+    /// The incarnation of the store (its replication id, see lua/lib.lua) in which this state was last confirmed.
     pub incarnation: String,
     /// Digest of the schedule that was registered last.
     pub schedule: String,

@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::{
-    Ask, Ended, LATER, Me,
+    Ask, Ended, Me, START_MARGIN,
     queue::{Due, NextClaim, Queue, Segment, Unfolded},
 };
 use crate::{
@@ -422,7 +422,7 @@ impl JobState {
         let recent = all.recent.into_iter().map(Missed::one);
         let mut missed: Vec<Missed> = older.into_iter().chain(recent).collect();
         let last = missed.pop()?;
-        let within = self.jitter + job.start_within + LATER;
+        let within = self.jitter + job.start_within + START_MARGIN;
         let after = last.last.0.saturating_add(within.as_millis() as i64);
         let claim = Claim {
             job: job.name.clone(),
