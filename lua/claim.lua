@@ -84,7 +84,7 @@ local function claim_open(c, open, i, extra, pause)
   if not e.next_attempt then
     if e.run == c.run then
       -- Asked again after a lost reply: the claimant counts its trust from this request.
-      e.seq, e.renewed_at = e.seq + 1, now
+      e.seq, e.renewed_at = math.min(e.seq + 1, SEQ_MOST), now
       save_list(c.state, 'open', open)
       return { 'granted', int(e.occurrence), e.attempt, e.trigger }
     end

@@ -16,7 +16,7 @@ local open = st[2] and cjson.decode(st[2]) or {}
 local seq = tonumber(ARGV[4])
 for _, e in ipairs(open) do
   if e.run == ARGV[1] and not e.next_attempt then
-    e.seq = math.max(e.seq + 1, seq)
+    e.seq = math.min(math.max(e.seq + 1, seq), SEQ_MOST)
     e.renewed_at = now
     e.incarnation = incarnation
     save_list(KEYS[1], 'open', open)

@@ -114,7 +114,12 @@ pub(super) fn exec(config: Option<PathBuf>, args: &Exec) -> Result<Exit, Failure
         .build()
         .map_err(|e| Failure::internal("cannot start the runtime", e))?;
     runtime.block_on(async {
-        tokio::spawn(reap_strangers());
+        tokio::spawn(async {
+            let Err(e) = reap_strangers().await;
+            remark(&format!(
+                "cannot wait for orphaned processes ({e}): they stay as zombies until this command ends"
+            ));
+        });
         let locks = LockClient::with_config(&store).map_err(|e| failure(&e))?;
         Session {
             args,

@@ -2420,6 +2420,48 @@ async fn redis_flushed_takes_a_lease_back_and_runs_nothing_twice() {
     loses_everything(|s| s.flush()).await;
 }
 
+/// Somebody has written that a run had a petabyte of output: to drop it keeps nobody waiting.
+#[tokio::test]
+async fn redis_counts_through_no_more_output_than_a_run_can_have() {
+    let mut bed = Bed::redis();
+    let (s, now) = ready(&bed).await;
+    let mine = claim(now - 100, "a");
+    let _ = granted(&*s, &mine).await;
+    s.append_output(&j(), mine.run, 0, b"some", 100)
+        .await
+        .unwrap();
+    let key = format!("soloist:{{backup}}:output:{}", mine.run);
+    let stop = 1_u64 << 50;
+    server(&mut bed).command::<()>(&["HSET", &key, "stop", &stop.to_string()]);
+    let told = s
+        .append_output(&j(), mine.run, stop + 1, b"more", 100)
+        .await;
+    told.expect("an answer in time");
+    let output = s.output(&j(), mine.run, 0).await.unwrap();
+    assert_eq!(output.unwrap().data, b"more");
+}
+
+/// Somebody has written the greatest number of renewals there is: the job's state stays readable.
+#[tokio::test]
+async fn redis_counts_renewals_no_further_than_they_can_be_read() {
+    let mut bed = Bed::redis();
+    let (s, now) = ready(&bed).await;
+    let mine = claim(now - 100, "a");
+    let g = granted(&*s, &mine).await;
+    let key = "soloist:{backup}:state";
+    let server = server(&mut bed);
+    let open: String = server.command(&["HGET", key, "open"]);
+    let most = open.replace("\"seq\":0", &format!("\"seq\":{}", u32::MAX));
+    assert_ne!(most, open);
+    server.command::<()>(&["HSET", key, "open", &most]);
+    let renewed = s.renew(&renewal(&mine, g, 1)).await.unwrap().value;
+    assert_eq!(renewed, Renewal::Renewed(None));
+    assert_eq!(state(&*s).await.open[0].seq, u32::MAX);
+    // Asked for again after a lost answer.
+    assert_eq!(one(&*s, &mine).await, Answer::Granted(g));
+    assert_eq!(state(&*s).await.open[0].seq, u32::MAX);
+}
+
 /// The run goes on and takes its lease back; the key that it was triggered with comes with it.
 #[tokio::test]
 async fn redis_learns_the_key_of_a_trigger_again_from_its_run() {

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use crate::{
     logic::{belief, claim},
     store::{
-        FORGET_INSTANCE, HISTORY_KEPT, INSTANCE_MOST, OUTPUT_TTL, RECORDS_TTL,
+        FORGET_INSTANCE, HISTORY_KEPT, INSTANCE_MOST, OUTPUT_MOST, OUTPUT_TTL, RECORDS_TTL,
         connection::Script,
         output::{OUTPUT_PATIENCE, PIECE},
     },
@@ -40,6 +40,7 @@ fn constants() -> String {
         ("AHEAD", belief::ON_ITS_WAY.as_millis()),
         ("NEAR", belief::NEAR.as_millis()),
         ("PAUSED_WAIT", claim::PAUSED_WAIT_MS as u128),
+        ("SEQ_MOST", u128::from(u32::MAX)),
         ("HISTORY_KEPT", HISTORY_KEPT as u128),
         ("HISTORY_TTL", RECORDS_TTL.as_millis()),
         ("FORGET_INSTANCE", FORGET_INSTANCE.as_millis()),
@@ -47,6 +48,7 @@ fn constants() -> String {
         ("OUTPUT_TTL", OUTPUT_TTL.as_millis()),
         ("OUTPUT_PATIENCE", OUTPUT_PATIENCE.as_millis()),
         ("PIECE", u128::from(PIECE)),
+        ("PIECES_MOST", OUTPUT_MOST as u128 / u128::from(PIECE)),
     ];
     let words = [
         ("LAPSED", claim::LAPSED),
