@@ -1,9 +1,9 @@
-//! jobs.toml -> `Config`, checked. Whatever is wrong is reported here, before anything starts.
+//! jobs.toml -> `Config`, checked. Reports every problem before anything starts.
 //!
-//! `load` reads the file twice over: as written (`raw`, each value by itself), then as checked (`check`, with
-//! defaults, contradictions and other files). Both add to one `Report`, so that all problems come at once.
+//! `load` processes the file in two steps: as written (`raw`, each value by itself), then as checked (`check`, with
+//! defaults, contradictions and other files). Both add to one `Report`, so that the user sees all problems at once.
 //!
-//! Locks know of it what [`Store`] says, and no file: the rest is the daemon's.
+//! Locks need only [`Store`], and no file: the rest is for the daemon.
 
 #[cfg(all(test, feature = "daemon"))]
 mod bounds;

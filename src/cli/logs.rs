@@ -104,7 +104,7 @@ pub(super) async fn logs(ctx: &Context, args: &Logs) -> Result<Exit, Failure> {
         }
     };
     if o.from > 0 {
-        remark(&format!("the first {} bytes have been deleted", o.from));
+        remark(&format!("the first {} bytes were not kept", o.from));
     }
     // One object has it all.
     let (first, mut all) = (o.from, vec![]);
@@ -200,7 +200,7 @@ impl Reader {
                 .unwrap_or_default();
             let from = output.from.max(self.at);
             if from > self.at {
-                remark(&format!("{} bytes have been deleted", from - self.at));
+                remark(&format!("{} bytes were not kept", from - self.at));
             }
             self.at = from.saturating_add(output.data.len() as u64);
             // The instance stores the rest of an ended run's output, or gives it up after a while.

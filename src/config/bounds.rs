@@ -1,4 +1,4 @@
-//! The reader at its bounds: what is just long enough, and what else a wrong word may have meant.
+//! Tests of the reader: values at its limits, and the hints for wrong words.
 
 use std::{path::Path, time::Duration};
 
@@ -55,7 +55,7 @@ fn what_is_just_allowed_is_allowed() {
     is_wrong(&retry("1999ms"));
 }
 
-/// What others call it, and what is written as others write it.
+/// Names and notations of other programs.
 #[test]
 fn each_hint_names_what_was_meant() {
     for (line, hint) in [
@@ -69,7 +69,7 @@ fn each_hint_names_what_was_meant() {
         ("timeout = \"5min\"", "write `m` for minutes"),
         ("timeout = \"5 hours\"", "write `h` for hours"),
         ("timeout = \"5days\"", "write `d` for days"),
-        ("timeout = \"5w\"", "there are no weeks here"),
+        ("timeout = \"5w\"", "weeks are not supported"),
         ("output.keep = \"1.5MiB\"", "use whole numbers"),
         ("schedule = \"* * X * *\"", "`L`, `LW`, `15W`, `?`"),
         ("schedule = \"* * * * X\"", "`5L`, `5#2`, `?`"),
@@ -89,7 +89,7 @@ fn each_hint_names_what_was_meant() {
             "{line}: {all:?}"
         );
     }
-    // A step that is one of a smaller field says nothing of seconds or minutes.
+    // A step that fits a smaller field gives no hint about seconds or minutes.
     let all = hints(&with("schedule = \"* */30 * * *\""));
     assert!(
         !all.is_empty() && all.iter().all(|h| !h.contains("@every")),
@@ -124,7 +124,7 @@ fn each_hint_names_what_was_meant() {
     assert_eq!(show_duration(Duration::from_secs(5400)), "1h30m");
 }
 
-/// Between « and » stands what is hidden, byte for byte.
+/// The text between « and » is masked, byte for byte.
 #[test]
 fn a_mask_hides_secrets_and_nothing_beside_them() {
     for marked in [
@@ -173,7 +173,7 @@ fn a_mask_hides_secrets_and_nothing_beside_them() {
     }
 }
 
-/// Where somebody wrote it who can write something else: in the job, if that said anything of it.
+/// Reported where the user can change it: in the job, if the job has one of the keys.
 #[test]
 fn a_contradiction_is_shown_where_it_was_written() {
     for (text, line, place) in [

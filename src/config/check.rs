@@ -1,4 +1,4 @@
-//! From as written to as checked: defaults, contradictions, other files, schedules.
+//! Turns the configuration as written into the checked one: defaults, contradictions, other files, schedules.
 
 use std::{
     borrow::Borrow,
@@ -28,13 +28,13 @@ use crate::{
     model::JobName,
 };
 
-/// The files named here hold a password or some variables; more is the wrong file.
+/// The files that a configuration names have a password or some variables; a larger file is a mistake.
 const MOST_OF_A_FILE: u64 = 1 << 20;
 
-/// Nobody's secret, and no command is to be without them.
+/// Variables that are never secret, and that every command needs.
 const LOGIN: [&str; 6] = ["HOME", "USER", "LOGNAME", "SHELL", "PATH", "LANG"];
 
-/// What all jobs share while they are checked.
+/// The data that all jobs share while they are checked.
 struct Shared<'t> {
     defaults: &'t keys::Job,
     store_timeout: &'t Given<Duration>,
@@ -43,7 +43,7 @@ struct Shared<'t> {
     env: Option<Arc<BTreeMap<String, String>>>,
     utc: Zone,
     schedules: HashMap<ScheduleKey, Arc<Schedule>>,
-    /// By the addresses of their schedules, which `schedules` keeps alive.
+    /// Shared lists by the addresses of their schedules, which `schedules` keeps alive.
     lists: HashMap<Vec<usize>, Parsed>,
     texts: HashSet<Arc<[String]>>,
     codes: HashSet<Arc<[i32]>>,
@@ -52,17 +52,17 @@ struct Shared<'t> {
     leases: HashSet<Arc<Lease>>,
     retries: HashSet<Arc<JobRetry>>,
     envs: HashSet<Arc<BTreeMap<String, String>>>,
-    /// Each file is judged once.
+    /// Each file is checked once.
     env_files: HashMap<PathBuf, Option<Variables>>,
 }
 
-/// Text, zone, daylight saving, and the job where it matters.
+/// Text, zone, daylight saving, and the job if it matters.
 type ScheduleKey = (String, Arc<str>, Dst, Option<String>);
 /// The schedules of one job.
 type Parsed = Arc<[Arc<Schedule>]>;
 type Variables = Arc<[(String, String)]>;
 
-/// None when something is wrong; it has been reported.
+/// None: there is a problem, which has been reported.
 // Long: each table of the file in turn.
 pub(super) fn config<'t>(r: &mut Reader<'t>, file: raw::File<'t>) -> Option<Config> {
     let store = store(r, &file.store);
@@ -96,7 +96,7 @@ pub(super) fn config<'t>(r: &mut Reader<'t>, file: raw::File<'t>) -> Option<Conf
     )
     .map(Arc::new);
     if let Given::Read(default) = &file.defaults.schedule {
-        // Whatever a job adds to it: only `@at` looks at more than the text.
+        // For any job: only `@at` depends on more than the text.
         let utc = shared.utc.clone();
         schedules(
             r,
@@ -121,7 +121,7 @@ pub(super) fn config<'t>(r: &mut Reader<'t>, file: raw::File<'t>) -> Option<Conf
             jobs.insert(job.name.clone(), Arc::new(job));
         }
     }
-    // Without jobs nobody would see what is wrong with the defaults.
+    // Check the defaults even if no job uses them.
     if file.jobs.is_empty() {
         let nobody = At {
             value: "",
@@ -221,7 +221,7 @@ fn store(r: &mut Reader<'_>, raw: &keys::Store) -> Option<Store> {
     })
 }
 
-/// Keys that mean nothing for the kind of store, or say the same thing twice.
+/// Reports keys that have no meaning for the kind of store, or that repeat another one.
 fn only_for(r: &mut Reader<'_>, kind: Kind, raw: &keys::Store) {
     let mut refuse = |span: Option<Range<usize>>, message: &str, hint: &str| {
         if let Some(span) = span {
@@ -242,21 +242,21 @@ fn only_for(r: &mut Reader<'_>, kind: Kind, raw: &keys::Store) {
                 refuse(
                     username.clone(),
                     "`username` is also given in `url`",
-                    "take one of them out",
+                    "remove one of them",
                 );
             }
             if in_url {
                 refuse(
                     password.clone(),
                     "`password_file` is given, and `url` has a password too",
-                    "take the one in `url` out",
+                    "remove the one in `url`",
                 );
             }
             if !over_tls {
                 refuse(
                     tls,
                     "`tls` is only used with a `rediss://` URL",
-                    "write `rediss://` in `url`, or take `tls` out",
+                    "write `rediss://` in `url`, or remove `tls`",
                 );
             }
             if !in_url && password.is_none() {
@@ -275,7 +275,7 @@ fn only_for(r: &mut Reader<'_>, kind: Kind, raw: &keys::Store) {
             }
         }
         Kind::Sqlite | Kind::Memory => {
-            let hint = "take it out, or name a Redis server in `url`";
+            let hint = "remove it, or name a Redis server in `url`";
             refuse(username, "`username` is only used with Redis", hint);
             refuse(password, "`password_file` is only used with Redis", hint);
             refuse(tls, "`tls` is only used with Redis", hint);
@@ -302,7 +302,7 @@ fn store_retry(raw: &Given<keys::StoreRetry>) -> Option<StoreRetry> {
     })
 }
 
-/// The longest pause: where none is given, not shorter than the first.
+/// The longest pause; without one in the file, at least the first pause.
 fn most(first: Duration, given: &Given<Duration>, usual: &Given<Duration>) -> Option<Duration> {
     let most = given.or_usual(usual)?;
     Some(match given {
@@ -356,7 +356,7 @@ fn password(r: &mut Reader<'_>, file: &At<String>) -> Option<Secret> {
 
 /// A regular file of reasonable size: a pipe or device would make the start hang.
 fn read_text(path: &Path) -> Result<String, String> {
-    // Without the error number: it tells an administrator nothing.
+    // Without the error number, which does not help an administrator.
     let words = |error: std::io::Error| match error.kind() {
         std::io::ErrorKind::NotFound => "no such file".to_owned(),
         std::io::ErrorKind::PermissionDenied => "permission denied".to_owned(),
@@ -394,7 +394,7 @@ fn environment(
                     let variables = variables(r, file, &path, &text);
                     files.insert(path.clone(), variables);
                 }
-                // Each place where it is named is reported.
+                // Reported at each place that names it.
                 Ok(Err(error)) => {
                     let path = path.display().to_string();
                     let message =
@@ -429,7 +429,7 @@ fn variables(r: &mut Reader<'_>, file: &At<String>, path: &Path, text: &str) -> 
         }
         let line = line.strip_prefix("export ").unwrap_or(line).trim_start();
         let (message, hint) = match line.split_once('=') {
-            // The line itself is not shown: it may be the rest of a secret.
+            // Do not show the line: it may be a piece of a secret.
             None => (
                 "expected KEY=VALUE".to_owned(),
                 "one variable on each line; `#` starts a comment",
@@ -438,7 +438,7 @@ fn variables(r: &mut Reader<'_>, file: &At<String>, path: &Path, text: &str) -> 
                 Err(error) => error,
                 Ok(()) if value.contains('\0') => (
                     "a value must not contain a NUL character".to_owned(),
-                    "take it out",
+                    "remove it",
                 ),
                 Ok(()) => {
                     let value = value.trim_start();
@@ -479,7 +479,7 @@ fn job(
             raw.$key.or(&defaults.$key)
         };
     }
-    // Or else what it usually is.
+    // Or else the usual default.
     macro_rules! value {
         ($key:ident) => {
             pick!($key).or_usual(&usual.$key)
@@ -506,7 +506,7 @@ fn job(
     let schedule = match pick!(schedule) {
         Given::Wrong(_) => None,
         Given::Absent => schedules(r, shared, place, name.value, &[], &utc, Dst::default()),
-        // Where zone or `dst` are wrong the text is judged all the same, with those that refuse the least.
+        // If zone or `dst` are wrong, check the text anyway, with a zone and `dst` that accept most texts.
         Given::Read(at) => schedules(
             r,
             shared,
@@ -527,7 +527,7 @@ fn job(
         (base, true) => {
             let variables = base.as_deref().cloned().unwrap_or_default();
             let env = environment(r, &mut shared.env_files, place, raw, variables);
-            // Without the defaults' variables, which are wrong, its own are only looked at.
+            // If the variables of the defaults are wrong, the job's own are only checked.
             base.and(env).map(|env| interned(&mut shared.envs, env))
         }
     };
@@ -616,7 +616,7 @@ fn schedules(
                     parsed.push(schedule.clone());
                     shared.schedules.insert(key, schedule);
                 }
-                // Each place where it stands is reported.
+                // Reported at each place that has it.
                 Err(error) => {
                     sound = false;
                     let whole = 0..text.len();
@@ -644,7 +644,7 @@ fn schedules(
     Some((list, interned(&mut shared.texts, written)))
 }
 
-/// Whether the text may hold `H`, which is counted from the job's name. Names of days and months have letters
+/// Whether the text may have an `H`, which depends on the job's name. In names of days and months an H has letters
 /// beside it (`THU`, `MARCH`).
 fn depends_on_the_job(text: &str) -> bool {
     let bytes = text.as_bytes();
@@ -657,8 +657,8 @@ fn depends_on_the_job(text: &str) -> bool {
     })
 }
 
-/// Length and renewal are judged apart, and what is wrong in itself is taken as what refuses the least: no problem
-/// hides another.
+/// Checks length and renewal separately; a value that is wrong by itself is replaced by one that fits most others, so
+/// that no problem hides another.
 fn lease(
     r: &mut Reader<'_>,
     shared: &Shared<'_>,
@@ -677,7 +677,7 @@ fn lease(
     let fitting = match with(timeout.unwrap_or(Duration::ZERO)) {
         Ok(lease) => Some(lease),
         Err(message) => {
-            // Where a length was written, there; else it is the timeout that does not fit the usual one.
+            // Reported at the lease, if the file has one; else the timeout does not fit the default lease.
             let (place, span) = match (&raw.lease, lease.span(), shared.store_timeout.span()) {
                 (Given::Read(own), ..) => (place, own.span.clone()),
                 (_, Some(default), _) => (Place::Defaults, default),
@@ -703,14 +703,14 @@ fn lease(
                 (Given::Absent, _) => (place, raw.lease.span().unwrap_or_default()),
                 _ => (place, renewal.span.clone()),
             };
-            let hint = "leave `renew_every` out: it follows from `lease`";
+            let hint = "leave `renew_every` out: soloist derives it from `lease`";
             r.problems.add(place, span, message, Some(hint.into()));
             None
         }
     }
 }
 
-/// `attempts = 0` takes back the retry of the defaults. None: wrong.
+/// `attempts = 0` cancels the retry of the defaults. None: wrong.
 fn retry(raw: &Given<keys::JobRetry>) -> Option<Option<JobRetry>> {
     let Some(raw) = raw.optional()? else {
         return Some(None);
@@ -727,7 +727,7 @@ fn retry(raw: &Given<keys::JobRetry>) -> Option<Option<JobRetry>> {
     Some((attempts > 0).then_some(retry))
 }
 
-/// None: wrong. Asks of `on_crash` and `retry` no more than it needs: they may be wrong for another reason.
+/// None: wrong. Reads only what it needs of `on_crash` and `retry`, which may have other problems.
 fn max_attempts(
     r: &mut Reader<'_>,
     place: Place<'_>,

@@ -15,7 +15,7 @@ impl Canon {
         Self(Xxh3::new())
     }
 
-    /// Lengths keep neighbouring fields apart: `ab`, `c` is not `a`, `bc`.
+    /// Lengths separate neighbouring fields: `ab`, `c` is not `a`, `bc`.
     pub(super) fn text(&mut self, key: &str, text: &str) -> &mut Self {
         for part in [key, text] {
             self.0.update(&(part.len() as u64).to_le_bytes());
@@ -34,8 +34,8 @@ impl Canon {
     }
 }
 
-/// What decides which occurrences the job has: not `jitter`, which only moves their starts. `dst` is written as in the
-/// file.
+/// The settings that determine the job's occurrences: not `jitter`, which only moves their starts. `dst` is written as
+/// in the file.
 pub(super) fn schedule(texts: &[String], timezone: &str, dst: &str) -> String {
     let mut canon = Canon::new();
     for text in texts {
@@ -47,8 +47,8 @@ pub(super) fn schedule(texts: &[String], timezone: &str, dst: &str) -> String {
 /// Everything that changes what runs, when, where and how often; not `description` and `tags`. `working_dir`
 /// counts as written: the same file in two places is the same definition.
 ///
-/// Of variables the names alone: whoever reads the store could try values until the digest fits, and the hosts share nothing
-/// that such a reader does not know.
+/// It includes only the names of variables: a reader of the store could try values until the digest fits, and the hosts
+/// share no secret that such a reader does not have.
 pub(super) fn job(job: &Job, working_dir: Option<&str>) -> String {
     let mut canon = Canon::new();
     let mut option = |key: &str, value: Option<&str>| {
@@ -121,8 +121,8 @@ pub(super) fn job(job: &Job, working_dir: Option<&str>) -> String {
     canon.finish()
 }
 
-/// Of the whole configuration. Passwords are left out: a digest is shown, and could be guessed from.
-/// `sqlite` is the path as written.
+/// The digest of the whole configuration, without passwords: the digest is public, and somebody could guess passwords
+/// with it. `sqlite` is the path as written.
 pub(super) fn config(config: &Config, sqlite: &str) -> String {
     let mut canon = Canon::new();
     let store = &config.store;

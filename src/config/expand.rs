@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-/// What cannot be expanded: where in the text, and why.
+/// An expansion that failed: its place in the text, and the reason.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Error {
     pub span: Range<usize>,
@@ -10,11 +10,11 @@ pub(super) struct Error {
     pub hint: String,
 }
 
-/// The text with every `${NAME}` replaced by what `env` says; as in a shell, the default of `${NAME:-default}`
-/// also stands in for an empty value. `$${` is a literal `${`; what was put in is not expanded again.
+/// The text with every `${NAME}` replaced by its value in `env`; as in a shell, the default of `${NAME:-default}` also
+/// replaces an empty value. `$${` is a literal `${`; inserted values are not expanded again.
 ///
 /// # Errors
-/// All variables that are unset without a default, and all `${` that are not one.
+/// All unset variables without a default, and each `${` that starts no variable.
 pub(super) fn expand(
     text: &str,
     env: &dyn Fn(&str) -> Option<String>,

@@ -15,7 +15,7 @@ use crate::model::{JobName, duration, job::Job};
 /// A duration as the configuration writes it: `250ms`, `15s`, `1h30m`.
 ///
 /// # Errors
-/// What is wrong, and what to do.
+/// The problem, and what to do.
 pub fn duration(text: &str) -> Result<Duration, String> {
     duration::parse(text).map_err(|e| match e.hint {
         Some(hint) => format!("{}; {hint}", e.message),
@@ -26,7 +26,7 @@ pub fn duration(text: &str) -> Result<Duration, String> {
 /// Reads and checks the configuration file, with this process's environment.
 ///
 /// # Errors
-/// All problems of the file, or the one that it cannot be read.
+/// All problems of the file, or that it cannot be read.
 pub fn load(path: &Path) -> Result<Config, Report> {
     let failed =
         |message: String, hint: &str| Report::of_file(path, message, Some(hint.to_owned()));
@@ -51,8 +51,8 @@ pub fn load(path: &Path) -> Result<Config, Report> {
     config
 }
 
-/// Returns freed memory to the system. Reading a large file takes several times what the configuration takes
-/// afterwards, and glibc would keep it for as long as the daemon runs (10,000 jobs: some 30 MiB).
+/// Returns freed memory to the system. Reading a large file takes several times the memory of the configuration, and
+/// glibc would keep that for as long as the daemon runs (10,000 jobs: some 30 MiB).
 pub(crate) fn trim_memory() {
     #[cfg(target_env = "gnu")]
     // SAFETY: has no preconditions, may be called from any thread, and touches free memory only.
@@ -61,7 +61,7 @@ pub(crate) fn trim_memory() {
     }
 }
 
-/// Checks a configuration: `text` is the content of the file at `path`, `env` answers for the environment.
+/// Checks a configuration: `text` is the content of the file at `path`, `env` looks up environment variables.
 ///
 /// Files that it names (`password_file`, `env_file`) are read. Relative paths are relative to the directory of
 /// `path`.
@@ -128,10 +128,10 @@ pub fn parse(
     }
 }
 
-/// Tables that are there already, and are judged all the same: of each repeated key the parser keeps the first value.
+/// Checks tables that are defined twice anyway: of each repeated key the parser keeps the first value.
 const REPEATED: usize = 20;
 
-/// A part of the text at its place, without what is before and after it.
+/// A part of the text at its position, with the rest blanked.
 fn alone(text: &str, part: std::ops::Range<usize>) -> String {
     let blank = |b: u8| if b == b'\n' { '\n' } else { ' ' };
     let mut out: String = text[..part.start].bytes().map(blank).collect();
@@ -139,25 +139,25 @@ fn alone(text: &str, part: std::ops::Range<usize>) -> String {
     out
 }
 
-/// A checked configuration: nothing in it can be refused later.
+/// A checked configuration: no later step refuses any of it.
 #[derive(Debug, Clone)]
 pub struct Config {
     pub store: Store,
     pub limits: Limits,
     /// By name.
     pub jobs: BTreeMap<JobName, Arc<Job>>,
-    /// The environment variables that `[store]` expands: they are not for commands.
+    /// The environment variables that `[store]` expands: commands do not get them.
     pub store_variables: Arc<[String]>,
-    /// Digest of all that the file says, after defaults: instances with the same one agree (16 hex digits).
+    /// Digest of the whole configuration with defaults: instances with the same digest agree (16 hex digits).
     pub digest: String,
 }
 
 #[derive(Debug, Clone)]
 pub struct Limits {
-    /// Runs at one time on this instance; None: no limit.
+    /// How many runs this instance may have at the same time; None: no limit.
     pub max_parallel: Option<u32>,
-    /// How long runs may go on after SIGTERM before they are ended (`drain`, default 60 s).
+    /// How long active runs may continue after SIGTERM before they are ended (`drain`, default 60 s).
     pub drain: Duration,
-    /// ρ: by how much the rates of two hosts' monotonic clocks may differ (`clock_drift`, default 0.01).
+    /// ρ: how much the rates of two hosts' monotonic clocks may differ (`clock_drift`, default 0.01).
     pub clock_drift: f64,
 }

@@ -1,4 +1,4 @@
-//! How the values of keys are written: each form reads its value, and tells people what it is.
+//! The forms of values: each form reads its values and describes itself for people.
 
 use std::{fmt, ops::RangeInclusive, time::Duration};
 
@@ -10,7 +10,7 @@ use super::{
 /// A way to write a value.
 pub(super) trait Form {
     type Value;
-    /// None: it is wrong, which is reported.
+    /// None: the value is wrong, which is reported.
     fn read<'t>(&self, r: &mut Reader<'t>, field: Field<'t>) -> Option<Self::Value>;
     fn shape(&self) -> Shape;
 }
@@ -21,12 +21,12 @@ pub(super) enum Shape {
     Path,
     Boolean,
     Integer(RangeInclusive<u32>),
-    /// Whole numbers from this one on.
+    /// Whole numbers, at least this one.
     IntegerFrom(u32),
     Number(RangeInclusive<f64>),
-    /// Not shorter than this.
+    /// Durations, at least this one.
     Duration(Duration),
-    /// Of bytes, up to this one.
+    /// Sizes in bytes, at most this one.
     Size(u64),
     Words(Vec<&'static str>),
     Texts,
@@ -87,7 +87,7 @@ impl<T> Form for Plain<T> {
 pub(super) const TEXT: Plain<String> = Plain(|| Shape::Text, |r, f| r.string(f));
 /// Not empty.
 pub(super) const FILLED: Plain<String> = Plain(|| Shape::Text, |r, f| r.filled(f));
-/// As written: relative to what, the checker knows.
+/// As written; the checker knows what it is relative to.
 pub(super) const PATH: Plain<String> = Plain(|| Shape::Path, |r, f| r.filled(f));
 pub(super) const BOOLEAN: Plain<bool> = Plain(|| Shape::Boolean, |r, f| r.boolean(f));
 
@@ -100,7 +100,7 @@ impl Form for Count {
         r.count(field, self.0.clone())
     }
     fn shape(&self) -> Shape {
-        // Such a bound only keeps sums from overflowing.
+        // Such a large limit only keeps sums from overflowing; do not show it.
         if *self.0.end() >= 1_000_000 {
             Shape::IntegerFrom(*self.0.start())
         } else {

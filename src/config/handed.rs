@@ -1,4 +1,4 @@
-//! What a guard is told of the store: all of it, secrets too. Everything else that is serialised keeps them back.
+//! The store's configuration for a guard, with all secrets. Every other serialisation leaves secrets out.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -18,7 +18,7 @@ impl<'de> Deserialize<'de> for Secret {
     }
 }
 
-/// A [`Store`] with its secrets, for the pipe to a guard. Field for field that of the name.
+/// A [`Store`] with its secrets, for the socket to a guard. It has the same fields.
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "Store")]
 pub(crate) struct Handed {

@@ -1,5 +1,5 @@
-//! Every key of `jobs.toml`, once: its name, how its value is written, what holds where it is not given, and what it
-//! means. The reader, the defaults, the hints of the report and the tables of docs/configuration.md all come from here.
+//! Every key of `jobs.toml`: its name, the form of its value, its default, and its meaning. The reader, the defaults,
+//! the hints of the report and the tables of docs/configuration.md all come from here.
 
 use std::{path::Path, sync::LazyLock, time::Duration};
 
@@ -34,11 +34,11 @@ pub(super) struct Key {
     pub meaning: &'static str,
 }
 
-/// What holds where a key is not given.
+/// The default of a key.
 pub(super) enum Absent {
     /// This value, in TOML.
     Is(&'static str),
-    /// No value; in words, what that means.
+    /// No value; the text says what that means.
     #[cfg_attr(
         not(test),
         expect(dead_code, reason = "for docs/configuration.md, which a test compares")
@@ -51,7 +51,7 @@ use Absent::{Is, Means};
 pub(super) trait Keys: Sized + 'static {
     const NAMES: &'static [&'static str];
     fn keys() -> Vec<Key>;
-    /// Takes them out of the table. What is left there is unknown.
+    /// Takes the keys out of the table. Keys that are left there are unknown.
     fn take<'t>(r: &mut Reader<'t>, t: &mut Table<'t>) -> Self;
     /// The defaults.
     fn usual() -> &'static Self;
@@ -86,12 +86,12 @@ macro_rules! keys {
     };
 }
 
-/// That of a form whose values are of type `T`.
+/// The shape of a form whose values are of type `T`.
 fn shape<T>(form: &impl Form<Value = T>) -> Shape {
     form.shape()
 }
 
-/// Reads the defaults as a file that gives them would be read.
+/// Reads the defaults in the same way as a file that contains them.
 fn defaults<T: Keys>() -> T {
     let mut text = String::new();
     for key in T::keys() {
@@ -112,34 +112,39 @@ keys! {
     /// `[store]`
     Store {
         url: Url = Plain(|| Shape::Text, raw::store_url), Is("'sqlite:soloist.db'"),
-            "`sqlite:PATH`: one host. `redis://[USER:PASSWORD@]HOST[:PORT][/DB]`, `rediss://…` (TLS), `redis+unix:///PATH[?db=N&user=U&pass=P]`: a fleet. `memory:`: one process, for tests. A SQLite file is made with mode 600; one that is there is used as it is, and the daemon warns when others may open it";
+            "`sqlite:PATH`: one host. `redis://[USER:PASSWORD@]HOST[:PORT][/DB]`, `rediss://…` (TLS), \
+            `redis+unix:///PATH[?db=N&user=U&pass=P]`: a fleet. `memory:`: one process, for tests. soloist creates a \
+            SQLite file with mode 600; it uses an existing file unchanged, and the daemon warns if other users may \
+            open it";
         namespace: String = Plain(|| Shape::Text, raw::namespace), Is("'soloist'"),
             "prefix of every key: letters, digits, `-`, `_`, `.`, `:`, up to 100";
         username: String = FILLED, Means(""),
-            "Redis user, unless it is in `url`; needs a password";
+            "Redis user, unless `url` has it; needs a password";
         password_file: String = PATH, Means(""),
-            "file with the Redis password (a last newline is not part of it). A relative name is first looked for in `$CREDENTIALS_DIRECTORY` (systemd credentials)";
+            "file with the Redis password (without a final newline). soloist looks for a relative name first in \
+            `$CREDENTIALS_DIRECTORY` (systemd credentials)";
         tls: Tls = Plain(|| Shape::Table(Tls::keys()), |r, f| raw::sub(r, f, "tls.")), Means(""),
             "with `rediss://`";
-        timeout: Duration = Span::from(SHORTEST_PATIENCE, "no store answers that soon every time, and each command would be given up"), Is("'500ms'"),
-            "of each command";
+        timeout: Duration = Span::from(SHORTEST_PATIENCE, "no store can always answer that soon, so commands would \
+        time out"), Is("'500ms'"),
+            "time limit of each command";
         pool_size: u32 = Count(1..=1000), Is("8"),
             "connections";
         min_replicas: u32 = Count(0..=100), Is("0"),
             "Redis replicas that must have a grant or renewal before it counts";
         retry: StoreRetry = Plain(|| Shape::Table(StoreRetry::keys()), raw::store_retry), Means("see below"),
-            "how a command is tried again after a transport error";
+            "how soloist repeats a command after a transport error";
     }
 }
 
-/// A shorter `timeout` of a store is over before any store has answered.
+/// With a shorter `timeout` no store could answer in time.
 const SHORTEST_PATIENCE: Duration = Duration::from_millis(10);
 
 keys! {
     /// `tls` of `[store]`
     Tls {
         ca: String = PATH, Means("the system's"),
-            "PEM file with the authorities to trust";
+            "PEM file with the certificate authorities to trust";
         cert: String = PATH, Means(""),
             "PEM file with the client's certificate; together with `key`";
         key: String = PATH, Means(""),
@@ -151,22 +156,22 @@ keys! {
     /// `retry` of `[store]`
     StoreRetry {
         attempts: u32 = Count(RETRIES), Is("3"),
-            "tries after the first";
+            "attempts after the first";
         interval: Duration = Span::ANY, Is("'100ms'"),
-            "pause before the second try";
+            "pause before the second attempt";
         backoff: Backoff = BACKOFF, Is("'exponential'"),
             "whether each further pause is twice as long";
         max_interval: Duration = Span::ANY, Is("'2s'"),
             "longest pause";
         jitter: bool = BOOLEAN, Is("true"),
-            "each pause is shortened by chance, so that instances do not ask at the same time";
+            "whether each pause is shortened at random, so that instances do not all retry at the same time";
     }
 }
 
-/// One more than these is the number of attempts, and that must fit into a fencing token.
+/// The number of attempts is one more, and must fit into a fencing token.
 const RETRIES: std::ops::RangeInclusive<u32> = 0..=998;
 
-/// Each pause is twice as long as the one before, or not.
+/// Whether each pause is twice as long as the previous one.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Backoff {
     Exponential,
@@ -182,11 +187,11 @@ keys! {
     /// `[limits]`
     Limits {
         max_parallel: u32 = Count(1..=1_000_000), Means("no limit"),
-            "runs at one time. Waiting for a slot counts as lateness";
+            "most runs at the same time. Waiting for a free slot counts as lateness";
         drain: Duration = Span::ANY, Is("'60s'"),
-            "how long runs may go on after SIGTERM before they are ended";
+            "how long active runs may continue after SIGTERM before soloist ends them";
         clock_drift: f64 = Plain(|| Shape::Number(raw::DRIFT), raw::clock_drift), Is("0.01"),
-            "by how much the rates of two hosts' monotonic clocks may differ; 0.01 is one percent. See [Lease](#lease)";
+            "how much the rates of two hosts' monotonic clocks may differ; 0.01 is one percent. See [Lease](#lease)";
     }
 }
 
@@ -194,35 +199,42 @@ keys! {
     /// `[jobs.NAME]` and `[defaults]`
     Job {
         command: Command = Plain(|| Shape::TextOrTexts, raw::command), Means("required"),
-            "a list is run as it stands, without a shell; a string is given to `/bin/sh -c`";
+            "a list runs without a shell; `/bin/sh -c` runs a string";
         env: Vec<(String, String)> = Plain(|| Shape::TextTable, raw::env), Means(""),
-            "variables of the command. Names that start with `SOLOIST_` are soloist's";
+            "variables for the command. Names that start with `SOLOIST_` are reserved";
         env_file: String = PATH, Means(""),
-            "`KEY=VALUE` lines, read when the configuration is; blank lines and lines that start with `#` are skipped, `export ` before the name is allowed, one pair of quotes around the value is taken away, nothing is expanded. Order, later wins: the defaults' `env_file`, the defaults' `env`, the job's `env_file`, the job's `env`";
+            "file of `KEY=VALUE` lines, read together with the configuration. soloist skips blank lines and lines \
+            that start with `#`, allows `export ` before the name, removes one pair of quotes around the value, and \
+            expands nothing. Order, later wins: the defaults' `env_file`, the defaults' `env`, the job's `env_file`, \
+            the job's `env`";
         pass_env: Vec<String> = Plain(|| Shape::Texts, raw::env_names), Is("[]"),
-            "variables of the daemon that the command gets although they would be held back, see [Environment](#environment)";
+            "variables of the daemon that the command gets although soloist would hold them back, see \
+            [Environment](#environment)";
         working_dir: String = PATH, Means("the daemon's"), "";
         user: String = FILLED, Means("the daemon's"),
-            "whom it runs as. What another user keeps of the daemon's privileges: nothing ([security](security.md#users-of-a-host))";
+            "user that the command runs as. Another user gets none of the daemon's privileges \
+            ([security](security.md#users-of-a-host))";
         group: String = FILLED, Means("that of `user`, or the daemon's"),
-            "as what group it runs";
+            "group that the command runs as";
         new_privileges: bool = BOOLEAN, Is("false"),
-            "as another user: setuid programs (`sudo`, `su`, `ping`) and file capabilities may give it more rights than that user has";
+            "for another user: whether setuid programs (`sudo`, `su`, `ping`) and file capabilities may give the \
+            command more rights than that user has";
         timeout: Duration = Span::SOME, Means("none"),
-            "after this the command is ended and the run is `timed_out`; counted from the moment its start begins";
+            "time after which soloist ends the command and records `timed_out`; counted from the moment at which its \
+            start begins";
         grace: Duration = Span::ANY, Is("'10s'"),
-            "from SIGTERM to SIGKILL";
+            "time from SIGTERM to SIGKILL";
         success_codes: Vec<i32> = Plain(|| Shape::Integers(0..=255), raw::success_codes), Is("[0]"),
-            "exit codes of success";
+            "exit codes that mean success";
         output: Output = Plain(|| Shape::Table(Output::keys()), |r, f| raw::sub(r, f, "output.")), Means("see below"),
-            "what becomes of its output";
+            "what soloist does with its output";
 
         schedule: Vec<At<Option<String>>> = Plain(|| Shape::TextOrTexts, raw::schedules), Means("none"),
             "cron expressions, see [Schedules](#schedules). Without one, or with `[]`, the job runs only when triggered";
         timezone: Zone = Plain(|| Shape::Text, |r, f| r.zone(f)), Is("'UTC'"),
             "IANA name, from the database inside the binary";
         dst: Dst = Plain(|| Shape::Table(DstWords::keys()), raw::dst), Means("as Vixie cron"),
-            "what happens to occurrences when clocks are put forward and back";
+            "what happens to occurrences when clocks go forward and back";
         jitter: Duration = Span::ANY, Is("'0s'"),
             "longest delay of an occurrence; the same on every instance";
         start_within: Duration = Span::SOME, Is("'1m'"),
@@ -230,21 +242,26 @@ keys! {
         catch_up: CatchUp = Word(&[("latest", CatchUp::Latest), ("all", CatchUp::All), ("none", CatchUp::None)]), Is("'latest'"),
             "which of several overdue occurrences run";
         enabled: bool = BOOLEAN, Is("true"),
-            "false: nothing is planned for it";
+            "false: the job has no planned occurrences";
 
         overlap: Overlap = Word(&[("skip", Overlap::Skip), ("queue", Overlap::Queue), ("replace", Overlap::Replace), ("allow", Overlap::Allow)]), Is("'skip'"),
-            "the run before is still going on: `skip` this one, `queue` it, `replace` the running one, `allow` both";
+            "if the previous run is still active: `skip` this one, `queue` it, `replace` the active one, or `allow` \
+            both";
         on_crash: OnCrash = Word(&[("fail", OnCrash::Fail), ("rerun", OnCrash::Rerun)]), Is("'fail'"),
-            "the instance died during the run: `fail` records it (at most once), `rerun` lets another instance take it over (at least once)";
+            "if the instance dies during the run: `fail` records that (at most once), `rerun` lets another instance \
+            take the run over (at least once)";
         on_state_loss: OnStateLoss = Word(&[("skip", OnStateLoss::Skip), ("rerun", OnStateLoss::Rerun)]), Is("'skip'"),
-            "the store lost its data: `skip` or `rerun` occurrences from before, of which nobody knows whether they ran";
+            "if the store loses its data: `skip` or `rerun` earlier occurrences of which no record says whether they \
+            ran";
         retry: JobRetry = Plain(|| Shape::Table(JobRetry::keys()), raw::job_retry), Means("none"),
-            "a failed command is tried again, on any instance";
+            "how soloist repeats a failed command, on any instance";
         max_attempts: u32 = Count(1..=999), Means("see below"),
-            "attempts of one occurrence in all, crashes and retries together; at least `retry.attempts` + 1. Default: 1; with `retry` or `on_crash = \"rerun\"` 3, or `retry.attempts` + 1 if that is more";
+            "most attempts of one occurrence, counting crashes and retries; at least `retry.attempts` + 1. Default: \
+            1; with `retry` or `on_crash = \"rerun\"` 3, or `retry.attempts` + 1 if that is more";
         lease: Duration = Span::from(lease::SHORTEST, "a shorter one leaves no time to end a command before another instance may start it"), Is("'15s'"),
-            "how long another instance waits before it takes over from one that is gone; see [Lease](#lease)";
-        renew_every: Duration = Span::from(lease::SHORTEST_RENEWAL, "leave it out: it follows from `lease`"), Means("`lease` / 5"),
+            "how long other instances wait before one takes over from a dead instance; see [Lease](#lease)";
+        renew_every: Duration = Span::from(lease::SHORTEST_RENEWAL, "leave it out: soloist derives it from \
+        `lease`"), Means("`lease` / 5"),
             "see [Lease](#lease)";
 
         description: String = TEXT, Means(""), "";
@@ -256,22 +273,22 @@ keys! {
     /// `output` of a job
     Output {
         keep: u64 = Bytes { most: MOST_OUTPUT }, Is("'64KiB'"),
-            "how much of the end of the output the history keeps";
+            "how much of the end of the output the store keeps";
         log: bool = BOOLEAN, Is("true"),
-            "each line also goes to the log";
+            "whether each line also goes to the log";
     }
 }
 
-/// More is a log, not a history: it is held in memory while the command runs, and in the store afterwards.
+/// The output is kept in memory while the command runs, and in the store afterwards: for more, use a log.
 const MOST_OUTPUT: u64 = 16 << 20;
 
 keys! {
     /// `dst` of a job
     DstWords {
         gap: Gap = Word(&[("shift", Gap::Shift), ("skip", Gap::Skip)]), Means("as Vixie cron"),
-            "occurrences in the hour that is skipped";
+            "occurrences in the skipped hour";
         overlap: Fold = Word(&[("first", Fold::First), ("second", Fold::Second), ("both", Fold::Both)]), Means("as Vixie cron"),
-            "occurrences in the hour that comes twice";
+            "occurrences in the repeated hour";
     }
 }
 
@@ -279,9 +296,9 @@ keys! {
     /// `retry` of a job
     JobRetry {
         attempts: u32 = Count(RETRIES), Is("2"),
-            "tries after the first; 0 takes back the defaults' `retry`";
+            "attempts after the first; 0 cancels the `retry` of the defaults";
         interval: Duration = Span::ANY, Is("'10s'"),
-            "pause before the second";
+            "pause before the second attempt";
         backoff: Backoff = BACKOFF, Is("'exponential'"),
             "whether each further pause is twice as long";
         max_interval: Duration = Span::ANY, Is("'5m'"),

@@ -1,5 +1,4 @@
-//! The configuration as written: every key read by itself, nothing combined yet. What is wrong with one value
-//! alone is found here.
+//! The configuration as written: reads each key by itself and combines nothing. Finds the problems of single values.
 
 use std::{
     ops::{Range, RangeInclusive},
@@ -22,11 +21,11 @@ pub(super) struct File<'t> {
     pub store: Store,
     pub limits: Limits,
     pub defaults: Job,
-    /// Not read yet: one at a time is enough, and ten thousand would be large.
+    /// Not read yet: jobs are read one at a time, because ten thousand would need much memory.
     pub jobs: Vec<(&'t str, Range<usize>, Node<'t>)>,
 }
 
-/// The expanded text of a store's URL; already known to be good.
+/// The expanded text of a store's URL, which is known to be valid.
 #[derive(Clone)]
 pub(super) struct Url {
     pub text: String,
@@ -57,7 +56,7 @@ pub(super) fn file<'t>(r: &mut Reader<'t>, root: &'t DeTable<'t>) -> File<'t> {
     file
 }
 
-/// The job of this name. None when it is not a table, which is reported.
+/// The job of this name. None: it is not a table, which is reported.
 pub(super) fn named_job<'t>(
     r: &mut Reader<'t>,
     name: &'t str,
@@ -124,7 +123,7 @@ fn job_name(name: &str) -> Result<(), (String, &'static str)> {
 fn store<'t>(r: &mut Reader<'t>, mut t: Table<'t>) -> Store {
     let store = Store::take(r, &mut t);
     if let Some(field) = t.field("urls") {
-        let message = "`urls` (quorum mode) is not supported yet by this version".into();
+        let message = "this version does not support `urls` (quorum mode) yet".into();
         r.problems.add(
             Place::Store,
             field.node.span(),
@@ -145,7 +144,7 @@ pub(super) fn store_url(r: &mut Reader<'_>, field: Field<'_>) -> Option<Url> {
     let kind = match url::parse(&text) {
         Ok(kind) => kind,
         Err(error) => {
-            // After an expansion the place in the file is not the place in the text.
+            // After an expansion, positions in the text are not positions in the file.
             let expanded = field.node.get_ref().as_str() != Some(text.as_str());
             let span = if expanded {
                 field.node.span()
@@ -168,7 +167,7 @@ pub(super) fn namespace(r: &mut Reader<'_>, field: Field<'_>) -> Option<String> 
     let text = r.filled(field)?;
     let good = |c: char| c.is_ascii_alphanumeric() || "-_.:".contains(c);
     if text.len() > 100 || !text.chars().all(good) {
-        // Braces would move the hash tag that keeps a job's keys together.
+        // Braces would change the hash tag that keeps a job's keys on one server.
         let hint = "use letters, digits, `-`, `_`, `.` and `:`, up to 100 of them";
         r.wrong(
             field,
@@ -236,7 +235,7 @@ fn pauses(r: &mut Reader<'_>, field: Field<'_>, first: &Given<Duration>, most: &
 fn job<'t>(r: &mut Reader<'t>, mut t: Table<'t>) -> Job {
     let job = Job::take(r, &mut t);
     t.later(r, &["http", "notify", "hosts", "prefer", "exclude", "only"]);
-    // What other schedulers call it.
+    // The names that other schedulers use.
     t.finish(r, |key| match key {
         "cmd" | "exec" | "run" | "script" | "shell" => Some("did you mean `command`?"),
         "cron" | "crontab" | "at" | "every" => Some("did you mean `schedule`?"),
@@ -249,7 +248,7 @@ fn job<'t>(r: &mut Reader<'t>, mut t: Table<'t>) -> Job {
     job
 }
 
-/// One that is not a string does not keep the others from being judged.
+/// An element that is not a string does not keep the others from being checked.
 pub(super) fn schedules<'t>(
     r: &mut Reader<'t>,
     field: Field<'t>,
@@ -339,7 +338,7 @@ pub(super) fn env<'t>(r: &mut Reader<'t>, field: Field<'t>) -> Option<Vec<(Strin
     read.into_iter().collect()
 }
 
-/// What may be the name of an environment variable of a command.
+/// Whether this can be the name of an environment variable of a command.
 pub(super) fn env_name(name: &str) -> Result<(), (String, &'static str)> {
     if name.is_empty()
         || name.contains(['=', '\0'])

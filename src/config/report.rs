@@ -1,7 +1,6 @@
-//! What is wrong with a configuration: every problem with its place, for people and for `--json`.
+//! The problems of a configuration, each with its place, for people and for `--json`.
 //!
-//! No problem shows a secret: the lines that are quoted come from a copy of the text in which passwords are
-//! masked (see [`mask`]).
+//! No problem shows a secret: quoted lines come from a copy of the text with masked passwords (see [`mask`]).
 
 use std::{
     collections::{BTreeSet, HashSet},
@@ -16,7 +15,7 @@ use toml::{
     de::{DeTable, DeValue},
 };
 
-/// A longer line is not quoted: nobody could read it, and a report may hold very many.
+/// Longer lines are not quoted: nobody could read them, and a report may have very many.
 const LONGEST_QUOTE: usize = 2000;
 
 /// All problems of a configuration, in the order of the file.
@@ -30,11 +29,11 @@ pub struct Report {
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct Problem {
     pub file: PathBuf,
-    /// From 1. None when the problem is the file as a whole.
+    /// From 1. None: the problem is the file as a whole.
     pub line: Option<usize>,
     /// From 1, in characters.
     pub column: Option<usize>,
-    /// What is wrong and where in the configuration, in one line.
+    /// The problem and its place in the configuration, in one line.
     pub message: String,
     /// What to do about it.
     pub hint: Option<String>,
@@ -42,7 +41,7 @@ pub struct Problem {
     quote: Option<Quote>,
 }
 
-/// The lines that a problem stands in, without secrets.
+/// The lines of a problem, without secrets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Quote {
     lines: String,
@@ -51,7 +50,7 @@ struct Quote {
 }
 
 impl Report {
-    /// The file as a whole cannot be used.
+    /// The whole file cannot be used.
     pub(super) fn of_file(path: &Path, message: String, hint: Option<String>) -> Self {
         let problem = Problem {
             file: path.into(),
@@ -72,8 +71,8 @@ impl Report {
         &self.problems
     }
 
-    /// One block per problem, as the Rust compiler shows them, and a last line that counts them. No newline at
-    /// the end. Colours are ANSI sequences.
+    /// One block per problem, in the form of the Rust compiler, and a last line that counts them. No newline at the
+    /// end. Colours are ANSI sequences.
     pub fn render(&self, color: bool) -> String {
         let renderer = if color {
             Renderer::styled()
@@ -148,7 +147,7 @@ impl fmt::Display for Place<'_> {
     }
 }
 
-/// Of the parser's message: a key or table is there twice.
+/// The parser's message for a key or table that is defined twice.
 pub(super) fn is_duplicate(message: &str) -> bool {
     message.starts_with("duplicate key")
 }
@@ -160,7 +159,7 @@ pub(super) struct Collector<'a> {
     found: Vec<Found>,
     /// Span and text without the place, so that a wrong default is reported once, not for each job.
     seen: HashSet<(usize, usize, String)>,
-    /// In other files: path, line and text.
+    /// Problems in other files: path, line and text.
     seen_elsewhere: HashSet<(PathBuf, usize, String)>,
 }
 
@@ -176,9 +175,9 @@ struct Found {
 enum Kind {
     /// Not TOML.
     Syntax,
-    /// A key or table is there twice; the parser keeps the first.
+    /// A key or table is defined twice; the parser keeps the first.
     Duplicate,
-    /// Something is missing: not to be believed when the table around it is not TOML.
+    /// Something is missing; ignored if the table around it is not TOML.
     Absence,
     Meaning,
 }
@@ -198,7 +197,7 @@ impl<'a> Collector<'a> {
         self.found.is_empty()
     }
 
-    /// `message` is the parser's; what it says most often is said more plainly.
+    /// `message` is the parser's; its most common messages are reworded.
     pub(super) fn syntax(&mut self, span: Range<usize>, message: &str) {
         let duplicate = is_duplicate(message);
         let (message, hint) = if message.starts_with("string values must be quoted") {
@@ -211,8 +210,8 @@ impl<'a> Collector<'a> {
             }
         } else if duplicate {
             (
-                "this key or table is there already",
-                Some("take one of them out"),
+                "this key or table is already defined",
+                Some("remove one of them"),
             )
         } else if message == "invalid basic string, expected `\"`"
             || message == "invalid literal string, expected `'`"
@@ -257,7 +256,7 @@ impl<'a> Collector<'a> {
         self.push(Kind::Meaning, place, span, message, hint);
     }
 
-    /// A problem in another file, that `span` names. Its text is not quoted: it may hold secrets.
+    /// A problem in another file, which the text at `span` names. That file's text is not quoted: it may have secrets.
     pub(super) fn elsewhere(
         &mut self,
         span: Range<usize>,
@@ -305,9 +304,9 @@ impl<'a> Collector<'a> {
 
     /// The report, in the order of the file.
     ///
-    /// After a syntax error the parser guesses what was meant: what follows from the guess alone (a second
-    /// error in the same line, something missing in the same table) is left out. So are the keys of a table that is
-    /// itself there twice.
+    /// After a syntax error the parser guesses what was meant: problems that follow only from the guess (a second error
+    /// in the same line, something missing in the same table) are left out. So are the keys of a table that is itself
+    /// defined twice.
     // Long: each problem passes one filter after the other.
     pub(super) fn finish(mut self) -> Report {
         let masked = mask(self.text);
@@ -317,8 +316,8 @@ impl<'a> Collector<'a> {
         let line_of = |at: usize| starts.partition_point(|start| *start <= at).max(1) - 1;
         self.found
             .sort_by_key(|found| (found.kind != Kind::Syntax, found.span.start, found.span.end));
-        // Of the line of a table, those up to the next one. A line of a string may look like a table: then little is
-        // left out.
+        // The lines from a table's header to the next header. A line of a string may look like a header: then fewer
+        // problems are left out.
         let text = self.text;
         let is_table = |line: usize| {
             text.get(starts[line]..)
@@ -345,7 +344,7 @@ impl<'a> Collector<'a> {
         }
         kept.sort_by_key(|found| (found.span.start, found.span.end));
         let mut problems = Vec::with_capacity(kept.len());
-        // Columns are counted on from the problem before, so that a long line is counted once.
+        // Count columns from the previous problem on, so that a long line is counted once.
         let (mut counted, mut column, mut counted_line) = (0, 1, usize::MAX);
         for found in kept {
             let Found {
@@ -384,7 +383,7 @@ impl<'a> Collector<'a> {
                 .filter(|line| line.len() <= LONGEST_QUOTE)
                 .map(|line| {
                     let line = line.trim_end_matches('\r').to_owned();
-                    // A mark over several lines is shown on the first; one behind the end, at the end.
+                    // A mark over several lines is shown on the first; one after the end of the text, at the end.
                     let marked =
                         (span.start - start).min(line.len())..(span.end - start).min(line.len());
                     Quote {
@@ -409,12 +408,12 @@ impl<'a> Collector<'a> {
     }
 }
 
-/// The text with everything that looks like a secret replaced by `*`, byte for byte, so that places stay what
-/// they are. Works on any text, also on what is not TOML: an error must not print what it failed to read.
+/// The text with everything that looks like a secret replaced by `*`, byte for byte, so that positions do not change.
+/// Works on any text, even if it is not TOML: an error must not print text that it failed to read.
 ///
-/// Taken for a secret: in a URL what stands before `@`, what stands after `?`, and a port that is no number; what stands
-/// between the first `:` of a word and `@`; what follows `pass=`; the values of keys whose name contains `pass`, `secret`,
-/// `token` or `credential`, unless it ends in `file`; all values of `env`; strings with escapes or of several lines.
+/// Treated as secrets: in a URL the parts before `@` and after `?`, and a port that is not a number; the text between
+/// the first `:` of a word and `@`; the text after `pass=`; the values of keys whose name contains `pass`, `secret`,
+/// `token` or `credential` and does not end in `file`; all values of `env`; strings with escapes or of several lines.
 pub(super) fn mask(text: &str) -> String {
     let mut bytes = text.as_bytes().to_vec();
     for (_, node) in DeTable::parse_recoverable(text).0.get_ref() {
@@ -440,7 +439,7 @@ fn spans_of_lines(text: &str) -> impl Iterator<Item = Range<usize>> {
     })
 }
 
-/// Variables of commands, which may be anything: only TOML tells all places where they can stand.
+/// Variables of commands may have any value: only parsed TOML shows all their places.
 fn mask_env(node: &Spanned<DeValue<'_>>, variable: bool, bytes: &mut [u8]) {
     match node.get_ref() {
         DeValue::Table(table) => {
@@ -458,7 +457,7 @@ fn mask_env(node: &Spanned<DeValue<'_>>, variable: bool, bytes: &mut [u8]) {
     }
 }
 
-/// The same where the text is not TOML: what follows the word `env` and `=` or `.` in its line.
+/// The same for a text that is not TOML: the rest of the line after the word `env` and `=` or `.`.
 fn mask_env_of_line(text: &str, line: Range<usize>, bytes: &mut [u8]) {
     let part = &text[line.clone()];
     for (at, name) in part.match_indices("env") {
@@ -470,7 +469,7 @@ fn mask_env_of_line(text: &str, line: Range<usize>, bytes: &mut [u8]) {
     }
 }
 
-/// Strings of several lines, and those with escapes, which hide what the characters are.
+/// Masks strings of several lines, and strings with escapes, which may hide a secret.
 fn mask_strings(text: &str, bytes: &mut [u8]) {
     let mut from = 0;
     while let Some(n) = text[from..].find(['"', '\'', '#']) {
@@ -533,15 +532,15 @@ fn mask_user_info(text: &str, line: Range<usize>, bytes: &mut [u8]) {
     }
 }
 
-/// Of a URL from behind its `//`, with the rest of its line: a password may hold what would end the string, and then the
-/// string may end anywhere.
+/// The secrets in the text after the `//` of a URL, up to the end of the line: a password may contain the quote that
+/// would end the string, and then the string may end anywhere.
 fn secrets(url: &str) -> Vec<Range<usize>> {
     let place = url.rfind('@').map_or(0, |at| at + 1);
     let mut found = Vec::new();
     found.push(0..place.saturating_sub(1));
     let end = |from: usize, stop: &[char]| url[from..].find(stop).map_or(url.len(), |n| from + n);
     let host_end = end(place, &['/', '?', '#', '"', '\'', ' ', ',', '\n', '\r']);
-    // Behind the brackets of an IPv6 address.
+    // After the brackets of an IPv6 address.
     let host = match url[place..host_end].rfind(']') {
         Some(n) if url[place..].starts_with('[') => place + n,
         _ => place,
@@ -578,7 +577,7 @@ fn mask_values(text: &str, bytes: &mut [u8]) {
         let start = name
             .rfind(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == '-'))
             .map_or(0, |n| n + 1);
-        // A multi-byte character before the name: `rfind` gave its start.
+        // With a multi-byte character before the name, `rfind` returned the start of that character.
         let Some(name) = name.get(start..).map(str::to_ascii_lowercase) else {
             continue;
         };
@@ -619,7 +618,7 @@ fn closing(inner: &str, quote: &str) -> usize {
     inner.len()
 }
 
-/// Newlines stay: they are places too.
+/// Newlines stay, so that line numbers do not change.
 fn fill(bytes: &mut [u8], span: Range<usize>) {
     for byte in &mut bytes[span] {
         if *byte != b'\n' && *byte != b'\r' {

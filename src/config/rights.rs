@@ -1,4 +1,5 @@
-//! Whether somebody else may change a file that is trusted: jobs run with the rights of whoever reads their definition.
+//! Checks whether another user may change a trusted file: jobs run with the rights of the process that reads their
+//! definition.
 
 use std::{
     collections::VecDeque,
@@ -8,18 +9,18 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-/// Symbolic links on one path; the kernel follows as many.
+/// How many symbolic links one path may have; the kernel has the same limit.
 const LINKS: u32 = 40;
 const STICKY: u32 = 0o1000;
 
-/// Who else may write, and what ends that.
+/// Who else may write, and the command that prevents it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Foreign {
     pub message: String,
     pub fix: String,
 }
 
-/// Who reads, and goes by what is read.
+/// The user that reads the file and trusts it.
 #[derive(Debug, Clone, Copy)]
 struct Reader {
     uid: u32,
@@ -36,7 +37,7 @@ impl Reader {
     fn trusts(self, uid: u32) -> bool {
         uid == 0 || uid == self.uid
     }
-    /// Who is meant in a hint.
+    /// This user's name for a hint.
     fn name(self) -> String {
         match self.uid {
             0 => "root".to_owned(),
@@ -45,23 +46,23 @@ impl Reader {
     }
 }
 
-/// True: what others may write is refused. Otherwise it is said.
+/// True: a file that others may write is an error. Otherwise it is a warning.
 pub fn strict() -> bool {
     Reader::own().uid == 0
 }
 
-/// Looks at `file` as it is named, at each symbolic link and at each directory on the way: all must belong to root or to
-/// this user, and only they, or this process's group, may write. In a sticky directory everybody may put files, and the
-/// owner counts; on a file system that is mounted read-only nobody may.
+/// Checks `file`, each symbolic link and each directory on the way to it: all must belong to root or to this user, and
+/// only these two, or this process's group, may write to them. In a sticky directory everybody may create files, so
+/// only the owners of files count; on a read-only file system nobody may write.
 pub fn foreign(file: &Path) -> Option<Foreign> {
     let absolute = std::path::absolute(file).ok()?;
     look(&absolute, Reader::own())
 }
 
-/// Says so, or gives it back as an error where it is not to be borne.
+/// Warns, or returns an error if the finding must not be ignored.
 ///
 /// # Errors
-/// As root.
+/// Only for root.
 pub fn trusted(file: &Path) -> Result<(), Foreign> {
     match foreign(file) {
         None => Ok(()),
@@ -73,11 +74,11 @@ pub fn trusted(file: &Path) -> Result<(), Foreign> {
     }
 }
 
-/// As [`trusted`], of a database, which may belong to the owner of its directory as well. It may be missing; so may what
-/// lies beside it.
+/// Like [`trusted`], for a database, which may also belong to the owner of its directory. The database and the files
+/// beside it may be missing.
 ///
 /// # Errors
-/// As root.
+/// Only for root.
 pub fn database(file: &Path) -> Result<(), Foreign> {
     let reader = Reader::own();
     let owner = file.parent().and_then(|dir| {
@@ -136,7 +137,7 @@ fn look(file: &Path, reader: Reader) -> Option<Foreign> {
             continue;
         }
         at.push(&name);
-        // Whoever opens it says what is wrong.
+        // Opening it will report the error.
         let meta = fs::symlink_metadata(&at).ok()?;
         if let Some(f) = judge(&at, &meta, reader) {
             return Some(f);
@@ -158,7 +159,7 @@ fn look(file: &Path, reader: Reader) -> Option<Foreign> {
 
 fn judge(path: &Path, meta: &Metadata, reader: Reader) -> Option<Foreign> {
     let kind = meta.file_type();
-    // What a shell gives as a file, and what has no content of its own.
+    // Pipes that a shell passes as files, and devices without content of their own.
     if kind.is_fifo() || kind.is_char_device() || read_only(path) {
         return None;
     }
@@ -170,7 +171,8 @@ fn judge(path: &Path, meta: &Metadata, reader: Reader) -> Option<Foreign> {
             fix: format!("`chown {link}{} {shown}`", reader.name()),
         });
     }
-    // A link is replaced in its directory, and not written; nor is what lies in a sticky directory, but by its owner.
+    // A link itself cannot be written, only replaced in its directory; and in a sticky directory only a file's owner
+    // can replace it.
     if meta.is_symlink() || meta.is_dir() && meta.mode() & STICKY != 0 {
         return None;
     }
@@ -191,7 +193,7 @@ fn judge(path: &Path, meta: &Metadata, reader: Reader) -> Option<Foreign> {
     })
 }
 
-/// Its file system is mounted read-only, as a ConfigMap is in a container.
+/// True: its file system is mounted read-only, like a ConfigMap in a container.
 fn read_only(path: &Path) -> bool {
     rustix::fs::statvfs(path)
         .is_ok_and(|fs| fs.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY))

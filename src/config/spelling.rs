@@ -1,10 +1,10 @@
-//! What a misspelt word was meant to be.
+//! Guesses the meaning of a misspelt word.
 
-/// The name that `word` was most probably meant to be, if any is near enough.
+/// The name that `word` most probably means, if one is near enough.
 pub fn nearest<'n>(word: &str, names: impl IntoIterator<Item = &'n str>) -> Option<&'n str> {
     let plain = |s: &str| s.to_ascii_lowercase().replace(['-', ' '], "_");
     let word = plain(word);
-    // Long garbage is nobody's typing error, and the distance costs the product of the lengths.
+    // Very long words are not typing errors, and computing the distance costs the product of the lengths.
     if word.is_empty() || word.len() > 64 {
         return None;
     }

@@ -1,12 +1,12 @@
-//! Where the store is, and how it is asked: all that locks need of the configuration.
+//! The store's address and settings: the only part of the configuration that locks need.
 
 use std::{path::PathBuf, time::Duration};
 
 use crate::logic::backoff;
 
-/// Goes to the guards too, which settle when the daemon is dead: as a `Handed`, secrets and all.
+/// Guards get it too, with all secrets (as a `Handed`), because they settle if the daemon dies.
 ///
-/// Made by [`Store::from_url`], and altered field by field.
+/// Create it with [`Store::from_url`], and then change fields.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Store {
@@ -14,10 +14,10 @@ pub struct Store {
     /// Prefix of every key.
     pub namespace: String,
     pub username: Option<String>,
-    /// Content of `password_file`, without the final newline.
+    /// The content of `password_file`, without the final newline.
     pub password: Option<Secret>,
     pub tls: Option<Tls>,
-    /// Each command.
+    /// The time limit of each command.
     pub timeout: Duration,
     pub pool_size: u32,
     /// Replicas that must have a grant or renewal before it counts (WAIT); 0: none.
@@ -25,7 +25,7 @@ pub struct Store {
     pub retry: StoreRetry,
 }
 
-/// Shown and debugged without its password.
+/// `Display` and `Debug` leave out the password.
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StoreUrl {
@@ -37,7 +37,7 @@ pub enum StoreUrl {
     Memory,
 }
 
-/// Whatever prints or serialises it gets `***`; only [`Secret::expose`] and `Handed` give the text itself.
+/// Printing or serialising it gives `***`; only [`Secret::expose`] and `Handed` give the text itself.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
 
@@ -46,7 +46,7 @@ impl Secret {
         Self(text.into())
     }
 
-    /// The text itself: for the store, and for nothing that is shown.
+    /// The text itself: only for the store, never for output.
     pub fn expose(&self) -> &str {
         &self.0
     }
@@ -64,7 +64,7 @@ impl std::fmt::Debug for Secret {
     }
 }
 
-/// PEM files. Made by [`Tls::default`], and altered field by field.
+/// PEM files. Create it with [`Tls::default`], and then change fields.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "daemon", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -77,12 +77,12 @@ pub struct Tls {
 
 /// Limited retries of a store command after a transport error.
 ///
-/// Made by [`StoreRetry::default`], and altered field by field.
+/// Create it with [`StoreRetry::default`], and then change fields.
 #[derive(Debug, Clone, PartialEq)]
 #[cfg_attr(feature = "daemon", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct StoreRetry {
-    /// Tries after the first.
+    /// Attempts after the first.
     pub attempts: u32,
     pub interval: Duration,
     pub exponential: bool,

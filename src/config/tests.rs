@@ -185,13 +185,13 @@ error: a string must be in quotes
   |
   = help: put it between `"` and `"`
 
-error: this key or table is there already
+error: this key or table is already defined
  --> jobs.toml:9:7
   |
 9 | [jobs.a]
   |       ^
   |
-  = help: take one of them out
+  = help: remove one of them
 
 error: job `b`: `command`: expected a string (for the shell) or a list of strings, found an integer
   --> jobs.toml:12:11
@@ -487,7 +487,7 @@ fn max_attempts_follows_from_what_makes_attempts() {
 #[test]
 fn what_a_later_version_brings_is_refused_by_name() {
     let later =
-        |what: &str| format!("`{what}` is not supported yet by this version (take it out for now)");
+        |what: &str| format!("this version does not support `{what}` yet (remove it for now)");
     let cases = [
         ("[http]\nlisten = '127.0.0.1:1'\n".into(), format!("1:2 {}", later("http"))),
         ("[notify]\n".into(), format!("1:2 {}", later("notify"))),
@@ -502,15 +502,17 @@ fn what_a_later_version_brings_is_refused_by_name() {
         ("[defaults]\nhosts = ['x']\n".into(), format!("2:1 [defaults]: {}", later("hosts"))),
         (
             with_store("urls = ['redis://a', 'redis://b', 'redis://c']"),
-            "2:8 [store]: `urls` (quorum mode) is not supported yet by this version (name one store with `url`)".into(),
+            "2:8 [store]: this version does not support `urls` (quorum mode) yet (name one store with `url`)".into(),
         ),
         (
             with_store("url = 'redis+sentinel://a,b/mymaster/0'"),
-            "2:8 [store]: `url`: Redis Sentinel is not supported yet by this version (name one Redis server: `redis://HOST:6379/0`)".into(),
+            "2:8 [store]: `url`: this version does not support Redis Sentinel yet (name one Redis server: \
+            `redis://HOST:6379/0`)".into(),
         ),
         (
             with_store("url = 'redis+cluster://a,b'"),
-            "2:8 [store]: `url`: Redis Cluster is not supported yet by this version (name one Redis server: `redis://HOST:6379/0`)".into(),
+            "2:8 [store]: `url`: this version does not support Redis Cluster yet (name one Redis server: \
+            `redis://HOST:6379/0`)".into(),
         ),
     ];
     for (text, expected) in cases {
@@ -637,8 +639,10 @@ fn wrong_values_are_refused_with_what_is_right() {
         ("output = { keep = '1GiB' }", "3:19 job `a`: `output.keep`: must be at most 16MiB"),
         ("output = { keep = -1 }", "3:19 job `a`: `output.keep`: a size cannot be negative: `-1` (write it as `64KiB`, `1MB` or a number of bytes)"),
         ("lease = '400ms'", "3:9 job `a`: `lease`: must be at least 500ms, not 400ms (a shorter one leaves no time to end a command before another instance may start it)"),
-        ("lease = '15s'\nrenew_every = '4s'", "4:15 job `a`: renew_every (4s) must be at most a fifth of the lease (15s), which is 3s (leave `renew_every` out: it follows from `lease`)"),
-        ("renew_every = '5s'", "3:15 job `a`: renew_every (5s) must be at most a fifth of the lease (15s), which is 3s (leave `renew_every` out: it follows from `lease`)"),
+        ("lease = '15s'\nrenew_every = '4s'", "4:15 job `a`: renew_every (4s) must be at most a fifth of the lease \
+        (15s), which is 3s (leave `renew_every` out: soloist derives it from `lease`)"),
+        ("renew_every = '5s'", "3:15 job `a`: renew_every (5s) must be at most a fifth of the lease (15s), which is \
+        3s (leave `renew_every` out: soloist derives it from `lease`)"),
     ]
     .map(|(line, expected)| (with(line), expected.to_owned()))
     .into_iter()
@@ -656,11 +660,15 @@ fn wrong_values_are_refused_with_what_is_right() {
         ),
         ("[jobs.'a/b']\ncommand = 'x'\n".into(), "1:7 [jobs]: `a/b` cannot be the name of a job: it contains `/` (use letters, digits, `-`, `_` and `.`, 1 to 100 of them)".into()),
         (with_store("namespace = '{x}'"), "2:13 [store]: `namespace`: cannot be the prefix of keys (use letters, digits, `-`, `_`, `.` and `:`, up to 100 of them)".into()),
-        (with_store("timeout = '9ms'"), "2:11 [store]: `timeout`: must be at least 10ms, not 9ms (no store answers that soon every time, and each command would be given up)".into()),
+        (with_store("timeout = '9ms'"), "2:11 [store]: `timeout`: must be at least 10ms, not 9ms (no store can \
+        always answer that soon, so commands would time out)".into()),
         (with_store("pool_size = 0"), "2:13 [store]: `pool_size`: must be between 1 and 1000, not 0".into()),
-        (with_store("username = 'x'"), "2:12 [store]: `username` is only used with Redis (take it out, or name a Redis server in `url`)".into()),
-        (with_store("min_replicas = 1"), "2:16 [store]: `min_replicas` is only used with Redis (take it out, or name a Redis server in `url`)".into()),
-        (with_store("url = 'redis://h'\ntls = {}"), "3:7 [store]: `tls` is only used with a `rediss://` URL (write `rediss://` in `url`, or take `tls` out)".into()),
+        (with_store("username = 'x'"), "2:12 [store]: `username` is only used with Redis (remove it, or name a Redis \
+        server in `url`)".into()),
+        (with_store("min_replicas = 1"), "2:16 [store]: `min_replicas` is only used with Redis (remove it, or name a \
+        Redis server in `url`)".into()),
+        (with_store("url = 'redis://h'\ntls = {}"), "3:7 [store]: `tls` is only used with a `rediss://` URL (write \
+        `rediss://` in `url`, or remove `tls`)".into()),
         (with_store("url = 'rediss://h'\ntls = { cert = 'x' }"), "3:7 [store]: `tls.cert` and `tls.key` belong together (give both, or none)".into()),
         (with_store("url = 'redis://h'\nusername = 'me'"), "3:12 [store]: `username` needs a password (name the file that holds it in `password_file`)".into()),
         (with_store("url = 'redis://me@h'"), "2:7 [store]: `url` has a user name but no password (name the file that holds it in `password_file`)".into()),
@@ -918,7 +926,7 @@ fn a_table_that_is_there_twice_is_reported_once_and_judged_twice() {
             )
         })
         .collect();
-    let twice = "this key or table is there already";
+    let twice = "this key or table is already defined";
     let expected = [
         (2, "[limits]"),
         (5, "job `a`"),

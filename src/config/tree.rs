@@ -1,5 +1,5 @@
-//! Walks the parsed TOML: takes keys out of tables, values out of keys, and reports what is not as it should
-//! be. By hand, because serde stops at the first problem.
+//! Walks the parsed TOML: takes keys out of tables, values out of keys, and reports every problem. Written by hand,
+//! because serde stops at the first problem.
 
 use std::{
     cell::RefCell,
@@ -22,19 +22,19 @@ use crate::model::duration::{self, Wrong};
 
 pub(super) type Node<'t> = &'t Spanned<DeValue<'t>>;
 
-/// A value and where it stands.
+/// A value and its place.
 #[derive(Debug, Clone)]
 pub(super) struct At<T> {
     pub value: T,
     pub span: Range<usize>,
 }
 
-/// What a key gave.
+/// The result of reading a key.
 #[derive(Debug, Clone, Default)]
 pub(super) enum Given<T> {
     #[default]
     Absent,
-    /// Reported already, where it stands: nothing more is concluded from it but that it is there.
+    /// A wrong value at this place, already reported: it only counts as present.
     Wrong(Range<usize>),
     Read(At<T>),
 }
@@ -50,7 +50,7 @@ impl<T> Given<T> {
     pub(super) fn is_wrong(&self) -> bool {
         matches!(self, Self::Wrong(_))
     }
-    /// Of the value, right or wrong.
+    /// The place of the value, right or wrong.
     pub(super) fn span(&self) -> Option<Range<usize>> {
         match self {
             Self::Absent => None,
@@ -71,7 +71,7 @@ impl<T> Given<T> {
 }
 
 impl<T: Clone> Given<T> {
-    /// What was given, or else the key's default; None: wrong.
+    /// The given value, or else the key's default; None: wrong.
     pub(super) fn or_usual(&self, usual: &Self) -> Option<T> {
         self.or(usual).value().cloned()
     }
@@ -92,7 +92,7 @@ pub(super) struct Zone {
     pub tz: TimeZone,
 }
 
-/// What reading needs to know, and what it found.
+/// The input of reading, and the problems found.
 pub(super) struct Reader<'t> {
     pub text: &'t str,
     pub env: &'t dyn Fn(&str) -> Option<String>,
@@ -102,7 +102,7 @@ pub(super) struct Reader<'t> {
     /// The variables that the strings of `[store]` name.
     pub expanded: BTreeSet<String>,
     database: TimeZoneDatabase,
-    /// By the name as written; Err: what to say about one that is not known, which is costly to find.
+    /// Time zones by their written names; Err: the hint for an unknown name, which is costly to find.
     zones: HashMap<String, Result<Zone, String>>,
 }
 
@@ -123,7 +123,7 @@ impl std::fmt::Display for Field<'_> {
 }
 
 impl Field<'_> {
-    /// Its value comes, at least in part, from the environment: no message may repeat it.
+    /// Its value comes at least partly from the environment, so no message may repeat it.
     fn is_expanded(&self) -> bool {
         self.place == Place::Store
             && self
@@ -176,7 +176,7 @@ impl<'t> Reader<'t> {
         None
     }
 
-    /// Marks `inner`, bytes of the string's value, where the value stands in the file as it is; else all of it.
+    /// Marks `inner`, a range of bytes of the string's value, if the file has the value literally; else all of it.
     pub(super) fn inside(&self, node: &Spanned<DeValue<'_>>, inner: &Range<usize>) -> Range<usize> {
         match node.get_ref().as_str() {
             Some(value) => inside(self.text, node.span(), value, inner),
@@ -237,7 +237,7 @@ impl<'t> Reader<'t> {
         Some(text)
     }
 
-    /// What the system takes as an argument: any string without NUL.
+    /// A valid argument for the system: any string without NUL.
     pub(super) fn argument(&mut self, field: Field<'_>) -> Option<String> {
         let text = self.string(field)?;
         self.without_nul(field, text)
@@ -346,7 +346,7 @@ impl<'t> Reader<'t> {
         if read.is_err() && field.is_expanded() {
             self.wrong(
                 field,
-                "not what belongs here, once its variables are replaced".into(),
+                "not valid here after its variables are replaced".into(),
                 None,
             );
             return None;
@@ -443,14 +443,14 @@ impl<'t> Reader<'t> {
             .available()
             .map(|n| n.as_str().to_owned())
             .collect();
-        // A city without its region.
+        // The user may have written a city without its region.
         let city = name.replace(' ', "_");
         let by_city = names.iter().find(|n| {
             n.rsplit('/')
                 .next()
                 .is_some_and(|last| last.eq_ignore_ascii_case(&city))
         });
-        // Abbreviations mean different zones to different people: no guess.
+        // Abbreviations mean different zones to different people, so do not guess.
         let abbreviation = name.len() <= 4 && name.bytes().all(|b| b.is_ascii_uppercase());
         let near = if abbreviation {
             None
@@ -464,7 +464,7 @@ impl<'t> Reader<'t> {
     }
 }
 
-/// Where the bytes `inner` of a string's value stand in the text; all of `span` when the string has escapes.
+/// The place in the text of the bytes `inner` of a string's value; all of `span` if the string has escapes.
 pub(super) fn inside(
     text: &str,
     span: Range<usize>,
@@ -483,14 +483,14 @@ pub(super) fn inside(
         return span;
     }
     let start = span.start + quote;
-    // A mark inside a character would not be shown.
+    // A mark that splits a character would not be shown.
     if !value.is_char_boundary(inner.start) || !value.is_char_boundary(inner.end) {
         return span;
     }
     start + inner.start..start + inner.end
 }
 
-/// A table whose keys are taken out one by one; what is left at the end is unknown.
+/// A table whose keys are taken out one by one; keys that are left at the end are unknown.
 pub(super) struct Table<'t> {
     place: Place<'t>,
     /// `retry.` inside `retry`, empty at the place itself.
@@ -507,7 +507,7 @@ struct Entry<'t> {
 }
 
 impl<'t> Table<'t> {
-    /// None when it is not a table, which is reported.
+    /// None: it is not a table, which is reported.
     pub(super) fn open(r: &mut Reader<'t>, field: Field<'t>, prefix: &'static str) -> Option<Self> {
         let DeValue::Table(table) = field.node.get_ref() else {
             let found = kind(field.node.get_ref());
@@ -586,21 +586,21 @@ impl<'t> Table<'t> {
         }
     }
 
-    /// Keys of the contract that this version does not have.
+    /// Keys of the specification that this version does not have.
     pub(super) fn later(&mut self, r: &mut Reader<'t>, keys: &[&'static str]) {
         let place = self.place;
         for key in keys {
             if let Some(entry) = self.entries.iter_mut().find(|e| e.key == *key) {
                 entry.taken = true;
-                let message = format!("`{key}` is not supported yet by this version");
+                let message = format!("this version does not support `{key}` yet");
                 let span = entry.key_span.clone();
                 r.problems
-                    .add(place, span, message, Some("take it out for now".into()));
+                    .add(place, span, message, Some("remove it for now".into()));
             }
         }
     }
 
-    /// Reports what nobody took. `elsewhere` knows the place of keys that stand in the wrong table.
+    /// Reports the keys that are left. `elsewhere` knows the right place of keys in the wrong table.
     pub(super) fn finish(
         self,
         r: &mut Reader<'t>,
@@ -658,7 +658,7 @@ fn listed(names: impl Iterator<Item = impl std::fmt::Display>) -> String {
     }
 }
 
-/// For messages: on one line, and not without end.
+/// For messages: one line of limited length.
 pub(super) fn clipped(text: &str) -> String {
     let mut out: String = text.chars().take(60).flat_map(char::escape_debug).collect();
     if text.chars().nth(60).is_some() {

@@ -4,10 +4,10 @@ use std::{fmt, ops::Range, time::Duration};
 
 use super::{StoreUrl, nearest};
 
-/// What a store URL names, as far as the configuration needs it.
+/// The store that a URL names, as far as the configuration needs it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// The path is what follows `sqlite:`.
+    /// The path after `sqlite:`.
     Sqlite,
     Redis {
         tls: bool,
@@ -17,7 +17,7 @@ pub(super) enum Kind {
     Memory,
 }
 
-/// Repeats nothing of the URL but a known scheme: all of it may come from a secret.
+/// Its texts repeat nothing of the URL but a known scheme, because all of it may come from a secret.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Error {
     pub span: Range<usize>,
@@ -30,7 +30,7 @@ impl super::Store {
     /// working directory.
     ///
     /// # Errors
-    /// What is wrong with the URL, and what to do; repeats nothing of it but a known scheme.
+    /// The problem with the URL and its hint; they repeat nothing of it but a known scheme.
     pub fn from_url(text: &str) -> Result<Self, String> {
         let wrong = |e: Error| match e.hint {
             Some(hint) => format!("{}; {hint}", e.message),
@@ -121,7 +121,7 @@ pub(super) fn parse(text: &str) -> Result<Kind, Error> {
         ),
         "sqlite" if rest == ":memory:" => fail(
             whole,
-            "several instances cannot meet in `:memory:`",
+            "several instances cannot share `:memory:`",
             "name a file: `sqlite:soloist.db`",
         ),
         "sqlite" if rest.contains('\0') => {
@@ -129,7 +129,7 @@ pub(super) fn parse(text: &str) -> Result<Kind, Error> {
         }
         "sqlite" => Ok(Kind::Sqlite),
         "memory" if rest.is_empty() => Ok(Kind::Memory),
-        "memory" => fail(whole, "nothing follows `memory:`", "write `memory:`"),
+        "memory" => fail(whole, "nothing may follow `memory:`", "write `memory:`"),
         "redis" | "rediss" => {
             let (rest, at) = authority()?;
             let (user, password) = tcp(rest, at)?;
@@ -159,12 +159,12 @@ pub(super) fn parse(text: &str) -> Result<Kind, Error> {
         }
         "redis+sentinel" => fail(
             scheme_span,
-            "Redis Sentinel is not supported yet by this version",
+            "this version does not support Redis Sentinel yet",
             "name one Redis server: `redis://HOST:6379/0`",
         ),
         "redis+cluster" => fail(
             scheme_span,
-            "Redis Cluster is not supported yet by this version",
+            "this version does not support Redis Cluster yet",
             "name one Redis server: `redis://HOST:6379/0`",
         ),
         _ => {
@@ -181,7 +181,7 @@ pub(super) fn parse(text: &str) -> Result<Kind, Error> {
     }
 }
 
-/// `[USER[:PASSWORD]@]HOST[:PORT][/DB]`: whether it has a user and a password. `at` is where `rest` stands.
+/// `[USER[:PASSWORD]@]HOST[:PORT][/DB]`: returns whether it has a user and a password. `at` is the position of `rest`.
 // Long: one check after the other, each with its own message.
 fn tcp(rest: &str, at: usize) -> Result<(bool, bool), Error> {
     let fail = |span: Range<usize>, message: String, hint: &str| {
@@ -243,7 +243,7 @@ fn tcp(rest: &str, at: usize) -> Result<(bool, bool), Error> {
     if name.contains(',') {
         return fail(
             host_at..host_at + end,
-            "one host only: several masters are not supported yet by this version".into(),
+            "name one host only: this version does not support several masters yet".into(),
             "name one Redis server",
         );
     }
@@ -266,7 +266,7 @@ fn tcp(rest: &str, at: usize) -> Result<(bool, bool), Error> {
         return fail(
             tail_at + n..rest.len(),
             "a store URL has no `#` part".into(),
-            "take it out",
+            "remove it",
         );
     }
     let (path, query) = tail.split_once('?').unwrap_or((tail, ""));
@@ -291,7 +291,7 @@ fn parameters(query: &str, at: usize, known: &[&str]) -> Result<(), Error> {
                 || format!("known here: {}", known.join(", ")),
                 |n| format!("did you mean `{n}`?"),
             );
-            // The name is not repeated: with a stray `?` it is a piece of a password.
+            // Do not repeat the name: after a stray `?` it is a piece of a password.
             let span = at + from..at + from + name.len();
             return Err(Error {
                 span,
@@ -304,7 +304,7 @@ fn parameters(query: &str, at: usize, known: &[&str]) -> Result<(), Error> {
     Ok(())
 }
 
-/// As written, with `***` for what may be secret.
+/// As written, with `***` in place of possible secrets.
 impl fmt::Display for StoreUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -315,15 +315,15 @@ impl fmt::Display for StoreUrl {
     }
 }
 
-/// As [`fmt::Display`]: a password never gets into a log.
+/// Like [`fmt::Display`]: a password never gets into a log.
 impl fmt::Debug for StoreUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "StoreUrl({self})")
     }
 }
 
-/// The one place that makes a URL of Redis fit to be shown. It does not take secrets out: it puts together what is
-/// known to be none, so that a form that nobody has thought of shows too little.
+/// The one function that makes a Redis URL safe to show. It does not remove secrets: it joins the parts that are known
+/// not to be secret, so that an unexpected form shows too little.
 fn shown(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://").filter(|(s, _)| SCHEMES.contains(s)) else {
         return "***".to_owned();
@@ -331,7 +331,7 @@ fn shown(url: &str) -> String {
     let mut out = format!("{scheme}://");
     let rest = match rest.rfind('@') {
         Some(at) if scheme != "redis+unix" => {
-            // A name without a password is most likely a password.
+            // A user name without a password is most likely a password.
             match rest[..at].split_once(':') {
                 Some((user, password)) if !password.is_empty() => {
                     out.push_str(&format!("{}:***", user_shown(user)));
@@ -456,17 +456,17 @@ mod tests {
             (
                 "redis://a,b/0",
                 "a,b",
-                "one host only: several masters are not supported yet by this version",
+                "name one host only: this version does not support several masters yet",
             ),
             (
                 "redis+sentinel://a,b/m/0",
                 "redis+sentinel",
-                "Redis Sentinel is not supported yet by this version",
+                "this version does not support Redis Sentinel yet",
             ),
             (
                 "redis+cluster://a,b",
                 "redis+cluster",
-                "Redis Cluster is not supported yet by this version",
+                "this version does not support Redis Cluster yet",
             ),
             (
                 "redis+unix://run/redis.sock",
@@ -491,9 +491,9 @@ mod tests {
             (
                 "sqlite::memory:",
                 "sqlite::memory:",
-                "several instances cannot meet in `:memory:`",
+                "several instances cannot share `:memory:`",
             ),
-            ("memory:x", "memory:x", "nothing follows `memory:`"),
+            ("memory:x", "memory:x", "nothing may follow `memory:`"),
         ];
         for (text, marked, message) in cases {
             let error = parse(text).expect_err(text);

@@ -1,4 +1,4 @@
-//! Sizes as written.
+//! Sizes as the configuration writes them.
 
 use crate::model::duration::Wrong;
 

@@ -78,7 +78,7 @@ pub fn parse(text: &str) -> Result<Duration, Wrong> {
                     "write `h` for hours, without blanks".into()
                 }
                 "d" | "day" | "days" => "write `d` for days, without blanks".into(),
-                "w" | "week" | "weeks" => "there are no weeks here: write `7d`".into(),
+                "w" | "week" | "weeks" => "weeks are not supported: write `7d`".into(),
                 _ => DURATIONS.into(),
             }));
         };
