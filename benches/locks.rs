@@ -303,14 +303,18 @@ async fn main() {
     table(&all, &[("the cycles/s of rslock", 3, true)]);
 
     let before = looks(&mut floor).await;
-    let wins = (TASKS * 50) as f64;
-    let rate = together!(50, client, |c, _key| {
-        let lock = c.lock("same", LEASE, LEASE).await.expect("an answer");
-        let lock = lock.acquired().expect("a lock");
-        lock.release().await.expect("a release");
-    });
+    let wins = (9 * TASKS * 50) as f64;
+    let mut rates = vec![];
+    for _ in 0..9 {
+        rates.push(together!(50, client, |c, _key| {
+            let lock = c.lock("same", LEASE, LEASE).await.expect("an answer");
+            let lock = lock.acquired().expect("a lock");
+            lock.release().await.expect("a release");
+        }));
+    }
     let tries = (looks(&mut floor).await - before - wins) / wins;
-    println!("{TASKS} tasks on one key");
+    let rate = median(rates);
+    println!("{TASKS} tasks on one key (median of 9 rounds)");
     println!("  soloist lock()  {rate:9.0} cycles/s  {tries:.3} tries for each win");
 
     let other = LockClient::open(&server.url()).expect("a client");

@@ -72,6 +72,7 @@ use tokio::{
     runtime::Handle,
     sync::{OwnedMutexGuard, oneshot},
 };
+use tokio_util::task::task_tracker::TaskTrackerToken;
 
 #[cfg(feature = "daemon")]
 pub use self::elector::{Election, Elector, Term};
@@ -491,8 +492,12 @@ struct Granted {
 
 /// As [`TryLockReply`], with what the caller needs to go on.
 enum TryLockOutcome {
-    Acquired(Lock),
-    Held { owner: String, remaining: Duration },
+    /// Until somebody has the lock who will give it back, the token says that this is to be waited for.
+    Acquired(Lock, TaskTrackerToken),
+    Held {
+        owner: String,
+        remaining: Duration,
+    },
 }
 
 impl LockClient {
@@ -654,7 +659,7 @@ impl LockClient {
         loop {
             let owner = self.owner();
             match self.core.try_lock(&key, &owner, lease, false).await? {
-                TryLockOutcome::Acquired(lock) => return Ok(TryLock::Acquired(lock)),
+                TryLockOutcome::Acquired(lock, _) => return Ok(TryLock::Acquired(lock)),
                 TryLockOutcome::Held { owner, remaining } => {
                     number += 1;
                     let attempt = Attempt {
@@ -881,13 +886,30 @@ impl LockClient {
     ) -> Result<TryLock, Error> {
         let key = checked(key)?;
         let lease = leased(&key, lease)?;
+        let (this, of) = (self.clone(), key.clone());
+        // On the client's thread: between a release and the next try there is no other to be woken.
+        let competing = async move { this.compete_here(of, wait, lease, keep_turn).await };
+        let won = self.core.thread.run_until_dropped(competing).await;
+        match won.unwrap_or_else(|e| Err(self.core.no_thread(&key, &e)))? {
+            WaitOutcome::Acquired((lock, _), ()) => Ok(TryLock::Acquired(lock)),
+            WaitOutcome::Held { holder, remaining } => Ok(TryLock::Held { holder, remaining }),
+        }
+    }
+
+    async fn compete_here(
+        &self,
+        key: Arc<str>,
+        wait: Duration,
+        lease: config::Lease,
+        keep_turn: bool,
+    ) -> Result<WaitOutcome<(Lock, TaskTrackerToken), ()>, Error> {
         let asked = &key;
         let ask = |subscribed| async move {
             let owner = self.owner();
             Ok(
                 match self.core.try_lock(asked, &owner, lease, subscribed).await? {
-                    TryLockOutcome::Acquired(lock) => WaiterTry::Acquired {
-                        lock,
+                    TryLockOutcome::Acquired(lock, token) => WaiterTry::Acquired {
+                        lock: (lock, token),
                         owner,
                         lease: lease.length,
                     },
@@ -899,14 +921,14 @@ impl LockClient {
         };
         let won = self.wait_for(&key, None, wait, ask).await?;
         Ok(match won {
-            WaitOutcome::Acquired(lock, turn, waiter) => {
+            WaitOutcome::Acquired(won, (turn, waiter)) => {
                 if keep_turn {
                     // With its queue: who comes next has to find this turn.
-                    lock.keep_turn(turn, waiter);
+                    won.0.keep_turn(turn, waiter);
                 }
-                TryLock::Acquired(lock)
+                WaitOutcome::Acquired(won, ())
             }
-            WaitOutcome::Held { holder, remaining } => TryLock::Held { holder, remaining },
+            WaitOutcome::Held { holder, remaining } => WaitOutcome::Held { holder, remaining },
         })
     }
 
@@ -953,7 +975,7 @@ impl LockClient {
                 None => match ask(waiter.is_subscribed()).await {
                     Ok(WaiterTry::Acquired { lock, owner, lease }) => {
                         waiter.note_holder(&wakeup, &owner, Boottime::now() + lease + AFTER);
-                        return Ok(WaitOutcome::Acquired(lock, turn, waiter));
+                        return Ok(WaitOutcome::Acquired(lock, (turn, waiter)));
                     }
                     Ok(WaiterTry::Held { owner, remaining }) => {
                         pauses.reset();
@@ -1009,14 +1031,10 @@ enum WaiterTry<T> {
     },
 }
 
-/// How a wait ended.
-enum WaitOutcome<T> {
-    /// With the local turn, and the place in the queue that it is of.
-    Acquired(T, OwnedMutexGuard<()>, Waiter),
-    Held {
-        holder: String,
-        remaining: Duration,
-    },
+/// How a wait ended. With the local turn, and the place in the queue that it is of.
+enum WaitOutcome<T, Turn = (OwnedMutexGuard<()>, Waiter)> {
+    Acquired(T, Turn),
+    Held { holder: String, remaining: Duration },
 }
 
 impl Core {
@@ -1143,10 +1161,10 @@ impl Core {
         let then: Then<_> = Box::new(move |first| {
             let core = asking.core.clone();
             if core.is_final(&first) {
-                let _ = tell.send((asking.outcome(sent, first), token));
+                let _ = tell.send(asking.outcome(sent, first, token));
             } else {
                 core.thread.spawn(async move {
-                    let _ = tell.send((asking.retry(sent, first).await, token));
+                    let _ = tell.send(asking.retry(sent, first, token).await);
                 });
             }
         });
@@ -1163,10 +1181,8 @@ impl Core {
                 then(asked.await);
             });
         }
-        match told.await {
-            Ok((outcome, _)) => outcome,
-            Err(_) => Err(self.no_thread(key, &io::Error::other("it has ended"))),
-        }
+        told.await
+            .unwrap_or_else(|_| Err(self.no_thread(key, &io::Error::other("it has ended"))))
     }
 
     /// A grant as a lock, if anything of it can be trusted.
@@ -1288,6 +1304,7 @@ impl TryLocking {
         self,
         sent: Boottime,
         first: Result<TryLockReply, Error>,
+        open: TaskTrackerToken,
     ) -> Result<TryLockOutcome, Error> {
         let limit = self.core.backend.patience();
         let last_sent = AtomicU64::new(sent.0);
@@ -1299,7 +1316,7 @@ impl TryLocking {
                 .try_lock(&self.key, &self.owner, lease, self.subscribed, limit)
         };
         let answer = self.core.retry(limit, (sent, first), ask).await;
-        self.outcome(Boottime(last_sent.into_inner()), answer)
+        self.outcome(Boottime(last_sent.into_inner()), answer, open)
     }
 
     /// What may have been acquired without our knowledge is given back.
@@ -1307,6 +1324,7 @@ impl TryLocking {
         self,
         sent: Boottime,
         answer: Result<TryLockReply, Error>,
+        open: TaskTrackerToken,
     ) -> Result<TryLockOutcome, Error> {
         let Self {
             core,
@@ -1318,7 +1336,7 @@ impl TryLocking {
         match answer {
             Ok(TryLockReply::Acquired(token)) => core
                 .acquired(key, owner, lease, Granted { token, sent })
-                .map(TryLockOutcome::Acquired),
+                .map(|lock| TryLockOutcome::Acquired(lock, open)),
             Ok(TryLockReply::Held { owner, remaining }) => {
                 Ok(TryLockOutcome::Held { owner, remaining })
             }

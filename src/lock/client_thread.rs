@@ -8,9 +8,10 @@ use parking_lot::Mutex;
 use tokio::{
     runtime::{Builder, Handle},
     sync::oneshot,
+    task::JoinError,
     time::Sleep,
 };
-use tokio_util::task::{TaskTracker, task_tracker::TaskTrackerToken};
+use tokio_util::task::{AbortOnDropHandle, TaskTracker, task_tracker::TaskTrackerToken};
 
 use crate::clock::Boottime;
 
@@ -57,11 +58,15 @@ impl ClientThread {
         // Held until what comes of it is taken, or was dropped and has begun to give something back: then this is idle no sooner.
         let token = self.work.token();
         let task = self.handle()?.spawn(async move { (work.await, token) });
-        match task.await {
-            Ok((out, _)) => Ok(out),
-            Err(e) if e.is_panic() => std::panic::resume_unwind(e.into_panic()),
-            Err(e) => Err(io::Error::other(e)),
-        }
+        joined(task.await).map(|(out, _)| out)
+    }
+
+    /// As [`ClientThread::run`], for work that ends soon after the future is dropped, wherever it is, and that nobody waits for then.
+    pub(super) async fn run_until_dropped<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = T> + Send + 'static,
+    ) -> io::Result<T> {
+        joined(AbortOnDropHandle::new(self.handle()?.spawn(work)).await)
     }
 
     /// Until it is dropped, this is not idle.
@@ -114,6 +119,13 @@ impl ClientThread {
 fn timer(handle: &Handle, time: Duration) -> Sleep {
     let _inside = handle.enter();
     tokio::time::sleep(time)
+}
+
+fn joined<T>(ended: Result<T, JoinError>) -> io::Result<T> {
+    ended.map_err(|e| match e.try_into_panic() {
+        Ok(panic) => std::panic::resume_unwind(panic),
+        Err(e) => io::Error::other(e),
+    })
 }
 
 fn start() -> io::Result<Running> {

@@ -329,6 +329,19 @@ fn a_caller_that_is_not_polled_holds_up_nobody() {
             within(lock.release()).await.unwrap();
         });
         drop(starved);
+
+        let lock = runtime.block_on(take(&c, "w", LONG));
+        let starved = {
+            let c = c.clone();
+            let first = async move { drop(c.lock("w", LONG, 300 * MS).await) };
+            Starved::after_one_poll(move || vec![Box::pin(first)])
+        };
+        runtime.block_on(async {
+            let second = waiting(&c, "w");
+            within(lock.release()).await.unwrap();
+            drop(within(second).await.unwrap());
+        });
+        drop(starved);
     });
 }
 
