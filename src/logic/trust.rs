@@ -1,4 +1,4 @@
-//! Our hold on a lease: how long we may trust it, when to renew it, when to step down.
+//! An instance's hold on a lease: how long to trust it, when to renew it, when to step down.
 
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
 //! Connections to Redis: made, used by all tasks at once, given up when they broke.
 //!
-//! A connection remembers that it failed and is not used again; whoever met a dead one asks again.
+//! A connection that failed is marked and not used again; the caller that found it dead repeats its request.
 
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ impl Script {
     }
 }
 
-/// Makes ring the process's provider of cryptography; does nothing the second time.
+/// Makes ring the process's cryptography provider; later calls have no effect.
 pub fn install_crypto() {
     let _ = rustls::crypto::ring::default_provider().install_default();
 }
@@ -99,12 +99,13 @@ impl Client {
                         refuse(address.clone(), format!("cannot read {}: {e}", p.display()))
                     })
                 };
-                // Of a file without any, nobody would be trusted, and that is all that the error would say.
+                // Without this check, a file without certificates would trust no server, and the error would not say
+                // why.
                 let certificates = |p: &std::path::PathBuf| {
                     let pem = file(p)?;
                     match rustls::pki_types::CertificateDer::pem_slice_iter(&pem).next() {
                         Some(Ok(_)) => Ok(pem),
-                        // Not why: the error quotes the line, which may belong to a key.
+                        // Leave out the cause: it quotes the line, which may be part of a key.
                         Some(Err(_)) => Err(refuse(
                             address.clone(),
                             format!("{} is no PEM file", p.display()),
@@ -163,7 +164,7 @@ impl Client {
     }
 
     pub(crate) fn error(&self, e: &RedisError) -> Error {
-        // What is no Redis server is quoted in lines.
+        // The answer of a server that is not Redis may have several lines.
         let (address, text) = (self.address.clone(), e.to_string());
         let reason = text.lines().next().unwrap_or_default();
         let code = code(e);
@@ -312,7 +313,7 @@ type Opening = Shared<BoxFuture<'static, Result<Connection, Error>>>;
 
 #[derive(Default)]
 struct Current {
-    /// Counts the connections, so that who met a broken one does not throw away its successor.
+    /// Counts the connections, so that a task that found a broken one does not discard its successor.
     number: u64,
     opening: Option<Opening>,
 }
@@ -329,7 +330,7 @@ impl SharedConnection {
         self.current.lock()
     }
 
-    /// The connection, or the reason why there is none; however many ask, one connects.
+    /// The connection, or the reason why there is none; only one of all callers connects.
     async fn connection(&self) -> Result<(u64, Connection), Error> {
         let (number, opening) = {
             let mut current = self.current();
@@ -348,7 +349,7 @@ impl SharedConnection {
         Ok((number, made?))
     }
 
-    /// The next one who asks gets a new connection.
+    /// The next caller gets a new connection.
     fn replace(&self, number: u64) {
         let mut current = self.current();
         if current.number == number {
@@ -375,7 +376,7 @@ impl SharedConnection {
         };
         let out = tokio::time::timeout(limit, work).await;
         out.unwrap_or_else(|_| {
-            // The peer may be gone: nobody else shall wait for it.
+            // The peer may be gone: no other caller should wait for it.
             if let Some(n) = number {
                 self.replace(n);
             }

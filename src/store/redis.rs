@@ -474,7 +474,7 @@ impl Store for RedisStore {
                         }
                         _ => return Ok((answer, after)),
                     }
-                    // Whoever adopts has to look at the epoch again first.
+                    // An adopting caller must check the epoch again first.
                     let without_adoption = Register {
                         adopt: None,
                         ..r.clone()
@@ -650,7 +650,7 @@ impl Store for RedisStore {
         }
         let keys = [self.key(job, &format!("output:{run}"))];
         let args = [Arg::Int(at as i64), Arg::Bytes(data), Arg::Int(keep as i64)];
-        // Never an error: nobody closes it.
+        // Never an error: the semaphore is never closed.
         let _turn = self.output_turns.acquire().await;
         self.run(&self.outputs, &OUTPUT, &keys, &args, false)
             .await

@@ -1,5 +1,5 @@
-//! Renewals that are due together travel together: one pipeline of script calls over a connection that all of them share.
-//! An error of one is that one's alone.
+//! Renewals that are due together travel together: one pipeline of script calls over a connection that all of them
+//! share. An error of one renewal does not affect the others.
 
 use std::{
     collections::VecDeque,
@@ -28,7 +28,7 @@ type Queued = (Cmd, oneshot::Sender<Result<Answer, Error>>);
 
 pub(super) struct Renewals {
     client: Client,
-    /// Theirs alone: they wait behind nothing else.
+    /// Used only for renewals, so that they wait behind nothing else.
     connection: SharedConnection,
     min_replicas: u32,
     clock: Arc<OnceLock<Arc<StoreClock>>>,
@@ -198,13 +198,13 @@ impl Sender {
         while batch.len() < BATCH
             && let Some(next) = queue.waiting.pop_front()
         {
-            // Who does not wait any more has no use for it.
+            // Drop calls whose callers no longer wait.
             if !next.1.is_closed() {
                 batch.push(next);
             }
         }
         if batch.is_empty() {
-            // In the same step as the look into the queue, so that nobody relies on this sender any more.
+            // In the same step as the check of the queue, so that no caller relies on this sender any more.
             queue.senders -= 1;
             self.ended = true;
             return None;
@@ -222,7 +222,7 @@ impl Drop for Sender {
         let mut queue = self.all.queue();
         queue.senders -= 1;
         if queue.senders == 0 {
-            // Whoever waits asks again.
+            // The waiting callers retry.
             queue.waiting.clear();
         }
     }

@@ -167,7 +167,7 @@ fn named(v: &Value) -> Result<Vec<(String, Vec<u8>)>, String> {
 pub(crate) fn fleet(rest: &[Value]) -> Result<Fleet, String> {
     let mut instances = BTreeMap::new();
     for (id, info) in named(at(rest, 4))? {
-        // Another version's idea of an instance is no reason to stop.
+        // An instance of another version may have written an entry that this one cannot read: skip it.
         if let Ok(info) = serde_json::from_slice::<Info>(&info) {
             instances.insert(InstanceId::new(&id), info);
         }

@@ -112,7 +112,7 @@ pub(super) fn fleet(db: &Connection) -> Result<Fleet, Fault> {
     let mut rows = db.prepare_cached("SELECT instance, seen, info FROM instances")?;
     let mut rows = rows.query([])?;
     while let Some(row) = rows.next()? {
-        // Another version's idea of an instance is no reason to stop.
+        // An instance of another version may have written an entry that this one cannot read: skip it.
         if let Ok(info) = serde_json::from_str::<Info>(row.get_ref(2)?.as_str().unwrap_or("")) {
             let (Ok(id), Some(seen)) = (row.get::<_, String>(0), row.get(1).ok()) else {
                 continue;
