@@ -916,7 +916,7 @@ fn sigint_drains_and_a_second_one_ends_the_runs() {
     assert!(!process::alive(long.root));
     assert!(boottime_ns() - begun < 60 * LEASE_NS);
     let log = fleet.instances[0].log_text();
-    assert!(log.contains("asked again"), "{log}");
+    assert!(log.contains("second signal"), "{log}");
     let record = fleet.wait_record("long", "cancelled");
     assert_eq!(record["fencing_token"], long.token, "{record}");
     fleet.judge(ONCE, &[], None);
