@@ -38,9 +38,12 @@
 //! # }
 //! ```
 
+mod backend;
 mod client_thread;
+mod core;
 #[cfg(feature = "daemon")]
 mod elector;
+mod error;
 mod held;
 pub(crate) mod period;
 #[cfg(feature = "redis")]
@@ -59,46 +62,35 @@ pub(crate) use self::redis::reply::any as reply;
 use std::convert::Infallible;
 use std::{
     future::Future,
-    io,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, atomic::AtomicU64},
     time::Duration,
 };
 
-use async_trait::async_trait;
-use tokio::{
-    runtime::Handle,
-    sync::{OwnedMutexGuard, oneshot},
-};
+use tokio::sync::OwnedMutexGuard;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
+#[cfg(feature = "redis")]
+use self::backend::Then;
 #[cfg(feature = "daemon")]
 pub use self::elector::{Election, Elector, Term};
 use self::{
+    backend::{Backend, Kind, OwnerReply, ReleaseOptions, TryLockReply},
     client_thread::ClientThread,
-    held::HeldLock,
-    period::{PeriodClaim, PeriodReply},
-    reentrant::{EnterReply, LeaveReply, LevelToLeave},
+    core::{Core, TryLockOutcome},
+    period::PeriodClaim,
     wait_queue::{WaitQueues, Waiter},
 };
 pub use self::{
+    error::Error,
     held::{Deadlines, Lock, Released},
     redlock::{Redlock, RedlockGuard, TryRedlock},
     reentrant::{Enter, Leave, ReentrantLock},
     retry::{Attempt, ExponentialBackoff, LimitedRetry, NoRetry, RetryStrategy, Until},
 };
 pub use crate::model::FencingToken;
-use crate::{
-    clock::Boottime,
-    config,
-    logic::{
-        backoff::Pauses,
-        trust::{HeldLease, Step},
-    },
-    store,
-};
+#[cfg(feature = "redis")]
+use crate::store;
+use crate::{clock::Boottime, config, logic::backoff::Pauses};
 
 /// What a store is told, as `[store]` of the configuration file has it; for [`LockClient::with_config`].
 pub mod options {
@@ -114,139 +106,6 @@ pub const KEY_MAX: usize = 512;
 const CLOCK_DRIFT: f64 = 0.01;
 /// Redis drops a key in the millisecond after its time to live.
 const AFTER: Duration = Duration::from_millis(1);
-
-/// Why a lock could not be acquired, renewed or given back. That somebody else has it is no error, see [`TryLock`].
-///
-/// In all of them `key` is the lock's as the caller named it, `address` the store's URL without its password, and `reason` what was
-/// wrong in the words of whoever said so.
-#[derive(Debug, Clone, thiserror::Error)]
-#[non_exhaustive]
-#[allow(missing_docs)]
-pub enum Error {
-    /// The store's URL cannot be used.
-    #[error("cannot use this store: {reason}")]
-    InvalidUrl { reason: String },
-    /// Keys have 1 to [`KEY_MAX`] bytes, and no control characters and no braces.
-    #[error("`{key}` cannot be the key of a lock: {reason}")]
-    InvalidKey { key: String, reason: String },
-    /// Zero, shorter than 10 ms, or longer than 366 days. Nothing was asked.
-    #[error("cannot lock `{key}`: {reason}")]
-    InvalidLease { key: String, reason: String },
-    /// No answer, or none that can be relied on (a server that is full, loads its data, or is a replica): the request may have
-    /// been carried out or not. Asking again is safe; assuming that the lock is held is
-    /// not. What may have been acquired is given back in the background, or lapses with its lease.
-    #[error("the store at {address} is not available for lock `{key}`: {reason}")]
-    Unreachable {
-        key: String,
-        address: String,
-        reason: String,
-    },
-    /// The store answered, and refused; asking again at once will not help. Nothing was changed.
-    #[error("the store at {address} refused lock `{key}`: {reason}")]
-    Refused {
-        key: String,
-        address: String,
-        reason: String,
-    },
-    /// Fewer replicas than `min_replicas` have the grant or renewal, so it must not be relied on. A grant was given back.
-    #[error("only {have} of {want} replicas of {address} confirmed lock `{key}`")]
-    NotReplicated {
-        key: String,
-        address: String,
-        have: u32,
-        want: u32,
-    },
-    /// Under this key is something else: another kind of lock, or another program's data. It was not touched.
-    #[error(
-        "lock `{key}` at {address} is of another kind, or not a lock; use another key or another namespace"
-    )]
-    WrongType { key: String, address: String },
-    /// The lock was granted, but the answer took so long that nothing of its lease can be trusted. It was given back.
-    #[error(
-        "lock `{key}` was granted, but the answer took {took:?}, too long for a lease of {lease:?}; use a longer lease"
-    )]
-    TooLate {
-        key: String,
-        lease: Duration,
-        /// From before the request left, on CLOCK_BOOTTIME.
-        took: Duration,
-    },
-    /// The lock lapsed, was given back, or was deleted, and it is not ours any more. Whoever has it now keeps it.
-    #[error("lock `{key}` is not held by us any more: {}", match .holder {
-        Some(holder) => format!("{holder} has it"),
-        None => "nobody has it".to_owned(),
-    })]
-    NotHeld {
-        key: String,
-        /// Who has it now; None: nobody.
-        holder: Option<String>,
-    },
-    /// The lock was lost before: it was not renewed while it could be trusted, so the store may have granted it to another by now;
-    /// or the store has said that it is not ours.
-    #[error("lock `{key}` was lost: it was not renewed in time, or taken away")]
-    Lost { key: String },
-    /// A [`Redlock`] needs three nodes or more.
-    #[error("a lock on a majority needs at least 3 nodes, not {have}")]
-    TooFewNodes { have: usize },
-    /// Too few nodes answered. What was granted was given back, or lapses with its lease.
-    #[error("only {votes} of the {needed} nodes that lock `{key}` needs confirmed it: {reason}")]
-    NoMajority {
-        key: String,
-        /// Nodes that did.
-        votes: usize,
-        needed: usize,
-        /// What the first node said that failed.
-        reason: String,
-    },
-    /// What is stored cannot be read: written by something else, or by another version.
-    #[error("unreadable data about lock `{key}` in the store at {address}: {reason}")]
-    Corrupt {
-        key: String,
-        address: String,
-        reason: String,
-    },
-}
-
-impl Error {
-    /// Worth asking again soon.
-    pub fn is_transient(&self) -> bool {
-        matches!(
-            self,
-            Self::Unreachable { .. } | Self::NotReplicated { .. } | Self::NoMajority { .. }
-        )
-    }
-
-    fn of(key: &str, e: store::Error) -> Self {
-        let key = key.to_owned();
-        match e {
-            store::Error::Unreachable { address, reason } => Self::Unreachable {
-                key,
-                address,
-                reason,
-            },
-            store::Error::Refused { address, reason } => Self::Refused {
-                key,
-                address,
-                reason,
-            },
-            store::Error::NotReplicated {
-                address,
-                have,
-                want,
-            } => Self::NotReplicated {
-                key,
-                address,
-                have,
-                want,
-            },
-            store::Error::Corrupt { address, reason } => Self::Corrupt {
-                key,
-                address,
-                reason,
-            },
-        }
-    }
-}
 
 /// How a try to acquire a lock ended.
 #[derive(Debug)]
@@ -315,148 +174,6 @@ pub struct Holder {
     pub remaining: Duration,
 }
 
-/// What a store says to a try.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum TryLockReply {
-    Acquired(FencingToken),
-    Held {
-        owner: String,
-        remaining: Duration,
-    },
-    /// This owner had it, and it is over.
-    Stale,
-}
-
-/// What a store says to who claims to be the owner.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum OwnerReply {
-    /// It was the owner: renewed, or given back.
-    Done,
-    /// It is not; the owner of now, if there is one.
-    NotOwner(Option<String>),
-}
-
-impl From<Result<(), Option<String>>> for OwnerReply {
-    fn from(answer: Result<(), Option<String>>) -> Self {
-        answer.map_or_else(Self::NotOwner, |()| Self::Done)
-    }
-}
-
-/// How a lock is given back: unless said otherwise at once, as one that is still held.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct ReleaseOptions {
-    /// Nobody shall have it for so long yet.
-    keep_for: Duration,
-    /// It may have lapsed by the owner's own count, so the store is to look whether it has. Else it counts as given back
-    /// by its owner, as long as nobody else has had it since. In a SQLite file it costs nothing to look each time.
-    check_expiry: bool,
-    /// The request for it got no answer and may still arrive: it shall find that its lock is over.
-    /// (One thread writes to a SQLite file, in the order of what is asked.)
-    unanswered: bool,
-}
-
-/// Is handed the answer to a request, on the client's thread.
-type Then<T> = Box<dyn FnOnce(Result<T, Error>) + Send>;
-
-/// One key is of one kind at a time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    Plain,
-    Reentrant,
-}
-
-/// Where locks are. Every method but `subscribe` and `unsubscribe` is one atomic step that waits at most `limit`, and may be
-/// called again when its answer was lost.
-#[async_trait]
-trait Backend: Send + Sync {
-    fn address(&self) -> &str;
-    /// How long an answer may take in good order.
-    fn patience(&self) -> Duration;
-    /// `subscribed`: whoever asks is subscribed, so the release has to be published should somebody else have it.
-    async fn try_lock(
-        &self,
-        key: &str,
-        owner: &str,
-        lease: Duration,
-        subscribed: bool,
-        limit: Duration,
-    ) -> Result<TryLockReply, Error>;
-    /// As `try_lock`, in no task of its own: `thread` asks, and hands the answer to `then`. Gives `then` back where that cannot be.
-    fn begin_try_lock(
-        &self,
-        _thread: &Handle,
-        (_key, _owner): (&Arc<str>, &Arc<str>),
-        _lease: Duration,
-        _subscribed: bool,
-        then: Then<TryLockReply>,
-    ) -> Result<(), Then<TryLockReply>> {
-        Err(then)
-    }
-    async fn renew(
-        &self,
-        key: &str,
-        owner: &str,
-        kind: Kind,
-        lease: Duration,
-        limit: Duration,
-    ) -> Result<OwnerReply, Error>;
-    async fn release(
-        &self,
-        key: &str,
-        owner: &str,
-        options: ReleaseOptions,
-        limit: Duration,
-    ) -> Result<OwnerReply, Error>;
-    /// As `begin_try_lock`.
-    fn begin_release(
-        &self,
-        _thread: &Handle,
-        (_key, _owner): (&Arc<str>, &Arc<str>),
-        _options: ReleaseOptions,
-        then: Then<OwnerReply>,
-    ) -> Result<(), Then<OwnerReply>> {
-        Err(then)
-    }
-    async fn holder(&self, key: &str, limit: Duration)
-    -> Result<Option<(String, Duration)>, Error>;
-    /// `who`: the owner, and the nonce of this step; `subscribed` as in `try_lock`.
-    async fn enter(
-        &self,
-        key: &str,
-        who: (&str, &str),
-        lease: Duration,
-        subscribed: bool,
-        limit: Duration,
-    ) -> Result<EnterReply, Error>;
-    async fn leave(
-        &self,
-        key: &str,
-        who: (&str, &str),
-        which: LevelToLeave,
-        limit: Duration,
-    ) -> Result<LeaveReply, Error>;
-    /// The present period of this length.
-    async fn claim_period(
-        &self,
-        key: &str,
-        owner: &str,
-        length: Duration,
-        limit: Duration,
-    ) -> Result<PeriodReply, Error>;
-    /// `at`: length, and begin in Unix ms.
-    async fn release_period(
-        &self,
-        key: &str,
-        owner: &str,
-        at: (Duration, i64),
-        limit: Duration,
-    ) -> Result<(), Error>;
-    /// Returns when every release of `key` from now on will wake its queue.
-    async fn subscribe(&self, key: &str);
-    /// Nobody waits for `key` any more.
-    fn unsubscribe(&self, key: &str);
-}
-
 /// Acquires locks in one store. Cheap to clone; clones share connections and the queue of waiters.
 #[derive(Clone)]
 pub struct LockClient {
@@ -471,33 +188,6 @@ impl std::fmt::Debug for LockClient {
             .field("name", &self.name)
             .finish_non_exhaustive()
     }
-}
-
-struct Core {
-    backend: Box<dyn Backend>,
-    retry: config::StoreRetry,
-    /// Part of every owner that this client makes.
-    id: String,
-    owners: AtomicU64,
-    queues: Arc<WaitQueues>,
-    thread: ClientThread,
-}
-
-/// A grant that has just been made.
-struct Granted {
-    token: FencingToken,
-    /// Before the request left that was answered with it.
-    sent: Boottime,
-}
-
-/// As [`TryLockReply`], with what the caller needs to go on.
-enum TryLockOutcome {
-    /// Until somebody has the lock who will give it back, the token says that this is to be waited for.
-    Acquired(Lock, TaskTrackerToken),
-    Held {
-        owner: String,
-        remaining: Duration,
-    },
 }
 
 impl LockClient {
@@ -1035,329 +725,6 @@ enum WaiterTry<T> {
 enum WaitOutcome<T, Turn = (OwnedMutexGuard<()>, Waiter)> {
     Acquired(T, Turn),
     Held { holder: String, remaining: Duration },
-}
-
-impl Core {
-    fn is_ours(&self, owner: &str) -> bool {
-        wait_queue::made_by(&self.id, owner)
-    }
-
-    /// Repeats a request that got no answer: once at once, because a connection that was cut while nobody used it shows that only when
-    /// it is used; then as often as `[store]` allows, and not for longer than `within` each.
-    async fn with_retries<T, F: Future<Output = Result<T, Error>>>(
-        &self,
-        within: Duration,
-        ask: impl Fn() -> F,
-    ) -> Result<T, Error> {
-        let begun = Boottime::now();
-        let first = ask().await;
-        self.retry(within, (begun, first), ask).await
-    }
-
-    fn is_final<T>(&self, answer: &Result<T, Error>) -> bool {
-        !matches!(answer, Err(e) if e.is_transient()) || self.retry.attempts == 0
-    }
-
-    /// As [`Core::with_retries`], where the first answer is there, to what was asked when it says.
-    async fn retry<T, F: Future<Output = Result<T, Error>>>(
-        &self,
-        within: Duration,
-        (begun, first): (Boottime, Result<T, Error>),
-        ask: impl Fn() -> F,
-    ) -> Result<T, Error> {
-        if self.is_final(&first) {
-            return first;
-        }
-        let last = begun + within * (self.retry.attempts + 1);
-        let mut tried = 0;
-        // What took its time was no such connection.
-        let mut next = match Boottime::now().since(begun) < within {
-            true => ask().await,
-            false => first,
-        };
-        loop {
-            match next {
-                Err(e)
-                    if e.is_transient()
-                        && tried < self.retry.attempts
-                        && Boottime::now() < last =>
-                {
-                    self.thread
-                        .sleep(self.retry.pause(tried + 1, fastrand::f64()))
-                        .await;
-                    tried += 1;
-                    next = ask().await;
-                }
-                out => return out,
-            }
-        }
-    }
-
-    /// As [`Core::with_retries`] begins, for who has `within` for all of it. True: it was asked twice.
-    async fn ask_twice<T, F: Future<Output = Result<T, Error>>>(
-        &self,
-        within: Duration,
-        ask: impl Fn(Duration) -> F,
-    ) -> (Result<T, Error>, bool) {
-        let begun = Boottime::now();
-        match ask(within).await {
-            Err(e) if e.is_transient() => {
-                let left = within.saturating_sub(Boottime::now().since(begun));
-                if left.is_zero() {
-                    return (Err(e), false);
-                }
-                (ask(left).await, true)
-            }
-            out => (out, false),
-        }
-    }
-
-    /// Has the client's thread do some work, to its end whatever becomes of the caller.
-    async fn run<T: Send + 'static>(
-        &self,
-        key: &str,
-        work: impl Future<Output = Result<T, Error>> + Send + 'static,
-    ) -> Result<T, Error> {
-        let done = self.thread.run(work).await;
-        done.unwrap_or_else(|e| Err(self.no_thread(key, &e)))
-    }
-
-    fn no_thread(&self, key: &str, e: &io::Error) -> Error {
-        Error::Unreachable {
-            key: key.to_owned(),
-            address: self.backend.address().to_owned(),
-            reason: format!("the thread that asks it failed: {e}"),
-        }
-    }
-
-    /// Part of owners, and the name of a step. Never the same twice.
-    fn nonce(&self) -> String {
-        let n = self.owners.fetch_add(1, Ordering::Relaxed);
-        [&*self.id, ".", &n.to_string()].concat()
-    }
-
-    /// One try. Should the caller go away, it goes on to its answer, and what it acquired is given back after that: dropped with the lock.
-    ///
-    /// The caller only hands the request over. Everything else is done on the client's thread: a caller that is not polled holds up nobody.
-    async fn try_lock(
-        self: &Arc<Self>,
-        key: &Arc<str>,
-        owner: &Arc<str>,
-        lease: config::Lease,
-        subscribed: bool,
-    ) -> Result<TryLockOutcome, Error> {
-        let thread = self.thread.handle().map_err(|e| self.no_thread(key, &e))?;
-        let sent = Boottime::now();
-        let asking = TryLocking {
-            core: self.clone(),
-            key: key.clone(),
-            owner: owner.clone(),
-            lease,
-            subscribed,
-        };
-        // Held until the outcome is taken, or was dropped and has begun to give something back: then this is idle no sooner.
-        let token = self.thread.token();
-        let (tell, told) = oneshot::channel();
-        let then: Then<_> = Box::new(move |first| {
-            let core = asking.core.clone();
-            if core.is_final(&first) {
-                let _ = tell.send(asking.outcome(sent, first, token));
-            } else {
-                core.thread.spawn(async move {
-                    let _ = tell.send(asking.retry(sent, first, token).await);
-                });
-            }
-        });
-        let begun =
-            self.backend
-                .begin_try_lock(thread, (key, owner), lease.length, subscribed, then);
-        if let Err(then) = begun {
-            let (core, key, owner) = (self.clone(), key.clone(), owner.clone());
-            self.thread.spawn(async move {
-                let limit = core.backend.patience();
-                let asked = core
-                    .backend
-                    .try_lock(&key, &owner, lease.length, subscribed, limit);
-                then(asked.await);
-            });
-        }
-        told.await
-            .unwrap_or_else(|_| Err(self.no_thread(key, &io::Error::other("it has ended"))))
-    }
-
-    /// A grant as a lock, if anything of it can be trusted.
-    fn acquired(
-        self: &Arc<Self>,
-        key: Arc<str>,
-        owner: Arc<str>,
-        lease: config::Lease,
-        granted: Granted,
-    ) -> Result<Lock, Error> {
-        let now = Boottime::now();
-        let held = HeldLease::new(lease, granted.sent);
-        let late = held.step(now) == Step::StepDown;
-        let hold = HeldLock::new(
-            self.clone(),
-            key.clone(),
-            owner,
-            lease,
-            granted.token,
-            granted.sent,
-            held,
-        );
-        let lock = Lock::new(hold);
-        if late {
-            // Dropping it gives it back.
-            drop(lock);
-            return Err(Error::TooLate {
-                key: key.to_string(),
-                lease: lease.length,
-                took: now.since(granted.sent),
-            });
-        }
-        Ok(lock)
-    }
-
-    /// Gives back what an owner may hold, in the background; `over` is told how that ended.
-    fn release(
-        self: &Arc<Self>,
-        key: &Arc<str>,
-        owner: &Arc<str>,
-        options: impl Fn() -> ReleaseOptions + Send + Sync + 'static,
-        over: impl FnOnce(Result<OwnerReply, Error>) + Send + 'static,
-    ) {
-        let thread = match self.thread.handle() {
-            Ok(thread) => thread,
-            Err(e) => return over(Err(self.no_thread(key, &e))),
-        };
-        let (begun, token) = (Boottime::now(), self.thread.token());
-        let first_options = options();
-        let (core, of, by) = (self.clone(), key.clone(), owner.clone());
-        let then: Then<_> = Box::new(move |first| {
-            if core.is_final(&first) {
-                core.queues.wake(&of);
-                over(first);
-                drop(token);
-            } else {
-                core.clone().thread.spawn(async move {
-                    let limit = core.backend.patience();
-                    let ask = || core.backend.release(&of, &by, options(), limit);
-                    let answer = core.retry(limit, (begun, first), ask).await;
-                    core.queues.wake(&of);
-                    over(answer);
-                    drop(token);
-                });
-            }
-        });
-        let begun = self
-            .backend
-            .begin_release(thread, (key, owner), first_options, then);
-        if let Err(then) = begun {
-            let (core, key, owner) = (self.clone(), key.clone(), owner.clone());
-            self.thread.spawn(async move {
-                let limit = core.backend.patience();
-                let asked = core.backend.release(&key, &owner, first_options, limit);
-                then(asked.await);
-            });
-        }
-    }
-
-    /// As [`Core::release`], where nobody waits for the end.
-    fn release_in_background(
-        self: &Arc<Self>,
-        key: &Arc<str>,
-        owner: &Arc<str>,
-        options: impl Fn() -> ReleaseOptions + Send + Sync + 'static,
-    ) {
-        self.release(key, owner, options, |answer| {
-            if let Err(e) = answer {
-                tracing::debug!(error = %e, "a lock could not be given back; it lapses with its lease");
-            }
-        });
-    }
-
-    /// As [`Backend::subscribe`].
-    async fn subscribe(self: &Arc<Self>, key: &Arc<str>) {
-        let (core, asked) = (self.clone(), key.clone());
-        let subscribing = async move {
-            core.backend.subscribe(&asked).await;
-            Ok(())
-        };
-        if self.run(key, subscribing).await.is_err() {
-            std::future::pending().await
-        }
-    }
-}
-
-/// A try that is under way.
-struct TryLocking {
-    core: Arc<Core>,
-    key: Arc<str>,
-    owner: Arc<str>,
-    lease: config::Lease,
-    subscribed: bool,
-}
-
-impl TryLocking {
-    /// A lost answer is asked for again with the same owner.
-    async fn retry(
-        self,
-        sent: Boottime,
-        first: Result<TryLockReply, Error>,
-        open: TaskTrackerToken,
-    ) -> Result<TryLockOutcome, Error> {
-        let limit = self.core.backend.patience();
-        let last_sent = AtomicU64::new(sent.0);
-        let ask = || {
-            last_sent.store(Boottime::now().0, Ordering::Relaxed);
-            let lease = self.lease.length;
-            self.core
-                .backend
-                .try_lock(&self.key, &self.owner, lease, self.subscribed, limit)
-        };
-        let answer = self.core.retry(limit, (sent, first), ask).await;
-        self.outcome(Boottime(last_sent.into_inner()), answer, open)
-    }
-
-    /// What may have been acquired without our knowledge is given back.
-    fn outcome(
-        self,
-        sent: Boottime,
-        answer: Result<TryLockReply, Error>,
-        open: TaskTrackerToken,
-    ) -> Result<TryLockOutcome, Error> {
-        let Self {
-            core,
-            key,
-            owner,
-            lease,
-            ..
-        } = self;
-        match answer {
-            Ok(TryLockReply::Acquired(token)) => core
-                .acquired(key, owner, lease, Granted { token, sent })
-                .map(|lock| TryLockOutcome::Acquired(lock, open)),
-            Ok(TryLockReply::Held { owner, remaining }) => {
-                Ok(TryLockOutcome::Held { owner, remaining })
-            }
-            // It was ours while the answers got lost, and lapsed: as late as an answer can come.
-            Ok(TryLockReply::Stale) => Err(Error::TooLate {
-                key: key.to_string(),
-                lease: lease.length,
-                took: lease.length,
-            }),
-            Err(e) => {
-                // Without an answer something may be there that nobody knows of; and where replicas did not confirm.
-                if e.is_transient() {
-                    core.release_in_background(&key, &owner, || ReleaseOptions {
-                        unanswered: true,
-                        ..ReleaseOptions::default()
-                    });
-                }
-                Err(e)
-            }
-        }
-    }
 }
 
 /// Does something should it be dropped before it is disarmed: for futures that are dropped before their answer is there.

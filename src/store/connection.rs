@@ -60,6 +60,7 @@ impl std::fmt::Debug for Client {
 }
 
 impl Client {
+    // Long: user, password, sockets and certificates in turn, each with its own message.
     pub(crate) fn new(url: &str, c: &config::Store) -> Result<Self, Error> {
         let refuse = |address: String, reason: String| Error::Refused { address, reason };
         let address = config::StoreUrl::Redis(config::Secret::new(url)).to_string();

@@ -1188,6 +1188,10 @@ async fn when_the_guard_is_killed_the_daemon_ends_the_tree() {
             .expect("a guard");
         running.started().await.expect("started");
         until_async("the tree has grown", || tree.complete()).await;
+        until_async("it has spoken", || {
+            !running.output().piece(0, 64).bytes.is_empty()
+        })
+        .await;
         let members = tree.members();
         kill(
             running.guard_pid().expect("a pid").cast_signed(),

@@ -1,0 +1,378 @@
+//! What the clones of a client share, and how it asks: with retries, in the background, on its own thread.
+
+use std::{
+    future::Future,
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::sync::oneshot;
+use tokio_util::task::task_tracker::TaskTrackerToken;
+
+use super::{
+    Error, Lock,
+    backend::{Backend, OwnerReply, ReleaseOptions, Then, TryLockReply},
+    client_thread::ClientThread,
+    held::HeldLock,
+    wait_queue::{self, WaitQueues},
+};
+use crate::{
+    clock::Boottime,
+    config,
+    logic::trust::{HeldLease, Step},
+    model::FencingToken,
+};
+
+pub(super) struct Core {
+    pub(super) backend: Box<dyn Backend>,
+    pub(super) retry: config::StoreRetry,
+    /// Part of every owner that this client makes.
+    pub(super) id: String,
+    pub(super) owners: AtomicU64,
+    pub(super) queues: Arc<WaitQueues>,
+    pub(super) thread: ClientThread,
+}
+
+/// A grant that has just been made.
+pub(super) struct Granted {
+    pub(super) token: FencingToken,
+    /// Before the request left that was answered with it.
+    pub(super) sent: Boottime,
+}
+
+/// As [`TryLockReply`], with what the caller needs to go on.
+pub(super) enum TryLockOutcome {
+    /// Until somebody has the lock who will give it back, the token says that this is to be waited for.
+    Acquired(Lock, TaskTrackerToken),
+    Held {
+        owner: String,
+        remaining: Duration,
+    },
+}
+
+impl Core {
+    pub(super) fn is_ours(&self, owner: &str) -> bool {
+        wait_queue::made_by(&self.id, owner)
+    }
+
+    /// Repeats a request that got no answer: once at once, because a connection that was cut while nobody used it shows that only when
+    /// it is used; then as often as `[store]` allows, and not for longer than `within` each.
+    pub(super) async fn with_retries<T, F: Future<Output = Result<T, Error>>>(
+        &self,
+        within: Duration,
+        ask: impl Fn() -> F,
+    ) -> Result<T, Error> {
+        let begun = Boottime::now();
+        let first = ask().await;
+        self.retry(within, (begun, first), ask).await
+    }
+
+    pub(super) fn is_final<T>(&self, answer: &Result<T, Error>) -> bool {
+        !matches!(answer, Err(e) if e.is_transient()) || self.retry.attempts == 0
+    }
+
+    /// As [`Core::with_retries`], where the first answer is there, to what was asked when it says.
+    pub(super) async fn retry<T, F: Future<Output = Result<T, Error>>>(
+        &self,
+        within: Duration,
+        (begun, first): (Boottime, Result<T, Error>),
+        ask: impl Fn() -> F,
+    ) -> Result<T, Error> {
+        if self.is_final(&first) {
+            return first;
+        }
+        let last = begun + within * (self.retry.attempts + 1);
+        let mut tried = 0;
+        // What took its time was no such connection.
+        let mut next = match Boottime::now().since(begun) < within {
+            true => ask().await,
+            false => first,
+        };
+        loop {
+            match next {
+                Err(e)
+                    if e.is_transient()
+                        && tried < self.retry.attempts
+                        && Boottime::now() < last =>
+                {
+                    self.thread
+                        .sleep(self.retry.pause(tried + 1, fastrand::f64()))
+                        .await;
+                    tried += 1;
+                    next = ask().await;
+                }
+                out => return out,
+            }
+        }
+    }
+
+    /// As [`Core::with_retries`] begins, for who has `within` for all of it. True: it was asked twice.
+    pub(super) async fn ask_twice<T, F: Future<Output = Result<T, Error>>>(
+        &self,
+        within: Duration,
+        ask: impl Fn(Duration) -> F,
+    ) -> (Result<T, Error>, bool) {
+        let begun = Boottime::now();
+        match ask(within).await {
+            Err(e) if e.is_transient() => {
+                let left = within.saturating_sub(Boottime::now().since(begun));
+                if left.is_zero() {
+                    return (Err(e), false);
+                }
+                (ask(left).await, true)
+            }
+            out => (out, false),
+        }
+    }
+
+    /// Has the client's thread do some work, to its end whatever becomes of the caller.
+    pub(super) async fn run<T: Send + 'static>(
+        &self,
+        key: &str,
+        work: impl Future<Output = Result<T, Error>> + Send + 'static,
+    ) -> Result<T, Error> {
+        let done = self.thread.run(work).await;
+        done.unwrap_or_else(|e| Err(self.no_thread(key, &e)))
+    }
+
+    pub(super) fn no_thread(&self, key: &str, e: &io::Error) -> Error {
+        Error::Unreachable {
+            key: key.to_owned(),
+            address: self.backend.address().to_owned(),
+            reason: format!("the thread that asks it failed: {e}"),
+        }
+    }
+
+    /// Part of owners, and the name of a step. Never the same twice.
+    pub(super) fn nonce(&self) -> String {
+        let n = self.owners.fetch_add(1, Ordering::Relaxed);
+        [&*self.id, ".", &n.to_string()].concat()
+    }
+
+    /// One try. Should the caller go away, it goes on to its answer, and what it acquired is given back after that: dropped with the lock.
+    ///
+    /// The caller only hands the request over. Everything else is done on the client's thread: a caller that is not polled holds up nobody.
+    pub(super) async fn try_lock(
+        self: &Arc<Self>,
+        key: &Arc<str>,
+        owner: &Arc<str>,
+        lease: config::Lease,
+        subscribed: bool,
+    ) -> Result<TryLockOutcome, Error> {
+        let thread = self.thread.handle().map_err(|e| self.no_thread(key, &e))?;
+        let sent = Boottime::now();
+        let asking = TryLocking {
+            core: self.clone(),
+            key: key.clone(),
+            owner: owner.clone(),
+            lease,
+            subscribed,
+        };
+        // Held until the outcome is taken, or was dropped and has begun to give something back: then this is idle no sooner.
+        let token = self.thread.token();
+        let (tell, told) = oneshot::channel();
+        let then: Then<_> = Box::new(move |first| {
+            let core = asking.core.clone();
+            if core.is_final(&first) {
+                let _ = tell.send(asking.outcome(sent, first, token));
+            } else {
+                core.thread.spawn(async move {
+                    let _ = tell.send(asking.retry(sent, first, token).await);
+                });
+            }
+        });
+        let begun =
+            self.backend
+                .begin_try_lock(thread, (key, owner), lease.length, subscribed, then);
+        if let Err(then) = begun {
+            let (core, key, owner) = (self.clone(), key.clone(), owner.clone());
+            self.thread.spawn(async move {
+                let limit = core.backend.patience();
+                let asked = core
+                    .backend
+                    .try_lock(&key, &owner, lease.length, subscribed, limit);
+                then(asked.await);
+            });
+        }
+        told.await
+            .unwrap_or_else(|_| Err(self.no_thread(key, &io::Error::other("it has ended"))))
+    }
+
+    /// A grant as a lock, if anything of it can be trusted.
+    pub(super) fn acquired(
+        self: &Arc<Self>,
+        key: Arc<str>,
+        owner: Arc<str>,
+        lease: config::Lease,
+        granted: Granted,
+    ) -> Result<Lock, Error> {
+        let now = Boottime::now();
+        let held = HeldLease::new(lease, granted.sent);
+        let late = held.step(now) == Step::StepDown;
+        let hold = HeldLock::new(
+            self.clone(),
+            key.clone(),
+            owner,
+            lease,
+            granted.token,
+            granted.sent,
+            held,
+        );
+        let lock = Lock::new(hold);
+        if late {
+            // Dropping it gives it back.
+            drop(lock);
+            return Err(Error::TooLate {
+                key: key.to_string(),
+                lease: lease.length,
+                took: now.since(granted.sent),
+            });
+        }
+        Ok(lock)
+    }
+
+    /// Gives back what an owner may hold, in the background; `over` is told how that ended.
+    pub(super) fn release(
+        self: &Arc<Self>,
+        key: &Arc<str>,
+        owner: &Arc<str>,
+        options: impl Fn() -> ReleaseOptions + Send + Sync + 'static,
+        over: impl FnOnce(Result<OwnerReply, Error>) + Send + 'static,
+    ) {
+        let thread = match self.thread.handle() {
+            Ok(thread) => thread,
+            Err(e) => return over(Err(self.no_thread(key, &e))),
+        };
+        let (begun, token) = (Boottime::now(), self.thread.token());
+        let first_options = options();
+        let (core, of, by) = (self.clone(), key.clone(), owner.clone());
+        let then: Then<_> = Box::new(move |first| {
+            if core.is_final(&first) {
+                core.queues.wake(&of);
+                over(first);
+                drop(token);
+            } else {
+                core.clone().thread.spawn(async move {
+                    let limit = core.backend.patience();
+                    let ask = || core.backend.release(&of, &by, options(), limit);
+                    let answer = core.retry(limit, (begun, first), ask).await;
+                    core.queues.wake(&of);
+                    over(answer);
+                    drop(token);
+                });
+            }
+        });
+        let begun = self
+            .backend
+            .begin_release(thread, (key, owner), first_options, then);
+        if let Err(then) = begun {
+            let (core, key, owner) = (self.clone(), key.clone(), owner.clone());
+            self.thread.spawn(async move {
+                let limit = core.backend.patience();
+                let asked = core.backend.release(&key, &owner, first_options, limit);
+                then(asked.await);
+            });
+        }
+    }
+
+    /// As [`Core::release`], where nobody waits for the end.
+    pub(super) fn release_in_background(
+        self: &Arc<Self>,
+        key: &Arc<str>,
+        owner: &Arc<str>,
+        options: impl Fn() -> ReleaseOptions + Send + Sync + 'static,
+    ) {
+        self.release(key, owner, options, |answer| {
+            if let Err(e) = answer {
+                tracing::debug!(error = %e, "a lock could not be given back; it lapses with its lease");
+            }
+        });
+    }
+
+    /// As [`Backend::subscribe`].
+    pub(super) async fn subscribe(self: &Arc<Self>, key: &Arc<str>) {
+        let (core, asked) = (self.clone(), key.clone());
+        let subscribing = async move {
+            core.backend.subscribe(&asked).await;
+            Ok(())
+        };
+        if self.run(key, subscribing).await.is_err() {
+            std::future::pending().await
+        }
+    }
+}
+
+/// A try that is under way.
+pub(super) struct TryLocking {
+    pub(super) core: Arc<Core>,
+    pub(super) key: Arc<str>,
+    pub(super) owner: Arc<str>,
+    pub(super) lease: config::Lease,
+    pub(super) subscribed: bool,
+}
+
+impl TryLocking {
+    /// A lost answer is asked for again with the same owner.
+    pub(super) async fn retry(
+        self,
+        sent: Boottime,
+        first: Result<TryLockReply, Error>,
+        open: TaskTrackerToken,
+    ) -> Result<TryLockOutcome, Error> {
+        let limit = self.core.backend.patience();
+        let last_sent = AtomicU64::new(sent.0);
+        let ask = || {
+            last_sent.store(Boottime::now().0, Ordering::Relaxed);
+            let lease = self.lease.length;
+            self.core
+                .backend
+                .try_lock(&self.key, &self.owner, lease, self.subscribed, limit)
+        };
+        let answer = self.core.retry(limit, (sent, first), ask).await;
+        self.outcome(Boottime(last_sent.into_inner()), answer, open)
+    }
+
+    /// What may have been acquired without our knowledge is given back.
+    pub(super) fn outcome(
+        self,
+        sent: Boottime,
+        answer: Result<TryLockReply, Error>,
+        open: TaskTrackerToken,
+    ) -> Result<TryLockOutcome, Error> {
+        let Self {
+            core,
+            key,
+            owner,
+            lease,
+            ..
+        } = self;
+        match answer {
+            Ok(TryLockReply::Acquired(token)) => core
+                .acquired(key, owner, lease, Granted { token, sent })
+                .map(|lock| TryLockOutcome::Acquired(lock, open)),
+            Ok(TryLockReply::Held { owner, remaining }) => {
+                Ok(TryLockOutcome::Held { owner, remaining })
+            }
+            // It was ours while the answers got lost, and lapsed: as late as an answer can come.
+            Ok(TryLockReply::Stale) => Err(Error::TooLate {
+                key: key.to_string(),
+                lease: lease.length,
+                took: lease.length,
+            }),
+            Err(e) => {
+                // Without an answer something may be there that nobody knows of; and where replicas did not confirm.
+                if e.is_transient() {
+                    core.release_in_background(&key, &owner, || ReleaseOptions {
+                        unanswered: true,
+                        ..ReleaseOptions::default()
+                    });
+                }
+                Err(e)
+            }
+        }
+    }
+}
