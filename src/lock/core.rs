@@ -71,12 +71,12 @@ impl Core {
         self.retry(within, (begun, first), ask).await
     }
 
-    pub(super) fn is_final<T>(&self, answer: &Result<T, Error>) -> bool {
+    fn is_final<T>(&self, answer: &Result<T, Error>) -> bool {
         !matches!(answer, Err(e) if e.is_transient()) || self.retry.attempts == 0
     }
 
     /// As [`Core::with_retries`], where the first answer is there, to what was asked when it says.
-    pub(super) async fn retry<T, F: Future<Output = Result<T, Error>>>(
+    async fn retry<T, F: Future<Output = Result<T, Error>>>(
         &self,
         within: Duration,
         (begun, first): (Boottime, Result<T, Error>),
@@ -307,17 +307,17 @@ impl Core {
 }
 
 /// A try that is under way.
-pub(super) struct TryLocking {
-    pub(super) core: Arc<Core>,
-    pub(super) key: Arc<str>,
-    pub(super) owner: Arc<str>,
-    pub(super) lease: config::Lease,
-    pub(super) subscribed: bool,
+struct TryLocking {
+    core: Arc<Core>,
+    key: Arc<str>,
+    owner: Arc<str>,
+    lease: config::Lease,
+    subscribed: bool,
 }
 
 impl TryLocking {
     /// A lost answer is asked for again with the same owner.
-    pub(super) async fn retry(
+    async fn retry(
         self,
         sent: Boottime,
         first: Result<TryLockReply, Error>,
@@ -337,7 +337,7 @@ impl TryLocking {
     }
 
     /// What may have been acquired without our knowledge is given back.
-    pub(super) fn outcome(
+    fn outcome(
         self,
         sent: Boottime,
         answer: Result<TryLockReply, Error>,
