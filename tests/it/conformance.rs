@@ -2420,6 +2420,32 @@ async fn redis_flushed_takes_a_lease_back_and_runs_nothing_twice() {
     loses_everything(|s| s.flush()).await;
 }
 
+/// The scripts doubt their server's clock where the rule in Rust does: `AHEAD` and `BEHIND` come from there.
+#[tokio::test]
+async fn redis_is_in_doubt_where_the_rules_say() {
+    let mut bed = Bed::redis();
+    let _ = now(&*bed.store()).await;
+    let server = server(&mut bed);
+    let script =
+        ::redis::Script::new(soloist::store::redis::script("claim").expect("there is one"));
+    let client = ::redis::Client::open(server.url()).unwrap();
+    let mut c = client.get_connection().unwrap();
+    for believed_ahead in [-60_000, -13_000, -7_000, 0, 500, 5_000] {
+        let (s, us): (i64, i64) = ::redis::cmd("TIME").query(&mut c).unwrap();
+        let shown = s * 1000 + us / 1000;
+        let believed = shown + believed_ahead;
+        let mut call = script.key("soloist:{x}:state");
+        call.key("soloist:{x}:history")
+            .arg(&["a", "h", "soloist:events", "x"]);
+        call.arg(shown).arg(0).arg("r").arg(shown + 60_000);
+        call.arg(&["skip", "schedule", "", ""]).arg(believed);
+        let (_, _, said): (i64, String, Vec<String>) = call.invoke(&mut c).unwrap();
+        let doubted = soloist::logic::belief::in_doubt(believed, shown);
+        let expected = if doubted { "in_doubt" } else { "absent" };
+        assert_eq!(said, [expected], "{believed_ahead} ms");
+    }
+}
+
 /// Somebody has written that a run had a petabyte of output: to drop it keeps nobody waiting.
 #[tokio::test]
 async fn redis_counts_through_no_more_output_than_a_run_can_have() {
