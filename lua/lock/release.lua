@@ -1,6 +1,7 @@
 -- lock/release.lua: give a lock back, if exactly this owner has it, and tell who waits.
 --
 -- KEYS[1]  lock     <ns>:{<key>}:lock    see try_lock.lua
+-- KEYS[2]  value    no key: what batch.lua alone has found at the lock, if anything
 -- ARGV[1]  owner
 -- ARGV[2]  fence_ttl     milliseconds
 -- ARGV[3]  keep_for      milliseconds for which nobody shall have it yet (lock_at_least_for); empty: anybody may
@@ -15,7 +16,7 @@
 -- Returns  1       given back
 --          holder  another has it (empty: nobody)
 local call, key, owner = redis.call, KEYS[1], ARGV[1]
-local was = call('GET', key)
+local was = KEYS[2] or call('GET', key)
 local mark = was and string.sub(was, 17, 17)
 -- Nobody has it. An hour is longer than any request is under way.
 local function over(left)
@@ -59,7 +60,7 @@ if ARGV[3] ~= '' then
   call('PEXPIRE', key, ttl)
   call('SET', key, string.sub(was, 1, 16) .. '=' .. owner, 'PX', ttl)
 else
-  local said = redis.pcall('SETRANGE', key, 16, '~')
+  local said = redis.pcall('SETRANGE', key, '16', '~')
   if type(said) == 'table' then
     -- It is full, too: the time has to say it.
     call('PEXPIRE', key, ARGV[2])

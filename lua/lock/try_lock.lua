@@ -7,6 +7,7 @@
 --                              `~` given back, whatever time the key has
 --                      owner   of a ReentrantLock: tab, levels, tab, names of levels that are over, tab, of those that
 --                              are not, tab, owner; each name between commas
+-- KEYS[2]  value       no key: what batch.lua alone has found at the lock, if anything
 -- ARGV[1]  owner       unique for each attempt to lock; asking again with it gives the same answer
 -- ARGV[2]  ttl         milliseconds, counted by the server's wall clock: lease + fence_ttl
 -- ARGV[3]  fence_ttl   milliseconds
@@ -18,7 +19,7 @@
 --          nothing              this owner had the lock, and it is over: a request that came late must not take it
 --                               again for somebody who has gone on
 local call, key, owner = redis.call, KEYS[1], ARGV[1]
-local was, last = call('GET', key), ''
+local was, last = KEYS[2] or call('GET', key), ''
 if was then
   local mark = string.sub(was, 17, 17)
   -- Most of a script's time goes into making strings, long ones above all: the holder is compared where it stands.

@@ -42,8 +42,7 @@ static BATCH: LazyLock<Script> = LazyLock::new(|| {
     ))
 });
 
-/// Calls under way at one time: while the server works on one, we make and read others. What comes in meanwhile collects
-/// for the next.
+/// Calls under way at one time: while the server works on one, we make and read others.
 const IN_FLIGHT: usize = 4;
 /// Locks in one call: a server that is asked for so many is busy for less than a millisecond.
 const MAX_BATCH: usize = 64;
@@ -106,6 +105,16 @@ impl Request {
         self.answer(Err(e));
     }
 
+    /// Of a try: its lease, and whether its caller is subscribed to the release.
+    fn terms(&self) -> Option<(Duration, bool)> {
+        match self.step {
+            Some(Step::TryLock {
+                lease, subscribed, ..
+            }) => Some((lease, subscribed)),
+            _ => None,
+        }
+    }
+
     /// What is left of the time that an answer may take.
     fn left(&self) -> Duration {
         let waited = Boottime::now().since(self.asked);
@@ -158,8 +167,10 @@ struct State {
     queue: VecDeque<Request>,
     /// A task sends what is in the queue.
     sending: bool,
-    /// Wakes that task, if it waits for the next request.
+    /// Wakes that task, if it waits for requests.
     idle: Option<Waker>,
+    /// So many requests it waits for, unless what is under way ends first.
+    wanted: usize,
 }
 
 impl LockBatcher {
@@ -192,7 +203,10 @@ impl LockBatcher {
         let mut state = self.state();
         state.queue.push_back(request);
         let sending = std::mem::replace(&mut state.sending, true);
-        let idle = state.idle.take();
+        let idle = match state.queue.len() >= state.wanted {
+            true => state.idle.take(),
+            false => None,
+        };
         drop(state);
         if let Some(sender) = idle {
             sender.wake();
@@ -209,16 +223,17 @@ type Call = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 impl Sender {
     async fn run(self) {
-        let mut calls: Vec<Call> = vec![];
+        let mut calls: Vec<(usize, Call)> = vec![];
         let never: Infallible = poll_fn(|cx| {
             // The older one first: what is polled first is sent first.
-            calls.retain_mut(|call| call.as_mut().poll(cx).is_pending());
+            calls.retain_mut(|(_, call)| call.as_mut().poll(cx).is_pending());
             while calls.len() < IN_FLIGHT
-                && let Some(batch) = self.next(cx.waker())
+                && let Some(batch) = self.next(worthwhile(&calls), cx.waker())
             {
+                let n = batch.len();
                 let mut call: Call = Box::pin(send(self.0.clone(), batch));
                 if call.as_mut().poll(cx).is_pending() {
-                    calls.push(call);
+                    calls.push((n, call));
                 }
             }
             Poll::Pending
@@ -227,16 +242,33 @@ impl Sender {
         match never {}
     }
 
-    /// What is in the queue; None: nothing is, and `waker` is woken by what comes next.
-    fn next(&self, waker: &Waker) -> Option<Vec<Request>> {
+    /// What is in the queue; None: less than `wanted` is, and `waker` is woken when it is there.
+    fn next(&self, wanted: usize, waker: &Waker) -> Option<Vec<Request>> {
         let mut state = self.0.state();
-        if state.queue.is_empty() {
+        if state.queue.len() < wanted {
             state.idle = Some(waker.clone());
+            state.wanted = wanted;
             return None;
         }
-        let n = state.queue.len().min(MAX_BATCH);
-        Some(state.queue.drain(..n).collect())
+        // One call has one lease for all that it takes: others wait for the next.
+        let mut terms = None;
+        let first = state.queue.len().min(MAX_BATCH);
+        let (batch, others): (Vec<_>, Vec<_>) = state
+            .queue
+            .drain(..first)
+            .partition(|r| r.terms().is_none_or(|of| *terms.get_or_insert(of) == of));
+        for request in others.into_iter().rev() {
+            state.queue.push_front(request);
+        }
+        Some(batch)
     }
+}
+
+/// How many requests are worth a call of their own beside `calls`, which have so many each. When a call is answered, its
+/// callers ask again one after the other: without this, the first of them would travel alone and the rest wait behind it.
+fn worthwhile(calls: &[(usize, Call)]) -> usize {
+    let largest = calls.iter().map(|(n, _)| *n).max();
+    largest.unwrap_or(0).div_ceil(2).max(1)
 }
 
 impl Drop for Sender {
@@ -261,32 +293,28 @@ async fn send(batcher: Arc<LockBatcher>, mut batch: Vec<Request>) {
 
 /// In one call. Returns what has to be sent alone.
 async fn send_together(batcher: &LockBatcher, batch: Vec<Request>) -> Vec<Request> {
+    // The script wants those that are given back first.
+    let (mut batch, tries): (Vec<_>, Vec<_>) = batch.into_iter().partition(|r| r.terms().is_none());
+    let releases = batch.len();
+    batch.extend(tries);
+    let (lease, subscribed) = batch.last().and_then(Request::terms).unwrap_or_default();
     let bytes: usize = batch.iter().map(|r| r.name.len() + r.owner.len()).sum();
-    let mut call = Cmd::with_capacity(4 + 4 * batch.len(), 96 + 24 * batch.len() + bytes);
+    let mut call = Cmd::with_capacity(7 + 2 * batch.len(), 160 + 16 * batch.len() + bytes);
     call.arg("EVALSHA").arg(&*BATCH.sha).arg(batch.len());
     for request in &batch {
         call.arg(&*request.name);
     }
-    call.arg(FENCE_TTL.as_millis() as u64);
+    call.arg(FENCE_TTL.as_millis() as u64)
+        .arg(releases)
+        .arg(millis(lease + FENCE_TTL))
+        .arg(if subscribed { "1" } else { "" });
     for request in &batch {
-        let owner = &*request.owner;
-        match request.step {
-            Some(Step::TryLock {
-                lease, subscribed, ..
-            }) => {
-                let step = if subscribed { "w" } else { "t" };
-                let ttl = millis(lease + FENCE_TTL);
-                call.arg(step).arg(owner).arg(ttl);
-            }
-            _ => {
-                call.arg("r").arg(owner);
-            }
-        }
+        call.arg(&*request.owner);
     }
-    let limit = batch[0].left();
+    let left = batch.iter().map(Request::left).min().unwrap_or_default();
     let asked = batcher
         .connection
-        .run(limit, async |c| c.eval(&BATCH, &call).await);
+        .run(left, async |c| c.eval(&BATCH, &call).await);
     let failed = match asked.await {
         Ok(Value::Array(answers)) if answers.len() == batch.len() => {
             let mut rest = vec![];
