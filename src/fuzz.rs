@@ -23,10 +23,10 @@ use crate::{
     guard, lock,
     logic::{
         claim::{
-            self, Claim, Control, Effects, Event, NextAttempt, Observed, OnCrash, Open, Overlap,
+            self, Claim, Control, DelayedAttempt, Effects, Event, Observed, OnCrash, Open, Overlap,
             Register, Remembered, Renew, Settle, State, Target,
         },
-        run::{Life, Step},
+        life::{Life, Step},
         schedule::{Dst, Fold, Gap, Schedule},
     },
     model::{
@@ -630,8 +630,8 @@ fn steps(fields: &Fields, was: &State, now: i64) {
                 fencing_token: None,
                 ..record(at)
             };
-            let next_attempt = Some(NextAttempt {
-                at: 1000,
+            let next_attempt = Some(DelayedAttempt {
+                delay_ms: 1000,
                 trigger: Trigger::Retry,
             });
             for next_attempt in [None, next_attempt.filter(|_| now < LAST_MS)] {

@@ -2,7 +2,7 @@
 //!
 //! It is this same binary, started again as `soloist __guard` before any runtime or argument parser exists, has one
 //! thread, and depends on nothing that the daemon does later: the daemon may be killed, be stopped or hang.
-//! [`crate::logic::run`] has its rules; here are its messages ([`Spec`], [`Control`], [`Report`], [`HandOver`]) and the
+//! [`crate::logic::life`] has its rules; here are its messages ([`Spec`], [`Control`], [`Report`], [`HandOver`]) and the
 //! loop that carries out the rules. The daemon's side is [`crate::runner`].
 //!
 //! Descriptor 0 is a socket to the daemon: one JSON line each way per message. Descriptors 1 and 2 are the pipes for
@@ -19,7 +19,7 @@
 //! time. The forked child does everything in a start that may block (`guard::spawn`).
 //!
 //! A run is over when its process tree is gone. Processes that the command left behind get SIGTERM, and then SIGKILL
-//! after the grace, but at most [`LEFTOVER_GRACE`](crate::logic::run::LEFTOVER_GRACE) later.
+//! after the grace, but at most [`LEFTOVER_GRACE`](crate::logic::life::LEFTOVER_GRACE) later.
 
 mod cgroup;
 mod control;
@@ -59,7 +59,7 @@ use self::{control::ControlSocket, tree::kill_children};
 use crate::{
     clock::Boottime,
     guard::spawn::{Failed, Start},
-    logic::run::{Cause, Life, Step, Stop, outcome},
+    logic::life::{Cause, Life, Step, Stop, outcome},
 };
 
 /// The hidden first argument that makes this binary a guard; job and run id follow it, so that `ps` shows them.

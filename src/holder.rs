@@ -19,9 +19,9 @@ use crate::{
     guard::{Ended, HandOver, Moment, Spec},
     logic::{
         backoff::{self, Pauses, Throttle},
-        claim::{self, NextAttempt, OnCrash, Renew, Renewal, Settle, Settlement},
+        claim::{self, DelayedAttempt, OnCrash, Renew, Renewal, Settle, Settlement},
         hold::{Do, Hold, Renewed, SMALLEST_PIECE, View},
-        run::{Cause, Stop},
+        life::{Cause, Stop},
     },
     model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger},
     runner::{End, Prepared, Runner, Running},
@@ -76,7 +76,7 @@ enum KeepOutcome {
     /// Start the run; the permit counts it among the commands that are starting.
     Start(OwnedSemaphorePermit),
     /// The run has ended; the attempt that follows, if nothing was started and another attempt is therefore safe.
-    Ended(End, Option<NextAttempt>),
+    Ended(End, Option<DelayedAttempt>),
 }
 
 struct HeldRun {
@@ -327,7 +327,7 @@ impl Holder {
         contender: &Contender,
         g: &Granted,
         end: End,
-        next_attempt: Option<NextAttempt>,
+        next_attempt: Option<DelayedAttempt>,
     ) -> Option<Occurrence> {
         match self.settle(contender, g, &end, next_attempt).await {
             Ok(awaited) => awaited,
@@ -358,8 +358,8 @@ impl Holder {
     fn settle_on_death(
         &self,
         g: &Granted,
-        on_crash: Option<NextAttempt>,
-        on_failure: Option<NextAttempt>,
+        on_crash: Option<DelayedAttempt>,
+        on_failure: Option<DelayedAttempt>,
     ) -> serde_json::Value {
         let settle = SettleOnDeath {
             store: self.store_config.clone(),
@@ -415,7 +415,10 @@ impl Holder {
                     // `Takeover`, because a newer occurrence replaces a waiting retry but not a waiting takeover.
                     let trigger = Trigger::Takeover;
                     let next_attempt = (another_attempt && g.run.attempt < MOST_ATTEMPTS)
-                        .then_some(NextAttempt { at: 0, trigger });
+                        .then_some(DelayedAttempt {
+                            delay_ms: 0,
+                            trigger,
+                        });
                     return KeepOutcome::Ended(not_started(outcome, why), next_attempt);
                 }
                 Do::Stop(stop, grace) => {
@@ -551,7 +554,7 @@ impl Holder {
         contender: &Contender,
         g: &Granted,
         end: &End,
-        next_attempt: Option<NextAttempt>,
+        next_attempt: Option<DelayedAttempt>,
     ) -> Result<Option<Occurrence>, GivenUp> {
         contender.run_over(&g.job.name, g.run.id);
         let record = self.record(g, Some(end));
@@ -642,23 +645,23 @@ fn not_started(outcome: Outcome, error: &str) -> End {
 }
 
 /// The attempt that follows one whose holder died.
-fn attempt_after_crash(job: &Job, attempt: u32) -> Option<NextAttempt> {
-    (job.on_crash == OnCrash::Rerun && attempt < job.max_attempts).then_some(NextAttempt {
-        at: 0,
+fn attempt_after_crash(job: &Job, attempt: u32) -> Option<DelayedAttempt> {
+    (job.on_crash == OnCrash::Rerun && attempt < job.max_attempts).then_some(DelayedAttempt {
+        delay_ms: 0,
         trigger: Trigger::Takeover,
     })
 }
 
-/// The attempt that follows a failed one; `at` is the delay until it.
-fn attempt_after_failure(job: &Job, attempt: u32) -> Option<NextAttempt> {
+/// The attempt that follows a failed one.
+fn attempt_after_failure(job: &Job, attempt: u32) -> Option<DelayedAttempt> {
     let retry = job.retry.as_ref()?;
     if attempt > retry.attempts || attempt >= job.max_attempts {
         return None;
     }
     let nth = if retry.exponential { attempt } else { 1 };
     let wait = backoff::nth(retry.interval, nth, retry.max_interval);
-    Some(NextAttempt {
-        at: wait.as_millis() as i64,
+    Some(DelayedAttempt {
+        delay_ms: wait.as_millis() as i64,
         trigger: Trigger::Retry,
     })
 }
@@ -675,9 +678,9 @@ mod tests {
     }
 
     /// Of each attempt from the first on, how long after it the next one comes (ms), until there is none.
-    fn delays(job: &Job, after: fn(&Job, u32) -> Option<NextAttempt>) -> Vec<i64> {
+    fn delays(job: &Job, after: fn(&Job, u32) -> Option<DelayedAttempt>) -> Vec<i64> {
         let next = (1..20).map_while(|attempt| after(job, attempt));
-        next.map(|a| a.at).collect()
+        next.map(|a| a.delay_ms).collect()
     }
 
     #[test]

@@ -11,9 +11,9 @@ pub mod contest;
 pub mod hold;
 pub mod lease;
 #[cfg(feature = "daemon")]
-pub mod observe;
+pub mod life;
 #[cfg(feature = "daemon")]
-pub mod run;
+pub mod observe;
 #[cfg(feature = "daemon")]
 pub mod schedule;
 #[cfg(feature = "daemon")]

@@ -35,7 +35,7 @@ use crate::{
     clock::Boottime,
     config::Output,
     guard::{self, Control, HandOver, Moment, Proc, Spec},
-    logic::run::{Cause, Stop},
+    logic::life::{Cause, Stop},
     model::{JobName, Outcome, RunId},
 };
 

@@ -13,8 +13,8 @@ use crate::{
     lock::LockClient,
     logic::{
         backoff::Pauses,
-        claim::{NextAttempt, Settle},
-        run::{Cause, Stop},
+        claim::{DelayedAttempt, Settle},
+        life::{Cause, Stop},
     },
     model::{LAST_MS, Outcome, RunRecord},
     store::{self, Tail},
@@ -34,9 +34,9 @@ pub struct SettleOnDeath {
     /// The record of the run, without its end.
     pub record: RunRecord,
     /// The next attempt if the run crashed with its daemon.
-    pub on_crash: Option<NextAttempt>,
+    pub on_crash: Option<DelayedAttempt>,
     /// The next attempt if the command failed by itself.
-    pub on_failure: Option<NextAttempt>,
+    pub on_failure: Option<DelayedAttempt>,
     /// [`crate::clock::StoreClock::offset_us`].
     pub offset_us: i64,
     /// How long to try to record that the run died with its daemon, or lost its lease. After that the lease has lapsed,
@@ -47,7 +47,7 @@ pub struct SettleOnDeath {
 
 impl SettleOnDeath {
     /// The next attempt after this outcome.
-    fn next_attempt(&self, outcome: Outcome, cause: Option<Cause>) -> Option<NextAttempt> {
+    fn next_attempt(&self, outcome: Outcome, cause: Option<Cause>) -> Option<DelayedAttempt> {
         match (outcome, cause) {
             (Outcome::Crashed | Outcome::LeaseLost, _)
             | (_, Some(Cause::Stopped(Stop::Shutdown))) => self.on_crash,
@@ -226,7 +226,12 @@ mod tests {
     use crate::model::{JobName, Occurrence, Trigger};
 
     fn on_death() -> SettleOnDeath {
-        let next_attempt = |trigger| Some(NextAttempt { at: 0, trigger });
+        let next_attempt = |trigger| {
+            Some(DelayedAttempt {
+                delay_ms: 0,
+                trigger,
+            })
+        };
         SettleOnDeath {
             store: config::Store::from_url("memory:").expect("a store"),
             record: RunRecord {

@@ -27,7 +27,7 @@ use crate::{
         self, Lock, LockClient, NoRetry, TryLock,
         period::{ClaimedPeriod, PeriodClaim},
     },
-    logic::run::{Cause, Stop},
+    logic::life::{Cause, Stop},
     model::{JobName, Occurrence, RunId},
     runner::{End, Runner, Running, reap_strangers},
     settle::ReleaseOnDeath,

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     clock::{self, Boottime},
     config,
-    logic::run::{Cause, Stop},
+    logic::life::{Cause, Stop},
     model::{JobName, Outcome, Run, RunId},
 };
 

@@ -86,8 +86,8 @@ pub fn claim(
     }
 }
 
-/// A step towards a grant. Break: it is answered otherwise.
-type Step<T> = ControlFlow<Answer, T>;
+/// What one check of a claim says: go on towards a grant, or answer this.
+type Checked<T> = ControlFlow<Answer, T>;
 
 /// Nobody has the occurrence.
 fn claim_undecided(
@@ -96,7 +96,7 @@ fn claim_undecided(
     now_us: i64,
     incarnation: &str,
     effects: &mut Effects,
-) -> Step<Grant> {
+) -> Checked<Grant> {
     let now = now_us.div_euclid(1000);
     let at = due(st, c, now_us, effects)?;
     give_up_missed(st, c, at, effects)?;
@@ -125,7 +125,7 @@ fn claim_undecided(
 }
 
 /// The occurrence, if its time has come and it is not decided. That of a trigger is given here.
-fn due(st: &mut State, c: &Claim, now_us: i64, effects: &mut Effects) -> Step<Occurrence> {
+fn due(st: &mut State, c: &Claim, now_us: i64, effects: &mut Effects) -> Checked<Occurrence> {
     let now = now_us.div_euclid(1000);
     match &c.target {
         Target::Scheduled(at) => {
@@ -188,7 +188,7 @@ fn never(c: &Claim) -> &'static str {
 }
 
 /// Records what the claim gives up before `at`.
-fn give_up_missed(st: &mut State, c: &Claim, at: Occurrence, effects: &mut Effects) -> Step<()> {
+fn give_up_missed(st: &mut State, c: &Claim, at: Occurrence, effects: &mut Effects) -> Checked<()> {
     if c.missed.iter().any(|m| m.last < at && st.decided_in(m)) {
         return ControlFlow::Break(Answer::Behind {
             newest: Occurrence(st.newest),
@@ -206,7 +206,7 @@ fn give_up_missed(st: &mut State, c: &Claim, at: Occurrence, effects: &mut Effec
 }
 
 /// It may have run before its time, by a clock that was wrong: see [`Control::Rewind`].
-fn apply_early_runs(st: &mut State, c: &Claim, at: Occurrence) -> Step<()> {
+fn apply_early_runs(st: &mut State, c: &Claim, at: Occurrence) -> Checked<()> {
     let ran = !c.is_manual() && st.early.contains(&at);
     if ran {
         st.newest = at.0;
@@ -226,7 +226,7 @@ fn apply_pause_and_skip(
     at: Occurrence,
     now: i64,
     effects: &mut Effects,
-) -> Step<()> {
+) -> Checked<()> {
     if !c.is_manual()
         && let Some(p) = &st.pause
     {
@@ -269,7 +269,7 @@ fn apply_overlap(
     at: Occurrence,
     now: i64,
     effects: &mut Effects,
-) -> Step<()> {
+) -> Checked<()> {
     let skips = !c.is_manual() && c.overlap == Overlap::Skip;
     let overlapped = |l: &Last| l.from <= at.0 && at.0 < l.to;
     if skips && st.last.as_ref().is_some_and(overlapped) {

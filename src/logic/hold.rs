@@ -14,7 +14,7 @@ use std::time::Duration;
 use super::{
     claim::{self, Renewal},
     lease::Lease,
-    run::Stop,
+    life::Stop,
     trust::{HeldLease, Step},
 };
 use crate::model::{Boottime, Outcome};

@@ -15,7 +15,7 @@ use crate::{
     guard::{Control, EXEC_ID, Moment, Proc, Report},
     logic::{
         backoff::Pauses,
-        run::{Cause, outcome},
+        life::{Cause, outcome},
     },
     model::{JobName, RunId},
 };

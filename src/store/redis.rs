@@ -428,7 +428,7 @@ impl Store for RedisStore {
             Arg::String(stored(r)),
             self.channel.as_str().into(),
             s.next_attempt.map_or("", |a| a.trigger.as_str()).into(),
-            Arg::Int(s.next_attempt.map_or(0, |a| a.at)),
+            Arg::Int(s.next_attempt.map_or(0, |a| a.delay_ms)),
             r.job.as_str().into(),
             Arg::Bytes(&output.data),
             Arg::Int(output.before as i64),

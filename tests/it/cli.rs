@@ -15,7 +15,7 @@ use soloist::{
     clock,
     config::{self, Config},
     logic::claim::{
-        Answer, Claim, Grant, NextAttempt, OnCrash, Overlap, Register, Registration, Renew,
+        Answer, Claim, DelayedAttempt, Grant, OnCrash, Overlap, Register, Registration, Renew,
         Renewal, Settle, Settlement, Stop, Target,
     },
     model::{InstanceId, JobName, Occurrence, Outcome, Run, RunId, RunRecord, Trigger},
@@ -622,7 +622,7 @@ impl Held<'_> {
         exit_code: Option<i32>,
         signal: Option<i32>,
         output: &str,
-        next_attempt: Option<NextAttempt>,
+        next_attempt: Option<DelayedAttempt>,
     ) {
         let f = self.fleet;
         let now = clock::wall_us() / 1000;
@@ -952,8 +952,8 @@ fn the_output_of_each_attempt_of_a_trigger_is_shown() {
         .spawn()
         .expect("soloist starts");
     let first = fleet.take_trigger("draw");
-    let next_attempt = NextAttempt {
-        at: 0,
+    let next_attempt = DelayedAttempt {
+        delay_ms: 0,
         trigger: Trigger::Retry,
     };
     // Too quick to be seen running.
@@ -997,8 +997,8 @@ fn the_output_of_attempts_that_nobody_saw_running_is_shown_too() {
     let fleet = Fleet::start();
     let args = ["trigger", "draw", "--key", "k"];
     fleet.run(&args).ok();
-    let next_attempt = Some(NextAttempt {
-        at: 0,
+    let next_attempt = Some(DelayedAttempt {
+        delay_ms: 0,
         trigger: Trigger::Retry,
     });
     let key = || Target::Manual {
@@ -1103,8 +1103,8 @@ fn to_wait_for_a_run_ends_when_its_instance_and_all_others_are_gone() {
 fn to_wait_for_a_retry_ends_when_the_job_is_paused() {
     let fleet = Fleet::start();
     fleet.run(&["trigger", "often", "--key", "k"]).ok();
-    let next_attempt = Some(NextAttempt {
-        at: 0,
+    let next_attempt = Some(DelayedAttempt {
+        delay_ms: 0,
         trigger: Trigger::Retry,
     });
     let first = fleet.take_trigger("often");

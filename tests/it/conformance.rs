@@ -13,10 +13,10 @@ use std::{
 use soloist::{
     clock::{Boottime, StoreClock},
     logic::claim::{
-        Answer, Claim, Control, Controlled, Event, Grant, IN_DOUBT, LIBRARY, Missed, NextAttempt,
-        OVERDUE, OVERLAPS, OWN_KEY, Observed, OnCrash, Open, Overlap, PASSED, PASSED_IN_DOUBT,
-        Pause, Register, Registration, Remembered, Renew, Renewal, Settle, Settlement, State, Stop,
-        TOO_LATE, Target,
+        Answer, Claim, Control, Controlled, DelayedAttempt, Event, Grant, IN_DOUBT, LIBRARY,
+        Missed, NextAttempt, OVERDUE, OVERLAPS, OWN_KEY, Observed, OnCrash, Open, Overlap, PASSED,
+        PASSED_IN_DOUBT, Pause, Register, Registration, Remembered, Renew, Renewal, Settle,
+        Settlement, State, Stop, TOO_LATE, Target,
     },
     model::{InstanceId, JobName, Occurrence, Outcome, Run, RunId, RunRecord, Trigger},
     store::{
@@ -602,8 +602,8 @@ async fn a_retry_waits_for_its_time(bed: Bed) {
     let mine = claim(now, "a");
     let g = granted(&*s, &mine).await;
     let failed = Settle {
-        next_attempt: Some(NextAttempt {
-            at: 300,
+        next_attempt: Some(DelayedAttempt {
+            delay_ms: 300,
             trigger: Trigger::Retry,
         }),
         ..settlement(&mine, g, Outcome::Failed)
@@ -731,8 +731,8 @@ async fn overlap_queue_lets_a_retry_go_first(bed: Bed) {
     let mine = queue(now - 1000, "a");
     let g = granted(&*s, &mine).await;
     let failed = Settle {
-        next_attempt: Some(NextAttempt {
-            at: 200,
+        next_attempt: Some(DelayedAttempt {
+            delay_ms: 200,
             trigger: Trigger::Retry,
         }),
         ..settlement(&mine, g, Outcome::Failed)
@@ -772,8 +772,8 @@ async fn overlap_replace_ends_the_older_run(bed: Bed) {
     );
     // Asked to end on purpose: no further attempt.
     let replaced = Settle {
-        next_attempt: Some(NextAttempt {
-            at: 0,
+        next_attempt: Some(DelayedAttempt {
+            delay_ms: 0,
             trigger: Trigger::Retry,
         }),
         ..settlement(&mine, g, Outcome::Replaced)
@@ -823,8 +823,8 @@ async fn a_change_away_from_allow_does_not_overlap(bed: Bed) {
     let g = granted(&*s, &first).await;
     granted(&*s, &second).await;
     let failed = Settle {
-        next_attempt: Some(NextAttempt {
-            at: 0,
+        next_attempt: Some(DelayedAttempt {
+            delay_ms: 0,
             trigger: Trigger::Retry,
         }),
         ..settlement(&first, g, Outcome::Failed)
@@ -894,8 +894,8 @@ async fn a_retry_gives_way_to_a_newer_occurrence(bed: Bed) {
     };
     let g = granted(&*s, &mine).await;
     let failed = Settle {
-        next_attempt: Some(NextAttempt {
-            at: 0,
+        next_attempt: Some(DelayedAttempt {
+            delay_ms: 0,
             trigger: Trigger::Retry,
         }),
         ..settlement(&mine, g, Outcome::Failed)
@@ -1062,8 +1062,8 @@ async fn a_cancel_reaches_the_holder(bed: Bed) {
         Renewal::Renewed(Some(Stop::Cancelled))
     );
     let retry = |c: &Claim, g, outcome| Settle {
-        next_attempt: Some(NextAttempt {
-            at: 60_000,
+        next_attempt: Some(DelayedAttempt {
+            delay_ms: 60_000,
             trigger: Trigger::Retry,
         }),
         ..settlement(c, g, outcome)
@@ -1304,8 +1304,8 @@ async fn a_pause_holds_attempts_back(bed: Bed) {
     assert_eq!(control(&*s, pause(None)).await, Controlled::Done);
     // It fails in the pause, and its retry is due at once.
     let failed = Settle {
-        next_attempt: Some(NextAttempt {
-            at: 0,
+        next_attempt: Some(DelayedAttempt {
+            delay_ms: 0,
             trigger: Trigger::Retry,
         }),
         ..settlement(&first, g, Outcome::Failed)
@@ -1684,8 +1684,8 @@ async fn a_store_in_doubt_decides_nothing(bed: Bed) {
         at >= now - hour && at < now - hour + MINUTE,
         "{at} is not an hour before {now}"
     );
-    let next_attempt = NextAttempt {
-        at: 1000,
+    let next_attempt = DelayedAttempt {
+        delay_ms: 1000,
         trigger: Trigger::Retry,
     };
     let failed = Settle {

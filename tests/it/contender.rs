@@ -18,8 +18,8 @@ use soloist::{
     config::{self, Job},
     contender::{Ask, Contender, Due, Ended, Epoch, Granted, Parts, PlanUpdate, note_clock},
     logic::claim::{
-        self, Answer, Claim, Control, Controlled, Event, NextAttempt, OnCrash, Overlap, Register,
-        Registration, Renew, Renewal, Settle, Settlement, State, Target,
+        self, Answer, Claim, Control, Controlled, DelayedAttempt, Event, OnCrash, Overlap,
+        Register, Registration, Renew, Renewal, Settle, Settlement, State, Target,
     },
     logic::schedule::next_of,
     model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger},
@@ -403,7 +403,7 @@ impl Node {
     }
 
     /// Ends the oldest run that lasts for ever.
-    async fn end(&self, outcome: Outcome, next_attempt: Option<NextAttempt>) {
+    async fn end(&self, outcome: Outcome, next_attempt: Option<DelayedAttempt>) {
         let g = until("a run to end", || {
             let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
             (!open.is_empty()).then(|| open.remove(0))
@@ -462,7 +462,7 @@ async fn settle(
     contender: &Arc<Contender>,
     g: Granted,
     outcome: Outcome,
-    next_attempt: Option<NextAttempt>,
+    next_attempt: Option<DelayedAttempt>,
 ) {
     let now = contender.clock.now_us().unwrap_or(0) / 1000;
     ended(contender, g, outcome, next_attempt, now).await;
@@ -472,7 +472,7 @@ async fn ended(
     contender: &Arc<Contender>,
     g: Granted,
     outcome: Outcome,
-    next_attempt: Option<NextAttempt>,
+    next_attempt: Option<DelayedAttempt>,
     finished: i64,
 ) {
     let outcome = if g.too_late { Outcome::Missed } else { outcome };
@@ -1390,8 +1390,8 @@ async fn an_attempt_that_goes_first_finds_a_slot() {
             error: None,
             count: 1,
         },
-        next_attempt: Some(NextAttempt {
-            at: 0,
+        next_attempt: Some(DelayedAttempt {
+            delay_ms: 0,
             trigger: Trigger::Takeover,
         }),
     };

@@ -21,7 +21,7 @@ use soloist::{
     guard::{self, Control, HandOver, Report, Spec},
     logic::{
         claim::{OnCrash, Overlap},
-        run::{Cause, Stop},
+        life::{Cause, Stop},
     },
     model::{InstanceId, JobName, Occurrence, Outcome, Run, RunId, Trigger},
     runner::{End, Runner},

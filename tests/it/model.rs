@@ -14,7 +14,7 @@ use std::{
 use fastrand::Rng;
 use soloist::{
     logic::claim::{
-        self, Answer, Claim, Control, Effects, Event, Grant, Missed, NextAttempt, Observed,
+        self, Answer, Claim, Control, DelayedAttempt, Effects, Event, Grant, Missed, Observed,
         OnCrash, Overlap, Pause, Register, Remembered, Renew, Settle, State, Target,
     },
     model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger},
@@ -459,8 +459,8 @@ async fn renew(store: &dyn Store, m: &mut Model) {
 async fn settle(store: &dyn Store, m: &mut Model) {
     let Some(run) = m.run() else { return };
     let c = &run.claim;
-    let retry = m.one_in(2).then(|| NextAttempt {
-        at: m.rng.i64(0..200),
+    let retry = m.one_in(2).then(|| DelayedAttempt {
+        delay_ms: m.rng.i64(0..200),
         trigger: [Trigger::Retry, Trigger::Takeover][m.rng.usize(..2)],
     });
     let finished = [None, Some(m.now), Some(m.now - m.rng.i64(0..2000))][m.rng.usize(..3)];

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Effects, Event, NextAttempt, State, last};
-use crate::model::{Outcome, RunId, RunRecord};
+use crate::model::{Outcome, RunId, RunRecord, Trigger};
 
 /// Records how a run ended and gives its lease back.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -11,8 +11,16 @@ pub struct Settle {
     pub run: RunId,
     /// Names job, occurrence, attempt and all that the history shall keep.
     pub record: RunRecord,
-    /// Another attempt is to follow, after so many milliseconds.
-    pub next_attempt: Option<NextAttempt>,
+    pub next_attempt: Option<DelayedAttempt>,
+}
+
+/// The attempt that is to follow, as the holder asks for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DelayedAttempt {
+    /// Milliseconds from the moment in which the store records the settlement.
+    pub delay_ms: i64,
+    /// [`Trigger::Retry`] or [`Trigger::Takeover`].
+    pub trigger: Trigger,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,7 +32,6 @@ pub enum Settlement {
     Lost,
 }
 
-/// `next_attempt.at` of the request is a delay from now; the store turns it into an instant.
 pub fn settle(
     state: &mut Option<State>,
     s: &Settle,
@@ -59,7 +66,7 @@ pub fn settle(
     }
     st.newest = st.newest.max(occurrence.0);
     let next_attempt = s.next_attempt.map(|a| NextAttempt {
-        at: now + a.at,
+        at: now + a.delay_ms,
         trigger: a.trigger,
     });
     if let Some(i) = i {

@@ -139,8 +139,10 @@ pub enum Stop {
     Replaced,
 }
 
+/// The attempt that follows, as the store has it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NextAttempt {
+    /// Unix ms of the store's clock: not before.
     #[serde(deserialize_with = "ms")]
     pub at: i64,
     /// [`Trigger::Retry`] or [`Trigger::Takeover`].

@@ -403,8 +403,8 @@ impl World {
                 attempt: g.attempt,
                 ..not_run(&c, g.occurrence, Outcome::Failed, 1, "")
             },
-            next_attempt: another.then(|| NextAttempt {
-                at: self.rng.i64(0..400),
+            next_attempt: another.then(|| DelayedAttempt {
+                delay_ms: self.rng.i64(0..400),
                 trigger: Trigger::Retry,
             }),
         };
