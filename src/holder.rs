@@ -13,17 +13,18 @@ use tracing::{debug, error, info, warn};
 
 use crate::{
     clock::{Boottime, StoreClock},
-    config::{self, Job},
+    config,
     contender::{Contender, Granted},
     failpoint,
     guard::{Ended, HandOver, Moment, Spec},
     logic::{
-        backoff::{self, Pauses, Throttle},
-        claim::{self, DelayedAttempt, OnCrash, Renew, Renewal, Settle, Settlement},
+        attempts,
+        backoff::{Pauses, Throttle},
+        claim::{self, DelayedAttempt, Renew, Renewal, Settle, Settlement},
         hold::{Do, Hold, Renewed, SMALLEST_PIECE, View},
         life::{Cause, Stop},
     },
-    model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger},
+    model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord},
     runner::{End, Prepared, Runner, Running},
     settle::SettleOnDeath,
     store::{self, OUTPUT_AT_ONCE, OUTPUT_PATIENCE, Reply, Store, Tail},
@@ -38,8 +39,6 @@ const SETTLE_AGAIN: (Duration, Duration) = (Duration::from_millis(50), Duration:
 const SETTLE_REFUSED: Duration = Duration::from_secs(30);
 /// Time between two warnings about one settlement.
 const WARN_AGAIN: Duration = Duration::from_secs(30);
-/// A fencing token has three digits for the attempt.
-const MOST_ATTEMPTS: u32 = 999;
 /// How long a pre-started guard waits for its run.
 const PREPARED_FOR: Duration = Duration::from_secs(3);
 /// How many commands may be starting at the same time. More would only delay each other.
@@ -213,8 +212,8 @@ impl Holder {
         };
         let settle = self.settle_on_death(
             &g,
-            attempt_after_crash(&job, run.attempt),
-            attempt_after_failure(&job, run.attempt),
+            attempts::after_crash(&job, run.attempt),
+            attempts::after_failure(&job, run.attempt),
         );
         let spec = Spec::new(&job, &run, hold.trusted_until(), settle);
         let prepared = self.prepared().remove(&g.run.id);
@@ -227,7 +226,7 @@ impl Holder {
                 drop(command);
                 g.slot = None;
                 g.permit = None;
-                let next_attempt = attempt_after_failure(&job, run.attempt);
+                let next_attempt = attempts::after_failure(&job, run.attempt);
                 return self
                     .settle_unstarted(contender, &g, end, next_attempt)
                     .await;
@@ -250,9 +249,9 @@ impl Holder {
         };
         failpoint::here("before_settle");
         let next_attempt = match (end.outcome, end.cause) {
-            (Outcome::Failed | Outcome::TimedOut, _) => attempt_after_failure(&job, run.attempt),
+            (Outcome::Failed | Outcome::TimedOut, _) => attempts::after_failure(&job, run.attempt),
             (Outcome::Crashed | Outcome::LeaseLost, _)
-            | (_, Some(Cause::Stopped(Stop::Shutdown))) => attempt_after_crash(&job, run.attempt),
+            | (_, Some(Cause::Stopped(Stop::Shutdown))) => attempts::after_crash(&job, run.attempt),
             _ => None,
         };
         // No process of the run is left; recording the outcome may take as long as the store does not answer.
@@ -412,13 +411,9 @@ impl Holder {
                     another_attempt,
                 } => {
                     info!(job = %job.name, occurrence = %g.run.occurrence, %outcome, why, "granted, but not started");
-                    // `Takeover`, because a newer occurrence replaces a waiting retry but not a waiting takeover.
-                    let trigger = Trigger::Takeover;
-                    let next_attempt = (another_attempt && g.run.attempt < MOST_ATTEMPTS)
-                        .then_some(DelayedAttempt {
-                            delay_ms: 0,
-                            trigger,
-                        });
+                    let next_attempt = another_attempt
+                        .then(|| attempts::after_no_start(g.run.attempt))
+                        .flatten();
                     return KeepOutcome::Ended(not_started(outcome, why), next_attempt);
                 }
                 Do::Stop(stop, grace) => {
@@ -641,90 +636,5 @@ fn not_started(outcome: Outcome, error: &str) -> End {
         leftover: 0,
         output_tail: vec![],
         output_bytes: 0,
-    }
-}
-
-/// The attempt that follows one whose holder died.
-fn attempt_after_crash(job: &Job, attempt: u32) -> Option<DelayedAttempt> {
-    (job.on_crash == OnCrash::Rerun && attempt < job.max_attempts).then_some(DelayedAttempt {
-        delay_ms: 0,
-        trigger: Trigger::Takeover,
-    })
-}
-
-/// The attempt that follows a failed one.
-fn attempt_after_failure(job: &Job, attempt: u32) -> Option<DelayedAttempt> {
-    let retry = job.retry.as_ref()?;
-    if attempt > retry.attempts || attempt >= job.max_attempts {
-        return None;
-    }
-    let nth = if retry.exponential { attempt } else { 1 };
-    let wait = backoff::nth(retry.interval, nth, retry.max_interval);
-    Some(DelayedAttempt {
-        delay_ms: wait.as_millis() as i64,
-        trigger: Trigger::Retry,
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn job(lines: &str) -> Arc<Job> {
-        let text = format!("store.url = \"memory:\"\n[jobs.a]\ncommand = \"true\"\n{lines}\n");
-        let config = config::parse(&text, std::path::Path::new("/jobs.toml"), &|_| None);
-        let config = config.unwrap_or_else(|e| panic!("{e}"));
-        config.jobs.values().next().expect("a job").clone()
-    }
-
-    /// Of each attempt from the first on, how long after it the next one comes (ms), until there is none.
-    fn delays(job: &Job, after: fn(&Job, u32) -> Option<DelayedAttempt>) -> Vec<i64> {
-        let next = (1..20).map_while(|attempt| after(job, attempt));
-        next.map(|a| a.delay_ms).collect()
-    }
-
-    #[test]
-    fn a_failed_command_is_tried_again_as_often_as_it_says() {
-        for (lines, wanted) in [
-            ("", &[][..]),
-            ("retry = { attempts = 0 }", &[]),
-            (
-                "retry = { attempts = 3, interval = \"1s\", backoff = \"fixed\" }",
-                &[1000, 1000, 1000],
-            ),
-            (
-                "retry = { attempts = 4, interval = \"1s\", max_interval = \"5s\" }",
-                &[1000, 2000, 4000, 5000],
-            ),
-            (
-                "retry = { attempts = 2, interval = \"1s\" }\nmax_attempts = 5",
-                &[1000, 2000],
-            ),
-        ] {
-            assert_eq!(
-                delays(&job(lines), attempt_after_failure),
-                wanted,
-                "{lines}"
-            );
-        }
-    }
-
-    #[test]
-    fn a_crashed_run_is_taken_over_up_to_the_last_attempt() {
-        for (lines, wanted) in [
-            ("", 0),
-            ("on_crash = \"fail\"\nmax_attempts = 5", 0),
-            ("on_crash = \"rerun\"\nmax_attempts = 1", 0),
-            ("on_crash = \"rerun\"\nmax_attempts = 4", 3),
-        ] {
-            let job = job(lines);
-            assert_eq!(
-                delays(&job, attempt_after_crash),
-                vec![0; wanted],
-                "{lines}"
-            );
-            let trigger = attempt_after_crash(&job, 1).map(|a| a.trigger);
-            assert_eq!(trigger, (wanted > 0).then_some(Trigger::Takeover));
-        }
     }
 }

@@ -1,6 +1,8 @@
 //! Pure rules: no I/O, no clock, no async, no randomness. Time and answers come in as arguments, what to do
 //! next comes out as data.
 
+#[cfg(feature = "daemon")]
+pub mod attempts;
 pub mod backoff;
 pub mod belief;
 #[cfg(feature = "sqlite")]
