@@ -381,9 +381,10 @@ impl LockClient {
     /// Acquires the lock on `key`. While somebody else holds it, waits for up to `wait`; the release wakes the waiter.
     ///
     /// A waiter sends nothing while it waits: the store announces the release (Redis: publish and subscribe; SQLite:
-    /// the client looks at the file's log, at most 20 ms later). If that message is lost, the client asks again when
-    /// the holder's remaining time has passed. Waiters of one client are served in the order in which they came (first
-    /// in, first out); between clients the store decides. If `wait` is zero, the client asks once.
+    /// the client looks at the file's log every 20 ms, or every 100 ms if nothing was written for a while). If that
+    /// message is lost, the client asks again when the holder's remaining time has passed. Waiters of one client are
+    /// served in the order in which they came (first in, first out); between clients the store decides. If `wait` is
+    /// zero, the client asks once.
     ///
     /// If the store does not answer, the call waits for it too, from the first request on.
     ///

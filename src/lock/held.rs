@@ -160,9 +160,8 @@ impl Lock {
     }
 
     /// Keeps the lock renewed in the background until it is released, dropped or lost. Renews after each fifth of the
-    /// lease. If the store says that the lock is not ours, the lock is lost. After any other error the client soon tries
-    /// again, until the lock cannot be trusted any more. Returns at once; a second call does nothing.
-    ///
+    /// lease. If the store says that the lock is not ours, the lock is lost. After any other error the client soon
+    /// tries again, until the lock cannot be trusted any more. Returns at once; a second call does nothing.
     /// The client's own thread renews, over a connection of its own: the caller may block its thread, and its runtime
     /// may end.
     ///
