@@ -337,13 +337,12 @@ impl LockClient {
     ///
     /// `lease` (10 ms to 366 days) is counted by the store's wall clock from the moment it grants the lock; then the
     /// lock lapses, unless it was renewed. If a reply is lost, the client repeats the request (`retry` of `[store]`),
-    /// and the store gives the same answer again. Waiters in [`LockClient::lock`] do not go before this call.
+    /// and the store gives the same answer again. This call does not queue behind the waiters of [`LockClient::lock`].
     ///
     /// # Errors
     /// [`Error::InvalidKey`], [`Error::InvalidLease`], [`Error::WrongType`], [`Error::Refused`]: nothing was acquired.
-    /// [`Error::Unreachable`]: unknown; if the store granted the lock, nobody may use it, and the client gives it back
-    /// in the background, or it lapses after `lease`. [`Error::NotReplicated`], [`Error::TooLate`]: the client gives
-    /// the lock back.
+    /// [`Error::Unreachable`], [`Error::NotReplicated`], [`Error::TooLate`]: the caller must not rely on the lock; if
+    /// the store granted it, the client gives it back in the background, or it lapses after `lease`.
     ///
     /// # Cancel safety
     /// If the future is dropped, the request that it has sent continues to its answer on the client's thread. A lock

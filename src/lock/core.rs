@@ -147,7 +147,7 @@ impl Core {
         Error::Unreachable {
             key: key.to_owned(),
             address: self.backend.address().to_owned(),
-            reason: format!("the thread that asks it failed: {e}"),
+            reason: format!("the client's thread failed: {e}"),
         }
     }
 

@@ -175,7 +175,7 @@ impl Elector {
     }
 
     /// As [`Elector::open`], over a store that was opened before. Connections that the store made in the caller's
-    /// runtime end with that runtime, and stand still while it does.
+    /// runtime end with that runtime, and stand still while that runtime does.
     ///
     /// # Errors
     /// [`store::Error::Refused`]: the name or the lease cannot be used.
@@ -264,8 +264,8 @@ impl Elector {
     ///
     /// # Cancel safety
     /// If the future is dropped, a request that is under way continues on the elector's thread, and may win an
-    /// occurrence that nobody runs. Call again for the same occurrence: the answer is the same. If this instance does
-    /// not, the occurrence counts as crashed when its lease has lapsed.
+    /// occurrence that nobody runs. Call again for the same occurrence: if it was won, this call gets the grant. If
+    /// nobody calls again, the occurrence counts as crashed when its lease has lapsed.
     // Long: one arm for each answer of the store; what the arms share is local.
     pub async fn claim(&self, planned_ms: i64) -> Result<Election, store::Error> {
         if !(1..=LATEST).contains(&planned_ms) {
@@ -500,7 +500,7 @@ impl Elector {
 fn no_thread(address: String, e: &std::io::Error) -> store::Error {
     store::Error::Unreachable {
         address,
-        reason: format!("the thread that asks it cannot be started: {e}"),
+        reason: format!("the elector's thread failed: {e}"),
     }
 }
 

@@ -47,7 +47,9 @@ pub enum Error {
     NotReplicated {
         key: String,
         address: String,
+        /// The number of replicas that confirmed it.
         have: u32,
+        /// The number that `min_replicas` demands.
         want: u32,
     },
     /// The key holds something else: another kind of lock, or the data of another program. It was not touched.
@@ -63,6 +65,7 @@ pub enum Error {
     )]
     TooLate {
         key: String,
+        /// The lease that was asked for.
         lease: Duration,
         /// Time since just before the request left, on CLOCK_BOOTTIME.
         took: Duration,
