@@ -551,8 +551,8 @@ impl LockClient {
         }))
     }
 
-    /// Claims the present period for `key`: of all callers within one period, one gets it. A period is `every` long (1
-    /// ms to 366 days, in whole milliseconds). Periods are counted from the Unix epoch by the store's wall clock, so
+    /// Claims the present period for `key`: of all callers within one period, one gets it. A period is `every` long
+    /// (1 ms to 366 days, in whole milliseconds). Periods are counted from the Unix epoch by the store's wall clock, so
     /// hosts whose clocks differ mean the same ones. Claims with another length are independent of these.
     ///
     /// The claimant does not give the period back, and the period stays claimed if the claimant dies: at most one claim

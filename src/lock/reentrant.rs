@@ -192,9 +192,8 @@ impl ReentrantLock {
     /// As [`LockClient::lock`].
     ///
     /// # Cancel safety
-    /// As [`ReentrantLock::try_enter`]; the caller also leaves the queue. While the future waits, it has to be polled or
-    /// dropped: otherwise it delays other callers of this client that wait for the same key.
-    /// As those of [`LockClient::lock`].
+    /// As [`ReentrantLock::try_enter`]; the caller also leaves the queue. While the future waits, it has to be polled
+    /// or dropped: otherwise it delays other callers of this client that wait for the same key.
     pub async fn enter(&self, wait: Duration) -> Result<Enter, Error> {
         let begun = Boottime::now();
         // Before all waiters: they may be waiting for this owner.
