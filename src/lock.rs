@@ -1,17 +1,20 @@
-//! Locks for programs: what the daemon's leases are to jobs, for anything that two processes must not do at once.
+//! Locks for programs: for anything that two processes must not do at the same time. They are to a program what the
+//! daemon's leases are to its jobs.
 //!
-//! A [`LockClient`] acquires locks in Redis (many hosts) or in a SQLite file (one host). [`LockClient::try_lock`] asks and
-//! tells who has it; [`LockClient::lock`] waits and is woken by the release; [`LockClient::with_lock`] runs a future
-//! and cancels it when the lock is lost. Losing a race is an outcome ([`TryLock::Held`]), not an error.
+//! A [`LockClient`] acquires locks in Redis (many hosts) or in a SQLite file (one host). [`LockClient::try_lock`] asks
+//! the store, and says who holds the lock if somebody else does. [`LockClient::lock`] waits, and the release wakes it.
+//! [`LockClient::with_lock`] runs a future under a lock, and drops the future when the lock is lost. Losing a race is
+//! an outcome ([`TryLock::Held`]), not an error.
 //!
-//! A client works on a thread of its own, which is started with its first request and ends with it. So none of this depends on the
-//! caller's runtime: it may be any executor, block its threads, end before its locks do, or have a paused clock. Only an `Elector` over a store that
-//! was opened elsewhere shares that one's connections.
+//! A client works on a thread of its own. The thread starts with the client's first request and ends with the client.
+//! So locks do not depend on the caller's runtime: it may be any executor, block its threads, end before its locks do,
+//! or have a paused clock. The one exception is an `Elector` over a store that was opened elsewhere: it shares the
+//! connections of that store.
 //!
-//! What is promised, and what is not, stands in docs/locks.md. In short: a lock is a key with a time to live, and that
-//! is counted by the *store's wall clock*. The holder's own side needs no wall clock: it trusts the lock from before
-//! its request left, for less than the lease, on CLOCK_BOOTTIME. What must not be done twice even if the store's clock
-//! is stepped has to check the [fencing token](Lock::fencing_token).
+//! docs/locks.md says what is promised and what is not. In short: a lock is a key with a time to live, which the store
+//! counts by its *wall clock*. The holder needs no wall clock: it trusts the lock for less than the lease, counted on
+//! CLOCK_BOOTTIME from before its request left. If something must not be done twice even when the store's clock is
+//! stepped, the resource has to check the [fencing token](Lock::fencing_token).
 //!
 //! ```
 //! # tokio_test(async {
@@ -92,38 +95,39 @@ pub use crate::model::FencingToken;
 use crate::store;
 use crate::{clock::Boottime, config, logic::backoff::Pauses};
 
-/// What a store is told, as `[store]` of the configuration file has it; for [`LockClient::with_config`].
+/// The settings of a store, as in `[store]` of the configuration file; for [`LockClient::with_config`].
 pub mod options {
     pub use crate::config::{Secret, Store, StoreRetry, StoreUrl, Tls};
 }
 
-/// Between two requests of a waiter while the store is away.
+/// Shortest and longest pause between two requests of a waiter while the store does not answer.
 const AWAY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
-/// Longest key, in bytes.
+/// The longest key, in bytes.
 pub const KEY_MAX: usize = 512;
-/// ρ: by how much the rates of the store's clock and of ours may differ.
+/// ρ: by how much the rates of the store's clock and of this host's clock may differ.
 const CLOCK_DRIFT: f64 = 0.01;
-/// Redis drops a key in the millisecond after its time to live.
+/// Redis drops a key in the millisecond after its time to live, so a waiter asks this much later.
 const AFTER: Duration = Duration::from_millis(1);
 
-/// How a try to acquire a lock ended.
+/// How an attempt to acquire a lock ended.
 #[derive(Debug)]
 #[must_use = "a lock that is dropped is given back at once"]
 pub enum TryLock {
-    /// It is ours.
+    /// The caller holds the lock.
     Acquired(Lock),
-    /// Somebody else has it.
+    /// Somebody else holds it.
     Held {
         /// The name of the holder's client, see [`LockClient::named`].
         holder: String,
-        /// At most this long, by the store's clock, unless it is renewed; [`Duration::MAX`] if it does not expire.
+        /// The holder keeps it for at most this long, by the store's clock, unless it renews; [`Duration::MAX`] if the
+        /// lock does not expire.
         remaining: Duration,
     },
 }
 
 impl TryLock {
-    /// The lock, if it was acquired.
+    /// Returns the lock, if it was acquired.
     pub fn acquired(self) -> Option<Lock> {
         match self {
             Self::Acquired(lock) => Some(lock),
@@ -138,7 +142,7 @@ impl TryLock {
 pub enum WithLock<T> {
     /// The future ran to its end under the lock.
     Done(T),
-    /// It was not begun: somebody else kept the lock for the whole wait.
+    /// The future did not run: others held the lock for the whole wait.
     Held {
         /// As in [`TryLock::Held`].
         holder: String,
@@ -151,30 +155,31 @@ pub enum WithLock<T> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use]
 pub enum Period {
-    /// The period of now is ours, and nobody else's.
+    /// This call claimed the present period; nobody else gets it.
     Claimed {
-        /// The next one begins after this time, by the store's clock.
+        /// The next period begins after this time, by the store's clock.
         next: Duration,
     },
-    /// Somebody else has claimed it.
+    /// The present period was claimed before.
     Held {
-        /// The name of the client that did, see [`LockClient::named`].
+        /// The name of the client that claimed it, see [`LockClient::named`].
         holder: String,
-        /// The next one begins after this time, by the store's clock.
+        /// The next period begins after this time, by the store's clock.
         next: Duration,
     },
 }
 
-/// Who has a lock.
+/// The holder of a lock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holder {
     /// The name of the holder's client, see [`LockClient::named`].
     pub name: String,
-    /// At most this long, by the store's clock, unless it is renewed; [`Duration::MAX`] if it does not expire.
+    /// The holder keeps it for at most this long, by the store's clock, unless it renews; [`Duration::MAX`] if the lock
+    /// does not expire.
     pub remaining: Duration,
 }
 
-/// Acquires locks in one store. Cheap to clone; clones share connections and the queue of waiters.
+/// Acquires locks in one store. Cheap to clone: clones share the thread, the connections and the queues of waiters.
 #[derive(Clone)]
 pub struct LockClient {
     core: Arc<Core>,
@@ -191,22 +196,24 @@ impl std::fmt::Debug for LockClient {
 }
 
 impl LockClient {
-    /// Opens the store at `url`: `redis://`, `rediss://` (TLS), `redis+unix://` or `sqlite:PATH`; the rest as in an empty
-    /// `[store]` (keys begin with `soloist:`, 500 ms for each command, three retries). Does not connect yet: a server
-    /// that is down is an error of the first call. A SQLite file is made if it is not there.
+    /// Opens the store at `url`: `redis://`, `rediss://` (TLS), `redis+unix://` or `sqlite:PATH`.
+    ///
+    /// All other settings are those of an empty `[store]`: keys begin with `soloist:`, a command may take 500 ms, and a
+    /// request is retried three times. This call does not connect: if the server is down, the first request fails. A
+    /// SQLite file is created if it does not exist.
     ///
     /// # Errors
-    /// [`Error::InvalidUrl`], also for a SQLite file that cannot be used.
+    /// [`Error::InvalidUrl`]: the URL or the SQLite file cannot be used.
     pub fn open(url: &str) -> Result<Self, Error> {
         let store = config::Store::from_url(url).map_err(|reason| Error::InvalidUrl { reason })?;
         Self::with_config(&store)
     }
 
-    /// As [`LockClient::open`], with all that `[store]` can say: namespace, TLS, password, timeout, retries,
+    /// As [`LockClient::open`], with all settings of `[store]`: namespace, TLS, password, timeout, retries,
     /// `min_replicas`. A `memory:` store has no locks.
     ///
     /// # Errors
-    /// [`Error::InvalidUrl`]: also for certificates or a file that cannot be used.
+    /// [`Error::InvalidUrl`]: the URL, a certificate or the SQLite file cannot be used.
     pub fn with_config(store: &config::Store) -> Result<Self, Error> {
         let invalid = |reason: String| Error::InvalidUrl { reason };
         let made = match &store.url {
@@ -237,11 +244,11 @@ impl LockClient {
         made.map_err(|e| invalid(e.to_string()))
     }
 
-    /// Over a `redis::Client` of the caller's, with the server, user, password and certificates that it was made with; the rest as
-    /// in [`LockClient::open`]. `soloist::redis` is the version of the crate that it must be of.
+    /// Uses the server, user, password and certificates of a `redis::Client` of the caller; all other settings are as
+    /// in [`LockClient::open`]. The client must be of the crate version that `soloist::redis` exports.
     ///
-    /// The locks make connections of their own with it. A connection of the caller's would end with the runtime that it was made in,
-    /// and its locks with it.
+    /// The locks make connections of their own with it. A connection that the caller made would end with the caller's
+    /// runtime, and its locks with it.
     ///
     /// ```no_run
     /// use soloist::{LockClient, redis};
@@ -257,8 +264,8 @@ impl LockClient {
         Self::with_redis_and_config(client, &config::Store::of(config::StoreUrl::Memory))
     }
 
-    /// As [`LockClient::with_redis`], with what `store` says of all but the way to the server: namespace, timeout, retries,
-    /// `min_replicas`.
+    /// As [`LockClient::with_redis`], with the namespace, timeout, retries and `min_replicas` of `store`. Everything in
+    /// `store` about how to reach the server is ignored.
     #[cfg(feature = "redis")]
     pub fn with_redis_and_config(client: ::redis::Client, store: &config::Store) -> Self {
         let client = store::connection::Client::over(client, store.timeout);
@@ -268,7 +275,7 @@ impl LockClient {
         made.unwrap_or_else(|never| match never {})
     }
 
-    /// Over a SQLite store that was opened before; in a test with a clock of its own
+    /// Uses a SQLite store that was opened before; a test can open one with a clock of its own
     /// ([`SqliteStore::open_with_clock`](crate::store::sqlite::SqliteStore::open_with_clock)).
     #[cfg(feature = "daemon")]
     pub fn with_sqlite(store: crate::store::sqlite::SqliteStore) -> Self {
@@ -278,7 +285,7 @@ impl LockClient {
         made.unwrap_or_else(|never| match never {})
     }
 
-    /// Over what is made for the id of this client, and its queues.
+    /// Makes a client with the backend that `backend` makes from the client's id and queues.
     fn over<B: Backend + 'static, E>(
         retry: &config::StoreRetry,
         backend: impl FnOnce(&str, Arc<WaitQueues>) -> Result<B, E>,
@@ -303,7 +310,7 @@ impl LockClient {
         })
     }
 
-    /// The same client under another name: what others are told when a lock is held by it. Unless set it is
+    /// The same client under another name. When one of its locks is held, others are told this name. The default is
     /// `<hostname>:<pid>`. At most 200 bytes are kept; control characters and `#` become `_`.
     pub fn named(&self, name: &str) -> Self {
         let mut kept = String::new();
@@ -320,22 +327,26 @@ impl LockClient {
         }
     }
 
-    /// The store, for messages; without secrets.
+    /// The address of the store, for messages; without secrets.
     pub fn address(&self) -> &str {
         self.core.backend.address()
     }
 
-    /// Acquires the lock on `key` if it is free; else asks again as often as `retry` says, and then tells who has it.
+    /// Acquires the lock on `key` if it is free. If somebody else holds it, asks again as often as `retry` says, and
+    /// then returns who holds it.
     ///
-    /// `lease` (10 ms to 366 days) is counted by the store's wall clock from the moment it grants the lock; the lock
-    /// lapses then unless it is renewed. Asking again after a lost reply is part of it (`retry` of `[store]`), and is answered
-    /// as the first time. The waiters of [`LockClient::lock`] have no precedence over it.
-    ///
-    /// Dropping the future gives back what it may have acquired.
+    /// `lease` (10 ms to 366 days) is counted by the store's wall clock from the moment it grants the lock; then the
+    /// lock lapses, unless it was renewed. If a reply is lost, the client repeats the request (`retry` of `[store]`),
+    /// and the store gives the same answer again. This call does not queue behind the waiters of [`LockClient::lock`].
     ///
     /// # Errors
     /// [`Error::InvalidKey`], [`Error::InvalidLease`], [`Error::WrongType`], [`Error::Refused`]: nothing was acquired.
-    /// [`Error::Unreachable`]: the lock may be held in our name until `lease` has passed, by nobody. [`Error::TooLate`].
+    /// [`Error::Unreachable`], [`Error::NotReplicated`], [`Error::TooLate`]: the caller must not rely on the lock; if
+    /// the store granted it, the client gives it back in the background, or it lapses after `lease`.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the request that it has sent continues to its answer on the client's thread. A lock
+    /// that was granted is then given back.
     pub async fn try_lock(
         &self,
         key: &str,
@@ -366,17 +377,23 @@ impl LockClient {
         }
     }
 
-    /// Acquires the lock on `key`; while somebody else has it, waits for up to `wait`, and is woken by the release.
+    /// Acquires the lock on `key`. While somebody else holds it, waits for up to `wait`; the release wakes the waiter.
     ///
-    /// Nothing is sent while it waits: the store tells of the release (Redis: publish and subscribe; SQLite: a look at
-    /// the file's log, at most 20 ms later). Should that message be lost, the lock is asked for again when the time has passed that
-    /// its holder had left. Waiters of one client take their turns in the order in which they came (first in, first out); between clients
-    /// the store decides. `wait` of zero asks once.
+    /// A waiter sends nothing while it waits: the store announces the release (Redis: publish and subscribe; SQLite:
+    /// the client looks at the file's log every 20 ms, or every 100 ms if nothing was written for a while). If that
+    /// message is lost, the client asks again when the holder's remaining time has passed. Waiters of one client are
+    /// served in the order in which they came (first in, first out); between clients the store decides. If `wait` is
+    /// zero, the client asks once.
     ///
-    /// A store that does not answer is waited for, too, from the first request on.
+    /// If the store does not answer, the call waits for it too, from the first request on.
     ///
     /// # Errors
-    /// As [`LockClient::try_lock`]. [`Error::Unreachable`] comes after `wait`, and not before the retries of `[store]` are over.
+    /// As [`LockClient::try_lock`]. [`Error::Unreachable`] is returned when `wait` has passed, and not before the
+    /// retries of `[store]` have been made.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the caller leaves the queue. A request that is under way continues to its answer on
+    /// the client's thread; a lock that was granted is then given back.
     ///
     /// ```
     /// # tokio_test(async {
@@ -400,12 +417,16 @@ impl LockClient {
         self.compete(key, wait, lease, false).await
     }
 
-    /// As [`LockClient::lock`], but of all callers on this client only one competes in the store; the next one does
-    /// when it has given the lock back (or lost it). Each gets the lock in turn, first in, first out, with a lease and a fencing
-    /// token of its own. A thousand local callers cost the store two commands each, and never one in vain against each other.
+    /// As [`LockClient::lock`], but only one caller of this client competes in the store at a time. The next caller
+    /// competes when that one has released or lost the lock. Each caller gets the lock in turn, first in, first out,
+    /// with a lease and a fencing token of its own. A thousand local callers cost the store two commands each, and they
+    /// never ask in vain because of each other.
     ///
     /// # Errors
     /// As [`LockClient::lock`].
+    ///
+    /// # Cancel safety
+    /// As [`LockClient::lock`]; if the future is dropped, the turn passes to the next caller.
     ///
     /// ```
     /// # tokio_test(async {
@@ -418,7 +439,7 @@ impl LockClient {
     ///     let lock = locks.singleflight_lock("rates", wait, lease).await?;
     ///     lock.acquired().expect("nobody has it for ten seconds").release().await
     /// };
-    /// // Of the three one at a time competes with other processes.
+    /// // One of the three at a time competes with other processes.
     /// let (a, b, c) = tokio::join!(request(), request(), request());
     /// a.and(b).and(c)?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -436,15 +457,21 @@ impl LockClient {
         self.compete(key, wait, lease, true).await
     }
 
-    /// Runs what `work` makes under the lock on `key`, which is kept renewed; waits for it as [`LockClient::lock`] does.
+    /// Runs a future under the lock on `key`, and keeps the lock renewed meanwhile. Waits for the lock as
+    /// [`LockClient::lock`] does. `work` makes the future once the lock is acquired.
     ///
-    /// `work` is given the [fencing token](Lock::fencing_token), for resources that check it.
+    /// `work` gets the [fencing token](Lock::fencing_token), for resources that check it.
     ///
-    /// When the lock is lost the future is dropped at its next `.await`, before the lock can be granted to another. What it has
-    /// handed to other tasks or threads goes on: give them the token, or a `CancellationToken` of yours.
+    /// When the lock is lost, the future is dropped at its next `.await`, before the lock can be granted to somebody
+    /// else. What the future has handed to other tasks or threads continues: give these the token, or a
+    /// `CancellationToken` of your own.
     ///
     /// # Errors
-    /// As [`LockClient::lock`]; [`Error::Lost`] when the future was dropped for the loss of the lock.
+    /// As [`LockClient::lock`]. [`Error::Lost`]: the future was dropped because the lock was lost.
+    ///
+    /// # Cancel safety
+    /// If the returned future is dropped, the future of `work` is dropped with it, and then the lock is given back in
+    /// the background. During the wait it is as with [`LockClient::lock`].
     ///
     /// ```
     /// # tokio_test(async {
@@ -479,7 +506,7 @@ impl LockClient {
             TryLock::Held { holder, remaining } => return Ok(WithLock::Held { holder, remaining }),
         };
         lock.keep_renewed();
-        // In a scope of its own: the future is gone before the lock is given back.
+        // In a scope of its own: the future is dropped before the lock is given back.
         let done = {
             let (lost, future) = (lock.lost(), work(lock.fencing_token()));
             tokio::select! {
@@ -490,7 +517,7 @@ impl LockClient {
         };
         match done {
             Some(out) => {
-                // It was ours when the future ended; what becomes of it now is no failure of the work.
+                // The lock was held when the future ended. If the release fails, the work is still done.
                 if let Err(e) = lock.release().await {
                     tracing::debug!(error = %e, "the lock could not be given back");
                 }
@@ -502,10 +529,13 @@ impl LockClient {
         }
     }
 
-    /// Who has the lock on `key` now; None: nobody. News that may be old when it arrives.
+    /// Returns who holds the lock on `key`; None: nobody. The answer may be out of date when it arrives.
     ///
     /// # Errors
     /// [`Error::InvalidKey`], [`Error::Unreachable`], [`Error::Refused`], [`Error::WrongType`].
+    ///
+    /// # Cancel safety
+    /// The request changes nothing, so the future can be dropped at any time.
     pub async fn holder(&self, key: &str) -> Result<Option<Holder>, Error> {
         let (core, key) = (self.core.clone(), checked(key)?);
         let asked = key.clone();
@@ -521,16 +551,21 @@ impl LockClient {
         }))
     }
 
-    /// Claims the present period for `key`: of all who ask within one period, one gets it. Periods are `every` long (a millisecond to
-    /// 366 days), counted from the Unix epoch by the store's wall clock, so that hosts whose clocks differ mean the same ones.
-    /// Those of another length are other periods.
+    /// Claims the present period for `key`: of all callers within one period, one gets it. A period is `every` long
+    /// (1 ms to 366 days, in whole milliseconds). Periods are counted from the Unix epoch by the store's wall clock, so
+    /// hosts whose clocks differ mean the same ones. Claims with another length are independent of these.
     ///
-    /// Nothing has to be given back, and nothing is when the claimant dies: at most once for each period, as long as the
-    /// store keeps its data. A clock that goes back does not begin a period again (remembered for a week, and for two periods at least).
+    /// The claimant does not give the period back, and the period stays claimed if the claimant dies: at most one claim
+    /// for each period, as long as the store keeps its data. If the store's clock goes back, no period begins again;
+    /// the store remembers the last claim for a week, and for two periods at least.
     ///
     /// # Errors
-    /// [`Error::InvalidKey`], [`Error::InvalidLease`] (of `every`), [`Error::WrongType`], [`Error::Refused`]: nothing was claimed.
-    /// [`Error::Unreachable`]: the period may be used up.
+    /// [`Error::InvalidKey`], [`Error::InvalidLease`] (of `every`), [`Error::WrongType`], [`Error::Refused`]: nothing
+    /// was claimed. [`Error::Unreachable`], [`Error::NotReplicated`]: unknown; the period may be used up.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the request continues to its answer on the client's thread. A period that was claimed
+    /// is then given back, so that another caller can claim it.
     ///
     /// ```
     /// # tokio_test(async {
@@ -556,13 +591,16 @@ impl LockClient {
         })
     }
 
-    /// Waits until nothing goes on in the background: until what was dropped has been given back, or cannot be. For a program
-    /// that is about to end.
+    /// Waits until nothing is left to do in the background: no request is open, and all that was dropped has been given
+    /// back or cannot be. For a program that is about to end.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the work in the background continues.
     pub async fn wait_idle(&self) {
         self.core.thread.wait_idle().await;
     }
 
-    /// Never the same twice.
+    /// A new owner; no two are the same.
     fn owner(&self) -> Arc<str> {
         [&*self.name, "#", &self.core.nonce()].concat().into()
     }
@@ -577,7 +615,7 @@ impl LockClient {
         let key = checked(key)?;
         let lease = leased(&key, lease)?;
         let (this, of) = (self.clone(), key.clone());
-        // On the client's thread: between a release and the next try there is no other to be woken.
+        // On the client's thread: no other thread has to be woken between a release and the next attempt.
         let competing = async move { this.compete_here(of, wait, lease, keep_turn).await };
         let won = self.core.thread.run_until_dropped(competing).await;
         match won.unwrap_or_else(|e| Err(self.core.no_thread(&key, &e)))? {
@@ -613,7 +651,7 @@ impl LockClient {
         Ok(match won {
             WaitOutcome::Acquired(won, (turn, waiter)) => {
                 if keep_turn {
-                    // With its queue: who comes next has to find this turn.
+                    // With its place in the queue: the next caller has to find this turn taken.
                     won.0.keep_turn(turn, waiter);
                 }
                 WaitOutcome::Acquired(won, ())
@@ -622,9 +660,10 @@ impl LockClient {
         })
     }
 
-    /// Asks in the order in which the callers of this client came, until it is won; sleeps in between, until there is
-    /// reason to ask again. A lock that `me` already holds is not waited for.
-    // Long: a loop over what a waiter knows, which is local.
+    /// Calls `ask` until the lock is acquired or `wait` has passed. The callers of this client take turns, in the order
+    /// in which they came. Between two requests the waiter sleeps until it has a reason to ask again. A lock that `me`
+    /// already holds is not waited for.
+    // Long: one loop over the state of a waiter, which is local.
     async fn wait_for<T, F: Future<Output = Result<WaiterTry<T>, Error>>>(
         &self,
         key: &Arc<str>,
@@ -643,7 +682,8 @@ impl LockClient {
             biased;
             turn = waiter.turn.clone().lock_owned() => turn,
             () = thread.sleep_until(deadline) => {
-                // Others of us are before us. Who they wait for is asked only if they do not know.
+                // Other callers of this client come first. The store is asked who holds the lock only if they do not
+                // know.
                 if let Some((owner, at)) = waiter.known_holder() {
                     return Ok(held(&owner, left(at)));
                 }
@@ -676,7 +716,7 @@ impl LockClient {
                         waiter.note_holder(&wakeup, &owner, at);
                         (owner.into(), at)
                     }
-                    // It may come while we wait, also if it was never there yet.
+                    // The store may come back while the caller waits, also if it was never there yet.
                     Err(e) if e.is_transient() && Boottime::now() < deadline => {
                         tokio::select! {
                             () = thread.sleep(pauses.after_failure(AWAY.1)) => {}
@@ -687,7 +727,7 @@ impl LockClient {
                     Err(e) => return Err(e),
                 },
             };
-            // Releases of our own client wake without a subscription.
+            // A release by this client wakes its waiters without a subscription.
             let subscribe = !waiter.is_subscribed() && !self.core.is_ours(&holder);
             if subscribe {
                 waiter.will_subscribe();
@@ -695,7 +735,7 @@ impl LockClient {
             tokio::select! {
                 biased;
                 () = wakeup.changed() => {}
-                // Whatever was released before the subscription shows when we ask again.
+                // If the release came before the subscription, the next request finds the lock free.
                 () = self.core.subscribe(key), if subscribe => waiter.has_subscribed(),
                 () = thread.sleep_until(free_at.min(deadline)) => waiter.forget_holder(&holder),
             }
@@ -708,7 +748,7 @@ impl LockClient {
     }
 }
 
-/// How a waiter's try ended.
+/// How one attempt of a waiter ended.
 enum WaiterTry<T> {
     Acquired {
         lock: T,
@@ -721,13 +761,13 @@ enum WaiterTry<T> {
     },
 }
 
-/// How a wait ended. With the local turn, and the place in the queue that it is of.
+/// How a wait ended; `Turn` is the local turn, and the place in the queue that it belongs to.
 enum WaitOutcome<T, Turn = (OwnedMutexGuard<()>, Waiter)> {
     Acquired(T, Turn),
     Held { holder: String, remaining: Duration },
 }
 
-/// Does something should it be dropped before it is disarmed: for futures that are dropped before their answer is there.
+/// Calls a function when it is dropped, unless it was disarmed: for futures that are dropped before their answer comes.
 struct IfDropped<F: FnOnce()>(Option<F>);
 
 impl<F: FnOnce()> IfDropped<F> {
@@ -748,7 +788,7 @@ impl<F: FnOnce()> Drop for IfDropped<F> {
     }
 }
 
-/// The time until `at`; the end of the clock is never.
+/// The time until `at`; the last instant of the clock means never.
 fn left(at: Boottime) -> Duration {
     match at {
         Boottime(u64::MAX) => Duration::MAX,
@@ -756,7 +796,7 @@ fn left(at: Boottime) -> Duration {
     }
 }
 
-/// The name in an owner: `<name>#<client>.<number>`.
+/// The name in an owner, which is `<name>#<client>.<number>`.
 fn name_of(owner: &str) -> &str {
     owner.rsplit_once('#').map_or(owner, |(name, _)| name)
 }
@@ -772,7 +812,7 @@ fn checked(key: &str) -> Result<Arc<str>, Error> {
     let reason = if key.is_empty() {
         "it is empty".to_owned()
     } else if key.len() > KEY_MAX {
-        format!("it has {} bytes, {KEY_MAX} is the most", key.len())
+        format!("it has {} bytes; {KEY_MAX} are the most", key.len())
     } else if let Some(c) = key.chars().find(|c| c.is_control() || "{}".contains(*c)) {
         format!("it contains {c:?}; control characters and braces are not allowed")
     } else {

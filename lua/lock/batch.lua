@@ -1,24 +1,26 @@
--- lock/batch.lua: give back and take many locks of the library in one call, each as its own script does it.
+-- lock/batch.lua: release and acquire many locks of the library in one call, each as its own script does it.
 --
--- The functions try_lock(KEYS, ARGV) and release(KEYS, ARGV) stand before this: the files of these names.
+-- The functions try_lock(KEYS, ARGV) and release(KEYS, ARGV) are put before this script; they are the files of these
+-- names.
 --
--- KEYS     lock        <ns>:{<key>}:lock    of each; first those that are given back. See try_lock.lua
+-- KEYS     lock        <ns>:{<key>}:lock    one for each lock, those to release first. See try_lock.lua
 -- ARGV[1]  fence_ttl   milliseconds
--- ARGV[2]  releases    so many of the locks are given back
--- ARGV[3]  ttl         milliseconds, of the locks that are taken
--- ARGV[4]  subscribed  if not empty: the callers who take them wait, and are subscribed to their release
--- then the owner of each
+-- ARGV[2]  releases    the number of locks to release
+-- ARGV[3]  ttl         milliseconds, of the locks to acquire
+-- ARGV[4]  subscribed  if not empty: the callers who acquire wait, and are subscribed to the release
+-- then the owner of each lock
 --
--- Returns the answer to each; the status ALONE for one that failed: it has to be asked for alone. An error on one lock
--- does not affect the others in the batch, and what was given back before it must not be asked for twice.
+-- Returns the answer for each lock. The status ALONE means that the script failed for this lock, and that the caller
+-- has to send its request alone. An error on one lock does not affect the others in the batch, and a release that was
+-- made must not be sent a second time.
 local call, fence_ttl, releases = redis.call, ARGV[1], tonumber(ARGV[2])
--- What each has is read at once: a call of its own for each takes longer than anything else here but its SET.
+-- One call reads all locks: a call for each would take longer than anything else here but its SET.
 local answers, now, values, changed = {}, call('TIME'), call('MGET', unpack(KEYS)), {}
--- Filled anew for each: tables cost more than what is in them.
+-- These tables are filled again for each lock: making a table costs more than filling it.
 local lock = {}
 local take, free = { '', ARGV[3], fence_ttl, ARGV[4] ~= '', now }, { '', fence_ttl, '' }
 for i, key in ipairs(KEYS) do
-  -- One that stands here twice has been changed since.
+  -- If a key comes twice, its value has changed since it was read.
   lock[1], lock[2] = key, not changed[key] and values[i]
   changed[key] = true
   local step, args = try_lock, take

@@ -1,12 +1,13 @@
--- lock/claim_period.lua: claim the period of the server's clock that it is now, once for all who ask.
+-- lock/claim_period.lua: claim the present period of the server's clock; one caller in each period gets it.
 --
--- KEYS[1]  period    <ns>:{<key>}:period:<ms>  string `<occurrence> <owner>`: the newest one claimed; expires after
---                    a while
+-- KEYS[1]  period    <ns>:{<key>}:period:<ms>  string `<occurrence> <owner>`: the newest period that was claimed;
+--                    expires after `keep_for`
 -- ARGV[1]  owner     unique for each attempt; asking again with it gives the same answer
 -- ARGV[2]  period    milliseconds, > 0
--- ARGV[3]  keep_for  milliseconds for which the last one is remembered; longer than the period
+-- ARGV[3]  keep_for  milliseconds for which the newest claim is remembered; longer than the period
 --
--- Returns  {1, occurrence, next, who}  claimed: Unix ms, a multiple of the period; the next one begins in `next` ms
+-- Returns  {1, occurrence, next, who}  claimed; `occurrence` is in Unix ms, a multiple of the period; the next period
+--                                      begins in `next` ms
 --          {0, occurrence, next, who}  claimed before, by `who`
 local period = tonumber(ARGV[2])
 local t = redis.call('TIME')

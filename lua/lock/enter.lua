@@ -1,14 +1,15 @@
--- lock/enter.lua: take a reentrant lock, or one level more of it.
+-- lock/enter.lua: acquire a reentrant lock, or one more level of it.
 --
--- KEYS[1]  lock    <ns>:{<key>}:lock    see try_lock.lua
--- ARGV[1]  owner   ARGV[2] nonce   the name of this level; asking again with it gives the same answer
+-- KEYS[1]  lock        <ns>:{<key>}:lock    see try_lock.lua
+-- ARGV[1]  owner
+-- ARGV[2]  nonce       the name of this level; asking again with it gives the same answer
 -- ARGV[3]  ttl         milliseconds, by the server's wall clock: lease + fence_ttl; never shortens what is left
 -- ARGV[4]  fence_ttl   milliseconds
 -- ARGV[5]  subscribed  as in try_lock.lua
 --
 -- Returns  {token, levels}      entered
---          {remaining, holder}  held by another for at most `remaining` milliseconds
---          nothing              this level is over: a request that came late must not take it again
+--          {remaining, holder}  another owner holds it, for at most `remaining` milliseconds
+--          nothing              this level is over: a request that came late must not enter it again
 local call, key, owner, nonce = redis.call, KEYS[1], ARGV[1], ARGV[2]
 local was, last, over = call('GET', key), '', ','
 local function is_in(list)
@@ -28,7 +29,7 @@ if was then
     if not who then
       return redis.error_reply('WRONGTYPE a plain lock has it')
     end
-    -- As in try_lock.lua: SET would be refused as the first write, PERSIST is not.
+    -- As in try_lock.lua: a full server refuses SET as the first write, but not PERSIST.
     if who == owner then
       if not is_in(inside) then
         levels, inside = levels + 1, inside .. nonce .. ','
@@ -48,7 +49,7 @@ if was then
     if is_in(inside) then
       return false
     end
-    -- The newest 16 are remembered.
+    -- The newest 16 names are remembered.
     over = gone .. string.sub(inside, 2)
     local _, n = string.gsub(over, '[^,]+', '')
     over = string.gsub(over, '[^,]+,', '', math.max(0, n - 16))

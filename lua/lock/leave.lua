@@ -1,16 +1,18 @@
--- lock/leave.lua: give back one level of a reentrant lock; the last one frees it and tells who waits.
+-- lock/leave.lua: give back one level of a reentrant lock. Giving back the last level releases the lock and tells its
+-- waiters.
 --
--- KEYS[1]  lock     <ns>:{<key>}:lock    see try_lock.lua
--- ARGV[1]  owner    ARGV[2] nonce   of the level, as in enter.lua; asking again with it takes off nothing more
+-- KEYS[1]  lock       <ns>:{<key>}:lock    see try_lock.lua
+-- ARGV[1]  owner
+-- ARGV[2]  nonce      the name of the level, as in enter.lua; asking again with it takes off no further level
 -- ARGV[3]  fence_ttl  milliseconds
--- ARGV[4]  which      `named`: the level of this name. `newest`: the name is new, and the newest level is meant.
---                     `unanswered`: the level of this name, if it was ever entered; its `enter` got no answer, may
---                     arrive after this, and shall find that it is over.
+-- ARGV[4]  which      `named`: the level of this name. `newest`: the newest level; the name is that of this request.
+--                     `unanswered`: the level of this name, if it was ever entered. Its `enter` got no answer, and may
+--                     arrive after this: then it must find that the level is over.
 --
--- Publishes the owner in <ns>:{<key>}:released if it is free and somebody waits.
+-- Publishes the owner in <ns>:{<key>}:released if the lock is free and somebody waits.
 --
--- Returns  levels  that are left; 0: it is free
---          holder  another has it (empty: nobody)
+-- Returns  levels  the number of levels that are left; 0: the lock is free
+--          holder  another owner holds it (empty: nobody)
 local call, key, owner, nonce, fence_ttl = redis.call, KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3])
 local was = call('GET', key)
 local left = was and call('PTTL', key) or 0
@@ -26,7 +28,7 @@ local free = left <= fence_ttl or string.sub(was, 17, 17) == '~'
 local function is_in(list, name)
   return string.find(list, ',' .. name .. ',', 1, true)
 end
--- The newest 16 are remembered.
+-- The newest 16 names are remembered.
 local function note(name)
   if not is_in(over, name) then
     local _, n = string.gsub(over, '[^,]+', '')
@@ -45,7 +47,7 @@ if free then
     end
     mark = '.'
     note(nonce)
-    -- An hour is longer than any request is under way.
+    -- No request is under way for as long as an hour.
     write(was and math.max(1, math.min(left, fence_ttl)) or 3600000)
   end
   return ''
@@ -67,7 +69,7 @@ if name then
   note(name)
 end
 note(nonce)
--- As in try_lock.lua: SET would be refused as the first write, PERSIST and PEXPIRE are not.
+-- As in try_lock.lua: a full server refuses SET as the first write, but not PERSIST and PEXPIRE.
 if tonumber(levels) > 0 then
   call('PERSIST', key)
   write(left)

@@ -1,28 +1,28 @@
--- lock/release.lua: give a lock back, if exactly this owner has it, and tell who waits.
+-- lock/release.lua: release a lock if exactly this owner holds it, and tell its waiters.
 --
--- KEYS[1]  lock     <ns>:{<key>}:lock    see try_lock.lua
--- KEYS[2]  value    no key: what batch.lua alone has found at the lock, if anything
+-- KEYS[1]  lock          <ns>:{<key>}:lock    see try_lock.lua
+-- KEYS[2]  value         not a key: the value that batch.lua has read, if any; only batch.lua gives it
 -- ARGV[1]  owner
 -- ARGV[2]  fence_ttl     milliseconds
--- ARGV[3]  keep_for      milliseconds for which nobody shall have it yet (lock_at_least_for); empty: anybody may
--- ARGV[4]  check_expiry  if given and not empty: the owner is not sure to have it still, so whether it has lapsed is
---                        checked, too. (Else it counts as given back by its owner also if it has, unless somebody has
---                        had it since.)
--- ARGV[5]  unanswered    if given: the try_lock got no answer, and may arrive after this. It shall find that its lock
---                        is over: where nobody has the lock, its owner is noted as the last one who gave it back.
+-- ARGV[3]  keep_for      milliseconds for which nobody may acquire the lock yet (lock_at_least_for); empty: anybody may
+-- ARGV[4]  check_expiry  if given and not empty: the owner is not sure that it still holds the lock, so the script also
+--                        checks whether the lock has lapsed. (Otherwise a lapsed lock also counts as released by its
+--                        owner, unless somebody has held it since.)
+-- ARGV[5]  unanswered    if given: the try_lock got no answer, and may arrive after this. Then it must find that its
+--                        lock is over: if nobody holds the lock, its owner is noted as the last one who released it.
 --
 -- Publishes the owner in <ns>:{<key>}:released if somebody waits.
 --
--- Returns  1       given back
---          holder  another has it (empty: nobody)
+-- Returns  1       released
+--          holder  another owner holds it (empty: nobody)
 local call, key, owner = redis.call, KEYS[1], ARGV[1]
 local was = KEYS[2] or call('GET', key)
 local mark = was and string.sub(was, 17, 17)
--- Nobody has it. An hour is longer than any request is under way.
+-- To be called when nobody holds the lock. No request is under way for as long as an hour.
 local function over(left)
   if ARGV[5] and (not was or string.find(string.sub(was, 1, 17), '^%d+[.!=~]$')) then
     local last = was and string.sub(was, 1, 16) or '0000000000000000'
-    -- On a server without room for it, there is none for the lock either.
+    -- A server that has no room for this note has no room for the lock either.
     redis.pcall('SET', key, last .. '~' .. owner, 'PX', math.max(1, left))
   end
   return ''
@@ -33,7 +33,7 @@ end
 if mark == '~' and string.find(was, '%D') == 17 then
   return over(ARGV[5] and call('PTTL', key))
 end
--- Most of a script's time goes into making strings, long ones above all: the holder is compared where it stands.
+-- Making strings, above all long ones, takes most of a script's time: so the holder is compared in place.
 local ours = #was == 17 + #owner and string.find(was, owner, 18, true)
 if not ours or (ARGV[4] or '') ~= '' then
   local left = call('PTTL', key)
@@ -55,14 +55,14 @@ if mark == '=' then
   return 1
 end
 if ARGV[3] ~= '' then
-  -- A server that is full refuses SET as a script's first write, but not PEXPIRE, nor SET after it.
+  -- A full server refuses SET as a script's first write, but not PEXPIRE, nor SET after it.
   local ttl = ARGV[3] + ARGV[2]
   call('PEXPIRE', key, ttl)
   call('SET', key, string.sub(was, 1, 16) .. '=' .. owner, 'PX', ttl)
 else
   local said = redis.pcall('SETRANGE', key, '16', '~')
   if type(said) == 'table' then
-    -- It is full, too: the time has to say it.
+    -- A full server refuses this too: then the time to live has to show that the lock is released.
     call('PEXPIRE', key, ARGV[2])
   end
 end

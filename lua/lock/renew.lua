@@ -1,14 +1,14 @@
--- lock/renew.lua: prolong the lease of exactly one owner, of all levels. Never makes a lock that is not there: that
--- would hide that the server lost its data.
+-- lock/renew.lua: renew the lease of exactly one owner, for all levels. Never creates a lock that is gone: that would
+-- hide that the server lost its data.
 --
--- KEYS[1]  lock    <ns>:{<key>}:lock    see try_lock.lua
+-- KEYS[1]  lock       <ns>:{<key>}:lock    see try_lock.lua
 -- ARGV[1]  owner
 -- ARGV[2]  ttl        milliseconds from now on, by the server's wall clock: lease + fence_ttl
 -- ARGV[3]  fence_ttl  milliseconds
--- ARGV[4]  levels     if given: it is a ReentrantLock
+-- ARGV[4]  levels     if given: the lock is a ReentrantLock
 --
 -- Returns  1       renewed
---          holder  another has it (empty: nobody)
+--          holder  another owner holds it (empty: nobody)
 local was = redis.call('GET', KEYS[1])
 local left = was and redis.call('PTTL', KEYS[1]) or 0
 if left < 0 then

@@ -1,33 +1,33 @@
--- lock/try_lock.lua: try once to take a lock of the library.
+-- lock/try_lock.lua: try once to acquire a lock of the library.
 --
--- KEYS[1]  lock        <ns>:{<key>}:lock    string: token (16 digits), mark, owner. It outlives its lock by
---                      `fence_ttl`, so that tokens go on growing; the lock is held while the key has more time to live
---                      than that.
---                      mark    `.` held; `!` held, and somebody waits; `=` given back, but nobody shall have it yet;
---                              `~` given back, whatever time the key has
---                      owner   of a ReentrantLock: tab, levels, tab, names of levels that are over, tab, of those that
---                              are not, tab, owner; each name between commas
--- KEYS[2]  value       no key: what batch.lua alone has found at the lock, if anything
+-- KEYS[1]  lock        <ns>:{<key>}:lock    string: token (16 digits), mark, owner. The key outlives its lock by
+--                      `fence_ttl`, so that tokens keep growing; the lock is held while the key's time to live is
+--                      longer than that.
+--                      mark    `.` held; `!` held, and somebody waits; `=` released, but nobody may acquire it yet;
+--                              `~` released, whatever the key's time to live is
+--                      owner   of a ReentrantLock: tab, number of levels, tab, names of levels that are over, tab,
+--                              names of levels that are not, tab, owner; each name between commas
+-- KEYS[2]  value       not a key: the value that batch.lua has read, if any; only batch.lua gives it
 -- ARGV[1]  owner       unique for each attempt to lock; asking again with it gives the same answer
--- ARGV[2]  ttl         milliseconds, counted by the server's wall clock: lease + fence_ttl
+-- ARGV[2]  ttl         milliseconds, by the server's wall clock: lease + fence_ttl
 -- ARGV[3]  fence_ttl   milliseconds
 -- ARGV[4]  subscribed  if given: the caller waits and is subscribed to the release, so it has to be published
--- ARGV[5]  now         what TIME says; given by batch.lua alone, which has asked for all of its locks
+-- ARGV[5]  now         the answer of TIME; only batch.lua gives it, which asks once for all of its locks
 --
 -- Returns  token                acquired
---          {remaining, holder}  held by another for at most `remaining` milliseconds (-1: it does not expire)
---          nothing              this owner had the lock, and it is over: a request that came late must not take it
---                               again for somebody who has gone on
+--          {remaining, holder}  another owner holds it, for at most `remaining` milliseconds (-1: it does not expire)
+--          nothing              this owner had the lock, and it is over: a request that came late must not acquire it
+--                               again for a caller that has gone on
 local call, key, owner = redis.call, KEYS[1], ARGV[1]
 local was, last = KEYS[2] or call('GET', key), ''
 if was then
   local mark = string.sub(was, 17, 17)
-  -- Most of a script's time goes into making strings, long ones above all: the holder is compared where it stands.
+  -- Making strings, above all long ones, takes most of a script's time: so the holder is compared in place.
   local ours = #was == 17 + #owner and string.find(was, owner, 18, true)
   last = string.sub(was, 1, 16)
   if mark ~= '~' or string.find(last, '%D') then
     local left = call('PTTL', key)
-    -- Set by hand, or by another program.
+    -- A value that was set by hand, or by another program.
     if left < 0 or mark ~= '.' and mark ~= '!' and mark ~= '=' then
       return { left, was }
     end
@@ -42,8 +42,7 @@ if was then
         return last
       end
       if ARGV[4] and mark == '.' then
-        -- A server that is full refuses SET as a script's first write; PERSIST changes nothing here and is never
-        -- refused.
+        -- A full server refuses SET as a script's first write; PERSIST changes nothing here, and is never refused.
         call('PERSIST', key)
         call('SET', key, last .. '!' .. holder, 'PX', left + ARGV[3])
       end
@@ -54,7 +53,7 @@ if was then
     return false
   end
 end
--- The clock makes tokens grow where the last one was lost; the last one does where the clock went back.
+-- The clock makes tokens grow if the last token was lost; the last token does if the clock went back.
 local now = ARGV[5] or call('TIME')
 local token = now.token or now[1] .. now[2]
 if #token ~= 16 then

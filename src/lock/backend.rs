@@ -1,4 +1,4 @@
-//! What a store of locks does, step by step; Redis and SQLite are the two.
+//! The contract of a store of locks, one method for each atomic step. Redis and SQLite implement it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,7 +12,7 @@ use super::{
 };
 use crate::model::FencingToken;
 
-/// What a store says to a try.
+/// A store's answer to an attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum TryLockReply {
     Acquired(FencingToken),
@@ -20,16 +20,16 @@ pub(super) enum TryLockReply {
         owner: String,
         remaining: Duration,
     },
-    /// This owner had it, and it is over.
+    /// This owner had the lock before, and it is over.
     Stale,
 }
 
-/// What a store says to who claims to be the owner.
+/// A store's answer to a request in the name of an owner.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum OwnerReply {
-    /// It was the owner: renewed, or given back.
+    /// It was the owner: the lock is renewed or released.
     Done,
-    /// It is not; the owner of now, if there is one.
+    /// It is not the owner; with the present owner, if there is one.
     NotOwner(Option<String>),
 }
 
@@ -39,37 +39,38 @@ impl From<Result<(), Option<String>>> for OwnerReply {
     }
 }
 
-/// How a lock is given back: unless said otherwise at once, as one that is still held.
+/// How a lock is released. The default is at once, as a lock that is still held.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct ReleaseOptions {
-    /// Nobody shall have it for so long yet.
+    /// For this long, nobody else may acquire the lock yet.
     pub(super) keep_for: Duration,
-    /// It may have lapsed by the owner's own count, so the store is to look whether it has. Else it counts as given back
-    /// by its owner, as long as nobody else has had it since. In a SQLite file it costs nothing to look each time.
+    /// By the owner's own count the lock may have lapsed, so the store must check that. Otherwise it counts as released
+    /// by its owner, as long as nobody else has had it since. A SQLite file checks each time, because that costs
+    /// nothing.
     pub(super) check_expiry: bool,
-    /// The request for it got no answer and may still arrive: it shall find that its lock is over.
-    /// (One thread writes to a SQLite file, in the order of what is asked.)
+    /// The request for the lock got no answer, and may still arrive. Then it must find that its lock is over. (A SQLite
+    /// file does not need this: one thread writes to it, in the order of the requests.)
     pub(super) unanswered: bool,
 }
 
-/// Is handed the answer to a request, on the client's thread.
+/// Gets the answer to a request, on the client's thread.
 pub(super) type Then<T> = Box<dyn FnOnce(Result<T, Error>) + Send>;
 
-/// One key is of one kind at a time.
+/// The kind of lock; a key has one kind at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Plain,
     Reentrant,
 }
 
-/// Where locks are. Every method but `subscribe` and `unsubscribe` is one atomic step that waits at most `limit`, and may be
-/// called again when its answer was lost.
+/// A store of locks. Every method except `subscribe` and `unsubscribe` is one atomic step that takes at most `limit`,
+/// and may be repeated if its answer was lost.
 #[async_trait]
 pub(super) trait Backend: Send + Sync {
     fn address(&self) -> &str;
-    /// How long an answer may take in good order.
+    /// The time that an answer may take if nothing is wrong.
     fn patience(&self) -> Duration;
-    /// `subscribed`: whoever asks is subscribed, so the release has to be published should somebody else have it.
+    /// `subscribed`: the caller is subscribed, so if somebody else holds the lock, its release has to be published.
     async fn try_lock(
         &self,
         key: &str,
@@ -78,7 +79,8 @@ pub(super) trait Backend: Send + Sync {
         subscribed: bool,
         limit: Duration,
     ) -> Result<TryLockReply, Error>;
-    /// As `try_lock`, in no task of its own: `thread` asks, and hands the answer to `then`. Gives `then` back where that cannot be.
+    /// As `try_lock`, without a task of its own: `thread` sends the request, and passes the answer to `then`. If the
+    /// store cannot do that, this returns `then`.
     fn begin_try_lock(
         &self,
         _thread: &Handle,
@@ -104,7 +106,7 @@ pub(super) trait Backend: Send + Sync {
         options: ReleaseOptions,
         limit: Duration,
     ) -> Result<OwnerReply, Error>;
-    /// As `begin_try_lock`.
+    /// As `begin_try_lock`, for `release`.
     fn begin_release(
         &self,
         _thread: &Handle,
@@ -116,7 +118,7 @@ pub(super) trait Backend: Send + Sync {
     }
     async fn holder(&self, key: &str, limit: Duration)
     -> Result<Option<(String, Duration)>, Error>;
-    /// `who`: the owner, and the nonce of this step; `subscribed` as in `try_lock`.
+    /// `who` is the owner, and the nonce of this request; `subscribed` as in `try_lock`.
     async fn enter(
         &self,
         key: &str,
@@ -132,7 +134,7 @@ pub(super) trait Backend: Send + Sync {
         which: LevelToLeave,
         limit: Duration,
     ) -> Result<LeaveReply, Error>;
-    /// The present period of this length.
+    /// Claims the present period of this length.
     async fn claim_period(
         &self,
         key: &str,
@@ -140,7 +142,7 @@ pub(super) trait Backend: Send + Sync {
         length: Duration,
         limit: Duration,
     ) -> Result<PeriodReply, Error>;
-    /// `at`: length, and begin in Unix ms.
+    /// `at` is the length, and the beginning in Unix ms.
     async fn release_period(
         &self,
         key: &str,
@@ -148,7 +150,7 @@ pub(super) trait Backend: Send + Sync {
         at: (Duration, i64),
         limit: Duration,
     ) -> Result<(), Error>;
-    /// Returns when every release of `key` from now on will wake its queue.
+    /// Returns when every later release of `key` will wake its queue.
     async fn subscribe(&self, key: &str);
     /// Nobody waits for `key` any more.
     fn unsubscribe(&self, key: &str);

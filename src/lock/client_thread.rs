@@ -1,6 +1,6 @@
-//! The thread on which a client works. Its connections, timers, renewals, and what it gives back live there, and in no runtime of the
-//! caller's: a caller's thread may be blocked, its runtime may have ended or its clock be paused, its future may be dropped, and what was
-//! asked for goes on to its answer all the same.
+//! The thread on which a client works. The client's connections, timers, renewals and releases live there, and in no
+//! runtime of the caller. So a caller may block its thread, end its runtime, pause its clock, or drop its future: its
+//! request continues to its answer all the same.
 
 use std::{future::Future, io, sync::OnceLock, thread, time::Duration};
 
@@ -15,18 +15,18 @@ use tokio_util::task::{AbortOnDropHandle, TaskTracker, task_tracker::TaskTracker
 
 use crate::clock::Boottime;
 
-/// One thread at most, from the first request to the end of its client.
+/// At most one thread, from the first request to the end of the client.
 #[derive(Default)]
 pub(super) struct ClientThread {
     running: OnceLock<Running>,
     starting: Mutex<()>,
-    /// Requests, and what is given back.
+    /// Tracks open requests and releases.
     work: TaskTracker,
 }
 
 struct Running {
     handle: Handle,
-    /// Dropped with the client: the thread ends.
+    /// Dropped with the client; then the thread ends.
     _end: oneshot::Sender<()>,
 }
 
@@ -46,8 +46,8 @@ impl ClientThread {
         Ok(&running.handle)
     }
 
-    /// Has the thread do some work, and hands on what comes of it. Dropping the future does not end the work; what comes of it
-    /// is dropped then, on the thread, when it is there.
+    /// Runs some work on the thread, and returns its result. Dropping the future does not end the work: its result is
+    /// then dropped on the thread.
     ///
     /// # Errors
     /// The thread cannot be started.
@@ -55,13 +55,14 @@ impl ClientThread {
         &self,
         work: impl Future<Output = T> + Send + 'static,
     ) -> io::Result<T> {
-        // Held until what comes of it is taken, or was dropped and has begun to give something back: then this is idle no sooner.
+        // Held until the result is taken, or until it is dropped and its release has begun: the client is not idle
+        // before that.
         let token = self.work.token();
         let task = self.handle()?.spawn(async move { (work.await, token) });
         joined(task.await).map(|(out, _)| out)
     }
 
-    /// As [`ClientThread::run`], for work that ends soon after the future is dropped, wherever it is, and that nobody waits for then.
+    /// As [`ClientThread::run`], but the work is aborted when the future is dropped, and nobody waits for it then.
     pub(super) async fn run_until_dropped<T: Send + 'static>(
         &self,
         work: impl Future<Output = T> + Send + 'static,
@@ -69,32 +70,32 @@ impl ClientThread {
         joined(AbortOnDropHandle::new(self.handle()?.spawn(work)).await)
     }
 
-    /// Until it is dropped, this is not idle.
+    /// The client is not idle until this is dropped.
     pub(super) fn token(&self) -> TaskTrackerToken {
         self.work.token()
     }
 
-    /// Has the thread do what nobody waits for but [`ClientThread::wait_idle`].
+    /// Runs work on the thread in the background; only [`ClientThread::wait_idle`] waits for it.
     pub(super) fn spawn_tracked(&self, work: impl Future<Output = ()> + Send + 'static) {
         if let Ok(handle) = self.handle() {
             handle.spawn(self.work.track_future(work));
         }
     }
 
-    /// Has the thread do what nobody waits for.
+    /// Runs work on the thread in the background; nobody waits for it.
     pub(super) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
         if let Ok(handle) = self.handle() {
             handle.spawn(work);
         }
     }
 
-    /// Waits until no request is open and all that was to be given back has been, or could not be.
+    /// Waits until no request is open, and all releases have succeeded or failed.
     pub(super) async fn wait_idle(&self) {
         self.work.close();
         self.work.wait().await;
     }
 
-    /// Sleeps on the thread's clock, which nobody pauses.
+    /// Sleeps by the thread's timer, whose clock nobody pauses.
     pub(super) async fn sleep(&self, time: Duration) {
         let sleep = match self.handle() {
             Ok(handle) => timer(handle, time),
@@ -103,7 +104,8 @@ impl ClientThread {
         sleep.await;
     }
 
-    /// Sleeps until `at`, on [`Boottime`]; at most a second at a time, because a suspend stops timers.
+    /// Sleeps until `at` by [`Boottime`], at most a second at a time, because timers stand still while the host is
+    /// suspended.
     pub(super) async fn sleep_until(&self, at: Boottime) {
         loop {
             let left = at.since(Boottime::now());
@@ -115,7 +117,7 @@ impl ClientThread {
     }
 }
 
-/// A timer belongs to the runtime in which it is made, whoever waits for it.
+/// A timer belongs to the runtime in which it is made, even if another task waits for it.
 fn timer(handle: &Handle, time: Duration) -> Sleep {
     let _inside = handle.enter();
     tokio::time::sleep(time)

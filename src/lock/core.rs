@@ -1,4 +1,5 @@
-//! What the clones of a client share, and how it asks: with retries, in the background, on its own thread.
+//! What the clones of a client share, and how a client sends requests: with retries, in the background, on its own
+//! thread.
 
 use std::{
     future::Future,
@@ -37,16 +38,17 @@ pub(super) struct Core {
     pub(super) thread: ClientThread,
 }
 
-/// A grant that has just been made.
+/// A new grant.
 pub(super) struct Granted {
     pub(super) token: FencingToken,
-    /// Before the request left that was answered with it.
+    /// Just before the request left that the store answered with it.
     pub(super) sent: Boottime,
 }
 
-/// As [`TryLockReply`], with what the caller needs to go on.
+/// As [`TryLockReply`], with what the caller needs to continue.
 pub(super) enum TryLockOutcome {
-    /// Until somebody has the lock who will give it back, the token says that this is to be waited for.
+    /// With the lock, and the token that keeps the client busy until the caller has the lock and so is the one to
+    /// release it.
     Acquired(Lock, TaskTrackerToken),
     Held {
         owner: String,
@@ -59,8 +61,9 @@ impl Core {
         wait_queue::made_by(&self.id, owner)
     }
 
-    /// Repeats a request that got no answer: once at once, because a connection that was cut while nobody used it shows that only when
-    /// it is used; then as often as `[store]` allows, and not for longer than `within` each.
+    /// Sends a request, and repeats it if it gets no answer. The first repetition is made at once, because a connection
+    /// that was cut while it was idle shows that only when it is used. Further ones follow as often as `[store]`
+    /// allows, until `within` has passed for the first request and for each of them.
     pub(super) async fn with_retries<T, F: Future<Output = Result<T, Error>>>(
         &self,
         within: Duration,
@@ -75,7 +78,7 @@ impl Core {
         !matches!(answer, Err(e) if e.is_transient()) || self.retry.attempts == 0
     }
 
-    /// As [`Core::with_retries`], where the first answer is there, to what was asked when it says.
+    /// As [`Core::with_retries`], when the first answer is already there; `begun` is when the first request left.
     async fn retry<T, F: Future<Output = Result<T, Error>>>(
         &self,
         within: Duration,
@@ -87,7 +90,7 @@ impl Core {
         }
         let last = begun + within * (self.retry.attempts + 1);
         let mut tried = 0;
-        // What took its time was no such connection.
+        // If the first request took its time, its connection was not a cut one.
         let mut next = match Boottime::now().since(begun) < within {
             true => ask().await,
             false => first,
@@ -110,7 +113,8 @@ impl Core {
         }
     }
 
-    /// As [`Core::with_retries`] begins, for who has `within` for all of it. True: it was asked twice.
+    /// As the beginning of [`Core::with_retries`], with `within` as the limit for both requests. True: two requests
+    /// were sent.
     pub(super) async fn ask_twice<T, F: Future<Output = Result<T, Error>>>(
         &self,
         within: Duration,
@@ -129,7 +133,7 @@ impl Core {
         }
     }
 
-    /// Has the client's thread do some work, to its end whatever becomes of the caller.
+    /// Runs some work on the client's thread. The work continues to its end even if the caller drops the future.
     pub(super) async fn run<T: Send + 'static>(
         &self,
         key: &str,
@@ -143,19 +147,21 @@ impl Core {
         Error::Unreachable {
             key: key.to_owned(),
             address: self.backend.address().to_owned(),
-            reason: format!("the thread that asks it failed: {e}"),
+            reason: format!("the client's thread failed: {e}"),
         }
     }
 
-    /// Part of owners, and the name of a step. Never the same twice.
+    /// A part of owners, and the name of a request; no two are the same.
     pub(super) fn nonce(&self) -> String {
         let n = self.owners.fetch_add(1, Ordering::Relaxed);
         [&*self.id, ".", &n.to_string()].concat()
     }
 
-    /// One try. Should the caller go away, it goes on to its answer, and what it acquired is given back after that: dropped with the lock.
+    /// One attempt. If the caller drops the future, the request continues to its answer, and the lock that it acquired
+    /// is then dropped, which releases it.
     ///
-    /// The caller only hands the request over. Everything else is done on the client's thread: a caller that is not polled holds up nobody.
+    /// The caller only hands the request over. Everything else happens on the client's thread: a caller that is not
+    /// polled delays nobody.
     pub(super) async fn try_lock(
         self: &Arc<Self>,
         key: &Arc<str>,
@@ -172,7 +178,8 @@ impl Core {
             lease,
             subscribed,
         };
-        // Held until the outcome is taken, or was dropped and has begun to give something back: then this is idle no sooner.
+        // Held until the outcome is taken, or until it is dropped and its release has begun: the client is not idle
+        // before that.
         let token = self.thread.token();
         let (tell, told) = oneshot::channel();
         let then: Then<_> = Box::new(move |first| {
@@ -202,7 +209,7 @@ impl Core {
             .unwrap_or_else(|_| Err(self.no_thread(key, &io::Error::other("it has ended"))))
     }
 
-    /// A grant as a lock, if anything of it can be trusted.
+    /// Makes a lock from a grant, if any of its lease can be trusted.
     pub(super) fn acquired(
         self: &Arc<Self>,
         key: Arc<str>,
@@ -224,7 +231,7 @@ impl Core {
         );
         let lock = Lock::new(hold);
         if late {
-            // Dropping it gives it back.
+            // Dropping it releases it.
             drop(lock);
             return Err(Error::TooLate {
                 key: key.to_string(),
@@ -235,7 +242,7 @@ impl Core {
         Ok(lock)
     }
 
-    /// Gives back what an owner may hold, in the background; `over` is told how that ended.
+    /// Releases in the background what an owner may hold; `over` gets the result.
     pub(super) fn release(
         self: &Arc<Self>,
         key: &Arc<str>,
@@ -279,7 +286,7 @@ impl Core {
         }
     }
 
-    /// As [`Core::release`], where nobody waits for the end.
+    /// As [`Core::release`], when nobody waits for the result.
     pub(super) fn release_in_background(
         self: &Arc<Self>,
         key: &Arc<str>,
@@ -293,7 +300,7 @@ impl Core {
         });
     }
 
-    /// As [`Backend::subscribe`].
+    /// As [`Backend::subscribe`]; never returns if the client's thread has failed.
     pub(super) async fn subscribe(self: &Arc<Self>, key: &Arc<str>) {
         let (core, asked) = (self.clone(), key.clone());
         let subscribing = async move {
@@ -306,7 +313,7 @@ impl Core {
     }
 }
 
-/// A try that is under way.
+/// An attempt that is under way.
 struct TryLocking {
     core: Arc<Core>,
     key: Arc<str>,
@@ -316,7 +323,7 @@ struct TryLocking {
 }
 
 impl TryLocking {
-    /// A lost answer is asked for again with the same owner.
+    /// If an answer is lost, asks again with the same owner.
     async fn retry(
         self,
         sent: Boottime,
@@ -336,7 +343,7 @@ impl TryLocking {
         self.outcome(Boottime(last_sent.into_inner()), answer, open)
     }
 
-    /// What may have been acquired without our knowledge is given back.
+    /// Releases what the request may have acquired, if its answer does not say.
     fn outcome(
         self,
         sent: Boottime,
@@ -357,14 +364,14 @@ impl TryLocking {
             Ok(TryLockReply::Held { owner, remaining }) => {
                 Ok(TryLockOutcome::Held { owner, remaining })
             }
-            // It was ours while the answers got lost, and lapsed: as late as an answer can come.
+            // The lock was ours while the answers were lost, and lapsed: no answer can come later than that.
             Ok(TryLockReply::Stale) => Err(Error::TooLate {
                 key: key.to_string(),
                 lease: lease.length,
                 took: lease.length,
             }),
             Err(e) => {
-                // Without an answer something may be there that nobody knows of; and where replicas did not confirm.
+                // Without an answer, or with too few replicas, there may be a lock that no caller knows of.
                 if e.is_transient() {
                     core.release_in_background(&key, &owner, || ReleaseOptions {
                         unanswered: true,

@@ -1,4 +1,4 @@
-//! The daemon's claim of an occurrence, for programs that bring their own scheduler.
+//! The daemon's claim of an occurrence, for programs that have a scheduler of their own.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -32,13 +32,15 @@ use crate::{
     store::{self, Beat, Info, Store, Tail},
 };
 
-/// Has each occurrence of one job granted once, whoever asks and however late: what a lock alone does not give. (A runs and
-/// releases in two milliseconds, B's clock is behind, B takes the free lock and runs it again.)
+/// Grants each occurrence of one job once, whichever instances ask, and however late. A lock alone cannot do that: A
+/// runs and releases within two milliseconds, B's clock is behind, and B takes the free lock and runs the same
+/// occurrence again.
 ///
-/// An occurrence is named by its planned instant, which all instances compute alike, and never by the moment somebody woke
-/// up. Once decided it stays decided, without a time to live; occurrences at or before the newest decided one are not granted. The promises
-/// are those of the daemon (docs/guarantees.md, 1 to 3, 5, 7 and 8), and it shares its store: `soloist history` shows what was settled here.
-/// Do not use the name of a job that a daemon runs.
+/// An occurrence is named by its planned instant, which all instances compute alike, never by the moment at which an
+/// instance woke up. A decided occurrence stays decided, without a time to live; occurrences at or before the newest
+/// decided one are not granted. The promises are those of the daemon (docs/guarantees.md, 1 to 3, 5, 7 and 8). The
+/// elector shares the daemon's store: `soloist history` shows what was settled here. Do not use the name of a job that
+/// a daemon runs.
 ///
 /// ```
 /// # tokio_test(async {
@@ -48,7 +50,7 @@ use crate::{
 /// # let dir = tempfile::tempdir()?;
 /// # let url = format!("sqlite:{}", dir.path().join("soloist.db").display());
 /// let elector = Elector::open(&url, "invoices", Duration::from_secs(15))?;
-/// // Of your scheduler: the planned instant in Unix milliseconds.
+/// // From your scheduler: the planned instant in Unix milliseconds.
 /// # let planned = 1_767_225_600_000_i64.max(soloist::clock::wall_us() / 1000 + 5);
 /// # tokio::time::sleep(Duration::from_millis(1)).await;
 /// loop {
@@ -62,7 +64,7 @@ use crate::{
 ///         Election::Early { wait } | Election::Quarantined { wait } => {
 ///             tokio::time::sleep(wait).await;
 ///         }
-///         // Another instance runs it, or has.
+///         // Another instance runs it, or has run it.
 ///         _ => break,
 ///     }
 /// }
@@ -74,7 +76,7 @@ use crate::{
 /// ```
 pub struct Elector {
     store: Arc<dyn Store>,
-    /// What is believed of the store's clock.
+    /// What this instance believes of the store's clock.
     clock: Arc<StoreClock>,
     thread: Arc<ClientThread>,
     job: JobName,
@@ -84,26 +86,27 @@ pub struct Elector {
     on_crash: OnCrash,
     max_attempts: u32,
     memory: Mutex<Memory>,
-    /// One request at a time: two for one occurrence would have one nonce, and both be granted.
+    /// One request at a time: two requests for one occurrence would have the same nonce, and both would be granted.
     claiming: tokio::sync::Mutex<()>,
 }
 
 /// The end of the year 9999: fencing tokens of instants up to there are exact everywhere.
 const LATEST: i64 = 253_402_300_799_999;
-/// Leases of others that are watched; one job has one at a time, unless it was run with another policy before.
+/// The number of other instances' leases that are watched. A job has one at a time, unless it was run with another
+/// policy before.
 const WATCHED: usize = 16;
 
-/// What this instance has to remember between two requests.
+/// What this instance remembers between two requests.
 struct Memory {
-    /// The newest occurrence that is known to be decided.
+    /// The newest occurrence that this instance knows to be decided.
     known: i64,
-    /// Nonces of requests without an answer.
+    /// The nonces of requests without an answer.
     unanswered: HashMap<i64, RunId>,
-    /// The leases of others.
+    /// The leases of other instances.
     seen: BTreeMap<Occurrence, ObservedLease>,
-    /// The longest that any lease needs that was seen here.
+    /// The longest quarantine that any lease seen here needs.
     quarantine: Duration,
-    /// The store's incarnation and epoch, and when they were first seen here.
+    /// The store's incarnation and epoch, and when this instance first saw them.
     epoch: Option<(Arc<str>, Arc<str>, Boottime)>,
 }
 
@@ -111,46 +114,48 @@ struct Memory {
 #[derive(Debug)]
 #[must_use = "a term that is dropped is not settled: its occurrence counts as crashed"]
 pub enum Election {
-    /// Ours. To be settled when the work is done.
+    /// This instance won. The caller settles the term when the work is done.
     Won(Term),
-    /// Another instance has it. Should it die, a claim after `ask_again` may get the next attempt, if crashed occurrences are to be
-    /// rerun; who never asks again leaves that to others.
+    /// Another instance has it. If that instance dies, a claim after `ask_again` may get the next attempt, provided
+    /// that crashed occurrences are rerun ([`Elector::rerun`]). A caller that does not ask again leaves the attempt to
+    /// others.
     Lost {
-        /// Which instance has it.
+        /// The instance that has it.
         holder: InstanceId,
-        /// Not before this time anything may have changed, unless it is told of.
+        /// Before this time nothing changes, unless the holder finishes.
         ask_again: Duration,
     },
-    /// Another occurrence of the job is still running, or an attempt has to come first. Runs of one job never overlap; who does not want to
-    /// wait goes on to its next occurrence.
+    /// Another occurrence of the job is still running, or an attempt of one has to come first. Runs of one job never
+    /// overlap. A caller that does not want to wait goes on to its next occurrence.
     Waiting {
         /// As in `Lost`.
         ask_again: Duration,
     },
-    /// Decided, and over.
+    /// It was decided before, and is over.
     Settled,
-    /// Decided by this claim, without a run, and recorded so: its holder had died.
+    /// This claim decided it without a run, and recorded that, because its holder had died.
     Recorded {
-        /// What the history shows from now on.
+        /// The outcome that the history shows from now on.
         outcome: Outcome,
-        /// Why, in words.
+        /// The reason, in words.
         reason: String,
     },
-    /// Not yet, by the store's clock.
+    /// The planned instant is still to come, by the store's clock.
     Early {
-        /// Until it is time, by the store's clock.
+        /// The time until then, by the store's clock.
         wait: Duration,
     },
-    /// The store is new to us, or has lost its data: nothing is granted until every old lease is over.
+    /// The store is new to this instance, or has lost its data: nothing is granted until every old lease is over.
     Quarantined {
-        /// Until the quarantine is over.
+        /// The time until the quarantine is over.
         wait: Duration,
     },
 }
 
 impl Elector {
-    /// For one job, in the store at `url` (as for [`LockClient::open`](super::LockClient::open)). `lease` (500 ms at least) is how long others
-    /// must see a holder unrenewed, each on its own monotonic clock, before they take it for dead.
+    /// Makes an elector for one job, in the store at `url` (as for [`LockClient::open`](super::LockClient::open)).
+    /// `lease` is at least 500 ms: other instances take a holder for dead once they have seen it unrenewed for so long,
+    /// each on its own monotonic clock.
     ///
     /// # Errors
     /// [`store::Error::Refused`]: the URL, the name, the lease, or the SQLite file cannot be used.
@@ -169,8 +174,8 @@ impl Elector {
         Self::with(thread, store, job, lease)
     }
 
-    /// As [`Elector::open`], over a store that was opened before. Connections that it has made in a runtime of the caller's end with
-    /// that, and stand still with it.
+    /// As [`Elector::open`], over a store that was opened before. Connections that the store made in the caller's
+    /// runtime end with that runtime, and stand still while that runtime does.
     ///
     /// # Errors
     /// [`store::Error::Refused`]: the name or the lease cannot be used.
@@ -224,8 +229,8 @@ impl Elector {
         })
     }
 
-    /// An occurrence whose holder died is granted again, up to `max_attempts` times in all (at least once each, instead of at most
-    /// once).
+    /// Reruns an occurrence whose holder died, up to `max_attempts` attempts in all (1 to 999). Then each occurrence
+    /// runs at least once, instead of at most once.
     #[must_use]
     pub fn rerun(mut self, max_attempts: u32) -> Self {
         self.on_crash = OnCrash::Rerun;
@@ -237,7 +242,7 @@ impl Elector {
         self.memory.lock()
     }
 
-    /// Has the elector's own thread ask the store.
+    /// Asks the store on the elector's own thread.
     async fn ask<T: Send + 'static>(
         &self,
         request: impl Future<Output = Result<T, store::Error>> + Send + 'static,
@@ -248,14 +253,20 @@ impl Elector {
 
     /// Asks for the right to run the occurrence that was planned for `planned_ms` (Unix milliseconds, UTC).
     ///
-    /// After an error ask again: a lost grant is answered as the first time. Calls at one time are answered one after the other; of
-    /// two for one occurrence one wins at most.
+    /// After an error, call again: if the store granted the occurrence and its answer was lost, it gives the same
+    /// answer again. Concurrent calls are answered one after the other; if two of them are for one occurrence, at most
+    /// one wins.
     ///
     /// # Errors
-    /// The store's. [`store::Error::Unreachable`] leaves the outcome unknown, or says that the grant came too late to be used.
-    /// [`store::Error::Refused`]: also when it is an instant outside the years 1970 to 9999, and when the server is set up so that it may forget what it was told, by evicting keys for
-    /// instance.
-    // Long: one arm for each answer of the store, and what they share is local.
+    /// Those of the store. [`store::Error::Unreachable`]: the outcome is unknown, or the grant came too late to be
+    /// used. [`store::Error::Refused`]: also if `planned_ms` is outside the years 1970 to 9999, or if the server is set
+    /// up so that it may forget data, for example by evicting keys.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, a request that is under way continues on the elector's thread, and may win an
+    /// occurrence that nobody runs. Call again for the same occurrence: if it was won, this call gets the grant. If
+    /// nobody calls again, the occurrence counts as crashed when its lease has lapsed.
+    // Long: one arm for each answer of the store; what the arms share is local.
     pub async fn claim(&self, planned_ms: i64) -> Result<Election, store::Error> {
         if !(1..=LATEST).contains(&planned_ms) {
             return Err(store::Error::Refused {
@@ -270,7 +281,8 @@ impl Elector {
         loop {
             let claim = {
                 let mut memory = self.memory();
-                // On the occurrence itself, if that is watched, or else on any other run of the job.
+                // The observed lease is that of the occurrence itself if it is watched, or else that of any other run
+                // of the job.
                 let now = Boottime::now();
                 let observed = match memory.seen.get(&at) {
                     Some(own) => own.lapsed(now),
@@ -286,10 +298,10 @@ impl Elector {
                     instance: self.instance.clone(),
                     host: self.host.clone(),
                     trigger: Trigger::Schedule,
-                    // When it is too late is for the caller's scheduler to say.
+                    // The caller's scheduler decides when it is too late.
                     start_by: i64::MAX / 2,
                     lease: self.lease.length.as_millis() as i64,
-                    // Whether to wait for a run that goes on, the caller's scheduler says.
+                    // The caller's scheduler decides whether to wait for a run that is still in progress.
                     overlap: Overlap::Queue,
                     on_crash: self.on_crash,
                     max_attempts: self.max_attempts,
@@ -310,7 +322,7 @@ impl Elector {
             if let Answer::Granted(_) = &answer {
                 let held = HeldLease::new(self.lease, reply.sent);
                 if held.step(Boottime::now()) == Step::StepDown {
-                    // Its nonce stays: asked again, the store renews the grant if nobody else has it.
+                    // Its nonce stays: when asked again, the store renews the grant if nobody else has it.
                     return Err(store::Error::Unreachable {
                         address: self.store.address().to_owned(),
                         reason: format!(
@@ -322,7 +334,8 @@ impl Elector {
             }
             let _ = self.clock.sample(reply.now_us, reply.sent, reply.received);
             if answer == Answer::InDoubt {
-                // It was long on its way, or the store's clock jumped. Here one host's clock alone can speak for or against it.
+                // The answer was long on its way, or the store's clock jumped. Only one host's clock can judge that
+                // here.
                 let wall_ms = wall_us().saturating_sub(reply.now_us) / 1000;
                 let _ = self.clock.vote(&[wall_ms]);
                 match self.clock.doubt_us() {
@@ -335,7 +348,7 @@ impl Elector {
                     }
                 }
             }
-            // A definite answer ends the request: the next one is another.
+            // A definite answer ends the request: the next claim gets another nonce.
             self.memory().unanswered.remove(&at.0);
             return Ok(match answer {
                 Answer::Granted(grant) => {
@@ -363,7 +376,7 @@ impl Elector {
                     self.decided(at);
                     Election::Recorded { outcome, reason }
                 }
-                // Of ranges that are given up, and there are none.
+                // This answer is about ranges that are given up; there are none here.
                 Answer::Behind { newest, .. } => {
                     self.decided(newest);
                     continue;
@@ -385,7 +398,7 @@ impl Elector {
         memory.seen.remove(&at);
     }
 
-    /// Takes down what a lease looks like; returns when to look again.
+    /// Notes the state of a lease; returns when to look again.
     fn watch(&self, open: &Open, received: Boottime) -> Duration {
         let mut memory = self.memory();
         memory.quarantine = observe::quarantine(&self.lease, memory.quarantine, open);
@@ -401,7 +414,7 @@ impl Elector {
             .min(lapses.max(Duration::from_millis(10)))
     }
 
-    /// Makes the job known in the store's present incarnation, or says how long that has to wait.
+    /// Registers the job in the store's present incarnation, or returns how long that has to wait.
     async fn adopt(&self) -> Result<Option<Duration>, store::Error> {
         let known = self.memory().quarantine;
         let beat = Beat {
@@ -418,7 +431,7 @@ impl Elector {
                 clock_doubt_ms: None,
                 started_at: 0,
                 running: vec![],
-                // It takes no part in the ranks of the daemons.
+                // The elector takes no part in the ranks of the daemons.
                 draining: true,
                 jobs: 0,
             },
@@ -454,7 +467,7 @@ impl Elector {
             definition: LIBRARY.to_owned(),
             known: Occurrence(self.memory().known),
             adopt: Some(fleet.incarnation.to_string()),
-            // Should the data be lost between that look and this step, nothing is adopted.
+            // If the data is lost between that look and this step, nothing is adopted.
             epoch: Some(fleet.value.id.to_string()),
             lost: vec![],
             enabled: true,
@@ -478,7 +491,7 @@ impl Elector {
             .await?;
         match reply.value.first() {
             Some((Registration::Ready, _)) => Ok(None),
-            // Another incarnation than a moment ago.
+            // The incarnation has changed since the look above.
             _ => Ok(Some(quarantine)),
         }
     }
@@ -487,7 +500,7 @@ impl Elector {
 fn no_thread(address: String, e: &std::io::Error) -> store::Error {
     store::Error::Unreachable {
         address,
-        reason: format!("the thread that asks it cannot be started: {e}"),
+        reason: format!("the elector's thread failed: {e}"),
     }
 }
 
@@ -505,8 +518,8 @@ impl std::fmt::Debug for Elector {
     }
 }
 
-/// The lease of one occurrence that was won. To be settled; dropped without that, the occurrence counts as crashed
-/// when its lease has lapsed.
+/// The lease of one occurrence that this instance won. The caller has to settle it. If it is dropped unsettled, the
+/// occurrence counts as crashed when its lease has lapsed.
 #[must_use = "a term that is dropped is not settled: its occurrence counts as crashed"]
 pub struct Term {
     inner: Arc<Inner>,
@@ -565,37 +578,41 @@ impl Term {
         }
     }
 
-    /// The planned instant, Unix milliseconds.
+    /// The planned instant, in Unix milliseconds.
     pub fn occurrence(&self) -> i64 {
         self.inner.grant.occurrence.0
     }
 
-    /// From 1.
+    /// The number of this attempt, from 1.
     pub fn attempt(&self) -> u32 {
         self.inner.grant.attempt
     }
 
-    /// Occurrence in ms × 1000 + attempt: grows with every grant of the job, whatever the store loses.
+    /// The fencing token: occurrence in ms × 1000 + attempt. It grows with every grant of the job, whatever data the
+    /// store loses.
     pub fn fencing_token(&self) -> FencingToken {
         self.inner.grant.token()
     }
 
-    /// True while the lease can be trusted: the work has to end with it. Asks nobody.
+    /// True while the lease can be trusted: the work has to end with it. Sends nothing.
     pub fn is_held(&self) -> bool {
         !self.remaining().is_zero()
     }
 
-    /// How long the lease can be trusted unless it is renewed, on this host's CLOCK_BOOTTIME.
+    /// How long the lease can be trusted unless it is renewed, on this host's CLOCK_BOOTTIME; zero when it cannot.
     pub fn remaining(&self) -> Duration {
         self.inner
             .trusted_until()
             .map_or(Duration::ZERO, |at| at.since(Boottime::now()))
     }
 
-    /// Prolongs the lease. False: it is lost.
+    /// Renews the lease; false if it is lost.
     ///
     /// # Errors
-    /// The store's; what was trusted before is trusted still.
+    /// Those of the store; what was trusted before is still trusted.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the renewal continues on the elector's thread, and counts if it succeeds.
     pub async fn renew(&self) -> Result<bool, store::Error> {
         let inner = self.inner.clone();
         self.inner
@@ -604,8 +621,9 @@ impl Term {
             .and_then(|held| held)
     }
 
-    /// Keeps the lease renewed in the background until it is settled, dropped or lost; errors are survived until trust ends. The
-    /// elector's own thread does it: the caller may block its thread, and its runtime may end. A second call does nothing.
+    /// Keeps the lease renewed in the background until it is settled, dropped or lost. After an error it tries again,
+    /// until the lease cannot be trusted any more. The elector's own thread renews: the caller may block its thread,
+    /// and its runtime may end. A second call does nothing.
     pub fn keep_renewed(&self) {
         if !self.inner.renewing.swap(true, Ordering::SeqCst) {
             self.inner.thread.spawn(self.inner.clone().keep_renewed());
@@ -613,6 +631,9 @@ impl Term {
     }
 
     /// Ends when the lease is lost or settled.
+    ///
+    /// # Cancel safety
+    /// The future only watches, so it can be dropped at any time.
     pub fn over(&self) -> impl Future<Output = ()> + Send + 'static {
         let inner = self.inner.clone();
         async move {
@@ -630,12 +651,16 @@ impl Term {
         }
     }
 
-    /// Records how the work ended, and gives the lease back, in one step. True: recorded under our lease; false: the lease was not ours
-    /// any more, and the record stands in the history all the same. Tries again until it is known, or the lease is over.
-    /// Dropping the future does not end that: it goes on in the background.
+    /// Records how the work ended, and gives the lease back, in one step. True: recorded under our lease. False: the
+    /// lease was not ours any more; the history has the record all the same. If the store does not answer, tries again
+    /// until it does, or until the lease cannot be trusted any more.
     ///
     /// # Errors
-    /// The store's, when it did not answer for so long. The occurrence is then taken for crashed, sooner or later.
+    /// Those of the store, if it did not answer for so long. The occurrence then counts as crashed, sooner or later.
+    ///
+    /// # Cancel safety
+    /// Dropping the future does not cancel the settlement: it continues in the background. (A future that was never
+    /// polled settles nothing.)
     pub async fn settle(self, outcome: Outcome) -> Result<bool, store::Error> {
         let inner = self.inner.clone();
         inner.stop.cancel();

@@ -1,4 +1,4 @@
-//! A lock that was acquired: how far it can be trusted, its renewal, its end.
+//! A lock that was acquired: how long it can be trusted, its renewal, and its end.
 
 use std::{
     future::Future,
@@ -21,35 +21,36 @@ use crate::{
     model::FencingToken,
 };
 
-/// A lock that is ours until it is given back, lost, or dropped (which gives it back in the background).
+/// A lock that its holder keeps until it is released, lost, or dropped. Dropping it releases it in the background.
 ///
-/// We trust it for less than its lease, counted from before the request left, on CLOCK_BOOTTIME: of a lease of 15 s the first
-/// 12.7 s. The rest is the margin in which what the holder did last can arrive, and in which clocks may differ.
+/// The holder trusts the lock for less than its lease, counted on CLOCK_BOOTTIME from before the request left: of a
+/// lease of 15 s the first 12.7 s. The rest is a margin: the last writes of the holder can arrive in it, and it covers
+/// clocks that run at different rates.
 ///
-/// A program that ends right after it dropped a lock has no background any more: await [`Lock::release`] before.
+/// A program that ends right after it dropped a lock may end before the release is sent: await [`Lock::release`] first.
 #[derive(Debug)]
 #[must_use = "a lock that is dropped is given back at once"]
 pub struct Lock {
     hold: Arc<HeldLock>,
 }
 
-/// How a release ended well.
+/// How a release that succeeded ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Released {
-    /// The lock was ours until now.
+    /// The lock was held until now.
     Now,
-    /// It had been given back before; nothing was sent, or an earlier request had done it.
+    /// The lock had been released before: nothing was sent, or an earlier request released it.
     Before,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Held,
-    /// Not trusted any more; the store may still have it in our name.
+    /// No longer trusted; the store may still have it under our owner.
     Lost,
-    /// It is given back: not to be trusted any more, though it was until then.
+    /// Its release was requested: it is no longer trusted, although it was until then.
     Releasing,
-    /// Given back, or dropped and about to be.
+    /// Released, or dropped and about to be released.
     Released,
     /// The store says that it is not ours.
     Gone,
@@ -60,7 +61,7 @@ struct State {
     held: HeldLease,
     phase: Phase,
     at_least_until: Boottime,
-    /// Requests to give it back that have left.
+    /// The number of release requests that have left.
     releases_sent: u32,
 }
 
@@ -70,10 +71,10 @@ pub(super) struct HeldLock {
     owner: Arc<str>,
     lease: config::Lease,
     token: FencingToken,
-    /// Before the request left.
+    /// Just before the request left.
     granted: Boottime,
     state: Mutex<State>,
-    /// Tells of each change. Made when somebody follows the state: most locks are acquired and given back unwatched.
+    /// Notifies of each change. Made when the first follower comes: most locks are acquired and released without one.
     changes: OnceLock<watch::Sender<()>>,
     renewing: AtomicBool,
 }
@@ -96,31 +97,33 @@ impl Lock {
         }
     }
 
-    /// As it was given to the client.
+    /// The key, as it was given to the client.
     pub fn key(&self) -> &str {
         &self.hold.key
     }
 
-    /// Unique for this grant; begins with the name of the client.
+    /// The owner: unique for this grant; begins with the name of the client.
     pub fn owner(&self) -> &str {
         &self.hold.owner
     }
 
-    /// A number that grows with every grant of this key; for resources that refuse a smaller one than they have seen.
+    /// The fencing token: a number that grows with every grant of this key. A resource can check it, and refuse a
+    /// smaller token than it has seen.
     ///
-    /// It is the store's clock in µs or the last token plus one, whichever is greater. So it grows as long as the store remembers
-    /// the last token (until a week after the lease, and as long as it loses no data), *or* its clock was not stepped back past
-    /// the last grant. Only both together break it.
+    /// It is the store's clock in µs or the last token plus one, whichever is greater. So it grows as long as the store
+    /// remembers the last token (until a week after the lease, if it loses no data), *or* its clock was not stepped
+    /// back past the last grant. It is wrong only if both fail at once.
     pub fn fencing_token(&self) -> FencingToken {
         self.hold.token
     }
 
-    /// True while the lock can be trusted: not lost, and no request to give it back has left. Asks nobody.
+    /// True while the lock can be trusted: it is not lost, and nobody has begun to release it. Sends nothing.
     pub fn is_held(&self) -> bool {
         !self.remaining().is_zero()
     }
 
-    /// How long the lock can be trusted unless it is renewed; zero when it cannot. On this host's CLOCK_BOOTTIME.
+    /// How long the lock can be trusted unless it is renewed, on this host's CLOCK_BOOTTIME; zero when it cannot be
+    /// trusted.
     pub fn remaining(&self) -> Duration {
         let state = self.hold.state();
         if state.phase != Phase::Held {
@@ -129,8 +132,8 @@ impl Lock {
         state.held.trusted_until().since(Boottime::now())
     }
 
-    /// Until when the lock can be trusted, and from then on whenever that changes: later with each renewal, zero when
-    /// it is lost or given back. For who has to hand the deadline on, to a child process for instance.
+    /// Follows until when the lock can be trusted: later after each renewal, zero once the lock is lost or released.
+    /// For callers that hand the deadline on, for example to a child process.
     pub fn deadlines(&self) -> Deadlines {
         Deadlines {
             changes: self.hold.follow(),
@@ -138,32 +141,39 @@ impl Lock {
         }
     }
 
-    /// Prolongs the lock: its lease begins anew, now. A request without an answer is repeated as `retry` of `[store]` says, as far as
-    /// the time for which the lock can be trusted allows.
+    /// Renews the lock: its lease starts again, now. If the store does not answer, the client repeats the request as
+    /// `retry` of `[store]` says, as long as the lock can be trusted.
     ///
     /// # Errors
-    /// [`Error::NotHeld`]: the store says that it is not ours; nothing was changed, and it counts as lost.
-    /// [`Error::Lost`]: it was lost before, nothing was asked. [`Error::Unreachable`] and others: not known; what was trusted
-    /// before is trusted still.
+    /// [`Error::NotHeld`]: the store says that the lock is not ours; nothing was changed, and the lock counts as lost.
+    /// [`Error::Lost`]: the lock was lost before, and nothing was sent; or the answer came when the lock could not be
+    /// trusted any more. [`Error::WrongType`]: the key holds something else, so the lock counts as lost.
+    /// [`Error::Unreachable`] and others: unknown whether the store renewed it; what was trusted before is still
+    /// trusted.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the renewal continues on the client's thread, and counts if it succeeds.
     pub async fn renew(&self) -> Result<(), Error> {
         let hold = self.hold.clone();
         let renewing = async move { hold.renew_with_retries().await };
         self.hold.core.run(self.key(), renewing).await
     }
 
-    /// Keeps the lock renewed in the background until it is given back, dropped or lost. Renews after each fifth of the
-    /// lease; after an error, whichever it is, it tries again soon, until trust ends. Returns at once; a second call does nothing.
+    /// Keeps the lock renewed in the background until it is released, dropped or lost. Renews after each fifth of the
+    /// lease. If the store says that the lock is not ours, the lock is lost. After any other error the client soon
+    /// tries again, until the lock cannot be trusted any more. Returns at once; a second call does nothing.
+    /// The client's own thread renews, over a connection of its own: the caller may block its thread, and its runtime
+    /// may end.
     ///
-    /// The client's own thread does it, over a connection of its own: the caller may block its thread, and its runtime may end.
-    ///
-    /// A lock that is kept renewed lives as long as this process, however long it hangs in a loop: see [`Lock::keep_renewed_at_most`].
+    /// A lock that is kept renewed lives as long as this process, even if the process hangs in a loop: see
+    /// [`Lock::keep_renewed_at_most`].
     pub fn keep_renewed(&self) {
         self.keep(None);
     }
 
-    /// As [`Lock::keep_renewed`], at most `max_renewals` times: after that the lock lapses with its lease, and is lost. With a lease
-    /// L and a store that answers that is (`max_renewals` / 5 + 1) × L after the grant; where renewals have to be tried again it is
-    /// later, but never after (`max_renewals` + 1) × L.
+    /// As [`Lock::keep_renewed`], but at most `max_renewals` times: then the lock lapses with its lease, and is lost.
+    /// If the lease is L and the store answers, that is (`max_renewals` / 5 + 1) × L after the grant. Retries make it
+    /// later, but never later than (`max_renewals` + 1) × L.
     pub fn keep_renewed_at_most(&self, max_renewals: u32) {
         self.keep(Some(max_renewals));
     }
@@ -175,33 +185,40 @@ impl Lock {
         }
     }
 
-    /// Gives the lock back, and wakes who waits for it. From the moment this is called the lock is not trusted any more.
+    /// Releases the lock, and wakes its waiters. The lock is not trusted any more once this future was first polled.
     ///
-    /// Only what is ours is given back. Again after that it is [`Released::Before`], also when the first answer got lost.
+    /// Only this owner's lock is released, never a successor's. Once a release has succeeded, a further call returns
+    /// [`Released::Before`], also if the first answer was lost.
     ///
     /// # Errors
-    /// [`Error::NotHeld`]: it was not ours any more, and who has it keeps it. (A lapse that only the store has seen, because its
-    /// clock was stepped, is not told if nobody has had the lock since.) [`Error::Unreachable`] after the retries
-    /// of `[store]`: it lapses with its lease at the latest; may be called again, and dropping the lock tries once more.
+    /// [`Error::NotHeld`]: the lock was not ours any more; if somebody else holds it, they keep it. (If the lock lapsed
+    /// only by the store's clock, because that was stepped, and nobody has held it since, the release succeeds.)
+    /// [`Error::Unreachable`], after the retries of `[store]`: the lock lapses with its lease at the latest. The caller
+    /// may call again, and dropping the lock tries once more.
     ///
-    /// Dropping the future does not take the release back: it goes on in the background.
+    /// # Cancel safety
+    /// Dropping the future does not cancel the release: it continues in the background. (A future that was never polled
+    /// releases nothing.)
     pub async fn release(&self) -> Result<Released, Error> {
         self.hold.stop_trusting();
         self.hold.clone().release().await
     }
 
-    /// The lock stays held for at least `time` from its grant, even if it is given back sooner: for work that is over
-    /// in no time and must not be done again by a host whose clock is behind. The last call counts; 366 days are the most.
+    /// Keeps the lock held for at least `time` from its grant, even if it is released sooner: for work that ends at
+    /// once, and that a host whose clock is behind must not do again. The last call counts; `time` is at most 366 days.
     ///
-    /// The rest of the time goes to the store with the release and is counted by its wall clock. If the holder dies, the
-    /// lease alone counts.
+    /// The release hands the rest of the time to the store, which counts it by its wall clock. If the holder dies, only
+    /// the lease counts.
     pub fn lock_at_least_for(&self, time: Duration) {
         let time = time.min(config::Lease::LONGEST_LOCK);
         self.hold.state().at_least_until = self.hold.granted + time;
     }
 
-    /// Ends when the lock is lost: at the end of trust at the latest, at once when the store says that it is not ours. Never
-    /// ends if the lock is given back first.
+    /// Ends when the lock is lost: at once when the store says that it is not ours, and at the latest when it cannot be
+    /// trusted any more. Never ends if the lock is released or dropped first.
+    ///
+    /// # Cancel safety
+    /// The future only watches, so it can be dropped at any time.
     pub fn lost(&self) -> impl Future<Output = ()> + Send + 'static {
         let hold = self.hold.clone();
         async move {
@@ -211,13 +228,13 @@ impl Lock {
         }
     }
 
-    /// The store said that it is another's, or nobody's.
+    /// True if the store said that somebody else or nobody holds it.
     #[cfg(feature = "daemon")]
     pub(crate) fn was_taken_away(&self) -> bool {
         self.hold.phase() == Phase::Gone
     }
 
-    /// Keeps the local turn until this lock is over.
+    /// Keeps the local turn until this lock has ended.
     pub(super) fn keep_turn(&self, turn: OwnedMutexGuard<()>, waiter: Waiter) {
         let hold = self.hold.clone();
         self.hold.core.thread.spawn(async move {
@@ -257,7 +274,7 @@ pub struct Deadlines {
 }
 
 impl Deadlines {
-    /// The end of trust; `Boottime(0)` when the lock is lost or given back.
+    /// The instant until which the lock can be trusted; `Boottime(0)` when the lock is lost or released.
     pub fn now(&mut self) -> Boottime {
         self.changes.mark_unchanged();
         let Some(hold) = self.hold.upgrade() else {
@@ -270,8 +287,11 @@ impl Deadlines {
         }
     }
 
-    /// Waits until there is another deadline than [`Deadlines::now`] gave last, and gives it. When the lock is over,
-    /// `Boottime(0)`.
+    /// Waits until the deadline differs from the last one that [`Deadlines::now`] or this method returned, and returns
+    /// it; `Boottime(0)` when the lock is lost or released.
+    ///
+    /// # Cancel safety
+    /// A dropped future misses nothing: the next call returns the newest deadline.
     pub async fn next(&mut self) -> Boottime {
         if self.changes.changed().await.is_err() {
             return Boottime(0);
@@ -312,7 +332,7 @@ impl HeldLock {
         self.state.lock()
     }
 
-    /// Changes the state, and tells whoever follows it if `f` says so.
+    /// Changes the state, and notifies the followers if `f` returns true.
     fn change(&self, f: impl FnOnce(&mut State) -> bool) -> bool {
         let changed = f(&mut self.state());
         if changed && let Some(changes) = self.changes.get() {
@@ -321,7 +341,7 @@ impl HeldLock {
         changed
     }
 
-    /// Hears of every change after this call.
+    /// A receiver of every change after this call.
     fn follow(&self) -> watch::Receiver<()> {
         self.changes
             .get_or_init(|| watch::Sender::new(()))
@@ -332,7 +352,7 @@ impl HeldLock {
         self.state().phase
     }
 
-    /// From `Held` only: what was given back is not lost.
+    /// From `Held` only: a lock that was released is not lost.
     fn end(&self, phase: Phase) {
         self.change(|s| {
             let first = s.phase == Phase::Held;
@@ -343,7 +363,7 @@ impl HeldLock {
         });
     }
 
-    /// Waits for the end of the lock, one way or the other: `Lost` or `Released`.
+    /// Waits until the lock has ended; returns `Lost` or `Released`.
     async fn over(&self) -> Phase {
         let mut changes = self.follow();
         loop {
@@ -358,7 +378,7 @@ impl HeldLock {
                     _ = changes.changed() => {}
                     () = self.core.thread.sleep_until(trusted) => {}
                 },
-                // It ends in one of the others, unless no answer comes.
+                // It becomes `Released` or `Gone`, unless no answer comes.
                 Phase::Releasing => tokio::select! {
                     _ = changes.changed() => {}
                     () = self.core.thread.sleep_until(trusted) => return Phase::Released,
@@ -369,7 +389,7 @@ impl HeldLock {
         }
     }
 
-    /// Half of what is left of trust: should the connection be dead, there is time for another.
+    /// Half of the time for which the lock can still be trusted: if the connection is dead, there is time for another.
     fn half_of_trust(&self) -> Duration {
         let trusted = self.state().held.trusted_until();
         (trusted.since(Boottime::now()) / 2).max(Duration::from_millis(1))
@@ -381,7 +401,8 @@ impl HeldLock {
             let limit = self.core.backend.patience().min(self.half_of_trust());
             match self.renew(limit).await {
                 Err(e) if e.is_transient() && tried < self.core.retry.attempts => {
-                    // At once after a connection that was found cut, as in [`Core::with_retries`].
+                    // The second request goes out at once, in case the first found a dead connection; see
+                    // [`Core::with_retries`].
                     if tried > 0 {
                         let pause = self.core.retry.pause(tried + 1, fastrand::f64());
                         self.core
@@ -451,7 +472,7 @@ impl HeldLock {
                     holder: holder.map(|o| name_of(&o).to_owned()),
                 })
             }
-            // Something else is under the key: whatever that is, it is not our lock.
+            // The key holds something else, which is certainly not our lock.
             Err(e @ Error::WrongType { .. }) => {
                 self.end(Phase::Gone);
                 Err(e)
@@ -502,7 +523,7 @@ impl HeldLock {
         }
     }
 
-    /// From now on it is not trusted any more.
+    /// From now on the lock is not trusted any more.
     fn stop_trusting(&self) {
         self.change(|s| {
             let held = s.phase == Phase::Held;
@@ -518,13 +539,14 @@ impl HeldLock {
         });
     }
 
-    /// After [`HeldLock::stop_trusting`]. What comes of it is noted on the client's thread, whoever waits for it.
+    /// To be called after [`HeldLock::stop_trusting`]. The client's thread notes the result, even if the caller is
+    /// gone.
     async fn release(self: Arc<Self>) -> Result<Released, Error> {
         let phase = self.phase();
         if phase == Phase::Released {
             return Ok(Released::Before);
         }
-        // It was ours until it was let go.
+        // It was trusted until its release was requested.
         let trusted = phase == Phase::Releasing;
         let asking = self.clone();
         let options = move || {
@@ -562,7 +584,7 @@ impl HeldLock {
                     out = Ok(Released::Now);
                     Phase::Released
                 }
-                // It was ours, and another request, whose answer got lost or is on its way, has freed it.
+                // It was ours, and another request, whose answer was lost or is still to come, has released it.
                 OwnerReply::NotOwner(_) if trusted && s.releases_sent > 1 => Phase::Released,
                 OwnerReply::NotOwner(holder) => {
                     out = Err(Error::NotHeld {

@@ -1,14 +1,15 @@
-//! Periods of the store's clock, each claimed once: what a lock alone cannot give to a command that ends in a millisecond.
+//! Periods of the store's clock, each claimed once. A lock alone cannot do that for a command that ends in a
+//! millisecond.
 
 use std::{sync::Arc, time::Duration};
 
 use super::{Core, Error, IfDropped, LockClient, checked, name_of};
 use crate::config;
 
-/// What a store says to who claims the present period.
+/// A store's answer to a claim of the present period.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum PeriodReply {
-    /// With its begin, Unix ms of the store's clock.
+    /// With the beginning of the period, in Unix ms of the store's clock.
     Claimed {
         begin: i64,
         next: Duration,
@@ -19,7 +20,7 @@ pub(super) enum PeriodReply {
     },
 }
 
-/// How [`LockClient::try_claim_period`] ended; `next`: when the next period begins, by the store's clock.
+/// How [`LockClient::try_claim_period`] ended; `next`: the next period begins after this time, by the store's clock.
 #[derive(Debug)]
 #[must_use = "the period may be another's"]
 pub(crate) enum PeriodClaim {
@@ -27,15 +28,16 @@ pub(crate) enum PeriodClaim {
         period: ClaimedPeriod,
         next: Duration,
     },
-    /// Somebody, perhaps we ourselves, has claimed it before.
+    /// Somebody, perhaps this client, has claimed it before.
     Held {
-        /// The name of the client that did, see [`LockClient::named`]; empty when it gave the period back.
+        /// The name of the client that claimed it, see [`LockClient::named`]; empty if that client gave the period
+        /// back.
         holder: String,
         next: Duration,
     },
 }
 
-/// A period that is ours.
+/// A period that this client has claimed.
 #[derive(Clone)]
 pub(crate) struct ClaimedPeriod {
     core: Arc<Core>,
@@ -56,7 +58,8 @@ impl std::fmt::Debug for ClaimedPeriod {
 }
 
 impl LockClient {
-    /// As [`LockClient::claim_period`], with what it takes to give the period back.
+    /// As [`LockClient::claim_period`]; a claimed period can be given back. If the future is dropped, the request
+    /// continues to its answer, and a period that was claimed is then given back.
     pub(crate) async fn try_claim_period(
         &self,
         key: &str,
@@ -79,14 +82,14 @@ impl LockClient {
                 core.claim_period(asked, owner, length).await
             })
             .await?;
-        // From here on it is the caller's.
+        // From here on the caller has it.
         release_if_dropped.disarm();
         Ok(claim)
     }
 }
 
 impl Core {
-    /// A period that is claimed is given back should its claimant have gone away.
+    /// If the claimant is gone when the answer comes, a claimed period is given back.
     async fn claim_period(
         self: Arc<Self>,
         key: Arc<str>,
@@ -141,10 +144,11 @@ impl ClaimedPeriod {
     }
 }
 
-/// What `soloist exec` and its guard do beside.
+/// What `soloist exec` and its guard need in addition.
 #[cfg(feature = "daemon")]
 impl LockClient {
-    /// Gives back what a process took that is dead now, by the owner of its lock.
+    /// Releases what a process that is now dead held, by the owner of its lock. Dropping the future does not cancel
+    /// that.
     pub(crate) async fn release_for(&self, key: &str, owner: &str) -> Result<(), Error> {
         let (core, key, owner) = (self.core.clone(), checked(key)?, owner.to_owned());
         let asked = key.clone();
@@ -160,22 +164,23 @@ impl LockClient {
             })
             .await
         };
-        // Another's by now, or nobody's: then it is over anyhow.
+        // If somebody else or nobody holds it by now, there is nothing left to do.
         self.core.run(&key, free).await.map(drop)
     }
 }
 
 #[cfg(feature = "daemon")]
 impl ClaimedPeriod {
-    /// Its begin: Unix milliseconds of the store's clock.
+    /// The beginning of the period, in Unix milliseconds of the store's clock.
     pub(crate) fn begin_ms(&self) -> i64 {
         self.begin_ms
     }
 
-    /// Nothing was done in it: another may have it.
+    /// Gives the period back, because nothing was done in it: somebody else may claim it. Dropping the future does not
+    /// cancel that: it continues on the client's thread.
     ///
     /// # Errors
-    /// The store's; then it stays claimed.
+    /// Those of the store; the period then stays claimed.
     pub(crate) async fn release(self) -> Result<(), Error> {
         let (core, key) = (self.core.clone(), self.key.clone());
         core.run(&key, async move { self.release_here().await })

@@ -1,5 +1,5 @@
-//! Locks in Redis: one script for each step (lua/lock/), one connection that all tasks share, one for renewals, and one
-//! that is subscribed to releases while somebody waits.
+//! Locks in Redis: one script for each step (lua/lock/). There is one connection that all tasks share, one for
+//! renewals, and one that is subscribed to releases while somebody waits.
 
 mod lock_batcher;
 pub(crate) mod reply;
@@ -48,9 +48,9 @@ static CLAIM_PERIOD: LazyLock<Script> = script!("claim_period");
 static RELEASE_PERIOD: LazyLock<Script> = script!("release_period");
 static HOLDER: LazyLock<Script> = script!("holder");
 
-/// A listener without anybody who waits stays connected for so long.
+/// How long a listener without waiters stays connected.
 const IDLE: Duration = Duration::from_secs(30);
-/// Between two tries to connect the listener.
+/// The pause between two attempts to connect the listener.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(200);
 
 pub(super) struct RedisLocks {
@@ -59,7 +59,7 @@ pub(super) struct RedisLocks {
     min_replicas: u32,
     connection: Arc<SharedConnection>,
     batcher: Arc<LockBatcher>,
-    /// Renewals wait behind nothing else.
+    /// A connection of their own, so that renewals wait behind nothing else.
     renewals: SharedConnection,
     subscriber: Subscriber,
 }
@@ -129,7 +129,7 @@ impl RedisLocks {
             if replicas == 0 {
                 return Ok((answer, 0));
             }
-            // WAIT counts the writes of its own connection.
+            // On the same connection, because WAIT counts the writes of its own connection.
             let wait = self.client.wait_for_replicas(replicas);
             Ok((answer, c.query(&wait).await?))
         });
@@ -169,13 +169,13 @@ fn understood<T>(client: &Client, key: &str, read: Result<T, String>) -> Result<
     })
 }
 
-/// The one key of a lock.
+/// What follows the name of a lock in its one key.
 const LOCK: &str = "lock";
 const SUBSCRIBED: Arg<'static> = Arg::Text("1");
 
 enum Arg<'a> {
     Text(&'a str),
-    /// Whole milliseconds; what is more than nothing is not made nothing.
+    /// Whole milliseconds, rounded up, so that a short time does not become zero.
     Ms(Duration),
 }
 
@@ -184,7 +184,7 @@ fn millis(time: Duration) -> u64 {
 }
 
 fn script_call(script: &Script, name: &str, args: &[Arg<'_>]) -> Cmd {
-    // Room for all of it: this is most of what a lock costs on our side.
+    // Space for the whole command at once: making it is most of what a lock costs on our side.
     let mut call = Cmd::with_capacity(4 + args.len(), 128 + 2 * name.len());
     call.arg("EVALSHA").arg(&*script.sha).arg("1").arg(name);
     for arg in args {
@@ -243,7 +243,7 @@ impl Backend for RedisLocks {
         &self.client.address
     }
 
-    /// To connect, and to be answered.
+    /// Long enough to connect and to be answered.
     fn patience(&self) -> Duration {
         self.batcher.patience()
     }
@@ -270,7 +270,7 @@ impl Backend for RedisLocks {
         subscribed: bool,
         then: Then<TryLockReply>,
     ) -> Result<(), Then<TryLockReply>> {
-        // WAIT is for one grant.
+        // WAIT confirms a single grant, so each has a call of its own.
         if self.min_replicas > 0 {
             return Err(then);
         }
@@ -323,7 +323,7 @@ impl Backend for RedisLocks {
         options: ReleaseOptions,
         then: Then<OwnerReply>,
     ) -> Result<(), Then<OwnerReply>> {
-        // What is rare goes alone.
+        // Rare releases travel alone.
         if self.min_replicas > 0 || options != ReleaseOptions::default() {
             return Err(then);
         }
@@ -396,7 +396,7 @@ impl Backend for RedisLocks {
         let args = [
             Arg::Text(owner),
             Arg::Ms(length),
-            // Two of them at least, for a clock that goes back.
+            // At least two periods, in case the clock goes back.
             Arg::Ms((length * 2).max(FENCE_TTL)),
         ];
         let on = (&*self.connection, limit);
@@ -430,7 +430,7 @@ impl Backend for RedisLocks {
             if confirmed.await.is_ok() {
                 return;
             }
-            // The listener has ended, because nobody had waited for long.
+            // The listener has ended, because nobody had waited for a while.
             tokio::task::yield_now().await;
         }
     }
@@ -440,18 +440,18 @@ impl Backend for RedisLocks {
     }
 }
 
-/// Subscribes to releases, through a [`Listener`] that runs while somebody waits, and a little longer.
+/// Subscribes to releases through a [`Listener`], which runs while somebody waits, and a little longer.
 struct Subscriber {
     client: Client,
     namespace: String,
-    /// Of the client: what it releases itself wakes its waiters without a message.
+    /// The id of the client: its own releases wake its waiters without a message.
     id: String,
     queues: Arc<WaitQueues>,
     listener: Mutex<Option<mpsc::UnboundedSender<Request>>>,
 }
 
 enum Request {
-    /// Answered when the server has confirmed it.
+    /// The sender is used when the server has confirmed the subscription.
     Subscribe(String, oneshot::Sender<()>),
     Unsubscribe(String),
 }
@@ -462,12 +462,12 @@ impl Subscriber {
         let request = match listener.as_ref() {
             Some(requests) => match requests.send(request) {
                 Ok(()) => return,
-                // It has ended: nobody had waited for long.
+                // The listener has ended, because nobody had waited for a while.
                 Err(mpsc::error::SendError(request)) => request,
             },
             None => request,
         };
-        // Who subscribes does so on the client's thread.
+        // `subscribe` is called on the client's thread, so the listener runs there.
         if let Request::Subscribe(..) = request {
             let (sender, requests) = mpsc::unbounded_channel();
             let _ = sender.send(request);
@@ -494,14 +494,14 @@ struct Listener {
     id: String,
     queues: Arc<WaitQueues>,
     requests: mpsc::UnboundedReceiver<Request>,
-    /// Keys that somebody waits for.
+    /// The keys that somebody waits for.
     wanted: HashSet<String>,
-    /// Who is to be told that it is subscribed now.
+    /// Waiters that the server has not confirmed yet.
     pending: Vec<(String, oneshot::Sender<()>)>,
 }
 
 impl Drop for Listener {
-    /// Who waits asks again, and so does who asks just now.
+    /// Waiters then ask the store again, and so do those whose subscription is not confirmed yet.
     fn drop(&mut self) {
         self.requests.close();
         self.queues.subscription_ended();
@@ -532,7 +532,7 @@ impl Listener {
         format!("{}{key}{RELEASED}", self.prefix)
     }
 
-    /// Returns the key that has to be subscribed to, if it is a new one.
+    /// Returns the key to subscribe to, if it is a new one.
     fn note(&mut self, request: Request) -> Option<String> {
         match request {
             Request::Subscribe(key, confirm) => {
@@ -557,7 +557,8 @@ impl Listener {
         if !subscribe(&mut sink, &channels, limit).await {
             return Ended::Broken;
         }
-        // What was published while there was no connection is lost. Who is confirmed now asks again anyway.
+        // Messages that were published while there was no connection are lost. Waiters that are confirmed now ask again
+        // anyway.
         for key in &self.wanted {
             if self.pending.iter().all(|(new, _)| new != key) {
                 self.queues.wake(key);
@@ -616,7 +617,7 @@ impl Listener {
 }
 
 enum Ended {
-    /// Its client is gone.
+    /// The client is gone.
     Gone,
     Broken,
     /// Nobody waits.

@@ -17,15 +17,17 @@ use super::{
 };
 use crate::clock::Boottime;
 
-/// A lock that survives the loss of a minority of its nodes. The nodes know nothing of each other; do not use replicas of one master.
+/// A lock that survives the loss of a minority of its nodes. The nodes know nothing of each other; do not use replicas
+/// of one master.
 ///
-/// A grant counts when a majority gave it while it is still valid: validity = lease − the time it took − drift (1 % of the lease, and
-/// 2 ms). After a failure all nodes are told to forget it.
+/// A grant counts if a majority of the nodes gave it while it is still valid. Validity = lease − the time that the
+/// requests took − drift (1 % of the lease, and 2 ms). After a failure the client releases the lock on all nodes.
 ///
-/// **What it does not do.** A lock that sits on exactly a majority is granted twice when one of these nodes is restarted
+/// **What it does not do.** A lock that sits on exactly a majority is granted twice when one of these nodes restarts
 /// without its data, or when the wall clock of one of them is stepped past the lease; docs/locks.md names the test that
-/// shows each. There is no fencing token: N clocks give none that grows. A node that was restarted empty has to stay away for the longest
-/// lease in use. Where that is not good enough, use one master and check the fencing token of a [`Lock`](super::Lock).
+/// shows each. There is no fencing token: N clocks give none that grows. A node that was restarted empty has to stay
+/// away for the longest lease in use. Where that is not good enough, use one master and check the fencing token of a
+/// [`Lock`](super::Lock).
 ///
 /// ```no_run
 /// # async fn f() -> Result<(), soloist::lock::Error> {
@@ -51,24 +53,25 @@ pub struct Redlock {
     node_timeout: Option<Duration>,
 }
 
-/// How a try to acquire a [`Redlock`] ended.
+/// How an attempt to acquire a [`Redlock`] ended.
 #[derive(Debug)]
 #[must_use = "a lock that is dropped is given back at once"]
 pub enum TryRedlock {
-    /// A majority granted it in time.
+    /// A majority of the nodes granted it in time.
     Acquired(RedlockGuard),
-    /// Others have so many nodes that there was no majority.
+    /// There was no majority: others hold the lock on too many nodes.
     Held {
-        /// Nodes that were granted, and given back.
+        /// The number of nodes that granted it; these grants were given back.
         votes: usize,
         /// The name of one of the holders.
         holder: String,
-        /// Until enough nodes are free at most, by their clocks.
+        /// Enough nodes are free after at most this time, by their clocks, unless the holders renew.
         remaining: Duration,
     },
 }
 
-/// A [`Redlock`] that is ours until it is given back, lost, or dropped (which gives it back in the background).
+/// A [`Redlock`] that its holder keeps until it is released, lost, or dropped. Dropping it releases it in the
+/// background.
 #[derive(Debug)]
 #[must_use = "a lock that is dropped is given back at once"]
 pub struct RedlockGuard {
@@ -83,13 +86,13 @@ pub struct RedlockGuard {
     shares: Vec<Share>,
 }
 
-/// What one node may have granted: given back when it is dropped, unless that was seen to before.
+/// The possible grant of one node. It is given back when this is dropped, unless it was disarmed.
 #[derive(Debug)]
 struct Share {
     node: LockClient,
     key: Arc<str>,
     owner: Arc<str>,
-    /// No answer came.
+    /// The node did not answer.
     unanswered: AtomicBool,
     armed: AtomicBool,
 }
@@ -99,7 +102,7 @@ fn drift(lease: Duration) -> Duration {
 }
 
 impl Redlock {
-    /// Over these nodes: three or more, best an odd number.
+    /// Makes a lock on these nodes: three or more, preferably an odd number.
     ///
     /// # Errors
     /// [`Error::TooFewNodes`].
@@ -114,29 +117,32 @@ impl Redlock {
         })
     }
 
-    /// How long each node is waited for. Unless set it is a twentieth of the lease, between 10 ms and 500 ms.
+    /// How long the client waits for each node. The default is a twentieth of the lease, between 10 ms and 500 ms.
     #[must_use]
     pub fn node_timeout(mut self, timeout: Duration) -> Self {
         self.node_timeout = Some(timeout);
         self
     }
 
-    /// Nodes that make a majority.
+    /// The number of nodes that make a majority.
     pub fn quorum(&self) -> usize {
         self.nodes.len() / 2 + 1
     }
 
-    /// Acquires the lock if a majority of the nodes grants it; else asks again as often as `retry` says, also when too few nodes answered
-    /// ([`Attempt::remaining`] is zero then).
+    /// Acquires the lock if a majority of the nodes grants it. If not, asks again as often as `retry` says, also when
+    /// too few nodes answered ([`Attempt::remaining`] is zero then).
     ///
-    /// Dropping the future gives back what it may have acquired.
-    ///
-    /// Two who ask at the same time may take half each and both lose: use an
+    /// Two callers that ask at the same time may get half of the nodes each, and both lose: use an
     /// [`ExponentialBackoff`](super::ExponentialBackoff) with jitter.
     ///
     /// # Errors
-    /// [`Error::InvalidKey`], [`Error::InvalidLease`]; [`Error::NoMajority`]: too many nodes did not answer, what was granted was given
-    /// back; [`Error::TooLate`]: nothing was left of its validity.
+    /// [`Error::InvalidKey`], [`Error::InvalidLease`]: nothing was sent. [`Error::NoMajority`]: too many nodes did not
+    /// answer. [`Error::TooLate`]: the answers took so long that nothing was left of the validity. In both cases the
+    /// client gives back what was granted.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the request to each node continues to its answer on the thread of the node's client.
+    /// What the nodes granted is then given back.
     pub async fn try_lock(
         &self,
         key: &str,
@@ -169,14 +175,15 @@ impl Redlock {
         }
     }
 
-    // Long: what the nodes granted is counted and given back in one place.
+    // Long: one place counts what the nodes granted, and gives it back.
     async fn try_once(&self, key: &Arc<str>, lease: Duration) -> Result<TryRedlock, Error> {
         let timeout = self.node_timeout.unwrap_or_else(|| {
             (lease / 20).clamp(Duration::from_millis(10), Duration::from_millis(500))
         });
         let owner = self.nodes[0].owner();
         let sent = Boottime::now();
-        // Should this future be dropped, each node is asked to the end all the same, and its share given back after that.
+        // If this future is dropped, the request to each node continues to its answer, and the share is then given
+        // back.
         let answers = join_all(self.nodes.iter().map(|node| {
             let (core, share) = (node.core.clone(), Share::of(node, key, &owner));
             let asked = async move {
@@ -207,7 +214,7 @@ impl Redlock {
         let (mut votes, mut held, mut first) = (0, vec![], None);
         for (node, answer) in self.nodes.iter().zip(answers) {
             let (answer, share) = answer.unwrap_or_else(|e| {
-                // Its thread cannot be started: nothing was asked.
+                // The thread of its client cannot be started, so nothing was sent.
                 let share = Share::of(node, key, &owner);
                 share.disarm();
                 (Err(e), share)
@@ -234,12 +241,12 @@ impl Redlock {
                 took,
             });
         }
-        // Also where there was no answer: the grant may have been made.
+        // Also on nodes that did not answer: they may have granted it.
         let _ = guard.release().await;
         held.sort();
-        // So many have to become free.
+        // So many more nodes have to become free.
         let missing = self.quorum() - votes;
-        // Once they are: those that do not answer may stay away.
+        // True if these nodes make a majority once they are free: nodes that do not answer may stay away.
         let blocking = votes + held.len() >= self.quorum();
         match held.get(missing.min(held.len()).wrapping_sub(1)) {
             Some((remaining, owner)) if blocking => Ok(TryRedlock::Held {
@@ -251,14 +258,15 @@ impl Redlock {
                 key: key.to_string(),
                 votes,
                 needed: self.quorum(),
-                reason: first.map_or_else(|| "a late answer".to_owned(), |e| e.to_string()),
+                reason: first
+                    .map_or_else(|| "a node answered too late".to_owned(), |e| e.to_string()),
             }),
         }
     }
 }
 
 impl RedlockGuard {
-    /// As it was given to the client.
+    /// The key, as it was given to [`Redlock::try_lock`].
     pub fn key(&self) -> &str {
         &self.key
     }
@@ -267,12 +275,12 @@ impl RedlockGuard {
         *self.trusted_until.lock()
     }
 
-    /// True while the lock is valid. Asks nobody.
+    /// True while the lock is valid. Sends nothing.
     pub fn is_held(&self) -> bool {
         !self.remaining().is_zero()
     }
 
-    /// What is left of its validity unless it is renewed, on this host's CLOCK_BOOTTIME.
+    /// How long the lock is valid unless it is renewed, on this host's CLOCK_BOOTTIME; zero when it is not valid.
     pub fn remaining(&self) -> Duration {
         if self.released.load(SeqCst) {
             return Duration::ZERO;
@@ -280,11 +288,16 @@ impl RedlockGuard {
         self.until().since(Boottime::now())
     }
 
-    /// Prolongs the lock on all nodes that have it. Where too few answered they are asked again, as `retry` of the first node's `[store]`
-    /// says and the validity allows.
+    /// Renews the lock on all nodes that have it. If too few nodes answer, asks again as `retry` of the first node's
+    /// `[store]` says, as long as the lock is valid.
     ///
     /// # Errors
-    /// [`Error::Lost`]: it is not valid any more. [`Error::NoMajority`]: fewer than a majority confirmed it; the old validity stands.
+    /// [`Error::Lost`]: the lock is not valid any more. [`Error::NoMajority`]: fewer than a majority confirmed the
+    /// renewal; the old validity stands.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, requests that were sent continue to their answers, so nodes may have prolonged the
+    /// lock. This value does not count that: [`RedlockGuard::remaining`] keeps the old validity.
     pub async fn renew(&self) -> Result<(), Error> {
         let core = &self.lock.nodes[0].core;
         let mut tried = 0;
@@ -303,7 +316,7 @@ impl RedlockGuard {
         }
     }
 
-    /// True: another try may have a majority.
+    /// In an error, true if another attempt may find a majority.
     async fn renew_once(&self) -> Result<(), (Error, bool)> {
         let sent = Boottime::now();
         let lost = || Error::Lost {
@@ -351,7 +364,7 @@ impl RedlockGuard {
         }
     }
 
-    /// Asks all nodes at one time, each on the thread of its client.
+    /// Asks all nodes at the same time, each on the thread of its client.
     async fn ask_all<T: Send + 'static, F>(
         &self,
         ask: impl Fn(Arc<Core>, Arc<str>, Arc<str>) -> F,
@@ -366,11 +379,16 @@ impl RedlockGuard {
         join_all(all).await
     }
 
-    /// Gives the lock back on all nodes, also on those that did not answer; they are tried again in the background.
+    /// Releases the lock on all nodes. Nodes that do not answer are tried again in the background. The lock is not
+    /// valid any more once this future was first polled.
     ///
     /// # Errors
-    /// [`Error::NotHeld`]: a majority did not have it any more. [`Error::NoMajority`]: fewer than a majority have confirmed it; those
-    /// that did not answer are tried again in the background, and it lapses with its lease.
+    /// [`Error::NotHeld`]: a majority did not have the lock any more. [`Error::NoMajority`]: fewer than a majority have
+    /// confirmed the release; on the other nodes the lock lapses with its lease, if the tries in the background fail
+    /// too.
+    ///
+    /// # Cancel safety
+    /// Dropping the future does not cancel the release: it continues in the background.
     pub async fn release(&self) -> Result<Released, Error> {
         let held = self.is_held();
         if self.released.swap(true, SeqCst) {
@@ -382,7 +400,7 @@ impl RedlockGuard {
             unanswered: false,
         };
         let timeout = self.timeout;
-        // Each is seen to its end on its node's thread, also if this future is dropped.
+        // Each release continues to its end on the thread of the node's client, also if this future is dropped.
         let answers = join_all(self.shares.iter().map(|share| {
             let (core, key, owner) = (
                 share.node.core.clone(),
@@ -403,14 +421,14 @@ impl RedlockGuard {
                 }
                 let ask = |limit| core.backend.release(&key, &owner, options, limit);
                 let answer = match core.ask_twice(timeout, ask).await {
-                    // The first request freed it, and its answer got lost.
+                    // The first request released it, and its answer was lost.
                     (Ok(OwnerReply::NotOwner(_)), true) if held => Ok(OwnerReply::Done),
                     (answer, _) => answer,
                 };
                 core.queues.wake(&key);
                 match &answer {
                     Ok(_) => left.disarm(),
-                    // It is tried again in the background: `left` is dropped.
+                    // The drop of `left` tries again in the background.
                     Err(_) => left.unanswered.store(true, SeqCst),
                 }
                 answer

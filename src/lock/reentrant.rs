@@ -1,4 +1,5 @@
-//! A lock that its owner can acquire again: each level is given back by itself, the last one frees it.
+//! A lock that its owner can acquire again. Each level is given back on its own; giving back the last one releases the
+//! lock.
 
 use std::{
     sync::{
@@ -20,12 +21,13 @@ use crate::{
 };
 use parking_lot::{Mutex, MutexGuard};
 
-/// A lock with levels, for code that calls itself, or its like in another process, under one lock.
+/// A lock with levels, for code that calls itself (in this process or in another one) while it holds the lock.
 ///
-/// It belongs to an *owner*, not to a value or a task: clones of this value have the same one, and
-/// [`ReentrantLock::owned_by`] gives it a name that other processes can use too. Dropping it gives nothing back, because other levels
-/// may be in use; what is not left lapses with the lease. A key is either reentrant or not: a [`Lock`](super::Lock) on it is refused
-/// ([`Error::WrongType`]), and the other way round.
+/// The lock belongs to an *owner*, not to a value or a task. Clones of this value have the same owner, and
+/// [`ReentrantLock::owned_by`] names an owner that other processes can use too. Dropping the value gives nothing back,
+/// because other levels may be in use; levels that nobody leaves lapse with the lease. A key is either reentrant or
+/// not: a [`Lock`](super::Lock) on the key of a reentrant lock is refused ([`Error::WrongType`]), and the other way
+/// round.
 ///
 /// ```
 /// # tokio_test(async {
@@ -54,16 +56,16 @@ pub struct ReentrantLock {
     known: Arc<Mutex<Known>>,
 }
 
-/// What this value and its clones know of the lock.
+/// What this value and its clones know about the lock.
 #[derive(Debug, Default)]
 struct Known {
-    /// While it is entered.
+    /// None unless the lock is entered.
     held: Option<HeldLease>,
-    /// Counts the times that it was entered from outside.
+    /// How often the lock was entered from outside.
     entry: u64,
-    /// The entry that is kept renewed.
+    /// The value of `entry` that is kept renewed.
     renewed: u64,
-    /// The names of the levels that were entered here and not left; and of those that were being left when no answer came.
+    /// The names of the levels that were entered here and not left. Also those whose leave request got no answer.
     levels: Vec<(Arc<str>, LevelToLeave)>,
 }
 
@@ -71,14 +73,15 @@ struct Known {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use]
 pub enum Enter {
-    /// Ours.
+    /// The owner has entered the lock.
     Entered {
-        /// So many times by now.
+        /// The number of levels, with this one.
         levels: u32,
-        /// That of the first level: it is one grant. See [`Lock::fencing_token`](super::Lock::fencing_token).
+        /// The token of the first level, because all levels are one grant. See
+        /// [`Lock::fencing_token`](super::Lock::fencing_token).
         token: FencingToken,
     },
-    /// Another owner has it.
+    /// Another owner holds it.
     Held {
         /// As in [`TryLock::Held`](super::TryLock::Held).
         holder: String,
@@ -91,24 +94,24 @@ pub enum Enter {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use]
 pub enum Leave {
-    /// One level less; the lock is still ours.
+    /// One level less; the owner still holds the lock.
     Still {
-        /// So many times yet.
+        /// The number of levels that are left.
         levels: u32,
     },
-    /// That was the last one: the lock is free.
+    /// That was the last level: the lock is free.
     Freed,
-    /// It belongs to another owner, who keeps it.
+    /// Another owner holds the lock, and keeps it.
     Foreign {
-        /// The name in its owner.
+        /// The name in that owner.
         holder: String,
     },
-    /// Nobody has it: it lapsed, or was never entered.
+    /// Nobody holds the lock: it lapsed, or was never entered.
     NotHeld,
 }
 
 impl LockClient {
-    /// A reentrant lock on `key`, with an owner of its own; asks nothing yet.
+    /// Makes a reentrant lock on `key` with an owner of its own; sends nothing.
     ///
     /// # Errors
     /// [`Error::InvalidKey`], [`Error::InvalidLease`].
@@ -125,7 +128,7 @@ impl LockClient {
 }
 
 impl ReentrantLock {
-    /// The same lock for an owner of this name: whoever uses the name is the same owner, in any process.
+    /// The same lock for the owner of this name. Everybody who uses the name is the same owner, in any process.
     pub fn owned_by(&self, owner: &str) -> Self {
         Self {
             owner: self.client.named(owner).name,
@@ -134,7 +137,7 @@ impl ReentrantLock {
         }
     }
 
-    /// As it was given to the client.
+    /// The key, as it was given to the client.
     pub fn key(&self) -> &str {
         &self.key
     }
@@ -143,14 +146,16 @@ impl ReentrantLock {
         self.known.lock()
     }
 
-    /// Enters if no other owner has it: acquires the lock, or one level more of it. The lease begins anew, unless more than that is
-    /// left. While another owner has it, asks again as `retry` says.
-    ///
-    /// Dropping the future gives back the level that it may have entered.
+    /// Enters the lock if no other owner holds it: acquires it, or one more level of it. The lease starts again, unless
+    /// more than that is left. While another owner holds it, asks again as often as `retry` says.
     ///
     /// # Errors
-    /// As those of [`LockClient::try_lock`]. After [`Error::Unreachable`] a level may have been entered; it is given back in the
-    /// background, or lapses with the lease.
+    /// As [`LockClient::try_lock`]. After [`Error::Unreachable`] a level may have been entered; the client gives it
+    /// back in the background, or it lapses with the lease.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the request that it has sent continues to its answer on the client's thread. A level
+    /// that was entered is then given back.
     pub async fn try_enter(&self, mut retry: impl RetryStrategy) -> Result<Enter, Error> {
         let begun = Boottime::now();
         let mut number = 0;
@@ -179,17 +184,22 @@ impl ReentrantLock {
         }
     }
 
-    /// Enters as [`ReentrantLock::try_enter`] does; while another owner has it, waits for up to `wait`, and is woken when it is
-    /// freed, as [`LockClient::lock`] is. Who has it enters at once; the others of this client take their turns.
+    /// Enters the lock as [`ReentrantLock::try_enter`] does. While another owner holds it, waits for up to `wait`; when
+    /// the lock becomes free, the waiter is woken as in [`LockClient::lock`]. The owner that holds the lock enters at
+    /// once; other callers of this client take turns.
     ///
     /// # Errors
-    /// As those of [`LockClient::lock`].
+    /// As [`LockClient::lock`].
+    ///
+    /// # Cancel safety
+    /// As [`ReentrantLock::try_enter`]; the caller also leaves the queue. While the future waits, it has to be polled
+    /// or dropped: otherwise it delays other callers of this client that wait for the same key.
     pub async fn enter(&self, wait: Duration) -> Result<Enter, Error> {
         let begun = Boottime::now();
-        // Before all who wait: they may be waiting for us.
+        // Before all waiters: they may be waiting for this owner.
         match self.try_enter(NoRetry).await {
             Ok(Enter::Held { .. }) => {}
-            // It may come while we wait.
+            // The store may come back while the caller waits.
             Err(e) if e.is_transient() && !wait.is_zero() => {}
             out => return out,
         }
@@ -210,7 +220,7 @@ impl ReentrantLock {
         self.client.core.nonce().into()
     }
 
-    /// One try. Should the caller go away, it goes on to its answer, and a level that it entered is given back after that.
+    /// One attempt. If the caller is gone when the answer comes, a level that was entered is given back.
     async fn enter_once(
         &self,
         nonce: &Arc<str>,
@@ -219,12 +229,12 @@ impl ReentrantLock {
         let (this, nonce) = (self.clone(), nonce.clone());
         let entering = async move { this.enter_here(nonce, subscribed).await };
         let (tried, undo_if_dropped) = self.client.core.run(&self.key, entering).await?;
-        // From here on it is the caller's.
+        // From here on the caller has the level.
         undo_if_dropped.disarm();
         Ok(tried)
     }
 
-    /// A lost answer is asked for again with the same nonce.
+    /// If an answer is lost, asks again with the same nonce.
     async fn enter_here(
         self,
         nonce: Arc<str>,
@@ -281,7 +291,7 @@ impl ReentrantLock {
         Ok((tried, undo_if_dropped))
     }
 
-    /// Gives back in the background a level that nobody knows of.
+    /// Gives back in the background a level that no caller knows of.
     fn undo(&self, nonce: Arc<str>) {
         let this = self.clone();
         this.known().levels.retain(|(name, _)| *name != nonce);
@@ -300,16 +310,18 @@ impl ReentrantLock {
         }
     }
 
-    /// Gives back one level. Asking again after a lost reply takes off no second one.
+    /// Gives back one level. If a reply is lost, the client asks again, which takes off no second level.
     ///
     /// # Errors
     /// [`Error::Unreachable`], [`Error::Refused`], [`Error::WrongType`].
     ///
-    /// Dropping the future does not take it back: it goes on in the background.
+    /// # Cancel safety
+    /// Dropping the future does not cancel the request: it continues in the background. (A future that was never polled
+    /// gives nothing back.)
     pub async fn leave(&self) -> Result<Leave, Error> {
         let this = self.clone();
         let newest = this.known().levels.pop();
-        // Of an owner that others use too, it may be theirs.
+        // If other values use the owner too, the newest level may be theirs.
         let (nonce, which) = newest.unwrap_or_else(|| (self.name_of_level(), LevelToLeave::Newest));
         let leaving = async move {
             let left = this.leave_by(&nonce, which).await;
@@ -338,7 +350,7 @@ impl ReentrantLock {
         Ok(match left {
             LeaveReply::Levels(0) => self.is_over(Leave::Freed),
             LeaveReply::Levels(levels) => Leave::Still { levels },
-            // The first request freed it, and its answer got lost.
+            // The first request released the lock, and its answer was lost.
             LeaveReply::NotOwner(_) if asked.into_inner() > 1 && self.is_held() => {
                 self.is_over(Leave::Freed)
             }
@@ -356,19 +368,22 @@ impl ReentrantLock {
         how
     }
 
-    /// Prolongs the lock for all its levels: the lease begins anew, now. A request without an answer is repeated as that of
-    /// [`Lock::renew`](super::Lock::renew) is.
+    /// Renews the lock for all its levels: the lease starts again, now. If the store does not answer, the client
+    /// repeats the request as in [`Lock::renew`](super::Lock::renew).
     ///
     /// # Errors
-    /// [`Error::NotHeld`]: it is not this owner's. [`Error::Lost`]: it was not renewed while it could be trusted, and was not asked
-    /// for. [`Error::Unreachable`] and others: not known.
+    /// [`Error::NotHeld`]: this owner does not hold the lock. [`Error::Lost`]: it was not renewed while it could be
+    /// trusted. [`Error::Unreachable`] and others: unknown whether the store renewed it.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the renewal continues on the client's thread, and counts if it succeeds.
     pub async fn renew(&self) -> Result<(), Error> {
         let this = self.clone();
         let renewing = async move { this.renew_with_retries().await };
         self.client.core.run(&self.key, renewing).await
     }
 
-    /// Half of what is left of trust; None: what is left is not known here.
+    /// Half of the time for which the lock can still be trusted; None: unknown here.
     fn half_of_trust(&self) -> Option<Duration> {
         let trusted = self.known().held.as_ref()?.trusted_until();
         Some((trusted.since(Boottime::now()) / 2).max(Duration::from_millis(1)))
@@ -381,7 +396,8 @@ impl ReentrantLock {
             let half = self.half_of_trust().unwrap_or(Duration::MAX);
             match self.renew_within(core.backend.patience().min(half)).await {
                 Err(e) if e.is_transient() && tried < core.retry.attempts => {
-                    // At once after a connection that was found cut, as in [`Core::with_retries`].
+                    // The second request goes out at once, in case the first found a dead connection; see
+                    // [`Core::with_retries`].
                     if tried > 0 {
                         let half = self.half_of_trust().unwrap_or(Duration::MAX);
                         let pause = core.retry.pause(tried + 1, fastrand::f64());
@@ -430,9 +446,10 @@ impl ReentrantLock {
         }
     }
 
-    /// Keeps all levels renewed in the background, as [`Lock::keep_renewed`](super::Lock::keep_renewed) does, until the last one
-    /// is given back, the lock is lost, or this value and its clones are dropped. Returns at once; a second call does
-    /// nothing, and neither does one while it is not entered: call it after [`ReentrantLock::enter`], each time.
+    /// Keeps all levels renewed in the background, as [`Lock::keep_renewed`](super::Lock::keep_renewed) does, until the
+    /// last level is given back, the lock is lost, or this value and its clones are dropped. Returns at once. A second
+    /// call does nothing, and neither does a call while the lock is not entered: call it after each
+    /// [`ReentrantLock::enter`] that enters from outside.
     pub fn keep_renewed(&self) {
         let entry = {
             let mut known = self.known();
@@ -443,7 +460,7 @@ impl ReentrantLock {
             known.entry
         };
         let weak = Arc::downgrade(&self.known);
-        // What it knows is borrowed from us, so that the renewal ends when the last of us does.
+        // The renewal borrows what the clones know, so that it ends when the last of them is dropped.
         let lock = Self {
             known: Arc::default(),
             ..self.clone()
@@ -465,13 +482,13 @@ impl ReentrantLock {
                     Step::StepDown => return,
                     Step::WaitUntil(at) => {
                         let core = lock.client.core.clone();
-                        // Not the last of us.
+                        // While it sleeps, this task must not be what keeps `known` alive.
                         drop(lock);
                         let at = at.min(Boottime::now() + Duration::from_secs(1));
                         core.thread.sleep_until(at).await;
                     }
                     Step::Renew => {
-                        // As of a `Lock`.
+                        // As with a `Lock`.
                         let limit = trusted.since(Boottime::now()) / 2;
                         let limit = limit.max(Duration::from_millis(1));
                         let limit = limit.min(lock.client.core.backend.patience());
@@ -487,12 +504,12 @@ impl ReentrantLock {
         });
     }
 
-    /// True while the lock can be trusted, as far as this value and its clones have entered it. Asks nobody.
+    /// True while the lock can be trusted, as far as this value and its clones have entered it. Sends nothing.
     pub fn is_held(&self) -> bool {
         !self.remaining().is_zero()
     }
 
-    /// How long the lock can be trusted unless it is renewed, on this host's CLOCK_BOOTTIME.
+    /// How long the lock can be trusted unless it is renewed, on this host's CLOCK_BOOTTIME; zero when it cannot.
     pub fn remaining(&self) -> Duration {
         self.known()
             .held
@@ -501,29 +518,29 @@ impl ReentrantLock {
     }
 }
 
-/// What a store says to who wants to enter.
+/// A store's answer to an attempt to enter.
 pub(super) enum EnterReply {
     Acquired(FencingToken, u32),
     Held { owner: String, remaining: Duration },
     Stale,
 }
 
-/// Which level is given back.
+/// Which level to give back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LevelToLeave {
-    /// The one of this name.
+    /// The level of this name.
     Named,
-    /// The newest one; the name is that of the step.
+    /// The newest level; the name is that of this request.
     Newest,
-    /// The one of this name, if it was ever entered: the request for it got no answer, may still arrive, and shall find that
-    /// it is over.
+    /// The level of this name, if it was ever entered: the request for it got no answer, and may still arrive. Then it
+    /// must find that the level is over.
     Unanswered,
 }
 
-/// What a store says to who leaves.
+/// A store's answer to a request to leave.
 pub(super) enum LeaveReply {
-    /// So many are left.
+    /// The number of levels that are left.
     Levels(u32),
-    /// It is not the owner's; the owner of now, if there is one.
+    /// The owner does not hold it; with the owner that does, if there is one.
     NotOwner(Option<String>),
 }

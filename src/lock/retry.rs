@@ -1,16 +1,17 @@
-//! When to ask again for a lock that somebody else has. Pure rules: what they need to know comes in as an [`Attempt`].
+//! When to ask again for a lock that somebody else holds. The rules are pure: what they need to know comes in as an
+//! [`Attempt`].
 
 use std::time::Duration;
 
-/// A try that found the lock held.
+/// An attempt that found the lock held.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Attempt {
-    /// Tries so far, at least 1.
+    /// The number of attempts so far, at least 1.
     pub number: u32,
-    /// Time since the first, on this host's CLOCK_BOOTTIME.
+    /// The time since the first attempt began, on this host's CLOCK_BOOTTIME.
     pub elapsed: Duration,
-    /// How long the holder has it at most unless it renews, by the store's clock.
+    /// The holder keeps the lock for at most this long, by the store's clock, unless it renews.
     pub remaining: Duration,
 }
 
@@ -29,11 +30,11 @@ pub struct Attempt {
 /// }
 /// ```
 pub trait RetryStrategy: Send {
-    /// How long to wait before the next try; None: give up.
+    /// Returns how long to wait before the next attempt; None: give up.
     fn pause(&mut self, attempt: &Attempt) -> Option<Duration>;
 }
 
-/// A closure, for one that is needed once.
+/// A closure, for a strategy that is used in one place.
 impl<F: FnMut(&Attempt) -> Option<Duration> + Send> RetryStrategy for F {
     fn pause(&mut self, attempt: &Attempt) -> Option<Duration> {
         self(attempt)
@@ -50,12 +51,12 @@ impl RetryStrategy for NoRetry {
     }
 }
 
-/// Asks again every `interval`, at most `max` times after the first.
+/// Asks again every `interval`, at most `max` times after the first attempt.
 #[derive(Debug, Clone, Copy)]
 pub struct LimitedRetry {
-    /// Between two tries; on this host's clock.
+    /// The pause between two attempts, on this host's clock.
     pub interval: Duration,
-    /// So many tries after the first.
+    /// The number of attempts after the first.
     pub max: u32,
 }
 
@@ -65,19 +66,19 @@ impl RetryStrategy for LimitedRetry {
     }
 }
 
-/// Asks again after `first`, then after `factor` times as long each time, up to `max`; for ever, unless a deadline
-/// is added with [`ExponentialBackoff::until`].
+/// Asks again after `first`, then after pauses that are `factor` times as long each time, up to `max`. Never gives up,
+/// unless a deadline is added with [`ExponentialBackoff::until`].
 ///
-/// Unless given otherwise 1 ms, doubled up to 128 ms, each shortened by up to a half.
+/// The default is 1 ms, doubled up to 128 ms, each pause shortened by up to a half at random.
 #[derive(Debug, Clone, Copy)]
 pub struct ExponentialBackoff {
     /// The first pause.
     pub first: Duration,
-    /// Not less than 1.
+    /// The factor by which each pause is longer than the one before; less than 1 counts as 1.
     pub factor: f64,
     /// The longest pause.
     pub max: Duration,
-    /// 0 to 1: the part of each pause that chance may take away, so that contenders do not march in step.
+    /// From 0 to 1: the part of each pause that chance may take away, so that contenders do not ask in step.
     pub jitter: f64,
 }
 
@@ -93,7 +94,7 @@ impl Default for ExponentialBackoff {
 }
 
 impl ExponentialBackoff {
-    /// The same, for so long: see [`Until`].
+    /// The same pauses, until `limit` has passed since the first attempt: see [`Until`].
     pub fn until(self, limit: Duration) -> Until {
         Until { limit, pace: self }
     }
@@ -102,7 +103,7 @@ impl ExponentialBackoff {
         let factor = if self.factor >= 1.0 { self.factor } else { 1.0 };
         let power = factor.powi(number.saturating_sub(1).min(10_000) as i32);
         let pause = (self.first.as_secs_f64() * power).min(self.max.as_secs_f64());
-        // Also for a NaN.
+        // The comparison is also false for a NaN.
         let jitter = if self.jitter > 0.0 {
             self.jitter.min(1.0)
         } else {
@@ -118,9 +119,9 @@ impl RetryStrategy for ExponentialBackoff {
     }
 }
 
-/// Asks again until a time has passed since the first try; the last try is made right then.
+/// Asks again until a given time has passed since the first attempt; the last attempt is made at that time.
 ///
-/// The pace is that of an [`ExponentialBackoff`], the default one for [`Until::new`].
+/// The pauses are those of an [`ExponentialBackoff`], of the default one for [`Until::new`].
 #[derive(Debug, Clone, Copy)]
 pub struct Until {
     limit: Duration,
@@ -128,12 +129,12 @@ pub struct Until {
 }
 
 impl Until {
-    /// `limit` is counted from the first try, on this host's CLOCK_BOOTTIME.
+    /// `limit` is counted from the first attempt, on this host's CLOCK_BOOTTIME.
     pub fn new(limit: Duration) -> Self {
         ExponentialBackoff::default().until(limit)
     }
 
-    /// As [`Until::new`], given as an instant. One that has passed means one try.
+    /// As [`Until::new`], with an instant. If it has passed, there is one attempt.
     pub fn deadline(at: std::time::Instant) -> Self {
         let now = tokio::time::Instant::now().into_std();
         Self::new(at.saturating_duration_since(now))

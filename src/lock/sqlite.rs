@@ -1,5 +1,5 @@
-//! Locks in a SQLite file: a row each, in the file of [`SqliteStore`], through its writing thread. For processes of one
-//! host; the clock is the host's wall clock.
+//! Locks in a SQLite file, for the processes of one host: a row each, in the file of [`SqliteStore`], through its
+//! writing thread. The clock is the host's wall clock.
 
 mod levels;
 
@@ -26,9 +26,9 @@ use crate::{
     },
 };
 
-/// Longer than the store itself waits for another process's transaction.
+/// Longer than the store itself waits for a transaction of another process.
 const PATIENCE: Duration = Duration::from_secs(6);
-/// Follows the owner of a lock that was given back, but that nobody shall have yet.
+/// Follows the owner of a lock that was released, but that nobody may acquire yet.
 const KEPT: &str = "!kept";
 
 pub(super) struct SqliteLocks {
@@ -39,22 +39,23 @@ pub(super) struct SqliteLocks {
     subscriber: Mutex<Subscriber>,
 }
 
-/// Listens while somebody waits: as long as it does, the file is looked at.
+/// Listens to releases while somebody waits; as long as it listens, the store looks at the file.
 #[derive(Default)]
 struct Subscriber {
     wanted: HashSet<String>,
     task: Option<JoinHandle<()>>,
 }
 
-/// A row, whether it still counts or not.
+/// The row of a lock, which may be over.
 struct Row {
     owner: String,
-    /// None: of a plain lock.
+    /// None: a plain lock.
     count: Option<i64>,
-    /// The [`Levels`] of a lock that has some.
+    /// The [`Levels`] of a reentrant lock.
     nonce: Option<String>,
     token: i64,
-    /// Unix µs of the host's wall clock; negative when it was given back: a clock that goes back must not revive it.
+    /// Unix µs of the host's wall clock. Negative once the lock was released, so that a clock that goes back does not
+    /// revive it.
     until: i64,
 }
 
@@ -83,12 +84,12 @@ impl SqliteLocks {
         }
     }
 
-    /// The rows of one namespace do not meet those of another. Keys contain no brace.
+    /// The key of the row. Keys contain no brace, so rows of different namespaces cannot have the same one.
     fn name(&self, key: &str) -> String {
         format!("{}:{{{key}}}", self.namespace)
     }
 
-    /// One step in a transaction of its own. None: the row is a lock of another kind.
+    /// One step in a transaction of its own; `f` returns None if the row is a lock of another kind.
     async fn step<T: Send + 'static>(
         &self,
         key: &str,
@@ -131,7 +132,7 @@ fn row(s: &Step<'_>, name: &str) -> Result<Option<Row>, Fault> {
         .optional()?)
 }
 
-/// The row, if it is ours; else the step ends here.
+/// The row, if it is ours; otherwise the step returns here.
 macro_rules! own_row_or_return {
     ($ownership:expr) => {
         match $ownership {
@@ -142,10 +143,10 @@ macro_rules! own_row_or_return {
     };
 }
 
-/// Whose lock a row is, for who says that it is his.
+/// Whose lock a row is, seen by an owner.
 enum Ownership {
     Ours(Row),
-    /// Who has it, if anybody.
+    /// With the present owner, if there is one.
     Others(Option<String>),
     OfAnotherKind,
 }
@@ -159,7 +160,7 @@ fn ownership(s: &Step<'_>, name: &str, owner: &str, kind: Kind) -> Result<Owners
     })
 }
 
-/// How a try to acquire a lock ended.
+/// How an attempt to acquire a lock ended.
 enum Acquire {
     /// With the token, and the number of levels.
     Acquired(FencingToken, usize),
@@ -170,7 +171,7 @@ enum Acquire {
     Stale,
 }
 
-/// Acquires a lock, or with the name of a level that level of it. None: there is a lock of another kind.
+/// Acquires a lock, or one level of it if `level` names one. None: the key has a lock of another kind.
 fn acquire(
     s: &Step<'_>,
     name: &str,
@@ -209,7 +210,7 @@ fn acquire(
             levels.map_or(1, |l| l.count()),
         )));
     }
-    // The row stays after its lock, for the token: a request that came late is known by it.
+    // The row stays after its lock, for the token; it also shows that a request came late.
     let over = match (level, &levels) {
         (None, _) => last
             .as_ref()
@@ -244,7 +245,7 @@ fn write_levels(s: &Step<'_>, name: &str, levels: Option<&Levels>) -> Result<(),
     Ok(())
 }
 
-/// Ends a lock, and tells who waits.
+/// Ends a lock, and announces its release.
 fn free(s: &mut Step<'_>, name: &str, owner: String) -> Result<(), Fault> {
     s.execute(
         "UPDATE locks SET until = ?2 WHERE key = ?1",
@@ -402,7 +403,7 @@ impl Backend for SqliteLocks {
     ) -> Result<LeaveReply, Error> {
         let (owner, nonce) = (owner.to_owned(), nonce.to_owned());
         let left = self.step(key, limit, move |s, name| {
-            // A request that got no answer does not arrive after this: one thread writes, in the order of what is asked.
+            // A request that got no answer does not arrive after this: one thread writes, in the order of the requests.
             let r = own_row_or_return!(ownership(s, name, &owner, Kind::Reentrant)?);
             let mut levels = r.levels().unwrap_or_else(|| Levels::parse(""));
             levels.leave(&nonce, which);
@@ -427,7 +428,7 @@ impl Backend for SqliteLocks {
     ) -> Result<PeriodReply, Error> {
         let owner = owner.to_owned();
         self.step(key, limit, move |s, name| {
-            // A row of its own beside the lock's; the token is the begin of the newest period that was claimed.
+            // A row of its own beside the lock's; its token is the beginning of the newest period that was claimed.
             let (now, length) = (s.now_us.div_euclid(1000), length.as_millis() as i64);
             let name = format!("{name}:period:{length}");
             let next = |begin: i64| {
@@ -440,7 +441,7 @@ impl Backend for SqliteLocks {
                 if last.owner == owner {
                     return Ok(Some(PeriodReply::Claimed { begin: begun, next }));
                 }
-                // Also a later one: a clock that went back does not begin a period again.
+                // Also a later period: a clock that went back does not begin a period again.
                 if begun >= begin {
                     let owner = last.owner;
                     return Ok(Some(PeriodReply::Held { owner, next }));
@@ -487,7 +488,7 @@ impl Backend for SqliteLocks {
             let prefix = format!("{}:{{", self.namespace);
             let others = self.queues.clone();
             subscriber.task = Some(tokio::spawn(async move {
-                // It may end with its runtime, while others wait on theirs.
+                // If the task ends, its waiters have to learn that they are not subscribed any more.
                 let _ended = IfDropped::new(move || others.subscription_ended());
                 loop {
                     match events.recv().await {
@@ -535,7 +536,7 @@ mod tests {
         }
     }
 
-    /// None: that level is over.
+    /// Enters a level; None: that level is over.
     async fn enter(locks: &SqliteLocks, name: &str) -> Option<u32> {
         match locks.enter("k", ("a", name), LEASE, false, PATIENCE).await {
             Ok(EnterReply::Acquired(_, levels)) => Some(levels),
@@ -553,10 +554,10 @@ mod tests {
         assert_eq!(leave(&locks, "1", LevelToLeave::Named).await, 1);
         assert_eq!(leave(&locks, "1", LevelToLeave::Named).await, 1);
         assert_eq!(enter(&locks, "1").await, None);
-        // One that was never entered.
+        // A level that was never entered.
         assert_eq!(leave(&locks, "3", LevelToLeave::Unanswered).await, 1);
         assert_eq!(enter(&locks, "3").await, None);
-        // The newest, by another name, asked twice.
+        // The newest level, under another name, asked twice.
         assert_eq!(enter(&locks, "4").await, Some(2));
         assert_eq!(leave(&locks, "5", LevelToLeave::Newest).await, 1);
         assert_eq!(leave(&locks, "5", LevelToLeave::Newest).await, 1);

@@ -1,4 +1,4 @@
-//! Where the waiters of this client for one key queue, and are woken together by its releases.
+//! The queues in which this client's waiters wait, one for each key; a release wakes the queue of its key.
 
 use std::{
     collections::HashMap,
@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use super::Core;
 use crate::clock::Boottime;
 
-/// The queues of a client, by key; each exists as long as somebody is in it.
+/// The queues of a client, by key; each exists as long as it has waiters.
 #[derive(Default)]
 pub(super) struct WaitQueues(Mutex<HashMap<Arc<str>, Entry>>);
 
@@ -24,28 +24,28 @@ struct Entry {
 }
 
 pub(super) struct WaitQueue {
-    /// Who has it asks the store; tokio gives it out in the order in which it was asked for.
+    /// The waiter that has it asks the store; tokio hands it out in the order in which the waiters came.
     pub(super) turn: Arc<tokio::sync::Mutex<()>>,
     /// Counts the releases that this client knows of.
     releases: watch::Sender<u64>,
-    /// The owner who has the lock, as far as anybody here knows, and until when at most.
+    /// The owner that holds the lock, as far as this client knows, and until when at most.
     held: Mutex<Option<(Arc<str>, Boottime)>>,
-    /// The store was asked to tell of releases by others; and does.
+    /// Whether the store was asked to announce releases by others, and whether it does so now.
     asked_to_subscribe: AtomicBool,
     subscribed: AtomicBool,
 }
 
-/// Somebody in a queue.
+/// A place in a queue.
 pub(super) struct Waiter {
     core: Arc<Core>,
     key: Arc<str>,
     queue: Arc<WaitQueue>,
 }
 
-/// Tells of the releases after it was marked.
+/// Notifies of the releases that come after it was marked.
 pub(super) struct Wakeup(watch::Receiver<u64>);
 
-/// Whether the client with this id made the owner.
+/// Whether the client with this id made this owner.
 pub(super) fn made_by(id: &str, owner: &str) -> bool {
     owner
         .rsplit_once('#')
@@ -80,14 +80,14 @@ impl WaitQueues {
         }
     }
 
-    /// The lock on `key` was given back, or may have been.
+    /// To be called when the lock on `key` was released, or may have been.
     pub(super) fn wake(&self, key: &str) {
         if let Some(entry) = self.entries().get(key) {
             entry.queue.wake();
         }
     }
 
-    /// Messages of releases may have been lost.
+    /// To be called when messages of releases may have been lost.
     #[cfg(feature = "sqlite")]
     pub(super) fn wake_all(&self) {
         for entry in self.entries().values() {
@@ -95,7 +95,8 @@ impl WaitQueues {
         }
     }
 
-    /// The subscription has ended: releases by others are not known of until there is one again.
+    /// To be called when the subscription has ended: until there is another, this client does not learn of releases by
+    /// others.
     pub(super) fn subscription_ended(&self) {
         for entry in self.entries().values() {
             if entry.queue.subscribed.swap(false, Ordering::SeqCst) {
@@ -120,14 +121,14 @@ impl WaitQueue {
         Wakeup(self.releases.subscribe())
     }
 
-    /// Who is known to have it, and until when at most.
+    /// The known holder, and until when it holds the lock at most.
     pub(super) fn known_holder(&self) -> Option<(Arc<str>, Boottime)> {
         self.held()
             .clone()
             .filter(|(_, until)| *until > Boottime::now())
     }
 
-    /// Takes down who has it, as the store said, unless there was a release since the store was asked.
+    /// Notes the holder that the store has named, unless there was a release since the store was asked.
     pub(super) fn note_holder(&self, wakeup: &Wakeup, owner: &str, until: Boottime) {
         let mut held = self.held();
         if wakeup.0.has_changed().is_ok_and(|woken| !woken) {
@@ -135,7 +136,7 @@ impl WaitQueue {
         }
     }
 
-    /// What was known of this owner is out of date.
+    /// Forgets this holder if its time has passed.
     pub(super) fn forget_holder(&self, owner: &str) {
         let mut held = self.held();
         if let Some((_, until)) = held.as_ref().filter(|(o, _)| **o == *owner)
@@ -149,12 +150,12 @@ impl WaitQueue {
         self.subscribed.load(Ordering::SeqCst)
     }
 
-    /// The store is about to be asked to tell of releases. Whoever leaves last has to tell it to stop.
+    /// To be called before the store is asked to announce releases. The last waiter that leaves then unsubscribes.
     pub(super) fn will_subscribe(&self) {
         self.asked_to_subscribe.store(true, Ordering::SeqCst);
     }
 
-    /// From now on releases by others are known of; those before may have been missed.
+    /// From now on this client learns of releases by others; it may have missed earlier ones.
     pub(super) fn has_subscribed(&self) {
         self.subscribed.store(true, Ordering::SeqCst);
         *self.held() = None;
@@ -187,7 +188,7 @@ impl Drop for Waiter {
             entry.waiters -= 1;
             if entry.waiters == 0 {
                 entries.remove(&self.key);
-                // Under the lock of the map: a new queue for this key subscribes after this.
+                // Under the lock of the map, so that a new queue for this key subscribes after this.
                 if self.queue.asked_to_subscribe.load(Ordering::SeqCst) {
                     self.core.backend.unsubscribe(&self.key);
                 }

@@ -1,8 +1,10 @@
-//! Locks that are acquired and given back at one time travel together: one script call for many of them.
+//! Requests that are made at the same time, to acquire or to release locks, travel together: one script call for many
+//! locks.
 //!
-//! One task on the client's thread sends them all, in the order in which they came, and hands out the answers. Whoever asks only puts his
-//! request into the queue: he needs no task of his own there, and nobody waits for him. One that comes alone is asked for at once,
-//! by its own script; what comes while calls are under way collects for the next.
+//! One task on the client's thread sends all requests, in the order in which they came, and hands out the answers. A
+//! caller only puts its request into the queue; the request needs no task of its own. While no call is under way, a
+//! request is sent at once, and a single one by the script for one lock. While calls are under way, requests collect
+//! for the next call ([`worthwhile`]).
 
 use std::{
     collections::VecDeque,
@@ -42,20 +44,20 @@ static BATCH: LazyLock<Script> = LazyLock::new(|| {
     ))
 });
 
-/// Calls under way at one time: while the server works on one, we make and read others.
+/// Calls that are under way at one time: while the server works on one, this client makes and reads others.
 const IN_FLIGHT: usize = 4;
-/// Locks in one call: a server that is asked for so many is busy for less than a millisecond.
+/// Locks in one call: they keep the server busy for less than a millisecond.
 const MAX_BATCH: usize = 64;
 
-/// What is asked for one lock. Its `then` is handed an answer, whatever happens.
+/// A request for one lock. Its `then` gets an answer in every case.
 pub(super) struct Request {
     batcher: Arc<LockBatcher>,
-    /// The lock's key, as the server has it.
+    /// The lock's key in the server.
     name: String,
     key: Arc<str>,
     owner: Arc<str>,
     asked: Boottime,
-    /// None: it was answered.
+    /// None once it is answered.
     step: Option<Step>,
 }
 
@@ -105,7 +107,7 @@ impl Request {
         self.answer(Err(e));
     }
 
-    /// Of a try: its lease, and whether its caller is subscribed to the release.
+    /// The lease of an attempt to lock, and whether its caller is subscribed to the release; None: a release.
     fn terms(&self) -> Option<(Duration, bool)> {
         match self.step {
             Some(Step::TryLock {
@@ -121,7 +123,7 @@ impl Request {
         self.batcher.patience().saturating_sub(waited)
     }
 
-    /// By its own script.
+    /// Sends it by the script for one lock.
     async fn send_alone(self) {
         let (name, owner) = (&*self.name, &*self.owner);
         let (script, call) = match self.step {
@@ -141,7 +143,7 @@ impl Request {
 }
 
 impl Drop for Request {
-    /// Only if what sends it has panicked is it not answered.
+    /// Answers a request that was not answered because the task that sends it has panicked.
     fn drop(&mut self) {
         let failed = || Error::Unreachable {
             key: self.key.to_string(),
@@ -165,11 +167,11 @@ pub(super) struct LockBatcher {
 #[derive(Default)]
 struct State {
     queue: VecDeque<Request>,
-    /// A task sends what is in the queue.
+    /// Whether a task sends the requests in the queue.
     sending: bool,
     /// Wakes that task, if it waits for requests.
     idle: Option<Waker>,
-    /// So many requests it waits for, unless what is under way ends first.
+    /// The number of requests that the task waits for, unless a call under way ends first.
     wanted: usize,
 }
 
@@ -182,7 +184,7 @@ impl LockBatcher {
         }
     }
 
-    /// How long an answer may take in good order: to connect, and to be answered.
+    /// The time that an answer may take if nothing is wrong: to connect, and to be answered.
     pub(super) fn patience(&self) -> Duration {
         self.client.timeout * 3
     }
@@ -191,7 +193,7 @@ impl LockBatcher {
         self.state.lock()
     }
 
-    /// Takes down what is asked for; `thread` asks.
+    /// Puts a request into the queue; `thread` sends it.
     pub(super) fn ask(
         self: &Arc<Self>,
         thread: &Handle,
@@ -216,7 +218,7 @@ impl LockBatcher {
     }
 }
 
-/// Sends what is in the queue, as long as its thread lives.
+/// The task that sends the requests in the queue; it lives as long as its thread.
 struct Sender(Arc<LockBatcher>);
 
 type Call = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -225,7 +227,7 @@ impl Sender {
     async fn run(self) {
         let mut calls: Vec<(usize, Call)> = vec![];
         let never: Infallible = poll_fn(|cx| {
-            // The older one first: what is polled first is sent first.
+            // Older calls first: the call that is polled first is sent first.
             calls.retain_mut(|(_, call)| call.as_mut().poll(cx).is_pending());
             while calls.len() < IN_FLIGHT
                 && let Some(batch) = self.next(worthwhile(&calls), cx.waker())
@@ -242,7 +244,8 @@ impl Sender {
         match never {}
     }
 
-    /// What is in the queue; None: less than `wanted` is, and `waker` is woken when it is there.
+    /// Takes the next batch from the queue. None: the queue has fewer than `wanted` requests, and `waker` is woken when
+    /// it has as many.
     fn next(&self, wanted: usize, waker: &Waker) -> Option<Vec<Request>> {
         let mut state = self.0.state();
         if state.queue.len() < wanted {
@@ -250,7 +253,7 @@ impl Sender {
             state.wanted = wanted;
             return None;
         }
-        // One call has one lease for all that it takes: others wait for the next.
+        // One call has one lease for all of its attempts: those with another lease wait for the next call.
         let mut terms = None;
         let first = state.queue.len().min(MAX_BATCH);
         let (batch, others): (Vec<_>, Vec<_>) = state
@@ -264,15 +267,16 @@ impl Sender {
     }
 }
 
-/// How many requests are worth a call of their own beside `calls`, which have so many each. When a call is answered, its
-/// callers ask again one after the other: without this, the first of them would travel alone and the rest wait behind it.
+/// How many requests are worth a call of their own beside `calls`, which come with their sizes: half as many as the
+/// largest has, and at least one. When a call is answered, its callers ask again one after the other: without this
+/// rule, the first of them would travel alone, and the others would wait behind it.
 fn worthwhile(calls: &[(usize, Call)]) -> usize {
     let largest = calls.iter().map(|(n, _)| *n).max();
     largest.unwrap_or(0).div_ceil(2).max(1)
 }
 
 impl Drop for Sender {
-    /// Should it have panicked, the next request starts another.
+    /// If the task has panicked, the next request starts another.
     fn drop(&mut self) {
         let left = std::mem::take(&mut *self.0.state());
         drop(left);
@@ -280,7 +284,7 @@ impl Drop for Sender {
 }
 
 async fn send(batcher: Arc<LockBatcher>, mut batch: Vec<Request>) {
-    // The first has waited for longest.
+    // The first request has waited for longest.
     while batch.first().is_some_and(|r| r.left().is_zero()) {
         let late = batcher.connection.timed_out(batcher.patience());
         batch.remove(0).fail(late);
@@ -291,9 +295,9 @@ async fn send(batcher: Arc<LockBatcher>, mut batch: Vec<Request>) {
     join_all(batch.into_iter().map(Request::send_alone)).await;
 }
 
-/// In one call. Returns what has to be sent alone.
+/// Sends a batch in one call. Returns the requests that have to be sent alone.
 async fn send_together(batcher: &LockBatcher, batch: Vec<Request>) -> Vec<Request> {
-    // The script wants those that are given back first.
+    // The script wants the releases first.
     let (mut batch, tries): (Vec<_>, Vec<_>) = batch.into_iter().partition(|r| r.terms().is_none());
     let releases = batch.len();
     batch.extend(tries);
@@ -328,7 +332,8 @@ async fn send_together(batcher: &LockBatcher, batch: Vec<Request>) -> Vec<Reques
         }
         Err(CallError::NoAnswer(e)) => e,
         Err(CallError::Redis(e)) if is_lost(&e) => batcher.client.error(&e),
-        // The server does not take them together, and has done nothing: keys on several nodes, or some that this user may not touch.
+        // The server refuses the call as a whole, and has done nothing: the keys are on several nodes, or this user may
+        // not touch some of them.
         Ok(_) | Err(CallError::Redis(_)) => return batch,
     };
     batch.into_iter().for_each(|r| r.fail(failed.clone()));

@@ -1,4 +1,4 @@
-//! What the scripts of lua/lock/ answer, taken apart.
+//! Reads the answers of the scripts in lua/lock/.
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ pub(super) fn try_lock(answer: Value) -> Result<TryLockReply, String> {
     })
 }
 
-/// A number is the answer; a text is the one who has it instead (nobody, if empty).
+/// A number is the answer; a text is the owner that holds the lock instead (empty: nobody does).
 fn numbered<T: FromRedisValue>(answer: Value) -> Result<Result<T, Option<String>>, String> {
     match answer {
         Value::Int(_) => read(answer).map(Ok),
@@ -43,7 +43,7 @@ fn numbered<T: FromRedisValue>(answer: Value) -> Result<Result<T, Option<String>
     }
 }
 
-/// Of a renewal or a release.
+/// The answer to a renewal or a release.
 pub(super) fn owner(answer: Value) -> Result<OwnerReply, String> {
     numbered::<()>(answer).map(OwnerReply::from)
 }
@@ -84,7 +84,7 @@ pub(super) fn claim_period(answer: Value) -> Result<PeriodReply, String> {
     })
 }
 
-/// That of the script of this name, for fuzzing.
+/// Reads the answer of the script of this name, for fuzzing.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn any(script: &str, answer: Value) -> Result<(), String> {
     match script {

@@ -1,20 +1,22 @@
-//! The levels of a reentrant lock, as its row has them. In Redis, lua/lock/enter.lua and leave.lua keep them alike.
+//! The levels of a reentrant lock, as a row of SQLite has them. For Redis, lua/lock/enter.lua and leave.lua follow the
+//! same rules.
 
 use super::super::reentrant::LevelToLeave;
 
-/// The levels of a lock as a store keeps them: two lists of names, each with commas around and between.
+/// The levels of a lock: the names of those that are over, a tab, the names of those that are not; with commas between
+/// names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Levels {
-    /// The newest that are over.
+    /// The newest of the levels that are over.
     over: Vec<String>,
     inside: Vec<String>,
 }
 
-/// So many names of levels that are over are remembered.
+/// How many names of levels that are over are remembered.
 const OVER_KEPT: usize = 16;
 
 impl Levels {
-    /// After what is left of the lock before.
+    /// The levels of a new grant: what the grant before it had left is over.
     pub(super) fn after(last: Option<Self>, first: &str) -> Self {
         let mut over = last.map_or_else(Vec::new, |l| [l.over, l.inside].concat());
         over.drain(..over.len().saturating_sub(OVER_KEPT));
@@ -54,7 +56,7 @@ impl Levels {
         }
     }
 
-    /// Asked again, it takes off nothing more.
+    /// Asked again, it takes off no further level.
     pub(super) fn leave(&mut self, name: &str, which: LevelToLeave) {
         if self.is_over(name) {
             return;
