@@ -72,22 +72,22 @@ pub fn parse(text: &str) -> Result<Duration, Wrong> {
                     "write `ms` for milliseconds".into()
                 }
                 "s" | "sec" | "secs" | "second" | "seconds" => {
-                    "write `s` for seconds, without blanks".into()
+                    "write `s` for seconds, without spaces".into()
                 }
                 "m" | "min" | "mins" | "minute" | "minutes" => {
-                    "write `m` for minutes, without blanks".into()
+                    "write `m` for minutes, without spaces".into()
                 }
                 "h" | "hr" | "hrs" | "hour" | "hours" => {
-                    "write `h` for hours, without blanks".into()
+                    "write `h` for hours, without spaces".into()
                 }
-                "d" | "day" | "days" => "write `d` for days, without blanks".into(),
+                "d" | "day" | "days" => "write `d` for days, without spaces".into(),
                 "w" | "week" | "weeks" => "weeks are not supported: write `7d`".into(),
                 _ => DURATIONS.into(),
             }));
         };
         if at < next_unit {
             return Err(not(
-                "each unit once and the largest first, as in `1h30m`".into()
+                "write each unit once, the largest first, as in `1h30m`".into(),
             ));
         }
         next_unit = at + 1;
