@@ -230,8 +230,8 @@ keys! {
             "what soloist does with its output";
 
         schedule: Vec<At<Option<String>>> = Plain(|| Shape::TextOrTexts, raw::schedules), Means("none"),
-            "cron expressions, see [Schedules](#schedules). Without one, or with `[]`, the job runs only when a person \
-            triggers it";
+            "cron expressions, see [Schedules](#schedules). Without one, or with `[]`, the job runs only on \
+            `soloist trigger`";
         timezone: Zone = Plain(|| Shape::Text, |r, f| r.zone(f)), Is("'UTC'"),
             "IANA name, from the database inside the binary";
         dst: Dst = Plain(|| Shape::Table(DstWords::keys()), raw::dst), Means("as Vixie cron"),

@@ -156,7 +156,7 @@ pub enum Trigger {
     /// The occurrence was overdue when this instance learned of it, for example after downtime, but still within
     /// `start_within`.
     CatchUp,
-    /// A person ran `soloist trigger`.
+    /// A person or a script ran `soloist trigger`.
     Manual,
     /// The previous attempt failed, and the job has `retry`.
     Retry,
