@@ -273,7 +273,7 @@ fn advice(kind: ErrorKind, code: Option<&str>, reason: &str) -> Option<&'static 
         // NOPERM inside a script.
         _ if reason.contains("The user executing the script can't") => FORBIDDEN,
         _ if kind == ErrorKind::Parse => {
-            "the server there does not speak the Redis protocol; check the host and the port"
+            "the server there does not speak the protocol of Redis; check the host and the port"
         }
         _ if kind == ErrorKind::AuthenticationFailed => {
             "the server does not accept the user name and password; check `username` and `password_file` in [store]"
