@@ -226,8 +226,8 @@ pub struct Problem {
 }
 
 /// The store of a fleet, which all its instances share. Every request is one atomic step, and the caller may repeat it
-/// if the answer was lost; a request about several jobs is one step for each job. No method repeats a request by
-/// itself.
+/// if the answer was lost; a request about several jobs is one step for each job. No method repeats a request
+/// after an error.
 ///
 /// # Cancel safety
 /// If the caller drops a returned future before its end, the caller does not know whether the store made the step, as
