@@ -1,4 +1,4 @@
--- claim.lua: decide up to 100 claims, each for one occurrence of one job. The reference is `claim` in
+-- claim.lua: decides up to 100 claims, each for one occurrence of one job. The reference is `claim` in
 -- src/logic/claim.rs; a test compares the two on random sequences.
 --
 -- KEYS     two for each claim: state   <ns>:{<job>}:state    hash, see lib.lua
@@ -9,8 +9,8 @@
 --   entry (JSON members of the open entry that the claimant fills in),
 --   and extra: empty, or JSON {missed, observed, holds, on_crash, max_attempts, key, before}
 --
--- Returns  {now_us, incarnation, answer...}; an answer is 1 (granted as asked: attempt 1), or the JSON of the open entry
--- that has the occurrence (running), or an array that begins with its name:
+-- Returns  {now_us, incarnation, answer...}; an answer is 1 (granted as claimed: attempt 1), or the JSON of the open
+-- entry that has the occurrence (running), or an array that begins with its name:
 --   granted occurrence attempt trigger | running entry | blocked entry | settled last | early wait_us | later wait_ms
 --   run_first occurrence | recorded outcome reason | behind newest early | quarantined | absent | in_doubt
 
@@ -28,13 +28,13 @@ local function observed(e, extra)
   return o and o.run == e.run and o.seq == e.seq and o.incarnation == e.incarnation
 end
 
--- What the open entries of all grants of this script have in common.
+-- The members that the open entries of all grants of this call have in common.
 local GRANTED = ',"seq":0,"incarnation":"' .. incarnation .. '","granted_at":' .. int(now)
   .. ',"renewed_at":' .. int(now) .. '}'
 local NOTHING = {}
 
--- The list of open entries `before` (JSON, or false) with that of a grant at its end. The claimant wrote most of it.
--- One concatenation: most of the time of a claim is spent on making strings.
+-- Returns the list of open entries `before` (JSON, or false) with the entry of a grant at its end. The claimant wrote
+-- most of that entry. One concatenation, because making strings takes most of the time of a claim.
 local function append(before, c, at, attempt, trigger, key)
   local start = before and string.sub(before, 1, -2) .. ',' or '['
   key = key and '","key":' .. cjson.encode(key) .. ',' or '",'
@@ -49,7 +49,7 @@ local function remember_trigger(c, key, at, triggers)
   remember_key(c.state, key, at)
 end
 
--- So many milliseconds of the pause (JSON, or false) are left; nil: there is none.
+-- Returns how many milliseconds of the pause (JSON, or false) are left; nil: there is none.
 local function paused(pause)
   if not pause then return end
   pause = cjson.decode(pause)
@@ -62,14 +62,15 @@ local function not_run(c, at, outcome, count, reason)
     instance = instance, host = host, outcome = outcome, count = count, error = reason }))
 end
 
--- True: another attempt follows. `open` is changed, and not yet saved.
+-- Records that the lease of `open[i]` lapsed. Returns true if another attempt follows. Changes `open`; the caller saves
+-- it.
 local function lapse(c, open, i, extra)
   local e = open[i]
   push_history(c.history, cjson.encode({ run_id = e.run, job = c.job, occurrence = e.occurrence,
     trigger = e.trigger, attempt = e.attempt, instance = e.instance, host = e.host, started_at = e.granted_at,
     finished_at = now, lateness_ms = e.granted_at - e.occurrence, duration_ms = math.max(0, now - e.granted_at),
     outcome = 'unknown', error = LAPSED, count = 1 }))
-  -- A run that nobody saw ending was busy as far as its last renewal shows, not until it was found dead.
+  -- Nobody saw this run end: it counts as active until its last renewal, not until the store found it dead.
   save_last(c.state, e, 'unknown', e.renewed_at)
   if extra.on_crash == 'rerun' and e.attempt < extra.max_attempts and not e.stop then
     e.next_attempt = { at = now, trigger = 'takeover' }
@@ -83,7 +84,7 @@ local function claim_open(c, open, i, extra, pause)
   local e = open[i]
   if not e.next_attempt then
     if e.run == c.run then
-      -- Asked again after a lost reply: the claimant counts its trust from this request.
+      -- The claimant repeats its claim after a lost reply: it counts its trust from this request.
       e.seq, e.renewed_at = math.min(e.seq + 1, SEQ_MOST), now
       save_list(c.state, 'open', open)
       return { 'granted', int(e.occurrence), e.attempt, e.trigger }
@@ -98,7 +99,7 @@ local function claim_open(c, open, i, extra, pause)
   pause = paused(pause)
   if pause then return { 'later', int(pause) } end
   local attempt, trigger = e.attempt + 1, e.next_attempt.trigger
-  -- Another run can be going on only where the policy was allow before.
+  -- Another run can be active here only if the policy was `allow` before.
   if c.overlap ~= 'allow' then
     local j = 1
     while open[j] do
@@ -127,21 +128,21 @@ local function claim_open(c, open, i, extra, pause)
   return { 'granted', int(e.occurrence), attempt, trigger }
 end
 
--- Some of the range `m` is decided, and some is not.
+-- True: a part of the range `m` is decided, but not all of it.
 local function decided_in(m, newest, early)
   if m.last <= newest then return false end
   for _, e in ipairs(early) do if m.first <= e and e <= m.last then return true end end
   return m.first <= newest
 end
 
--- As `decide`, but what is undecided before `at` stays so.
+-- As `decide`, but undecided occurrences before `at` stay undecided.
 local function not_started(c, extra, at, triggers, outcome, reason)
   if triggers then remember_trigger(c, extra.key, at, triggers) end
   not_run(c, at, outcome, 1, reason)
   return { 'recorded', outcome, reason }
 end
 
--- Decided without a run.
+-- Decides `at` without a run.
 local function decide(c, extra, at, triggers, outcome, reason)
   if at > tonumber(redis.call('HGET', c.state, 'newest') or '0') then
     redis.call('HSET', c.state, 'newest', int(at))
@@ -153,8 +154,8 @@ local function claim(c)
   local st = redis.call('HMGET', c.state, 'incarnation', 'newest', 'open', 'last_to', 'pause', 'skip', 'early', 'off')
   if not st[1] then return { 'absent' } end
   local newest, open_json = tonumber(st[2] or '0'), st[3]
-  -- What lies further in the future than a server may be behind is no knowledge: it was learned by a clock that was
-  -- wrong.
+  -- If `known` is further in the future than a server's clock may be behind, ignore it: the claimant learned it from a
+  -- clock that was wrong.
   if c.known > newest and c.known <= now + NEAR then
     newest = c.known
     redis.call('HSET', c.state, 'newest', int(newest))
@@ -172,7 +173,7 @@ local function claim(c)
     end
   end
 
-  -- start_by 2: that moment has passed, and the clock was in doubt then.
+  -- start_by 2: the latest moment for a start has passed, and the clock was in doubt then.
   local late = c.start_by == 2 and IN_DOUBT or TOO_LATE
   local triggers
   if manual then
@@ -191,14 +192,14 @@ local function claim(c)
       return { 'settled', last }
     end
     at = now
-    -- Where `before` has passed and is not decided, there must be room for more than one trigger.
+    -- If the instant `before` has passed and is not decided, leave room for more than one trigger before it.
     if extra.before and extra.before <= now then at = math.max(newest + 1, extra.before - 1000) end
     if at <= newest or extra.before and at >= extra.before then
       if now > c.start_by then
-        -- To be recorded it needs no room, only an instant that is no scheduled one.
+        -- A record needs no room, only an instant at which no occurrence can be planned.
         return not_started(c, extra, now % 1000 == 0 and now + 1 or now, triggers, 'missed', late)
       end
-      -- Where the clock stands behind what is decided, there is room when it has come that far.
+      -- If the clock is behind the newest decided occurrence, there is room once the clock has passed that.
       return { 'early', at <= newest and int((newest + 1) * 1000 - now_us) or '1000' }
     end
   else
@@ -208,11 +209,11 @@ local function claim(c)
       return { 'settled', last }
     end
     if now_us < at * 1000 then return { 'early', int(at * 1000 - now_us) } end
-    -- Somebody has the job, and it is enabled.
+    -- The claim shows that an instance has the job and that it is enabled.
     if st[8] then redis.call('HDEL', c.state, 'off') end
   end
 
-  -- start_by 0: not to be caught up; -1: its job was removed.
+  -- start_by 0: the occurrence is not to be caught up; -1: its job was removed.
   local never = c.start_by == -1 and JOB_REMOVED or OVERDUE
   local early = st[7] and cjson.decode(st[7]) or NOTHING
   if extra.missed then
@@ -274,7 +275,7 @@ local function claim(c)
       lapse(c, open, 1, extra)
       e, changed = open[1], true
     end
-    -- More than one only where the policy was allow before.
+    -- There is more than one open entry only if the policy was `allow` before.
     while e do
       local wait
       local pause = e.next_attempt and paused(st[5])
@@ -284,12 +285,12 @@ local function claim(c)
       elseif e.next_attempt and c.overlap == 'queue' then
         wait = now >= e.next_attempt.at and first or { 'later', int(e.next_attempt.at - now) }
       elseif e.next_attempt then
-        -- A pending retry gives way: its attempt would carry an older token.
+        -- Drop a waiting retry: its token would be older than that of the newer run.
         table.remove(open, 1)
         e, changed = open[1], true
       else
-        -- Proof that the run was going on when this occurrence was due. Without it the run before may be dead, or this
-        -- occurrence is overdue itself.
+        -- `alive` is true if something proves that the run was active when this occurrence was due. Without a proof the
+        -- run may have been dead by then, or this occurrence is overdue itself.
         local alive = e.granted_at <= at and (e.renewed_at >= at or holds(extra, e.run))
         if not manual and c.overlap == 'skip' and alive then
           if changed then save_list(c.state, 'open', open) end
@@ -316,8 +317,8 @@ local function claim(c)
   return { 'granted', text, '1', c.trigger }
 end
 
--- Most claims are the first for their occurrence, and granted, or a later one, and find it running. These two are
--- answered here without decoding anything, as 1 and as the open entry's JSON; nil: not one of them.
+-- Most claims are either the first for their occurrence, and granted, or later, and find it running. `quick` answers
+-- these two without decoding anything, with 1 or with the JSON of the open entry; nil: the claim is neither.
 local function quick(state, a)
   if ARGV[a + 9] ~= '' then return end
   local st = redis.call('HMGET', state, 'incarnation', 'newest', 'open', 'last_to', 'pause', 'skip', 'early', 'off')
@@ -325,8 +326,8 @@ local function quick(state, a)
   local at, newest = tonumber(at_text), tonumber(st[2] or '0')
   if st[1] ~= incarnation or tonumber(ARGV[a + 3]) > newest then return end
   if open then
-    -- Exactly one entry is open, it is the one asked for, and another holds it: nothing inside of a JSON string
-    -- looks like a member, as its quotes are escaped.
+    -- Checks that exactly one entry is open, that it is for the claimed occurrence, and that another run holds it. No
+    -- part of a JSON string looks like a member, because quotes inside a string are escaped.
     if newest == at and string.find(open, '"occurrence":' .. at_text, 1, true)
       and not string.find(open, '},{', 1, true) and not string.find(open, '"next_attempt":', 1, true)
       and not string.find(open, ARGV[a + 4], 1, true) then

@@ -1,18 +1,19 @@
--- compare_and_set.lua: replace the state of a job, if it is still what the caller read. For everything that is not
--- urgent (register, pause, skip, cancel, trigger): decided in Rust by src/logic/claim/ on the state that was read.
+-- compare_and_set.lua: replaces the state of a job if it is still the state that the caller read. For requests that are
+-- not urgent (register, pause, skip, cancel, trigger): src/logic/claim/ decides them in Rust on the state that it read.
 --
 -- KEYS[1]  state    <ns>:{<job>}:state     hash, see lib.lua
 -- KEYS[2]  history  <ns>:{<job>}:history   list of JSON run records, newest first, expires
 -- KEYS[3]  epoch    <ns>:epoch            hash, see heartbeat.lua
 -- KEYS[4]  jobs     <ns>:jobs             set of the names of all jobs that were ever adopted
--- ARGV[1]  incarnation   the one in which it was read
--- ARGV[2]  channel
--- ARGV[3]  epoch         the id of the epoch in which it is to be written, or empty: any
--- ARGV[4]  job           kept in `jobs` when its state is adopted
--- ARGV[5]  number of fields and values that were read, then these; then the same of the fields to set; then the
---          number of fields to remove, and these; then the number of records, and these; the same of events
+-- ARGV[1]  incarnation   the incarnation in which the caller read the state
+-- ARGV[2]  channel       for events
+-- ARGV[3]  epoch         the id of the epoch in which to write, or empty: any
+-- ARGV[4]  job           added to `jobs` when its state is adopted
+-- ARGV[5]  then five lists, each after the number of its items: the fields and values that the caller read, the fields
+--          and values to set, the fields to remove, the records, the events
 --
--- Returns  {now_us, incarnation, 1}  done    {now_us, incarnation, 0}  it has changed meanwhile: read and decide again
+-- Returns  {now_us, incarnation, 1}  written
+--          {now_us, incarnation, 0}  the state has changed meanwhile: the caller reads it and decides again
 local p = 5
 local function take()
   local list, n = {}, tonumber(ARGV[p])

@@ -1,30 +1,31 @@
--- heartbeat.lua: say that an instance lives, and learn who else does, who is asked to drain, and which
--- incarnation of the store this is.
+-- heartbeat.lua: records that an instance lives, and returns the other instances, those that are told to drain, and the
+-- epoch of the store.
 --
 -- KEYS[1]  instances  <ns>:instances   hash: instance -> JSON {seen, ...}
--- KEYS[2]  drains     <ns>:drains      hash: instance -> 1, or since when (ms) that instance has not been known here
+-- KEYS[2]  drains     <ns>:drains      hash: instance -> 1, or since when (ms) the store has no entry of it
 -- KEYS[3]  epoch      <ns>:epoch       hash: incarnation, id, born (ms), quarantine (ms), open (0 or 1)
--- ARGV[1]  instance   empty: only look
+-- ARGV[1]  instance   empty: only read
 -- ARGV[2]  info       JSON members without `seen`; empty: the instance leaves
 -- ARGV[3]  quarantine the longest that this instance needs, ms
--- ARGV[4]  open       `<incarnation>/<id>`: the caller has seen this epoch for `quarantine` and vouches for it
--- ARGV[5]  id         names the epoch, should it begin now
--- ARGV[6]  process    of the caller: who leaves takes no entry along that another process of its name has made
+-- ARGV[4]  open       `<incarnation>/<id>` of an epoch that the caller has seen for a whole quarantine: open it
+-- ARGV[5]  id         the id for the epoch if it begins now
+-- ARGV[6]  process    of the caller: an instance that leaves does not remove the entry of another process of its name
 --
--- An epoch is the time from a start of the server, or from the loss of its data, to the next. It is open when
--- nobody can hold a lease from before it that was not reclaimed; new jobs are taken up in an open epoch only.
+-- An epoch lasts from one start of the server, or loss of its data, to the next. It is open when no instance can still
+-- hold a lease from before it that it did not reclaim. Instances adopt new jobs only in an open epoch.
 --
 -- Returns  {now_us, incarnation, id, born, quarantine, open, instances, drains, before}
---          instances and drains as HGETALL gives them; before: the entry of this instance as it was, or empty
+--          instances and drains as HGETALL returns them; before: the previous entry of this instance, or empty
 local function decoded(text)
   local well, info = pcall(cjson.decode, text)
   return well and type(info) == 'table' and info or {}
 end
 
-redis.call('PERSIST', KEYS[3]) -- see renew.lua: a fleet must stay visible on a full server
+redis.call('PERSIST', KEYS[3]) -- see renew.lua; the fleet must stay visible even if the server is full
 local epoch = redis.call('HMGET', KEYS[3], 'incarnation', 'id', 'born', 'quarantine', 'open')
 if epoch[1] ~= incarnation or not epoch[2] then
-  -- The later of both clocks: what was planned before the birth and has no record is given up, and must not run twice.
+  -- The later of both clocks: occurrences that were planned before the birth and have no record are given up, and must
+  -- not run twice.
   local born = int(math.max(now, believed or now))
   epoch = { incarnation, ARGV[5], born, '0', '0' }
   redis.call('DEL', KEYS[3])
@@ -49,17 +50,18 @@ if ARGV[1] ~= '' then
 end
 local all, live = redis.call('HGETALL', KEYS[1]), {}
 for i = 1, #all, 2 do
-  -- What is no instance's word is forgotten like one.
+  -- Treat an entry that no instance wrote like that of an instance that has not been seen for long.
   if ARGV[1] ~= '' and (tonumber(decoded(all[i + 1]).seen) or 0) < now - FORGET_INSTANCE then
     redis.call('HDEL', KEYS[1], all[i])
   else
     live[#live + 1] = all[i]
-    -- A longer one is no instance's, and is told as an empty one.
+    -- No instance writes a longer entry: return it as an empty one.
     live[#live + 1] = #all[i + 1] <= INSTANCE_MOST and all[i + 1] or ''
   end
 end
--- A drain lasts until it is taken back or its instance leaves. It goes a while after an instance that was forgotten:
--- a server's clock that jumps ahead for a moment makes living ones look like that, until their next heartbeat.
+-- A drain lasts until it is taken back or its instance leaves. If the instance is forgotten, the drain is removed only
+-- a while later, because a server's clock that jumps ahead for a moment makes living instances look forgotten until
+-- their next heartbeat.
 local drains, kept = redis.call('HGETALL', KEYS[2]), {}
 for i = 1, #drains, 2 do
   local known, since = redis.call('HGET', KEYS[1], drains[i]) ~= false, tonumber(drains[i + 1]) or 1

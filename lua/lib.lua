@@ -1,28 +1,29 @@
--- lib.lua: what the scripts below share; each of them is sent as constants, lib.lua and its own file. The constants (names in
--- capitals) are those of src/store/redis/script.rs.
--- The last argument of every script is what the caller believes the server's clock to show (ms), or empty.
+-- lib.lua: what the scripts share. soloist sends each script as constants, lib.lua and its own file. The constants
+-- (names in capitals) come from src/store/redis/script.rs.
+-- The last argument of every script is the time (ms) that the caller believes the server's clock to show, or empty.
 --
--- State of a job: a hash with no expiry. Fields, as in `State` in src/logic/claim/state.rs (absent: empty):
+-- The state of a job is a hash without expiry. Its fields, as in `State` in src/logic/claim/state.rs (absent: empty):
 --   incarnation schedule definition   strings (the latter two are digests)
---   since newest resumed skip_at off last_to skip   integers, milliseconds but for `skip`
+--   since newest resumed skip_at off last_to skip   integers; all but `skip` are milliseconds
 --   open triggers triggered early   JSON arrays      last pause   JSON objects      waiting   1
 --   `last_to` repeats last.to, so that most claims need not decode `last`.
--- Redis gives the data of every primary a replication id: with it a restart, failover or rollback is seen inside the
--- script, where nothing can happen between the look and the decision.
+-- Redis gives the data of every primary a replication id. By that id the script itself notices a restart, failover or
+-- rollback, and nothing can happen between this check and the decision.
 
 local t = redis.call('TIME')
 local now_us = tonumber(t[1]) * 1000000 + tonumber(t[2])
 local now = math.floor(now_us / 1000)
 
--- The server's clock is in doubt when it is not where the caller believes it to be: behind by more than a second, or
--- ahead by more than a request may be on its way. Then nothing is decided, and what must be written is dated by the
--- caller's clock. The same as `in_doubt` in src/logic/belief.rs. Answers tell `now_us` as the server's clock shows it.
+-- The server's clock is in doubt if it differs from the time that the caller believes: if it is behind by more than a
+-- second, or ahead by more than a request may take to arrive. Then the scripts decide nothing, and date what they must
+-- write by the believed time. The same rule as `in_doubt` in src/logic/belief.rs. `now_us` in the answers is always the
+-- time that the server's clock shows.
 local believed = tonumber(ARGV[#ARGV])
 local in_doubt = believed and (now < believed - BEHIND or now > believed + AHEAD)
 if in_doubt then now = believed end
 
--- What names the data: it is another one after each start of a primary, after a promotion, and where a server's data
--- was replaced by another's (REPLICAOF and back), although the process and its run id stay.
+-- The incarnation is the replication id, which names the data. It changes at each start of a primary, at a promotion,
+-- and when another server's data replaces this server's (REPLICAOF and back), although the process and its run id stay.
 local info = redis.call('INFO', 'replication')
 if not string.find(info, 'role:master', 1, true) then
   return redis.error_reply('READONLY this server is a replica: soloist needs the primary')
@@ -32,7 +33,7 @@ local incarnation = mark and string.match(info, '^%x+', mark + 1)
 
 local function int(n) return string.format('%.0f', n) end
 
--- The output of a run goes when its record does: it has a key of its own, beside the history's.
+-- Adds a record. The output of a run, which has its own key beside the history's, is removed together with its record.
 local function push_history(key, record)
   for _ = HISTORY_KEPT + 1, redis.call('LPUSH', key, record) do
     local run = string.match(redis.call('RPOP', key), '"run_id":"([%x-]+)"')
@@ -45,15 +46,15 @@ local function save_list(key, field, list)
   if #list == 0 then redis.call('HDEL', key, field) else redis.call('HSET', key, field, cjson.encode(list)) end
 end
 
--- The key of a trigger that is decided as `at` joins those that are remembered. The list may be long, so it is
--- not decoded: old ones are forgotten where the next trigger is put in.
+-- Adds the key of a trigger that is decided as `at` to the remembered keys. Does not decode the list, which may be
+-- long: the request that adds the next trigger removes old keys.
 local function remember_key(state, key, at)
   local before = redis.call('HGET', state, 'triggered')
   redis.call('HSET', state, 'triggered', (before and string.sub(before, 1, -2) .. ',' or '[')
     .. '{"key":' .. cjson.encode(key) .. ',"occurrence":' .. int(at) .. ',"at":' .. int(now) .. '}]')
 end
 
--- `last` as it is after the open entry `e` ended at `to` with `outcome`.
+-- Sets `last` after the open entry `e` ended at `to` with `outcome`.
 local function save_last(key, e, outcome, to)
   redis.call('HSET', key, 'last_to', int(to), 'last', cjson.encode({
     occurrence = e.occurrence, attempt = e.attempt, run = e.run, instance = e.instance, outcome = outcome,

@@ -1,7 +1,8 @@
--- lines.lua: the newest lines of a job's history or decisions. Changes nothing.
+-- lines.lua: returns the newest lines of a job's history or decisions. Changes nothing.
 --
 -- KEYS[1]  list    <ns>:{<job>}:history or <ns>:{<job>}:decisions
--- ARGV[1]  lines   at most   ARGV[2] most: bytes of a line; a larger one is told as an empty one
+-- ARGV[1]  lines   the most lines to return
+-- ARGV[2]  most    the most bytes of a line; a longer one is returned as an empty one
 --
 -- Returns  {now_us, incarnation, line...}
 local out = { int(now_us), incarnation }

@@ -1,10 +1,10 @@
--- observe.lua: the states of up to 100 jobs as they are. Changes nothing.
+-- observe.lua: returns the states of up to 100 jobs. Changes nothing.
 --
 -- KEYS     state   <ns>:{<job>}:state   hash, see lib.lua
--- ARGV[1]  most    bytes of a state; a larger one is not told
+-- ARGV[1]  most    the most bytes of a state; a larger one is not returned
 --
--- Returns  {now_us, incarnation, {field, value, ...}...}   an empty array for a job the store does not know,
---                                                         {'!', reason} for what is no state
+-- Returns  {now_us, incarnation, {field, value, ...}...}   an empty array for a job that the store does not know,
+--                                                         {'!', reason} for a value that is not a state
 local out = { int(now_us), incarnation }
 for i, key in ipairs(KEYS) do
   local state, bytes = redis.pcall('HGETALL', key), 0

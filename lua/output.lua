@@ -1,7 +1,9 @@
--- output.lua: add to the output of a run; the newest bytes stay.
+-- output.lua: adds to the output of a run; the newest bytes stay.
 --
 -- KEYS[1]  output  <ns>:{<job>}:output:<run>   hash, see pieces.lua
--- ARGV[1]  at      bytes written before these   ARGV[2] data   ARGV[3] keep: bytes
+-- ARGV[1]  at      the number of bytes that the run wrote before `data`
+-- ARGV[2]  data
+-- ARGV[3]  keep    the number of bytes to keep
 --
 -- Returns  {now_us, incarnation}
 local o = load_output(KEYS[1])
@@ -9,7 +11,7 @@ local at, data, keep = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3])
 if o and o.done then return { int(now_us), incarnation } end
 o = o or { start = at, base = at, stop = at }
 if at > o.stop then
-  -- A hole drops what is before it.
+  -- Bytes are missing before `data`: drop all earlier ones.
   drop_pieces(KEYS[1], math.floor(o.start / PIECE), math.floor(o.stop / PIECE))
   o.start, o.base, o.stop = at, at, at
 end

@@ -1,9 +1,10 @@
--- pieces.lua: how the output of a run is kept; sent between lib.lua and the scripts that add to it or read it. The
--- same as src/store/output.rs.
+-- pieces.lua: how Redis keeps the output of a run. soloist sends it between lib.lua and the scripts that add to the
+-- output or read it. The same as src/store/output.rs.
 --
--- A hash that expires: start (first byte that is there), base (first byte that is kept), stop (behind the last one),
--- done (1: nothing more will come); of a run that has ended before all of its output was here also total (bytes that it
--- wrote) and until (ms: then the rest is given up); and pieces: field p<n> has the bytes from n * PIECE on.
+-- The output is a hash that expires. Its fields: start (the first byte that the pieces have), base (the first byte that
+-- readers get), stop (the byte after the last), done (1: no more will come). If the run ended before all of its output
+-- was here, also total (the number of bytes that it wrote) and until (ms: then the rest is given up). The pieces: field
+-- p<n> has the bytes from n * PIECE on.
 
 local function load_output(key)
   local o = redis.call('HMGET', key, 'start', 'base', 'stop', 'done', 'total', 'until')
@@ -32,7 +33,8 @@ local function put_pieces(key, o, data)
   end
 end
 
--- No run keeps more than PIECES_MOST. Where somebody else wrote other numbers, the server must not count through them.
+-- No run keeps more than PIECES_MOST pieces. If another program wrote larger numbers, the server must not count through
+-- them all.
 local function drop_pieces(key, from, to)
   for n = math.max(from, to - PIECES_MOST), to do redis.call('HDEL', key, 'p' .. int(n)) end
 end

@@ -1,10 +1,11 @@
--- read_output.lua: some of the output of a run.
+-- read_output.lua: returns a part of the output of a run.
 --
 -- KEYS[1]  output  <ns>:{<job>}:output:<run>   hash, see pieces.lua
--- ARGV[1]  from    the first byte that is wanted   ARGV[2] most: bytes
+-- ARGV[1]  from    the first byte to return
+-- ARGV[2]  most    the most bytes to return
 --
--- Returns  {now_us, incarnation}                                                     nothing is known of it
---          {now_us, incarnation, from, data, stop, done, coming, total or base}      done, coming: 0 or 1
+-- Returns  {now_us, incarnation}                                                     the store has no output of it
+--          {now_us, incarnation, from, data, stop, done, coming, total or stop}      done, coming: 0 or 1
 local o = load_output(KEYS[1])
 if not o then return { int(now_us), incarnation } end
 local from = math.min(math.max(tonumber(ARGV[1]), o.base), o.stop)

@@ -1,15 +1,15 @@
--- renew.lua: prolong the lease of exactly one run, or put it back into a store that lost it. The reference is
--- `renew` in src/logic/claim/renew.rs.
+-- renew.lua: renews the lease of exactly one run, or puts it back into a store that lost it. The reference is `renew`
+-- in src/logic/claim/renew.rs.
 --
 -- KEYS[1]  state    <ns>:{<job>}:state   hash, see lib.lua
 -- ARGV[1]  run      ARGV[2] occurrence (ms)   ARGV[3] attempt   ARGV[4] seq: counts this run's renewals
 -- ARGV[5]  entry    JSON members of the open entry: all but seq, incarnation, renewed_at
 --
 -- Returns  {now_us, incarnation, 'renewed', stop}  stop: empty, cancelled or replaced
---          {now_us, incarnation, 'lost'}           another has it, or it was ended
+--          {now_us, incarnation, 'lost'}           another run has the lease, or this run was ended
 
--- A server that is full refuses commands that may grow it as a script's first write, and this one must get
--- through: a job that runs has to be able to stay alive. PERSIST changes nothing and is never refused.
+-- A full server refuses a script whose first write may need memory. This script must get through, because an active run
+-- must be able to renew its lease. So the first write is PERSIST, which changes nothing and is never refused.
 redis.call('PERSIST', KEYS[1])
 local st = redis.call('HMGET', KEYS[1], 'incarnation', 'open', 'newest', 'last')
 local open = st[2] and cjson.decode(st[2]) or {}
@@ -27,7 +27,7 @@ if st[1] == incarnation then return { int(now_us), incarnation, 'lost' } end
 local last = st[4] and cjson.decode(st[4])
 if last and last.run == ARGV[1] and last.outcome ~= 'unknown' then return { int(now_us), incarnation, 'lost' } end
 
--- The state is gone or from another incarnation: reclaim.
+-- The state is gone or from another incarnation: put the lease back.
 local occurrence, attempt, left = tonumber(ARGV[2]), tonumber(ARGV[3]), {}
 for _, e in ipairs(open) do
   if e.occurrence == occurrence then
@@ -40,7 +40,7 @@ left[#left + 1] = '{' .. ARGV[5] .. ',"seq":' .. ARGV[4] .. ',"incarnation":"' .
   .. int(now) .. '}'
 local key = cjson.decode('{' .. ARGV[5] .. '}').key
 if key then
-  -- It would run once more otherwise, when this run has ended.
+  -- Remember the key: otherwise the trigger would run once more when this run has ended.
   local known = false
   for _, t in ipairs(cjson.decode(redis.call('HGET', KEYS[1], 'triggered') or '[]')) do
     known = known or t.key == key

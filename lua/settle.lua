@@ -1,21 +1,21 @@
--- settle.lua: record how a run ended and give its lease back. The reference is `settle` in src/logic/claim/settle.rs.
+-- settle.lua: records how a run ended and gives its lease back. The reference is `settle` in
+-- src/logic/claim/settle.rs.
 --
 -- KEYS[1]  state    <ns>:{<job>}:state     hash, see lib.lua
 -- KEYS[2]  history  <ns>:{<job>}:history   list of JSON run records, newest first, expires
 -- KEYS[3]  output   <ns>:{<job>}:output:<run>   hash, see pieces.lua
 -- ARGV[1]  run      ARGV[2] occurrence (ms)   ARGV[3] outcome   ARGV[4] record (JSON)   ARGV[5] channel
--- ARGV[6]  next_attempt   empty, or the trigger of the attempt that is to follow
--- ARGV[7]  delay          milliseconds until then
+-- ARGV[6]  next_attempt   the trigger of the attempt that follows, or empty
+-- ARGV[7]  delay          milliseconds until that attempt
 -- ARGV[8]  job      ARGV[9] tail of the output   ARGV[10] bytes of output before the tail
--- ARGV[11] more     bytes of the tail that are handed in apart, or were already; then ARGV[9] is empty
+-- ARGV[11] more     bytes of the tail that the holder stores with output.lua, before or after; then ARGV[9] is empty
 -- ARGV[12] attempt  ARGV[13] ended   when the run ended (ms), or empty
 --
--- Returns  {now_us, incarnation, 'done' | 'lost'}   lost: the lease was not ours any more; the record stands all the
---                                                  same
+-- Returns  {now_us, incarnation, 'done' | 'lost'}   lost: the holder no longer had the lease; the record is kept anyway
 
 redis.call('PERSIST', KEYS[1]) -- see renew.lua
 local st = redis.call('HMGET', KEYS[1], 'incarnation', 'open', 'last', 'newest', 'waiting')
--- Most often the run that ended last is another one, and need not be decoded to see that.
+-- Most often the run that ended last is another one; this search shows it without decoding.
 if st[3] and string.find(st[3], ARGV[1], 1, true) then
   local last = cjson.decode(st[3])
   if last.run == ARGV[1] and last.outcome ~= 'unknown' then return { int(now_us), incarnation, 'done' } end
@@ -41,7 +41,7 @@ end
 local open, i = st[2] and cjson.decode(st[2]) or {}, nil
 for j, e in ipairs(open) do if e.run == ARGV[1] and not e.next_attempt then i = j end end
 if not i and st[1] == incarnation then
-  -- Whoever found it lapsed could not know how it ended.
+  -- The instance that found the lease lapsed could not know how the run ended: correct the outcome.
   local last = st[3] and cjson.decode(st[3]) or {}
   if last.run == ARGV[1] then
     last.outcome = ARGV[3]
@@ -55,7 +55,8 @@ if not st[1] then redis.call('HSET', KEYS[1], 'incarnation', '', 'since', 0) end
 if occurrence > tonumber(st[4] or '0') then redis.call('HSET', KEYS[1], 'newest', int(occurrence)) end
 if i then
   local e = open[i]
-  -- It may have ended long before this could be told: nothing that was due in between overlapped with it.
+  -- Use the time of its end: the settlement may come long after it, and occurrences that were due in between did not
+  -- overlap with this run.
   save_last(KEYS[1], e, ARGV[3], math.min(tonumber(ARGV[13]) or now, now))
   if ARGV[6] ~= '' and not e.stop then
     e.next_attempt = { at = now + tonumber(ARGV[7]), trigger = ARGV[6] }
@@ -65,7 +66,7 @@ if i then
   end
   save_list(KEYS[1], 'open', open)
 else
-  -- An attempt from before ours, in a state that is older than our grant.
+  -- The state is older than the grant of this attempt: remove the entries of its earlier attempts.
   local left = {}
   for _, e in ipairs(open) do
     if e.occurrence ~= occurrence or e.attempt > tonumber(ARGV[12]) then left[#left + 1] = e end

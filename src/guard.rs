@@ -1,8 +1,8 @@
 //! The guard: a small process of its own for each run, which ends the command when its lease or its daemon ends.
 //!
-//! It is this same binary, started again as `soloist __guard` before any runtime or argument parser exists, has one
-//! thread, and depends on nothing that the daemon does later: the daemon may be killed, be stopped or hang.
-//! [`crate::logic::life`] has its rules; here are its messages ([`Spec`], [`Control`], [`Report`], [`HandOver`]) and the
+//! The guard is this same binary, started again as `soloist __guard`, before any runtime or argument parser exists. It
+//! has one thread and depends on nothing that the daemon does later: the daemon may be killed, be stopped or hang.
+//! [`crate::logic::life`] has its rules. Here are its messages ([`Spec`], [`Control`], [`Report`], [`HandOver`]) and the
 //! loop that carries out the rules. The daemon's side is [`crate::runner`].
 //!
 //! Descriptor 0 is a socket to the daemon: one JSON line each way per message. Descriptors 1 and 2 are the pipes for
@@ -117,7 +117,8 @@ impl Inherited {
             .and_then(|text| text.parse::<i32>().ok())
             .filter(|fd| *fd > 2)
             .ok_or_else(|| io::Error::other("the third argument must be a descriptor"))?;
-        // SAFETY: our starter left it open for us, and nothing else here uses it; if not, the next line says so.
+        // SAFETY: the process that started this one left it open for it, and nothing else here uses it. If it is not
+        // open, the next line returns an error.
         let stdin = unsafe { OwnedFd::from_raw_fd(fd) };
         rustix::io::fcntl_setfd(&stdin, rustix::io::FdFlags::CLOEXEC)?;
         Ok(Some(Self { stdin }))
@@ -130,7 +131,7 @@ impl Guard {
         let daemon = rustix::process::getppid();
         let inherited = Inherited::take(std::env::args_os().nth(4))?;
         if inherited.is_none() {
-            // SAFETY: nothing here has opened a descriptor above 2 yet, so none of these is anybody's.
+            // SAFETY: nothing here has opened a descriptor above 2 yet, so no code uses any of these.
             unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, 0) };
             // Ctrl-C in the daemon's terminal is meant neither for the guard nor for the command.
             let _ = rustix::process::setsid();
@@ -144,7 +145,7 @@ impl Guard {
             TimerfdClockId::Boottime,
             TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK,
         )?;
-        // SAFETY: descriptor 0 is open (std sees to that) and nobody else in this process uses it.
+        // SAFETY: descriptor 0 is open (std ensures that) and nothing else in this process uses it.
         let socket = unsafe { OwnedFd::from_raw_fd(0) };
         rustix::io::fcntl_setfd(&socket, rustix::io::FdFlags::CLOEXEC)?;
         Ok(Self {
@@ -432,7 +433,7 @@ impl<'g> GuardedRun<'g> {
         }
     }
 
-    /// All processes of the start are gone.
+    /// Reports that the start failed. Call it when all processes of the start are gone.
     fn report_failure(&mut self) {
         let failed = self.failed.take().unwrap_or_else(|| {
             let cause = self.life.cause().unwrap_or(Cause::Deadline);
@@ -498,7 +499,7 @@ impl<'g> GuardedRun<'g> {
         (end, self.spec.settle, self.spec.settle_exe)
     }
 
-    /// Reaps ended children, and handles the end of the command. Returns whether any child is left.
+    /// Reaps ended children, and handles the end of the command. Returns true if any child is left.
     fn reap_and_report(&mut self) -> bool {
         if self.starting() {
             return true;
@@ -530,7 +531,7 @@ impl<'g> GuardedRun<'g> {
         children
     }
 
-    /// Reaps ended children: the command, and orphans of its tree. Returns whether any child is left.
+    /// Reaps ended children: the command, and orphans of its tree. Returns true if any child is left.
     fn reap(&mut self) -> bool {
         let mut options = WaitOptions::NOHANG;
         if self.spec.transparent.is_some() {
@@ -564,7 +565,7 @@ impl<'g> GuardedRun<'g> {
     fn read_control(&mut self) {
         let was_open = !self.guard.control.closed;
         while let Some(control) = self.guard.control.next() {
-            // Taken after the message was read: this process may have been stopped in between.
+            // Take the time after reading the message: this process may have been stopped in between.
             let now = Boottime::now();
             let step = match control {
                 Control::Deadline(deadline) => {
@@ -589,11 +590,11 @@ impl<'g> GuardedRun<'g> {
         }
     }
 
-    /// Until the command is reaped, its pid belongs to it.
+    /// Sends a signal to the command. That is safe because its pid belongs to it until the guard reaps it.
     fn pass_on(&mut self, signal: i32) {
         match self.command {
             Some(command) => {
-                // SAFETY: a plain system call; a number that is no signal is refused.
+                // SAFETY: a plain system call; the kernel refuses a number that is not a signal.
                 unsafe { libc::kill(command.as_raw_nonzero().get(), signal) };
             }
             None => self.signals.push(signal),
@@ -709,8 +710,8 @@ fn give_away_output() {
     }
 }
 
-/// Ignores every signal that could end or stop this process and can be ignored, so that only SIGKILL, SIGSTOP and
-/// a frozen cgroup can; returns a descriptor that becomes readable when a child ends.
+/// Ignores every signal that could end or stop this process and can be ignored, so that only SIGKILL, SIGSTOP and a
+/// frozen cgroup can do so. Returns a descriptor that becomes readable when a child ends.
 fn catch_signals() -> io::Result<OwnedFd> {
     const KEPT: [i32; 8] = [
         libc::SIGCHLD,
@@ -723,13 +724,14 @@ fn catch_signals() -> io::Result<OwnedFd> {
         libc::SIGTRAP,
     ];
     for signal in (1..=64).filter(|s| !KEPT.contains(s)) {
-        // SAFETY: SIG_IGN is valid for all; for SIGKILL, SIGSTOP and libc's own the call is refused.
+        // SAFETY: SIG_IGN is valid for all; the kernel or libc refuses SIGKILL, SIGSTOP and libc's own signals.
         unsafe { libc::signal(signal, libc::SIG_IGN) };
     }
     // SAFETY: the set is initialised by sigemptyset before use, all pointers are valid, and the new descriptor is
     // owned by nobody else.
     unsafe {
-        // If SIGCHLD were ignored, as our starter may have left it, children would vanish without a status.
+        // If SIGCHLD were ignored, as the process that started this one may have left it, children would vanish without
+        // a status.
         libc::signal(libc::SIGCHLD, libc::SIG_DFL);
         let mut set: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&raw mut set);

@@ -1,4 +1,4 @@
-//! The words of the contract as types: what every part of soloist passes around.
+//! The basic types that all parts of soloist use.
 
 pub mod duration;
 #[cfg(feature = "daemon")]
@@ -11,16 +11,16 @@ use std::{fmt, time::Duration};
 #[cfg(feature = "sqlite")]
 pub use self::run::*;
 
-/// Nanoseconds of CLOCK_BOOTTIME: monotonic, and counts the time a host was suspended.
+/// Nanoseconds of CLOCK_BOOTTIME, which is monotonic and includes the time in which the host was suspended.
 ///
-/// Comparable between all processes of one host (the guard reads the daemon's deadlines on this clock), never
-/// between hosts.
+/// All processes of one host can compare their times (the guard reads the daemon's deadlines on this clock). Times of
+/// different hosts must not be compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "sqlite", derive(serde::Serialize, serde::Deserialize))]
 pub struct Boottime(pub u64);
 
 impl Boottime {
-    /// Time from `earlier` to `self`; zero if `earlier` is later.
+    /// The time from `earlier` to `self`; zero if `earlier` is later.
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }

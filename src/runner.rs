@@ -1,7 +1,8 @@
 //! The daemon's side of a run: starts its guard, talks to it, collects the output, and ends the process tree itself if
 //! the guard is killed. The guard itself is in [`crate::guard`].
 //!
-//! Order at the end of a run: [`Running::wait`] (the tree is gone), settle in the store, [`Running::settled`].
+//! At the end of a run the holder waits until the tree is gone ([`Running::wait`]), settles in the store, and then
+//! calls [`Running::settled`].
 
 mod children;
 mod orphans;
@@ -39,7 +40,7 @@ use crate::{
     model::{JobName, Outcome, RunId},
 };
 
-/// How long the pipes may stay open after the tree is gone. Only a process outside the tree that was given a descriptor
+/// How long the runner reads the pipes after the tree is gone. Only a process outside the tree that got a descriptor
 /// can keep them open.
 const DRAIN: Duration = Duration::from_millis(500);
 
@@ -81,11 +82,11 @@ fn hint(error: &io::Error) -> &'static str {
 }
 
 impl Runner {
-    /// Starts guards from this binary. Makes this process the subreaper of the processes that killed guards leave
-    /// behind.
+    /// Starts guards from this binary. Makes this process a subreaper, so that it becomes the parent of processes that
+    /// killed guards leave behind.
     ///
     /// # Errors
-    /// The kernel refuses that.
+    /// The kernel refuses to make this process a subreaper.
     pub fn new() -> io::Result<Self> {
         Self::with_exe("/proc/self/exe".into())
     }
@@ -95,7 +96,7 @@ impl Runner {
     /// # Errors
     /// As [`Runner::new`].
     pub fn with_exe(exe: PathBuf) -> io::Result<Self> {
-        // Any pid means yes.
+        // Any pid means true.
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
         Ok(Self {
             exe: Arc::new(exe),
@@ -103,7 +104,7 @@ impl Runner {
         })
     }
 
-    /// Guards and commands get none of these variables of this process: the secrets of the store.
+    /// Hides these variables of this process, which have secrets of the store, from guards and commands.
     pub fn hiding(self, variables: Arc<[String]>) -> Self {
         Self {
             hidden: variables,
@@ -111,7 +112,7 @@ impl Runner {
         }
     }
 
-    /// This binary, as the guard or as `__settle`.
+    /// The command that starts this binary, as a guard or as `__settle`.
     fn command(&self) -> std::process::Command {
         let mut command = std::process::Command::new(&*self.exe);
         command.arg0("soloist");
@@ -123,8 +124,8 @@ impl Runner {
         command
     }
 
-    /// Pre-starts a guard: it waits until it is told what to run, and ends if the returned value is dropped. Needs a
-    /// Tokio runtime, and blocks its thread for a fraction of a millisecond, whatever the size of this process.
+    /// Pre-starts a guard, which waits until it is told what to run. The guard ends if the returned value is dropped.
+    /// Needs a Tokio runtime, and blocks its thread for a fraction of a millisecond, whatever the size of this process.
     ///
     /// # Errors
     /// No descriptor, process or memory is left for a guard.
@@ -138,6 +139,9 @@ impl Runner {
     ///
     /// # Errors
     /// No descriptor, process or memory is left for a guard. Later errors are part of [`End`].
+    ///
+    /// # Cancel safety
+    /// The future never waits: its first poll does everything. Dropping it before that starts nothing.
     pub async fn start(&self, spec: Spec, output: Output) -> Result<Running, StartError> {
         self.start_prepared(spec, output, None).await
     }
@@ -146,6 +150,9 @@ impl Runner {
     ///
     /// # Errors
     /// As [`Runner::start`].
+    ///
+    /// # Cancel safety
+    /// As [`Runner::start`]; dropping the future before its first poll also ends the pre-started guard.
     pub async fn start_prepared(
         &self,
         spec: Spec,
@@ -176,8 +183,8 @@ impl Runner {
             .stdin(OwnedFd::from(theirs))
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        // Not closed on exec, so that the guard has it under this number; our copy is closed after the guard has
-        // started.
+        // Not closed on exec, so that the guard has it under this number. This process closes its copy after the guard
+        // has started.
         let mut stdin = None;
         if transparent {
             let ours = rustix::io::fcntl_dupfd_cloexec(io::stdin(), 3)?;
@@ -199,7 +206,7 @@ impl Runner {
     fn spawn(&self, spec: Spec, output: Output, prepared: Option<Prepared>) -> io::Result<Running> {
         let mut first_line = serde_json::to_vec(&spec)?;
         first_line.push(b'\n');
-        // Somebody may have killed the waiting guard: then nothing was started yet, and a new guard replaces it.
+        // If somebody killed the waiting guard, nothing was started yet, and a new guard replaces it.
         let told = prepared.and_then(|p| Some((p.tell(&first_line).ok()?, p)));
         let (written, prepared) = match told {
             Some(told) => told,
@@ -272,11 +279,11 @@ impl Runner {
             .map(drop)
     }
 
-    /// Ends the runs of other daemons that were killed together with their guards, and returns how many there were. It
-    /// finds only trees in a cgroup below our own; others look like unrelated processes that inherited our environment
-    /// (`at`, `sbatch`). Blocking; costs almost nothing while every run has its guard.
+    /// Ends the runs of other daemons that were killed together with their guards, and returns how many such runs there
+    /// were. It finds only trees in a cgroup below that of this process; others look like unrelated processes that
+    /// inherited the environment of a run (`at`, `sbatch`). Blocks; costs almost nothing while every run has its guard.
     pub fn sweep() -> usize {
-        // In this order, because a guard exists before its cgroup does, and longer.
+        // Look for cgroups first and for guards second: a guard exists before its cgroup does, and longer.
         let mut cgroups = guard::cgroups_of_all_runs();
         cgroups.retain(|(_, cgroup)| cgroup.abandoned());
         if cgroups.is_empty() {
@@ -338,13 +345,13 @@ pub struct End {
     pub outcome: Outcome,
     pub exit_code: Option<i32>,
     pub signal: Option<i32>,
-    /// What ended it; None: it ended by itself, or could not be started.
+    /// Why soloist ended it; None: it ended by itself, or could not start.
     pub cause: Option<Cause>,
-    /// Why it failed, in words, if code and signal do not tell.
+    /// Why it failed, for people, if code and signal do not say so.
     pub error: Option<String>,
     /// The kernel's error for the exec; None also if the start did not get that far.
     pub errno: Option<i32>,
-    /// None when the command could not be started.
+    /// When its start began; None: the command could not start.
     pub started: Option<Moment>,
     /// When the last process of its tree was gone: that is the end of the run.
     pub ended: Moment,
@@ -376,12 +383,12 @@ struct State {
     stopped: (u64, i32, i32),
 }
 
-/// See [`Running::watch`].
+/// Waits for events of one run; see [`Running::watch`].
 #[derive(Debug)]
 pub struct Watch(watch::Receiver<State>, u64);
 
 impl Watch {
-    /// See [`Running::started`].
+    /// As [`Running::started`].
     pub async fn started(&mut self) -> Option<Moment> {
         match self
             .0
@@ -393,8 +400,11 @@ impl Watch {
         }
     }
 
-    /// Waits for the next stop, and returns its signal. Cancel safe. Skips a stop if the command was continued
-    /// meanwhile.
+    /// Waits for the next stop of the command, and returns its signal. Skips a stop if the command was continued
+    /// meanwhile. Never returns after the end of the run.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses no stop: the next call returns it.
     pub async fn stopped(&mut self) -> i32 {
         loop {
             let seen = self.1;
@@ -417,7 +427,7 @@ impl Watch {
 #[derive(Debug)]
 enum Order {
     Tell(Control),
-    /// The guard was told that the run is settled, and has read it.
+    /// Tells the guard that the run is settled, and answers when the message is sent.
     Settled(oneshot::Sender<()>),
 }
 
@@ -435,8 +445,8 @@ pub struct Running {
 }
 
 impl Running {
-    /// Tells the guard that the lease is trusted until `deadline`. Never waits. Without effect if the previous deadline
-    /// has passed.
+    /// Tells the guard that the holder trusts the lease until `deadline`. Never waits. Has no effect if the previous
+    /// deadline has passed.
     pub fn extend(&self, deadline: Boottime) {
         let _ = self.orders.send(Order::Tell(Control::Deadline(deadline)));
     }
@@ -459,24 +469,29 @@ impl Running {
         Watch(self.state.clone(), 0)
     }
 
-    /// Waits for the start of the command, and returns its time. None: it could not be started, see [`Running::wait`].
+    /// Waits for the start of the command, and returns its time. None: it could not start; [`Running::wait`] says why.
+    ///
+    /// # Cancel safety
+    /// The caller may drop the future at any time, and call again.
     pub async fn started(&self) -> Option<Moment> {
         self.watch().started().await
     }
 
-    /// Waits until every process of the run is gone, and returns how it ended. Cancel safe; later calls return the
-    /// same.
+    /// Waits until every process of the run is gone, and returns how the run ended. Later calls return the same.
+    ///
+    /// # Cancel safety
+    /// The caller may drop the future at any time, and call again.
     pub async fn wait(&mut self) -> End {
         if let Ok(state) = self.state.wait_for(|s| s.end.is_some()).await
             && let Some(end) = &state.end
         {
             return end.clone();
         }
-        // Only if the runtime is being shut down: the guard notices that its socket closes, and takes over.
+        // This happens only if the runtime shuts down: the guard notices that its socket closes, and takes over.
         std::future::pending().await
     }
 
-    /// The output so far; stays readable after the end.
+    /// The output so far. It stays readable after the end.
     pub fn output(&self) -> Arc<Tail> {
         self.tail.clone()
     }
@@ -487,7 +502,11 @@ impl Running {
     }
 
     /// Call it once the outcome is recorded, or need not be recorded because the lease was lost: the guard then ends
-    /// without settling. Returns when the guard has been told.
+    /// without settling. Returns when the message to the guard is sent.
+    ///
+    /// # Cancel safety
+    /// After its first poll, dropping the future changes nothing: the guard gets the message. Before that, it has the
+    /// same effect as dropping the [`Running`].
     pub async fn settled(self) {
         let (told, wait) = oneshot::channel();
         if self.orders.send(Order::Settled(told)).is_ok() {

@@ -1,6 +1,7 @@
-//! Where leases and locks are kept. `Store` is the contract of a fleet, by which claims are decided and remembered: `memory`,
-//! `redis` and `sqlite` keep it alike, and one suite (tests/it/conformance.rs) runs over all of them. Locks share
-//! the connections to Redis, the SQLite file, and what may go wrong.
+//! The stores, which keep leases and locks. `Store` is the contract between a fleet and its store, which decides claims
+//! and remembers the decisions. `memory`, `redis` and `sqlite` implement it, and one suite of tests
+//! (tests/it/conformance.rs) runs over all three. The library's locks use the same connections to Redis, the same
+//! SQLite file and the same errors.
 
 #[cfg(feature = "redis")]
 pub(crate) mod connection;
@@ -24,31 +25,33 @@ pub use self::open::open;
 #[cfg(feature = "sqlite")]
 pub use self::{contract::*, output::OUTPUT_PATIENCE};
 
-/// How long the last fencing token of a lock that nobody takes is remembered.
+/// How long a store remembers the last fencing token of a lock that nobody takes.
 pub const FENCE_TTL: Duration = Duration::from_secs(7 * 24 * 3600);
 
+/// Why a request to a store failed. `address` names the store, without secrets.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum Error {
-    /// The request may have been carried out or not. Asking again is safe.
+    /// No answer came: the store may have carried out the request or not. Repeating the request is safe.
     #[error("the store at {address} is not available: {reason}")]
     Unreachable { address: String, reason: String },
-    /// The store answered, and refused; asking again at once will not help.
+    /// The store answered with a refusal; repeating the request at once does not help.
     #[error("the store at {address} refused: {reason}")]
     Refused { address: String, reason: String },
-    /// The grant or renewal was made, but fewer replicas than `min_replicas` have it. It must not be relied on.
+    /// The store made the grant or renewal, but fewer replicas than `min_replicas` have it. The caller must not rely on
+    /// it.
     #[error("only {have} of {want} replicas of {address} confirmed the write")]
     NotReplicated {
         address: String,
         have: u32,
         want: u32,
     },
-    /// What is stored cannot be read: written by something else, or by another version.
+    /// soloist cannot read the stored data: another program or another version wrote it.
     #[error("unreadable data in the store at {address}: {reason}")]
     Corrupt { address: String, reason: String },
 }
 
 impl Error {
-    /// Worth asking again soon.
+    /// True if the same request may soon succeed.
     pub fn is_transient(&self) -> bool {
         matches!(self, Self::Unreachable { .. } | Self::NotReplicated { .. })
     }

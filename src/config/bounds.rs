@@ -119,7 +119,7 @@ fn each_hint_names_what_was_meant() {
     assert_eq!(duration("1h30m"), Ok(Duration::from_secs(5400)));
     assert_eq!(
         duration("5 m"),
-        Err("`5 m` is not a duration; write `m` for minutes, without blanks".to_owned())
+        Err("`5 m` is not a duration; write `m` for minutes, without spaces".to_owned())
     );
     assert_eq!(show_duration(Duration::from_secs(5400)), "1h30m");
 }

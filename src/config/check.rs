@@ -43,7 +43,7 @@ struct Shared<'t> {
     env: Option<Arc<BTreeMap<String, String>>>,
     utc: Zone,
     schedules: HashMap<ScheduleKey, Arc<Schedule>>,
-    /// Shared lists by the addresses of their schedules, which `schedules` keeps alive.
+    /// Shared lists, by the addresses of their schedules; `schedules` keeps these schedules alive.
     lists: HashMap<Vec<usize>, Parsed>,
     texts: HashSet<Arc<[String]>>,
     codes: HashSet<Arc<[i32]>>,
@@ -56,13 +56,13 @@ struct Shared<'t> {
     env_files: HashMap<PathBuf, Option<Variables>>,
 }
 
-/// Text, zone, daylight saving, and the job if it matters.
+/// The text, the zone, the rules for daylight saving, and the job's name if the schedule depends on it.
 type ScheduleKey = (String, Arc<str>, Dst, Option<String>);
 /// The schedules of one job.
 type Parsed = Arc<[Arc<Schedule>]>;
 type Variables = Arc<[(String, String)]>;
 
-/// None: there is a problem, which has been reported.
+/// The checked configuration. None: there is a problem, which `r` has.
 // Long: each table of the file in turn.
 pub(super) fn config<'t>(r: &mut Reader<'t>, file: raw::File<'t>) -> Option<Config> {
     let store = store(r, &file.store);
@@ -96,7 +96,7 @@ pub(super) fn config<'t>(r: &mut Reader<'t>, file: raw::File<'t>) -> Option<Conf
     )
     .map(Arc::new);
     if let Given::Read(default) = &file.defaults.schedule {
-        // For any job: only `@at` depends on more than the text.
+        // UTC and no job will do: only `@at` depends on more than the text.
         let utc = shared.utc.clone();
         schedules(
             r,
@@ -263,13 +263,13 @@ fn only_for(r: &mut Reader<'_>, kind: Kind, raw: &keys::Store) {
                 refuse(
                     username,
                     "`username` needs a password",
-                    "name the file that holds it in `password_file`",
+                    "name the file that contains it in `password_file`",
                 );
                 if user {
                     refuse(
                         raw.url.span(),
                         "`url` has a user name but no password",
-                        "name the file that holds it in `password_file`",
+                        "name the file that contains it in `password_file`",
                     );
                 }
             }
@@ -348,15 +348,15 @@ fn password(r: &mut Reader<'_>, file: &At<String>) -> Option<Secret> {
         "`password_file`: cannot read `{}`: {wrong}",
         path.display().to_string().escape_debug()
     );
-    let hint = "relative to the configuration file, or the name of a systemd credential";
+    let hint = "name a file relative to the configuration file, or a systemd credential";
     r.problems
         .add(Place::Store, file.span.clone(), message, Some(hint.into()));
     None
 }
 
-/// A regular file of reasonable size: a pipe or device would make the start hang.
+/// Reads a regular file of reasonable size: a pipe or device could make the start hang.
 fn read_text(path: &Path) -> Result<String, String> {
-    // Without the error number, which does not help an administrator.
+    // Leave out the error number, which does not help an administrator.
     let words = |error: std::io::Error| match error.kind() {
         std::io::ErrorKind::NotFound => "no such file".to_owned(),
         std::io::ErrorKind::PermissionDenied => "permission denied".to_owned(),
@@ -394,7 +394,7 @@ fn environment(
                     let variables = variables(r, file, &path, &text);
                     files.insert(path.clone(), variables);
                 }
-                // Reported at each place that names it.
+                // Report this at each place that names the file.
                 Ok(Err(error)) => {
                     let path = path.display().to_string();
                     let message =
@@ -473,13 +473,13 @@ fn job(
     let place = Place::Job(name.value);
     let defaults = shared.defaults;
     let usual = keys::Job::usual();
-    // The key of the job, or else of the defaults.
+    // The key of the job, or otherwise of the defaults.
     macro_rules! pick {
         ($key:ident) => {
             raw.$key.or(&defaults.$key)
         };
     }
-    // Or else the usual default.
+    // The same, or otherwise the usual default.
     macro_rules! value {
         ($key:ident) => {
             pick!($key).or_usual(&usual.$key)
@@ -506,7 +506,7 @@ fn job(
     let schedule = match pick!(schedule) {
         Given::Wrong(_) => None,
         Given::Absent => schedules(r, shared, place, name.value, &[], &utc, Dst::default()),
-        // If zone or `dst` are wrong, check the text anyway, with a zone and `dst` that accept most texts.
+        // If the zone or `dst` is wrong, check the text anyway, with a zone and `dst` that accept most texts.
         Given::Read(at) => schedules(
             r,
             shared,
@@ -616,7 +616,7 @@ fn schedules(
                     parsed.push(schedule.clone());
                     shared.schedules.insert(key, schedule);
                 }
-                // Reported at each place that has it.
+                // Report this at each place that has the text.
                 Err(error) => {
                     sound = false;
                     let whole = 0..text.len();
@@ -677,14 +677,14 @@ fn lease(
     let fitting = match with(timeout.unwrap_or(Duration::ZERO)) {
         Ok(lease) => Some(lease),
         Err(message) => {
-            // Reported at the lease, if the file has one; else the timeout does not fit the default lease.
+            // Report it at the lease, if the file has one. Otherwise the timeout does not fit the default lease.
             let (place, span) = match (&raw.lease, lease.span(), shared.store_timeout.span()) {
                 (Given::Read(own), ..) => (place, own.span.clone()),
                 (_, Some(default), _) => (Place::Defaults, default),
                 (_, None, Some(timeout)) => (Place::Store, timeout),
                 (_, None, None) => (place, name.span.clone()),
             };
-            let hint = "give it a longer `lease`, or `[store]` a shorter `timeout`";
+            let hint = "set a longer `lease`, or a shorter `timeout` in `[store]`";
             r.problems.add(place, span, message, Some(hint.into()));
             None
         }
@@ -753,7 +753,7 @@ fn max_attempts(
         }),
         Given::Read(at) if at.value < needed => {
             let message = format!(
-                "`max_attempts` ({}) leaves no room for the first attempt and {} more by `retry.attempts`",
+                "`max_attempts` ({}) is too small for the first attempt and {} more (`retry.attempts`)",
                 at.value,
                 needed - 1
             );

@@ -15,7 +15,7 @@ use crate::model::{JobName, duration, job::Job};
 /// A duration as the configuration writes it: `250ms`, `15s`, `1h30m`.
 ///
 /// # Errors
-/// The problem, and what to do.
+/// The problem with the text, and what to do about it.
 pub fn duration(text: &str) -> Result<Duration, String> {
     duration::parse(text).map_err(|e| match e.hint {
         Some(hint) => format!("{}; {hint}", e.message),
@@ -26,7 +26,7 @@ pub fn duration(text: &str) -> Result<Duration, String> {
 /// Reads and checks the configuration file, with this process's environment.
 ///
 /// # Errors
-/// All problems of the file, or that it cannot be read.
+/// All problems of the file, or the reason why it cannot be read.
 pub fn load(path: &Path) -> Result<Config, Report> {
     let failed =
         |message: String, hint: &str| Report::of_file(path, message, Some(hint.to_owned()));
@@ -55,7 +55,7 @@ pub fn load(path: &Path) -> Result<Config, Report> {
 /// glibc would keep that for as long as the daemon runs (10,000 jobs: some 30 MiB).
 pub(crate) fn trim_memory() {
     #[cfg(target_env = "gnu")]
-    // SAFETY: has no preconditions, may be called from any thread, and touches free memory only.
+    // SAFETY: it has no preconditions, any thread may call it, and it changes only free memory.
     unsafe {
         libc::malloc_trim(0);
     }
@@ -63,8 +63,8 @@ pub(crate) fn trim_memory() {
 
 /// Checks a configuration: `text` is the content of the file at `path`, `env` looks up environment variables.
 ///
-/// Files that it names (`password_file`, `env_file`) are read. Relative paths are relative to the directory of
-/// `path`.
+/// Also reads the files that the configuration names (`password_file`, `env_file`). Relative paths start at the
+/// directory of `path`.
 ///
 /// # Errors
 /// All problems, in the order of the file.
@@ -128,10 +128,10 @@ pub fn parse(
     }
 }
 
-/// Checks tables that are defined twice anyway: of each repeated key the parser keeps the first value.
+/// The most repeated tables that `parse` checks. The parser itself keeps only the first value of a repeated key.
 const REPEATED: usize = 20;
 
-/// A part of the text at its position, with the rest blanked.
+/// A part of the text at its position, with spaces in place of the text before it.
 fn alone(text: &str, part: std::ops::Range<usize>) -> String {
     let blank = |b: u8| if b == b'\n' { '\n' } else { ' ' };
     let mut out: String = text[..part.start].bytes().map(blank).collect();
@@ -139,12 +139,12 @@ fn alone(text: &str, part: std::ops::Range<usize>) -> String {
     out
 }
 
-/// A checked configuration: no later step refuses any of it.
+/// A checked configuration: no later step refuses a part of it.
 #[derive(Debug, Clone)]
 pub struct Config {
     pub store: Store,
     pub limits: Limits,
-    /// By name.
+    /// The jobs by their names.
     pub jobs: BTreeMap<JobName, Arc<Job>>,
     /// The environment variables that `[store]` expands: commands do not get them.
     pub store_variables: Arc<[String]>,

@@ -68,7 +68,7 @@ impl fmt::Display for Shape {
     }
 }
 
-/// A form that needs no numbers of its own.
+/// A form without parameters.
 pub(super) struct Plain<T>(
     pub fn() -> Shape,
     pub for<'t> fn(&mut Reader<'t>, Field<'t>) -> Option<T>,
@@ -85,9 +85,9 @@ impl<T> Form for Plain<T> {
 }
 
 pub(super) const TEXT: Plain<String> = Plain(|| Shape::Text, |r, f| r.string(f));
-/// Not empty.
+/// A string that is not empty.
 pub(super) const FILLED: Plain<String> = Plain(|| Shape::Text, |r, f| r.filled(f));
-/// As written; the checker knows what it is relative to.
+/// A path as written; the checker knows where a relative one starts.
 pub(super) const PATH: Plain<String> = Plain(|| Shape::Path, |r, f| r.filled(f));
 pub(super) const BOOLEAN: Plain<bool> = Plain(|| Shape::Boolean, |r, f| r.boolean(f));
 
@@ -100,7 +100,7 @@ impl Form for Count {
         r.count(field, self.0.clone())
     }
     fn shape(&self) -> Shape {
-        // Such a large limit only keeps sums from overflowing; do not show it.
+        // Do not show such a large limit: it only keeps sums from overflowing.
         if *self.0.end() >= 1_000_000 {
             Shape::IntegerFrom(*self.0.start())
         } else {

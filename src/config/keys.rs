@@ -168,7 +168,7 @@ keys! {
     }
 }
 
-/// The number of attempts is one more, and must fit into a fencing token.
+/// The number of attempts in all is one more, and must fit into a fencing token.
 const RETRIES: std::ops::RangeInclusive<u32> = 0..=998;
 
 /// Whether each pause is twice as long as the previous one.
@@ -208,7 +208,7 @@ keys! {
             expands nothing. Order, later wins: the defaults' `env_file`, the defaults' `env`, the job's `env_file`, \
             the job's `env`";
         pass_env: Vec<String> = Plain(|| Shape::Texts, raw::env_names), Is("[]"),
-            "variables of the daemon that the command gets although soloist would hold them back, see \
+            "variables of the daemon that the command gets although soloist would otherwise remove them, see \
             [Environment](#environment)";
         working_dir: String = PATH, Means("the daemon's"), "";
         user: String = FILLED, Means("the daemon's"),
@@ -230,7 +230,8 @@ keys! {
             "what soloist does with its output";
 
         schedule: Vec<At<Option<String>>> = Plain(|| Shape::TextOrTexts, raw::schedules), Means("none"),
-            "cron expressions, see [Schedules](#schedules). Without one, or with `[]`, the job runs only when triggered";
+            "cron expressions, see [Schedules](#schedules). Without one, or with `[]`, the job runs only on \
+            `soloist trigger`";
         timezone: Zone = Plain(|| Shape::Text, |r, f| r.zone(f)), Is("'UTC'"),
             "IANA name, from the database inside the binary";
         dst: Dst = Plain(|| Shape::Table(DstWords::keys()), raw::dst), Means("as Vixie cron"),
@@ -239,12 +240,14 @@ keys! {
             "longest delay of an occurrence; the same on every instance";
         start_within: Duration = Span::SOME, Is("'1m'"),
             "how late an occurrence may still start; later it is recorded as `missed`";
-        catch_up: CatchUp = Word(&[("latest", CatchUp::Latest), ("all", CatchUp::All), ("none", CatchUp::None)]), Is("'latest'"),
+        catch_up: CatchUp = Word(&[("latest", CatchUp::Latest), ("all", CatchUp::All), ("none", CatchUp::None)]),
+            Is("'latest'"),
             "which of several overdue occurrences run";
         enabled: bool = BOOLEAN, Is("true"),
             "false: the job has no planned occurrences";
 
-        overlap: Overlap = Word(&[("skip", Overlap::Skip), ("queue", Overlap::Queue), ("replace", Overlap::Replace), ("allow", Overlap::Allow)]), Is("'skip'"),
+        overlap: Overlap = Word(&[("skip", Overlap::Skip), ("queue", Overlap::Queue), ("replace", Overlap::Replace),
+            ("allow", Overlap::Allow)]), Is("'skip'"),
             "if the previous run is still active: `skip` this one, `queue` it, `replace` the active one, or `allow` \
             both";
         on_crash: OnCrash = Word(&[("fail", OnCrash::Fail), ("rerun", OnCrash::Rerun)]), Is("'fail'"),
@@ -258,7 +261,8 @@ keys! {
         max_attempts: u32 = Count(1..=999), Means("see below"),
             "most attempts of one occurrence, counting crashes and retries; at least `retry.attempts` + 1. Default: \
             1; with `retry` or `on_crash = \"rerun\"` 3, or `retry.attempts` + 1 if that is more";
-        lease: Duration = Span::from(lease::SHORTEST, "a shorter one leaves no time to end a command before another instance may start it"), Is("'15s'"),
+        lease: Duration = Span::from(lease::SHORTEST, "a shorter one leaves no time to end a command before another \
+        instance may start it"), Is("'15s'"),
             "how long other instances wait before one takes over from a dead instance; see [Lease](#lease)";
         renew_every: Duration = Span::from(lease::SHORTEST_RENEWAL, "leave it out: soloist derives it from \
         `lease`"), Means("`lease` / 5"),
@@ -279,7 +283,8 @@ keys! {
     }
 }
 
-/// The output is kept in memory while the command runs, and in the store afterwards: for more, use a log.
+/// The daemon keeps the output in memory while the command runs, and the store keeps it afterwards: for more output,
+/// people should use a log.
 const MOST_OUTPUT: u64 = 16 << 20;
 
 keys! {
@@ -287,7 +292,8 @@ keys! {
     DstWords {
         gap: Gap = Word(&[("shift", Gap::Shift), ("skip", Gap::Skip)]), Means("as Vixie cron"),
             "occurrences in the skipped hour";
-        overlap: Fold = Word(&[("first", Fold::First), ("second", Fold::Second), ("both", Fold::Both)]), Means("as Vixie cron"),
+        overlap: Fold = Word(&[("first", Fold::First), ("second", Fold::Second), ("both", Fold::Both)]),
+            Means("as Vixie cron"),
             "occurrences in the repeated hour";
     }
 }

@@ -15,7 +15,7 @@ use toml::{
     de::{DeTable, DeValue},
 };
 
-/// Longer lines are not quoted: nobody could read them, and a report may have very many.
+/// Reports do not quote longer lines: nobody could read them, and a report may have very many.
 const LONGEST_QUOTE: usize = 2000;
 
 /// All problems of a configuration, in the order of the file.
@@ -50,7 +50,7 @@ struct Quote {
 }
 
 impl Report {
-    /// The whole file cannot be used.
+    /// The report of a file that cannot be used at all.
     pub(super) fn of_file(path: &Path, message: String, hint: Option<String>) -> Self {
         let problem = Problem {
             file: path.into(),
@@ -197,7 +197,7 @@ impl<'a> Collector<'a> {
         self.found.is_empty()
     }
 
-    /// `message` is the parser's; its most common messages are reworded.
+    /// Adds an error of the parser, and rewords the most common messages.
     pub(super) fn syntax(&mut self, span: Range<usize>, message: &str) {
         let duplicate = is_duplicate(message);
         let (message, hint) = if message.starts_with("string values must be quoted") {
@@ -457,7 +457,7 @@ fn mask_env(node: &Spanned<DeValue<'_>>, variable: bool, bytes: &mut [u8]) {
     }
 }
 
-/// The same for a text that is not TOML: the rest of the line after the word `env` and `=` or `.`.
+/// As [`mask_env`], for a text that is not TOML: masks the rest of the line after the word `env` and `=` or `.`.
 fn mask_env_of_line(text: &str, line: Range<usize>, bytes: &mut [u8]) {
     let part = &text[line.clone()];
     for (at, name) in part.match_indices("env") {
@@ -618,7 +618,7 @@ fn closing(inner: &str, quote: &str) -> usize {
     inner.len()
 }
 
-/// Newlines stay, so that line numbers do not change.
+/// Masks `span`. Newlines stay, so that line numbers do not change.
 fn fill(bytes: &mut [u8], span: Range<usize>) {
     for byte in &mut bytes[span] {
         if *byte != b'\n' && *byte != b'\r' {

@@ -13,7 +13,7 @@ use std::{
 const LINKS: u32 = 40;
 const STICKY: u32 = 0o1000;
 
-/// Who else may write, and the command that prevents it.
+/// Says which other user may write, and gives the command that prevents it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Foreign {
     pub message: String,
@@ -46,7 +46,7 @@ impl Reader {
     }
 }
 
-/// True: a file that others may write is an error. Otherwise it is a warning.
+/// True: a file that other users may write is an error. False: it is a warning.
 pub fn strict() -> bool {
     Reader::own().uid == 0
 }
@@ -59,10 +59,10 @@ pub fn foreign(file: &Path) -> Option<Foreign> {
     look(&absolute, Reader::own())
 }
 
-/// Warns, or returns an error if the finding must not be ignored.
+/// Checks like [`foreign`]. Logs a warning, or returns an error if soloist runs as root.
 ///
 /// # Errors
-/// Only for root.
+/// Another user may change the file, and soloist runs as root.
 pub fn trusted(file: &Path) -> Result<(), Foreign> {
     match foreign(file) {
         None => Ok(()),
@@ -74,11 +74,11 @@ pub fn trusted(file: &Path) -> Result<(), Foreign> {
     }
 }
 
-/// Like [`trusted`], for a database, which may also belong to the owner of its directory. The database and the files
-/// beside it may be missing.
+/// Like [`trusted`], for a database and the files beside it, which may also belong to the owner of the directory, and
+/// may be missing. Checks only whom they belong to.
 ///
 /// # Errors
-/// Only for root.
+/// A file belongs to another user, and soloist runs as root.
 pub fn database(file: &Path) -> Result<(), Foreign> {
     let reader = Reader::own();
     let owner = file.parent().and_then(|dir| {
@@ -106,7 +106,7 @@ pub fn database(file: &Path) -> Result<(), Foreign> {
                 meta.uid()
             ),
             fix: format!(
-                "if you trust what is in it, `chown -h {} {}`; otherwise name another file",
+                "if you trust its content, `chown -h {} {}`; otherwise name another file",
                 reader.name(),
                 path.display()
             ),
@@ -137,7 +137,7 @@ fn look(file: &Path, reader: Reader) -> Option<Foreign> {
             continue;
         }
         at.push(&name);
-        // Opening it will report the error.
+        // The code that opens the file reports the error.
         let meta = fs::symlink_metadata(&at).ok()?;
         if let Some(f) = judge(&at, &meta, reader) {
             return Some(f);
@@ -159,7 +159,7 @@ fn look(file: &Path, reader: Reader) -> Option<Foreign> {
 
 fn judge(path: &Path, meta: &Metadata, reader: Reader) -> Option<Foreign> {
     let kind = meta.file_type();
-    // Pipes that a shell passes as files, and devices without content of their own.
+    // Ignore pipes, which a shell passes as files, and devices, which have no content of their own.
     if kind.is_fifo() || kind.is_char_device() || read_only(path) {
         return None;
     }
@@ -193,7 +193,7 @@ fn judge(path: &Path, meta: &Metadata, reader: Reader) -> Option<Foreign> {
     })
 }
 
-/// True: its file system is mounted read-only, like a ConfigMap in a container.
+/// True if its file system is mounted read-only, like a ConfigMap in a container.
 fn read_only(path: &Path) -> bool {
     rustix::fs::statvfs(path)
         .is_ok_and(|fs| fs.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY))

@@ -4,9 +4,10 @@ use std::{path::PathBuf, time::Duration};
 
 use crate::logic::backoff;
 
-/// Guards get it too, with all secrets (as a `Handed`), because they settle if the daemon dies.
+/// The address and settings of a store.
 ///
-/// Create it with [`Store::from_url`], and then change fields.
+/// Create it with [`Store::from_url`], and then change fields. Guards get it too, with all secrets (as a `Handed`),
+/// because they settle if the daemon dies.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Store {
@@ -25,11 +26,11 @@ pub struct Store {
     pub retry: StoreRetry,
 }
 
-/// `Display` and `Debug` leave out the password.
+/// The store that a URL names. `Display` and `Debug` leave out the password.
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StoreUrl {
-    /// Absolute; a relative path is taken from the directory of the configuration file.
+    /// The absolute path of the file; a relative one in the configuration starts at the directory of that file.
     Sqlite(PathBuf),
     /// `redis://`, `rediss://` or `redis+unix://`, as written.
     Redis(Secret),
@@ -37,7 +38,8 @@ pub enum StoreUrl {
     Memory,
 }
 
-/// Printing or serialising it gives `***`; only [`Secret::expose`] and `Handed` give the text itself.
+/// A text that must not be shown. Printing or serialising it gives `***`; only [`Secret::expose`] and `Handed` give the
+/// text itself.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
 
@@ -64,7 +66,7 @@ impl std::fmt::Debug for Secret {
     }
 }
 
-/// PEM files. Create it with [`Tls::default`], and then change fields.
+/// The PEM files for TLS. Create it with [`Tls::default`], and then change fields.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "daemon", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -75,7 +77,7 @@ pub struct Tls {
     pub key: Option<PathBuf>,
 }
 
-/// Limited retries of a store command after a transport error.
+/// How often and when a caller repeats a store command after a transport error.
 ///
 /// Create it with [`StoreRetry::default`], and then change fields.
 #[derive(Debug, Clone, PartialEq)]
@@ -91,7 +93,7 @@ pub struct StoreRetry {
 }
 
 impl StoreRetry {
-    /// The pause after the `nth` failure in a row (from 1); `chance`, from 0 to 1, shortens it where there is jitter.
+    /// The pause after the `nth` failure in a row (from 1). With `jitter`, `chance` (from 0 to 1) shortens it.
     pub fn pause(&self, nth: u32, chance: f64) -> Duration {
         let nth = if self.exponential { nth } else { 1 };
         let most = self.max_interval.max(self.interval);

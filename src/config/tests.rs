@@ -1,4 +1,4 @@
-//! Whole files: what is accepted, and word for word what is reported about the others.
+//! Tests with whole files: which are accepted, and the exact report about the others.
 
 use std::{fmt::Write as _, path::Path, sync::Arc, time::Duration};
 
@@ -545,7 +545,7 @@ fn unknown_keys_are_refused_everywhere_with_what_was_meant() {
         ),
         (
             with_store("url = 'rediss://h'\ntls = { certificate = 'x' }"),
-            "3:9 [store]: unknown key `tls.certificate` (known here: `tls.ca`, `tls.cert` or `tls.key`)",
+            "3:9 [store]: unknown key `tls.certificate` (known keys: `tls.ca`, `tls.cert` or `tls.key`)",
         ),
         (
             "[limits]\nmax-parallel = 3\n".into(),
@@ -569,7 +569,7 @@ fn unknown_keys_are_refused_everywhere_with_what_was_meant() {
         ),
         (
             with("retry = { jitter = true }"),
-            "3:11 job `a`: unknown key `retry.jitter` (known here: `retry.attempts`, `retry.interval`, `retry.backoff` or `retry.max_interval`)",
+            "3:11 job `a`: unknown key `retry.jitter` (known keys: `retry.attempts`, `retry.interval`, `retry.backoff` or `retry.max_interval`)",
         ),
         (
             with("output = { kep = 1 }"),
@@ -583,12 +583,12 @@ fn unknown_keys_are_refused_everywhere_with_what_was_meant() {
     for (text, expected) in cases {
         assert_eq!(brief(&bad(&text)), [expected], "{text}");
     }
-    // Nothing near: all that is known, in words.
+    // No key is near: the hint lists all known keys.
     let far = brief(&bad("[limits]\nxyzzy = 1\n"));
     assert_eq!(
         far,
         [
-            "2:1 [limits]: unknown key `xyzzy` (known here: `max_parallel`, `drain` or `clock_drift`)"
+            "2:1 [limits]: unknown key `xyzzy` (known keys: `max_parallel`, `drain` or `clock_drift`)"
         ]
     );
 }
@@ -597,7 +597,7 @@ fn unknown_keys_are_refused_everywhere_with_what_was_meant() {
 fn wrong_values_are_refused_with_what_is_right() {
     let long = "a".repeat(101);
     let cases: Vec<(String, String)> = [
-        ("enabled = 'true'", "3:11 job `a`: `enabled`: expected true or false, found a string (take the quotes away)"),
+        ("enabled = 'true'", "3:11 job `a`: `enabled`: expected true or false, found a string (remove the quotes)"),
         ("enabled = 1", "3:11 job `a`: `enabled`: expected true or false, found an integer"),
         ("description = 2026-01-01", "3:15 job `a`: `description`: expected a string, found a date or time"),
         ("tags = 'x'", "3:8 job `a`: `tags`: expected a list of strings, found a string"),
@@ -626,12 +626,12 @@ fn wrong_values_are_refused_with_what_is_right() {
         ("catch_up = 'last'", "3:12 job `a`: `catch_up`: unknown value `last` (did you mean `latest`?)"),
         ("max_attempts = 0", "3:16 job `a`: `max_attempts`: must be between 1 and 999, not 0"),
         ("max_attempts = 1000", "3:16 job `a`: `max_attempts`: must be between 1 and 999, not 1000"),
-        ("max_attempts = '3'", "3:16 job `a`: `max_attempts`: expected an integer, found a string (take the quotes away)"),
+        ("max_attempts = '3'", "3:16 job `a`: `max_attempts`: expected an integer, found a string (remove the quotes)"),
         ("max_attempts = 99999999999999999999", "3:16 job `a`: `max_attempts`: must be between 1 and 999, not 99999999999999999999"),
         ("retry = 3", "3:9 job `a`: `retry`: expected a table, found an integer"),
         ("retry = { backoff = 'linear' }", "3:21 job `a`: `retry.backoff`: unknown value `linear` (use `exponential` or `fixed`)"),
         ("retry = { interval = '5s', max_interval = '1s' }", "3:43 job `a`: `retry.max_interval` is shorter than `retry.interval`"),
-        ("max_attempts = 3\nretry = { attempts = 3 }", "3:16 job `a`: `max_attempts` (3) leaves no room for the first attempt and 3 more by `retry.attempts` (set `max_attempts` to 4 or more)"),
+        ("max_attempts = 3\nretry = { attempts = 3 }", "3:16 job `a`: `max_attempts` (3) is too small for the first attempt and 3 more (`retry.attempts`) (set `max_attempts` to 4 or more)"),
         ("success_codes = [0, 256]", "3:21 job `a`: `success_codes`: must be between 0 and 255, not 256"),
         ("success_codes = []", "3:17 job `a`: `success_codes`: must not be empty: no run could succeed (write `[0]`)"),
         ("success_codes = 0", "3:17 job `a`: `success_codes`: expected a list of exit codes, found an integer"),
@@ -670,9 +670,9 @@ fn wrong_values_are_refused_with_what_is_right() {
         (with_store("url = 'redis://h'\ntls = {}"), "3:7 [store]: `tls` is only used with a `rediss://` URL (write \
         `rediss://` in `url`, or remove `tls`)".into()),
         (with_store("url = 'rediss://h'\ntls = { cert = 'x' }"), "3:7 [store]: `tls.cert` and `tls.key` belong together (give both, or none)".into()),
-        (with_store("url = 'redis://h'\nusername = 'me'"), "3:12 [store]: `username` needs a password (name the file that holds it in `password_file`)".into()),
-        (with_store("url = 'redis://me@h'"), "2:7 [store]: `url` has a user name but no password (name the file that holds it in `password_file`)".into()),
-        (with_store("url = 'redis://h'\npassword_file = 'none'"), "3:17 [store]: `password_file`: cannot read `{HERE}/none`: no such file (relative to the configuration file, or the name of a systemd credential)".into()),
+        (with_store("url = 'redis://h'\nusername = 'me'"), "3:12 [store]: `username` needs a password (name the file that contains it in `password_file`)".into()),
+        (with_store("url = 'redis://me@h'"), "2:7 [store]: `url` has a user name but no password (name the file that contains it in `password_file`)".into()),
+        (with_store("url = 'redis://h'\npassword_file = 'none'"), "3:17 [store]: `password_file`: cannot read `{HERE}/none`: no such file (name a file relative to the configuration file, or a systemd credential)".into()),
         ("[limits]\nclock_drift = 0.3\n".into(), "2:15 [limits]: `clock_drift`: must be between 0 and 0.2, not 0.3 (it is the share by which the rates of two clocks differ: 0.01 is one percent)".into()),
         ("[limits]\nclock_drift = nan\n".into(), "2:15 [limits]: `clock_drift`: must be between 0 and 0.2, not NaN (it is the share by which the rates of two clocks differ: 0.01 is one percent)".into()),
         ("[limits]\nmax_parallel = 0\n".into(), "2:16 [limits]: `max_parallel`: must be between 1 and 1000000, not 0".into()),
@@ -694,7 +694,7 @@ fn wrong_values_are_refused_with_what_is_right() {
     assert!(failures.is_empty(), "{failures}");
 }
 
-/// Wrong by themselves or with what is left to its default: lines of a job, or of the defaults.
+/// Lines of a job, or of the defaults, that are wrong alone or together with the defaults of other keys.
 const BAD_IN_A_JOB: [&str; 42] = [
     "bogus = 1",
     "hosts = ['x']",
@@ -763,7 +763,7 @@ const BAD_IN_THE_LIMITS: [&str; 5] = [
     "clock_drift = 1",
     "clock_drift = x",
 ];
-/// A contradiction needs both its sides: when one is wrong in itself, the other is not blamed for it.
+/// A contradiction is between two keys: if one of them is itself wrong, the other is not reported.
 const SIDES: [(&str, &[&str]); 6] = [
     (
         "lease = '1s'",
@@ -774,7 +774,7 @@ const SIDES: [(&str, &[&str]); 6] = [
     ("retry", &["max_attempts"]),
     // Which keys belong to the store depends on its kind.
     ("url", &["username", "password_file", "tls", "min_replicas"]),
-    // Two words for how long a renewal may take.
+    // Both limit how long a renewal may take.
     ("lease = '1s'", &["renew_every = '5s'", "timeout = '7s'"]),
 ];
 
@@ -786,7 +786,7 @@ fn no_problem_hides_another() {
         line: &'static str,
     }
     const SECTIONS: [&str; 5] = ["[store]", "[limits]", "[defaults]", "[jobs.a]", "[jobs.b]"];
-    // What `[jobs.c]` says is that the defaults are in use.
+    // `[jobs.c]` uses the defaults.
     let text = |bad: &[Bad]| {
         let mut text = String::new();
         for (at, section) in SECTIONS.iter().enumerate() {
@@ -832,10 +832,10 @@ fn no_problem_hides_another() {
             };
             SIDES.iter().any(of)
         };
-        // Of another job nothing depends.
+        // Nothing depends on another job.
         let apart = (one.section, other.section) == (3, 4);
         let same_key = key(one) == key(other);
-        // An own value, wrong or not, takes the place of the default.
+        // The job's own value, wrong or not, replaces the default.
         let covered = one.section == 2 && other.section > 2 && same_key;
         one.section == other.section && same_key
             || covered
@@ -848,7 +848,7 @@ fn no_problem_hides_another() {
         let sees = alone[n].len() > none.len() && alone[n].is_superset(&none);
         assert!(sees, "{}: {:#?}", one.line, alone[n]);
         for (m, other) in all.iter().enumerate().skip(n + 1) {
-            // Job `b` is there for the sake of job `a`.
+            // Job `b` is tried only beside job `a`.
             if excused(one, other) || one.section == 4 || other.section == 4 && one.section != 3 {
                 continue;
             }
@@ -896,7 +896,7 @@ fn every_problem_of_one_value_is_reported() {
     }
     let found = brief(&bad("[jobs.a]\ncommand = ['', 1, \"\\u0000\"]"));
     assert_eq!(found.len(), 3, "{found:#?}");
-    // A default that no job uses, and one that every job does.
+    // A default that no job uses, and one that every job uses.
     for job in [
         "[jobs.a]\ncommand = 'x'\nschedule = '@daily'\n",
         "[jobs.a]\ncommand = 'x'\n",
@@ -967,7 +967,7 @@ fn a_wrong_default_is_reported_once_and_nothing_is_concluded_from_it() {
     // A wrong `lease` is not also too short for its `renew_every`.
     let found = brief(&bad(&with("lease = 'x'\nrenew_every = '1h'")));
     assert_eq!(found.len(), 1, "{found:#?}");
-    // Defaults are judged without any job, too.
+    // Defaults are checked even without a job.
     let found = brief(&bad("[defaults]\nlease = '1s'\n"));
     assert_eq!(found.len(), 1, "{found:#?}");
 }
@@ -986,9 +986,9 @@ fn a_wrong_schedule_is_marked_inside_its_string() {
     };
     let (line, column) = bad_field(&with("schedule = ['0 3 * * *', '0 3 ! * *']"));
     assert_eq!(line, Some(3));
-    // Within the second string, whatever the schedule's own parser marks.
+    // The mark is inside the second string, wherever the schedule's own parser puts it.
     assert!((26..37).contains(&column), "{column}");
-    // The mark falls back to the string when what is written is not what is read.
+    // The mark is the whole string if the file does not have the value literally.
     assert_eq!(
         bad_field(&with("schedule = \"0 3 \\u0021 * *\"")),
         (Some(3), 12)
@@ -1083,7 +1083,7 @@ fn no_password_is_shown_whatever_goes_wrong() {
             "{report}{report:?}{}",
             serde_json::to_string(report.problems()).unwrap()
         );
-        // A bare word is nobody's password; the other cases are.
+        // A bare word is not a password; in the other cases it is.
         if n != 5 {
             assert!(!all.contains("hunter2"), "{line}\n{all}");
         }
@@ -1108,7 +1108,8 @@ fn no_password_is_shown_whatever_goes_wrong() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
 
-    /// Whatever characters it has, wherever it stands, and whatever else is wrong with the file.
+    /// No report shows a password: whatever characters it has, wherever it is, and whatever else is wrong with the
+    /// file.
     #[test]
     fn no_piece_of_a_password_is_shown(
         pieces in prop::collection::vec("[A-Za-z0-9]{8}", 2..4),
@@ -1134,7 +1135,7 @@ proptest! {
                 out
             });
         }
-        // Else what follows is a host, and what comes before is a user.
+        // Otherwise the text after it is a host, and the text before it is a user.
         if url.ends_with(":P") {
             password = password.replace('@', "");
         }
@@ -1226,7 +1227,7 @@ fn a_credential_of_systemd_comes_before_a_file_beside_the_configuration() {
     };
     assert_eq!(password(), "beside");
     std::fs::write(credentials.path().join("pw"), "credential\n\n").unwrap();
-    // Only the last newline is not part of it.
+    // Only the last newline is not part of the password.
     assert_eq!(password(), "credential\n");
     std::fs::write(credentials.path().join("pw"), "\n").unwrap();
     assert!(
@@ -1293,7 +1294,7 @@ fn a_lease_is_renewed_often_enough_for_the_timeout_of_the_store() {
     assert_eq!(
         found,
         [
-            "2:11 [store]: lease (15s) is too short for the store's timeout (7s), which must be well below half of the time for which the holder trusts the lease; with this timeout it must be at least 16s400ms (give it a longer `lease`, or `[store]` a shorter `timeout`)"
+            "2:11 [store]: lease (15s) is too short for the store's timeout (7s), which must be well below half of the time for which the holder trusts the lease; with this timeout it must be at least 16s400ms (set a longer `lease`, or a shorter `timeout` in `[store]`)"
         ]
     );
 }
@@ -1323,7 +1324,7 @@ fn digests_tell_what_changed() {
     };
     let base = "[jobs.a]\ncommand = 'x'\nschedule = '0 3 * * *'\n";
     let before = digests(base);
-    // Fixed: another build or host must come to the same.
+    // Literal digests: another build or host must compute the same.
     assert_eq!(before, (FIXED.0.into(), FIXED.1.into(), FIXED.2.into()));
     assert_eq!(
         digests(&format!("# a comment\n\n{}", base.replace('\'', "\""))),
@@ -1378,13 +1379,13 @@ fn digests_tell_what_changed() {
         assert_eq!((&after.1, &after.2), (&before.1, &before.2), "{line}");
         assert_ne!(after.0, before.0, "{line}");
     }
-    // A shell line is not a program of that name.
+    // A shell line is not the same as a program of that name.
     assert_ne!(digests(&base.replace("'x'", "['x']")).1, before.1);
     assert_ne!(
         digests(&format!("[store]\nnamespace = 'x'\n{base}")).0,
         before.0
     );
-    // A password is no part of it.
+    // The password is not part of the digest.
     let store =
         |password: &str| digests(&format!("[store]\nurl = 'redis://:{password}@h'\n{base}")).0;
     assert_eq!(store("a"), store("b"));
@@ -1433,7 +1434,7 @@ fn durations_and_sizes_are_read_exactly() {
             .unwrap()
     };
     assert!(hint("5").starts_with("add a unit, such as `5s`"));
-    assert_eq!(hint("5 min"), "write `m` for minutes, without blanks");
+    assert_eq!(hint("5 min"), "write `m` for minutes, without spaces");
     assert_eq!(
         hint("1.5s"),
         "use whole numbers: `1500ms` for one and a half seconds"
@@ -1465,7 +1466,7 @@ fn durations_and_sizes_are_read_exactly() {
 
 #[test]
 fn a_report_about_thousands_of_problems_stays_linear() {
-    // One line of a megabyte with a problem in each element: every one is found, and none quotes the line.
+    // One line of a megabyte with a problem in each element: the report has all of them, and none quotes the line.
     let mut text = String::from("[jobs.a]\ncommand = 'x'\ntags = [");
     for _ in 0..50_000 {
         text.push_str("1,                  ");
@@ -1501,7 +1502,7 @@ fn pieces() -> impl Strategy<Value = String> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// Whatever the text: an answer, and a report that can be shown, with places inside the text.
+    /// Any text gives a configuration or a report that can be shown, with places inside the text.
     #[test]
     fn no_text_makes_it_panic(text in prop_oneof![pieces(), any::<String>()]) {
         if let Err(report) = read(&text) {
@@ -1544,7 +1545,8 @@ fn the_example_of_the_documentation_is_right() {
     assert_eq!(good(example).jobs.len(), 1);
 }
 
-/// The tables of the page are those of the keys. `SOLOIST_WRITE_DOCS=1 cargo test the_documentation_has` writes them.
+/// The tables of the page are those of the keys. `SOLOIST_WRITE_DOCS=1 cargo test --lib the_documentation_has` writes
+/// them.
 #[test]
 fn the_documentation_has_a_row_for_every_key() {
     let page = include_str!("../../docs/configuration.md");
@@ -1617,12 +1619,12 @@ fn rows(page: &mut String, prefix: &str, key: &keys::Key) {
     }
 }
 
-/// What the defaults of the tables say is what locks, which read no file, have too.
+/// Locks, which read no file, have the same defaults as the tables.
 #[test]
 fn defaults_are_read_and_are_those_of_locks() {
     let config = good("[jobs.a]\ncommand = 'x'\n");
     assert_eq!(config.store, Store::of(config.store.url.clone()));
-    // Each asserts that nothing is wrong with its defaults.
+    // Each call asserts that its defaults have no problem.
     keys::Store::usual();
     keys::StoreRetry::usual();
     keys::Tls::usual();
@@ -1633,7 +1635,7 @@ fn defaults_are_read_and_are_those_of_locks() {
     keys::DstWords::usual();
 }
 
-/// An instance with another value is told apart, unless the key is for people only.
+/// The digest differs for each value of a key, unless the key is only for people.
 #[test]
 fn every_key_of_a_job_is_part_of_its_digest() {
     let dir = tempfile::tempdir().unwrap();

@@ -34,7 +34,7 @@ pub(super) struct At<T> {
 pub(super) enum Given<T> {
     #[default]
     Absent,
-    /// A wrong value at this place, already reported: it only counts as present.
+    /// A wrong value at this place, which is already reported: the key counts as present.
     Wrong(Range<usize>),
     Read(At<T>),
 }
@@ -96,7 +96,7 @@ pub(super) struct Zone {
 pub(super) struct Reader<'t> {
     pub text: &'t str,
     pub env: &'t dyn Fn(&str) -> Option<String>,
-    /// Of the configuration file, absolute where possible.
+    /// The directory of the configuration file, absolute if possible.
     pub dir: PathBuf,
     pub problems: Collector<'t>,
     /// The variables that the strings of `[store]` name.
@@ -123,7 +123,7 @@ impl std::fmt::Display for Field<'_> {
 }
 
 impl Field<'_> {
-    /// Its value comes at least partly from the environment, so no message may repeat it.
+    /// True: its value comes at least partly from the environment, so no message may repeat it.
     fn is_expanded(&self) -> bool {
         self.place == Place::Store
             && self
@@ -176,7 +176,8 @@ impl<'t> Reader<'t> {
         None
     }
 
-    /// Marks `inner`, a range of bytes of the string's value, if the file has the value literally; else all of it.
+    /// The place of `inner`, a range of bytes of the string's value, if the file has the value literally; otherwise the
+    /// place of the whole string.
     pub(super) fn inside(&self, node: &Spanned<DeValue<'_>>, inner: &Range<usize>) -> Range<usize> {
         match node.get_ref().as_str() {
             Some(value) => inside(self.text, node.span(), value, inner),
@@ -215,7 +216,7 @@ impl<'t> Reader<'t> {
         }
     }
 
-    /// Not empty and without NUL: a path, a name.
+    /// A string that is not empty and has no NUL: a path or a name.
     pub(super) fn filled(&mut self, field: Field<'_>) -> Option<String> {
         let text = self.string(field)?;
         if text.is_empty() {
@@ -237,7 +238,7 @@ impl<'t> Reader<'t> {
         Some(text)
     }
 
-    /// A valid argument for the system: any string without NUL.
+    /// An argument that the system accepts: any string without NUL.
     pub(super) fn argument(&mut self, field: Field<'_>) -> Option<String> {
         let text = self.string(field)?;
         self.without_nul(field, text)
@@ -247,7 +248,7 @@ impl<'t> Reader<'t> {
         match field.node.get_ref() {
             DeValue::Boolean(b) => Some(*b),
             DeValue::String(s) if matches!(&**s, "true" | "false") => {
-                self.wrong_type(field, "true or false", Some("take the quotes away"))
+                self.wrong_type(field, "true or false", Some("remove the quotes"))
             }
             _ => self.wrong_type(field, "true or false", None),
         }
@@ -265,11 +266,7 @@ impl<'t> Reader<'t> {
                 .get_ref()
                 .as_str()
                 .is_some_and(|s| s.parse::<i64>().is_ok());
-            return self.wrong_type(
-                field,
-                "an integer",
-                quoted.then_some("take the quotes away"),
-            );
+            return self.wrong_type(field, "an integer", quoted.then_some("remove the quotes"));
         };
         let number = i64::from_str_radix(integer.as_str(), integer.radix())
             .ok()
@@ -321,7 +318,7 @@ impl<'t> Reader<'t> {
         self.or_wrong(field, read)
     }
 
-    /// Bytes, at most `most`.
+    /// A number of bytes, at most `most`.
     pub(super) fn size(&mut self, field: Field<'_>, most: u64) -> Option<u64> {
         let read = match field.node.get_ref() {
             DeValue::Integer(n) => value::size(n.as_str()),
@@ -346,7 +343,7 @@ impl<'t> Reader<'t> {
         if read.is_err() && field.is_expanded() {
             self.wrong(
                 field,
-                "not valid here after its variables are replaced".into(),
+                "not valid after its variables are expanded".into(),
                 None,
             );
             return None;
@@ -401,7 +398,7 @@ impl<'t> Reader<'t> {
         read.into_iter().collect()
     }
 
-    /// A string, or a list whose elements are.
+    /// A string, or a list of strings; reads each with `read`.
     pub(super) fn one_or_more<T>(
         &mut self,
         field: Field<'t>,
@@ -615,7 +612,7 @@ impl<'t> Table<'t> {
                 (Some(place), _) => place.to_owned(),
                 (None, Some(known)) => format!("did you mean `{}`?", full(known)),
                 (None, None) => format!(
-                    "known here: {}",
+                    "known keys: {}",
                     listed(self.known.iter().map(|key| full(key)))
                 ),
             };

@@ -17,7 +17,8 @@ pub(super) enum Kind {
     Memory,
 }
 
-/// Its texts repeat nothing of the URL but a known scheme, because all of it may come from a secret.
+/// A problem with a URL. Its texts repeat no part of the URL except a known scheme, because every part may come from a
+/// secret.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Error {
     pub span: Range<usize>,
@@ -26,11 +27,11 @@ pub(super) struct Error {
 }
 
 impl super::Store {
-    /// The store that a URL names, with the defaults of `[store]`. A relative path of a SQLite file is taken from the
+    /// The store that a URL names, with the defaults of `[store]`. A relative path of a SQLite file starts at the
     /// working directory.
     ///
     /// # Errors
-    /// The problem with the URL and its hint; they repeat nothing of it but a known scheme.
+    /// The problem with the URL, and a hint. They repeat no part of the URL except a known scheme.
     pub fn from_url(text: &str) -> Result<Self, String> {
         let wrong = |e: Error| match e.hint {
             Some(hint) => format!("{}; {hint}", e.message),
@@ -258,7 +259,7 @@ fn tcp(rest: &str, at: usize) -> Result<(bool, bool), Error> {
         return fail(
             start..host_at + end,
             "the port must be a number from 1 to 65535".into(),
-            "Redis listens on 6379 by default; the brackets of an IPv6 address are needed: `[::1]:6379`",
+            "Redis listens on 6379 by default; an IPv6 address needs brackets: `[::1]:6379`",
         );
     }
     let tail_at = host_at + end;
@@ -288,7 +289,7 @@ fn parameters(query: &str, at: usize, known: &[&str]) -> Result<(), Error> {
         let name = parameter.split('=').next().unwrap_or_default();
         if !known.contains(&name) {
             let hint = nearest(name, known.iter().copied()).map_or_else(
-                || format!("known here: {}", known.join(", ")),
+                || format!("known parameters: {}", known.join(", ")),
                 |n| format!("did you mean `{n}`?"),
             );
             // Do not repeat the name: after a stray `?` it is a piece of a password.
@@ -304,7 +305,7 @@ fn parameters(query: &str, at: usize, known: &[&str]) -> Result<(), Error> {
     Ok(())
 }
 
-/// As written, with `***` in place of possible secrets.
+/// The URL as written, with `***` in place of possible secrets.
 impl fmt::Display for StoreUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

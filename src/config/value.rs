@@ -2,7 +2,7 @@
 
 use crate::model::duration::Wrong;
 
-/// `64KiB`, `1MB`, `512B`, `512`: KiB, MiB, GiB count in 1024, kB, MB, GB in 1000. In bytes.
+/// Reads a size in bytes: `64KiB`, `1MB`, `512B`, `512`. KiB, MiB, GiB count in 1024, kB, MB, GB in 1000.
 pub(super) fn size(text: &str) -> Result<u64, Wrong> {
     const HINT: &str = "write it as `64KiB`, `1MB` or a number of bytes";
     let not = |hint: &str| Wrong::new(format!("`{}` is not a size", text.escape_debug()), hint);

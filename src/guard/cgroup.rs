@@ -1,7 +1,7 @@
 //! A cgroup (v2) for one run, if this process may make one: the fastest and most reliable way to end a process tree.
 //!
-//! Nothing depends on it. Without cgroup v2, without the right to write to our cgroup, or if that cgroup cannot hold
-//! processes, the guard finds the tree through /proc instead ([`super::tree`]).
+//! It is optional. Without cgroup v2, without the right to write to the guard's own cgroup, or if that cgroup cannot
+//! have processes, the guard finds the tree through /proc instead ([`super::tree`]).
 
 use std::{
     fs::{self, File, TryLockError},
@@ -28,7 +28,7 @@ const MODE: u32 = 0o711;
 #[derive(Debug)]
 pub(crate) struct Cgroup {
     path: PathBuf,
-    /// Held by the guard with a lock, which the kernel releases when the guard dies.
+    /// The guard keeps it open with a lock on it, which the kernel releases when the guard dies.
     directory: Option<File>,
 }
 
@@ -44,7 +44,7 @@ impl Cgroup {
         let mut cgroup = Self::at(path);
         cgroup.directory = File::open(&cgroup.path).ok();
         let locked = cgroup.directory.as_ref().is_some_and(lock_shared);
-        // Before Linux 5.14 there is no cgroup.kill.
+        // Linux before 5.14 has no cgroup.kill.
         if locked && cgroup.path.join("cgroup.kill").exists() {
             return Some(cgroup);
         }
@@ -60,12 +60,12 @@ impl Cgroup {
         }
     }
 
-    /// The process that made it is dead, in any pid namespace.
+    /// True: the process that made it is dead, in whichever pid namespace it ran.
     pub(crate) fn abandoned(&self) -> bool {
         File::open(&self.path).is_ok_and(|directory| directory.try_lock().is_ok())
     }
 
-    /// Moves this process into it; false: it stays where it is.
+    /// Moves this process into it. False: the process stays where it is.
     pub(crate) fn enter(&self) -> bool {
         fs::write(self.path.join("cgroup.procs"), "0").is_ok()
     }
@@ -138,13 +138,13 @@ fn lock_shared(directory: &File) -> bool {
     }
 }
 
-/// The path of the cgroup of `run_id`, if its guard shares our cgroup and made one.
+/// The cgroup of `run_id`, if its guard runs in this process's cgroup and made one.
 pub(crate) fn of_run(run_id: &str) -> Option<Cgroup> {
     let path = own()?.join(format!("{PREFIX}{run_id}"));
     path.exists().then(|| Cgroup::at(path))
 }
 
-/// The cgroups of runs below our own, with their run ids.
+/// The cgroups of runs below this process's own cgroup, with their run ids.
 pub(crate) fn of_all_runs() -> Vec<(String, Cgroup)> {
     let entries = own().and_then(|path| fs::read_dir(path).ok());
     entries
@@ -181,7 +181,7 @@ fn locate(membership: &str, mounts: &str) -> Option<PathBuf> {
         }
         let mut fields = place.split(' ').skip(3);
         let (root, mount_point) = (unescape(fields.next()?), unescape(fields.next()?));
-        // The mount may show only a part of the hierarchy, without our cgroup.
+        // The mount may show only a part of the hierarchy, without this process's cgroup.
         let below = Path::new(path).strip_prefix(root).ok()?;
         let inside = below
             .components()

@@ -34,7 +34,7 @@ impl ControlSocket {
         })
     }
 
-    /// The next message that has arrived; messages that cannot be parsed are skipped.
+    /// The next message that has arrived; skips messages that cannot be parsed.
     pub(super) fn next(&mut self) -> Option<Control> {
         loop {
             let line = self.next_line(1 << 20)?;
@@ -69,7 +69,7 @@ impl ControlSocket {
         }
     }
 
-    /// Sends a report; without effect if the daemon is gone. Never waits: a daemon that hangs gets the report later.
+    /// Sends a report; has no effect if the daemon is gone. Never waits: a daemon that hangs gets the report later.
     pub(super) fn report(&mut self, report: &Report) {
         // Only these reports may pile up: somebody stops and continues the command while the daemon does not read.
         if matches!(report, Report::Stopped { .. }) && !self.unsent.is_empty() {

@@ -39,17 +39,17 @@ pub struct Spec {
     pub grace: Duration,
     pub kill_budget: Duration,
     pub success_codes: Vec<i32>,
-    /// Until when the lease is trusted; the guard does not start the command later.
+    /// The time until which the holder trusts the lease; the guard does not start the command later.
     pub deadline: Boottime,
     /// Passed unchanged to `__settle` if the daemon dies; see [`HandOver`].
     pub settle: serde_json::Value,
     /// The program to execute for the hand-over instead of this binary.
     #[serde(default)]
     pub settle_exe: Option<PathBuf>,
-    /// Find the tree through /proc, even if a cgroup could be made.
+    /// Find the tree through /proc, even if the guard could make a cgroup.
     #[serde(default)]
     pub walk_only: bool,
-    /// Run it in our starter's place; see [`Transparent`].
+    /// Run the command in the place of the program that started soloist; see [`Transparent`].
     #[serde(default)]
     pub transparent: Option<Transparent>,
 }
@@ -68,12 +68,12 @@ impl std::fmt::Debug for Spec {
 /// its input.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Transparent {
-    /// Signals that stay ignored, because our starter was started with them ignored (`nohup`).
+    /// Signals that stay ignored, because soloist was started with them ignored (`nohup`).
     pub ignored: Vec<i32>,
 }
 
 impl Spec {
-    /// A run of `job`, with the environment that SPEC 6 promises.
+    /// A run of `job`, with the environment that docs/configuration.md promises.
     pub fn new(
         job: &config::Job,
         run: &Run,
@@ -125,7 +125,7 @@ impl Spec {
     }
 }
 
-/// A command must get neither the store's address nor its password.
+/// True for variables with the store's address or password, which a command must not get.
 pub(crate) fn is_of_store(variable: &std::ffi::OsStr) -> bool {
     variable.as_encoded_bytes().starts_with(b"SOLOIST_STORE")
 }
@@ -140,7 +140,7 @@ pub(crate) const EXEC_ID: &str = "SOLOIST_EXEC_ID";
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Control {
-    /// The lease is trusted until then.
+    /// The holder now trusts the lease until this time.
     Deadline(Boottime),
     /// End the command; grace None means the job's, zero means SIGKILL at once.
     Stop {
@@ -153,7 +153,7 @@ pub enum Control {
     Settled,
 }
 
-/// A moment, on both clocks of the host.
+/// A moment on both clocks of the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Moment {
     /// Microseconds since the Unix epoch by the host's wall clock.
@@ -180,8 +180,9 @@ pub enum Report {
         at: Moment,
         cgroup: Option<PathBuf>,
     },
-    /// The command does not run; the reason is in words.
+    /// The command does not run.
     StartFailed {
+        /// Why, for people.
         error: String,
         /// What ended the start; None: it failed by itself.
         cause: Option<Cause>,
@@ -192,9 +193,9 @@ pub enum Report {
         #[serde(default)]
         signal: Option<i32>,
     },
-    /// A transparent command was stopped, by this signal.
+    /// This signal stopped a transparent command.
     Stopped { signal: i32 },
-    /// The command itself ended. `cause` None: by itself. Other processes of its tree may still be alive.
+    /// The command itself ended; `cause` None: by itself. Other processes of its tree may still be alive.
     Exited {
         exit_code: Option<i32>,
         signal: Option<i32>,
@@ -211,17 +212,17 @@ pub enum Report {
 /// How a run ended, as far as its guard knows.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ended {
-    /// The command's own outcome if it ended before its daemon did, else `crashed`.
+    /// The command's own outcome if it ended before its daemon did, otherwise `crashed`.
     pub outcome: Outcome,
-    /// Why soloist ended it; None: it ended by itself, or could not be started.
+    /// Why soloist ended it; None: it ended by itself, or could not start.
     #[serde(default)]
     pub cause: Option<Cause>,
     pub exit_code: Option<i32>,
     pub signal: Option<i32>,
     pub error: Option<String>,
-    /// None when the command could not be started.
+    /// When its start began; None: the command could not start.
     pub started: Option<Moment>,
-    /// When the tree was gone.
+    /// When the last process of its tree was gone.
     pub ended: Moment,
 }
 

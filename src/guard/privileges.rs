@@ -8,7 +8,7 @@ use rustix::{
     thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities},
 };
 
-/// What a daemon that is not root is given for `user`. Whoever has the first can become root.
+/// The capabilities that a daemon without root gets for `user`. A process with the first can become root.
 const FOR_USERS: CapabilitySet = CapabilitySet::SETUID
     .union(CapabilitySet::SETGID)
     .union(CapabilitySet::KILL);
@@ -20,14 +20,14 @@ pub(super) fn may_signal_others() -> bool {
     capabilities(OURSELVES).is_ok_and(|sets| sets.effective.contains(CapabilitySet::KILL))
 }
 
-/// The pipes of the command's output can be opened by their names, /dev/stdout and /dev/stderr, by another user too. Nobody
-/// can name them who has no process with one of them open.
+/// Lets another user too open the pipes of the command's output by their names, /dev/stdout and /dev/stderr. Only a
+/// process that has one of them open has such a name for it.
 pub(super) fn open_output() {
     for fd in [rustix::stdio::stdout(), rustix::stdio::stderr()] {
         let pipe = rustix::fs::fstat(fd)
             .is_ok_and(|f| rustix::fs::FileType::from_raw_mode(f.st_mode).is_fifo());
         if pipe {
-            // Of the few programs that open them, most can do without.
+            // Ignore an error: few programs open them, and most of these work without.
             let _ = rustix::fs::fchmod(fd, Mode::from_raw_mode(0o622));
         }
     }
@@ -45,7 +45,7 @@ pub(super) fn own_keyring() -> io::Result<()> {
     }
     let error = io::Error::last_os_error();
     match error.raw_os_error() {
-        // The kernel has no keys, or the container may not use them: then the command can reach none.
+        // The kernel has no keys, or the container may not use them, so the command cannot reach any.
         Some(libc::ENOSYS | libc::EPERM | libc::EACCES) => Ok(()),
         _ => Err(error),
     }
@@ -55,7 +55,7 @@ pub(super) fn own_keyring() -> io::Result<()> {
 /// possible.
 pub(super) fn bound() {
     for capability in 0..libc::c_ulong::from(u64::BITS) {
-        // SAFETY: takes no pointers. Refused where it is not allowed, and for numbers that the kernel does not know.
+        // SAFETY: takes no pointers. The kernel refuses it without the right to do it, and for unknown numbers.
         unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) };
     }
 }
@@ -71,12 +71,12 @@ pub(super) fn give_up_all() -> io::Result<()> {
     Ok(set_capabilities(OURSELVES, sets)?)
 }
 
-/// Keeps executed programs from giving more rights: no setuid, no file capabilities.
+/// Keeps executed programs from gaining rights by setuid or file capabilities.
 pub(super) fn no_new() -> io::Result<()> {
     Ok(rustix::thread::set_no_new_privs(true)?)
 }
 
-/// A command of our own user must not get the ambient capabilities that the daemon has for `user`.
+/// Keeps a command of soloist's own user from getting the ambient capabilities that the daemon has for `user`.
 pub(super) fn keep_to_ourselves() -> io::Result<()> {
     let sets = capabilities(OURSELVES)?;
     if rustix::process::geteuid().is_root() || !sets.inheritable.intersects(FOR_USERS) {

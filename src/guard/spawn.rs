@@ -49,9 +49,9 @@ const LOGIN_KEEPS: &str = "LANG";
 /// Why the command was not executed.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Failed {
-    /// In words, with the failed step and its object; stored in the history unchanged.
+    /// The error for people, with the failed step and its object; the history has it unchanged.
     pub error: String,
-    /// What the kernel said to exec itself, if it came to that.
+    /// The kernel's error for exec itself, if the start got that far.
     pub errno: Option<i32>,
     /// The child did not report this itself: something ended it.
     #[serde(skip)]
@@ -83,13 +83,13 @@ const SILENT: &str = "the process that was to become the command ended before it
 /// From linux/sched.h; libc's constant is too narrow for it.
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 
-/// The user and groups of the command; None in a field: the same as ours.
+/// The user and groups of the command; None in a field: the same as soloist's.
 #[derive(Default)]
 struct Identity {
     uid: Option<u32>,
     gid: Option<u32>,
     groups: Option<Vec<libc::gid_t>>,
-    /// The uid is not ours, so the guard needs the right to signal the command.
+    /// The uid is not soloist's, so the guard needs the right to signal the command.
     changes: bool,
     /// HOME and so on, as a login would set them.
     env: Vec<(OsString, OsString)>,
@@ -175,8 +175,8 @@ pub(super) struct Start {
     shared: Shared,
 }
 
-/// Begins to start the command of `spec`; with `inherited`, in the place of our starter. The child does not execute it
-/// after `deadline`.
+/// Begins to start the command of `spec`; with `inherited`, in the place of the program that started soloist. The child
+/// does not execute the command after `deadline`.
 ///
 /// # Errors
 /// The child could not be forked.
@@ -310,8 +310,8 @@ impl Start {
     }
 }
 
-/// Forks a child in `cgroup`, or if that fails, in ours; `shared` says which. Returns what `fork` returns: 0 in the
-/// child, negative after an error.
+/// Forks a child in `cgroup`, or if that fails, in the guard's own cgroup; `shared` says which. Returns what `fork`
+/// returns: 0 in the child, negative after an error.
 ///
 /// The child is forked into the cgroup if possible: moving a process makes the kernel wait for all processors,
 /// sometimes for 20 ms.
@@ -355,7 +355,7 @@ struct Child<'a> {
 }
 
 impl Child<'_> {
-    /// Becomes the command, or reports why not and exits.
+    /// Becomes the command. If a step fails, reports why and exits.
     fn run(self) -> ! {
         let failed =
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.become_command()))
@@ -379,7 +379,7 @@ impl Child<'_> {
                 self.shared.enter(Stage::Exec);
                 let ignored = self.spec.transparent.as_ref();
                 reset_signals(ignored.map_or(&[], |t| &t.ignored));
-                // The last check: all of that took time, and the lease may have ended.
+                // The last check: the steps before took time, and the lease may have ended.
                 if Boottime::now().0 >= self.shared.page().deadline.load(Ordering::Relaxed) {
                     return TOO_LATE.into();
                 }
@@ -436,7 +436,7 @@ impl Child<'_> {
         Ok(command)
     }
 
-    /// Changes user and groups, and drops our privileges for another user; root keeps its own.
+    /// Changes user and groups, and drops the daemon's privileges for another user; root keeps its own.
     fn become_user(&self, id: &Identity) -> Result<(), Failed> {
         let spec = self.spec;
         let at = |stage| {
@@ -563,7 +563,7 @@ impl Command {
             unsafe { libc::execve(candidate.as_ptr(), argv.as_ptr(), env.as_ptr()) };
             match errno() {
                 libc::ENOENT | libc::ENOTDIR | libc::ENODEV | libc::ESTALE | libc::ETIMEDOUT => {}
-                // A directory of PATH that this user may not read tells nothing about the command.
+                // A directory of PATH that this user may not read does not show whether the command exists.
                 libc::EACCES if self.candidates.len() > 1 && !exists(candidate) => {}
                 libc::EACCES => told = libc::EACCES,
                 other => return other,
@@ -606,8 +606,8 @@ fn reset_signals(ignored: &[i32]) {
         if ignored.contains(&signal) {
             action[0] = libc::SIG_IGN;
         }
-        // SAFETY: the kernel's struct is shorter than this on all architectures and begins with the handler; all else of it is
-        // empty.
+        // SAFETY: the kernel's struct is shorter than this on all architectures and begins with the handler; the rest
+        // of it is zero.
         unsafe {
             libc::syscall(
                 libc::SYS_rt_sigaction,
@@ -630,7 +630,7 @@ fn errno() -> i32 {
     io::Error::last_os_error().raw_os_error().unwrap_or(0)
 }
 
-/// The error in words that say what to do.
+/// Describes the error for people, and says what to do.
 fn explain(stage: Stage, errno: i32, spec: &Spec) -> String {
     let error = io::Error::from_raw_os_error(errno);
     let user = spec.user.as_deref().unwrap_or("?");
@@ -670,7 +670,7 @@ fn explain(stage: Stage, errno: i32, spec: &Spec) -> String {
     }
 }
 
-/// Call it in the child, in its directory and as its user, because it inspects the file.
+/// Describes an error of exec. Call it in the child, in its directory and as its user, because it inspects the file.
 fn explain_exec(errno: i32, spec: &Spec, path: &str) -> String {
     let error = io::Error::from_raw_os_error(errno);
     let program = spec.argv.first().map_or("", String::as_str);
@@ -696,7 +696,7 @@ fn explain_exec(errno: i32, spec: &Spec, path: &str) -> String {
     }
 }
 
-/// Looks up `user` and `group`; a number that is no user's or group's name is an id.
+/// Looks up `user` and `group`. A number that is not the name of a user or group is an id.
 fn identity(spec: &Spec) -> Result<Identity, String> {
     use nix::unistd::{Gid, Group, Uid, User};
 
@@ -738,7 +738,7 @@ fn identity(spec: &Spec) -> Result<Identity, String> {
             ("LOGNAME".into(), user.name.into()),
         ];
     }
-    // We already run as that user: then no privilege is needed.
+    // The guard already runs as that user: it needs no privilege.
     let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
     if !uid.is_root()
         && id.uid.is_none_or(|id| id == uid.as_raw())

@@ -1,15 +1,15 @@
-//! Process trees as /proc shows them: finds the descendants of a process, and signals exactly those.
+//! Finds the descendants of a process in /proc, and signals exactly those.
 //!
-//! Finds a tree by parent pids. That is complete for the descendants of a subreaper, however often they fork and
-//! whatever sessions they make, because the subreaper becomes the parent of every orphan.
+//! It finds a tree by parent pids. For a subreaper that finds all descendants, however often they fork and whatever
+//! sessions they make, because the subreaper becomes the parent of every orphan.
 
 use std::collections::HashSet;
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-/// PF_EXITING of the kernel's task flags: the process is on its way out, its files may be closed already.
+/// PF_EXITING of the kernel's task flags: the process is exiting, and its files may be closed already.
 const EXITING: u64 = 0x4;
-/// PF_FORKNOEXEC: forked, and has not executed a program since.
+/// PF_FORKNOEXEC: the process was forked, and has not executed a program since.
 const NOT_EXECUTED: u64 = 0x40;
 
 /// One line of /proc/PID/stat.
@@ -22,7 +22,7 @@ pub(crate) struct Proc {
     state: char,
     flags: u64,
     threads: u64,
-    /// Start time in clock ticks since boot: with the pid it names a process for good.
+    /// Start time in clock ticks since boot: together with the pid it identifies a process for ever.
     started: u64,
 }
 
@@ -33,7 +33,7 @@ impl Proc {
     }
 
     fn parse(stat: &[u8]) -> Option<Self> {
-        // The name stands in parentheses and may hold anything, also parentheses and newlines.
+        // The name is in parentheses and may contain anything, also parentheses and newlines.
         let name_end = stat.iter().rposition(|&b| b == b')')?;
         let pid = std::str::from_utf8(&stat[..stat.iter().position(|&b| b == b' ')?])
             .ok()?
@@ -53,8 +53,8 @@ impl Proc {
         })
     }
 
-    /// Neither a zombie nor dead. A process whose first thread has ended looks like a zombie, but runs while it has
-    /// other threads: it can be signalled, and cannot be reaped.
+    /// True: it is neither a zombie nor dead. A process whose first thread has ended looks like a zombie, but runs
+    /// while it has other threads: it can be signalled, and cannot be reaped.
     pub(crate) fn alive(&self) -> bool {
         !matches!(self.state, 'Z' | 'X' | 'x') || self.threads > 1
     }
@@ -90,7 +90,7 @@ impl Proc {
         if Self::read(self.pid).is_none_or(|p| p.started != self.started) {
             return;
         }
-        // The process is gone, or we may not signal it: the caller's next walk shows which.
+        // Ignore an error: the process is gone, or this process may not signal it. The caller's next walk shows which.
         let _ = match fd {
             Ok(fd) => pidfd_send_signal(fd, signal),
             // Without a free (or permitted) descriptor, the process must still be killed.
@@ -202,7 +202,7 @@ mod tests {
         }
     }
 
-    /// In a process of its own, which a signal would end.
+    /// Runs the test in another process, because a wrong signal would end it.
     #[test]
     fn a_number_that_became_that_of_a_thread_is_not_signalled() {
         const ROLE: &str = "SOLOIST_TEST_THREAD_SIGNALLED";
@@ -216,7 +216,7 @@ mod tests {
             let status = status.expect("it starts");
             return assert!(status.success(), "{status}");
         }
-        // Tests have threads of their own.
+        // Each test runs in its own thread, so this is not the process's first.
         let thread = rustix::thread::gettid().as_raw_nonzero().get();
         assert_ne!(thread, std::process::id().cast_signed());
         let mut process = Proc::read(thread).expect("the number is there");

@@ -1,8 +1,8 @@
-//! Durations as people write them, everywhere: `250ms`, `15s`, `1h30m`, `2d`.
+//! The form in which people write durations everywhere: `250ms`, `15s`, `1h30m`, `2d`.
 
 use std::time::Duration;
 
-/// In milliseconds, the largest first.
+/// The units in milliseconds, the largest first.
 const UNITS: [(&str, u64); 5] = [
     ("d", 86_400_000),
     ("h", 3_600_000),
@@ -11,10 +11,10 @@ const UNITS: [(&str, u64); 5] = [
     ("ms", 1),
 ];
 
-/// Longer makes no sense here, and below it no sum of a few durations overflows.
+/// No longer duration makes sense here, and no sum of a few durations up to this one overflows.
 const LONGEST: Duration = Duration::from_secs(3650 * 86_400);
 
-/// Why a value is not what it should be, and what to do.
+/// The problem with a value, and what to do about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wrong {
     pub message: String,
@@ -32,7 +32,10 @@ impl Wrong {
 
 const DURATIONS: &str = "write it as `250ms`, `15s`, `5m`, `1h30m` or `2d`";
 
-/// `250ms`, `15s`, `5m`, `1h30m`, `2d`: whole numbers, each with a unit, the largest unit first.
+/// Reads `250ms`, `15s`, `5m`, `1h30m`, `2d`: whole numbers, each with a unit, the largest unit first.
+///
+/// # Errors
+/// The text has another form, or is longer than 3650 days.
 pub fn parse(text: &str) -> Result<Duration, Wrong> {
     let not =
         |hint: String| Wrong::new(format!("`{}` is not a duration", text.escape_debug()), hint);
@@ -69,26 +72,26 @@ pub fn parse(text: &str) -> Result<Duration, Wrong> {
                     "write `ms` for milliseconds".into()
                 }
                 "s" | "sec" | "secs" | "second" | "seconds" => {
-                    "write `s` for seconds, without blanks".into()
+                    "write `s` for seconds, without spaces".into()
                 }
                 "m" | "min" | "mins" | "minute" | "minutes" => {
-                    "write `m` for minutes, without blanks".into()
+                    "write `m` for minutes, without spaces".into()
                 }
                 "h" | "hr" | "hrs" | "hour" | "hours" => {
-                    "write `h` for hours, without blanks".into()
+                    "write `h` for hours, without spaces".into()
                 }
-                "d" | "day" | "days" => "write `d` for days, without blanks".into(),
+                "d" | "day" | "days" => "write `d` for days, without spaces".into(),
                 "w" | "week" | "weeks" => "weeks are not supported: write `7d`".into(),
                 _ => DURATIONS.into(),
             }));
         };
         if at < next_unit {
             return Err(not(
-                "each unit once and the largest first, as in `1h30m`".into()
+                "write each unit once, the largest first, as in `1h30m`".into(),
             ));
         }
         next_unit = at + 1;
-        // Too many digits for a u64 are too long in any unit.
+        // A number that does not fit into a u64 is too long in any unit.
         let number: u128 = number.parse::<u64>().unwrap_or(u64::MAX).into();
         total += number * u128::from(UNITS[at].1);
         rest = tail;
@@ -102,7 +105,7 @@ pub fn parse(text: &str) -> Result<Duration, Wrong> {
     }
 }
 
-/// As [`parse`] reads it; what is below a millisecond is left out.
+/// The duration in the form that [`parse`] reads, rounded down to whole milliseconds.
 pub fn show(d: Duration) -> String {
     let mut ms = d.as_millis();
     if ms == 0 {

@@ -1,4 +1,4 @@
-//! A job as the configuration defines it, checked.
+//! The checked definition of a job from the configuration.
 
 use std::{collections::BTreeMap, path::Path, sync::Arc, time::Duration};
 
@@ -10,31 +10,31 @@ use crate::logic::{
     timetable::CatchUp,
 };
 
-/// What is often equal is behind an [`Arc`] and shared between jobs: ten thousand of them are to stay small.
+/// Fields that are often equal are in an [`Arc`] that jobs share, so that ten thousand jobs need little memory.
 #[derive(Debug, Clone)]
 pub struct Job {
     pub name: JobName,
     pub description: Option<String>,
     pub tags: Arc<[String]>,
     pub enabled: bool,
-    /// None: the job only runs when triggered. Each already parsed with the job's time zone, `dst` and name (for `H`). Shared between jobs
-    /// with equal expressions.
+    /// Empty: the job only runs when triggered. Each schedule is parsed with the job's time zone, `dst` and name (for
+    /// `H`). Jobs with equal schedules share them.
     pub schedules: Arc<[Arc<Schedule>]>,
-    /// As written, for display.
+    /// The schedules as written, for display.
     pub schedule_text: Arc<[String]>,
-    /// IANA name, for display.
+    /// The IANA name of the time zone, for display.
     pub timezone: Arc<str>,
     pub jitter: Duration,
     pub command: Command,
-    /// `env` and `env_file` of the job and of the defaults together.
+    /// The variables of `env` and `env_file`, of the job and of the defaults together.
     pub env: Arc<BTreeMap<String, String>>,
-    /// Variables of the daemon that the command gets although they would be held back.
+    /// Variables of the daemon that the command gets although soloist would hold them back.
     pub pass_env: Arc<[String]>,
-    /// Absolute; a relative path is taken from the directory of the configuration file.
+    /// An absolute path; a relative one in the file starts at the directory of the configuration file.
     pub working_dir: Option<Arc<Path>>,
     pub user: Option<Arc<str>>,
     pub group: Option<Arc<str>>,
-    /// As another user, it may get what setuid programs give.
+    /// If the command runs as another user: setuid programs and file capabilities may give it more rights.
     pub new_privileges: bool,
     pub timeout: Option<Duration>,
     pub grace: Duration,
@@ -42,24 +42,26 @@ pub struct Job {
     pub overlap: Overlap,
     pub on_crash: OnCrash,
     pub on_state_loss: OnStateLoss,
-    /// Attempts of one occurrence in all (crashes and retries together), 1 to 999.
+    /// The most attempts of one occurrence, after crashes and retries together: 1 to 999.
     pub max_attempts: u32,
     pub retry: Option<Arc<JobRetry>>,
     pub start_within: Duration,
     pub catch_up: CatchUp,
     pub success_codes: Arc<[i32]>,
     pub output: Output,
-    /// Digest of the definition (16 hex digits): goes with each claim, so that drift between instances is seen.
+    /// The digest of the definition (16 hex digits). Each claim carries it, so that people can see if instances have
+    /// different definitions.
     pub digest: String,
-    /// Digest of schedule, time zone and dst alone: what is planned under another one is not owed.
+    /// The digest of schedule, time zone and `dst` alone. Occurrences that were planned under another one are not
+    /// caught up.
     pub schedule_digest: Arc<str>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Command {
-    /// Run as they stand, no shell.
+    /// The program and its arguments, run without a shell.
     Argv(Vec<String>),
-    /// `/bin/sh -c`.
+    /// A line that `/bin/sh -c` runs.
     Shell(String),
 }
 
@@ -69,10 +71,10 @@ pub enum OnStateLoss {
     Rerun,
 }
 
-/// When a failed command is tried again.
+/// How often and when soloist tries a failed command again.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct JobRetry {
-    /// Tries after the first.
+    /// Attempts after the first.
     pub attempts: u32,
     pub interval: Duration,
     pub exponential: bool,
@@ -81,8 +83,8 @@ pub struct JobRetry {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Output {
-    /// Bytes of the end of the output that the history keeps.
+    /// How many bytes of the end of the output the store keeps.
     pub keep: usize,
-    /// Each line also goes to the log.
+    /// True: each line also goes to the log.
     pub log: bool,
 }

@@ -1,4 +1,4 @@
-//! Jobs, their occurrences and runs, and what is recorded of them.
+//! Names of jobs and instances, occurrences, runs, and the records of runs.
 
 use std::{fmt, str::FromStr, sync::Arc};
 
@@ -6,20 +6,20 @@ use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 
 use super::FencingToken;
 
-/// Name of a job: the key under `[jobs]`, 1 to [`JobName::LONGEST`] bytes that [`JobName::allows`]. Checked by the configuration, and
-/// by the library's `Elector`.
+/// The name of a job: its key under `[jobs]`. It has 1 to [`JobName::LONGEST`] bytes that [`JobName::allows`]. The
+/// configuration and the library's `Elector` check that; this type does not.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct JobName(Arc<str>);
 
 impl JobName {
-    /// Longest name, in bytes.
+    /// The length of the longest name, in bytes.
     pub const LONGEST: usize = 100;
 
     pub fn new(name: &str) -> Self {
         Self(name.into())
     }
-    /// What a name may consist of: it is part of keys in the store and of paths.
+    /// True if a name may contain `c`. Names are part of keys in the store and of paths.
     pub fn allows(c: char) -> bool {
         c.is_ascii_alphanumeric() || "-_.".contains(c)
     }
@@ -34,7 +34,7 @@ impl fmt::Display for JobName {
     }
 }
 
-/// One soloist process: `<hostname>-<short random>` unless configured.
+/// The name of one soloist process: `<hostname>-<short random>` unless configured.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct InstanceId(Arc<str>);
@@ -54,8 +54,8 @@ impl fmt::Display for InstanceId {
     }
 }
 
-/// One execution of a command (UUIDv7). It is also the claim's nonce: fixed per occurrence, attempt and
-/// instance, so that asking again after a lost reply is answered as the first time.
+/// The id of one execution of a command (UUIDv7). It is also the nonce of the claim: one instance uses the same id for
+/// one attempt of one occurrence, so that a claim that it repeats after a lost reply gets the first answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct RunId(pub uuid::Uuid);
@@ -83,10 +83,11 @@ impl FromStr for RunId {
 /// The last millisecond of the year 9999.
 pub const LAST_MS: i64 = 253_402_300_799_999;
 
-/// A time as others tell it, in Unix milliseconds. Within these years no sum, and no time in microseconds, overflows.
+/// Checks a time in Unix milliseconds that comes from another program. Within these years no sum, and no time in
+/// microseconds, overflows.
 ///
 /// # Errors
-/// One before 1970 or after the year 9999.
+/// The time is before 1970 or after the year 9999.
 pub fn possible_ms(ms: i64) -> Result<i64, String> {
     match ms {
         0..=LAST_MS => Ok(ms),
@@ -94,18 +95,18 @@ pub fn possible_ms(ms: i64) -> Result<i64, String> {
     }
 }
 
-/// For fields with such a time, or a length of time in milliseconds.
+/// Deserialises a field with a time that [`possible_ms`] accepts, or with a length of time in milliseconds.
 pub fn ms<'de, D: Deserializer<'de>>(d: D) -> Result<i64, D::Error> {
     possible_ms(i64::deserialize(d)?).map_err(D::Error::custom)
 }
 
-/// For fields that may have one.
+/// As [`ms`], for a field that may be empty.
 pub fn ms_or_none<'de, D: Deserializer<'de>>(d: D) -> Result<Option<i64>, D::Error> {
     let ms = Option::<i64>::deserialize(d)?;
     ms.map(possible_ms).transpose().map_err(D::Error::custom)
 }
 
-/// A planned instant of a job: milliseconds since the Unix epoch, UTC. Never the moment somebody woke up.
+/// A planned instant of a job, in Unix milliseconds (UTC); never the moment at which an instance woke up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(transparent)]
 pub struct Occurrence(pub i64);
@@ -117,8 +118,8 @@ impl<'de> Deserialize<'de> for Occurrence {
 }
 
 impl Occurrence {
-    /// The token of the `attempt`-th lease of this occurrence. Grows with both, so the tokens of one job strictly
-    /// increase without any counter that a store could lose.
+    /// The token of the `attempt`-th lease of this occurrence. It grows with both, so the tokens of one job strictly
+    /// increase, and no store needs a counter, which it could lose.
     pub fn token(self, attempt: u32) -> FencingToken {
         FencingToken(
             self.0
@@ -131,7 +132,7 @@ impl Occurrence {
     }
 }
 
-/// RFC 3339, UTC, milliseconds: `2026-03-01T03:00:00.000Z`.
+/// As RFC 3339 in UTC with milliseconds: `2026-03-01T03:00:00.000Z`.
 impl fmt::Display for Occurrence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(&rfc3339_ms(self.0))
@@ -146,19 +147,20 @@ pub fn rfc3339_ms(ms: i64) -> String {
     }
 }
 
-/// Why a run started; the command sees it as `SOLOIST_TRIGGER`.
+/// Why a run started. The command gets it as `SOLOIST_TRIGGER`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Trigger {
-    /// At its planned instant.
+    /// The schedule: its planned instant had come.
     Schedule,
-    /// Overdue when this instance learned of it (downtime), within `start_within`.
+    /// The occurrence was overdue when this instance learned of it, for example after downtime, but still within
+    /// `start_within`.
     CatchUp,
-    /// `soloist trigger`.
+    /// A person or a script ran `soloist trigger`.
     Manual,
-    /// The attempt before failed and the job has `retry`.
+    /// The previous attempt failed, and the job has `retry`.
     Retry,
-    /// The attempt before lost its holder and the job has `on_crash = "rerun"`.
+    /// The holder of the previous attempt died, and the job has `on_crash = "rerun"`.
     Takeover,
 }
 
@@ -180,22 +182,22 @@ impl Trigger {
 pub enum Outcome {
     Running,
     Succeeded,
-    /// The command ended with a code outside `success_codes` or by a signal, or could not be started.
+    /// The command ended with a code outside `success_codes` or by a signal, or could not start.
     Failed,
     TimedOut,
-    /// By `soloist cancel`, or because its instance was told to stop.
+    /// `soloist cancel` ended it, or its instance stopped.
     Cancelled,
-    /// By a newer occurrence (`overlap = "replace"`).
+    /// A newer occurrence replaced it (`overlap = "replace"`).
     Replaced,
     /// The holder could no longer trust its lease and ended the command.
     LeaseLost,
     /// The daemon died; the guard ended the command.
     Crashed,
-    /// The host vanished: nobody can say how it ended.
+    /// The host vanished: soloist does not know how the run ended.
     Unknown,
-    /// Not run on purpose: paused, skipped by request, or the run before was still going on.
+    /// It did not run on purpose: the job was paused, a person skipped it, or the previous run was still active.
     Skipped,
-    /// Nobody could start it within `start_within`.
+    /// No instance could start it within `start_within`.
     Missed,
 }
 
@@ -251,16 +253,16 @@ impl FromStr for Outcome {
     }
 }
 
-/// One run, and who holds it: what names it wherever it is spoken of, from its grant to its settlement.
+/// One run and its holder. All parts of soloist name a run by it, from its grant to its settlement.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Run {
     #[serde(rename = "run")]
     pub id: RunId,
     pub occurrence: Occurrence,
-    /// From 1.
+    /// The number of this attempt, from 1.
     pub attempt: u32,
     pub trigger: Trigger,
-    /// Of the manual trigger that it is the run of.
+    /// The key of the manual trigger, if one caused the run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
     pub instance: InstanceId,
@@ -268,9 +270,9 @@ pub struct Run {
     /// The length of its lease, in milliseconds.
     #[serde(deserialize_with = "ms")]
     pub lease: i64,
-    /// Digest of the definition that runs.
+    /// The digest of the definition that runs.
     pub definition: String,
-    /// Unix milliseconds of the store's clock.
+    /// When the store granted it, in Unix milliseconds of the store's clock.
     #[serde(deserialize_with = "ms")]
     pub granted_at: i64,
 }
@@ -281,11 +283,11 @@ impl Run {
     }
 }
 
-/// What the history keeps of one attempt, or of an occurrence that was not run. Times are Unix milliseconds of
-/// the store's clock; the JSON of the command line and the API writes them as RFC 3339.
+/// The record of one attempt, or of an occurrence that did not run, in the history. Times are Unix milliseconds of the
+/// store's clock; the JSON of the commands shows them as RFC 3339.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunRecord {
-    /// None for occurrences that no run was made for (skipped, missed).
+    /// None for an occurrence without a run (skipped, missed).
     pub run_id: Option<RunId>,
     pub job: JobName,
     pub occurrence: Occurrence,
@@ -294,34 +296,35 @@ pub struct RunRecord {
     pub fencing_token: Option<FencingToken>,
     pub instance: Option<InstanceId>,
     pub host: Option<String>,
-    /// When the start of the command began; None: it was never executed.
+    /// When the start of the command began; None: the command was never executed.
     #[serde(default, deserialize_with = "ms_or_none")]
     pub started_at: Option<i64>,
-    /// When the last process of its tree was gone: a run is over when its tree is, which may be later than the command.
+    /// When the last process of its tree was gone, which may be later than the end of the command.
     #[serde(default, deserialize_with = "ms_or_none")]
     pub finished_at: Option<i64>,
-    /// Planned instant to start of the command; includes jitter's and a parallel slot's wait.
+    /// From the planned instant to `started_at`; it includes the jitter and the wait for a free slot (`max_parallel`).
     pub lateness_ms: Option<i64>,
     /// From `started_at` to `finished_at`.
     pub duration_ms: Option<i64>,
     pub outcome: Outcome,
     pub exit_code: Option<i32>,
     pub signal: Option<i32>,
-    /// The last bytes of stdout and stderr, lossily decoded.
+    /// The last bytes of stdout and stderr; bytes that are not UTF-8 are replaced.
     #[serde(default)]
     pub output_tail: String,
-    /// More was written than was kept.
+    /// True: the run wrote more than the store kept.
     #[serde(default)]
     pub output_truncated: bool,
-    /// Why it failed, was skipped or missed, in words.
+    /// Why the run failed, or why the occurrence was skipped or missed, for people.
     pub error: Option<String>,
-    /// A record may stand for a range of missed occurrences that ends with `occurrence`: how many. 1 for all others.
+    /// The number of occurrences of which this is the record: 1, or more for a range of missed occurrences that ends
+    /// with `occurrence`.
     #[serde(default = "one")]
     pub count: u64,
 }
 
 impl RunRecord {
-    /// Of a run that has not begun yet.
+    /// The record of a run that has not begun yet.
     pub fn of(job: &JobName, run: &Run) -> Self {
         Self {
             run_id: Some(run.id),
@@ -333,7 +336,7 @@ impl RunRecord {
         }
     }
 
-    /// Of an occurrence that nobody ran.
+    /// The record of an occurrence that did not run.
     pub fn without_run(
         job: &JobName,
         occurrence: Occurrence,
@@ -363,7 +366,7 @@ impl RunRecord {
         }
     }
 
-    /// The same run, from `started` (None: never) to `finished`.
+    /// The same record with its times: `started` (None: the command never started) and `finished`.
     pub fn lasting(self, started: Option<i64>, finished: Option<i64>) -> Self {
         Self {
             started_at: started,

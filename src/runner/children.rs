@@ -1,9 +1,9 @@
 //! The children of this process: those that it started, and orphans that became its children.
 //!
-//! The subreaper becomes the parent of the orphans of killed guards, and the first process of a container that of all
-//! orphans. No other code here reaps them, and each would stay a zombie until this process ends. Reaping them must not
-//! take the exit status of a child that other code waits for. So each child that this program starts is listed before
-//! it can end, until it is reaped.
+//! A subreaper becomes the parent of the orphans of killed guards; the first process of a container becomes the parent
+//! of all its orphans. No other code here reaps these orphans, and each would stay a zombie until this process ends.
+//! But this code must not take the exit status of a child that other code waits for. So this module lists each child
+//! that this program starts, from before it can end until it is reaped.
 
 use std::{io, process::ExitStatus, time::Duration};
 
@@ -15,10 +15,11 @@ use tokio::{
     signal::unix::{SignalKind, signal},
 };
 
-/// How many zombies are reaped before other tasks get their turn.
+/// How many zombies a task reaps before other tasks get their turn.
 const AT_ONCE: usize = 64;
 
-/// Pause before checking again while an ended child of our own hides the zombies behind it: the first, and the longest.
+/// Pause before checking again while an ended child that this program started hides the zombies behind it: the first,
+/// and the longest.
 const LOOK_AGAIN: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(512));
 
 /// A pid may be listed twice for a moment, if the kernel reuses it at once.
@@ -113,7 +114,7 @@ pub(super) fn reap(pid: i32) -> bool {
 }
 
 /// Reaps orphans that become children of this process, for ever. Only for a program that starts all its children
-/// through this module, or reaps none of the others.
+/// through this module, or that waits for none of the others.
 ///
 /// # Errors
 /// SIGCHLD cannot be caught.
@@ -137,7 +138,7 @@ pub async fn reap_strangers() -> io::Result<std::convert::Infallible> {
 enum Reaped {
     Nobody,
     Some,
-    /// The kernel shows only the first zombie, and that is a child of our own.
+    /// The kernel shows only the first zombie, and that is a child that this program started.
     Hidden,
 }
 
@@ -155,7 +156,7 @@ fn reap_some() -> Reaped {
     Reaped::Some
 }
 
-/// Some child that has ended; this does not reap it.
+/// A child that has ended, if there is one. Does not reap it.
 fn first_ended() -> Option<i32> {
     // SAFETY: an all-zero siginfo_t is valid, and the kernel writes no more than that.
     let (done, pid) = unsafe {

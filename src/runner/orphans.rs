@@ -11,15 +11,15 @@ use crate::{
 /// The tree of a guard that was killed.
 ///
 /// The kernel killed the command itself (PDEATHSIG). This process, the next subreaper, became the parent of the rest.
-/// They are recognised by the run's cgroup, the command's session or group, or the run's id in their environment. A
+/// It recognises them by the run's cgroup, the command's session or group, or the run's id in their environment. A
 /// process without any of these (`env -i` and setsid, without a cgroup) looks like an unrelated child of this process.
 pub(super) struct Orphans {
     pub(super) marker: String,
     command: Option<i32>,
-    /// The process group of a transparent command, which is our own.
+    /// The process group of a transparent command, which is that of this process.
     pub(super) group: Option<i32>,
     cgroup: Option<Cgroup>,
-    /// A process that was once found stays known: a zombie has no environment any more.
+    /// Processes that were found once: a zombie no longer has an environment by which it could be recognised.
     known: RefCell<HashSet<(i32, u64)>>,
 }
 
@@ -52,9 +52,10 @@ impl Orphans {
         tree
     }
 
-    /// Kills all processes of the tree and reaps the dead. Returns those that are left; blocks for milliseconds.
+    /// Kills all processes of the tree and reaps the dead. Returns the pids of those that are left. Blocks for
+    /// milliseconds.
     pub(super) fn pass(&self) -> Vec<i32> {
-        // Examine them while they are alive: their zombies look like any others.
+        // Examine them while they are alive: their zombies look like all others.
         let found = self.members().len();
         if let Some(cgroup) = &self.cgroup {
             cgroup.kill();
@@ -94,7 +95,7 @@ fn belongs(process: &Proc, marker: &str, command: Option<i32>) -> bool {
         })
 }
 
-/// True: one of the NUL-terminated words in this file of /proc is wanted.
+/// True if one of the NUL-terminated words in this file of /proc fits `wanted`.
 fn words(pid: i32, file: &str, wanted: impl Fn(&[u8]) -> bool) -> bool {
     let has = |path: PathBuf| {
         std::fs::read(path.join(file)).is_ok_and(|text| text.split(|&b| b == 0).any(&wanted))

@@ -1,17 +1,17 @@
-//! The output of a run: keeps its end, sends each line to the log, and holds nothing else in memory.
+//! The output of a run: keeps its end in memory, sends each line to the log, and keeps nothing else.
 
 use std::collections::VecDeque;
 
 use parking_lot::{Mutex, MutexGuard};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
-/// Target of the log events that carry output; fields `job`, `run`, `stream`.
+/// The target of the log events that carry output; their fields are `job`, `run` and `stream`.
 pub const LOG_TARGET: &str = "soloist::output";
 
-/// The log cuts longer lines; the kept output has them whole.
+/// The most bytes of a line in the log, which cuts longer lines; the kept output has them whole.
 pub const LONGEST_LOG_LINE: usize = 8 << 10;
 
-/// The last bytes of stdout and stderr together, in the order they were read.
+/// The last bytes of stdout and stderr together, in the order in which the daemon read them.
 #[derive(Debug)]
 pub struct Tail {
     keep: usize,
@@ -29,7 +29,8 @@ struct Ring {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Piece {
     pub bytes: Vec<u8>,
-    /// Where it begins, counted from the first byte of the output. Later than requested if older bytes were dropped.
+    /// Where it begins, counted from the first byte of the output. Later than requested if older bytes are no longer
+    /// kept.
     pub offset: u64,
 }
 
@@ -48,7 +49,7 @@ impl Tail {
         }
     }
 
-    /// The kept output from `offset` on; also while the command runs.
+    /// The kept output from `offset` on, also while the command runs.
     pub fn since(&self, offset: u64) -> Piece {
         self.piece(offset, usize::MAX)
     }
@@ -65,7 +66,7 @@ impl Tail {
         }
     }
 
-    /// Bytes written so far, kept or not.
+    /// The number of bytes written so far, kept or not.
     pub fn total(&self) -> u64 {
         self.lock().total
     }
@@ -127,7 +128,7 @@ impl Lines {
     }
 }
 
-/// Reads `pipe` until its end, however much comes, even if nothing is kept.
+/// Reads `pipe` until its end, however much comes, even if `tail` keeps nothing.
 pub(super) async fn drain(
     mut pipe: impl AsyncRead + Unpin,
     tail: &Tail,

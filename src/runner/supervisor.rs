@@ -1,4 +1,4 @@
-//! The daemon's side of one guard: sends it messages, takes in its reports, and does its work if it dies.
+//! The daemon's side of one guard: sends it messages, handles its reports, and does its work if it dies.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -34,13 +34,13 @@ pub(super) struct Supervisor {
     pub(super) pending: Vec<u8>,
     /// The newest deadline that the guard was told.
     pub(super) deadline: Boottime,
-    /// By then the guard has ended the tree, if it can: because of the timeout, or on request.
+    /// The time by which the guard should have ended the tree, because of the timeout or on request.
     pub(super) due: Option<Boottime>,
     pub(super) grace: Duration,
     pub(super) kill_budget: Duration,
 }
 
-/// [`Report::Exited`].
+/// The content of [`Report::Exited`].
 #[derive(Debug)]
 struct Exited {
     exit_code: Option<i32>,
@@ -108,7 +108,7 @@ impl Supervisor {
         let end = self.end(reported);
         self.state.send_modify(|state| state.end = Some(end));
 
-        // Until settled: the guard waits for that message, or for our death.
+        // Wait until the run is settled: the guard waits for that message, or for the death of this process.
         while settled.is_empty() && !dropped {
             tokio::select! {
                 order = orders.recv() => match order {
@@ -215,7 +215,7 @@ impl Supervisor {
 
     /// The guard ended without its last report: do its work here.
     async fn guard_is_gone(&mut self, reported: &mut Reported) {
-        // Make sure that it is dead, so that its children become ours.
+        // Make sure that it is dead, so that its children become children of this process.
         self.child.kill();
         let status = self.child.wait().await;
         let how = status.map_or_else(|e| e.to_string(), |status| status.to_string());

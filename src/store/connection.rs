@@ -1,6 +1,6 @@
-//! Connections to Redis: made, used by all tasks at once, given up when they broke.
+//! Connections to Redis: how they are made, shared by all tasks, and replaced when they break.
 //!
-//! A connection that failed is marked and not used again; the caller that found it dead repeats its request.
+//! A connection that failed is marked and never used again. The caller whose request failed repeats the request.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use rustls::pki_types::pem::PemObject as _;
 use super::Error;
 use crate::config;
 
-/// A script: its text, and the SHA-1 that the server knows it by.
+/// A script: its text, and the SHA-1 by which the server knows it.
 pub(crate) struct Script {
     pub(crate) text: String,
     pub(crate) sha: String,
@@ -44,9 +44,9 @@ pub fn install_crypto() {
 #[derive(Clone)]
 pub(crate) struct Client {
     pub(super) client: redis::Client,
-    /// The URL without its password: the one name of a store, wherever it is shown.
+    /// The URL without its password: messages name the store by it.
     pub(crate) address: String,
-    /// What the server was told, and may repeat in an error.
+    /// The password that the server gets, because the server may repeat it in an error.
     password: Option<config::Secret>,
     pub(crate) timeout: Duration,
 }
@@ -64,7 +64,7 @@ impl Client {
     pub(crate) fn new(url: &str, c: &config::Store) -> Result<Self, Error> {
         let refuse = |address: String, reason: String| Error::Refused { address, reason };
         let address = config::StoreUrl::Redis(config::Secret::new(url)).to_string();
-        // An error's detail is a piece of the URL.
+        // Hide the error's detail: it is a part of the URL, which may be a secret.
         let info = url.into_connection_info().map_err(|e| {
             let mut reason = e.to_string();
             if let Some(detail) = e.detail() {
@@ -109,11 +109,11 @@ impl Client {
                         // Leave out the cause: it quotes the line, which may be part of a key.
                         Some(Err(_)) => Err(refuse(
                             address.clone(),
-                            format!("{} is no PEM file", p.display()),
+                            format!("{} is not a PEM file", p.display()),
                         )),
                         None => Err(refuse(
                             address.clone(),
-                            format!("there is no certificate in {}", p.display()),
+                            format!("{} contains no certificate", p.display()),
                         )),
                     }
                 };
@@ -143,7 +143,7 @@ impl Client {
         })
     }
 
-    /// One that was made elsewhere, with whatever it needs to connect.
+    /// Uses a client that the caller made, with its settings for connecting.
     pub(crate) fn over(client: redis::Client, timeout: Duration) -> Self {
         let info = client.get_connection_info();
         let settings = info.redis_settings();
@@ -165,7 +165,7 @@ impl Client {
     }
 
     pub(crate) fn error(&self, e: &RedisError) -> Error {
-        // The answer of a server that is not Redis may have several lines.
+        // Take the first line: the answer of a server that is not Redis may have several.
         let (address, text) = (self.address.clone(), e.to_string());
         let reason = text.lines().next().unwrap_or_default();
         let code = code(e);
@@ -174,9 +174,10 @@ impl Client {
         if let Some(what_to_do) = what_to_do {
             reason = format!("{what_to_do} ({reason})");
         }
-        // Whatever may pass by itself: the network, a server that starts, fails over, or runs a long script.
+        // Errors that may pass by themselves: of the network, or of a server that starts, fails over or runs a long
+        // script.
         let passing = is_lost(e) || code.is_some_and(|c| PASSING.contains(&c));
-        // Something else stands where one of our keys should.
+        // Another program wrote a value of another type under one of soloist's keys.
         if reason.contains("WRONGTYPE") {
             Error::Corrupt { address, reason }
         } else if passing {
@@ -186,11 +187,11 @@ impl Client {
         }
     }
 
-    /// Asks how many replicas have what was written over the same connection, and waits for `want` of them, for half of the
-    /// time that a command may take.
+    /// The command that waits until `want` replicas have the writes of its own connection, for at most half of the time
+    /// that a command may take. It returns how many have them.
     pub(crate) fn wait_for_replicas(&self, want: u32) -> redis::Cmd {
         let mut wait = redis::cmd("WAIT");
-        // 0 would be for ever.
+        // At least 1: WAIT takes 0 as no time limit.
         wait.arg(want)
             .arg((self.timeout.as_millis() as u64 / 2).max(1));
         wait
@@ -205,7 +206,8 @@ impl Client {
         }
     }
 
-    /// A server without HELLO, or a proxy, repeats what it was told: `unknown command 'HELLO', with args beginning with: ...`.
+    /// Removes the password from an error: a server without HELLO, or a proxy, repeats the arguments that it got
+    /// (`unknown command 'HELLO', with args beginning with: ...`).
     fn without_password(&self, text: &str) -> String {
         let end = text.find("with args beginning with").unwrap_or(text.len());
         let text = text[..end].trim_end_matches([' ', ',']);
@@ -245,7 +247,7 @@ impl Client {
     }
 }
 
-/// Errors that pass by themselves, as a server names them.
+/// The codes of a server's errors that pass by themselves.
 const PASSING: [&str; 8] = [
     "LOADING",
     "READONLY",
@@ -257,43 +259,43 @@ const PASSING: [&str; 8] = [
     "OOM",
 ];
 
-/// What whoever runs soloist can do about an error.
+/// What a person who runs soloist can do about an error.
 fn advice(kind: ErrorKind, code: Option<&str>, reason: &str) -> Option<&'static str> {
     const WANTS_PASSWORD: &str = "the server wants a password; set `password_file` in [store]";
     const FORBIDDEN: &str =
-        "the user may not do all that is needed; docs/operations.md has the ACL that allows it";
+        "the user lacks permissions that soloist needs; docs/operations.md has the ACL to set";
     Some(match code {
         Some("OOM") => "the server is full; raise its maxmemory or free some memory",
         Some("NOAUTH") => WANTS_PASSWORD,
-        // To a command of more than ten words.
+        // The server's answer to a command of more than ten words.
         _ if reason.contains("unauthenticated multibulk length") => WANTS_PASSWORD,
         Some("NOPERM") => FORBIDDEN,
-        // The same inside a script.
+        // NOPERM inside a script.
         _ if reason.contains("The user executing the script can't") => FORBIDDEN,
         _ if kind == ErrorKind::Parse => {
-            "what answers there does not speak the protocol of Redis; see host and port"
+            "the server there does not speak the protocol of Redis; check the host and the port"
         }
         _ if kind == ErrorKind::AuthenticationFailed => {
-            "the server does not accept the user name and password; see `username` and `password_file` in [store]"
+            "the server does not accept the user name and password; check `username` and `password_file` in [store]"
         }
         _ => return None,
     })
 }
 
-/// The network's: the server may have done what it was asked for, or not.
+/// True for an error of the network: the server may have carried out the request or not.
 pub(crate) fn is_lost(e: &RedisError) -> bool {
     e.is_io_error() || e.is_timeout() || e.is_connection_dropped() || e.kind() == ErrorKind::Io
 }
 
-/// A key has another type than the command is for; also from inside a script of a server before 7.0.
+/// True if a key has a type that the command cannot use; also for such an error inside a script of a server before 7.0.
 pub(crate) fn is_wrong_type(e: &RedisError) -> bool {
-    // 6.2 leaves out the dash where the command itself has said it.
+    // Redis 6.2 omits the dash if the error comes from the command itself.
     let inside = |d: &str| d.contains(": -WRONGTYPE ") || d.contains(": WRONGTYPE ");
     e.code() == Some("WRONGTYPE") || e.detail().is_some_and(inside)
 }
 
-/// The code of an error. Servers before 7.0 hide that of a command inside a script behind `ERR Error running script
-/// (...): @user_script:1: -CODE ...`.
+/// The code of an error. If a command inside a script failed, a server before 7.0 puts the code of that error into the
+/// text `ERR Error running script (...): @user_script:1: -CODE ...`.
 fn code(e: &RedisError) -> Option<&str> {
     let inner = e.detail().and_then(|d| {
         PASSING
@@ -303,8 +305,8 @@ fn code(e: &RedisError) -> Option<&str> {
     inner.or(e.code())
 }
 
-/// One connection that all tasks use at once, made when it is first needed and replaced when it broke. Without the
-/// checkout of a pool a command costs a round trip and nothing else.
+/// One connection that all tasks use at once. The first task that needs it makes it, and it is replaced when it breaks.
+/// No task checks it out, as it would from a pool, so a command costs a round trip and nothing else.
 pub(crate) struct SharedConnection {
     client: Client,
     current: Mutex<Current>,
@@ -314,7 +316,7 @@ type Opening = Shared<BoxFuture<'static, Result<Connection, Error>>>;
 
 #[derive(Default)]
 struct Current {
-    /// Counts the connections, so that a task that found a broken one does not discard its successor.
+    /// Counts the connections, so that a task that found one broken does not discard the next one.
     number: u64,
     opening: Option<Opening>,
 }
@@ -331,7 +333,7 @@ impl SharedConnection {
         self.current.lock()
     }
 
-    /// The connection, or the reason why there is none; only one of all callers connects.
+    /// The connection, or the reason why there is none. If several callers need a new one, only one of them connects.
     async fn connection(&self) -> Result<(u64, Connection), Error> {
         let (number, opening) = {
             let mut current = self.current();
@@ -359,7 +361,7 @@ impl SharedConnection {
         }
     }
 
-    /// Gives `ask` the connection. After `limit` the answer is not waited for any longer.
+    /// Gives `ask` the connection, and stops waiting for it after `limit`.
     pub(crate) async fn run<T>(
         &self,
         limit: Duration,
@@ -377,7 +379,7 @@ impl SharedConnection {
         };
         let out = tokio::time::timeout(limit, work).await;
         out.unwrap_or_else(|_| {
-            // The peer may be gone: no other caller should wait for it.
+            // The server may be gone: no other caller should wait on this connection.
             if let Some(n) = number {
                 self.replace(n);
             }
@@ -393,15 +395,16 @@ impl SharedConnection {
     }
 }
 
-/// Why there is no answer.
+/// Why a call got no answer that it can use.
 pub(crate) enum CallError {
     /// No connection, or no answer in time.
     NoAnswer(Error),
-    /// The server's, or the network's.
+    /// The server or the network returned an error.
     Redis(RedisError),
 }
 
-/// How often a script is loaded by a server that does not know it. More than once: it may forget it again before it is called.
+/// How many times one call loads a script that the server does not know. More than once, because the server may forget
+/// the script again before the call arrives.
 pub(crate) const MAX_LOADS: u32 = 10;
 
 #[derive(Clone)]
@@ -418,7 +421,7 @@ impl Connection {
         let out = c.query_async(&mut self.inner).await;
         self.note(out)
     }
-    /// EVALSHA; a server that does not know the script is told it first.
+    /// Calls a script with EVALSHA. If the server does not know the script, loads it and calls it again.
     pub(crate) async fn eval<T: FromRedisValue>(
         &mut self,
         script: &Script,
@@ -440,8 +443,9 @@ impl Connection {
         load.arg("LOAD").arg(&*script.text);
         self.query::<String>(&load).await.map(drop)
     }
-    /// After a timeout too: the late answer must not meet the next request, and the peer may be gone. After
-    /// READONLY, because a demoted primary will not recover on this connection.
+    /// Marks the connection as broken if the error means that. A timeout does: the next request must not get the late
+    /// answer, and the server may be gone. READONLY does too: a primary that was demoted does not recover on this
+    /// connection.
     pub(crate) fn note_error(&mut self, e: &RedisError) {
         self.broken |= e.is_io_error()
             || e.is_timeout()
@@ -457,7 +461,7 @@ impl Connection {
     }
 }
 
-/// What only a fleet's store needs.
+/// Only the store of a fleet needs these.
 #[cfg(feature = "daemon")]
 impl Connection {
     pub(crate) async fn pipe<T: FromRedisValue>(
@@ -467,7 +471,7 @@ impl Connection {
         let out = p.query_async(&mut self.inner).await;
         self.note(out)
     }
-    /// It failed and must not be used again.
+    /// True: it failed and must not be used again.
     pub(crate) fn is_broken(&self) -> bool {
         self.broken
     }

@@ -1,4 +1,4 @@
-//! What every store of a fleet does, in words and types.
+//! The contract that every store of a fleet keeps, and the types of its requests and answers.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -15,38 +15,44 @@ use crate::{
     model::{InstanceId, JobName, Occurrence, RunId, RunRecord, ms},
 };
 
-/// Run records that the history keeps of each job.
+/// The number of run records that the history keeps of each job.
 pub const HISTORY_KEPT: usize = 200;
-/// Decisions that are kept of each job, of all instances together.
+/// The number of decisions that the store keeps of each job, those of all instances together.
 pub const DECISIONS_KEPT: usize = 400;
-/// How long records, decisions and an unseen instance are kept at most.
+/// Redis removes the history of a job to which no record was added for this time; SQLite removes each record that is
+/// older.
 pub const RECORDS_TTL: Duration = Duration::from_secs(30 * 24 * 3600);
+/// As [`RECORDS_TTL`], for decisions.
 pub const DECISIONS_TTL: Duration = Duration::from_secs(3 * 24 * 3600);
+/// How long the store keeps the output of a run after its last change.
 pub const OUTPUT_TTL: Duration = Duration::from_secs(7 * 24 * 3600);
+/// How long the store keeps the entry of an instance that sends no heartbeat.
 pub const FORGET_INSTANCE: Duration = Duration::from_secs(24 * 3600);
-/// Bytes of output that travel in one command: more of them could not arrive in time where the way is slow, and would
-/// hold up whoever is behind them.
+/// The most bytes of output in one command: over a slow connection more bytes would not arrive in time, and would
+/// delay the requests behind them.
 pub const OUTPUT_AT_ONCE: usize = 128 << 10;
-/// Bytes of one job's state, and of one record or decision, at most: ten thousand keys of triggers, and errors in words. What
-/// is larger is not soloist's, and is not read.
+/// The most bytes of one job's state, which has room for ten thousand keys of triggers. soloist did not write a larger
+/// one, and does not read it.
 pub const STATE_MOST: usize = 16 << 20;
+/// The most bytes of one record or decision, which has room for an error message. soloist did not write a larger one,
+/// and does not read it.
 pub const LINE_MOST: usize = 64 << 10;
-/// And of what an instance tells of itself.
+/// The most bytes that one instance reports about itself.
 pub const INSTANCE_MOST: usize = 4 << 20;
-/// More than this of one run's output is not put together in memory.
+/// The most bytes of one run's output that soloist puts together in memory.
 pub const OUTPUT_MOST: usize = 64 << 20;
-/// Bytes of output are counted up to here: what every store can count exactly.
+/// The highest number of a byte of output: every store can count exactly up to here (Lua's numbers end at 2^53).
 pub const LAST_BYTE: u64 = 1 << 53;
-/// Claims, states and registrations that travel in one command.
+/// The most claims, states or registrations in one command.
 pub const BATCH: usize = 100;
-/// Hints that a slow listener may be behind by; after that it looks at all jobs again. The memory of all of them is
-/// taken at once, 64 bytes each.
+/// The number of hints by which a slow listener may be behind; a listener that is further behind looks at all jobs
+/// again. Their memory is allocated at once, 64 bytes for each hint.
 pub(super) const HINTS: usize = 8192;
 
 /// The clock of a store that has none of its own: Unix microseconds.
 pub type Clock = Arc<dyn Fn() -> i64 + Send + Sync>;
 
-/// A store's answer, with the store's clock when it was given.
+/// A store's answer, with the time that the store's clock showed when it answered.
 #[derive(Debug, Clone)]
 pub struct Reply<T> {
     pub value: T,
@@ -54,9 +60,9 @@ pub struct Reply<T> {
     pub now_us: i64,
     /// The incarnation of the store that answered.
     pub incarnation: Arc<str>,
-    /// Before the request left: trust is counted from here.
+    /// When the request left, or earlier: trust is counted from here.
     pub sent: Boottime,
-    /// After the answer was there: what it says about others is at least this old news.
+    /// When the answer had arrived, or later: what it says about other instances was true before this time.
     pub received: Boottime,
 }
 
@@ -79,66 +85,70 @@ impl<T> Reply<T> {
     }
 }
 
-/// What an instance tells about itself with each heartbeat.
+/// What an instance reports about itself with each heartbeat.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Info {
-    /// Unix ms of the store's clock at the last heartbeat; filled in by the store.
+    /// Unix ms of the store's clock at the last heartbeat; the store fills it in.
     #[serde(default, deserialize_with = "ms")]
     pub seen: i64,
     pub host: String,
     pub pid: u32,
-    /// Random, of this process: what tells two of one name apart.
+    /// A random number that distinguishes this process from another one of the same name.
     #[serde(default)]
     pub process: u32,
     pub version: String,
-    /// Digest of the configuration.
+    /// The digest of its configuration.
     pub config: String,
-    /// This host's wall clock minus the store's, as the instance believes it, in ms.
+    /// This host's wall clock minus the store's clock as the instance believes it, in ms.
     pub clock_offset_ms: f64,
-    /// This host's wall clock when it told this, Unix ms; 0: not told.
+    /// This host's wall clock when the instance made this report, in Unix ms; 0: the report does not have it.
     #[serde(default, deserialize_with = "ms")]
     pub wall: i64,
-    /// While the instance does not believe the store's clock: how far that is ahead of what it believes, in ms.
+    /// While the instance does not believe the store's clock: by how much that clock is ahead of the time that the
+    /// instance believes, in ms.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clock_doubt_ms: Option<i64>,
+    /// When the instance started, in Unix ms.
     #[serde(deserialize_with = "ms")]
     pub started_at: i64,
-    /// What it runs: job and occurrence.
+    /// Its active runs: job and occurrence.
     pub running: Vec<(JobName, Occurrence)>,
     pub draining: bool,
-    /// Jobs loaded.
+    /// The number of jobs in its configuration.
     pub jobs: u32,
 }
 
-/// The fleet as the store knows it, and the epoch: the time from a start of the server, or from the loss of its
-/// data, to the next.
+/// The fleet as the store knows it, and its epoch. An epoch lasts from one start of the server, or loss of its data, to
+/// the next.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Fleet {
-    /// Names the epoch, together with the incarnation.
+    /// The id that names the epoch, together with the incarnation.
     pub id: Arc<str>,
-    /// What this instance's entry was before this heartbeat.
+    /// The entry of this instance before this heartbeat.
     pub before: Option<Info>,
-    /// Unix ms of the store's clock when this epoch was first seen by anybody.
+    /// Unix ms of the store's clock when the first instance saw this epoch.
     pub born: i64,
     /// The longest quarantine that any instance needs.
     pub quarantine: Duration,
-    /// Nobody can hold a lease from before this epoch that was not reclaimed.
+    /// True: the quarantine is over. No instance can still hold a lease from before this epoch that it did not reclaim.
     pub open: bool,
     pub instances: BTreeMap<InstanceId, Info>,
-    /// Instances that are asked to drain.
+    /// The instances that `soloist drain` told to drain.
     pub drains: Vec<InstanceId>,
 }
 
+/// A heartbeat of one instance.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Beat {
     pub instance: InstanceId,
     pub info: Info,
+    /// The quarantine that this instance needs.
     pub quarantine: Duration,
-    /// This instance has seen the epoch (incarnation, id) for a whole quarantine: it is open.
+    /// The epoch (incarnation, id) that this instance has seen for a whole quarantine, so that the store may open it.
     pub open: Option<(Arc<str>, Arc<str>)>,
 }
 
-/// What one instance decided about one occurrence, and when: the answer to "why did it not run?".
+/// What one instance decided about one occurrence, and when. `soloist why` shows it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Decision {
     pub job: JobName,
@@ -153,24 +163,25 @@ pub struct Decision {
     pub detail: String,
 }
 
-/// Some of the output of a run, from byte `from` of all that it wrote.
+/// A part of a run's output. Byte numbers count from the first byte that the run wrote.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Output {
+    /// The number of the first byte of `data`.
     pub from: u64,
-    /// At most [`OUTPUT_AT_ONCE`].
+    /// At most [`OUTPUT_AT_ONCE`] bytes.
     pub data: Vec<u8>,
-    /// There is more behind it already.
+    /// The store already has more bytes after `data`.
     pub more: bool,
-    /// The run has ended, and the rest of its output is still being handed in.
+    /// The run has ended, and its holder is still storing the rest of its output.
     pub coming: bool,
-    /// Nothing more will come behind `data`.
+    /// `data` is the end of the output that the store has, and no more will come.
     pub done: bool,
-    /// Then: bytes at the end of the output that were never handed in.
+    /// If `done`: the number of bytes at the end of the output that the holder never stored.
     pub missing: u64,
 }
 
 impl Output {
-    /// `data` of an output that reaches to `stop` of `total` bytes.
+    /// `data` of an output of which the store has the bytes before `stop`, and of which the run wrote `total`.
     pub(super) fn new(
         from: u64,
         data: Vec<u8>,
@@ -192,87 +203,103 @@ impl Output {
     }
 }
 
-/// The last bytes of a run's output, as its settlement tells of them.
+/// The end of a run's output, as it travels with the settlement.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Tail {
-    /// Bytes that came before them.
+    /// The number of bytes that the run wrote before this end.
     pub before: u64,
-    /// All of them, when they are few; else none.
+    /// All bytes of the end if they are few; otherwise empty.
     pub data: Vec<u8>,
-    /// So many bytes are handed in apart, with [`Store::append_output`], or were already. What is not there within
-    /// [`OUTPUT_PATIENCE`](super::OUTPUT_PATIENCE) is given up.
+    /// If `data` is empty: the number of bytes of the end. The holder stores them with [`Store::append_output`], before
+    /// or after the settlement. The store gives up bytes that do not arrive within
+    /// [`OUTPUT_PATIENCE`](super::OUTPUT_PATIENCE) after the settlement.
     pub more: u64,
 }
 
-/// Something about a store that soloist's promises do not hold with, or only with losses.
+/// A property of a store with which soloist cannot keep its promises, or only some of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
-    /// Nothing may be started while it is so.
+    /// No instance may start a run as long as the store has this problem.
     pub fatal: bool,
-    /// What is wrong, and what to do.
+    /// What is wrong, and what to do about it.
     pub text: String,
 }
 
-/// One place for all instances of a fleet. Every method is one atomic step and may be called again when its answer
-/// was lost. None retries by itself.
+/// The store of a fleet, which all its instances share. Every request is one atomic step, and the caller may repeat it
+/// if the answer was lost; a request about several jobs is one step for each job. No method repeats a request
+/// after an error.
+///
+/// # Cancel safety
+/// If the caller drops a returned future before its end, the caller does not know whether the store made the step, as
+/// after a lost answer. The caller may repeat the request.
 #[async_trait]
 pub trait Store: Send + Sync + 'static {
-    /// For messages; without secrets.
+    /// The store's address for messages, without secrets.
     fn address(&self) -> &str;
-    /// Where the state of a job is, for whoever has to repair it.
+    /// Where the store keeps the state of a job, for a person who has to repair it.
     fn place(&self, job: &JobName) -> String {
         job.to_string()
     }
-    /// True when nothing acknowledged is ever lost and no quarantine is needed.
+    /// True if the store never loses data that it has acknowledged, so that it needs no quarantine.
     fn durable(&self) -> bool;
-    /// True when the store's clock is this host's wall clock.
+    /// True if the store's clock is this host's wall clock.
     fn local_clock(&self) -> bool {
         false
     }
-    /// From now on each request says what `clock` believes the store's clock to show. Where the two contradict each other
-    /// ([`crate::logic::belief::in_doubt`]) nothing is decided: claims are answered [`Answer::InDoubt`], registrations
-    /// [`Registration::Quarantined`]; renewals and settlements are made, and dated by the caller's clock.
+    /// From now on each request says which time `clock` believes the store's clock to show. If the store's clock
+    /// contradicts it ([`crate::logic::belief::in_doubt`]), the store decides nothing: it answers claims with
+    /// [`Answer::InDoubt`] and registrations with [`Registration::Quarantined`]. It still makes renewals and
+    /// settlements, and dates them by the believed time.
     fn believe(&self, clock: Arc<StoreClock>);
 
-    /// What is wrong with how the store is set up; empty when it has all that is needed.
+    /// The problems of the store's setup; empty if it has none.
     async fn check(&self) -> Result<Vec<Problem>, Error> {
         Ok(vec![])
     }
 
-    /// One answer for each claim, in order. Any number, all of one instance; they travel in commands of up to
-    /// [`BATCH`], and an error of one command is the answer to all.
+    /// Returns one answer for each claim, in order. All claims must come from one instance; their number is not
+    /// limited. They travel in commands of up to [`BATCH`] claims, and if one command fails, the whole call does.
     async fn claim(&self, claims: &[Claim]) -> Result<Reply<Vec<Answer>>, Error>;
+    /// Renews the lease of one run.
     async fn renew(&self, renew: &Renew) -> Result<Reply<Renewal>, Error>;
+    /// Records how a run ended, and ends its lease. If the caller repeats it, the history still shows the run once.
     async fn settle(&self, settle: &Settle, output: &Tail) -> Result<Reply<Settlement>, Error>;
 
-    /// What is known of each job afterwards; None only when the answer is Absent.
+    /// Registers jobs. Returns for each the answer and the state that the job has then; the state is None if the store
+    /// has none, or if it is not read because the clock is in doubt.
     async fn register(
         &self,
         jobs: &[Register],
     ) -> Result<Reply<Vec<(Registration, Option<State>)>>, Error>;
+    /// Carries out a person's request about one job: a pause, a trigger and so on.
     async fn control(&self, job: &JobName, what: &Control) -> Result<Reply<Controlled>, Error>;
-    /// All jobs that were ever registered, in no order.
+    /// All jobs that an instance ever registered, in no order.
     async fn jobs(&self) -> Result<Vec<JobName>, Error>;
+    /// The state of each job, in order; None: the store has none.
     async fn observe(&self, jobs: &[JobName]) -> Result<Reply<Vec<Option<State>>>, Error>;
 
-    /// None: only look.
+    /// Stores the heartbeat of an instance and returns the fleet. Without a heartbeat it only reads the fleet.
     async fn heartbeat(&self, beat: Option<&Beat>) -> Result<Reply<Fleet>, Error>;
-    /// `process` as in [`Info`]: another one of the same name stays.
+    /// Removes the entry of an instance that ends, and its drain. `process` is that of [`Info`]: the entry of another
+    /// process of the same name stays.
     async fn leave(&self, instance: &InstanceId, process: u32) -> Result<(), Error>;
+    /// Tells an instance to drain (`on`), or no longer to drain.
     async fn drain(&self, instance: &InstanceId, on: bool) -> Result<(), Error>;
 
+    /// Adds to the decisions of jobs. A repeated request adds them again.
     async fn journal(&self, decisions: &[Decision]) -> Result<(), Error>;
-    /// Newest first.
+    /// The decisions about a job, newest first.
     async fn decisions(&self, job: &JobName) -> Result<Vec<Decision>, Error>;
-    /// Ended runs and occurrences that were not run, newest first, each run once; at most `n`.
+    /// At most `n` records, newest first: ended runs, each once, and occurrences that did not run.
     async fn history(&self, job: &JobName, n: usize) -> Result<Vec<RunRecord>, Error>;
-    /// The same without the output of the runs, which may be much.
+    /// The same records without the output of the runs, which may be long.
     async fn records(&self, job: &JobName, n: usize) -> Result<Vec<RunRecord>, Error> {
         self.history(job, n).await
     }
 
-    /// Adds to the output of a run that goes on, or has ended with more to come ([`Tail::more`]); the newest `keep` bytes
-    /// stay. `at`: bytes written before these; asking again with the same `at` adds nothing twice.
+    /// Adds `data` to the output of an active run, or of a run whose settlement announced more ([`Tail::more`]). The
+    /// store keeps the newest `keep` bytes. `at` is the number of bytes that the run wrote before `data`: a repeated
+    /// request with the same `at` adds nothing twice.
     async fn append_output(
         &self,
         job: &JobName,
@@ -281,17 +308,20 @@ pub trait Store: Send + Sync + 'static {
         data: &[u8],
         keep: usize,
     ) -> Result<(), Error>;
-    /// What there is from byte `from` on, as much as travels at once; None when nothing is known of this run's output.
+    /// The output from byte `from` on, up to [`OUTPUT_AT_ONCE`] bytes; None: the store has no output of this run.
     async fn output(&self, job: &JobName, run: RunId, from: u64) -> Result<Option<Output>, Error>;
 
-    /// Hints of what happens in the fleet, as long as the receiver lives. Some may be lost.
+    /// Hints of what happens in the fleet, for as long as the receiver exists. Some may be lost.
     fn events(&self) -> tokio::sync::broadcast::Receiver<Event>;
 }
 
-/// The states of jobs, and for each that cannot be read the reason. An error is one of all of them.
+/// The states of jobs. For a state that cannot be read, gives the reason: it does not hide the states of other jobs.
 ///
 /// # Errors
-/// Those of [`Store::observe`] that are not about what is stored of one job.
+/// Those of [`Store::observe`] except [`Error::Corrupt`], which is in the answer for its job.
+///
+/// # Cancel safety
+/// The caller may drop the future at any time: it only reads.
 pub async fn observe_each(
     store: &dyn Store,
     jobs: &[JobName],
@@ -321,10 +351,10 @@ pub async fn observe_each(
     Ok(all)
 }
 
-/// What is known of a job, or why it cannot be read.
+/// The state of a job, or why it cannot be read.
 pub type Observation = Result<Option<State>, Error>;
 
-/// Those lines that can be read; of the others it is said how many there are.
+/// The lines that can be read. Logs the number of the others and the reason for the first.
 pub(super) fn readable<T, E: std::fmt::Display>(
     what: &str,
     job: &JobName,
@@ -346,7 +376,7 @@ pub(super) fn readable<T, E: std::fmt::Display>(
     read
 }
 
-/// Completes records as they were read: each run once (the newest record of it), with its token.
+/// Completes records that were read: keeps one for each run, the newest, and adds the fencing tokens.
 pub(crate) fn tidy(records: Vec<RunRecord>, n: usize) -> Vec<RunRecord> {
     let mut seen = std::collections::HashSet::new();
     let mut out: Vec<RunRecord> = records
@@ -360,7 +390,7 @@ pub(crate) fn tidy(records: Vec<RunRecord>, n: usize) -> Vec<RunRecord> {
     out
 }
 
-/// Completes records with the output of their runs, read piece by piece.
+/// Adds to each record the output of its run, which it reads piece by piece.
 pub(crate) async fn fill(store: &dyn Store, records: &mut [RunRecord]) -> Result<(), Error> {
     for r in records {
         let Some(run) = r.run_id else { continue };
@@ -371,7 +401,7 @@ pub(crate) async fn fill(store: &dyn Store, records: &mut [RunRecord]) -> Result
     Ok(())
 }
 
-/// All that is kept of a run's output, and whether that is all of it, as far as is known.
+/// All of a run's output that the store keeps, and whether that is, as far as the store knows, all that the run wrote.
 pub(crate) async fn tail(
     store: &dyn Store,
     job: &JobName,

@@ -1,4 +1,5 @@
-//! The store of tests: one process, nothing outlives it. Runs the reference rules as they are.
+//! The store for tests: it serves one process, and its data ends with that process. It runs the reference rules
+//! unchanged.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -28,7 +29,7 @@ use crate::{
 
 pub struct MemoryStore {
     data: Mutex<Data>,
-    /// What the daemon believes of the clock.
+    /// The time that the daemon believes the store's clock to show.
     believed: OnceLock<Arc<StoreClock>>,
     events: broadcast::Sender<Event>,
 }
@@ -39,7 +40,7 @@ struct Data {
     quarantine: Duration,
     open: bool,
     clock: Clock,
-    /// Added to the clock: tests move it.
+    /// Added to the clock, so that tests can move it.
     shift_us: i64,
     states: HashMap<JobName, State>,
     history: HashMap<JobName, VecDeque<RunRecord>>,
@@ -87,7 +88,7 @@ impl MemoryStore {
         self.lock().shift_us += by * 1000;
     }
 
-    /// As a server does that is started again: with what it had, or (`empty`) without.
+    /// Does what a restarted server does: a new incarnation, with the data it had, or without it (`empty`).
     pub fn restart(&self, empty: bool) {
         let mut d = self.lock();
         d.incarnation = format!("memory-{}", RunId::random()).into();
@@ -105,7 +106,7 @@ impl MemoryStore {
     }
 
     fn lock(&self) -> MutexGuard<'_, Data> {
-        // A panic while it was held left data of a test that has failed anyway.
+        // The mutex is not poisoned by a panic: the test whose data that leaves half changed has failed anyway.
         self.data.lock()
     }
 
@@ -153,7 +154,7 @@ impl MemoryStore {
     }
 }
 
-/// Runs `f` on the state of `job` and keeps what it leaves.
+/// Runs `f` on the state of `job` and keeps the state that `f` leaves.
 fn with<T>(d: &mut Data, job: &JobName, f: impl FnOnce(&mut Option<State>) -> T) -> T {
     let mut state = d.states.remove(job);
     let out = f(&mut state);
@@ -199,7 +200,7 @@ impl Store for MemoryStore {
             let out = with(d, &s.record.job, |st| {
                 claim::settle(st, s, now, incarnation, effects)
             });
-            // Nothing recorded: this settlement was made before.
+            // If the rule recorded nothing, this settlement was made before.
             if !effects.records.is_empty() {
                 let (was, mut pieces) = match d.output.remove(&s.run) {
                     Some((was, pieces)) => (Some(was), pieces),

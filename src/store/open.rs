@@ -1,4 +1,4 @@
-//! A store by what the configuration says of it.
+//! Opens the store that the configuration names.
 
 use std::sync::Arc;
 
@@ -8,10 +8,12 @@ use super::{
 };
 use crate::config::{self, StoreUrl};
 
-/// Opens the store that the configuration names. Connects lazily: a store that is down is an error of the first call.
+/// Opens the store that the configuration names. Redis is connected by the first request, so a server that is down is
+/// an error of that request.
 ///
 /// # Errors
-/// What cannot be opened at all: certificates, a database file in a missing directory.
+/// The store cannot be opened at all: for example a certificate that cannot be read, or a database file in a missing
+/// directory.
 pub fn open(store: &config::Store) -> Result<Arc<dyn Store>, Error> {
     install_crypto();
     Ok(match &store.url {

@@ -1,30 +1,32 @@
-//! How the output of a run is kept: in pieces of one size, so that adding to megabytes costs as much as adding to nothing.
-//! lua/pieces.lua and the scripts that use it do the same in Redis.
+//! How a store keeps the output of a run: in pieces of one size, so that adding to megabytes costs as much as adding to
+//! nothing. lua/pieces.lua and the scripts that use it do the same in Redis.
 
 use std::{collections::BTreeMap, convert::Infallible, ops::Range, time::Duration};
 
 use super::{LAST_BYTE, OUTPUT_AT_ONCE, Output, Tail};
 
-/// Bytes of one piece, also in Redis: piece n has those from n × this on.
+/// The bytes of one piece, also in Redis: piece n starts at byte n × `PIECE`.
 pub(super) const PIECE: u64 = 64 << 10;
-/// For so long after a run was settled the rest of its output is waited for.
+/// How long the store waits for the rest of a run's output after the settlement.
 pub const OUTPUT_PATIENCE: Duration = Duration::from_secs(300);
 
-/// Which bytes of a run's output are there: all but the bytes themselves.
+/// Says which bytes of a run's output the store has. [`Pieces`] has the bytes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Extent {
-    /// The first byte that is there, the first that is kept, and the end.
+    /// The first byte that the pieces have.
     pub(super) start: u64,
+    /// The first byte that readers get; those before it are older than the run's `output.keep`.
     pub(super) base: u64,
+    /// The byte after the last.
     pub(super) stop: u64,
-    /// Nothing more will come.
+    /// No more will come.
     pub(super) done: bool,
-    /// Of a run that has ended before all of its output was here: what it wrote, and until when (Unix ms of the store's
-    /// clock) the rest is waited for.
+    /// If the run ended before the store had all of its output: the number of bytes that the run wrote, and the time
+    /// (Unix ms of the store's clock) until which the store waits for the rest.
     pub(super) rest: Option<(u64, i64)>,
 }
 
-/// Where the pieces are.
+/// Where the pieces of one output are kept.
 pub(super) trait Pieces {
     type Error;
     fn get(&self, n: u64) -> Result<Vec<u8>, Self::Error>;
@@ -48,7 +50,7 @@ impl Pieces for BTreeMap<u64, Vec<u8>> {
 }
 
 impl Extent {
-    /// Nothing, up to byte `at`.
+    /// An empty output that begins at byte `at`.
     pub(super) fn from(at: u64) -> Self {
         Self {
             start: at,
@@ -70,7 +72,7 @@ impl Extent {
             return Ok(());
         }
         if at > self.stop {
-            // A hole drops what is before it.
+            // Bytes are missing before `data`: drop all earlier ones.
             pieces.remove(self.start / PIECE..self.stop / PIECE + 1)?;
             (self.start, self.base, self.stop) = (at, at, at);
         }
@@ -108,7 +110,7 @@ impl Extent {
         self.done |= self.rest.is_some_and(|(total, _)| self.stop >= total);
     }
 
-    /// What becomes of it with the settlement of its run. None: nothing was kept, and nothing is.
+    /// The extent after the settlement of the run. None: the store had no output of it, and gets none.
     pub(super) fn settle<P: Pieces>(
         was: Option<Self>,
         pieces: &mut P,
@@ -200,7 +202,7 @@ mod tests {
                 for (i, part) in written.chunks(step).enumerate() {
                     let at = (i * step) as u64;
                     add(&mut extent, &mut pieces, at, part, keep);
-                    // Asked again, as after a lost answer.
+                    // Repeated, as after a lost answer.
                     add(&mut extent, &mut pieces, at, part, keep);
                 }
                 let wanted = &written[written.len().saturating_sub(keep as usize)..];

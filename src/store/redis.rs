@@ -1,7 +1,8 @@
-//! The store of a fleet: one Redis primary, one script per atomic step (lua/).
+//! The store of a fleet: one Redis primary, and one script (lua/) for each atomic step.
 //!
-//! Keys, all below the namespace: `{<job>}:state` (hash, no expiry), `{<job>}:history`, `{<job>}:decisions`,
-//! `{<job>}:output:<run>` (expire); `instances`, `drains`, `epoch`, `jobs`; and the channel `events`.
+//! All keys start with the namespace: `{<job>}:state` (a hash that does not expire); `{<job>}:history`,
+//! `{<job>}:decisions` and `{<job>}:output:<run>`, which expire; `instances`, `drains`, `epoch` and `jobs`. The channel
+//! is `events`.
 
 mod ask;
 pub(crate) mod check;
@@ -47,34 +48,36 @@ use crate::{
     model::{InstanceId, JobName, RunId, RunRecord},
 };
 
-/// Pieces of output under way at one time.
+/// The most commands with output that are under way at one time.
 const OUTPUTS: u32 = 2;
-/// Tries to change a state that others change, too.
+/// How many times an instance tries to change a state that others change at the same time.
 const COMPARE_AND_SET_TRIES: usize = 50;
 
+/// The store of a fleet, on a Redis server.
 pub struct RedisStore {
     client: Client,
     namespace: String,
     channel: String,
     min_replicas: u32,
-    /// Claims, settlements, reading.
+    /// For claims, settlements and reading.
     pool: Pool,
     renewals: Arc<Renewals>,
-    /// Output is what there may be much of: it goes its own way, a little at a time, so that nothing waits behind it.
+    /// For output, of which there may be much: it has its own connections and travels a little at a time, so that no
+    /// other request waits behind it.
     outputs: Pool,
     output_turns: tokio::sync::Semaphore,
     events: broadcast::Sender<Event>,
-    /// What the daemon believes of the server's clock.
+    /// The time that the daemon believes the server's clock to show.
     clock: Arc<OnceLock<Arc<StoreClock>>>,
-    /// Ends with the store.
+    /// The task that receives hints; it ends with the store.
     listener: OnceLock<tokio::task::AbortHandle>,
 }
 
 impl RedisStore {
-    /// Does not connect yet.
+    /// Prepares a store at `url`. It connects with the first request.
     ///
     /// # Errors
-    /// A URL, certificate or key that cannot be used.
+    /// The URL, a certificate or a key cannot be used.
     pub fn open(url: &str, c: &config::Store) -> Result<Self, Error> {
         let client = Client::new(url, c)?;
         let clock = Arc::default();
@@ -109,7 +112,8 @@ impl RedisStore {
         self.pool.checkout().await
     }
 
-    /// Runs a script whose answer begins with now_us and incarnation. With `confirm`, waits for the replicas.
+    /// Runs a script whose answer begins with now_us and incarnation. With `confirm`, waits until `min_replicas`
+    /// replicas have its writes.
     async fn run(
         &self,
         pool: &Pool,
@@ -126,7 +130,7 @@ impl RedisStore {
         );
         let value = self.eval(&mut c, script, keys, args, &believed).await?;
         if confirm && self.min_replicas > 0 {
-            // WAIT counts the writes of its own connection.
+            // On the same connection: WAIT counts only the writes of its own.
             let wait = self.client.wait_for_replicas(self.min_replicas);
             let have: u32 = c.query(&wait).await.map_err(|e| self.client.error(&e))?;
             if have < self.min_replicas {
@@ -136,7 +140,7 @@ impl RedisStore {
         self.reply(value, sent, Boottime::now())
     }
 
-    /// A script's answer, which begins with now_us and incarnation.
+    /// Reads a script's answer, which begins with now_us and incarnation.
     fn reply(
         &self,
         value: Vec<Value>,
@@ -168,7 +172,7 @@ impl RedisStore {
             .map_err(|e| self.client.error(&e))
     }
 
-    /// What the server's clock shows at `moment`, as far as the daemon believes; None: it has no opinion.
+    /// The time that the daemon believes the server's clock to show at `moment`, in Unix ms; None: it does not know.
     fn believed_ms(&self, moment: Boottime) -> Option<i64> {
         Some(self.clock.get()?.at(moment)?.div_euclid(1000))
     }
@@ -222,7 +226,7 @@ impl RedisStore {
         }
         let reply = self.run(&self.pool, &CLAIM, &keys, &args, true).await?;
         if reply.value.len() != claims.len() {
-            return Err(self.corrupt("another number of answers than of claims"));
+            return Err(self.corrupt("the number of answers is not the number of claims"));
         }
         let answers: Vec<Answer> = claims
             .iter()
@@ -245,7 +249,8 @@ impl RedisStore {
         Ok(reply.map(|_| fields))
     }
 
-    /// Several answers as one: the oldest request counts. None at all still says what the time is.
+    /// Joins several answers into one, which counts from the oldest request. If there is none, asks the server for the
+    /// time.
     async fn join<T>(&self, parts: Vec<Reply<Vec<T>>>) -> Result<Reply<Vec<T>>, Error> {
         let joined = parts.into_iter().reduce(|a, b| {
             let mut value = a.value;
@@ -268,7 +273,7 @@ impl RedisStore {
         state::decode(fields).map_err(|e| self.corrupt(&format!("{}: {e}", self.place(job))))
     }
 
-    /// The newest lines of a list, each as JSON; of those that cannot be read it is said how many there are.
+    /// The newest lines of a list, each read as JSON. Logs the number of those that cannot be read.
     async fn lines<T: serde::de::DeserializeOwned>(
         &self,
         what: &str,
@@ -283,7 +288,7 @@ impl RedisStore {
         Ok(super::readable(what, job, lines))
     }
 
-    /// Writes a changed state back, with its effects; false: somebody else changed it meanwhile.
+    /// Writes a changed state back, with its effects. False: another instance changed the state meanwhile.
     async fn compare_and_set(
         &self,
         job: &JobName,
@@ -325,7 +330,8 @@ impl RedisStore {
         self.understood(reply::compare_and_set(&reply.value))
     }
 
-    /// Reads a job's state, lets `f` decide on it, and writes it back; again when it changed in between.
+    /// Reads a job's state, lets `f` decide on it, and writes it back. Starts again if another instance changed the
+    /// state in between.
     async fn change<T>(
         &self,
         job: &JobName,
@@ -355,7 +361,7 @@ impl RedisStore {
         Err(Error::Unreachable {
             address: self.client.address.clone(),
             reason: format!(
-                "the state of `{job}` changed under every one of {COMPARE_AND_SET_TRIES} attempts to change it"
+                "others changed the state of `{job}` during each of {COMPARE_AND_SET_TRIES} attempts to change it"
             ),
         })
     }
@@ -377,7 +383,7 @@ impl Store for RedisStore {
     }
 
     async fn check(&self) -> Result<Vec<Problem>, Error> {
-        // Not CONFIG GET, which few are allowed; the scripts need INFO anyway.
+        // INFO instead of CONFIG GET: few users may use CONFIG, and the scripts need INFO anyway.
         let mut p = redis::pipe();
         p.cmd("INFO").arg("server").cmd("INFO").arg("memory");
         let (server, memory): (String, String) = self
@@ -455,7 +461,7 @@ impl Store for RedisStore {
                 parts.push(read.map(|_| value));
                 continue;
             }
-            // Most often nothing changes; what does is written job by job, several at a time.
+            // Most often nothing changes. Changed states are written one job per command, several commands at a time.
             let changes = chunk.iter().zip(&read.value).map(|(r, was)| {
                 let (now_us, incarnation) = (read.now_us, read.incarnation.clone());
                 async move {
@@ -474,7 +480,8 @@ impl Store for RedisStore {
                         }
                         _ => return Ok((answer, after)),
                     }
-                    // An adopting caller must check the epoch again first.
+                    // Another instance changed the state meanwhile. Try again without adopting: before it adopts, the
+                    // caller must check the epoch again.
                     let without_adoption = Register {
                         adopt: None,
                         ..r.clone()
@@ -650,7 +657,7 @@ impl Store for RedisStore {
         }
         let keys = [self.key(job, &format!("output:{run}"))];
         let args = [Arg::Int(at as i64), Arg::Bytes(data), Arg::Int(keep as i64)];
-        // Never an error: the semaphore is never closed.
+        // Ignore the error: the semaphore is never closed.
         let _turn = self.output_turns.acquire().await;
         self.run(&self.outputs, &OUTPUT, &keys, &args, false)
             .await
@@ -671,7 +678,7 @@ impl Store for RedisStore {
 
     fn events(&self) -> broadcast::Receiver<Event> {
         let receiver = self.events.subscribe();
-        // Outside of a runtime nothing can listen; the next call tries again.
+        // Without a runtime the task cannot start; the next call tries again.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             self.listener.get_or_init(|| {
                 let (client, channel) = (self.client.clone(), self.channel.clone());

@@ -1,9 +1,10 @@
-//! The store of one host: a SQLite file that several processes share. Runs the reference rules (logic::claim) on a
-//! row for each job, each step in one `BEGIN IMMEDIATE` transaction that is on the disk before it is answered.
+//! The store of one host: a SQLite file that several processes share. It runs the reference rules (logic::claim) on one
+//! row for each job. Each step is in one `BEGIN IMMEDIATE` transaction, which is on the disk before the caller gets the
+//! answer.
 //!
-//! One thread writes and one reads; both take their work from a channel. Whatever waits for the writer goes into one
-//! transaction, so that the cost of a sync is shared. Nothing acknowledged is lost: there is one incarnation, the
-//! id that the file was given when it was made.
+//! One thread writes and another reads; both take their work from a channel. All requests that wait for the writer go
+//! into one transaction, so that they share the cost of a sync. The store loses nothing that it has acknowledged, so it
+//! has one incarnation: the id that the file got when it was created.
 
 mod fault;
 mod file;
@@ -42,6 +43,7 @@ use crate::{
     model::{InstanceId, JobName, RunId, RunRecord},
 };
 
+/// The store of one host, in a SQLite file.
 pub struct SqliteStore {
     shared: Arc<Shared>,
     writer: mpsc::Sender<Work>,
@@ -49,7 +51,7 @@ pub struct SqliteStore {
     events: broadcast::Sender<Event>,
 }
 
-/// What both threads know.
+/// The data that both threads use.
 struct Shared {
     address: String,
     path: PathBuf,
@@ -59,18 +61,18 @@ struct Shared {
     /// Names this handle in the table of events.
     origin: String,
     clock: Clock,
-    /// What the daemon believes of that clock.
+    /// The time that the daemon believes `clock` to show.
     believed: OnceLock<Arc<StoreClock>>,
-    /// That is this host's wall clock.
+    /// True: `clock` is this host's wall clock.
     local_clock: bool,
 }
 
 /// One request inside its transaction.
 pub(crate) struct Step<'a> {
     pub(crate) db: &'a Connection,
-    /// The time of what this step decides and writes.
+    /// The time at which this step decides, and with which it dates what it writes.
     pub(crate) now_us: i64,
-    /// What the clock shows; another time than `now_us` only while it is in doubt.
+    /// The time that the clock shows; it differs from `now_us` only while the clock is in doubt.
     shown_us: i64,
     in_doubt: bool,
     incarnation: &'a str,
@@ -78,19 +80,19 @@ pub(crate) struct Step<'a> {
 }
 
 impl SqliteStore {
-    /// Opens the file, and makes it if it is not there. Its directory has to exist, on a local disk.
+    /// Opens the file, and creates it if it does not exist. Its directory must exist, on a local disk.
     ///
     /// # Errors
-    /// A missing directory, a network file system, a file that cannot be written, is none of ours, is damaged, or
-    /// was made by a newer version.
+    /// The directory is missing, the file is on a network file system, it cannot be written, it belongs to another
+    /// program, it is damaged, or a newer version made it.
     pub fn open(path: &Path) -> Result<Self, Error> {
         Self::open_by(path, Arc::new(clock::wall_us), true)
     }
 
-    /// As [`SqliteStore::open`]; `clock` is the store's clock.
+    /// Opens the file like [`SqliteStore::open`], with `clock` as the store's clock.
     ///
     /// # Errors
-    /// As those of [`SqliteStore::open`].
+    /// The same as those of [`SqliteStore::open`].
     pub fn open_with_clock(path: &Path, clock: Clock) -> Result<Self, Error> {
         Self::open_by(path, clock, false)
     }
@@ -116,10 +118,10 @@ impl SqliteStore {
         if path.is_dir() {
             return Err(refuse("it is a directory; name a file in it".to_owned()));
         }
-        // The file may be a link, or a mount of its own.
+        // Ask about the file itself if it exists: it may be a link, or a mount.
         let on = if path.exists() { path } else { directory };
         let fs = rustix::fs::statfs(on)
-            .map_err(|e| refuse(format!("cannot ask for the file system: {e}")))?;
+            .map_err(|e| refuse(format!("cannot find out its file system: {e}")))?;
         if let Some(name) = network(fs.f_type as u64) {
             return Err(refuse(format!(
                 "it is on a network file system ({name}), where locks and shared memory are not reliable; \
@@ -137,17 +139,18 @@ impl SqliteStore {
             })
             .map_err(|e| Fault::Sql(e).at(&address))?;
         let look = connect(path).map_err(|e| e.at(&address))?;
-        // Here, and not when the reading thread has come to run: what others write from now on is not to be missed.
+        // Read this here and not in the reading thread, which may start later: events that other processes write from
+        // now on must not be missed.
         let seen: i64 = look
             .query_row("SELECT coalesce(max(id), 0) FROM events", [], |r| r.get(0))
             .unwrap_or(0);
-        // The name of a new file has to survive a power cut as its content does.
+        // The name of a new file must survive a power cut, as its content does.
         std::fs::File::open(directory)
             .and_then(|d| d.sync_all())
             .map_err(|e| refuse(format!("cannot sync {}: {e}", directory.display())))?;
         let file = std::fs::metadata(path)
             .map(|m| (m.dev(), m.ino()))
-            .map_err(|e| refuse(format!("cannot look at it: {e}")))?;
+            .map_err(|e| refuse(format!("cannot read the file's metadata: {e}")))?;
         let shared = Arc::new(Shared {
             address: address.clone(),
             path: path.to_owned(),
@@ -188,7 +191,9 @@ impl SqliteStore {
         })
     }
 
-    /// Runs `f` in a transaction; answers when it is on the disk.
+    /// Runs `f` in a transaction, and returns when the transaction is on the disk.
+    ///
+    /// If the caller drops the future, the transaction is still made.
     pub(crate) async fn write<T: Send + 'static>(
         &self,
         f: impl FnOnce(&mut Step<'_>) -> Result<T, Fault> + Send + 'static,
@@ -197,8 +202,8 @@ impl SqliteStore {
         let shared = self.shared.clone();
         let work: Work = Box::new(move |step| {
             let out = step.and_then(|step| {
-                // Nobody sees what is written before the commit: trust may count from here, and not from when this was put into
-                // the queue, which another process may hold up.
+                // No other process sees this write before the commit, so trust may count from here. It need not count
+                // from when the request was queued: another process may delay the queue.
                 let sent = Boottime::now();
                 f(step)
                     .and_then(|value| step.write_effects(&shared.origin).map(|()| value))
@@ -256,7 +261,8 @@ impl SqliteStore {
 }
 
 impl Shared {
-    /// A file that was replaced or removed under us would let two fleets decide the same occurrences.
+    /// Checks that the file is still the one that was opened: if somebody replaced or removed it, two fleets would
+    /// decide the same occurrences.
     fn same_file(&self) -> Result<(), Error> {
         let reason = match std::fs::metadata(&self.path) {
             Ok(m) if (m.dev(), m.ino()) == self.file => return Ok(()),
@@ -278,7 +284,7 @@ impl Step<'_> {
         self.now_us.div_euclid(1000)
     }
 
-    /// Runs `f` on the state of `job` and keeps what it leaves.
+    /// Runs `f` on the state of `job` and stores the state that `f` leaves.
     fn with<T>(
         &mut self,
         job: &JobName,
@@ -320,7 +326,7 @@ impl Step<'_> {
         Ok(())
     }
 
-    /// Writes down what the rules left to be done.
+    /// Writes the records and events that the rules produced.
     fn write_effects(&self, origin: &str) -> Result<(), Fault> {
         let now = self.now();
         for r in &self.effects.records {
@@ -369,7 +375,7 @@ fn millis(d: Duration) -> i64 {
 }
 
 fn to_json<T: serde::Serialize>(v: &T) -> String {
-    // Our own types: strings, numbers and lists of them.
+    // Cannot fail: soloist's own types consist of strings, numbers and lists of them.
     serde_json::to_string(v).unwrap_or_default()
 }
 
@@ -428,7 +434,7 @@ impl Store for SqliteStore {
             let (out, _) = s.with(&settle.record.job, |st, now, incarnation, effects| {
                 claim::settle(st, &settle, now, incarnation, effects)
             })?;
-            // Nothing recorded: this settlement was made before.
+            // If the rule recorded nothing, this settlement was made before.
             if s.effects.records.len() > before {
                 let was = extent(s.db, settle.run)?;
                 let (db, now) = (s.db, s.now());
@@ -578,12 +584,21 @@ impl Store for SqliteStore {
     async fn decisions(&self, job: &JobName) -> Result<Vec<Decision>, Error> {
         let job = job.clone();
         self.read(move |db| {
-            let mut rows = db
-                .prepare_cached("SELECT decision FROM decisions WHERE job = ?1 AND octet_length(decision) <= ?2 ORDER BY id DESC LIMIT ?3")?;
+            let mut rows = db.prepare_cached(
+                "SELECT decision FROM decisions WHERE job = ?1 AND octet_length(decision) <= ?2 \
+                     ORDER BY id DESC LIMIT ?3",
+            )?;
             let lines: Vec<String> = rows
-                .query_map(params![job.as_str(), LINE_MOST as i64, DECISIONS_KEPT as i64], |r| r.get(0))?
+                .query_map(
+                    params![job.as_str(), LINE_MOST as i64, DECISIONS_KEPT as i64],
+                    |r| r.get(0),
+                )?
                 .collect::<Result<_, _>>()?;
-            Ok(readable("decisions", &job, lines.iter().map(|l| serde_json::from_str(l))))
+            Ok(readable(
+                "decisions",
+                &job,
+                lines.iter().map(|l| serde_json::from_str(l)),
+            ))
         })
         .await
         .map(|r| r.value)
@@ -598,10 +613,15 @@ impl Store for SqliteStore {
     async fn records(&self, job: &JobName, n: usize) -> Result<Vec<RunRecord>, Error> {
         let job = job.clone();
         self.read(move |db| {
-            let mut rows =
-                db.prepare_cached("SELECT record FROM history WHERE job = ?1 AND octet_length(record) <= ?2 ORDER BY id DESC LIMIT ?3")?;
+            let mut rows = db.prepare_cached(
+                "SELECT record FROM history WHERE job = ?1 AND octet_length(record) <= ?2 \
+                     ORDER BY id DESC LIMIT ?3",
+            )?;
             let lines: Vec<String> = rows
-                .query_map(params![job.as_str(), LINE_MOST as i64, HISTORY_KEPT as i64], |r| r.get(0))?
+                .query_map(
+                    params![job.as_str(), LINE_MOST as i64, HISTORY_KEPT as i64],
+                    |r| r.get(0),
+                )?
                 .collect::<Result<_, _>>()?;
             let records = lines.iter().map(|l| serde_json::from_str(l));
             Ok(tidy(readable("records of runs", &job, records), n))
@@ -665,7 +685,7 @@ impl std::fmt::Debug for SqliteStore {
 mod tests {
     use super::*;
 
-    /// Read from the store's own connections: the setting is each connection's, and not the file's.
+    /// Asks the store's own connections: the setting belongs to each connection, not to the file.
     #[tokio::test]
     async fn an_answer_is_on_the_disk_before_it_is_given() {
         let dir = tempfile::TempDir::new().unwrap();
@@ -682,12 +702,12 @@ mod tests {
         assert_eq!((of_writer, of_reader), (full.clone(), full));
     }
 
-    /// Magic numbers as linux/magic.h and the file systems' own sources give them.
+    /// Magic numbers from linux/magic.h and from the sources of the file systems.
     #[test]
     fn network_file_systems_are_known_by_their_numbers() {
         assert_eq!(network(0x6969), Some("NFS"));
         assert_eq!(network(0xfe53_4d42), Some("SMB"));
-        // A signed field that was widened.
+        // As a signed field that was widened.
         assert_eq!(network(0xffff_ffff_ff53_4d42), Some("CIFS"));
         for (name, local) in [
             ("ext4", 0xef53),

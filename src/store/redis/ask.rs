@@ -1,4 +1,4 @@
-//! What the scripts are told: their arguments, and what of them is JSON.
+//! The arguments of the scripts. Some of them are JSON.
 
 use redis::cmd;
 use serde::Serialize;
@@ -36,7 +36,7 @@ impl Arg<'_> {
 }
 
 impl Script {
-    /// All of a call but its last argument, which is what is believed of the server's clock.
+    /// A call without its last argument, which is the time that the caller believes the server's clock to show.
     pub(super) fn call(&self, keys: &[String], args: &[Arg<'_>]) -> redis::Cmd {
         let mut call = cmd("EVALSHA");
         call.arg(self.sha.as_str()).arg(keys.len()).arg(keys);
@@ -45,7 +45,7 @@ impl Script {
     }
 }
 
-/// What the claimant fills in of an open entry.
+/// The members of an open entry that the claimant fills in.
 #[derive(Serialize)]
 pub(super) struct Holder<'a> {
     pub(super) run: RunId,
@@ -55,7 +55,7 @@ pub(super) struct Holder<'a> {
     pub(super) definition: &'a str,
 }
 
-/// What few claims need.
+/// Members that few claims need.
 #[derive(Serialize)]
 struct Extra<'a> {
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
@@ -92,7 +92,7 @@ pub(super) fn extra(c: &Claim) -> String {
 }
 
 pub(super) fn to_json<T: Serialize>(v: &T) -> String {
-    // Our own types: strings, numbers and lists of them.
+    // Cannot fail: soloist's own types consist of strings, numbers and lists of them.
     serde_json::to_string(v).unwrap_or_default()
 }
 
@@ -102,8 +102,8 @@ pub(super) fn members<T: Serialize>(v: &T) -> String {
     s[1..s.len() - 1].to_owned()
 }
 
-/// A record as it is stored: the token is computed when it is read (Lua's JSON would round it), the output has a key
-/// of its own.
+/// A record in the form in which it is stored: without the token, which its reader computes because Lua's JSON would
+/// round it, and without the output, which has its own key.
 pub(super) fn stored(r: &RunRecord) -> String {
     to_json(&RunRecord {
         fencing_token: None,

@@ -1,11 +1,11 @@
-//! What a Redis server must be like, read from what INFO says of it.
+//! Checks from a server's INFO whether soloist can use it.
 
 use super::super::Problem;
 
 /// The oldest version whose scripts may ask for the time and for INFO before they write.
 const OLDEST: (u32, u32) = (6, 2);
 
-/// What is wrong with a server, by the sections `server` and `memory` of its INFO.
+/// The problems of a server, from the sections `server` and `memory` of its INFO.
 pub(crate) fn problems(server: &str, memory: &str) -> Vec<Problem> {
     let mut found = vec![];
     let mut add = |fatal, text: String| found.push(Problem { fatal, text });
@@ -26,15 +26,15 @@ pub(crate) fn problems(server: &str, memory: &str) -> Vec<Problem> {
         Some(policy) if policy.starts_with("allkeys-") => add(
             true,
             format!(
-                "its maxmemory-policy is {policy:.40}: when it is full it forgets which occurrences have run, \
-                 and they run twice; set it to noeviction"
+                "its maxmemory-policy is {policy:.40}: when the server is full it forgets which occurrences have run, \
+                 and they run twice; set the policy to noeviction"
             ),
         ),
         Some(policy) if policy.starts_with("volatile-") => add(
             false,
             format!(
-                "its maxmemory-policy is {policy:.40}: when it is full it drops histories, outputs and \
-                 decisions; set it to noeviction"
+                "its maxmemory-policy is {policy:.40}: when the server is full it drops histories, outputs and \
+                 decisions; set the policy to noeviction"
             ),
         ),
         Some(policy) => add(false, unknown("maxmemory-policy", policy)),
@@ -45,7 +45,8 @@ pub(crate) fn problems(server: &str, memory: &str) -> Vec<Problem> {
 
 fn unknown(what: &str, said: &str) -> String {
     format!(
-        "cannot tell its {what}: INFO says {said:.40}; make sure that it is Redis 6.2 or newer with maxmemory-policy noeviction"
+        "cannot find out its {what}: INFO says {said:.40}; make sure that it is Redis 6.2 or newer with \
+         maxmemory-policy noeviction"
     )
 }
 
@@ -55,7 +56,7 @@ fn field<'t>(info: &'t str, name: &str) -> Option<&'t str> {
         .map(str::trim_end)
 }
 
-/// Major and minor.
+/// The major and the minor version.
 fn version(text: &str) -> Option<(u32, u32)> {
     let mut parts = text.split('.');
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))

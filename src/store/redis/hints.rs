@@ -8,11 +8,11 @@ use tracing::{debug, warn};
 
 use crate::{logic::claim::Event, store::connection::Client};
 
-/// After so long without a hint the subscriber asks whether the server is still there: a connection that ended on the
-/// other side only, or in a middlebox that still acknowledges, stays silent for ever.
+/// After this time without a hint the subscriber sends a PING. Otherwise a connection that ended only on the server's
+/// side, or in a middlebox that still acknowledges packets, would stay silent for ever.
 const QUIET: Duration = Duration::from_secs(5);
 
-/// Forwards what is published, for ever; connects again whenever the connection ends.
+/// Forwards published hints for ever, and connects again whenever the connection ends.
 pub(super) async fn listen(client: Client, channel: String, events: broadcast::Sender<Event>) {
     let mut told = false;
     loop {
@@ -24,7 +24,7 @@ pub(super) async fn listen(client: Client, channel: String, events: broadcast::S
         match tokio::time::timeout(client.timeout * 4, subscribe).await {
             Ok(Ok(sub)) => {
                 told = false;
-                // What was published before this went past us.
+                // Hints that were published before this moment are lost.
                 let _ = events.send(Event::Gap);
                 let (mut sink, mut stream) = sub.split();
                 loop {
@@ -35,7 +35,7 @@ pub(super) async fn listen(client: Client, channel: String, events: broadcast::S
                             }
                         }
                         Ok(None) => break,
-                        // Any answer will do, a refusal too.
+                        // Any answer shows that the server is there, even a refusal.
                         Err(_) => {
                             let ping = sink.ping::<redis::Value>();
                             if tokio::time::timeout(client.timeout * 4, ping)
@@ -43,7 +43,7 @@ pub(super) async fn listen(client: Client, channel: String, events: broadcast::S
                                 .is_err()
                             {
                                 debug!(
-                                    "no answer on the connection that receives the other instances' hints; making another"
+                                    "no answer on the connection for the other instances' hints; connecting again"
                                 );
                                 break;
                             }
@@ -51,11 +51,14 @@ pub(super) async fn listen(client: Client, channel: String, events: broadcast::S
                     }
                 }
             }
-            // A server that is away is told of by whoever asks it something.
+            // Do not log that the server is unreachable: the requests that fail say so.
             Ok(Err(e)) => {
                 let e = client.error(&e);
                 if !e.is_transient() && !std::mem::replace(&mut told, true) {
-                    warn!(error = %e, "cannot subscribe to the other instances' hints: triggers, retries and takeovers take longer");
+                    warn!(
+                        error = %e,
+                        "cannot subscribe to the other instances' hints: triggers, retries and takeovers start later"
+                    );
                 }
             }
             Err(_) => {}

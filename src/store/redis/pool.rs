@@ -1,7 +1,7 @@
-//! Connections to Redis that are checked out, each for one task at a time.
+//! A pool of connections to Redis; one task at a time checks out a connection.
 //!
-//! bb8's own way to notice a dead connection is a PING before each use, which nearly doubles the time of a claim.
-//! Here a connection that failed is not used again; a claim that met a dead one is asked again.
+//! bb8 itself notices a dead connection by a PING before each use, which nearly doubles the time of a claim. Here a
+//! connection that failed is not used again, and the caller repeats the claim.
 
 use std::sync::Arc;
 
@@ -25,14 +25,14 @@ pub(super) type Pooled<'p> = bb8::PooledConnection<'p, Manager>;
 #[derive(Debug, Clone)]
 pub(super) struct Manager {
     client: Client,
-    /// Why the last connection could not be made: bb8 itself only says that time ran out.
+    /// Why the last attempt to connect failed; None if it succeeded. bb8 itself only reports a timeout.
     failure: Arc<Mutex<Option<Error>>>,
-    /// A connection could not be made just now.
+    /// Notified when an attempt to connect fails.
     failed: Arc<Notify>,
 }
 
 impl Pool {
-    /// Of at most `size` connections; `idle` of them are there also while nobody needs them.
+    /// A pool of at most `size` connections, which keeps `idle` of them even if no task needs them.
     pub(super) fn new(client: Client, size: u32, idle: u32) -> Self {
         let manager = Manager {
             client,
@@ -46,7 +46,7 @@ impl Pool {
             .connection_timeout(manager.client.timeout * 2)
             .max_lifetime(None)
             .idle_timeout(None)
-            // One failed attempt is an answer: who asked decides whether to ask again.
+            // One failed attempt is an answer: the caller decides whether to try again.
             .retry_connection(false)
             // `connect` keeps the reason itself.
             .error_sink(Box::new(bb8::NopErrorSink))
@@ -66,8 +66,8 @@ impl Pool {
         let told = failed.notified();
         let got = tokio::select! {
             got = self.connections.get() => got,
-            // bb8 waits its whole timeout out, even if the server refuses at once. While no connection is there that could
-            // become free, the refusal is the answer.
+            // bb8 waits for its whole timeout even if the server refuses at once. If there is no connection that could
+            // become free, take the refusal as the answer.
             () = told, if self.connections.state().connections == 0 => Err(bb8::RunError::TimedOut),
         };
         got.map_err(|e| match e {

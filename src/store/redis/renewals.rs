@@ -1,5 +1,5 @@
-//! Renewals that are due together travel together: one pipeline of script calls over a connection that all of them
-//! share. An error of one renewal does not affect the others.
+//! Renewals that are due together travel together: as one pipeline of script calls, over one connection. An error of
+//! one renewal does not affect the others.
 
 use std::{
     collections::VecDeque,
@@ -19,16 +19,16 @@ use crate::{
     },
 };
 
-/// Pipelines under way at one time. While they are, what comes in collects for the next.
+/// The most pipelines under way at one time. Meanwhile further renewals collect for the next pipeline.
 const IN_FLIGHT: usize = 4;
 
-/// What a script answered, and when the command had left and the answer was there.
+/// A script's answer, when the command left, and when the answer had arrived.
 pub(super) type Answer = (Vec<Value>, Boottime, Boottime);
 type Queued = (Cmd, oneshot::Sender<Result<Answer, Error>>);
 
 pub(super) struct Renewals {
     client: Client,
-    /// Used only for renewals, so that they wait behind nothing else.
+    /// Only for renewals, so that they never wait behind other requests.
     connection: SharedConnection,
     min_replicas: u32,
     clock: Arc<OnceLock<Arc<StoreClock>>>,
@@ -38,7 +38,7 @@ pub(super) struct Renewals {
 #[derive(Default)]
 struct Queue {
     waiting: VecDeque<Queued>,
-    /// Tasks that send what waits, each one pipeline at a time.
+    /// The number of tasks that send waiting calls, each one pipeline at a time.
     senders: usize,
 }
 
@@ -61,13 +61,16 @@ impl Renewals {
         self.queue.lock()
     }
 
-    /// Sends one call of the script; all but its last argument, which is what is believed of the clock when it leaves.
+    /// Sends one call of the script. `call` lacks the last argument, the time that the daemon believes the server's
+    /// clock to show when the call leaves.
+    ///
+    /// If the caller drops the future, a call that still waits is not sent, and one that is under way may be made.
     pub(super) async fn send(self: &Arc<Self>, call: Cmd) -> Result<Answer, Error> {
         let (tell, answer) = oneshot::channel();
         let start = {
             let mut queue = self.queue();
             queue.waiting.push_back((call, tell));
-            // WAIT holds up what comes behind it on its connection.
+            // WAIT delays the commands behind it on its connection.
             let most = if self.min_replicas > 0 { 1 } else { IN_FLIGHT };
             let start = queue.senders < most;
             queue.senders += usize::from(start);
@@ -80,13 +83,13 @@ impl Renewals {
             };
             tokio::spawn(sender.run());
         }
-        // A sender ends early only with its runtime.
+        // A sender ends without an answer only if its runtime ends.
         answer
             .await
             .unwrap_or_else(|_| Err(self.connection.timed_out(self.client.timeout)))
     }
 
-    /// Sends them all; their answers in the same order.
+    /// Sends all calls; returns their answers in the same order.
     async fn send_all(
         &self,
         c: &mut Connection,
@@ -112,7 +115,7 @@ impl Renewals {
                 pipe.add_command(call);
             }
             if self.min_replicas > 0 {
-                // It counts the writes of its own connection.
+                // In the same pipeline: WAIT counts only the writes of its own connection.
                 pipe.add_command(self.client.wait_for_replicas(self.min_replicas));
             }
             let mut results: Vec<RedisResult<Value>> = c.pipe(&pipe).await?;
@@ -126,7 +129,7 @@ impl Renewals {
             for (i, result) in missing.into_iter().zip(results) {
                 let result = result.and_then(|v| Ok(redis::from_redis_value::<Vec<Value>>(v)?));
                 answers[i] = match result {
-                    // Asked for again below.
+                    // Sent again below, after the script is loaded.
                     Err(e) if e.code() == Some("NOSCRIPT") && loads < MAX_LOADS => {
                         unknown = true;
                         None
@@ -151,14 +154,14 @@ impl Renewals {
             .map(|answer| match (answer, &short) {
                 (Some(Ok(_)), Some(short)) => Err(short.clone()),
                 (Some(answer), _) => answer,
-                // The server answered fewer than it was asked.
+                // The server returned fewer answers than it got calls.
                 (None, _) => Err(self.connection.timed_out(self.client.timeout)),
             })
             .collect())
     }
 }
 
-/// Sends what waits until nothing does.
+/// Sends waiting calls until none waits.
 struct Sender {
     all: Arc<Renewals>,
     ended: bool,
@@ -166,12 +169,12 @@ struct Sender {
 
 impl Sender {
     async fn run(mut self) {
-        // Whatever is due at the same moment is about to be put into the queue: let it.
+        // First let other tasks queue the renewals that are due at the same moment.
         tokio::task::yield_now().await;
         while let Some(batch) = self.next() {
             let (calls, tell): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
             let all = &*self.all;
-            // To connect, and to be answered.
+            // Time to connect, and time for the answer.
             let limit = all.client.timeout * 3;
             let answers = all
                 .connection
@@ -214,7 +217,7 @@ impl Sender {
 }
 
 impl Drop for Sender {
-    /// Ends early only with its runtime.
+    /// Runs before the sender's end only if its runtime ends.
     fn drop(&mut self) {
         if self.ended {
             return;
@@ -222,7 +225,7 @@ impl Drop for Sender {
         let mut queue = self.all.queue();
         queue.senders -= 1;
         if queue.senders == 0 {
-            // The waiting callers retry.
+            // Their callers get an error, and retry.
             queue.waiting.clear();
         }
     }

@@ -1,5 +1,5 @@
-//! What the scripts of lua/ answer, taken apart. Whatever comes, also from a server that is none or with what no soloist
-//! wrote in it, is a value or a reason.
+//! Reads the answers of the scripts of lua/. Any answer becomes a value or a reason, even if the server is not Redis or
+//! another program wrote its data.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -15,7 +15,7 @@ use crate::{
     model::{InstanceId, JobName, Occurrence, RunId, possible_ms},
 };
 
-/// The longest reason that is given: what cannot be read may be of any size.
+/// The most characters of a reason: unreadable data may be of any size.
 const LONGEST_REASON: usize = 200;
 
 fn read<T: FromRedisValue>(v: &Value) -> Result<T, String> {
@@ -41,7 +41,7 @@ fn json<T: DeserializeOwned>(text: &str) -> Result<T, String> {
     serde_json::from_str(text).map_err(|e| format!("{e} in {text:.200}"))
 }
 
-/// The server's clock in µs and the incarnation, which every answer begins with; and the rest.
+/// Every answer begins with the server's clock in µs and the incarnation: returns both, and the rest.
 pub(crate) fn begin(mut answer: Vec<Value>) -> Result<(i64, String, Vec<Value>), String> {
     if answer.len() < 2 {
         return Err("a script's answer is too short".to_owned());
@@ -52,7 +52,7 @@ pub(crate) fn begin(mut answer: Vec<Value>) -> Result<(i64, String, Vec<Value>),
     Ok((now_us, read(&answer[1])?, rest))
 }
 
-/// To one of the claims that claim.lua was asked.
+/// Reads claim.lua's answer to one claim.
 pub(crate) fn answer(claim: &Claim, v: &Value) -> Result<Answer, String> {
     match (v, &claim.target) {
         (Value::Int(1), Target::Scheduled(at)) => {
@@ -102,12 +102,12 @@ pub(crate) fn answer(claim: &Claim, v: &Value) -> Result<Answer, String> {
     })
 }
 
-/// Of a scheduled occurrence the answer names the one that was asked for: another would be started, or taken for decided,
-/// whatever year it is in.
+/// Checks that an answer to a scheduled claim names the claimed occurrence. Otherwise the instance would start the
+/// wrong occurrence, or take it as decided, whatever year it is in.
 fn asked_for(claim: &Claim, answered: Occurrence) -> Result<Occurrence, String> {
     match claim.target {
         Target::Scheduled(asked) if asked != answered => {
-            Err(format!("asked for {asked}, it answers for {answered}"))
+            Err(format!("asked for {asked}, it answered for {answered}"))
         }
         _ => Ok(answered),
     }
@@ -119,7 +119,7 @@ fn running(claim: &Claim, entry: &str) -> Result<Answer, String> {
     Ok(Answer::Running(open))
 }
 
-/// Of renew.lua.
+/// Reads the answer of renew.lua.
 pub(crate) fn renewal(rest: &[Value]) -> Result<Renewal, String> {
     let word = |i: usize| rest.get(i).map_or(Ok(String::new()), read::<String>);
     Ok(match (word(0)?.as_str(), word(1)?.as_str()) {
@@ -130,7 +130,7 @@ pub(crate) fn renewal(rest: &[Value]) -> Result<Renewal, String> {
     })
 }
 
-/// Of settle.lua.
+/// Reads the answer of settle.lua.
 pub(crate) fn settlement(rest: &[Value]) -> Result<Settlement, String> {
     Ok(match read::<String>(at(rest, 0))?.as_str() {
         "done" => Settlement::Done,
@@ -138,32 +138,32 @@ pub(crate) fn settlement(rest: &[Value]) -> Result<Settlement, String> {
     })
 }
 
-/// Of compare_and_set.lua: whether it was done.
+/// Reads the answer of compare_and_set.lua: whether it changed the state.
 pub(crate) fn compare_and_set(rest: &[Value]) -> Result<bool, String> {
     read::<i64>(at(rest, 0)).map(|n| n == 1)
 }
 
-/// One state of observe.lua.
+/// Reads one state of observe.lua.
 pub(crate) fn fields(v: &Value) -> Result<Fields, String> {
     read(v)
 }
 
-/// One line of lines.lua, which is JSON.
+/// Reads one line of lines.lua, which is JSON.
 pub(crate) fn line<T: DeserializeOwned>(v: &Value) -> Result<T, String> {
     match v {
         Value::BulkString(line) => serde_json::from_slice(line).map_err(|e| e.to_string()),
-        _ => Err("no text".to_owned()),
+        _ => Err("it is not a string".to_owned()),
     }
 }
 
-/// The members of a hash whose names are text: no soloist makes others.
+/// The fields of a hash whose names are UTF-8; soloist never writes other names.
 fn named(v: &Value) -> Result<Vec<(String, Vec<u8>)>, String> {
     let all: Vec<(Vec<u8>, Vec<u8>)> = read(v)?;
     let text = |(name, value)| Some((String::from_utf8(name).ok()?, value));
     Ok(all.into_iter().filter_map(text).collect())
 }
 
-/// Of heartbeat.lua.
+/// Reads the answer of heartbeat.lua.
 pub(crate) fn fleet(rest: &[Value]) -> Result<Fleet, String> {
     let mut instances = BTreeMap::new();
     for (id, info) in named(at(rest, 4))? {
@@ -191,14 +191,14 @@ pub(crate) fn fleet(rest: &[Value]) -> Result<Fleet, String> {
     })
 }
 
-/// Of SMEMBERS.
+/// Reads the answer of SMEMBERS.
 pub(crate) fn jobs(v: &Value) -> Result<Vec<JobName>, String> {
     let names: Vec<Vec<u8>> = read(v)?;
     let names = names.iter().filter_map(|name| str::from_utf8(name).ok());
     Ok(names.map(JobName::new).collect())
 }
 
-/// Of read_output.lua. None: nothing is known of it.
+/// Reads the answer of read_output.lua. None: the store has no output of this run.
 pub(crate) fn output(run: RunId, rest: &[Value]) -> Result<Option<Output>, String> {
     let [from, data, stop, done, coming, total] = rest else {
         return Ok(None);
@@ -209,7 +209,7 @@ pub(crate) fn output(run: RunId, rest: &[Value]) -> Result<Option<Output>, Strin
     let data: Vec<u8> = read(data)?;
     if stop > LAST_BYTE || data.len() as u64 > stop.saturating_sub(from) {
         return Err(format!(
-            "the output of run {run} cannot reach from {from} to {stop}"
+            "the output of run {run} cannot consist of the bytes {from} to {stop}"
         ));
     }
     Ok(Some(Output::new(from, data, stop, done, coming, total)))
@@ -303,7 +303,7 @@ mod tests {
                 "{error}"
             );
         }
-        // A trigger is given its occurrence by the store.
+        // The store chooses the occurrence of a trigger, so any is right.
         let key = "k".to_owned();
         let manual = claim(Target::Manual { key, before: None });
         assert!(matches!(

@@ -1,4 +1,5 @@
-//! The scripts of lua/. Each is sent as the constants below, lib.lua, what it shares with some others, and its own file.
+//! The scripts of lua/. The text of each script consists of the constants below, lib.lua, the file that it shares with
+//! some others (if any), and its own file.
 
 use std::sync::LazyLock;
 
@@ -33,7 +34,8 @@ pub(super) static HEARTBEAT: Lazy = script!("heartbeat");
 pub(super) static OUTPUT: Lazy = script!("pieces" "output");
 pub(super) static READ_OUTPUT: Lazy = script!("pieces" "read_output");
 
-/// What both halves of a rule need, the one in Rust and the one in Lua, stands in Rust. Times are milliseconds.
+/// The constants that a rule needs both in Rust and in Lua: defined in Rust, and written here as Lua. Times are in
+/// milliseconds.
 fn constants() -> String {
     let numbers = [
         ("BEHIND", belief::SLACK.as_millis()),
@@ -59,12 +61,12 @@ fn constants() -> String {
         ("OVERLAPS", claim::OVERLAPS),
     ];
     let numbers = numbers.map(|(name, n)| format!("local {name} = {n}\n"));
-    // As in Rust: these words hold nothing that the two write differently.
+    // Rust's notation is valid Lua here: the words contain no character that the two languages escape differently.
     let words = words.map(|(name, text)| format!("local {name} = {text:?}\n"));
     numbers.concat() + &words.concat()
 }
 
-/// The whole text of the script of this name, for tests and benches.
+/// The whole text of the script `name`, for tests and benches.
 #[doc(hidden)]
 pub fn script(name: &str) -> Option<&'static str> {
     let script = match name {

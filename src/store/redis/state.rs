@@ -1,4 +1,4 @@
-//! [`State`] as the fields of a Redis hash, and back. lua/lib.lua lists the fields.
+//! Turns a [`State`] into the fields of a Redis hash, and back. lua/lib.lua lists the fields.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{logic::claim::State, model::possible_ms};
 
-/// As HGETALL gives them.
+/// Names and values, as HGETALL returns them.
 pub(crate) type Fields = Vec<(String, String)>;
 
 pub(crate) fn decode(fields: &Fields) -> Result<Option<State>, String> {
@@ -43,7 +43,7 @@ pub(crate) fn decode(fields: &Fields) -> Result<Option<State>, String> {
             "triggers" => st.triggers = json(name, v)?,
             "triggered" => st.triggered = json(name, v)?,
             "waiting" => st.waiting = true,
-            // `last_to` repeats last.to; anything else is a newer version's.
+            // `last_to` repeats last.to. A newer version wrote any other field.
             _ => {}
         }
     }
@@ -116,7 +116,7 @@ const KNOWN: [&str; 17] = [
     "waiting",
 ];
 
-/// What to set (names and values in turn) and what to remove, to make `was` say `now`.
+/// The fields to set (names and values in turn) and the fields to remove, so that the hash `was` becomes `now`.
 pub(crate) fn diff(was: &Fields, now: &State) -> (Vec<String>, Vec<String>) {
     let new = encode(now);
     let set = new

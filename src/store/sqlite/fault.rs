@@ -1,14 +1,14 @@
-//! Why a request failed, and what that says to whoever asked.
+//! Turns the reason why a request failed into an error for the caller.
 
 use rusqlite::ErrorCode;
 
 use super::file::BUSY;
 use crate::store::Error;
 
-/// Why a request failed inside.
+/// Why a request failed.
 pub(crate) enum Fault {
     Sql(rusqlite::Error),
-    /// What is stored does not read as what it should be.
+    /// The stored data is not in the expected form.
     Data(String),
 }
 
@@ -46,18 +46,19 @@ impl Fault {
                 "it cannot be written; the file and its directory must be writable for the user that soloist \
                  runs as ({e})"
             )),
-            // Whether the transaction reached the disk is not known.
+            // It is unknown whether the transaction reached the disk.
             Some(ErrorCode::SystemIoFailure) => Error::Unreachable {
                 reason: format!("the disk failed ({e})"),
                 address,
             },
             Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => Error::Corrupt {
                 reason: format!(
-                    "the file is damaged or no database; restore it, or move it away to begin anew ({e})"
+                    "the file is damaged, or not a database; restore it, or move it away so that soloist creates a \
+                     new one ({e})"
                 ),
                 address,
             },
-            // A value of another type than was written.
+            // A value has a type that soloist does not write there.
             None if !matches!(e, rusqlite::Error::SqliteFailure(..)) => Error::Corrupt {
                 reason: e.to_string(),
                 address,

@@ -1,4 +1,4 @@
-//! The file: its tables, whom it belongs to, and how it is opened.
+//! The database file: its tables, its mode, and how soloist opens it.
 
 use std::{
     os::unix::fs::{MetadataExt, OpenOptionsExt},
@@ -12,10 +12,10 @@ use rusqlite::{Connection, ErrorCode, OpenFlags, TransactionBehavior, params};
 use super::Fault;
 use crate::{clock::Boottime, model::RunId};
 
-/// Version of the tables below. The first kept output in another form.
+/// The version of the tables below. Version 1 kept output in another form.
 pub(super) const SCHEMA: i64 = 2;
 
-/// Says in the file's header that it is ours ("solo").
+/// The application id in the file's header, which marks it as soloist's ("solo").
 pub(super) const APPLICATION: i64 = 0x736f_6c6f;
 
 pub(super) const TABLES: &str = "
@@ -33,7 +33,7 @@ CREATE TABLE events (id INTEGER PRIMARY KEY AUTOINCREMENT, origin TEXT NOT NULL,
     event TEXT NOT NULL) STRICT;
 ";
 
-/// See src/store/output.rs; `at` is when it was changed last.
+/// See src/store/output.rs; `at` is the time of the last change.
 pub(super) const OUTPUT: &str = "
 CREATE TABLE output (id INTEGER PRIMARY KEY AUTOINCREMENT, run TEXT NOT NULL UNIQUE, at INTEGER NOT NULL,
     start INTEGER NOT NULL, base INTEGER NOT NULL, stop INTEGER NOT NULL, done INTEGER NOT NULL, total INTEGER,
@@ -42,21 +42,22 @@ CREATE TABLE pieces (run TEXT NOT NULL, n INTEGER NOT NULL, data BLOB NOT NULL, 
 CREATE TRIGGER output_gone AFTER DELETE ON output BEGIN DELETE FROM pieces WHERE run = old.run; END;
 ";
 
-/// Of the library (src/lock/sqlite.rs). Files that were made before there were locks get it too.
+/// The table of the library's locks (src/lock/sqlite.rs). Files from versions without locks get it too.
 pub(super) const LOCKS: &str = "
 CREATE TABLE IF NOT EXISTS locks (key TEXT PRIMARY KEY, owner TEXT NOT NULL, count INTEGER, nonce TEXT,
     token INTEGER NOT NULL, until INTEGER NOT NULL) STRICT, WITHOUT ROWID;
 ";
 
-/// How long one process waits for another one's transaction.
+/// How long a process waits for the transaction of another one.
 pub(super) const BUSY: Duration = Duration::from_secs(5);
 
 pub(super) fn connect(path: &Path) -> Result<Connection, Fault> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
         | OpenFlags::SQLITE_OPEN_CREATE
         | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    // Whoever can read it can lock it. SQLite gives what it makes beside it the same mode. Never opened by us when it is
-    // there: to close a file takes this process's locks on it away.
+    // Create the file with mode 600, because every user who can read it can lock it; SQLite gives the files that it
+    // creates beside it the same mode. Do not open an existing file here: closing it would remove the locks that this
+    // process has on it.
     let made = std::fs::OpenOptions::new()
         .write(true)
         .create_new(true)
@@ -64,31 +65,32 @@ pub(super) fn connect(path: &Path) -> Result<Connection, Fault> {
         .open(path);
     drop(made);
     let mut db = Connection::open_with_flags(path, flags)?;
-    // SQLite's own waiting grows to 100 ms a try, so that one process can be starved by the others.
+    // SQLite's own pauses between tries grow to 100 ms, so other processes could starve this one.
     db.busy_handler(Some(|tries| {
         thread::sleep(Duration::from_millis(1));
         tries < BUSY.as_millis() as i32
     }))?;
     db.set_prepared_statement_cache_capacity(64);
-    // The cache: KiB, a quarter of what each connection would keep for good after it read or wrote all jobs once. What
-    // is not in it is in the system's.
+    // The cache has 512 KiB, a quarter of what each connection would keep for good after it read or wrote all jobs
+    // once. The system's cache has the rest.
     db.execute_batch(
         "PRAGMA synchronous = FULL; PRAGMA temp_store = MEMORY; PRAGMA cache_size = -512",
     )?;
     Ok(db)
 }
 
-/// The mode of a file that others than its user may open.
+/// The mode of a file that other users than its owner may open; None: they may not, or there is no such file.
 pub fn open_to_others(path: &Path) -> Option<u32> {
     let mode = std::fs::metadata(path).ok()?.mode() & 0o777;
     (mode & 0o077 != 0).then_some(mode)
 }
 
-/// Makes the tables of a new file, and checks that an old one is ours and of a version we know.
+/// Creates the tables of a new file. Checks that an existing file is soloist's and has a version that this program
+/// knows.
 pub(super) fn prepare(db: &Connection, now_us: i64) -> Result<(), Fault> {
     let pragma = |name: &str| db.query_row(&format!("PRAGMA {name}"), [], |r| r.get::<_, i64>(0));
-    // Before anything is written: a file of somebody else's stays as it is. In one snapshot, as another process may
-    // be making the tables just now.
+    // Check this before any write, so that another program's file stays unchanged; and in one snapshot, because another
+    // process may be creating the tables at this moment.
     let tx = rusqlite::Transaction::new_unchecked(db, TransactionBehavior::Deferred)?;
     let tables: i64 = tx.query_row("SELECT count(*) FROM sqlite_schema", [], |r| r.get(0))?;
     if tables > 0 && pragma("application_id")? != APPLICATION {
@@ -97,7 +99,8 @@ pub(super) fn prepare(db: &Connection, now_us: i64) -> Result<(), Fault> {
         ));
     }
     tx.commit()?;
-    // While several processes do this to a new file, the loser's attempt fails at once instead of waiting.
+    // If several processes do this to a new file at the same time, SQLite lets all but one fail at once, without
+    // waiting.
     let began = Boottime::now();
     loop {
         match db.query_row("PRAGMA journal_mode = WAL", [], |r| r.get::<_, String>(0)) {
@@ -146,7 +149,7 @@ pub(super) fn prepare(db: &Connection, now_us: i64) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Name of a file system that is shared over a network, by its magic number (statfs).
+/// The name of a network file system with this magic number (of statfs); None: it is not a network file system.
 pub(super) fn network(magic: u64) -> Option<&'static str> {
     Some(match magic & 0xffff_ffff {
         0x6969 => "NFS",

@@ -1,4 +1,4 @@
-//! What stands in the tables, read and checked.
+//! Reads and checks the rows of the tables.
 
 use std::{collections::BTreeMap, ops::Range, time::Duration};
 
@@ -26,7 +26,9 @@ pub(super) fn state(db: &Connection, job: &JobName) -> Result<Option<State>, Fau
         ..=STATE_MOST => serde_json::from_str(text)
             .map(Some)
             .map_err(|e| unreadable(&e)),
-        n => Err(unreadable(&format!("it has {n} bytes"))),
+        n => Err(unreadable(&format!(
+            "it has {n} bytes, more than soloist writes"
+        ))),
     }
 }
 
@@ -53,7 +55,7 @@ pub(super) fn extent(db: &Connection, run: RunId) -> Result<Option<Extent>, Faul
     match extent {
         Some(k) if k.start > k.base || k.base > k.stop || k.stop > LAST_BYTE => {
             Err(Fault::Data(format!(
-                "the output of run {run} cannot reach from {} to {}",
+                "the output of run {run} cannot consist of the bytes {} to {}",
                 k.base, k.stop
             )))
         }
@@ -93,7 +95,7 @@ impl Pieces for PiecesOf<'_> {
     }
 }
 
-/// The first column of each row, where it is a text: no soloist writes anything else.
+/// The first column of each row in which it is a text; soloist never writes another type there.
 pub(super) fn names(mut rows: rusqlite::Rows<'_>) -> Result<Vec<String>, Fault> {
     let mut names = vec![];
     while let Some(row) = rows.next()? {
@@ -126,7 +128,7 @@ pub(super) fn fleet(db: &Connection) -> Result<Fleet, Fault> {
     let drains = names(drains.query([])?)?;
     let drains = drains.iter().map(|id| InstanceId::new(id)).collect();
     Ok(Fleet {
-        // The file is the epoch.
+        // The file has one epoch: SQLite loses no data.
         id: "file".into(),
         before: None,
         born: meta("born")?,

@@ -1,4 +1,5 @@
-//! The two threads: one writes, in transactions that many requests share; one reads, and looks for what other processes tell.
+//! The two threads: one writes, in transactions that many requests share; the other reads, and looks for the events of
+//! other processes.
 
 use std::{
     os::unix::fs::MetadataExt,
@@ -20,39 +21,40 @@ use crate::{
     store::{DECISIONS_TTL, Error, FENCE_TTL, FORGET_INSTANCE, OUTPUT_TTL, RECORDS_TTL},
 };
 
-/// Requests that share a transaction.
+/// The most requests that share a transaction.
 pub(super) const GROUP: usize = 256;
 
-/// How often other processes' events are looked for.
+/// The time between two looks for other processes' events.
 pub(super) const POLL: Duration = Duration::from_millis(20);
 
-/// The same when nobody has written for [`QUIET`]: most of what a look costs is to wake up for it.
+/// The same if no process has written for [`QUIET`]: most of the cost of a look is the wake-up.
 pub(super) const POLL_QUIET: Duration = Duration::from_millis(100);
 
 pub(super) const QUIET: Duration = Duration::from_secs(2);
 
-/// Events are hints: one that nobody saw within this time helps nobody.
+/// Events are hints: one that is older than this no longer helps a process that has not seen it.
 pub(super) const EVENTS_TTL: Duration = Duration::from_secs(10);
 
-/// Time between two looks for what is too old, and rows of a table that one look removes at most.
+/// The time between two removals of old rows.
 pub(super) const SWEEP: Duration = Duration::from_secs(10);
 
+/// The most rows of one table that one removal takes.
 pub(super) const SWEPT: usize = 1000;
 
-/// A request; it gets the reason if there is no transaction for it. Its answer is given by [`Finish`].
+/// A request. It gets the transaction, or the reason why there is none. The [`Finish`] that it returns answers it.
 pub(super) type Work =
     Box<dyn FnOnce(Result<&mut Step<'_>, Error>) -> (Option<Error>, Finish) + Send>;
 
-/// Answers a request, once it is known whether the transaction was committed.
+/// Answers a request. It gets the result of the commit.
 pub(super) type Finish = Box<dyn FnOnce(&Result<(), Error>) + Send>;
 
 pub(super) enum ReaderTask {
     Read(Box<dyn FnOnce(&Connection) + Send>),
-    /// Somebody listens to events now.
+    /// A listener for events exists now.
     Listen,
 }
 
-/// The writing thread; ends with the store.
+/// The writing thread, which ends with the store.
 pub(super) fn write(
     db: &Connection,
     requests: &mpsc::Receiver<Work>,
@@ -95,7 +97,7 @@ pub(super) fn write(
     }
 }
 
-/// Runs the whole group in one transaction. What is left in `group` after an error was not begun.
+/// Runs the whole group in one transaction. After an error, the requests that are left in `group` were not begun.
 pub(super) fn transaction(
     db: &Connection,
     shared: &Shared,
@@ -125,7 +127,7 @@ pub(super) fn transaction(
             incarnation: &shared.incarnation,
             effects: Effects::default(),
         };
-        // One request that fails must not take the others of its group with it.
+        // If one request fails, the others of its group must not fail too.
         if let Err(e) = run("SAVEPOINT request") {
             group.push_front(work);
             return Err(e);
@@ -134,7 +136,7 @@ pub(super) fn transaction(
         finish.push(f);
         match failed {
             None => happened.append(&mut step.effects.events),
-            // A full disk and the like end the whole transaction.
+            // Errors such as a full disk end the whole transaction.
             Some(e) if db.is_autocommit() => return Err(e),
             Some(_) => run("ROLLBACK TO request")?,
         }
@@ -148,7 +150,7 @@ pub(super) fn transaction(
     run("COMMIT")
 }
 
-/// Removes what is too old. Rows are numbered in the order of time, so the oldest are found without a search.
+/// Removes old rows. Their ids grow with time, so it finds the oldest without a search.
 pub(super) fn sweep(db: &Connection, now: i64) -> rusqlite::Result<()> {
     for (table, ttl) in [
         ("history", RECORDS_TTL),
@@ -162,8 +164,9 @@ pub(super) fn sweep(db: &Connection, now: i64) -> rusqlite::Result<()> {
         .execute([now - millis(ttl)])?;
     }
     let gone = now - millis(FORGET_INSTANCE);
-    // A drain lasts until it is taken back or its instance leaves; it goes a while after an instance that was forgotten.
-    // In this order: a clock that jumps ahead for a moment makes a living instance look forgotten, until its next heartbeat.
+    // A drain lasts until it is taken back or its instance leaves. If the instance is forgotten, the drain is removed
+    // only a while later, because a clock that jumps ahead for a moment makes a living instance look forgotten until
+    // its next heartbeat. The order of these statements ensures that.
     db.prepare_cached(
         "UPDATE drains SET at = ?1 WHERE instance IN (SELECT instance FROM instances)",
     )?
@@ -179,12 +182,12 @@ pub(super) fn sweep(db: &Connection, now: i64) -> rusqlite::Result<()> {
     Ok(())
 }
 
-/// A commit is seen by others only after the log was synced, which a busy disk may take long for; the log's time is
-/// that of the write before it.
+/// The longest time between two looks, even if the log did not change: other processes see a commit only after the log
+/// is synced, for which a busy disk may need long, but the log's time is that of the write before the sync.
 pub(super) const POLL_ANYWAY: Duration = Duration::from_secs(1);
 
-/// The reading thread; between requests it looks for other processes' events, as long as somebody listens: those after
-/// the one that is numbered `seen`.
+/// The reading thread. Between requests, and while a listener exists, it looks for other processes' events: those after
+/// the event with the id `seen`.
 pub(super) fn read(
     db: &Connection,
     looks: &mpsc::Receiver<ReaderTask>,
@@ -213,7 +216,7 @@ pub(super) fn read(
         };
         match look {
             Some(ReaderTask::Read(f)) => f(db),
-            // Nothing is said of errors here: whoever asks for more than hints meets them too.
+            // Do not report errors here: requests, which need more than hints, meet and report them too.
             Some(ReaderTask::Listen) | None => {
                 let now = Boottime::now();
                 let changed = written.changed();
@@ -229,8 +232,8 @@ pub(super) fn read(
     }
 }
 
-/// Tells whether anybody wrote since it was asked last, by one look at the write-ahead log: SQLite's own answer
-/// (`PRAGMA data_version`) takes locks, and costs a hundred times as much.
+/// Says whether a process wrote since the last call, by one look at the write-ahead log. SQLite's own answer (`PRAGMA
+/// data_version`) takes locks, and costs a hundred times as much.
 pub(super) struct Written {
     path: PathBuf,
     last: Option<(i64, i64, u64)>,
@@ -243,7 +246,7 @@ impl Written {
             .ok();
         let changed = now != self.last || now.is_none();
         self.last = now;
-        // A file's time may stand still for some ms: what is that fresh is looked at once more.
+        // Two writes within some ms may get the same time, so look again if the last write is that recent.
         let fresh = now.is_some_and(|(s, ns, _)| {
             let age = clock::wall_us() - (s * 1_000_000 + ns / 1000);
             age.abs() < 2 * POLL_QUIET.as_micros() as i64
@@ -252,7 +255,7 @@ impl Written {
     }
 }
 
-/// Where SQLite logs what is written to the database at `path`.
+/// The path of the write-ahead log of the database at `path`.
 pub(super) fn log_of(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push("-wal");
@@ -270,7 +273,7 @@ pub(super) fn poll(
     let mut rows = rows.query([*seen])?;
     while let Some(row) = rows.next()? {
         *seen = row.get(0)?;
-        // Our own were delivered when they were written.
+        // This process's own events were delivered when it wrote them.
         if row.get_ref(1)?.as_str()? != shared.origin
             && let Ok(event) = serde_json::from_str(row.get_ref(2)?.as_str()?)
         {
