@@ -192,8 +192,7 @@ impl ReentrantLock {
     /// As [`LockClient::lock`].
     ///
     /// # Cancel safety
-    /// As [`ReentrantLock::try_enter`]; the caller also leaves the queue. While the future waits, it has to be polled
-    /// or dropped: otherwise it delays other callers of this client that wait for the same key.
+    /// As [`ReentrantLock::try_enter`]; the caller also leaves the queue.
     pub async fn enter(&self, wait: Duration) -> Result<Enter, Error> {
         let begun = Boottime::now();
         // Before all waiters: they may be waiting for this owner.
@@ -204,15 +203,40 @@ impl ReentrantLock {
             out => return out,
         }
         let wait = wait.saturating_sub(Boottime::now().since(begun));
-        let waited = self.client.wait_for(
-            &self.key,
-            Some(&self.owner),
-            wait,
-            |subscribed| async move { self.enter_once(&self.name_of_level(), subscribed).await },
-        );
-        Ok(match waited.await? {
-            WaitOutcome::Acquired(entered, ..) => entered,
-            WaitOutcome::Held { holder, remaining } => Enter::Held { holder, remaining },
+        let (this, core) = (self.clone(), &self.client.core);
+        // On the client's thread, as a lock is waited for: a caller that is not polled keeps no turn there.
+        let waiting = async move { this.wait_here(wait).await };
+        let waited = core.thread.run_until_dropped(waiting).await;
+        match waited.unwrap_or_else(|e| Err(core.no_thread(&self.key, &e)))? {
+            WaitOutcome::Acquired((entered, undo_if_dropped), ()) => {
+                undo_if_dropped.disarm();
+                Ok(entered)
+            }
+            WaitOutcome::Held { holder, remaining } => Ok(Enter::Held { holder, remaining }),
+        }
+    }
+
+    async fn wait_here(
+        self,
+        wait: Duration,
+    ) -> Result<WaitOutcome<(Enter, IfDropped<impl FnOnce() + Send>), ()>, Error> {
+        let this = &self;
+        let ask = |subscribed| async move {
+            let nonce = this.name_of_level();
+            let (tried, undo_if_dropped) = this.enter_or_undo(&nonce, subscribed).await?;
+            Ok(match tried {
+                WaiterTry::Acquired { lock, owner, lease } => WaiterTry::Acquired {
+                    lock: (lock, undo_if_dropped),
+                    owner,
+                    lease,
+                },
+                WaiterTry::Held { owner, remaining } => WaiterTry::Held { owner, remaining },
+            })
+        };
+        let (client, me) = (&self.client, Some(&*self.owner));
+        Ok(match client.wait_for(&self.key, me, wait, ask).await? {
+            WaitOutcome::Acquired(entered, _turn) => WaitOutcome::Acquired(entered, ()),
+            WaitOutcome::Held { holder, remaining } => WaitOutcome::Held { holder, remaining },
         })
     }
 
@@ -226,12 +250,21 @@ impl ReentrantLock {
         nonce: &Arc<str>,
         subscribed: bool,
     ) -> Result<WaiterTry<Enter>, Error> {
-        let (this, nonce) = (self.clone(), nonce.clone());
-        let entering = async move { this.enter_here(nonce, subscribed).await };
-        let (tried, undo_if_dropped) = self.client.core.run(&self.key, entering).await?;
+        let (tried, undo_if_dropped) = self.enter_or_undo(nonce, subscribed).await?;
         // From here on the caller has the level.
         undo_if_dropped.disarm();
         Ok(tried)
+    }
+
+    /// The level is given back when what comes with it is dropped, and not disarmed.
+    async fn enter_or_undo(
+        &self,
+        nonce: &Arc<str>,
+        subscribed: bool,
+    ) -> Result<(WaiterTry<Enter>, IfDropped<impl FnOnce() + Send + use<>>), Error> {
+        let (this, nonce) = (self.clone(), nonce.clone());
+        let entering = async move { this.enter_here(nonce, subscribed).await };
+        self.client.core.run(&self.key, entering).await
     }
 
     /// If an answer is lost, asks again with the same nonce.

@@ -263,6 +263,31 @@ impl Drop for Starved {
     }
 }
 
+#[test]
+fn a_caller_that_waits_to_enter_and_is_not_polled_keeps_no_turn() {
+    both(|bed| {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let (c, other) = (bed.client(), bed.client());
+        runtime.block_on(async {
+            let holder = other.reentrant("k", LONG).unwrap();
+            assert_eq!(levels(holder.try_enter(NoRetry).await.unwrap()), 1);
+            let (starved, patient) = (
+                c.reentrant("k", LONG).unwrap(),
+                c.reentrant("k", LONG).unwrap(),
+            );
+            let mut starving = Box::pin(starved.enter(700 * MS));
+            let waits = tokio::time::timeout(300 * MS, &mut starving).await;
+            assert!(waits.is_err(), "{waits:?}");
+            // Its time passes, though nobody polls it.
+            let entering = runtime.spawn(async move { patient.enter(LONG).await });
+            tokio::time::sleep(1000 * MS).await;
+            let _ = holder.leave().await.unwrap();
+            assert_eq!(levels(within(entering).await.unwrap().unwrap()), 1);
+            drop(starving);
+        });
+    });
+}
+
 /// It has begun to connect, its requests are among those of others, and what it gives back others wait for.
 #[test]
 fn a_caller_that_is_not_polled_holds_up_nobody() {
