@@ -1,8 +1,8 @@
-//! The library's locks beside rslock and two floors on one multiplexed connection, in one run and in turns, so that what the
-//! machine does otherwise hits all alike. `cargo bench --bench locks`. Ratios are what to keep.
+//! The library's locks beside rslock and two floors on one multiplexed connection, in one run and in turns, so that
+//! what the machine does otherwise hits all alike. `cargo bench --bench locks`. Ratios are what to keep.
 //!
-//! The floors: `SET NX` and `DEL`, which is no lock that can be given back safely; and two EVALSHA with as little in them as
-//! a lock can have (take if free, free if mine), without token, repeated request, or anybody who is told.
+//! The floors: `SET NX` and `DEL`, which is no lock that can be given back safely; and two EVALSHA with as little in
+//! them as a lock can have (take if free, free if mine), without token, repeated request, or anybody who is told.
 
 use std::{
     process::{Child, Command, Stdio},
@@ -150,8 +150,8 @@ async fn server_cpu(c: &mut MultiplexedConnection) -> f64 {
     used.into_iter().filter_map(of).sum::<f64>() * 1e6
 }
 
-/// One row for each of the four. `against` compares it with others of the same round: the median of the rounds' ratios is less
-/// at the mercy of what else the machine does than the ratio of medians.
+/// One row for each of the four. `against` compares it with others of the same round: the median of the rounds' ratios
+/// is less at the mercy of what else the machine does than the ratio of medians.
 fn table(all: &[Vec<Cost>; 4], against: &[(&str, usize, bool)]) {
     let of = |costs: &[Cost], f: fn(&Cost) -> f64| median(costs.iter().map(f).collect());
     for (name, costs) in ["raw SET and DEL", "raw EVALSHA", "soloist", "rslock"]

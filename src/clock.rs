@@ -39,7 +39,8 @@ fn gettime(clock: libc::clockid_t) -> (i64, i64) {
 
 /// The store's clock as this instance believes it: an offset from its own [`Boottime`], measured with every answer.
 ///
-/// The host's wall clock plays no part while the store's goes on evenly. [`Belief`] says what is believed when it jumps.
+/// The host's wall clock plays no part while the store's goes on evenly. [`Belief`] says what is believed when it
+/// jumps.
 #[derive(Debug, Default)]
 pub struct StoreClock(parking_lot::Mutex<Belief>);
 

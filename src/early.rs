@@ -1,10 +1,10 @@
 //! What has to be said to the kernel and to the allocator before threads exist.
 //!
-//! Signals that come before a program is ready for them: they wait from its very start until it says what is to become of
-//! them.
+//! Signals that come before a program is ready for them: they wait from its very start until it says what is to become
+//! of them.
 //!
-//! By their default they would end it: a SIGHUP that asks a daemon to read its configuration again, while it reads it for
-//! the first time; or one of those that a guard ignores, sent to all processes that are named so.
+//! By their default they would end it: a SIGHUP that asks a daemon to read its configuration again, while it reads it
+//! for the first time; or one of those that a guard ignores, sent to all processes that are named so.
 
 use std::sync::OnceLock;
 
@@ -14,15 +14,15 @@ const HELD: [i32; 4] = [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM
 /// What was blocked when this process was started.
 static BEFORE: OnceLock<libc::sigset_t> = OnceLock::new();
 
-/// Nobody of the same user may look into this process, whatever secrets it holds: see docs/security.md. To be said again
-/// after each exec, and not by what a command becomes. Called before `main`.
+/// Nobody of the same user may look into this process, whatever secrets it holds: see docs/security.md. To be said
+/// again after each exec, and not by what a command becomes. Called before `main`.
 pub(crate) fn hide() {
     // SAFETY: takes no pointers. Should it fail, all goes on as it did.
     unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0) };
 }
 
-/// All threads share one heap. With one for each, memory that is freed after a start stays with some of them, by chance: up to
-/// 5 MiB of a daemon with 10,000 jobs.
+/// All threads share one heap. With one for each, memory that is freed after a start stays with some of them, by
+/// chance: up to 5 MiB of a daemon with 10,000 jobs.
 pub(crate) fn share_heap() {
     #[cfg(target_env = "gnu")]
     // SAFETY: takes no pointers. Should it fail, all goes on as it did.

@@ -463,8 +463,8 @@ fn emptied(v: &mut redis::Value) -> bool {
     is_hash
 }
 
-/// `:` integer, `$` text, `+` status, `_` nothing, `,` double, `#` boolean; `*` list, `~` set, `%` map, up to a line with
-/// `.` alone.
+/// `:` integer, `$` text, `+` status, `_` nothing, `,` double, `#` boolean; `*` list, `~` set, `%` map, up to a line
+/// with `.` alone.
 fn value<'d>(lines: &mut impl Iterator<Item = &'d [u8]>, depth: usize) -> Option<redis::Value> {
     use redis::Value;
     let line = lines.next()?;

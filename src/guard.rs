@@ -2,8 +2,8 @@
 //!
 //! The guard is this same binary, started again as `soloist __guard`, before any runtime or argument parser exists. It
 //! has one thread and depends on nothing that the daemon does later: the daemon may be killed, be stopped or hang.
-//! [`crate::logic::life`] has its rules. Here are its messages ([`Spec`], [`Control`], [`Report`], [`HandOver`]) and the
-//! loop that carries out the rules. The daemon's side is [`crate::runner`].
+//! [`crate::logic::life`] has its rules. Here are its messages ([`Spec`], [`Control`], [`Report`], [`HandOver`]) and
+//! the loop that carries out the rules. The daemon's side is [`crate::runner`].
 //!
 //! Descriptor 0 is a socket to the daemon: one JSON line each way per message. Descriptors 1 and 2 are the pipes for
 //! the command's output; the guard closes its copies, so that end-of-file means that the process tree is gone.

@@ -2,15 +2,16 @@
 //!
 //! # The locks
 //!
-//! [`lock`] is for programs that embed soloist: what two processes must not do at once. A [`LockClient`] takes locks in Redis (feature
-//! `redis`) or in a SQLite file (feature `sqlite`). A program that wants no more than this leaves the daemon out:
+//! [`lock`] is for programs that embed soloist: what two processes must not do at once. A [`LockClient`] takes locks in
+//! Redis (feature `redis`) or in a SQLite file (feature `sqlite`). A program that wants no more than this leaves the
+//! daemon out:
 //!
 //! ```toml
 //! soloist = { version = "0.1", default-features = false, features = ["redis"] }
 //! ```
 //!
-//! That is all that the library promises. An `Elector`, which has each planned instant of a job granted once, decides by the
-//! daemon's rules and needs the feature `daemon`.
+//! That is all that the library promises. An `Elector`, which has each planned instant of a job granted once, decides
+//! by the daemon's rules and needs the feature `daemon`.
 //!
 //! # The daemon
 //!
@@ -18,8 +19,8 @@
 //! program, its tests and its benches, and may change with any version.
 //!
 //! Pure rules live in [`logic`], and their words in [`model`]. Everything that touches the world stands around them and
-//! depends on them, never the other way: `main -> cli -> daemon -> {contender, runner, store} -> logic`. The locks stand
-//! beside the daemon: `lock -> store::{connection, sqlite} -> logic`.
+//! depends on them, never the other way: `main -> cli -> daemon -> {contender, runner, store} -> logic`. The locks
+//! stand beside the daemon: `lock -> store::{connection, sqlite} -> logic`.
 
 // What is not for users of the library says so.
 #![cfg_attr(feature = "daemon", warn(unreachable_pub))]

@@ -1,5 +1,5 @@
-//! Text from elsewhere, made safe for a terminal or a text log: what a store, a command, a file or the environment says must
-//! not move the cursor, hide or reorder what stands beside it, or look like a line of its own.
+//! Text from elsewhere, made safe for a terminal or a text log: what a store, a command, a file or the environment says
+//! must not move the cursor, hide or reorder what stands beside it, or look like a line of its own.
 
 use std::fmt::Write as _;
 

@@ -5,13 +5,14 @@
 //!
 //! - the *monotonic time* that passed on this host since the clock was believed last;
 //! - the *wall clocks of the hosts*, this one's and those of the other instances, as their heartbeats tell them;
-//! - the *store's clock* itself, when it goes on evenly with its new time for [`PROBATION`] and is not far from the hosts'.
+//! - the *store's clock* itself, when it goes on evenly with its new time for [`PROBATION`] and is not far from the
+//!   hosts'.
 //!
-//! A store's clock that goes on evenly is believed whatever the wall clocks show: they may be stepped as well. That holds
-//! from when the hosts have sided with it, another one than this among them; until then there is only its own word for
-//! it, and more hosts of one mind outvote it at any time. One that jumps by more than [`SLACK`] is in doubt until the
-//! witnesses agree with it or it comes back. While it is in doubt the instance goes by the monotonic time, claims nothing,
-//! and says so.
+//! A store's clock that goes on evenly is believed whatever the wall clocks show: they may be stepped as well. That
+//! holds from when the hosts have sided with it, another one than this among them; until then there is only its own
+//! word for it, and more hosts of one mind outvote it at any time. One that jumps by more than [`SLACK`] is in doubt
+//! until the witnesses agree with it or it comes back. While it is in doubt the instance goes by the monotonic time,
+//! claims nothing, and says so.
 
 use std::time::Duration;
 
@@ -19,8 +20,8 @@ use crate::model::Boottime;
 
 /// A jump of the store's clock up to this is taken over at once, as clocks are disciplined by steps of this size.
 pub const SLACK: Duration = Duration::from_secs(1);
-/// A request is carried out with the clock in doubt when the store's clock is behind the caller's by more than [`SLACK`],
-/// or ahead by more than this: the longest that a request may be on its way.
+/// A request is carried out with the clock in doubt when the store's clock is behind the caller's by more than
+/// [`SLACK`], or ahead by more than this: the longest that a request may be on its way.
 pub const ON_ITS_WAY: Duration = Duration::from_secs(10);
 /// A wall clock that is further than this from both times has nothing to say about either.
 pub const NEAR: Duration = Duration::from_secs(10);
@@ -92,7 +93,8 @@ pub enum Sampled {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// The witnesses side with the store's clock, which is this much ahead (µs) of what was believed: it is believed now.
+    /// The witnesses side with the store's clock, which is this much ahead (µs) of what was believed: it is believed
+    /// now.
     Accepted(i64),
     /// The wall clocks of most hosts agree with each other, and the store's is this much ahead (µs) of them.
     Outvoted(i64),
@@ -195,8 +197,8 @@ impl Belief {
         }
     }
 
-    /// Asks the witnesses. `walls`: by how much each host's wall clock is ahead of what the store's clock shows now, ms;
-    /// this host's own stands first.
+    /// Asks the witnesses. `walls`: by how much each host's wall clock is ahead of what the store's clock shows now,
+    /// ms; this host's own stands first.
     pub fn vote(&mut self, walls: &[i64], now: Boottime) -> Option<Verdict> {
         let verdict = self.ask(walls, now);
         self.note_spell(now);
@@ -226,7 +228,8 @@ impl Belief {
             return None;
         };
         let ahead_us = doubt.shown.offset_us.saturating_sub(known.offset_us);
-        // Each clock is its own witness: the store's for what it shows, this host's monotonic one for what was believed.
+        // Each clock is its own witness: the store's for what it shows, this host's monotonic one for what was
+        // believed.
         let (mut with, mut against) = (1, 1);
         let (mut near_it, mut near_the_other_alone) = (0, 0);
         for wall in walls {
@@ -278,8 +281,8 @@ pub fn in_words(ahead_us: i64) -> String {
     )
 }
 
-/// Whether a request that left when its caller believed it was `believed_ms` may be decided by a store whose clock shows
-/// `now_ms`. lua/lib.lua has the same rule.
+/// Whether a request that left when its caller believed it was `believed_ms` may be decided by a store whose clock
+/// shows `now_ms`. lua/lib.lua has the same rule.
 pub fn in_doubt(believed_ms: i64, now_ms: i64) -> bool {
     let ahead = now_ms.saturating_sub(believed_ms);
     ahead < -(SLACK.as_millis() as i64) || ahead > ON_ITS_WAY.as_millis() as i64

@@ -333,9 +333,9 @@ fn skip_for_overlap(
     decide(st, c, at, now, Outcome::Skipped, reason, effects)
 }
 
-/// The watermark only grows: whatever anybody knows to be decided stays decided, also where a server that took over is some
-/// seconds behind. What lies further in the future is no knowledge: it was learned by a clock that was wrong, and must not
-/// come back after [`Control::Rewind`].
+/// The watermark only grows: whatever anybody knows to be decided stays decided, also where a server that took over is
+/// some seconds behind. What lies further in the future is no knowledge: it was learned by a clock that was wrong, and
+/// must not come back after [`Control::Rewind`].
 fn know(st: &mut State, known: Occurrence, now: i64) {
     if known.0 <= now + belief::NEAR.as_millis() as i64 {
         st.newest = st.newest.max(known.0);

@@ -1,8 +1,8 @@
 //! The contest for one occurrence, as one instance fights it: what it knows goes in, what it does next comes out.
 //!
 //! [`Contest`] is one claim to the store, from the moment on which an occurrence is due here until it is known what
-//! became of it. [`JobState`] is what the instance knows of the job meanwhile. Neither waits, asks or tells the time: the
-//! caller does what a [`Step`] says and comes back with what came of it.
+//! became of it. [`JobState`] is what the instance knows of the job meanwhile. Neither waits, asks or tells the time:
+//! the caller does what a [`Step`] says and comes back with what came of it.
 //!
 //! ```text
 //! new ── Pause ──▶ look ──▶ something is missing: Rest, TakeSlot, TakePermit, FindGrant ──▶ look
@@ -419,8 +419,8 @@ impl Contest {
         Step::End(Ended::Draining)
     }
 
-    /// The store could not be asked, or refused. `tries`: how often it is asked again; `pause`: before the next time, by
-    /// how often it has failed.
+    /// The store could not be asked, or refused. `tries`: how often it is asked again; `pause`: before the next time,
+    /// by how often it has failed.
     pub fn failed(
         &mut self,
         error: &str,

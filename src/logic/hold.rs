@@ -1,7 +1,7 @@
 //! One granted run as its holder keeps it: waits for its turn, starts, keeps the lease renewed, shows the output, ends.
 //!
-//! [`Hold::next`] says what to do; the caller does it and comes back with what came of it, or when the time has passed that
-//! [`Do::Wait`] names. At most one renewal and one piece of output are under way at a time.
+//! [`Hold::next`] says what to do; the caller does it and comes back with what came of it, or when the time has passed
+//! that [`Do::Wait`] names. At most one renewal and one piece of output are under way at a time.
 //!
 //! ```text
 //! Waiting ── Start ──▶ Running ── somebody wants it ended ──▶ Ending
@@ -101,8 +101,8 @@ pub struct Hold {
 }
 
 impl Hold {
-    /// A lease that was granted to a request which left at `sent`. `start_by`: of a first attempt. `largest`: of the pieces of
-    /// output, in bytes.
+    /// A lease that was granted to a request which left at `sent`. `start_by`: of a first attempt. `largest`: of the
+    /// pieces of output, in bytes.
     pub fn new(lease: Lease, sent: Boottime, start_by: Option<i64>, largest: usize) -> Self {
         Self {
             lease: HeldLease::new(lease, sent),

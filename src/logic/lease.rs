@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use crate::model::duration::show;
 
-/// The times of a lease: `trust` and `kill_budget` together are over before `length` is, on clocks whose rates differ by no
-/// more than the drift that it was made for.
+/// The times of a lease: `trust` and `kill_budget` together are over before `length` is, on clocks whose rates differ
+/// by no more than the drift that it was made for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Lease {
     /// L: how long others must see it unrenewed.

@@ -1,5 +1,5 @@
-//! What an instance knows of a lease that another holds: when it has lapsed, and how long a quarantine has to last for it.
-//! The one rule for whoever watches, the daemon's `Contender` and the library's `Elector`.
+//! What an instance knows of a lease that another holds: when it has lapsed, and how long a quarantine has to last for
+//! it. The one rule for whoever watches, the daemon's `Contender` and the library's `Elector`.
 
 use std::time::Duration;
 
@@ -9,8 +9,8 @@ use crate::model::Boottime;
 
 /// One open entry, as it was seen last, and since when it has not changed.
 ///
-/// It has lapsed when it was seen unchanged for its whole length. The entry carries that length: what its holder asked for, which
-/// may be more or less than our own leases have.
+/// It has lapsed when it was seen unchanged for its whole length. The entry carries that length: what its holder asked
+/// for, which may be more or less than our own leases have.
 #[derive(Debug, Clone)]
 pub struct ObservedLease {
     observed: Observed,
@@ -69,8 +69,9 @@ pub fn length(open: &Open) -> Duration {
     Duration::from_millis(open.run.lease.max(1) as u64)
 }
 
-/// How long nothing may be granted after the store lost its data, for who asks for leases like `own`, needed `known` so far, and
-/// has now seen `open`. The run that holds it keeps the lease that it was granted, and after the loss nobody can ask how long that is.
+/// How long nothing may be granted after the store lost its data, for who asks for leases like `own`, needed `known` so
+/// far, and has now seen `open`. The run that holds it keeps the lease that it was granted, and after the loss nobody
+/// can ask how long that is.
 pub fn quarantine(own: &Lease, known: Duration, open: &Open) -> Duration {
     match length(open) {
         length if length > own.length => known.max(own.quarantine_for(length)),

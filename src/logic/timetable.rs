@@ -137,8 +137,8 @@ impl<K: Clone + Ord + Hash + Display> Timetable<K> {
         Some((next.occurrence, next.start_at_ms))
     }
 
-    /// Takes out as a range what has started by `now`, of each job of which that is more than a few: the host was suspended,
-    /// or a clock stepped. [`Timetable::take_due`] then has the others.
+    /// Takes out as a range what has started by `now`, of each job of which that is more than a few: the host was
+    /// suspended, or a clock stepped. [`Timetable::take_due`] then has the others.
     #[must_use]
     pub fn take_backlog(&mut self, now: Occurrence) -> Vec<(K, Backlog)> {
         let started = self.queue.iter().take_while(|(at, _)| *at <= now.0);
@@ -429,7 +429,8 @@ fn range(schedules: &[Arc<Schedule>], first: Occurrence, last: Occurrence) -> Ra
     }
 }
 
-/// What is left of a range of occurrences when those up to `known` are decided, and so are those in `early` (ascending).
+/// What is left of a range of occurrences when those up to `known` are decided, and so are those in `early`
+/// (ascending).
 pub fn undecided(
     schedules: &[Arc<Schedule>],
     known: Occurrence,
@@ -506,9 +507,9 @@ pub struct Piece {
 }
 
 impl Backlog {
-    /// Decides on the oldest of them by the job's `catch_up`. Those from `in_time` on may start; of these `policy` takes
-    /// the newest, all or none. All others are missed. At most `most` are started, and the others looked at when these
-    /// are decided; that many missed ones stand by themselves, more are one range.
+    /// Decides on the oldest of them by the job's `catch_up`. Those from `in_time` on may start; of these `policy`
+    /// takes the newest, all or none. All others are missed. At most `most` are started, and the others looked at when
+    /// these are decided; that many missed ones stand by themselves, more are one range.
     pub fn piece(&self, policy: CatchUp, in_time: Occurrence, most: usize) -> Piece {
         let (s, last) = (&self.schedules, self.last);
         let missed = |upto: Occurrence| summary(s, self.after, upto.min(last), most);
@@ -542,7 +543,8 @@ impl Backlog {
     }
 }
 
-/// The occurrences in (`after`, `upto`], each by itself when they are `most` at most; otherwise all but the last together.
+/// The occurrences in (`after`, `upto`], each by itself when they are `most` at most; otherwise all but the last
+/// together.
 fn summary(
     schedules: &[Arc<Schedule>],
     after: Occurrence,

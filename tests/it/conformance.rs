@@ -3087,8 +3087,8 @@ fn a_settlement_ends_the_attempts_up_to_its_own() {
     }
 }
 
-/// The data is lost between the second look at the epoch and the step that adopts: a job with a living holder looks like a
-/// new one then.
+/// The data is lost between the second look at the epoch and the step that adopts: a job with a living holder looks
+/// like a new one then.
 #[tokio::test]
 async fn redis_adopts_a_state_only_in_the_epoch_that_was_seen() {
     let mut bed = Bed::redis();

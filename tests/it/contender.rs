@@ -1264,8 +1264,8 @@ async fn a_trigger_leaves_alone_what_waits_for_its_jitter() {
     assert_eq!(all[3], (first, Outcome::Succeeded), "{all:?}");
 }
 
-/// The store's clock was ahead when a job was decided, and was put right: it stands behind what is decided. That one was
-/// missed, and is in the history.
+/// The store's clock was ahead when a job was decided, and was put right: it stands behind what is decided. That one
+/// was missed, and is in the history.
 async fn behind_what_is_decided(node: &Node, store: &MemoryStore, job: &Job, by: i64) {
     store.shift(by);
     let claim = Claim {

@@ -572,8 +572,8 @@ fn what_is_planned_while_a_job_is_disabled_or_absent_is_never_run() {
     fleet.stop();
 }
 
-/// Daemon, guard and job are killed at once, and the daemon is started again under its name: its run from before is dead,
-/// whatever its name says.
+/// Daemon, guard and job are killed at once, and the daemon is started again under its name: its run from before is
+/// dead, whatever its name says.
 #[test]
 fn a_run_of_a_former_process_of_this_name_is_not_taken_for_a_living_one() {
     let mut fleet = fleet(1)

@@ -573,8 +573,8 @@ fn a_sqlite_file_that_others_may_open_is_warned_of() {
     assert!(!says(0o600).contains("chmod"));
 }
 
-/// Not by this process: a child that another test forks meanwhile would keep the copy open for writing, and it could not be
-/// executed.
+/// Not by this process: a child that another test forks meanwhile would keep the copy open for writing, and it could
+/// not be executed.
 fn copy_program(from: &str, to: &std::path::Path) {
     let copied = std::process::Command::new("cp").arg(from).arg(to).status();
     assert!(copied.expect("cp").success());
@@ -711,8 +711,8 @@ impl Drop for Privileged {
     }
 }
 
-/// Says its sets of capabilities and whether there may be new ones; whether it can become root, alone and with the help of
-/// a setuid program.
+/// Says its sets of capabilities and whether there may be new ones; whether it can become root, alone and with the help
+/// of a setuid program.
 const PRIVILEGES: &str = r#"command = """
 grep -E '^(Cap|NoNewPrivs)' /proc/self/status
 setpriv --reuid=0 true 2>/dev/null && echo became root

@@ -167,3 +167,19 @@ fn long_functions_say_why_they_are() {
         "split these, or say why not in a line `// Long: ` above: {without:#?}"
     );
 }
+
+#[test]
+fn comments_have_lines_of_at_most_120_characters() {
+    let long: Vec<String> = ["src", "tests/it", "benches"]
+        .iter()
+        .flat_map(|dir| sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join(dir)))
+        .flat_map(|(path, code)| {
+            let comments = code.lines().filter(|l| l.trim_start().starts_with("//"));
+            let long: Vec<_> = comments.filter(|l| l.chars().count() > 120).collect();
+            long.into_iter()
+                .map(|l| format!("{}: {l}", path.display()))
+                .collect::<Vec<_>>()
+        })
+        .collect();
+    assert!(long.is_empty(), "wrap these: {long:#?}");
+}

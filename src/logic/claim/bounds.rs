@@ -1,5 +1,5 @@
-//! The rules at their bounds: the very millisecond, an entry more or less, a field of the state alone. What they do together, the
-//! interleavings of `claim.rs` and tests/it/model.rs show.
+//! The rules at their bounds: the very millisecond, an entry more or less, a field of the state alone. What they do
+//! together, the interleavings of `claim.rs` and tests/it/model.rs show.
 
 use super::*;
 use crate::model::{InstanceId, JobName, LAST_MS, Run, RunId, Trigger};
@@ -335,7 +335,8 @@ fn a_dead_run_is_recorded_with_its_times() {
     assert_eq!((l.from, l.to), (T + 40, T + 700));
 }
 
-/// Two are open, as after a change of the policy: the dead one goes, and the awaited attempt is the one that is granted.
+/// Two are open, as after a change of the policy: the dead one goes, and the awaited attempt is the one that is
+/// granted.
 #[test]
 fn an_awaited_attempt_behind_a_dead_run_is_granted_as_itself() {
     for dead_first in [true, false] {

@@ -145,8 +145,8 @@ pub enum Answer {
     RunFirst(Occurrence),
     /// Decided by this claim, without a run.
     Recorded { outcome: Outcome, reason: String },
-    /// Some of a range that the claim gives up is decided: everything up to `newest`, and those that ran `early`. Nothing
-    /// was done. Only the claimant, who knows the schedule, can tell what is left of the range.
+    /// Some of a range that the claim gives up is decided: everything up to `newest`, and those that ran `early`.
+    /// Nothing was done. Only the claimant, who knows the schedule, can tell what is left of the range.
     Behind {
         newest: Occurrence,
         early: Vec<Occurrence>,

@@ -13,8 +13,8 @@ pub struct Register {
     pub known: Occurrence,
     /// The caller has seen this incarnation for a whole quarantine, or knows that nothing was lost in it.
     pub adopt: Option<String>,
-    /// The epoch in that incarnation that `adopt` is about. A store that can lose its data between two steps adopts only
-    /// if it still is this one; None: not looked at.
+    /// The epoch in that incarnation that `adopt` is about. A store that can lose its data between two steps adopts
+    /// only if it still is this one; None: not looked at.
     pub epoch: Option<String>,
     /// Planned before the store lost its state, and nobody knows what became of them: record as unknown. Ascending.
     pub lost: Vec<Missed>,
@@ -30,8 +30,8 @@ pub struct Register {
     pub max_attempts: u32,
 }
 
-/// What people asked of a job, as one instance remembers it: after a loss of the store's data the instances tell it again.
-/// A request that is newer than what is told has the last word.
+/// What people asked of a job, as one instance remembers it: after a loss of the store's data the instances tell it
+/// again. A request that is newer than what is told has the last word.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Remembered {
     pub pause: Option<Pause>,
@@ -136,8 +136,8 @@ fn new(r: &Register, now: i64, incarnation: &str, effects: &mut Effects) -> Stat
     st
 }
 
-/// Takes a state over from another incarnation. Holders that live have reclaimed by now; the leases of the others died with
-/// them.
+/// Takes a state over from another incarnation. Holders that live have reclaimed by now; the leases of the others died
+/// with them.
 fn adopt(st: &mut State, r: &Register, now: i64, incarnation: &str, effects: &mut Effects) {
     st.incarnation = incarnation.to_owned();
     let mut i = 0;

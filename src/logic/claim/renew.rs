@@ -5,7 +5,8 @@ use serde::{Deserialize, Serialize};
 use super::{Last, Open, State, Stop};
 use crate::model::{JobName, Outcome, Run};
 
-/// [`Register::schedule`](super::Register::schedule) and [`Register::definition`](super::Register::definition) of a job that the library's electors have: no configuration knows it.
+/// [`Register::schedule`](super::Register::schedule) and [`Register::definition`](super::Register::definition) of a job
+/// that the library's electors have: no configuration knows it.
 pub const LIBRARY: &str = "library";
 
 /// Prolongs a lease. Carries all that is needed to reclaim it in a new incarnation of the store.

@@ -78,7 +78,8 @@ pub struct State {
     /// planned meanwhile is not owed.
     #[serde(skip_serializing_if = "is_zero", deserialize_with = "ms")]
     pub off: i64,
-    /// Occurrences after `newest` that ran all the same, before their time: [`Control::Rewind`](super::Control::Rewind) put `newest` back.
+    /// Occurrences after `newest` that ran all the same, before their time: [`Control::Rewind`](super::Control::Rewind)
+    /// put `newest` back.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub early: Vec<Occurrence>,
     /// Manual triggers nobody has claimed yet.

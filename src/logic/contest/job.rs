@@ -104,7 +104,8 @@ impl Account {
 /// registered.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Standing {
-    /// Nothing is known of it, or nothing that counts any more: what was planned before is looked at when it is registered.
+    /// Nothing is known of it, or nothing that counts any more: what was planned before is looked at when it is
+    /// registered.
     New(RegisterWhen),
     /// The store lost or changed its state, and takes no claims for it.
     Lost(RegisterWhen),
@@ -241,7 +242,8 @@ pub struct Changes {
 pub struct Registered {
     /// All up to here counts as decided, although it lies in the future.
     pub ahead: Option<Occurrence>,
-    /// What was planned after the first and up to the second was due while no instance was there, and is in the queue now.
+    /// What was planned after the first and up to the second was due while no instance was there, and is in the queue
+    /// now.
     pub catch_up: Option<(Occurrence, Occurrence)>,
     /// What comes after this is to be planned.
     pub plan_after: Option<Occurrence>,
@@ -348,8 +350,8 @@ impl JobState {
 
     // ---- its definition ----
 
-    /// Puts another definition in the place of the old one; a run that goes on keeps its own. What comes after the result
-    /// is to be planned anew.
+    /// Puts another definition in the place of the old one; a run that goes on keeps its own. What comes after the
+    /// result is to be planned anew.
     pub fn redefine(
         &mut self,
         definition: Arc<Job>,
@@ -476,15 +478,15 @@ impl JobState {
         self.standing.become_lost();
         self.changes.to_register += 1;
     }
-    /// Others have worked meanwhile, or nobody has: where the job stands and what is overdue is looked at before anything
-    /// is claimed.
+    /// Others have worked meanwhile, or nobody has: where the job stands and what is overdue is looked at before
+    /// anything is claimed.
     pub fn look_anew(&mut self) {
         self.standing.become_new();
         self.changes.to_register += 1;
         self.change();
     }
-    /// What is in the queue was due by a wrong clock: what the store says is looked at again, and planned for as after a
-    /// start.
+    /// What is in the queue was due by a wrong clock: what the store says is looked at again, and planned for as after
+    /// a start.
     pub(super) fn plan_anew(&mut self) {
         self.queue.forget_scheduled();
         self.planned = Occurrence(0);
@@ -669,8 +671,8 @@ impl JobState {
 
     // ---- what is due ----
 
-    /// The first occurrence that is not decided: what comes next, or what waits in the queue, also if its time has passed: it
-    /// may wait for its jitter or its turn, and must not be jumped over.
+    /// The first occurrence that is not decided: what comes next, or what waits in the queue, also if its time has
+    /// passed: it may wait for its jitter or its turn, and must not be jumped over.
     pub(super) fn next_undecided(&self) -> Option<Occurrence> {
         let job = &self.definition;
         let next = next_of(&job.schedules, self.floor()).filter(|_| job.enabled);
@@ -796,7 +798,8 @@ impl JobState {
     }
 }
 
-/// The occurrences of `job` after `newest` and up to `born`, when they are to be given up after a loss of the store's data.
+/// The occurrences of `job` after `newest` and up to `born`, when they are to be given up after a loss of the store's
+/// data.
 fn lost_between(job: &Job, newest: i64, born: i64) -> Option<Missed> {
     if newest == 0 || job.on_state_loss == OnStateLoss::Rerun {
         return None;

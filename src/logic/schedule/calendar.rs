@@ -2,7 +2,8 @@
 //! wall clock shows, counted as if it were UTC.
 //!
 //! A pattern is kept as bit sets, 48 bytes in all, because jobs that use `H` rarely share their expressions: ten
-//! thousand of them must cost megabytes at most. (A parsed `croner::Cron` has 5.7 KB; it is the yardstick of the tests.)
+//! thousand of them must cost megabytes at most. (A parsed `croner::Cron` has 5.7 KB; it is the yardstick of the
+//! tests.)
 
 use jiff::{
     Timestamp,
@@ -201,7 +202,8 @@ fn second_of_day(t: DateTime) -> i64 {
     at(t.hour() as u32, t.minute() as u32, t.second() as u32)
 }
 
-/// Instants end some hours before the years do that clocks show: what is shown is an instant of a zone that is a day away.
+/// Instants end some hours before the years do that clocks show: what is shown is an instant of a zone that is a day
+/// away.
 fn zone_of(later_than_1970: bool) -> (Offset, i64) {
     match later_than_1970 {
         true => (Offset::constant(24), 86_400),

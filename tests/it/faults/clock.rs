@@ -30,8 +30,8 @@ fn newest(fleet: &Fleet) -> i64 {
     at.as_millisecond()
 }
 
-/// The clock is wrong for as long as `notice` takes, and right again: nothing was decided before its time, and every second
-/// from the first to the last is accounted for.
+/// The clock is wrong for as long as `notice` takes, and right again: nothing was decided before its time, and every
+/// second from the first to the last is accounted for.
 fn survives(fleet: &mut Fleet, by: Duration, notice: impl FnOnce(&mut Fleet)) {
     fleet.server().step_clock(by);
     notice(fleet);
@@ -201,8 +201,8 @@ fn a_wrong_clock_that_a_lone_instance_believed_is_outvoted_by_those_who_come_lat
     fleet.wait_more_runs(3);
 }
 
-/// Instances with a job each second and one that is only triggered, who have begun to doubt the store's clock, which is an
-/// hour ahead or behind.
+/// Instances with a job each second and one that is only triggered, who have begun to doubt the store's clock, which is
+/// an hour ahead or behind.
 fn doubting(hours: i64) -> Fleet {
     let mut fleet = fleet(2)
         .store_with_own_clock()

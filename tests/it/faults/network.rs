@@ -337,8 +337,8 @@ fn what_is_due_at_once_after_a_stall_is_started_with_a_lease() {
     all.fleet.stop();
 }
 
-/// All of it in one command would need two seconds, and a command has a quarter of one; it is more than the sockets on the
-/// way hold when the command is given up.
+/// All of it in one command would need two seconds, and a command has a quarter of one; it is more than the sockets on
+/// the way hold when the command is given up.
 #[test]
 fn much_output_over_a_slow_way_holds_up_no_outcome() {
     const BYTES: usize = 16 << 20;
@@ -429,8 +429,8 @@ fn cut_off(fault: &Fault) {
     fleet.accept(&found);
 }
 
-/// What a quarantine is for: the new store knows nothing of a holder that cannot tell it. The holder trusts its lease for
-/// longer than the others need to come to terms with the new store.
+/// What a quarantine is for: the new store knows nothing of a holder that cannot tell it. The holder trusts its lease
+/// for longer than the others need to come to terms with the new store.
 const LONG_LEASE: &str = "\"6s\"";
 
 fn state_lost_while_cut_off(lose: impl FnOnce(&mut Fleet)) {

@@ -298,8 +298,8 @@ fn a_redis_that_is_gone_does_not_keep_a_daemon_from_stopping() {
     assert!(!run.pids.iter().any(|&pid| process::alive(pid)), "{run}");
 }
 
-/// A replica takes the place of its primary, which lives on as the replica: every connection that there is ends at a server
-/// that is read-only now, and new ones at the new primary.
+/// A replica takes the place of its primary, which lives on as the replica: every connection that there is ends at a
+/// server that is read-only now, and new ones at the new primary.
 #[test]
 fn a_promoted_replica_is_gone_on_with() {
     let mut fleet = fleet(3)
@@ -340,8 +340,8 @@ fn a_promoted_replica_is_gone_on_with() {
     assert!(known >= 4 && ran >= 4, "{known} records, {ran} runs");
 }
 
-/// A's data is replaced by B's, which is an older copy, and A is a primary again before anybody looks: its process and its
-/// run id stay.
+/// A's data is replaced by B's, which is an older copy, and A is a primary again before anybody looks: its process and
+/// its run id stay.
 fn replace_data(fleet: &mut Fleet, by: &Snapshot) {
     let mut older = RedisServer::start_later();
     older.revive(Some(by));

@@ -209,7 +209,8 @@ async fn an_elector_does_not_believe_a_store_whose_clock_jumps() {
     assert!(matches!(next, Election::Won(_)), "{next:?}");
 }
 
-/// A settlement that gets no answer is made again while the lease lasts, and no longer. What stands in the history has the term's times.
+/// A settlement that gets no answer is made again while the lease lasts, and no longer. What stands in the history has
+/// the term's times.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_term_is_recorded_with_its_times_and_tries_for_as_long_as_its_lease() {
     let server = RedisServer::start();

@@ -549,7 +549,8 @@ async fn a_renewal_is_retried_for_as_long_as_the_lock_is_trusted() {
     within(renewing).await.unwrap();
 }
 
-/// At once after a connection that was cut, then after a pause that leaves time for it; as often as `retry` says, and only without an answer.
+/// At once after a connection that was cut, then after a pause that leaves time for it; as often as `retry` says, and
+/// only without an answer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_renewal_has_the_tries_and_pauses_of_its_store() {
     let server = RedisServer::start();

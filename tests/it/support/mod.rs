@@ -41,8 +41,8 @@ pub fn wait_until(what: &str, limit: Duration, mut holds: impl FnMut() -> bool) 
 }
 
 /// Says why a test, or a part of one, is not run here: on stderr, past the test harness, and in the file that
-/// `SOLOIST_TEST_SKIPPED` names, which `test.sh` lists at its end. In CI all that the tests need is there: what would be
-/// skipped fails.
+/// `SOLOIST_TEST_SKIPPED` names, which `test.sh` lists at its end. In CI all that the tests need is there: what would
+/// be skipped fails.
 ///
 /// # Panics
 /// In CI.

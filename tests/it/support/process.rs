@@ -104,8 +104,8 @@ pub fn reap(child: &mut std::process::Child, patience: Duration) {
     }
 }
 
-/// Ends every soloist that was started in this directory or names it, and all that these started, also those that go on after
-/// the one that was started: guards, and what offers an outcome to a store that is gone. Nothing is left behind.
+/// Ends every soloist that was started in this directory or names it, and all that these started, also those that go on
+/// after the one that was started: guards, and what offers an outcome to a store that is gone. Nothing is left behind.
 pub fn end_soloists_in(dir: &std::path::Path) {
     wait_until("no process of the test is left", GENEROUS, || {
         let left = of_directory(dir);

@@ -37,7 +37,8 @@ pub enum Fault {
     HalfClose,
     /// Connections are refused, existing ones reset.
     Refuse,
-    /// In so many replies that tell the store's clock, it is ahead by so many microseconds. Afterwards there is no fault.
+    /// In so many replies that tell the store's clock, it is ahead by so many microseconds. Afterwards there is no
+    /// fault.
     WrongTime(i64, u32),
     /// In each hundred numbers of a reply that may be times, so many are others.
     Garble(u32),

@@ -42,7 +42,8 @@ pub fn unruly() -> &'static Path {
     PROGRAM.get_or_init(|| compile("unruly", include_str!("unruly.c"), &["-pthread"]))
 }
 
-/// A library that makes a program's wall clock wrong by what stands in `file` (µs, eight bytes), and the variables for it.
+/// A library that makes a program's wall clock wrong by what stands in `file` (µs, eight bytes), and the variables for
+/// it.
 pub fn stepped(file: &Path) -> [(&'static str, String); 2] {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
     let library = LIBRARY.get_or_init(|| {
