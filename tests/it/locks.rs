@@ -1972,6 +1972,21 @@ async fn locks_that_are_asked_for_at_one_time_travel_together() {
     }
 }
 
+/// Three callers ask for each of ten locks at one time; returns what they got.
+async fn take_thrice(c: &LockClient, lease: fn(usize) -> Duration) -> Vec<Lock> {
+    let asks = (0..30).map(|i| {
+        let (c, key) = (c.clone(), format!("k-{}", i / 3));
+        async move { c.try_lock(&key, lease(i / 3), NoRetry).await }
+    });
+    let mut locks: Vec<Option<Lock>> = (0..10).map(|_| None).collect();
+    for (i, answer) in within(join_all(asks)).await.into_iter().enumerate() {
+        if let TryLock::Acquired(lock) = answer.unwrap() {
+            assert!(locks[i / 3].replace(lock).is_none(), "two have k-{}", i / 3);
+        }
+    }
+    locks.into_iter().map(Option::unwrap).collect()
+}
+
 #[tokio::test]
 async fn each_that_travels_with_others_has_its_own_key_and_lease() {
     let bed = Bed::redis();
@@ -1983,26 +1998,22 @@ async fn each_that_travels_with_others_has_its_own_key_and_lease() {
     until_free(&c, "warm-8").await;
     let before = calls(server, "mget");
     let lease = |i: usize| LONG * (1 + i as u32 % 2);
-    let asks = (0..30).map(|i| {
-        let (c, key) = (c.clone(), format!("k-{}", i / 3));
-        async move { c.try_lock(&key, lease(i / 3), NoRetry).await }
-    });
-    let answers = within(join_all(asks)).await;
+    // Nobody has had them.
+    let locks = take_thrice(&c, lease).await;
     assert!(calls(server, "mget") > before, "they traveled together");
-    let mut locks: Vec<Option<Lock>> = (0..10).map(|_| None).collect();
-    for (i, answer) in answers.into_iter().enumerate() {
-        if let TryLock::Acquired(lock) = answer.unwrap() {
-            assert!(locks[i / 3].replace(lock).is_none(), "two have k-{}", i / 3);
-        }
+    for released in within(join_all(locks.iter().map(Lock::release))).await {
+        assert_eq!(released.unwrap(), Released::Now);
     }
+    // Somebody has.
+    let locks = take_thrice(&c, lease).await;
     for (i, lock) in locks.iter().enumerate() {
         let holder = c.holder(&format!("k-{i}")).await.unwrap().unwrap();
-        assert!(lock.as_ref().unwrap().is_held());
+        assert!(lock.is_held());
         assert!(holder.remaining > lease(i) - LONG && holder.remaining <= lease(i));
     }
     // One of two who want what is given back just now has it.
     let (released, again) = within(join(
-        join_all(locks.iter().flatten().map(Lock::release)),
+        join_all(locks.iter().map(Lock::release)),
         take_together(&c, "k", 10),
     ))
     .await;
