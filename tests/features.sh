@@ -4,11 +4,11 @@
 set -eu
 cd "$(dirname "$0")/.."
 
-for features in redis sqlite redis,sqlite ''; do
+for features in redis sqlite tls redis,sqlite ''; do
     cargo clippy --locked --quiet --lib --no-default-features --features "$features" -- -D warnings
 done
 # As docs.rs shows them.
-RUSTDOCFLAGS="-D warnings" cargo doc --locked --quiet --no-deps --no-default-features --features redis,sqlite
+RUSTDOCFLAGS="-D warnings" cargo doc --locked --quiet --no-deps --no-default-features --features sqlite,tls
 
 lacks() { # lacks FEATURE CRATE...
     feature=$1
@@ -24,6 +24,8 @@ lacks() { # lacks FEATURE CRATE...
 daemon="annotate-snippets anstream anstyle anyhow bb8 bb8-redis clap nix sd-notify tokio-cron-scheduler toml
     tracing-journald tracing-subscriber"
 # shellcheck disable=SC2086
-lacks redis $daemon rusqlite libsqlite3-sys jiff serde serde_json
+lacks redis $daemon rusqlite libsqlite3-sys jiff serde serde_json rustls ring
+# shellcheck disable=SC2086
+lacks tls $daemon rusqlite libsqlite3-sys jiff serde serde_json
 # shellcheck disable=SC2086
 lacks sqlite $daemon redis rustls ring

@@ -10,11 +10,12 @@ use futures_util::{
 };
 use parking_lot::{Mutex, MutexGuard};
 use redis::{
-    AsyncConnectionConfig, ConnectionAddr, ErrorKind, FromRedisValue, IntoConnectionInfo,
-    RedisError,
+    AsyncConnectionConfig, ConnectionAddr, ConnectionInfo, ErrorKind, FromRedisValue,
+    IntoConnectionInfo, RedisError,
     aio::MultiplexedConnection,
     io::tcp::{TcpSettings, socket2::TcpKeepalive},
 };
+#[cfg(feature = "tls")]
 use rustls::pki_types::pem::PemObject as _;
 
 use super::Error;
@@ -38,6 +39,7 @@ impl Script {
 
 /// Makes ring the process's cryptography provider; later calls have no effect.
 pub fn install_crypto() {
+    #[cfg(feature = "tls")]
     let _ = rustls::crypto::ring::default_provider().install_default();
 }
 
@@ -60,17 +62,22 @@ impl std::fmt::Debug for Client {
 }
 
 impl Client {
-    // Long: user, password, sockets and certificates in turn, each with its own message.
     pub(crate) fn new(url: &str, c: &config::Store) -> Result<Self, Error> {
-        let refuse = |address: String, reason: String| Error::Refused { address, reason };
         let address = config::StoreUrl::Redis(config::Secret::new(url)).to_string();
+        #[cfg(not(feature = "tls"))]
+        if address.starts_with("rediss:") || c.tls.is_some() {
+            let reason =
+                "this program was built without TLS; add the feature `tls` of the crate soloist"
+                    .to_owned();
+            return Err(Error::Refused { address, reason });
+        }
         // Hide the error's detail: it is a part of the URL, which may be a secret.
         let info = url.into_connection_info().map_err(|e| {
             let mut reason = e.to_string();
             if let Some(detail) = e.detail() {
                 reason = reason.replace(detail, "***");
             }
-            refuse(address.clone(), reason)
+            refuse(&address, reason)
         })?;
         let mut settings = info.redis_settings().clone();
         if let Some(user) = &c.username {
@@ -89,52 +96,7 @@ impl Client {
             )
             .set_user_timeout(Duration::from_secs(15));
         let info = info.set_redis_settings(settings).set_tcp_settings(tcp);
-        let client = match &c.tls {
-            None => redis::Client::open(info),
-            Some(tls) => {
-                let file = |p: &std::path::PathBuf| {
-                    config::rights::trusted(p).map_err(|f| {
-                        refuse(address.clone(), format!("{}: {}", f.message, f.fix))
-                    })?;
-                    std::fs::read(p).map_err(|e| {
-                        refuse(address.clone(), format!("cannot read {}: {e}", p.display()))
-                    })
-                };
-                // Without this check, a file without certificates would trust no server, and the error would not say
-                // why.
-                let certificates = |p: &std::path::PathBuf| {
-                    let pem = file(p)?;
-                    match rustls::pki_types::CertificateDer::pem_slice_iter(&pem).next() {
-                        Some(Ok(_)) => Ok(pem),
-                        // Leave out the cause: it quotes the line, which may be part of a key.
-                        Some(Err(_)) => Err(refuse(
-                            address.clone(),
-                            format!("{} is not a PEM file", p.display()),
-                        )),
-                        None => Err(refuse(
-                            address.clone(),
-                            format!("{} contains no certificate", p.display()),
-                        )),
-                    }
-                };
-                let client_tls = match (&tls.cert, &tls.key) {
-                    (Some(cert), Some(key)) => Some(redis::ClientTlsConfig {
-                        client_cert: certificates(cert)?,
-                        client_key: file(key)?,
-                    }),
-                    _ => None,
-                };
-                let root_cert = tls.ca.as_ref().map(certificates).transpose()?;
-                redis::Client::build_with_tls(
-                    info,
-                    redis::TlsCertificates {
-                        client_tls,
-                        root_cert,
-                    },
-                )
-            }
-        }
-        .map_err(|e| refuse(address.clone(), e.to_string()))?;
+        let client = open(info, c.tls.as_ref(), &address)?;
         Ok(Self {
             client,
             address,
@@ -245,6 +207,71 @@ impl Client {
             broken: false,
         })
     }
+}
+
+fn refuse(address: &str, reason: impl Into<String>) -> Error {
+    Error::Refused {
+        address: address.to_owned(),
+        reason: reason.into(),
+    }
+}
+
+#[cfg(not(feature = "tls"))]
+fn open(
+    info: ConnectionInfo,
+    _: Option<&config::Tls>,
+    address: &str,
+) -> Result<redis::Client, Error> {
+    redis::Client::open(info).map_err(|e| refuse(address, e.to_string()))
+}
+
+#[cfg(feature = "tls")]
+fn open(
+    info: ConnectionInfo,
+    tls: Option<&config::Tls>,
+    address: &str,
+) -> Result<redis::Client, Error> {
+    let Some(tls) = tls else {
+        return redis::Client::open(info).map_err(|e| refuse(address, e.to_string()));
+    };
+    let file = |p: &std::path::PathBuf| {
+        config::rights::trusted(p)
+            .map_err(|f| refuse(address, format!("{}: {}", f.message, f.fix)))?;
+        std::fs::read(p).map_err(|e| refuse(address, format!("cannot read {}: {e}", p.display())))
+    };
+    // Without this check, a file without certificates would trust no server, and the error would not say
+    // why.
+    let certificates = |p: &std::path::PathBuf| {
+        let pem = file(p)?;
+        match rustls::pki_types::CertificateDer::pem_slice_iter(&pem).next() {
+            Some(Ok(_)) => Ok(pem),
+            // Leave out the cause: it quotes the line, which may be part of a key.
+            Some(Err(_)) => Err(refuse(
+                address,
+                format!("{} is not a PEM file", p.display()),
+            )),
+            None => Err(refuse(
+                address,
+                format!("{} contains no certificate", p.display()),
+            )),
+        }
+    };
+    let client_tls = match (&tls.cert, &tls.key) {
+        (Some(cert), Some(key)) => Some(redis::ClientTlsConfig {
+            client_cert: certificates(cert)?,
+            client_key: file(key)?,
+        }),
+        _ => None,
+    };
+    let root_cert = tls.ca.as_ref().map(certificates).transpose()?;
+    redis::Client::build_with_tls(
+        info,
+        redis::TlsCertificates {
+            client_tls,
+            root_cert,
+        },
+    )
+    .map_err(|e| refuse(address, e.to_string()))
 }
 
 /// The codes of a server's errors that pass by themselves.
