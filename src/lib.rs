@@ -3,7 +3,7 @@
 //! # The locks
 //!
 //! [`lock`] is for programs that embed soloist: what two processes must not do at once. A [`LockClient`] takes locks in
-//! Redis (feature `redis`) or in a SQLite file (feature `sqlite`). A program that wants no more than this leaves the
+//! Redis (feature `redis`; `tls` for `rediss://`) or in a SQLite file (feature `sqlite`). A program that wants no more than this leaves the
 //! daemon out:
 //!
 //! ```toml

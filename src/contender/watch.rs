@@ -12,16 +12,11 @@ use crate::{
     logic::{
         claim::{Observed, Open, State, Target},
         contest::JobState,
-        observe::{self, ObservedLease},
+        observe::{self, WatchedLease},
     },
     model::{JobName, Occurrence},
     store,
 };
-
-/// After this instance could not poll for a while, a holder gets this much time before its lease counts as lapsed: most
-/// likely the store did not answer the holder either, and the holder retries once a second. Only the holder may know
-/// how its run ended.
-const HOLDER_GRACE: Duration = Duration::from_secs(3);
 
 #[derive(Debug, Default)]
 pub(super) struct Watches {
@@ -40,12 +35,7 @@ struct Seen {
 #[derive(Debug)]
 struct Watch {
     occurrence: Occurrence,
-    seen: ObservedLease,
-    /// When this instance polled last.
-    looked: Boottime,
-    /// The lease does not count as lapsed before this, because polling failed for a while. Set once for each state of
-    /// the entry.
-    not_before: Option<Boottime>,
+    lease: WatchedLease,
     look_at: Boottime,
 }
 
@@ -53,39 +43,9 @@ impl Watch {
     fn new(open: &Open, received: Boottime) -> Self {
         Self {
             occurrence: open.run.occurrence,
-            seen: ObservedLease::new(open, received),
-            looked: received,
-            not_before: None,
+            lease: WatchedLease::new(open, received),
             look_at: received,
         }
-    }
-
-    fn look(&mut self, open: &Open, received: Boottime) {
-        let overslept = self.overslept(received);
-        let before = self.seen.expiry();
-        self.seen.update(open, received);
-        self.looked = received;
-        if self.seen.expiry() != before {
-            self.not_before = None;
-        } else if overslept && self.not_before.is_none() {
-            self.not_before = Some(received + HOLDER_GRACE.min(self.seen.length()));
-        }
-    }
-
-    /// True: polling failed for a while, because each instance polls twice in a lease.
-    fn overslept(&self, now: Boottime) -> bool {
-        now.since(self.looked) > self.seen.length() * 3 / 4
-    }
-
-    fn expiry(&self) -> Boottime {
-        let expiry = self.seen.expiry();
-        self.not_before.map_or(expiry, |at| at.max(expiry))
-    }
-
-    /// The proof that the lease has lapsed, once this instance has observed that.
-    fn lapsed(&self, now: Boottime) -> Option<&Observed> {
-        let seen = self.seen.lapsed(now)?;
-        (now >= self.expiry() && !self.overslept(now)).then_some(seen)
     }
 }
 
@@ -115,13 +75,13 @@ impl Watches {
                 of_job.last_mut().expect("it was added above")
             }
         };
-        w.look(open, received);
-        let lapsed = w.lapsed(received).is_some();
+        w.lease.look(open, received);
+        let lapsed = w.lease.lapsed(received).is_some();
         w.look_at = match &open.next_attempt {
             // The flight that waits for the next attempt also watches; this is a fallback.
-            Some(_) => received + w.seen.length(),
+            Some(_) => received + w.lease.length(),
             None if lapsed => received + every,
-            None => (received + every).min(w.expiry()),
+            None => (received + every).min(w.lease.expiry()),
         };
         let look_at = w.look_at;
         if seen.next.is_none_or(|next| look_at < next) {
@@ -141,8 +101,8 @@ impl Watches {
             Target::Manual { .. } => None,
         };
         let lapsed = match own {
-            Some(w) => w.lapsed(now),
-            None => of_job.iter().find_map(|w| w.lapsed(now)),
+            Some(w) => w.lease.lapsed(now),
+            None => of_job.iter().find_map(|w| w.lease.lapsed(now)),
         };
         lapsed.cloned()
     }
@@ -155,7 +115,7 @@ impl Watches {
             .get(job)
             .and_then(|l| l.iter().find(|w| w.occurrence == at));
         watch.map_or(Duration::MAX, |w| {
-            w.expiry().since(now) + Duration::from_millis(1)
+            w.lease.expiry().since(now) + Duration::from_millis(1)
         })
     }
 
@@ -213,7 +173,7 @@ impl Watches {
             let due = of_job
                 .iter_mut()
                 .filter(|w| w.look_at <= now)
-                .map(|w| w.look_at = now + w.seen.length())
+                .map(|w| w.look_at = now + w.lease.length())
                 .count();
             if due > 0 {
                 names.push(job.clone());
@@ -314,70 +274,5 @@ impl Contender {
                 self.claim_next_attempt(job.clone(), e.run.occurrence);
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::model::{InstanceId, Run, RunId, Trigger};
-
-    fn ms(n: u64) -> Boottime {
-        Boottime(n * 1_000_000)
-    }
-
-    fn open(seq: u32) -> Open {
-        Open {
-            run: Run {
-                occurrence: Occurrence(1),
-                attempt: 1,
-                trigger: Trigger::Schedule,
-                key: None,
-                id: RunId(uuid::Uuid::nil()),
-                instance: InstanceId::new("a"),
-                host: String::new(),
-                lease: 10_000,
-                definition: String::new(),
-                granted_at: 0,
-            },
-            seq,
-            incarnation: "1".to_owned(),
-            renewed_at: 0,
-            stop: None,
-            next_attempt: None,
-        }
-    }
-
-    /// Looks at these times, in ms, at an entry that does not change.
-    fn looked(times: &[u64]) -> Watch {
-        let mut watch = Watch::new(&open(1), ms(times[0]));
-        times.iter().for_each(|&t| watch.look(&open(1), ms(t)));
-        watch
-    }
-
-    #[test]
-    fn a_lease_that_is_looked_at_all_the_time_lapses_at_its_end() {
-        let watch = looked(&[0, 5_000, 9_999]);
-        assert!(watch.lapsed(ms(9_999)).is_none());
-        assert!(watch.lapsed(ms(10_000)).is_some());
-    }
-
-    #[test]
-    fn after_a_time_without_a_look_its_holder_has_time_to_renew() {
-        // A proof that was not looked at lately is none.
-        assert!(looked(&[0, 5_000]).lapsed(ms(15_000)).is_none());
-        let watch = looked(&[0, 5_000, 15_000]);
-        assert_eq!(watch.expiry(), ms(18_000));
-        assert!(watch.lapsed(ms(17_999)).is_none());
-        assert!(watch.lapsed(ms(18_000)).is_some());
-        // Once: one who can look now and then only is not kept waiting for ever.
-        assert!(looked(&[0, 15_000, 30_000]).lapsed(ms(30_000)).is_some());
-    }
-
-    #[test]
-    fn what_has_changed_meanwhile_begins_anew() {
-        let mut watch = looked(&[0, 15_000]);
-        watch.look(&open(2), ms(16_000));
-        assert_eq!(watch.expiry(), ms(26_000));
     }
 }

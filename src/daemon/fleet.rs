@@ -16,6 +16,7 @@ use crate::{
         backoff::Throttle,
         belief::{self, Verdict},
         claim::{Control, Controlled},
+        contest::{EpochChange, EpochWatch},
     },
     model::InstanceId,
     store::{self, Beat, Fleet, Info, Problem, Reply},
@@ -54,7 +55,7 @@ pub(super) struct FleetTask {
     holder: Arc<Holder>,
     loaded: watch::Sender<Loaded>,
     finish: CancellationToken,
-    epoch: Option<Epoch>,
+    epoch: EpochWatch,
     started_at: i64,
     /// A random number for this process.
     process: u32,
@@ -104,7 +105,7 @@ impl FleetTask {
             holder,
             loaded: watch::Sender::new(Loaded::of(config)),
             finish,
-            epoch: None,
+            epoch: EpochWatch::default(),
             started_at: 0,
             process: fastrand::u32(1..),
             announced: false,
@@ -134,7 +135,7 @@ impl FleetTask {
         let mut next = HEARTBEAT;
         loop {
             if self.beat().await {
-                let left = match self.epoch.clone() {
+                let left = match self.epoch.known().cloned() {
                     Some(epoch) if self.is_reliable(&epoch.incarnation).await => {
                         self.register(&epoch).await
                     }
@@ -162,7 +163,7 @@ impl FleetTask {
                     }
                     // During a quarantine, registering can wait until it is over.
                     Ok(_) => {
-                        let epoch = self.epoch.as_ref();
+                        let epoch = self.epoch.known();
                         let next = epoch.and_then(|epoch| self.contender.next_registration(epoch));
                         let idle = next.filter(|_| self.registering.is_none());
                         idle.unwrap_or(REGISTER_AGAIN)
@@ -226,17 +227,11 @@ impl FleetTask {
             draining: contender.draining(),
             jobs: loaded.jobs,
         };
-        let open = self.epoch.as_ref().filter(|e| {
-            // An instance that has watched the store for the whole quarantine opens it. The fleet agrees on the length
-            // in the store.
-            !e.open
-                && Boottime::now().since(e.first_seen) >= contender.quarantine().max(e.quarantine)
-        });
         let beat = Beat {
             instance: contender.me.instance.clone(),
             info,
             quarantine: contender.quarantine(),
-            open: open.map(|e| (e.incarnation.clone(), e.id.clone())),
+            open: self.epoch.vouched(contender.quarantine(), Boottime::now()),
         };
         match contender.store.heartbeat(Some(&beat)).await {
             Ok(reply) => {
@@ -423,32 +418,27 @@ impl FleetTask {
             self.started_at = now;
         }
         let fleet = reply.value;
-        let known = self
-            .epoch
-            .as_ref()
-            .filter(|e| e.incarnation == reply.incarnation && e.id == fleet.id);
-        let first_seen = known.map_or(reply.received, |e| e.first_seen);
-        if known.is_none() {
-            if self.epoch.is_some() {
-                warn!(epoch = %reply.incarnation, "the store was restarted, or lost or changed its data: no grants \
-                until all old leases have ended");
-                self.contender.resync();
-            } else if !fleet.open {
-                info!(wait = ?fleet.quarantine, "the store's data is new: waiting out the quarantine, because runs \
-                from before may still be alive");
-            }
-        } else if fleet.open && known.is_some_and(|e| !e.open) {
-            info!("the quarantine is over: the store grants again");
-        }
-        let new = known.is_none();
-        self.epoch = Some(Epoch {
+        let change = self.epoch.learn(Epoch {
             incarnation: reply.incarnation.clone(),
             id: fleet.id.clone(),
             born: fleet.born,
             open: fleet.open,
             quarantine: fleet.quarantine,
-            first_seen,
+            first_seen: reply.received,
         });
+        match change {
+            EpochChange::None => {}
+            EpochChange::FirstSeenClosed => {
+                info!(wait = ?fleet.quarantine, "the store's data is new: waiting out the quarantine, because runs \
+                from before may still be alive");
+            }
+            EpochChange::Replaced => {
+                warn!(epoch = %reply.incarnation, "the store was restarted, or lost or changed its data: no grants \
+                until all old leases have ended");
+                self.contender.resync();
+            }
+            EpochChange::Opened => info!("the quarantine is over: the store grants again"),
+        }
         let contender = &self.contender;
         let live: Vec<InstanceId> = fleet
             .instances
@@ -465,7 +455,7 @@ impl FleetTask {
             .filter(fresh)
             .all(|i| i.config == *mine);
         let mut drain = fleet.drains.contains(&contender.me.instance);
-        if new && self.drained && !drain {
+        if change == EpochChange::Replaced && self.drained && !drain {
             // The store lost the request to drain with its data: repeat it.
             drain = true;
             let (store, instance) = (contender.store.clone(), contender.me.instance.clone());

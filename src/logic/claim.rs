@@ -11,6 +11,7 @@
 #[cfg(test)]
 mod bounds;
 mod control;
+mod epoch;
 mod message;
 mod register;
 mod renew;
@@ -21,7 +22,7 @@ mod tests;
 
 use std::ops::ControlFlow;
 
-pub use self::{control::*, message::*, register::*, renew::*, settle::*, state::*};
+pub use self::{control::*, epoch::*, message::*, register::*, renew::*, settle::*, state::*};
 use super::belief;
 use crate::model::{Occurrence, Outcome, RunRecord, Trigger};
 

@@ -13,6 +13,7 @@
 //!                   └────▶ failed ───▶ Pause ──▶ look, or End
 //! ```
 
+mod epoch;
 mod job;
 mod queue;
 mod rank;
@@ -22,7 +23,8 @@ mod tests;
 use std::{sync::Arc, time::Duration};
 
 pub use self::{
-    job::{Account, Changes, Epoch, JobState, Next, Registered, Standing},
+    epoch::{Epoch, EpochChange, EpochWatch},
+    job::{Account, Changes, JobState, Next, Registered, Standing},
     queue::{Due, NextClaim, Segment, unfold},
     rank::rank,
 };

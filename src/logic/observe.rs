@@ -56,6 +56,67 @@ impl ObservedLease {
     }
 }
 
+/// After this instance could not poll for a while, a holder gets this much time before its lease counts as lapsed: most
+/// likely the store did not answer the holder either, and the holder retries once a second. Only the holder may know
+/// how its run ended.
+const HOLDER_GRACE: Duration = Duration::from_secs(3);
+
+/// A lease that this instance polls: as [`ObservedLease`], and it knows when polling failed for a while.
+#[derive(Debug, Clone)]
+pub struct WatchedLease {
+    seen: ObservedLease,
+    /// When this instance polled last.
+    looked: Boottime,
+    /// The lease does not count as lapsed before this, because polling failed for a while. Set once for each state of
+    /// the entry.
+    not_before: Option<Boottime>,
+}
+
+impl WatchedLease {
+    pub fn new(open: &Open, received: Boottime) -> Self {
+        Self {
+            seen: ObservedLease::new(open, received),
+            looked: received,
+            not_before: None,
+        }
+    }
+
+    /// The entry, as an answer received at `received` showed it.
+    pub fn look(&mut self, open: &Open, received: Boottime) {
+        let overslept = self.overslept(received);
+        let before = self.seen.expiry();
+        self.seen.update(open, received);
+        self.looked = received;
+        if self.seen.expiry() != before {
+            self.not_before = None;
+        } else if overslept && self.not_before.is_none() {
+            self.not_before = Some(received + HOLDER_GRACE.min(self.seen.length()));
+        }
+    }
+
+    /// The length that the entry carries.
+    pub fn length(&self) -> Duration {
+        self.seen.length()
+    }
+
+    /// True: polling failed for a while, because each instance polls twice in a lease.
+    fn overslept(&self, now: Boottime) -> bool {
+        now.since(self.looked) > self.seen.length() * 3 / 4
+    }
+
+    /// When the lease lapses unless the entry changes.
+    pub fn expiry(&self) -> Boottime {
+        let expiry = self.seen.expiry();
+        self.not_before.map_or(expiry, |at| at.max(expiry))
+    }
+
+    /// The proof that the lease has lapsed, once this instance has observed that.
+    pub fn lapsed(&self, now: Boottime) -> Option<&Observed> {
+        let seen = self.seen.lapsed(now)?;
+        (now >= self.expiry() && !self.overslept(now)).then_some(seen)
+    }
+}
+
 fn state(open: &Open) -> Observed {
     Observed {
         run: open.run.id,
@@ -187,5 +248,40 @@ mod tests {
             ObservedLease::new(&open(1, 1_500), ms(0)).length(),
             Duration::from_millis(1_500)
         );
+    }
+
+    /// Looks at these times, in ms, at an entry that does not change.
+    fn looked(times: &[u64]) -> WatchedLease {
+        let mut watch = WatchedLease::new(&open(1, 10_000), ms(times[0]));
+        times
+            .iter()
+            .for_each(|&t| watch.look(&open(1, 10_000), ms(t)));
+        watch
+    }
+
+    #[test]
+    fn a_lease_that_is_looked_at_all_the_time_lapses_at_its_end() {
+        let watch = looked(&[0, 5_000, 9_999]);
+        assert!(watch.lapsed(ms(9_999)).is_none());
+        assert!(watch.lapsed(ms(10_000)).is_some());
+    }
+
+    #[test]
+    fn after_a_time_without_a_look_its_holder_has_time_to_renew() {
+        // A proof that was not looked at lately is none.
+        assert!(looked(&[0, 5_000]).lapsed(ms(15_000)).is_none());
+        let watch = looked(&[0, 5_000, 15_000]);
+        assert_eq!(watch.expiry(), ms(18_000));
+        assert!(watch.lapsed(ms(17_999)).is_none());
+        assert!(watch.lapsed(ms(18_000)).is_some());
+        // Once: one who can look now and then only is not kept waiting for ever.
+        assert!(looked(&[0, 15_000, 30_000]).lapsed(ms(30_000)).is_some());
+    }
+
+    #[test]
+    fn what_has_changed_meanwhile_begins_anew() {
+        let mut watch = looked(&[0, 15_000]);
+        watch.look(&open(2, 10_000), ms(16_000));
+        assert_eq!(watch.expiry(), ms(26_000));
     }
 }

@@ -20,8 +20,8 @@ use crate::{
     logic::{
         belief,
         claim::{
-            self, Answer, Claim, Control, Controlled, Effects, Event, Register, Registration,
-            Renew, Renewal, Settle, Settlement, State,
+            self, Answer, Claim, Control, Controlled, Effects, EpochBeat, Event, Register,
+            Registration, Renew, Renewal, Settle, Settlement, State, StoredEpoch,
         },
     },
     model::{InstanceId, JobName, RunId, RunRecord},
@@ -36,9 +36,7 @@ pub struct MemoryStore {
 
 struct Data {
     incarnation: Arc<str>,
-    born: i64,
-    quarantine: Duration,
-    open: bool,
+    epoch: Option<StoredEpoch>,
     clock: Clock,
     /// Added to the clock, so that tests can move it.
     shift_us: i64,
@@ -66,9 +64,14 @@ impl MemoryStore {
         Self {
             data: Mutex::new(Data {
                 incarnation: "memory-1".into(),
-                born: clock() / 1000,
-                quarantine: Duration::ZERO,
-                open: true,
+                // Nothing was lost before the first start.
+                epoch: Some(StoredEpoch {
+                    incarnation: "memory-1".to_owned(),
+                    id: "memory-1".to_owned(),
+                    born: clock() / 1000,
+                    quarantine: Duration::ZERO,
+                    open: true,
+                }),
                 clock,
                 shift_us: 0,
                 states: HashMap::new(),
@@ -92,8 +95,6 @@ impl MemoryStore {
     pub fn restart(&self, empty: bool) {
         let mut d = self.lock();
         d.incarnation = format!("memory-{}", RunId::random()).into();
-        d.born = ((d.clock)() + d.shift_us) / 1000;
-        d.open = false;
         if empty {
             d.states.clear();
             d.history.clear();
@@ -101,7 +102,7 @@ impl MemoryStore {
             d.output.clear();
             d.instances.clear();
             d.drains.clear();
-            d.quarantine = Duration::ZERO;
+            d.epoch = None;
         }
     }
 
@@ -247,30 +248,30 @@ impl Store for MemoryStore {
         Ok(self.reply(|d, _, _, _| jobs.iter().map(|j| d.states.get(j).cloned()).collect()))
     }
     async fn heartbeat(&self, beat: Option<&Beat>) -> Result<Reply<Fleet>, Error> {
+        let believed = self.believed.get().and_then(|clock| clock.now_ms());
         Ok(self.reply(|d, now, incarnation, _| {
             let before = beat.and_then(|b| d.instances.get(&b.instance).cloned());
+            let now = now.div_euclid(1000);
+            let of_epoch = beat.map(|b| EpochBeat {
+                quarantine: b.quarantine,
+                vouched: b.open.as_ref().map(|(of, id)| (&**of, &**id)),
+            });
+            let fresh = || RunId::random().to_string();
+            let times = (now, believed);
+            let epoch = claim::heartbeat(&mut d.epoch, of_epoch, times, incarnation, fresh).clone();
             if let Some(b) = beat {
-                d.quarantine = d.quarantine.max(b.quarantine);
-                if b.open
-                    .as_ref()
-                    .is_some_and(|(i, id)| **i == *incarnation && *id == d.incarnation)
-                {
-                    d.open = true;
-                }
-                d.instances.insert(
-                    b.instance.clone(),
-                    Info {
-                        seen: now / 1000,
-                        ..b.info.clone()
-                    },
-                );
+                let info = Info {
+                    seen: now,
+                    ..b.info.clone()
+                };
+                d.instances.insert(b.instance.clone(), info);
             }
             Fleet {
-                id: d.incarnation.clone(),
+                id: epoch.id.into(),
                 before,
-                born: d.born,
-                quarantine: d.quarantine,
-                open: d.open,
+                born: epoch.born,
+                quarantine: epoch.quarantine,
+                open: epoch.open,
                 instances: d.instances.clone(),
                 drains: d.drains.clone(),
             }

@@ -8,6 +8,7 @@ use std::{
 
 use super::{
     Ask, Ended, Me, START_MARGIN,
+    epoch::{Epoch, EpochName},
     queue::{Due, NextClaim, Queue, Segment, Unfolded},
 };
 use crate::{
@@ -124,22 +125,6 @@ pub enum RegisterWhen {
     QuarantineIsOver(Box<EpochName>),
 }
 
-/// What names an epoch.
-#[derive(Debug, Clone, PartialEq)]
-pub struct EpochName {
-    incarnation: Arc<str>,
-    id: Arc<str>,
-}
-
-impl EpochName {
-    fn of(epoch: &Epoch) -> Self {
-        Self {
-            incarnation: epoch.incarnation.clone(),
-            id: epoch.id.clone(),
-        }
-    }
-}
-
 impl Standing {
     fn may_claim(&self) -> bool {
         matches!(self, Self::Stale(_) | Self::Registered)
@@ -196,35 +181,6 @@ impl Noted {
     }
     fn over(&mut self) {
         self.0 = None;
-    }
-}
-
-/// What is known of the store's epoch: the time from a start of the server, or from the loss of its data, to the next.
-#[derive(Debug, Clone)]
-pub struct Epoch {
-    pub incarnation: Arc<str>,
-    /// A new one where the data was lost under the same incarnation.
-    pub id: Arc<str>,
-    /// Unix ms of the store's clock.
-    pub born: i64,
-    /// Somebody has vouched for it.
-    pub open: bool,
-    /// The longest that any instance needs.
-    pub quarantine: Duration,
-    /// When this instance saw it first.
-    pub first_seen: Boottime,
-}
-
-impl Epoch {
-    /// Nobody can hold a lease from before it any more that needs `quarantine` to die and was not reclaimed.
-    pub fn adoptable(&self, quarantine: Duration, now: Boottime) -> bool {
-        self.adoptable_in(quarantine, now).is_zero()
-    }
-    fn adoptable_in(&self, quarantine: Duration, now: Boottime) -> Duration {
-        match self.open {
-            true => Duration::ZERO,
-            false => (self.first_seen + quarantine).since(now),
-        }
     }
 }
 

@@ -1,0 +1,141 @@
+//! The store's epoch, as one instance knows it: the time from one start of the server, or loss of its data, to the next.
+
+use std::{sync::Arc, time::Duration};
+
+use crate::model::Boottime;
+
+/// What is known of the store's epoch.
+#[derive(Debug, Clone)]
+pub struct Epoch {
+    pub incarnation: Arc<str>,
+    /// A new one where the data was lost under the same incarnation.
+    pub id: Arc<str>,
+    /// Unix ms of the store's clock.
+    pub born: i64,
+    /// Somebody has vouched for it.
+    pub open: bool,
+    /// The longest that any instance needs.
+    pub quarantine: Duration,
+    /// When this instance saw it first.
+    pub first_seen: Boottime,
+}
+
+impl Epoch {
+    /// Nobody can hold a lease from before it any more that needs `quarantine` to die and was not reclaimed.
+    pub fn adoptable(&self, quarantine: Duration, now: Boottime) -> bool {
+        self.adoptable_in(quarantine, now).is_zero()
+    }
+    pub(super) fn adoptable_in(&self, quarantine: Duration, now: Boottime) -> Duration {
+        match self.open {
+            true => Duration::ZERO,
+            false => (self.first_seen + quarantine).since(now),
+        }
+    }
+    fn is(&self, other: &Self) -> bool {
+        self.incarnation == other.incarnation && self.id == other.id
+    }
+}
+
+/// What names an epoch.
+#[derive(Debug, Clone, PartialEq)]
+pub struct EpochName {
+    incarnation: Arc<str>,
+    id: Arc<str>,
+}
+
+impl EpochName {
+    pub(super) fn of(epoch: &Epoch) -> Self {
+        Self {
+            incarnation: epoch.incarnation.clone(),
+            id: epoch.id.clone(),
+        }
+    }
+}
+
+/// What an answer of the store says about its epoch, compared with the answer before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EpochChange {
+    /// The first answer, or nothing new.
+    None,
+    /// The first answer, and the epoch is not open yet.
+    FirstSeenClosed,
+    /// The server was restarted, or lost or changed its data.
+    Replaced,
+    /// The quarantine is over.
+    Opened,
+}
+
+/// Follows the store's epoch from answer to answer.
+#[derive(Debug, Clone, Default)]
+pub struct EpochWatch(Option<Epoch>);
+
+impl EpochWatch {
+    pub fn known(&self) -> Option<&Epoch> {
+        self.0.as_ref()
+    }
+
+    /// Takes in an answer. `seen.first_seen` is when the answer was received; an epoch that is known keeps its own.
+    pub fn learn(&mut self, seen: Epoch) -> EpochChange {
+        let known = self.0.take();
+        let same = known.as_ref().filter(|e| e.is(&seen));
+        let change = match (&known, same) {
+            (None, _) if !seen.open => EpochChange::FirstSeenClosed,
+            (Some(_), None) => EpochChange::Replaced,
+            (_, Some(before)) if seen.open && !before.open => EpochChange::Opened,
+            _ => EpochChange::None,
+        };
+        let first_seen = same.map_or(seen.first_seen, |e| e.first_seen);
+        self.0 = Some(Epoch { first_seen, ..seen });
+        change
+    }
+
+    /// The epoch that this instance vouches for at `now`, so that the store may open it: it has seen it for a whole
+    /// quarantine, its own (`needed`) and the longest that the fleet told the store.
+    pub fn vouched(&self, needed: Duration, now: Boottime) -> Option<(Arc<str>, Arc<str>)> {
+        let epoch = self.0.as_ref()?;
+        let seen_long_enough = now.since(epoch.first_seen) >= needed.max(epoch.quarantine);
+        (!epoch.open && seen_long_enough).then(|| (epoch.incarnation.clone(), epoch.id.clone()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seen(id: &str, open: bool, at: u64) -> Epoch {
+        Epoch {
+            incarnation: "i".into(),
+            id: id.into(),
+            born: 0,
+            open,
+            quarantine: Duration::from_secs(9),
+            first_seen: Boottime(at * 1_000_000_000),
+        }
+    }
+
+    #[test]
+    fn an_epoch_is_vouched_for_after_the_longest_quarantine_since_it_was_seen_first() {
+        let mut epochs = EpochWatch::default();
+        let second = |n: u64| Boottime(n * 1_000_000_000);
+        assert_eq!(epochs.vouched(Duration::ZERO, second(100)), None);
+        assert_eq!(
+            epochs.learn(seen("a", false, 10)),
+            EpochChange::FirstSeenClosed
+        );
+        assert_eq!(epochs.learn(seen("a", false, 12)), EpochChange::None);
+        let vouched = |epochs: &EpochWatch, needed, at| {
+            epochs
+                .vouched(Duration::from_secs(needed), second(at))
+                .is_some()
+        };
+        assert!(!vouched(&epochs, 1, 18));
+        assert!(vouched(&epochs, 1, 19));
+        assert!(!vouched(&epochs, 20, 29));
+        assert!(vouched(&epochs, 20, 30));
+        // Another epoch begins anew; an open one needs nobody's word.
+        assert_eq!(epochs.learn(seen("b", false, 40)), EpochChange::Replaced);
+        assert!(!vouched(&epochs, 1, 48));
+        assert_eq!(epochs.learn(seen("b", true, 49)), EpochChange::Opened);
+        assert!(!vouched(&epochs, 1, 99));
+    }
+}
