@@ -56,7 +56,7 @@ Examples:
 pub(super) struct Trigger {
     /// Name of the job
     job: String,
-    /// A key runs the job only once, however often it is used [default: a new key]
+    /// A key runs the job only once within 7 days, however often it is used [default: a new key]
     #[arg(long, value_name = "K", value_parser = key)]
     key: Option<String>,
     /// Follow the run and exit with its command's exit code
