@@ -145,10 +145,10 @@ impl Lease {
         Ok(lease)
     }
 
-    /// The same, renewed more often: as often as is asked.
+    /// The same lease, renewed every `renew_every`.
     ///
     /// # Errors
-    /// When that is less often, or more often than every 10 ms, with the numbers.
+    /// When that is less often than now, or more often than every 10 ms, with the numbers.
     pub fn renewed_every(mut self, renew_every: Duration) -> Result<Self, String> {
         let (given, most, length) = (show(renew_every), show(self.renew_every), show(self.length));
         if renew_every < SHORTEST_RENEWAL {

@@ -209,7 +209,7 @@ pub struct Epoch {
     pub id: Arc<str>,
     /// Unix ms of the store's clock.
     pub born: i64,
-    /// Somebody has vouched for it.
+    /// An instance has vouched for it.
     pub open: bool,
     /// The longest quarantine that any instance needs.
     pub quarantine: Duration,
