@@ -1,4 +1,4 @@
-//! A lock that its owner can acquire again. Each level is given back on its own; giving back the last one releases the
+//! A lock that its owner can acquire again. Each level is released on its own; releasing the last level releases the
 //! lock.
 
 use std::{
@@ -24,7 +24,7 @@ use parking_lot::{Mutex, MutexGuard};
 /// A lock with levels, for code that calls itself (in this process or in another one) while it holds the lock.
 ///
 /// The lock belongs to an *owner*, not to a value or a task. Clones of this value have the same owner, and
-/// [`ReentrantLock::owned_by`] names an owner that other processes can use too. Dropping the value gives nothing back,
+/// [`ReentrantLock::owned_by`] names an owner that other processes can use too. Dropping the value releases nothing,
 /// because other levels may be in use; levels that nobody leaves lapse with the lease. A key is either reentrant or
 /// not: a [`Lock`](super::Lock) on the key of a reentrant lock is refused ([`Error::WrongType`]), and the other way
 /// round.
@@ -90,7 +90,7 @@ pub enum Enter {
     },
 }
 
-/// How giving back one level ended.
+/// How the release of one level ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use]
 pub enum Leave {
@@ -150,12 +150,12 @@ impl ReentrantLock {
     /// more than that is left. While another owner holds it, asks again as often as `retry` says.
     ///
     /// # Errors
-    /// As [`LockClient::try_lock`]. After [`Error::Unreachable`] a level may have been entered; the client gives it
-    /// back in the background, or it lapses with the lease.
+    /// As [`LockClient::try_lock`]. After [`Error::Unreachable`] a level may have been entered; the client releases it
+    /// in the background, or it lapses with the lease.
     ///
     /// # Cancel safety
     /// If the future is dropped, the request that it has sent continues to its answer on the client's thread. A level
-    /// that was entered is then given back.
+    /// that was acquired is then released.
     pub async fn try_enter(&self, mut retry: impl RetryStrategy) -> Result<Enter, Error> {
         let begun = Boottime::now();
         let mut number = 0;
@@ -244,7 +244,7 @@ impl ReentrantLock {
         self.client.core.nonce().into()
     }
 
-    /// One attempt. If the caller is gone when the answer comes, a level that was entered is given back.
+    /// One attempt. If the caller is gone when the answer comes, a level that was acquired is released.
     async fn enter_once(
         &self,
         nonce: &Arc<str>,
@@ -256,7 +256,7 @@ impl ReentrantLock {
         Ok(tried)
     }
 
-    /// The level is given back when what comes with it is dropped, and not disarmed.
+    /// The level is released when the returned [`IfDropped`] is dropped without being disarmed.
     async fn enter_or_undo(
         &self,
         nonce: &Arc<str>,
@@ -324,13 +324,13 @@ impl ReentrantLock {
         Ok((tried, undo_if_dropped))
     }
 
-    /// Gives back in the background a level that no caller knows of.
+    /// Releases in the background a level that no caller knows of.
     fn undo(&self, nonce: Arc<str>) {
         let this = self.clone();
         this.known().levels.retain(|(name, _)| *name != nonce);
         self.client.core.thread.spawn_tracked(async move {
             if let Err(e) = this.leave_by(&nonce, LevelToLeave::Unanswered).await {
-                tracing::debug!(error = %e, "a level could not be given back; it lapses with the lease");
+                tracing::debug!(error = %e, "a level could not be released; it lapses with the lease");
             }
         });
     }
@@ -343,14 +343,14 @@ impl ReentrantLock {
         }
     }
 
-    /// Gives back one level. If a reply is lost, the client asks again, which takes off no second level.
+    /// Releases one level. If a reply is lost, the client asks again, which releases no second level.
     ///
     /// # Errors
     /// [`Error::Unreachable`], [`Error::Refused`], [`Error::WrongType`].
     ///
     /// # Cancel safety
     /// Dropping the future does not cancel the request: it continues in the background. (A future that was never polled
-    /// gives nothing back.)
+    /// releases nothing.)
     pub async fn leave(&self) -> Result<Leave, Error> {
         let this = self.clone();
         let newest = this.known().levels.pop();
@@ -480,7 +480,7 @@ impl ReentrantLock {
     }
 
     /// Keeps all levels renewed in the background, as [`Lock::keep_renewed`](super::Lock::keep_renewed) does, until the
-    /// last level is given back, the lock is lost, or this value and its clones are dropped. Returns at once. A second
+    /// last level is released, the lock is lost, or this value and its clones are dropped. Returns at once. A second
     /// call does nothing, and neither does a call while the lock is not entered: call it after each
     /// [`ReentrantLock::enter`] that enters from outside.
     pub fn keep_renewed(&self) {
@@ -558,7 +558,7 @@ pub(super) enum EnterReply {
     Stale,
 }
 
-/// Which level to give back.
+/// Which level to release.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LevelToLeave {
     /// The level of this name.

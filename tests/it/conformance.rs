@@ -2102,7 +2102,7 @@ async fn output_that_is_much_comes_in_pieces_after_the_settlement(bed: Bed) {
     let settled = settlement(&c, g, Outcome::Succeeded);
     let done = s.settle(&settled, &tail).await.unwrap().value;
     assert_eq!(done, Settlement::Done);
-    assert!(state(&*s).await.open.is_empty(), "the lease is given back");
+    assert!(state(&*s).await.open.is_empty(), "the lease is released");
     let (_, last) = read_all(&*s, c.run).await;
     assert!(last.coming && !last.done, "{}", last.from);
     assert!(s.history(&j(), 1).await.unwrap()[0].output_truncated);

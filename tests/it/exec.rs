@@ -232,7 +232,7 @@ fn it_exits_as_the_command_did_or_as_shells_do_without_one() {
         no_program("/no/such/command").assert(127, "", "does not exist");
         no_program("/etc/passwd").assert(126, "", "is not executable");
         no_program("/").assert(126, "", "is not executable");
-        // Each gave the lock back.
+        // Each released the lock.
         place.run(&[], "true").assert(0, "", "");
     }
 }
@@ -249,7 +249,7 @@ fn a_command_whose_first_thread_has_ended_has_the_lock_until_all_of_it_is_gone()
         place.run(&[], "true").assert(75, "", "has it");
         holder.signal(Signal::TERM);
         place.run(&[], "true").assert(75, "", "has it");
-        // Then its guard ends it, and gives the lock back.
+        // Then its guard ends the command, and releases the lock.
         holder.signal(Signal::KILL);
         holder.end();
         let threads = format!("ls /proc/{pid}/task 2>/dev/null | wc -l");
@@ -999,7 +999,7 @@ fn a_signal_ends_a_command_that_is_still_being_started() {
         running.end().assert(code, "", "");
         assert_eq!(place.text("ran"), "");
     }
-    // It gave back lock and period.
+    // `exec` released lock and period.
     place
         .run(&["--once-per", "366d"], "echo mine")
         .assert(0, "mine\n", "");

@@ -921,7 +921,7 @@ async fn a_redlock_is_taken_renewed_and_given_back(bed: Bed) {
     for bed in &beds {
         until_free(&bed.client(), "k").await;
     }
-    // One node that somebody else has is no obstacle; two are, and the third is given back.
+    // One node that another owner holds is no obstacle; two are, and the grant of the third is released.
     let _one = take(&beds[0].client(), "k", LONG).await;
     let lock = red_taken(a.try_lock("k", LONG, NoRetry).await.unwrap());
     lock.release().await.unwrap();
@@ -984,7 +984,7 @@ async fn a_redlock_survives_a_minority_and_needs_a_majority() {
         ),
         "{e}"
     );
-    // Given back, also where it had been granted.
+    // Released, also where it had been granted.
     let client = LockClient::open(&servers[2].url()).unwrap();
     assert_eq!(client.holder("k").await.unwrap(), None);
     // Nor is it another's who has no majority either.
@@ -1085,7 +1085,7 @@ async fn a_stalled_node_costs_a_redlock_its_timeout_and_nothing_of_its_safety() 
     );
     assert!(begun.elapsed() >= 1000 * MS);
     assert!(lock.remaining() < LONG - 1000 * MS);
-    // What the silent node granted is given back with the rest.
+    // What the silent node granted is released with the rest.
     lock.release().await.unwrap();
     proxies[0].set(Fault::None);
     let direct = LockClient::open(&format!("redis://127.0.0.1:{}", servers[0].port())).unwrap();
@@ -1630,7 +1630,7 @@ async fn what_lapsed_by_the_servers_clock_is_not_revived() {
     }
     // Nobody has had it since: as good as held.
     assert_eq!(second.release().await.unwrap(), Released::Now);
-    // Whoever had it since has given it back, too.
+    // Another owner has held it since, and has released it too.
     let next = take(&c, "d", LONG).await;
     next.release().await.unwrap();
     for e in [
@@ -1806,7 +1806,7 @@ async fn a_request_without_an_answer_is_an_error_and_leaves_nothing() {
     let e = within(c.try_lock("k", LONG, NoRetry)).await.unwrap_err();
     assert!(matches!(e, Error::Unreachable { .. }), "{e}");
     proxy.set(Fault::None);
-    // What it may have been granted is given back, long before the lease is over.
+    // What it may have been granted is released long before the lease is over.
     until_free(&direct, "k").await;
 }
 
@@ -2011,7 +2011,7 @@ async fn each_that_travels_with_others_has_its_own_key_and_lease() {
         assert!(lock.is_held());
         assert!(holder.remaining > lease(i) - LONG && holder.remaining <= lease(i));
     }
-    // One of two who want what is given back just now has it.
+    // If two want a lock that is just being released, one of them gets it.
     let (released, again) = within(join(
         join_all(locks.iter().map(Lock::release)),
         take_together(&c, "k", 10),
@@ -2051,7 +2051,7 @@ async fn what_is_wrong_with_one_lock_is_not_the_business_of_those_that_travel_wi
             (_, answer) => drop(acquired(answer.unwrap())),
         }
     }
-    // Nor of those that are given back.
+    // Nor of locks that are released.
     let ours = take_together(&c, "ours", 30).await;
     let ours: Vec<_> = ours.into_iter().map(|t| acquired(t.unwrap())).collect();
     let (released, bad) = within(join(

@@ -29,7 +29,7 @@ fn forget_scripts(bed: &Bed) {
     }
 }
 
-/// The script has to be loaded first: what gives the lock back must not arrive in between.
+/// The script has to be loaded first: the release must not arrive in between.
 async fn a_dropped_request_leaves_nothing_at_whatever_moment(bed: Bed) {
     let (c, other) = (bed.client(), bed.client());
     for round in 0..60 {
@@ -123,7 +123,7 @@ fn call<T: ::redis::FromRedisValue>(
 const LOCK: &str = "soloist:{k}:lock";
 const WEEK: &str = "604800000";
 
-/// What gives back a lock whose request got no answer may overtake that request.
+/// The release of a lock whose request got no answer may overtake that request.
 #[test]
 fn a_request_that_arrives_after_its_release_takes_nothing() {
     let server = RedisServer::start();
@@ -132,7 +132,7 @@ fn a_request_that_arrives_after_its_release_takes_nothing() {
     };
     let undo =
         |owner: &str| -> String { call(&server, "release", LOCK, &[owner, WEEK, "", "", "1"]) };
-    // Nobody ever had it; somebody has given it back; it has lapsed.
+    // Nobody ever held it; its owner released it; it has lapsed.
     assert_eq!(undo("a#1"), "");
     assert_eq!(take("a#1"), ::redis::Value::Nil);
     assert!(matches!(take("a#2"), ::redis::Value::BulkString(_)));
@@ -223,7 +223,7 @@ fn a_level_that_is_asked_for_after_its_return_is_not_taken() {
     assert!(length < 200, "{length} bytes");
 }
 
-/// Given back, and kept for a while: whatever of its owner still comes changes nothing.
+/// Released, and kept for a while: late requests of its owner change nothing.
 #[test]
 fn what_comes_late_does_not_touch_what_is_kept() {
     let server = RedisServer::start();

@@ -288,7 +288,7 @@ fn a_caller_that_waits_to_enter_and_is_not_polled_keeps_no_turn() {
     });
 }
 
-/// It has begun to connect, its requests are among those of others, and what it gives back others wait for.
+/// The caller has begun to connect, its requests are among those of others, and others wait for what it releases.
 #[test]
 fn a_caller_that_is_not_polled_holds_up_nobody() {
     both(|bed| {

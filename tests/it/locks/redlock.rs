@@ -112,7 +112,7 @@ async fn a_renewal_of_a_redlock_has_as_many_tries_as_its_store_allows() {
     within(renewing).await.unwrap();
 }
 
-/// The first request freed it, and only its reply was lost. What had lapsed before was nobody's to give back.
+/// The first request released it, and only its reply was lost. A lock that had lapsed before was nobody's to release.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_release_of_a_redlock_is_asked_for_again_when_its_replies_are_lost() {
     let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();

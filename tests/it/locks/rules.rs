@@ -53,7 +53,7 @@ async fn a_request_has_as_many_tries_as_its_store_allows() {
     }
 }
 
-/// Of who renews what others have entered, nothing is known before; of who gives back meanwhile, nothing is lost.
+/// A value that renews what other values entered knew nothing of it before. A release during a renewal is not a loss.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_renewal_that_is_answered_late_is_worth_what_is_left() {
     let server = RedisServer::start();
@@ -120,7 +120,7 @@ async fn the_time_of_lock_at_least_for_counts_from_the_grant(bed: Bed) {
     assert_eq!(b.holder("m").await.unwrap(), None);
 }
 
-/// Whoever had it has given it back: he can neither renew it nor take it, and it lapses by itself.
+/// Its holder has released it: it can neither renew nor acquire it, and the lock lapses by itself.
 async fn what_is_kept_after_its_release_is_nobodys(bed: Bed) {
     let (a, b) = (bed.client(), bed.client());
     let lock = take(&a, "k", LONG).await;

@@ -77,7 +77,7 @@ pub fn test_seconds() -> u64 {
 static SLOTS: Mutex<usize> = Mutex::new(9);
 static SLOT_FREE: Condvar = Condvar::new();
 
-/// The right to run so much at one time; given back on drop.
+/// The right to run so much at one time; released on drop.
 pub struct Slots(usize);
 
 impl Slots {
