@@ -36,7 +36,7 @@ fn blocks(page: &str, language: &str) -> Vec<String> {
     found
 }
 
-/// A clone of what a user has, with `soloist` on the PATH.
+/// A copy of the files that a user has, with `soloist` on the PATH.
 struct Clone {
     dir: tempfile::TempDir,
     daemon: Option<Child>,
