@@ -87,7 +87,7 @@ pub use self::{
     error::Error,
     held::{Deadlines, Lock, Released},
     redlock::{Redlock, RedlockGuard, TryRedlock},
-    reentrant::{Enter, Leave, ReentrantLock},
+    reentrant::{ReentrantLock, ReleasedLevel, TryEnter},
     retry::{Attempt, ExponentialBackoff, LimitedRetry, NoRetry, RetryStrategy, Until},
 };
 pub use crate::model::FencingToken;

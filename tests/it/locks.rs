@@ -16,7 +16,10 @@ use soloist::{
     Election, Elector, ExponentialBackoff, LimitedRetry, Lock, LockClient, NoRetry, RetryStrategy,
     TryLock, Until, WithLock,
     config::Store,
-    lock::{Attempt, Enter, Error, Leave, Period, Redlock, ReentrantLock, Released, TryRedlock},
+    lock::{
+        Attempt, Error, Period, Redlock, ReentrantLock, Released, ReleasedLevel, TryEnter,
+        TryRedlock,
+    },
     model::Outcome,
     store::sqlite::SqliteStore,
 };
@@ -677,10 +680,10 @@ async fn keys_and_namespaces_do_not_meet(bed: Bed) {
     let _third = take(&a, "kk", LONG).await;
 }
 
-fn levels(e: Enter) -> u32 {
+fn levels(e: TryEnter) -> u32 {
     match e {
-        Enter::Entered { levels, .. } => levels,
-        Enter::Held { holder, .. } => panic!("held by {holder}"),
+        TryEnter::Acquired { levels, .. } => levels,
+        TryEnter::Held { holder, .. } => panic!("held by {holder}"),
     }
 }
 
@@ -700,19 +703,25 @@ async fn a_reentrant_lock_is_freed_by_its_last_level(bed: Bed) {
     };
     assert!(matches!(
         within(theirs.try_enter(thrice)).await.unwrap(),
-        Enter::Held { .. }
+        TryEnter::Held { .. }
     ));
     assert_eq!(tries, [1, 2, 3]);
-    assert_eq!(ours.leave().await.unwrap(), Leave::Still { levels: 2 });
-    assert_eq!(ours.leave().await.unwrap(), Leave::Still { levels: 1 });
+    assert_eq!(
+        ours.leave().await.unwrap(),
+        ReleasedLevel::StillHeld { levels: 2 }
+    );
+    assert_eq!(
+        ours.leave().await.unwrap(),
+        ReleasedLevel::StillHeld { levels: 1 }
+    );
     assert!(ours.is_held());
     assert!(matches!(
         theirs.try_enter(NoRetry).await.unwrap(),
-        Enter::Held { .. }
+        TryEnter::Held { .. }
     ));
-    assert_eq!(ours.leave().await.unwrap(), Leave::Freed);
+    assert_eq!(ours.leave().await.unwrap(), ReleasedLevel::Released);
     assert!(!ours.is_held());
-    assert_eq!(ours.leave().await.unwrap(), Leave::NotHeld);
+    assert_eq!(ours.leave().await.unwrap(), ReleasedLevel::NotHeld);
     assert_eq!(levels(theirs.try_enter(NoRetry).await.unwrap()), 1);
     // The same name is the same owner, from another process too.
     let (one, two) = (
@@ -728,7 +737,7 @@ async fn a_reentrant_lock_is_freed_by_its_last_level(bed: Bed) {
     );
     assert!(matches!(
         one.owned_by("other").try_enter(NoRetry).await.unwrap(),
-        Enter::Held { .. }
+        TryEnter::Held { .. }
     ));
 }
 
@@ -739,19 +748,19 @@ async fn a_foreign_release_of_a_reentrant_lock_is_an_outcome(bed: Bed) {
         b.reentrant("k", LONG).unwrap(),
     );
     let _ = ours.try_enter(NoRetry).await.unwrap();
-    let foreign = Leave::Foreign {
+    let foreign = ReleasedLevel::Foreign {
         holder: "ann".to_owned(),
     };
     assert_eq!(theirs.leave().await.unwrap(), foreign);
     let e = theirs.renew().await.unwrap_err();
     assert!(matches!(e, Error::NotHeld { holder: Some(h), .. } if h == "ann"));
     ours.renew().await.unwrap();
-    assert_eq!(ours.leave().await.unwrap(), Leave::Freed);
+    assert_eq!(ours.leave().await.unwrap(), ReleasedLevel::Released);
     // An owner that believes to hold the lock still does not release what an operator took away.
     let _ = ours.try_enter(NoRetry).await.unwrap();
     steal(&bed, "k");
     assert!(ours.is_held() && ours.key() == "k");
-    assert_eq!(ours.leave().await.unwrap(), Leave::NotHeld);
+    assert_eq!(ours.leave().await.unwrap(), ReleasedLevel::NotHeld);
 }
 
 async fn a_renewal_covers_all_levels(bed: Bed) {
@@ -764,11 +773,14 @@ async fn a_renewal_covers_all_levels(bed: Bed) {
         lock.renew().await.unwrap();
         tokio::time::sleep(20 * MS).await;
     }
-    assert_eq!(lock.leave().await.unwrap(), Leave::Still { levels: 1 });
+    assert_eq!(
+        lock.leave().await.unwrap(),
+        ReleasedLevel::StillHeld { levels: 1 }
+    );
     until_free(&c, "k").await;
     assert!(!lock.is_held());
     assert!(matches!(lock.renew().await, Err(Error::Lost { .. })));
-    assert_eq!(lock.leave().await.unwrap(), Leave::NotHeld);
+    assert_eq!(lock.leave().await.unwrap(), ReleasedLevel::NotHeld);
 }
 
 async fn who_waits_to_enter_is_woken_by_the_last_level(bed: Bed) {
@@ -782,7 +794,7 @@ async fn who_waits_to_enter_is_woken_by_the_last_level(bed: Bed) {
         let theirs = c.reentrant("k", LONG).unwrap();
         tokio::spawn(async move {
             assert_eq!(levels(theirs.enter(LONG).await.unwrap()), 1);
-            assert_eq!(theirs.leave().await.unwrap(), Leave::Freed);
+            assert_eq!(theirs.leave().await.unwrap(), ReleasedLevel::Released);
         })
     });
     if let Bed::Redis(server) = &bed {
@@ -796,15 +808,18 @@ async fn who_waits_to_enter_is_woken_by_the_last_level(bed: Bed) {
     // The owner that holds the lock does not queue behind them.
     assert_eq!(levels(within(ours.enter(LONG)).await.unwrap()), 3);
     for n in [2, 1] {
-        assert_eq!(ours.leave().await.unwrap(), Leave::Still { levels: n });
+        assert_eq!(
+            ours.leave().await.unwrap(),
+            ReleasedLevel::StillHeld { levels: n }
+        );
     }
     assert!(waiters.iter().all(|w| !w.is_finished()));
     let late = b.reentrant("k", LONG).unwrap();
-    let Enter::Held { holder, remaining } = late.enter(20 * MS).await.unwrap() else {
+    let TryEnter::Held { holder, remaining } = late.enter(20 * MS).await.unwrap() else {
         panic!("two owners have it");
     };
     assert!(!holder.contains('\t') && remaining > LONG / 2, "{holder:?}");
-    assert_eq!(ours.leave().await.unwrap(), Leave::Freed);
+    assert_eq!(ours.leave().await.unwrap(), ReleasedLevel::Released);
     for w in waiters {
         within(w).await.unwrap();
     }
@@ -819,7 +834,7 @@ async fn an_owner_that_waits_twice_enters_twice(bed: Bed) {
     let waiters = [ours.clone(), ours]
         .map(|ours| tokio::spawn(async move { levels(ours.enter(LONG).await.unwrap()) }));
     tokio::time::sleep(100 * MS).await;
-    assert_eq!(theirs.leave().await.unwrap(), Leave::Freed);
+    assert_eq!(theirs.leave().await.unwrap(), ReleasedLevel::Released);
     let mut entered = vec![];
     for w in waiters {
         entered.push(within(w).await.unwrap());
@@ -850,8 +865,11 @@ async fn a_reentrant_lock_is_kept_renewed_until_it_is_freed_or_dropped(bed: Bed)
     if let Bed::Redis(server) = &bed {
         assert!(calls(server, "evalsha") < 100);
     }
-    assert_eq!(ours.leave().await.unwrap(), Leave::Still { levels: 1 });
-    assert_eq!(ours.leave().await.unwrap(), Leave::Freed);
+    assert_eq!(
+        ours.leave().await.unwrap(),
+        ReleasedLevel::StillHeld { levels: 1 }
+    );
+    assert_eq!(ours.leave().await.unwrap(), ReleasedLevel::Released);
     assert!(!ours.is_held());
     // A lock that is entered anew is renewed only after another call, and then until its last value is dropped.
     assert_eq!(levels(ours.enter(Duration::ZERO).await.unwrap()), 1);
@@ -877,7 +895,7 @@ async fn one_key_is_not_of_two_kinds(bed: Bed) {
     let e = c.try_lock("k", LONG, NoRetry).await.unwrap_err();
     assert!(matches!(e, Error::WrongType { .. }), "{e}");
     assert!(c.holder("k").await.unwrap().is_some());
-    assert_eq!(reentrant.leave().await.unwrap(), Leave::Freed);
+    assert_eq!(reentrant.leave().await.unwrap(), ReleasedLevel::Released);
     let plain = take(&c, "k", LONG).await;
     let e = reentrant.try_enter(NoRetry).await.unwrap_err();
     assert!(matches!(e, Error::WrongType { .. }), "{e}");
@@ -1182,9 +1200,12 @@ async fn a_level_is_taken_and_given_back_once_when_replies_are_lost() {
     proxy.set(Fault::LoseReply("*2\r\n:1"));
     assert_eq!(levels(lock.try_enter(NoRetry).await.unwrap()), 2);
     proxy.set(Fault::LoseReply(":1\r\n"));
-    assert_eq!(lock.leave().await.unwrap(), Leave::Still { levels: 1 });
+    assert_eq!(
+        lock.leave().await.unwrap(),
+        ReleasedLevel::StillHeld { levels: 1 }
+    );
     proxy.set(Fault::LoseReply(":0\r\n"));
-    assert_eq!(lock.leave().await.unwrap(), Leave::Freed);
+    assert_eq!(lock.leave().await.unwrap(), ReleasedLevel::Released);
     assert_eq!(proxy.struck(), 3);
 }
 
@@ -1626,7 +1647,7 @@ async fn what_lapsed_by_the_servers_clock_is_not_revived() {
     let levels = c.reentrant("c", LONG).unwrap();
     assert!(matches!(
         levels.try_enter(NoRetry).await.unwrap(),
-        Enter::Entered { .. }
+        TryEnter::Acquired { .. }
     ));
     for key in ["a", "b", "c", "d"] {
         lapse(key);
@@ -1643,7 +1664,7 @@ async fn what_lapsed_by_the_servers_clock_is_not_revived() {
     ] {
         assert!(matches!(e, Error::NotHeld { holder: None, .. }), "{e}");
     }
-    assert_eq!(levels.leave().await.unwrap(), Leave::NotHeld);
+    assert_eq!(levels.leave().await.unwrap(), ReleasedLevel::NotHeld);
     for key in ["a", "b", "c", "d"] {
         assert_eq!(c.holder(key).await.unwrap(), None);
         // A key that had a lock of another kind is free for any caller.
@@ -1900,7 +1921,7 @@ async fn a_full_server_grants_nothing_but_renews_and_frees() {
     let plain = take(&a, "p", LONG).await;
     let levels = a.reentrant("l", LONG).unwrap();
     let entered = async || match levels.try_enter(NoRetry).await.unwrap() {
-        Enter::Entered { levels, .. } => levels,
+        TryEnter::Acquired { levels, .. } => levels,
         held => panic!("{held:?}"),
     };
     assert_eq!(entered().await, 1);
@@ -1909,9 +1930,12 @@ async fn a_full_server_grants_nothing_but_renews_and_frees() {
     assert!(e.to_string().contains("the server is full"), "{e}");
     lock.renew().await.unwrap();
     assert_eq!(entered().await, 2);
-    assert_eq!(levels.leave().await.unwrap(), Leave::Still { levels: 1 });
+    assert_eq!(
+        levels.leave().await.unwrap(),
+        ReleasedLevel::StillHeld { levels: 1 }
+    );
     levels.renew().await.unwrap();
-    assert_eq!(levels.leave().await.unwrap(), Leave::Freed);
+    assert_eq!(levels.leave().await.unwrap(), ReleasedLevel::Released);
     short.lock_at_least_for(LONG);
     assert_eq!(short.release().await.unwrap(), Released::Now);
     // Also alone in its call, where the release is the first write of its script.
@@ -2042,7 +2066,7 @@ async fn what_is_wrong_with_one_lock_is_not_the_business_of_those_that_travel_wi
     let levels = other.reentrant("k-12", LONG).unwrap();
     assert!(matches!(
         levels.try_enter(NoRetry).await.unwrap(),
-        Enter::Entered { .. }
+        TryEnter::Acquired { .. }
     ));
     let _held = take(&other, "k-13", LONG).await;
     for (i, answer) in take_together(&c, "k", 30).await.into_iter().enumerate() {
@@ -2179,7 +2203,7 @@ async fn a_release_that_is_dropped_goes_on(bed: Bed) {
         assert!(!lock.is_held());
     }
     let levels = c.reentrant("levels", LONG).unwrap();
-    let Enter::Entered { .. } = levels.enter(LONG).await.unwrap() else {
+    let TryEnter::Acquired { .. } = levels.enter(LONG).await.unwrap() else {
         panic!("held by another");
     };
     let next = c.reentrant("levels", LONG).unwrap();
@@ -2189,7 +2213,7 @@ async fn a_release_that_is_dropped_goes_on(bed: Bed) {
     let _ = futures_util::poll!(&mut leaving);
     drop(leaving);
     let entered = within(entering).await.unwrap();
-    assert!(matches!(entered, Enter::Entered { levels: 1, .. }));
+    assert!(matches!(entered, TryEnter::Acquired { levels: 1, .. }));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -2212,14 +2236,14 @@ async fn who_waits_to_enter_enters_once_though_the_answer_is_lost() {
     .await;
     // This reply is the number of levels.
     proxy.set(Fault::LoseReply(":1\r\n"));
-    assert_eq!(holder.leave().await.unwrap(), Leave::Freed);
+    assert_eq!(holder.leave().await.unwrap(), ReleasedLevel::Released);
     let entered = within(entering).await.unwrap();
     assert_eq!(proxy.struck(), 1, "no reply was lost");
     assert!(
-        matches!(entered, Enter::Entered { levels: 1, .. }),
+        matches!(entered, TryEnter::Acquired { levels: 1, .. }),
         "{entered:?}"
     );
-    assert_eq!(waiting.leave().await.unwrap(), Leave::Freed);
+    assert_eq!(waiting.leave().await.unwrap(), ReleasedLevel::Released);
 }
 
 async fn take_level(server: &RedisServer, key: &str) -> ReentrantLock {
@@ -2229,7 +2253,7 @@ async fn take_level(server: &RedisServer, key: &str) -> ReentrantLock {
         .reentrant(key, LONG)
         .unwrap();
     let entered = levels.try_enter(NoRetry).await.unwrap();
-    assert!(matches!(entered, Enter::Entered { .. }));
+    assert!(matches!(entered, TryEnter::Acquired { .. }));
     levels
 }
 
@@ -2414,7 +2438,7 @@ async fn the_documented_user_may_do_what_locks_need() {
     for _ in 0..2 {
         assert!(matches!(
             levels.enter(LONG).await.unwrap(),
-            Enter::Entered { .. }
+            TryEnter::Acquired { .. }
         ));
     }
     levels.renew().await.unwrap();

@@ -72,7 +72,11 @@ async fn a_level_whose_request_is_dropped_is_given_back(bed: Bed) {
             let _ = lock.leave().await.unwrap();
         }
         if inside {
-            assert_eq!(lock.leave().await.unwrap(), Leave::Freed, "round {round}");
+            assert_eq!(
+                lock.leave().await.unwrap(),
+                ReleasedLevel::Released,
+                "round {round}"
+            );
         }
         let held = c.holder(lock.key()).await.unwrap();
         assert_eq!(held, None, "round {round}");
@@ -274,7 +278,10 @@ async fn levels_of_clones_are_exact_though_replies_are_lost() {
             tokio::spawn(async move {
                 for _ in 0..10 {
                     assert!(levels(lock.try_enter(NoRetry).await.unwrap()) >= 2);
-                    assert!(matches!(lock.leave().await.unwrap(), Leave::Still { .. }));
+                    assert!(matches!(
+                        lock.leave().await.unwrap(),
+                        ReleasedLevel::StillHeld { .. }
+                    ));
                 }
             })
         })
@@ -284,5 +291,5 @@ async fn levels_of_clones_are_exact_though_replies_are_lost() {
     }
     proxy.set(Fault::None);
     assert!(proxy.struck() > 0);
-    assert_eq!(lock.leave().await.unwrap(), Leave::Freed);
+    assert_eq!(lock.leave().await.unwrap(), ReleasedLevel::Released);
 }

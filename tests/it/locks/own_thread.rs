@@ -86,7 +86,7 @@ fn what_is_kept_renewed_survives_a_taker_that_blocks_its_thread() {
                 std::thread::sleep(lease * 2);
                 assert!(lock.is_held() && reentrant.is_held() && term.is_held());
                 lock.release().await.unwrap();
-                assert_eq!(reentrant.leave().await.unwrap(), Leave::Freed);
+                assert_eq!(reentrant.leave().await.unwrap(), ReleasedLevel::Released);
                 assert!(term.settle(Outcome::Succeeded).await.unwrap());
             };
             // On a worker of the runtime, where the task of the connection would be.
@@ -153,7 +153,7 @@ async fn a_paused_clock_is_of_no_concern() {
         short.lost().await;
         let reentrant = a.reentrant("l", LONG).unwrap();
         assert_eq!(levels(reentrant.enter(LONG).await.unwrap()), 1);
-        assert_eq!(reentrant.leave().await.unwrap(), Leave::Freed);
+        assert_eq!(reentrant.leave().await.unwrap(), ReleasedLevel::Released);
         let elector = elector(&bed);
         let at = soloist::clock::wall_us() / 1000;
         let won = loop {
@@ -520,7 +520,7 @@ async fn a_cut_connection_costs_nothing() {
         cut(server);
         levels_.renew().await.unwrap();
         cut(server);
-        assert_eq!(levels_.leave().await.unwrap(), Leave::Freed);
+        assert_eq!(levels_.leave().await.unwrap(), ReleasedLevel::Released);
         cut(server);
     }
 }

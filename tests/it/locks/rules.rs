@@ -89,11 +89,14 @@ async fn a_level_never_shortens_what_is_left(bed: Bed) {
     assert_eq!(levels(short.try_enter(NoRetry).await.unwrap()), 2);
     let left = c.holder("k").await.unwrap().unwrap().remaining;
     assert!(left > LONG / 2 && left <= LONG, "{left:?}");
-    assert_eq!(short.leave().await.unwrap(), Leave::Still { levels: 1 });
+    assert_eq!(
+        short.leave().await.unwrap(),
+        ReleasedLevel::StillHeld { levels: 1 }
+    );
     let left = c.holder("k").await.unwrap().unwrap().remaining;
     assert!(left > LONG / 2 && left <= LONG, "{left:?}");
     // A level that another value of this owner entered may be left, too.
-    assert_eq!(short.leave().await.unwrap(), Leave::Freed);
+    assert_eq!(short.leave().await.unwrap(), ReleasedLevel::Released);
 }
 
 async fn the_time_of_lock_at_least_for_counts_from_the_grant(bed: Bed) {
@@ -186,7 +189,7 @@ async fn every_key_expires_and_tokens_are_remembered_for_a_week() {
     held("l");
     let _ = levels_.leave().await.unwrap();
     held("l");
-    assert_eq!(levels_.leave().await.unwrap(), Leave::Freed);
+    assert_eq!(levels_.leave().await.unwrap(), ReleasedLevel::Released);
     kept("l");
     // A waiter's mark on the lock does not change its expiry.
     let waited_for = take(&c, "w", LONG).await;
