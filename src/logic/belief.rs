@@ -76,7 +76,7 @@ impl Estimate {
     }
 }
 
-/// What became of a sample. Amounts are in µs: by how much the store's clock is ahead of what was expected.
+/// The effect of a sample. Amounts are in µs: by how much the store's clock is ahead of the expected time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sampled {
     /// As expected, or the first one.
@@ -87,7 +87,7 @@ pub enum Sampled {
     Doubted(i64),
     /// Still in doubt.
     InDoubt,
-    /// It is back at what was believed all the time, give or take a small jump.
+    /// The store's clock is back at the believed time, give or take a small jump.
     Restored,
 }
 
@@ -344,13 +344,13 @@ mod tests {
             let verdict = b.vote(&walls, at(61_000));
             assert_eq!(verdict, Some(Verdict::Outvoted(HOUR)), "{own}");
         }
-        // Hosts that are not of one mind do not confirm it either.
+        // Hosts that disagree do not confirm it either.
         let mut b = believed(HOUR);
         assert_eq!(b.vote(&[-hour, 0], at(0)), None);
         assert_eq!(b.vote(&[-hour, 0, -hour], at(1000)), None);
         let verdict = b.vote(&[-hour, 0, -hour, -hour], at(2000));
         assert_eq!(verdict, Some(Verdict::Outvoted(HOUR)));
-        // What is believed after a jump has to be confirmed anew.
+        // A time that is believed after a jump has to be confirmed anew.
         let mut b = believed(0);
         assert_eq!(b.vote(&[0, 0], at(0)), None);
         b.sample(shown(1000, HOUR));

@@ -342,7 +342,8 @@ fn know(st: &mut State, known: Occurrence, now: i64) {
     }
 }
 
-/// The occurrence asked for is open: ours already, somebody's, lapsed, or waiting for its next attempt.
+/// Decides a claim for an open occurrence: the claimant's already, another instance's, lapsed, or waiting for its next
+/// attempt.
 fn claim_open(
     st: &mut State,
     i: usize,

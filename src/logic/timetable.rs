@@ -319,7 +319,7 @@ pub enum CatchUp {
 /// The occurrences of a job in a time that nobody watched.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Overdue {
-    /// Those before `recent`.
+    /// The occurrences before `recent`.
     pub older: Option<Range>,
     /// The newest, ascending.
     pub recent: Vec<Occurrence>,

@@ -387,7 +387,7 @@ fn on_terminal(fleet: &Fleet, words: &str, env: &[(&str, &str)]) -> String {
     script
         .args(["-qec", &words, "/dev/null"])
         .env_remove("NO_COLOR")
-        // Where it is set, terminals are taken to know colours whatever TERM says.
+        // If it is set, terminals are taken to know colours whatever TERM says.
         .env_remove("CI")
         .env("TERM", "xterm")
         .env("SOLOIST_CONFIG", &fleet.instances[0].config)

@@ -469,7 +469,7 @@ async fn any_number_of_claims_is_answered_in_order(bed: Bed) {
     for (i, st) in states.iter().enumerate() {
         assert_eq!(st.as_ref().unwrap().newest, now - 1000 + i as i64);
     }
-    // None at all is a number too.
+    // A batch without claims is answered, too.
     assert!(s.claim(&[]).await.unwrap().value.is_empty());
     assert!(s.register(&[]).await.unwrap().value.is_empty());
     assert!(s.observe(&[]).await.unwrap().value.is_empty());
@@ -1453,7 +1453,7 @@ async fn a_register_in_the_future_is_put_back_and_what_ran_stays_decided(bed: Be
     let st = state(&*s).await;
     assert!(st.newest >= now && st.newest < now + MINUTE, "{st:?}");
     assert_eq!(st.early, [early, last]);
-    // What ran early does not run again; what did not, does.
+    // An occurrence that ran early does not run again; the others run.
     let other = claim(early.0 + 20, "a");
     assert_eq!(
         in_time(&*s, &claim(early.0, "a")).await,

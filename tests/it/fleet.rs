@@ -511,7 +511,7 @@ fn idle_for(fleet: &Fleet, seconds: i64) -> i64 {
     from
 }
 
-/// Nothing was run of what was planned in these times (Unix ms), but for a second at each end.
+/// Asserts that nothing that was planned between these times (Unix ms) ran, but for a second at each end.
 #[track_caller]
 fn nothing_of(fleet: &Fleet, job: &str, from: i64, to: i64) {
     let runs = fleet.trace().runs_of(job);

@@ -176,7 +176,7 @@ fn another_user_is_warned() {
     }
     assert_eq!(code, Some(0), "{text}");
     assert!(!text.contains("WARN"), "{text}");
-    // Its own group may.
+    // The file's own group may write it.
     mode(&config, 0o664);
     assert!(!as_stranger(&config).1.contains("WARN"));
     mode(&config, 0o666);

@@ -308,7 +308,7 @@ async fn what_is_old_is_removed() {
     assert_eq!(states, 1, "a state has no expiry");
 }
 
-/// What others can see of a claim or renewal, they see from the commit on, and not while it waits for the file.
+/// Others see a claim or renewal from its commit on, not while it waits for the file.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_has_left_when_its_transaction_has_begun() {
     let dir = TempDir::new().unwrap();
@@ -423,7 +423,7 @@ async fn what_was_answered_is_there_after_opening_again() {
     assert_eq!(store.heartbeat(None).await.unwrap().value.born, born);
 }
 
-/// Those that contend; the last one is killed.
+/// The number of contenders; the last one is killed.
 const CONTENDERS: usize = 4;
 /// Each of the others stops behind this one.
 const OCCURRENCES: i64 = 1000;

@@ -48,7 +48,7 @@ fn judge(fleet: &Fleet, place: &str) {
     let text = fleet.said(&["status"]);
     assert!(text.contains("cannot be read: see below"), "{text}");
     assert!(text.contains(&format!("wrote to {place}")), "{text}");
-    // Its records are there all the same, and those of the others.
+    // The job's records are there all the same, and those of the others.
     let history = fleet.said(&["history"]);
     assert!(history.contains("good"), "{history}");
     assert!(history.contains("odd"), "{history}");

@@ -745,7 +745,7 @@ fn a_state_knows_its_runs_and_an_event_its_job() {
     assert_eq!(st.held_by(c.run), None);
     assert_eq!(Event::Ended { job: job() }.job(), Some(&job()));
     assert_eq!(Event::Drain.job(), None);
-    // What says nothing is not kept.
+    // Empty fields are not written.
     let text = serde_json::to_string(&known()).expect("JSON");
     for absent in ["resumed", "skip_at", "off", "early", "triggers"] {
         assert!(!text.contains(absent), "{text}");

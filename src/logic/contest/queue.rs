@@ -45,7 +45,7 @@ pub struct Segment {
 #[derive(Debug)]
 pub struct Unfolded {
     due: Vec<Due>,
-    /// Nothing up to here is left in the segments.
+    /// The segments have no occurrences up to here any more.
     upto: Occurrence,
     /// The queue's `turn` when the segments were read.
     turn: u32,

@@ -860,7 +860,7 @@ fn assert_nothing_was_given_up(world: &World, of: &str) {
     assert!(ill.is_empty(), "{of}: {ill:#?}");
 }
 
-/// Where nobody dies and few messages get lost, nothing that was granted is lost.
+/// If no instance dies and few messages get lost, no granted run is lost.
 #[test]
 fn few_losses_cost_no_run() {
     for seed in 0..60 {

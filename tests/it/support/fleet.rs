@@ -259,7 +259,7 @@ impl Instance {
             .expect("a log file")
     }
 
-    /// The program with this instance's configuration, as somebody on its host would start it.
+    /// The program with this instance's configuration, as a person on its host would start it.
     pub fn command(&self) -> Command {
         let mut command = Command::new(soloist());
         command

@@ -93,7 +93,7 @@ pub enum Violation {
     Orphan { job: String, token: i64, by_us: i64 },
 }
 
-/// What a trace may have that is else a broken promise.
+/// What a trace may show although it would otherwise be a broken promise.
 #[derive(Debug, Clone, Copy)]
 pub struct Expect {
     /// Another attempt of the same occurrence is fine (`on_crash = "rerun"`, `retry`).
@@ -117,7 +117,7 @@ impl Trace {
     #[track_caller]
     pub fn read(file: &Path) -> Self {
         let text = std::fs::read_to_string(file).unwrap_or_default();
-        // Somebody may be in the middle of a write.
+        // A witness may be in the middle of a write.
         let whole = text.rfind('\n').map_or("", |end| &text[..end]);
         Self {
             lines: whole.lines().map(parse).collect(),
