@@ -1,8 +1,8 @@
 //! The library's locks beside rslock and two floors on one multiplexed connection, in one run and in turns, so that
 //! what the machine does otherwise hits all alike. `cargo bench --bench locks`. Ratios are what to keep.
 //!
-//! The floors: `SET NX` and `DEL`, which is no lock that can be given back safely; and two EVALSHA with as little in
-//! them as a lock can have (take if free, free if mine), without token, repeated request, or anybody who is told.
+//! The floors: `SET NX` and `DEL`, which is no lock that can be released safely; and two EVALSHA with as little in them
+//! as a lock can have (take if free, free if mine), without token, repeated request, or anybody who is told.
 
 use std::{
     process::{Child, Command, Stdio},

@@ -1,5 +1,4 @@
--- settle.lua: records how a run ended and gives its lease back. The reference is `settle` in
--- src/logic/claim/settle.rs.
+-- settle.lua: records how a run ended and releases its lease. The reference is `settle` in src/logic/claim/settle.rs.
 --
 -- KEYS[1]  state    <ns>:{<job>}:state     hash, see lib.lua
 -- KEYS[2]  history  <ns>:{<job>}:history   list of JSON run records, newest first, expires

@@ -87,7 +87,7 @@ pub use self::{
     error::Error,
     held::{Deadlines, Lock, Released},
     redlock::{Redlock, RedlockGuard, TryRedlock},
-    reentrant::{Enter, Leave, ReentrantLock},
+    reentrant::{ReentrantLock, ReleasedLevel, TryEnter},
     retry::{Attempt, ExponentialBackoff, LimitedRetry, NoRetry, RetryStrategy, Until},
 };
 pub use crate::model::FencingToken;
@@ -112,7 +112,7 @@ const AFTER: Duration = Duration::from_millis(1);
 
 /// How an attempt to acquire a lock ended.
 #[derive(Debug)]
-#[must_use = "a lock that is dropped is given back at once"]
+#[must_use = "a lock that is dropped is released at once"]
 pub enum TryLock {
     /// The caller holds the lock.
     Acquired(Lock),
@@ -342,11 +342,11 @@ impl LockClient {
     /// # Errors
     /// [`Error::InvalidKey`], [`Error::InvalidLease`], [`Error::WrongType`], [`Error::Refused`]: nothing was acquired.
     /// [`Error::Unreachable`], [`Error::NotReplicated`], [`Error::TooLate`]: the caller must not rely on the lock; if
-    /// the store granted it, the client gives it back in the background, or it lapses after `lease`.
+    /// the store granted it, the client releases it in the background, or it lapses after `lease`.
     ///
     /// # Cancel safety
     /// If the future is dropped, the request that it has sent continues to its answer on the client's thread. A lock
-    /// that was granted is then given back.
+    /// that was granted is then released.
     pub async fn try_lock(
         &self,
         key: &str,
@@ -393,7 +393,7 @@ impl LockClient {
     ///
     /// # Cancel safety
     /// If the future is dropped, the caller leaves the queue. A request that is under way continues to its answer on
-    /// the client's thread; a lock that was granted is then given back.
+    /// the client's thread; a lock that was granted is then released.
     ///
     /// ```
     /// # tokio_test(async {
@@ -470,8 +470,8 @@ impl LockClient {
     /// As [`LockClient::lock`]. [`Error::Lost`]: the future was dropped because the lock was lost.
     ///
     /// # Cancel safety
-    /// If the returned future is dropped, the future of `work` is dropped with it, and then the lock is given back in
-    /// the background. During the wait it is as with [`LockClient::lock`].
+    /// If the returned future is dropped, the future of `work` is dropped with it, and then the lock is released in the
+    /// background. During the wait it is as with [`LockClient::lock`].
     ///
     /// ```
     /// # tokio_test(async {
@@ -506,7 +506,7 @@ impl LockClient {
             TryLock::Held { holder, remaining } => return Ok(WithLock::Held { holder, remaining }),
         };
         lock.keep_renewed();
-        // In a scope of its own: the future is dropped before the lock is given back.
+        // In a scope of its own: the future is dropped before the lock is released.
         let done = {
             let (lost, future) = (lock.lost(), work(lock.fencing_token()));
             tokio::select! {
@@ -519,7 +519,7 @@ impl LockClient {
             Some(out) => {
                 // The lock was held when the future ended. If the release fails, the work is still done.
                 if let Err(e) = lock.release().await {
-                    tracing::debug!(error = %e, "the lock could not be given back");
+                    tracing::debug!(error = %e, "the lock could not be released");
                 }
                 Ok(WithLock::Done(out))
             }
@@ -555,7 +555,7 @@ impl LockClient {
     /// (1 ms to 366 days, in whole milliseconds). Periods are counted from the Unix epoch by the store's wall clock, so
     /// hosts whose clocks differ mean the same ones. Claims with another length are independent of these.
     ///
-    /// The claimant does not give the period back, and the period stays claimed if the claimant dies: at most one claim
+    /// The claimant does not release the period, and the period stays claimed if the claimant dies: at most one claim
     /// for each period, as long as the store keeps its data. If the store's clock goes back, no period begins again;
     /// the store remembers the last claim for a week, and for two periods at least.
     ///
@@ -565,7 +565,7 @@ impl LockClient {
     ///
     /// # Cancel safety
     /// If the future is dropped, the request continues to its answer on the client's thread. A period that was claimed
-    /// is then given back, so that another caller can claim it.
+    /// is then released, so that another caller can claim it.
     ///
     /// ```
     /// # tokio_test(async {

@@ -1,5 +1,5 @@
-//! Pure rules: no I/O, no clock, no async, no randomness. Time and answers come in as arguments, what to do
-//! next comes out as data.
+//! Pure rules: no I/O, no clock, no async, no randomness. The caller passes in times and answers; what to do next is
+//! returned as data.
 
 #[cfg(feature = "daemon")]
 pub mod attempts;

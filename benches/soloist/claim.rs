@@ -13,10 +13,10 @@ use soloist::{
 
 use crate::support::{Redis, Row, Sample, Table, establish, runtime};
 
-/// The least that takes a lock and gives it back.
+/// The least that takes a lock and releases it.
 pub const TAKE: &str =
     "if redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then return 1 end return 0";
-const GIVE_BACK: &str =
+const RELEASE: &str =
     "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0";
 
 /// A script of the program's own.
@@ -30,7 +30,7 @@ const ROUNDS: usize = 3000;
 
 pub fn run(table: &mut Table, server: &Redis) {
     let runtime = runtime();
-    let (take, give_back) = (server.load(TAKE), server.load(GIVE_BACK));
+    let (take, release) = (server.load(TAKE), server.load(RELEASE));
     let (claim, settle) = (server.load(script("claim")), server.load(script("settle")));
     let url = server.url();
     let _inside = runtime.enter();
@@ -41,12 +41,12 @@ pub fn run(table: &mut Table, server: &Redis) {
         let raw = Raw {
             pool: pool(&url, false).await,
             take,
-            give_back,
+            release,
         };
         let pinged = Raw {
             pool: pool(&url, true).await,
             take: raw.take.clone(),
-            give_back: raw.give_back.clone(),
+            release: raw.release.clone(),
         };
         let scripts = Scripts {
             pool: raw.pool.clone(),
@@ -142,7 +142,7 @@ fn call(sha: &str, keys: &[&str], args: &[&str]) -> Cmd {
 struct Raw {
     pool: Pool<RedisConnectionManager>,
     take: String,
-    give_back: String,
+    release: String,
 }
 
 impl Raw {
@@ -151,8 +151,8 @@ impl Raw {
         let owner = RunId::random().to_string();
         let got = eval(&self.pool, &call(&self.take, &[&key], &[&owner, "15000"])).await;
         assert_eq!(got, redis::Value::Int(1), "taken");
-        let got = eval(&self.pool, &call(&self.give_back, &[&key], &[&owner])).await;
-        assert_eq!(got, redis::Value::Int(1), "given back");
+        let got = eval(&self.pool, &call(&self.release, &[&key], &[&owner])).await;
+        assert_eq!(got, redis::Value::Int(1), "released");
     }
 }
 
@@ -360,12 +360,12 @@ fn record(job: &str, at: i64, run: &str) -> RunRecord {
     }
 }
 
-/// Microseconds inside the server for one call of each script: TAKE, GIVE_BACK, `claim`, `settle`.
+/// Microseconds inside the server for one call of each script: TAKE, RELEASE, `claim`, `settle`.
 async fn costs(server: &Redis) -> (f64, f64, f64, f64) {
     let raw = Raw {
         pool: pool(&server.url(), false).await,
         take: server.load(TAKE),
-        give_back: server.load(GIVE_BACK),
+        release: server.load(RELEASE),
     };
     let scripts = Scripts {
         pool: raw.pool.clone(),
@@ -390,7 +390,7 @@ async fn costs(server: &Redis) -> (f64, f64, f64, f64) {
         }
         lap(0);
         for key in &keys {
-            eval(&raw.pool, &call(&raw.give_back, &[key], &["o"])).await;
+            eval(&raw.pool, &call(&raw.release, &[key], &["o"])).await;
         }
         lap(1);
         let mut claimed = vec![];
@@ -403,6 +403,6 @@ async fn costs(server: &Redis) -> (f64, f64, f64, f64) {
         }
         lap(3);
     }
-    let [take, give_back, claim, settle] = spent.map(|us| us / (TIMES * JOBS) as f64);
-    (take, give_back, claim, settle)
+    let [take, release, claim, settle] = spent.map(|us| us / (TIMES * JOBS) as f64);
+    (take, release, claim, settle)
 }

@@ -162,7 +162,7 @@ impl Flight {
         let step = match jobs.get_mut(&self.job) {
             Some(e) => {
                 if sent.is_none() {
-                    // Subscribed before the lock is given back: nothing that changes is slept through.
+                    // Subscribe before the mutex is released: no change may be missed.
                     self.woken = Some(e.changed.next());
                 }
                 let before = e.state.changes();

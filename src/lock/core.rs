@@ -295,7 +295,7 @@ impl Core {
     ) {
         self.release(key, owner, options, |answer| {
             if let Err(e) = answer {
-                tracing::debug!(error = %e, "a lock could not be given back; it lapses with its lease");
+                tracing::debug!(error = %e, "a lock could not be released; it lapses with its lease");
             }
         });
     }

@@ -651,7 +651,7 @@ impl Term {
         }
     }
 
-    /// Records how the work ended, and gives the lease back, in one step. True: recorded under our lease. False: the
+    /// Records how the work ended, and releases the lease, in one step. True: recorded under our lease. False: the
     /// lease was not ours any more; the history has the record all the same. If the store does not answer, tries again
     /// until it does, or until the lease cannot be trusted any more.
     ///

@@ -42,7 +42,7 @@ pub enum Error {
         reason: String,
     },
     /// Fewer replicas than `min_replicas` have the grant or the renewal, so the caller must not rely on it. The client
-    /// gives a grant back.
+    /// releases a grant.
     #[error("only {have} of {want} replicas of {address} confirmed lock `{key}`")]
     NotReplicated {
         key: String,
@@ -59,7 +59,7 @@ pub enum Error {
     )]
     WrongType { key: String, address: String },
     /// The store granted the lock, but its answer took so long that nothing of the lease can be trusted. The client
-    /// gives the lock back.
+    /// releases the lock.
     #[error(
         "lock `{key}` was granted, but the answer took {took:?}, too long for a lease of {lease:?}; use a longer lease"
     )]
@@ -90,7 +90,7 @@ pub enum Error {
     /// A [`Redlock`](super::Redlock) needs three nodes or more.
     #[error("a Redlock needs at least 3 nodes, not {have}")]
     TooFewNodes { have: usize },
-    /// Fewer nodes than a majority confirmed the request. What single nodes granted is given back, or lapses with its
+    /// Fewer nodes than a majority confirmed the request. What single nodes granted is released, or lapses with its
     /// lease.
     #[error(
         "lock `{key}` needs the confirmation of {needed} nodes, but only {votes} confirmed it: {reason}"

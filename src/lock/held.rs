@@ -29,7 +29,7 @@ use crate::{
 ///
 /// A program that ends right after it dropped a lock may end before the release is sent: await [`Lock::release`] first.
 #[derive(Debug)]
-#[must_use = "a lock that is dropped is given back at once"]
+#[must_use = "a lock that is dropped is released at once"]
 pub struct Lock {
     hold: Arc<HeldLock>,
 }

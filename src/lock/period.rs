@@ -30,8 +30,7 @@ pub(crate) enum PeriodClaim {
     },
     /// Somebody, perhaps this client, has claimed it before.
     Held {
-        /// The name of the client that claimed it, see [`LockClient::named`]; empty if that client gave the period
-        /// back.
+        /// The name of the client that claimed it, see [`LockClient::named`]; empty if that client released the period.
         holder: String,
         next: Duration,
     },
@@ -58,8 +57,8 @@ impl std::fmt::Debug for ClaimedPeriod {
 }
 
 impl LockClient {
-    /// As [`LockClient::claim_period`]; a claimed period can be given back. If the future is dropped, the request
-    /// continues to its answer, and a period that was claimed is then given back.
+    /// As [`LockClient::claim_period`]; a claimed period can be released. If the future is dropped, the request
+    /// continues to its answer, and a period that was claimed is then released.
     pub(crate) async fn try_claim_period(
         &self,
         key: &str,
@@ -89,7 +88,7 @@ impl LockClient {
 }
 
 impl Core {
-    /// If the claimant is gone when the answer comes, a claimed period is given back.
+    /// If the claimant is gone when the answer comes, a claimed period is released.
     async fn claim_period(
         self: Arc<Self>,
         key: Arc<str>,
@@ -134,13 +133,13 @@ impl Core {
 impl ClaimedPeriod {
     async fn release_here(&self) -> Result<(), Error> {
         let limit = self.core.backend.patience();
-        let give = || {
+        let release = || {
             let at = (self.length, self.begin_ms);
             self.core
                 .backend
                 .release_period(&self.key, &self.owner, at, limit)
         };
-        self.core.with_retries(limit, give).await
+        self.core.with_retries(limit, release).await
     }
 }
 
@@ -176,8 +175,8 @@ impl ClaimedPeriod {
         self.begin_ms
     }
 
-    /// Gives the period back, because nothing was done in it: somebody else may claim it. Dropping the future does not
-    /// cancel that: it continues on the client's thread.
+    /// Releases the period, because nothing was done in it: somebody else may claim it. Dropping the future does not
+    /// cancel the release: it continues on the client's thread.
     ///
     /// # Errors
     /// Those of the store; the period then stays claimed.

@@ -19,7 +19,7 @@ use tokio::{
     sync::{mpsc, oneshot},
 };
 
-use self::lock_batcher::{LockBatcher, Step};
+use self::lock_batcher::{LockBatcher, Operation};
 use super::{
     Backend, Error, Kind, OwnerReply, ReleaseOptions, Then, TryLockReply,
     period::PeriodReply,
@@ -274,12 +274,13 @@ impl Backend for RedisLocks {
         if self.min_replicas > 0 {
             return Err(then);
         }
-        let step = Step::TryLock {
+        let operation = Operation::TryLock {
             lease,
             subscribed,
             then,
         };
-        self.batcher.ask(thread, self.name(key, LOCK), who, step);
+        self.batcher
+            .ask(thread, self.name(key, LOCK), who, operation);
         Ok(())
     }
 
@@ -327,8 +328,9 @@ impl Backend for RedisLocks {
         if self.min_replicas > 0 || options != ReleaseOptions::default() {
             return Err(then);
         }
-        let step = Step::Release { then };
-        self.batcher.ask(thread, self.name(key, LOCK), who, step);
+        let operation = Operation::Release { then };
+        self.batcher
+            .ask(thread, self.name(key, LOCK), who, operation);
         Ok(())
     }
 

@@ -55,13 +55,13 @@ pub struct Redlock {
 
 /// How an attempt to acquire a [`Redlock`] ended.
 #[derive(Debug)]
-#[must_use = "a lock that is dropped is given back at once"]
+#[must_use = "a lock that is dropped is released at once"]
 pub enum TryRedlock {
     /// A majority of the nodes granted it in time.
     Acquired(RedlockGuard),
     /// There was no majority: others hold the lock on too many nodes.
     Held {
-        /// The number of nodes that granted it; these grants were given back.
+        /// The number of nodes that granted it; these grants were released.
         votes: usize,
         /// The name of one of the holders.
         holder: String,
@@ -73,7 +73,7 @@ pub enum TryRedlock {
 /// A [`Redlock`] that its holder keeps until it is released, lost, or dropped. Dropping it releases it in the
 /// background.
 #[derive(Debug)]
-#[must_use = "a lock that is dropped is given back at once"]
+#[must_use = "a lock that is dropped is released at once"]
 pub struct RedlockGuard {
     lock: Redlock,
     key: Arc<str>,
@@ -86,7 +86,7 @@ pub struct RedlockGuard {
     shares: Vec<Share>,
 }
 
-/// The possible grant of one node. It is given back when this is dropped, unless it was disarmed.
+/// The possible grant of one node. It is released when this is dropped, unless it was disarmed.
 #[derive(Debug)]
 struct Share {
     node: LockClient,
@@ -138,11 +138,11 @@ impl Redlock {
     /// # Errors
     /// [`Error::InvalidKey`], [`Error::InvalidLease`]: nothing was sent. [`Error::NoMajority`]: too many nodes did not
     /// answer. [`Error::TooLate`]: the answers took so long that nothing was left of the validity. In both cases the
-    /// client gives back what was granted.
+    /// client releases what was granted.
     ///
     /// # Cancel safety
     /// If the future is dropped, the request to each node continues to its answer on the thread of the node's client.
-    /// What the nodes granted is then given back.
+    /// What the nodes granted is then released.
     pub async fn try_lock(
         &self,
         key: &str,
@@ -175,7 +175,7 @@ impl Redlock {
         }
     }
 
-    // Long: one place counts what the nodes granted, and gives it back.
+    // Long: one place counts what the nodes granted, and releases it.
     async fn try_once(&self, key: &Arc<str>, lease: Duration) -> Result<TryRedlock, Error> {
         let timeout = self.node_timeout.unwrap_or_else(|| {
             (lease / 20).clamp(Duration::from_millis(10), Duration::from_millis(500))

@@ -1,4 +1,4 @@
-//! A lock that its owner can acquire again. Each level is given back on its own; giving back the last one releases the
+//! A lock that its owner can acquire again. Each level is released on its own; releasing the last level releases the
 //! lock.
 
 use std::{
@@ -24,7 +24,7 @@ use parking_lot::{Mutex, MutexGuard};
 /// A lock with levels, for code that calls itself (in this process or in another one) while it holds the lock.
 ///
 /// The lock belongs to an *owner*, not to a value or a task. Clones of this value have the same owner, and
-/// [`ReentrantLock::owned_by`] names an owner that other processes can use too. Dropping the value gives nothing back,
+/// [`ReentrantLock::owned_by`] names an owner that other processes can use too. Dropping the value releases nothing,
 /// because other levels may be in use; levels that nobody leaves lapse with the lease. A key is either reentrant or
 /// not: a [`Lock`](super::Lock) on the key of a reentrant lock is refused ([`Error::WrongType`]), and the other way
 /// round.
@@ -32,15 +32,15 @@ use parking_lot::{Mutex, MutexGuard};
 /// ```
 /// # tokio_test(async {
 /// use std::time::Duration;
-/// use soloist::{LockClient, lock::{Enter, Leave}};
+/// use soloist::{LockClient, lock::{ReleasedLevel, TryEnter}};
 ///
 /// # let dir = tempfile::tempdir()?;
 /// # let locks = LockClient::open(&format!("sqlite:{}", dir.path().join("locks.db").display()))?;
 /// let account = locks.reentrant("account/42", Duration::from_secs(30))?;
-/// assert!(matches!(account.enter(Duration::ZERO).await?, Enter::Entered { levels: 1, .. }));
-/// assert!(matches!(account.enter(Duration::ZERO).await?, Enter::Entered { levels: 2, .. }));
-/// assert_eq!(account.leave().await?, Leave::Still { levels: 1 });
-/// assert_eq!(account.leave().await?, Leave::Freed);
+/// assert!(matches!(account.enter(Duration::ZERO).await?, TryEnter::Acquired { levels: 1, .. }));
+/// assert!(matches!(account.enter(Duration::ZERO).await?, TryEnter::Acquired { levels: 2, .. }));
+/// assert_eq!(account.leave().await?, ReleasedLevel::StillHeld { levels: 1 });
+/// assert_eq!(account.leave().await?, ReleasedLevel::Released);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// # });
 /// # fn tokio_test(f: impl Future<Output = Result<(), Box<dyn std::error::Error>>>) {
@@ -72,9 +72,9 @@ struct Known {
 /// How an attempt to enter ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use]
-pub enum Enter {
-    /// The owner has entered the lock.
-    Entered {
+pub enum TryEnter {
+    /// The owner has acquired the level.
+    Acquired {
         /// The number of levels, with this one.
         levels: u32,
         /// The token of the first level, because all levels are one grant. See
@@ -90,17 +90,17 @@ pub enum Enter {
     },
 }
 
-/// How giving back one level ended.
+/// How the release of one level ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use]
-pub enum Leave {
+pub enum ReleasedLevel {
     /// One level less; the owner still holds the lock.
-    Still {
+    StillHeld {
         /// The number of levels that are left.
         levels: u32,
     },
     /// That was the last level: the lock is free.
-    Freed,
+    Released,
     /// Another owner holds the lock, and keeps it.
     Foreign {
         /// The name in that owner.
@@ -150,13 +150,13 @@ impl ReentrantLock {
     /// more than that is left. While another owner holds it, asks again as often as `retry` says.
     ///
     /// # Errors
-    /// As [`LockClient::try_lock`]. After [`Error::Unreachable`] a level may have been entered; the client gives it
-    /// back in the background, or it lapses with the lease.
+    /// As [`LockClient::try_lock`]. After [`Error::Unreachable`] a level may have been acquired; the client releases it
+    /// in the background, or it lapses with the lease.
     ///
     /// # Cancel safety
     /// If the future is dropped, the request that it has sent continues to its answer on the client's thread. A level
-    /// that was entered is then given back.
-    pub async fn try_enter(&self, mut retry: impl RetryStrategy) -> Result<Enter, Error> {
+    /// that was acquired is then released.
+    pub async fn try_enter(&self, mut retry: impl RetryStrategy) -> Result<TryEnter, Error> {
         let begun = Boottime::now();
         let mut number = 0;
         let nonce = self.name_of_level();
@@ -173,7 +173,7 @@ impl ReentrantLock {
                     match retry.pause(&attempt) {
                         Some(pause) => self.client.core.thread.sleep(pause).await,
                         None => {
-                            return Ok(Enter::Held {
+                            return Ok(TryEnter::Held {
                                 holder: name_of(&owner).to_owned(),
                                 remaining,
                             });
@@ -193,11 +193,11 @@ impl ReentrantLock {
     ///
     /// # Cancel safety
     /// As [`ReentrantLock::try_enter`]; the caller also leaves the queue.
-    pub async fn enter(&self, wait: Duration) -> Result<Enter, Error> {
+    pub async fn enter(&self, wait: Duration) -> Result<TryEnter, Error> {
         let begun = Boottime::now();
         // Before all waiters: they may be waiting for this owner.
         match self.try_enter(NoRetry).await {
-            Ok(Enter::Held { .. }) => {}
+            Ok(TryEnter::Held { .. }) => {}
             // The store may come back while the caller waits.
             Err(e) if e.is_transient() && !wait.is_zero() => {}
             out => return out,
@@ -212,14 +212,14 @@ impl ReentrantLock {
                 undo_if_dropped.disarm();
                 Ok(entered)
             }
-            WaitOutcome::Held { holder, remaining } => Ok(Enter::Held { holder, remaining }),
+            WaitOutcome::Held { holder, remaining } => Ok(TryEnter::Held { holder, remaining }),
         }
     }
 
     async fn wait_here(
         self,
         wait: Duration,
-    ) -> Result<WaitOutcome<(Enter, IfDropped<impl FnOnce() + Send>), ()>, Error> {
+    ) -> Result<WaitOutcome<(TryEnter, IfDropped<impl FnOnce() + Send>), ()>, Error> {
         let this = &self;
         let ask = |subscribed| async move {
             let nonce = this.name_of_level();
@@ -244,24 +244,24 @@ impl ReentrantLock {
         self.client.core.nonce().into()
     }
 
-    /// One attempt. If the caller is gone when the answer comes, a level that was entered is given back.
+    /// One attempt. If the caller is gone when the answer comes, a level that was acquired is released.
     async fn enter_once(
         &self,
         nonce: &Arc<str>,
         subscribed: bool,
-    ) -> Result<WaiterTry<Enter>, Error> {
+    ) -> Result<WaiterTry<TryEnter>, Error> {
         let (tried, undo_if_dropped) = self.enter_or_undo(nonce, subscribed).await?;
         // From here on the caller has the level.
         undo_if_dropped.disarm();
         Ok(tried)
     }
 
-    /// The level is given back when what comes with it is dropped, and not disarmed.
+    /// The level is released when the returned [`IfDropped`] is dropped without being disarmed.
     async fn enter_or_undo(
         &self,
         nonce: &Arc<str>,
         subscribed: bool,
-    ) -> Result<(WaiterTry<Enter>, IfDropped<impl FnOnce() + Send + use<>>), Error> {
+    ) -> Result<(WaiterTry<TryEnter>, IfDropped<impl FnOnce() + Send + use<>>), Error> {
         let (this, nonce) = (self.clone(), nonce.clone());
         let entering = async move { this.enter_here(nonce, subscribed).await };
         self.client.core.run(&self.key, entering).await
@@ -272,7 +272,7 @@ impl ReentrantLock {
         self,
         nonce: Arc<str>,
         subscribed: bool,
-    ) -> Result<(WaiterTry<Enter>, IfDropped<impl FnOnce() + Send>), Error> {
+    ) -> Result<(WaiterTry<TryEnter>, IfDropped<impl FnOnce() + Send>), Error> {
         let core = &self.client.core;
         let limit = core.backend.patience();
         let sent = AtomicU64::new(0);
@@ -301,7 +301,7 @@ impl ReentrantLock {
                 known.held = Some(fresh);
                 known.levels.push((nonce.clone(), LevelToLeave::Named));
                 WaiterTry::Acquired {
-                    lock: Enter::Entered { levels, token },
+                    lock: TryEnter::Acquired { levels, token },
                     owner: self.owner.clone(),
                     lease,
                 }
@@ -324,13 +324,13 @@ impl ReentrantLock {
         Ok((tried, undo_if_dropped))
     }
 
-    /// Gives back in the background a level that no caller knows of.
+    /// Releases in the background a level that no caller knows of.
     fn undo(&self, nonce: Arc<str>) {
         let this = self.clone();
         this.known().levels.retain(|(name, _)| *name != nonce);
         self.client.core.thread.spawn_tracked(async move {
             if let Err(e) = this.leave_by(&nonce, LevelToLeave::Unanswered).await {
-                tracing::debug!(error = %e, "a level could not be given back; it lapses with the lease");
+                tracing::debug!(error = %e, "a level could not be released; it lapses with the lease");
             }
         });
     }
@@ -343,15 +343,15 @@ impl ReentrantLock {
         }
     }
 
-    /// Gives back one level. If a reply is lost, the client asks again, which takes off no second level.
+    /// Releases one level. If a reply is lost, the client asks again, which releases no second level.
     ///
     /// # Errors
     /// [`Error::Unreachable`], [`Error::Refused`], [`Error::WrongType`].
     ///
     /// # Cancel safety
     /// Dropping the future does not cancel the request: it continues in the background. (A future that was never polled
-    /// gives nothing back.)
-    pub async fn leave(&self) -> Result<Leave, Error> {
+    /// releases nothing.)
+    pub async fn leave(&self) -> Result<ReleasedLevel, Error> {
         let this = self.clone();
         let newest = this.known().levels.pop();
         // If other values use the owner too, the newest level may be theirs.
@@ -366,7 +366,7 @@ impl ReentrantLock {
         self.client.core.run(&self.key, leaving).await
     }
 
-    async fn leave_by(&self, nonce: &str, which: LevelToLeave) -> Result<Leave, Error> {
+    async fn leave_by(&self, nonce: &str, which: LevelToLeave) -> Result<ReleasedLevel, Error> {
         let core = &self.client.core;
         let limit = core.backend.patience();
         let asked = AtomicU32::new(0);
@@ -381,20 +381,20 @@ impl ReentrantLock {
             core.queues.wake(&self.key);
         }
         Ok(match left {
-            LeaveReply::Levels(0) => self.is_over(Leave::Freed),
-            LeaveReply::Levels(levels) => Leave::Still { levels },
+            LeaveReply::Levels(0) => self.is_over(ReleasedLevel::Released),
+            LeaveReply::Levels(levels) => ReleasedLevel::StillHeld { levels },
             // The first request released the lock, and its answer was lost.
             LeaveReply::NotOwner(_) if asked.into_inner() > 1 && self.is_held() => {
-                self.is_over(Leave::Freed)
+                self.is_over(ReleasedLevel::Released)
             }
-            LeaveReply::NotOwner(Some(owner)) => self.is_over(Leave::Foreign {
+            LeaveReply::NotOwner(Some(owner)) => self.is_over(ReleasedLevel::Foreign {
                 holder: name_of(&owner).to_owned(),
             }),
-            LeaveReply::NotOwner(None) => self.is_over(Leave::NotHeld),
+            LeaveReply::NotOwner(None) => self.is_over(ReleasedLevel::NotHeld),
         })
     }
 
-    fn is_over(&self, how: Leave) -> Leave {
+    fn is_over(&self, how: ReleasedLevel) -> ReleasedLevel {
         let mut known = self.known();
         known.held = None;
         known.levels.clear();
@@ -480,7 +480,7 @@ impl ReentrantLock {
     }
 
     /// Keeps all levels renewed in the background, as [`Lock::keep_renewed`](super::Lock::keep_renewed) does, until the
-    /// last level is given back, the lock is lost, or this value and its clones are dropped. Returns at once. A second
+    /// last level is released, the lock is lost, or this value and its clones are dropped. Returns at once. A second
     /// call does nothing, and neither does a call while the lock is not entered: call it after each
     /// [`ReentrantLock::enter`] that enters from outside.
     pub fn keep_renewed(&self) {
@@ -558,7 +558,7 @@ pub(super) enum EnterReply {
     Stale,
 }
 
-/// Which level to give back.
+/// Which level to release.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LevelToLeave {
     /// The level of this name.

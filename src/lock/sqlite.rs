@@ -22,7 +22,7 @@ use crate::{
     model::FencingToken,
     store::{
         self, Store,
-        sqlite::{Fault, SqliteStore, Step},
+        sqlite::{Fault, Request, SqliteStore},
     },
 };
 
@@ -94,7 +94,7 @@ impl SqliteLocks {
         &self,
         key: &str,
         limit: Duration,
-        f: impl FnOnce(&mut Step<'_>, &str) -> Result<Option<T>, Fault> + Send + 'static,
+        f: impl FnOnce(&mut Request<'_>, &str) -> Result<Option<T>, Fault> + Send + 'static,
     ) -> Result<T, Error> {
         let name = self.name(key);
         let work = self.store.write(move |s| f(s, &name));
@@ -117,7 +117,7 @@ fn micros(time: Duration) -> i64 {
     i64::try_from(time.as_micros()).unwrap_or(i64::MAX)
 }
 
-fn row(s: &Step<'_>, name: &str) -> Result<Option<Row>, Fault> {
+fn row(s: &Request<'_>, name: &str) -> Result<Option<Row>, Fault> {
     Ok(s.db
         .prepare_cached("SELECT owner, count, nonce, token, until FROM locks WHERE key = ?1")?
         .query_row([name], |r| {
@@ -151,7 +151,7 @@ enum Ownership {
     OfAnotherKind,
 }
 
-fn ownership(s: &Step<'_>, name: &str, owner: &str, kind: Kind) -> Result<Ownership, Fault> {
+fn ownership(s: &Request<'_>, name: &str, owner: &str, kind: Kind) -> Result<Ownership, Fault> {
     Ok(match row(s, name)?.filter(|r| r.left(s.now_us).is_some()) {
         None => Ownership::Others(None),
         Some(r) if r.kind() != kind => Ownership::OfAnotherKind,
@@ -173,7 +173,7 @@ enum Acquire {
 
 /// Acquires a lock, or one level of it if `level` names one. None: the key has a lock of another kind.
 fn acquire(
-    s: &Step<'_>,
+    s: &Request<'_>,
     name: &str,
     (owner, level): (&str, Option<&str>),
     lease: Duration,
@@ -235,7 +235,7 @@ fn acquire(
     Ok(Some(Acquire::Acquired(FencingToken(token), 1)))
 }
 
-fn write_levels(s: &Step<'_>, name: &str, levels: Option<&Levels>) -> Result<(), Fault> {
+fn write_levels(s: &Request<'_>, name: &str, levels: Option<&Levels>) -> Result<(), Fault> {
     if let Some(levels) = levels {
         s.execute(
             "UPDATE locks SET count = ?2, nonce = ?3 WHERE key = ?1",
@@ -246,7 +246,7 @@ fn write_levels(s: &Step<'_>, name: &str, levels: Option<&Levels>) -> Result<(),
 }
 
 /// Ends a lock, and announces its release.
-fn free(s: &mut Step<'_>, name: &str, owner: String) -> Result<(), Fault> {
+fn free(s: &mut Request<'_>, name: &str, owner: String) -> Result<(), Fault> {
     s.execute(
         "UPDATE locks SET until = ?2 WHERE key = ?1",
         &[&name, &-s.now_us],
@@ -255,7 +255,7 @@ fn free(s: &mut Step<'_>, name: &str, owner: String) -> Result<(), Fault> {
     Ok(())
 }
 
-fn tell(s: &mut Step<'_>, name: &str, owner: String) {
+fn tell(s: &mut Request<'_>, name: &str, owner: String) {
     let lock = name.to_owned();
     s.effects.events.push(Event::Unlocked { lock, owner });
 }

@@ -1,4 +1,4 @@
-//! Which attempt follows a run that did not succeed. The store keeps it until somebody claims it.
+//! Which attempt follows a run that did not succeed. The store keeps it until an instance claims it.
 
 use super::{
     backoff,
@@ -33,7 +33,8 @@ pub fn after_failure(job: &Job, attempt: u32) -> Option<DelayedAttempt> {
 
 /// After a run whose command was never started: the next one repeats nothing, whatever the job says of repeats.
 ///
-/// It counts as a takeover, because a newer occurrence replaces a waiting retry but not a waiting takeover.
+/// The next attempt counts as a takeover, because a newer occurrence replaces a waiting retry but not a waiting
+/// takeover.
 pub fn after_no_start(attempt: u32) -> Option<DelayedAttempt> {
     (attempt < MOST).then_some(DelayedAttempt {
         delay_ms: 0,
@@ -55,7 +56,7 @@ mod tests {
         config.jobs.values().next().expect("a job").clone()
     }
 
-    /// Of each attempt from the first on, how long after it the next one comes (ms), until there is none.
+    /// The delay of the next attempt (ms) after each attempt from the first on, until there is none.
     fn delays(job: &Job, after: fn(&Job, u32) -> Option<DelayedAttempt>) -> Vec<i64> {
         let next = (1..20).map_while(|attempt| after(job, attempt));
         next.map(|a| a.delay_ms).collect()

@@ -1,4 +1,4 @@
-//! Pauses between tries that fail, and between words about it: the one rule for all that is tried again.
+//! Pauses between failed tries, and between messages about them: the one rule for everything that is tried again.
 
 use std::time::Duration;
 
@@ -34,12 +34,12 @@ impl Pauses {
     }
 }
 
-/// Lets something be said at once, and while it lasts once in a while.
+/// Lets a message through at once, and again once in a while as long as its cause lasts.
 #[derive(Debug, Default)]
 pub struct Throttle(Option<Boottime>);
 
 impl Throttle {
-    /// True: it was not said for `every`, and is said now.
+    /// True: no message was let through for `every`; this one is.
     pub fn lets(&mut self, now: Boottime, every: Duration) -> bool {
         let lets = self.0.is_none_or(|said| now.since(said) >= every);
         if lets {
@@ -48,18 +48,18 @@ impl Throttle {
         lets
     }
 
-    /// It has been said before.
+    /// True: a message was let through, and its cause is not over.
     pub fn was_said(&self) -> bool {
         self.0.is_some()
     }
 
-    /// It is over: the next time it is said at once.
+    /// The cause is over: the next message is let through at once.
     pub fn over(&mut self) {
         self.0 = None;
     }
 }
 
-/// `pause`, or down to half of it, by `roll` from 0 to 1: what failed together does not come back together.
+/// From half of `pause` to all of it, by `roll` from 0 to 1: callers that failed together do not retry together.
 pub fn spread(pause: Duration, roll: f64) -> Duration {
     pause.mul_f64(0.5 + roll.clamp(0.0, 1.0) / 2.0)
 }

@@ -1,7 +1,7 @@
 //! Which time it is: what an instance believes of the store's clock, and when it does not believe it.
 //!
 //! The store's clock names the instants at which occurrences are due. It may be wrong: a server that comes up with a
-//! clock an hour ahead, or one that is stepped and put right again. So three kinds of witnesses are asked:
+//! clock an hour ahead, or one whose clock is stepped and corrected again. So three kinds of witnesses are asked:
 //!
 //! - the *monotonic time* that passed on this host since the clock was believed last;
 //! - the *wall clocks of the hosts*, this one's and those of the other instances, as their heartbeats tell them;
@@ -9,10 +9,10 @@
 //!   hosts'.
 //!
 //! A store's clock that goes on evenly is believed whatever the wall clocks show: they may be stepped as well. That
-//! holds from when the hosts have sided with it, another one than this among them; until then there is only its own
-//! word for it, and more hosts of one mind outvote it at any time. One that jumps by more than [`SLACK`] is in doubt
-//! until the witnesses agree with it or it comes back. While it is in doubt the instance goes by the monotonic time,
-//! claims nothing, and says so.
+//! holds once the hosts have sided with it, at least one other host among them. Until then only the store's clock
+//! itself speaks for it, and hosts that agree with each other outvote it at any time if they are more. One that jumps
+//! by more than [`SLACK`] is in doubt until the witnesses agree with it or it comes back. While it is in doubt the
+//! instance goes by the monotonic time, claims nothing, and says so.
 
 use std::time::Duration;
 
@@ -62,13 +62,13 @@ impl Estimate {
             .saturating_add(age_us / (1_000_000 / DRIFT_PPM))
     }
 
-    /// How far `new` is from what this one makes expect, µs; None: it fits.
+    /// How far `new` is from what this estimate predicts, µs; None: it fits.
     fn apart(&self, new: &Self) -> Option<i64> {
         let apart = new.offset_us.saturating_sub(self.offset_us);
         (apart.saturating_abs() > self.aged(new.at) + new.error_us + STEP_US).then_some(apart)
     }
 
-    /// Takes `new` in, which fits, where it is the more exact one.
+    /// Takes over `new`, which fits, if it is the more exact one.
     fn refine(&mut self, new: Self) {
         if new.error_us <= self.aged(new.at) {
             *self = new;
@@ -76,7 +76,7 @@ impl Estimate {
     }
 }
 
-/// What became of a sample. Amounts are in µs: by how much the store's clock is ahead of what was expected.
+/// The effect of a sample. Amounts are in µs: by how much the store's clock is ahead of the expected time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sampled {
     /// As expected, or the first one.
@@ -87,7 +87,7 @@ pub enum Sampled {
     Doubted(i64),
     /// Still in doubt.
     InDoubt,
-    /// It is back at what was believed all the time, give or take a small jump.
+    /// The store's clock is back at the believed time, give or take a small jump.
     Restored,
 }
 
@@ -104,10 +104,10 @@ pub enum Verdict {
 #[derive(Debug, Default, Clone)]
 pub struct Belief {
     known: Option<Estimate>,
-    /// Most hosts sided with it once, another one than this among them.
+    /// Most hosts sided with the store's clock once, at least one other host among them.
     confirmed: bool,
     doubt: Option<Doubt>,
-    /// When it was begun to be doubted last, and believed again.
+    /// When the last doubt began, and when it ended.
     spell: Option<(Boottime, Option<Boottime>)>,
 }
 
@@ -143,7 +143,7 @@ impl Belief {
         Some(doubt.shown.offset_us.saturating_sub(known.offset_us))
     }
 
-    /// Whether the clock was in doubt at `moment`, as far as the last time that it was.
+    /// Whether the clock was in doubt at `moment`; only the last doubt is known.
     pub fn doubted_at(&self, moment: Boottime) -> bool {
         self.spell
             .is_some_and(|(from, to)| from <= moment && to.is_none_or(|to| moment <= to))
@@ -243,12 +243,13 @@ impl Belief {
             near_it += usize::from(new <= near);
             near_the_other_alone += usize::from(old <= near && new > near);
         }
-        // A server that is some seconds off, after a failover for instance, would be believed by whoever starts now.
+        // A server that is some seconds off, after a failover for instance, would be believed by an instance that
+        // starts now.
         let lasts = now.since(doubt.since) >= PROBATION && near_it >= near_the_other_alone;
         if with > against || lasts {
             *known = doubt.shown;
             self.doubt = None;
-            // Of this time nobody was asked yet.
+            // The hosts were not asked about this time yet.
             self.confirmed = false;
             return Some(Verdict::Accepted(ahead_us));
         }
@@ -256,7 +257,7 @@ impl Belief {
     }
 }
 
-/// How many of `walls` are near one of them, at most, and that one: of several the middle one.
+/// The largest number of `walls` that are near one of them, and that one; of several such, the middle one.
 fn of_one_mind(walls: &[i64]) -> (usize, i64) {
     let near = NEAR.as_millis() as i64;
     let around = |one: i64| {
@@ -343,13 +344,13 @@ mod tests {
             let verdict = b.vote(&walls, at(61_000));
             assert_eq!(verdict, Some(Verdict::Outvoted(HOUR)), "{own}");
         }
-        // Hosts that are not of one mind do not confirm it either.
+        // Hosts that disagree do not confirm it either.
         let mut b = believed(HOUR);
         assert_eq!(b.vote(&[-hour, 0], at(0)), None);
         assert_eq!(b.vote(&[-hour, 0, -hour], at(1000)), None);
         let verdict = b.vote(&[-hour, 0, -hour, -hour], at(2000));
         assert_eq!(verdict, Some(Verdict::Outvoted(HOUR)));
-        // What is believed after a jump has to be confirmed anew.
+        // A time that is believed after a jump has to be confirmed anew.
         let mut b = believed(0);
         assert_eq!(b.vote(&[0, 0], at(0)), None);
         b.sample(shown(1000, HOUR));
@@ -540,7 +541,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whoever was there alone before believes what somebody believes who starts now.
+        /// An instance that was alone before comes to believe what one believes that starts now.
         #[test]
         fn who_was_first_comes_to_what_a_newcomer_believes(walls in hosts(), alone in 0u64..100_000) {
             let (mut first, mut newcomer) = (Belief::default(), Belief::default());
@@ -552,7 +553,7 @@ mod tests {
             prop_assert_eq!(first.doubt_us(), newcomer.doubt_us());
         }
 
-        /// While neither the store's clock nor the hosts' are stepped, nobody goes to and fro.
+        /// While neither the store's clock nor the hosts' are stepped, the belief does not go to and fro.
         #[test]
         fn the_same_witnesses_lead_to_one_verdict(walls in hosts(), jump in prop::sample::select(vec![0, 15 * SECOND, HOUR])) {
             let mut b = believed(0);

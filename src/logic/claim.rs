@@ -26,7 +26,7 @@ pub use self::{control::*, epoch::*, message::*, register::*, renew::*, settle::
 use super::belief;
 use crate::model::{Occurrence, Outcome, RunRecord, Trigger};
 
-/// The record of an occurrence, or of `count` of them, that no run was made for.
+/// The record of an occurrence, or of `count` of them, that got no run.
 fn not_run(
     claim: &Claim,
     occurrence: Occurrence,
@@ -90,7 +90,7 @@ pub fn claim(
 /// What one check of a claim says: go on towards a grant, or answer this.
 type Checked<T> = ControlFlow<Answer, T>;
 
-/// Nobody has the occurrence.
+/// Decides a claim for an occurrence that is not open.
 fn claim_undecided(
     st: &mut State,
     c: &Claim,
@@ -125,7 +125,7 @@ fn claim_undecided(
     ControlFlow::Continue(grant)
 }
 
-/// The occurrence, if its time has come and it is not decided. That of a trigger is given here.
+/// The occurrence, if its time has come and it is not decided. The occurrence of a trigger is chosen here.
 fn due(st: &mut State, c: &Claim, now_us: i64, effects: &mut Effects) -> Checked<Occurrence> {
     let now = now_us.div_euclid(1000);
     match &c.target {
@@ -138,7 +138,7 @@ fn due(st: &mut State, c: &Claim, now_us: i64, effects: &mut Effects) -> Checked
                 let wait_us = at.0 * 1000 - now_us;
                 return ControlFlow::Break(Answer::Early { wait_us });
             }
-            // Somebody has the job, and it is enabled.
+            // An instance has the job, and has it enabled.
             st.off = 0;
             ControlFlow::Continue(*at)
         }
@@ -149,7 +149,7 @@ fn due(st: &mut State, c: &Claim, now_us: i64, effects: &mut Effects) -> Checked
                 let last = st.last.clone().filter(|l| Some(l.occurrence) == at);
                 return ControlFlow::Break(Answer::Settled(last));
             }
-            // Where `before` has passed and is not decided, there must be room for more than one trigger.
+            // If `before` has passed and is not decided, more than one trigger needs room before it.
             let at = match before {
                 Some(b) if b.0 <= now => (st.newest + 1).max(b.0 - 1000),
                 _ => now,
@@ -158,13 +158,13 @@ fn due(st: &mut State, c: &Claim, now_us: i64, effects: &mut Effects) -> Checked
                 return ControlFlow::Continue(Occurrence(at));
             }
             if now > c.start_by {
-                // To be recorded it needs no room, only an instant that is no scheduled one.
+                // A record needs no room, only an instant that is not a scheduled one.
                 let at = Occurrence(if now % 1000 == 0 { now + 1 } else { now });
                 let reason = too_late(c).to_owned();
                 let answer = not_started(st, c, at, now, Outcome::Missed, reason, effects);
                 return ControlFlow::Break(answer);
             }
-            // Where the clock stands behind what is decided, there is room when it has come that far.
+            // If the clock is behind the newest decided occurrence, there is room once the clock has passed it.
             let room_us = (st.newest + 1) * 1000 - now_us;
             let wait_us = if at <= st.newest { room_us } else { 1000 };
             ControlFlow::Break(Answer::Early { wait_us })
@@ -180,7 +180,7 @@ fn too_late(c: &Claim) -> &'static str {
     }
 }
 
-/// The same of one that was never to start.
+/// The same for an occurrence that was never to start.
 fn never(c: &Claim) -> &'static str {
     match c.start_by {
         REMOVED => JOB_REMOVED,
@@ -206,7 +206,7 @@ fn give_up_missed(st: &mut State, c: &Claim, at: Occurrence, effects: &mut Effec
     ControlFlow::Continue(())
 }
 
-/// It may have run before its time, by a clock that was wrong: see [`Control::Rewind`].
+/// The occurrence may have run before its time, by a wrong clock: see [`Control::Rewind`].
 fn apply_early_runs(st: &mut State, c: &Claim, at: Occurrence) -> Checked<()> {
     let ran = !c.is_manual() && st.early.contains(&at);
     if ran {
@@ -220,7 +220,7 @@ fn apply_early_runs(st: &mut State, c: &Claim, at: Occurrence) -> Checked<()> {
     ControlFlow::Continue(())
 }
 
-/// A pause, a skip or the time may decide it without a run. Neither a pause nor a skip is for triggers.
+/// A pause, a skip or the time may decide the occurrence without a run. Pauses and skips do not apply to triggers.
 fn apply_pause_and_skip(
     st: &mut State,
     c: &Claim,
@@ -283,7 +283,7 @@ fn apply_overlap(
         lapse(st, 0, c, now, effects);
     }
     let until_resumed = st.until_resumed(now);
-    // More than one only where the policy was Allow before.
+    // More than one is open only if the policy was Allow before.
     while let Some(e) = st.open.first_mut() {
         let first = Answer::RunFirst(e.run.occurrence);
         match e.next_attempt {
@@ -302,9 +302,9 @@ fn apply_overlap(
                 st.open.remove(0);
             }
             None => {
-                // Proof that the run was going on when this occurrence was due. Without it the run before may be
-                // dead, and skipping for a dead run's sake would lose this one; or it is overdue itself, and
-                // only began later.
+                // Proof that the run was going on when this occurrence was due. Without it the run may be dead, and to
+                // skip because of a dead run would lose this occurrence; or the run is overdue itself, and began after
+                // this occurrence was due.
                 let alive = e.run.granted_at <= at.0
                     && (e.renewed_at >= at.0 || c.holds.contains(&e.run.id));
                 if skips && alive {
@@ -334,16 +334,17 @@ fn skip_for_overlap(
     decide(st, c, at, now, Outcome::Skipped, reason, effects)
 }
 
-/// The watermark only grows: whatever anybody knows to be decided stays decided, also where a server that took over is
-/// some seconds behind. What lies further in the future is no knowledge: it was learned by a clock that was wrong, and
-/// must not come back after [`Control::Rewind`].
+/// The watermark only grows: what any instance knows to be decided stays decided, also when a server that took over is
+/// some seconds behind. An occurrence further in the future does not count: it was learned by a wrong clock, and must
+/// not come back after [`Control::Rewind`].
 fn know(st: &mut State, known: Occurrence, now: i64) {
     if known.0 <= now + belief::NEAR.as_millis() as i64 {
         st.newest = st.newest.max(known.0);
     }
 }
 
-/// The occurrence asked for is open: ours already, somebody's, lapsed, or waiting for its next attempt.
+/// Decides a claim for an open occurrence: the claimant's already, another instance's, lapsed, or waiting for its next
+/// attempt.
 fn claim_open(
     st: &mut State,
     i: usize,
@@ -355,8 +356,8 @@ fn claim_open(
     if st.open[i].next_attempt.is_none() {
         let e = &mut st.open[i];
         if e.run.id == c.run {
-            // Asked again after a lost reply: the claimant counts its trust from this request, so whoever watches
-            // has to begin anew.
+            // Asked again after a lost reply: the claimant counts its trust from this request, so an instance that
+            // watches has to begin anew.
             e.seq = e.seq.saturating_add(1);
             e.renewed_at = now;
             return Answer::Granted(e.grant());
@@ -387,7 +388,7 @@ fn claim_open(
     if let Some(later) = st.until_resumed(now) {
         return later;
     }
-    // Another one is held only where the policy was Allow before.
+    // Another one is held only if the policy was Allow before.
     let mut i = i;
     while c.overlap != Overlap::Allow
         && let Some(j) = st.open.iter().position(|o| o.next_attempt.is_none())
@@ -410,13 +411,13 @@ fn claim_open(
     Answer::Granted(e.grant())
 }
 
-/// The holder of open entry `i` is gone, nobody knows how its run ended. True: another attempt is due.
+/// The holder of open entry `i` is gone, and nobody knows how its run ended. True: another attempt is due.
 fn lapse(st: &mut State, i: usize, c: &Claim, now: i64, effects: &mut Effects) -> bool {
     let e = &mut st.open[i];
     effects
         .records
         .push(e.record(&c.job, Outcome::Unknown, now, LAPSED));
-    // A run that nobody saw ending was busy as far as its last renewal shows, not until it was found dead.
+    // A run whose end nobody saw counts as busy until its last renewal, not until it was found dead.
     st.last = Some(last(e, Outcome::Unknown, e.renewed_at));
     if c.on_crash == OnCrash::Rerun && e.run.attempt < c.max_attempts && e.stop.is_none() {
         e.next_attempt = Some(NextAttempt {
@@ -456,7 +457,7 @@ fn decide(
     not_started(st, c, at, now, outcome, reason, effects)
 }
 
-/// As [`decide`], but what is undecided before `at` stays so.
+/// As [`decide`], but occurrences before `at` stay undecided.
 fn not_started(
     st: &mut State,
     c: &Claim,

@@ -1,8 +1,9 @@
-//! The contest for one occurrence, as one instance fights it: what it knows goes in, what it does next comes out.
+//! The contest for one occurrence, as one instance fights it: the caller passes in what the instance knows, and gets
+//! what to do next.
 //!
-//! [`Contest`] is one claim to the store, from the moment on which an occurrence is due here until it is known what
-//! became of it. [`JobState`] is what the instance knows of the job meanwhile. Neither waits, asks or tells the time:
-//! the caller does what a [`Step`] says and comes back with what came of it.
+//! [`Contest`] is one claim to the store, from the moment at which an occurrence is due on this instance until its
+//! decision is known. [`JobState`] is what the instance knows of the job meanwhile. Neither waits, sends requests or
+//! reads a clock: the caller carries out a [`Step`] and reports the result.
 //!
 //! ```text
 //! new ── Pause ──▶ look ──▶ something is missing: Rest, TakeSlot, TakePermit, FindGrant ──▶ look
@@ -35,30 +36,31 @@ use super::{
 };
 use crate::model::{Boottime, InstanceId, Occurrence, Outcome, Run, RunId, Trigger, job::Job};
 
-/// How much later than the one before it an instance asks for an occurrence, by its rank for that occurrence. The
-/// first goes at once; when it is dead, nobody waits for it longer than this.
+/// An instance delays its claim by this for each instance that ranks before it for the occurrence. The first claims at
+/// once; a dead instance delays the others by no more than this.
 const HANDICAP: Duration = Duration::from_millis(3);
 const HANDICAP_MAX: Duration = Duration::from_millis(45);
-/// After the last moment for a start: by then it has passed on the store's clock too.
+/// This long after the last moment for a start, that moment has passed on the store's clock too.
 pub const START_MARGIN: Duration = Duration::from_millis(20);
-/// The longest wait for a slot before the situation is looked at again.
+/// The longest wait for a slot before a contest looks again.
 const LONGEST_WAIT_FOR_SLOT: Duration = Duration::from_secs(3600);
-/// How often one contest asks again, when the answer says that it soon may: at first as soon as it says, then less and
-/// less often. A clock that stands behind what is decided would otherwise be asked a thousand times a second.
+/// How often one contest asks again when the answer says to ask again soon: at first as soon as the answer says, then
+/// at growing intervals. Otherwise, while the store's clock is behind the decided occurrences, a contest would ask a
+/// thousand times a second.
 const PACE: (u32, Duration) = (3, Duration::from_secs(1));
-/// Before a contest looks again whether a run of its job that has ended here is settled.
+/// How long a contest waits before it looks again whether a run of its job that ended on this instance is settled.
 const SETTLED_YET: Duration = Duration::from_secs(1);
 
 /// What a contest is about.
 #[derive(Debug, Clone)]
 pub struct Ask {
     pub target: Target,
-    /// Given up before it.
+    /// Earlier occurrences that the claim gives up.
     pub missed: Vec<Missed>,
     pub trigger: Trigger,
-    /// Unix ms of the store's clock: not later than this.
+    /// The last moment for a start, Unix ms of the store's clock.
     pub start_by: i64,
-    /// It was decided before, and is to be looked at again: for its next attempt, or because its holder is gone.
+    /// The occurrence was decided before, and is claimed again: for its next attempt, or because its holder is gone.
     pub next_attempt: bool,
 }
 
@@ -73,7 +75,7 @@ impl Ask {
         }
     }
 
-    /// Of a manual trigger.
+    /// The key of a manual trigger.
     pub fn key(&self) -> Option<&str> {
         match &self.target {
             Target::Manual { key, .. } => Some(key),
@@ -82,19 +84,19 @@ impl Ask {
     }
 }
 
-/// What keeps this instance from asking for anything.
+/// Why this instance must not claim anything now.
 #[derive(Debug, Clone)]
 pub enum Halt {
-    /// It takes nothing new: it drains, or it stops.
+    /// The instance takes nothing new: it drains, or it stops.
     Draining,
-    /// The store must not be relied on: why, as a decision and in words.
+    /// The store must not be relied on; the reason as a decision, and in words.
     Unreliable(&'static str, Arc<str>),
 }
 
-/// One of the runs that this instance may have at one time.
+/// A slot: the right to one of the runs that this instance may have at one time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Slot {
-    /// Their number is not limited.
+    /// The number of runs is not limited.
     Needless,
     Held,
     Missing,
@@ -104,7 +106,7 @@ pub enum Slot {
 #[derive(Debug)]
 pub enum Subject<'a> {
     Here(&'a mut JobState),
-    /// It is not in this instance's configuration any more; what is left of it here.
+    /// The job is not in this instance's configuration any more; only its account is left.
     Removed(&'a mut Account),
 }
 
@@ -122,7 +124,7 @@ impl Subject<'_> {
     }
 }
 
-/// Who asks.
+/// The instance that claims.
 #[derive(Debug)]
 pub struct Me {
     pub instance: InstanceId,
@@ -141,7 +143,7 @@ pub struct View<'a> {
     pub permit: bool,
     /// The proof that the holder in our way is gone.
     pub lapsed: Option<Observed>,
-    /// Gives the run id of a claim that was not sent before.
+    /// Makes the run id for a claim that was not sent before.
     pub fresh: &'a dyn Fn() -> RunId,
 }
 
@@ -185,10 +187,10 @@ pub enum Step {
     End(Ended),
 }
 
-/// How a contest ended, as far as this instance is concerned. Everybody who waited for it gets the same.
+/// How a contest ended, for this instance. Every caller that waited for the contest gets the same value.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Ended {
-    /// Ours; whoever runs it has the lease.
+    /// This instance won; the lease is with the run's holder.
     Won(RunId),
     Lost {
         to: InstanceId,
@@ -197,40 +199,40 @@ pub enum Ended {
     Settled,
     /// Decided without a run.
     Recorded(Outcome),
-    /// Not decided: the store is away or quarantined.
+    /// Not decided: the store cannot be reached, or is quarantined.
     Undecided,
     /// This instance claims nothing at present.
     Draining,
     /// The job is not in this instance's configuration any more.
     Gone,
-    /// Not decided: others have decided some of what was to be given up with it.
+    /// Not decided: others have already decided some of the occurrences that the claim gives up.
     Behind,
 }
 
 /// A lease that was won.
 #[derive(Debug, Clone)]
 pub struct Win {
-    /// As it was defined when the store was asked.
+    /// The job's definition when the claim was sent.
     pub job: Arc<Job>,
     pub run: Run,
     /// Unix ms of the store's clock: a first attempt is not started later than this.
     pub start_by: i64,
-    /// The answer came after the last moment for a start, to a claim that was sent again: it is to be settled as
+    /// The claim was sent again, and its answer came after the last moment for a start: the run is to be settled as
     /// missed.
     pub too_late: bool,
 }
 
-/// What a step leaves to be done.
+/// What the caller has to do besides the step.
 #[derive(Debug)]
 pub enum Effect {
-    /// For the command `why`: what this instance decided of an occurrence; None: of the contest's own.
+    /// For the command `why`: what this instance decided about an occurrence; None: the contest's own.
     Note(Option<Occurrence>, &'static str, String),
-    /// Nobody holds this occurrence any more, or we do.
+    /// Stop watching this occurrence: nobody holds it any more, or this instance does.
     Unwatch(Occurrence),
     Start(Box<Win>),
     /// Decided without a run.
     NotRun(Outcome, String),
-    /// The store refuses the claim, or is away: said once, until it works again.
+    /// The store refuses the claim, or cannot be reached; reported once, until a claim works again.
     CannotClaim(String),
 }
 
@@ -246,15 +248,15 @@ pub struct Contest {
 
 #[derive(Debug)]
 enum Phase {
-    /// The store has not answered this contest yet. What an earlier one asked may have been granted.
+    /// The store has not answered this contest yet. A claim of an earlier contest may have been granted.
     New,
-    /// An earlier claim of ours was granted: its grant is ours, also while this instance drains.
+    /// An earlier claim of this instance was granted: the grant counts also while the instance drains.
     Granted,
     /// The store has the claim.
     Asked {
         job: Arc<Job>,
         run: RunId,
-        /// The time of a trigger was over on our own clock.
+        /// The time of a trigger was over on this instance's own clock.
         passed: bool,
     },
     /// The store has answered, and nothing was granted.
@@ -277,7 +279,7 @@ impl Contest {
         (contest, first)
     }
 
-    /// What is to be done, as things stand: the first thing that is missing, or the claim.
+    /// The next step, as things stand: get the first thing that is missing, or send the claim.
     // Long: what a claim needs, in the order in which it is looked for.
     pub fn look(&mut self, v: &mut View<'_>, effects: &mut Vec<Effect>) -> Step {
         let id = self.ask.target.id();
@@ -298,7 +300,7 @@ impl Contest {
                 if let Subject::Here(job) = &mut v.subject
                     && job.noted_unreliable.first_for(&id)
                 {
-                    // The daemon says it aloud; here it is kept for `why`, once for each occurrence.
+                    // The daemon logs it; this note is for `why`, once for each occurrence.
                     effects.push(Effect::Note(None, decision, why.to_string()));
                 }
                 return Step::End(Ended::Undecided);
@@ -314,13 +316,13 @@ impl Contest {
         if let Target::Scheduled(at) = self.ask.target
             && at <= job.newest()
             && !self.ask.next_attempt
-            // What we asked for and have not heard of may be decided, and ours.
+            // An unanswered claim of ours may have been granted: then the occurrence is decided, and ours.
             && !asked
         {
             return Step::End(Ended::Settled);
         }
         if !self.ask.next_attempt && !job.may_claim(&self.ask) {
-            // What is overdue before it is not in the queue yet, or came there since this one was planned.
+            // Overdue occurrences before the target are not in the queue yet, or came in after this claim was planned.
             return Step::End(Ended::Undecided);
         }
         if job.definition.overlap != Overlap::Allow && job.account.settling() {
@@ -330,8 +332,8 @@ impl Contest {
             *before = job.next_undecided();
         }
         if v.slot == Slot::Missing && !times.too_late {
-            // A slot first: while this instance is busy, another one may have it. When nobody has had it in time,
-            // it needs none to be recorded.
+            // A slot first: while this instance is busy, another one may run the occurrence. If none does in time,
+            // recording it as missed needs no slot.
             let left = store_ms.map_or(LONGEST_WAIT_FOR_SLOT, |now| {
                 let left = self.ask.start_by.saturating_sub(now).max(0) as u64;
                 Duration::from_millis(left.saturating_add(1)).saturating_add(START_MARGIN)
@@ -374,7 +376,7 @@ impl Contest {
     }
 
     fn times(&self, v: &View<'_>) -> Times {
-        // A trigger is waited for on this instance's own clock: the store's may stand behind.
+        // The time of a trigger is counted on this instance's own clock: the store's may be behind.
         let waits = match &v.subject {
             Subject::Here(job) => self.ask.key().and_then(|key| job.trigger_is_over(key)),
             Subject::Removed(_) => None,
@@ -397,7 +399,7 @@ impl Contest {
         }
     }
 
-    /// What the store says of the run of [`Step::FindGrant`]: whether it was granted; None: the store is away.
+    /// Whether the store granted the run of [`Step::FindGrant`]; None: the store cannot be reached.
     pub fn found(
         &mut self,
         granted: Option<bool>,
@@ -421,8 +423,8 @@ impl Contest {
         Step::End(Ended::Draining)
     }
 
-    /// The store could not be asked, or refused. `tries`: how often it is asked again; `pause`: before the next time,
-    /// by how often it has failed.
+    /// The store could not be reached, or refused the claim. `tries`: how often the contest asks again; `pause`: the
+    /// wait before the next try, by the number of failures.
     pub fn failed(
         &mut self,
         error: &str,
@@ -432,7 +434,7 @@ impl Contest {
         v: &mut View<'_>,
         effects: &mut Vec<Effect>,
     ) -> Step {
-        // Its answer may be on its way.
+        // The store may have granted the claim all the same.
         self.phase = Phase::New;
         self.failures += 1;
         if transient && self.failures <= tries {
@@ -508,7 +510,7 @@ impl Contest {
                 self.forget_claim(v);
                 return Step::End(Ended::Behind);
             }
-            // It was due by a clock that was wrong, and has been put right since.
+            // The occurrence was due by a wrong clock, which has been corrected since.
             Answer::Early { wait_us }
                 if at.is_some()
                     && wait_us > SLACK.as_micros() as i64
@@ -583,7 +585,7 @@ impl Contest {
         let wait = match answer {
             Answer::Blocked(open) => {
                 if v.lapsed.is_some() {
-                    // Its holder is dead: what piled up behind it is overdue, not queued.
+                    // Its holder is dead: the occurrences behind it are overdue, not queued.
                     if let Subject::Here(job) = &mut v.subject {
                         job.outage();
                     }
@@ -597,13 +599,13 @@ impl Contest {
             Answer::Early { wait_us } => match &self.ask.target {
                 Target::Manual { before, .. } => {
                     if before.is_some_and(|before| before.0 <= info.store_ms) {
-                        // There is no room for a trigger before what others have decided already: learn that.
+                        // Others have decided past the instant that the trigger would take: learn what they decided.
                         if let Subject::Here(job) = &mut v.subject {
                             job.stale();
                         }
                         self.pace(Duration::from_millis(20))
                     } else {
-                        // The clock stands behind what is decided. It may be put right at any moment.
+                        // The clock is behind the decided occurrences. It may be corrected at any moment.
                         let wait = Duration::from_micros(wait_us.max(50) as u64);
                         self.pace(wait.min(PACE.1))
                     }
@@ -616,7 +618,7 @@ impl Contest {
                 let wait = Duration::from_millis(wait_ms.clamp(1, 30_000) as u64);
                 self.until_too_late(info.store_ms, wait)
             }
-            // Either it was long on its way, and is asked again, or the clock is in doubt from now on.
+            // Either the claim was too long on its way, and is sent again, or the clock is in doubt from now on.
             Answer::InDoubt => self.pace(Duration::from_millis(20)),
             _ => self.pace(soon),
         };
@@ -641,7 +643,7 @@ impl Contest {
         v.subject.account().forget(&self.ask.target.id());
     }
 
-    /// `wait`, but not past the moment from which on the occurrence is missed.
+    /// `wait`, but not past the last moment for a start.
     fn until_too_late(&self, store_ms: i64, wait: Duration) -> Duration {
         match self.ask.start_by.saturating_sub(store_ms) {
             left if left < 0 => wait,
@@ -663,12 +665,12 @@ impl Contest {
 
 /// Where a contest stands in time.
 struct Times {
-    /// Of a trigger: until its time is over on our own clock.
+    /// How long until the time of a trigger is over on our own clock.
     left: Option<Duration>,
-    /// It is.
+    /// That time is over.
     passed: bool,
     /// Nobody may start it any more, by the store's clock or by ours.
     too_late: bool,
-    /// And the store's clock was in doubt when its time was over.
+    /// It is too late, and the store's clock was in doubt at the last moment for a start.
     doubted: bool,
 }

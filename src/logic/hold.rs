@@ -1,7 +1,8 @@
-//! One granted run as its holder keeps it: waits for its turn, starts, keeps the lease renewed, shows the output, ends.
+//! One granted run as its holder keeps it: the run waits for its turn, starts, has its lease renewed, shows its output,
+//! and ends.
 //!
-//! [`Hold::next`] says what to do; the caller does it and comes back with what came of it, or when the time has passed
-//! that [`Do::Wait`] names. At most one renewal and one piece of output are under way at a time.
+//! [`Hold::next`] says what to do; the caller does it and reports the result, or calls again when the time that
+//! [`Do::Wait`] names has come. At most one renewal and one piece of output are under way at a time.
 //!
 //! ```text
 //! Waiting ── Start ──▶ Running ── somebody wants it ended ──▶ Ending
@@ -19,12 +20,12 @@ use super::{
 };
 use crate::model::{Boottime, Outcome};
 
-/// Shorter runs hand in their output at the end only.
+/// A shorter run hands in its output only at its end.
 const SHOW_AFTER: Duration = Duration::from_millis(500);
 const SHOW_EVERY: Duration = Duration::from_millis(300);
 /// A piece that did not arrive in time is halved, down to this.
 pub const SMALLEST_PIECE: usize = 4 << 10;
-/// What was granted in time, and had to wait here for so long after the last moment for a start, is missed.
+/// A run that was granted in time, but had to wait here until so long after the last moment for a start, is missed.
 const START_LATER_MS: i64 = 1000;
 
 /// What to do next.
@@ -34,7 +35,8 @@ pub enum Do {
     Renew(u32),
     /// Start the command: its turn is used up.
     Start,
-    /// Start nothing: record this. `another_attempt`: one repeats nothing, and may follow at once.
+    /// Start nothing: record this. `another_attempt`: another attempt may follow at once, because it would repeat
+    /// nothing.
     Abandon {
         outcome: Outcome,
         why: &'static str,
@@ -42,9 +44,9 @@ pub enum Do {
     },
     /// Have the command ended; None: with the job's own grace.
     Stop(Stop, Option<Duration>),
-    /// Hand in what is new of the output, at most so many bytes; then [`Hold::shown`].
+    /// Hand in the new output, at most so many bytes; then [`Hold::shown`].
     Show(usize),
-    /// Nothing before then.
+    /// Do nothing before then.
     Wait(Boottime),
 }
 
@@ -67,18 +69,18 @@ enum Phase {
     /// The store said what becomes of a run that is not started.
     Refused(Do),
     Running,
-    /// It was told to end; its lease is kept until it has.
+    /// The command was told to end; its lease is kept until it has ended.
     Ending,
     /// The lease is not ours any more, and the command was told to end.
     Lost,
 }
 
-/// A renewal, as far as the store was asked for it.
+/// Whether a renewal is under way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum RenewalRequest {
     None,
     UnderWay,
-    /// It may have been answered before what is to be looked for: ask once more.
+    /// The store may have answered it before the change that the holder is to look for: renew once more.
     UnderWayAndOnceMore,
 }
 
@@ -90,9 +92,9 @@ pub struct Hold {
     grace: Duration,
     phase: Phase,
     renewal: RenewalRequest,
-    /// It must not start later than this, Unix ms of the store's clock.
+    /// The run must not start later than this, Unix ms of the store's clock.
     start_by: Option<i64>,
-    /// Told to end, by the store, and not told to the command yet.
+    /// The store's request to end the run, not yet passed on to the command.
     stop: Option<Stop>,
     show_at: Boottime,
     showing: bool,
@@ -101,8 +103,8 @@ pub struct Hold {
 }
 
 impl Hold {
-    /// A lease that was granted to a request which left at `sent`. `start_by`: of a first attempt. `largest`: of the
-    /// pieces of output, in bytes.
+    /// A lease that was granted to a request which left at `sent`. `start_by`: for a first attempt only. `largest`: the
+    /// size of the largest piece of output, in bytes.
     pub fn new(lease: Lease, sent: Boottime, start_by: Option<i64>, largest: usize) -> Self {
         Self {
             lease: HeldLease::new(lease, sent),
@@ -122,12 +124,12 @@ impl Hold {
         self.lease.trusted_until()
     }
 
-    /// False: a renewal that is under way does not matter any more.
+    /// False: no renewal is under way, or its answer does not matter any more.
     pub fn awaits_renewal(&self) -> bool {
         self.renewal != RenewalRequest::None
     }
 
-    /// What to do now. To be asked again, until it says to wait.
+    /// What to do now. The caller asks again until the answer is to wait.
     pub fn next(&mut self, v: View) -> Do {
         match self.phase {
             Phase::Waiting => self.before_the_start(v),
@@ -160,7 +162,8 @@ impl Hold {
             self.show_at = v.now + SHOW_AFTER;
             return Do::Start;
         }
-        // Once trust is over, the store may have given the lease to another: it says so, or it is ours again.
+        // Once trust is over, the store may have granted the lease to another. Its answer says so, or confirms that the
+        // lease is ours.
         if v.now >= self.lease.renew_at() {
             return self.renew();
         }
@@ -170,7 +173,7 @@ impl Hold {
     fn while_it_runs(&mut self, v: View) -> Do {
         let step = self.lease.step(v.now);
         if self.phase != Phase::Lost && step == Step::StepDown {
-            // The guard has the same deadline and acts on it alone.
+            // The guard has the same deadline, and acts on it without us.
             return self.lose();
         }
         if let Some(stop) = self.stop.take() {
@@ -194,7 +197,7 @@ impl Hold {
         };
         Do::Wait(match (self.phase, step) {
             (Phase::Lost, _) => show_at,
-            // It is under way. Trust ends at its own time all the same.
+            // The renewal is under way. Trust ends in its own time all the same.
             (_, Step::Renew) => show_at.min(self.lease.trusted_until()),
             (_, Step::WaitUntil(at)) => show_at.min(at),
             (_, Step::StepDown) => show_at,
@@ -268,7 +271,7 @@ impl Hold {
         renewed
     }
 
-    /// Somebody may have asked for the run to be ended: its next renewal tells.
+    /// Somebody may have asked to end the run: the answer to the next renewal tells.
     pub fn nudged(&mut self) {
         if self.awaits_renewal() {
             self.renewal = RenewalRequest::UnderWayAndOnceMore;
@@ -295,7 +298,7 @@ impl Hold {
     }
 }
 
-/// What follows from an answer at once.
+/// What follows at once from the answer to a renewal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Renewed {
     Nothing,
@@ -351,9 +354,9 @@ mod tests {
         let mut hold = hold();
         assert!(matches!(hold.next(view(1, false)), Do::Wait(at) if at > ms(100)));
         assert_eq!(hold.next(view(900, false)), Do::Renew(1));
-        // Its answer may say that it is to be ended: nothing is started before it is there.
+        // The answer may ask to end the run: nothing is started before the answer comes.
         assert!(matches!(hold.next(view(901, true)), Do::Wait(_)));
-        // Trust is over, and the store confirms it once more.
+        // Trust is over, and the store confirms the lease once more.
         let answer = Some(Renewal::Renewed(None));
         assert_eq!(hold.renewed(answer, ms(1900), ms(1950)), Renewed::Nothing);
         assert_eq!(hold.next(view(1951, true)), Do::Start);

@@ -145,10 +145,10 @@ impl Lease {
         Ok(lease)
     }
 
-    /// The same, renewed more often: as often as is asked.
+    /// The same lease, renewed every `renew_every`.
     ///
     /// # Errors
-    /// When that is less often, or more often than every 10 ms, with the numbers.
+    /// When that is less often than now, or more often than every 10 ms, with the numbers.
     pub fn renewed_every(mut self, renew_every: Duration) -> Result<Self, String> {
         let (given, most, length) = (show(renew_every), show(self.renew_every), show(self.length));
         if renew_every < SHORTEST_RENEWAL {
@@ -254,7 +254,7 @@ mod tests {
             "lease (1s) is too short for the store's timeout (500ms), which must be well below half of the time for \
              which the holder trusts the lease; with this timeout it must be at least 1s400ms"
         );
-        // What is named is enough, and little less is not; whatever is wrong besides.
+        // The length that the message names is enough, and a little less is not; whatever else is wrong.
         for (timeout, least) in [(500, 1400), (2000, 5500)] {
             let says = |length| Lease::for_store(ms(length), 0.01, ms(timeout)).unwrap_err();
             assert!(

@@ -2,9 +2,9 @@
 //!
 //! The start is part of the run: timeout, deadline, stop and the end of the daemon end it as they end the command.
 //!
-//! What happens comes in with the time it was noticed at, what to do to the process tree comes out as a
-//! [`Step`]. All times are CLOCK_BOOTTIME of the host the run is on. Who is in the tree, and how signals reach
-//! it, is not known here.
+//! The caller reports what happened and when it noticed; what to do to the process tree is returned as a [`Step`]. All
+//! times are CLOCK_BOOTTIME of the host the run is on. Which processes are in the tree, and how signals reach them, is
+//! not known here.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::model::{Boottime, Outcome};
 /// The most that processes get between SIGTERM and SIGKILL when the command itself has ended and left them behind.
 pub const LEFTOVER_GRACE: Duration = Duration::from_secs(1);
 
-/// The most that a tree gets between SIGTERM and SIGKILL when its daemon died: somebody waits to take over.
+/// The most that a tree gets between SIGTERM and SIGKILL when its daemon died: another instance waits to take over.
 pub const DAEMON_GONE_GRACE: Duration = Duration::from_millis(50);
 
 /// Why a command was told to stop.
@@ -77,7 +77,7 @@ pub enum Step {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// The command is not executed yet. Nothing runs that could tidy up, so that whatever ends it kills.
+    /// The command is not executed yet. Nothing runs that could clean up, so whatever ends the run kills at once.
     Starting,
     Running,
     Ending {
@@ -121,7 +121,7 @@ impl Life {
         }
     }
 
-    /// What ended the command; None while it runs undisturbed, and when it ended before anything ended it.
+    /// What ended the command; None while it runs undisturbed, and when it ended by itself.
     pub fn cause(&self) -> Option<Cause> {
         self.cause
     }
@@ -143,7 +143,7 @@ impl Life {
         self.phase == Phase::Killing
     }
 
-    /// When [`Life::on_time`] has something to do next; None when only time cannot bring anything new.
+    /// When [`Life::on_time`] has something to do next; None: time alone changes nothing any more.
     pub fn wake_at(&self) -> Option<Boottime> {
         let deadline = (!self.deadline_passed).then_some(self.deadline);
         let other = match self.phase {
@@ -195,7 +195,8 @@ impl Life {
         step.max(self.end(now, Some(Cause::DaemonGone), kill_at))
     }
 
-    /// The command itself ended and left processes behind. Those that were being ended with it keep its grace.
+    /// The command itself ended and left processes behind. If they were being ended together with the command, they
+    /// keep its grace.
     pub fn on_command_end(&mut self, now: Boottime, by_daemons_death: bool) -> Step {
         if by_daemons_death && self.cause.is_none() && !self.command_ended {
             self.cause = Some(Cause::DaemonGone);
@@ -210,7 +211,7 @@ impl Life {
         }
     }
 
-    /// The first cause stays, and there is none for what happens after the command ended by itself.
+    /// The first cause stays. What happens after the command ended by itself is no cause.
     fn end(&mut self, now: Boottime, cause: Option<Cause>, kill_at: Boottime) -> Step {
         if self.cause.is_none() && !self.command_ended {
             self.cause = cause;

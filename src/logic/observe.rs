@@ -1,5 +1,5 @@
 //! What an instance knows of a lease that another holds: when it has lapsed, and how long a quarantine has to last for
-//! it. The one rule for whoever watches, the daemon's `Contender` and the library's `Elector`.
+//! it. The one rule for both watchers, the daemon's `Contender` and the library's `Elector`.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ impl ObservedLease {
         }
     }
 
-    /// One more look. Whatever has changed, its time begins anew.
+    /// One more look. If anything has changed, the time begins anew.
     pub fn update(&mut self, open: &Open, received: Boottime) {
         let now = Self::new(open, received);
         let same = self.observed == now.observed && self.length == now.length;
@@ -130,9 +130,9 @@ pub fn length(open: &Open) -> Duration {
     Duration::from_millis(open.run.lease.max(1) as u64)
 }
 
-/// How long nothing may be granted after the store lost its data, for who asks for leases like `own`, needed `known` so
-/// far, and has now seen `open`. The run that holds it keeps the lease that it was granted, and after the loss nobody
-/// can ask how long that is.
+/// How long nothing may be granted after the store lost its data, for a caller whose leases are like `own`, who needed
+/// `known` so far, and has now seen `open`. The run that holds `open` keeps the lease that it was granted, and after
+/// the loss nobody can look up how long that is.
 pub fn quarantine(own: &Lease, known: Duration, open: &Open) -> Duration {
     match length(open) {
         length if length > own.length => known.max(own.quarantine_for(length)),

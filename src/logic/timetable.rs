@@ -1,7 +1,7 @@
 //! Which occurrences are due, and after downtime which were missed and which are to be caught up.
 //!
-//! [`Timetable`] hands out occurrences while soloist runs; [`overdue`] and [`Backlog`] judge the time when it did
-//! not. Nothing here asks the time: instants are Unix milliseconds of whatever clock the caller goes by.
+//! [`Timetable`] hands out occurrences while soloist runs; [`overdue`] and [`Backlog`] judge the time when it did not.
+//! Nothing here reads a clock: instants are Unix milliseconds of the caller's clock.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -22,16 +22,16 @@ use crate::model::Occurrence;
 /// Occurrences of one job that one [`Timetable::take_due`] hands out at most; the others stay due.
 pub const MAX_PER_CALL: usize = 1000;
 
-/// More occurrences of one job than this that have started are handed out as a range.
+/// If more occurrences of one job than this have started, they are handed out as a range.
 const FEW: usize = 8;
 
 /// The next occurrence of every job, ordered by start instant.
 ///
-/// Asking when the next one starts costs the same for one and for ten thousand jobs, handing one out a logarithm of
-/// their number. The key's `Display` is the job's name: jitter is derived from it.
+/// The cost of asking when the next one starts does not depend on the number of jobs; the cost of handing one out grows
+/// with the logarithm of that number. The key's `Display` is the job's name: jitter is derived from it.
 #[derive(Debug)]
 pub struct Timetable<K> {
-    /// Boxed: a table has up to half of its places empty.
+    /// Boxed: up to half of a hash table's places are empty.
     entries: HashMap<K, Box<Entry>>,
     /// One for each entry that has a next occurrence.
     queue: BTreeSet<(i64, K)>,
@@ -51,7 +51,7 @@ struct Entry {
 struct Next {
     occurrence: Occurrence,
     start_at_ms: i64,
-    /// The one after it; known already, because a start must not be delayed beyond that.
+    /// The occurrence after it: jitter must not delay a start beyond that one.
     following: Option<Occurrence>,
 }
 
@@ -137,8 +137,8 @@ impl<K: Clone + Ord + Hash + Display> Timetable<K> {
         Some((next.occurrence, next.start_at_ms))
     }
 
-    /// Takes out as a range what has started by `now`, of each job of which that is more than a few: the host was
-    /// suspended, or a clock stepped. [`Timetable::take_due`] then has the others.
+    /// If more than a few occurrences of a job have started by `now`, takes them out as a range: the host was
+    /// suspended, or a clock was stepped. [`Timetable::take_due`] then hands out the others.
     #[must_use]
     pub fn take_backlog(&mut self, now: Occurrence) -> Vec<(K, Backlog)> {
         let started = self.queue.iter().take_while(|(at, _)| *at <= now.0);
@@ -319,7 +319,7 @@ pub enum CatchUp {
 /// The occurrences of a job in a time that nobody watched.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Overdue {
-    /// Those before `recent`.
+    /// The occurrences before `recent`.
     pub older: Option<Range>,
     /// The newest, ascending.
     pub recent: Vec<Occurrence>,
@@ -487,7 +487,7 @@ pub fn latest(
 #[derive(Debug, Clone)]
 pub struct Backlog {
     pub schedules: Arc<[Arc<Schedule>]>,
-    /// So much after its instant each may have been planned to start.
+    /// Each may have been planned to start up to this long after its instant.
     pub jitter: Duration,
     /// They lie after this ...
     pub after: Occurrence,
@@ -507,9 +507,9 @@ pub struct Piece {
 }
 
 impl Backlog {
-    /// Decides on the oldest of them by the job's `catch_up`. Those from `in_time` on may start; of these `policy`
-    /// takes the newest, all or none. All others are missed. At most `most` are started, and the others looked at when
-    /// these are decided; that many missed ones stand by themselves, more are one range.
+    /// Decides on the oldest of them by `policy`, the job's `catch_up`. Those from `in_time` on may start; of these
+    /// `policy` takes the newest, all or none. All others are missed. At most `most` are started now; the next piece
+    /// has the others. Up to `most` missed ones stand by themselves, more become one range.
     pub fn piece(&self, policy: CatchUp, in_time: Occurrence, most: usize) -> Piece {
         let (s, last) = (&self.schedules, self.last);
         let missed = |upto: Occurrence| summary(s, self.after, upto.min(last), most);

@@ -70,8 +70,8 @@ impl HeldLease {
         }
     }
 
-    /// As [`HeldLease::renewed`], while nothing was started yet: then there is nothing that trust has ended for, and
-    /// what the store confirms is ours again.
+    /// As [`HeldLease::renewed`], while nothing was started yet. No command can be dead then, so even after the end of
+    /// trust a confirmed lease is ours again.
     pub fn renewed_unstarted(&mut self, sent_at: Boottime) {
         self.renew_at = sent_at + self.lease.renew_every;
         self.trusted_until = self.trusted_until.max(sent_at + self.lease.trust);
@@ -84,7 +84,7 @@ impl HeldLease {
         self.renew_at = now + pause;
     }
 
-    /// Somebody asks for a look at the lease before its time.
+    /// The next renewal is due at once.
     pub fn renew_now(&mut self) {
         self.renew_at = Boottime(0);
     }

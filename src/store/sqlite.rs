@@ -68,9 +68,9 @@ struct Shared {
 }
 
 /// One request inside its transaction.
-pub(crate) struct Step<'a> {
+pub(crate) struct Request<'a> {
     pub(crate) db: &'a Connection,
-    /// The time at which this step decides, and with which it dates what it writes.
+    /// The time at which this request is decided, and with which its writes are dated.
     pub(crate) now_us: i64,
     /// The time that the clock shows; it differs from `now_us` only while the clock is in doubt.
     shown_us: i64,
@@ -196,18 +196,18 @@ impl SqliteStore {
     /// If the caller drops the future, the transaction is still made.
     pub(crate) async fn write<T: Send + 'static>(
         &self,
-        f: impl FnOnce(&mut Step<'_>) -> Result<T, Fault> + Send + 'static,
+        f: impl FnOnce(&mut Request<'_>) -> Result<T, Fault> + Send + 'static,
     ) -> Result<Reply<T>, Error> {
         let (answer, answered) = oneshot::channel();
         let shared = self.shared.clone();
-        let work: Work = Box::new(move |step| {
-            let out = step.and_then(|step| {
+        let work: Work = Box::new(move |request| {
+            let out = request.and_then(|request| {
                 // No other process sees this write before the commit, so trust may count from here. It need not count
                 // from when the request was queued: another process may delay the queue.
                 let sent = Boottime::now();
-                f(step)
-                    .and_then(|value| step.write_effects(&shared.origin).map(|()| value))
-                    .map(|value| (value, step.shown_us, sent))
+                f(request)
+                    .and_then(|value| request.write_effects(&shared.origin).map(|()| value))
+                    .map(|value| (value, request.shown_us, sent))
                     .map_err(|e| e.at(&shared.address))
             });
             let failed = out.as_ref().err().cloned();
@@ -279,7 +279,7 @@ impl Shared {
     }
 }
 
-impl Step<'_> {
+impl Request<'_> {
     fn now(&self) -> i64 {
         self.now_us.div_euclid(1000)
     }

@@ -102,7 +102,7 @@ impl Ran {
     fn json(self) -> Value {
         serde_json::from_str(&self.ok()).expect("stdout is JSON")
     }
-    /// It failed with `code`, said nothing on stdout, and told one line and one hint.
+    /// Asserts that it failed with `code`, with nothing on stdout, and one line and one hint on stderr.
     #[track_caller]
     fn failed(self, code: i32) -> (String, String) {
         assert_eq!(
@@ -405,7 +405,7 @@ impl Fleet {
             .block_on(self.heartbeat(instance, running, false));
     }
 
-    /// As an instance that is up while `command` runs, and does nothing.
+    /// Acts as an instance that is up while `command` runs, and does nothing.
     fn run_beside(&self, instance: &str, draining: bool, args: &[&str]) -> Ran {
         let beats = async {
             loop {

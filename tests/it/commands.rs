@@ -43,7 +43,7 @@ fn a_drained_instance_claims_nothing_more_and_finishes_what_it_runs() {
     let other = &fleet.instances[1 - holder].id;
     fleet.said(&["drain", &id]);
     fleet.wait_log(holder, "drain: claiming nothing more");
-    // What it was granted until now may still start.
+    // A run that was granted before may still start.
     let drained = now_ms() + 1000;
     let later = |fleet: &Fleet, id: &str| {
         let runs = fleet.trace().runs();
@@ -120,7 +120,7 @@ fn cancel_ends_the_run_wherever_it_is_and_nothing_of_it_comes_again() {
                 let run = fleet.trace().runs().pop()?;
                 (run.pids.len() == 2 && process::alive(run.root)).then_some(run)
             });
-            // Asked for on the other host.
+            // The command runs on the other host.
             let from = 1 - fleet.index(&run.instance);
             let told = fleet.instances[from]
                 .command()
@@ -229,7 +229,7 @@ fn log_of(options: &[&str], change: impl Fn(&mut Command, &std::path::Path)) -> 
 
 #[test]
 fn the_log_has_the_format_that_was_asked_for() {
-    // A file is no terminal, and nobody connects it to a journal.
+    // A file is no terminal, and no journal either.
     for options in [
         &[][..],
         &["--log-format", "auto"],
@@ -270,7 +270,7 @@ fn the_log_has_the_format_that_was_asked_for() {
     assert_eq!(told.status.code(), Some(64));
 }
 
-/// A journal that only those see who are shown it: at the usual place, in a mount namespace of their own.
+/// A journal at the usual place, in a mount namespace that only some commands are in.
 struct Journal {
     dir: tempfile::TempDir,
     socket: UnixDatagram,
@@ -292,7 +292,7 @@ impl Journal {
         works.then_some(journal)
     }
 
-    /// Makes `command` see it, or no journal at all.
+    /// Makes `command` see this journal, or no journal at all.
     fn show(&self, command: &mut Command, there: bool) {
         let run = self.dir.path().join(if there { "there" } else { "absent" });
         let run = CString::new(run.into_os_string().into_vec()).expect("a path");
@@ -349,7 +349,7 @@ fn the_journal_is_written_to_when_it_is_there_and_stderr_is_it_or_it_is_asked_fo
         (&[], stream, true),
         // It is there, and stderr is something else.
         (&["--log-format", "auto"], None, true),
-        // Rather in the wrong place than nowhere.
+        // Without a journal, the log goes to stderr rather than nowhere.
         (&["--log-format", "journald"], None, false),
         (&["--log-format", "text"], stream, true),
     ] {
@@ -387,7 +387,7 @@ fn on_terminal(fleet: &Fleet, words: &str, env: &[(&str, &str)]) -> String {
     script
         .args(["-qec", &words, "/dev/null"])
         .env_remove("NO_COLOR")
-        // Where it is set, terminals are taken to know colours whatever TERM says.
+        // If it is set, terminals are taken to know colours whatever TERM says.
         .env_remove("CI")
         .env("TERM", "xterm")
         .env("SOLOIST_CONFIG", &fleet.instances[0].config)
@@ -432,7 +432,7 @@ fn colours_are_for_terminals_and_never_with_no_color() {
     }
 }
 
-/// What it has begun may have a rest that comes later; at the end of the output it has none.
+/// The rest of a character may come later; at the end of the output none comes any more.
 #[test]
 fn a_character_that_a_command_wrote_half_of_is_shown_too() {
     let fleet = fleet(1)

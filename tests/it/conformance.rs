@@ -1,5 +1,5 @@
-//! One suite over every store: each operation and each answer of the contract. What only Redis can do (forget, be
-//! full, refuse) stands at the end.
+//! One suite over every store: each operation and each answer of the contract. What only Redis can do (forget, be full,
+//! refuse) comes at the end.
 
 use std::{
     future::Future,
@@ -31,7 +31,7 @@ use crate::support::{
     server::{RedisServer, settings},
 };
 
-/// A place for stores that share one set of data.
+/// A place for handles that share one set of data.
 enum Bed {
     Memory(Arc<MemoryStore>),
     Sqlite(tempfile::TempDir),
@@ -227,7 +227,7 @@ async fn granted(s: &dyn Store, c: &Claim) -> Grant {
     }
 }
 
-/// Asks again until it is not the answer that says to wait for the clock.
+/// Claims again until the answer is another one than to wait for the clock.
 async fn in_time(s: &dyn Store, c: &Claim) -> Answer {
     loop {
         match one(s, c).await {
@@ -469,7 +469,7 @@ async fn any_number_of_claims_is_answered_in_order(bed: Bed) {
     for (i, st) in states.iter().enumerate() {
         assert_eq!(st.as_ref().unwrap().newest, now - 1000 + i as i64);
     }
-    // None at all is a number too.
+    // A batch without claims is answered, too.
     assert!(s.claim(&[]).await.unwrap().value.is_empty());
     assert!(s.register(&[]).await.unwrap().value.is_empty());
     assert!(s.observe(&[]).await.unwrap().value.is_empty());
@@ -544,7 +544,7 @@ async fn a_lapsed_run_is_not_run_again_unless_asked(bed: Bed) {
     match one(&*s, &theirs).await {
         Answer::Settled(Some(last)) => {
             assert_eq!((last.run, last.outcome), (mine.run, Outcome::Unknown));
-            // It was busy as far as its last renewal shows.
+            // The run counts as busy until its last renewal.
             assert_eq!(last.to, open.renewed_at);
         }
         other => panic!("{other:?}"),
@@ -577,7 +577,7 @@ async fn a_lapsed_run_is_taken_over_until_the_last_attempt(bed: Bed) {
     let g = granted(&*s, &second).await;
     assert_eq!((g.attempt, g.trigger), (2, Trigger::Takeover));
     assert_eq!(g.token().0, now * 1000 + 2);
-    // Asked again after a lost reply; and the first holder learns that it is over.
+    // The claim is sent again after a lost reply; and the first holder learns that its lease is over.
     assert_eq!(one(&*s, &second).await, Answer::Granted(g));
     let open = state(&*s).await.open[0].clone();
     assert_eq!(open.run.id, second.run);
@@ -634,7 +634,7 @@ async fn a_retry_waits_for_its_time(bed: Bed) {
             wait_ms: due - asked.now_us / 1000
         }
     );
-    // The run that had its turn does not get the next.
+    // The run that had its turn does not get the next attempt.
     assert_eq!(one(&*s, &mine).await, Answer::Settled(None));
     match in_time(&*s, &theirs).await {
         Answer::Granted(g) => assert_eq!((g.attempt, g.trigger), (2, Trigger::Retry)),
@@ -652,7 +652,7 @@ async fn overlap_skip_records_the_newer_occurrence(bed: Bed) {
         outcome: Outcome::Skipped,
         reason: OVERLAPS.to_owned(),
     };
-    // Overdue itself, and nothing ran when it was due: it is not skipped for a run that began later.
+    // An overdue occurrence, and nothing ran when it was due: it is not skipped because of a run that began later.
     let overdue = one(&*s, &claim(now - 500, "b")).await;
     assert!(matches!(overdue, Answer::Blocked(_)), "{overdue:?}");
     let began = state(&*s).await.open[0].run.granted_at;
@@ -662,7 +662,8 @@ async fn overlap_skip_records_the_newer_occurrence(bed: Bed) {
     settlement.record.finished_at = Some(began + 20);
     let settled = s.settle(&settlement, &nothing()).await.unwrap();
     assert_eq!(settled.value, Settlement::Done);
-    // It was running when this one was due, and not any more when the next one was, however late that was told.
+    // The run was going on when this occurrence was due, but not when the next one was, however late its end was
+    // recorded.
     assert_eq!(one(&*s, &claim(began + 10, "b")).await, over);
     let next = claim(began + 25, "b");
     assert!(matches!(in_time(&*s, &next).await, Answer::Granted(_)));
@@ -672,7 +673,7 @@ async fn overlap_skip_waits_where_the_holder_may_be_dead(bed: Bed) {
     let (s, now) = ready(&bed).await;
     granted(&*s, &claim(now, "a")).await;
     let renewed_at = state(&*s).await.open[0].renewed_at;
-    // No sign of life since this one is due: the run before may be dead.
+    // No sign of life since this occurrence was due: the run before may be dead.
     let next = claim(renewed_at + 50, "b");
     assert!(matches!(in_time(&*s, &next).await, Answer::Blocked(o) if o.run.occurrence.0 == now));
     assert!(state(&*s).await.waiting);
@@ -685,7 +686,7 @@ async fn overlap_skip_waits_where_the_holder_may_be_dead(bed: Bed) {
         matches!(one(&*s, &next).await, Answer::Granted(g) if g.occurrence.0 == renewed_at + 50)
     );
     assert_eq!(outcomes(&*s).await, [Outcome::Unknown]);
-    // Whoever runs it knows that it lives; another process of the same name does not.
+    // The holder knows that its run lives; another process of the same name does not.
     let open = state(&*s).await.open[0].clone();
     let namesake = claim(open.run.granted_at + 10, "b");
     assert!(matches!(in_time(&*s, &namesake).await, Answer::Blocked(o) if o.run.id == open.run.id));
@@ -999,7 +1000,7 @@ async fn a_pause_skips_until_it_ends(bed: Bed) {
     let (t, _) = self::now(&*s).await;
     assert_eq!(control(&*s, pause(Some(t + 300))).await, Controlled::Done);
     assert_eq!(one(&*s, &claim(now - 700, "a")).await, skipped);
-    // A trigger is somebody's wish: it runs in a pause too.
+    // A person asked for the trigger: it runs in a pause too.
     assert_eq!(
         control(&*s, Control::Trigger { key: "k".into() }).await,
         Controlled::Done
@@ -1162,14 +1163,14 @@ async fn a_trigger_runs_once_for_its_key(bed: Bed) {
     );
 }
 
-/// What is decided lies in the future of the store's clock: it was put right.
+/// Decided occurrences lie in the future of the store's clock, which was corrected.
 async fn a_trigger_that_has_no_room_waits_and_is_recorded_in_the_end(bed: Bed) {
     let (s, now) = ahead(&bed, 60 * MINUTE).await;
     let put = Control::Trigger { key: "k".into() };
     assert_eq!(control(&*s, put.clone()).await, Controlled::Done);
     let c = manual("k", None, "a");
     match one(&*s, &c).await {
-        // Until there is room.
+        // The trigger waits until there is room.
         Answer::Early { wait_us } => assert!(
             (59 * MINUTE * 1000..61 * MINUTE * 1000).contains(&wait_us),
             "{wait_us}"
@@ -1201,7 +1202,8 @@ async fn a_trigger_that_has_no_room_waits_and_is_recorded_in_the_end(bed: Bed) {
     );
 }
 
-/// Who gives up a trigger may not have heard of all that was decided: what is not, is decided after it.
+/// An instance that gives up a trigger may not know all that was decided: an undecided occurrence is still decided
+/// after it.
 async fn a_trigger_that_is_given_up_jumps_over_nothing(bed: Bed) {
     let (s, now) = ready(&bed).await;
     granted(&*s, &claim(now - 5000, "a")).await;
@@ -1246,7 +1248,7 @@ async fn what_passed_while_the_clock_was_in_doubt_says_so(bed: Bed) {
     }
 }
 
-/// Some of a range was decided since it was counted: how many are left, the claimant has to say.
+/// Some of a range was decided after it was counted: the claimant has to count anew.
 async fn a_range_that_is_decided_in_part_is_not_recorded_whole(bed: Bed) {
     let (s, now) = ready(&bed).await;
     let first = claim(now - 5000, "a");
@@ -1349,7 +1351,7 @@ async fn a_pause_holds_attempts_back(bed: Bed) {
     };
     assert!(matches!(one(&*s, &third).await, Answer::Later { .. }));
     assert_eq!(outcomes(&*s).await[0], Outcome::Unknown);
-    // A trigger would have to let it go first.
+    // A trigger would have to wait for that attempt.
     let put = Control::Trigger { key: "k".into() };
     assert_eq!(control(&*s, put).await, Controlled::Done);
     let by_hand = manual("k", None, "a");
@@ -1382,7 +1384,7 @@ async fn a_trigger_stays_between_the_decided_and_the_next(bed: Bed) {
     let c = manual("k", Some(now - 500), "a");
     let g = granted(&*s, &c).await;
     assert_eq!(g.occurrence.0, now - 999);
-    // The scheduled one is not lost by it.
+    // The scheduled occurrence is not lost because of it.
     let next = Claim {
         overlap: Overlap::Queue,
         ..claim(now - 500, "b")
@@ -1451,7 +1453,7 @@ async fn a_register_in_the_future_is_put_back_and_what_ran_stays_decided(bed: Be
     let st = state(&*s).await;
     assert!(st.newest >= now && st.newest < now + MINUTE, "{st:?}");
     assert_eq!(st.early, [early, last]);
-    // What ran early does not run again; what did not, does.
+    // An occurrence that ran early does not run again; the others run.
     let other = claim(early.0 + 20, "a");
     assert_eq!(
         in_time(&*s, &claim(early.0, "a")).await,
@@ -1461,7 +1463,7 @@ async fn a_register_in_the_future_is_put_back_and_what_ran_stays_decided(bed: Be
     assert!(matches!(in_time(&*s, &other).await, Answer::Granted(_)));
 }
 
-/// What ran before its time is in the history as a run, and not once more among those that were missed.
+/// A run before its time is in the history as a run, and is not counted among the missed ones.
 async fn what_ran_early_is_not_given_up(bed: Bed) {
     let (s, now) = ahead(&bed, 2 * MINUTE).await;
     let now = now + 1500;
@@ -1495,7 +1497,7 @@ async fn what_ran_early_is_not_given_up(bed: Bed) {
         assert_eq!(in_time(&*s, &giving_up(800, missed)).await, behind);
     }
     assert_eq!(state(&*s).await.newest, rewound);
-    // The target ran early too: what is given up with it is recorded all the same.
+    // The target ran early too: the range that is given up with it is recorded all the same.
     let left = vec![range(300, 350, 2), range(500, 500, 1)];
     let target = giving_up(600, left);
     assert_eq!(in_time(&*s, &target).await, Answer::Settled(None));
@@ -1514,7 +1516,7 @@ async fn what_ran_early_is_not_given_up(bed: Bed) {
             (Outcome::Succeeded, last, 1)
         ]
     );
-    // Nothing is kept of those that have passed.
+    // Early runs whose time has passed are forgotten.
     assert!(matches!(
         in_time(&*s, &claim(now + 800, "a")).await,
         Answer::Granted(_)
@@ -1558,7 +1560,7 @@ async fn what_people_asked_for_is_told_again_until_they_ask_for_something_else(b
         remembered: remembered.clone(),
         ..registration("backup", adopt)
     };
-    // Before anybody adopts, so that nothing starts in between.
+    // Before any instance adopts, so that nothing starts in between.
     let (answer, st) = register(&*s, tell(None)).await;
     assert_eq!(answer, Registration::Absent);
     assert_eq!(Remembered::of(&st.expect("it is kept")), remembered);
@@ -1574,7 +1576,7 @@ async fn what_people_asked_for_is_told_again_until_they_ask_for_something_else(b
             ..
         }
     ));
-    // A newer request has the last word, whoever tells the old one again.
+    // A newer request counts, whichever instance tells the old one again.
     assert_eq!(control(&*s, Control::Resume).await, Controlled::Done);
     assert_eq!(
         control(&*s, Control::Skip { count: 0 }).await,
@@ -1583,7 +1585,7 @@ async fn what_people_asked_for_is_told_again_until_they_ask_for_something_else(b
     let (_, st) = register(&*s, tell(None)).await;
     let st = st.unwrap();
     assert_eq!((st.pause, st.skip), (None, 0));
-    // One that was used up is not told again either.
+    // A skip that was used up does not come back either.
     assert_eq!(
         control(&*s, Control::Skip { count: 1 }).await,
         Controlled::Done
@@ -1614,7 +1616,7 @@ async fn what_is_planned_while_nobody_has_the_job_is_not_owed(bed: Bed) {
     let since = state(&*s).await.since;
     assert_eq!(control(&*s, Control::Off).await, Controlled::Done);
     assert_eq!(control(&*s, Control::Off).await, Controlled::Nothing);
-    // It is known to be disabled, which changes nothing.
+    // An instance registers it as disabled, which changes nothing.
     let disabled = Register {
         enabled: false,
         ..registration("backup", None)
@@ -1624,7 +1626,7 @@ async fn what_is_planned_while_nobody_has_the_job_is_not_owed(bed: Bed) {
     let off = st.off;
     let st = register(&*s, registration("backup", None)).await.1.unwrap();
     assert!(st.off == 0 && st.since >= off, "{st:?}");
-    // Where somebody has it after all, and claims it, nothing is forgotten.
+    // If an instance has the job after all, and claims it, nothing is forgotten.
     assert_eq!(control(&*s, Control::Off).await, Controlled::Done);
     granted(&*s, &claim(self::now(&*s).await.0, "a")).await;
     let since = st.since;
@@ -1657,7 +1659,7 @@ async fn a_store_in_doubt_decides_nothing(bed: Bed) {
     let clock = Arc::new(StoreClock::default());
     doubting.believe(clock.clone());
     let (sent, hour) = (Boottime::now(), 60 * MINUTE);
-    // As if it had shown an hour less until now.
+    // As if the clock had shown an hour less until now.
     let _ = clock.sample((now - hour) * 1000, sent, sent);
     let before = state(&*s).await;
     let other = Claim {
@@ -1676,7 +1678,7 @@ async fn a_store_in_doubt_decides_nothing(bed: Bed) {
     let at = state(&*s).await.pause.expect("a pause").at;
     assert!(at < now - hour + MINUTE, "{at} is not an hour before {now}");
     assert_eq!(control(&*doubting, Control::Resume).await, Controlled::Done);
-    // What must be written is, with the time that is believed.
+    // Necessary writes are made, with the time that is believed.
     let renewed = doubting.renew(&renewal(&c, g, 1)).await.unwrap().value;
     assert_eq!(renewed, Renewal::Renewed(None));
     let at = state(&*s).await.open[0].renewed_at;
@@ -1696,7 +1698,7 @@ async fn a_store_in_doubt_decides_nothing(bed: Bed) {
     assert_eq!(settled, Settlement::Done);
     let at = state(&*s).await.open[0].next_attempt.expect("a retry").at;
     assert!(at < now - hour + MINUTE, "{at} is not an hour before {now}");
-    // Long on its way is no doubt.
+    // A request that was long on its way raises no doubt.
     let late = Arc::new(StoreClock::default());
     let _ = late.sample((now - 3000) * 1000, sent, sent);
     let patient = bed.store();
@@ -1730,7 +1732,7 @@ async fn a_register_only_grows(bed: Bed) {
     };
     assert_eq!(one(&*s, &c).await, Answer::Settled(None));
     assert_eq!(state(&*s).await.newest, now - 3000);
-    // Another schedule owes nothing of before; another definition is only noted.
+    // Another schedule owes nothing from before; another definition is only noted.
     let (_, st) = register(
         &*s,
         Register {
@@ -1764,7 +1766,7 @@ async fn a_renewal_is_for_the_holder_alone(bed: Bed) {
         );
         assert_eq!(state(&*s).await.open[0].seq, seq);
     }
-    // Asked again after a lost reply it still changes: an observer must see that somebody lives.
+    // Asked again after a lost reply it still changes: an observer must see that the holder lives.
     assert_eq!(
         s.renew(&renewal(&mine, g, 3)).await.unwrap().value,
         Renewal::Renewed(None)
@@ -1991,7 +1993,7 @@ async fn history_is_kept_newest_first(bed: Bed) {
     }
     let h = s.history(&j(), 10_000).await.unwrap();
     assert_eq!(h.len(), HISTORY_KEPT);
-    // What is said of a run goes with its record.
+    // The output of a run is removed with its record.
     if !matches!(bed, Bed::Memory(_)) {
         assert_eq!(s.output(&j(), first.unwrap(), 0).await.unwrap(), None);
     }
@@ -2013,7 +2015,7 @@ async fn an_offset_beyond_all_output_is_survived(bed: Bed) {
     for far in [1 << 53, i64::MAX as u64, u64::MAX - 3, u64::MAX] {
         let all = read(far).await.expect("an output");
         assert_eq!((all.from, all.data.len(), all.more), (4, 0, false));
-        // Nobody can have written so much.
+        // No command can have written so much.
         let _ = s
             .append_output(&j(), c.run, far, b"more and more", 100)
             .await;
@@ -2048,10 +2050,10 @@ async fn output_is_added_once(bed: Bed) {
         read(0).await,
         is(3, b"\xffdefghijkl"[0..10].as_ref(), false)
     );
-    // A hole drops what was before it.
+    // A hole drops the output before it.
     add(100, b"xyz").await;
     assert_eq!(read(0).await, is(100, b"xyz", false));
-    // Without a tail, what was added stands.
+    // Without a tail, the added pieces stay.
     assert_eq!(
         settle(&*s, &c, g, Outcome::Succeeded).await,
         Settlement::Done
@@ -2102,7 +2104,7 @@ async fn output_that_is_much_comes_in_pieces_after_the_settlement(bed: Bed) {
     let settled = settlement(&c, g, Outcome::Succeeded);
     let done = s.settle(&settled, &tail).await.unwrap().value;
     assert_eq!(done, Settlement::Done);
-    assert!(state(&*s).await.open.is_empty(), "the lease is given back");
+    assert!(state(&*s).await.open.is_empty(), "the lease is released");
     let (_, last) = read_all(&*s, c.run).await;
     assert!(last.coming && !last.done, "{}", last.from);
     assert!(s.history(&j(), 1).await.unwrap()[0].output_truncated);
@@ -2114,12 +2116,12 @@ async fn output_that_is_much_comes_in_pieces_after_the_settlement(bed: Bed) {
     let (all, last) = read_all(&*s, c.run).await;
     assert!(all == written[kept..], "{} bytes", all.len());
     assert!(last.done && !last.coming && last.missing == 0);
-    // It is closed.
+    // The output is closed.
     add(written.len(), b"more").await;
     assert_eq!(read_all(&*s, c.run).await.0.len(), KEEP);
     let h = s.history(&j(), 1).await.unwrap();
     assert_eq!(h[0].output_tail, String::from_utf8_lossy(&written[kept..]));
-    // What the command's own tail cut off, the settlement says itself.
+    // The settlement itself says that the command's own tail was cut.
     assert!(h[0].output_truncated);
     assert_eq!(s.records(&j(), 1).await.unwrap()[0].run_id, Some(c.run));
 }
@@ -2187,7 +2189,7 @@ async fn events_reach_every_handle(bed: Bed) {
     };
     receives(&mut here, &wanted).await;
     receives(&mut there, &wanted).await;
-    // Once: what we did ourselves does not come back through the store.
+    // Once: our own events do not come back through the store.
     assert_eq!(
         control(&*s, Control::Trigger { key: "k2".into() }).await,
         Controlled::Done
@@ -2219,7 +2221,7 @@ fn server(bed: &mut Bed) -> &mut RedisServer {
     }
 }
 
-/// Asks until the store is there again: a restart breaks connections.
+/// Asks until the store answers again: a restart breaks connections.
 async fn patient<T, F: Future<Output = Result<T, Error>>>(f: impl Fn() -> F) -> T {
     for _ in 0..50 {
         match f().await {
@@ -2233,7 +2235,7 @@ async fn patient<T, F: Future<Output = Result<T, Error>>>(f: impl Fn() -> F) -> 
 
 async fn reconnect(s: &dyn Store) -> (i64, Arc<str>) {
     let r = patient(|| s.observe(&[])).await;
-    // Renewals have connections of their own, that break for themselves.
+    // Renewals have connections of their own, which break too.
     let gone = renewal(
         &Claim {
             job: job("nobody"),
@@ -2296,7 +2298,7 @@ async fn redis_that_kept_its_data_is_quarantined_until_it_is_adopted() {
         ..claim(now, "b")
     };
     assert_eq!(one(&*s, &next).await, Answer::Quarantined);
-    // The same claim asked again is no way around it, nor is a look at the lease.
+    // Neither the same claim sent again nor a look at the lease is a way around it.
     let open = state(&*s).await.open[0].clone();
     assert_eq!(one(&*s, &mine).await, Answer::Quarantined);
     let observer = Claim {
@@ -2368,7 +2370,7 @@ async fn loses_everything(lose: impl Fn(&mut RedisServer)) {
     assert_eq!((open.run.id, open.seq, open.run.attempt), (mine.run, 5, 1));
     assert_eq!(open.incarnation, *incarnation);
     assert_eq!(one(&*s, &claim(now - 100, "b")).await, Answer::Quarantined);
-    // Adopted after the quarantine; nobody knows what became of those before.
+    // The job is adopted after the quarantine; nobody knows what became of the occurrences before.
     let r = Register {
         known: Occurrence(now - 5000),
         lost: vec![Missed {
@@ -2446,7 +2448,7 @@ async fn redis_is_in_doubt_where_the_rules_say() {
     }
 }
 
-/// Somebody has written that a run had a petabyte of output: to drop it keeps nobody waiting.
+/// Foreign data says that a run had a petabyte of output: dropping that holds up no other request.
 #[tokio::test]
 async fn redis_counts_through_no_more_output_than_a_run_can_have() {
     let mut bed = Bed::redis();
@@ -2467,7 +2469,7 @@ async fn redis_counts_through_no_more_output_than_a_run_can_have() {
     assert_eq!(output.unwrap().data, b"more");
 }
 
-/// Somebody has written the greatest number of renewals there is: the job's state stays readable.
+/// Foreign data has the greatest possible number of renewals: the job's state stays readable.
 #[tokio::test]
 async fn redis_counts_renewals_no_further_than_they_can_be_read() {
     let mut bed = Bed::redis();
@@ -2488,7 +2490,7 @@ async fn redis_counts_renewals_no_further_than_they_can_be_read() {
     assert_eq!(state(&*s).await.open[0].seq, u32::MAX);
 }
 
-/// The run goes on and takes its lease back; the key that it was triggered with comes with it.
+/// The run goes on and reclaims its lease, together with the key of its trigger.
 #[tokio::test]
 async fn redis_learns_the_key_of_a_trigger_again_from_its_run() {
     let mut bed = Bed::redis();
@@ -2646,11 +2648,11 @@ async fn redis_that_is_full_renews_and_settles_and_grants_nothing() {
     );
     server(&mut bed).command::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
     assert_eq!(s.history(&j(), 5).await.unwrap()[0].output_tail, "bye");
-    // What was refused has left nothing behind.
+    // A refused request leaves nothing behind.
     assert_eq!(state(&*s).await.newest, now - 100);
 }
 
-/// As `RedisStore` calls it, for what a race between two instances cannot be made to show each time.
+/// Calls the script as `RedisStore` does, because a race between two instances cannot be repeated reliably.
 #[tokio::test]
 async fn redis_replaces_a_state_only_if_it_is_what_was_read() {
     let mut bed = Bed::redis();
@@ -2681,7 +2683,7 @@ async fn redis_replaces_a_state_only_if_it_is_what_was_read() {
         &["schedule", "s", "newest", "5"]
     ));
     let read = ["schedule", "s", "newest", "5"];
-    // Another incarnation than it was read in.
+    // Another incarnation than the one that was read.
     assert!(!compare_and_set("another", &read, &["schedule", "x"]));
     // Another value; a field more; one less.
     assert!(!compare_and_set(
@@ -2710,7 +2712,7 @@ async fn redis_replaces_a_state_only_if_it_is_what_was_read() {
     assert!(compare_and_set(&incarnation, &read, &["schedule", "x"]));
 }
 
-/// Everybody changes the same field.
+/// All of them change the same field.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn redis_loses_no_change_to_another_one() {
     const CHANGES: usize = 30;
@@ -2743,7 +2745,7 @@ async fn redis_loses_no_change_to_another_one() {
     assert_eq!(keys.len(), CHANGES);
 }
 
-/// The connections that there are end nowhere any more; those that lead to a server that is no primary are as useless.
+/// Existing connections lead nowhere any more; connections to a server that is no primary are as useless.
 #[tokio::test]
 async fn redis_connections_that_failed_are_not_used_again() {
     let (first, second) = (RedisServer::start(), RedisServer::start());
@@ -2776,7 +2778,7 @@ async fn redis_connections_that_failed_are_not_used_again() {
     };
     assert!(ask().await.iter().all(Option::is_none));
     proxy.forget_connections();
-    // What was under way before that may still come.
+    // Requests that were under way before may still arrive.
     tokio::time::sleep(Duration::from_millis(200)).await;
     let failed = ask().await;
     assert!(
@@ -2789,7 +2791,7 @@ async fn redis_connections_that_failed_are_not_used_again() {
         next.iter().all(Option::is_none),
         "after a timeout: {next:?}"
     );
-    // What the proxy leads to by now is the primary.
+    // By now the proxy leads to the primary.
     proxy.redirect(second.port());
     let port = second.port().to_string();
     first.command::<()>(&["REPLICAOF", "127.0.0.1", &port]);
@@ -2958,7 +2960,7 @@ async fn redis_keeps_a_drain_as_long_as_its_instance() {
     }
     let since: String = server.command(&["HGET", "soloist:drains", "a"]);
     assert_eq!(since, "1", "it lives");
-    // It does not come back.
+    // The instance does not come back.
     server.command::<()>(&["HDEL", "soloist:instances", "a"]);
     assert_eq!(beat(&b).await, drained);
     let since: i64 = server.command(&["HGET", "soloist:drains", "a"]);
@@ -3040,7 +3042,7 @@ async fn redis_that_is_gone_is_an_error_and_comes_back() {
     assert!(answer.value.is_empty());
 }
 
-/// In a state that is older than the grant: what was before this attempt is over, what came after it is not.
+/// In a state that is older than the grant, earlier attempts are over, and later ones are not.
 #[test]
 fn a_settlement_ends_the_attempts_up_to_its_own() {
     let c = claim(1000, "a");

@@ -1,5 +1,5 @@
-//! Contenders in this process, over stores that lose requests and replies, refuse and stay away: each occurrence is
-//! granted and started once, or recorded.
+//! Contenders in this process, over stores that lose requests and replies, refuse, and cannot be reached: each
+//! occurrence is granted and started once, or recorded.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -30,20 +30,20 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::support::{GENEROUS, server::RedisServer};
 
-/// A store as one instance reaches it.
+/// A store, as one instance reaches it.
 struct Line {
     store: Arc<dyn Store>,
     claims: AtomicUsize,
-    /// Of a hundred requests, so many get lost, and so many replies.
+    /// How many of a hundred requests get lost, and how many replies.
     lost_requests: AtomicU32,
     lost_replies: AtomicU32,
     seed: AtomicU64,
     away: AtomicBool,
-    /// Claims wait here, when they are held up: before the store has them, or after.
+    /// Delayed claims wait here: before they reach the store, or after.
     hold_before: AtomicBool,
     hold_after: AtomicBool,
     go_on: Notify,
-    /// What touches one of these is refused.
+    /// Requests for one of these jobs are refused.
     refused: Mutex<BTreeSet<JobName>>,
 }
 
@@ -208,7 +208,7 @@ impl Store for Line {
     }
 }
 
-/// What was started, by all contenders of a test.
+/// The runs that all contenders of a test started.
 #[derive(Default)]
 struct Started {
     all: Mutex<Vec<Start>>,
@@ -606,7 +606,7 @@ async fn a_thousand_wake_ups_are_one_command() {
     }
     assert_eq!(node.line.claims.load(Ordering::SeqCst), 1, "{ends:?}");
     assert_eq!(started.of(at).len(), 1);
-    // Whoever comes later finds it decided, and asks nobody.
+    // A contender that comes later finds it decided, and asks nothing.
     assert_eq!(node.contest(&job, at).await, Ended::Settled);
     assert_eq!(node.line.claims.load(Ordering::SeqCst), 1);
     let calls: String = server.command(&["INFO", "commandstats"]);
@@ -680,7 +680,7 @@ async fn what_is_prepared_for_is_asked_for_with_the_run_that_was_named() {
     node.due(&job, at);
     let of = until("it is started", || started.of(at).pop()).await;
     assert_eq!(of.run, *run);
-    // It is decided: nothing more is to come of it.
+    // The occurrence is decided: nothing more may happen.
     assert_eq!(node.contender.runs_to_prepare(&[due(&job, at)]).count(), 0);
 }
 
@@ -814,7 +814,7 @@ async fn downtime_is_caught_up_by_policy() {
     }
 }
 
-/// More than are looked at at one time.
+/// More occurrences than are listed at one time.
 #[tokio::test]
 async fn all_that_may_still_start_after_a_downtime_is_run() {
     let every = 10_000;
@@ -874,7 +874,7 @@ async fn what_waits_for_its_jitter_is_not_overtaken_after_a_reload() {
             .find(|at| start(*at) > at + 400_000)
             .expect("not all start at once");
         store.shift(at - hour / 2 - real);
-        // What comes before it is none of this test.
+        // Earlier occurrences are not part of this test.
         node.due(&old, at - hour);
         recorded(&*store, &old.name, 1).await;
         store.shift(hour / 2 + 60_000);
@@ -926,7 +926,7 @@ async fn until_registered(node: &Node, job: &Job) {
     }
 }
 
-/// Every scheduled instant of what piled up is in the history once.
+/// Every scheduled instant of the backlog is in the history once.
 fn each_once(all: &[(i64, Outcome)], due: &[i64]) {
     let names: Vec<i64> = all.iter().map(|(at, _)| *at).collect();
     assert_eq!(names, due, "{all:?}");
@@ -970,7 +970,7 @@ async fn what_piles_up_in_an_outage_is_caught_up_by_policy() {
     }
 }
 
-/// The grant's reply was lost, then the store was away while more became due: what was granted is not left to lapse.
+/// The grant's reply was lost, then the store could not be reached while more became due: the grant does not lapse.
 #[tokio::test]
 async fn a_grant_whose_reply_was_lost_is_not_given_up_for_a_newer_one() {
     for policy in ["all", "latest"] {
@@ -1004,7 +1004,7 @@ async fn a_grant_whose_reply_was_lost_is_not_given_up_for_a_newer_one() {
     }
 }
 
-/// Neither from when it was put into a queue, nor from when it was answered.
+/// Trust counts neither from when the claim was queued, nor from when it was answered.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn trust_counts_from_when_the_claim_left() {
     let store = Arc::new(MemoryStore::new());
@@ -1044,7 +1044,7 @@ async fn trust_counts_from_when_the_claim_left() {
     assert!(second.sent < answered, "its answer was long on its way");
 }
 
-/// Once, and as often again as `store.retry` says; then it is somebody else's turn to decide.
+/// A claim is sent once, and again as often as `store.retry` says; then other instances may decide.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_claim_is_asked_again_as_often_as_configured() {
     let store = Arc::new(MemoryStore::new());
@@ -1059,7 +1059,7 @@ async fn a_claim_is_asked_again_as_often_as_configured() {
         assert_eq!(outcome, Ended::Undecided);
         assert_eq!(asked(), 3 * n);
     }
-    // What is refused is not asked again.
+    // A refused claim is not sent again.
     node.line.away.store(false, Ordering::SeqCst);
     let refused = || {
         node.line
@@ -1194,7 +1194,7 @@ async fn a_trigger_does_not_jump_over_what_is_due_and_not_decided() {
     assert!(all.iter().all(|(_, o)| *o == Outcome::Succeeded), "{all:?}");
 }
 
-/// The trigger was put in while nobody was there, and so were the occurrences after it.
+/// No instance was running when the trigger was put in, nor when the occurrences after it came due.
 #[tokio::test]
 async fn a_trigger_from_the_downtime_does_not_swallow_what_is_overdue() {
     let store = Arc::new(MemoryStore::new());
@@ -1264,8 +1264,8 @@ async fn a_trigger_leaves_alone_what_waits_for_its_jitter() {
     assert_eq!(all[3], (first, Outcome::Succeeded), "{all:?}");
 }
 
-/// The store's clock was ahead when a job was decided, and was put right: it stands behind what is decided. That one
-/// was missed, and is in the history.
+/// The store's clock was ahead when a job was decided, and was corrected: it is behind the decided occurrences. That
+/// one was missed, and is in the history.
 async fn behind_what_is_decided(node: &Node, store: &MemoryStore, job: &Job, by: i64) {
     store.shift(by);
     let claim = Claim {
@@ -1309,7 +1309,7 @@ async fn a_trigger_waits_for_the_stores_clock_without_haste_and_ends() {
     let put = Control::Trigger { key: "k".into() };
     let begun = Instant::now();
     store.control(&job.name, &put).await.unwrap();
-    // The clock of the store may stand still as well: what passes here counts.
+    // The store's clock may stand still as well: the time that passes on this instance counts.
     assert_eq!(of_the_trigger(&store, &job).await, Outcome::Missed);
     assert!(begun.elapsed() >= Duration::from_secs(3));
     assert!(started.all().is_empty());
@@ -1364,7 +1364,7 @@ async fn an_attempt_that_goes_first_finds_a_slot() {
     node.due(&job, first);
     until("it runs", || (started.runs() == [first]).then_some(())).await;
     node.due(&job, first + 1_000);
-    // Its end awaits another attempt; nobody hears of it but by being told to run it first.
+    // Its next attempt is awaited; an instance hears of that only when it is told to run it first.
     node.line.hold_before.store(true, Ordering::SeqCst);
     let g = node.open.lock().unwrap().remove(0);
     let s = Settle {
@@ -1429,7 +1429,7 @@ async fn waiting_for_a_slot_ends_with_a_record_or_a_drain() {
     assert_eq!(all, [(at, Outcome::Missed)]);
     node.contender.set_draining(true);
     node.end(Outcome::Succeeded, None).await;
-    // Long enough for it to be claimed, had it been going to: another job's claim passes the same way.
+    // Long enough: the claim of another job takes the same way.
     node.contender.set_draining(false);
     until("it runs after the drain only", || {
         (started.all().len() == 2).then_some(())
@@ -1438,7 +1438,8 @@ async fn waiting_for_a_slot_ends_with_a_record_or_a_drain() {
     assert_eq!(started.all()[1].job, other.name);
 }
 
-/// One instance alone is drained: nobody decides what is due meanwhile, and nothing of it may be jumped over after.
+/// One instance alone is drained: nobody decides what is due meanwhile, and afterwards nothing of that may be jumped
+/// over.
 #[tokio::test]
 async fn what_a_drain_left_over_is_caught_up_after_it() {
     let store = Arc::new(MemoryStore::new());
@@ -1456,7 +1457,7 @@ async fn what_a_drain_left_over_is_caught_up_after_it() {
     for i in 1..4 {
         store.shift(every);
         node.due(&job, first + i * every);
-        // Until it is left to others, who are not there.
+        // Until the instance leaves it to others, and there are none.
         let begun = Instant::now();
         let at = Occurrence(first + i * every);
         let left = |d: &Decision| d.occurrence == at && d.decision == "draining";
@@ -1554,7 +1555,7 @@ async fn what_waits_for_its_jitter_is_recorded_when_its_job_is_removed() {
         (now(&store, 0) > planned + 1100).then_some(())
     })
     .await;
-    // Also when the store is away at that moment.
+    // Also when the store cannot be reached at that moment.
     node.line.away.store(true, Ordering::SeqCst);
     node.contender.remove_job(&job.name);
     until("it was asked", || {
@@ -1574,12 +1575,12 @@ async fn what_waits_for_its_jitter_is_recorded_when_its_job_is_removed() {
         assert_eq!(r.outcome, Outcome::Missed);
         assert_eq!(r.error.as_deref(), Some(claim::JOB_REMOVED));
     }
-    // Whoever still has the job finds them decided, and does not run them.
+    // An instance that still has the job finds them decided, and does not run them.
     for at in at {
         assert_eq!(other.contest(&job, at).await, Ended::Settled);
     }
     assert_eq!(started.runs(), [0; 0]);
-    // What is due later is another's, as long as it has the job.
+    // Later occurrences belong to the instances that still have the job.
     let later = now(&store, 0) / 1000 * 1000 + 1000;
     other.due(&job, later);
     until("the other runs it", || {
@@ -1651,8 +1652,8 @@ async fn what_waits_for_its_turn_is_recorded_when_its_job_is_removed() {
     assert_eq!(started.runs(), [first]);
 }
 
-/// The run before is over, and its settlement waits: for the store, or for its turn. What was due meanwhile must not be
-/// skipped for its sake.
+/// The run before is over, and its settlement waits: for the store, or for its turn. Occurrences that were due
+/// meanwhile must not be skipped because of it.
 #[tokio::test]
 async fn what_is_due_between_the_end_of_a_run_and_its_settlement_is_not_skipped() {
     let store = Arc::new(MemoryStore::new());
@@ -1679,7 +1680,7 @@ async fn what_is_due_between_the_end_of_a_run_and_its_settlement_is_not_skipped(
     .await;
     let second = finished + 10;
     node.due(&job, second);
-    // Whoever asked now would have it skipped: for the store the first goes on.
+    // A claim now would be skipped: for the store, the first run goes on.
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert_eq!(outcomes(&*store, &job.name).await, []);
     let g = node.open.lock().unwrap().remove(0);
@@ -1755,7 +1756,7 @@ async fn a_dead_holder_is_found_although_another_job_cannot_be_read() {
     }
     let bad = jobs[0].name.clone();
     node.line.refused.lock().unwrap().insert(bad);
-    // It is gone: nobody renews.
+    // The holder is gone: nobody renews.
     dead.stop.cancel();
     dead.contender.set_draining(true);
     until("the other is taken over", || {
@@ -1897,7 +1898,7 @@ async fn weather(seed: u64) {
             );
             tokio::time::sleep(Duration::from_millis(5)).await;
         };
-        // What ended is recorded in the same step.
+        // The ended run is recorded in the same step.
         let records = store.history(&j.name, 1000).await.unwrap();
         let oldest = records.iter().map(|r| r.occurrence.0).min().unwrap();
         let mut seen: BTreeMap<i64, Outcome> = BTreeMap::new();

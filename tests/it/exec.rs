@@ -174,7 +174,7 @@ impl Ran {
     }
 }
 
-/// One that was started; killed on drop.
+/// A started `exec`; killed on drop.
 struct Running(Child);
 
 impl Running {
@@ -232,7 +232,7 @@ fn it_exits_as_the_command_did_or_as_shells_do_without_one() {
         no_program("/no/such/command").assert(127, "", "does not exist");
         no_program("/etc/passwd").assert(126, "", "is not executable");
         no_program("/").assert(126, "", "is not executable");
-        // Each gave the lock back.
+        // Each released the lock.
         place.run(&[], "true").assert(0, "", "");
     }
 }
@@ -249,7 +249,7 @@ fn a_command_whose_first_thread_has_ended_has_the_lock_until_all_of_it_is_gone()
         place.run(&[], "true").assert(75, "", "has it");
         holder.signal(Signal::TERM);
         place.run(&[], "true").assert(75, "", "has it");
-        // Then its guard ends it, and gives the lock back.
+        // Then its guard ends the command, and releases the lock.
         holder.signal(Signal::KILL);
         holder.end();
         let threads = format!("ls /proc/{pid}/task 2>/dev/null | wc -l");
@@ -306,7 +306,7 @@ fn who_is_at_the_other_end_notices_when_the_command_lets_go() {
     command.stdin(Stdio::piped());
     let mut running = Running::of(command);
     place.pid("holder");
-    // End of file, although exec is there still.
+    // The reader sees the end of file, although `exec` still runs.
     let mut stdout = running.0.stdout.take().expect("a pipe");
     rustix::io::ioctl_fionbio(&stdout, true).expect("a pipe");
     wait_until("the end of its output", GENEROUS, || {
@@ -357,8 +357,8 @@ fn a_command_ignores_what_it_would_ignore_without_us() {
             .args(["-c", &script])
             .env("EXE", EXE)
             .env("SOLOIST_STORE_URL", place.url());
-        // The two that libc keeps to itself: who was started by its posix_spawn ignores them.
-        // SAFETY: a system call with valid pointers, which is async-signal-safe.
+        // The two signals that libc reserves: a program that was started by its posix_spawn ignores them. SAFETY: a
+        // system call with valid pointers, which is async-signal-safe.
         unsafe {
             shell.pre_exec(move || {
                 for signal in [32, 33] {
@@ -409,7 +409,7 @@ fn signals_reach_the_command_once() {
             wait_until(&format!("SIG{name}"), GENEROUS, || place.text("got") == got);
             place.go();
             running.end().assert(5, "", "");
-            // No more of it.
+            // The command gets no further signal.
             assert_eq!(place.text("got"), got);
         }
     }
@@ -557,7 +557,8 @@ fn ctrl_c_in_a_terminal_reaches_the_command_once() {
 #[test]
 fn ctrl_c_is_left_to_the_terminal() {
     let place = Place::sqlite();
-    // A command that leaves our group: what the terminal sends to the group is not for it, and must not come from us.
+    // A command that leaves our group: a signal of the terminal to the group is not for it, and `exec` must not pass it
+    // on.
     let mut terminal = Terminal::start(
         &place,
         r#"set -m
@@ -620,7 +621,7 @@ fn a_wait_on_a_terminal_is_one_line_that_goes_away() {
         r#""$EXE" exec --lock l --wait 1h -- echo mine; echo "code $?""#,
     );
     terminal.wait_shown("waiting for lock `l`: ");
-    // Drawn again in its place.
+    // The line is drawn again in the same place.
     terminal.wait_shown("/ soloist: waiting");
     place.go();
     terminal.wait_shown("mine");
@@ -640,7 +641,7 @@ fn somebody_else_has_it() {
         place
             .run(&["-E", "3"], "echo run >> ran")
             .assert(3, "", &who);
-        // Nothing that cron would mail.
+        // No output that cron would mail.
         place.run(&["-E", "0"], "echo run >> ran").assert(0, "", "");
         place
             .run(&["--wait", "2s"], "echo run >> ran")
@@ -761,13 +762,13 @@ fn a_period_is_run_once_and_one_without_a_run_is_given_back() {
     for place in places() {
         let yearly = ["--once-per", "366d"];
         let mut holder = place.hold(&[]);
-        // The lock is another's: the period is not used up.
+        // Another process holds the lock: the period is not used up.
         place
             .run(&yearly, "echo run >> ran")
             .assert(75, "", " has it");
         place.go();
         holder.end().assert(0, "", "");
-        // Neither by a command that does not exist.
+        // Nor does a command that does not exist use it up.
         let mut command = place.command(&["--lock", "l", "--once-per", "366d", "no-such-command"]);
         Ran::of(command.output().expect("soloist starts")).assert(127, "", "not found");
 
@@ -782,7 +783,7 @@ fn a_period_is_run_once_and_one_without_a_run_is_given_back() {
             .run(&["--once-per", "366d", "-E", "0"], "echo run >> ran")
             .assert(0, "", "");
         assert_eq!(place.text("ran"), "run\n");
-        // Another length, another lock, and no period at all are other things.
+        // Another length, another lock and a run without a period are independent of it.
         place
             .run(&["--once-per", "365d"], "echo run >> ran")
             .assert(0, "", "");
@@ -791,8 +792,8 @@ fn a_period_is_run_once_and_one_without_a_run_is_given_back() {
     }
 }
 
-/// As two crontabs would: each calls it at its own idea of each second. A call finds its period free and runs, or hears
-/// that it was taken: so each period in which anybody called has its run.
+/// As two crontabs with different clocks would call it. A call finds its period free and runs, or learns that it was
+/// claimed: so each period with a call has its run.
 #[test]
 fn two_crontabs_run_each_period_once() {
     for place in places() {
@@ -917,8 +918,8 @@ fn sigkill_of_the_guard_ends_the_command_too() {
 #[test]
 fn the_end_of_a_command_hangs_nobody_up() {
     let place = Place::sqlite();
-    // As cron and CI start it: in a session of its own, whose group has no parent in another group of that session, and
-    // one of it is stopped. A group that becomes orphaned in that state gets SIGHUP as a whole.
+    // As cron and CI start it: in a session of its own, whose group has no parent in another group of that session. A
+    // group that becomes orphaned while one of its processes is stopped gets SIGHUP as a whole.
     let script = r#"
         trap 'echo "hung up" >> heard' HUP
         trap 'echo continued >> heard' CONT
@@ -938,7 +939,7 @@ fn the_end_of_a_command_hangs_nobody_up() {
         kill -KILL $stopped
         cat heard 2> /dev/null"#;
     let ran = in_a_group_of_its_own(&place, script);
-    // Its guard was killed the fourth time.
+    // The fourth time, the guard was killed.
     assert_eq!(ran.out, "code 0\ncode 143\ncode 0\ncode 70\n1\n", "{ran:?}");
     assert_eq!(ran.code, Some(1), "nothing was heard: {ran:?}");
 }
@@ -999,7 +1000,7 @@ fn a_signal_ends_a_command_that_is_still_being_started() {
         running.end().assert(code, "", "");
         assert_eq!(place.text("ran"), "");
     }
-    // It gave back lock and period.
+    // `exec` released lock and period.
     place
         .run(&["--once-per", "366d"], "echo mine")
         .assert(0, "mine\n", "");
@@ -1099,7 +1100,7 @@ fn without_its_store_nothing_is_started() {
     place
         .run(&["--store", "sqlite:/no/such/dir/x.db"], "echo run >> ran")
         .assert(69, "", "the command was not started");
-    // Something else listens there.
+    // A server that is no Redis listens there.
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let web = format!("redis://{}/0", listener.local_addr().expect("an address"));
     let server = std::thread::spawn(move || {
@@ -1163,7 +1164,7 @@ fn a_lock_that_is_taken_away_ends_the_command() {
     let pids = tree(&place);
     place.server().command::<()>(&["FLUSHALL"]);
     wait_gone(&pids);
-    // As soon as a renewal shows it: not only when the time is over for which it was trusted.
+    // As soon as a renewal shows the loss, not only when trust is over.
     running.end().assert(
         79,
         "",
@@ -1178,7 +1179,7 @@ fn an_exec_that_hangs_does_not_keep_its_command_beyond_the_lock() {
     let pids = tree(&place);
     running.signal(Signal::STOP);
     wait_gone(&pids);
-    // Another has it while the first still hangs.
+    // Another process holds it while the first still hangs.
     let ran = place.run(&["--wait", "30s"], "echo mine");
     assert_eq!((ran.code, ran.out.as_str()), (Some(0), "mine\n"), "{ran:?}");
     running.signal(Signal::CONT);
@@ -1203,7 +1204,7 @@ fn the_store_comes_from_the_option_the_environment_or_the_file() {
         change(&mut command);
         Ran::of(command.output().expect("soloist starts"))
     };
-    // Where no file is found in /etc: the machine may have one.
+    // Only if /etc has no file: the machine may have one.
     if !Path::new("/etc/soloist/jobs.toml").exists() {
         let ran = run(&|_| {}, &["exec"]);
         ran.assert(
@@ -1306,7 +1307,7 @@ fn waiting_includes_a_store_that_comes_up_late() {
     assert_eq!(place.text("ran"), "run\nrun\n");
 }
 
-/// The period is claimed under the lock by who had to wait for it. However long that takes, the lock is kept.
+/// A waiter claims its period under the lock. However long that takes, the lock is kept.
 #[test]
 fn the_lock_is_renewed_while_the_period_is_claimed() {
     let mut place = Place::redis();
@@ -1338,7 +1339,7 @@ fn the_lock_is_renewed_while_the_period_is_claimed() {
                 .command(&["PUBSUB", "NUMSUB", "soloist:{l}:released"]);
         n == 1
     });
-    // The answer to who claims a period, time and again, for longer than the lease.
+    // The answer to the claim of the period is lost again and again, for longer than the lease.
     proxy.set(Fault::LoseReply("*4\r\n:1\r\n"));
     runtime.block_on(first.release()).expect("a release");
     let begun = Instant::now();
@@ -1363,7 +1364,7 @@ fn the_command_does_not_learn_the_way_to_the_store() {
     let ran = Ran::of(command.env("MINE", "own").output().expect("soloist starts"));
     assert!(ran.out.contains("MINE=own\n"), "{ran:?}");
     assert!(!ran.out.contains("SOLOIST_STORE"), "{ran:?}");
-    // Nor what the configuration expands.
+    // Nor the variables that the configuration expands.
     let dir = tempfile::tempdir().expect("a directory");
     fs::write(
         dir.path().join("jobs.toml"),

@@ -98,7 +98,7 @@ impl WallClocks {
         self.0.path().join(format!("clock{i}"))
     }
 
-    /// How many seconds each is ahead from now on.
+    /// Sets how many seconds each is ahead from now on.
     fn step(&self, ahead: &[i64]) {
         for (i, ahead) in ahead.iter().enumerate() {
             let new = self.file(i).with_extension("new");
@@ -142,7 +142,7 @@ fn wait_runs_from_now(fleet: &Fleet, jobs: &[&str]) {
     });
 }
 
-/// Nothing was given up: whatever did not start was held up by a run before it.
+/// Nothing was given up: an occurrence that did not start was held up by a run before it.
 fn nothing_missed(fleet: &Fleet, job: &str) {
     let missed: Vec<_> = fleet
         .history(job)
@@ -470,7 +470,7 @@ fn an_invalid_file_on_sighup_leaves_the_jobs_in_force() {
     fleet.judge(ONCE, &["a"], None);
 }
 
-/// In a quarantine there is nothing to ask about jobs until it is over.
+/// Until a quarantine is over, instances ask nothing about jobs.
 #[test]
 fn jobs_are_registered_once_in_a_quarantine_not_again_and_again() {
     const JOBS: usize = 300;
@@ -498,7 +498,7 @@ fn jobs_are_registered_once_in_a_quarantine_not_again_and_again() {
     fleet.stop();
 }
 
-/// Runs what is planned, however late: only what is not owed is left out.
+/// Runs every planned occurrence, however late, except those that are not owed.
 const EVERYTHING: &str = "catch_up = \"all\"\nstart_within = \"10m\"\noverlap = \"queue\"\n";
 
 /// Waits until nothing of the job has been due for so many seconds, and returns when that began (Unix ms).
@@ -511,7 +511,7 @@ fn idle_for(fleet: &Fleet, seconds: i64) -> i64 {
     from
 }
 
-/// Nothing was run of what was planned in these times (Unix ms), but for a second at each end.
+/// Asserts that nothing that was planned between these times (Unix ms) ran, but for a second at each end.
 #[track_caller]
 fn nothing_of(fleet: &Fleet, job: &str, from: i64, to: i64) {
     let runs = fleet.trace().runs_of(job);
@@ -541,7 +541,7 @@ fn what_is_planned_while_a_job_is_disabled_or_absent_is_never_run() {
             knows(0) || knows(1)
         });
         let from = idle_for(&fleet, 4);
-        // One is started again, the other reads the file.
+        // One instance is started again, the other reads the file again.
         fleet.instances[0].urge();
         fleet.set_job("work", Some(&table));
         for i in 0..2 {
@@ -560,7 +560,7 @@ fn what_is_planned_while_a_job_is_disabled_or_absent_is_never_run() {
         }
     }
     fleet.stop();
-    // All are down: that is no absence, and everything is caught up.
+    // All instances are down, but the job was not removed: everything is caught up.
     let from = now_us() / 1000;
     wait_until("time passes", GENEROUS, || now_us() / 1000 > from + 3000);
     fleet.instances[0].start();
@@ -599,7 +599,7 @@ fn a_run_of_a_former_process_of_this_name_is_not_taken_for_a_living_one() {
         .into_iter()
         .filter(|r| r["outcome"] == "skipped" && occurrence_ms(r) > dead)
         .collect();
-    // The next run may have been skipped for, but not the dead one.
+    // An occurrence may be skipped because of the next run, but not because of the dead one.
     let first = fleet.trace().runs_of("work")[1].occurrence;
     assert!(
         skipped.iter().all(|r| occurrence_ms(r) > first),

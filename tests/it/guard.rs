@@ -1,7 +1,7 @@
 //! The guard and the runner, with the real binary and real process trees.
 //!
-//! Two ways in: [`RawGuard`] speaks to a guard as the daemon would, so that a test can be a bad daemon; `Runner`
-//! is what the daemon uses. Trees are ended through a cgroup and through /proc, so most tests run both ways.
+//! Two ways to use them: [`RawGuard`] speaks to a guard as the daemon would, so that a test can be a bad daemon;
+//! `Runner` is what the daemon uses. Trees are ended through a cgroup and through /proc, so most tests run both ways.
 
 use std::{
     collections::BTreeMap,
@@ -33,7 +33,7 @@ use crate::support::{
 };
 
 const EXE: &str = env!("CARGO_BIN_EXE_soloist");
-/// Far longer than anything here takes; only a failure waits for it.
+/// Far longer than any test here takes; only a failing test waits so long.
 const PATIENCE: Duration = Duration::from_secs(120);
 const HOUR: Duration = Duration::from_secs(3600);
 const OUTPUT: config::Output = config::Output {
@@ -214,7 +214,7 @@ fn assert_gone(members: &[(&'static str, i32, u64)]) {
     assert_eq!(alive(members), Vec::<&str>::new(), "these are still alive");
 }
 
-/// A guard spoken to by hand.
+/// A guard that a test speaks to directly.
 struct RawGuard {
     child: Child,
     socket: UnixStream,
@@ -389,7 +389,7 @@ async fn a_prepared_guard_that_is_killed_costs_nothing() {
     let prepared = runner.prepare(&spec.job, spec.run_id).expect("a guard");
     let pid = prepared.guard_pid().expect("a pid").cast_signed();
     kill(pid, Signal::KILL);
-    // With all its threads: until then nobody is told.
+    // Dead with all its threads: until then its parent is not told.
     until_async("it is dead", || {
         let threads = std::fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
         stat(pid).is_none_or(|(state, _)| state == 'Z' && threads <= 1)
@@ -566,7 +566,7 @@ fn a_stop_reaches_the_whole_tree_and_lets_it_finish_within_the_grace() {
         let mut spec =
             tree.spec("trap 'echo tidied; exit 4' TERM; touch ready; while :; do wait; done");
         spec.walk_only = walk_only;
-        // For the command to answer in; the one that ignores SIGTERM has it in full.
+        // The grace is for the command to react; a command that ignores SIGTERM gets all of it.
         spec.grace = Duration::from_secs(3);
         let mut guard = RawGuard::start(&spec);
         started(guard.report());
@@ -618,7 +618,7 @@ fn a_process_whose_first_thread_has_ended_is_ended_too() {
         let file = dir.path().join("pid");
         let program = headless().to_str().expect("UTF-8");
         let argv = [program, file.to_str().expect("UTF-8")];
-        // As the command itself, and left behind by it.
+        // As the command itself, and as a process that it left behind.
         let left = format!(
             "setsid {} {} & until [ -s {2} ]; do sleep 0.01; done",
             argv[0], argv[1], argv[1]
@@ -670,7 +670,7 @@ impl Drop for Crowd {
     }
 }
 
-/// Runs `unruly` in this mode until it is told to have begun, and has it ended for its timeout.
+/// Runs `unruly` in this mode until it says that it has begun, and has it ended by its timeout.
 fn unruly_is_ended(mode: &str, walk_only: bool) {
     let dir = tempfile::tempdir().expect("a directory");
     let file = dir.path().join("pid");
@@ -791,7 +791,7 @@ fn renewals_keep_a_command_running_past_its_first_deadline() {
     let mut guard = RawGuard::start(&spec);
     started(guard.report());
     guard.send(&Control::Deadline(Boottime::now() + HOUR));
-    // An older one that comes later takes nothing back.
+    // An older deadline that comes later changes nothing.
     guard.send(&Control::Deadline(spec.deadline));
     until("the first deadline is over", || {
         Boottime::now() > spec.deadline + Duration::from_millis(50)
@@ -1150,7 +1150,7 @@ fn a_command_that_dies_of_its_daemons_closed_pipe_is_crashed_and_not_failed() {
     daemon.kill().expect("killed");
     let end = tree.handed_over().end;
     daemon.wait().expect("reaped");
-    // By SIGPIPE, unless this host was so busy that the guard saw its socket close first.
+    // It ends by SIGPIPE, unless this host was so busy that the guard saw its socket close first.
     println!("ended by signal {:?}", end.signal);
     assert_eq!(end.outcome, Outcome::Crashed, "{end:?}");
 }
@@ -1327,7 +1327,7 @@ async fn stand_in_that_reaps_strangers() {
             assert!(error.contains("died (signal: 9"), "{error}");
             run.settled().await;
         }
-        // Nobody takes it, and nobody is told.
+        // Nobody takes the signal, and nobody is told.
         drop(runner.prepare(&JobName::new("a"), RunId::random()));
     }
     until_async("all are reaped", || zombies_of_ours().is_empty()).await;
@@ -1383,7 +1383,7 @@ fn a_killed_guard_takes_the_command_with_it_even_if_no_daemon_can_act() {
     until("the command is dead", || alive(&[command]).is_empty());
 }
 
-/// Nothing of it runs any more; its zombie may still be there.
+/// True: the process runs no more; its zombie may still be there.
 fn wait_for_the_last_thread(pid: i32) {
     until("its last thread is gone", || {
         let threads = fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
@@ -1393,7 +1393,7 @@ fn wait_for_the_last_thread(pid: i32) {
 
 #[tokio::test]
 async fn a_killed_guard_takes_a_command_with_it_whose_first_thread_has_ended() {
-    // Without a daemon, and with one that sees to what was left behind, too.
+    // Without a daemon, and also with one that ends what was left behind.
     let dir = tempfile::tempdir().expect("a directory");
     let file = |name: &str| dir.path().join(name).to_str().expect("UTF-8").to_owned();
     let program = headless().to_str().expect("UTF-8");
@@ -1478,7 +1478,7 @@ fn a_sweep_ends_what_daemon_and_guard_left_in_a_cgroup_and_nothing_that_is_guard
     let spec = spec(&["sleep", "1000"]);
     let mut guard = RawGuard::start(&spec);
     let guarded = started(guard.report());
-    // That it lives shows where its process cannot be seen, too.
+    // The lock shows that the guard lives, also where its process cannot be seen.
     let its_cgroup = orphaned
         .0
         .with_file_name(format!("soloist-{}", spec.run_id));
@@ -1826,7 +1826,7 @@ struct SlowStart {
 }
 
 impl SlowStart {
-    /// What takes its time, and what is said of a start that was ended meanwhile.
+    /// The slow calls, and the message about a start that was ended meanwhile.
     const CALLS: [(&str, &str); 2] = [
         (
             "getpwnam_r",
@@ -1868,7 +1868,7 @@ impl SlowStart {
         guard
     }
 
-    /// Waits until it is in the call, and returns the process that is.
+    /// Waits until a process of the start is in the call, and returns that process.
     fn entered(&self, guard: &RawGuard) -> i32 {
         until("it waits", || self.dir.path().join("slow").exists());
         let children = process::children(guard.child.id());
@@ -1876,7 +1876,7 @@ impl SlowStart {
         children[0].cast_signed()
     }
 
-    /// Nothing of it is left, and nothing came of it.
+    /// Asserts that nothing of the start is left, and that it did nothing.
     #[track_caller]
     fn assert_ended(&self, mut guard: RawGuard, expected: Cause, error_ends: &str) -> Boottime {
         let report = guard.report();
@@ -2134,7 +2134,8 @@ fn nobody_else_can_lock_the_cgroup_of_a_run() {
         panic!("{report:?}")
     };
     let mode = fs::metadata(cgroup).expect("it is there").permissions();
-    // What is in it can be named, as by a command that looks at its limits; to be locked it must be opened.
+    // Others may look up files in it, as a command does that looks at its limits. They may not open the directory
+    // itself, so they cannot lock it.
     assert_eq!(mode.mode() & 0o777 & !0o011, 0o700, "{mode:?}");
     guard.send(&Control::Stop {
         reason: Stop::Cancelled,
@@ -2181,7 +2182,7 @@ fn a_daemon_that_does_not_read_misses_nothing_that_matters() {
         }
     }
     fs::write(dir.path().join("go"), "").expect("written");
-    // All that is to be said is said before the first of it is read.
+    // All messages are sent before the first of them is read.
     until("the guard waits to be told that all is settled", || {
         stat(command).is_none() && stat(guard.pid()).is_some_and(|(state, _)| state == 'S')
     });

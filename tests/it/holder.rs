@@ -1,4 +1,4 @@
-//! Holders in this process, over a store whose answers are held up: from the grant to the settlement, with real guards.
+//! Holders in this process, over a store whose answers are delayed: from the grant to the settlement, with real guards.
 
 use std::{
     path::Path,
@@ -31,7 +31,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::support::GENEROUS;
 
-/// A store as one holder reaches it.
+/// A store, as one holder reaches it.
 struct Line {
     store: MemoryStore,
     /// Renewals that the store was asked for, and those that it confirmed, with when they left.
@@ -41,7 +41,7 @@ struct Line {
     hold_renewals: AtomicBool,
     /// No renewal gets through any more.
     cut: AtomicBool,
-    /// So many more pieces of output are stored, and their answers lost.
+    /// For so many more pieces of output the store's answer is lost.
     lost_pieces: AtomicU32,
     go_on: Notify,
 }
@@ -172,7 +172,7 @@ impl Store for Line {
     }
 }
 
-/// One instance, as far as a granted run concerns it.
+/// The parts of one instance that a granted run needs.
 struct Node {
     line: Arc<Line>,
     holder: Arc<Holder>,
@@ -317,7 +317,7 @@ async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
     }
 }
 
-/// Renewals come when they are asked for only.
+/// With this lease, a renewal comes only when a test asks for it.
 const LONG_LEASE: &str = "lease = \"1h\"";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -394,7 +394,7 @@ async fn a_lease_that_is_another_s_by_now_starts_nothing() {
     let node = Node::new(&format!("command = [\"touch\", {file:?}]\nlease = \"60s\"")).await;
     let mut granted = node.granted().await;
     granted.sent = granted.sent - node.job.lease.trust;
-    // As another instance that saw it unrenewed.
+    // Claim it as another instance would that saw the lease unrenewed.
     let open = node
         .line
         .observe(std::slice::from_ref(&node.job.name))
@@ -460,7 +460,7 @@ async fn a_request_to_end_a_run_that_comes_during_a_renewal_is_heard_at_once() {
         (node.line.renewals() == 1).then_some(())
     })
     .await;
-    // The store has answered it, before this.
+    // The store answered the renewal before this request.
     node.cancel().await;
     tokio::time::sleep(Duration::from_millis(20)).await;
     node.line.let_go();

@@ -39,12 +39,12 @@ fn replace_ends_the_run_before_wherever_it_is() {
             .start();
         wait_until("runs are replaced", GENEROUS, || {
             let runs = fleet.trace().runs();
-            // Also by another instance, of which the holder hears with its next renewal. On a file nobody is told
-            // that a run is over but the one that ran it, which is the first to ask.
+            // Another instance may replace it, too; the holder learns that with its next renewal. On a file nobody is
+            // told that a run is over but the one that ran it, which is the first to ask.
             let by_another = |pair: &[Run]| pair[0].instance != pair[1].instance;
             runs.len() > 3 && (meeting == "SQLite" || runs.windows(2).any(by_another))
         });
-        // Not one that was replaced before its command was there.
+        // Not a run that was replaced before its command had started.
         wait_until("one is recorded", GENEROUS, || {
             let mut all = fleet.history("a").into_iter();
             all.any(|r| r["outcome"] == "replaced" && r["signal"] == 9)
@@ -152,7 +152,7 @@ fn an_instance_runs_no_more_at_once_than_max_parallel_and_the_rest_waits() {
     // All six are due at one instant: two at a time, and never three.
     assert_eq!(most_at_once(&fleet.trace().runs()), 2);
     fleet.judge(ONCE, &[], None);
-    // Who waits for a slot is late: by one run at least, some by two.
+    // A run that waits for a slot is late: by one run at least, some by two.
     let late = |ms: i64| {
         let all = jobs.iter().flat_map(|job| fleet.history(job));
         all.filter(|r| r["lateness_ms"].as_i64() >= Some(ms))
@@ -277,14 +277,14 @@ fn env_files_reach_the_command_and_are_read_again_on_a_reload() {
     fleet.stop();
 }
 
-/// A job that nobody plans, and that fails each time.
+/// A job without a schedule, which fails each time.
 fn failing(retry: &str) -> String {
     format!(
         "command = [\"{{witness}}\", \"{{trace}}\", \"for=1\", \"exit=3\"]\nretry = {{ {retry} }}\n"
     )
 }
 
-/// Runs it to its end; what became of each attempt, oldest first.
+/// Runs the job to its end; returns the outcome of each attempt, oldest first.
 fn attempts(fleet: &Fleet, job: &str) -> Vec<Run> {
     let told = fleet.cli(&["trigger", job, "--wait"]);
     assert_eq!(told.status.code(), Some(3), "{told:?}");
@@ -374,7 +374,7 @@ fn another_instance_takes_the_next_attempt_when_the_first_ones_is_gone() {
         let mut fleet = plan
             .job("a", &failing("attempts = 1, interval = \"1ms\""))
             .start();
-        // It holds the second attempt back until the first one's instance is gone.
+        // The pause holds the second attempt back until the instance of the first is gone.
         wait_until("the job is known", GENEROUS, || {
             fleet.cli(&["pause", "a"]).status.success()
         });
@@ -441,7 +441,7 @@ fn an_awaited_attempt_is_dropped_with_the_stores_life_unless_it_may_run_twice() 
         if kept {
             fleet.wait_run("it is made", its_second);
         }
-        // Whoever comes later has its second attempt after the first one's would have been made.
+        // The second attempt of the later run comes after that of the first would have been made.
         wait_until("the other is taken", GENEROUS, || {
             let told = fleet.cli(&["trigger", "a", "--key", "second", "--wait"]);
             told.status.code() == Some(3)
@@ -580,7 +580,7 @@ fn copy_program(from: &str, to: &std::path::Path) {
     assert!(copied.expect("cp").success());
 }
 
-/// Reads what is not meant for it: of the guard, of the daemon, and of another process of its user.
+/// Tries to read what it must not: of the guard, of the daemon, and of another process of its user.
 const NOSY: &str = r#"command = '''
 for pid in $PPID $(cut -d' ' -f4 /proc/$PPID/stat) $$; do
     cat /proc/$pid/environ >/dev/null 2>&1 && echo read || echo refused
@@ -634,7 +634,7 @@ fn a_job_of_the_same_user_cannot_look_into_guard_and_daemon() {
     crate::support::process::signal(daemon.id(), Signal::TERM);
     assert!(daemon.wait().expect("it ends").success());
     let said = String::from_utf8_lossy(&o.stdout);
-    // What it started itself is as open as ever.
+    // The command can read its own children as ever.
     assert_eq!(said, "refused\nrefused\nread\n", "{o:?}");
 }
 
@@ -653,11 +653,11 @@ impl Privileged {
             let mode = std::fs::Permissions::from_mode(mode);
             std::fs::set_permissions(dir.path().join(file), mode).expect("chmod");
         };
-        // Who is not root makes the store's file there; root would not read what others may write.
+        // A user other than root makes the store's file there; root would not read a file that others may write.
         mode(".", if as_whom.is_empty() { 0o755 } else { 0o777 });
         copy_program(env!("CARGO_BIN_EXE_soloist"), &dir.path().join("soloist"));
         mode("soloist", 0o755);
-        // As sudo is: whoever executes it becomes root.
+        // A setuid program, as sudo is: a user that executes it becomes root.
         copy_program("/usr/bin/id", &dir.path().join("like-sudo"));
         mode("like-sudo", 0o4755);
         std::fs::write(dir.path().join("jobs.toml"), jobs).expect("write the file");
@@ -684,7 +684,7 @@ impl Privileged {
         command
     }
 
-    /// What became of it.
+    /// Triggers the job and waits for the run's end.
     fn trigger(&self, job: &str) -> std::process::Output {
         // The store may not be there yet, or not know the job.
         wait_for("a run", GENEROUS, || {
@@ -694,7 +694,7 @@ impl Privileged {
         })
     }
 
-    /// What it says; it must succeed.
+    /// The output of a triggered run, which must succeed.
     fn run(&self, job: &str) -> String {
         let o = self.trigger(job);
         assert!(o.status.success(), "{o:?}");

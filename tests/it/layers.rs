@@ -1,4 +1,4 @@
-//! Who may know whom, by reading the sources: the pure rules know nothing of the world around them.
+//! Which module may use which, by reading the sources: the pure rules use nothing of the world around them.
 
 use std::{
     fs,

@@ -16,7 +16,10 @@ use soloist::{
     Election, Elector, ExponentialBackoff, LimitedRetry, Lock, LockClient, NoRetry, RetryStrategy,
     TryLock, Until, WithLock,
     config::Store,
-    lock::{Attempt, Enter, Error, Leave, Period, Redlock, ReentrantLock, Released, TryRedlock},
+    lock::{
+        Attempt, Error, Period, Redlock, ReentrantLock, Released, ReleasedLevel, TryEnter,
+        TryRedlock,
+    },
     model::Outcome,
     store::sqlite::SqliteStore,
 };
@@ -29,10 +32,10 @@ use crate::support::{
 };
 
 const MS: Duration = Duration::from_millis(1);
-/// Nothing waits that long in these tests: who is woken by the end of this lease was not woken by a release.
+/// No test waits that long: a waiter that the end of this lease woke was not woken by a release.
 const LONG: Duration = Duration::from_secs(120);
 
-/// A place where clients meet.
+/// A store that clients share.
 enum Bed {
     Sqlite(TempDir),
     Redis(RedisServer),
@@ -136,7 +139,7 @@ async fn a_client_of_the_callers_own_is_connected_as_it_was_made() {
     let elsewhere = LockClient::with_redis_and_config(client, &elsewhere);
     take(&elsewhere, "k", LONG).await.release().await.unwrap();
 
-    // Its subscriptions too: a release is received long before the lease is over.
+    // The client's subscriptions go there too: a waiter is woken long before the lease is over.
     lock.release().await.unwrap();
     let lock = take(&other, "k", LONG).await;
     let (waited, ()) = join(ours.lock("k", GENEROUS, LONG), async {
@@ -162,7 +165,7 @@ fn acquired(t: TryLock) -> Lock {
     }
 }
 
-/// Also where the machine stands still for so long that a grant of a short lease comes too late.
+/// Acquires the lock, also if the machine stands still for so long that the grant of a short lease comes too late.
 async fn take(c: &LockClient, key: &str, lease: Duration) -> Lock {
     let begun = Instant::now();
     loop {
@@ -173,7 +176,7 @@ async fn take(c: &LockClient, key: &str, lease: Duration) -> Lock {
     }
 }
 
-/// Waits for what must come true.
+/// Waits until `what` comes true.
 async fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !holds() {
@@ -232,7 +235,7 @@ async fn who_loses_is_told_who_has_it(bed: Bed) {
     assert_eq!(b.holder("k").await.unwrap(), None);
 }
 
-/// Counts the tries of another strategy.
+/// Counts the tries of the strategy inside.
 struct Counted<R>(R, Arc<AtomicU32>);
 impl<R: RetryStrategy> RetryStrategy for Counted<R> {
     fn pause(&mut self, a: &Attempt) -> Option<Duration> {
@@ -329,7 +332,7 @@ async fn waiters_of_one_client_are_served_in_order(bed: Bed) {
         tasks.push(tokio::spawn(async move {
             let asking = b.lock("k", LONG, LONG);
             tokio::pin!(asking);
-            // Once polled it is in the queue.
+            // Once it is polled, the future is in the queue.
             let polled = futures_util::poll!(&mut asking);
             assert!(polled.is_pending());
             begun.send(()).unwrap();
@@ -370,7 +373,7 @@ async fn singleflight_gives_the_lock_to_each_caller_in_turn(bed: Bed) {
     tokens.dedup();
     assert_eq!(tokens.len(), 20, "a lease was shared");
     if let Bed::Redis(server) = &bed {
-        // A try and a release each, and the two that the server had to be told the scripts for.
+        // Each sends a try and a release; two calls more, because the server did not know the scripts.
         assert_eq!(calls(server, "evalsha"), 42);
     }
 }
@@ -387,7 +390,7 @@ async fn an_abandoned_release_lets_the_next_one_in(bed: Bed) {
     let c = bed.client();
     let stuck = acquired(c.singleflight_lock("k", LONG, 1500 * MS).await.unwrap());
     let mut releasing = Box::pin(stuck.release());
-    // Asked once, and most often given up before the answer.
+    // The request is sent once, and most often dropped before its answer.
     let _ = futures_util::poll!(&mut releasing);
     drop(releasing);
     assert!(!stuck.is_held());
@@ -439,7 +442,7 @@ async fn renewals_are_bounded(bed: Bed) {
     assert_eq!(renewals, 3);
     within(lock.lost()).await;
     assert!(!lock.is_held());
-    // Three renewals, each a fifth of the lease after the one before, and then trust runs out.
+    // Three renewals, a fifth of the lease apart; then trust runs out.
     assert!(begun.elapsed() > lease, "{:?}", begun.elapsed());
     assert!(matches!(lock.renew().await, Err(Error::Lost { .. })));
     until_free(&a, "k").await;
@@ -528,7 +531,7 @@ async fn a_lock_at_least_for_stays_after_its_release(bed: Bed) {
     let got = acquired(within(b.lock("k", LONG, LONG)).await.unwrap());
     assert!(begun.elapsed() > least - 100 * MS, "{:?}", begun.elapsed());
     got.release().await.unwrap();
-    // Dropping keeps it too; and what has passed is not waited for again.
+    // A dropped lock is kept too. Time that has passed does not count again.
     let lock = take(&a, "k", LONG).await;
     lock.lock_at_least_for(LONG);
     drop(lock);
@@ -598,7 +601,7 @@ async fn a_future_under_a_lock_ends_with_its_value(bed: Bed) {
     let token = before.fencing_token();
     before.release().await.unwrap();
     let work = |given| async move {
-        // What it is told is what it may hand on.
+        // The work gets the token that it may pass on.
         assert!(given > token);
         inside.await
     };
@@ -637,7 +640,7 @@ async fn a_future_is_cancelled_when_its_lock_is_lost(bed: Bed) {
     assert_eq!(dropped.load(SeqCst), 1);
 }
 
-/// Takes the lock away from whoever has it, as an operator might.
+/// Takes the lock away from its holder, as an operator might.
 fn steal(bed: &Bed, key: &str) {
     match bed {
         Bed::Redis(server) => server.command::<()>(&["DEL", &format!("soloist:{{{key}}}:lock")]),
@@ -677,10 +680,10 @@ async fn keys_and_namespaces_do_not_meet(bed: Bed) {
     let _third = take(&a, "kk", LONG).await;
 }
 
-fn levels(e: Enter) -> u32 {
+fn levels(e: TryEnter) -> u32 {
     match e {
-        Enter::Entered { levels, .. } => levels,
-        Enter::Held { holder, .. } => panic!("held by {holder}"),
+        TryEnter::Acquired { levels, .. } => levels,
+        TryEnter::Held { holder, .. } => panic!("held by {holder}"),
     }
 }
 
@@ -700,19 +703,25 @@ async fn a_reentrant_lock_is_freed_by_its_last_level(bed: Bed) {
     };
     assert!(matches!(
         within(theirs.try_enter(thrice)).await.unwrap(),
-        Enter::Held { .. }
+        TryEnter::Held { .. }
     ));
     assert_eq!(tries, [1, 2, 3]);
-    assert_eq!(ours.leave().await.unwrap(), Leave::Still { levels: 2 });
-    assert_eq!(ours.leave().await.unwrap(), Leave::Still { levels: 1 });
+    assert_eq!(
+        ours.leave().await.unwrap(),
+        ReleasedLevel::StillHeld { levels: 2 }
+    );
+    assert_eq!(
+        ours.leave().await.unwrap(),
+        ReleasedLevel::StillHeld { levels: 1 }
+    );
     assert!(ours.is_held());
     assert!(matches!(
         theirs.try_enter(NoRetry).await.unwrap(),
-        Enter::Held { .. }
+        TryEnter::Held { .. }
     ));
-    assert_eq!(ours.leave().await.unwrap(), Leave::Freed);
+    assert_eq!(ours.leave().await.unwrap(), ReleasedLevel::Released);
     assert!(!ours.is_held());
-    assert_eq!(ours.leave().await.unwrap(), Leave::NotHeld);
+    assert_eq!(ours.leave().await.unwrap(), ReleasedLevel::NotHeld);
     assert_eq!(levels(theirs.try_enter(NoRetry).await.unwrap()), 1);
     // The same name is the same owner, from another process too.
     let (one, two) = (
@@ -728,7 +737,7 @@ async fn a_reentrant_lock_is_freed_by_its_last_level(bed: Bed) {
     );
     assert!(matches!(
         one.owned_by("other").try_enter(NoRetry).await.unwrap(),
-        Enter::Held { .. }
+        TryEnter::Held { .. }
     ));
 }
 
@@ -739,19 +748,19 @@ async fn a_foreign_release_of_a_reentrant_lock_is_an_outcome(bed: Bed) {
         b.reentrant("k", LONG).unwrap(),
     );
     let _ = ours.try_enter(NoRetry).await.unwrap();
-    let foreign = Leave::Foreign {
+    let foreign = ReleasedLevel::Foreign {
         holder: "ann".to_owned(),
     };
     assert_eq!(theirs.leave().await.unwrap(), foreign);
     let e = theirs.renew().await.unwrap_err();
     assert!(matches!(e, Error::NotHeld { holder: Some(h), .. } if h == "ann"));
     ours.renew().await.unwrap();
-    assert_eq!(ours.leave().await.unwrap(), Leave::Freed);
-    // Nor has who believes to hold it still freed what somebody took away.
+    assert_eq!(ours.leave().await.unwrap(), ReleasedLevel::Released);
+    // An owner that believes to hold the lock still does not release what an operator took away.
     let _ = ours.try_enter(NoRetry).await.unwrap();
     steal(&bed, "k");
     assert!(ours.is_held() && ours.key() == "k");
-    assert_eq!(ours.leave().await.unwrap(), Leave::NotHeld);
+    assert_eq!(ours.leave().await.unwrap(), ReleasedLevel::NotHeld);
 }
 
 async fn a_renewal_covers_all_levels(bed: Bed) {
@@ -764,11 +773,14 @@ async fn a_renewal_covers_all_levels(bed: Bed) {
         lock.renew().await.unwrap();
         tokio::time::sleep(20 * MS).await;
     }
-    assert_eq!(lock.leave().await.unwrap(), Leave::Still { levels: 1 });
+    assert_eq!(
+        lock.leave().await.unwrap(),
+        ReleasedLevel::StillHeld { levels: 1 }
+    );
     until_free(&c, "k").await;
     assert!(!lock.is_held());
     assert!(matches!(lock.renew().await, Err(Error::Lost { .. })));
-    assert_eq!(lock.leave().await.unwrap(), Leave::NotHeld);
+    assert_eq!(lock.leave().await.unwrap(), ReleasedLevel::NotHeld);
 }
 
 async fn who_waits_to_enter_is_woken_by_the_last_level(bed: Bed) {
@@ -782,7 +794,7 @@ async fn who_waits_to_enter_is_woken_by_the_last_level(bed: Bed) {
         let theirs = c.reentrant("k", LONG).unwrap();
         tokio::spawn(async move {
             assert_eq!(levels(theirs.enter(LONG).await.unwrap()), 1);
-            assert_eq!(theirs.leave().await.unwrap(), Leave::Freed);
+            assert_eq!(theirs.leave().await.unwrap(), ReleasedLevel::Released);
         })
     });
     if let Bed::Redis(server) = &bed {
@@ -793,24 +805,27 @@ async fn who_waits_to_enter_is_woken_by_the_last_level(bed: Bed) {
         })
         .await;
     }
-    // Who has it does not stand in line with them.
+    // The owner that holds the lock does not queue behind them.
     assert_eq!(levels(within(ours.enter(LONG)).await.unwrap()), 3);
     for n in [2, 1] {
-        assert_eq!(ours.leave().await.unwrap(), Leave::Still { levels: n });
+        assert_eq!(
+            ours.leave().await.unwrap(),
+            ReleasedLevel::StillHeld { levels: n }
+        );
     }
     assert!(waiters.iter().all(|w| !w.is_finished()));
     let late = b.reentrant("k", LONG).unwrap();
-    let Enter::Held { holder, remaining } = late.enter(20 * MS).await.unwrap() else {
+    let TryEnter::Held { holder, remaining } = late.enter(20 * MS).await.unwrap() else {
         panic!("two owners have it");
     };
     assert!(!holder.contains('\t') && remaining > LONG / 2, "{holder:?}");
-    assert_eq!(ours.leave().await.unwrap(), Leave::Freed);
+    assert_eq!(ours.leave().await.unwrap(), ReleasedLevel::Released);
     for w in waiters {
         within(w).await.unwrap();
     }
 }
 
-/// Nobody waits for himself.
+/// An owner does not wait for itself.
 async fn an_owner_that_waits_twice_enters_twice(bed: Bed) {
     let (a, b) = (bed.client(), bed.client());
     let theirs = a.reentrant("k", LONG).unwrap();
@@ -819,7 +834,7 @@ async fn an_owner_that_waits_twice_enters_twice(bed: Bed) {
     let waiters = [ours.clone(), ours]
         .map(|ours| tokio::spawn(async move { levels(ours.enter(LONG).await.unwrap()) }));
     tokio::time::sleep(100 * MS).await;
-    assert_eq!(theirs.leave().await.unwrap(), Leave::Freed);
+    assert_eq!(theirs.leave().await.unwrap(), ReleasedLevel::Released);
     let mut entered = vec![];
     for w in waiters {
         entered.push(within(w).await.unwrap());
@@ -835,12 +850,12 @@ async fn a_reentrant_lock_is_kept_renewed_until_it_is_freed_or_dropped(bed: Bed)
         c.reentrant("k", lease).unwrap(),
         c.reentrant("k", LONG).unwrap(),
     );
-    // Nothing is entered that could be renewed.
+    // There is no level yet that could be renewed.
     ours.keep_renewed();
     assert_eq!(levels(ours.enter(Duration::ZERO).await.unwrap()), 1);
     ours.keep_renewed();
     assert_eq!(levels(ours.enter(Duration::ZERO).await.unwrap()), 2);
-    // Asked for again, it is renewed no more often.
+    // More calls do not make more renewals.
     (0..100).for_each(|_| ours.keep_renewed());
     let begun = Instant::now();
     while begun.elapsed() < lease * 3 / 2 {
@@ -850,10 +865,13 @@ async fn a_reentrant_lock_is_kept_renewed_until_it_is_freed_or_dropped(bed: Bed)
     if let Bed::Redis(server) = &bed {
         assert!(calls(server, "evalsha") < 100);
     }
-    assert_eq!(ours.leave().await.unwrap(), Leave::Still { levels: 1 });
-    assert_eq!(ours.leave().await.unwrap(), Leave::Freed);
+    assert_eq!(
+        ours.leave().await.unwrap(),
+        ReleasedLevel::StillHeld { levels: 1 }
+    );
+    assert_eq!(ours.leave().await.unwrap(), ReleasedLevel::Released);
     assert!(!ours.is_held());
-    // Entered anew, it is not renewed unless that is asked for, and then until its last value is gone.
+    // A lock that is entered anew is renewed only after another call, and then until its last value is dropped.
     assert_eq!(levels(ours.enter(Duration::ZERO).await.unwrap()), 1);
     until("it lapses", || !ours.is_held()).await;
     until_free(&c, "k").await;
@@ -877,7 +895,7 @@ async fn one_key_is_not_of_two_kinds(bed: Bed) {
     let e = c.try_lock("k", LONG, NoRetry).await.unwrap_err();
     assert!(matches!(e, Error::WrongType { .. }), "{e}");
     assert!(c.holder("k").await.unwrap().is_some());
-    assert_eq!(reentrant.leave().await.unwrap(), Leave::Freed);
+    assert_eq!(reentrant.leave().await.unwrap(), ReleasedLevel::Released);
     let plain = take(&c, "k", LONG).await;
     let e = reentrant.try_enter(NoRetry).await.unwrap_err();
     assert!(matches!(e, Error::WrongType { .. }), "{e}");
@@ -909,7 +927,7 @@ async fn a_redlock_is_taken_renewed_and_given_back(bed: Bed) {
     assert_eq!((votes, &*holder), (0, "ann"));
     assert!(remaining > LONG / 2 && remaining <= LONG);
     tokio::time::sleep(50 * MS).await;
-    // However long it takes: trust counts from after this, and before it 50 ms had gone by.
+    // However long the renewal takes: trust counts from after this moment, 50 ms after the grant.
     let (asked, was) = (Instant::now(), lock.remaining());
     lock.renew().await.unwrap();
     assert!(lock.remaining() + asked.elapsed() > was + 20 * MS);
@@ -921,11 +939,11 @@ async fn a_redlock_is_taken_renewed_and_given_back(bed: Bed) {
     for bed in &beds {
         until_free(&bed.client(), "k").await;
     }
-    // One node that somebody else has is no obstacle; two are, and the third is given back.
+    // One node that another owner holds is no obstacle; two are, and the grant of the third is released.
     let _one = take(&beds[0].client(), "k", LONG).await;
     let lock = red_taken(a.try_lock("k", LONG, NoRetry).await.unwrap());
     lock.release().await.unwrap();
-    // With the one that becomes free first there is a majority.
+    // The node that becomes free first completes a majority.
     let _two = take(&beds[1].client(), "k", LONG / 2).await;
     let out = a.try_lock("k", LONG, NoRetry).await.unwrap();
     assert!(
@@ -984,16 +1002,16 @@ async fn a_redlock_survives_a_minority_and_needs_a_majority() {
         ),
         "{e}"
     );
-    // Given back, also where it had been granted.
+    // Released, also where it had been granted.
     let client = LockClient::open(&servers[2].url()).unwrap();
     assert_eq!(client.holder("k").await.unwrap(), None);
-    // Nor is it another's who has no majority either.
+    // An owner without a majority does not hold the lock either.
     let _held = take(&client, "k", LONG).await;
     let e = red.try_lock("k", LONG, NoRetry).await.unwrap_err();
     assert!(matches!(e, Error::NoMajority { votes: 0, .. }), "{e}");
 }
 
-/// Who loses on the nodes that are there has lost a race, and may ask again.
+/// A caller that loses on the nodes that answer has lost a race, and may ask again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_redlock_that_others_have_is_asked_for_again_though_a_node_is_away() {
     let mut servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
@@ -1032,7 +1050,7 @@ async fn a_release_of_a_redlock_says_whether_it_was_ours() {
     }
     let e = lapsed.release().await.unwrap_err();
     assert!(matches!(e, Error::NotHeld { holder: None, .. }), "{e}");
-    // Whether a majority has let go of it is not known when a majority does not answer.
+    // If a majority does not answer, nobody knows whether a majority has released it.
     let lock = red_taken(red.try_lock("k", LONG, NoRetry).await.unwrap());
     servers[0].kill();
     servers[1].kill();
@@ -1065,7 +1083,7 @@ async fn a_lock_whose_key_became_something_else_is_lost() {
     let e = lock.renew().await.unwrap_err();
     assert!(matches!(e, Error::WrongType { .. }), "{e}");
     assert!(!lock.is_held());
-    // In the background, too: far sooner than trust would end.
+    // A renewal in the background notices this too, far sooner than trust would end.
     kept.keep_renewed();
     within(kept.lost()).await;
 }
@@ -1085,7 +1103,7 @@ async fn a_stalled_node_costs_a_redlock_its_timeout_and_nothing_of_its_safety() 
     );
     assert!(begun.elapsed() >= 1000 * MS);
     assert!(lock.remaining() < LONG - 1000 * MS);
-    // What the silent node granted is given back with the rest.
+    // What the silent node granted is released with the rest.
     lock.release().await.unwrap();
     proxies[0].set(Fault::None);
     let direct = LockClient::open(&format!("redis://127.0.0.1:{}", servers[0].port())).unwrap();
@@ -1164,7 +1182,7 @@ async fn a_step_of_the_stores_clock_ends_a_lock_and_its_token_shows_it() {
     assert!(second.fencing_token() > first.fencing_token());
     assert!(matches!(first.renew().await, Err(Error::NotHeld { .. })));
     second.release().await.unwrap();
-    // Back again: the token grows all the same.
+    // The clock is back: the token grows all the same.
     stepped.store(0, SeqCst);
     assert!(take(&a, "k", LONG).await.fencing_token() > second.fencing_token());
 }
@@ -1182,9 +1200,12 @@ async fn a_level_is_taken_and_given_back_once_when_replies_are_lost() {
     proxy.set(Fault::LoseReply("*2\r\n:1"));
     assert_eq!(levels(lock.try_enter(NoRetry).await.unwrap()), 2);
     proxy.set(Fault::LoseReply(":1\r\n"));
-    assert_eq!(lock.leave().await.unwrap(), Leave::Still { levels: 1 });
+    assert_eq!(
+        lock.leave().await.unwrap(),
+        ReleasedLevel::StillHeld { levels: 1 }
+    );
     proxy.set(Fault::LoseReply(":0\r\n"));
-    assert_eq!(lock.leave().await.unwrap(), Leave::Freed);
+    assert_eq!(lock.leave().await.unwrap(), ReleasedLevel::Released);
     assert_eq!(proxy.struck(), 3);
 }
 
@@ -1221,7 +1242,7 @@ async fn a_period_is_claimed_once(bed: Bed) {
         let e = clients[0].claim_period("k", bad).await.unwrap_err();
         assert!(matches!(e, Error::InvalidLease { .. }), "{e}");
     }
-    // It is no lock: the key is free.
+    // A period is no lock: the key is free.
     let _lock = take(&clients[0], "k", LONG).await;
 }
 
@@ -1261,7 +1282,7 @@ async fn a_period_is_claimed_though_its_reply_was_lost_and_never_goes_back() {
     assert_eq!(proxy.struck(), 1);
     let again = c.claim_period("k", every).await.unwrap();
     assert!(matches!(again, Period::Held { .. }), "{again:?}");
-    // Claimed when the server's clock was ahead.
+    // A period that was claimed when the server's clock was ahead.
     let ahead = soloist::clock::wall_us() / 1000 + 3_600_000;
     let key = "soloist:{k}:period:1000";
     server.command::<()>(&["SET", key, &format!("{ahead} x#y.0"), "EX", "9999"]);
@@ -1276,7 +1297,7 @@ fn elector(bed: &Bed) -> Elector {
     Elector::open(&bed.url(), "invoices", 500 * MS).unwrap()
 }
 
-/// Asks until there is an answer that is more than to wait.
+/// Asks until the answer is another one than to wait.
 async fn elect(e: &Elector, at: i64) -> Election {
     let begun = Instant::now();
     loop {
@@ -1314,7 +1335,7 @@ async fn an_elector_grants_each_occurrence_once(bed: Bed) {
         assert!(term.fencing_token().0 > last && term.is_held());
         last = term.fencing_token().0;
         assert!(term.settle(Outcome::Succeeded).await.unwrap());
-        // Whose clock is behind comes when it is over.
+        // An elector whose clock is behind comes when the term is over.
         for e in &electors {
             assert!(matches!(elect(e, at).await, Election::Settled));
             assert!(matches!(elect(e, at - 1).await, Election::Settled));
@@ -1367,7 +1388,7 @@ async fn a_term_is_renewed_until_it_is_settled(bed: Bed) {
     assert!(term.settle(Outcome::Failed).await.unwrap());
     within(over).await;
     assert!(matches!(elect(&b, at).await, Election::Settled));
-    // One that is dropped is renewed no more.
+    // A dropped term is renewed no more.
     let long = Elector::open(&bed.url(), "invoices", 3000 * MS).unwrap();
     let at = soloist::clock::wall_us() / 1000;
     let Election::Won(term) = elect(&long, at).await else {
@@ -1431,14 +1452,14 @@ async fn a_waiter_sends_nothing_while_it_waits() {
             .unwrap()
     };
     let total = all("total_commands_processed:");
-    // A while, in which a poller would have asked; our own look is one command.
+    // In this time a poller would have asked; our own look is one command.
     tokio::time::sleep(500 * MS).await;
     assert_eq!(all("total_commands_processed:") - total, 1);
     lock.release().await.unwrap();
     for w in waiters {
         within(w).await.unwrap();
     }
-    // Each of the ten has asked once after its turn came, and has released: none in vain.
+    // Each of the ten asked once after its turn came, and released: none asked in vain.
     assert_eq!(calls(server, "evalsha") - before, 1 + 1 + 10 + 10);
     until("nobody listens", || subscribers(server, "k") == 0).await;
 }
@@ -1451,14 +1472,15 @@ async fn a_release_is_published_only_if_somebody_waits() {
     };
     let (a, b, c) = (bed.client(), bed.client(), bed.client());
     let lock = take(&a, "k", LONG).await;
-    // Who asks and goes away is nobody who waits.
+    // A caller that asks once and does not wait is no waiter.
     let TryLock::Held { .. } = b.try_lock("k", LONG, NoRetry).await.unwrap() else {
         panic!("it is taken");
     };
     lock.release().await.unwrap();
     assert_eq!(calls(server, "publish"), 0);
 
-    // Two clients wait; both are told, and who loses again is told again, also of a lock that was renewed.
+    // Two clients wait and both are woken. The one that loses is woken again, also by the release of a lock that was
+    // renewed.
     let lock = take(&a, "k", LONG).await;
     let (first, second) = (waiting(&b, "k"), waiting(&c, "k"));
     until("both wait", || subscribers(server, "k") == 2).await;
@@ -1497,7 +1519,8 @@ async fn a_singleflight_waiter_never_asks_while_its_own_client_has_the_lock() {
         let c = c.clone();
         tokio::spawn(async move { acquired(c.singleflight_lock("k", LONG, lease).await.unwrap()) })
     };
-    // Longer than the lease: who competes in the store asks when the time has passed that it was told.
+    // Longer than the lease: a waiter that competes in the store asks again when the holder's remaining time has
+    // passed.
     let begun = Instant::now();
     while begun.elapsed() < lease * 3 / 2 {
         assert!(lock.is_held() && !waiter.is_finished());
@@ -1505,12 +1528,12 @@ async fn a_singleflight_waiter_never_asks_while_its_own_client_has_the_lock() {
     }
     lock.release().await.unwrap();
     within(waiter).await.unwrap().release().await.unwrap();
-    // Each script looks, and then writes once: unless it refuses.
+    // Each script reads and then writes once, unless it refuses.
     let writes = ["set", "setrange", "pexpire"].map(|name| calls(server, name));
     assert_eq!(calls(server, "get"), writes.iter().sum::<u64>());
 }
 
-/// Of two who wait the second one knows from the first who has it: it asks nothing until that is over.
+/// Of two waiters, the second learns the holder from the first: it asks nothing until that lease is over.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_waiter_does_not_ask_for_what_its_own_client_has() {
     let bed = Bed::redis();
@@ -1533,7 +1556,7 @@ async fn a_waiter_does_not_ask_for_what_its_own_client_has() {
     let (lock, other) = match within(futures_util::future::select(first, second)).await {
         Either::Left((lock, other)) | Either::Right((lock, other)) => (lock.unwrap(), other),
     };
-    // A while, in which it would have asked.
+    // In this time it would have asked.
     tokio::time::sleep(200 * MS).await;
     lock.release().await.unwrap();
     let _lock = within(other).await.unwrap();
@@ -1561,7 +1584,7 @@ async fn sixty_four_tasks_on_one_key_try_once_for_each_win() {
     for t in tasks {
         within(t).await.unwrap();
     }
-    // A try asks how long the lock is held still if another has it, and nothing else here asks that.
+    // Only a try that finds the lock held asks for the remaining time (PTTL).
     let in_vain = calls(server, "pttl") as f64 / 640.0;
     assert!(in_vain <= 0.1, "{in_vain} tries in vain for each win");
 }
@@ -1578,7 +1601,7 @@ async fn a_waiter_survives_the_loss_of_its_subscription() {
     until("it has subscribed", || subscribers(server, "k") == 1).await;
     let killed: i64 = server.command(&["CLIENT", "KILL", "TYPE", "pubsub"]);
     assert_eq!(killed, 1);
-    // The message of this release is received by nobody.
+    // Nobody receives the message of this release.
     lock.release().await.unwrap();
     let got = within(waiter).await.unwrap();
     // And again, with the release after the new subscription.
@@ -1606,7 +1629,8 @@ async fn a_lost_script_cache_is_filled_again() {
     let _lock = take(&c, "k", LONG).await;
 }
 
-/// As if the server's clock had been stepped past the lease. A renewal makes nothing anew, a release frees nothing.
+/// As if the server's clock had been stepped past the lease. A renewal does not create the lock anew, and a release
+/// changes nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_lapsed_by_the_servers_clock_is_not_revived() {
     let bed = Bed::redis();
@@ -1623,14 +1647,14 @@ async fn what_lapsed_by_the_servers_clock_is_not_revived() {
     let levels = c.reentrant("c", LONG).unwrap();
     assert!(matches!(
         levels.try_enter(NoRetry).await.unwrap(),
-        Enter::Entered { .. }
+        TryEnter::Acquired { .. }
     ));
     for key in ["a", "b", "c", "d"] {
         lapse(key);
     }
     // Nobody has had it since: as good as held.
     assert_eq!(second.release().await.unwrap(), Released::Now);
-    // Whoever had it since has given it back, too.
+    // Another owner has held it since, and has released it too.
     let next = take(&c, "d", LONG).await;
     next.release().await.unwrap();
     for e in [
@@ -1640,10 +1664,10 @@ async fn what_lapsed_by_the_servers_clock_is_not_revived() {
     ] {
         assert!(matches!(e, Error::NotHeld { holder: None, .. }), "{e}");
     }
-    assert_eq!(levels.leave().await.unwrap(), Leave::NotHeld);
+    assert_eq!(levels.leave().await.unwrap(), ReleasedLevel::NotHeld);
     for key in ["a", "b", "c", "d"] {
         assert_eq!(c.holder(key).await.unwrap(), None);
-        // Also what was of another kind before is free for anybody.
+        // A key that had a lock of another kind is free for any caller.
         assert!(take(&c, key, LONG).await.fencing_token() > first.fencing_token());
     }
 }
@@ -1657,7 +1681,7 @@ async fn a_flush_is_a_loss_and_tokens_grow_over_it() {
     let c = bed.client();
     let lock = take(&c, "k", LONG).await;
     server.flush();
-    // Nothing is made anew: that would hide the loss.
+    // The lock is not created anew: that would hide the loss.
     let e = lock.renew().await.unwrap_err();
     assert!(matches!(e, Error::NotHeld { holder: None, .. }), "{e}");
     assert!(!lock.is_held());
@@ -1707,7 +1731,7 @@ async fn a_key_of_another_type_is_refused_and_left_alone() {
     }
     let there: Vec<String> = server.command(&["LRANGE", key, "0", "-1"]);
     assert_eq!(there, ["theirs"]);
-    // A key without an end, by hand.
+    // A key without an expiry, set by hand.
     for text in [
         "maintenance: ask ~ann",
         "maintenance, ask ~ann",
@@ -1740,7 +1764,7 @@ async fn a_request_that_comes_after_its_lock_is_over_takes_nothing() {
         let args = [owner, "604860000", "604800000"];
         server.command(&[&["EVAL", script, "1", "soloist:{k}:lock"][..], &args].concat())
     };
-    // While it is ours: the same answer.
+    // While the lock is ours: the same answer.
     let again = late(lock.owner());
     assert_eq!(again, Some(lock.fencing_token().0));
     lock.release().await.unwrap();
@@ -1755,7 +1779,7 @@ async fn a_lost_reply_is_asked_again_with_the_same_answer() {
     let c = LockClient::open(&proxy.url()).unwrap();
     drop(take(&c, "warm", LONG).await);
     until_free(&c, "warm").await;
-    // The token's digits are in the reply to the try only.
+    // Only the reply to the try has the digits of the token.
     proxy.set(Fault::LoseReply("$16"));
     let lock = take(&c, "k", LONG).await;
     assert_eq!(proxy.struck(), 1, "no reply was lost");
@@ -1806,7 +1830,7 @@ async fn a_request_without_an_answer_is_an_error_and_leaves_nothing() {
     let e = within(c.try_lock("k", LONG, NoRetry)).await.unwrap_err();
     assert!(matches!(e, Error::Unreachable { .. }), "{e}");
     proxy.set(Fault::None);
-    // What it may have been granted is given back, long before the lease is over.
+    // What it may have been granted is released long before the lease is over.
     until_free(&direct, "k").await;
 }
 
@@ -1878,7 +1902,7 @@ async fn a_waiter_waits_for_its_server_too() {
     let got = within(waiter).await.unwrap();
     assert!(got.is_held());
     server.kill();
-    // Nobody waits for ever.
+    // The wait ends when its time is over.
     let e = within(b.lock("other", 300 * MS, LONG)).await.unwrap_err();
     assert!(matches!(e, Error::Unreachable { .. }), "{e}");
     drop(got);
@@ -1897,7 +1921,7 @@ async fn a_full_server_grants_nothing_but_renews_and_frees() {
     let plain = take(&a, "p", LONG).await;
     let levels = a.reentrant("l", LONG).unwrap();
     let entered = async || match levels.try_enter(NoRetry).await.unwrap() {
-        Enter::Entered { levels, .. } => levels,
+        TryEnter::Acquired { levels, .. } => levels,
         held => panic!("{held:?}"),
     };
     assert_eq!(entered().await, 1);
@@ -1906,15 +1930,18 @@ async fn a_full_server_grants_nothing_but_renews_and_frees() {
     assert!(e.to_string().contains("the server is full"), "{e}");
     lock.renew().await.unwrap();
     assert_eq!(entered().await, 2);
-    assert_eq!(levels.leave().await.unwrap(), Leave::Still { levels: 1 });
+    assert_eq!(
+        levels.leave().await.unwrap(),
+        ReleasedLevel::StillHeld { levels: 1 }
+    );
     levels.renew().await.unwrap();
-    assert_eq!(levels.leave().await.unwrap(), Leave::Freed);
+    assert_eq!(levels.leave().await.unwrap(), ReleasedLevel::Released);
     short.lock_at_least_for(LONG);
     assert_eq!(short.release().await.unwrap(), Released::Now);
-    // Also without company, where the release is the first write of its script.
+    // Also alone in its call, where the release is the first write of its script.
     assert_eq!(plain.release().await.unwrap(), Released::Now);
     assert_eq!(b.holder("p").await.unwrap(), None);
-    // Who waits can say so, and is told.
+    // A waiter can mark the lock, and is woken.
     let waiter = waiting(&b, "k");
     until("and has said so", || {
         let value: String = server.command(&["GET", "soloist:{k}:lock"]);
@@ -1943,7 +1970,7 @@ async fn locks_that_are_asked_for_at_one_time_travel_together() {
         unreachable!()
     };
     let c = bed.client();
-    // The server has to be told both scripts.
+    // Loads both scripts.
     drop(take_together(&c, "warm", 9).await);
     until_free(&c, "warm-8").await;
     let before = calls(server, "evalsha");
@@ -1954,7 +1981,7 @@ async fn locks_that_are_asked_for_at_one_time_travel_together() {
         .collect();
     let tokens: HashSet<_> = locks.iter().map(Lock::owner).collect();
     assert_eq!(tokens.len(), 200, "each has an owner of its own");
-    // Two by themselves, the others by sixty-four at most: what came in while others were under way.
+    // Two travel alone, the others in groups of up to sixty-four, which came in while calls were under way.
     let asked = calls(server, "evalsha") - before;
     assert!(asked <= 20, "{asked} calls");
     for (i, lock) in locks.iter().enumerate() {
@@ -1998,20 +2025,20 @@ async fn each_that_travels_with_others_has_its_own_key_and_lease() {
     until_free(&c, "warm-8").await;
     let before = calls(server, "mget");
     let lease = |i: usize| LONG * (1 + i as u32 % 2);
-    // Nobody has had them.
+    // Nobody has held them.
     let locks = take_thrice(&c, lease).await;
     assert!(calls(server, "mget") > before, "they traveled together");
     for released in within(join_all(locks.iter().map(Lock::release))).await {
         assert_eq!(released.unwrap(), Released::Now);
     }
-    // Somebody has.
+    // Somebody has held them.
     let locks = take_thrice(&c, lease).await;
     for (i, lock) in locks.iter().enumerate() {
         let holder = c.holder(&format!("k-{i}")).await.unwrap().unwrap();
         assert!(lock.is_held());
         assert!(holder.remaining > lease(i) - LONG && holder.remaining <= lease(i));
     }
-    // One of two who want what is given back just now has it.
+    // If two want a lock that is just being released, one of them gets it.
     let (released, again) = within(join(
         join_all(locks.iter().map(Lock::release)),
         take_together(&c, "k", 10),
@@ -2039,7 +2066,7 @@ async fn what_is_wrong_with_one_lock_is_not_the_business_of_those_that_travel_wi
     let levels = other.reentrant("k-12", LONG).unwrap();
     assert!(matches!(
         levels.try_enter(NoRetry).await.unwrap(),
-        Enter::Entered { .. }
+        TryEnter::Acquired { .. }
     ));
     let _held = take(&other, "k-13", LONG).await;
     for (i, answer) in take_together(&c, "k", 30).await.into_iter().enumerate() {
@@ -2051,7 +2078,7 @@ async fn what_is_wrong_with_one_lock_is_not_the_business_of_those_that_travel_wi
             (_, answer) => drop(acquired(answer.unwrap())),
         }
     }
-    // Nor of those that are given back.
+    // Nor of locks that are released.
     let ours = take_together(&c, "ours", 30).await;
     let ours: Vec<_> = ours.into_iter().map(|t| acquired(t.unwrap())).collect();
     let (released, bad) = within(join(
@@ -2067,7 +2094,7 @@ async fn what_is_wrong_with_one_lock_is_not_the_business_of_those_that_travel_wi
     }
 }
 
-/// What a grant or a release asks for besides is not lost on the way.
+/// `min_replicas` and `lock_at_least_for` count for requests that are made together, too.
 #[tokio::test]
 async fn replicas_and_what_is_kept_count_among_many_too() {
     let bed = Bed::redis();
@@ -2148,7 +2175,7 @@ async fn a_request_that_is_dropped_among_many_leaves_nothing_behind() {
     busy.iter().for_each(tokio::task::JoinHandle::abort);
 }
 
-/// As a `timeout` or `select!` around a release does it.
+/// Drops the release while it is under way, as a `timeout` or `select!` around it would.
 async fn a_release_that_is_dropped_goes_on(bed: Bed) {
     let c = bed.client();
     for fair in [false, true] {
@@ -2167,16 +2194,16 @@ async fn a_release_that_is_dropped_goes_on(bed: Bed) {
         };
         tokio::time::sleep(20 * MS).await;
         let mut releasing = Box::pin(lock.release());
-        // Pending, unless the machine is slow and the server is not.
+        // The release is still pending, unless this machine is slow and the server is not.
         let _ = futures_util::poll!(&mut releasing);
         drop(releasing);
-        // The lock itself is there all the time.
+        // `lock` itself is not dropped meanwhile.
         let next = within(next).await.unwrap();
         next.release().await.unwrap();
         assert!(!lock.is_held());
     }
     let levels = c.reentrant("levels", LONG).unwrap();
-    let Enter::Entered { .. } = levels.enter(LONG).await.unwrap() else {
+    let TryEnter::Acquired { .. } = levels.enter(LONG).await.unwrap() else {
         panic!("held by another");
     };
     let next = c.reentrant("levels", LONG).unwrap();
@@ -2186,7 +2213,7 @@ async fn a_release_that_is_dropped_goes_on(bed: Bed) {
     let _ = futures_util::poll!(&mut leaving);
     drop(leaving);
     let entered = within(entering).await.unwrap();
-    assert!(matches!(entered, Enter::Entered { levels: 1, .. }));
+    assert!(matches!(entered, TryEnter::Acquired { levels: 1, .. }));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -2207,16 +2234,16 @@ async fn who_waits_to_enter_enters_once_though_the_answer_is_lost() {
         &value[16..17] == "!"
     })
     .await;
-    // The count of levels.
+    // This reply is the number of levels.
     proxy.set(Fault::LoseReply(":1\r\n"));
-    assert_eq!(holder.leave().await.unwrap(), Leave::Freed);
+    assert_eq!(holder.leave().await.unwrap(), ReleasedLevel::Released);
     let entered = within(entering).await.unwrap();
     assert_eq!(proxy.struck(), 1, "no reply was lost");
     assert!(
-        matches!(entered, Enter::Entered { levels: 1, .. }),
+        matches!(entered, TryEnter::Acquired { levels: 1, .. }),
         "{entered:?}"
     );
-    assert_eq!(waiting.leave().await.unwrap(), Leave::Freed);
+    assert_eq!(waiting.leave().await.unwrap(), ReleasedLevel::Released);
 }
 
 async fn take_level(server: &RedisServer, key: &str) -> ReentrantLock {
@@ -2226,11 +2253,11 @@ async fn take_level(server: &RedisServer, key: &str) -> ReentrantLock {
         .reentrant(key, LONG)
         .unwrap();
     let entered = levels.try_enter(NoRetry).await.unwrap();
-    assert!(matches!(entered, Enter::Entered { .. }));
+    assert!(matches!(entered, TryEnter::Acquired { .. }));
     levels
 }
 
-/// A runtime of one thread does nothing while nobody blocks on it.
+/// A runtime of one thread does nothing while no thread blocks on it.
 #[test]
 fn a_runtime_that_stands_still_keeps_nobody_of_another_from_its_locks() {
     let bed = Bed::redis();
@@ -2240,14 +2267,14 @@ fn a_runtime_that_stands_still_keeps_nobody_of_another_from_its_locks() {
         .build()
         .unwrap();
     let running = tokio::runtime::Runtime::new().unwrap();
-    // The connection is the running one's.
+    // The connection was made in the running runtime.
     running.block_on(async { drop(take(&c, "warm", LONG).await) });
     still.block_on(async {
         for i in 0..10 {
             let c = c.clone();
             tokio::spawn(async move { take(&c, &format!("still-{i}"), LONG).await });
         }
-        // They have asked, and are not told.
+        // They have asked, and do not see their answers.
         tokio::task::yield_now().await;
     });
     let locks = running.block_on(take_together(&c, "k", 20));
@@ -2299,7 +2326,7 @@ fn a_waiter_hears_of_releases_when_the_runtime_that_listened_has_ended() {
     }
 }
 
-/// Whose runtime ends takes the task along that asks for all.
+/// If a runtime ends, the task that sends the requests of all must not end with it.
 #[test]
 fn a_runtime_that_ends_leaves_nobody_of_another_without_an_answer() {
     let bed = Bed::redis();
@@ -2311,7 +2338,7 @@ fn a_runtime_that_ends_leaves_nobody_of_another_without_an_answer() {
                 let (c, key) = (c.clone(), format!("{name}-{i}"));
                 tokio::spawn(async move {
                     for _ in 0..n {
-                        // The connection was the other runtime's, too: that is an error that passes.
+                        // An error because the other runtime ended must be transient.
                         match c.try_lock(&key, LONG, NoRetry).await.map(TryLock::acquired) {
                             Ok(Some(lock)) => drop(lock.release().await),
                             Ok(None) => tokio::time::sleep(MS).await,
@@ -2358,7 +2385,7 @@ fn a_client_outlives_the_runtime_that_it_was_used_in() {
                 take(&a, "gone", 500 * MS).await
             });
             drop(runtime);
-            // Outside of any runtime: it lapses.
+            // Dropped outside of any runtime.
             drop(kept);
             let runtime = tokio::runtime::Runtime::new().unwrap();
             runtime.block_on(until_free(&a, "gone"));
@@ -2411,7 +2438,7 @@ async fn the_documented_user_may_do_what_locks_need() {
     for _ in 0..2 {
         assert!(matches!(
             levels.enter(LONG).await.unwrap(),
-            Enter::Entered { .. }
+            TryEnter::Acquired { .. }
         ));
     }
     levels.renew().await.unwrap();
@@ -2436,7 +2463,7 @@ async fn the_documented_user_may_do_what_locks_need() {
             "{word} is allowed for nothing"
         );
     }
-    // Who has another password is told what to do.
+    // A client with a wrong password is told what to do.
     let c = LockClient::open(&url("locks:wrong")).unwrap();
     let e = c.try_lock("k", LONG, NoRetry).await.unwrap_err();
     assert!(matches!(e, Error::Refused { .. }), "{e}");
@@ -2502,7 +2529,7 @@ const ROLE: &str = "SOLOIST_TEST_LOCK_COUNTER";
 const PROCESSES: usize = 4;
 const TASKS: usize = 8;
 
-/// Adds one to the number in the file, so that whoever does it at the same time undoes it.
+/// Adds one to the number in the file, in a way that another process at the same time would undo.
 fn add_one(path: &Path) {
     let n: u64 = std::fs::read_to_string(path).unwrap().parse().unwrap();
     std::fs::write(path, (n + 1).to_string()).unwrap();

@@ -1,5 +1,5 @@
-//! `examples/lottery`: a database that checks the fencing token refuses what a frozen holder writes late.
-//! GUARANTEES row 30, on SQLite, PostgreSQL, MariaDB and the text file that stands in where no sqlite3 is.
+//! `examples/lottery`: a database that checks the fencing token refuses what a frozen holder writes late. Fault 30 of
+//! docs/guarantees.md, on SQLite, PostgreSQL, MariaDB and the text file that stands in where no sqlite3 is.
 //!
 //! A database that is not installed is skipped; nothing here needs the network.
 

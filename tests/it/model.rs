@@ -64,7 +64,7 @@ async fn redis_does_what_the_rules_say() {
     }
 }
 
-/// The rules' idea of one job.
+/// One job by the rules.
 #[derive(Default)]
 struct Known {
     state: Option<State>,
@@ -89,7 +89,7 @@ struct Model {
     claims: Vec<Claim>,
     incarnation: String,
     now: i64,
-    /// What this step has to say.
+    /// The events that this step has to send.
     events: Vec<Event>,
     at: String,
     /// Which kinds of answers were met: a comparison that meets few compares little.
@@ -97,7 +97,7 @@ struct Model {
 }
 
 impl Model {
-    /// Does with the rules what the store did, and compares.
+    /// Applies the rules to what the store did, and compares.
     fn step<T: PartialEq + Debug>(
         &mut self,
         job: &JobName,
@@ -319,7 +319,7 @@ async fn compare(store: &dyn Store, place: &mut Place, seed: u64, steps: usize) 
             let received = tokio::time::timeout(Duration::from_secs(30), async {
                 loop {
                     match events.recv().await.unwrap() {
-                        // Of `until_received`, and of a connection that was made anew.
+                        // From `until_received`, and from a new connection.
                         Event::Drain | Event::Gap => {}
                         other => return other,
                     }
@@ -373,14 +373,14 @@ const WORDS: [&str; 18] = [
 async fn until_received(store: &dyn Store, events: &mut broadcast::Receiver<Event>) {
     let nobody = InstanceId::new("nobody");
     for _ in 0..200 {
-        // What is left of the times before proves nothing.
+        // Events from earlier tries prove nothing.
         while events.try_recv().is_ok() {}
         // A restart broke the connection: the first try finds that out.
         let _ = store.drain(&nobody, false).await;
         let drain = async { while !matches!(events.recv().await, Ok(Event::Drain)) {} };
         let received = tokio::time::timeout(Duration::from_millis(100), drain);
         if received.await.is_ok() {
-            // Each connection finds out for itself.
+            // Each connection finds that out by itself.
             for _ in 0..8 {
                 let _ = store.observe(&[]).await;
             }
@@ -429,7 +429,7 @@ async fn renew(store: &dyn Store, m: &mut Model) {
     let Some(run) = m.run() else { return };
     let c = &run.claim;
     let seq = run.seq + m.rng.u32(1..3);
-    // Granted by a clock that was ahead: taken back, it leaves the watermark in the future.
+    // A grant by a clock that was ahead: its renewal leaves the watermark in the future.
     let ahead = if m.one_in(6) { 60 } else { 0 };
     let grant = Grant {
         occurrence: Occurrence(run.occurrence.0 + ahead),

@@ -253,7 +253,7 @@ fn tls_is_spoken_with_servers_of_the_given_authority_only() {
     // Not a TLS client at all.
     let e = site.failure(&format!("url = \"redis://localhost:{port}\""));
     assert!(e.contains(&format!("localhost:{port}")), "{e}");
-    // What cannot be read or used as a certificate is named.
+    // A file that cannot be read or used as a certificate is named.
     site.file("junk.pem", "junk");
     for (file, word) in [("junk.pem", "junk.pem"), ("absent.pem", "absent.pem")] {
         site.configure(&format!("{url}\ntls = {{ ca = \"{file}\" }}"));
@@ -417,7 +417,7 @@ fn a_reload_says_what_of_the_store_takes_effect_at_the_next_start() {
     site.file("password", "another-0ne");
     reload(&fleet);
     wait_until("the change is said", GENEROUS, || says(&fleet) == 1);
-    // As long as it is so.
+    // Each reload says it again as long as the change is there.
     reload(&fleet);
     wait_until("the change is said again", GENEROUS, || says(&fleet) == 2);
     site.file("password", &format!("{SECRET}\n"));
@@ -889,7 +889,7 @@ fn nothing_is_started_on_a_server_that_evicts_keys() {
         0,
         "something was started"
     );
-    // Said where one looks for it.
+    // The message is where a person looks for it.
     wait_until("`why` has the reason", GENEROUS, || {
         (1..=3).any(|second| {
             let occurrence = (seen / 1000 + second) * 1000;

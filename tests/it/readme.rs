@@ -1,5 +1,5 @@
 //! The README's own lines, the shipped `jobs.toml`, and what the documents name: run as they stand there, so that they
-//! cannot rot.
+//! stay true.
 
 use std::{
     collections::BTreeSet,
@@ -36,7 +36,7 @@ fn blocks(page: &str, language: &str) -> Vec<String> {
     found
 }
 
-/// A clone of what a user has, with `soloist` on the PATH.
+/// A copy of the files that a user has, with `soloist` on the PATH.
 struct Clone {
     dir: tempfile::TempDir,
     daemon: Option<Child>,
@@ -163,7 +163,7 @@ fn shape(line: &str) -> String {
     text.trim_end().to_owned()
 }
 
-/// Asserts that the output is of the form that the page shows; there `...` stands for any lines.
+/// Asserts that the output has the form that the page shows; there `...` stands for any lines.
 #[track_caller]
 fn assert_shown(shown: &[&str], printed: &str, of: &str) {
     let lines: Vec<String> = printed.lines().map(shape).collect();

@@ -1,4 +1,4 @@
-//! Files that somebody else may write: refused as root, named otherwise.
+//! Files that another user may write: refused as root, named in a warning otherwise.
 
 use std::{
     fs::{self, Permissions},
@@ -142,7 +142,7 @@ fn as_root_the_way_to_a_file_counts_as_well() {
         &["..data belongs to user 54321", "`chown -h root "],
     );
     lchown(place.path("..data"), Some(0), None).expect("our own");
-    // Where a container has it: everybody may write, but for the mount.
+    // As in a container: everybody may write, except through the mount.
     mode(dir, 0o777);
     refused(&config, &["everybody may write in "]);
     let mut mounted = Command::new("unshare");
@@ -176,7 +176,7 @@ fn another_user_is_warned() {
     }
     assert_eq!(code, Some(0), "{text}");
     assert!(!text.contains("WARN"), "{text}");
-    // Its own group may.
+    // The file's own group may write it.
     mode(&config, 0o664);
     assert!(!as_stranger(&config).1.contains("WARN"));
     mode(&config, 0o666);
@@ -200,7 +200,7 @@ fn as_root_a_planted_database_is_refused() {
         "[store]\nurl = \"sqlite:soloist.db\"\n[jobs.a]\nschedule = []\ncommand = [\"true\"]\n",
     );
     drop(soloist::store::sqlite::SqliteStore::open(&db).expect("a database"));
-    // Its threads end later than it does, and the last one removes what lies beside the file.
+    // The store's threads end later than the store, and the last one removes the files beside the database.
     let wal = place.path("soloist.db-wal");
     wait_until("the database is closed", GENEROUS, || !wal.exists());
     let status = || {
@@ -220,7 +220,7 @@ fn as_root_a_planted_database_is_refused() {
     chown(&wal, Some(STRANGER), None).expect("another owner");
     assert_eq!(status().0, Some(69), "{}", status().1);
     fs::remove_file(&wal).expect("removed");
-    // A link that somebody else put there, to a file of root's.
+    // A link that another user made, to a file of root's.
     let true_db = place.path("true.db");
     fs::rename(&db, &true_db).expect("moved");
     symlink(&true_db, &db).expect("a link");

@@ -1,4 +1,4 @@
-//! What is SQLite's alone: the file, and several processes on it.
+//! What only SQLite has: the file, and several processes on it.
 
 use std::{
     collections::HashSet,
@@ -45,7 +45,7 @@ fn claim(at: i64) -> Claim {
     }
 }
 
-/// Of a run that succeeded.
+/// The record of a run that succeeded.
 fn record(c: &Claim) -> RunRecord {
     RunRecord {
         run_id: Some(c.run),
@@ -233,13 +233,13 @@ async fn a_drain_lasts_as_long_as_its_instance() {
     store.drain(&a, true).await.unwrap();
     by_hand("UPDATE drains SET at = 1");
     assert_eq!(sweep(&path, "b").await.drains, std::slice::from_ref(&a));
-    // A clock that was ahead for a moment: the instance lives, and looks as if it had been silent for long.
+    // A clock was ahead for a moment: the instance lives, but looks as if it had been silent for long.
     by_hand("UPDATE drains SET at = 1; UPDATE instances SET seen = 1 WHERE instance = 'a'");
     let fleet = sweep(&path, "b").await;
     assert!(!fleet.instances.contains_key(&a));
     assert_eq!(fleet.drains, std::slice::from_ref(&a));
     assert_eq!(sweep(&path, "a").await.drains, std::slice::from_ref(&a));
-    // It does not come back.
+    // The instance does not come back.
     by_hand("UPDATE drains SET at = 1; DELETE FROM instances WHERE instance = 'a'");
     assert_eq!(sweep(&path, "b").await.drains, []);
 }
@@ -301,14 +301,14 @@ async fn what_is_old_is_removed() {
         at(now - ttl - 1000);
         sweep(&path, "c").await;
         let left = count(table);
-        // Whoever swept has just given a sign of life.
+        // The instance that swept has just given a sign of life.
         assert_eq!(left, i64::from(table == "instances"), "{table}");
     }
     let states: i64 = count("jobs");
     assert_eq!(states, 1, "a state has no expiry");
 }
 
-/// What others can see of a claim or renewal, they see from the commit on, and not while it waits for the file.
+/// Others see a claim or renewal from its commit on, not while it waits for the file.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_has_left_when_its_transaction_has_begun() {
     let dir = TempDir::new().unwrap();
@@ -342,7 +342,7 @@ async fn a_locked_file_is_an_error_that_passes() {
         e.is_transient() && e.to_string().contains("another process has locked it"),
         "{e}"
     );
-    // Who only looks is not kept from it.
+    // A read is not held up.
     assert!(store.observe(&[job()]).await.unwrap().value[0].is_some());
     other.execute_batch("ROLLBACK").unwrap();
     assert!(matches!(
@@ -401,7 +401,7 @@ async fn an_unreadable_row_fails_its_own_request_alone() {
         .value
         .remove(0)
         .unwrap();
-    // Nothing of the request that failed is left, also not its first claim.
+    // Nothing of the failed request is left, not even its first claim.
     let open: Vec<i64> = st.open.iter().map(|o| o.run.occurrence.0).collect();
     assert_eq!(open, [4, 6]);
 }
@@ -423,7 +423,7 @@ async fn what_was_answered_is_there_after_opening_again() {
     assert_eq!(store.heartbeat(None).await.unwrap().value.born, born);
 }
 
-/// Those that contend; the last one is killed.
+/// The number of contenders; the last one is killed.
 const CONTENDERS: usize = 4;
 /// Each of the others stops behind this one.
 const OCCURRENCES: i64 = 1000;
@@ -438,13 +438,13 @@ fn grants(dir: &Path) -> Vec<PathBuf> {
 
 fn granted(file: &Path) -> Vec<i64> {
     let text = std::fs::read_to_string(file).unwrap_or_default();
-    // Somebody may have been killed in the middle of a line.
+    // A contender may have been killed in the middle of a line.
     let whole = text.rfind('\n').map_or("", |end| &text[..end]);
     whole.lines().map(|l| l.parse().unwrap()).collect()
 }
 
-/// Claims every occurrence in turn and settles what it gets. The first ones are shared out, one to each, so that
-/// each takes part however the machine favours one of them; from there on they contend.
+/// Claims every occurrence in turn and settles what it gets. Each contender gets one of the first, so that all take
+/// part even if the machine favours one of them; after that they contend.
 fn contend(dir: &Path, number: usize) {
     let files = grants(dir);
     let mut out = std::fs::File::options()
@@ -548,7 +548,7 @@ fn four_processes_share_a_file_and_one_is_killed() {
     });
     assert!(st.newest >= OCCURRENCES, "{}", st.newest);
     assert!(st.open.len() <= 1, "{:?}", st.open);
-    // The one that was killed may have died between its grant and its line.
+    // The killed contender may have died between its grant and its line.
     let missing: Vec<i64> = (1..=st.newest).filter(|o| !each.contains(o)).collect();
     assert!(missing.len() <= 1, "never granted: {missing:?}");
     let db = Connection::open(&path).unwrap();

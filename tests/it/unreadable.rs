@@ -1,4 +1,5 @@
-//! What a store says that no soloist wrote: it hides nothing else, is bounded, and does nothing to a terminal.
+//! Data in a store that no soloist wrote: it hides nothing else, its output is bounded, and it does nothing to a
+//! terminal.
 
 use serde_json::{Value, json};
 
@@ -11,7 +12,7 @@ use crate::support::{
 /// Clears the screen, sets the title, hides and reorders text, and begins what looks like a line of its own.
 const EVIL: &str = "x\x1b[2J\x1b]0;t\x07\u{9b}31m\u{202e}\u{2066}\r\n2099-01-01T00:00:00Z forged";
 
-/// Two jobs, of which the second's state is another's.
+/// A fleet with two jobs; the state of the second is replaced by foreign data.
 fn ran(sqlite: bool) -> Fleet {
     let plan = fleet(1)
         .witness("good", "for=5", "")
@@ -47,7 +48,7 @@ fn judge(fleet: &Fleet, place: &str) {
     let text = fleet.said(&["status"]);
     assert!(text.contains("cannot be read: see below"), "{text}");
     assert!(text.contains(&format!("wrote to {place}")), "{text}");
-    // Its records are there all the same, and those of the others.
+    // The job's records are there all the same, and those of the others.
     let history = fleet.said(&["history"]);
     assert!(history.contains("good"), "{history}");
     assert!(history.contains("odd"), "{history}");
@@ -92,14 +93,14 @@ fn a_row_that_cannot_be_read_hides_no_other() {
         judge(&fleet, place);
     }
     let db = sqlite(&fleet);
-    // One that wants to be read from the end of all numbers.
+    // Output that claims to begin at the end of all numbers.
     db.execute("UPDATE output SET start = -9, base = -8, stop = -7", [])
         .expect("another output");
     let logs = fleet.cli(&["logs", "good"]);
     let said = String::from_utf8_lossy(&logs.stderr);
     assert!(matches!(logs.status.code(), Some(0 | 70)), "{said}");
     assert!(!said.contains("panicked"), "{said}");
-    // Lines that are no records, and one that is much.
+    // Lines that are no records, and one that is very long.
     for line in ["{", "[1]", &"x".repeat(20 << 20)] {
         db.execute(
             "INSERT INTO history (job, at, record) VALUES ('good', 1, ?1)",
@@ -147,7 +148,7 @@ fn lines_that_cannot_be_read_hide_no_others() {
         }
     }
     some_are_left_out(&fleet);
-    // Nor does an instance that is none keep the others from telling of themselves.
+    // Nor does the entry of an instance that is none hide the others.
     fleet
         .server()
         .command::<()>(&["HSET", "soloist:instances", "odd", "{"]);
@@ -155,7 +156,7 @@ fn lines_that_cannot_be_read_hide_no_others() {
     fleet.wait_more_runs(2);
 }
 
-/// A heartbeat tells of the one instance there is, which goes on to run its jobs.
+/// The heartbeat of the one instance is shown, and the instance goes on to run its jobs.
 fn goes_on(mut fleet: Fleet) {
     let status = fleet.json(&["status", "--json"]);
     assert_eq!(status["jobs"].as_array().map(Vec::len), Some(2));
@@ -172,7 +173,7 @@ fn goes_on(mut fleet: Fleet) {
 fn names_that_are_no_text_hide_no_others() {
     let mut fleet = ran(false);
     fleet.instances[0].urge();
-    // Of an instance that was seen last in the year 9999, among others.
+    // Among others, an instance that was last seen in the year 9999.
     let script = r#"local info = '{"seen":253402300799999,"host":"\255"}'
         redis.call('HSET', 'soloist:instances', '\255', info, 'i2', info)
         redis.call('HSET', 'soloist:drains', '\255', '\255')
@@ -216,7 +217,7 @@ fn on_terminal(fleet: &Fleet, words: &str) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Nothing of [`EVIL`] acts on whoever reads it.
+/// Asserts that nothing of [`EVIL`] acts on a reader's terminal.
 #[track_caller]
 fn harmless(what: &str, text: &str) {
     for c in ['\x1b', '\x07', '\u{9b}', '\u{202e}', '\u{2066}'] {
@@ -304,7 +305,7 @@ fn nothing_that_a_store_says_acts_on_a_terminal() {
             harmless(&words, &text);
         }
     }
-    // And what is said of data that cannot be read.
+    // And the message about data that cannot be read.
     let server = fleet.server();
     server.command::<()>(&["HSET", "soloist:{good}:state", "newest", EVIL]);
     harmless("status", &on_terminal(&fleet, "status"));

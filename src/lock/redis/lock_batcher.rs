@@ -58,10 +58,10 @@ pub(super) struct Request {
     owner: Arc<str>,
     asked: Boottime,
     /// None once it is answered.
-    step: Option<Step>,
+    operation: Option<Operation>,
 }
 
-pub(super) enum Step {
+pub(super) enum Operation {
     TryLock {
         lease: Duration,
         subscribed: bool,
@@ -77,7 +77,7 @@ impl Request {
         batcher: &Arc<LockBatcher>,
         name: String,
         (key, owner): (&Arc<str>, &Arc<str>),
-        step: Step,
+        operation: Operation,
     ) -> Self {
         Self {
             batcher: batcher.clone(),
@@ -85,17 +85,17 @@ impl Request {
             key: key.clone(),
             owner: owner.clone(),
             asked: Boottime::now(),
-            step: Some(step),
+            operation: Some(operation),
         }
     }
 
     fn answer(mut self, answer: Result<Value, Error>) {
         let client = &self.batcher.client;
-        match self.step.take() {
-            Some(Step::TryLock { then, .. }) => {
+        match self.operation.take() {
+            Some(Operation::TryLock { then, .. }) => {
                 then(answer.and_then(|a| understood(client, &self.key, reply::try_lock(a))));
             }
-            Some(Step::Release { then }) => {
+            Some(Operation::Release { then }) => {
                 then(answer.and_then(|a| understood(client, &self.key, reply::owner(a))));
             }
             None => {}
@@ -109,8 +109,8 @@ impl Request {
 
     /// The lease of an attempt to lock, and whether its caller is subscribed to the release; None: a release.
     fn terms(&self) -> Option<(Duration, bool)> {
-        match self.step {
-            Some(Step::TryLock {
+        match self.operation {
+            Some(Operation::TryLock {
                 lease, subscribed, ..
             }) => Some((lease, subscribed)),
             _ => None,
@@ -126,8 +126,8 @@ impl Request {
     /// Sends it by the script for one lock.
     async fn send_alone(self) {
         let (name, owner) = (&*self.name, &*self.owner);
-        let (script, call) = match self.step {
-            Some(Step::TryLock {
+        let (script, call) = match self.operation {
+            Some(Operation::TryLock {
                 lease, subscribed, ..
             }) => try_lock_call(name, owner, lease, subscribed),
             _ => release_call(name, owner, ReleaseOptions::default()),
@@ -150,9 +150,9 @@ impl Drop for Request {
             address: self.batcher.client.address.clone(),
             reason: "the request was not sent".to_owned(),
         };
-        match self.step.take() {
-            Some(Step::TryLock { then, .. }) => then(Err(failed())),
-            Some(Step::Release { then }) => then(Err(failed())),
+        match self.operation.take() {
+            Some(Operation::TryLock { then, .. }) => then(Err(failed())),
+            Some(Operation::Release { then }) => then(Err(failed())),
             None => {}
         }
     }
@@ -199,9 +199,9 @@ impl LockBatcher {
         thread: &Handle,
         name: String,
         who: (&Arc<str>, &Arc<str>),
-        step: Step,
+        operation: Operation,
     ) {
-        let request = Request::new(self, name, who, step);
+        let request = Request::new(self, name, who, operation);
         let mut state = self.state();
         state.queue.push_back(request);
         let sending = std::mem::replace(&mut state.sending, true);

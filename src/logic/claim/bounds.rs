@@ -1,5 +1,5 @@
 //! The rules at their bounds: the very millisecond, an entry more or less, a field of the state alone. What they do
-//! together, the interleavings of `claim.rs` and tests/it/model.rs show.
+//! together is shown by the interleavings of `claim/tests.rs` and by tests/it/model.rs.
 
 use super::*;
 use crate::model::{InstanceId, JobName, LAST_MS, Run, RunId, Trigger};
@@ -116,7 +116,7 @@ fn the_last_moment_for_a_start_counts() {
     granted(&mut known(), &c, T + 5);
     let late = claimed(&mut known(), &c, T + 6).0;
     assert_eq!(recorded(&late), (Outcome::Missed, TOO_LATE));
-    // Also of a trigger, for which there is no room.
+    // Also for a trigger without room.
     let mut st = known();
     waits_for(&mut st, "k");
     st.newest = T + 100;
@@ -146,7 +146,7 @@ fn a_pause_is_over_in_its_last_moment() {
     let skipped = claimed(&mut paused(), &asks(T), T + 9).0;
     assert_eq!(recorded(&skipped), (Outcome::Skipped, PAUSED));
     granted(&mut paused(), &asks(T), T + 10);
-    // An attempt that is awaited is told how long it lasts.
+    // A claim for an awaited attempt is told how long the pause lasts.
     let awaited = |now| {
         let mut st = paused();
         let next_attempt = NextAttempt {
@@ -434,7 +434,7 @@ fn a_lease_is_put_back_unless_its_run_ended_or_a_later_attempt_is_there() {
         assert_eq!(said == Renewal::Lost, lost, "{at} {attempt}");
         assert_eq!(st.open.len(), left, "{at} {attempt}");
     }
-    // Its key is known again, once.
+    // Its key is known again, and only once.
     let (_, st) = back(older());
     let keys: Vec<_> = st.triggered.iter().map(|t| t.key.as_str()).collect();
     assert_eq!(keys, ["k"]);
@@ -444,7 +444,7 @@ fn a_lease_is_put_back_unless_its_run_ended_or_a_later_attempt_is_there() {
     assert_eq!(st.triggered.len(), 1);
 }
 
-/// Of another incarnation, with these keys.
+/// A state of another incarnation, with these keys.
 fn st_of(keys: &[&str]) -> State {
     let mut st = State {
         incarnation: "before".to_owned(),
@@ -532,7 +532,7 @@ fn what_people_asked_for_is_decided_by_the_newest_request() {
     assert_eq!(restored(skips(3, T), 5, T, 0), (3, T, false));
     assert_eq!(restored(skips(3, T), 2, T, 0), (2, T, false));
     assert_eq!(restored(skips(3, T), 5, T + 1, 0), (5, T + 1, false));
-    // One that nobody asked for, and one from before requests had a time.
+    // A skip that nobody asked for, and one from before requests had a time.
     assert_eq!(restored(skips(0, 0), 5, 0, 0), (5, 0, false));
     assert_eq!(restored(skips(0, 0), 5, T, 0), (5, T, false));
 }
@@ -568,7 +568,7 @@ fn what_is_owed_begins_with_what_is_known() {
     assert_eq!(since(None, 0, T), T);
     assert_eq!(since(None, T - 5000, T), T - 5000);
     assert_eq!(since(None, T + 5000, T), T);
-    // Another schedule owes nothing of before; a lease that was put back has none, and owes what it owed.
+    // Another schedule owes nothing from before; a lease that was put back has none, and owes what it owed.
     let before = |schedule: &str, newest| {
         Some(State {
             schedule: schedule.to_owned(),
@@ -582,7 +582,7 @@ fn what_is_owed_begins_with_what_is_known() {
     assert_eq!(since(before("other", 0), 0, T), T);
     assert_eq!(since(before("", T - 1000), 0, T), T - 9000);
     assert_eq!(since(before("", 0), 0, T), T);
-    // Nobody had it for a while; or somebody always had.
+    // No instance had the job for a while; or some instance always had it.
     let off = |off, enabled| {
         let st = State {
             off,
@@ -745,7 +745,7 @@ fn a_state_knows_its_runs_and_an_event_its_job() {
     assert_eq!(st.held_by(c.run), None);
     assert_eq!(Event::Ended { job: job() }.job(), Some(&job()));
     assert_eq!(Event::Drain.job(), None);
-    // What says nothing is not kept.
+    // Empty fields are not written.
     let text = serde_json::to_string(&known()).expect("JSON");
     for absent in ["resumed", "skip_at", "off", "early", "triggers"] {
         assert!(!text.contains(absent), "{text}");

@@ -11,7 +11,7 @@ pub enum Control {
         reason: Option<String>,
     },
     Resume,
-    /// So many coming occurrences; 0 takes a request back.
+    /// So many coming occurrences; 0 withdraws a request.
     Skip {
         count: u32,
     },
@@ -20,7 +20,7 @@ pub enum Control {
     Trigger {
         key: String,
     },
-    /// No instance has the job any more, or all have it disabled. Of instances, not of people.
+    /// No instance has the job any more, or all have it disabled. Instances ask for this, not people.
     Off,
     /// Puts the watermark back to now, where a wrong clock has moved it into the future. `ran`: occurrences that lie in
     /// the future and ran all the same, which stay decided.
@@ -72,7 +72,7 @@ pub fn control(
             Controlled::Done
         }
         Control::Off => {
-            // Who has a job of the library is not in the fleet's list, and plans it by itself.
+            // A program that has a job of the library is not in the fleet's list, and plans the job itself.
             if st.off > 0 || st.schedule == LIBRARY {
                 return Controlled::Nothing;
             }
@@ -103,7 +103,7 @@ fn resume(st: &mut State, job: &JobName, now: i64, effects: &mut Effects) -> Con
     Controlled::Done
 }
 
-/// Puts back what a clock that was ahead has moved into the future. What ran by it is kept.
+/// Puts back the watermark that a clock ahead of time moved into the future. What ran by that clock stays decided.
 fn rewind(
     st: &mut State,
     job: &JobName,

@@ -1,4 +1,4 @@
-//! What instances ask the store for one job, what it answers, and what it tells all.
+//! What instances ask the store about one job, what the store answers, and what it tells all instances.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,9 +12,9 @@ use crate::model::{
 #[serde(rename_all = "snake_case")]
 pub enum Target {
     Scheduled(Occurrence),
-    /// A manual trigger. Its occurrence is given by the store when it is granted: now, but after every decided one
-    /// and before `before`, the first scheduled one that is not decided (which may have passed: it waits for its
-    /// jitter, or in a queue), so that tokens keep growing and no scheduled one is lost.
+    /// A manual trigger. The store chooses its occurrence when it grants it: now, but after every decided one and
+    /// before `before`, the first scheduled one that is not decided (which may have passed: it waits for its jitter, or
+    /// in a queue), so that tokens keep growing and no scheduled one is lost.
     Manual {
         key: String,
         before: Option<Occurrence>,
@@ -22,7 +22,7 @@ pub enum Target {
 }
 
 impl Target {
-    /// What names it, however it is asked for.
+    /// The name of the target.
     pub fn id(&self) -> TargetId {
         match self {
             Self::Scheduled(at) => TargetId::Scheduled(*at),
@@ -31,7 +31,7 @@ impl Target {
     }
 }
 
-/// What names a [`Target`]: without what those who ask for it may see differently.
+/// The name of a [`Target`], without what may differ from claim to claim.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum TargetId {
     Scheduled(Occurrence),
@@ -71,23 +71,24 @@ pub const PASSED_IN_DOUBT: i64 = 2;
 pub struct Claim {
     pub job: JobName,
     pub target: Target,
-    /// The newest occurrence that this instance knows to be decided. A record that survives a loss of the store's.
+    /// The newest occurrence that this instance knows to be decided. The instance remembers it through a loss of the
+    /// store's data.
     pub known: Occurrence,
     /// Every occurrence between `known` and the target that is given up.
     pub missed: Vec<Missed>,
-    /// The nonce too.
+    /// Also the claim's nonce.
     pub run: RunId,
     pub instance: InstanceId,
     pub host: String,
     pub trigger: Trigger,
-    /// Not later than this; [`NEVER`], [`REMOVED`]: not at all, it is only to be recorded as missed.
+    /// The last moment for a start; [`NEVER`], [`REMOVED`]: do not start, only record as missed.
     pub start_by: i64,
     pub lease: i64,
     pub overlap: Overlap,
     pub on_crash: OnCrash,
     pub max_attempts: u32,
     pub definition: String,
-    /// This lease was seen unchanged for its whole length.
+    /// The claimant saw this lease unchanged for its whole length.
     pub observed: Option<Observed>,
     /// Runs of this job that go on at the claimant.
     pub holds: Vec<RunId>,
@@ -98,7 +99,7 @@ impl Claim {
         matches!(self.target, Target::Manual { .. })
     }
 
-    /// The run that it was granted, at `granted_at`.
+    /// The run that the claim was granted, at `granted_at`.
     pub fn run(&self, grant: Grant, granted_at: i64) -> Run {
         Run {
             id: self.run,
@@ -135,11 +136,11 @@ pub enum Answer {
     Running(Open),
     /// Another occurrence of the job is still running, and this one has to wait for it.
     Blocked(Open),
-    /// Decided, and over; by whom, when it is the run that ended last.
+    /// Decided, and over; with its run, if that is the run that ended last.
     Settled(Option<Last>),
     /// Still in the future of the store's clock, by so many microseconds.
     Early { wait_us: i64 },
-    /// An attempt is awaited, and its time is not there yet: the next one of this occurrence, or of one before it.
+    /// An attempt is awaited whose time has not come yet: the next one of this occurrence, or of one before it.
     Later { wait_ms: i64 },
     /// An earlier occurrence has to be run again first.
     RunFirst(Occurrence),
@@ -155,8 +156,8 @@ pub enum Answer {
     Quarantined,
     /// The store knows nothing of this job: new, or lost.
     Absent,
-    /// The store's clock is not where the caller believes it to be: nothing is decided. Not of this module: the stores
-    /// give it, see [`crate::logic::belief::in_doubt`].
+    /// The store's clock is not where the caller believes it to be: nothing is decided. Not this module but the stores
+    /// answer this, see [`crate::logic::belief::in_doubt`].
     InDoubt,
 }
 
@@ -173,12 +174,12 @@ impl Grant {
     }
 }
 
-/// What a step leaves to be done in the same transaction.
+/// What the store has to do in the same transaction.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Effects {
     /// For the history.
     pub records: Vec<RunRecord>,
-    /// For whoever listens.
+    /// For the instances that listen.
     pub events: Vec<Event>,
 }
 
@@ -186,14 +187,14 @@ pub struct Effects {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Event {
-    /// An open occurrence has ended and somebody waited for it.
+    /// An open occurrence that somebody waited for has ended.
     Ended { job: JobName },
     /// An occurrence waits for its next attempt.
     AttemptAwaited {
         job: JobName,
         occurrence: Occurrence,
     },
-    /// Its holder is to look for a stop request.
+    /// The holder of the job's run is to look for a stop request.
     Stop { job: JobName },
     /// A manual trigger was put in.
     Triggered { job: JobName, key: String },
@@ -201,9 +202,9 @@ pub enum Event {
     Controlled { job: JobName },
     /// Drain requests changed.
     Drain,
-    /// Never sent: whoever listens may have lost hints before this, because the connection for them is a new one.
+    /// Never sent: the listener may have lost hints before this, because its connection for them is a new one.
     Gap,
-    /// A lock of the library was given back.
+    /// A lock of the library was released.
     Unlocked { lock: String, owner: String },
 }
 

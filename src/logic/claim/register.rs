@@ -1,4 +1,4 @@
-//! A job is made known to the store, and known again after a loss of its data.
+//! Making a job known to the store, also again after a loss of the store's data.
 
 use super::{Claim, Effects, Missed, OnCrash, Overlap, Pause, State, Target, know, lapse};
 use crate::model::{InstanceId, JobName, Occurrence, Outcome, RunRecord, Trigger};
@@ -16,7 +16,8 @@ pub struct Register {
     /// The epoch in that incarnation that `adopt` is about. A store that can lose its data between two steps adopts
     /// only if it still is this one; None: not looked at.
     pub epoch: Option<String>,
-    /// Planned before the store lost its state, and nobody knows what became of them: record as unknown. Ascending.
+    /// Occurrences planned before the store lost its state, of which nobody knows what became: record as unknown.
+    /// Ascending.
     pub lost: Vec<Missed>,
     /// The job is enabled at the caller.
     pub enabled: bool,
@@ -30,8 +31,8 @@ pub struct Register {
     pub max_attempts: u32,
 }
 
-/// What people asked of a job, as one instance remembers it: after a loss of the store's data the instances tell it
-/// again. A request that is newer than what is told has the last word.
+/// What people asked of a job, as one instance remembers it: after a loss of its data, the instances tell the store
+/// again. If the store has a newer request, that one counts.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Remembered {
     pub pause: Option<Pause>,
@@ -89,7 +90,7 @@ pub fn register(
             *state = Some(new(r, now, incarnation, effects));
             return Registration::Ready;
         }
-        // Before anybody adopts it: nothing starts under a pause that a living instance knows.
+        // Even before an instance adopts the job: nothing may start under a pause that a living instance knows.
         if !r.remembered.is_nothing() {
             r.remembered.restore(state.get_or_insert_default());
         }
@@ -98,18 +99,18 @@ pub fn register(
     know(st, r.known, now);
     r.remembered.restore(st);
     if st.incarnation != incarnation {
-        // A holder took its lease back since the range was counted: it has to be counted anew.
+        // A holder reclaimed its lease after the range was counted: the range has to be counted anew.
         if !may_adopt || r.lost.iter().any(|l| st.decided_in(l)) {
             return Registration::Quarantined;
         }
         adopt(st, r, now, incarnation, effects);
     }
     if r.enabled && st.off > 0 {
-        // Nobody had it until now.
+        // No instance had the job until now.
         (st.since, st.off) = (st.since.max(now), 0);
     }
     if st.schedule != r.schedule {
-        // Another schedule: what it would have planned before today was never owed.
+        // Another schedule: what it would have planned before now was never owed.
         st.since = if st.schedule.is_empty() && st.newest > 0 {
             st.since
         } else {
@@ -148,7 +149,7 @@ fn adopt(st: &mut State, r: &Register, now: i64, incarnation: &str, effects: &mu
             continue;
         }
         if e.next_attempt.is_some() {
-            // The attempt that is awaited here may have been made, and lost: its token must not be given twice.
+            // The awaited attempt may have been granted, and its grant lost: its token must not be granted twice.
             if r.on_crash == OnCrash::Fail {
                 st.open.remove(i);
             } else {

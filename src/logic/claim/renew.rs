@@ -1,4 +1,4 @@
-//! A holder says that it lives.
+//! A holder renews its lease.
 
 use serde::{Deserialize, Serialize};
 
@@ -47,7 +47,7 @@ pub fn renew(state: &mut Option<State>, r: &Renew, now_us: i64, incarnation: &st
             return Renewal::Lost;
         }
     }
-    // Whoever still trusts its lease may put it back into a store that lost it. A later attempt that is already
+    // A holder that still trusts its lease may put it back into a store that lost it. A later attempt that is already
     // there was granted after ours ended.
     let st = state.get_or_insert_default();
     if st
@@ -62,7 +62,7 @@ pub fn renew(state: &mut Option<State>, r: &Renew, now_us: i64, incarnation: &st
     if let Some(key) = &r.run.key
         && !st.triggered.iter().any(|t| t.key == *key)
     {
-        // Its key would run once more otherwise, when this run has ended.
+        // Otherwise its key would run once more when this run has ended.
         st.remember_trigger(key, r.run.occurrence, now);
     }
     st.open.push(Open {

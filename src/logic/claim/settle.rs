@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::{Effects, Event, NextAttempt, State, last};
 use crate::model::{Outcome, RunId, RunRecord, Trigger};
 
-/// Records how a run ended and gives its lease back.
+/// Records how a run ended and releases its lease.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Settle {
     pub run: RunId,
@@ -26,7 +26,7 @@ pub struct DelayedAttempt {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub enum Settlement {
-    /// Recorded, and the lease is back. Also the answer to the same settlement sent again.
+    /// Recorded, and the lease is released. Also the answer to the same settlement sent again.
     Done,
     /// The lease was no longer ours. The record stands in the history all the same.
     Lost,
@@ -58,7 +58,7 @@ pub fn settle(
         .iter()
         .position(|e| e.run.id == s.run && e.next_attempt.is_none());
     if i.is_none() && fresh {
-        // Whoever found it lapsed could not know how it ended.
+        // The instance that found the lease lapsed could not know how the run ended.
         if let Some(l) = st.last.as_mut().filter(|l| l.run == s.run) {
             l.outcome = s.record.outcome;
         }
@@ -71,7 +71,7 @@ pub fn settle(
     });
     if let Some(i) = i {
         let e = &mut st.open[i];
-        // It may have ended long before this could be told: nothing that was due in between overlapped with it.
+        // The run may have ended long before the store could be told: what came due in between did not overlap with it.
         let ended = s.record.finished_at.unwrap_or(now).min(now);
         st.last = Some(last(e, s.record.outcome, ended));
         // Asked to end on purpose: no further attempt.

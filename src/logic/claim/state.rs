@@ -82,28 +82,29 @@ pub struct State {
     /// put `newest` back.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub early: Vec<Occurrence>,
-    /// Manual triggers nobody has claimed yet.
+    /// Manual triggers that nobody has claimed yet.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub triggers: Vec<Pending>,
     /// Manual triggers that were decided, oldest first: the same key is not run again. Kept for [`KEYS_KEPT_MS`], and
     /// those with a key of soloist's own for [`OWN_KEYS_KEPT_MS`].
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub triggered: Vec<Triggered>,
-    /// Somebody waits for the open run to end: tell when it does.
+    /// An instance waits for the open run to end, and is to be told.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub waiting: bool,
 }
 
 /// How long the key of a trigger is remembered after it was decided, by the store's clock, in ms: 7 days.
 pub const KEYS_KEPT_MS: i64 = 7 * 24 * 3_600_000;
-/// How long a key that soloist made up is: long enough for whoever asked to learn which run it became, and for a
-/// request that is repeated because its answer was lost.
+/// How long a key that soloist made up is remembered: long enough for the caller to learn which run it became, and for
+/// a request that is repeated because its answer was lost.
 pub const OWN_KEYS_KEPT_MS: i64 = 600_000;
-/// Keys of one job that are remembered or wait. A trigger with one more is refused: to forget one would run it twice.
+/// The most keys of one job that are remembered or wait. A trigger with one more is refused: a forgotten key could run
+/// twice.
 pub const KEYS_MOST: usize = 10_000;
-/// Keys of soloist's own that are remembered beyond their run.
+/// The most keys of soloist's own that are remembered beyond their run.
 pub const OWN_KEYS_MOST: usize = 1000;
-/// How a key of soloist's own begins, for a trigger that was given none. People's keys do not.
+/// How a key begins that soloist made up, for a trigger without a key. People's keys do not begin like this.
 pub const OWN_KEY: char = '~';
 
 pub(super) fn own_key(key: &str) -> bool {
@@ -117,7 +118,7 @@ fn is_zero(n: &i64) -> bool {
 /// A decided occurrence that has not ended.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Open {
-    /// Of the attempt before while the next one is awaited.
+    /// While the next attempt is awaited: the run of the attempt before.
     #[serde(flatten)]
     pub run: Run,
     /// Changes with every renewal.
@@ -128,7 +129,7 @@ pub struct Open {
     /// The holder is asked to end the run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stop: Option<Stop>,
-    /// Set: nobody holds it, the next attempt may start from then on.
+    /// Set: nobody holds the occurrence, and its next attempt may start from then on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_attempt: Option<NextAttempt>,
 }
@@ -207,7 +208,7 @@ impl State {
         let early = || self.early.iter().any(|at| m.first <= *at && *at <= m.last);
         m.last.0 > self.newest && (m.first.0 <= self.newest || early())
     }
-    /// A trigger is decided, at `now`. Old ones are forgotten when the next is put in.
+    /// A trigger is decided, at `now`. Old keys are forgotten when the next trigger is put in.
     pub(super) fn remember_trigger(&mut self, key: &str, occurrence: Occurrence, now: i64) {
         self.triggers.retain(|t| t.key != key);
         self.triggered.push(Triggered {
@@ -251,7 +252,7 @@ impl Open {
         incarnation: &str,
     ) -> Self {
         Self {
-            // An attempt that follows is that of the same trigger, whoever asks for it.
+            // A further attempt keeps the key of its trigger, whichever instance claims it.
             run: Run {
                 key,
                 ..c.run(g, now)

@@ -8,7 +8,7 @@ use fastrand::Rng;
 use super::*;
 use crate::model::{InstanceId, JobName, Run, RunId};
 
-/// Of the lease, of a holder's trust in it, of the time to kill, of a quarantine; milliseconds.
+/// The lengths of a lease, of a holder's trust in it, of the time to kill and of a quarantine, in milliseconds.
 const LEASE: i64 = 1000;
 const TRUST: i64 = 700;
 const KILL: i64 = 200;
@@ -47,7 +47,7 @@ fn keys_are_remembered_for_a_time_and_not_for_a_number_of_triggers() {
     );
     let st = state.as_ref().unwrap();
     assert!(st.triggered.len() <= OWN_KEYS_MOST + 2);
-    // Our own ones are gone soon, those of people when their time is over.
+    // soloist's own keys are gone soon, people's keys when their time is over.
     let last = own(3 * OWN_KEYS_MOST - 1);
     assert!(matches!(
         put(&mut state, &last, t + OWN_KEYS_KEPT_MS),
@@ -65,7 +65,7 @@ fn keys_are_remembered_for_a_time_and_not_for_a_number_of_triggers() {
     assert_eq!(put(&mut state, "first", t + KEYS_KEPT_MS), Controlled::Done);
 }
 
-/// A store that was restarted kept what ran early; who counted the range did not know of it.
+/// A restarted store kept what ran early; the instance that counted the range did not know of it.
 #[test]
 fn what_ran_early_is_not_recorded_as_lost() {
     let t = 1_800_000_000_000;
@@ -148,7 +148,7 @@ struct Held {
 #[derive(Default)]
 struct Instance {
     held: Vec<Held>,
-    /// Claims whose replies were lost, and that will be asked again.
+    /// Claims whose replies were lost, and that will be sent again.
     asked: Vec<Claim>,
     /// Leases of others, and since when each was seen like this.
     watched: Vec<(Observed, i64)>,
@@ -425,7 +425,7 @@ impl World {
         }
     }
 
-    /// Looks at the leases; each is watched from when it was first seen as it is.
+    /// Looks at the leases; each is watched from when it was first seen in its present state.
     fn watch(&mut self, i: usize) {
         let now = self.now;
         let me = &mut self.instances[i];
@@ -450,7 +450,7 @@ impl World {
         self.register(i);
     }
 
-    /// With the right to adopt when the incarnation was seen for a whole quarantine.
+    /// Registers, with the right to adopt once the incarnation was seen for a whole quarantine.
     fn register(&mut self, i: usize) {
         let (incarnation, now) = (self.incarnation(), self.now);
         let me = &mut self.instances[i];
@@ -494,7 +494,7 @@ impl World {
         self.instances[i] = Instance::default();
     }
 
-    /// Without the data, or with it.
+    /// Restarts the store, without its data or with it.
     fn restart(&mut self) {
         self.incarnation += 1;
         if self.rng.bool() {
@@ -527,7 +527,7 @@ fn honest_instances_never_meet() {
             .count();
         overlaps += world.recorded;
     }
-    // What is never met is not judged.
+    // What never happens is not tested.
     assert!(
         grants > 8000 && takeovers > 800 && overlaps > 3000,
         "{grants} {takeovers} {overlaps}"

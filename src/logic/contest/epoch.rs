@@ -8,20 +8,21 @@ use crate::model::Boottime;
 #[derive(Debug, Clone)]
 pub struct Epoch {
     pub incarnation: Arc<str>,
-    /// A new one where the data was lost under the same incarnation.
+    /// Changes when the data is lost under the same incarnation.
     pub id: Arc<str>,
     /// Unix ms of the store's clock.
     pub born: i64,
-    /// Somebody has vouched for it.
+    /// An instance has vouched for it.
     pub open: bool,
-    /// The longest that any instance needs.
+    /// The longest quarantine that any instance needs.
     pub quarantine: Duration,
     /// When this instance saw it first.
     pub first_seen: Boottime,
 }
 
 impl Epoch {
-    /// Nobody can hold a lease from before it any more that needs `quarantine` to die and was not reclaimed.
+    /// True: every lease from before this epoch has been reclaimed or is over, if none needs longer than `quarantine`
+    /// to end.
     pub fn adoptable(&self, quarantine: Duration, now: Boottime) -> bool {
         self.adoptable_in(quarantine, now).is_zero()
     }

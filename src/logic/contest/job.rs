@@ -1,4 +1,4 @@
-//! One job, as one instance stands with it.
+//! One job, as one instance knows it.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -28,11 +28,12 @@ use crate::{
     },
 };
 
-/// What this instance should have asked for so long ago was held up here: by a suspend, or a step of the clock.
+/// An occurrence that comes in so long after its start was held up on this instance, by a suspend or a step of the
+/// clock.
 const STALLED_MS: i64 = 3000;
-/// Between two tries to register a job that the store refuses.
+/// The pause between two tries to register a job that the store refuses.
 const REFUSED_AGAIN: Duration = Duration::from_secs(5);
-/// Ended runs of a job that are remembered, so that a second answer to the claim for one starts nothing.
+/// How many ended runs of a job are remembered, so that a second answer to the claim of one starts nothing.
 const ENDED_KEPT: usize = 4;
 /// How many of a job's overdue occurrences are looked at one by one.
 const OVERDUE_KEPT: usize = 100;
@@ -40,11 +41,12 @@ const OVERDUE_KEPT: usize = 100;
 /// What this instance has asked the store for, and what runs here. Outlives the job's place in the configuration.
 #[derive(Debug, Default)]
 pub struct Account {
-    /// The run ids of claims that were sent and have no answer that ends them. A second claim has the same.
+    /// The run ids of claims that were sent and have no answer that ends them. A claim that is sent again has the same
+    /// run id.
     unanswered: BTreeMap<TargetId, RunId>,
-    /// True: nothing of it goes on any more, and its settlement is awaited.
+    /// The runs that this instance holds. True: the run is over, and its settlement is awaited.
     active: BTreeMap<RunId, bool>,
-    /// The newest of those that have ended. A late answer to a lost claim must not start one twice.
+    /// The newest ended runs. A late answer to a lost claim must not start a run twice.
     ended: VecDeque<RunId>,
 }
 
@@ -64,14 +66,14 @@ impl Account {
         self.unanswered.remove(id);
         !self.ended.contains(&run) && self.active.insert(run, false).is_none()
     }
-    /// Nothing of a run goes on any more, and it is about to be settled. Until it is, the store has it for a run that
-    /// goes on, and would skip for its sake what was due since.
+    /// A run is over, and about to be settled. Until it is settled, the store takes it for a run that goes on, and
+    /// would skip because of it what came due since.
     pub fn run_is_over(&mut self, run: RunId) {
         if let Some(over) = self.active.get_mut(&run) {
             *over = true;
         }
     }
-    /// Its lease was given back, or lost.
+    /// The run's lease was released, or lost.
     pub fn run_has_ended(&mut self, run: RunId) {
         if self.active.remove(&run).is_some() {
             self.ended.push_back(run);
@@ -95,22 +97,22 @@ impl Account {
     pub(super) fn settling(&self) -> bool {
         self.active.values().any(|over| *over)
     }
-    /// Nothing in it matters to anybody.
+    /// Nothing in the account is needed any more.
     pub fn is_closed(&self) -> bool {
         self.unanswered.is_empty() && self.active.is_empty()
     }
 }
 
-/// What the store knows of the job, as far as this instance has heard. In all states but the last it is to be
+/// What the store knows of the job, as far as this instance has heard. In all states but the last, the job is to be
 /// registered.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Standing {
-    /// Nothing is known of it, or nothing that counts any more: what was planned before is looked at when it is
-    /// registered.
+    /// This instance knows nothing of the job, or nothing that still counts: what is overdue is looked at when the job
+    /// is registered.
     New(RegisterWhen),
-    /// The store lost or changed its state, and takes no claims for it.
+    /// The store lost or changed its state, and takes no claims for the job.
     Lost(RegisterWhen),
-    /// It can be claimed. Something has changed: its definition, or what people asked of it.
+    /// The job can be claimed. Something has changed: its definition, or what people asked of it.
     Stale(RegisterWhen),
     Registered,
 }
@@ -119,9 +121,9 @@ pub enum Standing {
 #[derive(Debug, Clone, PartialEq)]
 pub enum RegisterWhen {
     Now,
-    /// It refused: a while after that.
+    /// The store refused at this moment: ask again a while later.
     Refused(Boottime),
-    /// It said to wait: not before the quarantine of this epoch is over.
+    /// The store said to wait until the quarantine of this epoch is over.
     QuarantineIsOver(Box<EpochName>),
 }
 
@@ -163,7 +165,7 @@ impl Standing {
     }
 }
 
-/// Something that is said once until it is over, and noted once for each occurrence.
+/// A trouble that is reported once until it is over, and noted once for each occurrence.
 #[derive(Debug, Default)]
 pub(super) struct Noted(Option<Box<TargetId>>);
 
@@ -171,7 +173,7 @@ impl Noted {
     pub(super) fn is_new(&self) -> bool {
         self.0.is_none()
     }
-    /// True: it was not noted for `id` last.
+    /// True: the last note was not for `id`.
     pub(super) fn first_for(&mut self, id: &TargetId) -> bool {
         let first = self.0.as_deref() != Some(id);
         if first {
@@ -184,26 +186,26 @@ impl Noted {
     }
 }
 
-/// Counts what others may wait for: two that are equal mean that nothing has happened in between.
+/// Counters of what other tasks wait for: as long as they stay equal, nothing has happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Changes {
-    /// Whoever waits for this job is to look again.
+    /// A task that waits for this job is to look again.
     pub changed: u64,
     /// The job is to be registered.
     pub to_register: u64,
 }
 
-/// What follows from being registered.
+/// What follows from a registration.
 #[derive(Debug, Default, PartialEq)]
 pub struct Registered {
-    /// All up to here counts as decided, although it lies in the future.
+    /// Everything up to here counts as decided, although it lies in the future.
     pub ahead: Option<Occurrence>,
-    /// What was planned after the first and up to the second was due while no instance was there, and is in the queue
-    /// now.
+    /// The occurrences after the first and up to the second came due while no instance was running, and are in the
+    /// queue now.
     pub catch_up: Option<(Occurrence, Occurrence)>,
-    /// What comes after this is to be planned.
+    /// Occurrences after this are to be planned.
     pub plan_after: Option<Occurrence>,
-    /// Ask for these once more: they may be ours, or their next attempt is awaited.
+    /// Claim these once more: they may be ours, or their next attempt is awaited.
     pub ask_again: Vec<Occurrence>,
     /// Leases that others hold.
     pub watch: Vec<Open>,
@@ -215,14 +217,14 @@ pub struct Registered {
 #[derive(Debug)]
 pub enum Next {
     Ask(NextClaim),
-    /// It cannot be claimed at present.
+    /// The job cannot be claimed at present.
     Wait,
-    /// The backlog has to be looked at one by one: outside of any lock, as that may take a while.
+    /// The backlog has to be listed one by one: outside of any lock, because that may take a while.
     Unfold(Arc<Job>, (Vec<Segment>, u32), Occurrence),
     Idle,
 }
 
-/// One job, as one instance stands with it. Times of day are Unix ms of the store's clock.
+/// One job, as one instance knows it. Times of day are Unix ms of the store's clock.
 #[derive(Debug)]
 pub struct JobState {
     pub definition: Arc<Job>,
@@ -232,25 +234,24 @@ pub struct JobState {
     newest: Occurrence,
     /// Occurrences up to here are not owed.
     since: Occurrence,
-    /// What people asked of it, as far as this instance knows.
-    /// None: nothing.
+    /// What people asked of the job, as far as this instance knows; None: nothing.
     remembered: Option<Box<Remembered>>,
-    /// Its present definition plans what comes after this.
+    /// The present definition plans the occurrences after this.
     planned: Occurrence,
-    /// The longest of its definitions here: what was planned may have waited for so long.
+    /// The longest jitter of the job's definitions on this instance: what they planned may wait for so long.
     jitter: Duration,
-    /// The longest that any lease of it needs that may still be held: by its definitions here, also former ones, and by
-    /// what others were seen to hold. A run keeps the lease that it was granted with, and after a loss of the store's
-    /// data nobody can ask for it.
+    /// The longest quarantine that a lease of the job needs which may still be held: by the definitions on this
+    /// instance, also former ones, and by the leases that others were seen to hold. A run keeps the lease that it was
+    /// granted with, and after a loss of the store's data nobody can look that lease up.
     quarantine: Duration,
     queue: Queue,
-    /// Occurrences of which the next attempt is waited for.
+    /// Occurrences whose next attempt this instance waits for.
     awaited: BTreeSet<Occurrence>,
-    /// It cannot be claimed or registered.
+    /// The job cannot be claimed or registered.
     pub(super) trouble: Noted,
-    /// It is not claimed, because the store must not be relied on.
+    /// The job is not claimed, because the store must not be relied on.
     pub(super) noted_unreliable: Noted,
-    /// Since when each trigger that waits is known here.
+    /// When this instance learned of each waiting trigger.
     triggers: BTreeMap<String, Boottime>,
     changes: Changes,
 }
@@ -296,7 +297,7 @@ impl JobState {
     pub fn jitter(&self) -> Duration {
         self.jitter
     }
-    /// What comes after this is owed.
+    /// Occurrences after this are owed.
     fn floor(&self) -> Occurrence {
         self.newest.max(self.since)
     }
@@ -306,8 +307,8 @@ impl JobState {
 
     // ---- its definition ----
 
-    /// Puts another definition in the place of the old one; a run that goes on keeps its own. What comes after the
-    /// result is to be planned anew.
+    /// Replaces the definition; a run that goes on keeps its own. Occurrences after the returned one are to be planned
+    /// anew.
     pub fn redefine(
         &mut self,
         definition: Arc<Job>,
@@ -335,9 +336,9 @@ impl JobState {
         plan_after
     }
 
-    /// What was planned up to now by the definition that is replaced, and waits for the jitter that it has there, stays
-    /// owed: nothing that the new one plans may overtake it. That can be one occurrence only, as each starts before the
-    /// next. The dispatcher hands it in when its time has come.
+    /// An occurrence that the replaced definition planned up to now, and that waits for the jitter of that definition,
+    /// stays owed: nothing that the new definition plans may overtake it. There is at most one, because each starts
+    /// before the next. The dispatcher hands it in when its time has come.
     fn keep_waiting(&mut self, now: Occurrence) {
         let job = &self.definition;
         let floor = self.floor().max(self.planned);
@@ -362,8 +363,8 @@ impl JobState {
         }
     }
 
-    /// Of a job that is removed from the configuration: a claim that has all recorded that it leaves undecided, and the
-    /// moment from which nobody can start that any more.
+    /// For a job that is removed from the configuration: a claim that records all its undecided occurrences, and the
+    /// moment from which nobody can start them any more.
     pub fn owed(&self, me: &Me, now: Occurrence, run: RunId) -> Option<(Claim, i64)> {
         let job = &self.definition;
         let floor = self.floor();
@@ -415,12 +416,12 @@ impl JobState {
         self.standing.ask(RegisterWhen::Now);
         self.changes.to_register += 1;
     }
-    /// What the store has of it may have changed.
+    /// What the store has of the job may have changed.
     pub fn stale(&mut self) {
         self.standing.become_stale();
         self.changes.to_register += 1;
     }
-    /// As [`JobState::stale`], and it may be registered where it had to wait.
+    /// As [`JobState::stale`], and a job that waits for the end of a quarantine is registered at once.
     pub fn resync(&mut self) {
         match self.standing.when() {
             Some(RegisterWhen::Refused(_)) => {}
@@ -434,26 +435,25 @@ impl JobState {
         self.standing.become_lost();
         self.changes.to_register += 1;
     }
-    /// Others have worked meanwhile, or nobody has: where the job stands and what is overdue is looked at before
-    /// anything is claimed.
+    /// This instance did not follow the job for a while: before it claims anything, it learns where the job stands and
+    /// what is overdue.
     pub fn look_anew(&mut self) {
         self.standing.become_new();
         self.changes.to_register += 1;
         self.change();
     }
-    /// What is in the queue was due by a wrong clock: what the store says is looked at again, and planned for as after
-    /// a start.
+    /// The queue was filled by a wrong clock: the instance asks the store again, and plans as after a start.
     pub(super) fn plan_anew(&mut self) {
         self.queue.forget_scheduled();
         self.planned = Occurrence(0);
         self.look_anew();
     }
-    /// What counts as decided lies in the future.
+    /// True: what counts as decided lies in the future.
     pub fn ahead(&self, now: Occurrence) -> bool {
         self.floor().0 > now.0.saturating_add(SLACK.as_millis() as i64)
     }
 
-    /// How long there is no sense in asking the store to register it; None: it is registered.
+    /// How long to wait before asking the store to register the job; None: it is registered.
     pub fn register_in(&self, epoch: &Epoch, now: Boottime) -> Option<Duration> {
         Some(match self.standing.when()? {
             RegisterWhen::Now => Duration::ZERO,
@@ -469,7 +469,7 @@ impl JobState {
         let of = Box::new(EpochName::of(epoch));
         self.standing.ask(RegisterWhen::QuarantineIsOver(of));
     }
-    /// The store refuses it. True: that is news.
+    /// The store refuses to register the job. True: no trouble was noted before.
     pub fn refused(&mut self, now: Boottime) -> bool {
         self.standing.ask(RegisterWhen::Refused(now));
         let news = self.trouble.is_new();
@@ -499,7 +499,8 @@ impl JobState {
         }
     }
 
-    /// `ask`, so that it adopts what the store has of the job from before `epoch`, which was born at `born`: `state`.
+    /// `ask`, changed so that it adopts `state`: what the store has of the job from before `epoch`, which began at
+    /// `born`.
     pub fn adoption(
         definition: &Job,
         mut ask: Register,
@@ -518,8 +519,8 @@ impl JobState {
         ask
     }
 
-    /// The store knows `definition`: from here on its occurrences can be claimed. None: another one has taken its place
-    /// meanwhile. Then its turn comes, and not before is anything of it the store's.
+    /// The store knows `definition`: from here on its occurrences can be claimed. None: another definition has replaced
+    /// it meanwhile, and has to be registered first.
     pub fn registered(
         &mut self,
         definition: &Arc<Job>,
@@ -531,7 +532,7 @@ impl JobState {
         }
         let now = Occurrence(now_ms);
         let mut follows = Registered::default();
-        // What lies in the future was learned by a clock that was wrong, and may have been put right.
+        // A decided occurrence in the future was learned by a wrong clock, which may have been corrected.
         let ahead = self.ahead(now);
         if ahead {
             (self.newest, self.since) = (Occurrence(state.newest), Occurrence(state.since));
@@ -563,7 +564,7 @@ impl JobState {
             follows.plan_after = Some(until);
         }
         self.find_own_grants(state, &mut follows);
-        // Only now: nothing newer may be claimed before what is overdue is in the queue.
+        // Only now: nothing newer may be claimed before the overdue occurrences are in the queue.
         self.standing = Standing::Registered;
         self.trouble.over();
         self.change();
@@ -580,7 +581,7 @@ impl JobState {
         Some(follows)
     }
 
-    /// Grants of ours whose answers got lost, and whose occurrences nobody here asks for any more.
+    /// Finds grants of this instance whose answers were lost, and whose occurrences it claims no more.
     fn find_own_grants(&mut self, state: &State, follows: &mut Registered) {
         let awaited = &self.awaited;
         self.account.unanswered.retain(|target, run| {
@@ -607,28 +608,28 @@ impl JobState {
 
     // ---- leases of others ----
 
-    /// Takes in a lease that another holds: how long a quarantine has to be for it.
+    /// Notes a lease that another instance holds. Returns how long the job's quarantine has to be now.
     pub fn note_lease(&mut self, open: &Open) -> Duration {
         self.quarantine = observe::quarantine(&self.definition.lease, self.quarantine, open);
         self.quarantine
     }
-    /// Something of it has ended elsewhere.
+    /// A run of the job has ended elsewhere.
     pub fn ended_elsewhere(&mut self) {
         self.change();
     }
-    /// The next attempt of an occurrence is wanted. False: somebody here waits for it already.
+    /// Starts to wait for the next attempt of an occurrence. False: this instance waits for it already.
     pub fn await_next_attempt(&mut self, at: Occurrence) -> bool {
         self.awaited.insert(at)
     }
-    /// Nobody here waits for it any more.
+    /// This instance waits for that attempt no more.
     pub fn awaits_no_longer(&mut self, at: Occurrence) {
         self.awaited.remove(&at);
     }
 
     // ---- what is due ----
 
-    /// The first occurrence that is not decided: what comes next, or what waits in the queue, also if its time has
-    /// passed: it may wait for its jitter or its turn, and must not be jumped over.
+    /// The first occurrence that is not decided: the next one of the schedule, or one in the queue. If its time has
+    /// passed, it waits for its jitter or its turn, and must not be jumped over.
     pub(super) fn next_undecided(&self) -> Option<Occurrence> {
         let job = &self.definition;
         let next = next_of(&job.schedules, self.floor()).filter(|_| job.enabled);
@@ -636,7 +637,7 @@ impl JobState {
         next.into_iter().chain(queued).min()
     }
 
-    /// The store knows the job, and nothing that is due before what `ask` asks for would be jumped over.
+    /// True: the store knows the job, and a claim for `ask` jumps over no due occurrence.
     pub(super) fn may_claim(&self, ask: &Ask) -> bool {
         self.may_be_claimed() && !self.queue.jumped(self.newest, &ask.target, &ask.missed)
     }
@@ -658,7 +659,7 @@ impl JobState {
         true
     }
 
-    /// Many occurrences are due, and nobody looked for a while. `absent`: there was no instance of us.
+    /// Many occurrences are due, because nobody looked for a while. `absent`: no instance was running.
     pub fn overdue(&mut self, backlog: Backlog, absent: bool, now_ms: i64) {
         let account = &self.account;
         let asked = |t: &Target| account.asked(&t.id()).is_some();
@@ -719,23 +720,23 @@ impl JobState {
         }
     }
 
-    /// The backlog of [`Next::Unfold`] was looked at.
+    /// The backlog of [`Next::Unfold`] was listed.
     pub fn unfolded(&mut self, unfolded: Unfolded, now_ms: i64) {
         let account = &self.account;
         let asked = |t: &Target| account.asked(&t.id()).is_some();
         self.queue.unfolded(unfolded, now_ms, asked);
     }
 
-    /// What became of what [`JobState::next`] said to ask for. `draining`: this instance takes nothing new.
+    /// How the claim that [`JobState::next`] named has ended. `draining`: this instance takes nothing new.
     pub fn ended(&mut self, target: &Target, ended: &Ended, draining: bool) {
         match ended {
             Ended::Undecided => self.queue.outage(),
-            // Others do it. What they decide, and what nobody does, is learned when this instance claims again.
+            // Other instances claim now. This one learns what they decided, and what nobody did, when it claims again.
             Ended::Draining if draining => {
                 self.queue.clear();
                 self.triggers.clear();
             }
-            // What others decided is known now, and planned for.
+            // What others decided is known now, and the next claim allows for it.
             Ended::Draining | Ended::Gone | Ended::Behind => {}
             Ended::Won(_) | Ended::Lost { .. } | Ended::Settled | Ended::Recorded(_) => {
                 self.trouble.over();
@@ -754,7 +755,7 @@ impl JobState {
     }
 }
 
-/// The occurrences of `job` after `newest` and up to `born`, when they are to be given up after a loss of the store's
+/// The occurrences of `job` after `newest` and up to `born`, if they are to be given up after a loss of the store's
 /// data.
 fn lost_between(job: &Job, newest: i64, born: i64) -> Option<Missed> {
     if newest == 0 || job.on_state_loss == OnStateLoss::Rerun {

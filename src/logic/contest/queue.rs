@@ -16,53 +16,54 @@ use crate::{
 pub struct Due {
     pub job: JobName,
     pub target: Target,
-    /// The planned instant and the jitter.
+    /// The planned instant plus the jitter.
     pub start_at: i64,
-    /// Not later than this.
+    /// The last moment for a start.
     pub start_by: i64,
     /// It was overdue when this instance learned of it.
     pub overdue: bool,
-    /// Given up before it.
+    /// Earlier occurrences that are given up with it.
     pub missed: Vec<Missed>,
 }
 
-/// An occurrence that a contest begins for later than this after its instant is caught up, not on schedule.
+/// An occurrence that is claimed later than this after its `start_at` is caught up, not on schedule.
 const LATE_MS: i64 = 1000;
-/// So many given up occurrences get a record each; more are one record together.
+/// Up to so many given-up occurrences get a record each; more than that share one record.
 const EACH: usize = 100;
 
-/// What is overdue is looked at one by one only when its turn comes: a host that was suspended for a night, or a store
-/// that was away for one, costs no memory for each occurrence.
+/// A range of overdue occurrences. They are listed one by one only when their turn comes: after a night in which the
+/// host was suspended or the store could not be reached, they take no memory each.
 #[derive(Debug, Clone)]
 pub struct Segment {
     pub backlog: Backlog,
-    /// No instance was there. Otherwise they came due here, and with [`Overlap::Queue`] wait for each other.
+    /// No instance was running when they came due. Otherwise they came due on this instance, and with
+    /// [`Overlap::Queue`] they wait for each other.
     pub absent: bool,
 }
 
-/// The oldest of the segments, one by one.
+/// The oldest occurrences of the segments, one by one.
 #[derive(Debug)]
 pub struct Unfolded {
     due: Vec<Due>,
-    /// Nothing up to here is left in the segments.
+    /// The segments have no occurrences up to here any more.
     upto: Occurrence,
-    /// Of the queue when they were read.
+    /// The queue's `turn` when the segments were read.
     turn: u32,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     due: VecDeque<Due>,
-    /// Ascending. What comes before the first is in `due`, and goes first.
+    /// Ascending. Occurrences before the first segment are in `due`, and go first.
     backlog: VecDeque<Segment>,
-    /// Planned by a former definition, and still waiting for the jitter that it had. They are handed in again when that
-    /// has passed; until then nothing overtakes them.
+    /// Occurrences that a former definition planned, and that still wait for its jitter. The dispatcher hands them in
+    /// again when that has passed; until then nothing overtakes them.
     waiting: Vec<Due>,
-    /// Counts the times that the backlog was begun anew.
+    /// Counts how often the backlog was begun anew.
     turn: u32,
-    /// Those in the queue could not be decided for a while, so that several of them are overdue.
+    /// The occurrences in the queue could not be decided for a while, so several of them are overdue.
     outage: bool,
-    /// They ran before their time, and are not given up. Ascending.
+    /// Occurrences that ran before their time, and so are not given up. Ascending.
     early: Vec<Occurrence>,
 }
 
@@ -76,14 +77,14 @@ pub struct NextClaim {
 }
 
 impl Queue {
-    /// Due, but not to be started before it is pushed, or a later one is.
+    /// Adds an occurrence that must not start before it is pushed, or a later one is.
     pub(super) fn wait(&mut self, due: Due) {
         if !self.waiting.iter().any(|d| same(&d.target, &due.target)) {
             self.waiting.push(due);
         }
     }
 
-    /// Those that wait and are not after `at` are due now, and go before what starts at `start_at`.
+    /// The waiting occurrences up to `at` are due now, and go before the one that starts at `start_at`.
     fn pull(&mut self, at: Occurrence, start_at: i64, now: i64, asked: impl Fn(&Target) -> bool) {
         let not_after = |d: &Due| matches!(d.target, Target::Scheduled(x) if x <= at);
         let mut pulled: Vec<Due> = self.waiting.extract_if(.., |d| not_after(d)).collect();
@@ -102,7 +103,7 @@ impl Queue {
         self.insert(due, now, asked);
     }
 
-    /// More that is due: after all that is in the queue, or from the beginning.
+    /// Adds a segment behind the backlog. A segment from when no instance was running replaces the backlog.
     pub(super) fn overdue(&mut self, s: Segment, now: i64, asked: impl Fn(&Target) -> bool) {
         self.pull(s.backlog.last, s.backlog.after.0, now, asked);
         if s.absent {
@@ -112,7 +113,7 @@ impl Queue {
         self.backlog.push_back(s);
     }
 
-    /// True: `due` is part of the backlog now, as its next one.
+    /// True: `due` is now the last occurrence of the backlog.
     pub(super) fn absorb(&mut self, job: &Job, due: &Due) -> bool {
         let Target::Scheduled(at) = due.target else {
             return false;
@@ -131,7 +132,7 @@ impl Queue {
         follows
     }
 
-    /// Those at the end of a long queue become part of the backlog.
+    /// Moves the end of a long queue into the backlog.
     pub(super) fn compact(&mut self, job: &Job, asked: impl Fn(&Target) -> bool) {
         if self.due.len() <= EACH {
             return;
@@ -172,8 +173,8 @@ impl Queue {
         self.due.is_empty() && self.backlog.is_empty()
     }
 
-    /// The segments, and the queue's turn, when the next ones have to be looked at one by one: outside of any lock, as
-    /// that may take a while.
+    /// The segments and the queue's turn, if their oldest occurrences have to be listed now: outside of any lock,
+    /// because that may take a while.
     pub(super) fn next_segments(&mut self, known: Occurrence) -> Option<(Vec<Segment>, u32)> {
         self.backlog.retain(|s| s.backlog.last > known);
         let front = self.backlog.front()?.backlog.after.max(known);
@@ -198,14 +199,14 @@ impl Queue {
     }
 
     fn insert(&mut self, due: Due, now: i64, asked: impl Fn(&Target) -> bool) {
-        // Most come in order: then the last one tells that it is new.
+        // Most come in order: then a look at the last one shows that `due` is new.
         let newer = matches!(
             (self.due.back().map(|d| &d.target), &due.target),
             (None, _) | (Some(Target::Scheduled(_)), Target::Scheduled(_))
         ) && self.due.back().is_none_or(|d| d.start_at < due.start_at);
         let known = (!newer).then(|| self.due.iter_mut().find(|d| same(&d.target, &due.target)));
         if let Some(Some(d)) = known {
-            // What is given up with it may be news.
+            // The occurrences that are given up with it may be new.
             d.missed.extend(due.missed);
             in_order(&mut d.missed);
             return;
@@ -214,7 +215,7 @@ impl Queue {
         if self.due.len() > EACH {
             self.fold(now, asked);
         }
-        // Scheduled ones in order, whatever else comes between them.
+        // In order of their start, also when triggers come in between.
         if self
             .due
             .iter()
@@ -251,7 +252,7 @@ impl Queue {
             .retain(|d| !matches!(d.target, Target::Scheduled(at) if at > now));
     }
 
-    /// `target` is decided, and so is every scheduled one before it.
+    /// `target` is decided; if it is scheduled, so is every scheduled occurrence before it.
     pub(super) fn done(&mut self, target: &Target) {
         match target {
             Target::Scheduled(at) => {
@@ -266,7 +267,7 @@ impl Queue {
         }
     }
 
-    /// What others have decided is not given up here, nor counted.
+    /// Takes what others have decided out of what is given up here.
     pub(super) fn trim(&mut self, schedules: &[Arc<Schedule>], known: Occurrence) {
         self.early.retain(|at| *at > known);
         for d in &mut self.due {
@@ -283,7 +284,7 @@ impl Queue {
         self.early = early;
     }
 
-    /// The first scheduled one after `known`.
+    /// The first scheduled occurrence after `known`.
     pub(super) fn first_after(&self, known: Occurrence) -> Option<Occurrence> {
         let scheduled = self.due.iter().chain(&self.waiting);
         let scheduled = scheduled.filter_map(|d| match d.target {
@@ -294,7 +295,8 @@ impl Queue {
         scheduled.filter(|at| *at > known).chain(backlog).min()
     }
 
-    /// A claim for `target` that gives up `missed` would jump over one that is due: it came in since that was planned.
+    /// True: a claim for `target` that gives up `missed` would jump over a due occurrence that came in after the claim
+    /// was planned.
     pub(super) fn jumped(&self, known: Occurrence, target: &Target, missed: &[Missed]) -> bool {
         let Target::Scheduled(target) = target else {
             return false;
@@ -313,7 +315,7 @@ impl Queue {
         }) || backlog.into_iter().any(left_out)
     }
 
-    /// Those that nobody may start any more become part of the one behind them: an outage of days costs no memory.
+    /// Occurrences that nobody may start any more are given up with the next one: an outage of days costs no memory.
     fn fold(&mut self, now: i64, asked: impl Fn(&Target) -> bool) {
         let manual = |d: &Due| matches!(d.target, Target::Manual { .. });
         let asked = self.due.iter().rposition(|d| asked(&d.target));
@@ -322,7 +324,7 @@ impl Queue {
             from += 1;
         }
         let mut folded = from;
-        // Not across a backlog: what lies in that comes between the two.
+        // Not across a backlog: its occurrences lie between the two.
         let apart = self.backlog.front().map(|s| s.backlog.last);
         while let [a, b, ..] = &mut self.due.make_contiguous()[folded..]
             && let (Target::Scheduled(at), Target::Scheduled(next)) = (&a.target, &b.target)
@@ -339,8 +341,8 @@ impl Queue {
         self.due.drain(from..folded);
     }
 
-    /// `asked`: the store was asked for it and the answer got lost. It may be ours, so that it is neither given up nor
-    /// overtaken before there is one.
+    /// `asked`: the store was asked for it, and the answer was lost. It may be ours: until there is an answer, it is
+    /// neither given up nor overtaken.
     pub(super) fn next_claim(
         &mut self,
         job: &Job,
@@ -349,7 +351,7 @@ impl Queue {
     ) -> Option<NextClaim> {
         self.fold(now, &asked);
         let first = self.due.front()?;
-        // What lies behind a backlog is looked at when that is over.
+        // Occurrences behind a backlog wait until it is worked off.
         let apart = self.backlog.front().map(|s| s.backlog.last);
         let scheduled: Vec<&Due> = self
             .due
@@ -381,11 +383,11 @@ impl Queue {
             }
         }
         in_order(&mut missed);
-        // Those that were folded may have taken one that ran early along.
+        // A folded range may include an occurrence that ran early.
         let left = |m| timetable::undecided(&job.schedules, Occurrence(i64::MIN), &self.early, m);
         let missed = missed.into_iter().flat_map(left).collect();
         let late = due.overdue || now - due.start_at > LATE_MS;
-        // Nothing overdue is to be caught up: it is asked for too late on purpose, and recorded.
+        // If nothing overdue is to be caught up, the claim is too late on purpose: the store records it as missed.
         let never =
             stale || job.catch_up == CatchUp::None && self.outage && now - due.start_at > LATE_MS;
         Some(NextClaim {
@@ -408,7 +410,7 @@ impl Segment {
     }
 }
 
-/// Looks at the oldest of `segments` one by one, which are those of `job` after `known`.
+/// Lists one by one the oldest occurrences of `segments`, which are the segments of `job` after `known`.
 pub fn unfold(
     (segments, turn): (Vec<Segment>, u32),
     job: &Job,
@@ -434,7 +436,7 @@ pub fn unfold(
         upto = piece.upto;
         missed.append(&mut piece.missed);
         if policy == CatchUp::Latest && i < newest {
-            // There are newer ones.
+            // The latest one is in a later segment.
             missed.extend(piece.run.drain(..).map(Missed::one));
         }
         for at in piece.run {
@@ -451,7 +453,7 @@ pub fn unfold(
             break;
         }
     }
-    // None is to be started: the last of them is claimed, too late, to have them recorded.
+    // If none is to be started, the last of them is claimed too late on purpose, so that the store records them all.
     if due.is_empty()
         && let Some(last) = missed.pop()
     {
@@ -467,7 +469,7 @@ pub fn unfold(
     Unfolded { due, upto, turn }
 }
 
-/// Many records are one.
+/// More than [`EACH`] records become one.
 fn together(missed: Vec<Missed>) -> Vec<Missed> {
     let count = missed.iter().map(|m| m.count).sum();
     match missed.as_slice() {
@@ -480,7 +482,7 @@ fn together(missed: Vec<Missed>) -> Vec<Missed> {
     }
 }
 
-/// Each once and oldest first: the store records what lies after the newest one that it has recorded.
+/// Each once and oldest first: the store skips what is not after the newest one that it has recorded.
 fn in_order(missed: &mut Vec<Missed>) {
     missed.sort_by_key(|m| (m.last, std::cmp::Reverse(m.count)));
     missed.dedup_by_key(|m| m.last);
@@ -615,7 +617,7 @@ mod tests {
             ]
         );
         assert!(!q.jumped(Occurrence(0), &p.target, &p.missed));
-        // Those that were decided meanwhile, and those that have passed.
+        // What was decided meanwhile (up to 13 s) is left out.
         q.trim(&job.schedules, Occurrence(13_000));
         assert_eq!(q.early, [15_000, 16_000, 19_000, 21_000].map(Occurrence));
         let p = q.next_claim(&job, 24_000, nothing).expect("one is due");
@@ -637,7 +639,7 @@ mod tests {
         q.outage();
         let p = q.next_claim(&job(""), 4000, nothing).expect("one is due");
         assert_eq!(lasts(&p.missed), [1000, 2000, 3000]);
-        // One that goes first takes along what lies before it.
+        // The first in the queue takes along what lies before it.
         let p = q.next_claim(&job("overlap = \"queue\""), 4000, nothing);
         assert_eq!(lasts(&p.expect("one is due").missed), [1000]);
     }
@@ -658,7 +660,7 @@ mod tests {
 
     #[test]
     fn what_may_still_be_started_costs_no_memory_either() {
-        // The store is away for a day, and each may start a day late.
+        // The store cannot be reached for a day, and each may start a day late.
         let job = job("schedule = \"@every 1s\"\nstart_within = \"24h\"\ncatch_up = \"all\"");
         let mut q = Queue::default();
         let all = 86_400;
@@ -681,7 +683,7 @@ mod tests {
             Some(Occurrence(70_001_000))
         );
         assert!(q.jumped(Occurrence(0), &scheduled(all * 1000), &[]));
-        // Each is asked for, in order, and the list stays short.
+        // Each is claimed, in order, and the list stays short.
         let (mut known, now) = (Occurrence(0), all * 1000);
         for i in 1..=all {
             while let Some(segments) = q.next_segments(known) {
@@ -726,7 +728,7 @@ mod tests {
                 asked.push(p.target.clone());
                 q.done(&p.target);
             }
-            // 20 s to 90 s go with it.
+            // 20 s to 90 s are given up with it.
             assert_eq!((asked, missed), (vec![scheduled(100_000)], 8), "{lines}");
         }
     }

@@ -1,12 +1,12 @@
-//! Who goes first.
+//! Which instance claims first.
 
 use crate::{
     logic::claim::Target,
     model::{InstanceId, JobName},
 };
 
-/// The place of `me` in the order in which the live instances go for an occurrence: the same on all of them. `without`:
-/// one that does not count.
+/// The place of `me` in the order in which the live instances claim an occurrence. Every instance computes the same
+/// order. `without`: an instance that is left out.
 pub fn rank(
     live: &[InstanceId],
     me: &InstanceId,

@@ -48,9 +48,9 @@ struct World {
     ran: BTreeMap<FencingToken, (usize, i64, Option<i64>)>,
     /// By the key of a trigger that people put in: how often it was begun.
     triggers: BTreeMap<String, usize>,
-    /// Of a hundred messages, so many get lost.
+    /// How many of a hundred messages get lost.
     lost: u8,
-    /// The store's clock is so far ahead of the truth, which the hosts' clocks show.
+    /// How far the store's clock is ahead of the truth, which the hosts' clocks show.
     ahead_us: i64,
     reached: BTreeSet<&'static str>,
 }
@@ -66,7 +66,7 @@ struct Node {
     job: JobState,
     planned: Option<Occurrence>,
     flights: Vec<Flight>,
-    /// Of the flight that the job's queue waits for.
+    /// The target of the flight that the job's queue waits for.
     driven: Option<Target>,
     undecided_until: Boottime,
     watches: BTreeMap<Occurrence, ObservedLease>,
@@ -91,7 +91,7 @@ struct Run {
     win: Win,
     lease: HeldLease,
     ends_at: Boottime,
-    /// The outcome, while it has to be told to the store.
+    /// The outcome, while the store has to be told.
     over: Option<Outcome>,
     failed: bool,
 }
@@ -154,11 +154,11 @@ impl World {
     fn store_us(&self) -> i64 {
         self.ms() * 1000 + self.ahead_us
     }
-    /// What it should show.
+    /// What the store's clock should show.
     fn ms(&self) -> i64 {
         NOON + (self.now.0 / 1_000_000) as i64 - 3_600_000
     }
-    /// The time of the store for a request of `i`, as Redis has it: the caller's, where the clock is in doubt.
+    /// The store's time for a request of `i`, as in Redis: the caller's time if the clock is in doubt.
     fn time_for(&self, i: usize, sent: Boottime) -> (i64, bool) {
         let shown = self.store_us();
         let believed = self.nodes[i].belief.at(sent).expect("it was asked");
@@ -205,7 +205,7 @@ impl World {
         }
     }
 
-    /// The guards end what has no lease any more.
+    /// The guards end the commands that have no lease any more.
     fn guard(&mut self, i: usize) {
         for r in 0..self.nodes[i].runs.len() {
             let run = &mut self.nodes[i].runs[r];
@@ -543,7 +543,7 @@ impl World {
         step
     }
 
-    /// As the holder does: not without trust, not too late.
+    /// Starts a run as the holder does: not without trust, not too late.
     fn start(&mut self, i: usize, win: Win, sent: Boottime) {
         let lease = HeldLease::new(*win.job.lease, sent);
         let token = win.run.token();
@@ -608,7 +608,7 @@ impl World {
         }
     }
 
-    /// What runs is renewed, ends, and is settled.
+    /// Renews, ends and settles the runs.
     fn hold(&mut self, i: usize) {
         let now = self.now;
         let (us, _) = self.time_for(i, now);
@@ -688,7 +688,7 @@ impl World {
         }
     }
 
-    /// What holds whatever has happened.
+    /// Checks what must hold whatever has happened.
     fn judge(&self, definition: &Job, until: Occurrence) {
         let mut records: BTreeMap<(Occurrence, u32), Vec<&RunRecord>> = BTreeMap::new();
         for r in &self.records {
@@ -765,10 +765,10 @@ fn settlement(win: &Win, outcome: Outcome, now_ms: i64, next: Option<DelayedAtte
     }
 }
 
-/// What happens besides.
+/// What goes wrong meanwhile.
 #[derive(Debug, Clone, Copy, Default)]
 struct Weather {
-    /// Of a hundred messages, so many get lost.
+    /// How many of a hundred messages get lost.
     lost: u8,
     /// Instances die, and come back; others are stopped for some seconds.
     kills: bool,
@@ -848,7 +848,7 @@ proptest! {
     }
 }
 
-/// Each has a run that ends by itself, or is skipped for the sake of one.
+/// Each occurrence has a run that ends by itself, or is skipped because of such a run.
 fn assert_nothing_was_given_up(world: &World, of: &str) {
     let well = |r: &&RunRecord| {
         matches!(
@@ -860,7 +860,7 @@ fn assert_nothing_was_given_up(world: &World, of: &str) {
     assert!(ill.is_empty(), "{of}: {ill:#?}");
 }
 
-/// Where nobody dies and few messages get lost, nothing that was granted is lost.
+/// If no instance dies and few messages get lost, no granted run is lost.
 #[test]
 fn few_losses_cost_no_run() {
     for seed in 0..60 {
@@ -875,7 +875,7 @@ fn few_losses_cost_no_run() {
     }
 }
 
-/// Nothing is given up by a store's clock that is wrong for some seconds, where it may start that much later.
+/// A store's clock that is wrong for some seconds costs no occurrence that may start that much later.
 #[test]
 fn a_wrong_clock_costs_no_run() {
     for seed in 0..60 {
@@ -962,7 +962,7 @@ fn what_is_missing_is_got_first_one_thing_after_the_other() {
     assert!(matches!(step, Step::TakePermit), "{step:?}");
     let step = look(&mut job, ask(), None, Slot::Needless, true);
     assert!(matches!(step, Step::Ask(_)), "{step:?}");
-    // When its time is over it needs no slot to be recorded.
+    // When its time is over, recording it needs no slot.
     let late = Ask {
         start_by: NOON - 1000,
         ..ask()
@@ -1002,7 +1002,7 @@ fn what_was_asked_and_not_heard_is_neither_decided_nor_given_up() {
         };
     let drain = || Some(Halt::Draining);
     assert_eq!(ended(&mut job, drain()), Some(Ended::Draining));
-    // Its answer is awaited: the same run id again, also when others tell that it is decided.
+    // The answer is awaited: the claim has the same run id again, also when others tell that the occurrence is decided.
     let first = look(&mut job, scheduled(NOON), None, Slot::Needless, true);
     job.decided(Occurrence(NOON));
     let again = look(&mut job, scheduled(NOON), None, Slot::Needless, true);
@@ -1042,7 +1042,7 @@ fn a_run_is_begun_once_however_often_it_is_granted() {
     assert!(!account.begin(&id, run));
 }
 
-/// What these worlds are for does happen in them.
+/// What these worlds are to test does happen in them.
 #[test]
 fn the_weather_is_bad_enough() {
     let rerun =

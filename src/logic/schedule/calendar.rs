@@ -202,8 +202,8 @@ fn second_of_day(t: DateTime) -> i64 {
     at(t.hour() as u32, t.minute() as u32, t.second() as u32)
 }
 
-/// Instants end some hours before the years do that clocks show: what is shown is an instant of a zone that is a day
-/// away.
+/// `Timestamp` ends some hours before the years that clocks can show: so local seconds are taken as an instant in a
+/// zone that is a day away.
 fn zone_of(later_than_1970: bool) -> (Offset, i64) {
     match later_than_1970 {
         true => (Offset::constant(24), 86_400),

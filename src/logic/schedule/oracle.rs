@@ -287,7 +287,7 @@ fn moving_zones() -> Vec<Moving> {
     zones
 }
 
-/// GUARANTEES 5, row 8.
+/// Fault 8 of docs/guarantees.md.
 #[test]
 fn instants_equal_those_of_a_simulated_vixie_cron_in_all_zones() {
     let mut random = fastrand::Rng::with_seed(2026);

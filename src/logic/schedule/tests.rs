@@ -41,7 +41,7 @@ fn local(schedule: &Schedule, from: &str, to: &str) -> Vec<String> {
     found
 }
 
-/// Those of one local day, given by its date and the offset at its start and end.
+/// All occurrences of one local day, given by its date and the offset at its start and end.
 fn day(text: &str, tz: &str, dst: Dst, date: &str, offsets: (&str, &str)) -> Vec<String> {
     let (from, to) = (
         format!("{date}T00:00:00{}", offsets.0),
@@ -910,7 +910,7 @@ fn refusals_point_at_the_fault_and_say_what_is_allowed() {
             "`{text}`: {error:?}"
         );
     }
-    // What is like nothing was meant for nothing.
+    // A word that resembles no known one gets no "did you mean".
     for text in ["@nonsense", "0 0 * QQQQ *"] {
         let hint = refused(text).hint.unwrap();
         assert!(!hint.contains("did you mean"), "`{text}`: {hint}");

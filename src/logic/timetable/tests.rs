@@ -301,7 +301,7 @@ fn overdue_is_exact_for_a_moderate_number_and_bounded_for_any() {
     );
 }
 
-/// Also where they are of a former schedule: here at half past, where the present one is hourly.
+/// Also if they are of a former schedule: here at half past, while the present one is hourly.
 #[test]
 fn what_is_undecided_of_a_range_keeps_its_ends() {
     let hourly = schedules(&["0 * * * *"]);
@@ -403,7 +403,7 @@ fn a_long_absence_is_a_range_of_each_job_and_costs_no_memory() {
     assert!(waiting > 100 && waiting + upto == 2000, "{waiting} {upto}");
     assert!(timetable.take_backlog(now).is_empty());
     assert!(timetable.take_due(now).is_empty());
-    // What comes after that comes one by one.
+    // Later occurrences come one by one.
     let due = timetable.take_due(Occurrence(now.0 + 80_000));
     assert_eq!(due.len(), 2000 + waiting as usize);
 }

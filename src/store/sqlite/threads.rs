@@ -11,7 +11,7 @@ use std::{
 use rusqlite::Connection;
 use tokio::sync::broadcast;
 
-use super::{Fault, Shared, Step, millis};
+use super::{Fault, Request, Shared, millis};
 use crate::{
     clock::{self, Boottime},
     logic::{
@@ -43,7 +43,7 @@ pub(super) const SWEPT: usize = 1000;
 
 /// A request. It gets the transaction, or the reason why there is none. The [`Finish`] that it returns answers it.
 pub(super) type Work =
-    Box<dyn FnOnce(Result<&mut Step<'_>, Error>) -> (Option<Error>, Finish) + Send>;
+    Box<dyn FnOnce(Result<&mut Request<'_>, Error>) -> (Option<Error>, Finish) + Send>;
 
 /// Answers a request. It gets the result of the commit.
 pub(super) type Finish = Box<dyn FnOnce(&Result<(), Error>) + Send>;
@@ -119,7 +119,7 @@ pub(super) fn transaction(
         let believed = shared.believed.get().and_then(|clock| clock.now_us());
         let doubted =
             believed.filter(|us| belief::in_doubt(us.div_euclid(1000), shown_us.div_euclid(1000)));
-        let mut step = Step {
+        let mut request = Request {
             db,
             now_us: doubted.unwrap_or(shown_us),
             shown_us,
@@ -132,10 +132,10 @@ pub(super) fn transaction(
             group.push_front(work);
             return Err(e);
         }
-        let (failed, f) = work(Ok(&mut step));
+        let (failed, f) = work(Ok(&mut request));
         finish.push(f);
         match failed {
-            None => happened.append(&mut step.effects.events),
+            None => happened.append(&mut request.effects.events),
             // Errors such as a full disk end the whole transaction.
             Some(e) if db.is_autocommit() => return Err(e),
             Some(_) => run("ROLLBACK TO request")?,

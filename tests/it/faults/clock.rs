@@ -107,7 +107,7 @@ fn an_instance_that_starts_under_a_wrong_clock_asks_the_other_hosts() {
     fleet.judge(ONCE, &["work"], None);
 }
 
-/// One that was wrong from the beginning and is put right is believed: the hosts' clocks side with it.
+/// A clock that was wrong from the beginning and is corrected is believed: the hosts' clocks side with it.
 #[test]
 fn a_store_clock_that_is_put_right_is_believed() {
     let mut fleet = fleet(1)
@@ -164,7 +164,7 @@ fn a_store_clock_that_is_put_right_is_believed() {
     );
 }
 
-/// It was there first, alone, and nobody contradicted it. The next one does.
+/// The first instance was alone, and nothing contradicted the clock. The next instance does.
 #[test]
 fn a_wrong_clock_that_a_lone_instance_believed_is_outvoted_by_those_who_come_later() {
     let mut fleet = fleet(2)
@@ -387,7 +387,7 @@ fn a_wrong_time_that_is_heard_once_silences_no_job() {
     fleet.judge(ONCE, &["work"], None);
 }
 
-/// It is neither busy nor large, and ends when it is asked to.
+/// The instance is neither busy nor large, and ends when it is asked to.
 fn well(fleet: &mut Fleet) {
     let pid = fleet.instances[0].pid();
     let kib = process::resident_kib(pid).expect("it runs");
@@ -404,7 +404,7 @@ fn wait_struck(fleet: &Fleet, times: usize) {
     });
 }
 
-/// The store tells a time that is wrong for ever, to an instance that knows better, and to one that knows no other.
+/// The store tells a wrong time for ever, to an instance that knows the right one, and to one that does not.
 #[test]
 fn whatever_time_a_store_tells_the_daemon_stays_small_and_ends_when_asked() {
     for (by, impossible) in [

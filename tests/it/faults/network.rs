@@ -37,7 +37,7 @@ fn with_long(long: &str) -> Fleet {
     fleet
 }
 
-/// Only a subscriber that asks notices: the hints of others come again.
+/// Only a subscriber that asks notices the dead connection: then the hints of others come again.
 #[tokio::test]
 async fn hints_come_again_after_a_connection_that_died_in_silence() {
     let server = RedisServer::start();
@@ -65,7 +65,7 @@ async fn hints_come_again_after_a_connection_that_died_in_silence() {
     };
     receives(subscriber.events()).await;
     proxy.forget_connections();
-    // What was under way before that may still come.
+    // Requests that were under way before may still arrive.
     tokio::time::sleep(Duration::from_millis(200)).await;
     receives(subscriber.events()).await;
 }
@@ -368,7 +368,7 @@ fn much_output_over_a_slow_way_holds_up_no_outcome() {
         records.expect("the server is there").pop()
     });
     assert_eq!(record.outcome, Outcome::Succeeded, "{record:?}");
-    // Whoever follows it sees all of it, and an end.
+    // A reader that follows the output sees all of it, and its end.
     let logs = fleet.cli(&["logs", "much", "-f"]);
     assert!(logs.status.success(), "{logs:?}");
     assert_eq!(logs.stdout.len(), BYTES);

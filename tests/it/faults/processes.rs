@@ -1,4 +1,4 @@
-//! Daemons, guards and jobs that are killed, stopped, frozen, or will not go.
+//! Daemons, guards and jobs that are killed, stopped, frozen, or do not end.
 
 use std::{
     os::unix::{fs::OpenOptionsExt as _, process::CommandExt as _, process::ExitStatusExt as _},
@@ -66,7 +66,7 @@ fn taken_over_after_sigkill(plan: Plan) {
         fleet.accept(&fleet.trace().orphans(&run.instance, killed + LEASE_NS));
         assert!(next.instance != run.instance);
         assert_eq!(next.trigger, "takeover");
-        // Its guard settled for the dead daemon: whoever finds a lease that has lapsed says `unknown`.
+        // Its guard settled for the dead daemon: an instance that finds a lapsed lease would record `unknown`.
         wait_until("the attempt is recorded as crashed", GENEROUS, || {
             let history = fleet.history("long");
             history
@@ -188,7 +188,7 @@ fn sigkill_between_end_and_settle_is_recorded_and_not_repeated() {
     let ran = wait_for("the run of the dead instance", GENEROUS, || {
         fleet.trace().runs().into_iter().rfind(|r| r.instance == id)
     });
-    // Its guard knows how it ended, and says so in the place of the daemon.
+    // The guard knows how the run ended, and records that in place of the daemon.
     wait_for("the true record of that run", GENEROUS, || {
         let mut all = fleet.history("a").into_iter();
         all.find(|r| r["fencing_token"] == ran.token && r["outcome"] == "succeeded")
@@ -215,7 +215,7 @@ fn sigkill_between_end_and_settle_repeats_nothing_that_succeeded() {
         .filter(|r| crate::support::fleet::occurrence_ms(r) == ran.occurrence);
     let outcomes: Vec<_> = of_it.map(|r| &r["outcome"]).collect();
     assert_eq!(outcomes, ["succeeded"], "its guard told how it ended");
-    // Not even with another attempt.
+    // Not even by another attempt.
     fleet.judge(ONCE, &["a"], None);
 }
 
@@ -238,7 +238,7 @@ fn a_stopped_daemon_loses_its_job_at_the_deadline() {
         fleet.accept(&fleet.trace().orphans(&run.instance, stopped + LEASE_NS));
         assert!(next.instance != run.instance);
         fleet.instances[holder].signal(Signal::CONT);
-        // What it says about its lost run when it wakes up changes nothing for the new holder.
+        // When the old holder wakes up, its record of the lost run changes nothing for the new holder.
         let id = run.instance.clone();
         fleet.wait_run(
             "the thawed instance runs again, or the next attempt ends",
@@ -723,7 +723,7 @@ fn an_outcome_that_the_store_could_not_hear_of_before_the_daemon_stopped_is_told
     };
     told("ends", &succeeded, "succeeded");
     told("ended", &ended, "cancelled");
-    // What succeeded is not run again, what a shutdown ended is.
+    // A run that succeeded is not repeated; a run that a shutdown ended is.
     fleet.instances[0].start();
     let next = takeover_of(&fleet, &ended);
     assert_eq!((next.attempt, next.trigger.as_str()), (2, "takeover"));
@@ -752,7 +752,7 @@ fn a_stopped_guard_goes_on_when_its_daemon_dies() {
     assert_eq!(record["fencing_token"], run.token, "{record}");
 }
 
-/// It takes connections and says nothing. Each thing that a daemon has to say to it waits for an answer for long.
+/// The store takes connections and answers nothing. Each request of a daemon waits long for its answer.
 #[test]
 fn a_store_that_hangs_does_not_hold_up_the_end_of_a_daemon() {
     let mut fleet = fleet(1)
@@ -773,7 +773,7 @@ fn a_store_that_hangs_does_not_hold_up_the_end_of_a_daemon() {
     let status = fleet.instances[0].wait_end();
     let took = begun.elapsed();
     assert!(status.success(), "{status}");
-    // A second of drain, and two of goodbyes.
+    // A second for the drain, and two for the last requests.
     assert!(took < Duration::from_secs(8), "it took {took:?}");
     fleet.server().cont();
     let record = fleet.wait_record("ends", "succeeded");
@@ -900,7 +900,7 @@ fn sigint_drains_and_a_second_one_ends_the_runs() {
         .start();
     let (_, long) = fleet.wait_holder("long");
     let (_, short) = fleet.wait_holder("short");
-    // Both at once are one: `timeout` and shells signal a process and its group.
+    // Two signals at once count as one: `timeout` and shells signal a process and its group.
     fleet.instances[0].signal(Signal::INT);
     fleet.instances[0].signal(Signal::TERM);
     let short_record = wait_for("a record of the short run", GENEROUS, || {
@@ -934,7 +934,7 @@ fn a_configuration_that_cannot_be_read_does_not_keep_a_daemon_from_stopping() {
     std::fs::rename(&pipe, &config).expect("put in place");
     fleet.instances[0].signal(Signal::HUP);
     wait_until("it reads the configuration", GENEROUS, || {
-        // Who opens it for writing waits for a reader, unless there is one.
+        // To open it for writing, a process waits for a reader.
         std::fs::File::options()
             .write(true)
             .custom_flags(libc::O_NONBLOCK)
@@ -964,7 +964,7 @@ fn a_signal_in_the_first_moment_of_a_daemon_is_not_lost_on_it() {
     assert!(made.expect("mkfifo").success());
     let reader = || {
         wait_for("it reads the configuration", GENEROUS, || {
-            // Who opens it for writing waits for a reader, unless there is one.
+            // To open it for writing, a process waits for a reader.
             let mut options = std::fs::File::options();
             let opened = options
                 .write(true)

@@ -164,7 +164,7 @@ fn a_read_only_disk_below_sqlite_is_named_and_starts_nothing() {
     // Nobody writes yet, or the file system could not change.
     assert!(disk.remount("ro"), "remount read-only");
     let mut fleet = fleet(3).sqlite_at(&file).witness("a", "for=5", "").start();
-    // No network will bring this back: whoever supervises the daemon is told, and starts it again.
+    // This cannot get well by itself: the daemon exits, so that its supervisor starts it again.
     for i in &mut fleet.instances {
         let status = i.wait_end();
         let log = i.log_text();
@@ -248,7 +248,7 @@ fn a_job_that_floods_its_output_is_still_ended_on_time() {
         .job("flood", "schedule = \"* * * * * *\"\ncommand = [\"yes\"]\ntimeout = \"1s\"\noutput = { log = false }")
         .start();
     let record = fleet.wait_record("flood", "timed_out");
-    // Nothing but its timeout ends it.
+    // Only its timeout ends it.
     assert!(record["signal"].is_number(), "{record}");
     fleet.stop_all_now();
 }

@@ -42,7 +42,8 @@ fn wait_recovery(fleet: &Fleet, lost: i64) {
     }
 }
 
-/// Loses state in some way, several times, and looks for second runs, overlaps, and occurrences nobody accounts for.
+/// Loses state in some way, several times, and looks for second runs, overlaps, and occurrences without a start or a
+/// record.
 fn survives(rounds: usize, mut lose: impl FnMut(&mut Fleet)) {
     let mut fleet = loaded();
     let mut lost = 0;
@@ -365,7 +366,7 @@ fn redis_whose_data_was_replaced_under_it_runs_nothing_twice() {
     });
 }
 
-/// Nobody who knows what ran meanwhile can tell: the one instance stands still, the other one has just started.
+/// No instance can tell what ran meanwhile: one stands still, the other has just started.
 #[test]
 fn redis_whose_data_was_replaced_is_not_believed_by_an_instance_that_starts() {
     let mut fleet = fleet(2)
@@ -417,7 +418,7 @@ fn a_pause_and_a_drain_outlive_the_stores_data() {
     assert!(!fleet.trace().runs().iter().any(by), "i2 was to drain");
     let log = fleet.instances[1].log_text();
     assert!(!log.contains("asked to claim again"), "{log}");
-    // What is asked for later has the last word.
+    // The later request counts.
     fleet.said(&["resume", "work"]);
     fleet.said(&["undrain", "i2"]);
     wait_until("the job runs again, and i2 works", GENEROUS, || {

@@ -8,7 +8,7 @@ over_both! {
     a_period_whose_request_is_dropped_is_free_again
 }
 
-/// Polls a future for a while, and drops it, unless it is through. Shorter than a timer could tell.
+/// Polls a future for a while, and drops it unless it is done. The time is shorter than a timer could measure.
 async fn poll_for_a_while<T>(asking: impl Future<Output = T>, round: u64) -> Option<T> {
     tokio::pin!(asking);
     let begun = Instant::now();
@@ -29,13 +29,13 @@ fn forget_scripts(bed: &Bed) {
     }
 }
 
-/// The script has to be loaded first: what gives the lock back must not arrive in between.
+/// The script has to be loaded first: the release must not arrive in between.
 async fn a_dropped_request_leaves_nothing_at_whatever_moment(bed: Bed) {
     let (c, other) = (bed.client(), bed.client());
     for round in 0..60 {
         forget_scripts(&bed);
         let key = format!("k{round}");
-        // By itself, and in company.
+        // One request alone, and several together.
         let n = if round % 2 == 0 { 1 } else { 5 };
         let all = (0..n).map(|i| {
             let (c, key) = (c.clone(), format!("{key}-{i}"));
@@ -72,7 +72,11 @@ async fn a_level_whose_request_is_dropped_is_given_back(bed: Bed) {
             let _ = lock.leave().await.unwrap();
         }
         if inside {
-            assert_eq!(lock.leave().await.unwrap(), Leave::Freed, "round {round}");
+            assert_eq!(
+                lock.leave().await.unwrap(),
+                ReleasedLevel::Released,
+                "round {round}"
+            );
         }
         let held = c.holder(lock.key()).await.unwrap();
         assert_eq!(held, None, "round {round}");
@@ -123,7 +127,7 @@ fn call<T: ::redis::FromRedisValue>(
 const LOCK: &str = "soloist:{k}:lock";
 const WEEK: &str = "604800000";
 
-/// What gives back a lock whose request got no answer may overtake that request.
+/// The release of a lock whose request got no answer may overtake that request.
 #[test]
 fn a_request_that_arrives_after_its_release_takes_nothing() {
     let server = RedisServer::start();
@@ -132,7 +136,7 @@ fn a_request_that_arrives_after_its_release_takes_nothing() {
     };
     let undo =
         |owner: &str| -> String { call(&server, "release", LOCK, &[owner, WEEK, "", "", "1"]) };
-    // Nobody ever had it; somebody has given it back; it has lapsed.
+    // Nobody ever held it; its owner released it; it has lapsed.
     assert_eq!(undo("a#1"), "");
     assert_eq!(take("a#1"), ::redis::Value::Nil);
     assert!(matches!(take("a#2"), ::redis::Value::BulkString(_)));
@@ -141,7 +145,7 @@ fn a_request_that_arrives_after_its_release_takes_nothing() {
     assert_eq!(undo("a#3"), "");
     assert_eq!(take("a#3"), ::redis::Value::Nil);
     assert!(matches!(take("a#4"), ::redis::Value::BulkString(_)));
-    // A lock that somebody has stays his.
+    // A lock that another owner holds is left alone.
     assert_eq!(undo("a#5"), "a#4");
     server.command::<()>(&["PEXPIRE", LOCK, WEEK]);
     assert_eq!(undo("a#6"), "");
@@ -171,39 +175,39 @@ fn a_level_that_is_asked_for_after_its_return_is_not_taken() {
     };
     let levels = |value: ::redis::Value| ::redis::from_redis_value::<(i64, i64)>(value).unwrap().1;
     let nobody = ::redis::Value::BulkString(vec![]);
-    // Nobody has it.
+    // Nobody holds it.
     assert_eq!(leave("a", "1", "unanswered"), nobody);
     assert_eq!(enter("a", "1"), ::redis::Value::Nil);
-    // We have it: levels that are not there take off nothing, and are not taken later.
+    // We hold it: to leave a level that was never entered releases nothing, and that level cannot be entered later.
     assert_eq!(levels(enter("a", "2")), 1);
     assert_eq!(leave("a", "3", "unanswered"), ::redis::Value::Int(1));
     assert_eq!(enter("a", "3"), ::redis::Value::Nil);
     assert_eq!(levels(enter("a", "4")), 2);
-    // In whatever order they are asked again, each counts once.
+    // Requests that are repeated in any order count once each.
     assert_eq!(levels(enter("a", "2")), 2);
     assert_eq!(leave("a", "2", "named"), ::redis::Value::Int(1));
     assert_eq!(levels(enter("a", "5")), 2);
     assert_eq!(leave("a", "2", "named"), ::redis::Value::Int(2));
     assert_eq!(enter("a", "2"), ::redis::Value::Nil);
-    // The newest, asked for by another name, twice.
+    // The newest level is left by a request with another name, twice.
     assert_eq!(leave("a", "6", "newest"), ::redis::Value::Int(1));
     assert_eq!(leave("a", "6", "newest"), ::redis::Value::Int(1));
     assert_eq!(leave("a", "4", "named"), ::redis::Value::Int(0));
     assert_eq!(enter("a", "4"), ::redis::Value::Nil);
-    // Another owner; what is over is remembered beyond him.
+    // Another owner holds it in between: the names of levels that are over are still remembered.
     assert_eq!(levels(enter("b", "7")), 1);
     assert_eq!(leave("b", "7", "named"), ::redis::Value::Int(0));
     for late in ["4", "5", "7"] {
         assert_eq!(enter("a", late), ::redis::Value::Nil, "{late}");
     }
-    // Of many, the newest are remembered.
+    // Of many names, the newest are remembered.
     for n in 100..200 {
         let name = n.to_string();
         assert_eq!(levels(enter("a", &name)), 1);
         assert_eq!(leave("a", &name, "named"), ::redis::Value::Int(0));
     }
     assert_eq!(enter("a", "199"), ::redis::Value::Nil);
-    // Also within one hold; and of a lock that lapsed with many levels, which are over with it.
+    // Also while the lock is held throughout; and the levels of a lock that lapsed are over with it.
     assert_eq!(levels(enter("a", "200")), 1);
     for n in 201..300 {
         let name = n.to_string();
@@ -223,7 +227,7 @@ fn a_level_that_is_asked_for_after_its_return_is_not_taken() {
     assert!(length < 200, "{length} bytes");
 }
 
-/// Given back, and kept for a while: whatever of its owner still comes changes nothing.
+/// Released, and kept for a while: late requests of its owner change nothing.
 #[test]
 fn what_comes_late_does_not_touch_what_is_kept() {
     let server = RedisServer::start();
@@ -244,7 +248,7 @@ fn what_comes_late_does_not_touch_what_is_kept() {
         matches!(renewed, ::redis::Value::BulkString(_)),
         "{renewed:?}"
     );
-    // Asked again, without a time: it is kept all the same.
+    // The release is repeated without a time: the lock is kept all the same.
     let again: i64 = call(&server, "release", LOCK, &["a#1", WEEK, ""]);
     assert_eq!(again, 1);
     let (after, after_left) = look();
@@ -274,7 +278,10 @@ async fn levels_of_clones_are_exact_though_replies_are_lost() {
             tokio::spawn(async move {
                 for _ in 0..10 {
                     assert!(levels(lock.try_enter(NoRetry).await.unwrap()) >= 2);
-                    assert!(matches!(lock.leave().await.unwrap(), Leave::Still { .. }));
+                    assert!(matches!(
+                        lock.leave().await.unwrap(),
+                        ReleasedLevel::StillHeld { .. }
+                    ));
                 }
             })
         })
@@ -284,5 +291,5 @@ async fn levels_of_clones_are_exact_though_replies_are_lost() {
     }
     proxy.set(Fault::None);
     assert!(proxy.struck() > 0);
-    assert_eq!(lock.leave().await.unwrap(), Leave::Freed);
+    assert_eq!(lock.leave().await.unwrap(), ReleasedLevel::Released);
 }

@@ -29,7 +29,7 @@ async fn an_elector_waits_for_the_length_that_the_holder_asked_for(bed: Bed) {
     assert!(!dead.is_held(), "two trust it");
     assert!(begun.elapsed() >= 5900 * MS, "{:?}", begun.elapsed());
     assert_eq!(term.attempt(), 2);
-    // And the other way round: for no longer than a short one lasts.
+    // And the other way round: an elector with long leases waits no longer than the short lease lasts.
     drop(term);
     let late = elect(&slow, at).await;
     assert!(!matches!(late, Election::Won(_)), "{late:?}");
@@ -39,7 +39,7 @@ async fn of_two_requests_at_one_time_one_wins(bed: Bed) {
     let elector = elector(&bed);
     let mut at = 0;
     for _ in 0..20 {
-        // A round may take less than a millisecond, and one instant is one occurrence.
+        // A round may take less than a millisecond, but each round needs an occurrence of its own.
         at = (at + 1).max(soloist::clock::wall_us() / 1000);
         let (a, b, c) = tokio::join!(
             elect(&elector, at),
@@ -69,12 +69,12 @@ async fn an_electors_quarantine_is_as_long_as_the_longest_lease_that_it_saw_need
     let open = |lease| Elector::open(&bed.url(), "invoices", lease).unwrap();
     let (long, short) = (open(30_000 * MS), open(500 * MS));
     let at = soloist::clock::wall_us() / 1000;
-    // Without the quarantine of the long one: the server is known by a short one.
+    // The short lease vouches for the server, without the quarantine of the long one.
     let Election::Won(first) = elect(&short, at).await else {
         panic!("nobody else is there");
     };
     assert!(first.settle(Outcome::Succeeded).await.unwrap());
-    // A server without memory of anything agrees to whatever is asked for first.
+    // A server that remembers nothing grants whatever is asked for first.
     let epoch: String = server.command(&["HGET", "soloist:epoch", "incarnation"]);
     server.command::<()>(&["HSET", "soloist:epoch", "open", "1"]);
     let at = soloist::clock::wall_us() / 1000;
@@ -93,7 +93,8 @@ async fn an_electors_quarantine_is_as_long_as_the_longest_lease_that_it_saw_need
     assert!(wait > 25_000 * MS, "{wait:?}");
 }
 
-/// It has waited before, but not since: others may run what the store knows nothing of any more.
+/// The elector waited out a quarantine before the loss, but not since: others may run occurrences that the store has
+/// forgotten.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_a_loss_of_data_an_elector_waits_again_and_takes_nothing_twice() {
     let bed = Bed::redis();
@@ -131,7 +132,7 @@ async fn a_grant_that_comes_too_late_is_no_term_and_can_be_asked_for_again() {
     let e = elector.claim(at).await.unwrap_err();
     assert!(e.is_transient(), "{e}");
     proxy.set(Fault::None);
-    // Nobody else has it: the same grant, renewed.
+    // No other elector holds it: the same grant, renewed.
     let Election::Won(term) = elect(&elector, at).await else {
         panic!("nobody else is there");
     };
@@ -186,7 +187,8 @@ fn the_name_of_a_job_is_as_long_as_in_the_configuration() {
     }
 }
 
-/// Nothing is granted by a clock that has just jumped: half an hour too early, and never again when its time has come.
+/// A clock that has just jumped grants nothing: the occurrence would start half an hour too early, and never at its
+/// time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_elector_does_not_believe_a_store_whose_clock_jumps() {
     let server = RedisServer::start_with_own_clock();
@@ -209,8 +211,8 @@ async fn an_elector_does_not_believe_a_store_whose_clock_jumps() {
     assert!(matches!(next, Election::Won(_)), "{next:?}");
 }
 
-/// A settlement that gets no answer is made again while the lease lasts, and no longer. What stands in the history has
-/// the term's times.
+/// A settlement without an answer is sent again while the lease lasts, and no longer. The record in the history has the
+/// term's times.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_term_is_recorded_with_its_times_and_tries_for_as_long_as_its_lease() {
     let server = RedisServer::start();

@@ -22,7 +22,7 @@ fn runtime() -> tokio::runtime::Runtime {
         .unwrap()
 }
 
-/// A client that asks once: what would be repaired by asking again shows.
+/// A client without retries: an error that a retry would repair shows.
 fn once(bed: &Bed) -> LockClient {
     let mut config = Store::from_url(&bed.url()).unwrap();
     config.retry.attempts = 0;
@@ -86,10 +86,10 @@ fn what_is_kept_renewed_survives_a_taker_that_blocks_its_thread() {
                 std::thread::sleep(lease * 2);
                 assert!(lock.is_held() && reentrant.is_held() && term.is_held());
                 lock.release().await.unwrap();
-                assert_eq!(reentrant.leave().await.unwrap(), Leave::Freed);
+                assert_eq!(reentrant.leave().await.unwrap(), ReleasedLevel::Released);
                 assert!(term.settle(Outcome::Succeeded).await.unwrap());
             };
-            // On a worker, where its connection's task would be.
+            // On a worker of the runtime, where the task of the connection would be.
             runtime.block_on(async { tokio::spawn(work).await.unwrap() });
         }
     });
@@ -153,7 +153,7 @@ async fn a_paused_clock_is_of_no_concern() {
         short.lost().await;
         let reentrant = a.reentrant("l", LONG).unwrap();
         assert_eq!(levels(reentrant.enter(LONG).await.unwrap()), 1);
-        assert_eq!(reentrant.leave().await.unwrap(), Leave::Freed);
+        assert_eq!(reentrant.leave().await.unwrap(), ReleasedLevel::Released);
         let elector = elector(&bed);
         let at = soloist::clock::wall_us() / 1000;
         let won = loop {
@@ -179,7 +179,7 @@ impl Wake for Unpark {
     }
 }
 
-/// Of no runtime at all.
+/// Polls the future without any runtime.
 fn block_on<T>(f: impl Future<Output = T>) -> T {
     let mut f = std::pin::pin!(f);
     let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
@@ -278,7 +278,7 @@ fn a_caller_that_waits_to_enter_and_is_not_polled_keeps_no_turn() {
             let mut starving = Box::pin(starved.enter(700 * MS));
             let waits = tokio::time::timeout(300 * MS, &mut starving).await;
             assert!(waits.is_err(), "{waits:?}");
-            // Its time passes, though nobody polls it.
+            // The time of its wait passes, though nobody polls it.
             let entering = runtime.spawn(async move { patient.enter(LONG).await });
             tokio::time::sleep(1000 * MS).await;
             let _ = holder.leave().await.unwrap();
@@ -288,7 +288,7 @@ fn a_caller_that_waits_to_enter_and_is_not_polled_keeps_no_turn() {
     });
 }
 
-/// It has begun to connect, its requests are among those of others, and what it gives back others wait for.
+/// The caller has begun to connect, its requests are among those of others, and others wait for what it releases.
 #[test]
 fn a_caller_that_is_not_polled_holds_up_nobody() {
     both(|bed| {
@@ -377,7 +377,7 @@ impl Wake for Panics {
     }
 }
 
-/// It is the caller's, and called on the client's thread.
+/// The waker belongs to the caller, but the client's thread calls it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_waker_that_panics_harms_nobody_else() {
     let bed = Bed::redis();
@@ -400,7 +400,7 @@ async fn a_waker_that_panics_harms_nobody_else() {
     }
 }
 
-/// Also one for which no call was free.
+/// Also a request that had to wait because all calls were under way.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_of_many_is_answered_in_time_though_the_server_hangs() {
     let server = RedisServer::start();
@@ -520,12 +520,12 @@ async fn a_cut_connection_costs_nothing() {
         cut(server);
         levels_.renew().await.unwrap();
         cut(server);
-        assert_eq!(levels_.leave().await.unwrap(), Leave::Freed);
+        assert_eq!(levels_.leave().await.unwrap(), ReleasedLevel::Released);
         cut(server);
     }
 }
 
-/// Within what is left of trust, and not after that.
+/// The client retries while trust lasts, and not after that.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_renewal_is_retried_for_as_long_as_the_lock_is_trusted() {
     let server = RedisServer::start();
@@ -549,8 +549,8 @@ async fn a_renewal_is_retried_for_as_long_as_the_lock_is_trusted() {
     within(renewing).await.unwrap();
 }
 
-/// At once after a connection that was cut, then after a pause that leaves time for it; as often as `retry` says, and
-/// only without an answer.
+/// The client retries at once after a cut connection, then after a pause that leaves time for the answer; as often as
+/// `retry` says, and only if there was no answer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_renewal_has_the_tries_and_pauses_of_its_store() {
     let server = RedisServer::start();
@@ -572,7 +572,7 @@ async fn a_renewal_has_the_tries_and_pauses_of_its_store() {
     }
     assert!(lock.is_held() && levels_.is_held());
     proxy.set(Fault::None);
-    // Whoever asks before the proxy listens again would wait for LONG.
+    // A request before the proxy listens again would wait for LONG.
     let begun = Instant::now();
     while other.holder("k").await.is_err() {
         assert!(begun.elapsed() < GENEROUS, "the proxy does not come back");
@@ -602,7 +602,7 @@ async fn a_renewal_has_the_tries_and_pauses_of_its_store() {
     }
 }
 
-/// What is kept renewed waits for an answer for half of what is left, and then asks again.
+/// A renewal in the background waits for an answer for half of the trust that is left, and then is sent again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_renewal_that_hangs_leaves_time_for_another() {
     let server = RedisServer::start();
@@ -613,12 +613,12 @@ async fn a_renewal_that_hangs_leaves_time_for_another() {
     let lease = Duration::from_secs(15);
     let (lock, levels_) = (take(&c, "k", lease).await, c.reentrant("l", lease).unwrap());
     assert_eq!(levels(levels_.try_enter(NoRetry).await.unwrap()), 1);
-    // The connection of the renewals is there.
+    // The connection for renewals is made.
     lock.renew().await.unwrap();
     proxy.set(Fault::BlackHoleUp);
     lock.keep_renewed();
     levels_.keep_renewed();
-    // Each fifth of the lease: they have asked.
+    // Renewals are sent after each fifth of the lease.
     let asked = || lock.remaining().max(levels_.remaining()) < lease * 3 / 5;
     until("they have asked", asked).await;
     proxy.set(Fault::None);

@@ -66,7 +66,7 @@ async fn a_renewal_of_a_redlock_is_retried() {
         p.set(Fault::None);
     }
     within(renewing).await.unwrap();
-    // Whom a majority has let go of asks no further.
+    // A holder that a majority has forgotten asks no further.
     for s in &servers[1..] {
         s.command::<()>(&["DEL", "soloist:{k}:lock"]);
     }
@@ -75,7 +75,7 @@ async fn a_renewal_of_a_redlock_is_retried() {
     assert!(matches!(e, Error::NoMajority { votes: 1, .. }), "{e}");
 }
 
-/// It is asked for as often as `retry` says, and a pause leaves time for another try.
+/// The renewal is repeated as often as `retry` says, and a pause leaves time for another try.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_renewal_of_a_redlock_has_as_many_tries_as_its_store_allows() {
     let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
@@ -112,7 +112,7 @@ async fn a_renewal_of_a_redlock_has_as_many_tries_as_its_store_allows() {
     within(renewing).await.unwrap();
 }
 
-/// The first request freed it, and only its reply was lost. What had lapsed before was nobody's to give back.
+/// The first request released it, and only its reply was lost. A lock that had lapsed before was nobody's to release.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_release_of_a_redlock_is_asked_for_again_when_its_replies_are_lost() {
     let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
@@ -139,7 +139,7 @@ async fn a_release_of_a_redlock_is_asked_for_again_when_its_replies_are_lost() {
     assert!(proxies[..2].iter().all(|p| p.struck() == 2));
 }
 
-/// It is told in the background, for as long as `retry` says.
+/// The release is repeated in the background, for as long as `retry` says.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_release_of_a_redlock_reaches_a_node_that_was_away() {
     let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
@@ -157,7 +157,7 @@ async fn a_release_of_a_redlock_reaches_a_node_that_was_away() {
     until_free(&LockClient::open(&servers[2].url()).unwrap(), "k").await;
 }
 
-/// The request may still arrive there: the node notes who is not to have it any more.
+/// The request may still arrive at the node: the node notes which owner must not acquire the lock any more.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_did_not_answer_is_told_that_the_redlock_is_over() {
     let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
@@ -194,7 +194,7 @@ async fn a_dropped_request_for_a_redlock_leaves_nothing() {
     }
 }
 
-/// Between the moment in which a script is told to the server, and its call.
+/// Between the load of a script and its call.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_script_that_is_forgotten_again_before_it_is_called_is_told_again() {
     let server = RedisServer::start();
@@ -217,7 +217,7 @@ async fn a_script_that_is_forgotten_again_before_it_is_called_is_told_again() {
     assert_eq!(releasing.await.unwrap().unwrap(), Released::Now);
 }
 
-/// Its validity is the lease, less the time that it took, less the drift: 1 % and 2 ms.
+/// The validity is the lease minus the time that the requests took minus the drift (1 % and 2 ms).
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_redlock_is_trusted_from_before_its_requests_left_and_for_less_than_the_lease() {
     let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();

@@ -1,4 +1,4 @@
-//! Single rules of the locks, each of which nothing else would show the loss of.
+//! Single rules of the locks: no other test would fail without them.
 
 use super::*;
 
@@ -8,7 +8,7 @@ over_both! {
     what_is_kept_after_its_release_is_nobodys
 }
 
-/// Of a lease of two minutes the holder trusts (L / 1.01 - 2 s) / 1.01.
+/// The trust of a lease of two minutes: (L / 1.01 - 2 s) / 1.01.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn trust_counts_from_before_the_request_left() {
     let server = RedisServer::start();
@@ -34,12 +34,12 @@ async fn trust_counts_from_before_the_request_left() {
     proxy.set(Fault::None);
 }
 
-/// The first one is repeated at once, then as often as `retry` says.
+/// The first try is repeated at once, then as often as `retry` says.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_has_as_many_tries_as_its_store_allows() {
     let server = RedisServer::start();
     let mut config = Store::from_url(&server.url()).unwrap();
-    // There is no replica: each grant is one that may not be relied on.
+    // There is no replica, so no grant may be relied on.
     config.min_replicas = 1;
     config.retry.interval = MS;
     for (attempts, tries) in [(0, 1), (1, 3), (2, 4)] {
@@ -53,7 +53,7 @@ async fn a_request_has_as_many_tries_as_its_store_allows() {
     }
 }
 
-/// Of who renews what others have entered, nothing is known before; of who gives back meanwhile, nothing is lost.
+/// A value that renews what other values entered knew nothing of it before. A release during a renewal is not a loss.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_renewal_that_is_answered_late_is_worth_what_is_left() {
     let server = RedisServer::start();
@@ -89,11 +89,14 @@ async fn a_level_never_shortens_what_is_left(bed: Bed) {
     assert_eq!(levels(short.try_enter(NoRetry).await.unwrap()), 2);
     let left = c.holder("k").await.unwrap().unwrap().remaining;
     assert!(left > LONG / 2 && left <= LONG, "{left:?}");
-    assert_eq!(short.leave().await.unwrap(), Leave::Still { levels: 1 });
+    assert_eq!(
+        short.leave().await.unwrap(),
+        ReleasedLevel::StillHeld { levels: 1 }
+    );
     let left = c.holder("k").await.unwrap().unwrap().remaining;
     assert!(left > LONG / 2 && left <= LONG, "{left:?}");
-    // A level of the name that somebody else entered may be left, too.
-    assert_eq!(short.leave().await.unwrap(), Leave::Freed);
+    // A level that another value of this owner entered may be left, too.
+    assert_eq!(short.leave().await.unwrap(), ReleasedLevel::Released);
 }
 
 async fn the_time_of_lock_at_least_for_counts_from_the_grant(bed: Bed) {
@@ -104,7 +107,7 @@ async fn the_time_of_lock_at_least_for_counts_from_the_grant(bed: Bed) {
     lock.release().await.unwrap();
     let left = b.holder("k").await.unwrap().unwrap().remaining;
     assert!(left <= LONG - 1500 * MS, "{left:?}");
-    // Longer than the lease, too; the last call counts.
+    // The time may be longer than the lease; the last call counts.
     let lock = take(&a, "l", 10_000 * MS).await;
     lock.lock_at_least_for(MS);
     lock.lock_at_least_for(LONG);
@@ -112,7 +115,7 @@ async fn the_time_of_lock_at_least_for_counts_from_the_grant(bed: Bed) {
     a.wait_idle().await;
     let left = b.holder("l").await.unwrap().unwrap().remaining;
     assert!(left > LONG / 2, "{left:?}");
-    // What has passed keeps nothing.
+    // A time that has passed keeps nothing.
     let lock = take(&a, "m", LONG).await;
     lock.lock_at_least_for(MS);
     tokio::time::sleep(5 * MS).await;
@@ -120,7 +123,7 @@ async fn the_time_of_lock_at_least_for_counts_from_the_grant(bed: Bed) {
     assert_eq!(b.holder("m").await.unwrap(), None);
 }
 
-/// Whoever had it has given it back: he can neither renew it nor take it, and it lapses by itself.
+/// Its holder has released it: it can neither renew nor acquire it, and the lock lapses by itself.
 async fn what_is_kept_after_its_release_is_nobodys(bed: Bed) {
     let (a, b) = (bed.client(), bed.client());
     let lock = take(&a, "k", LONG).await;
@@ -142,7 +145,7 @@ async fn what_is_kept_after_its_release_is_nobodys(bed: Bed) {
     assert!(next.acquired().unwrap().fencing_token() > token);
 }
 
-/// A week for what was a lock, so that tokens grow; nothing stays for ever.
+/// A key that was a lock stays for a week, so that tokens grow; no key stays for ever.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_key_expires_and_tokens_are_remembered_for_a_week() {
     let bed = Bed::redis();
@@ -186,9 +189,9 @@ async fn every_key_expires_and_tokens_are_remembered_for_a_week() {
     held("l");
     let _ = levels_.leave().await.unwrap();
     held("l");
-    assert_eq!(levels_.leave().await.unwrap(), Leave::Freed);
+    assert_eq!(levels_.leave().await.unwrap(), ReleasedLevel::Released);
     kept("l");
-    // Who asks and is told that somebody waits changes nothing of the time.
+    // A waiter's mark on the lock does not change its expiry.
     let waited_for = take(&c, "w", LONG).await;
     let other = bed.client();
     let waiter = tokio::spawn(async move { other.lock("w", 100 * MS, LONG).await });
@@ -202,7 +205,7 @@ async fn every_key_expires_and_tokens_are_remembered_for_a_week() {
     let name = format!("soloist:{{p}}:period:{}", 2 * week.as_millis());
     let period: i64 = server.command(&["PTTL", &name]);
     assert!(period > 3 * week.as_millis() as i64, "{period}");
-    // A request whose release comes first leaves a note, for less.
+    // A release that comes before its request leaves a note, for a shorter time.
     let script =
         std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/lua/lock/release.lua"))
             .unwrap();
@@ -222,7 +225,7 @@ async fn every_key_expires_and_tokens_are_remembered_for_a_week() {
     assert!(ttl("u") <= Duration::from_secs(3600));
 }
 
-/// In the scripts themselves: the library asks for nothing of another's.
+/// Calls the scripts directly: the library never asks for the period of another owner.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_period_is_given_back_by_its_owner_only_and_those_before_it_stay_taken() {
     let bed = Bed::redis();

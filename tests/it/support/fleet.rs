@@ -91,7 +91,7 @@ impl Plan {
         self.own_clock = true;
         self
     }
-    /// The store is not there yet when the instances start.
+    /// The store does not run yet when the instances start.
     pub fn store_comes_later(mut self) -> Self {
         self.server_up = false;
         self
@@ -215,8 +215,8 @@ impl Plan {
     }
 }
 
-/// Of a job each of whose instants is to start, also where the machine is so busy that a run of 5 ms is not over
-/// at the next one, or that the store does not answer for a second.
+/// For a job whose every occurrence is to start, also if the machine is so busy that a run of 5 ms is not over at the
+/// next one, or if the store does not answer for a second.
 pub const LATE_RATHER_THAN_SKIPPED: &str = "overlap = \"queue\"\ncatch_up = \"all\"\n";
 
 /// The table of a job that is a witness each second.
@@ -259,7 +259,7 @@ impl Instance {
             .expect("a log file")
     }
 
-    /// The program with this instance's configuration, as somebody on its host would start it.
+    /// The program with this instance's configuration, as a person on its host would start it.
     pub fn command(&self) -> Command {
         let mut command = Command::new(soloist());
         command
@@ -310,8 +310,8 @@ impl Instance {
             child.wait().ok();
         }
     }
-    /// SIGTERM until it ends: the first drains, a later one ends what runs. One that comes right behind the first
-    /// may be taken for the same.
+    /// Sends SIGTERM until the instance ends: the first drains, a later one ends the runs. Two in quick succession may
+    /// count as one.
     #[track_caller]
     pub fn urge(&mut self) -> std::process::ExitStatus {
         wait_for("the end after repeated SIGTERM", GENEROUS, || {
@@ -321,7 +321,7 @@ impl Instance {
         });
         self.wait_end()
     }
-    /// Waits for it to end by itself.
+    /// Waits for the instance to end by itself.
     #[track_caller]
     pub fn wait_end(&mut self) -> std::process::ExitStatus {
         let mut child = self.child.take().expect("a running instance");
@@ -429,7 +429,7 @@ impl Fleet {
         String::from_utf8(output.stdout).expect("stdout is UTF-8")
     }
 
-    /// Waits until this instance has logged so much.
+    /// Waits until the log of this instance has this text.
     #[track_caller]
     pub fn wait_log(&self, i: usize, text: &str) {
         wait_until(
@@ -464,7 +464,7 @@ impl Fleet {
         }
     }
 
-    /// The first record with this outcome, awaited.
+    /// Waits for the first record with this outcome.
     #[track_caller]
     pub fn wait_record(&self, job: &str, outcome: &str) -> Value {
         wait_for(
@@ -568,7 +568,7 @@ impl Fleet {
         }
     }
 
-    /// SIGTERM to all, and their end, which must be a good one.
+    /// Sends SIGTERM to all, and waits for their end, which must be a success.
     #[track_caller]
     pub fn stop(&mut self) {
         // One that was started a moment ago does not know yet what to do about it.
@@ -598,8 +598,8 @@ impl Fleet {
         }
     }
 
-    /// No promise was broken, and of these jobs, which are due each second, each occurrence started or stands in the
-    /// history, from `since` (Unix ms) or else from the first start on.
+    /// Asserts that no promise was broken, and that each occurrence of these jobs, which are due each second, started
+    /// or stands in the history: from `since` (Unix ms), or else from the first start on.
     ///
     /// # Panics
     /// When a promise was broken.
@@ -613,8 +613,8 @@ impl Fleet {
         self.accept(&found);
     }
 
-    /// As [`Fleet::judge`], and each occurrence from the first to the last start of a job did start, but for what a
-    /// machine that stood still for a lease could not start in time.
+    /// As [`Fleet::judge`], and asserts that each occurrence from the first to the last start of a job did start,
+    /// except where the machine stood still for a lease.
     #[track_caller]
     pub fn judge_all_started(&self, jobs: &[&str]) {
         let trace = self.trace();
@@ -690,7 +690,7 @@ impl Drop for Fleet {
                 process::reap(child, Duration::from_secs(8));
             }
         }
-        // Only what this fleet started, and only while it still is that.
+        // Only processes that this fleet started, and whose id is not another's by now.
         let ours = witness::program().display().to_string();
         for run in self.trace().runs() {
             for pid in run.pids {

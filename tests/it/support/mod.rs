@@ -16,10 +16,10 @@ use std::{
 /// How long a condition may take that a healthy machine meets in a moment: only a broken program waits it out.
 pub const GENEROUS: Duration = Duration::from_secs(60);
 
-/// The first value that `look` finds, asked again and again.
+/// Calls `look` again and again; returns the first value that it finds.
 ///
 /// # Panics
-/// When there is none within `limit`, with what was awaited.
+/// When there is none within `limit`; the message says what was awaited.
 #[track_caller]
 pub fn wait_for<T>(what: &str, limit: Duration, mut look: impl FnMut() -> Option<T>) -> T {
     let begun = Instant::now();
@@ -77,7 +77,7 @@ pub fn test_seconds() -> u64 {
 static SLOTS: Mutex<usize> = Mutex::new(9);
 static SLOT_FREE: Condvar = Condvar::new();
 
-/// The right to run so much at one time; given back on drop.
+/// A permit to run that many instances at one time; released on drop.
 pub struct Slots(usize);
 
 impl Slots {

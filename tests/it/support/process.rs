@@ -104,8 +104,8 @@ pub fn reap(child: &mut std::process::Child, patience: Duration) {
     }
 }
 
-/// Ends every soloist that was started in this directory or names it, and all that these started, also those that go on
-/// after the one that was started: guards, and what offers an outcome to a store that is gone. Nothing is left behind.
+/// Ends every soloist that was started in this directory or names it, with all processes that these started. That
+/// includes those that outlive their starter: guards, and processes that offer an outcome to a store that is gone.
 pub fn end_soloists_in(dir: &std::path::Path) {
     wait_until("no process of the test is left", GENEROUS, || {
         let left = of_directory(dir);
@@ -156,10 +156,10 @@ fn soloists(wanted: impl Fn(&std::path::Path) -> bool) -> Vec<u32> {
     .collect()
 }
 
-/// Marks all that this test process starts.
+/// Marks every process that this test process starts.
 const MARK: &std::ffi::CStr = c"SOLOIST_TEST_PROCESS";
 
-/// To be called before `main`: whatever was started is ended with this process, also what no test looked after.
+/// To be called before `main`: all processes that this one started end with it, also those that no test ended.
 pub fn leave_nothing_behind() {
     extern "C" fn at_exit() {
         let mark = format!("{}={}\0", MARK.to_string_lossy(), std::process::id());
@@ -178,7 +178,7 @@ pub fn leave_nothing_behind() {
     }
 }
 
-/// CPU that it has used, in ticks of 10 ms.
+/// The CPU time that the process has used, in ticks of 10 ms.
 pub fn cpu_ticks(pid: u32) -> u64 {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let fields = text
@@ -209,7 +209,7 @@ mod tests {
 
     const ROLE: &str = "SOLOIST_TEST_LEAVES";
 
-    /// It goes on for a day: its store is nowhere.
+    /// A process that runs for a day, because its store does not exist.
     fn settles() -> u32 {
         let release = ReleaseOnDeath {
             store: config::Store::from_url("redis+unix:///nowhere/redis.sock").expect("a store"),

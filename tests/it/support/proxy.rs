@@ -37,10 +37,10 @@ pub enum Fault {
     HalfClose,
     /// Connections are refused, existing ones reset.
     Refuse,
-    /// In so many replies that tell the store's clock, it is ahead by so many microseconds. Afterwards there is no
-    /// fault.
+    /// In so many replies that tell the store's clock, the clock is ahead by so many microseconds. Afterwards there is
+    /// no fault.
     WrongTime(i64, u32),
-    /// In each hundred numbers of a reply that may be times, so many are others.
+    /// Of each hundred numbers of a reply that may be times, so many are replaced.
     Garble(u32),
 }
 
@@ -102,14 +102,14 @@ impl Proxy {
     pub fn fault(&self) -> Fault {
         self.shared.fault().clone()
     }
-    /// Nothing moves any more on the connections that there are, for ever; what they are sent is acknowledged. New ones
-    /// are well.
+    /// Nothing moves any more on the existing connections, for ever; what is sent on them is acknowledged. New ones
+    /// work.
     pub fn forget_connections(&self) {
         self.shared
             .dead
             .store(self.shared.made.load(SeqCst), SeqCst);
     }
-    /// New connections go to another server; those that there are stay where they are.
+    /// New connections go to another server; existing ones stay where they are.
     pub fn redirect(&self, server_port: u16) {
         self.shared.server.store(server_port, SeqCst);
     }
@@ -248,7 +248,7 @@ fn pump(mut from: TcpStream, mut to: TcpStream, up: bool, number: usize, shared:
                 shared.struck.fetch_add(1, SeqCst);
                 std::thread::sleep(time);
             }
-            // What was read just before the stall began waits for its end too.
+            // Bytes that were read just before the stall began wait for its end too.
             Fault::Stall => {
                 drop(fault);
                 while *shared.fault() == Fault::Stall && !shared.stop.load(SeqCst) {
@@ -284,7 +284,7 @@ fn pump(mut from: TcpStream, mut to: TcpStream, up: bool, number: usize, shared:
     to.shutdown(Shutdown::Both).ok();
 }
 
-/// With each time of a reply (microseconds, as the scripts answer them) moved; None: there is none.
+/// The reply with each of its times (microseconds, as in the scripts' answers) moved; None: it has none.
 fn wrong_time(reply: &[u8], by: i64) -> Option<Vec<u8>> {
     let mut moved = false;
     let other = with_numbers(reply, |digits, whole| {
@@ -297,7 +297,7 @@ fn wrong_time(reply: &[u8], by: i64) -> Option<Vec<u8>> {
     moved.then_some(other)
 }
 
-/// What a store that has lost its mind says: all that looks like a time may be any other number.
+/// The reply with numbers that look like a time replaced by any other number.
 fn garbled(reply: &[u8], percent: u32) -> Vec<u8> {
     with_numbers(reply, |digits, whole| {
         (digits.len() >= 13 && fastrand::u32(0..100) < percent).then(|| {
@@ -305,7 +305,7 @@ fn garbled(reply: &[u8], percent: u32) -> Vec<u8> {
             match (whole, fastrand::u32(0..3)) {
                 (true, 0) => wild[fastrand::usize(0..wild.len())].to_string(),
                 (true, 1) => fastrand::i64(..).to_string(),
-                // Inside of a text, whose length was told.
+                // Inside of a text, whose length must not change.
                 _ => digits
                     .iter()
                     .map(|_| char::from(fastrand::u8(b'1'..=b'9')))
@@ -315,7 +315,7 @@ fn garbled(reply: &[u8], percent: u32) -> Vec<u8> {
     })
 }
 
-/// With some of its numbers replaced. `other` is told a number, and whether it is a whole answer by itself.
+/// The reply with some of its numbers replaced. `other` gets a number, and whether it is a whole answer by itself.
 fn with_numbers(all: &[u8], mut other: impl FnMut(&[u8], bool) -> Option<String>) -> Vec<u8> {
     let (mut out, mut at) = (vec![], 0);
     while at < all.len() {

@@ -27,7 +27,7 @@ pub struct RedisServer {
 pub struct Snapshot(Vec<u8>);
 
 impl RedisServer {
-    /// One whose clock can be stepped: [`RedisServer::step_clock`].
+    /// A server whose clock can be stepped: [`RedisServer::step_clock`].
     pub fn start_with_own_clock() -> Self {
         let mut server = Self::start_later();
         std::fs::write(server.clock_file(), 0i64.to_ne_bytes()).expect("write the clock");
@@ -154,7 +154,7 @@ impl RedisServer {
         self.args = args.iter().map(|&a| a.to_owned()).collect();
     }
 
-    /// From now on what was written survives [`RedisServer::kill`].
+    /// From now on, written data survives [`RedisServer::kill`].
     pub fn append_only(&mut self) {
         self.command::<()>(&["CONFIG", "SET", "appendonly", "yes"]);
         self.append_only = true;
@@ -190,8 +190,8 @@ impl RedisServer {
     }
 }
 
-/// A port that nobody listens on, outside of the range that the kernel gives to connections: what is free now stays
-/// free until the server has it, unless another test process looks at the same moment, which starts elsewhere.
+/// A port that nobody listens on, outside of the range that the kernel gives to connections. So it stays free until the
+/// server has it, unless another test process looks at the same moment, which starts elsewhere.
 pub fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let first = std::process::id() * 97;
@@ -204,7 +204,7 @@ pub fn free_port() -> u16 {
     }
 }
 
-/// A patient client of it that does not try again by itself.
+/// The settings of a patient client without retries.
 pub fn settings(url: &str) -> config::Store {
     let mut settings = config::Store::from_url(url).expect("the URL of a server");
     settings.timeout = Duration::from_secs(10);

@@ -79,7 +79,7 @@ pub enum Violation {
     },
     /// A planned occurrence neither started nor was recorded.
     Missed { job: String, occurrence: i64 },
-    /// A job of which each occurrence is asked for has not started once: there is nothing to judge.
+    /// A job whose occurrences are all to be judged has not started once.
     NeverStarted { job: String },
     /// A run started before its planned instant.
     Early {
@@ -93,7 +93,7 @@ pub enum Violation {
     Orphan { job: String, token: i64, by_us: i64 },
 }
 
-/// What is expected of a trace, beyond what always must hold.
+/// What a trace may show although it would otherwise be a broken promise.
 #[derive(Debug, Clone, Copy)]
 pub struct Expect {
     /// Another attempt of the same occurrence is fine (`on_crash = "rerun"`, `retry`).
@@ -117,7 +117,7 @@ impl Trace {
     #[track_caller]
     pub fn read(file: &Path) -> Self {
         let text = std::fs::read_to_string(file).unwrap_or_default();
-        // Somebody may be in the middle of a write.
+        // A witness may be in the middle of a write.
         let whole = text.rfind('\n').map_or("", |end| &text[..end]);
         Self {
             lines: whole.lines().map(parse).collect(),
@@ -248,8 +248,8 @@ impl Trace {
         found
     }
 
-    /// Occurrences of a job planned each `period_ms` that neither started nor stand in `recorded`: of those from
-    /// `since` (Unix ms; its first start if that is None) to its last start.
+    /// Occurrences of a job (planned each `period_ms`) that neither started nor stand in `recorded`, from `since` (Unix
+    /// ms; None: from the job's first start) to the job's last start.
     pub fn misses(
         &self,
         job: &str,

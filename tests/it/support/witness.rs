@@ -12,8 +12,8 @@ pub fn program() -> &'static Path {
     PROGRAM.get_or_init(|| compile("witness", include_str!("witness.c"), &[]))
 }
 
-/// A library that makes a host slow at one thing, and the variables that make it so: `call` takes `ms`, the first time,
-/// when it also makes the file `once`.
+/// A library that makes a program slow in one call, and the variables for it: the first `call`, which also makes the
+/// file `once`, takes `ms`.
 pub fn slow(call: &str, ms: u64, once: &Path) -> [(String, String); 4] {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
     let library = LIBRARY.get_or_init(|| {
@@ -65,7 +65,7 @@ pub fn refuse_clone3() -> &'static Path {
     })
 }
 
-/// In the build directory, so that nothing is left elsewhere; test processes do not wait for each other.
+/// Compiles in the build directory, so that nothing is left elsewhere; test processes do not wait for each other.
 ///
 /// # Panics
 /// Without a C compiler.
