@@ -654,6 +654,8 @@ fn steps(fields: &Fields, was: &State, now: i64) {
                 adopt: Some(incarnation.to_owned()),
                 epoch: None,
                 lost: vec![],
+                begun: 0,
+                triggers_lost_before: 0,
                 enabled: true,
                 remembered,
                 instance: InstanceId::new("i1"),

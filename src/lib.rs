@@ -51,6 +51,8 @@ pub mod settle;
 mod text;
 #[cfg(feature = "daemon")]
 mod view;
+#[cfg(all(test, feature = "daemon"))]
+mod world;
 
 // The locks.
 #[cfg(any(feature = "redis", feature = "sqlite"))]

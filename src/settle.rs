@@ -1,12 +1,12 @@
 //! `soloist __settle`: records the outcome of a run whose daemon died, or stopped before it could record it; or
 //! releases the lock of a dead `soloist exec`. The guard executes this process once the command's process tree is gone.
 
-use std::{process::ExitCode, time::Duration};
+use std::{process::ExitCode, sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    clock::Boottime,
+    clock::{Boottime, StoreClock},
     config::{self, StoreUrl},
     early,
     guard::{Ended, HandOver, Moment},
@@ -140,7 +140,7 @@ pub fn main() -> ExitCode {
             .enable_all()
             .build()
             .map_err(|e| format!("cannot start: {e}"))
-            .and_then(|runtime| runtime.block_on(tell(&on_death.store, &settle)));
+            .and_then(|runtime| runtime.block_on(tell(&on_death, &settle)));
         let error = match tried {
             Ok(()) => return ExitCode::SUCCESS,
             Err(error) => error,
@@ -160,8 +160,15 @@ pub fn main() -> ExitCode {
 }
 
 /// Sends one request, on a new connection.
-async fn tell(store: &config::Store, settle: &Settle) -> Result<(), String> {
-    let store = store::open(store).map_err(|e| e.to_string())?;
+async fn tell(on_death: &SettleOnDeath, settle: &Settle) -> Result<(), String> {
+    let store = store::open(&on_death.store).map_err(|e| e.to_string())?;
+    // As the daemon did: while the store's clock is wrong, the next attempt must not be dated by it.
+    if on_death.offset_us != 0 {
+        let (clock, now) = (StoreClock::default(), Boottime::now());
+        let us = on_death.offset_us.saturating_add((now.0 / 1000) as i64);
+        clock.sample(us, now, now);
+        store.believe(Arc::new(clock));
+    }
     let told = store.settle(settle, &Tail::default()).await;
     told.map(drop).map_err(|e| e.to_string())
 }

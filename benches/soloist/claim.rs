@@ -306,6 +306,8 @@ pub fn registration(job: &str, incarnation: &str) -> soloist::logic::claim::Regi
         adopt: Some(incarnation.to_owned()),
         epoch: None,
         lost: vec![],
+        begun: 0,
+        triggers_lost_before: 0,
         enabled: true,
         remembered: Default::default(),
         instance: InstanceId::new("bench"),

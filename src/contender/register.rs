@@ -83,8 +83,8 @@ impl Contender {
             if epoch.incarnation != reply.incarnation {
                 continue;
             }
-            let quarantine = self.state(&job.name, |s| s.quarantine());
-            if quarantine.is_some_and(|q| epoch.adoptable(q, Boottime::now())) {
+            let wait = self.state(&job.name, |s| s.adoptable_in(epoch, Boottime::now()));
+            if wait == Some(Duration::ZERO) {
                 let born = self.born(epoch);
                 let adoption = JobState::adoption(job, ask.clone(), epoch, born, state.as_ref());
                 adopt.push((job.clone(), adoption));

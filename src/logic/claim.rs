@@ -20,6 +20,7 @@ mod state;
 #[cfg(test)]
 mod tests;
 
+use crate::logic::bent::rule;
 use std::ops::ControlFlow;
 
 pub use self::{control::*, epoch::*, message::*, register::*, renew::*, settle::*, state::*};
@@ -71,7 +72,7 @@ pub fn claim(
     };
     let now = now_us.div_euclid(1000);
     know(st, c.known, now);
-    if st.incarnation != incarnation {
+    if rule!(OtherDataGrantsNothing, st.incarnation != incarnation) {
         return Answer::Quarantined;
     }
     let open = st.open.iter().position(|o| match &c.target {
@@ -103,12 +104,14 @@ fn claim_undecided(
     give_up_missed(st, c, at, effects)?;
     apply_early_runs(st, c, at)?;
     apply_pause_and_skip(st, c, at, now, effects)?;
-    if c.overlap != Overlap::Allow {
+    if rule!(OverlapIsLookedAt, c.overlap != Overlap::Allow) {
         apply_overlap(st, c, at, now, effects)?;
     }
     let key = match &c.target {
         Target::Manual { key, .. } => {
-            st.remember_trigger(key, at, now);
+            if rule!(KeysAreRemembered, true) {
+                st.remember_trigger(key, at, now);
+            }
             Some(key.clone())
         }
         Target::Scheduled(_) => None,
@@ -130,11 +133,11 @@ fn due(st: &mut State, c: &Claim, now_us: i64, effects: &mut Effects) -> Checked
     let now = now_us.div_euclid(1000);
     match &c.target {
         Target::Scheduled(at) => {
-            if at.0 <= st.newest {
+            if rule!(DecidedStaysDecided, at.0 <= st.newest) {
                 let last = st.last.clone().filter(|l| l.occurrence == *at);
                 return ControlFlow::Break(Answer::Settled(last));
             }
-            if now_us < at.0 * 1000 {
+            if rule!(NotBeforeItsTime, now_us < at.0 * 1000) {
                 let wait_us = at.0 * 1000 - now_us;
                 return ControlFlow::Break(Answer::Early { wait_us });
             }
@@ -231,7 +234,7 @@ fn apply_pause_and_skip(
     if !c.is_manual()
         && let Some(p) = &st.pause
     {
-        if p.until.is_none_or(|until| now < until) {
+        if rule!(PauseHolds, p.until.is_none_or(|until| now < until)) {
             let reason = p
                 .reason
                 .as_ref()
@@ -249,7 +252,7 @@ fn apply_pause_and_skip(
         let answer = decide(st, c, at, now, Outcome::Skipped, reason, effects);
         return ControlFlow::Break(answer);
     }
-    if now > c.start_by {
+    if rule!(TooLateIsMissed, now > c.start_by) {
         let never_to_start = c.start_by <= NEVER;
         let reason = if never_to_start {
             never(c)
@@ -278,7 +281,7 @@ fn apply_overlap(
     }
     if let Some(e) = st.open.first()
         && e.next_attempt.is_none()
-        && e.is(c.observed.as_ref())
+        && !rule!(LapseNeedsProof, !e.is(c.observed.as_ref()))
     {
         lapse(st, 0, c, now, effects);
     }
@@ -358,11 +361,11 @@ fn claim_open(
         if e.run.id == c.run {
             // Asked again after a lost reply: the claimant counts its trust from this request, so an instance that
             // watches has to begin anew.
-            e.seq = e.seq.saturating_add(1);
+            e.seq += u32::from(rule!(RepeatedGrantIsSeen, e.seq < u32::MAX));
             e.renewed_at = now;
             return Answer::Granted(e.grant());
         }
-        if !st.open[i].is(c.observed.as_ref()) {
+        if rule!(TakeoverNeedsProof, !st.open[i].is(c.observed.as_ref())) {
             return Answer::Running(st.open[i].clone());
         }
         if !lapse(st, i, c, now, effects) {
@@ -377,7 +380,7 @@ fn claim_open(
         return Answer::Running(e.clone());
     };
     // The run whose attempt just ended asks again after a lost reply: it has had its turn.
-    if e.run.id == c.run {
+    if rule!(AttemptHasItsTurnOnce, e.run.id == c.run) {
         return Answer::Settled(None);
     }
     if now < next_attempt.at {
@@ -419,7 +422,10 @@ fn lapse(st: &mut State, i: usize, c: &Claim, now: i64, effects: &mut Effects) -
         .push(e.record(&c.job, Outcome::Unknown, now, LAPSED));
     // A run whose end nobody saw counts as busy until its last renewal, not until it was found dead.
     st.last = Some(last(e, Outcome::Unknown, e.renewed_at));
-    if c.on_crash == OnCrash::Rerun && e.run.attempt < c.max_attempts && e.stop.is_none() {
+    if !rule!(FailMeansOnce, c.on_crash != OnCrash::Rerun)
+        && e.run.attempt < c.max_attempts
+        && e.stop.is_none()
+    {
         e.next_attempt = Some(NextAttempt {
             at: now,
             trigger: Trigger::Takeover,

@@ -237,7 +237,7 @@ pub enum Effect {
 }
 
 /// One claim of one instance.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Contest {
     pub ask: Ask,
     phase: Phase,
@@ -246,7 +246,7 @@ pub struct Contest {
     soon: u32,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 enum Phase {
     /// The store has not answered this contest yet. A claim of an earlier contest may have been granted.
     New,
@@ -553,6 +553,15 @@ impl Contest {
             return Step::Look;
         };
         v.subject.decided(grant.occurrence);
+        let start_by = match grant.trigger {
+            // Also where it is found long after it was granted: its contest does not know how late it may start.
+            Trigger::Schedule => {
+                let within = job.jitter + job.start_within;
+                let last = grant.occurrence.0.saturating_add(within.as_millis() as i64);
+                self.ask.start_by.min(last)
+            }
+            _ => self.ask.start_by,
+        };
         if v.subject.account().begin(&self.ask.target.id(), run) {
             effects.push(Effect::Unwatch(grant.occurrence));
             let attempt = format!("attempt {}", grant.attempt);
@@ -571,9 +580,9 @@ impl Contest {
                     granted_at: info.store_ms,
                 },
                 job,
-                start_by: self.ask.start_by,
+                start_by,
                 // The store grants nothing new after that moment.
-                too_late: grant.attempt == 1 && (passed || info.store_ms > self.ask.start_by),
+                too_late: grant.attempt == 1 && (passed || info.store_ms > start_by),
             })));
         }
         Step::End(Ended::Won(run))

@@ -85,7 +85,7 @@ enum RenewalRequest {
 }
 
 /// The holder's side of one run.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Hold {
     lease: HeldLease,
     /// How long a command whose lease is lost may take to end by itself.

@@ -6,6 +6,7 @@
 //! times are CLOCK_BOOTTIME of the host the run is on. Which processes are in the tree, and how signals reach them, is
 //! not known here.
 
+use crate::logic::bent::rule;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -157,7 +158,7 @@ impl Life {
     /// Time passed.
     pub fn on_time(&mut self, now: Boottime) -> Step {
         let mut step = Step::Nothing;
-        if now >= self.deadline && !self.deadline_passed {
+        if rule!(DeadlineEnds, now >= self.deadline) && !self.deadline_passed {
             self.deadline_passed = true;
             // Counted from the deadline, not from now: after a freeze nothing is left of the kill budget.
             let kill_at = self.deadline + self.grace.min(self.kill_budget / 2);
@@ -191,6 +192,9 @@ impl Life {
     /// The control pipe closed.
     pub fn on_daemon_gone(&mut self, now: Boottime) -> Step {
         let step = self.on_time(now);
+        if !rule!(DaemonsDeathEnds, true) {
+            return step;
+        }
         let kill_at = now + self.grace.min(DAEMON_GONE_GRACE);
         step.max(self.end(now, Some(Cause::DaemonGone), kill_at))
     }
@@ -217,10 +221,11 @@ impl Life {
             self.cause = cause;
         }
         let step = match self.phase {
-            Phase::Starting => {
+            Phase::Starting if rule!(StartIsPartOfTheRun, true) => {
                 self.phase = Phase::Killing;
                 Step::Kill
             }
+            Phase::Starting => Step::Nothing,
             Phase::Running => {
                 self.phase = Phase::Ending { kill_at };
                 Step::Terminate

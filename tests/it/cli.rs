@@ -480,6 +480,8 @@ impl Fleet {
                     adopt: Some(incarnation.to_string()),
                     epoch: None,
                     lost: vec![],
+                    begun: 0,
+                    triggers_lost_before: 0,
                     enabled: true,
                     remembered: Default::default(),
                     instance: InstanceId::new("web-1"),

@@ -170,6 +170,8 @@ fn registration(name: &str, adopt: Option<&str>) -> Register {
         adopt: adopt.map(str::to_owned),
         epoch: None,
         lost: vec![],
+        begun: 0,
+        triggers_lost_before: 0,
         enabled: true,
         remembered: Default::default(),
         instance: InstanceId::new("a"),

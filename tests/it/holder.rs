@@ -220,6 +220,8 @@ impl Node {
             adopt: Some(first.incarnation.to_string()),
             epoch: None,
             lost: vec![],
+            begun: 0,
+            triggers_lost_before: 0,
             enabled: true,
             remembered: Default::default(),
             instance: InstanceId::new("a"),

@@ -514,6 +514,8 @@ async fn register(store: &dyn Store, m: &mut Model) {
         },
         epoch: None,
         lost: m.one_in(2).then(|| m.missed()).into_iter().collect(),
+        begun: 0,
+        triggers_lost_before: 0,
         enabled: !m.one_in(3),
         remembered: m.remembered(),
         instance: m.instance(),

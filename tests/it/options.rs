@@ -142,6 +142,8 @@ async fn register(s: &dyn Store, jobs: &[JobName]) -> i64 {
             adopt: Some(look.incarnation.to_string()),
             epoch: None,
             lost: vec![],
+            begun: 0,
+            triggers_lost_before: 0,
             enabled: true,
             remembered: Default::default(),
             instance: InstanceId::new("a"),

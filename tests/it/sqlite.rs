@@ -80,6 +80,8 @@ async fn register(store: &dyn Store) {
         adopt: Some(incarnation.to_string()),
         epoch: None,
         lost: vec![],
+        begun: 0,
+        triggers_lost_before: 0,
         enabled: true,
         remembered: Default::default(),
         instance: InstanceId::new("a"),

@@ -546,6 +546,8 @@ fn registration(known: i64) -> Register {
         adopt: Some("incarnation".to_owned()),
         epoch: None,
         lost: vec![],
+        begun: 0,
+        triggers_lost_before: 0,
         enabled: true,
         remembered: Remembered::default(),
         instance: InstanceId::new("a"),

@@ -1,6 +1,9 @@
 //! Making a job known to the store, also again after a loss of the store's data.
 
-use super::{Claim, Effects, Missed, OnCrash, Overlap, Pause, State, Target, know, lapse};
+use super::{
+    Claim, Effects, LIBRARY, Missed, OnCrash, Overlap, Pause, Pending, State, Target, know, lapse,
+};
+use crate::logic::bent::rule;
 use crate::model::{InstanceId, JobName, Occurrence, Outcome, RunRecord, Trigger};
 
 /// Makes a job known, learns where it stands, and adopts its state into the present incarnation.
@@ -19,6 +22,11 @@ pub struct Register {
     /// Occurrences planned before the store lost its state, of which nobody knows what became: record as unknown.
     /// Ascending.
     pub lost: Vec<Missed>,
+    /// [`State::begun`] of the state that `lost` is about; 0: of one that was not begun anew.
+    pub begun: i64,
+    /// Triggers that people asked for before this, Unix ms, may have run, and the store has lost that: record them as
+    /// unknown.
+    pub triggers_lost_before: i64,
     /// The job is enabled at the caller.
     pub enabled: bool,
     /// What the caller knows people to have asked for.
@@ -54,7 +62,7 @@ impl Remembered {
     }
     pub(super) fn restore(&self, st: &mut State) {
         if let Some(p) = &self.pause
-            && st.pause.is_none()
+            && rule!(PauseIsToldAgain, st.pause.is_none())
             && p.at > st.resumed
         {
             st.pause = Some(p.clone());
@@ -96,11 +104,19 @@ pub fn register(
         }
         return Registration::Absent;
     };
+    let knows_less = rule!(OthersKnowMore, st.knows_less_than(r));
     know(st, r.known, now);
     r.remembered.restore(st);
+    if st.incarnation == incarnation && knows_less {
+        if !may_adopt || r.begun != st.begun {
+            return Registration::Quarantined;
+        }
+        record_lost(st, r, effects);
+        st.begun = 0;
+    }
     if st.incarnation != incarnation {
         // A holder reclaimed its lease after the range was counted: the range has to be counted anew.
-        if !may_adopt || r.lost.iter().any(|l| st.decided_in(l)) {
+        if rule!(AdoptionWaits, !may_adopt) || r.lost.iter().any(|l| st.decided_in(l)) {
             return Registration::Quarantined;
         }
         adopt(st, r, now, incarnation, effects);
@@ -125,11 +141,18 @@ pub fn register(
 /// The state of a job that the store knows nothing of: a new one, or lost.
 fn new(r: &Register, now: i64, incarnation: &str, effects: &mut Effects) -> State {
     let known = (r.known.0 > 0).then_some(r.known.0.min(now));
+    let begun = match known {
+        None if r.schedule != LIBRARY => now,
+        _ => 0,
+    };
     let mut st = State {
         incarnation: incarnation.to_owned(),
         schedule: r.schedule.clone(),
         definition: r.definition.clone(),
         since: known.unwrap_or(now),
+        begun,
+        // What was due before may have run, and the store has lost that.
+        newest: begun,
         ..State::default()
     };
     forget_lost(&mut st, r, now, effects);
@@ -180,7 +203,27 @@ fn adopt(st: &mut State, r: &Register, now: i64, incarnation: &str, effects: &mu
         }
     }
     forget_lost(st, r, now, effects);
+    lose_triggers(st, r, now, effects);
 }
+
+fn lose_triggers(st: &mut State, r: &Register, now: i64, effects: &mut Effects) {
+    let before = |t: &mut Pending| rule!(LostTriggersDoNotRun, t.at < r.triggers_lost_before);
+    let lost: Vec<Pending> = st.triggers.extract_if(.., before).collect();
+    let mut at = now;
+    for trigger in lost {
+        // An instant of its own, and none at which the job may be planned.
+        at += if at % 1000 == 999 { 2 } else { 1 };
+        st.remember_trigger(&trigger.key, Occurrence(at), now);
+        effects.records.push(RunRecord {
+            instance: Some(r.instance.clone()),
+            host: Some(r.host.clone()),
+            error: Some(TRIGGER_LOST.to_owned()),
+            ..RunRecord::without_run(&r.job, Occurrence(at), Trigger::Manual, Outcome::Unknown)
+        });
+    }
+}
+
+const TRIGGER_LOST: &str = "the store lost its state, and with it whether this trigger has run: trigger the job again if it has not";
 
 fn forget_lost(st: &mut State, r: &Register, now: i64, effects: &mut Effects) {
     know(st, r.known, now);
@@ -189,14 +232,30 @@ fn forget_lost(st: &mut State, r: &Register, now: i64, effects: &mut Effects) {
             continue;
         }
         st.newest = l.last.0;
-        effects.records.push(RunRecord {
-            instance: Some(r.instance.clone()),
-            host: Some(r.host.clone()),
-            error: Some(
-                "the store lost its state, and no record of this occurrence survived".to_owned(),
-            ),
-            count: l.count,
-            ..RunRecord::without_run(&r.job, l.last, Trigger::Schedule, Outcome::Unknown)
-        });
+        effects.records.push(lost(r, l));
+    }
+}
+
+/// Records what was due before the state was begun anew, also if later occurrences are decided already.
+fn record_lost(st: &mut State, r: &Register, effects: &mut Effects) {
+    for l in r
+        .lost
+        .iter()
+        .filter(|l| r.known < l.first && l.last.0 <= st.since)
+    {
+        st.newest = st.newest.max(l.last.0);
+        effects.records.push(lost(r, l));
+    }
+}
+
+fn lost(r: &Register, l: &Missed) -> RunRecord {
+    RunRecord {
+        instance: Some(r.instance.clone()),
+        host: Some(r.host.clone()),
+        error: Some(
+            "the store lost its state, and no record of this occurrence survived".to_owned(),
+        ),
+        count: l.count,
+        ..RunRecord::without_run(&r.job, l.last, Trigger::Schedule, Outcome::Unknown)
     }
 }

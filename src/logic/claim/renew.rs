@@ -1,5 +1,6 @@
 //! A holder renews its lease.
 
+use crate::logic::bent::rule;
 use serde::{Deserialize, Serialize};
 
 use super::{Last, Open, State, Stop};
@@ -43,7 +44,7 @@ pub fn renew(state: &mut Option<State>, r: &Renew, now_us: i64, incarnation: &st
             return Renewal::Renewed(e.stop);
         }
         let ended = |l: &Last| l.run == r.run.id && l.outcome != Outcome::Unknown;
-        if st.incarnation == incarnation || st.last.as_ref().is_some_and(ended) {
+        if rule!(LostIsLost, st.incarnation == incarnation) || st.last.as_ref().is_some_and(ended) {
             return Renewal::Lost;
         }
     }
@@ -58,9 +59,14 @@ pub fn renew(state: &mut Option<State>, r: &Renew, now_us: i64, incarnation: &st
         return Renewal::Lost;
     }
     st.open.retain(|e| e.run.occurrence != r.run.occurrence);
-    st.newest = st.newest.max(r.run.occurrence.0);
+    if rule!(ReclaimDecides, r.run.occurrence.0 > st.newest) {
+        st.newest = r.run.occurrence.0;
+    }
     if let Some(key) = &r.run.key
-        && !st.triggered.iter().any(|t| t.key == *key)
+        && rule!(
+            ReclaimBringsItsKey,
+            !st.triggered.iter().any(|t| t.key == *key)
+        )
     {
         // Otherwise its key would run once more when this run has ended.
         st.remember_trigger(key, r.run.occurrence, now);

@@ -1,5 +1,6 @@
 //! A run has ended.
 
+use crate::logic::bent::rule;
 use serde::{Deserialize, Serialize};
 
 use super::{Effects, Event, NextAttempt, State, last};
@@ -64,7 +65,9 @@ pub fn settle(
         }
         return Settlement::Lost;
     }
-    st.newest = st.newest.max(occurrence.0);
+    if rule!(SettlementDecides, occurrence.0 > st.newest) {
+        st.newest = occurrence.0;
+    }
     let next_attempt = s.next_attempt.map(|a| NextAttempt {
         at: now + a.delay_ms,
         trigger: a.trigger,
@@ -75,7 +78,7 @@ pub fn settle(
         let ended = s.record.finished_at.unwrap_or(now).min(now);
         st.last = Some(last(e, s.record.outcome, ended));
         // Asked to end on purpose: no further attempt.
-        match next_attempt.filter(|_| e.stop.is_none()) {
+        match next_attempt.filter(|_| !rule!(StoppedIsNotRetried, e.stop.is_some())) {
             Some(next_attempt) => {
                 e.next_attempt = Some(next_attempt);
                 effects.events.push(Event::AttemptAwaited {

@@ -1,7 +1,7 @@
 //! Honest instances in random interleavings, in virtual time: they claim, lose replies, renew, watch, crash and
 //! settle; the store restarts, forgets, and goes back to an older state.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use fastrand::Rng;
 
@@ -89,6 +89,8 @@ fn what_ran_early_is_not_recorded_as_lost() {
         adopt: Some("now".to_owned()),
         epoch: None,
         lost: vec![range(1, 9)],
+        begun: 0,
+        triggers_lost_before: 0,
         enabled: true,
         remembered: Remembered::default(),
         instance: InstanceId::new("i"),
@@ -113,6 +115,111 @@ fn what_ran_early_is_not_recorded_as_lost() {
         .collect();
     assert_eq!(all, [(at(3), 3), (at(9), 5)]);
     assert_eq!(state.unwrap().newest, at(9).0);
+}
+
+fn registration(known: i64) -> Register {
+    Register {
+        job: job(),
+        schedule: "every 2 s".to_owned(),
+        definition: String::new(),
+        known: Occurrence(known),
+        adopt: None,
+        epoch: None,
+        lost: vec![],
+        begun: 0,
+        triggers_lost_before: 0,
+        enabled: true,
+        remembered: Remembered::default(),
+        instance: InstanceId::new("i"),
+        host: String::new(),
+        on_crash: OnCrash::Fail,
+        max_attempts: 1,
+    }
+}
+
+/// The store lost all, and an instance that knew nothing of the job registered it first.
+#[test]
+fn what_was_due_before_a_job_was_begun_anew_is_recorded_and_not_run() {
+    let t = 1_800_000_000_000;
+    let (mut state, mut effects) = (None, Effects::default());
+    let new = Register {
+        adopt: Some("now".to_owned()),
+        ..registration(0)
+    };
+    let answer = register(&mut state, &new, t * 1000, "now", &mut effects);
+    assert_eq!(answer, Registration::Ready);
+    // What was due before may have run.
+    assert_eq!(state.as_ref().map(|s| s.newest), Some(t));
+    // Another one knows of older occurrences: it has to say what was due since.
+    let mut ask = registration(t - 9000);
+    let answer = register(&mut state, &ask, t * 1000, "now", &mut effects);
+    assert_eq!(answer, Registration::Quarantined);
+    ask.adopt = Some("now".to_owned());
+    let answer = register(&mut state, &ask, t * 1000, "now", &mut effects);
+    assert_eq!(answer, Registration::Quarantined, "it has not counted them");
+    ask.begun = t;
+    ask.lost = vec![Missed {
+        first: Occurrence(t - 7000),
+        last: Occurrence(t - 1000),
+        count: 4,
+    }];
+    let answer = register(&mut state, &ask, t * 1000, "now", &mut effects);
+    assert_eq!(answer, Registration::Ready);
+    let all = effects.records.iter();
+    let all: Vec<_> = all
+        .map(|r| (r.occurrence.0 - t, r.count, r.outcome))
+        .collect();
+    assert_eq!(all, [(-1000, 4, Outcome::Unknown)]);
+    // Once.
+    let answer = register(
+        &mut state,
+        &registration(t - 9000),
+        t * 1000,
+        "now",
+        &mut effects,
+    );
+    assert_eq!((answer, effects.records.len()), (Registration::Ready, 1));
+}
+
+/// A store that went back to an older copy of its data does not know which triggers have run since.
+#[test]
+fn a_trigger_from_before_a_loss_is_recorded_and_not_run() {
+    let t = 1_800_000_000_000;
+    let pending = |key: &str, at| Pending {
+        key: key.to_owned(),
+        at,
+    };
+    let mut state = Some(State {
+        incarnation: "before".to_owned(),
+        schedule: "every 2 s".to_owned(),
+        triggers: vec![
+            pending("old", t - 5000),
+            pending("older", t - 6000),
+            pending("new", t + 1),
+        ],
+        ..State::default()
+    });
+    let ask = Register {
+        adopt: Some("now".to_owned()),
+        triggers_lost_before: t,
+        ..registration(0)
+    };
+    let mut effects = Effects::default();
+    let answer = register(&mut state, &ask, (t + 999) * 1000, "now", &mut effects);
+    assert_eq!(answer, Registration::Ready);
+    let st = state.expect("a state");
+    assert_eq!(st.triggers, [pending("new", t + 1)]);
+    let keys: Vec<&str> = st.triggered.iter().map(|t| t.key.as_str()).collect();
+    assert_eq!(keys, ["old", "older"]);
+    let at: BTreeSet<i64> = effects.records.iter().map(|r| r.occurrence.0).collect();
+    assert_eq!(at.len(), 2, "{at:?}");
+    assert!(
+        effects
+            .records
+            .iter()
+            .all(|r| r.outcome == Outcome::Unknown)
+    );
+    assert!(at.iter().all(|at| at % 1000 != 0), "{at:?}");
 }
 
 #[test]
@@ -470,6 +577,8 @@ impl World {
                 last,
                 count: 1,
             }],
+            begun: 0,
+            triggers_lost_before: 0,
             enabled: true,
             remembered: Remembered::default(),
             instance: InstanceId::new(&format!("i{i}")),

@@ -1,5 +1,6 @@
 //! The store's epoch, as one instance knows it: the time from one start of the server, or loss of its data, to the next.
 
+use crate::logic::bent::rule;
 use std::{sync::Arc, time::Duration};
 
 use crate::model::Boottime;
@@ -21,13 +22,10 @@ pub struct Epoch {
 }
 
 impl Epoch {
-    /// True: every lease from before this epoch has been reclaimed or is over, if none needs longer than `quarantine`
-    /// to end.
-    pub fn adoptable(&self, quarantine: Duration, now: Boottime) -> bool {
-        self.adoptable_in(quarantine, now).is_zero()
-    }
-    pub(super) fn adoptable_in(&self, quarantine: Duration, now: Boottime) -> Duration {
-        match self.open {
+    /// How long until the state of a job from before this epoch may be adopted: every lease from before it has been
+    /// reclaimed or is over, if none needs longer than `quarantine` to end.
+    pub fn adoptable_in(&self, quarantine: Duration, now: Boottime) -> Duration {
+        match !rule!(QuarantineIsWaitedOut, !self.open) {
             true => Duration::ZERO,
             false => (self.first_seen + quarantine).since(now),
         }
@@ -94,7 +92,10 @@ impl EpochWatch {
     /// quarantine, its own (`needed`) and the longest that the fleet told the store.
     pub fn vouched(&self, needed: Duration, now: Boottime) -> Option<(Arc<str>, Arc<str>)> {
         let epoch = self.0.as_ref()?;
-        let seen_long_enough = now.since(epoch.first_seen) >= needed.max(epoch.quarantine);
+        let seen_long_enough = !rule!(
+            VouchedAfterQuarantine,
+            now.since(epoch.first_seen) < needed.max(epoch.quarantine)
+        );
         (!epoch.open && seen_long_enough).then(|| (epoch.incarnation.clone(), epoch.id.clone()))
     }
 }

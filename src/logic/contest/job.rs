@@ -1,5 +1,6 @@
 //! One job, as one instance knows it.
 
+use crate::logic::bent::rule;
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     sync::Arc,
@@ -39,7 +40,7 @@ const ENDED_KEPT: usize = 4;
 const OVERDUE_KEPT: usize = 100;
 
 /// What this instance has asked the store for, and what runs here. Outlives the job's place in the configuration.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub struct Account {
     /// The run ids of claims that were sent and have no answer that ends them. A claim that is sent again has the same
     /// run id.
@@ -166,7 +167,7 @@ impl Standing {
 }
 
 /// A trouble that is reported once until it is over, and noted once for each occurrence.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub(super) struct Noted(Option<Box<TargetId>>);
 
 impl Noted {
@@ -225,7 +226,7 @@ pub enum Next {
 }
 
 /// One job, as one instance knows it. Times of day are Unix ms of the store's clock.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct JobState {
     pub definition: Arc<Job>,
     pub account: Account,
@@ -293,6 +294,10 @@ impl JobState {
     }
     pub fn quarantine(&self) -> Duration {
         self.quarantine
+    }
+    /// What people asked of it, as far as this instance knows.
+    pub fn remembered(&self) -> Remembered {
+        self.remembered.as_deref().cloned().unwrap_or_default()
     }
     pub fn jitter(&self) -> Duration {
         self.jitter
@@ -459,10 +464,14 @@ impl JobState {
             RegisterWhen::Now => Duration::ZERO,
             RegisterWhen::Refused(at) => (*at + REFUSED_AGAIN).since(now),
             RegisterWhen::QuarantineIsOver(of) if **of == EpochName::of(epoch) => {
-                epoch.adoptable_in(self.quarantine, now)
+                self.adoptable_in(epoch, now)
             }
             RegisterWhen::QuarantineIsOver(_) => Duration::ZERO,
         })
+    }
+    /// How long until this instance may have the store adopt the job's state in `epoch`.
+    pub fn adoptable_in(&self, epoch: &Epoch, now: Boottime) -> Duration {
+        epoch.adoptable_in(self.quarantine, now)
     }
     /// The store says to wait until the quarantine of `epoch` is over.
     pub fn register_after_quarantine(&mut self, epoch: &Epoch) {
@@ -487,8 +496,10 @@ impl JobState {
             adopt: None,
             epoch: None,
             lost: vec![],
+            begun: 0,
+            triggers_lost_before: 0,
             enabled: job.enabled,
-            remembered: self.remembered.as_deref().cloned().unwrap_or_default(),
+            remembered: self.remembered(),
             instance: me.instance.clone(),
             host: me.host.clone(),
             on_crash: match job.on_state_loss {
@@ -510,7 +521,18 @@ impl JobState {
     ) -> Register {
         ask.adopt = Some(epoch.incarnation.to_string());
         ask.epoch = Some(epoch.id.to_string());
-        let newest = state.map_or(0, |s| s.newest.max(s.since)).max(ask.known.0);
+        if definition.on_state_loss == OnStateLoss::Skip {
+            ask.triggers_lost_before = born;
+        }
+        let (newest, born) = match state {
+            // Nobody knows what became of those that were due before the state was begun anew.
+            Some(s) if s.knows_less_than(&ask) => {
+                ask.begun = s.begun;
+                (ask.known.0, born.max(s.since))
+            }
+            Some(s) => (s.newest.max(s.since).max(ask.known.0), born),
+            None => (ask.known.0, born),
+        };
         let early = state.map_or([].as_slice(), |s| &s.early);
         let lost = lost_between(definition, newest, born);
         ask.lost = lost.map_or(vec![], |l| {
@@ -639,7 +661,11 @@ impl JobState {
 
     /// True: the store knows the job, and a claim for `ask` jumps over no due occurrence.
     pub(super) fn may_claim(&self, ask: &Ask) -> bool {
-        self.may_be_claimed() && !self.queue.jumped(self.newest, &ask.target, &ask.missed)
+        self.may_be_claimed()
+            && !rule!(
+                NothingIsJumpedOver,
+                self.queue.jumped(self.newest, &ask.target, &ask.missed)
+            )
     }
 
     /// An occurrence is due. False: it is decided.

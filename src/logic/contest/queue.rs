@@ -51,7 +51,7 @@ pub struct Unfolded {
     turn: u32,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub(super) struct Queue {
     due: VecDeque<Due>,
     /// Ascending. Occurrences before the first segment are in `due`, and go first.

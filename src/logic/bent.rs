@@ -1,0 +1,112 @@
+//! Rules that a test can take out, one at a time, to see that the model misses them. Outside of tests none is ever out.
+
+/// `rule!(Name, condition)`: the condition, and false while the rule is taken out.
+#[cfg(test)]
+macro_rules! rule {
+    ($rule:ident, $condition:expr) => {
+        !crate::logic::bent::is_out(crate::logic::bent::Rule::$rule) && $condition
+    };
+}
+#[cfg(not(test))]
+macro_rules! rule {
+    ($rule:ident, $condition:expr) => {
+        $condition
+    };
+}
+pub(crate) use rule;
+
+#[cfg(test)]
+pub(crate) use self::switch::*;
+
+#[cfg(test)]
+mod switch {
+    use std::cell::Cell;
+
+    /// Each is one condition of the program, at the place of the same name.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+    pub(crate) enum Rule {
+        DecidedStaysDecided,
+        NotBeforeItsTime,
+        KeysAreRemembered,
+        PauseHolds,
+        OverlapIsLookedAt,
+        LapseNeedsProof,
+        TakeoverNeedsProof,
+        OtherDataGrantsNothing,
+        AttemptHasItsTurnOnce,
+        RepeatedGrantIsSeen,
+        FailMeansOnce,
+        TooLateIsMissed,
+        LostIsLost,
+        ReclaimDecides,
+        ReclaimBringsItsKey,
+        SettlementDecides,
+        StoppedIsNotRetried,
+        AdoptionWaits,
+        LostTriggersDoNotRun,
+        OthersKnowMore,
+        PauseIsToldAgain,
+        NothingIsJumpedOver,
+        QuarantineIsWaitedOut,
+        VouchedAfterQuarantine,
+        JumpsAreDoubted,
+        StoreDecidesNothingInDoubt,
+        LeaseLapsesAtItsEnd,
+        ChangeBeginsAnew,
+        DeadlineEnds,
+        DaemonsDeathEnds,
+        StartIsPartOfTheRun,
+    }
+
+    impl Rule {
+        pub(crate) const ALL: &[Self] = &[
+            Self::DecidedStaysDecided,
+            Self::NotBeforeItsTime,
+            Self::KeysAreRemembered,
+            Self::PauseHolds,
+            Self::OverlapIsLookedAt,
+            Self::LapseNeedsProof,
+            Self::TakeoverNeedsProof,
+            Self::OtherDataGrantsNothing,
+            Self::AttemptHasItsTurnOnce,
+            Self::RepeatedGrantIsSeen,
+            Self::FailMeansOnce,
+            Self::TooLateIsMissed,
+            Self::LostIsLost,
+            Self::ReclaimDecides,
+            Self::ReclaimBringsItsKey,
+            Self::SettlementDecides,
+            Self::StoppedIsNotRetried,
+            Self::AdoptionWaits,
+            Self::LostTriggersDoNotRun,
+            Self::OthersKnowMore,
+            Self::PauseIsToldAgain,
+            Self::NothingIsJumpedOver,
+            Self::QuarantineIsWaitedOut,
+            Self::VouchedAfterQuarantine,
+            Self::JumpsAreDoubted,
+            Self::StoreDecidesNothingInDoubt,
+            Self::LeaseLapsesAtItsEnd,
+            Self::ChangeBeginsAnew,
+            Self::DeadlineEnds,
+            Self::DaemonsDeathEnds,
+            Self::StartIsPartOfTheRun,
+        ];
+    }
+
+    thread_local! {
+        static OUT: Cell<Option<Rule>> = const { Cell::new(None) };
+    }
+
+    pub(crate) fn is_out(rule: Rule) -> bool {
+        OUT.get() == Some(rule)
+    }
+
+    /// `f`, while `rule` is taken out on this thread.
+    pub(crate) fn while_out<T>(rule: Option<Rule>, f: impl FnOnce() -> T) -> T {
+        let before = OUT.replace(rule);
+        let result = f();
+        OUT.set(before);
+        result
+    }
+}
