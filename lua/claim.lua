@@ -95,7 +95,9 @@ local function claim_open(c, open, i, extra, pause)
     if not another then return { 'recorded', 'unknown', LAPSED } end
   end
   if e.run == c.run then return { 'settled', '' } end
-  if now < e.next_attempt.at then return { 'later', int(e.next_attempt.at - now) } end
+  -- A takeover is due at once. Its time was taken from a clock that may have been wrong.
+  local left = e.next_attempt.trigger == 'takeover' and 0 or e.next_attempt.at - now
+  if left > 0 then return { 'later', int(left) } end
   pause = paused(pause)
   if pause then return { 'later', int(pause) } end
   local attempt, trigger = e.attempt + 1, e.next_attempt.trigger

@@ -654,6 +654,7 @@ fn steps(fields: &Fields, was: &State, now: i64) {
                 adopt: Some(incarnation.to_owned()),
                 epoch: None,
                 lost: vec![],
+                counted_from: i64::MAX,
                 begun: 0,
                 triggers_lost_before: 0,
                 enabled: true,

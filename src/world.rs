@@ -264,11 +264,12 @@ impl World {
     }
 
     fn say(&mut self, line: impl FnOnce(&Self) -> String) {
-        if self.story.is_some() {
-            let at = Duration::from_nanos(self.now.0 - BEGIN.0).as_secs_f64();
-            let line = format!("{at:7.2} s  {}", line(self));
-            self.story.as_mut().expect("it is there").push(line);
-        }
+        let Some(mut story) = self.story.take() else {
+            return;
+        };
+        let at = Duration::from_nanos(self.now.0 - BEGIN.0).as_secs_f64();
+        story.push(format!("{at:7.2} s  {}", line(self)));
+        self.story = Some(story);
     }
 
     fn breaks(&mut self, promise: &str, how: &str) {
@@ -407,7 +408,7 @@ impl World {
         let (now, command) = (self.now, &mut self.commands[c]);
         let run = command.run.id;
         match command.state {
-            CommandState::Gone(..) => return self.guard_settles(c),
+            CommandState::Gone(..) => self.guard_settles(c),
             CommandState::Starting => {
                 let step = command.life.on_time(now);
                 self.step(run, step)

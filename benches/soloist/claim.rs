@@ -306,6 +306,7 @@ pub fn registration(job: &str, incarnation: &str) -> soloist::logic::claim::Regi
         adopt: Some(incarnation.to_owned()),
         epoch: None,
         lost: vec![],
+        counted_from: i64::MAX,
         begun: 0,
         triggers_lost_before: 0,
         enabled: true,

@@ -470,6 +470,7 @@ impl Elector {
             // If the data is lost between that look and this step, nothing is adopted.
             epoch: Some(fleet.value.id.to_string()),
             lost: vec![],
+            counted_from: i64::MAX,
             begun: 0,
             triggers_lost_before: 0,
             enabled: true,

@@ -14,7 +14,7 @@
 //! by more than [`SLACK`] is in doubt until the witnesses agree with it or it comes back. While it is in doubt the
 //! instance goes by the monotonic time, claims nothing, and says so.
 
-use crate::logic::bent::rule;
+use crate::logic::bent::{may, rule};
 use std::time::Duration;
 
 use crate::model::Boottime;
@@ -176,9 +176,9 @@ impl Belief {
                 None => Sampled::Even,
             };
         };
-        if !rule!(
+        if may!(
             JumpsAreDoubted,
-            apart.saturating_abs() > SLACK.as_micros() as i64
+            apart.saturating_abs() <= SLACK.as_micros() as i64
         ) {
             *known = new;
             return match self.doubt.take() {

@@ -1,10 +1,10 @@
 //! Rules that a test can take out, one at a time, to see that the model misses them. Outside of tests none is ever out.
 
-/// `rule!(Name, condition)`: the condition, and false while the rule is taken out.
+/// `rule!(Name, condition)`: the condition, and false while the rule is taken out. For what a rule forbids.
 #[cfg(test)]
 macro_rules! rule {
     ($rule:ident, $condition:expr) => {
-        !crate::logic::bent::is_out(crate::logic::bent::Rule::$rule) && $condition
+        (!crate::logic::bent::is_out(crate::logic::bent::Rule::$rule) && $condition)
     };
 }
 #[cfg(not(test))]
@@ -13,7 +13,21 @@ macro_rules! rule {
         $condition
     };
 }
-pub(crate) use rule;
+
+/// `may!(Name, condition)`: the condition, and true while the rule is taken out. For what a rule allows.
+#[cfg(test)]
+macro_rules! may {
+    ($rule:ident, $condition:expr) => {
+        (crate::logic::bent::is_out(crate::logic::bent::Rule::$rule) || $condition)
+    };
+}
+#[cfg(not(test))]
+macro_rules! may {
+    ($rule:ident, $condition:expr) => {
+        $condition
+    };
+}
+pub(crate) use {may, rule};
 
 #[cfg(test)]
 pub(crate) use self::switch::*;
@@ -43,6 +57,7 @@ mod switch {
         SettlementDecides,
         StoppedIsNotRetried,
         AdoptionWaits,
+        LostIsCountedAnew,
         LostTriggersDoNotRun,
         OthersKnowMore,
         PauseIsToldAgain,
@@ -55,7 +70,6 @@ mod switch {
         ChangeBeginsAnew,
         DeadlineEnds,
         DaemonsDeathEnds,
-        StartIsPartOfTheRun,
     }
 
     impl Rule {
@@ -78,6 +92,7 @@ mod switch {
             Self::SettlementDecides,
             Self::StoppedIsNotRetried,
             Self::AdoptionWaits,
+            Self::LostIsCountedAnew,
             Self::LostTriggersDoNotRun,
             Self::OthersKnowMore,
             Self::PauseIsToldAgain,
@@ -90,7 +105,6 @@ mod switch {
             Self::ChangeBeginsAnew,
             Self::DeadlineEnds,
             Self::DaemonsDeathEnds,
-            Self::StartIsPartOfTheRun,
         ];
     }
 

@@ -20,7 +20,7 @@ mod state;
 #[cfg(test)]
 mod tests;
 
-use crate::logic::bent::rule;
+use crate::logic::bent::{may, rule};
 use std::ops::ControlFlow;
 
 pub use self::{control::*, epoch::*, message::*, register::*, renew::*, settle::*, state::*};
@@ -109,7 +109,7 @@ fn claim_undecided(
     }
     let key = match &c.target {
         Target::Manual { key, .. } => {
-            if rule!(KeysAreRemembered, true) {
+            if rule!(KeysAreRemembered, !key.is_empty()) {
                 st.remember_trigger(key, at, now);
             }
             Some(key.clone())
@@ -281,7 +281,7 @@ fn apply_overlap(
     }
     if let Some(e) = st.open.first()
         && e.next_attempt.is_none()
-        && !rule!(LapseNeedsProof, !e.is(c.observed.as_ref()))
+        && may!(LapseNeedsProof, e.is(c.observed.as_ref()))
     {
         lapse(st, 0, c, now, effects);
     }
@@ -383,7 +383,8 @@ fn claim_open(
     if rule!(AttemptHasItsTurnOnce, e.run.id == c.run) {
         return Answer::Settled(None);
     }
-    if now < next_attempt.at {
+    // A takeover is due at once. Its time was taken from a clock that may have been wrong.
+    if next_attempt.trigger != Trigger::Takeover && now < next_attempt.at {
         return Answer::Later {
             wait_ms: next_attempt.at - now,
         };
@@ -422,7 +423,7 @@ fn lapse(st: &mut State, i: usize, c: &Claim, now: i64, effects: &mut Effects) -
         .push(e.record(&c.job, Outcome::Unknown, now, LAPSED));
     // A run whose end nobody saw counts as busy until its last renewal, not until it was found dead.
     st.last = Some(last(e, Outcome::Unknown, e.renewed_at));
-    if !rule!(FailMeansOnce, c.on_crash != OnCrash::Rerun)
+    if may!(FailMeansOnce, c.on_crash == OnCrash::Rerun)
         && e.run.attempt < c.max_attempts
         && e.stop.is_none()
     {

@@ -1,7 +1,7 @@
 //! What an instance knows of a lease that another holds: when it has lapsed, and how long a quarantine has to last for
 //! it. The one rule for both watchers, the daemon's `Contender` and the library's `Elector`.
 
-use crate::logic::bent::rule;
+use crate::logic::bent::{may, rule};
 use std::time::Duration;
 
 use super::claim::{Observed, Open};
@@ -57,7 +57,7 @@ impl ObservedLease {
 
     /// The proof, once it has lapsed. An entry that nobody holds, because its next attempt is awaited, does not lapse.
     pub fn lapsed(&self, now: Boottime) -> Option<&Observed> {
-        (self.held && !rule!(LeaseLapsesAtItsEnd, now < self.expiry())).then_some(&self.observed)
+        (self.held && may!(LeaseLapsesAtItsEnd, now >= self.expiry())).then_some(&self.observed)
     }
 }
 
@@ -118,7 +118,7 @@ impl WatchedLease {
     /// The proof that the lease has lapsed, once this instance has observed that.
     pub fn lapsed(&self, now: Boottime) -> Option<&Observed> {
         let seen = self.seen.lapsed(now)?;
-        (!rule!(LeaseLapsesAtItsEnd, now < self.expiry()) && !self.overslept(now)).then_some(seen)
+        (may!(LeaseLapsesAtItsEnd, now >= self.expiry()) && !self.overslept(now)).then_some(seen)
     }
 }
 

@@ -220,7 +220,6 @@ fn the_promises_hold_whatever_happens() {
     println!("{worlds} worlds in {:?}", begun.elapsed());
     // What these worlds are for does happen in them.
     let all = [
-        "behind",
         "believed again",
         "blocked",
         "cancelled",
@@ -229,7 +228,6 @@ fn the_promises_hold_whatever_happens() {
         "doubt",
         "drained before the answer",
         "granted too late",
-        "granted, not started",
         "killed",
         "lease lost",
         "lost",

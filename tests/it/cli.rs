@@ -480,6 +480,7 @@ impl Fleet {
                     adopt: Some(incarnation.to_string()),
                     epoch: None,
                     lost: vec![],
+                    counted_from: i64::MAX,
                     begun: 0,
                     triggers_lost_before: 0,
                     enabled: true,

@@ -170,6 +170,7 @@ fn registration(name: &str, adopt: Option<&str>) -> Register {
         adopt: adopt.map(str::to_owned),
         epoch: None,
         lost: vec![],
+        counted_from: i64::MAX,
         begun: 0,
         triggers_lost_before: 0,
         enabled: true,

@@ -220,6 +220,7 @@ impl Node {
             adopt: Some(first.incarnation.to_string()),
             epoch: None,
             lost: vec![],
+            counted_from: i64::MAX,
             begun: 0,
             triggers_lost_before: 0,
             enabled: true,

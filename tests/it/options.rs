@@ -142,6 +142,7 @@ async fn register(s: &dyn Store, jobs: &[JobName]) -> i64 {
             adopt: Some(look.incarnation.to_string()),
             epoch: None,
             lost: vec![],
+            counted_from: i64::MAX,
             begun: 0,
             triggers_lost_before: 0,
             enabled: true,

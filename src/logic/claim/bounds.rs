@@ -546,6 +546,7 @@ fn registration(known: i64) -> Register {
         adopt: Some("incarnation".to_owned()),
         epoch: None,
         lost: vec![],
+        counted_from: i64::MAX,
         begun: 0,
         triggers_lost_before: 0,
         enabled: true,

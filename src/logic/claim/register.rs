@@ -22,6 +22,9 @@ pub struct Register {
     /// Occurrences planned before the store lost its state, of which nobody knows what became: record as unknown.
     /// Ascending.
     pub lost: Vec<Missed>,
+    /// `lost` was counted from this occurrence on; 0: nothing was known of any. If a holder has put back a later one
+    /// meanwhile, it has to be counted anew.
+    pub counted_from: i64,
     /// [`State::begun`] of the state that `lost` is about; 0: of one that was not begun anew.
     pub begun: i64,
     /// Triggers that people asked for before this, Unix ms, may have run, and the store has lost that: record them as
@@ -115,8 +118,10 @@ pub fn register(
         st.begun = 0;
     }
     if st.incarnation != incarnation {
-        // A holder reclaimed its lease after the range was counted: the range has to be counted anew.
-        if rule!(AdoptionWaits, !may_adopt) || r.lost.iter().any(|l| st.decided_in(l)) {
+        // A holder reclaimed its lease, or settled, after the range was counted: the range has to be counted anew.
+        let others = st.newest.max(st.since) > r.counted_from;
+        let others = rule!(LostIsCountedAnew, others) || r.lost.iter().any(|l| st.decided_in(l));
+        if rule!(AdoptionWaits, !may_adopt) || others {
             return Registration::Quarantined;
         }
         adopt(st, r, now, incarnation, effects);
@@ -204,6 +209,10 @@ fn adopt(st: &mut State, r: &Register, now: i64, incarnation: &str, effects: &mu
     }
     forget_lost(st, r, now, effects);
     lose_triggers(st, r, now, effects);
+    if st.newest == 0 && r.schedule != LIBRARY {
+        // As in `new`: there was no more than a pause.
+        (st.newest, st.begun, st.since) = (now, now, now);
+    }
 }
 
 fn lose_triggers(st: &mut State, r: &Register, now: i64, effects: &mut Effects) {

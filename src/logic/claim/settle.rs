@@ -1,6 +1,6 @@
 //! A run has ended.
 
-use crate::logic::bent::rule;
+use crate::logic::bent::{may, rule};
 use serde::{Deserialize, Serialize};
 
 use super::{Effects, Event, NextAttempt, State, last};
@@ -78,7 +78,7 @@ pub fn settle(
         let ended = s.record.finished_at.unwrap_or(now).min(now);
         st.last = Some(last(e, s.record.outcome, ended));
         // Asked to end on purpose: no further attempt.
-        match next_attempt.filter(|_| !rule!(StoppedIsNotRetried, e.stop.is_some())) {
+        match next_attempt.filter(|_| may!(StoppedIsNotRetried, e.stop.is_none())) {
             Some(next_attempt) => {
                 e.next_attempt = Some(next_attempt);
                 effects.events.push(Event::AttemptAwaited {

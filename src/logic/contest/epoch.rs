@@ -1,6 +1,6 @@
 //! The store's epoch, as one instance knows it: the time from one start of the server, or loss of its data, to the next.
 
-use crate::logic::bent::rule;
+use crate::logic::bent::may;
 use std::{sync::Arc, time::Duration};
 
 use crate::model::Boottime;
@@ -25,7 +25,7 @@ impl Epoch {
     /// How long until the state of a job from before this epoch may be adopted: every lease from before it has been
     /// reclaimed or is over, if none needs longer than `quarantine` to end.
     pub fn adoptable_in(&self, quarantine: Duration, now: Boottime) -> Duration {
-        match !rule!(QuarantineIsWaitedOut, !self.open) {
+        match may!(QuarantineIsWaitedOut, self.open) {
             true => Duration::ZERO,
             false => (self.first_seen + quarantine).since(now),
         }
@@ -92,9 +92,9 @@ impl EpochWatch {
     /// quarantine, its own (`needed`) and the longest that the fleet told the store.
     pub fn vouched(&self, needed: Duration, now: Boottime) -> Option<(Arc<str>, Arc<str>)> {
         let epoch = self.0.as_ref()?;
-        let seen_long_enough = !rule!(
+        let seen_long_enough = may!(
             VouchedAfterQuarantine,
-            now.since(epoch.first_seen) < needed.max(epoch.quarantine)
+            now.since(epoch.first_seen) >= needed.max(epoch.quarantine)
         );
         (!epoch.open && seen_long_enough).then(|| (epoch.incarnation.clone(), epoch.id.clone()))
     }

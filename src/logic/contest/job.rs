@@ -1,6 +1,6 @@
 //! One job, as one instance knows it.
 
-use crate::logic::bent::rule;
+use crate::logic::bent::may;
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     sync::Arc,
@@ -496,6 +496,7 @@ impl JobState {
             adopt: None,
             epoch: None,
             lost: vec![],
+            counted_from: 0,
             begun: 0,
             triggers_lost_before: 0,
             enabled: job.enabled,
@@ -533,6 +534,7 @@ impl JobState {
             Some(s) => (s.newest.max(s.since).max(ask.known.0), born),
             None => (ask.known.0, born),
         };
+        ask.counted_from = newest;
         let early = state.map_or([].as_slice(), |s| &s.early);
         let lost = lost_between(definition, newest, born);
         ask.lost = lost.map_or(vec![], |l| {
@@ -662,9 +664,9 @@ impl JobState {
     /// True: the store knows the job, and a claim for `ask` jumps over no due occurrence.
     pub(super) fn may_claim(&self, ask: &Ask) -> bool {
         self.may_be_claimed()
-            && !rule!(
+            && may!(
                 NothingIsJumpedOver,
-                self.queue.jumped(self.newest, &ask.target, &ask.missed)
+                !self.queue.jumped(self.newest, &ask.target, &ask.missed)
             )
     }
 
