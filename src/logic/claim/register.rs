@@ -156,8 +156,6 @@ fn new(r: &Register, now: i64, incarnation: &str, effects: &mut Effects) -> Stat
         definition: r.definition.clone(),
         since: known.unwrap_or(now),
         begun,
-        // What was due before may have run, and the store has lost that.
-        newest: begun,
         ..State::default()
     };
     forget_lost(&mut st, r, now, effects);
@@ -211,7 +209,7 @@ fn adopt(st: &mut State, r: &Register, now: i64, incarnation: &str, effects: &mu
     lose_triggers(st, r, now, effects);
     if st.newest == 0 && r.schedule != LIBRARY {
         // As in `new`: there was no more than a pause.
-        (st.newest, st.begun, st.since) = (now, now, now);
+        (st.begun, st.since) = (now, now);
     }
 }
 
