@@ -152,13 +152,8 @@ local function decide(c, extra, at, triggers, outcome, reason)
   return not_started(c, extra, at, triggers, outcome, reason)
 end
 
--- The job was begun anew by an instance that knew nothing of it, and the claimant knows of older occurrences: the data
--- was lost in between, and the claimant has not noticed.
-local function is_stale(known, begun) return begun and known > 0 and known < tonumber(begun) end
-
 local function claim(c)
-  local st = redis.call('HMGET', c.state, 'incarnation', 'newest', 'open', 'last_to', 'pause', 'skip', 'early', 'off',
-    'begun')
+  local st = redis.call('HMGET', c.state, 'incarnation', 'newest', 'open', 'last_to', 'pause', 'skip', 'early', 'off')
   if not st[1] then return { 'absent' } end
   local newest, open_json = tonumber(st[2] or '0'), st[3]
   -- If `known` is further in the future than a server's clock may be behind, ignore it: the claimant learned it from a
@@ -167,7 +162,7 @@ local function claim(c)
     newest = c.known
     redis.call('HSET', c.state, 'newest', int(newest))
   end
-  if st[1] ~= incarnation or is_stale(c.known, st[9]) then return { 'quarantined' } end
+  if st[1] ~= incarnation then return { 'quarantined' } end
 
   local extra = c.extra == '' and NOTHING or cjson.decode(c.extra)
   local at, manual, open = c.at, c.at == nil, NOTHING
@@ -328,11 +323,10 @@ end
 -- these two without decoding anything, with 1 or with the JSON of the open entry; nil: the claim is neither.
 local function quick(state, a)
   if ARGV[a + 9] ~= '' then return end
-  local st = redis.call('HMGET', state, 'incarnation', 'newest', 'open', 'last_to', 'pause', 'skip', 'early', 'off',
-    'begun')
+  local st = redis.call('HMGET', state, 'incarnation', 'newest', 'open', 'last_to', 'pause', 'skip', 'early', 'off')
   local at_text, open = ARGV[a + 2], st[3]
-  local at, newest, known = tonumber(at_text), tonumber(st[2] or '0'), tonumber(ARGV[a + 3])
-  if st[1] ~= incarnation or known > newest or is_stale(known, st[9]) then return end
+  local at, newest = tonumber(at_text), tonumber(st[2] or '0')
+  if st[1] ~= incarnation or tonumber(ARGV[a + 3]) > newest then return end
   if open then
     -- Checks that exactly one entry is open, that it is for the claimed occurrence, and that another run holds it. No
     -- part of a JSON string looks like a member, because quotes inside a string are escaped.

@@ -655,7 +655,6 @@ fn steps(fields: &Fields, was: &State, now: i64) {
                 epoch: None,
                 lost: vec![],
                 counted_from: i64::MAX,
-                begun: 0,
                 triggers_lost_before: 0,
                 enabled: true,
                 remembered,

@@ -3,8 +3,8 @@
 //! # The locks
 //!
 //! [`lock`] is for programs that embed soloist: what two processes must not do at once. A [`LockClient`] takes locks in
-//! Redis (feature `redis`; `tls` for `rediss://`) or in a SQLite file (feature `sqlite`). A program that wants no more than this leaves the
-//! daemon out:
+//! Redis (feature `redis`; `tls` for `rediss://`) or in a SQLite file (feature `sqlite`). A program that wants no more
+//! than this leaves the daemon out:
 //!
 //! ```toml
 //! soloist = { version = "0.1", default-features = false, features = ["redis"] }

@@ -307,7 +307,6 @@ pub fn registration(job: &str, incarnation: &str) -> soloist::logic::claim::Regi
         epoch: None,
         lost: vec![],
         counted_from: i64::MAX,
-        begun: 0,
         triggers_lost_before: 0,
         enabled: true,
         remembered: Default::default(),

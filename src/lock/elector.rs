@@ -415,6 +415,7 @@ impl Elector {
     }
 
     /// Registers the job in the store's present incarnation, or returns how long that has to wait.
+    // Long: it fills in a whole registration.
     async fn adopt(&self) -> Result<Option<Duration>, store::Error> {
         let known = self.memory().quarantine;
         let beat = Beat {
@@ -471,7 +472,6 @@ impl Elector {
             epoch: Some(fleet.value.id.to_string()),
             lost: vec![],
             counted_from: i64::MAX,
-            begun: 0,
             triggers_lost_before: 0,
             enabled: true,
             remembered: Default::default(),

@@ -72,11 +72,7 @@ pub fn claim(
     };
     let now = now_us.div_euclid(1000);
     know(st, c.known, now);
-    // The job was begun anew by an instance that knew nothing of it, and the claimant knows of older occurrences: the
-    // data was lost in between, and the claimant has not noticed.
-    let stale = c.known.0 > 0 && c.known.0 < st.begun;
-    if rule!(OtherDataGrantsNothing, st.incarnation != incarnation) || rule!(OthersKnowMore, stale)
-    {
+    if rule!(OtherDataGrantsNothing, st.incarnation != incarnation) {
         return Answer::Quarantined;
     }
     let open = st.open.iter().position(|o| match &c.target {

@@ -73,8 +73,8 @@ impl World {
         truth.clock_wrong_for_long |= long;
     }
 
-    /// After a loss of all data nothing is promised of what comes due until each instance that lives has found the loss:
-    /// one that knows nothing of a job may begin it anew before.
+    /// After a loss of all data nothing is promised of what comes due until each instance that lives has found the
+    /// loss: one that knows nothing of a job may begin it anew before.
     pub(super) fn judge_the_memory(&mut self) {
         let ms = self.ms().max(self.store_us() / 1000);
         let epoch = self.server.data.epoch.as_ref().map(|e| e.id.clone());
@@ -102,6 +102,14 @@ impl World {
         self.truth.starts = starts.into_iter().filter(kept).collect();
     }
 
+    /// An instance that knows nothing of a job begins it anew in a store that has lost it: nobody is promised anything
+    /// of what ran before (docs/faults.md). What still runs must not be overlapped all the same.
+    pub(super) fn begun_anew(&mut self, job: &JobName) {
+        self.truth
+            .starts
+            .retain(|s| s.job != *job || s.to.is_none());
+    }
+
     /// All records are lost, also of what is under way: of what is decided, nothing is promised any more.
     pub(super) fn outcomes_lost(&mut self) {
         self.truth.all_lost = true;
@@ -117,6 +125,7 @@ impl World {
     }
 
     /// A command has begun to run.
+    // Long: one promise after the other.
     pub(super) fn started(&mut self, run: RunId) {
         let Some(command) = self.command(run) else {
             return;

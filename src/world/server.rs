@@ -79,6 +79,7 @@ impl World {
     }
 
     /// The answer to a request.
+    // Long: one arm for each request.
     pub(super) fn serve(&mut self, request: Request, believed: Option<i64>) -> Reply {
         let (us, in_doubt) = self.time_for(believed);
         let incarnation = self.server.incarnation();
@@ -110,6 +111,11 @@ impl World {
                     true => *r,
                     false => Register { adopt: None, ..*r },
                 };
+                let nothing = |st: &State| st.newest.max(st.since) == 0;
+                let lost = self.server.data.states.get(&r.job).is_none_or(nothing);
+                if lost && r.adopt.is_some() && r.known.0 == 0 {
+                    self.begun_anew(&r.job);
+                }
                 let (answer, state) = self.with(&r.job, |st| {
                     let answer = claim::register(st, &r, us, &incarnation, &mut effects);
                     (answer, st.clone().map(Box::new))

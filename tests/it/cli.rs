@@ -481,7 +481,6 @@ impl Fleet {
                     epoch: None,
                     lost: vec![],
                     counted_from: i64::MAX,
-                    begun: 0,
                     triggers_lost_before: 0,
                     enabled: true,
                     remembered: Default::default(),

@@ -171,7 +171,6 @@ fn registration(name: &str, adopt: Option<&str>) -> Register {
         epoch: None,
         lost: vec![],
         counted_from: i64::MAX,
-        begun: 0,
         triggers_lost_before: 0,
         enabled: true,
         remembered: Default::default(),
@@ -1716,24 +1715,10 @@ async fn a_register_only_grows(bed: Bed) {
     let (s, now) = ready(&bed).await;
     let (_, incarnation) = self::now(&*s).await;
     let since = state(&*s).await.since;
-    // An instance that knew nothing of the job has begun it. One that knows of older occurrences has missed a loss of
-    // the data: it gets nothing until it has said what was due since.
-    let before = Claim {
-        known: Occurrence(now - 5000),
-        ..claim(now - 4000, "b")
-    };
-    assert_eq!(one(&*s, &before).await, Answer::Quarantined);
     let known = |at| Register {
         known: Occurrence(at),
-        begun: since,
         ..registration("backup", Some(&incarnation))
     };
-    let unaware = Register {
-        begun: 0,
-        ..known(now - 5000)
-    };
-    let asked = s.register(&[unaware]).await.unwrap();
-    assert_eq!(asked.value[0].0, Registration::Quarantined);
     let (_, st) = register(&*s, known(now - 5000)).await;
     assert_eq!(st.unwrap().newest, now - 5000);
     let (_, st) = register(&*s, known(now - 9000)).await;

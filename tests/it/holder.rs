@@ -221,7 +221,6 @@ impl Node {
             epoch: None,
             lost: vec![],
             counted_from: i64::MAX,
-            begun: 0,
             triggers_lost_before: 0,
             enabled: true,
             remembered: Default::default(),

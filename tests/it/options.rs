@@ -143,7 +143,6 @@ async fn register(s: &dyn Store, jobs: &[JobName]) -> i64 {
             epoch: None,
             lost: vec![],
             counted_from: i64::MAX,
-            begun: 0,
             triggers_lost_before: 0,
             enabled: true,
             remembered: Default::default(),

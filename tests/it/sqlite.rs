@@ -81,7 +81,6 @@ async fn register(store: &dyn Store) {
         epoch: None,
         lost: vec![],
         counted_from: i64::MAX,
-        begun: 0,
         triggers_lost_before: 0,
         enabled: true,
         remembered: Default::default(),

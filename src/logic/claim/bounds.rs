@@ -547,7 +547,6 @@ fn registration(known: i64) -> Register {
         epoch: None,
         lost: vec![],
         counted_from: i64::MAX,
-        begun: 0,
         triggers_lost_before: 0,
         enabled: true,
         remembered: Remembered::default(),

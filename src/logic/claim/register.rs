@@ -1,8 +1,6 @@
 //! Making a job known to the store, also again after a loss of the store's data.
 
-use super::{
-    Claim, Effects, LIBRARY, Missed, OnCrash, Overlap, Pause, Pending, State, Target, know, lapse,
-};
+use super::{Claim, Effects, Missed, OnCrash, Overlap, Pause, Pending, State, Target, know, lapse};
 use crate::logic::bent::rule;
 use crate::model::{InstanceId, JobName, Occurrence, Outcome, RunRecord, Trigger};
 
@@ -25,8 +23,6 @@ pub struct Register {
     /// `lost` was counted from this occurrence on; 0: nothing was known of any. If a holder has put back a later one
     /// meanwhile, it has to be counted anew.
     pub counted_from: i64,
-    /// [`State::begun`] of the state that `lost` is about; 0: of one that was not begun anew.
-    pub begun: i64,
     /// Triggers that people asked for before this, Unix ms, may have run, and the store has lost that: record them as
     /// unknown.
     pub triggers_lost_before: i64,
@@ -107,16 +103,8 @@ pub fn register(
         }
         return Registration::Absent;
     };
-    let knows_less = rule!(OthersKnowMore, st.knows_less_than(r));
     know(st, r.known, now);
     r.remembered.restore(st);
-    if st.incarnation == incarnation && knows_less {
-        if !may_adopt || r.begun != st.begun {
-            return Registration::Quarantined;
-        }
-        record_lost(st, r, effects);
-        st.begun = 0;
-    }
     if st.incarnation != incarnation {
         // A holder reclaimed its lease, or settled, after the range was counted: the range has to be counted anew.
         let others = st.newest.max(st.since) > r.counted_from;
@@ -146,16 +134,11 @@ pub fn register(
 /// The state of a job that the store knows nothing of: a new one, or lost.
 fn new(r: &Register, now: i64, incarnation: &str, effects: &mut Effects) -> State {
     let known = (r.known.0 > 0).then_some(r.known.0.min(now));
-    let begun = match known {
-        None if r.schedule != LIBRARY => now,
-        _ => 0,
-    };
     let mut st = State {
         incarnation: incarnation.to_owned(),
         schedule: r.schedule.clone(),
         definition: r.definition.clone(),
         since: known.unwrap_or(now),
-        begun,
         ..State::default()
     };
     forget_lost(&mut st, r, now, effects);
@@ -207,10 +190,6 @@ fn adopt(st: &mut State, r: &Register, now: i64, incarnation: &str, effects: &mu
     }
     forget_lost(st, r, now, effects);
     lose_triggers(st, r, now, effects);
-    if st.newest == 0 && r.schedule != LIBRARY {
-        // As in `new`: there was no more than a pause.
-        (st.begun, st.since) = (now, now);
-    }
 }
 
 fn lose_triggers(st: &mut State, r: &Register, now: i64, effects: &mut Effects) {
@@ -239,18 +218,6 @@ fn forget_lost(st: &mut State, r: &Register, now: i64, effects: &mut Effects) {
             continue;
         }
         st.newest = l.last.0;
-        effects.records.push(lost(r, l));
-    }
-}
-
-/// Records what was due before the state was begun anew, also if later occurrences are decided already.
-fn record_lost(st: &mut State, r: &Register, effects: &mut Effects) {
-    for l in r
-        .lost
-        .iter()
-        .filter(|l| r.known < l.first && l.last.0 <= st.since)
-    {
-        st.newest = st.newest.max(l.last.0);
         effects.records.push(lost(r, l));
     }
 }

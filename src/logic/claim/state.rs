@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Answer, Claim, Grant, Missed, Observed, PAUSED_WAIT_MS, Register};
+use super::{Answer, Claim, Grant, Missed, Observed, PAUSED_WAIT_MS};
 use crate::model::{
     InstanceId, JobName, Occurrence, Outcome, Run, RunId, RunRecord, Trigger, ms, ms_or_none,
 };
@@ -58,10 +58,6 @@ pub struct State {
     /// The newest decided occurrence; 0: none.
     #[serde(deserialize_with = "ms")]
     pub newest: i64,
-    /// [`State::since`] as it was set by an instance to which the job was new; 0: it was not. After a loss of the data
-    /// another one may know better.
-    #[serde(skip_serializing_if = "is_zero", deserialize_with = "ms")]
-    pub begun: i64,
     /// Decided occurrences that have not ended. More than one only with [`Overlap::Allow`].
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub open: Vec<Open>,
@@ -201,13 +197,6 @@ pub struct Triggered {
 }
 
 impl State {
-    /// The job was begun anew by an instance that knew nothing of it, and `r` comes from one that knows of older
-    /// occurrences: the data was lost in between. What was due since then is owed an outcome.
-    pub fn knows_less_than(&self, r: &Register) -> bool {
-        let anew = self.begun > 0 && self.begun == self.since && self.schedule == r.schedule;
-        anew && r.known.0 > 0 && r.known.0 < self.since
-    }
-
     /// The open entry that is held by `run`.
     pub fn held_by(&self, run: RunId) -> Option<&Open> {
         self.open

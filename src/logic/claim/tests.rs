@@ -90,7 +90,6 @@ fn what_ran_early_is_not_recorded_as_lost() {
         epoch: None,
         lost: vec![range(1, 9)],
         counted_from: i64::MAX,
-        begun: 0,
         triggers_lost_before: 0,
         enabled: true,
         remembered: Remembered::default(),
@@ -128,7 +127,6 @@ fn registration(known: i64) -> Register {
         epoch: None,
         lost: vec![],
         counted_from: i64::MAX,
-        begun: 0,
         triggers_lost_before: 0,
         enabled: true,
         remembered: Remembered::default(),
@@ -137,48 +135,6 @@ fn registration(known: i64) -> Register {
         on_crash: OnCrash::Fail,
         max_attempts: 1,
     }
-}
-
-/// The store lost all, and an instance that knew nothing of the job registered it first.
-#[test]
-fn what_was_due_before_a_job_was_begun_anew_is_recorded_and_not_run() {
-    let t = 1_800_000_000_000;
-    let (mut state, mut effects) = (None, Effects::default());
-    let new = Register {
-        adopt: Some("now".to_owned()),
-        ..registration(0)
-    };
-    let answer = register(&mut state, &new, t * 1000, "now", &mut effects);
-    assert_eq!(answer, Registration::Ready);
-    // Another one knows of older occurrences: it has to say what was due since.
-    let mut ask = registration(t - 9000);
-    let answer = register(&mut state, &ask, t * 1000, "now", &mut effects);
-    assert_eq!(answer, Registration::Quarantined);
-    ask.adopt = Some("now".to_owned());
-    let answer = register(&mut state, &ask, t * 1000, "now", &mut effects);
-    assert_eq!(answer, Registration::Quarantined, "it has not counted them");
-    ask.begun = t;
-    ask.lost = vec![Missed {
-        first: Occurrence(t - 7000),
-        last: Occurrence(t - 1000),
-        count: 4,
-    }];
-    let answer = register(&mut state, &ask, t * 1000, "now", &mut effects);
-    assert_eq!(answer, Registration::Ready);
-    let all = effects.records.iter();
-    let all: Vec<_> = all
-        .map(|r| (r.occurrence.0 - t, r.count, r.outcome))
-        .collect();
-    assert_eq!(all, [(-1000, 4, Outcome::Unknown)]);
-    // Once.
-    let answer = register(
-        &mut state,
-        &registration(t - 9000),
-        t * 1000,
-        "now",
-        &mut effects,
-    );
-    assert_eq!((answer, effects.records.len()), (Registration::Ready, 1));
 }
 
 /// A store that went back to an older copy of its data does not know which triggers have run since.
@@ -578,7 +534,6 @@ impl World {
                 count: 1,
             }],
             counted_from: i64::MAX,
-            begun: 0,
             triggers_lost_before: 0,
             enabled: true,
             remembered: Remembered::default(),

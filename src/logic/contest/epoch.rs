@@ -1,9 +1,9 @@
-//! The store's epoch, as one instance knows it: the time from one start of the server, or loss of its data, to the next.
+//! The store's epoch, as one instance knows it: the time from one start of the server, or loss of its data, to the
+//! next.
 
-use crate::logic::bent::may;
 use std::{sync::Arc, time::Duration};
 
-use crate::model::Boottime;
+use crate::{logic::bent::may, model::Boottime};
 
 /// What is known of the store's epoch.
 #[derive(Debug, Clone)]

@@ -497,7 +497,6 @@ impl JobState {
             epoch: None,
             lost: vec![],
             counted_from: 0,
-            begun: 0,
             triggers_lost_before: 0,
             enabled: job.enabled,
             remembered: self.remembered(),
@@ -526,11 +525,6 @@ impl JobState {
             ask.triggers_lost_before = born;
         }
         let (newest, born) = match state {
-            // Nobody knows what became of those that were due before the state was begun anew.
-            Some(s) if s.knows_less_than(&ask) => {
-                ask.begun = s.begun;
-                (ask.known.0, born.max(s.since))
-            }
             Some(s) => (s.newest.max(s.since).max(ask.known.0), born),
             None => (ask.known.0, born),
         };

@@ -172,8 +172,6 @@ fn a_run_is_begun_once_however_often_it_is_granted() {
     assert!(!account.begin(&id, run));
 }
 
-/// What these worlds are to test does happen in them.
-
 /// A grant whose answer got lost is found when the job is registered again, perhaps after its last moment for a start.
 #[test]
 fn a_grant_that_is_found_too_late_is_not_started() {

@@ -32,7 +32,6 @@ pub(crate) fn decode(fields: &Fields) -> Result<Option<State>, String> {
             "definition" => st.definition = v.clone(),
             "since" => st.since = time(name, v)?,
             "newest" => st.newest = time(name, v)?,
-            "begun" => st.begun = time(name, v)?,
             "open" => st.open = json(name, v)?,
             "last" => st.last = Some(json(name, v)?),
             "pause" => st.pause = Some(json(name, v)?),
@@ -64,7 +63,6 @@ fn encode(st: &State) -> BTreeMap<&'static str, String> {
         ("skip", st.skip.to_string()),
     ]);
     for (name, ms) in [
-        ("begun", st.begun),
         ("resumed", st.resumed),
         ("skip_at", st.skip_at),
         ("off", st.off),
@@ -98,13 +96,12 @@ fn encode(st: &State) -> BTreeMap<&'static str, String> {
     f
 }
 
-const KNOWN: [&str; 18] = [
+const KNOWN: [&str; 17] = [
     "incarnation",
     "schedule",
     "definition",
     "since",
     "newest",
-    "begun",
     "open",
     "last",
     "last_to",
