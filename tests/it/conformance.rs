@@ -85,6 +85,7 @@ conformance! {
     a_change_away_from_allow_does_not_overlap
     a_takeover_comes_before_a_newer_occurrence
     a_retry_gives_way_to_a_newer_occurrence
+    a_takeover_is_due_at_once
     what_cannot_be_started_in_time_is_missed
     a_pause_skips_until_it_ends
     skips_are_counted
@@ -915,6 +916,23 @@ async fn a_retry_gives_way_to_a_newer_occurrence(bed: Bed) {
         Answer::Settled(_)
     ));
     assert_eq!(state(&*s).await.open.len(), 1);
+}
+
+/// A takeover that was dated by a clock that was an hour ahead must not hold the job up for an hour.
+async fn a_takeover_is_due_at_once(bed: Bed) {
+    let (s, now) = ready(&bed).await;
+    let mine = claim(now - 1000, "a");
+    let g = granted(&*s, &mine).await;
+    let crashed = Settle {
+        next_attempt: Some(DelayedAttempt {
+            delay_ms: 3_600_000,
+            trigger: Trigger::Takeover,
+        }),
+        ..settlement(&mine, g, Outcome::Crashed)
+    };
+    let _ = s.settle(&crashed, &nothing()).await.unwrap();
+    let g = granted(&*s, &claim(now - 1000, "b")).await;
+    assert_eq!((g.attempt, g.trigger), (2, Trigger::Takeover));
 }
 
 async fn what_cannot_be_started_in_time_is_missed(bed: Bed) {
