@@ -1,11 +1,13 @@
 -- lock/leave.lua: release one level of a reentrant lock. Releasing the last level releases the lock and tells its
 -- waiters.
 --
--- KEYS[1]  lock       <ns>:{<key>}:lock    see try_lock.lua ARGV[1]  owner ARGV[2]  nonce      the name of the level,
--- as in enter.lua; asking again with it releases no further level ARGV[3]  fence_ttl  milliseconds ARGV[4]  which
--- `named`: the level of this name. `newest`: the newest level; the name is that of this request. `unanswered`: the
--- level of this name, if it was ever entered. Its `enter` got no answer, and may arrive after this: then it must find
--- that the level is over.
+-- KEYS[1]  lock       <ns>:{<key>}:lock    see try_lock.lua
+-- ARGV[1]  owner
+-- ARGV[2]  nonce      the name of the level, as in enter.lua; asking again with it releases no further level
+-- ARGV[3]  fence_ttl  milliseconds
+-- ARGV[4]  which      `named`: the level of this name. `newest`: the newest level; the name is that of this request.
+--                     `unanswered`: the level of this name, if it was ever entered. Its `enter` got no answer, and may
+--                     arrive after this: then it must find that the level is over.
 --
 -- Publishes the owner in <ns>:{<key>}:released if the lock is free and somebody waits.
 --

@@ -18,8 +18,6 @@ pub(super) struct Truth {
     starts: Vec<Start>,
     /// All records that the store ever made, also those that it lost.
     records: Vec<RunRecord>,
-    /// Keys of triggers that the store took.
-    pub(super) triggers: BTreeSet<(JobName, String)>,
     /// Jobs that are paused.
     pub(super) paused: BTreeSet<JobName>,
     /// The attempts that were granted, by run.
@@ -40,8 +38,6 @@ pub(super) struct Truth {
     all_lost: bool,
     /// Of these jobs nothing is promised up to here.
     forgotten: BTreeMap<JobName, Occurrence>,
-    /// Requests of people may have been lost with the data.
-    pub(super) people_lost: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -399,7 +395,6 @@ impl World {
             if waiting > 0 {
                 self.breaks("nothing waits for ever", "a trigger does");
             }
-            let mut ends: BTreeMap<Occurrence, usize> = BTreeMap::new();
             let all: Vec<RunRecord> = self
                 .truth
                 .records
@@ -407,9 +402,6 @@ impl World {
                 .filter(|r| r.job == job.name)
                 .cloned()
                 .collect();
-            for r in &all {
-                *ends.entry(r.occurrence).or_default() += 1;
-            }
             // From the first that was recorded on, each has an end. A record of several stands for those before it,
             // which are two seconds apart.
             let Some(first) = all.iter().map(|r| r.occurrence).min() else {

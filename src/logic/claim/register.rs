@@ -209,7 +209,8 @@ fn lose_triggers(st: &mut State, r: &Register, now: i64, effects: &mut Effects) 
     }
 }
 
-const TRIGGER_LOST: &str = "the store lost its state, and with it whether this trigger has run: trigger the job again if it has not";
+const TRIGGER_LOST: &str = "the store lost its state, and with it whether this trigger has run: trigger the job \
+    again if it has not";
 
 fn forget_lost(st: &mut State, r: &Register, now: i64, effects: &mut Effects) {
     know(st, r.known, now);

@@ -137,6 +137,29 @@ fn registration(known: i64) -> Register {
     }
 }
 
+/// A settlement or a renewal made a state in a store that had lost all, after the caller had looked at it.
+#[test]
+fn what_was_lost_is_counted_anew_if_the_store_knows_of_more_by_then() {
+    let t = 1_800_000_000_000;
+    let mut state = Some(State {
+        newest: t - 9000,
+        ..State::default()
+    });
+    let mut ask = Register {
+        adopt: Some("now".to_owned()),
+        counted_from: 0,
+        ..registration(0)
+    };
+    let mut effects = Effects::default();
+    let answer = register(&mut state, &ask, t * 1000, "now", &mut effects);
+    assert_eq!(answer, Registration::Quarantined);
+    ask.counted_from = t - 9000;
+    ask.lost = vec![Missed::one(Occurrence(t - 7000))];
+    let answer = register(&mut state, &ask, t * 1000, "now", &mut effects);
+    assert_eq!((answer, effects.records.len()), (Registration::Ready, 1));
+    assert_eq!(state.map(|s| s.newest), Some(t - 7000));
+}
+
 /// A store that went back to an older copy of its data does not know which triggers have run since.
 #[test]
 fn a_trigger_from_before_a_loss_is_recorded_and_not_run() {

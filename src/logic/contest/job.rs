@@ -524,10 +524,7 @@ impl JobState {
         if definition.on_state_loss == OnStateLoss::Skip {
             ask.triggers_lost_before = born;
         }
-        let (newest, born) = match state {
-            Some(s) => (s.newest.max(s.since).max(ask.known.0), born),
-            None => (ask.known.0, born),
-        };
+        let newest = state.map_or(0, |s| s.newest.max(s.since)).max(ask.known.0);
         ask.counted_from = newest;
         let early = state.map_or([].as_slice(), |s| &s.early);
         let lost = lost_between(definition, newest, born);
