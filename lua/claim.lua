@@ -153,8 +153,11 @@ local function decide(c, extra, at, triggers, outcome, reason)
 end
 
 local function claim(c)
-  local st = redis.call('HMGET', c.state, 'incarnation', 'newest', 'open', 'last_to', 'pause', 'skip', 'early', 'off')
+  local st = redis.call('HMGET', c.state, 'incarnation', 'newest', 'open', 'last_to', 'pause', 'skip', 'early', 'off',
+    'lost_before')
   if not st[1] then return { 'absent' } end
+  local size = #(st[3] or '') + #(st[5] or '') + #(st[7] or '')
+  if size > STATE_MOST then return too_large(c.state, int(size) .. ' bytes') end
   local newest, open_json = tonumber(st[2] or '0'), st[3]
   -- If `known` is further in the future than a server's clock may be behind, ignore it: the claimant learned it from a
   -- clock that was wrong.
@@ -163,6 +166,12 @@ local function claim(c)
     redis.call('HSET', c.state, 'newest', int(newest))
   end
   if st[1] ~= incarnation then return { 'quarantined' } end
+  -- Newer ones are decided; or the clock that dated it was wrong, and has been corrected.
+  local lost_before = tonumber(st[9] or '0')
+  if lost_before > 0 and (lost_before <= newest or lost_before > now) then
+    lost_before = 0
+    redis.call('HDEL', c.state, 'lost_before')
+  end
 
   local extra = c.extra == '' and NOTHING or cjson.decode(c.extra)
   local at, manual, open = c.at, c.at == nil, NOTHING
@@ -190,6 +199,7 @@ local function claim(c)
           break
         end
       end
+      if last and #last > STATE_MOST then return too_large(c.state, int(#last) .. ' bytes') end
       if not (last and done and cjson.decode(last).occurrence == done) then last = '' end
       return { 'settled', last }
     end
@@ -248,6 +258,8 @@ local function claim(c)
       return { 'settled', last }
     end
   end
+
+  if not manual and at <= lost_before then return decide(c, extra, at, triggers, 'unknown', LOST) end
 
   if not manual and st[5] then
     local pause = cjson.decode(st[5])
@@ -323,11 +335,13 @@ end
 -- these two without decoding anything, with 1 or with the JSON of the open entry; nil: the claim is neither.
 local function quick(state, a)
   if ARGV[a + 9] ~= '' then return end
-  local st = redis.call('HMGET', state, 'incarnation', 'newest', 'open', 'last_to', 'pause', 'skip', 'early', 'off')
+  local st = redis.call('HMGET', state, 'incarnation', 'newest', 'open', 'last_to', 'pause', 'skip', 'early', 'off',
+    'lost_before')
   local at_text, open = ARGV[a + 2], st[3]
   local at, newest = tonumber(at_text), tonumber(st[2] or '0')
-  if st[1] ~= incarnation or tonumber(ARGV[a + 3]) > newest then return end
+  if st[1] ~= incarnation or st[9] or tonumber(ARGV[a + 3]) > newest then return end
   if open then
+    if #open > STATE_MOST then return end
     -- Checks that exactly one entry is open, that it is for the claimed occurrence, and that another run holds it. No
     -- part of a JSON string looks like a member, because quotes inside a string are escaped.
     if newest == at and string.find(open, '"occurrence":' .. at_text, 1, true)
@@ -350,9 +364,11 @@ if in_doubt then
 end
 for i = 1, #KEYS / 2 do
   local state, a = KEYS[2 * i - 1], 3 + (i - 1) * 9
-  out[i + 2] = quick(state, a) or claim({ state = state, history = KEYS[2 * i], job = ARGV[a + 1],
+  local answer = quick(state, a) or claim({ state = state, history = KEYS[2 * i], job = ARGV[a + 1],
     at_text = ARGV[a + 2], at = tonumber(ARGV[a + 2]), known = tonumber(ARGV[a + 3]), run = ARGV[a + 4],
     start_by = tonumber(ARGV[a + 5]), overlap = ARGV[a + 6], trigger = ARGV[a + 7], entry = ARGV[a + 8],
     extra = ARGV[a + 9] })
+  if type(answer) == 'table' and answer.err then return answer end
+  out[i + 2] = answer
 end
 return out

@@ -4,7 +4,7 @@
 --
 -- The state of a job is a hash without expiry. Its fields, as in `State` in src/logic/claim/state.rs (absent: empty):
 --   incarnation schedule definition   strings (the latter two are digests)
---   since newest resumed skip_at off last_to skip   integers; all but `skip` are milliseconds
+--   since newest lost_before resumed skip_at off last_to skip   integers; all but `skip` are milliseconds
 --   open triggers triggered early   JSON arrays      last pause   JSON objects      waiting   1
 --   `last_to` repeats last.to, so that most claims need not decode `last`.
 -- Redis gives the data of every primary a replication id. By that id the script itself notices a restart, failover or
@@ -30,6 +30,12 @@ if not string.find(info, 'role:master', 1, true) then
 end
 local _, mark = string.find(info, '\nmaster_replid:', 1, true) -- a plain search: a pattern takes a microsecond more
 local incarnation = mark and string.match(info, '^%x+', mark + 1)
+
+-- The error for a key that is larger than soloist makes it: the answer would fill the memory of the instance.
+local function too_large(key, size)
+  return redis.error_reply('TOOLARGE the key ' .. key .. ' has ' .. size
+    .. ', more than soloist reads; delete what another program wrote to it')
+end
 
 local function int(n) return string.format('%.0f', n) end
 

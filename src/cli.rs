@@ -8,6 +8,7 @@ mod failure;
 pub(crate) mod history;
 mod log;
 mod logs;
+mod record;
 mod show;
 pub(crate) mod status;
 mod trigger;
@@ -24,7 +25,6 @@ use std::{
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use serde::Serialize;
-use tracing_subscriber::filter::Targets;
 
 pub use self::failure::{Exit, Failure};
 use crate::{
@@ -33,6 +33,7 @@ use crate::{
     daemon, early,
     logic::{belief, claim::State},
     model::{JobName, Outcome},
+    recording::{Recorder, recording},
     store::{self, Fleet, Reply, Store},
     view,
 };
@@ -40,7 +41,9 @@ use crate::{
 const EXIT_CODES: &str = "\
 Exit codes:
   0   fine
+  1   `check-record`: a promise was broken
   64  wrong usage: options, names of jobs and instances
+  65  `check-record`: a file is not a record, or was changed
   69  the store cannot be reached, or refuses the request
   70  internal error
   75  not possible now, try again later
@@ -76,7 +79,7 @@ struct Cli {
         env = "SOLOIST_LOG",
         hide_env_values = true
     )]
-    log: Option<Targets>,
+    log: Option<log::Filter>,
 
     /// How to log to stderr
     #[arg(
@@ -88,6 +91,17 @@ struct Cli {
         default_value = "auto"
     )]
     log_format: log::Format,
+
+    /// Append what is asked of the store, and answered, to this file: see `check-record`
+    #[arg(
+        long,
+        global = true,
+        help_heading = GLOBAL,
+        value_name = "FILE",
+        env = "SOLOIST_RECORD",
+        hide_env_values = true
+    )]
+    record: Option<PathBuf>,
 
     #[command(subcommand)]
     command: Command,
@@ -125,6 +139,8 @@ enum Command {
     Drain(drain::Drain),
     /// Make a drained instance claim again
     Undrain(drain::Drain),
+    /// Check the records of a whole fleet (`--record`): by the rules, and against the promises
+    CheckRecord(record::CheckRecord),
     /// Run any command under a distributed lock, for crontabs and scripts
     Exec(exec::Exec),
 }
@@ -162,6 +178,7 @@ impl Command {
         match self {
             Self::Run(_) | Self::Exec(_) => false,
             Self::Check(c) | Self::Status(c) => c.json,
+            Self::CheckRecord(c) => c.json,
             Self::Next(c) => c.json,
             Self::History(c) => c.json,
             Self::Logs(c) => c.json,
@@ -211,10 +228,13 @@ pub fn main() -> ExitCode {
     }
     log::init(
         cli.log_format,
-        cli.log.clone().unwrap_or_else(|| {
-            let default = if daemon { log::DAEMON } else { log::COMMAND };
-            default.parse().unwrap_or_default()
-        }),
+        cli.log
+            .clone()
+            .and_then(|filter| filter.0)
+            .unwrap_or_else(|| {
+                let default = if daemon { log::DAEMON } else { log::COMMAND };
+                default.parse().unwrap_or_default()
+            }),
     );
     let mut out = Out::new(cli.command.json());
     out.raw |= matches!(&cli.command, Command::Logs(args) if args.raw);
@@ -229,6 +249,9 @@ pub fn main() -> ExitCode {
 fn dispatch(cli: Cli, out: Out) -> Result<Exit, Failure> {
     if let Command::Exec(args) = &cli.command {
         return exec::exec(cli.config, args);
+    }
+    if let Command::CheckRecord(args) = &cli.command {
+        return record::check_record(args, &out);
     }
     let path = find(cli.config)?;
     let loaded = config::load(&path);
@@ -249,6 +272,7 @@ fn dispatch(cli: Cli, out: Out) -> Result<Exit, Failure> {
                 config_path: path,
                 config,
                 instance: args.instance,
+                record: cli.record,
             }));
             // A thread that reads /proc or kills orphans may hang: do not wait for it.
             runtime.shutdown_background();
@@ -260,7 +284,7 @@ fn dispatch(cli: Cli, out: Out) -> Result<Exit, Failure> {
                 .enable_all()
                 .build()
                 .map_err(|e| Failure::internal("cannot start the runtime", e))?;
-            runtime.block_on(with_store(command, path, config, out))
+            runtime.block_on(with_store(command, path, config, cli.record, out))
         }
     }
 }
@@ -269,6 +293,7 @@ async fn with_store(
     command: Command,
     path: PathBuf,
     config: Config,
+    record: Option<PathBuf>,
     out: Out,
 ) -> Result<Exit, Failure> {
     match &config.store.url {
@@ -296,6 +321,14 @@ async fn with_store(
     }
     // Opened inside the runtime, because a pool starts its connections in the background.
     let store = store::open(&config.store).map_err(|e| Failure::Store(e, path.clone()))?;
+    let recorder = record.map(|file| {
+        Recorder::open(&file, "a command").map_err(|error| Failure::Absent {
+            message: format!("cannot write the record {}: {error}", file.display()),
+            hint: "name a file that this user may write".to_owned(),
+        })
+    });
+    let recorder = recorder.transpose()?;
+    let store = recording(store, recorder.as_ref());
     let ctx = Context {
         path,
         config,
@@ -315,7 +348,11 @@ async fn with_store(
         Command::Cancel(args) => act::cancel(&ctx, &args).await,
         Command::Drain(args) => drain::drain(&ctx, &args, true).await,
         Command::Undrain(args) => drain::drain(&ctx, &args, false).await,
-        Command::Run(_) | Command::Check(_) | Command::Next(_) | Command::Exec(_) => Ok(Exit::Ok),
+        Command::Run(_)
+        | Command::Check(_)
+        | Command::CheckRecord(_)
+        | Command::Next(_)
+        | Command::Exec(_) => Ok(Exit::Ok),
     }
 }
 
@@ -568,6 +605,18 @@ mod tests {
     #[test]
     fn the_command_line_is_sound() {
         command().debug_assert();
+        // clap wraps a line that is too long; lines that were broken by hand would be broken twice.
+        for c in command().get_subcommands() {
+            let text = c
+                .get_after_help()
+                .map(ToString::to_string)
+                .unwrap_or_default();
+            let lines: Vec<&str> = text.lines().collect();
+            let twice = lines
+                .windows(2)
+                .find(|w| w[0].len() > 100 && !w[1].is_empty());
+            assert_eq!(twice, None, "{}", c.get_name());
+        }
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! Gets each occurrence decided: singleflight merges local callers, the contest in the store follows with limited
-//! retries, and the winner passes the lease to the holder. Losers watch.
+//! retries, and the winner passes the lease to [`crate::holder`]. Losers watch.
 //!
 //! [`crate::logic::contest`] has the rules (what to decide, when to ask again); this module has their effects: timers,
 //! the store, singleflight, logs. One driver per job (`drive`) takes its due occurrences in order. Every other wake-up
@@ -54,6 +54,8 @@ const LOOK_AGAIN: Duration = Duration::from_secs(1);
 pub struct Granted {
     pub job: Arc<Job>,
     pub run: Run,
+    /// The incarnation of the store that granted it.
+    pub incarnation: Arc<str>,
     /// When the request for this lease left: trust counts from here.
     pub sent: Boottime,
     /// The latest instant to start a first attempt, Unix ms of the store's clock.

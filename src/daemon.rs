@@ -29,6 +29,7 @@ use crate::{
     holder::Holder,
     logic::claim::Event,
     model::{InstanceId, JobName},
+    recording::{Line, Recorder, recording},
     runner::{self, Runner},
     store::{self, Store},
 };
@@ -41,6 +42,8 @@ pub(crate) struct Options {
     pub config: Config,
     /// None: host name and a random suffix.
     pub instance: Option<String>,
+    /// Where to write down what happens.
+    pub record: Option<PathBuf>,
 }
 
 /// How long this process tries to record the last outcomes and to sign off once no command runs any more. Then the
@@ -83,12 +86,15 @@ pub(crate) async fn run(o: Options) -> anyhow::Result<()> {
     notify(&[sd_notify::NotifyState::Stopping]);
     daemon.drain(&mut signals).await;
     daemon.leave().await;
+    if let Some(recorder) = &daemon.recorder {
+        recorder.write(&Line::Ends {});
+    }
     info!("stopped");
     Ok(())
 }
 
 /// The parts of a running daemon.
-struct Daemon {
+pub(crate) struct Daemon {
     config_path: PathBuf,
     config: Config,
     contender: Arc<Contender>,
@@ -101,6 +107,7 @@ struct Daemon {
     finish: CancellationToken,
     contests: TaskTracker,
     background: TaskTracker,
+    recorder: Option<Arc<Recorder>>,
 }
 
 impl Daemon {
@@ -111,14 +118,42 @@ impl Daemon {
                 .unwrap_or_else(|| format!("{host}-{:04x}", fastrand::u16(..))),
         );
         let config = o.config;
-        let store = store::open(&config.store)?;
+        let recorder = o.record.map(|file| {
+            let recorder = Recorder::open(&file, instance.as_str());
+            recorder.with_context(|| format!("cannot write the record {}", file.display()))
+        });
+        let recorder = recorder.transpose()?;
+        if let Some(recorder) = &recorder {
+            recorder.jobs(config.jobs.values());
+            recorder
+                .watch_for_stops()
+                .context("cannot start a thread")?;
+        }
+        let store = recording(store::open(&config.store)?, recorder.as_ref());
         warn_of_open_file(&config.store.url);
+        let runner = Runner::new().context("cannot become the subreaper of the jobs' commands")?;
+        let runner = runner
+            .hiding(config.store_variables.clone())
+            .recording(recorder.clone());
+        sweep().await;
+        let parts = (store, runner, recorder);
+        let daemon = Self::assemble(o.config_path, config, (instance, host), parts)?;
+        let background = &daemon.background;
+        background.spawn(sweep_now_and_then(daemon.finish.clone()));
+        background.spawn(reap_strangers(daemon.finish.clone()));
+        Ok(daemon)
+    }
+
+    /// Makes the parts that need nothing of this host but its time.
+    // Long: each part is made once, in order.
+    pub(crate) fn assemble(
+        config_path: PathBuf,
+        config: Config,
+        (instance, host): (InstanceId, String),
+        (store, runner, recorder): (Arc<dyn Store>, Runner, Option<Arc<Recorder>>),
+    ) -> anyhow::Result<Self> {
         let clock = Arc::new(StoreClock::default());
         store.believe(clock.clone());
-        let runner = Runner::new().context("cannot become the subreaper of the jobs' commands")?;
-        let runner = runner.hiding(config.store_variables.clone());
-        sweep().await;
-
         let (stop, finish) = (CancellationToken::new(), CancellationToken::new());
         let (contests, background) = (TaskTracker::new(), TaskTracker::new());
         let (decisions, journal) = mpsc::channel(20_000);
@@ -158,8 +193,6 @@ impl Daemon {
         background.spawn(fleet.run());
         background.spawn(journal::run(store.clone(), journal, finish.clone()));
         background.spawn(contender.clone().watch());
-        background.spawn(sweep_now_and_then(finish.clone()));
-        background.spawn(reap_strangers(finish.clone()));
         background.spawn(listen(
             store,
             contender.clone(),
@@ -168,7 +201,7 @@ impl Daemon {
         ));
         background.spawn(dispatcher.run());
         Ok(Self {
-            config_path: o.config_path,
+            config_path,
             config,
             contender,
             holder,
@@ -177,6 +210,7 @@ impl Daemon {
             finish,
             contests,
             background,
+            recorder,
         })
     }
 
@@ -193,6 +227,9 @@ impl Daemon {
                             &self.contender,
                             &self.config_seen,
                         );
+                        if let Some(recorder) = &self.recorder {
+                            recorder.jobs(self.config.jobs.values());
+                        }
                     }
                 }
             }

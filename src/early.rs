@@ -3,8 +3,8 @@
 //! Signals that come before a program is ready for them: they wait from its very start until it says what is to become
 //! of them.
 //!
-//! By their default they would end it: a SIGHUP that asks a daemon to read its configuration again, while it reads it
-//! for the first time; or one of those that a guard ignores, sent to all processes that are named so.
+//! Without this, such a signal would end the program: a SIGHUP that asks a daemon to read its configuration again while
+//! it reads it for the first time; or a signal that a guard ignores, sent to all processes of its name.
 
 use std::sync::OnceLock;
 

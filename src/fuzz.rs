@@ -384,9 +384,6 @@ pub fn reply(data: &[u8]) {
                 comes_back(&event);
             }
         }
-        "jobs" => {
-            let _ = reply::jobs(&value(&mut lines, 0).unwrap_or_default());
-        }
         _ => {
             let all = std::iter::from_fn(|| value(&mut lines, 0)).collect();
             answered(name, redis::Value::Array(all));
@@ -401,6 +398,9 @@ fn answered(name: &str, all: redis::Value) {
     };
     assert!((0..=LAST_MS).contains(&now_us.div_euclid(1000)));
     match name {
+        "jobs" => {
+            let _ = reply::jobs(&rest);
+        }
         "claim" => {
             for v in &rest {
                 for c in [scheduled(NOW), manual()] {
@@ -655,7 +655,7 @@ fn steps(fields: &Fields, was: &State, now: i64) {
                 epoch: None,
                 lost: vec![],
                 counted_from: i64::MAX,
-                triggers_lost_before: 0,
+                lost_before: 0,
                 enabled: true,
                 remembered,
                 instance: InstanceId::new("i1"),

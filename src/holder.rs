@@ -22,7 +22,7 @@ use crate::{
         backoff::{Pauses, Throttle},
         claim::{self, DelayedAttempt, Renew, Renewal, Settle, Settlement},
         hold::{Do, Hold, Renewed, SMALLEST_PIECE, View},
-        life::{Cause, Stop},
+        life::{self, Cause, Stop},
     },
     model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord},
     runner::{End, Prepared, Runner, Running},
@@ -367,6 +367,7 @@ impl Holder {
             on_failure,
             offset_us: self.clock.offset_us().unwrap_or(0),
             patience: g.job.lease.length,
+            record_file: self.runner.recorder().map(|r| r.path().to_owned()),
         };
         serde_json::to_value(&settle).unwrap_or_default()
     }
@@ -496,7 +497,8 @@ impl Holder {
         let follows = match reply {
             Ok(reply) => {
                 crate::contender::note_clock(&self.clock, &reply);
-                hold.renewed(Some(reply.value), reply.sent, now)
+                let other_data = reply.incarnation != g.incarnation;
+                hold.renewed(Some(reply.value), other_data, reply.sent, now)
             }
             Err(e) => {
                 match running {
@@ -506,7 +508,7 @@ impl Holder {
                     None => debug!(job = %g.job.name, run = %g.run.id, error = %e,
                         "cannot renew the lease of a run that has not started yet; retrying"),
                 }
-                hold.renewed(None, now, now)
+                hold.renewed(None, false, now, now)
             }
         };
         match (follows, running) {
@@ -537,7 +539,7 @@ impl Holder {
             exit_code: end.and_then(|e| e.exit_code),
             signal: end.and_then(|e| e.signal),
             output_truncated: end.is_some_and(End::output_truncated),
-            error: end.and_then(|e| e.error.clone()),
+            error: end.and_then(|e| e.error.clone().or_else(|| life::reason(e.cause))),
             ..record
         }
     }

@@ -19,8 +19,8 @@
 //! program, its tests and its benches, and may change with any version.
 //!
 //! Pure rules live in [`logic`], and their words in [`model`]. Everything that touches the world stands around them and
-//! depends on them, never the other way: `main -> cli -> daemon -> {contender, runner, store} -> logic`. The locks
-//! stand beside the daemon: `lock -> store::{connection, sqlite} -> logic`.
+//! depends on them, never the other way: `main -> cli -> daemon -> {contender, holder, runner, store} -> logic`. The
+//! locks stand beside the daemon: `lock -> store::{connection, sqlite} -> logic`.
 
 // What is not for users of the library says so.
 #![cfg_attr(feature = "daemon", warn(unreachable_pub))]
@@ -44,9 +44,13 @@ pub mod guard;
 #[cfg(feature = "daemon")]
 pub mod holder;
 #[cfg(feature = "daemon")]
+pub mod recording;
+#[cfg(feature = "daemon")]
 pub mod runner;
 #[cfg(feature = "daemon")]
 pub mod settle;
+#[cfg(all(test, feature = "daemon"))]
+mod simulation;
 #[cfg(feature = "daemon")]
 mod text;
 #[cfg(feature = "daemon")]

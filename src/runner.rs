@@ -7,6 +7,8 @@
 mod children;
 mod orphans;
 mod output;
+#[cfg(test)]
+mod simulated;
 mod supervisor;
 
 use std::{
@@ -27,6 +29,8 @@ use tokio::{
     sync::{mpsc, oneshot, watch},
 };
 
+#[cfg(test)]
+pub(crate) use self::simulated::{Behaviour, Guards};
 use self::{children::OwnChild, orphans::end_cgroup, supervisor::Supervisor};
 pub use self::{
     children::reap_strangers,
@@ -38,6 +42,7 @@ use crate::{
     guard::{self, Control, HandOver, Moment, Proc, Spec},
     logic::life::{Cause, Stop},
     model::{JobName, Outcome, RunId},
+    recording::{Line, Recorder},
 };
 
 /// How long the runner reads the pipes after the tree is gone. Only a process outside the tree that got a descriptor
@@ -56,6 +61,8 @@ pub struct Runner {
     exe: Arc<PathBuf>,
     /// Variables of this process that guards and commands do not get.
     hidden: Arc<[String]>,
+    /// Where starts and ends of commands are written down.
+    recorder: Option<Arc<Recorder>>,
 }
 
 /// The guard could not be started: the run failed before it began.
@@ -101,7 +108,18 @@ impl Runner {
         Ok(Self {
             exe: Arc::new(exe),
             hidden: Arc::default(),
+            recorder: None,
         })
+    }
+
+    /// One that makes no process: for simulated hosts.
+    #[cfg(test)]
+    pub(crate) fn simulated() -> Self {
+        Self {
+            exe: Arc::default(),
+            hidden: Arc::default(),
+            recorder: None,
+        }
     }
 
     /// Hides these variables of this process, which have secrets of the store, from guards and commands.
@@ -112,10 +130,22 @@ impl Runner {
         }
     }
 
+    /// Writes down when commands start and end.
+    pub fn recording(self, recorder: Option<Arc<Recorder>>) -> Self {
+        Self { recorder, ..self }
+    }
+
+    /// The recorder, if there is one.
+    pub fn recorder(&self) -> Option<&Arc<Recorder>> {
+        self.recorder.as_ref()
+    }
+
     /// The command that starts this binary, as a guard or as `__settle`.
     fn command(&self) -> std::process::Command {
         let mut command = std::process::Command::new(&*self.exe);
         command.arg0("soloist");
+        // Commands that a job runs must not need the right to write the daemon's record.
+        command.env_remove("SOLOIST_RECORD");
         let of_store = std::env::vars_os().map(|(name, _)| name);
         let of_store = of_store.filter(|name| guard::is_of_store(name));
         for name in of_store.chain(self.hidden.iter().map(Into::into)) {
@@ -130,6 +160,10 @@ impl Runner {
     /// # Errors
     /// No descriptor, process or memory is left for a guard.
     pub fn prepare(&self, job: &JobName, run: RunId) -> Result<Prepared, StartError> {
+        #[cfg(test)]
+        if crate::simulation::simulated() {
+            return Err(self.failed(job, io::ErrorKind::Unsupported.into()));
+        }
         self.launch(job, run, false)
             .map_err(|source| self.failed(job, source))
     }
@@ -159,6 +193,10 @@ impl Runner {
         output: Output,
         prepared: Option<Prepared>,
     ) -> Result<Running, StartError> {
+        if let Some(recorder) = &self.recorder {
+            let (run, at) = (spec.run_id, Boottime::now());
+            recorder.write(&Line::Starts { run, at });
+        }
         let job = spec.job.clone();
         self.spawn(spec, output, prepared)
             .map_err(|source| self.failed(&job, source))
@@ -204,14 +242,18 @@ impl Runner {
     }
 
     fn spawn(&self, spec: Spec, output: Output, prepared: Option<Prepared>) -> io::Result<Running> {
+        #[cfg(test)]
+        if let Some(running) = simulated::start(&spec, output.keep) {
+            return Ok(running);
+        }
         let mut first_line = serde_json::to_vec(&spec)?;
         first_line.push(b'\n');
         // If somebody killed the waiting guard, nothing was started yet, and a new guard replaces it.
-        let told = prepared.and_then(|p| Some((p.tell(&first_line).ok()?, p)));
+        let told = prepared.and_then(|mut p| Some((p.tell(&first_line).ok()?, p)));
         let (written, prepared) = match told {
             Some(told) => told,
             None => {
-                let new = self.launch(&spec.job, spec.run_id, spec.transparent.is_some())?;
+                let mut new = self.launch(&spec.job, spec.run_id, spec.transparent.is_some())?;
                 (new.tell(&first_line)?, new)
             }
         };
@@ -254,6 +296,7 @@ impl Runner {
                 .map(|timeout| Boottime::now() + timeout + spec.grace + spec.kill_budget),
             grace: spec.grace,
             kill_budget: spec.kill_budget,
+            recorder: self.recorder.clone(),
         };
         tokio::spawn(supervisor.run(ours, order_queue));
         Ok(Running {
@@ -270,6 +313,10 @@ impl Runner {
     /// # Errors
     /// No descriptor, process or memory is left for it.
     pub fn hand_over(&self, hand_over: &HandOver) -> io::Result<()> {
+        #[cfg(test)]
+        if simulated::hand_over(hand_over) {
+            return Ok(());
+        }
         self.command()
             .arg(guard::SETTLE_ARGUMENT)
             .stdin(hand_over.to_file()?)
@@ -290,10 +337,12 @@ impl Runner {
             return 0;
         }
         // A guard that has just made its cgroup has not locked it yet.
-        let guarded: Vec<String> = guard_run_ids();
-        let orphaned = cgroups
-            .into_iter()
-            .filter(|(run, _)| !guarded.contains(run));
+        let guarded = guards();
+        let orphaned = cgroups.into_iter().filter(|(run, cgroup)| {
+            let owner = cgroup.owner();
+            let guards = |(id, uid): &(String, u32)| id == run && owner.is_none_or(|o| o == *uid);
+            !guarded.iter().any(guards)
+        });
         orphaned
             .filter(|(_, cgroup)| {
                 let populated = cgroup.populated();
@@ -319,22 +368,31 @@ impl Prepared {
     }
 
     /// Returns how many bytes the socket accepted.
-    fn tell(&self, line: &[u8]) -> io::Result<usize> {
+    fn tell(&mut self, line: &[u8]) -> io::Result<usize> {
+        // The kernel may close the socket of a guard that was killed a while after its end.
+        if self.child.ended() {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
         (&self.socket).write(line)
     }
 }
 
-/// The run ids in the command lines of all guards on this host.
-fn guard_run_ids() -> Vec<String> {
+/// The run ids in the command lines of all guards on this host, with the users that they run as: any user may start a
+/// process that looks like a guard.
+fn guards() -> Vec<(String, u32)> {
     let Ok(dir) = std::fs::read_dir("/proc") else {
         return Vec::new();
     };
     dir.flatten()
-        .filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok())
-        .filter_map(|line| {
+        .filter_map(|entry| {
+            let line = std::fs::read(entry.path().join("cmdline")).ok()?;
             let mut args = line.split(|&b| b == 0).skip(1);
             (args.next() == Some(guard::ARGUMENT.as_bytes())).then_some(())?;
-            Some(String::from_utf8_lossy(args.nth(1)?).into_owned())
+            let run = String::from_utf8_lossy(args.nth(1)?).into_owned();
+            // The owner of the directory is root for a process that is not dumpable.
+            let status = std::fs::read_to_string(entry.path().join("status")).ok()?;
+            let uids = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
+            Some((run, uids.split_ascii_whitespace().next()?.parse().ok()?))
         })
         .collect()
 }

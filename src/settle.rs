@@ -1,7 +1,7 @@
 //! `soloist __settle`: records the outcome of a run whose daemon died, or stopped before it could record it; or
 //! releases the lock of a dead `soloist exec`. The guard executes this process once the command's process tree is gone.
 
-use std::{process::ExitCode, sync::Arc, time::Duration};
+use std::{path::PathBuf, process::ExitCode, sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
@@ -14,9 +14,10 @@ use crate::{
     logic::{
         backoff::Pauses,
         claim::{DelayedAttempt, Settle},
-        life::{Cause, Stop},
+        life::{self, Cause, Stop},
     },
     model::{LAST_MS, Outcome, RunRecord},
+    recording::{Line, Recorder, recording},
     store::{self, Tail},
 };
 
@@ -43,6 +44,9 @@ pub struct SettleOnDeath {
     /// and the instance that finds it records the same. The outcome of a command that ended by itself is tried for a
     /// day.
     pub patience: Duration,
+    /// Where to write down what happens.
+    #[serde(default)]
+    pub record_file: Option<PathBuf>,
 }
 
 impl SettleOnDeath {
@@ -71,7 +75,7 @@ impl SettleOnDeath {
             outcome: end.outcome,
             exit_code: end.exit_code,
             signal: end.signal,
-            error: end.error,
+            error: end.error.or_else(|| life::reason(end.cause)),
             ..record
         }
     }
@@ -124,10 +128,21 @@ pub fn main() -> ExitCode {
         begun + on_death.patience,
         begun + on_death.patience(end.outcome),
     );
-    let record = on_death.ended(end);
-    let Some(run) = record.run_id else {
+    let Some(run) = on_death.record.run_id else {
         return fail("the daemon's instructions have no run id");
     };
+    // A record that cannot be written must not keep the outcome from the store.
+    let recorder = on_death.record_file.as_deref();
+    let recorder = recorder.and_then(|file| Recorder::open(file, "the helper of a guard").ok());
+    if let Some(recorder) = &recorder {
+        recorder.write(&Line::Ran {
+            run,
+            started: end.started.as_ref().map(|m| m.boottime),
+            ended: end.ended.boottime,
+            outcome: end.outcome,
+        });
+    }
+    let record = on_death.ended(end);
     let settle = Settle {
         run,
         record,
@@ -140,9 +155,14 @@ pub fn main() -> ExitCode {
             .enable_all()
             .build()
             .map_err(|e| format!("cannot start: {e}"))
-            .and_then(|runtime| runtime.block_on(tell(&on_death, &settle)));
+            .and_then(|runtime| runtime.block_on(tell(&on_death, &settle, recorder.as_ref())));
         let error = match tried {
-            Ok(()) => return ExitCode::SUCCESS,
+            Ok(()) => {
+                if let Some(recorder) = &recorder {
+                    recorder.write(&Line::Ends {});
+                }
+                return ExitCode::SUCCESS;
+            }
             Err(error) => error,
         };
         let now = Boottime::now();
@@ -160,8 +180,13 @@ pub fn main() -> ExitCode {
 }
 
 /// Sends one request, on a new connection.
-async fn tell(on_death: &SettleOnDeath, settle: &Settle) -> Result<(), String> {
+async fn tell(
+    on_death: &SettleOnDeath,
+    settle: &Settle,
+    recorder: Option<&Arc<Recorder>>,
+) -> Result<(), String> {
     let store = store::open(&on_death.store).map_err(|e| e.to_string())?;
+    let store = recording(store, recorder);
     // As the daemon did: while the store's clock is wrong, the next attempt must not be dated by it.
     if on_death.offset_us != 0 {
         let (clock, now) = (StoreClock::default(), Boottime::now());
@@ -171,6 +196,30 @@ async fn tell(on_death: &SettleOnDeath, settle: &Settle) -> Result<(), String> {
     }
     let told = store.settle(settle, &Tail::default()).await;
     told.map(drop).map_err(|e| e.to_string())
+}
+
+/// What the process does, for a simulated host.
+#[cfg(test)]
+pub(crate) async fn simulated(handed: HandOver) {
+    let on_death: SettleOnDeath =
+        serde_json::from_value(handed.settle).expect("the daemon's instructions");
+    let end = handed.end;
+    let next_attempt = on_death.next_attempt(end.outcome, end.cause);
+    let until = Boottime::now() + on_death.patience(end.outcome);
+    let recorder = on_death.record_file.as_deref();
+    let recorder = recorder.and_then(|file| Recorder::open(file, "the helper of a guard").ok());
+    let record = on_death.ended(end);
+    let settle = Settle {
+        run: record.run_id.expect("a run"),
+        record,
+        next_attempt,
+    };
+    while tell(&on_death, &settle, recorder.as_ref()).await.is_err() && Boottime::now() < until {
+        tokio::time::sleep(PAUSE.0).await;
+    }
+    if let Some(recorder) = &recorder {
+        recorder.write(&Line::Ends {});
+    }
 }
 
 /// Ignores the signals that a guard ignores, because this process may not have been one: a signal to everything that a
@@ -266,6 +315,7 @@ mod tests {
             on_failure: next_attempt(Trigger::Retry),
             offset_us: 0,
             patience: Duration::from_secs(15),
+            record_file: None,
         }
     }
 

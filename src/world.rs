@@ -8,6 +8,7 @@
 //! What happens without a choice is done at once ([`World::work`]): an instance never hesitates. Time stands still
 //! while something can be delivered, and [`Choice::Time`] moves it to the next moment at which something is due.
 
+pub(crate) mod cases;
 mod choice;
 mod explore;
 mod instance;
@@ -26,13 +27,13 @@ pub(crate) use self::choice::{Choice, Fault};
 use self::{
     instance::Instance,
     judge::Truth,
-    server::{Reply, Request, Server},
+    server::{Reply, Server},
 };
 use crate::{
     config,
     logic::{
         bent::{self, Rule},
-        claim::Settle,
+        claim::{Question, Settle},
         life::{self, Cause, Life, Stop},
     },
     model::{Boottime, JobName, Outcome, Run, RunId, job::Job},
@@ -161,9 +162,8 @@ struct Message {
 #[derive(Debug, Clone)]
 enum Body {
     /// With the time that its sender believes, Unix µs.
-    Request(Request, Option<i64>),
-    /// With the time that the store's clock showed, Unix µs, and its incarnation.
-    Reply(Reply, i64, String),
+    Request(Question, Option<i64>),
+    Reply(Reply),
     /// A guard is about to execute the command of this run.
     Exec(RunId),
 }
@@ -313,11 +313,11 @@ impl World {
             Body::Request(request, believed) => {
                 self.at_server(m.id, m.from, m.sent, request, believed)
             }
-            Body::Reply(reply, now_us, incarnation) => match m.from {
+            Body::Reply(reply) => match m.from {
                 Sender::Instance(i, generation) => {
                     let here = &self.instances[i];
                     if here.alive && here.generation == generation && !here.cut {
-                        self.answered(i, m.id, m.sent, reply, now_us, &incarnation);
+                        self.answered(i, m.id, m.sent, reply);
                     }
                 }
                 Sender::Guard(run) => self.guard_answered(run),
@@ -331,7 +331,7 @@ impl World {
         id: u32,
         from: Sender,
         sent: Boottime,
-        request: Request,
+        request: Question,
         believed: Option<i64>,
     ) {
         let cut = match from {
@@ -341,8 +341,7 @@ impl World {
         if cut || !self.server.up {
             return;
         }
-        let reply = self.serve(request, believed);
-        let body = Body::Reply(reply, self.store_us(), self.server.incarnation());
+        let body = Body::Reply(self.serve(request, believed));
         self.mail.push(Message {
             id,
             from,

@@ -307,7 +307,7 @@ pub fn registration(job: &str, incarnation: &str) -> soloist::logic::claim::Regi
         epoch: None,
         lost: vec![],
         counted_from: i64::MAX,
-        triggers_lost_before: 0,
+        lost_before: 0,
         enabled: true,
         remembered: Default::default(),
         instance: InstanceId::new("bench"),

@@ -18,7 +18,7 @@ end
 if was then
   local left, mark = call('PTTL', key), string.sub(was, 17, 17)
   if left < 0 or not string.find(mark, '^[.!=~]$') then
-    return { left, was }
+    return { left, string.sub(was, 1, 1000) }
   end
   local levels, gone, inside, who = string.match(was, '^\t(%d+)\t([^\t]*)\t([^\t]*)\t(.*)$', 18)
   last = string.sub(was, 1, 16)
@@ -43,7 +43,7 @@ if was then
       call('PERSIST', key)
       call('SET', key, last .. '!' .. string.sub(was, 18), 'PX', left)
     end
-    return { left - ARGV[4], who }
+    return { left - ARGV[4], string.sub(who, 1, 1000) }
   end
   if who then
     if is_in(inside) then

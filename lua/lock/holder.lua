@@ -12,9 +12,10 @@ end
 local left, mark, holder = redis.call('PTTL', KEYS[1]), string.sub(was, 17, 17), string.sub(was, 18)
 -- A value that was set by hand, or by another program.
 if left < 0 or not string.find(mark, '^[.!=~]$') then
-  return { left, was }
+  return { left, string.sub(was, 1, 1000) }
 end
 if left <= tonumber(ARGV[1]) or mark == '~' then
   return false
 end
-return { left - ARGV[1], string.match(holder, '^\t%d+\t[^\t]*\t[^\t]*\t(.*)$') or holder }
+holder = string.match(holder, '^\t%d+\t[^\t]*\t[^\t]*\t(.*)$') or holder
+return { left - ARGV[1], string.sub(holder, 1, 1000) }

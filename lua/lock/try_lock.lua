@@ -18,6 +18,7 @@
 --          {remaining, holder}  another owner holds it, for at most `remaining` milliseconds (-1: it does not expire)
 --          nothing              this owner had the lock, and it is over: a request that came late must not acquire it
 --                               again for a caller that has gone on
+-- A holder that another program wrote is cut after 1000 bytes.
 local call, key, owner = redis.call, KEYS[1], ARGV[1]
 local was, last = KEYS[2] or call('GET', key), ''
 if was then
@@ -29,7 +30,7 @@ if was then
     local left = call('PTTL', key)
     -- A value that was set by hand, or by another program.
     if left < 0 or mark ~= '.' and mark ~= '!' and mark ~= '=' then
-      return { left, was }
+      return { left, string.sub(was, 1, 1000) }
     end
     left = left - ARGV[3]
     if left > 0 then
@@ -46,7 +47,7 @@ if was then
         call('PERSIST', key)
         call('SET', key, last .. '!' .. holder, 'PX', left + ARGV[3])
       end
-      return { left, holder }
+      return { left, #holder > 1000 and string.sub(holder, 1, 1000) or holder }
     end
   end
   if ours then

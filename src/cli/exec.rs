@@ -46,10 +46,10 @@ const NOT_EXECUTABLE: u8 = 126;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The command gets the stdin, stdout, stderr, terminal, signals and environment of soloist (without SOLOIST_STORE_URL
-and the variables that [store] of the configuration expands), and in addition SOLOIST_LOCK, SOLOIST_FENCING_TOKEN and,
-with --once-per, SOLOIST_OCCURRENCE. When the command ends, soloist ends the processes that it left running, and then
-releases the lock.
+The command gets the stdin, stdout, stderr, terminal, signals and environment of soloist (without
+SOLOIST_STORE_URL and the variables that [store] of the configuration expands), and in addition
+SOLOIST_LOCK, SOLOIST_FENCING_TOKEN and, with --once-per, SOLOIST_OCCURRENCE. When the command ends,
+soloist ends the processes that it left running, and then releases the lock.
 
 Exit codes:
   the command's own; 128+N when signal N ended it

@@ -17,8 +17,8 @@ use crate::{
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The store keeps the last 200 records of each job. SQLite removes a record after 30 days; Redis removes the records of a
-job 30 days after the newest one. Times are in UTC.
+The store keeps the last 200 records of each job. SQLite removes a record after 30 days; Redis
+removes the records of a job 30 days after the newest one. Times are in UTC.
 
 Examples:
   soloist history                                what the fleet did last

@@ -23,6 +23,37 @@ pub(super) enum Format {
 pub(super) const DAEMON: &str = "info,tokio_cron_scheduler=warn,rustls=warn,redis=warn";
 pub(super) const COMMAND: &str = "warn";
 
+/// Which lines are logged; None: an empty text, which is as none.
+#[derive(Debug, Clone)]
+pub(super) struct Filter(pub(super) Option<Targets>);
+
+impl std::str::FromStr for Filter {
+    type Err = String;
+
+    /// A bare word is a level here: as the name of a module, a misspelled level would silence everything.
+    fn from_str(text: &str) -> Result<Self, String> {
+        const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+        if text.trim().is_empty() {
+            return Ok(Self(None));
+        }
+        for part in text.split(',').map(str::trim) {
+            let level = part.rsplit_once('=').map_or(part, |(_, level)| level);
+            if !LEVELS.contains(&level.to_ascii_lowercase().as_str()) {
+                let near = crate::config::nearest(level, LEVELS);
+                let hint = near.map_or_else(
+                    || format!("write one of {}, or MODULE=LEVEL", LEVELS.join(", ")),
+                    |near| format!("did you mean `{near}`?"),
+                );
+                return Err(format!("`{}` is not a level; {hint}", level.escape_debug()));
+            }
+        }
+        match text.replace(char::is_whitespace, "").parse() {
+            Ok(targets) => Ok(Self(Some(targets))),
+            Err(e) => Err(e.to_string()),
+        }
+    }
+}
+
 /// Call this once, before anything is logged.
 pub(super) fn init(format: Format, filter: Targets) {
     let journal = match format {
@@ -84,6 +115,20 @@ mod tests {
         assert!(!stderr_is_journal(Some(&format!("{ours}0"))));
         assert!(!stderr_is_journal(Some("")));
         assert!(!stderr_is_journal(None));
+    }
+
+    #[test]
+    fn a_word_that_is_no_level_is_refused_and_an_empty_one_is_none() {
+        let parse = |text: &str| text.parse::<Filter>();
+        let error = |text: &str| parse(text).unwrap_err();
+        assert_eq!(error("wran"), "`wran` is not a level; did you mean `warn`?");
+        for text in ["info,bogus", "soloist=5", "trace=5", ","] {
+            assert!(error(text).contains("is not a level"), "{text}");
+        }
+        assert!(parse("").unwrap().0.is_none() && parse(" ").unwrap().0.is_none());
+        let some = parse("WARN, soloist::store=debug").unwrap().0.unwrap();
+        assert!(some.would_enable("soloist::store", &tracing::Level::DEBUG));
+        assert!(!some.would_enable("soloist", &tracing::Level::INFO));
     }
 
     #[test]

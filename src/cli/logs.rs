@@ -246,7 +246,9 @@ async fn latest(ctx: &Context, job: &JobName) -> Result<RunId, Failure> {
     runs(ctx, job).await?.first().copied().ok_or_else(|| {
         Failure::usage(
             format!("`{job}` has not run yet"),
-            format!("`soloist next {job}` says when it will"),
+            format!(
+                "`soloist next {job}` says when it will; `soloist trigger {job}` starts it now"
+            ),
         )
     })
 }

@@ -227,8 +227,8 @@ pub(super) fn count(n: usize, noun: &str) -> String {
 pub(super) fn lines(text: &str) -> Result<usize, String> {
     const MOST: usize = 100_000;
     match text.parse() {
-        Ok(n) if (0..=MOST).contains(&n) => Ok(n),
-        _ => Err(format!("expected a number from 0 to {MOST}")),
+        Ok(n) if (1..=MOST).contains(&n) => Ok(n),
+        _ => Err(format!("expected a number from 1 to {MOST}")),
     }
 }
 

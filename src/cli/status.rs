@@ -83,7 +83,10 @@ pub(crate) fn render(s: &StatusView) -> String {
     if !s.epoch.open {
         let wait = match s.epoch.wait_ms {
             Some(ms) if ms > 0 => {
-                format!("it grants nothing for {}", span(ms.saturating_add(999)))
+                format!(
+                    "jobs with the longest lease wait {} more",
+                    span(ms.saturating_add(999))
+                )
             }
             Some(_) => "it grants nothing until an instance has watched it long enough".to_owned(),
             None => "it grants nothing until an instance is up".to_owned(),
@@ -415,7 +418,7 @@ mod tests {
         assert_eq!(
             text,
             "2 live instances on redis://host:6379/0, namespace soloist, 4 jobs\n\
-             the store started, or lost or changed its data, 5 s ago: it grants nothing for 12 s\n\
+             the store started, or lost or changed its data, 5 s ago: jobs with the longest lease wait 12 s more\n\
              \n\
              INSTANCE  HOST  SEEN          CLOCK  CONFIG            JOBS  RUNNING  NOTE\n\
              web-1     web   1 s ago    +0.003 s  aaaaaaaa             4        1\n\

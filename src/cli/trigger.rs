@@ -41,13 +41,14 @@ Exit codes with --wait:
   the command's own; 128+N when signal N ended it
   126 when the command could not be executed
   79  when the run lost its lease, or the instance that ran it died
-  75  when no instance started the run within start_within, or its next attempt: no instance is up, all are draining,
-      none has the job, none believes the store's clock, or the job is paused
+  75  when no instance started the run, or its next attempt, within start_within: no instance is up,
+      all are draining, none has the job, none believes the store's clock, or the job is paused
   69  when the store does not answer
 Ctrl-C ends the waiting, not the run.
 
-The store keeps a key for 7 days, by its own clock, after the run was started or given up. It keeps up to 10000 keys
-of a job; then it refuses a new key, with exit code 75, until it deletes an old one. Triggers without --key do not count.
+The store keeps a key for 7 days, by its own clock, after the run was started or given up. It keeps
+up to 10000 keys of a job; then it refuses a new key, with exit code 75, until it deletes an old
+one. Triggers without --key do not count.
 
 Examples:
   soloist trigger backup

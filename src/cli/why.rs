@@ -114,7 +114,9 @@ pub(super) async fn why(ctx: &Context, args: &Why) -> Result<Exit, Failure> {
         None => facts.latest().ok_or_else(|| {
             Failure::usage(
                 format!("`{name}` has had no occurrence yet"),
-                format!("`soloist next {name}` shows what comes"),
+                format!(
+                    "`soloist next {name}` shows what comes; `soloist trigger {name}` starts it now"
+                ),
             )
         })?,
     };
@@ -332,7 +334,8 @@ impl Facts<'_> {
         }
         if at.0 <= st.since {
             return format!(
-                "It was not due: the fleet has known this schedule of the job only since {}.",
+                "Nothing is known of it: the store has known this schedule of the job only since {}. Then the schedule was \
+                new, or the job came back, or the store had lost its data.",
                 show::instant(st.since)
             );
         }
@@ -702,7 +705,8 @@ mod tests {
         f.history.clear();
         assert_eq!(
             told(&f, AT - 10 * HOUR),
-            "It was not due: the fleet has known this schedule of the job only since 2026-11-20T05:00:00Z."
+            "Nothing is known of it: the store has known this schedule of the job only since 2026-11-20T05:00:00Z. Then \
+             the schedule was new, or the job came back, or the store had lost its data."
         );
         let stranger = f.explain(Occurrence(AT + 1));
         assert_eq!(

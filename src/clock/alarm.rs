@@ -30,6 +30,11 @@ impl Alarm {
             if left.is_zero() {
                 return;
             }
+            #[cfg(test)]
+            if crate::simulation::simulated() {
+                tokio::time::sleep(left).await;
+                continue;
+            }
             let value = Timespec {
                 tv_sec: left.as_secs() as i64,
                 tv_nsec: i64::from(left.subsec_nanos()),

@@ -119,7 +119,7 @@ fn each_hint_names_what_was_meant() {
     assert_eq!(duration("1h30m"), Ok(Duration::from_secs(5400)));
     assert_eq!(
         duration("5 m"),
-        Err("`5 m` is not a duration; write `m` for minutes, without spaces".to_owned())
+        Err("`5 m` is not a duration; write it without spaces: `5m`".to_owned())
     );
     assert_eq!(show_duration(Duration::from_secs(5400)), "1h30m");
 }
@@ -146,7 +146,16 @@ fn a_mask_hides_secrets_and_nothing_beside_them() {
         "token = «12345 6» # why\nb = 2",
         r#""the-credential" = '«a\»' # 'why'"#,
         r#"password = "«a\"b»" # "why""#,
-        "password = \"«hunter2»\nb = \"c\"",
+        "password = \"«hunter2»\nurl = \"c\"",
+        "url = \"redis://h\nnamespace = \"c\"",
+        "url = \"redis://h\n\n[jobs.a]\nschedule = \"c\"",
+        "url = \"redis://h\n retry.attempts = 3\n",
+        "url = \"«redis://u:hun»\n«ter2@host/0\"»\nnamespace = \"c\"",
+        "url = '«redis://u:hun»\n«ter»\n«2@host/0' # a»\nnamespace = 'c'",
+        "url = \"«redis://u:1»\r\n\n«[2=\\\"@host/0»\n«\"»\nnamespace = \"c\"",
+        "password = \"«hun»\n«ter = 2\"»\n[jobs.a]\nschedule = \"c\"",
+        "url = \"«redis://u:p@hun»\n«ter2@host/0»\n",
+        "a = \"x\"y\n«hunter2@h\"»\nnamespace = \"c\"",
         "passwd = '''«hun»\n«ter2»''' # why\nb = 'c'",
         "passwd = \"\"\"«hun\"ter2»\"\"\" # why",
         r#"command = "«a\tb»" # "why""#,
@@ -214,5 +223,37 @@ fn a_contradiction_is_shown_where_it_was_written() {
         };
         assert_eq!(problem.line, Some(line), "{report}");
         assert!(problem.message.starts_with(place), "{report}");
+    }
+}
+
+/// A megabyte in one line, with as many secrets as it can have.
+#[test]
+fn a_mask_of_one_long_line_stays_linear() {
+    for piece in [
+        "://", "://@", "://?", "://\\", "://a:b", "pass=", "pass= a", "env=", "=token", "\"", "'\n",
+    ] {
+        let text = piece.repeat((1 << 20) / piece.len());
+        let masked = report::mask(&text);
+        assert_eq!(masked.len(), text.len(), "{piece}");
+    }
+}
+
+/// No line and no message of the report shows a part of a secret that a newline cuts.
+#[test]
+fn a_report_about_a_cut_string_shows_no_secret() {
+    for text in [
+        "[store]\nurl = \"redis://u:hunter2\n",
+        "[store]\nurl = \"redis://u:hun\nter2@host/0\"\nnamespace = 1\n",
+        "[store]\nurl = 'redis://u:hun\nter2@host/0'\n",
+        "[store]\nurl = \"redis://u:hun\nter2 = 5\n@host/0\"\n",
+        "[store]\nurl = \"redis://u:hun\n[ter2]\nx@host/0\"\n",
+        "[store]\npassword = \"hun\nter2\"\n",
+        "[jobs.a]\ncommand = 'x'\nenv = { A = \"hun\nter2\", B = \"x\" }\n",
+        "[jobs.a]\ncommand = ['x', \"db://u:hun\nter2@h\"]\nenv.A = \"hun\nter2\"\n",
+    ] {
+        let report = parse(text, Path::new("jobs.toml"), &environment).unwrap_err();
+        let shown = format!("{report}{:?}", report.problems());
+        assert!(shown.contains("does not end in this line"), "{shown}");
+        assert!(!shown.contains("hun") && !shown.contains("ter2"), "{shown}");
     }
 }

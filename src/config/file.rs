@@ -30,6 +30,11 @@ pub fn duration(text: &str) -> Result<Duration, String> {
 pub fn load(path: &Path) -> Result<Config, Report> {
     let failed =
         |message: String, hint: &str| Report::of_file(path, message, Some(hint.to_owned()));
+    // As root check it first, because reading another user's pipe may never end; and again, because there may have been
+    // no file yet.
+    if rights::strict() {
+        rights::trusted(path).map_err(|f| failed(f.message, &f.fix))?;
+    }
     let bytes = std::fs::read(path).map_err(|error| {
         failed(
             format!("cannot read the configuration: {error}"),

@@ -137,6 +137,13 @@ keys! {
     }
 }
 
+/// Whether a table of the file has a key of this name.
+pub(super) fn is_known(name: &str) -> bool {
+    [Store::NAMES, Limits::NAMES, Job::NAMES]
+        .concat()
+        .contains(&name)
+}
+
 /// With a shorter `timeout` no store could answer in time.
 const SHORTEST_PATIENCE: Duration = Duration::from_millis(10);
 

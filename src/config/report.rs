@@ -4,11 +4,12 @@
 
 use std::{
     collections::{BTreeSet, HashSet},
-    fmt,
+    fmt, iter,
     ops::Range,
     path::{Path, PathBuf},
 };
 
+use super::keys;
 use annotate_snippets::{AnnotationKind, Group, Level, Origin, Renderer, Snippet};
 use toml::{
     Spanned,
@@ -309,8 +310,8 @@ impl<'a> Collector<'a> {
     /// defined twice.
     // Long: each problem passes one filter after the other.
     pub(super) fn finish(mut self) -> Report {
-        let masked = mask(self.text);
-        let starts: Vec<usize> = std::iter::once(0)
+        let (masked, cut) = mask_and_cut(self.text);
+        let starts: Vec<usize> = iter::once(0)
             .chain(self.text.match_indices('\n').map(|(at, _)| at + 1))
             .collect();
         let line_of = |at: usize| starts.partition_point(|start| *start <= at).max(1) - 1;
@@ -327,7 +328,11 @@ impl<'a> Collector<'a> {
             let end = (table + 1..starts.len()).find(|line| is_table(*line));
             table + 1..end.unwrap_or(starts.len())
         };
-        let mut broken = BTreeSet::new();
+        // What the rest of a cut string seems to say was not meant; an unknown key would be a part of a secret.
+        let mut broken: BTreeSet<usize> = BTreeSet::new();
+        for span in cut {
+            broken.extend(line_of(span.start)..=line_of(span.end));
+        }
         let mut repeated = 0..0;
         let mut kept: Vec<Found> = Vec::with_capacity(self.found.len());
         for found in self.found {
@@ -413,13 +418,20 @@ impl<'a> Collector<'a> {
 ///
 /// Treated as secrets: in a URL the parts before `@` and after `?`, and a port that is not a number; the text between
 /// the first `:` of a word and `@`; the text after `pass=`; the values of keys whose name contains `pass`, `secret`,
-/// `token` or `credential` and does not end in `file`; all values of `env`; strings with escapes or of several lines.
+/// `token` or `credential` and does not end in `file`; all values of `env`; strings with escapes or of several lines,
+/// also if a newline cuts a string that may have only one.
+#[cfg(test)]
 pub(super) fn mask(text: &str) -> String {
+    mask_and_cut(text).0
+}
+
+/// [`mask`], and the lines that most likely belong to a string that began in an earlier line and was cut there.
+fn mask_and_cut(text: &str) -> (String, Vec<Range<usize>>) {
     let mut bytes = text.as_bytes().to_vec();
     for (_, node) in DeTable::parse_recoverable(text).0.get_ref() {
         mask_env(node, false, &mut bytes);
     }
-    mask_strings(text, &mut bytes);
+    let cut = mask_strings(text, &mut bytes);
     for line in spans_of_lines(text) {
         mask_user_info(text, line.clone(), &mut bytes);
         mask_query(text, line.clone(), &mut bytes);
@@ -427,7 +439,7 @@ pub(super) fn mask(text: &str) -> String {
     }
     mask_values(text, &mut bytes);
     // Whole characters are replaced by ASCII, so this cannot fail.
-    String::from_utf8(bytes).unwrap_or_default()
+    (String::from_utf8(bytes).unwrap_or_default(), cut)
 }
 
 fn spans_of_lines(text: &str) -> impl Iterator<Item = Range<usize>> {
@@ -464,13 +476,15 @@ fn mask_env_of_line(text: &str, line: Range<usize>, bytes: &mut [u8]) {
         let rest = part[at + name.len()..].trim_start_matches(['"', '\'', ' ', '\t']);
         let whole = !part[..at].ends_with(|c: char| c.is_ascii_alphanumeric() || c == '_');
         if whole && rest.starts_with(['=', '.']) {
-            fill(bytes, line.end - rest.len() + 1..line.end);
+            return fill(bytes, line.end - rest.len() + 1..line.end);
         }
     }
 }
 
-/// Masks strings of several lines, and strings with escapes, which may hide a secret.
-fn mask_strings(text: &str, bytes: &mut [u8]) {
+/// Masks strings of several lines, and strings with escapes, which may hide a secret. Returns the further lines of the
+/// strings that a newline cuts.
+fn mask_strings(text: &str, bytes: &mut [u8]) -> Vec<Range<usize>> {
+    let mut cut = Vec::new();
     let mut from = 0;
     while let Some(n) = text[from..].find(['"', '\'', '#']) {
         let rest = &text[from + n..];
@@ -493,26 +507,72 @@ fn mask_strings(text: &str, bytes: &mut [u8]) {
         if string.contains('\n') || quote.starts_with('"') && string.contains('\\') {
             fill(bytes, from..from + length);
         }
+        let begin = from;
         from += length;
-        from += text[from..]
+        let close = text[from..]
             .bytes()
             .take(quote.len())
             .take_while(|b| quote.as_bytes()[0] == *b)
             .count();
+        from += close;
+        if close == 0 && quote.len() == 1 {
+            cut.extend(mask_cut(text, begin..from, quote, bytes));
+            from = cut.last().map_or(from, |more| from.max(more.end));
+        }
     }
+    cut
+}
+
+/// Masks a string that does not end in its line, and returns its further lines: everything up to the line with its
+/// quote, unless a line looks like soloist's configuration. Then the string most likely only lacks its quote.
+fn mask_cut(
+    text: &str,
+    string: Range<usize>,
+    quote: &str,
+    bytes: &mut [u8],
+) -> Option<Range<usize>> {
+    // The quote may be the last one of a string that began in an earlier line.
+    let line = text[..string.start].rfind('\n').map_or(0, |n| n + 1);
+    let before = text[line..string.start - 1].trim_end_matches([' ', '\t']);
+    if !before.is_empty() && !before.ends_with(['=', '[', ',', '{', '.']) {
+        fill(bytes, line..string.end);
+    }
+    let from = (string.end + 1).min(text.len());
+    let mut end = from;
+    for line in text[from..].split_inclusive('\n') {
+        if is_ours(line) {
+            break;
+        }
+        end += line.len();
+        if closing(line, quote) < line.trim_end_matches('\n').len() {
+            break;
+        }
+    }
+    let more = from..from + text[from..end].trim_end().len();
+    if more.is_empty() {
+        return None;
+    }
+    fill(bytes, string.start..more.end);
+    Some(more)
+}
+
+/// Whether the line is the header of a table, or begins with one of soloist's keys.
+fn is_ours(line: &str) -> bool {
+    let line = line.trim();
+    let end = line.find(|c: char| !(c.is_ascii_lowercase() || c == '_'));
+    let (word, rest) = line.split_at(end.unwrap_or(line.len()));
+    let header = line
+        .strip_prefix('[')
+        .and_then(|l| l.split(['.', ']']).next());
+    header.is_some_and(|table| ["store", "limits", "defaults", "jobs"].contains(&table))
+        || rest.trim_start().starts_with(['=', '.']) && keys::is_known(word)
 }
 
 /// The secrets of a URL, and `x:y@z` without blanks.
 fn mask_user_info(text: &str, line: Range<usize>, bytes: &mut [u8]) {
     let part = &text[line.clone()];
-    for (at, slashes) in part.match_indices("://") {
-        let start = at + slashes.len();
-        for secret in secrets(&part[start..]) {
-            fill(
-                bytes,
-                line.start + start + secret.start..line.start + start + secret.end,
-            );
-        }
+    for secret in secrets(part) {
+        fill(bytes, line.start + secret.start..line.start + secret.end);
     }
     let mut from = 0;
     for piece in part.split_inclusive(|c: char| c.is_whitespace() || c == '"' || c == '\'') {
@@ -532,46 +592,68 @@ fn mask_user_info(text: &str, line: Range<usize>, bytes: &mut [u8]) {
     }
 }
 
-/// The secrets in the text after the `//` of a URL, up to the end of the line: a password may contain the quote that
-/// would end the string, and then the string may end anywhere.
-fn secrets(url: &str) -> Vec<Range<usize>> {
-    let place = url.rfind('@').map_or(0, |at| at + 1);
-    let mut found = Vec::new();
-    found.push(0..place.saturating_sub(1));
-    let end = |from: usize, stop: &[char]| url[from..].find(stop).map_or(url.len(), |n| from + n);
-    let host_end = end(place, &['/', '?', '#', '"', '\'', ' ', ',', '\n', '\r']);
-    // After the brackets of an IPv6 address.
-    let host = match url[place..host_end].rfind(']') {
-        Some(n) if url[place..].starts_with('[') => place + n,
-        _ => place,
+/// The secrets of the URLs in a line. Each URL lasts until the end of the line: a password may contain the quote that
+/// would end the string, and then the string may end anywhere. So the last `@` and the first `?` belong to all URLs.
+fn secrets(line: &str) -> Vec<Range<usize>> {
+    let Some(first) = line.find("://").map(|at| at + 3) else {
+        return Vec::new();
     };
-    if let Some(colon) = url[host..host_end].find(':').map(|n| host + n) {
-        let port = &url[colon + 1..host_end];
-        if port.is_empty() || !port.bytes().all(|b| b.is_ascii_digit()) {
-            // Most likely a password whose host is missing.
-            found.push(colon + 1..url.len());
-        }
+    let mut found = Vec::new();
+    // From here on, all of the line is a secret.
+    let mut rest = line[first..].find('?').map(|n| first + n + 1);
+    if line[first..].contains('\\') {
+        rest = Some(first);
     }
-    found.extend(url.find('?').map(|n| n + 1..url.len()));
-    if url.contains('\\') {
-        found.push(0..url.len());
+    let mut place = first;
+    if let Some(at) = line[first..].rfind('@').map(|n| first + n) {
+        found.push(first..at);
+        place = at + 1;
     }
+    let later = line[place..].match_indices("://");
+    for place in iter::once(place).chain(later.map(|(at, _)| place + at + 3)) {
+        rest = port(line, place).into_iter().chain(rest).min();
+    }
+    found.extend(rest.map(|from| from..line.len()));
     found
+}
+
+/// Where the port of the host at `place` begins, if it is not a number: most likely it is a password whose host is
+/// missing.
+fn port(line: &str, place: usize) -> Option<usize> {
+    let url = &line[place..];
+    let host = &url[..url
+        .find(['/', '?', '#', '"', '\'', ' ', ',', '\n', '\r'])
+        .unwrap_or(url.len())];
+    // After the brackets of an IPv6 address.
+    let name = match host.rfind(']') {
+        Some(n) if host.starts_with('[') => n,
+        _ => 0,
+    };
+    let colon = name + host[name..].find(':')?;
+    let port = &host[colon + 1..];
+    let number = !port.is_empty() && port.bytes().all(|b| b.is_ascii_digit());
+    (!number).then_some(place + colon + 1)
 }
 
 fn mask_query(text: &str, line: Range<usize>, bytes: &mut [u8]) {
     let part = &text[line.clone()];
+    let mut masked = 0;
     for (at, name) in part.match_indices("pass=") {
         let start = at + name.len();
-        let end = part[start..]
+        if start < masked {
+            continue;
+        }
+        masked = part[start..]
             .find(['"', '\'', '\n'])
             .map_or(part.len(), |n| start + n);
-        fill(bytes, line.start + start..line.start + end);
+        fill(bytes, line.start + start..line.start + masked);
     }
 }
 
 fn mask_values(text: &str, bytes: &mut [u8]) {
     const SECRET: [&str; 4] = ["pass", "secret", "token", "credential"];
+    // Where the last value without quotes ends.
+    let mut masked = 0;
     for (at, _) in text.match_indices('=') {
         let name = text[..at].trim_end_matches([' ', '\t', '"', '\'']);
         let start = name
@@ -590,8 +672,11 @@ fn mask_values(text: &str, bytes: &mut [u8]) {
             .into_iter()
             .find(|q| rest.starts_with(q))
         else {
-            let end = rest.find(['\n', ',', '}', '#']).unwrap_or(rest.len());
-            fill(bytes, open..open + rest[..end].trim_end().len());
+            if open >= masked {
+                let end = rest.find(['\n', ',', '}', '#']).unwrap_or(rest.len());
+                masked = open + end;
+                fill(bytes, open..open + rest[..end].trim_end().len());
+            }
             continue;
         };
         let inner = &rest[quote.len()..];

@@ -56,7 +56,7 @@ pub fn strict() -> bool {
 /// only the owners of files count; on a read-only file system nobody may write.
 pub fn foreign(file: &Path) -> Option<Foreign> {
     let absolute = std::path::absolute(file).ok()?;
-    look(&absolute, Reader::own())
+    look(&absolute, Reader::own(), judge)
 }
 
 /// Checks like [`foreign`]. Logs a warning, or returns an error if soloist runs as root.
@@ -75,12 +75,20 @@ pub fn trusted(file: &Path) -> Result<(), Foreign> {
 }
 
 /// Like [`trusted`], for a database and the files beside it, which may also belong to the owner of the directory, and
-/// may be missing. Checks only whom they belong to.
+/// may be missing. Checks only whom they belong to, and the links on the way to them: whoever owns a link chooses where
+/// soloist writes, so not even the owner of the directory may.
 ///
 /// # Errors
-/// A file belongs to another user, and soloist runs as root.
+/// A file or a link belongs to another user, and soloist runs as root.
 pub fn database(file: &Path) -> Result<(), Foreign> {
     let reader = Reader::own();
+    let refuse = |f: Foreign| {
+        if strict() {
+            return Err(f);
+        }
+        tracing::warn!("{}: {}", f.message, f.fix);
+        Ok(())
+    };
     let owner = file.parent().and_then(|dir| {
         let dir = if dir.as_os_str().is_empty() {
             Path::new(".")
@@ -93,6 +101,11 @@ pub fn database(file: &Path) -> Result<(), Foreign> {
         let mut path = file.as_os_str().to_owned();
         path.push(end);
         let path = PathBuf::from(path);
+        let absolute = std::path::absolute(&path).ok();
+        if let Some(f) = absolute.and_then(|path| look(&path, reader, judge_link)) {
+            refuse(f)?;
+            continue;
+        }
         let Ok(meta) = fs::symlink_metadata(&path) else {
             continue;
         };
@@ -111,15 +124,18 @@ pub fn database(file: &Path) -> Result<(), Foreign> {
                 path.display()
             ),
         };
-        if strict() {
-            return Err(f);
-        }
-        tracing::warn!("{}: {}", f.message, f.fix);
+        refuse(f)?;
     }
     Ok(())
 }
 
-fn look(file: &Path, reader: Reader) -> Option<Foreign> {
+/// What `judge` says of the first thing on the way to `file` that it objects to. The way ends where something is
+/// missing.
+fn look(
+    file: &Path,
+    reader: Reader,
+    judge: impl Fn(&Path, &Metadata, Reader) -> Option<Foreign>,
+) -> Option<Foreign> {
     let mut left: VecDeque<OsString> = VecDeque::new();
     let parts = |path: &Path| -> Vec<OsString> {
         let named = |c: Component<'_>| match c {
@@ -157,10 +173,27 @@ fn look(file: &Path, reader: Reader) -> Option<Foreign> {
     None
 }
 
+fn judge_link(path: &Path, meta: &Metadata, reader: Reader) -> Option<Foreign> {
+    if !meta.is_symlink() || reader.trusts(meta.uid()) || read_only(path) {
+        return None;
+    }
+    let shown = path.display();
+    Some(Foreign {
+        message: format!(
+            "{shown} is a symbolic link of user {}, who chooses with it where soloist writes",
+            meta.uid()
+        ),
+        fix: format!(
+            "name the file itself, or `chown -h {} {shown}`",
+            reader.name()
+        ),
+    })
+}
+
 fn judge(path: &Path, meta: &Metadata, reader: Reader) -> Option<Foreign> {
     let kind = meta.file_type();
-    // Ignore pipes, which a shell passes as files, and devices, which have no content of their own.
-    if kind.is_fifo() || kind.is_char_device() || read_only(path) {
+    // Ignore devices, which have no content of their own.
+    if kind.is_char_device() || read_only(path) {
         return None;
     }
     let shown = path.display();

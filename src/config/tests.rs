@@ -1435,9 +1435,10 @@ fn durations_and_sizes_are_read_exactly() {
     };
     assert!(hint("5").starts_with("add a unit, such as `5s`"));
     assert_eq!(hint("5 min"), "write `m` for minutes, without spaces");
+    assert_eq!(hint("1h 30m"), "write it without spaces: `1h30m`");
     assert_eq!(
         hint("1.5s"),
-        "use whole numbers: `1500ms` for one and a half seconds"
+        "use whole numbers: `1500ms` for 1.5 s, `90s` for 1.5 min, `1h30m` for 1.5 h"
     );
     let sizes = [
         ("64KiB", 65_536),

@@ -9,7 +9,7 @@ use crate::{
     logic::{
         backoff,
         claim::{Answer, Claim, Target},
-        contest::{JobState, Next, NextClaim, unfold},
+        contest::{JobState, Next, unfold},
         timetable::{self, Backlog},
     },
     model::{JobName, Occurrence, RunId},
@@ -112,15 +112,8 @@ impl Contender {
         }
     }
 
-    async fn ask_for(self: &Arc<Self>, job: &JobName, claim: NextClaim) -> Ended {
-        let target = claim.target.clone();
-        let ask = Ask {
-            target: claim.target,
-            missed: claim.missed,
-            trigger: claim.trigger,
-            start_by: claim.start_by,
-            next_attempt: false,
-        };
+    async fn ask_for(self: &Arc<Self>, job: &JobName, ask: Ask) -> Ended {
+        let target = ask.target.clone();
         let ended = self.contest(job, ask).await;
         self.prepared
             .decided(job, &target, matches!(ended, Ended::Won(_)));

@@ -203,6 +203,7 @@ impl Flight {
             Effect::Start(win) => (contender.start)(Granted {
                 job: win.job,
                 run: win.run,
+                incarnation: win.incarnation,
                 // The time of the answered request, however often the claim was sent before: a repeated claim with the
                 // same nonce renews the lease.
                 sent: sent.unwrap_or(Boottime(0)),
@@ -243,6 +244,7 @@ impl Flight {
         };
         contender.note_clock(&reply);
         let mut info = AnswerInfo {
+            incarnation: reply.incarnation.clone(),
             store_ms: reply.now_us / 1000,
             lapsed: false,
             expires_in: std::time::Duration::MAX,

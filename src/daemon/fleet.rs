@@ -25,6 +25,9 @@ use crate::{
 const HEARTBEAT: Duration = Duration::from_secs(1);
 /// An instance without a heartbeat for this long has no rank.
 const LIVE_WITHIN_MS: i64 = 3500;
+/// All live instances must have one configuration for this long before a job that it lacks counts as removed: after a
+/// restart of the whole fleet the first instance is alone for a while.
+const ALIKE_FOR: Duration = Duration::from_secs(15);
 /// Time between two warnings that the store does not answer.
 const WARN_AGAIN: Duration = Duration::from_secs(10);
 /// Time between two checks of the store's settings while they are safe; otherwise each heartbeat checks them.
@@ -63,11 +66,12 @@ pub(super) struct FleetTask {
     announced: bool,
     /// When this instance last warned about another process with its name.
     duplicate_told: Throttle,
+    unlisted_told: Throttle,
     away_since: Option<Boottime>,
     warned: Throttle,
     drained: bool,
-    /// All live instances have this instance's configuration.
-    alike: bool,
+    /// Since when all live instances have this instance's configuration; None: they do not.
+    alike_since: Option<Boottime>,
     /// How many rounds in a row found all jobs registered.
     registered_rounds: u32,
     /// The configuration for which the jobs that it lacks were marked as off.
@@ -110,10 +114,11 @@ impl FleetTask {
             process: fastrand::u32(1..),
             announced: false,
             duplicate_told: Throttle::default(),
+            unlisted_told: Throttle::default(),
             away_since: None,
             warned: Throttle::default(),
             drained: false,
-            alike: false,
+            alike_since: None,
             registered_rounds: 0,
             marked: None,
             rounds_to_recheck: RECHECK_ROUNDS,
@@ -326,16 +331,29 @@ impl FleetTask {
     }
 
     /// Marks jobs in the store that no instance has any more, or that all have disabled: when they come back,
-    /// occurrences since then are not caught up. This instance knows only if all live instances have one configuration;
-    /// otherwise another instance may still have the job.
+    /// what was not decided by then is not caught up. This instance knows only if all live instances have one
+    /// configuration for a while: otherwise another instance may still have the job, or start with it in a moment.
     async fn mark(&mut self) {
         let loaded = self.loaded.borrow().digest.clone();
-        if !self.alike || self.marked.as_ref() == Some(&loaded) {
+        let alike = self.alike_since;
+        let long = alike.is_some_and(|since| Boottime::now().since(since) >= ALIKE_FOR);
+        if !long || self.marked.as_ref() == Some(&loaded) {
             return;
         }
         let contender = &self.contender;
-        let Ok(all) = contender.store.jobs().await else {
-            return;
+        let all = match contender.store.jobs().await {
+            Ok(all) => all,
+            // The next heartbeat tries again.
+            Err(e) => {
+                if !e.is_transient() && self.unlisted_told.lets(Boottime::now(), WARN_AGAIN) {
+                    warn!(
+                        error = %e,
+                        "cannot list the store's jobs: if a job comes back that no instance has now, its occurrences \
+                        until then are caught up"
+                    );
+                }
+                return;
+            }
         };
         let enabled = contender.enabled();
         for job in all.iter().filter(|job| !enabled.contains(*job)) {
@@ -343,8 +361,8 @@ impl FleetTask {
                 Ok(reply) => {
                     note_clock(&contender.clock, &reply);
                     if reply.value == Controlled::Done {
-                        info!(%job, "no instance has this job enabled: its occurrences from now on will not be \
-                        caught up later");
+                        info!(%job, "no instance has this job enabled: occurrences that are not decided by now, or \
+                        come later, will not be caught up");
                     }
                 }
                 // The next heartbeat tries again.
@@ -429,15 +447,17 @@ impl FleetTask {
         match change {
             EpochChange::None => {}
             EpochChange::FirstSeenClosed => {
-                info!(wait = ?fleet.quarantine, "the store's data is new: waiting out the quarantine, because runs \
-                from before may still be alive");
+                info!(wait = ?fleet.quarantine, "the store's data is new: each job waits for a quarantine, which is as \
+                long as its lease, because runs from before may still be alive");
             }
             EpochChange::Replaced => {
                 warn!(epoch = %reply.incarnation, "the store was restarted, or lost or changed its data: no grants \
                 until all old leases have ended");
                 self.contender.resync();
             }
-            EpochChange::Opened => info!("the quarantine is over: the store grants again"),
+            EpochChange::Opened => {
+                info!("the quarantine is over, also for the jobs with the longest lease")
+            }
         }
         let contender = &self.contender;
         let live: Vec<InstanceId> = fleet
@@ -449,11 +469,15 @@ impl FleetTask {
         contender.set_live(live.into());
         let mine = &self.loaded.borrow().digest;
         let fresh = |i: &&Info| i.seen.abs_diff(now) <= LIVE_WITHIN_MS as u64;
-        self.alike = fleet
+        let alike = fleet
             .instances
             .values()
             .filter(fresh)
             .all(|i| i.config == *mine);
+        self.alike_since = match alike {
+            true => self.alike_since.or(Some(reply.received)),
+            false => None,
+        };
         let mut drain = fleet.drains.contains(&contender.me.instance);
         if change == EpochChange::Replaced && self.drained && !drain {
             // The store lost the request to drain with its data: repeat it.

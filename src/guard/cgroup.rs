@@ -6,14 +6,14 @@
 use std::{
     fs::{self, File, TryLockError},
     io,
-    os::unix::fs::DirBuilderExt,
+    os::unix::fs::{DirBuilderExt, MetadataExt},
     path::{Path, PathBuf},
     time::Duration,
 };
 
 use rustix::process::Signal;
 
-use super::tree::Proc;
+use super::tree::{Proc, process_of_thread};
 use crate::clock::Boottime;
 
 const PREFIX: &str = "soloist-";
@@ -65,6 +65,11 @@ impl Cgroup {
         File::open(&self.path).is_ok_and(|directory| directory.try_lock().is_ok())
     }
 
+    /// The user who made it.
+    pub(crate) fn owner(&self) -> Option<u32> {
+        fs::metadata(&self.path).map(|meta| meta.uid()).ok()
+    }
+
     /// Moves this process into it. False: the process stays where it is.
     pub(crate) fn enter(&self) -> bool {
         fs::write(self.path.join("cgroup.procs"), "0").is_ok()
@@ -77,12 +82,24 @@ impl Cgroup {
     /// The pids in it and below it.
     pub(crate) fn members(&self) -> Vec<i32> {
         fn add(path: &Path, pids: &mut Vec<i32>) {
-            let text = fs::read_to_string(path.join("cgroup.procs")).unwrap_or_default();
-            pids.extend(text.lines().filter_map(|line| line.parse::<i32>().ok()));
+            let read = |file: &str| fs::read_to_string(path.join(file));
+            let numbers = |text: &str| -> Vec<i32> {
+                text.lines().filter_map(|line| line.parse().ok()).collect()
+            };
+            match read("cgroup.procs") {
+                Ok(text) => pids.extend(numbers(&text)),
+                // A threaded cgroup, as root may make one, lists only its threads.
+                Err(_) => {
+                    let threads = numbers(&read("cgroup.threads").unwrap_or_default());
+                    pids.extend(threads.into_iter().filter_map(process_of_thread));
+                }
+            }
             directories(path).for_each(|below| add(&below, pids));
         }
         let mut pids = Vec::new();
         add(&self.path, &mut pids);
+        pids.sort_unstable();
+        pids.dedup();
         pids
     }
 
@@ -94,11 +111,11 @@ impl Cgroup {
 
     /// Sends SIGKILL to all processes in it and below it, even to frozen ones and to those that are forking.
     pub(crate) fn kill(&self) {
-        // After a failure `populated` stays true; the walk continues in any case.
-        let _ = fs::write(self.path.join("cgroup.kill"), "1");
-        // The kernel signals first threads only, and misses a process whose first thread has ended.
+        let killed = fs::write(self.path.join("cgroup.kill"), "1").is_ok();
+        // The kernel signals first threads only, and misses a process whose first thread has ended. In a threaded
+        // cgroup it signals nobody.
         let others = self.members().into_iter().filter_map(Proc::read);
-        let others: Vec<Proc> = others.filter(Proc::headless).collect();
+        let others: Vec<Proc> = others.filter(|p| !killed || p.headless()).collect();
         if !others.is_empty() {
             // A process that is still in the cgroup still has its pid, so the signal cannot reach a stranger.
             let members = self.members();
@@ -153,10 +170,10 @@ pub(crate) fn of_all_runs() -> Vec<(String, Cgroup)> {
         .flatten()
         .filter_map(|entry| {
             let name = entry.file_name().into_string().ok()?;
-            Some((
-                name.strip_prefix(PREFIX)?.to_owned(),
-                Cgroup::at(entry.path()),
-            ))
+            // Somebody else's cgroup may begin alike: only a run's id is a run.
+            let run = name.strip_prefix(PREFIX)?;
+            uuid::Uuid::try_parse(run).ok()?;
+            Some((run.to_owned(), Cgroup::at(entry.path())))
         })
         .collect()
 }

@@ -104,6 +104,13 @@ impl Proc {
     }
 }
 
+/// The pid of the process to which a thread belongs.
+pub(super) fn process_of_thread(thread: i32) -> Option<i32> {
+    let status = std::fs::read_to_string(format!("/proc/{thread}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("Tgid:"))?;
+    line.trim().parse().ok()
+}
+
 /// All processes that /proc shows.
 pub(super) fn all() -> Vec<Proc> {
     let Ok(dir) = std::fs::read_dir("/proc") else {

@@ -133,7 +133,9 @@ pub enum Election {
     },
     /// It was decided before, and is over.
     Settled,
-    /// This claim decided it without a run, and recorded that, because its holder had died.
+    /// This claim decided it without a run, and recorded that: its holder had died, or it was planned before the store
+    /// lost its data, so that it may have run. A store that is new looks like one that lost its data: what was planned
+    /// before the first claim there is recorded as unknown, unless the elector [reruns](Elector::rerun).
     Recorded {
         /// The outcome that the history shows from now on.
         outcome: Outcome,
@@ -230,7 +232,7 @@ impl Elector {
     }
 
     /// Reruns an occurrence whose holder died, up to `max_attempts` attempts in all (1 to 999). Then each occurrence
-    /// runs at least once, instead of at most once.
+    /// runs at least once, instead of at most once. That includes those of which the store has lost the data.
     #[must_use]
     pub fn rerun(mut self, max_attempts: u32) -> Self {
         self.on_crash = OnCrash::Rerun;
@@ -472,7 +474,10 @@ impl Elector {
             epoch: Some(fleet.value.id.to_string()),
             lost: vec![],
             counted_from: i64::MAX,
-            triggers_lost_before: 0,
+            lost_before: match self.on_crash {
+                OnCrash::Fail => fleet.value.born,
+                OnCrash::Rerun => 0,
+            },
             enabled: true,
             remembered: Default::default(),
             instance: self.instance.clone(),

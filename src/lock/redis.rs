@@ -184,9 +184,7 @@ fn millis(time: Duration) -> u64 {
 }
 
 fn script_call(script: &Script, name: &str, args: &[Arg<'_>]) -> Cmd {
-    // Space for the whole command at once: making it is most of what a lock costs on our side.
-    let mut call = Cmd::with_capacity(4 + args.len(), 128 + 2 * name.len());
-    call.arg("EVALSHA").arg(&*script.sha).arg("1").arg(name);
+    let mut call = script.call([name].into_iter(), args.len(), 64);
     for arg in args {
         match arg {
             Arg::Text(text) => call.arg(*text),

@@ -1,4 +1,4 @@
-//! Rules that a test can take out, one at a time, to see that the model misses them. Outside of tests none is ever out.
+//! Rules that a test can take out, one at a time, to see that the worlds notice. Outside of tests none is ever out.
 
 /// `rule!(Name, condition)`: the condition, and false while the rule is taken out. For what a rule forbids.
 #[cfg(test)]
@@ -47,6 +47,7 @@ mod switch {
         LapseNeedsProof,
         TakeoverNeedsProof,
         OtherDataGrantsNothing,
+        OtherDataConfirmsNothing,
         AttemptHasItsTurnOnce,
         RepeatedGrantIsSeen,
         FailMeansOnce,
@@ -59,6 +60,7 @@ mod switch {
         AdoptionWaits,
         LostIsCountedAnew,
         LostTriggersDoNotRun,
+        LostMayHaveRun,
         PauseIsToldAgain,
         NothingIsJumpedOver,
         QuarantineIsWaitedOut,
@@ -81,6 +83,7 @@ mod switch {
             Self::LapseNeedsProof,
             Self::TakeoverNeedsProof,
             Self::OtherDataGrantsNothing,
+            Self::OtherDataConfirmsNothing,
             Self::AttemptHasItsTurnOnce,
             Self::RepeatedGrantIsSeen,
             Self::FailMeansOnce,
@@ -93,6 +96,7 @@ mod switch {
             Self::AdoptionWaits,
             Self::LostIsCountedAnew,
             Self::LostTriggersDoNotRun,
+            Self::LostMayHaveRun,
             Self::PauseIsToldAgain,
             Self::NothingIsJumpedOver,
             Self::QuarantineIsWaitedOut,

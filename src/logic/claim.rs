@@ -13,6 +13,7 @@ mod bounds;
 mod control;
 mod epoch;
 mod message;
+mod question;
 mod register;
 mod renew;
 mod settle;
@@ -23,7 +24,9 @@ mod tests;
 use crate::logic::bent::{may, rule};
 use std::ops::ControlFlow;
 
-pub use self::{control::*, epoch::*, message::*, register::*, renew::*, settle::*, state::*};
+pub use self::{
+    control::*, epoch::*, message::*, question::*, register::*, renew::*, settle::*, state::*,
+};
 use super::belief;
 use crate::model::{Occurrence, Outcome, RunRecord, Trigger};
 
@@ -44,6 +47,7 @@ fn not_run(
     }
 }
 
+pub const LOST: &str = "the store lost its state, and no record of this occurrence survived";
 pub const LAPSED: &str = "its host vanished: the lease was not renewed for its whole length";
 pub const TOO_LATE: &str = "nobody could start it within start_within";
 pub const IN_DOUBT: &str =
@@ -75,6 +79,10 @@ pub fn claim(
     if rule!(OtherDataGrantsNothing, st.incarnation != incarnation) {
         return Answer::Quarantined;
     }
+    // Newer ones are decided; or the clock that dated it was wrong, and has been corrected.
+    if st.lost_before <= st.newest || st.lost_before > now {
+        st.lost_before = 0;
+    }
     let open = st.open.iter().position(|o| match &c.target {
         Target::Scheduled(at) => o.run.occurrence == *at,
         Target::Manual { key, .. } => o.run.key.as_ref() == Some(key),
@@ -103,6 +111,10 @@ fn claim_undecided(
     let at = due(st, c, now_us, effects)?;
     give_up_missed(st, c, at, effects)?;
     apply_early_runs(st, c, at)?;
+    if rule!(LostMayHaveRun, !c.is_manual() && at.0 <= st.lost_before) {
+        let answer = decide(st, c, at, now, Outcome::Unknown, LOST.to_owned(), effects);
+        return ControlFlow::Break(answer);
+    }
     apply_pause_and_skip(st, c, at, now, effects)?;
     if rule!(OverlapIsLookedAt, c.overlap != Overlap::Allow) {
         apply_overlap(st, c, at, now, effects)?;

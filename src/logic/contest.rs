@@ -26,7 +26,7 @@ use std::{sync::Arc, time::Duration};
 pub use self::{
     epoch::{Epoch, EpochChange, EpochWatch},
     job::{Account, Changes, JobState, Next, Registered, Standing},
-    queue::{Due, NextClaim, Segment, unfold},
+    queue::{Due, Segment, unfold},
     rank::rank,
 };
 use super::{
@@ -52,7 +52,7 @@ const PACE: (u32, Duration) = (3, Duration::from_secs(1));
 const SETTLED_YET: Duration = Duration::from_secs(1);
 
 /// What a contest is about.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Ask {
     pub target: Target,
     /// Earlier occurrences that the claim gives up.
@@ -155,8 +155,10 @@ impl View<'_> {
 }
 
 /// What comes with an answer.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct AnswerInfo {
+    /// The store's incarnation.
+    pub incarnation: Arc<str>,
     /// Unix ms of the store's clock, when it answered.
     pub store_ms: i64,
     /// The lease that the answer shows was seen unchanged for its whole length.
@@ -215,6 +217,8 @@ pub struct Win {
     /// The job's definition when the claim was sent.
     pub job: Arc<Job>,
     pub run: Run,
+    /// Of the store, when it granted the run.
+    pub incarnation: Arc<str>,
     /// Unix ms of the store's clock: a first attempt is not started later than this.
     pub start_by: i64,
     /// The claim was sent again, and its answer came after the last moment for a start: the run is to be settled as
@@ -580,6 +584,7 @@ impl Contest {
                     granted_at: info.store_ms,
                 },
                 job,
+                incarnation: info.incarnation,
                 start_by,
                 // The store grants nothing new after that moment.
                 too_late: grant.attempt == 1 && (passed || info.store_ms > start_by),

@@ -13,6 +13,7 @@
 use std::time::Duration;
 
 use super::{
+    bent::rule,
     claim::{self, Renewal},
     lease::Lease,
     life::Stop,
@@ -216,8 +217,15 @@ impl Hold {
         Do::Stop(Stop::LeaseLost, Some(self.grace))
     }
 
-    /// The store's answer to a renewal that left at `sent`, and came at `now`; None: there was none.
-    pub fn renewed(&mut self, answer: Option<Renewal>, sent: Boottime, now: Boottime) -> Renewed {
+    /// The store's answer to a renewal that left at `sent`, and came at `now`; None: there was none. `other_data`: the
+    /// store has another incarnation than when it granted the run.
+    pub fn renewed(
+        &mut self,
+        answer: Option<Renewal>,
+        other_data: bool,
+        sent: Boottime,
+        now: Boottime,
+    ) -> Renewed {
         let once_more = self.renewal == RenewalRequest::UnderWayAndOnceMore;
         self.renewal = RenewalRequest::None;
         let renewed = match (answer, self.phase) {
@@ -225,6 +233,18 @@ impl Hold {
             (None, _) => {
                 // Whatever went wrong: while trust lasts, trying again is right.
                 self.lease.failed(now);
+                Renewed::Nothing
+            }
+            (Some(Renewal::Renewed(_)), Phase::Waiting)
+                if rule!(OtherDataConfirmsNothing, other_data)
+                    && sent >= self.lease.trusted_until() =>
+            {
+                // Others may have run this occurrence, and newer ones, in the data that was lost.
+                self.phase = Phase::Refused(Do::Abandon {
+                    outcome: Outcome::Unknown,
+                    why: claim::LOST,
+                    another_attempt: false,
+                });
                 Renewed::Nothing
             }
             (Some(Renewal::Renewed(stop)), Phase::Waiting) => {
@@ -349,6 +369,21 @@ mod tests {
         }
     }
 
+    /// Another instance may have been granted the run, and have ended it, in data that is not there any more.
+    #[test]
+    fn other_data_confirms_no_lease_once_trust_is_over() {
+        for (sent, starts) in [(900, true), (1900, false)] {
+            let mut hold = hold();
+            assert_eq!(hold.next(view(sent, false)), Do::Renew(1));
+            hold.renewed(Some(Renewal::Renewed(None)), true, ms(sent), ms(sent + 10));
+            let next = hold.next(view(sent + 11, true));
+            match starts {
+                true => assert_eq!(next, Do::Start),
+                false => assert_eq!(abandoned(next), Some((Outcome::Unknown, false))),
+            }
+        }
+    }
+
     #[test]
     fn what_waits_for_its_turn_is_kept_renewed_and_started_with_enough_trust() {
         let mut hold = hold();
@@ -358,7 +393,10 @@ mod tests {
         assert!(matches!(hold.next(view(901, true)), Do::Wait(_)));
         // Trust is over, and the store confirms the lease once more.
         let answer = Some(Renewal::Renewed(None));
-        assert_eq!(hold.renewed(answer, ms(1900), ms(1950)), Renewed::Nothing);
+        assert_eq!(
+            hold.renewed(answer, false, ms(1900), ms(1950)),
+            Renewed::Nothing
+        );
         assert_eq!(hold.next(view(1951, true)), Do::Start);
     }
 
@@ -390,7 +428,7 @@ mod tests {
         ] {
             let mut hold = hold();
             assert_eq!(hold.next(view(900, false)), Do::Renew(1));
-            hold.renewed(Some(answer), ms(900), ms(901));
+            hold.renewed(Some(answer), false, ms(900), ms(901));
             assert_eq!(abandoned(hold.next(view(902, true))), Some(expected));
         }
     }
@@ -401,7 +439,7 @@ mod tests {
         let cancelled = Some(Renewal::Renewed(Some(claim::Stop::Cancelled)));
         assert_eq!(hold.next(view(450, false)), Do::Renew(1));
         assert!(matches!(
-            hold.renewed(cancelled, ms(450), ms(460)),
+            hold.renewed(cancelled, false, ms(450), ms(460)),
             Renewed::Extended(_)
         ));
         assert_eq!(hold.next(view(461, false)), Do::Stop(Stop::Cancelled, None));
@@ -412,7 +450,7 @@ mod tests {
         assert!(!matches!(hold.next(killed(462)), Do::Stop(..)));
         assert_eq!(hold.next(killed(900)), Do::Renew(2));
         assert_eq!(hold.next(killed(901)), Do::Show(64 << 10));
-        hold.renewed(cancelled, ms(901), ms(902));
+        hold.renewed(cancelled, false, ms(901), ms(902));
         assert!(!matches!(hold.next(killed(903)), Do::Stop(..)));
     }
 
@@ -426,9 +464,12 @@ mod tests {
                 assert_eq!(hold.next(view(1990, false)), end);
                 // Its answer comes too late to be of use.
                 let answer = Some(Renewal::Renewed(None));
-                assert_eq!(hold.renewed(answer, ms(1980), ms(1991)), Renewed::Nothing);
+                assert_eq!(
+                    hold.renewed(answer, false, ms(1980), ms(1991)),
+                    Renewed::Nothing
+                );
             } else {
-                let lost = hold.renewed(Some(Renewal::Lost), ms(450), ms(451));
+                let lost = hold.renewed(Some(Renewal::Lost), false, ms(450), ms(451));
                 assert!(matches!(lost, Renewed::Lost(Stop::LeaseLost, Some(_))));
             }
             assert!(!hold.awaits_renewal());
@@ -446,9 +487,9 @@ mod tests {
         assert_eq!(hold.next(view(10, false)), Do::Renew(1));
         hold.nudged();
         assert!(matches!(hold.next(view(11, false)), Do::Wait(_)));
-        hold.renewed(Some(Renewal::Renewed(None)), ms(10), ms(12));
+        hold.renewed(Some(Renewal::Renewed(None)), false, ms(10), ms(12));
         assert_eq!(hold.next(view(13, false)), Do::Renew(2));
-        hold.renewed(Some(Renewal::Renewed(None)), ms(13), ms(14));
+        hold.renewed(Some(Renewal::Renewed(None)), false, ms(13), ms(14));
         assert!(matches!(hold.next(view(15, false)), Do::Wait(_)));
     }
 
@@ -461,7 +502,7 @@ mod tests {
             let size = match hold.next(view(now, false)) {
                 Do::Show(size) => size,
                 Do::Renew(_) => {
-                    hold.renewed(Some(Renewal::Renewed(None)), ms(now), ms(now));
+                    hold.renewed(Some(Renewal::Renewed(None)), false, ms(now), ms(now));
                     match hold.next(view(now, false)) {
                         Do::Show(size) => size,
                         other => panic!("{other:?}"),
@@ -500,7 +541,7 @@ mod tests {
                         5..9 => None,
                         _ => Some(Renewal::Lost),
                     };
-                    match hold.renewed(answer, ms(sent), ms(now)) {
+                    match hold.renewed(answer, false, ms(sent), ms(now)) {
                         Renewed::Extended(until) => trusted = until,
                         Renewed::Lost(..) => told = Some(now),
                         Renewed::Nothing => {}

@@ -65,6 +65,11 @@ pub fn outcome(cause: Option<Cause>, exit_code: Option<i32>, success_codes: &[i3
     }
 }
 
+/// Why a run ended, for people, if its outcome does not say it.
+pub fn reason(cause: Option<Cause>) -> Option<String> {
+    (cause == Some(Cause::Stopped(Stop::Shutdown))).then(|| "the instance stopped".to_owned())
+}
+
 /// What is to be done to the tree now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[must_use]

@@ -36,6 +36,7 @@ use jiff::{
     civil::DateTime,
     tz::{AmbiguousOffset, TimeZone},
 };
+use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
 use self::{calendar::Calendar, parse::Parsed};
@@ -45,6 +46,7 @@ use crate::model::Occurrence;
 #[derive(Debug)]
 pub struct Schedule {
     zone: TimeZone,
+    dst: Dst,
     hashed: bool,
     kind: Kind,
 }
@@ -66,14 +68,15 @@ enum Kind {
 }
 
 /// Overrides of Vixie's daylight-saving rules; None keeps Vixie's.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub struct Dst {
     pub gap: Option<Gap>,
     pub overlap: Option<Fold>,
 }
 
 /// Local times that a jump forward swallowed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Gap {
     /// Run once, right after the gap, however many were swallowed.
     Shift,
@@ -82,7 +85,8 @@ pub enum Gap {
 }
 
 /// Local times that a jump back shows twice.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Fold {
     First,
     Second,
@@ -157,6 +161,7 @@ impl Schedule {
         };
         Ok(Schedule {
             zone: tz.clone(),
+            dst,
             hashed: hashed_job,
             kind,
         })
@@ -191,6 +196,11 @@ impl Schedule {
         instant
             .display_with_offset(self.zone.to_offset(instant))
             .to_string()
+    }
+
+    /// The overrides that it was parsed with.
+    pub fn dst(&self) -> Dst {
+        self.dst
     }
 
     /// `H` occurs: the schedule is another one for a job of another name.

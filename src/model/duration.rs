@@ -39,6 +39,10 @@ const DURATIONS: &str = "write it as `250ms`, `15s`, `5m`, `1h30m` or `2d`";
 pub fn parse(text: &str) -> Result<Duration, Wrong> {
     let not =
         |hint: String| Wrong::new(format!("`{}` is not a duration", text.escape_debug()), hint);
+    let joined: String = text.split_whitespace().collect();
+    if joined != text && parse(&joined).is_ok() {
+        return Err(not(format!("write it without spaces: `{joined}`")));
+    }
     if text.starts_with('-') {
         return Err(Wrong::new(
             format!("a duration cannot be negative: `{}`", text.escape_debug()),
@@ -63,7 +67,8 @@ pub fn parse(text: &str) -> Result<Duration, Wrong> {
         }
         if unit.starts_with('.') {
             return Err(not(
-                "use whole numbers: `1500ms` for one and a half seconds".into(),
+                "use whole numbers: `1500ms` for 1.5 s, `90s` for 1.5 min, `1h30m` for 1.5 h"
+                    .into(),
             ));
         }
         let Some(at) = UNITS.iter().position(|(name, _)| *name == unit) else {

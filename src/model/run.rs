@@ -60,10 +60,25 @@ impl fmt::Display for InstanceId {
 #[serde(transparent)]
 pub struct RunId(pub uuid::Uuid);
 
+#[cfg(test)]
+thread_local! {
+    static IDS: std::cell::Cell<Option<fn() -> u128>> = const { std::cell::Cell::new(None) };
+}
+
 impl RunId {
     /// A new id; its time part is this host's wall clock and carries no promise.
     pub fn random() -> Self {
+        #[cfg(test)]
+        if let Some(next) = IDS.get() {
+            return Self(uuid::Uuid::from_u128(next()));
+        }
         Self(uuid::Uuid::now_v7())
+    }
+
+    /// From now on this thread takes its ids from there.
+    #[cfg(all(test, feature = "daemon"))]
+    pub(crate) fn come_from(source: fn() -> u128) {
+        IDS.set(Some(source));
     }
 }
 

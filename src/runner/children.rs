@@ -57,6 +57,12 @@ impl OwnChild {
         self.child.as_ref()?.id()
     }
 
+    /// It has ended.
+    pub(super) fn ended(&mut self) -> bool {
+        let child = self.child.as_mut();
+        child.is_none_or(|child| !matches!(child.try_wait(), Ok(None)))
+    }
+
     pub(super) fn take_output(&mut self) -> (Option<ChildStdout>, Option<ChildStderr>) {
         match &mut self.child {
             Some(child) => (child.stdout.take(), child.stderr.take()),

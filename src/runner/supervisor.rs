@@ -18,6 +18,7 @@ use crate::{
         life::{Cause, outcome},
     },
     model::{JobName, RunId},
+    recording::{Line, Recorder},
 };
 
 /// The task behind a [`Running`].
@@ -38,6 +39,7 @@ pub(super) struct Supervisor {
     pub(super) due: Option<Boottime>,
     pub(super) grace: Duration,
     pub(super) kill_budget: Duration,
+    pub(super) recorder: Option<Arc<Recorder>>,
 }
 
 /// The content of [`Report::Exited`].
@@ -106,6 +108,14 @@ impl Supervisor {
         }
         self.finish_output().await;
         let end = self.end(reported);
+        if let Some(recorder) = &self.recorder {
+            recorder.write(&Line::Ran {
+                run: self.run_id,
+                started: end.started.as_ref().map(|m| m.boottime),
+                ended: end.ended.boottime,
+                outcome: end.outcome,
+            });
+        }
         self.state.send_modify(|state| state.end = Some(end));
 
         // Wait until the run is settled: the guard waits for that message, or for the death of this process.

@@ -35,6 +35,23 @@ impl Script {
             text,
         }
     }
+
+    /// The beginning of a call: to be followed by the arguments, of which there are about `args`, with about `bytes`
+    /// bytes. There is space for them at once: making a command is most of what a lock costs on our side.
+    pub(crate) fn call<K: AsRef<str>>(
+        &self,
+        keys: impl ExactSizeIterator<Item = K>,
+        args: usize,
+        bytes: usize,
+    ) -> redis::Cmd {
+        let mut call =
+            redis::Cmd::with_capacity(3 + keys.len() + args, 64 + 96 * keys.len() + bytes);
+        call.arg("EVALSHA").arg(&*self.sha).arg(keys.len());
+        for key in keys {
+            call.arg(key.as_ref());
+        }
+        call
+    }
 }
 
 /// Makes ring the process's cryptography provider; later calls have no effect.
@@ -139,8 +156,8 @@ impl Client {
         // Errors that may pass by themselves: of the network, or of a server that starts, fails over or runs a long
         // script.
         let passing = is_lost(e) || code.is_some_and(|c| PASSING.contains(&c));
-        // Another program wrote a value of another type under one of soloist's keys.
-        if reason.contains("WRONGTYPE") {
+        // Another program wrote a value of another type under one of soloist's keys, or too much.
+        if reason.contains("WRONGTYPE") || code == Some("TOOLARGE") {
             Error::Corrupt { address, reason }
         } else if passing {
             Error::Unreachable { address, reason }
@@ -188,7 +205,7 @@ impl Client {
     /// A connection for subscriptions.
     pub(crate) async fn pubsub(&self) -> Result<redis::aio::PubSub, Error> {
         let limit = self.timeout * 4;
-        match tokio::time::timeout(limit, self.client.get_async_pubsub()).await {
+        match tokio::time::timeout(limit, self.subscription()).await {
             Ok(made) => made.map_err(|e| self.error(&e)),
             Err(_) => Err(Error::Unreachable {
                 address: self.address.clone(),
@@ -197,7 +214,28 @@ impl Client {
         }
     }
 
+    /// A connection for subscriptions, without a time limit.
+    pub(crate) async fn subscription(&self) -> Result<redis::aio::PubSub, RedisError> {
+        #[cfg(all(test, feature = "daemon"))]
+        if let Some(stream) = crate::simulation::connect() {
+            let settings = self.client.get_connection_info().redis_settings();
+            return redis::aio::PubSub::new(settings, stream?).await;
+        }
+        self.client.get_async_pubsub().await
+    }
+
     pub(super) async fn connect(&self) -> Result<Connection, RedisError> {
+        #[cfg(all(test, feature = "daemon"))]
+        if let Some(stream) = crate::simulation::connect() {
+            let settings = self.client.get_connection_info().redis_settings();
+            let made = MultiplexedConnection::new_with_config(settings, stream?, self.config());
+            let (inner, driver) = made.await?;
+            tokio::spawn(driver);
+            return Ok(Connection {
+                inner,
+                broken: false,
+            });
+        }
         let made = self
             .client
             .get_multiplexed_async_connection_with_config(&self.config())

@@ -39,6 +39,12 @@ pub const STATE_MOST: usize = 16 << 20;
 pub const LINE_MOST: usize = 64 << 10;
 /// The most bytes that one instance reports about itself.
 pub const INSTANCE_MOST: usize = 4 << 20;
+/// The most bytes that all instances report about themselves, with their names.
+pub const FLEET_MOST: usize = 32 << 20;
+/// The most names of jobs that a store lists.
+pub const JOBS_MOST: usize = 100_000;
+/// The most bytes of the name of a job or of an incarnation. soloist did not write a longer one, and does not read it.
+pub const NAME_MOST: usize = 1000;
 /// The most bytes of one run's output that soloist puts together in memory.
 pub const OUTPUT_MOST: usize = 64 << 20;
 /// The highest number of a byte of output: every store can count exactly up to here (Lua's numbers end at 2^53).
@@ -64,6 +70,21 @@ pub struct Reply<T> {
     pub sent: Boottime,
     /// When the answer had arrived, or later: what it says about other instances was true before this time.
     pub received: Boottime,
+    /// How each question of a job's state was decided, in order: only after [`Store::show_states`], and empty if the
+    /// store decided nothing because its clock was in doubt.
+    pub around: Vec<Around>,
+}
+
+/// How one question was decided.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Around {
+    /// The time by which it was decided, Unix microseconds: the store's clock, or the believed time if that clock was
+    /// in doubt.
+    pub now_us: i64,
+    pub incarnation: Arc<str>,
+    /// The state of the job right before the decision, and right after it.
+    pub before: Option<State>,
+    pub after: Option<State>,
 }
 
 impl<T> Reply<T> {
@@ -74,6 +95,7 @@ impl<T> Reply<T> {
             incarnation,
             sent,
             received,
+            around,
         } = self;
         Reply {
             value: f(value),
@@ -81,6 +103,7 @@ impl<T> Reply<T> {
             incarnation,
             sent,
             received,
+            around,
         }
     }
 }
@@ -251,6 +274,9 @@ pub trait Store: Send + Sync + 'static {
     /// [`Answer::InDoubt`] and registrations with [`Registration::Quarantined`]. It still makes renewals and
     /// settlements, and dates them by the believed time.
     fn believe(&self, clock: Arc<StoreClock>);
+
+    /// From now on each answer to a question of a job's state has [`Reply::around`]. For `--record`.
+    fn show_states(&self) {}
 
     /// The problems of the store's setup; empty if it has none.
     async fn check(&self) -> Result<Vec<Problem>, Error> {

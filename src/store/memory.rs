@@ -3,7 +3,10 @@
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
-    sync::{Arc, OnceLock},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -12,8 +15,8 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::broadcast;
 
 use super::{
-    Beat, Clock, Decision, Error, Fleet, Info, Output, Reply, Store, Tail, fill, output::Extent,
-    tidy,
+    Around, Beat, Clock, Decision, Error, Fleet, Info, Output, Reply, Store, Tail, fill,
+    output::Extent, tidy,
 };
 use crate::{
     clock::{self, Boottime, StoreClock},
@@ -31,6 +34,7 @@ pub struct MemoryStore {
     data: Mutex<Data>,
     /// The time that the daemon believes the store's clock to show.
     believed: OnceLock<Arc<StoreClock>>,
+    shows_states: AtomicBool,
     events: broadcast::Sender<Event>,
 }
 
@@ -46,6 +50,8 @@ struct Data {
     output: HashMap<RunId, (Extent, BTreeMap<u64, Vec<u8>>)>,
     instances: BTreeMap<InstanceId, Info>,
     drains: Vec<InstanceId>,
+    /// Of the request that is being served: the states around its decisions.
+    around: Vec<Around>,
 }
 
 impl Default for MemoryStore {
@@ -68,7 +74,7 @@ impl MemoryStore {
                 epoch: Some(StoredEpoch {
                     incarnation: "memory-1".to_owned(),
                     id: "memory-1".to_owned(),
-                    born: clock() / 1000,
+                    born: 0,
                     quarantine: Duration::ZERO,
                     open: true,
                 }),
@@ -80,8 +86,10 @@ impl MemoryStore {
                 output: HashMap::new(),
                 instances: BTreeMap::new(),
                 drains: vec![],
+                around: vec![],
             }),
             believed: OnceLock::new(),
+            shows_states: AtomicBool::new(false),
             events: broadcast::channel(4096).0,
         }
     }
@@ -89,6 +97,11 @@ impl MemoryStore {
     /// Moves the store's clock.
     pub fn shift(&self, by: i64) {
         self.lock().shift_us += by * 1000;
+    }
+
+    /// Puts a state in place of what the store has of a job.
+    pub fn put(&self, job: &JobName, state: State) {
+        self.lock().states.insert(job.clone(), state);
     }
 
     /// Does what a restarted server does: a new incarnation, with the data it had, or without it (`empty`).
@@ -141,7 +154,11 @@ impl MemoryStore {
             h.push_front(r);
             h.truncate(super::HISTORY_KEPT);
         }
+        let mut around = std::mem::take(&mut d.around);
         drop(d);
+        if !self.shows_states.load(Ordering::Relaxed) {
+            around.clear();
+        }
         for e in effects.events {
             let _ = self.events.send(e);
         }
@@ -151,14 +168,22 @@ impl MemoryStore {
             incarnation,
             sent,
             received: Boottime::now(),
+            around,
         }
     }
 }
 
-/// Runs `f` on the state of `job` and keeps the state that `f` leaves.
-fn with<T>(d: &mut Data, job: &JobName, f: impl FnOnce(&mut Option<State>) -> T) -> T {
+/// Runs `f` on the state of `job`, at `now_us`, and keeps the state that `f` leaves.
+fn with<T>(d: &mut Data, job: &JobName, now_us: i64, f: impl FnOnce(&mut Option<State>) -> T) -> T {
     let mut state = d.states.remove(job);
+    let before = state.clone();
     let out = f(&mut state);
+    d.around.push(Around {
+        now_us,
+        incarnation: d.incarnation.clone(),
+        before,
+        after: state.clone(),
+    });
     if let Some(s) = state {
         d.states.insert(job.clone(), s);
     }
@@ -176,6 +201,9 @@ impl Store for MemoryStore {
     fn believe(&self, clock: Arc<StoreClock>) {
         let _ = self.believed.set(clock);
     }
+    fn show_states(&self) {
+        self.shows_states.store(true, Ordering::Relaxed);
+    }
     async fn claim(&self, claims: &[Claim]) -> Result<Reply<Vec<Answer>>, Error> {
         if self.in_doubt() {
             return Ok(self.reply(|_, _, _, _| claims.iter().map(|_| Answer::InDoubt).collect()));
@@ -184,7 +212,7 @@ impl Store for MemoryStore {
             claims
                 .iter()
                 .map(|c| {
-                    with(d, &c.job, |st| {
+                    with(d, &c.job, now, |st| {
                         claim::claim(st, c, now, incarnation, effects)
                     })
                 })
@@ -193,12 +221,12 @@ impl Store for MemoryStore {
     }
     async fn renew(&self, r: &Renew) -> Result<Reply<Renewal>, Error> {
         Ok(self.reply(|d, now, incarnation, _| {
-            with(d, &r.job, |st| claim::renew(st, r, now, incarnation))
+            with(d, &r.job, now, |st| claim::renew(st, r, now, incarnation))
         }))
     }
     async fn settle(&self, s: &Settle, output: &Tail) -> Result<Reply<Settlement>, Error> {
         Ok(self.reply(|d, now, incarnation, effects| {
-            let out = with(d, &s.record.job, |st| {
+            let out = with(d, &s.record.job, now, |st| {
                 claim::settle(st, s, now, incarnation, effects)
             });
             // If the rule recorded nothing, this settlement was made before.
@@ -226,7 +254,7 @@ impl Store for MemoryStore {
         Ok(self.reply(|d, now, incarnation, effects| {
             jobs.iter()
                 .map(|r| {
-                    with(d, &r.job, |st| {
+                    with(d, &r.job, now, |st| {
                         (
                             claim::register(st, r, now, incarnation, effects),
                             st.clone(),
@@ -238,7 +266,9 @@ impl Store for MemoryStore {
     }
     async fn control(&self, job: &JobName, what: &Control) -> Result<Reply<Controlled>, Error> {
         Ok(self.reply(|d, now, _, effects| {
-            with(d, job, |st| claim::control(st, job, what, now, effects))
+            with(d, job, now, |st| {
+                claim::control(st, job, what, now, effects)
+            })
         }))
     }
     async fn jobs(&self) -> Result<Vec<JobName>, Error> {

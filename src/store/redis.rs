@@ -13,10 +13,13 @@ pub(crate) mod reply;
 mod script;
 pub(crate) mod state;
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{
+    Arc, OnceLock,
+    atomic::{AtomicBool, Ordering},
+};
 
 use async_trait::async_trait;
-use redis::{FromRedisValue, Value, cmd};
+use redis::Value;
 use tokio::sync::broadcast;
 
 #[doc(hidden)]
@@ -26,12 +29,12 @@ use self::{
     pool::{Pool, Pooled},
     renewals::Renewals,
     script::{
-        CLAIM, COMPARE_AND_SET, HEARTBEAT, LINES, OBSERVE, OUTPUT, READ_OUTPUT, RENEW, SETTLE,
+        CLAIM, COMPARE_AND_SET, HEARTBEAT, JOBS, LINES, OBSERVE, OUTPUT, READ_OUTPUT, RENEW, SETTLE,
     },
 };
 pub use super::connection::install_crypto;
 use super::{
-    BATCH, Beat, Decision, Error, Fleet, Output, Problem, Reply, Store, Tail,
+    Around, BATCH, Beat, Decision, Error, Fleet, Output, Problem, Reply, Store, Tail,
     connection::{Client, Connection, Script},
     fill, tidy,
 };
@@ -69,6 +72,8 @@ pub struct RedisStore {
     events: broadcast::Sender<Event>,
     /// The time that the daemon believes the server's clock to show.
     clock: Arc<OnceLock<Arc<StoreClock>>>,
+    /// Answers show the states around their decisions.
+    shows_states: Arc<AtomicBool>,
     /// The task that receives hints; it ends with the store.
     listener: OnceLock<tokio::task::AbortHandle>,
 }
@@ -80,10 +85,15 @@ impl RedisStore {
     /// The URL, a certificate or a key cannot be used.
     pub fn open(url: &str, c: &config::Store) -> Result<Self, Error> {
         let client = Client::new(url, c)?;
-        let clock = Arc::default();
+        let (clock, shows_states) = (Arc::default(), Arc::default());
         Ok(Self {
             pool: Pool::new(client.clone(), c.pool_size, 1),
-            renewals: Renewals::new(client.clone(), c.min_replicas, Arc::clone(&clock)),
+            renewals: Renewals::new(
+                client.clone(),
+                c.min_replicas,
+                Arc::clone(&clock),
+                Arc::clone(&shows_states),
+            ),
             outputs: Pool::new(client.clone(), OUTPUTS, 0),
             output_turns: tokio::sync::Semaphore::new(OUTPUTS as usize),
             channel: format!("{}:events", c.namespace),
@@ -91,6 +101,7 @@ impl RedisStore {
             min_replicas: c.min_replicas,
             events: broadcast::channel(super::HINTS).0,
             clock,
+            shows_states,
             listener: OnceLock::new(),
             client,
         })
@@ -101,11 +112,6 @@ impl RedisStore {
     }
     fn global(&self, what: &str) -> String {
         format!("{}:{what}", self.namespace)
-    }
-
-    async fn query<T: FromRedisValue>(&self, command: &redis::Cmd) -> Result<T, Error> {
-        let mut c = self.connection().await?;
-        c.query(command).await.map_err(|e| self.client.error(&e))
     }
 
     async fn connection(&self) -> Result<Pooled<'_>, Error> {
@@ -154,7 +160,30 @@ impl RedisStore {
             incarnation: incarnation.into(),
             sent,
             received,
+            around: vec![],
         })
+    }
+
+    fn shows_states(&self) -> bool {
+        self.shows_states.load(Ordering::Relaxed)
+    }
+
+    /// Moves the states around the decisions, which a script shows as the last item of its answer, to their place.
+    fn with_states(&self, mut reply: Reply<Vec<Value>>) -> Result<Reply<Vec<Value>>, Error> {
+        if self.shows_states() {
+            let shown = reply.value.pop().unwrap_or(Value::Nil);
+            let (now_us, states) = self.understood(reply::shown(&shown))?;
+            for (before, after) in states {
+                let decode = |fields| self.understood(state::decode(fields));
+                reply.around.push(Around {
+                    now_us,
+                    incarnation: reply.incarnation.clone(),
+                    before: decode(&before)?,
+                    after: decode(&after)?,
+                });
+            }
+        }
+        Ok(reply)
     }
 
     async fn eval(
@@ -165,7 +194,7 @@ impl RedisStore {
         args: &[Arg<'_>],
         believed: &Arg<'_>,
     ) -> Result<Vec<Value>, Error> {
-        let mut call = script.call(keys, args);
+        let mut call = ask::call(script, keys, args);
         believed.write(&mut call);
         c.eval(script, &call)
             .await
@@ -224,7 +253,9 @@ impl RedisStore {
             })));
             args.push(Arg::String(extra(c)));
         }
-        let reply = self.run(&self.pool, &CLAIM, &keys, &args, true).await?;
+        let script = CLAIM.script(self.shows_states());
+        let reply = self.run(&self.pool, script, &keys, &args, true).await?;
+        let reply = self.with_states(reply)?;
         if reply.value.len() != claims.len() {
             return Err(self.corrupt("the number of answers is not the number of claims"));
         }
@@ -261,6 +292,7 @@ impl RedisStore {
                 incarnation: b.incarnation,
                 sent: a.sent.min(b.sent),
                 received: a.received.max(b.received),
+                around: [a.around, b.around].concat(),
             }
         });
         match joined {
@@ -355,7 +387,16 @@ impl RedisStore {
                 _ => true,
             };
             if done {
-                return Ok(reply.map(|_| (value, after)));
+                let mut reply = reply.map(|_| (value, after.clone()));
+                if self.shows_states() {
+                    reply.around = vec![Around {
+                        now_us,
+                        incarnation: reply.incarnation.clone(),
+                        before,
+                        after,
+                    }];
+                }
+                return Ok(reply);
             }
         }
         Err(Error::Unreachable {
@@ -381,6 +422,9 @@ impl Store for RedisStore {
     fn believe(&self, clock: Arc<StoreClock>) {
         let _ = self.clock.set(clock);
     }
+    fn show_states(&self) {
+        self.shows_states.store(true, Ordering::Relaxed);
+    }
 
     async fn check(&self) -> Result<Vec<Problem>, Error> {
         // INFO instead of CONFIG GET: few users may use CONFIG, and the scripts need INFO anyway.
@@ -396,11 +440,13 @@ impl Store for RedisStore {
     }
 
     async fn claim(&self, claims: &[Claim]) -> Result<Reply<Vec<Answer>>, Error> {
-        if !claims.is_empty() && claims.len() <= BATCH {
+        // The states around a call are those around each of its claims only if it has one.
+        let most = if self.shows_states() { 1 } else { BATCH };
+        if !claims.is_empty() && claims.len() <= most {
             return self.claim_some(claims).await;
         }
         let parts =
-            futures_util::future::try_join_all(claims.chunks(BATCH).map(|c| self.claim_some(c)))
+            futures_util::future::try_join_all(claims.chunks(most).map(|c| self.claim_some(c)))
                 .await?;
         self.join(parts).await
     }
@@ -413,9 +459,10 @@ impl Store for RedisStore {
             Arg::Int(i64::from(r.seq)),
             Arg::String(members(&r.run)),
         ];
-        let call = RENEW.call(&[self.key(&r.job, "state")], &args);
+        let script = RENEW.script(self.shows_states());
+        let call = ask::call(script, &[self.key(&r.job, "state")], &args);
         let (value, sent, received) = self.renewals.send(call).await?;
-        let reply = self.reply(value, sent, received)?;
+        let reply = self.with_states(self.reply(value, sent, received)?)?;
         let renewal = self.understood(reply::renewal(&reply.value))?;
         Ok(reply.map(|_| renewal))
     }
@@ -442,7 +489,9 @@ impl Store for RedisStore {
             Arg::Int(i64::from(r.attempt)),
             r.finished_at.map_or(Arg::from(""), Arg::Int),
         ];
-        let reply = self.run(&self.pool, &SETTLE, &keys, &args, false).await?;
+        let script = SETTLE.script(self.shows_states());
+        let reply = self.run(&self.pool, script, &keys, &args, false).await?;
+        let reply = self.with_states(reply)?;
         let settlement = self.understood(reply::settlement(&reply.value))?;
         Ok(reply.map(|_| settlement))
     }
@@ -468,6 +517,15 @@ impl Store for RedisStore {
                     let before = self.decode(&r.job, was)?;
                     let (mut after, mut effects) = (before.clone(), Effects::default());
                     let answer = claim::register(&mut after, r, now_us, &incarnation, &mut effects);
+                    let decided = |before: &Option<State>, after: &Option<State>| {
+                        let around = Around {
+                            now_us,
+                            incarnation: incarnation.clone(),
+                            before: before.clone(),
+                            after: after.clone(),
+                        };
+                        ((answer, after.clone()), vec![around])
+                    };
                     match &after {
                         Some(now) if after != before => {
                             let epoch = r.adopt.as_ref().and(r.epoch.as_deref());
@@ -475,10 +533,10 @@ impl Store for RedisStore {
                                 .compare_and_set(&r.job, &incarnation, was, now, &effects, epoch)
                                 .await?
                             {
-                                return Ok((answer, after));
+                                return Ok(decided(&before, &after));
                             }
                         }
-                        _ => return Ok((answer, after)),
+                        _ => return Ok(decided(&before, &after)),
                     }
                     // Another instance changed the state meanwhile. Try again without adopting: before it adopts, the
                     // caller must check the epoch again.
@@ -492,11 +550,16 @@ impl Store for RedisStore {
                             claim::register(st, r, now, incarnation, effects)
                         })
                         .await?;
-                    Ok::<_, Error>(reply.value)
+                    Ok::<_, Error>((reply.value, reply.around))
                 }
             });
-            let value = futures_util::future::try_join_all(changes).await?;
-            parts.push(read.map(|_| value));
+            let changed = futures_util::future::try_join_all(changes).await?;
+            let (value, around): (Vec<_>, Vec<_>) = changed.into_iter().unzip();
+            let mut reply = read.map(|_| value);
+            if self.shows_states() {
+                reply.around = around.concat();
+            }
+            parts.push(reply);
         }
         self.join(parts).await
     }
@@ -511,10 +574,9 @@ impl Store for RedisStore {
     }
 
     async fn jobs(&self) -> Result<Vec<JobName>, Error> {
-        let mut all = cmd("SMEMBERS");
-        all.arg(self.global("jobs"));
-        let names: Value = self.query(&all).await?;
-        self.understood(reply::jobs(&names))
+        let keys = [self.global("jobs")];
+        let reply = self.run(&self.pool, &JOBS, &keys, &[], false).await?;
+        self.understood(reply::jobs(&reply.value))
     }
 
     async fn observe(&self, jobs: &[JobName]) -> Result<Reply<Vec<Option<State>>>, Error> {

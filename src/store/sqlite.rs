@@ -14,7 +14,11 @@ mod threads;
 use std::{
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
-    sync::{Arc, OnceLock, mpsc},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
     thread,
     time::Duration,
 };
@@ -26,13 +30,13 @@ use tokio::sync::{broadcast, oneshot};
 pub(crate) use self::fault::Fault;
 pub use self::file::open_to_others;
 use self::{
-    file::{connect, network, prepare},
+    file::{connect, followed, network, prepare},
     rows::{PiecesOf, extent, fleet, names, state},
     threads::{Finish, ReaderTask, Work, read, write},
 };
 use super::{
-    Beat, Clock, DECISIONS_KEPT, Decision, Error, Fleet, HISTORY_KEPT, LINE_MOST, Output, Reply,
-    Store, Tail, fill, output::Extent, readable, tidy,
+    Around, Beat, Clock, DECISIONS_KEPT, Decision, Error, Fleet, HISTORY_KEPT, JOBS_MOST,
+    LINE_MOST, NAME_MOST, Output, Reply, Store, Tail, fill, output::Extent, readable, tidy,
 };
 use crate::{
     clock::{self, Boottime, StoreClock},
@@ -65,6 +69,7 @@ struct Shared {
     believed: OnceLock<Arc<StoreClock>>,
     /// True: `clock` is this host's wall clock.
     local_clock: bool,
+    shows_states: AtomicBool,
 }
 
 /// One request inside its transaction.
@@ -77,6 +82,8 @@ pub(crate) struct Request<'a> {
     in_doubt: bool,
     incarnation: &'a str,
     pub(crate) effects: Effects,
+    /// The states around its decisions, if they are shown.
+    around: Option<Vec<Around>>,
 }
 
 impl SqliteStore {
@@ -104,6 +111,10 @@ impl SqliteStore {
             address: address.clone(),
             reason,
         };
+        crate::config::rights::database(path)
+            .map_err(|f| refuse(format!("{}: {}", f.message, f.fix)))?;
+        let named = path;
+        let path = &followed(path);
         let directory = match path.parent() {
             Some(d) if d.as_os_str().is_empty() => Path::new("."),
             Some(d) => d,
@@ -128,8 +139,6 @@ impl SqliteStore {
                  put it on a local disk, or use Redis for several hosts"
             )));
         }
-        crate::config::rights::database(path)
-            .map_err(|f| refuse(format!("{}: {}", f.message, f.fix)))?;
         let db = connect(path)
             .and_then(|db| prepare(&db, clock()).map(|()| db))
             .map_err(|e| e.at(&address))?;
@@ -153,13 +162,14 @@ impl SqliteStore {
             .map_err(|e| refuse(format!("cannot read the file's metadata: {e}")))?;
         let shared = Arc::new(Shared {
             address: address.clone(),
-            path: path.to_owned(),
+            path: named.to_owned(),
             file,
             incarnation: incarnation.into(),
             origin: RunId::random().to_string(),
             clock,
             believed: OnceLock::new(),
             local_clock,
+            shows_states: AtomicBool::new(false),
         });
         let events = broadcast::channel(super::HINTS).0;
         let (writer, requests) = mpsc::channel();
@@ -207,7 +217,10 @@ impl SqliteStore {
                 let sent = Boottime::now();
                 f(request)
                     .and_then(|value| request.write_effects(&shared.origin).map(|()| value))
-                    .map(|value| (value, request.shown_us, sent))
+                    .map(|value| {
+                        let around = request.around.take().unwrap_or_default();
+                        (value, request.shown_us, sent, around)
+                    })
                     .map_err(|e| e.at(&shared.address))
             });
             let failed = out.as_ref().err().cloned();
@@ -220,8 +233,9 @@ impl SqliteStore {
             (failed, finish)
         });
         self.writer.send(work).map_err(|_| self.dead())?;
-        let (value, now_us, sent) = answered.await.map_err(|_| self.dead())??;
-        Ok(self.reply(value, now_us, sent))
+        let (value, now_us, sent, around) = answered.await.map_err(|_| self.dead())??;
+        let reply = self.reply(value, now_us, sent);
+        Ok(Reply { around, ..reply })
     }
 
     pub(crate) async fn read<T: Send + 'static>(
@@ -249,6 +263,7 @@ impl SqliteStore {
             incarnation: self.shared.incarnation.clone(),
             sent,
             received: Boottime::now(),
+            around: vec![],
         }
     }
 
@@ -298,6 +313,14 @@ impl Request<'_> {
                 "INSERT INTO jobs (job, state) VALUES (?1, ?2) ON CONFLICT (job) DO UPDATE SET state = ?2",
                 &[&job.as_str(), &to_json(st)],
             )?;
+        }
+        if let Some(around) = &mut self.around {
+            around.push(Around {
+                now_us: self.now_us,
+                incarnation: self.incarnation.into(),
+                before,
+                after: after.clone(),
+            });
         }
         Ok((out, after))
     }
@@ -396,6 +419,9 @@ impl Store for SqliteStore {
     fn local_clock(&self) -> bool {
         self.shared.local_clock
     }
+    fn show_states(&self) {
+        self.shared.shows_states.store(true, Ordering::Relaxed);
+    }
 
     async fn claim(&self, claims: &[Claim]) -> Result<Reply<Vec<Answer>>, Error> {
         let claims = claims.to_vec();
@@ -484,8 +510,17 @@ impl Store for SqliteStore {
     async fn jobs(&self) -> Result<Vec<JobName>, Error> {
         let all = self
             .read(|db| {
-                let mut jobs = db.prepare_cached("SELECT job FROM jobs")?;
-                names(jobs.query([])?)
+                let mut jobs =
+                    db.prepare_cached("SELECT job FROM jobs WHERE length(job) <= ?1 LIMIT ?2")?;
+                let names = names(jobs.query(params![NAME_MOST as i64, JOBS_MOST as i64 + 1])?)?;
+                if names.len() > JOBS_MOST {
+                    let reason = format!(
+                        "the table jobs has more than {JOBS_MOST} rows, more than soloist reads; delete what another \
+                         program wrote to it"
+                    );
+                    return Err(Fault::Data(reason));
+                }
+                Ok(names)
             })
             .await?;
         Ok(all.value.iter().map(|name| JobName::new(name)).collect())

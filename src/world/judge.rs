@@ -98,14 +98,6 @@ impl World {
         self.truth.starts = starts.into_iter().filter(kept).collect();
     }
 
-    /// An instance that knows nothing of a job begins it anew in a store that has lost it: nobody is promised anything
-    /// of what ran before (docs/faults.md). What still runs must not be overlapped all the same.
-    pub(super) fn begun_anew(&mut self, job: &JobName) {
-        self.truth
-            .starts
-            .retain(|s| s.job != *job || s.to.is_none());
-    }
-
     /// All records are lost, also of what is under way: of what is decided, nothing is promised any more.
     pub(super) fn outcomes_lost(&mut self) {
         self.truth.all_lost = true;

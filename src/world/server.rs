@@ -2,16 +2,16 @@
 
 use std::collections::BTreeMap;
 
-use super::World;
+use super::{World, cases};
 use crate::{
     logic::{
         belief,
         claim::{
-            self, Answer, Claim, Control, Controlled, Effects, EpochBeat, Register, Registration,
-            Renew, Renewal, Settle, State, StoredEpoch,
+            self, Answer, Answered, Control, Controlled, Effects, EpochBeat, Question, Register,
+            Registration, State, StoredEpoch,
         },
     },
-    model::JobName,
+    model::{JobName, Occurrence},
 };
 
 /// What is lost with the data.
@@ -52,19 +52,13 @@ impl Server {
 }
 
 #[derive(Debug, Clone)]
-pub(super) enum Request {
-    Claim(Box<Claim>),
-    Register(Box<Register>),
-    Renew(Box<Renew>),
-    Settle(Box<Settle>),
-}
-
-#[derive(Debug, Clone)]
-pub(super) enum Reply {
-    Claim(Box<Answer>),
-    Register(Registration, Option<Box<State>>),
-    Renew(Renewal),
-    Settle,
+pub(super) struct Reply {
+    pub(super) answered: Answered,
+    /// After a registration: what the store has of the job.
+    pub(super) state: Option<Box<State>>,
+    /// The time that the store's clock showed, Unix µs, and its incarnation.
+    pub(super) now_us: i64,
+    pub(super) incarnation: String,
 }
 
 impl World {
@@ -78,95 +72,58 @@ impl World {
         }
     }
 
-    /// The answer to a request.
-    // Long: one arm for each request.
-    pub(super) fn serve(&mut self, request: Request, believed: Option<i64>) -> Reply {
+    /// The answer to a question of somebody who believes `believed`.
+    pub(super) fn serve(&mut self, question: Question, believed: Option<i64>) -> Reply {
         let (us, in_doubt) = self.time_for(believed);
-        let incarnation = self.server.incarnation();
-        let mut effects = Effects::default();
-        let reply = match request {
-            Request::Claim(_) if in_doubt => Reply::Claim(Box::new(Answer::InDoubt)),
-            Request::Register(_) if in_doubt => Reply::Register(Registration::Quarantined, None),
-            Request::Claim(c) => {
-                let answer = self.with(&c.job, |st| {
-                    claim::claim(st, &c, us, &incarnation, &mut effects)
-                });
-                self.say(|_| {
-                    format!(
-                        "{} claims {:?}: {}",
-                        c.instance,
-                        c.target.id(),
-                        words(&answer)
-                    )
-                });
-                self.granted(&c, &answer);
-                Reply::Claim(Box::new(answer))
+        let (answered, state) = match question {
+            Question::Claim(_) if in_doubt => (Answered::Claim(Answer::InDoubt), None),
+            Question::Register(_) if in_doubt => {
+                (Answered::Register(Registration::Quarantined), None)
             }
-            Request::Register(r) => {
-                let epoch = self.server.data.epoch.as_ref();
-                let same = epoch.is_some_and(|e| {
-                    e.incarnation == incarnation && r.epoch.as_ref().is_none_or(|id| *id == e.id)
-                });
-                let r = match same {
-                    true => *r,
-                    false => Register { adopt: None, ..*r },
-                };
-                let nothing = |st: &State| st.newest.max(st.since) == 0;
-                let lost = self.server.data.states.get(&r.job).is_none_or(nothing);
-                if lost && r.adopt.is_some() && r.known.0 == 0 {
-                    self.begun_anew(&r.job);
-                }
-                let (answer, state) = self.with(&r.job, |st| {
-                    let answer = claim::register(st, &r, us, &incarnation, &mut effects);
-                    (answer, st.clone().map(Box::new))
-                });
-                self.say(|_| {
-                    let how = if r.adopt.is_some() {
-                        "adopts"
-                    } else {
-                        "registers"
-                    };
-                    let lost: Vec<String> = r
-                        .lost
-                        .iter()
-                        .map(|l| format!("{} x{}", l.last, l.count))
-                        .collect();
-                    let (known, now) = (r.known, crate::model::Occurrence(us / 1000));
-                    format!(
-                        "{} {how} {} (knows {known}, {lost:?}, {now}): {answer:?}",
-                        r.instance, r.job
-                    )
-                });
-                Reply::Register(answer, state)
+            Question::Register(r) => {
+                let question = Question::Register(self.checked(r));
+                let answered = self.decide(&question, us);
+                let state = self.server.data.states.get(question.job());
+                (answered, state.cloned().map(Box::new))
             }
-            Request::Renew(r) => {
-                let answer = self.with(&r.job, |st| claim::renew(st, &r, us, &incarnation));
-                self.say(|_| {
-                    format!(
-                        "{} renews {}: {answer:?}",
-                        r.run.instance,
-                        super::short(r.run.id)
-                    )
-                });
-                Reply::Renew(answer)
-            }
-            Request::Settle(s) => {
-                let job = s.record.job.clone();
-                let answer = self.with(&job, |st| {
-                    claim::settle(st, &s, us, &incarnation, &mut effects)
-                });
-                self.say(|_| {
-                    format!(
-                        "{} is settled as {}: {answer:?}",
-                        super::short(s.run),
-                        s.record.outcome
-                    )
-                });
-                Reply::Settle
-            }
+            question => (self.decide(&question, us), None),
         };
+        Reply {
+            answered,
+            state,
+            now_us: self.store_us(),
+            incarnation: self.server.incarnation(),
+        }
+    }
+
+    /// A registration, without what it may not do any more in this epoch.
+    fn checked(&mut self, r: Box<Register>) -> Box<Register> {
+        let epoch = self.server.data.epoch.as_ref();
+        let same = epoch.is_some_and(|e| {
+            e.incarnation == self.server.incarnation()
+                && r.epoch.as_ref().is_none_or(|id| *id == e.id)
+        });
+        match same {
+            true => r,
+            false => Box::new(Register { adopt: None, ..*r }),
+        }
+    }
+
+    fn decide(&mut self, question: &Question, us: i64) -> Answered {
+        let incarnation = self.server.incarnation();
+        let states = &mut self.server.data.states;
+        let mut state = states.remove(question.job());
+        let mut effects = Effects::default();
+        let answered = cases::decide(question, &mut state, us, &incarnation, &mut effects);
+        if let Some(state) = state {
+            states.insert(question.job().clone(), state);
+        }
+        self.say(|_| words(question, &answered, us));
+        if let (Question::Claim(c), Answered::Claim(answer)) = (question, &answered) {
+            self.granted(c, answer);
+        }
         self.effects(effects);
-        reply
+        answered
     }
 
     /// What somebody asks of a job.
@@ -174,21 +131,11 @@ impl World {
         if !self.server.up {
             return Controlled::Nothing;
         }
-        let us = self.store_us();
-        let mut effects = Effects::default();
-        let done = self.with(job, |st| claim::control(st, job, what, us, &mut effects));
-        self.effects(effects);
-        done
-    }
-
-    fn with<T>(&mut self, job: &JobName, f: impl FnOnce(&mut Option<State>) -> T) -> T {
-        let states = &mut self.server.data.states;
-        let mut state = states.remove(job);
-        let out = f(&mut state);
-        if let Some(state) = state {
-            states.insert(job.clone(), state);
+        let question = Question::Control(job.clone(), what.clone());
+        match self.decide(&question, self.store_us()) {
+            Answered::Control(done) => done,
+            other => unreachable!("{other:?} to a control"),
         }
-        out
     }
 
     /// Records are kept, and hints reach all who can hear them.
@@ -231,11 +178,43 @@ impl World {
     }
 }
 
-fn words(answer: &Answer) -> String {
-    match answer {
-        Answer::Granted(g) => format!("granted {} attempt {}", g.occurrence, g.attempt),
-        Answer::Running(o) => format!("{} runs it", o.run.instance),
-        Answer::Blocked(o) => format!("blocked by {}", super::short(o.run.id)),
-        other => format!("{other:?}"),
+/// A question and its answer, in one line.
+fn words(question: &Question, answered: &Answered, us: i64) -> String {
+    match question {
+        Question::Claim(c) => {
+            let answer = match answered {
+                Answered::Claim(Answer::Granted(g)) => {
+                    format!("granted {} attempt {}", g.occurrence, g.attempt)
+                }
+                Answered::Claim(Answer::Running(o)) => format!("{} runs it", o.run.instance),
+                Answered::Claim(Answer::Blocked(o)) => {
+                    format!("blocked by {}", super::short(o.run.id))
+                }
+                other => format!("{other:?}"),
+            };
+            format!("{} claims {:?}: {answer}", c.instance, c.target.id())
+        }
+        Question::Register(r) => {
+            let how = match r.adopt {
+                Some(_) => "adopts",
+                None => "registers",
+            };
+            let lost = r.lost.iter().map(|l| format!("{} x{}", l.last, l.count));
+            let lost: Vec<String> = lost.collect();
+            let (known, now) = (r.known, Occurrence(us / 1000));
+            format!(
+                "{} {how} {} (knows {known}, {lost:?}, {now}): {answered:?}",
+                r.instance, r.job
+            )
+        }
+        Question::Renew(r) => {
+            let run = super::short(r.run.id);
+            format!("{} renews {run}: {answered:?}", r.run.instance)
+        }
+        Question::Settle(s) => {
+            let (run, outcome) = (super::short(s.run), s.record.outcome);
+            format!("{run} is settled as {outcome}: {answered:?}")
+        }
+        Question::Control(job, what) => format!("people ask of {job}: {what:?}: {answered:?}"),
     }
 }

@@ -481,7 +481,7 @@ impl Fleet {
                     epoch: None,
                     lost: vec![],
                     counted_from: i64::MAX,
-                    triggers_lost_before: 0,
+                    lost_before: 0,
                     enabled: true,
                     remembered: Default::default(),
                     instance: InstanceId::new("web-1"),
@@ -796,9 +796,12 @@ fn history_has_the_contracts_keys_and_the_newest_first() {
     assert_eq!(failed, json!([list[1]]));
     let newest = fleet.run(&["history", "-n", "1", "--json"]).json();
     assert_eq!(newest, json!([list[0]]));
-    assert_eq!(
-        fleet.run(&["history", "-n", "0", "--json"]).json(),
-        json!([])
+    let none = fleet.run(&["history", "-n", "0"]);
+    assert_eq!(none.code, Some(64));
+    assert!(
+        none.err.contains("expected a number from 1 to 100000"),
+        "{}",
+        none.err
     );
     assert_eq!(fleet.run(&["history", "draw"]).ok(), "no runs yet\n");
 }

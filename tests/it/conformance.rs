@@ -13,7 +13,7 @@ use std::{
 use soloist::{
     clock::{Boottime, StoreClock},
     logic::claim::{
-        Answer, Claim, Control, Controlled, DelayedAttempt, Event, Grant, IN_DOUBT, LIBRARY,
+        Answer, Claim, Control, Controlled, DelayedAttempt, Event, Grant, IN_DOUBT, LIBRARY, LOST,
         Missed, NextAttempt, OVERDUE, OVERLAPS, OWN_KEY, Observed, OnCrash, Open, Overlap, PASSED,
         PASSED_IN_DOUBT, Pause, Register, Registration, Remembered, Renew, Renewal, Settle,
         Settlement, State, Stop, TOO_LATE, Target,
@@ -86,6 +86,7 @@ conformance! {
     a_takeover_comes_before_a_newer_occurrence
     a_retry_gives_way_to_a_newer_occurrence
     a_takeover_is_due_at_once
+    what_may_have_run_before_a_loss_is_not_granted
     what_cannot_be_started_in_time_is_missed
     a_pause_skips_until_it_ends
     skips_are_counted
@@ -172,7 +173,7 @@ fn registration(name: &str, adopt: Option<&str>) -> Register {
         epoch: None,
         lost: vec![],
         counted_from: i64::MAX,
-        triggers_lost_before: 0,
+        lost_before: 0,
         enabled: true,
         remembered: Default::default(),
         instance: InstanceId::new("a"),
@@ -933,6 +934,54 @@ async fn a_takeover_is_due_at_once(bed: Bed) {
     let _ = s.settle(&crashed, &nothing()).await.unwrap();
     let g = granted(&*s, &claim(now - 1000, "b")).await;
     assert_eq!((g.attempt, g.trigger), (2, Trigger::Takeover));
+}
+
+/// An instance that knows nothing of the job has begun it anew; another one still claims what was due before.
+async fn what_may_have_run_before_a_loss_is_not_granted(bed: Bed) {
+    let s = bed.store();
+    let (now, incarnation) = now(&*s).await;
+    let begins = |name: &str, lost_before: i64| Register {
+        lost_before,
+        ..registration(name, Some(&incarnation))
+    };
+    // `rerun`: it is granted, although it may have run. So is it if the date of the loss cannot be right.
+    let jobs = [
+        begins("backup", now - 1000),
+        begins("again", 0),
+        begins("wrong", now + MINUTE),
+    ];
+    let _ = s.register(&jobs).await.unwrap();
+    let of = |name: &str, at: i64| Claim {
+        job: job(name),
+        ..claim(at, "b")
+    };
+    let unknown = Answer::Recorded {
+        outcome: Outcome::Unknown,
+        reason: LOST.to_owned(),
+    };
+    assert_eq!(one(&*s, &of("backup", now - 2000)).await, unknown);
+    let again = one(&*s, &of("backup", now - 2000)).await;
+    assert_eq!(again, Answer::Settled(None));
+    assert_eq!(one(&*s, &of("backup", now - 1000)).await, unknown);
+    let records = s.history(&job("backup"), 9).await.unwrap();
+    let told: Vec<_> = records
+        .iter()
+        .map(|r| (r.occurrence.0, r.outcome))
+        .collect();
+    let lost = |at| (at, Outcome::Unknown);
+    assert_eq!(told, [lost(now - 1000), lost(now - 2000)]);
+    // What was due after the loss runs.
+    for (name, at) in [
+        ("backup", now - 999),
+        ("again", now - 2000),
+        ("wrong", now - 2000),
+    ] {
+        let answer = one(&*s, &of(name, at)).await;
+        assert!(matches!(answer, Answer::Granted(_)), "{name}: {answer:?}");
+        let state = s.observe(&[job(name)]).await.unwrap().value.remove(0);
+        let left = state.map(|st| (st.newest, st.lost_before > at));
+        assert_eq!(left, Some((at, false)), "{name}");
+    }
 }
 
 async fn what_cannot_be_started_in_time_is_missed(bed: Bed) {
@@ -3038,6 +3087,23 @@ async fn redis_with_foreign_data_is_an_error_and_no_panic() {
         matches!(e, Error::Corrupt { .. }) && e.to_string().contains("field open"),
         "{e}"
     );
+    // A field of any size is not read into memory.
+    let huge = format!("[{}]", " ".repeat(17 << 20));
+    server.command::<()>(&["HSET", "soloist:{backup}:state", "open", &huge]);
+    let newest = now + 1_000_000;
+    server.command::<()>(&[
+        "HSET",
+        "soloist:{backup}:state",
+        "newest",
+        &newest.to_string(),
+    ]);
+    for at in [now, newest] {
+        let e = s.claim(&[claim(at, "a")]).await.unwrap_err();
+        assert!(
+            matches!(e, Error::Corrupt { .. }) && e.to_string().contains("has 17825794 bytes"),
+            "{e}"
+        );
+    }
     server.command::<()>(&["SET", "soloist:{backup}:state", "x"]);
     let e = s.claim(&[claim(now, "a")]).await.unwrap_err();
     assert!(

@@ -536,7 +536,7 @@ fn what_is_planned_while_a_job_is_disabled_or_absent_is_never_run() {
             let knows = |i: usize| {
                 fleet.instances[i]
                     .log_text()
-                    .contains("will not be caught up later")
+                    .contains("will not be caught up")
             };
             knows(0) || knows(1)
         });

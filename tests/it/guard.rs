@@ -537,7 +537,7 @@ fn a_timeout_gives_the_grace_and_then_kills() {
         let tree = Tree::new();
         let mut spec = tree.spec("trap '' TERM; touch ready; while :; do sleep 1000; done");
         spec.grace = Duration::from_millis(200);
-        spec.timeout = Some(Duration::from_secs(4));
+        spec.timeout = Some(Duration::from_secs(15));
         spec.walk_only = walk_only;
         let begin = Boottime::now();
         let mut guard = RawGuard::start(&spec);
@@ -550,7 +550,7 @@ fn a_timeout_gives_the_grace_and_then_kills() {
         );
         let (_, at) = gone(guard.report());
         assert!(
-            at.since(begin) >= Duration::from_millis(4200),
+            at.since(begin) >= Duration::from_millis(15_200),
             "{:?}",
             at.since(begin)
         );
@@ -677,7 +677,7 @@ fn unruly_is_ended(mode: &str, walk_only: bool) {
     let program = unruly().to_str().expect("UTF-8");
     let spec = Spec {
         walk_only,
-        timeout: Some(Duration::from_secs(1)),
+        timeout: Some(Duration::from_secs(5)),
         grace: Duration::from_millis(50),
         ..spec(&[program, mode, file.to_str().expect("UTF-8")])
     };
@@ -759,8 +759,8 @@ fn a_deadline_ends_the_tree_within_the_kill_budget() {
         let tree = Tree::new();
         let mut spec = tree.spec("trap '' TERM; touch ready; while :; do sleep 1000; done");
         spec.grace = HOUR;
-        spec.kill_budget = Duration::from_secs(12);
-        spec.deadline = Boottime::now() + Duration::from_secs(6);
+        spec.kill_budget = Duration::from_secs(40);
+        spec.deadline = Boottime::now() + Duration::from_secs(15);
         spec.walk_only = walk_only;
         let mut guard = RawGuard::start(&spec);
         started(guard.report());
@@ -787,7 +787,7 @@ fn a_deadline_ends_the_tree_within_the_kill_budget() {
 #[test]
 fn renewals_keep_a_command_running_past_its_first_deadline() {
     let mut spec = spec(&["sleep", "1000"]);
-    spec.deadline = Boottime::now() + Duration::from_secs(1);
+    spec.deadline = Boottime::now() + Duration::from_secs(8);
     let mut guard = RawGuard::start(&spec);
     started(guard.report());
     guard.send(&Control::Deadline(Boottime::now() + HOUR));
@@ -811,7 +811,7 @@ fn renewals_keep_a_command_running_past_its_first_deadline() {
 #[test]
 fn a_renewal_that_waited_while_the_guard_was_stopped_past_its_deadline_is_ignored() {
     let mut spec = spec(&["sleep", "1000"]);
-    spec.deadline = Boottime::now() + Duration::from_secs(1);
+    spec.deadline = Boottime::now() + Duration::from_secs(10);
     let mut guard = RawGuard::start(&spec);
     let command = started(guard.report());
     let pid = guard.pid();
@@ -863,8 +863,8 @@ fn after_a_freeze_past_the_lease_the_tree_dies_at_once_whatever_was_queued() {
         let mut spec = tree.spec("trap '' TERM; while :; do sleep 1000; done");
         spec.grace = HOUR;
         // Half of it would be the grace.
-        spec.kill_budget = Duration::from_secs(16);
-        spec.deadline = Boottime::now() + Duration::from_secs(8);
+        spec.kill_budget = Duration::from_secs(40);
+        spec.deadline = Boottime::now() + Duration::from_secs(15);
         spec.walk_only = walk_only;
         let mut guard = RawGuard::idle(&spec);
         cgroup.write("cgroup.procs", &guard.pid().to_string());
@@ -1160,7 +1160,7 @@ fn while_the_daemon_is_stopped_its_lease_still_ends_the_tree() {
     let tree = Tree::new();
     let mut spec = tree.spec("wait");
     spec.settle_exe = Some(tree.hand_over_script());
-    spec.deadline = Boottime::now() + Duration::from_secs(10);
+    spec.deadline = Boottime::now() + Duration::from_secs(20);
     let mut daemon = stand_in(&tree, &spec);
     let members = tree.members();
     let pid = daemon.id().cast_signed();
@@ -1225,9 +1225,9 @@ async fn when_the_guard_is_killed_the_daemon_ends_the_tree() {
 async fn a_stopped_guard_does_not_let_a_command_outlive_its_lease() {
     let tree = Tree::new();
     let mut spec = tree.spec("wait");
-    spec.deadline = Boottime::now() + Duration::from_secs(8);
+    spec.deadline = Boottime::now() + Duration::from_secs(20);
     // The looks at all of this process's children take their time: they are those of all tests.
-    spec.kill_budget = Duration::from_secs(32);
+    spec.kill_budget = Duration::from_secs(64);
     let deadline = spec.deadline + spec.kill_budget;
     let mut running = runner().start(spec, OUTPUT).await.expect("a guard");
     until_async("the tree has grown", || tree.complete()).await;
@@ -1255,7 +1255,7 @@ async fn a_stopped_guard_does_not_let_a_command_outlive_its_lease() {
 
 #[tokio::test]
 async fn a_stopped_guard_does_not_save_a_command_from_its_timeout_or_from_a_stop() {
-    for timeout in [None, Some(Duration::from_secs(10))] {
+    for timeout in [None, Some(Duration::from_secs(20))] {
         let tree = Tree::new();
         let spec = Spec {
             grace: Duration::from_millis(100),
@@ -1443,6 +1443,82 @@ async fn a_killed_guard_takes_a_command_with_it_whose_first_thread_has_ended() {
 
 #[test]
 fn a_sweep_ends_what_daemon_and_guard_left_in_a_cgroup_and_nothing_that_is_guarded() {
+    sweep_ends_what_is_left(false, false);
+}
+
+#[test]
+fn a_sweep_ends_what_another_user_pretends_to_guard() {
+    if !rustix::process::geteuid().is_root() {
+        return skip("only root can become another user");
+    }
+    sweep_ends_what_is_left(false, true);
+}
+
+/// The kernel kills nothing in such a cgroup, and does not list its processes.
+#[test]
+fn a_sweep_ends_what_is_left_in_a_threaded_cgroup() {
+    sweep_ends_what_is_left(true, false);
+}
+
+/// What is in it has nothing to do with soloist.
+#[test]
+fn a_sweep_leaves_a_cgroup_alone_whose_name_only_begins_like_that_of_a_run() {
+    let Some(foreign) = TestCgroup::named(&format!("soloist-web-{}", std::process::id())) else {
+        return skip("no cgroup v2 that we may write to");
+    };
+    let mut stranger = Command::new("sleep")
+        .arg("1000")
+        .spawn()
+        .expect("a process");
+    foreign.write("cgroup.procs", &stranger.id().to_string());
+    soloist::runner::Runner::sweep();
+    assert!(
+        matches!(stranger.try_wait(), Ok(None)),
+        "the sweep ended it"
+    );
+    stranger.kill().expect("it lives");
+    stranger.wait().expect("it has ended");
+}
+
+/// A command of root's puts itself into a threaded cgroup: its own, or one below it.
+#[test]
+fn a_threaded_cgroup_hides_nothing_from_its_guard() {
+    let Some(ours) = TestCgroup::new() else {
+        return skip("no cgroup v2 that we may write to");
+    };
+    let parent = ours.0.parent().expect("a directory").display();
+    for moves in [
+        "echo 0 >$parent/cgroup.procs; echo threaded >$own/cgroup.type; echo 0 >$own/cgroup.procs",
+        "mkdir $own/t; echo threaded >$own/t/cgroup.type; echo 0 >$own/t/cgroup.procs",
+    ] {
+        let run_id = RunId::random();
+        let script = format!(
+            "trap '' TERM; parent={parent}; own=$parent/soloist-{run_id}; {{ {moves}; }} || exit 7\n\
+             (setsid sleep 1000 &); sleep 1000 & grep ^0:: /proc/self/cgroup; wait"
+        );
+        let mut guard = RawGuard::start(&Spec {
+            run_id,
+            grace: Duration::from_millis(10),
+            ..shell(&script)
+        });
+        started(guard.report());
+        let mut said = String::new();
+        let mut output = BufReader::new(&mut guard.stdout);
+        output.read_line(&mut said).expect("a line");
+        assert!(said.contains(&run_id.to_string()), "{said}");
+        guard.send(&Control::Stop {
+            reason: Stop::Cancelled,
+            grace: None,
+        });
+        exited(guard.report());
+        gone(guard.report());
+        let cgroup = ours.0.with_file_name(format!("soloist-{run_id}"));
+        assert!(!cgroup.exists(), "{moves}");
+        guard.finish();
+    }
+}
+
+fn sweep_ends_what_is_left(threaded: bool, pretended: bool) {
     // Locked as by its guard, or a daemon of another test would sweep it before its time.
     let (orphaned, lock) = loop {
         let Some(cgroup) = TestCgroup::named(&format!("soloist-{}", RunId::random())) else {
@@ -1455,6 +1531,9 @@ fn a_sweep_ends_what_daemon_and_guard_left_in_a_cgroup_and_nothing_that_is_guard
             break (cgroup, lock);
         }
     };
+    if threaded && fs::write(orphaned.0.join("cgroup.type"), "threaded").is_err() {
+        return skip("no cgroup here can be threaded");
+    }
     let dir = tempfile::tempdir().expect("a directory");
     // One whose first thread has ended is passed over by the kernel.
     let file = dir.path().join("pid");
@@ -1475,6 +1554,22 @@ fn a_sweep_ends_what_daemon_and_guard_left_in_a_cgroup_and_nothing_that_is_guard
         let (state, _) = stat(orphans[1].id().cast_signed()).expect("it lives");
         state == 'Z' && file.exists()
     });
+    // Looks like the guard of the run, but belongs to somebody else.
+    let mut pretender = pretended.then(|| {
+        let readable = fs::Permissions::from_mode(0o755);
+        fs::set_permissions(dir.path(), readable).expect("another mode");
+        fs::write(dir.path().join("__guard"), "sleep 1000 & echo; wait").expect("a script");
+        let name = orphaned.0.file_name().expect("a name").to_string_lossy();
+        let run = name.trim_start_matches("soloist-");
+        let mut command = Command::new("sh");
+        command.args(["__guard", "job", run]).uid(65534).gid(65534);
+        let command = command.current_dir(dir.path()).stdout(Stdio::piped());
+        let mut child = command.process_group(0).spawn().expect("a process");
+        let mut said = [0];
+        let output = child.stdout.as_mut().expect("a pipe");
+        output.read_exact(&mut said).expect("it runs");
+        child
+    });
     let spec = spec(&["sleep", "1000"]);
     let mut guard = RawGuard::start(&spec);
     let guarded = started(guard.report());
@@ -1489,8 +1584,18 @@ fn a_sweep_ends_what_daemon_and_guard_left_in_a_cgroup_and_nothing_that_is_guard
     // A daemon of another test may come first: they sweep every few seconds.
     Runner::sweep();
     for orphan in &mut orphans {
-        let status = orphan.wait().expect("reaped").to_string();
-        assert_eq!(status, "signal: 9 (SIGKILL)");
+        let mut status = None;
+        until("it is ended", || {
+            status = orphan.try_wait().expect("our child");
+            status.is_some()
+        });
+        let status = status.map(|s| s.to_string());
+        assert_eq!(status.as_deref(), Some("signal: 9 (SIGKILL)"));
+    }
+    if let Some(child) = &mut pretender {
+        let group = Pid::from_raw(child.id().cast_signed()).expect("a pid");
+        rustix::process::kill_process_group(group, Signal::KILL).expect("ours");
+        child.wait().expect("reaped");
     }
     // By us, or by that daemon, which may have been looking at it when we did.
     until("the cgroup is removed", || !orphaned.0.exists());
@@ -1664,33 +1769,37 @@ async fn a_command_sees_the_environment_that_is_promised_and_nothing_of_the_daem
     );
 }
 
-#[test]
-fn what_is_for_the_daemon_alone_is_not_inherited() {
+/// What the command of `spec` writes to stdout under the guard that `command` starts.
+fn output_of_guard(mut command: Command, spec: &Spec) -> String {
     let (ours, theirs) = UnixStream::pair().expect("a socket pair");
-    let mut child = Command::new(EXE)
-        .arg(guard::ARGUMENT)
+    let mut child = command
         .stdin(OwnedFd::from(theirs))
         .stdout(Stdio::piped())
+        .spawn()
+        .expect("a guard");
+    let mut line = serde_json::to_vec(spec).expect("JSON");
+    line.push(b'\n');
+    (&ours).write_all(&line).expect("written");
+    let mut text = String::new();
+    let mut stdout = child.stdout.take().expect("a pipe");
+    stdout.read_to_string(&mut text).expect("text");
+    drop(ours);
+    child.wait().expect("it ends");
+    text
+}
+
+#[test]
+fn what_is_for_the_daemon_alone_is_not_inherited() {
+    let mut command = Command::new(EXE);
+    command
+        .arg(guard::ARGUMENT)
         .env("NOTIFY_SOCKET", "/run/x")
         .env("WATCHDOG_USEC", "1")
         .env("LISTEN_FDS", "1")
         .env("CREDENTIALS_DIRECTORY", "/run/x")
         .env("SOLOIST_STORE_PASSWORD", "hunter2")
-        .env("KEPT", "yes")
-        .spawn()
-        .expect("a guard");
-    let mut line = serde_json::to_vec(&spec(&["env"])).expect("JSON");
-    line.push(b'\n');
-    (&ours).write_all(&line).expect("written");
-    let mut text = String::new();
-    child
-        .stdout
-        .take()
-        .expect("a pipe")
-        .read_to_string(&mut text)
-        .expect("text");
-    drop(ours);
-    child.wait().expect("it ends");
+        .env("KEPT", "yes");
+    let text = output_of_guard(command, &spec(&["env"]));
     assert!(text.contains("KEPT=yes"), "{text}");
     for name in [
         "NOTIFY_SOCKET",
@@ -1739,23 +1848,24 @@ async fn a_command_runs_as_the_user_and_group_it_names() {
             group: group.map(Into::into),
             ..spec(&["id", "-Gn"])
         };
-        let (ours, theirs) = UnixStream::pair().expect("a socket pair");
-        let mut child = Command::new("setpriv")
-            .args(["--groups", "tty,disk", EXE, guard::ARGUMENT])
-            .stdin(OwnedFd::from(theirs))
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("a guard");
-        let mut line = serde_json::to_vec(&spec).expect("JSON");
-        line.push(b'\n');
-        (&ours).write_all(&line).expect("written");
-        let mut text = String::new();
-        let mut stdout = child.stdout.take().expect("a pipe");
-        stdout.read_to_string(&mut text).expect("text");
-        assert_eq!(text, expected);
-        drop(ours);
-        child.wait().expect("it ends");
+        let mut command = Command::new("setpriv");
+        command.args(["--groups", "tty,disk", EXE, guard::ARGUMENT]);
+        assert_eq!(output_of_guard(command, &spec), expected);
     }
+    // Nor by a daemon without root: a group alone needs only CAP_SETGID.
+    let mut child = Command::new("setpriv");
+    child.args(["--reuid=nobody", "--regid=nogroup", "--groups=tty,disk"]);
+    child.args([
+        "--inh-caps=+setgid",
+        "--ambient-caps=+setgid",
+        EXE,
+        guard::ARGUMENT,
+    ]);
+    let daemon = Spec {
+        group: Some("daemon".into()),
+        ..spec(&["id", "-Gn"])
+    };
+    assert_eq!(output_of_guard(child, &daemon), "daemon\n");
     // A guard that is killed takes it along: that is set after setuid, which would undo it.
     let nobody = Spec {
         user: Some("nobody".into()),
@@ -1906,8 +2016,9 @@ fn slow_calls() -> impl Iterator<Item = (SlowStart, &'static str)> {
 fn a_start_ends_with_the_lease() {
     for (slow, error) in slow_calls() {
         let spec = Spec {
-            deadline: Boottime::now() + Duration::from_secs(1),
+            deadline: Boottime::now() + Duration::from_secs(5),
             grace: HOUR,
+            kill_budget: Duration::from_secs(30),
             ..slow.spec()
         };
         let guard = slow.begin(&spec);
@@ -1922,7 +2033,7 @@ fn a_start_ends_with_the_lease() {
 fn the_timeout_counts_from_the_begin_of_the_start() {
     for (slow, error) in slow_calls() {
         let spec = Spec {
-            timeout: Some(Duration::from_millis(500)),
+            timeout: Some(Duration::from_secs(5)),
             grace: HOUR,
             ..slow.spec()
         };
@@ -1967,9 +2078,9 @@ fn the_end_of_the_daemon_ends_a_start() {
 #[test]
 fn a_start_may_take_longer_than_the_lease_that_it_began_with() {
     for (slow, _) in slow_calls() {
-        let slow = SlowStart { ms: 1500, ..slow };
+        let slow = SlowStart { ms: 7000, ..slow };
         let spec = Spec {
-            deadline: Boottime::now() + Duration::from_secs(1),
+            deadline: Boottime::now() + Duration::from_secs(5),
             ..slow.spec()
         };
         let mut guard = slow.begin(&spec);
@@ -1991,11 +2102,11 @@ fn a_start_that_goes_on_after_its_deadline_executes_nothing_even_if_its_guard_is
         return;
     }
     let slow = SlowStart {
-        ms: 1500,
+        ms: 7000,
         ..SlowStart::of("getpwnam_r")
     };
     let spec = Spec {
-        deadline: Boottime::now() + Duration::from_secs(1),
+        deadline: Boottime::now() + Duration::from_secs(5),
         ..slow.spec()
     };
     let mut guard = slow.begin(&spec);

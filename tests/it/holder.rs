@@ -221,7 +221,7 @@ impl Node {
             epoch: None,
             lost: vec![],
             counted_from: i64::MAX,
-            triggers_lost_before: 0,
+            lost_before: 0,
             enabled: true,
             remembered: Default::default(),
             instance: InstanceId::new("a"),
@@ -277,6 +277,7 @@ impl Node {
         Granted {
             job: self.job.clone(),
             run: claim.run(grant, reply.now_us / 1000),
+            incarnation: reply.incarnation,
             sent: reply.sent,
             start_by: now + 60_000,
             permit: None,
@@ -509,7 +510,10 @@ async fn output_whose_answers_get_lost_is_complete_all_the_same() {
             (some.done || some.more).then_some(some)
         })
         .await;
-        assert!(at == 0 || some.from == at);
+        if some.from != at {
+            // Newer pieces have arrived meanwhile, and pushed out what was read before.
+            all.clear();
+        }
         at = some.from + some.data.len() as u64;
         all.extend(some.data);
         if some.done {

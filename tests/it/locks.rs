@@ -400,12 +400,12 @@ async fn an_abandoned_release_lets_the_next_one_in(bed: Bed) {
 
 async fn a_lock_is_renewed_until_it_is_given_back(bed: Bed) {
     let (a, b) = (bed.client(), bed.client());
-    let lease = 2000 * MS;
+    let lease = 5000 * MS;
     let lock = take(&a, "k", lease).await;
     lock.keep_renewed();
     lock.keep_renewed();
     let begun = Instant::now();
-    while begun.elapsed() < lease * 3 / 2 {
+    while begun.elapsed() < lease + 500 * MS {
         assert!(lock.is_held());
         assert!(
             b.try_lock("k", lease, NoRetry)
@@ -423,7 +423,7 @@ async fn a_lock_is_renewed_until_it_is_given_back(bed: Bed) {
 
 async fn renewals_are_bounded(bed: Bed) {
     let a = bed.client();
-    let lease = Duration::from_secs(1);
+    let lease = Duration::from_secs(4);
     let begun = Instant::now();
     let lock = take(&a, "k", lease).await;
     let mut deadlines = lock.deadlines();
@@ -765,11 +765,11 @@ async fn a_foreign_release_of_a_reentrant_lock_is_an_outcome(bed: Bed) {
 
 async fn a_renewal_covers_all_levels(bed: Bed) {
     let c = bed.client();
-    let lock = c.reentrant("k", 2000 * MS).unwrap();
+    let lock = c.reentrant("k", 5000 * MS).unwrap();
     assert_eq!(levels(lock.try_enter(NoRetry).await.unwrap()), 1);
     assert_eq!(levels(lock.try_enter(NoRetry).await.unwrap()), 2);
     let begun = Instant::now();
-    while begun.elapsed() < 3000 * MS {
+    while begun.elapsed() < 5500 * MS {
         lock.renew().await.unwrap();
         tokio::time::sleep(20 * MS).await;
     }
@@ -845,7 +845,7 @@ async fn an_owner_that_waits_twice_enters_twice(bed: Bed) {
 
 async fn a_reentrant_lock_is_kept_renewed_until_it_is_freed_or_dropped(bed: Bed) {
     let c = bed.client();
-    let lease = 2000 * MS;
+    let lease = 5000 * MS;
     let (ours, theirs) = (
         c.reentrant("k", lease).unwrap(),
         c.reentrant("k", LONG).unwrap(),
@@ -858,7 +858,7 @@ async fn a_reentrant_lock_is_kept_renewed_until_it_is_freed_or_dropped(bed: Bed)
     // More calls do not make more renewals.
     (0..100).for_each(|_| ours.keep_renewed());
     let begun = Instant::now();
-    while begun.elapsed() < lease * 3 / 2 {
+    while begun.elapsed() < lease + 500 * MS {
         assert!(ours.is_held());
         tokio::time::sleep(10 * MS).await;
     }
@@ -880,7 +880,7 @@ async fn a_reentrant_lock_is_kept_renewed_until_it_is_freed_or_dropped(bed: Bed)
     let clone = ours.clone();
     drop(ours);
     let begun = Instant::now();
-    while begun.elapsed() < lease * 3 / 2 {
+    while begun.elapsed() < lease + 500 * MS {
         assert!(clone.is_held());
         tokio::time::sleep(10 * MS).await;
     }
@@ -912,7 +912,10 @@ async fn a_redlock_is_taken_renewed_and_given_back(bed: Bed) {
             Bed::Redis(_) => Bed::redis(),
         })
         .collect();
-    let red = |name: &str| Redlock::new(beds.iter().map(|b| b.client().named(name))).unwrap();
+    let red = |name: &str| {
+        let nodes = beds.iter().map(|b| b.client().named(name));
+        Redlock::new(nodes).unwrap().node_timeout(GENEROUS)
+    };
     let (a, b) = (red("ann"), red("bob"));
     let lock = red_taken(a.try_lock("k", LONG, NoRetry).await.unwrap());
     assert!(lock.is_held() && lock.remaining() < LONG);
@@ -1297,23 +1300,33 @@ fn elector(bed: &Bed) -> Elector {
     Elector::open(&bed.url(), "invoices", 500 * MS).unwrap()
 }
 
+/// A planned instant that is due now. The elector knows its store before: what was planned earlier would count as lost.
+async fn due_now(e: &Elector) -> i64 {
+    if let Election::Won(term) = elect(e, 1).await {
+        assert!(term.settle(Outcome::Succeeded).await.unwrap());
+    }
+    soloist::clock::wall_us() / 1000
+}
+
 /// Asks until the answer is another one than to wait.
 async fn elect(e: &Elector, at: i64) -> Election {
     let begun = Instant::now();
     loop {
         assert!(begun.elapsed() < GENEROUS, "no decision");
-        match e.claim(at).await.unwrap() {
-            Election::Early { wait } | Election::Quarantined { wait } => {
+        match e.claim(at).await {
+            Ok(Election::Early { wait } | Election::Quarantined { wait }) => {
                 tokio::time::sleep(wait).await
             }
-            decided => return decided,
+            // On a busy host an answer may take longer than a lease. The same claim is asked again.
+            Err(e) if e.is_transient() => {}
+            decided => return decided.unwrap(),
         }
     }
 }
 
 async fn an_elector_grants_each_occurrence_once(bed: Bed) {
     let electors: Vec<_> = (0..3).map(|_| elector(&bed)).collect();
-    let first = soloist::clock::wall_us() / 1000;
+    let first = due_now(&electors[0]).await;
     let mut last = 0;
     for at in (first..).step_by(5).take(10) {
         let (a, b, c) = tokio::join!(
@@ -1345,7 +1358,7 @@ async fn an_elector_grants_each_occurrence_once(bed: Bed) {
 
 async fn an_elector_takes_over_from_the_dead(bed: Bed) {
     let (a, b) = (elector(&bed), elector(&bed).rerun(2));
-    let at = soloist::clock::wall_us() / 1000;
+    let at = due_now(&a).await;
     let Election::Won(dead) = elect(&a, at).await else {
         panic!("nobody else is there");
     };
@@ -1370,8 +1383,9 @@ async fn an_elector_takes_over_from_the_dead(bed: Bed) {
 }
 
 async fn a_term_is_renewed_until_it_is_settled(bed: Bed) {
-    let (a, b) = (elector(&bed), elector(&bed).rerun(2));
-    let at = soloist::clock::wall_us() / 1000;
+    let open = || Elector::open(&bed.url(), "invoices", 3000 * MS).unwrap();
+    let (a, b) = (open(), open().rerun(2));
+    let at = due_now(&a).await;
     let Election::Won(term) = elect(&a, at).await else {
         panic!("nobody else is there");
     };
@@ -1380,7 +1394,7 @@ async fn a_term_is_renewed_until_it_is_settled(bed: Bed) {
     assert!(term.renew().await.unwrap());
     term.keep_renewed();
     let begun = Instant::now();
-    while begun.elapsed() < 1500 * MS {
+    while begun.elapsed() < 3500 * MS {
         assert!(term.is_held() && futures_util::poll!(&mut over).is_pending());
         assert!(matches!(elect(&b, at).await, Election::Lost { .. }));
         tokio::time::sleep(20 * MS).await;
@@ -1390,7 +1404,7 @@ async fn a_term_is_renewed_until_it_is_settled(bed: Bed) {
     assert!(matches!(elect(&b, at).await, Election::Settled));
     // A dropped term is renewed no more.
     let long = Elector::open(&bed.url(), "invoices", 3000 * MS).unwrap();
-    let at = soloist::clock::wall_us() / 1000;
+    let at = due_now(&long).await;
     let Election::Won(term) = elect(&long, at).await else {
         panic!("nobody else is there");
     };
@@ -1749,6 +1763,24 @@ async fn a_key_of_another_type_is_refused_and_left_alone() {
         panic!("it was taken over");
     };
     assert_eq!((&*holder, remaining), ("by hand", Duration::MAX));
+    // However much it is, little of it is read.
+    for begins in ["", "0000000000000001.", "0000000000000001.\t1\t,\t,a,\t"] {
+        let text = begins.to_owned() + &"x".repeat(1 << 20);
+        for ttl in [None, Some("PX")] {
+            let mut set = vec!["SET", "soloist:{h}:lock", &text];
+            set.extend(ttl.into_iter().flat_map(|px| [px, "9999999999999"]));
+            server.command::<()>(&set);
+            let name = c.holder("h").await.unwrap().unwrap().name;
+            assert!((900..=1000).contains(&name.len()), "{begins:?}");
+            if let Ok(TryLock::Held { holder, .. }) = c.try_lock("h", LONG, NoRetry).await {
+                assert_eq!(holder.len(), 1000, "{begins:?}");
+            }
+            let reentrant = c.reentrant("h", LONG).unwrap();
+            if let Ok(TryEnter::Held { holder, .. }) = reentrant.try_enter(NoRetry).await {
+                assert!((900..=1000).contains(&holder.len()), "{begins:?}");
+            }
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -2493,6 +2525,8 @@ async fn locks_speak_tls() {
     let client = |ca: &str| {
         let mut config = Store::from_url(&format!("rediss://localhost:{port}")).unwrap();
         config.tls.get_or_insert_default().ca = Some(path(ca));
+        // A handshake on a busy host may take longer than the usual timeout, which would be the error then.
+        config.timeout = GENEROUS;
         LockClient::with_config(&config).unwrap()
     };
     let (a, b) = (client("ca.pem"), client("ca.pem"));

@@ -1,5 +1,6 @@
 //! Tests that start what stands around the library: programs, servers, files.
 
+mod cases;
 mod cli;
 mod commands;
 mod conformance;
@@ -8,6 +9,8 @@ mod exec;
 mod faults;
 mod fleet;
 mod guard;
+#[path = "../harness/mod.rs"]
+mod harness;
 mod holder;
 mod keys;
 mod layers;
@@ -17,6 +20,7 @@ mod model;
 mod options;
 mod oracle;
 mod readme;
+mod record;
 mod rights;
 mod sqlite;
 mod support;

@@ -515,7 +515,7 @@ async fn register(store: &dyn Store, m: &mut Model) {
         epoch: None,
         lost: m.one_in(2).then(|| m.missed()).into_iter().collect(),
         counted_from: i64::MAX,
-        triggers_lost_before: 0,
+        lost_before: 0,
         enabled: !m.one_in(3),
         remembered: m.remembered(),
         instance: m.instance(),

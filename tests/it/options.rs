@@ -143,7 +143,7 @@ async fn register(s: &dyn Store, jobs: &[JobName]) -> i64 {
             epoch: None,
             lost: vec![],
             counted_from: i64::MAX,
-            triggers_lost_before: 0,
+            lost_before: 0,
             enabled: true,
             remembered: Default::default(),
             instance: InstanceId::new("a"),

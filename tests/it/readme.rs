@@ -397,6 +397,16 @@ fn links_between_the_pages_lead_somewhere() {
 }
 
 /// All sources below `path` as one text.
+/// Nobody has agreed to a time limit, so the page must not name one.
+#[test]
+fn the_security_policy_promises_no_time() {
+    let policy = include_str!("../../SECURITY.md");
+    for word in policy.split(|c: char| !c.is_ascii_alphanumeric()) {
+        let unit = ["hour", "day", "week", "month"].contains(&word.trim_end_matches('s'));
+        assert!(!unit, "{word}");
+    }
+}
+
 fn sources(path: &Path) -> String {
     let entries = fs::read_dir(path).expect("a directory").flatten();
     let texts = entries.map(|entry| match entry.path() {

@@ -156,6 +156,33 @@ fn as_root_the_way_to_a_file_counts_as_well() {
 }
 
 #[test]
+fn as_root_a_pipe_of_another_user_is_not_read() {
+    if !root() {
+        return;
+    }
+    for file in ["jobs.toml", "variables", "password"] {
+        let place = Place::new();
+        let (config, path) = (place.path("jobs.toml"), place.path(file));
+        let text = fs::read_to_string(&path).expect("text");
+        place.write("text", &text);
+        fs::remove_file(&path).expect("removed");
+        mode(place.dir.path(), 0o1777);
+        let made = Command::new("mkfifo").arg(&path).status();
+        assert!(made.expect("mkfifo").success());
+        chown(&path, Some(STRANGER), None).expect("another owner");
+        let mut writer = Command::new("sh");
+        writer.args(["-c", "exec cat \"$0\" > \"$1\""]);
+        writer.arg(place.path("text")).arg(&path);
+        let mut writer = writer.spawn().expect("a writer");
+        let (code, text) = run(check(&config));
+        writer.kill().expect("ours");
+        writer.wait().expect("reaped");
+        assert_eq!(code, Some(78), "{file}: {text}");
+        assert!(text.contains("belongs to user 54321"), "{file}: {text}");
+    }
+}
+
+#[test]
 fn another_user_is_warned() {
     if !root() {
         return;
@@ -226,4 +253,82 @@ fn as_root_a_planted_database_is_refused() {
     symlink(&true_db, &db).expect("a link");
     lchown(&db, Some(STRANGER), None).expect("another owner");
     assert_eq!(status().0, Some(69), "{}", status().1);
+}
+
+#[test]
+fn as_root_nobody_else_chooses_where_the_record_is_kept() {
+    if !root() {
+        return;
+    }
+    let place = Place::new();
+    place.write(
+        "jobs.toml",
+        "[store]\nurl = \"sqlite:soloist.db\"\n[jobs.a]\nschedule = []\ncommand = [\"true\"]\n",
+    );
+    let db = place.path("soloist.db");
+    drop(soloist::store::sqlite::SqliteStore::open(&db).expect("a database"));
+    let their = place.path("their");
+    fs::create_dir(&their).expect("a directory");
+    let paused = || {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_soloist"));
+        command.arg("--config").arg(place.path("jobs.toml"));
+        command.arg("--record").arg(their.join("record"));
+        command.args(["pause", "a"]);
+        run(command).1
+    };
+    let said = paused();
+    assert!(!said.contains("cannot write the record"), "{said}");
+    assert!(their.join("record").exists(), "{said}");
+    fs::remove_file(their.join("record")).expect("a record");
+    chown(&their, Some(STRANGER), None).expect("another owner");
+    let said = paused();
+    assert!(said.contains("cannot write the record"), "{said}");
+    assert!(said.contains("belongs to user 54321"), "{said}");
+    assert!(!their.join("record").exists());
+}
+
+#[test]
+fn as_root_nobody_else_chooses_where_the_database_is_made() {
+    if !root() {
+        return;
+    }
+    let place = Place::new();
+    let target = place.path("target.db");
+    let their = place.path("their");
+    fs::create_dir(&their).expect("a directory");
+    let opened = |path: &Path| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_soloist"));
+        command.arg("exec").arg("--store");
+        command.arg(format!("sqlite:{}", path.display()));
+        command.args(["--lock", "a", "--", "true"]);
+        run(command)
+    };
+    let their_own = |path: &Path| lchown(path, Some(STRANGER), None).expect("another owner");
+    // In a directory of their own: the link itself, one beside the file, and one to a directory.
+    let link = their.join("link.db");
+    symlink(&target, &link).expect("a link");
+    let beside = their.join("soloist.db-wal");
+    symlink(&target, &beside).expect("a link");
+    let directory = their.join("directory");
+    symlink(place.dir.path(), &directory).expect("a link");
+    for path in [&their, &link, &beside, &directory] {
+        their_own(path);
+    }
+    for path in [
+        &link,
+        &their.join("soloist.db"),
+        &directory.join("target.db"),
+    ] {
+        let (code, text) = opened(path);
+        assert_eq!(code, Some(69), "{text}");
+        assert!(text.contains("is a symbolic link of user 54321"), "{text}");
+        assert!(text.contains("`chown -h root "), "{text}");
+        assert!(!target.exists(), "{}", path.display());
+    }
+    // A link of root's own: the file gets the same mode as without a link.
+    lchown(&link, Some(0), None).expect("our own");
+    let (code, text) = opened(&link);
+    assert_eq!(code, Some(0), "{text}");
+    let meta = fs::metadata(&target).expect("a database");
+    assert_eq!(meta.permissions().mode() & 0o777, 0o600);
 }

@@ -81,7 +81,7 @@ async fn register(store: &dyn Store) {
         epoch: None,
         lost: vec![],
         counted_from: i64::MAX,
-        triggers_lost_before: 0,
+        lost_before: 0,
         enabled: true,
         remembered: Default::default(),
         instance: InstanceId::new("a"),

@@ -331,3 +331,59 @@ fn nothing_that_a_store_says_acts_on_a_terminal() {
         process::resident_kib(fleet.instances[0].pid()).is_some()
     });
 }
+
+/// `status` refuses to read the key, which the script makes large, and says so.
+fn refused(fleet: &mut Fleet, script: &str, key: &str, size: &str) {
+    fleet.server().command::<()>(&["EVAL", script, "0"]);
+    let out = fleet.cli(&["status"]);
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(!out.status.success(), "{key}");
+    assert!(
+        said.contains(&format!("the key {key} has {size}")),
+        "{said}"
+    );
+    fleet.server().command::<()>(&["DEL", key]);
+}
+
+#[test]
+fn a_key_of_any_size_is_not_read_into_memory() {
+    let mut fleet = ran(false);
+    fleet.instances[0].urge();
+    for (script, key, size) in [
+        (
+            "for i = 1, 9 do redis.call('HSET', 'soloist:instances', i, string.rep('x', 4194304)) end",
+            "soloist:instances",
+            "377487",
+        ),
+        (
+            "for i = 1, 33 do redis.call('HSET', 'soloist:drains', i .. string.rep('x', 1048576), 1) end",
+            "soloist:drains",
+            "346",
+        ),
+        (
+            "redis.call('HSET', 'soloist:epoch', 'born', string.rep('x', 1048576))",
+            "soloist:epoch",
+            "a value of 1048576 bytes",
+        ),
+    ] {
+        refused(&mut fleet, script, key, size);
+    }
+    assert!(fleet.cli(&["status"]).status.success());
+    let many = "for i = 1, 100000 do redis.call('SADD', 'soloist:jobs', 'j' .. i) end";
+    fleet.server().command::<()>(&["EVAL", many, "0"]);
+    fleet.instances[0].start();
+    fleet.wait_log(0, "the key soloist:jobs has 100002 names");
+    fleet.wait_more_runs(2);
+}
+
+#[test]
+fn a_table_of_any_size_is_not_read_into_memory() {
+    let mut fleet = ran(true);
+    fleet.instances[0].urge();
+    let fill = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 100000) \
+                INSERT INTO jobs (job, state) SELECT 'j' || i, '{}' FROM n";
+    sqlite(&fleet).execute(fill, []).expect("more rows");
+    fleet.instances[0].start();
+    fleet.wait_log(0, "the table jobs has more than 100000 rows");
+    fleet.wait_more_runs(2);
+}

@@ -18,7 +18,7 @@ use std::{
 
 use futures_util::future::join_all;
 use parking_lot::{Mutex, MutexGuard};
-use redis::{Cmd, Value};
+use redis::Value;
 use tokio::runtime::Handle;
 
 use super::{
@@ -303,11 +303,8 @@ async fn send_together(batcher: &LockBatcher, batch: Vec<Request>) -> Vec<Reques
     batch.extend(tries);
     let (lease, subscribed) = batch.last().and_then(Request::terms).unwrap_or_default();
     let bytes: usize = batch.iter().map(|r| r.name.len() + r.owner.len()).sum();
-    let mut call = Cmd::with_capacity(7 + 2 * batch.len(), 160 + 16 * batch.len() + bytes);
-    call.arg("EVALSHA").arg(&*BATCH.sha).arg(batch.len());
-    for request in &batch {
-        call.arg(&*request.name);
-    }
+    let names = batch.iter().map(|r| &*r.name);
+    let mut call = BATCH.call(names, 4 + batch.len(), 96 + bytes);
     call.arg(FENCE_TTL.as_millis() as u64)
         .arg(releases)
         .arg(millis(lease + FENCE_TTL))

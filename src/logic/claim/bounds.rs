@@ -547,7 +547,7 @@ fn registration(known: i64) -> Register {
         epoch: None,
         lost: vec![],
         counted_from: i64::MAX,
-        triggers_lost_before: 0,
+        lost_before: 0,
         enabled: true,
         remembered: Remembered::default(),
         instance: InstanceId::new("a"),

@@ -1,10 +1,13 @@
 //! What people ask of a job: pause, skip, trigger, cancel and so on.
 
+use serde::{Deserialize, Serialize};
+
 use super::{Effects, Event, KEYS_MOST, LIBRARY, Pause, Pending, State, Stop, own_key};
 use crate::model::{JobName, LAST_MS, Occurrence, RunId};
 
 /// What a person asks of a job.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Control {
     Pause {
         until: Option<i64>,
@@ -29,7 +32,8 @@ pub enum Control {
     },
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Controlled {
     Done,
     /// Nothing to do: it was not paused, nothing runs, the key was used.

@@ -67,7 +67,7 @@ pub const PASSED: i64 = 1;
 pub const PASSED_IN_DOUBT: i64 = 2;
 
 /// Asks for the right to run one occurrence.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Claim {
     pub job: JobName,
     pub target: Target,
@@ -127,7 +127,8 @@ pub struct Observed {
     pub incarnation: String,
 }
 
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 #[must_use]
 pub enum Answer {
     /// Ours. Also the answer to the same claim asked again, which renews the lease too.
@@ -161,7 +162,7 @@ pub enum Answer {
     InDoubt,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Grant {
     pub occurrence: Occurrence,
     pub attempt: u32,
@@ -175,7 +176,7 @@ impl Grant {
 }
 
 /// What the store has to do in the same transaction.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Effects {
     /// For the history.
     pub records: Vec<RunRecord>,

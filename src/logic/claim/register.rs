@@ -1,11 +1,15 @@
 //! Making a job known to the store, also again after a loss of the store's data.
 
-use super::{Claim, Effects, Missed, OnCrash, Overlap, Pause, Pending, State, Target, know, lapse};
+use super::{
+    Claim, Effects, LOST, Missed, OnCrash, Overlap, Pause, Pending, State, Target, know, lapse,
+};
+use serde::{Deserialize, Serialize};
+
 use crate::logic::bent::rule;
 use crate::model::{InstanceId, JobName, Occurrence, Outcome, RunRecord, Trigger};
 
 /// Makes a job known, learns where it stands, and adopts its state into the present incarnation.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Register {
     pub job: JobName,
     pub schedule: String,
@@ -23,9 +27,9 @@ pub struct Register {
     /// `lost` was counted from this occurrence on; 0: nothing was known of any. If a holder has put back a later one
     /// meanwhile, it has to be counted anew.
     pub counted_from: i64,
-    /// Triggers that people asked for before this, Unix ms, may have run, and the store has lost that: record them as
-    /// unknown.
-    pub triggers_lost_before: i64,
+    /// What was due, or asked for, before this, Unix ms, may have run, and the store has lost that: record it as
+    /// unknown. 0: run it again.
+    pub lost_before: i64,
     /// The job is enabled at the caller.
     pub enabled: bool,
     /// What the caller knows people to have asked for.
@@ -40,7 +44,7 @@ pub struct Register {
 
 /// What people asked of a job, as one instance remembers it: after a loss of its data, the instances tell the store
 /// again. If the store has a newer request, that one counts.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Remembered {
     pub pause: Option<Pause>,
     pub skip: u32,
@@ -74,7 +78,8 @@ impl Remembered {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 #[must_use]
 pub enum Registration {
     /// Known and of this incarnation; the state says the rest.
@@ -139,6 +144,7 @@ fn new(r: &Register, now: i64, incarnation: &str, effects: &mut Effects) -> Stat
         schedule: r.schedule.clone(),
         definition: r.definition.clone(),
         since: known.unwrap_or(now),
+        lost_before: r.lost_before,
         ..State::default()
     };
     forget_lost(&mut st, r, now, effects);
@@ -193,7 +199,7 @@ fn adopt(st: &mut State, r: &Register, now: i64, incarnation: &str, effects: &mu
 }
 
 fn lose_triggers(st: &mut State, r: &Register, now: i64, effects: &mut Effects) {
-    let before = |t: &mut Pending| rule!(LostTriggersDoNotRun, t.at < r.triggers_lost_before);
+    let before = |t: &mut Pending| rule!(LostTriggersDoNotRun, t.at < r.lost_before);
     let lost: Vec<Pending> = st.triggers.extract_if(.., before).collect();
     let mut at = now;
     for trigger in lost {
@@ -227,9 +233,7 @@ fn lost(r: &Register, l: &Missed) -> RunRecord {
     RunRecord {
         instance: Some(r.instance.clone()),
         host: Some(r.host.clone()),
-        error: Some(
-            "the store lost its state, and no record of this occurrence survived".to_owned(),
-        ),
+        error: Some(LOST.to_owned()),
         count: l.count,
         ..RunRecord::without_run(&r.job, l.last, Trigger::Schedule, Outcome::Unknown)
     }

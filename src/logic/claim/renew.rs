@@ -20,7 +20,8 @@ pub struct Renew {
     pub seq: u32,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 #[must_use]
 pub enum Renewal {
     /// Still ours; with a request to end the run, if there is one.

@@ -24,7 +24,8 @@ pub struct DelayedAttempt {
     pub trigger: Trigger,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 #[must_use]
 pub enum Settlement {
     /// Recorded, and the lease is released. Also the answer to the same settlement sent again.

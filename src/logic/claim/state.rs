@@ -58,6 +58,10 @@ pub struct State {
     /// The newest decided occurrence; 0: none.
     #[serde(deserialize_with = "ms")]
     pub newest: i64,
+    /// The store lost what it knew of the job, and an instance that knew nothing of it began it anew: which of the
+    /// occurrences up to here ran, nobody knows. 0: nothing was lost, or newer ones are decided since.
+    #[serde(skip_serializing_if = "is_zero", deserialize_with = "ms")]
+    pub lost_before: i64,
     /// Decided occurrences that have not ended. More than one only with [`Overlap::Allow`].
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub open: Vec<Open>,

@@ -90,7 +90,7 @@ fn what_ran_early_is_not_recorded_as_lost() {
         epoch: None,
         lost: vec![range(1, 9)],
         counted_from: i64::MAX,
-        triggers_lost_before: 0,
+        lost_before: 0,
         enabled: true,
         remembered: Remembered::default(),
         instance: InstanceId::new("i"),
@@ -127,7 +127,7 @@ fn registration(known: i64) -> Register {
         epoch: None,
         lost: vec![],
         counted_from: i64::MAX,
-        triggers_lost_before: 0,
+        lost_before: 0,
         enabled: true,
         remembered: Remembered::default(),
         instance: InstanceId::new("i"),
@@ -180,7 +180,7 @@ fn a_trigger_from_before_a_loss_is_recorded_and_not_run() {
     });
     let ask = Register {
         adopt: Some("now".to_owned()),
-        triggers_lost_before: t,
+        lost_before: t,
         ..registration(0)
     };
     let mut effects = Effects::default();
@@ -557,7 +557,7 @@ impl World {
                 count: 1,
             }],
             counted_from: i64::MAX,
-            triggers_lost_before: 0,
+            lost_before: 0,
             enabled: true,
             remembered: Remembered::default(),
             instance: InstanceId::new(&format!("i{i}")),

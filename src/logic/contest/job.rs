@@ -10,7 +10,7 @@ use std::{
 use super::{
     Ask, Ended, Me, START_MARGIN,
     epoch::{Epoch, EpochName},
-    queue::{Due, NextClaim, Queue, Segment, Unfolded},
+    queue::{Due, Queue, Segment, Unfolded},
 };
 use crate::{
     logic::{
@@ -217,7 +217,7 @@ pub struct Registered {
 /// What the job's queue wants next.
 #[derive(Debug)]
 pub enum Next {
-    Ask(NextClaim),
+    Ask(Ask),
     /// The job cannot be claimed at present.
     Wait,
     /// The backlog has to be listed one by one: outside of any lock, because that may take a while.
@@ -497,7 +497,7 @@ impl JobState {
             epoch: None,
             lost: vec![],
             counted_from: 0,
-            triggers_lost_before: 0,
+            lost_before: 0,
             enabled: job.enabled,
             remembered: self.remembered(),
             instance: me.instance.clone(),
@@ -522,7 +522,7 @@ impl JobState {
         ask.adopt = Some(epoch.incarnation.to_string());
         ask.epoch = Some(epoch.id.to_string());
         if definition.on_state_loss == OnStateLoss::Skip {
-            ask.triggers_lost_before = born;
+            ask.lost_before = born;
         }
         let newest = state.map_or(0, |s| s.newest.max(s.since)).max(ask.known.0);
         ask.counted_from = newest;

@@ -2,6 +2,7 @@
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
+use super::Ask;
 use crate::{
     logic::{
         claim::{Missed, NEVER, Overlap, Target},
@@ -65,15 +66,6 @@ pub(super) struct Queue {
     outage: bool,
     /// Occurrences that ran before their time, and so are not given up. Ascending.
     early: Vec<Occurrence>,
-}
-
-/// What to ask for next.
-#[derive(Debug, PartialEq)]
-pub struct NextClaim {
-    pub target: Target,
-    pub missed: Vec<Missed>,
-    pub trigger: Trigger,
-    pub start_by: i64,
 }
 
 impl Queue {
@@ -348,7 +340,7 @@ impl Queue {
         job: &Job,
         now: i64,
         asked: impl Fn(&Target) -> bool,
-    ) -> Option<NextClaim> {
+    ) -> Option<Ask> {
         self.fold(now, &asked);
         let first = self.due.front()?;
         // Occurrences behind a backlog wait until it is worked off.
@@ -390,7 +382,7 @@ impl Queue {
         // If nothing overdue is to be caught up, the claim is too late on purpose: the store records it as missed.
         let never =
             stale || job.catch_up == CatchUp::None && self.outage && now - due.start_at > LATE_MS;
-        Some(NextClaim {
+        Some(Ask {
             target: due.target.clone(),
             missed,
             trigger: match due.target {
@@ -399,6 +391,7 @@ impl Queue {
                 Target::Scheduled(_) => Trigger::Schedule,
             },
             start_by: if never { NEVER } else { due.start_by },
+            next_attempt: false,
         })
     }
 }

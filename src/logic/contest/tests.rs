@@ -208,6 +208,7 @@ fn a_grant_that_is_found_too_late_is_not_started() {
             trigger: Trigger::Schedule,
         });
         let info = AnswerInfo {
+            incarnation: "a".into(),
             store_ms: NOON + after,
             lapsed: false,
             expires_in: Duration::MAX,

@@ -1,6 +1,5 @@
 //! The arguments of the scripts. Some of them are JSON.
 
-use redis::cmd;
 use serde::Serialize;
 
 use crate::{
@@ -35,14 +34,11 @@ impl Arg<'_> {
     }
 }
 
-impl Script {
-    /// A call without its last argument, which is the time that the caller believes the server's clock to show.
-    pub(super) fn call(&self, keys: &[String], args: &[Arg<'_>]) -> redis::Cmd {
-        let mut call = cmd("EVALSHA");
-        call.arg(self.sha.as_str()).arg(keys.len()).arg(keys);
-        args.iter().for_each(|a| a.write(&mut call));
-        call
-    }
+/// A call without its last argument, which is the time that the caller believes the server's clock to show.
+pub(super) fn call(script: &Script, keys: &[String], args: &[Arg<'_>]) -> redis::Cmd {
+    let mut call = script.call(keys.iter(), args.len() + 1, 32 * args.len());
+    args.iter().for_each(|a| a.write(&mut call));
+    call
 }
 
 /// The members of an open entry that the claimant fills in.

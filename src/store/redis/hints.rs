@@ -17,7 +17,7 @@ pub(super) async fn listen(client: Client, channel: String, events: broadcast::S
     let mut told = false;
     loop {
         let subscribe = async {
-            let mut sub = client.client.get_async_pubsub().await?;
+            let mut sub = client.subscription().await?;
             sub.subscribe(&channel).await?;
             Ok(sub)
         };

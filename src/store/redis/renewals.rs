@@ -3,7 +3,10 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, OnceLock},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use parking_lot::{Mutex, MutexGuard};
@@ -32,6 +35,7 @@ pub(super) struct Renewals {
     connection: SharedConnection,
     min_replicas: u32,
     clock: Arc<OnceLock<Arc<StoreClock>>>,
+    shows_states: Arc<AtomicBool>,
     queue: Mutex<Queue>,
 }
 
@@ -47,12 +51,14 @@ impl Renewals {
         client: Client,
         min_replicas: u32,
         clock: Arc<OnceLock<Arc<StoreClock>>>,
+        shows_states: Arc<AtomicBool>,
     ) -> Arc<Self> {
         Arc::new(Self {
             connection: SharedConnection::new(client.clone()),
             client,
             min_replicas,
             clock,
+            shows_states,
             queue: Mutex::default(),
         })
     }
@@ -145,7 +151,8 @@ impl Renewals {
                 break;
             }
             loads += 1;
-            c.load(&RENEW).await?;
+            let shown = self.shows_states.load(Ordering::Relaxed);
+            c.load(RENEW.script(shown)).await?;
         }
         let short =
             (have < self.min_replicas).then(|| self.client.not_replicated(have, self.min_replicas));

@@ -138,6 +138,16 @@ pub(crate) fn settlement(rest: &[Value]) -> Result<Settlement, String> {
     })
 }
 
+/// Reads what shown.lua adds to an answer: the time of the decision, in Unix µs, and the states before and after.
+pub(crate) fn shown(v: &Value) -> Result<(i64, Vec<(Fields, Fields)>), String> {
+    let parts: Vec<Value> = read(v)?;
+    let now_us: i64 = read(at(&parts, 0))?;
+    possible_ms(now_us.div_euclid(1000))?;
+    let states = parts.get(1..).unwrap_or_default().iter();
+    let states: Result<_, String> = states.map(read::<(Fields, Fields)>).collect();
+    Ok((now_us, states?))
+}
+
 /// Reads the answer of compare_and_set.lua: whether it changed the state.
 pub(crate) fn compare_and_set(rest: &[Value]) -> Result<bool, String> {
     read::<i64>(at(rest, 0)).map(|n| n == 1)
@@ -191,9 +201,9 @@ pub(crate) fn fleet(rest: &[Value]) -> Result<Fleet, String> {
     })
 }
 
-/// Reads the answer of SMEMBERS.
-pub(crate) fn jobs(v: &Value) -> Result<Vec<JobName>, String> {
-    let names: Vec<Vec<u8>> = read(v)?;
+/// Reads the answer of jobs.lua.
+pub(crate) fn jobs(rest: &[Value]) -> Result<Vec<JobName>, String> {
+    let names: Vec<Vec<u8>> = rest.iter().map(read).collect::<Result<_, _>>()?;
     let names = names.iter().filter_map(|name| str::from_utf8(name).ok());
     Ok(names.map(JobName::new).collect())
 }

@@ -6,7 +6,8 @@ use std::sync::LazyLock;
 use crate::{
     logic::{belief, claim},
     store::{
-        FORGET_INSTANCE, HISTORY_KEPT, INSTANCE_MOST, OUTPUT_MOST, OUTPUT_TTL, RECORDS_TTL,
+        FLEET_MOST, FORGET_INSTANCE, HISTORY_KEPT, INSTANCE_MOST, JOBS_MOST, NAME_MOST,
+        OUTPUT_MOST, OUTPUT_TTL, RECORDS_TTL, STATE_MOST,
         connection::Script,
         output::{OUTPUT_PATIENCE, PIECE},
     },
@@ -24,10 +25,40 @@ macro_rules! script {
         })
     };
 }
-pub(super) static CLAIM: Lazy = script!("claim");
-pub(super) static RENEW: Lazy = script!("renew");
-pub(super) static SETTLE: Lazy = script!("pieces" "settle");
+/// A script that decides questions, in two forms: as it is, and with the states around its decisions in its answer.
+pub(super) struct Decides {
+    plain: Lazy,
+    shown: Lazy,
+}
+
+impl Decides {
+    pub(super) fn script(&self, shown: bool) -> &Script {
+        if shown { &self.shown } else { &self.plain }
+    }
+}
+
+macro_rules! decides {
+    ($($shared:literal)* ; $name:literal) => {
+        Decides {
+            plain: script!($($shared)* $name),
+            shown: LazyLock::new(|| {
+                Script::new(constants() + concat!(
+                    include_str!("../../../lua/lib.lua"),
+                    $(include_str!(concat!("../../../lua/", $shared, ".lua")),)*
+                    "local function body()\n",
+                    include_str!(concat!("../../../lua/", $name, ".lua")),
+                    "end\n",
+                    include_str!("../../../lua/shown.lua"),
+                ))
+            }),
+        }
+    };
+}
+pub(super) static CLAIM: Decides = decides!(; "claim");
+pub(super) static RENEW: Decides = decides!(; "renew");
+pub(super) static SETTLE: Decides = decides!("pieces"; "settle");
 pub(super) static OBSERVE: Lazy = script!("observe");
+pub(super) static JOBS: Lazy = script!("jobs");
 pub(super) static LINES: Lazy = script!("lines");
 pub(super) static COMPARE_AND_SET: Lazy = script!("compare_and_set");
 pub(super) static HEARTBEAT: Lazy = script!("heartbeat");
@@ -47,12 +78,17 @@ fn constants() -> String {
         ("HISTORY_TTL", RECORDS_TTL.as_millis()),
         ("FORGET_INSTANCE", FORGET_INSTANCE.as_millis()),
         ("INSTANCE_MOST", INSTANCE_MOST as u128),
+        ("FLEET_MOST", FLEET_MOST as u128),
+        ("JOBS_MOST", JOBS_MOST as u128),
+        ("NAME_MOST", NAME_MOST as u128),
+        ("STATE_MOST", STATE_MOST as u128),
         ("OUTPUT_TTL", OUTPUT_TTL.as_millis()),
         ("OUTPUT_PATIENCE", OUTPUT_PATIENCE.as_millis()),
         ("PIECE", u128::from(PIECE)),
         ("PIECES_MOST", OUTPUT_MOST as u128 / u128::from(PIECE)),
     ];
     let words = [
+        ("LOST", claim::LOST),
         ("LAPSED", claim::LAPSED),
         ("TOO_LATE", claim::TOO_LATE),
         ("IN_DOUBT", claim::IN_DOUBT),
@@ -70,8 +106,8 @@ fn constants() -> String {
 #[doc(hidden)]
 pub fn script(name: &str) -> Option<&'static str> {
     let script = match name {
-        "claim" => &CLAIM,
-        "settle" => &SETTLE,
+        "claim" => &CLAIM.plain,
+        "settle" => &SETTLE.plain,
         "compare_and_set" => &COMPARE_AND_SET,
         _ => return None,
     };

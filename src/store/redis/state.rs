@@ -32,6 +32,7 @@ pub(crate) fn decode(fields: &Fields) -> Result<Option<State>, String> {
             "definition" => st.definition = v.clone(),
             "since" => st.since = time(name, v)?,
             "newest" => st.newest = time(name, v)?,
+            "lost_before" => st.lost_before = time(name, v)?,
             "open" => st.open = json(name, v)?,
             "last" => st.last = Some(json(name, v)?),
             "pause" => st.pause = Some(json(name, v)?),
@@ -63,6 +64,7 @@ fn encode(st: &State) -> BTreeMap<&'static str, String> {
         ("skip", st.skip.to_string()),
     ]);
     for (name, ms) in [
+        ("lost_before", st.lost_before),
         ("resumed", st.resumed),
         ("skip_at", st.skip_at),
         ("off", st.off),
@@ -96,7 +98,8 @@ fn encode(st: &State) -> BTreeMap<&'static str, String> {
     f
 }
 
-const KNOWN: [&str; 17] = [
+const KNOWN: [&str; 18] = [
+    "lost_before",
     "incarnation",
     "schedule",
     "definition",

@@ -4,7 +4,7 @@
 use std::{
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
-    sync::mpsc,
+    sync::{atomic::Ordering, mpsc},
     time::Duration,
 };
 
@@ -27,7 +27,8 @@ pub(super) const GROUP: usize = 256;
 /// The time between two looks for other processes' events.
 pub(super) const POLL: Duration = Duration::from_millis(20);
 
-/// The same if no process has written for [`QUIET`]: most of the cost of a look is the wake-up.
+/// The same if no other process had an event for [`QUIET`]: most of the cost of a look is the wake-up. Writes alone do
+/// not count, because each daemon writes a heartbeat every second.
 pub(super) const POLL_QUIET: Duration = Duration::from_millis(100);
 
 pub(super) const QUIET: Duration = Duration::from_secs(2);
@@ -119,7 +120,9 @@ pub(super) fn transaction(
         let believed = shared.believed.get().and_then(|clock| clock.now_us());
         let doubted =
             believed.filter(|us| belief::in_doubt(us.div_euclid(1000), shown_us.div_euclid(1000)));
+        let shows_states = shared.shows_states.load(Ordering::Relaxed);
         let mut request = Request {
+            around: shows_states.then(Vec::new),
             db,
             now_us: doubted.unwrap_or(shown_us),
             shown_us,
@@ -219,13 +222,11 @@ pub(super) fn read(
             // Do not report errors here: requests, which need more than hints, meet and report them too.
             Some(ReaderTask::Listen) | None => {
                 let now = Boottime::now();
-                let changed = written.changed();
-                if changed {
-                    active = now;
-                }
-                if changed || now.since(polled) > POLL_ANYWAY {
+                if written.changed() || now.since(polled) > POLL_ANYWAY {
                     polled = now;
-                    let _ = poll(db, shared, events, &mut seen);
+                    if let Ok(true) = poll(db, shared, events, &mut seen) {
+                        active = now;
+                    }
                 }
             }
         }
@@ -262,23 +263,27 @@ pub(super) fn log_of(path: &Path) -> PathBuf {
     name.into()
 }
 
+/// Delivers the events of other processes. True: there was one.
 pub(super) fn poll(
     db: &Connection,
     shared: &Shared,
     events: &broadcast::Sender<Event>,
     seen: &mut i64,
-) -> rusqlite::Result<()> {
+) -> rusqlite::Result<bool> {
+    let mut foreign = false;
     let mut rows =
         db.prepare_cached("SELECT id, origin, event FROM events WHERE id > ?1 ORDER BY id")?;
     let mut rows = rows.query([*seen])?;
     while let Some(row) = rows.next()? {
         *seen = row.get(0)?;
         // This process's own events were delivered when it wrote them.
-        if row.get_ref(1)?.as_str()? != shared.origin
-            && let Ok(event) = serde_json::from_str(row.get_ref(2)?.as_str()?)
-        {
+        if row.get_ref(1)?.as_str()? == shared.origin {
+            continue;
+        }
+        foreign = true;
+        if let Ok(event) = serde_json::from_str(row.get_ref(2)?.as_str()?) {
             let _ = events.send(event);
         }
     }
-    Ok(())
+    Ok(foreign)
 }

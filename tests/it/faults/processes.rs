@@ -168,7 +168,7 @@ fn sigkill_between_grant_and_start_is_recorded_and_not_repeated() {
 #[test]
 fn sigkill_between_grant_and_start_is_taken_over_with_rerun() {
     let (mut fleet, dead, _dir) = dying_at("after_grant", "on_crash = \"rerun\"");
-    let next = fleet.wait_run("a second attempt", |r| r.attempt == 2);
+    let next = fleet.wait_run("a second attempt", |r| r.attempt > 1);
     assert!(next.instance != fleet.instances[dead].id);
     let record = record_of_death(&fleet);
     assert_eq!(
@@ -339,10 +339,11 @@ impl Frozen {
             "frozen past its lease: alive for {} ms after the thaw",
             lived.as_millis()
         );
+        // At once, for which a busy host needs a while; nothing else would ever end it.
         let late = self
             .fleet
             .trace()
-            .orphans(&self.run.instance, thawed + LEASE_NS);
+            .orphans(&self.run.instance, thawed + 5 * LEASE_NS);
         self.fleet.accept(&late);
     }
 }
@@ -670,7 +671,7 @@ fn what_a_shutdown_ends_is_run_again_elsewhere_if_it_is_to_be() {
     fleet.instances[holder].signal(Signal::TERM);
     let status = fleet.instances[holder].wait_end();
     assert!(status.success(), "{status}");
-    assert!(!run.pids.iter().any(|&pid| process::alive(pid)), "{run}");
+    fleet.wait_gone(&run, boottime_ns());
     let next = takeover_of(&fleet, &run);
     assert_eq!((next.attempt, next.trigger.as_str()), (2, "takeover"));
     assert!(next.instance != run.instance);
@@ -680,6 +681,7 @@ fn what_a_shutdown_ends_is_run_again_elsewhere_if_it_is_to_be() {
         .find(|r| r["fencing_token"] == run.token)
         .expect("a record of the first attempt");
     assert_eq!(record["outcome"], "cancelled", "{record}");
+    assert_eq!(record["error"], "the instance stopped", "{record}");
     fleet.stop_all_now();
     let trace = fleet.trace();
     assert!(
@@ -815,7 +817,7 @@ fn a_start_that_takes_its_time_never_runs_beside_the_next_attempt() {
         once.exists().then(|| starting(&fleet)).flatten()
     });
     fleet.instances[holder].kill();
-    let next = fleet.wait_run("the next attempt", |r| r.attempt == 2);
+    let next = fleet.wait_run("the next attempt", |r| r.attempt > 1);
     assert!(!process::alive(child), "the first is still being started");
     let record = fleet.wait_record("a", "crashed");
     let error = record["error"].as_str().unwrap_or_default();

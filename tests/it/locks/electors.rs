@@ -10,7 +10,7 @@ over_both! {
 async fn an_elector_waits_for_the_length_that_the_holder_asked_for(bed: Bed) {
     let open = |lease| Elector::open(&bed.url(), "invoices", lease).unwrap();
     let (slow, quick) = (open(6000 * MS), open(2000 * MS).rerun(2));
-    let at = soloist::clock::wall_us() / 1000;
+    let at = due_now(&slow).await;
     let Election::Won(dead) = elect(&slow, at).await else {
         panic!("nobody else is there");
     };
@@ -37,7 +37,7 @@ async fn an_elector_waits_for_the_length_that_the_holder_asked_for(bed: Bed) {
 
 async fn of_two_requests_at_one_time_one_wins(bed: Bed) {
     let elector = elector(&bed);
-    let mut at = 0;
+    let mut at = due_now(&elector).await;
     for _ in 0..20 {
         // A round may take less than a millisecond, but each round needs an occurrence of its own.
         at = (at + 1).max(soloist::clock::wall_us() / 1000);
@@ -68,7 +68,7 @@ async fn an_electors_quarantine_is_as_long_as_the_longest_lease_that_it_saw_need
     };
     let open = |lease| Elector::open(&bed.url(), "invoices", lease).unwrap();
     let (long, short) = (open(30_000 * MS), open(500 * MS));
-    let at = soloist::clock::wall_us() / 1000;
+    let at = due_now(&short).await;
     // The short lease vouches for the server, without the quarantine of the long one.
     let Election::Won(first) = elect(&short, at).await else {
         panic!("nobody else is there");
@@ -102,7 +102,7 @@ async fn after_a_loss_of_data_an_elector_waits_again_and_takes_nothing_twice() {
         unreachable!()
     };
     let elector = elector(&bed);
-    let at = soloist::clock::wall_us() / 1000;
+    let at = due_now(&elector).await;
     let Election::Won(term) = elect(&elector, at).await else {
         panic!("nobody else is there");
     };
@@ -114,6 +114,37 @@ async fn after_a_loss_of_data_an_elector_waits_again_and_takes_nothing_twice() {
     assert!(matches!(again, Election::Settled), "{again:?}");
 }
 
+/// Nobody who is alive remembers that it ran.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_elector_that_starts_after_a_loss_of_data_does_not_run_again_what_was_planned_before() {
+    let bed = Bed::redis();
+    let Bed::Redis(server) = &bed else {
+        unreachable!()
+    };
+    let at = {
+        let elector = elector(&bed);
+        let at = due_now(&elector).await;
+        let Election::Won(term) = elect(&elector, at).await else {
+            panic!("nobody else is there");
+        };
+        assert!(term.settle(Outcome::Succeeded).await.unwrap());
+        at
+    };
+    server.command::<()>(&["FLUSHALL"]);
+    let elector = elector(&bed);
+    let again = elect(&elector, at).await;
+    let unknown = matches!(
+        &again,
+        Election::Recorded {
+            outcome: Outcome::Unknown,
+            ..
+        }
+    );
+    assert!(unknown, "{again:?}");
+    let next = soloist::clock::wall_us() / 1000;
+    assert!(matches!(elect(&elector, next).await, Election::Won(_)));
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_grant_that_comes_too_late_is_no_term_and_can_be_asked_for_again() {
     let server = RedisServer::start();
@@ -122,7 +153,7 @@ async fn a_grant_that_comes_too_late_is_no_term_and_can_be_asked_for_again() {
     config.timeout = Duration::from_secs(20);
     let store = soloist::store::open(&config).unwrap();
     let elector = Elector::over(store, "invoices", 700 * MS).unwrap();
-    let at = soloist::clock::wall_us() / 1000;
+    let at = due_now(&elector).await;
     let Election::Won(term) = elect(&elector, at).await else {
         panic!("nobody else is there");
     };
@@ -193,7 +224,7 @@ fn the_name_of_a_job_is_as_long_as_in_the_configuration() {
 async fn an_elector_does_not_believe_a_store_whose_clock_jumps() {
     let server = RedisServer::start_with_own_clock();
     let elector = Elector::open(&server.url(), "invoices", 500 * MS).unwrap();
-    let now = soloist::clock::wall_us() / 1000;
+    let now = due_now(&elector).await;
     let Election::Won(term) = elect(&elector, now).await else {
         panic!("nobody else is there");
     };
@@ -216,23 +247,22 @@ async fn an_elector_does_not_believe_a_store_whose_clock_jumps() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_term_is_recorded_with_its_times_and_tries_for_as_long_as_its_lease() {
     let server = RedisServer::start();
-    let proxy = Proxy::start(server.port());
-    let mut config = Store::from_url(&proxy.url()).unwrap();
+    let mut config = Store::from_url(&server.url()).unwrap();
     (config.timeout, config.retry.attempts) = (100 * MS, 0);
     let store = soloist::store::open(&config).unwrap();
     let elector = Elector::over(store.clone(), "invoices", 5000 * MS).unwrap();
-    let at = soloist::clock::wall_us() / 1000;
+    let at = due_now(&elector).await;
     let term = loop {
         match elect(&elector, at).await {
             Election::Won(term) => break term,
             other => println!("{other:?}"),
         }
     };
-    proxy.set(Fault::Refuse);
+    server.stop();
     let settling = tokio::spawn(term.settle(Outcome::Succeeded));
     tokio::time::sleep(300 * MS).await;
     assert!(!settling.is_finished(), "it gave up");
-    proxy.set(Fault::None);
+    server.cont();
     assert!(within(settling).await.unwrap().unwrap());
     let job = soloist::model::JobName::new("invoices");
     let record = store.history(&job, 1).await.unwrap().remove(0);
@@ -241,11 +271,11 @@ async fn a_term_is_recorded_with_its_times_and_tries_for_as_long_as_its_lease() 
     assert_eq!(late, began - at);
 
     let short = Elector::over(store, "others", 2000 * MS).unwrap();
-    let at = soloist::clock::wall_us() / 1000;
+    let at = due_now(&short).await;
     let Election::Won(term) = elect(&short, at).await else {
         panic!("nobody else is there");
     };
-    proxy.set(Fault::Refuse);
+    server.stop();
     let e = within(term.settle(Outcome::Succeeded)).await.unwrap_err();
     assert!(e.is_transient(), "{e}");
 }

@@ -59,39 +59,39 @@ fn a_client_serves_several_runtimes_in_turn() {
 /// Also with other threads of the runtime idle.
 #[test]
 fn what_is_kept_renewed_survives_a_taker_that_blocks_its_thread() {
-    both(|bed| {
-        for threads in [0, 2] {
-            let runtime = match threads {
-                0 => runtime(),
-                n => tokio::runtime::Builder::new_multi_thread()
-                    .worker_threads(n)
-                    .enable_all()
-                    .build()
-                    .unwrap(),
+    let test = |bed: Bed, runtime: tokio::runtime::Runtime| {
+        let (url, c) = (bed.url(), bed.client());
+        let work = async move {
+            let lease = Duration::from_secs(5);
+            let elector = Elector::open(&url, "invoices", lease).unwrap();
+            let at = due_now(&elector).await;
+            let Election::Won(term) = elect(&elector, at).await else {
+                panic!("nobody else is there");
             };
-            let (url, c) = (bed.url(), bed.client());
-            let work = async move {
-                let lease = Duration::from_secs(2);
-                let elector = Elector::open(&url, &format!("job{threads}"), lease).unwrap();
-                let at = soloist::clock::wall_us() / 1000;
-                let Election::Won(term) = elect(&elector, at).await else {
-                    panic!("nobody else is there");
-                };
-                term.keep_renewed();
-                let lock = take(&c, "k", lease).await;
-                lock.keep_renewed();
-                let reentrant = c.reentrant("l", lease).unwrap();
-                let _ = reentrant.try_enter(NoRetry).await.unwrap();
-                reentrant.keep_renewed();
-                std::thread::sleep(lease * 2);
-                assert!(lock.is_held() && reentrant.is_held() && term.is_held());
-                lock.release().await.unwrap();
-                assert_eq!(reentrant.leave().await.unwrap(), ReleasedLevel::Released);
-                assert!(term.settle(Outcome::Succeeded).await.unwrap());
-            };
-            // On a worker of the runtime, where the task of the connection would be.
-            runtime.block_on(async { tokio::spawn(work).await.unwrap() });
-        }
+            term.keep_renewed();
+            let lock = take(&c, "k", lease).await;
+            lock.keep_renewed();
+            let reentrant = c.reentrant("l", lease).unwrap();
+            let _ = reentrant.try_enter(NoRetry).await.unwrap();
+            reentrant.keep_renewed();
+            std::thread::sleep(lease + Duration::from_secs(1));
+            assert!(lock.is_held() && reentrant.is_held() && term.is_held());
+            lock.release().await.unwrap();
+            assert_eq!(reentrant.leave().await.unwrap(), ReleasedLevel::Released);
+            assert!(term.settle(Outcome::Succeeded).await.unwrap());
+        };
+        // On a worker of the runtime, where the task of the connection would be.
+        runtime.block_on(async { tokio::spawn(work).await.unwrap() });
+    };
+    let with_others = || {
+        let mut builder = tokio::runtime::Builder::new_multi_thread();
+        builder.worker_threads(2).enable_all().build().unwrap()
+    };
+    std::thread::scope(|s| {
+        s.spawn(|| test(Bed::sqlite(), runtime()));
+        s.spawn(|| test(Bed::redis(), runtime()));
+        s.spawn(|| test(Bed::sqlite(), with_others()));
+        s.spawn(|| test(Bed::redis(), with_others()));
     });
 }
 
@@ -155,7 +155,7 @@ async fn a_paused_clock_is_of_no_concern() {
         assert_eq!(levels(reentrant.enter(LONG).await.unwrap()), 1);
         assert_eq!(reentrant.leave().await.unwrap(), ReleasedLevel::Released);
         let elector = elector(&bed);
-        let at = soloist::clock::wall_us() / 1000;
+        let at = due_now(&elector).await;
         let won = loop {
             match elector.claim(at).await.unwrap() {
                 Election::Early { wait } | Election::Quarantined { wait } => {

@@ -52,6 +52,10 @@ pub struct Plan {
     jobs: BTreeMap<String, String>,
     files: BTreeMap<String, String>,
     env: Vec<Vec<(String, String)>>,
+    server: Option<RedisServer>,
+    logs: Option<PathBuf>,
+    cgroups: Vec<Vec<PathBuf>>,
+    recorded: bool,
 }
 
 pub fn fleet(size: usize) -> Plan {
@@ -61,6 +65,7 @@ pub fn fleet(size: usize) -> Plan {
         meeting: Meeting::Redis,
         sqlite_file: None,
         server_up: true,
+        recorded: true,
         own_clock: false,
         slots: 1,
         drain: "5s",
@@ -70,6 +75,9 @@ pub fn fleet(size: usize) -> Plan {
         jobs: BTreeMap::new(),
         files: BTreeMap::new(),
         env: vec![vec![]; size],
+        server: None,
+        logs: None,
+        cgroups: vec![vec![]; size],
     }
 }
 
@@ -94,6 +102,11 @@ impl Plan {
     /// The store does not run yet when the instances start.
     pub fn store_comes_later(mut self) -> Self {
         self.server_up = false;
+        self
+    }
+    /// Keeps no record: time is short, or what the proxies deliver is not what the store said.
+    pub fn unrecorded(mut self) -> Self {
+        self.recorded = false;
         self
     }
     /// No other fleet runs meanwhile.
@@ -150,6 +163,21 @@ impl Plan {
             .env(i, "FAKETIME_TIMESTAMP_FILE", &file.display().to_string())
             .env(i, "FAKETIME_NO_CACHE", "1")
     }
+    /// This server, which runs already.
+    pub fn on(mut self, server: RedisServer) -> Self {
+        self.server = Some(server);
+        self
+    }
+    /// What the instances write goes to files here.
+    pub fn logs(mut self, dir: &Path) -> Self {
+        self.logs = Some(dir.into());
+        self
+    }
+    /// The i-th instance starts in this cgroup.
+    pub fn cgroup(mut self, i: usize, dir: &Path) -> Self {
+        self.cgroups[i].push(dir.into());
+        self
+    }
     fn faketime(self, i: usize) -> Self {
         assert!(
             Path::new(FAKETIME).exists(),
@@ -159,11 +187,13 @@ impl Plan {
             .env(i, "FAKETIME_DONT_FAKE_MONOTONIC", "1")
     }
 
-    pub fn start(self) -> Fleet {
+    // Long: one field after the other.
+    pub fn start(mut self) -> Fleet {
         let slots = Slots::take(self.slots);
         let dir = tempfile::tempdir().expect("a temporary directory");
         let server = match (self.meeting, self.server_up) {
             (Meeting::Sqlite, _) => None,
+            _ if self.server.is_some() => self.server.take(),
             (_, true) if self.own_clock => Some(RedisServer::start_with_own_clock()),
             (_, false) if self.own_clock => {
                 let mut server = RedisServer::start_with_own_clock();
@@ -181,9 +211,15 @@ impl Plan {
         };
         let instances = (0..self.size)
             .map(|i| Instance {
+                recorded: self.recorded,
                 id: format!("i{}", i + 1),
                 config: dir.path().join(format!("i{}.toml", i + 1)),
-                log: dir.path().join(format!("i{}.log", i + 1)),
+                log: self
+                    .logs
+                    .as_deref()
+                    .unwrap_or(dir.path())
+                    .join(format!("i{}.log", i + 1)),
+                cgroups: self.cgroups[i].clone(),
                 url: match (proxies.get(i), &server) {
                     (Some(proxy), _) => proxy.url(),
                     (_, Some(server)) => server.url(),
@@ -235,8 +271,10 @@ pub struct Instance {
     pub id: String,
     pub config: PathBuf,
     pub log: PathBuf,
+    recorded: bool,
     url: String,
     env: Vec<(String, String)>,
+    cgroups: Vec<PathBuf>,
     child: Option<Child>,
 }
 
@@ -269,6 +307,9 @@ impl Instance {
             .env("SOLOIST_INSTANCE", &self.id)
             .env_remove("NOTIFY_SOCKET")
             .stdin(Stdio::null());
+        if self.recorded {
+            command.env("SOLOIST_RECORD", self.config.with_extension("record"));
+        }
         command
     }
 
@@ -285,11 +326,19 @@ impl Instance {
             .envs(self.env.iter().map(|(k, v)| (k, v)))
             .stdout(self.output())
             .stderr(self.output());
+        let cgroups = self.cgroups.iter().map(|dir| {
+            let file = File::options().write(true).open(dir.join("cgroup.procs"));
+            file.expect("a cgroup of the tests")
+        });
+        let cgroups: Vec<File> = cgroups.collect();
         // A test run that is killed leaves none behind.
-        // SAFETY: prctl is async-signal-safe and nothing is allocated.
+        // SAFETY: prctl and write are async-signal-safe and nothing is allocated.
         unsafe {
-            command.pre_exec(|| {
+            command.pre_exec(move || {
                 process::default_signals();
+                for members in &cgroups {
+                    rustix::io::write(members, b"0")?;
+                }
                 Ok(set_parent_process_death_signal(Some(Signal::KILL))?)
             });
         }
@@ -630,11 +679,36 @@ impl Fleet {
 
     #[track_caller]
     pub fn accept(&self, found: &[Violation]) {
+        self.check_record();
         assert!(
             found.is_empty(),
             "broken promises: {found:#?}\n{}",
             self.listing(found)
         );
+    }
+
+    /// What the instances and the commands wrote down follows from the rules, and breaks no promise.
+    #[track_caller]
+    fn check_record(&self) {
+        if !self.plan.recorded {
+            return;
+        }
+        let files = self.instances.iter();
+        let files: Vec<String> = files
+            .map(|i| i.config.with_extension("record"))
+            .filter(|file| file.exists())
+            .map(|file| file.display().to_string())
+            .collect();
+        let mut words = vec!["check-record", "--json"];
+        words.extend(files.iter().map(String::as_str));
+        let output = self.cli(&words);
+        let verdict: Value = serde_json::from_slice(&output.stdout)
+            .unwrap_or_else(|e| panic!("{e}: {}", String::from_utf8_lossy(&output.stderr)));
+        let breaches = verdict["breaches"].as_array().expect("a list");
+        // Where guards are frozen or starved nothing is promised about orphans; the witnesses show the others.
+        let breaches = breaches.iter().filter(|b| b["promise"] != 4);
+        let breaches: Vec<&Value> = breaches.collect();
+        assert!(breaches.is_empty(), "the record: {breaches:#?}");
     }
 
     fn listing(&self, found: &[Violation]) -> String {

@@ -30,7 +30,7 @@ impl RedisServer {
     /// A server whose clock can be stepped: [`RedisServer::step_clock`].
     pub fn start_with_own_clock() -> Self {
         let mut server = Self::start_later();
-        std::fs::write(server.clock_file(), 0i64.to_ne_bytes()).expect("write the clock");
+        std::fs::write(server.clock_file(), [0; 16]).expect("write the clock");
         server.revive(None);
         server
     }
@@ -46,10 +46,19 @@ impl RedisServer {
 
     /// By so many microseconds, ahead or behind.
     pub fn set_clock(&self, us: i64) {
+        self.write_clock(us, 0);
+    }
+
+    /// From now on its clock stands still at this time, Unix microseconds.
+    pub fn stop_clock(&self, at_us: i64) {
+        self.write_clock(at_us, 8);
+    }
+
+    fn write_clock(&self, us: i64, at: u64) {
         let file = std::fs::OpenOptions::new()
             .write(true)
             .open(self.clock_file());
-        file.and_then(|f| f.write_all_at(&us.to_ne_bytes(), 0))
+        file.and_then(|f| f.write_all_at(&us.to_ne_bytes(), at))
             .expect("write the clock");
     }
 
@@ -69,6 +78,28 @@ impl RedisServer {
     pub fn start_later() -> Self {
         let mut server = Self::prepare(&[]);
         server.kill();
+        server
+    }
+
+    /// An empty server whose files are below `place`, and whose clock can be stepped. What it acknowledges is in an
+    /// append-only file.
+    pub fn start_in(place: &std::path::Path) -> Self {
+        let dir = tempfile::tempdir_in(place).expect("a temporary directory");
+        std::fs::write(dir.path().join("clock"), 0i64.to_ne_bytes()).expect("write the clock");
+        let port = free_port();
+        // Small enough for the place.
+        let args = ["--auto-aof-rewrite-min-size", "4mb"]
+            .map(ToOwned::to_owned)
+            .to_vec();
+        let child = spawn(&dir, port, true, &args);
+        let server = Self {
+            dir,
+            child,
+            port,
+            append_only: true,
+            args,
+        };
+        server.await_ready();
         server
     }
 
@@ -117,6 +148,25 @@ impl RedisServer {
             .unwrap_or_else(|e| panic!("{words:?} failed: {e}"))
     }
 
+    /// Runs one command, if the server answers within a second.
+    ///
+    /// # Errors
+    /// It does not, or refuses.
+    pub fn try_command<T: ::redis::FromRedisValue>(
+        &self,
+        words: &[&str],
+    ) -> ::redis::RedisResult<T> {
+        let second = Duration::from_secs(1);
+        let client = ::redis::Client::open(self.url())?;
+        let mut c = client.get_connection_with_timeout(second)?;
+        c.set_read_timeout(Some(second))?;
+        let mut cmd = ::redis::cmd(words[0]);
+        for word in &words[1..] {
+            cmd.arg(*word);
+        }
+        cmd.query(&mut c)
+    }
+
     /// SIGKILL: nothing is saved.
     pub fn kill(&mut self) {
         process::signal(self.child.id(), Signal::CONT);
@@ -154,10 +204,23 @@ impl RedisServer {
         self.args = args.iter().map(|&a| a.to_owned()).collect();
     }
 
+    /// Starts again with other data than the append-only file has: that of a snapshot, or none.
+    pub fn replace_data(&mut self, with: Option<&Snapshot>) {
+        self.kill();
+        std::fs::remove_dir_all(self.dir.path().join("appendonlydir")).ok();
+        self.append_only = false;
+        self.revive(with);
+        self.append_only();
+    }
+
     /// From now on, written data survives [`RedisServer::kill`].
     pub fn append_only(&mut self) {
         self.command::<()>(&["CONFIG", "SET", "appendonly", "yes"]);
         self.append_only = true;
+        self.await_rewrite();
+    }
+
+    fn await_rewrite(&self) {
         wait_for("the append-only file is complete", GENEROUS, || {
             let info: String = self.command(&["INFO", "persistence"]);
             (info.contains("aof_rewrite_in_progress:0")
@@ -165,6 +228,15 @@ impl RedisServer {
                 && info.contains("aof_last_bgrewrite_status:ok"))
             .then_some(())
         });
+    }
+
+    /// Writes the append-only file anew. Redis cannot read one that was written on a full disk.
+    pub fn rewrite(&self) {
+        wait_for("the append-only file is written anew", GENEROUS, || {
+            let words = ["BGREWRITEAOF"];
+            self.try_command::<String>(&words).ok()
+        });
+        self.await_rewrite();
     }
 
     /// The data as it is now.

@@ -1,6 +1,7 @@
 /*
- * Gives one program a wall clock that is wrong by as many microseconds as stand in the file $STEP_FILE: eight bytes, which
- * may change while it runs. It takes no memory, so that a server with an allocator of its own starts under it.
+ * Gives one program a wall clock that is wrong by as many microseconds as stand in the first eight bytes of the file
+ * $STEP_FILE, or that stands still at the time in the next eight bytes (Unix microseconds), if they are not 0. Both may
+ * change while it runs. It takes no memory, so that a server with an allocator of its own starts under it.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -19,7 +20,7 @@ __attribute__((constructor)) static void begin(void) {
     if (!path) return;
     int fd = open(path, O_RDONLY);
     if (fd < 0) return;
-    void *map = mmap(NULL, sizeof *wrong_us, PROT_READ, MAP_SHARED, fd, 0);
+    void *map = mmap(NULL, 2 * sizeof *wrong_us, PROT_READ, MAP_SHARED, fd, 0);
     if (map != MAP_FAILED) wrong_us = map;
     close(fd);
 }
@@ -27,7 +28,8 @@ __attribute__((constructor)) static void begin(void) {
 int clock_gettime(clockid_t which, struct timespec *t) {
     if (syscall(SYS_clock_gettime, which, t)) return -1;
     if (wrong_us && (which == CLOCK_REALTIME || which == CLOCK_REALTIME_COARSE)) {
-        int64_t us = *wrong_us + t->tv_sec * INT64_C(1000000) + t->tv_nsec / 1000;
+        int64_t us = wrong_us[1];
+        if (!us) us = *wrong_us + t->tv_sec * INT64_C(1000000) + t->tv_nsec / 1000;
         t->tv_sec = us / 1000000;
         t->tv_nsec = us % 1000000 * 1000;
     }

@@ -47,6 +47,8 @@ pub struct Run {
     pub last_ns: i64,
     /// The command came to its end by itself.
     pub ended: bool,
+    /// When it did.
+    pub ended_ns: Option<i64>,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -111,6 +113,71 @@ pub const RERUN: Expect = Expect {
     overlaps: false,
 };
 
+/// The runs that lines tell of, as far as these were added.
+#[derive(Debug, Clone, Default)]
+pub struct Runs {
+    runs: Vec<Run>,
+    by_root: HashMap<(String, u32, i64), usize>,
+}
+
+impl Runs {
+    pub fn add(&mut self, line: &Line) {
+        let runs = &mut self.runs;
+        let name = (line.run.clone(), line.root, line.token);
+        let i = *self.by_root.entry(name).or_insert_with(|| {
+            runs.push(Run {
+                job: line.job.clone(),
+                occurrence: line.occurrence,
+                token: line.token,
+                attempt: line.attempt,
+                instance: line.instance.clone(),
+                trigger: line.trigger.clone(),
+                run: line.run.clone(),
+                root: line.root,
+                pids: BTreeSet::new(),
+                start_ns: line.boot_ns,
+                start_wall_us: line.wall_us,
+                last_ns: line.boot_ns,
+                ended_ns: None,
+                ended: false,
+            });
+            runs.len() - 1
+        });
+        let run = &mut runs[i];
+        run.pids.insert(line.pid);
+        run.last_ns = run.last_ns.max(line.boot_ns);
+        if line.boot_ns < run.start_ns {
+            run.start_ns = line.boot_ns;
+            run.start_wall_us = line.wall_us;
+        }
+        if line.event == "end" && line.pid == line.root {
+            run.ended = true;
+            run.ended_ns = Some(line.boot_ns);
+        }
+    }
+
+    pub fn len(&self) -> usize {
+        self.runs.len()
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &Run> {
+        self.runs.iter()
+    }
+
+    /// In the order of their starts.
+    pub fn sorted(&self) -> Vec<Run> {
+        self.since(i64::MIN)
+    }
+
+    /// Those with a sign of life since then (CLOCK_BOOTTIME), in the order of their starts.
+    pub fn since(&self, ns: i64) -> Vec<Run> {
+        let runs = self.runs.iter().filter(|r| r.last_ns >= ns);
+        let mut runs: Vec<Run> = runs.cloned().collect();
+        runs.sort_by_key(|r| r.start_ns);
+        runs
+    }
+}
+
 impl Trace {
     /// # Panics
     /// On a line that no witness writes. A file that does not exist is an empty trace.
@@ -126,40 +193,9 @@ impl Trace {
 
     /// In the order of their starts.
     pub fn runs(&self) -> Vec<Run> {
-        let mut runs: Vec<Run> = vec![];
-        let mut by_root: HashMap<(&str, u32, i64), usize> = HashMap::new();
-        for line in &self.lines {
-            let i = *by_root
-                .entry((&line.run, line.root, line.token))
-                .or_insert_with(|| {
-                    runs.push(Run {
-                        job: line.job.clone(),
-                        occurrence: line.occurrence,
-                        token: line.token,
-                        attempt: line.attempt,
-                        instance: line.instance.clone(),
-                        trigger: line.trigger.clone(),
-                        run: line.run.clone(),
-                        root: line.root,
-                        pids: BTreeSet::new(),
-                        start_ns: line.boot_ns,
-                        start_wall_us: line.wall_us,
-                        last_ns: line.boot_ns,
-                        ended: false,
-                    });
-                    runs.len() - 1
-                });
-            let run = &mut runs[i];
-            run.pids.insert(line.pid);
-            run.last_ns = run.last_ns.max(line.boot_ns);
-            if line.boot_ns < run.start_ns {
-                run.start_ns = line.boot_ns;
-                run.start_wall_us = line.wall_us;
-            }
-            run.ended |= line.event == "end" && line.pid == line.root;
-        }
-        runs.sort_by_key(|r| r.start_ns);
-        runs
+        let mut runs = Runs::default();
+        self.lines.iter().for_each(|line| runs.add(line));
+        runs.sorted()
     }
 
     pub fn runs_of(&self, job: &str) -> Vec<Run> {
@@ -295,9 +331,11 @@ impl Trace {
     }
 }
 
+/// # Panics
+/// On a line that no witness writes.
 #[track_caller]
-fn parse(line: &str) -> Line {
-    let words: Vec<&str> = line.split(' ').collect();
+pub fn parse(line: &str) -> Line {
+    let words: Vec<&str> = line.trim_end().split(' ').collect();
     let [
         job,
         occurrence,

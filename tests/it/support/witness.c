@@ -5,6 +5,8 @@
  * One line for each event, in one write to a file opened with O_APPEND:
  *   job occurrence_ms token attempt instance trigger run root pid event boottime_ns realtime_us
  * root: process id of the command; pid: of the process that writes. Events: start, beat, end.
+ * Blanks fill each line up to 256 bytes: the kernel may cut a write short between two pages when its process is killed,
+ * and no such line reaches into a second page.
  * Times come from raw system calls, so that libfaketime does not change them.
  * A daemon or setsid child beats for `life`, whatever becomes of the command. */
 #define _GNU_SOURCE
@@ -19,6 +21,7 @@
 #include <unistd.h>
 
 static int file, root;
+enum { LINE = 256 };
 static char prefix[1024];
 
 static long long now(int clock) {
@@ -28,10 +31,14 @@ static long long now(int clock) {
 }
 
 static void note(const char *event) {
-  char line[1400];
+  char line[2048];
   int n = snprintf(line, sizeof line, "%s %d %d %s %lld %lld\n", prefix, root, (int)syscall(SYS_getpid), event,
                    now(CLOCK_BOOTTIME), now(CLOCK_REALTIME) / 1000);
-  if (write(file, line, n) != n) _exit(99);
+  int length = LINE;
+  while (length < n) length *= 2;
+  memset(line + n - 1, ' ', length - n);
+  line[length - 1] = '\n';
+  if (write(file, line, length) != length) _exit(99);
 }
 
 static void beat_for(long ms, long beat) {

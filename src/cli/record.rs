@@ -1,0 +1,88 @@
+//! `check-record`: judges what `--record` wrote.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::{Exit, Failure, Out};
+use crate::recording::check::{Verdict, check};
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Give it the files of all instances, of their guards, and of the commands that people ran: an
+answer that the missing ones would explain looks wrong.
+
+Examples:
+  soloist run --record /var/lib/soloist/record         on each host
+  soloist check-record host-a.record host-b.record
+
+Exit codes:
+  0    the answers follow from the rules, and no promise is broken
+  1    some promise is broken, or an answer follows from no rule
+  65   a file is not a record, or was changed")]
+pub(super) struct CheckRecord {
+    /// The records of a whole fleet
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+pub(super) fn check_record(args: &CheckRecord, out: &Out) -> Result<Exit, Failure> {
+    let verdict = check(&args.files).map_err(Failure::Record)?;
+    match args.json {
+        true => out.object(&verdict)?,
+        false => out.text(&told(&verdict))?,
+    }
+    Ok(match verdict.breaches.is_empty() {
+        true => Exit::Ok,
+        false => Exit::Broken,
+    })
+}
+
+fn told(v: &Verdict) -> String {
+    let mut lines = vec![
+        format!(
+            "{} questions of {} processes about {} jobs, {} without an answer",
+            v.questions, v.processes, v.jobs, v.unanswered
+        ),
+        format!(
+            "{} attempts granted, {} commands started, {} planned occurrences, {} losses of the store's data",
+            v.granted, v.ran, v.occurrences, v.losses
+        ),
+    ];
+    if v.wrong_times > 0 {
+        lines.push(format!(
+            "{} answers name a time that cannot be right",
+            v.wrong_times
+        ));
+    }
+    if v.not_followed > 0 {
+        lines.push(format!(
+            "{} times questions without an answer changed a state in a way that could not be followed",
+            v.not_followed
+        ));
+    }
+    if v.unended > 0 {
+        lines.push(format!(
+            "{} processes did not end in order: they were killed, or still run",
+            v.unended
+        ));
+    }
+    for b in &v.breaches {
+        let job = b
+            .job
+            .as_ref()
+            .map_or_else(String::new, |j| format!("{j}: "));
+        lines.push(match b.promise {
+            0 => format!("not explained: {job}{}", b.text),
+            n => format!("promise {n} broken: {job}{}", b.text),
+        });
+    }
+    lines.push(match v.breaches.len() {
+        0 => "all answers follow from the rules, and no promise is broken".to_owned(),
+        n => format!("{n} breaches"),
+    });
+    lines.join("\n") + "\n"
+}

@@ -1,0 +1,538 @@
+//! Reads the records of a fleet, compares each answer with the rules, and judges what happened.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fs::File,
+    io::{BufRead, BufReader},
+    path::PathBuf,
+};
+
+use serde::Serialize;
+
+use super::{
+    Line, Rules, VERSION, Written, digest,
+    order::{Done, Jump, Operation, States, dates_of, order, variants},
+};
+use crate::{
+    logic::claim::{Answer, Answered, Effects, Question, Registration, State},
+    model::{Boottime, JobName, RunId, RunRecord},
+    store::Around,
+};
+
+/// How far the store's clock and a host's may drift apart while a record is kept, µs.
+pub(super) const INEXACT_US: i64 = 500_000;
+
+/// What was checked, and what is wrong.
+#[derive(Debug, Default, Serialize)]
+pub struct Verdict {
+    pub files: usize,
+    pub processes: usize,
+    /// Processes whose record does not end in order: they were killed, or are still there.
+    pub unended: usize,
+    pub questions: usize,
+    /// Questions without an answer.
+    pub unanswered: usize,
+    pub jobs: usize,
+    /// Attempts that were granted, and commands that ran.
+    pub granted: usize,
+    pub ran: usize,
+    /// How often the store's data was lost or replaced.
+    pub losses: usize,
+    /// Answers whose time cannot be right: somebody changed it on the way.
+    pub wrong_times: usize,
+    /// How often questions without an answer changed a state in a way that could not be followed.
+    pub not_followed: usize,
+    /// Planned occurrences whose outcome was looked for.
+    pub occurrences: usize,
+    pub breaches: Vec<Breach>,
+}
+
+/// Something that must not be.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Breach {
+    /// The promise of docs/guarantees.md; 0: the record itself, or an answer that no rule gives.
+    pub promise: u8,
+    pub job: Option<JobName>,
+    /// Of what has promise 0: the record.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub file: Option<PathBuf>,
+    /// Of what has promise 0: when the question left. Of runs that lasted too long: when they ended. CLOCK_BOOTTIME,
+    /// ns.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub at: Option<Boottime>,
+    pub text: String,
+}
+
+/// Why records cannot be checked.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("cannot read {}: {error}", path.display())]
+    Unreadable {
+        path: PathBuf,
+        error: std::io::Error,
+    },
+    #[error("{}:{line}: {reason}", path.display())]
+    Refused {
+        path: PathBuf,
+        line: usize,
+        reason: String,
+    },
+}
+
+/// One process of the fleet, as it wrote itself down.
+#[derive(Debug)]
+pub(super) struct Process {
+    who: String,
+    pub(super) boot: usize,
+    ended: bool,
+    /// The store's clock minus this process's monotonic clock, µs, by each of its answers.
+    offsets: Vec<i64>,
+    /// Their median over all processes of this host.
+    offset: i64,
+    /// Its configurations, each from a time of the store on.
+    pub(super) jobs: Vec<(Boottime, BTreeMap<JobName, Rules>)>,
+    /// When it did not run.
+    stood: Vec<(Boottime, Boottime)>,
+    /// Its last sign of life.
+    pub(super) last: Boottime,
+}
+
+impl Process {
+    /// What the store's clock showed, Unix µs.
+    pub(super) fn store_us(&self, at: Boottime) -> i64 {
+        (at.0 / 1000) as i64 + self.offset
+    }
+
+    /// It did not run at some time between these.
+    pub(super) fn stood(&self, from: Boottime, to: Boottime) -> bool {
+        self.stood
+            .iter()
+            .any(|(begin, end)| *begin <= to && from <= *end)
+    }
+}
+
+/// A command, as its guard's side wrote it down.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Ran {
+    pub(super) process: usize,
+    /// Which process told the guard to start it.
+    pub(super) starter: Option<usize>,
+    pub(super) started: Option<Boottime>,
+    pub(super) ended: Option<Boottime>,
+}
+
+/// Everything that was read.
+#[derive(Debug, Default)]
+pub(super) struct Records {
+    pub(super) processes: Vec<Process>,
+    boots: Vec<String>,
+    operations: BTreeMap<JobName, Vec<Operation>>,
+    pub(super) runs: HashMap<RunId, Ran>,
+    /// By each heartbeat: the store's time, µs; the incarnation; the epoch's id.
+    epochs: Vec<(i64, String, String)>,
+    files: Vec<PathBuf>,
+    states: States,
+    /// Answers that no rule gives at the time that they name.
+    wrong: Vec<(JobName, usize, Around)>,
+}
+
+/// Checks the records of a whole fleet. Each process whose record is missing may make answers look wrong.
+///
+/// # Errors
+/// A file cannot be read, or is not a record as some process wrote it.
+pub fn check(files: &[PathBuf]) -> Result<Verdict, Error> {
+    let mut records = read(files)?;
+    let mut verdict = Verdict {
+        files: files.len(),
+        processes: records.processes.len(),
+        unended: records.processes.iter().filter(|p| !p.ended).count(),
+        jobs: records.operations.len(),
+        ran: records
+            .runs
+            .values()
+            .filter(|r| r.started.is_some())
+            .count(),
+        ..Verdict::default()
+    };
+    let losses = records.losses();
+    verdict.losses = losses.len();
+    records.wrong(&mut verdict);
+    let mut states = std::mem::take(&mut records.states);
+    for (job, operations) in &records.operations {
+        verdict.questions += operations.len();
+        verdict.unanswered += operations.iter().filter(|o| o.done.is_none()).count();
+        let ordered = order(operations, &losses, &mut states);
+        for d in &ordered.decided {
+            match d.jump {
+                Some(Jump::Unanswered) => verdict.not_followed += 1,
+                Some(Jump::Unexplained) => {
+                    let says = |who: &str| {
+                        format!(
+                            "the state that {who} was shown follows from no other answer, and from no question \
+                             without an answer (is the record of some process missing?)"
+                        )
+                    };
+                    let breach = records.unexplained(job, &operations[d.operation], says);
+                    verdict.breaches.push(breach);
+                }
+                Some(Jump::Lost) | None => {}
+            }
+        }
+        records.judge(job, operations, &ordered, &mut verdict);
+    }
+    Ok(verdict)
+}
+
+// Long: one arm for each kind of line.
+fn read(files: &[PathBuf]) -> Result<Records, Error> {
+    let mut records = Records {
+        files: files.to_vec(),
+        ..Records::default()
+    };
+    // Of each process: its index, the number of its next line, and the digest of the last one.
+    let mut chains: HashMap<u64, (usize, u64, u64)> = HashMap::new();
+    // Questions that have no answer yet: where they are.
+    let mut asked: HashMap<(usize, u64), (JobName, usize)> = HashMap::new();
+    for (file, path) in files.iter().enumerate() {
+        let unreadable = |error| Error::Unreadable {
+            path: path.clone(),
+            error,
+        };
+        let reader = BufReader::new(File::open(path).map_err(unreadable)?);
+        let mut lines = reader.lines().enumerate().peekable();
+        while let Some((nth, text)) = lines.next() {
+            let text = text.map_err(unreadable)?;
+            let text = text.as_str();
+            let refused = |reason: &str| Error::Refused {
+                path: path.clone(),
+                line: nth + 1,
+                reason: reason.to_owned(),
+            };
+            // A process that was killed, or a disk that was full, may have cut its last line: then nothing follows, or
+            // another process begins.
+            let begins = |(_, next): &(usize, std::io::Result<String>)| {
+                let next = next.as_ref().ok().and_then(|next| Written::parse(next));
+                next.is_some_and(|w| w.n == 0)
+            };
+            let broken_off = !text.ends_with('}') && lines.peek().is_none_or(begins);
+            let Some(written) = Written::parse(text) else {
+                if broken_off {
+                    continue;
+                }
+                return Err(refused("this is not a line of a record"));
+            };
+            let chain = chains.get(&written.by).copied();
+            let (process, n, before) = chain.unwrap_or((records.processes.len(), 0, 0));
+            if written.n != n {
+                return Err(refused(&format!(
+                    "a line is missing or out of place: line {} of its process follows on {n} lines",
+                    written.n
+                )));
+            }
+            if digest(before, written.by, n, written.line) != written.digest {
+                if broken_off {
+                    continue;
+                }
+                return Err(refused(
+                    "this line, or one before it of the same process, was changed: its digest differs",
+                ));
+            }
+            chains.insert(written.by, (process, n + 1, written.digest));
+            let line: Line = serde_json::from_str(written.line)
+                .map_err(|e| refused(&format!("cannot be read: {e}")))?;
+            match (line, chain.is_some()) {
+                (Line::Begins { version, who, boot }, false) => {
+                    if version != VERSION {
+                        return Err(refused(&format!(
+                            "it has version {version}; this soloist reads version {VERSION}"
+                        )));
+                    }
+                    records.begin(who, &boot);
+                }
+                (Line::Begins { .. }, true) | (_, false) => {
+                    return Err(refused("a process begins with `begins`, once"));
+                }
+                (line, true) => {
+                    records
+                        .take(process, n, (file, nth + 1), line, &mut asked)
+                        .map_err(|reason| refused(&reason))?;
+                }
+            }
+        }
+    }
+    records.date();
+    Ok(records)
+}
+
+impl Records {
+    fn begin(&mut self, who: String, boot: &str) {
+        let known = self.boots.iter().position(|b| b == boot);
+        let boot = known.unwrap_or_else(|| {
+            self.boots.push(boot.to_owned());
+            self.boots.len() - 1
+        });
+        self.processes.push(Process {
+            who,
+            boot,
+            ended: false,
+            offsets: vec![],
+            offset: 0,
+            jobs: vec![],
+            stood: vec![],
+            last: Boottime(0),
+        });
+    }
+
+    // Long: one arm for each kind of line.
+    fn take(
+        &mut self,
+        process: usize,
+        n: u64,
+        place: (usize, usize),
+        line: Line,
+        asked: &mut HashMap<(usize, u64), (JobName, usize)>,
+    ) -> Result<(), String> {
+        let here = &mut self.processes[process];
+        match line {
+            Line::Begins { .. } => {}
+            Line::Jobs(jobs) => here.jobs.push((here.last, jobs)),
+            Line::Asks { sent, question } => {
+                here.last = sent;
+                let job = question.job().clone();
+                let of_job = self.operations.entry(job.clone()).or_default();
+                asked.insert((process, n), (job, of_job.len()));
+                of_job.push(Operation {
+                    place,
+                    process,
+                    boot: here.boot,
+                    sent,
+                    sent_us: 0,
+                    about_us: 0,
+                    question,
+                    done: None,
+                });
+            }
+            Line::Answers {
+                to,
+                received,
+                now_us,
+                answer,
+                around,
+            } => {
+                let question = asked.remove(&(process, to));
+                let (job, at) = question.ok_or("it answers no question of this process")?;
+                here.last = received;
+                let operation = self
+                    .operations
+                    .get_mut(&job)
+                    .and_then(|all| all.get_mut(at));
+                let operation = operation.ok_or("it answers no question of this process")?;
+                let middle = (operation.sent.0 + received.0) / 2;
+                here.offsets.push(now_us - (middle / 1000) as i64);
+                let step = match around {
+                    _ if answer == Answered::Claim(Answer::InDoubt) => None,
+                    None if answer == Answered::Register(Registration::Quarantined) => None,
+                    None => return Err("it does not show the state".to_owned()),
+                    Some(around) => {
+                        let records = records(&operation.question, &answer, &around, around.now_us);
+                        let step = self.states.step(&around, records);
+                        if step.records.is_none() {
+                            self.wrong.push((job, at, around));
+                        }
+                        Some(step)
+                    }
+                };
+                operation.done = Some(Done {
+                    received,
+                    now_us,
+                    answer,
+                    step,
+                });
+            }
+            Line::Fails { .. } => {}
+            Line::Epoch {
+                sent,
+                received,
+                now_us,
+                incarnation,
+                id,
+            } => {
+                here.last = received;
+                let middle = (sent.0 + received.0) / 2;
+                here.offsets.push(now_us - (middle / 1000) as i64);
+                self.epochs.push((now_us, incarnation, id));
+            }
+            Line::Starts { run, at } => {
+                here.last = at;
+                self.runs.entry(run).or_insert(Ran {
+                    process,
+                    starter: Some(process),
+                    started: None,
+                    ended: None,
+                });
+            }
+            Line::Ran {
+                run,
+                started,
+                ended,
+                ..
+            } => {
+                here.last = here.last.max(ended);
+                let starter = self.runs.get(&run).and_then(|ran| ran.starter);
+                let ran = Ran {
+                    process,
+                    starter,
+                    started,
+                    ended: Some(ended),
+                };
+                self.runs.insert(run, ran);
+            }
+            Line::Stood { from, to } => here.stood.push((from, to)),
+            Line::Ends {} => here.ended = true,
+        }
+        Ok(())
+    }
+
+    /// Gives each question its place in time: by the store's clock, unless that jumped, or somebody told a wrong time.
+    fn date(&mut self) {
+        let median = |boot: usize| {
+            let of = self.processes.iter().filter(|p| p.boot == boot);
+            let mut offsets: Vec<i64> = of.flat_map(|p| p.offsets.iter().copied()).collect();
+            offsets.sort_unstable();
+            offsets.get(offsets.len() / 2).copied().unwrap_or(0)
+        };
+        let medians: Vec<i64> = (0..self.boots.len()).map(median).collect();
+        for p in &mut self.processes {
+            p.offset = medians[p.boot];
+        }
+        for o in self.operations.values_mut().flatten() {
+            let us = |at: Boottime| self.processes[o.process].store_us(at);
+            o.sent_us = us(o.sent);
+            o.about_us = match &o.done {
+                None => o.sent_us,
+                Some(done) => {
+                    let (from, to) = (o.sent_us - INEXACT_US, us(done.received) + INEXACT_US);
+                    match (from..=to).contains(&done.now_us) {
+                        true => done.now_us,
+                        false => i64::midpoint(from, to),
+                    }
+                }
+            };
+        }
+    }
+
+    /// After which times of its clock (Unix µs) the store had other data, under the same incarnation: the last
+    /// heartbeats of the epochs.
+    fn losses(&self) -> Vec<i64> {
+        let mut seen: BTreeMap<(&str, &str), (i64, i64)> = BTreeMap::new();
+        for (now_us, incarnation, id) in &self.epochs {
+            let times = seen.entry((incarnation, id)).or_insert((*now_us, *now_us));
+            *times = (times.0.min(*now_us), times.1.max(*now_us));
+        }
+        let mut epochs: Vec<(&str, (i64, i64))> = seen
+            .into_iter()
+            .map(|((of, _), times)| (of, times))
+            .collect();
+        epochs.sort_by_key(|(_, times)| times.0);
+        let pairs = epochs.windows(2);
+        pairs
+            .filter(|two| two[0].0 == two[1].0)
+            .map(|two| two[0].1.1.min(two[1].1.0))
+            .collect()
+    }
+
+    /// `says` gets who asked.
+    fn unexplained(
+        &self,
+        job: &JobName,
+        o: &Operation,
+        says: impl FnOnce(&str) -> String,
+    ) -> Breach {
+        let (file, line) = o.place;
+        let file = &self.files[file];
+        let says = says(&self.processes[o.process].who);
+        Breach {
+            promise: 0,
+            job: Some(job.clone()),
+            file: Some(file.clone()),
+            at: Some(o.sent),
+            text: format!("{}:{line}: {says}", file.display()),
+        }
+    }
+
+    /// Judges the answers that no rule gives at the time that they name. If some other time explains one of them, and
+    /// the one that it names is impossible, only that time is wrong: somebody changed it on the way.
+    fn wrong(&self, verdict: &mut Verdict) {
+        for (job, at, around) in &self.wrong {
+            let Some(o) = self.operations.get(job).and_then(|all| all.get(*at)) else {
+                continue;
+            };
+            let Some(Done { now_us, answer, .. }) = &o.done else {
+                continue;
+            };
+            let mut times = vec![o.about_us];
+            let shown = serde_json::to_value(&around.after).unwrap_or_default();
+            let mut dates = vec![];
+            dates_of(&shown, &mut dates);
+            times.extend(dates.iter().map(|ms| ms * 1000));
+            let explains = |us: &i64| records(&o.question, answer, around, *us).is_some();
+            if o.about_us != *now_us && times.iter().any(explains) {
+                verdict.wrong_times += 1;
+                continue;
+            }
+            let by_the_rules = decide(&o.question, around, around.now_us).0;
+            let breach = self.unexplained(job, o, |who| {
+                format!(
+                    "{who} was answered {answer:?}, or the state was changed otherwise than the rules change it; by \
+                     the rules the answer is {by_the_rules:?}"
+                )
+            });
+            verdict.breaches.push(breach);
+        }
+    }
+
+    /// The rules of a job, by whoever has it in its newest configuration.
+    pub(super) fn rules(&self, job: &JobName) -> Option<&Rules> {
+        let newest = |p: &'_ Process| p.jobs.last().map(|(_, jobs)| jobs.contains_key(job));
+        let has = self
+            .processes
+            .iter()
+            .rev()
+            .find(|p| newest(p) == Some(true))?;
+        has.jobs.last()?.1.get(job)
+    }
+
+    /// All definitions that were in force at some time.
+    pub(super) fn all_rules<'a>(
+        &'a self,
+        job: &'a JobName,
+    ) -> impl Iterator<Item = &'a Rules> + 'a {
+        let of = |p: &'a Process| p.jobs.iter().filter_map(|(_, jobs)| jobs.get(job));
+        self.processes.iter().flat_map(of)
+    }
+}
+
+/// The answer by the rules, the state after it, and the records that it makes.
+fn decide(
+    question: &Question,
+    around: &Around,
+    now_us: i64,
+) -> (Answered, Option<State>, Vec<RunRecord>) {
+    let (mut after, mut effects) = (around.before.clone(), Effects::default());
+    let answer = question.decide(&mut after, now_us, &around.incarnation, &mut effects);
+    (answer, after, effects.records)
+}
+
+/// What the decision recorded, if the rules explain the answer and the state after it.
+fn records(
+    question: &Question,
+    answer: &Answered,
+    around: &Around,
+    now_us: i64,
+) -> Option<Vec<RunRecord>> {
+    let mut all = variants(question).into_iter();
+    all.find_map(|question| {
+        let (by_the_rules, after, records) = decide(&question, around, now_us);
+        (by_the_rules == *answer && after == around.after).then_some(records)
+    })
+}

@@ -1,0 +1,434 @@
+//! Judges what a record tells against the promises of docs/guarantees.md.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use jiff::tz::TimeZone;
+
+use super::{
+    Rules,
+    check::{Breach, Ran, Records, Verdict},
+    order::{Decided, Jump, Operation, Ordered},
+};
+use crate::{
+    logic::{
+        claim::{Answer, Answered, Claim, Grant, OnCrash, Overlap, Question, Renewal, Target},
+        schedule::{Schedule, next_of},
+    },
+    model::{Boottime, FencingToken, JobName, Occurrence, RunId},
+};
+
+/// How exactly times of two hosts can be compared, or a time with the store's clock, and how late a busy host may be,
+/// µs.
+const EXACTNESS: i64 = 1_000_000;
+/// More planned occurrences of a job than this are not looked at.
+const MOST: usize = 1_000_000;
+
+/// An attempt that was granted for the first time.
+struct Granted<'a> {
+    grant: Grant,
+    claim: &'a Claim,
+    /// By the store's clock, as it was used for the decision.
+    now_us: i64,
+    /// How many losses of data, and questions without an answer that were not found, came before it.
+    losses: usize,
+}
+
+struct Judge<'a> {
+    records: &'a Records,
+    job: &'a JobName,
+    operations: &'a [Operation],
+    ordered: &'a Ordered,
+    rules: Vec<&'a Rules>,
+    granted: Vec<Granted<'a>>,
+    verdict: &'a mut Verdict,
+}
+
+impl Records {
+    pub(super) fn judge(
+        &self,
+        job: &JobName,
+        operations: &[Operation],
+        ordered: &Ordered,
+        verdict: &mut Verdict,
+    ) {
+        let mut judge = Judge {
+            records: self,
+            job,
+            operations,
+            ordered,
+            rules: self.all_rules(job).collect(),
+            granted: granted(operations, &ordered.decided),
+            verdict,
+        };
+        judge.verdict.granted += judge.granted.len();
+        judge.one_grant();
+        judge.never_early();
+        judge.no_overlap();
+        judge.no_orphan();
+        judge.crash_policy();
+        judge.nothing_dropped();
+        judge.tokens_increase();
+    }
+}
+
+fn granted<'a>(operations: &'a [Operation], decided: &[Decided]) -> Vec<Granted<'a>> {
+    let (mut all, mut seen, mut losses) = (vec![], BTreeSet::new(), 0);
+    for d in decided {
+        losses += usize::from(d.jump.is_some());
+        let done = operations[d.operation].done.as_ref();
+        let step = done.and_then(|done| done.step.as_ref());
+        if step.is_some_and(|step| step.records.is_none()) {
+            // Told as not explained.
+            continue;
+        }
+        let Question::Claim(claim) = &operations[d.operation].question else {
+            continue;
+        };
+        let Answered::Claim(Answer::Granted(grant)) = &d.answer else {
+            continue;
+        };
+        if seen.insert(claim.run) {
+            all.push(Granted {
+                grant: *grant,
+                claim,
+                now_us: d.now_us,
+                losses,
+            });
+        }
+    }
+    all
+}
+
+impl Judge<'_> {
+    fn breach(&mut self, promise: u8, text: String) {
+        self.breach_at(None, promise, text);
+    }
+
+    fn breach_at(&mut self, at: Option<Boottime>, promise: u8, text: String) {
+        self.verdict.breaches.push(Breach {
+            promise,
+            job: Some(self.job.clone()),
+            file: None,
+            at,
+            text,
+        });
+    }
+
+    fn overlaps(&self) -> bool {
+        self.rules.iter().any(|r| r.overlap == Overlap::Allow)
+    }
+
+    fn ran(&self, run: RunId) -> Option<&Ran> {
+        self.records.runs.get(&run)
+    }
+
+    fn one_grant(&mut self) {
+        let mut runs: BTreeMap<(Occurrence, u32), RunId> = BTreeMap::new();
+        let mut started: BTreeMap<Occurrence, Vec<RunId>> = BTreeMap::new();
+        let mut keys: BTreeMap<&str, Occurrence> = BTreeMap::new();
+        let mut breaches = vec![];
+        for g in &self.granted {
+            let (at, attempt, run) = (g.grant.occurrence, g.grant.attempt, g.claim.run);
+            if let Some(other) = runs.insert((at, attempt), run) {
+                let text = format!("attempt {attempt} of {at} was granted to {other} and to {run}");
+                breaches.push((1, text));
+            }
+            if self.ran(run).is_some_and(|r| r.started.is_some()) {
+                started.entry(at).or_default().push(run);
+            }
+            if let Target::Manual { key, .. } = &g.claim.target
+                && attempt == 1
+                && let Some(before) = keys.insert(key, at)
+            {
+                breaches.push((
+                    6,
+                    format!("the trigger `{key}` ran as {before} and as {at}"),
+                ));
+            }
+        }
+        let once = |r: &&Rules| r.on_crash == OnCrash::Fail && !r.retries;
+        if self.rules.iter().all(once) {
+            for (at, runs) in started.iter().filter(|(_, runs)| runs.len() > 1) {
+                breaches.push((
+                    1,
+                    format!("{at} was started {} times: {runs:?}", runs.len()),
+                ));
+            }
+        }
+        for (promise, text) in breaches {
+            self.breach(promise, text);
+        }
+    }
+
+    fn never_early(&mut self) {
+        let mut breaches = vec![];
+        for g in &self.granted {
+            let at_us = g.grant.occurrence.0 * 1000;
+            if g.now_us < at_us {
+                breaches.push(format!(
+                    "{} was granted {} ms before its time",
+                    g.grant.occurrence,
+                    (at_us - g.now_us) / 1000
+                ));
+            }
+            let started = self
+                .ran(g.claim.run)
+                .and_then(|r| Some(self.records.processes[r.process].store_us(r.started?)));
+            if started.is_some_and(|us| us + EXACTNESS < at_us) {
+                breaches.push(format!(
+                    "{} was started before its time",
+                    g.grant.occurrence
+                ));
+            }
+        }
+        for text in breaches {
+            self.breach(2, text);
+        }
+    }
+
+    fn no_overlap(&mut self) {
+        if self.overlaps() {
+            return;
+        }
+        let of_job: Vec<(RunId, &Ran)> = self
+            .granted
+            .iter()
+            .filter_map(|g| Some((g.claim.run, self.ran(g.claim.run)?)))
+            .collect();
+        let mut breaches = vec![];
+        for (n, (run, a)) in of_job.iter().enumerate() {
+            for (other, b) in of_job.iter().skip(n + 1).take(50) {
+                if let Some(us) = self.together(a, b)
+                    && !self.noticed_late(a)
+                    && !self.noticed_late(b)
+                {
+                    let text = format!("{run} and {other} ran together for {us} µs");
+                    breaches.push((a.ended.min(b.ended), text));
+                }
+            }
+        }
+        for (at, text) in breaches {
+            self.breach_at(at, 3, text);
+        }
+    }
+
+    /// How long two commands ran at the same time, µs.
+    fn together(&self, a: &Ran, b: &Ran) -> Option<i64> {
+        let processes = &self.records.processes;
+        let same_host = processes[a.process].boot == processes[b.process].boot;
+        let us = |r: &Ran, at: Boottime| match same_host {
+            true => Some((at.0 / 1000) as i64),
+            false => Some(processes[r.process].store_us(at)),
+        };
+        let begin = us(a, a.started?)?.max(us(b, b.started?)?);
+        let end = us(a, a.ended?)?.min(us(b, b.ended?)?);
+        // A guard may notice late that its command is gone.
+        Some(end - begin).filter(|together| *together > EXACTNESS)
+    }
+
+    /// The instance did not run at some time between these: it could not end the command, nor notice its end (A3).
+    fn stood(&self, ran: &Ran, from: Boottime, to: Boottime) -> bool {
+        let starter = ran.starter.map(|p| &self.records.processes[p]);
+        starter.is_some_and(|p| p.stood(from, to))
+    }
+
+    fn noticed_late(&self, ran: &Ran) -> bool {
+        let times = ran.started.zip(ran.ended);
+        times.is_some_and(|(started, ended)| self.stood(ran, started, ended))
+    }
+
+    /// A command is gone before its lease can lapse anywhere.
+    fn no_orphan(&mut self) {
+        let mut confirmed: BTreeMap<RunId, Boottime> = BTreeMap::new();
+        for o in self.operations {
+            let run = match (&o.question, o.done.as_ref().map(|d| &d.answer)) {
+                (Question::Claim(c), Some(Answered::Claim(Answer::Granted(_)))) => c.run,
+                (Question::Renew(r), Some(Answered::Renew(Renewal::Renewed(_)))) => r.run.id,
+                _ => continue,
+            };
+            let last = confirmed.entry(run).or_insert(o.sent);
+            *last = o.sent.max(*last);
+        }
+        let mut breaches = vec![];
+        for g in &self.granted {
+            let run = g.claim.run;
+            let ran = self.ran(run).filter(|r| r.started.is_some());
+            let (Some(ended), Some(last)) = (ran.and_then(|r| r.ended), confirmed.get(&run)) else {
+                continue;
+            };
+            let lived_ms = ended.since(*last).as_millis() as i64;
+            if lived_ms > g.claim.lease + EXACTNESS / 1000
+                && !ran.is_some_and(|ran| self.stood(ran, *last, ended))
+            {
+                let text = format!(
+                    "{run} ended {lived_ms} ms after its lease was confirmed last; the lease has {} ms",
+                    g.claim.lease
+                );
+                breaches.push((ended, text));
+            }
+        }
+        for (at, text) in breaches {
+            self.breach_at(Some(at), 4, text);
+        }
+    }
+
+    fn crash_policy(&mut self) {
+        let most = self.rules.iter().map(|r| r.max_attempts).max();
+        let once = |r: &&Rules| r.on_crash == OnCrash::Fail && !r.retries;
+        let once = !self.rules.is_empty() && self.rules.iter().all(once);
+        let more = |g: &&Granted<'_>| {
+            once && g.grant.attempt > 1 || most.is_some_and(|most| g.grant.attempt > most)
+        };
+        let texts: Vec<String> = self
+            .granted
+            .iter()
+            .filter(more)
+            .map(|g| {
+                let (at, attempt) = (g.grant.occurrence, g.grant.attempt);
+                format!("attempt {attempt} of {at} was granted, which its job does not want")
+            })
+            .collect();
+        for text in texts {
+            self.breach(5, text);
+        }
+    }
+
+    /// Each planned occurrence, and each attempt that was granted, has an outcome.
+    fn nothing_dropped(&mut self) {
+        let decided = &self.ordered.decided;
+        let recorded: BTreeSet<RunId> = decided
+            .iter()
+            .flat_map(|d| &d.records)
+            .filter_map(|r| r.run_id)
+            .collect();
+        let state = self.ordered.state.as_ref();
+        let open: BTreeSet<RunId> = state
+            .map(|s| s.open.iter().map(|e| e.run.id).collect())
+            .unwrap_or_default();
+        let losses = decided.iter().filter(|d| d.jump.is_some()).count();
+        let mut texts: Vec<String> = self
+            .granted
+            .iter()
+            // What the store lost is recorded without the name of its run.
+            .filter(|g| g.losses == losses)
+            .filter(|g| !recorded.contains(&g.claim.run) && !open.contains(&g.claim.run))
+            .map(|g| format!("{} of {} has no outcome", g.claim.run, g.grant.occurrence))
+            .collect();
+        let mut with_outcome: BTreeMap<Occurrence, u64> = BTreeMap::new();
+        for g in &self.granted {
+            with_outcome.entry(g.grant.occurrence).or_insert(1);
+        }
+        for r in decided.iter().flat_map(|d| &d.records) {
+            let count = with_outcome.entry(r.occurrence).or_insert(1);
+            *count = r.count.max(*count);
+        }
+        let planned = self.planned();
+        self.verdict.occurrences += planned.len();
+        let mut covered = 0;
+        let mut missing = vec![];
+        for at in planned.iter().rev() {
+            if let Some(count) = with_outcome.get(at) {
+                covered = covered.max(*count);
+            }
+            match covered {
+                0 => missing.push(*at),
+                _ => covered -= 1,
+            }
+        }
+        if let (Some(last), Some(first)) = (missing.first(), missing.last()) {
+            let n = missing.len();
+            texts.push(format!(
+                "{n} planned occurrences have no outcome: {first} to {last}"
+            ));
+        }
+        for text in texts {
+            self.breach(6, text);
+        }
+    }
+
+    /// The occurrences that must have an outcome.
+    fn planned(&self) -> Vec<Occurrence> {
+        let known = self.ordered.decided.iter().position(|d| d.since > 0);
+        let known = known.map(|n| &self.ordered.decided[n..]);
+        let (Some(rules), Some([first, rest @ ..])) = (self.records.rules(self.job), known) else {
+            return vec![];
+        };
+        // What another schedule planned is not known any more.
+        if self.rules.iter().any(|r| r.schedules != rules.schedules) || !rules.enabled {
+            return vec![];
+        }
+        let Ok(zone) = TimeZone::get(&rules.timezone) else {
+            return vec![];
+        };
+        let parse = |(text, dst): &(String, _)| {
+            Schedule::parse(text, &zone, *dst, self.job.as_str()).map(Arc::new)
+        };
+        let Ok(schedules) = rules
+            .schedules
+            .iter()
+            .map(parse)
+            .collect::<Result<Vec<_>, _>>()
+        else {
+            return vec![];
+        };
+        // Not owed: before `since`, which moves when nobody had the job for a while.
+        let mut not_owed = vec![(0, first.since.max(first.newest))];
+        let mut before = first;
+        for d in rest {
+            if d.jump == Some(Jump::Unanswered) {
+                not_owed.push((before.newest, d.newest));
+            }
+            if d.since > before.since {
+                not_owed.push((before.newest, d.since));
+            }
+            before = d;
+        }
+        let upto = before.newest.max(self.overdue_before(rules));
+        let mut at = Occurrence(first.since.max(first.newest));
+        let mut planned = vec![];
+        while let Some(next) = next_of(&schedules, at)
+            && next.0 <= upto
+            && planned.len() < MOST
+        {
+            at = next;
+            if !not_owed
+                .iter()
+                .any(|(from, to)| *from < at.0 && at.0 <= *to)
+            {
+                planned.push(at);
+            }
+        }
+        planned
+    }
+
+    /// What was planned before this should have been decided when the record ends, Unix ms.
+    fn overdue_before(&self, rules: &Rules) -> i64 {
+        let daemons = self.records.processes.iter();
+        let daemons =
+            daemons.filter(|p| p.jobs.last().is_some_and(|(_, j)| j.contains_key(self.job)));
+        let last = daemons.map(|p| p.store_us(p.last)).max();
+        let patience = rules.start_within + rules.jitter + 3 * rules.lease;
+        last.map_or(0, |us| us / 1000 - patience.as_millis() as i64 - 10_000)
+    }
+
+    fn tokens_increase(&mut self) {
+        if self.overlaps() {
+            return;
+        }
+        let mut last: Option<FencingToken> = None;
+        let mut texts = vec![];
+        for g in &self.granted {
+            let token = g.grant.token();
+            if let Some(before) = last.filter(|before| *before >= token) {
+                texts.push(format!("token {token} was granted after {before}"));
+            }
+            last = Some(token);
+        }
+        for text in texts {
+            self.breach(8, text);
+        }
+    }
+}

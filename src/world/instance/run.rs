@@ -1,0 +1,335 @@
+//! What an instance was granted: its runs, and their guards when the daemon is gone.
+
+use std::{sync::Arc, time::Duration};
+
+use super::Held;
+use crate::{
+    logic::{
+        attempts,
+        claim::{DelayedAttempt, Question, Renew, Settle},
+        contest::Win,
+        hold::{self, Do, Hold, Renewed},
+        life::{Cause, Life, Stop},
+    },
+    model::{Boottime, JobName, Outcome, RunId, RunRecord, job::Job},
+    world::{Body, Command, CommandState, SETTLE_AGAIN, Sender, Settling, TIMEOUT, World},
+};
+
+impl World {
+    pub(super) fn won(&mut self, i: usize, job: &JobName, win: Win, sent: Boottime) {
+        let start_by = (win.run.attempt == 1).then_some(win.start_by);
+        let mut held = Held {
+            hold: Hold::new(*win.job.lease, sent, start_by, 1),
+            win: Arc::new(win),
+            renewal: None,
+            wake: Boottime(0),
+            started: false,
+            settling: None,
+            awaited: None,
+        };
+        let late = held.win.too_late;
+        if late {
+            self.reached.insert("granted too late");
+            held.settling = Some(self.settling(&held.win, Outcome::Missed, None));
+        }
+        self.here(i, job).held.push(held);
+        if late {
+            let run = self
+                .here(i, job)
+                .held
+                .last()
+                .expect("it was pushed")
+                .win
+                .run
+                .id;
+            self.here(i, job).state.account.run_is_over(run);
+        }
+    }
+
+    pub(super) fn settling(
+        &self,
+        win: &Win,
+        outcome: Outcome,
+        next: Option<DelayedAttempt>,
+    ) -> Settling {
+        let ms = self.ms();
+        let record = RunRecord {
+            outcome,
+            ..RunRecord::of(&win.job.name, &win.run).lasting(None, Some(ms))
+        };
+        Settling {
+            settle: Settle {
+                run: win.run.id,
+                record,
+                next_attempt: next,
+            },
+            asked: None,
+            again_at: self.now,
+            until: Boottime(u64::MAX),
+            failures: 0,
+        }
+    }
+
+    pub(super) fn hold_all(&mut self, i: usize, job: &JobName) -> bool {
+        let mut busy = false;
+        for r in (0..self.instances[i].jobs[job].held.len()).rev() {
+            busy |= self.hold(i, job, r);
+        }
+        busy
+    }
+
+    pub(super) fn hold(&mut self, i: usize, job: &JobName, r: usize) -> bool {
+        let now = self.now;
+        let store_ms = self.instances[i].believed_ms(now);
+        let held = &mut self.here(i, job).held[r];
+        let run = held.win.run.id;
+        if held.settling.is_some() {
+            return self.settle(i, job, r);
+        }
+        if let Some((_, _, until)) = held.renewal
+            && now >= until
+        {
+            held.renewal = None;
+            held.wake = Boottime(0);
+            let follows = held.hold.renewed(None, false, now, now);
+            debug_assert_eq!(follows, Renewed::Nothing);
+            return true;
+        }
+        if held.started
+            && let Some((outcome, cause)) = self.gone(run)
+        {
+            return self.ended(i, job, r, outcome, cause);
+        }
+        let held = &mut self.here(i, job).held[r];
+        if now < held.wake {
+            return false;
+        }
+        let next = held.hold.next(hold::View {
+            now,
+            store_ms,
+            turn: true,
+            killed: false,
+        });
+        match next {
+            Do::Wait(at) => {
+                held.wake = at;
+                return false;
+            }
+            Do::Renew(seq) => {
+                let ask = Renew {
+                    job: job.clone(),
+                    run: held.win.run.clone(),
+                    seq,
+                };
+                let id = self.request(i, Question::Renew(Box::new(ask)));
+                self.here(i, job).held[r].renewal = Some((id, now, now + TIMEOUT));
+            }
+            Do::Start => self.start(i, job, r),
+            Do::Abandon {
+                outcome,
+                another_attempt,
+                ..
+            } => {
+                let win = held.win.clone();
+                self.reached.insert("granted, not started");
+                let next = another_attempt.then(|| attempts::after_no_start(win.run.attempt));
+                let settling = self.settling(&win, outcome, next.flatten());
+                let h = self.here(i, job);
+                h.held[r].awaited = settling.settle.next_attempt;
+                h.held[r].settling = Some(settling);
+                h.state.account.run_is_over(run);
+            }
+            Do::Stop(stop, grace) => {
+                if !held.hold.awaits_renewal() {
+                    held.renewal = None;
+                }
+                self.stop_command(run, stop, grace);
+            }
+            Do::Show(_) => held.hold.shown(true, false, now),
+        }
+        true
+    }
+
+    pub(super) fn start(&mut self, i: usize, job: &JobName, r: usize) {
+        let now = self.now;
+        let of = (i, self.instances[i].generation);
+        let held = &mut self.here(i, job).held[r];
+        held.started = true;
+        let (win, trusted_until) = (held.win.clone(), held.hold.trusted_until());
+        let (definition, run) = (&win.job, win.run.clone());
+        let (lasts, fails, stubborn) = how_it_runs(definition, &run);
+        let life = Life::new(
+            now,
+            trusted_until,
+            definition.timeout,
+            definition.grace,
+            definition.lease.kill_budget,
+        );
+        let id = run.id;
+        self.commands.push(Command {
+            job: job.clone(),
+            run,
+            of,
+            life,
+            state: CommandState::Starting,
+            lasts,
+            fails,
+            stubborn,
+            offset_us: self.instances[i].belief.offset_us().unwrap_or(0),
+            settle: None,
+        });
+        self.send(Sender::Instance(i, of.1), Body::Exec(id));
+    }
+
+    /// How a command ended, once its guard says so.
+    pub(super) fn gone(&self, run: RunId) -> Option<(Outcome, Option<Cause>)> {
+        let command = self.commands.iter().find(|c| c.run.id == run)?;
+        match command.state {
+            CommandState::Gone(outcome, cause, _) => Some((outcome, cause)),
+            _ => None,
+        }
+    }
+
+    pub(super) fn ended(
+        &mut self,
+        i: usize,
+        job: &JobName,
+        r: usize,
+        outcome: Outcome,
+        cause: Option<Cause>,
+    ) -> bool {
+        let win = self.here(i, job).held[r].win.clone();
+        let next = after(&win.job, win.run.attempt, outcome, cause);
+        let mut settling = self.settling(&win, outcome, next);
+        settling.settle.record.finished_at = Some(self.ended_at(win.run.id));
+        let h = self.here(i, job);
+        h.held[r].awaited = next;
+        h.held[r].settling = Some(settling);
+        h.state.account.run_is_over(win.run.id);
+        true
+    }
+
+    pub(super) fn ended_at(&self, run: RunId) -> i64 {
+        let command = self.commands.iter().find(|c| c.run.id == run);
+        match command.map(|c| c.state) {
+            Some(CommandState::Gone(_, _, at)) => self.ms() - self.now.since(at).as_millis() as i64,
+            _ => self.ms(),
+        }
+    }
+
+    pub(super) fn settle(&mut self, i: usize, job: &JobName, r: usize) -> bool {
+        let now = self.now;
+        let settling = self.here(i, job).held[r].settling.as_mut();
+        let Some(request) = settling.and_then(|s| s.next(now)) else {
+            return false;
+        };
+        let id = self.request(i, Question::Settle(Box::new(request)));
+        let settling = self.here(i, job).held[r].settling.as_mut();
+        settling.expect("it was there").asked = Some((id, now + TIMEOUT));
+        true
+    }
+
+    /// What the guard of a command that is gone does. True: something has changed.
+    pub(in crate::world) fn guard_settles(&mut self, c: usize) -> bool {
+        let (now, of) = (self.now, self.commands[c].of);
+        let here = &self.instances[of.0];
+        if here.alive && here.generation == of.1 {
+            return false;
+        }
+        let command = &self.commands[c];
+        let CommandState::Gone(outcome, cause, at) = command.state else {
+            return false;
+        };
+        if command.settle.is_none() {
+            let definition = self.plan.job(&command.job).clone();
+            let patience = match outcome {
+                Outcome::Crashed | Outcome::LeaseLost => definition.lease.length,
+                _ => Duration::from_secs(3600),
+            };
+            let next = after(&definition, command.run.attempt, outcome, cause);
+            let record = RunRecord {
+                outcome,
+                ..RunRecord::of(&command.job, &command.run).lasting(None, Some(self.ms()))
+            };
+            self.commands[c].settle = Some(Settling {
+                settle: Settle {
+                    run: record.run_id.expect("a run's"),
+                    record,
+                    next_attempt: next,
+                },
+                asked: None,
+                again_at: now,
+                until: at + patience,
+                failures: 0,
+            });
+        }
+        let settling = self.commands[c].settle.as_mut().expect("it was made");
+        if now >= settling.until && settling.asked.is_none() {
+            self.commands.remove(c);
+            // The others have another place now: the round begins anew.
+            return true;
+        }
+        let Some(request) = settling.next(now) else {
+            return false;
+        };
+        let from = Sender::Guard(request.run);
+        let believed = self.commands[c].offset_us + (now.0 / 1000) as i64;
+        let request = Question::Settle(Box::new(request));
+        let id = self.send(from, Body::Request(request, Some(believed)));
+        let settling = self.commands[c].settle.as_mut();
+        settling.expect("it was made").asked = Some((id, now + TIMEOUT));
+        true
+    }
+
+    pub(in crate::world) fn guard_answered(&mut self, run: RunId) {
+        self.reached.insert("settled by a guard");
+        self.commands.retain(|c| c.run.id != run);
+    }
+}
+
+impl Settling {
+    /// The request that is to be sent now.
+    pub(super) fn next(&mut self, now: Boottime) -> Option<Settle> {
+        if let Some((_, until)) = self.asked {
+            if now >= until {
+                self.asked = None;
+                self.failures += 1;
+                self.again_at = now + SETTLE_AGAIN;
+            }
+            return None;
+        }
+        (now >= self.again_at).then(|| self.settle.clone())
+    }
+    pub(in crate::world) fn wake_at(&self) -> Boottime {
+        self.asked.map_or(self.again_at, |(_, until)| until)
+    }
+}
+
+/// As the holder and the guard have it.
+fn after(
+    job: &Job,
+    attempt: u32,
+    outcome: Outcome,
+    cause: Option<Cause>,
+) -> Option<DelayedAttempt> {
+    match (outcome, cause) {
+        (Outcome::Failed | Outcome::TimedOut, _) => attempts::after_failure(job, attempt),
+        (Outcome::Crashed | Outcome::LeaseLost, _) | (_, Some(Cause::Stopped(Stop::Shutdown))) => {
+            attempts::after_crash(job, attempt)
+        }
+        _ => None,
+    }
+}
+
+/// Every third occurrence has a command that runs into the next one and ignores SIGTERM; the first attempt of every
+/// second one fails.
+fn how_it_runs(job: &Job, run: &crate::model::Run) -> (Duration, bool, bool) {
+    let n = run.occurrence.0 / 2000;
+    let long = n % 3 == 0;
+    let lasts = match long {
+        true => Duration::from_millis(2500),
+        false => Duration::from_millis(300),
+    };
+    let fails = job.retry.is_some() && n % 2 == 0 && run.attempt == 1;
+    (lasts, fails, long)
+}

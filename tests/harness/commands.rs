@@ -1,0 +1,166 @@
+//! What people do meanwhile: reload, pause, skip, drain, trigger, cancel.
+
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use super::{
+    effect::Effect,
+    faults::{Fault, Needs},
+    jobs::{self, OPTIONAL, TRIGGERED},
+    stage::{Begun, Stage},
+};
+use crate::support::process;
+
+pub const FAULTS: &[Fault] = &[
+    Fault::new("reload", 3, Needs::Nothing, reload),
+    Fault::new("remove a job", 2, Needs::Commands, remove),
+    Fault::new("trigger", 8, Needs::Nothing, trigger),
+    Fault::new("pause", 3, Needs::Commands, pause),
+    Fault::new("skip", 1, Needs::Commands, skip),
+    Fault::new("cancel", 2, Needs::Nothing, cancel),
+    Fault::new("drain", 2, Needs::Commands, drain),
+];
+
+fn some_job(stage: &mut Stage) -> &'static str {
+    let all: Vec<_> = jobs::all().into_iter().map(|j| j.judged.name).collect();
+    all[stage.rng.usize(0..all.len())]
+}
+
+/// SIGHUP to all that are ready for it.
+fn hup(stage: &Stage) {
+    for i in stage.fleet.instances.iter().filter(|i| i.runs()) {
+        if process::catches(i.pid(), Signal::HUP) {
+            i.signal(Signal::HUP);
+        }
+    }
+}
+
+fn reload(stage: &mut Stage, _: usize) -> Option<Begun> {
+    hup(stage);
+    Some(Begun::once(Effect::Harmless, "all instances"))
+}
+
+fn write_configs(stage: &Stage) {
+    for i in 0..stage.size {
+        stage.fleet.write_config(i);
+    }
+    hup(stage);
+}
+
+fn remove(stage: &mut Stage, _: usize) -> Option<Begun> {
+    stage.fleet.set_job(OPTIONAL, None);
+    write_configs(stage);
+    Some(Begun {
+        effects: vec![Effect::Steered {
+            job: OPTIONAL.into(),
+        }],
+        whom: OPTIONAL.into(),
+        lasts: stage.some_time(500, 8000),
+        keeps_busy: vec![],
+        undo: Box::new(|stage| {
+            let all = jobs::all();
+            let job = all.iter().find(|j| j.judged.name == OPTIONAL);
+            let lines = job.map(|j| j.lines.as_str());
+            stage.fleet.set_job(OPTIONAL, lines);
+            write_configs(stage);
+        }),
+    })
+}
+
+/// A key, often twice.
+fn trigger(stage: &mut Stage, _: usize) -> Option<Begun> {
+    let key = format!("k{}", stage.rng.u32(..));
+    stage.give_key(&key);
+    for _ in 0..stage.rng.u32(1..3) {
+        let given = key.clone();
+        stage.operate(
+            &["trigger", TRIGGERED, "--key", &key],
+            move |stage, done| {
+                if done {
+                    stage.accepted(given);
+                }
+            },
+        );
+    }
+    Some(Begun::once(Effect::Harmless, format!("key {key}")))
+}
+
+fn pause(stage: &mut Stage, _: usize) -> Option<Begun> {
+    const NAME: &str = "pause";
+    let job = some_job(stage);
+    let lasts = stage.some_time(1000, 9000);
+    // What it does to the fleet begins when the command has succeeded, and ends before it is taken back.
+    stage.operate(&["pause", job], move |stage, done| {
+        let still = stage.pauses.contains(job);
+        if done && still {
+            stage.note(NAME, Effect::Paused { job: job.into() });
+        } else if !still {
+            // It came after the end.
+            resume(stage, job, 5);
+        }
+    });
+    stage.pauses.insert(job);
+    Some(Begun {
+        effects: vec![Effect::Steered { job: job.into() }],
+        whom: job.into(),
+        lasts,
+        keeps_busy: vec![],
+        undo: Box::new(move |stage| {
+            stage.pauses.remove(job);
+            stage.end_pause(job);
+            resume(stage, job, 5);
+        }),
+    })
+}
+
+/// Again and again, because the store may be away.
+fn resume(stage: &mut Stage, job: &'static str, times: u32) {
+    let row = stage.note("resume", Effect::Steered { job: job.into() });
+    stage.operate(&["resume", job], move |stage, done| {
+        stage.over(row);
+        if !done && times > 0 {
+            resume(stage, job, times - 1);
+        }
+    });
+}
+
+fn skip(stage: &mut Stage, _: usize) -> Option<Begun> {
+    let job = some_job(stage);
+    let row = stage.note("skip", Effect::Steered { job: job.into() });
+    stage.operate(&["skip", job], move |stage, _| stage.over(row));
+    Some(Begun {
+        effects: vec![Effect::Steered { job: job.into() }],
+        whom: job.into(),
+        lasts: Duration::from_secs(3),
+        keeps_busy: vec![],
+        undo: Box::new(|_| {}),
+    })
+}
+
+fn cancel(stage: &mut Stage, _: usize) -> Option<Begun> {
+    let job = some_job(stage);
+    stage.operate(&["cancel", job], |_, _| {});
+    Some(Begun::once(Effect::Steered { job: job.into() }, job))
+}
+
+fn drain(stage: &mut Stage, _: usize) -> Option<Begun> {
+    let i = stage.rng.usize(0..stage.size);
+    let name: &'static str = stage.fleet.instances[i].id.clone().leak();
+    stage.operate(&["drain", name], |_, _| {});
+    Some(Begun {
+        effects: vec![Effect::Drained],
+        whom: name.into(),
+        lasts: stage.some_time(1000, 8000),
+        keeps_busy: vec![],
+        undo: Box::new(move |stage| undrain(stage, name, 5)),
+    })
+}
+
+fn undrain(stage: &mut Stage, name: &'static str, times: u32) {
+    stage.operate(&["undrain", name], move |stage, done| {
+        if !done && times > 0 {
+            undrain(stage, name, times - 1);
+        }
+    });
+}

@@ -1,0 +1,178 @@
+//! The server: killed, stopped, restarted; its data flushed, rolled back, replaced.
+
+use std::time::Duration;
+
+use soloist::clock::wall_us;
+
+use super::{
+    effect::Effect,
+    faults::{Fault, Needs},
+    jobs,
+    stage::{Begun, Busy, Stage},
+};
+use crate::support::{GENEROUS, proxy::Fault as Proxied, server::RedisServer, wait_until};
+
+pub const FAULTS: &[Fault] = &[
+    Fault::new("stop the server", 3, Needs::Server, stop),
+    Fault::new("kill the server", 3, Needs::Server, kill),
+    Fault::new("flush the data", 2, Needs::Server, flush),
+    Fault::new("restart the server empty", 2, Needs::Server, restart_empty),
+    Fault::new("roll the data back", 3, Needs::Server, roll_back),
+    Fault::new("replace the data", 2, Needs::Server, replace),
+    Fault::new(
+        "lose the data of one cut off",
+        6,
+        Needs::Server,
+        lose_of_cut,
+    ),
+    Fault::new("flush the scripts", 1, Needs::Server, flush_scripts),
+    Fault::new("close all connections", 1, Needs::Server, close_all),
+];
+
+fn stop(stage: &mut Stage, _: usize) -> Option<Begun> {
+    stage.fleet.server().stop();
+    Some(Begun {
+        effects: vec![Effect::Silenced],
+        whom: "the server".into(),
+        lasts: stage.some_time(100, 6000),
+        keeps_busy: vec![],
+        undo: Box::new(|stage| stage.fleet.server().cont()),
+    })
+}
+
+/// All that it acknowledged is there when it starts again.
+fn kill(stage: &mut Stage, _: usize) -> Option<Begun> {
+    stage.look();
+    stage.fleet.server().kill();
+    Some(Begun {
+        effects: vec![Effect::Silenced, Effect::Renamed],
+        whom: "the server".into(),
+        lasts: stage.some_time(50, 6000),
+        keeps_busy: vec![],
+        undo: Box::new(|stage| stage.fleet.server().revive(None)),
+    })
+}
+
+fn flush(stage: &mut Stage, _: usize) -> Option<Begun> {
+    stage.look();
+    stage.fleet.server().flush();
+    Some(Begun::once(Effect::LosesAll, "the server"))
+}
+
+fn restart_empty(stage: &mut Stage, _: usize) -> Option<Begun> {
+    stage.look();
+    stage.fleet.server().replace_data(None);
+    Some(Begun::once(Effect::LosesAll, "the server"))
+}
+
+/// While a holder is cut off, so that nobody tells the store of its lease: only the quarantine keeps others from it.
+fn lose_of_cut(stage: &mut Stage, _: usize) -> Option<Begun> {
+    let mut runs = stage.live_runs();
+    // One whose job is due again soon, because the holder ends the run when its trust is over.
+    let soon = |job: &str| {
+        let mut all = jobs::all().into_iter();
+        let period = all.find(|j| j.judged.name == job)?.judged.period_ms?;
+        Some(period - wall_us().div_euclid(1000).rem_euclid(period) < 1200)
+    };
+    if runs.iter().any(|(_, run, _)| soon(&run.job) == Some(true)) {
+        runs.retain(|(_, run, _)| soon(&run.job) == Some(true));
+    }
+    if runs.is_empty() {
+        return None;
+    }
+    let (i, run, _) = &runs[stage.rng.usize(0..runs.len())];
+    let i = *i;
+    stage.look();
+    let back = stage.rng.bool().then(|| stage.fleet.server().snapshot());
+    stage.fleet.proxies[i].set(Proxied::Stall);
+    let (row, how) = match &back {
+        None => {
+            let row = stage.note("lose the data of one cut off", Effect::LosesAll);
+            stage.fleet.server().flush();
+            (row, "all is lost")
+        }
+        Some(snapshot) => {
+            let row = stage.note("lose the data of one cut off", Effect::GoesBack);
+            stage.fleet.server().replace_data(Some(snapshot));
+            (row, "an older copy")
+        }
+    };
+    stage.over(row);
+    Some(Begun {
+        effects: vec![Effect::Cut { instance: i }],
+        whom: format!("i{} with {run}: {how}", i + 1),
+        lasts: stage.some_time(1000, 8000),
+        keeps_busy: vec![Busy::Instance(i)],
+        undo: Box::new(move |stage| stage.fleet.proxies[i].set(Proxied::None)),
+    })
+}
+
+/// To what it was some seconds ago.
+fn roll_back(stage: &mut Stage, _: usize) -> Option<Begun> {
+    let old = stage.fleet.server().snapshot();
+    Some(Begun {
+        effects: vec![Effect::Harmless],
+        whom: "to now, later".into(),
+        lasts: stage.some_time(500, 12_000),
+        keeps_busy: vec![],
+        undo: Box::new(move |stage| {
+            stage.look();
+            let row = stage.note("roll the data back", Effect::GoesBack);
+            stage.fleet.server().replace_data(Some(&old));
+            stage.over(row);
+        }),
+    })
+}
+
+/// The server becomes the replica of another one for a moment: of an empty one, or of one with an older copy.
+fn replace(stage: &mut Stage, _: usize) -> Option<Begun> {
+    let empty = stage.rng.bool();
+    let mut other = RedisServer::start();
+    if !empty {
+        let old = stage.fleet.server().snapshot();
+        other.kill();
+        other.revive(Some(&old));
+    }
+    Some(Begun {
+        effects: vec![Effect::Harmless],
+        whom: format!("by {} data, later", if empty { "no" } else { "older" }),
+        lasts: stage.some_time(200, 5000),
+        keeps_busy: vec![],
+        undo: Box::new(move |stage| {
+            stage.look();
+            let row = stage.note(
+                "replace the data",
+                match empty {
+                    true => Effect::LosesAll,
+                    false => Effect::GoesBack,
+                },
+            );
+            let port = other.port().to_string();
+            let server = stage.fleet.server();
+            server.command::<()>(&["REPLICAOF", "127.0.0.1", &port]);
+            wait_until("the data is replaced", GENEROUS, || {
+                let info: String = server.command(&["INFO", "replication"]);
+                info.contains("master_link_status:up")
+            });
+            server.command::<()>(&["REPLICAOF", "NO", "ONE"]);
+            stage.over(row);
+        }),
+    })
+}
+
+fn flush_scripts(stage: &mut Stage, _: usize) -> Option<Begun> {
+    stage.fleet.server().command::<()>(&["SCRIPT", "FLUSH"]);
+    Some(Begun::once(Effect::Harmless, "the server"))
+}
+
+fn close_all(stage: &mut Stage, _: usize) -> Option<Begun> {
+    let server = stage.fleet.server();
+    server.command::<i64>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+    Some(Begun {
+        effects: vec![Effect::Harmless],
+        whom: "the server".into(),
+        lasts: Duration::from_secs(1),
+        keeps_busy: vec![],
+        undo: Box::new(|_| {}),
+    })
+}

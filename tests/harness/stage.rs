@@ -1,0 +1,725 @@
+//! The fleet on its stage: starts it, reads what its witnesses and its store say, begins faults and undoes them.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs::File,
+    io::{Read as _, Seek as _, SeekFrom, Write as _},
+    os::unix::{fs::FileExt as _, process::CommandExt as _},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use serde_json::Value;
+use soloist::{clock::wall_us, model::RunRecord};
+
+use super::{
+    cgroup::Cgroup,
+    disk::SmallDisk,
+    effect::{Effect, Struck},
+    jobs,
+    judge::{Evidence, MS, SECOND, Seen, Verdict, judge},
+};
+use crate::support::{
+    fleet::{Fleet, fleet},
+    process::{self, boottime_ns},
+    server::RedisServer,
+    trace::{self, Run, Runs},
+    witness,
+};
+
+/// Of a record: job, occurrence, attempt, run, outcome.
+type RecordName = (String, i64, u32, String, String);
+
+/// What ends a fault.
+pub type Undo = Box<dyn FnOnce(&mut Stage)>;
+
+/// What follows a command; true: it succeeded.
+type Then = Box<dyn FnOnce(&mut Stage, bool)>;
+
+/// A fault that was begun.
+pub struct Begun {
+    pub effects: Vec<Effect>,
+    /// For the log: whom it strikes.
+    pub whom: String,
+    pub lasts: Duration,
+    /// What it keeps busy, if that is more than what it was given.
+    pub keeps_busy: Vec<Busy>,
+    pub undo: Undo,
+}
+
+impl Begun {
+    /// One that is over at once.
+    pub fn once(effect: Effect, whom: impl Into<String>) -> Self {
+        Self {
+            effects: vec![effect],
+            whom: whom.into(),
+            lasts: Duration::ZERO,
+            keeps_busy: vec![],
+            undo: Box::new(|_| {}),
+        }
+    }
+}
+
+struct Active {
+    name: &'static str,
+    until_ns: i64,
+    undo: Undo,
+    /// Where its effects are in `Stage::struck`.
+    rows: Vec<usize>,
+    /// What it keeps busy.
+    busy: Vec<Busy>,
+}
+
+/// What at most one fault strikes at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Busy {
+    Instance(usize),
+    Server,
+    Commands,
+}
+
+/// A command of soloist that is under way.
+struct Operation {
+    child: Child,
+    then: Then,
+    until_ns: i64,
+}
+
+pub struct Stage {
+    pub fleet: Fleet,
+    pub rng: fastrand::Rng,
+    pub size: usize,
+    /// The disks of the server, and of the instances' logs; None where we may not mount.
+    pub server_disk: Option<SmallDisk>,
+    pub logs_disk: Option<SmallDisk>,
+    /// Of each instance: for freezing, and to count processes. None where we may not make any.
+    pub cgroups: Vec<Option<Cgroup>>,
+    pub pids: Vec<Option<Cgroup>>,
+    /// Jobs that are to be paused now.
+    pub pauses: BTreeSet<&'static str>,
+    walls: Vec<PathBuf>,
+    operator: PathBuf,
+    log: File,
+    begun_ns: i64,
+    active: Vec<Active>,
+    operations: Vec<Operation>,
+    pub struck: Vec<Struck>,
+    pub faults: BTreeMap<&'static str, usize>,
+    runs: Runs,
+    trace_at: u64,
+    half_line: Vec<u8>,
+    records: BTreeMap<RecordName, Seen>,
+    decided: BTreeMap<String, i64>,
+    keys: BTreeSet<String>,
+    accepted: BTreeSet<String>,
+    pulse: Pulse,
+}
+
+impl Stage {
+    pub fn new(size: usize, seed: u64, log: File) -> Self {
+        let (server_disk, logs_disk) = (SmallDisk::mount(64), SmallDisk::mount(128));
+        let temp = std::env::temp_dir();
+        let server = RedisServer::start_in(server_disk.as_ref().map_or(&temp, SmallDisk::path));
+        let scratch = tempfile::tempdir().expect("a temporary directory").keep();
+        let mut plan = fleet(size).proxied().on(server).drain("3s").default(
+            "start_within",
+            &format!("\"{}s\"", jobs::START_WITHIN_MS / 1000),
+        );
+        if let Some(disk) = &logs_disk {
+            plan = plan.logs(disk.path());
+        }
+        let (mut cgroups, mut pids, mut walls) = (vec![], vec![], vec![]);
+        for i in 0..size {
+            let wall = scratch.join(format!("wall{}", i + 1));
+            std::fs::write(&wall, 0i64.to_ne_bytes()).expect("write a clock");
+            for (name, value) in witness::stepped(&wall) {
+                plan = plan.env(i, name, &value);
+            }
+            walls.push(wall);
+            for (all, made) in [
+                (&mut cgroups, Cgroup::unified(i)),
+                (&mut pids, Cgroup::pids(i)),
+            ] {
+                if let Some(made) = &made {
+                    plan = plan.cgroup(i, made.path());
+                }
+                all.push(made);
+            }
+        }
+        for job in jobs::all() {
+            plan = plan.job(job.judged.name, &job.lines);
+        }
+        let fleet = plan.start();
+        let mut stage = Self {
+            operator: scratch.join("operator.toml"),
+            fleet,
+            rng: fastrand::Rng::with_seed(seed),
+            size,
+            server_disk,
+            logs_disk,
+            cgroups,
+            pids,
+            pauses: BTreeSet::new(),
+            walls,
+            log,
+            begun_ns: boottime_ns(),
+            active: vec![],
+            operations: vec![],
+            struck: vec![],
+            faults: BTreeMap::new(),
+            runs: Runs::default(),
+            trace_at: 0,
+            half_line: vec![],
+            records: BTreeMap::new(),
+            decided: BTreeMap::new(),
+            keys: BTreeSet::new(),
+            accepted: BTreeSet::new(),
+            pulse: Pulse::start(),
+        };
+        let text = stage.fleet.config_text(0);
+        let (proxied, own) = (stage.fleet.proxies[0].url(), stage.fleet.server().url());
+        let text = text.replace(&proxied, &own);
+        std::fs::write(&stage.operator, text).expect("write a configuration");
+        stage
+    }
+
+    /// Since the begin.
+    pub fn elapsed(&self) -> Duration {
+        let ns = boottime_ns() - self.begun_ns;
+        Duration::from_nanos(u64::try_from(ns).unwrap_or(0))
+    }
+
+    pub fn say(&mut self, text: &str) {
+        let at = self.elapsed().as_secs_f64();
+        writeln!(self.log, "{at:9.3} {text}").expect("write the log");
+    }
+
+    // ---- faults ----
+
+    pub fn is_busy(&self, what: Busy) -> bool {
+        self.active.iter().any(|a| a.busy.contains(&what))
+    }
+
+    /// Instances that no fault strikes.
+    pub fn free(&self) -> Vec<usize> {
+        (0..self.size)
+            .filter(|&i| !self.is_busy(Busy::Instance(i)))
+            .collect()
+    }
+
+    pub fn active(&self) -> usize {
+        self.active.len()
+    }
+
+    /// Notes an effect that begins now and lasts until [`Stage::over`].
+    pub fn note(&mut self, name: &'static str, effect: Effect) -> usize {
+        let now = boottime_ns();
+        self.struck.push(Struck {
+            name,
+            effect,
+            from_ns: now,
+            to_ns: i64::MAX,
+        });
+        self.struck.len() - 1
+    }
+
+    pub fn over(&mut self, row: usize) {
+        self.struck[row].to_ns = boottime_ns();
+    }
+
+    /// Notes an effect that is over at once.
+    pub fn note_once(&mut self, name: &'static str, effect: Effect) {
+        let row = self.note(name, effect);
+        self.over(row);
+    }
+
+    /// From now on the job may start again.
+    pub fn end_pause(&mut self, job: &str) {
+        let now = boottime_ns();
+        let of =
+            |s: &&mut Struck| matches!(&s.effect, Effect::Paused { job: paused } if paused == job);
+        for struck in self.struck.iter_mut().filter(of) {
+            struck.to_ns = now.min(struck.to_ns);
+        }
+    }
+
+    /// `from_ns` is when the fault's function was called: its effects may have begun then.
+    pub fn begin(&mut self, name: &'static str, begun: Begun, from_ns: i64) {
+        *self.faults.entry(name).or_default() += 1;
+        self.say(&format!(
+            "{name}: {} for {:.1}s",
+            begun.whom,
+            begun.lasts.as_secs_f64()
+        ));
+        let rows = begun.effects.into_iter().map(|e| self.note(name, e));
+        let rows: Vec<usize> = rows.collect();
+        for &row in &rows {
+            self.struck[row].from_ns = from_ns;
+        }
+        let lasts = i64::try_from(begun.lasts.as_nanos()).expect("a short time");
+        self.active.push(Active {
+            name,
+            until_ns: boottime_ns() + lasts,
+            undo: begun.undo,
+            rows,
+            busy: begun.keeps_busy,
+        });
+    }
+
+    /// Undoes what has lasted long enough, or all.
+    pub fn undo(&mut self, all: bool) {
+        let now = boottime_ns();
+        let mut left = vec![];
+        let mut ended = vec![];
+        for active in std::mem::take(&mut self.active) {
+            if all || active.until_ns <= now {
+                ended.push(active);
+            } else {
+                left.push(active);
+            }
+        }
+        self.active = left;
+        for active in ended {
+            (active.undo)(self);
+            self.say(&format!("{}: over", active.name));
+            for row in active.rows {
+                self.over(row);
+            }
+        }
+    }
+
+    /// A time from `from` to `to` ms, shorter ones more often.
+    pub fn some_time(&mut self, from: u64, to: u64) -> Duration {
+        let share = self.rng.f64();
+        Duration::from_millis(from + ((to - from) as f64 * share * share) as u64)
+    }
+
+    pub fn start_instance(&mut self, i: usize) {
+        if !self.fleet.instances[i].runs() {
+            self.fleet.instances[i].start();
+            self.note_once("start", Effect::Started { instance: i });
+        }
+    }
+
+    pub fn set_wall(&mut self, i: usize, us: i64) {
+        let file = File::options().write(true).open(&self.walls[i]);
+        file.and_then(|f| f.write_all_at(&us.to_ne_bytes(), 0))
+            .expect("write a clock");
+    }
+
+    /// Commands that run, of instances that no fault strikes, with their guards.
+    pub fn live_runs(&mut self) -> Vec<(usize, Run, u32)> {
+        self.read_trace();
+        let free = self.free();
+        let daemons: Vec<u32> = self
+            .fleet
+            .instances
+            .iter()
+            .filter(|i| i.runs())
+            .map(|i| i.pid())
+            .collect();
+        let runs = self.runs.since(boottime_ns() - 2 * SECOND).into_iter();
+        runs.filter(|r| !r.ended && process::alive(r.root))
+            .filter_map(|r| {
+                let i = self.fleet.index(&r.instance);
+                let guard = process::parent(r.root)?;
+                let is_guard = guard > 1
+                    && !daemons.contains(&guard)
+                    && process::command_line(guard).contains("soloist");
+                (free.contains(&i) && is_guard).then_some((i, r, guard))
+            })
+            .collect()
+    }
+
+    // ---- commands of soloist ----
+
+    /// Begins a command; `then` learns whether it succeeded.
+    pub fn operate(&mut self, words: &[&str], then: impl FnOnce(&mut Self, bool) + 'static) {
+        let mut command: Command = self.fleet.instances[0].command();
+        let program = command.get_program().to_owned();
+        command = Command::new(program);
+        command
+            .arg("--config")
+            .arg(&self.operator)
+            .args(words)
+            .env("SOLOIST_RECORD", self.operator.with_extension("record"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        let child = command.spawn().expect("run soloist");
+        self.operations.push(Operation {
+            child,
+            then: Box::new(then),
+            until_ns: boottime_ns() + 10 * SECOND,
+        });
+    }
+
+    fn operated(&mut self) {
+        for mut op in std::mem::take(&mut self.operations) {
+            match op.child.try_wait().expect("wait for a child") {
+                Some(status) => (op.then)(self, status.success()),
+                None if op.until_ns < boottime_ns() => {
+                    process::reap(&mut op.child, Duration::ZERO);
+                    (op.then)(self, false);
+                }
+                None => self.operations.push(op),
+            }
+        }
+    }
+
+    pub fn give_key(&mut self, key: &str) {
+        self.keys.insert(key.to_owned());
+    }
+    pub fn accepted(&mut self, key: String) {
+        self.accepted.insert(key);
+    }
+
+    // ---- what is seen ----
+
+    /// Reads what the witnesses wrote since.
+    pub fn read_trace(&mut self) {
+        let Ok(mut file) = File::open(self.fleet.trace_file()) else {
+            return;
+        };
+        let mut new = vec![];
+        file.seek(SeekFrom::Start(self.trace_at))
+            .expect("the trace");
+        file.read_to_end(&mut new).expect("the trace");
+        self.trace_at += new.len() as u64;
+        self.half_line.extend(new);
+        let whole = self.half_line.iter().rposition(|&b| b == b'\n');
+        let Some(whole) = whole else { return };
+        let left = self.half_line.split_off(whole + 1);
+        let text = std::mem::replace(&mut self.half_line, left);
+        for line in String::from_utf8_lossy(&text).lines() {
+            self.runs.add(&trace::parse(line));
+        }
+    }
+
+    /// Reads the trace, then the store's records: whatever the lines tell of, the records of its decision are there.
+    /// False: the store does not answer.
+    pub fn look(&mut self) -> bool {
+        self.read_trace();
+        let planned = jobs::all();
+        let mut newest: BTreeMap<String, i64> = BTreeMap::new();
+        for run in self.runs.iter() {
+            let n = newest.entry(run.job.clone()).or_default();
+            *n = run.occurrence.max(*n);
+        }
+        for job in &planned {
+            let key = format!("soloist:{{{}}}:history", job.judged.name);
+            let words = ["LRANGE", key.as_str(), "0", "-1"];
+            let Ok(texts) = self.fleet.server().try_command::<Vec<String>>(&words) else {
+                return false;
+            };
+            let seen_ns = boottime_ns();
+            for text in texts {
+                let Ok(record) = serde_json::from_str::<RunRecord>(&text) else {
+                    self.say(&format!("a record that cannot be read: {text}"));
+                    continue;
+                };
+                let name = (
+                    record.job.as_str().to_owned(),
+                    record.occurrence.0,
+                    record.attempt,
+                    record.run_id.map_or_else(String::new, |id| id.to_string()),
+                    record.outcome.to_string(),
+                );
+                self.records.entry(name).or_insert(Seen { record, seen_ns });
+            }
+        }
+        for (job, at) in newest {
+            let n = self.decided.entry(job).or_default();
+            *n = at.max(*n);
+        }
+        true
+    }
+
+    /// Whatever ran on this host may have been late.
+    pub fn stood_still(&mut self, from_ns: i64, to_ns: i64) {
+        let ms = (to_ns - from_ns) / MS;
+        self.say(&format!("this host stood still for {ms} ms"));
+        self.struck.push(Struck {
+            name: "this host stood still",
+            effect: Effect::HostStalled,
+            from_ns,
+            to_ns,
+        });
+    }
+
+    /// What happened since then (CLOCK_BOOTTIME).
+    fn evidence(&mut self, since: i64, over: bool) -> Evidence {
+        let stalls = self.pulse.take();
+        for (from_ns, to_ns) in stalls {
+            self.stood_still(from_ns, to_ns);
+        }
+        Evidence {
+            jobs: jobs::all().into_iter().map(|j| j.judged).collect(),
+            runs: self.runs.since(since),
+            records: self
+                .records
+                .values()
+                .filter(|seen| seen.seen_ns >= since - 60 * SECOND)
+                .cloned()
+                .collect(),
+            struck: self
+                .struck
+                .iter()
+                .filter(|s| s.to_ns >= since - 120 * SECOND)
+                .cloned()
+                .collect(),
+            since_ns: since,
+            keys: self.keys.clone(),
+            accepted: self.accepted.clone(),
+            now_ns: boottime_ns(),
+            decided: self.decided.clone(),
+            wall_less_boot_ns: wall_us() * 1000 - boottime_ns(),
+            instances: self.size,
+            over,
+            left_over: if over { self.left_over() } else { vec![] },
+        }
+    }
+
+    /// Judges all that happened.
+    pub fn judge(&mut self, over: bool) -> Verdict {
+        judge(&self.evidence(i64::MIN / 2, over))
+    }
+
+    /// Judges what happened lately, which takes no longer after an hour than after a minute.
+    pub fn judge_lately(&mut self) -> Verdict {
+        judge(&self.evidence(boottime_ns() - 120 * SECOND, false))
+    }
+
+    /// What is always to be done.
+    pub fn tick(&mut self) {
+        self.operated();
+        self.undo(false);
+        for i in 0..self.size {
+            // A daemon may end by itself when its descriptors or processes are used up.
+            let ended = self.fleet.instances[i].ended();
+            if let Some(status) = ended
+                && !self.is_busy(Busy::Instance(i))
+            {
+                self.say(&format!("i{} ended by itself: {status}", i + 1));
+                self.fleet.instances[i].wait_end();
+                self.note_once("ended by itself", Effect::Killed { instance: i });
+                self.start_instance(i);
+            }
+        }
+    }
+
+    pub fn runs(&self) -> usize {
+        self.runs.len()
+    }
+
+    /// Sends SIGTERM to all, and waits for their end.
+    pub fn stop_all(&mut self) {
+        let operations = std::mem::take(&mut self.operations);
+        for mut op in operations {
+            process::reap(&mut op.child, Duration::from_secs(1));
+        }
+        for i in 0..self.size {
+            self.start_instance(i);
+        }
+        self.fleet.stop();
+    }
+
+    /// Processes of runs that are alive. What is being ended gets a moment.
+    fn left_over(&self) -> Vec<String> {
+        let until = boottime_ns() + 2 * SECOND;
+        loop {
+            let mut left = process::with_argument(&self.fleet.trace_file());
+            left.retain(|&pid| process::alive(pid));
+            if left.is_empty() || boottime_ns() > until {
+                let line = |pid: u32| format!("{pid} {}", process::command_line(pid));
+                return left.into_iter().map(line).collect();
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// The faults that struck from five seconds before.
+    pub fn lately(&self, at_ns: i64) -> String {
+        let near = self.struck.iter();
+        let near = near.filter(|s| s.touches(at_ns - 5 * SECOND, at_ns));
+        let name = |s: &Struck| {
+            let since = (at_ns - s.from_ns) as f64 / SECOND as f64;
+            format!("{} {:?} {since:.3}s before", s.name, s.effect)
+        };
+        near.map(name).collect::<Vec<_>>().join("; ")
+    }
+
+    pub fn keep_files(&self, out: &Path) {
+        std::fs::copy(self.fleet.trace_file(), out.join("trace")).ok();
+        let records = self.records.values().map(|seen| {
+            let record = serde_json::to_string(&seen.record).expect("JSON");
+            format!(
+                "{:.3} {record}\n",
+                (seen.seen_ns - self.begun_ns) as f64 / 1e9
+            )
+        });
+        std::fs::write(out.join("records"), records.collect::<String>()).ok();
+        for i in &self.fleet.instances {
+            let name = i.log.file_name().expect("a file name");
+            std::fs::copy(&i.log, out.join(name)).ok();
+        }
+        for file in self.record_files() {
+            let name = file.file_name().expect("a file name");
+            std::fs::copy(&file, out.join(name)).ok();
+        }
+    }
+
+    fn record_files(&self) -> Vec<PathBuf> {
+        let configs = self.fleet.instances.iter().map(|i| &i.config);
+        let configs = configs.chain([&self.operator]);
+        let files = configs.map(|config| config.with_extension("record"));
+        files.filter(|file| file.exists()).collect()
+    }
+
+    /// What `check-record` says to the records of the fleet, which [`Stage::keep_files`] has put there, and whether it
+    /// found nothing wrong but what [`Stage::excuse`] excuses.
+    ///
+    /// # Panics
+    /// If `check-record` refuses the records.
+    pub fn check_records(&self, out: &Path) -> (String, bool) {
+        let files = self.record_files().into_iter();
+        let files =
+            files.filter_map(|file| Some(out.join(file.file_name()?).display().to_string()));
+        let files: Vec<String> = files.collect();
+        let mut words = vec!["check-record", "--json"];
+        words.extend(files.iter().map(String::as_str));
+        let output = self.fleet.cli(&words);
+        let mut verdict: Value = serde_json::from_slice(&output.stdout)
+            .unwrap_or_else(|e| panic!("{e}: {}", String::from_utf8_lossy(&output.stderr)));
+        let breaches = verdict["breaches"].take();
+        let breaches = breaches.as_array().expect("a list").iter();
+        let mut excused: BTreeMap<&str, usize> = BTreeMap::new();
+        let mut wrong = vec![];
+        for breach in breaches {
+            match self.excuse(breach) {
+                Some(why) => *excused.entry(why).or_default() += 1,
+                None => wrong.push(breach),
+            }
+        }
+        let mut text = format!("soloist {}\n", words.join(" "));
+        for (what, n) in verdict.as_object().expect("an object") {
+            if !n.is_null() {
+                text += &format!("{what:<38} {n:>8}\n");
+            }
+        }
+        for (why, n) in excused {
+            text += &format!("{:<38} {n:>8}\n", format!("excused: {why}"));
+        }
+        text += &format!("{:<38} {:>8}\n", "breaches", wrong.len());
+        for b in &wrong {
+            text += &format!("  promise {}: {}: {}\n", b["promise"], b["job"], b["text"]);
+        }
+        (text, wrong.is_empty())
+    }
+
+    /// Why a breach that `check-record` told of does not count.
+    fn excuse(&self, breach: &Value) -> Option<&'static str> {
+        /// The longest lease of a job, and the time that the end of its tree may take.
+        const LIFE: i64 = 10 * SECOND;
+        let at = breach["at"].as_i64()?;
+        let struck = |from: i64, to: i64, effect: &dyn Fn(&Effect) -> bool| {
+            let mut near = self.struck.iter().filter(|s| s.touches(from, to));
+            near.any(|s| effect(&s.effect))
+        };
+        match breach["promise"].as_u64()? {
+            // An answer that no rule gives.
+            0 => {
+                let file = Path::new(breach["file"].as_str()?);
+                let id = file.file_stem()?.to_str()?.strip_prefix('i')?;
+                let who = id.parse::<usize>().ok()?.checked_sub(1)?;
+                let garbled =
+                    |e: &Effect| matches!(e, Effect::Garbled { instance } if *instance == who);
+                struck(at - 15 * SECOND, at + SECOND, &garbled).then_some("garbled replies")
+            }
+            // Of runs that lasted too long.
+            3 | 4 => struck(at - LIFE, at, &|e| *e == Effect::HostStalled)
+                .then_some("this host stood still"),
+            _ => None,
+        }
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        for mut op in std::mem::take(&mut self.operations) {
+            process::reap(&mut op.child, Duration::ZERO);
+        }
+        for cgroup in self.cgroups.iter().flatten() {
+            cgroup.freeze(false);
+        }
+        if let Some(scratch) = self.operator.parent() {
+            std::fs::remove_dir_all(scratch).ok();
+        }
+    }
+}
+
+/// A thread that starts a process again and again, and notices when this host takes long for that.
+struct Pulse {
+    stop: Arc<AtomicBool>,
+    stalls: Arc<Mutex<Vec<(i64, i64)>>>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Pulse {
+    /// Longer than this is a stall: a trust of 1.5 s has to be long enough for the start of a guard and a command.
+    const STALL: i64 = 250 * MS;
+    const PAUSE: Duration = Duration::from_millis(100);
+
+    fn start() -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stalls = Arc::new(Mutex::new(vec![]));
+        let thread = {
+            let (stop, stalls) = (stop.clone(), stalls.clone());
+            std::thread::spawn(move || {
+                while !stop.load(SeqCst) {
+                    let before = boottime_ns();
+                    std::thread::sleep(Self::PAUSE);
+                    start_as_a_run_is();
+                    let now = boottime_ns();
+                    if now - before > Self::STALL {
+                        let mut all = stalls.lock().unwrap_or_else(PoisonError::into_inner);
+                        all.push((before, now));
+                    }
+                }
+            })
+        };
+        Self {
+            stop,
+            stalls,
+            thread: Some(thread),
+        }
+    }
+
+    fn take(&self) -> Vec<(i64, i64)> {
+        std::mem::take(&mut self.stalls.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// In a session of its own: the kernel may group processes by session, and let those of a new one wait.
+fn start_as_a_run_is() {
+    let mut command = Command::new("true");
+    // SAFETY: setsid is async-signal-safe and nothing is allocated.
+    unsafe {
+        command.pre_exec(|| Ok(rustix::process::setsid().map(drop)?));
+    }
+    command.status().ok();
+}
+
+impl Drop for Pulse {
+    fn drop(&mut self) {
+        self.stop.store(true, SeqCst);
+        if let Some(thread) = self.thread.take() {
+            thread.join().ok();
+        }
+    }
+}

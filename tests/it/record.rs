@@ -1,0 +1,219 @@
+//! `--record` and `check-record`: what a fleet wrote down is judged, and a changed record is found out.
+//! Every fleet of these tests keeps a record, which `Fleet::judge` checks.
+
+use std::path::PathBuf;
+
+use serde_json::Value;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use crate::support::{
+    fleet::{Fleet, each_second, fleet},
+    trace::ONCE,
+};
+
+/// A fleet that has run for some seconds and has stopped, with its records.
+fn recorded() -> (Fleet, Vec<PathBuf>) {
+    let mut fleet = fleet(2).witness("work", "for=5", "").start();
+    fleet.wait_runs(4);
+    fleet.said(&["trigger", "work"]);
+    fleet.wait_runs(6);
+    fleet.stop();
+    fleet.judge(ONCE, &[], None);
+    let files = fleet.instances.iter();
+    let files = files.map(|i| i.config.with_extension("record")).collect();
+    (fleet, files)
+}
+
+/// The exit code of `check-record`, and what it says.
+fn check(fleet: &Fleet, files: &[PathBuf]) -> (Option<i32>, String) {
+    let files: Vec<String> = files.iter().map(|f| f.display().to_string()).collect();
+    let mut words = vec!["check-record"];
+    words.extend(files.iter().map(String::as_str));
+    let output = fleet.cli(&words);
+    let text = [output.stdout, output.stderr].concat();
+    (
+        output.status.code(),
+        String::from_utf8_lossy(&text).into_owned(),
+    )
+}
+
+#[test]
+fn a_record_that_was_changed_is_refused() {
+    let (fleet, files) = recorded();
+    let (code, text) = check(&fleet, &files);
+    assert_eq!(code, Some(0), "{text}");
+    assert!(text.contains("no promise is broken"), "{text}");
+    let whole = std::fs::read_to_string(&files[0]).expect("a record");
+    let lines: Vec<&str> = whole.lines().collect();
+    assert!(lines.len() > 20, "{whole}");
+    // Commands write to the same file: two lines of the daemon, one after the other, and not its last.
+    let of_daemon = |n: &usize| lines[*n].split(' ').nth(1) == lines[0].split(' ').nth(1);
+    let middle = (2..lines.len() - 2)
+        .filter(|n| {
+            [*n, n + 1].iter().all(of_daemon) && (n + 2..lines.len()).any(|n| of_daemon(&n))
+        })
+        .min_by_key(|n| n.abs_diff(lines.len() / 2))
+        .expect("lines of the daemon");
+    let put = |lines: &[&str]| {
+        std::fs::write(&files[0], lines.join("\n") + "\n").expect("write the record");
+    };
+    let mut changed: Vec<(&str, Vec<String>)> = vec![];
+    let owned = || lines.iter().map(|l| (*l).to_owned()).collect::<Vec<_>>();
+    let mut one_digit = owned();
+    let at = one_digit[middle].rfind(|c: char| c.is_ascii_digit());
+    let at = at.expect("a digit in the line");
+    let digit = if &one_digit[middle][at..=at] == "7" {
+        "8"
+    } else {
+        "7"
+    };
+    one_digit[middle].replace_range(at..=at, digit);
+    changed.push(("digest", one_digit));
+    let mut one_less = owned();
+    one_less.remove(middle);
+    changed.push(("missing or out of place", one_less));
+    let mut swapped = owned();
+    swapped.swap(middle, middle + 1);
+    changed.push(("missing or out of place", swapped));
+    let mut twice = owned();
+    twice.insert(middle, lines[middle].to_owned());
+    changed.push(("missing or out of place", twice));
+    let mut foreign = owned();
+    foreign.insert(middle, "hello".to_owned());
+    changed.push(("not a line of a record", foreign));
+    for (says, lines) in changed {
+        put(&lines.iter().map(String::as_str).collect::<Vec<_>>());
+        let (code, text) = check(&fleet, &files);
+        assert_eq!(code, Some(65), "{text}");
+        assert!(text.contains(says), "{text}");
+    }
+    // A process that was killed may not have finished its last line, however long that is; others may go on there.
+    let longest = (1..lines.len()).max_by_key(|n| lines[*n].len());
+    for last in [lines.len() - 1, longest.expect("a line")] {
+        let cut = &lines[last][..lines[last].len() - 9];
+        let before = lines[..last].join("\n");
+        std::fs::write(&files[0], format!("{before}\n{cut}")).expect("write the record");
+        let said = check(&fleet, &files).1;
+        assert!(said.contains("did not end in order"), "{said}");
+        fleet.said(&["pause", "work"]);
+        let said = check(&fleet, &files).1;
+        assert!(said.contains("did not end in order"), "{said}");
+    }
+}
+
+/// Writes a record anew, with the digests that its lines need then. `None` leaves a line out.
+fn forge(file: &PathBuf, change: impl Fn(&mut Value) -> Option<()>) {
+    let text = std::fs::read_to_string(file).expect("a record");
+    let mut out = String::new();
+    let mut chains: std::collections::HashMap<String, u64> = std::collections::HashMap::new();
+    for line in text.lines() {
+        let parts: Vec<&str> = line.splitn(4, ' ').collect();
+        let (by, n) = (parts[1], parts[2]);
+        let mut value: Value = serde_json::from_str(parts[3]).expect("JSON");
+        let json = match change(&mut value) {
+            Some(()) => value.to_string(),
+            None => parts[3].to_owned(),
+        };
+        let before = chains.entry(by.to_owned()).or_default();
+        *before = xxh3_64_with_seed(format!("{by} {n} {json}").as_bytes(), *before);
+        out += &format!("{:016x} {by} {n} {json}\n", *before);
+    }
+    std::fs::write(file, out).expect("write the record");
+}
+
+/// Whoever makes up digests cannot make up what the rules say.
+#[test]
+fn answers_that_no_rule_gives_and_broken_promises_are_found() {
+    let (fleet, files) = recorded();
+    let whole: Vec<Vec<u8>> = files
+        .iter()
+        .map(|f| std::fs::read(f).expect("a record"))
+        .collect();
+    let restore = || {
+        for (file, text) in files.iter().zip(&whole) {
+            std::fs::write(file, text).expect("write the record");
+        }
+    };
+    // Both instances are told that they may run.
+    for file in &files {
+        forge(file, |line| {
+            let answer = line.pointer_mut("/answers/answer/claim")?;
+            let at = answer.pointer("/running/occurrence")?.clone();
+            *answer = serde_json::json!({"granted": {"occurrence": at, "attempt": 1, "trigger": "schedule"}});
+            Some(())
+        });
+    }
+    let (code, text) = check(&fleet, &files);
+    assert_eq!(code, Some(1), "{text}");
+    assert!(text.contains("by the rules the answer is"), "{text}");
+    restore();
+    // A settlement that left another state behind than the rules do.
+    forge(&files[0], |line| {
+        line.pointer("/answers/answer/settle")?;
+        *line.pointer_mut("/answers/around/after/skip")? = 7.into();
+        Some(())
+    });
+    let (code, text) = check(&fleet, &files);
+    assert_eq!(code, Some(1), "{text}");
+    assert!(
+        text.contains("otherwise than the rules change it"),
+        "{text}"
+    );
+    restore();
+    // A settlement by the rules, in a state that nothing led to.
+    forge(&files[0], |line| {
+        line.pointer("/answers/answer/settle")?;
+        for at in ["before", "after"] {
+            *line.pointer_mut(&format!("/answers/around/{at}/skip"))? = 7.into();
+        }
+        Some(())
+    });
+    let (code, text) = check(&fleet, &files);
+    assert_eq!(code, Some(1), "{text}");
+    assert!(text.contains("follows from no other answer"), "{text}");
+    restore();
+    // All answers came before their questions left.
+    for file in &files {
+        forge(file, |line| {
+            *line.pointer_mut("/answers/received")? = 1.into();
+            Some(())
+        });
+    }
+    assert!(check(&fleet, &files).0.is_some());
+    restore();
+    // Every command has begun an hour earlier.
+    for file in &files {
+        forge(file, |line| {
+            let started = line.pointer_mut("/ran/started")?;
+            *started = started.as_u64()?.saturating_sub(3_600_000_000_000).into();
+            Some(())
+        });
+    }
+    let (code, text) = check(&fleet, &files);
+    assert_eq!(code, Some(1), "{text}");
+    assert!(text.contains("promise 2 broken"), "{text}");
+    assert!(text.contains("promise 3 broken"), "{text}");
+    restore();
+    // The other instance's record alone does not explain what the first one was told.
+    let (code, text) = check(&fleet, &files[..1]);
+    assert_eq!(code, Some(1), "{text}");
+    restore();
+    let (code, text) = check(&fleet, &files);
+    assert_eq!(code, Some(0), "{text}");
+}
+
+#[test]
+fn a_record_that_cannot_be_written_is_told_at_the_start() {
+    let fleet = fleet(1).job("work", &each_second("for=5", "")).start();
+    let output = fleet.cli(&["--record", "/nowhere/record", "pause", "work"]);
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success(), "{text}");
+    assert!(
+        text.contains("cannot write the record /nowhere/record"),
+        "{text}"
+    );
+    let output = fleet.cli(&["check-record", "/nowhere/record"]);
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(65), "{text}");
+    assert!(text.contains("cannot read /nowhere/record"), "{text}");
+}
