@@ -23,6 +23,8 @@ pub enum Fault {
     /// The first reply with this text never arrives: the server has done its work, the connection is reset.
     /// Afterwards there is no fault.
     LoseReply(&'static str),
+    /// Like `LoseReply`, for every such reply until the fault ends.
+    LoseEachReply(&'static str),
     /// Requests vanish.
     BlackHoleUp,
     /// Replies vanish.
@@ -221,6 +223,9 @@ fn pump(mut from: TcpStream, mut to: TcpStream, up: bool, number: usize, shared:
                 *fault = Fault::None;
                 return end_all(&from, &to);
             }
+            Fault::LoseEachReply(text) if !up && contains(&buffer[..n], text.as_bytes()) => {
+                return end_all(&from, &to);
+            }
             Fault::Reset if !up => return end_all(&from, &to),
             Fault::Lossy(percent) if !up && fastrand::u32(0..100) < *percent => {
                 return end_all(&from, &to);
@@ -370,6 +375,7 @@ mod tests {
             Fault::HalfClose,
             Fault::Refuse,
             Fault::LoseReply("hello"),
+            Fault::LoseEachReply("hello"),
             Fault::DelayReplies(Duration::from_secs(1)),
             Fault::DelayRequests(Duration::from_secs(1)),
         ] {
