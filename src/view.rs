@@ -147,6 +147,14 @@ pub(crate) struct StatusView {
     pub jobs: Vec<JobView>,
 }
 
+impl StatusView {
+    /// There are live instances, and none has the caller's configuration.
+    pub(crate) fn others_configuration(&self) -> bool {
+        let mut live = self.instances.iter().filter(|i| !i.silent).peekable();
+        live.peek().is_some() && live.all(|i| i.config != self.config)
+    }
+}
+
 /// The time since the store started or lost its data.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct EpochView {
@@ -387,7 +395,7 @@ impl Clock {
 
     /// The age of an instance's last heartbeat, ms. An instance dates heartbeats by the clock that it believes, and
     /// since this heartbeat it may have begun to doubt the store's clock, or to believe it.
-    fn age(&self, info: &Info) -> i64 {
+    pub(crate) fn age(&self, info: &Info) -> i64 {
         let shown = self.now.saturating_add(self.doubt_ms.unwrap_or(0));
         let doubts = [info.clock_doubt_ms, self.doubt_ms, None];
         let ages = doubts.map(|d| {

@@ -187,6 +187,7 @@ pub async fn establish(store: &dyn Store) -> soloist::contender::Epoch {
             running: vec![],
             draining: true,
             jobs: 0,
+            outages: vec![],
         },
         quarantine: Duration::ZERO,
         open: Some((first.incarnation.clone(), first.value.id.clone())),

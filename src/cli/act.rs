@@ -208,7 +208,10 @@ fn until(text: &str, zone: &str, now: i64) -> Result<i64, Failure> {
     };
     let at = at.as_millisecond();
     if at <= now {
-        return Err(bad("that is not in the future"));
+        return Err(Failure::usage(
+            format!("--until `{}`: that is not in the future", show::line(text)),
+            format!("by the store's clock it is {} now", show::instant(now)),
+        ));
     }
     Ok(at)
 }

@@ -7,7 +7,7 @@ use super::{Context, Exit, Failure, show};
 use crate::{
     config::nearest,
     model::InstanceId,
-    store::{Fleet, Info},
+    store::{Fleet, Info, LIVE_WITHIN_MS},
     view::{Clock, RunningView},
 };
 
@@ -55,22 +55,34 @@ pub(super) async fn drain(ctx: &Context, args: &Drain, on: bool) -> Result<Exit,
         }),
     };
     ctx.out
-        .say(&answer, || render(&answer, others(&fleet, &id, clock)))?;
+        .say(&answer, || render(&answer, &others(&fleet, &id, clock)))?;
     Ok(Exit::Ok)
 }
 
-/// How many live instances, other than `id`, claim occurrences.
-fn others(fleet: &Fleet, id: &InstanceId, clock: Clock) -> usize {
-    fleet
-        .instances
-        .iter()
-        .filter(|(other, info)| {
-            *other != id && !clock.silent(info) && !info.draining && !fleet.drains.contains(other)
-        })
-        .count()
+/// The instances, other than one, that claim occurrences.
+#[derive(Debug, Default, PartialEq)]
+struct Others {
+    live: usize,
+    /// They may be gone: name, and time since their last heartbeat, ms.
+    overdue: Vec<(InstanceId, i64)>,
 }
 
-fn render(a: &Answer, others: usize) -> String {
+/// The instances other than `id`.
+fn others(fleet: &Fleet, id: &InstanceId, clock: Clock) -> Others {
+    let mut others = Others::default();
+    for (other, info) in &fleet.instances {
+        if other == id || clock.silent(info) || info.draining || fleet.drains.contains(other) {
+            continue;
+        }
+        match clock.age(info).saturating_abs() {
+            age if age > LIVE_WITHIN_MS => others.overdue.push((other.clone(), age)),
+            _ => others.live += 1,
+        }
+    }
+    others
+}
+
+fn render(a: &Answer, others: &Others) -> String {
     let instance = show::line(a.instance.as_str());
     if !a.draining {
         return format!("{instance} claims again\n");
@@ -81,11 +93,15 @@ fn render(a: &Answer, others: usize) -> String {
         let jobs: Vec<&str> = a.running.iter().map(|r| r.job.as_str()).collect();
         format!("finishes {}", show::line(&jobs.join(", ")))
     };
-    let rest = match others {
+    let mut rest = match others.live {
         0 => "no other instance is up to run jobs".to_owned(),
         1 => "1 other instance runs jobs".to_owned(),
         n => format!("{n} other instances run jobs"),
     };
+    for (other, age) in &others.overdue {
+        let (other, age) = (show::line(other.as_str()), show::took(*age));
+        rest += &format!("; {other} may be gone, it has not reported for {age}");
+    }
     format!("{instance} claims nothing more and {running}; {rest}\n")
 }
 
@@ -170,6 +186,7 @@ mod tests {
                         running: vec![(JobName::new("draw"), Occurrence(1))],
                         draining: false,
                         jobs: 1,
+                        outages: vec![],
                     };
                     (InstanceId::new(id), info)
                 })
@@ -220,6 +237,10 @@ mod tests {
     #[test]
     fn a_drain_says_what_is_still_running_and_who_goes_on() {
         let id = InstanceId::new("a-1");
+        let live = |live| Others {
+            live,
+            overdue: vec![],
+        };
         let mut a = Answer {
             instance: &id,
             draining: true,
@@ -229,16 +250,16 @@ mod tests {
             }],
         };
         assert_eq!(
-            render(&a, 1),
+            render(&a, &live(1)),
             "a-1 claims nothing more and finishes draw; 1 other instance runs jobs\n"
         );
         a.running.clear();
         assert_eq!(
-            render(&a, 0),
+            render(&a, &live(0)),
             "a-1 claims nothing more and runs nothing now; no other instance is up to run jobs\n"
         );
         a.draining = false;
-        assert_eq!(render(&a, 0), "a-1 claims again\n");
+        assert_eq!(render(&a, &live(0)), "a-1 claims again\n");
         // Whatever the store has for a name.
         let odd = InstanceId::new("a\nb\x1b[30m");
         let job = JobName::new("c\nd");
@@ -251,11 +272,17 @@ mod tests {
             }],
         };
         assert_eq!(
-            render(&a, 1),
+            render(&a, &live(1)),
             "a\\nb\\x1b[30m claims nothing more and finishes c\\nd; 1 other instance runs jobs\n"
         );
         let f = fleet(&[("a-1", "a", 0), ("a-2", "a", 0)]);
-        assert_eq!(others(&f, &id, at(&f, 0)), 1);
-        assert_eq!(others(&f, &id, at(&f, 100_000)), 0);
+        assert_eq!(others(&f, &id, at(&f, LIVE_WITHIN_MS)), live(1));
+        assert_eq!(others(&f, &id, at(&f, 100_000)), live(0));
+        let quiet = others(&f, &id, at(&f, LIVE_WITHIN_MS + 1));
+        let overdue = vec![(InstanceId::new("a-2"), LIVE_WITHIN_MS + 1)];
+        assert_eq!(quiet, Others { live: 0, overdue });
+        assert!(render(&a, &quiet).ends_with(
+            "; no other instance is up to run jobs; a-2 may be gone, it has not reported for 3.50 s\n"
+        ));
     }
 }

@@ -1,6 +1,6 @@
 //! `status`: the fleet at a glance.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::{
     Context, Exit, Failure,
@@ -80,6 +80,11 @@ pub(crate) fn render(s: &StatusView) -> String {
         );
         text.push_str(&format!("{}\n", show::paint(BAD, &warning)));
     }
+    if s.others_configuration() {
+        let file = "the instances run another configuration than the one that this command read: see CONFIG; SIGHUP \
+                    makes an instance read its file again";
+        text.push_str(&format!("{}\n", show::paint(WARN, file)));
+    }
     if !s.epoch.open {
         let wait = match s.epoch.wait_ms {
             Some(ms) if ms > 0 => {
@@ -107,7 +112,24 @@ pub(crate) fn render(s: &StatusView) -> String {
         text.push('\n');
         text.push_str(&jobs(s, now));
     }
+    let unknown = unknown_runs(s);
+    if !unknown.is_empty() {
+        let what = format!("running, but not in this configuration: {unknown}");
+        text.push_str(&format!("\n{}\n", show::paint(WARN, &what)));
+    }
     text
+}
+
+/// The runs of jobs that this configuration lacks: `draw on web-1, backup on web-2`.
+fn unknown_runs(s: &StatusView) -> String {
+    let known: HashSet<&JobName> = s.jobs.iter().map(|j| &j.job).collect();
+    let live = s.instances.iter().filter(|i| !i.silent);
+    let runs = live.flat_map(|i| i.running.iter().map(move |r| (r, i)));
+    let unknown = runs.filter(|(r, _)| !known.contains(&r.job));
+    let texts: Vec<String> = unknown
+        .map(|(r, i)| format!("{} on {}", r.job, show::line(i.instance.as_str())))
+        .collect();
+    texts.join(", ")
 }
 
 fn instances(s: &StatusView, now: i64) -> String {
@@ -317,6 +339,7 @@ mod tests {
             running: vec![(JobName::new("draw"), Occurrence(NOW))],
             draining: false,
             jobs: 4,
+            outages: vec![],
         }
     }
 
@@ -418,6 +441,8 @@ mod tests {
         assert_eq!(
             text,
             "2 live instances on redis://host:6379/0, namespace soloist, 4 jobs\n\
+             the instances run another configuration than the one that this command read: see CONFIG; SIGHUP makes an \
+             instance read its file again\n\
              the store started, or lost or changed its data, 5 s ago: jobs with the longest lease wait 12 s more\n\
              \n\
              INSTANCE  HOST  SEEN          CLOCK  CONFIG            JOBS  RUNNING  NOTE\n\
@@ -436,6 +461,30 @@ mod tests {
              retried  @hourly     -                                                    in 47 min 18 s  \
              attempt 2 (retry) in 3 s; waits: the store lost or changed its data\n"
         );
+    }
+
+    #[test]
+    fn runs_of_jobs_that_the_configuration_lacks_are_shown() {
+        let config = crate::config::parse("", Path::new("jobs.toml"), &|_| None).unwrap();
+        let fleet = Fleet {
+            id: "e".into(),
+            before: None,
+            born: 0,
+            quarantine: Duration::ZERO,
+            open: true,
+            instances: BTreeMap::from([
+                (InstanceId::new("web-1"), info(NOW, &config.digest, 0.0)),
+                (InstanceId::new("web-2"), info(NOW, "other", 0.0)),
+                (InstanceId::new("gone"), info(0, "other", 0.0)),
+            ]),
+            drains: vec![],
+        };
+        let view = view::status(&config, "", &fleet, &HashMap::new(), NOW, "i");
+        let text = anstream::adapter::strip_str(&render(&view)).to_string();
+        let said = "\nrunning, but not in this configuration: draw on web-1, draw on web-2\n";
+        assert!(text.ends_with(said), "{text}");
+        // One live instance has the caller's configuration.
+        assert!(!text.contains("another configuration"), "{text}");
     }
 
     #[test]

@@ -17,7 +17,7 @@ use crate::{
         schedule::{Schedule, next_of},
     },
     model::{InstanceId, JobName, Occurrence, Outcome},
-    store::{Decision, Fleet, HISTORY_KEPT},
+    store::{Decision, Fleet, HISTORY_KEPT, Info, Outage},
     view::{self, RunView, Time},
 };
 
@@ -52,6 +52,8 @@ pub(crate) struct WhyView {
     decisions: Vec<DecisionView>,
     /// Live instances without a decision, and why that may be.
     silent: Vec<SilentView>,
+    /// The instances that the store did not answer at that time.
+    unanswered: Vec<UnansweredView>,
     /// The occurrences before and after the instant, if the instant is not an occurrence.
     #[serde(skip_serializing_if = "Option::is_none")]
     before: Option<Time>,
@@ -71,6 +73,13 @@ struct DecisionView {
 struct SilentView {
     instance: InstanceId,
     reason: &'static str,
+}
+
+#[derive(Debug, PartialEq, Serialize)]
+struct UnansweredView {
+    instance: InstanceId,
+    from: Time,
+    until: Time,
 }
 
 /// All that is known.
@@ -150,6 +159,12 @@ pub(crate) fn previous(
     Some(Occurrence(no))
 }
 
+/// When the store did not answer this instance, if that was at the instant of the occurrence.
+fn outage(info: &Info, at: Occurrence) -> Option<Outage> {
+    let mut outages = info.outages.iter();
+    outages.find(|o| o.from <= at.0 && at.0 < o.until).copied()
+}
+
 impl Facts<'_> {
     /// The latest planned occurrence that is due; of a job without schedule, the latest decided one.
     pub(crate) fn latest(&self) -> Option<Occurrence> {
@@ -217,6 +232,7 @@ impl Facts<'_> {
             runs,
             decisions,
             silent,
+            unanswered: self.unanswered(at),
             before: neighbour(previous(schedules, at)),
             after: neighbour(next_of(schedules, at)),
         }
@@ -243,6 +259,7 @@ impl Facts<'_> {
             .instances
             .iter()
             .filter(|(id, _)| !decisions.iter().any(|d| d.instance == **id))
+            .filter(|(_, info)| outage(info, at).is_none())
             .map(|(id, info)| SilentView {
                 instance: id.clone(),
                 reason: if info.started_at > at.0 {
@@ -258,6 +275,19 @@ impl Facts<'_> {
                 },
             })
             .collect()
+    }
+
+    fn unanswered(&self, at: Occurrence) -> Vec<UnansweredView> {
+        let of = |id: &InstanceId, info: &Info| {
+            let outage = outage(info, at)?;
+            Some(UnansweredView {
+                instance: id.clone(),
+                from: Time(outage.from),
+                until: Time(outage.until),
+            })
+        };
+        let instances = self.fleet.instances.iter();
+        instances.filter_map(|(id, info)| of(id, info)).collect()
     }
 
     /// One sentence for a person in a hurry.
@@ -513,7 +543,7 @@ pub(crate) fn render(v: &WhyView, now: i64) -> String {
         text.push('\n');
         text.push_str(&history::render(&attempts, now, false));
     }
-    if !v.decisions.is_empty() || !v.silent.is_empty() {
+    if !v.decisions.is_empty() || !v.silent.is_empty() || !v.unanswered.is_empty() {
         let mut t = show::Table::new(&["INSTANCE", ">AT", "DECISION"]);
         let mut seen: BTreeMap<&InstanceId, ()> = BTreeMap::new();
         for d in &v.decisions {
@@ -527,6 +557,19 @@ pub(crate) fn render(v: &WhyView, now: i64) -> String {
                 Cell::new(if again { DIM } else { BOLD }, d.instance.as_str()),
                 since(d.at.0 - v.occurrence.0).into(),
                 Cell::new(style, told(&d.decision, &d.detail)),
+            ]);
+        }
+        for u in &v.unanswered {
+            t.row([
+                Cell::new(BOLD, u.instance.as_str()),
+                since(u.from.0 - v.occurrence.0).into(),
+                Cell::new(
+                    WARN,
+                    format!(
+                        "the store did not answer for {}",
+                        took(u.until.0 - u.from.0)
+                    ),
+                ),
             ]);
         }
         for s in &v.silent {
@@ -562,7 +605,11 @@ mod tests {
     use std::{collections::BTreeMap, path::Path, time::Duration};
 
     use super::{super::history::tests::run, *};
-    use crate::{config::Config, logic::claim::Pause, store::Info};
+    use crate::{
+        config::Config,
+        logic::claim::Pause,
+        store::{Info, Outage},
+    };
 
     const NOW: i64 = 1_795_187_561_318; // 2026-11-20T15:12:41.318Z
     const AT: i64 = 1_795_186_800_000; // 15:00:00
@@ -588,6 +635,7 @@ mod tests {
             running: vec![],
             draining: false,
             jobs: 1,
+            outages: vec![],
         }
     }
 
@@ -667,6 +715,34 @@ mod tests {
              web-2     +1 min  asked after it had been decided\n\
              web-3             had stopped reporting to the store\n"
         );
+    }
+
+    #[test]
+    fn an_outage_of_the_store_is_named() {
+        let (name, config) = (JobName::new("draw"), config());
+        let mut f = facts(&name, &config);
+        f.history = vec![run(AT, 1, Outcome::Succeeded)];
+        let instance = f
+            .fleet
+            .instances
+            .get_mut(&InstanceId::new("web-1"))
+            .unwrap();
+        let outage = |from: i64, until: i64| Outage { from, until };
+        instance.outages = vec![
+            outage(AT - HOUR, AT - HOUR + 1_000),
+            outage(AT - 400, AT + 11_600),
+            outage(AT + 20_000, AT + 30_000),
+        ];
+        let text =
+            anstream::adapter::strip_str(&render(&f.explain(Occurrence(AT)), NOW)).to_string();
+        let row = "web-1     -400 ms  the store did not answer for 12.0 s\n";
+        assert!(text.contains(row), "{text}");
+        assert_eq!(text.matches("did not answer").count(), 1, "{text}");
+        // That says why it has no decision.
+        assert_eq!(text.matches("\nweb-1 ").count(), 1, "{text}");
+        for at in [AT - 401, AT + 11_600] {
+            assert_eq!(f.explain(Occurrence(at)).unanswered, []);
+        }
     }
 
     #[test]

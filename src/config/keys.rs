@@ -206,7 +206,7 @@ keys! {
     /// `[jobs.NAME]` and `[defaults]`
     Job {
         command: Command = Plain(|| Shape::TextOrTexts, raw::command), Means("required"),
-            "a list runs without a shell; `/bin/sh -c` runs a string";
+            "a list runs without a shell; `/bin/sh -c` runs a string. A relative path counts from `working_dir`";
         env: Vec<(String, String)> = Plain(|| Shape::TextTable, raw::env), Means(""),
             "variables for the command. Names that start with `SOLOIST_` are reserved";
         env_file: String = PATH, Means(""),

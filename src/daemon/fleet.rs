@@ -1,7 +1,7 @@
 //! This instance as a member of the fleet: its heartbeat, the other live instances, requests to drain, and the store's
 //! epoch.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use tokio::{sync::watch, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
@@ -19,12 +19,10 @@ use crate::{
         contest::{EpochChange, EpochWatch},
     },
     model::InstanceId,
-    store::{self, Beat, Fleet, Info, Problem, Reply},
+    store::{self, Beat, Fleet, Info, LIVE_WITHIN_MS, OUTAGES_KEPT, Outage, Problem, Reply},
 };
 
 const HEARTBEAT: Duration = Duration::from_secs(1);
-/// An instance without a heartbeat for this long has no rank.
-const LIVE_WITHIN_MS: i64 = 3500;
 /// All live instances must have one configuration for this long before a job that it lacks counts as removed: after a
 /// restart of the whole fleet the first instance is alone for a while.
 const ALIKE_FOR: Duration = Duration::from_secs(15);
@@ -67,7 +65,11 @@ pub(super) struct FleetTask {
     /// When this instance last warned about another process with its name.
     duplicate_told: Throttle,
     unlisted_told: Throttle,
+    /// When the store last answered.
+    answered: Option<Boottime>,
     away_since: Option<Boottime>,
+    /// When the store did not answer: the newest times, oldest first.
+    outages: VecDeque<Outage>,
     warned: Throttle,
     drained: bool,
     /// Since when all live instances have this instance's configuration; None: they do not.
@@ -115,7 +117,9 @@ impl FleetTask {
             announced: false,
             duplicate_told: Throttle::default(),
             unlisted_told: Throttle::default(),
+            answered: None,
             away_since: None,
+            outages: VecDeque::new(),
             warned: Throttle::default(),
             drained: false,
             alike_since: None,
@@ -231,6 +235,7 @@ impl FleetTask {
             running: self.holder.running(),
             draining: contender.draining(),
             jobs: loaded.jobs,
+            outages: self.outages.iter().copied().collect(),
         };
         let beat = Beat {
             instance: contender.me.instance.clone(),
@@ -245,7 +250,9 @@ impl FleetTask {
                     info!(away = ?Boottime::now().since(since), store = self.contender.store.address(), "the store answers again");
                     // Hints were lost, and runs may have begun that this instance does not watch.
                     self.contender.resync();
+                    self.note_outage(self.answered.unwrap_or(since));
                 }
+                self.answered = Some(Boottime::now());
                 self.warned.over();
                 self.learn(reply);
                 true
@@ -267,6 +274,19 @@ impl FleetTask {
                 false
             }
         }
+    }
+
+    /// Keeps in mind that the store did not answer from `from` until now, so that the next heartbeat reports it.
+    fn note_outage(&mut self, from: Boottime) {
+        let Some(until) = self.contender.clock.now_ms() else {
+            return;
+        };
+        let lasted = Boottime::now().since(from).as_millis() as i64;
+        if self.outages.len() == OUTAGES_KEPT {
+            self.outages.pop_front();
+        }
+        let from = until.saturating_sub(lasted);
+        self.outages.push_back(Outage { from, until });
     }
 
     /// True: the store's settings are safe. Otherwise this instance claims nothing, and logs why.
@@ -551,6 +571,7 @@ mod tests {
             running: vec![],
             draining: false,
             jobs: 0,
+            outages: vec![],
         };
         let instances = [
             ("me", info(NOW, NOW + 1_000_000)),

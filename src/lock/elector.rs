@@ -437,6 +437,7 @@ impl Elector {
                 // The elector takes no part in the ranks of the daemons.
                 draining: true,
                 jobs: 0,
+                outages: vec![],
             },
             quarantine: known,
             open: None,

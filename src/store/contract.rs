@@ -109,7 +109,7 @@ impl<T> Reply<T> {
 }
 
 /// What an instance reports about itself with each heartbeat.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Info {
     /// Unix ms of the store's clock at the last heartbeat; the store fills it in.
     #[serde(default, deserialize_with = "ms")]
@@ -139,6 +139,26 @@ pub struct Info {
     pub draining: bool,
     /// The number of jobs in its configuration.
     pub jobs: u32,
+    /// When the store did not answer it: the newest [`OUTAGES_KEPT`] times, oldest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub outages: Vec<Outage>,
+}
+
+/// An instance without a heartbeat for this long has no rank; milliseconds.
+pub const LIVE_WITHIN_MS: i64 = 3500;
+
+/// How many outages of the store an instance reports.
+pub const OUTAGES_KEPT: usize = 4;
+
+/// A time during which the store did not answer an instance, in Unix ms of the clock that the instance believes.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Outage {
+    /// The last answer before.
+    #[serde(deserialize_with = "ms")]
+    pub from: i64,
+    /// The first answer after.
+    #[serde(deserialize_with = "ms")]
+    pub until: i64,
 }
 
 /// The fleet as the store knows it, and its epoch. An epoch lasts from one start of the server, or loss of its data, to

@@ -446,6 +446,7 @@ impl Fleet {
             running: running.iter().map(|(j, o)| (JobName::new(j), *o)).collect(),
             draining,
             jobs: 3,
+            outages: vec![],
         };
         let look = self.store.heartbeat(None).await.expect("a look");
         let beat = Beat {

@@ -20,8 +20,8 @@ use soloist::{
     },
     model::{InstanceId, JobName, Occurrence, Outcome, Run, RunId, RunRecord, Trigger},
     store::{
-        self, Beat, DECISIONS_KEPT, Decision, Error, HISTORY_KEPT, Info, OUTPUT_AT_ONCE, Output,
-        Store, Tail, memory::MemoryStore, sqlite::SqliteStore,
+        self, Beat, DECISIONS_KEPT, Decision, Error, HISTORY_KEPT, Info, OUTPUT_AT_ONCE, Outage,
+        Output, Store, Tail, memory::MemoryStore, sqlite::SqliteStore,
     },
 };
 use tokio::sync::broadcast;
@@ -1939,6 +1939,10 @@ fn info(jobs: u32) -> Info {
         running: vec![(j(), Occurrence(1_700_000_000_000))],
         draining: false,
         jobs,
+        outages: vec![Outage {
+            from: 1_700_000_000_000,
+            until: 1_700_000_012_345,
+        }],
     }
 }
 

@@ -575,6 +575,7 @@ async fn a_thousand_wake_ups_are_one_command() {
         running: vec![],
         draining: false,
         jobs: 1,
+        outages: vec![],
     };
     let beat = soloist::store::Beat {
         instance: InstanceId::new("a"),

@@ -215,6 +215,7 @@ async fn sweep(path: &Path, beats: &str) -> Fleet {
             running: vec![],
             draining: false,
             jobs: 0,
+            outages: vec![],
         },
         quarantine: Duration::ZERO,
         open: None,

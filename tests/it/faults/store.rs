@@ -10,7 +10,7 @@ use crate::support::{
     proxy::Fault,
     server::{RedisServer, Snapshot},
     trace::{ONCE, RERUN, Run},
-    wait_until,
+    wait_for, wait_until,
 };
 
 const QUICK: [&str; 4] = ["q1", "q2", "q3", "q4"];
@@ -217,6 +217,30 @@ fn a_redis_that_hangs_for_less_than_the_lease_costs_no_run() {
         .filter(|r| r["outcome"] == "lease_lost" || r["outcome"] == "unknown")
         .collect();
     assert!(lost.is_empty(), "{lost:#?}");
+}
+
+#[test]
+fn an_outage_of_the_store_is_named_for_what_was_planned_in_it() {
+    let mut fleet = fleet(1).witness("quick", "for=5", "").start();
+    fleet.wait_runs(2);
+    let asked = |fleet: &Fleet, at: i64| {
+        fleet.json(&["why", "quick", &at.to_string(), "--json"])["unanswered"].clone()
+    };
+    let before = soloist::clock::wall_us() / 1000;
+    assert_eq!(asked(&fleet, before), serde_json::json!([]));
+    let begun = boottime_ns();
+    fleet.server().stop();
+    wait_until("the outage has lasted 3 s", GENEROUS, || {
+        boottime_ns() - begun > 3_000_000_000
+    });
+    let within = soloist::clock::wall_us() / 1000 - 1_000;
+    fleet.server().cont();
+    let named = wait_for("the outage is reported", GENEROUS, || {
+        Some(asked(&fleet, within)).filter(|a| *a != serde_json::json!([]))
+    });
+    assert_eq!(named.as_array().map(Vec::len), Some(1), "{named}");
+    assert_eq!(asked(&fleet, before - 1_000), serde_json::json!([]));
+    fleet.stop();
 }
 
 #[test]
