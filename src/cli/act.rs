@@ -210,7 +210,7 @@ fn until(text: &str, zone: &str, now: i64) -> Result<i64, Failure> {
     if at <= now {
         return Err(Failure::usage(
             format!("--until `{}`: that is not in the future", show::line(text)),
-            format!("by the store's clock it is {} now", show::instant(now)),
+            format!("for the fleet it is {} now", show::instant(now)),
         ));
     }
     Ok(at)

@@ -109,7 +109,7 @@ impl<T> Reply<T> {
 }
 
 /// What an instance reports about itself with each heartbeat.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Info {
     /// Unix ms of the store's clock at the last heartbeat; the store fills it in.
     #[serde(default, deserialize_with = "ms")]
@@ -139,7 +139,7 @@ pub struct Info {
     pub draining: bool,
     /// The number of jobs in its configuration.
     pub jobs: u32,
-    /// When the store did not answer it: the newest [`OUTAGES_KEPT`] times, oldest first.
+    /// When the store did not answer this process: the newest [`OUTAGES_KEPT`] times, oldest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub outages: Vec<Outage>,
 }
