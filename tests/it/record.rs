@@ -7,21 +7,35 @@ use serde_json::Value;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::support::{
+    GENEROUS,
     fleet::{Fleet, each_second, fleet},
     trace::ONCE,
+    wait_until,
 };
 
 /// A fleet that has run for some seconds and has stopped, with its records.
 fn recorded() -> (Fleet, Vec<PathBuf>) {
-    let mut fleet = fleet(2).witness("work", "for=5", "").start();
+    let mut fleet = fleet(2).witness("work", "for=300", "").start();
+    let files = fleet.instances.iter();
+    let files: Vec<PathBuf> = files.map(|i| i.config.with_extension("record")).collect();
     fleet.wait_runs(4);
     fleet.said(&["trigger", "work"]);
     fleet.wait_runs(6);
+    let told = || files.iter().any(was_told_of_another);
+    wait_until("an instance is told of a run of the other", GENEROUS, told);
     fleet.stop();
     fleet.judge(ONCE, &[], None);
-    let files = fleet.instances.iter();
-    let files = files.map(|i| i.config.with_extension("record")).collect();
     (fleet, files)
+}
+
+/// Whether an instance was told that another runs what it asked for.
+fn was_told_of_another(file: &PathBuf) -> bool {
+    let text = std::fs::read_to_string(file).unwrap_or_default();
+    let mut lines = text.lines().filter_map(|line| line.splitn(4, ' ').nth(3));
+    lines.any(|json| {
+        let line: Option<Value> = serde_json::from_str(json).ok();
+        line.is_some_and(|line| line.pointer("/answers/answer/claim/running").is_some())
+    })
 }
 
 /// The exit code of `check-record`, and what it says.
@@ -101,8 +115,15 @@ fn a_record_that_was_changed_is_refused() {
     }
 }
 
-/// Writes a record anew, with the digests that its lines need then. `None` leaves a line out.
-fn forge(file: &PathBuf, change: impl Fn(&mut Value) -> Option<()>) {
+/// Writes records anew, with the digests that their lines need then. `None` leaves a line as it is.
+fn forge(files: &[PathBuf], change: impl Fn(&mut Value) -> Option<()>) {
+    let changed: usize = files.iter().map(|file| forge_one(file, &change)).sum();
+    assert_ne!(changed, 0, "no line that this test could change");
+}
+
+/// The number of lines that were changed in this file.
+fn forge_one(file: &PathBuf, change: &impl Fn(&mut Value) -> Option<()>) -> usize {
+    let mut changed = 0;
     let text = std::fs::read_to_string(file).expect("a record");
     let mut out = String::new();
     let mut chains: std::collections::HashMap<String, u64> = std::collections::HashMap::new();
@@ -111,7 +132,10 @@ fn forge(file: &PathBuf, change: impl Fn(&mut Value) -> Option<()>) {
         let (by, n) = (parts[1], parts[2]);
         let mut value: Value = serde_json::from_str(parts[3]).expect("JSON");
         let json = match change(&mut value) {
-            Some(()) => value.to_string(),
+            Some(()) => {
+                changed += 1;
+                value.to_string()
+            }
             None => parts[3].to_owned(),
         };
         let before = chains.entry(by.to_owned()).or_default();
@@ -119,6 +143,7 @@ fn forge(file: &PathBuf, change: impl Fn(&mut Value) -> Option<()>) {
         out += &format!("{:016x} {by} {n} {json}\n", *before);
     }
     std::fs::write(file, out).expect("write the record");
+    changed
 }
 
 /// Whoever makes up digests cannot make up what the rules say.
@@ -135,20 +160,19 @@ fn answers_that_no_rule_gives_and_broken_promises_are_found() {
         }
     };
     // Both instances are told that they may run.
-    for file in &files {
-        forge(file, |line| {
-            let answer = line.pointer_mut("/answers/answer/claim")?;
-            let at = answer.pointer("/running/occurrence")?.clone();
-            *answer = serde_json::json!({"granted": {"occurrence": at, "attempt": 1, "trigger": "schedule"}});
-            Some(())
-        });
-    }
+    forge(&files, |line| {
+        let answer = line.pointer_mut("/answers/answer/claim")?;
+        let at = answer.pointer("/running/occurrence")?.clone();
+        *answer =
+            serde_json::json!({"granted": {"occurrence": at, "attempt": 1, "trigger": "schedule"}});
+        Some(())
+    });
     let (code, text) = check(&fleet, &files);
     assert_eq!(code, Some(1), "{text}");
     assert!(text.contains("by the rules the answer is"), "{text}");
     restore();
     // A settlement that left another state behind than the rules do.
-    forge(&files[0], |line| {
+    forge(&files, |line| {
         line.pointer("/answers/answer/settle")?;
         *line.pointer_mut("/answers/around/after/skip")? = 7.into();
         Some(())
@@ -161,7 +185,7 @@ fn answers_that_no_rule_gives_and_broken_promises_are_found() {
     );
     restore();
     // A settlement by the rules, in a state that nothing led to.
-    forge(&files[0], |line| {
+    forge(&files, |line| {
         line.pointer("/answers/answer/settle")?;
         for at in ["before", "after"] {
             *line.pointer_mut(&format!("/answers/around/{at}/skip"))? = 7.into();
@@ -173,29 +197,27 @@ fn answers_that_no_rule_gives_and_broken_promises_are_found() {
     assert!(text.contains("follows from no other answer"), "{text}");
     restore();
     // All answers came before their questions left.
-    for file in &files {
-        forge(file, |line| {
-            *line.pointer_mut("/answers/received")? = 1.into();
-            Some(())
-        });
-    }
+    forge(&files, |line| {
+        *line.pointer_mut("/answers/received")? = 1.into();
+        Some(())
+    });
     assert!(check(&fleet, &files).0.is_some());
     restore();
     // Every command has begun an hour earlier.
-    for file in &files {
-        forge(file, |line| {
-            let started = line.pointer_mut("/ran/started")?;
-            *started = started.as_u64()?.saturating_sub(3_600_000_000_000).into();
-            Some(())
-        });
-    }
+    forge(&files, |line| {
+        let started = line.pointer_mut("/ran/started")?;
+        *started = started.as_u64()?.saturating_sub(3_600_000_000_000).into();
+        Some(())
+    });
     let (code, text) = check(&fleet, &files);
     assert_eq!(code, Some(1), "{text}");
     assert!(text.contains("promise 2 broken"), "{text}");
     assert!(text.contains("promise 3 broken"), "{text}");
     restore();
-    // The other instance's record alone does not explain what the first one was told.
-    let (code, text) = check(&fleet, &files[..1]);
+    // The record of one instance alone does not explain what it was told of the other.
+    let told = files.iter().find(|file| was_told_of_another(file));
+    let told = told.expect("an instance that was told of the other");
+    let (code, text) = check(&fleet, std::slice::from_ref(told));
     assert_eq!(code, Some(1), "{text}");
     restore();
     let (code, text) = check(&fleet, &files);
