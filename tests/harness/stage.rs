@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs::File,
-    io::{Read as _, Seek as _, SeekFrom, Write as _},
+    io::Write as _,
     os::unix::{fs::FileExt as _, process::CommandExt as _},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
@@ -28,7 +28,7 @@ use crate::support::{
     fleet::{Fleet, fleet},
     process::{self, boottime_ns},
     server::RedisServer,
-    trace::{self, Run, Runs},
+    trace::{Run, Trace},
     witness,
 };
 
@@ -110,9 +110,7 @@ pub struct Stage {
     operations: Vec<Operation>,
     pub struck: Vec<Struck>,
     pub faults: BTreeMap<&'static str, usize>,
-    runs: Runs,
-    trace_at: u64,
-    half_line: Vec<u8>,
+    trace: Trace,
     records: BTreeMap<RecordName, Seen>,
     decided: BTreeMap<String, i64>,
     keys: BTreeSet<String>,
@@ -172,9 +170,7 @@ impl Stage {
             operations: vec![],
             struck: vec![],
             faults: BTreeMap::new(),
-            runs: Runs::default(),
-            trace_at: 0,
-            half_line: vec![],
+            trace: Trace::default(),
             records: BTreeMap::new(),
             decided: BTreeMap::new(),
             keys: BTreeSet::new(),
@@ -323,7 +319,11 @@ impl Stage {
             .filter(|i| i.runs())
             .map(|i| i.pid())
             .collect();
-        let runs = self.runs.since(boottime_ns() - 2 * SECOND).into_iter();
+        let runs = self
+            .trace
+            .so_far
+            .since(boottime_ns() - 2 * SECOND)
+            .into_iter();
         runs.filter(|r| !r.ended && process::alive(r.root))
             .filter_map(|r| {
                 let i = self.fleet.index(&r.instance);
@@ -383,22 +383,7 @@ impl Stage {
 
     /// Reads what the witnesses wrote since.
     pub fn read_trace(&mut self) {
-        let Ok(mut file) = File::open(self.fleet.trace_file()) else {
-            return;
-        };
-        let mut new = vec![];
-        file.seek(SeekFrom::Start(self.trace_at))
-            .expect("the trace");
-        file.read_to_end(&mut new).expect("the trace");
-        self.trace_at += new.len() as u64;
-        self.half_line.extend(new);
-        let whole = self.half_line.iter().rposition(|&b| b == b'\n');
-        let Some(whole) = whole else { return };
-        let left = self.half_line.split_off(whole + 1);
-        let text = std::mem::replace(&mut self.half_line, left);
-        for line in String::from_utf8_lossy(&text).lines() {
-            self.runs.add(&trace::parse(line));
-        }
+        self.trace.read_on(&self.fleet.trace_file());
     }
 
     /// Reads the trace, then the store's records: whatever the lines tell of, the records of its decision are there.
@@ -407,7 +392,7 @@ impl Stage {
         self.read_trace();
         let planned = jobs::all();
         let mut newest: BTreeMap<String, i64> = BTreeMap::new();
-        for run in self.runs.iter() {
+        for run in self.trace.so_far.iter() {
             let n = newest.entry(run.job.clone()).or_default();
             *n = run.occurrence.max(*n);
         }
@@ -460,7 +445,7 @@ impl Stage {
         }
         Evidence {
             jobs: jobs::all().into_iter().map(|j| j.judged).collect(),
-            runs: self.runs.since(since),
+            runs: self.trace.so_far.since(since),
             records: self
                 .records
                 .values()
@@ -514,7 +499,7 @@ impl Stage {
     }
 
     pub fn runs(&self) -> usize {
-        self.runs.len()
+        self.trace.so_far.len()
     }
 
     /// Sends SIGTERM to all, and waits for their end.

@@ -6,6 +6,7 @@ use std::{
     os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
+    sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -238,6 +239,7 @@ impl Plan {
             proxies,
             server,
             dir,
+            trace: Mutex::default(),
             _slots: slots,
         };
         for (name, text) in &fleet.plan.files {
@@ -285,6 +287,8 @@ pub struct Fleet {
     pub proxies: Vec<Proxy>,
     server: Option<RedisServer>,
     dir: tempfile::TempDir,
+    /// As far as it was read.
+    trace: Mutex<Trace>,
     _slots: Slots,
 }
 
@@ -413,7 +417,9 @@ impl Fleet {
         self.dir.path().join("trace")
     }
     pub fn trace(&self) -> Trace {
-        Trace::read(&self.trace_file())
+        let mut trace = self.trace.lock().unwrap_or_else(PoisonError::into_inner);
+        trace.read_on(&self.trace_file());
+        trace.clone()
     }
 
     /// Another table for a job, or none; takes effect with `write_config` and a SIGHUP.
@@ -520,6 +526,8 @@ impl Fleet {
             &format!("a record of {job} with outcome {outcome}"),
             GENEROUS,
             || {
+                // Each look starts a process: that many leave the fleet no core.
+                std::thread::sleep(Duration::from_millis(40));
                 self.history(job)
                     .into_iter()
                     .find(|r| r["outcome"] == outcome)

@@ -3,6 +3,8 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     fmt,
+    fs::File,
+    io::{Read as _, Seek as _, SeekFrom},
     path::Path,
 };
 
@@ -51,9 +53,12 @@ pub struct Run {
     pub ended_ns: Option<i64>,
 }
 
+/// What the witnesses wrote up to some moment.
 #[derive(Debug, Clone, Default)]
 pub struct Trace {
-    pub lines: Vec<Line>,
+    pub so_far: Runs,
+    /// How many bytes of the file were read.
+    read: u64,
 }
 
 /// A promise that was broken.
@@ -179,23 +184,27 @@ impl Runs {
 }
 
 impl Trace {
+    /// Reads what was appended to the file since: tests look many times a second. A file that does not exist is empty.
+    ///
     /// # Panics
-    /// On a line that no witness writes. A file that does not exist is an empty trace.
+    /// On a line that no witness writes.
     #[track_caller]
-    pub fn read(file: &Path) -> Self {
-        let text = std::fs::read_to_string(file).unwrap_or_default();
+    pub fn read_on(&mut self, file: &Path) {
+        let Ok(mut file) = File::open(file) else {
+            return;
+        };
+        let mut new = String::new();
+        file.seek(SeekFrom::Start(self.read)).expect("the trace");
+        file.read_to_string(&mut new).expect("the trace");
         // A witness may be in the middle of a write.
-        let whole = text.rfind('\n').map_or("", |end| &text[..end]);
-        Self {
-            lines: whole.lines().map(parse).collect(),
-        }
+        let whole = new.rfind('\n').map_or("", |end| &new[..=end]);
+        self.read += whole.len() as u64;
+        whole.lines().for_each(|line| self.so_far.add(&parse(line)));
     }
 
     /// In the order of their starts.
     pub fn runs(&self) -> Vec<Run> {
-        let mut runs = Runs::default();
-        self.lines.iter().for_each(|line| runs.add(line));
-        runs.sorted()
+        self.so_far.sorted()
     }
 
     pub fn runs_of(&self, job: &str) -> Vec<Run> {
@@ -334,7 +343,7 @@ impl Trace {
 /// # Panics
 /// On a line that no witness writes.
 #[track_caller]
-pub fn parse(line: &str) -> Line {
+fn parse(line: &str) -> Line {
     let words: Vec<&str> = line.trim_end().split(' ').collect();
     let [
         job,
@@ -412,9 +421,9 @@ mod tests {
     }
 
     fn trace(runs: &[Vec<Line>]) -> Trace {
-        Trace {
-            lines: runs.concat(),
-        }
+        let mut trace = Trace::default();
+        runs.concat().iter().for_each(|line| trace.so_far.add(line));
+        trace
     }
 
     #[test]

@@ -121,7 +121,8 @@ mod tests {
             .status()
             .expect("the witness runs");
         assert_eq!(status.code(), Some(3));
-        let trace = Trace::read(&file);
+        let mut trace = Trace::default();
+        trace.read_on(&file);
         let runs = trace.runs();
         assert_eq!(runs.len(), 1);
         let run = &runs[0];
