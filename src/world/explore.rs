@@ -257,10 +257,10 @@ fn the_promises_hold_whatever_happens() {
     }
 }
 
-/// Two instances, three seconds, one fault: up to SOLOIST_STATES states (default 15,000) of each policy.
+/// Two instances, three seconds, one fault: up to SOLOIST_STATES states (default 8,000) of each policy.
 #[test]
 fn what_one_fault_can_do_is_visited() {
-    let most = number("SOLOIST_STATES", 15_000);
+    let most = number("SOLOIST_STATES", 8_000);
     for lines in [POLICIES[0], POLICIES[3]] {
         let plan = Plan::new("visit", &[lines], 2).with(1, Fault::ALL);
         let plan = plan.lasting(Duration::from_secs(3));

@@ -340,7 +340,7 @@ fn overrides_do_what_their_words_say_in_all_zones() {
             continue;
         }
         let clock = wall_clock(&zone, from, to, MINUTE);
-        for _ in 0..4 {
+        for _ in 0..2 {
             let text = random_pattern(&mut random);
             let pattern = Pattern::new(&text);
             for gap in [Gap::Shift, Gap::Skip] {
@@ -361,7 +361,7 @@ fn overrides_do_what_their_words_say_in_all_zones() {
             }
         }
     }
-    assert!(cases > 5000, "only {cases} cases");
+    assert!(cases > 2500, "only {cases} cases");
 }
 
 #[test]
@@ -417,7 +417,7 @@ fn civil_times_equal_those_of_croner() {
 
     let mut random = fastrand::Rng::with_seed(4);
     let utc = TimeZone::UTC;
-    for case in 0..1500 {
+    for case in 0..800 {
         let day = match random.u32(0..6) {
             0 => "L".to_owned(),
             1 => "LW".to_owned(),

@@ -74,7 +74,7 @@ pub fn test_seconds() -> u64 {
 }
 
 /// Fleets measure milliseconds, so that not all of them may run at one time, however many test threads there are.
-static SLOTS: Mutex<usize> = Mutex::new(9);
+static SLOTS: Mutex<usize> = Mutex::new(12);
 static SLOT_FREE: Condvar = Condvar::new();
 
 /// A permit to run that many instances at one time; released on drop.
