@@ -541,3 +541,25 @@ impl Connection {
         self.broken
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::Client;
+
+    /// WAIT takes 0 as no time limit: the shortest timeouts must not become one.
+    #[test]
+    fn waiting_for_replicas_has_a_time_limit_however_short_a_timeout_is() {
+        for (timeout, limit) in [(0, "1"), (1, "1"), (2, "1"), (3, "1"), (500, "250")] {
+            let client = redis::Client::open("redis://127.0.0.1/").expect("a URL");
+            let client = Client::over(client, Duration::from_millis(timeout));
+            let packed = client.wait_for_replicas(2).get_packed_command();
+            let packed = String::from_utf8(packed).expect("text");
+            assert!(
+                packed.ends_with(&format!("\r\n{limit}\r\n")),
+                "{timeout} ms: {packed:?}"
+            );
+        }
+    }
+}

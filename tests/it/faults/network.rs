@@ -1,7 +1,7 @@
 //! Requests and replies that are lost, late, cut or reset, between instances and Redis.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     time::{Duration, Instant},
 };
 
@@ -170,9 +170,13 @@ fn a_reply_that_is_lost_after_settling_is_settled_once() {
     fleet.wait_more_runs(4);
     fleet.stop();
     fleet.judge(ONCE, &["long", "q1", "q2"], None);
+    // A busy host may let a lease run out before its command starts: such a command has no end.
+    let runs = fleet.trace().runs().into_iter();
+    let ended: BTreeSet<String> = runs.filter(|r| r.ended).map(|r| r.run).collect();
     for job in ["q1", "q2"] {
         for record in fleet.history(job) {
-            assert_eq!(record["outcome"], "succeeded", "{record}");
+            let ended = ended.contains(record["run_id"].as_str().unwrap_or_default());
+            assert_eq!(record["outcome"] == "succeeded", ended, "{record}");
         }
     }
 }

@@ -494,10 +494,15 @@ impl Fleet {
         );
     }
 
-    /// JSON of a reading command that must succeed.
+    /// JSON of a reading command that must succeed. A busy host may let it wait too long for the store: then it is tried
+    /// again.
     #[track_caller]
     pub fn json(&self, words: &[&str]) -> Value {
-        let output = self.cli(words);
+        const STORE_UNREACHABLE: i32 = 69;
+        let output = wait_for(&format!("an answer to soloist {words:?}"), GENEROUS, || {
+            let output = self.cli(words);
+            (output.status.code() != Some(STORE_UNREACHABLE)).then_some(output)
+        });
         assert!(
             output.status.success(),
             "soloist {words:?} ended with {}: {}",
