@@ -273,35 +273,37 @@ fn what_one_fault_can_do_is_visited() {
     }
 }
 
-/// Where the walks find that a rule is out: the weather and the policy, with seeds below SOLOIST_SEEDS or 800.
-const FOUND: [(Rule, usize, usize); 21] = [
-    (Rule::DecidedStaysDecided, 1, 0),
-    (Rule::KeysAreRemembered, 0, 0),
-    (Rule::PauseHolds, 0, 4),
-    (Rule::OverlapIsLookedAt, 0, 0),
-    (Rule::LapseNeedsProof, 0, 0),
-    (Rule::TakeoverNeedsProof, 0, 2),
-    (Rule::OtherDataGrantsNothing, 3, 4),
-    (Rule::RepeatedGrantIsSeen, 1, 2),
-    (Rule::FailMeansOnce, 0, 2),
-    (Rule::LostIsLost, 0, 4),
-    (Rule::StoppedIsNotRetried, 5, 2),
-    (Rule::LostTriggersDoNotRun, 3, 4),
-    (Rule::LostMayHaveRun, 2, 5),
-    (Rule::PauseIsToldAgain, 0, 1),
-    (Rule::QuarantineIsWaitedOut, 5, 0),
-    (Rule::VouchedAfterQuarantine, 2, 4),
-    (Rule::JumpsAreDoubted, 0, 1),
-    (Rule::LeaseLapsesAtItsEnd, 0, 0),
-    (Rule::ChangeBeginsAnew, 0, 2),
-    (Rule::DeadlineEnds, 1, 0),
-    (Rule::DaemonsDeathEnds, 1, 5),
+/// Where the walks find that a rule is out: the weather, the policy, and the first seed that does.
+const FOUND: [(Rule, usize, usize, u64); 21] = [
+    (Rule::DecidedStaysDecided, 1, 0, 0),
+    (Rule::KeysAreRemembered, 0, 0, 0),
+    (Rule::PauseHolds, 0, 4, 0),
+    (Rule::OverlapIsLookedAt, 0, 0, 0),
+    (Rule::LapseNeedsProof, 0, 0, 0),
+    (Rule::TakeoverNeedsProof, 0, 2, 0),
+    (Rule::OtherDataGrantsNothing, 3, 4, 6),
+    (Rule::RepeatedGrantIsSeen, 1, 2, 115),
+    (Rule::FailMeansOnce, 0, 2, 14),
+    (Rule::LostIsLost, 0, 4, 6),
+    (Rule::StoppedIsNotRetried, 5, 2, 192),
+    (Rule::LostTriggersDoNotRun, 3, 4, 58),
+    (Rule::LostMayHaveRun, 2, 5, 100),
+    (Rule::PauseIsToldAgain, 0, 1, 2),
+    (Rule::QuarantineIsWaitedOut, 5, 0, 1),
+    (Rule::VouchedAfterQuarantine, 2, 4, 417),
+    (Rule::JumpsAreDoubted, 0, 1, 2),
+    (Rule::LeaseLapsesAtItsEnd, 0, 0, 0),
+    (Rule::ChangeBeginsAnew, 0, 2, 0),
+    (Rule::DeadlineEnds, 1, 0, 5),
+    (Rule::DaemonsDeathEnds, 1, 5, 0),
 ];
 
 #[test]
 fn a_rule_that_is_taken_out_is_missed() {
-    for (rule, weather, policy) in FOUND {
-        let broken = (0..number("SOLOIST_SEEDS", 800) as u64).find_map(|seed| {
+    for (rule, weather, policy, first) in FOUND {
+        // After a change of the program it may be another seed.
+        let seeds = first..first + number("SOLOIST_SEEDS", 800) as u64;
+        let broken = seeds.into_iter().find_map(|seed| {
             let (world, ..) = walked(weather, policy, seed, Some(rule));
             world.broken.map(|how| (seed, how))
         });

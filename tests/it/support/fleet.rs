@@ -494,8 +494,8 @@ impl Fleet {
         );
     }
 
-    /// JSON of a reading command that must succeed. A busy host may let it wait too long for the store: then it is tried
-    /// again.
+    /// JSON of a reading command that must succeed. A busy host may let it wait too long for the store: then it is
+    /// tried again.
     #[track_caller]
     pub fn json(&self, words: &[&str]) -> Value {
         const STORE_UNREACHABLE: i32 = 69;
