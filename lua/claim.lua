@@ -222,7 +222,7 @@ local function claim(c)
     end
     if now_us < at * 1000 then return { 'early', int(at * 1000 - now_us) } end
     -- The claim shows that an instance has the job and that it is enabled.
-    if st[8] then redis.call('HDEL', c.state, 'off') end
+    if st[8] and c.start_by ~= -1 then redis.call('HDEL', c.state, 'off') end
   end
 
   -- start_by 0: the occurrence is not to be caught up; -1: its job was removed.

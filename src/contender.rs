@@ -17,7 +17,7 @@ mod tests;
 mod watch;
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -40,7 +40,7 @@ use crate::{
     logic::{
         belief::{self, Sampled},
         claim::{Event, Open, Target, TargetId},
-        contest::{Account, Changes, Halt, JobState, Me},
+        contest::{Absence, Account, Changes, Halt, JobState, Me},
     },
     model::{InstanceId, JobName, Occurrence, Run, RunId},
     store::{Decision, Reply, Store},
@@ -91,6 +91,9 @@ pub struct Contender {
     jobs: Mutex<HashMap<JobName, Box<Entry>>>,
     /// Unanswered claims and active runs of removed jobs. Lock it after `jobs`.
     removed: Mutex<HashMap<JobName, Account>>,
+    /// Jobs that this instance had enabled and has not any more, as long as the store has to be told something about
+    /// that. Lock it after `jobs`.
+    gone: Mutex<BTreeMap<JobName, Gone>>,
     flights: UnaryGroup<(JobName, TargetId, bool), Ended>,
     watches: Watches,
     prepared: PreparedRuns,
@@ -118,6 +121,20 @@ struct Entry {
     /// A driver works on its queue.
     driven: bool,
     changed: Changed,
+}
+
+#[derive(Default)]
+struct Gone {
+    absence: Absence,
+    /// A task has what was undecided recorded as missed.
+    recording: bool,
+}
+
+impl Gone {
+    /// The store has to be told nothing more.
+    fn is_over(&self) -> bool {
+        self.absence.told && !self.recording
+    }
 }
 
 /// Wakes the tasks that wait for a change. Takes no memory until a task has waited.
@@ -165,6 +182,7 @@ impl Contender {
             start,
             jobs: Mutex::default(),
             removed: Mutex::default(),
+            gone: Mutex::default(),
             flights: UnaryGroup::new(),
             watches: Watches::default(),
             prepared: PreparedRuns::default(),
@@ -233,16 +251,29 @@ impl Contender {
         self.raise_quarantine(job.lease.quarantine);
         let now = self.clock.now_ms().map(Occurrence);
         let mut jobs = self.lock();
+        let back = (job.enabled.then(|| self.gone.lock().remove(&job.name))).flatten();
         if let Some(e) = jobs.get_mut(&job.name) {
-            let plan_after = self.touch(e, |e| e.state.redefine(job.clone(), now));
+            if e.state.definition.enabled && !job.enabled {
+                self.gone.lock().insert(job.name.clone(), Gone::default());
+            }
+            let plan_after = self.touch(e, |e| {
+                if let Some(gone) = back {
+                    e.state.comes_back(gone.absence);
+                }
+                e.state.redefine(job.clone(), now)
+            });
             if let Some(after) = plan_after {
                 let _ = self.plans.send(PlanUpdate::PlanAfter(job, after));
             }
             return;
         }
         let account = self.removed().remove(&job.name).unwrap_or_default();
+        let mut state = JobState::new(job.clone(), account);
+        if let Some(gone) = back {
+            state.comes_back(gone.absence);
+        }
         let entry = Entry {
-            state: JobState::new(job.clone(), account),
+            state,
             driven: false,
             changed: Changed::default(),
         };
@@ -253,10 +284,18 @@ impl Contender {
     /// Removes a job. An active run continues. This instance does not start occurrences that were planned up to now and
     /// still wait for their jitter or their turn; once no instance may start them, it records them as missed.
     pub fn remove_job(self: &Arc<Self>, job: &JobName) {
+        let now = self.clock.now_ms().map(Occurrence);
         let mut jobs = self.lock();
         let mut entry = jobs.remove(job);
         if let Some(e) = &mut entry {
             e.changed.tell();
+            if e.state.definition.enabled {
+                let gone = Gone {
+                    recording: now.is_some(),
+                    absence: Absence::default(),
+                };
+                self.gone.lock().insert(job.clone(), gone);
+            }
             // The job may return while a grant for it is still on its way here.
             if !e.state.account.is_closed() {
                 let account = std::mem::take(&mut e.state.account);
@@ -266,7 +305,6 @@ impl Contender {
         drop(jobs);
         self.watches.forget(job);
         let _ = self.plans.send(PlanUpdate::Remove(job.clone()));
-        let now = self.clock.now_ms().map(Occurrence);
         if let (Some(e), Some(now)) = (entry, now) {
             self.tasks.spawn(self.clone().give_up(e.state, now));
         }
@@ -283,6 +321,34 @@ impl Contender {
         all.filter(|job| job.enabled)
             .map(|job| job.name.clone())
             .collect()
+    }
+
+    /// The jobs that this instance does not have enabled any more, and of which the store has not been told so. A claim
+    /// that is still on its way would contradict that: those jobs come later.
+    pub fn gone(&self) -> Vec<JobName> {
+        let gone = self.gone.lock();
+        let untold = gone.iter().filter(|(_, gone)| !gone.absence.told);
+        let all: Vec<JobName> = untold.map(|(job, _)| job.clone()).collect();
+        drop(gone);
+        let asks = |job: &JobName| self.account(job, |a| a.has_unanswered_claims());
+        all.into_iter()
+            .filter(|job| asks(job) != Some(true))
+            .collect()
+    }
+
+    /// The store has been told that this instance does not have the job enabled.
+    pub fn told_gone(&self, job: &JobName) {
+        self.gone_now(job, |gone| gone.absence.told = true);
+    }
+
+    fn gone_now(&self, job: &JobName, f: impl FnOnce(&mut Gone)) {
+        let mut all = self.gone.lock();
+        if let Some(gone) = all.get_mut(job) {
+            f(gone);
+            if gone.is_over() {
+                all.remove(job);
+            }
+        }
     }
 
     /// Registers all jobs again: hints may have been lost, or the store may have lost its data.

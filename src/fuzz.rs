@@ -24,7 +24,7 @@ use crate::{
     logic::{
         claim::{
             self, Claim, Control, DelayedAttempt, Effects, Event, Observed, OnCrash, Open, Overlap,
-            Register, Remembered, Renew, Settle, State, Target,
+            Presence, Register, Remembered, Renew, Settle, State, Target,
         },
         life::{Life, Step},
         schedule::{Dst, Fold, Gap, Schedule},
@@ -656,7 +656,8 @@ fn steps(fields: &Fields, was: &State, now: i64) {
                 lost: vec![],
                 counted_from: i64::MAX,
                 lost_before: 0,
-                enabled: true,
+                presence: Presence::New,
+                owed: vec![],
                 remembered,
                 instance: InstanceId::new("i1"),
                 host: "h1".to_owned(),

@@ -8,7 +8,7 @@ use super::{Ask, Contender, Due, Ended};
 use crate::{
     logic::{
         backoff,
-        claim::{Answer, Claim, Target},
+        claim::{Answer, Claim, Missed, Target},
         contest::{JobState, Next, unfold},
         timetable::{self, Backlog},
     },
@@ -129,10 +129,16 @@ impl Contender {
             let _turn = self.unfolding.acquire().await;
             job.owed(&self.me, now, RunId::random())
         };
+        let name = job.definition.name.clone();
         drop(job);
         let Some((mut claim, after_ms)) = owed else {
-            return;
+            return self.gone_now(&name, |gone| gone.recording = false);
         };
+        if let Target::Scheduled(at) = claim.target {
+            let last = std::iter::once(Missed::one(at));
+            let all = claim.missed.iter().copied().chain(last).collect();
+            self.gone_now(&name, |gone| gone.absence.owed = all);
+        }
         let mut failures = 0;
         loop {
             // Another instance that still has the job may start the occurrence until then.
@@ -142,7 +148,7 @@ impl Contender {
                 Duration::from_millis(early as u64).min(LONGEST_TIMER)
             } else {
                 if self.job(&claim.job).is_some() {
-                    // The job is back, and its driver handles this.
+                    // The job is back: registering it handles this.
                     return;
                 }
                 match self.batcher.claim(claim.clone()).await {
@@ -157,12 +163,13 @@ impl Contender {
                     }
                     Ok(reply) => {
                         self.note_clock(&reply);
+                        self.gone_now(&name, |gone| gone.recording = false);
                         return self.gave_up(&claim, reply.value);
                     }
                     Err(e) if !e.is_transient() => {
                         warn!(job = %claim.job, error = %e, "cannot record the undecided occurrences of the removed \
                         job as missed");
-                        return;
+                        return self.gone_now(&name, |gone| gone.recording = false);
                     }
                     Err(_) => {}
                 }

@@ -32,7 +32,10 @@ impl Contender {
             match e.state.register_in(epoch, now) {
                 None => {}
                 Some(Duration::ZERO) => {
-                    todo.push((e.state.definition.clone(), e.state.registration(&self.me)));
+                    todo.push((
+                        e.state.definition.clone(),
+                        e.state.registration(&self.me, epoch),
+                    ));
                 }
                 Some(_) => left += 1,
             }
@@ -69,7 +72,7 @@ impl Contender {
         for ((job, ask), answer) in chunk.iter().zip(reply.value) {
             let state = match answer {
                 Ok((Registration::Ready, state)) => {
-                    self.registered(job, &state.unwrap_or_default());
+                    self.registered(job, &state.unwrap_or_default(), epoch);
                     continue;
                 }
                 Ok((Registration::Quarantined | Registration::Absent, state)) => state,
@@ -125,7 +128,7 @@ impl Contender {
                             "the store lost its data, and with it the outcome of these occurrences: recorded as \
                             unknown");
                     }
-                    self.registered(job, &state.unwrap_or_default());
+                    self.registered(job, &state.unwrap_or_default(), epoch);
                 }
                 Ok((Registration::Quarantined | Registration::Absent, _)) => {}
                 Err(e) => self.refused(job, &e),
@@ -171,13 +174,13 @@ impl Contender {
     }
 
     /// The store has the job: its occurrences can be claimed from now on.
-    fn registered(self: &Arc<Self>, job: &Arc<Job>, state: &State) {
+    fn registered(self: &Arc<Self>, job: &Arc<Job>, state: &State, epoch: &Epoch) {
         let name = &job.name;
         // The store's clock is known, because the store has answered.
         let Some(now) = self.clock.now_ms() else {
             return;
         };
-        let Some(Some(follows)) = self.state(name, |s| s.registered(job, state, now)) else {
+        let Some(Some(follows)) = self.state(name, |s| s.registered(job, state, epoch, now)) else {
             return;
         };
         if let Some(until) = follows.ahead {

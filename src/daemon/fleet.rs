@@ -18,14 +18,14 @@ use crate::{
         claim::{Control, Controlled},
         contest::{EpochChange, EpochWatch},
     },
-    model::InstanceId,
+    model::{InstanceId, JobName},
     store::{self, Beat, Fleet, Info, LIVE_WITHIN_MS, OUTAGES_KEPT, Outage, Problem, Reply},
 };
 
 const HEARTBEAT: Duration = Duration::from_secs(1);
-/// All live instances must have one configuration for this long before a job that it lacks counts as removed: after a
-/// restart of the whole fleet the first instance is alone for a while.
-const ALIKE_FOR: Duration = Duration::from_secs(15);
+/// The live instances, and the configuration of this one, must be the same for this long before this one says which
+/// jobs it lacks: after a restart of the whole fleet the first instance is alone for a while.
+const STEADY_FOR: Duration = Duration::from_secs(15);
 /// Time between two warnings that the store does not answer.
 const WARN_AGAIN: Duration = Duration::from_secs(10);
 /// Time between two checks of the store's settings while they are safe; otherwise each heartbeat checks them.
@@ -72,12 +72,14 @@ pub(super) struct FleetTask {
     outages: VecDeque<Outage>,
     warned: Throttle,
     drained: bool,
-    /// Since when all live instances have this instance's configuration; None: they do not.
-    alike_since: Option<Boottime>,
+    /// The live instances, and the configuration of this one.
+    steady: Option<(Vec<InstanceId>, String)>,
+    /// Since when they are the same.
+    steady_since: Option<Boottime>,
     /// How many rounds in a row found all jobs registered.
     registered_rounds: u32,
-    /// The configuration for which the jobs that it lacks were marked as off.
-    marked: Option<String>,
+    /// The jobs that this instance lacks were marked as off, since `steady` changed.
+    marked: bool,
     /// Heartbeats until the next check of the jobs whose watermark lies in the future.
     rounds_to_recheck: u32,
     /// The incarnation whose settings were checked last, and when.
@@ -122,9 +124,10 @@ impl FleetTask {
             outages: VecDeque::new(),
             warned: Throttle::default(),
             drained: false,
-            alike_since: None,
+            steady: None,
+            steady_since: None,
             registered_rounds: 0,
-            marked: None,
+            marked: false,
             rounds_to_recheck: RECHECK_ROUNDS,
             checked: None,
             problems: vec![],
@@ -350,14 +353,16 @@ impl FleetTask {
         reliable
     }
 
-    /// Marks jobs in the store that no instance has any more, or that all have disabled: when they come back,
-    /// what was not decided by then is not caught up. This instance knows only if all live instances have one
-    /// configuration for a while: otherwise another instance may still have the job, or start with it in a moment.
+    /// Marks jobs in the store that this instance does not have enabled, once it has been alone with the same instances
+    /// and the same configuration for a while: after a restart of the whole fleet the others start a little later. An
+    /// instance that has such a job enabled contradicts. When a marked job comes back, what was planned meanwhile is
+    /// not caught up.
     async fn mark(&mut self) {
-        let loaded = self.loaded.borrow().digest.clone();
-        let alike = self.alike_since;
-        let long = alike.is_some_and(|since| Boottime::now().since(since) >= ALIKE_FOR);
-        if !long || self.marked.as_ref() == Some(&loaded) {
+        if !self.mark_gone().await {
+            return;
+        }
+        let long = (self.steady_since).is_some_and(|at| Boottime::now().since(at) >= STEADY_FOR);
+        if !long || self.marked {
             return;
         }
         let contender = &self.contender;
@@ -377,19 +382,38 @@ impl FleetTask {
         };
         let enabled = contender.enabled();
         for job in all.iter().filter(|job| !enabled.contains(*job)) {
-            match contender.store.control(job, &Control::Off).await {
-                Ok(reply) => {
-                    note_clock(&contender.clock, &reply);
-                    if reply.value == Controlled::Done {
-                        info!(%job, "no instance has this job enabled: occurrences that are not decided by now, or \
-                        come later, will not be caught up");
-                    }
-                }
-                // The next heartbeat tries again.
-                Err(_) => return,
+            if !self.mark_off(job, false).await {
+                return;
             }
         }
-        self.marked = Some(loaded);
+        self.marked = true;
+    }
+
+    /// Marks the jobs that a reload has removed or disabled. False: the next heartbeat tries again.
+    async fn mark_gone(&self) -> bool {
+        for job in self.contender.gone() {
+            if !self.mark_off(&job, true).await {
+                return false;
+            }
+            self.contender.told_gone(&job);
+        }
+        true
+    }
+
+    /// `aloud`: a reload has done it. At other times a fleet whose files differ would log this again and again.
+    async fn mark_off(&self, job: &JobName, aloud: bool) -> bool {
+        match self.contender.store.control(job, &Control::Off).await {
+            Ok(reply) => {
+                note_clock(&self.contender.clock, &reply);
+                if reply.value == Controlled::Done && aloud {
+                    info!(%job, "this instance does not have this job enabled: if no other one has it, what is not \
+                    decided by now, or comes later, will not be caught up");
+                }
+                true
+            }
+            // A refusal would be repeated for ever.
+            Err(e) => !e.is_transient(),
+        }
     }
 
     /// Detects a second process with this instance's name: each finds its own entry overwritten by the other.
@@ -487,17 +511,16 @@ impl FleetTask {
             .map(|(id, _)| id.clone())
             .collect();
         contender.set_live(live.into());
-        let mine = &self.loaded.borrow().digest;
-        let fresh = |i: &&Info| i.seen.abs_diff(now) <= LIVE_WITHIN_MS as u64;
-        let alike = fleet
-            .instances
-            .values()
-            .filter(fresh)
-            .all(|i| i.config == *mine);
-        self.alike_since = match alike {
-            true => self.alike_since.or(Some(reply.received)),
-            false => None,
-        };
+        let here = fleet.instances.iter();
+        let here = here.filter(|(_, i)| i.seen.abs_diff(now) <= LIVE_WITHIN_MS as u64);
+        let steady = Some((
+            here.map(|(id, _)| id.clone()).collect(),
+            self.loaded.borrow().digest.clone(),
+        ));
+        if self.steady != steady {
+            self.steady = steady;
+            (self.steady_since, self.marked) = (Some(reply.received), false);
+        }
         let mut drain = fleet.drains.contains(&contender.me.instance);
         if change == EpochChange::Replaced && self.drained && !drain {
             // The store lost the request to drain with its data: repeat it.

@@ -20,8 +20,8 @@ use crate::{
     logic::{
         belief,
         claim::{
-            Answer, Claim, Grant, LIBRARY, OnCrash, Open, Overlap, Register, Registration, Renew,
-            Renewal, Settle, Settlement, Target,
+            Answer, Claim, Grant, LIBRARY, OnCrash, Open, Overlap, Presence, Register,
+            Registration, Renew, Renewal, Settle, Settlement, Target,
         },
         observe::{self, ObservedLease},
         trust::{HeldLease, Step},
@@ -479,7 +479,8 @@ impl Elector {
                 OnCrash::Fail => fleet.value.born,
                 OnCrash::Rerun => 0,
             },
-            enabled: true,
+            presence: Presence::New,
+            owed: vec![],
             remembered: Default::default(),
             instance: self.instance.clone(),
             host: self.host.clone(),

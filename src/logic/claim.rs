@@ -153,8 +153,10 @@ fn due(st: &mut State, c: &Claim, now_us: i64, effects: &mut Effects) -> Checked
                 let wait_us = at.0 * 1000 - now_us;
                 return ControlFlow::Break(Answer::Early { wait_us });
             }
-            // An instance has the job, and has it enabled.
-            st.off = 0;
+            if c.start_by != REMOVED {
+                // An instance has the job, and has it enabled.
+                st.off = 0;
+            }
             ControlFlow::Continue(*at)
         }
         Target::Manual { key, before } => {

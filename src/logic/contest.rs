@@ -25,7 +25,7 @@ use std::{sync::Arc, time::Duration};
 
 pub use self::{
     epoch::{Epoch, EpochChange, EpochWatch},
-    job::{Account, Changes, JobState, Next, Registered, Standing},
+    job::{Absence, Account, Changes, JobState, Next, Registered, Standing},
     queue::{Due, Segment, unfold},
     rank::rank,
 };
@@ -478,6 +478,7 @@ impl Contest {
                 let lost = format!("to {}", open.run.instance);
                 effects.push(Effect::Note(Some(open.run.occurrence), "lost", lost));
                 v.subject.decided(open.run.occurrence);
+                self.trigger_is_decided(open.run.occurrence, info.store_ms, v);
                 self.forget_claim(v);
                 return Step::End(Ended::Lost {
                     to: open.run.instance,
@@ -485,6 +486,10 @@ impl Contest {
             }
             Answer::Settled(last) => {
                 self.decided(at, v, effects);
+                let occurrence = last
+                    .as_ref()
+                    .map_or(Occurrence(info.store_ms), |l| l.occurrence);
+                self.trigger_is_decided(occurrence, info.store_ms, v);
                 effects.push(match last {
                     Some(Last {
                         occurrence,
@@ -502,6 +507,7 @@ impl Contest {
             }
             Answer::Recorded { outcome, reason } => {
                 self.decided(at, v, effects);
+                self.trigger_is_decided(Occurrence(info.store_ms), info.store_ms, v);
                 effects.push(Effect::Note(None, outcome.as_str(), reason.clone()));
                 effects.push(Effect::NotRun(outcome, reason));
                 return Step::End(Ended::Recorded(outcome));
@@ -557,6 +563,7 @@ impl Contest {
             return Step::Look;
         };
         v.subject.decided(grant.occurrence);
+        self.trigger_is_decided(grant.occurrence, info.store_ms, v);
         let start_by = match grant.trigger {
             // Also where it is found long after it was granted: its contest does not know how late it may start.
             Trigger::Schedule => {
@@ -651,6 +658,14 @@ impl Contest {
             v.subject.decided(at);
         }
         self.forget_claim(v);
+    }
+
+    /// This instance remembers the key, in case the store forgets it. `at`: the occurrence, or where the answer does not
+    /// name it, the moment of the answer.
+    fn trigger_is_decided(&self, at: Occurrence, now_ms: i64, v: &mut View<'_>) {
+        if let (Some(key), Subject::Here(job)) = (self.ask.key(), &mut v.subject) {
+            job.trigger_is_decided(key, at, now_ms);
+        }
     }
 
     fn forget_claim(&self, v: &mut View<'_>) {

@@ -330,7 +330,8 @@ impl World {
             Fault::Trigger => {
                 let job = self.plan.jobs[which].name.clone();
                 self.people += 1;
-                let key = format!("k{}", self.people);
+                // Each second time people use the key once more.
+                let key = format!("k{}", self.people.div_ceil(2));
                 let what = Control::Trigger { key };
                 let _ = self.control(&job, &what);
             }

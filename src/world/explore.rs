@@ -274,21 +274,22 @@ fn what_one_fault_can_do_is_visited() {
 }
 
 /// Where the walks find that a rule is out: the weather, the policy, and the first seed that does.
-const FOUND: [(Rule, usize, usize, u64); 21] = [
+const FOUND: [(Rule, usize, usize, u64); 22] = [
     (Rule::DecidedStaysDecided, 1, 0, 0),
     (Rule::KeysAreRemembered, 0, 0, 0),
     (Rule::PauseHolds, 0, 4, 0),
     (Rule::OverlapIsLookedAt, 0, 0, 0),
     (Rule::LapseNeedsProof, 0, 0, 0),
     (Rule::TakeoverNeedsProof, 0, 2, 0),
-    (Rule::OtherDataGrantsNothing, 3, 4, 6),
+    (Rule::OtherDataGrantsNothing, 3, 4, 9),
     (Rule::RepeatedGrantIsSeen, 1, 2, 115),
     (Rule::FailMeansOnce, 0, 2, 14),
     (Rule::LostIsLost, 0, 4, 6),
     (Rule::StoppedIsNotRetried, 5, 2, 192),
-    (Rule::LostTriggersDoNotRun, 3, 4, 58),
+    (Rule::LostTriggersDoNotRun, 3, 4, 704),
     (Rule::LostMayHaveRun, 2, 5, 100),
     (Rule::PauseIsToldAgain, 0, 1, 2),
+    (Rule::KeysAreToldAgain, 5, 6, 35),
     (Rule::QuarantineIsWaitedOut, 5, 0, 1),
     (Rule::VouchedAfterQuarantine, 2, 4, 417),
     (Rule::JumpsAreDoubted, 0, 1, 2),
@@ -312,11 +313,17 @@ fn a_rule_that_is_taken_out_is_missed() {
     }
 }
 
-/// Searches all weathers and policies for a world that misses each rule, also those that are not in [`FOUND`].
+/// Searches all weathers and policies for a world that misses each rule, also those that are not in [`FOUND`];
+/// SOLOIST_RULE: only this rule.
 #[test]
 #[ignore = "takes minutes"]
 fn search_for_bent_rules() {
-    for rule in Rule::ALL {
+    let only = std::env::var("SOLOIST_RULE").ok();
+    let wanted = |rule: &&Rule| {
+        only.as_ref()
+            .is_none_or(|name| format!("{rule:?}") == *name)
+    };
+    for rule in Rule::ALL.iter().filter(wanted) {
         let begun = Instant::now();
         let pairs = (0..WEATHERS.len()).flat_map(|w| (0..POLICIES.len()).map(move |p| (w, p)));
         let worlds = (0..number("SOLOIST_SEEDS", 700) as u64)

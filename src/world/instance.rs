@@ -11,7 +11,7 @@ use crate::{
     logic::{
         belief::Belief,
         claim::{Answer, Answered, DelayedAttempt, Renewal, Target},
-        contest::{Account, AnswerInfo, Contest, Ended, EpochWatch, JobState, Me, Win},
+        contest::{Account, AnswerInfo, Contest, Ended, Epoch, EpochWatch, JobState, Me, Win},
         hold::{Hold, Renewed},
         observe::WatchedLease,
         schedule::next_of,
@@ -110,6 +110,8 @@ pub(super) struct Here {
     pub(super) held: Vec<Held>,
     /// A registration under way.
     registering: Option<(u32, Boottime)>,
+    /// The epoch that the request is about.
+    registering_in: Option<Epoch>,
     /// And adopts what the store has of the job.
     adopting: bool,
     register_at: Boottime,
@@ -252,6 +254,7 @@ fn here(definition: &Arc<Job>) -> (JobName, Here) {
         watches: vec![],
         held: vec![],
         registering: None,
+        registering_in: None,
         adopting: false,
         register_at: Boottime(0),
     };

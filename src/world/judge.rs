@@ -24,6 +24,8 @@ pub(super) struct Truth {
     granted: BTreeMap<RunId, FencingToken>,
     /// The processes that knew of a pause: the instance, and which of its processes.
     knowers: BTreeSet<(JobName, usize, u32)>,
+    /// The processes that ran a trigger: the job, its key, the instance, and which of its processes.
+    triggered: BTreeSet<(JobName, String, usize, u32)>,
     /// What was running when people cancelled it.
     cancelled: BTreeMap<(JobName, Occurrence), u32>,
     /// Since when a daemon is gone whose command still runs.
@@ -225,6 +227,11 @@ impl World {
         {
             breaks("a trigger runs once", format!("{key} starts again"));
         }
+        if let Some(key) = &run.key {
+            let (i, generation) = command_of;
+            let ran = (job.clone(), key.clone(), i, generation);
+            self.truth.triggered.insert(ran);
+        }
         if run.trigger == Trigger::Retry {
             self.reached.insert("retry");
         } else if run.attempt > 1 {
@@ -257,12 +264,31 @@ impl World {
                         &how,
                     );
                 }
+                if let Target::Manual { key, .. } = &c.target
+                    && before.is_none()
+                    && g.attempt == 1
+                    && self.somebody_knows_the_key(&c.job, key)
+                {
+                    let how = format!("{key} is granted again");
+                    self.breaks("a key that a living instance knows runs once", &how);
+                }
             }
             Answer::Blocked(_) => _ = self.reached.insert("blocked"),
             Answer::RunFirst(_) => _ = self.reached.insert("run first"),
             Answer::Behind { .. } => _ = self.reached.insert("behind"),
             _ => {}
         }
+    }
+
+    /// An instance that ran it lives, and has told the store.
+    fn somebody_knows_the_key(&self, job: &JobName, key: &str) -> bool {
+        let epoch = self.server.data.epoch.as_ref().map(|e| &*e.id);
+        let told = |i: &super::Instance| i.alive && !i.frozen && !i.cut && i.has_found(epoch);
+        let mut ran = self.truth.triggered.iter().filter(|(of, ..)| of == job);
+        ran.any(|(_, of, i, generation)| {
+            let here = &self.instances[*i];
+            of == key && here.generation == *generation && told(here)
+        })
     }
 
     /// An instance that knew of it lives, and has told the store: after a loss of the data it registers first.

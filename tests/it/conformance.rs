@@ -13,10 +13,10 @@ use std::{
 use soloist::{
     clock::{Boottime, StoreClock},
     logic::claim::{
-        Answer, Claim, Control, Controlled, DelayedAttempt, Event, Grant, IN_DOUBT, LIBRARY, LOST,
-        Missed, NextAttempt, OVERDUE, OVERLAPS, OWN_KEY, Observed, OnCrash, Open, Overlap, PASSED,
-        PASSED_IN_DOUBT, Pause, Register, Registration, Remembered, Renew, Renewal, Settle,
-        Settlement, State, Stop, TOO_LATE, Target,
+        self, Answer, Claim, Control, Controlled, DelayedAttempt, Event, Grant, IN_DOUBT, LIBRARY,
+        LOST, Missed, NextAttempt, OVERDUE, OVERLAPS, OWN_KEY, Observed, OnCrash, Open, Overlap,
+        PASSED, PASSED_IN_DOUBT, Pause, Presence, Register, Registration, Remembered, Renew,
+        Renewal, Settle, Settlement, State, Stop, TOO_LATE, Target,
     },
     model::{InstanceId, JobName, Occurrence, Outcome, Run, RunId, RunRecord, Trigger},
     store::{
@@ -174,7 +174,8 @@ fn registration(name: &str, adopt: Option<&str>) -> Register {
         lost: vec![],
         counted_from: i64::MAX,
         lost_before: 0,
-        enabled: true,
+        presence: Presence::New,
+        owed: vec![],
         remembered: Default::default(),
         instance: InstanceId::new("a"),
         host: "a.example".to_owned(),
@@ -1624,6 +1625,7 @@ async fn what_people_asked_for_is_told_again_until_they_ask_for_something_else(b
         }),
         skip: 2,
         skip_at: now - MINUTE,
+        ..Remembered::default()
     };
     let tell = |adopt: Option<&str>| Register {
         remembered: remembered.clone(),
@@ -1687,7 +1689,7 @@ async fn what_is_planned_while_nobody_has_the_job_is_not_owed(bed: Bed) {
     assert_eq!(control(&*s, Control::Off).await, Controlled::Nothing);
     // An instance registers it as disabled, which changes nothing.
     let disabled = Register {
-        enabled: false,
+        presence: Presence::Disabled,
         ..registration("backup", None)
     };
     let st = register(&*s, disabled).await.1.unwrap();
@@ -1701,6 +1703,40 @@ async fn what_is_planned_while_nobody_has_the_job_is_not_owed(bed: Bed) {
     let since = st.since;
     let st = register(&*s, registration("backup", None)).await.1.unwrap();
     assert_eq!((st.off, st.since), (0, since));
+    // The same if it says so.
+    assert_eq!(control(&*s, Control::Off).await, Controlled::Done);
+    let has = |presence, owed| Register {
+        presence,
+        owed,
+        ..registration("backup", None)
+    };
+    let kept = has(Presence::Kept, vec![]);
+    let st = register(&*s, kept).await.1.unwrap();
+    assert_eq!((st.off, st.since), (0, since));
+    // To record what was undecided when the job was removed says nothing about its presence.
+    assert_eq!(control(&*s, Control::Off).await, Controlled::Done);
+    let removed = Claim {
+        start_by: claim::REMOVED,
+        ..claim(state(&*s).await.newest + 1, "a")
+    };
+    let answer = in_time(&*s, &removed).await;
+    assert!(matches!(answer, Answer::Recorded { .. }), "{answer:?}");
+    assert!(state(&*s).await.off > 0);
+    // What an instance owes, and has not recorded by the time it has the job again, is recorded then.
+    let newest = state(&*s).await.newest;
+    let owed = Missed {
+        first: Occurrence(newest + 1),
+        last: Occurrence(newest + 2),
+        count: 2,
+    };
+    let far = Missed::one(Occurrence(newest + 1_000_000));
+    while self::now(&*s).await.0 < newest + 2 {}
+    let back = has(Presence::Back, vec![owed, far]);
+    let st = register(&*s, back).await.1.unwrap();
+    assert!(st.off == 0 && st.since > since, "{st:?}");
+    assert_eq!(st.newest, newest + 2);
+    let record = s.records(&j(), 1).await.unwrap().remove(0);
+    assert_eq!((record.outcome, record.count), (Outcome::Missed, 2));
 }
 
 /// A job of the library's electors is in no configuration: no instance has anything to say about it.

@@ -15,7 +15,8 @@ use fastrand::Rng;
 use soloist::{
     logic::claim::{
         self, Answer, Claim, Control, DelayedAttempt, Effects, Event, Grant, Missed, Observed,
-        OnCrash, Overlap, Pause, Register, Remembered, Renew, Settle, State, Target,
+        OnCrash, Overlap, Pause, Pending, Presence, Register, Remembered, Renew, Settle, State,
+        Target, Triggered,
     },
     model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger},
     store::{HISTORY_KEPT, Reply, Store, Tail, memory::MemoryStore, sqlite::SqliteStore},
@@ -249,6 +250,19 @@ impl Model {
             } else {
                 0
             },
+            triggered: (self.one_in(6).then(|| Triggered {
+                key: self.key(),
+                occurrence: Occurrence(self.now - self.rng.i64(0..50)),
+                at: self.now + self.rng.i64(-100..20),
+            }))
+            .into_iter()
+            .collect(),
+            triggers: (self.one_in(6).then(|| Pending {
+                key: self.key(),
+                at: self.now + self.rng.i64(-100..20),
+            }))
+            .into_iter()
+            .collect(),
         }
     }
 
@@ -516,7 +530,13 @@ async fn register(store: &dyn Store, m: &mut Model) {
         lost: m.one_in(2).then(|| m.missed()).into_iter().collect(),
         counted_from: i64::MAX,
         lost_before: 0,
-        enabled: !m.one_in(3),
+        presence: [
+            Presence::Disabled,
+            Presence::New,
+            Presence::Back,
+            Presence::Kept,
+        ][m.rng.usize(..4)],
+        owed: m.one_in(3).then(|| m.missed()).into_iter().collect(),
         remembered: m.remembered(),
         instance: m.instance(),
         host: "h".to_owned(),

@@ -11,8 +11,8 @@ use std::{
 use soloist::{
     config,
     logic::claim::{
-        Answer, Claim, Control, Event, Grant, OnCrash, Overlap, Register, Registration, Renew,
-        Renewal, Target,
+        Answer, Claim, Control, Event, Grant, OnCrash, Overlap, Presence, Register, Registration,
+        Renew, Renewal, Target,
     },
     model::{InstanceId, JobName, Occurrence, RunId, Trigger},
     store::{self, Error, Store},
@@ -144,7 +144,8 @@ async fn register(s: &dyn Store, jobs: &[JobName]) -> i64 {
             lost: vec![],
             counted_from: i64::MAX,
             lost_before: 0,
-            enabled: true,
+            presence: Presence::New,
+            owed: vec![],
             remembered: Default::default(),
             instance: InstanceId::new("a"),
             host: "a".to_owned(),

@@ -12,7 +12,7 @@ use rusqlite::Connection;
 use rustix::process::{Signal, set_parent_process_death_signal};
 use soloist::{
     clock::Boottime,
-    logic::claim::{Answer, Claim, Control, OnCrash, Overlap, Register, Settle, Target},
+    logic::claim::{Answer, Claim, Control, OnCrash, Overlap, Presence, Register, Settle, Target},
     model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger},
     store::{self, Beat, Decision, Error, Fleet, Info, Store, Tail, sqlite::SqliteStore},
 };
@@ -82,7 +82,8 @@ async fn register(store: &dyn Store) {
         lost: vec![],
         counted_from: i64::MAX,
         lost_before: 0,
-        enabled: true,
+        presence: Presence::New,
+        owed: vec![],
         remembered: Default::default(),
         instance: InstanceId::new("a"),
         host: "h".to_owned(),

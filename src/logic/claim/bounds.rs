@@ -497,11 +497,7 @@ fn what_people_asked_for_is_decided_by_the_newest_request() {
         reason: None,
         at,
     };
-    let nothing = Remembered {
-        pause: None,
-        skip: 0,
-        skip_at: 0,
-    };
+    let nothing = Remembered::default();
     assert!(nothing.is_nothing());
     let skips = |skip, skip_at| Remembered {
         skip,
@@ -521,7 +517,7 @@ fn what_people_asked_for_is_decided_by_the_newest_request() {
             resumed,
             ..known()
         };
-        remembered.restore(&mut st);
+        remembered.restore(&mut st, T);
         (st.skip, st.skip_at, st.pause.is_some())
     };
     // A pause that was ended in the same moment is over.
@@ -548,7 +544,8 @@ fn registration(known: i64) -> Register {
         lost: vec![],
         counted_from: i64::MAX,
         lost_before: 0,
-        enabled: true,
+        presence: Presence::New,
+        owed: vec![],
         remembered: Remembered::default(),
         instance: InstanceId::new("a"),
         host: String::new(),
@@ -558,10 +555,19 @@ fn registration(known: i64) -> Register {
 }
 
 fn registered(state: Option<State>, r: &Register, now: i64) -> (State, Effects) {
-    let (mut state, mut effects) = (state, Effects::default());
-    let said = register(&mut state, r, now * 1000, "incarnation", &mut effects);
+    let (said, state, effects) = asks_to_register(state, r, now);
     assert_eq!(said, Registration::Ready);
-    (state.expect("a state"), effects)
+    (state, effects)
+}
+
+fn asks_to_register(
+    mut state: Option<State>,
+    r: &Register,
+    now: i64,
+) -> (Registration, State, Effects) {
+    let mut effects = Effects::default();
+    let said = register(&mut state, r, now * 1000, "incarnation", &mut effects);
+    (said, state.expect("a state"), effects)
 }
 
 #[test]
@@ -585,21 +591,25 @@ fn what_is_owed_begins_with_what_is_known() {
     assert_eq!(since(before("", T - 1000), 0, T), T - 9000);
     assert_eq!(since(before("", 0), 0, T), T);
     // No instance had the job for a while; or some instance always had it.
-    let off = |off, enabled| {
+    let off = |off, presence| {
         let st = State {
             off,
             ..before("s", T - 1000).expect("one")
         };
         let r = Register {
-            enabled,
+            presence,
             ..registration(0)
         };
         let (st, _) = registered(Some(st), &r, T);
         (st.since, st.off)
     };
-    assert_eq!(off(T - 4000, true), (T, 0));
-    assert_eq!(off(T - 4000, false), (T - 9000, T - 4000));
-    assert_eq!(off(0, true), (T - 9000, 0));
+    let was_off = T - 4000;
+    assert_eq!(off(was_off, Presence::New), (T, 0));
+    assert_eq!(off(was_off, Presence::Back), (T, 0));
+    assert_eq!(off(was_off, Presence::Kept), (T - 9000, 0));
+    assert_eq!(off(was_off, Presence::Disabled), (T - 9000, was_off));
+    assert_eq!(off(0, Presence::New), (T - 9000, 0));
+    assert_eq!(off(0, Presence::Back), (T, 0));
 }
 
 #[test]
@@ -721,12 +731,135 @@ fn what_ran_up_to_now_is_not_early() {
     assert_eq!((st.newest, st.early), (T, vec![Occurrence(T + 1)]));
 }
 
+fn used(key: &str, at: i64) -> Triggered {
+    Triggered {
+        key: key.to_owned(),
+        occurrence: Occurrence(at),
+        at,
+    }
+}
+
+fn waits(key: &str, at: i64) -> Pending {
+    Pending {
+        key: key.to_owned(),
+        at,
+    }
+}
+
+/// Registers with what the caller remembers. Returns the keys that are used, those that wait, and the records.
+fn told(
+    state: Option<State>,
+    triggered: Vec<Triggered>,
+    triggers: Vec<Pending>,
+    adopt: Option<&str>,
+) -> (Vec<String>, Vec<String>, Vec<RunRecord>) {
+    let remembered = Remembered {
+        triggered,
+        triggers,
+        ..Remembered::default()
+    };
+    assert!(!remembered.is_nothing());
+    let r = Register {
+        remembered,
+        adopt: adopt.map(ToOwned::to_owned),
+        lost_before: T,
+        ..registration(0)
+    };
+    let (_, st, effects) = asks_to_register(state, &r, T);
+    let used = st.triggered.into_iter().map(|t| t.key).collect();
+    let waiting = st.triggers.into_iter().map(|t| t.key).collect();
+    (used, waiting, effects.records)
+}
+
+/// The states that a store may have of a job before an instance tells it of triggers.
+#[test]
+fn a_store_that_forgot_keys_is_told_them_again() {
+    let other = || State {
+        incarnation: "before".to_owned(),
+        newest: T - 10,
+        ..State::default()
+    };
+    let adopt = Some("incarnation");
+    for (state, adopt) in [
+        (None, None),
+        (None, adopt),
+        (Some(other()), None),
+        (Some(other()), adopt),
+        (Some(known()), None),
+    ] {
+        let name = format!("{state:?} {adopt:?}");
+        let keys = || vec![used("a", T - 20)];
+        let (used_keys, waiting, records) = told(state.clone(), keys(), vec![], adopt);
+        assert_eq!(used_keys, ["a"], "{name}");
+        assert_eq!((waiting.len(), records.len()), (0, 0), "{name}");
+        // What waits with that key was put in after the loss.
+        if let Some(mut st) = state.clone() {
+            st.triggers = vec![waits("a", T - 1), waits("b", T)];
+            let (used_keys, waiting, records) = told(Some(st), keys(), vec![], adopt);
+            assert_eq!(used_keys, ["a"], "{name}");
+            assert_eq!(
+                (&waiting[..], records.len()),
+                (&["b".into()][..], 0),
+                "{name}"
+            );
+        }
+        // A trigger that waited may have run: it is kept until an instance adopts, and is recorded then.
+        let adopted = adopt.is_some() || state == Some(known());
+        let (used_keys, waiting, records) = told(state, vec![], vec![waits("w", T - 5)], adopt);
+        match adopted {
+            true => {
+                assert_eq!((used_keys, waiting.len()), (vec!["w".into()], 0), "{name}");
+                assert_eq!(records.len(), 1, "{name}");
+                assert_eq!(records[0].outcome, Outcome::Unknown, "{name}");
+            }
+            false => assert_eq!((used_keys.len(), &*waiting[0]), (0, "w"), "{name}"),
+        }
+    }
+}
+
+#[test]
+fn a_key_that_the_store_knows_is_not_told_twice() {
+    let st = || State {
+        triggered: vec![used("a", T - 30), used("c", T - 5)],
+        triggers: vec![waits("w", T - 5)],
+        ..known()
+    };
+    let keys = vec![used("a", T - 20), used("b", T - 10), used("d", T + 60_000)];
+    let waiting = ["a", "b", "w"].map(|key| waits(key, T - 5)).to_vec();
+    let (used_keys, waiting, records) = told(Some(st()), keys, waiting, None);
+    // Oldest first, and none in the future: it would be kept for too long.
+    assert_eq!(used_keys, ["a", "b", "c", "d"]);
+    assert_eq!((&waiting[..], records.len()), (&["w".into()][..], 0));
+}
+
+/// Two instances: one tells what people asked for, the other, which knows nothing of the job, begins it anew.
+#[test]
+fn what_was_due_before_a_loss_may_have_run_also_where_the_store_was_told_something() {
+    let remembered = Remembered {
+        triggered: vec![used("a", T - 20)],
+        ..Remembered::default()
+    };
+    let tells = Register {
+        remembered,
+        adopt: None,
+        ..registration(T - 2000)
+    };
+    let begins = Register {
+        lost_before: T,
+        ..registration(0)
+    };
+    let (_, st, _) = asks_to_register(None, &tells, T + 1);
+    let (mut st, _) = registered(Some(st), &begins, T + 2);
+    let (answer, _) = claimed(&mut st, &asks(T - 1000), T + 3);
+    assert_eq!(recorded(&answer).0, Outcome::Unknown);
+}
+
 #[test]
 fn keys_of_our_own_are_forgotten_in_their_last_moment() {
     let kept = |age: i64| {
         let mut st = known();
         st.remember_trigger(&format!("{OWN_KEY}1"), Occurrence(T), T);
-        st.forget_triggers(T + age);
+        forget_keys(&mut st.triggered, T + age);
         st.triggered.len()
     };
     assert_eq!(kept(OWN_KEYS_KEPT_MS - 1), 1);

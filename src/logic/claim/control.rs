@@ -2,7 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Effects, Event, KEYS_MOST, LIBRARY, Pause, Pending, State, Stop, own_key};
+use super::{
+    Effects, Event, KEYS_MOST, LIBRARY, Pause, Pending, State, Stop, forget_keys, own_key,
+};
 use crate::model::{JobName, LAST_MS, Occurrence, RunId};
 
 /// What a person asks of a job.
@@ -23,7 +25,8 @@ pub enum Control {
     Trigger {
         key: String,
     },
-    /// No instance has the job any more, or all have it disabled. Instances ask for this, not people.
+    /// The caller does not have the job enabled, and if no other instance says that it does, none has. Instances ask
+    /// for this, not people.
     Off,
     /// Puts the watermark back to now, where a wrong clock has moved it into the future. `ran`: occurrences that lie in
     /// the future and ran all the same, which stay decided.
@@ -81,6 +84,8 @@ pub fn control(
                 return Controlled::Nothing;
             }
             st.off = now;
+            // An instance that has the job enabled all the same says so.
+            effects.events.push(Event::Controlled { job: job.clone() });
             Controlled::Done
         }
         Control::Rewind { ran } => rewind(st, job, ran, now, effects),
@@ -161,7 +166,7 @@ fn trigger(
     now: i64,
     effects: &mut Effects,
 ) -> Controlled {
-    st.forget_triggers(now);
+    forget_keys(&mut st.triggered, now);
     if let Some(t) = st.triggered.iter().find(|t| t.key == *key) {
         return Controlled::Triggered(t.occurrence);
     }

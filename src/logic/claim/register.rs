@@ -1,8 +1,11 @@
 //! Making a job known to the store, also again after a loss of the store's data.
 
 use super::{
-    Claim, Effects, LOST, Missed, OnCrash, Overlap, Pause, Pending, State, Target, know, lapse,
+    Claim, Effects, JOB_REMOVED, LOST, Missed, OnCrash, Overlap, Pause, Pending, State, Target,
+    Triggered, know, lapse,
 };
+use std::collections::HashSet;
+
 use serde::{Deserialize, Serialize};
 
 use crate::logic::bent::rule;
@@ -30,8 +33,9 @@ pub struct Register {
     /// What was due, or asked for, before this, Unix ms, may have run, and the store has lost that: record it as
     /// unknown. 0: run it again.
     pub lost_before: i64,
-    /// The job is enabled at the caller.
-    pub enabled: bool,
+    pub presence: Presence,
+    /// Occurrences that were undecided when the caller ceased to have the job. Ascending.
+    pub owed: Vec<Missed>,
     /// What the caller knows people to have asked for.
     pub remembered: Remembered,
     pub instance: InstanceId,
@@ -42,6 +46,20 @@ pub struct Register {
     pub max_attempts: u32,
 }
 
+/// Whether the caller has the job in its configuration, and enabled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Presence {
+    /// It has the job disabled.
+    Disabled,
+    /// It has the job now, and has not told the store so yet.
+    New,
+    /// The same, and before it was without the job for a while, which it could not tell the store.
+    Back,
+    /// It has had the job since it told the store so.
+    Kept,
+}
+
 /// What people asked of a job, as one instance remembers it: after a loss of its data, the instances tell the store
 /// again. If the store has a newer request, that one counts.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -50,6 +68,10 @@ pub struct Remembered {
     pub skip: u32,
     /// When `skip` was asked for; 0: never.
     pub skip_at: i64,
+    /// Triggers that were decided: their keys must not run again.
+    pub triggered: Vec<Triggered>,
+    /// Triggers that waited, as far as the caller knows. If the store knows nothing of one, it may have run.
+    pub triggers: Vec<Pending>,
 }
 
 impl Remembered {
@@ -58,12 +80,18 @@ impl Remembered {
             pause: st.pause.clone(),
             skip: st.skip,
             skip_at: st.skip_at,
+            triggered: vec![],
+            triggers: vec![],
         }
     }
     pub(super) fn is_nothing(&self) -> bool {
-        self.pause.is_none() && self.skip == 0
+        self.pause.is_none()
+            && self.skip == 0
+            && self.triggered.is_empty()
+            && self.triggers.is_empty()
     }
-    pub(super) fn restore(&self, st: &mut State) {
+    /// Returns the triggers that the store knew nothing of.
+    pub(super) fn restore(&self, st: &mut State, now: i64) -> Vec<Pending> {
         if let Some(p) = &self.pause
             && rule!(PauseIsToldAgain, st.pause.is_none())
             && p.at > st.resumed
@@ -75,7 +103,32 @@ impl Remembered {
         } else if self.skip_at == st.skip_at && self.skip_at > 0 {
             st.skip = st.skip.min(self.skip);
         }
+        self.restore_keys(st, now);
+        let known = keys(&st.triggered, &st.triggers);
+        let news = self.triggers.iter().filter(|t| !known.contains(&*t.key));
+        news.cloned().collect()
     }
+    fn restore_keys(&self, st: &mut State, now: i64) {
+        let known = keys(&st.triggered, &[]);
+        let new = |t: &&Triggered| rule!(KeysAreToldAgain, !known.contains(&*t.key));
+        let news: Vec<Triggered> = self.triggered.iter().filter(new).cloned().collect();
+        if news.is_empty() {
+            return;
+        }
+        let used = keys(&news, &[]);
+        // What waits with a used key was put in after the store lost it.
+        st.triggers.retain(|t| !used.contains(&*t.key));
+        st.triggered.extend(news.into_iter().map(|t| Triggered {
+            at: t.at.min(now),
+            ..t
+        }));
+        st.triggered.sort_by_key(|t| t.at);
+    }
+}
+
+fn keys<'a>(triggered: &'a [Triggered], triggers: &'a [Pending]) -> HashSet<&'a str> {
+    let decided = triggered.iter().map(|t| &*t.key);
+    decided.chain(triggers.iter().map(|t| &*t.key)).collect()
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -104,13 +157,15 @@ pub fn register(
         }
         // Even before an instance adopts the job: nothing may start under a pause that a living instance knows.
         if !r.remembered.is_nothing() {
-            r.remembered.restore(state.get_or_insert_default());
+            let st = state.get_or_insert_default();
+            st.triggers = r.remembered.restore(st, now);
         }
         return Registration::Absent;
     };
     know(st, r.known, now);
-    r.remembered.restore(st);
+    let mut lost = r.remembered.restore(st, now);
     if st.incarnation != incarnation {
+        st.triggers.append(&mut lost);
         // A holder reclaimed its lease, or settled, after the range was counted: the range has to be counted anew.
         let others = st.newest.max(st.since) > r.counted_from;
         let others = rule!(LostIsCountedAnew, others) || r.lost.iter().any(|l| st.decided_in(l));
@@ -119,9 +174,14 @@ pub fn register(
         }
         adopt(st, r, now, incarnation, effects);
     }
-    if r.enabled && st.off > 0 {
-        // No instance had the job until now.
-        (st.since, st.off) = (st.since.max(now), 0);
+    // Others have adopted the state without them.
+    lose_triggers(st, r, lost, now, effects);
+    match r.presence {
+        Presence::New if st.off > 0 => come_back(st, r, now, effects),
+        Presence::Back => come_back(st, r, now, effects),
+        // Another instance took the job for nobody's.
+        Presence::Kept => st.off = 0,
+        Presence::New | Presence::Disabled => {}
     }
     if st.schedule != r.schedule {
         // Another schedule: what it would have planned before now was never owed.
@@ -136,6 +196,18 @@ pub fn register(
     Registration::Ready
 }
 
+/// No instance had the job until now: what it would have planned meanwhile is not owed.
+fn come_back(st: &mut State, r: &Register, now: i64, effects: &mut Effects) {
+    for m in &r.owed {
+        if m.last.0 > st.newest && m.last.0 <= now {
+            st.newest = m.last.0;
+            let record = without_run(r, m, Outcome::Missed, JOB_REMOVED);
+            effects.records.push(record);
+        }
+    }
+    (st.since, st.off) = (st.since.max(now), 0);
+}
+
 /// The state of a job that the store knows nothing of: a new one, or lost.
 fn new(r: &Register, now: i64, incarnation: &str, effects: &mut Effects) -> State {
     let known = (r.known.0 > 0).then_some(r.known.0.min(now));
@@ -148,7 +220,8 @@ fn new(r: &Register, now: i64, incarnation: &str, effects: &mut Effects) -> Stat
         ..State::default()
     };
     forget_lost(&mut st, r, now, effects);
-    r.remembered.restore(&mut st);
+    st.triggers = r.remembered.restore(&mut st, now);
+    lose_waiting_triggers(&mut st, r, now, effects);
     st
 }
 
@@ -194,13 +267,27 @@ fn adopt(st: &mut State, r: &Register, now: i64, incarnation: &str, effects: &mu
             i += 1;
         }
     }
+    if st.newest.max(st.since) == 0 {
+        // The store has only what instances remembered: the job itself begins anew, as in `new`.
+        st.lost_before = r.lost_before;
+    }
     forget_lost(st, r, now, effects);
-    lose_triggers(st, r, now, effects);
+    lose_waiting_triggers(st, r, now, effects);
 }
 
-fn lose_triggers(st: &mut State, r: &Register, now: i64, effects: &mut Effects) {
+fn lose_waiting_triggers(st: &mut State, r: &Register, now: i64, effects: &mut Effects) {
     let before = |t: &mut Pending| rule!(LostTriggersDoNotRun, t.at < r.lost_before);
-    let lost: Vec<Pending> = st.triggers.extract_if(.., before).collect();
+    let lost = st.triggers.extract_if(.., before).collect();
+    lose_triggers(st, r, lost, now, effects);
+}
+
+fn lose_triggers(
+    st: &mut State,
+    r: &Register,
+    lost: Vec<Pending>,
+    now: i64,
+    effects: &mut Effects,
+) {
     let mut at = now;
     for trigger in lost {
         // An instant of its own, and none at which the job may be planned.
@@ -225,16 +312,17 @@ fn forget_lost(st: &mut State, r: &Register, now: i64, effects: &mut Effects) {
             continue;
         }
         st.newest = l.last.0;
-        effects.records.push(lost(r, l));
+        let record = without_run(r, l, Outcome::Unknown, LOST);
+        effects.records.push(record);
     }
 }
 
-fn lost(r: &Register, l: &Missed) -> RunRecord {
+fn without_run(r: &Register, m: &Missed, outcome: Outcome, why: &str) -> RunRecord {
     RunRecord {
         instance: Some(r.instance.clone()),
         host: Some(r.host.clone()),
-        error: Some(LOST.to_owned()),
-        count: l.count,
-        ..RunRecord::without_run(&r.job, l.last, Trigger::Schedule, Outcome::Unknown)
+        error: Some(why.to_owned()),
+        count: m.count,
+        ..RunRecord::without_run(&r.job, m.last, Trigger::Schedule, outcome)
     }
 }

@@ -200,6 +200,20 @@ pub struct Triggered {
     pub at: i64,
 }
 
+/// Forgets the keys whose time is over.
+pub fn forget_keys(triggered: &mut Vec<Triggered>, now: i64) {
+    let own = triggered.iter().filter(|t| own_key(&t.key)).count();
+    let mut excess = own.saturating_sub(OWN_KEYS_MOST);
+    triggered.retain(|t| {
+        if !own_key(&t.key) {
+            return now - t.at < KEYS_KEPT_MS;
+        }
+        let keep = excess == 0 && now - t.at < OWN_KEYS_KEPT_MS;
+        excess = excess.saturating_sub(1);
+        keep
+    });
+}
+
 impl State {
     /// The open entry that is held by `run`.
     pub fn held_by(&self, run: RunId) -> Option<&Open> {
@@ -219,18 +233,6 @@ impl State {
             key: key.to_owned(),
             occurrence,
             at: now,
-        });
-    }
-    pub(super) fn forget_triggers(&mut self, now: i64) {
-        let own = self.triggered.iter().filter(|t| own_key(&t.key)).count();
-        let mut excess = own.saturating_sub(OWN_KEYS_MOST);
-        self.triggered.retain(|t| {
-            if !own_key(&t.key) {
-                return now - t.at < KEYS_KEPT_MS;
-            }
-            let keep = excess == 0 && now - t.at < OWN_KEYS_KEPT_MS;
-            excess = excess.saturating_sub(1);
-            keep
         });
     }
     /// The job is paused: for so many milliseconds more, or until somebody resumes it.

@@ -2,7 +2,7 @@
 
 use crate::logic::bent::may;
 use std::{
-    collections::{BTreeMap, BTreeSet, VecDeque},
+    collections::{BTreeMap, BTreeSet, HashSet, VecDeque},
     sync::Arc,
     time::Duration,
 };
@@ -16,8 +16,8 @@ use crate::{
     logic::{
         belief::SLACK,
         claim::{
-            self, Claim, Missed, OnCrash, Open, Pending, Register, Remembered, State, Target,
-            TargetId,
+            self, Claim, Missed, OnCrash, Open, Pending, Presence, Register, Remembered, State,
+            Target, TargetId, Triggered,
         },
         observe,
         schedule::next_of,
@@ -196,6 +196,24 @@ pub struct Changes {
     pub to_register: u64,
 }
 
+/// A time in which an instance is without a job: it is not in its configuration, or disabled.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Absence {
+    /// The store has been told.
+    pub told: bool,
+    /// What was undecided when it began. Ascending.
+    pub owed: Vec<Missed>,
+}
+
+/// A trigger that waits.
+#[derive(Debug, Clone, Copy)]
+struct Waiting {
+    /// When this instance learned of it.
+    learned: Boottime,
+    /// Since when it waits in the store, Unix ms of the store's clock.
+    at_ms: i64,
+}
+
 /// What follows from a registration.
 #[derive(Debug, Default, PartialEq)]
 pub struct Registered {
@@ -252,8 +270,17 @@ pub struct JobState {
     pub(super) trouble: Noted,
     /// The job is not claimed, because the store must not be relied on.
     pub(super) noted_unreliable: Noted,
-    /// When this instance learned of each waiting trigger.
-    triggers: BTreeMap<String, Boottime>,
+    /// The triggers that wait.
+    triggers: BTreeMap<String, Waiting>,
+    /// Triggers that were decided, as far as this instance knows: after a loss of its data the store is told their
+    /// keys. Oldest first.
+    triggered: Vec<Triggered>,
+    /// The epoch in which the store has been told of the triggers.
+    told_triggers: Option<Box<EpochName>>,
+    /// The store has been told that this instance has the job enabled, and it still has.
+    told_presence: bool,
+    /// This instance was without the job before, and the store has not been told yet that it is back.
+    absence: Option<Box<Absence>>,
     changes: Changes,
 }
 
@@ -274,6 +301,10 @@ impl JobState {
             trouble: Noted::default(),
             noted_unreliable: Noted::default(),
             triggers: BTreeMap::new(),
+            triggered: vec![],
+            told_triggers: None,
+            told_presence: false,
+            absence: None,
             changes: Changes {
                 changed: 0,
                 to_register: 1,
@@ -312,6 +343,11 @@ impl JobState {
 
     // ---- its definition ----
 
+    /// The job comes back after this instance was without it.
+    pub fn comes_back(&mut self, after: Absence) {
+        self.absence = Some(Box::new(after));
+    }
+
     /// Replaces the definition; a run that goes on keeps its own. Occurrences after the returned one are to be planned
     /// anew.
     pub fn redefine(
@@ -335,6 +371,7 @@ impl JobState {
         }
         self.jitter = self.jitter.max(definition.jitter);
         self.quarantine = self.quarantine.max(definition.lease.quarantine);
+        self.told_presence &= definition.enabled;
         self.definition = definition;
         self.register_now();
         self.change();
@@ -486,8 +523,19 @@ impl JobState {
         news
     }
 
-    pub fn registration(&self, me: &Me) -> Register {
+    /// Asks the store to register the job in `epoch`.
+    pub fn registration(&self, me: &Me, epoch: &Epoch) -> Register {
         let job = &self.definition;
+        let mut remembered = self.remembered();
+        let told = self.told_triggers.as_deref();
+        if told != Some(&EpochName::of(epoch)) {
+            remembered.triggered.clone_from(&self.triggered);
+            let waiting = self.triggers.iter().map(|(key, waiting)| Pending {
+                key: key.clone(),
+                at: waiting.at_ms,
+            });
+            remembered.triggers = waiting.collect();
+        }
         Register {
             job: job.name.clone(),
             schedule: job.schedule_digest.to_string(),
@@ -498,8 +546,14 @@ impl JobState {
             lost: vec![],
             counted_from: 0,
             lost_before: 0,
-            enabled: job.enabled,
-            remembered: self.remembered(),
+            presence: match self.absence.as_deref() {
+                _ if !job.enabled => Presence::Disabled,
+                _ if self.told_presence => Presence::Kept,
+                Some(Absence { told: false, .. }) => Presence::Back,
+                _ => Presence::New,
+            },
+            owed: (self.absence.as_ref()).map_or(vec![], |absence| absence.owed.clone()),
+            remembered,
             instance: me.instance.clone(),
             host: me.host.clone(),
             on_crash: match job.on_state_loss {
@@ -534,12 +588,13 @@ impl JobState {
         ask
     }
 
-    /// The store knows `definition`: from here on its occurrences can be claimed. None: another definition has replaced
-    /// it meanwhile, and has to be registered first.
+    /// The store knows `definition`, and what it was told in `epoch`: from here on the job's occurrences can be
+    /// claimed. None: another definition has replaced it meanwhile, and has to be registered first.
     pub fn registered(
         &mut self,
         definition: &Arc<Job>,
         state: &State,
+        epoch: &Epoch,
         now_ms: i64,
     ) -> Option<Registered> {
         if !Arc::ptr_eq(&self.definition, definition) {
@@ -556,6 +611,12 @@ impl JobState {
         self.since = self.since.max(Occurrence(state.since));
         let remembered = Remembered::of(state);
         self.remembered = (remembered != Remembered::default()).then(|| remembered.into());
+        self.told_triggers = Some(Box::new(EpochName::of(epoch)));
+        self.told_presence = definition.enabled;
+        if definition.enabled {
+            self.absence = None;
+        }
+        self.learn_triggered(&state.triggered, now_ms);
         if ahead && !self.ahead(now) {
             self.plan_anew();
         }
@@ -691,7 +752,11 @@ impl JobState {
 
     /// A manual trigger waits in the store, since `at_ms` by its clock.
     pub fn triggered(&mut self, key: &str, at_ms: i64, now: Boottime) -> Due {
-        self.triggers.entry(key.to_owned()).or_insert(now);
+        let waiting = Waiting {
+            learned: now,
+            at_ms,
+        };
+        self.triggers.entry(key.to_owned()).or_insert(waiting);
         let within = self.definition.start_within.as_millis() as i64;
         Due {
             job: self.definition.name.clone(),
@@ -707,8 +772,28 @@ impl JobState {
     }
     /// When the time of a trigger is over, on our own clock.
     pub(super) fn trigger_is_over(&self, key: &str) -> Option<Boottime> {
-        let since = *self.triggers.get(key)?;
-        Some(since + self.definition.start_within)
+        let waiting = self.triggers.get(key)?;
+        Some(waiting.learned + self.definition.start_within)
+    }
+    /// The trigger is decided: `at` is its occurrence.
+    pub(super) fn trigger_is_decided(&mut self, key: &str, at: Occurrence, now_ms: i64) {
+        self.triggers.remove(key);
+        let triggered = Triggered {
+            key: key.to_owned(),
+            occurrence: at,
+            at: now_ms,
+        };
+        self.learn_triggered(&[triggered], now_ms);
+    }
+    /// What the store says of triggers counts for more than what this instance concluded.
+    fn learn_triggered(&mut self, news: &[Triggered], now_ms: i64) {
+        if !news.is_empty() {
+            let keys: HashSet<&str> = news.iter().map(|t| &*t.key).collect();
+            self.triggered.retain(|t| !keys.contains(&*t.key));
+            self.triggered.extend_from_slice(news);
+            self.triggered.sort_by_key(|t| t.at);
+        }
+        claim::forget_keys(&mut self.triggered, now_ms);
     }
 
     pub(super) fn outage(&mut self) {

@@ -7,7 +7,7 @@ use crate::{
     config,
     logic::{
         belief::Estimate,
-        claim::{State, TargetId},
+        claim::{Presence, Remembered, State, TargetId, Triggered},
     },
     model::JobName,
 };
@@ -68,6 +68,17 @@ fn scheduled(at: i64) -> Ask {
     }
 }
 
+fn epoch(id: &str) -> Epoch {
+    Epoch {
+        incarnation: "i".into(),
+        id: id.into(),
+        born: NOON,
+        open: true,
+        quarantine: Duration::from_secs(9),
+        first_seen: Boottime(1),
+    }
+}
+
 fn registered() -> JobState {
     let definition = job("");
     let mut job = JobState::new(definition.clone(), Account::default());
@@ -75,8 +86,176 @@ fn registered() -> JobState {
         newest: NOON - 2000,
         ..State::default()
     };
-    assert!(job.registered(&definition, &state, NOON - 1).is_some());
+    assert!(
+        job.registered(&definition, &state, &epoch("1"), NOON - 1)
+            .is_some()
+    );
     job
+}
+
+fn running(at: i64) -> claim::Open {
+    claim::Open {
+        run: Run {
+            id: RunId(uuid::Uuid::nil()),
+            occurrence: Occurrence(at),
+            attempt: 1,
+            trigger: Trigger::Manual,
+            key: None,
+            instance: InstanceId::new("b"),
+            host: String::new(),
+            lease: 1000,
+            definition: String::new(),
+            granted_at: at,
+        },
+        seq: 0,
+        incarnation: "i".to_owned(),
+        renewed_at: at,
+        stop: None,
+        next_attempt: None,
+    }
+}
+
+/// What the store answers to a claim for the trigger `key`.
+fn answered(job: &mut JobState, key: &str, answer: Answer) {
+    let target = Target::Manual {
+        key: key.to_owned(),
+        before: None,
+    };
+    let ask = Ask {
+        target,
+        trigger: Trigger::Manual,
+        ..scheduled(NOON)
+    };
+    let mut belief = Belief::default();
+    let now = Boottime(1);
+    belief.sample(Estimate::new(NOON * 1000, now, now));
+    let mut view = View {
+        me: &Me {
+            instance: InstanceId::new("a"),
+            host: String::new(),
+        },
+        now,
+        clock: &belief,
+        subject: Subject::Here(job),
+        halt: None,
+        slot: Slot::Needless,
+        permit: true,
+        lapsed: None,
+        fresh: &|| RunId(uuid::Uuid::nil()),
+    };
+    let info = AnswerInfo {
+        incarnation: "i".into(),
+        store_ms: NOON,
+        lapsed: false,
+        expires_in: Duration::ZERO,
+    };
+    let (mut contest, _) = Contest::new(ask, 0);
+    let _ = contest.look(&mut view, &mut vec![]);
+    let _ = contest.answered(answer, info, &mut view, &mut vec![]);
+}
+
+#[test]
+fn the_store_is_told_of_triggers_once_in_each_epoch() {
+    let mut job = registered();
+    let me = Me {
+        instance: InstanceId::new("a"),
+        host: String::new(),
+    };
+    let told = |job: &JobState, id| {
+        let Remembered {
+            triggered,
+            triggers,
+            ..
+        } = job.registration(&me, &epoch(id)).remembered;
+        let used: Vec<String> = triggered.into_iter().map(|t| t.key).collect();
+        let waiting: Vec<(String, i64)> = triggers.into_iter().map(|t| (t.key, t.at)).collect();
+        (used, waiting)
+    };
+    for key in ["won", "lost", "runs", "missed", "waits"] {
+        job.triggered(key, NOON - 7, Boottime(1));
+    }
+    let grant = Grant {
+        occurrence: Occurrence(NOON - 1),
+        attempt: 1,
+        trigger: Trigger::Manual,
+    };
+    answered(&mut job, "won", Answer::Granted(grant));
+    answered(&mut job, "lost", Answer::Settled(None));
+    answered(&mut job, "runs", Answer::Running(running(NOON - 1)));
+    let missed = Answer::Recorded {
+        outcome: Outcome::Missed,
+        reason: String::new(),
+    };
+    answered(&mut job, "missed", missed);
+    assert_eq!(told(&job, "1"), (vec![], vec![]), "the store knows them");
+    let known = ["won", "lost", "runs", "missed"].map(String::from).to_vec();
+    let waiting = vec![("waits".to_owned(), NOON - 7)];
+    assert_eq!(told(&job, "2"), (known, waiting));
+    // What the store says counts for more.
+    let says = State {
+        triggered: vec![Triggered {
+            key: "lost".to_owned(),
+            occurrence: Occurrence(NOON - 5),
+            at: NOON - 5,
+        }],
+        ..State::default()
+    };
+    let definition = job.definition.clone();
+    let _ = job.registered(&definition, &says, &epoch("2"), NOON);
+    assert_eq!(told(&job, "2"), (vec![], vec![]));
+    let triggered = job.registration(&me, &epoch("3")).remembered.triggered;
+    assert_eq!(triggered[0], says.triggered[0]);
+    // A key is remembered for a week.
+    let _ = job.registered(
+        &definition,
+        &State::default(),
+        &epoch("3"),
+        NOON + claim::KEYS_KEPT_MS - 1,
+    );
+    assert_eq!(told(&job, "4").0.len(), 3);
+    let _ = job.registered(
+        &definition,
+        &State::default(),
+        &epoch("3"),
+        NOON + claim::KEYS_KEPT_MS,
+    );
+    assert_eq!(told(&job, "4").0.len(), 0);
+}
+
+#[test]
+fn an_instance_says_whether_it_has_had_a_job_all_the_time() {
+    let me = Me {
+        instance: InstanceId::new("a"),
+        host: String::new(),
+    };
+    let says = |job: &JobState| {
+        let ask = job.registration(&me, &epoch("1"));
+        (ask.presence, ask.owed.len())
+    };
+    let register = |state: &mut JobState| {
+        let definition = state.definition.clone();
+        let _ = state.registered(&definition, &State::default(), &epoch("1"), NOON);
+    };
+    let now = Some(Occurrence(NOON));
+    let mut state = JobState::new(job(""), Account::default());
+    assert_eq!(says(&state), (Presence::New, 0));
+    register(&mut state);
+    assert_eq!(says(&state), (Presence::Kept, 0));
+    state.redefine(job("start_within = \"9s\""), now);
+    assert_eq!(says(&state), (Presence::Kept, 0));
+    state.redefine(job("enabled = false"), now);
+    assert_eq!(says(&state), (Presence::Disabled, 0));
+    register(&mut state);
+    for (told, presence) in [(true, Presence::New), (false, Presence::Back)] {
+        let owed = vec![Missed::one(Occurrence(NOON - 1))];
+        state.comes_back(Absence { told, owed });
+        assert_eq!(says(&state), (Presence::Disabled, 1));
+        state.redefine(job(""), now);
+        assert_eq!(says(&state), (presence, 1));
+        register(&mut state);
+        assert_eq!(says(&state), (Presence::Kept, 0));
+        state.redefine(job("enabled = false"), now);
+    }
 }
 
 #[test]

@@ -98,17 +98,25 @@ impl World {
         if now < h.register_at || h.state.register_in(epoch, now) != Some(Duration::ZERO) {
             return false;
         }
-        let ask = h.state.registration(&here.me);
-        self.ask_to_register(i, job, ask);
+        let ask = h.state.registration(&here.me, epoch);
+        let epoch = epoch.clone();
+        self.ask_to_register(i, job, ask, epoch);
         true
     }
 
-    pub(super) fn ask_to_register(&mut self, i: usize, job: &JobName, ask: claim::Register) {
+    pub(super) fn ask_to_register(
+        &mut self,
+        i: usize,
+        job: &JobName,
+        ask: claim::Register,
+        epoch: Epoch,
+    ) {
         let adopting = ask.adopt.is_some();
         let id = self.request(i, Question::Register(Box::new(ask)));
         let until = self.now + TIMEOUT;
         let h = self.here(i, job);
         (h.registering, h.adopting) = (Some((id, until)), adopting);
+        h.registering_in = Some(epoch);
     }
 
     pub(super) fn request(&mut self, i: usize, request: Question) -> u32 {
@@ -150,13 +158,13 @@ impl World {
         }
         let born = here.belief.at(epoch.first_seen);
         let born = born.map_or(epoch.born, |us| epoch.born.min(us.div_euclid(1000)));
-        let ask = h.state.registration(&here.me);
+        let ask = h.state.registration(&here.me, &epoch);
         let ask = JobState::adoption(&h.state.definition, ask, &epoch, born, state.as_ref());
         // As the daemon looks once more before it adopts.
         let believed = here.believed(now);
         let look = self.reachable(i).then(|| self.epoch(None, believed));
         if look.is_some_and(|e| e.incarnation == *epoch.incarnation && e.id == *epoch.id) {
-            self.ask_to_register(i, job, ask);
+            self.ask_to_register(i, job, ask, epoch);
         }
     }
 
@@ -167,7 +175,10 @@ impl World {
         };
         let h = self.here(i, job);
         let definition = h.state.definition.clone();
-        let Some(follows) = h.state.registered(&definition, state, now_ms) else {
+        let Some(epoch) = h.registering_in.take() else {
+            return;
+        };
+        let Some(follows) = h.state.registered(&definition, state, &epoch, now_ms) else {
             return;
         };
         if follows.plan_after.is_some() {

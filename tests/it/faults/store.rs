@@ -109,6 +109,44 @@ fn a_flush_right_after_a_run_does_not_bring_its_occurrence_back() {
     fleet.judge(ONCE, &[], None);
 }
 
+/// A trigger's key is remembered by the instances: one that runs through the loss tells the store, also if another one
+/// claimed the trigger and is gone.
+#[test]
+fn a_key_that_was_used_before_a_flush_runs_nothing_after_it() {
+    let mut fleet = fleet(2)
+        .default("lease", "\"1s\"")
+        .job("asked", "command = [\"{witness}\", \"{trace}\", \"for=5\"]")
+        .start();
+    let trigger = |fleet: &Fleet, key: &str| {
+        wait_for("the job is known", GENEROUS, || {
+            let out = fleet.cli(&["trigger", "asked", "--key", key, "--wait"]);
+            let said = String::from_utf8_lossy(&out.stderr).into_owned();
+            (!said.contains("not registered")).then_some((out.status.code(), said))
+        })
+    };
+    assert_eq!(trigger(&fleet, "k").0, Some(0));
+    let run = fleet.trace().runs_of("asked").remove(0);
+    let winner = fleet.index(&run.instance);
+    let other = fleet.instances[1 - winner].id.clone();
+    wait_until("the other one has heard of it", GENEROUS, || {
+        let words = ["why", "asked", &run.occurrence.to_string(), "--json"];
+        let why = fleet.json(&words);
+        let decisions = why["decisions"].as_array().expect("a list");
+        decisions.iter().any(|d| d["instance"] == other.as_str())
+    });
+    // Only the other one knows the key now.
+    fleet.instances[winner].kill();
+    for round in 0..2 {
+        fleet.server().command::<()>(&["FLUSHALL"]);
+        let (code, said) = trigger(&fleet, "k");
+        assert!(said.contains("was used before"), "{code:?} {said}");
+        assert_eq!(trigger(&fleet, &round.to_string()).0, Some(0));
+    }
+    fleet.stop();
+    let runs = fleet.trace().runs_of("asked");
+    assert_eq!(runs.len(), 3, "{runs:?}");
+}
+
 #[test]
 fn script_flush_under_load_is_not_noticed() {
     let mut fleet = loaded();
