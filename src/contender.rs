@@ -62,8 +62,9 @@ pub struct Granted {
     pub start_by: i64,
     /// Held until the command was started.
     pub permit: Option<ClaimPermit>,
-    /// The grant answered a repeated claim, and came too late to start the run: settle it as missed.
-    pub too_late: bool,
+    /// The grant answered a repeated claim, and came too late to start the run: settle it as missed, for this
+    /// reason.
+    pub too_late: Option<&'static str>,
     /// Held while the run lasts, if the number of runs is limited.
     pub slot: Option<tokio::sync::OwnedSemaphorePermit>,
 }

@@ -20,7 +20,7 @@ use crate::{
     logic::{
         attempts,
         backoff::{Pauses, Throttle},
-        claim::{self, DelayedAttempt, Renew, Renewal, Settle, Settlement},
+        claim::{DelayedAttempt, Renew, Renewal, Settle, Settlement},
         hold::{Do, Hold, Renewed, SMALLEST_PIECE, View},
         life::{self, Cause, Stop},
     },
@@ -191,9 +191,9 @@ impl Holder {
         let (job, run) = (g.job.clone(), g.run.clone());
         let start_by = (run.attempt == 1).then_some(g.start_by);
         let mut hold = Hold::new(*job.lease, g.sent, start_by, OUTPUT_AT_ONCE);
-        if g.too_late {
-            warn!(job = %job.name, occurrence = %run.occurrence, "the grant arrived too late to start the run");
-            let end = not_started(Outcome::Missed, claim::TOO_LATE);
+        if let Some(reason) = g.too_late {
+            warn!(job = %job.name, occurrence = %run.occurrence, reason, "the grant arrived too late to start the run");
+            let end = not_started(Outcome::Missed, reason);
             drop(command);
             g.slot = None;
             g.permit = None;

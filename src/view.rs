@@ -136,6 +136,8 @@ pub(crate) struct StatusView {
     pub namespace: String,
     /// The store's clock, or the time that instances use instead if they do not believe it.
     pub now: Time,
+    /// What is wrong with the store, in words, as its server shows it; empty if it does not say.
+    pub problems: Vec<String>,
     /// How far the store's clock is ahead of the time that instances believe, if they do not believe that clock.
     pub clock_doubt_ms: Option<i64>,
     /// No live instance believes the store's clock, so none starts anything.
@@ -429,6 +431,7 @@ pub(crate) fn status(
         store: store.to_owned(),
         namespace: config.store.namespace.clone(),
         now: Time(now),
+        problems: vec![],
         clock_doubt_ms: clock.doubt_ms,
         nobody_believes: clock.nobody_believes,
         config: config.digest.clone(),

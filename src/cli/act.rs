@@ -264,6 +264,12 @@ fn coming(job: Option<&Job>, now: i64, n: usize) -> Vec<Occurrence> {
 pub(super) async fn skip(ctx: &Context, args: &Skip) -> Result<Exit, Failure> {
     let (name, job) = ctx.known_job(&args.job).await?;
     let count = args.number;
+    if job.is_some_and(|j| j.schedules.is_empty()) && count > 0 {
+        return Err(Failure::usage(
+            format!("`{name}` has no schedule, so it has no occurrences to skip"),
+            "`soloist pause` does not keep triggers from running either; to withdraw a request, skip 0",
+        ));
+    }
     let (_, clock) = ctx.fleet().await?;
     let _ = control(ctx, &name, &Control::Skip { count }).await?;
     let reply = ctx.state(&name).await?;

@@ -185,6 +185,12 @@ fn failure(e: &lock::Error) -> Failure {
         lock::Error::InvalidLease { .. } => {
             return Failure::usage(message, "see `soloist help exec`");
         }
+        // The message says what to do.
+        lock::Error::Unreachable { reason, .. }
+            if reason.contains(crate::store::connection::FULL) =>
+        {
+            "the command was not started"
+        }
         lock::Error::Unreachable { .. } => {
             "the command was not started; check that the store is up, and that this host can reach it"
         }

@@ -171,6 +171,10 @@ impl Failure {
 /// The hint for a store error, in one line.
 fn remedy(e: &store::Error, store: &str) -> String {
     match e {
+        // The message says what to do.
+        store::Error::Unreachable { reason, .. } if reason.contains(store::connection::FULL) => {
+            "until then no job starts".to_owned()
+        }
         store::Error::Unreachable { .. } => {
             format!("check that {store} is up, and that this host can reach it")
         }

@@ -305,18 +305,14 @@ impl Facts<'_> {
             let told = self.told_by_runs(at, runs, last);
             let state = self.state.as_ref().filter(|_| last.attempt == 0);
             let hint = state.and_then(|st| self.rewind(st));
-            return hint.map_or(told.clone(), |hint| format!("{told} {hint}"));
+            let more = hint.or_else(|| self.next_attempt(at));
+            return more.map_or(told.clone(), |more| format!("{told} {more}"));
         }
         let Some(st) = &self.state else {
             return "Nothing is known: the job is not registered with the store yet.".to_owned();
         };
-        if let Some(next) = st
-            .open
-            .iter()
-            .find(|o| o.run.occurrence == at)
-            .and_then(|o| o.next_attempt)
-        {
-            return format!("Its next attempt is due {}.", relative(next.at, now));
+        if let Some(next) = self.next_attempt(at) {
+            return next;
         }
         let doubt = self.clock.doubt_ms.filter(|_| self.clock.nobody_believes);
         if planned
@@ -365,7 +361,7 @@ impl Facts<'_> {
         if at.0 <= st.since {
             return format!(
                 "Nothing is known of it: the store has known this schedule of the job only since {}. Then the schedule was \
-                new, or the job came back, or the store had lost its data.",
+                new, or the job came back or was enabled again, or the store had lost its data.",
                 show::instant(st.since)
             );
         }
@@ -395,6 +391,15 @@ impl Facts<'_> {
         }
         "It is undecided, although instances are up: see their logs, and `soloist status`."
             .to_owned()
+    }
+
+    /// Says when the next attempt of `at` is due, if one is awaited.
+    fn next_attempt(&self, at: Occurrence) -> Option<String> {
+        let st = self.state.as_ref()?;
+        let open = st.open.iter().find(|o| o.run.occurrence == at)?;
+        let due = relative(open.next_attempt?.at, self.now);
+        let held_back = self.held_back(st);
+        Some(format!("Its next attempt is due {due}{held_back}."))
     }
 
     /// Says so if the job counts future occurrences as decided.
@@ -471,6 +476,18 @@ impl Facts<'_> {
 
     /// What keeps a future occurrence from running.
     fn ahead(&self, st: &State) -> String {
+        let held_back = self.held_back(st);
+        if held_back.is_empty() && st.skip > 0 {
+            return format!(
+                ", but the next {} occurrences of the job will be skipped",
+                st.skip
+            );
+        }
+        held_back
+    }
+
+    /// What keeps a future attempt from running.
+    fn held_back(&self, st: &State) -> String {
         if let Some(p) = view::paused(st, self.now) {
             return p.until.map_or(
                 ", but the job is paused until somebody resumes it".to_owned(),
@@ -481,12 +498,6 @@ impl Facts<'_> {
             return format!(
                 ", but no instance starts anything until the store's clock, which is {}, is corrected",
                 show::apart(ahead)
-            );
-        }
-        if st.skip > 0 {
-            return format!(
-                ", but the next {} occurrences of the job will be skipped",
-                st.skip
             );
         }
         String::new()
@@ -782,7 +793,7 @@ mod tests {
         assert_eq!(
             told(&f, AT - 10 * HOUR),
             "Nothing is known of it: the store has known this schedule of the job only since 2026-11-20T05:00:00Z. Then \
-             the schedule was new, or the job came back, or the store had lost its data."
+             the schedule was new, or the job came back or was enabled again, or the store had lost its data."
         );
         let stranger = f.explain(Occurrence(AT + 1));
         assert_eq!(

@@ -222,8 +222,8 @@ pub struct Win {
     /// Unix ms of the store's clock: a first attempt is not started later than this.
     pub start_by: i64,
     /// The claim was sent again, and its answer came after the last moment for a start: the run is to be settled as
-    /// missed.
-    pub too_late: bool,
+    /// missed, for this reason.
+    pub too_late: Option<&'static str>,
 }
 
 /// What the caller has to do besides the step.
@@ -594,7 +594,12 @@ impl Contest {
                 incarnation: info.incarnation,
                 start_by,
                 // The store grants nothing new after that moment.
-                too_late: grant.attempt == 1 && (passed || info.store_ms > start_by),
+                too_late: (grant.attempt == 1 && (passed || info.store_ms > start_by)).then_some(
+                    match self.ask.start_by <= claim::NEVER {
+                        true => claim::OVERDUE,
+                        false => claim::TOO_LATE,
+                    },
+                ),
             })));
         }
         Step::End(Ended::Won(run))
@@ -660,8 +665,8 @@ impl Contest {
         self.forget_claim(v);
     }
 
-    /// This instance remembers the key, in case the store forgets it. `at`: the occurrence, or where the answer does not
-    /// name it, the moment of the answer.
+    /// This instance remembers the key, in case the store forgets it. `at`: the occurrence, or where the answer does
+    /// not name it, the moment of the answer.
     fn trigger_is_decided(&self, at: Occurrence, now_ms: i64, v: &mut View<'_>) {
         if let (Some(key), Subject::Here(job)) = (self.ask.key(), &mut v.subject) {
             job.trigger_is_decided(key, at, now_ms);

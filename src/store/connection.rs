@@ -324,13 +324,15 @@ const PASSING: [&str; 8] = [
     "OOM",
 ];
 
+pub(crate) const FULL: &str = "the server is full; raise its maxmemory or free some memory";
+
 /// What a person who runs soloist can do about an error.
 fn advice(kind: ErrorKind, code: Option<&str>, reason: &str) -> Option<&'static str> {
     const WANTS_PASSWORD: &str = "the server wants a password; set `password_file` in [store]";
     const FORBIDDEN: &str =
         "the user lacks permissions that soloist needs; docs/operations.md has the ACL to set";
     Some(match code {
-        Some("OOM") => "the server is full; raise its maxmemory or free some memory",
+        Some("OOM") => FULL,
         Some("NOAUTH") => WANTS_PASSWORD,
         // The server's answer to a command of more than ten words.
         _ if reason.contains("unauthenticated multibulk length") => WANTS_PASSWORD,

@@ -286,7 +286,7 @@ const FOUND: [(Rule, usize, usize, u64); 22] = [
     (Rule::FailMeansOnce, 0, 2, 14),
     (Rule::LostIsLost, 0, 4, 6),
     (Rule::StoppedIsNotRetried, 5, 2, 192),
-    (Rule::LostTriggersDoNotRun, 3, 4, 704),
+    (Rule::LostTriggersDoNotRun, 0, 5, 313),
     (Rule::LostMayHaveRun, 2, 5, 100),
     (Rule::PauseIsToldAgain, 0, 1, 2),
     (Rule::KeysAreToldAgain, 5, 6, 35),

@@ -1117,6 +1117,12 @@ fn to_wait_for_a_retry_ends_when_the_job_is_paused() {
     let first = fleet.take_trigger("often");
     first.settle_attempt(1, Outcome::Failed, Some(1), None, "", next_attempt);
     fleet.run(&["pause", "often"]).ok();
+    let occurrence = first.occurrence.to_string();
+    let why = fleet.run(&["why", "often", &occurrence]).ok();
+    assert!(
+        why.contains("but the job is paused until somebody resumes it"),
+        "{why}"
+    );
     let ran = fleet.run_beside(
         "web-1",
         false,

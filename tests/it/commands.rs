@@ -146,6 +146,10 @@ fn cancel_ends_the_run_wherever_it_is_and_nothing_of_it_comes_again() {
             fleet.said(&["cancel", "long"]),
             "no run of `long` is active\n"
         );
+        let skip = fleet.cli(&["skip", "long"]);
+        let said = String::from_utf8_lossy(&skip.stderr).into_owned();
+        assert_eq!(skip.status.code(), Some(64), "{said}");
+        assert!(said.contains("has no schedule"), "{said}");
         fleet.stop();
         fleet.judge(RERUN, &[], None);
     }

@@ -328,7 +328,7 @@ impl Node {
                             attempt: g.run.attempt,
                             run: g.run.id,
                             trigger: g.run.trigger,
-                            too_late: g.too_late,
+                            too_late: g.too_late.is_some(),
                         });
                     match lasts {
                         Lasts::Ms(ms) => {
@@ -475,7 +475,11 @@ async fn ended(
     next_attempt: Option<DelayedAttempt>,
     finished: i64,
 ) {
-    let outcome = if g.too_late { Outcome::Missed } else { outcome };
+    let outcome = if g.too_late.is_some() {
+        Outcome::Missed
+    } else {
+        outcome
+    };
     let record = RunRecord {
         outcome,
         ..RunRecord::of(&g.job.name, &g.run).lasting(Some(g.run.granted_at), Some(finished))

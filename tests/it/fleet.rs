@@ -561,6 +561,10 @@ fn what_is_planned_while_a_job_is_disabled_or_absent_is_never_run() {
             runs.iter().filter(|r| r.occurrence > to).count() >= 3
         });
         nothing_of(&fleet, "work", from, to);
+        let between = (from / 1000 + 2) * 1000;
+        let why = fleet.cli(&["why", "work", &between.to_string()]);
+        let why = String::from_utf8_lossy(&why.stdout).into_owned();
+        assert!(why.contains("or was enabled again"), "{why}");
         for i in &fleet.instances {
             std::fs::write(&i.log, "").expect("an empty log");
         }

@@ -282,7 +282,7 @@ impl Node {
             sent: reply.sent,
             start_by: now + 60_000,
             permit: None,
-            too_late: false,
+            too_late: None,
             slot: None,
         }
     }

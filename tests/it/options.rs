@@ -844,6 +844,36 @@ async fn a_servers_set_up_is_read_without_permission_to_configure() {
 }
 
 #[test]
+fn a_full_server_is_named_by_status_and_by_the_daemon() {
+    const FULL: &str = "the server is full; raise its maxmemory";
+    let mut fleet = fleet(1).witness("a", "for=5", "").start();
+    fleet.wait_runs(1);
+    let said = |fleet: &Fleet, words: &[&str]| {
+        let out = fleet.cli(words);
+        String::from_utf8_lossy(&[out.stdout, out.stderr].concat()).into_owned()
+    };
+    assert_eq!(
+        fleet.json(&["status", "--json"])["problems"],
+        serde_json::json!([])
+    );
+    let set = |fleet: &mut Fleet, most| {
+        let words = ["CONFIG", "SET", "maxmemory", most];
+        fleet.server().command::<()>(&words);
+    };
+    set(&mut fleet, "1");
+    let problems = fleet.json(&["status", "--json"])["problems"].to_string();
+    assert!(problems.contains(FULL), "{problems}");
+    let status = said(&fleet, &["status"]);
+    assert!(status.contains(&format!("the store: {FULL}")), "{status}");
+    let pause = said(&fleet, &["pause", "a"]);
+    assert!(pause.contains(FULL) && !pause.contains("is up"), "{pause}");
+    fleet.wait_log(0, &format!("check the settings of the store: {FULL}"));
+    set(&mut fleet, "0");
+    fleet.wait_more_runs(2);
+    fleet.stop();
+}
+
+#[test]
 fn nothing_is_started_on_a_server_that_evicts_keys() {
     let policy = |fleet: &mut Fleet, to: &str| {
         fleet

@@ -126,6 +126,11 @@ fn answered(job: &mut JobState, key: &str, answer: Answer) {
         trigger: Trigger::Manual,
         ..scheduled(NOON)
     };
+    let _ = told(job, ask, answer);
+}
+
+/// What follows when the store answers the claim of a job's only contest.
+fn told(job: &mut JobState, ask: Ask, answer: Answer) -> Vec<Effect> {
     let mut belief = Belief::default();
     let now = Boottime(1);
     belief.sample(Estimate::new(NOON * 1000, now, now));
@@ -151,7 +156,9 @@ fn answered(job: &mut JobState, key: &str, answer: Answer) {
     };
     let (mut contest, _) = Contest::new(ask, 0);
     let _ = contest.look(&mut view, &mut vec![]);
-    let _ = contest.answered(answer, info, &mut view, &mut vec![]);
+    let mut effects = vec![];
+    let _ = contest.answered(answer, info, &mut view, &mut effects);
+    effects
 }
 
 #[test]
@@ -220,6 +227,33 @@ fn the_store_is_told_of_triggers_once_in_each_epoch() {
         NOON + claim::KEYS_KEPT_MS,
     );
     assert_eq!(told(&job, "4").0.len(), 0);
+}
+
+/// A claim was granted, its answer was lost, and by the next claim it is too late: the record says why.
+#[test]
+fn a_grant_that_is_known_of_too_late_is_missed_for_a_reason() {
+    for (start_by, reason) in [
+        (NOON + 60_000, None),
+        (NOON - 1, Some(claim::TOO_LATE)),
+        (claim::NEVER, Some(claim::OVERDUE)),
+    ] {
+        let mut job = registered();
+        let ask = Ask {
+            start_by,
+            ..scheduled(NOON - 1000)
+        };
+        let grant = Grant {
+            occurrence: Occurrence(NOON - 1000),
+            attempt: 1,
+            trigger: Trigger::Schedule,
+        };
+        let effects = told(&mut job, ask, Answer::Granted(grant));
+        let win = effects.into_iter().find_map(|e| match e {
+            Effect::Start(win) => Some(win),
+            _ => None,
+        });
+        assert_eq!(win.expect("it is granted").too_late, reason);
+    }
 }
 
 #[test]
@@ -394,7 +428,7 @@ fn a_grant_that_is_found_too_late_is_not_started() {
         };
         let _ = contest.answered(grant, info, &mut view, &mut effects);
         let late = effects.iter().find_map(|e| match e {
-            Effect::Start(win) => Some(win.too_late),
+            Effect::Start(win) => Some(win.too_late.is_some()),
             _ => None,
         });
         assert_eq!(late, Some(expected), "{after} ms after its instant");

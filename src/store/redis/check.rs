@@ -1,6 +1,6 @@
 //! Checks from a server's INFO whether soloist can use it.
 
-use super::super::Problem;
+use super::super::{Problem, connection::FULL};
 
 /// The oldest version whose scripts may ask for the time and for INFO before they write.
 const OLDEST: (u32, u32) = (6, 2);
@@ -40,7 +40,18 @@ pub(crate) fn problems(server: &str, memory: &str) -> Vec<Problem> {
         Some(policy) => add(false, unknown("maxmemory-policy", policy)),
         None => add(false, unknown("maxmemory-policy", "nothing")),
     }
+    if is_full(memory) {
+        add(false, format!("{FULL}: until then it grants nothing"));
+    }
     found
+}
+
+/// The server refuses commands that need memory, as it does with maxmemory-policy noeviction.
+fn is_full(memory: &str) -> bool {
+    let number = |name| field(memory, name).and_then(|n| n.parse::<u64>().ok());
+    let counted = number("used_memory").unwrap_or(0);
+    let counted = counted.saturating_sub(number("mem_not_counted_for_evict").unwrap_or(0));
+    number("maxmemory").is_some_and(|most| most > 0 && counted > most)
 }
 
 fn unknown(what: &str, said: &str) -> String {
@@ -83,6 +94,27 @@ mod tests {
         for version in ["6.2.0", "6.2.14", "7.0.15", "7.2.4", "8.0.0", "10.0.1"] {
             assert_eq!(found(version, "noeviction"), [], "{version}");
         }
+    }
+
+    #[test]
+    fn a_server_that_uses_more_than_it_may_is_full() {
+        for (memory, full) in [
+            ("used_memory:9\r\nmaxmemory:0\r\n", false),
+            ("used_memory:9\r\nmaxmemory:9\r\n", false),
+            ("used_memory:10\r\nmaxmemory:9\r\n", true),
+            // Buffers of replicas and of the append-only file.
+            (
+                "used_memory:10\r\nmaxmemory:9\r\nmem_not_counted_for_evict:1\r\n",
+                false,
+            ),
+            ("maxmemory:9\r\n", false),
+        ] {
+            assert_eq!(is_full(memory), full, "{memory}");
+        }
+        let text = "used_memory:10\r\nmaxmemory:9\r\nmaxmemory_policy:noeviction\r\n";
+        let found = problems("redis_version:7.0.15\r\n", text);
+        assert_eq!((found.len(), found[0].fatal), (1, false));
+        assert!(found[0].text.starts_with(FULL), "{}", found[0].text);
     }
 
     #[test]

@@ -27,7 +27,7 @@ impl World {
             settling: None,
             awaited: None,
         };
-        let late = held.win.too_late;
+        let late = held.win.too_late.is_some();
         if late {
             self.reached.insert("granted too late");
             held.settling = Some(self.settling(&held.win, Outcome::Missed, None));
