@@ -18,11 +18,11 @@ use crate::{
     failpoint,
     guard::{Ended, HandOver, Moment, Spec},
     logic::{
-        attempts,
+        attempts::{self, After},
         backoff::{Pauses, Throttle},
         claim::{DelayedAttempt, Renew, Renewal, Settle, Settlement},
         hold::{Do, Hold, Renewed, SMALLEST_PIECE, View},
-        life::{self, Cause, Stop},
+        life::{self, Stop},
     },
     model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord},
     runner::{End, Prepared, Runner, Running},
@@ -210,11 +210,7 @@ impl Holder {
                     .await;
             }
         };
-        let settle = self.settle_on_death(
-            &g,
-            attempts::after_crash(&job, run.attempt),
-            attempts::after_failure(&job, run.attempt),
-        );
+        let settle = self.settle_on_death(&g, |after| after.next_attempt(&job, run.attempt));
         let spec = Spec::new(&job, &run, hold.trusted_until(), settle);
         let prepared = self.prepared().remove(&g.run.id);
         let started = self.runner.start_prepared(spec, job.output, prepared);
@@ -226,7 +222,7 @@ impl Holder {
                 drop(command);
                 g.slot = None;
                 g.permit = None;
-                let next_attempt = attempts::after_failure(&job, run.attempt);
+                let next_attempt = After::Failure.next_attempt(&job, run.attempt);
                 return self
                     .settle_unstarted(contender, &g, end, next_attempt)
                     .await;
@@ -248,12 +244,8 @@ impl Holder {
             }
         };
         failpoint::here("before_settle");
-        let next_attempt = match (end.outcome, end.cause) {
-            (Outcome::Failed | Outcome::TimedOut, _) => attempts::after_failure(&job, run.attempt),
-            (Outcome::Crashed | Outcome::LeaseLost, _)
-            | (_, Some(Cause::Stopped(Stop::Shutdown))) => attempts::after_crash(&job, run.attempt),
-            _ => None,
-        };
+        let next_attempt = After::of(end.outcome, end.cause, end.started.is_some())
+            .next_attempt(&job, run.attempt);
         // No process of the run is left; recording the outcome may take as long as the store does not answer.
         drop(command);
         g.slot = None;
@@ -341,7 +333,7 @@ impl Holder {
                     ended: end.ended,
                 };
                 let outcome = end.outcome;
-                let settle = self.settle_on_death(g, next_attempt, next_attempt);
+                let settle = self.settle_on_death(g, |_| next_attempt);
                 match self.runner.hand_over(&HandOver { settle, end }) {
                     Ok(()) => error!(job = %g.job.name, run = %g.run.id, %outcome,
                         "stopping before the outcome is recorded: a background process keeps trying"),
@@ -357,14 +349,14 @@ impl Holder {
     fn settle_on_death(
         &self,
         g: &Granted,
-        on_crash: Option<DelayedAttempt>,
-        on_failure: Option<DelayedAttempt>,
+        next_attempt: impl Fn(After) -> Option<DelayedAttempt>,
     ) -> serde_json::Value {
         let settle = SettleOnDeath {
             store: self.store_config.clone(),
             record: self.record(g, None),
-            on_crash,
-            on_failure,
+            on_crash: next_attempt(After::Crash),
+            on_failure: next_attempt(After::Failure),
+            on_no_start: next_attempt(After::NoStart),
             offset_us: self.clock.offset_us().unwrap_or(0),
             patience: g.job.lease.length,
             record_file: self.runner.recorder().map(|r| r.path().to_owned()),

@@ -12,9 +12,10 @@ use crate::{
     guard::{Ended, HandOver, Moment},
     lock::LockClient,
     logic::{
+        attempts::After,
         backoff::Pauses,
         claim::{DelayedAttempt, Settle},
-        life::{self, Cause, Stop},
+        life,
     },
     model::{LAST_MS, Outcome, RunRecord},
     recording::{Line, Recorder, recording},
@@ -38,6 +39,8 @@ pub struct SettleOnDeath {
     pub on_crash: Option<DelayedAttempt>,
     /// The next attempt if the command failed by itself.
     pub on_failure: Option<DelayedAttempt>,
+    /// The next attempt if the command was not executed.
+    pub on_no_start: Option<DelayedAttempt>,
     /// [`crate::clock::StoreClock::offset_us`].
     pub offset_us: i64,
     /// How long to try to record that the run died with its daemon, or lost its lease. After that the lease has lapsed,
@@ -50,13 +53,12 @@ pub struct SettleOnDeath {
 }
 
 impl SettleOnDeath {
-    /// The next attempt after this outcome.
-    fn next_attempt(&self, outcome: Outcome, cause: Option<Cause>) -> Option<DelayedAttempt> {
-        match (outcome, cause) {
-            (Outcome::Crashed | Outcome::LeaseLost, _)
-            | (_, Some(Cause::Stopped(Stop::Shutdown))) => self.on_crash,
-            (Outcome::Failed | Outcome::TimedOut, _) => self.on_failure,
-            _ => None,
+    fn next_attempt(&self, after: After) -> Option<DelayedAttempt> {
+        match after {
+            After::End => None,
+            After::Crash => self.on_crash,
+            After::Failure => self.on_failure,
+            After::NoStart => self.on_no_start,
         }
     }
 
@@ -122,7 +124,8 @@ pub fn main() -> ExitCode {
         Err(e) => return fail(&format!("cannot read the daemon's instructions: {e}")),
     };
     let end = handed.end;
-    let next_attempt = on_death.next_attempt(end.outcome, end.cause);
+    let after = After::of(end.outcome, end.cause, end.started.is_some());
+    let next_attempt = on_death.next_attempt(after);
     let begun = Boottime::now();
     let (hurry_until, until) = (
         begun + on_death.patience,
@@ -204,7 +207,8 @@ pub(crate) async fn simulated(handed: HandOver) {
     let on_death: SettleOnDeath =
         serde_json::from_value(handed.settle).expect("the daemon's instructions");
     let end = handed.end;
-    let next_attempt = on_death.next_attempt(end.outcome, end.cause);
+    let after = After::of(end.outcome, end.cause, end.started.is_some());
+    let next_attempt = on_death.next_attempt(after);
     let until = Boottime::now() + on_death.patience(end.outcome);
     let recorder = on_death.record_file.as_deref();
     let recorder = recorder.and_then(|file| Recorder::open(file, "the helper of a guard").ok());
@@ -313,6 +317,7 @@ mod tests {
             },
             on_crash: next_attempt(Trigger::Takeover),
             on_failure: next_attempt(Trigger::Retry),
+            on_no_start: None,
             offset_us: 0,
             patience: Duration::from_secs(15),
             record_file: None,
@@ -346,50 +351,5 @@ mod tests {
         assert!(!format!("{on_death:?}").contains("hunter"), "{on_death:?}");
         let secret = serde_json::to_string(&on_death.store.password).expect("JSON");
         assert_eq!(secret, "\"***\"");
-    }
-
-    #[test]
-    fn what_follows_an_attempt() {
-        for (outcome, cause, expected) in [
-            (Outcome::Succeeded, None, None),
-            (Outcome::Failed, None, Some(Trigger::Retry)),
-            (
-                Outcome::TimedOut,
-                Some(Cause::Timeout),
-                Some(Trigger::Retry),
-            ),
-            (
-                Outcome::Crashed,
-                Some(Cause::DaemonGone),
-                Some(Trigger::Takeover),
-            ),
-            (
-                Outcome::LeaseLost,
-                Some(Cause::Deadline),
-                Some(Trigger::Takeover),
-            ),
-            (
-                Outcome::Cancelled,
-                Some(Cause::Stopped(Stop::Shutdown)),
-                Some(Trigger::Takeover),
-            ),
-            (
-                Outcome::Cancelled,
-                Some(Cause::Stopped(Stop::Cancelled)),
-                None,
-            ),
-            (
-                Outcome::Replaced,
-                Some(Cause::Stopped(Stop::Replaced)),
-                None,
-            ),
-        ] {
-            let next_attempt = on_death().next_attempt(outcome, cause);
-            assert_eq!(
-                next_attempt.map(|a| a.trigger),
-                expected,
-                "{outcome} {cause:?}"
-            );
-        }
     }
 }

@@ -183,6 +183,7 @@ struct Command {
     stubborn: bool,
     /// What its daemon believed of the store's clock: Unix µs minus the host's monotonic time.
     offset_us: i64,
+    executed: bool,
     /// Of a guard whose daemon is gone: what it tells the store, and when.
     settle: Option<Settling>,
 }
@@ -396,6 +397,7 @@ impl World {
             return;
         }
         command.life.on_started();
+        command.executed = true;
         command.state = CommandState::Runs {
             ends_at: now + command.lasts,
         };

@@ -3,14 +3,55 @@
 use super::{
     backoff,
     claim::{DelayedAttempt, OnCrash},
+    life::{Cause, Stop},
 };
-use crate::model::{Trigger, job::Job};
+use crate::model::{Outcome, Trigger, job::Job};
 
 /// A fencing token has three digits for the attempt.
 const MOST: u32 = 999;
+/// So many attempts of one occurrence may end before their command was started because its start took too long: on a
+/// host where every start takes longer than a lease, the occurrences behind it would wait for ever.
+const SLOW_STARTS: u32 = 5;
+
+/// What the next attempt depends on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum After {
+    /// No attempt follows.
+    End,
+    Failure,
+    Crash,
+    /// The command was not executed, for a reason that has nothing to do with it.
+    NoStart,
+}
+
+impl After {
+    /// `started`: the command was executed, or that is not known.
+    pub fn of(outcome: Outcome, cause: Option<Cause>, started: bool) -> Self {
+        match (outcome, cause) {
+            (_, Some(Cause::GuardGone)) => Self::Crash,
+            (Outcome::Crashed | Outcome::LeaseLost, _)
+            | (_, Some(Cause::Stopped(Stop::Shutdown))) => match started {
+                true => Self::Crash,
+                false => Self::NoStart,
+            },
+            (Outcome::Failed | Outcome::TimedOut, _) => Self::Failure,
+            _ => Self::End,
+        }
+    }
+
+    pub fn next_attempt(self, job: &Job, attempt: u32) -> Option<DelayedAttempt> {
+        match self {
+            Self::End => None,
+            Self::Failure => after_failure(job, attempt),
+            Self::Crash => after_crash(job, attempt),
+            Self::NoStart if attempt >= SLOW_STARTS => after_crash(job, attempt),
+            Self::NoStart => after_no_start(attempt),
+        }
+    }
+}
 
 /// After a run whose holder died, or lost its lease.
-pub fn after_crash(job: &Job, attempt: u32) -> Option<DelayedAttempt> {
+fn after_crash(job: &Job, attempt: u32) -> Option<DelayedAttempt> {
     (job.on_crash == OnCrash::Rerun && attempt < job.max_attempts).then_some(DelayedAttempt {
         delay_ms: 0,
         trigger: Trigger::Takeover,
@@ -45,6 +86,99 @@ pub fn after_no_start(attempt: u32) -> Option<DelayedAttempt> {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+
+    #[test]
+    fn what_follows_an_attempt() {
+        let stopped = |stop| Some(Cause::Stopped(stop));
+        for (outcome, cause, started, expected) in [
+            (Outcome::Succeeded, None, true, After::End),
+            (Outcome::Failed, None, true, After::Failure),
+            (Outcome::Failed, None, false, After::Failure),
+            (
+                Outcome::TimedOut,
+                Some(Cause::Timeout),
+                true,
+                After::Failure,
+            ),
+            (
+                Outcome::TimedOut,
+                Some(Cause::Timeout),
+                false,
+                After::Failure,
+            ),
+            (
+                Outcome::Crashed,
+                Some(Cause::DaemonGone),
+                true,
+                After::Crash,
+            ),
+            (
+                Outcome::Crashed,
+                Some(Cause::DaemonGone),
+                false,
+                After::NoStart,
+            ),
+            // Whether the command was executed, only the guard knew.
+            (
+                Outcome::Crashed,
+                Some(Cause::GuardGone),
+                false,
+                After::Crash,
+            ),
+            (
+                Outcome::LeaseLost,
+                Some(Cause::Deadline),
+                true,
+                After::Crash,
+            ),
+            (
+                Outcome::LeaseLost,
+                Some(Cause::Deadline),
+                false,
+                After::NoStart,
+            ),
+            (
+                Outcome::Cancelled,
+                stopped(Stop::Shutdown),
+                true,
+                After::Crash,
+            ),
+            (
+                Outcome::Cancelled,
+                stopped(Stop::Shutdown),
+                false,
+                After::NoStart,
+            ),
+            (
+                Outcome::Cancelled,
+                stopped(Stop::Cancelled),
+                true,
+                After::End,
+            ),
+            (
+                Outcome::Cancelled,
+                stopped(Stop::Cancelled),
+                false,
+                After::End,
+            ),
+            (Outcome::Replaced, stopped(Stop::Replaced), true, After::End),
+        ] {
+            let after = After::of(outcome, cause, started);
+            assert_eq!(after, expected, "{outcome} {cause:?} {started}");
+        }
+    }
+
+    #[test]
+    fn a_command_that_was_not_executed_is_tried_again_a_few_times() {
+        let next = |lines: &str| {
+            let job = job(lines);
+            (1..20)
+                .take_while(|n| After::NoStart.next_attempt(&job, *n).is_some())
+                .count()
+        };
+        assert_eq!(next(""), 4);
+        assert_eq!(next("on_crash = \"rerun\"\nmax_attempts = 9"), 8);
+    }
 
     use super::*;
     use crate::config;

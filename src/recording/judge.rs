@@ -279,8 +279,18 @@ impl Judge<'_> {
         let most = self.rules.iter().map(|r| r.max_attempts).max();
         let once = |r: &&Rules| r.on_crash == OnCrash::Fail && !r.retries;
         let once = !self.rules.is_empty() && self.rules.iter().all(once);
+        // An attempt whose command was not executed may be repeated whatever the job says.
+        let idle: BTreeSet<_> = (self.operations.iter())
+            .filter_map(|o| match &o.question {
+                Question::Settle(s) if s.record.started_at.is_none() => Some(&s.record),
+                _ => None,
+            })
+            .map(|r| (r.occurrence, r.attempt))
+            .collect();
         let more = |g: &&Granted<'_>| {
-            once && g.grant.attempt > 1 || most.is_some_and(|most| g.grant.attempt > most)
+            let earlier = (1..g.grant.attempt).map(|n| (g.grant.occurrence, n));
+            let ran = earlier.filter(|attempt| !idle.contains(attempt)).count() as u32;
+            once && ran > 0 || most.is_some_and(|most| ran >= most)
         };
         let texts: Vec<String> = self
             .granted

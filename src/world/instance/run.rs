@@ -5,11 +5,11 @@ use std::{sync::Arc, time::Duration};
 use super::Held;
 use crate::{
     logic::{
-        attempts,
+        attempts::{self, After},
         claim::{DelayedAttempt, Question, Renew, Settle},
         contest::Win,
         hold::{self, Do, Hold, Renewed},
-        life::{Cause, Life, Stop},
+        life::Life,
     },
     model::{Boottime, JobName, Outcome, RunId, RunRecord, job::Job},
     world::{Body, Command, CommandState, SETTLE_AGAIN, Sender, Settling, TIMEOUT, World},
@@ -96,9 +96,9 @@ impl World {
             return true;
         }
         if held.started
-            && let Some((outcome, cause)) = self.gone(run)
+            && let Some((outcome, after)) = self.gone(run)
         {
-            return self.ended(i, job, r, outcome, cause);
+            return self.ended(i, job, r, outcome, after);
         }
         let held = &mut self.here(i, job).held[r];
         if now < held.wake {
@@ -177,15 +177,18 @@ impl World {
             stubborn,
             offset_us: self.instances[i].belief.offset_us().unwrap_or(0),
             settle: None,
+            executed: false,
         });
         self.send(Sender::Instance(i, of.1), Body::Exec(id));
     }
 
     /// How a command ended, once its guard says so.
-    pub(super) fn gone(&self, run: RunId) -> Option<(Outcome, Option<Cause>)> {
+    pub(super) fn gone(&self, run: RunId) -> Option<(Outcome, After)> {
         let command = self.commands.iter().find(|c| c.run.id == run)?;
         match command.state {
-            CommandState::Gone(outcome, cause, _) => Some((outcome, cause)),
+            CommandState::Gone(outcome, cause, _) => {
+                Some((outcome, After::of(outcome, cause, command.executed)))
+            }
             _ => None,
         }
     }
@@ -196,10 +199,10 @@ impl World {
         job: &JobName,
         r: usize,
         outcome: Outcome,
-        cause: Option<Cause>,
+        after: After,
     ) -> bool {
         let win = self.here(i, job).held[r].win.clone();
-        let next = after(&win.job, win.run.attempt, outcome, cause);
+        let next = after.next_attempt(&win.job, win.run.attempt);
         let mut settling = self.settling(&win, outcome, next);
         settling.settle.record.finished_at = Some(self.ended_at(win.run.id));
         let h = self.here(i, job);
@@ -246,7 +249,8 @@ impl World {
                 Outcome::Crashed | Outcome::LeaseLost => definition.lease.length,
                 _ => Duration::from_secs(3600),
             };
-            let next = after(&definition, command.run.attempt, outcome, cause);
+            let after = After::of(outcome, cause, command.executed);
+            let next = after.next_attempt(&definition, command.run.attempt);
             let record = RunRecord {
                 outcome,
                 ..RunRecord::of(&command.job, &command.run).lasting(None, Some(self.ms()))
@@ -302,22 +306,6 @@ impl Settling {
     }
     pub(in crate::world) fn wake_at(&self) -> Boottime {
         self.asked.map_or(self.again_at, |(_, until)| until)
-    }
-}
-
-/// As the holder and the guard have it.
-fn after(
-    job: &Job,
-    attempt: u32,
-    outcome: Outcome,
-    cause: Option<Cause>,
-) -> Option<DelayedAttempt> {
-    match (outcome, cause) {
-        (Outcome::Failed | Outcome::TimedOut, _) => attempts::after_failure(job, attempt),
-        (Outcome::Crashed | Outcome::LeaseLost, _) | (_, Some(Cause::Stopped(Stop::Shutdown))) => {
-            attempts::after_crash(job, attempt)
-        }
-        _ => None,
     }
 }
 

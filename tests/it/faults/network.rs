@@ -340,9 +340,11 @@ fn what_is_due_at_once_after_a_stall_is_started_with_a_lease() {
         stalled.elapsed() > Duration::from_secs(4)
     });
     all.fleet.proxies[0].set(Fault::None);
-    // A busy host may need longer than a lease for some of so many starts.
+    // A busy host may need longer than a lease for some of so many starts. Nothing was executed then, so that another
+    // attempt may follow.
     let ended = all.outcomes();
-    assert!(ended["succeeded at attempt 1"] >= 300, "{ended:?}");
+    let well = ended.iter().filter(|(how, _)| how.starts_with("succeeded"));
+    assert_eq!(well.map(|(_, n)| n).sum::<usize>(), 500, "{ended:?}");
     all.fleet.stop();
 }
 
