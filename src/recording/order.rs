@@ -131,6 +131,9 @@ const WINDOW: usize = 64;
 const RECENT: usize = 64;
 /// How many questions without an answer may have been decided in a row.
 const IN_A_ROW: usize = 8;
+/// How many jumps one question without an answer may excuse. It was decided once, but where it is missing, the answers
+/// around it may be put into a wrong order, which makes further jumps.
+const JUMPS: usize = 4;
 /// How many states are followed that they may lead to.
 const BEAM: usize = 12;
 
@@ -157,6 +160,7 @@ pub(super) fn order(operations: &[Operation], losses: &[i64], states: &mut State
         losses_used: 0,
         left_states: VecDeque::new(),
         decided: vec![],
+        excused: 0,
     };
     walk.run(states)
 }
@@ -175,6 +179,8 @@ struct Walk<'a> {
     /// States that were left, the newest first, and the answered operation that left them, if it was one.
     left_states: VecDeque<(Id, Option<usize>)>,
     decided: Vec<Decided>,
+    /// How many jumps questions without an answer have excused.
+    excused: usize,
 }
 
 impl<'a> Walk<'a> {
@@ -307,7 +313,8 @@ impl<'a> Walk<'a> {
         } else if lost_now {
             self.losses_used += 1;
             Jump::Lost
-        } else if self.open.iter().any(|&j| self.may_be_before(j, i)) {
+        } else if self.excused < JUMPS * self.open_before(i) {
+            self.excused += 1;
             Jump::Unanswered
         } else {
             Jump::Unexplained
@@ -322,6 +329,12 @@ impl<'a> Walk<'a> {
             Some(done) if p.boot == o.boot => p.sent <= done.received,
             _ => p.sent_us <= o.about_us + super::check::INEXACT_US,
         }
+    }
+
+    /// How many questions without an answer may have been decided before `i`.
+    fn open_before(&self, i: usize) -> usize {
+        let before = |j: &&usize| self.may_be_before(**j, i);
+        self.open.iter().filter(before).count()
     }
 
     /// Questions without an answer that lead from a state to that before `i`, if there are such.
