@@ -1731,7 +1731,7 @@ async fn what_is_planned_while_nobody_has_the_job_is_not_owed(bed: Bed) {
     };
     let far = Missed::one(Occurrence(newest + 1_000_000));
     while self::now(&*s).await.0 < newest + 2 {}
-    let back = has(Presence::Back, vec![owed, far]);
+    let back = has(Presence::New, vec![owed, far]);
     let st = register(&*s, back).await.1.unwrap();
     assert!(st.off == 0 && st.since > since, "{st:?}");
     assert_eq!(st.newest, newest + 2);

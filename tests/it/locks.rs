@@ -1526,7 +1526,7 @@ async fn a_singleflight_waiter_never_asks_while_its_own_client_has_the_lock() {
         unreachable!()
     };
     let c = bed.client();
-    let lease = Duration::from_secs(1);
+    let lease = Duration::from_secs(3);
     let lock = acquired(c.singleflight_lock("k", LONG, lease).await.unwrap());
     lock.keep_renewed();
     let waiter = {

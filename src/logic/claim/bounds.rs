@@ -610,6 +610,22 @@ fn what_is_owed_begins_with_what_is_known() {
     assert_eq!(off(was_off, Presence::Disabled), (T - 9000, was_off));
     assert_eq!(off(0, Presence::New), (T - 9000, 0));
     assert_eq!(off(0, Presence::Back), (T, 0));
+    // What another instance may still start is not recorded.
+    let owes = |off| {
+        let st = State {
+            off,
+            ..before("s", T - 1000).expect("one")
+        };
+        let r = Register {
+            presence: Presence::Back,
+            owed: vec![Missed::one(Occurrence(T - 500))],
+            ..registration(0)
+        };
+        let (st, effects) = registered(Some(st), &r, T);
+        (st.newest, effects.records.len())
+    };
+    assert_eq!(owes(0), (T - 1000, 0));
+    assert_eq!(owes(was_off), (T - 500, 1));
 }
 
 #[test]

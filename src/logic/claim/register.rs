@@ -177,8 +177,9 @@ pub fn register(
     // Others have adopted the state without them.
     lose_triggers(st, r, lost, now, effects);
     match r.presence {
-        Presence::New if st.off > 0 => come_back(st, r, now, effects),
-        Presence::Back => come_back(st, r, now, effects),
+        Presence::New | Presence::Back if st.off > 0 => come_back(st, r, now, effects),
+        // Another instance may have the job, and may still start what the caller owes.
+        Presence::Back => st.since = st.since.max(now),
         // Another instance took the job for nobody's.
         Presence::Kept => st.off = 0,
         Presence::New | Presence::Disabled => {}
