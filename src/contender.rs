@@ -252,14 +252,16 @@ impl Contender {
         self.raise_quarantine(job.lease.quarantine);
         let now = self.clock.now_ms().map(Occurrence);
         let mut jobs = self.lock();
-        let back = (job.enabled.then(|| self.gone.lock().remove(&job.name))).flatten();
+        let gone = (job.enabled.then(|| self.gone.lock().remove(&job.name))).flatten();
+        // If the store was told long ago, or the job is new, only the time of the return counts.
+        let absence = gone.map_or_else(Absence::over, |gone| gone.absence);
         if let Some(e) = jobs.get_mut(&job.name) {
             if e.state.definition.enabled && !job.enabled {
                 self.gone.lock().insert(job.name.clone(), Gone::default());
             }
             let plan_after = self.touch(e, |e| {
-                if let Some(gone) = back {
-                    e.state.comes_back(gone.absence);
+                if !e.state.definition.enabled && job.enabled {
+                    e.state.comes_back(absence, now);
                 }
                 e.state.redefine(job.clone(), now)
             });
@@ -270,8 +272,8 @@ impl Contender {
         }
         let account = self.removed().remove(&job.name).unwrap_or_default();
         let mut state = JobState::new(job.clone(), account);
-        if let Some(gone) = back {
-            state.comes_back(gone.absence);
+        if job.enabled {
+            state.comes_back(absence, now);
         }
         let entry = Entry {
             state,

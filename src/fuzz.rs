@@ -658,6 +658,7 @@ fn steps(fields: &Fields, was: &State, now: i64) {
                 lost_before: 0,
                 presence: Presence::New,
                 owed: vec![],
+                back_at: 0,
                 remembered,
                 instance: InstanceId::new("i1"),
                 host: "h1".to_owned(),

@@ -310,6 +310,7 @@ pub fn registration(job: &str, incarnation: &str) -> soloist::logic::claim::Regi
         lost_before: 0,
         presence: soloist::logic::claim::Presence::New,
         owed: vec![],
+        back_at: 0,
         remembered: Default::default(),
         instance: InstanceId::new("bench"),
         host: "bench".to_owned(),

@@ -481,6 +481,7 @@ impl Elector {
             },
             presence: Presence::New,
             owed: vec![],
+            back_at: 0,
             remembered: Default::default(),
             instance: self.instance.clone(),
             host: self.host.clone(),

@@ -103,6 +103,13 @@ impl Process {
         (at.0 / 1000) as i64 + self.offset
     }
 
+    /// At most this had come by the store's clock at the last sign of life, Unix µs: that clock may have been wrong for
+    /// most of the time, or at the end.
+    pub(super) fn last_us(&self) -> i64 {
+        let offset = self.offsets.last().copied().unwrap_or(self.offset);
+        (self.last.0 / 1000) as i64 + offset.min(self.offset)
+    }
+
     /// It did not run at some time between these.
     pub(super) fn stood(&self, from: Boottime, to: Boottime) -> bool {
         self.stood
@@ -535,4 +542,31 @@ fn records(
         let (by_the_rules, after, records) = decide(&question, around, now_us);
         (by_the_rules == *answer && after == around.after).then_some(records)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_that_was_ahead_for_most_of_the_time_or_at_the_end_makes_nothing_overdue() {
+        const HOUR: i64 = 3_600_000_000;
+        for (offsets, offset) in [
+            ([HOUR + 7, HOUR + 8, 9], HOUR + 7),
+            ([7, 9, HOUR + 8], 9),
+            ([7, 8, 9], 9),
+        ] {
+            let process = Process {
+                who: String::new(),
+                boot: 0,
+                ended: true,
+                offsets: offsets.to_vec(),
+                offset,
+                jobs: vec![],
+                stood: vec![],
+                last: Boottime(5000),
+            };
+            assert_eq!(process.last_us(), 5 + 9, "{offsets:?}");
+        }
+    }
 }

@@ -9,7 +9,7 @@ use jiff::tz::TimeZone;
 
 use super::{
     Rules,
-    check::{Breach, Ran, Records, Verdict},
+    check::{Breach, Process, Ran, Records, Verdict},
     order::{Decided, Jump, Operation, Ordered},
 };
 use crate::{
@@ -419,7 +419,7 @@ impl Judge<'_> {
         let daemons = self.records.processes.iter();
         let daemons =
             daemons.filter(|p| p.jobs.last().is_some_and(|(_, j)| j.contains_key(self.job)));
-        let last = daemons.map(|p| p.store_us(p.last)).max();
+        let last = daemons.map(Process::last_us).max();
         let patience = rules.start_within + rules.jitter + 3 * rules.lease;
         last.map_or(0, |us| us / 1000 - patience.as_millis() as i64 - 10_000)
     }

@@ -485,6 +485,7 @@ impl Fleet {
                     lost_before: 0,
                     presence: Presence::New,
                     owed: vec![],
+                    back_at: 0,
                     remembered: Default::default(),
                     instance: InstanceId::new("web-1"),
                     host: "web".into(),

@@ -176,6 +176,7 @@ fn registration(name: &str, adopt: Option<&str>) -> Register {
         lost_before: 0,
         presence: Presence::New,
         owed: vec![],
+        back_at: 0,
         remembered: Default::default(),
         instance: InstanceId::new("a"),
         host: "a.example".to_owned(),

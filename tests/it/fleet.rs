@@ -611,6 +611,30 @@ fn a_job_that_one_instance_still_has_is_owed() {
     fleet.stop();
 }
 
+/// A reload removes a job and brings it back while the store is away: what is planned after that runs.
+#[test]
+fn what_is_planned_after_a_job_is_back_is_owed_also_while_the_store_is_away() {
+    let mut fleet = fleet(1).witness("work", "for=5", EVERYTHING).start();
+    fleet.wait_runs(2);
+    fleet.server().stop();
+    let table = each_second("for=5", EVERYTHING);
+    for lines in [None, Some(&*table)] {
+        std::fs::write(&fleet.instances[0].log, "").expect("an empty log");
+        fleet.set_job("work", lines);
+        fleet.write_config(0);
+        fleet.instances[0].signal(Signal::HUP);
+        fleet.wait_log(0, "configuration reloaded");
+    }
+    let back = idle(4);
+    fleet.server().cont();
+    wait_until("what was planned meanwhile runs", GENEROUS, || {
+        let runs = fleet.trace().runs_of("work");
+        let of = |r: &&Run| r.occurrence > back && r.occurrence < back + 4000;
+        runs.iter().filter(of).count() >= 3
+    });
+    fleet.stop();
+}
+
 /// Daemon, guard and job are killed at once, and the daemon is started again under its name: its run from before is
 /// dead, whatever its name says.
 #[test]

@@ -224,6 +224,7 @@ impl Node {
             lost_before: 0,
             presence: Presence::New,
             owed: vec![],
+            back_at: 0,
             remembered: Default::default(),
             instance: InstanceId::new("a"),
             host: "a".into(),

@@ -536,6 +536,7 @@ async fn register(store: &dyn Store, m: &mut Model) {
             Presence::Back,
             Presence::Kept,
         ][m.rng.usize(..4)],
+        back_at: if m.one_in(2) { m.instant() } else { 0 },
         owed: m.one_in(3).then(|| m.missed()).into_iter().collect(),
         remembered: m.remembered(),
         instance: m.instance(),

@@ -146,6 +146,7 @@ async fn register(s: &dyn Store, jobs: &[JobName]) -> i64 {
             lost_before: 0,
             presence: Presence::New,
             owed: vec![],
+            back_at: 0,
             remembered: Default::default(),
             instance: InstanceId::new("a"),
             host: "a".to_owned(),

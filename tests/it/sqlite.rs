@@ -84,6 +84,7 @@ async fn register(store: &dyn Store) {
         lost_before: 0,
         presence: Presence::New,
         owed: vec![],
+        back_at: 0,
         remembered: Default::default(),
         instance: InstanceId::new("a"),
         host: "h".to_owned(),

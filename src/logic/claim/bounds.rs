@@ -546,6 +546,7 @@ fn registration(known: i64) -> Register {
         lost_before: 0,
         presence: Presence::New,
         owed: vec![],
+        back_at: 0,
         remembered: Remembered::default(),
         instance: InstanceId::new("a"),
         host: String::new(),
@@ -610,6 +611,21 @@ fn what_is_owed_begins_with_what_is_known() {
     assert_eq!(off(was_off, Presence::Disabled), (T - 9000, was_off));
     assert_eq!(off(0, Presence::New), (T - 9000, 0));
     assert_eq!(off(0, Presence::Back), (T, 0));
+    // What is planned after its return is owed, however late the store hears of the return.
+    let back = |off, presence| {
+        let st = State {
+            off,
+            ..before("s", T - 1000).expect("one")
+        };
+        let r = Register {
+            presence,
+            back_at: T - 300,
+            ..registration(0)
+        };
+        registered(Some(st), &r, T).0.since
+    };
+    assert_eq!(back(0, Presence::Back), T - 300);
+    assert_eq!(back(was_off, Presence::New), T - 300);
     // What another instance may still start is not recorded.
     let owes = |off| {
         let st = State {

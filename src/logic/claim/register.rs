@@ -36,6 +36,9 @@ pub struct Register {
     pub presence: Presence,
     /// Occurrences that were undecided when the caller ceased to have the job. Ascending.
     pub owed: Vec<Missed>,
+    /// Since when the caller has the job, Unix ms; 0: since now.
+    #[serde(default)]
+    pub back_at: i64,
     /// What the caller knows people to have asked for.
     pub remembered: Remembered,
     pub instance: InstanceId,
@@ -179,7 +182,7 @@ pub fn register(
     match r.presence {
         Presence::New | Presence::Back if st.off > 0 => come_back(st, r, now, effects),
         // Another instance may have the job, and may still start what the caller owes.
-        Presence::Back => st.since = st.since.max(now),
+        Presence::Back => st.since = st.since.max(back_at(r, now)),
         // Another instance took the job for nobody's.
         Presence::Kept => st.off = 0,
         Presence::New | Presence::Disabled => {}
@@ -206,7 +209,14 @@ fn come_back(st: &mut State, r: &Register, now: i64, effects: &mut Effects) {
             effects.records.push(record);
         }
     }
-    (st.since, st.off) = (st.since.max(now), 0);
+    (st.since, st.off) = (st.since.max(back_at(r, now)), 0);
+}
+
+fn back_at(r: &Register, now: i64) -> i64 {
+    match r.back_at {
+        0 => now,
+        at => at.min(now),
+    }
 }
 
 /// The state of a job that the store knows nothing of: a new one, or lost.
@@ -216,7 +226,7 @@ fn new(r: &Register, now: i64, incarnation: &str, effects: &mut Effects) -> Stat
         incarnation: incarnation.to_owned(),
         schedule: r.schedule.clone(),
         definition: r.definition.clone(),
-        since: known.unwrap_or(now),
+        since: known.unwrap_or_else(|| back_at(r, now)),
         lost_before: r.lost_before,
         ..State::default()
     };

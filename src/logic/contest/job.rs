@@ -203,6 +203,18 @@ pub struct Absence {
     pub told: bool,
     /// What was undecided when it began. Ascending.
     pub owed: Vec<Missed>,
+    /// When it ended, Unix ms; 0: that is not known.
+    pub until: i64,
+}
+
+impl Absence {
+    /// The store knows all about it.
+    pub fn over() -> Self {
+        Self {
+            told: true,
+            ..Self::default()
+        }
+    }
 }
 
 /// A trigger that waits.
@@ -344,8 +356,9 @@ impl JobState {
     // ---- its definition ----
 
     /// The job comes back after this instance was without it.
-    pub fn comes_back(&mut self, after: Absence) {
-        self.absence = Some(Box::new(after));
+    pub fn comes_back(&mut self, after: Absence, now: Option<Occurrence>) {
+        let until = now.map_or(0, |now| now.0);
+        self.absence = Some(Box::new(Absence { until, ..after }));
     }
 
     /// Replaces the definition; a run that goes on keeps its own. Occurrences after the returned one are to be planned
@@ -553,6 +566,7 @@ impl JobState {
                 _ => Presence::New,
             },
             owed: (self.absence.as_ref()).map_or(vec![], |absence| absence.owed.clone()),
+            back_at: self.absence.as_ref().map_or(0, |absence| absence.until),
             remembered,
             instance: me.instance.clone(),
             host: me.host.clone(),

@@ -282,7 +282,13 @@ fn an_instance_says_whether_it_has_had_a_job_all_the_time() {
     register(&mut state);
     for (told, presence) in [(true, Presence::New), (false, Presence::Back)] {
         let owed = vec![Missed::one(Occurrence(NOON - 1))];
-        state.comes_back(Absence { told, owed });
+        let absence = Absence {
+            told,
+            owed,
+            until: 0,
+        };
+        state.comes_back(absence, Some(Occurrence(NOON - 9)));
+        assert_eq!(state.registration(&me, &epoch("1")).back_at, NOON - 9);
         assert_eq!(says(&state), (Presence::Disabled, 1));
         state.redefine(job(""), now);
         assert_eq!(says(&state), (presence, 1));
