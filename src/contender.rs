@@ -39,7 +39,7 @@ use crate::{
     config::{Job, StoreRetry},
     logic::{
         belief::{self, Sampled},
-        claim::{Event, Open, Target, TargetId},
+        claim::{Event, Open, Remembered, Target, TargetId},
         contest::{Absence, Account, Changes, Halt, JobState, Me},
     },
     model::{InstanceId, JobName, Occurrence, Run, RunId},
@@ -92,8 +92,8 @@ pub struct Contender {
     jobs: Mutex<HashMap<JobName, Box<Entry>>>,
     /// Unanswered claims and active runs of removed jobs. Lock it after `jobs`.
     removed: Mutex<HashMap<JobName, Account>>,
-    /// Jobs that this instance had enabled and has not any more, as long as the store has to be told something about
-    /// that. Lock it after `jobs`.
+    /// Jobs that this instance had, or had enabled, and has not any more, as long as something about them has to be kept
+    /// in mind. Lock it after `jobs`.
     gone: Mutex<BTreeMap<JobName, Gone>>,
     flights: UnaryGroup<(JobName, TargetId, bool), Ended>,
     watches: Watches,
@@ -129,12 +129,14 @@ struct Gone {
     absence: Absence,
     /// A task has what was undecided recorded as missed.
     recording: bool,
+    /// [`JobState::memory`] of a removed job.
+    memory: Remembered,
 }
 
 impl Gone {
-    /// The store has to be told nothing more.
+    /// There is nothing more to be told or kept in mind.
     fn is_over(&self) -> bool {
-        self.absence.told && !self.recording
+        self.absence.told && !self.recording && self.memory.is_nothing()
     }
 }
 
@@ -252,6 +254,8 @@ impl Contender {
         self.raise_quarantine(job.lease.quarantine);
         let now = self.clock.now_ms().map(Occurrence);
         let mut jobs = self.lock();
+        let memory =
+            (self.gone.lock().get_mut(&job.name)).map(|gone| std::mem::take(&mut gone.memory));
         let gone = (job.enabled.then(|| self.gone.lock().remove(&job.name))).flatten();
         // If the store was told long ago, or the job is new, only the time of the return counts.
         let absence = gone.map_or_else(Absence::over, |gone| gone.absence);
@@ -272,6 +276,9 @@ impl Contender {
         }
         let account = self.removed().remove(&job.name).unwrap_or_default();
         let mut state = JobState::new(job.clone(), account);
+        if let Some(memory) = memory {
+            state.recall(memory);
+        }
         if job.enabled {
             state.comes_back(absence, now);
         }
@@ -292,13 +299,19 @@ impl Contender {
         let mut entry = jobs.remove(job);
         if let Some(e) = &mut entry {
             e.changed.tell();
+            let mut all = self.gone.lock();
+            let gone = all.entry(job.clone()).or_insert_with(|| Gone {
+                absence: Absence::over(),
+                ..Gone::default()
+            });
+            gone.memory = e.state.memory();
             if e.state.definition.enabled {
-                let gone = Gone {
-                    recording: now.is_some(),
-                    absence: Absence::default(),
-                };
-                self.gone.lock().insert(job.clone(), gone);
+                (gone.absence, gone.recording) = (Absence::default(), now.is_some());
             }
+            if gone.is_over() {
+                all.remove(job);
+            }
+            drop(all);
             // The job may return while a grant for it is still on its way here.
             if !e.state.account.is_closed() {
                 let account = std::mem::take(&mut e.state.account);

@@ -147,7 +147,7 @@ fn forge_one(file: &PathBuf, change: &impl Fn(&mut Value) -> Option<()>) -> usiz
 }
 
 /// A state that follows from nothing is a breach. If the stop left a question without an answer, that question could
-/// explain a state or two: then `check-record` says that it could not follow.
+/// explain a few states: then `check-record` says that it could not follow.
 fn is_unexplained(code: Option<i32>, text: &str) -> bool {
     code == Some(1) && text.contains("follows from no other answer")
         || text.contains("could not be followed")

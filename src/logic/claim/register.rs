@@ -87,7 +87,7 @@ impl Remembered {
             triggers: vec![],
         }
     }
-    pub(super) fn is_nothing(&self) -> bool {
+    pub fn is_nothing(&self) -> bool {
         self.pause.is_none()
             && self.skip == 0
             && self.triggered.is_empty()

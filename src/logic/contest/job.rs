@@ -355,6 +355,23 @@ impl JobState {
 
     // ---- its definition ----
 
+    /// What is to be kept in mind of the job while this instance is without it: what people asked for outlasts that,
+    /// too. Not what waits: others decide it meanwhile.
+    pub fn memory(&self) -> Remembered {
+        Remembered {
+            triggered: self.triggered.clone(),
+            ..self.remembered()
+        }
+    }
+    pub fn recall(&mut self, memory: Remembered) {
+        self.triggered = memory.triggered;
+        let asked = Remembered {
+            triggered: vec![],
+            ..memory
+        };
+        self.remembered = (asked != Remembered::default()).then(|| asked.into());
+    }
+
     /// The job comes back after this instance was without it.
     pub fn comes_back(&mut self, after: Absence, now: Option<Occurrence>) {
         let until = now.map_or(0, |now| now.0);

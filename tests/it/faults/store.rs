@@ -149,6 +149,54 @@ fn a_key_that_was_used_before_a_flush_runs_nothing_after_it() {
     assert_eq!(runs.len(), 3, "{runs:?}");
 }
 
+/// A job is in no file while the data is lost: what people asked of it before holds when it is back.
+#[test]
+fn what_people_asked_for_outlasts_that_a_job_is_removed_and_the_data_is_lost() {
+    let asked = "command = [\"{witness}\", \"{trace}\", \"for=5\"]";
+    let each_second = format!("{asked}\nschedule = \"@every 1s\"");
+    let mut fleet = fleet(2)
+        .default("lease", "\"1s\"")
+        .job("asked", asked)
+        .job("paused", &each_second)
+        .start();
+    fleet.wait_run("it runs", |r| r.job == "paused");
+    let key = ["trigger", "asked", "--key", "k", "--wait"];
+    assert!(fleet.cli(&key).status.success());
+    fleet.said(&["pause", "paused"]);
+    wait_until("both know of both", GENEROUS, || {
+        let paused = fleet.json(&["status", "--json"]);
+        let jobs = paused["jobs"].as_array().expect("jobs");
+        jobs.iter()
+            .any(|j| j["job"] == "paused" && !j["paused"].is_null())
+    });
+    fleet.wait_record("paused", "skipped");
+    for there in [false, true] {
+        for i in 0..2 {
+            std::fs::write(&fleet.instances[i].log, "").expect("an empty log");
+            fleet.set_job("asked", there.then_some(asked));
+            fleet.set_job("paused", there.then_some(&*each_second));
+            fleet.write_config(i);
+            fleet.instances[i].signal(Signal::HUP);
+        }
+        for i in 0..2 {
+            fleet.wait_log(i, "configuration reloaded");
+        }
+        if !there {
+            fleet.server().command::<()>(&["FLUSHALL"]);
+        }
+    }
+    let said = wait_for("the job is known", GENEROUS, || {
+        let out = fleet.cli(&key);
+        let said = String::from_utf8_lossy(&out.stderr).into_owned();
+        (!said.contains("not registered")).then_some(said)
+    });
+    assert!(said.contains("was used before"), "{said}");
+    fleet.wait_record("paused", "skipped");
+    fleet.stop();
+    let runs = fleet.trace().runs();
+    assert_eq!(fleet.trace().runs_of("asked").len(), 1, "{runs:?}");
+}
+
 #[test]
 fn script_flush_under_load_is_not_noticed() {
     let mut fleet = loaded();
