@@ -92,8 +92,8 @@ pub struct Contender {
     jobs: Mutex<HashMap<JobName, Box<Entry>>>,
     /// Unanswered claims and active runs of removed jobs. Lock it after `jobs`.
     removed: Mutex<HashMap<JobName, Account>>,
-    /// Jobs that this instance had, or had enabled, and has not any more, as long as something about them has to be kept
-    /// in mind. Lock it after `jobs`.
+    /// Jobs that this instance had, or had enabled, and has not any more, as long as something about them has to be
+    /// kept in mind. Lock it after `jobs`.
     gone: Mutex<BTreeMap<JobName, Gone>>,
     flights: UnaryGroup<(JobName, TargetId, bool), Ended>,
     watches: Watches,
