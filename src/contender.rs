@@ -314,8 +314,11 @@ impl Contender {
             drop(all);
             // The job may return while a grant for it is still on its way here.
             if !e.state.account.is_closed() {
+                let asks = e.state.unanswered();
                 let account = std::mem::take(&mut e.state.account);
                 self.removed().insert(job.clone(), account);
+                self.tasks
+                    .spawn(self.clone().find_grants(job.clone(), asks));
             }
         }
         drop(jobs);

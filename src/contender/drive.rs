@@ -122,6 +122,23 @@ impl Contender {
         ended
     }
 
+    /// Learns what became of the claims of a removed job that have no answer: what was granted is run.
+    pub(super) async fn find_grants(self: Arc<Self>, job: JobName, asks: Vec<Ask>) {
+        for ask in asks {
+            let mut undecided = 0;
+            // If the job is back, registering it finds them.
+            while self.job(&job).is_none()
+                && self.contest(&job, ask.clone()).await == Ended::Undecided
+            {
+                undecided += 1;
+                tokio::select! {
+                    () = tokio::time::sleep(backoff::nth(AWAY.0, undecided, AWAY.1)) => {}
+                    () = self.stop.cancelled() => return,
+                }
+            }
+        }
+    }
+
     /// Has the store record the occurrences of a removed job that are undecided up to `now`.
     pub(super) async fn give_up(self: Arc<Self>, job: JobState, now: Occurrence) {
         let schedules = job.definition.schedules.clone();

@@ -66,10 +66,18 @@ pub struct Ask {
 
 impl Ask {
     pub fn next_attempt(at: Occurrence) -> Self {
+        Self::again(Target::Scheduled(at))
+    }
+
+    /// Asks once more for what this instance, or another one, may have been granted.
+    pub fn again(target: Target) -> Self {
         Self {
-            target: Target::Scheduled(at),
             missed: vec![],
-            trigger: Trigger::Schedule,
+            trigger: match target {
+                Target::Scheduled(_) => Trigger::Schedule,
+                Target::Manual { .. } => Trigger::Manual,
+            },
+            target,
             start_by: i64::MAX,
             next_attempt: true,
         }
@@ -148,6 +156,11 @@ pub struct View<'a> {
 }
 
 impl View<'_> {
+    /// The instance drains, or the job is removed.
+    fn claims_nothing_new(&self) -> bool {
+        let removed = matches!(self.subject, Subject::Removed(_));
+        removed || matches!(self.halt, Some(Halt::Draining))
+    }
     /// Unix ms of the store's clock; None before its first answer.
     fn store_ms(&self) -> Option<i64> {
         Some(self.clock.at(self.now)?.div_euclid(1000))
@@ -254,7 +267,8 @@ pub struct Contest {
 enum Phase {
     /// The store has not answered this contest yet. A claim of an earlier contest may have been granted.
     New,
-    /// An earlier claim of this instance was granted: the grant counts also while the instance drains.
+    /// An earlier claim of this instance was granted: the grant counts also while the instance drains, and when the job
+    /// is removed.
     Granted,
     /// The store has the claim.
     Asked {
@@ -287,53 +301,47 @@ impl Contest {
     // Long: what a claim needs, in the order in which it is looked for.
     pub fn look(&mut self, v: &mut View<'_>, effects: &mut Vec<Effect>) -> Step {
         let id = self.ask.target.id();
-        if !matches!(v.subject, Subject::Here(_)) {
-            return Step::End(Ended::Gone);
+        let granted = matches!(self.phase, Phase::Granted);
+        if !granted && v.claims_nothing_new() {
+            // A claim of before may have been granted.
+            let asked = v.subject.account().asked(&id);
+            return match asked.filter(|_| !matches!(self.phase, Phase::Answered)) {
+                Some(run) => Step::FindGrant(run),
+                None => self.claims_no_more(v, effects),
+            };
         }
-        match v.halt.clone() {
-            Some(Halt::Draining) if !matches!(self.phase, Phase::Granted) => {
-                let asked = v.subject.account().asked(&id);
-                let unanswered =
-                    asked.filter(|_| matches!(self.phase, Phase::New | Phase::Asked { .. }));
-                return match unanswered {
-                    Some(run) => Step::FindGrant(run),
-                    None => self.drained(v, effects),
-                };
+        if let Some(Halt::Unreliable(decision, why)) = v.halt.clone() {
+            if let Subject::Here(job) = &mut v.subject
+                && job.noted_unreliable.first_for(&id)
+            {
+                // The daemon logs it; this note is for `why`, once for each occurrence.
+                effects.push(Effect::Note(None, decision, why.to_string()));
             }
-            Some(Halt::Unreliable(decision, why)) => {
-                if let Subject::Here(job) = &mut v.subject
-                    && job.noted_unreliable.first_for(&id)
-                {
-                    // The daemon logs it; this note is for `why`, once for each occurrence.
-                    effects.push(Effect::Note(None, decision, why.to_string()));
-                }
-                return Step::End(Ended::Undecided);
-            }
-            Some(Halt::Draining) | None => {}
+            return Step::End(Ended::Undecided);
         }
         let times = self.times(v);
         let store_ms = v.store_ms();
-        let Subject::Here(job) = &mut v.subject else {
-            return Step::End(Ended::Gone);
-        };
-        let asked = job.account.asked(&id).is_some();
-        if let Target::Scheduled(at) = self.ask.target
-            && at <= job.newest()
-            && !self.ask.next_attempt
-            // An unanswered claim of ours may have been granted: then the occurrence is decided, and ours.
-            && !asked
-        {
-            return Step::End(Ended::Settled);
-        }
-        if !self.ask.next_attempt && !job.may_claim(&self.ask) {
-            // Overdue occurrences before the target are not in the queue yet, or came in after this claim was planned.
-            return Step::End(Ended::Undecided);
-        }
-        if job.definition.overlap != Overlap::Allow && job.account.settling() {
-            return Step::Rest(SETTLED_YET);
-        }
-        if let Target::Manual { before, .. } = &mut self.ask.target {
-            *before = job.next_undecided();
+        if let Subject::Here(job) = &mut v.subject {
+            let asked = job.account.asked(&id).is_some();
+            if let Target::Scheduled(at) = self.ask.target
+                && at <= job.newest()
+                && !self.ask.next_attempt
+                // An unanswered claim of ours may have been granted: then the occurrence is decided, and ours.
+                && !asked
+            {
+                return Step::End(Ended::Settled);
+            }
+            if !self.ask.next_attempt && !job.may_claim(&self.ask) {
+                // Overdue occurrences before the target are not in the queue yet, or came in after this claim was
+                // planned.
+                return Step::End(Ended::Undecided);
+            }
+            if job.definition.overlap != Overlap::Allow && job.account.settling() {
+                return Step::Rest(SETTLED_YET);
+            }
+            if let Target::Manual { before, .. } = &mut self.ask.target {
+                *before = job.next_undecided();
+            }
         }
         if v.slot == Slot::Missing && !times.too_late {
             // A slot first: while this instance is busy, another one may run the occurrence. If none does in time,
@@ -347,12 +355,20 @@ impl Contest {
         if !v.permit {
             return Step::TakePermit;
         }
-        let run = job.account.ask(id, v.fresh);
-        let definition = job.definition.clone();
+        let (known, (run, definition)) = match &mut v.subject {
+            Subject::Here(job) => {
+                let run = job.account.ask(id, &job.definition, v.fresh);
+                (job.newest(), (run, job.definition.clone()))
+            }
+            Subject::Removed(account) => match account.asked_as(&id) {
+                Some(asked) => (Occurrence(0), asked),
+                None => return Step::End(Ended::Gone),
+            },
+        };
         let claim = Claim {
             job: definition.name.clone(),
             target: self.ask.target.clone(),
-            known: job.newest(),
+            known,
             missed: self.ask.missed.clone(),
             run,
             instance: v.me.instance.clone(),
@@ -369,7 +385,7 @@ impl Contest {
             max_attempts: definition.max_attempts,
             definition: definition.digest.clone(),
             observed: v.lapsed.take(),
-            holds: job.account.active().collect(),
+            holds: v.subject.account().active().collect(),
         };
         self.phase = Phase::Asked {
             job: definition,
@@ -417,14 +433,19 @@ impl Contest {
                 Step::Look
             }
             None if !stopping => Step::End(Ended::Undecided),
-            Some(false) | None => self.drained(v, effects),
+            Some(false) | None => self.claims_no_more(v, effects),
         }
     }
 
-    fn drained(&self, v: &mut View<'_>, effects: &mut Vec<Effect>) -> Step {
-        effects.push(Effect::Note(None, "draining", String::new()));
+    fn claims_no_more(&self, v: &mut View<'_>, effects: &mut Vec<Effect>) -> Step {
         self.forget_claim(v);
-        Step::End(Ended::Draining)
+        Step::End(match v.subject {
+            Subject::Here(_) => {
+                effects.push(Effect::Note(None, "draining", String::new()));
+                Ended::Draining
+            }
+            Subject::Removed(_) => Ended::Gone,
+        })
     }
 
     /// The store could not be reached, or refused the claim. `tries`: how often the contest asks again; `pause`: the

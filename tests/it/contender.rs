@@ -1543,6 +1543,55 @@ async fn what_was_granted_while_its_job_was_removed_starts_once() {
     started.once();
 }
 
+/// The reply to a claim is lost, then the store is away, and the job is removed from the only configuration that has
+/// it.
+#[tokio::test]
+async fn what_was_granted_without_a_reply_before_its_job_was_removed_is_run() {
+    for trigger in [false, true] {
+        let store = Arc::new(MemoryStore::new());
+        let started = Arc::new(Started::default());
+        let node = Node::simple("a", &store, &started);
+        let job = job("");
+        node.with(&job).await;
+        let at = now(&store, -100);
+        node.line.lost_replies.store(100, Ordering::SeqCst);
+        if trigger {
+            let key = "k".to_owned();
+            let what = Control::Trigger { key: key.clone() };
+            store.control(&job.name, &what).await.unwrap();
+            node.contender.on_event(&Event::Triggered {
+                job: job.name.clone(),
+                key,
+            });
+        } else {
+            node.due(&job, at);
+        }
+        until("it was granted", || {
+            (node.line.claims.load(Ordering::SeqCst) > 0).then_some(())
+        })
+        .await;
+        node.line.away.store(true, Ordering::SeqCst);
+        // No contest is under way when the job is removed: its driver pauses between two rounds.
+        let mut asked = 0;
+        while asked != node.line.claims.load(Ordering::SeqCst) {
+            asked = node.line.claims.load(Ordering::SeqCst);
+            tokio::time::sleep(Duration::from_millis(40)).await;
+        }
+        node.contender.remove_job(&job.name);
+        assert_eq!(started.all(), []);
+        node.line.lost_replies.store(0, Ordering::SeqCst);
+        node.line.away.store(false, Ordering::SeqCst);
+        let all = recorded(&*store, &job.name, 1).await;
+        assert_eq!(all[0].1, Outcome::Succeeded);
+        started.once();
+        // Nothing keeps this instance from saying that it is without the job.
+        until("the claim is settled", || {
+            (node.contender.gone() == [job.name.clone()]).then_some(())
+        })
+        .await;
+    }
+}
+
 /// The job goes from the configuration of one instance while occurrences of it wait for their jitter.
 #[tokio::test]
 async fn what_waits_for_its_jitter_is_recorded_when_its_job_is_removed() {

@@ -39,6 +39,19 @@ pub enum TargetId {
     Manual(String),
 }
 
+impl TargetId {
+    /// A target of this name.
+    pub fn target(&self) -> Target {
+        match self {
+            Self::Scheduled(at) => Target::Scheduled(*at),
+            Self::Manual(key) => Target::Manual {
+                key: key.clone(),
+                before: None,
+            },
+        }
+    }
+}
+
 /// Occurrences that nobody can start any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Missed {

@@ -2,7 +2,7 @@
 
 use crate::logic::bent::may;
 use std::{
-    collections::{BTreeMap, BTreeSet, HashSet, VecDeque},
+    collections::{BTreeMap, BTreeSet, HashSet, VecDeque, btree_map::Entry},
     sync::Arc,
     time::Duration,
 };
@@ -42,9 +42,9 @@ const OVERDUE_KEPT: usize = 100;
 /// What this instance has asked the store for, and what runs here. Outlives the job's place in the configuration.
 #[derive(Debug, Default, Clone)]
 pub struct Account {
-    /// The run ids of claims that were sent and have no answer that ends them. A claim that is sent again has the same
-    /// run id.
-    unanswered: BTreeMap<TargetId, RunId>,
+    /// The claims that were sent and have no answer that ends them: the run id, which a claim that is sent again keeps,
+    /// and the job as it was when the claim was sent last.
+    unanswered: BTreeMap<TargetId, (RunId, Arc<Job>)>,
     /// The runs that this instance holds. True: the run is over, and its settlement is awaited.
     active: BTreeMap<RunId, bool>,
     /// The newest ended runs. A late answer to a lost claim must not start a run twice.
@@ -54,10 +54,24 @@ pub struct Account {
 impl Account {
     /// The run id of the claim for `id` that has no answer yet.
     pub fn asked(&self, id: &TargetId) -> Option<RunId> {
-        self.unanswered.get(id).copied()
+        self.unanswered.get(id).map(|(run, _)| *run)
     }
-    pub(super) fn ask(&mut self, id: TargetId, fresh: impl FnOnce() -> RunId) -> RunId {
-        *self.unanswered.entry(id).or_insert_with(fresh)
+    pub(super) fn asked_as(&self, id: &TargetId) -> Option<(RunId, Arc<Job>)> {
+        self.unanswered.get(id).cloned()
+    }
+    pub(super) fn ask(
+        &mut self,
+        id: TargetId,
+        job: &Arc<Job>,
+        fresh: impl FnOnce() -> RunId,
+    ) -> RunId {
+        match self.unanswered.entry(id) {
+            Entry::Occupied(mut known) => {
+                known.get_mut().1 = job.clone();
+                known.get().0
+            }
+            Entry::Vacant(new) => new.insert((fresh(), job.clone())).0,
+        }
     }
     pub(super) fn forget(&mut self, id: &TargetId) {
         self.unanswered.remove(id);
@@ -691,7 +705,7 @@ impl JobState {
     /// Finds grants of this instance whose answers were lost, and whose occurrences it claims no more.
     fn find_own_grants(&mut self, state: &State, follows: &mut Registered) {
         let awaited = &self.awaited;
-        self.account.unanswered.retain(|target, run| {
+        self.account.unanswered.retain(|target, (run, _)| {
             !matches!(target, TargetId::Scheduled(at)
                 if at.0 <= state.newest && !awaited.contains(at) && state.held_by(*run).is_none())
         });
@@ -700,7 +714,7 @@ impl JobState {
                 .account
                 .unanswered
                 .values()
-                .any(|run| *run == open.run.id)
+                .any(|(run, _)| *run == open.run.id)
             {
                 match &open.run.key {
                     None => follows.ask_again.push(open.run.occurrence),
@@ -711,6 +725,23 @@ impl JobState {
                 }
             }
         }
+    }
+
+    /// What to ask so as to learn what became of the claims that have no answer.
+    pub fn unanswered(&self) -> Vec<Ask> {
+        let asks = self.account.unanswered.keys().map(|id| {
+            let within = self.definition.start_within.as_millis() as i64;
+            let waits = match id {
+                TargetId::Manual(key) => self.triggers.get(key),
+                TargetId::Scheduled(_) => None,
+            };
+            let start_by = waits.map_or(i64::MAX, |waits| waits.at_ms.saturating_add(within));
+            Ask {
+                start_by,
+                ..Ask::again(id.target())
+            }
+        });
+        asks.collect()
     }
 
     // ---- leases of others ----
