@@ -33,7 +33,7 @@ use crate::{
     daemon, early,
     logic::{belief, claim::State},
     model::{JobName, Outcome},
-    recording::{Recorder, recording},
+    recording::{Line, Recorder, recording},
     store::{self, Fleet, Reply, Store},
     view,
 };
@@ -335,7 +335,7 @@ async fn with_store(
         store,
         out,
     };
-    match command {
+    let exit = match command {
         Command::Status(_) => status::status(&ctx).await,
         Command::History(args) => history::history(&ctx, &args).await,
         Command::Logs(args) => logs::logs(&ctx, &args).await,
@@ -353,7 +353,11 @@ async fn with_store(
         | Command::CheckRecord(_)
         | Command::Next(_)
         | Command::Exec(_) => Ok(Exit::Ok),
+    };
+    if let Some(recorder) = &recorder {
+        recorder.write(&Line::Ends {});
     }
+    exit
 }
 
 /// The configuration file that the user named, or the first default that exists.

@@ -249,8 +249,12 @@ impl Contender {
 
     // ---- which jobs there are ----
 
-    /// Adds a job, or replaces its definition. An active run keeps the definition that it started with.
-    pub fn set_job(&self, job: Arc<Job>) {
+    /// Adds a job, or replaces its definition. An active run keeps the definition that it started with. To disable a
+    /// job is to remove it, and to add it as one that has no planned occurrences.
+    pub fn set_job(self: &Arc<Self>, job: Arc<Job>) {
+        if !job.enabled && self.has_enabled(&job.name) {
+            self.remove_job(&job.name);
+        }
         self.raise_quarantine(job.lease.quarantine);
         let now = self.clock.now_ms().map(Occurrence);
         let mut jobs = self.lock();
@@ -260,9 +264,6 @@ impl Contender {
         // If the store was told long ago, or the job is new, only the time of the return counts.
         let absence = gone.map_or_else(Absence::over, |gone| gone.absence);
         if let Some(e) = jobs.get_mut(&job.name) {
-            if e.state.definition.enabled && !job.enabled {
-                self.gone.lock().insert(job.name.clone(), Gone::default());
-            }
             let plan_after = self.touch(e, |e| {
                 if !e.state.definition.enabled && job.enabled {
                     e.state.comes_back(absence, now);
@@ -333,6 +334,10 @@ impl Contender {
         self.entry(job, |e| e.state.definition.clone())
     }
 
+    pub fn has_enabled(&self, job: &JobName) -> bool {
+        self.job(job).is_some_and(|job| job.enabled)
+    }
+
     /// The jobs that this instance has and that are enabled.
     pub fn enabled(&self) -> BTreeSet<JobName> {
         let jobs = self.lock();
@@ -376,6 +381,18 @@ impl Contender {
             self.touch(e, |e| e.state.resync());
         }
         self.registration_due.notify_one();
+    }
+
+    /// The store may have lost its data, and with it that this instance has some jobs disabled.
+    pub fn store_was_replaced(&self) {
+        let jobs = self.lock();
+        let mut gone = self.gone.lock();
+        for e in jobs.values().filter(|e| !e.state.definition.enabled) {
+            let gone = gone.entry(e.state.definition.name.clone());
+            gone.or_default().absence.told = false;
+        }
+        drop((gone, jobs));
+        self.resync();
     }
 
     /// Checks the jobs whose watermark lies in the future again: somebody may have rewound them.

@@ -48,10 +48,16 @@ fn told(v: &Verdict) -> String {
             v.questions, v.processes, v.jobs, v.unanswered
         ),
         format!(
-            "{} attempts granted, {} commands started, {} planned occurrences, {} losses of the store's data",
-            v.granted, v.ran, v.occurrences, v.losses
+            "{} attempts granted, {} commands started, {} planned occurrences",
+            v.granted, v.ran, v.occurrences
         ),
     ];
+    if v.losses > 0 {
+        lines.push(format!(
+            "{} times the store was restarted, or its data was lost or replaced",
+            v.losses
+        ));
+    }
     if v.wrong_times > 0 {
         lines.push(format!(
             "{} answers name a time that cannot be right",

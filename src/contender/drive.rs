@@ -139,7 +139,7 @@ impl Contender {
         }
     }
 
-    /// Has the store record the occurrences of a removed job that are undecided up to `now`.
+    /// Has the store record the occurrences of a removed or disabled job that are undecided up to `now`.
     pub(super) async fn give_up(self: Arc<Self>, job: JobState, now: Occurrence) {
         let schedules = job.definition.schedules.clone();
         let owed = {
@@ -164,7 +164,7 @@ impl Contender {
             let pause = if early > 0 {
                 Duration::from_millis(early as u64).min(LONGEST_TIMER)
             } else {
-                if self.job(&claim.job).is_some() {
+                if self.has_enabled(&claim.job) {
                     // The job is back: registering it handles this.
                     return;
                 }

@@ -497,7 +497,8 @@ impl FleetTask {
             EpochChange::Replaced => {
                 warn!(epoch = %reply.incarnation, "the store was restarted, or lost or changed its data: no grants \
                 until all old leases have ended");
-                self.contender.resync();
+                self.contender.store_was_replaced();
+                self.marked = false;
             }
             EpochChange::Opened => {
                 info!("the quarantine is over, also for the jobs with the longest lease")

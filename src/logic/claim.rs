@@ -53,7 +53,8 @@ pub const TOO_LATE: &str = "nobody could start it within start_within";
 pub const IN_DOUBT: &str =
     "nobody could start it within start_within: the store's clock was wrong, and not believed";
 pub const OVERDUE: &str = "overdue, and not caught up";
-pub const JOB_REMOVED: &str = "the job was removed from the configuration before it was started";
+pub const JOB_REMOVED: &str =
+    "the job was removed from the configuration, or disabled, before it was started";
 pub const OVERLAPS: &str = "the run before was still going on";
 pub const PAUSED: &str = "paused";
 /// When to ask again for an attempt of a job that is paused until somebody resumes it.

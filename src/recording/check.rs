@@ -1,7 +1,7 @@
 //! Reads the records of a fleet, compares each answer with the rules, and judges what happened.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     fs::File,
     io::{BufRead, BufReader},
     path::PathBuf,
@@ -36,7 +36,7 @@ pub struct Verdict {
     /// Attempts that were granted, and commands that ran.
     pub granted: usize,
     pub ran: usize,
-    /// How often the store's data was lost or replaced.
+    /// How often the store was restarted, or its data was lost or replaced, as the heartbeats tell.
     pub losses: usize,
     /// Answers whose time cannot be right: somebody changed it on the way.
     pub wrong_times: usize,
@@ -162,7 +162,8 @@ pub fn check(files: &[PathBuf]) -> Result<Verdict, Error> {
         ..Verdict::default()
     };
     let losses = records.losses();
-    verdict.losses = losses.len();
+    let epochs = records.epochs.iter().map(|(_, of, id)| (of, id));
+    verdict.losses = epochs.collect::<BTreeSet<_>>().len().saturating_sub(1);
     records.wrong(&mut verdict);
     let mut states = std::mem::take(&mut records.states);
     for (job, operations) in &records.operations {

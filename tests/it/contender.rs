@@ -1592,12 +1592,20 @@ async fn what_was_granted_without_a_reply_before_its_job_was_removed_is_run() {
     }
 }
 
-/// The job goes from the configuration of one instance while occurrences of it wait for their jitter.
+/// One instance is told to be without the job while occurrences of it wait for their jitter.
 #[tokio::test]
-async fn what_waits_for_its_jitter_is_recorded_when_its_job_is_removed() {
+async fn what_waits_for_its_jitter_is_recorded_when_its_job_is_removed_or_disabled() {
+    for disabled in [None, Some("enabled = false")] {
+        what_waits_for_its_jitter_is_recorded_when_its_job_is(disabled).await;
+    }
+}
+
+async fn what_waits_for_its_jitter_is_recorded_when_its_job_is(disabled: Option<&str>) {
     let store = Arc::new(MemoryStore::new());
     let started = Arc::new(Started::default());
-    let job = job("schedule = \"@every 1s\"\njitter = \"1s\"\nstart_within = \"500ms\"");
+    const LINES: &str = "schedule = \"@every 1s\"\njitter = \"1s\"\nstart_within = \"500ms\"\n";
+    let without = disabled.map(|disabled| job(&format!("{LINES}{disabled}")));
+    let job = job(LINES);
     let (node, other) = (
         Node::simple("a", &store, &started),
         Node::simple("b", &store, &started),
@@ -1611,7 +1619,10 @@ async fn what_waits_for_its_jitter_is_recorded_when_its_job_is_removed() {
     .await;
     // Also when the store cannot be reached at that moment.
     node.line.away.store(true, Ordering::SeqCst);
-    node.contender.remove_job(&job.name);
+    match without {
+        Some(without) => node.contender.set_job(without),
+        None => node.contender.remove_job(&job.name),
+    }
     until("it was asked", || {
         (node.line.claims.load(Ordering::SeqCst) > 0).then_some(())
     })

@@ -529,9 +529,11 @@ fn nothing_of(fleet: &Fleet, job: &str, from: i64, to: i64) {
 
 #[test]
 fn what_is_planned_while_a_job_is_disabled_or_absent_is_never_run() {
-    let mut fleet = fleet(2).witness("work", "for=5", EVERYTHING).start();
+    // What waits for its jitter is decided, too, when the job goes: the record of the fleet is checked.
+    let lines = &format!("{EVERYTHING}jitter = \"900ms\"\n");
+    let mut fleet = fleet(2).witness("work", "for=5", lines).start();
     fleet.wait_runs(2);
-    let table = each_second("for=5", EVERYTHING);
+    let table = each_second("for=5", lines);
     for without in [Some(format!("{table}enabled = false\n")), None] {
         fleet.set_job("work", without.as_deref());
         for i in 0..2 {
@@ -632,6 +634,47 @@ fn what_is_planned_after_a_job_is_back_is_owed_also_while_the_store_is_away() {
         let of = |r: &&Run| r.occurrence > back && r.occurrence < back + 4000;
         runs.iter().filter(of).count() >= 3
     });
+    fleet.stop();
+}
+
+/// The store loses its data while a job is disabled: what was planned meanwhile neither runs nor is unknown, also not
+/// for an instance that starts later.
+#[test]
+fn what_is_planned_while_a_job_is_disabled_is_not_lost_with_the_stores_data() {
+    let lines = &format!("{EVERYTHING}lease = \"1s\"\n");
+    let mut fleet = fleet(1).witness("work", "for=5", lines).start();
+    fleet.wait_runs(2);
+    let table = each_second("for=5", lines);
+    let reload = |fleet: &mut Fleet, enabled: bool| {
+        std::fs::write(&fleet.instances[0].log, "").expect("an empty log");
+        fleet.set_job("work", Some(&format!("{table}enabled = {enabled}\n")));
+        fleet.write_config(0);
+        fleet.instances[0].signal(Signal::HUP);
+        fleet.wait_log(0, "configuration reloaded");
+    };
+    reload(&mut fleet, false);
+    let from = idle(3);
+    fleet.server().restart();
+    fleet.wait_log(0, "the quarantine is over");
+    fleet.wait_log(0, "does not have this job enabled");
+    idle(2);
+    reload(&mut fleet, true);
+    let to = now_us() / 1000;
+    wait_until("it runs again", GENEROUS, || {
+        let runs = fleet.trace().runs_of("work");
+        runs.iter().filter(|r| r.occurrence > to).count() >= 2
+    });
+    fleet.instances[0].urge();
+    fleet.instances[0].start();
+    let again = now_us() / 1000;
+    wait_until("it runs again", GENEROUS, || {
+        let runs = fleet.trace().runs_of("work");
+        runs.iter().filter(|r| r.occurrence > again).count() >= 2
+    });
+    nothing_of(&fleet, "work", from, to);
+    let history = fleet.history("work");
+    let unknown = history.iter().filter(|r| r["outcome"] == "unknown");
+    assert_eq!(unknown.count(), 0, "{history:?}");
     fleet.stop();
 }
 

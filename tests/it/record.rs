@@ -57,6 +57,8 @@ fn a_record_that_was_changed_is_refused() {
     let (code, text) = check(&fleet, &files);
     assert_eq!(code, Some(0), "{text}");
     assert!(text.contains("no promise is broken"), "{text}");
+    // Neither the daemons nor the commands.
+    assert!(!text.contains("did not end in order"), "{text}");
     let whole = std::fs::read_to_string(&files[0]).expect("a record");
     let lines: Vec<&str> = whole.lines().collect();
     assert!(lines.len() > 20, "{whole}");

@@ -496,7 +496,8 @@ impl JobState {
         self.standing == Standing::Registered
     }
     pub fn may_be_claimed(&self) -> bool {
-        self.standing.may_claim()
+        // A claim says that somebody has the job: first the store has to hear for how long this instance had not.
+        self.standing.may_claim() && self.absence.is_none()
     }
     fn register_now(&mut self) {
         self.standing.ask(RegisterWhen::Now);
@@ -626,10 +627,15 @@ impl JobState {
         let newest = state.map_or(0, |s| s.newest.max(s.since)).max(ask.known.0);
         ask.counted_from = newest;
         let early = state.map_or([].as_slice(), |s| &s.early);
-        let lost = lost_between(definition, newest, born);
-        ask.lost = lost.map_or(vec![], |l| {
-            timetable::undecided(&definition.schedules, Occurrence(newest), early, l)
-        });
+        // What is planned while the instance is without the job is not owed.
+        let lost = match ask.presence {
+            Presence::Disabled => None,
+            _ if newest == 0 => None,
+            _ => lost_between(definition, newest.max(ask.back_at), born),
+        };
+        ask.lost = (ask.owed.iter().copied().chain(lost))
+            .flat_map(|l| timetable::undecided(&definition.schedules, Occurrence(newest), early, l))
+            .collect();
         ask
     }
 
@@ -924,7 +930,7 @@ impl JobState {
 /// The occurrences of `job` after `newest` and up to `born`, if they are to be given up after a loss of the store's
 /// data.
 fn lost_between(job: &Job, newest: i64, born: i64) -> Option<Missed> {
-    if newest == 0 || job.on_state_loss == OnStateLoss::Rerun {
+    if job.on_state_loss == OnStateLoss::Rerun {
         return None;
     }
     let all = timetable::overdue(&job.schedules, Occurrence(newest), Occurrence(born), 1);

@@ -292,9 +292,50 @@ fn an_instance_says_whether_it_has_had_a_job_all_the_time() {
         assert_eq!(says(&state), (Presence::Disabled, 1));
         state.redefine(job(""), now);
         assert_eq!(says(&state), (presence, 1));
+        assert!(
+            !state.may_be_claimed(),
+            "the store would take it that the job was never away"
+        );
         register(&mut state);
+        assert!(state.may_be_claimed());
         assert_eq!(says(&state), (Presence::Kept, 0));
         state.redefine(job("enabled = false"), now);
+    }
+}
+
+/// The store lost its data at noon: what an instance takes for lost is not what was planned while it was without the
+/// job.
+#[test]
+fn what_is_planned_during_an_absence_is_not_lost() {
+    let me = Me {
+        instance: InstanceId::new("a"),
+        host: String::new(),
+    };
+    let lost = |state: &JobState| {
+        let job = &state.definition;
+        let ask = state.registration(&me, &epoch("2"));
+        let ask = JobState::adoption(job, ask, &epoch("2"), NOON, None);
+        ask.lost.iter().map(|l| l.last.0).collect::<Vec<_>>()
+    };
+    let before = Some(Occurrence(NOON - 1000));
+    assert_eq!(lost(&registered()), [NOON]);
+    let mut disabled = registered();
+    disabled.redefine(job("enabled = false"), before);
+    assert_eq!(lost(&disabled), [0; 0]);
+    let owed = Missed::one(Occurrence(NOON - 1500));
+    for (back_at, all) in [
+        (NOON - 500, vec![NOON - 1500, NOON]),
+        (NOON + 500, vec![NOON - 1500]),
+    ] {
+        let mut back = registered();
+        back.redefine(job("enabled = false"), before);
+        let absence = Absence {
+            owed: vec![owed],
+            ..Absence::default()
+        };
+        back.comes_back(absence, Some(Occurrence(back_at)));
+        back.redefine(job("catch_up = \"all\""), before);
+        assert_eq!(lost(&back), all);
     }
 }
 
