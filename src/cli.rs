@@ -491,6 +491,12 @@ impl Context {
         Failure::Store(e, self.path.clone())
     }
 
+    /// What is wrong with the store. Without an answer, nothing: the rest is shown all the same.
+    async fn problems(&self) -> Vec<String> {
+        let problems = self.store.check().await.unwrap_or_default();
+        problems.into_iter().map(|p| p.text).collect()
+    }
+
     /// The state of one job, with the store's clock.
     async fn state(&self, job: &JobName) -> Result<Reply<Option<State>>, Failure> {
         let reply = self

@@ -109,7 +109,9 @@ pub struct Contender {
     unreliable: Mutex<Option<Arc<str>>>,
     /// The longest quarantine that any job needs, in milliseconds; only grows.
     quarantine: AtomicU64,
-    /// Set when a job must be registered (again).
+    /// The settings of the store are to be checked now.
+    pub check_due: AtomicBool,
+    /// Set when a job must be registered (again), or the store checked.
     pub registration_due: Notify,
     /// Cancelled: nothing new starts.
     pub stop: CancellationToken,
@@ -197,6 +199,7 @@ impl Contender {
             draining: AtomicBool::new(false),
             unreliable: Mutex::default(),
             quarantine: AtomicU64::new(0),
+            check_due: AtomicBool::new(false),
             registration_due: Notify::new(),
             stop: p.stop,
             tasks: p.tasks,

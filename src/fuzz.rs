@@ -375,8 +375,14 @@ pub fn reply(data: &[u8]) {
     match name {
         "info" => {
             let mut info = || String::from_utf8_lossy(lines.next().unwrap_or_default());
-            let (server, memory) = (info(), info());
-            check::problems(&server.replace(' ', "\r\n"), &memory.replace(' ', "\r\n"));
+            let mut info = || info().replace(' ', "\r\n");
+            let (server, memory, replication) = (info(), info(), info());
+            let info = check::Sections {
+                server: &server,
+                memory: &memory,
+                replication: &replication,
+            };
+            check::problems(info, 1);
         }
         "event" => {
             let event = lines.next().unwrap_or_default();

@@ -35,6 +35,12 @@ pub(super) fn paint(style: Style, text: &str) -> String {
     format!("{style}{text}{style:#}")
 }
 
+/// What is wrong with the store, a line each.
+pub(super) fn problems(problems: &[String]) -> String {
+    let one = |p: &String| paint(BAD, &format!("the store: {}", line(p))) + "\n";
+    problems.iter().map(one).collect()
+}
+
 /// Shortens a text to one line that is safe to show.
 pub(super) fn line(text: &str) -> String {
     let text = text.trim();

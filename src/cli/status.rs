@@ -37,9 +37,7 @@ pub(super) async fn status(ctx: &Context) -> Result<Exit, Failure> {
     for j in &mut status.jobs {
         j.unreadable = unreadable.remove(&j.job);
     }
-    // Without an answer, the rest is shown all the same.
-    let problems = ctx.store.check().await.unwrap_or_default();
-    status.problems = problems.into_iter().map(|p| p.text).collect();
+    status.problems = ctx.problems().await;
     ctx.out.say(&status, || {
         render(&status) + &repairs(&status, |job| ctx.store.place(job))
     })?;
@@ -71,10 +69,7 @@ pub(crate) fn render(s: &StatusView) -> String {
         s.namespace,
         count(s.jobs.len(), "job")
     );
-    for problem in &s.problems {
-        let warning = format!("the store: {}", show::line(problem));
-        text.push_str(&format!("{}\n", show::paint(BAD, &warning)));
-    }
+    text.push_str(&show::problems(&s.problems));
     if let Some(ahead) = s.clock_doubt_ms {
         let doubts = |i: &&InstanceView| !i.silent && i.clock_doubt_ms.is_some();
         let (who, what) = match s.instances.iter().filter(doubts).count() {

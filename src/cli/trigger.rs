@@ -103,6 +103,9 @@ pub(super) async fn trigger(ctx: &Context, args: &Trigger) -> Result<Exit, Failu
     // Subscribe before the request, so that no hint about its end is missed.
     let mut events = ctx.store.events();
     let (fleet, clock) = ctx.fleet().await?;
+    for problem in ctx.problems().await {
+        remark(&format!("the store: {problem}"));
+    }
     let reply = ctx
         .ask(async || ctx.store.control(&job.name, &what).await)
         .await?;

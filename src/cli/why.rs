@@ -54,6 +54,9 @@ pub(crate) struct WhyView {
     silent: Vec<SilentView>,
     /// The instances that the store did not answer at that time.
     unanswered: Vec<UnansweredView>,
+    /// What is wrong with the store now.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    problems: Vec<String>,
     /// The occurrences before and after the instant, if the instant is not an occurrence.
     #[serde(skip_serializing_if = "Option::is_none")]
     before: Option<Time>,
@@ -130,6 +133,7 @@ pub(super) async fn why(ctx: &Context, args: &Why) -> Result<Exit, Failure> {
         })?,
     };
     let mut view = facts.explain(at);
+    view.problems = ctx.problems().await;
     if ctx.out.json {
         logs::fill(ctx, &mut view.runs).await?;
     }
@@ -233,6 +237,7 @@ impl Facts<'_> {
             decisions,
             silent,
             unanswered: self.unanswered(at),
+            problems: vec![],
             before: neighbour(previous(schedules, at)),
             after: neighbour(next_of(schedules, at)),
         }
@@ -540,6 +545,7 @@ pub(crate) fn render(v: &WhyView, now: i64) -> String {
         "\n{}\n",
         show::paint(BOLD, &crate::text::line(&v.verdict))
     ));
+    text.push_str(&show::problems(&v.problems));
     for (what, t) in [("before", v.before), ("after", v.after)] {
         if let Some(t) = t {
             text.push_str(&format!(

@@ -1,6 +1,6 @@
 //! Carries out the steps of a contest: one flight for each occurrence, however many callers ask for it.
 
-use std::sync::Arc;
+use std::sync::{Arc, atomic::Ordering};
 
 use futures_util::future::BoxFuture;
 use tokio::sync::{OwnedSemaphorePermit, futures::OwnedNotified};
@@ -14,6 +14,7 @@ use crate::{
         contest::{AnswerInfo, Ask, Contest, Effect, Ended, Slot, Step, Subject, View},
     },
     model::{JobName, Occurrence, Outcome, RunId},
+    store,
 };
 
 impl Contender {
@@ -234,6 +235,11 @@ impl Flight {
             Ok(reply) => reply,
             Err(e) => {
                 self.permit = None;
+                if matches!(e, store::Error::NotReplicated { .. }) {
+                    // Until the replicas are back, each claim would be granted, and not used.
+                    contender.check_due.store(true, Ordering::SeqCst);
+                    contender.registration_due.notify_one();
+                }
                 let retry = &contender.retry;
                 let pause = |n| retry.pause(n, fastrand::f64());
                 let (error, transient) = (e.to_string(), e.is_transient());

@@ -1,7 +1,11 @@
 //! This instance as a member of the fleet: its heartbeat, the other live instances, requests to drain, and the store's
 //! epoch.
 
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{
+    collections::VecDeque,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use tokio::{sync::watch, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
@@ -297,8 +301,10 @@ impl FleetTask {
         let now = Boottime::now();
         let known = self.checked.as_ref().filter(|(of, _)| of == incarnation);
         let unreliable = self.problems.iter().any(|p| p.fatal);
+        let due = self.contender.check_due.swap(false, Ordering::SeqCst);
         if let Some((_, at)) = known
             && !unreliable
+            && !due
             && now.since(*at) < CHECK_AGAIN
         {
             return true;

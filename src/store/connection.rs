@@ -148,6 +148,7 @@ impl Client {
         let (address, text) = (self.address.clone(), e.to_string());
         let reason = text.lines().next().unwrap_or_default();
         let code = code(e);
+        let code = code.as_deref();
         let what_to_do = advice(e.kind(), code, reason);
         let mut reason = self.without_password(reason);
         if let Some(what_to_do) = what_to_do {
@@ -361,15 +362,19 @@ pub(crate) fn is_wrong_type(e: &RedisError) -> bool {
     e.code() == Some("WRONGTYPE") || e.detail().is_some_and(inside)
 }
 
-/// The code of an error. If a command inside a script failed, a server before 7.0 puts the code of that error into the
-/// text `ERR Error running script (...): @user_script:1: -CODE ...`.
-fn code(e: &RedisError) -> Option<&str> {
-    let inner = e.detail().and_then(|d| {
+/// The code of an error, of the first one in a pipeline. If a command inside a script failed, a server before 7.0 puts
+/// the code of that error into the text `ERR Error running script (...): @user_script:1: -CODE ...`.
+fn code(e: &RedisError) -> Option<String> {
+    let of_server = e.clone().into_server_errors();
+    let Some((_, first)) = of_server.as_deref().and_then(<[_]>::first) else {
+        return e.code().map(ToOwned::to_owned);
+    };
+    let inner = first.details().and_then(|d| {
         PASSING
             .into_iter()
             .find(|c| d.contains(&format!(": -{c} ")))
     });
-    inner.or(e.code())
+    Some(inner.unwrap_or(first.code()).to_owned())
 }
 
 /// One connection that all tasks use at once. The first task that needs it makes it, and it is replaced when it breaks.
@@ -518,7 +523,7 @@ impl Connection {
             || e.is_timeout()
             || e.is_connection_dropped()
             || e.is_unrecoverable_error()
-            || code(e) == Some("READONLY");
+            || code(e).as_deref() == Some("READONLY");
     }
     fn note<T>(&mut self, out: Result<T, RedisError>) -> Result<T, RedisError> {
         if let Err(e) = &out {

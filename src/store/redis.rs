@@ -429,14 +429,21 @@ impl Store for RedisStore {
     async fn check(&self) -> Result<Vec<Problem>, Error> {
         // INFO instead of CONFIG GET: few users may use CONFIG, and the scripts need INFO anyway.
         let mut p = redis::pipe();
-        p.cmd("INFO").arg("server").cmd("INFO").arg("memory");
-        let (server, memory): (String, String) = self
+        for section in ["server", "memory", "replication"] {
+            p.cmd("INFO").arg(section);
+        }
+        let (server, memory, replication): (String, String, String) = self
             .connection()
             .await?
             .pipe(&p)
             .await
             .map_err(|e| self.client.error(&e))?;
-        Ok(check::problems(&server, &memory))
+        let info = check::Sections {
+            server: &server,
+            memory: &memory,
+            replication: &replication,
+        };
+        Ok(check::problems(info, self.min_replicas))
     }
 
     async fn claim(&self, claims: &[Claim]) -> Result<Reply<Vec<Answer>>, Error> {

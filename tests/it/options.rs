@@ -753,6 +753,14 @@ fn a_fleet_starts_nothing_without_its_replica() {
     };
     said(&fleet, 1);
     assert_eq!(fleet.trace().runs().len(), 0);
+    // The commands name what is missing.
+    for command in [&["status"][..], &["why", "a"], &["trigger", "a"]] {
+        wait_until("the command says it", GENEROUS, || {
+            let said = fleet.cli(command);
+            let said = [said.stdout, said.stderr].concat();
+            String::from_utf8_lossy(&said).contains("only 0 of 1 replicas follow the server")
+        });
+    }
     let replica = replica(fleet.server());
     fleet.wait_runs(4);
     // Longer than its lease of two seconds: it was renewed.
@@ -866,8 +874,15 @@ fn a_full_server_is_named_by_status_and_by_the_daemon() {
     assert!(problems.contains(FULL), "{problems}");
     let status = said(&fleet, &["status"]);
     assert!(status.contains(&format!("the store: {FULL}")), "{status}");
-    let pause = said(&fleet, &["pause", "a"]);
-    assert!(pause.contains(FULL) && !pause.contains("is up"), "{pause}");
+    let why = said(&fleet, &["why", "a"]);
+    assert!(why.contains(&format!("the store: {FULL}")), "{why}");
+    for words in [&["pause", "a"][..], &["drain"]] {
+        let refused = said(&fleet, words);
+        assert!(refused.contains(FULL), "{refused}");
+        for wrong in ["is up", "permissions"] {
+            assert!(!refused.contains(wrong), "{refused}");
+        }
+    }
     fleet.wait_log(0, &format!("check the settings of the store: {FULL}"));
     set(&mut fleet, "0");
     fleet.wait_more_runs(2);

@@ -5,8 +5,21 @@ use super::super::{Problem, connection::FULL};
 /// The oldest version whose scripts may ask for the time and for INFO before they write.
 const OLDEST: (u32, u32) = (6, 2);
 
-/// The problems of a server, from the sections `server` and `memory` of its INFO.
-pub(crate) fn problems(server: &str, memory: &str) -> Vec<Problem> {
+/// A replica that has not confirmed anything for longer than this, in seconds, is taken for gone, as Redis does by
+/// itself (`min-replicas-max-lag`).
+const LONGEST_LAG: u64 = 10;
+
+/// The sections of a server's INFO that are looked at.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Sections<'a> {
+    pub(crate) server: &'a str,
+    pub(crate) memory: &'a str,
+    pub(crate) replication: &'a str,
+}
+
+/// The problems of a server. `min_replicas`: so many replicas must confirm each grant.
+pub(crate) fn problems(info: Sections<'_>, min_replicas: u32) -> Vec<Problem> {
+    let Sections { server, memory, .. } = info;
     let mut found = vec![];
     let mut add = |fatal, text: String| found.push(Problem { fatal, text });
     let (major, minor) = OLDEST;
@@ -43,7 +56,36 @@ pub(crate) fn problems(server: &str, memory: &str) -> Vec<Problem> {
     if is_full(memory) {
         add(false, format!("{FULL}: until then it grants nothing"));
     }
+    let have = replicas(info.replication);
+    if have < min_replicas {
+        add(
+            true,
+            format!(
+                "only {have} of {min_replicas} replicas follow the server; connect replicas, or lower `min_replicas` \
+                 in [store]"
+            ),
+        );
+    }
     found
+}
+
+/// How many replicas follow the server, by lines such as `slave0:ip=...,port=...,state=online,offset=...,lag=0`.
+fn replicas(replication: &str) -> u32 {
+    let follows = |line: &str| {
+        let (name, rest) = line.split_once(':')?;
+        name.strip_prefix("slave")?.parse::<u32>().ok()?;
+        let of = |name: &str| {
+            rest.trim_end()
+                .split(',')
+                .find_map(|f| f.strip_prefix(name))
+        };
+        let lag: u64 = of("lag=")?.parse().ok()?;
+        Some(of("state=")? == "online" && lag <= LONGEST_LAG)
+    };
+    let all = replication
+        .lines()
+        .filter(|line| follows(line) == Some(true));
+    all.count().try_into().unwrap_or(u32::MAX)
 }
 
 /// The server refuses commands that need memory, as it does with maxmemory-policy noeviction.
@@ -83,7 +125,12 @@ mod tests {
         let memory = format!(
             "# Memory\r\nmaxmemory:0\r\nmaxmemory_human:0B\r\nmaxmemory_policy:{policy}\r\n"
         );
-        problems(&server, &memory)
+        let info = Sections {
+            server: &server,
+            memory: &memory,
+            replication: "",
+        };
+        problems(info, 0)
             .into_iter()
             .map(|p| (p.fatal, p.text))
             .collect()
@@ -112,7 +159,12 @@ mod tests {
             assert_eq!(is_full(memory), full, "{memory}");
         }
         let text = "used_memory:10\r\nmaxmemory:9\r\nmaxmemory_policy:noeviction\r\n";
-        let found = problems("redis_version:7.0.15\r\n", text);
+        let info = Sections {
+            server: "redis_version:7.0.15\r\n",
+            memory: text,
+            replication: "",
+        };
+        let found = problems(info, 0);
         assert_eq!((found.len(), found[0].fatal), (1, false));
         assert!(found[0].text.starts_with(FULL), "{}", found[0].text);
     }
@@ -138,7 +190,38 @@ mod tests {
             assert!(text.contains(word), "{text}");
         }
         assert_eq!(found("5.0.14", "allkeys-lru").len(), 2);
-        let silent: Vec<bool> = problems("", "").iter().map(|p| p.fatal).collect();
+        let nothing = Sections {
+            server: "",
+            memory: "",
+            replication: "",
+        };
+        let silent: Vec<bool> = problems(nothing, 0).iter().map(|p| p.fatal).collect();
         assert_eq!(silent, [false, false]);
+    }
+
+    #[test]
+    fn only_replicas_that_follow_the_server_count() {
+        let replication = "# Replication\r\nrole:master\r\nconnected_slaves:4\r\n\
+            slave0:ip=10.0.0.1,port=6379,state=online,offset=308,lag=0\r\n\
+            slave1:ip=10.0.0.2,port=6379,state=online,offset=300,lag=10\r\n\
+            slave2:ip=10.0.0.3,port=6379,state=online,offset=100,lag=11\r\n\
+            slave3:ip=10.0.0.4,port=6379,state=wait_bgsave,offset=0,lag=0\r\n\
+            slave_repl_offset:308\r\nmaster_replid:8b\r\n";
+        assert_eq!(replicas(replication), 2);
+        assert_eq!(
+            replicas("connected_slaves:3\r\nslaveX:state=online,lag=0"),
+            0
+        );
+        let info = Sections {
+            server: "redis_version:7.0.15",
+            memory: "maxmemory_policy:noeviction",
+            replication,
+        };
+        assert_eq!(problems(info, 2), []);
+        let found = problems(info, 3);
+        assert!(
+            found[0].fatal && found[0].text.contains("only 2 of 3 replicas"),
+            "{found:?}"
+        );
     }
 }
