@@ -252,40 +252,34 @@ impl Contender {
 
     // ---- which jobs there are ----
 
-    /// Adds a job, or replaces its definition. An active run keeps the definition that it started with. To disable a
-    /// job is to remove it, and to add it as one that has no planned occurrences.
+    /// Adds a job, or replaces its definition. An active run keeps the definition that it started with.
     pub fn set_job(self: &Arc<Self>, job: Arc<Job>) {
-        if !job.enabled && self.has_enabled(&job.name) {
+        // To disable a job is to remove it, and to add it as one that has no planned occurrences. When it is enabled,
+        // this instance has to learn what is owed, as after a start: others may have had the job meanwhile.
+        if (self.job(&job.name)).is_some_and(|before| before.enabled != job.enabled) {
             self.remove_job(&job.name);
         }
         self.raise_quarantine(job.lease.quarantine);
         let now = self.clock.now_ms().map(Occurrence);
         let mut jobs = self.lock();
-        let memory =
-            (self.gone.lock().get_mut(&job.name)).map(|gone| std::mem::take(&mut gone.memory));
-        let gone = (job.enabled.then(|| self.gone.lock().remove(&job.name))).flatten();
-        // If the store was told long ago, or the job is new, only the time of the return counts.
-        let absence = gone.map_or_else(Absence::over, |gone| gone.absence);
         if let Some(e) = jobs.get_mut(&job.name) {
-            let plan_after = self.touch(e, |e| {
-                if !e.state.definition.enabled && job.enabled {
-                    e.state.comes_back(absence, now);
-                }
-                e.state.redefine(job.clone(), now)
-            });
-            if let Some(after) = plan_after {
+            if let Some(after) = self.touch(e, |e| e.state.redefine(job.clone(), now)) {
                 let _ = self.plans.send(PlanUpdate::PlanAfter(job, after));
             }
             return;
         }
         let account = self.removed().remove(&job.name).unwrap_or_default();
         let mut state = JobState::new(job.clone(), account);
-        if let Some(memory) = memory {
-            state.recall(memory);
+        let mut gone = self.gone.lock();
+        if let Some(gone) = gone.get_mut(&job.name) {
+            state.recall(std::mem::take(&mut gone.memory));
         }
         if job.enabled {
-            state.comes_back(absence, now);
+            let absence = gone.remove(&job.name).map(|gone| gone.absence);
+            // If the store was told long ago, or the job is new, only the time of the return counts.
+            state.comes_back(absence.unwrap_or_else(Absence::over), now);
         }
+        drop(gone);
         let entry = Entry {
             state,
             driven: false,
@@ -328,7 +322,9 @@ impl Contender {
         drop(jobs);
         self.watches.forget(job);
         let _ = self.plans.send(PlanUpdate::Remove(job.clone()));
-        if let (Some(e), Some(now)) = (entry, now) {
+        if let (Some(e), Some(now)) = (entry, now)
+            && e.state.definition.enabled
+        {
             self.tasks.spawn(self.clone().give_up(e.state, now));
         }
     }

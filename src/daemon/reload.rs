@@ -69,6 +69,11 @@ pub(super) fn put_in_force(
             // Each line of the report becomes one line of the log.
             report.to_string().lines().for_each(|line| error!("{line}"));
         }
+        // The jobs of a file must not run by the claims of a store that the file does not name.
+        Ok(new) if !same_store(&config.store, &new.store) => error!(
+            "the new configuration names another store (`url` or `namespace` in [store] has changed), so the old one \
+            stays in use: restart soloist to use that store"
+        ),
         Ok(new) => {
             let mut changed = (0, 0, 0);
             for name in config
@@ -117,12 +122,16 @@ pub(super) fn put_in_force(
     notify(&[sd_notify::NotifyState::Ready]);
 }
 
-/// The names of the keys of `[store]` that differ, in the order of its fields.
+fn same_store(a: &config::Store, b: &config::Store) -> bool {
+    a.url == b.url && a.namespace == b.namespace
+}
+
+/// The names of the keys of `[store]` that differ, of those that may, in the order of its fields.
 fn changed_of_store(a: &config::Store, b: &config::Store) -> Vec<&'static str> {
     // Lists all fields, so that the compiler reports a new one.
     let config::Store {
-        url,
-        namespace,
+        url: _,
+        namespace: _,
         username,
         password,
         tls,
@@ -132,8 +141,6 @@ fn changed_of_store(a: &config::Store, b: &config::Store) -> Vec<&'static str> {
         retry,
     } = a;
     [
-        ("url", *url != b.url),
-        ("namespace", *namespace != b.namespace),
         ("username", *username != b.username),
         ("the password", *password != b.password),
         ("tls", *tls != b.tls),

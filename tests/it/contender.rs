@@ -1654,6 +1654,39 @@ async fn what_waits_for_its_jitter_is_recorded_when_its_job_is(disabled: Option<
     .await;
 }
 
+/// The job is disabled on one instance for a while. The other one has it, and cannot reach the store. When the first one
+/// has it again, it runs what the other one owes, instead of jumping over it.
+#[tokio::test]
+async fn what_another_instance_owes_is_not_jumped_over_when_a_job_is_enabled_again() {
+    const LINES: &str = "schedule = \"@every 1s\"\ncatch_up = \"all\"\n";
+    let store = Arc::new(MemoryStore::new());
+    let started = Arc::new(Started::default());
+    let (node, other) = (
+        Node::simple("a", &store, &started),
+        Node::simple("b", &store, &started),
+    );
+    let (enabled, disabled) = (job(LINES), job(&format!("{LINES}enabled = false\n")));
+    node.with(&enabled).await;
+    other.with(&enabled).await;
+    other.line.away.store(true, Ordering::SeqCst);
+    node.with(&disabled).await;
+    // The store was told, and the other one has contradicted.
+    node.contender.told_gone(&enabled.name);
+    let first = now(&store, 0) / 1000 * 1000 + 1000;
+    until("three instants have passed", || {
+        (now(&store, 0) > first + 2100).then_some(())
+    })
+    .await;
+    node.with(&enabled).await;
+    until("all are run", || {
+        let runs = started.runs();
+        let all = (0..3).all(|n| runs.contains(&(first + n * 1000)));
+        all.then_some(())
+    })
+    .await;
+    started.once();
+}
+
 #[tokio::test]
 async fn what_a_removed_job_leaves_is_run_by_those_who_have_it() {
     let store = Arc::new(MemoryStore::new());

@@ -434,6 +434,27 @@ fn a_reload_says_what_of_the_store_takes_effect_at_the_next_start() {
     assert_eq!(says(&fleet), 2, "{log}");
 }
 
+/// A file that is read while an editor writes it may be short of its `[store]`.
+#[test]
+fn a_reload_that_names_another_store_is_refused() {
+    let mut fleet = fleet(1).witness("a", "for=5", "").start();
+    fleet.wait_runs(1);
+    let config = fleet.instances[0].config.clone();
+    let written = std::fs::read_to_string(&config).expect("the configuration");
+    let other = "\nenabled = false\n";
+    for changed in [
+        String::new(),
+        written.replacen("[store]", "[store]\nnamespace = \"other\"", 1) + other,
+    ] {
+        std::fs::write(&fleet.instances[0].log, "").expect("an empty log");
+        std::fs::write(&config, changed).expect("write the configuration");
+        fleet.instances[0].signal(rustix::process::Signal::HUP);
+        fleet.wait_log(0, "names another store");
+        fleet.wait_more_runs(2);
+    }
+    fleet.stop();
+}
+
 #[test]
 fn a_wrong_or_missing_password_is_named_and_not_shown() {
     let server = RedisServer::start();

@@ -392,17 +392,16 @@ impl JobState {
         self.absence = Some(Box::new(Absence { until, ..after }));
     }
 
-    /// Replaces the definition; a run that goes on keeps its own. Occurrences after the returned one are to be planned
-    /// anew.
+    /// Replaces the definition by one that is enabled if the old one is; a run that goes on keeps its own. Occurrences
+    /// after the returned one are to be planned anew.
     pub fn redefine(
         &mut self,
         definition: Arc<Job>,
         now: Option<Occurrence>,
     ) -> Option<Occurrence> {
         let old = &self.definition;
-        let other_plan = old.schedule_digest != definition.schedule_digest
-            || old.jitter != definition.jitter
-            || old.enabled != definition.enabled;
+        let other_plan =
+            old.schedule_digest != definition.schedule_digest || old.jitter != definition.jitter;
         let mut plan_after = None;
         // Before the store's first answer nothing was planned.
         if other_plan && let Some(now) = now {
@@ -415,7 +414,6 @@ impl JobState {
         }
         self.jitter = self.jitter.max(definition.jitter);
         self.quarantine = self.quarantine.max(definition.lease.quarantine);
-        self.told_presence &= definition.enabled;
         self.definition = definition;
         self.register_now();
         self.change();
@@ -454,7 +452,7 @@ impl JobState {
     pub fn owed(&self, me: &Me, now: Occurrence, run: RunId) -> Option<(Claim, i64)> {
         let job = &self.definition;
         let floor = self.floor();
-        if matches!(self.standing, Standing::New(_)) || !job.enabled {
+        if matches!(self.standing, Standing::New(_)) {
             return None;
         }
         next_of(&job.schedules, floor).filter(|next| *next <= now)?;
@@ -496,8 +494,7 @@ impl JobState {
         self.standing == Standing::Registered
     }
     pub fn may_be_claimed(&self) -> bool {
-        // A claim says that somebody has the job: first the store has to hear for how long this instance had not.
-        self.standing.may_claim() && self.absence.is_none()
+        self.standing.may_claim()
     }
     fn register_now(&mut self) {
         self.standing.ask(RegisterWhen::Now);

@@ -270,16 +270,16 @@ fn an_instance_says_whether_it_has_had_a_job_all_the_time() {
         let definition = state.definition.clone();
         let _ = state.registered(&definition, &State::default(), &epoch("1"), NOON);
     };
-    let now = Some(Occurrence(NOON));
     let mut state = JobState::new(job(""), Account::default());
     assert_eq!(says(&state), (Presence::New, 0));
     register(&mut state);
     assert_eq!(says(&state), (Presence::Kept, 0));
-    state.redefine(job("start_within = \"9s\""), now);
+    state.redefine(job("start_within = \"9s\""), Some(Occurrence(NOON)));
     assert_eq!(says(&state), (Presence::Kept, 0));
-    state.redefine(job("enabled = false"), now);
-    assert_eq!(says(&state), (Presence::Disabled, 0));
-    register(&mut state);
+    let mut disabled = JobState::new(job("enabled = false"), Account::default());
+    assert_eq!(says(&disabled), (Presence::Disabled, 0));
+    register(&mut disabled);
+    assert_eq!(says(&disabled), (Presence::Disabled, 0));
     for (told, presence) in [(true, Presence::New), (false, Presence::Back)] {
         let owed = vec![Missed::one(Occurrence(NOON - 1))];
         let absence = Absence {
@@ -287,19 +287,12 @@ fn an_instance_says_whether_it_has_had_a_job_all_the_time() {
             owed,
             until: 0,
         };
+        let mut state = JobState::new(job(""), Account::default());
         state.comes_back(absence, Some(Occurrence(NOON - 9)));
         assert_eq!(state.registration(&me, &epoch("1")).back_at, NOON - 9);
-        assert_eq!(says(&state), (Presence::Disabled, 1));
-        state.redefine(job(""), now);
         assert_eq!(says(&state), (presence, 1));
-        assert!(
-            !state.may_be_claimed(),
-            "the store would take it that the job was never away"
-        );
         register(&mut state);
-        assert!(state.may_be_claimed());
         assert_eq!(says(&state), (Presence::Kept, 0));
-        state.redefine(job("enabled = false"), now);
     }
 }
 
@@ -311,30 +304,30 @@ fn what_is_planned_during_an_absence_is_not_lost() {
         instance: InstanceId::new("a"),
         host: String::new(),
     };
+    let older = State {
+        newest: NOON - 2000,
+        ..State::default()
+    };
     let lost = |state: &JobState| {
         let job = &state.definition;
         let ask = state.registration(&me, &epoch("2"));
-        let ask = JobState::adoption(job, ask, &epoch("2"), NOON, None);
+        let ask = JobState::adoption(job, ask, &epoch("2"), NOON, Some(&older));
         ask.lost.iter().map(|l| l.last.0).collect::<Vec<_>>()
     };
-    let before = Some(Occurrence(NOON - 1000));
     assert_eq!(lost(&registered()), [NOON]);
-    let mut disabled = registered();
-    disabled.redefine(job("enabled = false"), before);
+    let disabled = JobState::new(job("enabled = false"), Account::default());
     assert_eq!(lost(&disabled), [0; 0]);
     let owed = Missed::one(Occurrence(NOON - 1500));
     for (back_at, all) in [
         (NOON - 500, vec![NOON - 1500, NOON]),
         (NOON + 500, vec![NOON - 1500]),
     ] {
-        let mut back = registered();
-        back.redefine(job("enabled = false"), before);
+        let mut back = JobState::new(job(""), Account::default());
         let absence = Absence {
             owed: vec![owed],
             ..Absence::default()
         };
         back.comes_back(absence, Some(Occurrence(back_at)));
-        back.redefine(job("catch_up = \"all\""), before);
         assert_eq!(lost(&back), all);
     }
 }
