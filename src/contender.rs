@@ -256,9 +256,10 @@ impl Contender {
     pub fn set_job(self: &Arc<Self>, job: Arc<Job>) {
         // To disable a job is to remove it, and to add it as one that has no planned occurrences. When it is enabled,
         // this instance has to learn what is owed, as after a start: others may have had the job meanwhile.
-        if (self.job(&job.name)).is_some_and(|before| before.enabled != job.enabled) {
-            self.remove_job(&job.name);
-        }
+        let owed = match self.job(&job.name) {
+            Some(before) if before.enabled != job.enabled => self.remove_job(&job.name),
+            _ => None,
+        };
         self.raise_quarantine(job.lease.quarantine);
         let now = self.clock.now_ms().map(Occurrence);
         let mut jobs = self.lock();
@@ -278,6 +279,8 @@ impl Contender {
             let absence = gone.remove(&job.name).map(|gone| gone.absence);
             // If the store was told long ago, or the job is new, only the time of the return counts.
             state.comes_back(absence.unwrap_or_else(Absence::over), now);
+        } else {
+            state.owes(owed);
         }
         drop(gone);
         let entry = Entry {
@@ -290,12 +293,15 @@ impl Contender {
     }
 
     /// Removes a job. An active run continues. This instance does not start occurrences that were planned up to now and
-    /// still wait for their jitter or their turn; once no instance may start them, it records them as missed.
-    pub fn remove_job(self: &Arc<Self>, job: &JobName) {
+    /// still wait for their jitter or their turn; once no instance may start them, it records them as missed. Returns
+    /// the first of them.
+    pub fn remove_job(self: &Arc<Self>, job: &JobName) -> Option<Occurrence> {
         let now = self.clock.now_ms().map(Occurrence);
         let mut jobs = self.lock();
         let mut entry = jobs.remove(job);
+        let mut owed = None;
         if let Some(e) = &mut entry {
+            owed = e.state.next_undecided().filter(|at| Some(*at) <= now);
             e.changed.tell();
             let mut all = self.gone.lock();
             let gone = all.entry(job.clone()).or_insert_with(|| Gone {
@@ -327,6 +333,7 @@ impl Contender {
         {
             self.tasks.spawn(self.clone().give_up(e.state, now));
         }
+        owed
     }
 
     pub fn job(&self, job: &JobName) -> Option<Arc<Job>> {
@@ -362,6 +369,12 @@ impl Contender {
     /// The store has been told that this instance does not have the job enabled.
     pub fn told_gone(&self, job: &JobName) {
         self.gone_now(job, |gone| gone.absence.told = true);
+    }
+
+    /// What was undecided of the job is recorded, or cannot be.
+    fn gave_up(&self, job: &JobName) {
+        self.gone_now(job, |gone| gone.recording = false);
+        self.state(job, |s| s.owes(None));
     }
 
     fn gone_now(&self, job: &JobName, f: impl FnOnce(&mut Gone)) {

@@ -144,12 +144,12 @@ impl Contender {
         let schedules = job.definition.schedules.clone();
         let owed = {
             let _turn = self.unfolding.acquire().await;
-            job.owed(&self.me, now, RunId::random())
+            job.given_up(&self.me, now, RunId::random())
         };
         let name = job.definition.name.clone();
         drop(job);
         let Some((mut claim, after_ms)) = owed else {
-            return self.gone_now(&name, |gone| gone.recording = false);
+            return self.gave_up(&name);
         };
         if let Target::Scheduled(at) = claim.target {
             let last = std::iter::once(Missed::one(at));
@@ -180,13 +180,13 @@ impl Contender {
                     }
                     Ok(reply) => {
                         self.note_clock(&reply);
-                        self.gone_now(&name, |gone| gone.recording = false);
-                        return self.gave_up(&claim, reply.value);
+                        self.gave_up(&name);
+                        return self.note_given_up(&claim, reply.value);
                     }
                     Err(e) if !e.is_transient() => {
                         warn!(job = %claim.job, error = %e, "cannot record the undecided occurrences of the removed \
                         job as missed");
-                        return self.gone_now(&name, |gone| gone.recording = false);
+                        return self.gave_up(&name);
                     }
                     Err(_) => {}
                 }
@@ -200,7 +200,7 @@ impl Contender {
         }
     }
 
-    fn gave_up(&self, claim: &Claim, answer: Answer) {
+    fn note_given_up(&self, claim: &Claim, answer: Answer) {
         // Otherwise another instance decided it, or the store lost it with its data.
         if let (Answer::Recorded { outcome, reason }, Target::Scheduled(at)) =
             (answer, &claim.target)

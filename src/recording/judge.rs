@@ -392,7 +392,12 @@ impl Judge<'_> {
                 not_owed.push((before.newest, d.newest));
             }
             if d.since > before.since {
-                not_owed.push((before.newest, d.since));
+                // While nobody had the job, triggers may have moved `newest` on.
+                let from = Some(before.off).filter(|off| *off > 0);
+                not_owed.push((
+                    from.map_or(before.newest, |off| off.min(before.newest)),
+                    d.since,
+                ));
             }
             before = d;
         }

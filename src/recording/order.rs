@@ -101,9 +101,10 @@ pub(super) struct Decided {
     pub(super) records: Vec<RunRecord>,
     /// What the state before this does not follow from.
     pub(super) jump: Option<Jump>,
-    /// `since` and `newest` of the state after it.
+    /// `since`, `newest` and `off` of the state after it.
     pub(super) since: i64,
     pub(super) newest: i64,
+    pub(super) off: i64,
 }
 
 /// Why a state does not follow from the one before.
@@ -270,6 +271,7 @@ impl<'a> Walk<'a> {
             jump,
             since: state.since,
             newest: state.newest,
+            off: state.off,
         }));
     }
 
@@ -424,7 +426,8 @@ impl<'a> Walk<'a> {
                 if after.as_ref() == state {
                     continue;
                 }
-                let (since, newest) = after.as_ref().map_or((0, 0), |s| (s.since, s.newest));
+                let (since, newest, off) =
+                    (after.as_ref()).map_or((0, 0, 0), |s| (s.since, s.newest, s.off));
                 let decided = Decided {
                     operation: j,
                     now_us,
@@ -433,6 +436,7 @@ impl<'a> Walk<'a> {
                     jump: None,
                     since,
                     newest,
+                    off,
                 };
                 all.push((after, decided));
             }

@@ -1621,7 +1621,7 @@ async fn what_waits_for_its_jitter_is_recorded_when_its_job_is(disabled: Option<
     node.line.away.store(true, Ordering::SeqCst);
     match without {
         Some(without) => node.contender.set_job(without),
-        None => node.contender.remove_job(&job.name),
+        None => drop(node.contender.remove_job(&job.name)),
     }
     until("it was asked", || {
         (node.line.claims.load(Ordering::SeqCst) > 0).then_some(())
@@ -1654,8 +1654,8 @@ async fn what_waits_for_its_jitter_is_recorded_when_its_job_is(disabled: Option<
     .await;
 }
 
-/// The job is disabled on one instance for a while. The other one has it, and cannot reach the store. When the first one
-/// has it again, it runs what the other one owes, instead of jumping over it.
+/// The job is disabled on one instance for a while. The other one has it, and cannot reach the store. When the first
+/// one has it again, it runs what the other one owes, instead of jumping over it.
 #[tokio::test]
 async fn what_another_instance_owes_is_not_jumped_over_when_a_job_is_enabled_again() {
     const LINES: &str = "schedule = \"@every 1s\"\ncatch_up = \"all\"\n";
@@ -1957,7 +1957,7 @@ async fn weather(seed: u64) {
             5 => some.contender.set_draining(true),
             6..9 => some.contender.set_draining(false),
             9 => some.contender.resync(),
-            10 => some.contender.remove_job(&job.name),
+            10 => drop(some.contender.remove_job(&job.name)),
             11 => some.contender.set_job(job.clone()),
             12 => {
                 keys += 1;

@@ -290,6 +290,8 @@ pub struct JobState {
     /// granted with, and after a loss of the store's data nobody can look that lease up.
     quarantine: Duration,
     queue: Queue,
+    /// See [`JobState::owes`].
+    owed: Option<Occurrence>,
     /// Occurrences whose next attempt this instance waits for.
     awaited: BTreeSet<Occurrence>,
     /// The job cannot be claimed or registered.
@@ -323,6 +325,7 @@ impl JobState {
             remembered: None,
             planned: Occurrence(0),
             queue: Queue::default(),
+            owed: None,
             awaited: BTreeSet::new(),
             trouble: Noted::default(),
             noted_unreliable: Noted::default(),
@@ -449,7 +452,7 @@ impl JobState {
 
     /// For a job that is removed from the configuration: a claim that records all its undecided occurrences, and the
     /// moment from which nobody can start them any more.
-    pub fn owed(&self, me: &Me, now: Occurrence, run: RunId) -> Option<(Claim, i64)> {
+    pub fn given_up(&self, me: &Me, now: Occurrence, run: RunId) -> Option<(Claim, i64)> {
         let job = &self.definition;
         let floor = self.floor();
         if matches!(self.standing, Standing::New(_)) {
@@ -771,11 +774,17 @@ impl JobState {
 
     /// The first occurrence that is not decided: the next one of the schedule, or one in the queue. If its time has
     /// passed, it waits for its jitter or its turn, and must not be jumped over.
-    pub(super) fn next_undecided(&self) -> Option<Occurrence> {
+    pub fn next_undecided(&self) -> Option<Occurrence> {
         let job = &self.definition;
         let next = next_of(&job.schedules, self.floor()).filter(|_| job.enabled);
         let queued = self.queue.first_after(self.newest);
-        next.into_iter().chain(queued).min()
+        let owed = self.owed.filter(|at| *at > self.newest);
+        next.into_iter().chain(queued).chain(owed).min()
+    }
+
+    /// Of a disabled job: the first occurrence that was planned before, and that this instance has not recorded yet.
+    pub fn owes(&mut self, first: Option<Occurrence>) {
+        self.owed = first;
     }
 
     /// True: the store knows the job, and a claim for `ask` jumps over no due occurrence.

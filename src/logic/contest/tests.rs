@@ -296,6 +296,18 @@ fn an_instance_says_whether_it_has_had_a_job_all_the_time() {
     }
 }
 
+/// A trigger of a disabled job takes an instant before what is still to be recorded.
+#[test]
+fn a_disabled_job_is_owed_what_was_undecided_when_it_was_disabled() {
+    let mut disabled = JobState::new(job("enabled = false"), Account::default());
+    assert_eq!(disabled.next_undecided(), None);
+    let owed = Occurrence(NOON - 1500);
+    disabled.owes(Some(owed));
+    assert_eq!(disabled.next_undecided(), Some(owed));
+    disabled.decided(owed);
+    assert_eq!(disabled.next_undecided(), None);
+}
+
 /// The store lost its data at noon: what an instance takes for lost is not what was planned while it was without the
 /// job.
 #[test]
