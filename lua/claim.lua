@@ -205,7 +205,7 @@ local function claim(c)
     end
     at = now
     -- If the instant `before` has passed and is not decided, leave room for more than one trigger before it.
-    if extra.before and extra.before <= now then at = math.max(newest + 1, extra.before - 1000) end
+    if extra.before and extra.before <= now then at = math.max(newest + 1, extra.before - 999) end
     if at <= newest or extra.before and at >= extra.before then
       if now > c.start_by then
         -- A record needs no room, only an instant at which no occurrence can be planned.

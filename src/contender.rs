@@ -126,16 +126,25 @@ struct Entry {
     changed: Changed,
 }
 
-#[derive(Default)]
 struct Gone {
     absence: Absence,
     /// A task has what was undecided recorded as missed.
     recording: bool,
     /// [`JobState::memory`] of a removed job.
     memory: Remembered,
+    /// The newest occurrence of a removed job that is known to be decided.
+    newest: Occurrence,
 }
 
 impl Gone {
+    fn new(absence: Absence) -> Self {
+        Self {
+            absence,
+            recording: false,
+            memory: Remembered::default(),
+            newest: Occurrence(0),
+        }
+    }
     /// There is nothing more to be told or kept in mind.
     fn is_over(&self) -> bool {
         self.absence.told && !self.recording && self.memory.is_nothing()
@@ -273,7 +282,7 @@ impl Contender {
         let mut state = JobState::new(job.clone(), account);
         let mut gone = self.gone.lock();
         if let Some(gone) = gone.get_mut(&job.name) {
-            state.recall(std::mem::take(&mut gone.memory));
+            state.recall(std::mem::take(&mut gone.memory), gone.newest);
         }
         if job.enabled {
             let absence = gone.remove(&job.name).map(|gone| gone.absence);
@@ -304,11 +313,9 @@ impl Contender {
             owed = e.state.next_undecided().filter(|at| Some(*at) <= now);
             e.changed.tell();
             let mut all = self.gone.lock();
-            let gone = all.entry(job.clone()).or_insert_with(|| Gone {
-                absence: Absence::over(),
-                ..Gone::default()
-            });
-            gone.memory = e.state.memory();
+            let gone = all.entry(job.clone());
+            let gone = gone.or_insert_with(|| Gone::new(Absence::over()));
+            (gone.memory, gone.newest) = (e.state.memory(), e.state.newest());
             if e.state.definition.enabled {
                 (gone.absence, gone.recording) = (Absence::default(), now.is_some());
             }
@@ -401,7 +408,8 @@ impl Contender {
         let mut gone = self.gone.lock();
         for e in jobs.values().filter(|e| !e.state.definition.enabled) {
             let gone = gone.entry(e.state.definition.name.clone());
-            gone.or_default().absence.told = false;
+            let gone = gone.or_insert_with(|| Gone::new(Absence::default()));
+            gone.absence.told = false;
         }
         drop((gone, jobs));
         self.resync();

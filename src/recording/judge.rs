@@ -387,17 +387,20 @@ impl Judge<'_> {
         // Not owed: before `since`, which moves when nobody had the job for a while.
         let mut not_owed = vec![(0, first.since.max(first.newest))];
         let mut before = first;
+        // What was decided when nobody had the job any more. Triggers may have moved `newest` on since.
+        let mut off_from = None;
         for d in rest {
             if d.jump == Some(Jump::Unanswered) {
                 not_owed.push((before.newest, d.newest));
             }
+            if d.off > 0 {
+                off_from.get_or_insert(before.newest);
+            }
             if d.since > before.since {
-                // While nobody had the job, triggers may have moved `newest` on.
-                let from = Some(before.off).filter(|off| *off > 0);
-                not_owed.push((
-                    from.map_or(before.newest, |off| off.min(before.newest)),
-                    d.since,
-                ));
+                not_owed.push((off_from.unwrap_or(before.newest), d.since));
+            }
+            if d.off == 0 {
+                off_from = None;
             }
             before = d;
         }

@@ -286,8 +286,7 @@ impl<'a> Walk<'a> {
     fn jump(&mut self, next: &[usize], states: &mut States) {
         let Some(state) = self.state else { return };
         // What another one that is left leads to comes after that one.
-        let led_to: BTreeSet<Id> = next
-            .iter()
+        let led_to: BTreeSet<Id> = (self.left.iter().take(WINDOW))
             .map(|&i| self.step(i))
             .filter(|s| s.before != s.after)
             .map(|s| s.after)
@@ -321,6 +320,8 @@ impl<'a> Walk<'a> {
         } else {
             Jump::Unexplained
         };
+        // Others may have seen that state, too.
+        self.move_to(step.before, None);
         self.take(i, Some(jump), states);
     }
 

@@ -380,7 +380,8 @@ impl JobState {
             ..self.remembered()
         }
     }
-    pub fn recall(&mut self, memory: Remembered) {
+    pub fn recall(&mut self, memory: Remembered, newest: Occurrence) {
+        self.decided(newest);
         self.triggered = memory.triggered;
         let asked = Remembered {
             triggered: vec![],
