@@ -21,6 +21,7 @@ mod form;
 mod handed;
 #[cfg(feature = "daemon")]
 mod keys;
+pub(crate) mod named;
 #[cfg(feature = "daemon")]
 mod raw;
 #[cfg(feature = "daemon")]

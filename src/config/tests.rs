@@ -235,7 +235,7 @@ url = "rediss://${HOST}:6380/1"
 namespace = "prod:${NONE:-eu}"
 username = "cron"
 password_file = "pw"
-tls = { ca = "ca.pem", cert = "cert.pem", key = "/key.pem" }
+tls = { ca = "ca.pem", cert = "cert.pem", key = "/dir/key.pem" }
 timeout = "250ms"
 pool_size = 4
 min_replicas = 1
@@ -282,8 +282,12 @@ output = { keep = "1MiB", log = false }
 command = "echo $A"
 timezone = "UTC"
 "#;
+    for name in ["ca.pem", "cert.pem", "key.pem"] {
+        std::fs::write(dir.path().join(name), "").unwrap();
+    }
+    let text = text.replace("/dir/", &format!("{}/", dir.path().display()));
     let config =
-        parse(text, &dir.path().join("jobs.toml"), &environment).unwrap_or_else(|r| panic!("{r}"));
+        parse(&text, &dir.path().join("jobs.toml"), &environment).unwrap_or_else(|r| panic!("{r}"));
     let store = &config.store;
     assert_eq!(
         store.url,
@@ -297,7 +301,7 @@ timezone = "UTC"
     let tls = Tls {
         ca: Some(dir.path().join("ca.pem")),
         cert: Some(dir.path().join("cert.pem")),
-        key: Some("/key.pem".into()),
+        key: Some(dir.path().join("key.pem")),
     };
     assert_eq!(store.tls, Some(tls));
     assert_eq!(
@@ -669,9 +673,12 @@ fn wrong_values_are_refused_with_what_is_right() {
         Redis server in `url`)".into()),
         (with_store("url = 'redis://h'\ntls = {}"), "3:7 [store]: `tls` is only used with a `rediss://` URL (write \
         `rediss://` in `url`, or remove `tls`)".into()),
-        (with_store("url = 'rediss://h'\ntls = { cert = 'x' }"), "3:7 [store]: `tls.cert` and `tls.key` belong together (give both, or none)".into()),
+        (with_store("url = 'rediss://h'\ntls = { cert = 'Cargo.toml' }"), "3:7 [store]: `tls.cert` and `tls.key` belong together (give both, or none)".into()),
         (with_store("url = 'redis://h'\nusername = 'me'"), "3:12 [store]: `username` needs a password (name the file that contains it in `password_file`)".into()),
         (with_store("url = 'redis://me@h'"), "2:7 [store]: `url` has a user name but no password (name the file that contains it in `password_file`)".into()),
+        (with_store("url = 'rediss://h'\ntls = { ca = 'none' }"), "3:14 [store]: `tls.ca`: cannot read `{HERE}/none`: no such file (a relative path is taken from the directory of the configuration file)".into()),
+        (with_store("url = 'rediss://h'\ntls = { cert = '/dev/zero', key = 'Cargo.toml' }"), "3:16 [store]: `tls.cert`: cannot read `/dev/zero`: it is not a regular file (a relative path is taken from the directory of the configuration file)".into()),
+        (with_store("url = 'rediss://h'\ntls = { cert = 'Cargo.toml', key = '/dev' }"), "3:36 [store]: `tls.key`: cannot read `/dev`: it is not a regular file (a relative path is taken from the directory of the configuration file)".into()),
         (with_store("url = 'redis://h'\npassword_file = 'none'"), "3:17 [store]: `password_file`: cannot read `{HERE}/none`: no such file (name a file relative to the configuration file, or a systemd credential)".into()),
         ("[limits]\nclock_drift = 0.3\n".into(), "2:15 [limits]: `clock_drift`: must be between 0 and 0.2, not 0.3 (it is the share by which the rates of two clocks differ: 0.01 is one percent)".into()),
         ("[limits]\nclock_drift = nan\n".into(), "2:15 [limits]: `clock_drift`: must be between 0 and 0.2, not NaN (it is the share by which the rates of two clocks differ: 0.01 is one percent)".into()),

@@ -275,7 +275,8 @@ fn open(
     let file = |p: &std::path::PathBuf| {
         config::rights::trusted(p)
             .map_err(|f| refuse(address, format!("{}: {}", f.message, f.fix)))?;
-        std::fs::read(p).map_err(|e| refuse(address, format!("cannot read {}: {e}", p.display())))
+        config::named::read(p)
+            .map_err(|why| refuse(address, format!("cannot read {}: {why}", p.display())))
     };
     // Without this check, a file without certificates would trust no server, and the error would not say
     // why.
