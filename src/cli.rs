@@ -364,7 +364,8 @@ fn find(named: Option<PathBuf>) -> Result<PathBuf, Failure> {
     PLACES
         .iter()
         .map(Path::new)
-        .find(|p| p.exists())
+        // A link to nothing is meant, too: the error names what is missing.
+        .find(|p| p.symlink_metadata().is_ok())
         .map(Into::into)
         .ok_or_else(|| Failure::Missing {
             message: format!(

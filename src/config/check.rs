@@ -331,6 +331,9 @@ fn password(r: &mut Reader<'_>, file: &At<String>) -> Option<Secret> {
         let line = line.strip_suffix('\r').unwrap_or(line);
         match line {
             "" => Err("the file is empty".to_owned()),
+            line if line.contains('\0') => {
+                Err("it contains a NUL byte, which no password has".to_owned())
+            }
             line => Ok(Secret::new(line)),
         }
     };

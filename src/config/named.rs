@@ -52,6 +52,12 @@ pub(super) fn bounded(file: impl Read, most: u64) -> io::Result<Vec<u8>> {
 /// Why a file cannot be read, without the number of the error, which helps nobody.
 pub(super) fn words(path: &Path, error: &io::Error) -> String {
     match error.kind() {
+        io::ErrorKind::NotFound if path.is_symlink() => {
+            format!(
+                "it is a link to {}, which does not exist",
+                followed(path).display()
+            )
+        }
         io::ErrorKind::NotFound => "no such file".to_owned(),
         io::ErrorKind::PermissionDenied => "permission denied".to_owned(),
         _ => error.to_string(),

@@ -1236,13 +1236,14 @@ fn a_credential_of_systemd_comes_before_a_file_beside_the_configuration() {
     std::fs::write(credentials.path().join("pw"), "credential\n\n").unwrap();
     // Only the last newline is not part of the password.
     assert_eq!(password(), "credential\n");
-    std::fs::write(credentials.path().join("pw"), "\n").unwrap();
-    assert!(
-        parse(&text, &path, &env)
-            .unwrap_err()
-            .to_string()
-            .contains("the file is empty")
-    );
+    for (password, wrong) in [
+        ("\n", "the file is empty"),
+        ("a\0b", "it contains a NUL byte"),
+    ] {
+        std::fs::write(credentials.path().join("pw"), password).unwrap();
+        let report = parse(&text, &path, &env).unwrap_err().to_string();
+        assert!(report.contains(wrong), "{report}");
+    }
 }
 
 #[test]
