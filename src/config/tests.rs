@@ -1271,7 +1271,7 @@ fn a_file_that_cannot_be_read_is_a_report_too() {
     assert!(
         report
             .to_string()
-            .contains("cannot read the configuration: No such file"),
+            .contains("cannot read the configuration: no such file"),
         "{report}"
     );
     assert_eq!(
@@ -1317,6 +1317,44 @@ fn equal_schedules_are_shared_unless_they_depend_on_the_job() {
     assert!(Arc::ptr_eq(&schedule("a", 0), &schedule("b", 1)));
     assert!(!Arc::ptr_eq(&schedule("a", 0), &schedule("c", 0)));
     assert!(!Arc::ptr_eq(&schedule("d", 0), &schedule("e", 0)));
+}
+
+/// A file without an end, and a link that leads nowhere.
+#[test]
+fn a_configuration_that_is_no_file_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let link = dir.path().join("link");
+    std::os::unix::fs::symlink("none.toml", &link).unwrap();
+    let none = dir.path().join("none.toml");
+    for (path, why) in [
+        (Path::new("/dev/zero"), "it is larger than 16MiB".to_owned()),
+        (
+            &link,
+            format!("it is a link to {}, which does not exist", none.display()),
+        ),
+    ] {
+        let report = load(path).unwrap_err();
+        let message = &report.problems()[0].message;
+        assert_eq!(*message, format!("cannot read the configuration: {why}"));
+        assert_eq!(report.problems()[0].file, path);
+    }
+}
+
+/// As from `<(...)` of a shell.
+#[test]
+fn a_configuration_may_come_through_a_pipe() {
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&reader));
+    let writing = std::thread::spawn(move || {
+        use std::io::Write;
+        for piece in ["[jobs.a]\n", "schedule = []\n", "command = 'true'\n"] {
+            writer.write_all(piece.as_bytes()).unwrap();
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    });
+    let config = load(Path::new(&path)).unwrap_or_else(|report| panic!("{report}"));
+    writing.join().unwrap();
+    assert!(config.jobs.contains_key(&JobName::new("a")));
 }
 
 #[test]
