@@ -1112,6 +1112,82 @@ fn no_password_is_shown_whatever_goes_wrong() {
     assert_eq!(good.store.password.unwrap().expose(), "hunter2");
 }
 
+/// What separates the parts of a URL, and what people write in its place.
+const SEPARATORS: &str = ":/@?&=#;, ";
+
+/// Every URL that differs from `form` in one separator: without it, with another one in its place, or with one more.
+fn misspelt(form: &str) -> Vec<String> {
+    let mut all = vec![];
+    for (at, c) in form.match_indices(|c| SEPARATORS.contains(c)) {
+        let (before, after) = (&form[..at], &form[at + c.len()..]);
+        all.push(format!("{before}{after}"));
+        for other in SEPARATORS.chars() {
+            for put in [
+                format!("{other}"),
+                format!("{other}{c}"),
+                format!("{c}{other}"),
+            ] {
+                all.push(format!("{before}{put}{after}"));
+            }
+        }
+    }
+    all
+}
+
+/// Nor if a separator is missing, another one, or twice, and the password has a character that a URL cannot have.
+#[test]
+fn a_misspelt_url_shows_no_password() {
+    let secrets = [
+        "hunter2 hunter3",
+        "hunter2",
+        "hunter2;hunter3",
+        "hunter2'hunter3",
+    ];
+    let path = std::path::Path::new("/nowhere/at-all/jobs.toml");
+    let mut shown = vec![];
+    for form in [
+        "redis://:P@host:6379/0",
+        "rediss://me:P@[::1]:6379/0?protocol=resp3",
+        "redis+unix:///run/s.sock?pass=P",
+        "redis+unix:///run/s.sock?db=1&user=me&pass=P",
+        "redis:/me:P@host",
+        "redis//:P@host",
+        "redis//me:P@host:6379",
+        "redis:/:P@host",
+    ] {
+        for (url, secret) in misspelt(form)
+            .iter()
+            .flat_map(|url| secrets.map(|s| (url.replace('P', s), s)))
+        {
+            let alone = Store::from_url(&url);
+            let mut all = format!("{alone:?}");
+            if let Ok(store) = &alone {
+                all += &store.url.to_string();
+                if let Err(e) = crate::LockClient::with_config(store) {
+                    all += &format!("{e} {e:?}");
+                }
+            }
+            for file in [
+                format!("[store]\nurl = \"{url}\"\n[jobs.a]\ncommand = 1\n"),
+                format!("store = {{ url = \"{url}\", timeout = 1 }}\n"),
+                format!("[store]\nurls = [\"{url}\"]\n"),
+            ] {
+                match parse(&file, path, &environment) {
+                    Ok(config) => all += &format!("{config:?}"),
+                    Err(report) => {
+                        let json = serde_json::to_string(report.problems()).unwrap();
+                        all += &format!("{report} {report:?} {json}");
+                    }
+                }
+            }
+            if ["hunter2", "hunter3"].iter().any(|part| all.contains(part)) {
+                shown.push(format!("{url} ({secret}):\n{all}"));
+            }
+        }
+    }
+    assert!(shown.is_empty(), "{}: {}", shown.len(), shown.join("\n\n"));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
 
@@ -1263,6 +1339,44 @@ fn a_wrong_env_file_is_reported_at_its_own_lines_and_once() {
     assert_eq!(report.to_string(), expected);
 }
 
+/// A file without an end, and a link that leads nowhere.
+#[test]
+fn a_configuration_that_is_no_file_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let link = dir.path().join("link");
+    std::os::unix::fs::symlink("none.toml", &link).unwrap();
+    let none = dir.path().join("none.toml");
+    for (path, why) in [
+        (Path::new("/dev/zero"), "it is larger than 16MiB".to_owned()),
+        (
+            &link,
+            format!("it is a link to {}, which does not exist", none.display()),
+        ),
+    ] {
+        let report = load(path).unwrap_err();
+        let message = &report.problems()[0].message;
+        assert_eq!(*message, format!("cannot read the configuration: {why}"));
+        assert_eq!(report.problems()[0].file, path);
+    }
+}
+
+/// As from `<(...)` of a shell.
+#[test]
+fn a_configuration_may_come_through_a_pipe() {
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&reader));
+    let writing = std::thread::spawn(move || {
+        use std::io::Write;
+        for piece in ["[jobs.a]\n", "schedule = []\n", "command = 'true'\n"] {
+            writer.write_all(piece.as_bytes()).unwrap();
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    });
+    let config = load(Path::new(&path)).unwrap_or_else(|report| panic!("{report}"));
+    writing.join().unwrap();
+    assert!(config.jobs.contains_key(&JobName::new("a")));
+}
+
 #[test]
 fn a_file_that_cannot_be_read_is_a_report_too() {
     let dir = tempfile::tempdir().unwrap();
@@ -1317,44 +1431,6 @@ fn equal_schedules_are_shared_unless_they_depend_on_the_job() {
     assert!(Arc::ptr_eq(&schedule("a", 0), &schedule("b", 1)));
     assert!(!Arc::ptr_eq(&schedule("a", 0), &schedule("c", 0)));
     assert!(!Arc::ptr_eq(&schedule("d", 0), &schedule("e", 0)));
-}
-
-/// A file without an end, and a link that leads nowhere.
-#[test]
-fn a_configuration_that_is_no_file_is_refused() {
-    let dir = tempfile::tempdir().unwrap();
-    let link = dir.path().join("link");
-    std::os::unix::fs::symlink("none.toml", &link).unwrap();
-    let none = dir.path().join("none.toml");
-    for (path, why) in [
-        (Path::new("/dev/zero"), "it is larger than 16MiB".to_owned()),
-        (
-            &link,
-            format!("it is a link to {}, which does not exist", none.display()),
-        ),
-    ] {
-        let report = load(path).unwrap_err();
-        let message = &report.problems()[0].message;
-        assert_eq!(*message, format!("cannot read the configuration: {why}"));
-        assert_eq!(report.problems()[0].file, path);
-    }
-}
-
-/// As from `<(...)` of a shell.
-#[test]
-fn a_configuration_may_come_through_a_pipe() {
-    let (reader, mut writer) = std::io::pipe().unwrap();
-    let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&reader));
-    let writing = std::thread::spawn(move || {
-        use std::io::Write;
-        for piece in ["[jobs.a]\n", "schedule = []\n", "command = 'true'\n"] {
-            writer.write_all(piece.as_bytes()).unwrap();
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    });
-    let config = load(Path::new(&path)).unwrap_or_else(|report| panic!("{report}"));
-    writing.join().unwrap();
-    assert!(config.jobs.contains_key(&JobName::new("a")));
 }
 
 #[test]
