@@ -10,7 +10,11 @@ use crate::support::{
 };
 
 /// Clears the screen, sets the title, hides and reorders text, and begins what looks like a line of its own.
-const EVIL: &str = "x\x1b[2J\x1b]0;t\x07\u{9b}31m\u{202e}\u{2066}\r\n2099-01-01T00:00:00Z forged";
+const EVIL: &str = "x\x1b[2J\x1b]0;t\x07\u{9b}31m\u{202e}\u{2066}\x7f\u{200b}\u{feff}\u{2028}\r\n2099-01-01T00:00:00Z forged";
+/// What of it would act on a terminal, or not be seen.
+const ACTS: [char; 9] = [
+    '\x1b', '\x07', '\x7f', '\u{9b}', '\u{202e}', '\u{2066}', '\u{200b}', '\u{feff}', '\u{2028}',
+];
 
 /// A fleet with two jobs; the state of the second is replaced by foreign data.
 fn ran(sqlite: bool) -> Fleet {
@@ -220,7 +224,7 @@ fn on_terminal(fleet: &Fleet, words: &str) -> String {
 /// Asserts that nothing of [`EVIL`] acts on a reader's terminal.
 #[track_caller]
 fn harmless(what: &str, text: &str) {
-    for c in ['\x1b', '\x07', '\u{9b}', '\u{202e}', '\u{2066}'] {
+    for c in ACTS {
         assert!(!text.contains(c), "{what}: {c:?} in {text:?}");
     }
     assert!(
@@ -234,6 +238,32 @@ fn harmless(what: &str, text: &str) {
     );
 }
 
+/// Asserts that [`EVIL`] stands in this JSON, and that nothing of it acts on a reader's terminal.
+#[track_caller]
+fn harmless_json(what: &str, text: &str) {
+    for c in ACTS {
+        assert!(!text.contains(c), "{what}: {c:?} in {text:?}");
+    }
+    // Each document, or each line of a log.
+    let mut documents = serde_json::Deserializer::from_str(text).into_iter::<Value>();
+    let said = |value: &Value| has(value, EVIL);
+    assert!(
+        documents.any(|value| said(&value.expect("JSON"))),
+        "{what}: not said: {text:?}"
+    );
+}
+
+/// Whether a string of this value has `part`.
+fn has(value: &Value, part: &str) -> bool {
+    match value {
+        Value::String(text) => text.contains(part),
+        Value::Array(items) => items.iter().any(|v| has(v, part)),
+        Value::Object(fields) => fields.iter().any(|(k, v)| k.contains(part) || has(v, part)),
+        _ => false,
+    }
+}
+
+// Long: one text, in all places where it may be shown.
 #[test]
 fn nothing_that_a_store_says_acts_on_a_terminal() {
     let mut fleet = fleet(1)
@@ -305,6 +335,24 @@ fn nothing_that_a_store_says_acts_on_a_terminal() {
             harmless(&words, &text);
         }
     }
+    for words in [
+        &["status", "--json"][..],
+        &["history", "good", "--json"],
+        &["why", "good", &at, "--json"],
+        &["history", "good", "--log-format", "json", "--json"],
+    ] {
+        harmless_json(&words.join(" "), &fleet.said(words));
+    }
+    let out = fleet.cli(&[
+        "--log-format",
+        "json",
+        "--log",
+        "debug",
+        "--config",
+        EVIL,
+        "status",
+    ]);
+    assert!(!String::from_utf8_lossy(&out.stderr).contains(ACTS));
     // And the message about data that cannot be read.
     let server = fleet.server();
     server.command::<()>(&["HSET", "soloist:{good}:state", "newest", EVIL]);
@@ -318,6 +366,17 @@ fn nothing_that_a_store_says_acts_on_a_terminal() {
         log.contains("forged").then_some(log)
     });
     harmless("the log", &log);
+    fleet.instances[0].urge();
+    std::fs::write(&fleet.instances[0].log, "").expect("an empty log");
+    fleet.instances[0].start_with(|command| {
+        command.args(["--log-format", "json"]);
+    });
+    let log = wait_for("the end of its line", GENEROUS, || {
+        let log = fleet.instances[0].log_text();
+        let end = log.find("forged").and_then(|at| log[at..].find('\n'));
+        end.and_then(|_| log.rfind('\n').map(|n| log[..n].to_owned()))
+    });
+    harmless_json("the log", &log);
     let names = [EVIL, "\u{202e}"];
     for name in names {
         let out = fleet.cli(&["--config", name, "status"]);
