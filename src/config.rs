@@ -21,6 +21,7 @@ mod form;
 mod handed;
 #[cfg(feature = "daemon")]
 mod keys;
+#[cfg(any(feature = "tls", feature = "sqlite"))]
 pub(crate) mod named;
 #[cfg(feature = "daemon")]
 mod raw;

@@ -1,13 +1,18 @@
 //! Reads files that a user names: regular ones up to a size, so that nothing hangs on them or fills the memory.
 
 use std::{
-    fs::{self, File, Metadata},
+    fs,
+    path::{Path, PathBuf},
+};
+#[cfg(feature = "tls")]
+use std::{
+    fs::{File, Metadata},
     io::{self, Read},
     os::unix::fs::OpenOptionsExt as _,
-    path::{Path, PathBuf},
 };
 
 /// The files that a configuration names have a password, a key or some variables; a larger one is a mistake.
+#[cfg(feature = "tls")]
 const MOST: u64 = 1 << 20;
 /// The most symbolic links that a path may end in; the kernel has the same limit.
 const LINKS: usize = 40;
@@ -16,6 +21,7 @@ const LINKS: usize = 40;
 ///
 /// # Errors
 /// Why it cannot be read, in words.
+#[cfg(feature = "tls")]
 pub(crate) fn read(path: &Path) -> Result<Vec<u8>, String> {
     let regular = |meta: Metadata| match meta.is_file() {
         true => Ok(()),
@@ -37,6 +43,7 @@ pub(crate) fn read(path: &Path) -> Result<Vec<u8>, String> {
 ///
 /// # Errors
 /// There is more, or it cannot be read.
+#[cfg(feature = "tls")]
 pub(super) fn bounded(file: impl Read, most: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     file.take(most + 1).read_to_end(&mut bytes)?;
@@ -50,6 +57,7 @@ pub(super) fn bounded(file: impl Read, most: u64) -> io::Result<Vec<u8>> {
 }
 
 /// Why a file cannot be read, without the number of the error, which helps nobody.
+#[cfg(feature = "tls")]
 pub(super) fn words(path: &Path, error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::NotFound if path.is_symlink() => {

@@ -1,6 +1,12 @@
 //! Data in a store that no soloist wrote: it hides nothing else, its output is bounded, and it does nothing to a
 //! terminal.
 
+use std::{
+    io::{Read as _, Write as _},
+    net::TcpListener,
+    process::{Command, Stdio},
+};
+
 use serde_json::{Value, json};
 
 use crate::support::{
@@ -389,6 +395,145 @@ fn nothing_that_a_store_says_acts_on_a_terminal() {
     wait_until("it still runs", GENEROUS, || {
         process::resident_kib(fleet.instances[0].pid()).is_some()
     });
+}
+
+/// A server that answers each command with OK, as often as `polite` says, and from then on begins with `first` and
+/// goes on with `more` for ever. Returns its port.
+fn endless(polite: usize, first: &'static str, more: &'static str) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("an address").port();
+    std::thread::spawn(move || {
+        for mut peer in listener.incoming().flatten() {
+            std::thread::spawn(move || -> std::io::Result<()> {
+                let mut asked = [0; 65_536];
+                for _ in 0..polite {
+                    let n = peer.read(&mut asked)?;
+                    let text = String::from_utf8_lossy(&asked[..n]);
+                    let commands = text.lines().filter(|l| l.starts_with('*')).count();
+                    peer.write_all("+OK\r\n".repeat(commands).as_bytes())?;
+                }
+                let _ = peer.read(&mut asked)?;
+                peer.write_all(first.as_bytes())?;
+                let more = more.repeat(65_536 / more.len());
+                loop {
+                    peer.write_all(more.as_bytes())?;
+                }
+            });
+        }
+    });
+    port
+}
+
+/// Neither before nor after the login.
+#[test]
+fn a_reply_without_an_end_costs_little_memory() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let config = dir.path().join("jobs.toml");
+    for (first, more) in [
+        ("+", "x"),
+        ("$999999999\r\n", "x"),
+        ("*9223372036854775807\r\n", "_\r\n"),
+        ("*99999999\r\n", "$3\r\nabc\r\n"),
+        ("%99999999\r\n", ":1\r\n"),
+        ("=99999999\r\n", "txt:x"),
+        ("", "*9\r\n"),
+    ] {
+        for polite in [0, 1] {
+            let port = endless(polite, first, more);
+            // Time enough for gigabytes.
+            let text = format!(
+                "[store]\nurl = \"redis://127.0.0.1:{port}\"\ntimeout = \"5s\"\nretry = {{ attempts = 0 }}\n\
+                 [jobs.a]\nschedule = []\ncommand = \"true\"\n[defaults]\nlease = \"1m\"\n"
+            );
+            std::fs::write(&config, text).expect("a configuration");
+            // With more memory than that it would be aborted.
+            let mut command = Command::new("sh");
+            command.args(["-c", "ulimit -d 262144 && exec \"$@\"", "sh"]);
+            command.args([env!("CARGO_BIN_EXE_soloist"), "status", "--config"]);
+            let o = command.arg(&config).stdin(Stdio::null()).output();
+            let o = o.expect("it starts");
+            let said = String::from_utf8_lossy(&o.stderr).into_owned();
+            assert_eq!(
+                o.status.code(),
+                Some(69),
+                "{first:?} {more:?} {polite}: {said}"
+            );
+            let why = ["larger than soloist reads", "does not speak the protocol"];
+            assert!(
+                why.iter().any(|w| said.contains(w)),
+                "{first:?} {more:?}: {said}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_message_of_any_size_is_not_read_into_memory() {
+    let mut fleet = fleet(1)
+        .job("a", "schedule = []\ncommand = [\"true\"]")
+        .start();
+    wait_until("the job is registered", GENEROUS, || {
+        let key = "soloist:{a}:state";
+        fleet.server().command::<usize>(&["EXISTS", key]) == 1
+    });
+    fleet.said(&["trigger", "a", "--wait"]);
+    let pid = fleet.instances[0].pid();
+    let before = process::most_resident_kib(pid).expect("it runs");
+    let publish = "return redis.call('PUBLISH', 'soloist:events', string.rep('x', 25000000))";
+    for _ in 0..3 {
+        wait_until("it is subscribed", GENEROUS, || {
+            fleet.server().command::<usize>(&["EVAL", publish, "0"]) == 1
+        });
+    }
+    fleet.said(&["trigger", "a", "--wait"]);
+    let after = process::most_resident_kib(pid).expect("it runs");
+    assert!(
+        after < before + (20 << 10),
+        "{before} KiB, then {after} KiB"
+    );
+}
+
+/// Together they are larger than a reply may be.
+#[test]
+fn large_states_hide_no_others() {
+    let mut plan = fleet(1)
+        .store("timeout = \"2s\"")
+        .default("lease", "\"6s\"");
+    let names = ["a", "b", "c", "d", "e", "f"];
+    for name in names {
+        plan = plan.job(name, "schedule = []\ncommand = [\"true\"]");
+    }
+    let mut fleet = plan.start();
+    for name in names {
+        wait_until("the job is registered", GENEROUS, || {
+            let key = format!("soloist:{{{name}}}:state");
+            fleet.server().command::<usize>(&["EXISTS", &key]) == 1
+        });
+    }
+    fleet.instances[0].urge();
+    let fill = "for _, key in ipairs(KEYS) do redis.call('HSET', key, 'of_a_later_version', string.rep('x', 12000000)) end";
+    let keys = names.map(|name| format!("soloist:{{{name}}}:state"));
+    let mut words = vec!["EVAL", fill, "6"];
+    words.extend(keys.iter().map(String::as_str));
+    fleet.server().command::<()>(&words);
+    let status = fleet.json(&["status", "--json"]);
+    let jobs = status["jobs"].as_array().expect("jobs");
+    assert_eq!(jobs.len(), names.len(), "{status:#}");
+    assert!(jobs.iter().all(|j| j["unreadable"].is_null()), "{status:#}");
+    // And an instance registers them anew.
+    fleet.instances[0].start();
+    fleet.wait_log(0, "jobs=6");
+    wait_until("it is there", GENEROUS, || {
+        let status = fleet.json(&["status", "--json"]);
+        status["instances"]
+            .as_array()
+            .is_some_and(|all| !all.is_empty())
+    });
+    let log = fleet.instances[0].log_text();
+    assert!(
+        !log.contains("ERROR") && !log.contains("larger than"),
+        "{log}"
+    );
 }
 
 /// `status` refuses to read the key, which the script makes large, and says so.
