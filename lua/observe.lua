@@ -5,7 +5,8 @@
 --
 -- Returns  {now_us, incarnation, {field, value, ...}...}   an empty array for a job that the store does not know,
 --                                                         {'!', reason} for a value that is not a state
-local out = { int(now_us), incarnation }
+--          As many as FLEET_MOST bytes have room for, but at least one: the caller asks for the others again.
+local out, all = { int(now_us), incarnation }, 0
 for i, key in ipairs(KEYS) do
   local state, bytes = redis.pcall('HGETALL', key), 0
   if state.err then
@@ -13,8 +14,10 @@ for i, key in ipairs(KEYS) do
     state = { '!', state.err }
   else
     for _, text in ipairs(state) do bytes = bytes + #text end
-    if bytes > tonumber(ARGV[1]) then state = { '!', 'it has ' .. int(bytes) .. ' bytes' } end
+    if bytes > tonumber(ARGV[1]) then state, bytes = { '!', 'it has ' .. int(bytes) .. ' bytes' }, 0 end
   end
+  all = all + bytes
+  if i > 1 and all > FLEET_MOST then break end
   out[i + 2] = state
 end
 return out

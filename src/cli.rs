@@ -368,7 +368,8 @@ fn find(named: Option<PathBuf>) -> Result<PathBuf, Failure> {
     PLACES
         .iter()
         .map(Path::new)
-        .find(|p| p.exists())
+        // A link to nothing is meant, too: the error names what is missing.
+        .find(|p| p.symlink_metadata().is_ok())
         .map(Into::into)
         .ok_or_else(|| Failure::Missing {
             message: format!(
@@ -435,18 +436,17 @@ impl Out {
     }
 
     fn object<T: Serialize>(&self, value: &T) -> Result<(), Failure> {
-        let mut text = serde_json::to_string_pretty(value)
-            .map_err(|e| Failure::internal("cannot write JSON", e))?;
-        text.push('\n');
-        self.bytes(text.as_bytes())
+        self.document(serde_json::to_string_pretty(value))
     }
 
     /// Writes one line of JSON.
     fn line<T: Serialize>(&self, value: &T) -> Result<(), Failure> {
-        let mut text =
-            serde_json::to_string(value).map_err(|e| Failure::internal("cannot write JSON", e))?;
-        text.push('\n');
-        self.bytes(text.as_bytes())
+        self.document(serde_json::to_string(value))
+    }
+
+    fn document(&self, text: serde_json::Result<String>) -> Result<(), Failure> {
+        let text = text.map_err(|e| Failure::internal("cannot write JSON", e))?;
+        self.bytes((crate::text::json(&text) + "\n").as_bytes())
     }
 
     /// Writes the object with --json, else the text.

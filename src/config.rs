@@ -21,6 +21,8 @@ mod form;
 mod handed;
 #[cfg(feature = "daemon")]
 mod keys;
+#[cfg(any(feature = "tls", feature = "sqlite"))]
+pub(crate) mod named;
 #[cfg(feature = "daemon")]
 mod raw;
 #[cfg(feature = "daemon")]

@@ -129,6 +129,7 @@ impl Daemon {
                 .watch_for_stops()
                 .context("cannot start a thread")?;
         }
+        check_place(&config.store.url)?;
         let store = recording(store::open(&config.store)?, recorder.as_ref());
         warn_of_open_file(&config.store.url);
         let runner = Runner::new().context("cannot become the subreaper of the jobs' commands")?;
@@ -317,6 +318,18 @@ async fn reap_strangers(finish: CancellationToken) {
     if let Some(Err(error)) = reaping {
         warn!(%error, "cannot reap zombies that this process did not start: they stay until it ends");
     }
+}
+
+/// Nobody else may put another database in the place of the daemon's. The commands, which people start, do not ask:
+/// root may look at the store of any user.
+fn check_place(url: &config::StoreUrl) -> Result<(), store::Error> {
+    let config::StoreUrl::Sqlite(path) = url else {
+        return Ok(());
+    };
+    config::rights::place(path).map_err(|f| store::Error::Refused {
+        address: url.to_string(),
+        reason: format!("{}: {}", f.message, f.fix),
+    })
 }
 
 /// Only warns: an older version may have created the file, or somebody may want to share it.

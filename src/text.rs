@@ -8,8 +8,14 @@ pub(crate) fn acts(c: char) -> bool {
     c.is_control()
         || matches!(c,
             // Marks, embeddings, overrides and isolates of bidirectional text; separators of lines.
-            '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+            '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+            // What nobody sees, and no script needs between its letters: spaces without a width, hidden signs, tags.
+            | '\u{ad}' | '\u{180e}' | '\u{200b}' | '\u{2060}'..='\u{2065}' | '\u{206a}'..='\u{206f}'
+            | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
 }
+
+/// They join or divide letters, as Persian, Hindi and emoji of several parts need them; nobody sees them elsewhere.
+const JOINERS: [char; 2] = ['\u{200c}', '\u{200d}'];
 
 fn escape(out: &mut String, c: char) {
     let _ = match c {
@@ -39,6 +45,22 @@ pub(crate) fn line(text: &str) -> String {
 /// The same, and newlines stay.
 pub(crate) fn lines(text: &str) -> String {
     shown(&text.replace("\r\n", "\n"), |c| c == '\n')
+}
+
+/// The same JSON, in which nothing acts on a terminal: that stands in strings alone, and may be written as `\u202e`.
+pub(crate) fn json(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c != '\n' && acts(c) || JOINERS.contains(&c) {
+            true => {
+                for unit in c.encode_utf16(&mut [0; 2]) {
+                    let _ = write!(out, "\\u{unit:04x}");
+                }
+            }
+            false => out.push(c),
+        }
+    }
+    out
 }
 
 /// The same for text with colours of our own: nothing but those passes.
@@ -113,6 +135,15 @@ mod tests {
                 "abc\u{202e}txt\u{2066}\u{2069}\u{200f}\u{2028}",
                 "abc\\u{202e}txt\\u{2066}\\u{2069}\\u{200f}\\u{2028}",
             ),
+            (
+                "ro\u{200b}ot\u{2060}\u{feff}\u{ad}\u{180e}\u{206f}\u{fffb}\u{e0041}",
+                "ro\\u{200b}ot\\u{2060}\\u{feff}\\u{ad}\\u{180e}\\u{206f}\\u{fffb}\\u{e0041}",
+            ),
+            // Persian, Hindi, emoji of several parts, and accents of their own need these.
+            (
+                "می\u{200c}خواهم क्\u{200d}ष 👩\u{200d}👧 ❤\u{fe0f} e\u{301}",
+                "می\u{200c}خواهم क्\u{200d}ष 👩\u{200d}👧 ❤\u{fe0f} e\u{301}",
+            ),
         ] {
             assert_eq!(line(text), safe);
         }
@@ -121,6 +152,25 @@ mod tests {
             coloured("\x1b[1m\x1b[31mbad\x1b[0m\n\x1b[2J\x1b]0;x\x07\x1b[8mhidden\x1b"),
             "\x1b[1m\x1b[31mbad\x1b[0m\n\\x1b[2J\\x1b]0;x\\x07\\x1b[8mhidden\\x1b"
         );
+    }
+
+    #[test]
+    fn json_stays_the_same_json() {
+        let value = serde_json::json!({"a\u{7f}": ["\u{9b}2J\u{85}\x1b\u{202e}\n\t\"", "\u{e0041}\u{200d}ä日👩"]});
+        for text in [value.to_string(), format!("{value:#}")] {
+            let safe = json(&text);
+            assert_eq!(
+                serde_json::from_str::<serde_json::Value>(&safe).ok(),
+                Some(value.clone())
+            );
+            assert_eq!(safe.lines().count(), text.lines().count());
+            assert!(
+                !safe.contains(|c: char| c != '\n' && (acts(c) || JOINERS.contains(&c))),
+                "{safe:?}"
+            );
+            assert!(safe.contains("ä日👩"), "{safe}");
+        }
+        assert_eq!(json("\"\u{7f}\u{e0041}\""), "\"\\u007f\\udb40\\udc41\"");
     }
 
     #[test]

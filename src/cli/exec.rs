@@ -35,8 +35,8 @@ use crate::{
 
 /// The clock drift that the locks of [`lock`] assume.
 const CLOCK_DRIFT: f64 = 0.01;
-/// How long `exec` waits for the store, at most, after a signal told it to end.
-const WAIT_IDLE: Duration = Duration::from_secs(5);
+/// How long `exec` waits for the store, at most, after a signal told it to end. A store that works needs less.
+const WAIT_IDLE: Duration = Duration::from_secs(1);
 /// How often a terminal shows the waiting line anew.
 const FRAME: Duration = Duration::from_millis(125);
 const FRAMES: [char; 4] = ['|', '/', '-', '\\'];
@@ -380,9 +380,19 @@ impl Session<'_> {
         }
     }
 
-    /// Waits until the locks that a cancelled request may have taken have been released in the background.
+    /// Waits until the locks that a cancelled request may have taken have been released in the background, but not for
+    /// long: whoever sent the signal waits, too.
     async fn wait_idle(&self) {
-        let _ = tokio::time::timeout(WAIT_IDLE, self.locks.wait_idle()).await;
+        let idle = tokio::time::timeout(WAIT_IDLE, self.locks.wait_idle()).await;
+        if idle.is_err() {
+            remark(&format!(
+                "the command was not started; the store did not answer within {}: if it still grants lock `{}`, nobody \
+                can take it until its lease ends ({})",
+                span(WAIT_IDLE),
+                self.args.lock,
+                show_duration(self.args.lease),
+            ));
+        }
     }
 
     /// Runs the command, and returns when its whole process tree is gone.

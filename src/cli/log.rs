@@ -69,7 +69,7 @@ pub(super) fn init(format: Format, filter: Targets) {
         let layer = tracing_subscriber::fmt::layer()
             .json()
             .flatten_event(true)
-            .with_writer(io::stderr);
+            .with_writer(|| Json(io::stderr()));
         registry().with(layer.with_filter(filter)).init();
         return;
     }
@@ -88,6 +88,20 @@ impl<W: io::Write> io::Write for Lines<W> {
         let text = text.strip_suffix('\n').unwrap_or(&text);
         let line = text::coloured(text).replace('\n', "\\n") + "\n";
         self.0.write_all(line.as_bytes())?;
+        Ok(event.len())
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+/// The same for events that are JSON.
+struct Json<W>(W);
+
+impl<W: io::Write> io::Write for Json<W> {
+    fn write(&mut self, event: &[u8]) -> io::Result<usize> {
+        let text = text::json(&String::from_utf8_lossy(event));
+        self.0.write_all(text.as_bytes())?;
         Ok(event.len())
     }
     fn flush(&mut self) -> io::Result<()> {

@@ -3,7 +3,6 @@
 use std::{
     borrow::Borrow,
     collections::{BTreeMap, HashMap, HashSet},
-    fs,
     hash::Hash,
     ops::Range,
     path::{Path, PathBuf},
@@ -14,7 +13,7 @@ use std::{
 use super::{
     Config, Job, JobRetry, Lease, Limits, Output, Secret, Store, StoreRetry, StoreUrl, Tls, digest,
     keys::{self, Backoff, Keys},
-    raw,
+    named, raw,
     report::Place,
     rights,
     tree::{At, Given, Reader, Zone, inside},
@@ -27,9 +26,6 @@ use crate::{
     },
     model::JobName,
 };
-
-/// The files that a configuration names have a password or some variables; a larger file is a mistake.
-const MOST_OF_A_FILE: u64 = 1 << 20;
 
 /// Variables that are never secret, and that every command needs.
 const LOGIN: [&str; 6] = ["HOME", "USER", "LOGNAME", "SHELL", "PATH", "LANG"];
@@ -192,8 +188,10 @@ fn store(r: &mut Reader<'_>, raw: &keys::Store) -> Option<Store> {
                     Some("give both, or none".into()),
                 );
             }
-            let path = |file: &Given<String>| Some(file.optional()?.map(|file| r.dir.join(file)));
-            match (path(&tls.ca), path(&tls.cert), path(&tls.key)) {
+            let ca = pem(r, "tls.ca", &tls.ca);
+            let cert = pem(r, "tls.cert", &tls.cert);
+            let key = pem(r, "tls.key", &tls.key);
+            match (ca, cert, key) {
                 (Some(ca), Some(cert), Some(key)) => Some(Some(Tls { ca, cert, key })),
                 _ => None,
             }
@@ -327,49 +325,71 @@ fn password(r: &mut Reader<'_>, file: &At<String>) -> Option<Secret> {
         .map(|dir| Path::new(&dir).join(&file.value))
         .filter(|path| path.exists());
     let path = credential.unwrap_or_else(|| r.dir.join(&file.value));
-    if let Err(f) = rights::trusted(&path) {
-        let message = format!("`password_file`: {}", f.message);
-        r.problems
-            .add(Place::Store, file.span.clone(), message, Some(f.fix));
-        return None;
-    }
-    let wrong = match read_text(&path) {
-        Ok(text) => {
-            let line = text.strip_suffix('\n').unwrap_or(&text);
-            let line = line.strip_suffix('\r').unwrap_or(line);
-            if !line.is_empty() {
-                return Some(Secret::new(line));
+    let password = |bytes| {
+        let text = text(bytes)?;
+        let line = text.strip_suffix('\n').unwrap_or(&text);
+        let line = line.strip_suffix('\r').unwrap_or(line);
+        match line {
+            "" => Err("the file is empty".to_owned()),
+            line if line.contains('\0') => {
+                Err("it contains a NUL byte, which no password has".to_owned())
             }
-            "the file is empty".into()
+            line => Ok(Secret::new(line)),
         }
-        Err(error) => error,
     };
-    let message = format!(
-        "`password_file`: cannot read `{}`: {wrong}",
-        path.display().to_string().escape_debug()
-    );
     let hint = "name a file relative to the configuration file, or a systemd credential";
+    content(
+        r,
+        Place::Store,
+        "password_file",
+        file,
+        &path,
+        hint,
+        password,
+    )
+}
+
+const RELATIVE: &str = "a relative path is taken from the directory of the configuration file";
+
+/// The path of a file for TLS, which is read once it is needed: here it must only be possible. None: it is not.
+fn pem(r: &mut Reader<'_>, key: &str, file: &Given<String>) -> Option<Option<PathBuf>> {
+    let Some(file) = file.read() else {
+        return file.optional().map(|_| None);
+    };
+    let path = r.dir.join(&file.value);
+    content(r, Place::Store, key, file, &path, RELATIVE, |_| Ok(()))?;
+    Some(Some(path))
+}
+
+/// What `understood` makes of the file at `path`, which the value of `key` names. None: it cannot be used, which is
+/// reported.
+fn content<T>(
+    r: &mut Reader<'_>,
+    place: Place<'_>,
+    key: &str,
+    file: &At<String>,
+    path: &Path,
+    hint: &str,
+    understood: impl FnOnce(Vec<u8>) -> Result<T, String>,
+) -> Option<T> {
+    let (message, hint) = match rights::trusted(path) {
+        Err(f) => (format!("`{key}`: {}", f.message), f.fix),
+        Ok(()) => match named::read(path).and_then(understood) {
+            Ok(understood) => return Some(understood),
+            Err(why) => {
+                let path = path.display().to_string();
+                let message = format!("`{key}`: cannot read `{}`: {why}", path.escape_debug());
+                (message, hint.to_owned())
+            }
+        },
+    };
     r.problems
-        .add(Place::Store, file.span.clone(), message, Some(hint.into()));
+        .add(place, file.span.clone(), message, Some(hint));
     None
 }
 
-/// Reads a regular file of reasonable size: a pipe or device could make the start hang.
-fn read_text(path: &Path) -> Result<String, String> {
-    // Leave out the error number, which does not help an administrator.
-    let words = |error: std::io::Error| match error.kind() {
-        std::io::ErrorKind::NotFound => "no such file".to_owned(),
-        std::io::ErrorKind::PermissionDenied => "permission denied".to_owned(),
-        _ => error.to_string(),
-    };
-    let meta = fs::metadata(path).map_err(words)?;
-    if !meta.is_file() {
-        return Err("it is not a regular file".into());
-    }
-    if meta.len() > MOST_OF_A_FILE {
-        return Err("it is larger than 1MiB".into());
-    }
-    String::from_utf8(fs::read(path).map_err(words)?).map_err(|_| "it is not UTF-8 text".into())
+fn text(bytes: Vec<u8>) -> Result<String, String> {
+    String::from_utf8(bytes).map_err(|_| "it is not UTF-8 text".to_owned())
 }
 
 /// `base`, then the variables of `env_file`, then those of `env`; later ones win.
@@ -383,28 +403,12 @@ fn environment(
     let mut sound = !raw.env.is_wrong() && !raw.env_file.is_wrong();
     if let Some(file) = raw.env_file.read() {
         let path = r.dir.join(&file.value);
-        if !files.contains_key(&path) {
-            match rights::trusted(&path).map(|()| read_text(&path)) {
-                Err(f) => {
-                    let message = format!("`env_file`: {}", f.message);
-                    r.problems
-                        .add(place, file.span.clone(), message, Some(f.fix));
-                }
-                Ok(Ok(text)) => {
-                    let variables = variables(r, file, &path, &text);
-                    files.insert(path.clone(), variables);
-                }
-                // Report this at each place that names the file.
-                Ok(Err(error)) => {
-                    let path = path.display().to_string();
-                    let message =
-                        format!("`env_file`: cannot read `{}`: {error}", path.escape_debug());
-                    let hint =
-                        "a relative path is taken from the directory of the configuration file";
-                    r.problems
-                        .add(place, file.span.clone(), message, Some(hint.into()));
-                }
-            }
+        // What cannot be read is reported at each place that names the file.
+        if !files.contains_key(&path)
+            && let Some(text) = content(r, place, "env_file", file, &path, RELATIVE, text)
+        {
+            let variables = variables(r, file, &path, &text);
+            files.insert(path.clone(), variables);
         }
         match files.get(&path) {
             Some(Some(variables)) => base.extend(variables.iter().cloned()),

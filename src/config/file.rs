@@ -5,12 +5,15 @@ use std::{collections::BTreeMap, path::Path, sync::Arc, time::Duration};
 use toml::de::DeTable;
 
 use super::{
-    Report, Store, check, raw,
+    Report, Store, check, named, raw,
     report::{self, Collector},
     rights,
     tree::Reader,
 };
 use crate::model::{JobName, duration, job::Job};
+
+/// Ten thousand jobs have a few MiB.
+const MOST: u64 = 16 << 20;
 
 /// A duration as the configuration writes it: `250ms`, `15s`, `1h30m`.
 ///
@@ -35,9 +38,14 @@ pub fn load(path: &Path) -> Result<Config, Report> {
     if rights::strict() {
         rights::trusted(path).map_err(|f| failed(f.message, &f.fix))?;
     }
-    let bytes = std::fs::read(path).map_err(|error| {
+    // It may be a pipe, as of `<(...)` in a shell.
+    let bytes = std::fs::File::open(path).and_then(|file| named::bounded(file, MOST));
+    let bytes = bytes.map_err(|error| {
         failed(
-            format!("cannot read the configuration: {error}"),
+            format!(
+                "cannot read the configuration: {}",
+                named::words(path, &error)
+            ),
             "name another file with `--config` or `SOLOIST_CONFIG`",
         )
     })?;

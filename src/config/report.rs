@@ -417,9 +417,9 @@ impl<'a> Collector<'a> {
 /// Works on any text, even if it is not TOML: an error must not print text that it failed to read.
 ///
 /// Treated as secrets: in a URL the parts before `@` and after `?`, and a port that is not a number; the text between
-/// the first `:` of a word and `@`; the text after `pass=`; the values of keys whose name contains `pass`, `secret`,
-/// `token` or `credential` and does not end in `file`; all values of `env`; strings with escapes or of several lines,
-/// also if a newline cuts a string that may have only one.
+/// the first `:` of a word and `@`; the text after `pass=`; a `url` that begins as no URL does; the values of keys
+/// whose name contains `pass`, `secret`, `token` or `credential` and does not end in `file`; all values of `env`;
+/// strings with escapes or of several lines, also if a newline cuts a string that may have only one.
 #[cfg(test)]
 pub(super) fn mask(text: &str) -> String {
     mask_and_cut(text).0
@@ -435,6 +435,7 @@ fn mask_and_cut(text: &str) -> (String, Vec<Range<usize>>) {
     for line in spans_of_lines(text) {
         mask_user_info(text, line.clone(), &mut bytes);
         mask_query(text, line.clone(), &mut bytes);
+        mask_misspelt_url(text, line.clone(), &mut bytes);
         mask_env_of_line(text, line.clone(), &mut bytes);
     }
     mask_values(text, &mut bytes);
@@ -647,6 +648,28 @@ fn mask_query(text: &str, line: Range<usize>, bytes: &mut [u8]) {
             .find(['"', '\'', '\n'])
             .map_or(part.len(), |n| start + n);
         fill(bytes, line.start + start..line.start + masked);
+    }
+}
+
+/// The value of `url`, and what follows in its line, if it does not begin as a URL does: nobody knows then which part
+/// of it is the password.
+fn mask_misspelt_url(text: &str, line: Range<usize>, bytes: &mut [u8]) {
+    let part = &text[line.clone()];
+    let value = part.match_indices("url").find_map(|(at, name)| {
+        let rest = part[at + name.len()..].trim_start_matches(['s', '"', '\'', ' ', '\t']);
+        let value = rest.strip_prefix('=')?;
+        Some(value.trim_start_matches(['[', '"', '\'', ' ', '\t']))
+    });
+    let Some(value) = value.filter(|value| value.contains(['@', ':', '?', '='])) else {
+        return;
+    };
+    let begins = |c: char| c.is_ascii_alphanumeric() || "+-._${}".contains(c);
+    let begins_well = match value.split_once("://") {
+        Some((scheme, _)) => scheme.chars().all(begins),
+        None => value.starts_with("sqlite:") || value.starts_with("memory:"),
+    };
+    if !begins_well {
+        fill(bytes, line.end - value.len()..line.end);
     }
 }
 

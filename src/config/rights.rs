@@ -64,7 +64,24 @@ pub fn foreign(file: &Path) -> Option<Foreign> {
 /// # Errors
 /// Another user may change the file, and soloist runs as root.
 pub fn trusted(file: &Path) -> Result<(), Foreign> {
-    match foreign(file) {
+    refused_or_warned(foreign(file))
+}
+
+/// Like [`trusted`], for the way to `file` alone: whoever may write to a directory can replace the files in it.
+///
+/// # Errors
+/// Another user may put another file in its place, and soloist runs as root.
+pub fn place(file: &Path) -> Result<(), Foreign> {
+    let on_the_way = |path: &Path, meta: &Metadata, reader| {
+        let leads_on = meta.is_dir() || meta.is_symlink();
+        leads_on.then(|| judge(path, meta, reader)).flatten()
+    };
+    let absolute = std::path::absolute(file).ok();
+    refused_or_warned(absolute.and_then(|path| look(&path, Reader::own(), on_the_way)))
+}
+
+fn refused_or_warned(found: Option<Foreign>) -> Result<(), Foreign> {
+    match found {
         None => Ok(()),
         Some(f) if strict() => Err(f),
         Some(f) => {
@@ -82,13 +99,6 @@ pub fn trusted(file: &Path) -> Result<(), Foreign> {
 /// A file or a link belongs to another user, and soloist runs as root.
 pub fn database(file: &Path) -> Result<(), Foreign> {
     let reader = Reader::own();
-    let refuse = |f: Foreign| {
-        if strict() {
-            return Err(f);
-        }
-        tracing::warn!("{}: {}", f.message, f.fix);
-        Ok(())
-    };
     let owner = file.parent().and_then(|dir| {
         let dir = if dir.as_os_str().is_empty() {
             Path::new(".")
@@ -103,7 +113,7 @@ pub fn database(file: &Path) -> Result<(), Foreign> {
         let path = PathBuf::from(path);
         let absolute = std::path::absolute(&path).ok();
         if let Some(f) = absolute.and_then(|path| look(&path, reader, judge_link)) {
-            refuse(f)?;
+            refused_or_warned(Some(f))?;
             continue;
         }
         let Ok(meta) = fs::symlink_metadata(&path) else {
@@ -124,7 +134,7 @@ pub fn database(file: &Path) -> Result<(), Foreign> {
                 path.display()
             ),
         };
-        refuse(f)?;
+        refused_or_warned(Some(f))?;
     }
     Ok(())
 }

@@ -235,7 +235,7 @@ url = "rediss://${HOST}:6380/1"
 namespace = "prod:${NONE:-eu}"
 username = "cron"
 password_file = "pw"
-tls = { ca = "ca.pem", cert = "cert.pem", key = "/key.pem" }
+tls = { ca = "ca.pem", cert = "cert.pem", key = "/dir/key.pem" }
 timeout = "250ms"
 pool_size = 4
 min_replicas = 1
@@ -282,8 +282,12 @@ output = { keep = "1MiB", log = false }
 command = "echo $A"
 timezone = "UTC"
 "#;
+    for name in ["ca.pem", "cert.pem", "key.pem"] {
+        std::fs::write(dir.path().join(name), "").unwrap();
+    }
+    let text = text.replace("/dir/", &format!("{}/", dir.path().display()));
     let config =
-        parse(text, &dir.path().join("jobs.toml"), &environment).unwrap_or_else(|r| panic!("{r}"));
+        parse(&text, &dir.path().join("jobs.toml"), &environment).unwrap_or_else(|r| panic!("{r}"));
     let store = &config.store;
     assert_eq!(
         store.url,
@@ -297,7 +301,7 @@ timezone = "UTC"
     let tls = Tls {
         ca: Some(dir.path().join("ca.pem")),
         cert: Some(dir.path().join("cert.pem")),
-        key: Some("/key.pem".into()),
+        key: Some(dir.path().join("key.pem")),
     };
     assert_eq!(store.tls, Some(tls));
     assert_eq!(
@@ -669,9 +673,12 @@ fn wrong_values_are_refused_with_what_is_right() {
         Redis server in `url`)".into()),
         (with_store("url = 'redis://h'\ntls = {}"), "3:7 [store]: `tls` is only used with a `rediss://` URL (write \
         `rediss://` in `url`, or remove `tls`)".into()),
-        (with_store("url = 'rediss://h'\ntls = { cert = 'x' }"), "3:7 [store]: `tls.cert` and `tls.key` belong together (give both, or none)".into()),
+        (with_store("url = 'rediss://h'\ntls = { cert = 'Cargo.toml' }"), "3:7 [store]: `tls.cert` and `tls.key` belong together (give both, or none)".into()),
         (with_store("url = 'redis://h'\nusername = 'me'"), "3:12 [store]: `username` needs a password (name the file that contains it in `password_file`)".into()),
         (with_store("url = 'redis://me@h'"), "2:7 [store]: `url` has a user name but no password (name the file that contains it in `password_file`)".into()),
+        (with_store("url = 'rediss://h'\ntls = { ca = 'none' }"), "3:14 [store]: `tls.ca`: cannot read `{HERE}/none`: no such file (a relative path is taken from the directory of the configuration file)".into()),
+        (with_store("url = 'rediss://h'\ntls = { cert = '/dev/zero', key = 'Cargo.toml' }"), "3:16 [store]: `tls.cert`: cannot read `/dev/zero`: it is not a regular file (a relative path is taken from the directory of the configuration file)".into()),
+        (with_store("url = 'rediss://h'\ntls = { cert = 'Cargo.toml', key = '/dev' }"), "3:36 [store]: `tls.key`: cannot read `/dev`: it is not a regular file (a relative path is taken from the directory of the configuration file)".into()),
         (with_store("url = 'redis://h'\npassword_file = 'none'"), "3:17 [store]: `password_file`: cannot read `{HERE}/none`: no such file (name a file relative to the configuration file, or a systemd credential)".into()),
         ("[limits]\nclock_drift = 0.3\n".into(), "2:15 [limits]: `clock_drift`: must be between 0 and 0.2, not 0.3 (it is the share by which the rates of two clocks differ: 0.01 is one percent)".into()),
         ("[limits]\nclock_drift = nan\n".into(), "2:15 [limits]: `clock_drift`: must be between 0 and 0.2, not NaN (it is the share by which the rates of two clocks differ: 0.01 is one percent)".into()),
@@ -1105,6 +1112,82 @@ fn no_password_is_shown_whatever_goes_wrong() {
     assert_eq!(good.store.password.unwrap().expose(), "hunter2");
 }
 
+/// What separates the parts of a URL, and what people write in its place.
+const SEPARATORS: &str = ":/@?&=#;, ";
+
+/// Every URL that differs from `form` in one separator: without it, with another one in its place, or with one more.
+fn misspelt(form: &str) -> Vec<String> {
+    let mut all = vec![];
+    for (at, c) in form.match_indices(|c| SEPARATORS.contains(c)) {
+        let (before, after) = (&form[..at], &form[at + c.len()..]);
+        all.push(format!("{before}{after}"));
+        for other in SEPARATORS.chars() {
+            for put in [
+                format!("{other}"),
+                format!("{other}{c}"),
+                format!("{c}{other}"),
+            ] {
+                all.push(format!("{before}{put}{after}"));
+            }
+        }
+    }
+    all
+}
+
+/// Nor if a separator is missing, another one, or twice, and the password has a character that a URL cannot have.
+#[test]
+fn a_misspelt_url_shows_no_password() {
+    let secrets = [
+        "hunter2 hunter3",
+        "hunter2",
+        "hunter2;hunter3",
+        "hunter2'hunter3",
+    ];
+    let path = std::path::Path::new("/nowhere/at-all/jobs.toml");
+    let mut shown = vec![];
+    for form in [
+        "redis://:P@host:6379/0",
+        "rediss://me:P@[::1]:6379/0?protocol=resp3",
+        "redis+unix:///run/s.sock?pass=P",
+        "redis+unix:///run/s.sock?db=1&user=me&pass=P",
+        "redis:/me:P@host",
+        "redis//:P@host",
+        "redis//me:P@host:6379",
+        "redis:/:P@host",
+    ] {
+        for (url, secret) in misspelt(form)
+            .iter()
+            .flat_map(|url| secrets.map(|s| (url.replace('P', s), s)))
+        {
+            let alone = Store::from_url(&url);
+            let mut all = format!("{alone:?}");
+            if let Ok(store) = &alone {
+                all += &store.url.to_string();
+                if let Err(e) = crate::LockClient::with_config(store) {
+                    all += &format!("{e} {e:?}");
+                }
+            }
+            for file in [
+                format!("[store]\nurl = \"{url}\"\n[jobs.a]\ncommand = 1\n"),
+                format!("store = {{ url = \"{url}\", timeout = 1 }}\n"),
+                format!("[store]\nurls = [\"{url}\"]\n"),
+            ] {
+                match parse(&file, path, &environment) {
+                    Ok(config) => all += &format!("{config:?}"),
+                    Err(report) => {
+                        let json = serde_json::to_string(report.problems()).unwrap();
+                        all += &format!("{report} {report:?} {json}");
+                    }
+                }
+            }
+            if ["hunter2", "hunter3"].iter().any(|part| all.contains(part)) {
+                shown.push(format!("{url} ({secret}):\n{all}"));
+            }
+        }
+    }
+    assert!(shown.is_empty(), "{}: {}", shown.len(), shown.join("\n\n"));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
 
@@ -1229,13 +1312,14 @@ fn a_credential_of_systemd_comes_before_a_file_beside_the_configuration() {
     std::fs::write(credentials.path().join("pw"), "credential\n\n").unwrap();
     // Only the last newline is not part of the password.
     assert_eq!(password(), "credential\n");
-    std::fs::write(credentials.path().join("pw"), "\n").unwrap();
-    assert!(
-        parse(&text, &path, &env)
-            .unwrap_err()
-            .to_string()
-            .contains("the file is empty")
-    );
+    for (password, wrong) in [
+        ("\n", "the file is empty"),
+        ("a\0b", "it contains a NUL byte"),
+    ] {
+        std::fs::write(credentials.path().join("pw"), password).unwrap();
+        let report = parse(&text, &path, &env).unwrap_err().to_string();
+        assert!(report.contains(wrong), "{report}");
+    }
 }
 
 #[test]
@@ -1255,6 +1339,44 @@ fn a_wrong_env_file_is_reported_at_its_own_lines_and_once() {
     assert_eq!(report.to_string(), expected);
 }
 
+/// A file without an end, and a link that leads nowhere.
+#[test]
+fn a_configuration_that_is_no_file_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let link = dir.path().join("link");
+    std::os::unix::fs::symlink("none.toml", &link).unwrap();
+    let none = dir.path().join("none.toml");
+    for (path, why) in [
+        (Path::new("/dev/zero"), "it is larger than 16MiB".to_owned()),
+        (
+            &link,
+            format!("it is a link to {}, which does not exist", none.display()),
+        ),
+    ] {
+        let report = load(path).unwrap_err();
+        let message = &report.problems()[0].message;
+        assert_eq!(*message, format!("cannot read the configuration: {why}"));
+        assert_eq!(report.problems()[0].file, path);
+    }
+}
+
+/// As from `<(...)` of a shell.
+#[test]
+fn a_configuration_may_come_through_a_pipe() {
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&reader));
+    let writing = std::thread::spawn(move || {
+        use std::io::Write;
+        for piece in ["[jobs.a]\n", "schedule = []\n", "command = 'true'\n"] {
+            writer.write_all(piece.as_bytes()).unwrap();
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    });
+    let config = load(Path::new(&path)).unwrap_or_else(|report| panic!("{report}"));
+    writing.join().unwrap();
+    assert!(config.jobs.contains_key(&JobName::new("a")));
+}
+
 #[test]
 fn a_file_that_cannot_be_read_is_a_report_too() {
     let dir = tempfile::tempdir().unwrap();
@@ -1263,7 +1385,7 @@ fn a_file_that_cannot_be_read_is_a_report_too() {
     assert!(
         report
             .to_string()
-            .contains("cannot read the configuration: No such file"),
+            .contains("cannot read the configuration: no such file"),
         "{report}"
     );
     assert_eq!(

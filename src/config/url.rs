@@ -150,6 +150,16 @@ pub(super) fn parse(text: &str) -> Result<Kind, Error> {
                     "write `redis+unix:///run/redis/redis.sock`",
                 );
             }
+            no_blanks(rest, at)?;
+            no_fragment(rest, at)?;
+            // A misspelt `?` would make a password a part of the path, which is shown.
+            if let Some(n) = path.find([':', ';', ',', '&', '=']) {
+                return fail(
+                    at + n..at + n + 1,
+                    "this character must be percent-encoded in the path of a socket",
+                    "`:` is `%3A`, `;` is `%3B`, `,` is `%2C`, `&` is `%26`, `=` is `%3D`; parameters begin with `?`",
+                );
+            }
             parameters(query, at + path.len() + 1, &["db", "user", "pass"])?;
             let has = |name: &str| query.split('&').any(|p| p.split('=').next() == Some(name));
             Ok(Kind::Redis {
@@ -192,14 +202,7 @@ fn tcp(rest: &str, at: usize) -> Result<(bool, bool), Error> {
             hint: Some(hint.into()),
         })
     };
-    if let Some(n) = rest.find(|c: char| c.is_whitespace() || c.is_control()) {
-        let end = n + rest[n..].chars().next().map_or(0, char::len_utf8);
-        return fail(
-            n..end,
-            "a URL cannot contain blanks".into(),
-            "percent-encode it, a blank is `%20`",
-        );
-    }
+    no_blanks(rest, at)?;
     let host_at = rest.rfind('@').map_or(0, |n| n + 1);
     let info = &rest[..host_at.saturating_sub(1)];
     if let Some(n) = info.find(['/', '?', '#', '@']) {
@@ -248,6 +251,13 @@ fn tcp(rest: &str, at: usize) -> Result<(bool, bool), Error> {
             "name one Redis server",
         );
     }
+    if !name.contains(':') && !plain(name) {
+        return fail(
+            host_at..host_at + name.len(),
+            "not the name of a host".into(),
+            "it has letters, digits, `-`, `_` and `.`",
+        );
+    }
     if let Some(port) = port
         && port
             .parse::<u16>()
@@ -263,13 +273,7 @@ fn tcp(rest: &str, at: usize) -> Result<(bool, bool), Error> {
         );
     }
     let tail_at = host_at + end;
-    if let Some(n) = tail.find('#') {
-        return fail(
-            tail_at + n..rest.len(),
-            "a store URL has no `#` part".into(),
-            "remove it",
-        );
-    }
+    no_fragment(tail, at + tail_at)?;
     let (path, query) = tail.split_once('?').unwrap_or((tail, ""));
     let db = path.strip_prefix('/').unwrap_or(path);
     if !db.is_empty() && db.parse::<u16>().is_err() {
@@ -281,6 +285,28 @@ fn tcp(rest: &str, at: usize) -> Result<(bool, bool), Error> {
     }
     parameters(query, at + tail_at + path.len() + 1, &["protocol"])?;
     Ok((!user.is_empty(), !password.is_empty()))
+}
+
+/// `at` is the position of `part`, as below.
+fn no_blanks(part: &str, at: usize) -> Result<(), Error> {
+    let blank = |(_, c): &(usize, char)| c.is_whitespace() || c.is_control();
+    part.char_indices().find(blank).map_or(Ok(()), |(n, c)| {
+        Err(Error {
+            span: at + n..at + n + c.len_utf8(),
+            message: "a URL cannot contain blanks".into(),
+            hint: Some("percent-encode it, a blank is `%20`".into()),
+        })
+    })
+}
+
+fn no_fragment(part: &str, at: usize) -> Result<(), Error> {
+    part.find('#').map_or(Ok(()), |n| {
+        Err(Error {
+            span: at + n..at + part.len(),
+            message: "a store URL has no `#` part".into(),
+            hint: Some("remove it; in a password it is `%23`".into()),
+        })
+    })
 }
 
 fn parameters(query: &str, at: usize, known: &[&str]) -> Result<(), Error> {
@@ -324,9 +350,9 @@ impl fmt::Debug for StoreUrl {
 }
 
 /// The one function that makes a Redis URL safe to show. It does not remove secrets: it joins the parts that are known
-/// not to be secret, so that an unexpected form shows too little.
+/// not to be secret. Of a URL that is not valid no part is known.
 fn shown(url: &str) -> String {
-    let Some((scheme, rest)) = url.split_once("://").filter(|(s, _)| SCHEMES.contains(s)) else {
+    let (Ok(Kind::Redis { .. }), Some((scheme, rest))) = (parse(url), url.split_once("://")) else {
         return "***".to_owned();
     };
     let mut out = format!("{scheme}://");
@@ -343,7 +369,7 @@ fn shown(url: &str) -> String {
         }
         _ => rest,
     };
-    let end = rest.find(['?', '#']).unwrap_or(rest.len());
+    let end = rest.find('?').unwrap_or(rest.len());
     out.push_str(&rest[..end]);
     let query = rest[end..].strip_prefix('?').unwrap_or_default();
     let has_password = query.split('&').any(|p| p.starts_with("pass="));
@@ -475,6 +501,32 @@ mod tests {
                 "`redis+unix://` is followed by the absolute path of a socket",
             ),
             (
+                "redis+unix:///s.sock;pass=x",
+                ";",
+                "this character must be percent-encoded in the path of a socket",
+            ),
+            (
+                "redis+unix:///s.sock&pass=x",
+                "&",
+                "this character must be percent-encoded in the path of a socket",
+            ),
+            (
+                "redis+unix:///me:x@run/s.sock",
+                ":",
+                "this character must be percent-encoded in the path of a socket",
+            ),
+            ("redis+unix:///a b.sock", " ", "a URL cannot contain blanks"),
+            (
+                "redis+unix:///s?pass=a#b",
+                "#b",
+                "a store URL has no `#` part",
+            ),
+            (
+                "redis://host;pass=x",
+                "host;pass=x",
+                "not the name of a host",
+            ),
+            (
                 "redis+unix:///s?passwd=x",
                 "passwd",
                 "unknown URL parameter",
@@ -517,10 +569,14 @@ mod tests {
             ("redis://:hunter2@host:6379/0", "redis://:***@host:6379/0"),
             ("redis://me:hunter2@host", "redis://me:***@host"),
             (
-                "redis://me:hunter2@hunter2@host?protocol=resp3",
+                "redis://me:hunter2@host?protocol=resp3",
                 "redis://me:***@host?protocol=resp3",
             ),
-            ("redis://me:hunter2?@host", "redis://me:***@host"),
+            ("redis://me:hunter2@hunter2@host?protocol=resp3", "***"),
+            ("redis://me:hunter2?@host", "***"),
+            ("redis://host:hunter2", "***"),
+            ("redis://host;pass=hunter2", "***"),
+            ("redis+unix:///s;pass=hunter2", "***"),
             ("redis+unix:///s?pass=hunter2", "redis+unix:///s?pass=***"),
             (
                 "redis+unix:///s?db=1&pass=hunter2&user=me",
@@ -528,10 +584,10 @@ mod tests {
             ),
             ("redis://host", "redis://host"),
             ("rediss://hunter2@host:1/2", "rediss://***@host:1/2"),
-            ("redis://a/hunter2:pw@host", "redis://***:***@host"),
+            ("redis://a/hunter2:pw@host", "***"),
             ("redis+unix:///s?pass=hun@ter2", "redis+unix:///s?pass=***"),
             (
-                "redis+unix:///s?db=1&pass=hun?ter2#x",
+                "redis+unix:///s?db=1&pass=hun?ter2",
                 "redis+unix:///s?db=1&pass=***",
             ),
             (
@@ -542,10 +598,8 @@ mod tests {
                 "redis+unix:///s?user=hunter2&db=hun@ter2",
                 "redis+unix:///s?user=***&db=***",
             ),
-            (
-                "redis+unix:///s?hunter2&pass=hun&ter2",
-                "redis+unix:///s?***&pass=***&***",
-            ),
+            ("redis+unix:///s?hunter2&pass=hun&ter2", "***"),
+            ("redis+unix:///s?pass=hun#ter2", "***"),
             ("redis+unix:///run/a@b?db=1", "redis+unix:///run/a@b?db=1"),
             ("hunter2", "***"),
             ("hunter2://host", "***"),

@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     fs::File,
-    io::{BufRead, BufReader},
+    io::{self, BufRead, BufReader, Read as _},
     path::PathBuf,
 };
 
@@ -21,6 +21,22 @@ use crate::{
 
 /// How far the store's clock and a host's may drift apart while a record is kept, µs.
 pub(super) const INEXACT_US: i64 = 500_000;
+
+/// The most bytes of a line of a record, which has room for a state before and after an answer.
+const LINE_MOST: u64 = 64 << 20;
+
+/// The next line, without its end. None: there is none.
+fn line(reader: &mut impl BufRead) -> io::Result<Option<String>> {
+    let mut text = String::new();
+    if reader.take(LINE_MOST + 1).read_line(&mut text)? as u64 > LINE_MOST {
+        let reason = format!("a line has more than {} MiB", LINE_MOST >> 20);
+        return Err(io::Error::other(reason));
+    }
+    let end = text.trim_end_matches(['\r', '\n']).len();
+    let whole = !text.is_empty();
+    text.truncate(end);
+    Ok(whole.then_some(text))
+}
 
 /// What was checked, and what is wrong.
 #[derive(Debug, Default, Serialize)]
@@ -206,8 +222,9 @@ fn read(files: &[PathBuf]) -> Result<Records, Error> {
             path: path.clone(),
             error,
         };
-        let reader = BufReader::new(File::open(path).map_err(unreadable)?);
-        let mut lines = reader.lines().enumerate().peekable();
+        let mut reader = BufReader::new(File::open(path).map_err(unreadable)?);
+        let lines = std::iter::from_fn(|| line(&mut reader).transpose());
+        let mut lines = lines.enumerate().peekable();
         while let Some((nth, text)) = lines.next() {
             let text = text.map_err(unreadable)?;
             let text = text.as_str();

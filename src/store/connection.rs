@@ -2,7 +2,10 @@
 //!
 //! A connection that failed is marked and never used again. The caller whose request failed repeats the request.
 
-use std::time::Duration;
+mod bounded;
+mod stream;
+
+use std::{io, sync::Arc, time::Duration};
 
 use futures_util::{
     FutureExt,
@@ -10,14 +13,17 @@ use futures_util::{
 };
 use parking_lot::{Mutex, MutexGuard};
 use redis::{
-    AsyncConnectionConfig, ConnectionAddr, ConnectionInfo, ErrorKind, FromRedisValue,
-    IntoConnectionInfo, RedisError,
+    AsyncConnectionConfig, ConnectionAddr, ErrorKind, FromRedisValue, IntoConnectionInfo,
+    RedisError,
     aio::MultiplexedConnection,
     io::tcp::{TcpSettings, socket2::TcpKeepalive},
 };
-#[cfg(feature = "tls")]
-use rustls::pki_types::pem::PemObject as _;
+use tokio_util::task::AbortOnDropHandle;
 
+use self::{
+    bounded::Bounded,
+    stream::{Certificates, Stream},
+};
 use super::Error;
 use crate::config;
 
@@ -62,7 +68,9 @@ pub fn install_crypto() {
 
 #[derive(Clone)]
 pub(crate) struct Client {
-    pub(super) client: redis::Client,
+    client: redis::Client,
+    /// None: the client is the caller's, and connects as it does by itself.
+    certificates: Option<Certificates>,
     /// The URL without its password: messages name the store by it.
     pub(crate) address: String,
     /// The password that the server gets, because the server may repeat it in an error.
@@ -113,16 +121,19 @@ impl Client {
             )
             .set_user_timeout(Duration::from_secs(15));
         let info = info.set_redis_settings(settings).set_tcp_settings(tcp);
-        let client = open(info, c.tls.as_ref(), &address)?;
+        let client = redis::Client::open(info).map_err(|e| refuse(&address, e.to_string()))?;
+        let certificates = c.tls.as_ref().map(Certificates::read).transpose();
+        let certificates = certificates.map_err(|why| refuse(&address, why))?;
         Ok(Self {
             client,
+            certificates: Some(certificates.unwrap_or_default()),
             address,
             password,
             timeout: c.timeout,
         })
     }
 
-    /// Uses a client that the caller made, with its settings for connecting.
+    /// Uses a client that the caller made, with its settings for connecting. Its replies are not bounded.
     pub(crate) fn over(client: redis::Client, timeout: Duration) -> Self {
         let info = client.get_connection_info();
         let settings = info.redis_settings();
@@ -140,6 +151,7 @@ impl Client {
             password: settings.password().map(config::Secret::new),
             timeout,
             client,
+            certificates: None,
         }
     }
 
@@ -198,9 +210,7 @@ impl Client {
     }
 
     fn config(&self) -> AsyncConnectionConfig {
-        AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(self.timeout * 2))
-            .set_response_timeout(Some(self.timeout))
+        AsyncConnectionConfig::new().set_response_timeout(Some(self.timeout))
     }
 
     /// A connection for subscriptions.
@@ -215,102 +225,69 @@ impl Client {
         }
     }
 
-    /// A connection for subscriptions, without a time limit.
+    /// A connection for subscriptions, without a time limit. It receives hints, which are small: each may cost no more
+    /// than a reply to the login.
     pub(crate) async fn subscription(&self) -> Result<redis::aio::PubSub, RedisError> {
-        #[cfg(all(test, feature = "daemon"))]
-        if let Some(stream) = crate::simulation::connect() {
-            let settings = self.client.get_connection_info().redis_settings();
-            return redis::aio::PubSub::new(settings, stream?).await;
+        match self.stream().await? {
+            Some(stream) => {
+                let settings = self.client.get_connection_info().redis_settings();
+                redis::aio::PubSub::new(settings, Bounded::new(stream).0).await
+            }
+            None => self.client.get_async_pubsub().await,
         }
-        self.client.get_async_pubsub().await
     }
 
     pub(super) async fn connect(&self) -> Result<Connection, RedisError> {
-        #[cfg(all(test, feature = "daemon"))]
-        if let Some(stream) = crate::simulation::connect() {
-            let settings = self.client.get_connection_info().redis_settings();
-            let made = MultiplexedConnection::new_with_config(settings, stream?, self.config());
-            let (inner, driver) = made.await?;
-            tokio::spawn(driver);
-            return Ok(Connection {
-                inner,
-                broken: false,
-            });
-        }
-        let made = self
-            .client
-            .get_multiplexed_async_connection_with_config(&self.config())
-            .await;
+        let made = tokio::time::timeout(self.timeout * 2, self.login()).await;
+        let (inner, driver) =
+            made.unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into()))?;
         Ok(Connection {
-            inner: made?,
+            inner,
+            _driver: driver,
             broken: false,
         })
     }
+
+    async fn login(&self) -> Result<(MultiplexedConnection, Driver), RedisError> {
+        let config = self.config();
+        let Some(stream) = self.stream().await? else {
+            let made = self
+                .client
+                .get_multiplexed_async_connection_with_config(&config);
+            return Ok((made.await?, None));
+        };
+        let settings = self.client.get_connection_info().redis_settings();
+        let (stream, limit) = Bounded::new(stream);
+        let made = MultiplexedConnection::new_with_config(settings, stream, config);
+        let (inner, driver) = made.await?;
+        limit.logged_in();
+        let driver = AbortOnDropHandle::new(tokio::spawn(driver));
+        Ok((inner, Some(Arc::new(driver))))
+    }
+
+    /// None: the caller's client makes its own.
+    async fn stream(&self) -> Result<Option<Stream>, RedisError> {
+        #[cfg(all(test, feature = "daemon"))]
+        if let Some(stream) = crate::simulation::connect() {
+            return Ok(Some(Box::pin(stream?)));
+        }
+        match &self.certificates {
+            Some(tls) => Ok(Some(
+                stream::open(self.client.get_connection_info(), tls).await?,
+            )),
+            None => Ok(None),
+        }
+    }
 }
+
+/// The task that reads and writes for a connection; it ends with the last clone of the connection.
+type Driver = Option<Arc<AbortOnDropHandle<()>>>;
 
 fn refuse(address: &str, reason: impl Into<String>) -> Error {
     Error::Refused {
         address: address.to_owned(),
         reason: reason.into(),
     }
-}
-
-#[cfg(not(feature = "tls"))]
-fn open(
-    info: ConnectionInfo,
-    _: Option<&config::Tls>,
-    address: &str,
-) -> Result<redis::Client, Error> {
-    redis::Client::open(info).map_err(|e| refuse(address, e.to_string()))
-}
-
-#[cfg(feature = "tls")]
-fn open(
-    info: ConnectionInfo,
-    tls: Option<&config::Tls>,
-    address: &str,
-) -> Result<redis::Client, Error> {
-    let Some(tls) = tls else {
-        return redis::Client::open(info).map_err(|e| refuse(address, e.to_string()));
-    };
-    let file = |p: &std::path::PathBuf| {
-        config::rights::trusted(p)
-            .map_err(|f| refuse(address, format!("{}: {}", f.message, f.fix)))?;
-        std::fs::read(p).map_err(|e| refuse(address, format!("cannot read {}: {e}", p.display())))
-    };
-    // Without this check, a file without certificates would trust no server, and the error would not say
-    // why.
-    let certificates = |p: &std::path::PathBuf| {
-        let pem = file(p)?;
-        match rustls::pki_types::CertificateDer::pem_slice_iter(&pem).next() {
-            Some(Ok(_)) => Ok(pem),
-            // Leave out the cause: it quotes the line, which may be part of a key.
-            Some(Err(_)) => Err(refuse(
-                address,
-                format!("{} is not a PEM file", p.display()),
-            )),
-            None => Err(refuse(
-                address,
-                format!("{} contains no certificate", p.display()),
-            )),
-        }
-    };
-    let client_tls = match (&tls.cert, &tls.key) {
-        (Some(cert), Some(key)) => Some(redis::ClientTlsConfig {
-            client_cert: certificates(cert)?,
-            client_key: file(key)?,
-        }),
-        _ => None,
-    };
-    let root_cert = tls.ca.as_ref().map(certificates).transpose()?;
-    redis::Client::build_with_tls(
-        info,
-        redis::TlsCertificates {
-            client_tls,
-            root_cert,
-        },
-    )
-    .map_err(|e| refuse(address, e.to_string()))
 }
 
 /// The codes of a server's errors that pass by themselves.
@@ -482,6 +459,7 @@ pub(crate) const MAX_LOADS: u32 = 10;
 #[derive(Clone)]
 pub(crate) struct Connection {
     inner: MultiplexedConnection,
+    _driver: Driver,
     broken: bool,
 }
 

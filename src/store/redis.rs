@@ -267,8 +267,9 @@ impl RedisStore {
         Ok(reply.map(|_| answers))
     }
 
-    /// Reads up to [`BATCH`] states.
+    /// Reads the states of the first of these jobs: of [`BATCH`], or of fewer if their states are large.
     async fn observe_some(&self, jobs: &[JobName]) -> Result<Reply<Vec<state::Fields>>, Error> {
+        let jobs = &jobs[..jobs.len().min(BATCH)];
         let keys: Vec<String> = jobs.iter().map(|j| self.key(j, "state")).collect();
         let most = [Arg::Int(super::STATE_MOST as i64)];
         let reply = self.run(&self.pool, &OBSERVE, &keys, &most, false).await?;
@@ -276,7 +277,10 @@ impl RedisStore {
             .value
             .iter()
             .map(|v| self.understood(reply::fields(v)))
-            .collect::<Result<_, _>>()?;
+            .collect::<Result<Vec<_>, _>>()?;
+        if fields.len() > jobs.len() || fields.len() < jobs.len().min(1) {
+            return Err(self.corrupt("the number of states is not that of jobs"));
+        }
         Ok(reply.map(|_| fields))
     }
 
@@ -507,12 +511,14 @@ impl Store for RedisStore {
         &self,
         jobs: &[Register],
     ) -> Result<Reply<Vec<(Registration, Option<State>)>>, Error> {
-        let mut parts = vec![];
-        for chunk in jobs.chunks(BATCH) {
-            let names: Vec<JobName> = chunk.iter().map(|r| r.job.clone()).collect();
-            let read = self.observe_some(&names).await?;
+        let (mut parts, mut left) = (vec![], jobs);
+        while !left.is_empty() {
+            let names = left.iter().take(BATCH).map(|r| r.job.clone());
+            let read = self.observe_some(&names.collect::<Vec<_>>()).await?;
+            let chunk;
+            (chunk, left) = left.split_at(read.value.len());
             if self.in_doubt(&read) {
-                let none = names.iter().map(|_| (Registration::Quarantined, None));
+                let none = chunk.iter().map(|_| (Registration::Quarantined, None));
                 let value = none.collect();
                 parts.push(read.map(|_| value));
                 continue;
@@ -587,9 +593,11 @@ impl Store for RedisStore {
     }
 
     async fn observe(&self, jobs: &[JobName]) -> Result<Reply<Vec<Option<State>>>, Error> {
-        let mut parts = vec![];
-        for chunk in jobs.chunks(BATCH) {
-            let reply = self.observe_some(chunk).await?;
+        let (mut parts, mut left) = (vec![], jobs);
+        while !left.is_empty() {
+            let reply = self.observe_some(left).await?;
+            let chunk;
+            (chunk, left) = left.split_at(reply.value.len());
             let states = reply
                 .value
                 .iter()

@@ -30,7 +30,7 @@ use tokio::sync::{broadcast, oneshot};
 pub(crate) use self::fault::Fault;
 pub use self::file::open_to_others;
 use self::{
-    file::{connect, followed, network, prepare},
+    file::{connect, network, prepare},
     rows::{PiecesOf, extent, fleet, names, state},
     threads::{Finish, ReaderTask, Work, read, write},
 };
@@ -114,7 +114,8 @@ impl SqliteStore {
         crate::config::rights::database(path)
             .map_err(|f| refuse(format!("{}: {}", f.message, f.fix)))?;
         let named = path;
-        let path = &followed(path);
+        // If a link leads to no file yet, SQLite would create it, readable for all users.
+        let path = &crate::config::named::followed(path);
         let directory = match path.parent() {
             Some(d) if d.as_os_str().is_empty() => Path::new("."),
             Some(d) => d,

@@ -248,6 +248,26 @@ fn the_configuration_is_found_by_option_environment_and_place() {
     }
 }
 
+/// Nothing else is taken for it: neither the next place, nor silence about what the link leads to.
+#[test]
+fn a_configuration_that_is_a_link_to_nothing_is_named_with_its_target() {
+    let files = Files::new(JOBS);
+    let place = files.dir.path();
+    std::fs::rename(place.join("jobs.toml"), place.join("other")).expect("moved");
+    std::os::unix::fs::symlink("gone.toml", place.join("jobs.toml")).expect("a link");
+    for args in [&["status"][..], &["--config", "jobs.toml", "status"]] {
+        let ran = files.run(args);
+        assert_eq!(ran.code, Some(78), "{}", ran.err);
+        for part in [
+            "it is a link to ",
+            "gone.toml, which does not exist",
+            "jobs.toml",
+        ] {
+            assert!(ran.err.contains(part), "{}", ran.err);
+        }
+    }
+}
+
 #[test]
 fn wrong_usage_exits_64_and_help_0() {
     let files = Files::new(JOBS);

@@ -607,6 +607,16 @@ fn ctrl_z_stops_both_and_fg_continues_both() {
     terminal.end();
 }
 
+/// Whether the process has a socket, which here is its connection to the store.
+fn has_socket(pid: u32) -> bool {
+    let all = fs::read_dir(format!("/proc/{pid}/fd"))
+        .into_iter()
+        .flatten();
+    all.flatten()
+        .filter_map(|entry| fs::read_link(entry.path()).ok())
+        .any(|target| target.to_string_lossy().starts_with("socket:"))
+}
+
 fn state(pid: u32) -> Option<char> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     stat[stat.rfind(')')? + 2..].chars().next()
@@ -721,6 +731,34 @@ async fn a_waiter_hears_that_its_period_was_taken_meanwhile() {
         );
         // And nobody has the lock.
         place.run(&[], "echo mine").assert(0, "mine\n", "");
+    }
+}
+
+/// A store that takes connections and answers nothing keeps nobody who is told to end.
+#[test]
+fn who_is_told_to_end_says_what_it_leaves_and_ends_soon() {
+    let mut place = Place::redis();
+    for options in [&[][..], &["--wait", "30s"], &["--once-per", "1m"]] {
+        place.server().stop();
+        let mut waiting = place.start(options, "echo run >> ran");
+        wait_until("it catches signals", GENEROUS, || {
+            // Blocked, for a descriptor on which they arrive.
+            let status = fs::read_to_string(format!("/proc/{}/status", waiting.pid()));
+            let status = status.unwrap_or_default();
+            let mask = status.lines().find_map(|l| l.strip_prefix("SigBlk:"));
+            let mask = mask.and_then(|m| u64::from_str_radix(m.trim(), 16).ok());
+            mask.is_some_and(|m| m & 1 << (Signal::TERM.as_raw() - 1) != 0)
+        });
+        wait_until("it asks its store", GENEROUS, || has_socket(waiting.pid()));
+        waiting.signal(Signal::TERM);
+        let ran = waiting.end();
+        ran.assert(
+            143,
+            "",
+            "the store did not answer within 1 s: if it still grants lock `l`, nobody can take it until its lease ends",
+        );
+        place.server().cont();
+        assert_eq!(place.text("ran"), "");
     }
 }
 

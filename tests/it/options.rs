@@ -259,11 +259,16 @@ fn tls_is_spoken_with_servers_of_the_given_authority_only() {
     assert!(e.contains(&format!("localhost:{port}")), "{e}");
     // A file that cannot be read or used as a certificate is named.
     site.file("junk.pem", "junk");
-    for (file, word) in [("junk.pem", "junk.pem"), ("absent.pem", "absent.pem")] {
-        site.configure(&format!("{url}\ntls = {{ ca = \"{file}\" }}"));
+    let lines = format!("{url}\ntls = {{ ca = \"junk.pem\" }}");
+    site.configure(&lines);
+    for code in [69, 78] {
         let o = site.cli(&["status"]);
         let e = String::from_utf8_lossy(&o.stderr).into_owned();
-        assert!(!o.status.success() && e.contains(word), "{e}");
+        assert!(
+            o.status.code() == Some(code) && e.contains("junk.pem"),
+            "{e}"
+        );
+        std::fs::remove_file(site.0.path().join("junk.pem")).ok();
     }
 }
 
@@ -280,6 +285,59 @@ fn tls_shows_the_clients_own_certificate() {
         let e = site.failure(&with(own));
         assert!(e.contains(&format!("localhost:{port}")), "{e}");
         println!("client certificate `{own}`: {e}");
+    }
+}
+
+/// A pipe that nobody writes to, and a file without an end.
+#[test]
+fn files_of_tls_that_have_no_end_hang_nothing() {
+    let site = Site::new();
+    let pipe = site.0.path().join("pipe");
+    let made = Command::new("mkfifo").arg(&pipe).status();
+    assert!(made.expect("mkfifo").success());
+    let pipe = pipe.display().to_string();
+    for (file, keys) in [
+        (&*pipe, &["ca"][..]),
+        (&*pipe, &["cert", "key"]),
+        ("/dev/zero", &["ca"]),
+        ("/dev/zero", &["cert", "key"]),
+    ] {
+        let tls: Vec<String> = keys.iter().map(|k| format!("{k} = {file:?}")).collect();
+        let lines = format!(
+            "url = \"rediss://localhost:1\"\ntls = {{ {} }}",
+            tls.join(", ")
+        );
+        let text = format!("[store]\n{lines}\n[jobs.a]\nschedule = []\ncommand = \"true\"\n");
+        site.file("jobs.toml", &text);
+        for words in [
+            &["check"][..],
+            &["status"],
+            &["run"],
+            &["exec", "--lock", "a", "--", "true"],
+        ] {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_soloist"));
+            command
+                .args(words)
+                .current_dir(site.0.path())
+                .env_remove("SOLOIST_CONFIG")
+                .env_remove("SOLOIST_STORE_URL")
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .stderr(Stdio::piped());
+            let mut child = command.spawn().expect("soloist starts");
+            crate::support::process::reap(&mut child, GENEROUS);
+            let o = child.wait_with_output().expect("it ended");
+            let said = String::from_utf8_lossy(&o.stderr).into_owned();
+            assert_eq!(o.status.code(), Some(78), "{words:?} {tls:?}: {said}");
+            for key in keys {
+                assert!(
+                    said.contains(&format!(
+                        "`tls.{key}`: cannot read `{file}`: it is not a regular file"
+                    )),
+                    "{words:?} {tls:?}: {said}"
+                );
+            }
+        }
     }
 }
 

@@ -52,6 +52,21 @@ fn check(fleet: &Fleet, files: &[PathBuf]) -> (Option<i32>, String) {
 }
 
 #[test]
+fn a_file_without_an_end_is_no_record() {
+    let mut command = std::process::Command::new("sh");
+    // With more memory than that it would be aborted.
+    command.args(["-c", "ulimit -d 524288 && exec \"$@\"", "sh"]);
+    command.args([env!("CARGO_BIN_EXE_soloist"), "check-record", "/dev/zero"]);
+    let o = command.output().expect("it starts");
+    let said = String::from_utf8_lossy(&o.stderr).into_owned();
+    assert_eq!(o.status.code(), Some(65), "{said}");
+    assert!(
+        said.contains("/dev/zero") && said.contains("a line has more than 64 MiB"),
+        "{said}"
+    );
+}
+
+#[test]
 fn a_record_that_was_changed_is_refused() {
     let (fleet, files) = recorded();
     let (code, text) = check(&fleet, &files);

@@ -7,10 +7,12 @@ use std::{
         process::CommandExt as _,
     },
     path::{Path, PathBuf},
-    process::Command,
+    process::{Command, Stdio},
 };
 
-use crate::support::{GENEROUS, skip, wait_until};
+use rustix::process::Signal;
+
+use crate::support::{GENEROUS, process, skip, wait_for, wait_until};
 
 const STRANGER: u32 = 54_321;
 
@@ -253,6 +255,83 @@ fn as_root_a_planted_database_is_refused() {
     symlink(&true_db, &db).expect("a link");
     lchown(&db, Some(STRANGER), None).expect("another owner");
     assert_eq!(status().0, Some(69), "{}", status().1);
+}
+
+/// Starts a daemon as this user, ends it once it has met its store, and returns its exit code and its log.
+fn daemon(config: &Path, user: u32) -> (Option<i32>, String) {
+    let log = config.with_extension("log");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_soloist"));
+    command.arg("--config").arg(config).arg("run");
+    command.stdin(Stdio::null()).stdout(Stdio::null());
+    command.stderr(fs::File::create(&log).expect("a log"));
+    command.uid(user).gid(user).current_dir("/");
+    let mut child = command.spawn().expect("it starts");
+    let text = || fs::read_to_string(&log).expect("text");
+    let code = wait_for("the daemon has ended, or met its store", GENEROUS, || {
+        let ended = child.try_wait().expect("our child");
+        let code = ended.map(|status| status.code());
+        code.or_else(|| text().contains("jobs=1").then_some(None))
+    });
+    if code.is_none() {
+        process::signal(child.id(), Signal::TERM);
+        process::reap(&mut child, GENEROUS);
+    }
+    (code, text())
+}
+
+/// Whoever owns a directory can replace the files in it. To look at somebody's store is another matter.
+#[test]
+fn as_root_no_daemon_keeps_its_state_in_a_directory_of_another_user() {
+    if !root() {
+        return;
+    }
+    let place = Place::new();
+    let (their, config) = (place.path("their"), place.path("jobs.toml"));
+    fs::create_dir(&their).expect("a directory");
+    place.write(
+        "jobs.toml",
+        "[store]\nurl = \"sqlite:their/soloist.db\"\n[jobs.a]\nschedule = []\ncommand = [\"true\"]\n",
+    );
+    let all_belong_to = |user: u32| {
+        for entry in fs::read_dir(&their).expect("a directory").flatten() {
+            chown(entry.path(), Some(user), None).expect("another owner");
+        }
+        chown(&their, Some(user), None).expect("another owner");
+    };
+    all_belong_to(STRANGER);
+    let (code, text) = daemon(&config, 0);
+    assert_eq!(code, Some(69), "{text}");
+    assert!(text.contains("belongs to user 54321"), "{text}");
+    assert!(text.contains("`chown root "), "{text}");
+    assert_eq!(fs::read_dir(&their).expect("a directory").count(), 0);
+    let (code, text) = daemon(&config, STRANGER);
+    if text.contains("Permission denied") {
+        return skip("another user cannot start the program where it is");
+    }
+    assert_eq!(code, None, "{text}");
+    assert!(!text.contains("WARN"), "{text}");
+    // To look is allowed.
+    let mut status = Command::new(env!("CARGO_BIN_EXE_soloist"));
+    status.arg("--config").arg(&config).arg("status");
+    let (code, text) = run(status);
+    assert_eq!(code, Some(0), "{text}");
+    assert_eq!(daemon(&config, 0).0, Some(69));
+    // Everybody may write there: root refuses, others are warned.
+    mode(&their, 0o777);
+    let (code, text) = daemon(&config, STRANGER);
+    assert_eq!(code, None, "{text}");
+    assert!(
+        text.contains("WARN") && text.contains("everybody may write in "),
+        "{text}"
+    );
+    all_belong_to(0);
+    let (code, text) = daemon(&config, 0);
+    assert_eq!(code, Some(69), "{text}");
+    assert!(text.contains("everybody may write in "), "{text}");
+    // Only the owners of files in a sticky directory can replace them.
+    mode(&their, 0o1777);
+    let (code, text) = daemon(&config, 0);
+    assert_eq!(code, None, "{text}");
 }
 
 #[test]

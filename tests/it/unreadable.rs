@@ -1,6 +1,12 @@
 //! Data in a store that no soloist wrote: it hides nothing else, its output is bounded, and it does nothing to a
 //! terminal.
 
+use std::{
+    io::{Read as _, Write as _},
+    net::TcpListener,
+    process::{Command, Stdio},
+};
+
 use serde_json::{Value, json};
 
 use crate::support::{
@@ -10,7 +16,11 @@ use crate::support::{
 };
 
 /// Clears the screen, sets the title, hides and reorders text, and begins what looks like a line of its own.
-const EVIL: &str = "x\x1b[2J\x1b]0;t\x07\u{9b}31m\u{202e}\u{2066}\r\n2099-01-01T00:00:00Z forged";
+const EVIL: &str = "x\x1b[2J\x1b]0;t\x07\u{9b}31m\u{202e}\u{2066}\x7f\u{200b}\u{feff}\u{2028}\r\n2099-01-01T00:00:00Z forged";
+/// What of it would act on a terminal, or not be seen.
+const ACTS: [char; 9] = [
+    '\x1b', '\x07', '\x7f', '\u{9b}', '\u{202e}', '\u{2066}', '\u{200b}', '\u{feff}', '\u{2028}',
+];
 
 /// A fleet with two jobs; the state of the second is replaced by foreign data.
 fn ran(sqlite: bool) -> Fleet {
@@ -220,7 +230,7 @@ fn on_terminal(fleet: &Fleet, words: &str) -> String {
 /// Asserts that nothing of [`EVIL`] acts on a reader's terminal.
 #[track_caller]
 fn harmless(what: &str, text: &str) {
-    for c in ['\x1b', '\x07', '\u{9b}', '\u{202e}', '\u{2066}'] {
+    for c in ACTS {
         assert!(!text.contains(c), "{what}: {c:?} in {text:?}");
     }
     assert!(
@@ -234,6 +244,32 @@ fn harmless(what: &str, text: &str) {
     );
 }
 
+/// Asserts that [`EVIL`] stands in this JSON, and that nothing of it acts on a reader's terminal.
+#[track_caller]
+fn harmless_json(what: &str, text: &str) {
+    for c in ACTS {
+        assert!(!text.contains(c), "{what}: {c:?} in {text:?}");
+    }
+    // Each document, or each line of a log.
+    let mut documents = serde_json::Deserializer::from_str(text).into_iter::<Value>();
+    let said = |value: &Value| has(value, EVIL);
+    assert!(
+        documents.any(|value| said(&value.expect("JSON"))),
+        "{what}: not said: {text:?}"
+    );
+}
+
+/// Whether a string of this value has `part`.
+fn has(value: &Value, part: &str) -> bool {
+    match value {
+        Value::String(text) => text.contains(part),
+        Value::Array(items) => items.iter().any(|v| has(v, part)),
+        Value::Object(fields) => fields.iter().any(|(k, v)| k.contains(part) || has(v, part)),
+        _ => false,
+    }
+}
+
+// Long: one text, in all places where it may be shown.
 #[test]
 fn nothing_that_a_store_says_acts_on_a_terminal() {
     let mut fleet = fleet(1)
@@ -305,6 +341,24 @@ fn nothing_that_a_store_says_acts_on_a_terminal() {
             harmless(&words, &text);
         }
     }
+    for words in [
+        &["status", "--json"][..],
+        &["history", "good", "--json"],
+        &["why", "good", &at, "--json"],
+        &["history", "good", "--log-format", "json", "--json"],
+    ] {
+        harmless_json(&words.join(" "), &fleet.said(words));
+    }
+    let out = fleet.cli(&[
+        "--log-format",
+        "json",
+        "--log",
+        "debug",
+        "--config",
+        EVIL,
+        "status",
+    ]);
+    assert!(!String::from_utf8_lossy(&out.stderr).contains(ACTS));
     // And the message about data that cannot be read.
     let server = fleet.server();
     server.command::<()>(&["HSET", "soloist:{good}:state", "newest", EVIL]);
@@ -318,6 +372,17 @@ fn nothing_that_a_store_says_acts_on_a_terminal() {
         log.contains("forged").then_some(log)
     });
     harmless("the log", &log);
+    fleet.instances[0].urge();
+    std::fs::write(&fleet.instances[0].log, "").expect("an empty log");
+    fleet.instances[0].start_with(|command| {
+        command.args(["--log-format", "json"]);
+    });
+    let log = wait_for("the end of its line", GENEROUS, || {
+        let log = fleet.instances[0].log_text();
+        let end = log.find("forged").and_then(|at| log[at..].find('\n'));
+        end.and_then(|_| log.rfind('\n').map(|n| log[..n].to_owned()))
+    });
+    harmless_json("the log", &log);
     let names = [EVIL, "\u{202e}"];
     for name in names {
         let out = fleet.cli(&["--config", name, "status"]);
@@ -330,6 +395,145 @@ fn nothing_that_a_store_says_acts_on_a_terminal() {
     wait_until("it still runs", GENEROUS, || {
         process::resident_kib(fleet.instances[0].pid()).is_some()
     });
+}
+
+/// A server that answers each command with OK, as often as `polite` says, and from then on begins with `first` and
+/// goes on with `more` for ever. Returns its port.
+fn endless(polite: usize, first: &'static str, more: &'static str) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("an address").port();
+    std::thread::spawn(move || {
+        for mut peer in listener.incoming().flatten() {
+            std::thread::spawn(move || -> std::io::Result<()> {
+                let mut asked = [0; 65_536];
+                for _ in 0..polite {
+                    let n = peer.read(&mut asked)?;
+                    let text = String::from_utf8_lossy(&asked[..n]);
+                    let commands = text.lines().filter(|l| l.starts_with('*')).count();
+                    peer.write_all("+OK\r\n".repeat(commands).as_bytes())?;
+                }
+                let _ = peer.read(&mut asked)?;
+                peer.write_all(first.as_bytes())?;
+                let more = more.repeat(65_536 / more.len());
+                loop {
+                    peer.write_all(more.as_bytes())?;
+                }
+            });
+        }
+    });
+    port
+}
+
+/// Neither before nor after the login.
+#[test]
+fn a_reply_without_an_end_costs_little_memory() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let config = dir.path().join("jobs.toml");
+    for (first, more) in [
+        ("+", "x"),
+        ("$999999999\r\n", "x"),
+        ("*9223372036854775807\r\n", "_\r\n"),
+        ("*99999999\r\n", "$3\r\nabc\r\n"),
+        ("%99999999\r\n", ":1\r\n"),
+        ("=99999999\r\n", "txt:x"),
+        ("", "*9\r\n"),
+    ] {
+        for polite in [0, 1] {
+            let port = endless(polite, first, more);
+            // Time enough for gigabytes.
+            let text = format!(
+                "[store]\nurl = \"redis://127.0.0.1:{port}\"\ntimeout = \"5s\"\nretry = {{ attempts = 0 }}\n\
+                 [jobs.a]\nschedule = []\ncommand = \"true\"\n[defaults]\nlease = \"1m\"\n"
+            );
+            std::fs::write(&config, text).expect("a configuration");
+            // With more memory than that it would be aborted.
+            let mut command = Command::new("sh");
+            command.args(["-c", "ulimit -d 262144 && exec \"$@\"", "sh"]);
+            command.args([env!("CARGO_BIN_EXE_soloist"), "status", "--config"]);
+            let o = command.arg(&config).stdin(Stdio::null()).output();
+            let o = o.expect("it starts");
+            let said = String::from_utf8_lossy(&o.stderr).into_owned();
+            assert_eq!(
+                o.status.code(),
+                Some(69),
+                "{first:?} {more:?} {polite}: {said}"
+            );
+            let why = ["larger than soloist reads", "does not speak the protocol"];
+            assert!(
+                why.iter().any(|w| said.contains(w)),
+                "{first:?} {more:?}: {said}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_message_of_any_size_is_not_read_into_memory() {
+    let mut fleet = fleet(1)
+        .job("a", "schedule = []\ncommand = [\"true\"]")
+        .start();
+    wait_until("the job is registered", GENEROUS, || {
+        let key = "soloist:{a}:state";
+        fleet.server().command::<usize>(&["EXISTS", key]) == 1
+    });
+    fleet.said(&["trigger", "a", "--wait"]);
+    let pid = fleet.instances[0].pid();
+    let before = process::most_resident_kib(pid).expect("it runs");
+    let publish = "return redis.call('PUBLISH', 'soloist:events', string.rep('x', 25000000))";
+    for _ in 0..3 {
+        wait_until("it is subscribed", GENEROUS, || {
+            fleet.server().command::<usize>(&["EVAL", publish, "0"]) == 1
+        });
+    }
+    fleet.said(&["trigger", "a", "--wait"]);
+    let after = process::most_resident_kib(pid).expect("it runs");
+    assert!(
+        after < before + (20 << 10),
+        "{before} KiB, then {after} KiB"
+    );
+}
+
+/// Together they are larger than a reply may be.
+#[test]
+fn large_states_hide_no_others() {
+    let mut plan = fleet(1)
+        .store("timeout = \"2s\"")
+        .default("lease", "\"6s\"");
+    let names = ["a", "b", "c", "d", "e", "f"];
+    for name in names {
+        plan = plan.job(name, "schedule = []\ncommand = [\"true\"]");
+    }
+    let mut fleet = plan.start();
+    for name in names {
+        wait_until("the job is registered", GENEROUS, || {
+            let key = format!("soloist:{{{name}}}:state");
+            fleet.server().command::<usize>(&["EXISTS", &key]) == 1
+        });
+    }
+    fleet.instances[0].urge();
+    let fill = "for _, key in ipairs(KEYS) do redis.call('HSET', key, 'of_a_later_version', string.rep('x', 12000000)) end";
+    let keys = names.map(|name| format!("soloist:{{{name}}}:state"));
+    let mut words = vec!["EVAL", fill, "6"];
+    words.extend(keys.iter().map(String::as_str));
+    fleet.server().command::<()>(&words);
+    let status = fleet.json(&["status", "--json"]);
+    let jobs = status["jobs"].as_array().expect("jobs");
+    assert_eq!(jobs.len(), names.len(), "{status:#}");
+    assert!(jobs.iter().all(|j| j["unreadable"].is_null()), "{status:#}");
+    // And an instance registers them anew.
+    fleet.instances[0].start();
+    fleet.wait_log(0, "jobs=6");
+    wait_until("it is there", GENEROUS, || {
+        let status = fleet.json(&["status", "--json"]);
+        status["instances"]
+            .as_array()
+            .is_some_and(|all| !all.is_empty())
+    });
+    let log = fleet.instances[0].log_text();
+    assert!(
+        !log.contains("ERROR") && !log.contains("larger than"),
+        "{log}"
+    );
 }
 
 /// `status` refuses to read the key, which the script makes large, and says so.

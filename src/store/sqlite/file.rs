@@ -2,7 +2,7 @@
 
 use std::{
     os::unix::fs::{MetadataExt, OpenOptionsExt},
-    path::{Path, PathBuf},
+    path::Path,
     thread,
     time::Duration,
 };
@@ -50,21 +50,6 @@ CREATE TABLE IF NOT EXISTS locks (key TEXT PRIMARY KEY, owner TEXT NOT NULL, cou
 
 /// How long a process waits for the transaction of another one.
 pub(super) const BUSY: Duration = Duration::from_secs(5);
-
-/// The most symbolic links that a path may end in; the kernel has the same limit.
-const LINKS: usize = 40;
-
-/// The file to which a link leads. If there is no such file, SQLite would create it, readable for all users.
-pub(super) fn followed(path: &Path) -> PathBuf {
-    let mut path = path.to_owned();
-    for _ in 0..LINKS {
-        let Ok(target) = std::fs::read_link(&path) else {
-            break;
-        };
-        path = path.parent().unwrap_or(Path::new("/")).join(target);
-    }
-    path
-}
 
 pub(super) fn connect(path: &Path) -> Result<Connection, Fault> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE

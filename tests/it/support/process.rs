@@ -72,10 +72,19 @@ pub fn command_line(pid: u32) -> String {
 
 /// Resident memory in KiB; None when the process is gone.
 pub fn resident_kib(pid: u32) -> Option<u64> {
+    kib(pid, "VmRSS:")
+}
+
+/// The most resident memory that it ever had, in KiB.
+pub fn most_resident_kib(pid: u32) -> Option<u64> {
+    kib(pid, "VmHWM:")
+}
+
+fn kib(pid: u32, what: &str) -> Option<u64> {
     std::fs::read_to_string(format!("/proc/{pid}/status"))
         .ok()?
         .lines()
-        .find_map(|line| line.strip_prefix("VmRSS:"))?
+        .find_map(|line| line.strip_prefix(what))?
         .trim()
         .trim_end_matches(" kB")
         .parse()

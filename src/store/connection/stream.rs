@@ -1,0 +1,144 @@
+//! Streams to a Redis server: over TCP, TLS, or a Unix socket.
+
+use std::{io, pin::Pin};
+
+use futures_util::future::select_ok;
+use redis::{ConnectionAddr, ConnectionInfo, aio::AsyncStream, io::tcp::socket2::SockRef};
+use tokio::net::{TcpStream, UnixStream, lookup_host};
+#[cfg(feature = "tls")]
+use {
+    rustls::{
+        ClientConfig, RootCertStore,
+        pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject as _},
+    },
+    std::{path::Path, sync::Arc},
+};
+
+use crate::config;
+
+pub(super) type Stream = Pin<Box<dyn AsyncStream + Send + Sync>>;
+
+/// The authorities and the certificate that the files of `tls` name; without them, the host's authorities and none.
+#[derive(Clone, Default)]
+pub(super) struct Certificates {
+    #[cfg(feature = "tls")]
+    authorities: Option<Arc<RootCertStore>>,
+    #[cfg(feature = "tls")]
+    own: Option<(Vec<CertificateDer<'static>>, Arc<PrivateKeyDer<'static>>)>,
+}
+
+/// # Errors
+/// No address of the server can be reached, or its certificate is not trusted.
+pub(super) async fn open(info: &ConnectionInfo, tls: &Certificates) -> io::Result<Stream> {
+    Ok(match info.addr() {
+        ConnectionAddr::Unix(path) => Box::pin(UnixStream::connect(path).await?),
+        ConnectionAddr::Tcp(host, port) => Box::pin(tcp(info, host, *port).await?),
+        ConnectionAddr::TcpTls { host, port, .. } => {
+            tls.over(tcp(info, host, *port).await?, host).await?
+        }
+        _ => return Err(io::ErrorKind::Unsupported.into()),
+    })
+}
+
+/// A connection to whichever address of the host answers first: one of them may be unreachable from here.
+async fn tcp(info: &ConnectionInfo, host: &str, port: u16) -> io::Result<TcpStream> {
+    let addresses = lookup_host((host, port)).await?;
+    let tries: Vec<_> = addresses.map(|a| Box::pin(TcpStream::connect(a))).collect();
+    if tries.is_empty() {
+        return Err(io::Error::other("the host has no address"));
+    }
+    let (stream, _) = select_ok(tries).await?;
+    let settings = info.tcp_settings();
+    stream.set_nodelay(settings.nodelay())?;
+    let socket = SockRef::from(&stream);
+    if let Some(keepalive) = settings.keepalive() {
+        socket.set_tcp_keepalive(keepalive)?;
+    }
+    socket.set_tcp_user_timeout(settings.user_timeout())?;
+    Ok(stream)
+}
+
+#[cfg(not(feature = "tls"))]
+impl Certificates {
+    pub(super) fn read(_: &config::Tls) -> Result<Self, String> {
+        Ok(Self::default())
+    }
+
+    async fn over(&self, _: TcpStream, _: &str) -> io::Result<Stream> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+}
+
+#[cfg(feature = "tls")]
+impl Certificates {
+    /// # Errors
+    /// A file cannot be read or used, in words.
+    pub(super) fn read(tls: &config::Tls) -> Result<Self, String> {
+        let authorities = tls.ca.as_deref().map(|path| {
+            let mut all = RootCertStore::empty();
+            for one in certificates(path)? {
+                all.add(one)
+                    .map_err(|e| format!("{}: {e}", path.display()))?;
+            }
+            Ok::<_, String>(Arc::new(all))
+        });
+        let own = match (&tls.cert, &tls.key) {
+            (Some(cert), Some(key)) => {
+                let read = PrivateKeyDer::from_pem_slice(&file(key)?);
+                let private =
+                    read.map_err(|_| format!("{} contains no private key", key.display()))?;
+                Some((certificates(cert)?, Arc::new(private)))
+            }
+            _ => None,
+        };
+        let this = Self {
+            authorities: authorities.transpose()?,
+            own,
+        };
+        // Whether the key fits to the certificate.
+        this.client().map(|_| this).map_err(|e| e.to_string())
+    }
+
+    /// The host's authorities are read for each connection, because they may change.
+    fn client(&self) -> io::Result<ClientConfig> {
+        let authorities = match &self.authorities {
+            Some(named) => named.clone(),
+            None => {
+                let mut all = RootCertStore::empty();
+                all.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+                Arc::new(all)
+            }
+        };
+        let client = ClientConfig::builder().with_root_certificates(authorities);
+        match &self.own {
+            Some((chain, key)) => client.with_client_auth_cert(chain.clone(), key.clone_key()),
+            None => Ok(client.with_no_client_auth()),
+        }
+        .map_err(io::Error::other)
+    }
+
+    async fn over(&self, stream: TcpStream, host: &str) -> io::Result<Stream> {
+        let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
+        let connector = tokio_rustls::TlsConnector::from(Arc::new(self.client()?));
+        Ok(Box::pin(connector.connect(name, stream).await?))
+    }
+}
+
+#[cfg(feature = "tls")]
+fn file(path: &Path) -> Result<Vec<u8>, String> {
+    config::rights::trusted(path).map_err(|f| format!("{}: {}", f.message, f.fix))?;
+    config::named::read(path).map_err(|why| format!("cannot read {}: {why}", path.display()))
+}
+
+/// At least one: without this check, a file without certificates would trust no server, and no error would say why.
+#[cfg(feature = "tls")]
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
+    let pem = file(path)?;
+    let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
+    // Leave out the cause: it quotes the line, which may be part of a key.
+    let all = all.map_err(|_| format!("{} is not a PEM file", path.display()))?;
+    match all.is_empty() {
+        true => Err(format!("{} contains no certificate", path.display())),
+        false => Ok(all),
+    }
+}
