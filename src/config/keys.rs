@@ -251,7 +251,7 @@ keys! {
             Is("'latest'"),
             "which of several overdue occurrences run";
         enabled: bool = BOOLEAN, Is("true"),
-            "false: the job has no planned occurrences";
+            "false: the job has no planned occurrences, and those that wait when a reload disables it do not start";
 
         overlap: Overlap = Word(&[("skip", Overlap::Skip), ("queue", Overlap::Queue), ("replace", Overlap::Replace),
             ("allow", Overlap::Allow)]), Is("'skip'"),
