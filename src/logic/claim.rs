@@ -167,8 +167,8 @@ fn due(st: &mut State, c: &Claim, now_us: i64, effects: &mut Effects) -> Checked
                 let last = st.last.clone().filter(|l| Some(l.occurrence) == at);
                 return ControlFlow::Break(Answer::Settled(last));
             }
-            // If `before` has passed and is not decided, more than one trigger needs room before it. A job is planned at
-            // whole seconds, so none of these instants is one of its.
+            // If `before` has passed and is not decided, more than one trigger needs room before it. A job is planned
+            // at whole seconds, so none of these instants is one of its.
             let at = match before {
                 Some(b) if b.0 <= now => (st.newest + 1).max(b.0 - 999),
                 _ => now,

@@ -48,8 +48,13 @@ fn write_configs(stage: &Stage) {
     hup(stage);
 }
 
+/// Takes the job out of the files, or disables it.
 fn remove(stage: &mut Stage, _: usize) -> Option<Begun> {
-    stage.fleet.set_job(OPTIONAL, None);
+    let all = jobs::all();
+    let job = all.into_iter().find(|j| j.judged.name == OPTIONAL)?;
+    let disabled = format!("{}enabled = false\n", job.lines);
+    let without = stage.rng.bool().then_some(&*disabled);
+    stage.fleet.set_job(OPTIONAL, without);
     write_configs(stage);
     Some(Begun {
         effects: vec![Effect::Steered {
@@ -58,11 +63,8 @@ fn remove(stage: &mut Stage, _: usize) -> Option<Begun> {
         whom: OPTIONAL.into(),
         lasts: stage.some_time(500, 8000),
         keeps_busy: vec![],
-        undo: Box::new(|stage| {
-            let all = jobs::all();
-            let job = all.iter().find(|j| j.judged.name == OPTIONAL);
-            let lines = job.map(|j| j.lines.as_str());
-            stage.fleet.set_job(OPTIONAL, lines);
+        undo: Box::new(move |stage| {
+            stage.fleet.set_job(OPTIONAL, Some(&job.lines));
             write_configs(stage);
         }),
     })
