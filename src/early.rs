@@ -3,8 +3,9 @@
 //! Signals that come before a program is ready for them: they wait from its very start until it says what is to become
 //! of them.
 //!
-//! Without this, such a signal would end the program: a SIGHUP that asks a daemon to read its configuration again while
-//! it reads it for the first time; or a signal that a guard ignores, sent to all processes of its name.
+//! Without this, an early signal would end the program. Examples: a SIGHUP (reload) that reaches a daemon while it
+//! still reads its configuration for the first time; or a signal that guards ignore, sent to all processes of that
+//! name.
 
 use std::sync::OnceLock;
 

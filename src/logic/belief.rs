@@ -8,11 +8,11 @@
 //! - the *store's clock* itself, when it goes on evenly with its new time for [`PROBATION`] and is not far from the
 //!   hosts'.
 //!
-//! A store's clock that goes on evenly is believed whatever the wall clocks show: they may be stepped as well. That
-//! holds once the hosts have sided with it, at least one other host among them. Until then only the store's clock
-//! itself speaks for it, and hosts that agree with each other outvote it at any time if they are more. One that jumps
-//! by more than [`SLACK`] is in doubt until the witnesses agree with it or it comes back. While it is in doubt the
-//! instance goes by the monotonic time, claims nothing, and says so.
+//! As long as the store's clock runs evenly, an instance believes it whatever the wall clocks show: they may be stepped
+//! as well. That holds once the hosts have sided with it, at least one other host among them. Until then only the
+//! store's clock itself speaks for it, and hosts that agree with each other outvote it at any time if they are more.
+//! One that jumps by more than [`SLACK`] is in doubt until the witnesses agree with it or it comes back. While it is in
+//! doubt the instance goes by the monotonic time, claims nothing, and says so.
 
 use crate::logic::bent::{may, rule};
 use std::time::Duration;

@@ -5,8 +5,9 @@
 //! occurrence at or before it was decided: it is open (running, or waiting for its next attempt) or it is settled.
 //!
 //! Times are Unix milliseconds of the store's clock unless they say `_us` (microseconds). The store's clock decides
-//! *when* an occurrence is due and labels records. It never ends a lease: a lease ends when a contender has seen
-//! the same (run, seq) for its whole length on the contender's own monotonic clock and the store still has it.
+//! *when* an occurrence is due and labels records. The store's clock never ends a lease. A lease ends when a contender
+//! has seen the same (run, seq) unchanged for the lease's whole length, by the contender's own monotonic clock, and the
+//! store still has that (run, seq).
 
 #[cfg(test)]
 mod bounds;

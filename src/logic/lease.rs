@@ -1,4 +1,4 @@
-//! The times of a lease, from its length: its holder is gone before anybody else may be granted it.
+//! Computes the times of a lease from its length, so that its holder is gone before anybody else may be granted it.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Seeds, each in a process of its own: tokio counts the runtimes of a process, and what it decides by chance follows
-//! from that count.
+//! Runs each seed in a process of its own, because tokio's random choices depend on how many runtimes the process has
+//! already made.
 
 use std::{collections::BTreeSet, process::Command};
 
