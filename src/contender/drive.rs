@@ -122,12 +122,12 @@ impl Contender {
         ended
     }
 
-    /// Learns what became of the claims of a removed job that have no answer: what was granted is run.
+    /// Learns what became of the claims of a removed or disabled job that have no answer: what was granted is run.
     pub(super) async fn find_grants(self: Arc<Self>, job: JobName, asks: Vec<Ask>) {
         for ask in asks {
             let mut undecided = 0;
             // If the job is back, registering it finds them.
-            while self.job(&job).is_none()
+            while !self.has_enabled(&job)
                 && self.contest(&job, ask.clone()).await == Ended::Undecided
             {
                 undecided += 1;

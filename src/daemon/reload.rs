@@ -122,15 +122,16 @@ pub(super) fn put_in_force(
     notify(&[sd_notify::NotifyState::Ready]);
 }
 
+/// Compares the URLs without their passwords, which may change.
 fn same_store(a: &config::Store, b: &config::Store) -> bool {
-    a.url == b.url && a.namespace == b.namespace
+    a.url.to_string() == b.url.to_string() && a.namespace == b.namespace
 }
 
 /// The names of the keys of `[store]` that differ, of those that may, in the order of its fields.
 fn changed_of_store(a: &config::Store, b: &config::Store) -> Vec<&'static str> {
     // Lists all fields, so that the compiler reports a new one.
     let config::Store {
-        url: _,
+        url,
         namespace: _,
         username,
         password,
@@ -141,6 +142,7 @@ fn changed_of_store(a: &config::Store, b: &config::Store) -> Vec<&'static str> {
         retry,
     } = a;
     [
+        ("the password in url", *url != b.url),
         ("username", *username != b.username),
         ("the password", *password != b.password),
         ("tls", *tls != b.tls),

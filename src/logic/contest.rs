@@ -156,10 +156,17 @@ pub struct View<'a> {
 }
 
 impl View<'_> {
-    /// The instance drains, or the job is removed.
-    fn claims_nothing_new(&self) -> bool {
-        let removed = matches!(self.subject, Subject::Removed(_));
-        removed || matches!(self.halt, Some(Halt::Draining))
+    /// The instance drains, or the job is removed or disabled. A disabled job still has triggers, and further attempts
+    /// of what was decided before.
+    fn claims_nothing_new(&self, target: &Target) -> bool {
+        let gone = match &self.subject {
+            Subject::Removed(_) => true,
+            Subject::Here(job) => {
+                !job.definition.enabled
+                    && matches!(target, Target::Scheduled(at) if *at > job.newest())
+            }
+        };
+        gone || matches!(self.halt, Some(Halt::Draining))
     }
     /// Unix ms of the store's clock; None before its first answer.
     fn store_ms(&self) -> Option<i64> {
@@ -302,7 +309,7 @@ impl Contest {
     pub fn look(&mut self, v: &mut View<'_>, effects: &mut Vec<Effect>) -> Step {
         let id = self.ask.target.id();
         let granted = matches!(self.phase, Phase::Granted);
-        if !granted && v.claims_nothing_new() {
+        if !granted && v.claims_nothing_new(&self.ask.target) {
             // A claim of before may have been granted.
             let asked = v.subject.account().asked(&id);
             return match asked.filter(|_| !matches!(self.phase, Phase::Answered)) {
@@ -439,12 +446,12 @@ impl Contest {
 
     fn claims_no_more(&self, v: &mut View<'_>, effects: &mut Vec<Effect>) -> Step {
         self.forget_claim(v);
-        Step::End(match v.subject {
-            Subject::Here(_) => {
+        Step::End(match v.halt {
+            Some(Halt::Draining) => {
                 effects.push(Effect::Note(None, "draining", String::new()));
                 Ended::Draining
             }
-            Subject::Removed(_) => Ended::Gone,
+            _ => Ended::Gone,
         })
     }
 

@@ -1547,7 +1547,7 @@ async fn what_was_granted_while_its_job_was_removed_starts_once() {
 /// it.
 #[tokio::test]
 async fn what_was_granted_without_a_reply_before_its_job_was_removed_is_run() {
-    for trigger in [false, true] {
+    for (trigger, disabled) in [(false, false), (true, false), (false, true)] {
         let store = Arc::new(MemoryStore::new());
         let started = Arc::new(Started::default());
         let node = Node::simple("a", &store, &started);
@@ -1577,7 +1577,10 @@ async fn what_was_granted_without_a_reply_before_its_job_was_removed_is_run() {
             asked = node.line.claims.load(Ordering::SeqCst);
             tokio::time::sleep(Duration::from_millis(40)).await;
         }
-        node.contender.remove_job(&job.name);
+        match disabled {
+            true => node.contender.set_job(self::job("enabled = false")),
+            false => drop(node.contender.remove_job(&job.name)),
+        }
         assert_eq!(started.all(), []);
         node.line.lost_replies.store(0, Ordering::SeqCst);
         node.line.away.store(false, Ordering::SeqCst);
