@@ -3,8 +3,16 @@
 use std::io::{self, IsTerminal};
 
 use crate::text;
+use tracing::Subscriber;
 use tracing_subscriber::{
-    Layer, filter::Targets, layer::SubscriberExt, registry, util::SubscriberInitExt,
+    Layer,
+    field::MakeExt as _,
+    filter::Targets,
+    fmt::{MakeWriter, format::debug_fn},
+    layer::SubscriberExt,
+    registry,
+    registry::LookupSpan,
+    util::SubscriberInitExt,
 };
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -73,10 +81,28 @@ pub(super) fn init(format: Format, filter: Targets) {
         registry().with(layer.with_filter(filter)).init();
         return;
     }
-    let layer = tracing_subscriber::fmt::layer()
-        .with_ansi(super::show::colours(io::stderr().is_terminal()))
-        .with_writer(|| Lines(io::stderr()));
+    let colours = super::show::colours(io::stderr().is_terminal());
+    let layer = for_people(colours, || Lines(io::stderr()));
     registry().with(layer.with_filter(filter)).init();
+}
+
+/// Of the colours, only the layer's own act: what is logged is written out.
+fn for_people<S, W>(colours: bool, writer: W) -> impl Layer<S>
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    W: for<'a> MakeWriter<'a> + 'static,
+{
+    let fields = debug_fn(|out, field, value| {
+        let value = text::line(&format!("{value:?}"));
+        match field.name() {
+            "message" => write!(out, "{value}"),
+            name => write!(out, "{name}={value}"),
+        }
+    });
+    tracing_subscriber::fmt::layer()
+        .fmt_fields(fields.delimited(" "))
+        .with_ansi(colours)
+        .with_writer(writer)
 }
 
 /// Writes each event as one line, and escapes all control sequences but our colours. Each write is one whole event.
@@ -119,7 +145,49 @@ fn stderr_is_journal(journal_stream: Option<&str>) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Arc, Mutex};
+
     use super::*;
+
+    #[derive(Clone, Default)]
+    struct Written(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Written {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().expect("no panic").extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn no_colour_of_what_is_logged_acts() {
+        for colours in [false, true] {
+            let written = Written::default();
+            let writer = written.clone();
+            let layer = for_people(colours, move || Lines(writer.clone()));
+            tracing::subscriber::with_default(registry().with(layer), || {
+                let evil = "\x1b[30;40mhidden";
+                tracing::warn!(error = %evil, word = evil, "said \x1b[31m\nforged");
+            });
+            let bytes = written.0.lock().expect("no panic").clone();
+            let text = String::from_utf8(bytes).expect("UTF-8");
+            assert_eq!(text.matches('\n').count(), 1, "{text:?}");
+            assert_eq!(text.contains('\x1b'), colours, "{text:?}");
+            for acts in ["\x1b[30;40m", "\x1b[31m"] {
+                assert!(!text.contains(acts), "{text:?}");
+            }
+            for shown in [
+                "said \\x1b[31m\\nforged",
+                "error=\\x1b[30;40mhidden",
+                "word=\"\\u{1b}[30;40mhidden\"",
+            ] {
+                assert!(text.contains(shown), "{text:?}");
+            }
+        }
+    }
 
     #[test]
     fn the_journal_is_recognised_by_device_and_inode() {

@@ -150,7 +150,14 @@ pub(super) async fn fill(ctx: &Context, runs: &mut [RunView]) -> Result<(), Fail
             continue;
         };
         let tail = async || crate::store::tail(&*ctx.store, &r.job, run).await;
-        let (tail, complete) = ctx.ask(tail).await?;
+        // What cannot be read hides nothing else.
+        let (tail, complete) = match ctx.ask(tail).await {
+            Err(Failure::Store(e, _)) if !e.is_transient() => {
+                remark(&format!("the output of run {run} cannot be read: {e}"));
+                (String::new(), false)
+            }
+            read => read?,
+        };
         r.output_tail = tail;
         r.output_truncated |= !complete;
     }

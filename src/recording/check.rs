@@ -225,6 +225,7 @@ fn read(files: &[PathBuf]) -> Result<Records, Error> {
         let mut reader = BufReader::new(File::open(path).map_err(unreadable)?);
         let lines = std::iter::from_fn(|| line(&mut reader).transpose());
         let mut lines = lines.enumerate().peekable();
+        let mut any = false;
         while let Some((nth, text)) = lines.next() {
             let text = text.map_err(unreadable)?;
             let text = text.as_str();
@@ -246,6 +247,7 @@ fn read(files: &[PathBuf]) -> Result<Records, Error> {
                 }
                 return Err(refused("this is not a line of a record"));
             };
+            any = true;
             let chain = chains.get(&written.by).copied();
             let (process, n, before) = chain.unwrap_or((records.processes.len(), 0, 0));
             if written.n != n {
@@ -283,6 +285,13 @@ fn read(files: &[PathBuf]) -> Result<Records, Error> {
                         .map_err(|reason| refused(&reason))?;
                 }
             }
+        }
+        if !any {
+            return Err(Error::Refused {
+                path: path.clone(),
+                line: 1,
+                reason: "this is not a record: it has no whole line of one".to_owned(),
+            });
         }
     }
     records.date();

@@ -377,6 +377,7 @@ impl Request<'_> {
                 .query_map(params![job, HISTORY_KEPT as i64], |r| r.get(0))?
                 .collect::<Result<_, _>>()?;
             for run in old.into_iter().flatten() {
+                self.execute("DELETE FROM pieces WHERE run = ?1", &[&run])?;
                 self.execute("DELETE FROM output WHERE run = ?1", &[&run])?;
             }
         }

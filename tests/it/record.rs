@@ -118,6 +118,12 @@ fn a_record_that_was_changed_is_refused() {
         assert_eq!(code, Some(65), "{text}");
         assert!(text.contains(says), "{text}");
     }
+    for none in ["", "hello", "[[[["] {
+        std::fs::write(&files[0], none).expect("write the record");
+        let (code, text) = check(&fleet, &files);
+        assert_eq!(code, Some(65), "{text}");
+        assert!(text.contains("this is not a record"), "{text}");
+    }
     // A process that was killed may not have finished its last line, however long that is; others may go on there.
     let longest = (1..lines.len()).max_by_key(|n| lines[*n].len());
     for last in [lines.len() - 1, longest.expect("a line")] {

@@ -591,3 +591,36 @@ fn a_table_of_any_size_is_not_read_into_memory() {
     fleet.wait_log(0, "the table jobs has more than 100000 rows");
     fleet.wait_more_runs(2);
 }
+
+/// Who may write the file puts in what never ends. It does nothing, to the daemon or to a command.
+#[test]
+fn triggers_and_views_of_others_in_a_file_do_nothing() {
+    const LOOP: &str =
+        "(WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT count(*) FROM c)";
+    let mut fleet = ran(true);
+    for table in ["history", "decisions", "events", "jobs"] {
+        let trigger =
+            format!("CREATE TRIGGER t_{table} BEFORE INSERT ON {table} BEGIN SELECT {LOOP}; END");
+        sqlite(&fleet).execute_batch(&trigger).expect("a trigger");
+    }
+    fleet.wait_more_runs(2);
+    fleet.stop();
+    let file = fleet.file("soloist.db");
+    let view =
+        format!("DROP TABLE meta; CREATE VIEW meta AS SELECT 'uuid' AS key, {LOOP} AS value;");
+    sqlite(&fleet).execute_batch(&view).expect("a view");
+    for words in [&["status"][..], &["trigger", "good"]] {
+        let output = fleet.cli(words);
+        assert!(!output.status.success(), "{output:?}");
+    }
+    // To open a pipe waits for its writer.
+    let journal = format!("{}-journal", file.display());
+    let made = std::process::Command::new("mkfifo").arg(&journal).status();
+    assert!(made.expect("mkfifo").success());
+    let output = fleet.cli(&["status"]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        said.contains("soloist.db-journal is not a regular file"),
+        "{said}"
+    );
+}

@@ -7,7 +7,9 @@ use std::{
     time::Duration,
 };
 
-use rusqlite::{Connection, ErrorCode, OpenFlags, TransactionBehavior, params};
+use rusqlite::{
+    Connection, ErrorCode, OpenFlags, TransactionBehavior, config::DbConfig, limits::Limit, params,
+};
 
 use super::Fault;
 use crate::{clock::Boottime, model::RunId};
@@ -39,7 +41,6 @@ CREATE TABLE output (id INTEGER PRIMARY KEY AUTOINCREMENT, run TEXT NOT NULL UNI
     start INTEGER NOT NULL, base INTEGER NOT NULL, stop INTEGER NOT NULL, done INTEGER NOT NULL, total INTEGER,
     patience INTEGER) STRICT;
 CREATE TABLE pieces (run TEXT NOT NULL, n INTEGER NOT NULL, data BLOB NOT NULL, UNIQUE (run, n)) STRICT;
-CREATE TRIGGER output_gone AFTER DELETE ON output BEGIN DELETE FROM pieces WHERE run = old.run; END;
 ";
 
 /// The table of the library's locks (src/lock/sqlite.rs). Files from versions without locks get it too.
@@ -48,6 +49,9 @@ CREATE TABLE IF NOT EXISTS locks (key TEXT PRIMARY KEY, owner TEXT NOT NULL, cou
     token INTEGER NOT NULL, until INTEGER NOT NULL) STRICT, WITHOUT ROWID;
 ";
 
+/// No value in the file is larger, and SQLite makes none that is.
+const LARGEST: i32 = 64 << 20;
+
 /// How long a process waits for the transaction of another one.
 pub(super) const BUSY: Duration = Duration::from_secs(5);
 
@@ -55,6 +59,16 @@ pub(super) fn connect(path: &Path) -> Result<Connection, Fault> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
         | OpenFlags::SQLITE_OPEN_CREATE
         | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    // To open a pipe would wait for its writer for ever.
+    for end in ["", "-wal", "-shm", "-journal"] {
+        let mut name = path.as_os_str().to_owned();
+        name.push(end);
+        let name = Path::new(&name);
+        if std::fs::metadata(name).is_ok_and(|meta| !meta.is_file()) {
+            let what = format!("{} is not a regular file", name.display());
+            return Err(Fault::Data(what));
+        }
+    }
     // Create the file with mode 600, because every user who can read it can lock it; SQLite gives the files that it
     // creates beside it the same mode. Do not open an existing file here: closing it would remove the locks that this
     // process has on it.
@@ -65,6 +79,17 @@ pub(super) fn connect(path: &Path) -> Result<Connection, Fault> {
         .open(path);
     drop(made);
     let mut db = Connection::open_with_flags(path, flags)?;
+    // soloist's own tables have neither triggers nor views. Those that somebody else put into the file must not run with
+    // the rights of this process: they may never end, or make values that fill its memory.
+    for (config, on) in [
+        (DbConfig::SQLITE_DBCONFIG_ENABLE_TRIGGER, false),
+        (DbConfig::SQLITE_DBCONFIG_ENABLE_VIEW, false),
+        (DbConfig::SQLITE_DBCONFIG_TRUSTED_SCHEMA, false),
+        (DbConfig::SQLITE_DBCONFIG_DEFENSIVE, true),
+    ] {
+        db.set_db_config(config, on)?;
+    }
+    db.set_limit(Limit::SQLITE_LIMIT_LENGTH, LARGEST)?;
     // SQLite's own pauses between tries grow to 100 ms, so other processes could starve this one.
     db.busy_handler(Some(|tries| {
         thread::sleep(Duration::from_millis(1));

@@ -155,16 +155,22 @@ pub(super) fn transaction(
 
 /// Removes old rows. Their ids grow with time, so it finds the oldest without a search.
 pub(super) fn sweep(db: &Connection, now: i64) -> rusqlite::Result<()> {
+    let oldest = |table: &str| {
+        format!("id IN (SELECT id FROM {table} ORDER BY id LIMIT {SWEPT}) AND at < ?1")
+    };
+    db.prepare_cached(&format!(
+        "DELETE FROM pieces WHERE run IN (SELECT run FROM output WHERE {})",
+        oldest("output")
+    ))?
+    .execute([now - millis(OUTPUT_TTL)])?;
     for (table, ttl) in [
         ("history", RECORDS_TTL),
         ("decisions", DECISIONS_TTL),
         ("output", OUTPUT_TTL),
         ("events", EVENTS_TTL),
     ] {
-        db.prepare_cached(&format!(
-            "DELETE FROM {table} WHERE id IN (SELECT id FROM {table} ORDER BY id LIMIT {SWEPT}) AND at < ?1"
-        ))?
-        .execute([now - millis(ttl)])?;
+        db.prepare_cached(&format!("DELETE FROM {table} WHERE {}", oldest(table)))?
+            .execute([now - millis(ttl)])?;
     }
     let gone = now - millis(FORGET_INSTANCE);
     // A drain lasts until it is taken back or its instance leaves. If the instance is forgotten, the drain is removed
