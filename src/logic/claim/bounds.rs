@@ -590,7 +590,7 @@ fn what_is_owed_begins_with_what_is_known() {
     assert_eq!(since(before("other", T - 1000), 0, T), T);
     assert_eq!(since(before("other", 0), 0, T), T);
     assert_eq!(since(before("", T - 1000), 0, T), T - 9000);
-    assert_eq!(since(before("", 0), 0, T), T);
+    assert_eq!(since(before("", 0), 0, T), T - 9000);
     // No instance had the job for a while; or some instance always had it.
     let off = |off, presence| {
         let st = State {
@@ -626,7 +626,28 @@ fn what_is_owed_begins_with_what_is_known() {
     };
     assert_eq!(back(0, Presence::Back), T - 300);
     assert_eq!(back(was_off, Presence::New), T - 300);
-    // What another instance may still start is not recorded.
+    // The same where the store knows nothing, or no more than what instances told it to remember.
+    let lost = |state, known, back_at| {
+        let r = Register {
+            back_at,
+            lost_before: T - 100,
+            ..registration(known)
+        };
+        let (st, _) = registered(state, &r, T);
+        (st.since, st.lost_before)
+    };
+    let remembered = || {
+        Some(State {
+            skip: 1,
+            ..State::default()
+        })
+    };
+    for state in [|| None, remembered] {
+        assert_eq!(lost(state(), T - 5000, T - 300).0, T - 300);
+        assert_eq!(lost(state(), 0, T - 300), (T - 300, T - 100));
+        assert_eq!(lost(state(), 0, 0), (T, T - 100));
+    }
+    // Otherwise the caller's next claim would pass over it.
     let owes = |off| {
         let st = State {
             off,
@@ -640,7 +661,7 @@ fn what_is_owed_begins_with_what_is_known() {
         let (st, effects) = registered(Some(st), &r, T);
         (st.newest, effects.records.len())
     };
-    assert_eq!(owes(0), (T - 1000, 0));
+    assert_eq!(owes(0), (T - 500, 1));
     assert_eq!(owes(was_off), (T - 500, 1));
 }
 

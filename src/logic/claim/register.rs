@@ -180,16 +180,17 @@ pub fn register(
     // Others have adopted the state without them.
     lose_triggers(st, r, lost, now, effects);
     match r.presence {
-        Presence::New | Presence::Back if st.off > 0 => come_back(st, r, now, effects),
-        // Another instance may have the job, and may still start what the caller owes.
-        Presence::Back => st.since = st.since.max(back_at(r, now)),
+        // What the caller owes is recorded also where another instance may have the job: the caller's next claim would
+        // pass over it.
+        Presence::Back => come_back(st, r, now, effects),
+        Presence::New if st.off > 0 => come_back(st, r, now, effects),
         // Another instance took the job for nobody's.
         Presence::Kept => st.off = 0,
         Presence::New | Presence::Disabled => {}
     }
     if st.schedule != r.schedule {
         // Another schedule: what it would have planned before now was never owed.
-        st.since = if st.schedule.is_empty() && st.newest > 0 {
+        st.since = if st.schedule.is_empty() && st.newest.max(st.since) > 0 {
             st.since
         } else {
             now
@@ -200,7 +201,8 @@ pub fn register(
     Registration::Ready
 }
 
-/// No instance had the job until now: what it would have planned meanwhile is not owed.
+/// The caller did not have the job until now, nor, as far as is known, did another instance: what it would have planned
+/// meanwhile is not owed.
 fn come_back(st: &mut State, r: &Register, now: i64, effects: &mut Effects) {
     for m in &r.owed {
         if m.last.0 > st.newest && m.last.0 <= now {
@@ -219,14 +221,22 @@ fn back_at(r: &Register, now: i64) -> i64 {
     }
 }
 
+/// What the job owes begins after this, if the store knows nothing of it: with what the caller knows to be decided, or
+/// where the caller had not the job, with its return.
+fn owed_after(r: &Register, now: i64) -> i64 {
+    match r.known.0.min(now) {
+        known if known > 0 && r.back_at == 0 => known,
+        known => known.max(back_at(r, now)),
+    }
+}
+
 /// The state of a job that the store knows nothing of: a new one, or lost.
 fn new(r: &Register, now: i64, incarnation: &str, effects: &mut Effects) -> State {
-    let known = (r.known.0 > 0).then_some(r.known.0.min(now));
     let mut st = State {
         incarnation: incarnation.to_owned(),
         schedule: r.schedule.clone(),
         definition: r.definition.clone(),
-        since: known.unwrap_or_else(|| back_at(r, now)),
+        since: owed_after(r, now),
         lost_before: r.lost_before,
         ..State::default()
     };
@@ -239,6 +249,14 @@ fn new(r: &Register, now: i64, incarnation: &str, effects: &mut Effects) -> Stat
 /// Takes a state over from another incarnation. Holders that live have reclaimed by now; the leases of the others died
 /// with them.
 fn adopt(st: &mut State, r: &Register, now: i64, incarnation: &str, effects: &mut Effects) {
+    // The store has only what instances remembered: the job itself begins anew, as in `new`.
+    if st.newest.max(st.since) == 0 {
+        st.lost_before = r.lost_before;
+    }
+    // The same, or no more than leases that were put back, which owe what they owed.
+    if st.incarnation.is_empty() && (st.newest == 0 || r.back_at > 0) {
+        st.since = st.since.max(owed_after(r, now));
+    }
     st.incarnation = incarnation.to_owned();
     let mut i = 0;
     while i < st.open.len() {
@@ -277,10 +295,6 @@ fn adopt(st: &mut State, r: &Register, now: i64, incarnation: &str, effects: &mu
         if lapse(st, i, &c, now, effects) {
             i += 1;
         }
-    }
-    if st.newest.max(st.since) == 0 {
-        // The store has only what instances remembered: the job itself begins anew, as in `new`.
-        st.lost_before = r.lost_before;
     }
     forget_lost(st, r, now, effects);
     lose_waiting_triggers(st, r, now, effects);
