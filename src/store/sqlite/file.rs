@@ -79,8 +79,8 @@ pub(super) fn connect(path: &Path) -> Result<Connection, Fault> {
         .open(path);
     drop(made);
     let mut db = Connection::open_with_flags(path, flags)?;
-    // soloist's own tables have neither triggers nor views. Those that somebody else put into the file must not run with
-    // the rights of this process: they may never end, or make values that fill its memory.
+    // soloist's own tables have neither triggers nor views. Those that somebody else put into the file must not run
+    // with the rights of this process: they may never end, or make values that fill its memory.
     for (config, on) in [
         (DbConfig::SQLITE_DBCONFIG_ENABLE_TRIGGER, false),
         (DbConfig::SQLITE_DBCONFIG_ENABLE_VIEW, false),
