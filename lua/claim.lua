@@ -76,7 +76,7 @@ local function lapse(c, open, i, extra)
     e.next_attempt = { at = now, trigger = 'takeover' }
     return true
   end
-  table.remove(open, i)
+  redis.call('HSET', c.state, 'lapsed', cjson.encode(table.remove(open, i)))
   return false
 end
 

@@ -12,6 +12,17 @@
 --
 -- Returns  {now_us, incarnation, 'done' | 'lost'}   lost: the holder no longer had the lease; the record is kept anyway
 
+local function await_attempt(e)
+  e.next_attempt = { at = now + tonumber(ARGV[7]), trigger = ARGV[6] }
+  redis.call('PUBLISH', ARGV[5], cjson.encode({ attempt_awaited = { job = ARGV[8], occurrence = e.occurrence } }))
+end
+
+-- True: an occurrence newer than that of `e` was granted since `e` was found dead. Its token is higher.
+local function granted_since(open, e)
+  for _, o in ipairs(open) do if o.occurrence > e.occurrence then return true end end
+  return false
+end
+
 redis.call('PERSIST', KEYS[1]) -- see renew.lua
 local st = redis.call('HMGET', KEYS[1], 'incarnation', 'open', 'last', 'newest', 'waiting')
 -- Most often the run that ended last is another one; this search shows it without decoding.
@@ -45,6 +56,14 @@ if not i and st[1] == incarnation then
   if last.run == ARGV[1] then
     last.outcome = ARGV[3]
     redis.call('HSET', KEYS[1], 'last', cjson.encode(last))
+    local lapsed = ARGV[6] ~= '' and redis.call('HGET', KEYS[1], 'lapsed')
+    local e = lapsed and cjson.decode(lapsed)
+    if e and e.run == ARGV[1] and not e.stop and not granted_since(open, e) then
+      await_attempt(e)
+      open[#open + 1] = e
+      redis.call('HDEL', KEYS[1], 'lapsed')
+      save_list(KEYS[1], 'open', open)
+    end
   end
   return { int(now_us), incarnation, 'lost' }
 end
@@ -58,8 +77,7 @@ if i then
   -- overlap with this run.
   save_last(KEYS[1], e, ARGV[3], math.min(tonumber(ARGV[13]) or now, now))
   if ARGV[6] ~= '' and not e.stop then
-    e.next_attempt = { at = now + tonumber(ARGV[7]), trigger = ARGV[6] }
-    redis.call('PUBLISH', ARGV[5], cjson.encode({ attempt_awaited = { job = ARGV[8], occurrence = e.occurrence } }))
+    await_attempt(e)
   else
     table.remove(open, i)
   end

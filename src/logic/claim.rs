@@ -450,7 +450,7 @@ fn lapse(st: &mut State, i: usize, c: &Claim, now: i64, effects: &mut Effects) -
         });
         true
     } else {
-        st.open.remove(i);
+        st.lapsed = Some(st.open.remove(i));
         false
     }
 }

@@ -491,6 +491,74 @@ fn the_end_of_a_run_that_the_store_lost_ends_its_older_attempts_alone() {
 }
 
 #[test]
+fn a_run_that_was_found_dead_is_made_up_for_once_if_its_command_was_never_executed() {
+    let dead = |stop| {
+        let (mut st, c) = (known(), asks(T));
+        granted(&mut st, &c, T);
+        st.open[0].stop = stop;
+        let finds = Claim {
+            observed: seen(&st.open[0]),
+            ..asks(T)
+        };
+        let answer = claimed(&mut st, &finds, T + 1000).0;
+        assert_eq!(recorded(&answer), (Outcome::Unknown, LAPSED));
+        (st, c)
+    };
+    let says = |st: &mut State, c: &Claim, next_attempt| {
+        let s = Settle {
+            run: c.run,
+            record: entry(c, T, 1, T).record(&job(), Outcome::Crashed, T, ""),
+            next_attempt,
+        };
+        let (mut state, mut effects) = (Some(std::mem::take(st)), Effects::default());
+        let said = settle(
+            &mut state,
+            &s,
+            (T + 2000) * 1000,
+            "incarnation",
+            &mut effects,
+        );
+        *st = state.expect("it is known");
+        let told = effects.events.len();
+        (said, effects.records.len(), told)
+    };
+    let next = crate::logic::attempts::after_no_start(1);
+    let (mut st, c) = dead(None);
+    assert_eq!(says(&mut st, &c, next), (Settlement::Lost, 1, 1));
+    let second = granted(&mut st, &asks(T), T + 2000);
+    assert_eq!((second.attempt, second.trigger), (2, Trigger::Takeover));
+    // Its guard asks again, because the answer was lost.
+    assert_eq!(says(&mut st, &c, next), (Settlement::Done, 0, 0));
+    assert_eq!(st.open.len(), 1);
+    // Its command was executed.
+    let (mut st, c) = dead(None);
+    assert_eq!(says(&mut st, &c, None), (Settlement::Lost, 1, 0));
+    assert!(st.open.is_empty());
+    // Somebody asked it to end.
+    let (mut st, c) = dead(Some(Stop::Cancelled));
+    assert_eq!(says(&mut st, &c, next), (Settlement::Lost, 1, 0));
+    assert!(st.open.is_empty());
+    // A newer occurrence was granted: its token is higher.
+    for overlap in [Overlap::Skip, Overlap::Allow] {
+        let (mut st, c) = dead(None);
+        let newer = Claim {
+            overlap,
+            ..asks(T + 1000)
+        };
+        granted(&mut st, &newer, T + 1000);
+        assert_eq!(says(&mut st, &c, next), (Settlement::Lost, 1, 0));
+        assert_eq!(st.open.len(), 1, "{overlap:?}");
+    }
+    // The data is another's: what followed may have been lost with the other half of it.
+    let (mut st, c) = dead(None);
+    st.incarnation = "before".to_owned();
+    let (mut st, _) = registered(Some(st), &registration(T), T + 1500);
+    assert_eq!(st.incarnation, "incarnation");
+    assert_eq!(says(&mut st, &c, next), (Settlement::Lost, 1, 0));
+    assert!(st.open.is_empty());
+}
+
+#[test]
 fn what_people_asked_for_is_decided_by_the_newest_request() {
     let pause = |at| Pause {
         until: None,

@@ -296,6 +296,8 @@ fn adopt(st: &mut State, r: &Register, now: i64, incarnation: &str, effects: &mu
             i += 1;
         }
     }
+    // Its next attempt may have been granted in what was lost.
+    st.lapsed = None;
     forget_lost(st, r, now, effects);
     lose_waiting_triggers(st, r, now, effects);
 }

@@ -3,7 +3,7 @@
 use crate::logic::bent::{may, rule};
 use serde::{Deserialize, Serialize};
 
-use super::{Effects, Event, NextAttempt, State, last};
+use super::{Effects, Event, NextAttempt, Open, State, last};
 use crate::model::{Outcome, RunId, RunRecord, Trigger};
 
 /// Records how a run ended and releases its lease.
@@ -59,20 +59,33 @@ pub fn settle(
         .open
         .iter()
         .position(|e| e.run.id == s.run && e.next_attempt.is_none());
+    let next_attempt = s.next_attempt.map(|a| NextAttempt {
+        at: now + a.delay_ms,
+        trigger: a.trigger,
+    });
+    let awaited = |e: &Open| Event::AttemptAwaited {
+        job: job.clone(),
+        occurrence: e.run.occurrence,
+    };
     if i.is_none() && fresh {
         // The instance that found the lease lapsed could not know how the run ended.
         if let Some(l) = st.last.as_mut().filter(|l| l.run == s.run) {
             l.outcome = s.record.outcome;
+            if let Some(next_attempt) = next_attempt
+                && let Some(e) = still_possible(st, s.run)
+            {
+                effects.events.push(awaited(&e));
+                st.open.push(Open {
+                    next_attempt: Some(next_attempt),
+                    ..e
+                });
+            }
         }
         return Settlement::Lost;
     }
     if rule!(SettlementDecides, occurrence.0 > st.newest) {
         st.newest = occurrence.0;
     }
-    let next_attempt = s.next_attempt.map(|a| NextAttempt {
-        at: now + a.delay_ms,
-        trigger: a.trigger,
-    });
     if let Some(i) = i {
         let e = &mut st.open[i];
         // The run may have ended long before the store could be told: what came due in between did not overlap with it.
@@ -82,10 +95,7 @@ pub fn settle(
         match next_attempt.filter(|_| may!(StoppedIsNotRetried, e.stop.is_none())) {
             Some(next_attempt) => {
                 e.next_attempt = Some(next_attempt);
-                effects.events.push(Event::AttemptAwaited {
-                    job: job.clone(),
-                    occurrence: e.run.occurrence,
-                });
+                effects.events.push(awaited(e));
             }
             None => {
                 st.open.remove(i);
@@ -102,4 +112,14 @@ pub fn settle(
         effects.events.push(Event::Ended { job: job.clone() });
     }
     Settlement::Done
+}
+
+/// The entry of `run`, which was found dead, if it may have another attempt: nobody asked it to end, and no newer
+/// occurrence was granted since, whose token would be higher.
+fn still_possible(st: &mut State, run: RunId) -> Option<Open> {
+    let State { lapsed, open, .. } = st;
+    lapsed.take_if(|e| {
+        let newer = |o: &Open| o.run.occurrence > e.run.occurrence;
+        e.run.id == run && e.stop.is_none() && !rule!(NewerHasItsTurn, open.iter().any(newer))
+    })
 }

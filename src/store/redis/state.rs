@@ -35,6 +35,7 @@ pub(crate) fn decode(fields: &Fields) -> Result<Option<State>, String> {
             "lost_before" => st.lost_before = time(name, v)?,
             "open" => st.open = json(name, v)?,
             "last" => st.last = Some(json(name, v)?),
+            "lapsed" => st.lapsed = Some(json(name, v)?),
             "pause" => st.pause = Some(json(name, v)?),
             "resumed" => st.resumed = time(name, v)?,
             "skip" => st.skip = json(name, v)?,
@@ -83,6 +84,9 @@ fn encode(st: &State) -> BTreeMap<&'static str, String> {
         f.insert("last", json(last));
         f.insert("last_to", last.to.to_string());
     }
+    if let Some(lapsed) = &st.lapsed {
+        f.insert("lapsed", json(lapsed));
+    }
     if let Some(pause) = &st.pause {
         f.insert("pause", json(pause));
     }
@@ -98,7 +102,7 @@ fn encode(st: &State) -> BTreeMap<&'static str, String> {
     f
 }
 
-const KNOWN: [&str; 18] = [
+const KNOWN: [&str; 19] = [
     "lost_before",
     "incarnation",
     "schedule",
@@ -108,6 +112,7 @@ const KNOWN: [&str; 18] = [
     "open",
     "last",
     "last_to",
+    "lapsed",
     "pause",
     "resumed",
     "skip",

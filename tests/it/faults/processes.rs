@@ -835,6 +835,38 @@ fn a_start_that_takes_its_time_never_runs_beside_the_next_attempt() {
 }
 
 #[test]
+fn a_start_is_made_up_for_although_its_run_was_recorded_as_unknown_before() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let once = dir.path().join("slow");
+    let lines = "schedule = \"0 0 29 2 *\"\ncommand = [\"{witness}\", \"{trace}\", \"for=20\"]";
+    let mut plan = fleet(2).job("a", lines);
+    for i in 0..2 {
+        for (name, value) in witness::slow("execve", 100_000, &once) {
+            plan = plan.env(i, &name, &value);
+        }
+    }
+    let mut fleet = plan.start();
+    wait_until("the job is known", GENEROUS, || {
+        fleet.cli(&["trigger", "a", "--key", "k"]).status.success()
+    });
+    let (holder, child) = wait_for("a start is under way", GENEROUS, || {
+        once.exists().then(|| starting(&fleet)).flatten()
+    });
+    let guard = process::parent(child).expect("its guard");
+    process::signal(guard, Signal::STOP);
+    // If it were killed, the kernel would continue its stopped guard, whose process group is orphaned then.
+    fleet.instances[holder].signal(Signal::STOP);
+    fleet.wait_record("a", "unknown");
+    process::signal(guard, Signal::CONT);
+    fleet.instances[holder].kill();
+    let run = fleet.wait_run("the next attempt", |r| r.job == "a");
+    assert_eq!((run.attempt, fleet.index(&run.instance)), (2, 1 - holder));
+    fleet.wait_record("a", "succeeded");
+    fleet.stop();
+    fleet.judge(ONCE, &[], None);
+}
+
+#[test]
 fn a_start_that_takes_its_time_is_timed_out() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let once = dir.path().join("slow");
