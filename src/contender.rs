@@ -40,7 +40,7 @@ use crate::{
     logic::{
         belief::{self, Sampled},
         claim::{Event, Open, Remembered, Target, TargetId},
-        contest::{Absence, Account, Changes, Halt, JobState, Me},
+        contest::{Absence, Account, Changes, EpochName, Halt, JobState, Me, Told},
     },
     model::{InstanceId, JobName, Occurrence, Run, RunId},
     store::{Decision, Reply, Store},
@@ -92,8 +92,7 @@ pub struct Contender {
     jobs: Mutex<HashMap<JobName, Box<Entry>>>,
     /// Unanswered claims and active runs of removed jobs. Lock it after `jobs`.
     removed: Mutex<HashMap<JobName, Account>>,
-    /// Jobs that this instance had, or had enabled, and has not any more, as long as something about them has to be
-    /// kept in mind. Lock it after `jobs`.
+    /// Jobs that this instance had, or had enabled, and has not any more. Lock it after `jobs`.
     gone: Mutex<BTreeMap<JobName, Gone>>,
     flights: UnaryGroup<(JobName, TargetId, bool), Ended>,
     watches: Watches,
@@ -144,10 +143,6 @@ impl Gone {
             memory: Remembered::default(),
             newest: Occurrence(0),
         }
-    }
-    /// There is nothing more to be told or kept in mind.
-    fn is_over(&self) -> bool {
-        self.absence.told && !self.recording && self.memory.is_nothing()
     }
 }
 
@@ -286,8 +281,7 @@ impl Contender {
         }
         if job.enabled {
             let absence = gone.remove(&job.name).map(|gone| gone.absence);
-            // If the store was told long ago, or the job is new, only the time of the return counts.
-            state.comes_back(absence.unwrap_or_else(Absence::over), now);
+            state.comes_back(absence.unwrap_or_else(Absence::none), now);
         } else {
             state.owes(owed);
         }
@@ -314,13 +308,10 @@ impl Contender {
             e.changed.tell();
             let mut all = self.gone.lock();
             let gone = all.entry(job.clone());
-            let gone = gone.or_insert_with(|| Gone::new(Absence::over()));
+            let gone = gone.or_insert_with(|| Gone::new(Absence::default()));
             (gone.memory, gone.newest) = (e.state.memory(), e.state.newest());
             if e.state.definition.enabled {
                 (gone.absence, gone.recording) = (Absence::default(), now.is_some());
-            }
-            if gone.is_over() {
-                all.remove(job);
             }
             drop(all);
             // The job may return while a grant for it is still on its way here.
@@ -364,7 +355,9 @@ impl Contender {
     /// that is still on its way would contradict that: those jobs come later.
     pub fn gone(&self) -> Vec<JobName> {
         let gone = self.gone.lock();
-        let untold = gone.iter().filter(|(_, gone)| !gone.absence.told);
+        let untold = gone
+            .iter()
+            .filter(|(_, gone)| gone.absence.told == Told::No);
         let all: Vec<JobName> = untold.map(|(job, _)| job.clone()).collect();
         drop(gone);
         let asks = |job: &JobName| self.account(job, |a| a.has_unanswered_claims());
@@ -374,8 +367,10 @@ impl Contender {
     }
 
     /// The store has been told that this instance does not have the job enabled.
-    pub fn told_gone(&self, job: &JobName) {
-        self.gone_now(job, |gone| gone.absence.told = true);
+    pub fn told_gone(&self, job: &JobName, epoch: &Epoch) {
+        self.gone_now(job, |gone| {
+            gone.absence.told = Told::In(EpochName::of(epoch));
+        });
     }
 
     /// What was undecided of the job is recorded, or cannot be.
@@ -385,12 +380,8 @@ impl Contender {
     }
 
     fn gone_now(&self, job: &JobName, f: impl FnOnce(&mut Gone)) {
-        let mut all = self.gone.lock();
-        if let Some(gone) = all.get_mut(job) {
+        if let Some(gone) = self.gone.lock().get_mut(job) {
             f(gone);
-            if gone.is_over() {
-                all.remove(job);
-            }
         }
     }
 
@@ -400,19 +391,6 @@ impl Contender {
             self.touch(e, |e| e.state.resync());
         }
         self.registration_due.notify_one();
-    }
-
-    /// The store may have lost its data, and with it that this instance has some jobs disabled.
-    pub fn store_was_replaced(&self) {
-        let jobs = self.lock();
-        let mut gone = self.gone.lock();
-        for e in jobs.values().filter(|e| !e.state.definition.enabled) {
-            let gone = gone.entry(e.state.definition.name.clone());
-            let gone = gone.or_insert_with(|| Gone::new(Absence::default()));
-            gone.absence.told = false;
-        }
-        drop((gone, jobs));
-        self.resync();
     }
 
     /// Checks the jobs whose watermark lies in the future again: somebody may have rewound them.

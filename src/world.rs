@@ -207,6 +207,11 @@ struct Settling {
     failures: u32,
 }
 
+/// The true time at a moment, Unix ms.
+fn ms_at(at: Boottime) -> i64 {
+    NOON + ((at.0 - BEGIN.0) / 1_000_000) as i64
+}
+
 impl World {
     pub(crate) fn new(plan: Arc<Plan>) -> Self {
         let mut world = Self {
@@ -257,7 +262,7 @@ impl World {
 
     /// Unix ms: the truth, which good clocks show.
     fn ms(&self) -> i64 {
-        NOON + ((self.now.0 - BEGIN.0) / 1_000_000) as i64
+        ms_at(self.now)
     }
     /// What the store's clock shows, Unix µs.
     fn store_us(&self) -> i64 {

@@ -201,6 +201,8 @@ pub async fn establish(store: &dyn Store) -> soloist::contender::Epoch {
         open: true,
         quarantine: Duration::ZERO,
         first_seen: Boottime::now(),
+        open_seen: None,
+        others_know: false,
     }
 }
 

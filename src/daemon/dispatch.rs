@@ -373,6 +373,8 @@ mod tests {
                     open: true,
                     quarantine: Duration::ZERO,
                     first_seen: Boottime::now(),
+                    open_seen: None,
+                    others_know: false,
                 };
                 assert_eq!(d.contender.register(&epoch).await.expect("an answer"), 0);
                 d.take(PlanUpdate::PlanAfter(job.clone(), Occurrence(NOON - 1000)));

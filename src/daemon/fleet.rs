@@ -401,7 +401,9 @@ impl FleetTask {
             if !self.mark_off(&job, true).await {
                 return false;
             }
-            self.contender.told_gone(&job);
+            if let Some(epoch) = self.epoch.known() {
+                self.contender.told_gone(&job, epoch);
+            }
         }
         true
     }
@@ -486,6 +488,7 @@ impl FleetTask {
             self.started_at = now;
         }
         let fleet = reply.value;
+        let others_know = others_know(&fleet, &self.contender.me.instance, now);
         let change = self.epoch.learn(Epoch {
             incarnation: reply.incarnation.clone(),
             id: fleet.id.clone(),
@@ -493,6 +496,8 @@ impl FleetTask {
             open: fleet.open,
             quarantine: fleet.quarantine,
             first_seen: reply.received,
+            open_seen: None,
+            others_know,
         });
         match change {
             EpochChange::None => {}
@@ -503,8 +508,9 @@ impl FleetTask {
             EpochChange::Replaced => {
                 warn!(epoch = %reply.incarnation, "the store was restarted, or lost or changed its data: no grants \
                 until all old leases have ended");
-                self.contender.store_was_replaced();
-                self.marked = false;
+                self.contender.resync();
+                // The other instances may come a little later, as after a restart of the whole fleet.
+                self.steady = None;
             }
             EpochChange::Opened => {
                 info!("the quarantine is over, also for the jobs with the longest lease")
@@ -577,6 +583,15 @@ async fn drain_hint(events: &mut tokio::sync::broadcast::Receiver<crate::logic::
             Err(RecvError::Closed) => std::future::pending().await,
         }
     }
+}
+
+/// Another instance lives, and was there before the epoch.
+fn others_know(fleet: &Fleet, me: &InstanceId, now: i64) -> bool {
+    fleet.instances.iter().any(|(id, other)| {
+        id != me
+            && other.seen.abs_diff(now) <= LIVE_WITHIN_MS as u64
+            && other.started_at < fleet.born
+    })
 }
 
 #[cfg(test)]

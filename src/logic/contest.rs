@@ -24,8 +24,8 @@ mod tests;
 use std::{sync::Arc, time::Duration};
 
 pub use self::{
-    epoch::{Epoch, EpochChange, EpochWatch},
-    job::{Absence, Account, Changes, JobState, Next, Registered, Standing},
+    epoch::{Epoch, EpochChange, EpochName, EpochWatch},
+    job::{Absence, Account, Changes, JobState, Next, Registered, Standing, Told},
     queue::{Due, Segment, unfold},
     rank::rank,
 };

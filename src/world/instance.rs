@@ -31,6 +31,8 @@ pub(super) struct Instance {
     pub(super) me: Arc<Me>,
     /// Which of its processes this is.
     pub(super) generation: u32,
+    /// When this process began.
+    pub(super) begun: Boottime,
     /// The store's clock was wrong when it saw it first.
     pub(super) misled: bool,
     pub(super) alive: bool,
@@ -72,6 +74,7 @@ impl Instance {
             me: _,
             misled: _,
             generation,
+            begun: _,
             alive,
             frozen,
             cut,
@@ -180,6 +183,7 @@ impl Instance {
                 host: format!("h{i}"),
             }),
             generation: 0,
+            begun: BEGIN,
             misled: false,
             alive: true,
             frozen: false,
@@ -208,7 +212,7 @@ impl Instance {
             instance: InstanceId::new(&name),
             host: self.me.host.clone(),
         });
-        (self.generation, self.misled) = (self.generation + 1, false);
+        (self.generation, self.misled, self.begun) = (self.generation + 1, false, now);
         (self.alive, self.frozen, self.draining, self.stopping) = (true, false, false, false);
         (self.belief, self.epoch) = (Belief::default(), EpochWatch::default());
         (self.quarantine, self.away, self.beat_at) = (longest(&plan.jobs), false, now);

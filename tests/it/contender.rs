@@ -424,6 +424,20 @@ fn due(job: &Job, at: i64) -> Due {
     }
 }
 
+/// The epoch of a store, which is taken for open.
+fn open_epoch(reply: &Reply<Fleet>) -> Epoch {
+    Epoch {
+        incarnation: reply.incarnation.clone(),
+        id: reply.value.id.clone(),
+        born: reply.value.born,
+        open: true,
+        quarantine: Duration::ZERO,
+        first_seen: Boottime::now(),
+        open_seen: None,
+        others_know: false,
+    }
+}
+
 /// What the fleet task and the listener do for a contender.
 async fn keep(
     contender: Arc<Contender>,
@@ -436,15 +450,7 @@ async fn keep(
             note_clock(&contender.clock, &reply);
             // The clocks of these tests are moved, and run fast: the hosts say that they are right.
             let _ = contender.clock.vote(&[0, 0]);
-            let epoch = Epoch {
-                incarnation: reply.incarnation.clone(),
-                id: reply.value.id.clone(),
-                born: reply.value.born,
-                open: true,
-                quarantine: Duration::ZERO,
-                first_seen: Boottime::now(),
-            };
-            let _ = contender.register(&epoch).await;
+            let _ = contender.register(&open_epoch(&reply)).await;
         }
         while let Ok(d) = decisions.try_recv() {
             let _ = contender.store.journal(&[d]).await;
@@ -1674,7 +1680,8 @@ async fn what_another_instance_owes_is_not_jumped_over_when_a_job_is_enabled_aga
     other.line.away.store(true, Ordering::SeqCst);
     node.with(&disabled).await;
     // The store was told, and the other one has contradicted.
-    node.contender.told_gone(&enabled.name);
+    let epoch = open_epoch(&store.heartbeat(None).await.unwrap());
+    node.contender.told_gone(&enabled.name, &epoch);
     let first = now(&store, 0) / 1000 * 1000 + 1000;
     until("three instants have passed", || {
         (now(&store, 0) > first + 2100).then_some(())

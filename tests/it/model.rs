@@ -530,12 +530,7 @@ async fn register(store: &dyn Store, m: &mut Model) {
         lost: m.one_in(2).then(|| m.missed()).into_iter().collect(),
         counted_from: i64::MAX,
         lost_before: 0,
-        presence: [
-            Presence::Disabled,
-            Presence::New,
-            Presence::Back,
-            Presence::Kept,
-        ][m.rng.usize(..4)],
+        presence: [Presence::Disabled, Presence::New, Presence::Kept][m.rng.usize(..3)],
         back_at: if m.one_in(2) { m.instant() } else { 0 },
         owed: m.one_in(3).then(|| m.missed()).into_iter().collect(),
         remembered: m.remembered(),

@@ -674,26 +674,36 @@ fn what_is_owed_begins_with_what_is_known() {
     };
     let was_off = T - 4000;
     assert_eq!(off(was_off, Presence::New), (T, 0));
-    assert_eq!(off(was_off, Presence::Back), (T, 0));
     assert_eq!(off(was_off, Presence::Kept), (T - 9000, 0));
     assert_eq!(off(was_off, Presence::Disabled), (T - 9000, was_off));
     assert_eq!(off(0, Presence::New), (T - 9000, 0));
-    assert_eq!(off(0, Presence::Back), (T, 0));
     // What is planned after its return is owed, however late the store hears of the return.
-    let back = |off, presence| {
+    let back = |off| {
         let st = State {
             off,
             ..before("s", T - 1000).expect("one")
         };
         let r = Register {
-            presence,
             back_at: T - 300,
             ..registration(0)
         };
         registered(Some(st), &r, T).0.since
     };
-    assert_eq!(back(0, Presence::Back), T - 300);
-    assert_eq!(back(was_off, Presence::New), T - 300);
+    assert_eq!(back(0), T - 9000);
+    assert_eq!(back(was_off), T - 300);
+    // Also while the store has another server's data, an instance that always had the job says so.
+    let st = State {
+        off: was_off,
+        incarnation: "before".to_owned(),
+        ..before("s", T - 1000).expect("one")
+    };
+    let r = Register {
+        presence: Presence::Kept,
+        adopt: None,
+        ..registration(0)
+    };
+    let (said, st, _) = asks_to_register(Some(st), &r, T);
+    assert_eq!((said, st.off), (Registration::Quarantined, 0));
     // The same where the store knows nothing, or no more than what instances told it to remember.
     let lost = |state, known, back_at| {
         let r = Register {
@@ -715,21 +725,26 @@ fn what_is_owed_begins_with_what_is_known() {
         assert_eq!(lost(state(), 0, T - 300), (T - 300, T - 100));
         assert_eq!(lost(state(), 0, 0), (T, T - 100));
     }
-    // Otherwise the caller's next claim would pass over it.
+    // An old copy may have forgotten what ran before the loss.
+    let copy = State {
+        incarnation: "before".to_owned(),
+        ..before("s", T - 1000).expect("one")
+    };
+    assert_eq!(lost(Some(copy), T - 700, T - 300), (T - 9000, T - 100));
+    // What the caller owes is recorded, unless another instance has the job.
     let owes = |off| {
         let st = State {
             off,
             ..before("s", T - 1000).expect("one")
         };
         let r = Register {
-            presence: Presence::Back,
             owed: vec![Missed::one(Occurrence(T - 500))],
             ..registration(0)
         };
         let (st, effects) = registered(Some(st), &r, T);
         (st.newest, effects.records.len())
     };
-    assert_eq!(owes(0), (T - 500, 1));
+    assert_eq!(owes(0), (T - 1000, 0));
     assert_eq!(owes(was_off), (T - 500, 1));
 }
 

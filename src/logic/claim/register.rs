@@ -57,8 +57,6 @@ pub enum Presence {
     Disabled,
     /// It has the job now, and has not told the store so yet.
     New,
-    /// The same, and before it was without the job for a while, which it could not tell the store.
-    Back,
     /// It has had the job since it told the store so.
     Kept,
 }
@@ -166,6 +164,10 @@ pub fn register(
         return Registration::Absent;
     };
     know(st, r.known, now);
+    if r.presence == Presence::Kept {
+        // Another instance took the job for nobody's.
+        st.off = 0;
+    }
     let mut lost = r.remembered.restore(st, now);
     if st.incarnation != incarnation {
         st.triggers.append(&mut lost);
@@ -179,14 +181,8 @@ pub fn register(
     }
     // Others have adopted the state without them.
     lose_triggers(st, r, lost, now, effects);
-    match r.presence {
-        // What the caller owes is recorded also where another instance may have the job: the caller's next claim would
-        // pass over it.
-        Presence::Back => come_back(st, r, now, effects),
-        Presence::New if st.off > 0 => come_back(st, r, now, effects),
-        // Another instance took the job for nobody's.
-        Presence::Kept => st.off = 0,
-        Presence::New | Presence::Disabled => {}
+    if r.presence == Presence::New && st.off > 0 {
+        come_back(st, r, now, effects);
     }
     if st.schedule != r.schedule {
         // Another schedule: what it would have planned before now was never owed.
@@ -249,10 +245,9 @@ fn new(r: &Register, now: i64, incarnation: &str, effects: &mut Effects) -> Stat
 /// Takes a state over from another incarnation. Holders that live have reclaimed by now; the leases of the others died
 /// with them.
 fn adopt(st: &mut State, r: &Register, now: i64, incarnation: &str, effects: &mut Effects) {
-    // The store has only what instances remembered: the job itself begins anew, as in `new`.
-    if st.newest.max(st.since) == 0 {
-        st.lost_before = r.lost_before;
-    }
+    // What was due before the loss may have run, whatever the caller knows of it: the state may be an old copy, or have
+    // no more than what instances remembered.
+    st.lost_before = st.lost_before.max(r.lost_before);
     // The same, or no more than leases that were put back, which owe what they owed.
     if st.incarnation.is_empty() && (st.newest == 0 || r.back_at > 0) {
         st.since = st.since.max(owed_after(r, now));

@@ -3,7 +3,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use crate::{logic::bent::may, model::Boottime};
+use crate::{
+    logic::bent::{may, rule},
+    model::Boottime,
+};
 
 /// What is known of the store's epoch.
 #[derive(Debug, Clone)]
@@ -19,7 +22,16 @@ pub struct Epoch {
     pub quarantine: Duration,
     /// When this instance saw it first.
     pub first_seen: Boottime,
+    /// When this instance saw it open first.
+    pub open_seen: Option<Boottime>,
+    /// Another instance that lives was there before this epoch: it may know more of a job than one that has not had
+    /// the job since.
+    pub others_know: bool,
 }
+
+/// How long an instance that has not had a job all the time lets the others go first when the store lost the job's
+/// state: what they owe begins with what they know.
+const OTHERS_FIRST: Duration = Duration::from_secs(2);
 
 impl Epoch {
     /// How long until the state of a job from before this epoch may be adopted: every lease from before it has been
@@ -29,6 +41,15 @@ impl Epoch {
             true => Duration::ZERO,
             false => (self.first_seen + quarantine).since(now),
         }
+    }
+    /// The same for an instance that has not had the job since before this epoch.
+    pub fn adoptable_last_in(&self, quarantine: Duration, now: Boottime) -> Duration {
+        let first = self.adoptable_in(quarantine, now);
+        if !rule!(OthersGoFirst, self.others_know) {
+            return first;
+        }
+        let from = self.open_seen.unwrap_or(self.first_seen + quarantine);
+        first.max((from + OTHERS_FIRST).since(now))
     }
     fn is(&self, other: &Self) -> bool {
         self.incarnation == other.incarnation && self.id == other.id
@@ -43,7 +64,7 @@ pub struct EpochName {
 }
 
 impl EpochName {
-    pub(super) fn of(epoch: &Epoch) -> Self {
+    pub fn of(epoch: &Epoch) -> Self {
         Self {
             incarnation: epoch.incarnation.clone(),
             id: epoch.id.clone(),
@@ -84,7 +105,12 @@ impl EpochWatch {
             _ => EpochChange::None,
         };
         let first_seen = same.map_or(seen.first_seen, |e| e.first_seen);
-        self.0 = Some(Epoch { first_seen, ..seen });
+        let open_seen = same.and_then(|e| e.open_seen);
+        self.0 = Some(Epoch {
+            first_seen,
+            open_seen: open_seen.or(seen.open.then_some(seen.first_seen)),
+            ..seen
+        });
         change
     }
 
@@ -112,7 +138,37 @@ mod tests {
             open,
             quarantine: Duration::from_secs(9),
             first_seen: Boottime(at * 1_000_000_000),
+            open_seen: None,
+            others_know: false,
         }
+    }
+
+    #[test]
+    fn an_instance_that_may_know_less_lets_the_others_go_first() {
+        let second = |n: u64| Boottime(n * 1_000_000_000);
+        let (mut epochs, nine) = (EpochWatch::default(), Duration::from_secs(9));
+        let waits = |epochs: &EpochWatch, at| {
+            let epoch = epochs.known().expect("one");
+            let both = [
+                epoch.adoptable_in(nine, second(at)),
+                epoch.adoptable_last_in(nine, second(at)),
+            ];
+            both.map(|wait| wait.as_secs())
+        };
+        let others = |epoch: Epoch| Epoch {
+            others_know: true,
+            ..epoch
+        };
+        epochs.learn(seen("a", false, 10));
+        assert_eq!(waits(&epochs, 15), [4, 4]);
+        epochs.learn(others(seen("a", false, 11)));
+        assert_eq!(waits(&epochs, 15), [4, 6]);
+        assert_eq!(waits(&epochs, 20), [0, 1]);
+        // Opened by another instance, which has waited for longer.
+        epochs.learn(others(seen("a", true, 16)));
+        epochs.learn(others(seen("a", true, 17)));
+        assert_eq!(waits(&epochs, 17), [0, 1]);
+        assert_eq!(waits(&epochs, 18), [0, 0]);
     }
 
     #[test]

@@ -213,23 +213,44 @@ pub struct Changes {
 /// A time in which an instance is without a job: it is not in its configuration, or disabled.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Absence {
-    /// The store has been told.
-    pub told: bool,
+    pub told: Told,
     /// What was undecided when it began. Ascending.
     pub owed: Vec<Missed>,
     /// When it ended, Unix ms; 0: that is not known.
     pub until: i64,
 }
 
+/// Whether the store has been told that an instance is without a job. An instance that has the job contradicts: what
+/// was planned during the absence is owed if one does.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub enum Told {
+    #[default]
+    No,
+    In(EpochName),
+    /// The instance did not have the job before: it knows of no absence.
+    NotNeeded,
+}
+
 impl Absence {
-    /// The store knows all about it.
-    pub fn over() -> Self {
+    /// Of a job that is new.
+    pub fn none() -> Self {
         Self {
-            told: true,
+            told: Told::NotNeeded,
             ..Self::default()
         }
     }
+    /// The store, as it is in `epoch`, does not know of it.
+    fn is_untold_in(&self, epoch: &Epoch) -> bool {
+        match &self.told {
+            Told::No => true,
+            Told::In(of) => *of != EpochName::of(epoch),
+            Told::NotNeeded => false,
+        }
+    }
 }
+
+/// How long others have time to contradict.
+pub(super) const CONTRADICTION: Duration = Duration::from_millis(1500);
 
 /// A trigger that waits.
 #[derive(Debug, Clone, Copy)]
@@ -309,6 +330,8 @@ pub struct JobState {
     told_presence: bool,
     /// This instance was without the job before, and the store has not been told yet that it is back.
     absence: Option<Box<Absence>>,
+    /// The store was told of the absence only when the job was back: others contradict until then.
+    contradicted_by: Boottime,
     changes: Changes,
 }
 
@@ -334,6 +357,7 @@ impl JobState {
             told_triggers: None,
             told_presence: false,
             absence: None,
+            contradicted_by: Boottime(0),
             changes: Changes {
                 changed: 0,
                 to_register: 1,
@@ -394,6 +418,17 @@ impl JobState {
     pub fn comes_back(&mut self, after: Absence, now: Option<Occurrence>) {
         let until = now.map_or(0, |now| now.0);
         self.absence = Some(Box::new(Absence { until, ..after }));
+    }
+    /// The job is back, and the store is still to be told that this instance was without it.
+    pub fn has_to_tell_absence(&self, epoch: &Epoch) -> bool {
+        (self.absence.as_ref()).is_some_and(|absence| absence.is_untold_in(epoch))
+    }
+    /// The store has been told so in `epoch`: the job is registered once the others had time to contradict.
+    pub fn told_absence(&mut self, epoch: &Epoch, now: Boottime) {
+        if let Some(absence) = &mut self.absence {
+            absence.told = Told::In(EpochName::of(epoch));
+            self.contradicted_by = now + CONTRADICTION;
+        }
     }
 
     /// Replaces the definition by one that is enabled if the old one is; a run that goes on keeps its own. Occurrences
@@ -543,18 +578,26 @@ impl JobState {
 
     /// How long to wait before asking the store to register the job; None: it is registered.
     pub fn register_in(&self, epoch: &Epoch, now: Boottime) -> Option<Duration> {
-        Some(match self.standing.when()? {
+        let contradiction = match self.absence {
+            Some(_) => self.contradicted_by.since(now),
+            None => Duration::ZERO,
+        };
+        let wait = match self.standing.when()? {
             RegisterWhen::Now => Duration::ZERO,
             RegisterWhen::Refused(at) => (*at + REFUSED_AGAIN).since(now),
             RegisterWhen::QuarantineIsOver(of) if **of == EpochName::of(epoch) => {
                 self.adoptable_in(epoch, now)
             }
             RegisterWhen::QuarantineIsOver(_) => Duration::ZERO,
-        })
+        };
+        Some(wait.max(contradiction))
     }
     /// How long until this instance may have the store adopt the job's state in `epoch`.
     pub fn adoptable_in(&self, epoch: &Epoch, now: Boottime) -> Duration {
-        epoch.adoptable_in(self.quarantine, now)
+        match self.told_presence {
+            true => epoch.adoptable_in(self.quarantine, now),
+            false => epoch.adoptable_last_in(self.quarantine, now),
+        }
     }
     /// The store says to wait until the quarantine of `epoch` is over.
     pub fn register_after_quarantine(&mut self, epoch: &Epoch) {
@@ -592,11 +635,10 @@ impl JobState {
             lost: vec![],
             counted_from: 0,
             lost_before: 0,
-            presence: match self.absence.as_deref() {
-                _ if !job.enabled => Presence::Disabled,
-                _ if self.told_presence => Presence::Kept,
-                Some(Absence { told: false, .. }) => Presence::Back,
-                _ => Presence::New,
+            presence: match job.enabled {
+                false => Presence::Disabled,
+                true if self.told_presence => Presence::Kept,
+                true => Presence::New,
             },
             owed: (self.absence.as_ref()).map_or(vec![], |absence| absence.owed.clone()),
             back_at: self.absence.as_ref().map_or(0, |absence| absence.until),

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::*;
+use super::{job::CONTRADICTION, *};
 use crate::{
     config,
     logic::{
@@ -76,6 +76,8 @@ fn epoch(id: &str) -> Epoch {
         open: true,
         quarantine: Duration::from_secs(9),
         first_seen: Boottime(1),
+        open_seen: None,
+        others_know: false,
     }
 }
 
@@ -280,19 +282,44 @@ fn an_instance_says_whether_it_has_had_a_job_all_the_time() {
     assert_eq!(says(&disabled), (Presence::Disabled, 0));
     register(&mut disabled);
     assert_eq!(says(&disabled), (Presence::Disabled, 0));
-    for (told, presence) in [(true, Presence::New), (false, Presence::Back)] {
-        let owed = vec![Missed::one(Occurrence(NOON - 1))];
+    let absence = Absence {
+        owed: vec![Missed::one(Occurrence(NOON - 1))],
+        ..Absence::default()
+    };
+    let mut state = JobState::new(job(""), Account::default());
+    state.comes_back(absence, Some(Occurrence(NOON - 9)));
+    assert_eq!(state.registration(&me, &epoch("1")).back_at, NOON - 9);
+    assert_eq!(says(&state), (Presence::New, 1));
+    register(&mut state);
+    assert_eq!(says(&state), (Presence::Kept, 0));
+}
+
+/// The store has to know of an absence before the return, and the others need time to contradict.
+#[test]
+fn a_job_that_is_back_is_registered_once_the_others_could_contradict() {
+    let now = Boottime(9_000_000_000);
+    for (told, has_to_tell) in [
+        (Told::No, true),
+        (Told::In(EpochName::of(&epoch("1"))), true),
+        (Told::In(EpochName::of(&epoch("2"))), false),
+        (Told::NotNeeded, false),
+    ] {
+        let mut state = JobState::new(job(""), Account::default());
         let absence = Absence {
             told,
-            owed,
-            until: 0,
+            ..Absence::default()
         };
-        let mut state = JobState::new(job(""), Account::default());
-        state.comes_back(absence, Some(Occurrence(NOON - 9)));
-        assert_eq!(state.registration(&me, &epoch("1")).back_at, NOON - 9);
-        assert_eq!(says(&state), (presence, 1));
-        register(&mut state);
-        assert_eq!(says(&state), (Presence::Kept, 0));
+        state.comes_back(absence, None);
+        let epoch = epoch("2");
+        assert_eq!(state.has_to_tell_absence(&epoch), has_to_tell);
+        assert_eq!(state.register_in(&epoch, now), Some(Duration::ZERO));
+        if has_to_tell {
+            state.told_absence(&epoch, now);
+            assert!(!state.has_to_tell_absence(&epoch));
+            assert_eq!(state.register_in(&epoch, now), Some(CONTRADICTION));
+            let later = now + CONTRADICTION;
+            assert_eq!(state.register_in(&epoch, later), Some(Duration::ZERO));
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use crate::{
         contest::{Epoch, EpochChange, JobState},
     },
     model::{Boottime, JobName, Occurrence},
-    world::{Body, Sender, TIMEOUT, World},
+    world::{Body, Sender, TIMEOUT, World, ms_at},
 };
 
 impl World {
@@ -45,6 +45,8 @@ impl World {
             vouched: vouched.as_ref().map(|(of, id)| (&**of, &**id)),
         };
         let seen = self.epoch(Some(beat), believed);
+        let mut others = (0..self.instances.len()).filter(|o| *o != i && self.reachable(*o));
+        let others_know = others.any(|o| ms_at(self.instances[o].begun) < seen.born);
         let here = &mut self.instances[i];
         let change = here.epoch.learn(Epoch {
             incarnation: seen.incarnation.as_str().into(),
@@ -53,6 +55,8 @@ impl World {
             open: seen.open,
             quarantine: seen.quarantine,
             first_seen: now,
+            open_seen: None,
+            others_know,
         });
         if change == EpochChange::Replaced {
             self.reached.insert("quarantine");
