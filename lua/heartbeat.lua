@@ -22,6 +22,10 @@ local function decoded(text)
   return well and type(info) == 'table' and info or {}
 end
 
+for i = 1, 3 do
+  local much = oversize(KEYS[i], MEMBERS_MOST)
+  if much then return too_large(KEYS[i], much) end
+end
 redis.call('PERSIST', KEYS[3]) -- see renew.lua; the fleet must stay visible even if the server is full
 local epoch = redis.call('HMGET', KEYS[3], 'incarnation', 'id', 'born', 'quarantine', 'open')
 for i = 1, 5 do

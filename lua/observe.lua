@@ -8,8 +8,11 @@
 --          As many as FLEET_MOST bytes have room for, but at least one: the caller asks for the others again.
 local out, all = { int(now_us), incarnation }, 0
 for i, key in ipairs(KEYS) do
-  local state, bytes = redis.pcall('HGETALL', key), 0
-  if state.err then
+  local much, bytes = oversize(key, FIELDS_MOST), 0
+  local state = much and { '!', 'it has ' .. much } or redis.pcall('HGETALL', key)
+  if much then
+    -- It is not read.
+  elseif state.err then
     if not string.find(state.err, 'WRONGTYPE', 1, true) then return state end
     state = { '!', state.err }
   else

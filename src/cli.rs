@@ -57,7 +57,7 @@ const PLACES: [&str; 2] = ["jobs.toml", "/etc/soloist/jobs.toml"];
 
 /// cron for replicated hosts: every planned instant of every job runs on exactly one of them
 #[derive(Debug, Parser)]
-#[command(name = "soloist", version, after_help = EXIT_CODES, max_term_width = 100)]
+#[command(name = "soloist", bin_name = "soloist", version, after_help = EXIT_CODES, max_term_width = 100)]
 struct Cli {
     /// Configuration file [default: ./jobs.toml, then /etc/soloist/jobs.toml]
     #[arg(
@@ -212,15 +212,7 @@ pub fn main() -> ExitCode {
     early::release_all_but_hangup();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(e) => {
-            let _ = e.print();
-            return if e.use_stderr() {
-                Exit::Usage
-            } else {
-                Exit::Ok
-            }
-            .into();
-        }
+        Err(e) => return failure::usage(e).into(),
     };
     let daemon = matches!(cli.command, Command::Run(_));
     if !daemon {

@@ -38,6 +38,7 @@ use crate::{
     clock::{Boottime, StoreClock},
     config::{Job, StoreRetry},
     logic::{
+        backoff::Throttle,
         belief::{self, Sampled},
         claim::{Event, Open, Remembered, Target, TargetId},
         contest::{Absence, Account, Changes, EpochName, Halt, JobState, Me, Told},
@@ -106,6 +107,8 @@ pub struct Contender {
     draining: AtomicBool,
     /// Why the store is not safe to use, if it is not.
     unreliable: Mutex<Option<Arc<str>>>,
+    /// When this instance last said that the store contradicts the times in its answers.
+    contradiction_told: Mutex<Throttle>,
     /// The longest quarantine that any job needs, in milliseconds; only grows.
     quarantine: AtomicU64,
     /// The settings of the store are to be checked now.
@@ -202,6 +205,7 @@ impl Contender {
             plans: p.plans,
             draining: AtomicBool::new(false),
             unreliable: Mutex::default(),
+            contradiction_told: Mutex::default(),
             quarantine: AtomicU64::new(0),
             check_due: AtomicBool::new(false),
             registration_due: Notify::new(),
@@ -555,6 +559,22 @@ impl Contender {
         };
         self.raise_quarantine(quarantine);
         lapsed
+    }
+
+    /// The store decides nothing by a clock that is not the one which its answers show.
+    fn contradicted(&self, job: &JobName, target: &Target) {
+        let every = Duration::from_secs(10);
+        if self.contradiction_told.lock().lets(Boottime::now(), every) {
+            error!(
+                "the store's clock does not show the times that arrive here in its answers, so the store decides \
+                 nothing and no job starts: something between this host and the store changes its answers; check what \
+                 `url` in [store] leads to"
+            );
+        }
+        if let Target::Scheduled(at) = target {
+            let detail = "the store's clock does not show the times that arrive in its answers";
+            self.journal(job, *at, "contradicted", detail.to_owned());
+        }
     }
 
     fn note_clock<T>(&self, reply: &Reply<T>) {

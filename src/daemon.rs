@@ -75,7 +75,10 @@ pub(crate) async fn run(o: Options) -> anyhow::Result<()> {
     // First, so that a signal during the start is not lost.
     let mut signals = Signals::new().context("cannot handle signals")?;
     early::release();
-    let mut daemon = Daemon::start(o).await?;
+    let Some(mut daemon) = begin(o, &mut signals).await? else {
+        info!("stopped");
+        return Ok(());
+    };
     notify(&[sd_notify::NotifyState::Ready]);
     let signal = daemon.serve(&mut signals).await;
     info!(
@@ -91,6 +94,50 @@ pub(crate) async fn run(o: Options) -> anyhow::Result<()> {
     }
     info!("stopped");
     Ok(())
+}
+
+/// Starts a daemon. None: a signal asked to stop first.
+async fn begin(o: Options, signals: &mut Signals) -> anyhow::Result<Option<Daemon>> {
+    let mut starting = std::pin::pin!(Daemon::start(o));
+    let mut reload = false;
+    let daemon = loop {
+        tokio::select! {
+            started = &mut starting => break started?,
+            asked = signals.next() => match asked {
+                SignalRequest::Reload => reload = true,
+                SignalRequest::Stop(signal) => {
+                    info!(signal, "stopping: nothing has been started yet");
+                    return Ok(None);
+                }
+            },
+        }
+    };
+    if reload {
+        signals.asked = Some(SignalRequest::Reload);
+    }
+    Ok(Some(daemon))
+}
+
+/// The store, and who writes down what is asked of it.
+type Opened = (Arc<dyn Store>, Option<Arc<Recorder>>);
+
+/// Opens the store, and the record if there is to be one.
+fn open(instance: &InstanceId, record: Option<PathBuf>, config: &Config) -> anyhow::Result<Opened> {
+    let recorder = record.map(|file| {
+        let recorder = Recorder::open(&file, instance.as_str());
+        recorder.with_context(|| format!("cannot write the record {}", file.display()))
+    });
+    let recorder = recorder.transpose()?;
+    if let Some(recorder) = &recorder {
+        recorder.jobs(config.jobs.values());
+        recorder
+            .watch_for_stops()
+            .context("cannot start a thread")?;
+    }
+    check_place(&config.store.url)?;
+    let store = recording(store::open(&config.store)?, recorder.as_ref());
+    warn_of_open_file(&config.store.url);
+    Ok((store, recorder))
 }
 
 /// The parts of a running daemon.
@@ -117,21 +164,14 @@ impl Daemon {
             &o.instance
                 .unwrap_or_else(|| format!("{host}-{:04x}", fastrand::u16(..))),
         );
-        let config = o.config;
-        let recorder = o.record.map(|file| {
-            let recorder = Recorder::open(&file, instance.as_str());
-            recorder.with_context(|| format!("cannot write the record {}", file.display()))
-        });
-        let recorder = recorder.transpose()?;
-        if let Some(recorder) = &recorder {
-            recorder.jobs(config.jobs.values());
-            recorder
-                .watch_for_stops()
-                .context("cannot start a thread")?;
-        }
-        check_place(&config.store.url)?;
-        let store = recording(store::open(&config.store)?, recorder.as_ref());
-        warn_of_open_file(&config.store.url);
+        // In a thread that may be left behind: another process may have locked the file, or its disk may hang.
+        let opening = {
+            let instance = instance.clone();
+            tokio::task::spawn_blocking(move || {
+                open(&instance, o.record, &o.config).map(|opened| (opened, o.config))
+            })
+        };
+        let ((store, recorder), config) = opening.await.context("cannot open the store")??;
         let runner = Runner::new().context("cannot become the subreaper of the jobs' commands")?;
         let runner = runner
             .hiding(config.store_variables.clone())
@@ -241,6 +281,7 @@ impl Daemon {
     async fn drain(&self, signals: &mut Signals) {
         let holder = &self.holder;
         self.stop.cancel();
+        holder.store.hurry();
         self.contests.close();
         holder.runs.close();
         holder.commands.close();

@@ -113,14 +113,23 @@ pub(super) fn exec(config: Option<PathBuf>, args: &Exec) -> Result<Exit, Failure
         .enable_all()
         .build()
         .map_err(|e| Failure::internal("cannot start the runtime", e))?;
-    runtime.block_on(async {
+    let ended = runtime.block_on(async {
         tokio::spawn(async {
             let Err(e) = reap_strangers().await;
             remark(&format!(
                 "cannot wait for orphaned processes ({e}): they stay as zombies until this command ends"
             ));
         });
-        let locks = LockClient::with_config(&store).map_err(|e| failure(&e))?;
+        let signals = signals(caught)?;
+        let opening = {
+            let store = store.clone();
+            tokio::task::spawn_blocking(move || LockClient::with_config(&store))
+        };
+        let opened = tokio::select! {
+            opened = opening => opened.map_err(|e| Failure::internal("cannot open the store", e))?,
+            signal = ended(&signals) => return Ok(by_signal(signal)),
+        };
+        let locks = opened.map_err(|e| failure(&e))?;
         Session {
             args,
             store,
@@ -128,11 +137,14 @@ pub(super) fn exec(config: Option<PathBuf>, args: &Exec) -> Result<Exit, Failure
             lease,
             ignored,
             locks,
-            signals: signals(caught)?,
+            signals,
         }
         .run()
         .await
-    })
+    });
+    // The thread that opens the store may hang: do not wait for it.
+    runtime.shutdown_background();
+    ended
 }
 
 fn signals(fd: OwnedFd) -> Result<Signals, Failure> {
@@ -369,15 +381,7 @@ impl Session<'_> {
 
     /// Waits for a signal that ends this process; for use only while no command runs that it could be meant for.
     async fn ended(&self) -> i32 {
-        loop {
-            let caught = self.signals.next().await;
-            if caught.ends() {
-                return caught.number;
-            }
-            if matches!(caught.number, libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU) {
-                signals::stop_ourselves();
-            }
-        }
+        ended(&self.signals).await
     }
 
     /// Waits until the locks that a cancelled request may have taken have been released in the background, but not for
@@ -604,6 +608,19 @@ fn held(holder: &str, remaining: Duration) -> String {
             "{holder} has it; its lease lasts {} unless renewed",
             span(remaining)
         )
+    }
+}
+
+/// Waits for a signal that ends this process.
+async fn ended(signals: &Signals) -> i32 {
+    loop {
+        let caught = signals.next().await;
+        if caught.ends() {
+            return caught.number;
+        }
+        if matches!(caught.number, libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU) {
+            signals::stop_ourselves();
+        }
     }
 }
 

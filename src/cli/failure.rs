@@ -1,11 +1,14 @@
 //! Errors of the command line: their messages, hints and exit codes.
 
 use std::{
-    io::{self, Write},
+    io::{self, IsTerminal as _, Write},
     path::PathBuf,
     process::ExitCode,
 };
 
+use clap::error::ContextValue;
+
+use super::show;
 use crate::{config::Report, recording, store, text};
 
 /// How a command ended, with the numbers of sysexits.h.
@@ -168,11 +171,71 @@ impl Failure {
     }
 }
 
+/// Prints what the parser of the arguments says: an error, to stderr, or the help that was asked for. The parser quotes
+/// arguments and variables as they are, so what acts on a terminal is written out here. Its own colours stay.
+pub(super) fn usage(mut e: clap::Error) -> Exit {
+    let quoted: Vec<String> = e.context().flat_map(|(_, value)| texts(value)).collect();
+    let suggested = |text: &clap::builder::StyledStr| {
+        let safe = quoted.iter().fold(text.ansi().to_string(), |text, quoted| {
+            text.replace(quoted, &text::line(quoted))
+        });
+        clap::builder::StyledStr::from(safe)
+    };
+    let context: Vec<_> = e
+        .context()
+        .filter_map(|(kind, value)| {
+            let safe = match value {
+                ContextValue::String(text) => ContextValue::String(text::line(text)),
+                ContextValue::Strings(all) => {
+                    ContextValue::Strings(all.iter().map(|text| text::line(text)).collect())
+                }
+                ContextValue::StyledStrs(all) => {
+                    ContextValue::StyledStrs(all.iter().map(suggested).collect())
+                }
+                _ => return None,
+            };
+            Some((kind, safe))
+        })
+        .collect();
+    for (kind, safe) in context {
+        e.insert(kind, safe);
+    }
+    let (stderr, exit) = match e.use_stderr() {
+        true => (true, Exit::Usage),
+        false => (false, Exit::Ok),
+    };
+    let said = text::coloured(&e.render().ansi().to_string());
+    let said = |terminal| match show::colours(terminal) {
+        true => said.clone(),
+        false => anstream::adapter::strip_str(&said).to_string(),
+    };
+    let _ = match stderr {
+        true => io::stderr().write_all(said(io::stderr().is_terminal()).as_bytes()),
+        false => io::stdout().write_all(said(io::stdout().is_terminal()).as_bytes()),
+    };
+    exit
+}
+
+/// The texts of a value, without those that suggest something.
+fn texts(value: &ContextValue) -> Vec<String> {
+    let all = match value {
+        ContextValue::String(text) => vec![text.clone()],
+        ContextValue::Strings(all) => all.clone(),
+        _ => vec![],
+    };
+    all.into_iter()
+        .filter(|text| *text != text::line(text))
+        .collect()
+}
+
 /// The hint for a store error, in one line.
 fn remedy(e: &store::Error, store: &str) -> String {
     match e {
         // The message says what to do.
         store::Error::Unreachable { reason, .. } if reason.contains(store::connection::FULL) => {
+            "until then no job starts".to_owned()
+        }
+        store::Error::Unreachable { address, .. } if address.starts_with("sqlite:") => {
             "until then no job starts".to_owned()
         }
         store::Error::Unreachable { .. } => {

@@ -11,7 +11,7 @@ use super::{
 use crate::{
     logic::claim::State,
     model::{JobName, Outcome},
-    store::{HISTORY_KEPT, Observation, observe_each},
+    store::{Error, HISTORY_KEPT, Observation, observe_each},
     view::RunView,
 };
 
@@ -100,9 +100,15 @@ async fn collect(
         runs.extend(held.map(|o| RunView::running(name, o)).filter(wanted));
         if only != Some(Outcome::Running) {
             let fetch = if only.is_some() { HISTORY_KEPT } else { n };
-            let ended = ctx
-                .ask(async || ctx.store.records(name, fetch).await)
-                .await?;
+            let ended = ctx.ask(async || ctx.store.records(name, fetch).await).await;
+            let ended = match ended {
+                // It hides no other job's.
+                Err(Failure::Store(e @ Error::Corrupt { .. }, _)) if states.len() > 1 => {
+                    remark(&format!("cannot read the records of `{name}`: {e}"));
+                    continue;
+                }
+                ended => ended?,
+            };
             // A run that ended between the two reads is in both.
             runs.retain(|r| {
                 r.outcome != Outcome::Running || ended.iter().all(|e| e.run_id != r.run_id)

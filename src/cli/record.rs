@@ -10,11 +10,13 @@ use crate::recording::check::{Verdict, check};
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Give it the files of all instances, of their guards, and of the commands that people ran: an
-answer that the missing ones would explain looks wrong.
+answer that the missing ones would explain looks wrong. A pipe is read to its end: one that
+nobody writes to is waited for.
 
 Examples:
   soloist run --record /var/lib/soloist/record         on each host
   soloist check-record host-a.record host-b.record
+  soloist check-record <(zcat host-a.record.gz) <(ssh host-b cat /var/lib/soloist/record)
 
 Exit codes:
   0    the answers follow from the rules, and no promise is broken

@@ -7,6 +7,7 @@ use super::{
     show::{self, BAD, BOLD, BUSY, Cell, DIM, PLAIN, WARN, count, relative, span, took},
 };
 use crate::{
+    logic::belief::NEAR,
     model::JobName,
     store::observe_each,
     view::{self, InstanceView, JobView, StatusView},
@@ -79,6 +80,18 @@ pub(crate) fn render(s: &StatusView) -> String {
         let warning = format!(
             "{who}instances do not believe the store's clock, which is {}: {what} until it is corrected",
             show::apart(ahead)
+        );
+        text.push_str(&format!("{}\n", show::paint(BAD, &warning)));
+    }
+    let apart = |i: &&InstanceView| !i.silent && i.clock_offset_ms.abs() > NEAR.as_millis() as f64;
+    if s.clock_doubt_ms.is_none()
+        && let Some(i) = s.instances.iter().find(apart)
+    {
+        let warning = format!(
+            "the store's clock is {}, compared with the host of {}: occurrences follow the store's clock; correct the \
+             clock that is wrong",
+            show::apart(-i.clock_offset_ms as i64),
+            show::line(i.instance.as_str())
         );
         text.push_str(&format!("{}\n", show::paint(BAD, &warning)));
     }

@@ -190,7 +190,7 @@ fn render(c: &Checked, now: i64) -> String {
     let disabled = c.jobs.iter().filter(|j| !j.enabled).count();
     let mut text = format!(
         "{} is valid: {}{}, store {}\n",
-        c.file.display(),
+        show::line(&c.file.to_string_lossy()),
         show::count(c.jobs.len(), "job"),
         if disabled > 0 {
             format!(" ({disabled} disabled)")

@@ -521,6 +521,7 @@ fn told(decision: &str, detail: &str) -> String {
         "unknown" => "recorded it as unknown",
         "store_error" => "could not reach the store",
         "clock" => "does not believe the store's clock",
+        "contradicted" => "could not claim it",
         "draining" => "did not claim it: draining",
         "quarantined" => "had to wait",
         other => other,

@@ -10,6 +10,7 @@ use std::{
 };
 
 use super::keys;
+use crate::text;
 use annotate_snippets::{AnnotationKind, Group, Level, Origin, Renderer, Snippet};
 use toml::{
     Spanned,
@@ -82,18 +83,19 @@ impl Report {
         };
         let mut out = String::new();
         for problem in &self.problems {
-            let path = problem.file.to_string_lossy();
-            let mut group = Group::with_title(Level::ERROR.primary_title(problem.message.as_str()));
+            let path = text::line(&problem.file.to_string_lossy());
+            let title = text::line(&problem.message);
+            let mut group = Group::with_title(Level::ERROR.primary_title(title));
             if let Some(quote) = &problem.quote {
                 let mark = AnnotationKind::Primary.span(quote.marked.clone());
                 group = group.element(
                     Snippet::source(quote.lines.as_str())
                         .line_start(quote.first_line)
-                        .path(path.as_ref())
+                        .path(path.as_str())
                         .annotation(mark),
                 );
             } else {
-                let mut origin = Origin::path(path.as_ref());
+                let mut origin = Origin::path(path.as_str());
                 if let Some(line) = problem.line {
                     origin = origin.line(line);
                     if let Some(column) = problem.column {
@@ -103,14 +105,15 @@ impl Report {
                 group = group.element(origin);
             }
             if let Some(hint) = &problem.hint {
-                group = group.element(Level::HELP.message(hint.as_str()));
+                group = group.element(Level::HELP.message(text::line(hint)));
             }
             out.push_str(&renderer.render(&[group]));
             out.push_str("\n\n");
         }
         let count = self.problems.len();
         let noun = if count == 1 { "problem" } else { "problems" };
-        out.push_str(&format!("{count} {noun} in {}", self.file.display()));
+        let file = text::line(&self.file.to_string_lossy());
+        out.push_str(&format!("{count} {noun} in {file}"));
         out
     }
 }

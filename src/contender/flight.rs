@@ -33,6 +33,7 @@ impl Contender {
             slot: None,
             permit: None,
             woken: None,
+            contradicted: 0,
         };
         Box::pin(async move { this.flights.work(&key, flight.fly(first)).await })
     }
@@ -48,7 +49,12 @@ struct Flight {
     permit: Option<ClaimPermit>,
     /// Ends with the next change after the last check.
     woken: Option<OwnedNotified>,
+    /// How often in a row the store refused to decide because of its clock, which its answers show as believed.
+    contradicted: u32,
 }
+
+/// After so many, no claim was merely long on its way.
+const CONTRADICTIONS: u32 = 5;
 
 impl Flight {
     async fn fly(mut self, first: Step) -> Ended {
@@ -230,7 +236,7 @@ impl Flight {
 
     async fn ask(&mut self, claim: Claim) -> Step {
         let contender = self.contender.clone();
-        let definition = claim.definition.clone();
+        let (definition, target) = (claim.definition.clone(), claim.target.clone());
         let reply = match contender.batcher.claim(claim).await {
             Ok(reply) => reply,
             Err(e) => {
@@ -249,6 +255,15 @@ impl Flight {
             }
         };
         contender.note_clock(&reply);
+        let contradicts = reply.value == Answer::InDoubt && contender.clock.doubt_us().is_none();
+        self.contradicted = if contradicts {
+            self.contradicted + 1
+        } else {
+            0
+        };
+        if self.contradicted == CONTRADICTIONS {
+            contender.contradicted(&self.job, &target);
+        }
         let mut info = AnswerInfo {
             incarnation: reply.incarnation.clone(),
             store_ms: reply.now_us / 1000,

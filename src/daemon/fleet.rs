@@ -30,6 +30,8 @@ const HEARTBEAT: Duration = Duration::from_secs(1);
 /// The live instances, and the configuration of this one, must be the same for this long before this one says which
 /// jobs it lacks: after a restart of the whole fleet the first instance is alone for a while.
 const STEADY_FOR: Duration = Duration::from_secs(15);
+/// Time between two warnings that this host's clock is far from the store's.
+const APART_AGAIN: Duration = Duration::from_secs(3600);
 /// Time between two warnings that the store does not answer.
 const WARN_AGAIN: Duration = Duration::from_secs(10);
 /// Time between two checks of the store's settings while they are safe; otherwise each heartbeat checks them.
@@ -93,6 +95,8 @@ pub(super) struct FleetTask {
     complained: Throttle,
     /// When this instance last warned that it does not believe the store's clock.
     doubted: Throttle,
+    /// When it last warned that this host's clock is far from the store's, which it believes.
+    apart_told: Throttle,
     /// Limits the warnings that jobs cannot be registered.
     unregistered: Throttle,
     /// The registration, which runs beside the heartbeats.
@@ -137,6 +141,7 @@ impl FleetTask {
             problems: vec![],
             complained: Throttle::default(),
             doubted: Throttle::default(),
+            apart_told: Throttle::default(),
             unregistered: Throttle::default(),
             registering: None,
         }
@@ -472,6 +477,17 @@ impl FleetTask {
                 }
             }
             None => self.doubted.over(),
+        }
+        let apart = contender.clock.wall_offset_ms().unwrap_or(0.0);
+        if contender.clock.doubt_us().is_some() || apart.abs() <= belief::NEAR.as_millis() as f64 {
+            self.apart_told.over();
+        } else if self.apart_told.lets(now, APART_AGAIN) {
+            let by = Duration::from_millis(apart.abs() as u64);
+            let side = if apart > 0.0 { "ahead of" } else { "behind" };
+            warn!(
+                "this host's clock is {by:.1?} {side} the store's: occurrences follow the store's clock; correct the \
+                 clock that is wrong"
+            );
         }
     }
 

@@ -133,6 +133,9 @@ impl Store for RecordingStore {
     fn believe(&self, clock: Arc<StoreClock>) {
         self.inner.believe(clock);
     }
+    fn hurry(&self) {
+        self.inner.hurry();
+    }
     fn show_states(&self) {
         self.inner.show_states();
     }

@@ -44,6 +44,17 @@ enum Kept {
     Set(BTreeSet<Vec<u8>>),
 }
 
+impl Kept {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Text(text) => text.len(),
+            Self::Hash(all) => all.iter().map(|(n, v)| n.len() + v.len()).sum(),
+            Self::List(all) => all.iter().map(Vec::len).sum(),
+            Self::Set(all) => all.iter().map(Vec::len).sum(),
+        }
+    }
+}
+
 #[derive(Debug, Clone, Default)]
 pub(super) struct Data {
     keys: BTreeMap<Vec<u8>, (Kept, Option<i64>)>,
@@ -229,6 +240,10 @@ impl Data {
                 Answer::List(all.flat_map(|(n, v)| [bulk(n), bulk(v)]).collect())
             }
             (b"HLEN", [key]) => Answer::Int(self.hash(key)?.len() as i64),
+            (b"MEMORY", [_, key, ..]) => match self.get(key) {
+                Some(kept) => Answer::Int(kept.bytes() as i64),
+                None => Answer::Nil,
+            },
             (b"HINCRBY", [key, name, by]) => {
                 let all = self.hash(key)?;
                 let by = int(by).unwrap_or(0);

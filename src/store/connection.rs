@@ -20,6 +20,8 @@ use redis::{
 };
 use tokio_util::task::AbortOnDropHandle;
 
+#[cfg(all(feature = "daemon", any(test, fuzzing)))]
+pub(crate) use self::bounded::ended;
 use self::{
     bounded::Bounded,
     stream::{Certificates, Stream},

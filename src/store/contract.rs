@@ -295,6 +295,9 @@ pub trait Store: Send + Sync + 'static {
     /// settlements, and dates them by the believed time.
     fn believe(&self, clock: Arc<StoreClock>);
 
+    /// The process is about to end: from now on a request waits but a moment for other processes that use the store.
+    fn hurry(&self) {}
+
     /// From now on each answer to a question of a job's state has [`Reply::around`]. For `--record`.
     fn show_states(&self) {}
 

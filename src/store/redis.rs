@@ -29,7 +29,8 @@ use self::{
     pool::{Pool, Pooled},
     renewals::Renewals,
     script::{
-        CLAIM, COMPARE_AND_SET, HEARTBEAT, JOBS, LINES, OBSERVE, OUTPUT, READ_OUTPUT, RENEW, SETTLE,
+        CLAIM, COMPARE_AND_SET, HEARTBEAT, JOBS, LINES, OBSERVE, OUTPUT, READ_OUTPUT, RENEW,
+        SETTLE, WRONG_TYPE,
     },
 };
 pub use super::connection::install_crypto;
@@ -134,7 +135,14 @@ impl RedisStore {
             self.believed_ms(sent)
                 .map_or(String::new(), |ms| ms.to_string()),
         );
-        let value = self.eval(&mut c, script, keys, args, &believed).await?;
+        let value = match self.eval(&mut c, script, keys, args, &believed).await {
+            Ok(value) => value,
+            Err(e) => {
+                // For the next request, which may have to wait for it.
+                drop(c);
+                return Err(self.with_key(e, keys).await);
+            }
+        };
         if confirm && self.min_replicas > 0 {
             // On the same connection: WAIT counts only the writes of its own.
             let wait = self.client.wait_for_replicas(self.min_replicas);
@@ -199,6 +207,52 @@ impl RedisStore {
         c.eval(script, &call)
             .await
             .map_err(|e| self.client.error(&e))
+    }
+
+    /// Makes changes to these keys.
+    async fn pipe(&self, p: &redis::Pipeline, keys: &[String]) -> Result<(), Error> {
+        let made = self.connection().await?.pipe(p).await;
+        match made {
+            Ok(()) => Ok(()),
+            Err(e) => Err(self.with_key(self.client.error(&e), keys).await),
+        }
+    }
+
+    /// Names the keys in an error that says that a value has another type than soloist gives it: the server does not.
+    async fn with_key(&self, e: Error, keys: &[String]) -> Error {
+        let Error::Corrupt { address, reason } = e else {
+            return e;
+        };
+        let wrong = match keys {
+            _ if !reason.contains("WRONGTYPE") => vec![],
+            [one] => vec![one.clone()],
+            _ => self.wrong_types(keys).await,
+        };
+        let reason = match wrong.is_empty() {
+            true => reason,
+            false => format!(
+                "another program gave {} a value of another type than soloist's: rename or delete that key, a state \
+                 only while no run of its job is active ({reason})",
+                wrong.join(", ")
+            ),
+        };
+        Error::Corrupt { address, reason }
+    }
+
+    /// Those of the keys that have values of another type; none if the server does not say.
+    async fn wrong_types(&self, keys: &[String]) -> Vec<String> {
+        let asked = async {
+            let mut c = self.pool.checkout().await?;
+            let none = Arg::Str("");
+            let answer = self.eval(&mut c, &WRONG_TYPE, keys, &[], &none).await?;
+            let (_, _, names) = self.understood(reply::begin(answer))?;
+            Ok::<_, Error>(names)
+        };
+        let names = asked.await.unwrap_or_default();
+        let names = names
+            .into_iter()
+            .map(|name| redis::from_redis_value(name).unwrap_or_default());
+        names.collect()
     }
 
     /// The time that the daemon believes the server's clock to show at `moment`, in Unix ms; None: it does not know.
@@ -471,8 +525,12 @@ impl Store for RedisStore {
             Arg::String(members(&r.run)),
         ];
         let script = RENEW.script(self.shows_states());
-        let call = ask::call(script, &[self.key(&r.job, "state")], &args);
-        let (value, sent, received) = self.renewals.send(call).await?;
+        let keys = [self.key(&r.job, "state")];
+        let call = ask::call(script, &keys, &args);
+        let (value, sent, received) = match self.renewals.send(call).await {
+            Ok(answer) => answer,
+            Err(e) => return Err(self.with_key(e, &keys).await),
+        };
         let reply = self.with_states(self.reply(value, sent, received)?)?;
         let renewal = self.understood(reply::renewal(&reply.value))?;
         Ok(reply.map(|_| renewal))
@@ -671,11 +729,7 @@ impl Store for RedisStore {
             p.hdel(self.global("drains"), instance.as_str()).ignore();
         }
         p.publish(&self.channel, to_json(&Event::Drain)).ignore();
-        self.connection()
-            .await?
-            .pipe(&p)
-            .await
-            .map_err(|e| self.client.error(&e))
+        self.pipe(&p, &[self.global("drains")]).await
     }
 
     async fn journal(&self, decisions: &[Decision]) -> Result<(), Error> {
@@ -688,6 +742,7 @@ impl Store for RedisStore {
             by_job.entry(&d.job).or_default().push(to_json(d));
         }
         let mut p = redis::pipe();
+        let mut keys = Vec::with_capacity(by_job.len());
         for (job, lines) in by_job {
             let key = self.key(job, "decisions");
             p.lpush(&key, lines).ignore();
@@ -695,12 +750,9 @@ impl Store for RedisStore {
                 .ignore();
             p.pexpire(&key, super::DECISIONS_TTL.as_millis() as i64)
                 .ignore();
+            keys.push(key);
         }
-        self.connection()
-            .await?
-            .pipe(&p)
-            .await
-            .map_err(|e| self.client.error(&e))
+        self.pipe(&p, &keys).await
     }
 
     async fn decisions(&self, job: &JobName) -> Result<Vec<Decision>, Error> {

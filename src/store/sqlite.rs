@@ -30,7 +30,7 @@ use tokio::sync::{broadcast, oneshot};
 pub(crate) use self::fault::Fault;
 pub use self::file::open_to_others;
 use self::{
-    file::{connect, network, prepare},
+    file::{HURRIED, connect, network, prepare},
     rows::{PiecesOf, extent, fleet, names, state},
     threads::{Finish, ReaderTask, Work, read, write},
 };
@@ -70,6 +70,8 @@ struct Shared {
     /// True: `clock` is this host's wall clock.
     local_clock: bool,
     shows_states: AtomicBool,
+    /// This process is about to end.
+    hurried: Arc<AtomicBool>,
 }
 
 /// One request inside its transaction.
@@ -171,11 +173,17 @@ impl SqliteStore {
             believed: OnceLock::new(),
             local_clock,
             shows_states: AtomicBool::new(false),
+            hurried: Arc::default(),
         });
         let events = broadcast::channel(super::HINTS).0;
         let (writer, requests) = mpsc::channel();
         let (reader, looks) = mpsc::channel();
         let spawn = |name: &str, f: Box<dyn FnOnce() + Send>| {
+            let hurried = shared.hurried.clone();
+            let f = move || {
+                HURRIED.set(hurried);
+                f();
+            };
             thread::Builder::new()
                 .name(name.to_owned())
                 .spawn(f)
@@ -420,6 +428,9 @@ impl Store for SqliteStore {
     }
     fn local_clock(&self) -> bool {
         self.shared.local_clock
+    }
+    fn hurry(&self) {
+        self.shared.hurried.store(true, Ordering::Relaxed);
     }
     fn show_states(&self) {
         self.shared.shows_states.store(true, Ordering::Relaxed);

@@ -291,6 +291,36 @@ fn wrong_usage_exits_64_and_help_0() {
         );
         assert!(!ran.err.is_empty());
     }
+    // What is quoted of them is written out, in the parser's colours too.
+    let odd = "x\x1b[2J\x1b[31my\n\u{202e}forged: a line of its own";
+    let option = format!("--{odd}");
+    for args in [
+        &[odd][..],
+        &["status", &option],
+        &["history", &option],
+        &["next", "-n", odd],
+        &["check", "--log", odd],
+        &["exec", "--lock", "a", "--once-per", odd, "true"],
+        &["--config", odd, "status"],
+        &["--config", odd, "check"],
+        &["check-record", odd],
+    ] {
+        let quoted: String = args.iter().map(|arg| format!(" '{arg}'")).collect();
+        let mut terminal = Command::new("script");
+        let words = env!("CARGO_BIN_EXE_soloist").to_owned() + &quoted;
+        terminal
+            .args(["-qec", &words, "/dev/null"])
+            .env("TERM", "xterm");
+        terminal.current_dir(files.dir.path()).stdin(Stdio::null());
+        let shown = Ran::of(terminal.output().expect("script starts"));
+        for text in [shown.out, files.run(args).err] {
+            let said = text.contains("\\x1b[2J\\x1b[31my\\n\\u{202e}forged");
+            let acts = ["\x1b[2J", "\x1b[31my", "\u{202e}"]
+                .into_iter()
+                .any(|c| text.contains(c));
+            assert!(said && !acts, "{args:?}: {text:?}");
+        }
+    }
     let (chain, hint) = files.run(&["next", "drwa"]).failed(64);
     assert_eq!(chain, "no job `drwa` in jobs.toml");
     assert_eq!(hint, "did you mean `draw`?");

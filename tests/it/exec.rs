@@ -741,14 +741,7 @@ fn who_is_told_to_end_says_what_it_leaves_and_ends_soon() {
     for options in [&[][..], &["--wait", "30s"], &["--once-per", "1m"]] {
         place.server().stop();
         let mut waiting = place.start(options, "echo run >> ran");
-        wait_until("it catches signals", GENEROUS, || {
-            // Blocked, for a descriptor on which they arrive.
-            let status = fs::read_to_string(format!("/proc/{}/status", waiting.pid()));
-            let status = status.unwrap_or_default();
-            let mask = status.lines().find_map(|l| l.strip_prefix("SigBlk:"));
-            let mask = mask.and_then(|m| u64::from_str_radix(m.trim(), 16).ok());
-            mask.is_some_and(|m| m & 1 << (Signal::TERM.as_raw() - 1) != 0)
-        });
+        wait_catches(&waiting);
         wait_until("it asks its store", GENEROUS, || has_socket(waiting.pid()));
         waiting.signal(Signal::TERM);
         let ran = waiting.end();
@@ -760,6 +753,27 @@ fn who_is_told_to_end_says_what_it_leaves_and_ends_soon() {
         place.server().cont();
         assert_eq!(place.text("ran"), "");
     }
+    // Nor does a file that another process has locked.
+    let place = Place::sqlite();
+    place.run(&[], "true").assert(0, "", "");
+    let db = rusqlite::Connection::open(place.file("locks.db")).expect("the store's file");
+    db.execute_batch("BEGIN IMMEDIATE").expect("a lock");
+    let mut opening = place.start(&[], "echo run >> ran");
+    wait_catches(&opening);
+    opening.signal(Signal::TERM);
+    opening.end().assert(143, "", "");
+    assert_eq!(place.text("ran"), "");
+}
+
+fn wait_catches(running: &Running) {
+    wait_until("it catches signals", GENEROUS, || {
+        // Blocked, for a descriptor on which they arrive.
+        let status = fs::read_to_string(format!("/proc/{}/status", running.pid()));
+        let status = status.unwrap_or_default();
+        let mask = status.lines().find_map(|l| l.strip_prefix("SigBlk:"));
+        let mask = mask.and_then(|m| u64::from_str_radix(m.trim(), 16).ok());
+        mask.is_some_and(|m| m & 1 << (Signal::TERM.as_raw() - 1) != 0)
+    });
 }
 
 /// With too few descriptors for a guard, or for anything before it.

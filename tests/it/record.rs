@@ -72,6 +72,13 @@ fn a_record_that_was_changed_is_refused() {
     let (code, text) = check(&fleet, &files);
     assert_eq!(code, Some(0), "{text}");
     assert!(text.contains("no promise is broken"), "{text}");
+    // The same through a pipe, which is read to its end.
+    let script = r#"cat "$@" | "$SOLOIST" check-record /dev/stdin"#;
+    let mut piped = std::process::Command::new("sh");
+    piped.args(["-c", script, "sh"]).args(&files);
+    let piped = piped.env("SOLOIST", env!("CARGO_BIN_EXE_soloist")).output();
+    let piped = String::from_utf8_lossy(&piped.expect("sh starts").stdout).into_owned();
+    assert_eq!(piped, text);
     // Neither the daemons nor the commands.
     assert!(!text.contains("did not end in order"), "{text}");
     let whole = std::fs::read_to_string(&files[0]).expect("a record");

@@ -344,7 +344,9 @@ async fn a_locked_file_is_an_error_that_passes() {
     other.execute_batch("BEGIN IMMEDIATE").unwrap();
     let e = store.claim(&[claim(1)]).await.unwrap_err();
     assert!(
-        e.is_transient() && e.to_string().contains("another process has locked it"),
+        e.is_transient()
+            && e.to_string()
+                .contains("another process has held a lock on the file"),
         "{e}"
     );
     // A read is not held up.

@@ -89,6 +89,25 @@ fn a_state_that_cannot_be_read_hides_no_other() {
     fleet.server().command::<()>(&["HSET", key, "junk", &much]);
     judge(&fleet, key);
     assert!(fleet.said(&["status"]).contains("it has 209715"));
+    // So many, or so much, that the server would answer nobody for a while are not read at all.
+    for (fill, has) in [
+        (
+            "for i = 1, 30000 do redis.call('HSET', KEYS[1], i, '') end",
+            "it has 30001 fields",
+        ),
+        (
+            "redis.call('HSET', KEYS[1], 'junk', string.rep('x', 60000000))",
+            "it has 6710",
+        ),
+    ] {
+        let server = fleet.server();
+        server.command::<()>(&["DEL", key]);
+        server.command::<()>(&["HSET", key, "junk", "x"]);
+        server.command::<()>(&["EVAL", fill, "1", key]);
+        judge(&fleet, key);
+        let said = fleet.said(&["status"]);
+        assert!(said.contains(has), "{said}");
+    }
 }
 
 #[test]
@@ -158,6 +177,46 @@ fn lines_that_cannot_be_read_hide_no_others() {
         }
     }
     some_are_left_out(&fleet);
+    // A list that is not read at all, or is none, is named, and hides no other job's either.
+    let key = "soloist:{good}:history";
+    for (fill, says) in [
+        (
+            "redis.call('LPUSH', KEYS[1], string.rep('x', 60000000))",
+            "bytes, more than soloist reads",
+        ),
+        (
+            "redis.call('DEL', KEYS[1]) redis.call('SET', KEYS[1], 'x')",
+            "a value of another type than soloist's: rename or delete that key",
+        ),
+    ] {
+        fleet.server().command::<()>(&["EVAL", fill, "1", key]);
+        for (words, code) in [
+            (&["history"][..], 0),
+            (&["history", "good"], 70),
+            (&["why", "good"], 70),
+        ] {
+            let out = fleet.cli(words);
+            let said = String::from_utf8_lossy(&out.stderr);
+            assert_eq!(out.status.code(), Some(code), "{words:?}: {said}");
+            assert!(
+                said.contains(key) && said.contains(says),
+                "{words:?}: {said}"
+            );
+            assert_eq!(
+                code == 0,
+                String::from_utf8_lossy(&out.stdout).contains("odd"),
+                "{words:?}"
+            );
+        }
+    }
+    fleet.instances[0].start();
+    fleet.wait_log(
+        0,
+        "another program gave soloist:{good}:history a value of another type",
+    );
+    fleet.server().command::<()>(&["DEL", key]);
+    fleet.wait_record("good", "succeeded");
+    fleet.instances[0].urge();
     // Nor does the entry of an instance that is none hide the others.
     fleet
         .server()
@@ -563,6 +622,11 @@ fn a_key_of_any_size_is_not_read_into_memory() {
             "for i = 1, 33 do redis.call('HSET', 'soloist:drains', i .. string.rep('x', 1048576), 1) end",
             "soloist:drains",
             "346",
+        ),
+        (
+            "for i = 1, 30000 do redis.call('HSET', 'soloist:instances', i, '{}') end",
+            "soloist:instances",
+            "30000 fields",
         ),
         (
             "redis.call('HSET', 'soloist:epoch', 'born', string.rep('x', 1048576))",

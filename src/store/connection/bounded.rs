@@ -48,6 +48,8 @@ impl<S> Bounded<S> {
             spent: 0,
             open: vec![],
             at: At::Start,
+            #[cfg(all(feature = "daemon", any(test, fuzzing)))]
+            ends: 0,
         };
         (Self { stream, replies }, Limit(most))
     }
@@ -93,6 +95,9 @@ struct Replies {
     /// Of each list that has begun: how many values are still to come.
     open: Vec<u64>,
     at: At,
+    /// How many have ended.
+    #[cfg(all(feature = "daemon", any(test, fuzzing)))]
+    ends: usize,
 }
 
 enum At {
@@ -209,6 +214,10 @@ impl Replies {
             self.open.pop();
         }
         self.spent = 0;
+        #[cfg(all(feature = "daemon", any(test, fuzzing)))]
+        {
+            self.ends += 1;
+        }
     }
 
     fn spend(&mut self, cost: usize) -> io::Result<()> {
@@ -230,6 +239,18 @@ fn too_large() -> io::Error {
         ErrorKind::InvalidData,
         "the server's reply is larger than soloist reads",
     )
+}
+
+/// How many replies end in these bytes, which arrive in pieces of this length; None: a reply costs more than `most`.
+#[cfg(all(feature = "daemon", any(test, fuzzing)))]
+pub(crate) fn ended(most: usize, sent: &[u8], piece: usize) -> Option<usize> {
+    let (Bounded { mut replies, .. }, limit) = Bounded::new(());
+    limit.0.store(most, Ordering::Relaxed);
+    for piece in sent.chunks(piece) {
+        replies.arrived(piece).ok()?;
+        assert!(replies.spent <= most);
+    }
+    Some(replies.ends)
 }
 
 #[cfg(test)]

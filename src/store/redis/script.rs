@@ -13,6 +13,14 @@ use crate::{
     },
 };
 
+/// The most fields of a job's state; soloist writes fewer than thirty.
+const FIELDS_MOST: usize = 1000;
+/// The most instances, and drains, that are read.
+const MEMBERS_MOST: usize = 20_000;
+/// What a key may take of the server's memory, so that its value is read: all instances, and what the server needs
+/// beside them. An output may take more.
+const KEY_MOST: usize = FLEET_MOST + FLEET_MOST / 2;
+
 type Lazy = LazyLock<Script>;
 
 macro_rules! script {
@@ -62,6 +70,7 @@ pub(super) static JOBS: Lazy = script!("jobs");
 pub(super) static LINES: Lazy = script!("lines");
 pub(super) static COMPARE_AND_SET: Lazy = script!("compare_and_set");
 pub(super) static HEARTBEAT: Lazy = script!("heartbeat");
+pub(super) static WRONG_TYPE: Lazy = script!("wrong_type");
 pub(super) static OUTPUT: Lazy = script!("pieces" "output");
 pub(super) static READ_OUTPUT: Lazy = script!("pieces" "read_output");
 
@@ -80,6 +89,9 @@ fn constants() -> String {
         ("INSTANCE_MOST", INSTANCE_MOST as u128),
         ("FLEET_MOST", FLEET_MOST as u128),
         ("JOBS_MOST", JOBS_MOST as u128),
+        ("FIELDS_MOST", FIELDS_MOST as u128),
+        ("MEMBERS_MOST", MEMBERS_MOST as u128),
+        ("KEY_MOST", KEY_MOST as u128),
         ("NAME_MOST", NAME_MOST as u128),
         ("STATE_MOST", STATE_MOST as u128),
         ("OUTPUT_TTL", OUTPUT_TTL.as_millis()),

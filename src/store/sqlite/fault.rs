@@ -30,8 +30,15 @@ impl Fault {
             reason,
         };
         match e.sqlite_error_code() {
-            Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => Error::Unreachable {
-                reason: format!("another process has locked it for longer than {BUSY:?}"),
+            Some(
+                ErrorCode::DatabaseBusy
+                | ErrorCode::DatabaseLocked
+                | ErrorCode::FileLockingProtocolFailed,
+            ) => Error::Unreachable {
+                reason: format!(
+                    "another process has held a lock on the file for longer than {BUSY:?}; `fuser` or `lsof` names the \
+                     process: wait for its end, or end it"
+                ),
                 address,
             },
             Some(ErrorCode::DiskFull) => {

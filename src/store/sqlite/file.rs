@@ -1,8 +1,13 @@
 //! The database file: its tables, its mode, and how soloist opens it.
 
 use std::{
+    cell::RefCell,
     os::unix::fs::{MetadataExt, OpenOptionsExt},
     path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
     time::Duration,
 };
@@ -55,6 +60,14 @@ const LARGEST: i32 = 64 << 20;
 /// How long a process waits for the transaction of another one.
 pub(super) const BUSY: Duration = Duration::from_secs(5);
 
+/// The same for a process that is about to end.
+const SOON: Duration = Duration::from_millis(500);
+
+thread_local! {
+    /// Whether this thread waits for a store whose process is about to end.
+    pub(super) static HURRIED: RefCell<Arc<AtomicBool>> = RefCell::default();
+}
+
 pub(super) fn connect(path: &Path) -> Result<Connection, Fault> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
         | OpenFlags::SQLITE_OPEN_CREATE
@@ -93,7 +106,9 @@ pub(super) fn connect(path: &Path) -> Result<Connection, Fault> {
     // SQLite's own pauses between tries grow to 100 ms, so other processes could starve this one.
     db.busy_handler(Some(|tries| {
         thread::sleep(Duration::from_millis(1));
-        tries < BUSY.as_millis() as i32
+        let hurried = HURRIED.with_borrow(|hurried| hurried.load(Ordering::Relaxed));
+        let most = if hurried { SOON } else { BUSY };
+        tries < most.as_millis() as i32
     }))?;
     db.set_prepared_statement_cache_capacity(64);
     // The cache has 512 KiB, a quarter of what each connection would keep for good after it read or wrote all jobs

@@ -788,6 +788,37 @@ fn a_store_that_hangs_does_not_hold_up_the_end_of_a_daemon() {
     });
 }
 
+/// Neither while it runs, nor while it opens the file.
+#[test]
+fn a_locked_file_does_not_hold_up_the_end_of_a_daemon() {
+    let mut fleet = fleet(1).sqlite().witness("a", "for=5", "").start();
+    fleet.wait_runs(1);
+    let db = rusqlite::Connection::open(fleet.file("soloist.db")).expect("the store's file");
+    db.busy_timeout(GENEROUS).expect("a patient connection");
+    db.execute_batch("BEGIN IMMEDIATE").expect("a lock");
+    // A run that has ended may still wait for its settlement, and is waited for.
+    fleet.instances[0].signal(Signal::TERM);
+    fleet.wait_log(0, "stopping: starting nothing new");
+    if fleet.instances[0].log_text().contains("running=0") {
+        let status = fleet.instances[0].wait_end();
+        assert!(status.success(), "{status}");
+        let log = fleet.instances[0].log_text();
+        assert!(!log.contains("without signing off"), "{log}");
+    } else {
+        fleet.instances[0].urge();
+    }
+    fleet.instances[0].start();
+    let pid = fleet.instances[0].pid();
+    wait_until("it catches signals", GENEROUS, || {
+        process::catches(pid, Signal::TERM)
+    });
+    fleet.instances[0].signal(Signal::TERM);
+    let status = fleet.instances[0].wait_end();
+    let log = fleet.instances[0].log_text();
+    assert!(status.success(), "{status}: {log}");
+    assert!(log.contains("nothing has been started yet"), "{log}");
+}
+
 /// The process that is being made into a command, of the instance whose guard has one.
 fn starting(fleet: &Fleet) -> Option<(usize, u32)> {
     (0..fleet.instances.len()).find_map(|i| {
