@@ -205,6 +205,15 @@ impl Comings {
         Some((from?, to.unwrap_or(i64::MAX)))
     }
 
+    /// Some instance lived between these, and may have been without the job.
+    pub fn lacked(&self, job: &str, from: i64, to: i64) -> bool {
+        let mut touching = self
+            .spells
+            .iter()
+            .filter(|s| s.from_ns <= to && s.to_ns >= from);
+        touching.any(|s| !self.all(s, job, true))
+    }
+
     /// Some instance died after `since` that may have had the job then: it may have taken back what another one had
     /// told the store of an absence.
     pub fn died_with(&self, job: &str, since: i64) -> bool {

@@ -38,6 +38,8 @@ pub const WHILE_JOBS_COME_AND_GO: &[&str] = &[
     "restart the server empty",
     "lose the data twice",
     "lose the data at a start",
+    "lose the data at a start",
+    "lose the data at a start",
     "stop a daemon",
     "kill a daemon",
     "kill all daemons",

@@ -85,27 +85,55 @@ fn lose_twice(stage: &mut Stage, _: usize) -> Option<Begun> {
     Some(Begun::once(Effect::LosesAll, "the server"))
 }
 
-/// While an instance starts, whose answers take a while: it may adopt jobs between two looks at the epoch.
+/// Between the first heartbeat of an instance and its first registration, while a holder is cut off: if the instance
+/// adopts without another look at the epoch, nothing keeps others from the holder's lease.
 fn lose_at_start(stage: &mut Stage, _: usize) -> Option<Begun> {
-    let free = stage.free();
-    let i = *free.get(stage.rng.usize(0..free.len().max(1)))?;
-    let by = Duration::from_millis(stage.rng.u64(30..100));
+    let (holder, run, _) = stage.live_runs().pop()?;
+    let free = stage.free().into_iter();
+    let starter = free
+        .filter(|&i| i != holder)
+        .max_by_key(|_| stage.rng.u32(..))?;
     stage.look();
-    stage.note_once("lose the data at a start", Effect::Killed { instance: i });
-    stage.fleet.instances[i].kill();
-    stage.fleet.proxies[i].set(Proxied::DelayReplies(by));
-    stage.start_instance(i);
-    let after = Duration::from_millis(stage.rng.u64(0..900));
-    std::thread::sleep(after);
+    stage.note_once(
+        "lose the data at a start",
+        Effect::Killed { instance: starter },
+    );
+    stage.fleet.instances[starter].kill();
+    let by = Duration::from_millis(stage.rng.u64(30..100));
+    stage.fleet.proxies[starter].set(Proxied::DelayReplies(by));
+    stage.start_instance(starter);
+    let id = stage.fleet.instances[starter].id.clone();
+    let pid = format!("\"pid\":{}", stage.fleet.instances[starter].pid());
+    let until = boottime_ns() + SECOND;
+    let words = ["HGET", "soloist:instances", &id];
+    let here = |stage: &mut Stage| {
+        let entry = stage.fleet.server().command::<Option<String>>(&words);
+        entry.is_some_and(|entry| entry.contains(&pid))
+    };
+    while !here(stage) && boottime_ns() < until {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    stage.fleet.proxies[holder].set(Proxied::Stall);
     let row = stage.note("lose the data at a start", Effect::LosesAll);
     stage.fleet.server().flush();
     stage.over(row);
     Some(Begun {
-        effects: vec![Effect::Hindered { instance: i }],
-        whom: format!("i{}, after {} ms", i + 1, after.as_millis()),
-        lasts: Duration::from_secs(1),
-        keeps_busy: vec![Busy::Instance(i)],
-        undo: Box::new(move |stage| stage.fleet.proxies[i].set(Proxied::None)),
+        effects: vec![
+            Effect::Hindered { instance: starter },
+            Effect::Cut { instance: holder },
+        ],
+        whom: format!(
+            "i{}, and i{} is cut off with {run}",
+            starter + 1,
+            holder + 1
+        ),
+        lasts: Duration::from_secs(2),
+        keeps_busy: vec![Busy::Instance(starter), Busy::Instance(holder)],
+        undo: Box::new(move |stage| {
+            for i in [starter, holder] {
+                stage.fleet.proxies[i].set(Proxied::None);
+            }
+        }),
     })
 }
 

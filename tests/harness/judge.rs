@@ -693,7 +693,15 @@ impl OfJob<'_> {
         if self.garbled(at_ns - 10 * SECOND, at_ns + within) {
             return Some("garbled replies");
         }
-        None
+        let mut silences = self
+            .e
+            .struck
+            .iter()
+            .filter(|s| s.effect == Effect::Silenced);
+        let came_back = |s: &Struck| self.e.comings.lacked(self.job.name, s.from_ns, s.to_ns);
+        silences
+            .any(|s| s.touches(at_ns, at_ns) && came_back(s))
+            .then_some("the store was silent while the job came back on some instance")
     }
 
     /// How long it may take after a loss until each instance knows it: a quarantine, and what keeps one of them away.

@@ -447,6 +447,12 @@ fn what_was_planned_while_an_instance_had_the_job_is_to_have_a_record() {
     // One of them was not.
     e.struck.pop();
     assert_eq!(missed(&e).len(), 12);
+    // Known, and not mended: what is planned while the store is silent, if the job comes back meanwhile.
+    e.struck = vec![struck(Effect::Silenced, 12_500, 16_500)];
+    let excused = |e: &Evidence| judge(e).excused(Kind::Missed);
+    let before = excused(&e);
+    e.struck = vec![struck(Effect::Silenced, 15_500, 16_500)];
+    assert_eq!(before, excused(&e) + 1);
 }
 
 #[test]
