@@ -72,6 +72,13 @@ fn told(v: &Verdict) -> String {
             v.not_followed
         ));
     }
+    if v.not_judged > 0 {
+        lines.push(format!(
+            "{} times a job's state was gone and no heartbeat tells whether the store had lost its data: this cannot \
+             be judged",
+            v.not_judged
+        ));
+    }
     if v.unended > 0 {
         lines.push(format!(
             "{} processes did not end in order: they were killed, or still run",

@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::{
     Line, Rules, VERSION, Written, digest,
-    order::{Done, Jump, Operation, States, dates_of, order, variants},
+    order::{Done, Jump, Losses, Operation, States, Unseen, dates_of, order, variants},
 };
 use crate::{
     logic::claim::{Answer, Answered, Effects, Question, Registration, State},
@@ -58,6 +58,9 @@ pub struct Verdict {
     pub wrong_times: usize,
     /// How often questions without an answer changed a state in a way that could not be followed.
     pub not_followed: usize,
+    /// How often the state of a job was gone when no heartbeat can tell whether the store had lost its data: this
+    /// cannot be judged.
+    pub not_judged: usize,
     /// Planned occurrences whose outcome was looked for.
     pub occurrences: usize,
     pub breaches: Vec<Breach>,
@@ -189,6 +192,7 @@ pub fn check(files: &[PathBuf]) -> Result<Verdict, Error> {
         for d in &ordered.decided {
             match d.jump {
                 Some(Jump::Unanswered) => verdict.not_followed += 1,
+                Some(Jump::Unseen) => verdict.not_judged += 1,
                 Some(Jump::Unexplained) => {
                     let says = |who: &str| {
                         format!(
@@ -455,9 +459,9 @@ impl Records {
         }
     }
 
-    /// After which times of its clock (Unix µs) the store had other data, under the same incarnation: the last
-    /// heartbeats of the epochs.
-    fn losses(&self) -> Vec<i64> {
+    /// What the heartbeats tell of losses. A loss under the same incarnation is known by its epoch alone, and an epoch
+    /// that ended before any heartbeat found it left no trace.
+    fn losses(&self) -> Losses {
         let mut seen: BTreeMap<(&str, &str), (i64, i64)> = BTreeMap::new();
         for (now_us, incarnation, id) in &self.epochs {
             let times = seen.entry((incarnation, id)).or_insert((*now_us, *now_us));
@@ -468,11 +472,21 @@ impl Records {
             .map(|((of, _), times)| (of, times))
             .collect();
         epochs.sort_by_key(|(_, times)| times.0);
+        let next = epochs.iter().skip(1).map(|(_, times)| times.0);
+        let unseen = |((of, times), to_us): (&(&str, (i64, i64)), i64)| Unseen {
+            incarnation: (*of).to_owned(),
+            from_us: times.1,
+            to_us,
+        };
+        let unseen = epochs.iter().zip(next.chain([i64::MAX])).map(unseen);
         let pairs = epochs.windows(2);
-        pairs
-            .filter(|two| two[0].0 == two[1].0)
-            .map(|two| two[0].1.1.min(two[1].1.0))
-            .collect()
+        Losses {
+            unseen: unseen.collect(),
+            found: pairs
+                .filter(|two| two[0].0 == two[1].0)
+                .map(|two| two[0].1.1.min(two[1].1.0))
+                .collect(),
+        }
     }
 
     /// `says` gets who asked.
@@ -574,6 +588,35 @@ fn records(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn between_the_heartbeats_of_two_epochs_another_loss_may_have_come_unseen() {
+        let beat = |us, incarnation: &str, id: &str| (us, incarnation.to_owned(), id.to_owned());
+        let records = Records {
+            // In the order of the files, which is not that of time.
+            epochs: vec![
+                beat(60, "b", "3"),
+                beat(10, "a", "1"),
+                beat(20, "a", "1"),
+                beat(30, "a", "2"),
+                beat(40, "a", "2"),
+            ],
+            ..Records::default()
+        };
+        let losses = records.losses();
+        assert_eq!(losses.found, [20]);
+        let unseen = |incarnation: &str, from_us, to_us| Unseen {
+            incarnation: incarnation.to_owned(),
+            from_us,
+            to_us,
+        };
+        let all = [
+            unseen("a", 20, 30),
+            unseen("a", 40, 60),
+            unseen("b", 60, i64::MAX),
+        ];
+        assert_eq!(losses.unseen, all);
+    }
 
     #[test]
     fn a_clock_that_was_ahead_for_most_of_the_time_or_at_the_end_makes_nothing_overdue() {

@@ -107,11 +107,31 @@ pub(super) struct Decided {
     pub(super) off: i64,
 }
 
+/// What the heartbeats tell of losses of data. Times are of the store's clock, Unix µs, ascending.
+#[derive(Debug, Default)]
+pub(super) struct Losses {
+    /// After each of these the store had other data, under the same incarnation.
+    pub(super) found: Vec<i64>,
+    /// Times in which the data may have been lost once more, and no heartbeat could tell.
+    pub(super) unseen: Vec<Unseen>,
+}
+
+/// From the last heartbeat of an epoch to the first one of the next epoch, or to the end of the record.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Unseen {
+    /// That of the epoch which ended.
+    pub(super) incarnation: String,
+    pub(super) from_us: i64,
+    pub(super) to_us: i64,
+}
+
 /// Why a state does not follow from the one before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Jump {
     /// The store lost its data, or had other data.
     Lost,
+    /// The state is gone, and no heartbeat can tell whether the store lost its data.
+    Unseen,
     /// Questions without an answer were decided in between; which ones, and what they recorded, is not known.
     Unanswered,
     /// Nothing explains it.
@@ -138,9 +158,8 @@ const JUMPS: usize = 4;
 /// How many states are followed that they may lead to.
 const BEAM: usize = 12;
 
-/// Finds the order. `operations` are those of one job. `losses`: after each of these times of its clock (Unix µs,
-/// ascending) the store had other data, under the same incarnation.
-pub(super) fn order(operations: &[Operation], losses: &[i64], states: &mut States) -> Ordered {
+/// Finds the order. `operations` are those of one job.
+pub(super) fn order(operations: &[Operation], losses: &Losses, states: &mut States) -> Ordered {
     let with_step = |i: &usize| {
         operations[*i]
             .done
@@ -168,7 +187,7 @@ pub(super) fn order(operations: &[Operation], losses: &[i64], states: &mut State
 
 struct Walk<'a> {
     operations: &'a [Operation],
-    losses: &'a [i64],
+    losses: &'a Losses,
     /// The answered ones that have no place yet, by the store's time.
     left: VecDeque<usize>,
     /// Those without an answer that were not decided yet, as far as is known.
@@ -307,13 +326,15 @@ impl<'a> Walk<'a> {
         }
         let Some(&i) = heads.first() else { return };
         let step = self.step(i);
-        let loss = self.losses.get(self.losses_used);
+        let loss = self.losses.found.get(self.losses_used);
         let lost_now = loss.is_some_and(|from| *from <= step.now_us);
         let jump = if self.other_data(i) {
             Jump::Lost
         } else if lost_now {
             self.losses_used += 1;
             Jump::Lost
+        } else if self.may_be_lost(i) && self.began_anew(i, states) {
+            Jump::Unseen
         } else if self.excused < JUMPS * self.open_before(i) {
             self.excused += 1;
             Jump::Unanswered
@@ -323,6 +344,32 @@ impl<'a> Walk<'a> {
         // Others may have seen that state, too.
         self.move_to(step.before, None);
         self.take(i, Some(jump), states);
+    }
+
+    /// The store may have lost its data before `i`, and no heartbeat could tell.
+    fn may_be_lost(&self, i: usize) -> bool {
+        let step = self.step(i);
+        (self.losses.unseen.iter()).any(|unseen| {
+            unseen.incarnation == *step.incarnation
+                && (unseen.from_us..=unseen.to_us).contains(&step.now_us)
+        })
+    }
+
+    /// `i` found nothing of the job, or no more than what questions without an answer have put there. No rule removes a
+    /// state: only a loss of data does.
+    fn began_anew(&mut self, i: usize, states: &mut States) -> bool {
+        let nothing = states.id(None);
+        if self.step(i).before == nothing {
+            return true;
+        }
+        let Some(between) = self.unanswered(nothing, i, states) else {
+            return false;
+        };
+        for decided in between {
+            self.open.retain(|&j| j != decided.operation);
+            self.decided.push(decided);
+        }
+        true
     }
 
     /// `j`, which has no answer, may have been decided before `i`.
@@ -487,3 +534,7 @@ fn difference(a: &Value, b: &Value) -> usize {
         _ => usize::from(a != b),
     }
 }
+
+#[cfg(test)]
+#[path = "order_tests.rs"]
+mod tests;

@@ -199,6 +199,10 @@ impl Store for RecordingStore {
         reply
     }
     async fn leave(&self, instance: &InstanceId, process: u32) -> Result<(), Error> {
+        // Until then the epoch has not changed.
+        if let Some(last) = self.beats.lock().last.take() {
+            self.recorder.write(&last);
+        }
         self.inner.leave(instance, process).await
     }
     async fn drain(&self, instance: &InstanceId, on: bool) -> Result<(), Error> {

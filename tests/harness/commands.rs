@@ -7,24 +7,48 @@ use rustix::process::Signal;
 use super::{
     effect::Effect,
     faults::{Fault, Needs},
-    jobs::{self, OPTIONAL, TRIGGERED},
+    jobs::{self, TRIGGERED},
     stage::{Begun, Stage},
 };
 use crate::support::process;
 
 pub const FAULTS: &[Fault] = &[
     Fault::new("reload", 3, Needs::Nothing, reload),
-    Fault::new("remove a job", 2, Needs::Commands, remove),
+    Fault::new("remove jobs", 4, Needs::File, remove),
     Fault::new("trigger", 8, Needs::Nothing, trigger),
+    Fault::new("give a key again", 4, Needs::Nothing, trigger_again),
     Fault::new("pause", 3, Needs::Commands, pause),
     Fault::new("skip", 1, Needs::Commands, skip),
     Fault::new("cancel", 2, Needs::Nothing, cancel),
     Fault::new("drain", 2, Needs::Commands, drain),
 ];
 
+/// What strikes a fleet whose jobs come and go: mostly just that.
+pub const WHILE_JOBS_COME_AND_GO: &[&str] = &[
+    "remove jobs",
+    "remove jobs",
+    "remove jobs",
+    "remove jobs",
+    "reload",
+    "give a key again",
+    "pause",
+    "skip",
+    "stop the server",
+    "flush the data",
+    "restart the server empty",
+    "lose the data twice",
+    "lose the data at a start",
+    "lose the data at a start",
+    "lose the data at a start",
+    "stop a daemon",
+    "kill a daemon",
+    "kill all daemons",
+    "shut a daemon down",
+];
+
 fn some_job(stage: &mut Stage) -> &'static str {
-    let all: Vec<_> = jobs::all().into_iter().map(|j| j.judged.name).collect();
-    all[stage.rng.usize(0..all.len())]
+    let n = stage.rng.usize(0..stage.jobs.len());
+    stage.jobs[n].judged.name
 }
 
 /// SIGHUP to all that are ready for it.
@@ -41,37 +65,66 @@ fn reload(stage: &mut Stage, _: usize) -> Option<Begun> {
     Some(Begun::once(Effect::Harmless, "all instances"))
 }
 
-fn write_configs(stage: &Stage) {
-    for i in 0..stage.size {
-        stage.fleet.write_config(i);
-    }
-    hup(stage);
-}
-
-/// Takes the job out of the files, or disables it.
+/// Takes some of the jobs that come and go out of the files, or disables them. Some instances are told at once, the
+/// others later; and the same when the jobs come back.
 fn remove(stage: &mut Stage, _: usize) -> Option<Begun> {
-    let all = jobs::all();
-    let job = all.into_iter().find(|j| j.judged.name == OPTIONAL)?;
-    let disabled = format!("{}enabled = false\n", job.lines);
-    let without = stage.rng.bool().then_some(&*disabled);
-    stage.fleet.set_job(OPTIONAL, without);
-    write_configs(stage);
+    let all: Vec<(&'static str, String)> = stage.jobs.iter().filter_map(comes_and_goes).collect();
+    let mut gone: Vec<(&'static str, String)> = vec![];
+    for job in &all {
+        if stage.rng.bool() {
+            gone.push(job.clone());
+        }
+    }
+    if gone.is_empty() {
+        gone.extend(all.first().cloned());
+    }
+    let mut whom = vec![];
+    for (name, lines) in &gone {
+        let disabled = format!("{lines}enabled = false\n");
+        let without = stage.rng.bool().then_some(&*disabled);
+        whom.push(format!(
+            "{name}{}",
+            if without.is_some() { " disabled" } else { "" }
+        ));
+        stage.set_job(name, without, false);
+    }
+    stage.write_configs();
+    let effect = |(name, _): &(&'static str, String)| Effect::Steered {
+        job: (*name).into(),
+    };
     Some(Begun {
-        effects: vec![Effect::Steered {
-            job: OPTIONAL.into(),
-        }],
-        whom: OPTIONAL.into(),
+        effects: gone.iter().map(effect).collect(),
+        whom: whom.join(", "),
         lasts: stage.some_time(500, 8000),
         keeps_busy: vec![],
         undo: Box::new(move |stage| {
-            stage.fleet.set_job(OPTIONAL, Some(&job.lines));
-            write_configs(stage);
+            for (name, lines) in &gone {
+                stage.set_job(name, Some(lines), true);
+            }
+            stage.write_configs();
         }),
     })
 }
 
+fn comes_and_goes(job: &jobs::Planned) -> Option<(&'static str, String)> {
+    let judged = &job.judged;
+    judged
+        .comes_and_goes
+        .then(|| (judged.name, job.lines.clone()))
+}
+
+/// One of a few keys, which change slowly.
+fn trigger_again(stage: &mut Stage, _: usize) -> Option<Begun> {
+    let job = some_job(stage);
+    let key = format!("{}-{}", stage.elapsed().as_secs() / 60, stage.rng.u32(0..3));
+    stage.give_few(job, &key);
+    stage.operate(&["trigger", job, "--key", &key], |_, _| {});
+    Some(Begun::once(Effect::Harmless, format!("{job}, key {key}")))
+}
+
 /// A key, often twice.
 fn trigger(stage: &mut Stage, _: usize) -> Option<Begun> {
+    stage.jobs.iter().find(|j| j.judged.name == TRIGGERED)?;
     let key = format!("k{}", stage.rng.u32(..));
     stage.give_key(&key);
     for _ in 0..stage.rng.u32(1..3) {

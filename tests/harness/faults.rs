@@ -14,6 +14,8 @@ pub enum Needs {
     Instance,
     Server,
     Commands,
+    /// The files of the instances.
+    File,
     Nothing,
 }
 
@@ -72,7 +74,7 @@ fn ns(d: Duration) -> i64 {
 }
 
 impl Weather {
-    /// `only`: parts of the names of the faults that may strike; none: all may.
+    /// `only`: parts of the names of the faults that may strike, more often if one is named more often; none: all may.
     pub fn new(most: usize, only: Vec<String>) -> Self {
         let now = boottime_ns();
         Self {
@@ -98,16 +100,18 @@ impl Weather {
             return;
         }
         self.next_ns = now + stage.rng.i64(200..1800) * 1_000_000;
-        let only = &self.only;
-        let allowed = |f: &&Fault| only.is_empty() || only.iter().any(|part| f.name.contains(part));
-        let all = all().filter(allowed);
-        let total: u32 = all.clone().map(|f| f.weight).sum();
+        let times = |f: &Fault| match &*self.only {
+            [] => 1,
+            only => only.iter().filter(|part| f.name.contains(*part)).count() as u32,
+        };
+        let all = all().map(|f| (f, f.weight * times(f)));
+        let total: u32 = all.clone().map(|(_, weight)| weight).sum();
         if total == 0 {
             return;
         }
         let mut at = stage.rng.u32(0..total);
-        for fault in all {
-            match at.checked_sub(fault.weight) {
+        for (fault, weight) in all {
+            match at.checked_sub(weight) {
                 Some(left) => at = left,
                 None => return strike(stage, fault),
             }
@@ -123,6 +127,7 @@ fn strike(stage: &mut Stage, fault: &'static Fault) {
         Needs::Instance => Busy::Instance(free[stage.rng.usize(0..free.len())]),
         Needs::Server => Busy::Server,
         Needs::Commands => Busy::Commands,
+        Needs::File => Busy::File,
         Needs::Nothing => return begin(stage, fault, 0, vec![]),
     };
     if stage.is_busy(busy) {

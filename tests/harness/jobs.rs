@@ -50,13 +50,36 @@ fn job(name: &'static str, seconds: i64, witness: &str, lines: &str) -> Planned 
             may_overlap: lines.contains("\"allow\""),
             repeats,
             succeeds: !witness.contains("exit="),
-            start_within_ms: START_WITHIN_MS,
-            comes_and_goes: name == OPTIONAL,
+            start_within_ms: millis(lines, "start_within").unwrap_or(START_WITHIN_MS),
+            jitter_ms: millis(lines, "jitter").unwrap_or(0),
+            comes_and_goes: name == OPTIONAL || lines.contains("start_within"),
         },
         lines: format!(
             "schedule = {schedule}\ncommand = [\"{{witness}}\", \"{{trace}}\", \"beat=50\"{options}]\n{lines}"
         ),
     }
+}
+
+/// The value of a key, if it is written as `"300ms"`.
+fn millis(lines: &str, key: &str) -> Option<i64> {
+    let value = lines.split(&format!("{key} = \"")).nth(1)?;
+    value.split("ms\"").next()?.parse().ok()
+}
+
+/// Jobs that come and go: with and without jitter, with each rule for what is overdue, and one that runs most of the
+/// time.
+pub fn that_come_and_go() -> Vec<Planned> {
+    let lines = |overlap, jitter, catch_up| {
+        format!(
+            "overlap = \"{overlap}\"\nstart_within = \"3000ms\"\njitter = \"{jitter}ms\"\ncatch_up = \"{catch_up}\"\n"
+        )
+    };
+    vec![
+        job("prompt", 1, "for=100", &lines("queue", 0, "all")),
+        job("jitters", 1, "for=100", &lines("queue", 300, "latest")),
+        job("jitters-more", 2, "for=300", &lines("queue", 900, "all")),
+        job("lasts", 1, "for=2700", &lines("skip", 0, "latest")),
+    ]
 }
 
 pub fn all() -> Vec<Planned> {

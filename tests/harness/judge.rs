@@ -6,11 +6,18 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
+    time::Duration,
 };
 
-use soloist::model::{Outcome, RunRecord};
+use soloist::{
+    logic::schedule::jitter_ms,
+    model::{Occurrence, Outcome, RunRecord},
+};
 
-use super::effect::{Effect, Struck};
+use super::{
+    comings::Comings,
+    effect::{Effect, Struck},
+};
 use crate::support::trace::Run;
 
 pub const MS: i64 = 1_000_000;
@@ -43,7 +50,8 @@ pub struct Job {
     /// Its command succeeds.
     pub succeeds: bool,
     pub start_within_ms: i64,
-    /// It is removed from the files at times, so that occurrences may be without a record.
+    pub jitter_ms: i64,
+    /// It is removed from the files at times: what was planned meanwhile is owed by nobody.
     pub comes_and_goes: bool,
 }
 
@@ -75,6 +83,10 @@ pub struct Evidence {
     /// The keys that `soloist trigger` was given, and those that it accepted.
     pub keys: BTreeSet<String>,
     pub accepted: BTreeSet<String>,
+    /// The keys that other jobs were triggered with.
+    pub few_keys: BTreeMap<String, BTreeSet<String>>,
+    /// Who had which jobs when.
+    pub comings: Comings,
     /// Runs that ended before (CLOCK_BOOTTIME) are left out.
     pub since_ns: i64,
     /// Up to here (CLOCK_BOOTTIME) the lines and records are complete.
@@ -109,6 +121,8 @@ pub enum Kind {
     Lost,
     /// A start in a pause.
     Paused,
+    /// A start of what was planned while no instance had the job.
+    Absent,
     /// A job that did nothing for long, without a fault that explains it.
     Silence,
     /// A daemon that did not end when it was told to.
@@ -116,7 +130,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Duplicate,
         Self::Repeated,
         Self::Overlap,
@@ -126,6 +140,7 @@ impl Kind {
         Self::Token,
         Self::Lost,
         Self::Paused,
+        Self::Absent,
         Self::Silence,
         Self::NotEnded,
     ];
@@ -141,6 +156,7 @@ impl Kind {
             Self::Token => "tokens that do not increase",
             Self::Lost => "lost without a fault",
             Self::Paused => "started in a pause",
+            Self::Absent => "planned in an absence",
             Self::Silence => "silent without a fault",
             Self::NotEnded => "daemons that did not end",
         }
@@ -324,6 +340,7 @@ impl OfJob<'_> {
             }
             self.early(run, verdict);
             self.paused(run, verdict);
+            self.absent(run, verdict);
         }
     }
 
@@ -344,7 +361,13 @@ impl OfJob<'_> {
 
     fn early(&self, run: &Run, verdict: &mut Verdict) {
         // The record of a trigger has the instant at which the store granted it.
-        let by_ms = run.occurrence - run.start_wall_us / 1000;
+        let scheduled = run.trigger == "schedule" && run.attempt == 1;
+        let jitter = Duration::from_millis(self.job.jitter_ms.unsigned_abs());
+        let jitter = match scheduled {
+            true => jitter_ms(self.job.name, Occurrence(run.occurrence), jitter),
+            false => 0,
+        };
+        let by_ms = run.occurrence + jitter - run.start_wall_us / 1000;
         if by_ms <= 0 {
             return;
         }
@@ -402,6 +425,63 @@ impl OfJob<'_> {
             .or_else(|| self.garbled(pause.from_ns, at).then_some("garbled replies"));
         let what = format!("{run} started in a pause");
         self.found(verdict, Kind::Paused, at, what, excuse);
+    }
+
+    /// A start of what was planned while no instance had the job, which nobody owes.
+    fn absent(&self, run: &Run, verdict: &mut Verdict) {
+        let planned_ns = run.occurrence * MS - self.e.wall_less_boot_ns;
+        if !self.job.comes_and_goes || run.trigger == "manual" {
+            return;
+        }
+        let comings = &self.e.comings;
+        let Some((from, to)) = comings.absence(self.job.name, planned_ns) else {
+            return;
+        };
+        // One that lived all the time until the job came back tells the store of the absence, if no other one that had
+        // the job took that back and died.
+        let tells = |instance: usize| {
+            let since = comings.without_since(instance, self.job.name, planned_ns)?;
+            let to = to.min(run.start_ns);
+            let kept = self.any(since - SECOND, to + SECOND, |e| {
+                e.keeps_from_the_store() && e.strikes(Some(instance))
+            });
+            let taken_back = comings.died_with(self.job.name, since);
+            (comings.lived(instance, since, to) && !kept && !taken_back).then_some(())
+        };
+        let told = (0..self.e.instances).any(|i| tells(i).is_some());
+        let excuse = (!told)
+            .then_some("no instance could tell the store of the absence")
+            .or_else(|| {
+                let wrong = |e: &Effect| matches!(e, Effect::ServerClock { .. });
+                self.any(from, run.start_ns, wrong)
+                    .then_some("a wrong clock of the store")
+            })
+            .or_else(|| {
+                self.garbled(from, run.start_ns)
+                    .then_some("garbled replies")
+            });
+        let what = format!(
+            "{run} was planned {} ms after the last instance had ceased to have the job, and {} ms before one had it \
+             again",
+            (planned_ns - from) / MS,
+            (to.min(run.start_ns) - planned_ns) / MS
+        );
+        self.found(verdict, Kind::Absent, run.start_ns, what, excuse);
+    }
+
+    /// Some instance has to tell what became of an occurrence: it had the job before and at its time, and lived on,
+    /// undisturbed, until nobody could start it any more.
+    fn owed(&self, at_ns: i64, until_ns: i64) -> bool {
+        const BEFORE: i64 = 3 * SECOND / 2;
+        let comings = &self.e.comings;
+        let until = (until_ns + 2 * SECOND).min(self.e.now_ns);
+        (0..self.e.instances).any(|i| {
+            comings.had(i, self.job.name, at_ns - BEFORE, at_ns + SECOND / 20)
+                && comings.lived(i, at_ns, until)
+                && !self.any(at_ns - BEFORE, until, |e| {
+                    e.keeps_from_the_store() && *e != Effect::Silenced && e.strikes(Some(i))
+                })
+        })
     }
 
     fn overlaps(&self, verdict: &mut Verdict) {
@@ -568,9 +648,6 @@ impl OfJob<'_> {
         else {
             return;
         };
-        if self.job.comes_and_goes {
-            return;
-        }
         let mut known: BTreeSet<i64> = BTreeSet::new();
         for run in &self.runs {
             known.insert(run.occurrence);
@@ -585,9 +662,18 @@ impl OfJob<'_> {
         let Some(first) = first else { return };
         let mut at = (first + period - 1) / period * period;
         while at <= until {
-            verdict.judged += 1;
             let at_ns = at * MS - self.e.wall_less_boot_ns;
-            let by_ns = at_ns + self.job.start_within_ms * MS + 2 * self.job.lease_ns;
+            let until_ns = at_ns + self.job.start_within_ms * MS;
+            let mut by_ns = until_ns + 2 * self.job.lease_ns;
+            if self.job.comes_and_goes {
+                if !self.owed(at_ns, until_ns) {
+                    at += period;
+                    continue;
+                }
+                // It is told when the server answers again.
+                by_ns += 20 * SECOND;
+            }
+            verdict.judged += 1;
             if !known.contains(&at) && (self.e.over || by_ns < self.e.now_ns) {
                 let what = format!("{at} has neither a start nor a record");
                 let excuse = self.excuse_for_no_record(at_ns);
@@ -607,7 +693,15 @@ impl OfJob<'_> {
         if self.garbled(at_ns - 10 * SECOND, at_ns + within) {
             return Some("garbled replies");
         }
-        None
+        let mut silences = self
+            .e
+            .struck
+            .iter()
+            .filter(|s| s.effect == Effect::Silenced);
+        let came_back = |s: &Struck| self.e.comings.lacked(self.job.name, s.from_ns, s.to_ns);
+        silences
+            .any(|s| s.touches(at_ns, at_ns) && came_back(s))
+            .then_some("the store was silent while the job came back on some instance")
     }
 
     /// How long it may take after a loss until each instance knows it: a quarantine, and what keeps one of them away.
@@ -646,7 +740,7 @@ impl OfJob<'_> {
 
     fn triggers(&self, verdict: &mut Verdict) {
         if self.job.period_ms.is_some() {
-            return;
+            return self.few_triggers(verdict);
         }
         let started: BTreeSet<i64> = self.runs.iter().map(|r| r.occurrence).collect();
         if started.len() > self.e.keys.len() {
@@ -672,6 +766,24 @@ impl OfJob<'_> {
             let lost = self.data_lost(0, i64::MAX);
             let excuse = lost.then_some("decided in data that was lost");
             self.found(verdict, Kind::Missed, self.e.now_ns, what, excuse);
+        }
+    }
+
+    /// A key runs the job once.
+    fn few_triggers(&self, verdict: &mut Verdict) {
+        let manual = self.runs.iter().filter(|r| r.trigger == "manual");
+        let started: BTreeSet<i64> = manual.map(|r| r.occurrence).collect();
+        let Some(keys) = self.e.few_keys.get(self.job.name) else {
+            return;
+        };
+        let given = keys.len();
+        if started.len() > given {
+            let what = format!(
+                "{} triggers started, {given} keys were given",
+                started.len()
+            );
+            let excuse = self.garbled(0, i64::MAX).then_some("garbled replies");
+            self.found(verdict, Kind::Duplicate, self.e.now_ns, what, excuse);
         }
     }
 

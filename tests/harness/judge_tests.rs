@@ -16,6 +16,7 @@ fn job() -> Job {
         repeats: Repeats::Never,
         succeeds: true,
         start_within_ms: 20_000,
+        jitter_ms: 0,
         comes_and_goes: false,
     }
 }
@@ -371,4 +372,108 @@ fn triggers_run_once_for_a_key_and_have_an_outcome() {
 fn a_daemon_that_does_not_end_is_found() {
     let e = Effect::NotEnded { instance: 0 };
     assert_eq!(broken(&[], &[struck(e, 1, 1)]), [Kind::NotEnded]);
+}
+
+/// Who is told to read at second 3 has read it at 4, and who is told at 13 at 14. Ends of spells are what counts here.
+fn came_and_went() -> Comings {
+    let jobs =
+        |names: &[&str]| -> BTreeSet<String> { names.iter().map(|&n| n.to_owned()).collect() };
+    let log = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(log.path(), "configuration reloaded").expect("write the log");
+    let mut comings = Comings::new(3, jobs(&["a"]));
+    for i in 0..3 {
+        comings.starts(i, -100 * SECOND);
+    }
+    for (second, has) in [(3, &[][..]), (13, &["a"])] {
+        comings.written(jobs(has), second * SECOND, |_| 0);
+        for i in 0..3 {
+            comings.told(i, second * SECOND, 0);
+        }
+        comings.look_at((second + 1) * SECOND, |_| log.path());
+    }
+    comings
+}
+
+#[test]
+fn a_start_of_what_was_planned_in_an_absence_is_found() {
+    let runs = [run(2, 1, 2000, 2100), run(8, 1, 14_500, 14_600)];
+    let mut e = evidence(&runs, &[]);
+    e.jobs[0].comes_and_goes = true;
+    // Without a ledger nobody was there.
+    assert_eq!(judge(&e).findings, []);
+    e.comings = came_and_went();
+    let found = judge(&e);
+    assert_eq!(found.count(Kind::Absent), 1, "{found:#?}");
+    // At 4 the last instance has read that the job is gone, at 13 the first one may have it again.
+    for at in [4, 13] {
+        e.runs = vec![run(2, 1, 2000, 2100), run(at, 1, 14_500, 14_600)];
+        assert_eq!(judge(&e).count(Kind::Absent), 0, "{at}");
+    }
+    // If none of them could tell the store, it is not promised.
+    e.runs = runs.to_vec();
+    e.struck = vec![struck(Effect::Silenced, 2500, 14_000)];
+    let found = judge(&e);
+    assert_eq!(
+        (found.count(Kind::Absent), found.excused(Kind::Absent)),
+        (0, 1)
+    );
+}
+
+#[test]
+fn what_was_planned_while_an_instance_had_the_job_is_to_have_a_record() {
+    let runs = [run(-20, 1, -20_000, -19_900), run(18, 1, 18_000, 18_100)];
+    let mut e = evidence(&runs, &[]);
+    e.jobs[0].comes_and_goes = true;
+    e.jobs[0].start_within_ms = 3000;
+    e.over = true;
+    e.now_ns = 60 * SECOND;
+    let missed = |e: &Evidence| {
+        let found = judge(e);
+        let missed = found.findings.iter().filter(|f| f.kind == Kind::Missed);
+        let missed = missed.filter(|f| f.what.contains("neither"));
+        missed.map(|f| f.at_ns / SECOND).collect::<Vec<_>>()
+    };
+    assert_eq!(missed(&e), [0i64; 0], "nobody was there");
+    e.comings = came_and_went();
+    // Not 4 to 12, when nobody had it, nor 14, when it had just come back.
+    assert_eq!(
+        missed(&e),
+        [-18, -16, -14, -12, -10, -8, -6, -4, -2, 0, 2, 16]
+    );
+    // All were killed before the time was over in which the last ones could start.
+    let killed = |instance| struck(Effect::Killed { instance }, 4500, 4600);
+    e.struck = (0..3).map(killed).collect();
+    assert_eq!(missed(&e), [-18, -16, -14, -12, -10, -8, -6, -4, -2, 16]);
+    // One of them was not.
+    e.struck.pop();
+    assert_eq!(missed(&e).len(), 12);
+    // Known, and not mended: what is planned while the store is silent, if the job comes back meanwhile.
+    e.struck = vec![struck(Effect::Silenced, 12_500, 16_500)];
+    let excused = |e: &Evidence| judge(e).excused(Kind::Missed);
+    let before = excused(&e);
+    e.struck = vec![struck(Effect::Silenced, 15_500, 16_500)];
+    assert_eq!(before, excused(&e) + 1);
+}
+
+#[test]
+fn a_start_before_the_end_of_its_jitter_is_found() {
+    let mut e = evidence(&[run(2, 1, 2000, 2100)], &[]);
+    e.jobs[0].jitter_ms = 900_000;
+    assert_eq!(judge(&e).count(Kind::Early), 1);
+    e.runs[0].trigger = "manual".into();
+    assert_eq!(judge(&e).count(Kind::Early), 0);
+}
+
+#[test]
+fn a_key_that_runs_a_job_twice_is_found() {
+    let mut runs = [run(1, 1, 1000, 1100), run(3, 1, 3000, 3100)];
+    for run in &mut runs {
+        run.trigger = "manual".into();
+    }
+    let mut e = evidence(&runs, &[]);
+    let key = |key: &str| key.to_owned();
+    e.few_keys = BTreeMap::from([(key("a"), BTreeSet::from([key("k")]))]);
+    assert_eq!(judge(&e).count(Kind::Duplicate), 1);
+    e.few_keys = BTreeMap::from([(key("a"), BTreeSet::from([key("k"), key("l")]))]);
+    assert_eq!(judge(&e).count(Kind::Duplicate), 0);
 }

@@ -31,6 +31,9 @@ struct Args {
     /// Only faults whose names have this in them; can be given again
     #[arg(long)]
     only: Vec<String>,
+    /// Jobs with jitter are removed, disabled and brought back; only what bears on that goes wrong besides
+    #[arg(long)]
+    come_and_go: bool,
     /// Ends at the first broken promise
     #[arg(long)]
     until_broken: bool,
@@ -78,6 +81,7 @@ fn main() -> ExitCode {
         at_once: args.at_once,
         out: args.out.clone(),
         only: args.only,
+        come_and_go: args.come_and_go,
         until_broken: args.until_broken,
         quiet: false,
     });

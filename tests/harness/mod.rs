@@ -3,6 +3,7 @@
 
 mod cgroup;
 mod clocks;
+mod comings;
 mod commands;
 mod data;
 mod disk;
@@ -43,6 +44,8 @@ pub struct Options {
     pub out: PathBuf,
     /// Parts of the names of the faults that may strike; none: all.
     pub only: Vec<String>,
+    /// Jobs come and go, and nothing else goes wrong but what [`commands::WHILE_JOBS_COME_AND_GO`] names.
+    pub come_and_go: bool,
     /// End at the first broken promise.
     pub until_broken: bool,
     pub quiet: bool,
@@ -67,7 +70,7 @@ pub struct Report {
 pub fn run(options: &Options) -> Report {
     std::fs::create_dir_all(&options.out).expect("the directory for the log");
     let log = std::fs::File::create(options.out.join("log")).expect("the log");
-    let mut stage = Stage::new(options.instances, options.seed, log);
+    let mut stage = Stage::new(options, log);
     stage.say(&format!(
         "seed {}, {} instances",
         options.seed, options.instances
@@ -76,7 +79,12 @@ pub fn run(options: &Options) -> Report {
         stage.look();
         stage.runs() >= 5
     });
-    let mut weather = Weather::new(options.at_once, options.only.clone());
+    let mut only = options.only.clone();
+    if options.come_and_go && only.is_empty() {
+        let names = commands::WHILE_JOBS_COME_AND_GO.iter();
+        only.extend(names.map(|&name| name.to_owned()));
+    }
+    let mut weather = Weather::new(options.at_once, only);
     let mut printed = table::Printed::new(options);
     let (mut next_look, mut next_judgement) = (0, 0);
     let too_few = |stage: &Stage| {

@@ -14,14 +14,17 @@ use std::{
     time::Duration,
 };
 
+use rustix::process::Signal;
 use serde_json::Value;
 use soloist::{clock::wall_us, model::RunRecord};
 
 use super::{
+    Options,
     cgroup::Cgroup,
+    comings::Comings,
     disk::SmallDisk,
     effect::{Effect, Struck},
-    jobs,
+    jobs::{self, Planned},
     judge::{Evidence, MS, SECOND, Seen, Verdict, judge},
 };
 use crate::support::{
@@ -81,6 +84,7 @@ pub enum Busy {
     Instance(usize),
     Server,
     Commands,
+    File,
 }
 
 /// A command of soloist that is under way.
@@ -94,6 +98,11 @@ pub struct Stage {
     pub fleet: Fleet,
     pub rng: fastrand::Rng,
     pub size: usize,
+    pub jobs: Vec<Planned>,
+    /// Those that are in the files now, and enabled.
+    present: BTreeSet<String>,
+    comings: Comings,
+    few_keys: BTreeMap<String, BTreeSet<String>>,
     /// The disks of the server, and of the instances' logs; None where we may not mount.
     pub server_disk: Option<SmallDisk>,
     pub logs_disk: Option<SmallDisk>,
@@ -119,7 +128,13 @@ pub struct Stage {
 }
 
 impl Stage {
-    pub fn new(size: usize, seed: u64, log: File) -> Self {
+    // Long: one field after the other.
+    pub fn new(options: &Options, log: File) -> Self {
+        let (size, seed) = (options.instances, options.seed);
+        let jobs = match options.come_and_go {
+            true => jobs::that_come_and_go(),
+            false => jobs::all(),
+        };
         let (server_disk, logs_disk) = (SmallDisk::mount(64), SmallDisk::mount(128));
         let temp = std::env::temp_dir();
         let server = RedisServer::start_in(server_disk.as_ref().map_or(&temp, SmallDisk::path));
@@ -149,15 +164,25 @@ impl Stage {
                 all.push(made);
             }
         }
-        for job in jobs::all() {
+        for job in &jobs {
             plan = plan.job(job.judged.name, &job.lines);
         }
+        let present: BTreeSet<String> = jobs.iter().map(|j| j.judged.name.to_owned()).collect();
+        let mut comings = Comings::new(size, present.clone());
+        let begun_ns = boottime_ns();
         let fleet = plan.start();
+        for i in 0..size {
+            comings.starts(i, begun_ns);
+        }
         let mut stage = Self {
             operator: scratch.join("operator.toml"),
             fleet,
             rng: fastrand::Rng::with_seed(seed),
             size,
+            jobs,
+            present,
+            comings,
+            few_keys: BTreeMap::new(),
             server_disk,
             logs_disk,
             cgroups,
@@ -297,9 +322,56 @@ impl Stage {
 
     pub fn start_instance(&mut self, i: usize) {
         if !self.fleet.instances[i].runs() {
+            self.comings.starts(i, boottime_ns());
             self.fleet.instances[i].start();
             self.note_once("start", Effect::Started { instance: i });
         }
+    }
+
+    // ---- files ----
+
+    /// Takes effect with [`Stage::write_configs`].
+    pub fn set_job(&mut self, name: &str, lines: Option<&str>, present: bool) {
+        self.fleet.set_job(name, lines);
+        match present {
+            true => self.present.insert(name.to_owned()),
+            false => self.present.remove(name),
+        };
+    }
+
+    /// Writes the files of all instances. Some are told at once, the others within two seconds.
+    pub fn write_configs(&mut self) {
+        let after: Vec<i64> = (0..self.size)
+            .map(|_| match self.rng.bool() {
+                true => 0,
+                false => self.rng.i64(0..2000) * MS,
+            })
+            .collect();
+        // Whoever starts meanwhile may read either file.
+        let present = self.present.clone();
+        self.comings.written(present, boottime_ns(), |i| after[i]);
+        for i in 0..self.size {
+            self.fleet.write_config(i);
+        }
+    }
+
+    /// SIGHUP to those whose time has come, if they are ready for it; and a look at who has read its file.
+    fn tell_of_files(&mut self) {
+        for i in 0..self.size {
+            if !self.fleet.instances[i].runs() {
+                self.comings.ends(i, boottime_ns());
+            }
+        }
+        for i in self.comings.to_be_told(boottime_ns()) {
+            let instance = &self.fleet.instances[i];
+            if process::catches(instance.pid(), Signal::HUP) {
+                let log = std::fs::metadata(&instance.log).map_or(0, |file| file.len());
+                self.comings.told(i, boottime_ns(), log);
+                instance.signal(Signal::HUP);
+            }
+        }
+        let instances = &self.fleet.instances;
+        self.comings.look(|i| &instances[i].log);
     }
 
     pub fn set_wall(&mut self, i: usize, us: i64) {
@@ -372,6 +444,10 @@ impl Stage {
         }
     }
 
+    pub fn give_few(&mut self, job: &str, key: &str) {
+        let keys = self.few_keys.entry(job.to_owned()).or_default();
+        keys.insert(key.to_owned());
+    }
     pub fn give_key(&mut self, key: &str) {
         self.keys.insert(key.to_owned());
     }
@@ -390,14 +466,14 @@ impl Stage {
     /// False: the store does not answer.
     pub fn look(&mut self) -> bool {
         self.read_trace();
-        let planned = jobs::all();
+        let planned: Vec<&'static str> = self.jobs.iter().map(|j| j.judged.name).collect();
         let mut newest: BTreeMap<String, i64> = BTreeMap::new();
         for run in self.trace.so_far.iter() {
             let n = newest.entry(run.job.clone()).or_default();
             *n = run.occurrence.max(*n);
         }
         for job in &planned {
-            let key = format!("soloist:{{{}}}:history", job.judged.name);
+            let key = format!("soloist:{{{job}}}:history");
             let words = ["LRANGE", key.as_str(), "0", "-1"];
             let Ok(texts) = self.fleet.server().try_command::<Vec<String>>(&words) else {
                 return false;
@@ -444,7 +520,9 @@ impl Stage {
             self.stood_still(from_ns, to_ns);
         }
         Evidence {
-            jobs: jobs::all().into_iter().map(|j| j.judged).collect(),
+            jobs: self.jobs.iter().map(|j| j.judged.clone()).collect(),
+            few_keys: self.few_keys.clone(),
+            comings: self.comings.clone(),
             runs: self.trace.so_far.since(since),
             records: self
                 .records
@@ -484,6 +562,7 @@ impl Stage {
     pub fn tick(&mut self) {
         self.operated();
         self.undo(false);
+        self.tell_of_files();
         for i in 0..self.size {
             // A daemon may end by itself when its descriptors or processes are used up.
             let ended = self.fleet.instances[i].ended();

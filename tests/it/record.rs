@@ -9,6 +9,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use crate::support::{
     GENEROUS,
     fleet::{Fleet, each_second, fleet},
+    process,
     trace::ONCE,
     wait_until,
 };
@@ -143,6 +144,38 @@ fn a_record_that_was_changed_is_refused() {
         let said = check(&fleet, &files).1;
         assert!(said.contains("did not end in order"), "{said}");
     }
+}
+
+/// The data is lost, holders put their leases back, and it is lost again before any heartbeat finds the first loss: no
+/// record can tell the first one from a state that somebody removed.
+#[test]
+fn a_loss_that_ends_before_a_heartbeat_finds_it_is_not_taken_for_a_breach() {
+    let lines = "overlap = \"skip\"\n";
+    let mut fleet = fleet(2).witness("work", "for=60000", lines).start();
+    fleet.wait_holder("work");
+    let key = "soloist:{work}:state";
+    wait_until("the first loss ends unseen", GENEROUS, || {
+        wait_until("the job runs and the epoch is found", GENEROUS, || {
+            let found: i64 = fleet.server().command(&["EXISTS", "soloist:epoch", key]);
+            let runs = fleet.trace().runs();
+            found == 2 && runs.iter().any(|r| !r.ended && process::alive(r.root))
+        });
+        fleet.server().flush();
+        wait_until("the holder puts its lease back", GENEROUS, || {
+            fleet.server().command::<i64>(&["EXISTS", key]) == 1
+        });
+        let found: i64 = fleet.server().command(&["EXISTS", "soloist:epoch"]);
+        fleet.server().restart_empty();
+        found == 0
+    });
+    // The job is adopted again, and its run goes on.
+    fleet.wait_record("work", "skipped");
+    fleet.stop_all_now();
+    let files = fleet.instances.iter();
+    let files: Vec<PathBuf> = files.map(|i| i.config.with_extension("record")).collect();
+    let (code, text) = check(&fleet, &files);
+    assert_eq!(code, Some(0), "{text}");
+    assert!(text.contains("this cannot be judged"), "{text}");
 }
 
 /// Writes records anew, with the digests that their lines need then. `None` leaves a line as it is.
