@@ -691,6 +691,16 @@ fn what_is_owed_begins_with_what_is_known() {
     };
     assert_eq!(back(0), T - 9000);
     assert_eq!(back(was_off), T - 300);
+    // Another instance got the job later, and registered it first.
+    let later = State {
+        since: T - 100,
+        ..before("s", T - 1000).expect("one")
+    };
+    let r = Register {
+        back_at: T - 300,
+        ..registration(0)
+    };
+    assert_eq!(registered(Some(later), &r, T).0.since, T - 300);
     // Also while the store has another server's data, an instance that always had the job says so.
     let st = State {
         off: was_off,

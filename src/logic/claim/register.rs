@@ -193,6 +193,10 @@ pub fn register(
         };
         st.schedule = r.schedule.clone();
     }
+    if r.presence == Presence::New && r.back_at > 0 {
+        // An instance that got the job later may have registered it first.
+        st.since = st.since.min(back_at(r, now));
+    }
     st.definition = r.definition.clone();
     Registration::Ready
 }

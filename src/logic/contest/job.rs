@@ -444,8 +444,11 @@ impl JobState {
         let mut plan_after = None;
         // Before the store's first answer nothing was planned.
         if other_plan && let Some(now) = now {
-            // What the old schedule had planned for later is not planned any more.
+            // What the old schedule had planned for later is not planned any more, and the new one begins now.
             self.queue.forget_after(now);
+            if let Some(absence) = &mut self.absence {
+                absence.until = now.0;
+            }
             if !matches!(self.standing, Standing::New(_)) {
                 self.keep_waiting(now);
                 plan_after = Some(now);
