@@ -7,7 +7,7 @@ use fastrand::Rng;
 use super::*;
 
 /// Changed inputs that each target is tried on.
-const CHANGED: usize = 1000;
+const CHANGED: usize = 500;
 
 fn directory() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz")

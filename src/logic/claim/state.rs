@@ -69,7 +69,7 @@ pub struct State {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last: Option<Last>,
     /// The entry of the run that was found dead last and got no further attempt: its guard may still say that the
-    /// command was never executed, and [`settle`](super::settle) then plans one. It counts while `last` is of that run.
+    /// command was never executed, and `settle` then plans one. It counts while `last` is of that run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lapsed: Option<Open>,
     #[serde(skip_serializing_if = "Option::is_none")]
