@@ -121,13 +121,19 @@ pub(super) fn exec(config: Option<PathBuf>, args: &Exec) -> Result<Exit, Failure
             ));
         });
         let signals = signals(caught)?;
-        let opening = {
-            let store = store.clone();
-            tokio::task::spawn_blocking(move || LockClient::with_config(&store))
-        };
-        let opened = tokio::select! {
-            opened = opening => opened.map_err(|e| Failure::internal("cannot open the store", e))?,
-            signal = ended(&signals) => return Ok(by_signal(signal)),
+        // A file may be locked, or its disk may hang. To open a server's store asks it nothing yet.
+        let opened = match store.url {
+            StoreUrl::Sqlite { .. } => {
+                let store = store.clone();
+                let opening = tokio::task::spawn_blocking(move || LockClient::with_config(&store));
+                tokio::select! {
+                    opened = opening => {
+                        opened.map_err(|e| Failure::internal("cannot open the store", e))?
+                    }
+                    signal = ended(&signals) => return Ok(by_signal(signal)),
+                }
+            }
+            _ => LockClient::with_config(&store),
         };
         let locks = opened.map_err(|e| failure(&e))?;
         Session {
