@@ -230,13 +230,13 @@ fn a_contradiction_is_shown_where_it_was_written() {
     }
 }
 
-/// A megabyte in one line, with as many secrets as it can have.
+/// A quarter of a megabyte in one line, with as many secrets as it can have.
 #[test]
 fn a_mask_of_one_long_line_stays_linear() {
     for piece in [
         "://", "://@", "://?", "://\\", "://a:b", "pass=", "pass= a", "env=", "=token", "\"", "'\n",
     ] {
-        let text = piece.repeat((1 << 20) / piece.len());
+        let text = piece.repeat((1 << 18) / piece.len());
         let masked = report::mask(&text);
         assert_eq!(masked.len(), text.len(), "{piece}");
     }

@@ -68,9 +68,14 @@ fn shrunk(mut options: Options, outcome: Outcome) -> (Options, Outcome) {
 
 #[test]
 fn a_seed_gives_the_same_trace_each_time() {
-    let [a, b] = [(); 2].map(|()| simulated(&options(4)));
+    let short = Options {
+        stormy: 20,
+        calm: 15,
+        ..options(4)
+    };
+    let [a, b] = [(); 2].map(|()| simulated(&short));
     assert_eq!(a, b);
-    assert!(a.starts > 50 && a.faults > 5, "{}", a.trace);
+    assert!(a.starts > 20 && a.faults > 3, "{}", a.trace);
 }
 
 /// Seeds from SOLOIST_SEED (default 0), SOLOIST_SEEDS of them (default 5), two at a time.

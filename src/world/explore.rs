@@ -211,11 +211,11 @@ pub(crate) fn number(name: &str, default: usize) -> usize {
     std::env::var(name).map_or(default, |n| n.parse().expect("a number"))
 }
 
-/// Seeds 0 to SOLOIST_SEEDS (default 15), each with every weather and policy.
+/// Seeds 0 to SOLOIST_SEEDS (default 10), each with every weather and policy.
 #[test]
 fn the_promises_hold_whatever_happens() {
     let (mut reached, mut worlds) = (BTreeSet::new(), 0);
-    let seeds = number("SOLOIST_SEEDS", 15) as u64;
+    let seeds = number("SOLOIST_SEEDS", 10) as u64;
     let begun = Instant::now();
     walk_each(seeds, |world, told, name| {
         worlds += 1;
@@ -257,10 +257,10 @@ fn the_promises_hold_whatever_happens() {
     }
 }
 
-/// Two instances, three seconds, one fault: up to SOLOIST_STATES states (default 8,000) of each policy.
+/// Two instances, three seconds, one fault: up to SOLOIST_STATES states (default 5,000) of each policy.
 #[test]
 fn what_one_fault_can_do_is_visited() {
-    let most = number("SOLOIST_STATES", 8_000);
+    let most = number("SOLOIST_STATES", 5_000);
     for lines in [POLICIES[0], POLICIES[3]] {
         let plan = Plan::new("visit", &[lines], 2).with(1, Fault::ALL);
         let plan = plan.lasting(Duration::from_secs(3));

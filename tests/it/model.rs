@@ -60,9 +60,7 @@ async fn redis_does_what_the_rules_say() {
     let server = RedisServer::start();
     let store = server.store();
     let mut place = Place::Redis(server);
-    for seed in 3..5 {
-        compare(&store, &mut place, seed, 3000).await;
-    }
+    compare(&store, &mut place, 3, 3000).await;
 }
 
 /// One job by the rules.

@@ -303,7 +303,7 @@ fn instants_equal_those_of_a_simulated_vixie_cron_in_all_zones() {
                 continue; // the simulation would start within the effects of the other one
             }
             let clock = wall_clock(&zone, from, to, MINUTE);
-            for _ in 0..8 {
+            for _ in 0..4 {
                 let text = random_pattern(&mut random);
                 let schedule = match Schedule::parse(&text, &zone, Dst::default(), "job") {
                     Ok(schedule) => schedule,
@@ -321,7 +321,7 @@ fn instants_equal_those_of_a_simulated_vixie_cron_in_all_zones() {
             }
         }
     }
-    assert!(cases > 4000, "only {cases} cases");
+    assert!(cases > 2000, "only {cases} cases");
 }
 
 #[test]
@@ -340,28 +340,26 @@ fn overrides_do_what_their_words_say_in_all_zones() {
             continue;
         }
         let clock = wall_clock(&zone, from, to, MINUTE);
-        for _ in 0..2 {
-            let text = random_pattern(&mut random);
-            let pattern = Pattern::new(&text);
-            for gap in [Gap::Shift, Gap::Skip] {
-                for overlap in [Fold::First, Fold::Second, Fold::Both] {
-                    let dst = Dst {
-                        gap: Some(gap),
-                        overlap: Some(overlap),
-                    };
-                    let schedule = Schedule::parse(&text, &zone, dst, "job").unwrap();
-                    assert_eq!(
-                        walk(&schedule, from, to),
-                        by_policy(&pattern, &clock, MINUTE, gap, overlap),
-                        "`{text}` in {name} around {} (jump of {by} s), {dst:?}",
-                        Timestamp::from_second(jump).unwrap()
-                    );
-                    cases += 1;
-                }
+        let text = random_pattern(&mut random);
+        let pattern = Pattern::new(&text);
+        for gap in [Gap::Shift, Gap::Skip] {
+            for overlap in [Fold::First, Fold::Second, Fold::Both] {
+                let dst = Dst {
+                    gap: Some(gap),
+                    overlap: Some(overlap),
+                };
+                let schedule = Schedule::parse(&text, &zone, dst, "job").unwrap();
+                assert_eq!(
+                    walk(&schedule, from, to),
+                    by_policy(&pattern, &clock, MINUTE, gap, overlap),
+                    "`{text}` in {name} around {} (jump of {by} s), {dst:?}",
+                    Timestamp::from_second(jump).unwrap()
+                );
+                cases += 1;
             }
         }
     }
-    assert!(cases > 2500, "only {cases} cases");
+    assert!(cases > 1250, "only {cases} cases");
 }
 
 #[test]
@@ -369,7 +367,7 @@ fn seconds_equal_a_second_by_second_simulation() {
     let mut random = fastrand::Rng::with_seed(99);
     let zones = moving_zones();
     let mut cases = 0;
-    while cases < 120 {
+    while cases < 60 {
         let (name, zone, jumps) = &zones[random.usize(0..zones.len())];
         let (jump, by) = jumps[random.usize(0..jumps.len())];
         let (from, to) = (jump - 4 * HOUR, jump + 4 * HOUR);
