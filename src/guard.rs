@@ -1,7 +1,8 @@
 //! The guard: a small process of its own for each run, which ends the command when its lease or its daemon ends.
 //!
-//! The guard is this same binary, started again as `soloist __guard`, before any runtime or argument parser exists. It
-//! has one thread and depends on nothing that the daemon does later: the daemon may be killed, be stopped or hang.
+//! The guard is this same binary, started again as `soloist __guard`, before any runtime or argument parser exists; or
+//! it is forked from a process that was started so (`guard::zygote`). It has one thread and depends on nothing that the
+//! daemon does later: the daemon may be killed, be stopped or hang.
 //! [`crate::logic::life`] has its rules. Here are its messages ([`Spec`], [`Control`], [`Report`], [`HandOver`]) and
 //! the loop that carries out the rules. The daemon's side is [`crate::runner`].
 //!
@@ -27,6 +28,7 @@ mod message;
 mod privileges;
 mod spawn;
 mod tree;
+mod zygote;
 
 use std::{
     fs::File,
@@ -50,12 +52,14 @@ use rustix::{
 #[cfg(any(test, fuzzing))]
 pub(crate) use self::control::understood;
 pub use self::message::{Control, Ended, HandOver, Moment, Report, Spec, Transparent};
+pub use self::zygote::{ZYGOTE_ARGUMENT, main as zygote};
 pub(crate) use self::{
     cgroup::{Cgroup, of_all_runs as cgroups_of_all_runs, of_run as cgroup_of_run},
     message::{EXEC_ID, RUN_ID, is_of_store},
     tree::{Proc, below, descend, kill_pass},
+    zygote::padding as zygote_padding,
 };
-use self::{control::ControlSocket, tree::kill_children};
+use self::{control::ControlSocket, spawn::reset_signals, tree::kill_children};
 use crate::{
     clock::Boottime,
     guard::spawn::{Failed, Start},
@@ -83,7 +87,12 @@ const LONGEST_SPEC: usize = 64 << 20;
 
 /// The whole guard process. Call it first in `main`, while the process has one thread.
 pub fn main() -> ExitCode {
-    match Guard::prepare() {
+    reset_signals();
+    run(Inherited::take(std::env::args_os().nth(4)).and_then(Guard::prepare))
+}
+
+fn run(guard: io::Result<Guard>) -> ExitCode {
+    match guard {
         Ok(guard) => guard.run(),
         Err(error) => {
             eprintln!("soloist: guard: {}", crate::text::line(&error.to_string()));
@@ -127,9 +136,8 @@ impl Inherited {
 
 impl Guard {
     /// Gives up everything that ties this process to its daemon, except the socket.
-    fn prepare() -> io::Result<Self> {
+    fn prepare(inherited: Option<Inherited>) -> io::Result<Self> {
         let daemon = rustix::process::getppid();
-        let inherited = Inherited::take(std::env::args_os().nth(4))?;
         if inherited.is_none() {
             // SAFETY: nothing here has opened a descriptor above 2 yet, so no code uses any of these.
             unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, 0) };
@@ -138,7 +146,8 @@ impl Guard {
         }
         // Any pid means success.
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
-        let children = catch_signals()?;
+        block_signals();
+        let children = ended_children()?;
         // If somebody has stopped the guard by then, no other process could end the tree.
         rustix::process::set_parent_process_death_signal(Some(Signal::CONT))?;
         let timer = rustix::time::timerfd_create(
@@ -196,6 +205,7 @@ impl Guard {
         match hand_over.to_file() {
             // SIGTERM stays ignored: systemd sends it to every process that a dead daemon left behind.
             Ok(file) => {
+                ignore_signals();
                 unblock_signals();
                 std::process::Command::new(exe.unwrap_or(Path::new("/proc/self/exe")))
                     .arg0("soloist")
@@ -710,47 +720,65 @@ fn give_away_output() {
     }
 }
 
-/// Ignores every signal that could end or stop this process and can be ignored, so that only SIGKILL, SIGSTOP and a
-/// frozen cgroup can do so. Returns a descriptor that becomes readable when a child ends.
-fn catch_signals() -> io::Result<OwnedFd> {
-    const KEPT: [i32; 8] = [
-        libc::SIGCHLD,
-        libc::SIGCONT,
-        libc::SIGSEGV,
-        libc::SIGBUS,
-        libc::SIGILL,
-        libc::SIGFPE,
-        libc::SIGABRT,
-        libc::SIGTRAP,
-    ];
-    for signal in (1..=64).filter(|s| !KEPT.contains(s)) {
-        // SAFETY: SIG_IGN is valid for all; the kernel or libc refuses SIGKILL, SIGSTOP and libc's own signals.
-        unsafe { libc::signal(signal, libc::SIG_IGN) };
+/// The signals that the kernel sends for an error of this program itself.
+const ERRORS: [i32; 6] = [
+    libc::SIGSEGV,
+    libc::SIGBUS,
+    libc::SIGILL,
+    libc::SIGFPE,
+    libc::SIGABRT,
+    libc::SIGTRAP,
+];
+
+/// Blocks every signal that could end or stop this process and can be blocked, so that only SIGKILL, SIGSTOP and a
+/// frozen cgroup can do so. They are not ignored, because the command would inherit that, and each would have to be
+/// reset.
+fn block_signals() {
+    let errors = ERRORS.iter().fold(0, |set, signal| set | 1 << (signal - 1));
+    set_blocked(!errors);
+}
+
+fn unblock_signals() {
+    set_blocked(0);
+}
+
+/// Bit 0 is signal 1. libc's function would leave out the two signals that libc keeps to itself.
+fn set_blocked(signals: u64) {
+    // SAFETY: the kernel reads the eight bytes of its own set of signals, and writes nothing.
+    unsafe {
+        libc::syscall(
+            libc::SYS_rt_sigprocmask,
+            libc::SIG_SETMASK,
+            &raw const signals,
+            std::ptr::null_mut::<u64>(),
+            8_usize,
+        )
+    };
+}
+
+/// Ignores every signal that could end or stop this process, for a program that is executed next; what was blocked and
+/// waits is dropped.
+fn ignore_signals() {
+    let kept =
+        |signal| ERRORS.contains(&signal) || [libc::SIGCHLD, libc::SIGCONT].contains(&signal);
+    for signal in (1..=64).filter(|signal| !kept(*signal)) {
+        spawn::set_signal(signal, libc::SIG_IGN);
     }
+}
+
+/// A descriptor that becomes readable when a child ends. SIGCHLD must be blocked.
+fn ended_children() -> io::Result<OwnedFd> {
     // SAFETY: the set is initialised by sigemptyset before use, all pointers are valid, and the new descriptor is
     // owned by nobody else.
     unsafe {
-        // If SIGCHLD were ignored, as the process that started this one may have left it, children would vanish without
-        // a status.
-        libc::signal(libc::SIGCHLD, libc::SIG_DFL);
         let mut set: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&raw mut set);
         libc::sigaddset(&raw mut set, libc::SIGCHLD);
-        libc::sigprocmask(libc::SIG_SETMASK, &raw const set, std::ptr::null_mut());
         let fd = libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
         if fd < 0 {
             Err(io::Error::last_os_error())
         } else {
             Ok(OwnedFd::from_raw_fd(fd))
         }
-    }
-}
-
-fn unblock_signals() {
-    // SAFETY: as in `catch_signals`.
-    unsafe {
-        let mut set: libc::sigset_t = std::mem::zeroed();
-        libc::sigemptyset(&raw mut set);
-        libc::sigprocmask(libc::SIG_SETMASK, &raw const set, std::ptr::null_mut());
     }
 }

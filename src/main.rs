@@ -16,6 +16,7 @@ fn main() -> ExitCode {
     // Before the argument parser, and before any thread exists.
     match std::env::args_os().nth(1) {
         Some(arg) if arg == soloist::guard::ARGUMENT => soloist::guard::main(),
+        Some(arg) if arg == soloist::guard::ZYGOTE_ARGUMENT => soloist::guard::zygote(),
         Some(arg) if arg == soloist::guard::SETTLE_ARGUMENT => soloist::settle::main(),
         _ => soloist::cli::main(),
     }

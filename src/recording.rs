@@ -61,6 +61,9 @@ pub enum Line {
     /// The answer to the question of line `to`.
     Answers {
         to: u64,
+        /// When the question left for the store, if the answer grants or renews a lease.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        left: Option<Boottime>,
         received: Boottime,
         /// Unix microseconds of the store's clock.
         now_us: i64,

@@ -10,11 +10,12 @@ mod output;
 #[cfg(test)]
 mod simulated;
 mod supervisor;
+mod zygote;
 
 use std::{
     io::{self, Write},
     os::{
-        fd::{AsRawFd, OwnedFd},
+        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
         unix::net::UnixStream as StdUnixStream,
         unix::process::CommandExt,
     },
@@ -24,6 +25,7 @@ use std::{
     time::Duration,
 };
 
+use parking_lot::Mutex;
 use tokio::{
     net::UnixStream,
     sync::{mpsc, oneshot, watch},
@@ -31,7 +33,7 @@ use tokio::{
 
 #[cfg(test)]
 pub(crate) use self::simulated::{Behaviour, Guards};
-use self::{children::OwnChild, orphans::end_cgroup, supervisor::Supervisor};
+use self::{children::OwnChild, orphans::end_cgroup, supervisor::Supervisor, zygote::Zygote};
 pub use self::{
     children::reap_strangers,
     output::{LOG_TARGET, LONGEST_LOG_LINE, Piece, Tail},
@@ -61,6 +63,8 @@ pub struct Runner {
     exe: Arc<PathBuf>,
     /// Variables of this process that guards and commands do not get.
     hidden: Arc<[String]>,
+    /// What guards are forked from, once there was a first one.
+    zygote: Arc<Mutex<Option<Zygote>>>,
     /// Where starts and ends of commands are written down.
     recorder: Option<Arc<Recorder>>,
 }
@@ -108,6 +112,7 @@ impl Runner {
         Ok(Self {
             exe: Arc::new(exe),
             hidden: Arc::default(),
+            zygote: Arc::default(),
             recorder: None,
         })
     }
@@ -118,6 +123,7 @@ impl Runner {
         Self {
             exe: Arc::default(),
             hidden: Arc::default(),
+            zygote: Arc::default(),
             recorder: None,
         }
     }
@@ -126,6 +132,8 @@ impl Runner {
     pub fn hiding(self, variables: Arc<[String]>) -> Self {
         Self {
             hidden: variables,
+            // It has the variables with which it was started.
+            zygote: Arc::default(),
             ..self
         }
     }
@@ -213,6 +221,12 @@ impl Runner {
     fn launch(&self, job: &JobName, run: RunId, transparent: bool) -> io::Result<Prepared> {
         let (ours, theirs) = StdUnixStream::pair()?;
         ours.set_nonblocking(true)?;
+        if !transparent && let Some(child) = self.fork(job, run, theirs.as_fd())? {
+            return Ok(Prepared {
+                child,
+                socket: ours,
+            });
+        }
         // Use nothing here that makes std fork instead of posix_spawn: a fork copies the page tables of the whole
         // daemon. The guard sets user, session and so on.
         let mut command = self.command();
@@ -239,6 +253,42 @@ impl Runner {
             child,
             socket: ours,
         })
+    }
+
+    /// Has a guard forked by the zygote, which is started if there is none. None: that is not possible now; a guard is
+    /// to be executed instead. A zygote may have been killed, stopped or frozen.
+    fn fork(
+        &self,
+        job: &JobName,
+        run: RunId,
+        socket: BorrowedFd<'_>,
+    ) -> io::Result<Option<OwnChild>> {
+        let run = run.to_string();
+        let words = ["soloist", guard::ARGUMENT, job.as_str(), &run];
+        let mut zygote = self.zygote.lock();
+        for _ in 0..2 {
+            let new = zygote.is_none();
+            let Some(asked) = zygote
+                .take()
+                .map_or_else(|| Zygote::start(self.command()), Ok)
+                .ok()
+            else {
+                return Ok(None);
+            };
+            match asked.fork(&words, socket) {
+                Ok(child) => {
+                    *zygote = Some(asked);
+                    return Ok(Some(child));
+                }
+                Err(zygote::Failed::Guard(error)) => {
+                    *zygote = Some(asked);
+                    return Err(error);
+                }
+                Err(zygote::Failed::Zygote) if new => break,
+                Err(zygote::Failed::Zygote) => {}
+            }
+        }
+        Ok(None)
     }
 
     fn spawn(&self, spec: Spec, output: Output, prepared: Option<Prepared>) -> io::Result<Running> {

@@ -8,6 +8,7 @@ use std::{
     io,
     os::unix::fs::{DirBuilderExt, MetadataExt},
     path::{Path, PathBuf},
+    sync::OnceLock,
     time::Duration,
 };
 
@@ -178,11 +179,27 @@ pub(crate) fn of_all_runs() -> Vec<(String, Cgroup)> {
         .collect()
 }
 
+/// What is mounted, read once by a process from which guards are forked: it costs the kernel much to write that down.
+static MOUNTS: OnceLock<String> = OnceLock::new();
+
+/// For this process and those that are forked from it.
+pub(super) fn remember_mounts() {
+    if let Some(mounts) = mounts() {
+        MOUNTS.get_or_init(|| mounts);
+    }
+}
+
+fn mounts() -> Option<String> {
+    fs::read_to_string("/proc/self/mountinfo").ok()
+}
+
 /// The directory of this process's own v2 cgroup.
 fn own() -> Option<PathBuf> {
     let membership = fs::read_to_string("/proc/self/cgroup").ok()?;
-    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
-    locate(&membership, &mounts)
+    match MOUNTS.get() {
+        Some(mounts) => locate(&membership, mounts),
+        None => locate(&membership, &mounts()?),
+    }
 }
 
 /// `membership` is /proc/self/cgroup, `mounts` /proc/self/mountinfo.

@@ -24,7 +24,9 @@ use rustix::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{Inherited, Spec, cgroup::Cgroup, is_of_store, privileges, tree::Proc};
+use super::{
+    Inherited, Spec, cgroup::Cgroup, is_of_store, privileges, tree::Proc, unblock_signals,
+};
 use crate::clock::Boottime;
 
 /// Where to search for a command if its environment has no PATH.
@@ -196,8 +198,7 @@ pub(super) fn start(
         Shared::new(deadline).map_err(|e| format!("cannot start a process (memory): {e}"))?;
     let guard = rustix::process::getpid();
 
-    // Signals to the child stay blocked until it has reset their handling: the guard's handling would lose them.
-    let blocked = block_signals();
+    // Signals to the child stay blocked, as they are in the guard, until it executes the command.
     let pid = fork(cgroup, &shared);
     if pid == 0 {
         let child = Child {
@@ -210,7 +211,6 @@ pub(super) fn start(
         child.run();
     }
     let error = io::Error::last_os_error();
-    restore_signals(&blocked);
     match (pid > 0).then(|| Pid::from_raw(pid)).flatten() {
         Some(pid) => Ok(Start {
             pid,
@@ -377,8 +377,11 @@ impl Child<'_> {
             Err(failed) => failed,
             Ok(command) => {
                 self.shared.enter(Stage::Exec);
-                let ignored = self.spec.transparent.as_ref();
-                reset_signals(ignored.map_or(&[], |t| &t.ignored));
+                // The guard has reset all of them.
+                for signal in self.spec.transparent.iter().flat_map(|t| &t.ignored) {
+                    set_signal(*signal, libc::SIG_IGN);
+                }
+                unblock_signals();
                 // The last check: the steps before took time, and the lease may have ended.
                 if Boottime::now().0 >= self.shared.page().deadline.load(Ordering::Relaxed) {
                     return TOO_LATE.into();
@@ -573,57 +576,30 @@ impl Command {
     }
 }
 
-/// Blocks all signals, and returns which were blocked before.
-fn block_signals() -> libc::sigset_t {
-    // SAFETY: all-zero is a valid set, and both pointers are valid.
-    unsafe {
-        let (mut all, mut before): (libc::sigset_t, libc::sigset_t) = std::mem::zeroed();
-        libc::sigfillset(&raw mut all);
-        libc::sigprocmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
-        before
-    }
-}
-
-fn restore_signals(before: &libc::sigset_t) {
-    // SAFETY: the pointers are valid, or may be null.
-    unsafe { libc::sigprocmask(libc::SIG_SETMASK, before, std::ptr::null_mut()) };
-}
-
-/// Resets all signals but these to their defaults and unblocks all, as programs expect.
-fn reset_signals(ignored: &[i32]) {
+/// Resets all signals to their defaults, as programs expect: whoever started this process may have left some ignored.
+/// With SIGCHLD ignored, children would vanish without a status.
+pub(super) fn reset_signals() {
     for signal in 1..=64 {
-        let action = if ignored.contains(&signal) {
-            libc::SIG_IGN
-        } else {
-            libc::SIG_DFL
-        };
-        // SAFETY: both are valid for all; for SIGKILL, SIGSTOP and libc's own the call is refused.
-        unsafe { libc::signal(signal, action) };
+        set_signal(signal, libc::SIG_DFL);
     }
-    // posix_spawn, which started the guard, ignores these two, and libc's functions leave them alone.
-    for signal in [32, 33] {
-        let mut action = [0_usize; 8];
-        if ignored.contains(&signal) {
-            action[0] = libc::SIG_IGN;
-        }
-        // SAFETY: the kernel's struct is shorter than this on all architectures and begins with the handler; the rest
-        // of it is zero.
-        unsafe {
-            libc::syscall(
-                libc::SYS_rt_sigaction,
-                signal,
-                action.as_ptr(),
-                std::ptr::null_mut::<u8>(),
-                8_usize,
-            )
-        };
-    }
-    // SAFETY: an all-zero sigset_t is what sigemptyset makes of it; the pointers are valid.
+}
+
+/// Ignores a signal, or resets it. posix_spawn, which starts guards, ignores two signals that libc's own functions leave
+/// alone; so this asks the kernel. The kernel refuses SIGKILL and SIGSTOP.
+pub(super) fn set_signal(signal: i32, handler: libc::sighandler_t) {
+    let mut action = [0_usize; 8];
+    action[0] = handler;
+    // SAFETY: the kernel's struct is shorter than this on all architectures and begins with the handler, which is no
+    // function of ours; the rest of it is zero.
     unsafe {
-        let mut none: libc::sigset_t = std::mem::zeroed();
-        libc::sigemptyset(&raw mut none);
-        libc::sigprocmask(libc::SIG_SETMASK, &raw const none, std::ptr::null_mut());
-    }
+        libc::syscall(
+            libc::SYS_rt_sigaction,
+            signal,
+            action.as_ptr(),
+            std::ptr::null_mut::<u8>(),
+            8_usize,
+        )
+    };
 }
 
 fn errno() -> i32 {

@@ -106,7 +106,9 @@ pub(super) struct Process {
     ended: bool,
     /// The store's clock minus this process's monotonic clock, µs, by each of its answers.
     offsets: Vec<i64>,
-    /// Their median over all processes of this host.
+    /// Those of them by which something was claimed: the process believed that clock.
+    believed: Vec<i64>,
+    /// The median of these, or of all, over all processes of this host.
     offset: i64,
     /// Its configurations, each from a time of the store on.
     pub(super) jobs: Vec<(Boottime, BTreeMap<JobName, Rules>)>,
@@ -314,6 +316,7 @@ impl Records {
             boot,
             ended: false,
             offsets: vec![],
+            believed: vec![],
             offset: 0,
             jobs: vec![],
             stood: vec![],
@@ -352,6 +355,7 @@ impl Records {
             }
             Line::Answers {
                 to,
+                left,
                 received,
                 now_us,
                 answer,
@@ -366,7 +370,13 @@ impl Records {
                     .and_then(|all| all.get_mut(at));
                 let operation = operation.ok_or("it answers no question of this process")?;
                 let middle = (operation.sent.0 + received.0) / 2;
-                here.offsets.push(now_us - (middle / 1000) as i64);
+                let offset = now_us - (middle / 1000) as i64;
+                here.offsets.push(offset);
+                if let Answered::Claim(decided) = &answer
+                    && *decided != Answer::InDoubt
+                {
+                    here.believed.push(offset);
+                }
                 let step = match around {
                     _ if answer == Answered::Claim(Answer::InDoubt) => None,
                     None if answer == Answered::Register(Registration::Quarantined) => None,
@@ -381,6 +391,7 @@ impl Records {
                     }
                 };
                 operation.done = Some(Done {
+                    left,
                     received,
                     now_us,
                     answer,
@@ -434,8 +445,14 @@ impl Records {
     /// Gives each question its place in time: by the store's clock, unless that jumped, or somebody told a wrong time.
     fn date(&mut self) {
         let median = |boot: usize| {
-            let of = self.processes.iter().filter(|p| p.boot == boot);
-            let mut offsets: Vec<i64> = of.flat_map(|p| p.offsets.iter().copied()).collect();
+            let of = |which: fn(&Process) -> &Vec<i64>| -> Vec<i64> {
+                let of = self.processes.iter().filter(|p| p.boot == boot);
+                of.flat_map(which).copied().collect()
+            };
+            let mut offsets = of(|p| &p.believed);
+            if offsets.is_empty() {
+                offsets = of(|p| &p.offsets);
+            }
             offsets.sort_unstable();
             offsets.get(offsets.len() / 2).copied().unwrap_or(0)
         };
@@ -619,6 +636,30 @@ mod tests {
     }
 
     #[test]
+    fn the_clock_by_which_claims_were_decided_dates_what_happened() {
+        let process = |offsets: &[i64], believed: &[i64]| Process {
+            who: String::new(),
+            boot: 0,
+            ended: true,
+            offsets: offsets.to_vec(),
+            believed: believed.to_vec(),
+            offset: 0,
+            jobs: vec![],
+            stood: vec![],
+            last: Boottime(5000),
+        };
+        for (believed, offset) in [(&[7_i64, 8, 9][..], 8), (&[], 3_600)] {
+            let mut records = Records {
+                boots: vec!["b".to_owned()],
+                processes: vec![process(&[3_600, 3_600, 3_600, 7, 8], believed)],
+                ..Records::default()
+            };
+            records.date();
+            assert_eq!(records.processes[0].offset, offset, "{believed:?}");
+        }
+    }
+
+    #[test]
     fn a_clock_that_was_ahead_for_most_of_the_time_or_at_the_end_makes_nothing_overdue() {
         const HOUR: i64 = 3_600_000_000;
         for (offsets, offset) in [
@@ -631,6 +672,7 @@ mod tests {
                 boot: 0,
                 ended: true,
                 offsets: offsets.to_vec(),
+                believed: vec![],
                 offset,
                 jobs: vec![],
                 stood: vec![],

@@ -244,13 +244,16 @@ impl Judge<'_> {
     fn no_orphan(&mut self) {
         let mut confirmed: BTreeMap<RunId, Boottime> = BTreeMap::new();
         for o in self.operations {
-            let run = match (&o.question, o.done.as_ref().map(|d| &d.answer)) {
-                (Question::Claim(c), Some(Answered::Claim(Answer::Granted(_)))) => c.run,
-                (Question::Renew(r), Some(Answered::Renew(Renewal::Renewed(_)))) => r.run.id,
+            let Some(done) = &o.done else { continue };
+            let run = match (&o.question, &done.answer) {
+                (Question::Claim(c), Answered::Claim(Answer::Granted(_))) => c.run,
+                (Question::Renew(r), Answered::Renew(Renewal::Renewed(_))) => r.run.id,
                 _ => continue,
             };
-            let last = confirmed.entry(run).or_insert(o.sent);
-            *last = o.sent.max(*last);
+            // It may have waited for the lock of a file before it left.
+            let sent = done.left.unwrap_or(o.sent);
+            let last = confirmed.entry(run).or_insert(sent);
+            *last = sent.max(*last);
         }
         let mut breaches = vec![];
         for g in &self.granted {

@@ -35,6 +35,8 @@ pub(super) struct Operation {
 /// An answer.
 #[derive(Debug)]
 pub(super) struct Done {
+    /// When the question left, if that is known to be later than when it was asked.
+    pub left: Option<Boottime>,
     pub(super) received: Boottime,
     /// What the store's clock showed, Unix µs.
     pub(super) now_us: i64,
@@ -346,12 +348,14 @@ impl<'a> Walk<'a> {
         self.take(i, Some(jump), states);
     }
 
-    /// The store may have lost its data before `i`, and no heartbeat could tell.
+    /// The store may have lost its data between the question before `i` and `i`, and no heartbeat could tell.
     fn may_be_lost(&self, i: usize) -> bool {
         let step = self.step(i);
+        let before = self.decided.last().map_or(i64::MIN, |d| d.now_us);
         (self.losses.unseen.iter()).any(|unseen| {
             unseen.incarnation == *step.incarnation
-                && (unseen.from_us..=unseen.to_us).contains(&step.now_us)
+                && unseen.from_us <= step.now_us
+                && before <= unseen.to_us
         })
     }
 

@@ -90,6 +90,7 @@ impl Told {
             about_us: i64::midpoint(sent_us, T + times.2 * MS),
             question,
             done: answered.then(|| Done {
+                left: None,
                 received: boot(times.2),
                 now_us,
                 answer,
@@ -251,7 +252,9 @@ fn a_loss_that_no_heartbeat_can_tell_of_is_not_judged() {
         (unseen("a", 100, 200), Jump::Unseen),
         // A heartbeat after it found the epoch that was there all the time, or it came in another incarnation.
         (unseen("a", 121, 200), Jump::Unexplained),
-        (unseen("a", 90, 119), Jump::Unexplained),
+        // It came before the question, or before the state was seen last.
+        (unseen("a", 90, 119), Jump::Unseen),
+        (unseen("a", 1, 9), Jump::Unexplained),
         (unseen("b", 100, 200), Jump::Unexplained),
     ] {
         let order = told.order(&losses);

@@ -105,8 +105,13 @@ impl RecordingStore {
         let received = Boottime::now();
         let mut around = reply.around.iter().cloned();
         for (&to, answer) in asked.iter().zip(answers(&reply.value)) {
+            let leases = matches!(
+                answer,
+                Answered::Claim(Answer::Granted(_)) | Answered::Renew(Renewal::Renewed(_))
+            );
             self.recorder.write(&Line::Answers {
                 to,
+                left: leases.then_some(reply.sent),
                 received,
                 now_us: reply.now_us,
                 answer,

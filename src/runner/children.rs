@@ -5,12 +5,18 @@
 //! But this code must not take the exit status of a child that other code waits for. So this module lists each child
 //! that this program starts, from before it can end until it is reaped.
 
-use std::{io, process::ExitStatus, time::Duration};
+use std::{
+    io,
+    os::{fd::OwnedFd, unix::process::ExitStatusExt},
+    process::ExitStatus,
+    time::Duration,
+};
 
 use crate::logic::backoff::Pauses;
 use parking_lot::{Mutex, MutexGuard};
-use rustix::process::{Pid, WaitOptions};
+use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, pidfd_open, pidfd_send_signal};
 use tokio::{
+    io::{Interest, unix::AsyncFd},
     process::{Child, ChildStderr, ChildStdout, Command},
     signal::unix::{SignalKind, signal},
 };
@@ -33,7 +39,7 @@ fn own() -> MutexGuard<'static, Vec<i32>> {
 #[derive(Debug)]
 pub(super) struct OwnChild {
     /// None: moved to the task that waits for it.
-    child: Option<Child>,
+    child: Option<Kind>,
     /// None: it has been reaped.
     listed: Option<i32>,
 }
@@ -47,32 +53,59 @@ impl OwnChild {
         let listed = child.id().and_then(|pid| i32::try_from(pid).ok());
         own.extend(listed);
         Ok(Self {
-            child: Some(child),
+            child: Some(Kind::Spawned(child)),
             listed,
+        })
+    }
+
+    /// A child of this process that another process forked: `fork` asks for it and returns its pid. Needs a Tokio
+    /// runtime.
+    pub(super) fn forked<E: From<io::Error>>(
+        fork: impl FnOnce() -> Result<i32, E>,
+        output: [OwnedFd; 2],
+    ) -> Result<Self, E> {
+        // As in `spawn`.
+        let mut own = own();
+        let pid = fork()?;
+        // If this fails, nobody keeps the guard's socket, so that it ends; it is reaped as orphans are.
+        let child = Forked::new(pid, output)?;
+        own.push(pid);
+        Ok(Self {
+            child: Some(Kind::Forked(child)),
+            listed: Some(pid),
         })
     }
 
     /// None if it has been reaped.
     pub(super) fn id(&self) -> Option<u32> {
-        self.child.as_ref()?.id()
+        match self.child.as_ref()? {
+            Kind::Spawned(child) => child.id(),
+            Kind::Forked(child) => child.id(),
+        }
     }
 
     /// It has ended.
     pub(super) fn ended(&mut self) -> bool {
-        let child = self.child.as_mut();
-        child.is_none_or(|child| !matches!(child.try_wait(), Ok(None)))
+        !match &mut self.child {
+            None => false,
+            Some(Kind::Spawned(child)) => matches!(child.try_wait(), Ok(None)),
+            Some(Kind::Forked(child)) => matches!(child.try_wait(), Ok(None)),
+        }
     }
 
     pub(super) fn take_output(&mut self) -> (Option<ChildStdout>, Option<ChildStderr>) {
         match &mut self.child {
-            Some(child) => (child.stdout.take(), child.stderr.take()),
+            Some(Kind::Spawned(child)) => (child.stdout.take(), child.stderr.take()),
+            Some(Kind::Forked(child)) => (child.stdout.take(), child.stderr.take()),
             None => (None, None),
         }
     }
 
     pub(super) fn kill(&mut self) {
-        if let Some(child) = &mut self.child {
-            let _ = child.start_kill();
+        match &mut self.child {
+            Some(Kind::Spawned(child)) => drop(child.start_kill()),
+            Some(Kind::Forked(child)) => child.kill(),
+            None => {}
         }
     }
 
@@ -98,6 +131,78 @@ impl Drop for OwnChild {
                 let _ = child.wait().await;
                 forget(listed);
             });
+        }
+    }
+}
+
+#[derive(Debug)]
+enum Kind {
+    Spawned(Child),
+    Forked(Forked),
+}
+
+impl Kind {
+    async fn wait(&mut self) -> io::Result<ExitStatus> {
+        match self {
+            Self::Spawned(child) => child.wait().await,
+            Self::Forked(child) => child.wait().await,
+        }
+    }
+}
+
+/// A child of this process that another process forked.
+#[derive(Debug)]
+struct Forked {
+    pid: Pid,
+    /// A pidfd: readable once the child has ended.
+    ended: AsyncFd<OwnedFd>,
+    status: Option<ExitStatus>,
+    stdout: Option<ChildStdout>,
+    stderr: Option<ChildStderr>,
+}
+
+impl Forked {
+    fn new(pid: i32, [stdout, stderr]: [OwnedFd; 2]) -> io::Result<Self> {
+        let pid = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
+        let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
+        // SAFETY: the descriptor is this one's, stays open and is the same until that is dropped.
+        let ended = unsafe { AsyncFd::register_with_interest(pidfd, Interest::READABLE) };
+        Ok(Self {
+            pid,
+            ended: ended?,
+            status: None,
+            stdout: Some(ChildStdout::from_std(stdout.into())?),
+            stderr: Some(ChildStderr::from_std(stderr.into())?),
+        })
+    }
+
+    fn id(&self) -> Option<u32> {
+        let pid = self.pid.as_raw_nonzero().get().cast_unsigned();
+        self.status.is_none().then_some(pid)
+    }
+
+    fn try_wait(&mut self) -> io::Result<Option<ExitStatus>> {
+        if self.status.is_none() {
+            let ended = rustix::process::waitpid(Some(self.pid), WaitOptions::NOHANG)?;
+            self.status = ended.map(|(_, status)| ExitStatus::from_raw(status.as_raw()));
+        }
+        Ok(self.status)
+    }
+
+    async fn wait(&mut self) -> io::Result<ExitStatus> {
+        loop {
+            if let Some(status) = self.try_wait()? {
+                return Ok(status);
+            }
+            // Look again after that: if it ends from here on, it becomes readable again.
+            self.ended.readable().await?.clear_ready();
+        }
+    }
+
+    fn kill(&self) {
+        if self.status.is_none() {
+            // An error: it has ended.
+            let _ = pidfd_send_signal(self.ended.get_ref(), Signal::KILL);
         }
     }
 }
