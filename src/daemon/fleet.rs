@@ -574,13 +574,23 @@ impl FleetTask {
 }
 
 /// How far the wall clock of each host is ahead of the store's clock (`shown`), ms. An instance dates its heartbeats by
-/// the store's clock, or, if it does not believe that clock, by the time that it believes. An instance that has just
-/// started knows only its host's `wall` clock.
+/// the store's clock, or, if it does not believe that clock, by the time that it believes: then it also says how far
+/// they are apart. A clock may have been stepped since that heartbeat, and an instance that has just started knows only
+/// its host's `wall` clock.
 fn walls(fleet: &Fleet, me: &InstanceId, shown: i64, believed: i64, wall: i64) -> Vec<i64> {
     let others = fleet.instances.iter().filter(|(id, _)| *id != me);
     let others = others.filter_map(|(_, i)| {
-        let fresh = |now: &i64| i.wall != 0 && i.seen.abs_diff(*now) <= LIVE_WITHIN_MS as u64;
-        let now = [shown, believed, wall].into_iter().find(fresh)?;
+        let within = |at: i64, now: i64| i.wall != 0 && at.abs_diff(now) <= LIVE_WITHIN_MS as u64;
+        let doubted = (i.clock_doubt_ms)
+            .map(|doubt| i.seen.saturating_add(doubt))
+            .filter(|store| belief::in_doubt(i.seen, *store));
+        if let Some(store) = doubted
+            && within(store, shown)
+        {
+            return Some(i.wall.saturating_sub(store));
+        }
+        let mut now = [shown, believed, wall].into_iter();
+        let now = now.find(|now| within(i.seen, *now))?;
         let ahead = i.wall.saturating_sub(i.seen);
         Some(ahead.saturating_add(now).saturating_sub(shown))
     });
@@ -661,5 +671,18 @@ mod tests {
             let dated = if believed == NOW { 20 } else { 27 };
             assert_eq!(all, [-HOUR, -HOUR + 7, -HOUR + dated]);
         }
+
+        // One that starts now on a host whose clock is wrong, too, learns from those that do not believe the store.
+        let doubts = Info {
+            clock_doubt_ms: Some(HOUR),
+            ..info(NOW - 300, NOW - 290)
+        };
+        let mut fleet = fleet;
+        fleet.instances = [("doubts", doubts)]
+            .map(|(id, i)| (InstanceId::new(id), i))
+            .into();
+        let lost = NOW - HOUR / 4;
+        let all = walls(&fleet, &me, NOW + HOUR, NOW + HOUR, lost);
+        assert_eq!(all, [lost - NOW - HOUR, -HOUR + 10]);
     }
 }
