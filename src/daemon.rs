@@ -176,6 +176,7 @@ impl Daemon {
         let runner = runner
             .hiding(config.store_variables.clone())
             .recording(recorder.clone());
+        runner.start_zygote();
         sweep().await;
         let parts = (store, runner, recorder);
         let daemon = Self::assemble(o.config_path, config, (instance, host), parts)?;

@@ -117,6 +117,14 @@ impl Runner {
         })
     }
 
+    /// The process id of the zygote, once it is ready.
+    pub fn zygote_pid(&self) -> Option<u32> {
+        let mut zygote = self.zygote.lock();
+        let ready = zygote.as_mut()?;
+        matches!(ready.ready(), Ok(true)).then_some(())?;
+        ready.pid()
+    }
+
     /// One that makes no process: for simulated hosts.
     #[cfg(test)]
     pub(crate) fn simulated() -> Self {
@@ -255,40 +263,42 @@ impl Runner {
         })
     }
 
-    /// Has a guard forked by the zygote, which is started if there is none. None: that is not possible now; a guard is
-    /// to be executed instead. A zygote may have been killed, stopped or frozen.
+    /// Starts the zygote, from which guards are forked once it is ready, if there is none. Needs a Tokio runtime; does
+    /// not wait.
+    pub fn start_zygote(&self) {
+        let mut zygote = self.zygote.lock();
+        if zygote.as_mut().is_none_or(|z| z.ready().is_err()) {
+            // Without one, guards are executed, which costs more.
+            *zygote = Zygote::start(self.command()).ok();
+        }
+    }
+
+    /// Has a guard forked by the zygote. None: that is not possible now, so a guard is to be executed. The zygote may
+    /// have been killed, stopped or frozen: then the next start finds another one.
     fn fork(
         &self,
         job: &JobName,
         run: RunId,
         socket: BorrowedFd<'_>,
     ) -> io::Result<Option<OwnChild>> {
+        self.start_zygote();
         let run = run.to_string();
         let words = ["soloist", guard::ARGUMENT, job.as_str(), &run];
         let mut zygote = self.zygote.lock();
-        for _ in 0..2 {
-            let new = zygote.is_none();
-            let Some(asked) = zygote
-                .take()
-                .map_or_else(|| Zygote::start(self.command()), Ok)
-                .ok()
-            else {
-                return Ok(None);
-            };
-            match asked.fork(&words, socket) {
-                Ok(child) => {
-                    *zygote = Some(asked);
-                    return Ok(Some(child));
-                }
-                Err(zygote::Failed::Guard(error)) => {
-                    *zygote = Some(asked);
-                    return Err(error);
-                }
-                Err(zygote::Failed::Zygote) if new => break,
-                Err(zygote::Failed::Zygote) => {}
+        let Some(asked) = zygote.as_mut() else {
+            return Ok(None);
+        };
+        if !matches!(asked.ready(), Ok(true)) {
+            return Ok(None);
+        }
+        match asked.fork(&words, socket) {
+            Ok(child) => Ok(Some(child)),
+            Err(zygote::Failed::Guard(error)) => Err(error),
+            Err(zygote::Failed::Zygote) => {
+                *zygote = None;
+                Ok(None)
             }
         }
-        Ok(None)
     }
 
     fn spawn(&self, spec: Spec, output: Output, prepared: Option<Prepared>) -> io::Result<Running> {

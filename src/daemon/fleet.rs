@@ -187,6 +187,10 @@ impl FleetTask {
                         let epoch = self.epoch.known();
                         let next = epoch.and_then(|epoch| self.contender.next_registration(epoch));
                         let idle = next.filter(|_| self.registering.is_none());
+                        let idle = match self.contender.clock.doubt_us() {
+                            Some(_) => Some(HEARTBEAT),
+                            None => idle,
+                        };
                         idle.unwrap_or(REGISTER_AGAIN)
                             .clamp(REGISTER_AGAIN, HEARTBEAT)
                     }

@@ -584,8 +584,8 @@ pub(super) fn reset_signals() {
     }
 }
 
-/// Ignores a signal, or resets it. posix_spawn, which starts guards, ignores two signals that libc's own functions leave
-/// alone; so this asks the kernel. The kernel refuses SIGKILL and SIGSTOP.
+/// Ignores a signal, or resets it. posix_spawn, which starts guards, ignores two signals that libc's own functions
+/// leave alone; so this asks the kernel. The kernel refuses SIGKILL and SIGSTOP.
 pub(super) fn set_signal(signal: i32, handler: libc::sighandler_t) {
     let mut action = [0_usize; 8];
     action[0] = handler;

@@ -5,8 +5,9 @@
 //! between two requests, and does nothing but fork: its guards are children of the daemon (CLONE_PARENT), so its end
 //! concerns none of them. It ends with its daemon. The daemon's side is `runner::zygote`.
 //!
-//! Descriptor 0 is a socket to the daemon (SOCK_SEQPACKET). A request is the command line of a guard, with its
-//! descriptors 0, 1 and 2 beside it; the reply is the guard's pid, or a negative error number.
+//! Descriptor 0 is a socket to the daemon (SOCK_SEQPACKET). The zygote sends a zero once it is ready. A request is the
+//! command line of a guard, with its descriptors 0, 1 and 2 beside it; the reply is the guard's pid, or a negative
+//! error number.
 
 use std::{
     io::{self, IoSliceMut},
@@ -61,6 +62,7 @@ fn prepare(socket: &OwnedFd) -> io::Result<Title> {
     cgroup::remember_mounts();
     let title = Title::find().ok_or_else(|| io::Error::other("/proc/self/stat has no argv"))?;
     title.set(format!("soloist\0{ZYGOTE_ARGUMENT}\0").as_bytes());
+    send(socket, &0_i32.to_ne_bytes(), SendFlags::NOSIGNAL)?;
     Ok(title)
 }
 

@@ -19,16 +19,21 @@ use rustix::{
 };
 
 use super::children::OwnChild;
-use crate::guard;
+use crate::{clock::Boottime, guard};
 
 /// How long a zygote may take to fork a guard. One that somebody has stopped or frozen never does.
 const PATIENCE: Duration = Duration::from_millis(250);
 
-/// A running zygote. Dropped, it ends.
+/// How long a zygote may take to be ready. Guards are executed meanwhile.
+const BEGINNING: Duration = Duration::from_secs(10);
+
+/// A zygote. Dropped, it ends.
 #[derive(Debug)]
 pub(super) struct Zygote {
     child: OwnChild,
     socket: OwnedFd,
+    /// When it was started, until it is ready.
+    begun: Option<Boottime>,
 }
 
 /// Why there is no guard.
@@ -46,7 +51,7 @@ impl From<io::Error> for Failed {
 }
 
 impl Zygote {
-    /// `command` starts this binary.
+    /// `command` starts this binary. Does not wait until it is ready. Needs a Tokio runtime.
     pub(super) fn start(mut command: Command) -> io::Result<Self> {
         let (ours, theirs) = socketpair(
             AddressFamily::UNIX,
@@ -62,7 +67,30 @@ impl Zygote {
         Ok(Self {
             child: OwnChild::spawn(command)?,
             socket: ours,
+            begun: Some(Boottime::now()),
         })
+    }
+
+    /// Whether guards can be forked from it now.
+    ///
+    /// # Errors
+    /// It is dead, or takes too long: another one may be of use.
+    pub(super) fn ready(&mut self) -> Result<bool, Failed> {
+        let Some(begun) = self.begun else {
+            return Ok(true);
+        };
+        match self.reply() {
+            Ok(0) => {
+                self.begun = None;
+                Ok(true)
+            }
+            Err(Errno::AGAIN) if Boottime::now().since(begun) < BEGINNING => Ok(false),
+            _ => Err(Failed::Zygote),
+        }
+    }
+
+    pub(super) fn pid(&self) -> Option<u32> {
+        self.child.id()
     }
 
     /// Has a guard forked, with this command line, and `socket` as its descriptor 0. Needs a Tokio runtime, and blocks
@@ -88,13 +116,18 @@ impl Zygote {
         sendmsg(&self.socket, &[IoSlice::new(&line)], &mut control, flags)
             .map_err(|_| Failed::Zygote)?;
         self.wait()?;
+        match self.reply() {
+            Ok(pid @ 1..) => Ok(pid),
+            Ok(0) | Err(_) => Err(Failed::Zygote),
+            Ok(error) => Err(Failed::Guard(io::Error::from_raw_os_error(-error))),
+        }
+    }
+
+    fn reply(&self) -> Result<i32, Errno> {
         let mut reply = [0; 4];
-        match recv(&self.socket, &mut reply, RecvFlags::DONTWAIT) {
-            Ok((_, 4)) => match i32::from_ne_bytes(reply) {
-                pid @ 1.. => Ok(pid),
-                error => Err(Failed::Guard(io::Error::from_raw_os_error(-error))),
-            },
-            _ => Err(Failed::Zygote),
+        match recv(&self.socket, &mut reply, RecvFlags::DONTWAIT)? {
+            (_, 4) => Ok(i32::from_ne_bytes(reply)),
+            _ => Err(Errno::CONNRESET),
         }
     }
 

@@ -265,6 +265,7 @@ struct Node {
     contender: Arc<Contender>,
     line: Arc<Line>,
     stop: CancellationToken,
+    kept: tokio::task::JoinHandle<()>,
     open: Arc<Mutex<Vec<Granted>>>,
     plans: Mutex<mpsc::UnboundedReceiver<PlanUpdate>>,
 }
@@ -345,11 +346,12 @@ impl Node {
             )
         });
         tokio::spawn(contender.clone().watch());
-        tokio::spawn(keep(contender.clone(), stop.clone(), decisions));
+        let kept = tokio::spawn(keep(contender.clone(), stop.clone(), decisions));
         Self {
             contender,
             line: s.line,
             stop,
+            kept,
             open,
             plans: Mutex::new(planned),
         }
@@ -1328,6 +1330,33 @@ async fn a_trigger_waits_for_the_stores_clock_without_haste_and_ends() {
     let asked = node.line.claims.load(Ordering::SeqCst);
     let most = 16 + begun.elapsed().as_secs() as usize;
     assert!(asked <= most, "asked {asked} times");
+}
+
+#[tokio::test]
+async fn while_the_stores_clock_is_in_doubt_no_registration_is_asked_for() {
+    const HOUR: i64 = 3_600_000;
+    let store = Arc::new(MemoryStore::new());
+    let node = Node::simple("a", &store, &Arc::new(Started::default()));
+    let contender = &node.contender;
+    node.with(&job("")).await;
+    // From here on the test itself does what keeps a contender going.
+    node.stop.cancel();
+    until("nobody else asks", || node.kept.is_finished().then_some(())).await;
+    store.shift(HOUR);
+    let reply = store.heartbeat(None).await.unwrap();
+    note_clock(&contender.clock, &reply);
+    assert!(contender.clock.doubt_us().is_some());
+    contender.set_job(named("other", ""));
+    // Each question would fail.
+    node.line.away.store(true, Ordering::SeqCst);
+    let left = contender.register(&open_epoch(&reply)).await;
+    assert_eq!(left.unwrap(), 1);
+    node.line.away.store(false, Ordering::SeqCst);
+    store.shift(-HOUR);
+    let reply = store.heartbeat(None).await.unwrap();
+    note_clock(&contender.clock, &reply);
+    let left = contender.register(&open_epoch(&reply)).await;
+    assert_eq!(left.unwrap(), 0);
 }
 
 #[tokio::test]

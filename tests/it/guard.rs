@@ -24,7 +24,7 @@ use soloist::{
         life::{Cause, Stop},
     },
     model::{InstanceId, JobName, Occurrence, Outcome, Run, RunId, Trigger},
-    runner::{End, Runner},
+    runner::{End, Runner, Running},
 };
 
 use crate::support::{
@@ -1051,6 +1051,112 @@ fn an_outcome_of_a_run_without_a_guard_is_left_to_a_process_of_its_own() {
     let handed = tree.handed_over();
     assert_eq!(handed.end, hand_over.end);
     assert_eq!(handed.settle, hand_over.settle);
+}
+
+/// Whether this process was forked and has executed nothing since (PF_FORKNOEXEC), and its parent.
+fn forked_by(pid: u32) -> (bool, i32) {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("a process");
+    let (_, fields) = stat.rsplit_once(')').expect("a name");
+    let fields: Vec<&str> = fields.split_ascii_whitespace().collect();
+    let flags: u64 = fields[6].parse().expect("flags");
+    (flags & 0x40 != 0, fields[1].parse().expect("a parent"))
+}
+
+async fn zygote_of(runner: &Runner) -> u32 {
+    runner.start_zygote();
+    until_async("the zygote is ready", || runner.zygote_pid().is_some()).await;
+    runner.zygote_pid().expect("a zygote")
+}
+
+/// Starts a command that goes on.
+async fn start_waiting(runner: &Runner) -> Running {
+    let running = runner
+        .start(spec(&["sleep", "1000"]), OUTPUT)
+        .await
+        .expect("a guard");
+    running.started().await.expect("started");
+    running
+}
+
+async fn cancel(mut running: Running) {
+    running.stop(Stop::Cancelled, None);
+    assert_eq!(running.wait().await.outcome, Outcome::Cancelled);
+    running.settled().await;
+}
+
+fn dead(pid: u32) -> bool {
+    stat(pid.cast_signed()).is_none_or(|(state, _)| state == 'Z')
+}
+
+#[tokio::test]
+async fn guards_are_forked_from_a_zygote_and_outlive_it() {
+    let runner = runner();
+    let zygote = zygote_of(&runner).await;
+    let (first, second) = (start_waiting(&runner).await, start_waiting(&runner).await);
+    let this = std::process::id().cast_signed();
+    for running in [&first, &second] {
+        let guard = running.guard_pid().expect("a guard");
+        assert_eq!(forked_by(guard), (true, this));
+        let line = fs::read(format!("/proc/{guard}/cmdline")).expect("a command line");
+        let words: Vec<&[u8]> = line.split(|&b| b == 0).take(3).collect();
+        assert_eq!(words, [&b"soloist"[..], b"__guard", b"backup"]);
+    }
+    kill(zygote.cast_signed(), Signal::KILL);
+    until_async("the zygote is dead", || dead(zygote)).await;
+    let third = start_waiting(&runner).await;
+    assert_ne!(zygote_of(&runner).await, zygote);
+    for running in [first, second, third] {
+        cancel(running).await;
+    }
+}
+
+#[tokio::test]
+async fn a_zygote_that_is_stopped_is_replaced() {
+    let runner = runner();
+    let zygote = zygote_of(&runner).await;
+    kill(zygote.cast_signed(), Signal::STOP);
+    until_async("it is stopped", || {
+        stat(zygote.cast_signed()).is_some_and(|(state, _)| state == 'T')
+    })
+    .await;
+    cancel(start_waiting(&runner).await).await;
+    assert_ne!(zygote_of(&runner).await, zygote);
+    // It must not fork, when it is continued, what it was asked for.
+    until_async("it is dead", || dead(zygote)).await;
+}
+
+#[tokio::test]
+async fn without_a_zygote_guards_are_executed() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let exe = dir.path().join("soloist");
+    let script =
+        format!("#!/bin/sh\n[ \"$1\" != __zygote ] || exec sleep 1000\nexec {EXE} \"$@\"\n");
+    fs::write(&exe, script).expect("a script");
+    fs::set_permissions(&exe, fs::Permissions::from_mode(0o755)).expect("executable");
+    let runner = Runner::with_exe(exe).expect("a runner");
+    let running = start_waiting(&runner).await;
+    assert_eq!(runner.zygote_pid(), None);
+    assert!(!forked_by(running.guard_pid().expect("a guard")).0);
+    cancel(running).await;
+}
+
+#[test]
+fn a_zygote_ends_with_its_daemon() {
+    for stopped in [false, true] {
+        let tree = Tree::new();
+        let mut daemon = stand_in(&tree, &tree.spec("wait"));
+        tree.members();
+        let zygote = process::children(daemon.id())
+            .into_iter()
+            .find(|pid| process::command_line(*pid).contains("__zygote"))
+            .expect("a zygote");
+        if stopped {
+            kill(zygote.cast_signed(), Signal::STOP);
+        }
+        daemon.kill().expect("killed");
+        until("the zygote is gone", || dead(zygote));
+        daemon.wait().expect("reaped");
+    }
 }
 
 #[test]
