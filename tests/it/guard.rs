@@ -1172,7 +1172,9 @@ async fn stand_in_daemon() {
         return;
     };
     let spec: Spec = serde_json::from_slice(&fs::read(file).expect("a spec")).expect("a spec");
-    let mut running = runner().start(spec, OUTPUT).await.expect("a guard");
+    // Without it its zygote would end.
+    let runner = runner();
+    let mut running = runner.start(spec, OUTPUT).await.expect("a guard");
     running.started().await.expect("started");
     running.wait().await;
     std::future::pending::<()>().await;
