@@ -25,7 +25,7 @@ use rustix::{
 use super::{Guard, block_signals, cgroup, spawn::reset_signals};
 use crate::model::JobName;
 
-/// The hidden first argument that makes this binary a zygote; [`padding`] follows it.
+/// The hidden first argument that makes this binary a zygote; as much as a guard has after it follows.
 pub const ZYGOTE_ARGUMENT: &str = "__zygote";
 
 /// The longest command line of a guard: `soloist __guard JOB RUN`, each with a NUL.
