@@ -3,7 +3,8 @@
 --
 -- KEYS[1]  state    <ns>:{<job>}:state   hash, see lib.lua
 -- ARGV[1]  run      ARGV[2] occurrence (ms)   ARGV[3] attempt   ARGV[4] seq: counts this run's renewals
--- ARGV[5]  entry    JSON members of the open entry: all but seq, incarnation, renewed_at
+-- ARGV[5]  entry    JSON members of the open entry: all but seq, incarnation, renewed_at; empty: the holder did not
+--                   trust its lease any more when it asked, so that it is not put back
 --
 -- Returns  {now_us, incarnation, 'renewed', stop}  stop: empty, cancelled or replaced
 --          {now_us, incarnation, 'lost'}           another run has the lease, or this run was ended
@@ -27,15 +28,19 @@ if st[1] == incarnation then return { int(now_us), incarnation, 'lost' } end
 local last = st[4] and cjson.decode(st[4])
 if last and last.run == ARGV[1] and last.outcome ~= 'unknown' then return { int(now_us), incarnation, 'lost' } end
 
--- The state is gone or from another incarnation: put the lease back.
-local occurrence, attempt, left = tonumber(ARGV[2]), tonumber(ARGV[3]), {}
+-- The state is gone or from another incarnation: put the lease back, unless it is too late, or the data knows that this
+-- occurrence was granted and does not have the run, which was found dead then.
+local occurrence, attempt, left, known = tonumber(ARGV[2]), tonumber(ARGV[3]), {}, false
 for _, e in ipairs(open) do
   if e.occurrence == occurrence then
     if e.attempt > attempt then return { int(now_us), incarnation, 'lost' } end
+    known = true
   else
     left[#left + 1] = cjson.encode(e)
   end
 end
+local decided = (st[1] or '') ~= '' and tonumber(st[3] or '0') >= occurrence
+if ARGV[5] == '' or decided and not known then return { int(now_us), incarnation, 'lost' } end
 left[#left + 1] = '{' .. ARGV[5] .. ',"seq":' .. ARGV[4] .. ',"incarnation":"' .. incarnation .. '","renewed_at":'
   .. int(now) .. '}'
 local key = cjson.decode('{' .. ARGV[5] .. '}').key

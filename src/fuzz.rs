@@ -655,6 +655,7 @@ fn steps(fields: &Fields, was: &State, now: i64) {
         }
     }
     let ours = |o: Option<&Open>| Renew {
+        late: false,
         run: Run {
             occurrence: Occurrence(at),
             attempt: 1,

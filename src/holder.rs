@@ -390,7 +390,7 @@ impl Holder {
             let wake = match next {
                 Do::Wait(at) => at,
                 Do::Renew(seq) => {
-                    let (ask, store) = (self.renewal(g, seq), self.store.clone());
+                    let (ask, store) = (self.renewal(g, seq, hold), self.store.clone());
                     renewal = Some(Box::pin(async move { store.renew(&ask).await }));
                     continue;
                 }
@@ -513,11 +513,12 @@ impl Holder {
         }
     }
 
-    fn renewal(&self, g: &Granted, seq: u32) -> Renew {
+    fn renewal(&self, g: &Granted, seq: u32, hold: &Hold) -> Renew {
         Renew {
             job: g.job.name.clone(),
             run: g.run.clone(),
             seq,
+            late: Boottime::now() >= hold.trusted_until(),
         }
     }
 

@@ -560,6 +560,7 @@ impl std::fmt::Debug for Term {
 impl Term {
     fn new(elector: &Elector, grant: Grant, run: RunId, sent: Boottime, granted_at: i64) -> Self {
         let renew = Renew {
+            late: false,
             job: elector.job.clone(),
             run: Run {
                 id: run,

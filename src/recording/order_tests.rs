@@ -62,6 +62,7 @@ fn reclaim(run: u64) -> Question {
             granted_at: T / 1000,
         },
         seq: 1,
+        late: false,
     }))
 }
 

@@ -522,7 +522,11 @@ impl Store for RedisStore {
             Arg::Int(r.run.occurrence.0),
             Arg::Int(i64::from(r.run.attempt)),
             Arg::Int(i64::from(r.seq)),
-            Arg::String(members(&r.run)),
+            Arg::String(if r.late {
+                String::new()
+            } else {
+                members(&r.run)
+            }),
         ];
         let script = RENEW.script(self.shows_states());
         let keys = [self.key(&r.job, "state")];

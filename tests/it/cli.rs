@@ -650,6 +650,7 @@ impl Held<'_> {
         wait_for("a stop request", || {
             seq += 1;
             let renew = Renew {
+                late: false,
                 job: self.claim.job.clone(),
                 run: self.run(1, 0),
                 seq,

@@ -449,6 +449,7 @@ async fn renew(store: &dyn Store, m: &mut Model) {
         trigger: run.trigger,
     };
     let renew = Renew {
+        late: false,
         job: c.job.clone(),
         run: c.run(grant, run.occurrence.0 + 1),
         seq,

@@ -123,6 +123,7 @@ fn renewal(c: &Claim, seq: u32) -> Renew {
         trigger: c.trigger,
     };
     Renew {
+        late: false,
         job: c.job.clone(),
         run: c.run(grant, occurrence.0),
         seq,

@@ -372,6 +372,7 @@ fn an_awaited_attempt_behind_a_dead_run_is_granted_as_itself() {
 
 fn renewal(run: RunId, at: i64, attempt: u32) -> Renew {
     Renew {
+        late: false,
         run: Run {
             occurrence: Occurrence(at),
             attempt,
@@ -387,6 +388,52 @@ fn renewal(run: RunId, at: i64, attempt: u32) -> Renew {
         job: job(),
         seq: 3,
     }
+}
+
+/// Its holder was stopped for longer than its lease, and asks again after the server was restarted.
+#[test]
+fn a_lease_that_was_taken_over_or_is_not_trusted_is_not_put_back() {
+    let run = asks(T).run;
+    let newer = entry(&asks(T + 2000), T + 2000, 1, T + 2000);
+    // The data; what the holder asks; whether it has its lease back.
+    for (newest, incarnation, open, late, back) in [
+        (T - 2000, "before", vec![], false, true),
+        (T + 2000, "before", vec![], false, false),
+        (T + 2000, "before", vec![newer.clone()], false, false),
+        (T, "before", vec![], false, false),
+        (T, "before", vec![entry(&asks(T), T, 1, T)], false, true),
+        // No more than what instances have told again.
+        (T + 2000, "", vec![], false, true),
+        (T - 2000, "before", vec![], true, false),
+        (0, "", vec![], true, false),
+    ] {
+        let mut state = Some(State {
+            newest,
+            incarnation: incarnation.to_owned(),
+            open: open.clone(),
+            ..State::default()
+        });
+        let ask = Renew {
+            late,
+            ..renewal(run, T, 1)
+        };
+        let before = state.clone();
+        let answer = renew(&mut state, &ask, (T + 9000) * 1000, "incarnation");
+        let expected = if back {
+            Renewal::Renewed(None)
+        } else {
+            Renewal::Lost
+        };
+        assert_eq!(answer, expected, "{newest} {incarnation} {open:?} {late}");
+        assert!(back || state == before);
+    }
+    let mut nothing = None;
+    let ask = Renew {
+        late: true,
+        ..renewal(run, T, 1)
+    };
+    let answer = renew(&mut nothing, &ask, (T + 9000) * 1000, "incarnation");
+    assert_eq!((answer, nothing), (Renewal::Lost, None));
 }
 
 #[test]
@@ -1043,6 +1090,7 @@ fn what_counts_to_its_end_stays_there() {
     // Asked again, renewed, and followed by another attempt.
     assert_eq!(granted(&mut st, &c, T).attempt, u32::MAX);
     let r = Renew {
+        late: false,
         run: Run {
             occurrence: Occurrence(T),
             attempt: 1,

@@ -18,6 +18,9 @@ pub struct Renew {
     pub run: Run,
     /// Counts the renewals sent for this run, from 1.
     pub seq: u32,
+    /// The holder did not trust its lease any more when it asked: a store that lost the lease must not have it back.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub late: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,9 +48,16 @@ pub fn renew(state: &mut Option<State>, r: &Renew, now_us: i64, incarnation: &st
             return Renewal::Renewed(e.stop);
         }
         let ended = |l: &Last| l.run == r.run.id && l.outcome != Outcome::Unknown;
-        if rule!(LostIsLost, st.incarnation == incarnation) || st.last.as_ref().is_some_and(ended) {
+        // Data from before a restart that knows of this occurrence and does not have the run: it was found dead.
+        let known = |e: &Open| e.run.occurrence == r.run.occurrence;
+        let decided = !st.incarnation.is_empty() && st.newest >= r.run.occurrence.0;
+        let dead = st.incarnation == incarnation || decided && !st.open.iter().any(known);
+        if rule!(LostIsLost, dead) || st.last.as_ref().is_some_and(ended) {
             return Renewal::Lost;
         }
+    }
+    if r.late {
+        return Renewal::Lost;
     }
     // A holder that still trusts its lease may put it back into a store that lost it. A later attempt that is already
     // there was granted after ours ended.

@@ -440,6 +440,7 @@ impl World {
         let held = &mut self.instances[i].held[h];
         held.seq += 1;
         let renew = Renew {
+            late: false,
             run: Run {
                 occurrence: held.grant.occurrence,
                 attempt: held.grant.attempt,

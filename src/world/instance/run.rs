@@ -120,6 +120,7 @@ impl World {
                     job: job.clone(),
                     run: held.win.run.clone(),
                     seq,
+                    late: now >= held.hold.trusted_until(),
                 };
                 let id = self.request(i, Question::Renew(Box::new(ask)));
                 self.here(i, job).held[r].renewal = Some((id, now, now + TIMEOUT));
