@@ -324,6 +324,42 @@ mod tests {
         }
     }
 
+    /// As the daemon would have written it.
+    #[test]
+    fn a_record_says_when_and_how_its_run_ended() {
+        let after = |ms: u64| Moment {
+            wall_us: 0,
+            boottime: Boottime(ms * 1_000_000),
+        };
+        let mut on_death = on_death();
+        on_death.record.occurrence = Occurrence(10_000);
+        on_death.offset_us = 9_000_000;
+        let mut end = Ended {
+            outcome: Outcome::Failed,
+            cause: None,
+            exit_code: Some(3),
+            signal: None,
+            error: None,
+            started: Some(after(1_500)),
+            ended: after(4_000),
+        };
+        let failed = on_death.ended(end.clone());
+        let times = (failed.started_at, failed.finished_at);
+        assert_eq!(times, (Some(10_500), Some(13_000)));
+        let lengths = (failed.lateness_ms, failed.duration_ms);
+        assert_eq!(lengths, (Some(500), Some(2_500)));
+        let how = (failed.outcome, failed.exit_code, failed.signal);
+        assert_eq!(how, (Outcome::Failed, Some(3), None));
+        assert_eq!(failed.error, None);
+
+        (end.exit_code, end.signal) = (None, Some(libc::SIGKILL));
+        (end.outcome, end.error) = (Outcome::Crashed, Some("gone".to_owned()));
+        let killed = on_death.ended(end);
+        let how = (killed.outcome, killed.exit_code, killed.signal);
+        assert_eq!(how, (Outcome::Crashed, None, Some(libc::SIGKILL)));
+        assert_eq!(killed.error.as_deref(), Some("gone"));
+    }
+
     #[test]
     fn an_outcome_that_nobody_else_knows_is_offered_for_longer_than_a_lease() {
         for (outcome, for_long) in [

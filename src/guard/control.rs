@@ -128,3 +128,17 @@ pub(crate) fn understood<'d>(
     }
     (spec, controls, socket.settled)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_that_does_not_end_is_read_up_to_its_limit() {
+        let (ours, theirs) = std::os::unix::net::UnixStream::pair().expect("a socket");
+        let mut socket = ControlSocket::new(theirs.into()).expect("a guard's end of it");
+        io::Write::write_all(&mut &ours, &[b'a'; 3 * 8192]).expect("room");
+        assert_eq!(socket.next_line(8192), None);
+        assert!(socket.closed);
+    }
+}

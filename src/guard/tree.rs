@@ -209,6 +209,21 @@ mod tests {
         }
     }
 
+    #[test]
+    fn what_a_signal_or_a_debugger_stopped_is_stopped_and_nothing_else() {
+        for (state, stopped) in [
+            ("T", true),
+            ("t", true),
+            ("S", false),
+            ("R", false),
+            ("Z", false),
+        ] {
+            let stat = format!("42 (a) {state} 1 7 8 9 0 0 1 0 0 0 2 3 0 0 20 0 1 0 5 1 1");
+            let process = Proc::parse(stat.as_bytes()).expect("a process");
+            assert_eq!(process.stopped(), stopped, "{stat}");
+        }
+    }
+
     /// Runs the test in another process, because a wrong signal would end it.
     #[test]
     fn a_number_that_became_that_of_a_thread_is_not_signalled() {

@@ -2440,6 +2440,13 @@ async fn a_command_that_cannot_be_started_says_why() {
         user: Some(user.into()),
         ..spec(&["true"])
     };
+    // Not only the last directory counts.
+    let in_path = |name: &str| {
+        let path = format!("/no/such:{}:/no/such/either", dir.path().display());
+        let mut spec = spec(&[name]);
+        spec.env.push(("PATH".into(), path));
+        spec
+    };
     let cases = [
         (
             spec(&["no-such-command"]),
@@ -2450,6 +2457,10 @@ async fn a_command_that_cannot_be_started_says_why() {
         (spec(&["tr\0ue"]), "NUL byte"),
         (spec(&[&plain]), "is not executable: Permission denied"),
         (spec(&["/usr"]), "is not executable: Permission denied"),
+        (
+            in_path("plain"),
+            "command `plain` is not executable: Permission denied",
+        ),
         (
             spec(&[&no_interpreter]),
             "the interpreter named in its first line",

@@ -383,9 +383,6 @@ impl JobState {
     pub fn remembered(&self) -> Remembered {
         self.remembered.as_deref().cloned().unwrap_or_default()
     }
-    pub fn jitter(&self) -> Duration {
-        self.jitter
-    }
     /// Occurrences after this are owed.
     fn floor(&self) -> Occurrence {
         self.newest.max(self.since)

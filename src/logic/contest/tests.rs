@@ -438,6 +438,47 @@ fn what_was_asked_and_not_heard_is_neither_decided_nor_given_up() {
     assert_eq!(ended(&mut job, None), Some(Ended::Settled));
 }
 
+/// The history shows why.
+#[test]
+fn a_claim_for_what_is_too_late_doubts_no_clock_without_cause() {
+    for start_by in [claim::NEVER, NOON - 500, NOON + 60_000] {
+        let mut job = registered();
+        let ask = Ask {
+            start_by,
+            ..scheduled(NOON)
+        };
+        match look(&mut job, ask, None, Slot::Needless, true) {
+            Step::Ask(claim) => assert_eq!(claim.start_by, start_by),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// A claim that counts as unanswered holds up the word to the store that this instance does not have the job any more.
+#[test]
+fn an_answer_that_ends_a_claim_leaves_nothing_unanswered() {
+    let (newest, reason) = (Occurrence(NOON), "paused".to_owned());
+    for answer in [
+        Answer::Running(running(NOON)),
+        Answer::Settled(None),
+        Answer::Recorded {
+            outcome: Outcome::Skipped,
+            reason,
+        },
+        Answer::Behind {
+            newest,
+            early: vec![],
+        },
+    ] {
+        let mut job = registered();
+        let step = look(&mut job, scheduled(NOON), None, Slot::Needless, true);
+        assert!(matches!(step, Step::Ask(_)), "{step:?}");
+        assert!(job.account.has_unanswered_claims());
+        told(&mut job, scheduled(NOON), answer.clone());
+        assert!(!job.account.has_unanswered_claims(), "{answer:?}");
+    }
+}
+
 #[test]
 fn nothing_is_asked_that_would_jump_over_what_is_due() {
     let mut job = registered();

@@ -659,6 +659,28 @@ fn a_second_sigterm_ends_the_runs() {
     fleet.judge(ONCE, &["long"], None);
 }
 
+/// Also if the grace takes longer than a daemon's last words to the store.
+#[test]
+fn a_second_sigterm_gives_each_command_its_grace() {
+    let mut fleet = fleet(1)
+        .drain("10m")
+        .witness("deaf", "for=300000 beat=5 ignore-term", "grace = \"6s\"")
+        .start();
+    let (_, run) = fleet.wait_holder("deaf");
+    fleet.instances[0].signal(Signal::TERM);
+    wait_until("the drain is reported", GENEROUS, || {
+        fleet.instances[0].log_text().contains("stopping")
+    });
+    let status = fleet.instances[0].urge();
+    assert!(!process::alive(run.root), "the daemon waited for its end");
+    assert!(status.success(), "{status}");
+    let log = fleet.instances[0].log_text();
+    assert!(!log.contains("guards of those runs keep trying"), "{log}");
+    let record = fleet.wait_record("deaf", "cancelled");
+    assert_eq!(record["fencing_token"], run.token, "{record}");
+    fleet.judge(ONCE, &[], None);
+}
+
 #[test]
 fn what_a_shutdown_ends_is_run_again_elsewhere_if_it_is_to_be() {
     let mut fleet = fleet(2)
