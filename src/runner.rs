@@ -35,7 +35,7 @@ use tokio::{
 pub(crate) use self::simulated::{Behaviour, Guards};
 use self::{children::OwnChild, orphans::end_cgroup, supervisor::Supervisor, zygote::Zygote};
 pub use self::{
-    children::reap_strangers,
+    children::{childless, reap_strangers},
     output::{LOG_TARGET, LONGEST_LOG_LINE, Piece, Tail},
 };
 use crate::{
@@ -67,6 +67,8 @@ pub struct Runner {
     zygote: Arc<Mutex<Option<Zygote>>>,
     /// Where starts and ends of commands are written down.
     recorder: Option<Arc<Recorder>>,
+    /// See [`Runner::for_one_run`].
+    sole: bool,
 }
 
 /// The guard could not be started: the run failed before it began.
@@ -114,6 +116,7 @@ impl Runner {
             hidden: Arc::default(),
             zygote: Arc::default(),
             recorder: None,
+            sole: false,
         })
     }
 
@@ -133,6 +136,7 @@ impl Runner {
             hidden: Arc::default(),
             zygote: Arc::default(),
             recorder: None,
+            sole: false,
         }
     }
 
@@ -149,6 +153,14 @@ impl Runner {
     /// Writes down when commands start and end.
     pub fn recording(self, recorder: Option<Arc<Recorder>>) -> Self {
         Self { recorder, ..self }
+    }
+
+    /// For a program that starts one run and no other process: all that become children of it are of that run. Only if
+    /// `childless`, which is what [`childless`] said before the runner was made.
+    pub fn for_one_run(self, childless: bool) -> Self {
+        // The first process of a container becomes the parent of what others leave behind.
+        let sole = childless && std::process::id() != 1;
+        Self { sole, ..self }
     }
 
     /// The recorder, if there is one.
@@ -357,6 +369,7 @@ impl Runner {
             grace: spec.grace,
             kill_budget: spec.kill_budget,
             recorder: self.recorder.clone(),
+            sole: self.sole,
         };
         tokio::spawn(supervisor.run(ours, order_queue));
         Ok(Running {

@@ -8,6 +8,7 @@
 pub(super) mod signals;
 
 use std::{
+    cell::Cell,
     io::{self, IsTerminal, Write},
     os::fd::OwnedFd,
     path::PathBuf,
@@ -29,13 +30,14 @@ use crate::{
     },
     logic::life::{Cause, Stop},
     model::{JobName, Occurrence, RunId},
-    runner::{End, Runner, Running, reap_strangers},
+    runner::{End, Runner, Running, childless, reap_strangers},
     settle::ReleaseOnDeath,
 };
 
 /// The clock drift that the locks of [`lock`] assume.
 const CLOCK_DRIFT: f64 = 0.01;
-/// How long `exec` waits for the store, at most, after a signal told it to end. A store that works needs less.
+/// How long `exec` waits for the store, at most, after a signal told it to end, or after its command ended because of
+/// one. A store that works needs less.
 const WAIT_IDLE: Duration = Duration::from_secs(1);
 /// How often a terminal shows the waiting line anew.
 const FRAME: Duration = Duration::from_millis(125);
@@ -144,6 +146,7 @@ pub(super) fn exec(config: Option<PathBuf>, args: &Exec) -> Result<Exit, Failure
             ignored,
             locks,
             signals,
+            told: Cell::default(),
         }
         .run()
         .await
@@ -236,6 +239,8 @@ struct Session<'a> {
     ignored: Vec<i32>,
     locks: LockClient,
     signals: Signals,
+    /// The last signal that asked for the end, of the command or of this process.
+    told: Cell<Option<i32>>,
 }
 
 /// How the wait for the lock ended.
@@ -261,7 +266,10 @@ impl Session<'_> {
             Ok(WaitOutcome::Acquired(lock)) => return self.run_under(lock, period).await,
             outcome => outcome,
         };
-        release_period(period).await;
+        self.release_period(period).await;
+        if let Some(signal) = self.told.get() {
+            return Ok(by_signal(signal));
+        }
         let left = self.args.wait.saturating_sub(Boottime::now().since(begun));
         let why = match &outcome {
             Ok(WaitOutcome::Held { holder, remaining }) => held(holder, *remaining),
@@ -279,7 +287,7 @@ impl Session<'_> {
                 match self.period().await {
                     Ok(Ok(period)) => self.run_under(lock, period).await,
                     refused => {
-                        free(&lock).await;
+                        self.free(&lock, "").await;
                         refused
                             .map(|period| period.err().unwrap_or(Exit::TryAgain))
                             .map_err(|e| failure(&e))
@@ -301,17 +309,21 @@ impl Session<'_> {
         let (end, running) = match self.command(&lock, period.as_ref()).await {
             Ok(ended) => ended,
             Err(e) => {
-                release_period(period).await;
-                free(&lock).await;
+                self.release_period(period).await;
+                self.free(&lock, "").await;
                 return Err(e);
             }
         };
         let exit = self.exit(&end, &lock);
         if end.started.is_none() {
-            release_period(period).await;
+            self.release_period(period).await;
         }
         // The process tree is gone: another process may have the lock now.
-        if !lock.is_held() || free(&lock).await {
+        if !lock.is_held()
+            || self
+                .free(&lock, "; the guard keeps trying to release it")
+                .await
+        {
             // The guard need not release the lock any more.
             running.settled().await;
         }
@@ -387,7 +399,58 @@ impl Session<'_> {
 
     /// Waits for a signal that ends this process; for use only while no command runs that it could be meant for.
     async fn ended(&self) -> i32 {
-        ended(&self.signals).await
+        let signal = ended(&self.signals).await;
+        self.told.set(Some(signal));
+        signal
+    }
+
+    /// Waits for a release. Once a signal has asked for the end, the store gets no longer than [`WAIT_IDLE`]. None: it
+    /// did not answer in that time, and the release goes on in the background.
+    async fn patiently<T>(&self, release: impl Future<Output = T>) -> Option<T> {
+        let mut release = std::pin::pin!(release);
+        let told = async {
+            while self.told.get().is_none() {
+                let caught = self.signals.next().await;
+                if caught.asks_for_end() {
+                    self.told.set(Some(caught.number));
+                }
+            }
+        };
+        tokio::select! {
+            biased;
+            released = &mut release => return Some(released),
+            () = told => {}
+        }
+        tokio::time::timeout(WAIT_IDLE, release).await.ok()
+    }
+
+    /// Releases the lock. False: it is not known whether the store released it. `others` says who goes on, if this
+    /// process gives up.
+    async fn free(&self, lock: &Lock, others: &str) -> bool {
+        match self.patiently(lock.release()).await {
+            Some(Ok(_)) => return true,
+            Some(Err(e)) => remark(&format!("{e}; the lock ends when its lease ends")),
+            None => remark(&format!(
+                "the store did not answer within {}: lock `{}` may stay taken until its lease ends ({}){others}",
+                span(WAIT_IDLE),
+                self.args.lock,
+                show_duration(self.args.lease),
+            )),
+        }
+        false
+    }
+
+    async fn release_period(&self, period: Option<ClaimedPeriod>) {
+        let Some(period) = period else { return };
+        match self.patiently(period.release()).await {
+            Some(Ok(_)) => {}
+            Some(Err(e)) => tracing::debug!(error = %e, "the period stays claimed"),
+            None => remark(&format!(
+                "the store did not answer within {}: the current period of lock `{}` may stay claimed",
+                span(WAIT_IDLE),
+                self.args.lock,
+            )),
+        }
     }
 
     /// Waits until the locks that a cancelled request may have taken have been released in the background, but not for
@@ -460,8 +523,10 @@ impl Session<'_> {
             keep: 0,
             log: false,
         };
+        let childless = childless();
         let mut running = Runner::new()
             .map_err(|e| Failure::internal("cannot watch processes", e))?
+            .for_one_run(childless)
             .hiding(self.variables.clone())
             .start(spec, none)
             .await
@@ -490,6 +555,9 @@ impl Session<'_> {
                     }
                 }
                 caught = self.signals.next() => {
+                    if caught.asks_for_end() {
+                        self.told.set(Some(caught.number));
+                    }
                     if caught.by_terminal && !reached {
                         early.push((caught, Boottime::now()));
                     } else {
@@ -569,23 +637,6 @@ fn by_signal(signal: i32) -> Exit {
 fn pass_on(running: &Running, caught: Caught, reached: bool) {
     if caught.to_be_passed_on(reached) {
         running.signal(caught.number);
-    }
-}
-
-/// Releases the lock. False: it is not known whether the store released it.
-async fn free(lock: &Lock) -> bool {
-    let released = lock.release().await;
-    if let Err(e) = &released {
-        remark(&format!("{e}; the lock ends when its lease ends"));
-    }
-    released.is_ok()
-}
-
-async fn release_period(period: Option<ClaimedPeriod>) {
-    if let Some(period) = period
-        && let Err(e) = period.release().await
-    {
-        tracing::debug!(error = %e, "the period stays claimed");
     }
 }
 

@@ -174,6 +174,8 @@ impl Failure {
 /// Prints what the parser of the arguments says: an error, to stderr, or the help that was asked for. The parser quotes
 /// arguments and variables as they are, so what acts on a terminal is written out here. Its own colours stay.
 pub(super) fn usage(mut e: clap::Error) -> Exit {
+    // What the reader of one argument says about it. The parser has no other way to change that.
+    let reason = std::error::Error::source(&e).map(ToString::to_string);
     let quoted: Vec<String> = e.context().flat_map(|(_, value)| texts(value)).collect();
     let suggested = |text: &clap::builder::StyledStr| {
         let safe = quoted.iter().fold(text.ansi().to_string(), |text, quoted| {
@@ -204,7 +206,11 @@ pub(super) fn usage(mut e: clap::Error) -> Exit {
         true => (true, Exit::Usage),
         false => (false, Exit::Ok),
     };
-    let said = text::coloured(&e.render().ansi().to_string());
+    let mut said = e.render().ansi().to_string();
+    if let Some(reason) = reason.filter(|reason| !reason.is_empty()) {
+        said = said.replace(&reason, &text::line(&reason));
+    }
+    let said = text::coloured(&said);
     let said = |terminal| match show::colours(terminal) {
         true => said.clone(),
         false => anstream::adapter::strip_str(&said).to_string(),

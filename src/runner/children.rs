@@ -267,8 +267,18 @@ fn reap_some() -> Reaped {
     Reaped::Some
 }
 
+/// True: this process has no child, not even one that has ended.
+pub fn childless() -> bool {
+    matches!(look(), Err(e) if e.raw_os_error() == Some(libc::ECHILD))
+}
+
 /// A child that has ended, if there is one. Does not reap it.
 fn first_ended() -> Option<i32> {
+    look().ok().filter(|pid| *pid > 0)
+}
+
+/// The pid of a child that has ended; 0: none has.
+fn look() -> io::Result<i32> {
     // SAFETY: an all-zero siginfo_t is valid, and the kernel writes no more than that.
     let (done, pid) = unsafe {
         let mut info: libc::siginfo_t = std::mem::zeroed();
@@ -276,5 +286,8 @@ fn first_ended() -> Option<i32> {
         let done = libc::waitid(libc::P_ALL, 0, &raw mut info, look);
         (done, info.si_pid())
     };
-    (done == 0 && pid > 0).then_some(pid)
+    match done {
+        0 => Ok(pid),
+        _ => Err(io::Error::last_os_error()),
+    }
 }

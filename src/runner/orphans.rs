@@ -12,12 +12,15 @@ use crate::{
 ///
 /// The kernel killed the command itself (PDEATHSIG). This process, the next subreaper, became the parent of the rest.
 /// It recognises them by the run's cgroup, the command's session or group, or the run's id in their environment. A
-/// process without any of these (`env -i` and setsid, without a cgroup) looks like an unrelated child of this process.
+/// process without any of these (`env -i` and setsid, without a cgroup) looks like an unrelated child of this process,
+/// unless this process has none.
 pub(super) struct Orphans {
     pub(super) marker: String,
     command: Option<i32>,
     /// The process group of a transparent command, which is that of this process.
     pub(super) group: Option<i32>,
+    /// All children of this process are of this run.
+    pub(super) sole: bool,
     cgroup: Option<Cgroup>,
     /// Processes that were found once: a zombie no longer has an environment by which it could be recognised.
     known: RefCell<HashSet<(i32, u64)>>,
@@ -29,6 +32,7 @@ impl Orphans {
             marker: format!("{RUN_ID}={run}"),
             command,
             group: None,
+            sole: false,
             cgroup: cgroup.map(Cgroup::at).or_else(|| guard::cgroup_of_run(run)),
             known: RefCell::default(),
         }
@@ -36,6 +40,9 @@ impl Orphans {
 
     pub(super) fn members(&self) -> Vec<Proc> {
         let ours = below(std::process::id().cast_signed());
+        if self.sole {
+            return ours;
+        }
         let mut known = self.known.borrow_mut();
         let roots: Vec<Proc> = ours
             .iter()

@@ -9,7 +9,11 @@ use tokio::{
 };
 use tracing::{debug, warn};
 
-use super::{DRAIN, End, ORPHANS_AGAIN, Order, State, Tail, children::OwnChild, orphans::Orphans};
+use super::{
+    DRAIN, End, ORPHANS_AGAIN, Order, State, Tail,
+    children::{OwnChild, childless},
+    orphans::Orphans,
+};
 use crate::{
     clock::Boottime,
     guard::{Control, EXEC_ID, Moment, Proc, Report},
@@ -40,6 +44,8 @@ pub(super) struct Supervisor {
     pub(super) grace: Duration,
     pub(super) kill_budget: Duration,
     pub(super) recorder: Option<Arc<Recorder>>,
+    /// See [`super::Runner::for_one_run`].
+    pub(super) sole: bool,
 }
 
 /// The content of [`Report::Exited`].
@@ -237,6 +243,7 @@ impl Supervisor {
             orphans.marker = format!("{EXEC_ID}={run}");
             orphans.group = Some(rustix::process::getpgrp().as_raw_nonzero().get());
         }
+        orphans.sole = self.sole;
         let mut pauses = Pauses::from(ORPHANS_AGAIN.0);
         let mut said = false;
         // Without limit, like the guard: a run is not over, and must not be settled, before its tree is gone.
@@ -247,7 +254,8 @@ impl Supervisor {
             });
             // Fails only if the runtime is being shut down.
             let Ok((back, left)) = pass.await else { break };
-            if left.is_empty() {
+            // What was forked while this process read /proc may be missing there, but the kernel knows of it.
+            if left.is_empty() && (!self.sole || childless()) {
                 break;
             }
             orphans = back;

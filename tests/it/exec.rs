@@ -765,6 +765,55 @@ fn who_is_told_to_end_says_what_it_leaves_and_ends_soon() {
     assert_eq!(place.text("ran"), "");
 }
 
+/// Whoever stops it, a crontab or systemd, waits for it, too.
+#[test]
+fn who_is_told_to_end_leaves_the_release_to_its_guard_when_the_store_is_silent() {
+    for place in places() {
+        for told_first in [true, false] {
+            // Longer than any patience: it cannot lapse.
+            let mut holder = place.hold(&["--lease", "1h"]);
+            let command = place.pid("holder");
+            let db = rusqlite::Connection::open(place.file("locks.db")).expect("a file");
+            match &place.server {
+                Some(server) => server.stop(),
+                None => db.execute_batch("BEGIN IMMEDIATE").expect("a lock"),
+            }
+            if told_first {
+                holder.signal(Signal::TERM);
+            } else {
+                place.go();
+                wait_gone(&[command]);
+                let [guard] = process::children(holder.pid())[..] else {
+                    panic!("one guard")
+                };
+                wait_until("the guard has reaped it", GENEROUS, || {
+                    process::children(guard).is_empty()
+                });
+                holder.signal(Signal::TERM);
+            }
+            let begun = Instant::now();
+            holder.end().assert(
+                if told_first { 143 } else { 0 },
+                "",
+                "the store did not answer within 1 s: lock `l` may stay taken until its lease ends (1h); the guard \
+                keeps trying to release it",
+            );
+            // Three repetitions of a request to a locked file take more than twenty.
+            assert!(
+                begun.elapsed() < Duration::from_secs(15),
+                "{:?}",
+                begun.elapsed()
+            );
+            match &place.server {
+                Some(server) => server.cont(),
+                None => db.execute_batch("ROLLBACK").expect("unlocked"),
+            }
+            let ran = place.run(&["--wait", "1m"], "rm -f holder go; echo mine");
+            assert_eq!((ran.code, ran.out.as_str()), (Some(0), "mine\n"), "{ran:?}");
+        }
+    }
+}
+
 fn wait_catches(running: &Running) {
     wait_until("it catches signals", GENEROUS, || {
         // Blocked, for a descriptor on which they arrive.
@@ -957,14 +1006,64 @@ fn sigkill_of_the_guard_ends_the_command_too() {
     let place = Place::sqlite();
     let mut running = place.start(&["--lease", "1h"], STUBBORN_TREE);
     let pids = tree(&place);
+    kill_guard(&running);
+    wait_gone(&pids);
+    running.end().assert(70, "", "the guard of this run died");
+    place.run(&[], "true").assert(0, "", "");
+}
+
+/// Neither their session nor their environment says whose they are, but `exec` has no other children.
+#[test]
+fn sigkill_of_the_guard_ends_what_cannot_be_recognised() {
+    let place = Place::sqlite();
+    let script = format!(
+        "(env -i setsid sh -c 'echo $$ > plain; sleep 1000; true' >/dev/null 2>&1 &)
+        (env -i setsid {} headless >/dev/null 2>&1 &)
+        while :; do sleep 1000; done",
+        headless().display()
+    );
+    let mut running = place.start(&["--lease", "1h"], &script);
+    let pids = ["plain", "headless"].map(|name| place.pid(name));
+    kill_guard(&running);
+    running.end().assert(70, "", "the guard of this run died");
+    let threads = |pid| fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
+    let left = pids.map(threads);
+    for pid in pids {
+        process::signal(pid, Signal::KILL);
+    }
+    assert_eq!(left, [0, 0]);
+    place.run(&[], "true").assert(0, "", "");
+}
+
+/// The shell that became `exec` had started it.
+#[test]
+fn sigkill_of_the_guard_leaves_alone_what_was_there_before() {
+    let place = Place::sqlite();
+    let script = format!(
+        "setsid sleep 1000 2>/dev/null & echo $! > other; exec {EXE} exec --lock l -- sh -c 'echo $$ > command; sleep 1000; true'"
+    );
+    let mut shell = Command::new("/bin/sh");
+    shell
+        .args(["-c", &script])
+        .current_dir(place.dir.path())
+        .env("SOLOIST_STORE_URL", place.url())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped());
+    let mut shell = Running::of(shell);
+    let (other, command) = (place.pid("other"), place.pid("command"));
+    kill_guard(&shell);
+    shell.end().assert(70, "", "the guard of this run died");
+    assert!(!process::alive(command) && process::alive(other));
+    process::signal(other, Signal::KILL);
+}
+
+fn kill_guard(running: &Running) {
     let guard = process::children(running.pid())
         .into_iter()
         .find(|pid| process::command_line(*pid).contains("__guard"))
         .expect("a guard");
     process::signal(guard, Signal::KILL);
-    wait_gone(&pids);
-    running.end().assert(70, "", "the guard of this run died");
-    place.run(&[], "true").assert(0, "", "");
 }
 
 #[test]

@@ -45,6 +45,14 @@ impl Caught {
         }
     }
 
+    /// True: who sent it wants the program to end, and not to do something else.
+    pub(crate) fn asks_for_end(self) -> bool {
+        matches!(
+            self.number,
+            libc::SIGTERM | libc::SIGINT | libc::SIGHUP | libc::SIGQUIT
+        )
+    }
+
     /// True: the signal ends a program that does not handle it.
     pub(crate) fn ends(self) -> bool {
         !matches!(
