@@ -109,6 +109,7 @@ conformance! {
     a_store_in_doubt_decides_nothing
     a_register_only_grows
     a_renewal_is_for_the_holder_alone
+    a_holder_that_does_not_trust_its_lease_does_not_get_it_back
     a_settlement_counts_once
     the_true_record_replaces_unknown
     the_fleet_knows_its_instances
@@ -1897,6 +1898,30 @@ async fn a_renewal_is_for_the_holder_alone(bed: Bed) {
     );
 }
 
+async fn a_holder_that_does_not_trust_its_lease_does_not_get_it_back(bed: Bed) {
+    // A store that knows nothing of the job: its data is gone.
+    let s = bed.store();
+    let (now, _) = now(&*s).await;
+    let c = claim(now - 100, "a");
+    let g = Grant {
+        occurrence: Occurrence(now - 100),
+        attempt: 1,
+        trigger: Trigger::Schedule,
+    };
+    let in_time = renewal(&c, g, 1);
+    let late = Renew {
+        late: true,
+        ..in_time.clone()
+    };
+    assert_eq!(s.renew(&late).await.unwrap().value, Renewal::Lost);
+    assert_eq!(s.observe(&[j()]).await.unwrap().value, [None]);
+    let renewed = s.renew(&in_time).await.unwrap().value;
+    assert_eq!(renewed, Renewal::Renewed(None));
+    // What the store has goes on: only putting a lease back is refused.
+    assert_eq!(s.renew(&late).await.unwrap().value, Renewal::Renewed(None));
+    assert_eq!(state(&*s).await.open.len(), 1);
+}
+
 async fn a_settlement_counts_once(bed: Bed) {
     let (s, now) = ready(&bed).await;
     let mine = claim(now, "a");
@@ -2697,6 +2722,41 @@ async fn redis_that_lost_a_grant_takes_it_back_from_its_holder() {
     assert!(
         matches!(one(&*s, &claim(now - 100, "b")).await, Answer::Running(o) if o.run.id == mine.run)
     );
+}
+
+/// A holder that is frozen between its grant and its start is found dead, the server is restarted with its data, and
+/// the holder thaws.
+#[tokio::test]
+async fn redis_restarted_after_a_takeover_does_not_give_the_dead_lease_back() {
+    for on_crash in [OnCrash::Fail, OnCrash::Rerun] {
+        let mut bed = Bed::redis();
+        let (s, now) = ready(&bed).await;
+        let claim_of = |instance: &str| Claim {
+            on_crash,
+            max_attempts: 2,
+            ..claim(now - 100, instance)
+        };
+        let first = claim_of("a");
+        let g = granted(&*s, &first).await;
+        let second = Claim {
+            observed: observed(&state(&*s).await.open[0]),
+            ..claim_of("b")
+        };
+        match one(&*s, &second).await {
+            // Ended, so that nothing open tells of the occurrence.
+            Answer::Granted(g) => {
+                let end = settle(&*s, &second, g, Outcome::Succeeded).await;
+                assert_eq!(end, Settlement::Done);
+            }
+            Answer::Settled(_) | Answer::Recorded { .. } => {}
+            other => panic!("{other:?}"),
+        }
+        server(&mut bed).restart();
+        reconnect(&*s).await;
+        let renewed = s.renew(&renewal(&first, g, 1)).await.unwrap().value;
+        assert_eq!(renewed, Renewal::Lost, "{on_crash:?}");
+        assert_eq!(state(&*s).await.open, []);
+    }
 }
 
 #[tokio::test]

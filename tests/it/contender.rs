@@ -1948,8 +1948,9 @@ async fn weather(seed: u64) {
     let jobs: Vec<_> = (0..3)
         .map(|i| {
             let (overlap, policy) = (overlaps[rng.usize(..4)], policies[rng.usize(..3)]);
+            // A lease that outlasts each absence, on a slow machine too: three minutes, as this store's clock runs.
             let lines = format!(
-                "schedule = \"@every 1s\"\noverlap = \"{overlap}\"\ncatch_up = \"{policy}\""
+                "schedule = \"@every 1s\"\noverlap = \"{overlap}\"\ncatch_up = \"{policy}\"\nlease = \"1h\""
             );
             named(&format!("j{i}"), &lines)
         })
