@@ -150,7 +150,20 @@ fn a_mask_hides_secrets_and_nothing_beside_them() {
         "token = «12345 6» # why\nb = 2",
         r#""the-credential" = '«a\»' # 'why'"#,
         r#"password = "«a\"b»" # "why""#,
-        "password = \"«hunter2»\nurl = \"c\"",
+        "password = \"«hunter2»\nnamespace = \"c\"",
+        r#"url = "«hunter2""#,
+        r#"url = "${URL}" # why"#,
+        r#"url = "«${URL}hunter2""#,
+        r#"url = "«${URL:-hunter2}""#,
+        "url: «hunter2",
+        "  password: '«hunter2'»\nnamespace: 'c'",
+        "- \"db-password\" : «hunter2»\nnamespace: c",
+        "password «hunter2»\nnamespace = 'c'",
+        "password_file: hunter.txt",
+        "pass_env = ['A']",
+        r#"username = "me:«hunter2»" # why: so"#,
+        r#"username = "me" # why"#,
+        "username: me:«hunter2",
         "url = \"redis://h\nnamespace = \"c\"",
         "url = \"redis://h\n\n[jobs.a]\nschedule = \"c\"",
         "url = \"redis://h\n retry.attempts = 3\n",
@@ -227,6 +240,25 @@ fn a_contradiction_is_shown_where_it_was_written() {
         };
         assert_eq!(problem.line, Some(line), "{report}");
         assert!(problem.message.starts_with(place), "{report}");
+    }
+}
+
+/// A message names the value that it is about, which may be a URL in the wrong place.
+#[test]
+fn no_message_shows_the_password_of_a_misplaced_url() {
+    const URL: &str = "redis://me:hunter2@h";
+    for text in [
+        format!("[store]\nurl = 'redis://h'\ntimeout = '{URL}'\n"),
+        format!("[store]\nurl = 'redis://h'\npassword_file = '{URL}'\n"),
+        format!("[store]\nurl = 'redis://h'\n'{URL}' = 5\n"),
+        format!("[jobs.'{URL}']\n"),
+        format!("[jobs.a]\ncommand = 'x'\noverlap = '{URL}'\noutput.keep = '{URL}'\n"),
+        format!("[jobs.a]\ncommand = 'x'\nschedule = '{URL}'\nuser = '{URL}'\n"),
+        format!("[jobs.a]\ncommand = 'x'\nenv_file = '{URL}'\non_crash = '{URL}?pass=hunter2'\n"),
+    ] {
+        let report = parse(&text, Path::new("jobs.toml"), &environment).unwrap_err();
+        let told = format!("{report}{:?}", report.problems());
+        assert!(!told.contains("hunter2"), "{told}");
     }
 }
 

@@ -1,6 +1,7 @@
 //! The problems of a configuration, each with its place, for people and for `--json`.
 //!
-//! No problem shows a secret: quoted lines come from a copy of the text with masked passwords (see [`mask`]).
+//! No problem shows a secret: quoted lines come from a copy of the text with masked passwords (see [`mask`]), and in
+//! messages the same is masked, because they name the values of the file.
 
 use std::{
     collections::{BTreeSet, HashSet},
@@ -362,6 +363,7 @@ impl<'a> Collector<'a> {
                 elsewhere,
                 ..
             } = found;
+            let message = mask_message(&message);
             if let Some((file, line)) = elsewhere {
                 problems.push(Problem {
                     file,
@@ -420,9 +422,10 @@ impl<'a> Collector<'a> {
 /// Works on any text, even if it is not TOML: an error must not print text that it failed to read.
 ///
 /// Treated as secrets: in a URL the parts before `@` and after `?`, and a port that is not a number; the text between
-/// the first `:` of a word and `@`; the text after `pass=`; a `url` that begins as no URL does; the values of keys
-/// whose name contains `pass`, `secret`, `token` or `credential` and does not end in `file`; all values of `env`;
-/// strings with escapes or of several lines, also if a newline cuts a string that may have only one.
+/// the first `:` of a word and `@`; the text after `pass=`; a `url` that begins as no URL does; what follows `:` in a
+/// `username`; the values of keys whose name contains `pass`, `secret`, `token` or `credential` and does not end in
+/// `file`, also after `:` or a blank instead of `=`; all values of `env`; strings with escapes or of several lines, also
+/// if a newline cuts a string that may have only one.
 #[cfg(test)]
 pub(super) fn mask(text: &str) -> String {
     mask_and_cut(text).0
@@ -439,6 +442,8 @@ fn mask_and_cut(text: &str) -> (String, Vec<Range<usize>>) {
         mask_user_info(text, line.clone(), &mut bytes);
         mask_query(text, line.clone(), &mut bytes);
         mask_misspelt_url(text, line.clone(), &mut bytes);
+        mask_username(text, line.clone(), &mut bytes);
+        mask_bare_value(text, line.clone(), &mut bytes);
         mask_env_of_line(text, line.clone(), &mut bytes);
     }
     mask_values(text, &mut bytes);
@@ -655,29 +660,83 @@ fn mask_query(text: &str, line: Range<usize>, bytes: &mut [u8]) {
 }
 
 /// The value of `url`, and what follows in its line, if it does not begin as a URL does: nobody knows then which part
-/// of it is the password.
+/// of it is the password. A variable is quoted by its name.
 fn mask_misspelt_url(text: &str, line: Range<usize>, bytes: &mut [u8]) {
     let part = &text[line.clone()];
     let value = part.match_indices("url").find_map(|(at, name)| {
         let rest = part[at + name.len()..].trim_start_matches(['s', '"', '\'', ' ', '\t']);
-        let value = rest.strip_prefix('=')?;
+        let value = rest.strip_prefix(['=', ':'])?;
         Some(value.trim_start_matches(['[', '"', '\'', ' ', '\t']))
     });
-    let Some(value) = value.filter(|value| value.contains(['@', ':', '?', '='])) else {
+    let Some(value) = value else {
         return;
     };
     let begins = |c: char| c.is_ascii_alphanumeric() || "+-._${}".contains(c);
     let begins_well = match value.split_once("://") {
         Some((scheme, _)) => scheme.chars().all(begins),
-        None => value.starts_with("sqlite:") || value.starts_with("memory:"),
+        None => value.starts_with("sqlite:") || value.starts_with("memory:") || is_variable(value),
     };
     if !begins_well {
         fill(bytes, line.end - value.len()..line.end);
     }
 }
 
-fn mask_values(text: &str, bytes: &mut [u8]) {
+/// Whether a value is `${NAME}` and nothing more, up to its quote.
+fn is_variable(value: &str) -> bool {
+    let inner = value.strip_prefix("${").and_then(|v| v.split_once('}'));
+    inner.is_some_and(|(name, rest)| {
+        name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') && rest.starts_with(['"', '\''])
+    })
+}
+
+/// What follows `:` in a `username`: most likely somebody wrote the password there too.
+fn mask_username(text: &str, line: Range<usize>, bytes: &mut [u8]) {
+    let part = &text[line.clone()];
+    let Some(value) = part.find("username").map(|at| at + "username".len()) else {
+        return;
+    };
+    let after = part[value..].find(['=', ':']).map(|n| value + n + 1);
+    if let Some(after) = after
+        && let Some(colon) = part[after..].find(':').map(|n| after + n + 1)
+    {
+        let end = part[colon..]
+            .find(['"', '\''])
+            .map_or(part.len(), |n| colon + n);
+        fill(bytes, line.start + colon..line.start + end);
+    }
+}
+
+/// As [`mask_values`], for a line that is not TOML: masks what follows a key that names a secret, without `=`.
+fn mask_bare_value(text: &str, line: Range<usize>, bytes: &mut [u8]) {
+    let part = &text[line.clone()];
+    let trimmed = part.trim_start_matches([' ', '\t', '"', '\'', '-', '{']);
+    let key = trimmed
+        .find(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == '-'))
+        .unwrap_or(trimmed.len());
+    let rest = trimmed[key..].trim_start_matches([' ', '\t', '"', '\'', ':']);
+    if names_a_secret(&trimmed[..key]) && !rest.starts_with('=') {
+        fill(bytes, line.end - rest.len()..line.end);
+    }
+}
+
+/// A message with the secrets of URLs masked: it may name a value of the file, which may be in the wrong place.
+fn mask_message(message: &str) -> String {
+    let mut bytes = message.as_bytes().to_vec();
+    for line in spans_of_lines(message) {
+        mask_user_info(message, line.clone(), &mut bytes);
+        mask_query(message, line, &mut bytes);
+    }
+    String::from_utf8(bytes).unwrap_or_default()
+}
+
+/// Whether the value of a key with this name is a secret.
+fn names_a_secret(key: &str) -> bool {
     const SECRET: [&str; 4] = ["pass", "secret", "token", "credential"];
+    let key = key.to_ascii_lowercase();
+    !key.ends_with("file") && !keys::is_known(&key) && SECRET.iter().any(|word| key.contains(word))
+}
+
+fn mask_values(text: &str, bytes: &mut [u8]) {
     // Where the last value without quotes ends.
     let mut masked = 0;
     for (at, _) in text.match_indices('=') {
@@ -686,10 +745,7 @@ fn mask_values(text: &str, bytes: &mut [u8]) {
             .rfind(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == '-'))
             .map_or(0, |n| n + 1);
         // With a multi-byte character before the name, `rfind` returned the start of that character.
-        let Some(name) = name.get(start..).map(str::to_ascii_lowercase) else {
-            continue;
-        };
-        if name.ends_with("file") || !SECRET.iter().any(|word| name.contains(word)) {
+        if !name.get(start..).is_some_and(names_a_secret) {
             continue;
         }
         let rest = text[at + 1..].trim_start_matches([' ', '\t']);
