@@ -51,8 +51,6 @@ use rustix::{
 
 #[cfg(any(test, fuzzing))]
 pub(crate) use self::control::understood;
-pub use self::message::{Control, Ended, HandOver, Moment, Report, Spec, Transparent};
-pub use self::zygote::{ZYGOTE_ARGUMENT, main as zygote};
 pub(crate) use self::{
     cgroup::{Cgroup, of_all_runs as cgroups_of_all_runs, of_run as cgroup_of_run},
     message::{EXEC_ID, RUN_ID, is_of_store},
@@ -60,6 +58,10 @@ pub(crate) use self::{
     zygote::padding as zygote_padding,
 };
 use self::{control::ControlSocket, spawn::reset_signals, tree::kill_children};
+pub use self::{
+    message::{Control, Ended, HandOver, Moment, Report, Spec, Transparent},
+    zygote::{ZYGOTE_ARGUMENT, main as zygote},
+};
 use crate::{
     clock::Boottime,
     guard::spawn::{Failed, Start},

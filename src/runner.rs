@@ -15,7 +15,7 @@ mod zygote;
 use std::{
     io::{self, Write},
     os::{
-        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+        fd::{AsFd, AsRawFd, OwnedFd},
         unix::net::UnixStream as StdUnixStream,
         unix::process::CommandExt,
     },
@@ -33,7 +33,7 @@ use tokio::{
 
 #[cfg(test)]
 pub(crate) use self::simulated::{Behaviour, Guards};
-use self::{children::OwnChild, orphans::end_cgroup, supervisor::Supervisor, zygote::Zygote};
+use self::{children::OwnChild, orphans::end_cgroup, supervisor::Supervisor, zygote::Keeper};
 pub use self::{
     children::{childless, reap_strangers},
     output::{LOG_TARGET, LONGEST_LOG_LINE, Piece, Tail},
@@ -63,8 +63,8 @@ pub struct Runner {
     exe: Arc<PathBuf>,
     /// Variables of this process that guards and commands do not get.
     hidden: Arc<[String]>,
-    /// What guards are forked from, once there was a first one.
-    zygote: Arc<Mutex<Option<Zygote>>>,
+    /// What guards are forked from.
+    zygote: Arc<Mutex<Keeper>>,
     /// Where starts and ends of commands are written down.
     recorder: Option<Arc<Recorder>>,
     /// See [`Runner::for_one_run`].
@@ -92,6 +92,13 @@ fn hint(error: &io::Error) -> &'static str {
         Some(libc::ENOMEM) => "; the host is out of memory",
         _ => "",
     }
+}
+
+/// What connects this process with a guard: this end, and the guard's.
+fn socket() -> io::Result<(StdUnixStream, StdUnixStream)> {
+    let (ours, theirs) = StdUnixStream::pair()?;
+    ours.set_nonblocking(true)?;
+    Ok((ours, theirs))
 }
 
 impl Runner {
@@ -122,10 +129,7 @@ impl Runner {
 
     /// The process id of the zygote, once it is ready.
     pub fn zygote_pid(&self) -> Option<u32> {
-        let mut zygote = self.zygote.lock();
-        let ready = zygote.as_mut()?;
-        matches!(ready.ready(), Ok(true)).then_some(())?;
-        ready.pid()
+        self.zygote.lock().ready()?.pid()
     }
 
     /// One that makes no process: for simulated hosts.
@@ -239,14 +243,10 @@ impl Runner {
     }
 
     fn launch(&self, job: &JobName, run: RunId, transparent: bool) -> io::Result<Prepared> {
-        let (ours, theirs) = StdUnixStream::pair()?;
-        ours.set_nonblocking(true)?;
-        if !transparent && let Some(child) = self.fork(job, run, theirs.as_fd())? {
-            return Ok(Prepared {
-                child,
-                socket: ours,
-            });
+        if !transparent && let Some(forked) = self.fork(job, run)? {
+            return Ok(forked);
         }
+        let (ours, theirs) = socket()?;
         // Use nothing here that makes std fork instead of posix_spawn: a fork copies the page tables of the whole
         // daemon. The guard sets user, session and so on.
         let mut command = self.command();
@@ -278,36 +278,28 @@ impl Runner {
     /// Starts the zygote, from which guards are forked once it is ready, if there is none. Needs a Tokio runtime; does
     /// not wait.
     pub fn start_zygote(&self) {
-        let mut zygote = self.zygote.lock();
-        if zygote.as_mut().is_none_or(|z| z.ready().is_err()) {
-            // Without one, guards are executed, which costs more.
-            *zygote = Zygote::start(self.command()).ok();
-        }
+        self.zygote.lock().start(|| self.command());
     }
 
     /// Has a guard forked by the zygote. None: that is not possible now, so a guard is to be executed. The zygote may
-    /// have been killed, stopped or frozen: then the next start finds another one.
-    fn fork(
-        &self,
-        job: &JobName,
-        run: RunId,
-        socket: BorrowedFd<'_>,
-    ) -> io::Result<Option<OwnChild>> {
-        self.start_zygote();
+    /// have been killed, stopped or frozen: then a later start finds another one.
+    fn fork(&self, job: &JobName, run: RunId) -> io::Result<Option<Prepared>> {
         let run = run.to_string();
         let words = ["soloist", guard::ARGUMENT, job.as_str(), &run];
         let mut zygote = self.zygote.lock();
-        let Some(asked) = zygote.as_mut() else {
+        zygote.start(|| self.command());
+        let Some(asked) = zygote.ready() else {
             return Ok(None);
         };
-        if !matches!(asked.ready(), Ok(true)) {
-            return Ok(None);
-        }
-        match asked.fork(&words, socket) {
-            Ok(child) => Ok(Some(child)),
+        // Of its own, and not that of a guard which is executed in its place: a zygote that does not answer may have
+        // forked all the same, and two guards must not read the same messages. The one that nobody knows sees this
+        // socket closed, and ends.
+        let (socket, theirs) = socket()?;
+        match asked.fork(&words, theirs.as_fd()) {
+            Ok(child) => Ok(Some(Prepared { child, socket })),
             Err(zygote::Failed::Guard(error)) => Err(error),
             Err(zygote::Failed::Zygote) => {
-                *zygote = None;
+                zygote.give_up();
                 Ok(None)
             }
         }

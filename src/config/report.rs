@@ -424,8 +424,8 @@ impl<'a> Collector<'a> {
 /// Treated as secrets: in a URL the parts before `@` and after `?`, and a port that is not a number; the text between
 /// the first `:` of a word and `@`; the text after `pass=`; a `url` that begins as no URL does; what follows `:` in a
 /// `username`; the values of keys whose name contains `pass`, `secret`, `token` or `credential` and does not end in
-/// `file`, also after `:` or a blank instead of `=`; all values of `env`; strings with escapes or of several lines, also
-/// if a newline cuts a string that may have only one.
+/// `file`, also after `:` or a blank instead of `=`; all values of `env`; strings with escapes or of several lines,
+/// also if a newline cuts a string that may have only one.
 #[cfg(test)]
 pub(super) fn mask(text: &str) -> String {
     mask_and_cut(text).0

@@ -84,6 +84,7 @@ fn serve(socket: OwnedFd, title: &Title) -> io::Result<Option<io::Result<Guard>>
                 pid => pid,
             },
         };
+        crate::failpoint::here("after_fork");
         match send(&socket, &reply.to_ne_bytes(), SendFlags::NOSIGNAL) {
             Ok(_) => {}
             // The daemon is gone, or has given this zygote up.

@@ -35,8 +35,8 @@ pub(super) struct Operation {
 /// An answer.
 #[derive(Debug)]
 pub(super) struct Done {
-    /// When the question left, if that is known to be later than when it was asked.
-    pub left: Option<Boottime>,
+    /// When the question left: told with each answer that grants or renews a lease, because the lease counts from then.
+    pub(super) left: Option<Boottime>,
     pub(super) received: Boottime,
     /// What the store's clock showed, Unix µs.
     pub(super) now_us: i64,

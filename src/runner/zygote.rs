@@ -27,6 +27,45 @@ const PATIENCE: Duration = Duration::from_millis(250);
 /// How long a zygote may take to be ready. Guards are executed meanwhile.
 const BEGINNING: Duration = Duration::from_secs(10);
 
+/// Not more than one zygote is started in this time: where none can be of use, guards are executed at no greater cost.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Has the zygote, if there is one.
+#[derive(Debug, Default)]
+pub(super) struct Keeper {
+    zygote: Option<Zygote>,
+    /// When another one may be started.
+    again: Option<Boottime>,
+}
+
+impl Keeper {
+    /// Starts a zygote from `command`, which starts this binary, if there is none. Does not wait until it is ready.
+    /// Needs a Tokio runtime.
+    pub(super) fn start(&mut self, command: impl FnOnce() -> Command) {
+        if self.zygote.as_mut().is_some_and(|z| z.ready().is_ok()) {
+            return;
+        }
+        self.zygote = None;
+        let now = Boottime::now();
+        if self.again.is_none_or(|again| now >= again) {
+            self.again = Some(now + PAUSE);
+            // Without one, guards are executed, which costs more.
+            self.zygote = Zygote::start(command()).ok();
+        }
+    }
+
+    /// The zygote, if guards can be forked from it now.
+    pub(super) fn ready(&mut self) -> Option<&Zygote> {
+        let zygote = self.zygote.as_mut()?;
+        matches!(zygote.ready(), Ok(true)).then_some(&*zygote)
+    }
+
+    /// It is no use any more.
+    pub(super) fn give_up(&mut self) {
+        self.zygote = None;
+    }
+}
+
 /// A zygote. Dropped, it ends.
 #[derive(Debug)]
 pub(super) struct Zygote {
@@ -51,8 +90,7 @@ impl From<io::Error> for Failed {
 }
 
 impl Zygote {
-    /// `command` starts this binary. Does not wait until it is ready. Needs a Tokio runtime.
-    pub(super) fn start(mut command: Command) -> io::Result<Self> {
+    fn start(mut command: Command) -> io::Result<Self> {
         let (ours, theirs) = socketpair(
             AddressFamily::UNIX,
             SocketType::SEQPACKET,
@@ -75,7 +113,7 @@ impl Zygote {
     ///
     /// # Errors
     /// It is dead, or takes too long: another one may be of use.
-    pub(super) fn ready(&mut self) -> Result<bool, Failed> {
+    fn ready(&mut self) -> Result<bool, Failed> {
         let Some(begun) = self.begun else {
             return Ok(true);
         };

@@ -1063,8 +1063,11 @@ fn forked_by(pid: u32) -> (bool, i32) {
 }
 
 async fn zygote_of(runner: &Runner) -> u32 {
-    runner.start_zygote();
-    until_async("the zygote is ready", || runner.zygote_pid().is_some()).await;
+    until_async("the zygote is ready", || {
+        runner.start_zygote();
+        runner.zygote_pid().is_some()
+    })
+    .await;
     runner.zygote_pid().expect("a zygote")
 }
 
@@ -1125,19 +1128,44 @@ async fn a_zygote_that_is_stopped_is_replaced() {
     until_async("it is dead", || dead(zygote)).await;
 }
 
-#[tokio::test]
-async fn without_a_zygote_guards_are_executed() {
+/// Starts guards from a script that does `zygote` before it becomes a zygote.
+fn runner_with(zygote: &str) -> (Runner, tempfile::TempDir) {
     let dir = tempfile::tempdir().expect("a directory");
     let exe = dir.path().join("soloist");
-    let script =
-        format!("#!/bin/sh\n[ \"$1\" != __zygote ] || exec sleep 1000\nexec {EXE} \"$@\"\n");
+    let script = format!("#!/bin/sh\n[ \"$1\" != __zygote ] || {zygote}\nexec {EXE} \"$@\"\n");
     fs::write(&exe, script).expect("a script");
     fs::set_permissions(&exe, fs::Permissions::from_mode(0o755)).expect("executable");
-    let runner = Runner::with_exe(exe).expect("a runner");
+    (Runner::with_exe(exe).expect("a runner"), dir)
+}
+
+#[tokio::test]
+async fn without_a_zygote_guards_are_executed() {
+    let (runner, _dir) = runner_with("exec sleep 1000");
     let running = start_waiting(&runner).await;
     assert_eq!(runner.zygote_pid(), None);
     assert!(!forked_by(running.guard_pid().expect("a guard")).0);
     cancel(running).await;
+}
+
+/// The guard that it forked is there, and nobody knows it.
+#[tokio::test]
+async fn a_zygote_that_dies_before_it_answers_has_forked_in_vain() {
+    let (runner, _dir) = runner_with("export SOLOIST_FAILPOINT=after_fork");
+    for _ in 0..3 {
+        let zygote = zygote_of(&runner).await;
+        let running = start_waiting(&runner).await;
+        assert!(dead(zygote));
+        let guard = running.guard_pid().expect("a guard");
+        assert!(!forked_by(guard).0);
+        // Only the guard that this process knows has the run.
+        let title = process::command_line(guard);
+        until("the other guard is gone", || {
+            let guards = process::children(std::process::id());
+            let same = |pid: &u32| !dead(*pid) && process::command_line(*pid) == title;
+            guards.into_iter().filter(same).count() <= 1
+        });
+        cancel(running).await;
+    }
 }
 
 #[test]
