@@ -262,6 +262,25 @@ fn no_message_shows_the_password_of_a_misplaced_url() {
     }
 }
 
+#[test]
+fn no_message_shows_what_a_variable_has() {
+    let env = |name: &str| (name == "PW").then(|| "hunter2".to_owned());
+    for line in [
+        "password_file = '${PW}'",
+        "password_file = \"a/${PW}\"",
+        "url = 'rediss://h'\ntls = { ca = '${PW}.pem' }",
+        "timeout = '${PW}'",
+        "retry = { backoff = '${PW}' }",
+        "namespace = '${PW}/'",
+        "url = '${PW}'",
+    ] {
+        let text = format!("[store]\n{line}\n");
+        let report = parse(&text, Path::new("/nowhere/jobs.toml"), &env).unwrap_err();
+        let told = format!("{report}{:?}", report.problems());
+        assert!(!told.contains("hunter2"), "{told}");
+    }
+}
+
 /// A quarter of a megabyte in one line, with as many secrets as it can have.
 #[test]
 fn a_mask_of_one_long_line_stays_linear() {

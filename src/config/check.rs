@@ -377,9 +377,19 @@ fn content<T>(
         Ok(()) => match named::read(path).and_then(understood) {
             Ok(understood) => return Some(understood),
             Err(why) => {
-                let path = path.display().to_string();
-                let message = format!("`{key}`: cannot read `{}`: {why}", path.escape_debug());
-                (message, hint.to_owned())
+                // What a variable has may be a secret, and in the wrong place.
+                let expanded = place == Place::Store
+                    && r.text
+                        .get(file.span.clone())
+                        .is_some_and(|s| s.contains("${"));
+                let path = match expanded {
+                    true => "the file, after its variables are expanded".to_owned(),
+                    false => format!("`{}`", path.display().to_string().escape_debug()),
+                };
+                (
+                    format!("`{key}`: cannot read {path}: {why}"),
+                    hint.to_owned(),
+                )
             }
         },
     };

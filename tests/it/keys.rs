@@ -314,6 +314,8 @@ fn gaps(runs: &[Run]) -> Vec<i64> {
 fn a_failed_command_is_tried_again_as_often_and_as_late_as_its_job_says() {
     for plan in [fleet(3), fleet(2).sqlite()] {
         let mut fleet = plan
+            // So that no attempt loses its lease on a slow machine.
+            .default("lease", "\"30s\"")
             // `max_attempts` is another bound, of the same height unless it is given.
             .job(
                 "doubling",
