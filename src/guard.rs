@@ -28,6 +28,7 @@ mod message;
 mod privileges;
 mod spawn;
 mod tree;
+mod urgent;
 mod zygote;
 
 use std::{
@@ -57,7 +58,7 @@ pub(crate) use self::{
     tree::{Proc, below, descend, kill_pass},
     zygote::padding as zygote_padding,
 };
-use self::{control::ControlSocket, spawn::reset_signals, tree::kill_children};
+use self::{control::ControlSocket, spawn::reset_signals, tree::kill_children, urgent::Urgent};
 pub use self::{
     message::{Control, Ended, HandOver, Moment, Report, Spec, Transparent},
     zygote::{ZYGOTE_ARGUMENT, main as zygote},
@@ -303,6 +304,8 @@ struct GuardedRun<'g> {
     /// When to kill the tree again, and the pause after that.
     kill_again: Option<(Boottime, Duration)>,
     stuck_at: Option<Boottime>,
+    /// While the command runs.
+    urgent: Option<Urgent>,
 }
 
 impl<'g> GuardedRun<'g> {
@@ -333,6 +336,7 @@ impl<'g> GuardedRun<'g> {
             more_ended: false,
             kill_again: None,
             stuck_at: None,
+            urgent: None,
             spec,
         };
         if !run.ended_early() {
@@ -401,6 +405,7 @@ impl<'g> GuardedRun<'g> {
                 }
                 self.start = None;
                 self.life.on_started();
+                self.urgent = Urgent::new();
                 self.started = Some(self.begun);
                 self.guard.control.report(&Report::Started {
                     pid: self.command.map_or(0, |c| c.as_raw_nonzero().get()),
@@ -487,6 +492,7 @@ impl<'g> GuardedRun<'g> {
             cgroup.remove();
         }
         let ended = Moment::now();
+        self.urgent = None;
         self.guard.control.report(&Report::Gone {
             leftover: self.leftover,
             at: ended,

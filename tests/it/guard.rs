@@ -1814,6 +1814,46 @@ async fn a_command_has_a_session_of_its_own_and_all_signals_at_their_defaults() 
     }
 }
 
+/// The scheduling policy of a process, or of this thread (0).
+fn policy(pid: i32) -> i32 {
+    // SAFETY: a plain system call.
+    let policy = unsafe { libc::sched_getscheduler(pid) };
+    assert!(policy >= 0, "{}", std::io::Error::last_os_error());
+    policy & !libc::SCHED_RESET_ON_FORK
+}
+
+/// Whether the kernel lets this process have a real-time priority.
+fn may_be_urgent() -> bool {
+    let ask = || {
+        let lowest = libc::sched_param { sched_priority: 1 };
+        // SAFETY: a plain system call about this thread.
+        unsafe { libc::sched_setscheduler(0, libc::SCHED_RR, &raw const lowest) == 0 }
+    };
+    std::thread::spawn(ask).join().expect("a thread")
+}
+
+/// The host may have more to do than it can when the lease ends.
+#[tokio::test]
+async fn a_guard_has_a_real_time_priority_while_its_command_runs_if_the_kernel_allows_it() {
+    let expected = if may_be_urgent() {
+        libc::SCHED_RR
+    } else {
+        policy(0)
+    };
+    let mut running = start_waiting(&runner()).await;
+    let guard = running.guard_pid().expect("a guard").cast_signed();
+    until_async("it is urgent", || policy(guard) == expected).await;
+    let [command] = process::children(guard.cast_unsigned())[..] else {
+        panic!("one command");
+    };
+    assert_eq!(policy(command.cast_signed()), policy(0));
+    running.stop(Stop::Cancelled, None);
+    assert_eq!(running.wait().await.outcome, Outcome::Cancelled);
+    // What is left to do, and what it may have to execute, is not urgent.
+    assert_eq!(policy(guard), policy(0));
+    running.settled().await;
+}
+
 fn job(command: config::Command) -> config::Job {
     config::Job {
         name: JobName::new("report"),
