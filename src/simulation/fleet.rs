@@ -20,7 +20,10 @@ use crate::{
     clock::Boottime,
     config::{self, Config},
     daemon::Daemon,
-    logic::{claim::Control, schedule::next_of},
+    logic::{
+        claim::{Control, Controlled},
+        schedule::next_of,
+    },
     model::{InstanceId, JobName, Occurrence, RunRecord},
     recording::Recorder,
     runner::{Behaviour, Guards, Runner},
@@ -62,6 +65,8 @@ overlap = "replace"
 overlap = "queue"
 "#;
 
+const SCHEDULED: [&str; 5] = ["quick", "queues", "skips", "retries", "replaces"];
+
 /// The jobs that people pause.
 const PAUSED: [&str; 3] = ["quick", "queues", "skips"];
 
@@ -90,6 +95,8 @@ pub(super) struct Outcome {
     /// The faults have numbers below this.
     pub(super) last_fault: usize,
     pub(super) starts: usize,
+    /// Jobs that somebody had to rewind.
+    pub(super) rewound: usize,
     pub(super) questions: u64,
 }
 
@@ -120,6 +127,10 @@ struct Fleet {
     lost_at: Vec<u64>,
     /// The server's clock was wrong until then.
     clock_right_since: u64,
+    /// An instance started when the server's clock was wrong, and not enough hosts could contradict it.
+    misled: bool,
+    /// When somebody rewound each of these jobs.
+    rewound: Arc<Mutex<BTreeMap<&'static str, u64>>>,
 }
 
 // Long: everything is made once, in order.
@@ -166,6 +177,8 @@ pub(super) fn run(options: &Options) -> Outcome {
         keys: 0,
         lost_at: vec![],
         clock_right_since: 0,
+        misled: false,
+        rewound: Arc::default(),
     };
     let mut outcome = Outcome::default();
     let mut next_fault = 6 * SECOND;
@@ -197,6 +210,9 @@ pub(super) fn run(options: &Options) -> Outcome {
             PAUSED
                 .iter()
                 .for_each(|job| fleet.ask(job, Control::Resume));
+            if fleet.misled {
+                SCHEDULED.iter().for_each(|job| fleet.rewind(job));
+            }
             resume_at += 5 * SECOND;
         }
     }
@@ -215,6 +231,7 @@ impl Fleet {
     }
 
     fn start(&mut self, i: usize) {
+        self.misled |= self.server.ahead_us != 0 && self.right(i) < 2;
         let (now, config) = (self.now, self.config.clone());
         let instance = &mut self.instances[i];
         let name = instance.name.clone();
@@ -225,6 +242,21 @@ impl Fleet {
             Daemon::assemble("/jobs.toml".into(), config, who, parts).expect("a daemon")
         });
         instance.daemon = Some(daemon);
+    }
+
+    /// How many hosts know the time and can say so when `i` starts, itself among them.
+    fn right(&self, i: usize) -> usize {
+        let net = self.net.lock();
+        let all = self.instances.iter().enumerate();
+        let right = all.filter(|(n, instance)| {
+            let host = &instance.daemons;
+            let heard = instance.daemon.is_some()
+                && host.stopped_until <= self.now
+                && !net.cut[*n]
+                && net.slow[*n] == 0;
+            host.wall_ahead_us == 0 && (heard || *n == i)
+        });
+        right.count()
     }
 
     fn kill(&mut self, i: usize) {
@@ -325,6 +357,27 @@ impl Fleet {
                 while store.control(&JobName::new(job), &what).await.is_err() {
                     tokio::time::sleep(Duration::from_millis(300)).await;
                 }
+            });
+        });
+    }
+
+    /// What `soloist rewind` does, for a job that counts the future as decided.
+    fn rewind(&mut self, job: &'static str) {
+        let (now, config) = (self.now, self.config.store.clone());
+        let rewound = self.rewound.clone();
+        self.operator.run(now, async {
+            tokio::spawn(async move {
+                let (name, store) = (JobName::new(job), store::open(&config).expect("a store"));
+                let history = store.history(&name, store::HISTORY_KEPT).await.ok()?;
+                let clock = store.observe(&[]).await.ok()?.now_us / 1000;
+                let ran = history.iter().filter(|r| r.run_id.is_some());
+                let ran = ran.map(|r| r.occurrence).filter(|at| at.0 > clock);
+                let what = Control::Rewind { ran: ran.collect() };
+                let done = store.control(&name, &what).await.ok()?.value;
+                if done == Controlled::Done {
+                    rewound.lock().entry(job).or_insert(now);
+                }
+                Some(())
             });
         });
     }
@@ -449,6 +502,10 @@ impl Fleet {
         let mut occurrences: BTreeMap<(String, i64), u32> = BTreeMap::new();
         let mut alive: BTreeMap<String, String> = BTreeMap::new();
         let mut newest: BTreeMap<String, (i64, u32)> = BTreeMap::new();
+        // Of what was started when it was due.
+        let mut timely: BTreeMap<String, (i64, u32)> = BTreeMap::new();
+        let rewound = self.rewound.lock().clone();
+        outcome.rewound = rewound.len();
         let mut last: BTreeMap<String, u64> = BTreeMap::new();
         let mut early: Vec<(String, i64)> = vec![];
         let broken = &mut outcome.broken;
@@ -492,13 +549,19 @@ impl Fleet {
             let token = (r.occurrence.0, r.attempt);
             // An attempt that is repeated after a loss may come after a newer occurrence (docs/faults.md).
             let repeated = r.attempt > 1 && lost || forgotten;
-            if let Some(greatest) = newest.get(&job).filter(|n| **n >= token && !repeated) {
+            // Nor does one that ran early count after somebody has rewound the job (docs/guarantees.md).
+            let back = rewound.get(&*job).is_some_and(|at| *at <= s.world);
+            let of = |map: &BTreeMap<String, (i64, u32)>| map.get(&job).copied();
+            let before = if back { of(&timely) } else { of(&newest) };
+            if let Some(greatest) = before.filter(|n| *n >= token && !repeated) {
                 broken.push(format!("{name} starts after {greatest:?}"));
             }
-            newest.insert(
-                job.clone(),
-                token.max(newest.get(&job).copied().unwrap_or_default()),
-            );
+            if !is_early {
+                let most = token.max(of(&timely).unwrap_or_default());
+                timely.insert(job.clone(), most);
+            }
+            let most = token.max(of(&newest).unwrap_or_default());
+            newest.insert(job.clone(), most);
         }
         // What was decided in data that was lost has no outcome; nor is it known what a wrong clock decided.
         if self.lost_at.is_empty() && self.clock_right_since == 0 {

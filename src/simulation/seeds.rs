@@ -85,7 +85,7 @@ fn the_promises_hold_for_each_seed() {
     let begun = std::time::Instant::now();
     let next = std::sync::atomic::AtomicU64::new(first);
     let work = || {
-        let (mut sum, mut broken) = ((0, 0, 0), vec![]);
+        let (mut sum, mut broken) = ((0, 0, 0, 0), vec![]);
         loop {
             let seed = next.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
             if seed >= first + seeds {
@@ -95,17 +95,23 @@ fn the_promises_hold_for_each_seed() {
             sum.0 += outcome.faults;
             sum.1 += outcome.starts;
             sum.2 += outcome.questions;
+            sum.3 += usize::from(outcome.rewound > 0);
             if !outcome.broken.is_empty() {
                 println!("seed {seed}: {:?}", outcome.broken);
                 broken.push((seed, outcome));
             }
         }
     };
-    let (mut sum, mut broken) = ((0, 0, 0), vec![]);
+    let (mut sum, mut broken) = ((0, 0, 0, 0), vec![]);
     std::thread::scope(|s| {
         for worker in [s.spawn(work), s.spawn(work)] {
             let (part, found) = worker.join().expect("a worker");
-            sum = (sum.0 + part.0, sum.1 + part.1, sum.2 + part.2);
+            sum = (
+                sum.0 + part.0,
+                sum.1 + part.1,
+                sum.2 + part.2,
+                sum.3 + part.3,
+            );
             broken.extend(found);
         }
     });
@@ -113,11 +119,12 @@ fn the_promises_hold_for_each_seed() {
     let hours = (seeds * (of.stormy + of.calm)) as f64 / 3600.0;
     let took = begun.elapsed();
     println!(
-        "{seeds} seeds, {hours:.1} simulated hours in {took:?} ({:.1} a minute): {} faults, {} starts, {} questions",
+        "{seeds} seeds, {hours:.1} simulated hours in {took:?} ({:.1} a minute): {} faults, {} starts, {} questions; jobs were rewound in {} seeds",
         hours / took.as_secs_f64() * 60.0,
         sum.0,
         sum.1,
-        sum.2
+        sum.2,
+        sum.3
     );
     broken.sort_by_key(|(seed, _)| *seed);
     if let Some((seed, outcome)) = broken.into_iter().next() {
