@@ -92,7 +92,7 @@ fn one(
 }
 
 /// User and system time that a process has used.
-fn cpu_ms(pid: u32) -> f64 {
+pub fn cpu_ms(pid: u32) -> f64 {
     // In nanoseconds, of the main thread only; so summed over the threads. /proc/PID/stat counts in 10 ms.
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("it runs");
     tasks
@@ -103,7 +103,7 @@ fn cpu_ms(pid: u32) -> f64 {
         / 1e6
 }
 
-fn memory_kib(pid: u32, field: &str) -> f64 {
+pub fn memory_kib(pid: u32, field: &str) -> f64 {
     let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).expect("it runs");
     let line = text.lines().find_map(|l| l.strip_prefix(field));
     line.and_then(|l| l.trim().trim_end_matches(" kB").parse().ok())

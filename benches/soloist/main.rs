@@ -1,7 +1,7 @@
 //! What soloist costs, measured side by side with the floor in the same run: ratios, not times, are what to keep.
 //!
 //! `cargo bench` runs everything, `cargo bench -- claim idle` a part. Parts: claim, wakeups, instant, lateness, idle,
-//! start, takeover. `SOLOIST_BENCH_SECONDS` is how long each lateness and idle measurement takes (default 30).
+//! start, takeover, runs. `SOLOIST_BENCH_SECONDS` is how long each lateness, idle and runs measurement takes (default 30).
 //! docs/performance.md says what each row means and keeps the figures. Redis is a server of our own on a Unix socket;
 //! nothing is left running.
 
@@ -11,6 +11,7 @@ mod idle;
 mod instant;
 mod lateness;
 mod program;
+mod runs;
 mod support;
 mod takeover;
 
@@ -18,7 +19,7 @@ use support::{Redis, Table};
 
 type Part = fn(&mut Table, &Redis);
 
-const PARTS: [(&str, Part); 7] = [
+const PARTS: [(&str, Part); 8] = [
     ("claim", claim::run),
     ("wakeups", instant::wakeups),
     ("instant", instant::run),
@@ -26,6 +27,7 @@ const PARTS: [(&str, Part); 7] = [
     ("idle", idle::run),
     ("start", idle::start),
     ("takeover", takeover::run),
+    ("runs", runs::run),
 ];
 
 fn main() {

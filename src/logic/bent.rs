@@ -74,6 +74,17 @@ mod switch {
         ChangeBeginsAnew,
         DeadlineEnds,
         DaemonsDeathEnds,
+        AttemptsAreBounded,
+        StoppedIsNotTakenUp,
+        PauseHoldsAttempts,
+        AttemptsDoNotOverlap,
+        GrantIsRemembered,
+        SettlesOnce,
+        SettlesItsRun,
+        RenewsItsRun,
+        CancelDropsTheNext,
+        KeysRunOnce,
+        KillFollows,
     }
 
     impl Rule {
@@ -113,6 +124,17 @@ mod switch {
             Self::ChangeBeginsAnew,
             Self::DeadlineEnds,
             Self::DaemonsDeathEnds,
+            Self::AttemptsAreBounded,
+            Self::StoppedIsNotTakenUp,
+            Self::PauseHoldsAttempts,
+            Self::AttemptsDoNotOverlap,
+            Self::GrantIsRemembered,
+            Self::SettlesOnce,
+            Self::SettlesItsRun,
+            Self::RenewsItsRun,
+            Self::CancelDropsTheNext,
+            Self::KeysRunOnce,
+            Self::KillFollows,
         ];
     }
 

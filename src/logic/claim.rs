@@ -130,7 +130,9 @@ fn claim_undecided(
         }
         Target::Scheduled(_) => None,
     };
-    st.newest = at.0;
+    if rule!(GrantIsRemembered, true) {
+        st.newest = at.0;
+    }
     let first = Grant {
         occurrence: at,
         attempt: 1,
@@ -406,12 +408,14 @@ fn claim_open(
             wait_ms: next_attempt.at - now,
         };
     }
-    if let Some(later) = st.until_resumed(now) {
+    if let Some(later) = st.until_resumed(now)
+        && rule!(PauseHoldsAttempts, true)
+    {
         return later;
     }
     // Another one is held only if the policy was Allow before.
     let mut i = i;
-    while c.overlap != Overlap::Allow
+    while rule!(AttemptsDoNotOverlap, c.overlap != Overlap::Allow)
         && let Some(j) = st.open.iter().position(|o| o.next_attempt.is_none())
     {
         if !st.open[j].is(c.observed.as_ref()) {
@@ -441,8 +445,8 @@ fn lapse(st: &mut State, i: usize, c: &Claim, now: i64, effects: &mut Effects) -
     // A run whose end nobody saw counts as busy until its last renewal, not until it was found dead.
     st.last = Some(last(e, Outcome::Unknown, e.renewed_at));
     if may!(FailMeansOnce, c.on_crash == OnCrash::Rerun)
-        && e.run.attempt < c.max_attempts
-        && e.stop.is_none()
+        && may!(AttemptsAreBounded, e.run.attempt < c.max_attempts)
+        && may!(StoppedIsNotTakenUp, e.stop.is_none())
     {
         e.next_attempt = Some(NextAttempt {
             at: now,

@@ -248,7 +248,7 @@ impl Life {
 
     fn kill_if_due(&mut self, now: Boottime) -> Step {
         match self.phase {
-            Phase::Ending { kill_at } if now >= kill_at => {
+            Phase::Ending { kill_at } if rule!(KillFollows, now >= kill_at) => {
                 self.phase = Phase::Killing;
                 Step::Kill
             }

@@ -274,7 +274,7 @@ fn what_one_fault_can_do_is_visited() {
 }
 
 /// Where the walks find that a rule is out: the weather, the policy, and the first seed that does.
-const FOUND: [(Rule, usize, usize, u64); 22] = [
+const FOUND: [(Rule, usize, usize, u64); 31] = [
     (Rule::DecidedStaysDecided, 1, 0, 0),
     (Rule::KeysAreRemembered, 0, 0, 0),
     (Rule::PauseHolds, 0, 4, 0),
@@ -297,6 +297,15 @@ const FOUND: [(Rule, usize, usize, u64); 22] = [
     (Rule::ChangeBeginsAnew, 0, 2, 0),
     (Rule::DeadlineEnds, 1, 0, 5),
     (Rule::DaemonsDeathEnds, 1, 5, 0),
+    (Rule::AttemptsAreBounded, 1, 3, 17),
+    (Rule::StoppedIsNotTakenUp, 5, 2, 70),
+    (Rule::PauseHoldsAttempts, 0, 2, 12),
+    (Rule::GrantIsRemembered, 1, 5, 23),
+    (Rule::SettlesItsRun, 0, 6, 0),
+    (Rule::RenewsItsRun, 1, 6, 1),
+    (Rule::CancelDropsTheNext, 5, 5, 71),
+    (Rule::KeysRunOnce, 3, 6, 0),
+    (Rule::KillFollows, 1, 5, 0),
 ];
 
 #[test]

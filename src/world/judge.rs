@@ -206,6 +206,14 @@ impl World {
                 format!("{name} starts as a run that was"),
             );
         }
+        // An attempt that never started is made up for.
+        let before = of_job.iter().filter(|s| s.occurrence == run.occurrence);
+        if before.count() >= definition.max_attempts as usize {
+            breaks(
+                "an occurrence starts max_attempts times at most",
+                format!("{name} starts, of {}", definition.max_attempts),
+            );
+        }
         let cancelled = self.truth.cancelled.get(&(job.clone(), run.occurrence));
         if cancelled.is_some_and(|attempt| run.attempt > *attempt) && !self.truth.data_lost {
             breaks(
@@ -254,7 +262,6 @@ impl World {
                 // A claim that is sent again gets the same grant.
                 let scheduled = matches!(c.target, Target::Scheduled(_)) && before.is_none();
                 if scheduled
-                    && g.attempt == 1
                     && self.truth.paused.contains(&c.job)
                     && self.somebody_knows_the_pause(&c.job)
                 {

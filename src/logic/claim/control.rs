@@ -1,5 +1,6 @@
 //! What people ask of a job: pause, skip, trigger, cancel and so on.
 
+use crate::logic::bent::{may, rule};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -142,7 +143,8 @@ fn rewind(
 
 fn cancel(st: &mut State, job: &JobName, effects: &mut Effects) -> Controlled {
     let waiting = st.open.len();
-    st.open.retain(|e| e.next_attempt.is_none());
+    st.open
+        .retain(|e| may!(CancelDropsTheNext, e.next_attempt.is_none()));
     let dropped = waiting != st.open.len();
     let mut stopping = vec![];
     for e in &mut st.open {
@@ -167,7 +169,9 @@ fn trigger(
     effects: &mut Effects,
 ) -> Controlled {
     forget_keys(&mut st.triggered, now);
-    if let Some(t) = st.triggered.iter().find(|t| t.key == *key) {
+    if let Some(t) = st.triggered.iter().find(|t| t.key == *key)
+        && rule!(KeysRunOnce, true)
+    {
         return Controlled::Triggered(t.occurrence);
     }
     if st.triggers.iter().any(|t| t.key == *key) {

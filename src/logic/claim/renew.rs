@@ -1,6 +1,6 @@
 //! A holder renews its lease.
 
-use crate::logic::bent::rule;
+use crate::logic::bent::{may, rule};
 use serde::{Deserialize, Serialize};
 
 use super::{Last, Open, State, Stop};
@@ -40,7 +40,7 @@ pub fn renew(state: &mut Option<State>, r: &Renew, now_us: i64, incarnation: &st
         if let Some(e) = st
             .open
             .iter_mut()
-            .find(|e| e.run.id == r.run.id && e.next_attempt.is_none())
+            .find(|e| may!(RenewsItsRun, e.run.id == r.run.id) && e.next_attempt.is_none())
         {
             e.seq = e.seq.saturating_add(1).max(r.seq);
             e.renewed_at = now;

@@ -3,7 +3,7 @@
 use crate::logic::bent::{may, rule};
 use serde::{Deserialize, Serialize};
 
-use super::{Effects, Event, NextAttempt, Open, State, last};
+use super::{Effects, Event, Last, NextAttempt, Open, State, last};
 use crate::model::{Outcome, RunId, RunRecord, Trigger};
 
 /// Records how a run ended and releases its lease.
@@ -47,18 +47,15 @@ pub fn settle(
         .as_ref()
         .is_some_and(|st| st.incarnation == incarnation);
     let st = state.get_or_insert_default();
-    if st
-        .last
-        .as_ref()
-        .is_some_and(|l| l.run == s.run && l.outcome != Outcome::Unknown)
-    {
+    let ended = |l: &Last| l.run == s.run && l.outcome != Outcome::Unknown;
+    if rule!(SettlesOnce, st.last.as_ref().is_some_and(ended)) {
         return Settlement::Done;
     }
     effects.records.push(s.record.clone());
     let i = st
         .open
         .iter()
-        .position(|e| e.run.id == s.run && e.next_attempt.is_none());
+        .position(|e| may!(SettlesItsRun, e.run.id == s.run) && e.next_attempt.is_none());
     let next_attempt = s.next_attempt.map(|a| NextAttempt {
         at: now + a.delay_ms,
         trigger: a.trigger,
