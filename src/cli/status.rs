@@ -51,8 +51,9 @@ pub(crate) fn repairs(s: &StatusView, place: impl Fn(&JobName) -> String) -> Str
         let reason = j.unreadable.as_ref()?;
         let what = format!("{}: {}", j.job, show::line(reason));
         Some(format!(
-            "\n{}\n  No occurrence of this job starts. Another program, or another version of soloist, wrote to {}: \
-            repair it, or delete it while no run of the job is active.\n",
+            "\n{}\n  Instances cannot read it either: this job may not start, and a run that dies is not taken over. \
+            Another program, or another version of soloist, wrote to {}: repair it, or delete it while no run of the \
+            job is active.\n",
             show::paint(BAD, &what),
             show::line(&place(&j.job))
         ))
