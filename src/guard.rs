@@ -603,6 +603,9 @@ impl<'g> GuardedRun<'g> {
             self.act(step);
         }
         if was_open && self.guard.control.closed {
+            // Its lease still lasts, and all guards of the daemon end their trees now: together they must not keep the
+            // CPUs from what they end.
+            self.urgent = None;
             let step = self.life.on_daemon_gone(Boottime::now());
             self.act(step);
         }

@@ -423,9 +423,9 @@ impl<'a> Collector<'a> {
 ///
 /// Treated as secrets: in a URL the parts before `@` and after `?`, and a port that is not a number; the text between
 /// the first `:` of a word and `@`; the text after `pass=`; a `url` that begins as no URL does; what follows `:` in a
-/// `username`; the values of keys whose name contains `pass`, `secret`, `token` or `credential` and does not end in
-/// `file`, also after `:` or a blank instead of `=`; all values of `env`; strings with escapes or of several lines,
-/// also if a newline cuts a string that may have only one.
+/// `username`; the values of keys whose name contains `pass`, `secret`, `token`, `key` or the like (see
+/// [`names_a_secret`]) and does not end in `file`, also after `:` or a blank instead of `=`; all values of `env`;
+/// strings with escapes or of several lines, also if a newline cuts a string that may have only one.
 #[cfg(test)]
 pub(super) fn mask(text: &str) -> String {
     mask_and_cut(text).0
@@ -438,6 +438,7 @@ fn mask_and_cut(text: &str) -> (String, Vec<Range<usize>>) {
         mask_env(node, false, &mut bytes);
     }
     let cut = mask_strings(text, &mut bytes);
+    mask_env_tables(text, &mut bytes);
     for line in spans_of_lines(text) {
         mask_user_info(text, line.clone(), &mut bytes);
         mask_query(text, line.clone(), &mut bytes);
@@ -475,6 +476,24 @@ fn mask_env(node: &Spanned<DeValue<'_>>, variable: bool, bytes: &mut [u8]) {
         }
         _ if variable => fill(bytes, node.span()),
         _ => {}
+    }
+}
+
+/// As [`mask_env`], for what the parser leaves out (a key given twice) or does not understand: masks what
+/// follows the first word of each line below a header `[….env]`.
+fn mask_env_tables(text: &str, bytes: &mut [u8]) {
+    let mut inside = false;
+    for span in spans_of_lines(text) {
+        let line = &text[span.clone()];
+        let trimmed = line.trim();
+        if trimmed.starts_with('[') && trimmed.ends_with(']') {
+            inside = trimmed.ends_with("env]");
+        } else if inside && !trimmed.starts_with('#') {
+            let word = line.trim_start_matches([' ', '\t']);
+            if let Some(end) = word.find(['=', ':']).or_else(|| word.find([' ', '\t'])) {
+                fill(bytes, span.end - word.len() + end + 1..span.end);
+            }
+        }
     }
 }
 
@@ -731,7 +750,9 @@ fn mask_message(message: &str) -> String {
 
 /// Whether the value of a key with this name is a secret.
 fn names_a_secret(key: &str) -> bool {
-    const SECRET: [&str; 4] = ["pass", "secret", "token", "credential"];
+    const SECRET: [&str; 10] = [
+        "pass", "pasw", "psw", "pssw", "pw", "secret", "token", "cred", "auth", "key",
+    ];
     let key = key.to_ascii_lowercase();
     !key.ends_with("file") && !keys::is_known(&key) && SECRET.iter().any(|word| key.contains(word))
 }
