@@ -228,8 +228,9 @@ fn memory(table: &mut Table, server: &Redis) {
     }
     let config = daemon::config(&dir, &server.url(), 0, &text);
     let daemon = Daemon::start(&dir, &config, "a");
-    let (runtime, store) = (runtime(), server.store());
+    let runtime = runtime();
     let _inside = runtime.enter();
+    let store = server.store();
     let names: Vec<JobName> = (0..HELD)
         .map(|i| JobName::new(&format!("held-{i}")))
         .collect();
