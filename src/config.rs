@@ -24,8 +24,9 @@ mod keys;
 #[cfg(any(feature = "tls", feature = "sqlite"))]
 pub(crate) mod named;
 #[cfg(feature = "daemon")]
-mod raw;
+mod quote;
 #[cfg(feature = "daemon")]
+mod raw;
 mod report;
 pub mod rights;
 mod spelling;

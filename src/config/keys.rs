@@ -139,9 +139,39 @@ keys! {
 
 /// Whether a table of the file has a key of this name.
 pub(super) fn is_known(name: &str) -> bool {
-    [Store::NAMES, Limits::NAMES, Job::NAMES]
-        .concat()
-        .contains(&name)
+    let of_inner = [
+        Tls::NAMES,
+        StoreRetry::NAMES,
+        Output::NAMES,
+        DstWords::NAMES,
+    ];
+    [Store::NAMES, Limits::NAMES, Job::NAMES, JobRetry::NAMES]
+        .iter()
+        .chain(&of_inner)
+        .any(|names| names.contains(&name))
+}
+
+/// The keys of the table at `path` whose values may be quoted, because they hold no secret. None: no table of soloist
+/// has this path.
+pub(super) fn quotable(path: &[String]) -> Option<Vec<&'static str>> {
+    const SECRET: [&str; 4] = ["url", "username", "password_file", "env"];
+    let path: Vec<&str> = path.iter().map(String::as_str).collect();
+    let names = match *path {
+        ["store"] => Store::NAMES,
+        ["store", "tls"] => Tls::NAMES,
+        ["store", "retry"] => StoreRetry::NAMES,
+        ["limits"] => Limits::NAMES,
+        ["defaults"] | ["jobs", _] => Job::NAMES,
+        ["defaults", inner] | ["jobs", _, inner] => match inner {
+            "output" => Output::NAMES,
+            "dst" => DstWords::NAMES,
+            "retry" => JobRetry::NAMES,
+            _ => return None,
+        },
+        _ => return None,
+    };
+    let quotable = names.iter().filter(|name| !SECRET.contains(name));
+    Some(quotable.copied().collect())
 }
 
 /// With a shorter `timeout` no store could answer in time.
