@@ -65,8 +65,8 @@ async fn sweep() {
     }
 }
 
-/// Runs until a signal ends it. SIGTERM and SIGINT drain: nothing new starts and active runs continue; a second signal
-/// ends the active runs. SIGHUP reloads the configuration.
+/// Runs until a signal ends it. SIGTERM and SIGINT drain: nothing more is claimed, and what is granted runs; a second
+/// signal ends the active runs. SIGHUP reloads the configuration.
 ///
 /// # Errors
 /// The store cannot be opened, or the process lacks something that it needs. A store that does not answer is not an
@@ -84,7 +84,7 @@ pub(crate) async fn run(o: Options) -> anyhow::Result<()> {
     info!(
         signal,
         running = daemon.holder.running().len(),
-        "stopping: starting nothing new; active runs continue"
+        "stopping: claiming nothing more; what is granted still runs"
     );
     notify(&[sd_notify::NotifyState::Stopping]);
     daemon.drain(&mut signals).await;

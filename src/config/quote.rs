@@ -14,8 +14,8 @@ use toml::{
 /// even if it is not TOML.
 ///
 /// Quoted are headers of soloist's tables, its keys, and the values of those keys that hold no secret (see
-/// [`keys::quotable`]), unless the value names or looks like one. Never quoted are comments, and strings with escapes or
-/// of several lines, also if a newline cuts a string that may have only one.
+/// [`keys::quotable`]), unless the value names or looks like one. Never quoted are comments, and strings with escapes
+/// or of several lines, also if a newline cuts a string that may have only one.
 pub(super) fn masked(text: &str) -> (String, Vec<Range<usize>>) {
     let mut bytes = text.as_bytes().to_vec();
     fill(&mut bytes, 0..text.len());

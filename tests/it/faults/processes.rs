@@ -820,7 +820,7 @@ fn a_locked_file_does_not_hold_up_the_end_of_a_daemon() {
     db.execute_batch("BEGIN IMMEDIATE").expect("a lock");
     // A run that has ended may still wait for its settlement, and is waited for.
     fleet.instances[0].signal(Signal::TERM);
-    fleet.wait_log(0, "stopping: starting nothing new");
+    fleet.wait_log(0, "stopping: claiming nothing more");
     if fleet.instances[0].log_text().contains("running=0") {
         let status = fleet.instances[0].wait_end();
         assert!(status.success(), "{status}");
@@ -839,6 +839,40 @@ fn a_locked_file_does_not_hold_up_the_end_of_a_daemon() {
     let log = fleet.instances[0].log_text();
     assert!(status.success(), "{status}: {log}");
     assert!(log.contains("nothing has been started yet"), "{log}");
+}
+
+/// The guards of a dead daemon end their commands all at once, and must leave the CPUs to them.
+#[test]
+fn a_guard_whose_daemon_is_dead_has_no_real_time_priority_any_more() {
+    // The 41st number is the scheduling policy.
+    let script = "trap 'read -ra of < /proc/$PPID/stat; echo ${of[40]} > $POLICY; exit' TERM
+        sleep 1000 & wait";
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("policy");
+    let mut fleet = fleet(1)
+        .sqlite()
+        .job(
+            "a",
+            &format!(
+                "schedule = \"* * * * * *\"\non_crash = \"rerun\"\nmax_attempts = 9\n\
+                command = ['/bin/bash', '-c', {script:?}]\nenv.POLICY = {file:?}\n"
+            ),
+        )
+        .start();
+    let policy = wait_for("a command says its guard's policy", GENEROUS, || {
+        let sleeps = |pid: u32| process::command_line(pid).starts_with("sleep");
+        wait_until("its command waits", GENEROUS, || {
+            let guards = process::children(fleet.instances[0].pid());
+            let commands = guards.into_iter().flat_map(process::children);
+            commands.flat_map(process::children).any(sleeps)
+        });
+        fleet.instances[0].kill();
+        fleet.instances[0].start();
+        // On a busy machine SIGKILL may come first.
+        let said = std::fs::read_to_string(&file).ok()?;
+        (!said.is_empty()).then_some(said)
+    });
+    assert_eq!(policy.trim(), libc::SCHED_OTHER.to_string());
 }
 
 /// The process that is being made into a command, of the instance whose guard has one.
