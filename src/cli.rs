@@ -314,9 +314,12 @@ async fn with_store(
     // Opened inside the runtime, because a pool starts its connections in the background.
     let store = store::open(&config.store).map_err(|e| Failure::Store(e, path.clone()))?;
     let recorder = record.map(|file| {
-        Recorder::open(&file, "a command").map_err(|error| Failure::Absent {
-            message: format!("cannot write the record {}: {error}", file.display()),
-            hint: "name a file that this user may write".to_owned(),
+        Recorder::open(&file, "a command").map_err(|error| {
+            let what = format!(
+                "cannot write the record {}; name a file that this user may write",
+                file.display()
+            );
+            Failure::Internal(anyhow::Error::new(error).context(what))
         })
     });
     let recorder = recorder.transpose()?;
@@ -521,7 +524,7 @@ impl Context {
     fn doubted(&self, clock: view::Clock) {
         let said = match (clock.doubt_ms, self.apart(clock)) {
             (Some(ahead), _) => format!(
-                "the store's clock is {}, and instances do not believe it: --until is read by the time that they use \
+                "the store's clock is {}, and instances do not believe it: --until counts by the time that they use \
                 instead; correct the clock of the store's host",
                 show::apart(ahead)
             ),

@@ -84,7 +84,7 @@ pub(crate) async fn run(o: Options) -> anyhow::Result<()> {
     info!(
         signal,
         running = daemon.holder.running().len(),
-        "stopping: claiming nothing more; what is granted still runs"
+        "stopping: this instance claims nothing more, and finishes what it was granted"
     );
     notify(&[sd_notify::NotifyState::Stopping]);
     daemon.drain(&mut signals).await;

@@ -1,11 +1,9 @@
-//! What has to be said to the kernel and to the allocator before threads exist.
+//! What a program tells the kernel and the allocator before it has threads: to hold signals back, to hide its memory
+//! from other processes, and to let all threads share one heap.
 //!
-//! Signals that come before a program is ready for them: they wait from its very start until it says what is to become
-//! of them.
-//!
-//! Without this, an early signal would end the program. Examples: a SIGHUP (reload) that reaches a daemon while it
-//! still reads its configuration for the first time; or a signal that guards ignore, sent to all processes of that
-//! name.
+//! Signals wait until the program is ready for them. Without this, an early signal would end the program. Examples: a
+//! SIGHUP (reload) that reaches a daemon while it still reads its configuration for the first time; or a signal that
+//! guards ignore, sent to all processes of that name.
 
 use std::sync::OnceLock;
 

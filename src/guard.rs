@@ -128,7 +128,9 @@ impl Inherited {
             .to_str()
             .and_then(|text| text.parse::<i32>().ok())
             .filter(|fd| *fd > 2)
-            .ok_or_else(|| io::Error::other("the third argument must be a descriptor"))?;
+            .ok_or_else(|| {
+                io::Error::other("the argument after job and run must be a descriptor")
+            })?;
         // SAFETY: the process that started this one left it open for it, and nothing else here uses it. If it is not
         // open, the next line returns an error.
         let stdin = unsafe { OwnedFd::from_raw_fd(fd) };
@@ -458,7 +460,7 @@ impl<'g> GuardedRun<'g> {
         });
         let (cause, signal) = (self.life.cause(), self.signal.filter(|_| failed.silent));
         let error = match signal {
-            Some(signal) => format!("{}, of signal {signal}", failed.error),
+            Some(signal) => format!("{}: signal {signal}", failed.error),
             None => failed.error,
         };
         self.guard.control.report(&Report::StartFailed {

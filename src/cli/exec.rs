@@ -56,7 +56,7 @@ soloist ends the processes that it left running, and then releases the lock.
 Exit codes:
   the command's own; 128+N when signal N ended it
   127 when the command was not found, 126 when it could not be executed
-  79  when the lock was lost and the command therefore ended
+  79  when the lock was lost: the command was ended, or not started
   75  when another process has the lock, or had this period (-E sets another code)
   69  when the store cannot be reached; the command was not started
 

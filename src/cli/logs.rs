@@ -128,7 +128,7 @@ pub(super) async fn logs(ctx: &Context, args: &Logs) -> Result<Exit, Failure> {
         show(first, &all, o.done)?;
     }
     if o.coming {
-        remark("the run has ended; the rest of its output follows: -f waits for it");
+        remark("the run has ended; its output is still being stored: -f waits for it");
     }
     missing(&o);
     Ok(Exit::Ok)

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::{Exit, Failure, Out};
+use super::{Exit, Failure, Out, show::count};
 use crate::recording::check::{Verdict, check};
 
 #[derive(Debug, Args)]
@@ -46,43 +46,48 @@ pub(super) fn check_record(args: &CheckRecord, out: &Out) -> Result<Exit, Failur
 fn told(v: &Verdict) -> String {
     let mut lines = vec![
         format!(
-            "{} questions of {} processes about {} jobs, {} without an answer",
-            v.questions, v.processes, v.jobs, v.unanswered
+            "{} of {} about {}, {} without an answer",
+            count(v.questions, "request"),
+            count(v.processes, "process"),
+            count(v.jobs, "job"),
+            v.unanswered
         ),
         format!(
-            "{} attempts granted, {} commands started, {} planned occurrences",
-            v.granted, v.ran, v.occurrences
+            "{} granted, {} started, {} planned",
+            count(v.granted, "attempt"),
+            count(v.ran, "command"),
+            count(v.occurrences, "occurrence")
         ),
     ];
     if v.losses > 0 {
         lines.push(format!(
-            "{} times the store was restarted, or its data was lost or replaced",
-            v.losses
+            "{} the store was restarted, or its data was lost or replaced",
+            count(v.losses, "time")
         ));
     }
     if v.wrong_times > 0 {
         lines.push(format!(
-            "{} answers name a time that cannot be right",
-            v.wrong_times
+            "{} with a time that cannot be right",
+            count(v.wrong_times, "answer")
         ));
     }
     if v.not_followed > 0 {
         lines.push(format!(
-            "{} times questions without an answer changed a state in a way that could not be followed",
-            v.not_followed
+            "{} a job's state changed, and no recorded request explains it",
+            count(v.not_followed, "time")
         ));
     }
     if v.not_judged > 0 {
         lines.push(format!(
-            "{} times a job's state was gone and no heartbeat tells whether the store had lost its data: this cannot \
-             be judged",
-            v.not_judged
+            "{} a job's state was gone, and no heartbeat tells whether the store had lost its data: this cannot be \
+             judged",
+            count(v.not_judged, "time")
         ));
     }
     if v.unended > 0 {
         lines.push(format!(
-            "{} processes did not end in order: they were killed, or still run",
-            v.unended
+            "{} without a last line: killed, or still running",
+            count(v.unended, "process")
         ));
     }
     for b in &v.breaches {
@@ -97,7 +102,7 @@ fn told(v: &Verdict) -> String {
     }
     lines.push(match v.breaches.len() {
         0 => "all answers follow from the rules, and no promise is broken".to_owned(),
-        n => format!("{n} breaches"),
+        n => count(n, "breach"),
     });
     lines.join("\n") + "\n"
 }

@@ -222,10 +222,10 @@ pub(super) fn local(rfc3339: &str) -> String {
 
 /// `1 job`, `2 jobs`.
 pub(super) fn count(n: usize, noun: &str) -> String {
-    if n == 1 {
-        format!("1 {noun}")
-    } else {
-        format!("{n} {noun}s")
+    match noun {
+        _ if n == 1 => format!("1 {noun}"),
+        _ if noun.ends_with(['s', 'h']) => format!("{n} {noun}es"),
+        _ => format!("{n} {noun}s"),
     }
 }
 

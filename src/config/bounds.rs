@@ -188,7 +188,7 @@ fn a_report_quotes_what_cannot_be_a_secret() {
         ),
         (
             "[jobs.a]",
-            "command = [\n  'draw',\n  «'--token', 'hunter2'»\n«]»",
+            "command = [\n  «'draw',»\n  «'--token',»\n  «1234»\n«]»",
         ),
         ("[jobs.a]", "command = [\n  «'draw',»\n  «x»\n«]»"),
         ("[jobs.a]", "env = «[»\n  «'hunter2',»\n«]»"),
@@ -269,6 +269,31 @@ fn no_message_shows_the_password_of_a_misplaced_url() {
         format!("[jobs.a]\ncommand = 'x'\nenv_file = '{URL}'\non_crash = '{URL}?pass=hunter2'\n"),
     ] {
         let report = parse(&text, Path::new("jobs.toml"), &environment).unwrap_err();
+        let told = format!("{report}{:?}", report.problems());
+        assert!(!told.contains("hunter2"), "{told}");
+    }
+}
+
+/// Of a file with another form, or of a key that stands where its path should.
+#[test]
+fn no_message_shows_what_was_taken_for_a_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("env");
+    std::fs::write(
+        &file,
+        "DB: hunter2=\nexport 'hunter2' = 1\nSOLOIST_JOB=hunter2\n",
+    )
+    .unwrap();
+    for text in [
+        format!("[jobs.a]\ncommand = 'x'\nenv_file = {file:?}\n"),
+        "[store]\nurl = 'rediss://h'\ntls = { ca = \"\"\"-----BEGIN\nhunter2\"\"\" }\n".to_owned(),
+        format!(
+            "[store]\nurl = 'redis://h'\npassword_file = '{}'\n",
+            "hunter2".repeat(600)
+        ),
+        "[jobs]\n'redis://me:hunter2@h' = 5\n".to_owned(),
+    ] {
+        let report = parse(&text, Path::new("/nowhere/jobs.toml"), &environment).unwrap_err();
         let told = format!("{report}{:?}", report.problems());
         assert!(!told.contains("hunter2"), "{told}");
     }

@@ -27,6 +27,9 @@ use crate::{
     model::JobName,
 };
 
+/// A message does not show a longer path: most likely it is the content of a file; bytes.
+const LONGEST_PATH: usize = 1000;
+
 /// Variables that are never secret, and that every command needs.
 const LOGIN: [&str; 6] = ["HOME", "USER", "LOGNAME", "SHELL", "PATH", "LANG"];
 
@@ -382,9 +385,14 @@ fn content<T>(
                     && r.text
                         .get(file.span.clone())
                         .is_some_and(|s| s.contains("${"));
+                let shown = path.display().to_string();
                 let path = match expanded {
                     true => "the file, after its variables are expanded".to_owned(),
-                    false => format!("`{}`", path.display().to_string().escape_debug()),
+                    // No name of a file: most likely its content, such as a key.
+                    false if shown.contains('\n') || shown.len() > LONGEST_PATH => {
+                        "the file: the value is no path".to_owned()
+                    }
+                    false => format!("`{}`", shown.escape_debug()),
                 };
                 (
                     format!("`{key}`: cannot read {path}: {why}"),
@@ -449,7 +457,12 @@ fn variables(r: &mut Reader<'_>, file: &At<String>, path: &Path, text: &str) -> 
                 "one variable on each line; `#` starts a comment",
             ),
             Some((name, value)) => match raw::env_name(name.trim_end()) {
-                Err(error) => error,
+                // The same here, unless the name is a possible one.
+                Err((message, hint)) if name.starts_with("SOLOIST_") => (message, hint),
+                Err((_, hint)) => (
+                    "expected KEY=VALUE, and this KEY cannot be the name of a variable".to_owned(),
+                    hint,
+                ),
                 Ok(()) if value.contains('\0') => (
                     "a value must not contain a NUL character".to_owned(),
                     "remove it",

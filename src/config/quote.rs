@@ -36,7 +36,7 @@ pub(super) fn masked(text: &str) -> (String, Vec<Range<usize>>) {
             let key = shown_of_key(part, &table, tree.is_some());
             let element = lists.peek() == Some(&&line.start);
             match key {
-                0 if element && !betrays(part, &[]) => part.len(),
+                0 if element => part.len(),
                 key => key,
             }
         };
@@ -149,7 +149,7 @@ fn betrays(value: &str, names: &[&str]) -> bool {
 /// Where the lines begin that have only elements of lists which are quoted.
 fn lines_of_lists(text: &str, tree: &DeTable<'_>) -> Vec<usize> {
     let mut elements = Vec::new();
-    collect_elements(tree, &mut Vec::new(), &mut elements);
+    collect_elements(text, tree, &mut Vec::new(), &mut elements);
     let starts: Vec<usize> = spans_of_lines(text).map(|line| line.start).collect();
     let mut lines: Vec<usize> = elements
         .into_iter()
@@ -161,14 +161,22 @@ fn lines_of_lists(text: &str, tree: &DeTable<'_>) -> Vec<usize> {
     lines
 }
 
-/// The elements of those lists below `table` that are quoted.
-fn collect_elements(table: &DeTable<'_>, path: &mut Vec<String>, elements: &mut Vec<Range<usize>>) {
+/// The elements of those lists below `table` that are quoted. A list is quoted as a whole, or not at all: one element
+/// may name the secret that follows in the next line.
+fn collect_elements(
+    text: &str,
+    table: &DeTable<'_>,
+    path: &mut Vec<String>,
+    elements: &mut Vec<Range<usize>>,
+) {
     for (name, node) in table {
         let quotable = keys::quotable(path).is_some_and(|names| names.contains(&&**name.get_ref()));
         path.push(name.get_ref().to_string());
         match node.get_ref() {
-            DeValue::Table(inner) => collect_elements(inner, path, elements),
-            DeValue::Array(items) if quotable => elements.extend(items.iter().map(Spanned::span)),
+            DeValue::Table(inner) => collect_elements(text, inner, path, elements),
+            DeValue::Array(items) if quotable && !betrays(&text[node.span()], &[]) => {
+                elements.extend(items.iter().map(Spanned::span));
+            }
             _ => {}
         }
         path.pop();

@@ -359,6 +359,7 @@ impl<'a> Collector<'a> {
                 ..
             } = found;
             let message = quote::message(&message);
+            let hint = hint.map(|hint| quote::message(&hint));
             if let Some((file, line)) = elsewhere {
                 problems.push(Problem {
                     file,

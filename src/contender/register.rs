@@ -187,7 +187,7 @@ impl Contender {
     /// Logs that the store refuses this job: once, until it works again.
     fn refused(&self, job: &Job, e: &store::Error) {
         if self.state(&job.name, |s| s.refused(Boottime::now())) == Some(true) {
-            warn!(job = %job.name, error = %e, "job will not run until it is registered with the store; retrying");
+            warn!(job = %job.name, error = %e, "the store refuses to register this job, so this instance does not run it; it tries again");
         }
     }
 

@@ -388,8 +388,8 @@ impl FleetTask {
                 if !e.is_transient() && self.unlisted_told.lets(Boottime::now(), WARN_AGAIN) {
                     warn!(
                         error = %e,
-                        "cannot list the store's jobs: if a job comes back that no instance has now, its occurrences \
-                        until then are caught up"
+                        "cannot list the store's jobs, so this instance cannot mark those that were removed: if such a \
+                        job comes back, soloist runs what was planned meanwhile"
                     );
                 }
                 return;
@@ -423,8 +423,8 @@ impl FleetTask {
             Ok(reply) => {
                 note_clock(&self.contender.clock, &reply);
                 if reply.value == Controlled::Done && aloud {
-                    info!(%job, "this instance does not have this job enabled: if no other one has it, what is not \
-                    decided by now, or comes later, will not be caught up");
+                    info!(%job, "this instance does not have this job enabled any more: if no other instance has it, nobody \
+                    will catch up its undecided occurrences");
                 }
                 true
             }
@@ -526,8 +526,8 @@ impl FleetTask {
                 long as its lease, because runs from before may still be alive");
             }
             EpochChange::Replaced => {
-                warn!(epoch = %reply.incarnation, "the store was restarted, or lost or changed its data: no grants \
-                until all old leases have ended");
+                warn!(epoch = %reply.incarnation, "the store was restarted, or lost or changed its data: it \
+                grants nothing until the quarantine is over");
                 self.contender.resync();
                 // The other instances may come a little later, as after a restart of the whole fleet.
                 self.steady = None;

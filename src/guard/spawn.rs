@@ -80,7 +80,7 @@ impl From<&str> for Failed {
 pub(super) const TOO_LATE: &str = "the lease ran out before the command could be started";
 
 /// Reported for a child that was ended by the kernel (out of memory), or by a signal meant for the command.
-const SILENT: &str = "the process that was to become the command ended before it did";
+const SILENT: &str = "the start of the command ended before the command was executed";
 
 /// From linux/sched.h; libc's constant is too narrow for it.
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;

@@ -315,7 +315,7 @@ mod tests {
     }
 
     proptest! {
-        /// G2: whatever the two hosts' clocks do within the drift, the old holder's processes are gone before
+        /// Promise 3: whatever the two hosts' clocks do within the drift, the old holder's processes are gone before
         /// the new one may be granted the lease, also after the store lost its state.
         #[test]
         fn a_holder_is_gone_before_another_may_come(

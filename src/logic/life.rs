@@ -2,9 +2,9 @@
 //!
 //! The start is part of the run: timeout, deadline, stop and the end of the daemon end it as they end the command.
 //!
-//! The caller reports what happened and when it noticed; what to do to the process tree is returned as a [`Step`]. All
-//! times are CLOCK_BOOTTIME of the host the run is on. Which processes are in the tree, and how signals reach them, is
-//! not known here.
+//! The caller reports what happened and when it noticed; [`Life`] answers with a [`Step`]: what to do to the process
+//! tree. All times are CLOCK_BOOTTIME of the host that has the run. `Life` does not know which processes are in the
+//! tree, nor how signals reach them.
 
 use crate::logic::bent::rule;
 use std::time::Duration;

@@ -2318,7 +2318,7 @@ fn a_start_that_somebody_kills_is_told_as_what_it_is() {
     };
     assert_eq!(
         error,
-        "the process that was to become the command ended before it did, of signal 9"
+        "the start of the command ended before the command was executed: signal 9"
     );
     gone(guard.report());
     guard.finish();

@@ -139,10 +139,10 @@ fn a_record_that_was_changed_is_refused() {
         let before = lines[..last].join("\n");
         std::fs::write(&files[0], format!("{before}\n{cut}")).expect("write the record");
         let said = check(&fleet, &files).1;
-        assert!(said.contains("did not end in order"), "{said}");
+        assert!(said.contains("without a last line"), "{said}");
         fleet.said(&["pause", "work"]);
         let said = check(&fleet, &files).1;
-        assert!(said.contains("did not end in order"), "{said}");
+        assert!(said.contains("without a last line"), "{said}");
     }
 }
 

@@ -820,7 +820,7 @@ fn a_locked_file_does_not_hold_up_the_end_of_a_daemon() {
     db.execute_batch("BEGIN IMMEDIATE").expect("a lock");
     // A run that has ended may still wait for its settlement, and is waited for.
     fleet.instances[0].signal(Signal::TERM);
-    fleet.wait_log(0, "stopping: claiming nothing more");
+    fleet.wait_log(0, "stopping: this instance claims nothing more");
     if fleet.instances[0].log_text().contains("running=0") {
         let status = fleet.instances[0].wait_end();
         assert!(status.success(), "{status}");
