@@ -27,6 +27,7 @@ pub(crate) mod named;
 mod quote;
 #[cfg(feature = "daemon")]
 mod raw;
+#[cfg(feature = "daemon")]
 mod report;
 pub mod rights;
 mod spelling;

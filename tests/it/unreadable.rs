@@ -425,7 +425,7 @@ fn nothing_that_a_store_says_acts_on_a_terminal() {
     harmless("why", &on_terminal(&fleet, "why good"));
     std::fs::write(&fleet.instances[0].log, "").expect("an empty log");
     fleet.instances[0].start();
-    fleet.wait_log(0, "until it is registered");
+    fleet.wait_log(0, "the store refuses to register this job");
     let log = wait_for("the end of its line", GENEROUS, || {
         let log = fleet.instances[0].log_text();
         log.contains("forged").then_some(log)

@@ -320,7 +320,7 @@ fn a_pause_counts_by_the_time_that_instances_believe() {
         let out = fleet.cli(&["pause", "work", "--until", "30m"]);
         let warning = String::from_utf8_lossy(&out.stderr);
         assert!(
-            warning.contains("instances do not believe it: --until is read by"),
+            warning.contains("instances do not believe it: --until counts by"),
             "{warning}"
         );
         let paused = |fleet: &Fleet| fleet.json(&["status", "--json"])["jobs"][1]["paused"].clone();
