@@ -292,6 +292,7 @@ fn no_message_shows_what_was_taken_for_a_name() {
             "hunter2".repeat(600)
         ),
         "[jobs]\n'redis://me:hunter2@h' = 5\n".to_owned(),
+        "[jobs.a]\ncommand = 'x'\npass_env = ['API=hunter2']\n".to_owned(),
     ] {
         let report = parse(&text, Path::new("/nowhere/jobs.toml"), &environment).unwrap_err();
         let told = format!("{report}{:?}", report.problems());

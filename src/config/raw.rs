@@ -344,10 +344,12 @@ pub(super) fn env_name(name: &str) -> Result<(), (String, &'static str)> {
         || name.contains(['=', '\0'])
         || name.chars().any(|c| c.is_whitespace() || c.is_control())
     {
-        let message = format!(
-            "`{}` cannot be the name of an environment variable",
-            clipped(name)
-        );
+        // What follows `=` is a value, which may be secret.
+        let shown = match name.split_once('=') {
+            Some((name, _)) => format!("{}=...", clipped(name)),
+            None => clipped(name),
+        };
+        let message = format!("`{shown}` cannot be the name of an environment variable");
         return Err((message, "use letters, digits and `_`"));
     }
     if name.starts_with("SOLOIST_") {
