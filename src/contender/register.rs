@@ -85,16 +85,13 @@ impl Contender {
         epoch: &Epoch,
     ) -> Result<usize, store::Error> {
         let asks: Vec<Register> = chunk.iter().map(|(_, ask)| ask.clone()).collect();
-        let reply = match self.ask_to_register(&asks).await {
-            Err(e) if !e.is_transient() => {
-                chunk.iter().for_each(|(job, _)| self.refused(job, &e));
-                return Ok(chunk.len());
-            }
-            reply => reply?,
-        };
-        self.note_clock(&reply);
+        let (reply, answers) = self.ask_to_register(&asks).await?;
+        if let Some(reply) = &reply {
+            self.note_clock(reply);
+        }
+        let incarnation = reply.map(|reply| reply.incarnation);
         let (mut left, mut adopt) = (0, vec![]);
-        for ((job, ask), answer) in chunk.iter().zip(reply.value) {
+        for ((job, ask), answer) in chunk.iter().zip(answers) {
             let state = match answer {
                 Ok((Registration::Ready, state)) => {
                     self.registered(job, &state.unwrap_or_default(), epoch);
@@ -108,7 +105,7 @@ impl Contender {
                 }
             };
             left += 1;
-            if epoch.incarnation != reply.incarnation {
+            if incarnation.as_ref() != Some(&epoch.incarnation) {
                 continue;
             }
             let wait = self.state(&job.name, |s| s.adoptable_in(epoch, Boottime::now()));
@@ -141,9 +138,9 @@ impl Contender {
             return Ok(0);
         }
         let asks: Vec<Register> = adopt.iter().map(|(_, ask)| ask.clone()).collect();
-        let reply = self.ask_to_register(&asks).await?;
+        let (_, answers) = self.ask_to_register(&asks).await?;
         let mut ready = 0;
-        for ((job, ask), answer) in adopt.iter().zip(reply.value) {
+        for ((job, ask), answer) in adopt.iter().zip(answers) {
             match answer {
                 Ok((Registration::Ready, state)) => {
                     ready += 1;
@@ -162,32 +159,46 @@ impl Contender {
         Ok(ready)
     }
 
-    /// If the store refuses one job (a key of another type, a state of another version), the others must still be
-    /// registered: then each is sent alone.
-    async fn ask_to_register(&self, asks: &[Register]) -> Result<Reply<Vec<Answer>>, store::Error> {
+    /// Returns an answer for each job, and the store's last reply (None: it refused all). If the store refuses one job
+    /// (a key of another type, a state of another version), the others must still be registered, and each needs its own
+    /// error: then each is sent alone.
+    async fn ask_to_register(
+        &self,
+        asks: &[Register],
+    ) -> Result<(Option<Reply<()>>, Vec<Answer>), store::Error> {
         let refused = match self.store.register(asks).await {
-            Ok(reply) => return Ok(reply.map(|v| v.into_iter().map(Ok).collect())),
-            Err(e) if e.is_transient() || asks.len() == 1 => return Err(e),
+            Ok(mut reply) => {
+                let answers = std::mem::take(&mut reply.value);
+                return Ok((
+                    Some(reply.map(|_| ())),
+                    answers.into_iter().map(Ok).collect(),
+                ));
+            }
+            Err(e) if e.is_transient() => return Err(e),
             Err(e) => e,
         };
-        let (mut all, mut some) = (vec![], None);
+        if asks.len() == 1 {
+            return Ok((None, vec![Err(refused)]));
+        }
+        let (mut last, mut answers) = (None, vec![]);
         for ask in asks {
             match self.store.register(std::slice::from_ref(ask)).await {
                 Ok(mut reply) => {
-                    all.push(reply.value.pop().ok_or_else(|| refused.clone()));
-                    some = Some(reply);
+                    answers.push(reply.value.pop().ok_or_else(|| refused.clone()));
+                    last = Some(reply.map(|_| ()));
                 }
                 Err(e) if e.is_transient() => return Err(e),
-                Err(e) => all.push(Err(e)),
+                Err(e) => answers.push(Err(e)),
             }
         }
-        some.map(|reply| reply.map(|_| all)).ok_or(refused)
+        Ok((last, answers))
     }
 
     /// Logs that the store refuses this job: once, until it works again.
     fn refused(&self, job: &Job, e: &store::Error) {
         if self.state(&job.name, |s| s.refused(Boottime::now())) == Some(true) {
-            warn!(job = %job.name, error = %e, "the store refuses to register this job, so this instance does not run it; it tries again");
+            warn!(job = %job.name, error = %e, "the store refuses to register this job, so this instance does not run \
+                it; it tries again");
         }
     }
 

@@ -110,6 +110,32 @@ fn a_state_that_cannot_be_read_hides_no_other() {
     }
 }
 
+/// Not that of the job that the store has refused first.
+#[test]
+fn each_state_that_cannot_be_read_has_its_own_error() {
+    let mut fleet = ran(false);
+    fleet.instances[0].urge();
+    for (job, newest) in [("good", "this one"), ("odd", "that one")] {
+        let key = format!("soloist:{{{job}}}:state");
+        let server = fleet.server();
+        server.command::<()>(&["HSET", &key, "newest", newest]);
+    }
+    std::fs::write(&fleet.instances[0].log, "").expect("an empty log");
+    fleet.instances[0].start();
+    for job in ["good", "odd"] {
+        let line = wait_for("a warning about the job", GENEROUS, || {
+            let log = fleet.instances[0].log_text();
+            let mut lines = log
+                .lines()
+                .filter(|l| l.contains("the store refuses to register"));
+            lines
+                .find(|l| l.contains(&format!("job={job} ")))
+                .map(str::to_owned)
+        });
+        assert!(line.contains(&format!("soloist:{{{job}}}:state")), "{line}");
+    }
+}
+
 #[test]
 fn a_row_that_cannot_be_read_hides_no_other() {
     let mut fleet = ran(true);
