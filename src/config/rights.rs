@@ -256,7 +256,7 @@ fn access_list(path: &Path) -> Option<Vec<u8>> {
     Some(list)
 }
 
-/// A user or group whom the list allows to write, and whom the reader does not trust. The caller has looked at the mask.
+/// A user or group whom the list allows to write, and whom the reader does not trust. The mask is not looked at here.
 fn listed_writer(list: &[u8], reader: Reader) -> Option<String> {
     const VERSION: [u8; 4] = [2, 0, 0, 0];
     const WRITE: u16 = 2;
