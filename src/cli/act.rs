@@ -267,7 +267,8 @@ pub(super) async fn skip(ctx: &Context, args: &Skip) -> Result<Exit, Failure> {
     if job.is_some_and(|j| j.schedules.is_empty()) && count > 0 {
         return Err(Failure::usage(
             format!("`{name}` has no schedule, so it has no occurrences to skip"),
-            "it runs only when it is triggered, and a pause does not prevent that either; `-n 0` withdraws an earlier skip",
+            "it runs only when it is triggered, and a pause does not prevent that either; `-n 0` withdraws an earlier \
+             skip",
         ));
     }
     let (_, clock) = ctx.fleet().await?;

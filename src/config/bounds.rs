@@ -191,7 +191,26 @@ fn a_report_quotes_what_cannot_be_a_secret() {
             "command = [\n  «'draw',»\n  «'--token',»\n  «1234»\n«]»",
         ),
         ("[jobs.a]", "command = [\n  «'draw',»\n  «x»\n«]»"),
-        ("[jobs.a]", "env = «[»\n  «'hunter2',»\n«]»"),
+        ("[jobs.a]", "env = «[»\n«  'hunter2',»\n«]»"),
+        ("[jobs.a]", "schedule = '@dayly'"),
+        ("[jobs.a]", "schedule = [\n  '0 * * * *',\n  '@dayly',\n«]»"),
+        // What lies in an inline table of several lines, or below a line that is no header.
+        (
+            "[jobs.a]",
+            "env = «{»\n  user = «'hunter2'»,\n  B = «'x'»\n«}»",
+        ),
+        (
+            "[jobs]",
+            "a = «{ command = ['x',»\n  «'y'], env = { PIN = 'hunter2' } }»",
+        ),
+        (
+            "[jobs]",
+            "a = «{ command = ['x',»\n  «'y'], pass_env = ['Z'] }»",
+        ),
+        (
+            "[store]",
+            "namespace = \"\"\"\n«[jobs.x]»\n«\"\"\"»\nuser = «'hunter2'»",
+        ),
     ] {
         let mut hidden = false;
         let mut expected = String::new();

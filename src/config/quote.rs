@@ -36,13 +36,15 @@ pub(super) fn masked(text: &str) -> (String, Vec<Range<usize>>) {
             let key = shown_of_key(part, &table, tree.is_some());
             let element = lists.peek() == Some(&&line.start);
             match key {
-                0 if element => part.len(),
+                // More than the element may be in its line.
+                0 if element && !betrays(part, &[]) => part.len(),
                 key => key,
             }
         };
         let shown = line.start..line.start + shown.max(blank);
         bytes[shown.clone()].copy_from_slice(&text.as_bytes()[shown]);
     }
+    mask_values(parsed.get_ref(), &mut Vec::new(), &mut bytes);
     let cut = mask_strings_and_comments(text, &mut bytes);
     // Whole characters are replaced by ASCII, so this cannot fail.
     (String::from_utf8(bytes).unwrap_or_default(), cut)
@@ -126,7 +128,10 @@ fn name_at(text: &str) -> &str {
 /// Whether a value may have a secret: a URL, an escape, a word that names one, or a key which is none of `names`.
 fn betrays(value: &str, names: &[&str]) -> bool {
     const SECRET: [&str; 7] = ["pass", "pw", "secret", "token", "cred", "auth", "key"];
-    if value.contains(['@', '\\']) || value.contains("://") {
+    // `@daily` is a schedule.
+    let address =
+        |(at, _)| value[..at].ends_with(|c: char| !c.is_whitespace() && !"'\"".contains(c));
+    if value.contains('\\') || value.contains("://") || value.match_indices('@').any(address) {
         return true;
     }
     let mut rest = value;
@@ -180,6 +185,20 @@ fn collect_elements(
             _ => {}
         }
         path.pop();
+    }
+}
+
+/// Masks all values of keys that may hold a secret. Lines do not show whose keys they are: they may belong to an inline
+/// table, or to a string that has what looks like a header.
+fn mask_values(table: &DeTable<'_>, path: &mut Vec<String>, bytes: &mut [u8]) {
+    for (name, node) in table {
+        if let DeValue::Table(inner) = node.get_ref() {
+            path.push(name.get_ref().to_string());
+            mask_values(inner, path, bytes);
+            path.pop();
+        } else if !keys::quotable(path).is_some_and(|names| names.contains(&&**name.get_ref())) {
+            fill(bytes, node.span());
+        }
     }
 }
 

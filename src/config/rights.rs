@@ -221,11 +221,11 @@ fn judge(path: &Path, meta: &Metadata, reader: Reader) -> Option<Foreign> {
     if meta.is_symlink() || meta.is_dir() && meta.mode() & STICKY != 0 {
         return None;
     }
+    let place = if meta.is_dir() { "in " } else { "" };
     // With an access control list these bits of the mode are the list's mask: the most that it grants to anybody.
     if meta.mode() & 0o020 != 0
         && let Some(who) = access_list(path).and_then(|list| listed_writer(&list, reader))
     {
-        let place = if meta.is_dir() { "in " } else { "" };
         return Some(Foreign {
             message: format!("{who} may write {place}{shown} by its access control list"),
             fix: format!("`setfacl -b {shown}`"),
@@ -238,7 +238,6 @@ fn judge(path: &Path, meta: &Metadata, reader: Reader) -> Option<Foreign> {
         (false, true) => ("its group", "g-w"),
         (false, false) => return None,
     };
-    let place = if meta.is_dir() { "in " } else { "" };
     Some(Foreign {
         message: format!(
             "{who} may write {place}{shown} (mode {:04o})",

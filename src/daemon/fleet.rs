@@ -423,8 +423,8 @@ impl FleetTask {
             Ok(reply) => {
                 note_clock(&self.contender.clock, &reply);
                 if reply.value == Controlled::Done && aloud {
-                    info!(%job, "this instance does not have this job enabled any more: if no other instance has it, nobody \
-                    will catch up its undecided occurrences");
+                    info!(%job, "this instance does not have this job enabled any more: if no other one has it, \
+                    nobody will catch up its undecided occurrences");
                 }
                 true
             }
