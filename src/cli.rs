@@ -35,6 +35,7 @@ use crate::{
     model::{JobName, Outcome},
     recording::{Line, Recorder, recording},
     store::{self, Fleet, Reply, Store},
+    text::instant,
     view,
 };
 
@@ -584,19 +585,6 @@ fn job<'c>(config: &'c Config, path: &Path, name: &str) -> Result<&'c Job, Failu
 /// Parses the name of an outcome; the error lists the names.
 fn outcome(text: &str) -> Result<Outcome, String> {
     text.parse()
-}
-
-/// Parses RFC 3339 or Unix milliseconds; returns Unix milliseconds, rounded down.
-fn instant(text: &str) -> Result<i64, String> {
-    const WANT: &str = "write RFC 3339, as in 2026-03-01T03:00:00Z, or Unix milliseconds";
-    if let Ok(ms) = text.parse::<i64>() {
-        return match jiff::Timestamp::from_millisecond(ms) {
-            Ok(_) => Ok(ms),
-            Err(_) => Err(format!("out of range; {WANT}")),
-        };
-    }
-    let t: jiff::Timestamp = text.parse().map_err(|_| WANT.to_owned())?;
-    Ok(t.as_nanosecond().div_euclid(1_000_000) as i64)
 }
 
 fn millis(d: Duration) -> i64 {

@@ -43,6 +43,8 @@ pub mod fuzz;
 pub mod guard;
 #[cfg(feature = "daemon")]
 pub mod holder;
+#[cfg(feature = "http")]
+mod http;
 #[cfg(feature = "daemon")]
 pub mod recording;
 #[cfg(feature = "daemon")]
@@ -55,6 +57,8 @@ mod simulation;
 mod text;
 #[cfg(feature = "daemon")]
 mod view;
+#[cfg(feature = "daemon")]
+pub mod vitals;
 #[cfg(all(test, feature = "daemon"))]
 mod world;
 
