@@ -6,6 +6,8 @@ mod drain;
 mod exec;
 mod failure;
 pub(crate) mod history;
+#[cfg(feature = "http")]
+mod http;
 mod log;
 mod logs;
 mod record;
@@ -28,6 +30,7 @@ use serde::Serialize;
 
 pub use self::failure::{Exit, Failure};
 use crate::{
+    acts::{self, Refusal},
     clock::{self, StoreClock},
     config::{self, Config, Job, StoreUrl, nearest},
     daemon, early,
@@ -144,6 +147,9 @@ enum Command {
     CheckRecord(record::CheckRecord),
     /// Run any command under a distributed lock, for crontabs and scripts
     Exec(exec::Exec),
+    /// Make tokens for the API and the page over HTTP
+    #[cfg(feature = "http")]
+    Http(http::Http),
 }
 
 #[derive(Debug, Args)]
@@ -180,6 +186,8 @@ impl Command {
             Self::Run(_) | Self::Exec(_) => false,
             Self::Check(c) | Self::Status(c) => c.json,
             Self::CheckRecord(c) => c.json,
+            #[cfg(feature = "http")]
+            Self::Http(c) => c.json(),
             Self::Next(c) => c.json,
             Self::History(c) => c.json,
             Self::Logs(c) => c.json,
@@ -245,6 +253,10 @@ fn dispatch(cli: Cli, out: Out) -> Result<Exit, Failure> {
     }
     if let Command::CheckRecord(args) = &cli.command {
         return record::check_record(args, &out);
+    }
+    #[cfg(feature = "http")]
+    if let Command::Http(args) = &cli.command {
+        return http::http(args, &out);
     }
     let path = find(cli.config)?;
     let loaded = config::load(&path);
@@ -349,6 +361,8 @@ async fn with_store(
         | Command::CheckRecord(_)
         | Command::Next(_)
         | Command::Exec(_) => Ok(Exit::Ok),
+        #[cfg(feature = "http")]
+        Command::Http(_) => Ok(Exit::Ok),
     };
     if let Some(recorder) = &recorder {
         recorder.write(&Line::Ends {});
@@ -481,6 +495,20 @@ impl Context {
             tokio::time::sleep(retry.pause(failures, fastrand::f64())).await;
         }
         f().await.map_err(|e| self.store_failed(e))
+    }
+
+    fn asker(&self) -> acts::Asker<'_> {
+        acts::Asker {
+            store: &*self.store,
+            retry: &self.config.store.retry,
+        }
+    }
+
+    fn refused(&self, r: Refusal) -> Failure {
+        match r {
+            Refusal::Store(e) => self.store_failed(e),
+            other => other.into(),
+        }
     }
 
     fn store_failed(&self, e: store::Error) -> Failure {

@@ -5,13 +5,14 @@
 //! from the [`board`].
 
 mod api;
-mod auth;
+pub(crate) mod auth;
 mod board;
 mod events;
 mod headers;
 mod page;
 mod problem;
 mod server;
+mod writes;
 
 use std::{future::Future, sync::Arc};
 
@@ -111,6 +112,13 @@ fn router(app: &Arc<App>) -> Router {
         .routes(routes!(api::jobs))
         .routes(routes!(api::instances))
         .routes(routes!(events::events))
+        .routes(routes!(writes::trigger))
+        .routes(routes!(writes::pause))
+        .routes(routes!(writes::resume))
+        .routes(routes!(writes::skip))
+        .routes(routes!(writes::cancel))
+        .routes(routes!(writes::drain))
+        .routes(routes!(writes::undrain))
         .split_for_parts();
     router
         .route("/", get(page::index))

@@ -27,6 +27,8 @@
 
 // The program.
 #[cfg(feature = "daemon")]
+mod acts;
+#[cfg(feature = "daemon")]
 pub mod cli;
 #[cfg(feature = "daemon")]
 pub mod contender;
@@ -59,6 +61,8 @@ mod text;
 mod view;
 #[cfg(feature = "daemon")]
 pub mod vitals;
+#[cfg(feature = "daemon")]
+mod words;
 #[cfg(all(test, feature = "daemon"))]
 mod world;
 

@@ -268,6 +268,16 @@ fn find<'t>(all: &'t [Token], text: &str) -> Option<&'t Token> {
     found
 }
 
+/// A new token: 256 bits from the system's generator, which begin with a word that scanners for secrets can look for.
+pub(crate) fn random_token() -> std::io::Result<String> {
+    let mut bits = [0; 32];
+    let rng = ring::rand::SystemRandom::new();
+    ring::rand::SecureRandom::fill(&rng, &mut bits)
+        .map_err(|_| std::io::Error::other("the system gives no random numbers"))?;
+    let hex: String = bits.iter().map(|b| format!("{b:02x}")).collect();
+    Ok(format!("soloist_{hex}"))
+}
+
 /// The hash of a token, as the file has it.
 pub(crate) fn sha256_hex(text: &str) -> String {
     let hash = digest::digest(&digest::SHA256, text.as_bytes());
