@@ -7,11 +7,18 @@
 mod api;
 pub(crate) mod auth;
 mod board;
+mod calendar;
 mod events;
 mod headers;
+mod jobs;
+mod openapi;
 mod page;
+mod plain;
+mod plan;
 mod problem;
+mod runs;
 mod server;
+mod why;
 mod writes;
 
 use std::{future::Future, sync::Arc};
@@ -23,6 +30,7 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tracing::error;
+use utoipa::OpenApi as _;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use self::{auth::Gate, board::Board, problem::Problem};
@@ -103,23 +111,38 @@ pub(crate) async fn serve(p: Parts) {
     let _ = end.await;
 }
 
-/// What is where.
-fn router(app: &Arc<App>) -> Router {
-    let (router, _api) = OpenApiRouter::<Arc<App>>::new()
+/// What is where, with its description.
+fn routes() -> OpenApiRouter<Arc<App>> {
+    OpenApiRouter::with_openapi(openapi::Api::openapi())
         .routes(routes!(api::healthz))
         .routes(routes!(api::readyz))
         .routes(routes!(api::session))
+        .routes(routes!(openapi::document))
         .routes(routes!(api::jobs))
-        .routes(routes!(api::instances))
-        .routes(routes!(events::events))
+        .routes(routes!(jobs::job))
+        .routes(routes!(runs::of_job))
+        .routes(routes!(why::why))
+        .routes(routes!(calendar::of_job))
         .routes(routes!(writes::trigger))
         .routes(routes!(writes::pause))
         .routes(routes!(writes::resume))
         .routes(routes!(writes::skip))
         .routes(routes!(writes::cancel))
+        .routes(routes!(runs::all))
+        .routes(routes!(runs::one))
+        .routes(routes!(runs::output))
+        .routes(routes!(api::instances))
         .routes(routes!(writes::drain))
         .routes(routes!(writes::undrain))
-        .split_for_parts();
+        .routes(routes!(events::events))
+        .routes(routes!(plan::plan))
+        .routes(routes!(plan::load))
+        .routes(routes!(calendar::all))
+}
+
+/// What is where, with the page, which needs no description.
+fn router(app: &Arc<App>) -> Router {
+    let (router, _) = routes().split_for_parts();
     router
         .route("/", get(page::index))
         .route("/static/{*path}", get(page::asset))

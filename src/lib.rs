@@ -62,6 +62,8 @@ mod view;
 #[cfg(feature = "daemon")]
 pub mod vitals;
 #[cfg(feature = "daemon")]
+mod why;
+#[cfg(feature = "daemon")]
 mod words;
 #[cfg(all(test, feature = "daemon"))]
 mod world;

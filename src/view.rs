@@ -174,6 +174,25 @@ impl RunView {
     }
 }
 
+/// Exit code, or the signal (by name if it has one).
+pub(crate) fn exit(r: &RunView) -> String {
+    match (r.exit_code, r.signal) {
+        (_, Some(signal)) => match signal {
+            libc::SIGHUP => "SIGHUP".to_owned(),
+            libc::SIGINT => "SIGINT".to_owned(),
+            libc::SIGQUIT => "SIGQUIT".to_owned(),
+            libc::SIGABRT => "SIGABRT".to_owned(),
+            libc::SIGKILL => "SIGKILL".to_owned(),
+            libc::SIGSEGV => "SIGSEGV".to_owned(),
+            libc::SIGPIPE => "SIGPIPE".to_owned(),
+            libc::SIGTERM => "SIGTERM".to_owned(),
+            n => format!("signal {n}"),
+        },
+        (Some(code), None) => code.to_string(),
+        (None, None) => String::new(),
+    }
+}
+
 /// Instances and jobs of a fleet at one moment.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[cfg_attr(feature = "http", derive(utoipa::ToSchema))]

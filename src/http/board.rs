@@ -431,8 +431,8 @@ impl Inner {
         self.jobs.get(name).map(|e| (&*e.definition, &e.job))
     }
 
-    pub(super) fn state(&self, name: &JobName) -> Option<&State> {
-        self.jobs.get(name)?.state.as_ref()
+    pub(super) fn definition(&self, name: &JobName) -> Option<Arc<config::Job>> {
+        self.jobs.get(name).map(|e| e.definition.clone())
     }
 
     pub(super) fn each(&self) -> impl Iterator<Item = (&config::Job, &Job)> {
