@@ -11,6 +11,7 @@ mod calendar;
 mod events;
 mod headers;
 mod jobs;
+mod metrics;
 mod openapi;
 mod page;
 mod plain;
@@ -138,6 +139,7 @@ fn routes() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(plan::plan))
         .routes(routes!(plan::load))
         .routes(routes!(calendar::all))
+        .routes(routes!(metrics::metrics))
 }
 
 /// What is where, with the page, which needs no description.

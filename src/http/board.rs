@@ -178,6 +178,8 @@ struct Entry {
     unreadable: Option<String>,
     /// Its state and its records were read.
     known: bool,
+    /// When a run last succeeded, as far as the board has seen.
+    last_success: Option<i64>,
     job: Job,
     due: Option<i64>,
 }
@@ -435,7 +437,13 @@ impl Inner {
         self.jobs.get(name).map(|e| e.definition.clone())
     }
 
-    pub(super) fn each(&self) -> impl Iterator<Item = (&config::Job, &Job)> {
+    pub(super) fn last_successes(&self) -> impl Iterator<Item = (&JobName, i64)> {
+        self.jobs
+            .iter()
+            .filter_map(|(name, e)| Some((name, e.last_success?)))
+    }
+
+    pub(super) fn each(&self) -> impl Iterator<Item = (&config::Job, &Job)> + Clone {
         self.jobs.values().map(|e| (&*e.definition, &e.job))
     }
 
@@ -688,6 +696,7 @@ impl Entry {
             triggered: None,
             unreadable: None,
             known: false,
+            last_success: None,
             job: Job {
                 view: view::job(job, None, now, ""),
                 recent: vec![],
@@ -755,6 +764,12 @@ impl Entry {
             return false;
         }
         let succeeded = newest.iter().filter(|r| r.outcome == Outcome::Succeeded);
+        let ended = |r: &Recent| Some(r.started_at?.0.saturating_add(r.duration_ms?));
+        self.last_success = succeeded
+            .clone()
+            .filter_map(ended)
+            .max()
+            .max(self.last_success);
         self.job.typical_ms = median(succeeded.filter_map(|r| r.duration_ms).collect());
         self.job.late_typical_ms = median(newest.iter().filter_map(|r| r.lateness_ms).collect());
         self.job.recent = newest;
