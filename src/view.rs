@@ -577,7 +577,16 @@ mod tests {
     #[test]
     fn times_are_written_as_jiff_writes_them() {
         let last = jiff::Timestamp::MAX.as_second() * 1000;
-        let mut ms: Vec<i64> = vec![0, 1, 951_782_400_000, 4_107_542_399_999, last, last + 1, -1];
+        let mut ms: Vec<i64> = vec![
+            0,
+            1,
+            951_782_400_000,
+            4_107_542_399_999,
+            last,
+            last - 1,
+            last + 999,
+            -1,
+        ];
         // Each day of eight hundred years, at some millisecond of it.
         ms.extend((0..292_194_i64).map(|day| day * 86_400_000 + day * 7919 % 86_400_000));
         for ms in ms {

@@ -200,9 +200,10 @@ fn tokens_decide_and_change_without_a_restart() {
     fleet.wait_log(0, "line 2: not `NAME ROLE sha256:HEX`");
     std::fs::remove_file(&file).expect("remove");
     wait_until("it is gone", GENEROUS, || {
+        // The file is looked at for requests.
+        assert_eq!(status(jobs().token(&operator)), 503);
         fleet.instances[0].log_text().contains("no such file")
     });
-    assert_eq!(status(jobs().token(&operator)), 503);
     put(&file, &[&of_operator]);
     wait_until("it is back", GENEROUS, || {
         status(jobs().token(&operator)) == 200
