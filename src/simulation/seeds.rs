@@ -29,6 +29,7 @@ fn one() {
     let options = std::env::var(OPTIONS).expect("options");
     let options: Options = serde_json::from_str(&options).expect("options");
     let outcome = run(&options);
+    super::lua::write_lines();
     let file = std::env::var(OUTCOME).expect("a file");
     std::fs::write(file, serde_json::to_vec(&outcome).expect("JSON")).expect("a file");
 }
