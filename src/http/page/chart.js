@@ -1,6 +1,6 @@
 // Charts of a job's runs: dots over time on a band of 5 % to 95 %, with the median. uPlot draws the axes.
 import { html, useEffect, useRef, useState } from './base.js';
-import { H, M, S, ms, took } from './format.js';
+import { D, H, M, S, day, hm, ms, took } from './format.js';
 import { BAD } from './judge.js';
 import { runWords, say, tipAt } from './parts.js';
 
@@ -39,6 +39,18 @@ function splits(low, high, log) {
   }
   const step = STEPS.find((s) => high / s <= 4.5) ?? Math.ceil(high / 4 / H) * H;
   return Array.from({ length: Math.floor(high / step) + 1 }, (_, k) => k * step);
+}
+
+/** Labels of the axis of time: the day where it changes, else the time. */
+function instants(list) {
+  const far = list.length > 1 && (list[1] - list[0]) * S >= D / 2;
+  let last = null;
+  return list.map((t) => {
+    const d = day(t * S, Date.now());
+    const is = far || d !== last ? d : hm(t * S);
+    last = d;
+    return is;
+  });
 }
 
 function mark(ctx, outcome, x, y, r) {
@@ -105,7 +117,7 @@ function options(now, log, width) {
     width, height: 150, legend: { show: false },
     cursor: { points: { show: false }, drag: { x: false, y: false }, y: false, x: false },
     scales: { x: { time: true }, y: { distr: log ? 3 : 1, log: 10, range: () => [low, Math.max(high, low * 2, 1)] } },
-    axes: [{ ...axis, size: 26, space: 90, grid: { show: false } },
+    axes: [{ ...axis, size: 26, space: 110, grid: { show: false }, values: (u, list) => instants(list) },
       { ...axis, size: 68, splits: (u, i, a, b) => splits(a, b, log), filter: (u, list) => list, values: (u, list) => list.map((v) => (v ? took(v) : '0')) }],
     series: [{}, { paths: () => null, points: { show: false } }],
     hooks: { draw: [(u) => paint(u, now.current)] },

@@ -44,15 +44,15 @@ export function judge(job, now) {
   return is(last, 'well');
 }
 
-/** The records of one occurrence as one, oldest occurrence first: the last attempt says how it ended. */
+/** The records of one occurrence as one, oldest occurrence first: the last attempt says how it ended, the first how late it was. */
 export function byOccurrence(records) {
   const found = new Map();
   for (const r of records) {
     const was = found.get(r.occurrence);
     if (!was) found.set(r.occurrence, { ...r, attempts: r.attempt ? 1 : 0 });
     else {
-      const tries = was.attempts + 1;
-      found.set(r.occurrence, { ...(r.attempt > was.attempt ? r : was), attempts: tries });
+      const [first, last] = r.attempt > was.attempt ? [was, r] : [r, was];
+      found.set(r.occurrence, { ...last, attempts: was.attempts + 1, lateness_ms: first.lateness_ms });
     }
   }
   return [...found.values()].sort((a, b) => (a.occurrence < b.occurrence ? -1 : 1));

@@ -192,7 +192,8 @@ const ORDERS = [['tag', 'Tag'], ['next', 'Next'], ['took', 'Took'], ['late', 'La
 const GROUPS = [['attention', 'slow', 'Attention'], ['running', 'running', 'Running'], ['paused', 'paused', 'Paused'],
   ['well', 'succeeded', 'Well']];
 const nextOf = (j) => ms(j.awaited[0]?.at ?? j.next) ?? Infinity;
-const lateOf = (j) => (j.running[0] || j.recent?.find((r) => r.lateness_ms != null))?.lateness_ms ?? -1;
+/** A later attempt is not late: it was planned anew. */
+const lateOf = (j) => [...j.running, ...(j.recent || [])].find((r) => r.attempt === 1 && r.lateness_ms != null)?.lateness_ms ?? -1;
 const BY = {
   next: (a, b) => nextOf(a) - nextOf(b),
   took: (a, b) => (b.last?.duration_ms || 0) / (b.typical_ms || 1) - (a.last?.duration_ms || 0) / (a.typical_ms || 1),
