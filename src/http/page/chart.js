@@ -30,14 +30,14 @@ const HUE = { succeeded: 'ok', running: 'run', unknown: 'lost', lease_lost: 'los
 export const hueOf = (outcome) => HUE[outcome] || (BAD.includes(outcome) ? 'bad' : 'off');
 
 /** Steps that people count durations in. */
-const STEPS = [1, 2, 5, 10, 20, 50, 100, 200, 500, S, 2 * S, 5 * S, 10 * S, 30 * S, M, 2 * M, 5 * M, 10 * M, 30 * M, H, 2 * H, 6 * H, 24 * H];
+const STEPS = [1, 2, 5, 10, 20, 50, 100, 200, 500, S, 2 * S, 5 * S, 10 * S, 30 * S, M, 2 * M, 5 * M, 10 * M, 15 * M, 30 * M, H, 2 * H, 6 * H, 24 * H];
 function splits(low, high, log) {
   if (log) {
     const all = [];
     for (let t = 1; t <= high; t *= 10) for (const k of [1, 2, 5]) if (t * k >= low && t * k <= high) all.push(t * k);
     return all.length > 6 ? all.filter((t) => /^1/.test(t)) : all;
   }
-  const step = STEPS.find((s) => high / s <= 4.5) ?? Math.ceil(high / 4 / H) * H;
+  const step = STEPS.find((s) => high / s <= 4) ?? Math.ceil(high / 4 / H) * H;
   return Array.from({ length: Math.floor(high / step) + 1 }, (_, k) => k * step);
 }
 

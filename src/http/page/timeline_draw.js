@@ -70,7 +70,7 @@ export function drawHead(ctx, v, fleet, hits) {
     if (Math.abs(x - nx) < 50) continue;
     const first = midnight(t) === t;
     ctx.fillStyle = first ? c.tx2 : c.tx3;
-    if (x > v.x0 + 16) ctx.fillText(first ? (v.span > 3 * D ? day(t, v.now) : `${weekday(t)} ${new Date(t).getDate()}`) : hm(t), x, 52);
+    if (x > v.x0 + 16 && x < v.w - 18) ctx.fillText(first ? (v.span > 3 * D ? day(t, v.now) : `${weekday(t)} ${new Date(t).getDate()}`) : hm(t), x, 52);
   }
   if (nx > v.x0 && nx < v.w) {
     ctx.fillStyle = c.ac;
