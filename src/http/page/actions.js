@@ -1,4 +1,5 @@
-// What a person may do to the fleet. Each act asks once, says what it will do, and shows the command that does the same.
+// What a person may do to the fleet. Each act asks once, says what it will do, and shows the command that does the
+// same.
 import { html, useEffect, useRef, useState } from './base.js';
 import { ask, forbidden, known, now, onEvent, useTopics } from './store.js';
 import { clean, left, many, meant, ms, shell, when, zoneName } from './format.js';
@@ -9,7 +10,8 @@ let show = () => {};
 /** Opens the dialog of an act on a job, or on an instance. */
 export const act = (kind, target, more) => show({ kind, target, ...more });
 
-const random = () => Array.from(crypto.getRandomValues(new Uint8Array(5)), (b) => 'abcdefghjkmnpqrstuvwxyz23456789'[b % 31]).join('');
+const random = () => Array.from(crypto.getRandomValues(new Uint8Array(5)), (b) =>
+  'abcdefghjkmnpqrstuvwxyz23456789'[b % 31]).join('');
 const iso = (t) => new Date(t).toISOString();
 
 /** How many occurrences of the job lie between now and `until`, asked of the schedules. */
@@ -22,7 +24,8 @@ function Affected({ job, until }) {
   const waits = known.jobs.get(job)?.awaited.length;
   if (!data) return null;
   const n = data.planned.length;
-  return html` ${data.truncated ? `More than ${n} planned occurrences` : n ? many(n, 'planned occurrence') : 'No planned occurrence'}
+  return html` ${data.truncated ? `More than ${n} planned occurrences` : n ? many(n, 'planned occurrence')
+    : 'No planned occurrence'}
     ${n === 1 && !data.truncated ? ' is' : ' are'} skipped${waits ? '; a retry waits until then' : ''}.`;
 }
 
@@ -32,10 +35,12 @@ const when2 = (t) => `${when(t, now())} ${zoneName}`;
 const ACTS = {
   trigger: {
     title: (n) => html`Run <${Txt}>${n}<//> once more, now?`,
-    text: (job) => `One instance will run it, beside the schedule.${job?.paused ? ' A pause does not prevent that.' : ''}${
+    text: (job) => `One instance will run it, beside the schedule.${job?.paused ? ' A pause does not prevent that.'
+      : ''}${
       job?.running.length ? ' An attempt runs now; the job’s overlap rule decides.' : ''}`,
     start: () => ({ key: `page-${random()}` }),
-    fields: [{ name: 'key', label: 'Key', hint: () => 'The same key runs the job only once within 7 days, so two clicks are one run.' }],
+    fields: [{ name: 'key', label: 'Key', hint: () =>
+      'The same key runs the job only once within 7 days, so two clicks are one run.' }],
     body: (v) => (v.key ? { key: v.key } : {}),
     command: (n, v) => ['trigger', n, ...(v.key ? ['--key', v.key] : [])],
     button: (n) => html`Trigger <${Txt}>${n}<//>`,
@@ -49,19 +54,23 @@ const ACTS = {
     start: () => ({ reason: '', until: '' }),
     fields: [
       { name: 'reason', label: 'Reason, shown to everybody' },
-      { name: 'until', label: 'Until', placeholder: 'until it is resumed; or 2h, tomorrow 06:00, 2026-12-24T18:00', hint: (v, n) => {
+      { name: 'until', label: 'Until', placeholder: 'until it is resumed; or 2h, tomorrow 06:00, 2026-12-24T18:00',
+        hint: (v, n) => {
         if (!v.until.trim()) return 'Without a time it stays paused until somebody resumes it.';
         const t = meant(v.until, now());
-        if (t == null) return html`<span class="x-failed">That is no time. Write 2h, tomorrow 06:00, or 2026-12-24T18:00.</span>`;
+        if (t == null) return html`<span class="x-failed">That is no time. Write 2h, tomorrow 06:00, or
+          2026-12-24T18:00.</span>`;
         if (t <= now()) return html`<span class="x-failed">That is not in the future.</span>`;
         return html`${when2(t)}, in ${left(t - now())}.<${Affected} job=${n} until=${t} />`;
       } },
     ],
     wrong: (v) => v.until.trim() && !(meant(v.until, now()) > now()),
-    body: (v) => ({ ...(v.until.trim() && { until: iso(meant(v.until, now())) }), ...(v.reason.trim() && { reason: v.reason.trim() }) }),
+    body: (v) => ({ ...(v.until.trim() && { until: iso(meant(v.until, now())) }), ...(v.reason.trim() && {
+      reason: v.reason.trim() }) }),
     command: (n, v) => {
       const t = meant(v.until, now());
-      return ['pause', n, ...(t ? ['--until', iso(t).replace('.000Z', 'Z')] : []), ...(v.reason.trim() ? ['--reason', v.reason.trim()] : [])];
+      return ['pause', n, ...(t ? ['--until', iso(t).replace('.000Z', 'Z')] : []), ...(v.reason.trim() ? ['--reason',
+        v.reason.trim()] : [])];
     },
     button: (n) => html`Pause <${Txt}>${n}<//>`,
     done: () => 'Paused.',
@@ -69,7 +78,8 @@ const ACTS = {
   },
   resume: {
     title: (n) => html`Resume <${Txt}>${n}<//>?`,
-    text: (job) => (job?.paused ? `It is paused since ${when(ms(job.paused.since), now())}. Its occurrences start again; those that were skipped do not run later.`
+    text: (job) => (job?.paused ? `It is paused since ${when(ms(job.paused.since),
+      now())}. Its occurrences start again; those that were skipped do not run later.`
       : 'It is not paused, so nothing will change.'),
     button: (n) => html`Resume <${Txt}>${n}<//>`,
     done: () => 'Resumed.',
@@ -80,7 +90,8 @@ const ACTS = {
     text: (job) => `They end in the history as skipped.${job?.next ? ` The next is ${when2(ms(job.next))}.` : ''}${
       job?.skip ? ` So far ${many(job.skip, 'occurrence')} will be skipped.` : ''}`,
     start: () => ({ n: '1' }),
-    fields: [{ name: 'n', label: 'How many', type: 'number', hint: (v) => (v.n === '0' ? 'None: an earlier request is taken back.' : '0 takes an earlier request back.') }],
+    fields: [{ name: 'n', label: 'How many', type: 'number', hint: (v) => (v.n === '0'
+      ? 'None: an earlier request is taken back.' : '0 takes an earlier request back.') }],
     wrong: (v) => !/^\d{1,6}$/.test(v.n),
     body: (v) => ({ n: Number(v.n) }),
     command: (n, v) => ['skip', n, '-n', v.n],
@@ -91,10 +102,14 @@ const ACTS = {
     title: (n) => html`Cancel what runs of <${Txt}>${n}<//>?`,
     text: (job) => {
       const parts = [];
-      for (const r of job?.running || []) parts.push(`attempt ${r.attempt} of ${when(ms(r.occurrence), now())} on ${clean(r.instance)}`);
+      for (const r of job?.running || []) parts.push(`attempt ${r.attempt} of ${when(ms(r.occurrence),
+        now())} on ${clean(r.instance)}`);
       if (!parts.length && !job?.awaited.length) return 'Nothing runs now, so nothing will change.';
-      const drop = job.awaited.length ? ` ${many(job.awaited.length, 'waiting attempt is', 'waiting attempts are')} dropped.` : '';
-      return `${parts.length ? `It ends ${parts.join(', ')}: SIGTERM now, SIGKILL after the job’s grace. It ends as cancelled and is not retried.` : ''}${drop}`;
+      const drop = job.awaited.length ? ` ${many(job.awaited.length, 'waiting attempt is',
+        'waiting attempts are')} dropped.` : '';
+      return `${parts.length
+        ? `It ends ${parts.join(', ')}: SIGTERM now, SIGKILL after the job’s grace. It ends as cancelled and is not`
+          + ' retried.' : ''}${drop}`;
     },
     button: () => 'Cancel what runs',
     done: () => 'Asked to end.',
@@ -141,7 +156,8 @@ function Ask({ kind, target, close }) {
       setState({ done: a.done(answer) });
       setTimeout(close, 900);
     } catch (error) {
-      const unknown = error.status ? '' : ' It is not known whether the request arrived; sending it again does no harm.';
+      const unknown = error.status ? ''
+        : ' It is not known whether the request arrived; sending it again does no harm.';
       setState({ error: `${error.message}${error.hint ? `. ${error.hint}` : ''}${unknown}` });
     } finally {
       off();
@@ -151,15 +167,19 @@ function Ask({ kind, target, close }) {
     <h2 id="dt">${a.title(target)}</h2>
     <p class="t2">${a.text(job)}</p>
     ${(a.fields || []).map((f) => html`<label key=${f.name}>${f.label}
-      <input class="in" type=${f.type || 'text'} min="0" value=${v[f.name]} placeholder=${f.placeholder} autocomplete="off" maxlength="500"
-        aria-describedby=${f.hint ? `h-${f.name}` : null} onInput=${(e) => set({ ...v, [f.name]: e.target.value })} /></label>
+      <input class="in" type=${f.type || 'text'} min="0" value=${v[f.name]} placeholder=${f.placeholder}
+        autocomplete="off" maxlength="500"
+        aria-describedby=${f.hint ? `h-${f.name}` : null} onInput=${(e) => set({ ...v, [f.name]: e.target.value })}
+          /></label>
       ${f.hint && html`<p class="t3" id=${`h-${f.name}`}>${f.hint(v, target)}</p>`}`)}
     <div class="cmd"><code>${clean(command)}</code><${Copy} text=${command}>Copy<//></div>
     ${why && html`<p class="note"><${Icon} k="key" />${why}</p>`}
-    ${state.error && html`<p class="note x-failed" role="alert"><${Icon} k="failed" /><span>${clean(state.error)}</span></p>`}
+    ${state.error && html`<p class="note x-failed" role="alert"><${Icon} k="failed"
+      /><span>${clean(state.error)}</span></p>`}
     ${state.done && html`<p class="note" role="status"><${Icon} k="succeeded" />${state.done}</p>`}
     <div class="foot"><button type="button" class="btn q" onClick=${close}>Back</button>
-      <button type="submit" class="btn p" aria-disabled=${wrong ? 'true' : null}>${state.busy ? 'Asking …' : a.button(target, v)}</button></div>
+      <button type="submit" class="btn p" aria-disabled=${wrong ? 'true' : null}>${state.busy ? 'Asking …'
+        : a.button(target, v)}</button></div>
   </form>`;
 }
 
@@ -179,7 +199,8 @@ export function Dialogs() {
     }
   }, [open]);
   const close = () => ref.current?.close();
-  return html`<dialog ref=${ref} aria-labelledby="dt" onClose=${() => set(null)} onClick=${(e) => e.target === ref.current && close()}>
+  return html`<dialog ref=${ref} aria-labelledby="dt" onClose=${() => set(null)} onClick=${(e) =>
+    e.target === ref.current && close()}>
     ${open && html`<${Ask} key=${open.n} ...${open} close=${close} />`}
   </dialog>`;
 }

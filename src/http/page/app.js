@@ -12,7 +12,11 @@ import { Overview, verdict } from './overview.js';
 
 const later = (file, name) => {
   let loaded = null;
-  return () => (loaded ??= import(file).then((m) => m[name]));
+  const load = () => import(file).then((m) => m[name]);
+  return () => (loaded ??= load().catch((error) => {
+    loaded = null;
+    throw error;
+  }));
 };
 /** Key, address, label, and the module that draws it; those that are not seen at first are loaded when asked for. */
 export const SCREENS = [
@@ -58,7 +62,8 @@ function Banner() {
   const { link, store, asOf } = known;
   if (!link.up && !link.first) {
     return html`<div class="banner" role="alert"><${Icon} k="lease_lost" /><div><b>This page has lost its instance
-      ${' '}for <${Live} f=${(n) => took(Math.floor((n - link.since) / 1000) * 1000)} />.</b> The fleet goes on without the page.
+      ${' '}for <${Live} f=${(n) => took(Math.floor((n - link.since) / 1000) * 1000)} />.</b> The fleet goes on without
+        the page.
       ${' '}What you see is from ${hms(asOf)}; actions are off.</div><span class="sp"></span>
       <span class="t2">asking again in <${Live} f=${(n) => left(link.retryAt - n)} /></span></div>`;
   }
@@ -69,8 +74,10 @@ function Banner() {
   }
   if (store.reachable) return null;
   return html`<div class="banner" role="alert"><${Icon} k="lease_lost" /><div><b>The store cannot be reached
-    ${store.since != null && html` since ${when(Math.floor(store.since / 1000) * 1000, now())}`}.</b> Nothing starts; what runs keeps its lease while it
-    lasts, then it is ended. ${store.error && html`<span class="t2"><${Txt}>${store.error}<//></span>`}</div><span class="sp"></span>
+    ${store.since != null && html` since ${when(Math.floor(store.since / 1000) * 1000, now())}`}.</b> Nothing starts;
+      what runs keeps its lease while it
+    lasts, then it is ended. ${store.error && html`<span class="t2"><${Txt}>${store.error}<//></span>`}</div><span
+      class="sp"></span>
     <span class="t2">the instance asks again by itself</span></div>`;
 }
 
@@ -89,7 +96,8 @@ function Enter() {
   };
   return html`<main id="main"><form class="enter" onSubmit=${send}>
     <h1 class="verdict">This instance wants a token</h1>
-    <p class="sub">It shows jobs and runs only to who has one. <code>soloist http token NAME read</code> makes one that may look,
+    <p class="sub">It shows jobs and runs only to who has one. <code>soloist http token NAME read</code> makes one that
+      may look,
     ${' '}with <code>operate</code> one that may act. The page keeps it until this tab is closed.</p>
     <input class="in" type="password" aria-label="Token" placeholder="Token" autocomplete="off" value=${text} autofocus
       onInput=${(e) => set(e.target.value)} />
@@ -100,7 +108,8 @@ function Enter() {
 
 // ---- the frame
 
-const Mark = () => html`<svg viewBox="0 0 18 18" aria-hidden="true"><circle cx="9" cy="9" r="7.6" fill="none" stroke="var(--tx3)"
+const Mark = () => html`<svg viewBox="0 0 18 18" aria-hidden="true"><circle cx="9" cy="9" r="7.6" fill="none"
+  stroke="var(--tx3)"
   stroke-width="1.4" stroke-dasharray="1.2 3.57" /><circle cx="9" cy="1.9" r="1.9" fill="var(--ac)" />
   <circle cx="9" cy="9" r="3" fill="var(--ac)" /></svg>`;
 
@@ -108,18 +117,26 @@ function Top({ screen }) {
   useTopics('session', 'jobs');
   const why = known.session && known.link.up ? forbidden() : null;
   return html`<header class="top">
-    <a class="skip-link" href="#main" onClick=${(e) => { e.preventDefault(); document.querySelector('#main').focus(); }}>To the content</a>
+    <a class="skip-link" href="#main" onClick=${(e) => { e.preventDefault(); document.querySelector('#main').focus();
+      }}>To the content</a>
     <a class="brand" href="#/overview"><${Mark} />soloist
-      ${known.fleet && html`<small data-tip=${known.session && `by ${clean(known.session.instance)}, version ${clean(known.session.version)}`}>
+      ${known.fleet && html`<small data-tip=${known.session
+        && `by ${clean(known.session.instance)}, version ${clean(known.session.version)}`}>
       <${Txt}>${known.fleet.namespace}<//></small>`}</a>
-    <nav aria-label="Main">${SCREENS.filter(([, s]) => s !== 'wall').map(([k, s, text]) => html`<a key=${s} href=${`#/${s}`} data-tip=${`g ${k}`}
+    <nav aria-label="Main">${SCREENS.filter(([, s]) => s !== 'wall').map(([k, s, text]) => html`<a key=${s}
+      href=${`#/${s}`} data-tip=${`g ${k}`}
       aria-current=${s === screen || (screen === 'job' && s === 'overview') ? 'page' : null}>${text}</a>`)}</nav>
     <span class="sp"></span>
+    ${known.otherVersion && html`<button type="button" class="btn s"
+      data-tip="The instance has another version than this page" onClick=${() => location.reload()}>Load the new
+        page</button>`}
     ${why && html`<span class="tag" tabindex="0" data-tip=${why}><${Icon} k="key" /> read only</span>`}
-    <button type="button" class="find" aria-label="Search or run a command" onClick=${() => openPalette()}><${Icon} k="search" />
+    <button type="button" class="find" aria-label="Search or run a command" onClick=${() => openPalette()}><${Icon}
+      k="search" />
       <span>Search or run</span><span class="sp"></span><kbd>Ctrl K</kbd></button>
     <span class="clock"><${Live} f=${hms} /> ${zoneName}</span>
-    <button type="button" class="btn q i" aria-label="Light or dark" data-tip="Light or dark" onClick=${switchTheme}><${Icon} k="theme" /></button>
+    <button type="button" class="btn q i" aria-label="Light or dark" data-tip="Light or dark"
+      onClick=${switchTheme}><${Icon} k="theme" /></button>
   </header>`;
 }
 
@@ -130,7 +147,8 @@ const HINTS = {
   instances: [['j k', 'move'], ['d', 'drain']],
   events: [['j k', 'move'], ['Enter', 'open'], ['/', 'filter']],
 };
-const Hints = ({ screen }) => html`<footer class="keys" aria-label="Keys">${(HINTS[screen] || []).map(([k, text]) => html`<span key=${k}>
+const Hints = ({ screen }) => html`<footer class="keys" aria-label="Keys">${(HINTS[screen] || []).map(([k, text]) =>
+  html`<span key=${k}>
   <kbd>${k}</kbd>${text}</span>`)}<span><kbd>Ctrl K</kbd>find</span><span><kbd>?</kbd>all keys</span></footer>`;
 
 function titleOf(route) {
@@ -149,11 +167,14 @@ function Screen({ route }) {
     wanted?.().then((draw) => here && set({ of: route.screen, draw }), () => here && setFailed(true));
     return () => { here = false; };
   }, [route.screen]);
-  if (!wanted) return html`<h1 class="verdict">There is no such screen</h1><p class="sub"><a class="b" href="#/overview">To the overview</a></p>`;
-  if (failed) return html`<p class="note" role="alert">This screen could not be loaded. <button type="button" class="btn s" onClick=${() => location.reload()}>Load the page again</button></p>`;
+  if (!wanted) return html`<h1 class="verdict">There is no such screen</h1><p class="sub"><a class="b"
+    href="#/overview">To the overview</a></p>`;
+  if (failed) return html`<p class="note" role="alert">This screen could not be loaded. <button type="button"
+    class="btn s" onClick=${() => location.reload()}>Load the page again</button></p>`;
   if (shown.of !== route.screen) return html`<h1 class="sr">${route.screen}</h1>`;
   const Draw = shown.draw;
-  return html`<${Draw} key=${route.screen === 'job' ? route.arg : route.screen} arg=${route.arg} query=${route.query} />`;
+  return html`<${Draw} key=${route.screen === 'job' ? route.arg : route.screen} arg=${route.arg} query=${route.query}
+    />`;
 }
 
 function App() {
@@ -175,7 +196,8 @@ function App() {
   useEffect(() => {
     if (!first.current) {
       scrollTo(0, 0);
-      if (document.activeElement === document.body || !document.activeElement?.isConnected) document.querySelector('#main')?.focus({ preventScroll: true });
+      if (document.activeElement === document.body
+        || !document.activeElement?.isConnected) document.querySelector('#main')?.focus({ preventScroll: true });
     }
     first.current = false;
   }, [route.screen, route.arg]);
@@ -188,3 +210,5 @@ function App() {
 
 render(html`<${App} />`, document.querySelector('#app'));
 live();
+// The other screens are fetched while nothing else is to do, so that they are here if the instance goes away.
+setTimeout(() => [...SCREENS.map((s) => s[3]), JOB].forEach((f) => f().catch(() => {})), 1500);

@@ -1,6 +1,6 @@
 // The calendar: the week to come, by day and hour, from the schedules.
 import { html, useState } from './base.js';
-import { ask, known, now, useTopics } from './store.js';
+import { ask, download, known, now, useTopics } from './store.js';
 import { D, H, M, clean, date, day, hm, midnight, ms, number, took, weekday, when, zoneName } from './format.js';
 import { Icon } from './icons.js';
 import { Failed, Txt, useLoaded, usePhone } from './parts.js';
@@ -34,8 +34,11 @@ function arrange(answer, start) {
 function Entry({ job, t }) {
   const j = known.jobs.get(job);
   const paused = j?.paused && (!j.paused.until || t < ms(j.paused.until));
-  const tip = `${clean(job)} · ${when(t, now())}${j?.typical_ms ? `\ntakes ${took(j.typical_ms)} typically` : ''}${paused ? '\npaused then: it will be skipped' : ''}`;
-  return html`<a class=${`en ${paused ? 'off' : ''}`} href=${jobLink(job)} data-tip=${tip}><span class="t3">${t % M ? when(t, now()).slice(-8) : hm(t)}</span> <${Txt}>${job}<//>${paused && html`<${Icon} k="paused" label="paused" />`}</a>`;
+  const tip = `${clean(job)} · ${when(t, now())}${j?.typical_ms ? `\ntakes ${took(j.typical_ms)} typically`
+    : ''}${paused ? '\npaused then: it will be skipped' : ''}`;
+  return html`<a class=${`en ${paused ? 'off' : ''}`} href=${jobLink(job)} data-tip=${tip}><span class="t3">${t % M
+    ? when(t, now()).slice(-8) : hm(t)}</span> <${Txt}>${job}<//>${paused && html`<${Icon} k="paused" label="paused"
+      />`}</a>`;
 }
 
 function Cell({ list }) {
@@ -43,18 +46,23 @@ function Cell({ list }) {
   if (!list) return null;
   const shown = all ? list : list.slice(0, SHOWN);
   return html`${shown.map((e) => html`<${Entry} key=${e.job + e.t} ...${e} />`)}
-    ${list.length > shown.length && html`<button type="button" class="lk t3" onClick=${() => set(true)}>${number(list.length - shown.length)} more</button>`}`;
+    ${list.length > shown.length && html`<button type="button" class="lk t3" onClick=${() =>
+      set(true)}>${number(list.length - shown.length)} more</button>`}`;
 }
 
 function Often({ list }) {
   const [all, set] = useState(false);
   if (!list.length) return null;
   const shown = all ? list : list.slice(0, 12);
-  return html`<div class="often"><h2 class="h2">Many times a day<small>left out below</small></h2><ul>${shown.map(([job, n]) => {
+  return html`<div class="often"><h2 class="h2">Many times a day<small>left out below</small></h2><ul>${shown.map(([job,
+    n]) => {
     const j = known.jobs.get(job);
     const gap = (7 * D) / n;
-    return html`<li key=${job}><a class="a" href=${jobLink(job)}><${Txt}>${job}<//></a> <span class="t3">${n >= 10_000 ? 'each minute or more often' : `about every ${took(gap < M ? Math.round(gap / 1000) * 1000 : Math.round(gap / M) * M)}`}${j?.paused ? ', paused' : ''}</span></li>`;
-  })}</ul>${list.length > shown.length && html`<button type="button" class="btn s" onClick=${() => set(true)}>${number(list.length - shown.length)} more</button>`}</div>`;
+    return html`<li key=${job}><a class="a" href=${jobLink(job)}><${Txt}>${job}<//></a> <span class="t3">${n >= 10_000
+      ? 'each minute or more often' : `about every ${took(gap < M ? Math.round(gap / 1000) * 1000
+        : Math.round(gap / M) * M)}`}${j?.paused ? ', paused' : ''}</span></li>`;
+  })}</ul>${list.length > shown.length && html`<button type="button" class="btn s" onClick=${() =>
+    set(true)}>${number(list.length - shown.length)} more</button>`}</div>`;
 }
 
 function Week({ days, cells, phone, pick, chosen }) {
@@ -62,12 +70,19 @@ function Week({ days, cells, phone, pick, chosen }) {
   const shownDays = phone ? [days[chosen]] : days;
   const used = Array.from({ length: 24 }, (_, h) => h).filter((h) => shownDays.some((d) => cells.has(`${d.k}/${h}`)));
   const jump = (h, i) => i > 0 && used[i - 1] !== h - 1;
-  return html`${phone && html`<div class="bar">${days.map((d) => html`<button type="button" key=${d.k} class="chip" aria-pressed=${String(d.k === chosen)} onClick=${() => pick(d.k)}>${weekday(d.t)} ${new Date(d.t).getDate()}</button>`)}</div>`}
+  return html`${phone && html`<div class="bar">${days.map((d) => html`<button type="button" key=${d.k} class="chip"
+    aria-pressed=${String(d.k === chosen)} onClick=${() =>
+      pick(d.k)}>${weekday(d.t)} ${new Date(d.t).getDate()}</button>`)}</div>`}
   <table class="week"><caption class="sr">Planned occurrences by hour and day</caption>
-    <thead><tr><th><span class="sr">Hour</span></th>${shownDays.map((d) => html`<th key=${d.k} scope="col" class=${d.k === 0 ? 'now' : ''}>${day(d.t, n)}${d.k === 0 ? ', today' : ''}${d.hours !== 24 ? ` (${d.hours} h)` : ''}</th>`)}</tr></thead>
-    <tbody>${used.map((h, i) => html`<tr key=${h} class=${jump(h, i) ? 'jump' : ''}><th scope="row">${String(h).padStart(2, '0')}:00</th>
-      ${shownDays.map((d) => html`<td key=${d.k} class=${d.k === 0 && h < new Date(n).getHours() ? 'past' : ''}><${Cell} list=${cells.get(`${d.k}/${h}`)} /></td>`)}</tr>`)}</tbody></table>
-  ${!used.length && html`<p class="none">Nothing is planned${phone ? ' on this day' : ' in this week'}${' '}besides what runs many times a day.</p>`}`;
+    <thead><tr><th><span class="sr">Hour</span></th>${shownDays.map((d) => html`<th key=${d.k} scope="col"
+      class=${d.k === 0 ? 'now' : ''}>${day(d.t, n)}${d.k === 0 ? ', today' : ''}${d.hours !== 24 ? ` (${d.hours} h)`
+        : ''}</th>`)}</tr></thead>
+    <tbody>${used.map((h, i) => html`<tr key=${h} class=${jump(h, i) ? 'jump' : ''}><th
+      scope="row">${String(h).padStart(2, '0')}:00</th>
+      ${shownDays.map((d) => html`<td key=${d.k} class=${d.k === 0 && h < new Date(n).getHours() ? 'past' : ''}><${Cell}
+        list=${cells.get(`${d.k}/${h}`)} /></td>`)}</tr>`)}</tbody></table>
+  ${!used.length && html`<p class="none">Nothing is planned${phone ? ' on this day' : ' in this week'}${' '}besides what
+    runs many times a day.</p>`}`;
 }
 
 export function Calendar({ query }) {
@@ -79,18 +94,29 @@ export function Calendar({ query }) {
   const from = week === 0 ? now() : start;
   const end = midnight(start, 7);
   const round = Math.floor(now() / (5 * M));
-  const { data, error, again } = useLoaded((signal) => ask(`plan?${new URLSearchParams({ from: new Date(from).toISOString(), to: new Date(end).toISOString(), limit: String(LIMIT), per_job: String(FEW) })}`, { signal }),
+  const { data, error, again } = useLoaded((signal) => ask(`plan?${new URLSearchParams({
+    from: new Date(from).toISOString(), to: new Date(end).toISOString(), limit: String(LIMIT),
+      per_job: String(FEW) })}`, { signal }),
     [date(start), week, round]);
   const turn = (k) => setQuery({ week: week + k || '' });
-  useKeys('Calendar', { '←': ['week before', () => week > 0 && turn(-1)], '→': ['week after', () => turn(1)], n: ['this week', () => setQuery({ week: '' })] });
-  const days = Array.from({ length: 7 }, (_, k) => ({ k, t: midnight(start, k), hours: Math.round((midnight(start, k + 1) - midnight(start, k)) / H) }));
+  useKeys('Calendar', { '←': ['week before', () => week > 0 && turn(-1)], '→': ['week after', () => turn(1)],
+    n: ['this week', () => setQuery({ week: '' })] });
+  const days = Array.from({ length: 7 }, (_, k) => ({ k, t: midnight(start, k), hours: Math.round((midnight(start, k
+    + 1) - midnight(start, k)) / H) }));
   const split = data && arrange(data, start);
-  return html`<div class="hd"><h1>Calendar</h1><span class="sp"></span><span class="seg" role="group" aria-label="Week"><button type="button" aria-label="Week before" disabled=${week <= 0} onClick=${() => turn(-1)}>←</button>
-    <button type="button" aria-pressed=${String(week === 0)} onClick=${() => setQuery({ week: '' })}>The week to come</button><button type="button" aria-label="Week after" onClick=${() => turn(1)}>→</button></span>
-    <a class="btn" href="calendar.ics" data-tip="For a calendar program, the next 14 days">calendar.ics</a></div>
-  <p class="sub">${day(start, now())} to ${day(midnight(start, 6), now())}, ${zoneName}, from the schedules. Jobs choose their own zones.${days.some((d) => d.hours !== 24) ? ' The clocks change in this week.' : ''}</p>
+  return html`<div class="hd"><h1>Calendar</h1><span class="sp"></span><span class="seg" role="group"
+    aria-label="Week"><button type="button" aria-label="Week before" disabled=${week <= 0} onClick=${() =>
+      turn(-1)}>←</button>
+    <button type="button" aria-pressed=${String(week === 0)} onClick=${() => setQuery({ week: '' })}>The week to
+      come</button><button type="button" aria-label="Week after" onClick=${() => turn(1)}>→</button></span>
+    <button type="button" class="btn" data-tip="For a calendar program, the next 14 days" onClick=${() =>
+      download('calendar.ics', 'soloist.ics').catch((e) => alert(e.message))}>calendar.ics</button></div>
+  <p class="sub">${day(start, now())} to ${day(midnight(start, 6), now())}, ${zoneName}, from the schedules. Jobs choose
+    their own zones.${days.some((d) => d.hours !== 24) ? ' The clocks change in this week.' : ''}</p>
   ${error && html`<${Failed} error=${error} again=${again} />`}
   ${!data && !error && html`<p class="sub">Asking …</p>`}
-  ${data?.truncated && html`<p class="note t2"><${Icon} k="slow" />More is planned than can be shown: the end of the week is left out. The <a class="a" href=${link('timeline')}>timeline</a> shows it all.</p>`}
-  ${split && html`<${Often} list=${split.often} /><${Week} days=${days} cells=${split.cells} phone=${phone} chosen=${chosen} pick=${pick} />`}`;
+  ${data?.truncated && html`<p class="note t2"><${Icon} k="slow" />More is planned than can be shown: the end of the
+    week is left out. The <a class="a" href=${link('timeline')}>timeline</a> shows it all.</p>`}
+  ${split && html`<${Often} list=${split.often} /><${Week} days=${days} cells=${split.cells} phone=${phone}
+    chosen=${chosen} pick=${pick} />`}`;
 }

@@ -1,7 +1,8 @@
 // What canvases need: the colours of the theme, sharp pixels, and signs.
 import { ICONS } from './icons.js';
 
-const NAMES = ['bg', 'raise', 'sunk', 'line', 'line2', 'tx', 'tx2', 'tx3', 'ac', 'ok', 'okb', 'bad', 'bad-t', 'warn', 'lost', 'run', 'off'];
+const NAMES = ['bg', 'raise', 'sunk', 'line', 'line2', 'tx', 'tx2', 'tx3', 'ac', 'ok', 'okb', 'bad', 'bad-t', 'warn',
+  'lost', 'run', 'off'];
 let palette = null;
 const forget = () => {
   palette = null;
@@ -23,7 +24,8 @@ export function colours() {
   return palette;
 }
 
-const HUE = { succeeded: 'okb', running: 'run', unknown: 'lost', lease_lost: 'lost', missed: 'warn', failed: 'bad', timed_out: 'bad', crashed: 'bad', retry: 'bad', slow: 'warn' };
+const HUE = { succeeded: 'okb', running: 'run', unknown: 'lost', lease_lost: 'lost', missed: 'warn', failed: 'bad',
+  timed_out: 'bad', crashed: 'bad', retry: 'bad', slow: 'warn' };
 export const hue = (outcome) => HUE[outcome] || 'off';
 
 /** Fits the canvas to `w` by `h` and gives a context that counts CSS pixels. */

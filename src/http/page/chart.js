@@ -10,7 +10,8 @@ function uplot() {
   loading ??= new Promise((done, fail) => {
     const add = (tag, set) => document.head.append(Object.assign(document.createElement(tag), set));
     add('link', { rel: 'stylesheet', href: 'static/vendor/uplot.css' });
-    add('script', { src: 'static/vendor/uplot.js', onload: () => done(window.uPlot), onerror: () => fail(new Error('uplot.js')) });
+    add('script', { src: 'static/vendor/uplot.js', onload: () => done(window.uPlot), onerror: () =>
+      fail(new Error('uplot.js')) });
   });
   return loading;
 }
@@ -30,7 +31,8 @@ const HUE = { succeeded: 'ok', running: 'run', unknown: 'lost', lease_lost: 'los
 export const hueOf = (outcome) => HUE[outcome] || (BAD.includes(outcome) ? 'bad' : 'off');
 
 /** Steps that people count durations in. */
-const STEPS = [1, 2, 5, 10, 20, 50, 100, 200, 500, S, 2 * S, 5 * S, 10 * S, 30 * S, M, 2 * M, 5 * M, 10 * M, 15 * M, 30 * M, H, 2 * H, 6 * H, 24 * H];
+const STEPS = [1, 2, 5, 10, 20, 50, 100, 200, 500, S, 2 * S, 5 * S, 10 * S, 30 * S, M, 2 * M, 5 * M, 10 * M, 15 * M,
+  30 * M, H, 2 * H, 6 * H, 24 * H];
 function splits(low, high, log) {
   if (log) {
     const all = [];
@@ -109,7 +111,8 @@ function paint(u, now) {
 }
 
 function options(now, log, width) {
-  const axis = { stroke: () => colour('tx3'), font: '11px system-ui', grid: { stroke: () => colour('line'), width: 1 }, ticks: { show: false } };
+  const axis = { stroke: () => colour('tx3'), font: '11px system-ui', grid: { stroke: () => colour('line'), width: 1 },
+    ticks: { show: false } };
   const { values } = now.current;
   const high = Math.max(...values) * (log ? 1.3 : 1.08);
   const low = log ? Math.max(1, Math.min(...values) * 0.7) : 0;
@@ -118,7 +121,8 @@ function options(now, log, width) {
     cursor: { points: { show: false }, drag: { x: false, y: false }, y: false, x: false },
     scales: { x: { time: true }, y: { distr: log ? 3 : 1, log: 10, range: () => [low, Math.max(high, low * 2, 1)] } },
     axes: [{ ...axis, size: 26, space: 110, grid: { show: false }, values: (u, list) => instants(list) },
-      { ...axis, size: 68, splits: (u, i, a, b) => splits(a, b, log), filter: (u, list) => list, values: (u, list) => list.map((v) => (v ? took(v) : '0')) }],
+      { ...axis, size: 68, splits: (u, i, a, b) => splits(a, b, log), filter: (u, list) => list, values: (u, list) =>
+        list.map((v) => (v ? took(v) : '0')) }],
     series: [{}, { paths: () => null, points: { show: false } }],
     hooks: { draw: [(u) => paint(u, now.current)] },
   };
@@ -130,7 +134,8 @@ export function Chart({ job, label, items: all, value, log, selected, onPick }) 
   const values = items.map((i) => (log ? Math.max(1, value(i)) : value(i)));
   const usual = items.filter((i) => i.outcome === 'succeeded').map((i) => value(i)).sort((a, b) => a - b);
   const sorted = usual.length ? usual : [...values].sort((a, b) => a - b);
-  const q = { n: sorted.length, median: quantile(sorted, 0.5), low: quantile(sorted, 0.05), high: quantile(sorted, 0.95), most: Math.max(0, ...values) };
+  const q = { n: sorted.length, median: quantile(sorted, 0.5), low: quantile(sorted, 0.05), high: quantile(sorted,
+    0.95), most: Math.max(0, ...values) };
   const box = useRef();
   const plot = useRef();
   const now = useRef();
@@ -177,7 +182,8 @@ export function Chart({ job, label, items: all, value, log, selected, onPick }) 
     return item;
   }
   const step = (e) => {
-    const to = { ArrowLeft: at < 0 ? items.length - 1 : at - 1, ArrowRight: at + 1, Home: 0, End: items.length - 1 }[e.key];
+    const to = { ArrowLeft: at < 0 ? items.length - 1 : at - 1, ArrowRight: at + 1, Home: 0,
+      End: items.length - 1 }[e.key];
     if (e.key === 'Enter' && items[at]) onPick(ms(items[at].occurrence));
     if (to == null) return;
     e.preventDefault();
@@ -187,8 +193,9 @@ export function Chart({ job, label, items: all, value, log, selected, onPick }) 
     point(i);
     say(runWords(job, items[i]));
   };
-  const words = items.length ? `median ${took(q.median)}, 95 % under ${took(q.high)}, most ${took(q.most)}` : 'nothing yet';
+  const words = items.length ? `median ${took(q.median)}, 95 % under ${took(q.high)}, most ${took(q.most)}`
+    : 'nothing yet';
   return html`<div><h2 class="h2">${label}<small>${words}</small></h2>
     <div class="plot" ref=${box} tabindex="0" role="group" onKeyDown=${step} onBlur=${() => tipAt('')}
-      aria-label=${`${label} of ${items.length} runs: ${words}. Arrow keys go from run to run, Enter opens one.`}></div></div>`;
+      aria-label=${`${label} of ${items.length} runs: ${words}. Arrow keys go from run to run.`}></div></div>`;
 }

@@ -86,7 +86,8 @@ export function bytes(n) {
 
 // Characters that draw nothing, move the cursor, or turn the direction of what follows. Tab and line feed stay.
 const HIDDEN = new RegExp('[\\u0000-\\u0008\\u000b-\\u001f\\u007f-\\u009f\\u00ad\\u061c\\u200b-\\u200f\\u2028-\\u202e'
-  + '\\u2060-\\u206f\\ufeff\\ufff9-\\ufffb]|[\\ud800-\\udbff](?![\\udc00-\\udfff])|(?<![\\ud800-\\udbff])[\\udc00-\\udfff]', 'g');
+  + '\\u2060-\\u206f\\ufeff\\ufff9-\\ufffb]|'
+  + '[\\ud800-\\udbff](?![\\udc00-\\udfff])|(?<![\\ud800-\\udbff])[\\udc00-\\udfff]', 'g');
 const escape = (c) => {
   const code = c.charCodeAt(0);
   return code < 256 ? `\\x${code.toString(16).padStart(2, '0')}` : `\\u{${code.toString(16)}}`;
@@ -100,8 +101,18 @@ export const clean = (text) => visible(text).replace(/[\n\t]/g, (c) => (c === '\
 /** A word for a shell, quoted if it needs to be. */
 export const shell = (word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${String(word).replace(/'/g, "'\\''")}'`);
 
+let shared = new Set();
+const host = (id) => clean(id).replace(/-[0-9a-f]{4}$/, '');
+/** Tells `short` all instances. */
+export function instancesAre(ids) {
+  const names = ids.map(host);
+  shared = new Set(names.filter((n, i) => names.indexOf(n) !== i));
+}
 /** The host's part of an instance's name: `web-1` of `web-1-5e6f`, if no other instance is on that host. */
-export const short = (id) => clean(id).replace(/-[0-9a-f]{4}$/, '');
+export const short = (id) => (shared.has(host(id)) ? clean(id) : host(id));
+
+const NAMED = new RegExp('^(today|tomorrow|yesterday|sun|mon|tue|wed|thu|fri|sat)?[a-z]*\\s*(?:at\\s*)?'
+  + '(?:(\\d{1,2}):(\\d{2})(?::(\\d{2}))?)?$');
 
 /**
  * What a person means by "2h", "tomorrow 06:00", "fri 18:00", "02:30" or an RFC 3339 text, in Unix milliseconds; null
@@ -117,8 +128,7 @@ export function meant(text, now, past = false) {
     for (const [, n, u] of span[1].matchAll(/(\d+(?:\.\d+)?)\s*(d|h|min|m|s)/g)) sum += n * unit[u];
     return past ? now - sum : now + sum;
   }
-  const named = /^(today|tomorrow|yesterday|sun|mon|tue|wed|thu|fri|sat)?[a-z]*\s*(?:at\s*)?(?:(\d{1,2}):(\d{2})(?::(\d{2}))?)?$/
-    .exec(t);
+  const named = NAMED.exec(t);
   if (named && (named[1] || named[2])) {
     const [, word, h = 0, m = 0, s = 0] = named;
     const at = (days) => {
@@ -134,6 +144,7 @@ export function meant(text, now, past = false) {
     return past ? at(far - 7) : at(far || 7);
   }
   if (!/^\d{4}-\d\d-\d\d/.test(t)) return null;
+  if (t.length === 10) return new Date(`${t}T00:00`).getTime() || null;
   const parsed = Date.parse(text.trim().replace(' ', 'T'));
   return Number.isNaN(parsed) ? null : parsed;
 }

@@ -10,11 +10,13 @@ const RANK = ['succeeded', 'running', 'replaced', 'skipped', 'cancelled', 'misse
 export const worst = (outcomes) => outcomes.reduce((a, b) => (RANK.indexOf(b) > RANK.indexOf(a) ? b : a));
 
 /** Longer than this is unusual for the job, ms. */
-export const longAfter = (job) => (job.typical_ms == null ? Infinity : Math.max(2.5 * job.typical_ms, job.typical_ms + 5 * S));
+export const longAfter = (job) => (job.typical_ms == null ? Infinity : Math.max(2.5 * job.typical_ms, job.typical_ms
+  + 5 * S));
 
 const WORDS = {
   retry: 'failed, will retry', slow: 'running long', unreadable: 'cannot be read', ahead: 'does not start',
-  new: 'not registered yet', quarantined: 'waits for the store', off: 'switched off', manual: 'runs only when triggered',
+  new: 'not registered yet', quarantined: 'waits for the store', off: 'switched off',
+    manual: 'runs only when triggered',
   none: 'nothing ran yet', lapsed: 'its holder is gone',
 };
 export const word = (key) => WORDS[key] || key;
@@ -44,7 +46,10 @@ export function judge(job, now) {
   return is(last, 'well');
 }
 
-/** The records of one occurrence as one, oldest occurrence first: the last attempt says how it ended, the first how late it was. */
+/**
+ * The records of one occurrence as one, oldest occurrence first: the last attempt says how it ended, the first how late
+ * it was.
+ */
 export function byOccurrence(records) {
   const found = new Map();
   for (const r of records) {

@@ -20,11 +20,12 @@ export function useKeys(name, keys, active = true) {
 /** All sets that are in force, the latest first. */
 export const keySets = () => [...sets].reverse().sort((a, b) => (a.name === 'Everywhere') - (b.name === 'Everywhere'));
 
-const NAMES = { ArrowLeft: '←', ArrowRight: '→', ArrowUp: '↑', ArrowDown: '↓' };
+const NAMES = { Escape: 'Esc', ArrowLeft: '←', ArrowRight: '→', ArrowUp: '↑', ArrowDown: '↓' };
 
 addEventListener('keydown', (e) => {
   const typed = NAMES[e.key] || e.key;
-  const name = (e.ctrlKey || e.metaKey ? 'Ctrl ' : '') + (typed.length === 1 && (e.ctrlKey || e.metaKey) ? typed.toUpperCase() : typed);
+  const name = (e.ctrlKey || e.metaKey ? 'Ctrl ' : '') + (typed.length === 1 && (e.ctrlKey || e.metaKey)
+    ? typed.toUpperCase() : typed);
   const inField = e.target.closest?.('input:not([type=checkbox]),textarea,select');
   const inDialog = document.querySelector('dialog[open]');
   if (e.altKey || (inDialog && name !== 'Ctrl K') || (inField && name !== 'Ctrl K' && name !== 'Esc')) return;

@@ -23,9 +23,11 @@ export function spread(schedule) {
 
 function geometry(w, phone) {
   // On a phone the hours lie side by side, so that a cell can be met with a finger.
-  if (phone) return { cw: (w - 30) / 24, ch: 9, x0: 30, y0: 20, w, h: 20 + 60 * 9, at: (m) => [Math.floor(m / 60), m % 60], of: (x, y) => x * 60 + y, nx: 24, ny: 60 };
+  if (phone) return { cw: (w - 30) / 24, ch: 9, x0: 30, y0: 20, w, h: 20 + 60 * 9, at: (m) => [Math.floor(m / 60),
+    m % 60], of: (x, y) => x * 60 + y, nx: 24, ny: 60 };
   const ch = 19;
-  return { cw: (w - 48 - 46) / 60, ch, x0: 48, y0: 22, w, h: 22 + 24 * ch, at: (m) => [m % 60, Math.floor(m / 60)], of: (x, y) => y * 60 + x, nx: 60, ny: 24 };
+  return { cw: (w - 48 - 46) / 60, ch, x0: 48, y0: 22, w, h: 22 + 24 * ch, at: (m) => [m % 60, Math.floor(m / 60)],
+    of: (x, y) => y * 60 + x, nx: 60, ny: 24 };
 }
 const strength = (n, most) => (n ? 0.1 + 0.9 * ((n - 1) / Math.max(1, most - 1)) ** 0.8 : 0);
 
@@ -74,7 +76,8 @@ function Map({ data, most, start, phone }) {
   const words = (m) => {
     const names = tops.get(m);
     const n = data.minutes[m];
-    return `${clock(m)}  ${many(n, 'start')}${names ? `\n${names.slice(0, 12).map(clean).join(', ')}${names.length > 12 ? ' …' : ''}` : ''}`;
+    return `${clock(m)}  ${many(n, 'start')}${names ? `\n${names.slice(0, 12).map(clean).join(', ')}${names.length > 12
+      ? ' …' : ''}` : ''}`;
   };
   const draw = () => {
     if (!canvas.current) return;
@@ -94,18 +97,21 @@ function Map({ data, most, start, phone }) {
   });
   const find = (e) => {
     const r = canvas.current.getBoundingClientRect();
-    const [x, y] = [Math.floor((e.clientX - r.left - g.current.x0) / g.current.cw), Math.floor((e.clientY - r.top - g.current.y0) / g.current.ch)];
+    const [x, y] = [Math.floor((e.clientX - r.left - g.current.x0) / g.current.cw),
+      Math.floor((e.clientY - r.top - g.current.y0) / g.current.ch)];
     return x >= 0 && x < g.current.nx && y >= 0 && y < g.current.ny ? g.current.of(x, y) : -1;
   };
   const tell = (m) => {
     if (m < 0) return tipAt('');
     const r = canvas.current.getBoundingClientRect();
     const [x, y] = g.current.at(m);
-    return tipAt(words(m), r.left + g.current.x0 + (x + 0.5) * g.current.cw, r.top + g.current.y0 + y * g.current.ch, g.current.ch);
+    return tipAt(words(m), r.left + g.current.x0 + (x + 0.5) * g.current.cw, r.top + g.current.y0 + y * g.current.ch,
+      g.current.ch);
   };
   const open = (m) => m >= 0 && go(link('timeline', null, { z: '1h', at: new Date(start + m * M).toISOString() }));
   const key = (e) => {
-    const step = { ArrowLeft: phone ? -60 : -1, ArrowRight: phone ? 60 : 1, ArrowUp: phone ? -1 : -60, ArrowDown: phone ? 1 : 60 }[e.key];
+    const step = { ArrowLeft: phone ? -60 : -1, ArrowRight: phone ? 60 : 1, ArrowUp: phone ? -1 : -60, ArrowDown: phone
+      ? 1 : 60 }[e.key];
     if (e.key === 'Enter') open(sel);
     if (!step) return;
     e.preventDefault();
@@ -115,8 +121,10 @@ function Map({ data, most, start, phone }) {
     tell(to);
     say(words(to));
   };
-  return html`<div ref=${box} class="map" tabindex="0" role="group" onKeyDown=${key} onBlur=${() => { set(-1); tipAt(''); }} onPointerMove=${(e) => tell(find(e))} onPointerLeave=${() => tipAt('')}
-    onClick=${(e) => open(find(e))} aria-label=${`Planned starts by minute of the day, at most ${most} in one minute. Arrow keys go from minute to minute, Enter opens the timeline.`}>
+  return html`<div ref=${box} class="map" tabindex="0" role="group" onKeyDown=${key} onBlur=${() => { set(-1);
+    tipAt(''); }} onPointerMove=${(e) => tell(find(e))} onPointerLeave=${() => tipAt('')}
+    onClick=${(e) => open(find(e))}
+      aria-label=${`Planned starts by minute of the day, at most ${most} in one. Arrow keys go from minute to minute.`}>
     <canvas ref=${canvas} aria-hidden="true"></canvas></div>`;
 }
 
@@ -136,38 +144,64 @@ function Advice({ data, most }) {
     }
     first ??= t;
   }
-  if (!first) return html`<ol class="sug"><li><${Icon} k="succeeded" /><div><b>The starts are spread well.</b> <span class="t2">No minute has more than ${many(most, 'start')}.</span></div></li></ol>`;
-  const heavy = first.jobs.map((n) => known.jobs.get(n)).filter((j) => j?.typical_ms > 10_000).sort((a, b) => b.typical_ms - a.typical_ms)[0];
+  if (!first) return html`<ol class="sug"><li><${Icon} k="succeeded" /><div><b>The starts are spread well.</b> <span
+    class="t2">No minute has more than ${many(most, 'start')}.</span></div></li></ol>`;
+  const heavy = first.jobs.map((n) => known.jobs.get(n)).filter((j) => j?.typical_ms > 10_000).sort((a, b) =>
+    b.typical_ms - a.typical_ms)[0];
   const mine = moves.filter(([n]) => first.jobs.includes(n)).length;
   const width = Math.max(...moves.slice(0, 12).map(([n]) => n.length), 0);
   const text = moves.map(([n, a, b]) => `${clean(n).padEnd(width)}  ${clean(a)} → ${clean(b)}`);
-  return html`<ol class="sug"><li><${Icon} k="slow" /><div><b>${clock(first.minute)}: ${many(first.jobs.length, 'start')} in one minute.</b> <span class="t2">${mine ? html`${mine === first.jobs.length ? 'None' : `${mine}`} of them
-      ${mine === first.jobs.length ? ' has' : mine === 1 ? ' names' : ' name'} ${mine === first.jobs.length ? 'its minute by its name' : 'this minute in the schedule'}. Where the exact minute does not matter, <code>H</code> lets the name of the job choose it, the same on every host:` : 'Their schedules cannot be spread with H; jitter can.'}</span>
-      ${moves.length > 0 && html`<pre class="def">${text.slice(0, 12).join('\n')}${text.length > 12 ? `\n… and ${text.length - 12} more` : ''}</pre><${Copy} text=${text.join('\n')}>Copy all ${text.length}<//>`}</div></li>
-    ${heavy && html`<li><${Icon} k="slow" /><div><b>${clock(first.minute)}: <a class="a" href=${jobLink(heavy.job)}><${Txt}>${heavy.job}<//></a> starts beside ${many(first.jobs.length - 1, 'other')}.</b> <span class="t2">It takes longest of them,
-      ${' '}${took(heavy.typical_ms)}. <code>jitter = "3m"</code> moves it off them, by the same amount on every host.</span></div></li>`}</ol>`;
+  return html`<ol class="sug"><li><${Icon} k="slow" /><div><b>${clock(first.minute)}: ${many(first.jobs.length,
+    'start')} in one minute.</b> <span class="t2">${mine ? html`${mine === first.jobs.length ? 'None' : `${mine}`} of
+      them
+      ${mine === first.jobs.length ? ' has' : mine === 1 ? ' names' : ' name'} ${mine === first.jobs.length
+        ? 'its minute by its name' : 'this minute in the schedule'}. Where the exact minute does not
+          matter, <code>H</code> lets the name of the job choose it, the same on every host:`
+            : 'Their schedules cannot be spread with H; jitter can.'}</span>
+      ${moves.length > 0 && html`<pre class="def">${text.slice(0, 12).join('\n')}${text.length > 12
+        ? `\n… and ${text.length - 12} more` : ''}</pre><${Copy} text=${text.join('\n')}>Copy
+          all ${text.length}<//>`}</div></li>
+    ${heavy && html`<li><${Icon} k="slow" /><div><b>${clock(first.minute)}: <a class="a"
+      href=${jobLink(heavy.job)}><${Txt}>${heavy.job}<//></a> starts beside ${many(first.jobs.length - 1,
+        'other')}.</b> <span class="t2">It takes longest of them,
+      ${' '}${took(heavy.typical_ms)}. <code>jitter = "3m"</code> moves it off them, by the same amount on every
+        host.</span></div></li>`}</ol>`;
 }
 
 export function Load({ query }) {
   const phone = usePhone();
   const tomorrow = date(midnight(now(), 1));
   const chosen = /^\d{4}-\d\d-\d\d$/.test(query.day || '') ? query.day : tomorrow;
-  const { data, error, again } = useLoaded((signal) => ask(`load?${new URLSearchParams({ day: chosen, tz: zone })}`, { signal }), [chosen]);
+  const { data, error, again } = useLoaded((signal) => ask(`load?${new URLSearchParams({ day: chosen, tz: zone })}`, {
+    signal }), [chosen]);
   const noon = new Date(`${chosen}T12:00`).getTime();
   const turn = (days) => setQuery({ day: date(noon + days * D) });
-  useKeys('Load', { '←': ['day before', () => turn(-1)], '→': ['day after', () => turn(1)], 'Tab, then arrows': ['from minute to minute; Enter opens the timeline', () => false] });
-  const head = html`<span class="sp"></span><span class="seg" role="group" aria-label="Day"><button type="button" onClick=${() => turn(-1)} aria-label="Day before">←</button>
-    <button type="button" aria-pressed="true" onClick=${() => setQuery({ day: '' })}>${chosen === tomorrow ? 'tomorrow' : day(noon, now())}</button><button type="button" onClick=${() => turn(1)} aria-label="Day after">→</button></span>`;
-  if (!data) return html`<div class="hd"><h1>Load</h1>${head}</div>${error ? html`<${Failed} error=${error} again=${again} />` : html`<p class="sub">Asking …</p>`}`;
+  useKeys('Load', { '←': ['day before', () => turn(-1)], '→': ['day after', () => turn(1)],
+    'Tab, then arrows': ['from minute to minute; Enter opens the timeline', () => false] });
+  const head = html`<span class="sp"></span><span class="seg" role="group" aria-label="Day"><button type="button"
+    onClick=${() => turn(-1)} aria-label="Day before">←</button>
+    <button type="button" aria-pressed="true" onClick=${() => setQuery({ day: '' })}>${chosen === tomorrow ? 'tomorrow'
+      : day(noon, now())}</button><button type="button" onClick=${() => turn(1)}
+        aria-label="Day after">→</button></span>`;
+  if (!data) return html`<div class="hd"><h1>Load</h1>${head}</div>${error ? html`<${Failed} error=${error}
+    again=${again} />` : html`<p class="sub">Asking …</p>`}`;
   const most = Math.max(...data.minutes);
   const sum = data.minutes.reduce((a, b) => a + b, 0);
   const full = data.minutes.indexOf(most);
   const start = data.from ? Date.parse(data.from) : Date.parse(`${chosen}T00:00Z`);
   const where = data.zone && data.zone !== 'UTC' ? (data.zone === zone ? zoneName : clean(data.zone)) : 'UTC';
-  const step = [...new Set([1, Math.ceil(most / 4), Math.ceil(most / 2), Math.ceil((3 * most) / 4), most])].filter((n) => n > 0 && n <= most);
-  return html`<div class="hd"><h1>${most > 1 ? `${most === 1 ? 'One start' : `${number(most)} starts`} at ${clock(full)}` : sum ? 'No minute has two starts' : 'Nothing is planned on this day'}</h1>${head}</div>
-  <p class="sub">Planned starts of ${day(noon, now())}, by minute, ${where}. A minute of this day starts <b>${(sum / data.minutes.length).toFixed(1)}</b> jobs on average, the fullest <b>${number(most)}</b>; ${number(sum)} in all.</p>
+  const step = [...new Set([1, Math.ceil(most / 4), Math.ceil(most / 2), Math.ceil((3 * most) / 4),
+    most])].filter((n) => n > 0 && n <= most);
+  return html`<div class="hd"><h1>${most > 1 ? `${most === 1 ? 'One start'
+    : `${number(most)} starts`} at ${clock(full)}` : sum ? 'No minute has two starts'
+      : 'Nothing is planned on this day'}</h1>${head}</div>
+  <p class="sub">Planned starts of ${day(noon, now())}, by minute, ${where}. A minute of this day
+    starts <b>${(sum / data.minutes.length).toFixed(1)}</b> jobs on average, the
+      fullest <b>${number(most)}</b>; ${number(sum)} in all.</p>
   <div class="heat sec"><div><${Map} data=${data} most=${most} start=${start} phone=${phone} />
-    <p class="legend"><span>fewer</span>${step.map((n) => html`<span key=${n}><i class="sw ac" ref=${(el) => el && el.style.setProperty('opacity', strength(n, most))}></i>${n}</span>`)}<span>starts in the same minute</span></p></div>
-    <div><h2 class="h2">What would help</h2><${Advice} data=${data} most=${most} /><p class="t3 gap-s">Nothing here changes a schedule: copy a line into <code>jobs.toml</code>.</p></div></div>`;
+    <p class="legend"><span>fewer</span>${step.map((n) => html`<span key=${n}><i class="sw ac" ref=${(el) => el
+      && el.style.setProperty('opacity', strength(n, most))}></i>${n}</span>`)}<span>starts in the same
+        minute</span></p></div>
+    <div><h2 class="h2">What would help</h2><${Advice} data=${data} most=${most} /><p class="t3 gap-s">Nothing here
+      changes a schedule: copy a line into <code>jobs.toml</code>.</p></div></div>`;
 }

@@ -20,14 +20,17 @@ export function verdict() {
   if (fleet.nobody_believes) return 'Nothing starts: no instance believes the store’s clock';
   const epoch = known.instances?.epoch || fleet.epoch;
   if (epoch && !epoch.open) {
-    return epoch.wait_ms == null ? 'Nothing starts: no instance is up' : 'Nothing starts yet: the store is new or lost its data';
+    return epoch.wait_ms == null ? 'Nothing starts: no instance is up'
+      : 'Nothing starts yet: the store is new or lost its data';
   }
   const live = known.instances?.instances.filter((i) => !i.silent).length;
   if (live === 0) return 'Nothing starts: no instance is heard from';
   if (!jobs.size) return 'There are no jobs yet';
+  if (known.asOf == null) return 'The instance has not heard from the store yet';
   let n = 0;
   for (const s of states.values()) n += s.group === 'attention';
-  return n ? `${number(n)} of ${many(jobs.size, 'job')} need${n === 1 ? 's' : ''} attention` : 'Nothing needs attention';
+  return n ? `${number(n)} of ${many(jobs.size, 'job')} need${n === 1 ? 's' : ''} attention`
+    : 'Nothing needs attention';
 }
 
 function Facts() {
@@ -45,7 +48,8 @@ function Facts() {
   const heard = i?.instances.filter((x) => !x.silent).length;
   const latency = i?.store?.latency_ms;
   return html`<p class="sub">
-    ${counts.all > 0 && html`Of the last runs of each job <b>${number(counts.succeeded)}</b> of ${number(counts.all)} succeeded,
+    ${counts.all > 0 && html`Of the last runs of each
+      job <b>${number(counts.succeeded)}</b> of ${number(counts.all)} succeeded,
     ${' '}${number(counts.bad)} did not, ${number(counts.missed)} ${counts.missed === 1 ? 'was' : 'were'} missed,
     ${' '}${number(counts.passed)} were skipped, cancelled or replaced. `}
     ${i && html`${many(heard, 'instance')} ${heard === 1 ? 'is' : 'are'} heard from`}
@@ -64,7 +68,8 @@ function useRun(job, id) {
   const { data } = useLoaded(async (signal) => {
     if (!id) return null;
     if (!runs.has(id)) {
-      runs.set(id, await ask(`runs/${encodeURIComponent(id)}?job=${encodeURIComponent(job)}`, { signal }).catch(() => null));
+      runs.set(id, await ask(`runs/${encodeURIComponent(id)}?job=${encodeURIComponent(job)}`, { signal }).catch(() =>
+        null));
     }
     return runs.get(id);
   }, [job, id]);
@@ -78,17 +83,18 @@ function lastLine(text) {
 }
 
 /** How the last attempt ended. */
-function Ended({ job }) {
+function Ended({ job, asks }) {
   const { last } = job;
-  const run = useRun(job.job, last?.run_id);
+  const run = useRun(job.job, asks && last?.run_id);
   if (!last) return null;
   const tail = run && (run.error ? clean(run.error) : lastLine(run.output_tail));
-  return html`<span>Attempt ${last.attempt} <b class=${`x-${last.outcome}`}>${last.outcome}</b> on <${On} id=${last.instance} />
+  return html`<span>Attempt ${last.attempt} <b class=${`x-${last.outcome}`}>${last.outcome}</b> on <${On}
+    id=${last.instance} />
     ${run?.exit_code != null && ` with exit ${run.exit_code}`}${run?.signal != null && ` by signal ${run.signal}`}
     ${tail && html`, <code><bdi>${tail}</bdi></code>`}</span>`;
 }
 
-function Happened({ job, state }) {
+function Happened({ job, state, asks }) {
   const n = now();
   const { last, awaited: [next], running: [run] } = job;
   if (state.key === 'unreadable') {
@@ -103,7 +109,8 @@ function Happened({ job, state }) {
   if (state.key === 'slow' || state.key === 'lapsed') {
     return html`<span><b class=${`x-${state.key}`}>Running <${Since} t=${ms(run.started_at)} /></b> on
       ${' '}<${On} id=${run.instance} />${job.typical_ms != null && `; typical is ${took(job.typical_ms)}`}</span>
-      <span class="t2">${state.key === 'lapsed' ? 'Its lease was not renewed for its whole length: its holder is probably gone.'
+      <span class="t2">${state.key === 'lapsed'
+        ? 'Its lease was not renewed for its whole length: its holder is probably gone.'
         : `Planned ${when(ms(run.occurrence), n)}, attempt ${run.attempt}.`}</span>`;
   }
   if (state.key === 'missed') {
@@ -111,7 +118,8 @@ function Happened({ job, state }) {
     return html`<span>The occurrence of ${when(ms(r.occurrence), n)} was <b class="x-missed">missed</b></span>
       <span class="t2">No instance could start it in time. Open it to see what each instance decided.</span>`;
   }
-  return html`<${Ended} job=${job} /><span class="t2">Planned ${when(ms(next?.occurrence ?? last.occurrence), n)}, not done for
+  return html`<${Ended} job=${job} asks=${asks} /><span class="t2">Planned ${when(ms(next?.occurrence
+    ?? last.occurrence), n)}, not done for
     ${' '}<${Since} t=${ms(next?.occurrence ?? last.occurrence)} />.</span>`;
 }
 
@@ -119,22 +127,25 @@ function Coming({ job, state }) {
   const [next] = job.awaited;
   if (!known.store.reachable) return html`<div class="nx">when the store answers</div>`;
   if (next && state.key === 'retry') {
-    return html`<div class="nx"><span>next try in <${In} t=${ms(next.at)} /></span><small>${when(ms(next.at), now())}</small></div>`;
+    return html`<div class="nx"><span>next try in <${In} t=${ms(next.at)} /></span><small>${when(ms(next.at),
+      now())}</small></div>`;
   }
   if (!job.next) return html`<div class="nx">not planned again</div>`;
-  return html`<div class="nx"><span>next in <${In} t=${ms(job.next)} /></span><small>${when(ms(job.next), now())}</small></div>`;
+  return html`<div class="nx"><span>next in <${In} t=${ms(job.next)} /></span><small>${when(ms(job.next),
+    now())}</small></div>`;
 }
 
-function Attend({ job, state }) {
+function Attend({ job, state, asks }) {
   const [run] = job.running;
   const at = ms(run?.occurrence ?? (state.key === 'missed' ? job.recent[0].occurrence : job.last?.occurrence));
   return html`<li class=${state.bad ? '' : 'w'}>
     <${Icon} k=${state.key === 'retry' ? job.last?.outcome || 'retry' : state.icon} label=${word(state.key)} />
     <a class="nm" href=${jobLink(job.job)}><${Txt}>${job.job}<//></a>
-    <div class="wh"><${Happened} job=${job} state=${state} /></div>
+    <div class="wh"><${Happened} job=${job} state=${state} asks=${asks} /></div>
     <${Coming} job=${job} state=${state} />
     <div class="ac">
-      ${at != null && html`<${Btn} onClick=${() => go(jobLink(job.job, at))}>${run ? 'Follow' : state.key === 'missed' ? 'Why' : 'Output'}<//>`}
+      ${at != null && html`<${Btn} onClick=${() => go(jobLink(job.job, at))}>${run ? 'Follow' : state.key === 'missed'
+        ? 'Why' : 'Output'}<//>`}
       ${run || job.awaited.length ? html`<${Btn} acts onClick=${() => act('cancel', job.job)}>Cancel …<//>`
         : html`<${Btn} acts onClick=${() => act('trigger', job.job)}>Trigger …<//>`}
     </div>
@@ -150,9 +161,10 @@ export function Attention() {
   list.sort((a, b) => b[1].bad - a[1].bad);
   const shown = all ? list : list.slice(0, SHOWN);
   return html`<ul class="att" aria-label="Needs attention">
-    ${shown.map(([job, state]) => html`<${Attend} key=${job.job} job=${job} state=${state} />`)}
+    ${shown.map(([job, state], i) => html`<${Attend} key=${job.job} job=${job} state=${state} asks=${i < SHOWN} />`)}
   </ul>
-  ${list.length > shown.length && html`<p class="more">${many(list.length - shown.length, 'more job needs', 'more jobs need')} attention
+  ${list.length > shown.length && html`<p class="more">${many(list.length - shown.length, 'more job needs',
+    'more jobs need')} attention
     ${' '}<button type="button" class="btn s" onClick=${() => set(true)}>Show them</button></p>`}`;
 }
 
@@ -172,16 +184,21 @@ function Also() {
   if (paused.length > 3) say('paused', `${many(paused.length - 3, 'more job is', 'more jobs are')} paused`);
   for (const i of instances?.instances || []) {
     const who = html`<a href="#/instances"><${Txt}>${short(i.instance)}<//></a>`;
-    if (i.silent) say('lease_lost', html`${who} is not heard from since ${when(Math.floor(ms(i.last_seen) / 1000) * 1000, n)}`);
+    if (i.silent) say('lease_lost', html`${who} is not heard from
+      since ${when(Math.floor(ms(i.last_seen) / 1000) * 1000, n)}`);
     else if (i.config_differs) say('drift', html`${who} runs another configuration than the others`);
     if (i.draining && !i.silent) say('drain', html`${who} is draining`);
-    if (i.clock_warning && !i.silent) say('clock', html`the clock of ${who} is off by ${took(Math.abs(i.clock_offset_ms))}`);
+    if (i.clock_warning && !i.silent) say('clock', html`the clock of ${who} is off
+      by ${took(Math.abs(i.clock_offset_ms))}`);
   }
   const quarantined = [...known.jobs.values()].filter((j) => j.quarantined).length;
-  if (quarantined) say('planned', `${many(quarantined, 'job waits', 'jobs wait')} until the store’s loss of data is settled`);
+  if (quarantined) say('planned', `${many(quarantined, 'job waits',
+    'jobs wait')} until the store’s loss of data is settled`);
   const other = [...known.jobs.values()].filter((j) => j.other_definition).length;
-  if (other) say('drift', `${many(other, 'job has', 'jobs have')} another definition in the fleet than on this instance`);
-  if (fleet?.clock_doubt_ms != null) say('clock', `the store’s clock is ${took(Math.abs(fleet.clock_doubt_ms))} wrong, as instances measure it`);
+  if (other) say('drift', `${many(other, 'job has',
+    'jobs have')} another definition in the fleet than on this instance`);
+  if (fleet?.clock_doubt_ms != null) say('clock',
+    `the store’s clock is ${took(Math.abs(fleet.clock_doubt_ms))} wrong, as instances measure it`);
   for (const p of fleet?.problems || []) say('slow', html`<${Txt}>${p}<//>`);
   return facts.length ? html`<ul class="also" aria-label="Also">${facts}</ul>` : null;
 }
@@ -193,7 +210,8 @@ const GROUPS = [['attention', 'slow', 'Attention'], ['running', 'running', 'Runn
   ['well', 'succeeded', 'Well']];
 const nextOf = (j) => ms(j.awaited[0]?.at ?? j.next) ?? Infinity;
 /** A later attempt is not late: it was planned anew. */
-const lateOf = (j) => [...j.running, ...(j.recent || [])].find((r) => r.attempt === 1 && r.lateness_ms != null)?.lateness_ms ?? -1;
+const lateOf = (j) => [...j.running, ...(j.recent || [])].find((r) => r.attempt === 1
+  && r.lateness_ms != null)?.lateness_ms ?? -1;
 const BY = {
   next: (a, b) => nextOf(a) - nextOf(b),
   took: (a, b) => (b.last?.duration_ms || 0) / (b.typical_ms || 1) - (a.last?.duration_ms || 0) / (a.typical_ms || 1),
@@ -217,12 +235,15 @@ function ordered({ q = '', f = '', sort = 'tag' }) {
   return list.map((j) => j.job);
 }
 
-/** The order that is shown. While the pointer or the focus is in the table it stays, and `waiting` says how many moved. */
+/**
+ * The order that is shown. While the pointer or the focus is in the table it stays, and `waiting` says how many moved.
+ */
 function useOrder(query, table) {
   const want = ordered(query);
   const key = `${query.q}|${query.f}|${query.sort}`;
   const held = useRef({ list: want, key });
-  const busy = () => table.current && (table.current.matches(':hover') || table.current.contains(document.activeElement));
+  const busy = () => table.current && (table.current.matches(':hover')
+    || table.current.contains(document.activeElement));
   let waiting = 0;
   const old = held.current.list;
   const same = old.length === want.length && old.every((name, i) => name === want[i]);
@@ -266,7 +287,8 @@ function Group({ tag, names, folded, toggle, phone }) {
   return html`<tr class="grp" role="row"><th colspan="10" scope="rowgroup" role="rowheader">
     <button type="button" aria-expanded=${String(!folded)} onClick=${toggle}><${Icon} k=${folded ? 'unfold' : 'fold'} />
     <${Txt}>${tag || 'without a tag'}<//></button><small>${number(names.length)}</small>
-    ${(folded || phone) && bad.length > 0 && html`<small class="x-failed"><${Icon} k=${known.states.get(bad[0]).icon} /> ${bad.length}</small>`}
+    ${(folded || phone) && bad.length > 0 && html`<small class="x-failed"><${Icon} k=${known.states.get(bad[0]).icon}
+      /> ${bad.length}</small>`}
   </th></tr>`;
 }
 
@@ -275,7 +297,8 @@ function NextCells({ job, state }) {
   const n = now();
   if (state.key === 'paused') {
     return html`<td class="num c-x" role="cell"><span class="x-paused">paused</span></td>
-      <td class="t3 c-at" role="cell">${job.paused.until ? `until ${when(ms(job.paused.until), n)}` : 'until resumed'}</td>`;
+      <td class="t3 c-at" role="cell">${job.paused.until ? `until ${when(ms(job.paused.until), n)}`
+        : 'until resumed'}</td>`;
   }
   if (wait) {
     return html`<td class="num c-x" role="cell"><span class="x-retry">retry <${In} t=${ms(wait.at)} /></span></td>
@@ -284,7 +307,8 @@ function NextCells({ job, state }) {
   const at = ms(job.next);
   return html`<td class="num c-x" role="cell">${at == null ? html`<span class="t3">${job.enabled ? '–' : 'off'}</span>`
     : html`<${Live} f=${(t) => (at > t ? left(at - t) : 'now')} />`}</td>
-    <td class="t3 c-at" role="cell">${job.skip ? `the next ${job.skip === 1 ? '' : `${job.skip} `}will be skipped` : when(at, n)}</td>`;
+    <td class="t3 c-at" role="cell">${job.skip ? `the next ${job.skip === 1 ? '' : `${job.skip} `}will be skipped`
+      : when(at, n)}</td>`;
 }
 
 function Row({ job, state, sel, fresh, index }) {
@@ -293,19 +317,23 @@ function Row({ job, state, sel, fresh, index }) {
   const on = (run || job.last)?.instance;
   const shown = run?.occurrence ?? job.recent?.[0]?.occurrence;
   const typical = job.typical_ms;
-  return html`<tr class=${`row ${sel ? 'sel' : ''} ${fresh ? 'flash' : ''}`} role="row" aria-rowindex=${index + 2} data-job=${job.job}>
-    <td class="c-s" role="cell"><span data-tip=${word(state.key)}><${Icon} k=${state.icon} label=${word(state.key)} /></span></td>
+  return html`<tr class=${`row ${sel ? 'sel' : ''} ${fresh ? 'flash' : ''}`} role="row" aria-rowindex=${index + 2}
+    data-job=${job.job}>
+    <td class="c-s" role="cell"><span data-tip=${word(state.key)}><${Icon} k=${state.icon} label=${word(state.key)}
+      /></span></td>
     <th class="c-n" scope="row" role="rowheader"><a href=${jobLink(job.job)}><${Txt}>${job.job}<//></a>
       ${job.description && html`<${Txt} c="d">${job.description}<//>`}</th>
     <td class="c-b" role="cell"><${Strip} job=${job} /></td>
     <${NextCells} job=${job} state=${state} />
-    <td class="num c-t" role="cell">${run ? html`<span class=${`x-${state.key}`}><${Since} t=${ms(run.started_at)} /> …</span>`
+    <td class="num c-t" role="cell">${run ? html`<span class=${`x-${state.key}`}><${Since} t=${ms(run.started_at)}
+      /> …</span>`
       : took(job.last?.duration_ms)}</td>
     <td class="num c-ty t3" role="cell">${took(typical)}</td>
     <td class=${`num c-l ${late > 1000 ? 'x-missed' : 't2'}`} role="cell">${late < 0 ? '–' : took(late)}</td>
     <td class="t2 c-o" role="cell"><${On} id=${on} /></td>
     <td class="c-a" role="cell"><div class="acts">
-      <${Btn} c="q" icon="play" label=${`Trigger ${clean(job.job)}`} tip="Trigger … (t)" acts onClick=${() => act('trigger', job.job)} />
+      <${Btn} c="q" icon="play" label=${`Trigger ${clean(job.job)}`} tip="Trigger … (t)" acts onClick=${() =>
+        act('trigger', job.job)} />
       ${job.paused ? html`<${Btn} c="q" icon="running" label=${`Resume ${clean(job.job)}`} tip="Resume … (r)" acts
         onClick=${() => act('resume', job.job)} />` : html`<${Btn} c="q" icon="pause" label=${`Pause ${clean(job.job)}`}
         tip="Pause … (p)" acts onClick=${() => act('pause', job.job)} />`}
@@ -351,13 +379,17 @@ function Table({ list, sort, sel, select, table, phone }) {
     requestAnimationFrame(focus);
     select.current = false;
   }, [sel, index]);
-  const gap = (height) => height > 0 && html`<tr class="gap" role="presentation"><td colspan="10" style=${{ height: `${height}px` }}></td></tr>`;
-  return html`<table class=${`rows board ${known.store.reachable ? '' : 'held'}`} ref=${table} role="table" aria-rowcount=${lines.length + 1}>
+  const gap = (height) => height > 0 && html`<tr class="gap" role="presentation"><td colspan="10" style=${{
+    height: `${height}px` }}></td></tr>`;
+  return html`<table class=${`rows board ${known.store.reachable ? '' : 'held'}`} ref=${table} role="table"
+    aria-rowcount=${lines.length + 1}>
     <caption class="sr">Jobs</caption><${Head} />
     <tbody ref=${body} role="rowgroup">${gap(tops[from])}
     ${lines.slice(from, to).map((line, i) => (line.names
-    ? html`<${Group} key=${`#${line.tag}`} ...${line} folded=${folded.has(line.tag)} phone=${phone} toggle=${() => toggle(line.tag)} />`
-    : html`<${Memo} key=${line.name} same=${[known.jobs.get(line.name), known.states.get(line.name)?.key, line.name === sel,
+    ? html`<${Group} key=${`#${line.tag}`} ...${line} folded=${folded.has(line.tag)} phone=${phone} toggle=${() =>
+      toggle(line.tag)} />`
+    : html`<${Memo} key=${line.name} same=${[known.jobs.get(line.name), known.states.get(line.name)?.key,
+      line.name === sel,
       known.store.reachable, known.link.up, known.session, from + i]}
       draw=${() => html`<${Row} job=${known.jobs.get(line.name)} state=${known.states.get(line.name)} index=${from + i}
         sel=${line.name === sel} />`} />`))}
@@ -411,21 +443,26 @@ export function Overview({ query }) {
   const all = known.jobs.size;
   if (!known.fleet) return html`<${Verdict} />`;
   return html`<${Verdict} /><${Attention} /><${Also} />
-  ${all === 0 ? html`<div class="sec"><p class="t2">These lines in <code>jobs.toml</code> make one:</p><pre class="def">${SAMPLE}</pre></div>` : html`
+  ${all === 0 ? html`<div class="sec"><p class="t2">These lines in <code>jobs.toml</code> make one:</p><pre
+    class="def">${SAMPLE}</pre></div>` : html`
   <div class="bar">
-    <input type="search" id="filter" placeholder="Filter jobs" aria-label="Filter jobs by name, tag or description" value=${q}
+    <input type="search" id="filter" placeholder="Filter jobs" aria-label="Filter jobs by name, tag or description"
+      value=${q}
       onInput=${(e) => setQuery({ q: e.target.value })} onKeyDown=${(e) => e.key === 'Escape' && e.target.blur()} />
     <${Chip} on=${!f} n=${all} onClick=${() => setQuery({ f: '' })}>All<//>
     ${GROUPS.map(([k, icon, text]) => html`<${Chip} key=${k} on=${f === k} icon=${icon} n=${counts[k] || 0}
       onClick=${() => setQuery({ f: f === k ? '' : k })}>${text}<//>`)}
     <span class="sp"></span>
-    ${order.waiting > 0 && html`<button type="button" class="btn s" onClick=${() => { order.show(); again((n) => n + 1); }}>
+    ${order.waiting > 0 && html`<button type="button" class="btn s" onClick=${() => { order.show(); again((n) => n + 1);
+      }}>
       ${order.waiting} changed, show</button>`}
     <span class="t3 sl">Order</span><span class="order"><${Seg} label="Order" list=${ORDERS} value=${sort}
       onPick=${(k) => setQuery({ sort: k === 'tag' ? '' : k })} /></span>
   </div>
-  ${order.list.length ? html`<${Table} list=${order.list} sort=${sort} sel=${sel} select=${select} table=${table} phone=${phone} />`
-    : html`<p class="none">No job matches${q && html` “<${Txt}>${q}<//>”`}${f && ` (${f})`}. <button type="button" class="btn s"
+  ${order.list.length ? html`<${Table} list=${order.list} sort=${sort} sel=${sel} select=${select} table=${table}
+    phone=${phone} />`
+    : html`<p class="none">No job matches${q && html` “<${Txt}>${q}<//>”`}${f && ` (${f})`}. <button type="button"
+      class="btn s"
       onClick=${() => setQuery({ q: '', f: '' })}>Show all ${number(all)}</button></p>`}`}`;
 }
 export const overviewLink = (query) => link('overview', null, query);

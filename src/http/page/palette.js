@@ -13,9 +13,11 @@ export const openPalette = (text = '') => show(text);
 let help = () => {};
 export const openHelp = () => help();
 
-const VERBS = [['trigger', 'play'], ['pause', 'pause'], ['resume', 'running'], ['skip', 'skipped'], ['cancel', 'cancelled'],
+const VERBS = [['trigger', 'play'], ['pause', 'pause'], ['resume', 'running'], ['skip', 'skipped'], ['cancel',
+  'cancelled'],
   ['why', 'search'], ['output', 'logs']];
-const PLACES = [['overview', 'Overview', 'g o'], ['timeline', 'Timeline', 'g t'], ['load', 'Load map', 'g l'], ['calendar', 'Calendar', 'g c'],
+const PLACES = [['overview', 'Overview', 'g o'], ['timeline', 'Timeline', 'g t'], ['load', 'Load map', 'g l'],
+  ['calendar', 'Calendar', 'g c'],
   ['instances', 'Instances', 'g i'], ['events', 'Events', 'g e'], ['wall', 'Wallboard', 'g w']];
 const MOST = 8;
 
@@ -44,27 +46,34 @@ function offers(text) {
   const [first, ...rest] = words;
   const verb = words.length && VERBS.find(([v]) => v === first);
   if (verb) {
-    part(`${first} …`, matching(rest).map((j) => [verb[1], `${first} ${j.job}`, word(known.states.get(j.job).key), () => run(first, j)]));
+    part(`${first} …`, matching(rest).map((j) => [verb[1], `${first} ${j.job}`, word(known.states.get(j.job).key), () =>
+      run(first, j)]));
   }
   const at = text.trim() && meant(text, now(), !/tomorrow|^in /.test(text));
-  if (at) part('Time', [['clock', `Timeline at ${when(at, now())} ${zoneName}`, '', () => go(link('timeline', null, { at: new Date(at).toISOString() }))]]);
+  if (at) part('Time', [['clock', `Timeline at ${when(at, now())} ${zoneName}`, '', () => go(link('timeline', null, {
+    at: new Date(at).toISOString() }))]]);
   part('Jobs', matching(words).map((j) => {
     const state = known.states.get(j.job);
     return [state.icon, j.job, word(state.key), () => go(jobLink(j.job))];
   }));
   const has = (name) => words.every((w) => name.toLowerCase().includes(w));
-  const instances = (known.instances?.instances || []).filter((i) => words.length && (has(i.instance) || has(`drain ${i.instance}`) || has(`undrain ${i.instance}`)));
+  const instances = (known.instances?.instances || []).filter((i) => words.length && (has(i.instance)
+    || has(`drain ${i.instance}`) || has(`undrain ${i.instance}`)));
   part('Instances', instances.slice(0, MOST).flatMap((i) => [
     [i.silent ? 'lease_lost' : 'succeeded', i.instance, i.silent ? 'not heard from' : '', () => go(link('instances'))],
-    ['drain', `${i.draining ? 'undrain' : 'drain'} ${i.instance}`, '', () => act(i.draining ? 'undrain' : 'drain', i.instance)],
+    ['drain', `${i.draining ? 'undrain' : 'drain'} ${i.instance}`, '', () => act(i.draining ? 'undrain' : 'drain',
+      i.instance)],
   ]));
   const { screen, arg } = here();
   const job = screen === 'job' && known.jobs.get(arg);
-  if (job) part('This job', VERBS.filter(([v]) => has(`${v} ${arg}`)).map(([v, icon]) => [icon, `${v} ${arg}`, '', () => run(v, job)]));
+  if (job) part('This job', VERBS.filter(([v]) => has(`${v} ${arg}`)).map(([v, icon]) => [icon, `${v} ${arg}`, '', () =>
+    run(v, job)]));
   part('Screens', PLACES.filter(([, t]) => has(t)).map(([s, t, key]) => ['go', t, key, () => go(`#/${s}`)]));
   part('Commands', [
-    ...(words.length ? [] : VERBS.slice(0, 5).map(([v, icon]) => [icon, `${v} a job …`, '', () => openPalette(`${v} `)])),
-    ...[['theme', 'Switch light and dark', 'g d', () => document.querySelector('[aria-label="Light or dark"]')?.click()],
+    ...(words.length ? [] : VERBS.slice(0, 5).map(([v, icon]) => [icon, `${v} a job …`, '', () =>
+      openPalette(`${v} `)])),
+    ...[['theme', 'Switch light and dark', 'g d', () =>
+      document.querySelector('[aria-label="Light or dark"]')?.click()],
       ['planned', 'All keys', '?', openHelp]].filter(([, t]) => has(t)),
   ]);
   return list;
@@ -104,12 +113,16 @@ export function Palette() {
     e.preventDefault();
   };
   useEffect(() => ref.current?.querySelector('[aria-selected=true]')?.scrollIntoView({ block: 'nearest' }), [sel]);
-  return html`<dialog class="pal" ref=${ref} aria-label="Search or run" onClose=${() => set(null)} onClick=${(e) => e.target === ref.current && close()}>
-    ${text != null && html`<input type="text" role="combobox" aria-label="A job, an instance, a time or a command" aria-expanded="true" aria-controls="offers"
-      aria-activedescendant=${items.length ? `offer-${sel}` : null} placeholder="A job, an instance, a time like “yesterday 02:30”, or a command"
+  return html`<dialog class="pal" ref=${ref} aria-label="Search or run" onClose=${() => set(null)} onClick=${(e) =>
+    e.target === ref.current && close()}>
+    ${text != null && html`<input type="text" role="combobox" aria-label="A job, an instance, a time or a command"
+      aria-expanded="true" aria-controls="offers"
+      aria-activedescendant=${items.length ? `offer-${sel}` : null}
+        placeholder="A job, an instance, a time like “yesterday 02:30”, or a command"
       value=${text} autocomplete="off" spellcheck="false" onInput=${(e) => show(e.target.value)} onKeyDown=${key} />
     <ul role="listbox" id="offers" aria-label="Offers" tabindex="-1">${list.map((o) => (Array.isArray(o)
-    ? html`<li role="option" id=${`offer-${items.indexOf(o)}`} key=${o[1] + o[0]} aria-selected=${String(items.indexOf(o) === sel)} onClick=${() => pick(o)}>
+    ? html`<li role="option" id=${`offer-${items.indexOf(o)}`} key=${o[1] + o[0]}
+      aria-selected=${String(items.indexOf(o) === sel)} onClick=${() => pick(o)}>
         <${Icon} k=${o[0]} /><span><bdi>${clean(o[1])}</bdi></span><span class="sp"></span>
         ${/^(g .|\?)$/.test(o[2]) ? html`<kbd>${o[2]}</kbd>` : html`<span class="t3">${o[2]}</span>`}</li>`
     : html`<li class="g" role="presentation" key=${o}>${o}</li>`))}</ul>
@@ -126,11 +139,14 @@ export function Help() {
     if (open && !ref.current.open) ref.current.showModal();
   }, [open]);
   const close = () => ref.current?.close();
-  return html`<dialog class="help" ref=${ref} aria-labelledby="help" onClose=${() => set(false)} onClick=${(e) => e.target === ref.current && close()}>
+  return html`<dialog class="help" ref=${ref} aria-labelledby="help" onClose=${() => set(false)} onClick=${(e) =>
+    e.target === ref.current && close()}>
     ${open && html`<div class="pad"><div class="hd"><h2 id="help">Keys</h2><span class="sp"></span>
       <button type="button" class="btn q i" aria-label="Close" onClick=${close}><${Icon} k="close" /></button></div>
       <div class="cols">${keySets().map((s) => html`<section key=${s.name}><h3>${s.name}</h3><dl>
-        ${Object.entries(s.keys).map(([k, [text]]) => html`<dt><kbd>${k}</kbd></dt><dd>${text}</dd>`)}</dl></section>`)}</div>
-      <p class="t3">In a field, Esc leaves it. In a table, the arrow keys scroll; Tab goes through links and buttons.</p></div>`}
+        ${Object.entries(s.keys).map(([k, [text]]) =>
+          html`<dt><kbd>${k}</kbd></dt><dd>${text}</dd>`)}</dl></section>`)}</div>
+      <p class="t3">In a field, Esc leaves it. In a table, the arrow keys scroll; Tab goes through links and
+        buttons.</p></div>`}
   </dialog>`;
 }

@@ -104,7 +104,8 @@ export function stripItems(job, n = N) {
 
 export function stripWords(items) {
   const counts = OUTCOMES.concat('running').map((k) => [items.filter((i) => i.outcome === k).length, k]);
-  return `Last ${items.length}: ${counts.filter(([c]) => c).map(([c, k]) => `${c} ${k}`).join(', ') || 'nothing ran yet'}`;
+  return `Last ${items.length}: ${counts.filter(([c]) => c).map(([c, k]) => `${c} ${k}`).join(', ')
+    || 'nothing ran yet'}`;
 }
 
 /** One path for each outcome, so that a thousand rows are light. */
@@ -136,9 +137,12 @@ export function Strip({ job, n = N, wide }) {
     const item = at(e);
     if (item) go(jobLink(job.job, ms(item.occurrence)));
   };
-  return html`<svg class="st" viewBox=${`0 0 ${full} ${TALL + 5}`} width=${wide ? '100%' : full} height=${wide ? 38 : TALL + 5}
-    preserveAspectRatio=${wide ? 'none' : null} role="img" aria-label=${stripWords(items)} onPointerMove=${tell} onClick=${open}>
-    ${Object.entries(paths).map(([k, d]) => html`<path key=${k} class=${`s-${k} ${HOLLOW.includes(k) ? 'hollow' : ''}`} d=${d} />`)}
+  return html`<svg class="st" viewBox=${`0 0 ${full} ${TALL + 5}`} width=${wide ? '100%' : full} height=${wide ? 38
+    : TALL + 5}
+    preserveAspectRatio=${wide ? 'none' : null} role="img" aria-label=${stripWords(items)} onPointerMove=${tell}
+      onClick=${open}>
+    ${Object.entries(paths).map(([k, d]) => html`<path key=${k} class=${`s-${k} ${HOLLOW.includes(k) ? 'hollow' : ''}`}
+      d=${d} />`)}
     ${Object.entries(marks).map(([k, d]) => html`<path key=${`m${k}`} class=${`s-${k}`} d=${d} />`)}
     ${again && html`<path class="s-succeeded hollow" d=${again} />`}
   </svg>`;
@@ -217,7 +221,7 @@ export class Memo extends Component {
   }
 }
 
-/** Loads `ask()` again when `keys` change. Gives `{ data, error, again }`; the old data stays until the new are here. */
+/** Calls `load` again when `keys` change. Gives `{ data, error, again }`; old data stay until the new are here. */
 export function useLoaded(load, keys) {
   const [state, set] = useState({ data: null, error: null, of: null });
   const [round, again] = useState(0);

@@ -44,3 +44,6 @@ export function setQuery(change) {
   history.replaceState(null, '', hash);
   tell();
 }
+
+/** The address of what is seen, for a colleague: under the public address if the server has one. */
+export const address = (publicUrl) => (publicUrl ? `${publicUrl.replace(/\/$/, '')}/${location.hash}` : location.href);

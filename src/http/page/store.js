@@ -1,7 +1,7 @@
 // What the page knows of the fleet, and how it learns it: first the lists, then the stream of events. Components ask
 // to be drawn again by topic: `jobs`, `instances`, `feed`, `link`, `session`, and `tick` each second.
 import { useEffect, useState } from './base.js';
-import { ms } from './format.js';
+import { instancesAre, ms } from './format.js';
 import { judge } from './judge.js';
 
 /** All that is known. Only this module writes to it. */
@@ -23,6 +23,8 @@ export const known = {
   /** When the data was fresh last, by the fleet's clock. */
   asOf: null,
   needsToken: false,
+  /** The instance has another version than the one that gave this page. */
+  otherVersion: false,
   /** Latency of the store and clock offsets since the page was opened, for small charts. */
   trail: { store: [], offsets: new Map() },
 };
@@ -31,6 +33,9 @@ const FEED_KEPT = 2000;
 const TRAIL_KEPT = 360;
 /** The server writes a comment each 10 s. */
 const SILENT_MS = 25_000;
+/** A page that is not seen for so long lets go of its stream, and then asks so often. */
+const HIDDEN_MS = 60_000;
+const POLL_MS = 10_000;
 
 let skew = 0;
 /** The fleet's time, Unix ms: the time of the last answer, carried on by this host's clock. */
@@ -115,6 +120,16 @@ export async function ask(path, { body, signal } = {}) {
   if (answer.status === 401) lock();
   if (!answer.ok) throw new Refused(answer.status, json);
   return json;
+}
+
+/** Saves a file of the instance; a link alone could not send the token. */
+export async function download(path, name) {
+  const answer = await fetch(path, { headers: headers(), cache: 'no-store' });
+  if (!answer.ok) throw new Refused(answer.status, await answer.json().catch(() => ({})));
+  const a = Object.assign(document.createElement('a'), { href: URL.createObjectURL(await answer.blob()),
+    download: name });
+  a.click();
+  setTimeout(() => URL.revokeObjectURL(a.href), 10_000);
 }
 
 function lock() {
@@ -206,17 +221,17 @@ function setJobs(answer) {
   const { jobs, ...fleet } = answer;
   clockIs(answer.now);
   known.fleet = fleet;
-  known.asOf = ms(answer.as_of) ?? now();
+  known.asOf = ms(answer.as_of);
   known.jobs = new Map();
   known.states = new Map();
   for (const job of jobs) setJob(job);
-  if (answer.store_error !== undefined) storeIs({ reachable: !answer.store_error, error: answer.store_error });
   changed('jobs');
 }
 
 function setInstances(answer) {
   clockIs(answer.now);
   known.instances = answer;
+  instancesAre(answer.instances.map((i) => i.instance));
   const { trail } = known;
   const keep = (list, value) => {
     if (typeof value !== 'number') return;
@@ -224,13 +239,14 @@ function setInstances(answer) {
     if (list.length > TRAIL_KEPT) list.shift();
   };
   keep(trail.store, answer.store?.latency_ms);
+  const names = new Set(answer.instances.map((i) => i.instance));
+  for (const name of trail.offsets.keys()) if (!names.has(name)) trail.offsets.delete(name);
   for (const i of answer.instances) {
     if (!trail.offsets.has(i.instance)) trail.offsets.set(i.instance, []);
     keep(trail.offsets.get(i.instance), i.clock_offset_ms);
   }
-  if (answer.store && 'error' in answer.store) {
-    storeIs({ reachable: !answer.store.error, error: answer.store.error, since: answer.store.since });
-  }
+  if (answer.store) storeIs({ reachable: answer.store.reachable ?? !answer.store.error, error: answer.store.error,
+    since: answer.store.since });
   changed('instances');
 }
 
@@ -255,7 +271,7 @@ export function onEvent(f) {
 }
 
 function take({ event, data }) {
-  known.asOf = now();
+  if (known.store.reachable) known.asOf = now();
   for (const f of watchers) f(event, data);
   if (event === 'job') {
     setJob(data.job?.job ? data.job : data);
@@ -279,15 +295,17 @@ let cursor = null;
 const pause = (length) => new Promise((r) => setTimeout(r, length));
 
 async function load() {
+  // All at once, because each way there and back is seen; without a token only the first is answered.
+  const lists = Promise.all([ask('jobs'), ask('instances')]);
+  lists.catch(() => {});
   const session = await ask('session');
-  const replaced = known.session && known.session.version !== session.version;
+  // The page may not understand all that another version says.
+  known.otherVersion ||= known.session != null && known.session.version !== session.version;
   known.session = session;
   known.needsToken = session.role == null;
   changed('session');
   if (known.needsToken) return false;
-  // A page of another version may not understand the answers: the new one is loaded.
-  if (replaced) location.reload();
-  const [jobs, instances] = await Promise.all([ask('jobs'), ask('instances')]);
+  const [jobs, instances] = await lists;
   setJobs(jobs);
   setInstances(instances);
   cursor = jobs.cursor ?? null;
@@ -313,6 +331,55 @@ function linkIs(state) {
   changed('link');
 }
 
+const shown = () => new Promise((r) => {
+  const f = () => {
+    if (document.hidden) return;
+    document.removeEventListener('visibilitychange', f);
+    r();
+  };
+  document.addEventListener('visibilitychange', f);
+  f();
+});
+
+/** Ends a stream when nobody has looked at the page for a while. */
+function unseen() {
+  const stop = new AbortController();
+  let timer;
+  const f = () => {
+    clearTimeout(timer);
+    if (document.hidden) timer = setTimeout(() => stop.abort(), HIDDEN_MS);
+  };
+  document.addEventListener('visibilitychange', f);
+  f();
+  return { signal: stop.signal, end: () => { clearTimeout(timer); document.removeEventListener('visibilitychange', f);
+    } };
+}
+
+/**
+ * Events, as they come. A page that is not seen asks for them now and then instead: a browser keeps only six
+ * connections to a host, for all its tabs.
+ */
+async function* source() {
+  for (;;) {
+    const quiet = unseen();
+    try {
+      for await (const event of events('events', { last: cursor, signal: quiet.signal })) yield event;
+      return;
+    } catch (error) {
+      if (!quiet.signal.aborted) throw error;
+    } finally {
+      quiet.end();
+    }
+    while (document.hidden) {
+      await Promise.race([pause(POLL_MS), shown()]);
+      const answer = await ask(`events?since=${encodeURIComponent(cursor ?? '')}`);
+      if (answer.reset) yield { event: 'reset' };
+      for (const e of answer.events) yield { event: e.kind, id: e.cursor, data: e };
+      cursor = answer.cursor;
+    }
+  }
+}
+
 /** Keeps the page live until it is closed. Each failure waits longer, up to ten seconds. */
 export async function live() {
   let failures = 0;
@@ -324,7 +391,7 @@ export async function live() {
         await tokenGiven();
         continue;
       }
-      for await (const event of events('events', { last: cursor })) {
+      for await (const event of source()) {
         failures = 0;
         if (event.event === 'open') {
           linkIs({ up: true, first: false, since: null, retryAt: null, error: null });
@@ -374,10 +441,10 @@ export async function enter(text) {
 /** Why this caller may not act; null if it may. */
 export function forbidden() {
   const s = known.session;
-  if (!s) return 'The page does not know yet what it may do.';
+  if (!s || known.link.first) return 'The page does not know yet what it may do.';
   if (!known.link.up) return 'The page has lost its instance, so it cannot ask for anything.';
   if (s.read_only) return 'This instance only lets itself be read: its configuration says read_only = true.';
   if (s.role === 'operate') return null;
   if (s.tokens) return 'Your token has the role read. Acting needs a token with the role operate.';
-  return 'Without tokens the page may only read. Set tokens_file in [http]; `soloist http token NAME operate` makes one.';
+  return 'Without tokens the page may only read. Set tokens_file in [http]; soloist http token NAME operate makes one.';
 }

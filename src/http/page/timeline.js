@@ -17,7 +17,8 @@ const LEAST = 2 * M;
 const MOST = 40 * D;
 /** So much of the span lies behind now. */
 const BEHIND = 2 / 3;
-const KEPT = ['succeeded', 'running', 'failed', 'timed_out', 'crashed', 'unknown', 'lease_lost', 'missed', 'skipped', 'replaced'];
+const KEPT = ['succeeded', 'running', 'failed', 'timed_out', 'crashed', 'unknown', 'lease_lost', 'missed', 'skipped',
+  'replaced'];
 
 const spanOf = (z) => {
   const m = /^(\d+(?:\.\d+)?)(m|h|d)$/.exec(z || '');
@@ -37,7 +38,8 @@ function viewOf(win, w, h, phone) {
   const t0 = win.follow ? t - win.span * BEHIND : win.t0;
   const x0 = phone ? 116 : 176;
   const plot = w - x0;
-  return { t0, t1: t0 + win.span, span: win.span, now: t, w, h, x0, plot, px: (x) => x0 + ((x - t0) / win.span) * plot };
+  return { t0, t1: t0 + win.span, span: win.span, now: t, w, h, x0, plot, px: (x) => x0
+    + ((x - t0) / win.span) * plot };
 }
 
 /** Drag, wheel and pinch. */
@@ -83,7 +85,8 @@ function pointers(el, move, zoom, phone) {
 }
 
 const Legend = () => html`<p class="legend">${KEPT.map((k) => html`<span key=${k}><${Icon} k=${k} />${k}</span>`)}
-  <span><i class="sw plan"></i>planned, as long as typical</span><span><i class="sw out"></i>store or instance out of reach</span></p>`;
+  <span><i class="sw plan"></i>planned, as long as typical</span><span><i class="sw out"></i>store or instance out of
+    reach</span></p>`;
 
 /** What is drawn, apart from the components: it changes with each frame. */
 function useChart(phone, query, rows, tops, by) {
@@ -128,7 +131,8 @@ function paint(c, refs) {
     if (c.by === 'jobs') {
       seen.push(c.rows[i]);
       drawJob(ctx, v, c.rows[i], c.data.row(c.rows[i]), top, c.hits);
-    } else drawInstance(ctx, v, c.rows[i], c.lane.get(c.rows[i].instance), top, c.tops[i + 1] - c.tops[i], fleet, c.hits);
+    } else drawInstance(ctx, v, c.rows[i], c.lane.get(c.rows[i].instance), top, c.tops[i + 1] - c.tops[i], fleet,
+      c.hits);
   }
   drawNow(ctx, v);
   if (c.sel) ring(ctx, c);
@@ -148,7 +152,8 @@ function save(c) {
   clearTimeout(c.saving);
   c.saving = setTimeout(() => {
     if (here().screen !== 'timeline') return;
-    setQuery({ z: zOf(c.win.span), at: c.win.follow ? '' : new Date(Math.round((c.win.t0 + c.win.span / 2) / 1000) * 1000).toISOString() });
+    setQuery({ z: zOf(c.win.span), at: c.win.follow ? '' : new Date(Math.round((c.win.t0
+      + c.win.span / 2) / 1000) * 1000).toISOString() });
   }, 300);
 }
 
@@ -202,7 +207,8 @@ function walk(c, refs, e) {
 function useRows(by, q) {
   const words = q.toLowerCase().split(/\s+/).filter(Boolean);
   if (by === 'instances') return known.instances?.instances || [];
-  return [...known.jobs.values()].filter((j) => words.every((w) => `${j.job} ${j.tags.join(' ')}`.toLowerCase().includes(w))).map((j) => j.job);
+  return [...known.jobs.values()].filter((j) => words.every((w) =>
+    `${j.job} ${j.tags.join(' ')}`.toLowerCase().includes(w))).map((j) => j.job);
 }
 
 function Labels({ rows, by, tops, from, to }) {
@@ -210,12 +216,60 @@ function Labels({ rows, by, tops, from, to }) {
     const top = { top: `${tops[from + i]}px` };
     if (by === 'jobs') {
       const state = known.states.get(row);
-      return html`<a key=${row} class="tl-n" href=${jobLink(row)} style=${top}><span data-tip=${word(state?.key)}><${Icon} k=${state?.icon} label=${word(state?.key)} /></span>
+      return html`<a key=${row} class="tl-n" href=${jobLink(row)} style=${top}><span
+        data-tip=${word(state?.key)}><${Icon} k=${state?.icon} label=${word(state?.key)} /></span>
         <${Txt}>${row}<//></a>`;
     }
-    return html`<div key=${row.instance} class="tl-n inst" style=${top}><a href="#/instances" class="b"><${Txt}>${short(row.instance)}<//></a>
-      <span class="t3">${row.silent ? 'not heard from' : row.draining ? 'draining' : `offset ${signed(Number(row.clock_offset_ms.toFixed(1)))} ms`}</span></div>`;
+    return html`<div key=${row.instance} class="tl-n inst" style=${top}><a href="#/instances"
+      class="b"><${Txt}>${short(row.instance)}<//></a>
+      <span class="t3">${row.silent ? 'not heard from' : row.draining ? 'draining'
+        : `offset ${signed(Number(row.clock_offset_ms.toFixed(1)))} ms`}</span></div>`;
   });
+}
+
+/** What else makes it draw: the clock, the window, the theme, the pointer. */
+function useListening(c, refs, phone, relayout) {
+  useEffect(() => {
+    const grab = pointers(refs.wrap.current, c.move, c.zoom, phone);
+    c.dragged = grab.dragged;
+    const redraw = () => c.draw();
+    const off = on('tick', redraw);
+    for (const k of ['scroll', 'resize', 'themechange']) addEventListener(k, redraw, { passive: true });
+    matchMedia('(prefers-color-scheme:dark)').addEventListener('change', redraw);
+    c.data.drawn = relayout;
+    return () => {
+      off();
+      matchMedia('(prefers-color-scheme:dark)').removeEventListener('change', redraw);
+      for (const k of ['scroll', 'resize', 'themechange']) removeEventListener(k, redraw);
+      c.data.stop.abort();
+      clearTimeout(c.later);
+      clearTimeout(c.saving);
+    };
+  }, []);
+}
+
+/** Shows what lies under the pointer, and opens it. */
+function pointing(c, refs) {
+  const find = (e) => {
+    const inHead = e.target === refs.head.current;
+    const box = e.target.getBoundingClientRect();
+    const [x, y] = [e.clientX - box.left, e.clientY - box.top];
+    const hit = (inHead ? c.headHits : c.hits).findLast((r) => x >= r.x && x <= r.x + r.w && y >= r.y && y <= r.y
+      + r.h);
+    return { hit, box };
+  };
+  const point = (e) => {
+    if (e.buttons) return;
+    const { hit, box } = find(e);
+    e.target.style.cursor = hit?.job ? 'pointer' : '';
+    tipAt(hit ? tipOf(hit) : '', hit ? box.left + Math.max(hit.x, Math.min(e.clientX - box.left, hit.x + hit.w)) : 0,
+      hit ? box.top + hit.y : 0, hit?.h);
+  };
+  const open = (e) => {
+    const { hit } = find(e);
+    if (hit?.job && !c.dragged()) go(jobLink(hit.job, hit.o));
+  };
+  return { point, open };
 }
 
 export function Timeline({ query }) {
@@ -226,13 +280,15 @@ export function Timeline({ query }) {
   const rows = useRows(by, query.q || '');
   const lane = useRef(new Map());
   const tops = [0];
-  for (const row of rows) tops.push(tops[tops.length - 1] + (by === 'jobs' ? ROW : Math.max(4, lane.current.get(row.instance)?.ends.length || 0) * 13 + 24));
+  for (const row of rows) tops.push(tops[tops.length - 1] + (by === 'jobs' ? ROW : Math.max(4,
+    lane.current.get(row.instance)?.ends.length || 0) * 13 + 24));
   const [c, refs] = useChart(phone, query, rows, tops, by);
   const [from, to] = useSeen(tops, refs.body);
   // The address was changed from outside, as by a link or the palette.
   useEffect(() => {
     const win = windowOf(query);
-    if (win.span !== c.win.span || win.follow !== c.win.follow || (!win.follow && Math.abs(win.t0 - c.win.t0) > 2000)) c.win = win;
+    if (win.span !== c.win.span || win.follow !== c.win.follow || (!win.follow
+      && Math.abs(win.t0 - c.win.t0) > 2000)) c.win = win;
     c.draw();
   }, [query.z, query.at]);
   useLayoutEffect(() => {
@@ -247,40 +303,8 @@ export function Timeline({ query }) {
     }
     c.draw();
   });
-  useEffect(() => {
-    const grab = pointers(refs.wrap.current, c.move, c.zoom, phone);
-    c.dragged = grab.dragged;
-    const redraw = () => c.draw();
-    const offs = [on('tick', () => (c.win.follow || c.by === 'jobs' ? redraw() : null))];
-    for (const k of ['scroll', 'resize', 'themechange']) addEventListener(k, redraw, { passive: true });
-    matchMedia('(prefers-color-scheme:dark)').addEventListener('change', redraw);
-    const loaded = () => setLaid((n) => n + 1);
-    c.data.drawn = loaded;
-    return () => {
-      offs.forEach((f) => f());
-      for (const k of ['scroll', 'resize', 'themechange']) removeEventListener(k, redraw);
-      c.data.stop.abort();
-      clearTimeout(c.later);
-      clearTimeout(c.saving);
-    };
-  }, []);
-  const find = (e) => {
-    const inHead = e.target === refs.head.current;
-    const box = e.target.getBoundingClientRect();
-    const [x, y] = [e.clientX - box.left, e.clientY - box.top];
-    const hit = (inHead ? c.headHits : c.hits).findLast((r) => x >= r.x && x <= r.x + r.w && y >= r.y && y <= r.y + r.h);
-    return { hit, box };
-  };
-  const point = (e) => {
-    if (e.buttons) return;
-    const { hit, box } = find(e);
-    e.target.style.cursor = hit?.job ? 'pointer' : '';
-    tipAt(hit ? tipOf(hit) : '', hit ? box.left + Math.max(hit.x, Math.min(e.clientX - box.left, hit.x + hit.w)) : 0, hit ? box.top + hit.y : 0, hit?.h);
-  };
-  const open = (e) => {
-    const { hit } = find(e);
-    if (hit?.job && !c.dragged()) go(jobLink(hit.job, hit.o));
-  };
+  useListening(c, refs, phone, () => setLaid((n) => n + 1));
+  const { point, open } = pointing(c, refs);
   const toNow = () => {
     c.win = { ...c.win, follow: true };
     save(c);
@@ -288,8 +312,10 @@ export function Timeline({ query }) {
   };
   const pan = (share) => () => c.move(share * (c.view?.plot || 0));
   useKeys('Timeline', {
-    '←': ['earlier', pan(-0.2)], '→': ['later', pan(0.2)], '+': ['closer', () => c.zoom(0.5)], '-': ['farther', () => c.zoom(2)], '=': ['closer', () => c.zoom(0.5)],
-    n: ['now', toNow], b: ['by jobs or by instances', () => setQuery({ by: by === 'jobs' ? 'instances' : '' })], '/': ['filter', () => document.querySelector('#filter')?.focus()],
+    '←': ['earlier', pan(-0.2)], '→': ['later', pan(0.2)], '+': ['closer', () => c.zoom(0.5)], '-': ['farther', () =>
+      c.zoom(2)], '=': ['closer', () => c.zoom(0.5)],
+    n: ['now', toNow], b: ['by jobs or by instances', () => setQuery({ by: by === 'jobs' ? 'instances' : '' })],
+      '/': ['filter', () => document.querySelector('#filter')?.focus()],
     'Tab, then arrows': ['from run to run in the chart; Enter opens one', () => false],
   });
   const pick = (span) => {
@@ -299,19 +325,28 @@ export function Timeline({ query }) {
     setLaid(laid + 1);
   };
   const v = c.view || viewOf(c.win, 1000, 0, phone);
-  const words = `Runs by ${by} from ${when(Math.floor(v.t0 / M) * M, now())} to ${when(Math.floor(v.t1 / M) * M, now())}. Arrow keys go from run to run, Enter opens one.`;
-  return html`<div class="hd"><h1>Timeline</h1>${by === 'jobs' && html`<input type="search" class="in" id="filter" placeholder="Filter jobs" aria-label="Filter jobs by name or tag"
-      value=${query.q || ''} onInput=${(e) => setQuery({ q: e.target.value })} onKeyDown=${(e) => e.key === 'Escape' && e.target.blur()} />`}<span class="sp"></span>
-    <${Seg} label="Rows" list=${[['jobs', 'Jobs'], ['instances', 'Instances']]} value=${by} onPick=${(k) => setQuery({ by: k === 'jobs' ? '' : k })} />
-    <${Seg} label="Zoom" list=${SPANS} value=${c.win.span} onPick=${pick} /><button type="button" class="btn" onClick=${toNow}>Now</button></div>
+  const words = `Runs by ${by} from ${when(Math.floor(v.t0 / M) * M, now())} to ${when(Math.floor(v.t1 / M) * M,
+    now())}. Arrow keys go from run to run, Enter opens one.`;
+  return html`<div class="hd"><h1>Timeline</h1>${by === 'jobs' && html`<input type="search" class="in" id="filter"
+    placeholder="Filter jobs" aria-label="Filter jobs by name or tag"
+      value=${query.q || ''} onInput=${(e) => setQuery({ q: e.target.value })} onKeyDown=${(e) => e.key === 'Escape'
+        && e.target.blur()} />`}<span class="sp"></span>
+    <${Seg} label="Rows" list=${[['jobs', 'Jobs'], ['instances', 'Instances']]} value=${by} onPick=${(k) => setQuery({
+      by: k === 'jobs' ? '' : k })} />
+    <${Seg} label="Zoom" list=${SPANS} value=${c.win.span} onPick=${pick} /><button type="button" class="btn"
+      onClick=${toNow}>Now</button></div>
   ${c.data.error && html`<${Failed} error=${c.data.error} />`}
-  ${c.data.cut && html`<p class="note t2"><${Icon} k="slow" />There were more runs than can be shown: the oldest of this span are left out. Zoom in, or filter.</p>`}
-  <div class="tl" ref=${refs.wrap} tabindex="0" role="group" aria-label=${words} onPointerMove=${point} onPointerLeave=${() => tipAt('')} onClick=${open}
+  ${c.data.cut && html`<p class="note t2"><${Icon} k="slow" />There were more runs than can be shown: the oldest of this
+    span are left out. Zoom in, or filter.</p>`}
+  <div class="tl" ref=${refs.wrap} tabindex="0" role="group" aria-label=${words} onPointerMove=${point}
+    onPointerLeave=${() => tipAt('')} onClick=${open}
     onKeyDown=${(e) => e.target === refs.wrap.current && walk(c, refs, e)} onBlur=${() => { c.sel = null; c.draw(); }}>
     <canvas class="tl-head" ref=${refs.head} aria-hidden="true"></canvas>
-    <div class="tl-body" ref=${refs.body} style=${{ height: `${tops[tops.length - 1]}px` }}><canvas ref=${refs.canvas} aria-hidden="true"></canvas>
+    <div class="tl-body" ref=${refs.body} style=${{ height: `${tops[tops.length - 1]}px` }}><canvas ref=${refs.canvas}
+      aria-hidden="true"></canvas>
       <${Labels} rows=${rows} by=${by} tops=${tops} from=${from} to=${to} /></div></div>
-  ${!rows.length && html`<p class="none">${by === 'jobs' ? html`No job matches “<${Txt}>${query.q}<//>”. <button type="button" class="btn s" onClick=${() => setQuery({ q: '' })}>Show all ${number(known.jobs.size)}</button>`
+  ${!rows.length && html`<p class="none">${by === 'jobs' ? html`No job matches “<${Txt}>${query.q}<//>”. <button
+    type="button" class="btn s" onClick=${() => setQuery({ q: '' })}>Show all ${number(known.jobs.size)}</button>`
     : 'No instance is known.'}</p>`}
   ${by === 'instances' && html`<p class="more">Who runs what comes is decided at each instant.</p>`}<${Legend} />`;
 }

@@ -32,7 +32,8 @@ export class Data {
 
   row(name) {
     let row = this.rows.get(name);
-    if (!row) this.rows.set(name, (row = { all: new Map(), sorted: [], from: Infinity, to: -Infinity, of: null, plan: [], planTo: 0, dense: 0 }));
+    if (!row) this.rows.set(name, (row = { all: new Map(), sorted: [], from: Infinity, to: -Infinity, of: null,
+      plan: [], planTo: 0, dense: 0 }));
     const job = known.jobs.get(name);
     // An event replaced the job: its newest runs are in it.
     if (job && row.of !== job) {
@@ -132,7 +133,8 @@ export class Data {
       const answer = await ask(`runs?${q}`, { signal: this.stop.signal });
       this.take(answer.runs);
       this.cut = answer.truncated;
-      this.every = { from: Math.min(t0 - span / 2, this.every?.from ?? Infinity), to: Math.max(end, this.every?.to ?? 0) };
+      this.every = { from: Math.min(t0 - span / 2, this.every?.from ?? Infinity), to: Math.max(end, this.every?.to
+        ?? 0) };
     });
   }
 }

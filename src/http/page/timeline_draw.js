@@ -25,7 +25,8 @@ function ticks(v) {
       if (t >= next) [start, t] = [next, next];
       if (t >= v.t0) list.push(t);
     }
-  } else for (let k = 0, t = midnight(v.t0); t < v.t1; t = midnight(v.t0, ++k * Math.round(step / D))) if (t >= v.t0) list.push(t);
+  } else for (let k = 0, t = midnight(v.t0); t < v.t1; t = midnight(v.t0,
+    ++k * Math.round(step / D))) if (t >= v.t0) list.push(t);
   return list;
 }
 
@@ -53,7 +54,8 @@ export function drawHead(ctx, v, fleet, hits) {
     ctx.fill();
     ctx.fillStyle = m.bad ? c['bad-t'] : c.tx2;
     if (k >= 0) ctx.fillText(text, x + 8, y + 4);
-    hits.push({ x: x - 5, y: y - 6, w: k >= 0 ? wide + 16 : 10, h: 12, tip: `${hms(m.at)}  ${text}${m.detail ? `\n${clean(m.detail)}` : ''}` });
+    hits.push({ x: x - 5, y: y - 6, w: k >= 0 ? wide + 16 : 10, h: 12, tip: `${hms(m.at)}  ${text}${m.detail
+      ? `\n${clean(m.detail)}` : ''}` });
   }
   for (const b of fleet.bands) {
     const [x, w] = clip(v, b.from, b.to ?? v.now);
@@ -70,7 +72,8 @@ export function drawHead(ctx, v, fleet, hits) {
     if (Math.abs(x - nx) < 50) continue;
     const first = midnight(t) === t;
     ctx.fillStyle = first ? c.tx2 : c.tx3;
-    if (x > v.x0 + 16 && x < v.w - 18) ctx.fillText(first ? (v.span > 3 * D ? day(t, v.now) : `${weekday(t)} ${new Date(t).getDate()}`) : hm(t), x, 52);
+    if (x > v.x0 + 16 && x < v.w - 18) ctx.fillText(first ? (v.span > 3 * D ? day(t, v.now)
+      : `${weekday(t)} ${new Date(t).getDate()}`) : hm(t), x, 52);
   }
   if (nx > v.x0 && nx < v.w) {
     ctx.fillStyle = c.ac;
@@ -91,7 +94,8 @@ export function drawGround(ctx, v, fleet) {
   const nx = Math.max(v.x0, v.px(v.now));
   ctx.fillStyle = c.sunk;
   if (nx < v.w) ctx.fillRect(nx, 0, v.w - nx, v.h);
-  for (const t of ticks(v)) if (v.px(t) > v.x0) line(ctx, Math.round(v.px(t)) + 0.5, 0, Math.round(v.px(t)) + 0.5, v.h, c.line);
+  for (const t of ticks(v)) if (v.px(t) > v.x0) line(ctx, Math.round(v.px(t)) + 0.5, 0, Math.round(v.px(t)) + 0.5, v.h,
+    c.line);
   for (const b of fleet.bands) {
     if (b.instance) continue;
     const [x, w] = clip(v, b.from, b.to ?? v.now);
@@ -178,7 +182,8 @@ function drawCells(ctx, v, list, y, hits) {
     ctx.fillRect(x, not ? y : y + 3, CELL - 1, not ? BAR : BAR - 6);
     ctx.globalAlpha = 1;
     if (BAD.includes(w) || w === 'missed') triangle(ctx, x + 2.5, y + BAR + 2, c[hue(w)]);
-    const tip = rs.length > 1 && `${it.job} · ${when(rs[0].o, v.now)} to ${when(rs[rs.length - 1].o, v.now)}\n${rs.length} runs, ${
+    const tip = rs.length > 1 && `${it.job} · ${when(rs[0].o, v.now)} to ${when(rs[rs.length - 1].o,
+      v.now)}\n${rs.length} runs, ${
       not ? `not succeeded: ${not} (worst ${w})` : 'all succeeded'}`;
     hits.push({ x, y: y - 3, w: CELL, h: BAR + 6, r: it, job: it.job, o: it.o, tip });
   }
@@ -242,7 +247,8 @@ export function drawJob(ctx, v, name, row, top, hits) {
   const longest = Math.max(10 * M, ...row.sorted.slice(-50).map((r) => (r.e ?? v.now) - r.s));
   const list = within(row.sorted, v.t0, v.t1, longest);
   if (!(job.paused && job.paused.until == null) && v.t1 > v.now) drawPlan(ctx, v, job, row, y);
-  if (list.length > 20 && list.length * (CELL - 1) > v.px(Math.min(v.t1, v.now)) - v.px(Math.max(v.t0, list[0].s))) drawCells(ctx, v, list, y, hits);
+  if (list.length > 20 && list.length * (CELL - 1) > v.px(Math.min(v.t1, v.now)) - v.px(Math.max(v.t0,
+    list[0].s))) drawCells(ctx, v, list, y, hits);
   else {
     drawLinks(ctx, v, job, list, y);
     for (const r of list) drawRun(ctx, v, r, y, BAR, hits);
@@ -285,5 +291,6 @@ export function drawInstance(ctx, v, instance, lane, top, h, fleet, hits) {
   line(ctx, 0, top + h - 0.5, v.w, top + h - 0.5, c.line);
 }
 
-export const tipOf = (hit) => hit.tip || (hit.r ? `${runWords(hit.job, hit.r)}${hit.r.attempt > 1 ? `\nattempt ${hit.r.attempt}, ${hit.r.trigger}` : ''}${
+export const tipOf = (hit) => hit.tip || (hit.r ? `${runWords(hit.job, hit.r)}${hit.r.attempt > 1
+  ? `\nattempt ${hit.r.attempt}, ${hit.r.trigger}` : ''}${
   hit.r.outcome === 'running' ? `\nfor ${took(Date.now() - hit.r.s)}` : ''}` : short(''));

@@ -20,7 +20,8 @@ function next(job, state, t) {
   return at == null ? '–' : at > t ? left(at - t) : 'now';
 }
 
-const Tile = ({ job, state }) => html`<li><${Icon} k=${state.icon} label=${word(state.key)} /><a class="b" href=${jobLink(job.job)}><${Txt}>${job.job}<//></a>
+const Tile = ({ job, state }) => html`<li><${Icon} k=${state.icon} label=${word(state.key)} /><a class="b"
+  href=${jobLink(job.job)}><${Txt}>${job.job}<//></a>
   <${Live} c="t2" f=${(t) => next(job, state, t)} /><${Strip} job=${job} wide /></li>`;
 
 export function Wall() {
@@ -32,13 +33,18 @@ export function Wall() {
     const timer = setInterval(() => set((n) => n + 1), TURN_MS);
     return () => clearInterval(timer);
   }, []);
-  useKeys('Wallboard', { Esc: ['leave', () => go('#/overview')], '→': ['next jobs', () => set(turn + 1)], '←': ['jobs before', () => set(Math.max(0, turn - 1))] });
+  useKeys('Wallboard', { Esc: ['leave', () => go('#/overview')], '→': ['next jobs', () => set(turn + 1)],
+    '←': ['jobs before', () => set(Math.max(0, turn - 1))] });
   const group = (j) => ['attention', 'running', 'paused', 'well'].indexOf(known.states.get(j.job).group);
   const list = all.sort((a, b) => group(a) - group(b));
   const page = turn % pages;
   const shown = list.slice(page * MOST, page * MOST + MOST);
-  return html`<div class="wc" aria-hidden="true"><${Live} f=${hms} /><small>${zoneName}</small></div><a class="t3 leave" href="#/overview">leave</a>
+  return html`<div class="wc" aria-hidden="true"><${Live} f=${hms} /><small>${zoneName}</small></div><a class="t3 leave"
+    href="#/overview">leave</a>
     <${Verdict} /><${Attention} />
-    <ul class="wg" aria-label="Jobs">${shown.map((job) => html`<${Memo} key=${job.job} same=${[job, known.states.get(job.job).key]} draw=${() => html`<${Tile} job=${job} state=${known.states.get(job.job)} />`} />`)}</ul>
-    ${pages > 1 && html`<p class="t3">${number(page * MOST + 1)} to ${number(Math.min(all.length, page * MOST + MOST))} of ${number(all.length)} jobs; those that need attention come first.</p>`}`;
+    <ul class="wg" aria-label="Jobs">${shown.map((job) => html`<${Memo} key=${job.job} same=${[job,
+      known.states.get(job.job).key]} draw=${() => html`<${Tile} job=${job} state=${known.states.get(job.job)} />`}
+        />`)}</ul>
+    ${pages > 1 && html`<p class="t3">${number(page * MOST + 1)} to ${number(Math.min(all.length, page * MOST
+      + MOST))} of ${number(all.length)} jobs; those that need attention come first.</p>`}`;
 }
