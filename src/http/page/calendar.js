@@ -50,14 +50,14 @@ function Cell({ list }) {
       set(true)}>${number(list.length - shown.length)} more</button>`}`;
 }
 
-function Often({ list }) {
+function Often({ list, span }) {
   const [all, set] = useState(false);
   if (!list.length) return null;
   const shown = all ? list : list.slice(0, 12);
   return html`<div class="often"><h2 class="h2">Many times a day<small>left out below</small></h2><ul>${shown.map(([job,
     n]) => {
     const j = known.jobs.get(job);
-    const gap = (7 * D) / n;
+    const gap = span / n;
     return html`<li key=${job}><a class="a" href=${jobLink(job)}><${Txt}>${job}<//></a> <span class="t3">${n >= 10_000
       ? 'each minute or more often' : `about every ${took(gap < M ? Math.round(gap / 1000) * 1000
         : Math.round(gap / M) * M)}`}${j?.paused ? ', paused' : ''}</span></li>`;
@@ -89,7 +89,7 @@ export function Calendar({ query }) {
   useTopics('session');
   const phone = usePhone();
   const week = Number(query.week) || 0;
-  const [chosen, pick] = useState(0);
+  const [picked, pick] = useState(null);
   const start = midnight(now(), week * 7);
   const from = week === 0 ? now() : start;
   const end = midnight(start, 7);
@@ -104,6 +104,8 @@ export function Calendar({ query }) {
   const days = Array.from({ length: 7 }, (_, k) => ({ k, t: midnight(start, k), hours: Math.round((midnight(start, k
     + 1) - midnight(start, k)) / H) }));
   const split = data && arrange(data, start);
+  const busy = days.find((d) => [...(split?.cells.keys() || [])].some((k) => k.startsWith(`${d.k}/`)));
+  const chosen = picked ?? busy?.k ?? 0;
   return html`<div class="hd"><h1>Calendar</h1><span class="sp"></span><span class="seg" role="group"
     aria-label="Week"><button type="button" aria-label="Week before" disabled=${week <= 0} onClick=${() =>
       turn(-1)}>←</button>
@@ -117,6 +119,7 @@ export function Calendar({ query }) {
   ${!data && !error && html`<p class="sub">Asking …</p>`}
   ${data?.truncated && html`<p class="note t2"><${Icon} k="slow" />More is planned than can be shown: the end of the
     week is left out. The <a class="a" href=${link('timeline')}>timeline</a> shows it all.</p>`}
-  ${split && html`<${Often} list=${split.often} /><${Week} days=${days} cells=${split.cells} phone=${phone}
+  ${split && html`<${Often} list=${split.often} span=${end - from} /><${Week} days=${days} cells=${split.cells}
+    phone=${phone}
     chosen=${chosen} pick=${pick} />`}`;
 }

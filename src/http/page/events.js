@@ -3,13 +3,12 @@ import { html, useMemo, useRef, useState } from './base.js';
 import { known, now, useTopics } from './store.js';
 import { clean, hmsm, day, midnight, ms, number, short, took, when } from './format.js';
 import { Icon } from './icons.js';
-import { Chip, Txt, useSeen } from './parts.js';
+import { Chip, Txt, usePhone, useSeen } from './parts.js';
 import { go, jobLink, setQuery } from './router.js';
 import { useKeys } from './keys.js';
 
-const HIGH = 32;
 const Who = ({ id }) => html`<span data-tip=${clean(id)}><${Txt}>${short(id)}<//></span>`;
-const at = (e) => (e.occurrence ? html` of ${when(ms(e.occurrence), now())}` : '');
+const at = (e) => (e.occurrence ? html`, planned ${when(ms(e.occurrence), now())}` : '');
 const attempt = (e) => (e.attempt > 1 ? html`, attempt ${e.attempt}` : '');
 const because = (e) => (e.reason || e.detail) && html`: <${Txt}>${e.reason || e.detail}<//>`;
 
@@ -55,16 +54,19 @@ function Item({ e, sel }) {
   const t = ms(e.at);
   const far = t < midnight(now());
   return html`<tr class=${sel ? 'sel' : ''}><td class="t3 e-t">${far ? `${day(t, now())} ` : ''}${hmsm(t)}</td><td
-    class="e-w"><${Icon} k=${icon(e)} />
+    class="e-w"><div><${Icon} k=${icon(e)} />
     ${' '}${e.job ? html`<a class="b a" href=${jobLink(e.job, o)}><${Txt}>${e.job}<//></a>` : e.instance
       && e.kind !== 'configuration' ? html`<a class="b a" href="#/instances"><${Who} id=${e.instance} /></a>`
     : html`<span class="b">${e.kind === 'store' ? 'the store' : e.instance ? short(e.instance)
-      : ''}</span>`} ${text(e)}</td></tr>`;
+      : ''}</span>`} ${text(e)}</div></td></tr>`;
 }
 
 export function Events({ query }) {
   useTopics('feed');
   const { q = '', f = '' } = query;
+  const phone = usePhone();
+  // Two lines on a phone, so that the sentence can be read.
+  const high = phone ? 56 : 32;
   const body = useRef();
   const box = useRef();
   const held = useRef(null);
@@ -84,7 +86,7 @@ export function Events({ query }) {
     if (e === newest) break;
     fresh += matches(e);
   }
-  const tops = useMemo(() => Array.from({ length: list.length + 1 }, (_, i) => i * HIGH), [list.length]);
+  const tops = useMemo(() => Array.from({ length: list.length + 1 }, (_, i) => i * high), [list.length, high]);
   const [from, to] = useSeen(tops, body);
   const show = () => {
     setSel(-1);
@@ -95,7 +97,7 @@ export function Events({ query }) {
   const move = (step) => {
     const i = Math.max(0, Math.min(list.length - 1, sel + step));
     setSel(i);
-    const y = body.current.getBoundingClientRect().top + i * HIGH;
+    const y = body.current.getBoundingClientRect().top + i * high;
     if (y < 100 || y > innerHeight - 90) scrollBy(0, y - innerHeight / 2);
   };
   useKeys('Events', {
@@ -116,11 +118,12 @@ export function Events({ query }) {
     <span class="sp"></span>${fresh > 0 && html`<button type="button" class="btn s"
       onClick=${show}>${number(fresh)} new, show</button>`}</div>
   ${list.length ? html`<table class="rows ev" ref=${box} aria-rowcount=${list.length + 1}><caption
-    class="sr">Events</caption><thead class="sr"><tr><th>At</th><th>What</th></tr></thead><tbody ref=${body}>
-    ${from > 0 && html`<tr class="gap"><td colspan="2" style=${{ height: `${from * HIGH}px` }}></td></tr>`}
+    class="sr">Events</caption><colgroup><col class="e-t" /><col /></colgroup><thead
+      class="sr"><tr><th>At</th><th>What</th></tr></thead><tbody ref=${body}>
+    ${from > 0 && html`<tr class="gap"><td colspan="2" style=${{ height: `${from * high}px` }}></td></tr>`}
     ${list.slice(from, to).map((e, i) => html`<${Item} key=${e.cursor ?? from + i} e=${e} sel=${from + i === sel} />`)}
     ${to < list.length && html`<tr class="gap"><td colspan="2" style=${{
-      height: `${(list.length - to) * HIGH}px` }}></td></tr>`}</tbody></table>`
+      height: `${(list.length - to) * high}px` }}></td></tr>`}</tbody></table>`
     : html`<p class="none">${q || f ? html`No event matches. <button type="button" class="btn s" onClick=${() =>
       setQuery({ q: '', f: '' })}>Show all</button>` : 'Nothing happened yet.'}</p>`}`;
 }

@@ -73,7 +73,8 @@ export function left(length) {
 }
 
 export const signed = (n) => (n > 0 ? '+' : n < 0 ? '−' : '') + Math.abs(n);
-export const number = (n) => n.toLocaleString('en');
+const grouped = new Intl.NumberFormat('en');
+export const number = (n) => grouped.format(n);
 export const many = (n, one, more = `${one}s`) => `${number(n)}${NB}${n === 1 ? one : more}`;
 
 export function bytes(n) {

@@ -19,7 +19,7 @@ function Spark({ list, w = 90, h = 24, hue = 'var(--tx3)' }) {
     stroke=${hue} stroke-width="1.4" /></svg>`;
 }
 
-const one = (n) => Number(n.toFixed(Math.abs(n) < 100 ? 1 : 0));
+const offset = (n) => `${n < 0 ? '−' : '+'}${Math.abs(n).toFixed(Math.abs(n) < 100 ? 1 : 0)}\u00a0ms`;
 const NICE = [2, 4, 10, 20, 40, 100, 200, 500, 1000, 5000, 20000, 100000];
 
 function Offset({ value, reach, warn }) {
@@ -45,6 +45,9 @@ function sentence(list) {
   return parts.join('; ');
 }
 
+const Drain = ({ i, c = '' }) => html`<${Btn} c=${`s ${c}`} acts
+  onClick=${() => act(i.draining ? 'undrain' : 'drain', i.instance)}>${i.draining ? 'Undrain …' : 'Drain …'}<//>`;
+
 function Row({ i, reach, common, sel, me }) {
   const n = now();
   const trail = known.trail.offsets.get(i.instance) || [];
@@ -55,10 +58,10 @@ function Row({ i, reach, common, sel, me }) {
         data-tip=${`${clean(i.instance)}\nhost ${clean(i.host)}, pid ${i.pid}`}><${Txt}>${short(i.instance)}<//></b>${me
           && html` <span class="tag">serves this page</span>`}<br />
       <span class="t3">${i.silent ? 'not heard from' : i.draining ? 'draining' : 'up'} ${i.silent || i.draining ? ''
-        : html`<${Since} t=${ms(i.started_at)} />`}</span></span></div></th>
+        : html`<${Since} t=${ms(i.started_at)} />`}</span><${Drain} i=${i} c="i-p" /></span></div></th>
     <td class="i-o"><${Offset} value=${i.clock_offset_ms} reach=${reach} warn=${i.clock_warning} /></td>
     <td class="i-d"><div class="i-n"><${Spark} list=${trail} /></div></td>
-    <td class=${`num ${i.clock_warning ? 'x-missed' : ''}`}>${signed(one(i.clock_offset_ms))} ms
+    <td class=${`num ${i.clock_warning ? 'x-missed' : ''}`}>${offset(i.clock_offset_ms)}
       ${i.clock_doubt_ms != null && html`<br /><span class="x-missed">doubts the store’s clock
         by ${took(Math.abs(i.clock_doubt_ms))}</span>`}</td>
     <td class="i-r">${i.running.slice(0, 4).map((r) => html`<div key=${r.job + r.occurrence}><a class="a"
@@ -71,8 +74,7 @@ function Row({ i, reach, common, sel, me }) {
     <td>${i.config_differs && html`<${Icon} k="drift" /> `}<code data-tip=${clean(i.config)}>${clean(i.config).slice(0,
       8)}</code>${i.config_differs && html`<br /><span class="x-missed">differs</span>`}</td>
     <td class="num t2 i-s"><${Live} f=${(t) => `${took(Math.max(0, t - ms(i.last_seen)))} ago`} /></td>
-    <td class="i-a"><div class="acts"><${Btn} c="s" acts onClick=${() => act(i.draining ? 'undrain' : 'drain',
-      i.instance)}>${i.draining ? 'Undrain …' : 'Drain …'}<//></div></td></tr>`;
+    <td class="i-a"><div class="acts"><${Drain} i=${i} /></div></td></tr>`;
 }
 
 function Store({ view }) {

@@ -1,7 +1,7 @@
 // The load map: where do I put a new job? How many occurrences fall into each minute of a day, from the schedules.
 import { html, useEffect, useRef, useState } from './base.js';
 import { ask, known, now } from './store.js';
-import { D, M, clean, date, day, many, midnight, number, took, zone, zoneName } from './format.js';
+import { D, M, S, clean, date, day, many, midnight, number, took, zone, zoneName } from './format.js';
 import { Icon } from './icons.js';
 import { Copy, Failed, Txt, say, tipAt, useLoaded, usePhone } from './parts.js';
 import { go, jobLink, link, setQuery } from './router.js';
@@ -29,16 +29,18 @@ function geometry(w, phone) {
   return { cw: (w - 48 - 46) / 60, ch, x0: 48, y0: 22, w, h: 22 + 24 * ch, at: (m) => [m % 60, Math.floor(m / 60)],
     of: (x, y) => y * 60 + x, nx: 60, ny: 24 };
 }
-const strength = (n, most) => (n ? 0.1 + 0.9 * ((n - 1) / Math.max(1, most - 1)) ** 0.8 : 0);
+/** How dark a cell is: the emptiest minute that has a start is light, the fullest is full. */
+const strength = (n, least, most) => (n ? 0.1 + 0.9 * ((n - least) / Math.max(1, most - least)) ** 0.8 : 0);
 
 function paint(canvas, g, minutes, most, sel, phone) {
   const ctx = fit(canvas, g.w, g.h);
   const c = colours();
+  const least = Math.min(...minutes.filter((n) => n > 0));
   minutes.forEach((n, m) => {
     const [x, y] = g.at(m);
     const box = [g.x0 + x * g.cw, g.y0 + y * g.ch, g.cw - (phone ? 1 : 2), g.ch - (phone ? 1 : 2)];
     ctx.fillStyle = n ? c.ac : c.sunk;
-    ctx.globalAlpha = n ? strength(n, most) : 1;
+    ctx.globalAlpha = n ? strength(n, least, most) : 1;
     ctx.beginPath();
     ctx.roundRect(...box, 2);
     ctx.fill();
@@ -128,44 +130,54 @@ function Map({ data, most, start, phone }) {
     <canvas ref=${canvas} aria-hidden="true"></canvas></div>`;
 }
 
+/** Jobs of the fullest minutes whose schedule could leave the minute to `H`: name, schedule, and the other one. */
+function spreadable(crowded) {
+  const names = new Set(crowded.flatMap((t) => t.jobs));
+  const found = [];
+  for (const name of names) {
+    const job = known.jobs.get(name);
+    const to = job?.schedule.length === 1 ? spread(job.schedule[0]) : null;
+    if (to) found.push([name, job.schedule[0], to]);
+  }
+  return found;
+}
+
+const SHOWN = 12;
+/** The lines to change, as text that can be copied. */
+function Lines({ moves }) {
+  const width = Math.max(...moves.slice(0, SHOWN).map(([n]) => n.length));
+  const text = moves.map(([n, from, to]) => `${clean(n).padEnd(width)}  ${clean(from)} → ${clean(to)}`);
+  const more = text.length > SHOWN ? `\n… and ${text.length - SHOWN} more` : '';
+  return html`<pre class="def">${text.slice(0, SHOWN).join('\n')}${more}</pre>
+    <${Copy} text=${text.join('\n')}>Copy all ${text.length}<//>`;
+}
+
 /** What would flatten the fullest minutes. It changes nothing itself. */
 function Advice({ data, most }) {
-  const seen = new Set();
   const crowded = data.top.filter((t) => t.jobs.length >= Math.max(3, most / 2)).slice(0, 6);
-  const moves = [];
-  let first = null;
-  for (const t of crowded) {
-    for (const name of t.jobs) {
-      if (seen.has(name)) continue;
-      seen.add(name);
-      const job = known.jobs.get(name);
-      const to = job?.schedule.length === 1 ? spread(job.schedule[0]) : null;
-      if (to) moves.push([name, job.schedule[0], to]);
-    }
-    first ??= t;
+  const [first] = crowded;
+  if (!first) {
+    return html`<ol class="sug"><li><${Icon} k="succeeded" /><div><b>The starts are spread well.</b>
+      ${' '}<span class="t2">No minute has more than ${many(most, 'start')}.</span></div></li></ol>`;
   }
-  if (!first) return html`<ol class="sug"><li><${Icon} k="succeeded" /><div><b>The starts are spread well.</b> <span
-    class="t2">No minute has more than ${many(most, 'start')}.</span></div></li></ol>`;
-  const heavy = first.jobs.map((n) => known.jobs.get(n)).filter((j) => j?.typical_ms > 10_000).sort((a, b) =>
-    b.typical_ms - a.typical_ms)[0];
+  const jobs = first.jobs.map((n) => known.jobs.get(n)).filter(Boolean);
+  const heavy = jobs.filter((j) => j.typical_ms > 10 * S).sort((x, y) => y.typical_ms - x.typical_ms)[0];
+  const moves = spreadable(crowded);
   const mine = moves.filter(([n]) => first.jobs.includes(n)).length;
-  const width = Math.max(...moves.slice(0, 12).map(([n]) => n.length), 0);
-  const text = moves.map(([n, a, b]) => `${clean(n).padEnd(width)}  ${clean(a)} → ${clean(b)}`);
-  return html`<ol class="sug"><li><${Icon} k="slow" /><div><b>${clock(first.minute)}: ${many(first.jobs.length,
-    'start')} in one minute.</b> <span class="t2">${mine ? html`${mine === first.jobs.length ? 'None' : `${mine}`} of
-      them
-      ${mine === first.jobs.length ? ' has' : mine === 1 ? ' names' : ' name'} ${mine === first.jobs.length
-        ? 'its minute by its name' : 'this minute in the schedule'}. Where the exact minute does not
-          matter, <code>H</code> lets the name of the job choose it, the same on every host:`
-            : 'Their schedules cannot be spread with H; jitter can.'}</span>
-      ${moves.length > 0 && html`<pre class="def">${text.slice(0, 12).join('\n')}${text.length > 12
-        ? `\n… and ${text.length - 12} more` : ''}</pre><${Copy} text=${text.join('\n')}>Copy
-          all ${text.length}<//>`}</div></li>
-    ${heavy && html`<li><${Icon} k="slow" /><div><b>${clock(first.minute)}: <a class="a"
-      href=${jobLink(heavy.job)}><${Txt}>${heavy.job}<//></a> starts beside ${many(first.jobs.length - 1,
-        'other')}.</b> <span class="t2">It takes longest of them,
-      ${' '}${took(heavy.typical_ms)}. <code>jitter = "3m"</code> moves it off them, by the same amount on every
-        host.</span></div></li>`}</ol>`;
+  return html`<ol class="sug">
+    <li><${Icon} k="slow" /><div><b>${clock(first.minute)}: ${many(first.jobs.length, 'job starts', 'jobs start')} in
+      one
+      minute.</b> <span class="t2">${mine ? html`${number(mine)} of them could leave their minute to <code>H</code>, if
+        the
+      exact minute does not matter: the name of the job chooses it, the same on every host.`
+    : 'None of their schedules can leave the minute to H; a jitter can move them.'}</span>
+      ${moves.length > 0 && html`<${Lines} moves=${moves} />`}</div></li>
+    ${heavy && html`<li><${Icon} k="slow" /><div><b>${clock(first.minute)}: <a class="a" href=${jobLink(heavy.job)}>
+      <${Txt}>${heavy.job}<//></a> starts beside ${many(first.jobs.length - 1, 'other')}.</b>
+      ${' '}<span class="t2">It takes longest of them, ${took(heavy.typical_ms)}. <code>jitter = "3m"</code> moves it
+        off
+      them, by the same amount on every host.</span></div></li>`}
+  </ol>`;
 }
 
 export function Load({ query }) {
@@ -190,8 +202,9 @@ export function Load({ query }) {
   const full = data.minutes.indexOf(most);
   const start = data.from ? Date.parse(data.from) : Date.parse(`${chosen}T00:00Z`);
   const where = data.zone && data.zone !== 'UTC' ? (data.zone === zone ? zoneName : clean(data.zone)) : 'UTC';
-  const step = [...new Set([1, Math.ceil(most / 4), Math.ceil(most / 2), Math.ceil((3 * most) / 4),
-    most])].filter((n) => n > 0 && n <= most);
+  const least = Math.min(most, ...data.minutes.filter((n) => n > 0));
+  const share = [0, 0.25, 0.5, 0.75, 1].map((k) => Math.round(least + k * (most - least)));
+  const step = [...new Set(share)].filter((n) => n > 0);
   return html`<div class="hd"><h1>${most > 1 ? `${most === 1 ? 'One start'
     : `${number(most)} starts`} at ${clock(full)}` : sum ? 'No minute has two starts'
       : 'Nothing is planned on this day'}</h1>${head}</div>
@@ -200,7 +213,7 @@ export function Load({ query }) {
       fullest <b>${number(most)}</b>; ${number(sum)} in all.</p>
   <div class="heat sec"><div><${Map} data=${data} most=${most} start=${start} phone=${phone} />
     <p class="legend"><span>fewer</span>${step.map((n) => html`<span key=${n}><i class="sw ac" ref=${(el) => el
-      && el.style.setProperty('opacity', strength(n, most))}></i>${n}</span>`)}<span>starts in the same
+      && el.style.setProperty('opacity', strength(n, least, most))}></i>${n}</span>`)}<span>starts in the same
         minute</span></p></div>
     <div><h2 class="h2">What would help</h2><${Advice} data=${data} most=${most} /><p class="t3 gap-s">Nothing here
       changes a schedule: copy a line into <code>jobs.toml</code>.</p></div></div>`;

@@ -311,13 +311,28 @@ function NextCells({ job, state }) {
       : when(at, n)}</td>`;
 }
 
-function Row({ job, state, sel, fresh, index }) {
+/** Marks a row for two seconds when what it says has changed. */
+function useMark(ref, ...what) {
+  const was = useRef(null);
+  useEffect(() => {
+    const now = what.join();
+    const calm = matchMedia('(prefers-reduced-motion:reduce)').matches;
+    if (was.current != null && was.current !== now && !calm) ref.current?.classList.add('flash');
+    was.current = now;
+    const timer = setTimeout(() => ref.current?.classList.remove('flash'), 2000);
+    return () => clearTimeout(timer);
+  }, what);
+}
+
+function Row({ job, state, sel, index }) {
+  const row = useRef();
+  useMark(row, state.key, job.last?.run_id);
   const [run] = job.running;
   const late = lateOf(job);
   const on = (run || job.last)?.instance;
   const shown = run?.occurrence ?? job.recent?.[0]?.occurrence;
   const typical = job.typical_ms;
-  return html`<tr class=${`row ${sel ? 'sel' : ''} ${fresh ? 'flash' : ''}`} role="row" aria-rowindex=${index + 2}
+  return html`<tr class=${`row ${sel ? 'sel' : ''}`} ref=${row} role="row" aria-rowindex=${index + 2}
     data-job=${job.job}>
     <td class="c-s" role="cell"><span data-tip=${word(state.key)}><${Icon} k=${state.icon} label=${word(state.key)}
       /></span></td>
