@@ -152,7 +152,7 @@ function Attend({ job, state, asks }) {
   </li>`;
 }
 
-const SHOWN = 8;
+const SHOWN = 6;
 export function Attention() {
   const [all, set] = useState(false);
   const list = [];
