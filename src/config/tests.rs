@@ -493,7 +493,6 @@ fn what_a_later_version_brings_is_refused_by_name() {
     let later =
         |what: &str| format!("this version does not support `{what}` yet (remove it for now)");
     let cases = [
-        ("[http]\nlisten = '127.0.0.1:1'\n".into(), format!("1:2 {}", later("http"))),
         ("[notify]\n".into(), format!("1:2 {}", later("notify"))),
         ("[calendars.x]\n".into(), format!("1:2 {}", later("calendars"))),
         ("include = ['a']\n".into(), format!("1:1 {}", later("include"))),
@@ -1686,6 +1685,7 @@ fn the_documentation_has_a_row_for_every_key() {
         let keys = match of {
             "store" => keys::Store::keys(),
             "limits" => keys::Limits::keys(),
+            "http" => keys::Http::keys(),
             "job" => keys::Job::keys(),
             _ => panic!("{line}"),
         };
@@ -1704,6 +1704,7 @@ fn the_documentation_has_a_row_for_every_key() {
     let all = [
         ("store", keys::Store::NAMES),
         ("limits", keys::Limits::NAMES),
+        ("http", keys::Http::NAMES),
         ("job", keys::Job::NAMES),
     ];
     let all: Vec<String> = all
