@@ -112,7 +112,7 @@ async function trigger() {
 }
 
 async function output() {
-  await page.click('tr[data-job=talks] th a');
+  await page.$eval('tr[data-job=talks] th a', (a) => a.click());
   await until('the job', () => document.querySelector('h1')?.textContent === 'talks');
   await until('the running attempt', () => document.querySelector('.notes a'));
   await page.click('.notes a');
@@ -136,8 +136,9 @@ async function cancel() {
 async function pauseIt() {
   await go('#/overview');
   await page.waitForSelector('tr[data-job=quick]', { timeout: GENEROUS });
-  await page.hover('tr[data-job=quick]');
-  await click('Pause quick', 'tr[data-job=quick]');
+  await page.focus('tr[data-job=quick] th a');
+  await page.keyboard.press('Tab');
+  await page.$eval('tr[data-job=quick] [aria-label^="Pause"]', (b) => b.click());
   await page.waitForSelector('dialog[open] input', { timeout: GENEROUS });
   await page.keyboard.type('clicking <b>through</b>');
   await page.keyboard.press('Tab');
@@ -145,10 +146,11 @@ async function pauseIt() {
   saw(`until “2h”: ${await until('the meaning', () => /skipped/.test(document.querySelector('#h-until')?.textContent) && document.querySelector('#h-until').textContent)}`);
   saw(`the command: ${await text('dialog[open] .cmd code')}`);
   await click('Pause', 'dialog[open] .foot');
+  await closed();
+  await page.mouse.move(5, 300);
   saw(`paused: ${await until('the pause', () => document.querySelector('.also')?.textContent.includes('clicking <b>through</b>') && document.querySelector('.also li').textContent)}`);
   await until('the row', () => document.querySelector('tr[data-job=quick] .x-paused'));
   await closed();
-  await page.focus('tr[data-job=quick] th a');
   await go('#/job/quick');
   await until('the job', () => document.querySelector('h1')?.textContent === 'quick');
   await page.keyboard.press('r');

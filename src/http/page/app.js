@@ -131,7 +131,7 @@ function Top({ screen }) {
       data-tip="The instance has another version than this page" onClick=${() => location.reload()}>Load the new
         page</button>`}
     ${why && html`<span class="tag" tabindex="0" data-tip=${why}><${Icon} k="key" /> read only</span>`}
-    <button type="button" class="find" aria-label="Search or run Ctrl K" onClick=${() => openPalette()}><${Icon}
+    <button type="button" class="find" aria-keyshortcuts="Control+K" onClick=${() => openPalette()}><${Icon}
       k="search" />
       <span>Search or run</span><span class="sp"></span><kbd>Ctrl K</kbd></button>
     <span class="clock"><${Live} f=${hms} /> ${zoneName}</span>

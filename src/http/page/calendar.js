@@ -13,22 +13,16 @@ const LIMIT = 5000;
 /** Shown of an hour before somebody asks for more. */
 const SHOWN = 5;
 
-/** Splits what is planned by day and hour; jobs that start often are told apart. */
-function arrange(answer, start) {
-  const count = new Map();
-  for (const p of answer.planned) count.set(p.job, (count.get(p.job) || 0) + 1);
-  const often = new Map((answer.frequent || []).map((f) => [f.job, f.count]));
-  for (const [job, n] of count) if (n > FEW) often.set(job, n);
+/** Splits what is planned by day and hour: `day/hour`. */
+function arrange(planned, start) {
   const cells = new Map();
-  for (const p of answer.planned) {
-    if (often.has(p.job)) continue;
+  for (const p of planned) {
     const t = ms(p.occurrence);
-    const d = Math.round((midnight(t) - start) / D);
-    const key = `${d}/${new Date(t).getHours()}`;
+    const key = `${Math.round((midnight(t) - start) / D)}/${new Date(t).getHours()}`;
     if (!cells.has(key)) cells.set(key, []);
     cells.get(key).push({ job: p.job, t });
   }
-  return { cells, often: [...often].sort((a, b) => b[1] - a[1]) };
+  return cells;
 }
 
 function Entry({ job, t }) {
@@ -50,19 +44,16 @@ function Cell({ list }) {
       set(true)}>${number(list.length - shown.length)} more</button>`}`;
 }
 
-function Often({ list, span }) {
+function Often({ list }) {
   const [all, set] = useState(false);
   if (!list.length) return null;
   const shown = all ? list : list.slice(0, 12);
-  return html`<div class="often"><h2 class="h2">Many times a day<small>left out below</small></h2><ul>${shown.map(([job,
-    n]) => {
-    const j = known.jobs.get(job);
-    const gap = span / n;
-    return html`<li key=${job}><a class="a" href=${jobLink(job)}><${Txt}>${job}<//></a> <span class="t3">${n >= 10_000
-      ? 'each minute or more often' : `about every ${took(gap < M ? Math.round(gap / 1000) * 1000
-        : Math.round(gap / M) * M)}`}${j?.paused ? ', paused' : ''}</span></li>`;
-  })}</ul>${list.length > shown.length && html`<button type="button" class="btn s" onClick=${() =>
-    set(true)}>${number(list.length - shown.length)} more</button>`}</div>`;
+  return html`<div class="often"><h2 class="h2">Many times a day<small>left out below</small></h2><ul>
+    ${shown.map((f) => html`<li key=${f.job}><a class="a" href=${jobLink(f.job)}><${Txt}>${f.job}<//></a>
+      ${' '}<span class="t3">about every ${took(f.every_ms)}${known.jobs.get(f.job)?.paused ? ', paused'
+        : ''}</span></li>`)}
+    </ul>${list.length > shown.length && html`<button type="button" class="btn s" onClick=${() => set(true)}>
+      ${number(list.length - shown.length)} more</button>`}</div>`;
 }
 
 function Week({ days, cells, phone, pick, chosen }) {
@@ -103,8 +94,8 @@ export function Calendar({ query }) {
     n: ['this week', () => setQuery({ week: '' })] });
   const days = Array.from({ length: 7 }, (_, k) => ({ k, t: midnight(start, k), hours: Math.round((midnight(start, k
     + 1) - midnight(start, k)) / H) }));
-  const split = data && arrange(data, start);
-  const busy = days.find((d) => [...(split?.cells.keys() || [])].some((k) => k.startsWith(`${d.k}/`)));
+  const cells = data && arrange(data.planned, start);
+  const busy = days.find((d) => [...(cells?.keys() || [])].some((k) => k.startsWith(`${d.k}/`)));
   const chosen = picked ?? busy?.k ?? 0;
   return html`<div class="hd"><h1>Calendar</h1><span class="sp"></span><span class="seg" role="group"
     aria-label="Week"><button type="button" aria-label="Week before" disabled=${week <= 0} onClick=${() =>
@@ -119,7 +110,7 @@ export function Calendar({ query }) {
   ${!data && !error && html`<p class="sub">Asking …</p>`}
   ${data?.truncated && html`<p class="note t2"><${Icon} k="slow" />More is planned than can be shown: the end of the
     week is left out. The <a class="a" href=${link('timeline')}>timeline</a> shows it all.</p>`}
-  ${split && html`<${Often} list=${split.often} span=${end - from} /><${Week} days=${days} cells=${split.cells}
+  ${data && html`<${Often} list=${data.frequent} /><${Week} days=${days} cells=${cells}
     phone=${phone}
     chosen=${chosen} pick=${pick} />`}`;
 }

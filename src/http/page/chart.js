@@ -1,6 +1,6 @@
 // Charts of a job's runs: dots over time on a band of 5 % to 95 %, with the median. uPlot draws the axes.
 import { html, useEffect, useRef, useState } from './base.js';
-import { D, H, M, S, day, hm, ms, took } from './format.js';
+import { D, H, M, S, day, hm, hms, ms, took } from './format.js';
 import { BAD } from './judge.js';
 import { runWords, say, tipAt } from './parts.js';
 
@@ -49,7 +49,8 @@ function instants(list) {
   let last = null;
   return list.map((t) => {
     const d = day(t * S, Date.now());
-    const is = far || d !== last ? d : hm(t * S);
+    const fine = list.length > 1 && (list[1] - list[0]) * S < M;
+    const is = far || d !== last ? d : (fine ? hms : hm)(t * S);
     last = d;
     return is;
   });

@@ -118,8 +118,8 @@ function Definition({ job, detail }) {
 
 function Next({ job, detail }) {
   const list = detail?.upcoming || [];
-  const utc = (u) => ms(typeof u === 'string' ? u : u.occurrence ?? u.utc);
-  return html`<div><h2 class="h2">Next five${list.length > 0 && html`<button type="button" class="lk t3"
+  const utc = (u) => ms(u.at);
+  return html`<div><h2 class="h2">Next five${list.length > 0 && html`<button type="button" class="lk t3 ics"
     data-tip="For a calendar program, the next 14 days" onClick=${() =>
       download(`api/v1/jobs/${enc(job.job)}/calendar.ics`, `${job.job}.ics`).catch((e) =>
         alert(e.message))}>calendar.ics</button>`}</h2>

@@ -1,7 +1,7 @@
 // The load map: where do I put a new job? How many occurrences fall into each minute of a day, from the schedules.
 import { html, useEffect, useRef, useState } from './base.js';
 import { ask, known, now } from './store.js';
-import { D, M, S, clean, date, day, many, midnight, number, took, zone, zoneName } from './format.js';
+import { D, M, S, clean, date, day, many, hm, midnight, number, took, zone, zoneName } from './format.js';
 import { Icon } from './icons.js';
 import { Copy, Failed, Txt, say, tipAt, useLoaded, usePhone } from './parts.js';
 import { go, jobLink, link, setQuery } from './router.js';
@@ -9,7 +9,8 @@ import { useKeys } from './keys.js';
 import { colours, fit } from './canvas.js';
 
 const two = (n) => String(n).padStart(2, '0');
-const clock = (minute) => `${two(Math.floor(minute / 60))}:${two(minute % 60)}`;
+/** The local time of a minute of the day; some days have an hour more or less. */
+const clock = (data, minute) => hm(Date.parse(data.from) + minute * M);
 
 /** The same schedule, with a minute that the job's name chooses; null if it needs no such change or allows none. */
 export function spread(schedule) {
@@ -21,18 +22,24 @@ export function spread(schedule) {
   return /^\d+$/.test(fields[0]) ? ['H', ...fields.slice(1)].join(' ') : null;
 }
 
-function geometry(w, phone) {
-  // On a phone the hours lie side by side, so that a cell can be met with a finger.
-  if (phone) return { cw: (w - 30) / 24, ch: 9, x0: 30, y0: 20, w, h: 20 + 60 * 9, at: (m) => [Math.floor(m / 60),
-    m % 60], of: (x, y) => x * 60 + y, nx: 24, ny: 60 };
-  const ch = 19;
-  return { cw: (w - 48 - 46) / 60, ch, x0: 48, y0: 22, w, h: 22 + 24 * ch, at: (m) => [m % 60, Math.floor(m / 60)],
-    of: (x, y) => y * 60 + x, nx: 60, ny: 24 };
+/** Where the minutes lie. On a phone the hours stand side by side, so that a cell can be met with a finger. */
+function geometry(w, phone, minutes) {
+  const hours = Math.ceil(minutes / 60);
+  if (phone) {
+    const [x0, y0, ch] = [30, 20, 9];
+    return { cw: (w - x0) / hours, ch, x0, y0, w, h: y0 + 60 * ch, nx: hours, ny: 60,
+      at: (m) => [Math.floor(m / 60), m % 60], of: (x, y) => x * 60 + y };
+  }
+  const [x0, y0, ch] = [48, 22, 19];
+  return { cw: (w - x0 - 46) / 60, ch, x0, y0, w, h: y0 + hours * ch, nx: 60, ny: hours,
+    at: (m) => [m % 60, Math.floor(m / 60)], of: (x, y) => y * 60 + x };
 }
 /** How dark a cell is: the emptiest minute that has a start is light, the fullest is full. */
 const strength = (n, least, most) => (n ? 0.1 + 0.9 * ((n - least) / Math.max(1, most - least)) ** 0.8 : 0);
 
-function paint(canvas, g, minutes, most, sel, phone) {
+function paint(canvas, g, data, most, sel, phone) {
+  const { minutes } = data;
+  const hour = (h) => clock(data, h * 60);
   const ctx = fit(canvas, g.w, g.h);
   const c = colours();
   const least = Math.min(...minutes.filter((n) => n > 0));
@@ -54,14 +61,14 @@ function paint(canvas, g, minutes, most, sel, phone) {
   ctx.fillStyle = c.tx3;
   if (phone) {
     ctx.textAlign = 'center';
-    for (let h = 0; h < 24; h += 3) ctx.fillText(two(h), g.x0 + (h + 0.5) * g.cw, 12);
+    for (let h = 0; h < g.nx; h += 3) ctx.fillText(hour(h).slice(0, 2), g.x0 + (h + 0.5) * g.cw, 12);
     ctx.textAlign = 'right';
     for (let m = 0; m < 60; m += 5) ctx.fillText(`:${two(m)}`, g.x0 - 5, g.y0 + m * g.ch + 8);
     return;
   }
   ctx.textAlign = 'right';
-  for (let h = 0; h < 24; h++) {
-    ctx.fillText(`${two(h)}:00`, g.x0 - 8, g.y0 + h * g.ch + 13);
+  for (let h = 0; h < g.ny; h++) {
+    ctx.fillText(hour(h), g.x0 - 8, g.y0 + h * g.ch + 13);
     ctx.fillText(number(minutes.slice(h * 60, h * 60 + 60).reduce((a, b) => a + b, 0)), g.w - 4, g.y0 + h * g.ch + 13);
   }
   ctx.fillText('in all', g.w - 4, 12);
@@ -78,13 +85,14 @@ function Map({ data, most, start, phone }) {
   const words = (m) => {
     const names = tops.get(m);
     const n = data.minutes[m];
-    return `${clock(m)}  ${many(n, 'start')}${names ? `\n${names.slice(0, 12).map(clean).join(', ')}${names.length > 12
+    return `${clock(data, m)}  ${many(n, 'start')}${names ? `\n${names.slice(0,
+      12).map(clean).join(', ')}${names.length > 12
       ? ' …' : ''}` : ''}`;
   };
   const draw = () => {
     if (!canvas.current) return;
-    g.current = geometry(box.current.clientWidth, phone);
-    paint(canvas.current, g.current, data.minutes, most, sel, phone);
+    g.current = geometry(box.current.clientWidth, phone, data.minutes.length);
+    paint(canvas.current, g.current, data, most, sel, phone);
   };
   useEffect(draw);
   useEffect(() => {
@@ -118,7 +126,7 @@ function Map({ data, most, start, phone }) {
     if (!step) return;
     e.preventDefault();
     e.stopPropagation();
-    const to = sel < 0 ? (data.top[0]?.minute ?? 0) : (sel + step + 1440) % 1440;
+    const to = sel < 0 ? (data.top[0]?.minute ?? 0) : (sel + step + data.minutes.length) % data.minutes.length;
     set(to);
     tell(to);
     say(words(to));
@@ -165,14 +173,16 @@ function Advice({ data, most }) {
   const moves = spreadable(crowded);
   const mine = moves.filter(([n]) => first.jobs.includes(n)).length;
   return html`<ol class="sug">
-    <li><${Icon} k="slow" /><div><b>${clock(first.minute)}: ${many(first.jobs.length, 'job starts', 'jobs start')} in
+    <li><${Icon} k="slow" /><div><b>${clock(data, first.minute)}: ${many(first.jobs.length, 'job starts',
+      'jobs start')} in
       one
       minute.</b> <span class="t2">${mine ? html`${number(mine)} of them could leave their minute to <code>H</code>, if
         the
       exact minute does not matter: the name of the job chooses it, the same on every host.`
     : 'None of their schedules can leave the minute to H; a jitter can move them.'}</span>
       ${moves.length > 0 && html`<${Lines} moves=${moves} />`}</div></li>
-    ${heavy && html`<li><${Icon} k="slow" /><div><b>${clock(first.minute)}: <a class="a" href=${jobLink(heavy.job)}>
+    ${heavy && html`<li><${Icon} k="slow" /><div><b>${clock(data, first.minute)}: <a class="a"
+      href=${jobLink(heavy.job)}>
       <${Txt}>${heavy.job}<//></a> starts beside ${many(first.jobs.length - 1, 'other')}.</b>
       ${' '}<span class="t2">It takes longest of them, ${took(heavy.typical_ms)}. <code>jitter = "3m"</code> moves it
         off
@@ -200,15 +210,14 @@ export function Load({ query }) {
   const most = Math.max(...data.minutes);
   const sum = data.minutes.reduce((a, b) => a + b, 0);
   const full = data.minutes.indexOf(most);
-  const start = data.from ? Date.parse(data.from) : Date.parse(`${chosen}T00:00Z`);
-  const where = data.zone && data.zone !== 'UTC' ? (data.zone === zone ? zoneName : clean(data.zone)) : 'UTC';
+  const start = Date.parse(data.from);
   const least = Math.min(most, ...data.minutes.filter((n) => n > 0));
   const share = [0, 0.25, 0.5, 0.75, 1].map((k) => Math.round(least + k * (most - least)));
   const step = [...new Set(share)].filter((n) => n > 0);
   return html`<div class="hd"><h1>${most > 1 ? `${most === 1 ? 'One start'
-    : `${number(most)} starts`} at ${clock(full)}` : sum ? 'No minute has two starts'
+    : `${number(most)} starts`} at ${clock(data, full)}` : sum ? 'No minute has two starts'
       : 'Nothing is planned on this day'}</h1>${head}</div>
-  <p class="sub">Planned starts of ${day(noon, now())}, by minute, ${where}. A minute of this day
+  <p class="sub">Planned starts of ${day(noon, now())}, by minute, ${zoneName}. A minute of this day
     starts <b>${(sum / data.minutes.length).toFixed(1)}</b> jobs on average, the
       fullest <b>${number(most)}</b>; ${number(sum)} in all.</p>
   <div class="heat sec"><div><${Map} data=${data} most=${most} start=${start} phone=${phone} />

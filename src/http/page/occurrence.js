@@ -48,7 +48,7 @@ function Why({ why, at }) {
         stroke="var(--line2)" /><path d="M2 1v10" stroke="var(--tx3)" />
         <circle cx=${2 + (x / span) * 68} cy="6" r=${won ? 4.5 : 3.5} fill=${won ? 'var(--ac)' : 'var(--raise)'}
           stroke=${won ? null : 'var(--tx3)'} stroke-width="1.5" /></svg>`}</td>
-      <td class="num nw">${x < 60_000 && x > -60_000 ? `${x < 0 ? '−' : '+'}${Math.abs(x)}\u00a0ms` : when(ms(d.at),
+      <td class="num nw">${x < 60_000 && x > -60_000 ? `${x < 0 ? '−' : '+'}${took(Math.abs(x))}` : when(ms(d.at),
         now())}</td>
       <td><b>${DECIDED[d.decision] || clean(d.decision)}</b>${d.detail && html`: <${Txt}>${d.detail}<//>`}</td></tr>`;
   });
@@ -207,6 +207,7 @@ export function Occurrence({ job, at, items, round }) {
       ${why.data?.local && html`<dt>Local</dt><dd class="mono">${clean(why.data.local)}</dd>`}
       ${shown && html`<dt>Run</dt><dd
         class="mono">${clean(shown.run_id)}</dd><dt>Trigger</dt><dd>${shown.trigger}</dd>`}
-      ${shown?.lateness_ms != null && html`<dt>Late</dt><dd>${took(shown.lateness_ms)}</dd>`}</dl>
+      ${shown?.lateness_ms != null && shown.attempt === 1
+        && html`<dt>Late</dt><dd>${took(shown.lateness_ms)}</dd>`}</dl>
   </aside>`;
 }

@@ -1,12 +1,12 @@
 // The overview: must I do something? Then a line for each job.
-import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from './base.js';
+import { Component, html, useEffect, useLayoutEffect, useMemo, useRef, useState } from './base.js';
 import { ask, known, now, useTopics } from './store.js';
 import { clean, left, many, ms, number, short, took, when, zoneName } from './format.js';
 import { Icon } from './icons.js';
 import { BAD, word } from './judge.js';
 import { Btn, Chip, In, Live, Memo, On, Seg, Since, Strip, Txt, useLoaded, usePhone, useSeen } from './parts.js';
 import { act } from './actions.js';
-import { go, jobLink, link, setQuery } from './router.js';
+import { go, jobLink, setQuery } from './router.js';
 import { useKeys } from './keys.js';
 
 // ---- the verdict
@@ -136,6 +136,12 @@ function Coming({ job, state }) {
 }
 
 function Attend({ job, state, asks }) {
+  // It is held in its place although it is well again.
+  if (state.group !== 'attention') {
+    return html`<li class="w"><${Icon} k=${state.icon} label=${word(state.key)} />
+      <a class="nm" href=${jobLink(job.job)}><${Txt}>${job.job}<//></a>
+      <div class="wh t2">no longer needs attention: ${word(state.key)}</div></li>`;
+  }
   const [run] = job.running;
   const at = ms(run?.occurrence ?? (state.key === 'missed' ? job.recent[0].occurrence : job.last?.occurrence));
   return html`<li class=${state.bad ? '' : 'w'}>
@@ -152,20 +158,49 @@ function Attend({ job, state, asks }) {
   </li>`;
 }
 
-const SHOWN = 6;
-export function Attention() {
-  const [all, set] = useState(false);
+/** The names of the jobs that need attention, the worst first. */
+export function attention() {
   const list = [];
-  for (const [name, state] of known.states) if (state.group === 'attention') list.push([known.jobs.get(name), state]);
+  for (const [name, state] of known.states) if (state.group === 'attention') list.push([name, state]);
+  return list.sort((a, b) => b[1].bad - a[1].bad).map(([name]) => name);
+}
+
+const SHOWN = 6;
+export function Attention({ names }) {
+  const [all, set] = useState(false);
+  const list = names.filter((name) => known.jobs.has(name));
   if (!list.length) return null;
-  list.sort((a, b) => b[1].bad - a[1].bad);
   const shown = all ? list : list.slice(0, SHOWN);
   return html`<ul class="att" aria-label="Needs attention">
-    ${shown.map(([job, state], i) => html`<${Attend} key=${job.job} job=${job} state=${state} asks=${i < SHOWN} />`)}
+    ${shown.map((name, i) => html`<${Attend} key=${name} job=${known.jobs.get(name)} state=${known.states.get(name)}
+      asks=${i < SHOWN} />`)}
   </ul>
   ${list.length > shown.length && html`<p class="more">${many(list.length - shown.length, 'more job needs',
-    'more jobs need')} attention
-    ${' '}<button type="button" class="btn s" onClick=${() => set(true)}>Show them</button></p>`}`;
+    'more jobs need')} attention <button type="button" class="btn s" onClick=${() => set(true)}>Show
+      them</button></p>`}`;
+}
+
+/** What stands above the table is held while somebody is in the table: it would move the rows. */
+function useAbove(busy) {
+  const names = attention();
+  const held = useRef(names);
+  const fresh = !busy || held.fresh;
+  if (fresh) held.current = names;
+  held.fresh = false;
+  const old = held.current;
+  const waiting = names.filter((n) => !old.includes(n)).length + old.filter((n) => !names.includes(n)).length;
+  return { names: old, waiting, fresh, show: () => { held.fresh = true; } };
+}
+
+/** Draws `draw` anew only while it is not held. */
+class Still extends Component {
+  shouldComponentUpdate(next) {
+    return !next.held;
+  }
+
+  render() {
+    return this.props.draw();
+  }
 }
 
 // ---- facts that explain
@@ -238,17 +273,15 @@ function ordered({ q = '', f = '', sort = 'tag' }) {
 /**
  * The order that is shown. While the pointer or the focus is in the table it stays, and `waiting` says how many moved.
  */
-function useOrder(query, table) {
+function useOrder(query, busy) {
   const want = ordered(query);
   const key = `${query.q}|${query.f}|${query.sort}`;
   const held = useRef({ list: want, key });
-  const busy = () => table.current && (table.current.matches(':hover')
-    || table.current.contains(document.activeElement));
   let waiting = 0;
   const old = held.current.list;
   const same = old.length === want.length && old.every((name, i) => name === want[i]);
   if (!same) {
-    if (held.current.key === key && busy()) {
+    if (held.current.key === key && busy) {
       const place = new Map(old.map((name, i) => [name, i]));
       want.forEach((name, i) => {
         waiting += place.get(name) !== i;
@@ -427,8 +460,16 @@ export function Overview({ query }) {
   const [sel, setSel] = useState(null);
   const select = useRef(false);
   const { sort = 'tag', q = '', f = '' } = query;
-  const order = useOrder({ sort, q, f }, table);
   const [, again] = useState(0);
+  const busy = !!table.current && (table.current.matches(':hover') || table.current.contains(document.activeElement));
+  const order = useOrder({ sort, q, f }, busy);
+  const above = useAbove(busy);
+  const waiting = order.waiting + above.waiting;
+  const show = () => {
+    order.show();
+    above.show();
+    again((n) => n + 1);
+  };
   const move = (step) => {
     const at = order.list.indexOf(sel);
     select.current = true;
@@ -450,14 +491,16 @@ export function Overview({ query }) {
   useEffect(() => {
     const f2 = () => again((n) => n + 1);
     const el = table.current;
-    el?.addEventListener('pointerleave', f2);
-    return () => el?.removeEventListener('pointerleave', f2);
+    for (const k of ['pointerleave', 'focusout']) el?.addEventListener(k, f2);
+    return () => {
+      for (const k of ['pointerleave', 'focusout']) el?.removeEventListener(k, f2);
+    };
   }, [table.current]);
   const counts = {};
   for (const s of known.states.values()) counts[s.group] = (counts[s.group] || 0) + 1;
   const all = known.jobs.size;
   if (!known.fleet) return html`<${Verdict} />`;
-  return html`<${Verdict} /><${Attention} /><${Also} />
+  return html`<${Verdict} /><${Attention} names=${above.names} /><${Still} held=${busy && !above.fresh} draw=${Also} />
   ${all === 0 ? html`<div class="sec"><p class="t2">These lines in <code>jobs.toml</code> make one:</p><pre
     class="def">${SAMPLE}</pre></div>` : html`
   <div class="bar">
@@ -468,9 +511,7 @@ export function Overview({ query }) {
     ${GROUPS.map(([k, icon, text]) => html`<${Chip} key=${k} on=${f === k} icon=${icon} n=${counts[k] || 0}
       onClick=${() => setQuery({ f: f === k ? '' : k })}>${text}<//>`)}
     <span class="sp"></span>
-    ${order.waiting > 0 && html`<button type="button" class="btn s" onClick=${() => { order.show(); again((n) => n + 1);
-      }}>
-      ${order.waiting} changed, show</button>`}
+    ${waiting > 0 && html`<button type="button" class="btn s" onClick=${show}>${waiting} changed, show</button>`}
     <span class="t3 sl">Order</span><span class="order"><${Seg} label="Order" list=${ORDERS} value=${sort}
       onPick=${(k) => setQuery({ sort: k === 'tag' ? '' : k })} /></span>
   </div>
@@ -480,4 +521,3 @@ export function Overview({ query }) {
       class="btn s"
       onClick=${() => setQuery({ q: '', f: '' })}>Show all ${number(all)}</button></p>`}`}`;
 }
-export const overviewLink = (query) => link('overview', null, query);

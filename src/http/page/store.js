@@ -316,7 +316,7 @@ async function load() {
 /** What happened before the page was opened, for the list of events. */
 async function history() {
   try {
-    const { events: list } = await ask('events');
+    const { events: list } = await ask('events?feed=true');
     const seen = new Set(known.feed.map((e) => e.cursor));
     const old = list.filter((e) => e.kind !== 'job' && e.kind !== 'instances' && !seen.has(e.cursor)).reverse();
     known.feed = [...known.feed, ...old].slice(0, FEED_KEPT);

@@ -33,7 +33,7 @@ export class Data {
   row(name) {
     let row = this.rows.get(name);
     if (!row) this.rows.set(name, (row = { all: new Map(), sorted: [], from: Infinity, to: -Infinity, of: null,
-      plan: [], planTo: 0, dense: 0 }));
+      plan: [], planTo: 0, dense: false }));
     const job = known.jobs.get(name);
     // An event replaced the job: its newest runs are in it.
     if (job && row.of !== job) {
@@ -112,11 +112,11 @@ export class Data {
       const answer = await ask(`plan?${q}`, { signal: this.stop.signal });
       const plans = new Map(names.map((n) => [n, []]));
       for (const p of answer.planned) plans.get(p.job)?.push(ms(p.occurrence));
-      const dense = new Map((answer.frequent || []).map((f) => [f.job, f.count]));
+      const dense = new Set(answer.frequent.map((f) => f.job));
       for (const n of names) {
         const row = this.row(n);
         row.plan = plans.get(n);
-        row.dense = dense.has(n) ? dense.get(n) / (to - from) : 0;
+        row.dense = dense.has(n);
         row.planTo = to;
       }
     });

@@ -5,7 +5,7 @@ import { hms, left, ms, number, zoneName } from './format.js';
 import { Icon } from './icons.js';
 import { Live, Memo, Strip, Txt } from './parts.js';
 import { word } from './judge.js';
-import { Attention, Verdict } from './overview.js';
+import { Attention, Verdict, attention } from './overview.js';
 import { go, jobLink } from './router.js';
 import { useKeys } from './keys.js';
 
@@ -41,7 +41,7 @@ export function Wall() {
   const shown = list.slice(page * MOST, page * MOST + MOST);
   return html`<div class="wc" aria-hidden="true"><${Live} f=${hms} /><small>${zoneName}</small></div><a class="t3 leave"
     href="#/overview">leave</a>
-    <${Verdict} /><${Attention} />
+    <${Verdict} /><${Attention} names=${attention()} />
     <ul class="wg" aria-label="Jobs">${shown.map((job) => html`<${Memo} key=${job.job} same=${[job,
       known.states.get(job.job).key]} draw=${() => html`<${Tile} job=${job} state=${known.states.get(job.job)} />`}
         />`)}</ul>
