@@ -190,8 +190,10 @@ async function drain() {
 }
 
 async function eventsSeen() {
-  await go('#/events');
-  for (const kind of ['triggered', 'cancelled', 'paused', 'resumed', 'drains', 'claims again']) {
+  // Only rows that are seen are drawn, so each is filtered for.
+  const acts = ['triggered', 'paused', 'resumed', 'drains', 'claims again'].map((kind) => ['#/events?f=acts', kind]);
+  for (const [hash, kind] of [...acts, ['#/events?q=talks%20cancelled', 'cancelled']]) {
+    await go(hash);
     await until(`the event ${kind}`, (k) => document.querySelector('.ev')?.textContent.includes(k), kind);
   }
   saw('each act as an event');
@@ -240,6 +242,7 @@ async function takeover() {
     await click('Cancel', '.hd');
     await click('Cancel what runs', 'dialog[open]');
     await until('its end', () => !document.querySelector('.notes'));
+    await closed();
   }
   throw new Error('the instance that serves the page ran it each time');
 }
