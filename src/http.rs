@@ -11,6 +11,7 @@ mod calendar;
 mod events;
 mod headers;
 mod jobs;
+mod metrics;
 mod openapi;
 mod page;
 mod plain;
@@ -33,7 +34,11 @@ use tracing::error;
 use utoipa::OpenApi as _;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-use self::{auth::Gate, board::Board, problem::Problem};
+use self::{
+    auth::Gate,
+    board::{Asking, Board},
+    problem::Problem,
+};
 use crate::{
     config::{self, Config},
     model::InstanceId,
@@ -86,28 +91,37 @@ pub(crate) async fn serve(p: Parts) {
         streams: Arc::new(Semaphore::new(events::STREAMS)),
         finish: p.finish.clone(),
     });
+    // Here, because the task that receives them belongs to the daemon's runtime.
+    let (changes, pulse) = (p.store.changes(), p.vitals.pulse());
+    let asking = Asking {
+        store: p.store,
+        daemon: Handle::current(),
+    };
     let (ended, end) = oneshot::channel::<()>();
-    let of_thread = app.clone();
-    let thread = std::thread::Builder::new()
-        .name("http".to_owned())
-        .spawn(move || {
-            let _ended = ended;
-            let runtime = tokio::runtime::Builder::new_current_thread()
-                .enable_all()
-                .build();
-            match runtime {
-                Ok(runtime) => {
-                    let router = router(&of_thread);
-                    runtime.block_on(server::serve(of_thread, router));
-                    runtime.shutdown_background();
-                }
-                Err(error) => error!(%error, "cannot serve HTTP: no runtime"),
-            }
+    let body = move || {
+        let _ended = ended;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build();
+        let runtime = match runtime {
+            Ok(runtime) => runtime,
+            Err(error) => return error!(%error, "cannot serve HTTP: no runtime"),
+        };
+        let router = router(&app);
+        let keeper = app.clone();
+        runtime.spawn(async move {
+            let board = &keeper.board;
+            board.keep(asking, changes, pulse, p.config, p.finish).await;
         });
-    if let Err(error) = thread {
+        runtime.block_on(server::serve(app, router));
+        runtime.shutdown_background();
+    };
+    if let Err(error) = std::thread::Builder::new()
+        .name("http".to_owned())
+        .spawn(body)
+    {
         error!(%error, "cannot serve HTTP: no thread");
     }
-    app.board.keep(p.store, p.vitals, p.config, p.finish).await;
     let _ = end.await;
 }
 
@@ -138,6 +152,7 @@ fn routes() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(plan::plan))
         .routes(routes!(plan::load))
         .routes(routes!(calendar::all))
+        .routes(routes!(metrics::metrics))
 }
 
 /// What is where, with the page, which needs no description.

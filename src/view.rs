@@ -48,9 +48,10 @@ impl Serialize for Time {
 /// Writes what [`rfc3339_ms`] does, several times as fast: a page of a thousand jobs has fifty thousand times. None: the
 /// year is not one from 1970 on that jiff knows.
 fn civil(ms: i64, text: &mut [u8; 24]) -> Option<&str> {
-    let ms = u64::try_from(ms)
-        .ok()
-        .filter(|ms| *ms <= jiff::Timestamp::MAX.as_millisecond() as u64)?;
+    let ms = u64::try_from(ms).ok()?;
+    if ms / 1000 >= jiff::Timestamp::MAX.as_second() as u64 {
+        return None;
+    }
     let (days, rest) = (ms / 86_400_000, ms % 86_400_000);
     // Days since 0000-03-01: Howard Hinnant, chrono-Compatible Low-Level Date Algorithms, civil_from_days.
     let z = days + 719_468;
@@ -575,7 +576,7 @@ mod tests {
 
     #[test]
     fn times_are_written_as_jiff_writes_them() {
-        let last = jiff::Timestamp::MAX.as_millisecond();
+        let last = jiff::Timestamp::MAX.as_second() * 1000;
         let mut ms: Vec<i64> = vec![0, 1, 951_782_400_000, 4_107_542_399_999, last, last + 1, -1];
         // Each day of eight hundred years, at some millisecond of it.
         ms.extend((0..292_194_i64).map(|day| day * 86_400_000 + day * 7919 % 86_400_000));

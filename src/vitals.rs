@@ -1,6 +1,8 @@
 //! What a daemon knows of its own health and work, for those who ask from outside: over HTTP. The parts write here what
 //! they see; nothing in the daemon depends on it.
 
+mod figures;
+
 use std::{
     sync::{
         Arc,
@@ -10,6 +12,8 @@ use std::{
 };
 
 use tokio::sync::watch;
+
+pub use self::figures::{Figures, Waits};
 
 use crate::{
     clock::Boottime,
@@ -22,6 +26,7 @@ pub struct Vitals {
     /// When the dispatcher last went round, ns of [`Boottime`]; 0: never.
     round: AtomicU64,
     pulse: watch::Sender<Pulse>,
+    pub figures: Figures,
 }
 
 /// What the last heartbeats found.
@@ -68,6 +73,9 @@ impl Vitals {
 
     /// The store did not answer a heartbeat.
     pub fn failed(&self, error: &Error) {
+        self.figures
+            .heartbeats_failed
+            .fetch_add(1, Ordering::Relaxed);
         if self.pulse.receiver_count() == 0 {
             return;
         }

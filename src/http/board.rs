@@ -6,6 +6,7 @@ mod diff;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    future::Future,
     sync::Arc,
     time::Duration,
 };
@@ -13,8 +14,15 @@ use std::{
 use futures_util::StreamExt as _;
 use parking_lot::RwLock;
 use serde::Serialize;
-use tokio::sync::{broadcast::error::RecvError, watch};
-use tokio_util::sync::CancellationToken;
+use tokio::{
+    runtime::Handle,
+    sync::{
+        broadcast::{self, error::RecvError},
+        watch,
+    },
+    time::Instant,
+};
+use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tracing::debug;
 
 use super::events::{Feed, Kind, Ring};
@@ -23,9 +31,9 @@ use crate::{
     config::{self, Config},
     logic::claim::{State, Triggered},
     model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger},
-    store::{self, Changed, Store, observe_each},
+    store::{self, Changed, Observation, Reply, Store, observe_each},
     view::{self, Clock, EpochView, InstanceView, JobView, Time},
-    vitals::{Pulse, Vitals},
+    vitals::Pulse,
 };
 
 /// How many ended runs of each job the board has.
@@ -36,6 +44,8 @@ const FIRST_RECORDS: usize = 3;
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
 /// With more jobs, each look takes in so many of them.
 const LOOK_AT: usize = 2000;
+/// How many jobs are looked at together: what is found of them is shown at once.
+const LOOK_AT_ONCE: usize = 200;
 /// How many requests for records are under way at one time.
 const AT_ONCE: usize = 8;
 /// The pause after the store did not answer.
@@ -178,7 +188,11 @@ struct Entry {
     unreadable: Option<String>,
     /// Its state and its records were read.
     known: bool,
+    /// When a run last succeeded, as far as the board has seen.
+    last_success: Option<i64>,
     job: Job,
+    /// The incarnation of the store that its state is from.
+    incarnation: Arc<str>,
     due: Option<i64>,
 }
 
@@ -241,38 +255,49 @@ impl Board {
         out
     }
 
-    /// Keeps the board until `finish`.
+    /// Keeps the board until `finish`. The store is asked by tasks of the daemon's runtime.
     pub(super) async fn keep(
         &self,
-        store: Arc<dyn Store>,
-        vitals: Arc<Vitals>,
+        store: Asking,
+        mut changes: broadcast::Receiver<Changed>,
+        mut pulse: watch::Receiver<Pulse>,
         mut config: watch::Receiver<Arc<Config>>,
         finish: CancellationToken,
     ) {
-        let mut changes = store.changes();
-        let mut pulse = vitals.pulse();
         let mut hinted = true;
-        let mut dirty = BTreeSet::new();
+        // At which jobs to look: those that have changed go first.
+        let (mut changed, mut others) = (BTreeSet::new(), BTreeSet::new());
         let mut round = Round::default();
-        let mut next_round = tokio::time::Instant::now();
+        let mut next_round = Instant::now();
         let mut not_before = next_round;
         loop {
-            let now = tokio::time::Instant::now();
+            let now = Instant::now();
             if now >= next_round {
-                dirty.extend(round.next(&self.read().jobs));
+                others.extend(round.next(&self.read().jobs));
                 next_round = now + LOOK_AGAIN;
             }
-            if !dirty.is_empty() && now >= not_before {
-                match self.look(&*store, &dirty).await {
-                    Ok(()) => dirty.clear(),
-                    Err(e) => {
-                        debug!(error = %e, "cannot look at the jobs");
-                        self.change(|inner| inner.failed = Some(e.to_string()));
-                        not_before = now + AFTER_FAILURE;
+            if now >= not_before {
+                let some = match changed.is_empty() {
+                    true => &mut others,
+                    false => &mut changed,
+                };
+                let names: Vec<JobName> = some.iter().take(LOOK_AT_ONCE).cloned().collect();
+                if !names.is_empty() {
+                    match finish
+                        .run_until_cancelled(self.look(&store, names.clone()))
+                        .await
+                    {
+                        None => return,
+                        Some(Ok(())) => some.retain(|name| !names.contains(name)),
+                        Some(Err(e)) => {
+                            debug!(error = %e, "cannot look at the jobs");
+                            self.change(|inner| inner.failed = Some(e.to_string()));
+                            not_before = now + AFTER_FAILURE;
+                        }
                     }
                 }
             }
-            let wake = match dirty.is_empty() {
+            let wake = match changed.is_empty() && others.is_empty() {
                 true => next_round,
                 false => not_before,
             };
@@ -284,57 +309,59 @@ impl Board {
                 }
             };
             tokio::select! {
+                biased;
                 () = finish.cancelled() => return,
-                () = tokio::time::sleep_until(wake) => {}
-                () = due => dirty.extend(self.change(Inner::time_passes)),
                 change = changes.recv(), if hinted => match change {
                     Ok(Changed::Jobs(names)) => {
-                        dirty.extend(names.iter().cloned());
+                        changed.extend(names.iter().cloned());
                         // What else has come meanwhile is looked at together.
                         while let Ok(Changed::Jobs(names)) = changes.try_recv() {
-                            dirty.extend(names.iter().cloned());
+                            changed.extend(names.iter().cloned());
                         }
                     }
-                    Ok(Changed::Any) | Err(RecvError::Lagged(_)) => next_round = now,
+                    Ok(Changed::Any) | Err(RecvError::Lagged(_)) => {
+                        others.extend(self.read().jobs.keys().cloned());
+                    }
                     Err(RecvError::Closed) => hinted = false,
                 },
-                changed = pulse.changed() => if changed.is_ok() {
+                seen = pulse.changed() => {
+                    // The daemon is gone.
+                    let Ok(()) = seen else { return };
                     let pulse = pulse.borrow_and_update().clone();
                     self.change(|inner| inner.beats(pulse));
-                },
-                changed = config.changed() => {
-                    // The daemon is gone.
-                    let Ok(()) = changed else { return };
+                }
+                seen = config.changed() => {
+                    let Ok(()) = seen else { return };
                     let config = config.borrow_and_update().clone();
                     self.change(|inner| inner.reloaded(config));
                     next_round = now;
                 }
+                () = due => changed.extend(self.change(Inner::time_passes)),
+                () = tokio::time::sleep_until(wake) => {}
             }
         }
     }
 
     /// Looks at some jobs, and takes in what it finds.
-    async fn look(&self, store: &dyn Store, names: &BTreeSet<JobName>) -> Result<(), store::Error> {
-        let names: Vec<JobName> = {
-            let inner = self.read();
-            names
-                .iter()
-                .filter(|n| inner.jobs.contains_key(*n))
-                .cloned()
-                .collect()
-        };
-        let reply = observe_each(store, &names).await?;
-        let mut found = Vec::with_capacity(names.len());
-        let mut wanted = vec![];
+    async fn look(&self, store: &Asking, mut names: Vec<JobName>) -> Result<(), store::Error> {
         {
             let inner = self.read();
-            for (name, state) in names.into_iter().zip(reply.value) {
-                let state = state.map_err(|e| e.to_string());
-                let entry = inner.jobs.get(&name);
-                match (entry, &state) {
-                    (Some(e), Ok(Some(_))) if !e.known => wanted.push((found.len(), RECENT)),
+            names.retain(|name| inner.jobs.contains_key(name));
+        }
+        let reply = store.states(names.clone()).await?;
+        let states = reply
+            .value
+            .into_iter()
+            .map(|state| state.map_err(|e| e.to_string()));
+        let (mut newest, mut all) = (vec![], vec![]);
+        let mut found: Vec<Found> = vec![];
+        {
+            let inner = self.read();
+            for (name, state) in names.into_iter().zip(states) {
+                match (inner.jobs.get(&name), &state) {
+                    (Some(e), Ok(Some(_))) if !e.known => all.push((found.len(), name.clone())),
                     (Some(e), Ok(Some(st))) if diff::may_have_records(e.state.as_ref(), st) => {
-                        wanted.push((found.len(), FIRST_RECORDS));
+                        newest.push((found.len(), name.clone()));
                     }
                     _ => {}
                 }
@@ -345,45 +372,83 @@ impl Board {
                 });
             }
         }
-        let asks = wanted.into_iter().map(|(at, n)| {
+        for (at, records) in store.records(newest, FIRST_RECORDS).await? {
             let name = found[at].name.clone();
-            async move { (at, self.records(store, &name, n).await) }
-        });
-        let read: Vec<_> = futures_util::stream::iter(asks)
-            .buffer_unordered(AT_ONCE)
-            .collect()
-            .await;
-        for (at, records) in read {
-            match records {
-                Ok(records) => found[at].records = Some(records),
-                // They hide nothing else of the job.
-                Err(store::Error::Corrupt { .. }) => {}
-                Err(e) => return Err(e),
+            match self.goes_on(&name, &records) {
+                true => found[at].records = Some(Records::Newest(records)),
+                false => all.push((at, name)),
             }
+        }
+        for (at, records) in store.records(all, RECENT).await? {
+            found[at].records = Some(Records::All(records));
         }
         self.change(|inner| inner.take(found, reply.now_us.div_euclid(1000), reply.incarnation));
         Ok(())
     }
 
-    /// The records that are new, or the last ones.
+    /// What was before these newest records is known.
+    fn goes_on(&self, name: &JobName, newest: &[RunRecord]) -> bool {
+        let inner = self.read();
+        inner.jobs.get(name).is_some_and(|e| {
+            let last = newest.last().cloned().map(Recent::from);
+            newest.len() < FIRST_RECORDS || last.is_some_and(|last| e.job.recent.contains(&last))
+        })
+    }
+}
+
+/// Asks the store from the daemon's runtime, to which its connections belong.
+pub(super) struct Asking {
+    pub(super) store: Arc<dyn Store>,
+    pub(super) daemon: Handle,
+}
+
+impl Asking {
+    async fn ask<T: Send + 'static>(
+        &self,
+        f: impl Future<Output = Result<T, store::Error>> + Send + 'static,
+    ) -> Result<T, store::Error> {
+        match AbortOnDropHandle::new(self.daemon.spawn(f)).await {
+            Ok(answer) => answer,
+            Err(_) => Err(store::Error::Unreachable {
+                address: self.store.address().to_owned(),
+                reason: "the instance ends".to_owned(),
+            }),
+        }
+    }
+
+    async fn states(&self, names: Vec<JobName>) -> Result<Reply<Vec<Observation>>, store::Error> {
+        let store = self.store.clone();
+        self.ask(async move { observe_each(&*store, &names).await })
+            .await
+    }
+
+    /// The newest `n` records of each of these jobs, with their places. Those that cannot be read hide nothing else.
     async fn records(
         &self,
-        store: &dyn Store,
-        name: &JobName,
+        names: Vec<(usize, JobName)>,
         n: usize,
-    ) -> Result<Records, store::Error> {
-        if n < RECENT {
-            let newest = store.records(name, n).await?;
-            let inner = self.read();
-            let known = inner.jobs.get(name).is_some_and(|e| {
-                let last = newest.last().cloned().map(Recent::from);
-                newest.len() < n || last.is_some_and(|last| e.job.recent.contains(&last))
-            });
-            if known {
-                return Ok(Records::Newest(newest));
-            }
+    ) -> Result<Vec<(usize, Vec<RunRecord>)>, store::Error> {
+        if names.is_empty() {
+            return Ok(vec![]);
         }
-        store.records(name, RECENT).await.map(Records::All)
+        let store = self.store.clone();
+        let asking = async move {
+            let asks = names.into_iter().map(|(at, name)| {
+                let store = store.clone();
+                async move { (at, store.records(&name, n).await) }
+            });
+            let mut answers = futures_util::stream::iter(asks).buffer_unordered(AT_ONCE);
+            let mut all = vec![];
+            while let Some((at, records)) = answers.next().await {
+                match records {
+                    Ok(records) => all.push((at, records)),
+                    Err(store::Error::Corrupt { .. }) => {}
+                    Err(e) => return Err(e),
+                }
+            }
+            Ok(all)
+        };
+        self.ask(asking).await
     }
 }
 
@@ -435,7 +500,13 @@ impl Inner {
         self.jobs.get(name).map(|e| e.definition.clone())
     }
 
-    pub(super) fn each(&self) -> impl Iterator<Item = (&config::Job, &Job)> {
+    pub(super) fn last_successes(&self) -> impl Iterator<Item = (&JobName, i64)> {
+        self.jobs
+            .iter()
+            .filter_map(|(name, e)| Some((name, e.last_success?)))
+    }
+
+    pub(super) fn each(&self) -> impl Iterator<Item = (&config::Job, &Job)> + Clone {
         self.jobs.values().map(|e| (&*e.definition, &e.job))
     }
 
@@ -540,8 +611,7 @@ impl Inner {
             {
                 look.push(name.clone());
             }
-            let before = e.job.view.clone();
-            e.show(now, &incarnation, false);
+            let before = e.show(now, &incarnation, false);
             let changed = e.job.view != before;
             // Not again before the store was looked at.
             e.due = e.due.map(|at| at.max(now + 250));
@@ -688,12 +758,14 @@ impl Entry {
             triggered: None,
             unreadable: None,
             known: false,
+            last_success: None,
             job: Job {
                 view: view::job(job, None, now, ""),
                 recent: vec![],
                 typical_ms: None,
                 late_typical_ms: None,
             },
+            incarnation: "".into(),
             due: None,
         }
     }
@@ -704,17 +776,24 @@ impl Entry {
         state: Result<Option<State>, String>,
         records: Option<Records>,
         now: i64,
-        incarnation: &str,
+        incarnation: &Arc<str>,
     ) -> (Vec<(&'static str, Feed)>, bool) {
         let mut feed = vec![];
-        let before = self.job.view.clone();
         let mut changed = !self.known;
         match state {
             Ok(mut state) => {
-                self.unreadable = None;
                 let triggered = state
                     .as_mut()
                     .and_then(|st| std::mem::take(&mut st.triggered).pop());
+                let idle = state.as_ref().is_none_or(|st| st.open.is_empty());
+                let same = state == self.state
+                    && triggered == self.triggered
+                    && *incarnation == self.incarnation;
+                // Most jobs of a look are as they were, and what the time changes is shown when it does.
+                if self.known && self.unreadable.is_none() && idle && same && records.is_none() {
+                    return (feed, false);
+                }
+                self.unreadable = None;
                 if self.known {
                     let decided = triggered
                         .as_ref()
@@ -738,7 +817,8 @@ impl Entry {
             changed |= self.merge(newest, all);
         }
         self.known = true;
-        self.show(now, incarnation, true);
+        self.incarnation = incarnation.clone();
+        let before = self.show(now, incarnation, true);
         (feed, changed || self.job.view != before)
     }
 
@@ -755,6 +835,12 @@ impl Entry {
             return false;
         }
         let succeeded = newest.iter().filter(|r| r.outcome == Outcome::Succeeded);
+        let ended = |r: &Recent| Some(r.started_at?.0.saturating_add(r.duration_ms?));
+        self.last_success = succeeded
+            .clone()
+            .filter_map(ended)
+            .max()
+            .max(self.last_success);
         self.job.typical_ms = median(succeeded.filter_map(|r| r.duration_ms).collect());
         self.job.late_typical_ms = median(newest.iter().filter_map(|r| r.lateness_ms).collect());
         self.job.recent = newest;
@@ -762,8 +848,8 @@ impl Entry {
     }
 
     /// Makes the view anew. `observed`: the state is as the store has it now; otherwise nobody knows whether a lease has
-    /// lapsed meanwhile.
-    fn show(&mut self, now: i64, incarnation: &str, observed: bool) {
+    /// lapsed meanwhile. Returns the view before.
+    fn show(&mut self, now: i64, incarnation: &str, observed: bool) -> JobView {
         let lapsed = self.job.view.lapsed;
         let mut view = view::job(&self.definition, self.state.as_ref(), now, incarnation);
         if !observed {
@@ -778,7 +864,7 @@ impl Entry {
             .and_then(diff::lapses_at)
             .filter(|_| !view.lapsed);
         self.due = [ends, next, lapses].into_iter().flatten().min();
-        self.job.view = view;
+        std::mem::replace(&mut self.job.view, view)
     }
 }
 

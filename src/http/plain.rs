@@ -66,7 +66,7 @@ pub(super) fn words(text: &str) -> String {
     let days = days(day, weekday);
     if !days.is_empty() {
         let _ = write!(out, ", {days}");
-    } else if out.starts_with("at ") {
+    } else if out.starts_with("at ") && out.as_bytes().get(5) == Some(&b':') {
         out.push_str(", every day");
     }
     if !any(month) {

@@ -775,10 +775,15 @@ impl Store for RedisStore {
     }
 
     async fn records(&self, job: &JobName, n: usize) -> Result<Vec<RunRecord>, Error> {
-        let records = self
-            .lines("records of runs", job, "history", super::HISTORY_KEPT)
-            .await?;
-        Ok(tidy(records, n))
+        let few = super::lines_for(n);
+        let lines = self.lines("records of runs", job, "history", few).await?;
+        let records = tidy(lines, n);
+        if records.len() >= n || few == super::HISTORY_KEPT {
+            return Ok(records);
+        }
+        let all = super::HISTORY_KEPT;
+        let lines = self.lines("records of runs", job, "history", all).await?;
+        Ok(tidy(lines, n))
     }
 
     async fn append_output(

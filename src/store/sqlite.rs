@@ -677,14 +677,21 @@ impl Store for SqliteStore {
                 "SELECT record FROM history WHERE job = ?1 AND octet_length(record) <= ?2 \
                      ORDER BY id DESC LIMIT ?3",
             )?;
-            let lines: Vec<String> = rows
-                .query_map(
-                    params![job.as_str(), LINE_MOST as i64, HISTORY_KEPT as i64],
-                    |r| r.get(0),
-                )?
-                .collect::<Result<_, _>>()?;
-            let records = lines.iter().map(|l| serde_json::from_str(l));
-            Ok(tidy(readable("records of runs", &job, records), n))
+            let mut read = |most: usize| -> Result<Vec<RunRecord>, Fault> {
+                let lines: Vec<String> = rows
+                    .query_map(params![job.as_str(), LINE_MOST as i64, most as i64], |r| {
+                        r.get(0)
+                    })?
+                    .collect::<Result<_, _>>()?;
+                let records = lines.iter().map(|l| serde_json::from_str(l));
+                Ok(tidy(readable("records of runs", &job, records), n))
+            };
+            let few = super::lines_for(n);
+            let records = read(few)?;
+            match records.len() >= n || few == HISTORY_KEPT {
+                true => Ok(records),
+                false => read(HISTORY_KEPT),
+            }
         })
         .await
         .map(|r| r.value)
