@@ -38,7 +38,8 @@ const go = async (hash) => {
 async function click(label, within = 'body') {
   const found = await until(`a button “${label}”`, (l, w) => {
     const all = [...document.querySelector(w).querySelectorAll('button,a,label')].filter((b) => b.offsetParent);
-    const it = all.find((b) => (b.getAttribute('aria-label') || b.textContent).trim().startsWith(l) && b.getAttribute('aria-disabled') !== 'true');
+    const it = all.find((b) => (b.getAttribute('aria-label') || b.textContent).trim().startsWith(l)
+      && b.getAttribute('aria-disabled') !== 'true');
     it?.setAttribute('data-clicked', '1');
     return !!it;
   }, label, within);
@@ -69,7 +70,8 @@ function watch() {
   page.on('pageerror', (e) => troubles.push(`an error on the page: ${e.message}`));
   page.on('request', (r) => {
     const to = new URL(r.url());
-    if (to.protocol.startsWith('http') && to.origin !== new URL(url).origin) troubles.push(`a request to another host: ${r.url()}`);
+    if (to.protocol.startsWith('http')
+      && to.origin !== new URL(url).origin) troubles.push(`a request to another host: ${r.url()}`);
   });
   page.on('console', (m) => {
     if (/Content Security Policy|Refused to/.test(m.text())) troubles.push(`the policy was broken: ${m.text()}`);
@@ -83,7 +85,8 @@ async function enter() {
   if (!token) throw new Error('this daemon wants a token: set SOLOIST_TOKEN');
   await type('.enter input', 'not-a-token');
   await page.keyboard.press('Enter');
-  saw(`a wrong token: “${await until('a refusal', () => document.querySelector('.enter [role=alert]')?.textContent.trim())}”`);
+  saw(`a wrong token: “${await until('a refusal', () =>
+    document.querySelector('.enter [role=alert]')?.textContent.trim())}”`);
   await type('.enter input', token);
   await page.keyboard.press('Enter');
   await until('the overview', () => document.querySelector('.board tbody tr.row'));
@@ -92,8 +95,10 @@ async function enter() {
 
 async function overview() {
   await until('rows', () => document.querySelectorAll('.board tbody tr.row').length > 2);
-  saw(`the overview: “${await text('.verdict')}”, ${await page.evaluate(() => document.querySelectorAll('.board tr.row').length)} rows`);
-  if (await page.evaluate(() => window.pwned || document.querySelector('main img, main script'))) throw new Error('a description was run');
+  saw(`the overview: “${await text('.verdict')}”, ${await page.evaluate(() =>
+    document.querySelectorAll('.board tr.row').length)} rows`);
+  if (await page.evaluate(() => window.pwned
+    || document.querySelector('main img, main script'))) throw new Error('a description was run');
   const hostile = await page.evaluate(() => document.querySelector('tr[data-job=hostile] .d')?.textContent);
   if (hostile) saw(`a hostile description as text: ${JSON.stringify(hostile)}`);
 }
@@ -102,9 +107,11 @@ async function trigger() {
   await ctrlK();
   await page.waitForSelector('dialog.pal input', { timeout: GENEROUS });
   await page.keyboard.type('trigger talks');
-  await until('the offer', () => /trigger talks/.test(document.querySelector('.pal li[aria-selected=true]')?.textContent));
+  await until('the offer', () =>
+    /trigger talks/.test(document.querySelector('.pal li[aria-selected=true]')?.textContent));
   await page.keyboard.press('Enter');
-  saw(`the dialog: “${await until('the dialog', () => document.querySelector('dialog[open] h2')?.textContent)}”, ${await text('dialog[open] .cmd code')}`);
+  saw(`the dialog: “${await until('the dialog', () =>
+    document.querySelector('dialog[open] h2')?.textContent)}”, ${await text('dialog[open] .cmd code')}`);
   await page.keyboard.press('Enter');
   await until('the run', () => document.querySelector('tr[data-job=talks] .ic[aria-label=running]'));
   saw('talks runs');
@@ -118,7 +125,8 @@ async function output() {
   await page.click('.notes a');
   const lines = () => (document.querySelector('.outw pre')?.textContent.match(/line \d+/g) || []).length;
   const some = await until('output', lines);
-  await until('more output', (n) => (document.querySelector('.outw pre')?.textContent.match(/line \d+/g) || []).length > n + 3, some);
+  await until('more output', (n) => (document.querySelector('.outw pre')?.textContent.match(/line \d+/g)
+    || []).length > n + 3, some);
   saw(`the output as it comes: ${some}, then ${await page.evaluate(lines)} lines`);
   saw(`why: ${(await until('a decision', () => document.querySelector('.why tr.won')?.textContent)).trim()}`);
 }
@@ -143,19 +151,23 @@ async function pauseIt() {
   await page.keyboard.type('clicking <b>through</b>');
   await page.keyboard.press('Tab');
   await page.keyboard.type('2h');
-  saw(`until “2h”: ${await until('the meaning', () => /skipped/.test(document.querySelector('#h-until')?.textContent) && document.querySelector('#h-until').textContent)}`);
+  saw(`until “2h”: ${await until('the meaning', () => /skipped/.test(document.querySelector('#h-until')?.textContent)
+    && document.querySelector('#h-until').textContent)}`);
   saw(`the command: ${await text('dialog[open] .cmd code')}`);
   await click('Pause', 'dialog[open] .foot');
   await closed();
   await page.mouse.move(5, 300);
-  saw(`paused: ${await until('the pause', () => document.querySelector('.also')?.textContent.includes('clicking <b>through</b>') && document.querySelector('.also li').textContent)}`);
+  saw(`paused: ${await until('the pause', () =>
+    document.querySelector('.also')?.textContent.includes('clicking <b>through</b>')
+      && document.querySelector('.also li').textContent)}`);
   await until('the row', () => document.querySelector('tr[data-job=quick] .x-paused'));
   await closed();
   await go('#/job/quick');
   await until('the job', () => document.querySelector('h1')?.textContent === 'quick');
   await page.keyboard.press('r');
   await click('Resume', 'dialog[open] .foot');
-  await until('the pause to end', () => [...document.querySelectorAll('.hd .btn')].some((b) => b.textContent.includes('Pause')));
+  await until('the pause to end', () => [...document.querySelectorAll('.hd .btn')].some((b) =>
+    b.textContent.includes('Pause')));
   saw('resumed, by the key r');
 }
 
@@ -203,8 +215,10 @@ async function hostileOutput() {
   const { runs } = await api('jobs/hostile/runs?limit=1');
   if (!runs?.length) return saw('hostile has not run yet');
   await go(`#/job/hostile?o=${Date.parse(runs[0].occurrence)}`);
-  const out = await until('its output', () => document.querySelector('.outw pre')?.textContent.includes('script') && document.querySelector('.outw pre').textContent);
-  if (await page.evaluate(() => window.pwned || document.querySelector('.outw script'))) throw new Error('the output was run');
+  const out = await until('its output', () => document.querySelector('.outw pre')?.textContent.includes('script')
+    && document.querySelector('.outw pre').textContent);
+  if (await page.evaluate(() => window.pwned
+    || document.querySelector('.outw script'))) throw new Error('the output was run');
   return saw(`hostile output as text: ${JSON.stringify(out)}`);
 }
 
@@ -213,7 +227,8 @@ async function storeAway() {
   if (!down || !up) return;
   await go('#/overview');
   execSync(down, { stdio: 'inherit' });
-  saw(`the store away: “${await until('the alert', () => document.querySelector('.banner')?.textContent.trim())}”, “${await text('.verdict')}”`);
+  saw(`the store away: “${await until('the alert', () =>
+    document.querySelector('.banner')?.textContent.trim())}”, “${await text('.verdict')}”`);
   execSync(up, { stdio: 'inherit' });
   await until('the alert to go', () => !document.querySelector('.banner'));
   saw('the store is back, without loading the page again');
@@ -236,7 +251,8 @@ async function takeover() {
       process.kill(holder.pid, 'SIGKILL');
       saw(`${holder.instance} is killed while it runs survives`);
       await page.click('.notes a');
-      saw(`the takeover: ${await until('the takeover', () => [...document.querySelectorAll('.try li')].find((l) => /takeover/.test(l.textContent))?.textContent)}`);
+      saw(`the takeover: ${await until('the takeover', () => [...document.querySelectorAll('.try li')].find((l) =>
+        /takeover/.test(l.textContent))?.textContent)}`);
       return;
     }
     await click('Cancel', '.hd');
@@ -254,18 +270,22 @@ const LOOKS = [['light', { width: 1440, height: 900 }], ['dark', { width: 1440, 
 async function looks() {
   const { runs } = await api('jobs/fails/runs?limit=50');
   const bad = runs?.find((r) => r.outcome === 'failed');
-  const screens = [['overview', '#/overview'], ['timeline', '#/timeline?z=1h'], ['timeline-instances', '#/timeline?z=1h&by=instances'], ['load', '#/load'], ['calendar', '#/calendar'],
-    ['instances', '#/instances'], ['events', '#/events'], ['job', '#/job/fails'], ['occurrence', `#/job/fails?o=${bad ? Date.parse(bad.occurrence) : ''}`], ['wall', '#/wall']];
+  const screens = [['overview', '#/overview'], ['timeline', '#/timeline?z=1h'], ['timeline-instances',
+    '#/timeline?z=1h&by=instances'], ['load', '#/load'], ['calendar', '#/calendar'],
+    ['instances', '#/instances'], ['events', '#/events'], ['job', '#/job/fails'], ['occurrence', `#/job/fails?o=${bad
+      ? Date.parse(bad.occurrence) : ''}`], ['wall', '#/wall']];
   let findings = 0;
   for (const [look, viewport] of LOOKS) {
     await page.setViewport(viewport);
-    await page.emulateMediaFeatures([{ name: 'prefers-color-scheme', value: look === 'dark' ? 'dark' : 'light' }, { name: 'prefers-reduced-motion', value: 'reduce' }]);
+    await page.emulateMediaFeatures([{ name: 'prefers-color-scheme', value: look === 'dark' ? 'dark' : 'light' }, {
+      name: 'prefers-reduced-motion', value: 'reduce' }]);
     for (const [name, hash] of [...screens, ['palette', null], ['dialog', null], ['help', null]]) {
       if (hash) await go(hash);
       else await go('#/overview');
       if (name === 'palette') await ctrlK();
       if (name === 'help') await page.keyboard.press('?');
-      if (name === 'dialog') await page.evaluate(() => import('./static/actions.js').then((m) => m.act('pause', 'quick')));
+      if (name === 'dialog') await page.evaluate(() => import('./static/actions.js').then((m) => m.act('pause',
+        'quick')));
       await pause(900);
       if (shots) await page.screenshot({ path: `${shots}/${name}-${look}.png` });
       findings += await axe(`${name}, ${look}`);
@@ -285,19 +305,22 @@ async function axe(where) {
   await session.detach();
   for (const v of violations) {
     console.log(`axe, ${where}: ${v.id}: ${v.help}`);
-    for (const n of v.nodes.slice(0, 4)) console.log(`    ${n.html.slice(0, 160)}\n    ${n.failureSummary.split('\n').slice(1, 3).join(' ')}`);
+    for (const n of v.nodes.slice(0, 4)) console.log(`    ${n.html.slice(0,
+      160)}\n    ${n.failureSummary.split('\n').slice(1, 3).join(' ')}`);
   }
   return violations.length;
 }
 
-const browser = await puppeteer.launch({ executablePath: process.env.CHROMIUM || '/usr/bin/chromium', args: ['--no-sandbox', '--disable-gpu', '--lang=en'] });
+const browser = await puppeteer.launch({ executablePath: process.env.CHROMIUM || '/usr/bin/chromium',
+  args: ['--no-sandbox', '--disable-gpu', '--lang=en'] });
 let failed = true;
 try {
   page = await browser.newPage();
   await page.setViewport({ width: 1440, height: 900 });
   watch();
   await enter();
-  for (const step of [overview, trigger, output, cancel, pauseIt, skip, drain, eventsSeen, hostileOutput, storeAway, takeover]) await step();
+  for (const step of [overview, trigger, output, cancel, pauseIt, skip, drain, eventsSeen, hostileOutput, storeAway,
+    takeover]) await step();
   const findings = await looks();
   saw(`${findings} findings of axe-core`);
   for (const t of new Set(troubles)) console.log(`trouble: ${t}`);
