@@ -9,6 +9,8 @@
 --   entry (JSON members of the open entry that the claimant fills in),
 --   and extra: empty, or JSON {missed, observed, holds, on_crash, max_attempts, key, before}
 --
+-- Publishes the jobs that it decided something about on the channel `<channel>:changes`: JSON, a list of names.
+--
 -- Returns  {now_us, incarnation, answer...}; an answer is 1 (granted as claimed: attempt 1), or the JSON of the open
 -- entry that has the occurrence (running), or an array that begins with its name:
 --   granted occurrence attempt trigger | running entry | blocked entry | settled last | early wait_us | later wait_ms
@@ -364,6 +366,9 @@ if in_doubt then
   for i = 1, #KEYS / 2 do out[i + 2] = { 'in_doubt' } end
   return out
 end
+-- What somebody sees changes by these.
+local SEEN = { granted = true, recorded = true }
+local changed = {}
 for i = 1, #KEYS / 2 do
   local state, a = KEYS[2 * i - 1], 3 + (i - 1) * 9
   local answer = quick(state, a) or claim({ state = state, history = KEYS[2 * i], job = ARGV[a + 1],
@@ -372,5 +377,7 @@ for i = 1, #KEYS / 2 do
     extra = ARGV[a + 9] })
   if type(answer) == 'table' and answer.err then return answer end
   out[i + 2] = answer
+  if answer == 1 or type(answer) == 'table' and SEEN[answer[1]] then changed[#changed + 1] = ARGV[a + 1] end
 end
+if #changed > 0 then publish_changes(channel, changed) end
 return out

@@ -12,6 +12,8 @@
 -- ARGV[5]  then five lists, each after the number of its items: the fields and values that the caller read, the fields
 --          and values to set, the fields to remove, the records, the events
 --
+-- Publishes the job on the channel `<channel>:changes`, as claim.lua does.
+--
 -- Returns  {now_us, incarnation, 1}  written
 --          {now_us, incarnation, 0}  the state has changed meanwhile: the caller reads it and decides again
 local p = 5
@@ -33,4 +35,5 @@ for i = 1, #set, 2 do if set[i] == 'incarnation' then redis.call('SADD', KEYS[4]
 if #remove > 0 then redis.call('HDEL', KEYS[1], unpack(remove)) end
 for _, record in ipairs(records) do push_history(KEYS[2], record) end
 for _, event in ipairs(events) do redis.call('PUBLISH', ARGV[2], event) end
+publish_changes(ARGV[2], { ARGV[4] })
 return { int(now_us), incarnation, 1 }

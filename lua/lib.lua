@@ -70,6 +70,9 @@ local function remember_key(state, key, at)
     .. '{"key":' .. cjson.encode(key) .. ',"occurrence":' .. int(at) .. ',"at":' .. int(now) .. '}]')
 end
 
+-- Tells who shows the state of jobs that it has changed. Users of earlier versions may lack the right to this channel.
+local function publish_changes(channel, jobs) redis.pcall('PUBLISH', channel .. ':changes', cjson.encode(jobs)) end
+
 -- Sets `last` after the open entry `e` ended at `to` with `outcome`.
 local function save_last(key, e, outcome, to)
   redis.call('HSET', key, 'last_to', int(to), 'last', cjson.encode({

@@ -10,6 +10,8 @@
 -- ARGV[11] more     bytes of the tail that the holder stores with output.lua, before or after; then ARGV[9] is empty
 -- ARGV[12] attempt  ARGV[13] ended   when the run ended (ms), or empty
 --
+-- Publishes the job on the channel `<channel>:changes`, as claim.lua does.
+--
 -- Returns  {now_us, incarnation, 'done' | 'lost'}   lost: the holder no longer had the lease; the record is kept anyway
 
 local function await_attempt(e)
@@ -65,6 +67,7 @@ if not i and st[1] == incarnation then
       save_list(KEYS[1], 'open', open)
     end
   end
+  publish_changes(ARGV[5], { ARGV[8] })
   return { int(now_us), incarnation, 'lost' }
 end
 
@@ -94,4 +97,5 @@ if st[5] then
   redis.call('HDEL', KEYS[1], 'waiting')
   redis.call('PUBLISH', ARGV[5], cjson.encode({ ended = { job = ARGV[8] } }))
 end
+publish_changes(ARGV[5], { ARGV[8] })
 return { int(now_us), incarnation, 'done' }

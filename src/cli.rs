@@ -6,6 +6,8 @@ mod drain;
 mod exec;
 mod failure;
 pub(crate) mod history;
+#[cfg(feature = "http")]
+mod http;
 mod log;
 mod logs;
 mod record;
@@ -28,6 +30,7 @@ use serde::Serialize;
 
 pub use self::failure::{Exit, Failure};
 use crate::{
+    acts::{self, Refusal},
     clock::{self, StoreClock},
     config::{self, Config, Job, StoreUrl, nearest},
     daemon, early,
@@ -35,6 +38,7 @@ use crate::{
     model::{JobName, Outcome},
     recording::{Line, Recorder, recording},
     store::{self, Fleet, Reply, Store},
+    text::instant,
     view,
 };
 
@@ -143,6 +147,9 @@ enum Command {
     CheckRecord(record::CheckRecord),
     /// Run any command under a distributed lock, for crontabs and scripts
     Exec(exec::Exec),
+    /// Make tokens for the API and the page over HTTP
+    #[cfg(feature = "http")]
+    Http(http::Http),
 }
 
 #[derive(Debug, Args)]
@@ -179,6 +186,8 @@ impl Command {
             Self::Run(_) | Self::Exec(_) => false,
             Self::Check(c) | Self::Status(c) => c.json,
             Self::CheckRecord(c) => c.json,
+            #[cfg(feature = "http")]
+            Self::Http(c) => c.json(),
             Self::Next(c) => c.json,
             Self::History(c) => c.json,
             Self::Logs(c) => c.json,
@@ -244,6 +253,10 @@ fn dispatch(cli: Cli, out: Out) -> Result<Exit, Failure> {
     }
     if let Command::CheckRecord(args) = &cli.command {
         return record::check_record(args, &out);
+    }
+    #[cfg(feature = "http")]
+    if let Command::Http(args) = &cli.command {
+        return http::http(args, &out);
     }
     let path = find(cli.config)?;
     let loaded = config::load(&path);
@@ -348,6 +361,8 @@ async fn with_store(
         | Command::CheckRecord(_)
         | Command::Next(_)
         | Command::Exec(_) => Ok(Exit::Ok),
+        #[cfg(feature = "http")]
+        Command::Http(_) => Ok(Exit::Ok),
     };
     if let Some(recorder) = &recorder {
         recorder.write(&Line::Ends {});
@@ -482,6 +497,20 @@ impl Context {
         f().await.map_err(|e| self.store_failed(e))
     }
 
+    fn asker(&self) -> acts::Asker<'_> {
+        acts::Asker {
+            store: &*self.store,
+            retry: &self.config.store.retry,
+        }
+    }
+
+    fn refused(&self, r: Refusal) -> Failure {
+        match r {
+            Refusal::Store(e) => self.store_failed(e),
+            other => other.into(),
+        }
+    }
+
     fn store_failed(&self, e: store::Error) -> Failure {
         Failure::Store(e, self.path.clone())
     }
@@ -584,19 +613,6 @@ fn job<'c>(config: &'c Config, path: &Path, name: &str) -> Result<&'c Job, Failu
 /// Parses the name of an outcome; the error lists the names.
 fn outcome(text: &str) -> Result<Outcome, String> {
     text.parse()
-}
-
-/// Parses RFC 3339 or Unix milliseconds; returns Unix milliseconds, rounded down.
-fn instant(text: &str) -> Result<i64, String> {
-    const WANT: &str = "write RFC 3339, as in 2026-03-01T03:00:00Z, or Unix milliseconds";
-    if let Ok(ms) = text.parse::<i64>() {
-        return match jiff::Timestamp::from_millisecond(ms) {
-            Ok(_) => Ok(ms),
-            Err(_) => Err(format!("out of range; {WANT}")),
-        };
-    }
-    let t: jiff::Timestamp = text.parse().map_err(|_| WANT.to_owned())?;
-    Ok(t.as_nanosecond().div_euclid(1_000_000) as i64)
 }
 
 fn millis(d: Duration) -> i64 {

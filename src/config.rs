@@ -20,6 +20,8 @@ mod form;
 #[cfg(feature = "daemon")]
 mod handed;
 #[cfg(feature = "daemon")]
+mod http;
+#[cfg(feature = "daemon")]
 mod keys;
 #[cfg(any(feature = "tls", feature = "sqlite"))]
 pub(crate) mod named;
@@ -34,6 +36,8 @@ mod spelling;
 mod store;
 #[cfg(all(test, feature = "daemon"))]
 mod tests;
+#[cfg(feature = "daemon")]
+pub(crate) mod tokens;
 #[cfg(feature = "daemon")]
 mod tree;
 mod url;
@@ -51,6 +55,7 @@ pub(crate) use self::{file::trim_memory, handed::Handed};
 #[cfg(feature = "daemon")]
 pub use self::{
     file::{Config, Limits, duration, load, parse},
+    http::{Http, HttpTls, Listen},
     report::{Problem, Report},
 };
 #[cfg(feature = "daemon")]

@@ -45,6 +45,7 @@ use crate::{
     },
     model::{InstanceId, JobName, Occurrence, Run, RunId},
     store::{Decision, Reply, Store},
+    vitals::Vitals,
 };
 
 /// How long to wait before registering a job again after its next attempt could not be claimed.
@@ -104,6 +105,7 @@ pub struct Contender {
     unfolding: Semaphore,
     journal: mpsc::Sender<Decision>,
     plans: mpsc::UnboundedSender<PlanUpdate>,
+    pub vitals: Arc<Vitals>,
     draining: AtomicBool,
     /// Why the store is not safe to use, if it is not.
     unreliable: Mutex<Option<Arc<str>>>,
@@ -176,6 +178,8 @@ pub struct Parts {
     pub max_parallel: Option<u32>,
     pub journal: mpsc::Sender<Decision>,
     pub plans: mpsc::UnboundedSender<PlanUpdate>,
+    /// Where this instance shows how it is.
+    pub vitals: Arc<Vitals>,
     pub stop: CancellationToken,
     pub tasks: TaskTracker,
 }
@@ -203,6 +207,7 @@ impl Contender {
             unfolding: Semaphore::new(1),
             journal: p.journal,
             plans: p.plans,
+            vitals: p.vitals,
             draining: AtomicBool::new(false),
             unreliable: Mutex::default(),
             contradiction_told: Mutex::default(),

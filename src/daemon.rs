@@ -21,6 +21,8 @@ use self::{
     fleet::FleetTask,
     signals::{SignalRequest, Signals},
 };
+#[cfg(feature = "http")]
+use crate::http;
 use crate::{
     clock::StoreClock,
     config::{self, Config},
@@ -155,6 +157,9 @@ pub(crate) struct Daemon {
     contests: TaskTracker,
     background: TaskTracker,
     recorder: Option<Arc<Recorder>>,
+    /// Shows HTTP the configuration that is in force.
+    #[cfg(feature = "http")]
+    config_shown: watch::Sender<Arc<Config>>,
 }
 
 impl Daemon {
@@ -183,6 +188,7 @@ impl Daemon {
         let background = &daemon.background;
         background.spawn(sweep_now_and_then(daemon.finish.clone()));
         background.spawn(reap_strangers(daemon.finish.clone()));
+        daemon.serve_http();
         Ok(daemon)
     }
 
@@ -218,6 +224,7 @@ impl Daemon {
             max_parallel: config.limits.max_parallel,
             journal: decisions,
             plans,
+            vitals: Arc::default(),
             stop: stop.clone(),
             tasks: contests.clone(),
         };
@@ -242,6 +249,15 @@ impl Daemon {
             finish.clone(),
         ));
         background.spawn(dispatcher.run());
+        #[cfg(feature = "http")]
+        let config_shown = watch::Sender::new(Arc::new(match &config.http {
+            Some(_) => config.clone(),
+            // Nobody looks at it.
+            None => Config {
+                jobs: std::collections::BTreeMap::new(),
+                ..config.clone()
+            },
+        }));
         Ok(Self {
             config_path,
             config,
@@ -253,7 +269,32 @@ impl Daemon {
             contests,
             background,
             recorder,
+            #[cfg(feature = "http")]
+            config_shown,
         })
+    }
+
+    /// Serves HTTP, if the configuration says so.
+    #[cfg(feature = "http")]
+    fn serve_http(&self) {
+        let Some(http) = self.config.http.clone() else {
+            return;
+        };
+        self.background.spawn(http::serve(http::Parts {
+            http,
+            config: self.config_shown.subscribe(),
+            store: self.contender.store.clone(),
+            vitals: self.contender.vitals.clone(),
+            instance: self.contender.me.instance.clone(),
+            finish: self.finish.clone(),
+        }));
+    }
+
+    #[cfg(not(feature = "http"))]
+    fn serve_http(&self) {
+        if self.config.http.is_some() {
+            warn!("[http] has no effect: this program was built without the feature `http`");
+        }
     }
 
     /// Serves until a signal asks to stop. Returns the signal's name.
@@ -271,6 +312,11 @@ impl Daemon {
                         );
                         if let Some(recorder) = &self.recorder {
                             recorder.jobs(self.config.jobs.values());
+                        }
+                        #[cfg(feature = "http")]
+                        if self.config.http.is_some() {
+                            self.config_shown
+                                .send_replace(Arc::new(self.config.clone()));
                         }
                     }
                 }

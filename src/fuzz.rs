@@ -227,7 +227,7 @@ pub fn schedule(data: &[u8]) {
         );
         if let Some(before) = before.filter(|b: &Occurrence| b.0 >= 0) {
             assert_eq!(
-                why::previous(std::slice::from_ref(&schedule), o),
+                crate::why::previous(std::slice::from_ref(&schedule), o),
                 Some(before)
             );
         }

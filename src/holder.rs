@@ -199,7 +199,7 @@ impl Holder {
             g.permit = None;
             return self.settle_unstarted(contender, &g, end, None).await;
         }
-        let turn = match self.keep(&g, &mut hold, None, nudge).await {
+        let turn = match self.keep(contender, &g, &mut hold, None, nudge).await {
             KeepOutcome::Start(turn) => turn,
             KeepOutcome::Ended(end, next_attempt) => {
                 drop(command);
@@ -239,7 +239,9 @@ impl Holder {
         let mut shown = 0;
         let end = loop {
             let running = Some((&mut running, &mut shown));
-            if let KeepOutcome::Ended(end, _) = self.keep(&g, &mut hold, running, nudge).await {
+            if let KeepOutcome::Ended(end, _) =
+                self.keep(contender, &g, &mut hold, running, nudge).await
+            {
                 break end;
             }
         };
@@ -370,6 +372,7 @@ impl Holder {
     // Long: it carries out every decision of `Hold`, and what is under way meanwhile (a renewal, output) is local.
     async fn keep(
         &self,
+        contender: &Contender,
         g: &Granted,
         hold: &mut Hold,
         mut running: Option<(&mut Running, &mut u64)>,
@@ -461,6 +464,7 @@ impl Holder {
                 }
                 reply = async { match renewal.as_mut() { Some(r) => r.await, None => std::future::pending().await } } => {
                     renewal = None;
+                    contender.vitals.figures.renewed(reply.as_ref().ok().map(|r| &r.value));
                     self.renewed(g, hold, reply, running.as_ref().map(|(r, _)| &**r));
                 }
                 told = async { match showing.as_mut() { Some(s) => s.await, None => std::future::pending().await } } => {
@@ -552,6 +556,7 @@ impl Holder {
         contender.run_over(&g.job.name, g.run.id);
         let record = self.record(g, Some(end));
         log_end(&record);
+        contender.vitals.figures.ended(&record);
         let settle = Settle {
             run: g.run.id,
             record,

@@ -27,6 +27,8 @@
 
 // The program.
 #[cfg(feature = "daemon")]
+mod acts;
+#[cfg(feature = "daemon")]
 pub mod cli;
 #[cfg(feature = "daemon")]
 pub mod contender;
@@ -43,6 +45,8 @@ pub mod fuzz;
 pub mod guard;
 #[cfg(feature = "daemon")]
 pub mod holder;
+#[cfg(feature = "http")]
+mod http;
 #[cfg(feature = "daemon")]
 pub mod recording;
 #[cfg(feature = "daemon")]
@@ -55,6 +59,12 @@ mod simulation;
 mod text;
 #[cfg(feature = "daemon")]
 mod view;
+#[cfg(feature = "daemon")]
+pub mod vitals;
+#[cfg(feature = "daemon")]
+mod why;
+#[cfg(feature = "daemon")]
+mod words;
 #[cfg(all(test, feature = "daemon"))]
 mod world;
 

@@ -53,6 +53,7 @@ impl std::ops::Sub<Duration> for Boottime {
     derive(serde::Serialize, serde::Deserialize),
     serde(transparent)
 )]
+#[cfg_attr(feature = "http", derive(utoipa::ToSchema), schema(value_type = i64))]
 pub struct FencingToken(pub i64);
 
 impl fmt::Display for FencingToken {

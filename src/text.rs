@@ -121,6 +121,19 @@ impl Stream {
     }
 }
 
+/// Parses RFC 3339 or Unix milliseconds; returns Unix milliseconds, rounded down.
+pub(crate) fn instant(text: &str) -> Result<i64, String> {
+    const WANT: &str = "write RFC 3339, as in 2026-03-01T03:00:00Z, or Unix milliseconds";
+    if let Ok(ms) = text.parse::<i64>() {
+        return match jiff::Timestamp::from_millisecond(ms) {
+            Ok(_) => Ok(ms),
+            Err(_) => Err(format!("out of range; {WANT}")),
+        };
+    }
+    let t: jiff::Timestamp = text.parse().map_err(|_| WANT.to_owned())?;
+    Ok(t.as_nanosecond().div_euclid(1_000_000) as i64)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -31,12 +31,58 @@ const CLOCKS_APART_MS: i64 = belief::SLACK.as_millis() as i64;
 
 /// Unix milliseconds of the store's clock, written as RFC 3339 in UTC with milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[cfg_attr(feature = "http", derive(utoipa::ToSchema))]
+#[cfg_attr(feature = "http", schema(value_type = String, format = DateTime))]
 pub(crate) struct Time(pub i64);
 
 impl Serialize for Time {
     fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
-        s.serialize_str(&rfc3339_ms(self.0))
+        let mut text = [0; 24];
+        match civil(self.0, &mut text) {
+            Some(text) => s.serialize_str(text),
+            None => s.serialize_str(&rfc3339_ms(self.0)),
+        }
     }
+}
+
+/// Writes what [`rfc3339_ms`] does, several times as fast: a page of a thousand jobs has fifty thousand times. None: the
+/// year is not one from 1970 on that jiff knows.
+fn civil(ms: i64, text: &mut [u8; 24]) -> Option<&str> {
+    let ms = u64::try_from(ms).ok()?;
+    if ms / 1000 >= jiff::Timestamp::MAX.as_second() as u64 {
+        return None;
+    }
+    let (days, rest) = (ms / 86_400_000, ms % 86_400_000);
+    // Days since 0000-03-01: Howard Hinnant, chrono-Compatible Low-Level Date Algorithms, civil_from_days.
+    let z = days + 719_468;
+    let (era, of_era) = (z / 146_097, z % 146_097);
+    let year_of_era = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
+    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * of_year + 2) / 153;
+    let day = of_year - (153 * month_from_march + 2) / 5 + 1;
+    let month = if month_from_march < 10 {
+        month_from_march + 3
+    } else {
+        month_from_march - 9
+    };
+    let year = year_of_era + era * 400 + u64::from(month <= 2);
+    text.copy_from_slice(b"0000-00-00T00:00:00.000Z");
+    let parts = [
+        (0, 4, year),
+        (5, 2, month),
+        (8, 2, day),
+        (11, 2, rest / 3_600_000),
+        (14, 2, rest / 60_000 % 60),
+        (17, 2, rest / 1000 % 60),
+        (20, 3, rest % 1000),
+    ];
+    for (at, digits, mut n) in parts {
+        for place in text[at..at + digits].iter_mut().rev() {
+            *place = b'0' + (n % 10) as u8;
+            n /= 10;
+        }
+    }
+    std::str::from_utf8(text).ok()
 }
 
 impl From<Occurrence> for Time {
@@ -47,6 +93,7 @@ impl From<Occurrence> for Time {
 
 /// One attempt of an occurrence, or an occurrence that was not run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[cfg_attr(feature = "http", derive(utoipa::ToSchema))]
 pub(crate) struct RunView {
     pub run_id: Option<RunId>,
     pub job: JobName,
@@ -128,8 +175,28 @@ impl RunView {
     }
 }
 
+/// Exit code, or the signal (by name if it has one).
+pub(crate) fn exit(r: &RunView) -> String {
+    match (r.exit_code, r.signal) {
+        (_, Some(signal)) => match signal {
+            libc::SIGHUP => "SIGHUP".to_owned(),
+            libc::SIGINT => "SIGINT".to_owned(),
+            libc::SIGQUIT => "SIGQUIT".to_owned(),
+            libc::SIGABRT => "SIGABRT".to_owned(),
+            libc::SIGKILL => "SIGKILL".to_owned(),
+            libc::SIGSEGV => "SIGSEGV".to_owned(),
+            libc::SIGPIPE => "SIGPIPE".to_owned(),
+            libc::SIGTERM => "SIGTERM".to_owned(),
+            n => format!("signal {n}"),
+        },
+        (Some(code), None) => code.to_string(),
+        (None, None) => String::new(),
+    }
+}
+
 /// Instances and jobs of a fleet at one moment.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[cfg_attr(feature = "http", derive(utoipa::ToSchema))]
 pub(crate) struct StatusView {
     /// The store's address, without secrets.
     pub store: String,
@@ -159,6 +226,7 @@ impl StatusView {
 
 /// The time since the store started or lost its data.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[cfg_attr(feature = "http", derive(utoipa::ToSchema))]
 pub(crate) struct EpochView {
     pub since: Time,
     /// False: nothing is granted yet.
@@ -168,6 +236,7 @@ pub(crate) struct EpochView {
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[cfg_attr(feature = "http", derive(utoipa::ToSchema))]
 pub(crate) struct InstanceView {
     pub instance: InstanceId,
     pub host: String,
@@ -193,18 +262,23 @@ pub(crate) struct InstanceView {
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[cfg_attr(feature = "http", derive(utoipa::ToSchema))]
 pub(crate) struct RunningView {
     pub job: JobName,
     pub occurrence: Time,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[cfg_attr(feature = "http", derive(utoipa::ToSchema))]
 pub(crate) struct JobView {
     pub job: JobName,
     pub description: Option<String>,
+    #[cfg_attr(feature = "http", schema(value_type = Vec<String>))]
     pub tags: Arc<[String]>,
     /// As written in the configuration; empty: the job runs only when triggered.
+    #[cfg_attr(feature = "http", schema(value_type = Vec<String>))]
     pub schedule: Arc<[String]>,
+    #[cfg_attr(feature = "http", schema(value_type = String))]
     pub timezone: Arc<str>,
     pub enabled: bool,
     /// An instance has registered the job with the store.
@@ -239,6 +313,7 @@ pub(crate) struct JobView {
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[cfg_attr(feature = "http", derive(utoipa::ToSchema))]
 pub(crate) struct LastView {
     pub occurrence: Time,
     pub attempt: u32,
@@ -251,6 +326,7 @@ pub(crate) struct LastView {
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[cfg_attr(feature = "http", derive(utoipa::ToSchema))]
 pub(crate) struct AwaitedView {
     pub occurrence: Time,
     /// The number of the next attempt.
@@ -260,6 +336,7 @@ pub(crate) struct AwaitedView {
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[cfg_attr(feature = "http", derive(utoipa::ToSchema))]
 pub(crate) struct PauseView {
     pub since: Time,
     pub until: Option<Time>,
@@ -426,7 +503,6 @@ pub(crate) fn status(
 ) -> StatusView {
     let clock = Clock::of(fleet, now);
     let now = clock.now;
-    let common = most_common(fleet, &config.digest, clock);
     StatusView {
         store: store.to_owned(),
         namespace: config.store.namespace.clone(),
@@ -436,40 +512,47 @@ pub(crate) fn status(
         nobody_believes: clock.nobody_believes,
         config: config.digest.clone(),
         epoch: epoch(fleet, now),
-        instances: fleet
-            .instances
-            .iter()
-            .map(|(id, info)| InstanceView {
-                instance: id.clone(),
-                host: info.host.clone(),
-                pid: info.pid,
-                version: info.version.clone(),
-                started_at: Time(info.started_at),
-                last_seen: Time(now.saturating_sub(clock.age(info))),
-                silent: clock.silent(info),
-                clock_offset_ms: info.clock_offset_ms,
-                clock_warning: info.clock_offset_ms.abs() > CLOCK_WARNING_MS,
-                clock_doubt_ms: info.clock_doubt_ms,
-                config: info.config.clone(),
-                config_differs: info.config != common,
-                jobs: info.jobs,
-                running: info
-                    .running
-                    .iter()
-                    .map(|(job, occurrence)| RunningView {
-                        job: job.clone(),
-                        occurrence: (*occurrence).into(),
-                    })
-                    .collect(),
-                draining: info.draining || fleet.drains.contains(id),
-            })
-            .collect(),
+        instances: instances(fleet, &config.digest, clock),
         jobs: config
             .jobs
             .values()
             .map(|j| job(j, states.get(&j.name), now, incarnation))
             .collect(),
     }
+}
+
+/// The views of the instances; `ours` is the digest of the caller's configuration.
+pub(crate) fn instances(fleet: &Fleet, ours: &str, clock: Clock) -> Vec<InstanceView> {
+    let now = clock.now;
+    let common = most_common(fleet, ours, clock);
+    fleet
+        .instances
+        .iter()
+        .map(|(id, info)| InstanceView {
+            instance: id.clone(),
+            host: info.host.clone(),
+            pid: info.pid,
+            version: info.version.clone(),
+            started_at: Time(info.started_at),
+            last_seen: Time(now.saturating_sub(clock.age(info))),
+            silent: clock.silent(info),
+            clock_offset_ms: info.clock_offset_ms,
+            clock_warning: info.clock_offset_ms.abs() > CLOCK_WARNING_MS,
+            clock_doubt_ms: info.clock_doubt_ms,
+            config: info.config.clone(),
+            config_differs: info.config != common,
+            jobs: info.jobs,
+            running: info
+                .running
+                .iter()
+                .map(|(job, occurrence)| RunningView {
+                    job: job.clone(),
+                    occurrence: (*occurrence).into(),
+                })
+                .collect(),
+            draining: info.draining || fleet.drains.contains(id),
+        })
+        .collect()
 }
 
 /// The configuration that most instances have; if several are equally frequent, ours, or else always the same one of
@@ -485,4 +568,20 @@ fn most_common(fleet: &Fleet, ours: &str, clock: Clock) -> String {
         .into_iter()
         .max_by_key(|(digest, count)| (*count, *digest == ours))
         .map_or_else(|| ours.to_owned(), |(digest, _)| digest.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_written_as_jiff_writes_them() {
+        let last = jiff::Timestamp::MAX.as_second() * 1000;
+        let mut ms: Vec<i64> = vec![0, 1, 951_782_400_000, 4_107_542_399_999, last, last + 1, -1];
+        // Each day of eight hundred years, at some millisecond of it.
+        ms.extend((0..292_194_i64).map(|day| day * 86_400_000 + day * 7919 % 86_400_000));
+        for ms in ms {
+            assert_eq!(serde_json::json!(Time(ms)), rfc3339_ms(ms), "{ms}");
+        }
+    }
 }

@@ -53,6 +53,7 @@ impl Instance {
             max_parallel: None,
             journal,
             plans,
+            vitals: std::sync::Arc::default(),
             stop: CancellationToken::new(),
             tasks: tasks.clone(),
         };

@@ -3,16 +3,12 @@
 use std::time::Duration;
 
 use clap::Args;
-use jiff::{Timestamp, civil, tz::TimeZone};
 use serde::Serialize;
 
 use super::{Context, Exit, Failure, logs, millis, show};
 use crate::{
-    config::Job,
-    logic::{
-        claim::{Control, Controlled, State},
-        schedule::next_of,
-    },
+    acts::{self, coming},
+    logic::claim::{Control, Controlled, State},
     model::{JobName, Occurrence, RunId},
     view::{self, RunView, Time},
 };
@@ -128,24 +124,9 @@ struct Cancelled<'a> {
     dropped: usize,
 }
 
-/// The job is not registered, so no command can act on it.
-pub(super) fn absent(job: &JobName) -> Failure {
-    Failure::TryAgain {
-        message: format!("job `{job}` is not registered with the store yet"),
-        hint: Some(
-            "an instance that has the job registers it; on a new or emptied Redis it does so only after the \
-            quarantine: see `soloist status`"
-                .to_owned(),
-        ),
-    }
-}
-
 async fn control(ctx: &Context, job: &JobName, what: &Control) -> Result<Controlled, Failure> {
-    let reply = ctx.ask(async || ctx.store.control(job, what).await).await?;
-    match reply.value {
-        Controlled::Absent => Err(absent(job)),
-        other => Ok(other),
-    }
+    let reply = ctx.asker().control(job, what).await;
+    Ok(reply.map_err(|r| ctx.refused(r))?.value)
 }
 
 pub(super) async fn pause(ctx: &Context, args: &Pause) -> Result<Exit, Failure> {
@@ -156,7 +137,11 @@ pub(super) async fn pause(ctx: &Context, args: &Pause) -> Result<Exit, Failure> 
         ctx.doubted(clock);
     }
     let until = match &args.until {
-        Some(text) => Some(until(text, job.map_or("UTC", |j| &*j.timezone), now)?),
+        Some(text) => {
+            let zone = job.map_or("UTC", |j| &*j.timezone);
+            let until = acts::until("--until", text, zone, now);
+            Some(until.map_err(|r| ctx.refused(r))?)
+        }
         None => None,
     };
     let what = Control::Pause {
@@ -170,50 +155,9 @@ pub(super) async fn pause(ctx: &Context, args: &Pause) -> Result<Exit, Failure> 
         until: until.map(Time),
         reason: args.reason.as_deref(),
     };
-    ctx.out.say(&answer, || {
-        let until = until.map_or("until `soloist resume`".to_owned(), |t| {
-            format!("until {} ({})", show::instant(t), show::relative(t, now))
-        });
-        format!("`{name}` is paused on all instances {until}; running commands continue\n")
-    })?;
+    ctx.out
+        .say(&answer, || acts::paused(&name, until, now) + "\n")?;
     Ok(Exit::Ok)
-}
-
-/// `text` as an instant after `now`, both in Unix milliseconds.
-fn until(text: &str, zone: &str, now: i64) -> Result<i64, Failure> {
-    let bad = |why: &str| {
-        Failure::usage(
-            format!("--until `{}`: {why}", show::line(text)),
-            "write 2026-12-24T18:00:00+01:00, 2026-12-24T18:00 (in the job's time zone), or a duration as 2h",
-        )
-    };
-    let tz = TimeZone::get(zone).unwrap_or(TimeZone::UTC);
-    let at = if let Ok(t) = text.parse::<Timestamp>() {
-        t
-    } else if let Ok(local) = text.parse::<civil::DateTime>() {
-        tz.to_ambiguous_zoned(local)
-            .compatible()
-            .map_err(|_| bad("out of range"))?
-            .timestamp()
-    } else if let Ok(span) = text.parse::<jiff::Span>() {
-        let start = Timestamp::from_millisecond(now)
-            .map_err(|_| bad("out of range"))?
-            .to_zoned(tz);
-        start
-            .checked_add(span)
-            .map_err(|_| bad("out of range"))?
-            .timestamp()
-    } else {
-        return Err(bad("not understood"));
-    };
-    let at = at.as_millisecond();
-    if at <= now {
-        return Err(Failure::usage(
-            format!("--until `{}`: that is not in the future", show::line(text)),
-            format!("for the fleet it is {} now", show::instant(now)),
-        ));
-    }
-    Ok(at)
 }
 
 pub(super) async fn resume(ctx: &Context, args: &JobOnly) -> Result<Exit, Failure> {
@@ -225,52 +169,15 @@ pub(super) async fn resume(ctx: &Context, args: &JobOnly) -> Result<Exit, Failur
         paused: false,
         changed,
     };
-    let now = clock.now;
-    ctx.out.say(&answer, || {
-        if !changed {
-            return format!("`{name}` was not paused\n");
-        }
-        let next = coming(job, now, 1);
-        match next.first() {
-            Some(_) if clock.nobody_believes => {
-                format!("`{name}` is resumed on all instances, and starts once the store's clock is corrected\n")
-            }
-            Some(o) => format!(
-                "`{name}` is resumed on all instances; next {}\n",
-                show::relative(o.0, now)
-            ),
-            None => format!("`{name}` is resumed on all instances\n"),
-        }
-    })?;
+    ctx.out
+        .say(&answer, || acts::resumed(&name, job, changed, clock) + "\n")?;
     Ok(Exit::Ok)
-}
-
-/// The next `n` occurrences after `now`.
-fn coming(job: Option<&Job>, now: i64, n: usize) -> Vec<Occurrence> {
-    let Some(job) = job.filter(|j| j.enabled) else {
-        return vec![];
-    };
-    let mut list = vec![];
-    let mut at = Occurrence(now);
-    while list.len() < n
-        && let Some(next) = next_of(&job.schedules, at)
-    {
-        list.push(next);
-        at = next;
-    }
-    list
 }
 
 pub(super) async fn skip(ctx: &Context, args: &Skip) -> Result<Exit, Failure> {
     let (name, job) = ctx.known_job(&args.job).await?;
     let count = args.number;
-    if job.is_some_and(|j| j.schedules.is_empty()) && count > 0 {
-        return Err(Failure::usage(
-            format!("`{name}` has no schedule, so it has no occurrences to skip"),
-            "it runs only when it is triggered, and a pause does not prevent that either; `-n 0` withdraws an earlier \
-             skip",
-        ));
-    }
+    acts::skippable(&name, job, count).map_err(|r| ctx.refused(r))?;
     let (_, clock) = ctx.fleet().await?;
     let _ = control(ctx, &name, &Control::Skip { count }).await?;
     let reply = ctx.state(&name).await?;
@@ -291,26 +198,8 @@ pub(super) async fn skip(ctx: &Context, args: &Skip) -> Result<Exit, Failure> {
         skip: count,
         occurrences: list.iter().copied().map(Time::from).collect(),
     };
-    ctx.out.say(&answer, || {
-        if count == 0 {
-            return format!("`{name}` will skip no occurrence\n");
-        }
-        let mut text = format!(
-            "`{name}` will skip {} on all instances",
-            show::count(count as usize, "occurrence")
-        );
-        if !list.is_empty() {
-            let shown: Vec<String> = list.iter().map(|o| show::instant(o.0)).collect();
-            let more = if count as usize > list.len() {
-                ", …"
-            } else {
-                ""
-            };
-            text.push_str(&format!(": {}{more}", shown.join(", ")));
-        }
-        text.push('\n');
-        text
-    })?;
+    ctx.out
+        .say(&answer, || acts::skips(&name, count, &list) + "\n")?;
     Ok(Exit::Ok)
 }
 
@@ -479,32 +368,6 @@ fn cancelled(c: &Cancelled) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const NOW: i64 = 1_795_187_561_318; // 2026-11-20T15:12:41.318Z
-
-    #[test]
-    fn a_pause_ends_at_an_instant_a_local_time_or_after_a_while() {
-        for (text, zone, want) in [
-            ("2026-11-20T18:00:00+01:00", "UTC", "2026-11-20T17:00:00Z"),
-            ("2026-12-24T18:00", "Europe/Berlin", "2026-12-24T17:00:00Z"),
-            (
-                "2026-12-24 18:00:00",
-                "Asia/Shanghai",
-                "2026-12-24T10:00:00Z",
-            ),
-            ("2026-12-24", "Asia/Shanghai", "2026-12-23T16:00:00Z"),
-            ("2h", "UTC", "2026-11-20T17:12:41.318Z"),
-            ("1h30m", "UTC", "2026-11-20T16:42:41.318Z"),
-            ("1d12h", "UTC", "2026-11-22T03:12:41.318Z"),
-        ] {
-            let got = until(text, zone, NOW).map(show::instant);
-            assert_eq!(got.ok().as_deref(), Some(want), "{text}");
-        }
-        for text in ["", "soon", "2020-01-01T00:00:00Z", "-2h", "0s", "20000y"] {
-            let e = until(text, "UTC", NOW).unwrap_err();
-            assert_eq!(e.exit(), Exit::Usage, "{text}");
-        }
-    }
 
     #[test]
     fn cancel_says_which_runs_ended_and_which_not() {

@@ -3,11 +3,11 @@
 use clap::Args;
 use serde::Serialize;
 
-use super::{Context, Exit, Failure, show};
+use super::{Context, Exit, Failure};
 use crate::{
-    config::nearest,
+    acts::{self, Others},
     model::InstanceId,
-    store::{Fleet, Info, LIVE_WITHIN_MS},
+    store::{Fleet, Info},
     view::{Clock, RunningView},
 };
 
@@ -39,7 +39,8 @@ pub(super) async fn drain(ctx: &Context, args: &Drain, on: bool) -> Result<Exit,
         .to_string_lossy()
         .into_owned();
     let id = choose(&fleet, args.instance.as_deref(), &host, clock)?;
-    ctx.ask(async || ctx.store.drain(&id, on).await).await?;
+    let asked = ctx.asker().drain(&id, on).await;
+    asked.map_err(|r| ctx.refused(r))?;
     let info = fleet.instances.get(&id);
     let answer = Answer {
         instance: &id,
@@ -54,55 +55,15 @@ pub(super) async fn drain(ctx: &Context, args: &Drain, on: bool) -> Result<Exit,
                 .collect()
         }),
     };
-    ctx.out
-        .say(&answer, || render(&answer, &others(&fleet, &id, clock)))?;
+    ctx.out.say(&answer, || {
+        render(&answer, &acts::others(&fleet, &id, clock))
+    })?;
     Ok(Exit::Ok)
 }
 
-/// The instances, other than one, that claim occurrences.
-#[derive(Debug, Default, PartialEq)]
-struct Others {
-    live: usize,
-    /// They may be gone: name, and time since their last heartbeat, ms.
-    overdue: Vec<(InstanceId, i64)>,
-}
-
-/// The instances other than `id`.
-fn others(fleet: &Fleet, id: &InstanceId, clock: Clock) -> Others {
-    let mut others = Others::default();
-    for (other, info) in &fleet.instances {
-        if other == id || clock.silent(info) || info.draining || fleet.drains.contains(other) {
-            continue;
-        }
-        match clock.age(info).saturating_abs() {
-            age if age > LIVE_WITHIN_MS => others.overdue.push((other.clone(), age)),
-            _ => others.live += 1,
-        }
-    }
-    others
-}
-
 fn render(a: &Answer, others: &Others) -> String {
-    let instance = show::line(a.instance.as_str());
-    if !a.draining {
-        return format!("{instance} claims again\n");
-    }
-    let running = if a.running.is_empty() {
-        "runs nothing now".to_owned()
-    } else {
-        let jobs: Vec<&str> = a.running.iter().map(|r| r.job.as_str()).collect();
-        format!("finishes {}", show::line(&jobs.join(", ")))
-    };
-    let mut rest = match others.live {
-        0 => "no other instance is up to run jobs".to_owned(),
-        1 => "1 other instance runs jobs".to_owned(),
-        n => format!("{n} other instances run jobs"),
-    };
-    for (other, age) in &others.overdue {
-        let (other, age) = (show::line(other.as_str()), show::took(*age));
-        rest += &format!("; {other} may be gone, it has not reported for {age}");
-    }
-    format!("{instance} claims nothing more and {running}; {rest}\n")
+    let running: Vec<_> = a.running.iter().map(|r| &r.job).collect();
+    acts::drained(a.instance, a.draining, &running, others) + "\n"
 }
 
 /// The instance that the user named, or the only one on this host.
@@ -116,25 +77,8 @@ fn choose(
         let names: Vec<&str> = ids.iter().map(|i| i.as_str()).collect();
         names.join(", ")
     };
-    let known: Vec<&InstanceId> = fleet.instances.keys().collect();
-    let all = || {
-        if known.is_empty() {
-            "no instance has ever used this store".to_owned()
-        } else {
-            format!("the instances are {}", list(&known))
-        }
-    };
     if let Some(name) = named {
-        let id = InstanceId::new(name);
-        if fleet.instances.contains_key(&id) || fleet.drains.contains(&id) {
-            return Ok(id);
-        }
-        let hint = nearest(name, known.iter().map(|i| i.as_str()))
-            .map_or_else(all, |near| format!("did you mean `{near}`?"));
-        return Err(Failure::usage(
-            format!("no instance `{}`", show::line(name)),
-            hint,
-        ));
+        return acts::instance(fleet, name).map_err(Failure::from);
     }
     let here: Vec<&InstanceId> = fleet
         .instances
@@ -146,7 +90,7 @@ fn choose(
         [id] => Ok(id.clone()),
         [] => Err(Failure::usage(
             format!("no instance is up on this host ({host})"),
-            all(),
+            acts::instances_in_words(fleet),
         )),
         _ => Err(Failure::usage(
             format!("several instances are up on this host: {}", list(&here)),
@@ -160,7 +104,11 @@ mod tests {
     use std::{collections::BTreeMap, time::Duration};
 
     use super::*;
-    use crate::model::{JobName, Occurrence};
+    use crate::{
+        acts::others,
+        model::{JobName, Occurrence},
+        store::LIVE_WITHIN_MS,
+    };
 
     fn fleet(instances: &[(&str, &str, i64)]) -> Fleet {
         Fleet {

@@ -9,7 +9,7 @@ use std::{
 use clap::error::ContextValue;
 
 use super::show;
-use crate::{config::Report, recording, store, text};
+use crate::{acts::Refusal, config::Report, recording, store, text};
 
 /// How a command ended, with the numbers of sysexits.h.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,6 +83,16 @@ pub enum Failure {
     /// Stdout cannot be written to.
     Output(io::Error),
     Internal(anyhow::Error),
+}
+
+impl From<Refusal> for Failure {
+    fn from(r: Refusal) -> Self {
+        match r {
+            Refusal::Usage { message, hint } => Self::usage(message, hint),
+            Refusal::NotNow { message, hint } => Self::TryAgain { message, hint },
+            Refusal::Store(e) => Self::Store(e, "the configuration".into()),
+        }
+    }
 }
 
 impl From<anyhow::Error> for Failure {

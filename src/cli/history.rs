@@ -8,6 +8,7 @@ use super::{
     Context, Exit, Failure, logs, outcome, remark,
     show::{self, BOLD, Cell, PLAIN, relative, style_of, took},
 };
+pub(crate) use crate::view::exit;
 use crate::{
     logic::claim::State,
     model::{JobName, Outcome},
@@ -176,25 +177,6 @@ pub(crate) fn render(runs: &[RunView], now: i64, with_job: bool) -> String {
         ]);
     }
     t.render()
-}
-
-/// Exit code, or the signal (by name if it has one).
-pub(crate) fn exit(r: &RunView) -> String {
-    match (r.exit_code, r.signal) {
-        (_, Some(signal)) => match signal {
-            libc::SIGHUP => "SIGHUP".to_owned(),
-            libc::SIGINT => "SIGINT".to_owned(),
-            libc::SIGQUIT => "SIGQUIT".to_owned(),
-            libc::SIGABRT => "SIGABRT".to_owned(),
-            libc::SIGKILL => "SIGKILL".to_owned(),
-            libc::SIGSEGV => "SIGSEGV".to_owned(),
-            libc::SIGPIPE => "SIGPIPE".to_owned(),
-            libc::SIGTERM => "SIGTERM".to_owned(),
-            n => format!("signal {n}"),
-        },
-        (Some(code), None) => code.to_string(),
-        (None, None) => String::new(),
-    }
 }
 
 #[cfg(test)]

@@ -7,16 +7,16 @@ use serde::Serialize;
 
 use super::{
     Context, Exit, Failure,
-    act::absent,
     history::exit,
     logs::{self, POLL, Reader},
     millis, remark, show,
 };
 use crate::{
+    acts::{self, doubt, key, who},
     clock::Boottime,
     config::Job,
     logic::{
-        claim::{Control, Controlled, KEYS_KEPT_MS, KEYS_MOST, OWN_KEY, Open, State},
+        claim::{Control, Open, State},
         observe,
     },
     model::{JobName, Occurrence, Outcome, RunId, RunRecord},
@@ -68,18 +68,6 @@ pub(super) struct Trigger {
     pub json: bool,
 }
 
-fn key(text: &str) -> Result<String, String> {
-    if text.is_empty() || text.len() > 200 || text.chars().any(char::is_control) {
-        return Err("use 1 to 200 bytes, without control characters".to_owned());
-    }
-    if text.starts_with(OWN_KEY) {
-        return Err(format!(
-            "keys that begin with `{OWN_KEY}` are reserved: soloist gives them to triggers without a key"
-        ));
-    }
-    Ok(text.to_owned())
-}
-
 #[derive(Debug, Serialize)]
 struct Answer<'a> {
     job: &'a JobName,
@@ -95,10 +83,7 @@ struct Answer<'a> {
 // Long: one arm for each answer to a trigger.
 pub(super) async fn trigger(ctx: &Context, args: &Trigger) -> Result<Exit, Failure> {
     let job = ctx.job(&args.job)?;
-    let key = args
-        .key
-        .clone()
-        .unwrap_or_else(|| format!("{OWN_KEY}{}", RunId::random()));
+    let key = args.key.clone().unwrap_or_else(acts::own_key);
     let what = Control::Trigger { key: key.clone() };
     // Subscribe before the request, so that no hint about its end is missed.
     let mut events = ctx.store.events();
@@ -106,23 +91,16 @@ pub(super) async fn trigger(ctx: &Context, args: &Trigger) -> Result<Exit, Failu
     for problem in ctx.problems().await {
         remark(&format!("the store: {problem}"));
     }
-    let reply = ctx
-        .ask(async || ctx.store.control(&job.name, &what).await)
-        .await?;
+    let own = args.key.is_none();
+    let triggered = ctx.asker().trigger(&job.name, &what, own).await;
+    let triggered = triggered.map_err(|r| ctx.refused(r))?;
     let mut answer = Answer {
         job: &job.name,
         key: &key,
-        // A request that had to be repeated finds its own key.
-        new: reply.value == Controlled::Done || args.key.is_none(),
-        occurrence: None,
+        new: triggered.new,
+        occurrence: triggered.occurrence.map(Time::from),
         run: None,
     };
-    match reply.value {
-        Controlled::Absent => return Err(absent(&job.name)),
-        Controlled::TooMany => return Err(too_many(&job.name)),
-        Controlled::Triggered(at) => answer.occurrence = Some(at.into()),
-        _ => {}
-    }
     if !args.wait {
         if let Some(at) = answer.occurrence {
             let history = records(ctx, &job.name).await?;
@@ -146,7 +124,7 @@ pub(super) async fn trigger(ctx: &Context, args: &Trigger) -> Result<Exit, Failu
         ctx,
         job,
         key: &key,
-        since: reply.sent,
+        since: triggered.sent,
         occurrence: answer.occurrence.map(|t| Occurrence(t.0)),
         following: None,
         text: text::Stream::default(),
@@ -184,39 +162,12 @@ pub(super) async fn trigger(ctx: &Context, args: &Trigger) -> Result<Exit, Failu
     }
 }
 
-/// Who takes a trigger.
-fn who(fleet: &Fleet, clock: view::Clock) -> String {
-    let live = fleet.instances.values().filter(|i| !clock.silent(i));
-    let who = match live.count() {
-        0 => return "no instance is up to claim it".to_owned(),
-        1 => "the one live instance claims it".to_owned(),
-        n => format!("one of {n} live instances claims it"),
-    };
-    match doubt(clock) {
-        Some(why) => format!("{who} once the store's clock is corrected: {why}"),
-        None => who,
-    }
-}
-
 fn requested(a: &Answer, who: &str) -> String {
-    let job = a.job;
-    if let Some(at) = a.occurrence {
-        let not_run = a.run.as_ref().filter(|r| r.attempt == 0);
-        return format!(
-            "key `{}` of `{job}` was used before, for {}: the job does not run again\n{}",
-            a.key,
-            show::instant(at.0),
-            not_run.map_or(String::new(), |r| format!("{}; {ANOTHER_KEY}\n", ended(r)))
-        );
-    }
-    if a.new {
-        format!("`{job}` is triggered with key `{}`; {who}\n", a.key)
-    } else {
-        format!(
-            "`{job}` was triggered with key `{}` before and still waits; {who}\n",
-            a.key
-        )
-    }
+    let at = a.occurrence.map(|t| Occurrence(t.0));
+    let text = acts::triggered(a.job, a.key, a.new, at, who);
+    let not_run = a.run.as_ref().filter(|r| at.is_some() && r.attempt == 0);
+    let more = not_run.map_or(String::new(), |r| format!("{}; {ANOTHER_KEY}\n", ended(r)));
+    format!("{text}\n{more}")
 }
 
 /// Follows one trigger: from the request to the end of its last attempt.
@@ -505,27 +456,6 @@ fn obstacle(fleet: &Fleet, clock: view::Clock) -> Option<(String, String)> {
     let hint = "correct the clock of the store's host; then trigger the job with another key: this trigger is \
     recorded as missed";
     doubt(clock).map(|why| (why, hint.to_owned()))
-}
-
-/// Some: no instance believes the store's clock, so nothing starts.
-fn doubt(clock: view::Clock) -> Option<String> {
-    let ahead = clock.doubt_ms.filter(|_| clock.nobody_believes)?;
-    Some(format!(
-        "instances do not believe the store's clock, which is {}, and start nothing until it is corrected",
-        show::apart(ahead)
-    ))
-}
-
-fn too_many(job: &JobName) -> Failure {
-    let days = KEYS_KEPT_MS / 86_400_000;
-    Failure::TryAgain {
-        message: format!(
-            "the store already keeps {KEYS_MOST} trigger keys of `{job}`, or as many triggers are waiting"
-        ),
-        hint: Some(format!(
-            "the store forgets a key {days} days after its use; a trigger without --key needs none"
-        )),
-    }
 }
 
 fn lost(job: &JobName) -> Failure {

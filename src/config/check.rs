@@ -11,11 +11,12 @@ use std::{
 };
 
 use super::{
-    Config, Job, JobRetry, Lease, Limits, Output, Secret, Store, StoreRetry, StoreUrl, Tls, digest,
+    Config, Http, HttpTls, Job, JobRetry, Lease, Limits, Listen, Output, Secret, Store, StoreRetry,
+    StoreUrl, Tls, digest,
     keys::{self, Backoff, Keys},
     named, raw,
     report::Place,
-    rights,
+    rights, tokens,
     tree::{At, Given, Reader, Zone, inside},
     url::Kind,
 };
@@ -66,6 +67,7 @@ type Variables = Arc<[(String, String)]>;
 pub(super) fn config<'t>(r: &mut Reader<'t>, file: raw::File<'t>) -> Option<Config> {
     let store = store(r, &file.store);
     let limits = limits(&file.limits);
+    let http = http(r, file.http.as_ref());
     let mut shared = Shared {
         defaults: &file.defaults,
         store_timeout: &file.store.timeout,
@@ -131,6 +133,7 @@ pub(super) fn config<'t>(r: &mut Reader<'t>, file: raw::File<'t>) -> Option<Conf
     let mut config = Config {
         store: store?,
         limits: limits?,
+        http: http?,
         jobs,
         store_variables: r
             .expanded
@@ -191,9 +194,9 @@ fn store(r: &mut Reader<'_>, raw: &keys::Store) -> Option<Store> {
                     Some("give both, or none".into()),
                 );
             }
-            let ca = pem(r, "tls.ca", &tls.ca);
-            let cert = pem(r, "tls.cert", &tls.cert);
-            let key = pem(r, "tls.key", &tls.key);
+            let ca = pem(r, place, "tls.ca", &tls.ca);
+            let cert = pem(r, place, "tls.cert", &tls.cert);
+            let key = pem(r, place, "tls.key", &tls.key);
             match (ca, cert, key) {
                 (Some(ca), Some(cert), Some(key)) => Some(Some(Tls { ca, cert, key })),
                 _ => None,
@@ -321,6 +324,77 @@ fn limits(raw: &keys::Limits) -> Option<Limits> {
     })
 }
 
+/// None: there is a problem. Some(None): the file has no `[http]`.
+fn http(r: &mut Reader<'_>, raw: Option<&At<keys::Http>>) -> Option<Option<Http>> {
+    let Some(At { value: raw, span }) = raw else {
+        return Some(None);
+    };
+    let usual = keys::Http::usual();
+    let listen = raw.listen.or_usual(&usual.listen);
+    let tokens_file = match &raw.tokens_file {
+        Given::Read(file) => tokens_file(r, file).map(Some),
+        Given::Absent => Some(None),
+        Given::Wrong(_) => None,
+    };
+    let mut refuse = |span: &Range<usize>, message: &str, hint: &str| {
+        let (span, hint) = (span.clone(), Some(hint.to_owned()));
+        r.problems.add(Place::Http, span, message.to_owned(), hint);
+    };
+    if let Some(listen) = &listen
+        && listen.is_reached_by_others()
+        && matches!(raw.tokens_file, Given::Absent)
+    {
+        refuse(
+            &raw.listen.span().unwrap_or(span.clone()),
+            "`listen`: other hosts reach this address, and there is no `tokens_file`",
+            "name a file of tokens in `tokens_file`; or listen on 127.0.0.1, [::1] or a socket (`unix:PATH`)",
+        );
+    }
+    if let (Some(Listen::Unix(_)), Some(tls)) = (&listen, raw.tls.span()) {
+        refuse(&tls, "`tls` is not used with a socket", "remove it");
+    }
+    let tls = match raw.tls.optional()? {
+        None => None,
+        Some(tls) => {
+            for (name, given) in [("cert", &tls.cert), ("key", &tls.key)] {
+                if let (Given::Absent, Some(at)) = (given, raw.tls.read()) {
+                    let message = format!("`tls.{name}` is missing");
+                    let hint = Some(
+                        "name the PEM files of both: `tls = { cert = \"…\", key = \"…\" }`".into(),
+                    );
+                    r.problems.add(Place::Http, at.span.clone(), message, hint);
+                }
+            }
+            let cert = pem(r, Place::Http, "tls.cert", &tls.cert);
+            let key = pem(r, Place::Http, "tls.key", &tls.key);
+            Some(HttpTls {
+                cert: cert??,
+                key: key??,
+            })
+        }
+    };
+    Some(Some(Http {
+        listen: listen?,
+        tokens_file: tokens_file?,
+        tls,
+        public_url: raw.public_url.optional()?,
+        read_only: raw.read_only.or_usual(&usual.read_only)?,
+    }))
+}
+
+/// The path of the file of tokens, which the server reads again whenever it changes: here it must be one.
+fn tokens_file(r: &mut Reader<'_>, file: &At<String>) -> Option<PathBuf> {
+    let path = r.dir.join(&file.value);
+    let understood = |bytes: Vec<u8>| {
+        tokens::parse(&text(bytes)?)
+            .map(drop)
+            .map_err(|e| e.to_string())
+    };
+    let hint = "`soloist http token NAME ROLE` prints a line for it";
+    content(r, Place::Http, "tokens_file", file, &path, hint, understood)?;
+    Some(path)
+}
+
 /// The content of `password_file`. A relative name is first looked for among systemd's credentials.
 fn password(r: &mut Reader<'_>, file: &At<String>) -> Option<Secret> {
     let credential = (r.env)("CREDENTIALS_DIRECTORY")
@@ -355,12 +429,17 @@ fn password(r: &mut Reader<'_>, file: &At<String>) -> Option<Secret> {
 const RELATIVE: &str = "a relative path is taken from the directory of the configuration file";
 
 /// The path of a file for TLS, which is read once it is needed: here it must only be possible. None: it is not.
-fn pem(r: &mut Reader<'_>, key: &str, file: &Given<String>) -> Option<Option<PathBuf>> {
+fn pem(
+    r: &mut Reader<'_>,
+    place: Place<'_>,
+    key: &str,
+    file: &Given<String>,
+) -> Option<Option<PathBuf>> {
     let Some(file) = file.read() else {
         return file.optional().map(|_| None);
     };
     let path = r.dir.join(&file.value);
-    content(r, Place::Store, key, file, &path, RELATIVE, |_| Ok(()))?;
+    content(r, place, key, file, &path, RELATIVE, |_| Ok(()))?;
     Some(Some(path))
 }
 
@@ -381,7 +460,7 @@ fn content<T>(
             Ok(understood) => return Some(understood),
             Err(why) => {
                 // What a variable has may be a secret, and in the wrong place.
-                let expanded = place == Place::Store
+                let expanded = place.expands()
                     && r.text
                         .get(file.span.clone())
                         .is_some_and(|s| s.contains("${"));

@@ -1,4 +1,4 @@
-//! `${NAME}` and `${NAME:-default}` in the strings of `[store]`.
+//! `${NAME}` and `${NAME:-default}` in the strings of `[store]` and `[http]`.
 
 use std::ops::Range;
 

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, path::Path, sync::Arc, time::Duration};
 use toml::de::DeTable;
 
 use super::{
-    Report, Store, check, named, raw,
+    Http, Report, Store, check, named, raw,
     report::{self, Collector},
     rights,
     tree::Reader,
@@ -157,9 +157,11 @@ fn alone(text: &str, part: std::ops::Range<usize>) -> String {
 pub struct Config {
     pub store: Store,
     pub limits: Limits,
+    /// None: no HTTP.
+    pub http: Option<Http>,
     /// The jobs by their names.
     pub jobs: BTreeMap<JobName, Arc<Job>>,
-    /// The environment variables that `[store]` expands: commands do not get them.
+    /// The environment variables that `[store]` and `[http]` expand: commands do not get them.
     pub store_variables: Arc<[String]>,
     /// Digest of the whole configuration with defaults: instances with the same digest agree (16 hex digits).
     pub digest: String,

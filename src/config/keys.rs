@@ -6,7 +6,7 @@ use std::{path::Path, sync::LazyLock, time::Duration};
 use toml::de::DeTable;
 
 use super::{
-    CatchUp, Command, OnStateLoss,
+    CatchUp, Command, Listen, OnStateLoss,
     form::{BOOLEAN, Bytes, Count, FILLED, Form, PATH, Plain, Shape, Span, TEXT, Word},
     raw::{self, Url},
     report::{Collector, Place},
@@ -145,7 +145,15 @@ pub(super) fn is_known(name: &str) -> bool {
         Output::NAMES,
         DstWords::NAMES,
     ];
-    [Store::NAMES, Limits::NAMES, Job::NAMES, JobRetry::NAMES]
+    let tables = [
+        Store::NAMES,
+        Limits::NAMES,
+        Http::NAMES,
+        HttpTls::NAMES,
+        Job::NAMES,
+        JobRetry::NAMES,
+    ];
+    tables
         .iter()
         .chain(&of_inner)
         .any(|names| names.contains(&name))
@@ -161,6 +169,8 @@ pub(super) fn quotable(path: &[String]) -> Option<Vec<&'static str>> {
         ["store", "tls"] => Tls::NAMES,
         ["store", "retry"] => StoreRetry::NAMES,
         ["limits"] => Limits::NAMES,
+        ["http"] => Http::NAMES,
+        ["http", "tls"] => HttpTls::NAMES,
         ["defaults"] | ["jobs", _] => Job::NAMES,
         ["defaults", inner] | ["jobs", _, inner] => match inner {
             "output" => Output::NAMES,
@@ -229,6 +239,35 @@ keys! {
             "how long active runs may continue after SIGTERM before soloist ends them";
         clock_drift: f64 = Plain(|| Shape::Number(raw::DRIFT), raw::clock_drift), Is("0.01"),
             "how much the rates of two hosts' monotonic clocks may differ; 0.01 is one percent. See [Lease](#lease)";
+    }
+}
+
+keys! {
+    /// `[http]`
+    Http {
+        listen: Listen = Plain(|| Shape::Text, raw::listen), Is("'127.0.0.1:7878'"),
+            "address and port, as `127.0.0.1:7878` or `[::]:7878`; or `unix:PATH`, a socket that its owner and group may \
+            use. An address that other hosts reach needs `tokens_file`";
+        tokens_file: String = PATH, Means("none"),
+            "file with a line `NAME ROLE sha256:HEX` for each token (`soloist http token` prints one); `ROLE` is `read` or \
+            `operate`. Without it everybody who reaches the address may read, and who may use the socket may also write. \
+            soloist reads the file again when it changes";
+        tls: HttpTls = Plain(|| Shape::Table(HttpTls::keys()), |r, f| raw::sub(r, f, "tls.")), Means("none: plain HTTP"),
+            "certificate for HTTPS";
+        public_url: String = Plain(|| Shape::Text, raw::public_url), Means(""),
+            "the address that people use, if another server stands in front, as `https://soloist.example.org`";
+        read_only: bool = BOOLEAN, Is("false"),
+            "whether nobody may trigger, pause, cancel or drain over HTTP";
+    }
+}
+
+keys! {
+    /// `tls` of `[http]`
+    HttpTls {
+        cert: String = PATH, Means("required"),
+            "PEM file with the server's certificate, and those that lead from it to its authority";
+        key: String = PATH, Means("required"),
+            "PEM file with its key";
     }
 }
 

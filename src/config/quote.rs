@@ -296,7 +296,7 @@ fn is_ours(line: &str) -> bool {
     let header = line
         .strip_prefix('[')
         .and_then(|l| l.split(['.', ']']).next());
-    header.is_some_and(|table| ["store", "limits", "defaults", "jobs"].contains(&table))
+    header.is_some_and(|table| ["store", "limits", "http", "defaults", "jobs"].contains(&table))
         || rest.trim_start().starts_with(['=', '.']) && keys::is_known(word)
 }
 

@@ -8,8 +8,8 @@ use std::{
 use toml::de::DeTable;
 
 use super::{
-    Command,
-    keys::{DstWords, Job, JobRetry, Keys, Limits, Store, StoreRetry},
+    Command, Listen,
+    keys::{DstWords, Http, Job, JobRetry, Keys, Limits, Store, StoreRetry},
     report::Place,
     tree::{At, Field, Given, Node, Reader, Table, clipped},
     url::{self, Kind},
@@ -20,6 +20,8 @@ use crate::{logic::schedule::Dst, model::JobName};
 pub(super) struct File<'t> {
     pub store: Store,
     pub limits: Limits,
+    /// None: there is no `[http]`. With the place of its header.
+    pub http: Option<At<Http>>,
     pub defaults: Job,
     /// Not read yet: jobs are read one at a time, because ten thousand would need much memory.
     pub jobs: Vec<(&'t str, Range<usize>, Node<'t>)>,
@@ -41,13 +43,21 @@ pub(super) fn file<'t>(r: &mut Reader<'t>, root: &'t DeTable<'t>) -> File<'t> {
     if let Some(table) = section(r, &mut top, "limits", Place::Limits) {
         file.limits = limits(r, table);
     }
+    if let Some(field) = top.field("http")
+        && let Some(mut table) = Table::open(r, field, "")
+    {
+        table.place_at(Place::Http);
+        let value = http(r, table);
+        let span = field.node.span();
+        file.http = Some(At { value, span });
+    }
     if let Some(table) = section(r, &mut top, "defaults", Place::Defaults) {
         file.defaults = job(r, table);
     }
     if let Some(table) = section(r, &mut top, "jobs", Place::Jobs) {
         file.jobs = table.names().collect();
     }
-    top.later(r, &["http", "notify", "calendars", "include"]);
+    top.later(r, &["notify", "calendars", "include"]);
     top.finish(r, |key| {
         Job::NAMES
             .contains(&key)
@@ -183,6 +193,79 @@ fn limits<'t>(r: &mut Reader<'t>, mut t: Table<'t>) -> Limits {
     let limits = Limits::take(r, &mut t);
     t.finish(r, |_| None);
     limits
+}
+
+fn http<'t>(r: &mut Reader<'t>, mut t: Table<'t>) -> Http {
+    let http = Http::take(r, &mut t);
+    t.finish(r, |key| match key {
+        "address" | "bind" | "port" | "host" | "socket" => Some("did you mean `listen`?"),
+        "token" | "tokens" | "password" => {
+            Some("put the hashes of tokens into a file and name it in `tokens_file`")
+        }
+        _ => None,
+    });
+    http
+}
+
+/// Longer paths do not fit into the address of a socket; bytes.
+const SOCKET_PATH_MOST: usize = 107;
+
+pub(super) fn listen(r: &mut Reader<'_>, field: Field<'_>) -> Option<Listen> {
+    let text = r.filled(field)?;
+    if let Some(path) = text.strip_prefix("unix:") {
+        // The socket is made beside its place, under a longer name.
+        let path = r.dir.join(path);
+        let length = path.as_os_str().len() + Listen::WHILE_MADE;
+        if path.file_name().is_none() || length > SOCKET_PATH_MOST {
+            let most = SOCKET_PATH_MOST - Listen::WHILE_MADE;
+            let message =
+                format!("the path of a socket must name a file, and have at most {most} bytes");
+            r.wrong(
+                field,
+                message,
+                "use a shorter path, as `unix:/run/soloist/http.sock`".to_owned(),
+            );
+            return None;
+        }
+        return Some(Listen::Unix(path));
+    }
+    let named = text
+        .strip_prefix("localhost:")
+        .map(|port| format!("127.0.0.1:{port}"));
+    match named.as_deref().unwrap_or(&text).parse() {
+        Ok(address) => Some(Listen::Tcp(address)),
+        Err(_) => {
+            let message = "not an address with a port, and not `unix:PATH`".to_owned();
+            let hint = match text.strip_prefix(':').map(str::parse::<u16>) {
+                Some(Ok(port)) => format!("write `127.0.0.1:{port}` for this host alone, or `[::]:{port}`"),
+                _ => "write `127.0.0.1:7878`, `[::1]:7878`, `[::]:7878` or `unix:/run/soloist/http.sock`".to_owned(),
+            };
+            r.wrong(field, message, hint);
+            None
+        }
+    }
+}
+
+pub(super) fn public_url(r: &mut Reader<'_>, field: Field<'_>) -> Option<String> {
+    let text = r.filled(field)?;
+    let rest = text
+        .strip_prefix("https://")
+        .or_else(|| text.strip_prefix("http://"));
+    let bad = |c: char| c.is_whitespace() || c.is_control() || "@?#\\\"'<>".contains(c);
+    match rest.and_then(|rest| rest.split('/').next()) {
+        Some(host) if !host.is_empty() && !text.contains(bad) => {
+            Some(text.trim_end_matches('/').to_owned())
+        }
+        _ => {
+            let message = "not the address of a page".to_owned();
+            r.wrong(
+                field,
+                message,
+                "write `https://soloist.example.org`".to_owned(),
+            );
+            None
+        }
+    }
 }
 
 /// A table within a table.

@@ -128,9 +128,17 @@ pub(super) enum Place<'a> {
     Top,
     Store,
     Limits,
+    Http,
     Defaults,
     Jobs,
     Job(&'a str),
+}
+
+impl Place<'_> {
+    /// The strings there may name variables of the environment, whose values may be secret.
+    pub(super) fn expands(self) -> bool {
+        matches!(self, Self::Store | Self::Http)
+    }
 }
 
 impl fmt::Display for Place<'_> {
@@ -139,6 +147,7 @@ impl fmt::Display for Place<'_> {
             Self::Top => Ok(()),
             Self::Store => f.write_str("[store]: "),
             Self::Limits => f.write_str("[limits]: "),
+            Self::Http => f.write_str("[http]: "),
             Self::Defaults => f.write_str("[defaults]: "),
             Self::Jobs => f.write_str("[jobs]: "),
             // Debug escapes what would break the one line of a message.

@@ -493,7 +493,6 @@ fn what_a_later_version_brings_is_refused_by_name() {
     let later =
         |what: &str| format!("this version does not support `{what}` yet (remove it for now)");
     let cases = [
-        ("[http]\nlisten = '127.0.0.1:1'\n".into(), format!("1:2 {}", later("http"))),
         ("[notify]\n".into(), format!("1:2 {}", later("notify"))),
         ("[calendars.x]\n".into(), format!("1:2 {}", later("calendars"))),
         ("include = ['a']\n".into(), format!("1:1 {}", later("include"))),
@@ -521,6 +520,152 @@ fn what_a_later_version_brings_is_refused_by_name() {
     ];
     for (text, expected) in cases {
         assert_eq!(brief(&bad(&text)), [expected], "{text}");
+    }
+}
+
+#[test]
+fn http_is_served_where_and_to_whom_the_file_says() {
+    assert_eq!(good("").http, None);
+    let http = good("[http]\n").http.unwrap();
+    assert_eq!(http.listen, Listen::Tcp("127.0.0.1:7878".parse().unwrap()));
+    assert_eq!(
+        (http.tokens_file, http.tls, http.public_url, http.read_only),
+        (None, None, None, false)
+    );
+    let listen = |text: &str| {
+        good(&format!("[http]\nlisten = '{text}'\n"))
+            .http
+            .unwrap()
+            .listen
+            .to_string()
+    };
+    assert_eq!(listen("[::1]:0"), "[::1]:0");
+    assert_eq!(listen("localhost:80"), "127.0.0.1:80");
+    assert_eq!(
+        listen("unix:/run/soloist/http.sock"),
+        "unix:/run/soloist/http.sock"
+    );
+    let here = std::env::current_dir().unwrap();
+    assert_eq!(
+        listen("unix:a/b"),
+        format!("unix:{}", here.join("a/b").display())
+    );
+    let url = |text: &str| {
+        good(&format!("[http]\npublic_url = '{text}'\n"))
+            .http
+            .unwrap()
+            .public_url
+            .unwrap()
+    };
+    assert_eq!(
+        url("https://soloist.example.org/"),
+        "https://soloist.example.org"
+    );
+    assert_eq!(
+        url("http://[2001:db8::1]:8080/cron/"),
+        "http://[2001:db8::1]:8080/cron"
+    );
+    // Neither the jobs nor the store: instances may serve at different places.
+    assert_eq!(
+        good("[http]\nlisten = '127.0.0.1:1'\n").digest,
+        good("").digest
+    );
+    let others = good("[http]\nlisten = '[::ffff:127.0.0.1]:1'\n")
+        .http
+        .unwrap();
+    assert!(!others.listen.is_reached_by_others());
+}
+
+#[test]
+fn what_is_wrong_with_http_is_said_at_its_place() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = dir.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    let (empty, broken, pem) = (
+        file("empty", ""),
+        file("broken", "# a\nhunter2\n"),
+        file("pem", "x"),
+    );
+    let needs = "`listen`: other hosts reach this address, and there is no `tokens_file` (name a file of tokens in \
+        `tokens_file`; or listen on 127.0.0.1, [::1] or a socket (`unix:PATH`))";
+    let no_address = |hint: &str| {
+        format!("2:10 [http]: `listen`: not an address with a port, and not `unix:PATH` ({hint})")
+    };
+    let all = "write `127.0.0.1:7878`, `[::1]:7878`, `[::]:7878` or `unix:/run/soloist/http.sock`";
+    let no_page = "2:14 [http]: `public_url`: not the address of a page (write `https://soloist.example.org`)";
+    for (lines, want) in [
+        ("listen = '0.0.0.0:1'".to_owned(), format!("2:10 [http]: {needs}")),
+        ("listen = '[::]:1'".to_owned(), format!("2:10 [http]: {needs}")),
+        ("listen = '10.0.0.1:1'".to_owned(), format!("2:10 [http]: {needs}")),
+        ("listen = ':7878'".to_owned(), no_address("write `127.0.0.1:7878` for this host alone, or `[::]:7878`")),
+        ("listen = '127.0.0.1'".to_owned(), no_address(all)),
+        ("listen = '127.0.0.1:99999'".to_owned(), no_address(all)),
+        ("listen = 'example.org:80'".to_owned(), no_address(all)),
+        (
+            "listen = ''".to_owned(),
+            "2:10 [http]: `listen`: must not be empty (leave the key out instead)".to_owned(),
+        ),
+        (
+            "listen = 7878".to_owned(),
+            "2:10 [http]: `listen`: expected a string, found an integer (put it in quotes)".to_owned(),
+        ),
+        (
+            format!("listen = 'unix:/{}'", "x".repeat(110)),
+            "2:10 [http]: `listen`: the path of a socket must name a file, and have at most 99 bytes (use a shorter \
+             path, as `unix:/run/soloist/http.sock`)"
+                .to_owned(),
+        ),
+        ("public_url = 'soloist.example.org'".to_owned(), no_page.to_owned()),
+        ("public_url = 'ftp://soloist.example.org'".to_owned(), no_page.to_owned()),
+        ("public_url = 'https://a@b'".to_owned(), no_page.to_owned()),
+        ("public_url = 'https://b?token=x'".to_owned(), no_page.to_owned()),
+        ("public_url = 'https:///x'".to_owned(), no_page.to_owned()),
+        (
+            "port = 80".to_owned(),
+            "2:1 [http]: unknown key `port` (did you mean `listen`?)".to_owned(),
+        ),
+        (
+            format!("tls = {{ cert = {pem:?} }}"),
+            "2:7 [http]: `tls.key` is missing (name the PEM files of both: `tls = { cert = \"…\", key = \"…\" }`)"
+                .to_owned(),
+        ),
+        (
+            format!("listen = 'unix:/x'\ntls = {{ cert = {pem:?}, key = {pem:?} }}"),
+            "3:7 [http]: `tls` is not used with a socket (remove it)".to_owned(),
+        ),
+        (
+            format!("tokens_file = {broken:?}"),
+            format!(
+                "2:15 [http]: `tokens_file`: cannot read `{broken}`: line 2: not `NAME ROLE sha256:HEX` (`soloist http \
+                 token NAME ROLE` prints a line for it)"
+            ),
+        ),
+    ] {
+        assert_eq!(brief(&bad(&format!("[http]\n{lines}\n"))), [want], "{lines}");
+    }
+    let missing = bad("[http]\ntokens_file = '/nowhere/tokens'\n");
+    assert!(brief(&missing)[0].contains("no such file"), "{missing}");
+    good(&format!(
+        "[http]\nlisten = '0.0.0.0:1'\ntokens_file = {empty:?}\n"
+    ));
+    // As in the store, a variable may be a secret.
+    let env = |name: &str| (name == "PW").then(|| "hunter2".to_owned());
+    for line in [
+        "listen = '${PW}'",
+        "tokens_file = '${PW}'",
+        "public_url = '${PW}'",
+    ] {
+        let report = parse(
+            &format!("[http]\n{line}\n"),
+            Path::new("/nowhere/jobs.toml"),
+            &env,
+        )
+        .unwrap_err();
+        let told = format!("{report}{:?}", report.problems());
+        assert!(!told.contains("hunter2"), "{told}");
     }
 }
 
@@ -1686,6 +1831,7 @@ fn the_documentation_has_a_row_for_every_key() {
         let keys = match of {
             "store" => keys::Store::keys(),
             "limits" => keys::Limits::keys(),
+            "http" => keys::Http::keys(),
             "job" => keys::Job::keys(),
             _ => panic!("{line}"),
         };
@@ -1704,6 +1850,7 @@ fn the_documentation_has_a_row_for_every_key() {
     let all = [
         ("store", keys::Store::NAMES),
         ("limits", keys::Limits::NAMES),
+        ("http", keys::Http::NAMES),
         ("job", keys::Job::NAMES),
     ];
     let all: Vec<String> = all

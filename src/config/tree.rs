@@ -99,7 +99,7 @@ pub(super) struct Reader<'t> {
     /// The directory of the configuration file, absolute if possible.
     pub dir: PathBuf,
     pub problems: Collector<'t>,
-    /// The variables that the strings of `[store]` name.
+    /// The variables that the strings of `[store]` and `[http]` name.
     pub expanded: BTreeSet<String>,
     database: TimeZoneDatabase,
     /// Time zones by their written names; Err: the hint for an unknown name, which is costly to find.
@@ -125,7 +125,7 @@ impl std::fmt::Display for Field<'_> {
 impl Field<'_> {
     /// True: its value comes at least partly from the environment, so no message may repeat it.
     fn is_expanded(&self) -> bool {
-        self.place == Place::Store
+        self.place.expands()
             && self
                 .node
                 .get_ref()
@@ -193,7 +193,7 @@ impl<'t> Reader<'t> {
             );
             return self.wrong_type(field, "a string", quotes.then_some("put it in quotes"));
         };
-        if field.place != Place::Store {
+        if !field.place.expands() {
             return Some(text.to_owned());
         }
         let expanded = RefCell::new(std::mem::take(&mut self.expanded));

@@ -15,6 +15,7 @@ use crate::{
     },
     model::{JobName, Occurrence, Outcome, RunId},
     store,
+    vitals::Waits,
 };
 
 impl Contender {
@@ -34,6 +35,7 @@ impl Contender {
             permit: None,
             woken: None,
             contradicted: 0,
+            waits: Waits::default(),
         };
         Box::pin(async move { this.flights.work(&key, flight.fly(first)).await })
     }
@@ -51,6 +53,8 @@ struct Flight {
     woken: Option<OwnedNotified>,
     /// How often in a row the store refused to decide because of its clock, which its answers show as believed.
     contradicted: u32,
+    /// For the figures.
+    waits: Waits,
 }
 
 /// After so many, no claim was merely long on its way.
@@ -71,6 +75,7 @@ impl Flight {
                     Step::Look
                 }
                 Step::Rest(time) => {
+                    self.waits.rest = true;
                     self.slot = None;
                     let woken = self.woken.take();
                     tokio::select! {
@@ -86,6 +91,7 @@ impl Flight {
                     };
                     self.slot = slots.clone().try_acquire_owned().ok();
                     if self.slot.is_none() {
+                        self.waits.slot = true;
                         let woken = self.woken.take();
                         tokio::select! {
                             permit = slots.acquire_owned() => self.slot = permit.ok(),
@@ -207,18 +213,23 @@ impl Flight {
                 contender.journal(&self.job, at, decision, detail);
             }
             Effect::Unwatch(at) => contender.watches.drop_one(&self.job, at),
-            Effect::Start(win) => (contender.start)(Granted {
-                job: win.job,
-                run: win.run,
-                incarnation: win.incarnation,
-                // The time of the answered request, however often the claim was sent before: a repeated claim with the
-                // same nonce renews the lease.
-                sent: sent.unwrap_or(Boottime(0)),
-                start_by: win.start_by,
-                permit: self.permit.take(),
-                too_late: win.too_late,
-                slot: self.slot.take(),
-            }),
+            Effect::Start(win) => {
+                let late = contender.shown_ms().saturating_sub(win.run.occurrence.0);
+                let figures = &contender.vitals.figures;
+                figures.granted(win.run.attempt, win.run.trigger, late, self.waits);
+                (contender.start)(Granted {
+                    job: win.job,
+                    run: win.run,
+                    incarnation: win.incarnation,
+                    // The time of the answered request, however often the claim was sent before: a repeated claim with the
+                    // same nonce renews the lease.
+                    sent: sent.unwrap_or(Boottime(0)),
+                    start_by: win.start_by,
+                    permit: self.permit.take(),
+                    too_late: win.too_late,
+                    slot: self.slot.take(),
+                });
+            }
             Effect::NotRun(outcome, reason) => {
                 let (job, at) = (&self.job, self.at());
                 match outcome {
@@ -237,9 +248,12 @@ impl Flight {
     async fn ask(&mut self, claim: Claim) -> Step {
         let contender = self.contender.clone();
         let (definition, target) = (claim.definition.clone(), claim.target.clone());
+        let given_up = claim.missed.iter().map(|m| m.count).sum();
         let reply = match contender.batcher.claim(claim).await {
             Ok(reply) => reply,
             Err(e) => {
+                contender.vitals.figures.claim_failed();
+                self.waits.store = true;
                 self.permit = None;
                 if matches!(e, store::Error::NotReplicated { .. }) {
                     // Until the replicas are back, each claim would be granted, and not used.
@@ -254,6 +268,7 @@ impl Flight {
                 });
             }
         };
+        contender.vitals.figures.claimed(given_up, &reply.value);
         contender.note_clock(&reply);
         let contradicts = reply.value == Answer::InDoubt && contender.clock.doubt_us().is_none();
         self.contradicted = if contradicts {

@@ -25,6 +25,7 @@ fn contender() -> Arc<Contender> {
         max_parallel: None,
         journal: mpsc::channel(10).0,
         plans: mpsc::unbounded_channel().0,
+        vitals: std::sync::Arc::default(),
         stop: CancellationToken::new(),
         tasks: TaskTracker::new(),
     };

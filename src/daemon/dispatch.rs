@@ -80,6 +80,7 @@ impl Dispatcher {
         let mut interval = tokio::time::interval(INTERVAL);
         interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
         loop {
+            self.contender.vitals.round();
             let more = self.advance();
             if sd_notify::watchdog_enabled().is_some() {
                 // Only this loop may report to the watchdog: a dispatcher that hangs must not look alive.
@@ -294,6 +295,7 @@ mod tests {
             max_parallel: None,
             journal: mpsc::channel(10).0,
             plans,
+            vitals: std::sync::Arc::default(),
             stop: CancellationToken::new(),
             tasks: TaskTracker::new(),
         };

@@ -115,6 +115,10 @@ pub(super) fn put_in_force(
                 warn!("`max_parallel` has changed: restart soloist to apply the change");
                 config.limits.max_parallel = old.limits.max_parallel;
             }
+            if old.http != config.http {
+                warn!("[http] has changed: restart soloist to apply the change");
+                config.http = old.http;
+            }
             // Not `send`, which changes nothing while the channel has no receiver.
             seen.send_replace(fleet::Loaded::of(config));
         }

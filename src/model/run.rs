@@ -10,6 +10,7 @@ use super::FencingToken;
 /// configuration and the library's `Elector` check that; this type does not.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
+#[cfg_attr(feature = "http", derive(utoipa::ToSchema), schema(value_type = String))]
 pub struct JobName(Arc<str>);
 
 impl JobName {
@@ -37,6 +38,7 @@ impl fmt::Display for JobName {
 /// The name of one soloist process: `<hostname>-<short random>` unless configured.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
+#[cfg_attr(feature = "http", derive(utoipa::ToSchema), schema(value_type = String))]
 pub struct InstanceId(Arc<str>);
 
 impl InstanceId {
@@ -58,6 +60,7 @@ impl fmt::Display for InstanceId {
 /// one attempt of one occurrence, so that a claim that it repeats after a lost reply gets the first answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
+#[cfg_attr(feature = "http", derive(utoipa::ToSchema), schema(value_type = String))]
 pub struct RunId(pub uuid::Uuid);
 
 #[cfg(test)]
@@ -165,6 +168,7 @@ pub fn rfc3339_ms(ms: i64) -> String {
 /// Why a run started. The command gets it as `SOLOIST_TRIGGER`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "http", derive(utoipa::ToSchema))]
 pub enum Trigger {
     /// The schedule: its planned instant had come.
     Schedule,
@@ -194,6 +198,7 @@ impl Trigger {
 /// How an occurrence, or one attempt of it, ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "http", derive(utoipa::ToSchema))]
 pub enum Outcome {
     Running,
     Succeeded,

@@ -14,7 +14,7 @@ use crate::{
         Renew, Renewal, Settle, Settlement, State,
     },
     model::{InstanceId, JobName, RunId, RunRecord},
-    store::{Beat, Decision, Error, Fleet, Output, Problem, Reply, Store, Tail},
+    store::{Beat, Changed, Decision, Error, Fleet, Output, Problem, Reply, Store, Tail},
 };
 
 /// Another store, with a [`Recorder`] in front of it.
@@ -240,5 +240,8 @@ impl Store for RecordingStore {
     }
     fn events(&self) -> broadcast::Receiver<Event> {
         self.inner.events()
+    }
+    fn changes(&self) -> broadcast::Receiver<Changed> {
+        self.inner.changes()
     }
 }

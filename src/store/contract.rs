@@ -54,6 +54,8 @@ pub const BATCH: usize = 100;
 /// The number of hints by which a slow listener may be behind; a listener that is further behind looks at all jobs
 /// again. Their memory is allocated at once, 64 bytes for each hint.
 pub(super) const HINTS: usize = 8192;
+/// The same for hints of changes. Whoever needs them looks at all jobs now and then anyway.
+pub(super) const CHANGES: usize = 1024;
 
 /// The clock of a store that has none of its own: Unix microseconds.
 pub type Clock = Arc<dyn Fn() -> i64 + Send + Sync>;
@@ -362,6 +364,35 @@ pub trait Store: Send + Sync + 'static {
 
     /// Hints of what happens in the fleet, for as long as the receiver exists. Some may be lost.
     fn events(&self) -> tokio::sync::broadcast::Receiver<Event>;
+
+    /// Hints of the jobs whose state has changed otherwise than by a renewal, for as long as the receiver exists. Some
+    /// may be lost. A store without such hints has closed the channel.
+    fn changes(&self) -> tokio::sync::broadcast::Receiver<Changed> {
+        tokio::sync::broadcast::channel(1).1
+    }
+}
+
+/// A hint that the states of jobs have changed.
+#[derive(Debug, Clone)]
+pub enum Changed {
+    Jobs(Arc<[JobName]>),
+    /// Hints may have been lost: any job.
+    Any,
+}
+
+/// Whether a state changed otherwise than by a renewal of a lease.
+pub(super) fn changed(before: Option<&State>, after: Option<&State>) -> bool {
+    let (Some(before), Some(after)) = (before, after) else {
+        return before != after;
+    };
+    if before == after || before.open.len() != after.open.len() {
+        return before != after;
+    }
+    let mut renewed = before.clone();
+    for (was, is) in renewed.open.iter_mut().zip(&after.open) {
+        (was.seq, was.renewed_at) = (is.seq, is.renewed_at);
+    }
+    renewed != *after
 }
 
 /// The states of jobs. For a state that cannot be read, gives the reason: it does not hide the states of other jobs.
@@ -437,6 +468,11 @@ pub(crate) fn tidy(records: Vec<RunRecord>, n: usize) -> Vec<RunRecord> {
         r.fencing_token = (r.attempt > 0).then(|| r.occurrence.token(r.attempt));
     }
     out
+}
+
+/// How many lines to read first for `n` records. A run may have two; if that leaves too few records, all lines are read.
+pub(super) fn lines_for(n: usize) -> usize {
+    n.saturating_mul(2).saturating_add(8).min(HISTORY_KEPT)
 }
 
 /// Adds to each record the output of its run, which it reads piece by piece.

@@ -15,8 +15,8 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::broadcast;
 
 use super::{
-    Around, Beat, Clock, Decision, Error, Fleet, Info, Output, Reply, Store, Tail, fill,
-    output::Extent, tidy,
+    Around, Beat, Changed, Clock, Decision, Error, Fleet, Info, Output, Reply, Store, Tail,
+    changed, fill, output::Extent, tidy,
 };
 use crate::{
     clock::{self, Boottime, StoreClock},
@@ -36,6 +36,7 @@ pub struct MemoryStore {
     believed: OnceLock<Arc<StoreClock>>,
     shows_states: AtomicBool,
     events: broadcast::Sender<Event>,
+    changes: broadcast::Sender<Changed>,
 }
 
 struct Data {
@@ -52,6 +53,8 @@ struct Data {
     drains: Vec<InstanceId>,
     /// Of the request that is being served: the states around its decisions.
     around: Vec<Around>,
+    /// The jobs that it changed.
+    changed: Vec<JobName>,
 }
 
 impl Default for MemoryStore {
@@ -87,10 +90,12 @@ impl MemoryStore {
                 instances: BTreeMap::new(),
                 drains: vec![],
                 around: vec![],
+                changed: vec![],
             }),
             believed: OnceLock::new(),
             shows_states: AtomicBool::new(false),
             events: broadcast::channel(4096).0,
+            changes: broadcast::channel(super::CHANGES).0,
         }
     }
 
@@ -155,12 +160,16 @@ impl MemoryStore {
             h.truncate(super::HISTORY_KEPT);
         }
         let mut around = std::mem::take(&mut d.around);
+        let changed = std::mem::take(&mut d.changed);
         drop(d);
         if !self.shows_states.load(Ordering::Relaxed) {
             around.clear();
         }
         for e in effects.events {
             let _ = self.events.send(e);
+        }
+        if !changed.is_empty() {
+            let _ = self.changes.send(Changed::Jobs(changed.into()));
         }
         Reply {
             value,
@@ -178,6 +187,9 @@ fn with<T>(d: &mut Data, job: &JobName, now_us: i64, f: impl FnOnce(&mut Option<
     let mut state = d.states.remove(job);
     let before = state.clone();
     let out = f(&mut state);
+    if changed(before.as_ref(), state.as_ref()) {
+        d.changed.push(job.clone());
+    }
     d.around.push(Around {
         now_us,
         incarnation: d.incarnation.clone(),
@@ -379,6 +391,9 @@ impl Store for MemoryStore {
     }
     fn events(&self) -> broadcast::Receiver<Event> {
         self.events.subscribe()
+    }
+    fn changes(&self) -> broadcast::Receiver<Changed> {
+        self.changes.subscribe()
     }
 }
 

@@ -35,7 +35,7 @@ use self::{
 };
 pub use super::connection::install_crypto;
 use super::{
-    Around, BATCH, Beat, Decision, Error, Fleet, Output, Problem, Reply, Store, Tail,
+    Around, BATCH, Beat, Changed, Decision, Error, Fleet, Output, Problem, Reply, Store, Tail,
     connection::{Client, Connection, Script},
     fill, tidy,
 };
@@ -71,12 +71,14 @@ pub struct RedisStore {
     outputs: Pool,
     output_turns: tokio::sync::Semaphore,
     events: broadcast::Sender<Event>,
+    changes: broadcast::Sender<Changed>,
     /// The time that the daemon believes the server's clock to show.
     clock: Arc<OnceLock<Arc<StoreClock>>>,
     /// Answers show the states around their decisions.
     shows_states: Arc<AtomicBool>,
-    /// The task that receives hints; it ends with the store.
+    /// The tasks that receive hints and changes; they end with the store.
     listener: OnceLock<tokio::task::AbortHandle>,
+    change_listener: OnceLock<tokio::task::AbortHandle>,
 }
 
 impl RedisStore {
@@ -101,9 +103,11 @@ impl RedisStore {
             namespace: c.namespace.clone(),
             min_replicas: c.min_replicas,
             events: broadcast::channel(super::HINTS).0,
+            changes: broadcast::channel(super::CHANGES).0,
             clock,
             shows_states,
             listener: OnceLock::new(),
+            change_listener: OnceLock::new(),
             client,
         })
     }
@@ -771,10 +775,15 @@ impl Store for RedisStore {
     }
 
     async fn records(&self, job: &JobName, n: usize) -> Result<Vec<RunRecord>, Error> {
-        let records = self
-            .lines("records of runs", job, "history", super::HISTORY_KEPT)
-            .await?;
-        Ok(tidy(records, n))
+        let few = super::lines_for(n);
+        let lines = self.lines("records of runs", job, "history", few).await?;
+        let records = tidy(lines, n);
+        if records.len() >= n || few == super::HISTORY_KEPT {
+            return Ok(records);
+        }
+        let all = super::HISTORY_KEPT;
+        let lines = self.lines("records of runs", job, "history", all).await?;
+        Ok(tidy(lines, n))
     }
 
     async fn append_output(
@@ -822,12 +831,27 @@ impl Store for RedisStore {
         }
         receiver
     }
+
+    fn changes(&self) -> broadcast::Receiver<Changed> {
+        let receiver = self.changes.subscribe();
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            self.change_listener.get_or_init(|| {
+                let (client, channel) = (self.client.clone(), format!("{}:changes", self.channel));
+                runtime
+                    .spawn(hints::listen(client, channel, self.changes.clone()))
+                    .abort_handle()
+            });
+        }
+        receiver
+    }
 }
 
 impl Drop for RedisStore {
     fn drop(&mut self) {
-        if let Some(listener) = self.listener.get() {
-            listener.abort();
+        for listener in [&self.listener, &self.change_listener] {
+            if let Some(listener) = listener.get() {
+                listener.abort();
+            }
         }
     }
 }

@@ -32,10 +32,10 @@ pub use self::file::open_to_others;
 use self::{
     file::{HURRIED, connect, network, prepare},
     rows::{PiecesOf, extent, fleet, names, state},
-    threads::{Finish, ReaderTask, Work, read, write},
+    threads::{Finish, Hints, ReaderTask, Work, read, write},
 };
 use super::{
-    Around, Beat, Clock, DECISIONS_KEPT, Decision, Error, Fleet, HISTORY_KEPT, JOBS_MOST,
+    Around, Beat, Changed, Clock, DECISIONS_KEPT, Decision, Error, Fleet, HISTORY_KEPT, JOBS_MOST,
     LINE_MOST, NAME_MOST, Output, Reply, Store, Tail, fill, output::Extent, readable, tidy,
 };
 use crate::{
@@ -53,6 +53,7 @@ pub struct SqliteStore {
     writer: mpsc::Sender<Work>,
     reader: mpsc::Sender<ReaderTask>,
     events: broadcast::Sender<Event>,
+    changes: broadcast::Sender<Changed>,
 }
 
 /// The data that both threads use.
@@ -84,6 +85,8 @@ pub(crate) struct Request<'a> {
     in_doubt: bool,
     incarnation: &'a str,
     pub(crate) effects: Effects,
+    /// The jobs whose state it changed, otherwise than by a renewal.
+    changed: Vec<JobName>,
     /// The states around its decisions, if they are shown.
     around: Option<Vec<Around>>,
 }
@@ -192,21 +195,27 @@ impl SqliteStore {
                     reason: format!("cannot start a thread: {e}"),
                 })
         };
-        let (s, e) = (shared.clone(), events.clone());
+        let hints = Hints {
+            events,
+            changes: broadcast::channel(super::CHANGES).0,
+        };
+        let (s, h) = (shared.clone(), hints.clone());
         spawn(
             "sqlite-write",
-            Box::new(move || write(&db, &requests, &s, &e)),
+            Box::new(move || write(&db, &requests, &s, &h)),
         )?;
-        let (s, e) = (shared.clone(), events.clone());
+        let (s, h) = (shared.clone(), hints.clone());
         spawn(
             "sqlite-read",
-            Box::new(move || read(&look, &looks, &s, &e, seen)),
+            Box::new(move || read(&look, &looks, &s, &h, seen)),
         )?;
+        let Hints { events, changes } = hints;
         Ok(Self {
             shared,
             writer,
             reader,
             events,
+            changes,
         })
     }
 
@@ -322,6 +331,9 @@ impl Request<'_> {
                 "INSERT INTO jobs (job, state) VALUES (?1, ?2) ON CONFLICT (job) DO UPDATE SET state = ?2",
                 &[&job.as_str(), &to_json(st)],
             )?;
+        }
+        if super::changed(before.as_ref(), after.as_ref()) {
+            self.changed.push(job.clone());
         }
         if let Some(around) = &mut self.around {
             around.push(Around {
@@ -665,14 +677,21 @@ impl Store for SqliteStore {
                 "SELECT record FROM history WHERE job = ?1 AND octet_length(record) <= ?2 \
                      ORDER BY id DESC LIMIT ?3",
             )?;
-            let lines: Vec<String> = rows
-                .query_map(
-                    params![job.as_str(), LINE_MOST as i64, HISTORY_KEPT as i64],
-                    |r| r.get(0),
-                )?
-                .collect::<Result<_, _>>()?;
-            let records = lines.iter().map(|l| serde_json::from_str(l));
-            Ok(tidy(readable("records of runs", &job, records), n))
+            let mut read = |most: usize| -> Result<Vec<RunRecord>, Fault> {
+                let lines: Vec<String> = rows
+                    .query_map(params![job.as_str(), LINE_MOST as i64, most as i64], |r| {
+                        r.get(0)
+                    })?
+                    .collect::<Result<_, _>>()?;
+                let records = lines.iter().map(|l| serde_json::from_str(l));
+                Ok(tidy(readable("records of runs", &job, records), n))
+            };
+            let few = super::lines_for(n);
+            let records = read(few)?;
+            match records.len() >= n || few == HISTORY_KEPT {
+                true => Ok(records),
+                false => read(HISTORY_KEPT),
+            }
         })
         .await
         .map(|r| r.value)
@@ -716,6 +735,12 @@ impl Store for SqliteStore {
 
     fn events(&self) -> broadcast::Receiver<Event> {
         let receiver = self.events.subscribe();
+        let _ = self.reader.send(ReaderTask::Listen);
+        receiver
+    }
+
+    fn changes(&self) -> broadcast::Receiver<Changed> {
+        let receiver = self.changes.subscribe();
         let _ = self.reader.send(ReaderTask::Listen);
         receiver
     }

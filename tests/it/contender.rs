@@ -307,6 +307,7 @@ impl Node {
                 max_parallel: s.max_parallel,
                 journal,
                 plans,
+                vitals: std::sync::Arc::default(),
                 stop: stop.clone(),
                 tasks: TaskTracker::new(),
             };

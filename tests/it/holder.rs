@@ -203,6 +203,7 @@ impl Node {
                 max_parallel: None,
                 journal,
                 plans,
+                vitals: std::sync::Arc::default(),
                 stop: CancellationToken::new(),
                 tasks: TaskTracker::new(),
             },

@@ -12,6 +12,7 @@ mod guard;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod holder;
+mod http;
 mod keys;
 mod layers;
 mod locks;

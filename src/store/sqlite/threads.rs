@@ -18,7 +18,8 @@ use crate::{
         belief,
         claim::{Effects, Event},
     },
-    store::{DECISIONS_TTL, Error, FENCE_TTL, FORGET_INSTANCE, OUTPUT_TTL, RECORDS_TTL},
+    model::JobName,
+    store::{Changed, DECISIONS_TTL, Error, FENCE_TTL, FORGET_INSTANCE, OUTPUT_TTL, RECORDS_TTL},
 };
 
 /// The most requests that share a transaction.
@@ -49,6 +50,27 @@ pub(super) type Work =
 /// Answers a request. It gets the result of the commit.
 pub(super) type Finish = Box<dyn FnOnce(&Result<(), Error>) + Send>;
 
+/// Who listens for what happens.
+#[derive(Clone)]
+pub(super) struct Hints {
+    pub(super) events: broadcast::Sender<Event>,
+    pub(super) changes: broadcast::Sender<Changed>,
+}
+
+/// What the writes of one transaction tell.
+#[derive(Default)]
+pub(super) struct Happened {
+    events: Vec<Event>,
+    changed: Vec<JobName>,
+}
+
+/// How the table of events tells other processes of changed jobs. Earlier versions do not understand it, and pass over
+/// it.
+#[derive(serde::Serialize, serde::Deserialize)]
+struct ChangedJobs {
+    changed: Vec<JobName>,
+}
+
 pub(super) enum ReaderTask {
     Read(Box<dyn FnOnce(&Connection) + Send>),
     /// A listener for events exists now.
@@ -60,7 +82,7 @@ pub(super) fn write(
     db: &Connection,
     requests: &mpsc::Receiver<Work>,
     shared: &Shared,
-    events: &broadcast::Sender<Event>,
+    hints: &Hints,
 ) {
     let mut swept = Boottime(0);
     while let Ok(first) = requests.recv() {
@@ -71,7 +93,7 @@ pub(super) fn write(
             group.push_back(next);
         }
         let mut finish = Vec::with_capacity(group.len());
-        let mut happened = vec![];
+        let mut happened = Happened::default();
         let outcome = transaction(
             db,
             shared,
@@ -84,13 +106,16 @@ pub(super) fn write(
             if !db.is_autocommit() {
                 let _ = db.execute_batch("ROLLBACK");
             }
-            happened.clear();
+            happened = Happened::default();
             for work in group {
                 finish.push(work(Err(e.clone())).1);
             }
         }
-        for event in happened {
-            let _ = events.send(event);
+        for event in happened.events {
+            let _ = hints.events.send(event);
+        }
+        if !happened.changed.is_empty() {
+            let _ = hints.changes.send(Changed::Jobs(happened.changed.into()));
         }
         for f in finish {
             f(&outcome);
@@ -104,7 +129,7 @@ pub(super) fn transaction(
     shared: &Shared,
     group: &mut std::collections::VecDeque<Work>,
     finish: &mut Vec<Finish>,
-    happened: &mut Vec<Event>,
+    happened: &mut Happened,
     swept: &mut Boottime,
 ) -> Result<(), Error> {
     let run = |sql: &str| {
@@ -129,6 +154,7 @@ pub(super) fn transaction(
             in_doubt: doubted.is_some(),
             incarnation: &shared.incarnation,
             effects: Effects::default(),
+            changed: vec![],
         };
         // If one request fails, the others of its group must not fail too.
         if let Err(e) = run("SAVEPOINT request") {
@@ -138,12 +164,20 @@ pub(super) fn transaction(
         let (failed, f) = work(Ok(&mut request));
         finish.push(f);
         match failed {
-            None => happened.append(&mut request.effects.events),
+            None => {
+                happened.events.append(&mut request.effects.events);
+                happened.changed.append(&mut request.changed);
+            }
             // Errors such as a full disk end the whole transaction.
             Some(e) if db.is_autocommit() => return Err(e),
             Some(_) => run("ROLLBACK TO request")?,
         }
         run("RELEASE request")?;
+    }
+    if !happened.changed.is_empty() {
+        let now = (shared.clock)().div_euclid(1000);
+        tell_changes(db, &shared.origin, now, &mut happened.changed)
+            .map_err(|e| Fault::Sql(e).at(&shared.address))?;
     }
     let now = Boottime::now();
     if now.since(*swept) >= SWEEP {
@@ -151,6 +185,25 @@ pub(super) fn transaction(
         sweep(db, (shared.clock)() / 1000).map_err(|e| Fault::Sql(e).at(&shared.address))?;
     }
     run("COMMIT")
+}
+
+/// Tells other processes which jobs this transaction changes.
+fn tell_changes(
+    db: &Connection,
+    origin: &str,
+    now: i64,
+    changed: &mut Vec<JobName>,
+) -> rusqlite::Result<()> {
+    changed.sort_unstable();
+    changed.dedup();
+    let told = ChangedJobs {
+        changed: std::mem::take(changed),
+    };
+    let text = super::to_json(&told);
+    *changed = told.changed;
+    db.prepare_cached("INSERT INTO events (origin, at, event) VALUES (?1, ?2, ?3)")?
+        .execute(rusqlite::params![origin, now, text])
+        .map(drop)
 }
 
 /// Removes old rows. Their ids grow with time, so it finds the oldest without a search.
@@ -201,7 +254,7 @@ pub(super) fn read(
     db: &Connection,
     looks: &mpsc::Receiver<ReaderTask>,
     shared: &Shared,
-    events: &broadcast::Sender<Event>,
+    hints: &Hints,
     mut seen: i64,
 ) {
     let mut written = Written {
@@ -211,7 +264,8 @@ pub(super) fn read(
     let mut active = Boottime::now();
     let mut polled = active;
     loop {
-        let look = if events.receiver_count() > 0 {
+        let listened = hints.events.receiver_count() + hints.changes.receiver_count() > 0;
+        let look = if listened {
             let quiet = Boottime::now().since(active) > QUIET;
             match looks.recv_timeout(if quiet { POLL_QUIET } else { POLL }) {
                 Err(mpsc::RecvTimeoutError::Disconnected) => return,
@@ -230,7 +284,7 @@ pub(super) fn read(
                 let now = Boottime::now();
                 if written.changed() || now.since(polled) > POLL_ANYWAY {
                     polled = now;
-                    if let Ok(true) = poll(db, shared, events, &mut seen) {
+                    if let Ok(true) = poll(db, shared, hints, &mut seen) {
                         active = now;
                     }
                 }
@@ -273,7 +327,7 @@ pub(super) fn log_of(path: &Path) -> PathBuf {
 pub(super) fn poll(
     db: &Connection,
     shared: &Shared,
-    events: &broadcast::Sender<Event>,
+    hints: &Hints,
     seen: &mut i64,
 ) -> rusqlite::Result<bool> {
     let mut foreign = false;
@@ -286,9 +340,14 @@ pub(super) fn poll(
         if row.get_ref(1)?.as_str()? == shared.origin {
             continue;
         }
+        let text = row.get_ref(2)?.as_str()?;
+        if let Ok(ChangedJobs { changed }) = serde_json::from_str(text) {
+            let _ = hints.changes.send(Changed::Jobs(changed.into()));
+            continue;
+        }
         foreign = true;
-        if let Ok(event) = serde_json::from_str(row.get_ref(2)?.as_str()?) {
-            let _ = events.send(event);
+        if let Ok(event) = serde_json::from_str(text) {
+            let _ = hints.events.send(event);
         }
     }
     Ok(foreign)

@@ -48,6 +48,8 @@ pub struct Plan {
     slots: usize,
     drain: &'static str,
     limits: String,
+    /// The lines of `[http]`, if it is there.
+    http: Option<String>,
     store: String,
     defaults: BTreeMap<String, String>,
     jobs: BTreeMap<String, String>,
@@ -71,6 +73,7 @@ pub fn fleet(size: usize) -> Plan {
         slots: 1,
         drain: "5s",
         limits: String::new(),
+        http: None,
         store: String::new(),
         defaults: defaults.map(|(k, v)| (k.into(), v.into())).into(),
         jobs: BTreeMap::new(),
@@ -123,6 +126,12 @@ impl Plan {
     /// Further lines of `[limits]`.
     pub fn limits(mut self, lines: &str) -> Self {
         self.limits = lines.into();
+        self
+    }
+    /// Each instance serves HTTP at a free port of this host, with these further lines of `[http]`. A line `listen` takes
+    /// the place of that port; `{id}` stands for the name of the instance.
+    pub fn http(mut self, lines: &str) -> Self {
+        self.http = Some(lines.into());
         self
     }
     /// Further lines of `[store]`.
@@ -444,6 +453,14 @@ impl Fleet {
         for (key, value) in &self.plan.defaults {
             text += &format!("{key} = {value}\n");
         }
+        if let Some(lines) = &self.plan.http {
+            let listen = match lines.contains("listen =") {
+                true => "",
+                false => "listen = \"127.0.0.1:0\"\n",
+            };
+            let lines = lines.replace("{id}", &self.instances[i].id);
+            text += &format!("\n[http]\n{listen}{lines}\n");
+        }
         for (name, lines) in &self.plan.jobs {
             let lines = lines
                 .replace("{witness}", &witness)
@@ -459,6 +476,22 @@ impl Fleet {
         let new = file.with_extension("new");
         std::fs::write(&new, self.config_text(i)).expect("write the configuration");
         std::fs::rename(new, file).expect("put the configuration in place");
+    }
+
+    /// Where the i-th instance serves HTTP now: `127.0.0.1:PORT`, or a path.
+    #[track_caller]
+    pub fn http(&self, i: usize) -> String {
+        wait_for(&format!("i{} serves HTTP", i + 1), GENEROUS, || {
+            let text = self.instances[i].log_text();
+            let (_, at) = text.rsplit_once("serving HTTP at ")?;
+            let at = at.lines().next()?.trim();
+            let plain = at
+                .strip_prefix("unix:")
+                .or_else(|| at.strip_prefix("http://"));
+            plain
+                .or_else(|| at.strip_prefix("https://"))
+                .map(str::to_owned)
+        })
     }
 
     /// Runs a command of soloist beside the fleet, with the first instance's configuration.

@@ -1,0 +1,322 @@
+//! What can be read: from the board, and what the board does not have from the store.
+
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
+
+use axum::{
+    Extension,
+    body::Body,
+    extract::{FromRequestParts, State},
+    http::{HeaderValue, StatusCode, Uri, header, request},
+    response::{IntoResponse as _, Response},
+};
+use serde::Serialize;
+
+use super::{
+    App,
+    auth::Caller,
+    board::{Board, Instances, Job, Jobs},
+    problem::{Problem, ProblemView},
+};
+use crate::{
+    config::{nearest, tokens::Role},
+    model::{InstanceId, JobName},
+};
+
+/// The dispatcher goes round every 1.5 seconds at least: after this time it hangs.
+const HANGS_AFTER: Duration = Duration::from_secs(10);
+/// The store counts as reachable for so long after it answered a heartbeat, of which there is one each second.
+const ANSWERED_WITHIN: Duration = Duration::from_secs(5);
+
+/// An answer in JSON.
+pub(super) fn json<T: Serialize>(value: &T) -> Response {
+    match serde_json::to_vec(value) {
+        Ok(body) => {
+            let mut response = Response::new(Body::from(body));
+            let json = HeaderValue::from_static("application/json");
+            response.headers_mut().insert(header::CONTENT_TYPE, json);
+            response
+        }
+        Err(e) => Problem::internal(format!("cannot write JSON: {e}")).into_response(),
+    }
+}
+
+/// The part of a path.
+pub(super) struct Path<T>(pub(super) T);
+
+impl<S: Send + Sync, T: serde::de::DeserializeOwned + Send> FromRequestParts<S> for Path<T> {
+    type Rejection = Problem;
+    async fn from_request_parts(parts: &mut request::Parts, state: &S) -> Result<Self, Problem> {
+        match axum::extract::Path::<T>::from_request_parts(parts, state).await {
+            Ok(axum::extract::Path(value)) => Ok(Self(value)),
+            Err(_) => Err(Problem::bad("the path cannot be read")),
+        }
+    }
+}
+
+/// The arguments of a query.
+pub(super) struct Args(Vec<(String, String)>);
+
+impl Args {
+    /// # Errors
+    /// An argument has none of the names.
+    pub(super) fn of(uri: &Uri, names: &[&str]) -> Result<Self, Problem> {
+        let read = axum::extract::Query::<Vec<(String, String)>>::try_from_uri(uri);
+        let axum::extract::Query(all) =
+            read.map_err(|_| Problem::bad("the query cannot be read"))?;
+        if let Some((name, _)) = all.iter().find(|(name, _)| !names.contains(&name.as_str())) {
+            let problem = Problem::bad(format!("no argument `{name}` is known here"));
+            return Err(match nearest(name, names.iter().copied()) {
+                Some(near) => problem.hint(format!("did you mean `{near}`?")),
+                None if names.is_empty() => problem.hint("there are none"),
+                None => problem.hint(format!("those known are {}", names.join(", "))),
+            });
+        }
+        Ok(Self(all))
+    }
+
+    /// The first of this name, if it is not empty.
+    pub(super) fn text(&self, name: &str) -> Option<&str> {
+        self.all(name).next()
+    }
+
+    /// All of this name that are not empty.
+    pub(super) fn all(&self, name: &str) -> impl Iterator<Item = &str> {
+        let named = self.0.iter().filter(move |(n, _)| n == name);
+        named
+            .map(|(_, value)| value.as_str())
+            .filter(|value| !value.is_empty())
+    }
+
+    pub(super) fn number(&self, name: &str, default: usize, most: usize) -> Result<usize, Problem> {
+        match self.text(name) {
+            None => Ok(default),
+            Some(text) => match text.parse() {
+                Ok(n) if (1..=most).contains(&n) => Ok(n),
+                _ => Err(Problem::bad(format!(
+                    "`{name}` must be a number from 1 to {most}"
+                ))),
+            },
+        }
+    }
+
+    /// An instant, in Unix milliseconds.
+    pub(super) fn instant(&self, name: &str) -> Result<Option<i64>, Problem> {
+        let read = self.text(name).map(instant).transpose();
+        read.map_err(|why| Problem::bad(format!("`{name}`: {why}")))
+    }
+
+    pub(super) fn is_set(&self, name: &str) -> bool {
+        self.text(name)
+            .is_some_and(|value| !["0", "false"].contains(&value))
+    }
+}
+
+/// RFC 3339 or Unix milliseconds, as Unix milliseconds.
+pub(super) fn instant(text: &str) -> Result<i64, String> {
+    crate::text::instant(text)
+}
+
+/// # Errors
+/// The configuration has no such job; has the nearest name as its hint.
+pub(super) fn named(board: &Board, name: &str) -> Result<JobName, Problem> {
+    let inner = board.read();
+    let wanted = JobName::new(name);
+    match inner.job(&wanted) {
+        Some(_) => Ok(wanted),
+        None => {
+            let shown: String = name.chars().take(100).collect();
+            let problem = Problem::missing(format!("there is no job `{shown}`"));
+            let names = inner.each().map(|(job, _)| job.name.as_str());
+            Err(match nearest(name, names) {
+                Some(near) => problem.hint(format!("did you mean `{near}`?")),
+                None => {
+                    problem.hint("`/api/v1/jobs` lists the jobs of this instance's configuration")
+                }
+            })
+        }
+    }
+}
+
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+struct Alive {
+    alive: bool,
+}
+
+/// Whether the instance is alive: it hands out occurrences
+#[utoipa::path(
+    get,
+    path = "/healthz",
+    tag = "health",
+    security(()),
+    responses(
+        (status = 200, description = "it is", body = Alive),
+        (status = 503, description = "it hangs", body = ProblemView, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn healthz(State(app): State<Arc<App>>) -> Response {
+    match app.vitals.since_round() {
+        // It has only begun.
+        Some(since) if since > HANGS_AFTER => {
+            let detail = format!(
+                "nothing was handed out for {} s: the instance hangs",
+                since.as_secs()
+            );
+            Problem::unavailable(detail)
+                .hint("restart it")
+                .into_response()
+        }
+        _ => json(&Alive { alive: true }),
+    }
+}
+
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+struct Ready {
+    ready: bool,
+}
+
+/// Whether the store answers this instance
+#[utoipa::path(
+    get,
+    path = "/readyz",
+    tag = "health",
+    security(()),
+    responses(
+        (status = 200, description = "it does", body = Ready),
+        (status = 503, description = "it does not", body = ProblemView, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn readyz(State(app): State<Arc<App>>) -> Response {
+    let inner = app.board.read();
+    let pulse = inner.pulse();
+    let detail = match (&pulse.away, &pulse.fleet) {
+        (Some((why, _)), _) => why.to_string(),
+        (None, None) => "the store has not answered yet".to_owned(),
+        (None, Some(reply)) => {
+            let since = crate::clock::Boottime::now().since(reply.received);
+            if since <= ANSWERED_WITHIN {
+                return json(&Ready { ready: true });
+            }
+            format!("the store has not answered for {} s", since.as_secs())
+        }
+    };
+    // Whoever may not read gets no address.
+    let detail = match app.gate.has_tokens() {
+        true => "the store does not answer; the log says why".to_owned(),
+        false => detail,
+    };
+    Problem::unavailable(detail)
+        .hint("until the store answers, nothing starts")
+        .into_response()
+}
+
+/// What the caller may do here.
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+struct Session {
+    /// `read` or `operate`; null: a token is needed.
+    #[schema(value_type = Option<String>)]
+    role: Option<Role>,
+    /// The name of the caller's token.
+    #[schema(value_type = Option<String>)]
+    name: Option<Arc<str>>,
+    /// There are tokens.
+    tokens: bool,
+    /// Nobody may change anything here.
+    read_only: bool,
+    instance: InstanceId,
+    version: &'static str,
+    public_url: Option<String>,
+}
+
+/// What the caller may do here; needs no token
+#[utoipa::path(
+    get,
+    path = "/api/v1/session",
+    tag = "health",
+    security((), ("token" = [])),
+    responses((status = 200, description = "whether a token is needed, and what it allows", body = Session))
+)]
+pub(super) async fn session(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+) -> Response {
+    json(&Session {
+        role: caller.role,
+        name: caller.name,
+        tokens: app.gate.has_tokens(),
+        read_only: app.gate.read_only(),
+        instance: app.instance.clone(),
+        version: env!("CARGO_PKG_VERSION"),
+        public_url: app.http.public_url.clone(),
+    })
+}
+
+/// All jobs of the fleet, as this instance's configuration has them
+#[utoipa::path(
+    get,
+    path = "/api/v1/jobs",
+    tag = "jobs",
+    params(
+        ("tag" = Option<String>, Query, description = "only those with this tag; several: with all of them"),
+        ("q" = Option<String>, Query, description = "only those whose name, description or tags contain these words"),
+    ),
+    responses(
+        (status = 200, description = "the jobs", body = Jobs, headers(
+            ("X-Cursor" = String, description = "the newest event that the answer includes"),
+        )),
+        (status = "default", description = "a problem", body = ProblemView, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn jobs(State(app): State<Arc<App>>, uri: Uri) -> Result<Response, Problem> {
+    let args = Args::of(&uri, &["tag", "q"])?;
+    let tags: BTreeSet<&str> = args.all("tag").collect();
+    let words: Vec<String> = args
+        .text("q")
+        .unwrap_or_default()
+        .split_whitespace()
+        .map(str::to_lowercase)
+        .collect();
+    let wanted = |job: &Job| {
+        let view = &job.view;
+        let has = |word: &String| {
+            let texts = view.tags.iter().chain(&view.description);
+            let mut texts = texts.map(String::as_str).chain([view.job.as_str()]);
+            texts.any(|text| text.to_lowercase().contains(word.as_str()))
+        };
+        tags.iter().all(|tag| view.tags.iter().any(|t| t == tag)) && words.iter().all(has)
+    };
+    let inner = app.board.read();
+    let all = inner.all(wanted);
+    let cursor = HeaderValue::from_str(&all.cursor);
+    let mut response = json(&all);
+    if let Ok(cursor) = cursor {
+        response.headers_mut().insert("x-cursor", cursor);
+    }
+    Ok(response)
+}
+
+/// The instances, and the store
+#[utoipa::path(
+    get,
+    path = "/api/v1/instances",
+    tag = "fleet",
+    responses(
+        (status = 200, description = "the instances", body = Instances),
+        (status = "default", description = "a problem", body = ProblemView, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn instances(State(app): State<Arc<App>>) -> Response {
+    let instances = app.board.read().instances();
+    json(&instances)
+}
+
+/// Nothing is at this path.
+pub(super) async fn nothing(uri: Uri) -> Problem {
+    let path: String = uri.path().chars().take(200).collect();
+    Problem::missing(format!("there is nothing at {path}"))
+        .hint("`/api/v1/openapi.json` lists what there is")
+}
+
+pub(super) async fn not_allowed() -> Problem {
+    Problem::new(StatusCode::METHOD_NOT_ALLOWED, "this cannot be done there")
+        .hint("`/api/v1/openapi.json` lists what can")
+}

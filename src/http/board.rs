@@ -1,0 +1,881 @@
+//! The board: what the fleet's jobs are doing, in memory. Every read is answered from it, so that readers cost the store
+//! nothing. One task keeps it: it looks at the jobs of which the store says that they changed, and at all of them now
+//! and then, because hints may be lost. What it finds changed becomes events, see `events`.
+
+mod diff;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    future::Future,
+    sync::Arc,
+    time::Duration,
+};
+
+use futures_util::StreamExt as _;
+use parking_lot::RwLock;
+use serde::Serialize;
+use tokio::{
+    runtime::Handle,
+    sync::{
+        broadcast::{self, error::RecvError},
+        watch,
+    },
+    time::Instant,
+};
+use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
+use tracing::debug;
+
+use super::events::{Feed, Kind, Ring};
+use crate::{
+    clock::{Boottime, wall_us},
+    config::{self, Config},
+    logic::claim::{State, Triggered},
+    model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger},
+    store::{self, Changed, Observation, Reply, Store, observe_each},
+    view::{self, Clock, EpochView, InstanceView, JobView, Time},
+    vitals::Pulse,
+};
+
+/// How many ended runs of each job the board has.
+const RECENT: usize = 24;
+/// How many records are read first when a job has changed: most often one is new.
+const FIRST_RECORDS: usize = 3;
+/// The time between two looks at all jobs.
+const LOOK_AGAIN: Duration = Duration::from_secs(5);
+/// With more jobs, each look takes in so many of them.
+const LOOK_AT: usize = 2000;
+/// How many jobs are looked at together: what is found of them is shown at once.
+const LOOK_AT_ONCE: usize = 200;
+/// How many requests for records are under way at one time.
+const AT_ONCE: usize = 8;
+/// The pause after the store did not answer.
+const AFTER_FAILURE: Duration = Duration::from_secs(1);
+/// The instances are shown anew this often, even if only their clocks moved on.
+const INSTANCES_AGAIN: Duration = Duration::from_secs(5);
+/// What a planned instant changes is shown so much later: by then its grant has most likely been seen.
+const AFTER_INSTANT_MS: i64 = 300;
+
+/// An ended run, or an occurrence that did not run, as a mark in a strip.
+#[derive(Debug, Clone, PartialEq, Serialize, utoipa::ToSchema)]
+pub(super) struct Recent {
+    pub(super) run_id: Option<RunId>,
+    pub(super) occurrence: Time,
+    pub(super) attempt: u32,
+    pub(super) trigger: Trigger,
+    pub(super) outcome: Outcome,
+    pub(super) exit_code: Option<i32>,
+    pub(super) started_at: Option<Time>,
+    pub(super) duration_ms: Option<i64>,
+    pub(super) lateness_ms: Option<i64>,
+    pub(super) instance: Option<InstanceId>,
+    /// How many missed occurrences it stands for. Written only if it is not 1.
+    #[serde(skip_serializing_if = "is_one")]
+    pub(super) count: u64,
+}
+
+fn is_one(n: &u64) -> bool {
+    *n == 1
+}
+
+impl From<RunRecord> for Recent {
+    fn from(r: RunRecord) -> Self {
+        Self {
+            run_id: r.run_id,
+            occurrence: r.occurrence.into(),
+            attempt: r.attempt,
+            trigger: r.trigger,
+            outcome: r.outcome,
+            exit_code: r.exit_code,
+            started_at: r.started_at.map(Time),
+            duration_ms: r.duration_ms,
+            lateness_ms: r.lateness_ms,
+            instance: r.instance,
+            count: r.count,
+        }
+    }
+}
+
+/// A job as the page shows it in a line.
+#[derive(Debug, Clone, PartialEq, Serialize, utoipa::ToSchema)]
+pub(super) struct Job {
+    #[serde(flatten)]
+    pub(super) view: JobView,
+    /// The last ended runs, newest first.
+    pub(super) recent: Vec<Recent>,
+    /// The median duration of the recent runs that succeeded.
+    pub(super) typical_ms: Option<i64>,
+    /// The median lateness of the recent runs.
+    pub(super) late_typical_ms: Option<i64>,
+}
+
+/// All jobs. The instances are at `/api/v1/instances`.
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub(super) struct Jobs<'a> {
+    pub(super) now: Time,
+    /// The store's address, without secrets.
+    pub(super) store: &'a str,
+    pub(super) namespace: &'a str,
+    /// What is wrong with the store, in words, as its server shows it.
+    pub(super) problems: &'a [String],
+    pub(super) clock_doubt_ms: Option<i64>,
+    pub(super) nobody_believes: bool,
+    pub(super) epoch: Option<EpochView>,
+    /// Digest of this instance's configuration.
+    pub(super) config: &'a str,
+    /// Why the store does not answer this instance; then everything else is as it was at `as_of`.
+    pub(super) store_error: Option<String>,
+    /// When this instance last saw the jobs in the store; null: not yet.
+    pub(super) as_of: Option<Time>,
+    /// The newest event that this answer includes.
+    pub(super) cursor: String,
+    pub(super) jobs: Vec<&'a Job>,
+}
+
+/// The instances of the fleet, and the store as this instance sees it.
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub(super) struct Instances {
+    pub(super) now: Time,
+    pub(super) epoch: Option<EpochView>,
+    /// Digest of the configuration of the instance that answers.
+    pub(super) config: String,
+    pub(super) instances: Vec<InstanceView>,
+    pub(super) store: StoreView,
+}
+
+/// The store as the answering instance sees it.
+#[derive(Debug, Clone, PartialEq, Serialize, utoipa::ToSchema)]
+pub(super) struct StoreView {
+    /// Without secrets.
+    pub(super) address: String,
+    pub(super) reachable: bool,
+    /// How long the last heartbeat took; null: there was none yet.
+    pub(super) latency_ms: Option<f64>,
+    pub(super) error: Option<String>,
+    /// Since when the store does not answer.
+    pub(super) since: Option<Time>,
+}
+
+pub(super) struct Board {
+    inner: RwLock<Inner>,
+    /// The number of the newest event.
+    latest: watch::Sender<u64>,
+}
+
+pub(super) struct Inner {
+    pub(super) config: Arc<Config>,
+    address: String,
+    jobs: BTreeMap<JobName, Entry>,
+    /// When to look at jobs again, Unix ms of the store's clock.
+    due: BTreeSet<(i64, JobName)>,
+    pub(super) ring: Ring,
+    pulse: Pulse,
+    /// As they were last shown.
+    instances: Vec<InstanceView>,
+    shown: Option<Boottime>,
+    /// When jobs were last observed, Unix ms of the store's clock.
+    as_of: Option<i64>,
+    /// Why the last look at the jobs failed.
+    failed: Option<String>,
+    incarnation: Arc<str>,
+}
+
+struct Entry {
+    definition: Arc<config::Job>,
+    /// Without the keys of decided triggers, which may be many.
+    state: Option<State>,
+    /// The newest of these.
+    triggered: Option<Triggered>,
+    unreadable: Option<String>,
+    /// Its state and its records were read.
+    known: bool,
+    /// When a run last succeeded, as far as the board has seen.
+    last_success: Option<i64>,
+    job: Job,
+    /// The incarnation of the store that its state is from.
+    incarnation: Arc<str>,
+    due: Option<i64>,
+}
+
+/// What was found of one job.
+struct Found {
+    name: JobName,
+    state: Result<Option<State>, String>,
+    /// None: they cannot have changed, or cannot be read.
+    records: Option<Records>,
+}
+
+enum Records {
+    /// The newest ones; those before are known.
+    Newest(Vec<RunRecord>),
+    All(Vec<RunRecord>),
+}
+
+impl Board {
+    pub(super) fn new(config: Arc<Config>, address: &str) -> Self {
+        let board = Self {
+            inner: RwLock::new(Inner {
+                config: config.clone(),
+                address: address.to_owned(),
+                jobs: BTreeMap::new(),
+                due: BTreeSet::new(),
+                ring: Ring::new(),
+                pulse: Pulse::default(),
+                instances: vec![],
+                shown: None,
+                as_of: None,
+                failed: None,
+                incarnation: "".into(),
+            }),
+            latest: watch::Sender::new(0),
+        };
+        board.inner.write().configure(&config);
+        board
+    }
+
+    /// The state at one moment. Writers wait as long as the guard lives.
+    pub(super) fn read(&self) -> parking_lot::RwLockReadGuard<'_, Inner> {
+        self.inner.read()
+    }
+
+    /// Tells the number of the newest event.
+    pub(super) fn latest(&self) -> watch::Receiver<u64> {
+        self.latest.subscribe()
+    }
+
+    fn change<T>(&self, f: impl FnOnce(&mut Inner) -> T) -> T {
+        let mut inner = self.inner.write();
+        let out = f(&mut inner);
+        let seq = inner.ring.latest();
+        drop(inner);
+        self.latest.send_if_modified(|known| {
+            let newer = *known != seq;
+            *known = seq;
+            newer
+        });
+        out
+    }
+
+    /// Keeps the board until `finish`. The store is asked by tasks of the daemon's runtime.
+    pub(super) async fn keep(
+        &self,
+        store: Asking,
+        mut changes: broadcast::Receiver<Changed>,
+        mut pulse: watch::Receiver<Pulse>,
+        mut config: watch::Receiver<Arc<Config>>,
+        finish: CancellationToken,
+    ) {
+        let mut hinted = true;
+        // At which jobs to look: those that have changed go first.
+        let (mut changed, mut others) = (BTreeSet::new(), BTreeSet::new());
+        let mut round = Round::default();
+        let mut next_round = Instant::now();
+        let mut not_before = next_round;
+        loop {
+            let now = Instant::now();
+            if now >= next_round {
+                others.extend(round.next(&self.read().jobs));
+                next_round = now + LOOK_AGAIN;
+            }
+            if now >= not_before {
+                let some = match changed.is_empty() {
+                    true => &mut others,
+                    false => &mut changed,
+                };
+                let names: Vec<JobName> = some.iter().take(LOOK_AT_ONCE).cloned().collect();
+                if !names.is_empty() {
+                    match finish
+                        .run_until_cancelled(self.look(&store, names.clone()))
+                        .await
+                    {
+                        None => return,
+                        Some(Ok(())) => some.retain(|name| !names.contains(name)),
+                        Some(Err(e)) => {
+                            debug!(error = %e, "cannot look at the jobs");
+                            self.change(|inner| inner.failed = Some(e.to_string()));
+                            not_before = now + AFTER_FAILURE;
+                        }
+                    }
+                }
+            }
+            let wake = match changed.is_empty() && others.is_empty() {
+                true => next_round,
+                false => not_before,
+            };
+            let due = self.read().next_due();
+            let due = async {
+                match due {
+                    Some(wait) => tokio::time::sleep(wait).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                () = finish.cancelled() => return,
+                change = changes.recv(), if hinted => match change {
+                    Ok(Changed::Jobs(names)) => {
+                        changed.extend(names.iter().cloned());
+                        // What else has come meanwhile is looked at together.
+                        while let Ok(Changed::Jobs(names)) = changes.try_recv() {
+                            changed.extend(names.iter().cloned());
+                        }
+                    }
+                    Ok(Changed::Any) | Err(RecvError::Lagged(_)) => {
+                        others.extend(self.read().jobs.keys().cloned());
+                    }
+                    Err(RecvError::Closed) => hinted = false,
+                },
+                seen = pulse.changed() => {
+                    // The daemon is gone.
+                    let Ok(()) = seen else { return };
+                    let pulse = pulse.borrow_and_update().clone();
+                    self.change(|inner| inner.beats(pulse));
+                }
+                seen = config.changed() => {
+                    let Ok(()) = seen else { return };
+                    let config = config.borrow_and_update().clone();
+                    self.change(|inner| inner.reloaded(config));
+                    next_round = now;
+                }
+                () = due => changed.extend(self.change(Inner::time_passes)),
+                () = tokio::time::sleep_until(wake) => {}
+            }
+        }
+    }
+
+    /// Looks at some jobs, and takes in what it finds.
+    async fn look(&self, store: &Asking, mut names: Vec<JobName>) -> Result<(), store::Error> {
+        {
+            let inner = self.read();
+            names.retain(|name| inner.jobs.contains_key(name));
+        }
+        let reply = store.states(names.clone()).await?;
+        let states = reply
+            .value
+            .into_iter()
+            .map(|state| state.map_err(|e| e.to_string()));
+        let (mut newest, mut all) = (vec![], vec![]);
+        let mut found: Vec<Found> = vec![];
+        {
+            let inner = self.read();
+            for (name, state) in names.into_iter().zip(states) {
+                match (inner.jobs.get(&name), &state) {
+                    (Some(e), Ok(Some(_))) if !e.known => all.push((found.len(), name.clone())),
+                    (Some(e), Ok(Some(st))) if diff::may_have_records(e.state.as_ref(), st) => {
+                        newest.push((found.len(), name.clone()));
+                    }
+                    _ => {}
+                }
+                found.push(Found {
+                    name,
+                    state,
+                    records: None,
+                });
+            }
+        }
+        for (at, records) in store.records(newest, FIRST_RECORDS).await? {
+            let name = found[at].name.clone();
+            match self.goes_on(&name, &records) {
+                true => found[at].records = Some(Records::Newest(records)),
+                false => all.push((at, name)),
+            }
+        }
+        for (at, records) in store.records(all, RECENT).await? {
+            found[at].records = Some(Records::All(records));
+        }
+        self.change(|inner| inner.take(found, reply.now_us.div_euclid(1000), reply.incarnation));
+        Ok(())
+    }
+
+    /// What was before these newest records is known.
+    fn goes_on(&self, name: &JobName, newest: &[RunRecord]) -> bool {
+        let inner = self.read();
+        inner.jobs.get(name).is_some_and(|e| {
+            let last = newest.last().cloned().map(Recent::from);
+            newest.len() < FIRST_RECORDS || last.is_some_and(|last| e.job.recent.contains(&last))
+        })
+    }
+}
+
+/// Asks the store from the daemon's runtime, to which its connections belong.
+pub(super) struct Asking {
+    pub(super) store: Arc<dyn Store>,
+    pub(super) daemon: Handle,
+}
+
+impl Asking {
+    async fn ask<T: Send + 'static>(
+        &self,
+        f: impl Future<Output = Result<T, store::Error>> + Send + 'static,
+    ) -> Result<T, store::Error> {
+        match AbortOnDropHandle::new(self.daemon.spawn(f)).await {
+            Ok(answer) => answer,
+            Err(_) => Err(store::Error::Unreachable {
+                address: self.store.address().to_owned(),
+                reason: "the instance ends".to_owned(),
+            }),
+        }
+    }
+
+    async fn states(&self, names: Vec<JobName>) -> Result<Reply<Vec<Observation>>, store::Error> {
+        let store = self.store.clone();
+        self.ask(async move { observe_each(&*store, &names).await })
+            .await
+    }
+
+    /// The newest `n` records of each of these jobs, with their places. Those that cannot be read hide nothing else.
+    async fn records(
+        &self,
+        names: Vec<(usize, JobName)>,
+        n: usize,
+    ) -> Result<Vec<(usize, Vec<RunRecord>)>, store::Error> {
+        if names.is_empty() {
+            return Ok(vec![]);
+        }
+        let store = self.store.clone();
+        let asking = async move {
+            let asks = names.into_iter().map(|(at, name)| {
+                let store = store.clone();
+                async move { (at, store.records(&name, n).await) }
+            });
+            let mut answers = futures_util::stream::iter(asks).buffer_unordered(AT_ONCE);
+            let mut all = vec![];
+            while let Some((at, records)) = answers.next().await {
+                match records {
+                    Ok(records) => all.push((at, records)),
+                    Err(store::Error::Corrupt { .. }) => {}
+                    Err(e) => return Err(e),
+                }
+            }
+            Ok(all)
+        };
+        self.ask(asking).await
+    }
+}
+
+/// The looks at all jobs, some at a time.
+#[derive(Default)]
+struct Round {
+    after: Option<JobName>,
+}
+
+impl Round {
+    fn next(&mut self, jobs: &BTreeMap<JobName, Entry>) -> Vec<JobName> {
+        use std::ops::Bound::{Excluded, Unbounded};
+        let from = self.after.as_ref().map_or(Unbounded, Excluded);
+        let some = jobs.range::<JobName, _>((from, Unbounded)).take(LOOK_AT);
+        let mut some: Vec<JobName> = some.map(|(name, _)| name.clone()).collect();
+        if some.len() < LOOK_AT {
+            let rest = LOOK_AT.min(jobs.len()) - some.len();
+            some.extend(jobs.keys().take(rest).cloned());
+        }
+        self.after = some.last().cloned();
+        some
+    }
+}
+
+impl Inner {
+    /// The time that the fleet uses. While the store is away, that which it used then and what has passed since.
+    pub(super) fn clock(&self) -> Clock {
+        match &self.pulse.fleet {
+            Some(reply) => {
+                let passed = Boottime::now().since(reply.received).as_millis() as i64;
+                Clock::of(
+                    &reply.value,
+                    reply.now_us.div_euclid(1000).saturating_add(passed),
+                )
+            }
+            None => Clock {
+                now: wall_us().div_euclid(1000),
+                doubt_ms: None,
+                nobody_believes: false,
+            },
+        }
+    }
+
+    pub(super) fn job(&self, name: &JobName) -> Option<(&config::Job, &Job)> {
+        self.jobs.get(name).map(|e| (&*e.definition, &e.job))
+    }
+
+    pub(super) fn definition(&self, name: &JobName) -> Option<Arc<config::Job>> {
+        self.jobs.get(name).map(|e| e.definition.clone())
+    }
+
+    pub(super) fn last_successes(&self) -> impl Iterator<Item = (&JobName, i64)> {
+        self.jobs
+            .iter()
+            .filter_map(|(name, e)| Some((name, e.last_success?)))
+    }
+
+    pub(super) fn each(&self) -> impl Iterator<Item = (&config::Job, &Job)> + Clone {
+        self.jobs.values().map(|e| (&*e.definition, &e.job))
+    }
+
+    pub(super) fn pulse(&self) -> &Pulse {
+        &self.pulse
+    }
+
+    pub(super) fn all<'a>(&'a self, wanted: impl Fn(&Job) -> bool) -> Jobs<'a> {
+        let clock = self.clock();
+        Jobs {
+            now: Time(clock.now),
+            store: &self.address,
+            namespace: &self.config.store.namespace,
+            problems: &self.pulse.problems,
+            clock_doubt_ms: clock.doubt_ms,
+            nobody_believes: clock.nobody_believes,
+            epoch: self.epoch(clock),
+            config: &self.config.digest,
+            store_error: self.store_error(),
+            as_of: self.as_of.map(Time),
+            cursor: self.ring.cursor(),
+            jobs: self
+                .jobs
+                .values()
+                .map(|e| &e.job)
+                .filter(|j| wanted(j))
+                .collect(),
+        }
+    }
+
+    fn store_error(&self) -> Option<String> {
+        let away = self.pulse.away.as_ref().map(|(why, _)| why.to_string());
+        away.or_else(|| self.failed.clone())
+    }
+
+    fn epoch(&self, clock: Clock) -> Option<EpochView> {
+        let fleet = self.pulse.fleet.as_ref()?;
+        Some(view::epoch(&fleet.value, clock.now))
+    }
+
+    pub(super) fn instances(&self) -> Instances {
+        let clock = self.clock();
+        Instances {
+            now: Time(clock.now),
+            epoch: self.epoch(clock),
+            config: self.config.digest.clone(),
+            instances: self.instance_views(clock),
+            store: self.store(clock),
+        }
+    }
+
+    fn instance_views(&self, mut clock: Clock) -> Vec<InstanceView> {
+        let Some(reply) = &self.pulse.fleet else {
+            return vec![];
+        };
+        // Nobody can report while the store is away: the others are as they were then.
+        if self.pulse.away.is_some() {
+            clock = Clock::of(&reply.value, reply.now_us.div_euclid(1000));
+        }
+        view::instances(&reply.value, &self.config.digest, clock)
+    }
+
+    pub(super) fn store(&self, clock: Clock) -> StoreView {
+        let away = self.pulse.away.as_ref();
+        let ago = |at: &Boottime| Boottime::now().since(*at).as_millis() as i64;
+        StoreView {
+            address: self.address.clone(),
+            reachable: self.pulse.fleet.is_some() && away.is_none(),
+            latency_ms: self
+                .pulse
+                .fleet
+                .as_ref()
+                .map(|_| self.pulse.latency.as_secs_f64() * 1000.0),
+            error: self.store_error(),
+            since: away.map(|(_, at)| Time(clock.now - ago(at))),
+        }
+    }
+
+    /// The length of time until [`Inner::time_passes`] is to be called.
+    fn next_due(&self) -> Option<Duration> {
+        let (at, _) = self.due.first()?;
+        let wait = at.saturating_sub(self.clock().now).clamp(1, 60_000);
+        Some(Duration::from_millis(wait as u64))
+    }
+
+    /// Shows what the time has changed. Returns the jobs at which to look in the store.
+    fn time_passes(&mut self) -> Vec<JobName> {
+        let now = self.clock().now;
+        let incarnation = self.incarnation.clone();
+        let mut look = vec![];
+        while let Some((at, _)) = self.due.first()
+            && *at <= now
+            && let Some((_, name)) = self.due.pop_first()
+        {
+            let Some(e) = self.jobs.get_mut(&name) else {
+                continue;
+            };
+            e.due = None;
+            if e.state
+                .as_ref()
+                .is_some_and(|st| diff::may_have_lapsed(st, now))
+            {
+                look.push(name.clone());
+            }
+            let before = e.show(now, &incarnation, false);
+            let changed = e.job.view != before;
+            // Not again before the store was looked at.
+            e.due = e.due.map(|at| at.max(now + 250));
+            if let Some(at) = e.due {
+                self.due.insert((at, name.clone()));
+            }
+            if changed {
+                self.ring.push(now, Kind::Job(name));
+            }
+        }
+        look
+    }
+
+    /// Another configuration is in force.
+    fn reloaded(&mut self, config: Arc<Config>) {
+        let now = self.clock().now;
+        let gone: Vec<JobName> = self
+            .jobs
+            .keys()
+            .filter(|name| !config.jobs.contains_key(*name))
+            .cloned()
+            .collect();
+        let changed: Vec<JobName> = config
+            .jobs
+            .values()
+            .filter(|job| {
+                let known = self.jobs.get(&job.name);
+                known.is_none_or(|e| !Arc::ptr_eq(&e.definition, job))
+            })
+            .map(|job| job.name.clone())
+            .collect();
+        self.configure(&config);
+        for name in gone {
+            self.ring.push(now, Kind::Removed(name));
+        }
+        for name in changed {
+            self.ring.push(now, Kind::Job(name));
+        }
+        self.config = config;
+    }
+
+    fn configure(&mut self, config: &Config) {
+        let now = self.clock().now;
+        let incarnation = self.incarnation.clone();
+        let due = &mut self.due;
+        self.jobs.retain(|name, e| {
+            let stays = config.jobs.contains_key(name);
+            if !stays && let Some(at) = e.due {
+                due.remove(&(at, name.clone()));
+            }
+            stays
+        });
+        for (name, job) in &config.jobs {
+            let e = self
+                .jobs
+                .entry(name.clone())
+                .or_insert_with(|| Entry::new(job, now));
+            e.definition = job.clone();
+            if let Some(at) = e.due.take() {
+                self.due.remove(&(at, name.clone()));
+            }
+            e.show(now, &incarnation, false);
+            if let Some(at) = e.due {
+                self.due.insert((at, name.clone()));
+            }
+        }
+    }
+
+    /// Takes in what a heartbeat found.
+    fn beats(&mut self, pulse: Pulse) {
+        let away = |p: &Pulse| p.away.as_ref().map(|(why, _)| why.clone());
+        let (before, after) = (away(&self.pulse), away(&pulse));
+        let first = self.pulse.fleet.is_none() && pulse.fleet.is_some();
+        self.pulse = pulse;
+        let clock = self.clock();
+        let now = clock.now;
+        if before != after || first {
+            let store = self.store(clock);
+            self.ring.push(now, Kind::Store(Box::new(store)));
+        }
+        let views = self.instance_views(clock);
+        let feed = match first {
+            true => vec![],
+            false => diff::instances(&self.instances, &views),
+        };
+        let moved = diff::instances_differ(&self.instances, &views);
+        for (kind, feed) in feed {
+            self.ring.push(now, Kind::Feed(kind, Box::new(feed)));
+        }
+        let moment = Boottime::now();
+        if moved
+            || self
+                .shown
+                .is_none_or(|at| moment.since(at) >= INSTANCES_AGAIN)
+        {
+            self.shown = Some(moment);
+            self.ring.push(now, Kind::Instances);
+        }
+        self.instances = views;
+    }
+
+    /// Takes in what was found of jobs when the store's clock showed `shown`.
+    fn take(&mut self, found: Vec<Found>, shown: i64, incarnation: Arc<str>) {
+        let now = match &self.pulse.fleet {
+            Some(reply) => Clock::of(&reply.value, shown).right(shown),
+            None => shown,
+        };
+        self.as_of = Some(now);
+        self.failed = None;
+        self.incarnation = incarnation.clone();
+        for f in found {
+            let Some(e) = self.jobs.get_mut(&f.name) else {
+                continue;
+            };
+            let was_due = e.due;
+            let (feed, changed) = e.take(f.state, f.records, now, &incarnation);
+            if was_due != e.due {
+                if let Some(at) = was_due {
+                    self.due.remove(&(at, f.name.clone()));
+                }
+                if let Some(at) = e.due {
+                    self.due.insert((at, f.name.clone()));
+                }
+            }
+            for (kind, feed) in feed {
+                let feed = Feed {
+                    job: Some(f.name.clone()),
+                    ..feed
+                };
+                self.ring.push(now, Kind::Feed(kind, Box::new(feed)));
+            }
+            if changed {
+                self.ring.push(now, Kind::Job(f.name));
+            }
+        }
+    }
+}
+
+impl Entry {
+    fn new(job: &Arc<config::Job>, now: i64) -> Self {
+        Self {
+            definition: job.clone(),
+            state: None,
+            triggered: None,
+            unreadable: None,
+            known: false,
+            last_success: None,
+            job: Job {
+                view: view::job(job, None, now, ""),
+                recent: vec![],
+                typical_ms: None,
+                late_typical_ms: None,
+            },
+            incarnation: "".into(),
+            due: None,
+        }
+    }
+
+    /// Returns what happened, and whether the job looks different now.
+    fn take(
+        &mut self,
+        state: Result<Option<State>, String>,
+        records: Option<Records>,
+        now: i64,
+        incarnation: &Arc<str>,
+    ) -> (Vec<(&'static str, Feed)>, bool) {
+        let mut feed = vec![];
+        let mut changed = !self.known;
+        match state {
+            Ok(mut state) => {
+                let triggered = state
+                    .as_mut()
+                    .and_then(|st| std::mem::take(&mut st.triggered).pop());
+                let idle = state.as_ref().is_none_or(|st| st.open.is_empty());
+                let same = state == self.state
+                    && triggered == self.triggered
+                    && *incarnation == self.incarnation;
+                // Most jobs of a look are as they were, and what the time changes is shown when it does.
+                if self.known && self.unreadable.is_none() && idle && same && records.is_none() {
+                    return (feed, false);
+                }
+                self.unreadable = None;
+                if self.known {
+                    let decided = triggered
+                        .as_ref()
+                        .filter(|t| self.triggered.as_ref() != Some(*t));
+                    feed = diff::states(self.state.as_ref(), state.as_ref(), decided);
+                }
+                self.triggered = triggered;
+                self.state = state;
+            }
+            Err(why) => self.unreadable = Some(why),
+        }
+        if let Some(records) = records {
+            let (newest, all) = match records {
+                Records::Newest(records) => (records, false),
+                Records::All(records) => (records, true),
+            };
+            let newest: Vec<Recent> = newest.into_iter().map(Recent::from).collect();
+            if self.known {
+                feed.extend(diff::records(&self.job.recent, &newest));
+            }
+            changed |= self.merge(newest, all);
+        }
+        self.known = true;
+        self.incarnation = incarnation.clone();
+        let before = self.show(now, incarnation, true);
+        (feed, changed || self.job.view != before)
+    }
+
+    /// True: the recent runs have changed.
+    fn merge(&mut self, mut newest: Vec<Recent>, all: bool) -> bool {
+        if !all {
+            let new = |r: &&Recent| !newest.iter().any(|n| diff::same_run(n, r));
+            let rest: Vec<Recent> = self.job.recent.iter().filter(new).cloned().collect();
+            newest.extend(rest);
+        }
+        newest.truncate(RECENT);
+        newest.shrink_to_fit();
+        if newest == self.job.recent {
+            return false;
+        }
+        let succeeded = newest.iter().filter(|r| r.outcome == Outcome::Succeeded);
+        let ended = |r: &Recent| Some(r.started_at?.0.saturating_add(r.duration_ms?));
+        self.last_success = succeeded
+            .clone()
+            .filter_map(ended)
+            .max()
+            .max(self.last_success);
+        self.job.typical_ms = median(succeeded.filter_map(|r| r.duration_ms).collect());
+        self.job.late_typical_ms = median(newest.iter().filter_map(|r| r.lateness_ms).collect());
+        self.job.recent = newest;
+        true
+    }
+
+    /// Makes the view anew. `observed`: the state is as the store has it now; otherwise nobody knows whether a lease has
+    /// lapsed meanwhile. Returns the view before.
+    fn show(&mut self, now: i64, incarnation: &str, observed: bool) -> JobView {
+        let lapsed = self.job.view.lapsed;
+        let mut view = view::job(&self.definition, self.state.as_ref(), now, incarnation);
+        if !observed {
+            view.lapsed = lapsed && !view.running.is_empty();
+        }
+        view.unreadable = self.unreadable.clone();
+        let ends = view.paused.as_ref().and_then(|p| p.until).map(|t| t.0);
+        let next = view.next.map(|t| t.0 + AFTER_INSTANT_MS);
+        let lapses = self
+            .state
+            .as_ref()
+            .and_then(diff::lapses_at)
+            .filter(|_| !view.lapsed);
+        self.due = [ends, next, lapses].into_iter().flatten().min();
+        std::mem::replace(&mut self.job.view, view)
+    }
+}
+
+/// The middle one; of two middle ones, the first.
+pub(super) fn median(mut all: Vec<i64>) -> Option<i64> {
+    let middle = all.len().checked_sub(1)? / 2;
+    let (_, median, _) = all.select_nth_unstable(middle);
+    Some(*median)
+}
+
+/// The occurrence that a feed item is about.
+pub(super) fn at(o: Occurrence) -> Option<Time> {
+    Some(o.into())
+}

@@ -1,0 +1,489 @@
+//! What happens in the fleet, as a stream of events that can be resumed.
+//!
+//! The ring has the last events. An event about a job, or about the instances, has no data of its own: whoever gets it
+//! is told how the job is then, so that a job that changes often takes no more memory than another one.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    convert::Infallible,
+    sync::Arc,
+    time::Duration,
+};
+
+use axum::{
+    body::{Body, Bytes},
+    extract::State,
+    http::{HeaderMap, HeaderValue, Uri, header},
+    response::{IntoResponse as _, Response},
+};
+use serde::Serialize;
+use tokio::{sync::watch, time::Instant};
+
+use super::{
+    App,
+    api::{Args, json},
+    board::{Inner, Instances, Job, StoreView},
+    problem::{Problem, ProblemView},
+};
+use crate::{
+    model::{InstanceId, JobName, Outcome, RunId, Trigger},
+    view::Time,
+};
+
+/// How many events other than those about jobs the ring has.
+const KEPT: usize = 1024;
+/// A comment goes over a stream so often, so that nothing on the way takes it for dead.
+const KEEP_ALIVE: Duration = Duration::from_secs(10);
+/// The most streams at one time.
+pub(super) const STREAMS: usize = 64;
+/// The most events that one piece of a stream has.
+const AT_ONCE: usize = 256;
+
+/// What an item of the feed says; each kind has some of these.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, utoipa::ToSchema)]
+pub(super) struct Feed {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) job: Option<JobName>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) instance: Option<InstanceId>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) occurrence: Option<Time>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) attempt: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) trigger: Option<Trigger>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) run_id: Option<RunId>,
+    /// The holder of the attempt before died.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) takeover: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) outcome: Option<Outcome>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) duration_ms: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) exit_code: Option<i32>,
+    /// When the next attempt may start.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) next_at: Option<Time>,
+    /// The key of a trigger, if a person gave it one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) key: Option<String>,
+    /// Why the job is paused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) reason: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) until: Option<Time>,
+    /// How many occurrences: missed, or to be skipped.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) count: Option<u64>,
+    /// The digest of an instance's configuration.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) config: Option<String>,
+}
+
+#[derive(Debug, Clone)]
+pub(super) enum Kind {
+    /// The job looks different now.
+    Job(JobName),
+    Removed(JobName),
+    /// The instances look different now.
+    Instances,
+    Store(Box<StoreView>),
+    Feed(&'static str, Box<Feed>),
+}
+
+struct Item {
+    /// Unix ms of the store's clock.
+    at: i64,
+    kind: Kind,
+}
+
+/// The last events, by their numbers.
+pub(super) struct Ring {
+    /// Names this process in cursors: the numbers of another one mean nothing here.
+    boot: String,
+    next: u64,
+    items: BTreeMap<u64, Item>,
+    /// The newest event about each job; an older one is not needed any more.
+    of_jobs: HashMap<JobName, u64>,
+    of_instances: Option<u64>,
+    /// The newest event that the ring had to drop.
+    dropped: u64,
+}
+
+impl Ring {
+    pub(super) fn new() -> Self {
+        Self {
+            boot: format!("{:08x}", fastrand::u32(..)),
+            next: 1,
+            items: BTreeMap::new(),
+            of_jobs: HashMap::new(),
+            of_instances: None,
+            dropped: 0,
+        }
+    }
+
+    /// The number of the newest event; 0: there was none.
+    pub(super) fn latest(&self) -> u64 {
+        self.next - 1
+    }
+
+    pub(super) fn cursor(&self) -> String {
+        self.cursor_of(self.latest())
+    }
+
+    fn cursor_of(&self, seq: u64) -> String {
+        format!("{}.{seq}", self.boot)
+    }
+
+    /// The number after which a client goes on. None: this ring cannot say what has happened since.
+    fn position(&self, cursor: &str) -> Option<u64> {
+        let (boot, seq) = cursor.split_once('.')?;
+        let seq: u64 = seq.parse().ok()?;
+        (boot == self.boot && self.dropped <= seq && seq <= self.latest()).then_some(seq)
+    }
+
+    pub(super) fn push(&mut self, at: i64, kind: Kind) {
+        let seq = self.next;
+        self.next += 1;
+        let older = match &kind {
+            Kind::Job(name) => self.of_jobs.insert(name.clone(), seq),
+            Kind::Removed(name) => self.of_jobs.remove(name),
+            Kind::Instances => self.of_instances.replace(seq),
+            Kind::Store(_) | Kind::Feed(..) => None,
+        };
+        if let Some(older) = older {
+            self.items.remove(&older);
+        }
+        self.items.insert(seq, Item { at, kind });
+        // Those about jobs are bounded by the number of jobs.
+        while self.items.len() > KEPT + self.of_jobs.len()
+            && let Some((seq, item)) = self.items.pop_first()
+        {
+            self.dropped = seq;
+            match item.kind {
+                Kind::Job(name) => drop(self.of_jobs.remove(&name)),
+                Kind::Instances => self.of_instances = None,
+                _ => {}
+            }
+        }
+    }
+}
+
+/// An event.
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub(super) struct Event<'a> {
+    /// To go on after this event.
+    cursor: String,
+    /// The store's clock, or the time that the fleet uses instead.
+    at: Time,
+    /// `job`, `job_removed`, `instances`, `store`, `reset`; and of the feed `granted`, `ended`, `missed`, `skipped`,
+    /// `triggered`, `paused`, `resumed`, `skip`, `awaited`, `draining`, `undrained`, `instance_up`, `instance_silent`,
+    /// `instance_gone`, `configuration`.
+    kind: &'static str,
+    #[serde(flatten)]
+    data: Data<'a>,
+}
+
+/// What an event says.
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+#[serde(untagged)]
+pub(super) enum Data<'a> {
+    /// Of `job`: how the job is now.
+    Job {
+        job: &'a Job,
+    },
+    /// Of `job_removed`.
+    Removed {
+        job: &'a JobName,
+    },
+    /// Of `instances`.
+    Instances(Instances),
+    /// Of `store`.
+    Store(&'a StoreView),
+    Feed(&'a Feed),
+    /// Of `reset`: what happened since is not known here; load the jobs and the instances anew.
+    Reset {},
+}
+
+/// The events after a position, and the last position that they reach.
+fn since<'a>(inner: &'a Inner, after: u64, most: usize) -> (Vec<Event<'a>>, u64) {
+    let ring = &inner.ring;
+    let mut reached = ring.latest();
+    let mut events = vec![];
+    for (seq, item) in ring.items.range(after + 1..) {
+        if events.len() == most {
+            reached = seq - 1;
+            break;
+        }
+        let (kind, data) = match &item.kind {
+            Kind::Job(name) => match inner.job(name) {
+                Some((_, job)) => ("job", Data::Job { job }),
+                None => continue,
+            },
+            Kind::Removed(job) => ("job_removed", Data::Removed { job }),
+            Kind::Instances => ("instances", Data::Instances(inner.instances())),
+            Kind::Store(store) => ("store", Data::Store(store)),
+            Kind::Feed(kind, feed) => (*kind, Data::Feed(feed)),
+        };
+        events.push(Event {
+            cursor: ring.cursor_of(*seq),
+            at: Time(item.at),
+            kind,
+            data,
+        });
+    }
+    (events, reached)
+}
+
+fn reset(inner: &Inner) -> Event<'static> {
+    Event {
+        cursor: inner.ring.cursor(),
+        at: Time(inner.clock().now),
+        kind: "reset",
+        data: Data::Reset {},
+    }
+}
+
+/// The events since a cursor.
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub(super) struct Events<'a> {
+    events: Vec<Event<'a>>,
+    /// For the next request.
+    cursor: String,
+    /// What happened since is not known here: load the jobs and the instances anew.
+    reset: bool,
+}
+
+/// What happens: a stream, or, for pollers, what happened since a cursor
+#[utoipa::path(
+    get,
+    path = "/api/v1/events",
+    tag = "fleet",
+    params(
+        ("since" = Option<String>, Query, description = "a cursor; without one, from now on"),
+        ("feed" = Option<bool>, Query, description = "all that is kept of the feed and of the store; not for streams"),
+        ("Last-Event-ID" = Option<String>, Header, description = "the same, as browsers send it"),
+    ),
+    responses(
+        (status = 200, description = "with `Accept: text/event-stream`, a stream", content(
+            (Events = "application/json"),
+            (String = "text/event-stream"),
+        )),
+        (status = "default", description = "a problem", body = ProblemView, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn events(
+    State(app): State<Arc<App>>,
+    uri: Uri,
+    headers: HeaderMap,
+) -> Result<Response, Problem> {
+    let args = Args::of(&uri, &["since", "feed"])?;
+    let text = |name: header::HeaderName| {
+        headers
+            .get(name)
+            .and_then(|v| v.to_str().ok())
+            .unwrap_or_default()
+    };
+    let last = headers.get("last-event-id").and_then(|v| v.to_str().ok());
+    let cursor = last.or(args.text("since"));
+    if text(header::ACCEPT).contains("text/event-stream") {
+        return stream(&app, cursor);
+    }
+    let feed = match args.text("feed") {
+        None | Some("false" | "0") => false,
+        Some("true" | "1") => true,
+        Some(_) => return Err(Problem::bad("`feed` must be true or false")),
+    };
+    let inner = app.board.read();
+    let position = match cursor {
+        Some(cursor) => inner.ring.position(cursor),
+        None if feed => Some(inner.ring.dropped),
+        None => Some(inner.ring.latest()),
+    };
+    let (mut events, reached, lost) = match position {
+        Some(at) => {
+            let (events, reached) = since(&inner, at, usize::MAX);
+            (events, reached, false)
+        }
+        None => (vec![], inner.ring.latest(), true),
+    };
+    if feed {
+        events.retain(|e| !matches!(e.data, Data::Job { .. } | Data::Instances(_)));
+    }
+    let body = Events {
+        events,
+        cursor: inner.ring.cursor_of(reached),
+        reset: lost,
+    };
+    Ok(json(&body))
+}
+
+fn stream(app: &Arc<App>, cursor: Option<&str>) -> Result<Response, Problem> {
+    let permit = app.streams.clone().try_acquire_owned().map_err(|_| {
+        Problem::unavailable(format!("{STREAMS} streams are open already"))
+            .hint("close some, or poll without `Accept: text/event-stream`")
+    })?;
+    let position = {
+        let inner = app.board.read();
+        match cursor {
+            Some(cursor) => inner.ring.position(cursor),
+            None => Some(inner.ring.latest()),
+        }
+    };
+    let stream = Stream {
+        app: app.clone(),
+        latest: app.board.latest(),
+        position,
+        begun: false,
+        _permit: permit,
+    };
+    let body = futures_util::stream::unfold(stream, |mut stream| async move {
+        let piece = stream.next().await?;
+        Some((Ok::<_, Infallible>(piece), stream))
+    });
+    Ok(sse(Body::from_stream(body)))
+}
+
+/// An answer that is a stream of events.
+pub(super) fn sse(body: Body) -> Response {
+    let mut response = body.into_response();
+    let headers = response.headers_mut();
+    headers.insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("text/event-stream"),
+    );
+    // A proxy must pass on each event at once.
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    response
+}
+
+/// One event as it goes over a stream.
+pub(super) fn write_event<T: Serialize>(out: &mut Vec<u8>, id: &str, kind: &str, data: &T) {
+    out.extend_from_slice(format!("id: {id}\nevent: {kind}\ndata: ").as_bytes());
+    // JSON of one line: no newline can end the event early.
+    if serde_json::to_writer(&mut *out, data).is_err() {
+        out.extend_from_slice(b"null");
+    }
+    out.extend_from_slice(b"\n\n");
+}
+
+/// A client's stream. It takes from the ring what the client takes from it: a client that does not read costs no memory.
+struct Stream {
+    app: Arc<App>,
+    latest: watch::Receiver<u64>,
+    /// None: begin with `reset`.
+    position: Option<u64>,
+    begun: bool,
+    _permit: tokio::sync::OwnedSemaphorePermit,
+}
+
+impl Stream {
+    /// None: the instance ends.
+    async fn next(&mut self) -> Option<Bytes> {
+        if !std::mem::replace(&mut self.begun, true) {
+            // The head of the answer, and this, go out at once.
+            return Some(Bytes::from_static(b": soloist\nretry: 1000\n\n"));
+        }
+        let quiet = Instant::now() + KEEP_ALIVE;
+        loop {
+            let seen = *self.latest.borrow_and_update();
+            if self.position.is_none_or(|at| at < seen) {
+                let piece = self.piece();
+                if !piece.is_empty() {
+                    return Some(piece.into());
+                }
+            }
+            tokio::select! {
+                changed = self.latest.changed() => changed.ok()?,
+                () = tokio::time::sleep_until(quiet) => return Some(Bytes::from_static(b": alive\n\n")),
+                () = self.app.finish.cancelled() => return None,
+            }
+        }
+    }
+
+    fn piece(&mut self) -> Vec<u8> {
+        let inner = self.app.board.read();
+        let mut out = vec![];
+        let after = match self.position {
+            Some(at) if at >= inner.ring.dropped => at,
+            _ => {
+                let event = reset(&inner);
+                write_event(&mut out, &event.cursor, event.kind, &event);
+                self.position = Some(inner.ring.latest());
+                return out;
+            }
+        };
+        let (events, reached) = since(&inner, after, AT_ONCE);
+        for event in &events {
+            write_event(&mut out, &event.cursor, event.kind, event);
+        }
+        self.position = Some(reached);
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn job(name: &str) -> Kind {
+        Kind::Job(JobName::new(name))
+    }
+
+    fn feed() -> Kind {
+        Kind::Feed("paused", Box::default())
+    }
+
+    #[test]
+    fn a_job_has_one_event_in_the_ring_and_the_feed_a_limit() {
+        let mut ring = Ring::new();
+        for _ in 0..10_000 {
+            ring.push(0, job("a"));
+            ring.push(0, job("b"));
+            ring.push(0, Kind::Instances);
+        }
+        assert_eq!(ring.items.len(), 3);
+        // Nothing that a client needs is lost.
+        let first = ring.cursor_of(0);
+        assert_eq!(ring.position(&first), Some(0));
+        for _ in 0..KEPT + 10 {
+            ring.push(0, feed());
+        }
+        assert!(ring.items.len() <= KEPT + 2);
+        assert_eq!(ring.position(&first), None, "too old");
+        let now = ring.cursor();
+        assert_eq!(ring.position(&now), Some(ring.latest()));
+        ring.push(0, job("a"));
+        assert_eq!(ring.position(&now), Some(ring.latest() - 1));
+    }
+
+    #[test]
+    fn cursors_of_others_and_of_the_future_mean_nothing() {
+        let mut ring = Ring::new();
+        ring.push(0, feed());
+        for cursor in [
+            "",
+            "x",
+            "x.1",
+            ".",
+            "1",
+            &ring.cursor_of(2),
+            &format!("{}.-1", ring.boot),
+        ] {
+            assert_eq!(ring.position(cursor), None, "{cursor}");
+        }
+    }
+
+    #[test]
+    fn a_removed_job_leaves_no_event_of_its_own() {
+        let mut ring = Ring::new();
+        for n in 0..5000 {
+            let name = format!("job-{n}");
+            ring.push(0, job(&name));
+            ring.push(0, Kind::Removed(JobName::new(&name)));
+        }
+        assert!(ring.items.len() <= KEPT && ring.of_jobs.is_empty());
+    }
+}

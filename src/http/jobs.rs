@@ -1,0 +1,241 @@
+//! One job in detail.
+
+use std::{sync::Arc, time::Duration};
+
+use axum::{extract::State, response::Response};
+use serde::Serialize;
+
+use super::{
+    App,
+    api::{Path, json, named},
+    board::{Job, median},
+    plain,
+    problem::{Problem, ProblemView},
+};
+use crate::{
+    acts, config,
+    logic::{
+        claim::{OnCrash, Overlap},
+        timetable::CatchUp,
+    },
+    model::{Outcome, RunRecord, job::OnStateLoss},
+    store::HISTORY_KEPT,
+    view::Time,
+};
+
+/// How many coming occurrences are shown.
+const UPCOMING: usize = 5;
+
+/// A job with all that is shown of it alone.
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+struct JobDetail {
+    #[serde(flatten)]
+    job: Job,
+    /// The next occurrences, without jitter.
+    upcoming: Vec<Upcoming>,
+    /// The schedule in plain words; empty: the job runs only when triggered.
+    schedule_words: String,
+    definition: Definition,
+    /// Null: the records cannot be read now.
+    stats: Option<Stats>,
+}
+
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+struct Upcoming {
+    at: Time,
+    local: String,
+}
+
+/// How the job is defined: everything but its command and its environment, which may have secrets.
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+struct Definition {
+    /// Instances with the same digest have the same definition.
+    digest: String,
+    overlap: &'static str,
+    on_crash: &'static str,
+    on_state_loss: &'static str,
+    catch_up: &'static str,
+    lease_ms: i64,
+    renew_every_ms: i64,
+    timeout_ms: Option<i64>,
+    grace_ms: i64,
+    start_within_ms: i64,
+    jitter_ms: i64,
+    max_attempts: u32,
+    retry: Option<Retry>,
+    user: Option<String>,
+    group: Option<String>,
+    success_codes: Vec<i32>,
+    output_keep_bytes: usize,
+    output_log: bool,
+}
+
+/// How a failed command is tried again.
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+struct Retry {
+    /// After the first attempt.
+    attempts: u32,
+    interval_ms: i64,
+    exponential: bool,
+    max_interval_ms: i64,
+}
+
+/// Over the runs that the store keeps of this job.
+#[derive(Debug, PartialEq, Serialize, utoipa::ToSchema)]
+struct Stats {
+    runs: usize,
+    succeeded: usize,
+    /// From 0 to 1; null: there was no run.
+    success_rate: Option<f64>,
+    duration_p50_ms: Option<i64>,
+    duration_p95_ms: Option<i64>,
+    lateness_p50_ms: Option<i64>,
+    lateness_p95_ms: Option<i64>,
+}
+
+impl Definition {
+    fn of(job: &config::Job) -> Self {
+        Self {
+            digest: job.digest.clone(),
+            overlap: match job.overlap {
+                Overlap::Skip => "skip",
+                Overlap::Queue => "queue",
+                Overlap::Replace => "replace",
+                Overlap::Allow => "allow",
+            },
+            on_crash: match job.on_crash {
+                OnCrash::Fail => "fail",
+                OnCrash::Rerun => "rerun",
+            },
+            on_state_loss: match job.on_state_loss {
+                OnStateLoss::Skip => "skip",
+                OnStateLoss::Rerun => "rerun",
+            },
+            catch_up: match job.catch_up {
+                CatchUp::Latest => "latest",
+                CatchUp::All => "all",
+                CatchUp::None => "none",
+            },
+            lease_ms: ms(job.lease.length),
+            renew_every_ms: ms(job.lease.renew_every),
+            timeout_ms: job.timeout.map(ms),
+            grace_ms: ms(job.grace),
+            start_within_ms: ms(job.start_within),
+            jitter_ms: ms(job.jitter),
+            max_attempts: job.max_attempts,
+            retry: job.retry.as_ref().map(|r| Retry {
+                attempts: r.attempts,
+                interval_ms: ms(r.interval),
+                exponential: r.exponential,
+                max_interval_ms: ms(r.max_interval),
+            }),
+            user: job.user.as_deref().map(str::to_owned),
+            group: job.group.as_deref().map(str::to_owned),
+            success_codes: job.success_codes.to_vec(),
+            output_keep_bytes: job.output.keep,
+            output_log: job.output.log,
+        }
+    }
+}
+
+fn ms(d: Duration) -> i64 {
+    i64::try_from(d.as_millis()).unwrap_or(i64::MAX)
+}
+
+impl Stats {
+    fn of(records: &[RunRecord]) -> Self {
+        let ran: Vec<&RunRecord> = records.iter().filter(|r| r.attempt > 0).collect();
+        let succeeded = ran
+            .iter()
+            .filter(|r| r.outcome == Outcome::Succeeded)
+            .count();
+        let took: Vec<i64> = ran.iter().filter_map(|r| r.duration_ms).collect();
+        let late: Vec<i64> = ran.iter().filter_map(|r| r.lateness_ms).collect();
+        Self {
+            runs: ran.len(),
+            succeeded,
+            success_rate: (!ran.is_empty()).then(|| succeeded as f64 / ran.len() as f64),
+            duration_p95_ms: percentile95(took.clone()),
+            duration_p50_ms: median(took),
+            lateness_p95_ms: percentile95(late.clone()),
+            lateness_p50_ms: median(late),
+        }
+    }
+}
+
+/// The least value that at least 95 % of them do not exceed.
+fn percentile95(mut all: Vec<i64>) -> Option<i64> {
+    let rank = (all.len() * 95).div_ceil(100).checked_sub(1)?;
+    let (_, value, _) = all.select_nth_unstable(rank);
+    Some(*value)
+}
+
+/// One job: its next occurrences, its definition and its statistics
+#[utoipa::path(
+    get,
+    path = "/api/v1/jobs/{job}",
+    tag = "jobs",
+    params(("job" = String, Path)),
+    responses(
+        (status = 200, description = "the job", body = JobDetail),
+        (status = "default", description = "a problem", body = ProblemView, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn job(
+    State(app): State<Arc<App>>,
+    Path(name): Path<String>,
+) -> Result<Response, Problem> {
+    let name = named(&app.board, &name)?;
+    let asked = name.clone();
+    let records = app
+        .ask(move |store| {
+            let name = asked.clone();
+            async move { store.records(&name, HISTORY_KEPT).await }
+        })
+        .await;
+    let inner = app.board.read();
+    let (definition, job) = inner
+        .job(&name)
+        .ok_or_else(|| Problem::missing("the job is gone"))?;
+    let upcoming = acts::coming(Some(definition), inner.clock().now, UPCOMING);
+    let local = |o| {
+        definition
+            .schedules
+            .first()
+            .map_or_else(String::new, |s| s.local(o))
+    };
+    let words: Vec<String> = definition
+        .schedule_text
+        .iter()
+        .map(|text| plain::words(text))
+        .collect();
+    Ok(json(&JobDetail {
+        job: job.clone(),
+        upcoming: upcoming
+            .into_iter()
+            .map(|o| Upcoming {
+                at: o.into(),
+                local: local(o),
+            })
+            .collect(),
+        schedule_words: words.join("; and "),
+        definition: Definition::of(definition),
+        stats: records.ok().map(|records| Stats::of(&records)),
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_values_that_occurred() {
+        assert_eq!((median(vec![]), percentile95(vec![])), (None, None));
+        assert_eq!((median(vec![7]), percentile95(vec![7])), (Some(7), Some(7)));
+        let all: Vec<i64> = (1..=100).rev().collect();
+        assert_eq!(
+            (median(all.clone()), percentile95(all)),
+            (Some(50), Some(95))
+        );
+    }
+}

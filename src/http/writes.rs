@@ -1,0 +1,480 @@
+//! What can be asked over HTTP: the same that the commands ask, with the same words.
+
+use std::{future::Future, sync::Arc};
+
+use axum::{
+    Extension,
+    extract::{FromRequest, Request, State},
+    http::{StatusCode, header},
+    response::Response,
+};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use tracing::info;
+
+use super::{
+    App, BODY_MOST,
+    api::{Path, json, named},
+    auth::Caller,
+    problem::{Problem, ProblemView},
+};
+use crate::{
+    acts::{self, Asker, Refusal},
+    logic::claim::{Control, Controlled},
+    model::{InstanceId, JobName, RunId},
+    view::{Clock, Time},
+};
+
+/// The most bytes of the reason of a pause: it is part of the job's state, and of the record of each skipped occurrence.
+const REASON_MOST: usize = 1000;
+
+impl From<Refusal> for Problem {
+    fn from(r: Refusal) -> Self {
+        match r {
+            Refusal::Usage { message, hint } => Self::bad(message).hint(hint),
+            Refusal::NotNow { message, hint } => Self {
+                hint,
+                ..Self::new(StatusCode::CONFLICT, message)
+            },
+            Refusal::Store(e) => e.into(),
+        }
+    }
+}
+
+/// A body in JSON. An empty one counts as `{}`.
+pub(super) struct Json<T>(T);
+
+impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Json<T> {
+    type Rejection = Problem;
+    async fn from_request(request: Request, _: &S) -> Result<Self, Problem> {
+        let kind = request
+            .headers()
+            .get(header::CONTENT_TYPE)
+            .and_then(|v| v.to_str().ok());
+        let kind = kind
+            .and_then(|kind| kind.split(';').next())
+            .unwrap_or_default();
+        if !kind.trim().eq_ignore_ascii_case("application/json") {
+            return Err(
+                Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "the body must be JSON").hint(
+                    "send `Content-Type: application/json`, and `{}` if there is nothing to say",
+                ),
+            );
+        }
+        let body = axum::body::to_bytes(request.into_body(), BODY_MOST).await;
+        let body = body.map_err(|_| {
+            let detail = format!("the body has more than {BODY_MOST} bytes, or did not arrive");
+            Problem::new(StatusCode::PAYLOAD_TOO_LARGE, detail)
+        })?;
+        let body = match body.trim_ascii() {
+            [] => b"{}",
+            body => body,
+        };
+        let read = serde_json::from_slice(body);
+        read.map(Self)
+            .map_err(|e| Problem::bad(format!("the body is not what is expected here: {e}")))
+    }
+}
+
+#[derive(Debug, Default, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct TriggerRequest {
+    /// A key runs the job only once within 7 days, however often it is used. Default: a new one.
+    #[serde(default)]
+    key: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct PauseRequest {
+    /// RFC 3339, a local date and time in the job's time zone, or a duration as `2h`. Default: until resumed.
+    #[serde(default)]
+    until: Option<String>,
+    /// Shown with the job, and in the record of each skipped occurrence.
+    #[serde(default)]
+    reason: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct SkipRequest {
+    /// How many; 0 takes an earlier request back. Default: 1.
+    #[serde(default)]
+    n: Option<u32>,
+}
+
+/// Nothing can be said.
+#[derive(Debug, Default, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct NoRequest {}
+
+/// A trigger that the store has taken.
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+struct Triggered {
+    triggered: bool,
+    key: String,
+    /// This key was used before: the job does not run again.
+    known: bool,
+    /// As which occurrence it was decided, if it was.
+    occurrence: Option<Time>,
+    detail: String,
+}
+
+/// What came of a request.
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+struct Done {
+    /// False: there was nothing to do.
+    done: bool,
+    /// In words.
+    detail: String,
+    /// The runs that were asked to end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    runs: Option<Vec<RunId>>,
+    /// Until when the job is paused; null: until it is resumed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    until: Option<Option<Time>>,
+    /// The first of the occurrences that will be skipped.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    occurrences: Option<Vec<Time>>,
+}
+
+impl Done {
+    fn new(done: bool, detail: String) -> Self {
+        Self {
+            done,
+            detail,
+            runs: None,
+            until: None,
+            occurrences: None,
+        }
+    }
+}
+
+impl App {
+    /// Asks the store, from the daemon's runtime. The request is made even if the client goes away.
+    async fn act<T: Send + 'static>(
+        &self,
+        act: impl Future<Output = Result<T, Refusal>> + Send + 'static,
+    ) -> Result<T, Problem> {
+        if let Some((why, _)) = &self.board.read().pulse().away {
+            return Err(
+                Problem::unavailable(why.to_string()).hint("try again once the store answers")
+            );
+        }
+        match self.daemon.spawn(act).await {
+            Ok(done) => done.map_err(Problem::from),
+            Err(_) => Err(Problem::unavailable("the instance ends")),
+        }
+    }
+
+    async fn control(&self, job: &JobName, what: Control) -> Result<Controlled, Problem> {
+        let (store, retry, job) = (self.store.clone(), self.retry.clone(), job.clone());
+        let act = async move {
+            let asker = Asker {
+                store: &*store,
+                retry: &retry,
+            };
+            asker.control(&job, &what).await.map(|reply| reply.value)
+        };
+        self.act(act).await
+    }
+
+    fn clock(&self) -> Clock {
+        self.board.read().clock()
+    }
+}
+
+/// Whoever looks into the log finds who has asked for what.
+fn told(caller: &Caller, what: &str, of: &dyn std::fmt::Display) {
+    let by = caller.name.as_deref().unwrap_or("somebody without a token");
+    info!(by, "asked over HTTP: {what} {of}");
+}
+
+/// Run a job once now, on exactly one instance
+#[utoipa::path(
+    post,
+    path = "/api/v1/jobs/{job}/trigger",
+    tag = "jobs",
+    params(("job" = String, Path)),
+    request_body = TriggerRequest,
+    responses(
+        (status = 202, description = "the store has the request; an instance claims it", body = Triggered),
+        (status = "default", description = "a problem", body = ProblemView, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn trigger(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    Path(job): Path<String>,
+    Json(request): Json<TriggerRequest>,
+) -> Result<Response, Problem> {
+    let job = named(&app.board, &job)?;
+    let own = request.key.is_none();
+    let key = match request.key {
+        Some(key) => acts::key(&key).map_err(|why| Problem::bad(format!("`key`: {why}")))?,
+        None => acts::own_key(),
+    };
+    told(&caller, "trigger", &job);
+    let (store, retry) = (app.store.clone(), app.retry.clone());
+    let (name, what) = (job.clone(), Control::Trigger { key: key.clone() });
+    let act = async move {
+        let asker = Asker {
+            store: &*store,
+            retry: &retry,
+        };
+        asker.trigger(&name, &what, own).await
+    };
+    let taken = app.act(act).await?;
+    let who = {
+        let inner = app.board.read();
+        let fleet = inner.pulse().fleet.as_ref();
+        fleet.map_or_else(String::new, |f| acts::who(&f.value, inner.clock()))
+    };
+    let answer = Triggered {
+        triggered: true,
+        known: !taken.new,
+        occurrence: taken.occurrence.map(Time::from),
+        detail: acts::triggered(&job, &key, taken.new, taken.occurrence, &who),
+        key,
+    };
+    let mut response = json(&answer);
+    *response.status_mut() = StatusCode::ACCEPTED;
+    Ok(response)
+}
+
+/// Stop occurrences of a job from starting, on the whole fleet
+#[utoipa::path(
+    post,
+    path = "/api/v1/jobs/{job}/pause",
+    tag = "jobs",
+    params(("job" = String, Path)),
+    request_body = PauseRequest,
+    responses(
+        (status = 200, description = "the job is paused", body = Done),
+        (status = "default", description = "a problem", body = ProblemView, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn pause(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    Path(job): Path<String>,
+    Json(request): Json<PauseRequest>,
+) -> Result<Response, Problem> {
+    let job = named(&app.board, &job)?;
+    if request
+        .reason
+        .as_ref()
+        .is_some_and(|r| r.len() > REASON_MOST)
+    {
+        return Err(Problem::bad(format!(
+            "`reason` has more than {REASON_MOST} bytes"
+        )));
+    }
+    let now = app.clock().now;
+    let zone = {
+        let inner = app.board.read();
+        inner
+            .job(&job)
+            .map_or_else(|| "UTC".into(), |(job, _)| job.timezone.clone())
+    };
+    let until = request.until.as_deref().filter(|text| !text.is_empty());
+    let until = until
+        .map(|text| acts::until("until", text, &zone, now))
+        .transpose()?;
+    let reason = request.reason.filter(|text| !text.is_empty());
+    told(&caller, "pause", &job);
+    app.control(&job, Control::Pause { until, reason }).await?;
+    Ok(json(&Done {
+        until: Some(until.map(Time)),
+        ..Done::new(true, acts::paused(&job, until, now))
+    }))
+}
+
+/// End a pause
+#[utoipa::path(
+    post,
+    path = "/api/v1/jobs/{job}/resume",
+    tag = "jobs",
+    params(("job" = String, Path)),
+    request_body = NoRequest,
+    responses(
+        (status = 200, description = "the job is not paused", body = Done),
+        (status = "default", description = "a problem", body = ProblemView, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn resume(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    Path(job): Path<String>,
+    Json(_): Json<NoRequest>,
+) -> Result<Response, Problem> {
+    let job = named(&app.board, &job)?;
+    told(&caller, "resume", &job);
+    let changed = app.control(&job, Control::Resume).await? == Controlled::Done;
+    let inner = app.board.read();
+    let definition = inner.job(&job).map(|(job, _)| job);
+    let detail = acts::resumed(&job, definition, changed, inner.clock());
+    Ok(json(&Done::new(changed, detail)))
+}
+
+/// Skip the next occurrences of a job, on the whole fleet
+#[utoipa::path(
+    post,
+    path = "/api/v1/jobs/{job}/skip",
+    tag = "jobs",
+    params(("job" = String, Path)),
+    request_body = SkipRequest,
+    responses(
+        (status = 200, description = "so many will be skipped", body = Done),
+        (status = "default", description = "a problem", body = ProblemView, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn skip(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    Path(job): Path<String>,
+    Json(request): Json<SkipRequest>,
+) -> Result<Response, Problem> {
+    let job = named(&app.board, &job)?;
+    let count = request.n.unwrap_or(1);
+    {
+        let inner = app.board.read();
+        acts::skippable(&job, inner.job(&job).map(|(job, _)| job), count)?;
+    }
+    told(&caller, "skip occurrences of", &job);
+    app.control(&job, Control::Skip { count }).await?;
+    let inner = app.board.read();
+    let known = inner.job(&job);
+    // During a pause nobody can say which ones will be hit.
+    let paused = known.is_some_and(|(_, job)| job.view.paused.is_some());
+    let first = match paused {
+        true => vec![],
+        false => acts::coming(
+            known.map(|(job, _)| job),
+            inner.clock().now,
+            count.min(5) as usize,
+        ),
+    };
+    Ok(json(&Done {
+        occurrences: Some(first.iter().copied().map(Time::from).collect()),
+        ..Done::new(true, acts::skips(&job, count, &first))
+    }))
+}
+
+/// End the active runs of a job, on all instances, and drop its waiting attempts
+#[utoipa::path(
+    post,
+    path = "/api/v1/jobs/{job}/cancel",
+    tag = "jobs",
+    params(("job" = String, Path)),
+    request_body = NoRequest,
+    responses(
+        (status = 200, description = "the runs were asked to end", body = Done),
+        (status = "default", description = "a problem", body = ProblemView, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn cancel(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    Path(job): Path<String>,
+    Json(_): Json<NoRequest>,
+) -> Result<Response, Problem> {
+    let job = named(&app.board, &job)?;
+    told(&caller, "cancel", &job);
+    let answer = app.control(&job, Control::Cancel).await?;
+    let done = answer != Controlled::Nothing;
+    let runs = match answer {
+        Controlled::Stopping(runs) => runs,
+        _ => vec![],
+    };
+    let detail = match (runs.len(), done) {
+        (0, false) => format!("no run of `{job}` is active"),
+        (0, true) => format!("`{job}`: its waiting attempts are cancelled"),
+        (n, _) => format!(
+            "{} of `{job}` asked to end",
+            crate::words::count(n, "active run")
+        ),
+    };
+    Ok(json(&Done {
+        runs: Some(runs),
+        ..Done::new(done, detail)
+    }))
+}
+
+/// Make an instance claim nothing more and finish its active runs
+#[utoipa::path(
+    post,
+    path = "/api/v1/instances/{instance}/drain",
+    tag = "fleet",
+    params(("instance" = String, Path)),
+    request_body = NoRequest,
+    responses(
+        (status = 200, description = "it was asked to", body = Done),
+        (status = "default", description = "a problem", body = ProblemView, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn drain(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    Path(instance): Path<String>,
+    Json(_): Json<NoRequest>,
+) -> Result<Response, Problem> {
+    set_drain(&app, &caller, &instance, true).await
+}
+
+/// Make a drained instance claim again
+#[utoipa::path(
+    post,
+    path = "/api/v1/instances/{instance}/undrain",
+    tag = "fleet",
+    params(("instance" = String, Path)),
+    request_body = NoRequest,
+    responses(
+        (status = 200, description = "it was asked to", body = Done),
+        (status = "default", description = "a problem", body = ProblemView, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn undrain(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    Path(instance): Path<String>,
+    Json(_): Json<NoRequest>,
+) -> Result<Response, Problem> {
+    set_drain(&app, &caller, &instance, false).await
+}
+
+async fn set_drain(
+    app: &App,
+    caller: &Caller,
+    instance: &str,
+    on: bool,
+) -> Result<Response, Problem> {
+    let (fleet, clock) = {
+        let inner = app.board.read();
+        (inner.pulse().fleet.clone(), inner.clock())
+    };
+    let fleet = fleet.ok_or_else(|| Problem::unavailable("the store has not answered yet"))?;
+    let id: InstanceId = acts::instance(&fleet.value, instance).map_err(|refusal| {
+        let problem = Problem::from(refusal);
+        Problem {
+            status: StatusCode::NOT_FOUND,
+            ..problem
+        }
+    })?;
+    told(caller, if on { "drain" } else { "undrain" }, &id);
+    let (store, retry, asked) = (app.store.clone(), app.retry.clone(), id.clone());
+    let act = async move {
+        let asker = Asker {
+            store: &*store,
+            retry: &retry,
+        };
+        asker.drain(&asked, on).await
+    };
+    app.act(act).await?;
+    let running = fleet.value.instances.get(&id).map(|i| i.running.iter());
+    let running: Vec<&JobName> = running.into_iter().flatten().map(|(job, _)| job).collect();
+    let others = acts::others(&fleet.value, &id, clock);
+    Ok(json(&Done::new(
+        true,
+        acts::drained(&id, on, &running, &others),
+    )))
+}

@@ -1,0 +1,276 @@
+//! What this instance did, counted since it started. HTTP shows it as metrics.
+
+use std::{
+    collections::BTreeMap,
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use parking_lot::Mutex;
+
+use crate::{
+    logic::claim::{
+        Answer, IN_DOUBT, JOB_REMOVED, LAPSED, LOST, OVERDUE, OVERLAPS, PAUSED, Renewal, TOO_LATE,
+    },
+    model::{JobName, Outcome, RunRecord, Trigger},
+};
+
+/// A first attempt that starts later than this after its instant counts as late; ms.
+const LATE_MS: i64 = 1000;
+
+/// Upper ends of the buckets, in seconds.
+const LATENESS: [f64; 14] = [
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0, 60.0, 600.0,
+];
+const DURATION: [f64; 14] = [
+    0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0, 14_400.0, 86_400.0,
+];
+
+/// How often a value fell into each bucket.
+#[derive(Debug)]
+pub struct Histogram<const N: usize> {
+    bounds: [f64; N],
+    /// The last one has what is above all bounds.
+    counts: Mutex<(Vec<u64>, f64)>,
+}
+
+impl<const N: usize> Histogram<N> {
+    const fn new(bounds: [f64; N]) -> Self {
+        Self {
+            bounds,
+            counts: Mutex::new((vec![], 0.0)),
+        }
+    }
+
+    fn observe_ms(&self, ms: i64) {
+        let seconds = ms.max(0) as f64 / 1000.0;
+        let at = self.bounds.partition_point(|bound| *bound < seconds);
+        let mut counts = self.counts.lock();
+        counts.0.resize(N + 1, 0);
+        counts.0[at] += 1;
+        counts.1 += seconds;
+    }
+
+    /// The sum, the number of values, and how many are in each bucket; the last bucket has no upper end.
+    pub fn read(&self) -> (f64, u64, Vec<(f64, u64)>) {
+        let counts = self.counts.lock();
+        let ends = self.bounds.iter().copied().chain([f64::INFINITY]);
+        let all = counts.0.iter().copied().chain(std::iter::repeat(0));
+        let buckets: Vec<(f64, u64)> = ends.zip(all).collect();
+        let count = buckets.iter().map(|(_, n)| n).sum();
+        (counts.1, count, buckets)
+    }
+}
+
+/// Counts by a word, or by several.
+#[derive(Debug)]
+pub struct Counts<K>(Mutex<BTreeMap<K, u64>>);
+
+impl<K> Default for Counts<K> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<K: Ord + Clone> Counts<K> {
+    fn add(&self, key: K, n: u64) {
+        *self.0.lock().entry(key).or_default() += n;
+    }
+
+    pub fn read(&self) -> Vec<(K, u64)> {
+        self.0
+            .lock()
+            .iter()
+            .map(|(key, n)| (key.clone(), *n))
+            .collect()
+    }
+}
+
+#[derive(Debug)]
+pub struct Figures {
+    /// Ended runs of this instance.
+    pub runs: Counts<(JobName, &'static str)>,
+    /// From the planned instant to the start of first attempts.
+    pub lateness: Histogram<14>,
+    pub durations: Histogram<14>,
+    /// First attempts that started late, by cause.
+    pub late: Counts<&'static str>,
+    /// Occurrences that this instance recorded as not run: outcome and cause.
+    pub not_run: Counts<(&'static str, &'static str)>,
+    /// Claims by the store's answer.
+    pub claims: Counts<&'static str>,
+    /// Renewals by the store's answer.
+    pub renewals: Counts<&'static str>,
+    /// Runs that took over from a holder that died.
+    pub takeovers: AtomicU64,
+    /// Leases that this instance lost during a run.
+    pub leases_lost: AtomicU64,
+    /// Heartbeats that the store did not answer.
+    pub heartbeats_failed: AtomicU64,
+}
+
+impl Default for Figures {
+    fn default() -> Self {
+        Self {
+            runs: Counts::default(),
+            lateness: Histogram::new(LATENESS),
+            durations: Histogram::new(DURATION),
+            late: Counts::default(),
+            not_run: Counts::default(),
+            claims: Counts::default(),
+            renewals: Counts::default(),
+            takeovers: AtomicU64::new(0),
+            leases_lost: AtomicU64::new(0),
+            heartbeats_failed: AtomicU64::new(0),
+        }
+    }
+}
+
+/// What kept a contest from being decided at once.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Waits {
+    /// For one of the `max_parallel` places.
+    pub slot: bool,
+    /// For another run, a retry or a pause.
+    pub rest: bool,
+    /// A claim was not answered.
+    pub store: bool,
+}
+
+impl Figures {
+    /// A run of this instance has ended.
+    pub fn ended(&self, r: &RunRecord) {
+        self.runs.add((r.job.clone(), r.outcome.as_str()), 1);
+        if r.outcome == Outcome::LeaseLost {
+            self.leases_lost.fetch_add(1, Ordering::Relaxed);
+        }
+        if r.started_at.is_some() {
+            if let Some(ms) = r.duration_ms {
+                self.durations.observe_ms(ms);
+            }
+            // Of a trigger the occurrence is when it was claimed; of another attempt it says nothing of its start.
+            if let (Some(ms), 1) = (r.lateness_ms, r.attempt)
+                && r.trigger != Trigger::Manual
+            {
+                self.lateness.observe_ms(ms);
+            }
+        }
+    }
+
+    /// This instance was granted a run, which has waited for `waits`.
+    pub fn granted(&self, attempt: u32, trigger: Trigger, lateness_ms: i64, waits: Waits) {
+        if trigger == Trigger::Takeover {
+            self.takeovers.fetch_add(1, Ordering::Relaxed);
+        }
+        if attempt != 1 || trigger == Trigger::Manual || lateness_ms < LATE_MS {
+            return;
+        }
+        let cause = match (waits, trigger) {
+            (Waits { store: true, .. }, _) => "store_away",
+            (Waits { slot: true, .. }, _) => "slot",
+            (Waits { rest: true, .. }, _) => "overlap",
+            (_, Trigger::CatchUp) => "overdue",
+            _ => "other",
+        };
+        self.late.add(cause, 1);
+    }
+
+    /// The store answered a claim of this instance, which gives up so many occurrences.
+    pub fn claimed(&self, given_up: u64, answer: &Answer) {
+        let (word, decided) = match answer {
+            Answer::Granted(_) => ("granted", true),
+            Answer::Running(_) => ("running", false),
+            Answer::Blocked(_) => ("blocked", false),
+            Answer::Settled(_) => ("settled", false),
+            Answer::Early { .. } => ("early", false),
+            Answer::Later { .. } => ("later", false),
+            Answer::RunFirst(_) => ("run_first", false),
+            Answer::Recorded { .. } => ("recorded", true),
+            Answer::Behind { .. } => ("behind", false),
+            Answer::Quarantined => ("quarantined", false),
+            Answer::Absent => ("absent", false),
+            Answer::InDoubt => ("in_doubt", false),
+        };
+        self.claims.add(word, 1);
+        if let Answer::Recorded { outcome, reason } = answer {
+            self.not_run.add((outcome.as_str(), cause(reason)), 1);
+        }
+        // The same step records what the claim gives up.
+        if decided && given_up > 0 {
+            self.not_run
+                .add((Outcome::Missed.as_str(), "overdue"), given_up);
+        }
+    }
+
+    pub fn claim_failed(&self) {
+        self.claims.add("failed", 1);
+    }
+
+    /// None: the renewal failed.
+    pub fn renewed(&self, answer: Option<&Renewal>) {
+        let word = match answer {
+            Some(Renewal::Renewed(_)) => "renewed",
+            Some(Renewal::Lost) => "lost",
+            None => "failed",
+        };
+        self.renewals.add(word, 1);
+    }
+}
+
+/// One word for the reason of a record.
+fn cause(reason: &str) -> &'static str {
+    match reason {
+        TOO_LATE => "too_late",
+        IN_DOUBT => "clock",
+        OVERDUE => "overdue",
+        JOB_REMOVED => "job_removed",
+        OVERLAPS => "overlap",
+        LOST => "state_loss",
+        LAPSED => "host_lost",
+        reason if reason.starts_with(PAUSED) => "paused",
+        reason if reason.starts_with("skipped by request") => "skipped",
+        _ => "other",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_is_in_the_first_bucket_that_has_room_for_it() {
+        let h = Histogram::new([0.001, 0.01]);
+        for ms in [-5, 0, 1, 2, 10, 11, 100_000] {
+            h.observe_ms(ms);
+        }
+        let (sum, count, buckets) = h.read();
+        assert_eq!(count, 7);
+        assert!((sum - 100.024).abs() < 1e-9, "{sum}");
+        let counts: Vec<u64> = buckets.iter().map(|(_, n)| *n).collect();
+        assert_eq!(counts, [3, 2, 2]);
+        assert_eq!(
+            Histogram::new([1.0]).read().2,
+            [(1.0, 0), (f64::INFINITY, 0)]
+        );
+    }
+
+    #[test]
+    fn a_late_start_has_one_cause() {
+        let f = Figures::default();
+        let waits = |slot, rest, store| Waits { slot, rest, store };
+        f.granted(1, Trigger::Schedule, 999, waits(true, true, true));
+        f.granted(2, Trigger::Retry, 60_000, Waits::default());
+        f.granted(1, Trigger::Manual, 60_000, Waits::default());
+        f.granted(2, Trigger::Takeover, 60_000, Waits::default());
+        assert_eq!(
+            (f.late.read(), f.takeovers.load(Ordering::Relaxed)),
+            (vec![], 1)
+        );
+        f.granted(1, Trigger::Schedule, 1000, waits(true, true, true));
+        f.granted(1, Trigger::Schedule, 1000, waits(true, false, false));
+        f.granted(1, Trigger::CatchUp, 1000, waits(false, false, false));
+        assert_eq!(
+            f.late.read(),
+            [("overdue", 1), ("slot", 1), ("store_away", 1)]
+        );
+    }
+}

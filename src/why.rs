@@ -1,0 +1,456 @@
+//! What happened to one occurrence, from what the store and the instances say.
+
+use serde::Serialize;
+
+use crate::{
+    config::Job,
+    logic::{
+        belief::SLACK,
+        claim::{Overlap, State},
+        schedule::{Schedule, next_of},
+    },
+    model::{InstanceId, JobName, Occurrence, Outcome},
+    store::{Decision, Fleet, Info, Outage},
+    view::{self, RunView, Time},
+    words,
+};
+
+#[derive(Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "http", derive(utoipa::ToSchema))]
+pub(crate) struct WhyView {
+    pub(crate) job: JobName,
+    pub(crate) occurrence: Time,
+    pub(crate) local: Option<String>,
+    /// The schedule of this configuration has it.
+    pub(crate) planned: bool,
+    /// What happened to it, as one sentence.
+    pub(crate) verdict: String,
+    pub(crate) runs: Vec<RunView>,
+    pub(crate) decisions: Vec<DecisionView>,
+    /// Live instances without a decision, and why that may be.
+    pub(crate) silent: Vec<SilentView>,
+    /// The instances that the store did not answer at that time.
+    pub(crate) unanswered: Vec<UnansweredView>,
+    /// What is wrong with the store now.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) problems: Vec<String>,
+    /// The occurrences before and after the instant, if the instant is not an occurrence.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) before: Option<Time>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) after: Option<Time>,
+}
+
+#[derive(Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "http", derive(utoipa::ToSchema))]
+pub(crate) struct DecisionView {
+    pub(crate) instance: InstanceId,
+    pub(crate) at: Time,
+    pub(crate) decision: String,
+    pub(crate) detail: String,
+}
+
+#[derive(Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "http", derive(utoipa::ToSchema))]
+pub(crate) struct SilentView {
+    pub(crate) instance: InstanceId,
+    pub(crate) reason: &'static str,
+}
+
+#[derive(Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "http", derive(utoipa::ToSchema))]
+pub(crate) struct UnansweredView {
+    pub(crate) instance: InstanceId,
+    pub(crate) from: Time,
+    pub(crate) until: Time,
+}
+
+/// All that is known.
+pub(crate) struct Facts<'a> {
+    pub(crate) name: &'a JobName,
+    /// None: not in this configuration.
+    pub(crate) job: Option<&'a Job>,
+    pub(crate) state: Option<State>,
+    /// The incarnation of the store.
+    pub(crate) incarnation: &'a str,
+    pub(crate) clock: view::Clock,
+    /// By that clock.
+    pub(crate) now: i64,
+    pub(crate) fleet: Fleet,
+    /// The job's records, newest first.
+    pub(crate) history: Vec<RunView>,
+    pub(crate) decisions: Vec<Decision>,
+}
+
+/// The last occurrence before `t`; None when there is none since 1970.
+pub(crate) fn previous(
+    schedules: &[std::sync::Arc<Schedule>],
+    t: Occurrence,
+) -> Option<Occurrence> {
+    // `next_after(x) < t` holds for each x before the result, and for no other x.
+    let before = |x: i64| next_of(schedules, Occurrence(x)).is_some_and(|o| o < t);
+    let (mut yes, mut no) = (-1, t.0);
+    if !before(yes) {
+        return None;
+    }
+    while no - yes > 1 {
+        let middle = yes + (no - yes) / 2;
+        if before(middle) {
+            yes = middle;
+        } else {
+            no = middle;
+        }
+    }
+    Some(Occurrence(no))
+}
+
+/// When the store did not answer this instance, if that was at the instant of the occurrence.
+fn outage(info: &Info, at: Occurrence) -> Option<Outage> {
+    let mut outages = info.outages.iter();
+    outages.find(|o| o.from <= at.0 && at.0 < o.until).copied()
+}
+
+impl Facts<'_> {
+    /// The latest planned occurrence that is due; of a job without schedule, the latest decided one.
+    pub(crate) fn latest(&self) -> Option<Occurrence> {
+        let planned = self
+            .job
+            .and_then(|j| previous(&j.schedules, Occurrence(self.now + 1)));
+        let decided = self.state.as_ref().map(|s| s.newest).filter(|n| *n > 0);
+        planned.or(decided.map(Occurrence))
+    }
+
+    pub(crate) fn explain(&self, at: Occurrence) -> WhyView {
+        let schedules = self.job.map_or(&[][..], |j| &j.schedules);
+        let planned = next_of(schedules, Occurrence(at.0 - 1)) == Some(at);
+        let mut runs: Vec<RunView> = self
+            .state
+            .iter()
+            .flat_map(|s| &s.open)
+            .filter(|o| o.run.occurrence == at && o.next_attempt.is_none())
+            .map(|o| RunView::running(self.name, o))
+            .collect();
+        runs.extend(
+            self.history
+                .iter()
+                .filter(|r| r.occurrence.0 == at.0)
+                .cloned(),
+        );
+        runs.sort_by_key(|r| r.attempt);
+        // The last of a range of missed occurrences stands for all of them. Ranges do not overlap, so only the next one
+        // can contain `at`.
+        if runs.is_empty() && planned {
+            let later = |r: &&RunView| r.count > 1 && at.0 < r.occurrence.0;
+            let next = self.history.iter().filter(later);
+            let next = next.min_by_key(|r| r.occurrence);
+            runs.extend(
+                next.filter(|r| self.within(at, r.occurrence.0, r.count))
+                    .cloned(),
+            );
+        }
+        let mut decisions: Vec<DecisionView> = self
+            .decisions
+            .iter()
+            .filter(|d| d.occurrence == at)
+            .map(|d| DecisionView {
+                instance: d.instance.clone(),
+                at: Time(d.at),
+                decision: d.decision.clone(),
+                detail: d.detail.clone(),
+            })
+            .collect();
+        decisions.sort_by(|a, b| (a.at, &a.instance).cmp(&(b.at, &b.instance)));
+        let known = !runs.is_empty() || !decisions.is_empty();
+        let stranger = !planned && !known;
+        let neighbour = |o: Option<Occurrence>| o.filter(|_| stranger).map(Time::from);
+        let silent = if at.0 > self.now || stranger {
+            vec![]
+        } else {
+            self.silent(at, &decisions)
+        };
+        WhyView {
+            job: self.name.clone(),
+            occurrence: at.into(),
+            local: schedules.first().map(|s| s.local(at)),
+            planned,
+            verdict: self.verdict(at, planned, &runs, &decisions),
+            runs,
+            decisions,
+            silent,
+            unanswered: self.unanswered(at),
+            problems: vec![],
+            before: neighbour(previous(schedules, at)),
+            after: neighbour(next_of(schedules, at)),
+        }
+    }
+
+    /// `at` is one of the `count` occurrences that end with `last`.
+    fn within(&self, at: Occurrence, last: i64, count: u64) -> bool {
+        let schedules = self.job.map_or(&[][..], |j| &j.schedules);
+        let mut o = at;
+        for _ in 1..count.min(100_000) {
+            match next_of(schedules, o) {
+                Some(next) if next.0 <= last => o = next,
+                _ => return o.0 == last,
+            }
+            if o.0 == last {
+                return true;
+            }
+        }
+        false
+    }
+
+    fn silent(&self, at: Occurrence, decisions: &[DecisionView]) -> Vec<SilentView> {
+        self.fleet
+            .instances
+            .iter()
+            .filter(|(id, _)| !decisions.iter().any(|d| d.instance == **id))
+            .filter(|(_, info)| outage(info, at).is_none())
+            .map(|(id, info)| SilentView {
+                instance: id.clone(),
+                reason: if info.started_at > at.0 {
+                    "was not up yet"
+                } else if self.clock.silent(info) && info.seen < at.0 {
+                    "had stopped reporting to the store"
+                } else if info.clock_doubt_ms.is_some() && !self.clock.silent(info) {
+                    "does not believe the store's clock"
+                } else if self.now - at.0 < 5_000 {
+                    "has recorded no decision yet"
+                } else {
+                    "recorded no decision"
+                },
+            })
+            .collect()
+    }
+
+    fn unanswered(&self, at: Occurrence) -> Vec<UnansweredView> {
+        let of = |id: &InstanceId, info: &Info| {
+            let outage = outage(info, at)?;
+            Some(UnansweredView {
+                instance: id.clone(),
+                from: Time(outage.from),
+                until: Time(outage.until),
+            })
+        };
+        let instances = self.fleet.instances.iter();
+        instances.filter_map(|(id, info)| of(id, info)).collect()
+    }
+
+    /// One sentence for a person in a hurry.
+    // Long: one reason after the other; the first that holds is the verdict.
+    fn verdict(
+        &self,
+        at: Occurrence,
+        planned: bool,
+        runs: &[RunView],
+        decisions: &[DecisionView],
+    ) -> String {
+        let now = self.now;
+        // A wrong clock may have made instances give up an occurrence that lies in the future: it is not due yet.
+        if let Some(last) = runs.last().filter(|r| r.attempt > 0 || at.0 <= now) {
+            let told = self.told_by_runs(at, runs, last);
+            let state = self.state.as_ref().filter(|_| last.attempt == 0);
+            let hint = state.and_then(|st| self.rewind(st));
+            let more = hint.or_else(|| self.next_attempt(at));
+            return more.map_or(told.clone(), |more| format!("{told} {more}"));
+        }
+        let Some(st) = &self.state else {
+            return "Nothing is known: the job is not registered with the store yet.".to_owned();
+        };
+        if let Some(next) = self.next_attempt(at) {
+            return next;
+        }
+        let doubt = self.clock.doubt_ms.filter(|_| self.clock.nobody_believes);
+        if planned
+            && at.0 <= now
+            && at.0 > st.newest.max(st.since)
+            && self.job.is_some_and(|j| j.enabled)
+            && let Some(ahead) = doubt
+        {
+            return format!(
+                "It is undecided: instances do not believe the store's clock, which is {}, and start nothing until it \
+                is corrected.",
+                words::apart(ahead)
+            );
+        }
+        if planned
+            && at.0 > now
+            && at.0 <= st.newest.max(st.since)
+            && let Some(why) = self.rewind(st)
+        {
+            return format!("It will not run. {why}");
+        }
+        if !planned && decisions.is_empty() {
+            return match self.job {
+                Some(j) if !j.schedules.is_empty() => {
+                    "Nothing was planned for that time: it is not an occurrence of the schedule."
+                        .to_owned()
+                }
+                _ => "Nothing was planned for that time, and nobody triggered the job.".to_owned(),
+            };
+        }
+        if at.0 > now {
+            return format!(
+                "It is not due yet: it is due {}{}.",
+                words::relative(at.0, now),
+                self.ahead(st)
+            );
+        }
+        if self.job.is_some_and(|j| !j.enabled) {
+            return "It was not run: the job is disabled in this configuration.".to_owned();
+        }
+        if st.incarnation != self.incarnation {
+            return "It waits: the store lost or changed its data, and grants nothing until an instance has watched \
+            it for one quarantine."
+                .to_owned();
+        }
+        if at.0 <= st.since {
+            return format!(
+                "Nothing is known of it: the store has known this schedule of the job only since {}. Then the schedule was \
+                new, or the job came back or was enabled again, or the store had lost its data.",
+                words::instant(st.since)
+            );
+        }
+        if at.0 <= st.newest {
+            return "It was decided, but its record has been deleted since.".to_owned();
+        }
+        if let Some(o) = st.open.first()
+            && let Some(j) = self.job
+            && j.overlap != Overlap::Allow
+        {
+            return format!(
+                "It is undecided: the run of {} on {} has not ended yet.",
+                words::instant(o.run.occurrence.0),
+                o.run.instance
+            );
+        }
+        if !self.fleet.instances.values().any(|i| !self.clock.silent(i)) {
+            return "It is undecided: no instance is up. The next instance that starts will run it or record it."
+                .to_owned();
+        }
+        if now - at.0 < 5_000 {
+            return "It has just become due, and no instance has decided on it yet.".to_owned();
+        }
+        let jitter = self.job.map_or(0, |j| {
+            i64::try_from(j.jitter.as_millis()).unwrap_or(i64::MAX)
+        });
+        if now - at.0 < jitter {
+            return format!(
+                "It is delayed by the job's jitter, up to {}.",
+                words::took(jitter)
+            );
+        }
+        "It is undecided, although instances are up: see their logs, and `soloist status`."
+            .to_owned()
+    }
+
+    /// Says when the next attempt of `at` is due, if one is awaited.
+    fn next_attempt(&self, at: Occurrence) -> Option<String> {
+        let st = self.state.as_ref()?;
+        let open = st.open.iter().find(|o| o.run.occurrence == at)?;
+        let due = words::relative(open.next_attempt?.at, self.now);
+        let held_back = self.held_back(st);
+        Some(format!("Its next attempt is due {due}{held_back}."))
+    }
+
+    /// Says so if the job counts future occurrences as decided.
+    fn rewind(&self, st: &State) -> Option<String> {
+        let until = st.newest.max(st.since);
+        (until > self.now.saturating_add(SLACK.as_millis() as i64)).then(|| {
+            format!(
+                "The store's clock was wrong, so everything up to {} counts as decided; `soloist rewind {}` corrects \
+                that.",
+                words::instant(until),
+                self.name
+            )
+        })
+    }
+
+    fn told_by_runs(&self, at: Occurrence, runs: &[RunView], last: &RunView) -> String {
+        let on = last
+            .instance
+            .as_ref()
+            .map_or(String::new(), |i| format!(" on {i}"));
+        if last.attempt == 0 {
+            let reason = last
+                .error
+                .as_ref()
+                .map_or(String::new(), |e| format!(": {}", words::line(e)));
+            if last.count > 1 && last.occurrence.0 != at.0 {
+                return format!(
+                    "It is one of {} occurrences up to {} that were {}{reason}.",
+                    last.count,
+                    words::instant(last.occurrence.0),
+                    last.outcome
+                );
+            }
+            return format!("It was not run, but {}{reason}.", last.outcome);
+        }
+        let attempts = runs.iter().filter(|r| r.attempt > 0).count();
+        let late = last
+            .lateness_ms
+            .filter(|_| attempts == 1)
+            .map_or(String::new(), |ms| {
+                format!(", {} after its instant", words::took(ms))
+            });
+        if last.outcome == Outcome::Running {
+            let since = last.started_at.map_or(0, |t| self.now - t.0);
+            return format!(
+                "It is running{on} for {}, attempt {}{late}.",
+                words::took(since),
+                last.attempt
+            );
+        }
+        let lasted = last
+            .duration_ms
+            .map_or(String::new(), |ms| format!(" after {}", words::took(ms)));
+        let how = match view::exit(last) {
+            how if how.is_empty() || how == "0" => String::new(),
+            how if last.signal.is_some() => format!(" ({how})"),
+            how => format!(" (exit {how})"),
+        };
+        let times = if attempts == 1 {
+            "It ran once".to_owned()
+        } else {
+            format!("It ran {attempts} times; the last attempt")
+        };
+        let comma = if attempts == 1 { "," } else { "" };
+        let reason = last
+            .error
+            .as_ref()
+            .map_or(String::new(), |e| format!(": {}", words::line(e)));
+        format!(
+            "{times}{on}{late}{comma} {}{how}{lasted}{reason}.",
+            last.outcome
+        )
+    }
+
+    /// What keeps a future occurrence from running.
+    fn ahead(&self, st: &State) -> String {
+        let held_back = self.held_back(st);
+        if held_back.is_empty() && st.skip > 0 {
+            return format!(
+                ", but the next {} occurrences of the job will be skipped",
+                st.skip
+            );
+        }
+        held_back
+    }
+
+    /// What keeps a future attempt from running.
+    fn held_back(&self, st: &State) -> String {
+        if let Some(p) = view::paused(st, self.now) {
+            return p.until.map_or(
+                ", but the job is paused until somebody resumes it".to_owned(),
+                |t| format!(", but the job is paused until {}", words::instant(t.0)),
+            );
+        }
+        if let Some(ahead) = self.clock.doubt_ms.filter(|_| self.clock.nobody_believes) {
+            return format!(
+                ", but no instance starts anything until the store's clock, which is {}, is corrected",
+                words::apart(ahead)
+            );
+        }
+        String::new()
+    }
+}

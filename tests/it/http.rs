@@ -1,0 +1,8 @@
+//! The API over HTTP, on real fleets: what it answers, to whom, and what bad clients and a lost store do to it.
+
+mod answers;
+mod client;
+mod clients;
+mod schema;
+mod stream;
+mod who;

@@ -1,0 +1,560 @@
+//! What the API answers.
+
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+
+use super::{
+    client::{Event, get, post},
+    schema::wrong,
+};
+use crate::support::{
+    GENEROUS,
+    fleet::{Fleet, fleet},
+    wait_for, wait_until,
+};
+
+/// A fleet whose jobs have run, failed and been paused.
+fn busy() -> Fleet {
+    let fleet = fleet(1)
+        .sqlite()
+        .http("listen = \"unix:{id}.sock\"\npublic_url = \"https://soloist.example.org/x/\"")
+        .job("each", "schedule = \"* * * * * *\"\ncommand = \"echo hello\"\ntags = [\"a\", \"b\"]\ndescription = \"Says it\"")
+        .job("fails", "schedule = \"* * * * * *\"\ncommand = \"exit 3\"\nretry = { attempts = 1, interval = \"1h\" }")
+        .job("hourly", "schedule = \"0 * * * *\"\ncommand = \"true\"\ntimezone = \"Europe/Berlin\"\ntags = [\"a\"]")
+        .job("long", "command = \"echo begun; sleep 600\"\ngrace = \"100ms\"")
+        .start();
+    let at = fleet.http(0);
+    wait_until("each job is known", GENEROUS, || {
+        let jobs = get(&at, "/api/v1/jobs").of(200);
+        jobs["jobs"]
+            .as_array()
+            .is_some_and(|all| all.iter().all(|j| j["known"] == true))
+    });
+    post(&at, "/api/v1/jobs/long/trigger", "{}").of(202);
+    wait_until("a run, a failure, and one that is active", GENEROUS, || {
+        let jobs = get(&at, "/api/v1/jobs").of(200);
+        let ran = |n: usize| {
+            jobs["jobs"][n]["recent"]
+                .as_array()
+                .is_some_and(|r| !r.is_empty())
+        };
+        let active = jobs["jobs"][3]["running"]
+            .as_array()
+            .is_some_and(|r| !r.is_empty());
+        ran(0) && ran(1) && active
+    });
+    post(
+        &at,
+        "/api/v1/jobs/hourly/pause",
+        r#"{"until": "2h", "reason": "moving"}"#,
+    )
+    .of(200);
+    fleet
+}
+
+/// The schema of the answer with this status.
+fn described<'d>(document: &'d Value, path: &str, method: &str, status: &str) -> &'d Value {
+    let operation = &document["paths"][path][method];
+    assert!(
+        operation.is_object(),
+        "{method} {path} is not in the document"
+    );
+    let answers = &operation["responses"];
+    let answer = if answers[status].is_null() {
+        &answers["default"]
+    } else {
+        &answers[status]
+    };
+    let kinds = answer["content"]
+        .as_object()
+        .unwrap_or_else(|| panic!("{path} {status}: {answer}"));
+    let json = kinds.iter().find(|(kind, _)| kind.ends_with("json"));
+    json.map_or(&Value::Null, |(_, content)| &content["schema"])
+}
+
+#[test]
+fn each_answer_is_as_the_document_of_the_api_describes_it() {
+    let fleet = busy();
+    let at = fleet.http(0);
+    let document = get(&at, "/api/v1/openapi.json").of(200);
+    let run = get(&at, "/api/v1/jobs/each/runs?limit=1&outcome=succeeded").of(200);
+    let run = run["runs"][0]["run_id"].as_str().expect("a run").to_owned();
+    let cursor = get(&at, "/api/v1/events").of(200);
+    let cursor = cursor["cursor"].as_str().expect("a cursor").to_owned();
+    // The path in the document, and a path to ask for.
+    let reads = [
+        ("/healthz", "/healthz".to_owned()),
+        ("/readyz", "/readyz".to_owned()),
+        ("/api/v1/session", "/api/v1/session".to_owned()),
+        ("/api/v1/jobs", "/api/v1/jobs?tag=a&q=SAYS".to_owned()),
+        ("/api/v1/jobs", "/api/v1/jobs".to_owned()),
+        ("/api/v1/jobs/{job}", "/api/v1/jobs/each".to_owned()),
+        ("/api/v1/jobs/{job}", "/api/v1/jobs/hourly".to_owned()),
+        ("/api/v1/jobs/{job}", "/api/v1/jobs/fails".to_owned()),
+        (
+            "/api/v1/jobs/{job}/runs",
+            "/api/v1/jobs/fails/runs?outcome=failed,running".to_owned(),
+        ),
+        (
+            "/api/v1/jobs/{job}/runs",
+            "/api/v1/jobs/long/runs".to_owned(),
+        ),
+        (
+            "/api/v1/jobs/{job}/why/{occurrence}",
+            "/api/v1/jobs/each/why/latest".to_owned(),
+        ),
+        (
+            "/api/v1/jobs/{job}/why/{occurrence}",
+            "/api/v1/jobs/hourly/why/2026-01-01T00:00:00Z".to_owned(),
+        ),
+        (
+            "/api/v1/runs",
+            "/api/v1/runs?job=each&job=fails&limit=5".to_owned(),
+        ),
+        (
+            "/api/v1/runs",
+            "/api/v1/runs?from=2026-01-01T00:00:00Z".to_owned(),
+        ),
+        ("/api/v1/runs/{id}", format!("/api/v1/runs/{run}?job=each")),
+        (
+            "/api/v1/runs/{id}/output",
+            format!("/api/v1/runs/{run}/output?job=each&from=0"),
+        ),
+        ("/api/v1/instances", "/api/v1/instances".to_owned()),
+        ("/api/v1/events", format!("/api/v1/events?since={cursor}")),
+        (
+            "/api/v1/events",
+            "/api/v1/events?since=of.another".to_owned(),
+        ),
+        ("/api/v1/plan", "/api/v1/plan?limit=3".to_owned()),
+        ("/api/v1/load", "/api/v1/load?day=2026-11-25".to_owned()),
+        ("/api/v1/openapi.json", "/api/v1/openapi.json".to_owned()),
+        ("/calendar.ics", "/calendar.ics".to_owned()),
+        (
+            "/api/v1/jobs/{job}/calendar.ics",
+            "/api/v1/jobs/hourly/calendar.ics".to_owned(),
+        ),
+        ("/metrics", "/metrics".to_owned()),
+    ];
+    let mut asked: BTreeSet<(&str, &str)> = BTreeSet::new();
+    for (path, ask) in &reads {
+        asked.insert((path, "get"));
+        let reply = get(&at, ask).send();
+        assert_eq!(reply.status, 200, "{ask}: {}", reply.text());
+        let kind = reply.header("content-type").unwrap_or_default().to_owned();
+        let kinds = document["paths"][*path]["get"]["responses"]["200"]["content"].as_object();
+        let kinds = kinds.unwrap_or_else(|| panic!("{path} has no content"));
+        assert!(
+            kinds.keys().any(|k| kind.starts_with(k.as_str())),
+            "{ask}: {kind} is none of {kinds:?}"
+        );
+        let schema = described(&document, path, "get", "200");
+        if kind == "application/json" && !schema.is_null() {
+            assert_eq!(wrong(&document, schema, &reply.json()), [""; 0], "{ask}");
+        }
+    }
+    let writes = [
+        (
+            "/api/v1/jobs/{job}/trigger",
+            "/api/v1/jobs/each/trigger",
+            r#"{"key": "k"}"#,
+            202,
+        ),
+        (
+            "/api/v1/jobs/{job}/pause",
+            "/api/v1/jobs/each/pause",
+            "{}",
+            200,
+        ),
+        (
+            "/api/v1/jobs/{job}/resume",
+            "/api/v1/jobs/each/resume",
+            "",
+            200,
+        ),
+        (
+            "/api/v1/jobs/{job}/skip",
+            "/api/v1/jobs/each/skip",
+            r#"{"n": 0}"#,
+            200,
+        ),
+        (
+            "/api/v1/jobs/{job}/cancel",
+            "/api/v1/jobs/long/cancel",
+            "{}",
+            200,
+        ),
+        (
+            "/api/v1/instances/{instance}/drain",
+            "/api/v1/instances/i1/drain",
+            "{}",
+            200,
+        ),
+        (
+            "/api/v1/instances/{instance}/undrain",
+            "/api/v1/instances/i1/undrain",
+            "{}",
+            200,
+        ),
+    ];
+    for (path, ask, body, status) in writes {
+        asked.insert((path, "post"));
+        let answer = post(&at, ask, body).of(status);
+        let schema = described(&document, path, "post", &status.to_string());
+        assert_eq!(wrong(&document, schema, &answer), [""; 0], "{ask}");
+    }
+    // Nothing is described that was not asked for.
+    let all = document["paths"].as_object().expect("paths");
+    for (path, operations) in all {
+        for method in operations.as_object().expect("operations").keys() {
+            assert!(
+                asked.contains(&(path.as_str(), method.as_str())),
+                "{method} {path} was not asked for"
+            );
+        }
+    }
+    // Nor anything else answered: the problems are described, too.
+    for (path, ask, status) in [
+        ("/api/v1/jobs/{job}", "/api/v1/jobs/eac", 404),
+        ("/api/v1/jobs", "/api/v1/jobs?tags=a", 400),
+        (
+            "/api/v1/jobs/{job}/runs",
+            "/api/v1/jobs/each/runs?limit=0",
+            400,
+        ),
+        (
+            "/api/v1/jobs/{job}/runs",
+            "/api/v1/jobs/each/runs?cursor=x",
+            400,
+        ),
+        (
+            "/api/v1/jobs/{job}/runs",
+            "/api/v1/jobs/each/runs?outcome=good",
+            400,
+        ),
+        ("/api/v1/runs/{id}", "/api/v1/runs/x?job=each", 400),
+        (
+            "/api/v1/runs/{id}",
+            "/api/v1/runs/01a2123f-f07e-7516-b19b-9071aae62be9?job=each",
+            404,
+        ),
+        (
+            "/api/v1/runs/{id}",
+            "/api/v1/runs/01a2123f-f07e-7516-b19b-9071aae62be9",
+            400,
+        ),
+        ("/api/v1/plan", "/api/v1/plan?from=noon", 400),
+        ("/api/v1/load", "/api/v1/load?day=2026-02-30", 400),
+    ] {
+        let answer = get(&at, ask).of(status);
+        let schema = described(&document, path, "get", &status.to_string());
+        assert_eq!(wrong(&document, schema, &answer), [""; 0], "{ask}");
+    }
+    let near = get(&at, "/api/v1/jobs/eac").of(404);
+    assert_eq!(near["hint"], "did you mean `each`?");
+    assert_eq!(get(&at, "/no/such/thing").of(404)["status"], 404);
+    assert_eq!(post(&at, "/api/v1/jobs", "{}").of(405)["status"], 405);
+}
+
+#[test]
+fn what_is_shown_is_what_the_commands_show() {
+    let fleet = busy();
+    let at = fleet.http(0);
+    let status = fleet.json(&["status", "--json"]);
+    let jobs = get(&at, "/api/v1/jobs").of(200);
+    let steady = |j: &Value| {
+        [
+            "job",
+            "description",
+            "tags",
+            "schedule",
+            "timezone",
+            "enabled",
+            "known",
+            "paused",
+            "skip",
+        ]
+        .map(|k| j[k].clone())
+    };
+    let of = |v: &Value| {
+        v["jobs"]
+            .as_array()
+            .expect("jobs")
+            .iter()
+            .map(steady)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(of(&jobs), of(&status));
+    assert_eq!(jobs["config"], status["config"]);
+    let hourly = get(&at, "/api/v1/jobs/hourly").of(200);
+    assert_eq!(hourly["schedule_words"], "every hour at minute 0");
+    assert_eq!(hourly["upcoming"].as_array().map(Vec::len), Some(5));
+    let next = fleet.json(&["next", "hourly", "-n", "5", "--json"]);
+    assert_eq!(hourly["upcoming"][4]["at"], next[4]["occurrence"]);
+    // Nothing of the command, and nothing of the environment.
+    let text =
+        hourly.to_string() + &jobs.to_string() + &get(&at, "/api/v1/jobs/each").of(200).to_string();
+    assert!(
+        !text.contains("echo hello") && !text.contains("sleep 600"),
+        "{text}"
+    );
+    // By any filter that fits, and only by one that fits.
+    let names = |query: &str| {
+        let found = get(&at, &format!("/api/v1/jobs?{query}")).of(200);
+        let all = found["jobs"].as_array().expect("jobs").iter();
+        all.map(|j| j["job"].as_str().expect("a name").to_owned())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(names("tag=a"), ["each", "hourly"]);
+    assert_eq!(names("tag=a&tag=b"), ["each"]);
+    assert_eq!(names("q=says+it"), ["each"]);
+    assert_eq!(names("q=%F0%9F%92%A9"), [""; 0]);
+    // The output, while the run is active.
+    let long = get(&at, "/api/v1/jobs/long").of(200);
+    let id = long["running"][0]["run_id"]
+        .as_str()
+        .expect("an active run")
+        .to_owned();
+    let output = wait_for("its output", GENEROUS, || {
+        let piece = get(&at, &format!("/api/v1/runs/{id}/output?job=long")).of(200);
+        (piece["data"] != "").then_some(piece)
+    });
+    assert_eq!(
+        (output["data"].as_str(), output["ended"].as_bool()),
+        (Some("begun\n"), Some(false))
+    );
+    let follows = get(&at, &format!("/api/v1/runs/{id}/output?job=long&follow=1"));
+    let mut stream = follows.stream();
+    let first = stream.next().expect("its output");
+    assert_eq!(
+        (first.kind.as_str(), &first.data["data"]),
+        ("output", &output["data"])
+    );
+    post(&at, "/api/v1/jobs/long/cancel", "{}").of(200);
+    let last = stream.wait("the end of the output", |e| e.data["ended"] == true);
+    assert_eq!(last.data["next"], 6);
+    assert!(stream.next().is_none(), "the stream goes on after the end");
+}
+
+#[test]
+fn the_runs_of_a_job_come_in_pages_and_each_once() {
+    let fleet = busy();
+    let at = fleet.http(0);
+    wait_until("some runs", GENEROUS, || {
+        let all = get(&at, "/api/v1/jobs/each/runs?limit=1000").of(200);
+        all["runs"].as_array().is_some_and(|runs| runs.len() > 5)
+    });
+    post(&at, "/api/v1/jobs/each/pause", "{}").of(200);
+    wait_until("nothing of it is active", GENEROUS, || {
+        get(&at, "/api/v1/jobs/each").of(200)["running"]
+            .as_array()
+            .is_some_and(Vec::is_empty)
+    });
+    // During a pause the history goes on with skipped occurrences; what had run does not change.
+    let ran = "outcome=succeeded,failed,unknown";
+    let id = |r: &Value| r["run_id"].as_str().expect("an id").to_owned();
+    let list = |v: &Value| {
+        v["runs"]
+            .as_array()
+            .expect("runs")
+            .iter()
+            .map(id)
+            .collect::<Vec<_>>()
+    };
+    let all = list(&get(&at, &format!("/api/v1/jobs/each/runs?limit=1000&{ran}")).of(200));
+    let (mut pages, mut next) = (vec![], String::new());
+    loop {
+        let page = get(&at, &format!("/api/v1/jobs/each/runs?limit=2&{ran}{next}")).of(200);
+        pages.extend(list(&page));
+        match page["next"].as_str() {
+            Some(cursor) => next = format!("&cursor={cursor}"),
+            None => break,
+        }
+    }
+    assert_eq!(pages, all);
+    let everything = get(&at, &format!("/api/v1/runs?job=each&{ran}")).of(200);
+    assert_eq!(
+        (list(&everything), &everything["truncated"]),
+        (all, &Value::Bool(false))
+    );
+}
+
+#[test]
+fn any_instance_shows_and_does_what_concerns_the_whole_fleet() {
+    let fleet = fleet(2)
+        .http("listen = \"unix:{id}.sock\"")
+        .job(
+            "job",
+            "command = \"sleep 600\"\ngrace = \"100ms\"\ntags = [\"x\"]",
+        )
+        .start();
+    let (one, two) = (fleet.http(0), fleet.http(1));
+    wait_until("both know the job and each other", GENEROUS, || {
+        [&one, &two].iter().all(|at| {
+            let known = get(at, "/api/v1/jobs").of(200)["jobs"][0]["known"] == true;
+            let live = get(at, "/api/v1/instances").of(200);
+            known
+                && live["instances"]
+                    .as_array()
+                    .is_some_and(|all| all.len() == 2)
+        })
+    });
+    let mut streams = [
+        get(&one, "/api/v1/events").stream(),
+        get(&two, "/api/v1/events").stream(),
+    ];
+    post(&one, "/api/v1/jobs/job/trigger", r#"{"key": "by hand"}"#).of(202);
+    for stream in &mut streams {
+        assert_eq!(stream.of_job("triggered", "job").data["key"], "by hand");
+        let granted = stream.of_job("granted", "job");
+        assert_eq!(granted.data["attempt"], 1);
+        let shown = stream.of_job("job", "job");
+        assert_eq!(
+            shown.data["job"]["running"][0]["run_id"],
+            granted.data["run_id"]
+        );
+    }
+    post(&two, "/api/v1/jobs/job/cancel", "{}").of(200);
+    for stream in &mut streams {
+        assert_eq!(stream.of_job("ended", "job").data["outcome"], "cancelled");
+    }
+    post(
+        &two,
+        "/api/v1/jobs/job/pause",
+        r#"{"reason": "moving", "until": "1h"}"#,
+    )
+    .of(200);
+    for stream in &mut streams {
+        let paused = stream.of_job("paused", "job");
+        assert_eq!(paused.data["reason"], "moving");
+        assert!(paused.data["until"].is_string());
+    }
+    post(&one, "/api/v1/jobs/job/resume", "{}").of(200);
+    for stream in &mut streams {
+        stream.of_job("resumed", "job");
+    }
+    post(&one, "/api/v1/instances/i2/drain", "{}").of(200);
+    for stream in &mut streams {
+        let of = |kind: &'static str| move |e: &Event| e.kind == kind && e.data["instance"] == "i2";
+        stream.wait("i2 drains", of("draining"));
+        stream.wait("the instances", |e| {
+            e.kind == "instances" && e.data["instances"][1]["draining"] == true
+        });
+    }
+    post(&two, "/api/v1/instances/i2/undrain", "{}").of(200);
+    for stream in &mut streams {
+        stream.wait("i2 claims again", |e| e.kind == "undrained");
+    }
+    let refused = post(&one, "/api/v1/instances/i3/drain", "{}").of(404);
+    assert!(
+        refused["hint"]
+            .as_str()
+            .is_some_and(|h| h.contains("did you mean")),
+        "{refused}"
+    );
+}
+
+#[test]
+fn hostile_names_texts_and_output_stay_what_they_are() {
+    let evil = "<img src=x onerror=alert(1)> \u{202e}txt \u{1b}[2J \"quoted\" \\ & \u{2028}";
+    let toml = serde_json::to_string(evil)
+        .expect("JSON")
+        .replace("\\u2028", "\u{2028}");
+    let fleet = fleet(1)
+        .sqlite()
+        .http("listen = \"unix:{id}.sock\"")
+        .job(
+            "job",
+            &format!(
+                "command = [\"printf\", \"<b>\\\\033[31m\\\\377\\\\360\\\\237\\\\222\\n\"]\ndescription = {toml}\ntags = [{toml}]"
+            ),
+        )
+        .start();
+    let at = fleet.http(0);
+    wait_until("the job is known", GENEROUS, || {
+        get(&at, "/api/v1/jobs").of(200)["jobs"][0]["known"] == true
+    });
+    let mut stream = get(&at, "/api/v1/events").stream();
+    let body = serde_json::json!({"reason": evil}).to_string();
+    post(&at, "/api/v1/jobs/job/pause", &body).of(200);
+    assert_eq!(stream.of_job("paused", "job").data["reason"], evil);
+    let shown = stream.of_job("job", "job").data["job"].clone();
+    assert_eq!(
+        (shown["description"].as_str(), shown["tags"][0].as_str()),
+        (Some(evil), Some(evil))
+    );
+    let key = evil.replace('\u{1b}', "");
+    post(
+        &at,
+        "/api/v1/jobs/job/trigger",
+        &serde_json::json!({"key": key}).to_string(),
+    )
+    .of(202);
+    assert_eq!(stream.of_job("triggered", "job").data["key"], key.as_str());
+    let ended = stream.of_job("ended", "job");
+    let id = ended.data["run_id"].as_str().expect("an id");
+    let output = wait_for("the output", GENEROUS, || {
+        let piece = get(&at, &format!("/api/v1/runs/{id}/output?job=job")).of(200);
+        (piece["ended"] == true).then_some(piece)
+    });
+    assert_eq!(output["data"], "<b>\u{1b}[31m\u{fffd}\u{fffd}\n");
+    // A calendar, and metrics, in which nothing begins a line of its own.
+    let metrics = get(&at, "/metrics").send().text();
+    assert!(
+        metrics
+            .lines()
+            .all(|l| l.starts_with('#') || l.starts_with("soloist_")),
+        "{metrics}"
+    );
+    let page = get(&at, "/").send();
+    let policy = page.header("content-security-policy").unwrap_or_default();
+    assert!(
+        policy.contains("default-src 'none'") && policy.contains("script-src 'self'"),
+        "{policy}"
+    );
+    for name in [
+        "%2e%2e%2f%2e%2e%2fetc%2fpasswd",
+        "..%2f..%2fetc/passwd",
+        "%00",
+        "%ff%fe",
+        "<script>",
+        "a%0d%0aSet-Cookie:%20x=1",
+    ] {
+        for path in [format!("/static/{name}"), format!("/api/v1/jobs/{name}")] {
+            let reply = get(&at, &path).send();
+            assert!(
+                [400, 404].contains(&reply.status),
+                "{path}: {}",
+                reply.status
+            );
+            assert_eq!(reply.header("set-cookie"), None, "{path}");
+        }
+    }
+}
+
+#[test]
+fn a_file_of_the_page_is_sent_once() {
+    let fleet = fleet(1)
+        .sqlite()
+        .http("")
+        .job("job", "command = \"true\"")
+        .start();
+    let at = fleet.http(0);
+    let first = get(&at, "/").send();
+    assert_eq!(first.status, 200);
+    let tag = first.header("etag").expect("a tag").to_owned();
+    let again = get(&at, "/").header("If-None-Match", &tag).send();
+    assert_eq!((again.status, again.body.len()), (304, 0));
+    let other = get(&at, "/").header("If-None-Match", "\"other\"").send();
+    assert_eq!(other.body, first.body);
+    for header in [
+        "x-content-type-options",
+        "referrer-policy",
+        "cross-origin-resource-policy",
+    ] {
+        assert!(first.header(header).is_some(), "{header}");
+    }
+    let api = get(&at, "/api/v1/jobs").send();
+    assert_eq!(api.header("cache-control"), Some("no-store"));
+}

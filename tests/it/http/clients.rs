@@ -1,0 +1,219 @@
+//! Bad clients: garbage, too much, too slow, too many. None of them harms the daemon, or other clients.
+
+use std::{
+    io::{BufReader, Read as _, Write as _},
+    time::{Duration, Instant},
+};
+
+use super::client::{Connection, get, post, read};
+use crate::support::{
+    GENEROUS,
+    fleet::{Fleet, fleet},
+    process, wait_until,
+};
+
+fn served() -> (Fleet, String) {
+    let fleet = fleet(1)
+        .sqlite()
+        .http("listen = \"unix:{id}.sock\"")
+        .witness("a", "for=5", "")
+        .start();
+    let at = fleet.http(0);
+    wait_until("the job is known", GENEROUS, || {
+        get(&at, "/api/v1/jobs").of(200)["jobs"][0]["known"] == true
+    });
+    (fleet, at)
+}
+
+fn memory(pid: u32) -> u64 {
+    process::resident_kib(pid).expect("it runs")
+}
+
+/// It answers, and its jobs run.
+#[track_caller]
+fn unharmed(fleet: &Fleet, at: &str) {
+    assert_eq!(get(at, "/healthz").of(200)["alive"], true);
+    fleet.wait_more_runs(2);
+    let log = fleet.instances[0].log_text();
+    assert!(!log.contains("panicked"), "{log}");
+}
+
+#[test]
+fn garbage_ends_its_own_connection_only() {
+    let (fleet, at) = served();
+    let long = "x".repeat(20_000);
+    let many = "A: b\r\n".repeat(500);
+    for bytes in [
+        &b"\0\0\0\0\r\n\r\n"[..],
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"GET\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nHost : x\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"POST /api/v1/jobs/a/trigger HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
+        b"POST /api/v1/jobs/a/trigger HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999999999999\r\n\r\n",
+        b"POST /api/v1/jobs/a/trigger HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}x",
+        b"POST /api/v1/jobs/a/trigger HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\nContent-Type: application/json\r\n\r\nZZ\r\n",
+        format!("GET /{long} HTTP/1.1\r\nHost: localhost\r\n\r\n").as_bytes(),
+        format!("GET / HTTP/1.1\r\nHost: localhost\r\nX: {long}\r\n\r\n").as_bytes(),
+        format!("GET / HTTP/1.1\r\nHost: localhost\r\n{many}\r\n").as_bytes(),
+    ] {
+        let mut c = Connection::open(&at);
+        let _ = c.write_all(bytes);
+        let mut lines = BufReader::new(c);
+        let reply = read(&mut lines);
+        let shown = String::from_utf8_lossy(&bytes[..bytes.len().min(60)]).into_owned();
+        if let Some(reply) = reply {
+            assert!((400..500).contains(&reply.status), "{shown}: {reply:?}");
+        }
+    }
+    for (path, body) in [
+        ("/api/v1/jobs/a/trigger", "["),
+        ("/api/v1/jobs/a/trigger", "null"),
+        ("/api/v1/jobs/a/trigger", "\u{0}"),
+        ("/api/v1/jobs/a/trigger", r#"{"key": 1}"#),
+        ("/api/v1/jobs/a/trigger", r#"{"key": ""}"#),
+        ("/api/v1/jobs/a/trigger", r#"{"key": "\n"}"#),
+        ("/api/v1/jobs/a/skip", r#"{"n": -1}"#),
+        ("/api/v1/jobs/a/skip", r#"{"n": 1e99}"#),
+        ("/api/v1/jobs/a/pause", r#"{"until": "yesterday"}"#),
+        (
+            "/api/v1/jobs/a/pause",
+            r#"{"until": "2020-01-01T00:00:00Z"}"#,
+        ),
+        ("/api/v1/jobs/a/resume", r#"{"x": 1}"#),
+        ("/api/v1/jobs/a/cancel", "[[[[[[[[[[[[[[[["),
+    ] {
+        post(&at, path, body).of(400);
+    }
+    let deep = "[".repeat(30_000);
+    post(&at, "/api/v1/jobs/a/trigger", &deep).of(400);
+    let reason = format!("{{\"reason\": \"{}\"}}", "x".repeat(2000));
+    post(&at, "/api/v1/jobs/a/pause", &reason).of(400);
+    let huge = format!("{{\"key\": \"{}\"}}", "x".repeat(100_000));
+    post(&at, "/api/v1/jobs/a/trigger", &huge).of(413);
+    unharmed(&fleet, &at);
+}
+
+#[test]
+fn slow_requests_end_and_hold_up_nobody() {
+    let (fleet, at) = served();
+    let begun = Instant::now();
+    // Nothing at all, half a head, and half a body.
+    let mut slow: Vec<Connection> = vec![];
+    for part in [
+        "",
+        "GET /api/v1/jobs HTTP/1.1\r\nHost: local",
+        "POST /api/v1/jobs/a/trigger HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 10\r\n\r\n{",
+    ] {
+        for _ in 0..20 {
+            let mut c = Connection::open(&at);
+            c.write_all(part.as_bytes()).expect("send");
+            slow.push(c);
+        }
+    }
+    unharmed(&fleet, &at);
+    assert!(begun.elapsed() < GENEROUS);
+    for c in &mut slow {
+        let mut rest = vec![];
+        // To the end of the connection: within ten seconds, or with an answer within thirty.
+        let _ = c.read_to_end(&mut rest);
+        let text = String::from_utf8_lossy(&rest);
+        assert!(
+            rest.is_empty() || text.starts_with("HTTP/1.1 4") || text.starts_with("HTTP/1.1 504"),
+            "{text}"
+        );
+    }
+    unharmed(&fleet, &at);
+}
+
+#[test]
+fn connections_are_bounded_and_come_back() {
+    let (fleet, at) = served();
+    let mut open: Vec<Connection> = (0..300).map(|_| Connection::open(&at)).collect();
+    let refused = open.iter_mut().rev().take(20).filter_map(|c| {
+        c.patience(Duration::from_secs(5));
+        read(&mut BufReader::new(c)).map(|r| r.status)
+    });
+    let refused: Vec<u16> = refused.collect();
+    assert!(refused.contains(&503), "{refused:?}");
+    // Jobs do not notice.
+    fleet.wait_more_runs(2);
+    drop(open);
+    wait_until("it answers again", GENEROUS, || {
+        let mut c = Connection::open(&at);
+        c.patience(Duration::from_secs(5));
+        let _ =
+            c.write_all(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+        read(&mut BufReader::new(c)).is_some_and(|r| r.status == 200)
+    });
+    unharmed(&fleet, &at);
+}
+
+#[test]
+fn streams_are_bounded_and_thousands_leave_nothing_behind() {
+    let (fleet, at) = served();
+    let pid = fleet.instances[0].pid();
+    let descriptors = || std::fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count);
+    let streams: Vec<_> = (0..64)
+        .map(|_| get(&at, "/api/v1/events").stream())
+        .collect();
+    let refused = get(&at, "/api/v1/events")
+        .header("Accept", "text/event-stream")
+        .of(503);
+    assert!(
+        refused["hint"].as_str().is_some_and(|h| h.contains("poll")),
+        "{refused}"
+    );
+    // Pollers are served all the same.
+    get(&at, "/api/v1/events").of(200);
+    drop(streams);
+    let before = std::cell::Cell::new(0);
+    wait_until("a stream is free", GENEROUS, || {
+        let mut c = Connection::open(&at);
+        let _ = c.write_all(
+            b"GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n\r\n",
+        );
+        let mut head = [0; 12];
+        let open = c.read_exact(&mut head).is_ok() && &head[9..] == b"200";
+        before.set(descriptors());
+        open
+    });
+    let used = memory(pid);
+    for _ in 0..2000 {
+        let mut c = Connection::open(&at);
+        let _ = c.write_all(
+            b"GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n\r\n",
+        );
+    }
+    wait_until("all are gone", GENEROUS, || {
+        descriptors() <= before.get() + 3
+    });
+    wait_until("all streams are free", GENEROUS, || {
+        let metrics = get(&at, "/metrics").send().text();
+        metrics.contains("\nsoloist_http_streams 0\n")
+    });
+    let grown = memory(pid).saturating_sub(used);
+    assert!(grown < 8 << 10, "{grown} KiB more");
+    unharmed(&fleet, &at);
+}
+
+#[test]
+fn a_client_that_does_not_read_costs_little() {
+    let (fleet, at) = served();
+    let pid = fleet.instances[0].pid();
+    let used = memory(pid);
+    // Each asks again and again, and takes nothing.
+    let mut clients: Vec<Connection> = (0..20).map(|_| Connection::open(&at)).collect();
+    for c in &mut clients {
+        if let Connection::Unix(s) = c {
+            s.set_nonblocking(true).expect("a mode");
+        }
+        let ask = b"GET /api/v1/openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n";
+        while c.write(ask).is_ok_and(|n| n == ask.len()) {}
+    }
+    unharmed(&fleet, &at);
+    let grown = memory(pid).saturating_sub(used);
+    assert!(grown < 16 << 10, "{grown} KiB more");
+}

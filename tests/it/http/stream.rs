@@ -1,0 +1,218 @@
+//! The stream of events: it can be resumed, tells of reloads, and of a store that goes and comes back.
+
+use rustix::process::Signal;
+
+use super::client::get;
+use crate::support::{GENEROUS, fleet::fleet, wait_for, wait_until};
+
+const JOB: &str = "schedule = \"* * * * * *\"\ncommand = \"true\"";
+
+#[test]
+fn a_stream_goes_on_where_it_broke_off() {
+    let fleet = fleet(1).http("").job("job", JOB).start();
+    let at = fleet.http(0);
+    let mut stream = get(&at, "/api/v1/events").stream();
+    let seen = stream.of_job("ended", "job");
+    // What happens while nobody listens comes first.
+    let missed = stream.of_job("granted", "job");
+    drop(stream);
+    for ask in [
+        get(&at, "/api/v1/events").header("Last-Event-ID", &seen.id),
+        get(&at, &format!("/api/v1/events?since={}", seen.id)),
+    ] {
+        let mut again = ask.stream();
+        let first = again.wait("the next of the feed", |e| {
+            e.kind == "granted" || e.kind == "ended"
+        });
+        assert_eq!(
+            (first.id, first.data["run_id"].clone()),
+            (missed.id.clone(), missed.data["run_id"].clone())
+        );
+    }
+    // Pollers get the same.
+    let polled = get(&at, &format!("/api/v1/events?since={}", seen.id)).of(200);
+    let of_feed = |e: &&serde_json::Value| e["kind"] == "granted";
+    let events = polled["events"].as_array().expect("events");
+    assert_eq!(
+        events.iter().find(of_feed).map(|e| &e["cursor"]),
+        Some(&missed.data["cursor"])
+    );
+    let later = get(
+        &at,
+        &format!(
+            "/api/v1/events?since={}",
+            polled["cursor"].as_str().expect("a cursor")
+        ),
+    )
+    .of(200);
+    assert_eq!(
+        (&polled["reset"], &later["reset"]),
+        (&false.into(), &false.into())
+    );
+    // Nobody knows what happened since a cursor of another process, or one that never was.
+    for cursor in ["0.1", "of.another", "%ff", &format!("{}9999", seen.id)] {
+        let mut stream = get(&at, &format!("/api/v1/events?since={cursor}")).stream();
+        let first = stream.next().expect("an event");
+        assert_eq!(first.kind, "reset", "{cursor}");
+        // From there it goes on.
+        stream.of_job("ended", "job");
+        let polled = get(&at, &format!("/api/v1/events?since={cursor}")).of(200);
+        assert_eq!(polled["reset"], true, "{cursor}");
+    }
+    // The answer with the jobs says from where on to listen.
+    let jobs = get(&at, "/api/v1/jobs").send();
+    let cursor = jobs.header("x-cursor").expect("a cursor").to_owned();
+    assert_eq!(jobs.json()["cursor"], cursor.as_str());
+    let mut stream = get(&at, &format!("/api/v1/events?since={cursor}")).stream();
+    assert_ne!(stream.next().expect("an event").kind, "reset");
+}
+
+#[test]
+fn a_reload_is_told_and_shown() {
+    let mut fleet = fleet(1)
+        .sqlite()
+        .http("")
+        .job("job", "command = \"true\"")
+        .start();
+    let at = fleet.http(0);
+    let known = |fleet_at: &str, job: &str| {
+        let jobs = get(fleet_at, "/api/v1/jobs").of(200);
+        let all = jobs["jobs"].as_array().expect("jobs").clone();
+        all.into_iter().find(|j| j["job"] == job)
+    };
+    wait_until("the job is known", GENEROUS, || {
+        known(&at, "job").is_some_and(|j| j["known"] == true)
+    });
+    let mut stream = get(&at, "/api/v1/events").stream();
+    fleet.set_job("more", Some("command = \"true\"\ndescription = \"new\""));
+    fleet.set_job("job", Some("command = \"true\"\ndescription = \"another\""));
+    fleet.write_config(0);
+    fleet.instances[0].signal(Signal::HUP);
+    stream.wait("the job as it is now", |e| {
+        e.kind == "job" && e.data["job"]["description"] == "another"
+    });
+    stream.of_job("job", "more");
+    stream.wait("the configuration", |e| {
+        e.kind == "configuration" && e.data["instance"] == "i1"
+    });
+    wait_until("the new job is known", GENEROUS, || {
+        known(&at, "more").is_some_and(|j| j["known"] == true)
+    });
+    fleet.set_job("more", None);
+    fleet.write_config(0);
+    fleet.instances[0].signal(Signal::HUP);
+    stream.of_job("job_removed", "more");
+    assert!(known(&at, "more").is_none());
+    get(&at, "/api/v1/jobs/more").of(404);
+}
+
+#[test]
+fn a_store_that_is_gone_is_told_and_what_was_known_stays() {
+    let mut fleet = fleet(2)
+        .http("listen = \"unix:{id}.sock\"")
+        .job("job", JOB)
+        .start();
+    let at = fleet.http(0);
+    let mut stream = get(&at, "/api/v1/events").stream();
+    stream.of_job("ended", "job");
+    wait_until("both are there", GENEROUS, || {
+        get(&at, "/api/v1/instances").of(200)["instances"]
+            .as_array()
+            .is_some_and(|all| all.len() == 2)
+    });
+    fleet.server().kill();
+    let gone = stream.wait("the store is gone", |e| {
+        e.kind == "store" && e.data["reachable"] == false
+    });
+    assert!(
+        gone.data["error"].is_string() && gone.data["since"].is_string(),
+        "{gone:?}"
+    );
+    assert_eq!(get(&at, "/readyz").of(503)["status"], 503);
+    assert_eq!(get(&at, "/healthz").of(200)["alive"], true);
+    let jobs = get(&at, "/api/v1/jobs").of(200);
+    assert!(jobs["store_error"].is_string(), "{jobs}");
+    assert!(
+        !jobs["jobs"][0]["recent"]
+            .as_array()
+            .expect("runs")
+            .is_empty()
+    );
+    let instances = get(&at, "/api/v1/instances").of(200);
+    assert_eq!(instances["store"]["reachable"], false);
+    let silent = instances["instances"]
+        .as_array()
+        .expect("instances")
+        .iter()
+        .filter(|i| i["silent"] == true);
+    assert_eq!(silent.count(), 0, "nobody can report now");
+    // What needs the store is refused at once, and says when to come again.
+    for ask in [
+        super::client::post(&at, "/api/v1/jobs/job/trigger", "{}"),
+        super::client::post(&at, "/api/v1/jobs/job/pause", "{}"),
+        super::client::post(&at, "/api/v1/instances/i2/drain", "{}"),
+        get(&at, "/api/v1/jobs/job/runs"),
+        get(&at, "/api/v1/runs"),
+        get(&at, "/api/v1/jobs/job/why/latest"),
+    ] {
+        let reply = ask.send();
+        reply.of(503);
+        assert!(reply.header("retry-after").is_some(), "{reply:?}");
+    }
+    // What does not need it is answered.
+    for path in [
+        "/",
+        "/api/v1/plan",
+        "/api/v1/load",
+        "/calendar.ics",
+        "/metrics",
+        "/api/v1/jobs/job",
+    ] {
+        assert_eq!(get(&at, path).send().status, 200, "{path}");
+    }
+    assert!(
+        get(&at, "/metrics")
+            .send()
+            .text()
+            .contains("\nsoloist_store_up 0\n")
+    );
+    fleet.server().revive(None);
+    stream.wait("the store is back", |e| {
+        e.kind == "store" && e.data["reachable"] == true
+    });
+    // The same stream goes on.
+    let ended = stream.of_job("ended", "job");
+    assert_eq!(ended.data["outcome"], "succeeded");
+    wait_for("it is ready", GENEROUS, || {
+        (get(&at, "/readyz").send().status == 200).then_some(())
+    });
+    let jobs = get(&at, "/api/v1/jobs").of(200);
+    assert_eq!(jobs["store_error"], serde_json::Value::Null);
+}
+
+#[test]
+fn an_instance_that_dies_is_told() {
+    let mut fleet = fleet(2).http("").job("job", JOB).start();
+    let at = fleet.http(0);
+    wait_until("both are there", GENEROUS, || {
+        get(&at, "/api/v1/instances").of(200)["instances"]
+            .as_array()
+            .is_some_and(|all| all.len() == 2)
+    });
+    let mut stream = get(&at, "/api/v1/events").stream();
+    fleet.instances[1].kill();
+    stream.wait("i2 is silent", |e| {
+        e.kind == "instance_silent" && e.data["instance"] == "i2"
+    });
+    stream.wait("the instances", |e| {
+        e.kind == "instances" && e.data["instances"][1]["silent"] == true
+    });
+    fleet.instances[1].start();
+    stream.wait("i2 is up", |e| {
+        e.kind == "instance_up" && e.data["instance"] == "i2"
+    });
+    fleet.instances[1].signal(Signal::TERM);
+    stream.wait("i2 is gone", |e| {
+        e.kind == "instance_gone" && e.data["instance"] == "i2"
+    });
+}
