@@ -341,7 +341,9 @@ local function quick(state, a)
     'lost_before')
   local at_text, open = ARGV[a + 2], st[3]
   local at, newest = tonumber(at_text), tonumber(st[2] or '0')
-  if st[1] ~= incarnation or st[9] or tonumber(ARGV[a + 3]) > newest then return end
+  if st[1] ~= incarnation or tonumber(ARGV[a + 3]) > newest then return end
+  -- The first claim of a job since it was registered passes here; the next one removes `lost_before`.
+  if st[9] and not (newest < tonumber(st[9]) and tonumber(st[9]) <= now and at > tonumber(st[9])) then return end
   if open then
     if #open > STATE_MOST then return end
     -- Checks that exactly one entry is open, that it is for the claimed occurrence, and that another run holds it. No

@@ -769,6 +769,7 @@ fn record(at: i64) -> RunRecord {
         output_truncated: false,
         error: None,
         count: 1,
+        usage: crate::model::Usage::default(),
     }
 }
 

@@ -67,6 +67,7 @@ use crate::{
     clock::Boottime,
     guard::spawn::{Failed, Start},
     logic::life::{Cause, Life, Step, Stop, outcome},
+    model::Usage,
 };
 
 /// The hidden first argument that makes this binary a guard; job and run id follow it, so that `ps` shows them.
@@ -495,9 +496,14 @@ impl<'g> GuardedRun<'g> {
         }
         let ended = Moment::now();
         self.urgent = None;
+        let usage = match self.started {
+            Some(_) => usage(),
+            None => Usage::default(),
+        };
         self.guard.control.report(&Report::Gone {
             leftover: self.leftover,
             at: ended,
+            usage,
         });
 
         let cause = self.life.cause();
@@ -515,6 +521,7 @@ impl<'g> GuardedRun<'g> {
             error,
             started: self.started,
             ended,
+            usage,
         };
         (end, self.spec.settle, self.spec.settle_exe)
     }
@@ -716,6 +723,26 @@ impl<'g> GuardedRun<'g> {
             self.act(Step::Kill);
         }
         populated
+    }
+}
+
+/// What the guard's children have taken, with the children that they waited for. All of a run's processes are among
+/// them: those that nobody waited for became the guard's own.
+fn usage() -> Usage {
+    // SAFETY: all zeroes is a valid rusage, and the kernel writes no more than that.
+    let (done, all) = unsafe {
+        let mut all: libc::rusage = std::mem::zeroed();
+        (libc::getrusage(libc::RUSAGE_CHILDREN, &raw mut all), all)
+    };
+    if done != 0 {
+        return Usage::default();
+    }
+    let us = |t: libc::timeval| t.tv_sec * 1_000_000 + t.tv_usec;
+    let cpu_us = us(all.ru_utime) + us(all.ru_stime);
+    Usage {
+        cpu_ms: u64::try_from(cpu_us / 1000).ok(),
+        peak_memory_bytes: u64::try_from(all.ru_maxrss).ok().map(|kib| kib * 1024),
+        output_bytes: None,
     }
 }
 

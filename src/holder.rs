@@ -24,7 +24,7 @@ use crate::{
         hold::{Do, Hold, Renewed, SMALLEST_PIECE, View},
         life::{self, Stop},
     },
-    model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord},
+    model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Usage},
     runner::{End, Prepared, Runner, Running},
     settle::SettleOnDeath,
     store::{self, OUTPUT_AT_ONCE, OUTPUT_PATIENCE, Reply, Store, Tail},
@@ -325,6 +325,7 @@ impl Holder {
         match self.settle(contender, g, &end, next_attempt).await {
             Ok(awaited) => awaited,
             Err(GivenUp) => {
+                let usage = used(&end);
                 let end = Ended {
                     outcome: end.outcome,
                     cause: end.cause,
@@ -333,6 +334,7 @@ impl Holder {
                     error: end.error,
                     started: end.started,
                     ended: end.ended,
+                    usage,
                 };
                 let outcome = end.outcome;
                 let settle = self.settle_on_death(g, |_| next_attempt);
@@ -537,6 +539,7 @@ impl Holder {
             signal: end.and_then(|e| e.signal),
             output_truncated: end.is_some_and(End::output_truncated),
             error: end.and_then(|e| e.error.clone().or_else(|| life::reason(e.cause))),
+            usage: end.map(used).unwrap_or_default(),
             ..record
         }
     }
@@ -623,6 +626,13 @@ fn log_end(r: &RunRecord) {
     debug!(record = ?r, "settling");
 }
 
+fn used(end: &End) -> Usage {
+    Usage {
+        output_bytes: end.started.is_some().then_some(end.output_bytes),
+        ..end.usage
+    }
+}
+
 fn not_started(outcome: Outcome, error: &str) -> End {
     End {
         outcome,
@@ -636,5 +646,6 @@ fn not_started(outcome: Outcome, error: &str) -> End {
         leftover: 0,
         output_tail: vec![],
         output_bytes: 0,
+        usage: Usage::default(),
     }
 }

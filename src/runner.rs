@@ -43,7 +43,7 @@ use crate::{
     config::Output,
     guard::{self, Control, HandOver, Moment, Proc, Spec},
     logic::life::{Cause, Stop},
-    model::{JobName, Outcome, RunId},
+    model::{JobName, Outcome, RunId, Usage},
     recording::{Line, Recorder},
 };
 
@@ -484,6 +484,8 @@ pub struct End {
     pub output_tail: Vec<u8>,
     /// How many bytes the run wrote.
     pub output_bytes: u64,
+    /// What it took, but for its output.
+    pub usage: Usage,
 }
 
 impl End {

@@ -78,6 +78,7 @@ impl SettleOnDeath {
             exit_code: end.exit_code,
             signal: end.signal,
             error: end.error.or_else(|| life::reason(end.cause)),
+            usage: end.usage,
             ..record
         }
     }
@@ -283,7 +284,7 @@ fn fail(error: &str) -> ExitCode {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{JobName, Occurrence, Trigger};
+    use crate::model::{JobName, Occurrence, Trigger, Usage};
 
     fn on_death() -> SettleOnDeath {
         let next_attempt = |trigger| {
@@ -314,6 +315,7 @@ mod tests {
                 output_truncated: false,
                 error: None,
                 count: 1,
+                usage: Usage::default(),
             },
             on_crash: next_attempt(Trigger::Takeover),
             on_failure: next_attempt(Trigger::Retry),
@@ -342,6 +344,11 @@ mod tests {
             error: None,
             started: Some(after(1_500)),
             ended: after(4_000),
+            usage: Usage {
+                cpu_ms: Some(70),
+                peak_memory_bytes: Some(4_096_000),
+                output_bytes: None,
+            },
         };
         let failed = on_death.ended(end.clone());
         let times = (failed.started_at, failed.finished_at);
@@ -351,6 +358,7 @@ mod tests {
         let how = (failed.outcome, failed.exit_code, failed.signal);
         assert_eq!(how, (Outcome::Failed, Some(3), None));
         assert_eq!(failed.error, None);
+        assert_eq!(failed.usage.cpu_ms, Some(70));
 
         (end.exit_code, end.signal) = (None, Some(libc::SIGKILL));
         (end.outcome, end.error) = (Outcome::Crashed, Some("gone".to_owned()));

@@ -361,6 +361,7 @@ fn record(job: &str, at: i64, run: &str) -> RunRecord {
         output_truncated: false,
         error: None,
         count: 1,
+        usage: soloist::model::Usage::default(),
     }
 }
 

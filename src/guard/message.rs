@@ -13,7 +13,7 @@ use crate::{
     clock::{self, Boottime},
     config,
     logic::life::{Cause, Stop},
-    model::{JobName, Outcome, Run, RunId},
+    model::{JobName, Outcome, Run, RunId, Usage},
 };
 
 /// What to run: the first line that the daemon sends. It has the command's variables and the store's configuration, so
@@ -206,7 +206,12 @@ pub enum Report {
     /// guard may not kill them.
     Stuck { pids: Vec<i32> },
     /// Every process of the run is gone. `leftover` counts those that were alive when the command itself ended.
-    Gone { leftover: u32, at: Moment },
+    Gone {
+        leftover: u32,
+        at: Moment,
+        #[serde(default)]
+        usage: Usage,
+    },
 }
 
 /// How a run ended, as far as its guard knows.
@@ -224,6 +229,8 @@ pub struct Ended {
     pub started: Option<Moment>,
     /// When the last process of its tree was gone.
     pub ended: Moment,
+    #[serde(default)]
+    pub usage: Usage,
 }
 
 /// What `soloist __settle` gets, as JSON in a file on descriptor 0: from the guard of a dead daemon, or from a daemon

@@ -263,6 +263,7 @@ pub(super) struct Events<'a> {
     tag = "fleet",
     params(
         ("since" = Option<String>, Query, description = "a cursor; without one, from now on"),
+        ("feed" = Option<bool>, Query, description = "all that is kept of the feed and of the store; not for streams"),
         ("Last-Event-ID" = Option<String>, Header, description = "the same, as browsers send it"),
     ),
     responses(
@@ -278,7 +279,7 @@ pub(super) async fn events(
     uri: Uri,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
-    let args = Args::of(&uri, &["since"])?;
+    let args = Args::of(&uri, &["since", "feed"])?;
     let text = |name: header::HeaderName| {
         headers
             .get(name)
@@ -290,18 +291,27 @@ pub(super) async fn events(
     if text(header::ACCEPT).contains("text/event-stream") {
         return stream(&app, cursor);
     }
+    let feed = match args.text("feed") {
+        None | Some("false" | "0") => false,
+        Some("true" | "1") => true,
+        Some(_) => return Err(Problem::bad("`feed` must be true or false")),
+    };
     let inner = app.board.read();
     let position = match cursor {
         Some(cursor) => inner.ring.position(cursor),
+        None if feed => Some(inner.ring.dropped),
         None => Some(inner.ring.latest()),
     };
-    let (events, reached, lost) = match position {
+    let (mut events, reached, lost) = match position {
         Some(at) => {
             let (events, reached) = since(&inner, at, usize::MAX);
             (events, reached, false)
         }
         None => (vec![], inner.ring.latest(), true),
     };
+    if feed {
+        events.retain(|e| !matches!(e.data, Data::Job { .. } | Data::Instances(_)));
+    }
     let body = Events {
         events,
         cursor: inner.ring.cursor_of(reached),

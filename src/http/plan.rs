@@ -24,7 +24,6 @@ use crate::{
 
 const HOUR: i64 = 3_600_000;
 const DAY: i64 = 24 * HOUR;
-const MINUTES: usize = 1440;
 /// How many minutes of a day are shown with their jobs, and how many jobs of each.
 const TOP: usize = 10;
 const TOP_JOBS: usize = 50;
@@ -38,10 +37,20 @@ pub(super) struct Planned {
     pub(super) local: String,
 }
 
+/// A job with more occurrences than were asked for.
+#[derive(Debug, PartialEq, Serialize, utoipa::ToSchema)]
+struct Frequent {
+    job: JobName,
+    /// The mean distance of its first ones in the span.
+    every_ms: i64,
+}
+
 /// Planned occurrences, by time.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 struct Plan {
     planned: Vec<Planned>,
+    /// With `per_job`: the jobs that are left out of `planned`, because they have more.
+    frequent: Vec<Frequent>,
     /// There are more: ask for less time, or fewer jobs.
     truncated: bool,
 }
@@ -83,6 +92,31 @@ pub(super) fn between(jobs: &[Arc<Job>], from: i64, to: i64, most: usize) -> (Ve
     (list, false)
 }
 
+/// The jobs with at most `most` occurrences after `from` and up to `to`, and the others.
+fn told_apart(
+    jobs: Vec<Arc<Job>>,
+    from: i64,
+    to: i64,
+    most: usize,
+) -> (Vec<Arc<Job>>, Vec<Frequent>) {
+    let mut frequent = vec![];
+    let few = |job: &Arc<Job>| {
+        let next = |o: &Occurrence| next_of(&job.schedules, *o).filter(|o| o.0 <= to);
+        let Some(first) = next(&Occurrence(from)) else {
+            return true;
+        };
+        let Some(last) = std::iter::successors(Some(first), next).nth(most) else {
+            return true;
+        };
+        frequent.push(Frequent {
+            job: job.name.clone(),
+            every_ms: (last.0 - first.0) / most.max(1) as i64,
+        });
+        false
+    };
+    (jobs.into_iter().filter(few).collect(), frequent)
+}
+
 /// What is planned, from the schedules
 #[utoipa::path(
     get,
@@ -93,6 +127,7 @@ pub(super) fn between(jobs: &[Arc<Job>], from: i64, to: i64, most: usize) -> (Ve
         ("to" = Option<String>, Query, description = "the same; default a day later"),
         ("job" = Option<Vec<String>>, Query, description = "only of these jobs"),
         ("limit" = Option<usize>, Query, description = "how many; default 1000, at most 10000"),
+        ("per_job" = Option<usize>, Query, description = "jobs with more in the span are listed in `frequent` instead"),
     ),
     responses(
         (status = 200, description = "the occurrences, without jitter, pauses and skips", body = Plan),
@@ -100,34 +135,53 @@ pub(super) fn between(jobs: &[Arc<Job>], from: i64, to: i64, most: usize) -> (Ve
     )
 )]
 pub(super) async fn plan(State(app): State<Arc<App>>, uri: Uri) -> Result<Response, Problem> {
-    let args = Args::of(&uri, &["from", "to", "job", "limit"])?;
+    let args = Args::of(&uri, &["from", "to", "job", "limit", "per_job"])?;
     let now = app.board.read().clock().now;
     let from = args.instant("from")?.unwrap_or(now);
     let to = args
         .instant("to")?
         .unwrap_or_else(|| from.saturating_add(DAY));
     let limit = args.number("limit", 1000, 10_000)?;
+    let per_job = match args.text("per_job") {
+        Some(_) => Some(args.number("per_job", 1, 10_000)?),
+        None => None,
+    };
     let names: Vec<JobName> = args
         .all("job")
         .map(|name| named(&app.board, name))
         .collect::<Result<_, _>>()?;
     let jobs = enabled(&app, &names);
     // An occurrence at `from` itself counts.
-    let listing = move || between(&jobs, from.saturating_sub(1), to, limit);
+    let after = from.saturating_sub(1);
+    let listing = move || {
+        let (jobs, frequent) = match per_job {
+            Some(most) => told_apart(jobs, after, to, most),
+            None => (jobs, vec![]),
+        };
+        let (planned, truncated) = between(&jobs, after, to, limit);
+        Plan {
+            planned,
+            frequent,
+            truncated,
+        }
+    };
     let listed = tokio::task::spawn_blocking(listing).await;
-    let (planned, truncated) =
-        listed.map_err(|_| Problem::internal("cannot list the occurrences"))?;
-    Ok(json(&Plan { planned, truncated }))
+    let plan = listed.map_err(|_| Problem::internal("cannot list the occurrences"))?;
+    Ok(json(&plan))
 }
 
 /// How many occurrences a day has in each minute.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 struct Load {
-    /// `YYYY-MM-DD`, in UTC.
+    /// `YYYY-MM-DD`, in `zone`.
     day: String,
-    /// The occurrences in each minute of the day: 1440 numbers.
+    /// The time zone, by its IANA name.
+    zone: String,
+    /// The first minute.
+    from: Time,
+    /// The occurrences in each minute of the day: 1440 numbers, fewer or more if the clocks change.
     minutes: Vec<u32>,
-    /// In each hour: 24 numbers.
+    /// In each hour: mostly 24 numbers.
     by_hour: Vec<u32>,
     /// The minutes with most of them, most first.
     top: Vec<Minute>,
@@ -137,7 +191,7 @@ struct Load {
 
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 struct Minute {
-    /// From 0, in UTC.
+    /// From 0, since `from`.
     minute: usize,
     count: u32,
     /// At most 50 of them.
@@ -149,33 +203,56 @@ struct Minute {
     get,
     path = "/api/v1/load",
     tag = "plan",
-    params(("day" = Option<String>, Query, description = "`YYYY-MM-DD`, in UTC; default today")),
+    params(
+        ("day" = Option<String>, Query, description = "`YYYY-MM-DD`; default today"),
+        ("tz" = Option<String>, Query, description = "the time zone of the day, by its IANA name; default UTC"),
+    ),
     responses(
         (status = 200, description = "the minutes of the day", body = Load),
         (status = "default", description = "a problem", body = ProblemView, content_type = "application/problem+json"),
     )
 )]
 pub(super) async fn load(State(app): State<Arc<App>>, uri: Uri) -> Result<Response, Problem> {
-    let args = Args::of(&uri, &["day"])?;
+    let args = Args::of(&uri, &["day", "tz"])?;
     let now = app.board.read().clock().now;
-    let start = match args.text("day") {
-        None => now - now.rem_euclid(DAY),
-        Some(text) => {
-            let day = text.parse::<jiff::civil::Date>().ok();
-            let day = day.and_then(|day| day.to_zoned(jiff::tz::TimeZone::UTC).ok());
-            let day = day.ok_or_else(|| Problem::bad("`day` must be a date, as 2026-11-25"))?;
-            day.timestamp().as_millisecond()
-        }
+    let zone = args.text("tz").unwrap_or("UTC");
+    let tz = jiff::tz::TimeZone::get(zone)
+        .map_err(|_| Problem::bad("`tz` must be a time zone, as Europe/Berlin"))?;
+    let date = match args.text("day") {
+        None => Occurrence(now).timestamp().to_zoned(tz.clone()).date(),
+        Some(text) => text
+            .parse()
+            .map_err(|_| Problem::bad("`day` must be a date, as 2026-11-25"))?,
+    };
+    let midnight = |date: jiff::civil::Date| date.to_zoned(tz.clone()).ok();
+    let span = midnight(date).zip(date.tomorrow().ok().and_then(midnight));
+    let Some((start, end)) = span else {
+        return Err(Problem::bad("`day` is out of range"));
+    };
+    let day = Day {
+        name: date.to_string(),
+        zone: zone.to_owned(),
+        start: start.timestamp().as_millisecond(),
+        end: end.timestamp().as_millisecond(),
     };
     let jobs = enabled(&app, &[]);
-    let counted = tokio::task::spawn_blocking(move || count(&jobs, start)).await;
+    let counted = tokio::task::spawn_blocking(move || count(&jobs, day)).await;
     Ok(json(&counted.map_err(|_| {
         Problem::internal("cannot count the occurrences")
     })?))
 }
 
-/// Counts the occurrences of the day that begins at `start`.
-fn count(jobs: &[Arc<Job>], start: i64) -> Load {
+/// A day of a time zone, in Unix milliseconds.
+struct Day {
+    name: String,
+    zone: String,
+    start: i64,
+    end: i64,
+}
+
+/// Counts the occurrences of the day.
+fn count(jobs: &[Arc<Job>], day: Day) -> Load {
+    let Day { start, end, .. } = day;
     let began = Instant::now();
     // Jobs with equal schedules share them, so that each is computed once.
     let mut shared: HashMap<*const Arc<Schedule>, (&[Arc<Schedule>], u32)> = HashMap::new();
@@ -185,8 +262,7 @@ fn count(jobs: &[Arc<Job>], start: i64) -> Load {
             .or_insert((&job.schedules, 0));
         of.1 += 1;
     }
-    let end = start + DAY;
-    let mut minutes = vec![0_u32; MINUTES];
+    let mut minutes = vec![0_u32; ((end - start) / 60_000) as usize];
     let mut truncated = false;
     'all: for (schedules, jobs) in shared.values() {
         let (mut at, mut n) = (Occurrence(start - 1), 0_u32);
@@ -202,7 +278,7 @@ fn count(jobs: &[Arc<Job>], start: i64) -> Load {
             }
         }
     }
-    let mut by_count: Vec<usize> = (0..MINUTES).filter(|m| minutes[*m] > 0).collect();
+    let mut by_count: Vec<usize> = (0..minutes.len()).filter(|m| minutes[*m] > 0).collect();
     by_count.sort_by_key(|m| (Reverse(minutes[*m]), *m));
     let top = by_count.into_iter().take(TOP).map(|minute| {
         let first = start + minute as i64 * 60_000;
@@ -217,7 +293,9 @@ fn count(jobs: &[Arc<Job>], start: i64) -> Load {
         }
     });
     Load {
-        day: crate::model::rfc3339_ms(start).chars().take(10).collect(),
+        day: day.name,
+        zone: day.zone,
+        from: Time(start),
         top: top.collect(),
         by_hour: minutes.chunks(60).map(|hour| hour.iter().sum()).collect(),
         minutes,
@@ -238,9 +316,20 @@ mod tests {
         command = 'x'\n[jobs.c]\nschedule = '5 12 * * *'\ncommand = 'x'\n";
     const MIDNIGHT: i64 = 1_795_132_800_000; // 2026-11-20T00:00:00Z
 
+    fn day(start: i64, hours: i64) -> Day {
+        Day {
+            name: "2026-11-20".to_owned(),
+            zone: "UTC".to_owned(),
+            start,
+            end: start + hours * HOUR,
+        }
+    }
+
     #[test]
     fn a_day_has_its_occurrences_by_minute() {
-        let load = count(&jobs(TEXT), MIDNIGHT);
+        let long = count(&jobs(TEXT), day(MIDNIGHT, 25));
+        assert_eq!((long.minutes.len(), long.by_hour.len()), (1500, 25));
+        let load = count(&jobs(TEXT), day(MIDNIGHT, 24));
         assert_eq!(
             (load.day.as_str(), load.minutes.len(), load.by_hour.len()),
             ("2026-11-20", 1440, 24)
@@ -253,6 +342,20 @@ mod tests {
         assert_eq!(load.by_hour[12], 5);
         let first = &load.top[0];
         assert_eq!((first.minute, first.count, first.jobs.len()), (0, 2, 2));
+    }
+
+    #[test]
+    fn a_job_that_is_planned_too_often_is_told_apart() {
+        let (few, frequent) = told_apart(jobs(TEXT), MIDNIGHT - 1, MIDNIGHT + DAY - 1, 10);
+        let names: Vec<_> = few.iter().map(|j| j.name.as_str()).collect();
+        assert_eq!(names, ["c"]);
+        let said: Vec<_> = frequent
+            .iter()
+            .map(|f| (f.job.as_str(), f.every_ms))
+            .collect();
+        assert_eq!(said, [("a", HOUR / 2), ("b", HOUR / 2)]);
+        let (few, frequent) = told_apart(jobs(TEXT), MIDNIGHT - 1, MIDNIGHT + DAY - 1, 48);
+        assert_eq!((few.len(), frequent), (3, vec![]));
     }
 
     #[test]

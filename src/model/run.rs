@@ -341,6 +341,29 @@ pub struct RunRecord {
     /// with `occurrence`.
     #[serde(default = "one")]
     pub count: u64,
+    #[serde(default, skip_serializing_if = "Usage::is_unknown")]
+    pub usage: Usage,
+}
+
+/// What a run took of its host; None: not known, because its guard was killed, or an older version recorded it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Usage {
+    /// CPU time, in user and kernel mode, of the command and of all processes that it started and that have ended, ms.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_ms: Option<u64>,
+    /// The most memory that one of its processes had at a time (resident, shared pages included), bytes. It is never
+    /// less than what a command has before it is executed, which is a few MB.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peak_memory_bytes: Option<u64>,
+    /// What it wrote to stdout and stderr, bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub output_bytes: Option<u64>,
+}
+
+impl Usage {
+    fn is_unknown(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 impl RunRecord {
@@ -383,6 +406,7 @@ impl RunRecord {
             output_truncated: false,
             error: None,
             count: 1,
+            usage: Usage::default(),
         }
     }
 

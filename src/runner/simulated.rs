@@ -9,7 +9,7 @@ use crate::{
     clock::Boottime,
     guard::{Control, Ended, HandOver, Moment, Spec},
     logic::life::{Cause, Life, Step, outcome},
-    model::{Outcome, RunId, RunRecord},
+    model::{Outcome, RunId, RunRecord, Usage},
 };
 
 /// What is written down of a command.
@@ -236,6 +236,7 @@ impl Guard {
             leftover: 0,
             output_tail: vec![],
             output_bytes: 0,
+            usage: Usage::default(),
         };
         self.state.send_modify(|s| s.end = Some(end));
         let outcome = match cause {
@@ -250,6 +251,7 @@ impl Guard {
             error,
             started: self.started,
             ended: at,
+            usage: Usage::default(),
         });
     }
 }

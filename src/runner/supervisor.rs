@@ -21,7 +21,7 @@ use crate::{
         backoff::Pauses,
         life::{Cause, outcome},
     },
-    model::{JobName, RunId},
+    model::{JobName, RunId, Usage},
     recording::{Line, Recorder},
 };
 
@@ -66,7 +66,7 @@ struct Reported {
     failed: Option<(String, Option<Cause>)>,
     errno: Option<i32>,
     start_signal: Option<i32>,
-    gone: Option<(u32, Moment)>,
+    gone: Option<(u32, Moment, Usage)>,
 }
 
 impl Supervisor {
@@ -203,7 +203,11 @@ impl Supervisor {
                     cause,
                 });
             }
-            Ok(Report::Gone { leftover, at }) => reported.gone = Some((leftover, at)),
+            Ok(Report::Gone {
+                leftover,
+                at,
+                usage,
+            }) => reported.gone = Some((leftover, at, usage)),
             Ok(Report::Stuck { pids }) => {
                 self.warn_of_survivors(&pids);
             }
@@ -275,7 +279,7 @@ impl Supervisor {
             });
             reported.failed = Some((error, Some(Cause::GuardGone)));
         }
-        reported.gone = Some((0, at));
+        reported.gone = Some((0, at, Usage::default()));
     }
 
     async fn finish_output(&mut self) {
@@ -288,7 +292,8 @@ impl Supervisor {
     }
 
     fn end(&self, reported: Reported) -> End {
-        let (leftover, ended) = reported.gone.unwrap_or_else(|| (0, Moment::now()));
+        let gone = || (0, Moment::now(), Usage::default());
+        let (leftover, ended, usage) = reported.gone.unwrap_or_else(gone);
         let Exited {
             exit_code,
             signal,
@@ -313,6 +318,7 @@ impl Supervisor {
             leftover,
             output_bytes: tail.next(),
             output_tail: tail.bytes,
+            usage,
         }
     }
 }

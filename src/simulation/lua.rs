@@ -1,10 +1,60 @@
 //! The scripts of lua/, run as the server runs them: `redis` and `cjson` are what they may call.
 
-use std::{cell::RefCell, collections::BTreeMap, rc::Rc};
+use std::{
+    cell::RefCell,
+    collections::{BTreeMap, BTreeSet},
+    rc::Rc,
+};
 
 use mlua::{Function, Lua, MultiValue, Table, Value};
 
 use super::data::{Answer, Data};
+
+/// A file to which each process of a seed adds the lines of lua/ that it ran.
+const LINES: &str = "SOLOIST_LUA_LINES";
+
+thread_local! {
+    /// Lines of scripts that have run: the text, and the number.
+    static RAN: RefCell<BTreeMap<String, BTreeSet<usize>>> = const { RefCell::new(BTreeMap::new()) };
+}
+
+fn note_lines(lua: &Lua) -> mlua::Result<()> {
+    lua.set_hook(mlua::HookTriggers::EVERY_LINE, |_, debug| {
+        if let (Some(line), Some(text)) = (debug.current_line(), debug.source().source) {
+            RAN.with_borrow_mut(|ran| match ran.get_mut(&*text) {
+                Some(lines) => _ = lines.insert(line),
+                None => _ = ran.insert(text.into_owned(), BTreeSet::from([line])),
+            });
+        }
+        Ok(mlua::VmState::Continue)
+    })
+}
+
+/// Adds the lines of this thread's scripts that have run to the file that [`LINES`] names, if it names one.
+pub(super) fn write_lines() {
+    use std::io::Write as _;
+    let Some(file) = std::env::var_os(LINES) else {
+        return;
+    };
+    let all = RAN.with_borrow(|ran| {
+        let lines = ran.iter().flat_map(|(text, lines)| {
+            let all: Vec<&str> = text.trim_start_matches('=').lines().collect();
+            lines
+                .iter()
+                .filter_map(move |n| Some(format!("{}\n", all.get(n - 1)?)))
+        });
+        lines
+            .collect::<BTreeSet<String>>()
+            .into_iter()
+            .collect::<String>()
+    });
+    let mut file = std::fs::File::options()
+        .append(true)
+        .create(true)
+        .open(file)
+        .expect("a file");
+    file.write_all(all.as_bytes()).expect("write a file");
+}
 
 pub(super) struct Scripts {
     lua: Lua,
@@ -51,6 +101,9 @@ impl Scripts {
         })?;
         cjson.set("encode", encode)?;
         lua.globals().set("cjson", cjson)?;
+        if std::env::var_os(LINES).is_some() {
+            note_lines(&lua)?;
+        }
         Ok(Self {
             lua,
             known: BTreeMap::new(),
@@ -64,7 +117,12 @@ impl Scripts {
 
     pub(super) fn load(&mut self, text: &str) -> Answer {
         let sha = redis::Script::new(text).get_hash().to_owned();
-        match self.lua.load(text).into_function() {
+        match self
+            .lua
+            .load(text)
+            .set_name(format!("={text}"))
+            .into_function()
+        {
             Ok(function) => _ = self.known.insert(sha.clone(), function),
             Err(e) => return Answer::Error(format!("ERR {e}")),
         }

@@ -16,8 +16,8 @@ fn options(seed: u64) -> Options {
     Options {
         seed,
         hosts: 3,
-        stormy: number("SOLOIST_STORMY", 40),
-        calm: 30,
+        stormy: number("SOLOIST_STORMY", 12),
+        calm: number("SOLOIST_CALM", 30),
         without: BTreeSet::new(),
     }
 }
@@ -29,6 +29,7 @@ fn one() {
     let options = std::env::var(OPTIONS).expect("options");
     let options: Options = serde_json::from_str(&options).expect("options");
     let outcome = run(&options);
+    super::lua::write_lines();
     let file = std::env::var(OUTCOME).expect("a file");
     std::fs::write(file, serde_json::to_vec(&outcome).expect("JSON")).expect("a file");
 }
@@ -78,10 +79,11 @@ fn a_seed_gives_the_same_trace_each_time() {
     assert!(a.starts > 20 && a.faults > 3, "{}", a.trace);
 }
 
-/// Seeds from SOLOIST_SEED (default 0), SOLOIST_SEEDS of them (default 5), two at a time.
+/// Seeds from SOLOIST_SEED (default 0), SOLOIST_SEEDS of them (default 100), two at a time, each with
+/// SOLOIST_STORMY seconds of faults (default 12) and SOLOIST_CALM seconds after them (default 30).
 #[test]
 fn the_promises_hold_for_each_seed() {
-    let (first, seeds) = (number("SOLOIST_SEED", 0), number("SOLOIST_SEEDS", 5));
+    let (first, seeds) = (number("SOLOIST_SEED", 0), number("SOLOIST_SEEDS", 100));
     let begun = std::time::Instant::now();
     let next = std::sync::atomic::AtomicU64::new(first);
     let work = || {

@@ -63,6 +63,8 @@ pub struct Weather {
     most: usize,
     next_ns: i64,
     calm_from_ns: i64,
+    /// From one fault to the next, without calm.
+    every: Option<Duration>,
     only: Vec<String>,
 }
 
@@ -75,12 +77,13 @@ fn ns(d: Duration) -> i64 {
 
 impl Weather {
     /// `only`: parts of the names of the faults that may strike, more often if one is named more often; none: all may.
-    pub fn new(most: usize, only: Vec<String>) -> Self {
+    pub fn new(most: usize, every: Option<Duration>, only: Vec<String>) -> Self {
         let now = boottime_ns();
         Self {
             most,
             next_ns: now,
             calm_from_ns: now + ns(ROUND),
+            every,
             only,
         }
     }
@@ -88,7 +91,7 @@ impl Weather {
     /// Begins a fault, if it is time for one.
     pub fn blow(&mut self, stage: &mut Stage) {
         let now = boottime_ns();
-        if now >= self.calm_from_ns {
+        if self.every.is_none() && now >= self.calm_from_ns {
             if stage.active() > 0 {
                 return;
             }
@@ -99,7 +102,8 @@ impl Weather {
         if now < self.next_ns || stage.active() >= self.most {
             return;
         }
-        self.next_ns = now + stage.rng.i64(200..1800) * 1_000_000;
+        let pause = || stage.rng.i64(200..1800) * 1_000_000;
+        self.next_ns = now + self.every.map_or_else(pause, ns);
         let times = |f: &Fault| match &*self.only {
             [] => 1,
             only => only.iter().filter(|part| f.name.contains(*part)).count() as u32,

@@ -82,6 +82,13 @@ pub fn that_come_and_go() -> Vec<Planned> {
     ]
 }
 
+/// So many jobs that are due at the same instants, ten seconds apart.
+pub fn that_start_at_once(n: usize) -> Vec<Planned> {
+    let lines = "overlap = \"queue\"\ncatch_up = \"all\"\n";
+    let name = |i| -> &'static str { format!("burst-{i}").leak() };
+    (0..n).map(|i| job(name(i), 10, "for=20", lines)).collect()
+}
+
 pub fn all() -> Vec<Planned> {
     vec![
         job(

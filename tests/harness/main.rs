@@ -34,6 +34,12 @@ struct Args {
     /// Jobs with jitter are removed, disabled and brought back; only what bears on that goes wrong besides
     #[arg(long)]
     come_and_go: bool,
+    /// So many jobs that are all due at one instant, each ten seconds, in place of the others
+    #[arg(long, conflicts_with = "come_and_go")]
+    bursts: Option<usize>,
+    /// A fault strikes each time after so long, with no calm between; not if not given
+    #[arg(long, value_parser = span)]
+    every: Option<Duration>,
     /// Ends at the first broken promise
     #[arg(long)]
     until_broken: bool,
@@ -82,6 +88,8 @@ fn main() -> ExitCode {
         out: args.out.clone(),
         only: args.only,
         come_and_go: args.come_and_go,
+        bursts: args.bursts,
+        every: args.every,
         until_broken: args.until_broken,
         quiet: false,
     });

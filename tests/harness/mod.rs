@@ -46,6 +46,10 @@ pub struct Options {
     pub only: Vec<String>,
     /// Jobs come and go, and nothing else goes wrong but what [`commands::WHILE_JOBS_COME_AND_GO`] names.
     pub come_and_go: bool,
+    /// So many jobs, all due at one instant; None: the usual ones.
+    pub bursts: Option<usize>,
+    /// The time from one fault to the next; None: rounds of many, and calm between.
+    pub every: Option<Duration>,
     /// End at the first broken promise.
     pub until_broken: bool,
     pub quiet: bool,
@@ -84,7 +88,7 @@ pub fn run(options: &Options) -> Report {
         let names = commands::WHILE_JOBS_COME_AND_GO.iter();
         only.extend(names.map(|&name| name.to_owned()));
     }
-    let mut weather = Weather::new(options.at_once, only);
+    let mut weather = Weather::new(options.at_once, options.every, only);
     let mut printed = table::Printed::new(options);
     let (mut next_look, mut next_judgement) = (0, 0);
     let too_few = |stage: &Stage| {

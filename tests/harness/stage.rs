@@ -131,9 +131,10 @@ impl Stage {
     // Long: one field after the other.
     pub fn new(options: &Options, log: File) -> Self {
         let (size, seed) = (options.instances, options.seed);
-        let jobs = match options.come_and_go {
-            true => jobs::that_come_and_go(),
-            false => jobs::all(),
+        let jobs = match (options.bursts, options.come_and_go) {
+            (Some(n), _) => jobs::that_start_at_once(n),
+            (None, true) => jobs::that_come_and_go(),
+            (None, false) => jobs::all(),
         };
         let (server_disk, logs_disk) = (SmallDisk::mount(64), SmallDisk::mount(128));
         let temp = std::env::temp_dir();

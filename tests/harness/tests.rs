@@ -26,6 +26,8 @@ fn a_moment(come_and_go: bool) {
         out: out.path().into(),
         only: vec![],
         come_and_go,
+        bursts: None,
+        every: None,
         until_broken: false,
         quiet: true,
     });

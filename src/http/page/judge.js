@@ -1,0 +1,64 @@
+// What state a job is in, and whether a person should look at it. Pure.
+import { ms, S } from './format.js';
+
+/** Outcomes that are nobody's wish. */
+export const BAD = ['failed', 'timed_out', 'crashed', 'unknown', 'lease_lost'];
+export const OUTCOMES = ['succeeded', ...BAD, 'missed', 'skipped', 'cancelled', 'replaced'];
+/** A worse one stands for the others of its day or cell. */
+const RANK = ['succeeded', 'running', 'replaced', 'skipped', 'cancelled', 'missed', 'lease_lost', 'unknown', 'crashed',
+  'timed_out', 'failed'];
+export const worst = (outcomes) => outcomes.reduce((a, b) => (RANK.indexOf(b) > RANK.indexOf(a) ? b : a));
+
+/** Longer than this is unusual for the job, ms. */
+export const longAfter = (job) => (job.typical_ms == null ? Infinity : Math.max(2.5 * job.typical_ms, job.typical_ms
+  + 5 * S));
+
+const WORDS = {
+  retry: 'failed, will retry', slow: 'running long', unreadable: 'cannot be read', ahead: 'does not start',
+  new: 'not registered yet', quarantined: 'waits for the store', off: 'switched off',
+    manual: 'runs only when triggered',
+  none: 'nothing ran yet', lapsed: 'its holder is gone',
+};
+export const word = (key) => WORDS[key] || key;
+
+/** `key` names the state, `icon` its sign, `group` the chip it counts for, `bad` how the attention line looks. */
+export function judge(job, now) {
+  const is = (key, group, icon = key, bad = true) => ({ key, group, icon, bad });
+  if (job.unreadable) return is('unreadable', 'attention', 'unknown');
+  if (job.decided_ahead) return is('ahead', 'attention', 'slow', false);
+  const [run] = job.running;
+  if (run) {
+    if (job.lapsed) return is('lapsed', 'attention', 'lease_lost');
+    if (now - ms(run.started_at) > longAfter(job)) return is('slow', 'attention', 'slow', false);
+    return is('running', 'running');
+  }
+  if (job.paused && !(ms(job.paused.until) <= now)) return is('paused', 'paused');
+  if (!job.enabled) return is('off', 'well', 'off');
+  if (job.awaited.length) return is('retry', 'attention');
+  const newest = job.recent?.[0];
+  if (newest && newest.outcome === 'missed') return is('missed', 'attention', 'missed', false);
+  const last = job.last?.outcome;
+  if (BAD.includes(last)) return is(last, 'attention');
+  if (!job.known) return is('new', 'well', 'planned');
+  if (job.quarantined) return is('quarantined', 'well', 'planned');
+  if (!last) return is(job.schedule.length ? 'none' : 'manual', 'well', 'planned');
+  if (job.newest_not_run && newest) return is(newest.outcome, 'well');
+  return is(last, 'well');
+}
+
+/**
+ * The records of one occurrence as one, oldest occurrence first: the last attempt says how it ended, the first how late
+ * it was.
+ */
+export function byOccurrence(records) {
+  const found = new Map();
+  for (const r of records) {
+    const was = found.get(r.occurrence);
+    if (!was) found.set(r.occurrence, { ...r, attempts: r.attempt ? 1 : 0 });
+    else {
+      const [first, last] = r.attempt > was.attempt ? [was, r] : [r, was];
+      found.set(r.occurrence, { ...last, attempts: was.attempts + 1, lateness_ms: first.lateness_ms });
+    }
+  }
+  return [...found.values()].sort((a, b) => (a.occurrence < b.occurrence ? -1 : 1));
+}

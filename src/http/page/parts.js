@@ -1,0 +1,299 @@
+// Small pieces that several screens share.
+import { html, Component, useEffect, useLayoutEffect, useRef, useState } from './base.js';
+import { clean, left, ms, number, short, took, visible, when } from './format.js';
+import { Icon } from './icons.js';
+import { BAD, OUTCOMES, byOccurrence, word } from './judge.js';
+import { forbidden, known, now, on } from './store.js';
+import { go, jobLink } from './router.js';
+
+/** Foreign text: its direction does not reach what stands around it, and what is invisible is written out. */
+export const Txt = ({ children, c }) => html`<bdi class=${c}>${clean(children)}</bdi>`;
+
+/** Text that changes with the clock. Only its text node is touched, each second. */
+export function Live({ f, c }) {
+  const ref = useRef();
+  const write = () => {
+    const text = f(now());
+    if (ref.current && ref.current.textContent !== text) ref.current.textContent = text;
+  };
+  useLayoutEffect(write);
+  const latest = useRef(write);
+  latest.current = write;
+  useEffect(() => on('tick', () => latest.current()), []);
+  return html`<span ref=${ref} class=${c}></span>`;
+}
+
+export const In = ({ t, c }) => html`<${Live} c=${c} f=${(n) => left(t - n)} />`;
+export const Since = ({ t, c }) => html`<${Live} c=${c} f=${(n) => took(Math.floor((n - t) / 1000) * 1000)} />`;
+
+/** A button. If acting is forbidden it stays reachable and says why. */
+export function Btn({ icon, label, tip, c = '', onClick, acts, children, ...rest }) {
+  const why = acts ? forbidden() : null;
+  const text = why || tip || label;
+  return html`<button type="button" class=${`btn ${c} ${label ? 'i' : ''}`} aria-label=${label} data-tip=${text}
+    aria-disabled=${why ? 'true' : null} onClick=${why ? undefined : onClick} ...${rest}>
+    ${icon && html`<${Icon} k=${icon} />`}${children}
+  </button>`;
+}
+
+export const Chip = ({ on: pressed, icon, n, children, onClick }) => html`<button type="button" class="chip"
+  aria-pressed=${String(!!pressed)} onClick=${onClick}>
+  ${icon && html`<${Icon} k=${icon} />`}${children}${n != null && html` <b>${number(n)}</b>`}
+</button>`;
+
+export const Seg = ({ label, list, value, onPick }) => html`<span class="seg" role="group" aria-label=${label}>
+  ${list.map(([k, text]) => html`<button type="button" key=${k} aria-pressed=${String(value === k)}
+    onClick=${() => onPick(k)}>${text}</button>`)}
+</span>`;
+
+/** Where an instance's name leads. */
+export const On = ({ id }) => (id ? html`<span data-tip=${clean(id)}><${Txt}>${short(id)}<//></span>` : '–');
+
+export const Copy = ({ text, children }) => {
+  const [done, set] = useState(false);
+  const copy = async () => {
+    try {
+      await navigator.clipboard.writeText(text);
+      set(true);
+      setTimeout(() => set(false), 2000);
+    } catch {
+      prompt('Copy this:', text);
+    }
+  };
+  return html`<button type="button" class="btn q s" onClick=${copy}>${done ? 'Copied' : children}</button>`;
+};
+
+// ---- the strip of the last occurrences
+
+const W = 5;
+const GAP = 2;
+const TALL = 16;
+const N = 24;
+
+/** The path of one bar, and of the sign below it. Height is duration, by square root; shape is the outcome. */
+function bar(kind, x, share) {
+  const high = Math.max(2, Math.round(share * TALL));
+  const y = TALL - high;
+  const box = (a, b, w, h) => `M${a} ${b}h${w}v${h}h${-w}z`;
+  if (kind === 'missed') return box(x + 0.75, 0.75, W - 1.5, TALL - 1.5);
+  if (kind === 'skipped') return box(x, TALL - 2, W, 2);
+  if (kind === 'timed_out') return box(x, 0, W, TALL) + box(x - 1, 0, W + 2, 2);
+  if (kind === 'cancelled' || kind === 'replaced') return box(x + 0.5, y + 0.5, W - 1, high - 0.5);
+  if (kind === 'crashed' || kind === 'unknown') {
+    const top = Math.min(y, TALL - 9);
+    return `M${x} ${TALL}V${top}L${x + W} ${top + 4}V${TALL}z`;
+  }
+  if (kind === 'lease_lost') {
+    const piece = Math.max(2, high * 0.4);
+    return box(x, TALL - piece, W, piece) + box(x, Math.min(y, TALL - 2 * piece - 2), W, piece);
+  }
+  return box(x, y, W, high);
+}
+const HOLLOW = ['missed', 'cancelled', 'replaced'];
+
+/** What the strip shows: the last occurrences, oldest first, and a running one. */
+export function stripItems(job, n = N) {
+  const list = byOccurrence(job.recent || []);
+  for (const r of job.running) {
+    const was = list.findIndex((x) => x.occurrence === r.occurrence);
+    if (was >= 0) list.splice(was, 1);
+    list.push({ ...r, outcome: 'running', duration_ms: Math.max(0, now() - ms(r.started_at)), attempts: r.attempt });
+  }
+  return list.slice(-n);
+}
+
+export function stripWords(items) {
+  const counts = OUTCOMES.concat('running').map((k) => [items.filter((i) => i.outcome === k).length, k]);
+  return `Last ${items.length}: ${counts.filter(([c]) => c).map(([c, k]) => `${c} ${k}`).join(', ')
+    || 'nothing ran yet'}`;
+}
+
+/** One path for each outcome, so that a thousand rows are light. */
+export function Strip({ job, n = N, wide }) {
+  const items = stripItems(job, n);
+  const longest = Math.max(1, ...items.map((i) => i.duration_ms || 0), (job.typical_ms || 0) * 1.2);
+  const paths = {};
+  const marks = {};
+  let again = '';
+  items.forEach((item, i) => {
+    const x = (n - items.length + i) * (W + GAP);
+    const kind = item.outcome;
+    const share = item.duration_ms ? Math.max(0.14, Math.sqrt(Math.min(1, item.duration_ms / longest))) : 0.14;
+    paths[kind] = (paths[kind] || '') + bar(kind, x, share);
+    const sign = `M${x + W / 2} ${TALL + 1.5}l${W / 2} 3.5h${-W}z`;
+    if (BAD.includes(kind) || kind === 'missed') marks[kind] = (marks[kind] || '') + sign;
+    else if (item.attempts > 1 && kind === 'succeeded') again += sign;
+  });
+  const full = n * (W + GAP);
+  const at = (e) => {
+    const box = e.currentTarget.getBoundingClientRect();
+    return items[Math.floor(((e.clientX - box.left) / box.width) * n) - (n - items.length)];
+  };
+  const tell = (e) => {
+    const item = at(e);
+    e.currentTarget.setAttribute('data-tip', item ? runWords(job.job, item) : stripWords(items));
+  };
+  const open = (e) => {
+    const item = at(e);
+    if (item) go(jobLink(job.job, ms(item.occurrence)));
+  };
+  return html`<svg class="st" viewBox=${`0 0 ${full} ${TALL + 5}`} width=${wide ? '100%' : full} height=${wide ? 38
+    : TALL + 5}
+    preserveAspectRatio=${wide ? 'none' : null} role="img" aria-label=${stripWords(items)} onPointerMove=${tell}
+      onClick=${open}>
+    ${Object.entries(paths).map(([k, d]) => html`<path key=${k} class=${`s-${k} ${HOLLOW.includes(k) ? 'hollow' : ''}`}
+      d=${d} />`)}
+    ${Object.entries(marks).map(([k, d]) => html`<path key=${`m${k}`} class=${`s-${k}`} d=${d} />`)}
+    ${again && html`<path class="s-succeeded hollow" d=${again} />`}
+  </svg>`;
+}
+
+/** One record in words, for tips and labels. */
+export function runWords(job, r) {
+  const lines = [`${job} · ${when(ms(r.occurrence), now())}`, word(r.outcome)];
+  if (r.instance) lines[1] += ` on ${short(r.instance)}`;
+  if (r.duration_ms != null && r.outcome !== 'running') lines[1] += `, took ${took(r.duration_ms)}`;
+  if (r.lateness_ms != null) lines[1] += `, ${took(r.lateness_ms)} late`;
+  if (r.attempts > 1) lines.push(`${r.attempts} attempts`);
+  if (r.error) lines.push(clean(r.error));
+  if (r.count > 1) lines.push(`stands for ${number(r.count)} occurrences`);
+  return lines.join('\n');
+}
+
+// ---- windows: only rows that are seen are drawn
+
+/**
+ * Draws rows `from` to `to` of a list of which `tops` has the offsets (one more than rows), as the window scrolls.
+ */
+export function useSeen(tops, ref) {
+  const [seen, set] = useState([0, 40]);
+  const measure = () => {
+    const top = ref.current ? -ref.current.getBoundingClientRect().top : 0;
+    const find = (y) => {
+      let [a, b] = [0, tops.length - 1];
+      while (a < b) {
+        const m = (a + b) >> 1;
+        if (tops[m + 1] <= y) a = m + 1;
+        else b = m;
+      }
+      return a;
+    };
+    // Steps of eight rows: a scrolled line alone draws nothing.
+    const from = Math.max(0, Math.floor(find(top - 300) / 8) * 8);
+    const to = Math.min(tops.length - 1, Math.ceil((find(top + innerHeight + 300) + 1) / 8) * 8);
+    set((was) => (was[0] === from && was[1] === to ? was : [from, to]));
+  };
+  const latest = useRef(measure);
+  latest.current = measure;
+  useLayoutEffect(measure, [tops]);
+  useEffect(() => {
+    const f = () => latest.current();
+    addEventListener('scroll', f, { passive: true });
+    addEventListener('resize', f);
+    return () => {
+      removeEventListener('scroll', f);
+      removeEventListener('resize', f);
+    };
+  }, []);
+  return [Math.min(seen[0], tops.length - 1), Math.min(seen[1], tops.length - 1)];
+}
+
+/** Whether the window is as narrow as a phone. */
+const narrow = matchMedia('(max-width:700px)');
+export function usePhone() {
+  const [is, set] = useState(narrow.matches);
+  useEffect(() => {
+    const f = () => set(narrow.matches);
+    narrow.addEventListener('change', f);
+    return () => narrow.removeEventListener('change', f);
+  }, []);
+  return is;
+}
+
+/** Draws only when one of `same` changed. */
+export class Memo extends Component {
+  shouldComponentUpdate(next) {
+    return next.same.some((v, i) => v !== this.props.same[i]);
+  }
+
+  render({ draw }) {
+    return draw();
+  }
+}
+
+/** Calls `load` again when `keys` change. Gives `{ data, error, again }`; old data stay until the new are here. */
+export function useLoaded(load, keys) {
+  const [state, set] = useState({ data: null, error: null, of: null });
+  const [round, again] = useState(0);
+  const of = keys.join('\u0000');
+  useEffect(() => {
+    const stop = new AbortController();
+    load(stop.signal).then(
+      (data) => !stop.signal.aborted && set({ data, error: null, of }),
+      (error) => !stop.signal.aborted && set((was) => ({ data: was.of === of ? was.data : null, error, of })),
+    );
+    return () => stop.abort();
+  }, [of, round]);
+  return { ...state, again: () => again((n) => n + 1), fresh: state.of === of };
+}
+
+export const Failed = ({ error, again }) => html`<p class="note" role="alert"><${Icon} k="failed" />
+  ${error.message}${error.hint && html`<span class="t2">. ${error.hint}</span>`}
+  ${again && html` <button type="button" class="btn s" onClick=${again}>Ask again</button>`}</p>`;
+
+/** Foreign output: what is invisible is written as escapes, and what is searched for is marked. */
+export function Output({ text, find }) {
+  const shown = visible(text);
+  if (!find) return shown;
+  const low = shown.toLowerCase();
+  const parts = [];
+  let at = 0;
+  for (let i = low.indexOf(find); i >= 0 && parts.length < 2000; i = low.indexOf(find, at)) {
+    parts.push(shown.slice(at, i), html`<mark>${shown.slice(i, i + find.length)}</mark>`);
+    at = i + find.length;
+  }
+  return [...parts, shown.slice(at)];
+}
+
+// ---- one tip for all
+
+const tip = document.createElement('div');
+tip.className = 'tip';
+tip.setAttribute('role', 'tooltip');
+tip.hidden = true;
+document.body.append(tip);
+
+export function tipAt(text, x, y, h = 0) {
+  tip.hidden = !text;
+  if (!text) return;
+  tip.textContent = text;
+  // A dialog lies over all else; the tip must be in it to be seen.
+  (document.querySelector('dialog[open]') || document.body).append(tip);
+  tip.style.left = `${Math.max(6, Math.min(innerWidth - tip.offsetWidth - 6, x - tip.offsetWidth / 2))}px`;
+  const above = y - tip.offsetHeight - 6;
+  tip.style.top = `${above < 4 ? y + h + 6 : above}px`;
+}
+function tipOf(e) {
+  const of = e.target.closest?.('[data-tip]');
+  if (!of || !of.dataset.tip) return tipAt('');
+  const box = of.getBoundingClientRect();
+  const x = e.clientX != null && box.width > 300 ? e.clientX : box.left + box.width / 2;
+  tipAt(of.dataset.tip, of.matches('.st') ? e.clientX : x, box.top, box.height);
+}
+document.addEventListener('pointerover', tipOf);
+document.addEventListener('pointermove', (e) => e.target.closest?.('.st') && tipOf(e));
+document.addEventListener('focusin', (e) => e.target.matches?.(':focus-visible') && tipOf(e));
+document.addEventListener('focusout', () => tipAt(''));
+document.addEventListener('scroll', () => tipAt(''), { passive: true, capture: true });
+addEventListener('hashchange', () => tipAt(''));
+
+/** Says it to a screen reader, once. */
+const said = document.createElement('div');
+said.className = 'sr';
+said.setAttribute('aria-live', 'polite');
+document.body.append(said);
+export const say = (text) => {
+  said.textContent = text;
+};
+
+export const live = () => known.store.reachable && known.link.up;

@@ -1,0 +1,450 @@
+// What the page knows of the fleet, and how it learns it: first the lists, then the stream of events. Components ask
+// to be drawn again by topic: `jobs`, `instances`, `feed`, `link`, `session`, and `tick` each second.
+import { useEffect, useState } from './base.js';
+import { instancesAre, ms } from './format.js';
+import { judge } from './judge.js';
+
+/** All that is known. Only this module writes to it. */
+export const known = {
+  session: null,
+  /** Jobs by name; an event replaces the whole object, so a row compares identities. */
+  jobs: new Map(),
+  /** The judgement of each job: its state, and whether it needs attention. */
+  states: new Map(),
+  /** The fields of the answer about jobs that are not jobs. */
+  fleet: null,
+  instances: null,
+  /** Feed items, newest first. */
+  feed: [],
+  /** The store as seen by the instance: `{ reachable, error, since }`. */
+  store: { reachable: true },
+  /** The connection to the instance: `up`, else since when and when the page asks again. */
+  link: { up: false, first: true, since: null, retryAt: null, error: null },
+  /** When the data was fresh last, by the fleet's clock. */
+  asOf: null,
+  needsToken: false,
+  /** The instance has another version than the one that gave this page. */
+  otherVersion: false,
+  /** Latency of the store and clock offsets since the page was opened, for small charts. */
+  trail: { store: [], offsets: new Map() },
+};
+
+const FEED_KEPT = 2000;
+const TRAIL_KEPT = 360;
+/** The server writes a comment each 10 s. */
+const SILENT_MS = 25_000;
+/** A page that is not seen for so long lets go of its stream, and then asks so often. */
+const HIDDEN_MS = 60_000;
+const POLL_MS = 10_000;
+
+let skew = 0;
+/** The fleet's time, Unix ms: the time of the last answer, carried on by this host's clock. */
+export const now = () => Date.now() + skew;
+function clockIs(text) {
+  const measured = ms(text) - Date.now();
+  if (!Number.isNaN(measured) && Math.abs(measured - skew) > 250) skew = measured;
+}
+
+// ---- topics
+
+const listeners = new Map();
+const dirty = new Set();
+let flushing = false;
+let flushed = 0;
+
+export function on(topic, f) {
+  if (!listeners.has(topic)) listeners.set(topic, new Set());
+  listeners.get(topic).add(f);
+  return () => listeners.get(topic).delete(f);
+}
+
+/** Draws at most ten times a second, however many events come. */
+export function changed(topic) {
+  dirty.add(topic);
+  if (flushing) return;
+  flushing = true;
+  const wait = Math.max(0, 100 - (performance.now() - flushed));
+  setTimeout(() => {
+    flushing = false;
+    flushed = performance.now();
+    const called = new Set();
+    for (const t of dirty) for (const f of listeners.get(t) || []) called.add(f);
+    dirty.clear();
+    for (const f of called) f();
+  }, wait);
+}
+
+/** Draws the component again whenever one of the topics changes. */
+export function useTopics(...topics) {
+  const [, again] = useState(0);
+  useEffect(() => {
+    const f = () => again((n) => n + 1);
+    const offs = topics.map((t) => on(t, f));
+    return () => offs.forEach((off) => off());
+  }, [topics.join()]);
+}
+
+setInterval(() => {
+  rejudge();
+  for (const f of listeners.get('tick') || []) f();
+}, 1000);
+
+// ---- requests
+
+const TOKEN = 'soloist-token';
+export const token = () => sessionStorage.getItem(TOKEN);
+export function useToken(text) {
+  if (text) sessionStorage.setItem(TOKEN, text);
+  else sessionStorage.removeItem(TOKEN);
+}
+const headers = (more) => (token() ? { Authorization: `Bearer ${token()}`, ...more } : { ...more });
+
+/** An answer that is not 2xx, with the server's words. */
+export class Refused extends Error {
+  constructor(status, problem) {
+    super(problem.detail || problem.title || `the answer was ${status}`);
+    this.status = status;
+    this.hint = problem.hint;
+  }
+}
+
+export async function ask(path, { body, signal } = {}) {
+  const init = { headers: headers({ Accept: 'application/json' }), cache: 'no-store', signal };
+  if (body !== undefined) {
+    init.method = 'POST';
+    init.headers['Content-Type'] = 'application/json';
+    init.body = JSON.stringify(body);
+  }
+  const answer = await fetch(`api/v1/${path}`, init);
+  const json = await answer.json().catch(() => ({}));
+  if (answer.status === 401) lock();
+  if (!answer.ok) throw new Refused(answer.status, json);
+  return json;
+}
+
+/** Saves a file of the instance; a link alone could not send the token. */
+export async function download(path, name) {
+  const answer = await fetch(path, { headers: headers(), cache: 'no-store' });
+  if (!answer.ok) throw new Refused(answer.status, await answer.json().catch(() => ({})));
+  const a = Object.assign(document.createElement('a'), { href: URL.createObjectURL(await answer.blob()),
+    download: name });
+  a.click();
+  setTimeout(() => URL.revokeObjectURL(a.href), 10_000);
+}
+
+function lock() {
+  if (known.needsToken) return;
+  known.needsToken = true;
+  changed('session');
+}
+
+/** Server-sent events of `path`, read with fetch() because EventSource cannot send a token. */
+export async function* events(path, { signal, last } = {}) {
+  const more = { Accept: 'text/event-stream' };
+  if (last) more['Last-Event-ID'] = last;
+  const watch = new AbortController();
+  const stop = () => watch.abort();
+  signal?.addEventListener('abort', stop);
+  let timer;
+  const alive = () => {
+    clearTimeout(timer);
+    timer = setTimeout(stop, SILENT_MS);
+  };
+  try {
+    alive();
+    const answer = await fetch(`api/v1/${path}`, { headers: headers(more), cache: 'no-store', signal: watch.signal });
+    if (answer.status === 401) lock();
+    if (!answer.ok) throw new Refused(answer.status, await answer.json().catch(() => ({})));
+    yield { event: 'open' };
+    const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+    let rest = '';
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      alive();
+      const frames = (rest + value).split('\n\n');
+      rest = frames.pop();
+      for (const frame of frames) {
+        const event = parse(frame);
+        if (event) yield event;
+      }
+    }
+  } finally {
+    clearTimeout(timer);
+    signal?.removeEventListener('abort', stop);
+    stop();
+  }
+}
+
+function parse(frame) {
+  const event = { event: 'message', id: null };
+  const data = [];
+  for (const line of frame.split('\n')) {
+    const at = line.indexOf(':');
+    if (at === 0) continue;
+    const field = at < 0 ? line : line.slice(0, at);
+    const value = at < 0 ? '' : line.slice(at + 1).replace(/^ /, '');
+    if (field === 'data') data.push(value);
+    else if (field === 'event' || field === 'id') event[field] = value;
+  }
+  if (!data.length) return null;
+  try {
+    event.data = JSON.parse(data.join('\n'));
+  } catch {
+    return null;
+  }
+  return event;
+}
+
+// ---- jobs and instances
+
+function setJob(job) {
+  known.jobs.set(job.job, job);
+  known.states.set(job.job, judge(job, now()));
+}
+
+/** A run becomes long by time alone, and a pause ends so. */
+function rejudge() {
+  let any = false;
+  for (const [name, job] of known.jobs) {
+    if (!job.running.length && !job.paused && !job.awaited.length) continue;
+    const state = judge(job, now());
+    if (state.key !== known.states.get(name)?.key) {
+      known.states.set(name, state);
+      any = true;
+    }
+  }
+  if (any) changed('jobs');
+}
+
+function setJobs(answer) {
+  const { jobs, ...fleet } = answer;
+  clockIs(answer.now);
+  known.fleet = fleet;
+  known.asOf = ms(answer.as_of);
+  known.jobs = new Map();
+  known.states = new Map();
+  for (const job of jobs) setJob(job);
+  changed('jobs');
+}
+
+function setInstances(answer) {
+  clockIs(answer.now);
+  known.instances = answer;
+  instancesAre(answer.instances.map((i) => i.instance));
+  const { trail } = known;
+  const keep = (list, value) => {
+    if (typeof value !== 'number') return;
+    list.push(value);
+    if (list.length > TRAIL_KEPT) list.shift();
+  };
+  keep(trail.store, answer.store?.latency_ms);
+  const names = new Set(answer.instances.map((i) => i.instance));
+  for (const name of trail.offsets.keys()) if (!names.has(name)) trail.offsets.delete(name);
+  for (const i of answer.instances) {
+    if (!trail.offsets.has(i.instance)) trail.offsets.set(i.instance, []);
+    keep(trail.offsets.get(i.instance), i.clock_offset_ms);
+  }
+  if (answer.store) storeIs({ reachable: answer.store.reachable ?? !answer.store.error, error: answer.store.error,
+    since: answer.store.since });
+  changed('instances');
+}
+
+function storeIs({ reachable, error, since }) {
+  const was = known.store;
+  if (was.reachable === reachable && was.error === (error ?? null)) return;
+  known.store = { reachable, error: error ?? null, since: ms(since) ?? (reachable ? null : (was.since ?? now())) };
+  changed('link');
+}
+
+function feed(event) {
+  known.feed.unshift(event);
+  if (known.feed.length > FEED_KEPT) known.feed.length = FEED_KEPT;
+  changed('feed');
+}
+
+/** Writes that this page has asked for wait here for the event that shows them. */
+const watchers = new Set();
+export function onEvent(f) {
+  watchers.add(f);
+  return () => watchers.delete(f);
+}
+
+function take({ event, data }) {
+  if (known.store.reachable) known.asOf = now();
+  for (const f of watchers) f(event, data);
+  if (event === 'job') {
+    setJob(data.job?.job ? data.job : data);
+    changed('jobs');
+  } else if (event === 'job_removed') {
+    known.jobs.delete(data.job);
+    known.states.delete(data.job);
+    feed({ kind: event, ...data });
+    changed('jobs');
+  } else if (event === 'instances') {
+    setInstances(data);
+  } else {
+    if (event === 'store') storeIs(data);
+    feed({ kind: event, ...data });
+  }
+}
+
+// ---- the connection
+
+let cursor = null;
+const pause = (length) => new Promise((r) => setTimeout(r, length));
+
+async function load() {
+  // All at once, because each way there and back is seen; without a token only the first is answered.
+  const lists = Promise.all([ask('jobs'), ask('instances')]);
+  lists.catch(() => {});
+  const session = await ask('session');
+  // The page may not understand all that another version says.
+  known.otherVersion ||= known.session != null && known.session.version !== session.version;
+  known.session = session;
+  known.needsToken = session.role == null;
+  changed('session');
+  if (known.needsToken) return false;
+  const [jobs, instances] = await lists;
+  setJobs(jobs);
+  setInstances(instances);
+  cursor = jobs.cursor ?? null;
+  if (!known.feed.length) history();
+  return true;
+}
+
+/** What happened before the page was opened, for the list of events. */
+async function history() {
+  try {
+    const { events: list } = await ask('events?feed=true');
+    const seen = new Set(known.feed.map((e) => e.cursor));
+    const old = list.filter((e) => e.kind !== 'job' && e.kind !== 'instances' && !seen.has(e.cursor)).reverse();
+    known.feed = [...known.feed, ...old].slice(0, FEED_KEPT);
+    changed('feed');
+  } catch {
+    // The list then begins with the next event.
+  }
+}
+
+function linkIs(state) {
+  known.link = { ...known.link, ...state };
+  changed('link');
+}
+
+const shown = () => new Promise((r) => {
+  const f = () => {
+    if (document.hidden) return;
+    document.removeEventListener('visibilitychange', f);
+    r();
+  };
+  document.addEventListener('visibilitychange', f);
+  f();
+});
+
+/** Ends a stream when nobody has looked at the page for a while. */
+function unseen() {
+  const stop = new AbortController();
+  let timer;
+  const f = () => {
+    clearTimeout(timer);
+    if (document.hidden) timer = setTimeout(() => stop.abort(), HIDDEN_MS);
+  };
+  document.addEventListener('visibilitychange', f);
+  f();
+  return { signal: stop.signal, end: () => { clearTimeout(timer); document.removeEventListener('visibilitychange', f);
+    } };
+}
+
+/**
+ * Events, as they come. A page that is not seen asks for them now and then instead: a browser keeps only six
+ * connections to a host, for all its tabs.
+ */
+async function* source() {
+  for (;;) {
+    const quiet = unseen();
+    try {
+      for await (const event of events('events', { last: cursor, signal: quiet.signal })) yield event;
+      return;
+    } catch (error) {
+      if (!quiet.signal.aborted) throw error;
+    } finally {
+      quiet.end();
+    }
+    while (document.hidden) {
+      await Promise.race([pause(POLL_MS), shown()]);
+      const answer = await ask(`events?since=${encodeURIComponent(cursor ?? '')}`);
+      if (answer.reset) yield { event: 'reset' };
+      for (const e of answer.events) yield { event: e.kind, id: e.cursor, data: e };
+      cursor = answer.cursor;
+    }
+  }
+}
+
+/** Keeps the page live until it is closed. Each failure waits longer, up to ten seconds. */
+export async function live() {
+  let failures = 0;
+  let fresh = false;
+  for (;;) {
+    try {
+      if (!fresh) fresh = await load();
+      if (!fresh) {
+        await tokenGiven();
+        continue;
+      }
+      for await (const event of source()) {
+        failures = 0;
+        if (event.event === 'open') {
+          linkIs({ up: true, first: false, since: null, retryAt: null, error: null });
+          continue;
+        }
+        if (event.id) cursor = event.id;
+        if (event.event === 'reset') await load();
+        else take(event);
+      }
+      throw new Error('the instance ended the stream');
+    } catch (error) {
+      if (known.needsToken) {
+        fresh = false;
+        continue;
+      }
+      if (error instanceof Refused) fresh = false;
+      failures += 1;
+      const wait = failures === 1 ? 500 : Math.min(10_000, 1000 * 2 ** (failures - 2));
+      // One break that heals at once, as a restart behind a load balancer, is not worth an alert.
+      if (failures > 1) {
+        const since = known.link.since ?? now();
+        linkIs({ up: false, since, retryAt: now() + wait, error: String(error.message || error) });
+      }
+      await pause(wait);
+    }
+  }
+}
+
+let given = () => {};
+const tokenGiven = () => new Promise((r) => {
+  given = r;
+});
+/** Tries a token. Says what is wrong with it, or nothing. */
+export async function enter(text) {
+  useToken(text.trim());
+  const session = await ask('session');
+  if (session.role == null) {
+    useToken(null);
+    return 'No token of this instance is like that one. Its line may have been removed, or it was cut when copied.';
+  }
+  known.needsToken = false;
+  changed('session');
+  given();
+  return null;
+}
+
+/** Why this caller may not act; null if it may. */
+export function forbidden() {
+  const s = known.session;
+  if (!s || known.link.first) return 'The page does not know yet what it may do.';
+  if (!known.link.up) return 'The page has lost its instance, so it cannot ask for anything.';
+  if (s.read_only) return 'This instance only lets itself be read: its configuration says read_only = true.';
+  if (s.role === 'operate') return null;
+  if (s.tokens) return 'Your token has the role read. Acting needs a token with the role operate.';
+  return 'Without tokens the page may only read. Set tokens_file in [http]; soloist http token NAME operate makes one.';
+}
