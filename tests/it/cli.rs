@@ -707,6 +707,7 @@ impl Held<'_> {
             output_truncated: false,
             error: None,
             count: 1,
+            usage: soloist::model::Usage::default(),
         };
         let settle = Settle {
             run: self.claim.run,

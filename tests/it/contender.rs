@@ -1430,6 +1430,7 @@ async fn an_attempt_that_goes_first_finds_a_slot() {
             output_truncated: false,
             error: None,
             count: 1,
+            usage: soloist::model::Usage::default(),
         },
         next_attempt: Some(DelayedAttempt {
             delay_ms: 0,

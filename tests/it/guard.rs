@@ -320,7 +320,7 @@ fn exited(report: Report) -> (Option<i32>, Option<i32>, Option<Cause>) {
 
 fn gone(report: Report) -> (u32, Boottime) {
     match report {
-        Report::Gone { leftover, at } => (leftover, at.boottime),
+        Report::Gone { leftover, at, .. } => (leftover, at.boottime),
         Report::Stuck { pids } => panic!("{} survive", pids.len()),
         other => panic!("expected the end of the tree, not {other:?}"),
     }
@@ -1038,6 +1038,7 @@ fn an_outcome_of_a_run_without_a_guard_is_left_to_a_process_of_its_own() {
     let end = guard::Ended {
         outcome: Outcome::Missed,
         cause: None,
+        usage: soloist::model::Usage::default(),
         exit_code: None,
         signal: None,
         error: Some("too late".into()),

@@ -504,6 +504,7 @@ async fn settle(store: &dyn Store, m: &mut Model) {
             output_truncated: true,
             error: Some("exit code 1".to_owned()),
             count: 1,
+            usage: soloist::model::Usage::default(),
         },
         next_attempt: retry,
     };

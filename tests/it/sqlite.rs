@@ -67,6 +67,7 @@ fn record(c: &Claim) -> RunRecord {
         output_truncated: false,
         error: None,
         count: 1,
+        usage: soloist::model::Usage::default(),
     }
 }
 

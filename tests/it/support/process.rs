@@ -235,6 +235,7 @@ mod tests {
             end: Ended {
                 outcome: Outcome::Crashed,
                 cause: None,
+                usage: soloist::model::Usage::default(),
                 exit_code: None,
                 signal: None,
                 error: None,
