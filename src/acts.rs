@@ -1,4 +1,5 @@
-//! What people ask of the fleet, whether by a command or over HTTP: checks it, asks the store, and says what comes of it.
+//! What people ask of the fleet, whether by a command or over HTTP: checks it, asks the store, and says what comes of
+//! it.
 
 use futures_util::future::BoxFuture;
 use jiff::{Timestamp, civil, tz::TimeZone};

@@ -45,8 +45,8 @@ impl Serialize for Time {
     }
 }
 
-/// Writes what [`rfc3339_ms`] does, several times as fast: a page of a thousand jobs has fifty thousand times. None: the
-/// year is not one from 1970 on that jiff knows.
+/// Writes what [`rfc3339_ms`] does, several times as fast: a page of a thousand jobs has fifty thousand times. None:
+/// the year is not one from 1970 on that jiff knows.
 fn civil(ms: i64, text: &mut [u8; 24]) -> Option<&str> {
     let ms = u64::try_from(ms).ok()?;
     if ms / 1000 >= jiff::Timestamp::MAX.as_second() as u64 {

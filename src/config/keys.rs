@@ -246,14 +246,14 @@ keys! {
     /// `[http]`
     Http {
         listen: Listen = Plain(|| Shape::Text, raw::listen), Is("'127.0.0.1:7878'"),
-            "address and port, as `127.0.0.1:7878` or `[::]:7878`; or `unix:PATH`, a socket that its owner and group may \
-            use. An address that other hosts reach needs `tokens_file`";
+            "address and port, as `127.0.0.1:7878` or `[::]:7878`; or `unix:PATH`, a socket that its owner and group \
+            may use. An address that other hosts reach needs `tokens_file`";
         tokens_file: String = PATH, Means("none"),
-            "file with a line `NAME ROLE sha256:HEX` for each token (`soloist http token` prints one); `ROLE` is `read` or \
-            `operate`. Without it everybody who reaches the address may read, and who may use the socket may also write. \
-            soloist reads the file again when it changes";
-        tls: HttpTls = Plain(|| Shape::Table(HttpTls::keys()), |r, f| raw::sub(r, f, "tls.")), Means("none: plain HTTP"),
-            "certificate for HTTPS";
+            "file with a line `NAME ROLE sha256:HEX` for each token (`soloist http token` prints one); `ROLE` is `read` \
+            or `operate`. Without it everybody who reaches the address may read, and who may use the socket may also \
+            write. soloist reads the file again when it changes";
+        tls: HttpTls = Plain(|| Shape::Table(HttpTls::keys()), |r, f| raw::sub(r, f, "tls.")),
+            Means("none: plain HTTP"), "certificate for HTTPS";
         public_url: String = Plain(|| Shape::Text, raw::public_url), Means(""),
             "the address that people use, if another server stands in front, as `https://soloist.example.org`";
         read_only: bool = BOOLEAN, Is("false"),

@@ -221,8 +221,8 @@ impl Flight {
                     job: win.job,
                     run: win.run,
                     incarnation: win.incarnation,
-                    // The time of the answered request, however often the claim was sent before: a repeated claim with the
-                    // same nonce renews the lease.
+                    // The time of the answered request, however often the claim was sent before: a repeated claim with
+                    // the same nonce renews the lease.
                     sent: sent.unwrap_or(Boottime(0)),
                     start_by: win.start_by,
                     permit: self.permit.take(),

@@ -1,6 +1,6 @@
-//! The board: what the fleet's jobs are doing, in memory. Every read is answered from it, so that readers cost the store
-//! nothing. One task keeps it: it looks at the jobs of which the store says that they changed, and at all of them now
-//! and then, because hints may be lost. What it finds changed becomes events, see `events`.
+//! The board: what the fleet's jobs are doing, in memory. Every read is answered from it, so that readers cost the
+//! store nothing. One task keeps it: it looks at the jobs of which the store says that they changed, and at all of them
+//! now and then, because hints may be lost. What it finds changed becomes events, see `events`.
 
 mod diff;
 
@@ -256,6 +256,7 @@ impl Board {
     }
 
     /// Keeps the board until `finish`. The store is asked by tasks of the daemon's runtime.
+    // Long: a loop of one look after the other, and one arm for each thing that wakes it.
     pub(super) async fn keep(
         &self,
         store: Asking,
@@ -847,8 +848,8 @@ impl Entry {
         true
     }
 
-    /// Makes the view anew. `observed`: the state is as the store has it now; otherwise nobody knows whether a lease has
-    /// lapsed meanwhile. Returns the view before.
+    /// Makes the view anew. `observed`: the state is as the store has it now; otherwise nobody knows whether a lease
+    /// has lapsed meanwhile. Returns the view before.
     fn show(&mut self, now: i64, incarnation: &str, observed: bool) -> JobView {
         let lapsed = self.job.view.lapsed;
         let mut view = view::job(&self.definition, self.state.as_ref(), now, incarnation);

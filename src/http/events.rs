@@ -369,7 +369,8 @@ pub(super) fn write_event<T: Serialize>(out: &mut Vec<u8>, id: &str, kind: &str,
     out.extend_from_slice(b"\n\n");
 }
 
-/// A client's stream. It takes from the ring what the client takes from it: a client that does not read costs no memory.
+/// A client's stream. It takes from the ring what the client takes from it: a client that does not read costs no
+/// memory.
 struct Stream {
     app: Arc<App>,
     latest: watch::Receiver<u64>,

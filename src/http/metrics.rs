@@ -1,5 +1,5 @@
-//! Metrics, in the formats of Prometheus and OpenMetrics. What this instance did comes from [`Figures`]; what is true of the
-//! fleet, from the board, is the same on every instance that answers.
+//! Metrics, in the formats of Prometheus and OpenMetrics. What this instance did comes from [`Figures`]; what is true
+//! of the fleet, from the board, is the same on every instance that answers.
 
 use std::{
     fmt,

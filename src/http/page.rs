@@ -1,5 +1,5 @@
-//! The page: files in `page/`, embedded in the program. Whoever adds a file there touches this one, so that the compiler
-//! looks at the folder again.
+//! The page: files in `page/`, embedded in the program. Whoever adds a file there touches this one, so that the
+//! compiler looks at the folder again.
 
 use std::{collections::HashMap, sync::LazyLock};
 

@@ -24,7 +24,8 @@ use crate::{
     view::{Clock, Time},
 };
 
-/// The most bytes of the reason of a pause: it is part of the job's state, and of the record of each skipped occurrence.
+/// The most bytes of the reason of a pause: it is part of the job's state, and of the record of each skipped
+/// occurrence.
 const REASON_MOST: usize = 1000;
 
 impl From<Refusal> for Problem {

@@ -470,7 +470,8 @@ pub(crate) fn tidy(records: Vec<RunRecord>, n: usize) -> Vec<RunRecord> {
     out
 }
 
-/// How many lines to read first for `n` records. A run may have two; if that leaves too few records, all lines are read.
+/// How many lines to read first for `n` records. A run may have two; if that leaves too few records, all lines are
+/// read.
 pub(super) fn lines_for(n: usize) -> usize {
     n.saturating_mul(2).saturating_add(8).min(HISTORY_KEPT)
 }

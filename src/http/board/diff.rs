@@ -35,6 +35,7 @@ pub(super) fn may_have_lapsed(st: &State, now: i64) -> bool {
 }
 
 /// `decided`: the newest trigger that was decided, if it was not known.
+// Long: one kind of event after the other.
 pub(super) fn states(
     before: Option<&State>,
     after: Option<&State>,

@@ -128,8 +128,8 @@ impl Plan {
         self.limits = lines.into();
         self
     }
-    /// Each instance serves HTTP at a free port of this host, with these further lines of `[http]`. A line `listen` takes
-    /// the place of that port; `{id}` stands for the name of the instance.
+    /// Each instance serves HTTP at a free port of this host, with these further lines of `[http]`. A line `listen`
+    /// takes the place of that port; `{id}` stands for the name of the instance.
     pub fn http(mut self, lines: &str) -> Self {
         self.http = Some(lines.into());
         self
