@@ -113,6 +113,12 @@ pub(crate) struct RunView {
     pub output_tail: String,
     pub output_truncated: bool,
     pub error: Option<String>,
+    /// CPU time of all its processes; null: not known.
+    pub cpu_ms: Option<u64>,
+    /// The most memory that one of its processes had at a time.
+    pub peak_memory_bytes: Option<u64>,
+    /// What it wrote to stdout and stderr.
+    pub output_bytes: Option<u64>,
     /// How many missed occurrences this record stands for; `occurrence` is the last. Written only if it is not 1.
     #[serde(skip_serializing_if = "is_one")]
     pub count: u64,
@@ -143,6 +149,9 @@ impl From<RunRecord> for RunView {
             output_tail: r.output_tail,
             output_truncated: r.output_truncated,
             error: r.error,
+            cpu_ms: r.usage.cpu_ms,
+            peak_memory_bytes: r.usage.peak_memory_bytes,
+            output_bytes: r.usage.output_bytes,
             count: r.count,
         }
     }
@@ -170,6 +179,9 @@ impl RunView {
             output_tail: String::new(),
             output_truncated: false,
             error: None,
+            cpu_ms: None,
+            peak_memory_bytes: None,
+            output_bytes: None,
             count: 1,
         }
     }

@@ -210,6 +210,9 @@ pub(crate) mod tests {
             output_tail: String::new(),
             output_truncated: false,
             error: None,
+            cpu_ms: None,
+            peak_memory_bytes: None,
+            output_bytes: None,
             count: 1,
         }
     }

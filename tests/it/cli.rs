@@ -841,6 +841,9 @@ fn history_has_the_contracts_keys_and_the_newest_first() {
         "output_tail",
         "output_truncated",
         "error",
+        "cpu_ms",
+        "peak_memory_bytes",
+        "output_bytes",
     ];
     wanted.sort_unstable();
     assert_eq!(keys, wanted);

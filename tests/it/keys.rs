@@ -805,3 +805,35 @@ fn a_job_of_another_user_that_could_not_be_ended_is_not_started() {
     assert!(!o.status.success() && said.contains("CAP_KILL"), "{o:?}");
     assert!(!daemon.dir.path().join("ran").exists());
 }
+
+#[test]
+fn a_record_says_what_its_run_took() {
+    // What counts is a child of the command; the bytes are written by another one.
+    let busy = "sh -c 'i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done'; head -c 5000 /dev/zero";
+    let lines = |command: &str| format!("schedule = \"* * * * * *\"\ncommand = {command:?}\n");
+    for plan in [fleet(1), fleet(1).sqlite()] {
+        let fleet = plan
+            .job("busy", &lines(busy))
+            .job("quiet", &lines("true"))
+            .job(
+                "none",
+                "schedule = \"* * * * * *\"\ncommand = [\"/nonexistent/x\"]\n",
+            )
+            .start();
+        let busy = fleet.wait_record("busy", "succeeded");
+        let number = |record: &Value, name: &str| record[name].as_u64();
+        assert!(number(&busy, "cpu_ms") > Some(20), "{busy}");
+        assert!(number(&busy, "peak_memory_bytes") > Some(100_000), "{busy}");
+        assert_eq!(number(&busy, "output_bytes"), Some(5000), "{busy}");
+        let quiet = fleet.wait_record("quiet", "succeeded");
+        assert!(
+            number(&quiet, "cpu_ms") < number(&busy, "cpu_ms"),
+            "{quiet}"
+        );
+        assert_eq!(number(&quiet, "output_bytes"), Some(0), "{quiet}");
+        let none = fleet.wait_record("none", "failed");
+        for name in ["cpu_ms", "peak_memory_bytes", "output_bytes"] {
+            assert!(none[name].is_null(), "{none}");
+        }
+    }
+}
