@@ -1,6 +1,6 @@
 // What a person may do to the fleet. Each act asks once, says what it will do, and shows the command that does the
 // same.
-import { html, useEffect, useRef, useState } from './base.js';
+import { html, useLayoutEffect, useRef, useState } from './base.js';
 import { ask, forbidden, known, now, onEvent, useTopics } from './store.js';
 import { clean, left, many, meant, ms, shell, when, zoneName } from './format.js';
 import { Icon } from './icons.js';
@@ -192,7 +192,8 @@ export function Dialogs() {
     opened.current += 1;
     set({ ...what, n: opened.current });
   };
-  useEffect(() => {
+  // At once: see the palette.
+  useLayoutEffect(() => {
     if (open && !ref.current.open) {
       ref.current.showModal();
       (ref.current.querySelector('input') || ref.current.querySelector('button[type=submit]'))?.focus();

@@ -111,6 +111,9 @@ function paint(u, now) {
   ctx.restore();
 }
 
+/** Seconds from and to, a minute apart at least: of one run alone the library would show years. */
+const wide = (from, to) => (to - from >= 60 ? [from, to] : [from - 30, from + 30]);
+
 function options(now, log, width) {
   const axis = { stroke: () => colour('tx3'), font: '11px system-ui', grid: { stroke: () => colour('line'), width: 1 },
     ticks: { show: false } };
@@ -120,7 +123,8 @@ function options(now, log, width) {
   return {
     width, height: 150, legend: { show: false },
     cursor: { points: { show: false }, drag: { x: false, y: false }, y: false, x: false },
-    scales: { x: { time: true }, y: { distr: log ? 3 : 1, log: 10, range: () => [low, Math.max(high, low * 2, 1)] } },
+    scales: { x: { time: true, range: (u, from, to) => wide(from, to) },
+      y: { distr: log ? 3 : 1, log: 10, range: () => [low, Math.max(high, low * 2, 1)] } },
     axes: [{ ...axis, size: 26, space: 110, grid: { show: false }, values: (u, list) => instants(list) },
       { ...axis, size: 68, splits: (u, i, a, b) => splits(a, b, log), filter: (u, list) => list, values: (u, list) =>
         list.map((v) => (v ? took(v) : '0')) }],

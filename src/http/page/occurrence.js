@@ -162,6 +162,13 @@ export function Occurrence({ job, at, items, round }) {
   useTopics('link');
   const iso = new Date(at).toISOString();
   const why = useLoaded((signal) => ask(`jobs/${enc(job.job)}/why/${at}`, { signal }), [job.job, at, round]);
+  // Instances write their decisions down a little after they act on them.
+  const soon = why.data && !why.data.decisions.some((d) => d.decision === 'won') && Math.abs(now() - at) < 60_000;
+  useEffect(() => {
+    if (!soon) return undefined;
+    const timer = setTimeout(why.again, 1500);
+    return () => clearTimeout(timer);
+  }, [soon, why.data]);
   const [picked, pick] = useState(null);
   const runs = why.data?.runs || items.filter((i) => ms(i.occurrence) === at);
   const open = job.running.filter((r) => ms(r.occurrence) === at);

@@ -1,5 +1,5 @@
 // Ctrl K: a job, an instance, a time or a command. And `?`: all keys that work here.
-import { html, useEffect, useRef, useState } from './base.js';
+import { html, useEffect, useLayoutEffect, useRef, useState } from './base.js';
 import { forbidden, known, now } from './store.js';
 import { clean, meant, ms, when, zoneName } from './format.js';
 import { Icon } from './icons.js';
@@ -87,7 +87,8 @@ export function Palette() {
     set(t);
     setAt(0);
   };
-  useEffect(() => {
+  // At once, not after the next frame: by then it may have been closed again, and would be opened anew.
+  useLayoutEffect(() => {
     if (text == null) return;
     if (!ref.current.open) {
       document.querySelector('dialog[open]')?.close();
@@ -135,7 +136,7 @@ export function Help() {
   const [open, set] = useState(false);
   const ref = useRef();
   help = () => set(true);
-  useEffect(() => {
+  useLayoutEffect(() => {
     if (open && !ref.current.open) ref.current.showModal();
   }, [open]);
   const close = () => ref.current?.close();
