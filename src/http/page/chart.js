@@ -111,8 +111,11 @@ function paint(u, now) {
   ctx.restore();
 }
 
-/** Seconds from and to, a minute apart at least: of one run alone the library would show years. */
-const wide = (from, to) => (to - from >= 60 ? [from, to] : [from - 30, from + 30]);
+/** From the first to the last run, and a minute at least: around one run alone the library would show years. */
+const span = ({ data: [at] }) => {
+  const [from, to] = [at[0] ?? 0, at[at.length - 1] ?? 0];
+  return to - from >= 60 ? [from, to] : [from - 30, to + 30];
+};
 
 function options(now, log, width) {
   const axis = { stroke: () => colour('tx3'), font: '11px system-ui', grid: { stroke: () => colour('line'), width: 1 },
@@ -123,7 +126,7 @@ function options(now, log, width) {
   return {
     width, height: 150, legend: { show: false },
     cursor: { points: { show: false }, drag: { x: false, y: false }, y: false, x: false },
-    scales: { x: { time: true, range: (u, from, to) => wide(from, to) },
+    scales: { x: { time: true, range: span },
       y: { distr: log ? 3 : 1, log: 10, range: () => [low, Math.max(high, low * 2, 1)] } },
     axes: [{ ...axis, size: 26, space: 110, grid: { show: false }, values: (u, list) => instants(list) },
       { ...axis, size: 68, splits: (u, i, a, b) => splits(a, b, log), filter: (u, list) => list, values: (u, list) =>
