@@ -1,16 +1,19 @@
 //! One granted run, from the grant to its settlement: starts the command under its guard, keeps the lease renewed, ends
 //! the command if the lease can no longer be trusted or somebody asks for it, and records the outcome.
 
+mod turns;
+
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use parking_lot::{Mutex, MutexGuard};
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::sync::Notify;
 use tokio_util::{
     sync::CancellationToken,
     task::{TaskTracker, task_tracker::TaskTrackerToken},
 };
 use tracing::{debug, error, info, warn};
 
+use self::turns::{Turn, Turns};
 use crate::{
     clock::{Boottime, StoreClock},
     config,
@@ -25,7 +28,7 @@ use crate::{
         life::{self, Stop},
     },
     model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Usage},
-    runner::{End, Prepared, Runner, Running},
+    runner::{End, Prepared, Runner, Running, StartError},
     settle::SettleOnDeath,
     store::{self, OUTPUT_AT_ONCE, OUTPUT_PATIENCE, Reply, Store, Tail},
 };
@@ -41,8 +44,6 @@ const SETTLE_REFUSED: Duration = Duration::from_secs(30);
 const WARN_AGAIN: Duration = Duration::from_secs(30);
 /// How long a pre-started guard waits for its run.
 const PREPARED_FOR: Duration = Duration::from_secs(3);
-/// How many commands may be starting at the same time. More would only delay each other.
-const STARTS: usize = 32;
 /// How long a slow start (a look-up over the network, a slow disk) may hold up others.
 const START_PATIENCE: Duration = Duration::from_millis(250);
 
@@ -61,7 +62,7 @@ pub struct Holder {
     pub runs: TaskTracker,
     /// The runs whose commands are alive or may still start; all others only wait for the store.
     pub commands: TaskTracker,
-    starts: Arc<Semaphore>,
+    turns: Arc<Turns>,
     running: Mutex<BTreeMap<RunId, HeldRun>>,
     /// Pre-started guards of runs that will most likely be granted soon.
     prepared: Mutex<BTreeMap<RunId, Prepared>>,
@@ -72,8 +73,8 @@ struct GivenUp;
 
 /// How keeping the lease of a run ended.
 enum KeepOutcome {
-    /// Start the run; the permit counts it among the commands that are starting.
-    Start(OwnedSemaphorePermit),
+    /// Start the run: it is its turn.
+    Start(Turn),
     /// The run has ended; the attempt that follows, if nothing was started and another attempt is therefore safe.
     Ended(End, Option<DelayedAttempt>),
 }
@@ -107,7 +108,7 @@ impl Holder {
             give_up: CancellationToken::new(),
             runs: TaskTracker::new(),
             commands: TaskTracker::new(),
-            starts: Arc::new(Semaphore::new(STARTS)),
+            turns: Arc::default(),
             running: Mutex::default(),
             prepared: Mutex::default(),
         })
@@ -140,17 +141,49 @@ impl Holder {
     /// Starts a guard for a run that will most likely be granted soon. If the run is not granted, the guard ends after
     /// a while without any effect.
     pub fn prepare(self: &Arc<Self>, job: &JobName, run: RunId) {
-        match self.runner.prepare(job, run) {
-            Ok(guard) => {
-                self.prepared().insert(run, guard);
-                let this = self.clone();
-                tokio::spawn(async move {
+        #[cfg(test)]
+        if crate::simulation::simulated() {
+            return;
+        }
+        let (this, job) = (self.clone(), job.clone());
+        tokio::spawn(async move {
+            let runner = this.runner.clone();
+            let guard = tokio::task::spawn_blocking(move || runner.prepare(&job, run)).await;
+            match guard {
+                Ok(Ok(guard)) => {
+                    this.prepared().insert(run, guard);
                     tokio::time::sleep(PREPARED_FOR).await;
                     this.prepared().remove(&run);
-                });
+                }
+                // The grant tries this again, and records the error.
+                Ok(Err(error)) => debug!(%run, %error, "cannot prepare a guard"),
+                Err(error) => debug!(%run, %error, "cannot prepare a guard"),
             }
-            // The grant tries this again, and records the error.
-            Err(error) => debug!(%job, %run, %error, "cannot prepare a guard"),
+        });
+    }
+
+    /// Starts the guard and tells it what to run, on a thread of its own: on a busy host that takes a while, and the
+    /// leases of other runs have to be renewed meanwhile.
+    async fn launch(
+        &self,
+        spec: Spec,
+        output: config::Output,
+        prepared: Option<Prepared>,
+    ) -> Result<Running, StartError> {
+        #[cfg(test)]
+        if crate::simulation::simulated() {
+            return self.runner.start_prepared(spec, output, prepared);
+        }
+        let runner = self.runner.clone();
+        let launched =
+            tokio::task::spawn_blocking(move || runner.start_prepared(spec, output, prepared));
+        match launched.await {
+            Ok(started) => started,
+            Err(e) => match e.try_into_panic() {
+                Ok(panic) => std::panic::resume_unwind(panic),
+                // The runtime ends, and this task with it.
+                Err(_) => std::future::pending().await,
+            },
         }
     }
 
@@ -191,6 +224,7 @@ impl Holder {
         let (job, run) = (g.job.clone(), g.run.clone());
         let start_by = (run.attempt == 1).then_some(g.start_by);
         let mut hold = Hold::new(*job.lease, g.sent, start_by, OUTPUT_AT_ONCE);
+        let granted = Boottime::now();
         if let Some(reason) = g.too_late {
             warn!(job = %job.name, occurrence = %run.occurrence, reason, "the grant arrived too late to start the run");
             let end = not_started(Outcome::Missed, reason);
@@ -199,7 +233,7 @@ impl Holder {
             g.permit = None;
             return self.settle_unstarted(contender, &g, end, None).await;
         }
-        let turn = match self.keep(contender, &g, &mut hold, None, nudge).await {
+        let mut turn = match self.keep(contender, &g, &mut hold, None, nudge).await {
             KeepOutcome::Start(turn) => turn,
             KeepOutcome::Ended(end, next_attempt) => {
                 drop(command);
@@ -210,11 +244,15 @@ impl Holder {
                     .await;
             }
         };
+        if let Some(permit) = &g.permit {
+            permit.waited(Boottime::now().since(granted), job.lease.trust);
+        }
         let settle = self.settle_on_death(&g, |after| after.next_attempt(&job, run.attempt));
         let spec = Spec::new(&job, &run, hold.trusted_until(), settle);
         let prepared = self.prepared().remove(&g.run.id);
-        let started = self.runner.start_prepared(spec, job.output, prepared);
-        let mut running = match started.await {
+        let started = self.launch(spec, job.output, prepared).await;
+        turn.launched();
+        let mut running = match started {
             Ok(running) => running,
             Err(e) => {
                 error!(job = %job.name, occurrence = %run.occurrence, error = %e, "cannot start the command");
@@ -380,8 +418,9 @@ impl Holder {
     ) -> KeepOutcome {
         let job = &g.job;
         let mut turn = None;
-        let in_turn = self.starts.clone().acquire_owned();
-        tokio::pin!(in_turn);
+        let mut in_turn = running
+            .is_none()
+            .then(|| self.turns.ask(g.run.occurrence, hold.trusted_until()));
         let mut renewal = None;
         let mut showing = None;
         loop {
@@ -457,7 +496,6 @@ impl Holder {
             // A suspend stops the runtime's timers, so check the real clock often.
             let wait = wake.since(Boottime::now());
             let wait = wait.clamp(Duration::from_millis(1), Duration::from_secs(1));
-            let waits = running.is_none() && turn.is_none();
             tokio::select! {
                 end = async { match &mut running { Some((r, _)) => r.wait().await, None => std::future::pending().await } } => {
                     return KeepOutcome::Ended(end, None);
@@ -475,7 +513,10 @@ impl Holder {
                     }
                     hold.shown(arrived, full, Boottime::now());
                 }
-                got = &mut in_turn, if waits => turn = got.ok(),
+                got = async { match in_turn.as_mut() { Some(t) => t.await, None => std::future::pending().await } } => {
+                    in_turn = None;
+                    turn = got.ok();
+                }
                 () = nudge.notified() => hold.nudged(),
                 () = self.kill.cancelled(), if !killed => {}
                 () = tokio::time::sleep(wait) => {}

@@ -19,6 +19,8 @@ pub mod life;
 #[cfg(feature = "daemon")]
 pub mod observe;
 #[cfg(feature = "daemon")]
+pub mod pace;
+#[cfg(feature = "daemon")]
 pub mod schedule;
 #[cfg(feature = "daemon")]
 pub mod timetable;

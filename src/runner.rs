@@ -192,10 +192,6 @@ impl Runner {
     /// # Errors
     /// No descriptor, process or memory is left for a guard.
     pub fn prepare(&self, job: &JobName, run: RunId) -> Result<Prepared, StartError> {
-        #[cfg(test)]
-        if crate::simulation::simulated() {
-            return Err(self.failed(job, io::ErrorKind::Unsupported.into()));
-        }
         self.launch(job, run, false)
             .map_err(|source| self.failed(job, source))
     }
@@ -205,21 +201,15 @@ impl Runner {
     ///
     /// # Errors
     /// No descriptor, process or memory is left for a guard. Later errors are part of [`End`].
-    ///
-    /// # Cancel safety
-    /// The future never waits: its first poll does everything. Dropping it before that starts nothing.
-    pub async fn start(&self, spec: Spec, output: Output) -> Result<Running, StartError> {
-        self.start_prepared(spec, output, None).await
+    pub fn start(&self, spec: Spec, output: Output) -> Result<Running, StartError> {
+        self.start_prepared(spec, output, None)
     }
 
     /// Like [`Runner::start`], with the guard that was pre-started for this run, if there is one.
     ///
     /// # Errors
     /// As [`Runner::start`].
-    ///
-    /// # Cancel safety
-    /// As [`Runner::start`]; dropping the future before its first poll also ends the pre-started guard.
-    pub async fn start_prepared(
+    pub fn start_prepared(
         &self,
         spec: Spec,
         output: Output,

@@ -529,7 +529,6 @@ impl Session<'_> {
             .for_one_run(childless)
             .hiding(self.variables.clone())
             .start(spec, none)
-            .await
             .map_err(|e| Failure::internal("the command was not started", e))?;
         let_go_of_streams();
         let (mut start, mut stops) = (running.watch(), running.watch());

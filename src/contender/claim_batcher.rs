@@ -1,30 +1,83 @@
 //! Batches claims that are due at the same time: one script call for up to a hundred claims.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use parking_lot::Mutex;
+use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use crate::{
-    logic::claim::{Answer, Claim},
+    clock::Boottime,
+    logic::{
+        claim::{Answer, Claim},
+        pace::Pace,
+    },
     store::{BATCH, Error, Reply, Store},
 };
 
 /// How many commands may be under way at once. Meanwhile new claims collect for the next command.
 const IN_FLIGHT: usize = 4;
-/// How many claims may be under way or granted but not started yet. More grants than this instance can start at once
-/// would be wasted: other instances claim the rest, or it waits here, where no lease can lapse.
-const MAX_CLAIMS: usize = 2 * BATCH;
-
-/// The permit for one claim under way; a grant keeps it until its command has started.
+/// The permit for one claim under way; a grant keeps it until its command has started. More grants than this instance
+/// can start in time would be lost: other instances claim the rest, or it waits here, where no lease can lapse.
 #[derive(Debug)]
-pub struct ClaimPermit(#[expect(dead_code, reason = "held, never read")] OwnedSemaphorePermit);
+pub struct ClaimPermit(Arc<Permits>);
+
+/// How many permits there are follows [`Pace`].
+#[derive(Debug)]
+struct Permits {
+    free: Semaphore,
+    count: Mutex<Count>,
+}
+
+#[derive(Debug)]
+struct Count {
+    pace: Pace,
+    /// How many exist, free or not.
+    all: usize,
+}
+
+impl Permits {
+    fn new() -> Self {
+        let pace = Pace::default();
+        Self {
+            free: Semaphore::new(pace.limit()),
+            count: Mutex::new(Count {
+                all: pace.limit(),
+                pace,
+            }),
+        }
+    }
+
+    /// Makes as many as there are to be, if necessary out of the one that somebody returns.
+    fn level(&self, count: &mut Count, returned: usize) {
+        let limit = count.pace.limit();
+        let free = (returned + limit).saturating_sub(count.all);
+        count.all = count.all - returned + free;
+        self.free.add_permits(free);
+    }
+}
+
+impl ClaimPermit {
+    /// The granted run got its turn to start after `wait`, under a lease that is trusted for `trust`.
+    pub fn waited(&self, wait: Duration, trust: Duration) {
+        let full = self.0.free.available_permits() == 0;
+        let mut count = self.0.count.lock();
+        count.pace.waited(wait, trust, full, Boottime::now());
+        self.0.level(&mut count, 0);
+    }
+}
+
+impl Drop for ClaimPermit {
+    fn drop(&mut self) {
+        self.0.level(&mut self.0.count.lock(), 1);
+    }
+}
 
 type Queued = (Claim, oneshot::Sender<Result<Reply<Answer>, Error>>);
 
 #[derive(Debug)]
 pub(super) struct ClaimBatcher {
     queue: mpsc::UnboundedSender<Queued>,
-    permits: Arc<Semaphore>,
+    permits: Arc<Permits>,
 }
 
 impl ClaimBatcher {
@@ -33,14 +86,14 @@ impl ClaimBatcher {
         tokio::spawn(send_batches(store, queue));
         Self {
             queue: sender,
-            permits: Arc::new(Semaphore::new(MAX_CLAIMS)),
+            permits: Arc::new(Permits::new()),
         }
     }
 
     /// Waits for a permit, first come, first served. None: this instance is stopping. Cancel safe.
     pub(super) async fn permit(&self) -> Option<ClaimPermit> {
-        let permit = self.permits.clone().acquire_owned().await;
-        permit.ok().map(ClaimPermit)
+        self.permits.free.acquire().await.ok()?.forget();
+        Some(ClaimPermit(self.permits.clone()))
     }
 
     pub(super) async fn claim(&self, claim: Claim) -> Result<Reply<Answer>, Error> {

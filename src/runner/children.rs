@@ -28,6 +28,10 @@ const AT_ONCE: usize = 64;
 /// and the longest.
 const LOOK_AGAIN: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(512));
 
+/// Held while a child is started and not listed yet: it may have ended by then. A start may take long on a busy host,
+/// so those that reap do not wait for it.
+static STARTING: Mutex<()> = Mutex::new(());
+
 /// A pid may be listed twice for a moment, if the kernel reuses it at once.
 static OWN: Mutex<Vec<i32>> = Mutex::new(Vec::new());
 
@@ -47,11 +51,10 @@ pub(super) struct OwnChild {
 impl OwnChild {
     /// Needs a Tokio runtime.
     pub(super) fn spawn(command: std::process::Command) -> io::Result<Self> {
-        // Hold the list meanwhile: the child may end before this thread continues.
-        let mut own = own();
+        let _starting = STARTING.lock();
         let child = Command::from(command).spawn()?;
         let listed = child.id().and_then(|pid| i32::try_from(pid).ok());
-        own.extend(listed);
+        own().extend(listed);
         Ok(Self {
             child: Some(Kind::Spawned(child)),
             listed,
@@ -64,12 +67,11 @@ impl OwnChild {
         fork: impl FnOnce() -> Result<i32, E>,
         output: [OwnedFd; 2],
     ) -> Result<Self, E> {
-        // As in `spawn`.
-        let mut own = own();
+        let _starting = STARTING.lock();
         let pid = fork()?;
         // If this fails, nobody keeps the guard's socket, so that it ends; it is reaped as orphans are.
         let child = Forked::new(pid, output)?;
-        own.push(pid);
+        own().push(pid);
         Ok(Self {
             child: Some(Kind::Forked(child)),
             listed: Some(pid),
@@ -214,10 +216,11 @@ fn forget(listed: Option<i32>) {
     }
 }
 
-/// Reaps one ended orphan, if there is one. True: it did.
+/// Reaps one ended orphan, if there is one, and no child is being started. True: it did.
 pub(super) fn reap(pid: i32) -> bool {
-    let own = own();
-    !own.contains(&pid)
+    let starting = STARTING.try_lock();
+    starting.is_some()
+        && !own().contains(&pid)
         && matches!(
             rustix::process::waitpid(Pid::from_raw(pid), WaitOptions::NOHANG),
             Ok(Some(_))
@@ -249,16 +252,16 @@ pub async fn reap_strangers() -> io::Result<std::convert::Infallible> {
 enum Reaped {
     Nobody,
     Some,
-    /// The kernel shows only the first zombie, and that is a child that this program started.
+    /// The kernel shows only the first zombie, and that is, or may be, a child that this program started.
     Hidden,
 }
 
 fn reap_some() -> Reaped {
     for _ in 0..AT_ONCE {
-        let own = own();
+        let starting = STARTING.try_lock();
         match first_ended() {
             None => return Reaped::Nobody,
-            Some(pid) if own.contains(&pid) => return Reaped::Hidden,
+            Some(pid) if starting.is_none() || own().contains(&pid) => return Reaped::Hidden,
             Some(pid) => {
                 let _ = rustix::process::waitpid(Pid::from_raw(pid), WaitOptions::NOHANG);
             }

@@ -597,6 +597,8 @@ async fn a_thousand_wake_ups_are_one_command() {
         open: None,
     };
     node.line.store.heartbeat(Some(&beat)).await.unwrap();
+    // A claim within the quarantine would be asked again.
+    tokio::time::sleep(2 * beat.quarantine).await;
     node.with(&job).await;
     let at = soloist::clock::wall_us() / 1000;
     let woken: Vec<_> = (0..1000)
@@ -1091,8 +1093,10 @@ async fn a_claim_is_asked_again_as_often_as_configured() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_more_is_claimed_than_is_being_started() {
-    const MAX_CLAIMS: usize = 200;
+async fn no_more_is_claimed_than_can_be_started_in_time() {
+    // As `logic::pace` has it.
+    const FIRST: usize = 64;
+    const LOWERED: usize = 42;
     let store = Arc::new(MemoryStore::new());
     let started = Arc::new(Started::default());
     let node = Node::new(Setup {
@@ -1102,7 +1106,7 @@ async fn no_more_is_claimed_than_is_being_started() {
         max_parallel: None,
         lasts: Lasts::ForEver,
     });
-    let jobs: Vec<_> = (0..MAX_CLAIMS + 100)
+    let jobs: Vec<_> = (0..3 * FIRST)
         .map(|i| named(&format!("j{i}"), ""))
         .collect();
     for job in &jobs {
@@ -1129,7 +1133,7 @@ async fn no_more_is_claimed_than_is_being_started() {
         assert_eq!(started.all().len(), n);
         assert_eq!(node.line.claims.load(Ordering::SeqCst), n);
     };
-    granted(MAX_CLAIMS).await;
+    granted(FIRST).await;
     let start = |n: usize| {
         let mut open = node.open.lock().unwrap_or_else(PoisonError::into_inner);
         for g in open.iter_mut().filter(|g| g.permit.is_some()).take(n) {
@@ -1137,9 +1141,18 @@ async fn no_more_is_claimed_than_is_being_started() {
         }
     };
     start(10);
-    granted(MAX_CLAIMS + 10).await;
-    start(MAX_CLAIMS);
-    granted(MAX_CLAIMS + 100).await;
+    granted(FIRST + 10).await;
+    {
+        let open = node.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let waits = open.iter().find(|g| g.permit.is_some());
+        let (waits, trust) = (waits.expect("a permit"), Duration::from_secs(8));
+        let permit = waits.permit.as_ref().expect("a permit");
+        permit.waited(trust / 2, trust);
+    }
+    start(FIRST);
+    granted(FIRST + 10 + LOWERED).await;
+    start(LOWERED);
+    granted(FIRST + 10 + 2 * LOWERED).await;
     started.once();
 }
 

@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustix::process::{Pid, Signal, set_parent_process_death_signal};
+use rustix::process::{Pid, Signal};
 use soloist::{LockClient, lock::Period, model::Occurrence};
 
 use crate::support::{
@@ -86,7 +86,7 @@ impl Place {
     }
 
     fn command(&self, options: &[&str]) -> Command {
-        let mut command = Command::new(EXE);
+        let mut command = process::mortal(EXE);
         command
             .arg("exec")
             .args(options)
@@ -97,14 +97,6 @@ impl Place {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        // A test run that is killed leaves none behind.
-        // SAFETY: prctl is async-signal-safe and nothing is allocated.
-        unsafe {
-            command.pre_exec(|| {
-                process::default_signals();
-                Ok(set_parent_process_death_signal(Some(Signal::KILL))?)
-            });
-        }
         command
     }
 

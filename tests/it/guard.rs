@@ -343,7 +343,7 @@ async fn run(spec: Spec) -> End {
 }
 
 async fn run_with(spec: Spec, output: config::Output) -> End {
-    let mut running = runner().start(spec, output).await.expect("a guard");
+    let mut running = runner().start(spec, output).expect("a guard");
     let end = tokio::time::timeout(PATIENCE, running.wait())
         .await
         .expect("an end");
@@ -362,7 +362,6 @@ async fn a_prepared_guard_takes_the_run_that_it_was_prepared_for() {
     let pid = prepared.guard_pid();
     let mut running = runner
         .start_prepared(spec, OUTPUT, Some(prepared))
-        .await
         .expect("a run");
     assert_eq!(running.guard_pid(), pid);
     let end = running.wait().await;
@@ -395,7 +394,7 @@ async fn a_prepared_guard_that_is_killed_costs_nothing() {
         stat(pid).is_none_or(|(state, _)| state == 'Z' && threads <= 1)
     })
     .await;
-    let started = runner.start_prepared(spec, OUTPUT, Some(prepared)).await;
+    let started = runner.start_prepared(spec, OUTPUT, Some(prepared));
     let mut running = started.expect("a run");
     assert_ne!(running.guard_pid().expect("a pid").cast_signed(), pid);
     assert_eq!(running.wait().await.outcome, Outcome::Succeeded);
@@ -1076,7 +1075,6 @@ async fn zygote_of(runner: &Runner) -> u32 {
 async fn start_waiting(runner: &Runner) -> Running {
     let running = runner
         .start(spec(&["sleep", "1000"]), OUTPUT)
-        .await
         .expect("a guard");
     running.started().await.expect("started");
     running
@@ -1203,7 +1201,7 @@ async fn stand_in_daemon() {
     let spec: Spec = serde_json::from_slice(&fs::read(file).expect("a spec")).expect("a spec");
     // Without it its zygote would end.
     let runner = runner();
-    let mut running = runner.start(spec, OUTPUT).await.expect("a guard");
+    let mut running = runner.start(spec, OUTPUT).expect("a guard");
     running.started().await.expect("started");
     running.wait().await;
     std::future::pending::<()>().await;
@@ -1321,7 +1319,6 @@ async fn when_the_guard_is_killed_the_daemon_ends_the_tree() {
                 },
                 OUTPUT,
             )
-            .await
             .expect("a guard");
         running.started().await.expect("started");
         until_async("the tree has grown", || tree.complete()).await;
@@ -1366,7 +1363,7 @@ async fn a_stopped_guard_does_not_let_a_command_outlive_its_lease() {
     // The looks at all of this process's children take their time: they are those of all tests.
     spec.kill_budget = Duration::from_secs(64);
     let deadline = spec.deadline + spec.kill_budget;
-    let mut running = runner().start(spec, OUTPUT).await.expect("a guard");
+    let mut running = runner().start(spec, OUTPUT).expect("a guard");
     until_async("the tree has grown", || tree.complete()).await;
     let members = tree.members();
     kill(
@@ -1399,7 +1396,7 @@ async fn a_stopped_guard_does_not_save_a_command_from_its_timeout_or_from_a_stop
             timeout,
             ..tree.spec("wait")
         };
-        let mut running = runner().start(spec, OUTPUT).await.expect("a guard");
+        let mut running = runner().start(spec, OUTPUT).expect("a guard");
         until_async("the tree has grown", || tree.complete()).await;
         let members = tree.members();
         kill(
@@ -1443,7 +1440,7 @@ async fn stand_in_that_reaps_strangers() {
     for _ in 0..10 {
         let mut runs = Vec::new();
         for _ in 0..10 {
-            runs.push(runner.start(spec(&["sleep", "1000"]), OUTPUT).await);
+            runs.push(runner.start(spec(&["sleep", "1000"]), OUTPUT));
         }
         for run in runs.iter().flatten() {
             run.started().await.expect("started");
@@ -1493,7 +1490,6 @@ async fn a_running_that_is_dropped_is_ended_and_settled_by_its_guard() {
             },
             OUTPUT,
         )
-        .await
         .expect("a guard");
     until_async("the tree has grown", || tree.complete()).await;
     let members = tree.members();
@@ -1561,7 +1557,7 @@ async fn a_killed_guard_takes_a_command_with_it_whose_first_thread_has_ended() {
             walk_only,
             ..shell(&both)
         };
-        let mut running = runner().start(spec, OUTPUT).await.expect("a guard");
+        let mut running = runner().start(spec, OUTPUT).expect("a guard");
         running.started().await.expect("started");
         let pids = names.each_ref().map(|n| headless_pid(n));
         kill(
@@ -2337,7 +2333,7 @@ async fn a_start_dies_with_its_guard() {
         fs::write(&script, text).expect("written");
         fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).expect("executable");
         let runner = Runner::with_exe(script).expect("a runner");
-        let mut running = runner.start(slow.spec(), OUTPUT).await.expect("a guard");
+        let mut running = runner.start(slow.spec(), OUTPUT).expect("a guard");
         let guard = running.guard_pid().expect("a pid");
         until_async("it waits", || slow.dir.path().join("slow").exists()).await;
         let child = process::children(guard)[0].cast_signed();
@@ -2400,7 +2396,7 @@ async fn where_clone3_is_refused_a_command_still_gets_its_cgroup() {
     let spec = spec(&["grep", "^0::", "/proc/self/cgroup"]);
     let own = format!("/soloist-{}\n", spec.run_id);
     let runner = Runner::with_exe(script).expect("a runner");
-    let mut running = runner.start(spec, OUTPUT).await.expect("a guard");
+    let mut running = runner.start(spec, OUTPUT).expect("a guard");
     let end = running.wait().await;
     assert_eq!(end.outcome, Outcome::Succeeded, "{end:?}");
     assert!(end.output_text().ends_with(&own), "{end:?}");
@@ -2595,7 +2591,7 @@ async fn stand_in_without_descriptors() {
     // At each number of free descriptors: an error or a run, and nothing left over.
     let mut errors = 0;
     loop {
-        match runner.start(spec(&["true"]), OUTPUT).await {
+        match runner.start(spec(&["true"]), OUTPUT) {
             Ok(mut running) => {
                 assert_eq!(running.wait().await.outcome, Outcome::Succeeded);
                 running.settled().await;
@@ -2674,7 +2670,6 @@ async fn an_endless_flood_of_lines_does_not_keep_a_command_from_being_stopped() 
                 log: true,
             },
         )
-        .await
         .expect("a guard");
     let output = running.output();
     until_async("it floods", || output.total() > 10 << 20).await;
@@ -2745,7 +2740,6 @@ async fn stand_in_with_a_log() {
                 log: true,
             },
         )
-        .await
         .expect("a guard");
     let output = running.output();
     until_async("the first half is there", || output.total() == 9).await;

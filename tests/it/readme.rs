@@ -4,13 +4,12 @@
 use std::{
     collections::BTreeSet,
     fs,
-    os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
     time::Duration,
 };
 
-use rustix::process::{Signal, set_parent_process_death_signal};
+use rustix::process::Signal;
 
 use crate::support::{GENEROUS, process, server::RedisServer, wait_until};
 
@@ -89,7 +88,7 @@ impl Clone {
     /// `soloist run`, until this value ends; returns when it grants.
     fn run(&mut self, instance: &str) {
         let log = std::fs::File::create(self.log()).expect("a log");
-        let mut command = Command::new(env!("CARGO_BIN_EXE_soloist"));
+        let mut command = process::mortal(env!("CARGO_BIN_EXE_soloist"));
         command
             .arg("run")
             .current_dir(self.dir.path())
@@ -99,10 +98,6 @@ impl Clone {
             .stdin(Stdio::null())
             .stdout(log.try_clone().expect("a descriptor"))
             .stderr(log);
-        // SAFETY: prctl is async-signal-safe and nothing is allocated.
-        unsafe {
-            command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::KILL))?));
-        }
         self.daemon = Some(command.spawn().expect("soloist starts"));
         wait_until("the instance is up", GENEROUS, || {
             let status = self.sh("soloist status --json");

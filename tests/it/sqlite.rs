@@ -2,14 +2,12 @@
 
 use std::{
     collections::HashSet,
-    os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::Stdio,
     time::Duration,
 };
 
 use rusqlite::Connection;
-use rustix::process::{Signal, set_parent_process_death_signal};
 use soloist::{
     clock::Boottime,
     logic::claim::{Answer, Claim, Control, OnCrash, Overlap, Presence, Register, Settle, Target},
@@ -18,7 +16,7 @@ use soloist::{
 };
 use tempfile::TempDir;
 
-use crate::support::{GENEROUS, wait_until};
+use crate::support::{GENEROUS, process, wait_until};
 
 fn job() -> JobName {
     JobName::new("backup")
@@ -521,7 +519,7 @@ fn four_processes_share_a_file_and_one_is_killed() {
     let files = grants(dir.path());
     let mut children: Vec<_> = (0..CONTENDERS)
         .map(|i| {
-            let mut command = Command::new(std::env::current_exe().unwrap());
+            let mut command = process::mortal(std::env::current_exe().unwrap());
             command
                 .args([
                     "--exact",
@@ -529,10 +527,6 @@ fn four_processes_share_a_file_and_one_is_killed() {
                 ])
                 .env(ROLE, format!("{i} {}", dir.path().display()))
                 .stdout(Stdio::null());
-            // SAFETY: prctl is async-signal-safe and nothing is allocated.
-            unsafe {
-                command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::KILL))?));
-            }
             command.spawn().unwrap()
         })
         .collect();

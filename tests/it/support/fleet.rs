@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustix::process::{Signal, set_parent_process_death_signal};
+use rustix::process::Signal;
 use serde_json::Value;
 
 use super::{
@@ -312,7 +312,10 @@ impl Instance {
 
     /// The program with this instance's configuration, as a person on its host would start it.
     pub fn command(&self) -> Command {
-        let mut command = Command::new(soloist());
+        self.configured(Command::new(soloist()))
+    }
+
+    fn configured(&self, mut command: Command) -> Command {
         command
             .arg("--config")
             .arg(&self.config)
@@ -333,7 +336,7 @@ impl Instance {
     /// Starts it with a changed command: other environment, limits.
     pub fn start_with(&mut self, change: impl FnOnce(&mut Command)) {
         assert!(self.child.is_none(), "{} runs already", self.id);
-        let mut command = self.command();
+        let mut command = self.configured(process::mortal(soloist()));
         command
             .arg("run")
             .envs(self.env.iter().map(|(k, v)| (k, v)))
@@ -344,16 +347,16 @@ impl Instance {
             file.expect("a cgroup of the tests")
         });
         let cgroups: Vec<File> = cgroups.collect();
-        // A test run that is killed leaves none behind.
-        // SAFETY: prctl and write are async-signal-safe and nothing is allocated.
-        unsafe {
-            command.pre_exec(move || {
-                process::default_signals();
-                for members in &cgroups {
-                    rustix::io::write(members, b"0")?;
-                }
-                Ok(set_parent_process_death_signal(Some(Signal::KILL))?)
-            });
+        if !cgroups.is_empty() {
+            // SAFETY: write is async-signal-safe and nothing is allocated.
+            unsafe {
+                command.pre_exec(move || {
+                    for members in &cgroups {
+                        rustix::io::write(members, b"0")?;
+                    }
+                    Ok(())
+                });
+            }
         }
         change(&mut command);
         self.child = Some(command.spawn().expect("start soloist"));

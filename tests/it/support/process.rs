@@ -1,6 +1,6 @@
 //! Processes by id: their state, children, signals. Zombies count as dead.
 
-use std::time::Duration;
+use std::{ffi::OsStr, process::Command, sync::Once, time::Duration};
 
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -18,6 +18,18 @@ fn stat(pid: u32) -> Option<(char, u32)> {
     // The name stands in parentheses and may contain anything.
     let mut rest = text[text.rfind(')')? + 1..].split_whitespace();
     Some((rest.next()?.chars().next()?, rest.next()?.parse().ok()?))
+}
+
+/// A command that is killed when the thread that starts it ends: a test run that is killed leaves none behind. By
+/// setpriv, because a closure before the exec makes std copy the page tables of all tests.
+pub fn mortal(program: impl AsRef<OsStr>) -> Command {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(default_signals);
+    let mut command = Command::new("setpriv");
+    command
+        .args(["--pdeathsig", "KILL", "--"])
+        .arg(program.as_ref());
+    command
 }
 
 /// Whatever the tests themselves were started with: a shell without job control has what it puts into the background

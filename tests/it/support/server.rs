@@ -1,14 +1,14 @@
 //! A Redis server of one test: on a Unix socket and a TCP port, killed on drop.
 
 use std::{
-    os::unix::{fs::FileExt, process::CommandExt},
+    os::unix::fs::FileExt,
     path::PathBuf,
-    process::{Child, Command, Stdio},
+    process::{Child, Stdio},
     sync::atomic::{AtomicU16, Ordering},
     time::Duration,
 };
 
-use rustix::process::{Signal, set_parent_process_death_signal};
+use rustix::process::Signal;
 use soloist::{config, store::redis::RedisStore};
 
 use super::{GENEROUS, process, wait_for, witness};
@@ -292,7 +292,8 @@ fn spawn(dir: &tempfile::TempDir, port: u16, append_only: bool, args: &[String])
         .open(dir.path().join("redis.log"))
         .expect("redis.log");
     let clock = dir.path().join("clock");
-    let mut command = Command::new("redis-server");
+    // Each test owns its server from one thread.
+    let mut command = process::mortal("redis-server");
     command
         .args([
             "--port",
@@ -318,11 +319,6 @@ fn spawn(dir: &tempfile::TempDir, port: u16, append_only: bool, args: &[String])
         )
         .stdout(log)
         .stderr(Stdio::null());
-    // Each test owns its server from one thread; a test run that is killed leaves none behind.
-    // SAFETY: prctl is async-signal-safe and nothing is allocated.
-    unsafe {
-        command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::KILL))?));
-    }
     command.spawn().unwrap_or_else(|e| {
         panic!("cannot start redis-server: {e}; the tests need it (./test.sh installs it)")
     })
