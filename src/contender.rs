@@ -31,7 +31,7 @@ use tokio::sync::{Notify, Semaphore, futures::OwnedNotified, mpsc};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::{error, info, warn};
 
-pub use self::claim_batcher::ClaimPermit;
+pub use self::claim_batcher::{ClaimPermit, cores};
 use self::{claim_batcher::ClaimBatcher, prepare::PreparedRuns, watch::Watches};
 pub use crate::logic::contest::{Ask, Due, Ended, Epoch};
 use crate::{

@@ -17,7 +17,7 @@ use self::turns::{Turn, Turns};
 use crate::{
     clock::{Boottime, StoreClock},
     config,
-    contender::{Contender, Granted},
+    contender::{self, Contender, Granted},
     failpoint,
     guard::{Ended, HandOver, Moment, Spec},
     logic::{
@@ -26,6 +26,7 @@ use crate::{
         claim::{DelayedAttempt, Renew, Renewal, Settle, Settlement},
         hold::{Do, Hold, Renewed, SMALLEST_PIECE, View},
         life::{self, Stop},
+        pace,
     },
     model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Usage},
     runner::{End, Prepared, Runner, Running, StartError},
@@ -108,7 +109,7 @@ impl Holder {
             give_up: CancellationToken::new(),
             runs: TaskTracker::new(),
             commands: TaskTracker::new(),
-            turns: Arc::default(),
+            turns: Turns::new(pace::starting(contender::cores())),
             running: Mutex::default(),
             prepared: Mutex::default(),
         })

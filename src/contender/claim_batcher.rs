@@ -1,6 +1,6 @@
 //! Batches claims that are due at the same time: one script call for up to a hundred claims.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 use tokio::sync::{Semaphore, mpsc, oneshot};
@@ -19,57 +19,88 @@ const IN_FLIGHT: usize = 4;
 /// The permit for one claim under way; a grant keeps it until its command has started. More grants than this instance
 /// can start in time would be lost: other instances claim the rest, or it waits here, where no lease can lapse.
 #[derive(Debug)]
-pub struct ClaimPermit(Arc<Permits>);
+pub struct ClaimPermit {
+    /// None: nobody was left to take it.
+    permits: Option<Arc<Permits>>,
+}
 
 /// How many permits there are follows [`Pace`].
 #[derive(Debug)]
-struct Permits {
-    free: Semaphore,
-    count: Mutex<Count>,
-}
+struct Permits(Mutex<Count>);
 
 #[derive(Debug)]
 struct Count {
     pace: Pace,
-    /// How many exist, free or not.
-    all: usize,
+    taken: usize,
+    /// Those that wait, first come, first served; and before all others those that may be granted already.
+    first: VecDeque<oneshot::Sender<ClaimPermit>>,
+    others: VecDeque<oneshot::Sender<ClaimPermit>>,
 }
 
 impl Permits {
-    fn new() -> Self {
-        let pace = Pace::default();
-        Self {
-            free: Semaphore::new(pace.limit()),
-            count: Mutex::new(Count {
-                all: pace.limit(),
-                pace,
-            }),
-        }
+    fn new() -> Arc<Self> {
+        Arc::new(Self(Mutex::new(Count {
+            pace: Pace::new(cores()),
+            taken: 0,
+            first: VecDeque::new(),
+            others: VecDeque::new(),
+        })))
     }
 
-    /// Makes as many as there are to be, if necessary out of the one that somebody returns.
-    fn level(&self, count: &mut Count, returned: usize) {
-        let limit = count.pace.limit();
-        let free = (returned + limit).saturating_sub(count.all);
-        count.all = count.all - returned + free;
-        self.free.add_permits(free);
+    fn wait(self: &Arc<Self>, first: bool) -> oneshot::Receiver<ClaimPermit> {
+        let (give, permit) = oneshot::channel();
+        let mut count = self.0.lock();
+        match first {
+            true => count.first.push_back(give),
+            false => count.others.push_back(give),
+        }
+        self.give(&mut count);
+        permit
+    }
+
+    fn give(self: &Arc<Self>, count: &mut Count) {
+        while count.taken < count.pace.limit()
+            && let Some(waiting) = count.first.pop_front().or_else(|| count.others.pop_front())
+        {
+            let permits = Some(self.clone());
+            match waiting.send(ClaimPermit { permits }) {
+                Ok(()) => count.taken += 1,
+                // Its drop must not count down what was not counted.
+                Err(mut permit) => permit.permits = None,
+            }
+        }
     }
 }
 
 impl ClaimPermit {
     /// The granted run got its turn to start after `wait`, under a lease that is trusted for `trust`.
     pub fn waited(&self, wait: Duration, trust: Duration) {
-        let full = self.0.free.available_permits() == 0;
-        let mut count = self.0.count.lock();
-        count.pace.waited(wait, trust, full, Boottime::now());
-        self.0.level(&mut count, 0);
+        if let Some(permits) = &self.permits {
+            let mut count = permits.0.lock();
+            let full = count.taken >= count.pace.limit();
+            count.pace.waited(wait, trust, full, Boottime::now());
+            permits.give(&mut count);
+        }
     }
 }
 
 impl Drop for ClaimPermit {
     fn drop(&mut self) {
-        self.0.level(&mut self.0.count.lock(), 1);
+        if let Some(permits) = self.permits.take() {
+            let mut count = permits.0.lock();
+            count.taken -= 1;
+            permits.give(&mut count);
+        }
     }
+}
+
+/// How many cores this host has.
+pub fn cores() -> usize {
+    #[cfg(test)]
+    if crate::simulation::simulated() {
+        return 2;
+    }
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
 type Queued = (Claim, oneshot::Sender<Result<Reply<Answer>, Error>>);
@@ -86,14 +117,14 @@ impl ClaimBatcher {
         tokio::spawn(send_batches(store, queue));
         Self {
             queue: sender,
-            permits: Arc::new(Permits::new()),
+            permits: Permits::new(),
         }
     }
 
-    /// Waits for a permit, first come, first served. None: this instance is stopping. Cancel safe.
-    pub(super) async fn permit(&self) -> Option<ClaimPermit> {
-        self.permits.free.acquire().await.ok()?.forget();
-        Some(ClaimPermit(self.permits.clone()))
+    /// Waits for a permit; `first`: before those that never asked the store. None: this instance is stopping. Cancel
+    /// safe.
+    pub(super) async fn permit(&self, first: bool) -> Option<ClaimPermit> {
+        self.permits.wait(first).await.ok()
     }
 
     pub(super) async fn claim(&self, claim: Claim) -> Result<Reply<Answer>, Error> {

@@ -101,7 +101,10 @@ impl Contender {
                         continue;
                     }
                     undecided += 1;
-                    (backoff::nth(AWAY.0, undecided, AWAY.1), woken)
+                    // What was sent may be granted: then asking again renews its lease.
+                    let renew = self.entry(&job, |e| e.state.definition.lease.renew_every);
+                    let most = AWAY.1.min(renew.unwrap_or(AWAY.1));
+                    (backoff::nth(AWAY.0, undecided, most), woken)
                 }
             };
             tokio::select! {

@@ -103,11 +103,11 @@ impl Flight {
                     // By now it may be decided, or the job removed, or the instance draining.
                     Step::Look
                 }
-                Step::TakePermit => {
+                Step::TakePermit { first } => {
                     let woken = self.woken.take();
                     tokio::select! {
                         biased;
-                        permit = contender.batcher.permit() => self.permit = permit,
+                        permit = contender.batcher.permit(first) => self.permit = permit,
                         () = changed(woken) => {}
                         () = contender.stop.cancelled() => {}
                     }

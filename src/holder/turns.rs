@@ -12,11 +12,13 @@ use crate::{clock::Boottime, model::Occurrence};
 
 /// How many guards may be launched at one time: one is forked while another is told what to run.
 const LAUNCHING: usize = 2;
-/// How many commands may be starting at one time, launches included. More would only delay each other.
-const STARTING: usize = 32;
 
-#[derive(Debug, Default)]
-pub(super) struct Turns(Mutex<Places>);
+#[derive(Debug)]
+pub(super) struct Turns {
+    /// How many commands may be starting at one time, launches included.
+    most: usize,
+    places: Mutex<Places>,
+}
 
 #[derive(Debug, Default)]
 struct Places {
@@ -38,6 +40,13 @@ pub(super) struct Turn {
 }
 
 impl Turns {
+    pub(super) fn new(most: usize) -> Arc<Self> {
+        Arc::new(Self {
+            most,
+            places: Mutex::default(),
+        })
+    }
+
     /// Asks for a turn, for a run with this planned instant whose lease is trusted so long. Whoever drops the receiver
     /// gives the turn up.
     pub(super) fn ask(
@@ -46,7 +55,7 @@ impl Turns {
         trusted_until: Boottime,
     ) -> oneshot::Receiver<Turn> {
         let (give, turn) = oneshot::channel();
-        let mut places = self.0.lock();
+        let mut places = self.places.lock();
         places.asked += 1;
         let key = (due, trusted_until, places.asked);
         places.waiting.insert(key, give);
@@ -56,7 +65,7 @@ impl Turns {
 
     fn give(self: &Arc<Self>, places: &mut Places) {
         while places.launching < LAUNCHING
-            && places.starting < STARTING
+            && places.starting < self.most
             && let Some((_, waiting)) = places.waiting.pop_first()
         {
             let turn = Turn {
@@ -80,7 +89,7 @@ impl Turn {
     pub(super) fn launched(&mut self) {
         if let (Some(turns), true) = (&self.turns, self.launching) {
             self.launching = false;
-            let mut places = turns.0.lock();
+            let mut places = turns.places.lock();
             places.launching -= 1;
             turns.give(&mut places);
         }
@@ -91,7 +100,7 @@ impl Drop for Turn {
     fn drop(&mut self) {
         self.launched();
         if let Some(turns) = self.turns.take() {
-            let mut places = turns.0.lock();
+            let mut places = turns.places.lock();
             places.starting -= 1;
             turns.give(&mut places);
         }
@@ -102,13 +111,15 @@ impl Drop for Turn {
 mod tests {
     use super::*;
 
+    const MOST: usize = 8;
+
     fn taken(asked: &mut oneshot::Receiver<Turn>) -> Option<Turn> {
         asked.try_recv().ok()
     }
 
     #[test]
     fn what_was_due_first_starts_first_and_then_what_has_the_least_trust_left() {
-        let turns = Arc::new(Turns::default());
+        let turns = Turns::new(MOST);
         let ask = |due, until| turns.ask(Occurrence(due), Boottime(until));
         let (mut first, mut second) = (ask(9, 9), ask(9, 9));
         let (mut late, mut early, mut scarce) = (ask(5, 8), ask(4, 9), ask(5, 7));
@@ -125,10 +136,10 @@ mod tests {
 
     #[test]
     fn a_turn_that_ends_or_that_nobody_takes_goes_to_the_next() {
-        let turns = Arc::new(Turns::default());
+        let turns = Turns::new(MOST);
         let ask = || turns.ask(Occurrence(0), Boottime(0));
         let mut starting = vec![];
-        for _ in 0..STARTING {
+        for _ in 0..MOST {
             let mut turn = taken(&mut ask()).expect("free");
             turn.launched();
             // Once more changes nothing.
@@ -146,7 +157,7 @@ mod tests {
         drop(unread);
         assert!(taken(&mut last).is_some());
         drop((got, starting, last));
-        let places = turns.0.lock();
+        let places = turns.places.lock();
         assert_eq!(
             (places.launching, places.starting, places.waiting.len()),
             (0, 0, 0)

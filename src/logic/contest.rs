@@ -198,8 +198,10 @@ pub enum Step {
     Rest(Duration),
     /// Get a slot, for at most this time; then look again.
     TakeSlot(Duration),
-    /// Get the permit for one more claim under way; then look again.
-    TakePermit,
+    /// Get the permit for one more claim under way, `first`: before those that were never claimed; then look again.
+    TakePermit {
+        first: bool,
+    },
     /// See in the store whether this run was granted; then [`Contest::found`].
     FindGrant(RunId),
     /// Ask the store; then [`Contest::answered`] or [`Contest::failed`].
@@ -360,7 +362,10 @@ impl Contest {
             return Step::TakeSlot(left.min(LONGEST_WAIT_FOR_SLOT));
         }
         if !v.permit {
-            return Step::TakePermit;
+            // What may be granted already goes first: its lease goes on only if it is asked for again.
+            return Step::TakePermit {
+                first: v.subject.account().is_unheard(&id),
+            };
         }
         let (known, (run, definition)) = match &mut v.subject {
             Subject::Here(job) => {
@@ -468,6 +473,7 @@ impl Contest {
     ) -> Step {
         // The store may have granted the claim all the same.
         self.phase = Phase::New;
+        (v.subject.account()).set_unheard(&self.ask.target.id(), transient);
         self.failures += 1;
         if transient && self.failures <= tries {
             return Step::Pause(pause(self.failures));
@@ -494,6 +500,7 @@ impl Contest {
         effects: &mut Vec<Effect>,
     ) -> Step {
         self.failures = 0;
+        (v.subject.account()).set_unheard(&self.ask.target.id(), false);
         let asked = std::mem::replace(&mut self.phase, Phase::Answered);
         let at = match self.ask.target {
             Target::Scheduled(at) => Some(at),

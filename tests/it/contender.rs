@@ -1095,8 +1095,8 @@ async fn a_claim_is_asked_again_as_often_as_configured() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_more_is_claimed_than_can_be_started_in_time() {
     // As `logic::pace` has it.
-    const FIRST: usize = 64;
-    const LOWERED: usize = 42;
+    let first = 2 * soloist::logic::pace::starting(soloist::contender::cores());
+    let lowered = first * 2 / 3;
     let store = Arc::new(MemoryStore::new());
     let started = Arc::new(Started::default());
     let node = Node::new(Setup {
@@ -1106,7 +1106,7 @@ async fn no_more_is_claimed_than_can_be_started_in_time() {
         max_parallel: None,
         lasts: Lasts::ForEver,
     });
-    let jobs: Vec<_> = (0..3 * FIRST)
+    let jobs: Vec<_> = (0..4 * first)
         .map(|i| named(&format!("j{i}"), ""))
         .collect();
     for job in &jobs {
@@ -1133,7 +1133,7 @@ async fn no_more_is_claimed_than_can_be_started_in_time() {
         assert_eq!(started.all().len(), n);
         assert_eq!(node.line.claims.load(Ordering::SeqCst), n);
     };
-    granted(FIRST).await;
+    granted(first).await;
     let start = |n: usize| {
         let mut open = node.open.lock().unwrap_or_else(PoisonError::into_inner);
         for g in open.iter_mut().filter(|g| g.permit.is_some()).take(n) {
@@ -1141,7 +1141,7 @@ async fn no_more_is_claimed_than_can_be_started_in_time() {
         }
     };
     start(10);
-    granted(FIRST + 10).await;
+    granted(first + 10).await;
     {
         let open = node.open.lock().unwrap_or_else(PoisonError::into_inner);
         let waits = open.iter().find(|g| g.permit.is_some());
@@ -1149,10 +1149,10 @@ async fn no_more_is_claimed_than_can_be_started_in_time() {
         let permit = waits.permit.as_ref().expect("a permit");
         permit.waited(trust / 2, trust);
     }
-    start(FIRST);
-    granted(FIRST + 10 + LOWERED).await;
-    start(LOWERED);
-    granted(FIRST + 10 + 2 * LOWERED).await;
+    start(first);
+    granted(first + 10 + lowered).await;
+    start(lowered);
+    granted(first + 10 + 2 * lowered).await;
     started.once();
 }
 

@@ -42,22 +42,33 @@ const OVERDUE_KEPT: usize = 100;
 /// What this instance has asked the store for, and what runs here. Outlives the job's place in the configuration.
 #[derive(Debug, Default, Clone)]
 pub struct Account {
-    /// The claims that were sent and have no answer that ends them: the run id, which a claim that is sent again keeps,
-    /// and the job as it was when the claim was sent last.
-    unanswered: BTreeMap<TargetId, (RunId, Arc<Job>)>,
+    /// The claims that were sent and have no answer that ends them.
+    unanswered: BTreeMap<TargetId, Asked>,
     /// The runs that this instance holds. True: the run is over, and its settlement is awaited.
     active: BTreeMap<RunId, bool>,
     /// The newest ended runs. A late answer to a lost claim must not start a run twice.
     ended: VecDeque<RunId>,
 }
 
+#[derive(Debug, Clone)]
+struct Asked {
+    /// The run id, which a claim that is sent again keeps.
+    run: RunId,
+    /// The job as it was when the claim was sent last.
+    job: Arc<Job>,
+    /// The claim was sent, and no answer came: it may be granted, and only asking again keeps its lease.
+    unheard: bool,
+}
+
 impl Account {
     /// The run id of the claim for `id` that has no answer yet.
     pub fn asked(&self, id: &TargetId) -> Option<RunId> {
-        self.unanswered.get(id).map(|(run, _)| *run)
+        self.unanswered.get(id).map(|asked| asked.run)
     }
     pub(super) fn asked_as(&self, id: &TargetId) -> Option<(RunId, Arc<Job>)> {
-        self.unanswered.get(id).cloned()
+        self.unanswered
+            .get(id)
+            .map(|asked| (asked.run, asked.job.clone()))
     }
     pub(super) fn ask(
         &mut self,
@@ -67,10 +78,26 @@ impl Account {
     ) -> RunId {
         match self.unanswered.entry(id) {
             Entry::Occupied(mut known) => {
-                known.get_mut().1 = job.clone();
-                known.get().0
+                known.get_mut().job = job.clone();
+                known.get().run
             }
-            Entry::Vacant(new) => new.insert((fresh(), job.clone())).0,
+            Entry::Vacant(new) => {
+                new.insert(Asked {
+                    run: fresh(),
+                    job: job.clone(),
+                    unheard: false,
+                })
+                .run
+            }
+        }
+    }
+    /// Whether the last claim for `id` that was sent had no answer.
+    pub(super) fn is_unheard(&self, id: &TargetId) -> bool {
+        self.unanswered.get(id).is_some_and(|asked| asked.unheard)
+    }
+    pub(super) fn set_unheard(&mut self, id: &TargetId, unheard: bool) {
+        if let Some(asked) = self.unanswered.get_mut(id) {
+            asked.unheard = unheard;
         }
     }
     pub(super) fn forget(&mut self, id: &TargetId) {
@@ -754,7 +781,7 @@ impl JobState {
     /// Finds grants of this instance whose answers were lost, and whose occurrences it claims no more.
     fn find_own_grants(&mut self, state: &State, follows: &mut Registered) {
         let awaited = &self.awaited;
-        self.account.unanswered.retain(|target, (run, _)| {
+        self.account.unanswered.retain(|target, Asked { run, .. }| {
             !matches!(target, TargetId::Scheduled(at)
                 if at.0 <= state.newest && !awaited.contains(at) && state.held_by(*run).is_none())
         });
@@ -763,7 +790,7 @@ impl JobState {
                 .account
                 .unanswered
                 .values()
-                .any(|(run, _)| *run == open.run.id)
+                .any(|asked| asked.run == open.run.id)
             {
                 match &open.run.key {
                     None => follows.ask_again.push(open.run.occurrence),

@@ -381,7 +381,10 @@ fn what_is_missing_is_got_first_one_thing_after_the_other() {
         "{step:?}"
     );
     let step = look(&mut job, ask(), None, Slot::Held, false);
-    assert!(matches!(step, Step::TakePermit), "{step:?}");
+    assert!(
+        matches!(step, Step::TakePermit { first: false }),
+        "{step:?}"
+    );
     let step = look(&mut job, ask(), None, Slot::Needless, true);
     assert!(matches!(step, Step::Ask(_)), "{step:?}");
     // When its time is over, recording it needs no slot.

@@ -191,7 +191,7 @@ impl World {
                 Wait::Answer(id, now + TIMEOUT)
             }
             Step::End(ended) => Wait::Over(ended),
-            Step::TakeSlot(_) | Step::TakePermit => panic!("nothing of it is missing here"),
+            Step::TakeSlot(_) | Step::TakePermit { .. } => panic!("nothing of it is missing here"),
         };
         self.here(i, job).flights[f].wait = wait;
     }

@@ -2,9 +2,18 @@
 
 use std::{path::Path, process::Command};
 
-use rustix::process::{Resource, Rlimit, prlimit};
+use rustix::process::{Resource, Rlimit, Signal, prlimit};
 
-use crate::support::{GENEROUS, fleet::fleet, process, skip, trace::ONCE, wait_for, wait_until};
+use crate::{
+    guard::TestCgroup,
+    support::{
+        GENEROUS,
+        fleet::{Fleet, fleet, occurrence_ms},
+        process, skip, test_seconds,
+        trace::ONCE,
+        wait_for, wait_until,
+    },
+};
 
 fn descriptors(pid: u32) -> u64 {
     std::fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, |d| d.count() as u64)
@@ -39,6 +48,88 @@ fn a_daemon_out_of_descriptors_records_it_and_goes_on() {
     fleet.wait_more_runs(4);
     fleet.stop();
     fleet.judge(ONCE, &["a"], None);
+}
+
+/// What runs could leave behind of a daemon: its descriptors, its children with what they are, the cgroups below its
+/// own, and the files of its temporary directory.
+fn held(daemon: u32, cgroup: &Path, tmp: &Path) -> (u64, Vec<String>, usize, usize) {
+    let mut children: Vec<String> = std::fs::read_dir("/proc")
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .filter(|pid| process::parent(*pid) == Some(daemon))
+        // The zygote has a long command line, so that it can show another one.
+        .map(|pid| {
+            process::command_line(pid)
+                .split(' ')
+                .take(2)
+                .collect::<Vec<_>>()
+                .join(" ")
+        })
+        .collect();
+    children.sort();
+    let directories = |dir: &Path| {
+        let all = std::fs::read_dir(dir).into_iter().flatten().flatten();
+        all.filter(|e| e.path().is_dir()).count()
+    };
+    let files = std::fs::read_dir(tmp).into_iter().flatten().count();
+    (descriptors(daemon), children, directories(cgroup), files)
+}
+
+/// Ten thousand runs: `SOLOIST_TEST_SECONDS=250`.
+#[test]
+fn many_runs_one_after_another_leave_nothing_behind() {
+    const JOBS: usize = 40;
+    let Some(cgroup) = TestCgroup::new() else {
+        return skip("no cgroup v2 that we may write to");
+    };
+    let tmp = tempfile::tempdir().expect("a directory");
+    let lines = |enabled: bool| {
+        format!("schedule = \"* * * * * *\"\nenabled = {enabled}\ncommand = [\"true\"]\n")
+    };
+    let name = |i: usize| format!("quick-{i}");
+    let path = tmp.path().to_str().expect("a path");
+    let mut plan = fleet(1)
+        .unrecorded()
+        .env(0, "TMPDIR", path)
+        .cgroup(0, &cgroup.0);
+    for i in 0..JOBS {
+        plan = plan.job(&name(i), &lines(true));
+    }
+    let mut fleet = plan.start();
+    let daemon = fleet.instances[0].pid();
+    let last = |fleet: &Fleet| {
+        let all = fleet.history(&name(JOBS - 1));
+        all.first().map_or(0, occurrence_ms)
+    };
+    let switch = |fleet: &mut Fleet, enabled: bool| {
+        for i in 0..JOBS {
+            fleet.set_job(&name(i), Some(&lines(enabled)));
+        }
+        fleet.write_config(0);
+        fleet.signal_all(Signal::HUP);
+        let before = last(fleet);
+        match enabled {
+            true => wait_until("runs again", GENEROUS, || last(fleet) > before + 2_000),
+            false => wait_until("only the zygote is left", GENEROUS, || {
+                held(daemon, &cgroup.0, tmp.path()).1.len() == 1
+            }),
+        }
+    };
+    wait_until("runs", GENEROUS, || last(&fleet) > 0);
+    switch(&mut fleet, false);
+    let before = held(daemon, &cgroup.0, tmp.path());
+    switch(&mut fleet, true);
+    std::thread::sleep(std::time::Duration::from_secs(test_seconds()));
+    switch(&mut fleet, false);
+    // A connection to the store that was opened meanwhile is closed when it was idle for a while.
+    wait_until("as before", GENEROUS, || {
+        let now = held(daemon, &cgroup.0, tmp.path());
+        now.0 <= before.0 && (&now.1, now.2, now.3) == (&before.1, before.2, before.3)
+    });
+    let ends = fleet.history(&name(0));
+    assert!(ends.iter().all(|r| r["outcome"] != "failed"), "{ends:?}");
+    fleet.stop();
 }
 
 /// A file system of four megabytes, where we may mount one; unmounted on drop.
