@@ -483,6 +483,23 @@ fn an_answer_that_ends_a_claim_leaves_nothing_unanswered() {
 }
 
 #[test]
+fn a_claim_that_may_be_granted_gets_the_next_permit() {
+    let mut job = registered();
+    let id = TargetId::Scheduled(Occurrence(NOON));
+    let step = look(&mut job, scheduled(NOON), None, Slot::Needless, true);
+    assert!(matches!(step, Step::Ask(_)), "{step:?}");
+    // The next contest for it does not know of this one.
+    let again = |job: &mut JobState| look(job, scheduled(NOON), None, Slot::Needless, false);
+    assert!(matches!(again(&mut job), Step::TakePermit { first: false }));
+    job.account.set_unheard(&id, true);
+    assert!(matches!(again(&mut job), Step::TakePermit { first: true }));
+    let asked = look(&mut job, scheduled(NOON), None, Slot::Needless, true);
+    assert!(matches!(asked, Step::Ask(_)), "{asked:?}");
+    told(&mut job, scheduled(NOON), Answer::InDoubt);
+    assert!(matches!(again(&mut job), Step::TakePermit { first: false }));
+}
+
+#[test]
 fn nothing_is_asked_that_would_jump_over_what_is_due() {
     let mut job = registered();
     let due = Due {
