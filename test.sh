@@ -3,7 +3,7 @@
 #
 # On Debian with Rust, a C compiler and apt it needs nothing else. Servers are installed as programs only: the tests
 # start their own, on Unix sockets or free ports, and end them. What one test alone needs and is large is installed with
-# --all or in CI (CI=true): PostgreSQL and MariaDB, promtool. What cannot be tested here (no root, no writable cgroup v2,
+# --all or in CI (CI=true): PostgreSQL and MariaDB, promtool, Chromium and Node. What cannot be tested here (no root, no writable cgroup v2,
 # no databases) is skipped, and listed at the end with the reason; in CI a test that would be skipped fails.
 set -eu
 cd "$(dirname "$0")"
@@ -45,6 +45,8 @@ if [ -n "$all" ]; then
     exists "$(echo /usr/lib/postgresql/*/bin/initdb | cut -d' ' -f1)" || has initdb || packages="$packages postgresql"
     has mariadbd || exists /usr/sbin/mariadbd || packages="$packages mariadb-server"
     has promtool || packages="$packages prometheus"
+    exists /usr/bin/chromium || packages="$packages chromium"
+    has npm || packages="$packages nodejs npm"
 fi
 if [ -n "$packages" ]; then
     echo "missing:$packages"
@@ -86,6 +88,8 @@ SOLOIST_TEST_SKIPPED=$(mktemp)
 export SOLOIST_TEST_SKIPPED
 trap 'rm -f "$SOLOIST_TEST_SKIPPED"' EXIT
 step tests cargo test --locked -- --test-threads=16
+# After the tests: it uses the program that they built.
+step page timeout 420 sh tests/page/run.sh
 
 if [ -s "$SOLOIST_TEST_SKIPPED" ]; then
     title "skipped, with the reason"
