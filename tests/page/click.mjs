@@ -5,7 +5,7 @@ import { createRequire } from 'node:module';
 import puppeteer from 'puppeteer-core';
 import { stage } from './stage.mjs';
 
-const GENEROUS = 60_000;
+const GENEROUS = Number(process.env.PATIENCE_MS || 60_000);
 const began = Date.now();
 const { SOLOIST, SHOTS: shots } = process.env;
 /** A fleet of its own, if no address is given. */
@@ -356,6 +356,8 @@ async function hostileWords() {
     if (await page.evaluate(() => window.pwned || document.querySelector('main img, main script')
       || /\u202e/.test(document.body.innerText))) throw new Error(`what somebody wrote was run, in ${where}`);
   };
+  // What stands above the table is held while the pointer is in the table.
+  await page.mouse.move(5, 300);
   for (const hash of ['#/overview', '#/job/hostile', '#/events?q=hostile']) {
     await go(hash);
     await isText(hash);
@@ -379,7 +381,7 @@ async function lostInstance() {
   saw(`the instance is lost: “${await until('the alert', () => /lost its instance/.test(document.querySelector(
     '.banner')?.textContent) && document.querySelector('.banner').textContent.trim())}”`);
   const left = await page.evaluate(() => [document.querySelectorAll('.board tr.row').length,
-    document.querySelectorAll('.board .acts button:not([aria-disabled=true])').length]);
+    document.querySelectorAll(':is([aria-label^=Trigger],[aria-label^=Pause]):not([aria-disabled=true])').length]);
   if (!left[0] || left[1]) throw new Error(`without its instance: ${left[0]} rows, ${left[1]} buttons that are on`);
   own.start('a');
   await until('the alert to go', () => !document.querySelector('.banner'));
