@@ -116,7 +116,7 @@ struct Runs {
     tag = "runs",
     params(
         ("job" = String, Path),
-        ("limit" = Option<usize>, Query, description = "how many; default 50, at most 1000"),
+        ("limit" = Option<usize>, Query, minimum = 1, maximum = 1000, description = "how many; default 50"),
         ("cursor" = Option<String>, Query, description = "`next` of the page before"),
         ("outcome" = Option<String>, Query, description = "only with these outcomes: `failed,timed_out`"),
         ("from" = Option<String>, Query, description = "RFC 3339 or Unix milliseconds"),
@@ -234,7 +234,7 @@ struct AllRuns {
     tag = "runs",
     params(
         ("job" = Option<Vec<String>>, Query, description = "only of these jobs"),
-        ("limit" = Option<usize>, Query, description = "how many; default 500, at most 5000"),
+        ("limit" = Option<usize>, Query, minimum = 1, maximum = 5000, description = "how many; default 500"),
         ("outcome" = Option<String>, Query, description = "only with these outcomes: `failed,timed_out`"),
         ("from" = Option<String>, Query, description = "RFC 3339 or Unix milliseconds"),
         ("to" = Option<String>, Query, description = "RFC 3339 or Unix milliseconds"),

@@ -9,8 +9,10 @@ const GENEROUS = Number(process.env.PATIENCE_MS || 60_000);
 const began = Date.now();
 const { SOLOIST, SHOTS: shots } = process.env;
 /** A fleet of its own, if no address is given. */
-const own = process.argv[2] ? null : await stage(SOLOIST);
-const url = (own?.url.a ?? process.argv[2]).replace(/\/$/, '');
+const pictures = process.argv[2] === 'pictures';
+const NAMES = pictures ? ['web-1', 'web-2', 'worker-1'] : ['a', 'b', 'c'];
+const own = process.argv[2] && !pictures ? null : await stage(SOLOIST, pictures ? 'pictures.toml' : 'jobs.toml', NAMES);
+const url = (own?.url[NAMES[0]] ?? process.argv[2]).replace(/\/$/, '');
 const token = own?.tokens.operate ?? process.env.SOLOIST_TOKEN;
 const AXE = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
 if (shots) mkdirSync(shots, { recursive: true });
@@ -41,10 +43,10 @@ const go = async (hash) => {
 /** Waits until what is shown stays the same for a moment, apart from what counts seconds. */
 async function settled() {
   let [last, same] = ['', 0];
-  for (const end = Date.now() + 5000; same < 2 && Date.now() < end; await pause(60)) {
+  for (const end = Date.now() + 10_000; same < 2 && Date.now() < end; await pause(60)) {
     const shown = await page.evaluate(() => document.body.innerText.replace(/\d+/g, '')
       + document.querySelectorAll('*').length);
-    same = shown === last ? same + 1 : 0;
+    same = shown === last && !shown.includes('Asking …') ? same + 1 : 0;
     last = shown;
   }
 }
@@ -93,9 +95,8 @@ function watch(origin = url) {
 }
 
 async function enter() {
-  await own?.ready(GENEROUS);
   // So that there is something to see: a failure, output that is not to be trusted, a run that took too long.
-  if (own) for (const job of ['fails', 'hostile', 'hangs']) own.soloist('trigger', job);
+  if (own && !pictures) for (const job of ['fails', 'hostile', 'hangs']) own.soloist('trigger', job);
   await page.goto(url, { waitUntil: 'domcontentloaded' });
   const first = await until('the first screen', () => document.querySelector('.enter .in, .board')?.className);
   if (first !== 'in') return saw('no token is needed');
@@ -283,6 +284,20 @@ async function takeover() {
   throw new Error('the instance that serves the page ran it each time');
 }
 
+const TYPES = { js: 'text/javascript', css: 'text/css', svg: 'image/svg+xml', html: 'text/html' };
+/** Takes the page's files from a folder, so that a change of them needs no build. */
+async function filesFrom(folder) {
+  const policy = (await fetch(url)).headers.get('content-security-policy');
+  await page.setRequestInterception(true);
+  page.on('request', (r) => {
+    const { pathname } = new URL(r.url());
+    if (pathname !== '/' && !pathname.startsWith('/static/')) return r.continue();
+    const name = pathname === '/' ? 'index.html' : pathname.slice('/static/'.length);
+    return r.respond({ contentType: TYPES[name.split('.').pop()], headers: { 'Content-Security-Policy': policy },
+      body: readFileSync(`${folder}/${name}`) });
+  });
+}
+
 /** Opens another tab at this address, does `f` there, and closes it. */
 async function tab(address, credential, f) {
   const before = page;
@@ -407,16 +422,37 @@ async function twoVersions() {
   });
 }
 
+/** For the pictures: something must have happened, and be going on. */
+async function history() {
+  own.soloist('pause', 'payroll-export', '--until', '3d', '--reason', 'the office moves');
+  own.soloist('skip', 'sitemap', '-n', '1');
+  await pause(Number(process.env.PICTURES_AFTER_S || 600) * 1000);
+  // A holder dies while it runs the backup: a takeover.
+  for (let killed = false; !killed; await pause(200)) {
+    const { running: [run] } = await api('jobs/db-backup');
+    if (run && run.instance !== NAMES[0]) {
+      await own.kill(run.instance);
+      own.start(run.instance);
+      killed = true;
+    }
+  }
+  await pause(60_000);
+  // In the middle of a minute, with a retry ahead; the pointer on nothing.
+  await page.mouse.move(700, 4);
+  await pause(60_000 - Date.now() % 60_000 + 24_000);
+}
+
 const LOOKS = [['light', { width: 1440, height: 900 }], ['dark', { width: 1440, height: 900 }],
   ['phone', { width: 390, height: 844, deviceScaleFactor: 2, isMobile: true, hasTouch: true }]];
 
 /** Each screen in each look, with axe-core. Gives the number of findings. */
 async function looks() {
-  const { runs } = await api('jobs/fails/runs?limit=50');
+  const job = pictures ? 'invoice-run' : 'fails';
+  const { runs } = await api(`jobs/${job}/runs?limit=50`);
   const bad = runs?.find((r) => r.outcome === 'failed');
   const screens = [['overview', '#/overview'], ['timeline', '#/timeline?z=1h'], ['timeline-instances',
     '#/timeline?z=1h&by=instances'], ['load', '#/load'], ['calendar', '#/calendar'],
-    ['instances', '#/instances'], ['events', '#/events'], ['job', '#/job/fails'], ['occurrence', `#/job/fails?o=${bad
+    ['instances', '#/instances'], ['events', '#/events'], ['job', `#/job/${job}`], ['occurrence', `#/job/${job}?o=${bad
       ? Date.parse(bad.occurrence) : ''}`], ['wall', '#/wall']];
   let findings = 0;
   for (const [look, viewport] of LOOKS) {
@@ -429,12 +465,13 @@ async function looks() {
       if (name === 'palette') await ctrlK();
       if (name === 'help') await page.keyboard.press('?');
       if (name === 'dialog') await page.evaluate(() => import('./static/actions.js').then((m) => m.act('pause',
-        'quick')));
+        document.querySelector('tr.row').dataset.job)));
       await settled();
       if (shots) await page.screenshot({ path: `${shots}/${name}-${look}.png` });
       findings += await axe(`${name}, ${look}`, look);
       if (!hash) await page.evaluate(() => document.querySelector('dialog[open]')?.close());
-      const wide = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
+      const wide = await page.evaluate(() => document.documentElement.scrollWidth
+        - document.documentElement.clientWidth);
       if (look === 'phone' && wide > 1) troubles.push(`${name} is ${wide} pixels wider than a phone`);
     }
   }
@@ -467,19 +504,22 @@ try {
   page = await browser.newPage();
   await page.setViewport({ width: 1440, height: 900 });
   watch();
+  await own?.ready(GENEROUS);
+  if (process.env.PAGE_FILES) await filesFrom(process.env.PAGE_FILES);
   await enter();
-  for (const step of [overview, trigger, output, cancel, pauseIt, skip, drain, eventsSeen, hostileOutput, hostileWords,
-    readers, twoVersions, storeAway, takeover, lostInstance]) await step();
+  const steps = pictures ? [history] : [overview, trigger, output, cancel, pauseIt, skip, drain, eventsSeen, hostileOutput, hostileWords,
+    readers, twoVersions, storeAway, takeover, lostInstance];
+  for (const step of steps) await step();
   const findings = await looks();
   saw(`each screen, light, dark and on a phone: ${findings} findings of axe-core`);
-  for (const name of own ? ['a', 'b', 'c'] : []) {
+  for (const name of own ? NAMES : []) {
     if (/panicked/.test(own.log(name))) troubles.push(`${name} panicked:\n${own.log(name)}`);
   }
   for (const t of new Set(troubles)) console.log(`trouble: ${t}`);
   failed = findings > 0 || troubles.length > 0;
 } catch (error) {
   console.log(`failed: ${error.message}`);
-  if (own) console.log(`the log of the instance:\n${own.log('a').slice(-3000)}`);
+  if (own) console.log(`the log of the instance:\n${own.log(NAMES[0]).slice(-3000)}`);
 } finally {
   await browser.close();
 }

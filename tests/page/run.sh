@@ -1,7 +1,7 @@
 #!/bin/sh
 # Runs click.mjs, with its modules outside the clone: sh tests/page/run.sh [URL]. Without URL against a fleet of its own,
 # of the program that `cargo test` built, or $SOLOIST; this is part of test.sh. sh tests/page/run.sh speed [JOBS] measures
-# (speed.mjs) instead.
+# (speed.mjs) instead; SHOTS=FOLDER sh tests/page/run.sh pictures makes the pictures of docs/pictures.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 
@@ -18,12 +18,13 @@ for program in "$CHROMIUM" node npm redis-server; do
 done
 script=click.mjs
 [ "${1-}" != speed ] || script=speed.mjs
-if [ $# = 0 ] || [ $script = speed.mjs ]; then
+case ${1-} in '' | speed | pictures)
     target=${CARGO_TARGET_DIR:-$here/../../target}
     SOLOIST=$(realpath "${SOLOIST:-$target/debug/soloist}")
     export SOLOIST
     [ -x "$SOLOIST" ] || { echo "tests/page/run.sh: no $SOLOIST: run cargo test first" >&2; exit 1; }
-fi
+    ;;
+esac
 modules=${SOLOIST_PAGE_MODULES:-${TMPDIR:-/tmp}/soloist-page-test}
 mkdir -p "$modules"
 cd "$modules"
@@ -32,5 +33,5 @@ if ! cmp -s "$here/package-lock.json" installed; then
     timeout 300 npm ci --no-audit --no-fund --silent
     cp package-lock.json installed
 fi
-cp "$here"/jobs.toml "$here"/*.mjs .
+cp "$here"/*.toml "$here"/*.mjs .
 exec node $script "$@"

@@ -7,7 +7,6 @@ import net from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 
-const JOBS = readFileSync(new URL('jobs.toml', import.meta.url), 'utf8');
 const pause = (ms) => new Promise((r) => setTimeout(r, ms));
 
 /** So many ports that are free now. */
@@ -20,8 +19,9 @@ export async function freePorts(n) {
   return ports;
 }
 
-/** Starts all of it with this build of soloist. */
-export async function stage(soloist) {
+/** Starts all of it with this build of soloist, and the jobs of this file. */
+export async function stage(soloist, file = 'jobs.toml', names = ['a', 'b', 'c']) {
+  const jobs = readFileSync(new URL(file, import.meta.url), 'utf8');
   const dir = mkdtempSync(join(tmpdir(), 'soloist-page-'));
   const [redisPort, ...ports] = await freePorts(5);
   const children = new Map();
@@ -42,21 +42,20 @@ export async function stage(soloist) {
   });
 
   const tokens = {};
-  let file = '';
+  let lines = '';
   for (const role of ['operate', 'read']) {
     const made = execFileSync(soloist, ['http', 'token', `the-${role}`, role], { encoding: 'utf8', stdio: ['ignore',
       'pipe', 'ignore'] });
     const [token, line] = made.trim().split('\n');
     tokens[role] = token;
-    file += `${line}\n`;
+    lines += `${line}\n`;
   }
-  writeFileSync(join(dir, 'tokens'), file);
-  const names = ['a', 'b', 'c'];
+  writeFileSync(join(dir, 'tokens'), lines);
   names.forEach((name, i) => {
-    const text = JOBS.replace('sqlite:soloist.db', `redis://127.0.0.1:${redisPort}`)
+    const text = jobs.replace('sqlite:soloist.db', `redis://127.0.0.1:${redisPort}`)
       .replace('127.0.0.1:7878', `127.0.0.1:${ports[i]}`)
       // The third only lets itself be read. A short lease: a new store grants nothing for one.
-      .replace('[http]\n', `[defaults]\nlease = "3s"\n\n[http]\n${name === 'c' ? 'read_only = true\n' : ''}`);
+      .replace('[http]\n', `[defaults]\nlease = "3s"\n\n[http]\n${i === 2 ? 'read_only = true\n' : ''}`);
     writeFileSync(join(dir, `${name}.toml`), text);
   });
   const start = (name) => run(name, soloist, ['--config', `${name}.toml`, 'run'], { SOLOIST_INSTANCE: name });
@@ -96,7 +95,6 @@ export async function stage(soloist) {
 
   const signal = (name, s) => children.get(name).child.kill(s);
   return {
-    dir,
     url,
     tokens,
     front: { url: `http://127.0.0.1:${ports[3]}`, served, breakAll: () => front.closeAllConnections() },
@@ -109,7 +107,7 @@ export async function stage(soloist) {
     start,
     storeAway: () => signal('redis', 'SIGSTOP'),
     storeBack: () => signal('redis', 'SIGCONT'),
-    soloist: (...words) => execFileSync(soloist, ['--config', 'b.toml', ...words], { cwd: dir, encoding: 'utf8',
+    soloist: (...words) => execFileSync(soloist, ['--config', `${names[1]}.toml`, ...words], { cwd: dir, encoding: 'utf8',
       stdio: ['ignore', 'pipe', 'pipe'], timeout: 60_000 }),
     /** Ends when an instance knows all jobs and the store grants. */
     async ready(limit) {
@@ -121,7 +119,7 @@ export async function stage(soloist) {
         }));
         if (all.every(Boolean)) return;
         const dead = names.find((name) => children.get(name).child.exitCode != null);
-        if (dead || Date.now() > end) throw new Error(`the fleet does not start:\n${this.log(dead ?? 'a')}`);
+        if (dead || Date.now() > end) throw new Error(`the fleet does not start:\n${this.log(dead ?? names[0])}`);
       }
     },
   };

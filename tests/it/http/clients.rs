@@ -71,6 +71,8 @@ fn garbage_ends_its_own_connection_only() {
     for (path, body) in [
         ("/api/v1/jobs/a/trigger", "["),
         ("/api/v1/jobs/a/trigger", "null"),
+        ("/api/v1/jobs/a/trigger", "[]"),
+        ("/api/v1/jobs/a/pause", "[null, null]"),
         ("/api/v1/jobs/a/trigger", "\u{0}"),
         ("/api/v1/jobs/a/trigger", r#"{"key": 1}"#),
         ("/api/v1/jobs/a/trigger", r#"{"key": ""}"#),

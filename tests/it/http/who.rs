@@ -4,6 +4,7 @@ use std::{
     os::unix::fs::{FileTypeExt as _, PermissionsExt as _},
     path::Path,
     process::Command,
+    time::Instant,
 };
 
 use super::client::{Ask, get, post};
@@ -194,7 +195,10 @@ fn tokens_decide_and_change_without_a_restart() {
     });
     trigger().token(&operator).of(403);
     let [of_gone, of_changed] = &mut streams;
-    while of_gone.next().is_some() {}
+    let begun = Instant::now();
+    while of_gone.next().is_some() {
+        assert!(begun.elapsed() < GENEROUS, "the stream goes on");
+    }
     assert!(
         of_changed.next().is_some(),
         "a stream ended with its reader's role"
