@@ -2,8 +2,8 @@
 //!
 //! `cargo bench` runs everything, `cargo bench -- claim idle` a part. Parts: claim, wakeups, instant, lateness, idle,
 //! start, takeover, runs, http. `SOLOIST_BENCH_SECONDS` is how long each lateness, idle and runs measurement takes
-//! (default 30). docs/performance.md says what each row means and keeps the figures. Redis is a server of our own on a Unix
-//! socket; nothing is left running.
+//! (default 30). docs/performance.md says what each row means and keeps the figures. Redis is a server of our own on a
+//! Unix socket; nothing is left running.
 
 mod claim;
 mod daemon;

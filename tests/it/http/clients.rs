@@ -234,8 +234,8 @@ fn a_client_that_does_not_read_costs_little() {
     assert!(grown < 16 << 10, "{grown} KiB more");
 }
 
-/// A stream that is not read holds up nobody, takes no memory for what it has not taken, and, once it is read again, goes
-/// on or begins anew.
+/// A stream that is not read holds up nobody, takes no memory for what it has not taken, and, once it is read again,
+/// goes on or begins anew.
 #[test]
 fn a_stream_that_is_not_read_costs_little_and_goes_on() {
     let mut plan = fleet(1).sqlite().http("listen = \"unix:{id}.sock\"");
