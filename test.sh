@@ -1,20 +1,20 @@
 #!/bin/sh
-# test.sh [--databases]: install what the tests need, then run all that must pass. Works from any directory.
+# test.sh [--all]: install what the tests need, then run all that must pass. Works from any directory.
 #
 # On Debian with Rust, a C compiler and apt it needs nothing else. Servers are installed as programs only: the tests
-# start their own, on Unix sockets or free ports, and end them. PostgreSQL and MariaDB, which one test tries the lottery on,
-# are installed with --databases or in CI (CI=true). What cannot be tested here (no root, no writable cgroup v2, no
-# databases) is skipped, and listed at the end with the reason; in CI a test that would be skipped fails.
+# start their own, on Unix sockets or free ports, and end them. What one test alone needs and is large is installed with
+# --all or in CI (CI=true): PostgreSQL and MariaDB, promtool, Chromium and Node. What cannot be tested here (no root, no writable cgroup v2,
+# no databases) is skipped, and listed at the end with the reason; in CI a test that would be skipped fails.
 set -eu
 cd "$(dirname "$0")"
 
-databases=
-case ${CI-} in '' | 0 | false) ;; *) databases=yes ;; esac
+all=
+case ${CI-} in '' | 0 | false) ;; *) all=yes ;; esac
 case ${1-} in
     '') ;;
-    --databases) databases=yes ;;
+    --all) all=yes ;;
     -h | --help) sed -n '2,7s/^# \{0,1\}//p' "$0"; exit 0 ;;
-    *) echo "test.sh: unknown option \`$1\`; usage: test.sh [--databases]" >&2; exit 64 ;;
+    *) echo "test.sh: unknown option \`$1\`; usage: test.sh [--all]" >&2; exit 64 ;;
 esac
 
 title() { printf '\n== %s\n' "$*"; }
@@ -41,9 +41,12 @@ has openssl || packages="$packages openssl"
 has ps || packages="$packages procps"
 has python3 || packages="$packages python3"
 exists /usr/share/zoneinfo/Europe/Berlin || packages="$packages tzdata"
-if [ -n "$databases" ]; then
+if [ -n "$all" ]; then
     exists "$(echo /usr/lib/postgresql/*/bin/initdb | cut -d' ' -f1)" || has initdb || packages="$packages postgresql"
     has mariadbd || exists /usr/sbin/mariadbd || packages="$packages mariadb-server"
+    has promtool || packages="$packages prometheus"
+    exists /usr/bin/chromium || packages="$packages chromium"
+    has npm || packages="$packages nodejs npm"
 fi
 if [ -n "$packages" ]; then
     echo "missing:$packages"
@@ -85,6 +88,8 @@ SOLOIST_TEST_SKIPPED=$(mktemp)
 export SOLOIST_TEST_SKIPPED
 trap 'rm -f "$SOLOIST_TEST_SKIPPED"' EXIT
 step tests cargo test --locked -- --test-threads=16
+# After the tests: it uses the program that they built.
+step page timeout 420 sh tests/page/run.sh
 
 if [ -s "$SOLOIST_TEST_SKIPPED" ]; then
     title "skipped, with the reason"

@@ -340,7 +340,7 @@ pub fn claim(job: &str, at: i64, instance: &str) -> Claim {
     }
 }
 
-fn record(job: &str, at: i64, run: &str) -> RunRecord {
+pub fn record(job: &str, at: i64, run: &str) -> RunRecord {
     RunRecord {
         run_id: run.parse().ok(),
         job: JobName::new(job),

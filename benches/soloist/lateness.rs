@@ -20,12 +20,20 @@ pub fn run(table: &mut Table, server: &Redis) {
     for idle in IDLE {
         server.flush();
         runtime().block_on(async { establish(&*server.store()).await });
-        one(table, &server.url(), "Redis", idle);
-        one(table, "sqlite:soloist.db", "SQLite", idle);
+        one(table, &server.url(), "Redis", idle, "", |_| {});
+        one(table, "sqlite:soloist.db", "SQLite", idle, "", |_| {});
     }
 }
 
-fn one(table: &mut Table, url: &str, store: &str, idle: usize) {
+/// With these further lines of the configuration, and with what `beside` begins once the daemon runs.
+pub fn one(
+    table: &mut Table,
+    url: &str,
+    store: &str,
+    idle: usize,
+    more: &str,
+    beside: impl FnOnce(&Path),
+) {
     let (_keep, dir) = directory();
     let (starts, floor) = (dir.join("starts"), dir.join("floor"));
     let job = format!(
@@ -33,9 +41,10 @@ fn one(table: &mut Table, url: &str, store: &str, idle: usize) {
         program::path().display(),
         starts.display()
     );
-    let config = daemon::config(&dir, url, idle, &job);
+    let config = daemon::config(&dir, url, idle, &format!("{more}{job}"));
     let daemon = Daemon::start(&dir, &config, "a");
     wait_for("a first run", || lines(&starts) >= 2);
+    beside(&dir);
     let skip = lines(&starts);
     // At the odd seconds the same program is started without soloist: the same machine, the same minute, and whatever
     // else happens on full seconds.

@@ -1,12 +1,13 @@
 //! What soloist costs, measured side by side with the floor in the same run: ratios, not times, are what to keep.
 //!
 //! `cargo bench` runs everything, `cargo bench -- claim idle` a part. Parts: claim, wakeups, instant, lateness, idle,
-//! start, takeover, runs. `SOLOIST_BENCH_SECONDS` is how long each lateness, idle and runs measurement takes (default
-//! 30). docs/performance.md says what each row means and keeps the figures. Redis is a server of our own on a Unix
-//! socket; nothing is left running.
+//! start, takeover, runs, http. `SOLOIST_BENCH_SECONDS` is how long each lateness, idle and runs measurement takes
+//! (default 30). docs/performance.md says what each row means and keeps the figures. Redis is a server of our own on a
+//! Unix socket; nothing is left running.
 
 mod claim;
 mod daemon;
+mod http;
 mod idle;
 mod instant;
 mod lateness;
@@ -19,7 +20,7 @@ use support::{Redis, Table};
 
 type Part = fn(&mut Table, &Redis);
 
-const PARTS: [(&str, Part); 8] = [
+const PARTS: [(&str, Part); 9] = [
     ("claim", claim::run),
     ("wakeups", instant::wakeups),
     ("instant", instant::run),
@@ -28,6 +29,7 @@ const PARTS: [(&str, Part); 8] = [
     ("start", idle::start),
     ("takeover", takeover::run),
     ("runs", runs::run),
+    ("http", http::run),
 ];
 
 fn main() {

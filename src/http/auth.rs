@@ -33,6 +33,8 @@ pub(super) struct Caller {
     pub(super) role: Option<Role>,
     /// The name of the token, for the log.
     pub(super) name: Option<Arc<str>>,
+    /// Its hash.
+    token: Option<[u8; 32]>,
 }
 
 /// Decides what each request may do.
@@ -88,6 +90,7 @@ impl Gate {
             return Ok(caller.unwrap_or(Caller {
                 role: None,
                 name: None,
+                token: None,
             }));
         }
         let caller = caller?;
@@ -131,6 +134,7 @@ impl Gate {
             return Ok(Caller {
                 role: Some(role),
                 name: None,
+                token: None,
             });
         };
         let mut all = headers.get_all(header::AUTHORIZATION).iter();
@@ -138,6 +142,7 @@ impl Gate {
             return Ok(Caller {
                 role: None,
                 name: None,
+                token: None,
             });
         };
         let wrong = || {
@@ -160,7 +165,17 @@ impl Gate {
         Ok(Caller {
             role: Some(token.role),
             name: Some(token.name.as_str().into()),
+            token: Some(token.sha256),
         })
+    }
+
+    /// Whether somebody who was let in may still read: their token may have been taken away meanwhile.
+    pub(super) fn still_lets(&self, caller: &Caller) -> bool {
+        let Some(file) = &self.tokens else {
+            return true;
+        };
+        file.current()
+            .is_ok_and(|all| all.iter().any(|t| Some(t.sha256) == caller.token))
     }
 
     fn check_host(&self, uri: &Uri, headers: &HeaderMap) -> Result<(), Problem> {

@@ -11,17 +11,20 @@ use std::{
 };
 
 use axum::{
+    Extension,
     body::{Body, Bytes},
     extract::State,
     http::{HeaderMap, HeaderValue, Uri, header},
     response::{IntoResponse as _, Response},
 };
+use futures_util::StreamExt as _;
 use serde::Serialize;
 use tokio::{sync::watch, time::Instant};
 
 use super::{
     App,
     api::{Args, json},
+    auth::Caller,
     board::{Inner, Instances, Job, StoreView},
     problem::{Problem, ProblemView},
 };
@@ -276,6 +279,7 @@ pub(super) struct Events<'a> {
 )]
 pub(super) async fn events(
     State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
     uri: Uri,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
@@ -289,7 +293,7 @@ pub(super) async fn events(
     let last = headers.get("last-event-id").and_then(|v| v.to_str().ok());
     let cursor = last.or(args.text("since"));
     if text(header::ACCEPT).contains("text/event-stream") {
-        return stream(&app, cursor);
+        return stream(&app, caller, cursor);
     }
     let feed = match args.text("feed") {
         None | Some("false" | "0") => false,
@@ -320,7 +324,7 @@ pub(super) async fn events(
     Ok(json(&body))
 }
 
-fn stream(app: &Arc<App>, cursor: Option<&str>) -> Result<Response, Problem> {
+fn stream(app: &Arc<App>, caller: Caller, cursor: Option<&str>) -> Result<Response, Problem> {
     let permit = app.streams.clone().try_acquire_owned().map_err(|_| {
         Problem::unavailable(format!("{STREAMS} streams are open already"))
             .hint("close some, or poll without `Accept: text/event-stream`")
@@ -339,16 +343,23 @@ fn stream(app: &Arc<App>, cursor: Option<&str>) -> Result<Response, Problem> {
         begun: false,
         _permit: permit,
     };
-    let body = futures_util::stream::unfold(stream, |mut stream| async move {
+    let pieces = futures_util::stream::unfold(stream, |mut stream| async move {
         let piece = stream.next().await?;
-        Some((Ok::<_, Infallible>(piece), stream))
+        Some((piece, stream))
     });
-    Ok(sse(Body::from_stream(body)))
+    Ok(sse(app, caller, pieces))
 }
 
-/// An answer that is a stream of events.
-pub(super) fn sse(body: Body) -> Response {
-    let mut response = body.into_response();
+/// An answer that is a stream of events. It ends when the caller's token is taken away: before the next event, or the
+/// next sign of life.
+pub(super) fn sse(
+    app: &Arc<App>,
+    caller: Caller,
+    pieces: impl futures_util::Stream<Item = Bytes> + Send + 'static,
+) -> Response {
+    let app = app.clone();
+    let pieces = pieces.take_while(move |_| std::future::ready(app.gate.still_lets(&caller)));
+    let mut response = Body::from_stream(pieces.map(Ok::<_, Infallible>)).into_response();
     let headers = response.headers_mut();
     headers.insert(
         header::CONTENT_TYPE,

@@ -126,8 +126,9 @@ fn told_apart(
         ("from" = Option<String>, Query, description = "RFC 3339 or Unix milliseconds; default now"),
         ("to" = Option<String>, Query, description = "the same; default a day later"),
         ("job" = Option<Vec<String>>, Query, description = "only of these jobs"),
-        ("limit" = Option<usize>, Query, description = "how many; default 1000, at most 10000"),
-        ("per_job" = Option<usize>, Query, description = "jobs with more in the span are listed in `frequent` instead"),
+        ("limit" = Option<usize>, Query, minimum = 1, maximum = 10_000, description = "how many; default 1000"),
+        ("per_job" = Option<usize>, Query, minimum = 1, maximum = 10_000,
+            description = "jobs with more in the span are listed in `frequent` instead"),
     ),
     responses(
         (status = 200, description = "the occurrences, without jitter, pauses and skips", body = Plan),

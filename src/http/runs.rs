@@ -1,19 +1,15 @@
 //! Runs: of one job, of all jobs, and the output of one.
 
-use std::{cmp::Reverse, convert::Infallible, sync::Arc, time::Duration};
+use std::{cmp::Reverse, sync::Arc, time::Duration};
 
-use axum::{
-    body::{Body, Bytes},
-    extract::State,
-    http::Uri,
-    response::Response,
-};
+use axum::{Extension, body::Bytes, extract::State, http::Uri, response::Response};
 use futures_util::StreamExt as _;
 use serde::Serialize;
 
 use super::{
     App,
     api::{Args, Path, json, named},
+    auth::Caller,
     board::Inner,
     events::{STREAMS, sse, write_event},
     problem::{Problem, ProblemView},
@@ -120,7 +116,7 @@ struct Runs {
     tag = "runs",
     params(
         ("job" = String, Path),
-        ("limit" = Option<usize>, Query, description = "how many; default 50, at most 1000"),
+        ("limit" = Option<usize>, Query, minimum = 1, maximum = 1000, description = "how many; default 50"),
         ("cursor" = Option<String>, Query, description = "`next` of the page before"),
         ("outcome" = Option<String>, Query, description = "only with these outcomes: `failed,timed_out`"),
         ("from" = Option<String>, Query, description = "RFC 3339 or Unix milliseconds"),
@@ -238,7 +234,7 @@ struct AllRuns {
     tag = "runs",
     params(
         ("job" = Option<Vec<String>>, Query, description = "only of these jobs"),
-        ("limit" = Option<usize>, Query, description = "how many; default 500, at most 5000"),
+        ("limit" = Option<usize>, Query, minimum = 1, maximum = 5000, description = "how many; default 500"),
         ("outcome" = Option<String>, Query, description = "only with these outcomes: `failed,timed_out`"),
         ("from" = Option<String>, Query, description = "RFC 3339 or Unix milliseconds"),
         ("to" = Option<String>, Query, description = "RFC 3339 or Unix milliseconds"),
@@ -482,6 +478,7 @@ fn incomplete(bytes: &[u8]) -> usize {
 )]
 pub(super) async fn output(
     State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
     Path(id): Path<String>,
     uri: Uri,
 ) -> Result<Response, Problem> {
@@ -515,11 +512,11 @@ pub(super) async fn output(
         ended: false,
         _permit: permit,
     };
-    let body = futures_util::stream::unfold(follower, |mut follower| async move {
+    let pieces = futures_util::stream::unfold(follower, |mut follower| async move {
         let piece = follower.next().await?;
-        Some((Ok::<_, Infallible>(piece), follower))
+        Some((piece, follower))
     });
-    Ok(sse(Body::from_stream(body)))
+    Ok(sse(&app, caller, pieces))
 }
 
 impl App {

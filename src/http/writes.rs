@@ -70,6 +70,10 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Json<T> {
             [] => b"{}",
             body => body,
         };
+        // Serde would take a list for the fields in their order.
+        if !body.starts_with(b"{") {
+            return Err(Problem::bad("the body must be an object of JSON"));
+        }
         let read = serde_json::from_slice(body);
         read.map(Self)
             .map_err(|e| Problem::bad(format!("the body is not what is expected here: {e}")))
@@ -81,6 +85,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Json<T> {
 pub(super) struct TriggerRequest {
     /// A key runs the job only once within 7 days, however often it is used. Default: a new one.
     #[serde(default)]
+    #[schema(min_length = 1, max_length = 200)]
     key: Option<String>,
 }
 
@@ -100,6 +105,7 @@ pub(super) struct PauseRequest {
 pub(super) struct SkipRequest {
     /// How many; 0 takes an earlier request back. Default: 1.
     #[serde(default)]
+    #[schema(value_type = Option<u64>, maximum = 4_294_967_295.0)]
     n: Option<u32>,
 }
 

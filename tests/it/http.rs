@@ -3,6 +3,7 @@
 mod answers;
 mod client;
 mod clients;
+mod contrib;
 mod schema;
 mod stream;
 mod who;

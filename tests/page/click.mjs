@@ -1,19 +1,25 @@
-// Clicks through the page of a running daemon, as a person does, and says what it saw. See README.md.
+// Clicks through the page, as a person does, and says what it saw. See README.md.
 import { execSync } from 'node:child_process';
 import { mkdirSync, readFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import puppeteer from 'puppeteer-core';
+import { stage } from './stage.mjs';
 
-const url = (process.argv[2] || 'http://127.0.0.1:7878').replace(/\/$/, '');
-const token = process.env.SOLOIST_TOKEN;
-const shots = process.env.SHOTS;
-const GENEROUS = 30_000;
+const GENEROUS = Number(process.env.PATIENCE_MS || 60_000);
+const began = Date.now();
+const { SOLOIST, SHOTS: shots } = process.env;
+/** A fleet of its own, if no address is given. */
+const pictures = process.argv[2] === 'pictures';
+const NAMES = pictures ? ['web-1', 'web-2', 'worker-1'] : ['a', 'b', 'c'];
+const own = process.argv[2] && !pictures ? null : await stage(SOLOIST, pictures ? 'pictures.toml' : 'jobs.toml', NAMES);
+const url = (own?.url[NAMES[0]] ?? process.argv[2]).replace(/\/$/, '');
+const token = own?.tokens.operate ?? process.env.SOLOIST_TOKEN;
 const AXE = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
 if (shots) mkdirSync(shots, { recursive: true });
 
 let page;
 const troubles = [];
-const saw = (text) => console.log(`saw: ${text}`);
+const saw = (text) => console.log(`${((Date.now() - began) / 1000).toFixed(1).padStart(5)} s: ${text}`);
 const pause = (ms) => new Promise((r) => setTimeout(r, ms));
 
 /** Waits until `f` of the document gives something, and gives it. */
@@ -34,6 +40,16 @@ const go = async (hash) => {
   await page.evaluate((h) => { location.hash = h; }, hash);
   await pause(150);
 };
+/** Waits until what is shown stays the same for a moment, apart from what counts seconds. */
+async function settled() {
+  let [last, same] = ['', 0];
+  for (const end = Date.now() + 10_000; same < 2 && Date.now() < end; await pause(60)) {
+    const shown = await page.evaluate(() => document.body.innerText.replace(/\d+/g, '')
+      + document.querySelectorAll('*').length);
+    same = shown === last && !shown.includes('Asking …') ? same + 1 : 0;
+    last = shown;
+  }
+}
 /** Clicks the first button or link, of those that are seen, whose text or label begins with `label`. */
 async function click(label, within = 'body') {
   const found = await until(`a button “${label}”`, (l, w) => {
@@ -66,12 +82,12 @@ const api = (path) => page.evaluate(async (p) => {
   return (await fetch(`api/v1/${p}`, { headers: t ? { Authorization: `Bearer ${t}` } : {} })).json();
 }, path);
 
-function watch() {
+function watch(origin = url) {
   page.on('pageerror', (e) => troubles.push(`an error on the page: ${e.message}`));
   page.on('request', (r) => {
     const to = new URL(r.url());
     if (to.protocol.startsWith('http')
-      && to.origin !== new URL(url).origin) troubles.push(`a request to another host: ${r.url()}`);
+      && to.origin !== new URL(origin).origin) troubles.push(`a request to another host: ${r.url()}`);
   });
   page.on('console', (m) => {
     if (/Content Security Policy|Refused to/.test(m.text())) troubles.push(`the policy was broken: ${m.text()}`);
@@ -79,6 +95,8 @@ function watch() {
 }
 
 async function enter() {
+  // So that there is something to see: a failure, output that is not to be trusted, a run that took too long.
+  if (own && !pictures) for (const job of ['fails', 'hostile', 'hangs']) own.soloist('trigger', job);
   await page.goto(url, { waitUntil: 'domcontentloaded' });
   const first = await until('the first screen', () => document.querySelector('.enter .in, .board')?.className);
   if (first !== 'in') return saw('no token is needed');
@@ -223,19 +241,21 @@ async function hostileOutput() {
 }
 
 async function storeAway() {
-  const { SOLOIST_DOWN: down, SOLOIST_UP: up } = process.env;
+  const { SOLOIST_DOWN, SOLOIST_UP } = process.env;
+  const by = (command) => command && (() => execSync(command, { stdio: 'inherit' }));
+  const [down, up] = own ? [own.storeAway, own.storeBack] : [by(SOLOIST_DOWN), by(SOLOIST_UP)];
   if (!down || !up) return;
   await go('#/overview');
-  execSync(down, { stdio: 'inherit' });
+  down();
   saw(`the store away: “${await until('the alert', () =>
     document.querySelector('.banner')?.textContent.trim())}”, “${await text('.verdict')}”`);
-  execSync(up, { stdio: 'inherit' });
+  up();
   await until('the alert to go', () => !document.querySelector('.banner'));
   saw('the store is back, without loading the page again');
 }
 
 async function takeover() {
-  if (process.env.SOLOIST_KILL !== '1') return;
+  if (!own && process.env.SOLOIST_KILL !== '1') return;
   const { instance: mine } = await api('session');
   for (let i = 0; i < 12; i++) {
     await go('#/job/survives');
@@ -253,6 +273,7 @@ async function takeover() {
       await page.click('.notes a');
       saw(`the takeover: ${await until('the takeover', () => [...document.querySelectorAll('.try li')].find((l) =>
         /takeover/.test(l.textContent))?.textContent)}`);
+      own?.start(holder.instance);
       return;
     }
     await click('Cancel', '.hd');
@@ -263,16 +284,175 @@ async function takeover() {
   throw new Error('the instance that serves the page ran it each time');
 }
 
+const TYPES = { js: 'text/javascript', css: 'text/css', svg: 'image/svg+xml', html: 'text/html' };
+/** Takes the page's files from a folder, so that a change of them needs no build. */
+async function filesFrom(folder) {
+  const policy = (await fetch(url)).headers.get('content-security-policy');
+  await page.setRequestInterception(true);
+  page.on('request', (r) => {
+    const { pathname } = new URL(r.url());
+    if (pathname !== '/' && !pathname.startsWith('/static/')) return r.continue();
+    const name = pathname === '/' ? 'index.html' : pathname.slice('/static/'.length);
+    return r.respond({ contentType: TYPES[name.split('.').pop()], headers: { 'Content-Security-Policy': policy },
+      body: readFileSync(`${folder}/${name}`) });
+  });
+}
+
+/** Opens another tab at this address, does `f` there, and closes it. */
+async function tab(address, credential, f) {
+  const before = page;
+  const context = await browser.createBrowserContext();
+  page = await context.newPage();
+  await page.setViewport({ width: 1440, height: 900 });
+  watch(address);
+  try {
+    await page.goto(address, { waitUntil: 'domcontentloaded' });
+    await type('.enter input', credential);
+    await page.keyboard.press('Enter');
+    await until('the overview', () => document.querySelector('.board tbody tr.row'));
+    await f();
+  } finally {
+    await context.close();
+    page = before;
+  }
+}
+
+/** Whoever may only look is told why, and no button, key or command of the palette asks for anything. */
+async function looksOnly() {
+  const reason = await until('the mark', () => document.querySelector('.top .tag')?.textContent.includes('read only')
+    && document.querySelector('.top .tag').getAttribute('data-tip'));
+  await go('#/job/talks');
+  await until('the job', () => document.querySelector('h1')?.textContent === 'talks');
+  const buttons = await until('its buttons', () => {
+    const all = [...document.querySelectorAll('.hd button')].filter((b) => /Trigger|Pause|Skip|Cancel/.test(b.textContent
+      + b.getAttribute('aria-label')));
+    return all.length > 1 && all.map((b) => b.getAttribute('aria-disabled'));
+  });
+  if (buttons.some((b) => b !== 'true')) throw new Error('a button of somebody who may only look is on');
+  await page.evaluate(() => document.querySelectorAll('.hd button').forEach((b) => b.click()));
+  for (const key of ['t', 'p']) await page.keyboard.press(key);
+  await settled();
+  const dialog = await page.evaluate(() => {
+    const open = document.querySelector('dialog[open]');
+    return open && [...open.querySelectorAll('button')].some((b) => /^(Trigger|Pause)/.test(b.textContent.trim())
+      && !b.disabled && b.getAttribute('aria-disabled') !== 'true');
+  });
+  if (dialog) throw new Error('a dialog lets somebody act who may only look');
+  const status = await page.evaluate(async () => (await fetch('api/v1/jobs/talks/trigger', { method: 'POST', body: '{}',
+    headers: { Authorization: `Bearer ${sessionStorage.getItem('soloist-token')}`,
+      'Content-Type': 'application/json' } })).status);
+  if (status !== 403) throw new Error(`a trigger by somebody who may only look was answered with ${status}`);
+  return reason;
+}
+
+async function readers() {
+  if (!own) return;
+  await tab(own.url.a, own.tokens.read, async () => saw(`a token to read: “${await looksOnly()}”`));
+  await tab(own.url.c, own.tokens.operate, async () => saw(`an instance to read: “${await looksOnly()}”`));
+}
+
+/** Words of people and of a configuration, wherever they are shown. */
+async function hostileWords() {
+  if (!own) return;
+  const evil = '<img src=x onerror=window.pwned=1> \u202egnp.exe';
+  const refused = await page.evaluate(async (reason) => {
+    for (const [path, body] of [['trigger', { key: reason }], ['pause', { reason }]]) {
+      const answer = await fetch(`api/v1/jobs/hostile/${path}`, { method: 'POST', body: JSON.stringify(body),
+        headers: { Authorization: `Bearer ${sessionStorage.getItem('soloist-token')}`,
+          'Content-Type': 'application/json' } });
+      if (!answer.ok) return answer.text();
+    }
+    return null;
+  }, evil);
+  if (refused) throw new Error(refused);
+  const isText = async (where) => {
+    await until(`the words in ${where}`, () => document.querySelector('main').textContent.includes(
+      'onerror=window.pwned=1> \\u{202e}gnp.exe'));
+    if (await page.evaluate(() => window.pwned || document.querySelector('main img, main script')
+      || /\u202e/.test(document.body.innerText))) throw new Error(`what somebody wrote was run, in ${where}`);
+  };
+  // What stands above the table is held while the pointer is in the table.
+  await page.mouse.move(5, 300);
+  for (const hash of ['#/overview', '#/job/hostile', '#/events?q=hostile']) {
+    await go(hash);
+    await isText(hash);
+  }
+  for (const hash of ['#/timeline', '#/calendar', '#/wall', '#/load']) {
+    await go(hash);
+    await settled();
+    if (await page.evaluate(() => window.pwned || document.querySelector('main img, main script')
+      || /\u202e/.test(document.body.innerText))) throw new Error(`what somebody wrote was run, in ${hash}`);
+  }
+  own.soloist('resume', 'hostile');
+  saw('hostile words of people as text');
+}
+
+/** The instance that serves the page dies, and comes back. */
+async function lostInstance() {
+  if (!own) return;
+  await go('#/overview');
+  await until('rows', () => document.querySelector('.board tbody tr.row'));
+  await own.kill('a');
+  saw(`the instance is lost: “${await until('the alert', () => /lost its instance/.test(document.querySelector(
+    '.banner')?.textContent) && document.querySelector('.banner').textContent.trim())}”`);
+  const left = await page.evaluate(() => [document.querySelectorAll('.board tr.row').length,
+    document.querySelectorAll(':is([aria-label^=Trigger],[aria-label^=Pause]):not([aria-disabled=true])').length]);
+  if (!left[0] || left[1]) throw new Error(`without its instance: ${left[0]} rows, ${left[1]} buttons that are on`);
+  own.start('a');
+  await until('the alert to go', () => !document.querySelector('.banner'));
+  await until('live rows', () => /answers in/.test(document.querySelector('.sub')?.textContent));
+  saw('it is back, without loading the page again');
+}
+
+/** Two instances of different versions take turns behind one address. */
+async function twoVersions() {
+  if (!own) return;
+  await tab(own.front.url, token, async () => {
+    // A stream ends, the next goes to the other instance: it begins anew, and says of which version it is.
+    await until('the offer of the new page', () => [...document.querySelectorAll('.top button')].some((b) =>
+      b.textContent.includes('Load the new')) || fetch('api/v1/session').then(() => false));
+    own.soloist('pause', 'nightly', '--reason', 'two versions');
+    await until('the pause', () => document.querySelector('tr[data-job=nightly] .x-paused'));
+    own.front.breakAll();
+    own.soloist('resume', 'nightly');
+    await until('the end of the pause', () => document.querySelector('tr[data-job=nightly]')
+      && !document.querySelector('tr[data-job=nightly] .x-paused'));
+    if (own.front.served.some((n) => n < 3)) throw new Error(`they served ${own.front.served} requests`);
+    saw(`two versions behind one address served ${own.front.served} requests; the page offers to load itself anew`);
+  });
+}
+
+/** For the pictures: something must have happened, and be going on. */
+async function history() {
+  own.soloist('pause', 'payroll-export', '--until', '3d', '--reason', 'the office moves');
+  own.soloist('skip', 'sitemap', '-n', '1');
+  await pause(Number(process.env.PICTURES_AFTER_S || 600) * 1000);
+  // A holder dies while it runs the backup: a takeover.
+  for (let killed = false; !killed; await pause(200)) {
+    const { running: [run] } = await api('jobs/db-backup');
+    if (run && run.instance !== NAMES[0]) {
+      await own.kill(run.instance);
+      own.start(run.instance);
+      killed = true;
+    }
+  }
+  await pause(60_000);
+  // In the middle of a minute, with a retry ahead; the pointer on nothing.
+  await page.mouse.move(700, 4);
+  await pause(60_000 - Date.now() % 60_000 + 24_000);
+}
+
 const LOOKS = [['light', { width: 1440, height: 900 }], ['dark', { width: 1440, height: 900 }],
   ['phone', { width: 390, height: 844, deviceScaleFactor: 2, isMobile: true, hasTouch: true }]];
 
 /** Each screen in each look, with axe-core. Gives the number of findings. */
 async function looks() {
-  const { runs } = await api('jobs/fails/runs?limit=50');
+  const job = pictures ? 'invoice-run' : 'fails';
+  const { runs } = await api(`jobs/${job}/runs?limit=50`);
   const bad = runs?.find((r) => r.outcome === 'failed');
   const screens = [['overview', '#/overview'], ['timeline', '#/timeline?z=1h'], ['timeline-instances',
     '#/timeline?z=1h&by=instances'], ['load', '#/load'], ['calendar', '#/calendar'],
-    ['instances', '#/instances'], ['events', '#/events'], ['job', '#/job/fails'], ['occurrence', `#/job/fails?o=${bad
+    ['instances', '#/instances'], ['events', '#/events'], ['job', `#/job/${job}`], ['occurrence', `#/job/${job}?o=${bad
       ? Date.parse(bad.occurrence) : ''}`], ['wall', '#/wall']];
   let findings = 0;
   for (const [look, viewport] of LOOKS) {
@@ -285,23 +465,28 @@ async function looks() {
       if (name === 'palette') await ctrlK();
       if (name === 'help') await page.keyboard.press('?');
       if (name === 'dialog') await page.evaluate(() => import('./static/actions.js').then((m) => m.act('pause',
-        'quick')));
-      await pause(900);
+        document.querySelector('tr.row').dataset.job)));
+      await settled();
       if (shots) await page.screenshot({ path: `${shots}/${name}-${look}.png` });
-      findings += await axe(`${name}, ${look}`);
+      findings += await axe(`${name}, ${look}`, look);
       if (!hash) await page.evaluate(() => document.querySelector('dialog[open]')?.close());
-      const wide = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
+      const wide = await page.evaluate(() => document.documentElement.scrollWidth
+        - document.documentElement.clientWidth);
       if (look === 'phone' && wide > 1) troubles.push(`${name} is ${wide} pixels wider than a phone`);
     }
   }
   return findings;
 }
 
-async function axe(where) {
+async function axe(where, look) {
   const session = await page.createCDPSession();
   await session.send('Page.setBypassCSP', { enabled: true }).catch(() => {});
-  await page.evaluate(AXE);
-  const { violations } = await page.evaluate(() => window.axe.run(document, { resultTypes: ['violations'] }));
+  if (!await page.evaluate(() => window.axe)) await page.evaluate(AXE);
+  // Only the colours are others in the dark, and they alone are the same on a phone.
+  const rule = 'color-contrast';
+  const rules = { light: {}, dark: { runOnly: [rule] }, phone: { rules: { [rule]: { enabled: false } } } }[look];
+  const { violations } = await page.evaluate((more) => window.axe.run(document, { resultTypes: ['violations'], ...more }),
+    rules);
   await session.detach();
   for (const v of violations) {
     console.log(`axe, ${where}: ${v.id}: ${v.help}`);
@@ -311,22 +496,30 @@ async function axe(where) {
   return violations.length;
 }
 
-const browser = await puppeteer.launch({ executablePath: process.env.CHROMIUM || '/usr/bin/chromium',
-  args: ['--no-sandbox', '--disable-gpu', '--lang=en'] });
+// By a pipe, so that it ends with this process, however that ends.
+const browser = await puppeteer.launch({ executablePath: process.env.CHROMIUM || '/usr/bin/chromium', pipe: true,
+  protocolTimeout: 3 * GENEROUS, args: ['--no-sandbox', '--disable-gpu', '--disable-dev-shm-usage', '--lang=en'] });
 let failed = true;
 try {
   page = await browser.newPage();
   await page.setViewport({ width: 1440, height: 900 });
   watch();
+  await own?.ready(GENEROUS);
+  if (process.env.PAGE_FILES) await filesFrom(process.env.PAGE_FILES);
   await enter();
-  for (const step of [overview, trigger, output, cancel, pauseIt, skip, drain, eventsSeen, hostileOutput, storeAway,
-    takeover]) await step();
+  const steps = pictures ? [history] : [overview, trigger, output, cancel, pauseIt, skip, drain, eventsSeen, hostileOutput, hostileWords,
+    readers, twoVersions, storeAway, takeover, lostInstance];
+  for (const step of steps) await step();
   const findings = await looks();
-  saw(`${findings} findings of axe-core`);
+  saw(`each screen, light, dark and on a phone: ${findings} findings of axe-core`);
+  for (const name of own ? NAMES : []) {
+    if (/panicked/.test(own.log(name))) troubles.push(`${name} panicked:\n${own.log(name)}`);
+  }
   for (const t of new Set(troubles)) console.log(`trouble: ${t}`);
   failed = findings > 0 || troubles.length > 0;
 } catch (error) {
   console.log(`failed: ${error.message}`);
+  if (own) console.log(`the log of the instance:\n${own.log(NAMES[0]).slice(-3000)}`);
 } finally {
   await browser.close();
 }

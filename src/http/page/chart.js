@@ -50,7 +50,9 @@ function instants(list) {
   return list.map((t) => {
     const d = day(t * S, Date.now());
     const fine = list.length > 1 && (list[1] - list[0]) * S < M;
-    const is = far || d !== last ? d : (fine ? hms : hm)(t * S);
+    const time = (fine ? hms : hm)(t * S);
+    // A day alone among few labels would say too little.
+    const is = far ? d : d === last ? time : list.length < 3 ? `${d} ${time}` : d;
     last = d;
     return is;
   });

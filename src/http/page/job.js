@@ -2,7 +2,7 @@
 import { html, useEffect, useMemo, useRef, useState } from './base.js';
 import { ask, download, known, now, useTopics } from './store.js';
 import { bytes, clean, date, day, hm, left, many, meant, midnight, month, ms, number, short, took, when,
-  zoneName } from './format.js';
+  zone, zoneName } from './format.js';
 import { Icon } from './icons.js';
 import { OUTCOMES, byOccurrence, judge, word, worst } from './judge.js';
 import { Btn, Chip, Failed, In, Live, On, Since, Txt, useLoaded } from './parts.js';
@@ -119,15 +119,18 @@ function Definition({ job, detail }) {
 function Next({ job, detail }) {
   const list = detail?.upcoming || [];
   const utc = (u) => ms(u.at);
+  // The job's own zone, if it is another than the page's.
+  const other = job.timezone !== zone;
+  const there = (text) => clean(text || '').replace('T', ' ').replace(/([+-]\d\d:\d\d)$/, ' $1');
   return html`<div><h2 class="h2">Next five${list.length > 0 && html`<button type="button" class="lk t3 ics"
     data-tip="For a calendar program, the next 14 days" onClick=${() =>
       download(`api/v1/jobs/${enc(job.job)}/calendar.ics`, `${job.job}.ics`).catch((e) =>
         alert(e.message))}>calendar.ics</button>`}</h2>
-    ${list.length ? html`<table><thead><tr><th>At, ${zoneName}</th><th>${clean(job.timezone)}</th><th
-      class="num">In</th></tr></thead>
+    ${list.length ? html`<table><thead><tr><th>At, ${zoneName}</th>${other && html`<th
+      class="n-z">${clean(job.timezone)}</th>`}<th class="num">In</th></tr></thead>
     <tbody>${list.map((u) => html`<tr key=${utc(u)}><td>${day(utc(u), now())} ${utc(u) % 60000 ? when(utc(u),
       now()).split(' ').pop() : hm(utc(u))}</td>
-      <td class="t3">${clean(u.local || '')}</td><td class="num t2"><${Live} f=${(t) => left(utc(u) - t)}
+      ${other && html`<td class="t3 n-z">${there(u.local)}</td>`}<td class="num t2"><${Live} f=${(t) => left(utc(u) - t)}
         /></td></tr>`)}</tbody></table>`
     : html`<p class="t2">${job.schedule.length ? (job.enabled ? 'None is planned.' : 'None: it is switched off.')
       : 'It has no schedule.'}</p>`}

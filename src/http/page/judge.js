@@ -32,7 +32,8 @@ export function judge(job, now) {
     if (now - ms(run.started_at) > longAfter(job)) return is('slow', 'attention', 'slow', false);
     return is('running', 'running');
   }
-  if (job.paused && !(ms(job.paused.until) <= now)) return is('paused', 'paused');
+  // Without an end it lasts until it is resumed.
+  if (job.paused && (ms(job.paused.until) ?? Infinity) > now) return is('paused', 'paused');
   if (!job.enabled) return is('off', 'well', 'off');
   if (job.awaited.length) return is('retry', 'attention');
   const newest = job.recent?.[0];

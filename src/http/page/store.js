@@ -63,7 +63,7 @@ export function changed(topic) {
   dirty.add(topic);
   if (flushing) return;
   flushing = true;
-  const wait = Math.max(0, 100 - (performance.now() - flushed));
+  const wait = flushed ? Math.max(0, 100 - (performance.now() - flushed)) : 0;
   setTimeout(() => {
     flushing = false;
     flushed = performance.now();
@@ -306,6 +306,8 @@ async function load() {
   changed('session');
   if (known.needsToken) return false;
   const [jobs, instances] = await lists;
+  // Who waits for the first rows waits for nothing else.
+  flushed = 0;
   setJobs(jobs);
   setInstances(instances);
   cursor = jobs.cursor ?? null;

@@ -71,6 +71,8 @@ fn garbage_ends_its_own_connection_only() {
     for (path, body) in [
         ("/api/v1/jobs/a/trigger", "["),
         ("/api/v1/jobs/a/trigger", "null"),
+        ("/api/v1/jobs/a/trigger", "[]"),
+        ("/api/v1/jobs/a/pause", "[null, null]"),
         ("/api/v1/jobs/a/trigger", "\u{0}"),
         ("/api/v1/jobs/a/trigger", r#"{"key": 1}"#),
         ("/api/v1/jobs/a/trigger", r#"{"key": ""}"#),
@@ -181,12 +183,26 @@ fn streams_are_bounded_and_thousands_leave_nothing_behind() {
         open
     });
     let used = memory(pid);
-    for _ in 0..2000 {
-        let mut c = Connection::open(&at);
-        let _ = c.write_all(
-            b"GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n\r\n",
-        );
-    }
+    // Ten thousand: a half is dropped at once, of the others the beginning is read.
+    let opened = std::sync::atomic::AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..10 {
+            scope.spawn(|| {
+                for n in 0..1000 {
+                    let mut c = Connection::open(&at);
+                    let _ = c.write_all(
+                        b"GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n\r\n",
+                    );
+                    let mut head = [0; 12];
+                    if n % 2 == 0 && c.read_exact(&mut head).is_ok() && &head[9..] == b"200" {
+                        opened.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                    }
+                }
+            });
+        }
+    });
+    let opened = opened.into_inner();
+    assert!(opened > 1000, "only {opened} of them were streams");
     wait_until("all are gone", GENEROUS, || {
         descriptors() <= before.get() + 3
     });
@@ -216,4 +232,41 @@ fn a_client_that_does_not_read_costs_little() {
     unharmed(&fleet, &at);
     let grown = memory(pid).saturating_sub(used);
     assert!(grown < 16 << 10, "{grown} KiB more");
+}
+
+/// A stream that is not read holds up nobody, takes no memory for what it has not taken, and, once it is read again,
+/// goes on or begins anew.
+#[test]
+fn a_stream_that_is_not_read_costs_little_and_goes_on() {
+    let mut plan = fleet(1).sqlite().http("listen = \"unix:{id}.sock\"");
+    // A long description makes the events large.
+    let description = format!("description = \"{}\"", "x".repeat(1000));
+    for n in 0..8 {
+        plan = plan.witness(&format!("job-{n}"), "for=1", &description);
+    }
+    let fleet = plan.start();
+    let at = fleet.http(0);
+    let pid = fleet.instances[0].pid();
+    let mut asleep: Vec<_> = (0..60)
+        .map(|_| get(&at, "/api/v1/events").stream())
+        .collect();
+    let mut awake = get(&at, "/api/v1/events").stream();
+    let ended = |stream: &mut super::client::Stream, n: usize| {
+        for _ in 0..n {
+            stream.wait("the end of a run", |e| e.kind == "ended");
+        }
+    };
+    ended(&mut awake, 40);
+    let used = memory(pid);
+    // Each second 60 streams do not take 50 KB each.
+    ended(&mut awake, 100);
+    let grown = memory(pid).saturating_sub(used);
+    assert!(grown < 16 << 10, "{grown} KiB more");
+    // It has all that it missed, or is told to begin anew; then it is live.
+    let late = &mut asleep[0];
+    let now = get(&at, "/api/v1/jobs").of(200)["now"].clone();
+    late.wait("what happens now", |e| {
+        e.kind == "ended" && e.data["at"].as_str() > now.as_str()
+    });
+    unharmed(&fleet, &at);
 }

@@ -4,6 +4,7 @@ use std::{
     os::unix::fs::{FileTypeExt as _, PermissionsExt as _},
     path::Path,
     process::Command,
+    time::Instant,
 };
 
 use super::client::{Ask, get, post};
@@ -186,12 +187,22 @@ fn tokens_decide_and_change_without_a_restart() {
     }
     let in_path = get(&at, &format!("/api/v1/jobs?token={operator}"));
     assert_eq!(status(in_path), 401);
-    // One is taken away, and another role given.
+    // One is taken away, and another role given. Whoever reads a stream by it reads no more.
+    let mut streams = [&reader, &operator].map(|t| get(&at, "/api/v1/events").token(t).stream());
     put(&file, &[&of_operator.replace("operate", "read")]);
     wait_until("it is taken away", GENEROUS, || {
         status(jobs().token(&reader)) == 401
     });
     trigger().token(&operator).of(403);
+    let [of_gone, of_changed] = &mut streams;
+    let begun = Instant::now();
+    while of_gone.next().is_some() {
+        assert!(begun.elapsed() < GENEROUS, "the stream goes on");
+    }
+    assert!(
+        of_changed.next().is_some(),
+        "a stream ended with its reader's role"
+    );
     // A file that cannot be understood lets nobody in, and says so.
     put(&file, &[&of_operator, "nonsense"]);
     wait_until("nobody may", GENEROUS, || {

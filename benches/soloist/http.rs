@@ -1,0 +1,279 @@
+//! What HTTP takes, how quick it answers, and how soon an event of another instance is here.
+
+use std::{
+    io::{BufRead as _, BufReader, Read as _, Write as _},
+    net::TcpStream,
+    path::Path,
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use soloist::{
+    clock::wall_us,
+    logic::claim::{Answer, Settle},
+    store::{Store as _, Tail},
+};
+
+use crate::{
+    claim,
+    daemon::{self, Daemon},
+    idle::memory_kib,
+    lateness,
+    program::{self, NOW},
+    support::{Redis, Sample, Table, directory, establish, runtime, seconds, wait_for},
+};
+
+const JOBS: usize = 1000;
+/// As many runs of each job as an answer shows.
+const RUNS: usize = 24;
+const ASKED: usize = 500;
+const LINES: &str = "[http]\nlisten = \"127.0.0.1:0\"\n";
+
+pub fn run(table: &mut Table, server: &Redis) {
+    jobs(table, server);
+    server.flush();
+    events(table, server);
+    for jobs in [1, JOBS] {
+        memory(table, server, jobs);
+    }
+    for (name, lines) in [("Redis", ""), ("Redis with HTTP asked", LINES)] {
+        server.flush();
+        runtime().block_on(async { establish(&*server.store()).await });
+        lateness::one(table, &server.url(), name, JOBS, lines, |dir| {
+            if !lines.is_empty() {
+                ask_on(dir);
+            }
+        });
+    }
+}
+
+/// A connection that asks one thing after the other.
+struct Client(BufReader<TcpStream>);
+
+impl Client {
+    /// To the instance that logs in `dir` as `a`.
+    fn new(dir: &Path) -> Self {
+        let log = dir.join("a.log");
+        let mut address = None;
+        wait_for("the address of HTTP", || {
+            let text = std::fs::read_to_string(&log).unwrap_or_default();
+            let found = text.split("serving HTTP at http://").nth(1);
+            address = found.and_then(|rest| rest.split_whitespace().next().map(str::to_owned));
+            address.is_some()
+        });
+        let stream = TcpStream::connect(address.unwrap_or_default()).expect("a connection");
+        let patience = Some(Duration::from_secs(60));
+        stream.set_read_timeout(patience).expect("a timeout");
+        stream.set_nodelay(true).expect("no delay");
+        Self(BufReader::new(stream))
+    }
+
+    /// Sends a request, and reads the head of the answer: how long its body is.
+    fn ask(&mut self, path: &str, accept: &str) -> std::io::Result<usize> {
+        let head = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nAccept: {accept}\r\n\r\n");
+        self.0.get_mut().write_all(head.as_bytes())?;
+        let mut length = 0;
+        loop {
+            let mut line = String::new();
+            if self.0.read_line(&mut line)? == 0 {
+                return Err(std::io::ErrorKind::UnexpectedEof.into());
+            }
+            match line.trim_end().to_lowercase().split_once(": ") {
+                Some(("content-length", n)) => length = n.parse().expect("a number"),
+                None if line.trim_end().is_empty() => return Ok(length),
+                _ => {}
+            }
+        }
+    }
+
+    fn get(&mut self, path: &str) -> std::io::Result<Vec<u8>> {
+        let length = self.ask(path, "application/json")?;
+        let mut body = vec![0; length];
+        self.0.read_exact(&mut body)?;
+        Ok(body)
+    }
+}
+
+/// A reader of events, and one that asks for all jobs ten times a second, until the instance ends.
+fn ask_on(dir: &Path) {
+    let (mut poller, mut reader) = (Client::new(dir), Client::new(dir));
+    std::thread::spawn(move || {
+        while poller.get("/api/v1/jobs").is_ok() {
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    });
+    std::thread::spawn(move || {
+        let _ = reader.ask("/api/v1/events", "text/event-stream");
+        let _ = std::io::copy(&mut reader.0, &mut std::io::sink());
+    });
+}
+
+fn names() -> Vec<String> {
+    (0..JOBS).map(|i| format!("idle-{i:05}")).collect()
+}
+
+/// All jobs, each with its last runs, in one answer.
+fn jobs(table: &mut Table, server: &Redis) {
+    let store = server.store();
+    runtime().block_on(async {
+        let epoch = establish(&*store).await;
+        let all: Vec<_> = names()
+            .iter()
+            .map(|name| claim::registration(name, &epoch.incarnation))
+            .collect();
+        store.register(&all).await.expect("registered");
+        for _ in 0..RUNS {
+            let at = wall_us() / 1000;
+            let claims: Vec<_> = names()
+                .iter()
+                .map(|name| claim::claim(name, at, "bench"))
+                .collect();
+            let reply = store.claim(&claims).await.expect("an answer");
+            for (claim, answer) in claims.iter().zip(&reply.value) {
+                assert!(matches!(answer, Answer::Granted(_)), "{answer:?}");
+                let settle = Settle {
+                    run: claim.run,
+                    record: claim::record(claim.job.as_str(), at, &claim.run.to_string()),
+                    next_attempt: None,
+                };
+                store
+                    .settle(&settle, &Tail::default())
+                    .await
+                    .expect("an answer");
+            }
+        }
+    });
+    let (_keep, dir) = directory();
+    let config = daemon::config(&dir, &server.url(), JOBS, LINES);
+    let daemon = Daemon::start(&dir, &config, "a");
+    let mut client = Client::new(&dir);
+    let mut body = vec![];
+    wait_for("all runs of all jobs", || {
+        body = client.get("/api/v1/jobs").expect("an answer");
+        let text = String::from_utf8_lossy(&body);
+        text.matches("\"outcome\":\"succeeded\"").count() >= JOBS * RUNS
+    });
+    let times = (0..ASKED).map(|_| {
+        let began = Instant::now();
+        client.get("/api/v1/jobs").expect("an answer");
+        began.elapsed().as_secs_f64() * 1000.0
+    });
+    let times = Sample::new(times.collect());
+    let from = format!(
+        "p50 {:.1}, max {:.1} ms of {ASKED}; {:.1} MB each",
+        times.p50(),
+        times.max(),
+        body.len() as f64 / 1e6
+    );
+    let name = format!("GET /api/v1/jobs, {JOBS} jobs with {RUNS} runs: p99");
+    table.row(&name, times.p99(), "ms", 20.0, from);
+    daemon.stop();
+}
+
+/// From the first line of a command on another instance until the event of its grant is here.
+fn events(table: &mut Table, server: &Redis) {
+    runtime().block_on(async { establish(&*server.store()).await });
+    let (_keep, dir) = directory();
+    let starts = dir.join("starts");
+    let job = format!(
+        "[jobs.each-second]\nschedule = \"* * * * * *\"\ncommand = [\"{}\", \"{NOW}\", \"{}\"]\n",
+        program::path().display(),
+        starts.display()
+    );
+    let config = daemon::config(&dir, &server.url(), 0, &format!("{LINES}{job}"));
+    let (a, b) = (
+        Daemon::start(&dir, &config, "a"),
+        Daemon::start(&dir, &config, "b"),
+    );
+    let mut client = Client::new(&dir);
+    let lines = || std::fs::read_to_string(&starts).unwrap_or_default();
+    wait_for("a first run", || lines().lines().count() > 0);
+    // So that the other one runs it.
+    wait_for("the drain of this one", || {
+        let drain = Command::new(env!("CARGO_BIN_EXE_soloist"))
+            .arg("--config")
+            .arg(&config)
+            .args(["drain", "a"])
+            .current_dir(&dir)
+            .output();
+        drain.is_ok_and(|o| o.status.success())
+    });
+    client
+        .ask("/api/v1/events", "text/event-stream")
+        .expect("a stream");
+    let mut here = vec![];
+    let mut line = String::new();
+    while here.len() < seconds().min(30) as usize {
+        line.clear();
+        let n = client.0.read_line(&mut line).expect("an event");
+        assert!(n > 0, "the stream has ended");
+        let of = |name: &str| {
+            line.split(&format!("\"{name}\":\""))
+                .nth(1)?
+                .split('"')
+                .next()
+        };
+        if of("kind") == Some("granted") && of("instance") == Some("b") {
+            here.push((of("occurrence").expect("an instant").to_owned(), wall_us()));
+        }
+    }
+    a.stop();
+    b.stop();
+    let starts = lines();
+    let times = here.iter().filter_map(|(occurrence, arrived)| {
+        let planned: jiff::Timestamp = occurrence.parse().ok()?;
+        let planned = format!("{} ", planned.as_millisecond());
+        let started: i64 = starts
+            .lines()
+            .find_map(|l| l.strip_prefix(&planned))?
+            .parse()
+            .ok()?;
+        Some((arrived - started) as f64 / 1000.0)
+    });
+    let times = Sample::new(times.collect());
+    let from = format!(
+        "p50 {:.1} ms of {}; below 0: it came first",
+        times.p50(),
+        times.len()
+    );
+    let name = "a command's first line on another instance to the event here: max";
+    table.row(name, times.max(), "ms", 200.0, from);
+}
+
+/// What a daemon takes more with HTTP, after somebody has looked at everything and follows the events.
+fn memory(table: &mut Table, server: &Redis, jobs: usize) {
+    let taken = ["", LINES].map(|lines| {
+        server.flush();
+        runtime().block_on(async { establish(&*server.store()).await });
+        let (_keep, dir) = directory();
+        let config = daemon::config(&dir, &server.url(), jobs, lines);
+        let daemon = Daemon::start(&dir, &config, "a");
+        if !lines.is_empty() {
+            let mut client = Client::new(&dir);
+            for path in [
+                "/",
+                "/api/v1/jobs",
+                "/api/v1/instances",
+                "/api/v1/openapi.json",
+                "/metrics",
+            ] {
+                client.get(path).expect("an answer");
+            }
+            client
+                .ask("/api/v1/events", "text/event-stream")
+                .expect("a stream");
+            std::thread::sleep(Duration::from_secs(8));
+            let taken = memory_kib(daemon.pid(), "Rss:");
+            daemon.stop();
+            return taken;
+        }
+        std::thread::sleep(Duration::from_secs(8));
+        let taken = memory_kib(daemon.pid(), "Rss:");
+        daemon.stop();
+        taken
+    });
+    let [without, with] = taken.map(|kib| kib / 1024.0);
+    let name = format!("RSS with HTTP, looked at, over RSS without, {jobs} jobs");
+    let from = format!("{with:.1} / {without:.1} MiB");
+    table.row(&name, with - without, "MiB", 3.0, from);
+}
