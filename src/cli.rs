@@ -2,6 +2,7 @@
 //! own.
 
 mod act;
+mod check;
 mod drain;
 mod exec;
 mod failure;
@@ -115,8 +116,8 @@ struct Cli {
 enum Command {
     /// Run jobs in the foreground: SIGTERM and SIGINT drain, SIGHUP reloads the configuration
     Run(Run),
-    /// Check the configuration: its jobs and their next occurrences, or every problem found
-    Check(Json),
+    /// Check the configuration: its jobs and their next occurrences, or every problem found; with advice
+    Check(check::Check),
     /// Show upcoming occurrences
     Next(upcoming::Next),
     /// Show the fleet: instances, jobs, active runs and next occurrences
@@ -184,7 +185,8 @@ impl Command {
     fn json(&self) -> bool {
         match self {
             Self::Run(_) | Self::Exec(_) => false,
-            Self::Check(c) | Self::Status(c) => c.json,
+            Self::Check(c) => c.json,
+            Self::Status(c) => c.json,
             Self::CheckRecord(c) => c.json,
             #[cfg(feature = "http")]
             Self::Http(c) => c.json(),
@@ -259,11 +261,10 @@ fn dispatch(cli: Cli, out: Out) -> Result<Exit, Failure> {
         return http::http(args, &out);
     }
     let path = find(cli.config)?;
-    let loaded = config::load(&path);
-    if let Command::Check(_) = &cli.command {
-        return upcoming::check(&path, loaded, clock::wall_us() / 1000, &out);
+    if let Command::Check(args) = &cli.command {
+        return check::check(&path, args, clock::wall_us() / 1000, &out);
     }
-    let config = loaded.map_err(Failure::Config)?;
+    let config = config::load(&path).map_err(Failure::Config)?;
     match cli.command {
         Command::Next(args) => upcoming::next(&path, &config, &args, clock::wall_us() / 1000, &out),
         Command::Run(args) => {

@@ -7,7 +7,7 @@ use crate::{
     logic::{
         belief::SLACK,
         claim::{Overlap, State},
-        schedule::{Schedule, next_of},
+        schedule::{Schedule, differs, next_of},
     },
     model::{InstanceId, JobName, Occurrence, Outcome},
     store::{Decision, Fleet, Info, Outage},
@@ -283,8 +283,12 @@ impl Facts<'_> {
         if !planned && decisions.is_empty() {
             return match self.job {
                 Some(j) if !j.schedules.is_empty() => {
-                    "Nothing was planned for that time: it is not an occurrence of the schedule."
-                        .to_owned()
+                    let why = differs(&j.schedules, &j.schedule_text, at);
+                    let why = why.map_or_else(
+                        || "it is not an occurrence of the schedule".to_owned(),
+                        |why| words::line(&why),
+                    );
+                    format!("Nothing was planned for that time: {why}.")
                 }
                 _ => "Nothing was planned for that time, and nobody triggered the job.".to_owned(),
             };

@@ -371,7 +371,7 @@ mod tests {
         let stranger = f.explain(Occurrence(AT + 1));
         assert_eq!(
             stranger.verdict,
-            "Nothing was planned for that time: it is not an occurrence of the schedule."
+            "Nothing was planned for that time: occurrences are at whole seconds, and this is 1 ms after one."
         );
         assert_eq!(
             (stranger.before, stranger.after),

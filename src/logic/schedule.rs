@@ -45,7 +45,7 @@ use xxhash_rust::xxh3::xxh3_64;
 pub use self::{
     advice::{Advice, advise, shortest_interval},
     differs::differs,
-    plain::words,
+    plain::{joined, words},
 };
 use self::{calendar::Calendar, parse::Parsed};
 use crate::model::Occurrence;

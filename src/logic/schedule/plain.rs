@@ -264,7 +264,7 @@ fn list(field: &str, one: &dyn Fn(&str) -> String) -> String {
 }
 
 /// `a, b and c`
-pub(super) fn joined(items: &[String]) -> String {
+pub fn joined(items: &[String]) -> String {
     match items {
         [] => String::new(),
         [one] => one.clone(),
