@@ -164,6 +164,10 @@ struct Run {
         value_parser = instance_name
     )]
     instance: Option<String>,
+    /// Nothing of this fleet runs anywhere else, nor has it run within the longest lease: start without waiting on a
+    /// store that is new to it. Refused if the store knows an instance or a job
+    #[arg(long)]
+    new_fleet: bool,
 }
 
 #[derive(Debug, Args)]
@@ -279,11 +283,20 @@ fn dispatch(cli: Cli, out: Out) -> Result<Exit, Failure> {
                 config,
                 instance: args.instance,
                 record: cli.record,
+                new_fleet: args.new_fleet,
             }));
             // A thread that reads /proc or kills orphans may hang: do not wait for it.
             runtime.shutdown_background();
-            ended?;
-            Ok(Exit::Ok)
+            match ended {
+                Err(e) if e.is::<daemon::NotNew>() => Err(Failure::TryAgain {
+                    message: e.to_string(),
+                    hint: Some(daemon::NotNew::HINT.to_owned()),
+                }),
+                ended => {
+                    ended?;
+                    Ok(Exit::Ok)
+                }
+            }
         }
         command => {
             let runtime = tokio::runtime::Builder::new_current_thread()

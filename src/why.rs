@@ -255,7 +255,8 @@ impl Facts<'_> {
             return more.map_or(told.clone(), |more| format!("{told} {more}"));
         }
         let Some(st) = &self.state else {
-            return "Nothing is known: the job is not registered with the store yet.".to_owned();
+            return "Nothing is known: no instance has registered the job with the store yet."
+                .to_owned();
         };
         if let Some(next) = self.next_attempt(at) {
             return next;
@@ -304,14 +305,14 @@ impl Facts<'_> {
             return "It was not run: the job is disabled in this configuration.".to_owned();
         }
         if st.incarnation != self.incarnation {
-            return "It waits: the store lost or changed its data, and grants nothing until an instance has watched \
-            it for one quarantine."
+            return "It waits: the store lost or changed its data, and a run from before may still be alive. The job \
+            starts again once it has waited for as long as its lease."
                 .to_owned();
         }
         if at.0 <= st.since {
             return format!(
-                "Nothing is known of it: the store has known this schedule of the job only since {}. Then the schedule was \
-                new, or the job came back or was enabled again, or the store had lost its data.",
+                "It was not to run: this schedule of the job counts only since {}. Then the schedule was new, or the job \
+                came back or was enabled again, or the store had lost its data.",
                 words::instant(st.since)
             );
         }

@@ -860,11 +860,11 @@ fn a_fleet_without_instances_says_that_nothing_is_granted() {
     let fleet = Fleet::empty();
     let text = fleet.run(&["status"]).ok();
     assert!(
-        text.contains("it grants nothing until an instance is up"),
+        text.contains("no job starts until an instance is up"),
         "{text}"
     );
     assert!(text.contains("no instance is up"), "{text}");
-    assert!(text.contains("not registered with the store yet"), "{text}");
+    assert!(text.contains("waits, as said above"), "{text}");
     for args in [
         &["trigger", "draw"][..],
         &["pause", "draw"],
@@ -872,7 +872,10 @@ fn a_fleet_without_instances_says_that_nothing_is_granted() {
         &["trigger", "draw", "--wait"],
     ] {
         let (chain, _) = fleet.run(args).failed(75);
-        assert_eq!(chain, "job `draw` is not registered with the store yet");
+        assert_eq!(
+            chain,
+            "no instance has registered job `draw` with the store yet"
+        );
     }
     assert_eq!(fleet.run(&["history"]).ok(), "no runs yet\n");
     assert_eq!(fleet.run(&["history", "--json"]).json(), json!([]));
@@ -880,7 +883,7 @@ fn a_fleet_without_instances_says_that_nothing_is_granted() {
     assert_eq!(chain, "`often` has not run yet");
     let why = fleet.run(&["why", "often"]).ok();
     assert!(
-        why.contains("the job is not registered with the store yet"),
+        why.contains("no instance has registered the job with the store yet"),
         "{why}"
     );
     let (_, hint) = fleet.run(&["drain"]).failed(64);

@@ -18,6 +18,7 @@ mod layers;
 mod locks;
 mod lottery;
 mod model;
+mod newfleet;
 mod options;
 mod oracle;
 mod readme;
