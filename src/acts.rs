@@ -141,7 +141,7 @@ pub(crate) fn own_key() -> String {
 /// The job is not registered, so nobody can act on it.
 pub(crate) fn absent(job: &JobName) -> Refusal {
     Refusal::NotNow {
-        message: format!("no instance has registered job `{job}` with the store yet"),
+        message: format!("job `{job}` is not registered with the store yet"),
         hint: Some(
             "an instance that has the job registers it; on a Redis that is new, or lost its data, it waits before: \
             `soloist status` says until when"

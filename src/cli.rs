@@ -14,6 +14,7 @@ mod logs;
 mod record;
 mod show;
 pub(crate) mod status;
+mod terminal;
 mod trigger;
 mod upcoming;
 pub(crate) mod why;
@@ -242,6 +243,7 @@ pub fn main() -> ExitCode {
                 let default = if daemon { log::DAEMON } else { log::COMMAND };
                 default.parse().unwrap_or_default()
             }),
+        daemon,
     );
     let mut out = Out::new(cli.command.json());
     out.raw |= matches!(&cli.command, Command::Logs(args) if args.raw);

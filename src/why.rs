@@ -137,6 +137,7 @@ impl Facts<'_> {
                 .cloned(),
         );
         runs.sort_by_key(|r| r.attempt);
+        view::late_since_due(&mut runs, self.job);
         // The last of a range of missed occurrences stands for all of them. Ranges do not overlap, so only the next one
         // can contain `at`.
         if runs.is_empty() && planned {

@@ -141,7 +141,7 @@ fn ask_the_store(config: &Config) -> Option<Observed> {
         let opened = tokio::task::spawn_blocking(move || store::open(&settings));
         observe(&*opened.await.ok()?.ok()?, &config).await
     });
-    let observed = runtime.block_on(tokio::time::timeout(ASKED_FOR, asking));
+    let observed = runtime.block_on(async { tokio::time::timeout(ASKED_FOR, asking).await });
     runtime.shutdown_background();
     observed.ok()?.ok()?
 }

@@ -872,10 +872,7 @@ fn a_fleet_without_instances_says_that_nothing_is_granted() {
         &["trigger", "draw", "--wait"],
     ] {
         let (chain, _) = fleet.run(args).failed(75);
-        assert_eq!(
-            chain,
-            "no instance has registered job `draw` with the store yet"
-        );
+        assert_eq!(chain, "job `draw` is not registered with the store yet");
     }
     assert_eq!(fleet.run(&["history"]).ok(), "no runs yet\n");
     assert_eq!(fleet.run(&["history", "--json"]).json(), json!([]));

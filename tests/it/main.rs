@@ -26,6 +26,7 @@ mod record;
 mod rights;
 mod sqlite;
 mod support;
+mod terminal;
 mod unreadable;
 
 #[used]
