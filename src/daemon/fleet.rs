@@ -498,6 +498,45 @@ impl FleetTask {
         }
     }
 
+    /// Logs a change of the epoch, and does what follows from it.
+    fn tell(&mut self, change: EpochChange, fleet: &Fleet, incarnation: &str, now: i64) {
+        match change {
+            EpochChange::None => {}
+            EpochChange::FirstSeenClosed => {
+                let wait = Wait::of(fleet, &self.contender.me.instance, now);
+                let skip = match wait.alone {
+                    true => {
+                        "; if nothing of this fleet runs anywhere else, there is no need to wait: stop this \
+                    instance, and start it once with --new-fleet"
+                    }
+                    false => "",
+                };
+                info!(until = %wait.until, "the store is new, or lost its data: each job waits for as long as its \
+                lease, up to {} from now, because a run from before may still be alive{skip}", wait.span);
+            }
+            EpochChange::Replaced if fleet.open => {
+                warn!(epoch = %incarnation, "the store was restarted, or lost or changed its data, and another \
+                instance has already waited");
+                self.contender.resync();
+                self.steady = None;
+            }
+            EpochChange::Replaced => {
+                let wait = Wait::of(fleet, &self.contender.me.instance, now);
+                warn!(epoch = %incarnation, until = %wait.until, "the store was restarted, or lost or changed \
+                its data: each job waits for as long as its lease, up to {} from now, because a run from before may \
+                still be alive", wait.span);
+                self.contender.resync();
+                // The other instances may come a little later, as after a restart of the whole fleet.
+                self.steady = None;
+            }
+            EpochChange::Opened => {
+                info!(
+                    "the wait is over, also for the jobs with the longest lease: all jobs start again"
+                )
+            }
+        }
+    }
+
     fn learn(&mut self, reply: Reply<Fleet>) {
         self.believe(&reply);
         self.look_for_duplicate(reply.value.before.as_ref());
@@ -522,41 +561,7 @@ impl FleetTask {
             open_seen: None,
             others_know,
         });
-        match change {
-            EpochChange::None => {}
-            EpochChange::FirstSeenClosed => {
-                let wait = Wait::of(&fleet, &self.contender.me.instance, now);
-                let skip = match wait.alone {
-                    true => {
-                        "; if nothing of this fleet runs anywhere else, there is no need to wait: stop this \
-                    instance, and start it once with --new-fleet"
-                    }
-                    false => "",
-                };
-                info!(until = %wait.until, "the store is new, or lost its data: each job waits for as long as its \
-                lease, up to {} from now, because a run from before may still be alive{skip}", wait.span);
-            }
-            EpochChange::Replaced if fleet.open => {
-                warn!(epoch = %reply.incarnation, "the store was restarted, or lost or changed its data, and another \
-                instance has already waited");
-                self.contender.resync();
-                self.steady = None;
-            }
-            EpochChange::Replaced => {
-                let wait = Wait::of(&fleet, &self.contender.me.instance, now);
-                warn!(epoch = %reply.incarnation, until = %wait.until, "the store was restarted, or lost or changed \
-                its data: each job waits for as long as its lease, up to {} from now, because a run from before may \
-                still be alive", wait.span);
-                self.contender.resync();
-                // The other instances may come a little later, as after a restart of the whole fleet.
-                self.steady = None;
-            }
-            EpochChange::Opened => {
-                info!(
-                    "the wait is over, also for the jobs with the longest lease: all jobs start again"
-                )
-            }
-        }
+        self.tell(change, &fleet, &reply.incarnation, now);
         let contender = &self.contender;
         let live: Vec<InstanceId> = fleet
             .instances

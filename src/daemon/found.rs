@@ -70,7 +70,8 @@ pub(super) async fn found(store: &dyn Store) -> anyhow::Result<()> {
     let mut warned = Throttle::default();
     loop {
         match store.found(&id).await {
-            Ok(reply) if *reply.value.id == *id => {
+            // A store that holds an older epoch begins the next one under this id too, but closed.
+            Ok(reply) if reply.value.open && *reply.value.id == *id => {
                 warn!(
                     "--new-fleet: starting without a wait, because somebody said that nothing of this fleet runs \
                     anywhere else; leave the option out from the next start on"

@@ -133,9 +133,9 @@ impl Lines {
     }
 }
 
-/// Reads both pipes until their ends, however much comes, even if `tail` keeps nothing. What arrives first is read first.
-/// Of what arrives between two looks, nobody knows the order: then stdout goes first, and neither keeps the other
-/// waiting.
+/// Reads both pipes until their ends, however much comes, even if `tail` keeps nothing. What arrives first is read
+/// first. Of what arrives between two looks, nobody knows the order: then stdout goes first, and neither keeps the
+/// other waiting.
 pub(super) async fn drain<A, B>(
     mut stdout: Option<A>,
     mut stderr: Option<B>,

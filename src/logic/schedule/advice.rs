@@ -151,16 +151,32 @@ fn uneven(
         true => plain::weekday(v).to_owned(),
         false => format!("{} {v}", field.name),
     };
+    Some(Advice {
+        rule: "uneven_step",
+        message: format!(
+            "`{}` is not every {n} {unit}s: after {} comes {}, {distance} {unit}{} later",
+            item.text,
+            value(last),
+            value(first),
+            if distance == 1 { "" } else { "s" },
+        ),
+        span: item.span(),
+        hint: even_steps(range.text, (n, width), evenly(fields, at)),
+    })
+}
+
+/// What counts evenly in place of the step `n` over `width` values; `every`: the unit of an `@every` that would.
+fn even_steps(range: &str, (n, width): (u32, u32), every: Option<char>) -> String {
     let divides = |m: &u32| width.is_multiple_of(*m);
     let less = (2..n).rev().find(divides);
     let more = (n + 1..width).find(divides);
     let steps: Vec<String> = [less, more]
         .into_iter()
         .flatten()
-        .map(|m| format!("`{}/{m}`", range.text))
+        .map(|m| format!("`{}/{m}`", range))
         .collect();
     let mut hints = vec![];
-    if let Some(unit) = evenly(fields, at) {
+    if let Some(unit) = every {
         hints.push(format!(
             "`@every {n}{unit}` counts evenly, from 1970 in UTC"
         ));
@@ -173,18 +189,7 @@ fn uneven(
     } else {
         hints.push("name the values in a list".to_owned());
     }
-    Some(Advice {
-        rule: "uneven_step",
-        message: format!(
-            "`{}` is not every {n} {unit}s: after {} comes {}, {distance} {unit}{} later",
-            item.text,
-            value(last),
-            value(first),
-            if distance == 1 { "" } else { "s" },
-        ),
-        span: item.span(),
-        hint: hints.join("; "),
-    })
+    hints.join("; ")
 }
 
 /// The unit of `@every`, if all other fields leave the step in field `at` alone to decide.
