@@ -332,8 +332,8 @@ pub trait Store: Send + Sync + 'static {
     /// Stores the heartbeat of an instance and returns the fleet. Without a heartbeat it only reads the fleet.
     async fn heartbeat(&self, beat: Option<&Beat>) -> Result<Reply<Fleet>, Error>;
     /// Somebody says that nothing of this fleet runs anywhere. If the store knows nothing of a fleet, its epoch gets
-    /// this `id` and begins open, without a quarantine; otherwise it is not open, or has another id. A repeated request is
-    /// answered as the first. A durable store has no quarantine.
+    /// this `id` and begins open, without a quarantine; otherwise it is not open, or has another id. A repeated
+    /// request is answered as the first. A durable store has no quarantine.
     async fn found(&self, id: &str) -> Result<Reply<Fleet>, Error> {
         let _ = id;
         self.heartbeat(None).await
