@@ -229,18 +229,25 @@ local function claim(c)
 
   -- start_by 0: the occurrence is not to be caught up; -1: its job was removed.
   local never = c.start_by == -1 and JOB_REMOVED or OVERDUE
+  -- The first claim since the store lost its data: what was planned meanwhile is one record.
+  if lost_before > 0 and never == OVERDUE then never = AFTER_LOSS end
   local early = st[7] and cjson.decode(st[7]) or NOTHING
   if extra.missed then
-    local before = newest
+    local before, kept_back, last_back = newest, 0, nil
     for _, m in ipairs(extra.missed) do
       if m.last < at and decided_in(m, newest, early) then return { 'behind', int(newest), st[7] or '[]' } end
     end
     for _, m in ipairs(extra.missed) do
       if m.last < at and m.last > newest then
         newest = m.last
-        not_run(c, m.last, 'missed', m.count, never)
+        if never == AFTER_LOSS and m.last > lost_before then
+          kept_back, last_back = kept_back + m.count, m.last
+        else
+          not_run(c, m.last, 'missed', m.count, never == AFTER_LOSS and OVERDUE or never)
+        end
       end
     end
+    if last_back then not_run(c, last_back, 'missed', kept_back, never) end
     if newest > before then redis.call('HSET', c.state, 'newest', int(newest)) end
   end
   if st[7] then

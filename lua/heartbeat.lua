@@ -4,10 +4,13 @@
 -- KEYS[1]  instances  <ns>:instances   hash: instance -> JSON {seen, ...}
 -- KEYS[2]  drains     <ns>:drains      hash: instance -> 1, or since when (ms) the store has no entry of it
 -- KEYS[3]  epoch      <ns>:epoch       hash: incarnation, id, born (ms), quarantine (ms), open (0 or 1)
+-- KEYS[4]  jobs       <ns>:jobs        only read: it is there if the store holds a fleet's data
 -- ARGV[1]  instance   empty: only read
 -- ARGV[2]  info       JSON members without `seen`; empty: the instance leaves
 -- ARGV[3]  quarantine the longest that this instance needs, ms
--- ARGV[4]  open       `<incarnation>/<id>` of an epoch that the caller has seen for a whole quarantine: open it
+-- ARGV[4]  open       `<incarnation>/<id>` of an epoch that the caller has seen for a whole quarantine: open it;
+--                     `new`, without an instance: somebody says that nothing of this fleet runs anywhere, so that the
+--                     epoch may begin open. It does only if the store knows nothing of a fleet
 -- ARGV[5]  id         the id for the epoch if it begins now
 -- ARGV[6]  process    of the caller: an instance that leaves does not remove the entry of another process of its name
 --
@@ -31,6 +34,7 @@ local epoch = redis.call('HMGET', KEYS[3], 'incarnation', 'id', 'born', 'quarant
 for i = 1, 5 do
   if #(epoch[i] or '') > NAME_MOST then return too_large(KEYS[3], 'a value of ' .. #epoch[i] .. ' bytes') end
 end
+local other = epoch[1] and epoch[1] ~= incarnation
 if epoch[1] ~= incarnation or not epoch[2] then
   -- The later of both clocks: occurrences that were planned before the birth and have no record are given up, and must
   -- not run twice.
@@ -38,6 +42,12 @@ if epoch[1] ~= incarnation or not epoch[2] then
   epoch = { incarnation, ARGV[5], born, '0', '0' }
   redis.call('DEL', KEYS[3])
   redis.call('HSET', KEYS[3], 'incarnation', incarnation, 'id', ARGV[5], 'born', born, 'quarantine', 0, 'open', 0)
+end
+if ARGV[1] == '' and ARGV[4] == 'new' and not other and epoch[5] == '0' and tonumber(epoch[4]) == 0
+  and redis.call('EXISTS', KEYS[1], KEYS[2], KEYS[4]) == 0 then
+  -- The caller recognises its id: a second instance that says the same finds an open epoch with another one.
+  epoch[2], epoch[5] = ARGV[5], '1'
+  redis.call('HSET', KEYS[3], 'id', ARGV[5], 'open', 1)
 end
 local quarantine = math.max(tonumber(epoch[4]), tonumber(ARGV[3]))
 local before

@@ -143,8 +143,8 @@ pub(crate) fn absent(job: &JobName) -> Refusal {
     Refusal::NotNow {
         message: format!("job `{job}` is not registered with the store yet"),
         hint: Some(
-            "an instance that has the job registers it; on a new or emptied Redis it does so only after the \
-            quarantine: see `soloist status`"
+            "an instance that has the job registers it; on a Redis that is new, or lost its data, it waits before: \
+            `soloist status` says until when"
                 .to_owned(),
         ),
     }

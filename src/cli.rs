@@ -2,6 +2,7 @@
 //! own.
 
 mod act;
+mod check;
 mod drain;
 mod exec;
 mod failure;
@@ -13,6 +14,7 @@ mod logs;
 mod record;
 mod show;
 pub(crate) mod status;
+mod terminal;
 mod trigger;
 mod upcoming;
 pub(crate) mod why;
@@ -115,8 +117,8 @@ struct Cli {
 enum Command {
     /// Run jobs in the foreground: SIGTERM and SIGINT drain, SIGHUP reloads the configuration
     Run(Run),
-    /// Check the configuration: its jobs and their next occurrences, or every problem found
-    Check(Json),
+    /// Check the configuration: its jobs and their next occurrences, or every problem found; with advice
+    Check(check::Check),
     /// Show upcoming occurrences
     Next(upcoming::Next),
     /// Show the fleet: instances, jobs, active runs and next occurrences
@@ -163,6 +165,10 @@ struct Run {
         value_parser = instance_name
     )]
     instance: Option<String>,
+    /// Nothing of this fleet runs anywhere else, nor has it run within the longest lease: start without waiting on a
+    /// store that is new to it. Refused if the store knows an instance or a job
+    #[arg(long)]
+    new_fleet: bool,
 }
 
 #[derive(Debug, Args)]
@@ -184,7 +190,8 @@ impl Command {
     fn json(&self) -> bool {
         match self {
             Self::Run(_) | Self::Exec(_) => false,
-            Self::Check(c) | Self::Status(c) => c.json,
+            Self::Check(c) => c.json,
+            Self::Status(c) => c.json,
             Self::CheckRecord(c) => c.json,
             #[cfg(feature = "http")]
             Self::Http(c) => c.json(),
@@ -236,6 +243,7 @@ pub fn main() -> ExitCode {
                 let default = if daemon { log::DAEMON } else { log::COMMAND };
                 default.parse().unwrap_or_default()
             }),
+        daemon,
     );
     let mut out = Out::new(cli.command.json());
     out.raw |= matches!(&cli.command, Command::Logs(args) if args.raw);
@@ -259,11 +267,10 @@ fn dispatch(cli: Cli, out: Out) -> Result<Exit, Failure> {
         return http::http(args, &out);
     }
     let path = find(cli.config)?;
-    let loaded = config::load(&path);
-    if let Command::Check(_) = &cli.command {
-        return upcoming::check(&path, loaded, clock::wall_us() / 1000, &out);
+    if let Command::Check(args) = &cli.command {
+        return check::check(&path, args, clock::wall_us() / 1000, &out);
     }
-    let config = loaded.map_err(Failure::Config)?;
+    let config = config::load(&path).map_err(Failure::Config)?;
     match cli.command {
         Command::Next(args) => upcoming::next(&path, &config, &args, clock::wall_us() / 1000, &out),
         Command::Run(args) => {
@@ -278,11 +285,20 @@ fn dispatch(cli: Cli, out: Out) -> Result<Exit, Failure> {
                 config,
                 instance: args.instance,
                 record: cli.record,
+                new_fleet: args.new_fleet,
             }));
             // A thread that reads /proc or kills orphans may hang: do not wait for it.
             runtime.shutdown_background();
-            ended?;
-            Ok(Exit::Ok)
+            match ended {
+                Err(e) if e.is::<daemon::NotNew>() => Err(Failure::TryAgain {
+                    message: e.to_string(),
+                    hint: Some(daemon::NotNew::HINT.to_owned()),
+                }),
+                ended => {
+                    ended?;
+                    Ok(Exit::Ok)
+                }
+            }
         }
         command => {
             let runtime = tokio::runtime::Builder::new_current_thread()

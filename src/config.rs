@@ -5,6 +5,8 @@
 //!
 //! Locks need only [`Store`], and no file: the rest is for the daemon.
 
+#[cfg(feature = "daemon")]
+mod advice;
 #[cfg(all(test, feature = "daemon"))]
 mod bounds;
 #[cfg(feature = "daemon")]
@@ -51,13 +53,14 @@ pub use self::{
 pub use crate::{logic::lease::Lease, model::duration::show as show_duration};
 
 #[cfg(feature = "daemon")]
-pub(crate) use self::{file::trim_memory, handed::Handed};
-#[cfg(feature = "daemon")]
 pub use self::{
+    advice::{Observed, Written, load_written},
     file::{Config, Limits, duration, load, parse},
     http::{Http, HttpTls, Listen},
     report::{Problem, Report},
 };
+#[cfg(feature = "daemon")]
+pub(crate) use self::{file::trim_memory, handed::Handed};
 #[cfg(feature = "daemon")]
 pub use crate::{
     logic::timetable::CatchUp,

@@ -5,6 +5,7 @@
 
 mod dispatch;
 mod fleet;
+mod found;
 mod journal;
 mod reload;
 mod signals;
@@ -36,6 +37,8 @@ use crate::{
     store::{self, Store},
 };
 
+pub(crate) use self::found::NotNew;
+
 /// The arguments of `soloist run`.
 #[derive(Debug)]
 pub(crate) struct Options {
@@ -46,6 +49,8 @@ pub(crate) struct Options {
     pub instance: Option<String>,
     /// Where to write down what happens.
     pub record: Option<PathBuf>,
+    /// Somebody says that nothing of this fleet runs anywhere else: see `daemon/found.rs`.
+    pub new_fleet: bool,
 }
 
 /// How long this process tries to record the last outcomes and to sign off once no command runs any more. Then the
@@ -177,6 +182,9 @@ impl Daemon {
             })
         };
         let ((store, recorder), config) = opening.await.context("cannot open the store")??;
+        if o.new_fleet {
+            found::found(&*store).await?;
+        }
         let runner = Runner::new().context("cannot become the subreaper of the jobs' commands")?;
         let runner = runner
             .hiding(config.store_variables.clone())

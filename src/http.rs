@@ -14,7 +14,6 @@ mod jobs;
 mod metrics;
 mod openapi;
 mod page;
-mod plain;
 mod plan;
 mod problem;
 mod runs;

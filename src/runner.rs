@@ -319,18 +319,10 @@ impl Runner {
         let tail = Arc::new(Tail::new(output.keep));
         let mut drains = tokio::task::JoinSet::new();
         let (stdout, stderr) = child.take_output();
-        if let Some(pipe) = stdout {
-            let (tail, job, run) = (tail.clone(), spec.job.clone(), spec.run_id.to_string());
-            drains.spawn(async move {
-                output::drain(pipe, &tail, output.log, "stdout", job.as_str(), &run).await
-            });
-        }
-        if let Some(pipe) = stderr {
-            let (tail, job, run) = (tail.clone(), spec.job.clone(), spec.run_id.to_string());
-            drains.spawn(async move {
-                output::drain(pipe, &tail, output.log, "stderr", job.as_str(), &run).await
-            });
-        }
+        let (kept, job, run) = (tail.clone(), spec.job.clone(), spec.run_id.to_string());
+        drains.spawn(async move {
+            output::drain(stdout, stderr, &kept, output.log, job.as_str(), &run).await;
+        });
         let (orders, order_queue) = mpsc::unbounded_channel();
         let (state, state_seen) = watch::channel(State::default());
         let guard_pid = child.id();

@@ -10,7 +10,7 @@ use serde::{Serialize, Serializer};
 use crate::{
     config::{Config, Job},
     logic::{
-        belief,
+        attempts, belief,
         claim::{Open, State},
         schedule::next_of,
     },
@@ -30,7 +30,7 @@ pub(crate) const SHOWN_SILENT_AFTER_MS: i64 = 15_000;
 const CLOCKS_APART_MS: i64 = belief::SLACK.as_millis() as i64;
 
 /// Unix milliseconds of the store's clock, written as RFC 3339 in UTC with milliseconds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "http", derive(utoipa::ToSchema))]
 #[cfg_attr(feature = "http", schema(value_type = String, format = DateTime))]
 pub(crate) struct Time(pub i64);
@@ -105,6 +105,7 @@ pub(crate) struct RunView {
     pub host: Option<String>,
     pub started_at: Option<Time>,
     pub finished_at: Option<Time>,
+    /// From the planned instant to the start; of a later attempt, from when that was due. Null: not known.
     pub lateness_ms: Option<i64>,
     pub duration_ms: Option<i64>,
     pub outcome: Outcome,
@@ -184,6 +185,28 @@ impl RunView {
             output_bytes: None,
             count: 1,
         }
+    }
+}
+
+/// Counts the lateness of later attempts from when they were due, which is after the end of the attempt before: counted
+/// from the instant, a retry in time would look late. `runs` are of `job`, as records have them, in any order.
+pub(crate) fn late_since_due(runs: &mut [RunView], job: Option<&Job>) {
+    let ended: HashMap<(Time, u32), Option<Time>> = (runs.iter())
+        .filter(|r| r.attempt > 0)
+        .map(|r| ((r.occurrence, r.attempt), r.finished_at))
+        .collect();
+    for r in runs.iter_mut().filter(|r| r.attempt > 1) {
+        let before = ended.get(&(r.occurrence, r.attempt - 1)).copied().flatten();
+        let pause = match r.trigger {
+            Trigger::Retry => job
+                .and_then(|job| attempts::after_failure(job, r.attempt - 1))
+                .map(|next| next.delay_ms),
+            _ => Some(0),
+        };
+        let due = before
+            .zip(pause)
+            .map(|(before, pause)| before.0.saturating_add(pause));
+        r.lateness_ms = (r.started_at.zip(due)).map(|(started, due)| (started.0 - due).max(0));
     }
 }
 
@@ -585,6 +608,40 @@ fn most_common(fleet: &Fleet, ours: &str, clock: Clock) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_retry_is_late_only_from_when_it_was_due() {
+        let text = "[jobs.draw]\ncommand = 'x'\nretry = { attempts = 3, interval = '3s', backoff = 'exponential' }\n";
+        let config = crate::config::parse(text, std::path::Path::new("jobs.toml"), &|_| None);
+        let config = config.expect("valid");
+        let job = config.jobs.values().next().expect("a job");
+        let run = |attempt: u32, trigger, from: i64, to: i64| {
+            let open =
+                RunRecord::without_run(&job.name, Occurrence(100_000), trigger, Outcome::Failed);
+            RunView::from(RunRecord {
+                attempt,
+                ..open.lasting(Some(from), Some(to))
+            })
+        };
+        let all = [
+            run(4, Trigger::Takeover, 113_030, 113_100),
+            run(3, Trigger::Retry, 112_020, 113_000),
+            run(2, Trigger::Retry, 104_010, 106_000),
+            run(1, Trigger::Schedule, 100_005, 101_000),
+        ];
+        let late = |runs: &[RunView], job: Option<&Job>| -> Vec<Option<i64>> {
+            let mut runs = runs.to_vec();
+            late_since_due(&mut runs, job);
+            runs.iter().map(|r| r.lateness_ms).collect()
+        };
+        assert_eq!(
+            late(&all, Some(job)),
+            [Some(30), Some(20), Some(10), Some(5)]
+        );
+        // Without its configuration, or the attempt before, nobody knows when it was due.
+        assert_eq!(late(&all, None), [Some(30), None, None, Some(5)]);
+        assert_eq!(late(&all[..1], Some(job)), [None]);
+    }
 
     #[test]
     fn times_are_written_as_jiff_writes_them() {

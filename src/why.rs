@@ -7,7 +7,7 @@ use crate::{
     logic::{
         belief::SLACK,
         claim::{Overlap, State},
-        schedule::{Schedule, next_of},
+        schedule::{Schedule, differs, next_of},
     },
     model::{InstanceId, JobName, Occurrence, Outcome},
     store::{Decision, Fleet, Info, Outage},
@@ -137,6 +137,7 @@ impl Facts<'_> {
                 .cloned(),
         );
         runs.sort_by_key(|r| r.attempt);
+        view::late_since_due(&mut runs, self.job);
         // The last of a range of missed occurrences stands for all of them. Ranges do not overlap, so only the next one
         // can contain `at`.
         if runs.is_empty() && planned {
@@ -255,7 +256,8 @@ impl Facts<'_> {
             return more.map_or(told.clone(), |more| format!("{told} {more}"));
         }
         let Some(st) = &self.state else {
-            return "Nothing is known: the job is not registered with the store yet.".to_owned();
+            return "Nothing is known: no instance has registered the job with the store yet."
+                .to_owned();
         };
         if let Some(next) = self.next_attempt(at) {
             return next;
@@ -283,8 +285,12 @@ impl Facts<'_> {
         if !planned && decisions.is_empty() {
             return match self.job {
                 Some(j) if !j.schedules.is_empty() => {
-                    "Nothing was planned for that time: it is not an occurrence of the schedule."
-                        .to_owned()
+                    let why = differs(&j.schedules, &j.schedule_text, at);
+                    let why = why.map_or_else(
+                        || "it is not an occurrence of the schedule".to_owned(),
+                        |why| words::line(&why),
+                    );
+                    format!("Nothing was planned for that time: {why}.")
                 }
                 _ => "Nothing was planned for that time, and nobody triggered the job.".to_owned(),
             };
@@ -300,14 +306,14 @@ impl Facts<'_> {
             return "It was not run: the job is disabled in this configuration.".to_owned();
         }
         if st.incarnation != self.incarnation {
-            return "It waits: the store lost or changed its data, and grants nothing until an instance has watched \
-            it for one quarantine."
+            return "It waits: the store lost or changed its data, and a run from before may still be alive. The job \
+            starts again once it has waited for as long as its lease."
                 .to_owned();
         }
         if at.0 <= st.since {
             return format!(
-                "Nothing is known of it: the store has known this schedule of the job only since {}. Then the schedule was \
-                new, or the job came back or was enabled again, or the store had lost its data.",
+                "It was not to run: this schedule of the job counts only since {}. Then the schedule was new, or the job \
+                came back or was enabled again, or the store had lost its data.",
                 words::instant(st.since)
             );
         }

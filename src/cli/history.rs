@@ -13,7 +13,7 @@ use crate::{
     logic::claim::State,
     model::{JobName, Outcome},
     store::{Error, HISTORY_KEPT, Observation, observe_each},
-    view::RunView,
+    view::{RunView, late_since_due},
 };
 
 #[derive(Debug, Args)]
@@ -100,7 +100,12 @@ async fn collect(
         let held = st.open.iter().filter(|o| o.next_attempt.is_none());
         runs.extend(held.map(|o| RunView::running(name, o)).filter(wanted));
         if only != Some(Outcome::Running) {
-            let fetch = if only.is_some() { HISTORY_KEPT } else { n };
+            // One more: the last attempt's lateness counts from the end of the one before.
+            let fetch = if only.is_some() {
+                HISTORY_KEPT
+            } else {
+                n.saturating_add(1).min(HISTORY_KEPT)
+            };
             let ended = ctx.ask(async || ctx.store.records(name, fetch).await).await;
             let ended = match ended {
                 // It hides no other job's.
@@ -114,7 +119,9 @@ async fn collect(
             runs.retain(|r| {
                 r.outcome != Outcome::Running || ended.iter().all(|e| e.run_id != r.run_id)
             });
-            runs.extend(ended.into_iter().map(RunView::from).filter(wanted));
+            let mut ended: Vec<RunView> = ended.into_iter().map(RunView::from).collect();
+            late_since_due(&mut ended, ctx.config.jobs.get(name).map(|job| &**job));
+            runs.extend(ended.into_iter().filter(wanted));
         }
         sort(&mut runs);
         runs.truncate(n);

@@ -2,6 +2,7 @@
 
 use std::io::{self, IsTerminal};
 
+use super::terminal::{self, ForEyes};
 use crate::text;
 use tracing::Subscriber;
 use tracing_subscriber::{
@@ -17,7 +18,7 @@ use tracing_subscriber::{
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Format {
-    /// The journal if stderr is connected to it, else text
+    /// The journal if stderr is connected to it, else text; of `run` on a terminal: for eyes
     Auto,
     /// For people
     Text,
@@ -62,8 +63,8 @@ impl std::str::FromStr for Filter {
     }
 }
 
-/// Call this once, before anything is logged.
-pub(super) fn init(format: Format, filter: Targets) {
+/// Call this once, before anything is logged. `eyes`: a person who starts a daemon on a terminal looks at it.
+pub(super) fn init(format: Format, filter: Targets, eyes: bool) {
     let journal = match format {
         Format::Journald => true,
         Format::Auto => stderr_is_journal(std::env::var("JOURNAL_STREAM").ok().as_deref()),
@@ -81,7 +82,13 @@ pub(super) fn init(format: Format, filter: Targets) {
         registry().with(layer.with_filter(filter)).init();
         return;
     }
-    let colours = super::show::colours(io::stderr().is_terminal());
+    let terminal = io::stderr().is_terminal();
+    let colours = super::show::colours(terminal);
+    if eyes && terminal && format == Format::Auto {
+        let layer = for_eyes(colours, || Lines(io::stderr()));
+        registry().with(layer.with_filter(filter)).init();
+        return;
+    }
     let layer = for_people(colours, || Lines(io::stderr()));
     registry().with(layer.with_filter(filter)).init();
 }
@@ -101,6 +108,21 @@ where
     });
     tracing_subscriber::fmt::layer()
         .fmt_fields(fields.delimited(" "))
+        .with_ansi(colours)
+        .with_writer(writer)
+}
+
+fn for_eyes<S, W>(colours: bool, writer: W) -> impl Layer<S>
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    W: for<'a> MakeWriter<'a> + 'static,
+{
+    tracing_subscriber::fmt::layer()
+        .event_format(ForEyes {
+            colours,
+            unicode: terminal::unicode(|name| std::env::var(name).ok()),
+            zone: jiff::tz::TimeZone::system(),
+        })
         .with_ansi(colours)
         .with_writer(writer)
 }

@@ -65,10 +65,14 @@ pub(crate) fn render(s: &StatusView) -> String {
     let now = s.now.0;
     let live = s.instances.iter().filter(|i| !i.silent).count();
     let mut text = format!(
-        "{} on {}, namespace {}, {}\n",
+        "{} on {}, {}{}\n",
         count(live, "live instance"),
         show::line(&s.store),
-        s.namespace,
+        match s.store.starts_with("sqlite:") {
+            // A file has none.
+            true => String::new(),
+            false => format!("namespace {}, ", s.namespace),
+        },
         count(s.jobs.len(), "job")
     );
     text.push_str(&show::problems(&s.problems));
@@ -109,11 +113,11 @@ pub(crate) fn render(s: &StatusView) -> String {
                     span(ms.saturating_add(999))
                 )
             }
-            Some(_) => "it grants nothing until an instance has watched it long enough".to_owned(),
-            None => "it grants nothing until an instance is up".to_owned(),
+            Some(_) => "jobs with the longest lease wait a moment more".to_owned(),
+            None => "no job starts until an instance is up".to_owned(),
         };
         let warning = format!(
-            "the store started, or lost or changed its data, {}: {wait}",
+            "the store is new, or lost or changed its data, {}: {wait}",
             relative(s.epoch.since.0, now)
         );
         text.push_str(&format!("{}\n", show::paint(WARN, &warning)));
@@ -234,7 +238,7 @@ fn jobs(s: &StatusView, now: i64) -> String {
             lasted.into(),
             Cell::new(BUSY, running(j, now)),
             next(j, s),
-            Cell::new(WARN, job_note(j, now)),
+            Cell::new(WARN, job_note(j, s.epoch.open, now)),
         ]);
     }
     t.render()
@@ -264,7 +268,8 @@ fn next(j: &JobView, s: &StatusView) -> Cell {
     }
 }
 
-fn job_note(j: &JobView, now: i64) -> String {
+/// `open`: no job waits because the store may have lost its data.
+fn job_note(j: &JobView, open: bool, now: i64) -> String {
     let mut notes = vec![];
     if j.unreadable.is_some() {
         return "its state in the store cannot be read: see below".to_owned();
@@ -317,9 +322,13 @@ fn job_note(j: &JobView, now: i64) -> String {
         notes.push("its lease is no longer renewed".to_owned());
     }
     if j.quarantined {
-        notes.push("waits: the store lost or changed its data".to_owned());
+        notes.push("waits, because the store lost or changed its data".to_owned());
     } else if !j.known && j.enabled {
-        notes.push("not registered with the store yet".to_owned());
+        let waits = match open {
+            true => "no instance has registered it yet",
+            false => "waits, as said above",
+        };
+        notes.push(waits.to_owned());
     }
     if j.other_definition {
         notes.push("the fleet runs another definition".to_owned());
@@ -459,7 +468,7 @@ mod tests {
             "2 live instances on redis://host:6379/0, namespace soloist, 4 jobs\n\
              the instances run another configuration than the one that this command read: see CONFIG; SIGHUP makes an \
              instance read its file again\n\
-             the store started, or lost or changed its data, 5 s ago: jobs with the longest lease wait 12 s more\n\
+             the store is new, or lost or changed its data, 5 s ago: jobs with the longest lease wait 12 s more\n\
              \n\
              INSTANCE  HOST  SEEN          CLOCK  CONFIG            JOBS  RUNNING  NOTE\n\
              web-1     web   1 s ago    +0.003 s  aaaaaaaa             4        1\n\
@@ -471,11 +480,11 @@ mod tests {
              paused until 2026-11-20T17:12:41.318Z (in 2 h): move; skips the next 2; the fleet runs another \
              definition\n\
              fresh    @hourly     -                                                    in 47 min 18 s  \
-             not registered with the store yet\n\
+             waits, as said above\n\
              manual   manual      -                                                    when triggered  \
-             not registered with the store yet\n\
+             waits, as said above\n\
              retried  @hourly     -                                                    in 47 min 18 s  \
-             attempt 2 (retry) in 3 s; waits: the store lost or changed its data\n"
+             attempt 2 (retry) in 3 s; waits, because the store lost or changed its data\n"
         );
     }
 

@@ -1,4 +1,4 @@
-//! `check` and `next`: what the configuration says; they do not use the store.
+//! `next`: what is planned, from the configuration alone.
 
 use std::{cmp::Reverse, collections::BinaryHeap, path::Path};
 
@@ -7,14 +7,11 @@ use serde::Serialize;
 
 use super::{Exit, Failure, Out, instant, job, remark, show};
 use crate::{
-    config::{Config, Job, Problem, Report},
-    logic::schedule::next_of,
+    config::{Config, Job},
+    logic::schedule::{next_of, words},
     model::{JobName, Occurrence},
     view::Time,
 };
-
-/// How many occurrences `check` shows for each job.
-const SHOWN: usize = 3;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -39,10 +36,10 @@ pub(super) struct Next {
 }
 
 #[derive(Debug, PartialEq, Serialize)]
-struct Upcoming {
+pub(super) struct Upcoming {
     job: JobName,
-    occurrence: Time,
-    local: String,
+    pub(super) occurrence: Time,
+    pub(super) local: String,
 }
 
 fn local(job: &Job, o: Occurrence) -> String {
@@ -81,6 +78,11 @@ pub(super) fn next(
         if list.is_empty() {
             return "nothing is planned\n".to_owned();
         }
+        // One job is told before its occurrences; of several, those that are shown, after them.
+        let told = |jobs: &[&Job]| -> String {
+            let with_schedule = jobs.iter().filter(|job| !job.schedules.is_empty());
+            with_schedule.map(|job| in_words(job) + "\n").collect()
+        };
         let mut t = show::Table::new(&["JOB", "OCCURRENCE", "LOCAL TIME", "WHEN"]);
         for u in &list {
             t.row([
@@ -90,13 +92,29 @@ pub(super) fn next(
                 show::relative(u.occurrence.0, now).into(),
             ]);
         }
-        t.render()
+        if args.job.is_some() {
+            return told(&jobs) + &t.render();
+        }
+        let shown = |job: &&&Job| list.iter().any(|u| u.job == job.name);
+        let shown: Vec<&Job> = jobs.iter().filter(shown).copied().collect();
+        format!("{}\n{}", t.render(), told(&shown))
     })?;
     Ok(Exit::Ok)
 }
 
+/// The schedule of a job in plain words.
+fn in_words(job: &Job) -> String {
+    let each: Vec<String> = job.schedule_text.iter().map(|text| words(text)).collect();
+    format!(
+        "{}: {}; {}",
+        show::paint(show::BOLD, job.name.as_str()),
+        show::line(&each.join("; and ")),
+        job.timezone
+    )
+}
+
 /// The first `n` occurrences of all `jobs` after `from`, sorted by time, then by name.
-fn upcoming(jobs: &[&Job], from: i64, n: usize) -> Vec<Upcoming> {
+pub(super) fn upcoming(jobs: &[&Job], from: i64, n: usize) -> Vec<Upcoming> {
     let mut heap: BinaryHeap<Reverse<(Occurrence, usize)>> = jobs
         .iter()
         .enumerate()
@@ -116,121 +134,6 @@ fn upcoming(jobs: &[&Job], from: i64, n: usize) -> Vec<Upcoming> {
         }
     }
     list
-}
-
-#[derive(Debug, Serialize)]
-struct Checked<'a> {
-    ok: bool,
-    file: &'a Path,
-    digest: &'a str,
-    store: String,
-    jobs: Vec<CheckedJob<'a>>,
-}
-
-#[derive(Debug, Serialize)]
-struct CheckedJob<'a> {
-    job: &'a JobName,
-    enabled: bool,
-    schedule: &'a [String],
-    timezone: &'a str,
-    next: Vec<Upcoming>,
-}
-
-#[derive(Debug, Serialize)]
-struct Refused<'a> {
-    ok: bool,
-    file: &'a Path,
-    problems: &'a [Problem],
-}
-
-pub(super) fn check(
-    path: &Path,
-    loaded: Result<Config, Report>,
-    now: i64,
-    out: &Out,
-) -> Result<Exit, Failure> {
-    let config = match loaded {
-        Ok(config) => config,
-        Err(report) if out.json => {
-            out.object(&Refused {
-                ok: false,
-                file: path,
-                problems: report.problems(),
-            })?;
-            return Ok(Exit::Config);
-        }
-        Err(report) => return Err(Failure::Config(report)),
-    };
-    let checked = Checked {
-        ok: true,
-        file: path,
-        digest: &config.digest,
-        store: config.store.url.to_string(),
-        jobs: config
-            .jobs
-            .values()
-            .map(|j| CheckedJob {
-                job: &j.name,
-                enabled: j.enabled,
-                schedule: &j.schedule_text,
-                timezone: &j.timezone,
-                next: if j.enabled {
-                    upcoming(&[j], now, SHOWN)
-                } else {
-                    vec![]
-                },
-            })
-            .collect(),
-    };
-    out.say(&checked, || render(&checked, now))?;
-    Ok(Exit::Ok)
-}
-
-fn render(c: &Checked, now: i64) -> String {
-    let disabled = c.jobs.iter().filter(|j| !j.enabled).count();
-    let mut text = format!(
-        "{} is valid: {}{}, store {}\n",
-        show::line(&c.file.to_string_lossy()),
-        show::count(c.jobs.len(), "job"),
-        if disabled > 0 {
-            format!(" ({disabled} disabled)")
-        } else {
-            String::new()
-        },
-        show::line(&c.store)
-    );
-    if c.jobs.is_empty() {
-        return text;
-    }
-    let mut t = show::Table::new(&["JOB", "SCHEDULE", "TIME ZONE", "NEXT", "WHEN"]);
-    for j in &c.jobs {
-        let lines = j.schedule.len().max(j.next.len()).max(1);
-        for i in 0..lines {
-            let first = i == 0;
-            let nothing = match (j.enabled, j.schedule.is_empty()) {
-                (false, _) => "disabled",
-                (true, true) => "only when triggered",
-                (true, false) => "never again",
-            };
-            t.row([
-                show::Cell::new(show::BOLD, if first { j.job.as_str() } else { "" }),
-                j.schedule.get(i).map_or("", String::as_str).into(),
-                if first { j.timezone } else { "" }.into(),
-                match j.next.get(i) {
-                    Some(u) => show::local(&u.local).into(),
-                    None if first => show::Cell::new(show::WARN, nothing),
-                    None => "".into(),
-                },
-                j.next
-                    .get(i)
-                    .map_or(String::new(), |u| show::relative(u.occurrence.0, now))
-                    .into(),
-            ]);
-        }
-    }
-    text.push('\n');
-    text.push_str(&t.render());
-    text
 }
 
 #[cfg(test)]
@@ -267,49 +170,5 @@ mod tests {
             ]
         );
         assert_eq!(upcoming(&jobs, NOW, 0), []);
-    }
-
-    #[test]
-    fn check_shows_each_job_with_its_next_occurrences() {
-        let c = config(
-            "[jobs.draw]\nschedule = '0 12 * * *'\ntimezone = 'Asia/Shanghai'\ncommand = 'x'\n\
-             [jobs.both]\nschedule = ['@at 2026-11-20T15:13:00Z', '@at 2020-01-01T00:00:00Z']\ncommand = 'x'\n\
-             [jobs.gone]\nschedule = '@at 2020-01-01T00:00:00Z'\ncommand = 'x'\n\
-             [jobs.off]\nschedule = '@daily'\ncommand = 'x'\nenabled = false\n",
-        );
-        let checked = Checked {
-            ok: true,
-            file: Path::new("jobs.toml"),
-            digest: "d",
-            store: "sqlite:x".into(),
-            jobs: c
-                .jobs
-                .values()
-                .map(|j| CheckedJob {
-                    job: &j.name,
-                    enabled: j.enabled,
-                    schedule: &j.schedule_text,
-                    timezone: &j.timezone,
-                    next: if j.enabled {
-                        upcoming(&[j], NOW, 3)
-                    } else {
-                        vec![]
-                    },
-                })
-                .collect(),
-        };
-        let text = anstream::adapter::strip_str(&render(&checked, NOW)).to_string();
-        assert_eq!(
-            text,
-            "jobs.toml is valid: 4 jobs (1 disabled), store sqlite:x\n\n\
-             JOB   SCHEDULE                  TIME ZONE      NEXT                            WHEN\n\
-             both  @at 2026-11-20T15:13:00Z  UTC            Fri 2026-11-20 15:13:00 +00:00  in 18 s\n\
-             \x20     @at 2020-01-01T00:00:00Z\n\
-             draw  0 12 * * *                Asia/Shanghai  Sat 2026-11-21 12:00:00 +08:00  in 12 h 47 min\n\
-             \x20                                              Sun 2026-11-22 12:00:00 +08:00  in 1 d 12 h\n\
-             \x20                                              Mon 2026-11-23 12:00:00 +08:00  in 2 d 12 h\n\
-             gone  @at 2020-01-01T00:00:00Z  UTC            never again\n\
-             off   @daily                    UTC            disabled\n"
-        );
     }
 }

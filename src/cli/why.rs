@@ -365,13 +365,13 @@ mod tests {
         f.history.clear();
         assert_eq!(
             told(&f, AT - 10 * HOUR),
-            "Nothing is known of it: the store has known this schedule of the job only since 2026-11-20T05:00:00Z. Then \
-             the schedule was new, or the job came back or was enabled again, or the store had lost its data."
+            "It was not to run: this schedule of the job counts only since 2026-11-20T05:00:00Z. Then the schedule was \
+             new, or the job came back or was enabled again, or the store had lost its data."
         );
         let stranger = f.explain(Occurrence(AT + 1));
         assert_eq!(
             stranger.verdict,
-            "Nothing was planned for that time: it is not an occurrence of the schedule."
+            "Nothing was planned for that time: occurrences are at whole seconds, and this is 1 ms after one."
         );
         assert_eq!(
             (stranger.before, stranger.after),
@@ -404,9 +404,7 @@ mod tests {
         f.incarnation = "another";
         assert!(told(&f, AT).starts_with("It waits: the store lost or changed its data"));
         f.state = None;
-        assert!(
-            told(&f, AT).starts_with("Nothing is known: the job is not registered with the store")
-        );
+        assert!(told(&f, AT).starts_with("Nothing is known: no instance has registered the job"));
     }
 
     #[test]

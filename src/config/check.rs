@@ -12,7 +12,9 @@ use std::{
 
 use super::{
     Config, Http, HttpTls, Job, JobRetry, Lease, Limits, Listen, Output, Secret, Store, StoreRetry,
-    StoreUrl, Tls, digest,
+    StoreUrl, Tls,
+    advice::Places,
+    digest,
     keys::{self, Backoff, Keys},
     named, raw,
     report::Place,
@@ -64,7 +66,11 @@ type Variables = Arc<[(String, String)]>;
 
 /// The checked configuration. None: there is a problem, which `r` has.
 // Long: each table of the file in turn.
-pub(super) fn config<'t>(r: &mut Reader<'t>, file: raw::File<'t>) -> Option<Config> {
+pub(super) fn config<'t>(
+    r: &mut Reader<'t>,
+    file: raw::File<'t>,
+    mut places: Option<&mut BTreeMap<JobName, Places>>,
+) -> Option<Config> {
     let store = store(r, &file.store);
     let limits = limits(&file.limits);
     let http = http(r, file.http.as_ref());
@@ -119,6 +125,9 @@ pub(super) fn config<'t>(r: &mut Reader<'t>, file: raw::File<'t>) -> Option<Conf
             span: span.clone(),
         };
         if let Some(job) = job(r, &mut shared, &name, &raw) {
+            if let Some(places) = places.as_deref_mut() {
+                places.insert(job.name.clone(), Places::of(&name, &raw, &file.defaults));
+            }
             jobs.insert(job.name.clone(), Arc::new(job));
         }
     }

@@ -5,7 +5,9 @@ use std::{collections::BTreeMap, path::Path, sync::Arc, time::Duration};
 use toml::de::DeTable;
 
 use super::{
-    Http, Report, Store, check, named, raw,
+    Http, Report, Store,
+    advice::Places,
+    check, named, raw,
     report::{self, Collector},
     rights,
     tree::Reader,
@@ -31,6 +33,15 @@ pub fn duration(text: &str) -> Result<Duration, String> {
 /// # Errors
 /// All problems of the file, or the reason why it cannot be read.
 pub fn load(path: &Path) -> Result<Config, Report> {
+    let text = read(path)?;
+    let config = parse(&text, path, &|name| std::env::var(name).ok());
+    drop(text);
+    trim_memory();
+    config
+}
+
+/// The text of the configuration file.
+pub(super) fn read(path: &Path) -> Result<String, Report> {
     let failed =
         |message: String, hint: &str| Report::of_file(path, message, Some(hint.to_owned()));
     // As root check it first, because reading another user's pipe may never end; and again, because there may have been
@@ -50,18 +61,14 @@ pub fn load(path: &Path) -> Result<Config, Report> {
         )
     })?;
     rights::trusted(path).map_err(|f| failed(f.message, &f.fix))?;
-    let text = String::from_utf8(bytes).map_err(|error| {
+    String::from_utf8(bytes).map_err(|error| {
         let valid = &error.as_bytes()[..error.utf8_error().valid_up_to()];
         let line = valid.iter().filter(|b| **b == b'\n').count() + 1;
         failed(
             format!("line {line} is not UTF-8"),
             "save the file as UTF-8",
         )
-    })?;
-    let config = parse(&text, path, &|name| std::env::var(name).ok());
-    drop(text);
-    trim_memory();
-    config
+    })
 }
 
 /// Returns freed memory to the system. Reading a large file takes several times the memory of the configuration, and
@@ -85,6 +92,26 @@ pub fn parse(
     text: &str,
     path: &Path,
     env: &dyn Fn(&str) -> Option<String>,
+) -> Result<Config, Report> {
+    parsed(text, path, env, None)
+}
+
+/// As [`parse`], with the places that advice is about.
+pub(super) fn parse_with_places(
+    text: &str,
+    path: &Path,
+    env: &dyn Fn(&str) -> Option<String>,
+) -> Result<(Config, BTreeMap<JobName, Places>), Report> {
+    let mut places = BTreeMap::new();
+    let config = parsed(text, path, env, Some(&mut places))?;
+    Ok((config, places))
+}
+
+fn parsed(
+    text: &str,
+    path: &Path,
+    env: &dyn Fn(&str) -> Option<String>,
+    places: Option<&mut BTreeMap<JobName, Places>>,
 ) -> Result<Config, Report> {
     let mut problems = Collector::new(path, text);
     let (tree, errors) = DeTable::parse_recoverable(text);
@@ -135,7 +162,7 @@ pub fn parse(
             .filter(|(_, span, _)| span.start == **at);
         raw.jobs.extend(jobs);
     }
-    match check::config(&mut reader, raw) {
+    match check::config(&mut reader, raw, places) {
         Some(config) if reader.problems.is_empty() => Ok(config),
         _ => Err(reader.problems.finish()),
     }

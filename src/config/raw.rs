@@ -132,7 +132,8 @@ fn job_name(name: &str) -> Result<(), (String, &'static str)> {
 
 fn store<'t>(r: &mut Reader<'t>, mut t: Table<'t>) -> Store {
     let store = Store::take(r, &mut t);
-    if let Some(field) = t.field("urls") {
+    // Not one of the keys that a hint names.
+    if let Some(field) = t.refused("urls") {
         let message = "this version does not support `urls` (quorum mode) yet".into();
         r.problems.add(
             Place::Store,

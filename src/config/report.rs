@@ -21,6 +21,8 @@ const LONGEST_QUOTE: usize = 2000;
 pub struct Report {
     file: PathBuf,
     problems: Vec<Problem>,
+    /// They are warnings: the file is valid.
+    advice: bool,
 }
 
 /// One problem. Serialised as `file`, `line`, `column`, `message`, `hint`.
@@ -35,6 +37,9 @@ pub struct Problem {
     pub message: String,
     /// What to do about it.
     pub hint: Option<String>,
+    /// Of advice: the name of the rule.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rule: Option<&'static str>,
     #[serde(skip)]
     quote: Option<Quote>,
 }
@@ -56,12 +61,19 @@ impl Report {
             column: None,
             message,
             hint,
+            rule: None,
             quote: None,
         };
         Self {
             file: path.into(),
             problems: vec![problem],
+            advice: false,
         }
+    }
+
+    pub(super) fn as_advice(mut self) -> Self {
+        self.advice = true;
+        self
     }
 
     /// Never empty.
@@ -77,11 +89,15 @@ impl Report {
         } else {
             Renderer::plain()
         };
+        let (level, noun) = match self.advice {
+            true => (Level::WARNING, "warning"),
+            false => (Level::ERROR, "problem"),
+        };
         let mut out = String::new();
         for problem in &self.problems {
             let path = text::line(&problem.file.to_string_lossy());
             let title = text::line(&problem.message);
-            let mut group = Group::with_title(Level::ERROR.primary_title(title));
+            let mut group = Group::with_title(level.clone().primary_title(title));
             if let Some(quote) = &problem.quote {
                 let mark = AnnotationKind::Primary.span(quote.marked.clone());
                 group = group.element(
@@ -106,10 +122,9 @@ impl Report {
             out.push_str(&renderer.render(&[group]));
             out.push_str("\n\n");
         }
-        let count = self.problems.len();
-        let noun = if count == 1 { "problem" } else { "problems" };
+        let count = crate::words::count(self.problems.len(), noun);
         let file = text::line(&self.file.to_string_lossy());
-        out.push_str(&format!("{count} {noun} in {file}"));
+        out.push_str(&format!("{count} in {file}"));
         out
     }
 }
@@ -178,6 +193,7 @@ struct Found {
     hint: Option<String>,
     kind: Kind,
     elsewhere: Option<(PathBuf, usize)>,
+    rule: Option<&'static str>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -265,6 +281,22 @@ impl<'a> Collector<'a> {
         self.push(Kind::Meaning, place, span, message, hint);
     }
 
+    /// A warning, by the rule of this name.
+    pub(super) fn advise(
+        &mut self,
+        rule: &'static str,
+        place: Place<'_>,
+        span: Range<usize>,
+        message: String,
+        hint: String,
+    ) {
+        let before = self.found.len();
+        self.push(Kind::Meaning, place, span, message, Some(hint));
+        for found in &mut self.found[before..] {
+            found.rule = Some(rule);
+        }
+    }
+
     /// A problem in another file, which the text at `span` names. That file's text is not quoted: it may have secrets.
     pub(super) fn elsewhere(
         &mut self,
@@ -285,6 +317,7 @@ impl<'a> Collector<'a> {
                 hint,
                 kind: Kind::Meaning,
                 elsewhere: Some((file, line)),
+                rule: None,
             });
         }
     }
@@ -307,6 +340,7 @@ impl<'a> Collector<'a> {
                 hint,
                 kind,
                 elsewhere: None,
+                rule: None,
             });
         }
     }
@@ -365,6 +399,7 @@ impl<'a> Collector<'a> {
                 message,
                 hint,
                 elsewhere,
+                rule,
                 ..
             } = found;
             let message = quote::message(&message);
@@ -376,6 +411,7 @@ impl<'a> Collector<'a> {
                     column: Some(1),
                     message,
                     hint,
+                    rule,
                     quote: None,
                 });
                 continue;
@@ -413,12 +449,14 @@ impl<'a> Collector<'a> {
                 column: Some(column),
                 message,
                 hint,
+                rule,
                 quote,
             });
         }
         Report {
             file: self.file,
             problems,
+            advice: false,
         }
     }
 }

@@ -554,6 +554,13 @@ impl<'t> Table<'t> {
         Some(entry)
     }
 
+    /// As [`Table::field`], of a key that is refused whatever it has: no hint names it.
+    pub(super) fn refused(&mut self, name: &'static str) -> Option<Field<'t>> {
+        let field = self.field(name);
+        self.known.retain(|known| *known != name);
+        field
+    }
+
     pub(super) fn field(&mut self, name: &'static str) -> Option<Field<'t>> {
         let (place, prefix) = (self.place, self.prefix);
         let node = self.find(name)?.node;

@@ -24,6 +24,7 @@ use crate::{
     },
     model::{InstanceId, JobName},
     store::{self, Beat, Fleet, Info, LIVE_WITHIN_MS, OUTAGES_KEPT, Outage, Problem, Reply},
+    words,
 };
 
 const HEARTBEAT: Duration = Duration::from_secs(1);
@@ -497,6 +498,45 @@ impl FleetTask {
         }
     }
 
+    /// Logs a change of the epoch, and does what follows from it.
+    fn tell(&mut self, change: EpochChange, fleet: &Fleet, incarnation: &str, now: i64) {
+        match change {
+            EpochChange::None => {}
+            EpochChange::FirstSeenClosed => {
+                let wait = Wait::of(fleet, &self.contender.me.instance, now);
+                let skip = match wait.alone {
+                    true => {
+                        "; if nothing of this fleet runs anywhere else, there is no need to wait: stop this \
+                    instance, and start it once with --new-fleet"
+                    }
+                    false => "",
+                };
+                info!(until = %wait.until, "the store is new, or lost its data: each job waits for as long as its \
+                lease, up to {} from now, because a run from before may still be alive{skip}", wait.span);
+            }
+            EpochChange::Replaced if fleet.open => {
+                warn!(epoch = %incarnation, "the store was restarted, or lost or changed its data, and another \
+                instance has already waited");
+                self.contender.resync();
+                self.steady = None;
+            }
+            EpochChange::Replaced => {
+                let wait = Wait::of(fleet, &self.contender.me.instance, now);
+                warn!(epoch = %incarnation, until = %wait.until, "the store was restarted, or lost or changed \
+                its data: each job waits for as long as its lease, up to {} from now, because a run from before may \
+                still be alive", wait.span);
+                self.contender.resync();
+                // The other instances may come a little later, as after a restart of the whole fleet.
+                self.steady = None;
+            }
+            EpochChange::Opened => {
+                info!(
+                    "the wait is over, also for the jobs with the longest lease: all jobs start again"
+                )
+            }
+        }
+    }
+
     fn learn(&mut self, reply: Reply<Fleet>) {
         self.believe(&reply);
         self.look_for_duplicate(reply.value.before.as_ref());
@@ -521,23 +561,7 @@ impl FleetTask {
             open_seen: None,
             others_know,
         });
-        match change {
-            EpochChange::None => {}
-            EpochChange::FirstSeenClosed => {
-                info!(wait = ?fleet.quarantine, "the store's data is new: each job waits for a quarantine, which is as \
-                long as its lease, because runs from before may still be alive");
-            }
-            EpochChange::Replaced => {
-                warn!(epoch = %reply.incarnation, "the store was restarted, or lost or changed its data: it \
-                grants nothing until the quarantine is over");
-                self.contender.resync();
-                // The other instances may come a little later, as after a restart of the whole fleet.
-                self.steady = None;
-            }
-            EpochChange::Opened => {
-                info!("the quarantine is over, also for the jobs with the longest lease")
-            }
-        }
+        self.tell(change, &fleet, &reply.incarnation, now);
         let contender = &self.contender;
         let live: Vec<InstanceId> = fleet
             .instances
@@ -575,6 +599,36 @@ impl FleetTask {
                     "claim again"
                 }
             );
+        }
+    }
+}
+
+/// How long a fleet waits that found a new store, or one that lost its data.
+struct Wait {
+    until: String,
+    span: String,
+    /// No other instance waits with this one.
+    alone: bool,
+}
+
+impl Wait {
+    /// The longest that it may take from `now` on. Another instance that lives has waited since the epoch began.
+    fn of(fleet: &Fleet, me: &InstanceId, now: i64) -> Self {
+        let others = (fleet.instances.iter())
+            .filter(|(id, _)| *id != me)
+            .any(|(_, i)| i.seen.abs_diff(now) <= LIVE_WITHIN_MS as u64);
+        let since = if others { fleet.born.min(now) } else { now };
+        let whole = i64::try_from(fleet.quarantine.as_millis()).unwrap_or(i64::MAX);
+        let until = since.saturating_add(whole).max(now);
+        // Whole seconds, rounded up.
+        let until = until
+            .saturating_add(999)
+            .div_euclid(1000)
+            .saturating_mul(1000);
+        Self {
+            until: words::instant(until),
+            span: words::span(until.saturating_sub(now).saturating_add(999)),
+            alone: !others,
         }
     }
 }

@@ -9,13 +9,13 @@ use super::{
     App,
     api::{Path, json, named},
     board::{Job, median},
-    plain,
     problem::{Problem, ProblemView},
 };
 use crate::{
     acts, config,
     logic::{
         claim::{OnCrash, Overlap},
+        schedule,
         timetable::CatchUp,
     },
     model::{Outcome, RunRecord, job::OnStateLoss},
@@ -207,7 +207,7 @@ pub(super) async fn job(
     let words: Vec<String> = definition
         .schedule_text
         .iter()
-        .map(|text| plain::words(text))
+        .map(|text| schedule::words(text))
         .collect();
     Ok(json(&JobDetail {
         job: job.clone(),

@@ -54,6 +54,7 @@ pub const TOO_LATE: &str = "nobody could start it within start_within";
 pub const IN_DOUBT: &str =
     "nobody could start it within start_within: the store's clock was wrong, and not believed";
 pub const OVERDUE: &str = "overdue, and not caught up";
+pub const AFTER_LOSS: &str = "the store had lost its data, and granted nothing until then";
 pub const JOB_REMOVED: &str =
     "the job was removed from the configuration, or disabled, before it was started";
 pub const OVERLAPS: &str = "the run before was still going on";
@@ -203,9 +204,11 @@ fn too_late(c: &Claim) -> &'static str {
 }
 
 /// The same for an occurrence that was never to start.
-fn never(c: &Claim) -> &'static str {
+fn never(st: &State, c: &Claim) -> &'static str {
     match c.start_by {
         REMOVED => JOB_REMOVED,
+        // The first claim since then.
+        _ if st.lost_before > 0 => AFTER_LOSS,
         _ => OVERDUE,
     }
 }
@@ -218,13 +221,32 @@ fn give_up_missed(st: &mut State, c: &Claim, at: Occurrence, effects: &mut Effec
             early: st.early.clone(),
         });
     }
+    // What a loss of the store's data kept from running is one record, however often the job is planned.
+    let mut after_loss: Option<RunRecord> = None;
     for m in c.missed.iter().filter(|m| m.last < at) {
-        if m.last.0 > st.newest {
-            st.newest = m.last.0;
-            let record = not_run(c, m.last, Outcome::Missed, m.count, never(c));
-            effects.records.push(record);
+        if m.last.0 <= st.newest {
+            continue;
+        }
+        st.newest = m.last.0;
+        let why = never(st, c);
+        let one = after_loss.as_mut().filter(|_| why == AFTER_LOSS);
+        match (one, m.last.0 > st.lost_before) {
+            (Some(one), _) => {
+                one.occurrence = m.last;
+                one.count = one.count.saturating_add(m.count);
+            }
+            (None, true) if why == AFTER_LOSS => {
+                after_loss = Some(not_run(c, m.last, Outcome::Missed, m.count, why));
+            }
+            (None, _) => {
+                let why = if why == AFTER_LOSS { OVERDUE } else { why };
+                effects
+                    .records
+                    .push(not_run(c, m.last, Outcome::Missed, m.count, why));
+            }
         }
     }
+    effects.records.extend(after_loss);
     ControlFlow::Continue(())
 }
 
@@ -274,7 +296,7 @@ fn apply_pause_and_skip(
     if rule!(TooLateIsMissed, now > c.start_by) {
         let never_to_start = c.start_by <= NEVER;
         let reason = if never_to_start {
-            never(c)
+            never(st, c)
         } else {
             too_late(c)
         }

@@ -67,7 +67,17 @@ pub fn outcome(cause: Option<Cause>, exit_code: Option<i32>, success_codes: &[i3
 
 /// Why a run ended, for people, if its outcome does not say it.
 pub fn reason(cause: Option<Cause>) -> Option<String> {
-    (cause == Some(Cause::Stopped(Stop::Shutdown))).then(|| "the instance stopped".to_owned())
+    let said = match cause? {
+        Cause::Stopped(Stop::Shutdown) => "the instance stopped",
+        Cause::Stopped(Stop::LeaseLost) => {
+            "the lease could not be renewed in time, so the command was ended: another instance may run the job"
+        }
+        Cause::Deadline => {
+            "the lease ran out before it was renewed, so the guard ended the command"
+        }
+        _ => return None,
+    };
+    Some(said.to_owned())
 }
 
 /// What is to be done to the tree now.

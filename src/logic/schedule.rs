@@ -22,10 +22,13 @@
 //! A jump forward of 3 h or more, or back by more than 3 h, is a correction of the clock and not daylight saving
 //! (Apia left out 30 December 2011): swallowed times are lost, repeated ones repeated, whatever [`Dst`] says.
 
+mod advice;
 mod calendar;
+mod differs;
 #[cfg(test)]
 mod oracle;
 mod parse;
+mod plain;
 #[cfg(test)]
 mod tests;
 
@@ -39,6 +42,11 @@ use jiff::{
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
+pub use self::{
+    advice::{Advice, advise, shortest_interval},
+    differs::differs,
+    plain::{joined, words},
+};
 use self::{calendar::Calendar, parse::Parsed};
 use crate::model::Occurrence;
 

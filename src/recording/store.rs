@@ -203,6 +203,9 @@ impl Store for RecordingStore {
         }
         reply
     }
+    async fn found(&self, id: &str) -> Result<Reply<Fleet>, Error> {
+        self.inner.found(id).await
+    }
     async fn leave(&self, instance: &InstanceId, process: u32) -> Result<(), Error> {
         // Until then the epoch has not changed.
         if let Some(last) = self.beats.lock().last.take() {

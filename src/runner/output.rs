@@ -1,9 +1,14 @@
 //! The output of a run: keeps its end in memory, sends each line to the log, and keeps nothing else.
 
-use std::collections::VecDeque;
+use std::{
+    collections::VecDeque,
+    future::poll_fn,
+    pin::Pin,
+    task::{Context, Poll},
+};
 
 use parking_lot::{Mutex, MutexGuard};
-use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio::io::{AsyncRead, ReadBuf};
 
 /// The target of the log events that carry output; their fields are `job`, `run` and `stream`.
 pub const LOG_TARGET: &str = "soloist::output";
@@ -128,39 +133,149 @@ impl Lines {
     }
 }
 
-/// Reads `pipe` until its end, however much comes, even if `tail` keeps nothing.
-pub(super) async fn drain(
-    mut pipe: impl AsyncRead + Unpin,
+/// Reads both pipes until their ends, however much comes, even if `tail` keeps nothing. What arrives first is read
+/// first. Of what arrives between two looks, nobody knows the order: then stdout goes first, and neither keeps the
+/// other waiting.
+pub(super) async fn drain<A, B>(
+    mut stdout: Option<A>,
+    mut stderr: Option<B>,
     tail: &Tail,
     log: bool,
-    stream: &'static str,
     job: &str,
     run: &str,
-) {
-    let mut lines = Lines::default();
-    let mut log_line = |line: &str| tracing::info!(target: LOG_TARGET, job, run, stream, "{line}");
+) where
+    A: AsyncRead + Unpin,
+    B: AsyncRead + Unpin,
+{
+    const STREAMS: [&str; 2] = ["stdout", "stderr"];
+    let mut lines = [Lines::default(), Lines::default()];
+    let log_line = |from: usize, line: &str| {
+        let stream = STREAMS[from];
+        tracing::info!(target: LOG_TARGET, job, run, stream, "{line}");
+    };
     // Small enough that the lines of one chunk do not hold a worker for long.
     let mut chunk = vec![0; 8 << 10];
-    loop {
-        match pipe.read(&mut chunk).await {
-            Ok(0) | Err(_) => break,
-            Ok(n) => {
-                tail.push(&chunk[..n]);
-                if log {
-                    lines.push(&chunk[..n], &mut log_line);
-                    tokio::task::yield_now().await;
+    let mut stdout_was_read = false;
+    while stdout.is_some() || stderr.is_some() {
+        let (from, n) = poll_fn(|cx| {
+            let order = if stdout_was_read { [1, 0] } else { [0, 1] };
+            for from in order {
+                let read = match from {
+                    0 => poll_read(&mut stdout, cx, &mut chunk),
+                    _ => poll_read(&mut stderr, cx, &mut chunk),
+                };
+                if let Poll::Ready(n) = read {
+                    return Poll::Ready((from, n));
                 }
             }
+            stdout_was_read = false;
+            Poll::Pending
+        })
+        .await;
+        stdout_was_read = from == 0;
+        if n > 0 {
+            tail.push(&chunk[..n]);
+            if log {
+                lines[from].push(&chunk[..n], |line| log_line(from, line));
+                tokio::task::yield_now().await;
+            }
+            continue;
+        }
+        match from {
+            0 => stdout = None,
+            _ => stderr = None,
+        }
+        if !lines[from].line.is_empty() {
+            lines[from].flush(&mut |line: &str| log_line(from, line));
         }
     }
-    if !lines.line.is_empty() {
-        lines.flush(&mut log_line);
+}
+
+/// How many bytes were read; 0: the pipe has ended.
+fn poll_read(
+    pipe: &mut Option<impl AsyncRead + Unpin>,
+    cx: &mut Context<'_>,
+    chunk: &mut [u8],
+) -> Poll<usize> {
+    let Some(pipe) = pipe else {
+        return Poll::Pending;
+    };
+    let mut read = ReadBuf::new(chunk);
+    match Pin::new(pipe).poll_read(cx, &mut read) {
+        Poll::Ready(Ok(())) => Poll::Ready(read.filled().len()),
+        Poll::Ready(Err(_)) => Poll::Ready(0),
+        Poll::Pending => Poll::Pending,
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn output_is_kept_in_the_order_in_which_it_arrives() {
+        use tokio::io::AsyncWriteExt as _;
+        let (tail, (mut out, stdout), (mut err, stderr)) = (
+            Tail::new(1000),
+            tokio::io::duplex(100),
+            tokio::io::duplex(100),
+        );
+        // Both before anybody looks; then one after the other.
+        out.write_all(b"out 1\n").await.expect("room");
+        err.write_all(b"err 1\n").await.expect("room");
+        let reading = drain(Some(stdout), Some(stderr), &tail, false, "j", "r");
+        let writing = async {
+            for (stream, text) in [
+                (1, "err 2\n"),
+                (0, "out 2\n"),
+                (1, "err 3\n"),
+                (1, "err 4\n"),
+            ] {
+                while tail.total() < 12 {
+                    tokio::task::yield_now().await;
+                }
+                let all = tail.total();
+                let stream = if stream == 0 { &mut out } else { &mut err };
+                stream.write_all(text.as_bytes()).await.expect("room");
+                while tail.total() == all {
+                    tokio::task::yield_now().await;
+                }
+            }
+            // Again at once.
+            out.write_all(b"out 3\n").await.expect("room");
+            err.write_all(b"err 5\n").await.expect("room");
+            drop((out, err));
+        };
+        tokio::join!(reading, writing);
+        let kept = String::from_utf8(tail.since(0).bytes).expect("text");
+        assert_eq!(
+            kept,
+            "out 1\nerr 1\nerr 2\nout 2\nerr 3\nerr 4\nout 3\nerr 5\n"
+        );
+    }
+
+    #[tokio::test]
+    async fn an_endless_stdout_does_not_keep_stderr_waiting() {
+        let (tail, mut err) = (Tail::new(100_000), &b"wrong"[..]);
+        let reading = drain(
+            Some(tokio::io::repeat(b'x')),
+            Some(&mut err),
+            &tail,
+            true,
+            "j",
+            "r",
+        );
+        let seen = async {
+            while !tail.since(0).bytes.ends_with(b"wrong") && tail.total() < 1_000_000 {
+                tokio::task::yield_now().await;
+            }
+            tail.total()
+        };
+        tokio::select! {
+            () = reading => unreachable!("it is endless"),
+            total = seen => assert!(total < 1_000_000),
+        }
+    }
 
     #[test]
     fn a_tail_keeps_the_last_bytes_and_counts_all() {

@@ -331,6 +331,13 @@ pub trait Store: Send + Sync + 'static {
 
     /// Stores the heartbeat of an instance and returns the fleet. Without a heartbeat it only reads the fleet.
     async fn heartbeat(&self, beat: Option<&Beat>) -> Result<Reply<Fleet>, Error>;
+    /// Somebody says that nothing of this fleet runs anywhere. If the store knows nothing of a fleet, its epoch gets
+    /// this `id` and begins open, without a quarantine; otherwise it is not open, or has another id. A repeated
+    /// request is answered as the first. A durable store has no quarantine.
+    async fn found(&self, id: &str) -> Result<Reply<Fleet>, Error> {
+        let _ = id;
+        self.heartbeat(None).await
+    }
     /// Removes the entry of an instance that ends, and its drain. `process` is that of [`Info`]: the entry of another
     /// process of the same name stays.
     async fn leave(&self, instance: &InstanceId, process: u32) -> Result<(), Error>;

@@ -470,6 +470,19 @@ impl RedisStore {
     }
 }
 
+impl RedisStore {
+    fn keys_of_heartbeat(&self) -> [String; 4] {
+        ["instances", "drains", "epoch", "jobs"].map(|name| self.global(name))
+    }
+
+    async fn beat(&self, args: &[Arg<'_>]) -> Result<Reply<Fleet>, Error> {
+        let keys = self.keys_of_heartbeat();
+        let reply = self.run(&self.pool, &HEARTBEAT, &keys, args, false).await?;
+        let fleet = self.understood(reply::fleet(&reply.value))?;
+        Ok(reply.map(|_| fleet))
+    }
+}
+
 #[async_trait]
 impl Store for RedisStore {
     fn address(&self) -> &str {
@@ -698,24 +711,16 @@ impl Store for RedisStore {
                 ["".into(), "".into(), Arg::Int(0), "".into(), id]
             }
         };
-        let keys = [
-            self.global("instances"),
-            self.global("drains"),
-            self.global("epoch"),
-        ];
-        let reply = self
-            .run(&self.pool, &HEARTBEAT, &keys, &args, false)
-            .await?;
-        let fleet = self.understood(reply::fleet(&reply.value))?;
-        Ok(reply.map(|_| fleet))
+        self.beat(&args).await
+    }
+
+    async fn found(&self, id: &str) -> Result<Reply<Fleet>, Error> {
+        self.beat(&["".into(), "".into(), Arg::Int(0), "new".into(), id.into()])
+            .await
     }
 
     async fn leave(&self, instance: &InstanceId, process: u32) -> Result<(), Error> {
-        let keys = [
-            self.global("instances"),
-            self.global("drains"),
-            self.global("epoch"),
-        ];
+        let keys = self.keys_of_heartbeat();
         let args = [
             instance.as_str().into(),
             "".into(),

@@ -23,7 +23,11 @@ use soloist::{
 };
 use tempfile::TempDir;
 
-use crate::support::{GENEROUS, server::RedisServer};
+use crate::support::{
+    GENEROUS,
+    proxy::{Fault, Proxy},
+    server::RedisServer,
+};
 
 const JOBS: &str = r#"
 [jobs.draw]
@@ -164,7 +168,21 @@ fn next_prints_exactly_job_occurrence_and_local_in_the_order_of_time() {
         text.starts_with("JOB    OCCURRENCE            LOCAL TIME "),
         "{text}"
     );
-    assert_eq!(text.lines().count(), 3);
+    let words: Vec<&str> = text.lines().skip(3).collect();
+    assert!(!words.is_empty(), "{text}");
+    for line in words {
+        let known = [
+            "",
+            "draw: at 12:00, every day; Asia/Shanghai",
+            "often: every 10s, counted from 1970; UTC",
+        ];
+        assert!(known.contains(&line), "{text}");
+    }
+    let one = files.run(&["next", "draw", "-n", "1"]).ok();
+    assert!(
+        one.starts_with("draw: at 12:00, every day; Asia/Shanghai\nJOB "),
+        "{one}"
+    );
     assert!(
         !text.contains('\x1b'),
         "colours where no terminal is: {text}"
@@ -195,6 +213,96 @@ fn check_lists_the_jobs_of_a_good_file() {
     assert_eq!(json["jobs"][0]["timezone"], "Asia/Shanghai");
     assert_eq!(json["jobs"][0]["next"].as_array().map(Vec::len), Some(3));
     assert_eq!(json["jobs"][1]["next"], json!([]));
+}
+
+#[test]
+fn advice_goes_to_stderr_or_into_the_json_and_can_be_turned_off() {
+    let files = Files::new("[jobs.a]\nschedule = '*/7 * * * *'\ncommand = 'x'\n");
+    let told = files.run(&["check"]);
+    assert_eq!(told.code, Some(0), "{}", told.err);
+    assert!(
+        told.out.starts_with("jobs.toml is valid: 1 job,"),
+        "{}",
+        told.out
+    );
+    for part in [
+        "warning: job `a`: `schedule`: `*/7` is not every 7 minutes",
+        "jobs.toml:2:13",
+        "1 warning in jobs.toml",
+    ] {
+        assert!(told.err.contains(part), "{}", told.err);
+    }
+    let json = files.run(&["check", "--json"]).json();
+    let advice = &json["advice"][0];
+    assert_eq!(json["ok"], true);
+    assert_eq!(json["store_asked"], false);
+    assert_eq!(
+        (&advice["rule"], &advice["line"], &advice["column"]),
+        (&json!("uneven_step"), &json!(2), &json!(13))
+    );
+    assert!(
+        advice["hint"]
+            .as_str()
+            .is_some_and(|h| h.contains("@every 7m"))
+    );
+    files.run(&["check", "--no-lint"]).ok();
+    let json = files.run(&["check", "--no-lint", "--json"]).json();
+    assert_eq!(json["advice"], json!([]));
+    // To look makes no database, and a problem comes alone.
+    assert!(!files.dir.path().join("soloist.db").exists());
+    let files = Files::new("[jobs.a]\nschedule = '*/7 * * * *'\ncommand = 1\n");
+    let told = files.run(&["check"]);
+    assert_eq!(told.code, Some(78));
+    assert!(!told.err.contains("warning"), "{}", told.err);
+}
+
+#[test]
+fn advice_knows_how_long_runs_take_and_how_fast_the_store_is() {
+    let mut fleet = Fleet::start();
+    let last = due();
+    for back in (0..5).rev() {
+        let mut held = fleet.claim(
+            "often",
+            Target::Scheduled(Occurrence(last.0 - back * 10_000)),
+        );
+        held.took = 12_345;
+        held.settle(Outcome::Succeeded, Some(0), None, "");
+    }
+    let json = fleet.run(&["check", "--json"]).json();
+    assert_eq!(json["store_asked"], true);
+    assert_eq!(json["advice"].as_array().map(Vec::len), Some(1), "{json}");
+    let said = json["advice"][0]["message"].as_str().unwrap_or_default();
+    assert!(
+        said.contains(
+            "a run usually takes 12 s (5 runs), so it lasts beyond the next occurrence, 10 s later"
+        ),
+        "{said}"
+    );
+    assert_eq!(
+        fleet.run(&["check", "--json", "--no-lint"]).json()["store_asked"],
+        false
+    );
+
+    let proxy = Proxy::start(fleet._server.port());
+    proxy.set(Fault::DelayReplies(Duration::from_millis(200)));
+    fleet.files = Files::new(&format!(
+        "[store]\nurl = '{}'\n[defaults]\nlease = '2s'\n{JOBS}",
+        proxy.url()
+    ));
+    let told = fleet.run(&["check"]);
+    assert_eq!(told.code, Some(0));
+    assert!(
+        told.err.contains("`lease` (2s): the store takes 2") && told.err.contains("`lease = \""),
+        "{}",
+        told.err
+    );
+    // Whatever happens to the store, the file is checked.
+    proxy.set(Fault::BlackHoleDown);
+    let json = fleet.run(&["check", "--json"]).json();
+    assert_eq!(
+        (&json["ok"], &json["store_asked"]),
+        (&json!(true), &json!(false))
+    );
 }
 
 #[test]
@@ -589,6 +697,7 @@ impl Fleet {
             fleet: self,
             claim,
             occurrence: grant.occurrence,
+            took: 31,
         }
     }
 
@@ -624,6 +733,8 @@ struct Held<'a> {
     fleet: &'a Fleet,
     claim: Claim,
     occurrence: Occurrence,
+    /// How long the run took, in milliseconds.
+    took: i64,
 }
 
 impl Held<'_> {
@@ -696,10 +807,10 @@ impl Held<'_> {
             fencing_token: None,
             instance: Some(self.claim.instance.clone()),
             host: Some("web".into()),
-            started_at: Some(now - 31),
+            started_at: Some(now - self.took),
             finished_at: Some(now),
             lateness_ms: Some(4),
-            duration_ms: Some(31),
+            duration_ms: Some(self.took),
             outcome,
             exit_code,
             signal,
@@ -749,11 +860,11 @@ fn a_fleet_without_instances_says_that_nothing_is_granted() {
     let fleet = Fleet::empty();
     let text = fleet.run(&["status"]).ok();
     assert!(
-        text.contains("it grants nothing until an instance is up"),
+        text.contains("no job starts until an instance is up"),
         "{text}"
     );
     assert!(text.contains("no instance is up"), "{text}");
-    assert!(text.contains("not registered with the store yet"), "{text}");
+    assert!(text.contains("waits, as said above"), "{text}");
     for args in [
         &["trigger", "draw"][..],
         &["pause", "draw"],
@@ -769,7 +880,7 @@ fn a_fleet_without_instances_says_that_nothing_is_granted() {
     assert_eq!(chain, "`often` has not run yet");
     let why = fleet.run(&["why", "often"]).ok();
     assert!(
-        why.contains("the job is not registered with the store yet"),
+        why.contains("no instance has registered the job with the store yet"),
         "{why}"
     );
     let (_, hint) = fleet.run(&["drain"]).failed(64);
@@ -888,7 +999,10 @@ fn why_names_each_instances_decision() {
     assert!(text.contains("It ran once on web-1"), "{text}");
     assert!(text.contains("lost to web-1"), "{text}");
     let text = fleet.run(&["why", "often", &(at.0 + 1).to_string()]).ok();
-    assert!(text.contains("not an occurrence of the schedule"), "{text}");
+    assert!(
+        text.contains("whole multiples of 10s since 1970, and this is 1ms after one"),
+        "{text}"
+    );
     assert!(text.contains("the one before: "), "{text}");
 }
 

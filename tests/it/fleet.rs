@@ -661,7 +661,7 @@ fn what_is_planned_while_a_job_is_disabled_is_not_lost_with_the_stores_data() {
     reload(&mut fleet, false);
     let from = idle(3);
     fleet.server().restart();
-    fleet.wait_log(0, "the quarantine is over");
+    fleet.wait_log(0, "the wait is over");
     fleet.wait_log(0, "does not have this job enabled");
     idle(2);
     reload(&mut fleet, true);

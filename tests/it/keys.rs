@@ -628,7 +628,7 @@ fn a_job_of_the_same_user_cannot_look_into_guard_and_daemon() {
             let log = std::fs::read_to_string(dir.path().join("log"));
             panic!("{status:?}, and the daemon says {log:?}");
         }
-        said.contains("nosy") && !said.contains("not registered with the store yet")
+        said.contains("nosy") && !said.contains("no instance has registered it yet")
     });
     let o = soloist(&["trigger", "nosy", "--wait"])
         .output()

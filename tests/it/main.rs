@@ -18,6 +18,7 @@ mod layers;
 mod locks;
 mod lottery;
 mod model;
+mod newfleet;
 mod options;
 mod oracle;
 mod readme;
@@ -25,6 +26,7 @@ mod record;
 mod rights;
 mod sqlite;
 mod support;
+mod terminal;
 mod unreadable;
 
 #[used]

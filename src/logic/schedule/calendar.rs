@@ -78,6 +78,12 @@ impl Calendar {
         None
     }
 
+    /// The month and the day fields have this date.
+    pub(super) fn matches_day(&self, date: Date) -> bool {
+        self.matching_days(date.year(), date.month())
+            .is_some_and(|days| days & (1 << date.day()) != 0)
+    }
+
     /// None beyond the last year.
     fn matching_days(&self, year: i16, month: i8) -> Option<u32> {
         if self.months & (1 << month) == 0 {

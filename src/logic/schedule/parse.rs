@@ -60,13 +60,13 @@ pub(super) fn parse(text: &str, job: &str) -> Result<Parsed, Error> {
 
 /// A piece of the schedule's text and where it begins in it.
 #[derive(Clone, Copy)]
-struct Word<'t> {
-    at: usize,
-    text: &'t str,
+pub(super) struct Word<'t> {
+    pub(super) at: usize,
+    pub(super) text: &'t str,
 }
 
 impl<'t> Word<'t> {
-    fn span(self) -> Range<usize> {
+    pub(super) fn span(self) -> Range<usize> {
         self.at..self.at + self.text.len()
     }
     fn trim(self) -> Self {
@@ -83,7 +83,7 @@ impl<'t> Word<'t> {
         }
     }
     /// Before and after the first `separator`.
-    fn split_once(self, separator: char) -> Option<(Self, Self)> {
+    pub(super) fn split_once(self, separator: char) -> Option<(Self, Self)> {
         let at = self.text.find(separator)?;
         Some((
             self.slice(0..at),
@@ -115,6 +115,13 @@ const NICKNAMES: [(&str, &str); 7] = [
     ("@yearly", "0 0 1 1 *"),
     ("@annually", "0 0 1 1 *"),
 ];
+
+/// The five fields that a nickname stands for, or the text as it is.
+pub(super) fn spelled_out(text: &str) -> &str {
+    let lower = text.trim().to_ascii_lowercase();
+    let known = NICKNAMES.iter().find(|(known, _)| *known == lower);
+    known.map_or(text, |(_, pattern)| pattern)
+}
 
 fn nickname(name: Word, rest: Word, job: &str) -> Result<Parsed, Error> {
     let lower = name.text.to_ascii_lowercase();
@@ -233,8 +240,8 @@ pub(super) fn beyond(written: &str, span: Range<usize>) -> Error {
 }
 
 /// What a field may hold.
-struct Field {
-    name: &'static str,
+pub(super) struct Field {
+    pub(super) name: &'static str,
     min: u32,
     max: u32,
     /// The largest value that a bare `H` may stand for.
@@ -274,12 +281,17 @@ impl Field {
         }
     }
 
-    fn is_day(&self) -> bool {
+    pub(super) fn is_day(&self) -> bool {
         self.name == DAY.name
     }
 
-    fn is_weekday(&self) -> bool {
+    pub(super) fn is_weekday(&self) -> bool {
         self.name == WEEKDAY.name
+    }
+
+    /// The values that `*` has: the first and the last.
+    pub(super) fn whole(&self) -> (u32, u32) {
+        (self.min, if self.is_weekday() { 6 } else { self.max })
     }
 
     fn allowed(&self) -> String {
@@ -300,7 +312,7 @@ impl Field {
     }
 
     /// The value of a number or name.
-    fn value(&self, word: Word) -> Result<u32, Error> {
+    pub(super) fn value(&self, word: Word) -> Result<u32, Error> {
         if !word.text.is_empty() && word.text.bytes().all(|b| b.is_ascii_digit()) {
             return match word.text.parse() {
                 Ok(value) if (self.min..=self.max).contains(&value) => Ok(value),
@@ -331,7 +343,7 @@ impl Field {
     }
 
     /// A number from 0 on that depends on the job and the field alone, on every host and in every version.
-    fn hash(&self, job: &str) -> u64 {
+    pub(super) fn hash(&self, job: &str) -> u64 {
         let mut key = Vec::with_capacity(job.len() + 1 + self.name.len());
         key.extend_from_slice(job.as_bytes());
         key.push(0);
@@ -350,6 +362,19 @@ struct Values {
     last_weekday: bool,
     nth: [u8; 5],
     weekday_last: u8,
+}
+
+/// The fields of a text that is understood; None: it is a nickname.
+pub(super) fn fields(text: &str) -> Option<Vec<(&'static Field, Word<'_>)>> {
+    const ALL: [&Field; 6] = [&SECOND, &MINUTE, &HOUR, &DAY, &MONTH, &WEEKDAY];
+    let words = words(text);
+    let all = match words.len() {
+        5 => &ALL[1..],
+        6 => &ALL[..],
+        _ => return None,
+    };
+    let words = words.iter().map(|&(at, text)| Word { at, text });
+    (!text.trim_start().starts_with('@')).then(|| all.iter().copied().zip(words).collect())
 }
 
 fn cron(text: &str, words: &[(usize, &str)], job: &str) -> Result<Parsed, Error> {
@@ -469,7 +494,7 @@ fn add_item(field: &Field, item: Word, job: &str, values: &mut Values) -> Result
     };
     let hash = range.text.starts_with(['H', 'h']);
     let (low, high) = if range.text == "*" {
-        (field.min, if field.is_weekday() { 6 } else { field.max })
+        field.whole()
     } else if range.text.eq_ignore_ascii_case("h") {
         (field.min, field.hash_max)
     } else if hash {

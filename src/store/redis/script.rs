@@ -105,6 +105,7 @@ fn constants() -> String {
         ("TOO_LATE", claim::TOO_LATE),
         ("IN_DOUBT", claim::IN_DOUBT),
         ("OVERDUE", claim::OVERDUE),
+        ("AFTER_LOSS", claim::AFTER_LOSS),
         ("JOB_REMOVED", claim::JOB_REMOVED),
         ("OVERLAPS", claim::OVERLAPS),
     ];

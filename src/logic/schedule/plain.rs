@@ -30,7 +30,7 @@ const MONTHS: [&str; 12] = [
 const TIMES_MOST: usize = 6;
 
 /// `0 12 * * 1-5` as `at 12:00, on Monday to Friday`.
-pub(super) fn words(text: &str) -> String {
+pub fn words(text: &str) -> String {
     let text = text.trim();
     let nickname = text
         .split_whitespace()
@@ -73,6 +73,16 @@ pub(super) fn words(text: &str) -> String {
         let _ = write!(out, ", in {}", list(month, &|m| name(m, &MONTHS, 1)));
     }
     out
+}
+
+/// The name of a day of the week; 0 is Sunday.
+pub(super) fn weekday(n: u32) -> &'static str {
+    DAYS[n as usize % DAYS.len()]
+}
+
+/// The name of a month, from 1 on.
+pub(super) fn month(n: u32) -> &'static str {
+    MONTHS[(n as usize + MONTHS.len() - 1) % MONTHS.len()]
 }
 
 fn any(field: &str) -> bool {
@@ -185,7 +195,8 @@ fn ordinal(n: u32) -> String {
     format!("{n}{end}")
 }
 
-fn days(day: &str, weekday: &str) -> String {
+/// The two day fields; empty: every day.
+pub(super) fn days(day: &str, weekday: &str) -> String {
     let of_month = (!any(day)).then(|| {
         let one = |d: &str| match d {
             "L" | "l" => "the last day of the month".to_owned(),
@@ -253,7 +264,7 @@ fn list(field: &str, one: &dyn Fn(&str) -> String) -> String {
 }
 
 /// `a, b and c`
-fn joined(items: &[String]) -> String {
+pub fn joined(items: &[String]) -> String {
     match items {
         [] => String::new(),
         [one] => one.clone(),

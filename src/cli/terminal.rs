@@ -1,0 +1,340 @@
+//! The daemon's log on a terminal, made for eyes: the local time without a date, each job with a colour of its own, its
+//! name as a column before what its command writes. Machines get the other formats.
+
+use std::{
+    collections::hash_map::DefaultHasher,
+    fmt,
+    hash::{Hash as _, Hasher as _},
+};
+
+use anstyle::{Ansi256Color, AnsiColor, Style};
+use tracing::{
+    Event, Level, Subscriber,
+    field::{Field, Visit},
+};
+use tracing_subscriber::{
+    fmt::{FmtContext, FormatEvent, FormatFields, format::Writer},
+    registry::LookupSpan,
+};
+
+use crate::{runner::LOG_TARGET, text, words};
+
+/// A longer name is not cut, and moves its line.
+const COLUMN: usize = 14;
+/// Colours that are told apart on a dark and on a light ground, and that no level has.
+const COLOURS: [u8; 10] = [33, 36, 64, 71, 98, 133, 135, 166, 172, 205];
+const DIM: Style = Style::new().dimmed();
+/// Fields that a person needs to look nothing up with.
+const UNSHOWN: [&str; 3] = ["run", "job", "stream"];
+
+/// Writes events for a person who looks.
+#[derive(Debug, Clone)]
+pub(super) struct ForEyes {
+    pub colours: bool,
+    /// The terminal shows more than ASCII.
+    pub unicode: bool,
+    pub zone: jiff::tz::TimeZone,
+}
+
+impl<S, N> FormatEvent<S, N> for ForEyes
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(
+        &self,
+        _: &FmtContext<'_, S, N>,
+        mut out: Writer<'_>,
+        event: &Event<'_>,
+    ) -> fmt::Result {
+        let mut said = Said::default();
+        event.record(&mut said);
+        let now = jiff::Timestamp::now().to_zoned(self.zone.clone());
+        let meta = event.metadata();
+        let line = self.line(
+            &now.strftime("%H:%M:%S").to_string(),
+            *meta.level(),
+            meta.target(),
+            &said,
+        );
+        writeln!(out, "{line}")
+    }
+}
+
+/// What one event says.
+#[derive(Debug, Clone, Default)]
+struct Said {
+    message: String,
+    job: Option<String>,
+    stream: Option<String>,
+    fields: Vec<(&'static str, String)>,
+}
+
+impl Visit for Said {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        self.keep(field.name(), format!("{value:?}"));
+    }
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.keep(field.name(), value.to_owned());
+    }
+}
+
+impl Said {
+    fn keep(&mut self, name: &'static str, value: String) {
+        let value = text::line(&value);
+        match name {
+            "message" => self.message = value,
+            "job" => self.job = Some(value),
+            "stream" => self.stream = Some(value),
+            name if UNSHOWN.contains(&name) => {}
+            name => self.fields.push((name, value)),
+        }
+    }
+
+    fn take(&mut self, name: &str) -> Option<String> {
+        let at = self.fields.iter().position(|(n, _)| *n == name)?;
+        Some(self.fields.remove(at).1)
+    }
+}
+
+impl ForEyes {
+    /// `12:30:05  backup          | 3 files copied`
+    fn line(&self, time: &str, level: Level, target: &str, said: &Said) -> String {
+        let job = said.job.as_deref();
+        let (name, style) = match job {
+            Some(job) => (job, self.colour(job)),
+            None => ("soloist", DIM),
+        };
+        let pad = " ".repeat(COLUMN.saturating_sub(name.chars().count()));
+        let column = format!("{}{pad}", self.paint(style, name));
+        let time = self.paint(DIM, time);
+        if target == LOG_TARGET {
+            let mark = match (said.stream.as_deref(), self.unicode) {
+                (Some("stderr"), true) => self.paint(AnsiColor::Red.on_default(), "┃"),
+                (Some("stderr"), false) => self.paint(AnsiColor::Red.on_default(), "!"),
+                (_, true) => self.paint(style, "│"),
+                (_, false) => self.paint(style, "|"),
+            };
+            return format!("{time}  {column}  {mark} {}", said.message);
+        }
+        let mut said = said.clone();
+        let what = self.what(&mut said);
+        let what = match level {
+            Level::ERROR => self.paint(
+                AnsiColor::Red.on_default().bold(),
+                &format!("error: {what}"),
+            ),
+            Level::WARN => self.paint(AnsiColor::Yellow.on_default(), &what),
+            Level::INFO => what,
+            _ => self.paint(DIM, &what),
+        };
+        let fields: Vec<String> = (said.fields.iter())
+            .map(|(name, value)| format!("{name} {value}"))
+            .collect();
+        let fields = match fields.is_empty() {
+            true => String::new(),
+            false => self.paint(DIM, &format!("  ({})", fields.join(", "))),
+        };
+        format!("{time}  {column}  {what}{fields}")
+    }
+
+    /// The message in words; takes the fields that it uses.
+    fn what(&self, said: &mut Said) -> String {
+        let message = std::mem::take(&mut said.message);
+        if said.job.is_none() {
+            return message;
+        }
+        match message.as_str() {
+            "started" => {
+                let at = said.take("occurrence").map(|at| self.local(&at));
+                let trigger = said.take("trigger");
+                let attempt = said.take("attempt").filter(|n| n != "1");
+                let mut all = vec!["started".to_owned()];
+                all.extend(at.map(|at| format!("for {at}")));
+                all.extend(
+                    trigger
+                        .filter(|t| t != "schedule")
+                        .map(|t| format!("({t})")),
+                );
+                all.extend(attempt.map(|n| format!("attempt {n}")));
+                all.join(" ")
+            }
+            "ended" => {
+                let _ = said.take("occurrence");
+                let outcome = said.take("outcome").unwrap_or_else(|| message.clone());
+                let outcome = outcome.replace('_', " ");
+                let code = said
+                    .take("exit_code")
+                    .map(|code| format!(", exit code {code}"));
+                let signal = said.take("signal").map(|n| format!(", signal {n}"));
+                let took = said.take("duration_ms").and_then(|ms| ms.parse().ok());
+                let took = took.map(|ms| format!(" after {}", words::took(ms)));
+                let error = said.take("error").map(|e| format!(": {e}"));
+                [Some(outcome), code, signal, took, error]
+                    .into_iter()
+                    .flatten()
+                    .collect()
+            }
+            _ => message,
+        }
+    }
+
+    /// The local time of an instant, as short as it may be.
+    fn local(&self, at: &str) -> String {
+        match at.parse::<jiff::Timestamp>() {
+            Ok(at) => {
+                let at = at.to_zoned(self.zone.clone());
+                at.strftime("%H:%M:%S").to_string()
+            }
+            Err(_) => at.to_owned(),
+        }
+    }
+
+    /// The same for a job in each start.
+    fn colour(&self, job: &str) -> Style {
+        let mut hash = DefaultHasher::new();
+        job.hash(&mut hash);
+        let colour = COLOURS[(hash.finish() % COLOURS.len() as u64) as usize];
+        Ansi256Color(colour).on_default()
+    }
+
+    fn paint(&self, style: Style, text: &str) -> String {
+        match self.colours {
+            true => super::show::paint(style, text),
+            false => text.to_owned(),
+        }
+    }
+}
+
+/// Whether the terminal is set up for UTF-8, by the variables that decide it.
+pub(super) fn unicode(var: impl Fn(&str) -> Option<String>) -> bool {
+    let set = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().filter_map(var);
+    let mut set = set.filter(|value| !value.is_empty());
+    set.next().is_some_and(|value| {
+        let value = value.to_ascii_lowercase();
+        value.contains("utf-8") || value.contains("utf8")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn eyes(colours: bool, unicode: bool) -> ForEyes {
+        ForEyes {
+            colours,
+            unicode,
+            zone: jiff::tz::TimeZone::get("Europe/Berlin").unwrap(),
+        }
+    }
+
+    fn said(job: Option<&str>, message: &str, fields: &[(&'static str, &str)]) -> Said {
+        let mut said = Said::default();
+        said.keep("message", message.to_owned());
+        if let Some(job) = job {
+            said.keep("job", job.to_owned());
+        }
+        for (name, value) in fields {
+            said.keep(name, (*value).to_owned());
+        }
+        said
+    }
+
+    #[test]
+    fn each_line_has_its_time_its_job_and_no_ids() {
+        let plain = eyes(false, true);
+        let line = |level, target: &str, said: &Said| plain.line("12:30:05", level, target, said);
+        let run = ("run", "019aa1c4-0000-7000-8000-000000000000");
+        let out = said(
+            Some("backup"),
+            "3 files copied",
+            &[run, ("stream", "stdout")],
+        );
+        assert_eq!(
+            line(Level::INFO, LOG_TARGET, &out),
+            "12:30:05  backup          │ 3 files copied"
+        );
+        let err = said(Some("backup"), "disk is slow", &[run, ("stream", "stderr")]);
+        assert_eq!(
+            line(Level::INFO, LOG_TARGET, &err),
+            "12:30:05  backup          ┃ disk is slow"
+        );
+        let started = said(
+            Some("backup"),
+            "started",
+            &[
+                ("occurrence", "2026-11-20T11:30:00.000Z"),
+                run,
+                ("attempt", "2"),
+                ("trigger", "retry"),
+            ],
+        );
+        assert_eq!(
+            line(Level::INFO, "soloist::holder", &started),
+            "12:30:05  backup          started for 12:30:00 (retry) attempt 2"
+        );
+        let ended = said(
+            Some("a-job-with-a-long-name"),
+            "ended",
+            &[
+                ("occurrence", "2026-11-20T11:30:00.000Z"),
+                ("outcome", "timed_out"),
+                ("signal", "15"),
+                ("duration_ms", "4002"),
+            ],
+        );
+        assert_eq!(
+            line(Level::WARN, "soloist::holder", &ended),
+            "12:30:05  a-job-with-a-long-name  timed out, signal 15 after 4.00 s"
+        );
+        let other = said(None, "the store does not answer", &[("error", "timeout")]);
+        assert_eq!(
+            line(Level::ERROR, "soloist", &other),
+            "12:30:05  soloist         error: the store does not answer  (error timeout)"
+        );
+    }
+
+    #[test]
+    fn without_utf8_and_colours_only_ascii_is_written_and_nothing_acts() {
+        let evil = said(
+            Some("a\x1b[2J"),
+            "b\x1b]0;x\x07\nforged",
+            &[("stream", "stderr")],
+        );
+        let shown = eyes(false, false).line("12:30:05", Level::INFO, LOG_TARGET, &evil);
+        assert!(
+            shown.is_ascii() && !shown.contains(['\x1b', '\n', '\x07']),
+            "{shown:?}"
+        );
+        assert!(shown.contains(" ! b"), "{shown:?}");
+        let coloured = eyes(true, true).line("12:30:05", Level::INFO, LOG_TARGET, &evil);
+        assert!(
+            !coloured.contains("\x1b[2J") && !coloured.contains('\n'),
+            "{coloured:?}"
+        );
+    }
+
+    #[test]
+    fn a_job_keeps_its_colour() {
+        let eyes = eyes(true, true);
+        assert_eq!(eyes.colour("backup"), eyes.colour("backup"));
+        let all: std::collections::BTreeSet<String> = (0..50)
+            .map(|n| format!("{}", eyes.colour(&format!("job-{n}"))))
+            .collect();
+        assert!(all.len() > 5);
+    }
+
+    #[test]
+    fn the_variables_of_the_locale_decide() {
+        let with = |all: &'static [(&str, &str)]| {
+            unicode(|name| {
+                let found = all.iter().find(|(n, _)| *n == name);
+                found.map(|(_, value)| (*value).to_owned())
+            })
+        };
+        assert!(with(&[("LANG", "en_US.UTF-8")]));
+        assert!(!with(&[("LANG", "en_US.UTF-8"), ("LC_ALL", "C")]));
+        assert!(with(&[("LC_ALL", ""), ("LC_CTYPE", "C.utf8")]));
+        assert!(!with(&[]));
+    }
+}

@@ -1,0 +1,430 @@
+//! What a valid configuration says and most likely does not mean: warnings for `check`, each with its place. Nothing
+//! here stops anything from starting.
+
+use std::{
+    collections::BTreeMap,
+    ops::Range,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use super::{
+    Config, Job, Lease, Report, keys,
+    report::{Collector, Place},
+    show_duration,
+    tree::{At, inside},
+};
+use crate::{
+    logic::{
+        claim::Overlap,
+        schedule::{advise, shortest_interval},
+    },
+    model::{JobName, Occurrence},
+    words::{count, span},
+};
+
+/// So many round trips to the store must fit into the time for which a holder trusts its lease.
+const ROUND_TRIPS: u32 = 10;
+/// A message names no more jobs than this.
+const NAMED: usize = 4;
+
+/// Where the values stand that advice is about.
+#[derive(Debug, Clone)]
+pub(super) struct Places {
+    schedule: Vec<Range<usize>>,
+    /// The schedule is that of `[defaults]`.
+    of_defaults: bool,
+    timeout: Option<Range<usize>>,
+    lease: Range<usize>,
+}
+
+impl Places {
+    pub(super) fn of(name: &At<&str>, job: &keys::Job, defaults: &keys::Job) -> Self {
+        let schedule = job.schedule.or(&defaults.schedule);
+        let texts = schedule.value().map_or(&[][..], Vec::as_slice);
+        let lease = job.lease.or(&defaults.lease).span();
+        Self {
+            schedule: texts.iter().map(|at| at.span.clone()).collect(),
+            of_defaults: job.schedule.span().is_none(),
+            timeout: job.timeout.or(&defaults.timeout).span(),
+            lease: lease.unwrap_or_else(|| name.span.clone()),
+        }
+    }
+}
+
+/// The file of a valid configuration, as it is written.
+#[derive(Debug)]
+pub struct Written {
+    pub(super) path: PathBuf,
+    pub(super) text: String,
+    pub(super) places: BTreeMap<JobName, Places>,
+}
+
+/// What the store knows.
+#[derive(Debug, Clone, Default)]
+pub struct Observed {
+    /// How long the store takes to answer.
+    pub round_trip: Option<Duration>,
+    /// How long a run usually takes, in milliseconds, and of how many runs that is known.
+    pub usual: BTreeMap<JobName, (i64, usize)>,
+}
+
+impl Written {
+    /// All advice, in the order of the file. None: there is none.
+    pub fn advise(&self, config: &Config, now: Occurrence, observed: &Observed) -> Option<Report> {
+        let mut found = Collector::new(&self.path, &self.text);
+        for job in config.jobs.values() {
+            let Some(places) = self.places.get(&job.name) else {
+                continue;
+            };
+            self.schedules(&mut found, job, places, now);
+            if job.enabled {
+                intervals(&mut found, job, places, now, observed);
+                if let Some(round_trip) = observed.round_trip {
+                    lease(
+                        &mut found,
+                        job,
+                        places,
+                        round_trip,
+                        config.limits.clock_drift,
+                    );
+                }
+            }
+        }
+        self.together(&mut found, config);
+        (!found.is_empty()).then(|| found.finish().as_advice())
+    }
+
+    /// What each schedule says by itself.
+    fn schedules(&self, found: &mut Collector<'_>, job: &Job, places: &Places, now: Occurrence) {
+        let all = job.schedules.iter().zip(&*job.schedule_text);
+        for ((schedule, text), span) in all.zip(&places.schedule) {
+            for advice in advise(text, schedule, job.name.as_str(), now) {
+                let span = inside(&self.text, span.clone(), text, &advice.span);
+                let message = format!("`schedule`: {}", advice.message);
+                found.advise(advice.rule, places.place(job), span, message, advice.hint);
+            }
+        }
+    }
+
+    /// Jobs that all start at the same instants.
+    fn together(&self, found: &mut Collector<'_>, config: &Config) {
+        // Equal lists of schedules are one list.
+        let mut groups: BTreeMap<usize, Vec<&Job>> = BTreeMap::new();
+        let jobs = config
+            .jobs
+            .values()
+            .filter(|job| job.enabled && job.jitter.is_zero() && !job.schedules.is_empty());
+        for job in jobs {
+            let list = job.schedules.as_ptr() as usize;
+            groups.entry(list).or_default().push(job);
+        }
+        for jobs in groups.values().filter(|jobs| jobs.len() > 1) {
+            let [first, others @ ..] = &jobs[..] else {
+                continue;
+            };
+            let Some(places) = self.places.get(&first.name) else {
+                continue;
+            };
+            let Some(span) = places.schedule.first() else {
+                continue;
+            };
+            let mut names: Vec<String> = (others.iter().take(NAMED))
+                .map(|job| format!("`{}`", job.name))
+                .collect();
+            if others.len() > NAMED {
+                names.push(count(others.len() - NAMED, "other job"));
+            }
+            let message = format!(
+                "`schedule`: `{}` starts at the same instants as {}, all in the same second",
+                first.name,
+                crate::logic::schedule::joined(&names)
+            );
+            let fields = !first
+                .schedule_text
+                .iter()
+                .any(|text| text.starts_with("@every"));
+            let hint = match fields {
+                true => {
+                    "`H` in place of a number takes one by the job's name (`H * * * *`, `H 3 * * *`); or \
+                     `jitter = \"30s\"` delays each start a little"
+                }
+                false => "`jitter = \"30s\"` delays each start a little",
+            };
+            found.advise(
+                "together",
+                Place::Jobs,
+                span.clone(),
+                message,
+                hint.to_owned(),
+            );
+        }
+    }
+}
+
+impl Places {
+    fn place<'j>(&self, job: &'j Job) -> Place<'j> {
+        match self.of_defaults {
+            true => Place::Defaults,
+            false => Place::Job(job.name.as_str()),
+        }
+    }
+}
+
+/// Runs that are, or may be, longer than the time to the next one.
+fn intervals(
+    found: &mut Collector<'_>,
+    job: &Job,
+    places: &Places,
+    now: Occurrence,
+    observed: &Observed,
+) {
+    let usual = observed.usual.get(&job.name);
+    let then = match job.overlap {
+        Overlap::Allow => return,
+        Overlap::Skip => "what is due while a run goes on is skipped",
+        Overlap::Queue => "what is due while a run goes on waits, and runs late",
+        Overlap::Replace => "the next occurrence ends a run that goes on",
+    };
+    if job.timeout.is_none() && usual.is_none() {
+        return;
+    }
+    let Some((shortest, at)) = shortest_interval(&job.schedules, now) else {
+        return;
+    };
+    let local = job
+        .schedules
+        .first()
+        .map_or_else(String::new, |s| s.local(at));
+    let local = local.get(..16).unwrap_or_default().replace('T', " ");
+    let next = format!(
+        "the next occurrence, {} later (as after {local})",
+        span(shortest)
+    );
+    let hint = "set a shorter `timeout`, a rarer `schedule`, or another `overlap`: `queue` lets the next one wait, `replace` \
+                ends the run, `allow` starts it beside";
+    let place = Place::Job(job.name.as_str());
+    if let (Some(timeout), Some(marked)) = (job.timeout, &places.timeout)
+        && timeout.as_millis() as i64 > shortest
+    {
+        let message = format!(
+            "`timeout` ({}) lets a run last beyond {next}: {then}",
+            show_duration(timeout)
+        );
+        found.advise(
+            "long_timeout",
+            place,
+            marked.clone(),
+            message,
+            hint.to_owned(),
+        );
+    }
+    if let (Some((ms, runs)), Some(marked)) = (usual, places.schedule.first())
+        && *ms > shortest
+    {
+        let message = format!(
+            "`schedule`: a run usually takes {} ({runs} runs), so it lasts beyond {next}: {then}",
+            span(*ms)
+        );
+        found.advise("long_run", place, marked.clone(), message, hint.to_owned());
+    }
+}
+
+/// A lease that a slow answer or two would end.
+fn lease(found: &mut Collector<'_>, job: &Job, places: &Places, round_trip: Duration, drift: f64) {
+    let needed = round_trip * ROUND_TRIPS;
+    if job.lease.trust >= needed {
+        return;
+    }
+    let step = Duration::from_millis(100);
+    let mut length = job.lease.length;
+    while Lease::new(length, drift).is_ok_and(|lease| lease.trust < needed) {
+        length += step.max(length / 20);
+    }
+    // As somebody would write it.
+    let length = Duration::from_millis((length.as_millis() as u64).div_ceil(500) * 500);
+    let message = format!(
+        "`lease` ({}): the store takes {} ms to answer, and the holder trusts this lease for {} ms: a few slow answers \
+         end the run",
+        show_duration(job.lease.length),
+        round_trip.as_millis(),
+        job.lease.trust.as_millis(),
+    );
+    let hint = format!("`lease = \"{}\"` or longer", show_duration(length));
+    let place = Place::Job(job.name.as_str());
+    found.advise("short_lease", place, places.lease.clone(), message, hint);
+}
+
+/// Reads and checks the configuration file, and keeps what advice needs.
+///
+/// # Errors
+/// As [`super::load`].
+pub fn load_written(path: &Path) -> Result<(Config, Written), Report> {
+    let text = super::file::read(path)?;
+    let (config, places) =
+        super::file::parse_with_places(&text, path, &|name| std::env::var(name).ok())?;
+    let path = path.to_owned();
+    Ok((config, Written { path, text, places }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Occurrence = Occurrence(1_795_187_561_318); // 2026-11-20T15:12:41.318Z
+
+    fn told(text: &str, observed: &Observed) -> Vec<String> {
+        let path = Path::new("jobs.toml");
+        let (config, places) =
+            super::super::file::parse_with_places(text, path, &|_| None).expect("valid");
+        let (path, text) = (path.to_owned(), text.to_owned());
+        let written = Written { path, text, places };
+        let report = written.advise(&config, NOW, observed);
+        let problems = report.iter().flat_map(|r| r.problems());
+        problems
+            .map(|p| {
+                let (line, column) = (p.line.unwrap_or(0), p.column.unwrap_or(0));
+                format!(
+                    "{line}:{column} {} {}",
+                    p.rule.unwrap_or_default(),
+                    p.message
+                )
+            })
+            .collect()
+    }
+
+    #[test]
+    fn a_timeout_or_a_usual_run_longer_than_the_interval_is_named() {
+        let text = |overlap: &str| {
+            format!(
+                "[jobs.a]\nschedule = '*/10 * * * *'\ncommand = 'x'\ntimeout = '15m'\noverlap = '{overlap}'\n"
+            )
+        };
+        let mut observed = Observed::default();
+        assert_eq!(
+            told(&text("skip"), &observed),
+            [
+                "4:11 long_timeout job `a`: `timeout` (15m) lets a run last beyond the next occurrence, 10 min later (as \
+                 after 2026-11-20 15:20): what is due while a run goes on is skipped"
+            ]
+        );
+        assert_eq!(told(&text("allow"), &observed), [""; 0]);
+        assert!(told(&text("queue"), &observed)[0].ends_with("waits, and runs late"));
+        assert_eq!(
+            told(&text("skip").replace("15m", "10m"), &observed),
+            [""; 0]
+        );
+        observed.usual.insert(JobName::new("a"), (660_000, 20));
+        assert_eq!(
+            told(&text("replace").replace("15m", "1m"), &observed),
+            [
+                "2:12 long_run job `a`: `schedule`: a run usually takes 11 min (20 runs), so it lasts beyond the next \
+                 occurrence, 10 min later (as after 2026-11-20 15:20): the next occurrence ends a run that goes on"
+            ]
+        );
+        // Nobody starts it but people.
+        let disabled = text("skip") + "enabled = false\n";
+        assert_eq!(told(&disabled, &observed), [""; 0]);
+    }
+
+    #[test]
+    fn a_lease_must_outlast_some_answers_of_the_store() {
+        let text = "[store]\ntimeout = '150ms'\n[jobs.a]\ncommand = 'x'\nlease = '1s'\n[jobs.b]\ncommand = 'x'\n";
+        let observed = |ms| Observed {
+            round_trip: Some(Duration::from_millis(ms)),
+            usual: BTreeMap::new(),
+        };
+        assert_eq!(told(text, &observed(70)), [""; 0]);
+        assert_eq!(
+            told(text, &observed(90)),
+            [
+                "5:9 short_lease job `a`: `lease` (1s): the store takes 90 ms to answer, and the holder trusts this lease \
+                 for 732 ms: a few slow answers end the run"
+            ]
+        );
+    }
+
+    #[test]
+    fn jobs_that_start_together_are_named_once() {
+        let job = |name: &str, schedule: &str, more: &str| {
+            format!("[jobs.{name}]\nschedule = '{schedule}'\ncommand = 'x'\n{more}")
+        };
+        let mut text = job("a", "0 3 * * *", "") + &job("b", "0 3 * * *", "");
+        assert_eq!(
+            told(&text, &Observed::default()),
+            [
+                "2:12 together [jobs]: `schedule`: `a` starts at the same instants as `b`, all in the same second"
+            ]
+        );
+        for name in ["c", "d", "e", "f", "g"] {
+            text += &job(name, "0 3 * * *", "");
+        }
+        let told_once = told(&text, &Observed::default());
+        assert_eq!(told_once.len(), 1);
+        assert!(
+            told_once[0].contains("`b`, `c`, `d`, `e` and 2 other jobs,"),
+            "{told_once:?}"
+        );
+        // These do not.
+        let apart = job("a", "H 3 * * *", "")
+            + &job("b", "H 3 * * *", "")
+            + &job("c", "0 3 * * *", "jitter = '1m'\n")
+            + &job("d", "0 3 * * *", "enabled = false\n")
+            + &job("e", "0 3 * * *", "")
+            + &job("f", "0 3 * * *", "timezone = 'Asia/Tokyo'\n");
+        assert_eq!(told(&apart, &Observed::default()), [""; 0]);
+    }
+
+    /// A file with every mistake, and all that is said about it.
+    #[test]
+    fn each_mistake_is_shown_with_its_line_its_meaning_and_what_is_better() {
+        let text = include_str!("../../docs/advice.toml");
+        let path = Path::new("jobs.toml");
+        let (config, places) =
+            super::super::file::parse_with_places(text, path, &|_| None).expect("valid");
+        let (path, text) = (path.to_owned(), text.to_owned());
+        let written = Written { path, text, places };
+        let observed = Observed {
+            round_trip: Some(Duration::from_millis(120)),
+            usual: BTreeMap::from([(JobName::new("reindex"), (780_000, 20))]),
+        };
+        let report = written.advise(&config, NOW, &observed).expect("advice");
+        let shown = format!("{}\n", report.render(false));
+        let page = include_str!("../../docs/advice.md");
+        let Some((_, rest)) = page.split_once("```text\n") else {
+            panic!("the page shows no advice");
+        };
+        let (wanted, _) = rest.split_once("```").expect("the end of the text");
+        assert_eq!(shown, wanted, "docs/advice.md shows something else");
+        let mut rules: Vec<&str> = report.problems().iter().filter_map(|p| p.rule).collect();
+        rules.sort_unstable();
+        rules.dedup();
+        assert_eq!(rules, RULES);
+        for rule in RULES {
+            assert!(page.contains(&format!("| `{rule}` |")), "{rule}");
+        }
+    }
+
+    const RULES: [&str; 9] = [
+        "both_days",
+        "clock_change",
+        "long_run",
+        "long_timeout",
+        "never",
+        "rare",
+        "short_lease",
+        "together",
+        "uneven_step",
+    ];
+
+    #[test]
+    fn what_the_defaults_say_is_told_once_and_there() {
+        let text = "[defaults]\nschedule = ['@hourly', '*/7 * * * *']\njitter = '1m'\ncommand = 'x'\n[jobs.a]\n[jobs.b]\n";
+        let all = told(text, &Observed::default());
+        assert_eq!(all.len(), 1, "{all:?}");
+        assert!(
+            all[0].starts_with("2:25 uneven_step [defaults]: `schedule`: `*/7`"),
+            "{all:?}"
+        );
+    }
+}

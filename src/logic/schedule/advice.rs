@@ -1,0 +1,570 @@
+//! What is allowed in a schedule, and yet most likely not what was meant. Nothing here is an error.
+
+use std::{ops::Range, sync::Arc};
+
+use jiff::{
+    civil::DateTime,
+    tz::{AmbiguousOffset, TimeZone},
+};
+
+use super::{
+    DAY, Dst, Fold, Gap, Kind, Schedule,
+    calendar::to_civil,
+    jump_at, next_of,
+    parse::{self, Field, Parsed, Word},
+    plain,
+};
+use crate::model::Occurrence;
+
+/// One piece of advice about a schedule's text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Advice {
+    /// The name of the rule, for programs.
+    pub rule: &'static str,
+    /// What will happen.
+    pub message: String,
+    /// The part that it is about: byte range in the schedule's text.
+    pub span: Range<usize>,
+    /// What would be better.
+    pub hint: String,
+}
+
+/// What comes later than this has probably a mistake in it.
+const SOON_MS: i64 = 2 * 366 * DAY * 1000;
+/// How far ahead changes of the clock are looked for: each zone that has them has one of both kinds within it.
+const AHEAD_MS: i64 = 2 * 366 * DAY * 1000;
+/// How many occurrences are looked at to find the shortest time between two.
+const LOOKED_AT: usize = 100;
+
+/// All advice about one schedule of `job`; `text` is what `schedule` was read from.
+pub fn advise(text: &str, schedule: &Schedule, job: &str, now: Occurrence) -> Vec<Advice> {
+    let mut all = vec![];
+    if let Some(fields) = parse::fields(text) {
+        for (at, (field, word)) in fields.iter().enumerate() {
+            let mut rest = Some(*word);
+            while let Some(list) = rest {
+                let item = list.split_once(',');
+                rest = item.map(|(_, after)| after);
+                let item = item.map_or(list, |(item, _)| item);
+                all.extend(uneven(field, item, &fields, at, job));
+            }
+        }
+        all.extend(both_days(&fields));
+    }
+    let whole = 0..text.len();
+    match schedule.next_after(now) {
+        None => all.push(Advice {
+            rule: "never",
+            message: "this time has passed: it never comes again".to_owned(),
+            span: whole,
+            hint: "remove it, or write a time that is to come".to_owned(),
+        }),
+        Some(next) if next.0.saturating_sub(now.0) > SOON_MS => {
+            let date = schedule.local(next);
+            let date = date.split('T').next().unwrap_or_default();
+            let years = (next.0 - now.0) / (365 * DAY * 1000);
+            all.push(Advice {
+                rule: "rare",
+                message: format!("this comes next on {date}, in {years} years"),
+                span: whole,
+                hint: "`soloist next` shows what else it gives; check the day of month, the month and the day of week"
+                    .to_owned(),
+            });
+        }
+        Some(_) => all.extend(clock_change(text, schedule, job, now)),
+    }
+    all
+}
+
+/// The shortest time between two of the next occurrences, in milliseconds, and the earlier one of the two. None: there
+/// are not two.
+pub fn shortest_interval(
+    schedules: &[Arc<Schedule>],
+    now: Occurrence,
+) -> Option<(i64, Occurrence)> {
+    let mut before = next_of(schedules, now)?;
+    let mut shortest: Option<(i64, Occurrence)> = None;
+    for _ in 0..LOOKED_AT {
+        let Some(next) = next_of(schedules, before) else {
+            break;
+        };
+        let distance = next.0 - before.0;
+        if shortest.is_none_or(|(least, _)| distance < least) {
+            shortest = Some((distance, before));
+        }
+        before = next;
+    }
+    shortest
+}
+
+/// A step over a whole field that does not divide it: the last distance is another one.
+fn uneven(
+    field: &Field,
+    item: Word<'_>,
+    fields: &[(&Field, Word<'_>)],
+    at: usize,
+    job: &str,
+) -> Option<Advice> {
+    let (range, step) = item.split_once('/')?;
+    let n: u32 = step.text.parse().ok()?;
+    let (low, high) = field.whole();
+    let hashed = range.text.eq_ignore_ascii_case("h");
+    let all = range.text == "*"
+        || hashed
+        || range.split_once('-').is_some_and(|(from, to)| {
+            field.value(from) == Ok(low) && field.value(to).is_ok_and(|to| to >= high)
+        });
+    let width = high - low + 1;
+    // From `width` on it is a single value.
+    if !all || n < 2 || n >= width {
+        return None;
+    }
+    let unit = match field.name {
+        "day of month" => "day",
+        "day of week" => "day",
+        name => name,
+    };
+    if field.is_day() {
+        return Some(Advice {
+            rule: "uneven_step",
+            message: format!(
+                "`{}` is not every {n} days: it begins again with each month, and months have 28 to 31 days",
+                item.text
+            ),
+            span: item.span(),
+            hint: "name the days of the month (`1,15`), or days of the week (`MON,THU`), in the field after the next"
+                .to_owned(),
+        });
+    }
+    if width.is_multiple_of(n) {
+        return None;
+    }
+    let first = low
+        + if hashed {
+            (field.hash(job) % u64::from(n)) as u32
+        } else {
+            0
+        };
+    let last = first + (high - first) / n * n;
+    let distance = width - last + first;
+    let value = |v: u32| match field.is_weekday() {
+        true => plain::weekday(v).to_owned(),
+        false => format!("{} {v}", field.name),
+    };
+    Some(Advice {
+        rule: "uneven_step",
+        message: format!(
+            "`{}` is not every {n} {unit}s: after {} comes {}, {distance} {unit}{} later",
+            item.text,
+            value(last),
+            value(first),
+            if distance == 1 { "" } else { "s" },
+        ),
+        span: item.span(),
+        hint: even_steps(range.text, (n, width), evenly(fields, at)),
+    })
+}
+
+/// What counts evenly in place of the step `n` over `width` values; `every`: the unit of an `@every` that would.
+fn even_steps(range: &str, (n, width): (u32, u32), every: Option<char>) -> String {
+    let divides = |m: &u32| width.is_multiple_of(*m);
+    let less = (2..n).rev().find(divides);
+    let more = (n + 1..width).find(divides);
+    let steps: Vec<String> = [less, more]
+        .into_iter()
+        .flatten()
+        .map(|m| format!("`{}/{m}`", range))
+        .collect();
+    let mut hints = vec![];
+    if let Some(unit) = every {
+        hints.push(format!(
+            "`@every {n}{unit}` counts evenly, from 1970 in UTC"
+        ));
+    }
+    if !steps.is_empty() {
+        hints.push(format!(
+            "the nearest that divide {width} are {}",
+            steps.join(" and ")
+        ));
+    } else {
+        hints.push("name the values in a list".to_owned());
+    }
+    hints.join("; ")
+}
+
+/// The unit of `@every`, if all other fields leave the step in field `at` alone to decide.
+fn evenly(fields: &[(&Field, Word<'_>)], at: usize) -> Option<char> {
+    let unit = match fields[at].0.name {
+        "second" => 's',
+        "minute" => 'm',
+        "hour" => 'h',
+        _ => return None,
+    };
+    let before = fields[..at].iter().all(|(_, word)| word.text == "0");
+    let after = fields[at + 1..]
+        .iter()
+        .all(|(_, word)| ["*", "?"].contains(&word.text));
+    let alone = !fields[at].1.text.contains(',');
+    (before && after && alone).then_some(unit)
+}
+
+/// Day of month together with day of week, of which people expect either meaning.
+fn both_days(fields: &[(&Field, Word<'_>)]) -> Option<Advice> {
+    let [.., (_, day), _, (_, weekday)] = fields else {
+        return None;
+    };
+    let any = |word: &Word<'_>| ["*", "?"].contains(&word.text);
+    if any(day) || any(weekday) {
+        return None;
+    }
+    let both = day.text.starts_with('*') || weekday.text.starts_with('*');
+    let (message, hint) = if both {
+        let star = if day.text.starts_with('*') {
+            day
+        } else {
+            weekday
+        };
+        (
+            format!(
+                "a day must match day of month `{}` and also day of week `{}`, because `{}` begins with `*`",
+                day.text, weekday.text, star.text
+            ),
+            "if either is enough, give `schedule` a list of two; the first Monday of the month is also `1#1` in day of \
+             week",
+        )
+    } else {
+        (
+            format!(
+                "a day need match only one of day of month `{}` and day of week `{}`, as in cron",
+                day.text, weekday.text
+            ),
+            "if you mean this, a list of two schedules says it plainly; for days that match both, the second Friday of \
+             the month is `5#2` in day of week, and a command can look at the date",
+        )
+    };
+    Some(Advice {
+        rule: "both_days",
+        message,
+        span: day.at..weekday.at + weekday.text.len(),
+        hint: hint.to_owned(),
+    })
+}
+
+/// A time that a change of the clock jumps over, or shows twice, unless `dst` says what is meant.
+fn clock_change(text: &str, schedule: &Schedule, job: &str, now: Occurrence) -> Option<Advice> {
+    let (gap, overlap) = match schedule.kind {
+        Kind::Cron { .. } => changes_of_cron(schedule, now),
+        Kind::At { .. } => match parse::parse(text, job).ok()? {
+            Parsed::AtLocal { time, .. } => change_of_instant(&schedule.zone, schedule.dst, time),
+            _ => return None,
+        },
+        Kind::Every { .. } => return None,
+    };
+    let zone = schedule.zone.iana_name().unwrap_or("its time zone");
+    let mut said = vec![];
+    let mut keys = vec![];
+    if let Some((missing, instead)) = gap {
+        let what = match instead {
+            Some(instead) => format!("the job runs at {} instead", time(instead)),
+            None => "the job does not run".to_owned(),
+        };
+        let (on, missing) = (missing.date(), time(missing));
+        said.push(format!(
+            "on {on} the clock in {zone} jumps over {missing}: {what}"
+        ));
+        keys.push(match instead {
+            Some(_) => "gap = \"shift\"",
+            None => "gap = \"skip\"",
+        });
+    }
+    if let Some((twice, runs)) = overlap {
+        let (what, key) = match runs {
+            Fold::First => ("the first time", "overlap = \"first\""),
+            Fold::Second => ("the second time", "overlap = \"second\""),
+            Fold::Both => ("both times", "overlap = \"both\""),
+        };
+        let (on, twice) = (twice.date(), time(twice));
+        said.push(format!(
+            "on {on} the clock in {zone} shows {twice} twice: the job runs {what}"
+        ));
+        keys.push(key);
+    }
+    (!said.is_empty()).then(|| Advice {
+        rule: "clock_change",
+        message: said.join("; "),
+        span: 0..text.len(),
+        hint: format!(
+            "take another time of day; or confirm this with `dst = {{ {} }}`",
+            keys.join(", ")
+        ),
+    })
+}
+
+/// A local time that is jumped over, and when the job runs instead.
+type Missing = Option<(DateTime, Option<DateTime>)>;
+/// A local time that comes twice, and which of the two counts.
+type Twice = Option<(DateTime, Fold)>;
+
+fn changes_of_cron(schedule: &Schedule, now: Occurrence) -> (Missing, Twice) {
+    let (mut missing, mut twice) = (None, None);
+    let Kind::Cron {
+        ref calendar,
+        gap,
+        fold,
+    } = schedule.kind
+    else {
+        return (missing, twice);
+    };
+    // A job of every hour is not about the time of day.
+    if calendar.hours.count_ones() == 24 {
+        return (missing, twice);
+    }
+    let until = now.0.saturating_add(AHEAD_MS);
+    let jumps = schedule
+        .zone
+        .following(now.timestamp())
+        .map(|transition| transition.timestamp())
+        .take_while(|at| at.as_millisecond() < until)
+        .filter_map(|at| jump_at(&schedule.zone, at))
+        .filter(|jump| !jump.is_correction());
+    for jump in jumps {
+        let (from, to) = (jump.shown_until(), jump.shows());
+        let within = |from: i64, to: i64| {
+            let at = calendar.next(from).filter(|at| *at < to);
+            at.and_then(to_civil)
+        };
+        if from < to && missing.is_none() && schedule.dst.gap.is_none() {
+            let instead = (gap == Gap::Shift).then(|| to_civil(to)).flatten();
+            missing = within(from, to).map(|at| (at, instead));
+        }
+        if to < from && twice.is_none() && schedule.dst.overlap.is_none() {
+            twice = within(to, from).map(|at| (at, fold));
+        }
+    }
+    (missing, twice)
+}
+
+fn change_of_instant(zone: &TimeZone, dst: Dst, time: DateTime) -> (Missing, Twice) {
+    match zone.to_ambiguous_timestamp(time).offset() {
+        AmbiguousOffset::Gap { before, .. } if dst.gap.is_none() => {
+            let shifted = before.to_timestamp(time).ok();
+            let jump = shifted.and_then(|at| zone.preceding(at).next());
+            let instead = jump.map(|jump| zone.to_datetime(jump.timestamp()));
+            (Some((time, instead)), None)
+        }
+        AmbiguousOffset::Fold { .. } if dst.overlap.is_none() => (None, Some((time, Fold::First))),
+        _ => (None, None),
+    }
+}
+
+/// `02:30`, with seconds only if there are some.
+fn time(t: DateTime) -> String {
+    match t.second() {
+        0 => format!("{:02}:{:02}", t.hour(), t.minute()),
+        s => format!("{:02}:{:02}:{s:02}", t.hour(), t.minute()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: i64 = 1_795_187_561_318; // 2026-11-20T15:12:41.318Z
+
+    fn told(text: &str, zone: &str, dst: Dst) -> Vec<(String, String, String)> {
+        let tz = TimeZone::get(zone).unwrap();
+        let schedule = Schedule::parse(text, &tz, dst, "backup").unwrap();
+        advise(text, &schedule, "backup", Occurrence(NOW))
+            .into_iter()
+            .map(|a| (text[a.span].to_owned(), a.message, a.hint))
+            .collect()
+    }
+
+    #[track_caller]
+    fn one(text: &str, zone: &str, marked: &str, message: &str, hint: &str) {
+        let all = told(text, zone, Dst::default());
+        assert_eq!(
+            all,
+            [(marked.to_owned(), message.to_owned(), hint.to_owned())],
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn what_most_people_write_needs_no_advice() {
+        for text in [
+            "* * * * *",
+            "*/5 * * * *",
+            "0 */6 * * *",
+            "H H * * *",
+            "H/15 * * * *",
+            "9-17/3 * * * *",
+            "0 9-17/4 * * MON-FRI",
+            "0 12 13 * ?",
+            "0 0 * */3 *",
+            "0 0 29 2 *",
+            "0 0 * * */7",
+            "@daily",
+            "@every 7m",
+            "@at 2026-12-24T18:00:00",
+            "*/15 * * * * *",
+        ] {
+            assert_eq!(told(text, "UTC", Dst::default()), [], "{text}");
+        }
+        for text in ["30 4 * * *", "*/20 * * * *", "@hourly", "@weekly"] {
+            assert_eq!(told(text, "Europe/Berlin", Dst::default()), [], "{text}");
+        }
+    }
+
+    #[test]
+    fn a_step_that_does_not_divide_is_named_with_the_distance_that_is_left() {
+        one(
+            "*/7 * * * *",
+            "UTC",
+            "*/7",
+            "`*/7` is not every 7 minutes: after minute 56 comes minute 0, 4 minutes later",
+            "`@every 7m` counts evenly, from 1970 in UTC; the nearest that divide 60 are `*/6` and `*/10`",
+        );
+        one(
+            "5 */5 * * *",
+            "UTC",
+            "*/5",
+            "`*/5` is not every 5 hours: after hour 20 comes hour 0, 4 hours later",
+            "the nearest that divide 24 are `*/4` and `*/6`",
+        );
+        one(
+            "0 0-59/45 9 * * *",
+            "UTC",
+            "0-59/45",
+            "`0-59/45` is not every 45 minutes: after minute 45 comes minute 0, 15 minutes later",
+            "the nearest that divide 60 are `0-59/30`",
+        );
+        one(
+            "0 0 */2 * *",
+            "UTC",
+            "*/2",
+            "`*/2` is not every 2 days: it begins again with each month, and months have 28 to 31 days",
+            "name the days of the month (`1,15`), or days of the week (`MON,THU`), in the field after the next",
+        );
+        one(
+            "0 0 * * */2",
+            "UTC",
+            "*/2",
+            "`*/2` is not every 2 days: after Saturday comes Sunday, 1 day later",
+            "name the values in a list",
+        );
+        // The job's name decides where the steps begin.
+        let hashed = told("H/25 * * * *", "UTC", Dst::default());
+        assert_eq!(hashed.len(), 1);
+        let tz = TimeZone::UTC;
+        let schedule = Schedule::parse("H/25 * * * *", &tz, Dst::default(), "backup").unwrap();
+        let minutes = |o: Occurrence| o.0 / 60_000 % 60;
+        let mut at = schedule
+            .next_after(Occurrence(NOW / 3_600_000 * 3_600_000 - 1))
+            .unwrap();
+        let first = minutes(at);
+        let mut last = first;
+        while let Some(next) = schedule.next_after(at).filter(|o| minutes(*o) > last) {
+            (at, last) = (next, minutes(next));
+        }
+        let said = format!(
+            "after minute {last} comes minute {first}, {} minutes later",
+            60 - last + first
+        );
+        assert!(hashed[0].1.contains(&said), "{hashed:?}: {said}");
+    }
+
+    #[test]
+    fn both_days_say_which_meaning_they_have() {
+        one(
+            "0 0 13 * FRI",
+            "UTC",
+            "13 * FRI",
+            "a day need match only one of day of month `13` and day of week `FRI`, as in cron",
+            "if you mean this, a list of two schedules says it plainly; for days that match both, the second Friday of \
+             the month is `5#2` in day of week, and a command can look at the date",
+        );
+        one(
+            "0 0 1-7 * */7",
+            "UTC",
+            "1-7 * */7",
+            "a day must match day of month `1-7` and also day of week `*/7`, because `*/7` begins with `*`",
+            "if either is enough, give `schedule` a list of two; the first Monday of the month is also `1#1` in day of \
+             week",
+        );
+    }
+
+    #[test]
+    fn times_that_the_clock_jumps_over_or_shows_twice_are_named() {
+        one(
+            "30 2 * * *",
+            "Europe/Berlin",
+            "30 2 * * *",
+            "on 2027-03-28 the clock in Europe/Berlin jumps over 02:30: the job runs at 03:00 instead; on 2027-10-31 the \
+             clock in Europe/Berlin shows 02:30 twice: the job runs the first time",
+            "take another time of day; or confirm this with `dst = { gap = \"shift\", overlap = \"first\" }`",
+        );
+        one(
+            "*/30 1-2 * * *",
+            "America/New_York",
+            "*/30 1-2 * * *",
+            "on 2027-03-14 the clock in America/New_York jumps over 02:00: the job does not run; on 2027-11-07 the clock \
+             in America/New_York shows 01:00 twice: the job runs both times",
+            "take another time of day; or confirm this with `dst = { gap = \"skip\", overlap = \"both\" }`",
+        );
+        one(
+            "@at 2027-03-28T02:30:00",
+            "Europe/Berlin",
+            "@at 2027-03-28T02:30:00",
+            "on 2027-03-28 the clock in Europe/Berlin jumps over 02:30: the job runs at 03:00 instead",
+            "take another time of day; or confirm this with `dst = { gap = \"shift\" }`",
+        );
+        one(
+            "@at 2027-10-31T02:30:05",
+            "Europe/Berlin",
+            "@at 2027-10-31T02:30:05",
+            "on 2027-10-31 the clock in Europe/Berlin shows 02:30:05 twice: the job runs the first time",
+            "take another time of day; or confirm this with `dst = { overlap = \"first\" }`",
+        );
+        // Who says what is meant needs no advice.
+        let meant = Dst {
+            gap: Some(Gap::Shift),
+            overlap: Some(Fold::First),
+        };
+        assert_eq!(told("30 2 * * *", "Europe/Berlin", meant), []);
+        // It never happens on such a day.
+        assert_eq!(told("30 2 * JAN *", "Europe/Berlin", Dst::default()), []);
+    }
+
+    #[test]
+    fn what_never_comes_or_comes_in_years_is_named() {
+        one(
+            "@at 2020-01-01T00:00:00Z",
+            "UTC",
+            "@at 2020-01-01T00:00:00Z",
+            "this time has passed: it never comes again",
+            "remove it, or write a time that is to come",
+        );
+        let all = told("0 0 29 2 */7", "UTC", Dst::default());
+        let rare: Vec<&str> = all.iter().map(|a| a.1.as_str()).collect();
+        assert_eq!(
+            rare[1], "this comes next on 2032-02-29, in 5 years",
+            "{rare:?}"
+        );
+    }
+
+    #[test]
+    fn the_shortest_interval_is_that_of_all_schedules_together() {
+        let parse =
+            |text| Arc::new(Schedule::parse(text, &TimeZone::UTC, Dst::default(), "j").unwrap());
+        let shortest = |all: &[Arc<Schedule>]| shortest_interval(all, Occurrence(NOW)).map(|s| s.0);
+        assert_eq!(shortest(&[parse("0 * * * *")]), Some(3_600_000));
+        assert_eq!(
+            shortest(&[parse("0 * * * *"), parse("50 3 * * *")]),
+            Some(600_000)
+        );
+        assert_eq!(shortest(&[parse("0 9,11 * * MON")]), Some(7_200_000));
+        assert_eq!(shortest(&[parse("@at 2026-12-24T18:00:00Z")]), None);
+        assert_eq!(shortest(&[]), None);
+    }
+}

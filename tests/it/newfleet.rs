@@ -1,0 +1,220 @@
+//! The first start of a fleet on a new Redis, with and without its wait, and what the history says of a later loss.
+
+use std::{
+    fs,
+    process::{Child, Command, Stdio},
+};
+
+use rustix::process::Signal;
+use serde_json::Value;
+use soloist::store::{Store as _, redis::RedisStore};
+use tempfile::TempDir;
+
+use crate::support::{
+    GENEROUS, process,
+    server::{RedisServer, settings},
+    wait_until,
+};
+
+/// A directory with a jobs.toml that names `server`, and the instances that run there.
+struct Here {
+    dir: TempDir,
+    running: Vec<Child>,
+}
+
+impl Here {
+    fn new(server: &RedisServer, jobs: &str) -> Self {
+        let dir = tempfile::tempdir().expect("a directory");
+        let text = format!("[store]\nurl = '{}'\n{jobs}", server.url());
+        fs::write(dir.path().join("jobs.toml"), text).expect("a file");
+        Self {
+            dir,
+            running: vec![],
+        }
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut c = Command::new(env!("CARGO_BIN_EXE_soloist"));
+        c.args(args)
+            .current_dir(self.dir.path())
+            .stdin(Stdio::null());
+        for name in ["SOLOIST_CONFIG", "SOLOIST_LOG", "SOLOIST_INSTANCE"] {
+            c.env_remove(name);
+        }
+        c
+    }
+
+    fn start(&mut self, name: &str, more: &[&str]) {
+        let log = fs::File::create(self.dir.path().join(name)).expect("a file");
+        let args = [&["run", "--instance", name], more].concat();
+        let child = self.command(&args).stderr(log).spawn();
+        self.running.push(child.expect("it starts"));
+    }
+
+    fn log(&self, name: &str) -> String {
+        fs::read_to_string(self.dir.path().join(name)).expect("a log")
+    }
+
+    fn history(&self, job: &str) -> Vec<Value> {
+        let ran = self
+            .command(&["history", job, "-n", "200", "--json"])
+            .output();
+        let ran = ran.expect("it starts");
+        serde_json::from_slice(&ran.stdout).unwrap_or_default()
+    }
+}
+
+impl Drop for Here {
+    fn drop(&mut self) {
+        for child in &mut self.running {
+            process::signal(child.id(), Signal::KILL);
+            let _ = child.wait();
+        }
+    }
+}
+
+const EACH_SECOND: &str = "[jobs.tick]\nschedule = '@every 1s'\ncommand = 'true'\n";
+
+fn redis(server: &RedisServer) -> RedisStore {
+    RedisStore::open(&server.url(), &settings(&server.url())).expect("a store")
+}
+
+/// One step of the store decides, so of many that say the same at once, one may begin.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_many_that_found_a_fleet_at_once_one_does() {
+    let server = RedisServer::start();
+    let ids: Vec<String> = (0..30).map(|n| format!("founder-{n}")).collect();
+    let asked = ids.iter().map(|id| {
+        let (store, id) = (redis(&server), id.clone());
+        tokio::spawn(async move {
+            // A command that only looks changes nothing.
+            let _ = store.heartbeat(None).await;
+            store.found(&id).await.expect("an answer").value
+        })
+    });
+    let mut answers = vec![];
+    for task in asked.collect::<Vec<_>>() {
+        answers.push(task.await.expect("no panic"));
+    }
+    let founded: Vec<&String> = (ids.iter().zip(&answers))
+        .filter(|(id, fleet)| **id == *fleet.id)
+        .map(|(id, _)| id)
+        .collect();
+    let [founder] = founded[..] else {
+        panic!("not one has founded it: {founded:?}");
+    };
+    assert!(answers.iter().filter(|fleet| fleet.open).count() >= 1);
+    // Its reply may have been lost.
+    let again = redis(&server)
+        .found(founder)
+        .await
+        .expect("an answer")
+        .value;
+    assert!(again.open && *again.id == **founder);
+    let late = redis(&server).found("late").await.expect("an answer").value;
+    assert!(*late.id == **founder);
+}
+
+#[test]
+fn the_first_start_says_why_it_waits_and_how_not_to() {
+    let server = RedisServer::start();
+    let mut here = Here::new(&server, EACH_SECOND);
+    here.start("a", &[]);
+    wait_until("it says so", GENEROUS, || {
+        here.log("a").contains("the store is new")
+    });
+    let log = here.log("a");
+    for part in [
+        "up to 18 s from now",
+        "start it once with --new-fleet",
+        "until=20",
+    ] {
+        assert!(log.contains(part), "{part}: {log}");
+    }
+    // A second one need not wait for as long, and must not skip it.
+    let refused = here
+        .command(&["run", "--instance", "b", "--new-fleet"])
+        .output();
+    let refused = refused.expect("it starts");
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(75), "{said}");
+    assert!(
+        said.contains("--new-fleet is refused: ") && said.contains("the instance a on "),
+        "{said}"
+    );
+    assert!(
+        said.contains("hint: start it without --new-fleet"),
+        "{said}"
+    );
+    here.start("c", &[]);
+    wait_until("it says so", GENEROUS, || {
+        here.log("c").contains("the store is new")
+    });
+    assert!(!here.log("c").contains("--new-fleet"), "{}", here.log("c"));
+    assert!(here.history("tick").is_empty());
+}
+
+#[test]
+fn a_new_fleet_starts_at_once_and_only_once() {
+    let mut server = RedisServer::start();
+    let mut here = Here::new(&server, EACH_SECOND);
+    // Somebody looked first.
+    let looked = here.command(&["status"]).output().expect("it starts");
+    assert!(looked.status.success());
+    here.start("a", &["--new-fleet"]);
+    wait_until("it runs its job", GENEROUS, || {
+        !here.history("tick").is_empty()
+    });
+    let log = here.log("a");
+    assert!(log.contains("starting without a wait"), "{log}");
+    assert!(
+        !log.contains("the store is new"),
+        "no wait came first: {log}"
+    );
+    for child in &mut here.running {
+        process::signal(child.id(), Signal::TERM);
+        assert!(child.wait().expect("it ends").success());
+    }
+    here.running.clear();
+    // The store knows the fleet, also after a restart.
+    let refused = |what: &str| {
+        let ran = here
+            .command(&["run", "--new-fleet"])
+            .output()
+            .expect("it starts");
+        let said = String::from_utf8_lossy(&ran.stderr).into_owned();
+        assert_eq!(ran.status.code(), Some(75), "{what}: {said}");
+        assert!(said.contains("--new-fleet is refused"), "{what}: {said}");
+    };
+    refused("with its data");
+    server.restart();
+    refused("restarted with its data");
+}
+
+/// The history says that a loss of the data kept the job from running.
+#[test]
+fn the_history_names_a_loss_of_the_data() {
+    let server = RedisServer::start();
+    let mut here = Here::new(&server, &format!("{EACH_SECOND}lease = '4s'\n"));
+    here.start("a", &["--new-fleet"]);
+    wait_until("it runs its job", GENEROUS, || {
+        here.history("tick").len() > 2
+    });
+    server.flush();
+    let succeeded = |here: &Here| {
+        let all = here.history("tick");
+        all.iter().filter(|r| r["outcome"] == "succeeded").count()
+    };
+    wait_until("the data is gone", GENEROUS, || succeeded(&here) == 0);
+    wait_until("it runs again", GENEROUS, || succeeded(&here) > 1);
+    let all = here.history("tick");
+    let missed: Vec<&Value> = all.iter().filter(|r| r["outcome"] == "missed").collect();
+    // What one claim gives up is one record; the first claim after the loss names it.
+    let oldest = missed.last().expect("something was missed");
+    assert_eq!(
+        oldest["error"], "the store had lost its data, and granted nothing until then",
+        "{all:#?}"
+    );
+    let after = missed.iter().filter(|r| r["error"] == oldest["error"]);
+    assert_eq!(after.count(), 1, "{all:#?}");
+}
