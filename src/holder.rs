@@ -11,6 +11,8 @@ use tokio_util::{
 };
 use tracing::{debug, error, info, warn};
 
+#[cfg(feature = "notify")]
+use crate::notify::heartbeat::{self, Heartbeats};
 use crate::{
     clock::{Boottime, StoreClock},
     config,
@@ -61,6 +63,8 @@ pub struct Holder {
     pub runs: TaskTracker,
     /// The runs whose commands are alive or may still start; all others only wait for the store.
     pub commands: TaskTracker,
+    #[cfg(feature = "notify")]
+    heartbeats: Heartbeats,
     starts: Arc<Semaphore>,
     running: Mutex<BTreeMap<RunId, HeldRun>>,
     /// Pre-started guards of runs that will most likely be granted soon.
@@ -107,6 +111,8 @@ impl Holder {
             give_up: CancellationToken::new(),
             runs: TaskTracker::new(),
             commands: TaskTracker::new(),
+            #[cfg(feature = "notify")]
+            heartbeats: Heartbeats::default(),
             starts: Arc::new(Semaphore::new(STARTS)),
             running: Mutex::default(),
             prepared: Mutex::default(),
@@ -230,6 +236,9 @@ impl Holder {
         };
         info!(job = %job.name, occurrence = %run.occurrence, run = %g.run.id, attempt = run.attempt,
             trigger = run.trigger.as_str(), "started");
+        #[cfg(feature = "notify")]
+        self.heartbeats
+            .send(&job.name, job.alarms.heartbeat.as_ref(), heartbeat::Moment::Starts);
         let mut watch = running.watch();
         let permit = g.permit.take();
         tokio::spawn(async move {
@@ -557,6 +566,12 @@ impl Holder {
         let record = self.record(g, Some(end));
         log_end(&record);
         contender.vitals.figures.ended(&record);
+        #[cfg(feature = "notify")]
+        self.heartbeats.send(
+            &g.job.name,
+            g.job.alarms.heartbeat.as_ref(),
+            heartbeat::Moment::Ends(&record),
+        );
         let settle = Settle {
             run: g.run.id,
             record,

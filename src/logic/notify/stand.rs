@@ -31,6 +31,18 @@ pub struct Lease {
     pub over: bool,
 }
 
+impl Lease {
+    pub fn text(&self) -> String {
+        // Cannot fail: it consists of strings and numbers.
+        serde_json::to_string(self).unwrap_or_default()
+    }
+
+    /// None: another program wrote it.
+    pub fn read(text: &str) -> Option<Self> {
+        serde_json::from_str(text).ok()
+    }
+}
+
 /// What the store has of notifications: the lease, and notes by their names.
 pub const LEASE: &str = "lease";
 
@@ -64,8 +76,8 @@ pub fn allows(lease: Option<&str>, write: &Write) -> bool {
 pub enum Stand {
     /// Another instance, or nobody yet.
     By {
-        /// The lease as it was seen last, and since when it has not changed.
-        seen: Option<(Option<Lease>, Boottime)>,
+        /// The lease as it was seen last, as text, and since when it has not changed.
+        seen: Option<(Option<String>, Boottime)>,
     },
     /// This one.
     Notifier {
@@ -81,7 +93,7 @@ impl Stand {
     }
 
     /// The store was asked, and has this lease.
-    pub fn saw(&mut self, lease: Option<Lease>, received: Boottime) {
+    pub fn saw(&mut self, lease: Option<String>, received: Boottime) {
         match self {
             Self::By {
                 seen: Some((known, _)),
@@ -102,24 +114,22 @@ impl Stand {
         else {
             return None;
         };
-        let free = match lease {
-            None => true,
-            Some(lease) => lease.over || now.since(*since) >= LENGTH,
-        };
-        free.then(|| Lease {
+        let read = lease.as_deref().and_then(Lease::read);
+        let over = lease.is_none() || read.as_ref().is_some_and(|lease| lease.over);
+        (over || now.since(*since) >= LENGTH).then(|| Lease {
             holder: me.clone(),
             process,
-            token: lease.as_ref().map_or(0, |l| l.token) + 1,
+            token: read.map_or(0, |lease| lease.token).saturating_add(1),
             seq: 0,
             over: false,
         })
     }
 
     /// The lease that is in force if this instance writes now, as far as it knows.
-    pub fn known(&self) -> Option<&Lease> {
+    pub fn known(&self) -> Option<String> {
         match self {
-            Self::By { seen } => seen.as_ref()?.0.as_ref(),
-            Self::Notifier { lease, .. } => Some(lease),
+            Self::By { seen } => seen.as_ref()?.0.clone(),
+            Self::Notifier { lease, .. } => Some(lease.text()),
         }
     }
 
@@ -127,7 +137,7 @@ impl Stand {
     pub fn renewed(&self, now: Boottime) -> Option<Lease> {
         match self {
             Self::Notifier { lease, .. } if self.trusts(now) => Some(Lease {
-                seq: lease.seq + 1,
+                seq: lease.seq.saturating_add(1),
                 ..lease.clone()
             }),
             _ => None,
