@@ -237,8 +237,11 @@ impl Holder {
         info!(job = %job.name, occurrence = %run.occurrence, run = %g.run.id, attempt = run.attempt,
             trigger = run.trigger.as_str(), "started");
         #[cfg(feature = "notify")]
-        self.heartbeats
-            .send(&job.name, job.alarms.heartbeat.as_ref(), heartbeat::Moment::Starts);
+        self.heartbeats.send(
+            &job.name,
+            job.alarms.heartbeat.as_ref(),
+            heartbeat::Moment::Starts,
+        );
         let mut watch = running.watch();
         let permit = g.permit.take();
         tokio::spawn(async move {

@@ -11,8 +11,8 @@ use std::{
 };
 
 use super::{
-    Alarms, Channel, Channels, Config, HiddenUrl, Http, HttpTls, Job, JobRetry, Lease, Limits, Listen, Output, Secret, Store, StoreRetry,
-    StoreUrl, Tls, Way, digest,
+    Alarms, Channel, Channels, Config, HiddenUrl, Http, HttpTls, Job, JobRetry, Lease, Limits,
+    Listen, Output, Secret, Store, StoreRetry, StoreUrl, Tls, Way, digest,
     keys::{self, Backoff, Keys},
     named, nearest,
     notify::{PAGERDUTY, Type},
@@ -768,7 +768,8 @@ fn channels<'t>(
 fn channel(r: &mut Reader<'_>, name: &At<&str>, raw: &keys::Notify) -> Option<Channel> {
     let usual = keys::Notify::usual();
     let Some(kind) = raw.r#type.optional()? else {
-        let hint = "write `type = \"webhook\"`, or slack, discord, teams, pagerduty, email, command";
+        let hint =
+            "write `type = \"webhook\"`, or slack, discord, teams, pagerduty, email, command";
         r.problems.absent(
             Place::Channel(name.value),
             name.span.clone(),
@@ -816,14 +817,21 @@ fn way(r: &mut Reader<'_>, name: &At<&str>, kind: Type, raw: &keys::Notify) -> O
         if let (Some(span), false) = (span, used.contains(&key)) {
             sound = false;
             let message = format!("`{key}` is not used with the type `{}`", kind.word());
-            r.problems.add(place, span, message, Some("remove it".into()));
+            r.problems
+                .add(place, span, message, Some("remove it".into()));
         }
     }
     let missing = |r: &mut Reader<'_>, what: &str, hint: &str| {
         let (message, span) = (format!("{what} is missing"), name.span.clone());
         r.problems.absent(place, span, message, hint.into());
     };
-    let url = one_secret(r, place, ("url", &raw.url), ("url_file", &raw.url_file), true);
+    let url = one_secret(
+        r,
+        place,
+        ("url", &raw.url),
+        ("url_file", &raw.url_file),
+        true,
+    );
     let key = one_secret(
         r,
         place,
@@ -835,7 +843,11 @@ fn way(r: &mut Reader<'_>, name: &At<&str>, kind: Type, raw: &keys::Notify) -> O
         Type::Http(form) => match url? {
             Some(url) => Some(Way::Http { form, url }),
             None => {
-                missing(r, "`url`", "write `url = \"https://…\"`, or name a file in `url_file`");
+                missing(
+                    r,
+                    "`url`",
+                    "write `url = \"https://…\"`, or name a file in `url_file`",
+                );
                 None
             }
         },
@@ -845,8 +857,12 @@ fn way(r: &mut Reader<'_>, name: &At<&str>, kind: Type, raw: &keys::Notify) -> O
                 routing_key,
             }),
             (_, None) => {
-                missing(r, "`routing_key`", "give the key of the service's integration, or name a file in \
-                    `routing_key_file`");
+                missing(
+                    r,
+                    "`routing_key`",
+                    "give the key of the service's integration, or name a file in \
+                    `routing_key_file`",
+                );
                 None
             }
         },
@@ -862,7 +878,11 @@ fn way(r: &mut Reader<'_>, name: &At<&str>, kind: Type, raw: &keys::Notify) -> O
                 ("`to`", to.is_none()),
             ] {
                 if absent {
-                    missing(r, what, "a channel of the type `email` needs `smtp`, `from` and `to`");
+                    missing(
+                        r,
+                        what,
+                        "a channel of the type `email` needs `smtp`, `from` and `to`",
+                    );
                 }
             }
             Some(Way::Email {
@@ -874,7 +894,11 @@ fn way(r: &mut Reader<'_>, name: &At<&str>, kind: Type, raw: &keys::Notify) -> O
         Type::Command => match raw.command.optional()? {
             Some(argv) => Some(Way::Command(argv)),
             None => {
-                missing(r, "`command`", "write `command = [\"/usr/bin/program\", \"argument\"]`");
+                missing(
+                    r,
+                    "`command`",
+                    "write `command = [\"/usr/bin/program\", \"argument\"]`",
+                );
                 None
             }
         },

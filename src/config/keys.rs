@@ -7,8 +7,8 @@ use toml::de::DeTable;
 
 use super::{
     CatchUp, Command, Listen, OnStateLoss,
-    notify::Type,
     form::{BOOLEAN, Bytes, Count, FILLED, Form, PATH, Plain, Shape, Span, TEXT, Word},
+    notify::Type,
     raw::{self, Url},
     report::{Collector, Place},
     tree::{At, Given, Reader, Table, Zone},

@@ -125,7 +125,9 @@ pub(super) fn named_channel<'t>(
         "server" | "host" | "relay" => Some("did you mean `smtp`?"),
         "cmd" | "exec" => Some("did you mean `command`?"),
         "events" | "when" => Some("did you mean `on`?"),
-        "username" | "password" => Some("write them into `smtp`, from the environment: `smtps://${USER}:${PASSWORD}@HOST`"),
+        "username" | "password" => {
+            Some("write them into `smtp`, from the environment: `smtps://${USER}:${PASSWORD}@HOST`")
+        }
         _ => None,
     });
     Some(channel)
@@ -317,9 +319,11 @@ pub(super) fn is_http_url(text: &str) -> bool {
         .strip_prefix("https://")
         .or_else(|| text.strip_prefix("http://"));
     let host = rest.and_then(|rest| rest.split(['/', '?', '#']).next());
-    let bad = |c: char| c.is_whitespace() || c.is_control() || !c.is_ascii() || "\"<>\\^`".contains(c);
+    let bad =
+        |c: char| c.is_whitespace() || c.is_control() || !c.is_ascii() || "\"<>\\^`".contains(c);
     // A brace would be a placeholder that nobody filled in.
-    host.is_some_and(|host| !host.is_empty() && !host.contains(['@', '{', '}'])) && !text.contains(bad)
+    host.is_some_and(|host| !host.is_empty() && !host.contains(['@', '{', '}']))
+        && !text.contains(bad)
 }
 
 const HTTP_URL: &str = "write `https://host/path`";
@@ -327,7 +331,11 @@ const HTTP_URL: &str = "write `https://host/path`";
 pub(super) fn channel_url(r: &mut Reader<'_>, field: Field<'_>) -> Option<String> {
     let text = r.filled(field)?;
     if !is_http_url(&text) {
-        r.wrong(field, "not the address of a server".to_owned(), HTTP_URL.to_owned());
+        r.wrong(
+            field,
+            "not the address of a server".to_owned(),
+            HTTP_URL.to_owned(),
+        );
         return None;
     }
     Some(text)
@@ -337,7 +345,11 @@ pub(super) fn channel_url(r: &mut Reader<'_>, field: Field<'_>) -> Option<String
 pub(super) fn heartbeat_url(r: &mut Reader<'_>, field: Field<'_>) -> Option<String> {
     let text = r.expanded(field)?;
     if !is_http_url(&text.replace("{job}", "job")) {
-        r.wrong(field, "not the address of a server".to_owned(), HTTP_URL.to_owned());
+        r.wrong(
+            field,
+            "not the address of a server".to_owned(),
+            HTTP_URL.to_owned(),
+        );
         return None;
     }
     Some(text)
@@ -350,10 +362,15 @@ pub(super) fn smtp(r: &mut Reader<'_>, field: Field<'_>) -> Option<String> {
         .find_map(|scheme| text.strip_prefix(scheme));
     let bad = |c: char| c.is_whitespace() || c.is_control();
     let host = rest.map(|rest| rest.rsplit('@').next().unwrap_or_default());
-    if host.is_none_or(|host| host.is_empty() || host.starts_with(['/', ':'])) || text.contains(bad) {
+    if host.is_none_or(|host| host.is_empty() || host.starts_with(['/', ':'])) || text.contains(bad)
+    {
         let hint = "write `smtps://USER:PASSWORD@HOST`, `smtp+starttls://…` or, without encryption, `smtp://HOST:25`; \
                     escape `@`, `:` and `/` in user and password, as in `%40`";
-        r.wrong(field, "not the address of a mail server".to_owned(), hint.to_owned());
+        r.wrong(
+            field,
+            "not the address of a mail server".to_owned(),
+            hint.to_owned(),
+        );
         return None;
     }
     Some(text)
@@ -392,7 +409,11 @@ pub(super) fn channel_command<'t>(r: &mut Reader<'t>, field: Field<'t>) -> Optio
     let argv: Vec<String> = argv.into_iter().map(|at| at.value).collect();
     if argv.first().is_none_or(String::is_empty) {
         let hint = "write `[\"/usr/bin/program\", \"argument\"]`";
-        r.wrong(field, "the program to run is missing".into(), hint.to_owned());
+        r.wrong(
+            field,
+            "the program to run is missing".into(),
+            hint.to_owned(),
+        );
         return None;
     }
     Some(argv)
@@ -402,7 +423,11 @@ pub(super) fn kinds<'t>(r: &mut Reader<'t>, field: Field<'t>) -> Option<Vec<Told
     let kinds = r.list(field, "a list of strings", |r, f| r.word(f, KINDS))?;
     if kinds.is_empty() {
         let hint = "leave the key out, or the channel out of `notify`";
-        r.wrong(field, "must not be empty: nothing would be told".into(), hint.to_owned());
+        r.wrong(
+            field,
+            "must not be empty: nothing would be told".into(),
+            hint.to_owned(),
+        );
         return None;
     }
     Some(kinds.into_iter().map(|at| at.value).collect())

@@ -99,7 +99,10 @@ pub struct Notes {
     pub told: BTreeMap<String, Told>,
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde passes a reference"
+)]
 fn is_false(b: &bool) -> bool {
     !b
 }
@@ -126,8 +129,8 @@ pub struct Held {
     pub since: i64,
     pub until: i64,
     pub changes: u64,
-    /// What the channel was last told.
-    pub bad: bool,
+    /// What the last of them was.
+    pub kind: Kind,
 }
 
 /// Something that a channel is to be told.
@@ -167,9 +170,7 @@ impl Notes {
 
     /// Of these records, newest first, how many are new; None: perhaps more than there are.
     pub fn unjudged(&self, records: &[RunRecord]) -> Option<usize> {
-        records
-            .iter()
-            .position(|r| self.seen.contains(&name(r)))
+        records.iter().position(|r| self.seen.contains(&name(r)))
     }
 
     /// Notes the record without telling anybody.
@@ -232,7 +233,7 @@ impl Notes {
         let overdue = !self.overdue && within.is_some_and(|within| now - since >= within);
         self.overdue |= overdue;
         let mut out = vec![];
-        for (channel, _) in channels {
+        for (channel, rules) in channels {
             let told = self.told.entry(channel.to_owned()).or_default();
             if overdue {
                 out.push(Verdict {
@@ -244,7 +245,7 @@ impl Notes {
                     changes: 0,
                 });
             }
-            out.extend(told.passes(channel, self.overdue, now));
+            out.extend(told.passes(channel, rules, self.overdue, now));
         }
         out
     }
@@ -254,7 +255,10 @@ impl Notes {
         let overdue = within
             .filter(|_| !self.overdue)
             .map(|within| self.success.unwrap_or(self.first).saturating_add(within));
-        let held = self.told.values().filter_map(|t| Some(t.held.as_ref()?.until));
+        let held = self
+            .told
+            .values()
+            .filter_map(|t| Some(t.held.as_ref()?.until));
         held.chain(overdue).min()
     }
 }
@@ -273,16 +277,23 @@ fn complaint(r: &RunRecord, rules: &Rules, usual: Option<i64>) -> Option<Kind> {
         Outcome::Missed => Kind::Missed,
         Outcome::Succeeded => {
             let late = planned && r.lateness_ms.is_some_and(|ms| ms >= rules.late_after_ms);
-            let long =
-                lasting.is_some_and(|(ms, usual)| ms > usual.saturating_mul(factor) && ms - usual > least);
-            let short = lasting.is_some_and(|(ms, usual)| ms < usual / factor && usual - ms > least);
-            let found = [(late, Kind::Late), (long, Kind::TooLong), (short, Kind::TooShort)];
+            let long = lasting
+                .is_some_and(|(ms, usual)| ms > usual.saturating_mul(factor) && ms - usual > least);
+            let short =
+                lasting.is_some_and(|(ms, usual)| ms < usual / factor && usual - ms > least);
+            let found = [
+                (late, Kind::Late),
+                (long, Kind::TooLong),
+                (short, Kind::TooShort),
+            ];
             let mut told = found
                 .into_iter()
                 .filter(|(is, kind)| *is && rules.on.contains(kind));
             return told.next().map(|(_, kind)| kind);
         }
-        Outcome::Running | Outcome::Cancelled | Outcome::Replaced | Outcome::Skipped => return None,
+        Outcome::Running | Outcome::Cancelled | Outcome::Replaced | Outcome::Skipped => {
+            return None;
+        }
     };
     rules.on.contains(&kind).then_some(kind)
 }
@@ -321,6 +332,7 @@ impl Told {
         };
         if let Some(held) = &mut self.held {
             held.changes += 1;
+            held.kind = kind;
             return None;
         }
         if kind == Kind::Recovered && !rules.on.contains(&kind) {
@@ -332,7 +344,7 @@ impl Told {
                 since: now,
                 until: now + SETTLED_MS,
                 changes: 1,
-                bad: !self.bad,
+                kind,
             });
             return None;
         }
@@ -347,24 +359,28 @@ impl Told {
         })
     }
 
-    fn passes(&mut self, channel: &str, overdue: bool, now: i64) -> Option<Verdict> {
+    fn passes(&mut self, channel: &str, rules: &Rules, overdue: bool, now: i64) -> Option<Verdict> {
         let held = self.held.as_mut().filter(|held| now >= held.until)?;
         if held.changes == 0 {
             self.held = None;
             self.recent.clear();
             return None;
         }
-        let (changes, since) = (held.changes, held.since);
+        let (changes, since, last) = (held.changes, held.since, held.kind);
         let pause = (held.until - held.since).saturating_mul(2).min(SELDOM_MS);
         *held = Held {
             since: now,
             until: now + pause,
             changes: 0,
-            bad: self.bad,
+            kind: last,
         };
+        if changes == 1 && last == Kind::Recovered && !rules.on.contains(&last) {
+            return None;
+        }
         Some(Verdict {
             channel: channel.to_owned(),
-            kind: Kind::Flapping,
+            // A single one is told as what it was.
+            kind: if changes == 1 { last } else { Kind::Flapping },
             bad: self.bad || overdue,
             streak: self.streak,
             since,

@@ -71,7 +71,10 @@ pub(super) async fn post(
         .map_err(|_| refused("the address is not valid; look at the channel's `url`"))?;
     let client = client()?;
     let exchange = async {
-        let response = client.request(request).await.map_err(|e| failed(&host, &e))?;
+        let response = client
+            .request(request)
+            .await
+            .map_err(|e| failed(&host, &e))?;
         let (head, body) = response.into_parts();
         let read = Limited::new(body, ANSWER_MOST).collect().await;
         // The status is enough: what else the server says is only shown.

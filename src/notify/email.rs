@@ -47,7 +47,9 @@ pub(super) async fn send(
     };
     let transport = AsyncSmtpTransport::<Tokio1Executor>::from_url(&url)
         // Without the cause, which may quote the password.
-        .map_err(|_| refused("the address of the mail server is not valid; look at `smtp`".to_owned()))?
+        .map_err(|_| {
+            refused("the address of the mail server is not valid; look at `smtp`".to_owned())
+        })?
         .timeout(Some(limit))
         .build();
     let late = || Undelivered {

@@ -50,7 +50,9 @@ fn suffix(moment: Moment<'_>) -> Option<String> {
         Moment::Ends(r) => match r.outcome {
             Outcome::Succeeded => String::new(),
             // Whoever ended it knows that.
-            Outcome::Running | Outcome::Cancelled | Outcome::Replaced | Outcome::Skipped => return None,
+            Outcome::Running | Outcome::Cancelled | Outcome::Replaced | Outcome::Skipped => {
+                return None;
+            }
             _ => match r.exit_code {
                 // 0 would mean a success.
                 Some(code @ 1..=255) => format!("/{code}"),

@@ -177,7 +177,9 @@ impl Keeper {
     async fn step(&mut self) {
         let now = Boottime::now();
         if self.is_notifier() && !self.stand.trusts(now) {
-            warn!("the store did not answer in time: another instance may send the notifications now");
+            warn!(
+                "the store did not answer in time: another instance may send the notifications now"
+            );
             self.step_back(None);
         }
         if now >= self.next_stand {
@@ -298,9 +300,15 @@ impl Keeper {
             }
         }
         if unreadable > 0 {
-            warn!(unreadable, "notes of notifications that cannot be read are left out");
+            warn!(
+                unreadable,
+                "notes of notifications that cannot be read are left out"
+            );
         }
-        info!(waiting = self.messages.len(), "this instance sends the fleet's notifications now");
+        info!(
+            waiting = self.messages.len(),
+            "this instance sends the fleet's notifications now"
+        );
         match since {
             Some(since) => self.since = since,
             None => {
@@ -451,7 +459,9 @@ impl Keeper {
         let id = changes.messages.iter().find_map(open);
         let id = id.or_else(|| self.messages.iter().find_map(open))?;
         if !changes.messages.contains_key(&id) {
-            changes.messages.insert(id.clone(), self.messages.get(&id)?.clone());
+            changes
+                .messages
+                .insert(id.clone(), self.messages.get(&id)?.clone());
         }
         changes.messages.get_mut(&id)
     }
@@ -469,13 +479,19 @@ impl Keeper {
             for (n, (id, m)) in messages.into_iter().enumerate() {
                 let old = now.saturating_sub(m.at) > GIVE_UP_MS;
                 if n < many || old {
-                    let why = if old { "it is too old" } else { "too many wait" };
+                    let why = if old {
+                        "it is too old"
+                    } else {
+                        "too many wait"
+                    };
                     error!(channel, message = %id, tries = m.tries, why, "gave a message up: nobody was told");
                     changes.given_up.push(id.clone());
                 }
             }
         }
-        changes.messages.retain(|id, _| !changes.given_up.contains(id));
+        changes
+            .messages
+            .retain(|id, _| !changes.given_up.contains(id));
     }
 
     /// Begins to send what is due: one message of each channel at a time.
@@ -522,6 +538,7 @@ impl Keeper {
                 text,
                 self.config.store_variables.clone(),
                 self.results.clone(),
+                self.stand.until(),
             );
             self.under_way
                 .insert(name, AbortOnDropHandle::new(tokio::spawn(task)));
@@ -544,10 +561,7 @@ impl Keeper {
             }
             Err(e) => {
                 let tries = message.tries.saturating_add(1);
-                let pause = backoff::spread(
-                    backoff::nth(AGAIN.0, tries, AGAIN.1),
-                    fastrand::f64(),
-                );
+                let pause = backoff::spread(backoff::nth(AGAIN.0, tries, AGAIN.1), fastrand::f64());
                 let pause = e.retry_after.unwrap_or(pause);
                 let now = self.now_ms();
                 if e.refused && tries >= REFUSALS {
@@ -597,8 +611,13 @@ async fn deliver(
     text: Text,
     hidden: Arc<[String]>,
     results: mpsc::UnboundedSender<Sent>,
+    until: Option<Boottime>,
 ) {
-    let result = send::send(&channel, &text, &hidden).await;
+    // This process may have slept: another instance sends it then.
+    let result = match until.is_some_and(|until| Boottime::now() < until) {
+        true => send::send(&channel, &text, &hidden).await,
+        false => Err(Undelivered::new("this instance was held up")),
+    };
     let _ = results.send(Sent {
         channel: channel.name.clone(),
         id: text.id,

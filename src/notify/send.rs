@@ -75,7 +75,10 @@ fn slack(text: &Text) -> serde_json::Value {
 fn discord(text: &Text) -> serde_json::Value {
     let fence = |text: &str| text.replace("```", "'''");
     let title = fence(&cut(&text.title, 200));
-    let body = fence(&cut(&text.body, DISCORD_MOST - title.chars().count().min(300)));
+    let body = fence(&cut(
+        &text.body,
+        DISCORD_MOST - title.chars().count().min(300),
+    ));
     json!({
         "content": format!("**{title}**\n```\n{body}\n```"),
         "allowed_mentions": { "parse": [] },

@@ -212,7 +212,10 @@ fn title(item: &Item, now: i64) -> String {
         Kind::Overdue => format!("{job}: no success for {}", words::span(now - item.since)),
         Kind::Flapping => format!(
             "{job} keeps changing: {} in {}, {} now",
-            words::count(usize::try_from(item.changes).unwrap_or(usize::MAX), "change"),
+            words::count(
+                usize::try_from(item.changes).unwrap_or(usize::MAX),
+                "change"
+            ),
             words::span(now - item.since),
             if item.bad { "bad" } else { "good" },
         ),
@@ -246,7 +249,12 @@ fn outcome(run: &About) -> String {
 fn describe(item: &Item, s: &Surroundings, alone: bool) -> String {
     let mut out = String::new();
     let mut line = |name: &str, text: &str| {
-        let _ = writeln!(out, "{:<12} {text}", format!("{name}:"));
+        let name = if name.is_empty() {
+            String::new()
+        } else {
+            format!("{name}:")
+        };
+        let _ = writeln!(out, "{name:<12} {text}");
     };
     if item.kind == Kind::Test {
         line("sent by", &format!("{} ({})", s.from, s.namespace));
@@ -274,7 +282,10 @@ fn describe(item: &Item, s: &Surroundings, alone: bool) -> String {
         if let Some(instance) = &run.instance {
             let host = run.host.as_ref().filter(|h| !h.is_empty());
             let host = host.map(|h| format!(" on {h}")).unwrap_or_default();
-            line("instance", &format!("{}{host}", words::line(instance.as_str())));
+            line(
+                "instance",
+                &format!("{}{host}", words::line(instance.as_str())),
+            );
         }
     }
     match item.kind {
@@ -287,7 +298,10 @@ fn describe(item: &Item, s: &Surroundings, alone: bool) -> String {
                 words::count(usize::try_from(item.streak).unwrap_or(usize::MAX), "end")
             ),
         ),
-        Kind::Flapping => line("changes", &format!("{} since {}", item.changes, both(item.since))),
+        Kind::Flapping => line(
+            "changes",
+            &format!("{} since {}", item.changes, both(item.since)),
+        ),
         _ if item.bad && item.streak > 0 => line(
             "bad since",
             &format!("{}, {} in a row", both(item.since), item.streak),
@@ -301,7 +315,10 @@ fn describe(item: &Item, s: &Surroundings, alone: bool) -> String {
     let job = &item.job;
     match item.run.as_ref() {
         Some(run) if run.id.is_none() => {
-            line("more", &format!("soloist why {job} {}", words::instant(run.occurrence.0)));
+            line(
+                "more",
+                &format!("soloist why {job} {}", words::instant(run.occurrence.0)),
+            );
         }
         Some(run) if alone => {
             line("more", &format!("soloist history {job}"));
@@ -372,7 +389,10 @@ impl Text {
         }
         if s.now - message.at > 60_000 && message.tries > 0 {
             let late = words::span(s.now - message.at);
-            let _ = write!(body, "This message is {late} late: earlier tries failed.\n\n");
+            let _ = write!(
+                body,
+                "This message is {late} late: earlier tries failed.\n\n"
+            );
         }
         let mut subjects = vec![];
         for (n, item) in message.items.iter().enumerate() {
@@ -400,8 +420,16 @@ impl Text {
                 .map(|(job, kind)| format!("{job} {}", kind_words(*kind)))
                 .collect();
             let unnamed = message.more - names.len() as u64;
-            let and = if unnamed > 0 { format!(", and {unnamed} more") } else { String::new() };
-            let _ = write!(body, "\nalso: {}{and}\nmore:        soloist status\n", names.join(", "));
+            let and = if unnamed > 0 {
+                format!(", and {unnamed} more")
+            } else {
+                String::new()
+            };
+            let _ = write!(
+                body,
+                "\nalso:        {}{and}\nmore:        soloist status\n",
+                names.join(", ")
+            );
         }
         let items: Vec<Json> = message.items.iter().map(|i| item_json(i, s)).collect();
         let bad = message.items.iter().any(|i| i.bad);
@@ -464,4 +492,201 @@ fn item_json(item: &Item, s: &Surroundings) -> Json {
         "link": s.link(item),
         "run": run,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{config, model::RunId};
+
+    const NOW: i64 = 1_795_233_605_000;
+
+    fn surroundings() -> Surroundings {
+        Surroundings {
+            namespace: "soloist".to_owned(),
+            public_url: Some("https://soloist.example.org".to_owned()),
+            from: InstanceId::new("web2-9c41"),
+            now: NOW,
+        }
+    }
+
+    fn job() -> std::sync::Arc<Job> {
+        let text = "[jobs.lottery-draw]\ncommand = 'x'\nschedule = '0 12 * * *'\ntimezone = 'Asia/Shanghai'\n";
+        let config = config::parse(text, std::path::Path::new("jobs.toml"), &|_| None);
+        let config = config.expect("sound");
+        config.jobs.values().next().expect("a job").clone()
+    }
+
+    fn record(outcome: Outcome) -> RunRecord {
+        let job = JobName::new("lottery-draw");
+        let at = Occurrence(1_795_233_600_000);
+        let r = RunRecord::without_run(&job, at, Trigger::Schedule, outcome);
+        if outcome == Outcome::Missed {
+            return r;
+        }
+        RunRecord {
+            run_id: Some(RunId(uuid::Uuid::from_u128(
+                0x01a2_1348_253a_71b7_825a_4d60_e547_2a9e,
+            ))),
+            attempt: 2,
+            trigger: Trigger::Retry,
+            instance: Some(InstanceId::new("web1-a1b2")),
+            host: Some("web1".to_owned()),
+            exit_code: (outcome == Outcome::Failed).then_some(3),
+            ..r.lasting(Some(at.0 + 12), Some(at.0 + 1252))
+        }
+    }
+
+    fn one(kind: Kind, bad: bool, run: Option<(Outcome, &str)>) -> Item {
+        let verdict = Verdict {
+            channel: "ops".to_owned(),
+            kind,
+            bad,
+            streak: u64::from(bad && run.is_some()),
+            since: 1_795_233_601_252,
+            changes: 0,
+        };
+        let run = run.map(|(outcome, output)| about(&record(outcome), output));
+        item(&job(), &verdict, run, NOW)
+    }
+
+    fn shown(item: Item) -> String {
+        let message = Message::new(item, "ops", NOW);
+        let text = Text::of(&message, "1", &surroundings());
+        format!("{}\n\n{}", text.title, text.body)
+    }
+
+    /// Every kind of message, once. `SOLOIST_WRITE_DOCS=1 cargo test --lib the_page_has_each` writes them.
+    #[test]
+    fn the_page_has_each_kind_of_message() {
+        let output =
+            "reading 1423 entrants\nentrant 77 has no address\ndraw: cannot pick 10 winners\n";
+        let failed = one(Kind::Failed, true, Some((Outcome::Failed, output)));
+        let mut recovered = one(Kind::Recovered, false, Some((Outcome::Succeeded, "")));
+        recovered.streak = 3;
+        recovered.since -= 3 * 86_400_000;
+        let mut overdue = one(Kind::Overdue, true, None);
+        overdue.since = NOW - 26 * 3_600_000;
+        let mut flapping = one(Kind::Flapping, true, None);
+        flapping.since = NOW - 120_000;
+        flapping.changes = 37;
+        let mut many = Message::new(failed.clone(), "ops", NOW);
+        for n in 1..1000 {
+            let job = JobName::new(&format!("report-{n}"));
+            many.join(
+                Item {
+                    job,
+                    ..failed.clone()
+                },
+                NOW,
+            );
+        }
+        // Of so many the page shows two.
+        many.items.truncate(2);
+        many.others.truncate(2);
+        let many = Text::of(&many, "1", &surroundings());
+        let test = Text::of(&test_message("ops", NOW), "test", &surroundings());
+        let all = [
+            ("A run failed", shown(failed)),
+            (
+                "A run reached its time limit",
+                shown(one(Kind::TimedOut, true, Some((Outcome::TimedOut, output)))),
+            ),
+            (
+                "The daemon of a run died",
+                shown(one(Kind::Crashed, true, Some((Outcome::Crashed, "")))),
+            ),
+            (
+                "The host of a run vanished",
+                shown(one(Kind::Unknown, true, Some((Outcome::Unknown, "")))),
+            ),
+            (
+                "A run lost its lease",
+                shown(one(Kind::LeaseLost, true, Some((Outcome::LeaseLost, "")))),
+            ),
+            (
+                "An occurrence was missed",
+                shown(one(Kind::Missed, true, Some((Outcome::Missed, "")))),
+            ),
+            (
+                "A run started late",
+                shown(one(Kind::Late, true, Some((Outcome::Succeeded, "")))),
+            ),
+            (
+                "A run took unusually long",
+                shown(one(Kind::TooLong, true, Some((Outcome::Succeeded, "")))),
+            ),
+            (
+                "A run ended unusually soon",
+                shown(one(Kind::TooShort, true, Some((Outcome::Succeeded, "")))),
+            ),
+            ("The job recovered", shown(recovered)),
+            ("No success for too long", shown(overdue)),
+            ("A job that keeps changing", shown(flapping)),
+            (
+                "Several jobs at once (shortened)",
+                format!("{}\n\n{}", many.title, many.body),
+            ),
+            ("A test", format!("{}\n\n{}", test.title, test.body)),
+        ];
+        let mut written = String::new();
+        for (what, text) in all {
+            let _ = write!(
+                written,
+                "### {what}\n\n```text\n{}\n```\n\n",
+                text.trim_end()
+            );
+        }
+        let page = include_str!("../../docs/notifications.md");
+        let (before, rest) = page.split_once("<!-- messages -->\n").expect("a mark");
+        let (_, after) = rest.split_once("<!-- end of messages -->").expect("a mark");
+        let new = format!("{before}<!-- messages -->\n{written}<!-- end of messages -->{after}");
+        if std::env::var_os("SOLOIST_WRITE_DOCS").is_some() {
+            std::fs::write("docs/notifications.md", &new).expect("write");
+        }
+        assert!(
+            new == page,
+            "docs/notifications.md is old: write it with SOLOIST_WRITE_DOCS=1"
+        );
+    }
+
+    #[test]
+    fn output_is_cut_at_its_begin_and_acts_on_nothing() {
+        let long = "é".repeat(5000) + "\n\x1b[2J\u{202e}last\r\n";
+        let cut = last_lines(&long);
+        assert!(cut.ends_with("\n\\x1b[2J\\u{202e}last"), "{cut}");
+        assert_eq!(cut.chars().count(), OUTPUT_MOST);
+        assert!(cut.starts_with('…'));
+        let many: String = (0..100).map(|n| format!("{n}\n")).collect();
+        assert_eq!(last_lines(&many).lines().count(), OUTPUT_LINES);
+        assert_eq!(last_lines(""), "");
+        assert_eq!(super::cut("ééé", 2), "é…");
+    }
+
+    #[test]
+    fn the_heading_of_many_counts_them() {
+        let failed = one(Kind::Failed, true, Some((Outcome::Failed, "")));
+        let mut m = Message::new(failed.clone(), "ops", NOW);
+        for n in 1..1000 {
+            let job = JobName::new(&format!("j{n}"));
+            let kind = if n == 5 { Kind::Missed } else { Kind::Failed };
+            m.join(
+                Item {
+                    job,
+                    kind,
+                    ..failed.clone()
+                },
+                NOW,
+            );
+        }
+        let text = Text::of(&m, "1", &surroundings());
+        assert_eq!(text.title, "1000 jobs: 119 failed, 1 was missed, 880 more");
+        assert!(text.body.len() < 30_000, "{}", text.body.len());
+        m.perhaps_sent = true;
+        assert!(
+            Text::of(&m, "1", &surroundings())
+                .body
+                .starts_with("This may be a repetition")
+        );
+    }
 }

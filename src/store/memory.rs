@@ -15,8 +15,8 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::broadcast;
 
 use super::{
-    Around, Beat, Changed, Clock, Decision, Error, Fleet, Info, Notices, Output, Reply, Store, Tail,
-    changed, fill, output::Extent, tidy,
+    Around, Beat, Changed, Clock, Decision, Error, Fleet, Info, Notices, Output, Reply, Store,
+    Tail, changed, fill, output::Extent, tidy,
 };
 use crate::{
     clock::{self, Boottime, StoreClock},

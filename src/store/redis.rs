@@ -29,13 +29,14 @@ use self::{
     pool::{Pool, Pooled},
     renewals::Renewals,
     script::{
-        CLAIM, COMPARE_AND_SET, HEARTBEAT, JOBS, LINES, NOTE, NOTICES, OBSERVE, OUTPUT, READ_OUTPUT, RENEW,
-        SETTLE, WRONG_TYPE,
+        CLAIM, COMPARE_AND_SET, HEARTBEAT, JOBS, LINES, NOTE, NOTICES, OBSERVE, OUTPUT,
+        READ_OUTPUT, RENEW, SETTLE, WRONG_TYPE,
     },
 };
 pub use super::connection::install_crypto;
 use super::{
-    Around, BATCH, Beat, Changed, Decision, Error, Fleet, Notices, Output, Problem, Reply, Store, Tail,
+    Around, BATCH, Beat, Changed, Decision, Error, Fleet, Notices, Output, Problem, Reply, Store,
+    Tail,
     connection::{Client, Connection, Script},
     fill, tidy,
 };

@@ -36,7 +36,8 @@ use self::{
 };
 use super::{
     Around, Beat, Changed, Clock, DECISIONS_KEPT, Decision, Error, Fleet, HISTORY_KEPT, JOBS_MOST,
-    LINE_MOST, NAME_MOST, Notices, Output, Reply, Store, Tail, fill, output::Extent, readable, tidy,
+    LINE_MOST, NAME_MOST, Notices, Output, Reply, Store, Tail, fill, output::Extent, readable,
+    tidy,
 };
 use crate::{
     clock::{self, Boottime, StoreClock},

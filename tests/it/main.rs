@@ -18,6 +18,7 @@ mod layers;
 mod locks;
 mod lottery;
 mod model;
+mod notify;
 mod options;
 mod oracle;
 mod readme;

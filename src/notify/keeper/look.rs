@@ -122,7 +122,8 @@ impl Keeper {
                 .and_then(|at| states.value.get(at)?.as_ref().ok()?.as_ref());
             let records = records.get(..upto.unwrap_or(records.len()));
             let records = records.unwrap_or_default();
-            self.judge_job(&mut changes, name, records, state, now).await;
+            self.judge_job(&mut changes, name, records, state, now)
+                .await;
         }
         self.limit(&mut changes, now);
         Ok((changes, again))

@@ -55,7 +55,9 @@ pub(super) fn notices(db: &Connection, all: bool) -> Result<Notices, Fault> {
         let (name, note) = (text(row, 0, NAME_MOST)?, text(row, 1, STATE_MOST)?);
         bytes += name.len() + note.len();
         if bytes > FLEET_MOST {
-            let reason = format!("the table notices has more than {FLEET_MOST} bytes, more than soloist reads");
+            let reason = format!(
+                "the table notices has more than {FLEET_MOST} bytes, more than soloist reads"
+            );
             return Err(Fault::Data(reason));
         }
         if name != LEASE {
