@@ -320,10 +320,9 @@ pub(super) fn is_http_url(text: &str) -> bool {
         .or_else(|| text.strip_prefix("http://"));
     let host = rest.and_then(|rest| rest.split(['/', '?', '#']).next());
     let bad =
-        |c: char| c.is_whitespace() || c.is_control() || !c.is_ascii() || "\"<>\\^`".contains(c);
-    // A brace would be a placeholder that nobody filled in.
-    host.is_some_and(|host| !host.is_empty() && !host.contains(['@', '{', '}']))
-        && !text.contains(bad)
+        // A brace would be a placeholder that nobody filled in.
+        |c: char| c.is_whitespace() || c.is_control() || !c.is_ascii() || "\"<>\\^`{}".contains(c);
+    host.is_some_and(|host| !host.is_empty() && !host.contains('@')) && !text.contains(bad)
 }
 
 const HTTP_URL: &str = "write `https://host/path`";

@@ -513,16 +513,36 @@ mod protocol {
         (None, seen.len(), sent)
     }
 
+    /// What goes wrong first in many random ways through these worlds.
+    fn walk(n: usize, broken: Broken, ways: u64) -> Option<String> {
+        for seed in 0..ways {
+            let mut random = fastrand::Rng::with_seed(seed);
+            let mut w = World::new(n);
+            for _ in 0..80 {
+                if let Some(wrong) = w.wrong() {
+                    return Some(format!("{wrong}, seed {seed}: {w:#?}"));
+                }
+                let next = w.next(broken);
+                match random.choice(next) {
+                    Some(next) => w = next,
+                    None => break,
+                }
+            }
+        }
+        None
+    }
+
     fn too_far(lease: &str) -> bool {
         Lease::read(lease).is_some_and(|l| l.seq > 3 || l.token > 2)
     }
 
     #[test]
     fn no_two_notifiers_no_lost_message_no_secret_repetition() {
-        for (n, most) in [(2, 400_000), (3, 250_000)] {
+        for (n, most) in [(2, 20_000), (3, 20_000)] {
             let (wrong, worlds, sent) = explore(n, Broken::Nothing, most);
             assert_eq!(wrong, None);
             assert!(sent && worlds > 1000, "{worlds}");
+            assert_eq!(walk(n, Broken::Nothing, 2000), None);
         }
     }
 
@@ -534,8 +554,7 @@ mod protocol {
             Broken::NoTrust,
             Broken::NoRepetition,
         ] {
-            let (wrong, ..) = explore(2, broken, 2_000_000);
-            assert!(wrong.is_some(), "{broken:?}");
+            assert!(walk(2, broken, 20_000).is_some(), "{broken:?}");
         }
     }
 
