@@ -57,8 +57,8 @@ const ORPHANS_AGAIN: (Duration, Duration) = (Duration::from_millis(1), Duration:
 /// How long a sweep tries to empty one cgroup.
 const SWEEP_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Runs a command that is no run of a job: without a guard, with `input` as its stdin, in a process group of its own that
-/// is killed after `limit`. Returns how it ended; None: it was killed.
+/// Runs a command that is no run of a job: without a guard, with `input` as its stdin, in a process group of its own
+/// that is killed after `limit`. Returns how it ended; None: it was killed.
 ///
 /// # Errors
 /// It cannot be started.

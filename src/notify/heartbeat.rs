@@ -1,5 +1,5 @@
-//! Heartbeats: asks the address of a job when a run of it starts and ends, for services that watch whether jobs run. What
-//! cannot be asked at once is left out: such a service tells its people if nothing comes.
+//! Heartbeats: asks the address of a job when a run of it starts and ends, for services that watch whether jobs run.
+//! What cannot be asked at once is left out: such a service tells its people if nothing comes.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 

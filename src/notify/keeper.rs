@@ -1,6 +1,6 @@
-//! The notifier: one instance of the fleet at a time ([`Stand`]). It looks at the records of jobs as they change, judges
-//! them, notes what it judged together with the messages that follow from it, and sends the messages. All that it knows
-//! is in the store: an instance that takes over goes on where the last one was.
+//! The notifier: one instance of the fleet at a time ([`Stand`]). It looks at the records of jobs as they change,
+//! judges them, notes what it judged together with the messages that follow from it, and sends the messages. All that
+//! it knows is in the store: an instance that takes over goes on where the last one was.
 
 mod look;
 

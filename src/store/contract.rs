@@ -369,8 +369,8 @@ pub trait Store: Send + Sync + 'static {
 
     /// What the fleet has noted for notifications: the notifier's lease, and with `all` also the notes.
     async fn notices(&self, all: bool) -> Result<Reply<Notices>, Error>;
-    /// Changes the notes, if [`allows`](crate::logic::notify::stand::allows) says so. A repeated request gets the first answer as long as no other request
-    /// changed the lease.
+    /// Changes the notes, if [`allows`](crate::logic::notify::stand::allows) says so. A repeated request gets the first
+    /// answer as long as no other request changed the lease.
     async fn note(&self, write: &Write) -> Result<Reply<Written>, Error>;
 
     /// Hints of what happens in the fleet, for as long as the receiver exists. Some may be lost.

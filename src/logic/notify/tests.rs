@@ -243,8 +243,8 @@ mod protocol {
         message: Option<bool>,
         /// It has the message on its way to the channel.
         sending: bool,
-        /// Its request that has no answer yet, with when it left.
-        asked: Option<(Write2, u64)>,
+        /// Its request that has no answer yet, with when it left, and whether the store made the write, if it came there.
+        asked: Option<(Write2, u64, Option<bool>)>,
     }
 
     /// A write, with what it makes of the message.
@@ -273,6 +273,8 @@ mod protocol {
         late: Vec<Write2>,
         /// How often the channel got it, and whether each said that it may be a repetition.
         got: Vec<bool>,
+        /// A notifier began to send while another one was sure to be it.
+        together: bool,
         kills: u32,
         losses: u32,
     }
@@ -313,6 +315,7 @@ mod protocol {
                 ],
                 late: vec![],
                 got: vec![],
+                together: false,
                 kills: 0,
                 losses: 0,
             }
@@ -364,7 +367,8 @@ mod protocol {
                         one.alive = false;
                         // What it sends may still arrive there, or not.
                         let asked = one.asked.take();
-                        w.late.extend(asked.map(|(write, _)| write));
+                        let open = asked.filter(|(.., arrived)| arrived.is_none());
+                        w.late.extend(open.map(|(write, ..)| write));
                     });
                 }
                 if one.sending {
@@ -376,11 +380,15 @@ mod protocol {
                     });
                     continue;
                 }
-                if let Some((write, sent)) = &one.asked {
-                    // The answer comes; or it is lost, after the store made the write or before.
+                if let Some((write, sent, Some(done))) = &one.asked {
+                    step(&mut |w| w.answered(n, write, *sent, *done, broken));
+                    continue;
+                }
+                if let Some((write, sent, None)) = &one.asked {
+                    // It arrives; or the answer is lost, after the store made the write or before.
                     step(&mut |w| {
                         let done = w.arrives(write, broken);
-                        w.answered(n, write, *sent, done, broken);
+                        w.all[n].asked = Some((write.clone(), *sent, Some(done)));
                     });
                     if self.losses < 1 {
                         step(&mut |w| {
@@ -407,7 +415,7 @@ mod protocol {
                                 lease,
                                 message: Becomes::Same,
                             };
-                            one.asked = Some((write, w.now));
+                            one.asked = Some((write, w.now, None));
                         }
                     }),
                     Stand::Notifier { .. } => {
@@ -429,7 +437,6 @@ mod protocol {
         }
 
         fn ask(&mut self, n: usize, message: Becomes, broken: Broken) {
-            let now = at(self.now);
             let trusts = self.trusts(n, broken);
             let one = &mut self.all[n];
             let lease = match (&one.stand, trusts) {
@@ -442,13 +449,12 @@ mod protocol {
                     return;
                 }
             };
-            let _ = now;
             let write = Write2 {
                 was: one.stand.known(),
                 lease,
                 message,
             };
-            one.asked = Some((write, self.now));
+            one.asked = Some((write, self.now, None));
         }
 
         fn answered(&mut self, n: usize, write: &Write2, sent: u64, done: bool, broken: Broken) {
@@ -470,6 +476,10 @@ mod protocol {
                 Becomes::Sending => {
                     // Only as long as nobody else can be the notifier.
                     one.sending = broken == Broken::NoTrust || one.stand.trusts(at(self.now));
+                    let sending = one.sending;
+                    let others = self.all.iter().enumerate().filter(|(m, _)| *m != n);
+                    let mut sure = others.filter(|(_, o)| o.alive && o.stand.trusts(at(self.now)));
+                    self.together |= sending && sure.next().is_some();
                 }
                 Becomes::Gone => one.message = None,
             }
@@ -481,6 +491,9 @@ mod protocol {
             let sure = self.all.iter().filter(|o| o.alive && o.stand.trusts(now));
             if sure.count() > 1 {
                 return Some("two notifiers at one time".to_owned());
+            }
+            if self.together {
+                return Some("two send at one time".to_owned());
             }
             if self.message.is_none() && self.got.is_empty() {
                 return Some("the message is lost".to_owned());
