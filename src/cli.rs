@@ -11,6 +11,8 @@ pub(crate) mod history;
 mod http;
 mod log;
 mod logs;
+#[cfg(feature = "notify")]
+mod notify;
 mod record;
 mod show;
 pub(crate) mod status;
@@ -152,6 +154,9 @@ enum Command {
     /// Make tokens for the API and the page over HTTP
     #[cfg(feature = "http")]
     Http(http::Http),
+    /// Test the channels of notifications
+    #[cfg(feature = "notify")]
+    Notify(notify::Notify),
 }
 
 #[derive(Debug, Args)]
@@ -195,6 +200,8 @@ impl Command {
             Self::CheckRecord(c) => c.json,
             #[cfg(feature = "http")]
             Self::Http(c) => c.json(),
+            #[cfg(feature = "notify")]
+            Self::Notify(c) => c.json(),
             Self::Next(c) => c.json,
             Self::History(c) => c.json,
             Self::Logs(c) => c.json,
@@ -271,6 +278,10 @@ fn dispatch(cli: Cli, out: Out) -> Result<Exit, Failure> {
         return check::check(&path, args, clock::wall_us() / 1000, &out);
     }
     let config = config::load(&path).map_err(Failure::Config)?;
+    #[cfg(feature = "notify")]
+    if let Command::Notify(args) = &cli.command {
+        return notify::notify(args, &config, &out);
+    }
     match cli.command {
         Command::Next(args) => upcoming::next(&path, &config, &args, clock::wall_us() / 1000, &out),
         Command::Run(args) => {
@@ -379,6 +390,8 @@ async fn with_store(
         | Command::Exec(_) => Ok(Exit::Ok),
         #[cfg(feature = "http")]
         Command::Http(_) => Ok(Exit::Ok),
+        #[cfg(feature = "notify")]
+        Command::Notify(_) => Ok(Exit::Ok),
     };
     if let Some(recorder) = &recorder {
         recorder.write(&Line::Ends {});

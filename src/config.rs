@@ -28,6 +28,8 @@ mod keys;
 #[cfg(any(feature = "tls", feature = "sqlite"))]
 pub(crate) mod named;
 #[cfg(feature = "daemon")]
+mod notify;
+#[cfg(feature = "daemon")]
 mod quote;
 #[cfg(feature = "daemon")]
 mod raw;
@@ -57,6 +59,7 @@ pub use self::{
     advice::{Observed, Written, load_written},
     file::{Config, Limits, duration, load, parse},
     http::{Http, HttpTls, Listen},
+    notify::{Channel, Channels, Form as MessageForm, Way},
     report::{Problem, Report},
 };
 #[cfg(feature = "daemon")]
@@ -64,5 +67,5 @@ pub(crate) use self::{file::trim_memory, handed::Handed};
 #[cfg(feature = "daemon")]
 pub use crate::{
     logic::timetable::CatchUp,
-    model::job::{Command, Job, JobRetry, OnStateLoss, Output},
+    model::job::{Alarms, Command, HiddenUrl, Job, JobRetry, OnStateLoss, Output},
 };

@@ -24,6 +24,8 @@ use self::{
 };
 #[cfg(feature = "http")]
 use crate::http;
+#[cfg(feature = "notify")]
+use crate::notify as notifications;
 use crate::{
     clock::StoreClock,
     config::{self, Config},
@@ -162,6 +164,9 @@ pub(crate) struct Daemon {
     contests: TaskTracker,
     background: TaskTracker,
     recorder: Option<Arc<Recorder>>,
+    /// Shows the notifier the configuration that is in force. None: there were no channels yet.
+    #[cfg(feature = "notify")]
+    notifier: Option<watch::Sender<Arc<Config>>>,
     /// Shows HTTP the configuration that is in force.
     #[cfg(feature = "http")]
     config_shown: watch::Sender<Arc<Config>>,
@@ -192,11 +197,12 @@ impl Daemon {
         runner.start_zygote();
         sweep().await;
         let parts = (store, runner, recorder);
-        let daemon = Self::assemble(o.config_path, config, (instance, host), parts)?;
+        let mut daemon = Self::assemble(o.config_path, config, (instance, host), parts)?;
         let background = &daemon.background;
         background.spawn(sweep_now_and_then(daemon.finish.clone()));
         background.spawn(reap_strangers(daemon.finish.clone()));
         daemon.serve_http();
+        daemon.send_notifications();
         Ok(daemon)
     }
 
@@ -277,6 +283,8 @@ impl Daemon {
             contests,
             background,
             recorder,
+            #[cfg(feature = "notify")]
+            notifier: None,
             #[cfg(feature = "http")]
             config_shown,
         })
@@ -305,6 +313,35 @@ impl Daemon {
         }
     }
 
+    /// Takes part in sending the fleet's notifications, once the configuration has a channel; tells that part of a
+    /// reloaded configuration.
+    #[cfg(feature = "notify")]
+    fn send_notifications(&mut self) {
+        if let Some(notifier) = &self.notifier {
+            notifier.send_replace(Arc::new(self.config.clone()));
+            return;
+        }
+        if self.config.channels.is_empty() {
+            return;
+        }
+        let (shown, config) = watch::channel(Arc::new(self.config.clone()));
+        self.notifier = Some(shown);
+        self.background
+            .spawn(notifications::serve(notifications::Parts {
+                config,
+                store: self.contender.store.clone(),
+                instance: self.contender.me.instance.clone(),
+                finish: self.finish.clone(),
+            }));
+    }
+
+    #[cfg(not(feature = "notify"))]
+    fn send_notifications(&mut self) {
+        if !self.config.channels.is_empty() {
+            warn!("[notify] has no effect: this program was built without the feature `notify`");
+        }
+    }
+
     /// Serves until a signal asks to stop. Returns the signal's name.
     async fn serve(&mut self, signals: &mut Signals) -> &'static str {
         loop {
@@ -326,6 +363,7 @@ impl Daemon {
                             self.config_shown
                                 .send_replace(Arc::new(self.config.clone()));
                         }
+                        self.send_notifications();
                     }
                 }
             }

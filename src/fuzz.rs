@@ -461,6 +461,8 @@ fn answered(name: &str, all: redis::Value) {
         }
         "renew" => drop(reply::renewal(&rest)),
         "settle" => drop(reply::settlement(&rest)),
+        "notices" => drop(reply::notices(&rest)),
+        "note" => drop(reply::written(&rest)),
         "compare_and_set" => drop(reply::compare_and_set(&rest)),
         "observe" => {
             for v in &rest {

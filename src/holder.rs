@@ -14,6 +14,8 @@ use tokio_util::{
 use tracing::{debug, error, info, warn};
 
 use self::turns::{Turn, Turns};
+#[cfg(feature = "notify")]
+use crate::notify::heartbeat::{self, Heartbeats};
 use crate::{
     clock::{Boottime, StoreClock},
     config,
@@ -64,6 +66,8 @@ pub struct Holder {
     /// The runs whose commands are alive or may still start; all others only wait for the store.
     pub commands: TaskTracker,
     turns: Arc<Turns>,
+    #[cfg(feature = "notify")]
+    heartbeats: Heartbeats,
     running: Mutex<BTreeMap<RunId, HeldRun>>,
     /// Pre-started guards of runs that will most likely be granted soon.
     prepared: Mutex<BTreeMap<RunId, Prepared>>,
@@ -110,6 +114,8 @@ impl Holder {
             runs: TaskTracker::new(),
             commands: TaskTracker::new(),
             turns: Turns::new(pace::starting(contender::cores())),
+            #[cfg(feature = "notify")]
+            heartbeats: Heartbeats::default(),
             running: Mutex::default(),
             prepared: Mutex::default(),
         })
@@ -269,6 +275,12 @@ impl Holder {
         };
         info!(job = %job.name, occurrence = %run.occurrence, run = %g.run.id, attempt = run.attempt,
             trigger = run.trigger.as_str(), "started");
+        #[cfg(feature = "notify")]
+        self.heartbeats.send(
+            &job.name,
+            job.alarms.heartbeat.as_ref(),
+            heartbeat::Moment::Starts,
+        );
         let mut watch = running.watch();
         let permit = g.permit.take();
         tokio::spawn(async move {
@@ -599,6 +611,12 @@ impl Holder {
         let record = self.record(g, Some(end));
         log_end(&record);
         contender.vitals.figures.ended(&record);
+        #[cfg(feature = "notify")]
+        self.heartbeats.send(
+            &g.job.name,
+            g.job.alarms.heartbeat.as_ref(),
+            heartbeat::Moment::Ends(&record),
+        );
         let settle = Settle {
             run: g.run.id,
             record,

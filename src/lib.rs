@@ -47,6 +47,8 @@ pub mod guard;
 pub mod holder;
 #[cfg(feature = "http")]
 mod http;
+#[cfg(feature = "notify")]
+mod notify;
 #[cfg(feature = "daemon")]
 pub mod recording;
 #[cfg(feature = "daemon")]

@@ -16,6 +16,8 @@ pub mod hold;
 pub mod lease;
 #[cfg(feature = "daemon")]
 pub mod life;
+#[cfg(feature = "sqlite")]
+pub mod notify;
 #[cfg(feature = "daemon")]
 pub mod observe;
 #[cfg(feature = "daemon")]

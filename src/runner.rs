@@ -57,6 +57,39 @@ const ORPHANS_AGAIN: (Duration, Duration) = (Duration::from_millis(1), Duration:
 /// How long a sweep tries to empty one cgroup.
 const SWEEP_PATIENCE: Duration = Duration::from_secs(5);
 
+/// Runs a command that is no run of a job: without a guard, with `input` as its stdin, in a process group of its own
+/// that is killed after `limit`. Returns how it ended; None: it was killed.
+///
+/// # Errors
+/// It cannot be started.
+#[cfg(feature = "notify")]
+pub(crate) async fn plain(
+    mut command: std::process::Command,
+    input: &[u8],
+    limit: Duration,
+) -> io::Result<Option<std::process::ExitStatus>> {
+    let stdin = rustix::fs::memfd_create("message", rustix::fs::MemfdFlags::CLOEXEC)?;
+    let mut stdin = std::fs::File::from(stdin);
+    stdin.write_all(input)?;
+    io::Seek::rewind(&mut stdin)?;
+    command
+        .stdin(stdin)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .process_group(0);
+    let mut child = OwnChild::spawn(command)?;
+    let group = child.id().and_then(|pid| i32::try_from(pid).ok());
+    let ended = tokio::time::timeout(limit, child.wait()).await;
+    // What it left behind, too.
+    if let Some(group) = group.and_then(rustix::process::Pid::from_raw) {
+        let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+    }
+    match ended {
+        Ok(status) => status.map(Some),
+        Err(_) => Ok(None),
+    }
+}
+
 /// Starts commands under guards. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Runner {

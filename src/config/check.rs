@@ -11,12 +11,14 @@ use std::{
 };
 
 use super::{
-    Config, Http, HttpTls, Job, JobRetry, Lease, Limits, Listen, Output, Secret, Store, StoreRetry,
-    StoreUrl, Tls,
+    Alarms, Channel, Channels, Config, HiddenUrl, Http, HttpTls, Job, JobRetry, Lease, Limits,
+    Listen, Output, Secret, Store, StoreRetry, StoreUrl, Tls, Way,
     advice::Places,
     digest,
     keys::{self, Backoff, Keys},
-    named, raw,
+    named, nearest,
+    notify::{PAGERDUTY, Type},
+    raw,
     report::Place,
     rights, tokens,
     tree::{At, Given, Reader, Zone, inside},
@@ -25,6 +27,7 @@ use super::{
 use crate::{
     logic::{
         claim::OnCrash,
+        notify::Rules,
         schedule::{Dst, Schedule},
     },
     model::JobName,
@@ -41,6 +44,8 @@ struct Shared<'t> {
     defaults: &'t keys::Job,
     store_timeout: &'t Given<Duration>,
     clock_drift: &'t Given<f64>,
+    /// The names of the channels, sound or not.
+    channels: Vec<&'t str>,
     /// `env_file` and `env` of the defaults.
     env: Option<Arc<BTreeMap<String, String>>>,
     utc: Zone,
@@ -53,6 +58,7 @@ struct Shared<'t> {
     paths: HashSet<Arc<Path>>,
     leases: HashSet<Arc<Lease>>,
     retries: HashSet<Arc<JobRetry>>,
+    alarms: HashSet<Arc<Alarms>>,
     envs: HashSet<Arc<BTreeMap<String, String>>>,
     /// Each file is checked once.
     env_files: HashMap<PathBuf, Option<Variables>>,
@@ -74,10 +80,12 @@ pub(super) fn config<'t>(
     let store = store(r, &file.store);
     let limits = limits(&file.limits);
     let http = http(r, file.http.as_ref());
+    let channels = channels(r, &file.channels);
     let mut shared = Shared {
         defaults: &file.defaults,
         store_timeout: &file.store.timeout,
         clock_drift: &file.limits.clock_drift,
+        channels: file.channels.iter().map(|(name, ..)| *name).collect(),
         env: None,
         utc: Zone {
             name: "UTC".into(),
@@ -91,6 +99,7 @@ pub(super) fn config<'t>(
         paths: HashSet::new(),
         leases: HashSet::new(),
         retries: HashSet::new(),
+        alarms: HashSet::new(),
         envs: HashSet::new(),
         env_files: HashMap::new(),
     };
@@ -133,6 +142,7 @@ pub(super) fn config<'t>(
     }
     // Check the defaults even if no job uses them.
     if file.jobs.is_empty() {
+        alarms(r, &mut shared, Place::Defaults, "", &keys::Job::default());
         let nobody = At {
             value: "",
             span: 0..0,
@@ -143,9 +153,10 @@ pub(super) fn config<'t>(
         store: store?,
         limits: limits?,
         http: http?,
+        channels,
         jobs,
         store_variables: r
-            .expanded
+            .variables
             .iter()
             .filter(|name| !LOGIN.contains(&name.as_str()))
             .cloned()
@@ -404,8 +415,19 @@ fn tokens_file(r: &mut Reader<'_>, file: &At<String>) -> Option<PathBuf> {
     Some(path)
 }
 
-/// The content of `password_file`. A relative name is first looked for among systemd's credentials.
 fn password(r: &mut Reader<'_>, file: &At<String>) -> Option<Secret> {
+    secret_file(r, Place::Store, "password_file", file, |_| Ok(()))
+}
+
+/// The content of the file that `key` names, which is one secret. A relative name is first looked for among systemd's
+/// credentials.
+fn secret_file(
+    r: &mut Reader<'_>,
+    place: Place<'_>,
+    key: &str,
+    file: &At<String>,
+    sound: impl Fn(&str) -> Result<(), String>,
+) -> Option<Secret> {
     let credential = (r.env)("CREDENTIALS_DIRECTORY")
         .filter(|dir| !dir.is_empty() && Path::new(&file.value).is_relative())
         .map(|dir| Path::new(&dir).join(&file.value))
@@ -420,19 +442,11 @@ fn password(r: &mut Reader<'_>, file: &At<String>) -> Option<Secret> {
             line if line.contains('\0') => {
                 Err("it contains a NUL byte, which no password has".to_owned())
             }
-            line => Ok(Secret::new(line)),
+            line => sound(line).map(|()| Secret::new(line)),
         }
     };
     let hint = "name a file relative to the configuration file, or a systemd credential";
-    content(
-        r,
-        Place::Store,
-        "password_file",
-        file,
-        &path,
-        hint,
-        password,
-    )
+    content(r, place, key, file, &path, hint, password)
 }
 
 const RELATIVE: &str = "a relative path is taken from the directory of the configuration file";
@@ -632,6 +646,7 @@ fn job(
             dst.unwrap_or_default(),
         ),
     };
+    let alarms = alarms(r, shared, place, name.value, raw);
     let lease = lease(r, shared, place, raw, name);
     let on_crash = value!(on_crash);
     let max_attempts = max_attempts(r, place, raw, defaults, on_crash);
@@ -686,11 +701,244 @@ fn job(
         catch_up: value!(catch_up)?,
         success_codes: interned(&mut shared.codes, value!(success_codes)?),
         output: output?,
+        alarms: alarms?,
         digest: String::new(),
         schedule_digest: interned(&mut shared.words, schedule_digest),
     };
     job.digest = digest::job(&job, written_dir.as_deref());
     Some(job)
+}
+
+/// Who hears of a job.
+fn alarms(
+    r: &mut Reader<'_>,
+    shared: &mut Shared<'_>,
+    place: Place<'_>,
+    job: &str,
+    raw: &keys::Job,
+) -> Option<Arc<Alarms>> {
+    let usual = keys::Job::usual();
+    let notify = raw.notify.or(&shared.defaults.notify);
+    let place = match raw.notify {
+        Given::Absent => Place::Defaults,
+        _ => place,
+    };
+    let mut sound = true;
+    if let Some(At { value, span }) = notify.read() {
+        for name in value {
+            if shared.channels.contains(&name.as_str()) {
+                continue;
+            }
+            sound = false;
+            let hint = match nearest(name, shared.channels.iter().copied()) {
+                Some(near) => format!("did you mean `{near}`?"),
+                None => "a channel is a table `[notify.NAME]`".to_owned(),
+            };
+            let name = super::tree::clipped(name);
+            let message = format!("`notify`: there is no channel `{name}`");
+            r.problems.add(place, span.clone(), message, Some(hint));
+        }
+    }
+    let url = raw.heartbeat_url.or(&shared.defaults.heartbeat_url);
+    let alarms = Alarms {
+        notify: notify.or_usual(&usual.notify)?,
+        heartbeat: url
+            .optional()?
+            .map(|url| HiddenUrl::new(&url.replace("{job}", job))),
+        expect_success_within: raw
+            .expect_success_within
+            .or(&shared.defaults.expect_success_within)
+            .optional()?,
+    };
+    sound.then(|| interned(&mut shared.alarms, alarms))
+}
+
+/// The sound ones; problems are reported.
+fn channels<'t>(
+    r: &mut Reader<'t>,
+    raw: &[(&'t str, Range<usize>, super::tree::Node<'t>)],
+) -> Channels {
+    let mut all = Channels::new();
+    for (name, span, node) in raw {
+        let Some(raw) = raw::named_channel(r, name, span.clone(), node) else {
+            continue;
+        };
+        let at = At {
+            value: *name,
+            span: span.clone(),
+        };
+        if let Some(channel) = channel(r, &at, &raw) {
+            all.insert((*name).to_owned(), Arc::new(channel));
+        }
+    }
+    all
+}
+
+fn channel(r: &mut Reader<'_>, name: &At<&str>, raw: &keys::Notify) -> Option<Channel> {
+    let usual = keys::Notify::usual();
+    let Some(kind) = raw.r#type.optional()? else {
+        let hint =
+            "write `type = \"webhook\"`, or slack, discord, teams, pagerduty, email, command";
+        r.problems.absent(
+            Place::Channel(name.value),
+            name.span.clone(),
+            "`type` is missing".into(),
+            hint.into(),
+        );
+        return None;
+    };
+    let way = way(r, name, kind, raw);
+    let on = raw.on.or_usual(&usual.on);
+    Some(Channel {
+        name: name.value.to_owned(),
+        way: way?,
+        rules: Rules {
+            on: on?.into_iter().collect(),
+            after: raw.after.or_usual(&usual.after)?,
+            late_after_ms: raw.late_after.or_usual(&usual.late_after)?.as_millis() as i64,
+        },
+        timeout: raw.timeout.or_usual(&usual.timeout)?,
+    })
+}
+
+/// How its messages leave: what its type needs is there, and nothing that it does not use.
+// Long: one arm for each type.
+fn way(r: &mut Reader<'_>, name: &At<&str>, kind: Type, raw: &keys::Notify) -> Option<Way> {
+    let place = Place::Channel(name.value);
+    let given = [
+        ("url", raw.url.span()),
+        ("url_file", raw.url_file.span()),
+        ("routing_key", raw.routing_key.span()),
+        ("routing_key_file", raw.routing_key_file.span()),
+        ("smtp", raw.smtp.span()),
+        ("from", raw.from.span()),
+        ("to", raw.to.span()),
+        ("command", raw.command.span()),
+    ];
+    let used: &[&str] = match kind {
+        Type::Http(_) => &["url", "url_file"],
+        Type::PagerDuty => &["url", "url_file", "routing_key", "routing_key_file"],
+        Type::Email => &["smtp", "from", "to"],
+        Type::Command => &["command"],
+    };
+    let mut sound = true;
+    for (key, span) in given {
+        if let (Some(span), false) = (span, used.contains(&key)) {
+            sound = false;
+            let message = format!("`{key}` is not used with the type `{}`", kind.word());
+            r.problems
+                .add(place, span, message, Some("remove it".into()));
+        }
+    }
+    let missing = |r: &mut Reader<'_>, what: &str, hint: &str| {
+        let (message, span) = (format!("{what} is missing"), name.span.clone());
+        r.problems.absent(place, span, message, hint.into());
+    };
+    let url = one_secret(
+        r,
+        place,
+        ("url", &raw.url),
+        ("url_file", &raw.url_file),
+        true,
+    );
+    let key = one_secret(
+        r,
+        place,
+        ("routing_key", &raw.routing_key),
+        ("routing_key_file", &raw.routing_key_file),
+        false,
+    );
+    let way = match kind {
+        Type::Http(form) => match url? {
+            Some(url) => Some(Way::Http { form, url }),
+            None => {
+                missing(
+                    r,
+                    "`url`",
+                    "write `url = \"https://…\"`, or name a file in `url_file`",
+                );
+                None
+            }
+        },
+        Type::PagerDuty => match (url?, key?) {
+            (url, Some(routing_key)) => Some(Way::PagerDuty {
+                url: url.unwrap_or_else(|| Secret::new(PAGERDUTY)),
+                routing_key,
+            }),
+            (_, None) => {
+                missing(
+                    r,
+                    "`routing_key`",
+                    "give the key of the service's integration, or name a file in \
+                    `routing_key_file`",
+                );
+                None
+            }
+        },
+        Type::Email => {
+            let (smtp, from, to) = (
+                raw.smtp.optional()?,
+                raw.from.optional()?,
+                raw.to.optional()?,
+            );
+            for (what, absent) in [
+                ("`smtp`", smtp.is_none()),
+                ("`from`", from.is_none()),
+                ("`to`", to.is_none()),
+            ] {
+                if absent {
+                    missing(
+                        r,
+                        what,
+                        "a channel of the type `email` needs `smtp`, `from` and `to`",
+                    );
+                }
+            }
+            Some(Way::Email {
+                smtp: Secret::new(smtp?),
+                from: from?,
+                to: to?,
+            })
+        }
+        Type::Command => match raw.command.optional()? {
+            Some(argv) => Some(Way::Command(argv)),
+            None => {
+                missing(
+                    r,
+                    "`command`",
+                    "write `command = [\"/usr/bin/program\", \"argument\"]`",
+                );
+                None
+            }
+        },
+    };
+    way.filter(|_| sound)
+}
+
+/// A text that is written in one key, or in the file that another names. None: it is wrong. Some(None): neither is
+/// there.
+fn one_secret(
+    r: &mut Reader<'_>,
+    place: Place<'_>,
+    (key, text): (&str, &Given<String>),
+    (file_key, file): (&str, &Given<String>),
+    url: bool,
+) -> Option<Option<Secret>> {
+    if let (Some(_), Some(span)) = (text.span(), file.span()) {
+        let message = format!("`{key}` and `{file_key}` are both given");
+        r.problems
+            .add(place, span, message, Some("remove one of them".into()));
+        return None;
+    }
+    if let Some(file) = file.read() {
+        let understood = |line: &str| match url && !raw::is_http_url(line) {
+            true => Err("it has no address of a server, such as `https://host/path`".to_owned()),
+            false => Ok(()),
+        };
+        return secret_file(r, place, file_key, file, understood).map(Some);
+    }
+    file.optional()?;
+    Some(text.optional()?.map(Secret::new))
 }
 
 fn output(raw: &Given<keys::Output>) -> Option<Output> {

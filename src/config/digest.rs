@@ -167,6 +167,13 @@ pub(super) fn config(config: &Config, sqlite: &str) -> String {
         )
         .text("drain", &config.limits.drain.as_millis().to_string())
         .text("clock_drift", &config.limits.clock_drift.to_string());
+    // Not their addresses and keys.
+    for (name, channel) in &config.channels {
+        canon
+            .text("channel", name)
+            .text("type", channel.kind())
+            .show("rules", &channel.rules);
+    }
     for (name, job) in &config.jobs {
         canon.text("job", name.as_str()).text("is", &job.digest);
         canon.text(
@@ -175,6 +182,13 @@ pub(super) fn config(config: &Config, sqlite: &str) -> String {
         );
         for tag in job.tags.iter() {
             canon.text("tag", tag);
+        }
+        // Not the address of heartbeats, which is secret.
+        for channel in &job.alarms.notify {
+            canon.text("notify", channel);
+        }
+        if let Some(within) = job.alarms.expect_success_within {
+            canon.text("expect_success_within", &within.as_millis().to_string());
         }
     }
     canon.finish()

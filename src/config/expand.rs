@@ -1,4 +1,4 @@
-//! `${NAME}` and `${NAME:-default}` in the strings of `[store]` and `[http]`.
+//! `${NAME}` and `${NAME:-default}` in the strings of `[store]`, `[http]` and `[notify]`.
 
 use std::ops::Range;
 

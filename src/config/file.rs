@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, path::Path, sync::Arc, time::Duration};
 use toml::de::DeTable;
 
 use super::{
-    Http, Report, Store,
+    Channels, Http, Report, Store,
     advice::Places,
     check, named, raw,
     report::{self, Collector},
@@ -186,9 +186,11 @@ pub struct Config {
     pub limits: Limits,
     /// None: no HTTP.
     pub http: Option<Http>,
+    /// Empty: nobody is told anything.
+    pub channels: Channels,
     /// The jobs by their names.
     pub jobs: BTreeMap<JobName, Arc<Job>>,
-    /// The environment variables that `[store]` and `[http]` expand: commands do not get them.
+    /// The environment variables that `[store]`, `[http]` and `[notify]` expand: commands do not get them.
     pub store_variables: Arc<[String]>,
     /// Digest of the whole configuration with defaults: instances with the same digest agree (16 hex digits).
     pub digest: String,

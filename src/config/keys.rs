@@ -8,6 +8,7 @@ use toml::de::DeTable;
 use super::{
     CatchUp, Command, Listen, OnStateLoss,
     form::{BOOLEAN, Bytes, Count, FILLED, Form, PATH, Plain, Shape, Span, TEXT, Word},
+    notify::Type,
     raw::{self, Url},
     report::{Collector, Place},
     tree::{At, Given, Reader, Table, Zone},
@@ -15,6 +16,7 @@ use super::{
 use crate::logic::{
     claim::{OnCrash, Overlap},
     lease,
+    notify::Kind,
     schedule::{Dst, Fold, Gap},
 };
 
@@ -66,17 +68,17 @@ macro_rules! keys {
         }
 
         impl Keys for $table {
-            const NAMES: &'static [&'static str] = &[$(stringify!($key)),*];
+            const NAMES: &'static [&'static str] = &[$(plain(stringify!($key))),*];
             fn keys() -> Vec<Key> {
                 vec![$(Key {
-                    name: stringify!($key),
+                    name: plain(stringify!($key)),
                     shape: shape::<$type>(&$form),
                     absent: $absent,
                     meaning: $meaning,
                 }),*]
             }
             fn take<'t>(r: &mut Reader<'t>, t: &mut Table<'t>) -> Self {
-                Self { $($key: t.take(r, stringify!($key), |r, f| Form::read(&$form, r, f)),)* }
+                Self { $($key: t.take(r, plain(stringify!($key)), |r, f| Form::read(&$form, r, f)),)* }
             }
             fn usual() -> &'static Self {
                 static USUAL: LazyLock<$table> = LazyLock::new(defaults);
@@ -84,6 +86,14 @@ macro_rules! keys {
             }
         }
     };
+}
+
+/// The name without the mark that makes a keyword of Rust a name.
+const fn plain(name: &'static str) -> &'static str {
+    match name.as_bytes() {
+        [b'r', b'#', ..] => name.split_at(2).1,
+        _ => name,
+    }
 }
 
 /// The shape of a form whose values are of type `T`.
@@ -150,6 +160,7 @@ pub(super) fn is_known(name: &str) -> bool {
         Limits::NAMES,
         Http::NAMES,
         HttpTls::NAMES,
+        Notify::NAMES,
         Job::NAMES,
         JobRetry::NAMES,
     ];
@@ -162,7 +173,17 @@ pub(super) fn is_known(name: &str) -> bool {
 /// The keys of the table at `path` whose values may be quoted, because they hold no secret. None: no table of soloist
 /// has this path.
 pub(super) fn quotable(path: &[String]) -> Option<Vec<&'static str>> {
-    const SECRET: [&str; 4] = ["url", "username", "password_file", "env"];
+    const SECRET: [&str; 9] = [
+        "url",
+        "username",
+        "password_file",
+        "env",
+        "url_file",
+        "routing_key",
+        "routing_key_file",
+        "smtp",
+        "heartbeat_url",
+    ];
     let path: Vec<&str> = path.iter().map(String::as_str).collect();
     let names = match *path {
         ["store"] => Store::NAMES,
@@ -171,6 +192,7 @@ pub(super) fn quotable(path: &[String]) -> Option<Vec<&'static str>> {
         ["limits"] => Limits::NAMES,
         ["http"] => Http::NAMES,
         ["http", "tls"] => HttpTls::NAMES,
+        ["notify", _] => Notify::NAMES,
         ["defaults"] | ["jobs", _] => Job::NAMES,
         ["defaults", inner] | ["jobs", _, inner] => match inner {
             "output" => Output::NAMES,
@@ -272,6 +294,42 @@ keys! {
 }
 
 keys! {
+    /// `[notify.NAME]`
+    Notify {
+        r#type: Type = Word(Type::WORDS), Means("required"),
+            "how a message leaves, see [notifications](notifications.md)";
+        url: String = Plain(|| Shape::Text, raw::channel_url), Means("required for webhook, slack, discord and teams"),
+            "where a message is sent. For pagerduty: another address than `https://events.pagerduty.com/v2/enqueue`";
+        url_file: String = PATH, Means(""),
+            "file with that address, instead of `url`. soloist looks for a relative name first in \
+            `$CREDENTIALS_DIRECTORY` (systemd credentials)";
+        routing_key: String = FILLED, Means("required for pagerduty"),
+            "the key of the service's integration";
+        routing_key_file: String = PATH, Means(""),
+            "file with that key, instead of `routing_key`";
+        smtp: String = Plain(|| Shape::Text, raw::smtp), Means("required for email"),
+            "mail server: `smtps://[USER:PASSWORD@]HOST[:PORT]` (TLS), `smtp+starttls://…` (STARTTLS) or `smtp://…` \
+            (neither)";
+        from: String = Plain(|| Shape::Text, raw::mailbox), Means("required for email"),
+            "sender, as `soloist@example.org` or `soloist <soloist@example.org>`";
+        to: Vec<String> = Plain(|| Shape::TextOrTexts, raw::mailboxes), Means("required for email"),
+            "receivers";
+        command: Vec<String> = Plain(|| Shape::Texts, raw::channel_command), Means("required for command"),
+            "program and arguments, without a shell: gets the message as JSON on stdin and as text in \
+            `SOLOIST_TEXT`. The message counts as delivered if it exits with 0";
+        on: Vec<Kind> = Plain(|| Shape::Texts, raw::kinds),
+            Is("['failed', 'timed_out', 'crashed', 'unknown', 'lease_lost', 'missed', 'recovered']"),
+            "what is told: outcomes of runs, and `late`, `too_long`, `too_short`, `recovered`";
+        after: u32 = Count(1..=1000), Is("1"),
+            "how many bad ends in a row make a job bad";
+        late_after: Duration = Span::ANY, Is("'10s'"),
+            "with `late` in `on`: a run that starts so much later than planned is bad";
+        timeout: Duration = Span::from(Duration::from_millis(100), "no server can always answer that soon"), Is("'10s'"),
+            "time limit of each try to deliver a message";
+    }
+}
+
+keys! {
     /// `[jobs.NAME]` and `[defaults]`
     Job {
         command: Command = Plain(|| Shape::TextOrTexts, raw::command), Means("required"),
@@ -343,6 +401,17 @@ keys! {
         renew_every: Duration = Span::from(lease::SHORTEST_RENEWAL, "leave it out: soloist derives it from \
         `lease`"), Means("`lease` / 5"),
             "see [Lease](#lease)";
+
+        notify: Vec<String> = Plain(|| Shape::Texts, raw::channels), Is("[]"),
+            "names of the channels ([notify](notifications.md)) that are told when the job's state changes; `[]` for a \
+            job cancels the `notify` of the defaults";
+        heartbeat_url: String = Plain(|| Shape::Text, raw::heartbeat_url), Means("none"),
+            "address that the instance asks when a run starts (with `/start` at its end), succeeds (as it is) and ends \
+            otherwise (with `/fail`, or `/` and the exit code), for services that watch whether jobs run. `{job}` \
+            stands for the name of the job, `${NAME}` for a variable of the environment";
+        expect_success_within: Duration = Span::SOME, Means("none"),
+            "longest time between two successes: the channels of `notify` are told when it has passed, also if no \
+            instance runs the job any more";
 
         description: String = TEXT, Means(""), "";
         tags: Vec<String> = Plain(|| Shape::Texts, raw::tags), Is("[]"), "";

@@ -9,12 +9,16 @@ use toml::de::DeTable;
 
 use super::{
     Command, Listen,
-    keys::{DstWords, Http, Job, JobRetry, Keys, Limits, Store, StoreRetry},
+    keys::{DstWords, Http, Job, JobRetry, Keys, Limits, Notify, Store, StoreRetry},
+    notify::KINDS,
     report::Place,
     tree::{At, Field, Given, Node, Reader, Table, clipped},
     url::{self, Kind},
 };
-use crate::{logic::schedule::Dst, model::JobName};
+use crate::{
+    logic::{notify::Kind as Told, schedule::Dst},
+    model::JobName,
+};
 
 #[derive(Default)]
 pub(super) struct File<'t> {
@@ -22,6 +26,8 @@ pub(super) struct File<'t> {
     pub limits: Limits,
     /// None: there is no `[http]`. With the place of its header.
     pub http: Option<At<Http>>,
+    /// Not read yet.
+    pub channels: Vec<(&'t str, Range<usize>, Node<'t>)>,
     pub defaults: Job,
     /// Not read yet: jobs are read one at a time, because ten thousand would need much memory.
     pub jobs: Vec<(&'t str, Range<usize>, Node<'t>)>,
@@ -51,13 +57,16 @@ pub(super) fn file<'t>(r: &mut Reader<'t>, root: &'t DeTable<'t>) -> File<'t> {
         let span = field.node.span();
         file.http = Some(At { value, span });
     }
+    if let Some(table) = section(r, &mut top, "notify", Place::Notify) {
+        file.channels = table.names().collect();
+    }
     if let Some(table) = section(r, &mut top, "defaults", Place::Defaults) {
         file.defaults = job(r, table);
     }
     if let Some(table) = section(r, &mut top, "jobs", Place::Jobs) {
         file.jobs = table.names().collect();
     }
-    top.later(r, &["notify", "calendars", "include"]);
+    top.later(r, &["calendars", "include"]);
     top.finish(r, |key| {
         Job::NAMES
             .contains(&key)
@@ -86,6 +95,42 @@ pub(super) fn named_job<'t>(
     let mut table = Table::open(r, field, "")?;
     table.place_at(Place::Job(name));
     Some(job(r, table))
+}
+
+/// The channel of this name. None: it is not a table, which is reported.
+pub(super) fn named_channel<'t>(
+    r: &mut Reader<'t>,
+    name: &'t str,
+    span: Range<usize>,
+    node: Node<'t>,
+) -> Option<Notify> {
+    let fits = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    if name.is_empty() || name.len() > 100 || !name.chars().all(fits) {
+        let message = format!("`{}` cannot be the name of a channel", clipped(name));
+        let hint = "use letters, digits, `-`, `_` and `.`, 1 to 100 of them";
+        r.problems
+            .add(Place::Notify, span, message, Some(hint.into()));
+    }
+    let field = Field {
+        place: Place::Notify,
+        prefix: "",
+        key: name,
+        node,
+    };
+    let mut table = Table::open(r, field, "")?;
+    table.place_at(Place::Channel(name));
+    let channel = Notify::take(r, &mut table);
+    table.finish(r, |key| match key {
+        "webhook" | "webhook_url" | "endpoint" => Some("did you mean `url`?"),
+        "server" | "host" | "relay" => Some("did you mean `smtp`?"),
+        "cmd" | "exec" => Some("did you mean `command`?"),
+        "events" | "when" => Some("did you mean `on`?"),
+        "username" | "password" => {
+            Some("write them into `smtp`, from the environment: `smtps://${USER}:${PASSWORD}@HOST`")
+        }
+        _ => None,
+    });
+    Some(channel)
 }
 
 fn section<'t>(
@@ -269,6 +314,134 @@ pub(super) fn public_url(r: &mut Reader<'_>, field: Field<'_>) -> Option<String>
     }
 }
 
+/// `text` is the address of a server that speaks HTTP: its host is not empty.
+pub(super) fn is_http_url(text: &str) -> bool {
+    let rest = text
+        .strip_prefix("https://")
+        .or_else(|| text.strip_prefix("http://"));
+    let host = rest.and_then(|rest| rest.split(['/', '?', '#']).next());
+    let bad =
+        // A brace would be a placeholder that nobody filled in.
+        |c: char| c.is_whitespace() || c.is_control() || !c.is_ascii() || "\"<>\\^`{}".contains(c);
+    host.is_some_and(|host| !host.is_empty() && !host.contains('@')) && !text.contains(bad)
+}
+
+const HTTP_URL: &str = "write `https://host/path`";
+
+pub(super) fn channel_url(r: &mut Reader<'_>, field: Field<'_>) -> Option<String> {
+    let text = r.filled(field)?;
+    if !is_http_url(&text) {
+        r.wrong(
+            field,
+            "not the address of a server".to_owned(),
+            HTTP_URL.to_owned(),
+        );
+        return None;
+    }
+    Some(text)
+}
+
+/// As written, with the variables expanded: `{job}` is filled in for each job.
+pub(super) fn heartbeat_url(r: &mut Reader<'_>, field: Field<'_>) -> Option<String> {
+    let text = r.expanded(field)?;
+    if !is_http_url(&text.replace("{job}", "job")) {
+        r.wrong(
+            field,
+            "not the address of a server".to_owned(),
+            HTTP_URL.to_owned(),
+        );
+        return None;
+    }
+    Some(text)
+}
+
+pub(super) fn smtp(r: &mut Reader<'_>, field: Field<'_>) -> Option<String> {
+    let text = r.filled(field)?;
+    let rest = ["smtps://", "smtp+starttls://", "smtp://"]
+        .iter()
+        .find_map(|scheme| text.strip_prefix(scheme));
+    let bad = |c: char| c.is_whitespace() || c.is_control();
+    let host = rest.map(|rest| rest.rsplit('@').next().unwrap_or_default());
+    if host.is_none_or(|host| host.is_empty() || host.starts_with(['/', ':'])) || text.contains(bad)
+    {
+        let hint = "write `smtps://USER:PASSWORD@HOST`, `smtp+starttls://…` or, without encryption, `smtp://HOST:25`; \
+                    escape `@`, `:` and `/` in user and password, as in `%40`";
+        r.wrong(
+            field,
+            "not the address of a mail server".to_owned(),
+            hint.to_owned(),
+        );
+        return None;
+    }
+    Some(text)
+}
+
+pub(super) fn mailbox(r: &mut Reader<'_>, field: Field<'_>) -> Option<String> {
+    let text = r.filled(field)?;
+    // What stands in angle brackets, or all.
+    let address = match text.split_once('<') {
+        Some((_, rest)) => rest.strip_suffix('>').unwrap_or_default(),
+        None => &text,
+    };
+    let bad = |c: char| c.is_whitespace() || c.is_control() || "<>,;\"".contains(c);
+    let sound = address
+        .rsplit_once('@')
+        .is_some_and(|(user, host)| !user.is_empty() && !host.is_empty() && !address.contains(bad));
+    if !sound || text.contains(char::is_control) {
+        let hint = "write `ann@example.org` or `Ann <ann@example.org>`";
+        r.wrong(field, "not an address of mail".to_owned(), hint.to_owned());
+        return None;
+    }
+    Some(text)
+}
+
+pub(super) fn mailboxes<'t>(r: &mut Reader<'t>, field: Field<'t>) -> Option<Vec<String>> {
+    let all = r.one_or_more(field, mailbox)?;
+    if all.is_empty() {
+        r.wrong(field, "must not be empty".into(), None);
+        return None;
+    }
+    Some(all.into_iter().map(|at| at.value).collect())
+}
+
+pub(super) fn channel_command<'t>(r: &mut Reader<'t>, field: Field<'t>) -> Option<Vec<String>> {
+    let argv = r.list(field, "a list of strings", Reader::argument)?;
+    let argv: Vec<String> = argv.into_iter().map(|at| at.value).collect();
+    if argv.first().is_none_or(String::is_empty) {
+        let hint = "write `[\"/usr/bin/program\", \"argument\"]`";
+        r.wrong(
+            field,
+            "the program to run is missing".into(),
+            hint.to_owned(),
+        );
+        return None;
+    }
+    Some(argv)
+}
+
+pub(super) fn kinds<'t>(r: &mut Reader<'t>, field: Field<'t>) -> Option<Vec<Told>> {
+    let kinds = r.list(field, "a list of strings", |r, f| r.word(f, KINDS))?;
+    if kinds.is_empty() {
+        let hint = "leave the key out, or the channel out of `notify`";
+        r.wrong(
+            field,
+            "must not be empty: nothing would be told".into(),
+            hint.to_owned(),
+        );
+        return None;
+    }
+    Some(kinds.into_iter().map(|at| at.value).collect())
+}
+
+/// Whether there are such channels is checked with the job.
+pub(super) fn channels<'t>(r: &mut Reader<'t>, field: Field<'t>) -> Option<Vec<String>> {
+    let names = r.list(field, "a list of names of channels", Reader::filled)?;
+    let mut names: Vec<String> = names.into_iter().map(|at| at.value).collect();
+    names.sort();
+    names.dedup();
+    Some(names)
+}
+
 /// A table within a table.
 pub(super) fn sub<'t, T: Keys>(
     r: &mut Reader<'t>,
@@ -318,7 +491,7 @@ fn pauses(r: &mut Reader<'_>, field: Field<'_>, first: &Given<Duration>, most: &
 
 fn job<'t>(r: &mut Reader<'t>, mut t: Table<'t>) -> Job {
     let job = Job::take(r, &mut t);
-    t.later(r, &["http", "notify", "hosts", "prefer", "exclude", "only"]);
+    t.later(r, &["http", "hosts", "prefer", "exclude", "only"]);
     // The names that other schedulers use.
     t.finish(r, |key| match key {
         "cmd" | "exec" | "run" | "script" | "shell" => Some("did you mean `command`?"),

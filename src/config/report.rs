@@ -144,6 +144,9 @@ pub(super) enum Place<'a> {
     Store,
     Limits,
     Http,
+    Notify,
+    /// A channel.
+    Channel(&'a str),
     Defaults,
     Jobs,
     Job(&'a str),
@@ -152,7 +155,7 @@ pub(super) enum Place<'a> {
 impl Place<'_> {
     /// The strings there may name variables of the environment, whose values may be secret.
     pub(super) fn expands(self) -> bool {
-        matches!(self, Self::Store | Self::Http)
+        matches!(self, Self::Store | Self::Http | Self::Channel(_))
     }
 }
 
@@ -163,6 +166,8 @@ impl fmt::Display for Place<'_> {
             Self::Store => f.write_str("[store]: "),
             Self::Limits => f.write_str("[limits]: "),
             Self::Http => f.write_str("[http]: "),
+            Self::Notify => f.write_str("[notify]: "),
+            Self::Channel(name) => write!(f, "channel `{}`: ", name.escape_debug()),
             Self::Defaults => f.write_str("[defaults]: "),
             Self::Jobs => f.write_str("[jobs]: "),
             // Debug escapes what would break the one line of a message.

@@ -489,15 +489,104 @@ fn max_attempts_follows_from_what_makes_attempts() {
 }
 
 #[test]
+fn a_channel_has_what_its_type_needs_and_nothing_else() {
+    let hook = "[notify.ops]\ntype = 'webhook'\nurl = 'https://x/y'\n";
+    for (text, said) in [
+        (
+            "[notify.ops]\nurl = 'https://x'\n",
+            "channel `ops`: `type` is missing",
+        ),
+        ("[notify.ops]\ntype = 'slak'\n", "did you mean `slack`?"),
+        ("[notify.ops]\ntype = 'slack'\n", "`url` is missing"),
+        (
+            "[notify.ops]\ntype = 'slack'\nurl = 'hunter2'\n",
+            "`url`: not the address of a server",
+        ),
+        (
+            "[notify.ops]\ntype = 'slack'\nurl = 'https://x'\nto = 'a@b'\n",
+            "`to` is not used with the type `slack`",
+        ),
+        (
+            "[notify.ops]\ntype = 'pagerduty'\n",
+            "`routing_key` is missing",
+        ),
+        (
+            "[notify.ops]\ntype = 'email'\nto = 'a@b'\n",
+            "`smtp` is missing",
+        ),
+        (
+            "[notify.ops]\ntype = 'email'\nsmtp = 'mail.example.org'\n",
+            "`smtp`: not the address of a mail server",
+        ),
+        (
+            "[notify.ops]\ntype = 'email'\nto = ['ann']\n",
+            "`to`: not an address of mail",
+        ),
+        ("[notify.ops]\ntype = 'command'\n", "`command` is missing"),
+        (
+            "[notify.ops]\ntype = 'webhook'\non = ['fail']\n",
+            "did you mean `failed`?",
+        ),
+        (
+            "[notify.ops]\ntype = 'webhook'\non = []\n",
+            "`on`: must not be empty",
+        ),
+        (
+            "[notify.ops]\ntype = 'webhook'\nurl = 'https://x'\nurl_file = 'y'\n",
+            "`url` and `url_file` are both given",
+        ),
+        (
+            "[notify.\"a b\"]\ntype = 'webhook'\n",
+            "`a b` cannot be the name of a channel",
+        ),
+        ("[notify]\nops = 1\n", "expected a table"),
+    ] {
+        let report = bad(text).to_string();
+        assert!(
+            report.contains(said) && !report.contains("hunter2"),
+            "{text}: {report}"
+        );
+    }
+    let unknown = format!("{hook}[jobs.a]\ncommand = 'x'\nnotify = ['opps']\n");
+    let report = bad(&unknown).to_string();
+    assert!(
+        report.contains("there is no channel `opps`") && report.contains("did you mean `ops`?"),
+        "{report}"
+    );
+    let defaults = format!("{hook}[defaults]\nnotify = ['ops']\n[jobs.a]\ncommand = 'x'\n");
+    let config = good(&(defaults.clone() + "[jobs.b]\ncommand = 'x'\nnotify = []\n"));
+    assert_eq!(job(&config, "a").alarms.notify, ["ops"]);
+    assert!(job(&config, "b").alarms.notify.is_empty());
+    // Shown, it has no secret.
+    let shown = format!("{:?}", config.channels);
+    assert!(!shown.contains("https://x/y"), "{shown}");
+    // A file without channels has the digest that it always had, and a job's channel is part of it.
+    let with = good(&defaults).digest;
+    let without = good(&format!("{hook}[jobs.a]\ncommand = 'x'\n")).digest;
+    assert_ne!(with, without);
+}
+
+#[test]
+fn a_heartbeat_names_the_job_and_may_have_a_variable() {
+    let text = "[defaults]\nheartbeat_url = 'https://hc/${KEY}/{job}'\n[jobs.a]\ncommand = 'x'\n";
+    let env = |name: &str| (name == "KEY").then(|| "k1".to_owned());
+    let config = super::parse(text, std::path::Path::new("jobs.toml"), &env).expect("sound");
+    let alarms = &job(&config, "a").alarms;
+    let url = alarms.heartbeat.as_ref().expect("an address");
+    assert_eq!(url.expose(), "https://hc/k1/a");
+    assert_eq!(format!("{url:?}"), "***");
+    let report = bad("[jobs.a]\ncommand = 'x'\nheartbeat_url = 'https://hc/{name}'\n");
+    assert!(report.to_string().contains("not the address"), "{report}");
+}
+
+#[test]
 fn what_a_later_version_brings_is_refused_by_name() {
     let later =
         |what: &str| format!("this version does not support `{what}` yet (remove it for now)");
     let cases = [
-        ("[notify]\n".into(), format!("1:2 {}", later("notify"))),
         ("[calendars.x]\n".into(), format!("1:2 {}", later("calendars"))),
         ("include = ['a']\n".into(), format!("1:1 {}", later("include"))),
         (with("http = { url = 'x' }"), format!("3:1 job `a`: {}", later("http"))),
-        (with("notify = {}"), format!("3:1 job `a`: {}", later("notify"))),
         (with("hosts = ['x']"), format!("3:1 job `a`: {}", later("hosts"))),
         (with("prefer = ['x']"), format!("3:1 job `a`: {}", later("prefer"))),
         (with("exclude = ['x']"), format!("3:1 job `a`: {}", later("exclude"))),
@@ -1832,6 +1921,7 @@ fn the_documentation_has_a_row_for_every_key() {
             "store" => keys::Store::keys(),
             "limits" => keys::Limits::keys(),
             "http" => keys::Http::keys(),
+            "notify" => keys::Notify::keys(),
             "job" => keys::Job::keys(),
             _ => panic!("{line}"),
         };
@@ -1851,6 +1941,7 @@ fn the_documentation_has_a_row_for_every_key() {
         ("store", keys::Store::NAMES),
         ("limits", keys::Limits::NAMES),
         ("http", keys::Http::NAMES),
+        ("notify", keys::Notify::NAMES),
         ("job", keys::Job::NAMES),
     ];
     let all: Vec<String> = all
@@ -1939,6 +2030,9 @@ fn every_key_of_a_job_is_part_of_its_digest() {
         ("max_attempts", "4"),
         ("lease", "'16s'"),
         ("renew_every", "'1s'"),
+        ("notify", "['ops']"),
+        ("heartbeat_url", "'https://a/b'"),
+        ("expect_success_within", "'1h'"),
         ("description", "'x'"),
         ("tags", "['x']"),
     ];
@@ -1952,12 +2046,21 @@ fn every_key_of_a_job_is_part_of_its_digest() {
         } else {
             "command = 'x'"
         };
-        let text = format!("[jobs.a]\n{command}\n{key} = {value}\n");
+        let text = format!(
+            "[notify.ops]\ntype = 'webhook'\nurl = 'https://x/y'\n[jobs.a]\n{command}\n{key} = {value}\n"
+        );
         job(&good(&text), "a").digest.clone()
     };
     let usual = digest("enabled", "true");
     for (key, value) in others {
-        let for_people = ["description", "tags"].contains(key);
+        let for_people = [
+            "notify",
+            "heartbeat_url",
+            "expect_success_within",
+            "description",
+            "tags",
+        ];
+        let for_people = for_people.contains(key);
         assert_eq!(digest(key, value) == usual, for_people, "{key}");
     }
 }

@@ -99,8 +99,8 @@ pub(super) struct Reader<'t> {
     /// The directory of the configuration file, absolute if possible.
     pub dir: PathBuf,
     pub problems: Collector<'t>,
-    /// The variables that the strings of `[store]` and `[http]` name.
-    pub expanded: BTreeSet<String>,
+    /// The variables that the strings of `[store]`, `[http]` and `[notify]` name.
+    pub variables: BTreeSet<String>,
     database: TimeZoneDatabase,
     /// Time zones by their written names; Err: the hint for an unknown name, which is costly to find.
     zones: HashMap<String, Result<Zone, String>>,
@@ -146,7 +146,7 @@ impl<'t> Reader<'t> {
             env,
             dir,
             problems,
-            expanded: BTreeSet::new(),
+            variables: BTreeSet::new(),
             database: TimeZoneDatabase::bundled(),
             zones: HashMap::new(),
         }
@@ -196,14 +196,26 @@ impl<'t> Reader<'t> {
         if !field.place.expands() {
             return Some(text.to_owned());
         }
-        let expanded = RefCell::new(std::mem::take(&mut self.expanded));
+        self.expand(field, text)
+    }
+
+    /// A string whose variables are expanded, wherever it stands.
+    pub(super) fn expanded(&mut self, field: Field<'_>) -> Option<String> {
+        match field.node.get_ref().as_str() {
+            Some(text) => self.expand(field, text),
+            None => self.wrong_type(field, "a string", None),
+        }
+    }
+
+    fn expand(&mut self, field: Field<'_>, text: &str) -> Option<String> {
+        let expanded = RefCell::new(std::mem::take(&mut self.variables));
         let out = expand::expand(text, &|name| {
             expanded.borrow_mut().insert(name.to_owned());
             (self.env)(name)
         });
-        self.expanded = expanded.into_inner();
+        self.variables = expanded.into_inner();
         match out {
-            Ok(expanded) => Some(expanded),
+            Ok(text) => Some(text),
             Err(errors) => {
                 for error in errors {
                     let span = self.inside(field.node, &error.span);

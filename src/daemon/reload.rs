@@ -163,5 +163,5 @@ fn changed_of_store(a: &config::Store, b: &config::Store) -> Vec<&'static str> {
 fn same(a: &config::Job, b: &config::Job) -> bool {
     let digests = |job: &config::Job| (job.digest.clone(), job.schedule_digest.clone());
     // The digest does not contain the values of variables.
-    digests(a) == digests(b) && a.enabled == b.enabled && a.env == b.env
+    digests(a) == digests(b) && a.enabled == b.enabled && a.env == b.env && a.alarms == b.alarms
 }

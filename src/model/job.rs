@@ -49,12 +49,45 @@ pub struct Job {
     pub catch_up: CatchUp,
     pub success_codes: Arc<[i32]>,
     pub output: Output,
+    pub alarms: Arc<Alarms>,
     /// The digest of the definition (16 hex digits). Each claim carries it, so that people can see if instances have
     /// different definitions.
     pub digest: String,
     /// The digest of schedule, time zone and `dst` alone. Occurrences that were planned under another one are not
     /// caught up.
     pub schedule_digest: Arc<str>,
+}
+
+/// Who hears of the job's runs.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub struct Alarms {
+    /// The names of channels.
+    pub notify: Vec<String>,
+    /// Asked at the start and the end of each run.
+    pub heartbeat: Option<HiddenUrl>,
+    /// The longest time between two successes.
+    pub expect_success_within: Option<Duration>,
+}
+
+/// A URL that has a secret in it: who knows it may ask it.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct HiddenUrl(Arc<str>);
+
+impl HiddenUrl {
+    pub fn new(url: &str) -> Self {
+        Self(url.into())
+    }
+
+    /// The URL itself: only to ask it, never for output.
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl std::fmt::Debug for HiddenUrl {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("***")
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

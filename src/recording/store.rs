@@ -9,12 +9,15 @@ use tokio::sync::broadcast;
 use super::{Line, Recorder};
 use crate::{
     clock::{Boottime, StoreClock},
-    logic::claim::{
-        Answer, Answered, Claim, Control, Controlled, Event, Question, Register, Registration,
-        Renew, Renewal, Settle, Settlement, State,
+    logic::{
+        claim::{
+            Answer, Answered, Claim, Control, Controlled, Event, Question, Register, Registration,
+            Renew, Renewal, Settle, Settlement, State,
+        },
+        notify::stand::{Write, Written},
     },
     model::{InstanceId, JobName, RunId, RunRecord},
-    store::{Beat, Changed, Decision, Error, Fleet, Output, Problem, Reply, Store, Tail},
+    store::{Beat, Changed, Decision, Error, Fleet, Notices, Output, Problem, Reply, Store, Tail},
 };
 
 /// Another store, with a [`Recorder`] in front of it.
@@ -215,6 +218,12 @@ impl Store for RecordingStore {
     }
     async fn drain(&self, instance: &InstanceId, on: bool) -> Result<(), Error> {
         self.inner.drain(instance, on).await
+    }
+    async fn notices(&self, all: bool) -> Result<Reply<Notices>, Error> {
+        self.inner.notices(all).await
+    }
+    async fn note(&self, write: &Write) -> Result<Reply<Written>, Error> {
+        self.inner.note(write).await
     }
     async fn journal(&self, decisions: &[Decision]) -> Result<(), Error> {
         self.inner.journal(decisions).await

@@ -8,9 +8,12 @@ use serde::{Deserialize, Serialize};
 use super::Error;
 use crate::{
     clock::{Boottime, StoreClock},
-    logic::claim::{
-        Answer, Claim, Control, Controlled, Event, Register, Registration, Renew, Renewal, Settle,
-        Settlement, State,
+    logic::{
+        claim::{
+            Answer, Claim, Control, Controlled, Event, Register, Registration, Renew, Renewal,
+            Settle, Settlement, State,
+        },
+        notify::stand::{Write, Written},
     },
     model::{InstanceId, JobName, Occurrence, RunId, RunRecord, ms},
 };
@@ -45,6 +48,8 @@ pub const FLEET_MOST: usize = 32 << 20;
 pub const JOBS_MOST: usize = 100_000;
 /// The most bytes of the name of a job or of an incarnation. soloist did not write a longer one, and does not read it.
 pub const NAME_MOST: usize = 1000;
+/// The most notes that a store reads: one for each job, and the messages that wait.
+pub const NOTES_MOST: usize = 120_000;
 /// The most bytes of one run's output that soloist puts together in memory.
 pub const OUTPUT_MOST: usize = 64 << 20;
 /// The highest number of a byte of output: every store can count exactly up to here (Lua's numbers end at 2^53).
@@ -369,6 +374,12 @@ pub trait Store: Send + Sync + 'static {
     /// The output from byte `from` on, up to [`OUTPUT_AT_ONCE`] bytes; None: the store has no output of this run.
     async fn output(&self, job: &JobName, run: RunId, from: u64) -> Result<Option<Output>, Error>;
 
+    /// What the fleet has noted for notifications: the notifier's lease, and with `all` also the notes.
+    async fn notices(&self, all: bool) -> Result<Reply<Notices>, Error>;
+    /// Changes the notes, if [`allows`](crate::logic::notify::stand::allows) says so. A repeated request gets the first
+    /// answer as long as no other request changed the lease.
+    async fn note(&self, write: &Write) -> Result<Reply<Written>, Error>;
+
     /// Hints of what happens in the fleet, for as long as the receiver exists. Some may be lost.
     fn events(&self) -> tokio::sync::broadcast::Receiver<Event>;
 
@@ -377,6 +388,14 @@ pub trait Store: Send + Sync + 'static {
     fn changes(&self) -> tokio::sync::broadcast::Receiver<Changed> {
         tokio::sync::broadcast::channel(1).1
     }
+}
+
+/// What the fleet has noted for notifications.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Notices {
+    /// The notifier's lease. None: there was no notifier yet.
+    pub lease: Option<String>,
+    pub notes: BTreeMap<String, String>,
 }
 
 /// A hint that the states of jobs have changed.

@@ -15,8 +15,8 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::broadcast;
 
 use super::{
-    Around, Beat, Changed, Clock, Decision, Error, Fleet, Info, Output, Reply, Store, Tail,
-    changed, fill, output::Extent, tidy,
+    Around, Beat, Changed, Clock, Decision, Error, Fleet, Info, Notices, Output, Reply, Store,
+    Tail, changed, fill, output::Extent, tidy,
 };
 use crate::{
     clock::{self, Boottime, StoreClock},
@@ -26,6 +26,7 @@ use crate::{
             self, Answer, Claim, Control, Controlled, Effects, EpochBeat, Event, Register,
             Registration, Renew, Renewal, Settle, Settlement, State, StoredEpoch,
         },
+        notify::stand::{self, Write, Written},
     },
     model::{InstanceId, JobName, RunId, RunRecord},
 };
@@ -51,6 +52,7 @@ struct Data {
     output: HashMap<RunId, (Extent, BTreeMap<u64, Vec<u8>>)>,
     instances: BTreeMap<InstanceId, Info>,
     drains: Vec<InstanceId>,
+    notices: Notices,
     /// Of the request that is being served: the states around its decisions.
     around: Vec<Around>,
     /// The jobs that it changed.
@@ -89,6 +91,7 @@ impl MemoryStore {
                 output: HashMap::new(),
                 instances: BTreeMap::new(),
                 drains: vec![],
+                notices: Notices::default(),
                 around: vec![],
                 changed: vec![],
             }),
@@ -120,6 +123,7 @@ impl MemoryStore {
             d.output.clear();
             d.instances.clear();
             d.drains.clear();
+            d.notices = Notices::default();
             d.epoch = None;
         }
     }
@@ -339,6 +343,27 @@ impl Store for MemoryStore {
             effects.events.push(Event::Drain);
         });
         Ok(())
+    }
+    async fn notices(&self, all: bool) -> Result<Reply<Notices>, Error> {
+        Ok(self.reply(|d, _, _, _| Notices {
+            lease: d.notices.lease.clone(),
+            notes: match all {
+                true => d.notices.notes.clone(),
+                false => BTreeMap::new(),
+            },
+        }))
+    }
+    async fn note(&self, write: &Write) -> Result<Reply<Written>, Error> {
+        Ok(self.reply(|d, _, _, _| {
+            let notices = &mut d.notices;
+            if !stand::allows(notices.lease.as_deref(), write) {
+                return Written::Not(notices.lease.clone());
+            }
+            notices.notes.extend(write.set.iter().cloned());
+            notices.notes.retain(|name, _| !write.remove.contains(name));
+            notices.lease = Some(write.lease.clone());
+            Written::Done
+        }))
     }
     async fn journal(&self, decisions: &[Decision]) -> Result<(), Error> {
         let mut d = self.lock();

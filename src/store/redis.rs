@@ -1,8 +1,8 @@
 //! The store of a fleet: one Redis primary, and one script (lua/) for each atomic step.
 //!
 //! All keys start with the namespace: `{<job>}:state` (a hash that does not expire); `{<job>}:history`,
-//! `{<job>}:decisions` and `{<job>}:output:<run>`, which expire; `instances`, `drains`, `epoch` and `jobs`. The channel
-//! is `events`.
+//! `{<job>}:decisions` and `{<job>}:output:<run>`, which expire; `instances`, `drains`, `epoch`, `jobs` and `notices`. The
+//! channel is `events`.
 
 mod ask;
 pub(crate) mod check;
@@ -29,13 +29,14 @@ use self::{
     pool::{Pool, Pooled},
     renewals::Renewals,
     script::{
-        CLAIM, COMPARE_AND_SET, HEARTBEAT, JOBS, LINES, OBSERVE, OUTPUT, READ_OUTPUT, RENEW,
-        SETTLE, WRONG_TYPE,
+        CLAIM, COMPARE_AND_SET, HEARTBEAT, JOBS, LINES, NOTE, NOTICES, OBSERVE, OUTPUT,
+        READ_OUTPUT, RENEW, SETTLE, WRONG_TYPE,
     },
 };
 pub use super::connection::install_crypto;
 use super::{
-    Around, BATCH, Beat, Changed, Decision, Error, Fleet, Output, Problem, Reply, Store, Tail,
+    Around, BATCH, Beat, Changed, Decision, Error, Fleet, Notices, Output, Problem, Reply, Store,
+    Tail,
     connection::{Client, Connection, Script},
     fill, tidy,
 };
@@ -48,6 +49,7 @@ use crate::{
             self, Answer, Claim, Control, Controlled, Effects, Event, Register, Registration,
             Renew, Renewal, Settle, Settlement, State, Target,
         },
+        notify::stand::{Write, Written},
     },
     model::{InstanceId, JobName, RunId, RunRecord},
 };
@@ -743,6 +745,31 @@ impl Store for RedisStore {
         }
         p.publish(&self.channel, to_json(&Event::Drain)).ignore();
         self.pipe(&p, &[self.global("drains")]).await
+    }
+
+    async fn notices(&self, all: bool) -> Result<Reply<Notices>, Error> {
+        let keys = [self.global("notices")];
+        let args = [Arg::Int(i64::from(all))];
+        let reply = self.run(&self.pool, &NOTICES, &keys, &args, false).await?;
+        let notices = self.understood(reply::notices(&reply.value))?;
+        Ok(reply.map(|_| notices))
+    }
+
+    async fn note(&self, write: &Write) -> Result<Reply<Written>, Error> {
+        let keys = [self.global("notices")];
+        let mut args: Vec<Arg<'_>> = vec![
+            write.was.as_deref().unwrap_or_default().into(),
+            write.lease.as_str().into(),
+            Arg::Int(2 * write.set.len() as i64),
+        ];
+        for (name, note) in &write.set {
+            args.extend([name.as_str().into(), note.as_str().into()]);
+        }
+        args.push(Arg::Int(write.remove.len() as i64));
+        args.extend(write.remove.iter().map(|name| Arg::from(name.as_str())));
+        let reply = self.run(&self.pool, &NOTE, &keys, &args, false).await?;
+        let written = self.understood(reply::written(&reply.value))?;
+        Ok(reply.map(|_| written))
     }
 
     async fn journal(&self, decisions: &[Decision]) -> Result<(), Error> {

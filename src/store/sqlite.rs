@@ -31,18 +31,22 @@ pub(crate) use self::fault::Fault;
 pub use self::file::open_to_others;
 use self::{
     file::{HURRIED, connect, network, prepare},
-    rows::{PiecesOf, extent, fleet, names, state},
+    rows::{PiecesOf, extent, fleet, names, notices, state},
     threads::{Finish, Hints, ReaderTask, Work, read, write},
 };
 use super::{
     Around, Beat, Changed, Clock, DECISIONS_KEPT, Decision, Error, Fleet, HISTORY_KEPT, JOBS_MOST,
-    LINE_MOST, NAME_MOST, Output, Reply, Store, Tail, fill, output::Extent, readable, tidy,
+    LINE_MOST, NAME_MOST, Notices, Output, Reply, Store, Tail, fill, output::Extent, readable,
+    tidy,
 };
 use crate::{
     clock::{self, Boottime, StoreClock},
-    logic::claim::{
-        self, Answer, Claim, Control, Controlled, Effects, Event, Register, Registration, Renew,
-        Renewal, Settle, Settlement, State,
+    logic::{
+        claim::{
+            self, Answer, Claim, Control, Controlled, Effects, Event, Register, Registration,
+            Renew, Renewal, Settle, Settlement, State,
+        },
+        notify::stand::{self, LEASE, Write, Written},
     },
     model::{InstanceId, JobName, RunId, RunRecord},
 };
@@ -618,6 +622,32 @@ impl Store for SqliteStore {
         })
         .await
         .map(drop)
+    }
+
+    async fn notices(&self, all: bool) -> Result<Reply<Notices>, Error> {
+        self.read(move |db| notices(db, all)).await
+    }
+
+    async fn note(&self, write: &Write) -> Result<Reply<Written>, Error> {
+        let write = write.clone();
+        self.write(move |s| {
+            let lease = notices(s.db, false)?.lease;
+            if !stand::allows(lease.as_deref(), &write) {
+                return Ok(Written::Not(lease));
+            }
+            let lease = (LEASE.to_owned(), write.lease.clone());
+            for (name, note) in write.set.iter().chain([&lease]) {
+                s.execute(
+                    "INSERT INTO notices (name, note) VALUES (?1, ?2) ON CONFLICT (name) DO UPDATE SET note = ?2",
+                    &[name, note],
+                )?;
+            }
+            for name in &write.remove {
+                s.execute("DELETE FROM notices WHERE name = ?1", &[name])?;
+            }
+            Ok(Written::Done)
+        })
+        .await
     }
 
     async fn journal(&self, decisions: &[Decision]) -> Result<(), Error> {

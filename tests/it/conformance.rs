@@ -18,10 +18,11 @@ use soloist::{
         PASSED, PASSED_IN_DOUBT, Pause, Presence, Register, Registration, Remembered, Renew,
         Renewal, Settle, Settlement, State, Stop, TOO_LATE, Target,
     },
+    logic::notify::stand::{Write, Written},
     model::{InstanceId, JobName, Occurrence, Outcome, Run, RunId, RunRecord, Trigger},
     store::{
-        self, Beat, DECISIONS_KEPT, Decision, Error, HISTORY_KEPT, Info, OUTPUT_AT_ONCE, Outage,
-        Output, Store, Tail, memory::MemoryStore, sqlite::SqliteStore,
+        self, Beat, DECISIONS_KEPT, Decision, Error, HISTORY_KEPT, Info, Notices, OUTPUT_AT_ONCE,
+        Outage, Output, Store, Tail, memory::MemoryStore, sqlite::SqliteStore,
     },
 };
 use tokio::sync::broadcast;
@@ -120,6 +121,74 @@ conformance! {
     output_that_stays_away_is_given_up
     an_offset_beyond_all_output_is_survived
     events_reach_every_handle
+    notes_are_written_by_who_has_the_lease_alone
+    notes_are_read_whole_or_not_at_all
+}
+
+fn write(was: Option<&str>, lease: &str, set: &[(&str, &str)], remove: &[&str]) -> Write {
+    let owned = |text: &&str| (*text).to_owned();
+    Write {
+        was: was.map(str::to_owned),
+        lease: lease.to_owned(),
+        set: set.iter().map(|(k, v)| (owned(k), owned(v))).collect(),
+        remove: remove.iter().map(owned).collect(),
+    }
+}
+
+async fn notes_are_written_by_who_has_the_lease_alone(bed: Bed) {
+    let (a, b) = (bed.store(), bed.store());
+    let first = a.notices(true).await.unwrap().value;
+    assert_eq!(first, Notices::default());
+    let take = write(None, "a1", &[("job:x", "1"), ("job:y", "2")], &[]);
+    assert_eq!(a.note(&take).await.unwrap().value, Written::Done);
+    // Another one, which saw no lease, either.
+    let late = write(None, "b1", &[("job:x", "3")], &["job:y"]);
+    let not = Written::Not(Some("a1".to_owned()));
+    assert_eq!(b.note(&late).await.unwrap().value, not);
+    // The reply was lost: the same answer.
+    assert_eq!(a.note(&take).await.unwrap().value, Written::Done);
+    let change = write(Some("a1"), "a2", &[("job:x", "4")], &["job:y", "job:z"]);
+    assert_eq!(a.note(&change).await.unwrap().value, Written::Done);
+    let now = b.notices(true).await.unwrap().value;
+    assert_eq!(now.lease.as_deref(), Some("a2"));
+    assert_eq!(now.notes, [("job:x".to_owned(), "4".to_owned())].into());
+    let lease = b.notices(false).await.unwrap().value;
+    assert_eq!((lease.lease.as_deref(), lease.notes.len()), (Some("a2"), 0));
+    // Taken over: a request of the one before that arrives late changes nothing.
+    let over = write(Some("a2"), "b2", &[], &[]);
+    assert_eq!(b.note(&over).await.unwrap().value, Written::Done);
+    for stale in [
+        &take,
+        &change,
+        &write(Some("a2"), "a3", &[("job:x", "5")], &[]),
+    ] {
+        let not = Written::Not(Some("b2".to_owned()));
+        assert_eq!(a.note(stale).await.unwrap().value, not);
+    }
+    assert_eq!(a.notices(true).await.unwrap().value.notes, now.notes);
+}
+
+async fn notes_are_read_whole_or_not_at_all(bed: Bed) {
+    let store = bed.store();
+    let mut was = None;
+    // As many as ten thousand jobs have, a hundred at a time.
+    for n in 0..100 {
+        let set = (0..100).map(|m| (format!("job:{n}-{m}"), "é".repeat(100)));
+        let lease = format!("a{n}");
+        let write = Write {
+            was: was.replace(lease.clone()),
+            lease,
+            set: set.collect(),
+            remove: vec![],
+        };
+        assert_eq!(store.note(&write).await.unwrap().value, Written::Done);
+    }
+    let all = store.notices(true).await.unwrap().value;
+    assert_eq!(
+        (all.lease.as_deref(), all.notes.len()),
+        (Some("a99"), 10_000)
+    );
+    assert!(all.notes.values().all(|note| *note == "é".repeat(100)));
 }
 
 const MINUTE: i64 = 60_000;

@@ -1890,6 +1890,7 @@ fn job(command: config::Command) -> config::Job {
         catch_up: config::CatchUp::Latest,
         success_codes: [0].into(),
         output: OUTPUT,
+        alarms: Arc::default(),
         digest: String::new(),
         schedule_digest: "".into(),
     }

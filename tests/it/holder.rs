@@ -138,6 +138,15 @@ impl Store for Line {
     async fn drain(&self, i: &InstanceId, on: bool) -> Result<(), Error> {
         self.store.drain(i, on).await
     }
+    async fn notices(&self, all: bool) -> Result<Reply<soloist::store::Notices>, Error> {
+        self.store.notices(all).await
+    }
+    async fn note(
+        &self,
+        w: &soloist::logic::notify::stand::Write,
+    ) -> Result<Reply<soloist::logic::notify::stand::Written>, Error> {
+        self.store.note(w).await
+    }
     async fn journal(&self, d: &[Decision]) -> Result<(), Error> {
         self.store.journal(d).await
     }

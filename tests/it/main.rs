@@ -19,6 +19,7 @@ mod locks;
 mod lottery;
 mod model;
 mod newfleet;
+mod notify;
 mod options;
 mod oracle;
 mod readme;

@@ -7,11 +7,14 @@ use redis::{FromRedisValue, Value};
 use serde::de::DeserializeOwned;
 
 use super::{
-    super::{Fleet, Info, LAST_BYTE, Output},
+    super::{Fleet, Info, LAST_BYTE, Notices, Output},
     state::Fields,
 };
 use crate::{
-    logic::claim::{Answer, Claim, Grant, Open, Renewal, Settlement, Stop, Target},
+    logic::{
+        claim::{Answer, Claim, Grant, Open, Renewal, Settlement, Stop, Target},
+        notify::stand::{LEASE, Written},
+    },
     model::{InstanceId, JobName, Occurrence, RunId, possible_ms},
 };
 
@@ -151,6 +154,30 @@ pub(crate) fn shown(v: &Value) -> Result<(i64, Vec<(Fields, Fields)>), String> {
 /// Reads the answer of compare_and_set.lua: whether it changed the state.
 pub(crate) fn compare_and_set(rest: &[Value]) -> Result<bool, String> {
     read::<i64>(at(rest, 0)).map(|n| n == 1)
+}
+
+/// Reads the answer of notices.lua. Notes that are not UTF-8 are left out.
+pub(crate) fn notices(rest: &[Value]) -> Result<Notices, String> {
+    let lease: String = read(at(rest, 0))?;
+    let all: Vec<(Vec<u8>, Vec<u8>)> = read(at(rest, 1))?;
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).ok();
+    let notes = all
+        .into_iter()
+        .filter_map(|(name, note)| Some((text(name)?, text(note)?)))
+        .filter(|(name, _)| name != LEASE);
+    Ok(Notices {
+        lease: Some(lease).filter(|lease| !lease.is_empty()),
+        notes: notes.collect(),
+    })
+}
+
+/// Reads the answer of note.lua.
+pub(crate) fn written(rest: &[Value]) -> Result<Written, String> {
+    let lease: String = read(at(rest, 1))?;
+    Ok(match read::<i64>(at(rest, 0))? {
+        1 => Written::Done,
+        _ => Written::Not(Some(lease).filter(|lease| !lease.is_empty())),
+    })
 }
 
 /// Reads one state of observe.lua.

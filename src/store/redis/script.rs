@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 use crate::{
     logic::{belief, claim},
     store::{
-        FLEET_MOST, FORGET_INSTANCE, HISTORY_KEPT, INSTANCE_MOST, JOBS_MOST, NAME_MOST,
+        FLEET_MOST, FORGET_INSTANCE, HISTORY_KEPT, INSTANCE_MOST, JOBS_MOST, NAME_MOST, NOTES_MOST,
         OUTPUT_MOST, OUTPUT_TTL, RECORDS_TTL, STATE_MOST,
         connection::Script,
         output::{OUTPUT_PATIENCE, PIECE},
@@ -70,6 +70,8 @@ pub(super) static JOBS: Lazy = script!("jobs");
 pub(super) static LINES: Lazy = script!("lines");
 pub(super) static COMPARE_AND_SET: Lazy = script!("compare_and_set");
 pub(super) static HEARTBEAT: Lazy = script!("heartbeat");
+pub(super) static NOTICES: Lazy = script!("notices");
+pub(super) static NOTE: Lazy = script!("note");
 pub(super) static WRONG_TYPE: Lazy = script!("wrong_type");
 pub(super) static OUTPUT: Lazy = script!("pieces" "output");
 pub(super) static READ_OUTPUT: Lazy = script!("pieces" "read_output");
@@ -91,6 +93,7 @@ fn constants() -> String {
         ("JOBS_MOST", JOBS_MOST as u128),
         ("FIELDS_MOST", FIELDS_MOST as u128),
         ("MEMBERS_MOST", MEMBERS_MOST as u128),
+        ("NOTES_MOST", NOTES_MOST as u128),
         ("KEY_MOST", KEY_MOST as u128),
         ("NAME_MOST", NAME_MOST as u128),
         ("STATE_MOST", STATE_MOST as u128),

@@ -54,6 +54,11 @@ CREATE TABLE IF NOT EXISTS locks (key TEXT PRIMARY KEY, owner TEXT NOT NULL, cou
     token INTEGER NOT NULL, until INTEGER NOT NULL) STRICT, WITHOUT ROWID;
 ";
 
+/// Notifications: the lease, and notes by their names. Files from versions without them get it too.
+pub(super) const NOTICES: &str = "
+CREATE TABLE IF NOT EXISTS notices (name TEXT PRIMARY KEY, note TEXT NOT NULL) STRICT, WITHOUT ROWID;
+";
+
 /// No value in the file is larger, and SQLite makes none that is.
 const LARGEST: i32 = 64 << 20;
 
@@ -185,6 +190,7 @@ pub(super) fn prepare(db: &Connection, now_us: i64) -> Result<(), Fault> {
         }
     }
     tx.execute_batch(LOCKS)?;
+    tx.execute_batch(NOTICES)?;
     tx.commit()?;
     Ok(())
 }

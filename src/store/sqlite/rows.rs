@@ -6,10 +6,10 @@ use rusqlite::{Connection, OptionalExtension, params};
 
 use super::{Fault, place};
 use crate::{
-    logic::claim::State,
+    logic::{claim::State, notify::stand::LEASE},
     model::{InstanceId, JobName, RunId, possible_ms},
     store::{
-        Fleet, Info, LAST_BYTE, STATE_MOST,
+        FLEET_MOST, Fleet, Info, LAST_BYTE, NAME_MOST, Notices, STATE_MOST,
         output::{Extent, Pieces},
     },
 };
@@ -30,6 +30,41 @@ pub(super) fn state(db: &Connection, job: &JobName) -> Result<Option<State>, Fau
             "it has {n} bytes, more than soloist writes"
         ))),
     }
+}
+
+pub(super) fn notices(db: &Connection, all: bool) -> Result<Notices, Fault> {
+    let text = |r: &rusqlite::Row<'_>, i: usize, most: usize| match r.get_ref(i)?.as_str() {
+        Ok(text) if text.len() <= most => Ok(text.to_owned()),
+        _ => Err(Fault::Data(
+            "the table notices has a row that soloist did not write".to_owned(),
+        )),
+    };
+    let mut out = Notices::default();
+    let mut rows = db.prepare_cached("SELECT note FROM notices WHERE name = ?1")?;
+    let mut rows = rows.query([LEASE])?;
+    if let Some(row) = rows.next()? {
+        out.lease = Some(text(row, 0, NAME_MOST)?);
+    }
+    if !all {
+        return Ok(out);
+    }
+    let mut rows = db.prepare_cached("SELECT name, note FROM notices")?;
+    let mut rows = rows.query([])?;
+    let mut bytes = 0;
+    while let Some(row) = rows.next()? {
+        let (name, note) = (text(row, 0, NAME_MOST)?, text(row, 1, STATE_MOST)?);
+        bytes += name.len() + note.len();
+        if bytes > FLEET_MOST {
+            let reason = format!(
+                "the table notices has more than {FLEET_MOST} bytes, more than soloist reads"
+            );
+            return Err(Fault::Data(reason));
+        }
+        if name != LEASE {
+            out.notes.insert(name, note);
+        }
+    }
+    Ok(out)
 }
 
 pub(super) fn extent(db: &Connection, run: RunId) -> Result<Option<Extent>, Fault> {

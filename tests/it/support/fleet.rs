@@ -50,6 +50,8 @@ pub struct Plan {
     limits: String,
     /// The lines of `[http]`, if it is there.
     http: Option<String>,
+    /// Further tables.
+    tables: String,
     store: String,
     defaults: BTreeMap<String, String>,
     jobs: BTreeMap<String, String>,
@@ -74,6 +76,7 @@ pub fn fleet(size: usize) -> Plan {
         drain: "5s",
         limits: String::new(),
         http: None,
+        tables: String::new(),
         store: String::new(),
         defaults: defaults.map(|(k, v)| (k.into(), v.into())).into(),
         jobs: BTreeMap::new(),
@@ -132,6 +135,11 @@ impl Plan {
     /// takes the place of that port; `{id}` stands for the name of the instance.
     pub fn http(mut self, lines: &str) -> Self {
         self.http = Some(lines.into());
+        self
+    }
+    /// Further tables of the configuration.
+    pub fn tables(mut self, text: &str) -> Self {
+        self.tables += text;
         self
     }
     /// Further lines of `[store]`.
@@ -464,6 +472,7 @@ impl Fleet {
             let lines = lines.replace("{id}", &self.instances[i].id);
             text += &format!("\n[http]\n{listen}{lines}\n");
         }
+        text += &format!("\n{}\n", self.plan.tables);
         for (name, lines) in &self.plan.jobs {
             let lines = lines
                 .replace("{witness}", &witness)

@@ -1,0 +1,99 @@
+//! `[notify.NAME]`: the channels over which soloist tells people that the state of a job has changed.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use super::Secret;
+use crate::logic::notify::{Kind, Rules};
+
+/// The channels by their names.
+pub type Channels = BTreeMap<String, Arc<Channel>>;
+
+/// A channel, checked.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Channel {
+    pub name: String,
+    pub way: Way,
+    pub rules: Rules,
+    /// The time limit of one try to deliver a message.
+    pub timeout: Duration,
+}
+
+/// How a message leaves.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Way {
+    /// A POST of JSON.
+    Http { form: Form, url: Secret },
+    /// PagerDuty's events, version 2.
+    PagerDuty { url: Secret, routing_key: Secret },
+    Email {
+        /// With the password, if there is one.
+        smtp: Secret,
+        from: String,
+        to: Vec<String>,
+    },
+    /// The message comes on stdin, as JSON.
+    Command(Vec<String>),
+}
+
+/// What stands in the body of a POST.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    Webhook,
+    Slack,
+    Discord,
+    Teams,
+}
+
+/// `type`, as written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Type {
+    Http(Form),
+    PagerDuty,
+    Email,
+    Command,
+}
+
+impl Type {
+    pub(super) const WORDS: &'static [(&'static str, Self)] = &[
+        ("webhook", Self::Http(Form::Webhook)),
+        ("slack", Self::Http(Form::Slack)),
+        ("discord", Self::Http(Form::Discord)),
+        ("teams", Self::Http(Form::Teams)),
+        ("pagerduty", Self::PagerDuty),
+        ("email", Self::Email),
+        ("command", Self::Command),
+    ];
+
+    pub(super) fn word(self) -> &'static str {
+        let found = Self::WORDS.iter().find(|(_, t)| *t == self);
+        found.map_or("", |(word, _)| word)
+    }
+}
+
+impl Channel {
+    pub fn kind(&self) -> &'static str {
+        match &self.way {
+            Way::Http { form, .. } => Type::Http(*form).word(),
+            Way::PagerDuty { .. } => Type::PagerDuty.word(),
+            Way::Email { .. } => Type::Email.word(),
+            Way::Command(_) => Type::Command.word(),
+        }
+    }
+}
+
+/// The words of `on`.
+pub(super) const KINDS: &[(&str, Kind)] = &[
+    ("failed", Kind::Failed),
+    ("timed_out", Kind::TimedOut),
+    ("crashed", Kind::Crashed),
+    ("unknown", Kind::Unknown),
+    ("lease_lost", Kind::LeaseLost),
+    ("missed", Kind::Missed),
+    ("late", Kind::Late),
+    ("too_long", Kind::TooLong),
+    ("too_short", Kind::TooShort),
+    ("recovered", Kind::Recovered),
+];
+
+/// Where PagerDuty takes events.
+pub(super) const PAGERDUTY: &str = "https://events.pagerduty.com/v2/enqueue";

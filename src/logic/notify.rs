@@ -1,0 +1,510 @@
+//! Who is told what of a job, and when: pure. The store keeps the notes of each job and the messages that wait; one
+//! instance of the fleet, the notifier, judges records by these rules and sends (src/notify). [`stand`] says which
+//! instance that is.
+
+pub mod stand;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+use crate::model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger};
+
+/// What can be told of a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    Failed,
+    TimedOut,
+    Crashed,
+    Unknown,
+    LeaseLost,
+    Missed,
+    Late,
+    TooLong,
+    TooShort,
+    Recovered,
+    /// No success within `expect_success_within`.
+    Overdue,
+    /// The state changed several times, which was not told one by one.
+    Flapping,
+    /// `soloist notify test` sent it.
+    Test,
+}
+
+impl Kind {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Failed => "failed",
+            Self::TimedOut => "timed_out",
+            Self::Crashed => "crashed",
+            Self::Unknown => "unknown",
+            Self::LeaseLost => "lease_lost",
+            Self::Missed => "missed",
+            Self::Late => "late",
+            Self::TooLong => "too_long",
+            Self::TooShort => "too_short",
+            Self::Recovered => "recovered",
+            Self::Overdue => "overdue",
+            Self::Flapping => "flapping",
+            Self::Test => "test",
+        }
+    }
+}
+
+/// What a channel is told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rules {
+    pub on: BTreeSet<Kind>,
+    /// So many bad ends in a row make a job bad.
+    pub after: u32,
+    /// A run that starts so much later than planned is [`Kind::Late`], ms.
+    pub late_after_ms: i64,
+}
+
+/// Within this time of each other a job's changes of state are told one by one at most [`PROMPT`] times, ms.
+pub const SETTLED_MS: i64 = 60_000;
+/// See [`SETTLED_MS`]: that it failed, and that it recovered.
+pub const PROMPT: usize = 2;
+/// A job whose state goes on changing is told of at most so seldom, ms.
+pub const SELDOM_MS: i64 = 3_600_000;
+/// How many successful runs a job's usual duration is the median of, and at least.
+const USUAL_OF: usize = 9;
+const USUAL_LEAST: usize = 5;
+/// Such a factor, and such a difference, make a duration unusual.
+const UNUSUAL: (i64, i64) = (3, 10_000);
+/// How many judged records are known by name: the newest may be replaced by another record of the same run.
+const SEEN: usize = 6;
+
+/// What is noted of one job.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Notes {
+    /// The names of the newest records that were judged, newest first.
+    pub seen: Vec<String>,
+    /// When it was first noted, Unix ms.
+    pub first: i64,
+    /// When a run of it last succeeded, Unix ms.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub success: Option<i64>,
+    /// That it is overdue was told.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub overdue: bool,
+    /// The durations of the last successful runs, newest first, ms.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub durations: Vec<i64>,
+    /// By channel.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub told: BTreeMap<String, Told>,
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde passes a reference"
+)]
+fn is_false(b: &bool) -> bool {
+    !b
+}
+
+/// A job, as one channel sees it.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Told {
+    /// It is bad since so many ends, and since this time; 0: it is good.
+    pub streak: u64,
+    pub since: i64,
+    /// [`Rules::after`] ends were bad.
+    pub bad: bool,
+    /// When a change was last told, oldest first: at most [`PROMPT`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub recent: Vec<i64>,
+    /// Its changes are not told one by one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held: Option<Held>,
+}
+
+/// Changes that are told together, later.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Held {
+    pub since: i64,
+    pub until: i64,
+    pub changes: u64,
+    /// What the last of them was.
+    pub kind: Kind,
+}
+
+/// Something that a channel is to be told.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Verdict {
+    pub channel: String,
+    pub kind: Kind,
+    /// The job is bad now.
+    pub bad: bool,
+    /// So many bad ends in a row, and since when.
+    pub streak: u64,
+    pub since: i64,
+    /// If it is flapping: how often the state changed.
+    pub changes: u64,
+}
+
+/// The name of a record among those of its job. A run may get a second record, with another outcome.
+pub fn name(r: &RunRecord) -> String {
+    match r.run_id {
+        Some(id) => format!("{id}:{}", r.outcome),
+        None => format!("{}:{}:{}", r.occurrence.0, r.outcome, r.count),
+    }
+}
+
+/// When the record was made, as far as it says, Unix ms.
+pub fn made_at(r: &RunRecord) -> i64 {
+    r.finished_at.or(r.started_at).unwrap_or(r.occurrence.0)
+}
+
+impl Notes {
+    pub fn new(now: i64) -> Self {
+        Self {
+            first: now,
+            ..Self::default()
+        }
+    }
+
+    /// Of these records, newest first, how many are new; None: perhaps more than there are.
+    pub fn unjudged(&self, records: &[RunRecord]) -> Option<usize> {
+        records.iter().position(|r| self.seen.contains(&name(r)))
+    }
+
+    /// Notes the record without telling anybody.
+    pub fn note(&mut self, r: &RunRecord) {
+        self.seen.insert(0, name(r));
+        self.seen.truncate(SEEN);
+        if r.outcome == Outcome::Succeeded {
+            self.success = self.success.max(Some(made_at(r)));
+            if let Some(ms) = r.duration_ms {
+                self.durations.insert(0, ms);
+                self.durations.truncate(USUAL_OF);
+            }
+        }
+    }
+
+    /// The usual duration of a successful run, ms.
+    pub fn usual(&self) -> Option<i64> {
+        if self.durations.len() < USUAL_LEAST {
+            return None;
+        }
+        let mut all = self.durations.clone();
+        all.sort_unstable();
+        all.get(all.len() / 2).copied()
+    }
+
+    /// Judges a record that is the last of its occurrence, and newer than all that were judged before.
+    pub fn judge<'a>(
+        &mut self,
+        channels: impl Iterator<Item = (&'a str, &'a Rules)>,
+        r: &RunRecord,
+        now: i64,
+    ) -> Vec<Verdict> {
+        let usual = self.usual();
+        let success = r.outcome == Outcome::Succeeded;
+        let overdue = self.overdue;
+        let mut out = vec![];
+        for (channel, rules) in channels {
+            let told = self.told.entry(channel.to_owned()).or_default();
+            let bad = complaint(r, rules, usual);
+            if bad.is_none() && !success {
+                continue;
+            }
+            out.extend(told.end(channel, rules, bad, (r.count, made_at(r)), overdue, now));
+        }
+        if success {
+            self.overdue = false;
+        }
+        self.note(r);
+        out
+    }
+
+    /// What the passing of time alone makes to be told. `within`: see `expect_success_within`.
+    pub fn passes<'a>(
+        &mut self,
+        channels: impl Iterator<Item = (&'a str, &'a Rules)>,
+        within: Option<i64>,
+        now: i64,
+    ) -> Vec<Verdict> {
+        let since = self.success.unwrap_or(self.first);
+        let overdue = !self.overdue && within.is_some_and(|within| now - since >= within);
+        self.overdue |= overdue;
+        let mut out = vec![];
+        for (channel, rules) in channels {
+            let told = self.told.entry(channel.to_owned()).or_default();
+            if overdue {
+                out.push(Verdict {
+                    channel: channel.to_owned(),
+                    kind: Kind::Overdue,
+                    bad: true,
+                    streak: told.streak,
+                    since,
+                    changes: 0,
+                });
+            }
+            out.extend(told.passes(channel, rules, self.overdue, now));
+        }
+        out
+    }
+
+    /// When [`Notes::passes`] is to be asked next, Unix ms.
+    pub fn due(&self, within: Option<i64>) -> Option<i64> {
+        let overdue = within
+            .filter(|_| !self.overdue)
+            .map(|within| self.success.unwrap_or(self.first).saturating_add(within));
+        let held = self
+            .told
+            .values()
+            .filter_map(|t| Some(t.held.as_ref()?.until));
+        held.chain(overdue).min()
+    }
+}
+
+/// What the channel calls bad about a run. None: nothing, or it is neither good nor bad.
+fn complaint(r: &RunRecord, rules: &Rules, usual: Option<i64>) -> Option<Kind> {
+    let (factor, least) = UNUSUAL;
+    let lasting = r.duration_ms.zip(usual);
+    let planned = matches!(r.trigger, Trigger::Schedule | Trigger::CatchUp) && r.attempt == 1;
+    let kind = match r.outcome {
+        Outcome::Failed => Kind::Failed,
+        Outcome::TimedOut => Kind::TimedOut,
+        Outcome::Crashed => Kind::Crashed,
+        Outcome::Unknown => Kind::Unknown,
+        Outcome::LeaseLost => Kind::LeaseLost,
+        Outcome::Missed => Kind::Missed,
+        Outcome::Succeeded => {
+            let late = planned && r.lateness_ms.is_some_and(|ms| ms >= rules.late_after_ms);
+            let long = lasting
+                .is_some_and(|(ms, usual)| ms > usual.saturating_mul(factor) && ms - usual > least);
+            let short =
+                lasting.is_some_and(|(ms, usual)| ms < usual / factor && usual - ms > least);
+            let found = [
+                (late, Kind::Late),
+                (long, Kind::TooLong),
+                (short, Kind::TooShort),
+            ];
+            let mut told = found
+                .into_iter()
+                .filter(|(is, kind)| *is && rules.on.contains(kind));
+            return told.next().map(|(_, kind)| kind);
+        }
+        Outcome::Running | Outcome::Cancelled | Outcome::Replaced | Outcome::Skipped => {
+            return None;
+        }
+    };
+    rules.on.contains(&kind).then_some(kind)
+}
+
+impl Told {
+    /// A run has ended: badly, or well.
+    fn end(
+        &mut self,
+        channel: &str,
+        rules: &Rules,
+        bad: Option<Kind>,
+        (count, at): (u64, i64),
+        overdue: bool,
+        now: i64,
+    ) -> Option<Verdict> {
+        let (kind, streak, since) = match bad {
+            Some(kind) => {
+                if self.streak == 0 {
+                    self.since = at;
+                }
+                self.streak = self.streak.saturating_add(count.max(1));
+                if self.bad || self.streak < u64::from(rules.after) {
+                    return None;
+                }
+                self.bad = true;
+                (kind, self.streak, self.since)
+            }
+            None => {
+                let (streak, since) = (self.streak, self.since);
+                self.streak = 0;
+                if !std::mem::take(&mut self.bad) && !overdue {
+                    return None;
+                }
+                (Kind::Recovered, streak, since)
+            }
+        };
+        if let Some(held) = &mut self.held {
+            held.changes += 1;
+            held.kind = kind;
+            return None;
+        }
+        if kind == Kind::Recovered && !rules.on.contains(&kind) {
+            return None;
+        }
+        self.recent.retain(|told| now - told < SETTLED_MS);
+        if self.recent.len() >= PROMPT {
+            self.held = Some(Held {
+                since: now,
+                until: now + SETTLED_MS,
+                changes: 1,
+                kind,
+            });
+            return None;
+        }
+        self.recent.push(now);
+        Some(Verdict {
+            channel: channel.to_owned(),
+            kind,
+            bad: self.bad,
+            streak,
+            since,
+            changes: 0,
+        })
+    }
+
+    fn passes(&mut self, channel: &str, rules: &Rules, overdue: bool, now: i64) -> Option<Verdict> {
+        let held = self.held.as_mut().filter(|held| now >= held.until)?;
+        if held.changes == 0 {
+            self.held = None;
+            self.recent.clear();
+            return None;
+        }
+        let (changes, since, last) = (held.changes, held.since, held.kind);
+        let pause = (held.until - held.since).saturating_mul(2).min(SELDOM_MS);
+        *held = Held {
+            since: now,
+            until: now + pause,
+            changes: 0,
+            kind: last,
+        };
+        if changes == 1 && last == Kind::Recovered && !rules.on.contains(&last) {
+            return None;
+        }
+        Some(Verdict {
+            channel: channel.to_owned(),
+            // A single one is told as what it was.
+            kind: if changes == 1 { last } else { Kind::Flapping },
+            bad: self.bad || overdue,
+            streak: self.streak,
+            since,
+            changes,
+        })
+    }
+}
+
+/// A message that waits to be sent over one channel.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Message {
+    pub channel: String,
+    /// Unix ms.
+    pub at: i64,
+    /// At most [`ITEMS`].
+    pub items: Vec<Item>,
+    /// What more happened, of which there is no room to tell: the jobs, at most [`NAMES`], and how much it is.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub others: Vec<(JobName, Kind)>,
+    #[serde(default)]
+    pub more: u64,
+    /// Not before this time, Unix ms.
+    pub due: i64,
+    #[serde(default)]
+    pub tries: u32,
+    /// Who is sending it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sending: Option<InstanceId>,
+    /// An earlier try may have delivered it.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub perhaps_sent: bool,
+}
+
+/// What is told of one job.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Item {
+    pub job: JobName,
+    pub kind: Kind,
+    pub bad: bool,
+    pub streak: u64,
+    pub since: i64,
+    #[serde(default)]
+    pub changes: u64,
+    pub zone: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next: Option<i64>,
+    /// The run that changed the state; None: no run did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run: Option<About>,
+}
+
+/// What is told of a run, or of an occurrence that did not run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct About {
+    pub id: Option<RunId>,
+    pub occurrence: Occurrence,
+    pub trigger: Trigger,
+    pub attempt: u32,
+    pub outcome: Outcome,
+    pub exit_code: Option<i32>,
+    pub signal: Option<i32>,
+    pub error: Option<String>,
+    pub instance: Option<InstanceId>,
+    pub host: Option<String>,
+    pub started_at: Option<i64>,
+    pub duration_ms: Option<i64>,
+    pub lateness_ms: Option<i64>,
+    pub count: u64,
+    /// The end of its output.
+    pub output: String,
+}
+
+/// How many jobs a message tells of in full.
+pub const ITEMS: usize = 20;
+/// How many more it names.
+pub const NAMES: usize = 100;
+/// What happens within this time of each other becomes one message, ms.
+pub const TOGETHER_MS: i64 = 2_000;
+/// No message waits longer for others to join it, ms.
+pub const JOIN_MOST_MS: i64 = 10_000;
+/// The most messages that wait for one channel: the oldest beyond them are given up.
+pub const WAITING: usize = 50;
+/// A message that could not be delivered for so long is given up, ms.
+pub const GIVE_UP_MS: i64 = 3_600_000;
+/// The same after so many refusals that another try is not likely to change.
+pub const REFUSALS: u32 = 3;
+
+impl Message {
+    pub fn new(item: Item, channel: &str, now: i64) -> Self {
+        Self {
+            channel: channel.to_owned(),
+            at: now,
+            items: vec![item],
+            others: vec![],
+            more: 0,
+            due: now + TOGETHER_MS,
+            tries: 0,
+            sending: None,
+            perhaps_sent: false,
+        }
+    }
+
+    /// Whether something for this channel may become part of it.
+    pub fn takes(&self, channel: &str, now: i64) -> bool {
+        self.channel == channel
+            && self.tries == 0
+            && self.sending.is_none()
+            && now < self.at + JOIN_MOST_MS
+    }
+
+    pub fn has_room(&self) -> bool {
+        self.items.len() < ITEMS
+    }
+
+    pub fn join(&mut self, item: Item, now: i64) {
+        match self.has_room() {
+            true => self.items.push(item),
+            false => {
+                self.more += 1;
+                if self.others.len() < NAMES {
+                    self.others.push((item.job, item.kind));
+                }
+            }
+        }
+        self.due = (now + TOGETHER_MS).min(self.at + JOIN_MOST_MS);
+    }
+}

@@ -1,0 +1,603 @@
+//! The rules of notifications by examples, and the protocol of notifiers in all orders of a few steps.
+
+use std::collections::{BTreeSet, HashSet};
+use std::time::Duration;
+
+use super::{
+    stand::{LENGTH, Lease, Stand, TRUST, Write, allows},
+    *,
+};
+use crate::model::Boottime;
+
+const ALL: [Kind; 10] = [
+    Kind::Failed,
+    Kind::TimedOut,
+    Kind::Crashed,
+    Kind::Unknown,
+    Kind::LeaseLost,
+    Kind::Missed,
+    Kind::Late,
+    Kind::TooLong,
+    Kind::TooShort,
+    Kind::Recovered,
+];
+
+fn rules(on: &[Kind], after: u32) -> Rules {
+    Rules {
+        on: on.iter().copied().collect(),
+        after,
+        late_after_ms: 10_000,
+    }
+}
+
+/// The record of a run that ended at `at` s and took `took` ms.
+fn ended(at: i64, outcome: Outcome, took: i64) -> RunRecord {
+    let job = JobName::new("x");
+    let at = at * 1000;
+    let r = RunRecord::without_run(&job, Occurrence(at), Trigger::Schedule, outcome);
+    let r = r.lasting(Some(at), Some(at + took));
+    RunRecord {
+        run_id: Some(RunId(uuid::Uuid::from_u128(at as u128))),
+        attempt: 1,
+        ..r
+    }
+}
+
+/// What a channel is told of runs that end at these seconds, with when it is told; until `end`.
+fn told(rules: &Rules, runs: &[(i64, Outcome)], end: i64) -> Vec<(i64, Kind)> {
+    let mut notes = Notes::new(0);
+    let mut out = vec![];
+    for now in 0..=end {
+        let channels = || [("ops", rules)].into_iter();
+        for v in notes.passes(channels(), None, now * 1000) {
+            out.push((now, v.kind));
+        }
+        for (_, outcome) in runs.iter().filter(|(at, _)| *at == now) {
+            let verdicts = notes.judge(channels(), &ended(now, *outcome, 5), now * 1000);
+            out.extend(verdicts.iter().map(|v| (now, v.kind)));
+        }
+    }
+    out
+}
+
+use Outcome::{Cancelled, Failed, Missed, Skipped, Succeeded, TimedOut};
+
+#[test]
+fn only_a_change_of_state_is_told() {
+    let all = rules(&ALL, 1);
+    let runs = [
+        (1, Succeeded),
+        (2, Failed),
+        (3, Failed),
+        (4, TimedOut),
+        (5, Cancelled),
+        (6, Skipped),
+        (7, Succeeded),
+        (8, Succeeded),
+    ];
+    assert_eq!(
+        told(&all, &runs, 200),
+        [(2, Kind::Failed), (7, Kind::Recovered)]
+    );
+}
+
+#[test]
+fn a_channel_is_told_what_it_wants() {
+    let runs = [(1, Missed), (100, Failed), (200, Succeeded), (300, Failed)];
+    let of = |on: &[Kind], after| told(&rules(on, after), &runs, 400);
+    assert_eq!(
+        of(&[Kind::Failed], 1),
+        [(100, Kind::Failed), (300, Kind::Failed)]
+    );
+    assert_eq!(
+        of(&[Kind::Missed, Kind::Recovered], 1),
+        [(1, Kind::Missed), (200, Kind::Recovered)]
+    );
+    // Two in a row of either kind.
+    assert_eq!(
+        of(&[Kind::Missed, Kind::Failed, Kind::Recovered], 2),
+        [(100, Kind::Failed), (200, Kind::Recovered)]
+    );
+}
+
+#[test]
+fn a_job_that_flaps_is_told_at_first_and_then_summed_up() {
+    let all = rules(&ALL, 1);
+    let runs: Vec<(i64, Outcome)> = (1..600)
+        .map(|s| (s, if s % 2 == 1 { Failed } else { Succeeded }))
+        .collect();
+    let told = told(&all, &runs, 10_000);
+    assert_eq!(told[..2], [(1, Kind::Failed), (2, Kind::Recovered)]);
+    let rest: Vec<i64> = told[2..]
+        .iter()
+        .map(|(at, kind)| {
+            assert_eq!(*kind, Kind::Flapping);
+            *at
+        })
+        .collect();
+    // Each summary comes later than the one before.
+    assert_eq!(rest, [63, 183, 423, 903]);
+    // When it is calm again, changes are told at once.
+    let calm = [(1, Failed), (2, Succeeded), (3, Failed), (500, Succeeded)];
+    assert_eq!(
+        self::told(&all, &calm, 600),
+        [
+            (1, Kind::Failed),
+            (2, Kind::Recovered),
+            (63, Kind::Failed),
+            (500, Kind::Recovered)
+        ]
+    );
+}
+
+#[test]
+fn no_success_for_too_long_is_told_once() {
+    let rules = rules(&ALL, 1);
+    let channels = || [("ops", &rules)].into_iter();
+    let mut notes = Notes::new(0);
+    let within = Some(5000);
+    assert_eq!(notes.due(within), Some(5000));
+    assert!(notes.passes(channels(), within, 4999).is_empty());
+    let late = notes.passes(channels(), within, 5000);
+    assert_eq!((late[0].kind, late.len()), (Kind::Overdue, 1));
+    assert!(notes.passes(channels(), within, 9000).is_empty());
+    // A failure is told beside it, and one success ends both.
+    let failed = notes.judge(channels(), &ended(10, Failed, 5), 10_000);
+    assert_eq!(failed[0].kind, Kind::Failed);
+    let good = notes.judge(channels(), &ended(100, Succeeded, 5), 100_000);
+    assert_eq!((good[0].kind, good.len()), (Kind::Recovered, 1));
+    assert_eq!(notes.due(within), Some(105_005));
+}
+
+#[test]
+fn what_is_unusual_is_told_to_those_who_want_it() {
+    let all = rules(&ALL, 1);
+    let usual = rules(&[Kind::Failed, Kind::Recovered], 1);
+    let of = |rules: &Rules, took: i64| {
+        let mut notes = Notes::new(0);
+        for n in 1..=9 {
+            notes.judge(
+                [("ops", rules)].into_iter(),
+                &ended(n, Succeeded, 60_000),
+                0,
+            );
+        }
+        let said = notes.judge([("ops", rules)].into_iter(), &ended(99, Succeeded, took), 0);
+        said.first().map(|v| v.kind)
+    };
+    assert_eq!(of(&all, 60_000), None);
+    assert_eq!(of(&all, 180_000), None);
+    assert_eq!(of(&all, 180_001), Some(Kind::TooLong));
+    assert_eq!(of(&all, 19_999), Some(Kind::TooShort));
+    assert_eq!(of(&usual, 999_000), None);
+    let late = |ms| {
+        let r = RunRecord {
+            lateness_ms: Some(ms),
+            ..ended(1, Succeeded, 5)
+        };
+        complaint(&r, &all, None)
+    };
+    assert_eq!((late(9_999), late(10_000)), (None, Some(Kind::Late)));
+}
+
+#[test]
+fn records_are_judged_once_also_when_another_replaces_one() {
+    let mut notes = Notes::new(0);
+    let records: Vec<RunRecord> = (1..=9).rev().map(|n| ended(n, Succeeded, 1)).collect();
+    assert_eq!(notes.unjudged(&records), None);
+    for r in records.iter().rev() {
+        notes.note(r);
+    }
+    assert_eq!(notes.unjudged(&records), Some(0));
+    // The true record of the newest run takes the place of an earlier one.
+    let mut other = records.clone();
+    other[0] = ended(9, Failed, 1);
+    assert_eq!(notes.unjudged(&other), Some(1));
+    let text = serde_json::to_string(&notes).expect("JSON");
+    assert_eq!(serde_json::from_str::<Notes>(&text).expect("notes"), notes);
+}
+
+#[test]
+fn what_happens_together_is_one_message_of_bounded_size() {
+    let item = |n: u32| Item {
+        job: JobName::new(&format!("j{n}")),
+        kind: Kind::Failed,
+        bad: true,
+        streak: 1,
+        since: 0,
+        changes: 0,
+        zone: "UTC".to_owned(),
+        next: None,
+        run: None,
+    };
+    let mut m = Message::new(item(0), "ops", 0);
+    for n in 1..1000 {
+        assert!(m.takes("ops", i64::from(n)) && !m.takes("other", i64::from(n)));
+        m.join(item(n), i64::from(n));
+    }
+    assert_eq!(
+        (m.items.len(), m.others.len(), m.more, m.due),
+        (ITEMS, NAMES, 980, 2999)
+    );
+    m.join(item(1), 9_999);
+    assert_eq!(m.due, JOIN_MOST_MS);
+    assert!(!m.takes("ops", JOIN_MOST_MS));
+    m.sending = Some(InstanceId::new("a"));
+    assert!(!m.takes("ops", 5));
+}
+
+/// A store, notifiers, and one message, in all orders of what may happen. A notifier may be killed at any moment, its
+/// requests may arrive late or twice, and its replies may be lost.
+mod protocol {
+    use super::*;
+
+    /// Seconds.
+    const STEP: u64 = 4;
+    const END: u64 = 40;
+
+    #[derive(Debug, Clone, PartialEq, Eq, Hash)]
+    struct One {
+        alive: bool,
+        stand: Stand,
+        /// As the store answered it: the message, and that somebody was sending it.
+        message: Option<bool>,
+        /// It has the message on its way to the channel.
+        sending: bool,
+        /// Its request that has no answer yet, with when it left, and whether the store made the write, if it came there.
+        asked: Option<(Write2, u64, Option<bool>)>,
+    }
+
+    /// A write, with what it makes of the message.
+    #[derive(Debug, Clone, PartialEq, Eq, Hash)]
+    struct Write2 {
+        was: Option<String>,
+        lease: Lease,
+        message: Becomes,
+    }
+
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    enum Becomes {
+        Same,
+        Sending,
+        Gone,
+    }
+
+    #[derive(Debug, Clone, PartialEq, Eq, Hash)]
+    struct World {
+        now: u64,
+        lease: Option<String>,
+        /// None: it was sent. Some(true): somebody is sending it.
+        message: Option<bool>,
+        all: Vec<One>,
+        /// Requests whose sender no longer waits: they may still arrive.
+        late: Vec<Write2>,
+        /// How often the channel got it, and whether each said that it may be a repetition.
+        got: Vec<bool>,
+        /// A notifier began to send while another one was sure to be it.
+        together: bool,
+        kills: u32,
+        losses: u32,
+    }
+
+    fn at(s: u64) -> Boottime {
+        Boottime(s * 1_000_000_000)
+    }
+
+    /// What a broken notifier does.
+    #[derive(Debug, Clone, Copy, PartialEq)]
+    enum Broken {
+        Nothing,
+        /// The store makes any write.
+        NoCompare,
+        /// It sends without a mark.
+        NoMark,
+        /// It relies on its lease for ever.
+        NoTrust,
+        /// It forgets that somebody was sending.
+        NoRepetition,
+    }
+
+    impl World {
+        fn new(n: usize) -> Self {
+            Self {
+                now: 0,
+                lease: None,
+                message: Some(false),
+                all: vec![
+                    One {
+                        alive: true,
+                        stand: Stand::new(),
+                        message: None,
+                        sending: false,
+                        asked: None,
+                    };
+                    n
+                ],
+                late: vec![],
+                got: vec![],
+                together: false,
+                kills: 0,
+                losses: 0,
+            }
+        }
+
+        /// The store makes a write, or not.
+        fn arrives(&mut self, w: &Write2, broken: Broken) -> bool {
+            let write = Write {
+                was: w.was.clone(),
+                lease: w.lease.text(),
+                ..Write::default()
+            };
+            if broken != Broken::NoCompare && !allows(self.lease.as_deref(), &write) {
+                return false;
+            }
+            self.lease = Some(write.lease);
+            match w.message {
+                Becomes::Same => {}
+                Becomes::Sending => self.message = self.message.map(|_| true),
+                Becomes::Gone => self.message = None,
+            }
+            true
+        }
+
+        /// All that may come next.
+        // Long: one block for each kind of event.
+        fn next(&self, broken: Broken) -> Vec<Self> {
+            let mut out = vec![];
+            let mut step = |f: &mut dyn FnMut(&mut Self)| {
+                let mut w = self.clone();
+                f(&mut w);
+                out.push(w);
+            };
+            if self.now < END {
+                step(&mut |w| w.now += STEP);
+            }
+            for n in 0..self.late.len() {
+                step(&mut |w| {
+                    let write = w.late.remove(n);
+                    w.arrives(&write, broken);
+                });
+            }
+            for (n, one) in self.all.iter().enumerate().filter(|(_, one)| one.alive) {
+                let now = at(self.now);
+                if self.kills < 1 {
+                    step(&mut |w| {
+                        w.kills += 1;
+                        let one = &mut w.all[n];
+                        one.alive = false;
+                        // What it sends may still arrive there, or not.
+                        let asked = one.asked.take();
+                        let open = asked.filter(|(.., arrived)| arrived.is_none());
+                        w.late.extend(open.map(|(write, ..)| write));
+                    });
+                }
+                if one.sending {
+                    let repeats = one.message == Some(true) && broken != Broken::NoRepetition;
+                    step(&mut |w| {
+                        w.all[n].sending = false;
+                        w.got.push(repeats);
+                        w.ask(n, Becomes::Gone, broken);
+                    });
+                    continue;
+                }
+                if let Some((write, sent, Some(done))) = &one.asked {
+                    step(&mut |w| w.answered(n, write, *sent, *done, broken));
+                    continue;
+                }
+                if let Some((write, sent, None)) = &one.asked {
+                    // It arrives; or the answer is lost, after the store made the write or before.
+                    step(&mut |w| {
+                        let done = w.arrives(write, broken);
+                        w.all[n].asked = Some((write.clone(), *sent, Some(done)));
+                    });
+                    if self.losses < 1 {
+                        step(&mut |w| {
+                            w.losses += 1;
+                            w.arrives(write, broken);
+                            w.late.push(write.clone());
+                        });
+                        step(&mut |w| {
+                            w.losses += 1;
+                            w.late.push(write.clone());
+                        });
+                    }
+                    continue;
+                }
+                match &one.stand {
+                    Stand::By { .. } => step(&mut |w| {
+                        let lease = w.lease.clone();
+                        let one = &mut w.all[n];
+                        one.stand.saw(lease, now);
+                        let me = InstanceId::new(&n.to_string());
+                        if let Some(lease) = one.stand.may_take(&me, n as u64, now) {
+                            let write = Write2 {
+                                was: one.stand.known(),
+                                lease,
+                                message: Becomes::Same,
+                            };
+                            one.asked = Some((write, w.now, None));
+                        }
+                    }),
+                    Stand::Notifier { .. } => {
+                        if one.message.is_some() && self.trusts(n, broken) {
+                            step(&mut |w| match broken {
+                                Broken::NoMark => w.all[n].sending = true,
+                                _ => w.ask(n, Becomes::Sending, broken),
+                            });
+                        }
+                        step(&mut |w| w.ask(n, Becomes::Same, broken));
+                    }
+                }
+            }
+            out
+        }
+
+        fn trusts(&self, n: usize, broken: Broken) -> bool {
+            broken == Broken::NoTrust || self.all[n].stand.trusts(at(self.now))
+        }
+
+        fn ask(&mut self, n: usize, message: Becomes, broken: Broken) {
+            let trusts = self.trusts(n, broken);
+            let one = &mut self.all[n];
+            let lease = match (&one.stand, trusts) {
+                (Stand::Notifier { lease, .. }, true) => Lease {
+                    seq: lease.seq + 1,
+                    ..lease.clone()
+                },
+                _ => {
+                    one.stand = Stand::new();
+                    return;
+                }
+            };
+            let write = Write2 {
+                was: one.stand.known(),
+                lease,
+                message,
+            };
+            one.asked = Some((write, self.now, None));
+        }
+
+        fn answered(&mut self, n: usize, write: &Write2, sent: u64, done: bool, broken: Broken) {
+            let message = self.message;
+            let one = &mut self.all[n];
+            one.asked = None;
+            if !done {
+                one.stand = Stand::new();
+                one.message = None;
+                return;
+            }
+            let new = !matches!(one.stand, Stand::Notifier { .. });
+            one.stand.wrote(write.lease.clone(), at(sent));
+            if new {
+                one.message = message;
+            }
+            match write.message {
+                Becomes::Same => {}
+                Becomes::Sending => {
+                    // Only as long as nobody else can be the notifier.
+                    one.sending = broken == Broken::NoTrust || one.stand.trusts(at(self.now));
+                    let sending = one.sending;
+                    let others = self.all.iter().enumerate().filter(|(m, _)| *m != n);
+                    let mut sure = others.filter(|(_, o)| o.alive && o.stand.trusts(at(self.now)));
+                    self.together |= sending && sure.next().is_some();
+                }
+                Becomes::Gone => one.message = None,
+            }
+        }
+
+        /// What is wrong here, if something is.
+        fn wrong(&self) -> Option<String> {
+            let now = at(self.now);
+            let sure = self.all.iter().filter(|o| o.alive && o.stand.trusts(now));
+            if sure.count() > 1 {
+                return Some("two notifiers at one time".to_owned());
+            }
+            if self.together {
+                return Some("two send at one time".to_owned());
+            }
+            if self.message.is_none() && self.got.is_empty() {
+                return Some("the message is lost".to_owned());
+            }
+            // One of them may come late, from a notifier that slept: that one does not know.
+            if self.got.iter().filter(|repeats| !**repeats).count() > 1 {
+                return Some("a repetition does not say so".to_owned());
+            }
+            None
+        }
+    }
+
+    /// Visits all worlds from `n` notifiers on. Returns what went wrong first, and how many were visited.
+    fn explore(n: usize, broken: Broken, most: usize) -> (Option<String>, usize, bool) {
+        let mut seen = HashSet::new();
+        let mut next = vec![World::new(n)];
+        let mut sent = false;
+        while let Some(w) = next.pop() {
+            if let Some(wrong) = w.wrong() {
+                return (Some(format!("{wrong}: {w:#?}")), seen.len(), sent);
+            }
+            sent |= w.message.is_none();
+            // Sequence numbers go up without an end, and a message that came twice has told us all.
+            let deep = w.got.len() > 2 || w.lease.as_deref().is_some_and(|l| too_far(l));
+            if deep || seen.len() >= most || !seen.insert(w.clone()) {
+                continue;
+            }
+            next.extend(w.next(broken));
+        }
+        (None, seen.len(), sent)
+    }
+
+    /// What goes wrong first in many random ways through these worlds.
+    fn walk(n: usize, broken: Broken, ways: u64) -> Option<String> {
+        for seed in 0..ways {
+            let mut random = fastrand::Rng::with_seed(seed);
+            let mut w = World::new(n);
+            for _ in 0..80 {
+                if let Some(wrong) = w.wrong() {
+                    return Some(format!("{wrong}, seed {seed}: {w:#?}"));
+                }
+                let next = w.next(broken);
+                match random.choice(next) {
+                    Some(next) => w = next,
+                    None => break,
+                }
+            }
+        }
+        None
+    }
+
+    fn too_far(lease: &str) -> bool {
+        Lease::read(lease).is_some_and(|l| l.seq > 3 || l.token > 2)
+    }
+
+    #[test]
+    fn no_two_notifiers_no_lost_message_no_secret_repetition() {
+        for (n, most) in [(2, 20_000), (3, 20_000)] {
+            let (wrong, worlds, sent) = explore(n, Broken::Nothing, most);
+            assert_eq!(wrong, None);
+            assert!(sent && worlds > 1000, "{worlds}");
+            assert_eq!(walk(n, Broken::Nothing, 2000), None);
+        }
+    }
+
+    #[test]
+    fn the_exploration_notices_what_is_broken() {
+        for broken in [
+            Broken::NoCompare,
+            Broken::NoMark,
+            Broken::NoTrust,
+            Broken::NoRepetition,
+        ] {
+            assert!(walk(2, broken, 20_000).is_some(), "{broken:?}");
+        }
+    }
+
+    #[test]
+    fn trust_ends_before_the_lease_can_be_taken() {
+        assert!(TRUST + Duration::from_secs(1) < LENGTH);
+        let (a, b) = (InstanceId::new("a"), InstanceId::new("b"));
+        let mut first = Stand::new();
+        first.saw(None, at(0));
+        let lease = first.may_take(&a, 1, at(0)).expect("free");
+        first.wrote(lease.clone(), at(0));
+        let mut second = Stand::new();
+        second.saw(Some(lease.text()), at(1));
+        assert_eq!(second.may_take(&b, 2, at(10)), None);
+        second.saw(Some(lease.text()), at(10));
+        let taken = second.may_take(&b, 2, at(11)).expect("lapsed");
+        assert_eq!(taken.token, 2);
+        assert!(first.trusts(at(7)) && !first.trusts(at(8)));
+        // Given back, it is free at once.
+        let over = Lease {
+            over: true,
+            ..lease
+        };
+        second.saw(Some(over.text()), at(12));
+        assert!(second.may_take(&b, 2, at(12)).is_some());
+    }
+
+    #[test]
+    fn kinds_have_names() {
+        let names: BTreeSet<&str> = ALL.iter().map(|kind| kind.as_str()).collect();
+        assert_eq!(names.len(), ALL.len());
+    }
+}

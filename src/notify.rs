@@ -1,0 +1,129 @@
+//! Notifications and heartbeats: tells people when the state of a job changes ([`keeper`]), and tells services that
+//! watch jobs when a run starts and ends ([`heartbeat`]). The rules are in `logic/notify`.
+//!
+//! Both have threads of their own, each with its own runtime: however slow a server is, no run waits for it. Requests
+//! to the store go from the daemon's runtime, to which its connections belong.
+
+mod client;
+mod email;
+pub(crate) mod heartbeat;
+mod keeper;
+mod send;
+mod text;
+
+use std::{future::Future, sync::Arc, time::Duration};
+
+use tokio::{
+    runtime::Handle,
+    sync::{oneshot, watch},
+};
+use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
+use tracing::error;
+
+use crate::{
+    config::{Channel, Config},
+    logic::notify::Kind,
+    model::InstanceId,
+    store::{self, Store},
+};
+
+/// What the notifier needs of the daemon.
+pub(crate) struct Parts {
+    /// As reloads change it.
+    pub(crate) config: watch::Receiver<Arc<Config>>,
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) instance: InstanceId,
+    pub(crate) finish: CancellationToken,
+}
+
+/// Takes part in electing the fleet's notifier, and is it while elected, until `finish`.
+pub(crate) async fn serve(p: Parts) {
+    // Here, because the task that receives them belongs to the daemon's runtime.
+    let changes = p.store.changes();
+    let asking = Asking {
+        store: p.store.clone(),
+        daemon: Handle::current(),
+    };
+    let (ended, end) = oneshot::channel::<()>();
+    let body = move || {
+        let _ended = ended;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build();
+        match runtime {
+            Ok(runtime) => {
+                runtime.block_on(keeper::Keeper::new(p, asking).run(changes));
+                runtime.shutdown_background();
+            }
+            Err(error) => error!(%error, "cannot send notifications: no runtime"),
+        }
+    };
+    if let Err(error) = std::thread::Builder::new()
+        .name("notify".to_owned())
+        .spawn(body)
+    {
+        error!(%error, "cannot send notifications: no thread");
+    }
+    let _ = end.await;
+}
+
+/// Asks the store from the daemon's runtime.
+#[derive(Clone)]
+struct Asking {
+    store: Arc<dyn Store>,
+    daemon: Handle,
+}
+
+impl Asking {
+    async fn ask<T, F>(&self, f: impl FnOnce(Arc<dyn Store>) -> F) -> Result<T, store::Error>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, store::Error>> + Send + 'static,
+    {
+        match AbortOnDropHandle::new(self.daemon.spawn(f(self.store.clone()))).await {
+            Ok(answer) => answer,
+            Err(_) => Err(store::Error::Unreachable {
+                address: self.store.address().to_owned(),
+                reason: "the instance ends".to_owned(),
+            }),
+        }
+    }
+}
+
+/// Why a message was not delivered, as far as known.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Undelivered {
+    /// In words, without secrets.
+    pub(crate) why: String,
+    /// Another try is not likely to help.
+    pub(crate) refused: bool,
+    /// It may have arrived all the same.
+    pub(crate) perhaps: bool,
+    /// When to try again, as the server says.
+    pub(crate) retry_after: Option<Duration>,
+}
+
+impl Undelivered {
+    fn new(why: impl Into<String>) -> Self {
+        Self {
+            why: why.into(),
+            refused: false,
+            perhaps: false,
+            retry_after: None,
+        }
+    }
+}
+
+/// Sends a message that says that it is a test. Returns what came back.
+pub(crate) async fn test(
+    channel: &Channel,
+    config: &Config,
+    from: &InstanceId,
+    now: i64,
+) -> Result<String, Undelivered> {
+    let surroundings = text::Surroundings::of(config, from, now);
+    let message = text::test_message(&channel.name, now);
+    let text = text::Text::of(&message, "test", &surroundings);
+    debug_assert_eq!(message.items.first().map(|i| i.kind), Some(Kind::Test));
+    send::send(channel, &text, &config.store_variables).await
+}

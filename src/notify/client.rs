@@ -1,0 +1,152 @@
+//! A small HTTP client: one request on one connection, with a time limit, a limited answer, and no redirects.
+
+use std::{error::Error as _, sync::Arc, time::Duration};
+
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper::{
+    Method, Request, StatusCode, Uri,
+    body::Bytes,
+    header::{CONTENT_TYPE, LOCATION, RETRY_AFTER, USER_AGENT},
+};
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::{
+    client::legacy::{Client, connect::HttpConnector},
+    rt::TokioExecutor,
+};
+
+use super::Undelivered;
+
+/// The most bytes of an answer that are read.
+const ANSWER_MOST: usize = 16 << 10;
+/// A server may not ask for a longer pause.
+const RETRY_AFTER_MOST: Duration = Duration::from_secs(15 * 60);
+
+/// What came back.
+pub(super) struct Answer {
+    pub(super) status: StatusCode,
+    /// Its begin.
+    pub(super) text: String,
+}
+
+type Inner = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
+
+/// A client that trusts the authorities that this host trusts.
+pub(super) fn client() -> Result<Inner, Undelivered> {
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let tls = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|e| Undelivered::new(format!("cannot use TLS: {e}")))?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let connector = HttpsConnectorBuilder::new()
+        .with_tls_config(tls)
+        .https_or_http()
+        .enable_http1()
+        .build();
+    // Without a pool: an old connection may be dead, and messages are rare.
+    Ok(Client::builder(TokioExecutor::new())
+        .pool_max_idle_per_host(0)
+        .build(connector))
+}
+
+/// Sends `body` to `url`, and returns what came back if that says that it was taken.
+pub(super) async fn post(
+    url: &str,
+    content_type: &'static str,
+    body: Vec<u8>,
+    limit: Duration,
+) -> Result<Answer, Undelivered> {
+    let uri: Uri = url
+        .parse()
+        .map_err(|_| refused("the address is not valid; look at the channel's `url`"))?;
+    let host = shown(&uri);
+    let request = Request::builder()
+        .method(Method::POST)
+        .uri(uri)
+        .header(CONTENT_TYPE, content_type)
+        .header(USER_AGENT, concat!("soloist/", env!("CARGO_PKG_VERSION")))
+        .body(Full::from(body))
+        .map_err(|_| refused("the address is not valid; look at the channel's `url`"))?;
+    let client = client()?;
+    let exchange = async {
+        let response = client
+            .request(request)
+            .await
+            .map_err(|e| failed(&host, &e))?;
+        let (head, body) = response.into_parts();
+        let read = Limited::new(body, ANSWER_MOST).collect().await;
+        // The status is enough: what else the server says is only shown.
+        let text = read.map(|b| String::from_utf8_lossy(&b.to_bytes()).into_owned());
+        judge(&host, &head, text.unwrap_or_default())
+    };
+    match tokio::time::timeout(limit, exchange).await {
+        Ok(answer) => answer,
+        Err(_) => Err(Undelivered {
+            perhaps: true,
+            ..Undelivered::new(format!("{host} did not answer within {limit:?}"))
+        }),
+    }
+}
+
+fn refused(why: &str) -> Undelivered {
+    Undelivered {
+        refused: true,
+        ..Undelivered::new(why)
+    }
+}
+
+/// The server, without the path, which may be secret.
+fn shown(uri: &Uri) -> String {
+    let host = uri.host().unwrap_or_default();
+    match uri.port_u16() {
+        Some(port) => format!("{host}:{port}"),
+        None => host.to_owned(),
+    }
+}
+
+fn failed(host: &str, e: &hyper_util::client::legacy::Error) -> Undelivered {
+    let mut why = format!("{host}: {e}");
+    let mut cause = e.source();
+    while let Some(e) = cause {
+        let text = e.to_string();
+        if !why.contains(&text) {
+            why = format!("{why}: {text}");
+        }
+        cause = e.source();
+    }
+    Undelivered {
+        perhaps: !e.is_connect(),
+        ..Undelivered::new(crate::words::line(&why))
+    }
+}
+
+/// Whether the server took the message.
+fn judge(
+    host: &str,
+    head: &hyper::http::response::Parts,
+    text: String,
+) -> Result<Answer, Undelivered> {
+    let status = head.status;
+    if status.is_success() {
+        return Ok(Answer { status, text });
+    }
+    let header = |name| head.headers.get(name).and_then(|v| v.to_str().ok());
+    let why = match (status.is_redirection(), header(LOCATION)) {
+        (true, Some(_)) => format!(
+            "{host} answered {status}: soloist follows no redirects; write the new address into `url`"
+        ),
+        _ => format!("{host} answered {status}: {}", crate::words::line(&text)),
+    };
+    let soon = matches!(
+        status,
+        StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT | StatusCode::CONFLICT
+    );
+    let retry_after = header(RETRY_AFTER).and_then(|v| v.trim().parse().ok());
+    Err(Undelivered {
+        refused: !soon && !status.is_server_error(),
+        retry_after: retry_after.map(|s| Duration::from_secs(s).min(RETRY_AFTER_MOST)),
+        ..Undelivered::new(why.trim_end_matches(": ").to_owned())
+    })
+}

@@ -1,0 +1,84 @@
+//! Messages by mail.
+
+use std::time::Duration;
+
+use lettre::{
+    AsyncSmtpTransport, AsyncTransport as _, Message, Tokio1Executor,
+    message::{Mailbox, header::ContentType},
+};
+
+use super::{Undelivered, text::Text};
+use crate::config::Secret;
+
+pub(super) async fn send(
+    smtp: &Secret,
+    from: &str,
+    to: &[String],
+    text: &Text,
+    limit: Duration,
+) -> Result<String, Undelivered> {
+    let refused = |why: String| Undelivered {
+        refused: true,
+        ..Undelivered::new(why)
+    };
+    let mailbox = |address: &str| {
+        address
+            .parse::<Mailbox>()
+            .map_err(|_| refused("an address of `from` or `to` is not valid".to_owned()))
+    };
+    let from = mailbox(from)?;
+    let domain = from.email.domain().to_owned();
+    let mut message = Message::builder()
+        .from(from)
+        .subject(text.title.clone())
+        // The same for each try, so that a reader sees which mails are one message.
+        .message_id(Some(format!("<{}@{domain}>", text.id)))
+        .header(ContentType::TEXT_PLAIN);
+    for address in to {
+        message = message.to(mailbox(address)?);
+    }
+    let message = message
+        .body(text.body.clone())
+        .map_err(|e| refused(format!("cannot write the mail: {e}")))?;
+    let url = match smtp.expose().strip_prefix("smtp+starttls://") {
+        Some(rest) if rest.contains('?') => format!("smtp://{rest}&tls=required"),
+        Some(rest) => format!("smtp://{}?tls=required", rest.trim_end_matches('/')),
+        None => smtp.expose().to_owned(),
+    };
+    let transport = AsyncSmtpTransport::<Tokio1Executor>::from_url(&url)
+        // Without the cause, which may quote the password.
+        .map_err(|_| {
+            refused("the address of the mail server is not valid; look at `smtp`".to_owned())
+        })?
+        .timeout(Some(limit))
+        .build();
+    let late = || Undelivered {
+        perhaps: true,
+        ..Undelivered::new(format!("the mail server did not answer within {limit:?}"))
+    };
+    match tokio::time::timeout(limit, transport.send(message)).await {
+        Err(_) => Err(late()),
+        Ok(Ok(response)) => Ok(crate::words::line(
+            &response.message().collect::<Vec<_>>().join(" "),
+        )),
+        Ok(Err(e)) => Err(Undelivered {
+            refused: e.is_permanent(),
+            // Without an answer to the mail itself, nobody knows whether the server took it.
+            perhaps: !e.is_permanent() && !e.is_transient(),
+            ..Undelivered::new(format!("the mail server: {}", chain(&e)))
+        }),
+    }
+}
+
+fn chain(e: &lettre::transport::smtp::Error) -> String {
+    let mut why = e.to_string();
+    let mut cause = std::error::Error::source(e);
+    while let Some(e) = cause {
+        let text = e.to_string();
+        if !why.contains(&text) {
+            why = format!("{why}: {text}");
+        }
+        cause = e.source();
+    }
+    crate::words::line(&why)
+}

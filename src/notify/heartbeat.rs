@@ -1,0 +1,173 @@
+//! Heartbeats: asks the address of a job when a run of it starts and ends, for services that watch whether jobs run.
+//! What cannot be asked at once is left out: such a service tells its people if nothing comes.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use parking_lot::Mutex;
+use tokio::{
+    sync::{Semaphore, mpsc},
+    task::JoinHandle,
+};
+use tracing::{debug, warn};
+
+use super::client;
+use crate::{
+    config::HiddenUrl,
+    model::{JobName, Outcome, RunRecord},
+};
+
+/// How many wait for a turn; more are left out.
+const WAITING: usize = 1000;
+/// How many are under way at one time.
+const AT_ONCE: usize = 16;
+/// The time limit of each try, and how often it is tried.
+const LIMIT: Duration = Duration::from_secs(5);
+const TRIES: u32 = 3;
+/// The pause between two tries.
+const PAUSE: Duration = Duration::from_millis(500);
+
+#[derive(Debug)]
+struct Beat {
+    job: JobName,
+    url: String,
+}
+
+/// Where a daemon hands in its heartbeats. Its thread starts with the first.
+#[derive(Debug, Default)]
+pub(crate) struct Heartbeats(Mutex<Option<mpsc::Sender<Beat>>>);
+
+/// What happened to a run.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Moment<'a> {
+    Starts,
+    Ends(&'a RunRecord),
+}
+
+/// What is put behind the path of the address. None: nothing is to be said.
+fn suffix(moment: Moment<'_>) -> Option<String> {
+    Some(match moment {
+        Moment::Starts => "/start".to_owned(),
+        Moment::Ends(r) => match r.outcome {
+            Outcome::Succeeded => String::new(),
+            // Whoever ended it knows that.
+            Outcome::Running | Outcome::Cancelled | Outcome::Replaced | Outcome::Skipped => {
+                return None;
+            }
+            _ => match r.exit_code {
+                // 0 would mean a success.
+                Some(code @ 1..=255) => format!("/{code}"),
+                _ => "/fail".to_owned(),
+            },
+        },
+    })
+}
+
+/// The address with the suffix at the end of its path.
+fn address(url: &str, suffix: &str) -> String {
+    let at = url.find(['?', '#']).unwrap_or(url.len());
+    let (path, rest) = url.split_at(at);
+    format!("{}{suffix}{rest}", path.trim_end_matches('/'))
+}
+
+impl Heartbeats {
+    /// Never waits.
+    pub(crate) fn send(&self, job: &JobName, url: Option<&HiddenUrl>, moment: Moment<'_>) {
+        let (Some(url), Some(suffix)) = (url, suffix(moment)) else {
+            return;
+        };
+        let beat = Beat {
+            job: job.clone(),
+            url: address(url.expose(), &suffix),
+        };
+        let mut sender = self.0.lock();
+        let sender = sender.get_or_insert_with(start);
+        if sender.try_send(beat).is_err() {
+            debug!(%job, "too many heartbeats wait already: left one out");
+        }
+    }
+}
+
+fn start() -> mpsc::Sender<Beat> {
+    let (sender, beats) = mpsc::channel(WAITING);
+    let body = move || {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build();
+        match runtime {
+            Ok(runtime) => runtime.block_on(run(beats)),
+            Err(error) => warn!(%error, "cannot send heartbeats: no runtime"),
+        }
+    };
+    if let Err(error) = std::thread::Builder::new()
+        .name("heartbeat".to_owned())
+        .spawn(body)
+    {
+        warn!(%error, "cannot send heartbeats: no thread");
+    }
+    sender
+}
+
+async fn run(mut beats: mpsc::Receiver<Beat>) {
+    let turns = Arc::new(Semaphore::new(AT_ONCE));
+    // The last of each job: what is said of one job arrives in order.
+    let mut last: HashMap<JobName, JoinHandle<()>> = HashMap::new();
+    while let Some(beat) = beats.recv().await {
+        last.retain(|_, task| !task.is_finished());
+        let before = last.remove(&beat.job);
+        let job = beat.job.clone();
+        let Ok(turn) = turns.clone().acquire_owned().await else {
+            return;
+        };
+        let task = tokio::spawn(async move {
+            let _turn = turn;
+            if let Some(before) = before {
+                let _ = before.await;
+            }
+            for n in 1..=TRIES {
+                match client::post(&beat.url, "text/plain", vec![], LIMIT).await {
+                    Ok(_) => return debug!(job = %beat.job, "sent a heartbeat"),
+                    Err(e) if n == TRIES || e.refused => {
+                        return warn!(job = %beat.job, error = e.why, "cannot send a heartbeat");
+                    }
+                    Err(_) => tokio::time::sleep(PAUSE * n).await,
+                }
+            }
+        });
+        last.insert(job, task);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_run_is_a_suffix_of_the_path() {
+        let ends = |outcome, exit_code| {
+            let job = JobName::new("x");
+            let r = RunRecord::without_run(
+                &job,
+                crate::model::Occurrence(1),
+                crate::model::Trigger::Schedule,
+                outcome,
+            );
+            suffix(Moment::Ends(&RunRecord { exit_code, ..r }))
+        };
+        assert_eq!(suffix(Moment::Starts).as_deref(), Some("/start"));
+        assert_eq!(ends(Outcome::Succeeded, Some(0)).as_deref(), Some(""));
+        // A job for which 3 is a success.
+        assert_eq!(ends(Outcome::Succeeded, Some(3)).as_deref(), Some(""));
+        assert_eq!(ends(Outcome::Failed, Some(3)).as_deref(), Some("/3"));
+        assert_eq!(ends(Outcome::Failed, Some(0)).as_deref(), Some("/fail"));
+        assert_eq!(ends(Outcome::Failed, None).as_deref(), Some("/fail"));
+        assert_eq!(ends(Outcome::TimedOut, None).as_deref(), Some("/fail"));
+        assert_eq!(ends(Outcome::Cancelled, None), None);
+        for (url, with) in [
+            ("https://hc/a", "https://hc/a/start"),
+            ("https://hc/a/", "https://hc/a/start"),
+            ("https://hc/a?x=1", "https://hc/a/start?x=1"),
+        ] {
+            assert_eq!(address(url, "/start"), with);
+        }
+    }
+}

@@ -1,0 +1,651 @@
+//! The notifier: one instance of the fleet at a time ([`Stand`]). It looks at the records of jobs as they change,
+//! judges them, notes what it judged together with the messages that follow from it, and sends the messages. All that
+//! it knows is in the store: an instance that takes over goes on where the last one was.
+
+mod look;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use tokio::sync::{broadcast, broadcast::error::RecvError, mpsc};
+use tokio_util::task::AbortOnDropHandle;
+use tracing::{debug, error, info, warn};
+
+use super::{
+    Asking, Parts, Undelivered, send,
+    text::{Surroundings, Text},
+};
+use crate::{
+    clock::Boottime,
+    config::{Channel, Config},
+    failpoint,
+    logic::{
+        backoff,
+        notify::{
+            GIVE_UP_MS, Message, Notes, REFUSALS, WAITING,
+            stand::{self, Stand, Write, Written},
+        },
+    },
+    model::JobName,
+    store::{self, Changed, Reply},
+};
+
+/// The names of notes in the store.
+const OF_JOB: &str = "job:";
+const OF_MESSAGE: &str = "message:";
+/// Since when the fleet has notes: older records are told to nobody.
+const SINCE: &str = "since";
+/// Records that were made so long before the first notifier are told, ms.
+const BEFORE_MS: i64 = 60_000;
+
+/// The pause between two tries to deliver a message: the first, and the longest.
+const AGAIN: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(300));
+/// The time between two tries of one write.
+const WRITE_AGAIN: Duration = Duration::from_millis(200);
+/// How long messages under way may take when the daemon ends.
+const LAST_WORDS: Duration = Duration::from_millis(500);
+/// The time between two looks at some of the jobs of which nothing was heard, and how many those are.
+const LOOK_AGAIN: Duration = Duration::from_secs(5);
+const LOOK_AT: usize = 500;
+/// Jobs are looked at again so soon after a look that could not judge all.
+const LOOK_SOON: Duration = Duration::from_millis(200);
+
+pub(super) struct Keeper {
+    parts: Parts,
+    asking: Asking,
+    process: u64,
+    config: Arc<Config>,
+    stand: Stand,
+    /// When to ask for the lease again, or renew it.
+    next_stand: Boottime,
+    /// Unix ms of the store's clock, at a moment.
+    clock: Option<(i64, Boottime)>,
+    /// Of the notifier only: the same as the store has.
+    since: i64,
+    notes: BTreeMap<JobName, Notes>,
+    messages: BTreeMap<String, Message>,
+    /// At which jobs to look: those that have changed go first.
+    changed: BTreeSet<JobName>,
+    others: BTreeSet<JobName>,
+    round: Option<JobName>,
+    next_round: Boottime,
+    /// Jobs are not looked at before this.
+    not_before: Boottime,
+    /// By channel: what is being sent.
+    under_way: BTreeMap<String, AbortOnDropHandle<()>>,
+    results: mpsc::UnboundedSender<Sent>,
+    sent: mpsc::UnboundedReceiver<Sent>,
+}
+
+/// What became of a message.
+struct Sent {
+    channel: String,
+    id: String,
+    result: Result<String, Undelivered>,
+}
+
+/// Notes to be written together.
+#[derive(Default)]
+struct Changes {
+    notes: BTreeMap<JobName, Notes>,
+    messages: BTreeMap<String, Message>,
+    given_up: Vec<String>,
+}
+
+impl Keeper {
+    pub(super) fn new(parts: Parts, asking: Asking) -> Self {
+        let now = Boottime::now();
+        let (results, sent) = mpsc::unbounded_channel();
+        let config = parts.config.borrow().clone();
+        Self {
+            parts,
+            asking,
+            process: fastrand::u64(..),
+            config,
+            stand: Stand::new(),
+            next_stand: now,
+            clock: None,
+            since: 0,
+            notes: BTreeMap::new(),
+            messages: BTreeMap::new(),
+            changed: BTreeSet::new(),
+            others: BTreeSet::new(),
+            round: None,
+            next_round: now,
+            not_before: now,
+            under_way: BTreeMap::new(),
+            results,
+            sent,
+        }
+    }
+
+    pub(super) async fn run(mut self, mut changes: broadcast::Receiver<Changed>) {
+        let finish = self.parts.finish.clone();
+        let mut hinted = true;
+        loop {
+            if finish.run_until_cancelled(self.step()).await.is_none() {
+                return self.leave().await;
+            }
+            let wait = self.wake().since(Boottime::now());
+            // A suspend stops the runtime's timers.
+            let wait = wait.clamp(Duration::from_millis(1), Duration::from_secs(1));
+            tokio::select! {
+                biased;
+                () = finish.cancelled() => return self.leave().await,
+                Some(sent) = self.sent.recv() => self.ended(sent).await,
+                change = changes.recv(), if hinted => match change {
+                    Ok(Changed::Jobs(names)) => self.hear(&names),
+                    Ok(Changed::Any) | Err(RecvError::Lagged(_)) => self.all(),
+                    Err(RecvError::Closed) => hinted = false,
+                },
+                seen = self.parts.config.changed() => {
+                    // The daemon is gone.
+                    let Ok(()) = seen else { return };
+                    self.config = self.parts.config.borrow_and_update().clone();
+                    self.all();
+                }
+                () = tokio::time::sleep(wait) => {}
+            }
+        }
+    }
+
+    fn is_notifier(&self) -> bool {
+        matches!(self.stand, Stand::Notifier { .. })
+    }
+
+    fn hear(&mut self, names: &[JobName]) {
+        if self.is_notifier() {
+            let config = &self.config;
+            let told = names.iter().filter(|name| told_of(config, name));
+            self.changed.extend(told.cloned());
+        }
+    }
+
+    /// Looks at all jobs, as far as anybody is told of them.
+    fn all(&mut self) {
+        if self.is_notifier() {
+            let names = self.config.jobs.keys();
+            let told = names.filter(|name| told_of(&self.config, name));
+            self.others.extend(told.cloned());
+        }
+    }
+
+    /// Does what is to be done now.
+    async fn step(&mut self) {
+        let now = Boottime::now();
+        if self.is_notifier() && !self.stand.trusts(now) {
+            warn!(
+                "the store did not answer in time: another instance may send the notifications now"
+            );
+            self.step_back(None);
+        }
+        if now >= self.next_stand {
+            self.next_stand = now + stand::EVERY;
+            match self.is_notifier() {
+                true => self.time_passes().await,
+                false => self.look_at_lease().await,
+            }
+        }
+        if !self.is_notifier() {
+            return;
+        }
+        if now >= self.next_round {
+            self.next_round = now + LOOK_AGAIN;
+            self.next_of_round();
+        }
+        if now >= self.not_before {
+            self.look().await;
+        }
+        self.start_sending().await;
+    }
+
+    /// When [`Keeper::step`] has something to do.
+    fn wake(&self) -> Boottime {
+        let mut wake = self.next_stand;
+        if self.is_notifier() {
+            wake = wake.min(self.next_round);
+            if !self.changed.is_empty() || !self.others.is_empty() {
+                wake = wake.min(self.not_before);
+            }
+            let free = |m: &&Message| !self.under_way.contains_key(&m.channel);
+            let due = self.messages.values().filter(free).map(|m| m.due).min();
+            if let (Some(due), Some((ms, at))) = (due, self.clock) {
+                let wait = due.saturating_sub(ms).max(0) as u64;
+                wake = wake.min(at + Duration::from_millis(wait));
+            }
+        }
+        wake
+    }
+
+    /// The store's clock, Unix ms.
+    fn now_ms(&self) -> i64 {
+        let (ms, at) = self.clock.unwrap_or((0, Boottime::now()));
+        ms.saturating_add(Boottime::now().since(at).as_millis() as i64)
+    }
+
+    fn sample<T>(&mut self, reply: &Reply<T>) {
+        self.clock = Some((reply.now_us.div_euclid(1000), reply.received));
+    }
+
+    /// Looks who the notifier is, and becomes it if nobody else is.
+    async fn look_at_lease(&mut self) {
+        if self.config.channels.is_empty() {
+            return;
+        }
+        let seen = self.asking.ask(|s| async move { s.notices(false).await });
+        match seen.await {
+            Ok(reply) => {
+                self.sample(&reply);
+                self.stand.saw(reply.value.lease, reply.received);
+            }
+            Err(e) => return debug!(error = %e, "cannot look who sends notifications"),
+        }
+        let me = &self.parts.instance;
+        let Some(lease) = self.stand.may_take(me, self.process, Boottime::now()) else {
+            return;
+        };
+        let write = Write {
+            was: self.stand.known(),
+            lease: lease.text(),
+            ..Write::default()
+        };
+        match self.note(write).await {
+            Ok(reply) => match reply.value {
+                Written::Done => self.stand.wrote(lease, reply.sent),
+                Written::Not(other) => return self.stand.saw(other, reply.received),
+            },
+            Err(e) => return debug!(error = %e, "cannot take over the notifications"),
+        }
+        failpoint::here("notify_taken");
+        if let Err(e) = self.read_notes().await {
+            warn!(error = %e, "cannot read what was noted for notifications; retrying");
+            self.step_back(None);
+        }
+    }
+
+    async fn note(&self, write: Write) -> Result<Reply<Written>, store::Error> {
+        self.asking
+            .ask(|s| async move { s.note(&write).await })
+            .await
+    }
+
+    /// The notifier begins: what the last one knew is in the store.
+    async fn read_notes(&mut self) -> Result<(), store::Error> {
+        let all = self.asking.ask(|s| async move { s.notices(true).await });
+        let all = all.await?;
+        self.sample(&all);
+        let now = self.now_ms();
+        let mut unreadable = 0;
+        let mut since = None;
+        for (name, note) in all.value.notes {
+            if let Some(job) = name.strip_prefix(OF_JOB) {
+                match serde_json::from_str(&note) {
+                    Ok(notes) => drop(self.notes.insert(JobName::new(job), notes)),
+                    Err(_) => unreadable += 1,
+                }
+            } else if let Some(id) = name.strip_prefix(OF_MESSAGE) {
+                match serde_json::from_str::<Message>(&note) {
+                    Ok(mut message) => {
+                        // Whoever was sending it may have done so.
+                        message.perhaps_sent |= message.sending.take().is_some();
+                        self.messages.insert(id.to_owned(), message);
+                    }
+                    Err(_) => unreadable += 1,
+                }
+            } else if name == SINCE {
+                since = note.parse().ok();
+            }
+        }
+        if unreadable > 0 {
+            warn!(
+                unreadable,
+                "notes of notifications that cannot be read are left out"
+            );
+        }
+        info!(
+            waiting = self.messages.len(),
+            "this instance sends the fleet's notifications now"
+        );
+        match since {
+            Some(since) => self.since = since,
+            None => {
+                self.since = now - BEFORE_MS;
+                let set = vec![(SINCE.to_owned(), self.since.to_string())];
+                self.write(set, vec![]).await;
+            }
+        }
+        self.all();
+        self.not_before = Boottime::now();
+        Ok(())
+    }
+
+    /// This instance is no longer the notifier.
+    fn step_back(&mut self, lease: Option<Option<String>>) {
+        self.stand = Stand::new();
+        if let Some(lease) = lease {
+            self.stand.saw(lease, Boottime::now());
+        }
+        // What is being sent ends here; whoever is the notifier next sends it again.
+        self.under_way.clear();
+        self.notes.clear();
+        self.messages.clear();
+        self.changed.clear();
+        self.others.clear();
+        while self.sent.try_recv().is_ok() {}
+    }
+
+    /// Writes as the notifier, and tries again as long as it is sure to be that. False: it is so no longer.
+    async fn write(&mut self, set: Vec<(String, String)>, remove: Vec<String>) -> bool {
+        let Some(lease) = self.stand.renewed(Boottime::now()) else {
+            self.step_back(None);
+            return false;
+        };
+        let write = Write {
+            was: self.stand.known(),
+            lease: lease.text(),
+            set,
+            remove,
+        };
+        loop {
+            match self.note(write.clone()).await {
+                Ok(reply) => {
+                    self.sample(&reply);
+                    match reply.value {
+                        Written::Done => {
+                            self.stand.wrote(lease, reply.sent);
+                            self.next_stand = reply.sent + stand::EVERY;
+                            return true;
+                        }
+                        Written::Not(other) => {
+                            info!("another instance sends the fleet's notifications now");
+                            self.step_back(Some(other));
+                            return false;
+                        }
+                    }
+                }
+                Err(e) => debug!(error = %e, "cannot write notes of notifications; retrying"),
+            }
+            if !self.stand.trusts(Boottime::now()) {
+                self.step_back(None);
+                return false;
+            }
+            tokio::time::sleep(WRITE_AGAIN).await;
+        }
+    }
+
+    /// Writes these changes, and takes them in.
+    async fn commit(&mut self, changes: Changes) -> bool {
+        let json = |v: serde_json::Result<String>| v.unwrap_or_default();
+        let mut set: Vec<(String, String)> = changes
+            .notes
+            .iter()
+            .map(|(job, n)| (format!("{OF_JOB}{job}"), json(serde_json::to_string(n))))
+            .collect();
+        set.extend(
+            changes
+                .messages
+                .iter()
+                .map(|(id, m)| (format!("{OF_MESSAGE}{id}"), json(serde_json::to_string(m)))),
+        );
+        let given_up = changes.given_up.iter();
+        let remove = given_up.map(|id| format!("{OF_MESSAGE}{id}")).collect();
+        if !self.write(set, remove).await {
+            return false;
+        }
+        self.notes.extend(changes.notes);
+        self.messages.extend(changes.messages);
+        for id in changes.given_up {
+            self.messages.remove(&id);
+        }
+        true
+    }
+
+    /// Tells what the time alone has changed, and renews the lease.
+    async fn time_passes(&mut self) {
+        let now = self.now_ms();
+        let mut changes = Changes::default();
+        for (name, notes) in &self.notes {
+            let Some(job) = self.config.jobs.get(name) else {
+                continue;
+            };
+            let within = within(job);
+            if notes.due(within).is_none_or(|at| at > now) {
+                continue;
+            }
+            let mut notes = notes.clone();
+            let verdicts = notes.passes(rules_of(&self.config, job), within, now);
+            for verdict in verdicts {
+                let item = super::text::item(job, &verdict, None, now);
+                self.tell(&mut changes, &verdict.channel, item, now);
+            }
+            changes.notes.insert(name.clone(), notes);
+            if changes.notes.len() >= look::AT_ONCE {
+                break;
+            }
+        }
+        self.limit(&mut changes, now);
+        self.commit(changes).await;
+    }
+
+    /// Adds something to a message that waits for the channel, or to a new one.
+    fn tell(
+        &self,
+        changes: &mut Changes,
+        channel: &str,
+        item: crate::logic::notify::Item,
+        now: i64,
+    ) {
+        if let Some(message) = self.open_message(changes, channel, now) {
+            message.join(item, now);
+            return;
+        }
+        let id = format!("{now}-{:08x}", fastrand::u32(..));
+        changes
+            .messages
+            .insert(id, Message::new(item, channel, now));
+    }
+
+    /// The message of the channel that still takes something.
+    fn open_message<'a>(
+        &self,
+        changes: &'a mut Changes,
+        channel: &str,
+        now: i64,
+    ) -> Option<&'a mut Message> {
+        let open = |(id, m): (&String, &Message)| m.takes(channel, now).then(|| id.clone());
+        let id = changes.messages.iter().find_map(open);
+        let id = id.or_else(|| self.messages.iter().find_map(open))?;
+        if !changes.messages.contains_key(&id) {
+            changes
+                .messages
+                .insert(id.clone(), self.messages.get(&id)?.clone());
+        }
+        changes.messages.get_mut(&id)
+    }
+
+    /// Gives up messages of which a channel has too many, and those that are too old.
+    fn limit(&self, changes: &mut Changes, now: i64) {
+        let mut by_channel: BTreeMap<&str, Vec<(&String, &Message)>> = BTreeMap::new();
+        for (id, m) in &self.messages {
+            if m.sending.is_none() {
+                by_channel.entry(&m.channel).or_default().push((id, m));
+            }
+        }
+        for (channel, messages) in by_channel {
+            let many = messages.len().saturating_sub(WAITING);
+            for (n, (id, m)) in messages.into_iter().enumerate() {
+                let old = now.saturating_sub(m.at) > GIVE_UP_MS;
+                if n < many || old {
+                    let why = if old {
+                        "it is too old"
+                    } else {
+                        "too many wait"
+                    };
+                    error!(channel, message = %id, tries = m.tries, why, "gave a message up: nobody was told");
+                    changes.given_up.push(id.clone());
+                }
+            }
+        }
+        changes
+            .messages
+            .retain(|id, _| !changes.given_up.contains(id));
+    }
+
+    /// Begins to send what is due: one message of each channel at a time.
+    async fn start_sending(&mut self) {
+        let now = self.now_ms();
+        let mut chosen: BTreeMap<String, (i64, String)> = BTreeMap::new();
+        for (id, m) in &self.messages {
+            let is_due = m.due <= now
+                && !self.under_way.contains_key(&m.channel)
+                && self.config.channels.contains_key(&m.channel);
+            let earlier = |(due, _): &(i64, String)| m.due < *due;
+            if is_due && chosen.get(&m.channel).is_none_or(earlier) {
+                chosen.insert(m.channel.clone(), (m.due, id.clone()));
+            }
+        }
+        if chosen.is_empty() {
+            return;
+        }
+        let mut changes = Changes::default();
+        for (_, id) in chosen.values() {
+            if let Some(m) = self.messages.get(id) {
+                let sending = Some(self.parts.instance.clone());
+                let message = Message {
+                    sending,
+                    ..m.clone()
+                };
+                changes.messages.insert(id.clone(), message);
+            }
+        }
+        if !self.commit(changes).await {
+            return;
+        }
+        failpoint::here("notify_claimed");
+        let surroundings = Surroundings::of(&self.config, &self.parts.instance, self.now_ms());
+        for (name, (_, id)) in chosen {
+            let (Some(message), Some(channel)) =
+                (self.messages.get(&id), self.config.channels.get(&name))
+            else {
+                continue;
+            };
+            let text = Text::of(message, &id, &surroundings);
+            let task = deliver(
+                channel.clone(),
+                text,
+                self.config.store_variables.clone(),
+                self.results.clone(),
+                self.stand.until(),
+            );
+            self.under_way
+                .insert(name, AbortOnDropHandle::new(tokio::spawn(task)));
+        }
+    }
+
+    /// A message was sent, or not.
+    async fn ended(&mut self, sent: Sent) {
+        self.under_way.remove(&sent.channel);
+        let Some(message) = self.messages.get(&sent.id).cloned() else {
+            return;
+        };
+        let (channel, id) = (&sent.channel, &sent.id);
+        let mut changes = Changes::default();
+        match sent.result {
+            Ok(said) => {
+                failpoint::here("notify_sent");
+                info!(%channel, message = %id, said, "sent a notification");
+                changes.given_up.push(id.clone());
+            }
+            Err(e) => {
+                let tries = message.tries.saturating_add(1);
+                let pause = backoff::spread(backoff::nth(AGAIN.0, tries, AGAIN.1), fastrand::f64());
+                let pause = e.retry_after.unwrap_or(pause);
+                let now = self.now_ms();
+                if e.refused && tries >= REFUSALS {
+                    error!(%channel, message = %id, tries, error = e.why, "gave a message up: nobody was told");
+                    changes.given_up.push(id.clone());
+                } else {
+                    warn!(%channel, message = %id, tries, error = e.why, ?pause, "cannot send a notification; retrying");
+                    let message = Message {
+                        tries,
+                        sending: None,
+                        perhaps_sent: message.perhaps_sent || e.perhaps,
+                        due: now.saturating_add(pause.as_millis() as i64),
+                        ..message
+                    };
+                    changes.messages.insert(id.clone(), message);
+                }
+            }
+        }
+        self.commit(changes).await;
+    }
+
+    /// The daemon ends: another instance may go on at once.
+    async fn leave(mut self) {
+        if !self.is_notifier() {
+            return;
+        }
+        let until = tokio::time::Instant::now() + LAST_WORDS;
+        while !self.under_way.is_empty()
+            && let Ok(Some(sent)) = tokio::time::timeout_at(until, self.sent.recv()).await
+        {
+            let _ = tokio::time::timeout_at(until, self.ended(sent)).await;
+        }
+        if let Some(mut lease) = self.stand.renewed(Boottime::now()) {
+            lease.over = true;
+            let write = Write {
+                was: self.stand.known(),
+                lease: lease.text(),
+                ..Write::default()
+            };
+            let _ = tokio::time::timeout(LAST_WORDS, self.note(write)).await;
+        }
+    }
+}
+
+async fn deliver(
+    channel: Arc<Channel>,
+    text: Text,
+    hidden: Arc<[String]>,
+    results: mpsc::UnboundedSender<Sent>,
+    until: Option<Boottime>,
+) {
+    // This process may have slept: another instance sends it then.
+    let result = match until.is_some_and(|until| Boottime::now() < until) {
+        true => send::send(&channel, &text, &hidden).await,
+        false => Err(Undelivered::new("this instance was held up")),
+    };
+    let _ = results.send(Sent {
+        channel: channel.name.clone(),
+        id: text.id,
+        result,
+    });
+}
+
+/// Whether anybody is told of the job.
+fn told_of(config: &Config, name: &JobName) -> bool {
+    config
+        .jobs
+        .get(name)
+        .is_some_and(|job| !job.alarms.notify.is_empty())
+}
+
+/// The channels of a job, with their rules.
+fn rules_of<'a>(
+    config: &'a Config,
+    job: &'a crate::config::Job,
+) -> impl Iterator<Item = (&'a str, &'a crate::logic::notify::Rules)> {
+    job.alarms
+        .notify
+        .iter()
+        .filter_map(|name| Some((name.as_str(), &config.channels.get(name)?.rules)))
+}
+
+/// How long the job may be without a success, ms.
+fn within(job: &crate::config::Job) -> Option<i64> {
+    let within = job.alarms.expect_success_within.filter(|_| job.enabled)?;
+    Some(i64::try_from(within.as_millis()).unwrap_or(i64::MAX))
+}

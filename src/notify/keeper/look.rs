@@ -1,0 +1,262 @@
+//! The notifier's looks at the records of jobs.
+
+use std::sync::Arc;
+
+use futures_util::StreamExt as _;
+use tracing::debug;
+
+use super::{Changes, Keeper, LOOK_AT, LOOK_SOON, rules_of};
+use crate::{
+    clock::Boottime,
+    logic::{
+        claim::State,
+        notify::{Notes, Verdict, made_at, name},
+    },
+    model::{JobName, Outcome, RunRecord},
+    notify::text,
+    store::{self, HISTORY_KEPT, Store, observe_each, tail},
+};
+
+/// How many jobs are looked at together: what follows from it is one write.
+pub(super) const AT_ONCE: usize = 100;
+/// How many requests for records are under way at one time.
+const ASKED_AT_ONCE: usize = 8;
+/// How many records are read first: most often one is new.
+const FIRST: usize = 4;
+
+/// The records of a job, newest first.
+type OfJob = (JobName, Vec<RunRecord>);
+
+impl Keeper {
+    /// Some of the jobs of which nothing was heard: hints may be lost.
+    pub(super) fn next_of_round(&mut self) {
+        use std::ops::Bound::{Excluded, Unbounded};
+        let from = self.round.as_ref().map_or(Unbounded, Excluded);
+        let jobs = &self.config.jobs;
+        let some = jobs.range::<JobName, _>((from, Unbounded)).take(LOOK_AT);
+        let mut last = None;
+        for (name, job) in some {
+            last = Some(name.clone());
+            if !job.alarms.notify.is_empty() {
+                self.others.insert(name.clone());
+            }
+        }
+        self.round = last;
+    }
+
+    /// Looks at some jobs, and notes what follows.
+    pub(super) async fn look(&mut self) {
+        let some = match self.changed.is_empty() {
+            true => &mut self.others,
+            false => &mut self.changed,
+        };
+        let mut names: Vec<JobName> = vec![];
+        while names.len() < AT_ONCE
+            && let Some(name) = some.pop_first()
+        {
+            names.push(name);
+        }
+        names.retain(|name| super::told_of(&self.config, name));
+        if names.is_empty() {
+            return;
+        }
+        match self.judge(names.clone()).await {
+            Ok((changes, again)) => {
+                if !again.is_empty() {
+                    self.not_before = Boottime::now() + LOOK_SOON;
+                    self.changed.extend(again);
+                }
+                if !changes.notes.is_empty() && !self.commit(changes).await {
+                    debug!("another instance judges these jobs");
+                }
+            }
+            Err(e) => {
+                debug!(error = %e, "cannot look at jobs for notifications; retrying");
+                self.not_before = Boottime::now() + LOOK_SOON * 5;
+                self.changed.extend(names);
+            }
+        }
+    }
+
+    /// What follows from the records of these jobs; and at which to look again soon.
+    async fn judge(
+        &mut self,
+        names: Vec<JobName>,
+    ) -> Result<(Changes, Vec<JobName>), store::Error> {
+        let first = self.unjudged(names).await?;
+        let (mut changes, mut again) = (Changes::default(), vec![]);
+        let bad: Vec<JobName> = first
+            .iter()
+            .filter(|(_, records)| records.iter().any(|r| is_bad(r.outcome)))
+            .map(|(name, _)| name.clone())
+            .collect();
+        let now = self.now_ms();
+        // Most often all is well.
+        for (name, records) in &first {
+            if !bad.contains(name) {
+                self.judge_job(&mut changes, name, records, None, now).await;
+            }
+        }
+        if bad.is_empty() {
+            return Ok((changes, again));
+        }
+        // An attempt that another one follows is not the end of its occurrence. Read the records again after the
+        // state: an occurrence that is not open then has its last record.
+        let (asked, order) = (bad.clone(), bad.clone());
+        let states = self
+            .asking
+            .ask(|s| async move { observe_each(&*s, &asked).await })
+            .await?;
+        let later = self.unjudged(bad).await?;
+        for (name, records) in &later {
+            let before = first.iter().find(|(n, _)| n == name).map(|(_, r)| r);
+            let known = |r: &RunRecord| before.is_some_and(|all| all.contains(r));
+            // A bad record that is newer than the state waits for the next look.
+            let upto = records.iter().position(|r| is_bad(r.outcome) && !known(r));
+            if upto.is_some() {
+                again.push(name.clone());
+            }
+            let state = order
+                .iter()
+                .position(|n| n == name)
+                .and_then(|at| states.value.get(at)?.as_ref().ok()?.as_ref());
+            let records = records.get(..upto.unwrap_or(records.len()));
+            let records = records.unwrap_or_default();
+            self.judge_job(&mut changes, name, records, state, now)
+                .await;
+        }
+        self.limit(&mut changes, now);
+        Ok((changes, again))
+    }
+
+    /// The records of these jobs that are not judged yet, oldest first.
+    async fn unjudged(&self, names: Vec<JobName>) -> Result<Vec<OfJob>, store::Error> {
+        let mut out = vec![];
+        let mut deep = vec![];
+        for (name, records) in self.records(names, FIRST).await? {
+            let notes = self.notes.get(&name);
+            match notes.map(|n| n.unjudged(&records)) {
+                Some(Some(n)) => out.push((name, oldest_first(&records, n))),
+                _ if records.len() < FIRST => {
+                    let n = records.len();
+                    out.push((name, oldest_first(&records, n)));
+                }
+                _ => deep.push(name),
+            }
+        }
+        for (name, records) in self.records(deep, HISTORY_KEPT).await? {
+            let n = self.notes.get(&name).and_then(|n| n.unjudged(&records));
+            let n = n.unwrap_or(records.len());
+            out.push((name, oldest_first(&records, n)));
+        }
+        Ok(out)
+    }
+
+    /// The newest `n` records of each of these jobs. Those that cannot be read hide nothing else.
+    async fn records(&self, names: Vec<JobName>, n: usize) -> Result<Vec<OfJob>, store::Error> {
+        if names.is_empty() {
+            return Ok(vec![]);
+        }
+        let asking = |store: Arc<dyn Store>| async move {
+            let asks = names.into_iter().map(|name| {
+                let store = store.clone();
+                async move {
+                    let records = store.records(&name, n).await;
+                    (name, records)
+                }
+            });
+            let mut answers = futures_util::stream::iter(asks).buffer_unordered(ASKED_AT_ONCE);
+            let mut all = vec![];
+            while let Some((name, records)) = answers.next().await {
+                match records {
+                    Ok(records) => all.push((name, records)),
+                    Err(store::Error::Corrupt { .. }) => {}
+                    Err(e) => return Err(e),
+                }
+            }
+            Ok(all)
+        };
+        self.asking.ask(asking).await
+    }
+
+    /// Judges records of one job, oldest first.
+    async fn judge_job(
+        &self,
+        changes: &mut Changes,
+        name: &JobName,
+        records: &[RunRecord],
+        state: Option<&State>,
+        now: i64,
+    ) {
+        let Some(job) = self.config.jobs.get(name) else {
+            return;
+        };
+        let known = self.notes.get(name);
+        let mut notes = known.cloned().unwrap_or_else(|| Notes::new(now));
+        let mut told: Vec<(Verdict, usize)> = vec![];
+        for (at, r) in records.iter().enumerate() {
+            let old = known.is_none() && made_at(r) < self.since;
+            if old || is_bad(r.outcome) && is_followed(r, &records[at..], state) {
+                notes.note(r);
+                continue;
+            }
+            let verdicts = notes.judge(rules_of(&self.config, job), r, now);
+            told.extend(verdicts.into_iter().map(|verdict| (verdict, at)));
+        }
+        if known == Some(&notes) {
+            return;
+        }
+        for (verdict, at) in told {
+            let r = &records[at];
+            let output = match self.has_room(changes, &verdict.channel, now) && verdict.bad {
+                true => self.output(r).await,
+                false => String::new(),
+            };
+            let item = text::item(job, &verdict, Some(text::about(r, &output)), now);
+            self.tell(changes, &verdict.channel, item, now);
+        }
+        changes.notes.insert(name.clone(), notes);
+    }
+
+    fn has_room(&self, changes: &mut Changes, channel: &str, now: i64) -> bool {
+        let open = self.open_message(changes, channel, now);
+        open.is_none_or(|message| message.has_room())
+    }
+
+    /// The end of a run's output; empty if the store does not say.
+    async fn output(&self, r: &RunRecord) -> String {
+        let (Some(run), job) = (r.run_id, r.job.clone()) else {
+            return String::new();
+        };
+        let asked = self
+            .asking
+            .ask(|s| async move { tail(&*s, &job, run).await })
+            .await;
+        asked.map(|(text, _)| text).unwrap_or_default()
+    }
+}
+
+fn oldest_first(records: &[RunRecord], n: usize) -> Vec<RunRecord> {
+    records.iter().take(n).rev().cloned().collect()
+}
+
+/// Some channel may call it bad, and another attempt may follow it.
+fn is_bad(outcome: Outcome) -> bool {
+    matches!(
+        outcome,
+        Outcome::Failed
+            | Outcome::TimedOut
+            | Outcome::Crashed
+            | Outcome::Unknown
+            | Outcome::LeaseLost
+    )
+}
+
+/// Another attempt of the same occurrence follows: it has a record, too, which is newer, or its occurrence is open.
+fn is_followed(r: &RunRecord, newer: &[RunRecord], state: Option<&State>) -> bool {
+    let same = |other: &&RunRecord| {
+        other.occurrence == r.occurrence && (other.attempt > r.attempt || name(other) != name(r))
+    };
+    let open = state.is_some_and(|st| st.open.iter().any(|o| o.run.occurrence == r.occurrence));
+    open || newer.iter().skip(1).any(|other| same(&other))
+}

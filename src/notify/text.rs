@@ -1,0 +1,692 @@
+//! What a message says: a title, a text, and the same as JSON. Made from facts when it is sent.
+
+use std::fmt::Write as _;
+
+use serde_json::{Value as Json, json};
+
+use crate::{
+    config::{Config, Job},
+    logic::{
+        notify::{About, Item, Kind, Message, Verdict},
+        schedule::next_of,
+    },
+    model::{InstanceId, JobName, Occurrence, Outcome, RunRecord, Trigger, rfc3339_ms},
+    text, words,
+};
+
+/// The end of an output that a message has: lines, and characters.
+const OUTPUT_LINES: usize = 15;
+const OUTPUT_MOST: usize = 1500;
+/// With several jobs in one message each has fewer.
+const OUTPUT_OF_MANY: usize = 3;
+
+/// What a message says of where it comes from.
+pub(super) struct Surroundings {
+    namespace: String,
+    public_url: Option<String>,
+    from: InstanceId,
+    now: i64,
+}
+
+impl Surroundings {
+    pub(super) fn of(config: &Config, from: &InstanceId, now: i64) -> Self {
+        let http = config.http.as_ref();
+        Self {
+            namespace: config.store.namespace.clone(),
+            public_url: http.and_then(|http| http.public_url.clone()),
+            from: from.clone(),
+            now,
+        }
+    }
+
+    fn link(&self, item: &Item) -> Option<String> {
+        let url = self.public_url.as_ref()?;
+        let job = &item.job;
+        Some(match &item.run {
+            Some(run) => format!("{url}/#/job/{job}?o={}", run.occurrence),
+            None => format!("{url}/#/job/{job}"),
+        })
+    }
+}
+
+/// A message, ready to be sent.
+pub(super) struct Text {
+    /// The same for each try.
+    pub(super) id: String,
+    /// One line.
+    pub(super) title: String,
+    pub(super) body: String,
+    pub(super) json: Json,
+    pub(super) bad: bool,
+    /// The instance that sends it.
+    pub(super) source: String,
+    pub(super) subjects: Vec<Subject>,
+}
+
+/// What is said of one job.
+pub(super) struct Subject {
+    pub(super) job: String,
+    pub(super) kind: &'static str,
+    pub(super) bad: bool,
+    pub(super) title: String,
+    pub(super) text: String,
+    pub(super) link: Option<String>,
+    /// Names the trouble of this job in this fleet.
+    pub(super) key: String,
+}
+
+/// At most `most` characters; what is cut is marked.
+pub(super) fn cut(text: &str, most: usize) -> String {
+    match text.char_indices().nth(most) {
+        None => text.to_owned(),
+        Some(_) => {
+            let mut out: String = text.chars().take(most.saturating_sub(1)).collect();
+            out.push('…');
+            out
+        }
+    }
+}
+
+/// The facts of a record that a message may tell. `output` is the end of the run's output.
+pub(super) fn about(r: &RunRecord, output: &str) -> About {
+    About {
+        id: r.run_id,
+        occurrence: r.occurrence,
+        trigger: r.trigger,
+        attempt: r.attempt,
+        outcome: r.outcome,
+        exit_code: r.exit_code,
+        signal: r.signal,
+        error: r.error.as_deref().map(words::line),
+        instance: r.instance.clone(),
+        host: r.host.as_deref().map(words::line),
+        started_at: r.started_at,
+        duration_ms: r.duration_ms,
+        lateness_ms: r.lateness_ms,
+        count: r.count,
+        output: last_lines(output),
+    }
+}
+
+/// The last lines, safe to show.
+fn last_lines(output: &str) -> String {
+    // Before it is made safe, which takes time for each character.
+    let from = output.len().saturating_sub(4 * OUTPUT_MOST);
+    let from = (from..=output.len())
+        .find(|at| output.is_char_boundary(*at))
+        .unwrap_or(0);
+    let safe = text::lines(output.get(from..).unwrap_or_default());
+    let lines: Vec<&str> = safe.trim_end().lines().collect();
+    let kept = lines.get(lines.len().saturating_sub(OUTPUT_LINES)..);
+    let kept = kept.unwrap_or_default().join("\n");
+    let many = kept.chars().count().saturating_sub(OUTPUT_MOST);
+    match many {
+        0 => kept,
+        many => format!("…{}", kept.chars().skip(many + 1).collect::<String>()),
+    }
+}
+
+/// What is told of a job because of a verdict.
+pub(super) fn item(job: &Job, verdict: &Verdict, run: Option<About>, now: i64) -> Item {
+    let next = match job.enabled {
+        true => next_of(&job.schedules, Occurrence(now)),
+        false => None,
+    };
+    Item {
+        job: job.name.clone(),
+        kind: verdict.kind,
+        bad: verdict.bad,
+        streak: verdict.streak,
+        since: verdict.since,
+        changes: verdict.changes,
+        zone: job.timezone.to_string(),
+        next: next.map(|o| o.0),
+        run,
+    }
+}
+
+pub(super) fn test_message(channel: &str, now: i64) -> Message {
+    let verdict = Verdict {
+        channel: channel.to_owned(),
+        kind: Kind::Test,
+        bad: false,
+        streak: 0,
+        since: now,
+        changes: 0,
+    };
+    let item = Item {
+        job: JobName::new("test"),
+        kind: verdict.kind,
+        bad: false,
+        streak: 0,
+        since: now,
+        changes: 0,
+        zone: "UTC".to_owned(),
+        next: None,
+        run: None,
+    };
+    Message::new(item, channel, now)
+}
+
+/// `Sat 2026-11-21 12:00:00 +08:00`, in the job's zone.
+fn local(ms: i64, zone: &str) -> String {
+    let zone = jiff::tz::TimeZoneDatabase::bundled()
+        .get(zone)
+        .unwrap_or(jiff::tz::TimeZone::UTC);
+    match jiff::Timestamp::from_millisecond(ms) {
+        Ok(t) => t
+            .to_zoned(zone)
+            .strftime("%a %Y-%m-%d %H:%M:%S %:z")
+            .to_string(),
+        Err(_) => rfc3339_ms(ms),
+    }
+}
+
+fn kind_words(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Failed => "failed",
+        Kind::TimedOut => "timed out",
+        Kind::Crashed => "crashed",
+        Kind::Unknown => "ended in an unknown way",
+        Kind::LeaseLost => "lost its lease",
+        Kind::Missed => "was missed",
+        Kind::Late => "started late",
+        Kind::TooLong => "took unusually long",
+        Kind::TooShort => "ended unusually soon",
+        Kind::Recovered => "recovered",
+        Kind::Overdue => "has had no success for too long",
+        Kind::Flapping => "keeps changing",
+        Kind::Test => "test",
+    }
+}
+
+fn title(item: &Item, now: i64) -> String {
+    let job = &item.job;
+    let exit = item.run.as_ref().and_then(|run| {
+        let code = run.exit_code.filter(|_| run.outcome == Outcome::Failed);
+        code.map(|code| format!(" (exit code {code})"))
+            .or(run.signal.map(|signal| format!(" (signal {signal})")))
+    });
+    match item.kind {
+        Kind::Test => "soloist: a test".to_owned(),
+        Kind::Overdue => format!("{job}: no success for {}", words::span(now - item.since)),
+        Kind::Flapping => format!(
+            "{job} keeps changing: {} in {}, {} now",
+            words::count(
+                usize::try_from(item.changes).unwrap_or(usize::MAX),
+                "change"
+            ),
+            words::span(now - item.since),
+            if item.bad { "bad" } else { "good" },
+        ),
+        Kind::Recovered => format!("{job} recovered"),
+        kind => format!("{job} {}{}", kind_words(kind), exit.unwrap_or_default()),
+    }
+}
+
+fn outcome(run: &About) -> String {
+    let mut out = run.outcome.to_string().replace('_', " ");
+    if let Some(code) = run.exit_code {
+        let _ = write!(out, ", exit code {code}");
+    }
+    if let Some(signal) = run.signal {
+        let _ = write!(out, ", signal {signal}");
+    }
+    if let Some(ms) = run.duration_ms {
+        let _ = write!(out, ", after {}", words::took(ms));
+    }
+    if let Some(ms) = run.lateness_ms.filter(|ms| *ms >= 1000) {
+        let _ = write!(out, ", started {} late", words::took(ms));
+    }
+    if run.count > 1 {
+        let _ = write!(out, ", {} occurrences", run.count);
+    }
+    out
+}
+
+/// What is said of one job. `alone`: the message tells of no other.
+// Long: one line of the text after the other.
+fn describe(item: &Item, s: &Surroundings, alone: bool) -> String {
+    let mut out = String::new();
+    let mut line = |name: &str, text: &str| {
+        let name = if name.is_empty() {
+            String::new()
+        } else {
+            format!("{name}:")
+        };
+        let _ = writeln!(out, "{name:<12} {text}");
+    };
+    if item.kind == Kind::Test {
+        line("sent by", &format!("{} ({})", s.from, s.namespace));
+        line("at", &words::instant(s.now));
+        return out + "Nothing is wrong: somebody ran `soloist notify test`.\n";
+    }
+    line("job", item.job.as_str());
+    let both = |ms: i64| match item.zone.as_str() {
+        "UTC" => local(ms, "UTC"),
+        zone => format!("{} ({})", local(ms, zone), words::instant(ms)),
+    };
+    if let Some(run) = &item.run {
+        line("occurrence", &both(run.occurrence.0));
+        line("outcome", &outcome(run));
+        if let Some(error) = &run.error {
+            line("error", error);
+        }
+        if run.attempt > 0 {
+            let why = match run.trigger {
+                Trigger::Schedule => String::new(),
+                other => format!(" ({})", other.as_str().replace('_', " ")),
+            };
+            line("attempt", &format!("{}{why}", run.attempt));
+        }
+        if let Some(instance) = &run.instance {
+            let host = run.host.as_ref().filter(|h| !h.is_empty());
+            let host = host.map(|h| format!(" on {h}")).unwrap_or_default();
+            line(
+                "instance",
+                &format!("{}{host}", words::line(instance.as_str())),
+            );
+        }
+    }
+    match item.kind {
+        Kind::Overdue => line("no success", &format!("since {}", both(item.since))),
+        Kind::Recovered if item.streak > 0 => line(
+            "was bad",
+            &format!(
+                "since {}, {} in a row",
+                both(item.since),
+                words::count(usize::try_from(item.streak).unwrap_or(usize::MAX), "end")
+            ),
+        ),
+        Kind::Flapping => line(
+            "changes",
+            &format!("{} since {}", item.changes, both(item.since)),
+        ),
+        _ if item.bad && item.streak > 0 => line(
+            "bad since",
+            &format!("{}, {} in a row", both(item.since), item.streak),
+        ),
+        _ => {}
+    }
+    if let Some(next) = item.next {
+        let relative = words::relative(next, s.now);
+        line("next", &format!("{}, {relative}", both(next)));
+    }
+    let job = &item.job;
+    match item.run.as_ref() {
+        Some(run) if run.id.is_none() => {
+            line(
+                "more",
+                &format!("soloist why {job} {}", words::instant(run.occurrence.0)),
+            );
+        }
+        Some(run) if alone => {
+            line("more", &format!("soloist history {job}"));
+            if let Some(id) = run.id {
+                line("", &format!("soloist logs {job} {id}"));
+            }
+        }
+        _ => line("more", &format!("soloist history {job}")),
+    }
+    if let Some(link) = s.link(item) {
+        line("link", &link);
+    }
+    let output = item.run.as_ref().map_or("", |run| run.output.as_str());
+    let lines: Vec<&str> = output.lines().collect();
+    let most = if alone { OUTPUT_LINES } else { OUTPUT_OF_MANY };
+    let lines = lines
+        .get(lines.len().saturating_sub(most)..)
+        .unwrap_or_default();
+    if !lines.is_empty() && item.bad {
+        out += "the end of its output:\n";
+        for line in lines {
+            let _ = writeln!(out, "  {line}");
+        }
+    }
+    out
+}
+
+/// `3 jobs: 2 failed, 1 recovered`.
+fn heading(message: &Message, now: i64) -> String {
+    if let ([item], 0) = (&message.items[..], message.more) {
+        return title(item, now);
+    }
+    let mut kinds: Vec<(Kind, u64)> = vec![];
+    let named = message.items.iter().map(|i| i.kind);
+    let mut told = 0;
+    for kind in named.chain(message.others.iter().map(|(_, kind)| *kind)) {
+        told += 1;
+        match kinds.iter_mut().find(|(k, _)| *k == kind) {
+            Some((_, n)) => *n += 1,
+            None => kinds.push((kind, 1)),
+        }
+    }
+    let mut jobs: Vec<&JobName> = message.items.iter().map(|i| &i.job).collect();
+    jobs.extend(message.others.iter().map(|(job, _)| job));
+    jobs.sort();
+    jobs.dedup();
+    let all = message.items.len() as u64 + message.more;
+    let parts: Vec<String> = kinds
+        .iter()
+        .map(|(kind, n)| format!("{n} {}", kind_words(*kind)))
+        .collect();
+    let unnamed = all.saturating_sub(told);
+    let more = match unnamed {
+        0 => String::new(),
+        n => format!(", {n} more"),
+    };
+    let jobs = jobs.len() + usize::try_from(unnamed).unwrap_or(usize::MAX);
+    format!("{}: {}{more}", words::count(jobs, "job"), parts.join(", "))
+}
+
+impl Text {
+    pub(super) fn of(message: &Message, id: &str, s: &Surroundings) -> Self {
+        let title = heading(message, s.now);
+        let alone = message.items.len() == 1 && message.more == 0;
+        let mut body = String::new();
+        if message.perhaps_sent {
+            body += "This may be a repetition: an earlier try to send this message may have succeeded.\n\n";
+        }
+        if s.now - message.at > 60_000 && message.tries > 0 {
+            let late = words::span(s.now - message.at);
+            let _ = write!(
+                body,
+                "This message is {late} late: earlier tries failed.\n\n"
+            );
+        }
+        let mut subjects = vec![];
+        for (n, item) in message.items.iter().enumerate() {
+            let text = describe(item, s, alone);
+            let title = self::title(item, s.now);
+            if !alone {
+                let gap = if n > 0 { "\n" } else { "" };
+                let _ = writeln!(body, "{gap}{title}");
+            }
+            body += &text;
+            subjects.push(Subject {
+                job: item.job.to_string(),
+                kind: item.kind.as_str(),
+                bad: item.bad,
+                title,
+                text,
+                link: s.link(item),
+                key: format!("soloist/{}/{}", s.namespace, item.job),
+            });
+        }
+        if message.more > 0 {
+            let names: Vec<String> = message
+                .others
+                .iter()
+                .map(|(job, kind)| format!("{job} {}", kind_words(*kind)))
+                .collect();
+            let unnamed = message.more - names.len() as u64;
+            let and = if unnamed > 0 {
+                format!(", and {unnamed} more")
+            } else {
+                String::new()
+            };
+            let _ = write!(
+                body,
+                "\nalso:        {}{and}\nmore:        soloist status\n",
+                names.join(", ")
+            );
+        }
+        let items: Vec<Json> = message.items.iter().map(|i| item_json(i, s)).collect();
+        let bad = message.items.iter().any(|i| i.bad);
+        let json = json!({
+            "id": id,
+            "title": title,
+            "text": body,
+            "bad": bad,
+            "channel": message.channel,
+            "namespace": s.namespace,
+            "sent_by": s.from,
+            "at": rfc3339_ms(message.at),
+            "perhaps_sent": message.perhaps_sent,
+            "tries": message.tries,
+            "items": items,
+            "others": message.others.iter().map(|(job, kind)| json!({"job": job, "kind": kind})).collect::<Vec<_>>(),
+            "more": message.more,
+        });
+        Self {
+            id: id.to_owned(),
+            title,
+            body,
+            json,
+            bad,
+            source: s.from.to_string(),
+            subjects,
+        }
+    }
+}
+
+fn item_json(item: &Item, s: &Surroundings) -> Json {
+    let run = item.run.as_ref().map(|run| {
+        json!({
+            "run_id": run.id,
+            "occurrence": run.occurrence.to_string(),
+            "local": local(run.occurrence.0, &item.zone),
+            "trigger": run.trigger,
+            "attempt": run.attempt,
+            "outcome": run.outcome,
+            "exit_code": run.exit_code,
+            "signal": run.signal,
+            "error": run.error,
+            "instance": run.instance,
+            "host": run.host,
+            "started_at": run.started_at.map(rfc3339_ms),
+            "duration_ms": run.duration_ms,
+            "lateness_ms": run.lateness_ms,
+            "count": run.count,
+            "output": run.output,
+        })
+    });
+    json!({
+        "job": item.job,
+        "kind": item.kind,
+        "bad": item.bad,
+        "streak": item.streak,
+        "since": rfc3339_ms(item.since),
+        "changes": item.changes,
+        "next": item.next.map(rfc3339_ms),
+        "link": s.link(item),
+        "run": run,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{config, model::RunId};
+
+    const NOW: i64 = 1_795_233_605_000;
+
+    fn surroundings() -> Surroundings {
+        Surroundings {
+            namespace: "soloist".to_owned(),
+            public_url: Some("https://soloist.example.org".to_owned()),
+            from: InstanceId::new("web2-9c41"),
+            now: NOW,
+        }
+    }
+
+    fn job() -> std::sync::Arc<Job> {
+        let text = "[jobs.lottery-draw]\ncommand = 'x'\nschedule = '0 12 * * *'\ntimezone = 'Asia/Shanghai'\n";
+        let config = config::parse(text, std::path::Path::new("jobs.toml"), &|_| None);
+        let config = config.expect("sound");
+        config.jobs.values().next().expect("a job").clone()
+    }
+
+    fn record(outcome: Outcome) -> RunRecord {
+        let job = JobName::new("lottery-draw");
+        let at = Occurrence(1_795_233_600_000);
+        let r = RunRecord::without_run(&job, at, Trigger::Schedule, outcome);
+        if outcome == Outcome::Missed {
+            return r;
+        }
+        RunRecord {
+            run_id: Some(RunId(uuid::Uuid::from_u128(
+                0x01a2_1348_253a_71b7_825a_4d60_e547_2a9e,
+            ))),
+            attempt: 2,
+            trigger: Trigger::Retry,
+            instance: Some(InstanceId::new("web1-a1b2")),
+            host: Some("web1".to_owned()),
+            exit_code: (outcome == Outcome::Failed).then_some(3),
+            ..r.lasting(Some(at.0 + 12), Some(at.0 + 1252))
+        }
+    }
+
+    fn one(kind: Kind, bad: bool, run: Option<(Outcome, &str)>) -> Item {
+        let verdict = Verdict {
+            channel: "ops".to_owned(),
+            kind,
+            bad,
+            streak: u64::from(bad && run.is_some()),
+            since: 1_795_233_601_252,
+            changes: 0,
+        };
+        let run = run.map(|(outcome, output)| about(&record(outcome), output));
+        item(&job(), &verdict, run, NOW)
+    }
+
+    fn shown(item: Item) -> String {
+        let message = Message::new(item, "ops", NOW);
+        let text = Text::of(&message, "1", &surroundings());
+        format!("{}\n\n{}", text.title, text.body)
+    }
+
+    /// Every kind of message, once. `SOLOIST_WRITE_DOCS=1 cargo test --lib the_page_has_each` writes them.
+    #[test]
+    fn the_page_has_each_kind_of_message() {
+        let output =
+            "reading 1423 entrants\nentrant 77 has no address\ndraw: cannot pick 10 winners\n";
+        let failed = one(Kind::Failed, true, Some((Outcome::Failed, output)));
+        let mut recovered = one(Kind::Recovered, false, Some((Outcome::Succeeded, "")));
+        recovered.streak = 3;
+        recovered.since -= 3 * 86_400_000;
+        let mut overdue = one(Kind::Overdue, true, None);
+        overdue.since = NOW - 26 * 3_600_000;
+        let mut flapping = one(Kind::Flapping, true, None);
+        flapping.since = NOW - 120_000;
+        flapping.changes = 37;
+        let mut many = Message::new(failed.clone(), "ops", NOW);
+        for n in 1..1000 {
+            let job = JobName::new(&format!("report-{n}"));
+            many.join(
+                Item {
+                    job,
+                    ..failed.clone()
+                },
+                NOW,
+            );
+        }
+        // Of so many the page shows two.
+        many.items.truncate(2);
+        many.others.truncate(2);
+        let many = Text::of(&many, "1", &surroundings());
+        let test = Text::of(&test_message("ops", NOW), "test", &surroundings());
+        let all = [
+            ("A run failed", shown(failed)),
+            (
+                "A run reached its time limit",
+                shown(one(Kind::TimedOut, true, Some((Outcome::TimedOut, output)))),
+            ),
+            (
+                "The daemon of a run died",
+                shown(one(Kind::Crashed, true, Some((Outcome::Crashed, "")))),
+            ),
+            (
+                "The host of a run vanished",
+                shown(one(Kind::Unknown, true, Some((Outcome::Unknown, "")))),
+            ),
+            (
+                "A run lost its lease",
+                shown(one(Kind::LeaseLost, true, Some((Outcome::LeaseLost, "")))),
+            ),
+            (
+                "An occurrence was missed",
+                shown(one(Kind::Missed, true, Some((Outcome::Missed, "")))),
+            ),
+            (
+                "A run started late",
+                shown(one(Kind::Late, true, Some((Outcome::Succeeded, "")))),
+            ),
+            (
+                "A run took unusually long",
+                shown(one(Kind::TooLong, true, Some((Outcome::Succeeded, "")))),
+            ),
+            (
+                "A run ended unusually soon",
+                shown(one(Kind::TooShort, true, Some((Outcome::Succeeded, "")))),
+            ),
+            ("The job recovered", shown(recovered)),
+            ("No success for too long", shown(overdue)),
+            ("A job that keeps changing", shown(flapping)),
+            (
+                "Several jobs at once (shortened)",
+                format!("{}\n\n{}", many.title, many.body),
+            ),
+            ("A test", format!("{}\n\n{}", test.title, test.body)),
+        ];
+        let mut written = String::new();
+        for (what, text) in all {
+            let _ = write!(
+                written,
+                "### {what}\n\n```text\n{}\n```\n\n",
+                text.trim_end()
+            );
+        }
+        let page = include_str!("../../docs/notifications.md");
+        let (before, rest) = page.split_once("<!-- messages -->\n").expect("a mark");
+        let (_, after) = rest.split_once("<!-- end of messages -->").expect("a mark");
+        let new = format!("{before}<!-- messages -->\n{written}<!-- end of messages -->{after}");
+        if std::env::var_os("SOLOIST_WRITE_DOCS").is_some() {
+            std::fs::write("docs/notifications.md", &new).expect("write");
+        }
+        assert!(
+            new == page,
+            "docs/notifications.md is old: write it with SOLOIST_WRITE_DOCS=1"
+        );
+    }
+
+    #[test]
+    fn output_is_cut_at_its_begin_and_acts_on_nothing() {
+        let long = "é".repeat(5000) + "\n\x1b[2J\u{202e}last\r\n";
+        let cut = last_lines(&long);
+        assert!(cut.ends_with("\n\\x1b[2J\\u{202e}last"), "{cut}");
+        assert_eq!(cut.chars().count(), OUTPUT_MOST);
+        assert!(cut.starts_with('…'));
+        let many: String = (0..100).map(|n| format!("{n}\n")).collect();
+        assert_eq!(last_lines(&many).lines().count(), OUTPUT_LINES);
+        assert_eq!(last_lines(""), "");
+        assert_eq!(super::cut("ééé", 2), "é…");
+    }
+
+    #[test]
+    fn the_heading_of_many_counts_them() {
+        let failed = one(Kind::Failed, true, Some((Outcome::Failed, "")));
+        let mut m = Message::new(failed.clone(), "ops", NOW);
+        for n in 1..1000 {
+            let job = JobName::new(&format!("j{n}"));
+            let kind = if n == 5 { Kind::Missed } else { Kind::Failed };
+            m.join(
+                Item {
+                    job,
+                    kind,
+                    ..failed.clone()
+                },
+                NOW,
+            );
+        }
+        let text = Text::of(&m, "1", &surroundings());
+        assert_eq!(text.title, "1000 jobs: 119 failed, 1 was missed, 880 more");
+        assert!(text.body.len() < 30_000, "{}", text.body.len());
+        m.perhaps_sent = true;
+        assert!(
+            Text::of(&m, "1", &surroundings())
+                .body
+                .starts_with("This may be a repetition")
+        );
+    }
+}

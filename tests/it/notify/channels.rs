@@ -1,0 +1,205 @@
+//! Channels of each type, and those that do not work.
+
+use std::fs;
+
+use serde_json::Value;
+
+use super::{
+    channel, kinds,
+    servers::{Hook, MailServer, Mode},
+};
+use crate::support::{GENEROUS, fleet::fleet, wait_for, wait_until};
+
+const BAD: &str = "command = \"echo '<!channel> @everyone <b>x</b> \\u001b[2J'; false\"\nschedule = \"@every 1s\"";
+
+#[test]
+fn a_channel_that_hangs_babbles_and_is_busy_gets_the_message_in_the_end() {
+    let modes = [
+        Mode::Hangs,
+        Mode::Babbles,
+        Mode::Busy(1),
+        Mode::Status(503),
+        Mode::Takes,
+    ];
+    let hook = Hook::start_with(&modes);
+    let other = Hook::start(Mode::Takes);
+    let tables = channel("ops", &hook, "timeout = \"500ms\"") + &channel("other", &other, "");
+    let fleet = fleet(1)
+        .tables(&tables)
+        .default("notify", "[\"ops\", \"other\"]")
+        .job("bad", BAD)
+        .start();
+    // The other channel does not wait for it.
+    other.wait("other", 1);
+    let heard = hook.wait("ops", 1);
+    assert_eq!(kinds(&heard[0]), [("bad", "failed")]);
+    assert_eq!(heard[0]["tries"], 4);
+    assert_eq!(heard[0]["perhaps_sent"], true);
+    let log = fleet.instances[0].log_text();
+    for said in [
+        "did not answer within 500ms",
+        "429 Too Many Requests",
+        "503",
+    ] {
+        assert!(log.contains(said), "{said}: {log}");
+    }
+}
+
+#[test]
+fn a_redirect_is_not_followed_and_is_named() {
+    let hook = Hook::start(Mode::Redirects);
+    let fleet = fleet(1)
+        .tables(&channel("ops", &hook, ""))
+        .default("notify", "[\"ops\"]")
+        .job("bad", BAD)
+        .start();
+    fleet.wait_log(0, "gave a message up: nobody was told");
+    let log = fleet.instances[0].log_text();
+    assert!(log.contains("follows no redirects"), "{log}");
+    assert_eq!(hook.paths().len(), 3);
+}
+
+#[test]
+fn a_message_mentions_nobody_and_has_no_html() {
+    let hook = Hook::start(Mode::Takes);
+    let mut tables = String::new();
+    for kind in ["slack", "discord", "teams", "pagerduty"] {
+        let url = hook.url(kind);
+        tables += &format!("[notify.{kind}]\ntype = \"{kind}\"\nurl = \"{url}\"\n");
+    }
+    tables += "routing_key = \"abc\"\n";
+    let dir = tempfile::tempdir().expect("a directory");
+    let ok = dir.path().join("ok");
+    let bad = BAD.replace("false\"", &format!("test -e {}\"", ok.display()));
+    let _fleet = fleet(1)
+        .tables(&tables)
+        .default(
+            "notify",
+            "[\"slack\", \"discord\", \"teams\", \"pagerduty\"]",
+        )
+        .job("bad", &bad)
+        .start();
+    let one = |name: &str| hook.wait(name, 1)[0].clone();
+    let slack = one("slack")["text"].as_str().expect("text").to_owned();
+    assert!(
+        !slack.contains('<') && slack.contains("&lt;!channel&gt;"),
+        "{slack}"
+    );
+    assert!(
+        !slack.contains('\x1b') && slack.contains("\\x1b[2J"),
+        "{slack}"
+    );
+    let discord = one("discord");
+    assert_eq!(discord["allowed_mentions"]["parse"], Value::Array(vec![]));
+    assert!(discord["content"].as_str().expect("content").len() < 2000);
+    let teams = one("teams")["attachments"][0]["content"]["body"][1]["text"].to_string();
+    assert!(teams.contains("\\\\<b\\\\>x\\\\</b\\\\>"), "{teams}");
+    let trigger = one("pagerduty");
+    assert_eq!(
+        (&trigger["event_action"], &trigger["routing_key"]),
+        (&"trigger".into(), &"abc".into())
+    );
+    fs::write(ok, "").expect("write");
+    let resolve = &hook.wait("pagerduty", 2)[1];
+    assert_eq!(resolve["event_action"], "resolve");
+    assert_eq!(resolve["dedup_key"], trigger["dedup_key"]);
+}
+
+#[test]
+fn a_mail_server_that_takes_a_mail_and_dies_gets_it_again_and_the_mail_says_so() {
+    let server = MailServer::start(1);
+    let url = server.url();
+    let tables = format!(
+        "[notify.mail]\ntype = \"email\"\nsmtp = \"{url}\"\nfrom = \"soloist <s@example.org>\"\n\
+         to = [\"Ann <ann@example.org>\", \"bob@example.org\"]\n"
+    );
+    let _fleet = fleet(1)
+        .tables(&tables)
+        .default("notify", "[\"mail\"]")
+        .job("bad", BAD)
+        .start();
+    let mails = wait_for("two mails", GENEROUS, || {
+        let mails = server.mails();
+        (mails.len() >= 2).then_some(mails)
+    });
+    let id = |mail: &str| {
+        let line = mail
+            .lines()
+            .find(|l| l.to_ascii_lowercase().starts_with("message-id"));
+        line.expect("an id").to_owned()
+    };
+    assert!(
+        mails[0].contains("Subject: bad failed (exit code 1)"),
+        "{}",
+        mails[0]
+    );
+    assert!(!mails[0].contains("repetition"), "{}", mails[0]);
+    assert!(
+        mails[1].contains("This may be a repetition"),
+        "{}",
+        mails[1]
+    );
+    assert_eq!(id(&mails[0]), id(&mails[1]));
+}
+
+#[test]
+fn a_command_gets_the_message_and_one_that_never_ends_is_killed() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (got, began) = (dir.path().join("got"), dir.path().join("began"));
+    let script = format!(
+        "cat > {0}.new; echo \\\"$SOLOIST_TITLE\\\" >> {0}.new; mv {0}.new {0}",
+        got.display()
+    );
+    let hangs = format!("echo x >> {}; sleep 1000", began.display());
+    let tables = format!(
+        "[notify.one]\ntype = \"command\"\ncommand = [\"/bin/sh\", \"-c\", \"{script}\"]\n\
+         [notify.two]\ntype = \"command\"\ntimeout = \"300ms\"\ncommand = [\"/bin/sh\", \"-c\", \"{hangs}\"]\n"
+    );
+    let fleet = fleet(1)
+        .tables(&tables)
+        .default("notify", "[\"one\", \"two\"]")
+        .job("bad", BAD)
+        .start();
+    let text = wait_for("the command was called", GENEROUS, || {
+        fs::read_to_string(&got).ok()
+    });
+    let (json, title) = text
+        .split_once('\n')
+        .map_or((text.as_str(), ""), |(j, t)| (j, t));
+    let (json, title) = match json.rsplit_once('}') {
+        Some((json, rest)) if title.is_empty() => (format!("{json}}}"), rest.to_owned()),
+        _ => (json.to_owned(), title.to_owned()),
+    };
+    let message: Value = serde_json::from_str(&json).expect("JSON");
+    assert_eq!(kinds(&message), [("bad", "failed")]);
+    assert_eq!(title.trim(), "bad failed (exit code 1)");
+    fleet.wait_log(0, "was killed");
+    wait_until("it is tried again", GENEROUS, || {
+        fs::read_to_string(&began).is_ok_and(|text| text.lines().count() >= 2)
+    });
+}
+
+#[test]
+fn a_test_shows_what_came_back() {
+    let hook = Hook::start(Mode::Takes);
+    let fleet = fleet(1)
+        .tables(&channel("ops", &hook, ""))
+        .job("x", "command = \"true\"")
+        .start();
+    let said = fleet.said(&["notify", "test", "ops"]);
+    assert!(said.contains("200 OK: ok"), "{said}");
+    assert_eq!(hook.heard("ops")[0]["title"], "soloist: a test");
+    hook.set(Mode::Status(404));
+    let out = fleet.cli(&["notify", "test", "ops", "--json"]);
+    assert_eq!(out.status.code(), Some(75));
+    let said: Value = serde_json::from_slice(&out.stdout).expect("JSON");
+    assert_eq!(said["delivered"], false);
+    assert!(
+        said["answer"].as_str().expect("words").contains("404"),
+        "{said}"
+    );
+    let out = fleet.cli(&["notify", "test", "opps"]);
+    assert_eq!(out.status.code(), Some(64));
+    let said = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(said.contains("did you mean `ops`?"), "{said}");
+}
