@@ -259,6 +259,18 @@ pub(super) struct Events<'a> {
     reset: bool,
 }
 
+/// A server-sent event. The first sets only the time after which a client comes again.
+#[derive(utoipa::ToSchema)]
+#[expect(dead_code, reason = "for the document; `write_event` writes them")]
+pub(super) struct Sent {
+    /// The cursor.
+    id: Option<String>,
+    /// The kind.
+    event: Option<String>,
+    /// JSON.
+    data: Option<String>,
+}
+
 /// What happens: a stream, or, for pollers, what happened since a cursor
 #[utoipa::path(
     get,
@@ -272,7 +284,7 @@ pub(super) struct Events<'a> {
     responses(
         (status = 200, description = "with `Accept: text/event-stream`, a stream", content(
             (Events = "application/json"),
-            (String = "text/event-stream"),
+            (Sent = "text/event-stream"),
         )),
         (status = "default", description = "a problem", body = ProblemView, content_type = "application/problem+json"),
     )

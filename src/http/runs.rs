@@ -11,7 +11,7 @@ use super::{
     api::{Args, Path, json, named},
     auth::Caller,
     board::Inner,
-    events::{STREAMS, sse, write_event},
+    events::{STREAMS, Sent, sse, write_event},
     problem::{Problem, ProblemView},
 };
 use crate::{
@@ -471,7 +471,7 @@ fn incomplete(bytes: &[u8]) -> usize {
     responses(
         (status = 200, description = "a piece, or a stream of them", content(
             (Piece = "application/json"),
-            (String = "text/event-stream"),
+            (Sent = "text/event-stream"),
         )),
         (status = "default", description = "a problem", body = ProblemView, content_type = "application/problem+json"),
     )
