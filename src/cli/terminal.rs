@@ -17,7 +17,7 @@ use tracing_subscriber::{
     registry::LookupSpan,
 };
 
-use crate::{runner::LOG_TARGET, text, words};
+use crate::{clock, runner::LOG_TARGET, text, words};
 
 /// A longer name is not cut, and moves its line.
 const COLUMN: usize = 14;
@@ -49,7 +49,8 @@ where
     ) -> fmt::Result {
         let mut said = Said::default();
         event.record(&mut said);
-        let now = jiff::Timestamp::now().to_zoned(self.zone.clone());
+        let now = jiff::Timestamp::from_millisecond(clock::wall_us() / 1000).unwrap_or_default();
+        let now = now.to_zoned(self.zone.clone());
         let meta = event.metadata();
         let line = self.line(
             &now.strftime("%H:%M:%S").to_string(),

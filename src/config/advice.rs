@@ -92,7 +92,7 @@ impl Written {
             }
         }
         self.together(&mut found, config);
-        (!found.is_empty()).then(|| found.finish().as_advice())
+        (!found.is_empty()).then(|| found.finish().into_advice())
     }
 
     /// What each schedule says by itself.

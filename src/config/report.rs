@@ -71,7 +71,7 @@ impl Report {
         }
     }
 
-    pub(super) fn as_advice(mut self) -> Self {
+    pub(super) fn into_advice(mut self) -> Self {
         self.advice = true;
         self
     }
