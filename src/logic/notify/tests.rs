@@ -517,7 +517,7 @@ mod protocol {
             }
             sent |= w.message.is_none();
             // Sequence numbers go up without an end, and a message that came twice has told us all.
-            let deep = w.got.len() > 2 || w.lease.as_deref().is_some_and(|l| too_far(l));
+            let deep = w.got.len() > 2 || w.lease.as_deref().is_some_and(too_far);
             if deep || seen.len() >= most || !seen.insert(w.clone()) {
                 continue;
             }
