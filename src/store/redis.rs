@@ -1,8 +1,8 @@
 //! The store of a fleet: one Redis primary, and one script (lua/) for each atomic step.
 //!
 //! All keys start with the namespace: `{<job>}:state` (a hash that does not expire); `{<job>}:history`,
-//! `{<job>}:decisions` and `{<job>}:output:<run>`, which expire; `instances`, `drains`, `epoch`, `jobs` and `notices`. The
-//! channel is `events`.
+//! `{<job>}:decisions` and `{<job>}:output:<run>`, which expire; `instances`, `drains`, `epoch`, `jobs` and
+//! `notices`. The channel is `events`.
 
 mod ask;
 pub(crate) mod check;

@@ -122,11 +122,14 @@ fn many_runs_one_after_another_leave_nothing_behind() {
     switch(&mut fleet, true);
     std::thread::sleep(std::time::Duration::from_secs(test_seconds()));
     switch(&mut fleet, false);
-    // A connection to the store that was opened meanwhile is closed when it was idle for a while.
-    wait_until("as before", GENEROUS, || {
-        let now = held(daemon, &cgroup.0, tmp.path());
-        now.0 <= before.0 && (&now.1, now.2, now.3) == (&before.1, before.2, before.3)
-    });
+    // Connections to the store stay open: the pool has at most so many.
+    let now = held(daemon, &cgroup.0, tmp.path());
+    assert!(now.0 <= before.0 + 8, "{before:?}, and then {now:?}");
+    assert_eq!(
+        (now.1, now.2, now.3),
+        (before.1, before.2, before.3),
+        "children, cgroups, files"
+    );
     let ends = fleet.history(&name(0));
     assert!(ends.iter().all(|r| r["outcome"] != "failed"), "{ends:?}");
     fleet.stop();
