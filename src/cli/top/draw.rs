@@ -1171,4 +1171,4 @@ fn question(state: &State, buf: &mut Buffer, area: Rect) {
 }
 
 #[cfg(test)]
-mod tests {}
+mod tests;
