@@ -1098,14 +1098,14 @@ fn footer(state: &State, buf: &mut Buffer, area: Rect) {
     let keys = match state.screen {
         _ if state.help => "any key: back",
         Screen::Overview => {
-            "? keys  Enter job  t trigger  p pause  r resume  s skip  c cancel  / find  q quit"
+            "? keys  Enter job  t trigger  p pause  r resume  s skip  c cancel  / find  q"
         }
         Screen::Timeline => {
             "? keys  Enter job  + - zoom  t trigger  p pause  r resume  / find  q quit"
         }
         Screen::Instances => "? keys  d drain  u undrain  q quit",
         Screen::Job => {
-            "Esc back  ? keys  PgUp PgDn output  t trigger  p pause  r resume  s skip  c cancel"
+            "Esc back  ? keys  PgUp PgDn output  t trigger  p pause  r resume  c cancel"
         }
     };
     put(buf, area, 0, 0, area.width, keys, DIM);
