@@ -347,7 +347,7 @@ fn outcome_mark(state: &State, outcome: Outcome) -> (&'static str, Mood) {
     }
 }
 
-/// A column: its heading, its width, whether it is aligned to the right.
+/// Where a column is. Without a width it is not shown.
 struct Column {
     x: u16,
     width: u16,
@@ -399,8 +399,8 @@ fn next_in(l: &Line, now: i64) -> String {
     }
 }
 
-fn job_width(state: &State, listed: &[&Line], least: u16, most: u16) -> u16 {
-    let _ = state;
+/// As wide as the longest name, within bounds.
+fn job_width(listed: &[&Line], least: u16, most: u16) -> u16 {
     let longest = listed
         .iter()
         .map(|l| l.view.job.as_str().len())
@@ -416,7 +416,6 @@ fn overview(state: &State, buf: &mut Buffer, area: Rect) {
     let listed = state.listed();
     let w = area.width;
     let name = job_width(
-        state,
         &listed,
         8,
         if w >= 150 {
@@ -577,7 +576,7 @@ fn nothing_listed(state: &State, buf: &mut Buffer, area: Rect) {
 // Long: one row after the other, each in three layers: what is planned, what ended, what runs.
 fn timeline(state: &State, buf: &mut Buffer, area: Rect) {
     let listed = state.listed();
-    let name = job_width(state, &listed, 8, (area.width / 4).max(8));
+    let name = job_width(&listed, 8, (area.width / 4).max(8));
     let x = 2 + name + 1;
     let width = area.width.saturating_sub(x);
     let length = SPANS[state.span.min(SPANS.len() - 1)];
@@ -1002,25 +1001,31 @@ fn output(state: &State, runs: &[RunView], buf: &mut Buffer, area: Rect) {
     }
 }
 
+/// Letters of East Asia and emoji take two columns.
+fn wide(c: char) -> bool {
+    matches!(u32::from(c),
+        0x1100..=0x115f | 0x2e80..=0xa4cf | 0xac00..=0xd7a3 | 0xf900..=0xfaff | 0xfe30..=0xfe6f | 0xff00..=0xff60
+        | 0x1f300..=0x1faff | 0x20000..=0x3fffd)
+}
+
 /// A line in pieces of at most `width` columns, with its tabs as spaces.
 fn wrap(line: &str, width: usize) -> Vec<String> {
     let (mut parts, mut part, mut at) = (vec![], String::new(), 0);
     for c in line.chars() {
-        let (c, wide) = match c {
+        let (c, columns) = match c {
             '\t' => (' ', 8 - at % 8),
-            // Those of East Asia and emoji take two columns.
-            c if u32::from(c) >= 0x1100 => (c, 2),
+            c if wide(c) => (c, 2),
             c => (c, 1),
         };
-        if at + wide > width && at > 0 {
+        if at + columns > width && at > 0 {
             parts.push(std::mem::take(&mut part));
             at = 0;
         }
         match c {
-            ' ' => part.extend(std::iter::repeat_n(' ', wide.min(width))),
+            ' ' => part.extend(std::iter::repeat_n(' ', columns.min(width))),
             c => part.push(c),
         }
-        at += wide;
+        at += columns;
     }
     parts.push(part);
     parts
@@ -1104,9 +1109,7 @@ fn footer(state: &State, buf: &mut Buffer, area: Rect) {
             "? keys  Enter job  + - zoom  t trigger  p pause  r resume  / find  q quit"
         }
         Screen::Instances => "? keys  d drain  u undrain  q quit",
-        Screen::Job => {
-            "Esc back  ? keys  PgUp PgDn output  t trigger  p pause  r resume  c cancel"
-        }
+        Screen::Job => "Esc back  ? keys  PgUp PgDn output  t trigger  p pause  r resume  c cancel",
     };
     put(buf, area, 0, 0, area.width, keys, DIM);
 }

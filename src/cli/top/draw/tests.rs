@@ -133,7 +133,7 @@ fn state() -> State {
         at: NOW - 1,
     };
     let many = |job: &str| -> Vec<RunRecord> {
-        let one = |n| record(job, n * 60_000 + 41_318, Outcome::Succeeded);
+        let one = |n: i64| record(job, n * 60_000 + 41_318, Outcome::Succeeded);
         (1..20).map(one).collect()
     };
     let failed = record("report", 33_161_318, Outcome::Failed);
