@@ -294,7 +294,7 @@ fn a_job_shows_its_runs_and_the_output_is_followed() {
     let mut s = state();
     press(&mut s, "j\n");
     let run = s.output.run.expect("the run that is active");
-    let mut say = |s: &mut State, from: u64, data: &str, done| {
+    let say = |s: &mut State, from: u64, data: &str, done| {
         let output = Output {
             from,
             data: data.into(),
@@ -312,7 +312,8 @@ fn a_job_shows_its_runs_and_the_output_is_followed() {
     assert!(text.contains("\none\ntwo\\x1b[2J\nthree\n"), "{text}");
     assert!(text.contains("next in 18 s:  15:13:00 15:14:00"), "{text}");
     let rest: String = (0..500).map(|n| format!("line {n}\n")).collect();
-    say(&mut s, s.output.at, &rest, true);
+    let at = s.output.at;
+    say(&mut s, at, &rest, true);
     assert!(screen(&s, 80, 24).contains("line 499"));
     let _ = s.key(Key::PageUp);
     let text = screen(&s, 80, 24);
