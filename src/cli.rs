@@ -17,6 +17,7 @@ mod record;
 mod show;
 pub(crate) mod status;
 mod terminal;
+mod top;
 mod trigger;
 mod upcoming;
 pub(crate) mod why;
@@ -125,6 +126,8 @@ enum Command {
     Next(upcoming::Next),
     /// Show the fleet: instances, jobs, active runs and next occurrences
     Status(Json),
+    /// Watch and control the fleet on a terminal, as the page of the API does
+    Top(top::Top),
     /// Show runs, newest first
     History(history::History),
     /// Show the output of a run, from any host
@@ -194,7 +197,7 @@ fn instance_name(text: &str) -> Result<String, String> {
 impl Command {
     fn json(&self) -> bool {
         match self {
-            Self::Run(_) | Self::Exec(_) => false,
+            Self::Run(_) | Self::Exec(_) | Self::Top(_) => false,
             Self::Check(c) => c.json,
             Self::Status(c) => c.json,
             Self::CheckRecord(c) => c.json,
@@ -247,7 +250,12 @@ pub fn main() -> ExitCode {
             .clone()
             .and_then(|filter| filter.0)
             .unwrap_or_else(|| {
-                let default = if daemon { log::DAEMON } else { log::COMMAND };
+                let default = match &cli.command {
+                    Command::Run(_) => log::DAEMON,
+                    // What is logged to the terminal would stand in the middle of the screen.
+                    Command::Top(_) if io::stderr().is_terminal() => "off",
+                    _ => log::COMMAND,
+                };
                 default.parse().unwrap_or_default()
             }),
         daemon,
@@ -372,6 +380,7 @@ async fn with_store(
     };
     let exit = match command {
         Command::Status(_) => status::status(&ctx).await,
+        Command::Top(args) => top::top(&ctx, &args).await,
         Command::History(args) => history::history(&ctx, &args).await,
         Command::Logs(args) => logs::logs(&ctx, &args).await,
         Command::Why(args) => why::why(&ctx, &args).await,

@@ -137,6 +137,25 @@ impl Failure {
         }
     }
 
+    /// The message and the hint in one line, for a screen.
+    pub(super) fn in_a_line(&self) -> String {
+        let (message, hint) = match self {
+            Self::Usage { message, hint } | Self::TryAgain { message, hint } => {
+                (message.clone(), hint.clone())
+            }
+            Self::Missing { message, hint } | Self::Absent { message, hint } => {
+                (message.clone(), Some(hint.clone()))
+            }
+            Self::Store(e, _) => (e.to_string(), Some(remedy(e, "the store"))),
+            Self::Config(report) => (report.render(false), None),
+            Self::Record(e) => (e.to_string(), None),
+            Self::Output(e) => (e.to_string(), None),
+            Self::Internal(e) => (format!("{e:#}"), None),
+        };
+        let hint = hint.map_or(String::new(), |hint| format!("; {hint}"));
+        text::line(&format!("{message}{hint}"))
+    }
+
     /// Prints the chain of causes on one line, then one hint; to stderr.
     pub fn tell(&self, color: bool) -> Exit {
         let (chain, hint) = match self {

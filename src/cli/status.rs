@@ -269,7 +269,7 @@ fn next(j: &JobView, s: &StatusView) -> Cell {
 }
 
 /// `open`: no job waits because the store may have lost its data.
-fn job_note(j: &JobView, open: bool, now: i64) -> String {
+pub(super) fn job_note(j: &JobView, open: bool, now: i64) -> String {
     let mut notes = vec![];
     if j.unreadable.is_some() {
         return "its state in the store cannot be read: see below".to_owned();

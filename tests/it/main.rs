@@ -28,6 +28,7 @@ mod rights;
 mod sqlite;
 mod support;
 mod terminal;
+mod top;
 mod unreadable;
 
 #[used]

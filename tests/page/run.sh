@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs click.mjs, with its modules outside the clone: sh tests/page/run.sh [URL]. Without URL against a fleet of its own,
+# Runs click.mjs, with its modules in the target folder: sh tests/page/run.sh [URL]. Without URL against a fleet of its own,
 # of the program that `cargo test` built, or $SOLOIST; this is part of test.sh. sh tests/page/run.sh speed [JOBS] measures
 # (speed.mjs) instead; SHOTS=FOLDER sh tests/page/run.sh pictures makes the pictures of docs/pictures.
 set -eu
@@ -25,7 +25,7 @@ case ${1-} in '' | speed | pictures)
     [ -x "$SOLOIST" ] || { echo "tests/page/run.sh: no $SOLOIST: run cargo test first" >&2; exit 1; }
     ;;
 esac
-modules=${SOLOIST_PAGE_MODULES:-${TMPDIR:-/tmp}/soloist-page-test}
+modules=${SOLOIST_PAGE_MODULES:-${CARGO_TARGET_DIR:-$here/../../target}/page-test}
 mkdir -p "$modules"
 cd "$modules"
 if ! cmp -s "$here/package-lock.json" installed; then
