@@ -695,6 +695,7 @@ fn timeline(state: &State, buf: &mut Buffer, area: Rect) {
     }
 }
 
+// Long: a column after the other.
 fn instances(state: &State, buf: &mut Buffer, area: Rect) {
     let w = area.width;
     let name = if w >= 120 {
