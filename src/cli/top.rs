@@ -37,7 +37,7 @@ const AFTER_KEY: Duration = Duration::from_millis(10);
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Keys: 1 overview, 2 timeline, 3 instances, Enter a job with its history and output; t trigger, p pause, r resume,
+Keys: 1 overview, 2 timeline, 3 instances, Enter a job with its history and output; t trigger, p pause, r resume, \
 s skip, c cancel, d drain, u undrain, each after a question; / finds, ? lists all keys, q quits.
 
 It uses no colours with NO_COLOR, and only ASCII without UTF-8 in LC_ALL, LC_CTYPE or LANG. Times are local: TZ.")]

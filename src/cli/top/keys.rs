@@ -135,7 +135,7 @@ mod tests {
             keys(&mut begun, b"\x1bq\xff\x00"),
             [Key::Esc, Key::Char('q')]
         );
-        assert_eq!(keys(&mut begun, &[b'\x1b', b'[']), []);
+        assert_eq!(keys(&mut begun, b"\x1b["), []);
         assert_eq!(keys(&mut begun, &[b'1'; 100]), []);
         assert!(begun.is_empty());
     }

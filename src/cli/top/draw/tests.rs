@@ -110,7 +110,7 @@ fn last(record: &RunRecord) -> Option<Last> {
 /// A fleet in which `draw` runs, `report` failed, and `backup` is paused.
 fn state() -> State {
     let mut state = State::new(&configured(), "redis://store:6379/0", 1000, NOW);
-    let _ = state.take(News::Fleet {
+    state.take(News::Fleet {
         fleet: Box::new(fleet(&[(WEB, 500), ("web-2", 60_000)])),
         shown: NOW,
         local_ms: 1000,
