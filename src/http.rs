@@ -33,15 +33,11 @@ use tracing::error;
 use utoipa::OpenApi as _;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-use self::{
-    auth::Gate,
-    board::{Asking, Board},
-    problem::Problem,
-};
+use self::{auth::Gate, board::Board, problem::Problem};
 use crate::{
     config::{self, Config},
     model::InstanceId,
-    store::{self, Store},
+    store::{self, Asking, Store},
     vitals::Vitals,
 };
 
@@ -92,10 +88,7 @@ pub(crate) async fn serve(p: Parts) {
     });
     // Here, because the task that receives them belongs to the daemon's runtime.
     let (changes, pulse) = (p.store.changes(), p.vitals.pulse());
-    let asking = Asking {
-        store: p.store,
-        daemon: Handle::current(),
-    };
+    let asking = Asking::new(p.store);
     let (ended, end) = oneshot::channel::<()>();
     let body = move || {
         let _ended = ended;

@@ -11,20 +11,17 @@ mod keeper;
 mod send;
 mod text;
 
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
-use tokio::{
-    runtime::Handle,
-    sync::{oneshot, watch},
-};
-use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
+use tokio::sync::{oneshot, watch};
+use tokio_util::sync::CancellationToken;
 use tracing::error;
 
 use crate::{
     config::{Channel, Config},
     logic::notify::Kind,
     model::InstanceId,
-    store::{self, Store},
+    store::{Asking, Store},
 };
 
 /// What the notifier needs of the daemon.
@@ -40,10 +37,7 @@ pub(crate) struct Parts {
 pub(crate) async fn serve(p: Parts) {
     // Here, because the task that receives them belongs to the daemon's runtime.
     let changes = p.store.changes();
-    let asking = Asking {
-        store: p.store.clone(),
-        daemon: Handle::current(),
-    };
+    let asking = Asking::new(p.store.clone());
     let (ended, end) = oneshot::channel::<()>();
     let body = move || {
         let _ended = ended;
@@ -65,29 +59,6 @@ pub(crate) async fn serve(p: Parts) {
         error!(%error, "cannot send notifications: no thread");
     }
     let _ = end.await;
-}
-
-/// Asks the store from the daemon's runtime.
-#[derive(Clone)]
-struct Asking {
-    store: Arc<dyn Store>,
-    daemon: Handle,
-}
-
-impl Asking {
-    async fn ask<T, F>(&self, f: impl FnOnce(Arc<dyn Store>) -> F) -> Result<T, store::Error>
-    where
-        T: Send + 'static,
-        F: Future<Output = Result<T, store::Error>> + Send + 'static,
-    {
-        match AbortOnDropHandle::new(self.daemon.spawn(f(self.store.clone()))).await {
-            Ok(answer) => answer,
-            Err(_) => Err(store::Error::Unreachable {
-                address: self.store.address().to_owned(),
-                reason: "the instance ends".to_owned(),
-            }),
-        }
-    }
 }
 
 /// Why a message was not delivered, as far as known.

@@ -3,6 +3,8 @@
 //! (tests/it/conformance.rs) runs over all three. The library's locks use the same connections to Redis, the same
 //! SQLite file and the same errors.
 
+#[cfg(any(feature = "http", feature = "notify"))]
+mod asking;
 #[cfg(feature = "redis")]
 pub(crate) mod connection;
 #[cfg(feature = "sqlite")]
@@ -20,6 +22,8 @@ pub mod sqlite;
 
 use std::time::Duration;
 
+#[cfg(any(feature = "http", feature = "notify"))]
+pub(crate) use self::asking::Asking;
 #[cfg(feature = "daemon")]
 pub use self::open::open;
 #[cfg(feature = "sqlite")]

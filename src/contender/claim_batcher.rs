@@ -16,6 +16,7 @@ use crate::{
 
 /// How many commands may be under way at once. Meanwhile new claims collect for the next command.
 const IN_FLIGHT: usize = 4;
+
 /// The permit for one claim under way; a grant keeps it until its command has started. More grants than this instance
 /// can start in time would be lost: other instances claim the rest, or it waits here, where no lease can lapse.
 #[derive(Debug)]
@@ -50,10 +51,15 @@ impl Permits {
     fn wait(self: &Arc<Self>, first: bool) -> oneshot::Receiver<ClaimPermit> {
         let (give, permit) = oneshot::channel();
         let mut count = self.0.lock();
-        match first {
-            true => count.first.push_back(give),
-            false => count.others.push_back(give),
+        let waiting = match first {
+            true => &mut count.first,
+            false => &mut count.others,
+        };
+        if waiting.len() == waiting.capacity() {
+            // Before it grows: those that do not wait any more, as after a change of their job, take no place.
+            waiting.retain(|w| !w.is_closed());
         }
+        waiting.push_back(give);
         self.give(&mut count);
         permit
     }
@@ -121,8 +127,7 @@ impl ClaimBatcher {
         }
     }
 
-    /// Waits for a permit; `first`: before those that never asked the store. None: this instance is stopping. Cancel
-    /// safe.
+    /// Waits for a permit; `first`: before those that never asked the store. Cancel safe.
     pub(super) async fn permit(&self, first: bool) -> Option<ClaimPermit> {
         self.permits.wait(first).await.ok()
     }

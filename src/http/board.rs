@@ -6,23 +6,20 @@ mod diff;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    future::Future,
     sync::Arc,
     time::Duration,
 };
 
-use futures_util::StreamExt as _;
 use parking_lot::RwLock;
 use serde::Serialize;
 use tokio::{
-    runtime::Handle,
     sync::{
         broadcast::{self, error::RecvError},
         watch,
     },
     time::Instant,
 };
-use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
+use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
 use super::events::{Feed, Kind, Ring};
@@ -31,7 +28,7 @@ use crate::{
     config::{self, Config},
     logic::claim::{State, Triggered},
     model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger},
-    store::{self, Changed, Observation, Reply, Store, observe_each},
+    store::{self, Asking, Changed},
     view::{self, Clock, EpochView, InstanceView, JobView, Time},
     vitals::Pulse,
 };
@@ -46,8 +43,6 @@ const LOOK_AGAIN: Duration = Duration::from_secs(5);
 const LOOK_AT: usize = 2000;
 /// How many jobs are looked at together: what is found of them is shown at once.
 const LOOK_AT_ONCE: usize = 200;
-/// How many requests for records are under way at one time.
-const AT_ONCE: usize = 8;
 /// The pause after the store did not answer.
 const AFTER_FAILURE: Duration = Duration::from_secs(1);
 /// The instances are shown anew this often, even if only their clocks moved on.
@@ -373,14 +368,14 @@ impl Board {
                 });
             }
         }
-        for (at, records) in store.records(newest, FIRST_RECORDS).await? {
+        for (at, records) in records_of(store, newest, FIRST_RECORDS).await? {
             let name = found[at].name.clone();
             match self.goes_on(&name, &records) {
                 true => found[at].records = Some(Records::Newest(records)),
                 false => all.push((at, name)),
             }
         }
-        for (at, records) in store.records(all, RECENT).await? {
+        for (at, records) in records_of(store, all, RECENT).await? {
             found[at].records = Some(Records::All(records));
         }
         self.change(|inner| inner.take(found, reply.now_us.div_euclid(1000), reply.incarnation));
@@ -397,60 +392,19 @@ impl Board {
     }
 }
 
-/// Asks the store from the daemon's runtime, to which its connections belong.
-pub(super) struct Asking {
-    pub(super) store: Arc<dyn Store>,
-    pub(super) daemon: Handle,
-}
-
-impl Asking {
-    async fn ask<T: Send + 'static>(
-        &self,
-        f: impl Future<Output = Result<T, store::Error>> + Send + 'static,
-    ) -> Result<T, store::Error> {
-        match AbortOnDropHandle::new(self.daemon.spawn(f)).await {
-            Ok(answer) => answer,
-            Err(_) => Err(store::Error::Unreachable {
-                address: self.store.address().to_owned(),
-                reason: "the instance ends".to_owned(),
-            }),
-        }
-    }
-
-    async fn states(&self, names: Vec<JobName>) -> Result<Reply<Vec<Observation>>, store::Error> {
-        let store = self.store.clone();
-        self.ask(async move { observe_each(&*store, &names).await })
-            .await
-    }
-
-    /// The newest `n` records of each of these jobs, with their places. Those that cannot be read hide nothing else.
-    async fn records(
-        &self,
-        names: Vec<(usize, JobName)>,
-        n: usize,
-    ) -> Result<Vec<(usize, Vec<RunRecord>)>, store::Error> {
-        if names.is_empty() {
-            return Ok(vec![]);
-        }
-        let store = self.store.clone();
-        let asking = async move {
-            let asks = names.into_iter().map(|(at, name)| {
-                let store = store.clone();
-                async move { (at, store.records(&name, n).await) }
-            });
-            let mut answers = futures_util::stream::iter(asks).buffer_unordered(AT_ONCE);
-            let mut all = vec![];
-            while let Some((at, records)) = answers.next().await {
-                match records {
-                    Ok(records) => all.push((at, records)),
-                    Err(store::Error::Corrupt { .. }) => {}
-                    Err(e) => return Err(e),
-                }
-            }
-            Ok(all)
-        };
-        self.ask(asking).await
-    }
+/// The newest `n` records of each of these jobs, with their places.
+async fn records_of(
+    store: &Asking,
+    jobs: Vec<(usize, JobName)>,
+    n: usize,
+) -> Result<Vec<(usize, Vec<RunRecord>)>, store::Error> {
+    let (places, names): (Vec<usize>, Vec<JobName>) = jobs.into_iter().unzip();
+    let all = store.records(names, n).await?;
+    let placed = all
+        .into_iter()
+        .map(|(of, records)| (places[of], records))
+        .collect();
+    Ok(placed)
 }
 
 /// The looks at all jobs, some at a time.

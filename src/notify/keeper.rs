@@ -15,7 +15,7 @@ use tokio_util::task::AbortOnDropHandle;
 use tracing::{debug, error, info, warn};
 
 use super::{
-    Asking, Parts, Undelivered, send,
+    Parts, Undelivered, send,
     text::{Surroundings, Text},
 };
 use crate::{
@@ -30,7 +30,7 @@ use crate::{
         },
     },
     model::JobName,
-    store::{self, Changed, Reply},
+    store::{self, Asking, Changed, Reply},
 };
 
 /// The names of notes in the store.
@@ -145,6 +145,10 @@ impl Keeper {
                     // The daemon is gone.
                     let Ok(()) = seen else { return };
                     self.config = self.parts.config.borrow_and_update().clone();
+                    if self.config.channels.is_empty() {
+                        // Another instance may still have channels, and send what waits.
+                        self.give_back().await;
+                    }
                     self.all();
                 }
                 () = tokio::time::sleep(wait) => {}
@@ -594,6 +598,11 @@ impl Keeper {
         {
             let _ = tokio::time::timeout_at(until, self.ended(sent)).await;
         }
+        self.give_back().await;
+    }
+
+    /// Is the notifier no longer, and says so: another instance need not wait.
+    async fn give_back(&mut self) {
         if let Some(mut lease) = self.stand.renewed(Boottime::now()) {
             lease.over = true;
             let write = Write {
@@ -602,6 +611,7 @@ impl Keeper {
                 ..Write::default()
             };
             let _ = tokio::time::timeout(LAST_WORDS, self.note(write)).await;
+            self.step_back(None);
         }
     }
 }

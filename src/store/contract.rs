@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
+use futures_util::StreamExt as _;
 use serde::{Deserialize, Serialize};
 
 use super::Error;
@@ -451,6 +452,35 @@ pub async fn observe_each(
                         });
                 }
             }
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(all)
+}
+
+/// The newest `n` records of each of these jobs, with the job's place among them, in any order. Records that cannot be
+/// read hide nothing else: their job is left out.
+///
+/// # Errors
+/// Those of [`Store::records`] except [`Error::Corrupt`].
+///
+/// # Cancel safety
+/// The caller may drop the future at any time: it only reads.
+pub async fn records_each(
+    store: &dyn Store,
+    jobs: &[JobName],
+    n: usize,
+) -> Result<Vec<(usize, Vec<RunRecord>)>, Error> {
+    /// How many requests are under way at one time.
+    const AT_ONCE: usize = 8;
+    let asks = (0..jobs.len()).map(|at| async move { (at, store.records(&jobs[at], n).await) });
+    let asks: Vec<_> = asks.collect();
+    let mut answers = futures_util::stream::iter(asks).buffer_unordered(AT_ONCE);
+    let mut all = vec![];
+    while let Some((at, records)) = answers.next().await {
+        match records {
+            Ok(records) => all.push((at, records)),
+            Err(Error::Corrupt { .. }) => {}
             Err(e) => return Err(e),
         }
     }

@@ -6,7 +6,6 @@ use std::{
     time::Duration,
 };
 
-use futures_util::StreamExt as _;
 use tokio::{
     sync::{broadcast::error::RecvError, mpsc::UnboundedSender, watch},
     time::{Instant, sleep, sleep_until, timeout},
@@ -18,7 +17,7 @@ use crate::{
     clock::Boottime,
     logic::claim::State,
     model::{JobName, RunId},
-    store::{self, Changed, observe_each},
+    store::{self, Changed, observe_each, records_each},
 };
 
 type To = UnboundedSender<News>;
@@ -33,8 +32,6 @@ const LOOK_WITHOUT_HINTS: Duration = Duration::from_secs(2);
 const GATHER: Duration = Duration::from_millis(150);
 /// How many jobs are looked at together.
 const LOOK_AT_ONCE: usize = 200;
-/// How many requests for records are under way at one time.
-const AT_ONCE: usize = 8;
 /// The pause after the store did not answer.
 const AFTER_FAILURE: Duration = Duration::from_secs(1);
 
@@ -109,14 +106,18 @@ pub(super) async fn jobs(ctx: &Context, to: &To, mut wanted: watch::Receiver<Wan
         }
         tokio::select! {
             hint = hints.recv(), if hinted => {
-                match hint {
-                    Ok(Changed::Jobs(names)) => some.extend(names.iter().cloned()),
-                    Ok(Changed::Any) | Err(RecvError::Lagged(_)) => some.extend(all()),
-                    Err(RecvError::Closed) => hinted = false,
-                }
                 let until = Instant::now() + GATHER;
-                while let Ok(Ok(Changed::Jobs(names))) = tokio::time::timeout_at(until, hints.recv()).await {
-                    some.extend(names.iter().cloned());
+                let mut next = Some(hint);
+                while let Some(hint) = next.take() {
+                    match hint {
+                        Ok(Changed::Jobs(names)) => some.extend(names.iter().cloned()),
+                        Ok(Changed::Any) | Err(RecvError::Lagged(_)) => some.extend(all()),
+                        Err(RecvError::Closed) => {
+                            hinted = false;
+                            break;
+                        }
+                    }
+                    next = tokio::time::timeout_at(until, hints.recv()).await.ok();
                 }
                 some.retain(|name| ctx.config.jobs.contains_key(name));
             }
@@ -155,19 +156,9 @@ async fn look(
             records: None,
         });
     }
-    let asks = records.into_iter().map(|at| {
-        let job = found[at].job.clone();
-        async move { (at, ctx.store.records(&job, RECENT).await) }
-    });
-    let asks: Vec<_> = asks.collect();
-    let mut answers = futures_util::stream::iter(asks).buffer_unordered(AT_ONCE);
-    while let Some((at, answer)) = answers.next().await {
-        match answer {
-            Ok(records) => found[at].records = Some(records),
-            // What cannot be read hides nothing else.
-            Err(store::Error::Corrupt { .. }) => {}
-            Err(e) => return Err(e),
-        }
+    let jobs: Vec<JobName> = records.iter().map(|at| found[*at].job.clone()).collect();
+    for (of, newest) in records_each(&*ctx.store, &jobs, RECENT).await? {
+        found[records[of]].records = Some(newest);
     }
     for f in &found {
         match &f.state {

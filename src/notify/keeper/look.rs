@@ -1,8 +1,5 @@
 //! The notifier's looks at the records of jobs.
 
-use std::sync::Arc;
-
-use futures_util::StreamExt as _;
 use tracing::debug;
 
 use super::{Changes, Keeper, LOOK_AT, LOOK_SOON, rules_of};
@@ -14,13 +11,11 @@ use crate::{
     },
     model::{JobName, Outcome, RunRecord},
     notify::text,
-    store::{self, HISTORY_KEPT, Store, observe_each, tail},
+    store::{self, HISTORY_KEPT, tail},
 };
 
 /// How many jobs are looked at together: what follows from it is one write.
 pub(super) const AT_ONCE: usize = 100;
-/// How many requests for records are under way at one time.
-const ASKED_AT_ONCE: usize = 8;
 /// How many records are read first: most often one is new.
 const FIRST: usize = 4;
 
@@ -103,10 +98,7 @@ impl Keeper {
         // An attempt that another one follows is not the end of its occurrence. Read the records again after the
         // state: an occurrence that is not open then has its last record.
         let (asked, order) = (bad.clone(), bad.clone());
-        let states = self
-            .asking
-            .ask(|s| async move { observe_each(&*s, &asked).await })
-            .await?;
+        let states = self.asking.states(asked).await?;
         let later = self.unjudged(bad).await?;
         for (name, records) in &later {
             let before = first.iter().find(|(n, _)| n == name).map(|(_, r)| r);
@@ -154,29 +146,11 @@ impl Keeper {
 
     /// The newest `n` records of each of these jobs. Those that cannot be read hide nothing else.
     async fn records(&self, names: Vec<JobName>, n: usize) -> Result<Vec<OfJob>, store::Error> {
-        if names.is_empty() {
-            return Ok(vec![]);
-        }
-        let asking = |store: Arc<dyn Store>| async move {
-            let asks = names.into_iter().map(|name| {
-                let store = store.clone();
-                async move {
-                    let records = store.records(&name, n).await;
-                    (name, records)
-                }
-            });
-            let mut answers = futures_util::stream::iter(asks).buffer_unordered(ASKED_AT_ONCE);
-            let mut all = vec![];
-            while let Some((name, records)) = answers.next().await {
-                match records {
-                    Ok(records) => all.push((name, records)),
-                    Err(store::Error::Corrupt { .. }) => {}
-                    Err(e) => return Err(e),
-                }
-            }
-            Ok(all)
-        };
-        self.asking.ask(asking).await
+        let all = self.asking.records(names.clone(), n).await?;
+        Ok(all
+            .into_iter()
+            .map(|(at, records)| (names[at].clone(), records))
+            .collect())
     }
 
     /// Judges records of one job, oldest first.
