@@ -188,3 +188,29 @@ fn only(mut reply: Reply<Vec<Answer>>, otherwise: &Error) -> Result<Reply<Answer
     let answer = reply.value.pop().ok_or_else(|| otherwise.clone())?;
     Ok(reply.map(|_| answer))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_permit_goes_first_to_a_claim_that_may_be_granted_and_the_queue_stays_short() {
+        let permits = Permits::new();
+        let limit = permits.0.lock().pace.limit();
+        let mut taken: Vec<_> = (0..limit).map(|_| permits.wait(false)).collect();
+        let mut held: Vec<_> = taken.iter_mut().map(|t| t.try_recv().ok()).collect();
+        let (mut other, mut first) = (permits.wait(false), permits.wait(true));
+        held.pop();
+        let got = first.try_recv();
+        assert!(got.is_ok() && other.try_recv().is_err());
+        // Those that gave up take no place.
+        for _ in 0..10_000 {
+            drop(permits.wait(false));
+        }
+        assert!(permits.0.lock().others.len() < 100);
+        drop(got);
+        assert!(other.try_recv().is_ok());
+        drop((held, other));
+        assert_eq!(permits.0.lock().taken, 0);
+    }
+}

@@ -115,6 +115,27 @@ async fn of_many_that_found_a_fleet_at_once_one_does() {
     assert!(*late.id == **founder);
 }
 
+/// Whatever is left of a fleet, also where its epoch is gone.
+#[tokio::test]
+async fn a_store_that_knows_anything_of_a_fleet_does_not_begin_open() {
+    for name in ["instances", "drains", "jobs"] {
+        let server = RedisServer::start();
+        let key = format!("soloist:{name}");
+        let _: i64 = match name {
+            "jobs" => server.command(&["SADD", &key, "old"]),
+            // An instance that was seen long ago, or that somebody drained.
+            "drains" => server.command(&["HSET", &key, "old", "1"]),
+            _ => {
+                let silent = r#"{"seen":1,"host":"h","pid":1,"version":"","config":"","clock_offset_ms":0,
+                    "started_at":0,"running":[],"draining":false,"jobs":1}"#;
+                server.command(&["HSET", &key, "old", silent])
+            }
+        };
+        let fleet = redis(&server).found("founder").await.expect("an answer");
+        assert!(!fleet.value.open, "{name}");
+    }
+}
+
 #[test]
 fn the_first_start_says_why_it_waits_and_how_not_to() {
     let server = RedisServer::start();
