@@ -48,6 +48,7 @@ if [ -n "$all" ]; then
     exists /usr/bin/chromium || packages="$packages chromium"
     has npm || packages="$packages nodejs npm"
 fi
+installer=
 if [ -n "$packages" ]; then
     echo "missing:$packages"
     has apt-get || fail "no apt-get here: install these in this system's way, then start again"
@@ -56,10 +57,21 @@ if [ -n "$packages" ]; then
         has sudo || fail "apt-get needs root and there is no sudo; as root: apt-get install --no-install-recommends$packages"
         as_root=sudo
     fi
-    # RUNLEVEL=1: the packages' own servers are not started.
-    $as_root apt-get update -q
-    # shellcheck disable=SC2086
-    $as_root env RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $packages
+    install() {
+        # RUNLEVEL=1: the packages' own servers are not started.
+        # shellcheck disable=SC2086
+        $as_root apt-get update -q && $as_root env RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive \
+            apt-get install -q -y --no-install-recommends $packages
+    }
+    if [ -n "$as_root" ]; then
+        install # sudo may ask for a password
+    else
+        # Nothing before the tests needs them.
+        installed=$(mktemp)
+        install >"$installed" 2>&1 </dev/null &
+        installer=$!
+        echo "they are installed meanwhile"
+    fi
 else
     echo "all there"
 fi
@@ -81,6 +93,10 @@ step features tests/features.sh
 step rustdoc env RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps
 # What they do is tried as a test; the programs themselves are for `cargo fuzz` (docs/testing.md).
 step "fuzz/Cargo.lock" cargo tree --locked --manifest-path fuzz/Cargo.toml --edges normal --depth 0
+if [ -n "$installer" ]; then
+    if wait "$installer"; then echo "the packages are installed"; else cat "$installed"; fail "apt-get failed, see above"; fi
+    rm -f "$installed"
+fi
 # The random tests try the same cases each time here, so that a failure is one everywhere; `cargo test` alone tries new ones.
 export PROPTEST_RNG_SEED="${PROPTEST_RNG_SEED-20261121}"
 # Most tests wait, for leases and for seconds to pass: more of them at one time than there are cores.
