@@ -114,8 +114,8 @@ fn names() -> Vec<String> {
 
 /// All jobs, each with its last runs, in one answer.
 fn jobs(table: &mut Table, server: &Redis) {
-    let store = server.store();
     runtime().block_on(async {
+        let store = server.store();
         let epoch = establish(&*store).await;
         let all: Vec<_> = names()
             .iter()
