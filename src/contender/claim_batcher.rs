@@ -4,6 +4,7 @@ use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 use tokio::sync::{Semaphore, mpsc, oneshot};
+use tracing::info;
 
 use crate::{
     clock::Boottime,
@@ -83,8 +84,16 @@ impl ClaimPermit {
     pub fn waited(&self, wait: Duration, trust: Duration) {
         if let Some(permits) = &self.permits {
             let mut count = permits.0.lock();
-            let full = count.taken >= count.pace.limit();
+            let (before, full) = (count.pace.limit(), count.taken >= count.pace.limit());
             count.pace.waited(wait, trust, full, Boottime::now());
+            let limit = count.pace.limit();
+            if limit < before {
+                info!(
+                    waited_ms = wait.as_millis() as u64,
+                    "this host starts commands more slowly than this instance claims them: for now it claims at most {limit} at \
+                     one time"
+                );
+            }
             permits.give(&mut count);
         }
     }

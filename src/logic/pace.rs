@@ -8,6 +8,9 @@ use std::time::Duration;
 use crate::model::Boottime;
 
 const MOST: usize = 200;
+/// Claims of one instant travel together, which costs the store less than half: enough for that, and no more than a
+/// host of two cores starts in a fraction of a second.
+const AT_FIRST: usize = 64;
 
 /// How many commands a host with so many cores starts at one time. More would only delay each other, and all others;
 /// fewer would leave cores idle when a start waits for a disk.
@@ -29,7 +32,7 @@ impl Pace {
     pub fn new(cores: usize) -> Self {
         let least = starting(cores);
         Self {
-            limit: 2 * least,
+            limit: AT_FIRST.max(2 * least),
             least,
             lowered: None,
         }

@@ -76,6 +76,31 @@ fn held(daemon: u32, cgroup: &Path, tmp: &Path) -> (u64, Vec<String>, usize, usi
     (descriptors(daemon), children, directories(cgroup), files)
 }
 
+/// A stopped zygote holds up each start for a quarter of a second, until it is replaced.
+#[test]
+fn an_instance_whose_starts_are_slow_claims_less_at_one_time() {
+    let mut plan = fleet(1);
+    for i in 0..12 {
+        let lines = "schedule = \"* * * * * *\"\nlease = \"1s\"\ncommand = [\"true\"]\n";
+        plan = plan.job(&format!("quick-{i}"), lines);
+    }
+    let mut fleet = plan.unrecorded().start();
+    let daemon = fleet.instances[0].pid();
+    let zygote = || {
+        let mut children = process::children(daemon).into_iter();
+        children.find(|pid| process::command_line(*pid).contains("__zygote"))
+    };
+    wait_until("fewer claims at one time", GENEROUS, || {
+        if let Some(pid) = zygote() {
+            process::signal(pid, Signal::STOP);
+        }
+        fleet.instances[0]
+            .log_text()
+            .contains("for now it claims at most")
+    });
+    fleet.stop();
+}
+
 /// Ten thousand runs: `SOLOIST_TEST_SECONDS=250`.
 #[test]
 fn many_runs_one_after_another_leave_nothing_behind() {
