@@ -33,7 +33,7 @@ use tracing::{error, info, warn};
 
 pub use self::claim_batcher::{ClaimPermit, cores};
 use self::{claim_batcher::ClaimBatcher, prepare::PreparedRuns, watch::Watches};
-pub use crate::logic::contest::{Ask, Due, Ended, Epoch};
+pub use crate::logic::contest::{Ask, ContestEnd, Due, Epoch};
 use crate::{
     clock::{Boottime, StoreClock},
     config::{Job, StoreRetry},
@@ -96,7 +96,7 @@ pub struct Contender {
     removed: Mutex<HashMap<JobName, Account>>,
     /// Jobs that this instance had, or had enabled, and has not any more. Lock it after `jobs`.
     gone: Mutex<BTreeMap<JobName, Gone>>,
-    flights: UnaryGroup<(JobName, TargetId, bool), Ended>,
+    flights: UnaryGroup<(JobName, TargetId, bool), ContestEnd>,
     watches: Watches,
     prepared: PreparedRuns,
     live: Mutex<Arc<[InstanceId]>>,
@@ -501,7 +501,8 @@ impl Contender {
         }
         let this = self.clone();
         self.tasks.spawn(async move {
-            let undecided = this.contest(&job, Ask::next_attempt(at)).await == Ended::Undecided;
+            let undecided =
+                this.contest(&job, Ask::next_attempt(at)).await == ContestEnd::Undecided;
             if undecided {
                 tokio::select! {
                     () = tokio::time::sleep(LOOK_AGAIN) => {}

@@ -21,7 +21,7 @@ use crate::{
     config,
     contender::{self, Contender, Granted},
     failpoint,
-    guard::{Ended, HandOver, Moment, Spec},
+    guard::{HandOver, KnownEnd, Moment, Spec},
     logic::{
         attempts::{self, After},
         backoff::{Pauses, Throttle},
@@ -31,7 +31,7 @@ use crate::{
         pace,
     },
     model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Usage},
-    runner::{End, Prepared, Runner, Running, StartError},
+    runner::{Prepared, RunEnd, Runner, Running, StartError},
     settle::SettleOnDeath,
     store::{self, OUTPUT_AT_ONCE, OUTPUT_PATIENCE, Reply, Store, Tail},
 };
@@ -81,7 +81,7 @@ enum KeepOutcome {
     /// Start the run: it is its turn.
     Start(Turn),
     /// The run has ended; the attempt that follows, if nothing was started and another attempt is therefore safe.
-    Ended(End, Option<DelayedAttempt>),
+    Ended(RunEnd, Option<DelayedAttempt>),
 }
 
 struct HeldRun {
@@ -320,7 +320,7 @@ impl Holder {
     }
 
     /// Stores the output of a settled run from byte `from` on, piece by piece, for at most [`OUTPUT_PATIENCE`].
-    fn hand_in(&self, g: &Granted, end: End, from: u64) {
+    fn hand_in(&self, g: &Granted, end: RunEnd, from: u64) {
         let (store, give_up) = (self.store.clone(), self.give_up.clone());
         let (job, run, keep) = (g.job.name.clone(), g.run.id, g.job.output.keep);
         let until = Boottime::now() + OUTPUT_PATIENCE;
@@ -370,14 +370,14 @@ impl Holder {
         &self,
         contender: &Contender,
         g: &Granted,
-        end: End,
+        end: RunEnd,
         next_attempt: Option<DelayedAttempt>,
     ) -> Option<Occurrence> {
         match self.settle(contender, g, &end, next_attempt).await {
             Ok(awaited) => awaited,
             Err(GivenUp) => {
                 let usage = used(&end);
-                let end = Ended {
+                let end = KnownEnd {
                     outcome: end.outcome,
                     cause: end.cause,
                     exit_code: end.exit_code,
@@ -582,7 +582,7 @@ impl Holder {
         }
     }
 
-    fn record(&self, g: &Granted, end: Option<&End>) -> RunRecord {
+    fn record(&self, g: &Granted, end: Option<&RunEnd>) -> RunRecord {
         let ms = |m: &Moment| self.clock.at(m.boottime).unwrap_or(m.wall_us) / 1000;
         let started = end.and_then(|e| e.started.as_ref()).map(ms);
         let finished = end.map(|e| ms(&e.ended));
@@ -591,7 +591,7 @@ impl Holder {
             outcome: end.map_or(Outcome::Running, |e| e.outcome),
             exit_code: end.and_then(|e| e.exit_code),
             signal: end.and_then(|e| e.signal),
-            output_truncated: end.is_some_and(End::output_truncated),
+            output_truncated: end.is_some_and(RunEnd::output_truncated),
             error: end.and_then(|e| e.error.clone().or_else(|| life::reason(e.cause))),
             usage: end.map(used).unwrap_or_default(),
             ..record
@@ -604,7 +604,7 @@ impl Holder {
         &self,
         contender: &Contender,
         g: &Granted,
-        end: &End,
+        end: &RunEnd,
         next_attempt: Option<DelayedAttempt>,
     ) -> Result<Option<Occurrence>, GivenUp> {
         contender.run_over(&g.job.name, g.run.id);
@@ -686,15 +686,15 @@ fn log_end(r: &RunRecord) {
     debug!(record = ?r, "settling");
 }
 
-fn used(end: &End) -> Usage {
+fn used(end: &RunEnd) -> Usage {
     Usage {
         output_bytes: end.started.is_some().then_some(end.output_bytes),
         ..end.usage
     }
 }
 
-fn not_started(outcome: Outcome, error: &str) -> End {
-    End {
+fn not_started(outcome: Outcome, error: &str) -> RunEnd {
+    RunEnd {
         outcome,
         exit_code: None,
         signal: None,

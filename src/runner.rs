@@ -233,7 +233,7 @@ impl Runner {
     /// [`Runner::prepare`], needs a Tokio runtime and blocks its thread.
     ///
     /// # Errors
-    /// No descriptor, process or memory is left for a guard. Later errors are part of [`End`].
+    /// No descriptor, process or memory is left for a guard. Later errors are part of [`RunEnd`].
     pub fn start(&self, spec: Spec, output: Output) -> Result<Running, StartError> {
         self.start_prepared(spec, output, None)
     }
@@ -479,7 +479,7 @@ fn guards() -> Vec<(String, u32)> {
 
 /// How a run ended. Its process tree is gone.
 #[derive(Debug, Clone)]
-pub struct End {
+pub struct RunEnd {
     pub outcome: Outcome,
     pub exit_code: Option<i32>,
     pub signal: Option<i32>,
@@ -503,7 +503,7 @@ pub struct End {
     pub usage: Usage,
 }
 
-impl End {
+impl RunEnd {
     /// For [`crate::model::RunRecord::output_tail`].
     pub fn output_text(&self) -> String {
         String::from_utf8_lossy(&self.output_tail).into_owned()
@@ -518,16 +518,16 @@ impl End {
 #[derive(Debug, Default)]
 struct State {
     started: Option<Moment>,
-    end: Option<End>,
+    end: Option<RunEnd>,
     /// Counts how often the command was stopped, with its process id and the last signal that did it.
     stopped: (u64, i32, i32),
 }
 
 /// Waits for events of one run; see [`Running::watch`].
 #[derive(Debug)]
-pub struct Watch(watch::Receiver<State>, u64);
+pub struct RunEvents(watch::Receiver<State>, u64);
 
-impl Watch {
+impl RunEvents {
     /// As [`Running::started`].
     pub async fn started(&mut self) -> Option<Moment> {
         match self
@@ -605,8 +605,8 @@ impl Running {
     }
 
     /// Reports the start of the command and, if it is transparent, its stops (SIGSTOP, SIGTSTP, ...).
-    pub fn watch(&self) -> Watch {
-        Watch(self.state.clone(), 0)
+    pub fn watch(&self) -> RunEvents {
+        RunEvents(self.state.clone(), 0)
     }
 
     /// Waits for the start of the command, and returns its time. None: it could not start; [`Running::wait`] says why.
@@ -621,7 +621,7 @@ impl Running {
     ///
     /// # Cancel safety
     /// The caller may drop the future at any time, and call again.
-    pub async fn wait(&mut self) -> End {
+    pub async fn wait(&mut self) -> RunEnd {
         if let Ok(state) = self.state.wait_for(|s| s.end.is_some()).await
             && let Some(end) = &state.end
         {

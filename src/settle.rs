@@ -9,7 +9,7 @@ use crate::{
     clock::{Boottime, StoreClock},
     config::{self, StoreUrl},
     early,
-    guard::{Ended, HandOver, Moment},
+    guard::{HandOver, KnownEnd, Moment},
     lock::LockClient,
     logic::{
         attempts::After,
@@ -63,7 +63,7 @@ impl SettleOnDeath {
     }
 
     /// The complete record of the ended run.
-    pub(crate) fn ended(&self, end: Ended) -> RunRecord {
+    pub(crate) fn ended(&self, end: KnownEnd) -> RunRecord {
         let us = |m: &Moment| self.offset_us.saturating_add((m.boottime.0 / 1000) as i64);
         let ms = |m: &Moment| (us(m) / 1000).clamp(0, LAST_MS);
         let record = self.record.clone();
@@ -336,7 +336,7 @@ mod tests {
         let mut on_death = on_death();
         on_death.record.occurrence = Occurrence(10_000);
         on_death.offset_us = 9_000_000;
-        let mut end = Ended {
+        let mut end = KnownEnd {
             outcome: Outcome::Failed,
             cause: None,
             exit_code: Some(3),

@@ -11,7 +11,7 @@ use redis::Cmd;
 use soloist::{
     clock::{StoreClock, wall_us},
     config::Config,
-    contender::{Ask, Contender, Due, Ended, Epoch, Parts, PlanUpdate},
+    contender::{Ask, Contender, ContestEnd, Due, Epoch, Parts, PlanUpdate},
     logic::claim::Target,
     model::{InstanceId, JobName, Occurrence, RunId, Trigger},
     store::Decision,
@@ -115,7 +115,7 @@ pub fn wakeups(table: &mut Table, server: &Redis) {
         for caller in callers {
             let outcome = caller.await.expect("no panic");
             // Settled: came when it was won already.
-            let known = matches!(outcome, Ended::Won(_) | Ended::Settled);
+            let known = matches!(outcome, ContestEnd::Won(_) | ContestEnd::Settled);
             assert!(known, "{outcome:?}");
         }
         let grants = one.granted.lock().expect("no panic").len();

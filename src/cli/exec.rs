@@ -30,7 +30,7 @@ use crate::{
     },
     logic::life::{Cause, Stop},
     model::{JobName, Occurrence, RunId},
-    runner::{End, Runner, Running, childless, reap_strangers},
+    runner::{RunEnd, Runner, Running, childless, reap_strangers},
     settle::ReleaseOnDeath,
 };
 
@@ -474,7 +474,7 @@ impl Session<'_> {
         &self,
         lock: &Lock,
         period: Option<&ClaimedPeriod>,
-    ) -> Result<(End, Running), Failure> {
+    ) -> Result<(RunEnd, Running), Failure> {
         let mut deadlines = lock.deadlines();
         let (run_id, args) = (RunId::random(), self.args);
         let release = ReleaseOnDeath {
@@ -582,7 +582,7 @@ impl Session<'_> {
         code.map_or(Exit::TryAgain, Exit::Command)
     }
 
-    fn exit(&self, end: &End, lock: &Lock) -> Exit {
+    fn exit(&self, end: &RunEnd, lock: &Lock) -> Exit {
         let name = &self.args.lock;
         match end.cause {
             Some(Cause::Deadline | Cause::Stopped(Stop::LeaseLost)) => {

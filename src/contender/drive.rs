@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use tracing::{info, warn};
 
-use super::{Ask, Contender, Due, Ended};
+use super::{Ask, Contender, ContestEnd, Due};
 use crate::{
     logic::{
         backoff,
@@ -96,7 +96,7 @@ impl Contender {
                     continue;
                 }
                 Next::Ask(claim) => {
-                    if self.ask_for(&job, claim).await != Ended::Undecided {
+                    if self.ask_for(&job, claim).await != ContestEnd::Undecided {
                         undecided = 0;
                         continue;
                     }
@@ -115,11 +115,11 @@ impl Contender {
         }
     }
 
-    async fn ask_for(self: &Arc<Self>, job: &JobName, ask: Ask) -> Ended {
+    async fn ask_for(self: &Arc<Self>, job: &JobName, ask: Ask) -> ContestEnd {
         let target = ask.target.clone();
         let ended = self.contest(job, ask).await;
         self.prepared
-            .decided(job, &target, matches!(ended, Ended::Won(_)));
+            .decided(job, &target, matches!(ended, ContestEnd::Won(_)));
         let draining = self.draining();
         self.state(job, |s| s.ended(&target, &ended, draining));
         ended
@@ -131,7 +131,7 @@ impl Contender {
             let mut undecided = 0;
             // If the job is back, registering it finds them.
             while !self.has_enabled(&job)
-                && self.contest(&job, ask.clone()).await == Ended::Undecided
+                && self.contest(&job, ask.clone()).await == ContestEnd::Undecided
             {
                 undecided += 1;
                 tokio::select! {

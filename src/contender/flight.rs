@@ -11,7 +11,7 @@ use crate::{
     clock::Boottime,
     logic::{
         claim::{Answer, Claim, Target},
-        contest::{AnswerInfo, Ask, Contest, Effect, Ended, Slot, Step, Subject, View},
+        contest::{AnswerInfo, Ask, Contest, ContestEnd, Effect, Slot, Step, Subject, View},
     },
     model::{JobName, Occurrence, Outcome, RunId},
     store,
@@ -20,7 +20,7 @@ use crate::{
 
 impl Contender {
     /// Contests an occurrence: one flight for each, however many callers ask for it.
-    pub fn contest(self: &Arc<Self>, job: &JobName, ask: Ask) -> BoxFuture<'static, Ended> {
+    pub fn contest(self: &Arc<Self>, job: &JobName, ask: Ask) -> BoxFuture<'static, ContestEnd> {
         // `before` of a manual trigger differs between callers: it must not lead to two flights. Nor may a caller that
         // examines a decided occurrence join a flight that ends as soon as it finds it decided.
         let key = (job.clone(), ask.target.id(), ask.next_attempt);
@@ -61,7 +61,7 @@ struct Flight {
 const CONTRADICTIONS: u32 = 5;
 
 impl Flight {
-    async fn fly(mut self, first: Step) -> Ended {
+    async fn fly(mut self, first: Step) -> ContestEnd {
         let contender = self.contender.clone();
         let mut step = first;
         loop {
@@ -87,7 +87,7 @@ impl Flight {
                 }
                 Step::TakeSlot(time) => {
                     let Some(slots) = contender.slots.clone() else {
-                        return Ended::Undecided;
+                        return ContestEnd::Undecided;
                     };
                     self.slot = slots.clone().try_acquire_owned().ok();
                     if self.slot.is_none() {
@@ -97,7 +97,7 @@ impl Flight {
                             permit = slots.acquire_owned() => self.slot = permit.ok(),
                             () = tokio::time::sleep(time) => {}
                             () = changed(woken) => {}
-                            () = contender.stop.cancelled() => return Ended::Draining,
+                            () = contender.stop.cancelled() => return ContestEnd::Draining,
                         }
                     }
                     // By now it may be decided, or the job removed, or the instance draining.

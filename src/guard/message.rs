@@ -216,7 +216,7 @@ pub enum Report {
 
 /// How a run ended, as far as its guard knows.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Ended {
+pub struct KnownEnd {
     /// The command's own outcome if it ended before its daemon did, otherwise `crashed`.
     pub outcome: Outcome,
     /// Why soloist ended it; None: it ended by itself, or could not start.
@@ -239,7 +239,7 @@ pub struct Ended {
 pub struct HandOver {
     /// [`Spec::settle`].
     pub settle: serde_json::Value,
-    pub end: Ended,
+    pub end: KnownEnd,
 }
 
 impl std::fmt::Debug for HandOver {

@@ -521,9 +521,9 @@ impl Listener {
                 continue;
             }
             match self.connection().await {
-                Ended::Gone => return,
-                Ended::Broken => tokio::time::sleep(RECONNECT_PAUSE).await,
-                Ended::Idle => {}
+                SubscriberEnd::Gone => return,
+                SubscriberEnd::Broken => tokio::time::sleep(RECONNECT_PAUSE).await,
+                SubscriberEnd::Idle => {}
             }
         }
     }
@@ -547,15 +547,15 @@ impl Listener {
     }
 
     /// One connection, from its subscriptions to its end.
-    async fn connection(&mut self) -> Ended {
+    async fn connection(&mut self) -> SubscriberEnd {
         let limit = self.client.timeout * 2;
         let Ok(connection) = self.client.pubsub().await else {
-            return Ended::Broken;
+            return SubscriberEnd::Broken;
         };
         let (mut sink, mut messages) = connection.split();
         let channels: Vec<String> = self.wanted.iter().map(|k| self.channel(k)).collect();
         if !subscribe(&mut sink, &channels, limit).await {
-            return Ended::Broken;
+            return SubscriberEnd::Broken;
         }
         // Messages that were published while there was no connection are lost. Waiters that are confirmed now ask again
         // anyway.
@@ -568,11 +568,11 @@ impl Listener {
         loop {
             tokio::select! {
                 message = messages.next() => {
-                    let Some(message) = message else { return Ended::Broken };
+                    let Some(message) = message else { return SubscriberEnd::Broken };
                     self.received(&message);
                 }
                 request = self.requests.recv() => {
-                    let Some(request) = request else { return Ended::Gone };
+                    let Some(request) = request else { return SubscriberEnd::Gone };
                     let old = match &request {
                         Request::Unsubscribe(key) => Some(self.channel(key)),
                         Request::Subscribe(..) => None,
@@ -581,16 +581,16 @@ impl Listener {
                     if let Some(channel) = new
                         && !subscribe(&mut sink, &[channel], limit).await
                     {
-                        return Ended::Broken;
+                        return SubscriberEnd::Broken;
                     }
                     if let Some(channel) = old
                         && !matches!(tokio::time::timeout(limit, sink.unsubscribe(channel)).await, Ok(Ok(())))
                     {
-                        return Ended::Broken;
+                        return SubscriberEnd::Broken;
                     }
                     self.confirm();
                 }
-                () = tokio::time::sleep(IDLE), if self.wanted.is_empty() => return Ended::Idle,
+                () = tokio::time::sleep(IDLE), if self.wanted.is_empty() => return SubscriberEnd::Idle,
             }
         }
     }
@@ -616,7 +616,7 @@ impl Listener {
     }
 }
 
-enum Ended {
+enum SubscriberEnd {
     /// The client is gone.
     Gone,
     Broken,

@@ -355,7 +355,7 @@ fn apply_overlap(
                     return ControlFlow::Break(skip_for_overlap(st, c, at, now, effects));
                 }
                 if c.overlap == Overlap::Replace && e.stop.is_none() {
-                    e.stop = Some(Stop::Replaced);
+                    e.stop = Some(StopRequest::Replaced);
                     effects.events.push(Event::Stop { job: c.job.clone() });
                 }
                 let e = e.clone();

@@ -208,12 +208,12 @@ pub enum Step {
     Ask(Box<Claim>),
     /// Have this occurrence decided; then [`Contest::first_was_decided`].
     First(Occurrence),
-    End(Ended),
+    End(ContestEnd),
 }
 
 /// How a contest ended, for this instance. Every caller that waited for the contest gets the same value.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Ended {
+pub enum ContestEnd {
     /// This instance won; the lease is with the run's holder.
     Won(RunId),
     Lost {
@@ -326,7 +326,7 @@ impl Contest {
                 // The daemon logs it; this note is for `why`, once for each occurrence.
                 effects.push(Effect::Note(None, decision, why.to_string()));
             }
-            return Step::End(Ended::Undecided);
+            return Step::End(ContestEnd::Undecided);
         }
         let times = self.times(v);
         let store_ms = v.store_ms();
@@ -338,12 +338,12 @@ impl Contest {
                 // An unanswered claim of ours may have been granted: then the occurrence is decided, and ours.
                 && !asked
             {
-                return Step::End(Ended::Settled);
+                return Step::End(ContestEnd::Settled);
             }
             if !self.ask.next_attempt && !job.may_claim(&self.ask) {
                 // Overdue occurrences before the target are not in the queue yet, or came in after this claim was
                 // planned.
-                return Step::End(Ended::Undecided);
+                return Step::End(ContestEnd::Undecided);
             }
             if job.definition.overlap != Overlap::Allow && job.account.settling() {
                 return Step::Rest(SETTLED_YET);
@@ -374,7 +374,7 @@ impl Contest {
             }
             Subject::Removed(account) => match account.asked_as(&id) {
                 Some(asked) => (Occurrence(0), asked),
-                None => return Step::End(Ended::Gone),
+                None => return Step::End(ContestEnd::Gone),
             },
         };
         let claim = Claim {
@@ -444,7 +444,7 @@ impl Contest {
                 self.phase = Phase::Granted;
                 Step::Look
             }
-            None if !stopping => Step::End(Ended::Undecided),
+            None if !stopping => Step::End(ContestEnd::Undecided),
             Some(false) | None => self.claims_no_more(v, effects),
         }
     }
@@ -454,9 +454,9 @@ impl Contest {
         Step::End(match v.halt {
             Some(Halt::Draining) => {
                 effects.push(Effect::Note(None, "draining", String::new()));
-                Ended::Draining
+                ContestEnd::Draining
             }
-            _ => Ended::Gone,
+            _ => ContestEnd::Gone,
         })
     }
 
@@ -487,7 +487,7 @@ impl Contest {
                 effects.push(Effect::Note(None, "store_error", error.to_owned()));
             }
         }
-        Step::End(Ended::Undecided)
+        Step::End(ContestEnd::Undecided)
     }
 
     /// The store has answered.
@@ -515,7 +515,7 @@ impl Contest {
                 v.subject.decided(open.run.occurrence);
                 self.trigger_is_decided(open.run.occurrence, info.store_ms, v);
                 self.forget_claim(v);
-                return Step::End(Ended::Lost {
+                return Step::End(ContestEnd::Lost {
                     to: open.run.instance,
                 });
             }
@@ -538,14 +538,14 @@ impl Contest {
                     ),
                     None => Effect::Note(None, "settled", String::new()),
                 });
-                return Step::End(Ended::Settled);
+                return Step::End(ContestEnd::Settled);
             }
             Answer::Recorded { outcome, reason } => {
                 self.decided(at, v, effects);
                 self.trigger_is_decided(Occurrence(info.store_ms), info.store_ms, v);
                 effects.push(Effect::Note(None, outcome.as_str(), reason.clone()));
                 effects.push(Effect::NotRun(outcome, reason));
-                return Step::End(Ended::Recorded(outcome));
+                return Step::End(ContestEnd::Recorded(outcome));
             }
             Answer::Behind { newest, early } => {
                 v.subject.decided(newest);
@@ -553,7 +553,7 @@ impl Contest {
                     job.ran_early(early);
                 }
                 self.forget_claim(v);
-                return Step::End(Ended::Behind);
+                return Step::End(ContestEnd::Behind);
             }
             // The occurrence was due by a wrong clock, which has been corrected since.
             Answer::Early { wait_us }
@@ -566,7 +566,7 @@ impl Contest {
                 if let Subject::Here(job) = &mut v.subject {
                     job.plan_anew();
                 }
-                return Step::End(Ended::Undecided);
+                return Step::End(ContestEnd::Undecided);
             }
             Answer::Quarantined | Answer::Absent => {
                 let why = "the store lost or changed its state";
@@ -574,7 +574,7 @@ impl Contest {
                 if let Subject::Here(job) = &mut v.subject {
                     job.lost();
                 }
-                return Step::End(Ended::Undecided);
+                return Step::End(ContestEnd::Undecided);
             }
             Answer::RunFirst(first) if at != Some(first) => return Step::First(first),
             Answer::Blocked(_)
@@ -637,7 +637,7 @@ impl Contest {
                 ),
             })));
         }
-        Step::End(Ended::Won(run))
+        Step::End(ContestEnd::Won(run))
     }
 
     /// After an answer that decides nothing: how long to wait before the next claim.

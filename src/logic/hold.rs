@@ -252,8 +252,8 @@ impl Hold {
                 if let Some(stop) = stop {
                     self.phase = Phase::Refused(Do::Abandon {
                         outcome: match stop {
-                            claim::Stop::Cancelled => Outcome::Cancelled,
-                            claim::Stop::Replaced => Outcome::Replaced,
+                            claim::StopRequest::Cancelled => Outcome::Cancelled,
+                            claim::StopRequest::Replaced => Outcome::Replaced,
                         },
                         why: "ended before it was started",
                         another_attempt: false,
@@ -266,8 +266,8 @@ impl Hold {
                 if let (Some(stop), Phase::Running) = (stop, self.phase) {
                     self.phase = Phase::Ending;
                     self.stop = Some(match stop {
-                        claim::Stop::Cancelled => Stop::Cancelled,
-                        claim::Stop::Replaced => Stop::Replaced,
+                        claim::StopRequest::Cancelled => Stop::Cancelled,
+                        claim::StopRequest::Replaced => Stop::Replaced,
                     });
                 }
                 Renewed::Extended(self.lease.trusted_until())
@@ -418,11 +418,11 @@ mod tests {
         for (answer, expected) in [
             (Renewal::Lost, (Outcome::LeaseLost, true)),
             (
-                Renewal::Renewed(Some(claim::Stop::Cancelled)),
+                Renewal::Renewed(Some(claim::StopRequest::Cancelled)),
                 (Outcome::Cancelled, false),
             ),
             (
-                Renewal::Renewed(Some(claim::Stop::Replaced)),
+                Renewal::Renewed(Some(claim::StopRequest::Replaced)),
                 (Outcome::Replaced, false),
             ),
         ] {
@@ -436,7 +436,7 @@ mod tests {
     #[test]
     fn a_run_is_told_to_end_once_and_keeps_its_lease_until_it_has() {
         let mut hold = started();
-        let cancelled = Some(Renewal::Renewed(Some(claim::Stop::Cancelled)));
+        let cancelled = Some(Renewal::Renewed(Some(claim::StopRequest::Cancelled)));
         assert_eq!(hold.next(view(450, false)), Do::Renew(1));
         assert!(matches!(
             hold.renewed(cancelled, false, ms(450), ms(460)),

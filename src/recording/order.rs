@@ -42,12 +42,12 @@ pub(super) struct Done {
     pub(super) now_us: i64,
     pub(super) answer: Answered,
     /// None: the store's clock was in doubt, and it decided nothing.
-    pub(super) step: Option<Step>,
+    pub(super) step: Option<Transition>,
 }
 
 /// What one decision did to the state.
 #[derive(Debug, Clone)]
-pub(super) struct Step {
+pub(super) struct Transition {
     /// The time by which it was decided, Unix µs.
     pub(super) now_us: i64,
     pub(super) incarnation: std::sync::Arc<str>,
@@ -73,8 +73,8 @@ impl States {
         id
     }
 
-    pub(super) fn step(&mut self, around: &Around, records: Option<Vec<RunRecord>>) -> Step {
-        Step {
+    pub(super) fn step(&mut self, around: &Around, records: Option<Vec<RunRecord>>) -> Transition {
+        Transition {
             now_us: around.now_us,
             incarnation: around.incarnation.clone(),
             before: self.id(around.before.as_ref()),
@@ -206,7 +206,7 @@ struct Walk<'a> {
 }
 
 impl<'a> Walk<'a> {
-    fn step(&self, i: usize) -> &'a Step {
+    fn step(&self, i: usize) -> &'a Transition {
         let done = self.operations[i].done.as_ref();
         // Only such operations are in `left`.
         done.and_then(|d| d.step.as_ref())
@@ -253,7 +253,7 @@ impl<'a> Walk<'a> {
 
     /// The state before `i` is the one now; or `i` changed nothing, and saw a state that was left at the same time.
     fn follows(&self, i: usize) -> bool {
-        let Step { before, after, .. } = self.step(i);
+        let Transition { before, after, .. } = self.step(i);
         let Some(state) = self.state else { return true };
         let saw = |(state, by): &(Id, Option<usize>)| {
             state == before && by.is_none_or(|by| !self.surely_before(by, i))
@@ -461,7 +461,7 @@ impl<'a> Walk<'a> {
         &self,
         j: usize,
         state: Option<&State>,
-        until: &Step,
+        until: &Transition,
         dates: &[i64],
     ) -> Vec<(Option<State>, Decided)> {
         let p = &self.operations[j];

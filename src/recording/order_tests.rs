@@ -191,7 +191,7 @@ fn what_was_asked_after_an_answer_stands_after_it() {
     let old = old.expect("it was decided");
     let done = told.operations[stale].done.as_mut().expect("an answer");
     let now_us = done.now_us;
-    done.step = Some(Step {
+    done.step = Some(Transition {
         now_us,
         ..old.clone()
     });

@@ -4,10 +4,10 @@ use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use tokio::sync::{mpsc, watch};
 
-use super::{End, Order, Running, State, Tail};
+use super::{Order, RunEnd, Running, State, Tail};
 use crate::{
     clock::Boottime,
-    guard::{Control, Ended, HandOver, Moment, Spec},
+    guard::{Control, HandOver, KnownEnd, Moment, Spec},
     logic::life::{Cause, Life, Step, outcome},
     model::{Outcome, RunId, RunRecord, Usage},
 };
@@ -50,7 +50,7 @@ struct Guard {
     started: Option<Moment>,
     orders: mpsc::UnboundedReceiver<Order>,
     state: watch::Sender<State>,
-    end: Option<Ended>,
+    end: Option<KnownEnd>,
     daemon_gone: bool,
 }
 
@@ -224,7 +224,7 @@ impl Guard {
             .started
             .is_none()
             .then(|| "it was not started".to_owned());
-        let end = End {
+        let end = RunEnd {
             outcome,
             exit_code: code,
             signal: None,
@@ -243,7 +243,7 @@ impl Guard {
             Some(Cause::DaemonGone) => Outcome::Crashed,
             _ => outcome,
         };
-        self.end = Some(Ended {
+        self.end = Some(KnownEnd {
             outcome,
             cause,
             exit_code: code,

@@ -10,7 +10,7 @@ use tokio::{
 use tracing::{debug, warn};
 
 use super::{
-    DRAIN, End, ORPHANS_AGAIN, Order, State, Tail,
+    DRAIN, ORPHANS_AGAIN, Order, RunEnd, State, Tail,
     children::{OwnChild, childless},
     orphans::Orphans,
 };
@@ -291,7 +291,7 @@ impl Supervisor {
         self.drains.abort_all();
     }
 
-    fn end(&self, reported: Reported) -> End {
+    fn end(&self, reported: Reported) -> RunEnd {
         let gone = || (0, Moment::now(), Usage::default());
         let (leftover, ended, usage) = reported.gone.unwrap_or_else(gone);
         let Exited {
@@ -306,7 +306,7 @@ impl Supervisor {
         let (error, fail_cause) = reported.failed.unzip();
         let cause = cause.or(fail_cause.flatten());
         let tail = self.tail.since(0);
-        End {
+        RunEnd {
             outcome: outcome(cause, exit_code, &self.success_codes),
             exit_code,
             signal,

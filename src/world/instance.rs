@@ -11,7 +11,7 @@ use crate::{
     logic::{
         belief::Belief,
         claim::{Answer, Answered, DelayedAttempt, Renewal, Target},
-        contest::{Account, AnswerInfo, Contest, Ended, Epoch, EpochWatch, JobState, Me, Win},
+        contest::{Account, AnswerInfo, Contest, ContestEnd, Epoch, EpochWatch, JobState, Me, Win},
         hold::{Hold, Renewed},
         observe::WatchedLease,
         schedule::next_of,
@@ -158,7 +158,7 @@ enum Wait {
     Answer(u32, Boottime),
     /// Until the next attempt of this occurrence was contested.
     First(Occurrence),
-    Over(Ended),
+    Over(ContestEnd),
     /// It was not decided: before the job is looked at again.
     Linger(Boottime),
 }

@@ -16,7 +16,7 @@ use soloist::{
     config::{self, Config},
     logic::claim::{
         Answer, Claim, DelayedAttempt, Grant, OnCrash, Overlap, Presence, Register, Registration,
-        Renew, Renewal, Settle, Settlement, Stop, Target,
+        Renew, Renewal, Settle, Settlement, StopRequest, Target,
     },
     model::{InstanceId, JobName, Occurrence, Outcome, Run, RunId, RunRecord, Trigger},
     store::{self, Beat, Decision, Info, Store, Tail},
@@ -760,7 +760,7 @@ impl Held<'_> {
         self.claim.run(grant, granted_at)
     }
 
-    fn wait_for_stop(&self) -> Stop {
+    fn wait_for_stop(&self) -> StopRequest {
         let f = self.fleet;
         let mut seq = 0;
         wait_for("a stop request", || {
@@ -1365,7 +1365,7 @@ fn cancel_waits_for_the_end_and_says_whether_it_came() {
         .stdout(Stdio::piped())
         .spawn()
         .expect("soloist starts");
-    assert_eq!(held.wait_for_stop(), Stop::Cancelled);
+    assert_eq!(held.wait_for_stop(), StopRequest::Cancelled);
     held.settle(Outcome::Cancelled, None, Some(15), "");
     let out = child.wait_with_output().expect("it ends");
     assert_eq!(out.status.code(), Some(0));

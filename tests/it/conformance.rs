@@ -16,7 +16,7 @@ use soloist::{
         self, Answer, Claim, Control, Controlled, DelayedAttempt, Event, Grant, IN_DOUBT, LIBRARY,
         LOST, Missed, NextAttempt, OVERDUE, OVERLAPS, OWN_KEY, Observed, OnCrash, Open, Overlap,
         PASSED, PASSED_IN_DOUBT, Pause, Presence, Register, Registration, Remembered, Renew,
-        Renewal, Settle, Settlement, State, Stop, TOO_LATE, Target,
+        Renewal, Settle, Settlement, State, StopRequest, TOO_LATE, Target,
     },
     logic::notify::stand::{Write, Written},
     model::{InstanceId, JobName, Occurrence, Outcome, Run, RunId, RunRecord, Trigger},
@@ -842,11 +842,13 @@ async fn overlap_replace_ends_the_older_run(bed: Bed) {
     let mine = replace(now - 1000, "a");
     let g = granted(&*s, &mine).await;
     let next = replace(now - 500, "b");
-    assert!(matches!(one(&*s, &next).await, Answer::Blocked(o) if o.stop == Some(Stop::Replaced)));
+    assert!(
+        matches!(one(&*s, &next).await, Answer::Blocked(o) if o.stop == Some(StopRequest::Replaced))
+    );
     receives(&mut events, &Event::Stop { job: j() }).await;
     assert_eq!(
         s.renew(&renewal(&mine, g, 1)).await.unwrap().value,
-        Renewal::Renewed(Some(Stop::Replaced))
+        Renewal::Renewed(Some(StopRequest::Replaced))
     );
     // Asked to end on purpose: no further attempt.
     let replaced = Settle {
@@ -1202,7 +1204,7 @@ async fn a_cancel_reaches_the_holder(bed: Bed) {
     receives(&mut events, &Event::Stop { job: j() }).await;
     assert_eq!(
         s.renew(&renewal(&mine, g, 1)).await.unwrap().value,
-        Renewal::Renewed(Some(Stop::Cancelled))
+        Renewal::Renewed(Some(StopRequest::Cancelled))
     );
     let retry = |c: &Claim, g, outcome| Settle {
         next_attempt: Some(DelayedAttempt {

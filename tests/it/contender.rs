@@ -16,7 +16,7 @@ use async_trait::async_trait;
 use soloist::{
     clock::{Boottime, StoreClock},
     config::{self, Job},
-    contender::{Ask, Contender, Due, Ended, Epoch, Granted, Parts, PlanUpdate, note_clock},
+    contender::{Ask, Contender, ContestEnd, Due, Epoch, Granted, Parts, PlanUpdate, note_clock},
     logic::claim::{
         self, Answer, Claim, Control, Controlled, DelayedAttempt, Event, OnCrash, Overlap,
         Register, Registration, Renew, Renewal, Settle, Settlement, State, Target,
@@ -403,7 +403,7 @@ impl Node {
         self.contender.due(vec![due(job, at)]);
     }
 
-    async fn contest(&self, job: &Job, at: i64) -> Ended {
+    async fn contest(&self, job: &Job, at: i64) -> ContestEnd {
         let ask = Ask {
             target: Target::Scheduled(Occurrence(at)),
             missed: vec![],
@@ -632,7 +632,7 @@ async fn a_thousand_wake_ups_are_one_command() {
     assert_eq!(node.line.claims.load(Ordering::SeqCst), 1, "{ends:?}");
     assert_eq!(started.of(at).len(), 1);
     // A contender that comes later finds it decided, and asks nothing.
-    assert_eq!(node.contest(&job, at).await, Ended::Settled);
+    assert_eq!(node.contest(&job, at).await, ContestEnd::Settled);
     assert_eq!(node.line.claims.load(Ordering::SeqCst), 1);
     let calls: String = server.command(&["INFO", "commandstats"]);
     assert!(calls.contains("evalsha"), "{calls}");
@@ -654,7 +654,7 @@ async fn a_hundred_electors_get_one_grant() {
     let at = now(&store, -100);
     let all = nodes.iter().map(|n| n.contest(&job, at));
     let ends = futures_util::future::join_all(all).await;
-    let won = |c: &&Ended| matches!(c, Ended::Won(_));
+    let won = |c: &&ContestEnd| matches!(c, ContestEnd::Won(_));
     assert_eq!(ends.iter().filter(won).count(), 1);
     assert_eq!(started.of(at).len(), 1);
 }
@@ -678,7 +678,7 @@ async fn wins_are_spread_and_a_dead_first_in_rank_holds_up_nobody() {
     for i in 0..100 {
         let all = nodes.iter().map(|n| n.contest(&job, base + i * 10));
         let ends = futures_util::future::join_all(all).await;
-        let won = |c: &&Ended| matches!(c, Ended::Won(_));
+        let won = |c: &&ContestEnd| matches!(c, ContestEnd::Won(_));
         assert_eq!(ends.iter().filter(won).count(), 1, "{ends:?}");
     }
     started.once();
@@ -1081,7 +1081,7 @@ async fn a_claim_is_asked_again_as_often_as_configured() {
     node.line.away.store(true, Ordering::SeqCst);
     for n in 1..3 {
         let outcome = node.contest(&job, now(&store, -1000)).await;
-        assert_eq!(outcome, Ended::Undecided);
+        assert_eq!(outcome, ContestEnd::Undecided);
         assert_eq!(asked(), 3 * n);
     }
     // A refused claim is not sent again.
@@ -1094,10 +1094,10 @@ async fn a_claim_is_asked_again_as_often_as_configured() {
     };
     refused().insert(job.name.clone());
     let outcome = node.contest(&job, now(&store, -1000)).await;
-    assert_eq!((outcome, asked()), (Ended::Undecided, 7));
+    assert_eq!((outcome, asked()), (ContestEnd::Undecided, 7));
     refused().clear();
     let outcome = node.contest(&job, now(&store, -1000)).await;
-    assert!(matches!(outcome, Ended::Won(_)));
+    assert!(matches!(outcome, ContestEnd::Won(_)));
     assert_eq!(asked(), 8);
 }
 
@@ -1595,7 +1595,7 @@ async fn what_was_granted_while_its_job_was_removed_starts_once() {
     until("it is started", || (started.all().len() == 1).then_some(())).await;
     node.with(&job).await;
     let begun = Instant::now();
-    while node.contest(&job, at).await == Ended::Undecided {
+    while node.contest(&job, at).await == ContestEnd::Undecided {
         assert!(begun.elapsed() < GENEROUS, "it is not known again");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
@@ -1704,7 +1704,7 @@ async fn what_waits_for_its_jitter_is_recorded_when_its_job_is(disabled: Option<
     }
     // An instance that still has the job finds them decided, and does not run them.
     for at in at {
-        assert_eq!(other.contest(&job, at).await, Ended::Settled);
+        assert_eq!(other.contest(&job, at).await, ContestEnd::Settled);
     }
     assert_eq!(started.runs(), [0; 0]);
     // Later occurrences belong to the instances that still have the job.
@@ -1912,8 +1912,8 @@ async fn a_dead_holder_is_found_although_another_job_cannot_be_read() {
     for j in &jobs {
         dead.with(j).await;
         node.with(j).await;
-        assert!(matches!(dead.contest(j, at).await, Ended::Won(_)));
-        assert!(matches!(node.contest(j, at).await, Ended::Lost { .. }));
+        assert!(matches!(dead.contest(j, at).await, ContestEnd::Won(_)));
+        assert!(matches!(node.contest(j, at).await, ContestEnd::Lost { .. }));
     }
     let bad = jobs[0].name.clone();
     node.line.refused.lock().unwrap().insert(bad);

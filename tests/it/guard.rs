@@ -24,7 +24,7 @@ use soloist::{
         life::{Cause, Stop},
     },
     model::{InstanceId, JobName, Occurrence, Outcome, Run, RunId, Trigger},
-    runner::{End, Runner, Running},
+    runner::{RunEnd, Runner, Running},
 };
 
 use crate::support::{
@@ -338,11 +338,11 @@ fn runner() -> Runner {
     Runner::with_exe(EXE.into()).expect("a runner")
 }
 
-async fn run(spec: Spec) -> End {
+async fn run(spec: Spec) -> RunEnd {
     run_with(spec, OUTPUT).await
 }
 
-async fn run_with(spec: Spec, output: config::Output) -> End {
+async fn run_with(spec: Spec, output: config::Output) -> RunEnd {
     let mut running = runner().start(spec, output).expect("a guard");
     let end = tokio::time::timeout(PATIENCE, running.wait())
         .await
@@ -1034,7 +1034,7 @@ fn a_settled_run_is_not_settled_again() {
 #[test]
 fn an_outcome_of_a_run_without_a_guard_is_left_to_a_process_of_its_own() {
     let tree = Tree::new();
-    let end = guard::Ended {
+    let end = guard::KnownEnd {
         outcome: Outcome::Missed,
         cause: None,
         usage: soloist::model::Usage::default(),

@@ -292,8 +292,11 @@ fn a_run_is_asked_to_give_way_once_and_by_no_other_policy() {
         assert!(matches!(answer, Answer::Blocked(_)), "{answer:?}");
         (st.open[0].stop, effects.events.len())
     };
-    let cancelled = Some(Stop::Cancelled);
-    assert_eq!(asked(Overlap::Replace, None), (Some(Stop::Replaced), 1));
+    let cancelled = Some(StopRequest::Cancelled);
+    assert_eq!(
+        asked(Overlap::Replace, None),
+        (Some(StopRequest::Replaced), 1)
+    );
     assert_eq!(asked(Overlap::Replace, cancelled), (cancelled, 0));
     assert_eq!(asked(Overlap::Queue, None), (None, 0));
 }
@@ -582,7 +585,7 @@ fn a_run_that_was_found_dead_is_made_up_for_once_if_its_command_was_never_execut
     assert_eq!(says(&mut st, &c, None), (Settlement::Lost, 1, 0));
     assert!(st.open.is_empty());
     // Somebody asked it to end.
-    let (mut st, c) = dead(Some(Stop::Cancelled));
+    let (mut st, c) = dead(Some(StopRequest::Cancelled));
     assert_eq!(says(&mut st, &c, next), (Settlement::Lost, 1, 0));
     assert!(st.open.is_empty());
     // A newer occurrence was granted: its token is higher.

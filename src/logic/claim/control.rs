@@ -4,7 +4,7 @@ use crate::logic::bent::{may, rule};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Effects, Event, KEYS_MOST, LIBRARY, Pause, Pending, State, Stop, forget_keys, own_key,
+    Effects, Event, KEYS_MOST, LIBRARY, Pause, Pending, State, StopRequest, forget_keys, own_key,
 };
 use crate::model::{JobName, LAST_MS, Occurrence, RunId};
 
@@ -148,7 +148,7 @@ fn cancel(st: &mut State, job: &JobName, effects: &mut Effects) -> Controlled {
     let dropped = waiting != st.open.len();
     let mut stopping = vec![];
     for e in &mut st.open {
-        e.stop.get_or_insert(Stop::Cancelled);
+        e.stop.get_or_insert(StopRequest::Cancelled);
         stopping.push(e.run.id);
     }
     if !stopping.is_empty() {

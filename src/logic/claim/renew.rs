@@ -3,7 +3,7 @@
 use crate::logic::bent::{may, rule};
 use serde::{Deserialize, Serialize};
 
-use super::{Last, Open, State, Stop};
+use super::{Last, Open, State, StopRequest};
 use crate::model::{JobName, Outcome, Run};
 
 /// [`Register::schedule`](super::Register::schedule) and [`Register::definition`](super::Register::definition) of a job
@@ -28,7 +28,7 @@ pub struct Renew {
 #[must_use]
 pub enum Renewal {
     /// Still ours; with a request to end the run, if there is one.
-    Renewed(Option<Stop>),
+    Renewed(Option<StopRequest>),
     /// Another has it, or it was ended: stop at once.
     Lost,
 }

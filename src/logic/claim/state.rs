@@ -136,7 +136,7 @@ pub struct Open {
     pub renewed_at: i64,
     /// The holder is asked to end the run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub stop: Option<Stop>,
+    pub stop: Option<StopRequest>,
     /// Set: nobody holds the occurrence, and its next attempt may start from then on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_attempt: Option<NextAttempt>,
@@ -144,7 +144,7 @@ pub struct Open {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Stop {
+pub enum StopRequest {
     Cancelled,
     Replaced,
 }

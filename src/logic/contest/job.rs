@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::{
-    Ask, Ended, Me, START_MARGIN,
+    Ask, ContestEnd, Me, START_MARGIN,
     epoch::{Epoch, EpochName},
     queue::{Due, Queue, Segment, Unfolded},
 };
@@ -976,17 +976,20 @@ impl JobState {
     }
 
     /// How the claim that [`JobState::next`] named has ended. `draining`: this instance takes nothing new.
-    pub fn ended(&mut self, target: &Target, ended: &Ended, draining: bool) {
+    pub fn ended(&mut self, target: &Target, ended: &ContestEnd, draining: bool) {
         match ended {
-            Ended::Undecided => self.queue.outage(),
+            ContestEnd::Undecided => self.queue.outage(),
             // Other instances claim now. This one learns what they decided, and what nobody did, when it claims again.
-            Ended::Draining if draining => {
+            ContestEnd::Draining if draining => {
                 self.queue.clear();
                 self.triggers.clear();
             }
             // What others decided is known now, and the next claim allows for it.
-            Ended::Draining | Ended::Gone | Ended::Behind => {}
-            Ended::Won(_) | Ended::Lost { .. } | Ended::Settled | Ended::Recorded(_) => {
+            ContestEnd::Draining | ContestEnd::Gone | ContestEnd::Behind => {}
+            ContestEnd::Won(_)
+            | ContestEnd::Lost { .. }
+            | ContestEnd::Settled
+            | ContestEnd::Recorded(_) => {
                 self.trouble.over();
                 self.queue.done(target);
                 if let Target::Manual { key, .. } = target {

@@ -426,7 +426,7 @@ fn what_was_asked_and_not_heard_is_neither_decided_nor_given_up() {
             _ => None,
         };
     let drain = || Some(Halt::Draining);
-    assert_eq!(ended(&mut job, drain()), Some(Ended::Draining));
+    assert_eq!(ended(&mut job, drain()), Some(ContestEnd::Draining));
     // The answer is awaited: the claim has the same run id again, also when others tell that the occurrence is decided.
     let first = look(&mut job, scheduled(NOON), None, Slot::Needless, true);
     job.decided(Occurrence(NOON));
@@ -438,7 +438,7 @@ fn what_was_asked_and_not_heard_is_neither_decided_nor_given_up() {
     let step = look(&mut job, scheduled(NOON), drain(), Slot::Needless, true);
     assert!(matches!(step, Step::FindGrant(_)), "{step:?}");
     job.account.forget(&TargetId::Scheduled(Occurrence(NOON)));
-    assert_eq!(ended(&mut job, None), Some(Ended::Settled));
+    assert_eq!(ended(&mut job, None), Some(ContestEnd::Settled));
 }
 
 /// The history shows why.
@@ -512,7 +512,7 @@ fn nothing_is_asked_that_would_jump_over_what_is_due() {
     };
     assert!(job.due(due, NOON));
     let step = look(&mut job, scheduled(NOON + 2000), None, Slot::Needless, true);
-    assert!(matches!(step, Step::End(Ended::Undecided)), "{step:?}");
+    assert!(matches!(step, Step::End(ContestEnd::Undecided)), "{step:?}");
 }
 
 #[test]

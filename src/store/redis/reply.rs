@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     logic::{
-        claim::{Answer, Claim, Grant, Open, Renewal, Settlement, Stop, Target},
+        claim::{Answer, Claim, Grant, Open, Renewal, Settlement, StopRequest, Target},
         notify::stand::{LEASE, Written},
     },
     model::{InstanceId, JobName, Occurrence, RunId, possible_ms},
@@ -127,8 +127,8 @@ pub(crate) fn renewal(rest: &[Value]) -> Result<Renewal, String> {
     let word = |i: usize| rest.get(i).map_or(Ok(String::new()), read::<String>);
     Ok(match (word(0)?.as_str(), word(1)?.as_str()) {
         ("renewed", "") => Renewal::Renewed(None),
-        ("renewed", "replaced") => Renewal::Renewed(Some(Stop::Replaced)),
-        ("renewed", _) => Renewal::Renewed(Some(Stop::Cancelled)),
+        ("renewed", "replaced") => Renewal::Renewed(Some(StopRequest::Replaced)),
+        ("renewed", _) => Renewal::Renewed(Some(StopRequest::Cancelled)),
         _ => Renewal::Lost,
     })
 }

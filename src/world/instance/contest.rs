@@ -8,7 +8,8 @@ use crate::{
         backoff,
         claim::{Event, Open, Question, Target},
         contest::{
-            Ask, Contest, Due, Effect, Ended, Halt, Next, Slot, Step, Subject, View, rank, unfold,
+            Ask, Contest, ContestEnd, Due, Effect, Halt, Next, Slot, Step, Subject, View, rank,
+            unfold,
         },
         observe::{self, WatchedLease},
         schedule::next_of,
@@ -278,7 +279,7 @@ impl World {
                 }
             };
             busy = true;
-            if next_attempt && ended == Ended::Undecided {
+            if next_attempt && ended == ContestEnd::Undecided {
                 h.flights[f].wait = Wait::Linger(now + LOOK_AGAIN);
                 continue;
             }
@@ -293,7 +294,7 @@ impl World {
             h.driven = None;
             h.driver = Pause::NONE;
             match ended {
-                Ended::Undecided => {
+                ContestEnd::Undecided => {
                     h.undecided += 1;
                     h.driver = Pause {
                         until: now + backoff::nth(AWAY.0, h.undecided, AWAY.1),

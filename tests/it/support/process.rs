@@ -221,7 +221,7 @@ mod tests {
     use soloist::{
         clock::Boottime,
         config,
-        guard::{Ended, HandOver, Moment},
+        guard::{HandOver, KnownEnd, Moment},
         model::Outcome,
         settle::ReleaseOnDeath,
     };
@@ -244,7 +244,7 @@ mod tests {
         };
         let hand_over = HandOver {
             settle: serde_json::to_value(release).expect("JSON"),
-            end: Ended {
+            end: KnownEnd {
                 outcome: Outcome::Crashed,
                 cause: None,
                 usage: soloist::model::Usage::default(),
