@@ -45,7 +45,7 @@ const SETTLE_AGAIN: (Duration, Duration) = (Duration::from_millis(50), Duration:
 const SETTLE_REFUSED: Duration = Duration::from_secs(30);
 /// Time between two warnings about one settlement.
 const WARN_AGAIN: Duration = Duration::from_secs(30);
-/// How long a pre-started guard waits for its run.
+/// How long a prepared guard waits for its run.
 const PREPARED_FOR: Duration = Duration::from_secs(3);
 /// How long a slow start (a look-up over the network, a slow disk) may hold up others.
 const START_PATIENCE: Duration = Duration::from_millis(250);
@@ -69,7 +69,7 @@ pub struct Holder {
     #[cfg(feature = "notify")]
     heartbeats: Heartbeats,
     running: Mutex<BTreeMap<RunId, HeldRun>>,
-    /// Pre-started guards of runs that will most likely be granted soon.
+    /// Prepared guards of runs that will most likely be granted soon.
     prepared: Mutex<BTreeMap<RunId, Prepared>>,
 }
 

@@ -219,7 +219,7 @@ impl Runner {
         command
     }
 
-    /// Pre-starts a guard, which waits until it is told what to run. The guard ends if the returned value is dropped.
+    /// Prepares a guard: it is started, and waits until it is told what to run. It ends if the returned value is dropped.
     /// Needs a Tokio runtime, and blocks its thread for a fraction of a millisecond, whatever the size of this process.
     ///
     /// # Errors
@@ -238,7 +238,7 @@ impl Runner {
         self.start_prepared(spec, output, None)
     }
 
-    /// Like [`Runner::start`], with the guard that was pre-started for this run, if there is one.
+    /// Like [`Runner::start`], with the guard that was prepared for this run, if there is one.
     ///
     /// # Errors
     /// As [`Runner::start`].
@@ -433,7 +433,7 @@ impl Runner {
     }
 }
 
-/// A pre-started guard, which waits until it is told what to run; it ends when this is dropped.
+/// A prepared guard, which waits until it is told what to run; it ends when this is dropped.
 #[derive(Debug)]
 #[must_use = "it ends when dropped"]
 pub struct Prepared {

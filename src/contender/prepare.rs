@@ -1,4 +1,4 @@
-//! Chooses the runs that this instance will most likely be granted soon, so that their guards can be pre-started.
+//! Chooses the runs that this instance will most likely be granted soon, so that their guards can be prepared.
 
 use std::collections::{HashSet, VecDeque};
 

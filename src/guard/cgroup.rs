@@ -80,6 +80,11 @@ impl Cgroup {
         &self.path
     }
 
+    /// For a process to be forked into it.
+    pub(super) fn directory(&self) -> Option<&File> {
+        self.directory.as_ref()
+    }
+
     /// The pids in it and below it.
     pub(crate) fn members(&self) -> Vec<i32> {
         fn add(path: &Path, pids: &mut Vec<i32>) {
@@ -129,8 +134,11 @@ impl Cgroup {
     /// Removes it and the cgroups that the command made below it; without effect while a process is in it.
     pub(crate) fn remove(&self) {
         fn remove(path: &Path) {
-            directories(path).for_each(|below| remove(&below));
-            let _ = fs::remove_dir(path);
+            // Most have none below them, and to list them takes longer than to try.
+            if fs::remove_dir(path).is_err() {
+                directories(path).for_each(|below| remove(&below));
+                let _ = fs::remove_dir(path);
+            }
         }
         remove(&self.path);
     }

@@ -316,7 +316,7 @@ impl Start {
 /// The child is forked into the cgroup if possible: moving a process makes the kernel wait for all processors,
 /// sometimes for 20 ms.
 fn fork(cgroup: Option<&Cgroup>, shared: &Shared) -> libc::pid_t {
-    if let Some(directory) = cgroup.and_then(|c| std::fs::File::open(c.path()).ok()) {
+    if let Some(directory) = cgroup.and_then(Cgroup::directory) {
         // SAFETY: all zeroes is a valid clone_args.
         let mut args: libc::clone_args = unsafe { std::mem::zeroed() };
         args.flags = CLONE_INTO_CGROUP;
