@@ -54,6 +54,8 @@ pub use self::{
 };
 pub use crate::{logic::lease::Lease, model::duration::show as show_duration};
 
+#[cfg(feature = "notify")]
+pub(crate) use self::raw::is_http_url;
 #[cfg(feature = "daemon")]
 pub use self::{
     advice::{Observed, Written, load_written},

@@ -24,8 +24,6 @@ use self::{
 };
 #[cfg(feature = "http")]
 use crate::http;
-#[cfg(feature = "notify")]
-use crate::notify as notifications;
 use crate::{
     clock::StoreClock,
     config::{self, Config},
@@ -38,6 +36,8 @@ use crate::{
     runner::{self, Runner},
     store::{self, Store},
 };
+#[cfg(feature = "notify")]
+use crate::{notify as notifications, traces};
 
 pub(crate) use self::found::NotNew;
 
@@ -61,6 +61,10 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// How long handing runs over to their guards may take: it involves only this host.
 const HAND_OVER: Duration = Duration::from_secs(1);
+
+/// How long sending the last traces may take.
+#[cfg(feature = "notify")]
+const LAST_TRACES: Duration = Duration::from_secs(2);
 
 /// How often this process ends runs whose daemon and guard were killed together, on the same host.
 const SWEEP_EVERY: Duration = Duration::from_secs(10);
@@ -198,6 +202,7 @@ impl Daemon {
         sweep().await;
         let parts = (store, runner, recorder);
         let mut daemon = Self::assemble(o.config_path, config, (instance, host), parts)?;
+        daemon.send_traces();
         let background = &daemon.background;
         background.spawn(sweep_now_and_then(daemon.finish.clone()));
         background.spawn(reap_strangers(daemon.finish.clone()));
@@ -342,6 +347,36 @@ impl Daemon {
         }
     }
 
+    /// Sends the spans of this instance's runs, if the environment says where. A reload changes nothing: the
+    /// environment of a process stays as it is.
+    #[cfg(feature = "notify")]
+    fn send_traces(&self) {
+        let own = traces::Own {
+            instance: self.contender.me.instance.as_str(),
+            host: &self.holder.host,
+            namespace: &self.config.store.namespace,
+        };
+        let (settings, problems) = traces::read(&|name| std::env::var(name).ok(), own);
+        for problem in problems {
+            warn!("{problem}");
+        }
+        if let Some(settings) = settings {
+            let vitals = self.contender.vitals.clone();
+            let _ = self
+                .holder
+                .traces
+                .set(traces::Traces::start(settings, vitals));
+        }
+    }
+
+    #[cfg(not(feature = "notify"))]
+    fn send_traces(&self) {
+        let set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+        if set("OTEL_EXPORTER_OTLP_ENDPOINT") || set("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") {
+            warn!("no traces are sent: this program was built without the feature `notify`");
+        }
+    }
+
     /// Serves until a signal asks to stop. Returns the signal's name.
     async fn serve(&mut self, signals: &mut Signals) -> &'static str {
         loop {
@@ -422,6 +457,10 @@ impl Daemon {
         holder.give_up.cancel();
         // Releases the guards, or lets them take over. A guard that is not told notices when this process ends.
         let _ = tokio::time::timeout(HAND_OVER, holder.runs.wait()).await;
+        #[cfg(feature = "notify")]
+        if let Some(traces) = holder.traces.get() {
+            traces.finish(LAST_TRACES).await;
+        }
     }
 }
 

@@ -14,8 +14,6 @@ use tokio_util::{
 use tracing::{debug, error, info, warn};
 
 use self::turns::{Turn, Turns};
-#[cfg(feature = "notify")]
-use crate::notify::heartbeat::{self, Heartbeats};
 use crate::{
     clock::{Boottime, StoreClock},
     config,
@@ -29,11 +27,17 @@ use crate::{
         hold::{Do, Hold, Renewed, SMALLEST_PIECE, View},
         life::{self, Stop},
         pace,
+        trace::SpanContext,
     },
     model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Usage},
     runner::{Prepared, RunEnd, Runner, Running, StartError},
     settle::SettleOnDeath,
     store::{self, OUTPUT_AT_ONCE, OUTPUT_PATIENCE, Reply, Store, Tail},
+};
+#[cfg(feature = "notify")]
+use crate::{
+    notify::heartbeat::{self, Heartbeats},
+    traces::{self, Traces},
 };
 
 /// Output up to this size is stored together with the outcome; more follows in pieces, so that it does not delay
@@ -68,6 +72,9 @@ pub struct Holder {
     turns: Arc<Turns>,
     #[cfg(feature = "notify")]
     heartbeats: Heartbeats,
+    /// Empty: nobody wants the spans of runs.
+    #[cfg(feature = "notify")]
+    pub(crate) traces: std::sync::OnceLock<Traces>,
     running: Mutex<BTreeMap<RunId, HeldRun>>,
     /// Prepared guards of runs that will most likely be granted soon.
     prepared: Mutex<BTreeMap<RunId, Prepared>>,
@@ -116,6 +123,8 @@ impl Holder {
             turns: Turns::new(pace::starting(contender::cores())),
             #[cfg(feature = "notify")]
             heartbeats: Heartbeats::default(),
+            #[cfg(feature = "notify")]
+            traces: std::sync::OnceLock::new(),
             running: Mutex::default(),
             prepared: Mutex::default(),
         })
@@ -255,7 +264,13 @@ impl Holder {
             permit.waited(Boottime::now().since(granted), job.lease.trust);
         }
         let settle = self.settle_on_death(&g, |after| after.next_attempt(&job, run.attempt));
-        let spec = Spec::new(&job, &run, hold.trusted_until(), settle);
+        let spec = Spec::new(
+            &job,
+            &run,
+            self.traceparent(&g),
+            hold.trusted_until(),
+            settle,
+        );
         let prepared = self.prepared().remove(&g.run.id);
         let started = self.launch(spec, job.output, prepared).await;
         turn.launched();
@@ -415,8 +430,52 @@ impl Holder {
             offset_us: self.clock.offset_us().unwrap_or(0),
             patience: g.job.lease.length,
             record_file: self.runner.recorder().map(|r| r.path().to_owned()),
+            #[cfg(feature = "notify")]
+            traces: self.traces.get().map(|traces| traces::OnDeath {
+                settings: traces.settings(),
+                place: self.place(g).to_owned(),
+                key: g.run.key.clone(),
+            }),
         };
         serde_json::to_value(&settle).unwrap_or_default()
+    }
+
+    /// What tells the store of this fleet from those of others, in traces: of a file the id of its data, because many
+    /// hosts have one at the same path; otherwise the address, which outlives the data.
+    fn place<'a>(&'a self, g: &'a Granted) -> &'a str {
+        match self.store.durable() {
+            true => &g.incarnation,
+            false => self.store.address(),
+        }
+    }
+
+    /// The place of the run's span, for its command.
+    fn traceparent(&self, g: &Granted) -> String {
+        let (job, run) = (&g.job.name, &g.run);
+        let (namespace, place) = (&self.store_config.namespace, self.place(g));
+        let context = SpanContext::of(namespace, place, job, run.occurrence, run.attempt);
+        #[cfg(feature = "notify")]
+        let recorded = self.traces.get().is_some();
+        #[cfg(not(feature = "notify"))]
+        let recorded = false;
+        context.traceparent(recorded)
+    }
+
+    /// Hands in the span of a run whose outcome is recorded, if somebody wants it.
+    #[cfg(feature = "notify")]
+    fn trace(&self, g: &Granted, end: &RunEnd, record: RunRecord) {
+        let Some(traces) = self.traces.get() else {
+            return;
+        };
+        let times = traces::Times {
+            // Not known of a claim that was never answered.
+            claimed: (g.sent > Boottime(0)).then_some(g.sent),
+            started: end.started,
+            gone: end.ended,
+            recorded: Boottime::now(),
+        };
+        let place = (&*self.store_config.namespace, self.place(g));
+        traces.send(traces::Span::new(place, record, g.run.key.clone(), &times));
     }
 
     /// Keeps the lease renewed until the run may start, or, if it is `running`, until its whole process tree is gone.
@@ -633,22 +692,35 @@ impl Holder {
             },
             more: if apart { kept as u64 } else { 0 },
         };
+        let told = self.offer(g, &settle, &tail).await?;
+        #[cfg(feature = "notify")]
+        self.trace(g, end, settle.record);
+        if told == Settlement::Lost {
+            warn!(job = %g.job.name, run = %g.run.id, "the outcome was recorded after the lease was lost");
+            return Ok(None);
+        }
+        Ok(next_attempt.map(|_| g.run.occurrence))
+    }
+
+    /// Tells the store the outcome until it has it, or this process must end.
+    async fn offer(
+        &self,
+        g: &Granted,
+        settle: &Settle,
+        tail: &Tail,
+    ) -> Result<Settlement, GivenUp> {
         let mut pauses = Pauses::from(SETTLE_AGAIN.0);
         let mut warned = Throttle::default();
         loop {
             let told = tokio::select! {
                 biased;
-                told = self.store.settle(&settle, &tail) => told,
+                told = self.store.settle(settle, tail) => told,
                 () = self.give_up.cancelled() => return Err(GivenUp),
             };
             let most = match told {
                 Ok(reply) => {
                     crate::contender::note_clock(&self.clock, &reply);
-                    if reply.value == Settlement::Lost {
-                        warn!(job = %g.job.name, run = %g.run.id, "the outcome was recorded after the lease was lost");
-                        return Ok(None);
-                    }
-                    return Ok(next_attempt.map(|_| g.run.occurrence));
+                    return Ok(reply.value);
                 }
                 Err(e) => {
                     if warned.lets(Boottime::now(), WARN_AGAIN) {

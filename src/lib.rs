@@ -59,6 +59,8 @@ pub mod settle;
 mod simulation;
 #[cfg(feature = "daemon")]
 mod text;
+#[cfg(feature = "notify")]
+mod traces;
 #[cfg(feature = "daemon")]
 mod view;
 #[cfg(feature = "daemon")]

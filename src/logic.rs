@@ -26,4 +26,6 @@ pub mod pace;
 pub mod schedule;
 #[cfg(feature = "daemon")]
 pub mod timetable;
+#[cfg(feature = "daemon")]
+pub mod trace;
 pub mod trust;

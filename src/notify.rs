@@ -1,10 +1,10 @@
 //! Notifications and heartbeats: tells people when the state of a job changes (`keeper`), and tells services that
-//! watch jobs when a run starts and ends (`heartbeat`). The rules are in `logic/notify`.
+//! watch jobs when a run starts and ends (`heartbeat`). The rules are in `logic/notify`. Traces use the same `client`.
 //!
 //! Both have threads of their own, each with its own runtime: however slow a server is, no run waits for it. Requests
 //! to the store go from the daemon's runtime, to which its connections belong.
 
-mod client;
+pub(crate) mod client;
 mod email;
 pub(crate) mod heartbeat;
 mod keeper;

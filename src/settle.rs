@@ -5,6 +5,8 @@ use std::{path::PathBuf, process::ExitCode, sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
+#[cfg(feature = "notify")]
+use crate::traces;
 use crate::{
     clock::{Boottime, StoreClock},
     config::{self, StoreUrl},
@@ -50,6 +52,10 @@ pub struct SettleOnDeath {
     /// Where to write down what happens.
     #[serde(default)]
     pub record_file: Option<PathBuf>,
+    /// Where the span of the run goes, if somebody wants it.
+    #[cfg(feature = "notify")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) traces: Option<traces::OnDeath>,
 }
 
 impl SettleOnDeath {
@@ -146,6 +152,8 @@ pub fn main() -> ExitCode {
             outcome: end.outcome,
         });
     }
+    #[cfg(feature = "notify")]
+    let (started, gone) = (end.started, end.ended);
     let record = on_death.ended(end);
     let settle = Settle {
         run,
@@ -165,6 +173,8 @@ pub fn main() -> ExitCode {
                 if let Some(recorder) = &recorder {
                     recorder.write(&Line::Ends {});
                 }
+                #[cfg(feature = "notify")]
+                trace(&on_death, settle.record, started, gone);
                 return ExitCode::SUCCESS;
             }
             Err(error) => error,
@@ -180,6 +190,30 @@ pub fn main() -> ExitCode {
             true => pauses.after_failure(PAUSE.1),
             false => PAUSE.0,
         });
+    }
+}
+
+/// Sends the span of the run, if somebody wants it. The next attempt need not wait: the outcome is recorded.
+#[cfg(feature = "notify")]
+#[expect(
+    clippy::print_stderr,
+    reason = "there is no log in this process; stderr may be closed, and then nobody hears"
+)]
+fn trace(on_death: &SettleOnDeath, record: RunRecord, started: Option<Moment>, gone: Moment) {
+    let Some(to) = &on_death.traces else { return };
+    let times = traces::Times {
+        claimed: None,
+        started,
+        gone,
+        recorded: Boottime::now(),
+    };
+    let place = (&*on_death.store.namespace, &*to.place);
+    let span = traces::Span::new(place, record, to.key.clone(), &times);
+    if let Err(error) = traces::send_now(&to.settings, span) {
+        eprintln!(
+            "soloist: settle: the span of the run was not sent: {}",
+            crate::text::line(&error)
+        );
     }
 }
 
@@ -323,6 +357,8 @@ mod tests {
             offset_us: 0,
             patience: Duration::from_secs(15),
             record_file: None,
+            #[cfg(feature = "notify")]
+            traces: None,
         }
     }
 

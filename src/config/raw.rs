@@ -315,7 +315,7 @@ pub(super) fn public_url(r: &mut Reader<'_>, field: Field<'_>) -> Option<String>
 }
 
 /// `text` is the address of a server that speaks HTTP: its host is not empty.
-pub(super) fn is_http_url(text: &str) -> bool {
+pub(crate) fn is_http_url(text: &str) -> bool {
     let rest = text
         .strip_prefix("https://")
         .or_else(|| text.strip_prefix("http://"));

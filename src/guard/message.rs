@@ -25,9 +25,9 @@ pub struct Spec {
     /// Program and arguments, run without a shell.
     pub argv: Vec<String>,
     /// Set in addition to the daemon's environment. The command inherits all of that except the variables for the
-    /// daemon alone (systemd's notification, watchdog, socket and credential variables, `SOLOIST_STORE*`, and what
-    /// [`Runner::hiding`](crate::runner::Runner::hiding) names). For another user, these variables are set in addition
-    /// to those of a login.
+    /// daemon alone (systemd's notification, watchdog, socket and credential variables, those of the daemon's own
+    /// trace, `SOLOIST_STORE*`, and what [`Runner::hiding`](crate::runner::Runner::hiding) names). For another user,
+    /// these variables are set in addition to those of a login.
     pub env: Vec<(String, String)>,
     pub working_dir: Option<PathBuf>,
     pub user: Option<String>,
@@ -73,10 +73,11 @@ pub struct Transparent {
 }
 
 impl Spec {
-    /// A run of `job`, with the environment that docs/configuration.md promises.
+    /// A run of `job`, with the environment that docs/configuration.md promises. `traceparent` says where its span is.
     pub fn new(
         job: &config::Job,
         run: &Run,
+        traceparent: String,
         deadline: Boottime,
         settle: serde_json::Value,
     ) -> Self {
@@ -84,11 +85,10 @@ impl Spec {
             config::Command::Argv(argv) => argv.clone(),
             config::Command::Shell(text) => vec!["/bin/sh".into(), "-c".into(), text.clone()],
         };
-        let mut env: Vec<(String, String)> = job
-            .pass_env
-            .iter()
-            .filter_map(|name| Some((name.clone(), std::env::var(name).ok()?)))
-            .collect();
+        // First, because a job may have another one.
+        let mut env = vec![("TRACEPARENT".to_owned(), traceparent)];
+        let passed = job.pass_env.iter();
+        env.extend(passed.filter_map(|name| Some((name.clone(), std::env::var(name).ok()?))));
         env.extend(job.env.iter().map(|(n, v)| (n.clone(), v.clone())));
         env.extend(
             [

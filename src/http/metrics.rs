@@ -247,7 +247,11 @@ fn of_instance(e: &mut DescriptorEncoder<'_>, f: &Figures) -> Written {
     let help = "Runs that this instance took over from an instance that died";
     counter(e, "takeovers", help, read(&f.takeovers))?;
     let help = "Heartbeats of this instance that the store did not answer";
-    counter(e, "heartbeats_failed", help, read(&f.heartbeats_failed))
+    counter(e, "heartbeats_failed", help, read(&f.heartbeats_failed))?;
+    let spans = f.spans.read().into_iter().map(one("result"));
+    let help =
+        "Spans of runs that this instance sent, that were refused, or for which there was no room";
+    counters(e, "spans", help, spans)
 }
 
 fn of_store(e: &mut DescriptorEncoder<'_>, inner: &Inner) -> Written {

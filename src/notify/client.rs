@@ -6,7 +6,8 @@ use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::{
     Method, Request, StatusCode, Uri,
     body::Bytes,
-    header::{CONTENT_TYPE, LOCATION, RETRY_AFTER, USER_AGENT},
+    header::{CONTENT_TYPE, HeaderMap, LOCATION, RETRY_AFTER, USER_AGENT},
+    http::response,
 };
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::{
@@ -28,10 +29,13 @@ pub(super) struct Answer {
     pub(super) text: String,
 }
 
-type Inner = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
+pub(crate) type Inner = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
+
+/// As soloist names itself.
+pub(crate) const AGENT: &str = concat!("soloist/", env!("CARGO_PKG_VERSION"));
 
 /// A client that trusts the authorities that this host trusts.
-pub(super) fn client() -> Result<Inner, Undelivered> {
+pub(crate) fn client() -> Result<Inner, Undelivered> {
     let mut roots = rustls::RootCertStore::empty();
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
     let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -66,10 +70,20 @@ pub(super) async fn post(
         .method(Method::POST)
         .uri(uri)
         .header(CONTENT_TYPE, content_type)
-        .header(USER_AGENT, concat!("soloist/", env!("CARGO_PKG_VERSION")))
+        .header(USER_AGENT, AGENT)
         .body(Full::from(body))
         .map_err(|_| refused("the address is not valid; look at the channel's `url`"))?;
-    let client = client()?;
+    let (head, text) = exchange(&client()?, request, limit).await?;
+    judge(&host, &head, text)
+}
+
+/// Sends a request, and returns what came back, whatever it says, with the begin of its text.
+pub(crate) async fn exchange(
+    client: &Inner,
+    request: Request<Full<Bytes>>,
+    limit: Duration,
+) -> Result<(response::Parts, String), Undelivered> {
+    let host = shown(request.uri());
     let exchange = async {
         let response = client
             .request(request)
@@ -79,7 +93,7 @@ pub(super) async fn post(
         let read = Limited::new(body, ANSWER_MOST).collect().await;
         // The status is enough: what else the server says is only shown.
         let text = read.map(|b| String::from_utf8_lossy(&b.to_bytes()).into_owned());
-        judge(&host, &head, text.unwrap_or_default())
+        Ok((head, text.unwrap_or_default()))
     };
     match tokio::time::timeout(limit, exchange).await {
         Ok(answer) => answer,
@@ -98,7 +112,7 @@ fn refused(why: &str) -> Undelivered {
 }
 
 /// The server, without the path, which may be secret.
-fn shown(uri: &Uri) -> String {
+pub(crate) fn shown(uri: &Uri) -> String {
     let host = uri.host().unwrap_or_default();
     match uri.port_u16() {
         Some(port) => format!("{host}:{port}"),
@@ -123,18 +137,13 @@ fn failed(host: &str, e: &hyper_util::client::legacy::Error) -> Undelivered {
 }
 
 /// Whether the server took the message.
-fn judge(
-    host: &str,
-    head: &hyper::http::response::Parts,
-    text: String,
-) -> Result<Answer, Undelivered> {
+fn judge(host: &str, head: &response::Parts, text: String) -> Result<Answer, Undelivered> {
     let status = head.status;
     if status.is_success() {
         return Ok(Answer { status, text });
     }
-    let header = |name| head.headers.get(name).and_then(|v| v.to_str().ok());
-    let why = match (status.is_redirection(), header(LOCATION)) {
-        (true, Some(_)) => format!(
+    let why = match status.is_redirection() && head.headers.contains_key(LOCATION) {
+        true => format!(
             "{host} answered {status}: soloist follows no redirects; write the new address into `url`"
         ),
         _ => format!("{host} answered {status}: {}", crate::words::line(&text)),
@@ -143,10 +152,15 @@ fn judge(
         status,
         StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT | StatusCode::CONFLICT
     );
-    let retry_after = header(RETRY_AFTER).and_then(|v| v.trim().parse().ok());
     Err(Undelivered {
         refused: !soon && !status.is_server_error(),
-        retry_after: retry_after.map(|s| Duration::from_secs(s).min(RETRY_AFTER_MOST)),
+        retry_after: retry_after(&head.headers),
         ..Undelivered::new(why.trim_end_matches(": ").to_owned())
     })
+}
+
+/// The pause that a server asks for, if it does.
+pub(crate) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let seconds = headers.get(RETRY_AFTER)?.to_str().ok()?.trim().parse();
+    Some(Duration::from_secs(seconds.ok()?).min(RETRY_AFTER_MOST))
 }

@@ -125,6 +125,8 @@ pub struct Figures {
     pub leases_lost: AtomicU64,
     /// Heartbeats that the store did not answer.
     pub heartbeats_failed: AtomicU64,
+    /// Spans of runs, by what became of them.
+    pub spans: Counts<&'static str>,
 }
 
 impl Default for Figures {
@@ -140,6 +142,7 @@ impl Default for Figures {
             takeovers: AtomicU64::new(0),
             leases_lost: AtomicU64::new(0),
             heartbeats_failed: AtomicU64::new(0),
+            spans: Counts::from_zero(["sent", "refused", "dropped"]),
         }
     }
 }
@@ -218,6 +221,12 @@ impl Figures {
             self.not_run
                 .add((Outcome::Missed.as_str(), "overdue"), given_up);
         }
+    }
+
+    /// So many spans were sent, refused by their receiver, or dropped because too many waited.
+    #[cfg(feature = "notify")]
+    pub(crate) fn spans(&self, what: &'static str, n: u64) {
+        self.spans.add(what, n);
     }
 
     pub fn claim_failed(&self) {

@@ -1914,6 +1914,7 @@ async fn a_command_sees_the_environment_that_is_promised_and_nothing_of_the_daem
     let spec = Spec::new(
         &job,
         &run_of,
+        "00-1-2-01".to_owned(),
         Boottime::now() + HOUR,
         serde_json::Value::Null,
     );
@@ -1930,6 +1931,7 @@ async fn a_command_sees_the_environment_that_is_promised_and_nothing_of_the_daem
         "SOLOIST_FENCING_TOKEN=1772334000000002",
         "SOLOIST_INSTANCE=host-1",
         "SOLOIST_TRIGGER=takeover",
+        "TRACEPARENT=00-1-2-01",
         "/usr",
     ] {
         assert!(
@@ -1972,10 +1974,27 @@ fn what_is_for_the_daemon_alone_is_not_inherited() {
         .env("LISTEN_FDS", "1")
         .env("CREDENTIALS_DIRECTORY", "/run/x")
         .env("SOLOIST_STORE_PASSWORD", "hunter2")
+        .env("TRACEPARENT", "00-1-2-01")
+        .env("TRACESTATE", "vendor=1")
+        .env("BAGGAGE", "user=ann")
+        .env("OTEL_SERVICE_NAME", "nightly")
+        .env("OTEL_EXPORTER_OTLP_HEADERS", "api-key=hunter2")
+        .env("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "api-key=hunter2")
+        .env("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318")
         .env("KEPT", "yes");
     let text = output_of_guard(command, &spec(&["env"]));
-    assert!(text.contains("KEPT=yes"), "{text}");
+    for kept in [
+        "KEPT=yes",
+        "OTEL_EXPORTER_OTLP_ENDPOINT=http://collector:4318",
+    ] {
+        assert!(text.contains(kept), "{text}");
+    }
     for name in [
+        "TRACEPARENT",
+        "TRACESTATE",
+        "BAGGAGE",
+        "OTEL_SERVICE_NAME",
+        "_HEADERS",
         "NOTIFY_SOCKET",
         "WATCHDOG_USEC",
         "LISTEN_FDS",

@@ -29,6 +29,7 @@ mod sqlite;
 mod support;
 mod terminal;
 mod top;
+mod traces;
 mod unreadable;
 
 #[used]

@@ -2,7 +2,7 @@
 //! channel does not work.
 
 mod channels;
-mod servers;
+pub(crate) mod servers;
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! Servers that channels send to, each in a thread of this process.
+//! Servers that soloist sends to, each in a thread of this process.
 
 use std::{
     io::{BufRead as _, BufReader, Read as _, Write as _},
@@ -16,7 +16,7 @@ use crate::support::{GENEROUS, wait_for};
 
 /// What the server does with a request.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) enum Mode {
+pub(crate) enum Mode {
     Takes,
     /// Reads it and says nothing.
     Hangs,
@@ -31,12 +31,14 @@ pub(super) enum Mode {
 #[derive(Debug, Clone)]
 struct Request {
     path: String,
+    /// Each line as it came.
+    headers: Vec<String>,
     body: String,
     taken: bool,
 }
 
 /// A server of HTTP. Takes what it is sent once it has done what it was told first.
-pub(super) struct Hook {
+pub(crate) struct Hook {
     port: u16,
     heard: Arc<Mutex<Vec<Request>>>,
     modes: Arc<Mutex<Vec<Mode>>>,
@@ -47,13 +49,16 @@ fn locked<T>(m: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 impl Hook {
-    pub(super) fn start(mode: Mode) -> Self {
+    pub(crate) fn start(mode: Mode) -> Self {
         Self::start_with(&[mode])
     }
 
     /// The n-th request is treated as the n-th of these says; the last goes for all others.
-    pub(super) fn start_with(modes: &[Mode]) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    pub(crate) fn start_with(modes: &[Mode]) -> Self {
+        Self::listen(TcpListener::bind("127.0.0.1:0").expect("a port"), modes)
+    }
+
+    pub(crate) fn listen(listener: TcpListener, modes: &[Mode]) -> Self {
         let port = listener.local_addr().expect("an address").port();
         let heard: Arc<Mutex<Vec<Request>>> = Arc::default();
         let modes = Arc::new(Mutex::new(modes.to_vec()));
@@ -67,16 +72,16 @@ impl Hook {
         Self { port, heard, modes }
     }
 
-    pub(super) fn set(&self, mode: Mode) {
+    pub(crate) fn set(&self, mode: Mode) {
         *locked(&self.modes) = vec![mode];
     }
 
-    pub(super) fn url(&self, path: &str) -> String {
+    pub(crate) fn url(&self, path: &str) -> String {
         format!("http://127.0.0.1:{}/{path}", self.port)
     }
 
     /// The messages that were taken there, in order.
-    pub(super) fn heard(&self, path: &str) -> Vec<Value> {
+    pub(crate) fn heard(&self, path: &str) -> Vec<Value> {
         let path = format!("/{path}");
         let all = locked(&self.heard);
         all.iter()
@@ -85,13 +90,19 @@ impl Hook {
             .collect()
     }
 
+    /// The headers of all requests, in order.
+    pub(crate) fn headers(&self) -> Vec<Vec<String>> {
+        let all = locked(&self.heard);
+        all.iter().map(|r| r.headers.clone()).collect()
+    }
+
     /// The paths of all requests, in order.
-    pub(super) fn paths(&self) -> Vec<String> {
+    pub(crate) fn paths(&self) -> Vec<String> {
         locked(&self.heard).iter().map(|r| r.path.clone()).collect()
     }
 
     #[track_caller]
-    pub(super) fn wait(&self, path: &str, n: usize) -> Vec<Value> {
+    pub(crate) fn wait(&self, path: &str, n: usize) -> Vec<Value> {
         wait_for("a message", GENEROUS, || {
             let heard = self.heard(path);
             (heard.len() >= n).then_some(heard)
@@ -106,12 +117,13 @@ fn serve(stream: TcpStream, heard: &Mutex<Vec<Request>>, modes: &Mutex<Vec<Mode>
         return;
     }
     let path = line.split(' ').nth(1).unwrap_or_default().to_owned();
-    let mut length = 0;
+    let (mut length, mut headers) = (0, vec![]);
     loop {
         let mut header = String::new();
         if reader.read_line(&mut header).is_err() || header.trim().is_empty() {
             break;
         }
+        headers.push(header.trim().to_owned());
         if let Some(n) = header.to_ascii_lowercase().strip_prefix("content-length:") {
             length = n.trim().parse().unwrap_or(0);
         }
@@ -129,6 +141,7 @@ fn serve(stream: TcpStream, heard: &Mutex<Vec<Request>>, modes: &Mutex<Vec<Mode>
     };
     locked(heard).push(Request {
         path,
+        headers,
         body: String::from_utf8_lossy(&body).into_owned(),
         taken: mode == Mode::Takes,
     });
@@ -155,13 +168,13 @@ fn serve(stream: TcpStream, heard: &Mutex<Vec<Request>>, modes: &Mutex<Vec<Mode>
 }
 
 /// A mail server. The first `dies` mails are taken, and then it closes the connection without a word.
-pub(super) struct MailServer {
+pub(crate) struct MailServer {
     port: u16,
     mails: Arc<Mutex<Vec<String>>>,
 }
 
 impl MailServer {
-    pub(super) fn start(dies: usize) -> Self {
+    pub(crate) fn start(dies: usize) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let port = listener.local_addr().expect("an address").port();
         let mails: Arc<Mutex<Vec<String>>> = Arc::default();
@@ -175,11 +188,11 @@ impl MailServer {
         Self { port, mails }
     }
 
-    pub(super) fn url(&self) -> String {
+    pub(crate) fn url(&self) -> String {
         format!("smtp://127.0.0.1:{}", self.port)
     }
 
-    pub(super) fn mails(&self) -> Vec<String> {
+    pub(crate) fn mails(&self) -> Vec<String> {
         locked(&self.mails).clone()
     }
 }
