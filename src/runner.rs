@@ -219,7 +219,7 @@ impl Runner {
         command
     }
 
-    /// Prepares a guard: it is started, and waits until it is told what to run. It ends if the returned value is dropped.
+    /// Prepares a guard: it is started, and waits until it is told what to run. It ends if the result is dropped.
     /// Needs a Tokio runtime, and blocks its thread for a fraction of a millisecond, whatever the size of this process.
     ///
     /// # Errors
