@@ -247,7 +247,18 @@ fn of_instance(e: &mut DescriptorEncoder<'_>, f: &Figures) -> Written {
     let help = "Runs that this instance took over from an instance that died";
     counter(e, "takeovers", help, read(&f.takeovers))?;
     let help = "Heartbeats of this instance that the store did not answer";
-    counter(e, "heartbeats_failed", help, read(&f.heartbeats_failed))
+    counter(e, "heartbeats_failed", help, read(&f.heartbeats_failed))?;
+    let told = f.notifications.read();
+    let told = told.iter().map(|((channel, result), n)| {
+        let labels = [("channel", channel.as_str()), ("result", *result)];
+        (labels, *n)
+    });
+    counters(
+        e,
+        "notifications",
+        "Tries of this instance to deliver messages to channels, and messages that it gave up",
+        told,
+    )
 }
 
 fn of_store(e: &mut DescriptorEncoder<'_>, inner: &Inner) -> Written {
