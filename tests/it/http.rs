@@ -1,7 +1,7 @@
 //! The API over HTTP, on real fleets: what it answers, to whom, and what bad clients and a lost store do to it.
 
 mod answers;
-mod client;
+pub(crate) mod client;
 mod clients;
 mod contrib;
 mod schema;
