@@ -83,14 +83,15 @@ fn a_message_that_was_sent_before_the_store_lost_its_data_is_told_anew() {
 }
 
 #[test]
-fn a_store_that_stands_still_for_a_moment_makes_no_repetition() {
+fn a_store_that_is_away_for_a_moment_makes_no_repetition() {
     let plan = fleet(1).env(0, "SOLOIST_LOG", "info,soloist=debug");
     let heard = meanwhile(plan, |fleet, hook, _| {
-        fleet.server().stop();
+        let all = fleet.server().snapshot();
+        fleet.server().kill();
         hook.set(Mode::Takes);
         hook.wait("ops", 1);
         fleet.wait_log(0, "cannot write notes of notifications; retrying");
-        fleet.server().cont();
+        fleet.server().revive(Some(&all));
     });
     assert_eq!((failures(&heard).len(), heard.len()), (1, 2), "{heard:#?}");
 }
