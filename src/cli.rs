@@ -157,7 +157,7 @@ enum Command {
     /// Make tokens for the API and the page over HTTP
     #[cfg(feature = "http")]
     Http(http::Http),
-    /// Test the channels of notifications
+    /// Test the channels of notifications, and show what nobody was told
     #[cfg(feature = "notify")]
     Notify(notify::Notify),
 }
@@ -287,8 +287,10 @@ fn dispatch(cli: Cli, out: Out) -> Result<Exit, Failure> {
     }
     let config = config::load(&path).map_err(Failure::Config)?;
     #[cfg(feature = "notify")]
-    if let Command::Notify(args) = &cli.command {
-        return notify::notify(args, &config, &out);
+    if let Command::Notify(args) = &cli.command
+        && let Some(args) = args.test()
+    {
+        return notify::test(args, &config, &out);
     }
     match cli.command {
         Command::Next(args) => upcoming::next(&path, &config, &args, clock::wall_us() / 1000, &out),
@@ -400,7 +402,7 @@ async fn with_store(
         #[cfg(feature = "http")]
         Command::Http(_) => Ok(Exit::Ok),
         #[cfg(feature = "notify")]
-        Command::Notify(_) => Ok(Exit::Ok),
+        Command::Notify(_) => notify::undelivered(&ctx).await,
     };
     if let Some(recorder) = &recorder {
         recorder.write(&Line::Ends {});

@@ -335,6 +335,8 @@ impl Daemon {
             .spawn(notifications::serve(notifications::Parts {
                 config,
                 store: self.contender.store.clone(),
+                clock: self.contender.clock.clone(),
+                vitals: self.contender.vitals.clone(),
                 instance: self.contender.me.instance.clone(),
                 finish: self.finish.clone(),
             }));

@@ -18,10 +18,12 @@ use tokio_util::sync::CancellationToken;
 use tracing::error;
 
 use crate::{
+    clock::StoreClock,
     config::{Channel, Config},
     logic::notify::Kind,
     model::InstanceId,
     store::{Asking, Store},
+    vitals::Vitals,
 };
 
 /// What the notifier needs of the daemon.
@@ -29,6 +31,8 @@ pub(crate) struct Parts {
     /// As reloads change it.
     pub(crate) config: watch::Receiver<Arc<Config>>,
     pub(crate) store: Arc<dyn Store>,
+    pub(crate) clock: Arc<StoreClock>,
+    pub(crate) vitals: Arc<Vitals>,
     pub(crate) instance: InstanceId,
     pub(crate) finish: CancellationToken,
 }

@@ -13,6 +13,8 @@ use std::{
 
 use tokio::sync::watch;
 
+#[cfg(feature = "notify")]
+pub use self::figures::Told;
 pub use self::figures::{Figures, Waits};
 
 use crate::{

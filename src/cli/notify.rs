@@ -1,13 +1,18 @@
-//! `notify test`: sends a message that says that it is a test, and shows what came back.
+//! `notify test`: sends a message that says that it is a test, and shows what came back. `notify undelivered`: the
+//! messages that were given up.
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
-use super::{Exit, Failure, Out};
+use super::{
+    Context, Exit, Failure, Out,
+    show::{BOLD, Cell, Table, relative},
+};
 use crate::{
     clock,
     config::{Config, nearest},
-    model::InstanceId,
+    logic::notify::{GivenUp, Kind, stand},
+    model::{InstanceId, JobName, rfc3339_ms},
     notify as notifications,
 };
 
@@ -21,6 +26,21 @@ pub(super) struct Notify {
 enum NotifyCommand {
     /// Send a test over a channel (`[notify.NAME]`), and show what came back
     Test(Test),
+    /// Show the messages that were given up: nobody was told what they say
+    Undelivered(Undelivered),
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The fleet remembers the last twenty, for a week.
+
+Examples:
+  soloist notify undelivered
+  soloist notify undelivered --json")]
+struct Undelivered {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
 }
 
 #[derive(Debug, Args)]
@@ -30,7 +50,7 @@ The message leaves from this host, once, and says that nothing is wrong. If it i
 Examples:
   soloist notify test ops
   soloist notify test ops --json")]
-struct Test {
+pub(super) struct Test {
     /// The name of the channel
     channel: String,
     /// Print JSON
@@ -49,13 +69,95 @@ struct Tested<'a> {
 
 impl Notify {
     pub(super) fn json(&self) -> bool {
-        let NotifyCommand::Test(t) = &self.command;
-        t.json
+        match &self.command {
+            NotifyCommand::Test(t) => t.json,
+            NotifyCommand::Undelivered(u) => u.json,
+        }
+    }
+
+    /// `test`, which needs no store.
+    pub(super) fn test(&self) -> Option<&Test> {
+        match &self.command {
+            NotifyCommand::Test(t) => Some(t),
+            NotifyCommand::Undelivered(_) => None,
+        }
     }
 }
 
-pub(super) fn notify(args: &Notify, config: &Config, out: &Out) -> Result<Exit, Failure> {
-    let NotifyCommand::Test(args) = &args.command;
+/// A message that was given up.
+#[derive(Debug, Serialize)]
+struct Untold {
+    /// That of the message.
+    id: String,
+    channel: String,
+    at: String,
+    tries: u32,
+    why: String,
+    about: Vec<About>,
+    /// Of how many more it told.
+    more: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct About {
+    job: JobName,
+    kind: Kind,
+}
+
+pub(super) async fn undelivered(ctx: &Context) -> Result<Exit, Failure> {
+    let reply = ctx.ask(async || ctx.store.notices(false).await).await?;
+    let note = reply.value.notes.get(stand::GIVEN_UP);
+    let mut all: Vec<GivenUp> = note
+        .and_then(|note| serde_json::from_str(note).ok())
+        .unwrap_or_default();
+    all.reverse();
+    let now = reply.now_us.div_euclid(1000);
+    let untold = |g: &GivenUp| Untold {
+        id: g.id.clone(),
+        channel: g.channel.clone(),
+        at: rfc3339_ms(g.at),
+        tries: g.tries,
+        why: g.why.clone(),
+        about: g
+            .about
+            .iter()
+            .map(|(job, kind)| About {
+                job: job.clone(),
+                kind: *kind,
+            })
+            .collect(),
+        more: g.more,
+    };
+    let views: Vec<Untold> = all.iter().map(untold).collect();
+    ctx.out.say(&views, || render(&all, now))?;
+    Ok(Exit::Ok)
+}
+
+fn render(all: &[GivenUp], now: i64) -> String {
+    if all.is_empty() {
+        return "no message was given up\n".to_owned();
+    }
+    let mut t = Table::new(&["GIVEN UP", "CHANNEL", ">TRIES", "ABOUT", "WHY"]);
+    for g in all {
+        let about = g.about.iter();
+        let mut about: Vec<String> = about
+            .map(|(job, kind)| format!("{job} {}", kind.as_str().replace('_', " ")))
+            .collect();
+        if g.more > 0 {
+            about.push(format!("{} more", g.more));
+        }
+        t.row([
+            relative(g.at, now).into(),
+            Cell::new(BOLD, g.channel.as_str()),
+            g.tries.to_string().into(),
+            about.join(", ").into(),
+            g.why.as_str().into(),
+        ]);
+    }
+    t.render()
+}
+
+pub(super) fn test(args: &Test, config: &Config, out: &Out) -> Result<Exit, Failure> {
     let Some(channel) = config.channels.get(&args.channel) else {
         let names = config.channels.keys().map(String::as_str);
         let hint = match nearest(&args.channel, names.clone()) {

@@ -26,7 +26,10 @@ use super::events::{Feed, Kind, Ring};
 use crate::{
     clock::{Boottime, wall_us},
     config::{self, Config},
-    logic::claim::{State, Triggered},
+    logic::{
+        claim::{State, Triggered},
+        notify::{GivenUp, stand},
+    },
     model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger},
     store::{self, Asking, Changed},
     view::{self, Clock, EpochView, InstanceView, JobView, Time},
@@ -172,6 +175,8 @@ pub(super) struct Inner {
     /// Why the last look at the jobs failed.
     failed: Option<String>,
     incarnation: Arc<str>,
+    /// The messages that were given up, by their ids, as the fleet remembers them.
+    given_up: BTreeSet<String>,
 }
 
 struct Entry {
@@ -220,6 +225,7 @@ impl Board {
                 as_of: None,
                 failed: None,
                 incarnation: "".into(),
+                given_up: BTreeSet::new(),
             }),
             latest: watch::Sender::new(0),
         };
@@ -271,6 +277,9 @@ impl Board {
             if now >= next_round {
                 others.extend(round.next(&self.read().jobs));
                 next_round = now + LOOK_AGAIN;
+                finish
+                    .run_until_cancelled(self.look_at_given_up(&store))
+                    .await;
             }
             if now >= not_before {
                 let some = match changed.is_empty() {
@@ -380,6 +389,23 @@ impl Board {
         }
         self.change(|inner| inner.take(found, reply.now_us.div_euclid(1000), reply.incarnation));
         Ok(())
+    }
+
+    /// Shows the messages that nobody got.
+    async fn look_at_given_up(&self, store: &Asking) {
+        if self.read().config.channels.is_empty() {
+            return;
+        }
+        let Ok(reply) = store.ask(|s| async move { s.notices(false).await }).await else {
+            return;
+        };
+        let note = reply.value.notes.get(stand::GIVEN_UP);
+        let all: Vec<GivenUp> = note
+            .and_then(|note| serde_json::from_str(note).ok())
+            .unwrap_or_default();
+        if all.iter().any(|g| !self.read().given_up.contains(&g.id)) {
+            self.change(|inner| inner.given_up(&all));
+        }
     }
 
     /// What was before these newest records is known.
@@ -666,6 +692,23 @@ impl Inner {
             self.ring.push(now, Kind::Instances);
         }
         self.instances = views;
+    }
+
+    fn given_up(&mut self, all: &[GivenUp]) {
+        for g in all.iter().filter(|g| !self.given_up.contains(&g.id)) {
+            let count = g.about.len() as u64 + g.more;
+            let job = g.about.first().map(|(job, _)| job.clone());
+            let feed = Feed {
+                job: job.filter(|_| count == 1),
+                channel: Some(g.channel.clone()),
+                reason: Some(g.why.clone()),
+                count: Some(count),
+                ..Feed::default()
+            };
+            self.ring
+                .push(g.at, Kind::Feed("undelivered", Box::new(feed)));
+        }
+        self.given_up = all.iter().map(|g| g.id.clone()).collect();
     }
 
     /// Takes in what was found of jobs when the store's clock showed `shown`.

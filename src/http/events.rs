@@ -72,12 +72,15 @@ pub(super) struct Feed {
     /// The key of a trigger, if a person gave it one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) key: Option<String>,
-    /// Why the job is paused.
+    /// Why the job is paused, or a message was not delivered.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) reason: Option<String>,
+    /// The channel that did not take a message.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) channel: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) until: Option<Time>,
-    /// How many occurrences: missed, or to be skipped.
+    /// How many occurrences: missed, or to be skipped; or of how many jobs a message told.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) count: Option<u64>,
     /// The digest of an instance's configuration.
@@ -183,7 +186,7 @@ pub(super) struct Event<'a> {
     at: Time,
     /// `job`, `job_removed`, `instances`, `store`, `reset`; and of the feed `granted`, `ended`, `missed`, `skipped`,
     /// `triggered`, `paused`, `resumed`, `skip`, `awaited`, `draining`, `undrained`, `instance_up`, `instance_silent`,
-    /// `instance_gone`, `configuration`.
+    /// `instance_gone`, `configuration`, `undelivered`.
     kind: &'static str,
     #[serde(flatten)]
     data: Data<'a>,

@@ -251,7 +251,18 @@ fn of_instance(e: &mut DescriptorEncoder<'_>, f: &Figures) -> Written {
     let spans = f.spans.read().into_iter().map(one("result"));
     let help =
         "Spans of runs that this instance sent, that were refused, or for which there was no room";
-    counters(e, "spans", help, spans)
+    counters(e, "spans", help, spans)?;
+    let told = f.notifications.read();
+    let told = told.iter().map(|((channel, result), n)| {
+        let labels = [("channel", channel.as_str()), ("result", *result)];
+        (labels, *n)
+    });
+    counters(
+        e,
+        "notifications",
+        "Tries of this instance to deliver messages to channels, and messages that it gave up",
+        told,
+    )
 }
 
 fn of_store(e: &mut DescriptorEncoder<'_>, inner: &Inner) -> Written {

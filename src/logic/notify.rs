@@ -97,6 +97,10 @@ pub struct Notes {
     /// By channel.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub told: BTreeMap<String, Told>,
+    /// Since when nobody is told of the job, because the configuration does not have it, or names no channel for it,
+    /// Unix ms.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unwatched: Option<i64>,
 }
 
 #[expect(
@@ -160,12 +164,39 @@ pub fn made_at(r: &RunRecord) -> i64 {
     r.finished_at.or(r.started_at).unwrap_or(r.occurrence.0)
 }
 
+/// What is to be done about the notes of a job.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Watch {
+    /// They stay as they are.
+    Same,
+    /// They become these.
+    Becomes(Notes),
+    /// They are not needed any more.
+    Forget,
+}
+
 impl Notes {
     pub fn new(now: i64) -> Self {
         Self {
             first: now,
             ..Self::default()
         }
+    }
+
+    /// Whether anybody is told of the job now. Its notes stay for a while after it was removed: an instance may have
+    /// another configuration for a moment, and a job that comes back is not told anew.
+    pub fn watch(&self, watched: bool, now: i64) -> Watch {
+        let unwatched = match (watched, self.unwatched) {
+            (true, None) => return Watch::Same,
+            (true, Some(_)) => None,
+            (false, None) => Some(now),
+            (false, Some(since)) if now.saturating_sub(since) >= FORGET_MS => return Watch::Forget,
+            (false, Some(_)) => return Watch::Same,
+        };
+        Watch::Becomes(Self {
+            unwatched,
+            ..self.clone()
+        })
     }
 
     /// Of these records, newest first, how many are new; None: perhaps more than there are.
@@ -412,6 +443,50 @@ pub struct Message {
     /// An earlier try may have delivered it.
     #[serde(default, skip_serializing_if = "is_false")]
     pub perhaps_sent: bool,
+    /// Why the last try failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+}
+
+/// A message that was given up: nobody was told what it says.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct GivenUp {
+    /// That of the message.
+    pub id: String,
+    pub channel: String,
+    /// When it was given up, Unix ms.
+    pub at: i64,
+    pub tries: u32,
+    pub why: String,
+    /// Some of what it says, at most [`GIVEN_UP_NAMES`], and how much more.
+    pub about: Vec<(JobName, Kind)>,
+    pub more: u64,
+}
+
+impl GivenUp {
+    pub fn new(id: &str, message: &Message, why: &str, now: i64) -> Self {
+        let items = message.items.iter().map(|i| (i.job.clone(), i.kind));
+        let about: Vec<_> = items.take(GIVEN_UP_NAMES).collect();
+        let all = message.items.len() as u64 + message.more;
+        Self {
+            id: id.to_owned(),
+            channel: message.channel.clone(),
+            at: now,
+            tries: message.tries,
+            why: why.chars().take(GIVEN_UP_WHY).collect(),
+            more: all.saturating_sub(about.len() as u64),
+            about,
+        }
+    }
+}
+
+/// Those that the fleet remembers, oldest first, and these: the newest [`GIVEN_UP_KEPT`], none older than
+/// [`FORGET_MS`].
+pub fn remembered(mut known: Vec<GivenUp>, new: &[GivenUp], now: i64) -> Vec<GivenUp> {
+    known.extend_from_slice(new);
+    known.retain(|g| now.saturating_sub(g.at) < FORGET_MS);
+    known.drain(..known.len().saturating_sub(GIVEN_UP_KEPT));
+    known
 }
 
 /// What is told of one job.
@@ -467,6 +542,12 @@ pub const WAITING: usize = 50;
 pub const GIVE_UP_MS: i64 = 3_600_000;
 /// The same after so many refusals that another try is not likely to change.
 pub const REFUSALS: u32 = 3;
+/// The notes of a job of which nobody is told stay so long, and what was given up is remembered so long, ms.
+pub const FORGET_MS: i64 = 7 * 24 * 3_600_000;
+/// How many messages that were given up the fleet remembers; of each so many jobs, and so many characters of why.
+pub const GIVEN_UP_KEPT: usize = 20;
+const GIVEN_UP_NAMES: usize = 5;
+const GIVEN_UP_WHY: usize = 300;
 
 impl Message {
     pub fn new(item: Item, channel: &str, now: i64) -> Self {
@@ -480,6 +561,7 @@ impl Message {
             tries: 0,
             sending: None,
             perhaps_sent: false,
+            why: None,
         }
     }
 

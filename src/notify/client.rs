@@ -14,11 +14,15 @@ use hyper_util::{
     client::legacy::{Client, connect::HttpConnector},
     rt::TokioExecutor,
 };
+use parking_lot::Mutex;
 
 use super::Undelivered;
+use crate::clock::Boottime;
 
 /// The most bytes of an answer that are read.
 const ANSWER_MOST: usize = 16 << 10;
+/// The authorities that the host trusts are read again after this time.
+const AUTHORITIES_AGAIN: Duration = Duration::from_secs(60);
 /// A server may not ask for a longer pause.
 const RETRY_AFTER_MOST: Duration = Duration::from_secs(15 * 60);
 
@@ -34,8 +38,17 @@ pub(crate) type Inner = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
 /// As soloist names itself.
 pub(crate) const AGENT: &str = concat!("soloist/", env!("CARGO_PKG_VERSION"));
 
-/// A client that trusts the authorities that this host trusts.
-pub(crate) fn client() -> Result<Inner, Undelivered> {
+/// How to speak TLS: with the authorities that this host trusts.
+fn tls() -> Result<rustls::ClientConfig, Undelivered> {
+    // To read a hundred certificates takes longer than to send a message.
+    static KNOWN: Mutex<Option<(Boottime, rustls::ClientConfig)>> = Mutex::new(None);
+    let mut known = KNOWN.lock();
+    let now = Boottime::now();
+    if let Some((read, tls)) = &*known
+        && now.since(*read) < AUTHORITIES_AGAIN
+    {
+        return Ok(tls.clone());
+    }
     let mut roots = rustls::RootCertStore::empty();
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
     let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -44,8 +57,14 @@ pub(crate) fn client() -> Result<Inner, Undelivered> {
         .map_err(|e| Undelivered::new(format!("cannot use TLS: {e}")))?
         .with_root_certificates(roots)
         .with_no_client_auth();
+    *known = Some((now, tls.clone()));
+    Ok(tls)
+}
+
+/// A client that trusts the authorities that this host trusts.
+pub(crate) fn client() -> Result<Inner, Undelivered> {
     let connector = HttpsConnectorBuilder::new()
-        .with_tls_config(tls)
+        .with_tls_config(tls()?)
         .https_or_http()
         .enable_http1()
         .build();

@@ -64,10 +64,16 @@ pub(super) async fn send(
         Ok(Err(e)) => Err(Undelivered {
             refused: e.is_permanent(),
             // Without an answer to the mail itself, nobody knows whether the server took it.
-            perhaps: !e.is_permanent() && !e.is_transient(),
+            perhaps: !e.is_permanent() && !e.is_transient() && !before_the_mail(&e),
             ..Undelivered::new(format!("the mail server: {}", chain(&e)))
         }),
     }
+}
+
+/// It went wrong before the mail was sent: there is no connection, or no TLS.
+fn before_the_mail(e: &lettre::transport::smtp::Error) -> bool {
+    // The kind is in the text alone.
+    e.is_client() || e.is_tls() || e.to_string().starts_with("Connection error")
 }
 
 fn chain(e: &lettre::transport::smtp::Error) -> String {

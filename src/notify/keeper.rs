@@ -25,12 +25,13 @@ use crate::{
     logic::{
         backoff,
         notify::{
-            GIVE_UP_MS, Message, Notes, REFUSALS, WAITING,
-            stand::{self, Stand, Write, Written},
+            GIVE_UP_MS, GivenUp, Message, Notes, REFUSALS, WAITING, Watch, remembered,
+            stand::{self, GIVEN_UP, Stand, Write, Written},
         },
     },
     model::JobName,
     store::{self, Asking, Changed, Reply},
+    vitals::Told,
 };
 
 /// The names of notes in the store.
@@ -67,6 +68,7 @@ pub(super) struct Keeper {
     since: i64,
     notes: BTreeMap<JobName, Notes>,
     messages: BTreeMap<String, Message>,
+    given_up: Vec<GivenUp>,
     /// At which jobs to look: those that have changed go first.
     changed: BTreeSet<JobName>,
     others: BTreeSet<JobName>,
@@ -92,7 +94,11 @@ struct Sent {
 struct Changes {
     notes: BTreeMap<JobName, Notes>,
     messages: BTreeMap<String, Message>,
-    given_up: Vec<String>,
+    /// Jobs whose notes are not needed any more.
+    forgotten: Vec<JobName>,
+    /// A message that was delivered.
+    delivered: Option<String>,
+    given_up: Vec<GivenUp>,
 }
 
 impl Keeper {
@@ -100,6 +106,7 @@ impl Keeper {
         let now = Boottime::now();
         let (results, sent) = mpsc::unbounded_channel();
         let config = parts.config.borrow().clone();
+        parts.vitals.figures.channels(config.channels.keys());
         Self {
             parts,
             asking,
@@ -111,6 +118,7 @@ impl Keeper {
             since: 0,
             notes: BTreeMap::new(),
             messages: BTreeMap::new(),
+            given_up: vec![],
             changed: BTreeSet::new(),
             others: BTreeSet::new(),
             round: None,
@@ -145,6 +153,8 @@ impl Keeper {
                     // The daemon is gone.
                     let Ok(()) = seen else { return };
                     self.config = self.parts.config.borrow_and_update().clone();
+                    let figures = &self.parts.vitals.figures;
+                    figures.channels(self.config.channels.keys());
                     if self.config.channels.is_empty() {
                         // Another instance may still have channels, and send what waits.
                         self.give_back().await;
@@ -181,12 +191,10 @@ impl Keeper {
     async fn step(&mut self) {
         let now = Boottime::now();
         if self.is_notifier() && !self.stand.trusts(now) {
-            warn!(
-                "the store did not answer in time: another instance may send the notifications now"
-            );
-            self.step_back(None);
+            self.too_late();
         }
         if now >= self.next_stand {
+            // However often the notifier writes meanwhile: what the time changes is looked at, too.
             self.next_stand = now + stand::EVERY;
             match self.is_notifier() {
                 true => self.time_passes().await,
@@ -214,18 +222,26 @@ impl Keeper {
             if !self.changed.is_empty() || !self.others.is_empty() {
                 wake = wake.min(self.not_before);
             }
-            let free = |m: &&Message| !self.under_way.contains_key(&m.channel);
+            // What waits for a channel that is gone is not due before that is back.
+            let free = |m: &&Message| {
+                self.config.channels.contains_key(&m.channel)
+                    && !self.under_way.contains_key(&m.channel)
+            };
             let due = self.messages.values().filter(free).map(|m| m.due).min();
-            if let (Some(due), Some((ms, at))) = (due, self.clock) {
-                let wait = due.saturating_sub(ms).max(0) as u64;
-                wake = wake.min(at + Duration::from_millis(wait));
+            if let Some(due) = due {
+                let wait = due.saturating_sub(self.now_ms()).max(0) as u64;
+                wake = wake.min(Boottime::now() + Duration::from_millis(wait));
             }
         }
         wake
     }
 
-    /// The store's clock, Unix ms.
+    /// The store's clock as this instance believes it, Unix ms: one that jumps makes no message old, and no job
+    /// overdue.
     fn now_ms(&self) -> i64 {
+        if let Some(ms) = self.parts.clock.now_ms() {
+            return ms;
+        }
         let (ms, at) = self.clock.unwrap_or((0, Boottime::now()));
         ms.saturating_add(Boottime::now().since(at).as_millis() as i64)
     }
@@ -301,6 +317,8 @@ impl Keeper {
                 }
             } else if name == SINCE {
                 since = note.parse().ok();
+            } else if name == GIVEN_UP {
+                self.given_up = serde_json::from_str(&note).unwrap_or_default();
             }
         }
         if unreadable > 0 {
@@ -336,9 +354,15 @@ impl Keeper {
         self.under_way.clear();
         self.notes.clear();
         self.messages.clear();
+        self.given_up.clear();
         self.changed.clear();
         self.others.clear();
         while self.sent.try_recv().is_ok() {}
+    }
+
+    fn too_late(&mut self) {
+        warn!("the store did not answer in time: another instance may send the notifications now");
+        self.step_back(None);
     }
 
     /// Writes as the notifier, and tries again as long as it is sure to be that. False: it is so no longer.
@@ -360,7 +384,6 @@ impl Keeper {
                     match reply.value {
                         Written::Done => {
                             self.stand.wrote(lease, reply.sent);
-                            self.next_stand = reply.sent + stand::EVERY;
                             return true;
                         }
                         Written::Not(other) => {
@@ -373,7 +396,7 @@ impl Keeper {
                 Err(e) => debug!(error = %e, "cannot write notes of notifications; retrying"),
             }
             if !self.stand.trusts(Boottime::now()) {
-                self.step_back(None);
+                self.too_late();
                 return false;
             }
             tokio::time::sleep(WRITE_AGAIN).await;
@@ -394,15 +417,39 @@ impl Keeper {
                 .iter()
                 .map(|(id, m)| (format!("{OF_MESSAGE}{id}"), json(serde_json::to_string(m)))),
         );
-        let given_up = changes.given_up.iter();
-        let remove = given_up.map(|id| format!("{OF_MESSAGE}{id}")).collect();
+        let gone = changes.given_up.iter().map(|g| &g.id);
+        let gone: Vec<String> = gone.chain(&changes.delivered).cloned().collect();
+        let mut remove: Vec<String> = gone.iter().map(|id| format!("{OF_MESSAGE}{id}")).collect();
+        let forgotten = changes.forgotten.iter();
+        remove.extend(forgotten.map(|job| format!("{OF_JOB}{job}")));
+        let mut given_up = self.given_up.clone();
+        if !changes.given_up.is_empty() {
+            given_up = remembered(given_up, &changes.given_up, self.now_ms());
+            set.push((GIVEN_UP.to_owned(), json(serde_json::to_string(&given_up))));
+        }
         if !self.write(set, remove).await {
             return false;
         }
         self.notes.extend(changes.notes);
         self.messages.extend(changes.messages);
-        for id in changes.given_up {
+        self.given_up = given_up;
+        for id in gone {
             self.messages.remove(&id);
+        }
+        for job in changes.forgotten {
+            self.notes.remove(&job);
+        }
+        for g in changes.given_up {
+            let GivenUp {
+                channel,
+                id,
+                tries,
+                why,
+                ..
+            } = g;
+            error!(%channel, message = %id, tries, why, "gave a message up: nobody was told");
+            let figures = &self.parts.vitals.figures;
+            figures.notification(&channel, Told::GivenUp);
         }
         true
     }
@@ -412,6 +459,20 @@ impl Keeper {
         let now = self.now_ms();
         let mut changes = Changes::default();
         for (name, notes) in &self.notes {
+            if changes.notes.len() + changes.forgotten.len() >= look::AT_ONCE {
+                break;
+            }
+            match notes.watch(told_of(&self.config, name), now) {
+                Watch::Same => {}
+                Watch::Becomes(notes) => {
+                    changes.notes.insert(name.clone(), notes);
+                    continue;
+                }
+                Watch::Forget => {
+                    changes.forgotten.push(name.clone());
+                    continue;
+                }
+            }
             let Some(job) = self.config.jobs.get(name) else {
                 continue;
             };
@@ -426,9 +487,6 @@ impl Keeper {
                 self.tell(&mut changes, &verdict.channel, item, now);
             }
             changes.notes.insert(name.clone(), notes);
-            if changes.notes.len() >= look::AT_ONCE {
-                break;
-            }
         }
         self.limit(&mut changes, now);
         self.commit(changes).await;
@@ -483,19 +541,20 @@ impl Keeper {
             for (n, (id, m)) in messages.into_iter().enumerate() {
                 let old = now.saturating_sub(m.at) > GIVE_UP_MS;
                 if n < many || old {
-                    let why = if old {
-                        "it is too old"
-                    } else {
-                        "too many wait"
+                    let why = match (old, &m.why) {
+                        (false, _) => format!("more than {WAITING} messages wait for the channel"),
+                        (true, Some(why)) => format!("it is too old; at last: {why}"),
+                        (true, None) if !self.config.channels.contains_key(channel) => {
+                            "it is too old, and there is no such channel any more".to_owned()
+                        }
+                        (true, None) => "it is too old".to_owned(),
                     };
-                    error!(channel, message = %id, tries = m.tries, why, "gave a message up: nobody was told");
-                    changes.given_up.push(id.clone());
+                    changes.given_up.push(GivenUp::new(id, m, &why, now));
                 }
             }
         }
-        changes
-            .messages
-            .retain(|id, _| !changes.given_up.contains(id));
+        let gone = |id: &String| changes.given_up.iter().any(|g| g.id == *id);
+        changes.messages.retain(|id, _| !gone(id));
     }
 
     /// Begins to send what is due: one message of each channel at a time.
@@ -557,20 +616,24 @@ impl Keeper {
         };
         let (channel, id) = (&sent.channel, &sent.id);
         let mut changes = Changes::default();
+        let figures = &self.parts.vitals.figures;
         match sent.result {
             Ok(said) => {
                 failpoint::here("notify_sent");
                 info!(%channel, message = %id, said, "sent a notification");
-                changes.given_up.push(id.clone());
+                figures.notification(channel, Told::Sent);
+                changes.delivered = Some(id.clone());
             }
             Err(e) => {
                 let tries = message.tries.saturating_add(1);
                 let pause = backoff::spread(backoff::nth(AGAIN.0, tries, AGAIN.1), fastrand::f64());
                 let pause = e.retry_after.unwrap_or(pause);
                 let now = self.now_ms();
+                figures.notification(channel, Told::Failed);
                 if e.refused && tries >= REFUSALS {
-                    error!(%channel, message = %id, tries, error = e.why, "gave a message up: nobody was told");
-                    changes.given_up.push(id.clone());
+                    let message = Message { tries, ..message };
+                    let given_up = GivenUp::new(id, &message, &e.why, now);
+                    changes.given_up.push(given_up);
                 } else {
                     warn!(%channel, message = %id, tries, error = e.why, ?pause, "cannot send a notification; retrying");
                     let message = Message {
@@ -578,6 +641,7 @@ impl Keeper {
                         sending: None,
                         perhaps_sent: message.perhaps_sent || e.perhaps,
                         due: now.saturating_add(pause.as_millis() as i64),
+                        why: Some(e.why),
                         ..message
                     };
                     changes.messages.insert(id.clone(), message);

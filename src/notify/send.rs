@@ -8,10 +8,13 @@ use super::{
 };
 use crate::config::{Channel, MessageForm, Secret, Way};
 
-/// What the services take, in characters: less than their limits, which count in their own ways.
+/// What Slack takes, in characters: less than its limit.
 const SLACK_MOST: usize = 3500;
+/// What Discord takes is 2000; whether it counts characters or units of UTF-16, a text of so many units is short
+/// enough.
 const DISCORD_MOST: usize = 1900;
-const TEAMS_MOST: usize = 15_000;
+/// What Teams takes is 28 KB, with all that the card has around the text.
+const TEAMS_MOST: usize = 26_000;
 
 /// Returns what came back, in words. `hidden`: variables that no command gets.
 pub(super) async fn send(
@@ -75,19 +78,48 @@ fn slack(text: &Text) -> serde_json::Value {
 fn discord(text: &Text) -> serde_json::Value {
     let fence = |text: &str| text.replace("```", "'''");
     let title = fence(&cut(&text.title, 200));
-    let body = fence(&cut(
-        &text.body,
-        DISCORD_MOST - title.chars().count().min(300),
-    ));
+    let room = DISCORD_MOST - title.encode_utf16().count();
+    let body = fence(&cut_units(&text.body, room));
     json!({
         "content": format!("**{title}**\n```\n{body}\n```"),
         "allowed_mentions": { "parse": [] },
     })
 }
 
+/// At most `most` units of UTF-16; what is cut is marked.
+fn cut_units(text: &str, most: usize) -> String {
+    if text.encode_utf16().count() <= most {
+        return text.to_owned();
+    }
+    let mut left = most.saturating_sub(1);
+    let fits = |c: &char| match left.checked_sub(c.len_utf16()) {
+        Some(rest) => {
+            left = rest;
+            true
+        }
+        None => false,
+    };
+    let mut out: String = text.chars().take_while(fits).collect();
+    out.push('…');
+    out
+}
+
+/// The card with as much of the text as Teams takes.
+fn teams(text: &Text) -> serde_json::Value {
+    let mut most = TEAMS_MOST;
+    loop {
+        let card = teams_card(text, most);
+        // Signs that are escaped, and letters beyond ASCII, take more than one byte.
+        if most < 500 || card.to_string().len() <= TEAMS_MOST {
+            return card;
+        }
+        most -= most / 8;
+    }
+}
+
 /// An adaptive card, as the workflows of Teams take it. Its text blocks read Markdown, so every line goes into one that
 /// is monospaced, and signs of links are escaped.
-fn teams(text: &Text) -> serde_json::Value {
+fn teams_card(text: &Text, most: usize) -> serde_json::Value {
     let plain = |text: &str| {
         let mut out = String::with_capacity(text.len());
         for c in text.chars() {
@@ -112,8 +144,8 @@ fn teams(text: &Text) -> serde_json::Value {
                 "type": "AdaptiveCard",
                 "version": "1.4",
                 "body": [
-                    block(&plain(&text.title), "Bolder"),
-                    block(&plain(&cut(&text.body, TEAMS_MOST)), "Default"),
+                    block(&plain(&cut(&text.title, 1000)), "Bolder"),
+                    block(&plain(&cut(&text.body, most)), "Default"),
                 ],
             },
         }],
@@ -177,5 +209,83 @@ async fn command(
             ))
         }),
         Err(e) => Err(Undelivered::new(format!("cannot start the command: {e}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(body: &str) -> Text {
+        Text {
+            id: "1".to_owned(),
+            title: "x".repeat(100) + " failed",
+            body: format!("{body}\n"),
+            json: json!({}),
+            bad: true,
+            source: "a".to_owned(),
+            subjects: vec![Subject {
+                job: "x".repeat(100),
+                kind: "failed",
+                bad: true,
+                title: format!("{body} failed"),
+                text: body.to_owned(),
+                link: None,
+                key: body.to_owned(),
+            }],
+        }
+    }
+
+    /// However long a text is, and whatever it consists of, a service takes it, and shows it as text alone.
+    #[test]
+    fn hostile_text_is_cut_to_what_each_service_takes_and_stays_text() {
+        for piece in [
+            "<!channel> <@U1> @everyone @here <b>x</b> &amp; ",
+            "```",
+            "``",
+            "[x](http://evil.example) \\*_~|#>",
+            "</at><script>",
+            "\u{1f600}",
+            "é\n",
+            "\\\"",
+        ] {
+            let text = text(&piece.repeat(10_000));
+            let said = slack(&text);
+            let said = said["text"].as_str().expect("text");
+            assert!(said.chars().count() < 40_000, "{piece}");
+            assert!(!said.contains(['<', '>']), "{piece}");
+            assert_eq!(said.matches("```").count(), 2, "{piece}");
+            let said = discord(&text);
+            assert_eq!(said["allowed_mentions"]["parse"], json!([]));
+            let said = said["content"].as_str().expect("text");
+            let units = said.encode_utf16().count();
+            assert!((1500..=2000).contains(&units), "{piece}: {units}");
+            assert_eq!(said.matches("```").count(), 2, "{piece}");
+            let said = teams(&text);
+            let bytes = said.to_string().len();
+            assert!((20_000..28 << 10).contains(&bytes), "{piece}: {bytes}");
+            let said = &said["attachments"][0]["content"]["body"][1]["text"];
+            let mut before = ' ';
+            for c in said.as_str().expect("text").chars() {
+                assert!(!"<>[]*`".contains(c) || before == '\\', "{piece}: {c}");
+                before = if before == '\\' { ' ' } else { c };
+            }
+            let said = pagerduty(&text.subjects[0], &text, &Secret::new("k"));
+            assert!(said.to_string().len() < 500_000, "{piece}");
+            let count = |v: &serde_json::Value| v.as_str().expect("text").chars().count();
+            assert!(count(&said["payload"]["summary"]) <= 1024);
+            assert!(count(&said["dedup_key"]) <= 255);
+        }
+    }
+
+    #[test]
+    fn what_fits_is_not_cut() {
+        let short = text("two\nlines");
+        for said in [slack(&short), discord(&short), teams(&short)] {
+            assert!(!said.to_string().contains('…'), "{said}");
+        }
+        assert_eq!(cut_units("a\u{1f600}b", 4), "a\u{1f600}b");
+        assert_eq!(cut_units("a\u{1f600}b", 3), "a…");
+        assert_eq!(cut_units("a\u{1f600}bc", 4), "a\u{1f600}…");
     }
 }

@@ -375,7 +375,8 @@ pub trait Store: Send + Sync + 'static {
     /// The output from byte `from` on, up to [`OUTPUT_AT_ONCE`] bytes; None: the store has no output of this run.
     async fn output(&self, job: &JobName, run: RunId, from: u64) -> Result<Option<Output>, Error>;
 
-    /// What the fleet has noted for notifications: the notifier's lease, and with `all` also the notes.
+    /// What the fleet has noted for notifications: the notifier's lease, and all notes; without `all`, of the notes
+    /// only [`GIVEN_UP`](crate::logic::notify::stand::GIVEN_UP).
     async fn notices(&self, all: bool) -> Result<Reply<Notices>, Error>;
     /// Changes the notes, if [`allows`](crate::logic::notify::stand::allows) says so. A repeated request gets the first
     /// answer as long as no other request changed the lease.

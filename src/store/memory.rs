@@ -349,7 +349,12 @@ impl Store for MemoryStore {
             lease: d.notices.lease.clone(),
             notes: match all {
                 true => d.notices.notes.clone(),
-                false => BTreeMap::new(),
+                false => {
+                    let note = d.notices.notes.get_key_value(stand::GIVEN_UP);
+                    note.map(|(k, v)| (k.clone(), v.clone()))
+                        .into_iter()
+                        .collect()
+                }
             },
         }))
     }

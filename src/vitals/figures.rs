@@ -127,6 +127,32 @@ pub struct Figures {
     pub heartbeats_failed: AtomicU64,
     /// Spans of runs, by what became of them.
     pub spans: Counts<&'static str>,
+    /// What became of tries to deliver messages, by channel.
+    pub notifications: Counts<(String, &'static str)>,
+}
+
+/// What became of a message that this instance sent.
+#[cfg(feature = "notify")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Told {
+    Sent,
+    /// A try.
+    Failed,
+    /// Nobody was told, and it is not tried again.
+    GivenUp,
+}
+
+#[cfg(feature = "notify")]
+impl Told {
+    const ALL: [Self; 3] = [Self::Sent, Self::Failed, Self::GivenUp];
+
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Sent => "sent",
+            Self::Failed => "failed",
+            Self::GivenUp => "given_up",
+        }
+    }
 }
 
 impl Default for Figures {
@@ -143,6 +169,7 @@ impl Default for Figures {
             leases_lost: AtomicU64::new(0),
             heartbeats_failed: AtomicU64::new(0),
             spans: Counts::from_zero(["sent", "refused", "dropped"]),
+            notifications: Counts::default(),
         }
     }
 }
@@ -176,6 +203,22 @@ impl Figures {
                 self.lateness.observe_ms(ms);
             }
         }
+    }
+
+    /// There are these channels: they are shown before anything was sent.
+    #[cfg(feature = "notify")]
+    pub fn channels<'a>(&self, names: impl Iterator<Item = &'a String>) {
+        for name in names {
+            for told in Told::ALL {
+                self.notifications.add((name.clone(), told.as_str()), 0);
+            }
+        }
+    }
+
+    #[cfg(feature = "notify")]
+    pub fn notification(&self, channel: &str, told: Told) {
+        let key = (channel.to_owned(), told.as_str());
+        self.notifications.add(key, 1);
     }
 
     /// This instance was granted a run, which has waited for `waits`.

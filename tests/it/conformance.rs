@@ -154,6 +154,13 @@ async fn notes_are_written_by_who_has_the_lease_alone(bed: Bed) {
     assert_eq!(now.notes, [("job:x".to_owned(), "4".to_owned())].into());
     let lease = b.notices(false).await.unwrap().value;
     assert_eq!((lease.lease.as_deref(), lease.notes.len()), (Some("a2"), 0));
+    // One note comes with the lease alone, too.
+    let given_up = write(Some("a2"), "a3", &[("given_up", "é")], &[]);
+    assert_eq!(a.note(&given_up).await.unwrap().value, Written::Done);
+    let few = b.notices(false).await.unwrap().value;
+    assert_eq!(few.notes, [("given_up".to_owned(), "é".to_owned())].into());
+    let gone = write(Some("a3"), "a2", &[], &["given_up"]);
+    assert_eq!(a.note(&gone).await.unwrap().value, Written::Done);
     // Taken over: a request of the one before that arrives late changes nothing.
     let over = write(Some("a2"), "b2", &[], &[]);
     assert_eq!(b.note(&over).await.unwrap().value, Written::Done);

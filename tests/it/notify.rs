@@ -2,16 +2,20 @@
 //! channel does not work.
 
 mod channels;
+mod losses;
+mod reloads;
 pub(crate) mod servers;
+mod undelivered;
+mod wires;
 
-use std::fs;
+use std::{fs, time::Duration};
 
 use serde_json::Value;
 
 use self::servers::{Hook, Mode};
 use crate::support::{
     GENEROUS,
-    fleet::{Plan, fleet},
+    fleet::{LATE_RATHER_THAN_SKIPPED, Plan, fleet},
     wait_for, wait_until,
 };
 
@@ -139,28 +143,97 @@ fn a_message_that_was_sent_by_a_notifier_that_died_comes_again_and_says_so() {
     );
 }
 
+/// Each channel gets one message. Only what comes to its end more than ten seconds after the first may be in another.
 #[test]
-fn many_jobs_that_fail_at_once_are_one_message() {
+fn a_thousand_jobs_that_fail_at_once_are_one_message_for_each_channel() {
+    const JOBS: u64 = 1000;
     let hook = Hook::start(Mode::Takes);
     // At one instant, when the instances have started.
-    let at = now_ms() + 15_000;
+    let at = now_ms() + 20_000;
     let when = soloist::model::rfc3339_ms(at - at % 1000);
+    let channels = channel("ops", &hook, "") + &channel("two", &hook, "");
     let mut plan = fleet(2)
-        .tables(&channel("ops", &hook, ""))
-        .default("notify", "[\"ops\"]");
-    for n in 0..60 {
-        let lines = format!("command = \"false\"\nschedule = \"@at {when}\"");
+        .unrecorded()
+        .alone()
+        .tables(&channels)
+        .default("notify", "[\"ops\", \"two\"]")
+        .default("output", "{ log = false }");
+    for n in 0..JOBS {
+        let lines = format!("command = [\"false\"]\nschedule = \"@at {when}\"");
         plan = plan.job(&format!("j{n}"), &lines);
     }
-    let _fleet = plan.start();
-    let all = wait_for("all jobs are told", GENEROUS * 2, || {
-        let heard = hook.heard("ops");
-        let told: u64 = heard.iter().map(told_in).sum();
-        (told == 60).then_some(heard)
+    let fleet = plan.start();
+    let told = |name: &str| hook.heard(name).iter().map(told_in).sum::<u64>();
+    wait_until("all jobs are told", GENEROUS * 3, || {
+        told("ops") >= JOBS && told("two") >= JOBS
     });
-    assert_eq!(all.len(), 1, "{all:#?}");
-    let title = all[0]["title"].as_str().expect("a title");
-    assert_eq!(title, "60 jobs: 60 failed");
+    let runs = fleet.json(&["history", "--json", "-n", "1000"]);
+    let ends: Vec<i64> = runs
+        .as_array()
+        .expect("runs")
+        .iter()
+        .map(|r| millis(&r["finished_at"]))
+        .collect();
+    assert_eq!(ends.len() as u64, JOBS);
+    let took = ends.iter().max().expect("an end") - ends.iter().min().expect("an end");
+    // Ten seconds are how long a message waits for others; looks at the records take time, too.
+    let most = 1 + usize::try_from(took / 8_000).expect("a short time");
+    for name in ["ops", "two"] {
+        let heard = hook.heard(name);
+        assert_eq!(told(name), JOBS, "each job once");
+        assert!(heard.len() <= most, "{took} ms: {} messages", heard.len());
+        let named = heard.iter().flat_map(|m| {
+            let items = m["items"].as_array().expect("items").iter();
+            items.chain(m["others"].as_array().expect("others"))
+        });
+        let named: Vec<&str> = named.map(|i| i["job"].as_str().expect("a job")).collect();
+        let distinct: std::collections::BTreeSet<&str> = named.iter().copied().collect();
+        assert_eq!(distinct.len(), named.len(), "none is named twice");
+        let first = heard[0]["title"].as_str().expect("a title");
+        let expected = format!("{} jobs: ", told_in(&heard[0]));
+        assert!(first.starts_with(&expected), "{first}");
+        if let [only] = &heard[..] {
+            assert_eq!(only["title"], "1000 jobs: 120 failed, 880 more");
+        }
+    }
+    println!("{took} ms from the first end to the last");
+}
+
+/// The time of an instant as JSON has it, Unix ms.
+fn millis(t: &Value) -> i64 {
+    let t: jiff::Timestamp = t.as_str().expect("a time").parse().expect("a time");
+    t.as_millisecond()
+}
+
+/// Fails and succeeds in turn, each second.
+#[test]
+fn a_job_that_flaps_each_second_is_told_at_first_and_then_in_a_summary() {
+    let hook = Hook::start(Mode::Takes);
+    let turns =
+        "command = \"exit $((SOLOIST_OCCURRENCE_MS / 1000 % 2))\"\nschedule = \"* * * * * *\"\n";
+    let _fleet = fleet(2)
+        .tables(&channel("ops", &hook, ""))
+        .default("notify", "[\"ops\"]")
+        .job("flaps", &format!("{turns}{LATE_RATHER_THAN_SKIPPED}"))
+        .start();
+    let begun = std::time::Instant::now();
+    let all = wait_for("a summary", GENEROUS * 3, || {
+        let heard = hook.heard("ops");
+        let summed = |m: &Value| kinds(m).contains(&("flaps", "flapping"));
+        heard.iter().any(summed).then_some(heard)
+    });
+    let kinds: Vec<_> = all.iter().flat_map(kinds).map(|(_, kind)| kind).collect();
+    assert_eq!(kinds, ["failed", "recovered", "flapping"], "{all:#?}");
+    let summary = all.last().expect("a summary");
+    let item = &summary["items"][0];
+    let changes = item["changes"].as_i64().expect("a number");
+    let minute = millis(&summary["at"]) - millis(&item["since"]);
+    // Each second one, but where this host was too busy.
+    assert!((20..=minute / 1000 + 2).contains(&changes), "{item}");
+    assert!((60_000..120_000).contains(&minute), "{item}");
+    assert!(begun.elapsed() >= Duration::from_secs(60));
+    let title = summary["title"].as_str().expect("a title");
+    assert!(title.starts_with("flaps keeps changing: "), "{title}");
 }
 
 fn now_ms() -> i64 {

@@ -185,12 +185,14 @@ fn openssl(dir: &Path, words: &str) {
     );
 }
 
-/// Two authorities, `ca` and `other`; a server's and a client's certificate from the first, a client's from the
-/// second: NAME.pem and NAME.key each.
+/// Two authorities, `ca` and `other`; certificates of the first for a server (`server`), for a server of another name
+/// (`elsewhere`) and for a client, and one of the second for a client (`stranger`); a server's that nobody else signed
+/// (`own`): NAME.pem and NAME.key each.
 pub fn certificates(dir: &Path) {
     let config = "[req]\ndistinguished_name = dn\nprompt = no\n[dn]\nCN = soloist-test\n\
                   [authority]\nbasicConstraints = critical, CA:TRUE\nkeyUsage = critical, keyCertSign\n\
                   [server]\nsubjectAltName = DNS:localhost, IP:127.0.0.1\nextendedKeyUsage = serverAuth\n\
+                  [elsewhere]\nsubjectAltName = DNS:elsewhere.example.org\nextendedKeyUsage = serverAuth\n\
                   [client]\nbasicConstraints = CA:FALSE\nextendedKeyUsage = clientAuth\n";
     std::fs::write(dir.join("openssl.cnf"), config).expect("openssl.cnf");
     let key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -config openssl.cnf";
@@ -202,8 +204,15 @@ pub fn certificates(dir: &Path) {
             ),
         );
     }
+    openssl(
+        dir,
+        &format!(
+            "req -x509 {key} -extensions server -days 2 -subj /CN=own -keyout own.key -out own.pem"
+        ),
+    );
     for (name, from, kind) in [
         ("server", "ca", "server"),
+        ("elsewhere", "ca", "elsewhere"),
         ("client", "ca", "client"),
         ("stranger", "other", "client"),
     ] {

@@ -28,9 +28,13 @@ impl Place {
         mode(place.dir.path(), 0o755);
         place.write("variables", "A=1\n");
         place.write("password", "secret\n");
+        place.write("hook", "https://hooks.example.org/secret\n");
+        place.write("routing-key", "secret\n");
         place.write(
             "jobs.toml",
             "[store]\nurl = \"redis://127.0.0.1:1\"\nusername = \"u\"\npassword_file = \"password\"\n\
+             [notify.ops]\ntype = \"slack\"\nurl_file = \"hook\"\n\
+             [notify.pager]\ntype = \"pagerduty\"\nrouting_key_file = \"routing-key\"\n\
              [jobs.a]\nschedule = \"@hourly\"\ncommand = [\"true\"]\nenv_file = \"variables\"\n",
         );
         place
@@ -96,6 +100,8 @@ fn as_root_what_others_may_write_is_refused() {
         ("jobs.toml", "jobs.toml"),
         ("variables", "`env_file`"),
         ("password", "`password_file`"),
+        ("hook", "`url_file`"),
+        ("routing-key", "`routing_key_file`"),
     ] {
         let place = Place::new();
         let (config, path) = (place.path("jobs.toml"), place.path(file));

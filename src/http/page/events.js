@@ -38,6 +38,8 @@ const KINDS = {
   instance_gone: [() => 'off', 'fleet', () => 'is gone'],
   configuration: [() => 'drift', 'fleet', (e) => html`configuration${e.config ? html` <code>${clean(e.config).slice(0,
     12)}</code>` : ''} is loaded`],
+  undelivered: [() => 'failed', 'fleet', (e) => html`${e.job ? '' : `${number(e.count)} jobs: `}<b
+    class="x-failed">nobody was told</b> over <${Txt}>${e.channel}<//>${because(e)}`],
   job_removed: [() => 'off', 'fleet', () => 'is no longer in the configuration'],
   store: [(e) => (e.reachable ? 'succeeded' : 'lease_lost'), 'fleet', (e) => (e.reachable ? 'answers' : html`<b
     class="x-failed">cannot be reached</b>${e.error && html`: <${Txt}>${e.error}<//>`}`)],
@@ -45,7 +47,7 @@ const KINDS = {
 const CHIPS = [['runs', 'running', 'Runs'], ['not', 'missed', 'Not run'], ['bad', 'failed', 'Went wrong'], ['acts',
   'play', 'Acts'], ['fleet', 'succeeded', 'Fleet']];
 const went = (e) => (e.kind === 'ended' && !['succeeded', 'cancelled', 'replaced'].includes(e.outcome))
-  || e.kind === 'missed' || e.kind === 'instance_silent' || (e.kind === 'store' && !e.reachable);
+  || e.kind === 'missed' || e.kind === 'undelivered' || e.kind === 'instance_silent' || (e.kind === 'store' && !e.reachable);
 const has = (e, f) => !f || (f === 'bad' ? went(e) : (KINDS[e.kind]?.[1] ?? 'fleet') === f);
 
 function Item({ e, sel }) {

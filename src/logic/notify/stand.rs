@@ -45,6 +45,8 @@ impl Lease {
 
 /// What the store has of notifications: the lease, and notes by their names.
 pub const LEASE: &str = "lease";
+/// The note of the messages that were given up. It is read together with the lease, by every instance that shows it.
+pub const GIVEN_UP: &str = "given_up";
 
 /// A write of the notifier, or of who wants to be it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

@@ -226,6 +226,59 @@ fn what_happens_together_is_one_message_of_bounded_size() {
     assert!(!m.takes("ops", 5));
 }
 
+#[test]
+fn notes_of_a_job_that_is_gone_end_after_a_week() {
+    let notes = Notes::new(5);
+    assert_eq!(notes.watch(true, 10), Watch::Same);
+    let Watch::Becomes(gone) = notes.watch(false, 10) else {
+        panic!("that it is gone is noted");
+    };
+    assert_eq!(gone.unwatched, Some(10));
+    assert_eq!(gone.watch(false, 9 + FORGET_MS), Watch::Same);
+    assert_eq!(gone.watch(false, 10 + FORGET_MS), Watch::Forget);
+    // It comes back: all that was known of it is known again.
+    assert_eq!(gone.watch(true, 10 + FORGET_MS), Watch::Becomes(notes));
+    let text = serde_json::to_string(&gone).expect("JSON");
+    assert_eq!(serde_json::from_str::<Notes>(&text).expect("notes"), gone);
+}
+
+#[test]
+fn what_was_given_up_is_remembered_within_bounds() {
+    let item = |n: u32| Item {
+        job: JobName::new(&format!("{n:0>100}")),
+        kind: Kind::LeaseLost,
+        bad: true,
+        streak: 1,
+        since: 0,
+        changes: 0,
+        zone: "UTC".to_owned(),
+        next: None,
+        run: None,
+    };
+    let mut m = Message::new(item(0), &"c".repeat(100), 0);
+    for n in 1..1000 {
+        m.join(item(n), 0);
+    }
+    let why = "\"".repeat(10_000);
+    let one = |at: i64| GivenUp::new("1790000000000-01234567", &m, &why, at);
+    let first = one(0);
+    assert_eq!(
+        (first.about.len() as u64 + first.more, first.tries),
+        (1000, 0)
+    );
+    let mut known = vec![];
+    for at in 0..1000 {
+        known = remembered(known, &[one(at)], at);
+    }
+    let times: Vec<i64> = known.iter().map(|g| g.at).collect();
+    assert_eq!(times, (980..1000).collect::<Vec<i64>>());
+    // The store reads a note of at most so many bytes.
+    let text = serde_json::to_string(&known).expect("JSON");
+    assert!(text.len() < crate::store::LINE_MOST, "{}", text.len());
+    let later = remembered(known, &[], 990 + FORGET_MS);
+    assert_eq!(later.len(), 9);
+}
+
 /// A store, notifiers, and one message, in all orders of what may happen. A notifier may be killed at any moment, its
 /// requests may arrive late or twice, and its replies may be lost.
 mod protocol {

@@ -7,7 +7,7 @@ use crate::{
     clock::Boottime,
     logic::{
         claim::State,
-        notify::{Notes, Verdict, made_at, name},
+        notify::{GIVE_UP_MS, Notes, Verdict, made_at, name},
     },
     model::{JobName, Outcome, RunRecord},
     notify::text,
@@ -169,7 +169,9 @@ impl Keeper {
         let mut notes = known.cloned().unwrap_or_else(|| Notes::new(now));
         let mut told: Vec<(Verdict, usize)> = vec![];
         for (at, r) in records.iter().enumerate() {
-            let old = known.is_none() && made_at(r) < self.since;
+            // Of a job that nobody was told of so far, only what a message could still tell in time.
+            let begin = self.since.max(now.saturating_sub(GIVE_UP_MS));
+            let old = known.is_none() && made_at(r) < begin;
             if old || is_bad(r.outcome) && is_followed(r, &records[at..], state) {
                 notes.note(r);
                 continue;

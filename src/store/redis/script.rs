@@ -6,8 +6,8 @@ use std::sync::LazyLock;
 use crate::{
     logic::{belief, claim},
     store::{
-        FLEET_MOST, FORGET_INSTANCE, HISTORY_KEPT, INSTANCE_MOST, JOBS_MOST, NAME_MOST, NOTES_MOST,
-        OUTPUT_MOST, OUTPUT_TTL, RECORDS_TTL, STATE_MOST,
+        FLEET_MOST, FORGET_INSTANCE, HISTORY_KEPT, INSTANCE_MOST, JOBS_MOST, LINE_MOST, NAME_MOST,
+        NOTES_MOST, OUTPUT_MOST, OUTPUT_TTL, RECORDS_TTL, STATE_MOST,
         connection::Script,
         output::{OUTPUT_PATIENCE, PIECE},
     },
@@ -96,6 +96,7 @@ fn constants() -> String {
         ("NOTES_MOST", NOTES_MOST as u128),
         ("KEY_MOST", KEY_MOST as u128),
         ("NAME_MOST", NAME_MOST as u128),
+        ("LINE_MOST", LINE_MOST as u128),
         ("STATE_MOST", STATE_MOST as u128),
         ("OUTPUT_TTL", OUTPUT_TTL.as_millis()),
         ("OUTPUT_PATIENCE", OUTPUT_PATIENCE.as_millis()),

@@ -6,10 +6,13 @@ use rusqlite::{Connection, OptionalExtension, params};
 
 use super::{Fault, place};
 use crate::{
-    logic::{claim::State, notify::stand::LEASE},
+    logic::{
+        claim::State,
+        notify::stand::{GIVEN_UP, LEASE},
+    },
     model::{InstanceId, JobName, RunId, possible_ms},
     store::{
-        FLEET_MOST, Fleet, Info, LAST_BYTE, NAME_MOST, Notices, STATE_MOST,
+        FLEET_MOST, Fleet, Info, LAST_BYTE, LINE_MOST, NAME_MOST, Notices, STATE_MOST,
         output::{Extent, Pieces},
     },
 };
@@ -46,6 +49,12 @@ pub(super) fn notices(db: &Connection, all: bool) -> Result<Notices, Fault> {
         out.lease = Some(text(row, 0, NAME_MOST)?);
     }
     if !all {
+        let mut rows = db.prepare_cached("SELECT note FROM notices WHERE name = ?1")?;
+        let mut rows = rows.query([GIVEN_UP])?;
+        if let Some(row) = rows.next()? {
+            out.notes
+                .insert(GIVEN_UP.to_owned(), text(row, 0, LINE_MOST)?);
+        }
         return Ok(out);
     }
     let mut rows = db.prepare_cached("SELECT name, note FROM notices")?;

@@ -22,6 +22,7 @@ fn metrics() -> String {
     let fleet = fleet(1)
         .sqlite()
         .http("")
+        .tables("[notify.ops]\ntype = \"command\"\ncommand = [\"true\"]\n")
         .job("job", "command = \"true\"\nschedule = \"0 0 1 1 *\"")
         .start();
     let at = fleet.http(0);

@@ -203,3 +203,116 @@ fn a_test_shows_what_came_back() {
     let said = String::from_utf8_lossy(&out.stderr).into_owned();
     assert!(said.contains("did you mean `ops`?"), "{said}");
 }
+
+/// What a command writes is text in a message of each type, and no longer than the service takes.
+#[test]
+fn hostile_output_is_text_in_a_message_of_each_type() {
+    let hook = Hook::start(Mode::Takes);
+    let server = MailServer::start(0);
+    let dir = tempfile::tempdir().expect("a directory");
+    let (script, got) = (dir.path().join("script"), dir.path().join("got"));
+    // Long lines, and many; the last are what a message has.
+    let line = "<!channel> <@U1> @everyone @here <b>x</b> [a](http://evil) ```";
+    let bytes = "\\033[2J\\033]0;t\\007\\b\\r\\000\\342\\200\\256\\360\\237\\230\\200\\377";
+    let text = format!(
+        "i=0; while [ $i -lt 50 ]; do printf '%s {bytes}\\n' '{line}' '{}'; i=$((i+1)); done\n\
+         printf '.\\r\\n.\\r\\nSubject: forged\\r\\n'; exit 1\n",
+        "y".repeat(2000)
+    );
+    fs::write(&script, text).expect("a script");
+    let mut tables = String::new();
+    for kind in ["webhook", "slack", "discord", "teams", "pagerduty"] {
+        let url = hook.url(kind);
+        tables += &format!("[notify.{kind}]\ntype = \"{kind}\"\nurl = \"{url}\"\n");
+    }
+    tables += &format!(
+        "routing_key = \"abc\"\n[notify.email]\ntype = \"email\"\nsmtp = \"{}\"\nfrom = \"s@example.org\"\n\
+         to = \"ann@example.org\"\n[notify.command]\ntype = \"command\"\n\
+         command = [\"/bin/sh\", \"-c\", 'printf \"%s\\n\" \"$SOLOIST_TITLE\" \"$SOLOIST_TEXT\" > {1}.new; \
+         cat > {1}.json; mv {1}.new {1}']\n",
+        server.url(),
+        got.display()
+    );
+    let job = format!(
+        "description = \"<!channel> @everyone\"\ncommand = [\"/bin/sh\", {:?}]\nschedule = \"@every 1s\"",
+        script.display().to_string()
+    );
+    let _fleet = fleet(1)
+        .tables(&tables)
+        .default(
+            "notify",
+            "[\"webhook\", \"slack\", \"discord\", \"teams\", \"pagerduty\", \"email\", \"command\"]",
+        )
+        .default("output", "{ log = false }")
+        .job("\"-rf.__x__\"", &job)
+        .start();
+    let one = |name: &str| hook.wait(name, 1)[0].clone();
+    // Nothing that acts on a terminal, or that a reader does not see.
+    let harmless = |text: &str| {
+        let acts = |c: char| c.is_control() && c != '\n' || c == '\u{202e}';
+        assert_eq!(text.chars().find(|c| acts(*c)), None, "{text}");
+    };
+    let webhook = one("webhook");
+    assert_eq!(kinds(&webhook), [("-rf.__x__", "failed")]);
+    harmless(webhook["text"].as_str().expect("text"));
+    harmless(webhook["items"][0]["run"]["output"].as_str().expect("text"));
+    let slack = one("slack")["text"].as_str().expect("text").to_owned();
+    assert!(!slack.contains(['<', '>']), "{slack}");
+    assert_eq!(slack.matches("```").count(), 2, "{slack}");
+    harmless(&slack);
+    let discord = one("discord");
+    assert_eq!(discord["allowed_mentions"]["parse"], Value::Array(vec![]));
+    let content = discord["content"].as_str().expect("text");
+    assert!(content.encode_utf16().count() <= 2000, "{content}");
+    assert_eq!(content.matches("```").count(), 2, "{content}");
+    harmless(content);
+    let teams = one("teams");
+    assert!(teams.to_string().len() < 28 << 10);
+    let card = &teams["attachments"][0]["content"]["body"];
+    assert!(
+        card[0]["text"]
+            .as_str()
+            .expect("text")
+            .contains("\\_\\_x\\_\\_"),
+        "{card}"
+    );
+    let body = card[1]["text"].as_str().expect("text");
+    assert!(!body.replace("\\<", "").contains('<'), "{body}");
+    harmless(body);
+    let pager = one("pagerduty");
+    harmless(
+        pager["payload"]["custom_details"]["text"]
+            .as_str()
+            .expect("text"),
+    );
+    let mails = wait_for("a mail", GENEROUS, || {
+        Some(server.mails()).filter(|m| !m.is_empty())
+    });
+    let (head, _) = mails[0].split_once("\r\n\r\n").expect("a head");
+    assert_eq!(head.matches("Subject: ").count(), 1, "{head}");
+    assert!(
+        head.contains("Subject: -rf.__x__ failed (exit code 1)"),
+        "{head}"
+    );
+    assert!(
+        head.contains("text/plain") && !mails[0].contains('\x1b'),
+        "{}",
+        mails[0]
+    );
+    assert!(
+        mails[0].lines().all(|l| l.len() < 1000 && l != "."),
+        "{}",
+        mails[0]
+    );
+    let text = wait_for("the command was called", GENEROUS, || {
+        fs::read_to_string(&got).ok()
+    });
+    assert!(
+        text.starts_with("-rf.__x__ failed (exit code 1)\n"),
+        "{text}"
+    );
+    harmless(&text);
+    let json = fs::read_to_string(got.with_extension("json")).expect("what it read");
+    let message: Value = serde_json::from_str(&json).expect("JSON");
+    assert_eq!(kinds(&message), [("-rf.__x__", "failed")]);
+}

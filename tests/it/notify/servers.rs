@@ -1,8 +1,9 @@
 //! Servers that soloist sends to, each in a thread of this process.
 
 use std::{
-    io::{BufRead as _, BufReader, Read as _, Write as _},
+    io::{BufRead as _, BufReader, Read, Write},
     net::{TcpListener, TcpStream},
+    path::Path,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicUsize, Ordering},
@@ -10,9 +11,37 @@ use std::{
     time::Duration,
 };
 
+use rustix::net::{RecvFlags, recv};
+use rustls::{
+    ServerConfig, ServerConnection, StreamOwned,
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
+};
 use serde_json::Value;
 
 use crate::support::{GENEROUS, wait_for};
+
+/// What a server speaks TLS with: `NAME.pem` and `NAME.key` of this directory.
+pub(super) fn identity(dir: &Path, name: &str) -> Arc<ServerConfig> {
+    let file = |end: &str| dir.join(format!("{name}.{end}"));
+    let chain = CertificateDer::pem_file_iter(file("pem")).expect("a certificate");
+    let chain = chain.map(|c| c.expect("a certificate")).collect();
+    let key = PrivateKeyDer::from_pem_file(file("key")).expect("a key");
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .expect("versions of TLS")
+        .with_no_client_auth()
+        .with_single_cert(chain, key);
+    Arc::new(config.expect("a key that fits the certificate"))
+}
+
+fn encrypted(
+    stream: TcpStream,
+    identity: &Arc<ServerConfig>,
+) -> StreamOwned<ServerConnection, TcpStream> {
+    let connection = ServerConnection::new(identity.clone()).expect("a connection");
+    StreamOwned::new(connection, stream)
+}
 
 /// What the server does with a request.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -20,6 +49,8 @@ pub(crate) enum Mode {
     Takes,
     /// Reads it and says nothing.
     Hangs,
+    /// Reads it, and waits for another mode to answer by.
+    Holds,
     /// Says what is no HTTP.
     Babbles,
     Redirects,
@@ -35,6 +66,7 @@ struct Request {
     headers: Vec<String>,
     body: String,
     taken: bool,
+    held: bool,
 }
 
 /// A server of HTTP. Takes what it is sent once it has done what it was told first.
@@ -42,6 +74,7 @@ pub(crate) struct Hook {
     port: u16,
     heard: Arc<Mutex<Vec<Request>>>,
     modes: Arc<Mutex<Vec<Mode>>>,
+    identity: Arc<Mutex<Option<Arc<ServerConfig>>>>,
 }
 
 fn locked<T>(m: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -58,18 +91,47 @@ impl Hook {
         Self::listen(TcpListener::bind("127.0.0.1:0").expect("a port"), modes)
     }
 
+    /// At this port.
+    pub(super) fn start_at(port: u16) -> Self {
+        let listener = TcpListener::bind(("127.0.0.1", port)).expect("a port");
+        Self::listen(listener, &[Mode::Takes])
+    }
+
     pub(crate) fn listen(listener: TcpListener, modes: &[Mode]) -> Self {
         let port = listener.local_addr().expect("an address").port();
-        let heard: Arc<Mutex<Vec<Request>>> = Arc::default();
-        let modes = Arc::new(Mutex::new(modes.to_vec()));
-        let (h, m) = (heard.clone(), modes.clone());
+        let hook = Self {
+            port,
+            heard: Arc::default(),
+            modes: Arc::new(Mutex::new(modes.to_vec())),
+            identity: Arc::default(),
+        };
+        let (h, m, i) = (
+            hook.heard.clone(),
+            hook.modes.clone(),
+            hook.identity.clone(),
+        );
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
-                let (h, m) = (h.clone(), m.clone());
-                std::thread::spawn(move || serve(stream, &h, &m));
+                let (h, m, identity) = (h.clone(), m.clone(), locked(&i).clone());
+                std::thread::spawn(move || match (identity, stream.try_clone()) {
+                    (Some(identity), Ok(peer)) => {
+                        serve(encrypted(stream, &identity), &peer, &h, &m)
+                    }
+                    (None, Ok(peer)) => serve(stream, &peer, &h, &m),
+                    (_, Err(_)) => {}
+                });
             }
         });
-        Self { port, heard, modes }
+        hook
+    }
+
+    /// From now on it speaks TLS with this.
+    pub(super) fn identify(&self, identity: Arc<ServerConfig>) {
+        *locked(&self.identity) = Some(identity);
+    }
+
+    pub(super) fn port(&self) -> u16 {
+        self.port
     }
 
     pub(crate) fn set(&self, mode: Mode) {
@@ -96,6 +158,18 @@ impl Hook {
         all.iter().map(|r| r.headers.clone()).collect()
     }
 
+    /// Waits until it holds a message there. Returns that.
+    #[track_caller]
+    pub(super) fn wait_held(&self, path: &str) -> Value {
+        let path = format!("/{path}");
+        let body = wait_for("a message on its way", GENEROUS, || {
+            let all = locked(&self.heard);
+            let held = all.iter().find(|r| r.held && r.path == path);
+            held.map(|r| r.body.clone())
+        });
+        serde_json::from_str(&body).expect("JSON")
+    }
+
     /// The paths of all requests, in order.
     pub(crate) fn paths(&self) -> Vec<String> {
         locked(&self.heard).iter().map(|r| r.path.clone()).collect()
@@ -110,8 +184,22 @@ impl Hook {
     }
 }
 
-fn serve(stream: TcpStream, heard: &Mutex<Vec<Request>>, modes: &Mutex<Vec<Mode>>) {
-    let mut reader = BufReader::new(&stream);
+/// Whether the client of the connection has gone away.
+fn gone(peer: &TcpStream) -> bool {
+    let look = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    match recv(peer, &mut [0; 1], look) {
+        Ok((_, n)) => n == 0,
+        Err(e) => e != rustix::io::Errno::AGAIN,
+    }
+}
+
+fn serve(
+    stream: impl Read + Write,
+    peer: &TcpStream,
+    heard: &Mutex<Vec<Request>>,
+    modes: &Mutex<Vec<Mode>>,
+) {
+    let mut reader = BufReader::new(stream);
     let mut line = String::new();
     if reader.read_line(&mut line).is_err() {
         return;
@@ -132,26 +220,41 @@ fn serve(stream: TcpStream, heard: &Mutex<Vec<Request>>, modes: &Mutex<Vec<Mode>
     if reader.read_exact(&mut body).is_err() {
         return;
     }
-    let mode = {
+    let next = || {
         let mut modes = locked(modes);
         match modes.len() {
             1 => modes[0],
             _ => modes.remove(0),
         }
     };
-    locked(heard).push(Request {
-        path,
-        headers,
-        body: String::from_utf8_lossy(&body).into_owned(),
-        taken: mode == Mode::Takes,
-    });
-    let mut out = &stream;
+    let mut mode = next();
+    let number = {
+        let mut heard = locked(heard);
+        heard.push(Request {
+            path,
+            headers,
+            body: String::from_utf8_lossy(&body).into_owned(),
+            taken: false,
+            held: mode == Mode::Holds,
+        });
+        heard.len() - 1
+    };
+    while mode == Mode::Holds {
+        std::thread::sleep(Duration::from_millis(10));
+        if gone(peer) {
+            locked(heard)[number].held = false;
+            return;
+        }
+        mode = next();
+    }
+    let mut out = reader.into_inner();
     let text = match mode {
         Mode::Takes => "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok".to_owned(),
         Mode::Hangs => {
             std::thread::sleep(Duration::from_secs(600));
             return;
         }
+        Mode::Holds => return,
         Mode::Babbles => "SSH-2.0-OpenSSH_9.9\r\n\x00\x01\x02".to_owned(),
         Mode::Redirects => {
             "HTTP/1.1 302 Found\r\nlocation: http://127.0.0.1:1/\r\ncontent-length: 0\r\n\r\n"
@@ -164,73 +267,163 @@ fn serve(stream: TcpStream, heard: &Mutex<Vec<Request>>, modes: &Mutex<Vec<Mode>
         }
         Mode::Status(status) => format!("HTTP/1.1 {status} No\r\ncontent-length: 2\r\n\r\nno"),
     };
-    let _ = out.write_all(text.as_bytes());
+    // Who sees that the message was taken may rely on it that the answer has left.
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    let mut heard = locked(heard);
+    heard[number].taken = mode == Mode::Takes;
+    heard[number].held = false;
+}
+
+/// How a mail server speaks.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Wire {
+    Plain,
+    Tls,
+    StartTls,
 }
 
 /// A mail server. The first `dies` mails are taken, and then it closes the connection without a word.
 pub(crate) struct MailServer {
     port: u16,
-    mails: Arc<Mutex<Vec<String>>>,
+    heard: Arc<Post>,
+}
+
+struct Post {
+    mails: Mutex<Vec<String>>,
+    /// The commands that came in clear, and those that came encrypted.
+    clear: Mutex<Vec<String>>,
+    secret: Mutex<Vec<String>>,
+    dies: AtomicUsize,
+    wire: Wire,
+    identity: Option<Arc<ServerConfig>>,
 }
 
 impl MailServer {
     pub(crate) fn start(dies: usize) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        Self::listen(0, Wire::Plain, None, dies)
+    }
+
+    pub(super) fn start_at(port: u16) -> Self {
+        Self::listen(port, Wire::Plain, None, 0)
+    }
+
+    /// Without an identity it offers no STARTTLS.
+    pub(super) fn start_with(wire: Wire, identity: Option<Arc<ServerConfig>>) -> Self {
+        Self::listen(0, wire, identity, 0)
+    }
+
+    fn listen(port: u16, wire: Wire, identity: Option<Arc<ServerConfig>>, dies: usize) -> Self {
+        let listener = TcpListener::bind(("127.0.0.1", port)).expect("a port");
         let port = listener.local_addr().expect("an address").port();
-        let mails: Arc<Mutex<Vec<String>>> = Arc::default();
-        let (m, left) = (mails.clone(), Arc::new(AtomicUsize::new(dies)));
+        let heard = Arc::new(Post {
+            mails: Mutex::default(),
+            clear: Mutex::default(),
+            secret: Mutex::default(),
+            dies: AtomicUsize::new(dies),
+            wire,
+            identity,
+        });
+        let post = heard.clone();
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
-                let (m, left) = (m.clone(), left.clone());
-                std::thread::spawn(move || mail(&stream, &m, &left));
+                let post = post.clone();
+                std::thread::spawn(move || post.serve(stream));
             }
         });
-        Self { port, mails }
+        Self { port, heard }
     }
 
     pub(crate) fn url(&self) -> String {
         format!("smtp://127.0.0.1:{}", self.port)
     }
 
-    pub(crate) fn mails(&self) -> Vec<String> {
-        locked(&self.mails).clone()
+    pub(super) fn port(&self) -> u16 {
+        self.port
+    }
+
+    pub(super) fn mails(&self) -> Vec<String> {
+        locked(&self.heard.mails).clone()
+    }
+
+    /// The first words of the commands that came in clear, and of those that came encrypted.
+    pub(super) fn commands(&self) -> (Vec<String>, Vec<String>) {
+        let heard = &self.heard;
+        (locked(&heard.clear).clone(), locked(&heard.secret).clone())
     }
 }
 
-fn mail(stream: &TcpStream, mails: &Mutex<Vec<String>>, dies: &AtomicUsize) {
-    let mut reader = BufReader::new(stream);
-    let mut out = stream;
-    let _ = out.write_all(b"220 test\r\n");
-    let mut line = String::new();
-    while reader.read_line(&mut line).is_ok_and(|n| n > 0) {
-        let word = line
-            .split_whitespace()
-            .next()
-            .unwrap_or_default()
-            .to_ascii_uppercase();
-        let answer: &[u8] = match word.as_str() {
-            "DATA" => {
-                let _ = out.write_all(b"354 go on\r\n");
-                let mut text = String::new();
-                loop {
-                    let mut line = String::new();
-                    if reader.read_line(&mut line).is_err() || line.is_empty() || line == ".\r\n" {
-                        break;
-                    }
-                    text += &line;
-                }
-                locked(mails).push(text);
-                let left =
-                    dies.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1));
-                if left.is_ok() {
-                    return;
-                }
-                b"250 taken\r\n"
+impl Post {
+    fn serve(&self, stream: TcpStream) {
+        match (self.wire, &self.identity) {
+            (Wire::Tls, Some(identity)) => {
+                self.talk(&mut encrypted(stream, identity), true, true);
             }
-            "QUIT" => return,
-            _ => b"250 fine\r\n",
-        };
-        let _ = out.write_all(answer);
-        line.clear();
+            (_, identity) => {
+                let mut stream = stream;
+                if self.talk(&mut stream, false, true)
+                    && let Some(identity) = identity
+                {
+                    self.talk(&mut encrypted(stream, identity), true, false);
+                }
+            }
+        }
+    }
+
+    /// True: the client wants TLS now.
+    fn talk<S: Read + Write>(&self, stream: &mut S, secret: bool, greets: bool) -> bool {
+        let mut reader = BufReader::new(stream);
+        if greets {
+            let _ = reader.get_mut().write_all(b"220 test\r\n");
+            let _ = reader.get_mut().flush();
+        }
+        let mut line = String::new();
+        while reader.read_line(&mut line).is_ok_and(|n| n > 0) {
+            let word = line.split_whitespace().next().unwrap_or_default();
+            let word = word.to_ascii_uppercase();
+            let all = if secret { &self.secret } else { &self.clear };
+            locked(all).push(word.clone());
+            let answer: &[u8] = match word.as_str() {
+                "EHLO" if self.wire == Wire::StartTls && self.identity.is_some() && !secret => {
+                    b"250-test\r\n250-AUTH PLAIN\r\n250 STARTTLS\r\n"
+                }
+                "EHLO" => b"250-test\r\n250 AUTH PLAIN\r\n",
+                "STARTTLS" => b"220 go on\r\n",
+                "AUTH" => b"235 welcome\r\n",
+                "DATA" => {
+                    let _ = reader.get_mut().write_all(b"354 go on\r\n");
+                    let _ = reader.get_mut().flush();
+                    locked(&self.mails).push(text(&mut reader));
+                    let one = |n: usize| n.checked_sub(1);
+                    let left = self
+                        .dies
+                        .fetch_update(Ordering::SeqCst, Ordering::SeqCst, one);
+                    if left.is_ok() {
+                        return false;
+                    }
+                    b"250 taken\r\n"
+                }
+                "QUIT" => return false,
+                _ => b"250 fine\r\n",
+            };
+            let _ = reader.get_mut().write_all(answer);
+            let _ = reader.get_mut().flush();
+            if word == "STARTTLS" {
+                return true;
+            }
+            line.clear();
+        }
+        false
+    }
+}
+
+/// A mail, up to the line that ends it.
+fn text(reader: &mut impl std::io::BufRead) -> String {
+    let mut text = String::new();
+    loop {
+        let mut line = String::new();
+        if reader.read_line(&mut line).is_err() || line.is_empty() || line == ".\r\n" {
+            return text;
+        }
+        text += &line;
     }
 }

@@ -450,6 +450,28 @@ impl Fleet {
         };
     }
 
+    /// Other further tables, and another value of this key of `[defaults]`; takes effect as [`Fleet::set_job`].
+    pub fn set_tables(&mut self, text: &str, default: (&str, &str)) {
+        self.plan.tables = text.into();
+        let (key, value) = default;
+        self.plan.defaults.insert(key.into(), value.into());
+    }
+
+    /// Has the i-th instance read its configuration again, and waits until it is in force.
+    #[track_caller]
+    pub fn reload(&self, i: usize) {
+        let reloads = |i: usize| {
+            let text = self.instances[i].log_text();
+            text.matches("configuration reloaded").count()
+        };
+        let before = reloads(i);
+        self.write_config(i);
+        self.instances[i].signal(Signal::HUP);
+        wait_until("the new configuration is in force", GENEROUS, || {
+            reloads(i) > before
+        });
+    }
+
     pub fn config_text(&self, i: usize) -> String {
         let witness = witness::program().display().to_string();
         let trace = self.trace_file().display().to_string();

@@ -1,0 +1,243 @@
+//! Servers that cannot be reached, or that are not who they should be: over HTTPS, and over both kinds of TLS for mail.
+
+use std::{fs, path::Path, process::Command};
+
+use serde_json::Value;
+
+use super::servers::{Hook, MailServer, Mode, Wire, identity};
+use crate::{
+    options::certificates,
+    support::{GENEROUS, fleet::fleet, server::free_port, wait_for},
+};
+
+/// Sends a test over the channel `ops` of this table, with `ca.pem` as the only authority. Returns whether it was
+/// delivered, and what is said of it.
+fn tell(dir: &Path, table: &str) -> (bool, String) {
+    let text = format!(
+        "[store]\nurl = \"redis://127.0.0.1:1\"\n[notify.ops]\n{table}\n[jobs.a]\ncommand = \"true\"\n"
+    );
+    let config = dir.join("jobs.toml");
+    fs::write(&config, text).expect("a configuration");
+    let out = Command::new(env!("CARGO_BIN_EXE_soloist"))
+        .arg("--config")
+        .arg(&config)
+        .args(["notify", "test", "ops", "--json"])
+        .env("SSL_CERT_FILE", dir.join("ca.pem"))
+        .output()
+        .expect("soloist starts");
+    let said: Value = serde_json::from_slice(&out.stdout).unwrap_or_else(|e| {
+        panic!("{e}: {}", String::from_utf8_lossy(&out.stderr));
+    });
+    let delivered = said["delivered"] == true;
+    assert_eq!(out.status.code(), Some(if delivered { 0 } else { 75 }));
+    (
+        delivered,
+        said["answer"].as_str().expect("words").to_owned(),
+    )
+}
+
+#[track_caller]
+fn refuses(dir: &Path, table: &str, why: &str) {
+    let (delivered, said) = tell(dir, table);
+    assert!(!delivered && said.contains(why), "{table}: {said}");
+}
+
+/// The certificates that are wrong for `localhost`, and what is said of each.
+const WRONG: [(&str, &str); 2] = [
+    ("own", "invalid peer certificate: UnknownIssuer"),
+    ("elsewhere", "not valid for name"),
+];
+
+#[test]
+fn https_goes_to_servers_with_a_right_certificate_only() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let dir = dir.path();
+    certificates(dir);
+    let hook = Hook::start(Mode::Takes);
+    let table = |scheme: &str| {
+        let port = hook.port();
+        format!("type = \"webhook\"\ntimeout = \"2s\"\nurl = \"{scheme}://localhost:{port}/ops\"")
+    };
+    // Not a server of TLS at all.
+    refuses(dir, &table("https"), "localhost:");
+    for (name, why) in WRONG {
+        hook.identify(identity(dir, name));
+        refuses(dir, &table("https"), why);
+    }
+    assert_eq!(hook.paths(), [""; 0], "nothing was sent");
+    hook.identify(identity(dir, "server"));
+    refuses(dir, &table("http"), "localhost:");
+    assert_eq!(hook.heard("ops").len(), 0);
+    let (delivered, said) = tell(dir, &table("https"));
+    assert!(delivered && said.contains("200 OK: ok"), "{said}");
+    assert_eq!(hook.heard("ops").len(), 1);
+}
+
+#[test]
+fn mail_goes_to_servers_with_a_right_certificate_only() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let dir = dir.path();
+    certificates(dir);
+    let table = |scheme: &str, server: &MailServer| {
+        format!(
+            "type = \"email\"\nsmtp = \"{scheme}://me:hunter2@localhost:{}\"\nfrom = \"s@example.org\"\n\
+             to = \"ann@example.org\"",
+            server.port()
+        )
+    };
+    for (scheme, wire) in [("smtps", Wire::Tls), ("smtp+starttls", Wire::StartTls)] {
+        for (name, why) in WRONG {
+            let server = MailServer::start_with(wire, Some(identity(dir, name)));
+            refuses(dir, &table(scheme, &server), why);
+            let (clear, secret) = server.commands();
+            assert!(secret.is_empty() && server.mails().is_empty());
+            assert!(
+                clear.iter().all(|w| w == "EHLO" || w == "STARTTLS"),
+                "{clear:?}"
+            );
+        }
+        let server = MailServer::start_with(wire, Some(identity(dir, "server")));
+        let (delivered, said) = tell(dir, &table(scheme, &server));
+        assert!(delivered, "{scheme}: {said}");
+        let (clear, secret) = server.commands();
+        assert!(secret.contains(&"AUTH".to_owned()), "{secret:?}");
+        assert!(
+            clear.iter().all(|w| w == "EHLO" || w == "STARTTLS"),
+            "{clear:?}"
+        );
+        let mails = server.mails();
+        assert!(
+            mails.len() == 1 && mails[0].contains("Subject: soloist: a test"),
+            "{mails:?}"
+        );
+    }
+    // Somebody on the way took the offer of TLS out: neither the password nor the mail leaves.
+    let server = MailServer::start_with(Wire::StartTls, None);
+    refuses(
+        dir,
+        &table("smtp+starttls", &server),
+        "STARTTLS is not supported",
+    );
+    let (clear, _) = server.commands();
+    assert!(
+        clear.iter().all(|w| w == "EHLO" || w == "QUIT"),
+        "{clear:?}"
+    );
+    assert!(server.mails().is_empty());
+}
+
+/// A message that cannot have left is no repetition when it comes.
+#[test]
+fn servers_that_cannot_be_reached_get_the_message_once_they_can() {
+    let dir = tempfile::tempdir().expect("a directory");
+    certificates(dir.path());
+    let (port, mail_port) = (free_port(), free_port());
+    let tls = Hook::start(Mode::Takes);
+    tls.identify(identity(dir.path(), "own"));
+    let tables = format!(
+        "[notify.ops]\ntype = \"webhook\"\nurl = \"http://127.0.0.1:{port}/ops\"\n\
+         [notify.tls]\ntype = \"webhook\"\nurl = \"https://localhost:{}/tls\"\n\
+         [notify.mail]\ntype = \"email\"\nsmtp = \"smtp://127.0.0.1:{mail_port}\"\nfrom = \"s@example.org\"\n\
+         to = \"ann@example.org\"\n",
+        tls.port()
+    );
+    let ca = dir.path().join("ca.pem").display().to_string();
+    let fleet = fleet(1)
+        .tables(&tables)
+        .default("notify", "[\"ops\", \"tls\", \"mail\"]")
+        .env(0, "SSL_CERT_FILE", &ca)
+        .job("bad", "command = \"false\"\nschedule = \"@every 1s\"")
+        .start();
+    wait_for("each channel was tried", GENEROUS, || {
+        let log = fleet.instances[0].log_text();
+        let tried = |channel: &str, why: &str| {
+            let of = format!("channel={channel} ");
+            let mut lines = log.lines().filter(|l| l.contains(&of));
+            lines.any(|l| l.contains(why))
+        };
+        let all = tried("ops", "Connection refused")
+            && tried("tls", "UnknownIssuer")
+            && tried("mail", "Connection refused");
+        all.then_some(())
+    });
+    tls.identify(identity(dir.path(), "server"));
+    let (ops, mail) = (Hook::start_at(port), MailServer::start_at(mail_port));
+    for (hook, name) in [(&ops, "ops"), (&tls, "tls")] {
+        let heard = hook.wait(name, 1);
+        assert_eq!(heard[0]["perhaps_sent"], false, "{name}: {heard:?}");
+        assert!(
+            heard[0]["tries"].as_u64().expect("a number") >= 1,
+            "{heard:?}"
+        );
+    }
+    let mails = wait_for("a mail", GENEROUS, || {
+        Some(mail.mails()).filter(|m| !m.is_empty())
+    });
+    assert!(mails[0].contains("Subject: bad failed"), "{}", mails[0]);
+    assert!(!mails[0].contains("repetition"), "{}", mails[0]);
+}
+
+/// What a file has when soloist reads its configuration is where messages go, until it reads it again.
+#[test]
+fn an_address_and_a_key_may_be_in_files() {
+    let hook = Hook::start(Mode::Takes);
+    let tables = "[notify.ops]\ntype = \"webhook\"\nurl_file = \"hook\"\n\
+                  [notify.pager]\ntype = \"pagerduty\"\nurl_file = \"pager\"\nrouting_key_file = \"key\"\n";
+    let fleet = fleet(1)
+        .tables(tables)
+        .default("notify", "[\"ops\", \"pager\"]")
+        .job("bad", "command = \"false\"\nschedule = \"@every 1s\"")
+        .file("hook", &format!("{}\n", hook.url("old")))
+        .file("pager", &hook.url("pager"))
+        .file("key", "first\r\n")
+        .start();
+    hook.wait("old", 1);
+    assert_eq!(hook.wait("pager", 1)[0]["routing_key"], "first");
+    // Another job, whose messages show where they go now.
+    fs::write(fleet.file("hook"), hook.url("new")).expect("write");
+    fs::write(fleet.file("key"), "second").expect("write");
+    let said = fleet.said(&["notify", "test", "ops"]);
+    assert!(said.contains("200 OK"), "{said}");
+    assert_eq!(hook.heard("new").len(), 1, "a command reads it anew");
+    let mut fleet = fleet;
+    let other = "command = \"false\"\nschedule = \"@every 1s\"";
+    fleet.set_job("other", Some(other));
+    fleet.reload(0);
+    let heard = hook.wait("new", 2);
+    assert_eq!(super::kinds(&heard[1]), [("other", "failed")]);
+    assert_eq!(hook.wait("pager", 2)[1]["routing_key"], "second");
+    // What cannot be used is refused, and the daemon goes on with what it has.
+    let missing = fs::remove_file(fleet.file("hook"));
+    missing.expect("remove");
+    for (text, why) in [
+        (None, "cannot read"),
+        (Some(""), "the file is empty"),
+        (Some("\n"), "the file is empty"),
+        (Some("ops.example.org"), "no address of a server"),
+        (Some("https://x/\0"), "NUL"),
+    ] {
+        if let Some(text) = text {
+            fs::write(fleet.file("hook"), text).expect("write");
+        }
+        let out = fleet.cli(&["check"]);
+        let said = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert_eq!(out.status.code(), Some(78), "{text:?}: {said}");
+        assert!(
+            said.contains("`url_file`") && said.contains(why),
+            "{text:?}: {said}"
+        );
+    }
+    fs::write(fleet.file("hook"), hook.url("new")).expect("write");
+    fs::write(fleet.file("key"), "").expect("write");
+    let out = fleet.cli(&["check"]);
+    let said = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(
+        said.contains("`routing_key_file`") && said.contains("the file is empty"),
+        "{said}"
+    );
+    fleet.instances[0].signal(rustix::process::Signal::HUP);
+    fleet.wait_log(
+        0,
+        "the new configuration is invalid, the old one stays in use",
+    );
+}
