@@ -158,9 +158,9 @@ impl MemoryStore {
             &incarnation,
             &mut effects,
         );
-        for r in effects.records {
+        for r in std::mem::take(&mut effects.records) {
             let h = d.history.entry(r.job.clone()).or_default();
-            h.push_front(r);
+            effects.put(r, h);
             h.truncate(super::HISTORY_KEPT);
         }
         let mut around = std::mem::take(&mut d.around);

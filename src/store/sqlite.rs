@@ -374,6 +374,28 @@ impl Request<'_> {
         Ok(())
     }
 
+    /// Removes the record whose place `r` takes. Returns how many occurrences that one counted.
+    fn take_joined(&self, r: &RunRecord) -> Result<u64, Fault> {
+        let Some(joined) = self.effects.joined(r) else {
+            return Ok(0);
+        };
+        let mut rows = self.db.prepare_cached(
+            "SELECT id, record FROM history WHERE job = ?1 AND run IS NULL ORDER BY id DESC",
+        )?;
+        let mut rows = rows.query([r.job.as_str()])?;
+        while let Some(row) = rows.next()? {
+            let old = serde_json::from_str::<RunRecord>(row.get_ref(1)?.as_str().unwrap_or(""));
+            if let Ok(old) = old
+                && joined.replaces(&old)
+            {
+                let id: i64 = row.get(0)?;
+                self.execute("DELETE FROM history WHERE id = ?1", &[&id])?;
+                return Ok(old.count);
+            }
+        }
+        Ok(0)
+    }
+
     /// Writes the records and events that the rules produced.
     fn write_effects(&self, origin: &str) -> Result<(), Fault> {
         let now = self.now();
@@ -382,6 +404,7 @@ impl Request<'_> {
             let stored = RunRecord {
                 fencing_token: None,
                 output_tail: String::new(),
+                count: r.count.saturating_add(self.take_joined(r)?),
                 ..r.clone()
             };
             self.execute(

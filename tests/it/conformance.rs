@@ -13,10 +13,10 @@ use std::{
 use soloist::{
     clock::{Boottime, StoreClock},
     logic::claim::{
-        self, Answer, Claim, Control, Controlled, DelayedAttempt, Event, Grant, IN_DOUBT, LIBRARY,
-        LOST, Missed, NextAttempt, OVERDUE, OVERLAPS, OWN_KEY, Observed, OnCrash, Open, Overlap,
-        PASSED, PASSED_IN_DOUBT, Pause, Presence, Register, Registration, Remembered, Renew,
-        Renewal, Settle, Settlement, State, StopRequest, TOO_LATE, Target,
+        self, AFTER_LOSS, Answer, Claim, Control, Controlled, DelayedAttempt, Event, Grant,
+        IN_DOUBT, LIBRARY, LOST, Missed, NEVER, NextAttempt, OVERDUE, OVERLAPS, OWN_KEY, Observed,
+        OnCrash, Open, Overlap, PASSED, PASSED_IN_DOUBT, Pause, Presence, Register, Registration,
+        Remembered, Renew, Renewal, Settle, Settlement, State, StopRequest, TOO_LATE, Target,
     },
     logic::notify::stand::{Write, Written},
     model::{InstanceId, JobName, Occurrence, Outcome, Run, RunId, RunRecord, Trigger},
@@ -88,6 +88,7 @@ conformance! {
     a_retry_gives_way_to_a_newer_occurrence
     a_takeover_is_due_at_once
     what_may_have_run_before_a_loss_is_not_granted
+    what_a_loss_kept_from_running_is_one_record
     what_cannot_be_started_in_time_is_missed
     a_pause_skips_until_it_ends
     skips_are_counted
@@ -1060,6 +1061,49 @@ async fn what_may_have_run_before_a_loss_is_not_granted(bed: Bed) {
 }
 
 async fn what_cannot_be_started_in_time_is_missed(bed: Bed) {
+/// What was planned between the loss and the adoption, decided by several claims.
+async fn what_a_loss_kept_from_running_is_one_record(bed: Bed) {
+    let s = bed.store();
+    let (now, incarnation) = now(&*s).await;
+    let begins = Register {
+        lost_before: now - 90_000,
+        ..registration("backup", Some(&incarnation))
+    };
+    let _ = s.register(&[begins]).await.unwrap();
+    let kept_back = Answer::Recorded {
+        outcome: Outcome::Missed,
+        reason: AFTER_LOSS.to_owned(),
+    };
+    let given_up = |missed: &[i64], at: i64| Claim {
+        missed: (missed.iter().map(|at| Missed::one(Occurrence(now - at)))).collect(),
+        start_by: NEVER,
+        ..claim(now - at, "a")
+    };
+    let first = one(&*s, &given_up(&[80_000, 70_000], 60_000)).await;
+    assert_eq!(first, kept_back);
+    assert_eq!(one(&*s, &given_up(&[], 50_000)).await, kept_back);
+    // It runs, and the next one comes too late again.
+    let runs = Claim {
+        missed: vec![Missed::one(Occurrence(now - 40_000))],
+        overlap: Overlap::Allow,
+        ..claim(now - 30_000, "a")
+    };
+    assert!(matches!(one(&*s, &runs).await, Answer::Granted(_)));
+    let late = Claim {
+        start_by: now - 1,
+        overlap: Overlap::Allow,
+        ..given_up(&[], 20_000)
+    };
+    assert_eq!(one(&*s, &late).await, kept_back);
+    let records = s.history(&j(), 9).await.unwrap();
+    let told: Vec<_> = records
+        .iter()
+        .map(|r| (now - r.occurrence.0, r.count, r.outcome, r.error.as_deref()))
+        .collect();
+    let one = |at, count| (at, count, Outcome::Missed, Some(AFTER_LOSS));
+    assert_eq!(told, [one(20_000, 1), one(40_000, 5)]);
+}
+
     let (s, now) = ready(&bed).await;
     let late = Claim {
         start_by: now - 1000,
