@@ -28,7 +28,7 @@ use crate::{
         },
         notify::stand::{self, Write, Written},
     },
-    model::{InstanceId, JobName, RunId, RunRecord},
+    model::{InstanceId, JobName, Marks, RunId, RunRecord},
 };
 
 pub struct MemoryStore {
@@ -399,11 +399,12 @@ impl Store for MemoryStore {
         at: u64,
         data: &[u8],
         keep: usize,
+        stderr: &Marks,
     ) -> Result<(), Error> {
         let mut d = self.lock();
         let nothing = || (Extent::from(at), BTreeMap::new());
         let (extent, pieces) = d.output.entry(run).or_insert_with(nothing);
-        let Ok(()) = extent.add(pieces, at, data, keep as u64);
+        let Ok(()) = extent.add(pieces, at, data, keep as u64, stderr);
         Ok(())
     }
     async fn output(&self, _: &JobName, run: RunId, from: u64) -> Result<Option<Output>, Error> {

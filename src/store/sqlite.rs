@@ -48,7 +48,7 @@ use crate::{
         },
         notify::stand::{self, LEASE, Write, Written},
     },
-    model::{InstanceId, JobName, RunId, RunRecord},
+    model::{InstanceId, JobName, Marks, RunId, RunRecord},
 };
 
 /// The store of one host, in a SQLite file.
@@ -757,15 +757,16 @@ impl Store for SqliteStore {
         at: u64,
         data: &[u8],
         keep: usize,
+        stderr: &Marks,
     ) -> Result<(), Error> {
-        let data = data.to_vec();
+        let (data, stderr) = (data.to_vec(), stderr.clone());
         self.write(move |s| {
             let mut all = extent(s.db, run)?.unwrap_or_else(|| Extent::from(at));
             let mut pieces = PiecesOf {
                 db: s.db,
                 run: run.to_string(),
             };
-            all.add(&mut pieces, at, &data, keep as u64)?;
+            all.add(&mut pieces, at, &data, keep as u64, &stderr)?;
             s.save(run, &all)
         })
         .await

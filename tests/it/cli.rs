@@ -18,7 +18,7 @@ use soloist::{
         Answer, Claim, DelayedAttempt, Grant, OnCrash, Overlap, Presence, Register, Registration,
         Renew, Renewal, Settle, Settlement, StopRequest, Target,
     },
-    model::{InstanceId, JobName, Occurrence, Outcome, Run, RunId, RunRecord, Trigger},
+    model::{InstanceId, JobName, Marks, Occurrence, Outcome, Run, RunId, RunRecord, Trigger},
     store::{self, Beat, Decision, Info, Store, Tail},
 };
 use tempfile::TempDir;
@@ -747,6 +747,7 @@ impl Held<'_> {
                 at,
                 text.as_bytes(),
                 65_536,
+                &Marks::default(),
             ))
             .expect("output is kept");
     }

@@ -19,7 +19,7 @@ use soloist::{
         Remembered, Renew, Renewal, Settle, Settlement, State, StopRequest, TOO_LATE, Target,
     },
     logic::notify::stand::{Write, Written},
-    model::{InstanceId, JobName, Occurrence, Outcome, Run, RunId, RunRecord, Trigger},
+    model::{InstanceId, JobName, Marks, Occurrence, Outcome, Run, RunId, RunRecord, Trigger},
     store::{
         self, Beat, DECISIONS_KEPT, Decision, Error, HISTORY_KEPT, Info, Notices, OUTPUT_AT_ONCE,
         Outage, Output, Store, Tail, memory::MemoryStore, sqlite::SqliteStore,
@@ -118,6 +118,7 @@ conformance! {
     decisions_are_kept_newest_first
     history_is_kept_newest_first
     output_is_added_once
+    output_says_which_bytes_are_of_stderr
     output_that_is_much_comes_in_pieces_after_the_settlement
     output_that_stays_away_is_given_up
     an_offset_beyond_all_output_is_survived
@@ -1060,7 +1061,6 @@ async fn what_may_have_run_before_a_loss_is_not_granted(bed: Bed) {
     }
 }
 
-async fn what_cannot_be_started_in_time_is_missed(bed: Bed) {
 /// What was planned between the loss and the adoption, decided by several claims.
 async fn what_a_loss_kept_from_running_is_one_record(bed: Bed) {
     let s = bed.store();
@@ -1104,6 +1104,7 @@ async fn what_a_loss_kept_from_running_is_one_record(bed: Bed) {
     assert_eq!(told, [one(20_000, 1), one(40_000, 5)]);
 }
 
+async fn what_cannot_be_started_in_time_is_missed(bed: Bed) {
     let (s, now) = ready(&bed).await;
     let late = Claim {
         start_by: now - 1000,
@@ -2045,7 +2046,7 @@ async fn a_settlement_counts_once(bed: Bed) {
     let tail = |data: &[u8]| Tail {
         before: 3,
         data: data.to_vec(),
-        more: 0,
+        ..nothing()
     };
     assert_eq!(
         s.settle(&settle, &tail(b"one")).await.unwrap().value,
@@ -2262,24 +2263,67 @@ async fn an_offset_beyond_all_output_is_survived(bed: Bed) {
     let c = claim(now, "a");
     let _ = granted(&*s, &c).await;
     let read = async |from: u64| s.output(&j(), c.run, from).await.unwrap();
-    s.append_output(&j(), c.run, 0, b"some", 100).await.unwrap();
+    s.append_output(&j(), c.run, 0, b"some", 100, &Marks::default())
+        .await
+        .unwrap();
     for far in [1 << 53, i64::MAX as u64, u64::MAX - 3, u64::MAX] {
         let all = read(far).await.expect("an output");
         assert_eq!((all.from, all.data.len(), all.more), (4, 0, false));
         // No command can have written so much.
         let _ = s
-            .append_output(&j(), c.run, far, b"more and more", 100)
+            .append_output(&j(), c.run, far, b"more and more", 100, &Marks::default())
             .await;
         assert!(read(0).await.is_some());
     }
+}
+
+async fn output_says_which_bytes_are_of_stderr(bed: Bed) {
+    let (s, now) = ready(&bed).await;
+    let c = claim(now - 1000, "a");
+    let g = granted(&*s, &c).await;
+    let marks = Marks::parse;
+    let add = async |at: u64, data: &[u8], stderr: &str| {
+        let stderr = marks(stderr);
+        let told = s.append_output(&j(), c.run, at, data, 100, &stderr).await;
+        told.unwrap();
+    };
+    let read = async || s.output(&j(), c.run, 0).await.unwrap().unwrap();
+    add(0, b"out\n", "").await;
+    assert_eq!(read().await.stderr, marks(""));
+    add(4, b"err\n", "4-8").await;
+    add(8, b"out\nerr\n", "4-8 12-16").await;
+    // Repeated, as after a lost answer.
+    add(4, b"err\n", "4-8").await;
+    assert_eq!(read().await.stderr, marks("4-8 12-16"));
+    let tail = |before: u64, data: &[u8], stderr: &str| Tail {
+        before,
+        data: data.to_vec(),
+        stderr: marks(stderr),
+        ..nothing()
+    };
+    // The end of the output takes the place of all.
+    let all = tail(4, b"err\nout\nerr\nerr\n", "4-8 12-20");
+    let settled = settlement(&c, g, Outcome::Succeeded);
+    let _ = s.settle(&settled, &all).await.unwrap();
+    assert_eq!(read().await.stderr, marks("4-8 12-20"));
+    // A short run has no more than its settlement.
+    let c = claim(now, "a");
+    let g = granted(&*s, &c).await;
+    let settled = settlement(&c, g, Outcome::Failed);
+    let _ = s.settle(&settled, &tail(0, b"err\n", "0-4")).await.unwrap();
+    let o = s.output(&j(), c.run, 0).await.unwrap().unwrap();
+    assert_eq!((o.stderr, o.done), (marks("0-4"), true));
 }
 
 async fn output_is_added_once(bed: Bed) {
     let (s, now) = ready(&bed).await;
     let c = claim(now, "a");
     let g = granted(&*s, &c).await;
-    let add =
-        async |at: u64, data: &[u8]| s.append_output(&j(), c.run, at, data, 10).await.unwrap();
+    let add = async |at: u64, data: &[u8]| {
+        s.append_output(&j(), c.run, at, data, 10, &Marks::default())
+            .await
+            .unwrap()
+    };
     let read = async |from: u64| s.output(&j(), c.run, from).await.unwrap();
     let is = |from: u64, data: &[u8], done: bool| {
         Some(Output {
@@ -2339,7 +2383,9 @@ async fn output_that_is_much_comes_in_pieces_after_the_settlement(bed: Bed) {
     let written: Vec<u8> = (0..1_000_000_u32).map(|i| (i % 253) as u8).collect();
     let kept = written.len() - KEEP;
     let add = async |at: usize, data: &[u8]| {
-        let done = s.append_output(&j(), c.run, at as u64, data, KEEP).await;
+        let done = s
+            .append_output(&j(), c.run, at as u64, data, KEEP, &Marks::default())
+            .await;
         done.unwrap();
     };
     // Some of it was shown while the command went on.
@@ -2349,8 +2395,8 @@ async fn output_that_is_much_comes_in_pieces_after_the_settlement(bed: Bed) {
     assert!(live == written[380_000..500_000] && !last.done && !last.coming);
     let tail = Tail {
         before: kept as u64,
-        data: vec![],
         more: KEEP as u64,
+        ..nothing()
     };
     let settled = settlement(&c, g, Outcome::Succeeded);
     let done = s.settle(&settled, &tail).await.unwrap().value;
@@ -2393,7 +2439,9 @@ async fn output_that_stays_away_is_given_up(mut bed: Bed) {
     };
     let c = claim(now, "a");
     let g = granted(&*s, &c).await;
-    s.append_output(&j(), c.run, 0, b"some", 100).await.unwrap();
+    s.append_output(&j(), c.run, 0, b"some", 100, &Marks::default())
+        .await
+        .unwrap();
     let tail = Tail {
         more: 10,
         ..nothing()
@@ -2706,14 +2754,14 @@ async fn redis_counts_through_no_more_output_than_a_run_can_have() {
     let (s, now) = ready(&bed).await;
     let mine = claim(now - 100, "a");
     let _ = granted(&*s, &mine).await;
-    s.append_output(&j(), mine.run, 0, b"some", 100)
+    s.append_output(&j(), mine.run, 0, b"some", 100, &Marks::default())
         .await
         .unwrap();
     let key = format!("soloist:{{backup}}:output:{}", mine.run);
     let stop = 1_u64 << 50;
     server(&mut bed).command::<()>(&["HSET", &key, "stop", &stop.to_string()]);
     let told = s
-        .append_output(&j(), mine.run, stop + 1, b"more", 100)
+        .append_output(&j(), mine.run, stop + 1, b"more", 100, &Marks::default())
         .await;
     told.expect("an answer in time");
     let output = s.output(&j(), mine.run, 0).await.unwrap();
@@ -3055,7 +3103,9 @@ async fn redis_connections_that_failed_are_not_used_again() {
     );
     let ask = async || -> Vec<Option<Error>> {
         let renewed = s.renew(&gone).await;
-        let piece = s.append_output(&j(), gone.run.id, 0, b"x", 9).await;
+        let piece = s
+            .append_output(&j(), gone.run.id, 0, b"x", 9, &Marks::default())
+            .await;
         vec![
             s.claim(std::slice::from_ref(&nobody)).await.err(),
             renewed.err(),
@@ -3169,7 +3219,7 @@ async fn redis_forgets_what_is_no_state_after_its_time() {
     let settled = settlement(&first, g, Outcome::Succeeded);
     let _ = s.settle(&settled, &tail).await.unwrap();
     let _ = granted(&*s, &second).await;
-    s.append_output(&j(), second.run, 0, b"live", 10)
+    s.append_output(&j(), second.run, 0, b"live", 10, &Marks::default())
         .await
         .unwrap();
     let decision = Decision {
