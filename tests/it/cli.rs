@@ -125,6 +125,20 @@ impl Ran {
     }
 }
 
+/// The message says what to do, and nothing contradicts it.
+#[test]
+fn a_refused_database_is_told_once() {
+    let files = Files::new("[store]\nurl = 'sqlite:.'\n[jobs.a]\ncommand = 'x'\n");
+    let ran = files.run(&["status"]);
+    assert_eq!((ran.code, ran.out.as_str()), (Some(69), ""), "{}", ran.err);
+    assert!(
+        ran.err.contains("it is a directory; name a file"),
+        "{}",
+        ran.err
+    );
+    assert_eq!(ran.err.lines().count(), 1, "{}", ran.err);
+}
+
 #[test]
 fn next_prints_exactly_job_occurrence_and_local_in_the_order_of_time() {
     let files = Files::new(JOBS);
