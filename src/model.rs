@@ -5,6 +5,7 @@ pub mod duration;
 pub mod job;
 #[cfg(feature = "sqlite")]
 mod marks;
+#[cfg(feature = "sqlite")]
 mod run;
 
 use std::{fmt, time::Duration};
