@@ -20,9 +20,10 @@ const LOOK: u32 = 5;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The store keeps the last bytes of each run for 7 days; the job's `output.keep` says how many. stdout and stderr come in
-the order in which soloist read them; both go to stdout. On a terminal a mark shows the lines of stderr, and a line that
-the other stream interrupts is broken there.
+The store keeps the last bytes of each run for 7 days; the job's `output.keep` says how many.
+
+stdout and stderr come in the order in which soloist read them, and both go to stdout. On a terminal a mark shows the \
+lines of stderr, and a line that the other stream interrupts is broken there.
 
 Examples:
   soloist logs backup               of the active run, or else of the last one
