@@ -64,6 +64,23 @@ local function not_run(c, at, outcome, count, reason)
     instance = instance, host = host, outcome = outcome, count = count, error = reason }))
 end
 
+-- As `not_run`, of occurrences that a loss of the store's data kept from running. If the history has such a record of
+-- `before`, the newest one that was decided before them, the new record takes its place. -1: one that ran early lies
+-- between them.
+local function keep_back(c, at, count, before)
+  local all = redis.call('LRANGE', c.history, 0, HISTORY_KEPT)
+  for i, text in ipairs(all) do
+    local old = string.find(text, AFTER_LOSS, 1, true) and cjson.decode(text)
+    if old and old.occurrence == before and old.attempt == 0 and old.error == AFTER_LOSS then
+      redis.call('LTRIM', c.history, i, -1)
+      for j = i - 1, 1, -1 do redis.call('LPUSH', c.history, all[j]) end
+      count = count + old.count
+      break
+    end
+  end
+  not_run(c, at, 'missed', count, AFTER_LOSS)
+end
+
 -- Records that the lease of `open[i]` lapsed. Returns true if another attempt follows. Changes `open`; the caller saves
 -- it.
 local function lapse(c, open, i, extra)
@@ -154,9 +171,15 @@ local function decide(c, extra, at, triggers, outcome, reason)
   return not_started(c, extra, at, triggers, outcome, reason)
 end
 
+-- Returns `before`, or -1 if an occurrence between it and `first` ran early.
+local function next_to(before, first, early)
+  for _, e in ipairs(early) do if before < e and e < first then return -1 end end
+  return before
+end
+
 local function claim(c)
   local st = redis.call('HMGET', c.state, 'incarnation', 'newest', 'open', 'last_to', 'pause', 'skip', 'early', 'off',
-    'lost_before')
+    'lost_before', 'lost_until')
   if not st[1] then return { 'absent' } end
   local size = #(st[3] or '') + #(st[5] or '') + #(st[7] or '')
   if size > STATE_MOST then return too_large(c.state, int(size) .. ' bytes') end
@@ -173,6 +196,11 @@ local function claim(c)
   if lost_before > 0 and (lost_before <= newest or lost_before > now) then
     lost_before = 0
     redis.call('HDEL', c.state, 'lost_before')
+  end
+  local lost_until = tonumber(st[10] or '0')
+  if lost_until > 0 and (lost_until <= newest or lost_until > now) then
+    lost_until = 0
+    redis.call('HDEL', c.state, 'lost_until')
   end
 
   local extra = c.extra == '' and NOTHING or cjson.decode(c.extra)
@@ -229,25 +257,30 @@ local function claim(c)
 
   -- start_by 0: the occurrence is not to be caught up; -1: its job was removed.
   local never = c.start_by == -1 and JOB_REMOVED or OVERDUE
-  -- The first claim since the store lost its data: what was planned meanwhile is one record.
-  if lost_before > 0 and never == OVERDUE then never = AFTER_LOSS end
   local early = st[7] and cjson.decode(st[7]) or NOTHING
   if extra.missed then
-    local before, kept_back, last_back = newest, 0, nil
+    local before, kept, kept_from = newest, 0, nil
     for _, m in ipairs(extra.missed) do
       if m.last < at and decided_in(m, newest, early) then return { 'behind', int(newest), st[7] or '[]' } end
     end
     for _, m in ipairs(extra.missed) do
       if m.last < at and m.last > newest then
-        newest = m.last
-        if never == AFTER_LOSS and m.last > lost_before then
-          kept_back, last_back = kept_back + m.count, m.last
+        if c.start_by ~= -1 and m.first <= lost_until and m.last > lost_before then
+          local from = next_to(newest, m.first, early)
+          if kept_from and from < 0 then
+            keep_back(c, newest, kept, kept_from)
+            kept, kept_from = 0, nil
+          end
+          kept, kept_from = kept + m.count, kept_from or from
         else
-          not_run(c, m.last, 'missed', m.count, never == AFTER_LOSS and OVERDUE or never)
+          if kept_from then keep_back(c, newest, kept, kept_from) end
+          kept, kept_from = 0, nil
+          not_run(c, m.last, 'missed', m.count, never)
         end
+        newest = m.last
       end
     end
-    if last_back then not_run(c, last_back, 'missed', kept_back, never) end
+    if kept_from then keep_back(c, newest, kept, kept_from) end
     if newest > before then redis.call('HSET', c.state, 'newest', int(newest)) end
   end
   if st[7] then
@@ -284,6 +317,11 @@ local function claim(c)
     return decide(c, extra, at, triggers, 'skipped', 'skipped by request')
   end
   if now > c.start_by then
+    if not manual and c.start_by ~= -1 and c.start_by ~= 2 and at <= lost_until and at > lost_before then
+      redis.call('HSET', c.state, 'newest', int(at))
+      keep_back(c, at, 1, next_to(newest, at, early))
+      return { 'recorded', 'missed', AFTER_LOSS }
+    end
     local reason = c.start_by <= 0 and never or late
     return decide(c, extra, at, triggers, 'missed', reason)
   end
@@ -345,12 +383,15 @@ end
 local function quick(state, a)
   if ARGV[a + 9] ~= '' then return end
   local st = redis.call('HMGET', state, 'incarnation', 'newest', 'open', 'last_to', 'pause', 'skip', 'early', 'off',
-    'lost_before')
+    'lost_before', 'lost_until')
   local at_text, open = ARGV[a + 2], st[3]
   local at, newest = tonumber(at_text), tonumber(st[2] or '0')
   if st[1] ~= incarnation or tonumber(ARGV[a + 3]) > newest then return end
-  -- The first claim of a job since it was registered passes here; the next one removes `lost_before`.
-  if st[9] and not (newest < tonumber(st[9]) and tonumber(st[9]) <= now and at > tonumber(st[9])) then return end
+  -- The first claim of a job since it was registered passes here; the next one removes these two.
+  for i = 9, 10 do
+    local lost = tonumber(st[i] or '0')
+    if st[i] and not (newest < lost and lost <= now and at > lost) then return end
+  end
   if open then
     if #open > STATE_MOST then return end
     -- Checks that exactly one entry is open, that it is for the claimed occurrence, and that another run holds it. No

@@ -4,7 +4,7 @@
 --
 -- The state of a job is a hash without expiry. Its fields, as in `State` in src/logic/claim/state.rs (absent: empty):
 --   incarnation schedule definition   strings (the latter two are digests)
---   since newest lost_before resumed skip_at off last_to skip   integers; all but `skip` are milliseconds
+--   since newest lost_before lost_until resumed skip_at off last_to skip   integers; all but `skip` are milliseconds
 --   open triggers triggered early   JSON arrays      last lapsed pause   JSON objects      waiting   1
 --   `last_to` repeats last.to, so that most claims need not decode `last`.
 -- Redis gives the data of every primary a replication id. By that id the script itself notices a restart, failover or

@@ -4,6 +4,7 @@
 -- ARGV[1]  at      the number of bytes that the run wrote before `data`
 -- ARGV[2]  data
 -- ARGV[3]  keep    the number of bytes to keep
+-- ARGV[4]  marks   which bytes came from stderr, or empty: `Marks` in src/model/marks.rs
 --
 -- Returns  {now_us, incarnation}
 local o = load_output(KEYS[1])
@@ -15,6 +16,8 @@ if at > o.stop then
   drop_pieces(KEYS[1], math.floor(o.start / PIECE), math.floor(o.stop / PIECE))
   o.start, o.base, o.stop = at, at, at
 end
+-- An older request that is repeated knows less.
+if ARGV[4] ~= '' and at + #data >= o.stop then redis.call('HSET', KEYS[1], 'marks', ARGV[4]) end
 put_pieces(KEYS[1], o, string.sub(data, o.stop - at + 1))
 o.base = math.max(o.base, o.stop - keep)
 local first, last = math.floor(o.start / PIECE), math.floor(o.base / PIECE)

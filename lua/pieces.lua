@@ -3,8 +3,8 @@
 --
 -- The output is a hash that expires. Its fields: start (the first byte that the pieces have), base (the first byte that
 -- readers get), stop (the byte after the last), done (1: no more will come). If the run ended before all of its output
--- was here, also total (the number of bytes that it wrote) and until (ms: then the rest is given up). The pieces: field
--- p<n> has the bytes from n * PIECE on.
+-- was here, also total (the number of bytes that it wrote) and until (ms: then the rest is given up). marks says which
+-- bytes came from stderr. The pieces: field p<n> has the bytes from n * PIECE on.
 
 local function load_output(key)
   local o = redis.call('HMGET', key, 'start', 'base', 'stop', 'done', 'total', 'until')

@@ -5,7 +5,7 @@
 -- ARGV[2]  most    the most bytes to return
 --
 -- Returns  {now_us, incarnation}                                                     the store has no output of it
---          {now_us, incarnation, from, data, stop, done, coming, total or stop}      done, coming: 0 or 1
+--          {now_us, incarnation, from, data, stop, done, coming, total or stop, marks}   done, coming: 0 or 1
 local much = oversize(KEYS[1], FIELDS_MOST + PIECES_MOST, 2 * PIECES_MOST * PIECE)
 if much then return too_large(KEYS[1], much) end
 local o = load_output(KEYS[1])
@@ -20,4 +20,5 @@ for n = math.floor(from / PIECE), math.floor((stop - 1) / PIECE) do
 end
 local given_up = o.total and now > o.patience
 return { int(now_us), incarnation, int(from), table.concat(parts), int(o.stop), (o.done or given_up) and 1 or 0,
-  (o.total and not o.done and not given_up) and 1 or 0, int(o.total or o.stop) }
+  (o.total and not o.done and not given_up) and 1 or 0, int(o.total or o.stop),
+  redis.call('HGET', KEYS[1], 'marks') or '' }

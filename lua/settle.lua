@@ -9,6 +9,7 @@
 -- ARGV[8]  job      ARGV[9] tail of the output   ARGV[10] bytes of output before the tail
 -- ARGV[11] more     bytes of the tail that the holder stores with output.lua, before or after; then ARGV[9] is empty
 -- ARGV[12] attempt  ARGV[13] ended   when the run ended (ms), or empty
+-- ARGV[14] marks    which bytes of the output came from stderr, or empty
 --
 -- Publishes the job on the channel `<channel>:changes`, as claim.lua does.
 --
@@ -49,6 +50,7 @@ elseif output then
   output.done = true
   save_output(KEYS[3], output)
 end
+if output and ARGV[14] ~= '' then redis.call('HSET', KEYS[3], 'marks', ARGV[14]) end
 
 local open, i = st[2] and cjson.decode(st[2]) or {}, nil
 for j, e in ipairs(open) do if e.run == ARGV[1] and not e.next_attempt then i = j end end

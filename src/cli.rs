@@ -467,24 +467,6 @@ impl Out {
         }
     }
 
-    /// Writes the output of a job's command: unchanged, or made safe for a terminal. With `done`, also an incomplete
-    /// last character.
-    fn output(
-        &self,
-        data: &[u8],
-        done: bool,
-        shown: &mut crate::text::Stream,
-    ) -> Result<(), Failure> {
-        if self.raw {
-            return self.bytes(data);
-        }
-        self.bytes(shown.push(data).as_bytes())?;
-        match done {
-            true => self.bytes(shown.end().as_bytes()),
-            false => Ok(()),
-        }
-    }
-
     fn object<T: Serialize>(&self, value: &T) -> Result<(), Failure> {
         self.document(serde_json::to_string_pretty(value))
     }

@@ -1,9 +1,18 @@
-//! Places where tests end the daemon as SIGKILL would, in debug builds only: `SOLOIST_FAILPOINT=<name>`, once if
-//! `SOLOIST_FAILPOINT_ONCE` names a file, which is made then.
+//! Places where tests end a process as SIGKILL would, or where it panics, in debug builds only:
+//! `SOLOIST_FAILPOINT=<name>`, once if `SOLOIST_FAILPOINT_ONCE` names a file, which is made then.
+
+fn wanted(name: &str) -> bool {
+    cfg!(debug_assertions) && std::env::var("SOLOIST_FAILPOINT").is_ok_and(|v| v == name)
+}
+
+/// Panics when the environment says so.
+pub(crate) fn panics(name: &str) {
+    assert!(!wanted(name), "the failpoint `{name}`");
+}
 
 /// Ends this process when the environment says so.
 pub(crate) fn here(name: &str) {
-    if cfg!(debug_assertions) && std::env::var("SOLOIST_FAILPOINT").is_ok_and(|v| v == name) {
+    if wanted(name) {
         if let Ok(once) = std::env::var("SOLOIST_FAILPOINT_ONCE")
             && std::fs::File::create_new(once).is_err()
         {

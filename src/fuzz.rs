@@ -859,7 +859,9 @@ fn texts(said: &Json) -> Vec<String> {
     let ended: Vec<RunView> = ended.into_iter().map(RunView::from).collect();
     let mut runs = ended.clone();
     for (job, st) in &states {
-        runs.extend(st.open.iter().map(|o| RunView::running(job, o)));
+        let definition = config.jobs.get(job).map(|j| &**j);
+        let open = st.open.iter();
+        runs.extend(open.map(|o| RunView::running(job, definition, st, o)));
     }
     texts.push(history::render(&runs, now, true));
     for (name, job) in &config.jobs {

@@ -29,7 +29,7 @@ use crate::{
         pace,
         trace::SpanContext,
     },
-    model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Usage},
+    model::{InstanceId, JobName, Marks, Occurrence, Outcome, RunId, RunRecord, Usage},
     runner::{Prepared, RunEnd, Runner, Running, StartError},
     settle::SettleOnDeath,
     store::{self, OUTPUT_AT_ONCE, OUTPUT_PATIENCE, Reply, Store, Tail},
@@ -88,7 +88,7 @@ enum KeepOutcome {
     /// Start the run: it is its turn.
     Start(Turn),
     /// The run has ended; the attempt that follows, if nothing was started and another attempt is therefore safe.
-    Ended(RunEnd, Option<DelayedAttempt>),
+    Ended(Box<RunEnd>, Option<DelayedAttempt>),
 }
 
 struct HeldRun {
@@ -256,7 +256,7 @@ impl Holder {
                 g.slot = None;
                 g.permit = None;
                 return self
-                    .settle_unstarted(contender, &g, end, next_attempt)
+                    .settle_unstarted(contender, &g, *end, next_attempt)
                     .await;
             }
         };
@@ -321,7 +321,7 @@ impl Holder {
             Ok(awaited) => {
                 running.settled().await;
                 if end.output_tail.len() > WITH_SETTLEMENT {
-                    self.hand_in(&g, end, shown);
+                    self.hand_in(&g, *end, shown);
                 }
                 awaited
             }
@@ -349,7 +349,7 @@ impl Holder {
                 let piece = &rest[..most.min(rest.len())];
                 let told = tokio::select! {
                     biased;
-                    told = store.append_output(&job, run, at, piece, keep) => told,
+                    told = store.append_output(&job, run, at, piece, keep, &end.stderr) => told,
                     () = give_up.cancelled() => return,
                 };
                 let failed = match told {
@@ -523,7 +523,7 @@ impl Holder {
                     let next_attempt = another_attempt
                         .then(|| attempts::after_no_start(g.run.attempt))
                         .flatten();
-                    return KeepOutcome::Ended(not_started(outcome, why), next_attempt);
+                    return KeepOutcome::Ended(Box::new(not_started(outcome, why)), next_attempt);
                 }
                 Do::Stop(stop, grace) => {
                     match stop {
@@ -542,11 +542,13 @@ impl Holder {
                     continue;
                 }
                 Do::Show(most) => {
-                    let piece = running
-                        .as_ref()
-                        .map(|(r, shown)| r.output().piece(**shown, most));
-                    match piece.filter(|piece| !piece.bytes.is_empty()) {
-                        Some(piece) => {
+                    let piece = running.as_ref().map(|(r, shown)| {
+                        let output = r.output();
+                        // In this order, so that the marks reach to the end of the piece.
+                        (output.piece(**shown, most), output.stderr())
+                    });
+                    match piece.filter(|(piece, _)| !piece.bytes.is_empty()) {
+                        Some((piece, stderr)) => {
                             let (store, name, run, keep) = (
                                 self.store.clone(),
                                 job.name.clone(),
@@ -555,7 +557,9 @@ impl Holder {
                             );
                             showing = Some(Box::pin(async move {
                                 let (at, bytes) = (piece.offset, &piece.bytes);
-                                let told = store.append_output(&name, run, at, bytes, keep).await;
+                                let told =
+                                    store.append_output(&name, run, at, bytes, keep, &stderr);
+                                let told = told.await;
                                 told.is_ok()
                                     .then(|| (piece.next(), piece.bytes.len() == most))
                             }));
@@ -570,7 +574,7 @@ impl Holder {
             let wait = wait.clamp(Duration::from_millis(1), Duration::from_secs(1));
             tokio::select! {
                 end = async { match &mut running { Some((r, _)) => r.wait().await, None => std::future::pending().await } } => {
-                    return KeepOutcome::Ended(end, None);
+                    return KeepOutcome::Ended(Box::new(end), None);
                 }
                 reply = async { match renewal.as_mut() { Some(r) => r.await, None => std::future::pending().await } } => {
                     renewal = None;
@@ -691,6 +695,7 @@ impl Holder {
                 end.output_tail.clone()
             },
             more: if apart { kept as u64 } else { 0 },
+            stderr: end.stderr.clone(),
         };
         let told = self.offer(g, &settle, &tail).await?;
         #[cfg(feature = "notify")]
@@ -778,6 +783,7 @@ fn not_started(outcome: Outcome, error: &str) -> RunEnd {
         leftover: 0,
         output_tail: vec![],
         output_bytes: 0,
+        stderr: Marks::default(),
         usage: Usage::default(),
     }
 }

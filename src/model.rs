@@ -4,12 +4,14 @@ pub mod duration;
 #[cfg(feature = "daemon")]
 pub mod job;
 #[cfg(feature = "sqlite")]
+mod marks;
+#[cfg(feature = "sqlite")]
 mod run;
 
 use std::{fmt, time::Duration};
 
 #[cfg(feature = "sqlite")]
-pub use self::run::*;
+pub use self::{marks::*, run::*};
 
 /// Nanoseconds of CLOCK_BOOTTIME, which is monotonic and includes the time in which the host was suspended.
 ///

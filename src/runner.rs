@@ -43,7 +43,7 @@ use crate::{
     config::Output,
     guard::{self, Control, HandOver, Moment, Proc, Spec},
     logic::life::{Cause, Stop},
-    model::{JobName, Outcome, RunId, Usage},
+    model::{JobName, Marks, Outcome, RunId, Usage},
     recording::{Line, Recorder},
 };
 
@@ -499,6 +499,8 @@ pub struct RunEnd {
     pub output_tail: Vec<u8>,
     /// How many bytes the run wrote.
     pub output_bytes: u64,
+    /// Which bytes came from stderr.
+    pub stderr: Marks,
     /// What it took, but for its output.
     pub usage: Usage,
 }

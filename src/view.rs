@@ -159,20 +159,29 @@ impl From<RunRecord> for RunView {
 }
 
 impl RunView {
-    /// An attempt that has not ended. Its start is the moment of the grant.
-    pub(crate) fn running(job: &JobName, open: &Open) -> Self {
+    /// An attempt of `job` that has not ended, open in the state `st`. Its start is the moment of the grant.
+    pub(crate) fn running(name: &JobName, job: Option<&Job>, st: &State, open: &Open) -> Self {
+        let run = &open.run;
+        // The store found that one dead: nobody knows when.
+        let before = st.last.as_ref().filter(|l| {
+            (l.occurrence, l.attempt.saturating_add(1)) == (run.occurrence, run.attempt)
+                && l.outcome != Outcome::Unknown
+        });
+        let due = due(job, run.occurrence.into(), run.attempt, run.trigger, || {
+            before.map(|l| Time(l.to))
+        });
         Self {
-            run_id: Some(open.run.id),
-            job: job.clone(),
-            occurrence: open.run.occurrence.into(),
-            trigger: open.run.trigger,
-            attempt: open.run.attempt,
-            fencing_token: Some(open.run.occurrence.token(open.run.attempt)),
-            instance: Some(open.run.instance.clone()),
-            host: Some(open.run.host.clone()),
-            started_at: Some(Time(open.run.granted_at)),
+            run_id: Some(run.id),
+            job: name.clone(),
+            occurrence: run.occurrence.into(),
+            trigger: run.trigger,
+            attempt: run.attempt,
+            fencing_token: Some(run.occurrence.token(run.attempt)),
+            instance: Some(run.instance.clone()),
+            host: Some(run.host.clone()),
+            started_at: Some(Time(run.granted_at)),
             finished_at: None,
-            lateness_ms: Some(open.run.granted_at - open.run.occurrence.0),
+            lateness_ms: lateness(run.attempt, Some(Time(run.granted_at)), due),
             duration_ms: None,
             outcome: Outcome::Running,
             exit_code: None,
@@ -188,25 +197,89 @@ impl RunView {
     }
 }
 
-/// Counts the lateness of later attempts from when they were due, which is after the end of the attempt before: counted
-/// from the instant, a retry in time would look late. `runs` are of `job`, as records have them, in any order.
-pub(crate) fn late_since_due(runs: &mut [RunView], job: Option<&Job>) {
+/// When an attempt was due: at the planned instant, and a later attempt after the end of the one before. Counted from
+/// the instant, a retry in time would look late. None: not known.
+fn due(
+    job: Option<&Job>,
+    occurrence: Time,
+    attempt: u32,
+    trigger: Trigger,
+    end_before: impl FnOnce() -> Option<Time>,
+) -> Option<Time> {
+    if attempt <= 1 {
+        return Some(occurrence);
+    }
+    let pause = match trigger {
+        Trigger::Retry => attempts::after_failure(job?, attempt - 1)?.delay_ms,
+        _ => 0,
+    };
+    end_before().map(|end| Time(end.0.saturating_add(pause)))
+}
+
+fn lateness(attempt: u32, started: Option<Time>, due: Option<Time>) -> Option<i64> {
+    let late = started?.0.saturating_sub(due?.0);
+    Some(if attempt > 1 { late.max(0) } else { late })
+}
+
+/// An attempt, or an occurrence that was not run, in one of the forms in which it is shown.
+pub(crate) trait Attempt {
+    fn at(&self) -> (Time, u32);
+    fn trigger(&self) -> Trigger;
+    fn started(&self) -> Option<Time>;
+    fn ended(&self) -> Option<Time>;
+    fn set_lateness(&mut self, ms: Option<i64>);
+}
+
+impl Attempt for RunView {
+    fn at(&self) -> (Time, u32) {
+        (self.occurrence, self.attempt)
+    }
+    fn trigger(&self) -> Trigger {
+        self.trigger
+    }
+    fn started(&self) -> Option<Time> {
+        self.started_at
+    }
+    fn ended(&self) -> Option<Time> {
+        self.finished_at
+    }
+    fn set_lateness(&mut self, ms: Option<i64>) {
+        self.lateness_ms = ms;
+    }
+}
+
+impl Attempt for RunRecord {
+    fn at(&self) -> (Time, u32) {
+        (self.occurrence.into(), self.attempt)
+    }
+    fn trigger(&self) -> Trigger {
+        self.trigger
+    }
+    fn started(&self) -> Option<Time> {
+        self.started_at.map(Time)
+    }
+    fn ended(&self) -> Option<Time> {
+        self.finished_at.map(Time)
+    }
+    fn set_lateness(&mut self, ms: Option<i64>) {
+        self.lateness_ms = ms;
+    }
+}
+
+/// Counts the lateness of later attempts from when they were due. `runs` are of `job`, in any order.
+pub(crate) fn late_since_due(runs: &mut [impl Attempt], job: Option<&Job>) {
+    if runs.iter().all(|r| r.at().1 <= 1) {
+        return;
+    }
     let ended: HashMap<(Time, u32), Option<Time>> = (runs.iter())
-        .filter(|r| r.attempt > 0)
-        .map(|r| ((r.occurrence, r.attempt), r.finished_at))
+        .filter(|r| r.at().1 > 0)
+        .map(|r| (r.at(), r.ended()))
         .collect();
-    for r in runs.iter_mut().filter(|r| r.attempt > 1) {
-        let before = ended.get(&(r.occurrence, r.attempt - 1)).copied().flatten();
-        let pause = match r.trigger {
-            Trigger::Retry => job
-                .and_then(|job| attempts::after_failure(job, r.attempt - 1))
-                .map(|next| next.delay_ms),
-            _ => Some(0),
-        };
-        let due = before
-            .zip(pause)
-            .map(|(before, pause)| before.0.saturating_add(pause));
-        r.lateness_ms = (r.started_at.zip(due)).map(|(started, due)| (started.0 - due).max(0));
+    for r in runs.iter_mut().filter(|r| r.at().1 > 1) {
+        let (at, attempt) = r.at();
+        let before = || ended.get(&(at, attempt - 1)).copied().flatten();
+        let due = due(job, at, attempt, r.trigger(), before);
+        r.set_lateness(lateness(attempt, r.started(), due));
     }
 }
 
@@ -422,7 +495,9 @@ pub(crate) fn job(job: &Job, state: Option<&State>, now: i64, incarnation: &str)
             finished_at: Time(l.to),
             duration_ms: l.to - l.from,
         }),
-        running: held().map(|o| RunView::running(&job.name, o)).collect(),
+        running: held()
+            .map(|o| RunView::running(&job.name, Some(job), st, o))
+            .collect(),
         awaited: st
             .open
             .iter()
@@ -638,6 +713,49 @@ mod tests {
             late(&all, Some(job)),
             [Some(30), Some(20), Some(10), Some(5)]
         );
+        // The same while it runs.
+        let running = |attempt: u32, trigger, last: &RunView, outcome| {
+            let run = crate::model::Run {
+                occurrence: Occurrence(100_000),
+                attempt,
+                trigger,
+                key: None,
+                id: RunId::random(),
+                instance: InstanceId::new("a"),
+                host: "a".to_owned(),
+                lease: 15_000,
+                definition: String::new(),
+                granted_at: 104_010,
+            };
+            let st = State {
+                last: Some(crate::logic::claim::Last {
+                    occurrence: Occurrence(last.occurrence.0),
+                    attempt: last.attempt,
+                    run: RunId::random(),
+                    instance: InstanceId::new("a"),
+                    outcome,
+                    from: 100_005,
+                    to: last.finished_at.expect("it ended").0,
+                }),
+                ..State::default()
+            };
+            let open = Open {
+                run,
+                seq: 0,
+                incarnation: String::new(),
+                renewed_at: 104_010,
+                stop: None,
+                next_attempt: None,
+            };
+            RunView::running(&job.name, Some(job), &st, &open).lateness_ms
+        };
+        let (failed, unknown) = (Outcome::Failed, Outcome::Unknown);
+        assert_eq!(running(2, Trigger::Retry, &all[3], failed), Some(10));
+        assert_eq!(running(2, Trigger::Takeover, &all[3], failed), Some(3010));
+        assert_eq!(running(1, Trigger::Schedule, &all[3], failed), Some(4010));
+        // Another occurrence ended last; or nobody knows when that one ended.
+        assert_eq!(running(3, Trigger::Retry, &all[3], failed), None);
+        assert_eq!(running(2, Trigger::Takeover, &all[3], unknown), None);
         // Without its configuration, or the attempt before, nobody knows when it was due.
         assert_eq!(late(&all, None), [Some(30), None, None, Some(5)]);
         assert_eq!(late(&all[..1], Some(job)), [None]);

@@ -123,21 +123,15 @@ impl Facts<'_> {
     pub(crate) fn explain(&self, at: Occurrence) -> WhyView {
         let schedules = self.job.map_or(&[][..], |j| &j.schedules);
         let planned = next_of(schedules, Occurrence(at.0 - 1)) == Some(at);
-        let mut runs: Vec<RunView> = self
-            .state
-            .iter()
-            .flat_map(|s| &s.open)
-            .filter(|o| o.run.occurrence == at && o.next_attempt.is_none())
-            .map(|o| RunView::running(self.name, o))
-            .collect();
-        runs.extend(
-            self.history
-                .iter()
-                .filter(|r| r.occurrence.0 == at.0)
-                .cloned(),
-        );
-        runs.sort_by_key(|r| r.attempt);
+        let ended = self.history.iter().filter(|r| r.occurrence.0 == at.0);
+        let mut runs: Vec<RunView> = ended.cloned().collect();
         view::late_since_due(&mut runs, self.job);
+        if let Some(st) = &self.state {
+            let held = st.open.iter().filter(|o| o.next_attempt.is_none());
+            let of_it = held.filter(|o| o.run.occurrence == at);
+            runs.extend(of_it.map(|o| RunView::running(self.name, self.job, st, o)));
+        }
+        runs.sort_by_key(|r| r.attempt);
         // The last of a range of missed occurrences stands for all of them. Ranges do not overlap, so only the next one
         // can contain `at`.
         if runs.is_empty() && planned {

@@ -146,7 +146,7 @@ impl Failure {
             Self::Missing { message, hint } | Self::Absent { message, hint } => {
                 (message.clone(), Some(hint.clone()))
             }
-            Self::Store(e, _) => (e.to_string(), Some(remedy(e, "the store"))),
+            Self::Store(e, _) => (e.to_string(), remedy(e, "the store")),
             Self::Config(report) => (report.render(false), None),
             Self::Record(e) => (e.to_string(), None),
             Self::Output(e) => (e.to_string(), None),
@@ -179,16 +179,13 @@ impl Failure {
             }
             Self::Store(e, path) => (
                 e.to_string(),
-                Some(remedy(
-                    e,
-                    &format!("the store that {} names", path.display()),
-                )),
+                remedy(e, &format!("the store that {} names", path.display())),
             ),
             Self::Output(e) => (format!("cannot write to stdout: {e}"), None),
             Self::Internal(e) => (
                 format!("{e:#}"),
                 e.downcast_ref::<store::Error>()
-                    .map(|e| remedy(e, "the store")),
+                    .and_then(|e| remedy(e, "the store")),
             ),
         };
         let mut text = format!("soloist: {}\n", text::line(&chain));
@@ -264,8 +261,8 @@ fn texts(value: &ContextValue) -> Vec<String> {
 }
 
 /// The hint for a store error, in one line.
-fn remedy(e: &store::Error, store: &str) -> String {
-    match e {
+fn remedy(e: &store::Error, store: &str) -> Option<String> {
+    Some(match e {
         // The message says what to do.
         store::Error::Unreachable { reason, .. } if reason.contains(store::connection::FULL) => {
             "until then no job starts".to_owned()
@@ -276,10 +273,8 @@ fn remedy(e: &store::Error, store: &str) -> String {
         store::Error::Unreachable { .. } => {
             format!("check that {store} is up, and that this host can reach it")
         }
-        store::Error::Refused { address, .. } if address.starts_with("sqlite:") => {
-            "check that the file's directory exists, and that this user may write to both"
-                .to_owned()
-        }
+        // The message says what to do.
+        store::Error::Refused { address, .. } if address.starts_with("sqlite:") => return None,
         store::Error::Refused { reason, .. } if reason.contains("Parse error") => {
             format!("check that {store} is a Redis server")
         }
@@ -292,5 +287,5 @@ fn remedy(e: &store::Error, store: &str) -> String {
         store::Error::Corrupt { .. } => {
             format!("another program, or another version of soloist, wrote to {store}")
         }
-    }
+    })
 }

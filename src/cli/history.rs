@@ -98,7 +98,11 @@ async fn collect(
             break;
         }
         let held = st.open.iter().filter(|o| o.next_attempt.is_none());
-        runs.extend(held.map(|o| RunView::running(name, o)).filter(wanted));
+        let job = ctx.config.jobs.get(name).map(|job| &**job);
+        runs.extend(
+            held.map(|o| RunView::running(name, job, st, o))
+                .filter(wanted),
+        );
         if only != Some(Outcome::Running) {
             // One more: the last attempt's lateness counts from the end of the one before.
             let fetch = if only.is_some() {
@@ -120,7 +124,7 @@ async fn collect(
                 r.outcome != Outcome::Running || ended.iter().all(|e| e.run_id != r.run_id)
             });
             let mut ended: Vec<RunView> = ended.into_iter().map(RunView::from).collect();
-            late_since_due(&mut ended, ctx.config.jobs.get(name).map(|job| &**job));
+            late_since_due(&mut ended, job);
             runs.extend(ended.into_iter().filter(wanted));
         }
         sort(&mut runs);

@@ -5,9 +5,9 @@ use std::time::Duration;
 use clap::Args;
 use serde::Serialize;
 
-use super::{Context, Exit, Failure, remark};
+use super::{Context, Exit, Failure, Out, remark, show, terminal::unicode};
 use crate::{
-    model::{JobName, Outcome, RunId},
+    model::{JobName, Outcome, RunId, Stream},
     store::{OUTPUT_MOST, Output},
     text,
     view::RunView,
@@ -22,10 +22,14 @@ const LOOK: u32 = 5;
 #[command(after_help = "\
 The store keeps the last bytes of each run for 7 days; the job's `output.keep` says how many.
 
+stdout and stderr come in the order in which soloist read them, and both go to stdout. On a terminal a mark shows the \
+lines of stderr, and a line that the other stream interrupts is broken there.
+
 Examples:
   soloist logs backup               of the active run, or else of the last one
   soloist logs backup -f            until it ends
-  soloist logs backup 019aa1c4-…    of this run; `soloist history backup --json` lists the runs")]
+  soloist logs backup 019aa1c4-…    of this run; `soloist history backup --json` lists the runs
+  soloist logs backup --stream stderr")]
 pub(super) struct Logs {
     /// Name of the job
     job: String,
@@ -34,6 +38,10 @@ pub(super) struct Logs {
     /// Follow the output until the run ends
     #[arg(short, long)]
     follow: bool,
+    /// Only what the run wrote to this stream. The newest 500 changes between the two are known; what came before them
+    /// counts as stdout
+    #[arg(long, value_name = "NAME")]
+    stream: Option<Of>,
     /// Write the bytes unchanged on a terminal too: the run's colours, and any other control sequences
     #[arg(long)]
     pub raw: bool,
@@ -42,15 +50,47 @@ pub(super) struct Logs {
     pub json: bool,
 }
 
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+enum Of {
+    Stdout,
+    Stderr,
+}
+
+impl From<Of> for Stream {
+    fn from(of: Of) -> Self {
+        match of {
+            Of::Stdout => Self::Stdout,
+            Of::Stderr => Self::Stderr,
+        }
+    }
+}
+
 #[derive(Debug, Serialize)]
 struct Chunk<'a> {
     job: &'a JobName,
     run_id: RunId,
     /// The position of the first byte of `output` in the whole output of the run.
     from: u64,
+    /// With --stream, only what came from that stream.
     output: String,
+    /// Which bytes came from stderr: from, and to (exclusive), counted as `from` is.
+    stderr: Vec<(u64, u64)>,
     /// No more output will follow.
     done: bool,
+}
+
+impl<'a> Chunk<'a> {
+    fn of(job: &'a JobName, run: RunId, printer: &Printer, o: &Output, done: bool) -> Self {
+        let to = o.from.saturating_add(o.data.len() as u64);
+        Self {
+            job,
+            run_id: run,
+            from: o.from,
+            output: String::from_utf8_lossy(&printer.of(o).concat()).into_owned(),
+            stderr: o.stderr.within(o.from, to),
+            done,
+        }
+    }
 }
 
 pub(super) async fn logs(ctx: &Context, args: &Logs) -> Result<Exit, Failure> {
@@ -60,18 +100,12 @@ pub(super) async fn logs(ctx: &Context, args: &Logs) -> Result<Exit, Failure> {
         None => latest(ctx, &job).await?,
     };
     let mut reader = Reader::new(job.clone(), run);
-    let mut shown = text::Stream::default();
-    let mut show = |from: u64, data: &[u8], done: bool| {
+    let mut printer = Printer::new(args.stream.map(Stream::from));
+    let mut show = |o: &Output, done: bool| {
         if !ctx.out.json {
-            return ctx.out.output(data, done, &mut shown);
+            return printer.show(&ctx.out, o, done);
         }
-        let chunk = Chunk {
-            job: &job,
-            run_id: run,
-            from,
-            output: String::from_utf8_lossy(data).into_owned(),
-            done,
-        };
+        let chunk = Chunk::of(&job, run, &printer, o, done);
         if args.follow {
             ctx.out.line(&chunk)
         } else {
@@ -98,7 +132,7 @@ pub(super) async fn logs(ctx: &Context, args: &Logs) -> Result<Exit, Failure> {
                 remark("the run wrote nothing, or its output has been deleted since");
             }
             if ctx.out.json {
-                show(0, b"", !running)?;
+                show(&Output::default(), !running)?;
             }
             return Ok(Exit::Ok);
         }
@@ -113,7 +147,7 @@ pub(super) async fn logs(ctx: &Context, args: &Logs) -> Result<Exit, Failure> {
         if ctx.out.json {
             all.append(&mut o.data);
         } else {
-            show(o.from, &o.data, !o.more)?;
+            show(&o, !o.more)?;
         }
         if !o.more || all.len() > OUTPUT_MOST {
             break;
@@ -125,7 +159,13 @@ pub(super) async fn logs(ctx: &Context, args: &Logs) -> Result<Exit, Failure> {
         o = more;
     }
     if ctx.out.json {
-        show(first, &all, o.done)?;
+        let whole = Output {
+            from: first,
+            data: all,
+            stderr: o.stderr.clone(),
+            ..Output::default()
+        };
+        show(&whole, o.done)?;
     }
     if o.coming {
         remark("the run has ended; its output is still being stored: -f waits for it");
@@ -140,6 +180,81 @@ fn missing(o: &Output) {
             "the last {} bytes are missing: the instance could not store them",
             o.missing
         ));
+    }
+}
+
+/// Writes the output of a job's command: unchanged, or made for a terminal.
+#[derive(Debug)]
+pub(super) struct Printer {
+    only: Option<Stream>,
+    unicode: bool,
+    /// What stdout and stderr have begun.
+    begun: [text::Stream; 2],
+    /// The stream whose line the terminal is in.
+    open: Option<Stream>,
+}
+
+impl Printer {
+    pub(super) fn new(only: Option<Stream>) -> Self {
+        Self {
+            only,
+            unicode: unicode(|name| std::env::var(name).ok()),
+            begun: Default::default(),
+            open: None,
+        }
+    }
+
+    /// The pieces that are to be shown.
+    fn of<'a>(&self, o: &'a Output) -> Vec<&'a [u8]> {
+        let shown = self.parts(o).into_iter();
+        shown.map(|(_, data)| data).collect()
+    }
+
+    fn parts<'a>(&self, o: &'a Output) -> Vec<(Stream, &'a [u8])> {
+        let mut all = o.stderr.cut(o.from, &o.data);
+        all.retain(|(stream, _)| self.only.is_none_or(|only| only == *stream));
+        all
+    }
+
+    /// With `done`, also an incomplete last character.
+    pub(super) fn show(&mut self, out: &Out, o: &Output, done: bool) -> Result<(), Failure> {
+        match out.raw {
+            true => out.bytes(&self.of(o).concat()),
+            false => out.bytes(self.for_eyes(out.color, o, done).as_bytes()),
+        }
+    }
+
+    fn for_eyes(&mut self, colour: bool, o: &Output, done: bool) -> String {
+        let mut text = String::new();
+        for (stream, data) in self.parts(o) {
+            let shown = self.begun[stream as usize].push(data);
+            self.put(&mut text, colour, stream, &shown);
+        }
+        for stream in [Stream::Stdout, Stream::Stderr] {
+            if done {
+                let shown = self.begun[stream as usize].end();
+                self.put(&mut text, colour, stream, &shown);
+            }
+        }
+        text
+    }
+
+    fn put(&mut self, text: &mut String, colour: bool, stream: Stream, shown: &str) {
+        for line in shown.split_inclusive('\n') {
+            if self.open != Some(stream) {
+                if self.open.is_some() {
+                    text.push('\n');
+                }
+                if stream == Stream::Stderr && self.only.is_none() {
+                    let mark = if self.unicode { "┃" } else { "!" };
+                    let style = if colour { show::STDERR } else { show::PLAIN };
+                    text.push_str(&show::paint(style, mark));
+                    text.push(' ');
+                }
+            }
+            text.push_str(line);
+            self.open = (!line.ends_with('\n')).then_some(stream);
+        }
     }
 }
 
@@ -194,14 +309,14 @@ impl Reader {
     pub(super) async fn step(
         &mut self,
         ctx: &Context,
-        show: &mut impl FnMut(u64, &[u8], bool) -> Result<(), Failure>,
+        show: &mut impl FnMut(&Output, bool) -> Result<(), Failure>,
     ) -> Result<bool, Failure> {
         self.polls += 1;
         // Check this before reading the output, so that no output written in between is lost.
         let ended =
             self.polls.is_multiple_of(LOOK) && !is_running(ctx, &self.job, self.run).await?;
         loop {
-            let output = ctx
+            let mut output = ctx
                 .ask(async || ctx.store.output(&self.job, self.run, self.at).await)
                 .await?
                 .unwrap_or_default();
@@ -209,12 +324,13 @@ impl Reader {
             if from > self.at {
                 remark(&format!("{} bytes were not kept", from - self.at));
             }
+            output.from = from;
             self.at = from.saturating_add(output.data.len() as u64);
             // The instance stores the rest of an ended run's output, or gives it up after a while.
             self.coming = output.coming;
             let over = output.done || ended && !output.more && !output.coming;
             if !output.data.is_empty() || over {
-                show(from, &output.data, over)?;
+                show(&output, over)?;
             }
             missing(&output);
             if !output.more {
@@ -227,7 +343,7 @@ impl Reader {
     pub(super) async fn finish(
         &mut self,
         ctx: &Context,
-        show: &mut impl FnMut(u64, &[u8], bool) -> Result<(), Failure>,
+        show: &mut impl FnMut(&Output, bool) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
         while !self.step(ctx, show).await? && self.coming {
             tokio::time::sleep(POLL).await;
@@ -293,5 +409,75 @@ async fn find(ctx: &Context, job: &JobName, text: &str) -> Result<RunId, Failure
             format!("{} runs of `{job}` begin with `{text}`", fit.len()),
             "give more characters of the id",
         )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Marks;
+
+    fn printer(only: Option<Stream>) -> Printer {
+        Printer {
+            unicode: true,
+            ..Printer::new(only)
+        }
+    }
+
+    #[test]
+    fn lines_of_stderr_have_a_mark() {
+        let data = "one\ntwo\nthree\nfo".as_bytes();
+        let mut stderr = Marks::default();
+        stderr.add(4, 8);
+        stderr.add(14, 16);
+        let whole = Output {
+            data: data.to_vec(),
+            stderr: stderr.clone(),
+            ..Output::default()
+        };
+        let marked = "one\n┃ two\nthree\n┃ fo";
+        assert_eq!(printer(None).for_eyes(false, &whole, true), marked);
+        let red = format!("{}┃{:#} two", show::STDERR, show::STDERR);
+        assert!(printer(None).for_eyes(true, &whole, true).contains(&red));
+        let ascii = Printer {
+            unicode: false,
+            ..printer(None)
+        };
+        let marked = { ascii }.for_eyes(false, &whole, true);
+        assert_eq!(marked, "one\n! two\nthree\n! fo");
+        for (only, shown) in [
+            (Stream::Stdout, "one\nthree\n"),
+            (Stream::Stderr, "two\nfo"),
+        ] {
+            let mut p = printer(Some(only));
+            assert_eq!(p.for_eyes(false, &whole, true), shown);
+            assert_eq!(p.of(&whole).concat(), shown.as_bytes());
+        }
+        // Piece by piece it reads the same.
+        for at in 0..data.len() {
+            let mut p = printer(None);
+            let piece = |from: usize, data: &[u8]| Output {
+                from: from as u64,
+                data: data.to_vec(),
+                stderr: stderr.clone(),
+                ..Output::default()
+            };
+            let first = p.for_eyes(false, &piece(0, &data[..at]), false);
+            let rest = p.for_eyes(false, &piece(at, &data[at..]), true);
+            assert_eq!(first + &rest, "one\n┃ two\nthree\n┃ fo", "cut at {at}");
+        }
+    }
+
+    #[test]
+    fn a_line_that_the_other_stream_interrupts_is_broken() {
+        let mut stderr = Marks::default();
+        stderr.add(2, 6);
+        let o = Output {
+            data: b"..bad\n..\xff".to_vec(),
+            stderr,
+            ..Output::default()
+        };
+        let shown = printer(None).for_eyes(false, &o, true);
+        assert_eq!(shown, "..\n┃ bad\n..\u{fffd}");
     }
 }

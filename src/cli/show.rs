@@ -16,6 +16,8 @@ pub(super) const DIM: Style = Style::new().dimmed();
 pub(super) const BOLD: Style = Style::new().bold();
 pub(super) const GOOD: Style = AnsiColor::Green.on_default();
 pub(super) const BAD: Style = AnsiColor::Red.on_default().bold();
+/// The mark of a line that a job wrote to stderr.
+pub(super) const STDERR: Style = AnsiColor::Red.on_default();
 pub(super) const WARN: Style = AnsiColor::Yellow.on_default();
 pub(super) const BUSY: Style = AnsiColor::Cyan.on_default();
 

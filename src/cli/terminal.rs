@@ -17,6 +17,7 @@ use tracing_subscriber::{
     registry::LookupSpan,
 };
 
+use super::show::STDERR;
 use crate::{clock, runner::LOG_TARGET, text, words};
 
 /// A longer name is not cut, and moves its line.
@@ -111,8 +112,8 @@ impl ForEyes {
         let time = self.paint(DIM, time);
         if target == LOG_TARGET {
             let mark = match (said.stream.as_deref(), self.unicode) {
-                (Some("stderr"), true) => self.paint(AnsiColor::Red.on_default(), "┃"),
-                (Some("stderr"), false) => self.paint(AnsiColor::Red.on_default(), "!"),
+                (Some("stderr"), true) => self.paint(STDERR, "┃"),
+                (Some("stderr"), false) => self.paint(STDERR, "!"),
                 (_, true) => self.paint(style, "│"),
                 (_, false) => self.paint(style, "|"),
             };

@@ -26,6 +26,7 @@ use super::{Context, Exit, Failure, show, terminal};
 use crate::{
     acts,
     clock::{self, Boottime},
+    failpoint,
     logic::claim::{Control, Controlled},
 };
 
@@ -181,7 +182,10 @@ async fn interact(
                             suspend(&mut signals.cont).await?;
                             screen = screen::Screen::new()?;
                         }
-                        Some(Act::Redraw) => screen = screen::Screen::new()?,
+                        Some(Act::Redraw) => {
+                            failpoint::panics("top_redraws");
+                            screen = screen::Screen::new()?;
+                        }
                         Some(act) => {
                             state.said = Some(("asking the store ...".to_owned(), true));
                             acting.push(perform(ctx, act));

@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::{
     Context, Exit, Failure,
     history::exit,
-    logs::{self, POLL, Reader},
+    logs::{self, POLL, Printer, Reader},
     millis, remark, show,
 };
 use crate::{
@@ -20,7 +20,7 @@ use crate::{
         observe,
     },
     model::{JobName, Occurrence, Outcome, RunId, RunRecord},
-    store::Fleet,
+    store::{Fleet, Output},
     text,
     view::{self, RunView, Time},
 };
@@ -127,7 +127,7 @@ pub(super) async fn trigger(ctx: &Context, args: &Trigger) -> Result<Exit, Failu
         since: triggered.sent,
         occurrence: answer.occurrence.map(|t| Occurrence(t.0)),
         following: None,
-        text: text::Stream::default(),
+        printer: Printer::new(None),
         shown: 0,
         told: None,
         awaited: 0,
@@ -180,7 +180,7 @@ struct Wait<'a> {
     occurrence: Option<Occurrence>,
     following: Option<Reader>,
     /// Decodes the output that is shown.
-    text: text::Stream,
+    printer: Printer,
     /// The newest attempt whose output is shown or followed.
     shown: u32,
     /// The reason for waiting that was printed last.
@@ -247,7 +247,7 @@ impl Wait<'_> {
         if let Some(open) = open {
             if let Some(reader) = &mut self.following {
                 reader
-                    .step(self.ctx, &mut print(self.ctx, &mut self.text))
+                    .step(self.ctx, &mut print(self.ctx, &mut self.printer))
                     .await?;
             }
             return self.stuck(&st, open, shown).await;
@@ -302,7 +302,7 @@ impl Wait<'_> {
         for run in unseen.into_iter().filter_map(|r| r.run_id) {
             let mut reader = Reader::new(self.job.name.clone(), run);
             reader
-                .finish(self.ctx, &mut print(self.ctx, &mut self.text))
+                .finish(self.ctx, &mut print(self.ctx, &mut self.printer))
                 .await?;
         }
         Ok(())
@@ -347,7 +347,7 @@ impl Wait<'_> {
             ));
             return Ok(Some(RunView {
                 outcome: Outcome::Unknown,
-                ..RunView::running(job, open)
+                ..RunView::running(job, Some(self.job), st, open)
             }));
         }
         let paused = view::paused(st, clock.right(shown));
@@ -377,7 +377,7 @@ impl Wait<'_> {
     async fn finish_output(&mut self) -> Result<(), Failure> {
         if let Some(reader) = &mut self.following {
             reader
-                .finish(self.ctx, &mut print(self.ctx, &mut self.text))
+                .finish(self.ctx, &mut print(self.ctx, &mut self.printer))
                 .await?;
         }
         Ok(())
@@ -467,13 +467,13 @@ fn lost(job: &JobName) -> Failure {
 
 fn print<'a>(
     ctx: &'a Context,
-    shown: &'a mut text::Stream,
-) -> impl FnMut(u64, &[u8], bool) -> Result<(), Failure> {
-    move |_, data, done| {
+    printer: &'a mut Printer,
+) -> impl FnMut(&Output, bool) -> Result<(), Failure> {
+    move |output, done| {
         if ctx.out.json {
             return Ok(());
         }
-        match ctx.out.output(data, done, shown) {
+        match printer.show(&ctx.out, output, done) {
             // The reader of our output has closed it; the exit code still matters.
             Err(Failure::Output(e)) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
             other => other,

@@ -127,7 +127,6 @@ fn name_at(text: &str) -> &str {
 
 /// Whether a value may have a secret: a URL, an escape, a word that names one, or a key which is none of `names`.
 fn betrays(value: &str, names: &[&str]) -> bool {
-    const SECRET: [&str; 7] = ["pass", "pw", "secret", "token", "cred", "auth", "key"];
     // `@daily` is a schedule.
     let address =
         |(at, _)| value[..at].ends_with(|c: char| !c.is_whitespace() && !"'\"".contains(c));
@@ -141,14 +140,55 @@ fn betrays(value: &str, names: &[&str]) -> bool {
         let assigns = rest
             .trim_start_matches(['"', '\'', ' ', '\t'])
             .starts_with(['=', ':']);
-        let number = word.bytes().all(|b| b.is_ascii_digit());
         let known = assigns && names.contains(&word);
-        let lower = word.to_ascii_lowercase();
-        if !known && (assigns && !number || SECRET.iter().any(|secret| lower.contains(secret))) {
+        if !known && (assigns && !is_number(word) || names_secret(word)) {
             return true;
         }
     }
     false
+}
+
+/// What may stand before a colon in a time: digits, or a date with its hour.
+fn is_number(word: &str) -> bool {
+    let date = |(i, b): (usize, u8)| match i {
+        4 | 7 => b == b'-',
+        10 => b == b'T',
+        _ => b.is_ascii_digit(),
+    };
+    word.bytes().all(|b| b.is_ascii_digit())
+        || word.len() == 13 && word.bytes().enumerate().all(date)
+}
+
+/// Whether a word names a secret. Short names count as words alone: `api-key`, `apiKey` and `API_KEY1` do, and
+/// `monkey-backup` and `author` do not.
+fn names_secret(word: &str) -> bool {
+    const ANYWHERE: [&str; 10] = [
+        "password",
+        "passwd",
+        "passphrase",
+        "sshpass",
+        "pgpass",
+        "secret",
+        "token",
+        "credential",
+        "apikey",
+        "privkey",
+    ];
+    const ALONE: [&str; 8] = ["pass", "pw", "pwd", "cred", "creds", "auth", "key", "keys"];
+    let mut apart = String::with_capacity(word.len() + 4);
+    let mut before = ' ';
+    for c in word.chars() {
+        if c.is_ascii_uppercase() && before.is_ascii_lowercase() {
+            apart.push('_');
+        }
+        apart.push(c.to_ascii_lowercase());
+        before = c;
+    }
+    let alone = |part: &str| ALONE.contains(&part.trim_end_matches(|c: char| c.is_ascii_digit()));
+    ANYWHERE
+        .iter()
+        .any(|secret| apart.replace('_', "").contains(secret))
+        || apart.split(['_', '-']).any(alone)
 }
 
 /// Where the lines begin that have only elements of lists which are quoted.

@@ -93,6 +93,25 @@ impl From<RunRecord> for Recent {
     }
 }
 
+impl view::Attempt for Recent {
+    fn at(&self) -> (Time, u32) {
+        (self.occurrence, self.attempt)
+    }
+    fn trigger(&self) -> Trigger {
+        self.trigger
+    }
+    fn started(&self) -> Option<Time> {
+        self.started_at
+    }
+    fn ended(&self) -> Option<Time> {
+        let (started, took) = self.started_at.zip(self.duration_ms)?;
+        Some(Time(started.0.saturating_add(took)))
+    }
+    fn set_lateness(&mut self, ms: Option<i64>) {
+        self.lateness_ms = ms;
+    }
+}
+
 /// A job as the page shows it in a line.
 #[derive(Debug, Clone, PartialEq, Serialize, utoipa::ToSchema)]
 pub(super) struct Job {
@@ -413,7 +432,11 @@ impl Board {
         let inner = self.read();
         inner.jobs.get(name).is_some_and(|e| {
             let last = newest.last().cloned().map(Recent::from);
-            newest.len() < FIRST_RECORDS || last.is_some_and(|last| e.job.recent.contains(&last))
+            let known = |last: Recent| {
+                let mut recent = e.job.recent.iter();
+                recent.any(|r| diff::same_run(r, &last) && r.outcome == last.outcome)
+            };
+            newest.len() < FIRST_RECORDS || last.is_some_and(known)
         })
     }
 }
@@ -827,6 +850,7 @@ impl Entry {
             let rest: Vec<Recent> = self.job.recent.iter().filter(new).cloned().collect();
             newest.extend(rest);
         }
+        view::late_since_due(&mut newest, Some(&self.definition));
         newest.truncate(RECENT);
         newest.shrink_to_fit();
         if newest == self.job.recent {

@@ -20,7 +20,7 @@ use crate::{
     },
     model::{Outcome, RunRecord, job::OnStateLoss},
     store::HISTORY_KEPT,
-    view::Time,
+    view::{self, Time},
 };
 
 /// How many coming occurrences are shown.
@@ -197,6 +197,10 @@ pub(super) async fn job(
     let (definition, job) = inner
         .job(&name)
         .ok_or_else(|| Problem::missing("the job is gone"))?;
+    let records = records.map(|mut records| {
+        view::late_since_due(&mut records, Some(definition));
+        records
+    });
     let upcoming = acts::coming(Some(definition), inner.clock().now, UPCOMING);
     let local = |o| {
         definition

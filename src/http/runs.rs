@@ -15,9 +15,10 @@ use super::{
     problem::{Problem, ProblemView},
 };
 use crate::{
+    config::Job,
     model::{JobName, Outcome, RunId, RunRecord},
     store::{self, HISTORY_KEPT, Output, Store},
-    view::{RunView, Time},
+    view::{RunView, Time, late_since_due},
 };
 
 /// How many requests for records are under way at one time.
@@ -92,7 +93,8 @@ fn active(inner: &Inner, job: &JobName) -> Vec<RunView> {
         .map_or_else(Vec::new, |(_, job)| job.view.running.clone())
 }
 
-/// The active runs and the ended ones; one that ended between the two reads is in both.
+/// The active runs and the ended ones, which [`late_since_due`] has seen; one that ended between the two reads is in
+/// both.
 fn joined(active: Vec<RunView>, ended: Vec<RunRecord>) -> Vec<RunView> {
     let mut all: Vec<RunView> = active;
     all.retain(|r| ended.iter().all(|e| e.run_id != r.run_id));
@@ -208,13 +210,16 @@ fn page(all: Vec<RunView>, after: Option<Cursor>, limit: usize) -> Runs {
 }
 
 impl App {
+    /// The records of a job, as they are shown.
     async fn records(&self, job: &JobName, n: usize) -> Result<Vec<RunRecord>, Problem> {
-        let job = job.clone();
-        self.ask(move |store| {
-            let job = job.clone();
-            async move { store.records(&job, n).await }
-        })
-        .await
+        let (name, definition) = (job.clone(), self.board.read().definition(job));
+        let asked = self.ask(move |store| {
+            let name = name.clone();
+            async move { store.records(&name, n).await }
+        });
+        let mut records = asked.await?;
+        late_since_due(&mut records, definition.as_deref());
+        Ok(records)
     }
 }
 
@@ -284,7 +289,7 @@ fn wanted(
     names: &[JobName],
     filter: &Filter,
     limit: usize,
-) -> Vec<(JobName, usize)> {
+) -> Vec<(Arc<Job>, usize)> {
     let known = |name: &JobName| inner.job(name).map(|(_, job)| job);
     let in_time = |at: Time| at.0 <= filter.to;
     let mut newest: Vec<i64> = names
@@ -318,29 +323,33 @@ fn wanted(
                 r.occurrence.0.max(ends) >= oldest
             };
             let last = recent.iter().rposition(reaches)?;
-            // All that the board has are wanted: there may be more before them.
+            // All that the board has are wanted: there may be more before them. One more: the lateness of an attempt
+            // counts from the end of the one before.
             let n = if last + 1 == recent.len() {
                 HISTORY_KEPT
             } else {
-                last + 1
+                last + 2
             };
-            Some((name.clone(), n))
+            Some((inner.definition(name)?, n))
         })
         .collect()
 }
 
 async fn read(
     store: &dyn Store,
-    wanted: Vec<(JobName, usize)>,
+    wanted: Vec<(Arc<Job>, usize)>,
 ) -> Result<Vec<RunRecord>, store::Error> {
     let asks = wanted
         .into_iter()
-        .map(|(name, n)| async move { store.records(&name, n).await });
+        .map(|(job, n)| async move { (store.records(&job.name, n).await, job) });
     let mut all = vec![];
     let mut answers = futures_util::stream::iter(asks).buffer_unordered(AT_ONCE);
-    while let Some(records) = answers.next().await {
+    while let Some((records, job)) = answers.next().await {
         match records {
-            Ok(records) => all.extend(records),
+            Ok(mut records) => {
+                late_since_due(&mut records, Some(&job));
+                all.extend(records);
+            }
             // It hides no other job's.
             Err(store::Error::Corrupt { .. }) => {}
             Err(e) => return Err(e),

@@ -86,6 +86,9 @@ pub fn claim(
     if st.lost_before <= st.newest || st.lost_before > now {
         st.lost_before = 0;
     }
+    if st.lost_until <= st.newest || st.lost_until > now {
+        st.lost_until = 0;
+    }
     let open = st.open.iter().position(|o| match &c.target {
         Target::Scheduled(at) => o.run.occurrence == *at,
         Target::Manual { key, .. } => o.run.key.as_ref() == Some(key),
@@ -204,11 +207,9 @@ fn too_late(c: &Claim) -> &'static str {
 }
 
 /// The same for an occurrence that was never to start.
-fn never(st: &State, c: &Claim) -> &'static str {
+fn never(c: &Claim) -> &'static str {
     match c.start_by {
         REMOVED => JOB_REMOVED,
-        // The first claim since then.
-        _ if st.lost_before > 0 => AFTER_LOSS,
         _ => OVERDUE,
     }
 }
@@ -221,33 +222,47 @@ fn give_up_missed(st: &mut State, c: &Claim, at: Occurrence, effects: &mut Effec
             early: st.early.clone(),
         });
     }
-    // What a loss of the store's data kept from running is one record, however often the job is planned.
-    let mut after_loss: Option<RunRecord> = None;
     for m in c.missed.iter().filter(|m| m.last < at) {
         if m.last.0 <= st.newest {
             continue;
         }
-        st.newest = m.last.0;
-        let why = never(st, c);
-        let one = after_loss.as_mut().filter(|_| why == AFTER_LOSS);
-        match (one, m.last.0 > st.lost_before) {
-            (Some(one), _) => {
-                one.occurrence = m.last;
-                one.count = one.count.saturating_add(m.count);
-            }
-            (None, true) if why == AFTER_LOSS => {
-                after_loss = Some(not_run(c, m.last, Outcome::Missed, m.count, why));
-            }
-            (None, _) => {
-                let why = if why == AFTER_LOSS { OVERDUE } else { why };
-                effects
-                    .records
-                    .push(not_run(c, m.last, Outcome::Missed, m.count, why));
-            }
+        if c.start_by != REMOVED && st.kept_back(m) {
+            keep_back(st, c, m, effects);
+            continue;
         }
+        st.newest = m.last.0;
+        let record = not_run(c, m.last, Outcome::Missed, m.count, never(c));
+        effects.records.push(record);
     }
-    effects.records.extend(after_loss);
     ControlFlow::Continue(())
+}
+
+/// `m` is decided without a run, because the store had lost its data. What one loss kept from running is one record of
+/// the job, as long as no other occurrence of the job comes in between.
+fn keep_back(st: &mut State, c: &Claim, m: &Missed, effects: &mut Effects) {
+    let before = Occurrence(std::mem::replace(&mut st.newest, m.last.0));
+    // One that ran early has an outcome of its own.
+    let apart = st.early.iter().any(|e| before < *e && *e < m.first);
+    let goes_on = |r: &&mut RunRecord| {
+        !apart && r.job == c.job && r.occurrence == before && r.error.as_deref() == Some(AFTER_LOSS)
+    };
+    if let Some(r) = effects.records.last_mut().filter(goes_on) {
+        (r.occurrence, r.count) = (m.last, r.count.saturating_add(m.count));
+        let of_it = |j: &&mut Joined| j.job == c.job && j.at == before;
+        if let Some(joined) = effects.joined.iter_mut().find(of_it) {
+            joined.at = m.last;
+        }
+        return;
+    }
+    let record = not_run(c, m.last, Outcome::Missed, m.count, AFTER_LOSS);
+    effects.records.push(record);
+    if !apart {
+        effects.joined.push(Joined {
+            job: c.job.clone(),
+            before,
+            at: m.last,
+        });
+    }
 }
 
 /// The occurrence may have run before its time, by a wrong clock: see [`Control::Rewind`].
@@ -294,9 +309,21 @@ fn apply_pause_and_skip(
         return ControlFlow::Break(answer);
     }
     if rule!(TooLateIsMissed, now > c.start_by) {
+        let m = Missed::one(at);
+        if !c.is_manual()
+            && c.start_by != REMOVED
+            && c.start_by != PASSED_IN_DOUBT
+            && st.kept_back(&m)
+        {
+            keep_back(st, c, &m, effects);
+            return ControlFlow::Break(Answer::Recorded {
+                outcome: Outcome::Missed,
+                reason: AFTER_LOSS.to_owned(),
+            });
+        }
         let never_to_start = c.start_by <= NEVER;
         let reason = if never_to_start {
-            never(st, c)
+            never(c)
         } else {
             too_late(c)
         }

@@ -16,7 +16,7 @@ use crate::{
         },
         notify::stand::{Write, Written},
     },
-    model::{InstanceId, JobName, RunId, RunRecord},
+    model::{InstanceId, JobName, Marks, RunId, RunRecord},
     store::{Beat, Changed, Decision, Error, Fleet, Notices, Output, Problem, Reply, Store, Tail},
 };
 
@@ -244,8 +244,10 @@ impl Store for RecordingStore {
         at: u64,
         data: &[u8],
         keep: usize,
+        stderr: &Marks,
     ) -> Result<(), Error> {
-        self.inner.append_output(job, run, at, data, keep).await
+        let inner = &self.inner;
+        inner.append_output(job, run, at, data, keep, stderr).await
     }
     async fn output(&self, job: &JobName, run: RunId, from: u64) -> Result<Option<Output>, Error> {
         self.inner.output(job, run, from).await

@@ -10,6 +10,8 @@ use std::{
 use parking_lot::{Mutex, MutexGuard};
 use tokio::io::{AsyncRead, ReadBuf};
 
+use crate::model::{Marks, Stream};
+
 /// The target of the log events that carry output; their fields are `job`, `run` and `stream`.
 pub const LOG_TARGET: &str = "soloist::output";
 
@@ -28,6 +30,7 @@ struct Ring {
     bytes: VecDeque<u8>,
     /// How many bytes were written in all.
     total: u64,
+    stderr: Marks,
 }
 
 /// A piece of output.
@@ -76,9 +79,20 @@ impl Tail {
         self.lock().total
     }
 
-    fn push(&self, bytes: &[u8]) {
+    /// Which of the kept bytes came from stderr.
+    pub fn stderr(&self) -> Marks {
+        self.lock().stderr.clone()
+    }
+
+    fn push(&self, bytes: &[u8], stream: Stream) {
         let mut ring = self.lock();
+        let from = ring.total;
         ring.total += bytes.len() as u64;
+        let (total, first) = (ring.total, ring.total.saturating_sub(self.keep as u64));
+        if stream == Stream::Stderr {
+            ring.stderr.add(from, total);
+        }
+        ring.stderr.forget(first);
         let new = &bytes[bytes.len().saturating_sub(self.keep)..];
         let excess = (ring.bytes.len() + new.len()).saturating_sub(self.keep);
         ring.bytes.drain(..excess);
@@ -174,7 +188,12 @@ pub(super) async fn drain<A, B>(
         .await;
         stdout_was_read = from == 0;
         if n > 0 {
-            tail.push(&chunk[..n]);
+            let stream = if from == 0 {
+                Stream::Stdout
+            } else {
+                Stream::Stderr
+            };
+            tail.push(&chunk[..n], stream);
             if log {
                 lines[from].push(&chunk[..n], |line| log_line(from, line));
                 tokio::task::yield_now().await;
@@ -252,6 +271,7 @@ mod tests {
             kept,
             "out 1\nerr 1\nerr 2\nout 2\nerr 3\nerr 4\nout 3\nerr 5\n"
         );
+        assert_eq!(tail.stderr().to_text(), "6-18 24-36 42-48");
     }
 
     #[tokio::test]
@@ -281,7 +301,7 @@ mod tests {
     #[test]
     fn a_tail_keeps_the_last_bytes_and_counts_all() {
         let tail = Tail::new(5);
-        tail.push(b"abc");
+        tail.push(b"abc", Stream::Stdout);
         assert_eq!(
             tail.since(0),
             Piece {
@@ -296,7 +316,7 @@ mod tests {
                 offset: 2
             }
         );
-        tail.push(b"defg");
+        tail.push(b"defg", Stream::Stdout);
         assert_eq!(
             tail.since(0),
             Piece {
@@ -304,7 +324,7 @@ mod tests {
                 offset: 2
             }
         );
-        tail.push(b"0123456789");
+        tail.push(b"0123456789", Stream::Stdout);
         assert_eq!(
             tail.since(3),
             Piece {
@@ -316,8 +336,14 @@ mod tests {
         let piece = tail.piece(13, 2);
         assert_eq!((&piece.bytes[..], piece.next()), (&b"67"[..], 15));
 
+        // What is not kept needs no marks.
+        tail.push(b"x", Stream::Stderr);
+        assert_eq!(tail.stderr().to_text(), "17-18");
+        tail.push(b"12345", Stream::Stdout);
+        assert!(tail.stderr().is_empty());
+
         let none = Tail::new(0);
-        none.push(b"abc");
+        none.push(b"abc", Stream::Stdout);
         assert_eq!((none.total(), none.since(0).bytes.len()), (3, 0));
     }
 

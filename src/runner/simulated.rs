@@ -9,7 +9,7 @@ use crate::{
     clock::Boottime,
     guard::{Control, HandOver, KnownEnd, Moment, Spec},
     logic::life::{Cause, Life, Step, outcome},
-    model::{Outcome, RunId, RunRecord, Usage},
+    model::{Marks, Outcome, RunId, RunRecord, Usage},
 };
 
 /// What is written down of a command.
@@ -236,6 +236,7 @@ impl Guard {
             leftover: 0,
             output_tail: vec![],
             output_bytes: 0,
+            stderr: Marks::default(),
             usage: Usage::default(),
         };
         self.state.send_modify(|s| s.end = Some(end));

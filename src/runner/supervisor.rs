@@ -318,6 +318,7 @@ impl Supervisor {
             leftover,
             output_bytes: tail.next(),
             output_tail: tail.bytes,
+            stderr: self.tail.stderr(),
             usage,
         }
     }

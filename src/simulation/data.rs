@@ -75,6 +75,15 @@ fn int(bytes: &[u8]) -> Option<i64> {
     std::str::from_utf8(bytes).ok()?.parse().ok()
 }
 
+/// The places in a list of `len` items that a command names.
+fn range(len: usize, from: &[u8], to: &[u8]) -> (i64, i64) {
+    let place = |at: &[u8]| match int(at).unwrap_or(0) {
+        n if n < 0 => n + len as i64,
+        n => n,
+    };
+    (place(from).max(0), place(to))
+}
+
 impl Data {
     /// The keys of another copy, which is older.
     pub(super) fn replace_keys(&mut self, other: &Self) {
@@ -265,13 +274,16 @@ impl Data {
                 Answer::Int(all.len() as i64)
             }
             (b"RPOP", [key]) => self.list(key)?.pop_back().map_or(Answer::Nil, Answer::Bulk),
+            (b"LTRIM", [key, from, to]) => {
+                let all = self.list(key)?;
+                let (from, to) = range(all.len(), from, to);
+                let mut n = 0..;
+                all.retain(|_| n.next().is_some_and(|n| from <= n && n <= to));
+                Answer::Status("OK")
+            }
             (b"LRANGE", [key, from, to]) => {
                 let all = self.list(key)?;
-                let place = |at: &[u8]| match int(at).unwrap_or(0) {
-                    n if n < 0 => n + all.len() as i64,
-                    n => n,
-                };
-                let (from, to) = (place(from).max(0), place(to));
+                let (from, to) = range(all.len(), from, to);
                 let some = (from..=to).filter_map(|n| all.get(n as usize));
                 Answer::List(some.map(|v| bulk(v)).collect())
             }

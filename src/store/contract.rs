@@ -16,7 +16,7 @@ use crate::{
         },
         notify::stand::{Write, Written},
     },
-    model::{InstanceId, JobName, Occurrence, RunId, RunRecord, ms},
+    model::{InstanceId, JobName, Marks, Occurrence, RunId, RunRecord, ms},
 };
 
 /// The number of run records that the history keeps of each job.
@@ -229,6 +229,8 @@ pub struct Output {
     pub done: bool,
     /// If `done`: the number of bytes at the end of the output that the holder never stored.
     pub missing: u64,
+    /// Which bytes came from stderr, also others than those of `data`. Empty if an earlier version wrote them.
+    pub stderr: Marks,
 }
 
 impl Output {
@@ -240,6 +242,7 @@ impl Output {
         done: bool,
         coming: bool,
         total: u64,
+        stderr: Marks,
     ) -> Self {
         let more = !data.is_empty() && from.saturating_add(data.len() as u64) < stop;
         let done = done && !more;
@@ -250,6 +253,7 @@ impl Output {
             coming,
             done,
             missing: if done { total.saturating_sub(stop) } else { 0 },
+            stderr,
         }
     }
 }
@@ -265,6 +269,9 @@ pub struct Tail {
     /// or after the settlement. The store gives up bytes that do not arrive within
     /// [`OUTPUT_PATIENCE`](super::OUTPUT_PATIENCE) after the settlement.
     pub more: u64,
+    /// Which bytes came from stderr.
+    #[serde(default)]
+    pub stderr: Marks,
 }
 
 /// A property of a store with which soloist cannot keep its promises, or only some of them.
@@ -363,7 +370,8 @@ pub trait Store: Send + Sync + 'static {
 
     /// Adds `data` to the output of an active run, or of a run whose settlement announced more ([`Tail::more`]). The
     /// store keeps the newest `keep` bytes. `at` is the number of bytes that the run wrote before `data`: a repeated
-    /// request with the same `at` adds nothing twice.
+    /// request with the same `at` adds nothing twice. `stderr`: which bytes came from stderr, up to the end of `data`
+    /// at least; it takes the place of what an earlier request said.
     async fn append_output(
         &self,
         job: &JobName,
@@ -371,6 +379,7 @@ pub trait Store: Send + Sync + 'static {
         at: u64,
         data: &[u8],
         keep: usize,
+        stderr: &Marks,
     ) -> Result<(), Error>;
     /// The output from byte `from` on, up to [`OUTPUT_AT_ONCE`] bytes; None: the store has no output of this run.
     async fn output(&self, job: &JobName, run: RunId, from: u64) -> Result<Option<Output>, Error>;

@@ -28,7 +28,7 @@ use crate::{
         },
         notify::stand::{self, Write, Written},
     },
-    model::{InstanceId, JobName, RunId, RunRecord},
+    model::{InstanceId, JobName, Marks, RunId, RunRecord},
 };
 
 pub struct MemoryStore {
@@ -158,9 +158,9 @@ impl MemoryStore {
             &incarnation,
             &mut effects,
         );
-        for r in effects.records {
+        for r in std::mem::take(&mut effects.records) {
             let h = d.history.entry(r.job.clone()).or_default();
-            h.push_front(r);
+            effects.put(r, h);
             h.truncate(super::HISTORY_KEPT);
         }
         let mut around = std::mem::take(&mut d.around);
@@ -404,11 +404,12 @@ impl Store for MemoryStore {
         at: u64,
         data: &[u8],
         keep: usize,
+        stderr: &Marks,
     ) -> Result<(), Error> {
         let mut d = self.lock();
         let nothing = || (Extent::from(at), BTreeMap::new());
         let (extent, pieces) = d.output.entry(run).or_insert_with(nothing);
-        let Ok(()) = extent.add(pieces, at, data, keep as u64);
+        let Ok(()) = extent.add(pieces, at, data, keep as u64, stderr);
         Ok(())
     }
     async fn output(&self, _: &JobName, run: RunId, from: u64) -> Result<Option<Output>, Error> {

@@ -4,9 +4,13 @@
 use std::{collections::BTreeMap, convert::Infallible, ops::Range, time::Duration};
 
 use super::{LAST_BYTE, OUTPUT_AT_ONCE, Output, Tail};
+use crate::model::Marks;
 
 /// The bytes of one piece, also in Redis: piece n starts at byte n × `PIECE`.
 pub(super) const PIECE: u64 = 64 << 10;
+/// The number of the piece that says which bytes came from stderr ([`Marks::to_text`]): greater than that of any piece
+/// of the output. Redis has it in a field of its own.
+const MARKS: u64 = 1 << 48;
 /// How long the store waits for the rest of a run's output after the settlement.
 pub const OUTPUT_PATIENCE: Duration = Duration::from_secs(300);
 
@@ -49,6 +53,13 @@ impl Pieces for BTreeMap<u64, Vec<u8>> {
     }
 }
 
+fn mark<P: Pieces>(pieces: &mut P, stderr: &Marks) -> Result<(), P::Error> {
+    match stderr.is_empty() {
+        true => Ok(()),
+        false => pieces.put(MARKS, stderr.to_text().as_bytes()),
+    }
+}
+
 impl Extent {
     /// An empty output that begins at byte `at`.
     pub(super) fn from(at: u64) -> Self {
@@ -67,9 +78,15 @@ impl Extent {
         at: u64,
         data: &[u8],
         keep: u64,
+        stderr: &Marks,
     ) -> Result<(), P::Error> {
-        if self.done || at.saturating_add(data.len() as u64) > LAST_BYTE {
+        let end = at.saturating_add(data.len() as u64);
+        if self.done || end > LAST_BYTE {
             return Ok(());
+        }
+        // An older request that is repeated knows less.
+        if end >= self.stop {
+            mark(pieces, stderr)?;
         }
         if at > self.stop {
             // Bytes are missing before `data`: drop all earlier ones.
@@ -117,6 +134,7 @@ impl Extent {
         tail: &Tail,
         now: i64,
     ) -> Result<Option<Self>, P::Error> {
+        mark(pieces, &tail.stderr)?;
         if tail.more > 0 {
             let mut extent = was.unwrap_or_else(|| Self::from(tail.before));
             let patience = now.saturating_add(OUTPUT_PATIENCE.as_millis() as i64);
@@ -161,6 +179,7 @@ impl Extent {
             };
             data.extend_from_slice(part);
         }
+        let stderr = Marks::parse(&String::from_utf8_lossy(&pieces.get(MARKS)?));
         let given_up = self.rest.is_some_and(|(_, until)| now > until);
         let total = self.rest.map_or(self.stop, |(total, _)| total);
         Ok(Output::new(
@@ -170,6 +189,7 @@ impl Extent {
             self.done || given_up,
             self.rest.is_some() && !self.done && !given_up,
             total,
+            stderr,
         ))
     }
 }
@@ -179,7 +199,7 @@ mod tests {
     use super::*;
 
     fn add(extent: &mut Extent, all: &mut BTreeMap<u64, Vec<u8>>, at: u64, data: &[u8], keep: u64) {
-        let Ok(()) = extent.add(all, at, data, keep);
+        let Ok(()) = extent.add(all, at, data, keep, &Marks::default());
     }
     fn all(extent: &Extent, pieces: &BTreeMap<u64, Vec<u8>>) -> Vec<u8> {
         let (mut at, mut bytes) = (extent.base, vec![]);

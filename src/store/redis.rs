@@ -51,7 +51,7 @@ use crate::{
         },
         notify::stand::{Write, Written},
     },
-    model::{InstanceId, JobName, RunId, RunRecord},
+    model::{InstanceId, JobName, Marks, RunId, RunRecord},
 };
 
 /// The most commands with output that are under way at one time.
@@ -580,6 +580,7 @@ impl Store for RedisStore {
             Arg::Int(output.more as i64),
             Arg::Int(i64::from(r.attempt)),
             r.finished_at.map_or(Arg::from(""), Arg::Int),
+            Arg::String(output.stderr.to_text()),
         ];
         let script = SETTLE.script(self.shows_states());
         let reply = self.run(&self.pool, script, &keys, &args, false).await?;
@@ -825,12 +826,18 @@ impl Store for RedisStore {
         at: u64,
         data: &[u8],
         keep: usize,
+        stderr: &Marks,
     ) -> Result<(), Error> {
         if at.saturating_add(data.len() as u64) > super::LAST_BYTE {
             return Ok(());
         }
         let keys = [self.key(job, &format!("output:{run}"))];
-        let args = [Arg::Int(at as i64), Arg::Bytes(data), Arg::Int(keep as i64)];
+        let args = [
+            Arg::Int(at as i64),
+            Arg::Bytes(data),
+            Arg::Int(keep as i64),
+            Arg::String(stderr.to_text()),
+        ];
         // Ignore the error: the semaphore is never closed.
         let _turn = self.output_turns.acquire().await;
         self.run(&self.outputs, &OUTPUT, &keys, &args, false)

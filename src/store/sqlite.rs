@@ -48,7 +48,7 @@ use crate::{
         },
         notify::stand::{self, LEASE, Write, Written},
     },
-    model::{InstanceId, JobName, RunId, RunRecord},
+    model::{InstanceId, JobName, Marks, RunId, RunRecord},
 };
 
 /// The store of one host, in a SQLite file.
@@ -374,6 +374,28 @@ impl Request<'_> {
         Ok(())
     }
 
+    /// Removes the record whose place `r` takes. Returns how many occurrences that one counted.
+    fn take_joined(&self, r: &RunRecord) -> Result<u64, Fault> {
+        let Some(joined) = self.effects.joined(r) else {
+            return Ok(0);
+        };
+        let mut rows = self.db.prepare_cached(
+            "SELECT id, record FROM history WHERE job = ?1 AND run IS NULL ORDER BY id DESC",
+        )?;
+        let mut rows = rows.query([r.job.as_str()])?;
+        while let Some(row) = rows.next()? {
+            let old = serde_json::from_str::<RunRecord>(row.get_ref(1)?.as_str().unwrap_or(""));
+            if let Ok(old) = old
+                && joined.replaces(&old)
+            {
+                let id: i64 = row.get(0)?;
+                self.execute("DELETE FROM history WHERE id = ?1", &[&id])?;
+                return Ok(old.count);
+            }
+        }
+        Ok(0)
+    }
+
     /// Writes the records and events that the rules produced.
     fn write_effects(&self, origin: &str) -> Result<(), Fault> {
         let now = self.now();
@@ -382,6 +404,7 @@ impl Request<'_> {
             let stored = RunRecord {
                 fencing_token: None,
                 output_tail: String::new(),
+                count: r.count.saturating_add(self.take_joined(r)?),
                 ..r.clone()
             };
             self.execute(
@@ -734,15 +757,16 @@ impl Store for SqliteStore {
         at: u64,
         data: &[u8],
         keep: usize,
+        stderr: &Marks,
     ) -> Result<(), Error> {
-        let data = data.to_vec();
+        let (data, stderr) = (data.to_vec(), stderr.clone());
         self.write(move |s| {
             let mut all = extent(s.db, run)?.unwrap_or_else(|| Extent::from(at));
             let mut pieces = PiecesOf {
                 db: s.db,
                 run: run.to_string(),
             };
-            all.add(&mut pieces, at, &data, keep as u64)?;
+            all.add(&mut pieces, at, &data, keep as u64, &stderr)?;
             s.save(run, &all)
         })
         .await

@@ -69,6 +69,7 @@ pub(super) fn decide(
         });
     }
     effects.records.append(&mut own.records);
+    effects.joined.append(&mut own.joined);
     effects.events.append(&mut own.events);
     answer
 }

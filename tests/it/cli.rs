@@ -18,7 +18,7 @@ use soloist::{
         Answer, Claim, DelayedAttempt, Grant, OnCrash, Overlap, Presence, Register, Registration,
         Renew, Renewal, Settle, Settlement, StopRequest, Target,
     },
-    model::{InstanceId, JobName, Occurrence, Outcome, Run, RunId, RunRecord, Trigger},
+    model::{InstanceId, JobName, Marks, Occurrence, Outcome, Run, RunId, RunRecord, Trigger},
     store::{self, Beat, Decision, Info, Store, Tail},
 };
 use tempfile::TempDir;
@@ -123,6 +123,20 @@ impl Ran {
         let hint = hint.strip_prefix("hint: ").expect("the hint");
         (chain.to_owned(), hint.to_owned())
     }
+}
+
+/// The message says what to do, and nothing contradicts it.
+#[test]
+fn a_refused_database_is_told_once() {
+    let files = Files::new("[store]\nurl = 'sqlite:.'\n[jobs.a]\ncommand = 'x'\n");
+    let ran = files.run(&["status"]);
+    assert_eq!((ran.code, ran.out.as_str()), (Some(69), ""), "{}", ran.err);
+    assert!(
+        ran.err.contains("it is a directory; name a file"),
+        "{}",
+        ran.err
+    );
+    assert_eq!(ran.err.lines().count(), 1, "{}", ran.err);
 }
 
 #[test]
@@ -747,6 +761,7 @@ impl Held<'_> {
                 at,
                 text.as_bytes(),
                 65_536,
+                &Marks::default(),
             ))
             .expect("output is kept");
     }

@@ -403,6 +403,51 @@ fn on_terminal(fleet: &Fleet, words: &str, env: &[(&str, &str)]) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
+/// The command writes to one stream and to the other in turn, and goes on when the store has what it wrote.
+#[test]
+fn logs_tell_stderr_from_stdout() {
+    const WORDS: [&str; 4] = ["one\n", "TWO\n", "three\n", "FOUR\n"];
+    let command = "command = 'echo one; until test -e 1; do sleep 0.02; done; echo TWO >&2; \
+        until test -e 2; do sleep 0.02; done; echo three; until test -e 3; do sleep 0.02; done; echo FOUR >&2; \
+        until test -e 4; do sleep 0.02; done'";
+    for plan in [fleet(1), fleet(1).sqlite()] {
+        let fleet = plan.job("talks", command).start();
+        wait_until("the job is known", GENEROUS, || {
+            let told = fleet.cli(&["trigger", "talks", "--key", "k"]);
+            told.status.success()
+        });
+        let marked = "one\r\n┃ TWO\r\nthree\r\n┃ FOUR\r\n";
+        for n in 1..=WORDS.len() {
+            wait_until("the store has it", GENEROUS, || {
+                fleet.cli(&["logs", "talks"]).stdout == WORDS[..n].concat().as_bytes()
+            });
+            if n == WORDS.len() {
+                // Also while the command runs.
+                let env = [("LC_ALL", "C.UTF-8"), ("NO_COLOR", "1")];
+                assert_eq!(on_terminal(&fleet, "logs talks", &env), marked);
+            }
+            std::fs::write(fleet.file(&n.to_string()), "").expect("a file");
+        }
+        fleet.wait_record("talks", "succeeded");
+        assert_eq!(fleet.said(&["logs", "talks"]), WORDS.concat());
+        let of = |stream: &str| fleet.said(&["logs", "talks", "--stream", stream]);
+        assert_eq!(of("stdout"), "one\nthree\n");
+        assert_eq!(of("stderr"), "TWO\nFOUR\n");
+        let json = fleet.json(&["logs", "talks", "--json"]);
+        assert_eq!(json["output"], WORDS.concat());
+        assert_eq!(json["stderr"], serde_json::json!([[4, 8], [14, 19]]));
+        let json = fleet.json(&["logs", "talks", "--json", "--stream", "stderr"]);
+        assert_eq!(json["output"], "TWO\nFOUR\n");
+        let coloured = on_terminal(&fleet, "logs talks", &[("LC_ALL", "C")]);
+        assert!(
+            coloured.contains("\u{1b}[31m!\u{1b}[0m TWO"),
+            "{coloured:?}"
+        );
+        let raw = on_terminal(&fleet, "logs talks --raw", &[("LC_ALL", "C.UTF-8")]);
+        assert_eq!(raw, WORDS.concat().replace('\n', "\r\n"));
+    }
+}
+
 #[test]
 fn colours_are_for_terminals_and_never_with_no_color() {
     let fleet = fleet(1).sqlite().witness("a", "for=5 exit=1", "").start();

@@ -13,13 +13,13 @@ use std::{
 use soloist::{
     clock::{Boottime, StoreClock},
     logic::claim::{
-        self, Answer, Claim, Control, Controlled, DelayedAttempt, Event, Grant, IN_DOUBT, LIBRARY,
-        LOST, Missed, NextAttempt, OVERDUE, OVERLAPS, OWN_KEY, Observed, OnCrash, Open, Overlap,
-        PASSED, PASSED_IN_DOUBT, Pause, Presence, Register, Registration, Remembered, Renew,
-        Renewal, Settle, Settlement, State, StopRequest, TOO_LATE, Target,
+        self, AFTER_LOSS, Answer, Claim, Control, Controlled, DelayedAttempt, Event, Grant,
+        IN_DOUBT, LIBRARY, LOST, Missed, NEVER, NextAttempt, OVERDUE, OVERLAPS, OWN_KEY, Observed,
+        OnCrash, Open, Overlap, PASSED, PASSED_IN_DOUBT, Pause, Presence, Register, Registration,
+        Remembered, Renew, Renewal, Settle, Settlement, State, StopRequest, TOO_LATE, Target,
     },
     logic::notify::stand::{Write, Written},
-    model::{InstanceId, JobName, Occurrence, Outcome, Run, RunId, RunRecord, Trigger},
+    model::{InstanceId, JobName, Marks, Occurrence, Outcome, Run, RunId, RunRecord, Trigger},
     store::{
         self, Beat, DECISIONS_KEPT, Decision, Error, HISTORY_KEPT, Info, Notices, OUTPUT_AT_ONCE,
         Outage, Output, Store, Tail, memory::MemoryStore, sqlite::SqliteStore,
@@ -88,6 +88,7 @@ conformance! {
     a_retry_gives_way_to_a_newer_occurrence
     a_takeover_is_due_at_once
     what_may_have_run_before_a_loss_is_not_granted
+    what_a_loss_kept_from_running_is_one_record
     what_cannot_be_started_in_time_is_missed
     a_pause_skips_until_it_ends
     skips_are_counted
@@ -117,6 +118,7 @@ conformance! {
     decisions_are_kept_newest_first
     history_is_kept_newest_first
     output_is_added_once
+    output_says_which_bytes_are_of_stderr
     output_that_is_much_comes_in_pieces_after_the_settlement
     output_that_stays_away_is_given_up
     an_offset_beyond_all_output_is_survived
@@ -1066,6 +1068,49 @@ async fn what_may_have_run_before_a_loss_is_not_granted(bed: Bed) {
     }
 }
 
+/// What was planned between the loss and the adoption, decided by several claims.
+async fn what_a_loss_kept_from_running_is_one_record(bed: Bed) {
+    let s = bed.store();
+    let (now, incarnation) = now(&*s).await;
+    let begins = Register {
+        lost_before: now - 90_000,
+        ..registration("backup", Some(&incarnation))
+    };
+    let _ = s.register(&[begins]).await.unwrap();
+    let kept_back = Answer::Recorded {
+        outcome: Outcome::Missed,
+        reason: AFTER_LOSS.to_owned(),
+    };
+    let given_up = |missed: &[i64], at: i64| Claim {
+        missed: (missed.iter().map(|at| Missed::one(Occurrence(now - at)))).collect(),
+        start_by: NEVER,
+        ..claim(now - at, "a")
+    };
+    let first = one(&*s, &given_up(&[80_000, 70_000], 60_000)).await;
+    assert_eq!(first, kept_back);
+    assert_eq!(one(&*s, &given_up(&[], 50_000)).await, kept_back);
+    // It runs, and the next one comes too late again.
+    let runs = Claim {
+        missed: vec![Missed::one(Occurrence(now - 40_000))],
+        overlap: Overlap::Allow,
+        ..claim(now - 30_000, "a")
+    };
+    assert!(matches!(one(&*s, &runs).await, Answer::Granted(_)));
+    let late = Claim {
+        start_by: now - 1,
+        overlap: Overlap::Allow,
+        ..given_up(&[], 20_000)
+    };
+    assert_eq!(one(&*s, &late).await, kept_back);
+    let records = s.history(&j(), 9).await.unwrap();
+    let told: Vec<_> = records
+        .iter()
+        .map(|r| (now - r.occurrence.0, r.count, r.outcome, r.error.as_deref()))
+        .collect();
+    let one = |at, count| (at, count, Outcome::Missed, Some(AFTER_LOSS));
+    assert_eq!(told, [one(20_000, 1), one(40_000, 5)]);
+}
+
 async fn what_cannot_be_started_in_time_is_missed(bed: Bed) {
     let (s, now) = ready(&bed).await;
     let late = Claim {
@@ -2008,7 +2053,7 @@ async fn a_settlement_counts_once(bed: Bed) {
     let tail = |data: &[u8]| Tail {
         before: 3,
         data: data.to_vec(),
-        more: 0,
+        ..nothing()
     };
     assert_eq!(
         s.settle(&settle, &tail(b"one")).await.unwrap().value,
@@ -2225,24 +2270,67 @@ async fn an_offset_beyond_all_output_is_survived(bed: Bed) {
     let c = claim(now, "a");
     let _ = granted(&*s, &c).await;
     let read = async |from: u64| s.output(&j(), c.run, from).await.unwrap();
-    s.append_output(&j(), c.run, 0, b"some", 100).await.unwrap();
+    s.append_output(&j(), c.run, 0, b"some", 100, &Marks::default())
+        .await
+        .unwrap();
     for far in [1 << 53, i64::MAX as u64, u64::MAX - 3, u64::MAX] {
         let all = read(far).await.expect("an output");
         assert_eq!((all.from, all.data.len(), all.more), (4, 0, false));
         // No command can have written so much.
         let _ = s
-            .append_output(&j(), c.run, far, b"more and more", 100)
+            .append_output(&j(), c.run, far, b"more and more", 100, &Marks::default())
             .await;
         assert!(read(0).await.is_some());
     }
+}
+
+async fn output_says_which_bytes_are_of_stderr(bed: Bed) {
+    let (s, now) = ready(&bed).await;
+    let c = claim(now - 1000, "a");
+    let g = granted(&*s, &c).await;
+    let marks = Marks::parse;
+    let add = async |at: u64, data: &[u8], stderr: &str| {
+        let stderr = marks(stderr);
+        let told = s.append_output(&j(), c.run, at, data, 100, &stderr).await;
+        told.unwrap();
+    };
+    let read = async || s.output(&j(), c.run, 0).await.unwrap().unwrap();
+    add(0, b"out\n", "").await;
+    assert_eq!(read().await.stderr, marks(""));
+    add(4, b"err\n", "4-8").await;
+    add(8, b"out\nerr\n", "4-8 12-16").await;
+    // Repeated, as after a lost answer.
+    add(4, b"err\n", "4-8").await;
+    assert_eq!(read().await.stderr, marks("4-8 12-16"));
+    let tail = |before: u64, data: &[u8], stderr: &str| Tail {
+        before,
+        data: data.to_vec(),
+        stderr: marks(stderr),
+        ..nothing()
+    };
+    // The end of the output takes the place of all.
+    let all = tail(4, b"err\nout\nerr\nerr\n", "4-8 12-20");
+    let settled = settlement(&c, g, Outcome::Succeeded);
+    let _ = s.settle(&settled, &all).await.unwrap();
+    assert_eq!(read().await.stderr, marks("4-8 12-20"));
+    // A short run has no more than its settlement.
+    let c = claim(now, "a");
+    let g = granted(&*s, &c).await;
+    let settled = settlement(&c, g, Outcome::Failed);
+    let _ = s.settle(&settled, &tail(0, b"err\n", "0-4")).await.unwrap();
+    let o = s.output(&j(), c.run, 0).await.unwrap().unwrap();
+    assert_eq!((o.stderr, o.done), (marks("0-4"), true));
 }
 
 async fn output_is_added_once(bed: Bed) {
     let (s, now) = ready(&bed).await;
     let c = claim(now, "a");
     let g = granted(&*s, &c).await;
-    let add =
-        async |at: u64, data: &[u8]| s.append_output(&j(), c.run, at, data, 10).await.unwrap();
+    let add = async |at: u64, data: &[u8]| {
+        s.append_output(&j(), c.run, at, data, 10, &Marks::default())
+            .await
+            .unwrap()
+    };
     let read = async |from: u64| s.output(&j(), c.run, from).await.unwrap();
     let is = |from: u64, data: &[u8], done: bool| {
         Some(Output {
@@ -2302,7 +2390,9 @@ async fn output_that_is_much_comes_in_pieces_after_the_settlement(bed: Bed) {
     let written: Vec<u8> = (0..1_000_000_u32).map(|i| (i % 253) as u8).collect();
     let kept = written.len() - KEEP;
     let add = async |at: usize, data: &[u8]| {
-        let done = s.append_output(&j(), c.run, at as u64, data, KEEP).await;
+        let done = s
+            .append_output(&j(), c.run, at as u64, data, KEEP, &Marks::default())
+            .await;
         done.unwrap();
     };
     // Some of it was shown while the command went on.
@@ -2312,8 +2402,8 @@ async fn output_that_is_much_comes_in_pieces_after_the_settlement(bed: Bed) {
     assert!(live == written[380_000..500_000] && !last.done && !last.coming);
     let tail = Tail {
         before: kept as u64,
-        data: vec![],
         more: KEEP as u64,
+        ..nothing()
     };
     let settled = settlement(&c, g, Outcome::Succeeded);
     let done = s.settle(&settled, &tail).await.unwrap().value;
@@ -2356,7 +2446,9 @@ async fn output_that_stays_away_is_given_up(mut bed: Bed) {
     };
     let c = claim(now, "a");
     let g = granted(&*s, &c).await;
-    s.append_output(&j(), c.run, 0, b"some", 100).await.unwrap();
+    s.append_output(&j(), c.run, 0, b"some", 100, &Marks::default())
+        .await
+        .unwrap();
     let tail = Tail {
         more: 10,
         ..nothing()
@@ -2669,14 +2761,14 @@ async fn redis_counts_through_no_more_output_than_a_run_can_have() {
     let (s, now) = ready(&bed).await;
     let mine = claim(now - 100, "a");
     let _ = granted(&*s, &mine).await;
-    s.append_output(&j(), mine.run, 0, b"some", 100)
+    s.append_output(&j(), mine.run, 0, b"some", 100, &Marks::default())
         .await
         .unwrap();
     let key = format!("soloist:{{backup}}:output:{}", mine.run);
     let stop = 1_u64 << 50;
     server(&mut bed).command::<()>(&["HSET", &key, "stop", &stop.to_string()]);
     let told = s
-        .append_output(&j(), mine.run, stop + 1, b"more", 100)
+        .append_output(&j(), mine.run, stop + 1, b"more", 100, &Marks::default())
         .await;
     told.expect("an answer in time");
     let output = s.output(&j(), mine.run, 0).await.unwrap();
@@ -3018,7 +3110,9 @@ async fn redis_connections_that_failed_are_not_used_again() {
     );
     let ask = async || -> Vec<Option<Error>> {
         let renewed = s.renew(&gone).await;
-        let piece = s.append_output(&j(), gone.run.id, 0, b"x", 9).await;
+        let piece = s
+            .append_output(&j(), gone.run.id, 0, b"x", 9, &Marks::default())
+            .await;
         vec![
             s.claim(std::slice::from_ref(&nobody)).await.err(),
             renewed.err(),
@@ -3132,7 +3226,7 @@ async fn redis_forgets_what_is_no_state_after_its_time() {
     let settled = settlement(&first, g, Outcome::Succeeded);
     let _ = s.settle(&settled, &tail).await.unwrap();
     let _ = granted(&*s, &second).await;
-    s.append_output(&j(), second.run, 0, b"live", 10)
+    s.append_output(&j(), second.run, 0, b"live", 10, &Marks::default())
         .await
         .unwrap();
     let decision = Decision {

@@ -22,7 +22,7 @@ use soloist::{
         Register, Registration, Renew, Renewal, Settle, Settlement, State, Target,
     },
     logic::schedule::next_of,
-    model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger},
+    model::{InstanceId, JobName, Marks, Occurrence, Outcome, RunId, RunRecord, Trigger},
     store::{Decision, Error, Fleet, Output, Reply, Store, Tail, memory::MemoryStore},
 };
 use tokio::sync::{Notify, broadcast, mpsc};
@@ -206,8 +206,11 @@ impl Store for Line {
         at: u64,
         data: &[u8],
         keep: usize,
+        stderr: &Marks,
     ) -> Result<(), Error> {
-        self.store.append_output(job, run, at, data, keep).await
+        self.store
+            .append_output(job, run, at, data, keep, stderr)
+            .await
     }
     async fn output(&self, job: &JobName, run: RunId, from: u64) -> Result<Option<Output>, Error> {
         self.store.output(job, run, from).await

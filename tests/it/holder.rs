@@ -19,7 +19,7 @@ use soloist::{
         Answer, Claim, Control, Controlled, Event, OnCrash, Overlap, Presence, Register,
         Registration, Renew, Renewal, Settle, Settlement, State, Target,
     },
-    model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger},
+    model::{InstanceId, JobName, Marks, Occurrence, Outcome, RunId, RunRecord, Trigger},
     runner::Runner,
     store::{
         Beat, Decision, Error, Fleet, OUTPUT_AT_ONCE, Output, Reply, Store, Tail,
@@ -163,9 +163,12 @@ impl Store for Line {
         at: u64,
         data: &[u8],
         keep: usize,
+        stderr: &Marks,
     ) -> Result<(), Error> {
         assert!(data.len() <= OUTPUT_AT_ONCE);
-        self.store.append_output(job, run, at, data, keep).await?;
+        self.store
+            .append_output(job, run, at, data, keep, stderr)
+            .await?;
         let one_less = |n: u32| n.checked_sub(1);
         let left = &self.lost_pieces;
         match left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_less) {

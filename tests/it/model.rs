@@ -112,8 +112,8 @@ impl Model {
             "{}: the store's answer (left) differs; state {before:#?}",
             self.at
         );
-        for r in effects.records {
-            known.history.push_front(r);
+        for r in std::mem::take(&mut effects.records) {
+            effects.put(r, &mut known.history);
             known.history.truncate(HISTORY_KEPT);
         }
         self.events.extend(effects.events);

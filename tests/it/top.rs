@@ -217,6 +217,19 @@ fn a_signal_ends_it_and_the_terminal_is_as_it_was() {
 }
 
 #[test]
+fn a_panic_leaves_the_terminal_as_it_was() {
+    let mut t = Terminal::start(&[("SOLOIST_FAILPOINT", "top_redraws")], 80, 24);
+    t.wait_shown("tidy");
+    t.press("\x0c");
+    let end = t.wait_shown("panicked at");
+    assert!(end.contains(LEFT) && end.contains("\x1b[?25h"), "{end:?}");
+    // Its message is on the terminal's own screen, and its lines begin at the left.
+    let rest = t.wait_shown("code 101");
+    assert!(rest.contains("top_redraws`\r\n"), "{rest:?}");
+    t.as_before();
+}
+
+#[test]
 fn it_is_suspended_and_comes_back() {
     let mut t = Terminal::start(&[], 80, 24);
     t.wait_shown("tidy");

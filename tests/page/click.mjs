@@ -207,6 +207,7 @@ async function skip() {
 async function drain() {
   await go('#/instances');
   await until('instances', () => document.querySelector('.inst tbody tr'));
+  await until('who won', () => [...document.querySelectorAll('.inst td.i-w')].some((td) => /[1-9]/.test(td.textContent)));
   await click('Drain', '.inst tbody');
   await click('Drain it', 'dialog[open]');
   await until('the drain', () => /draining/.test(document.querySelector('.inst tbody')?.textContent));

@@ -1,7 +1,7 @@
 // The instances: is a host sick? And the store, as this page saw it since it was opened.
 import { html, useRef, useState } from './base.js';
 import { known, now, useTopics } from './store.js';
-import { clean, many, ms, number, short, signed, took, when } from './format.js';
+import { D, clean, many, ms, number, short, signed, took, when } from './format.js';
 import { Icon } from './icons.js';
 import { Btn, Live, Since, Txt } from './parts.js';
 import { act } from './actions.js';
@@ -48,7 +48,19 @@ function sentence(list) {
 const Drain = ({ i, c = '' }) => html`<${Btn} c=${`s ${c}`} acts
   onClick=${() => act(i.draining ? 'undrain' : 'drain', i.instance)}>${i.draining ? 'Undrain …' : 'Drain …'}<//>`;
 
-function Row({ i, reach, common, sel, me }) {
+/** How many attempts each instance won, of those of the last 24 hours that this page knows: the last 24 of each job. */
+export function wins(jobs, n) {
+  const won = new Map();
+  for (const j of jobs) {
+    for (const r of [...j.running, ...(j.recent || [])]) {
+      if (!r.attempt || !r.instance || !(ms(r.started_at) >= n - D)) continue;
+      won.set(r.instance, (won.get(r.instance) || 0) + 1);
+    }
+  }
+  return won;
+}
+
+function Row({ i, reach, common, sel, me, won, all }) {
   const n = now();
   const trail = known.trail.offsets.get(i.instance) || [];
   return html`<tr class=${sel ? 'sel' : ''}>
@@ -69,6 +81,8 @@ function Row({ i, reach, common, sel, me }) {
       ${' '}<span class="t3">of ${when(ms(r.occurrence), n)}</span></div>`)}${i.running.length > 4 && html`<div
         class="t3">and ${i.running.length - 4} more</div>`}
       ${!i.running.length && html`<span class="t3">nothing</span>`}</td>
+    <td class="num i-w">${number(won)}${all > 0 && html` <span class="t3">${Math.round((won * 100)
+      / all)} %</span>`}</td>
     <td class="num i-j">${number(i.jobs)}</td>
     <td class=${`i-v ${i.version === common ? '' : 'x-missed'}`}>${clean(i.version)}</td>
     <td>${i.config_differs && html`<${Icon} k="drift" /> `}<code data-tip=${clean(i.config)}>${clean(i.config).slice(0,
@@ -128,8 +142,8 @@ function Configurations({ list }) {
     : html`<dl class="kv">${[...by].map(([config, on]) => html`<dt key=${config}><code>${clean(config).slice(0,
       12)}</code></dt><dd>${on.map((i) => short(i.instance)).join(', ')}</dd>`)}</dl>
     <p class="t3 gap-s">Each reads its own <code>jobs.toml</code>. Copy the right one there and run <code>systemctl
-      reload soloist</code>. An instance does not claim an occurrence
-    ${' '}that another definition has registered.</p>`}
+      reload soloist</code>. Until then an occurrence runs by the
+    ${' '}definition of the instance that wins it.</p>`}
     ${other.length > 0 && html`<p class="t2 gap-s">${many(other.length, 'job has', 'jobs have')} another definition in
       the fleet than on the instance that serves this page:
       ${' '}${other.slice(0, 10).map((j, k) => html`${k ? ', ' : ''}<a class="a"
@@ -158,6 +172,8 @@ export function Instances() {
   const versions = list.map((i) => i.version);
   const common = versions.sort((a, b) => versions.filter((v) => v === b).length - versions.filter((v) =>
     v === a).length)[0];
+  const won = wins(known.jobs.values(), now());
+  const all = [...won.values()].reduce((a, b) => a + b, 0);
   return html`<div role="status"><h1 class="verdict">${list.length ? sentence(list) : 'No instance is known'}</h1></div>
   <p class="sub">Instances schedule by the store’s clock, so an offset moves no job. It is shown because a clock that
     drifts tells of a sick host.</p>
@@ -165,10 +181,13 @@ export function Instances() {
     class="sr">Instances</caption><thead><tr><th>Instance</th>
     <th class="i-o">Clock against the store, ms<svg width="220" height="16" aria-hidden="true">${[-1, -0.5, 0, 0.5,
       1].map((k) => html`<text x=${110 + k * 96} y="12" text-anchor="middle">${signed(k * reach)}</text>`)}</svg></th>
-    <th class="i-d">Drift</th><th class="num">Offset</th><th class="i-r">Running</th><th class="num i-j">Jobs</th><th
+    <th class="i-d">Drift</th><th class="num">Offset</th><th class="i-r">Running</th>
+    <th class="num i-w"><span tabindex="0" data-tip="Attempts that it won, of the last 24 of each job">Won in
+      24 h</span></th>
+    <th class="num i-j">Jobs</th><th
       class="i-v">Version</th><th>Configuration</th><th class="num i-s">Last seen</th><th class="i-a"><span
         class="sr">Actions</span></th></tr></thead>
     <tbody>${list.map((i, k) => html`<${Row} key=${i.instance} i=${i} reach=${reach} common=${common} sel=${k === sel}
-      me=${i.instance === known.session?.instance} />`)}</tbody></table></div>`}
+      me=${i.instance === known.session?.instance} won=${won.get(i.instance) || 0} all=${all} />`)}</tbody></table></div>`}
   <div class="two sec"><${Configurations} list=${list} /><${Store} view=${view} /></div>`;
 }

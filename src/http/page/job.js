@@ -59,8 +59,8 @@ function Notes({ job, state }) {
   if (job.skip) say('skipped', `The next ${job.skip === 1 ? 'occurrence' : `${job.skip} occurrences`} will be skipped`);
   if (job.triggers) say('play', `${many(job.triggers, 'trigger waits', 'triggers wait')} for an instance`);
   if (job.other_definition) say('drift',
-    'The fleet has another definition of it than this instance. An instance does not claim what another definition'
-      + ' has registered.');
+    'The fleet has another definition of it than this instance. An occurrence runs by the definition of the instance'
+      + ' that wins it.');
   if (job.quarantined) say('planned',
     'Its state is from before the store lost data; nothing is granted until an instance adopts it.');
   if (job.decided_ahead) say('slow', html`Everything up to ${when(ms(job.decided_ahead), n)} counts as decided, because

@@ -223,7 +223,9 @@ export function Load({ query }) {
   <div class="heat sec"><div><${Map} data=${data} most=${most} start=${start} phone=${phone} />
     <p class="legend"><span>fewer</span>${step.map((n) => html`<span key=${n}><i class="sw ac" ref=${(el) => el
       && el.style.setProperty('opacity', strength(n, least, most))}></i>${n}</span>`)}<span>starts in the same
-        minute</span></p></div>
+        minute</span></p>
+    <p class="t3">The darker a minute, the more jobs start in it; one without colour has none, and a frame marks the
+      fullest. A minute opens the timeline at its time.</p></div>
     <div><h2 class="h2">What would help</h2><${Advice} data=${data} most=${most} /><p class="t3 gap-s">Nothing here
       changes a schedule: copy a line into <code>jobs.toml</code>.</p></div></div>`;
 }

@@ -204,6 +204,122 @@ fn what_a_removed_job_left_says_so() {
     assert_eq!(recorded(&said), (Outcome::Missed, OVERDUE));
 }
 
+/// One record, whatever number of claims it takes to decide what was planned between a loss and the adoption.
+#[test]
+fn what_a_loss_keeps_from_running_is_one_record() {
+    let mut st = State {
+        newest: T - 9000,
+        lost_before: T - 8000,
+        lost_until: T,
+        ..known()
+    };
+    let mut history = std::collections::VecDeque::new();
+    let mut ask = |st: &mut State, start_by, missed: &[i64], at: i64, now: i64| {
+        let c = Claim {
+            start_by,
+            missed: missed
+                .iter()
+                .map(|at| Missed::one(Occurrence(*at)))
+                .collect(),
+            ..asks(at)
+        };
+        let (answer, mut effects) = claimed(st, &c, now);
+        for r in std::mem::take(&mut effects.records) {
+            effects.put(r, &mut history);
+        }
+        let told = |r: &RunRecord| (r.occurrence.0 - T, r.count, r.error.clone().expect("why"));
+        (answer, history.iter().map(told).collect::<Vec<_>>())
+    };
+    let one = |at: i64, count: u64| (at, count, AFTER_LOSS.to_owned());
+    // What was due before the loss is none of it.
+    let before = (-8000, 1, OVERDUE.to_owned());
+    let (answer, all) = ask(&mut st, NEVER, &[T - 8000, T - 7000], T - 6000, T + 1);
+    assert_eq!(recorded(&answer), (Outcome::Missed, AFTER_LOSS));
+    assert_eq!(all, [one(-6000, 2), before.clone()]);
+    // Another claim, too late for its target.
+    let (answer, all) = ask(&mut st, PASSED, &[], T - 5000, T + 2);
+    assert_eq!(recorded(&answer), (Outcome::Missed, AFTER_LOSS));
+    assert_eq!(all, [one(-5000, 3), before.clone()]);
+    // A run comes in between: from there on it is another record.
+    let run = ask(&mut st, i64::MAX, &[T - 4000], T - 3000, T + 3);
+    assert!(matches!(run.0, Answer::Granted(_)), "{run:?}");
+    assert_eq!(run.1, [one(-4000, 4), before.clone()]);
+    st.open.clear();
+    let (_, all) = ask(&mut st, NEVER, &[T - 2000, T - 1000, T], T + 1000, T + 2000);
+    // What was due after the adoption is none of it either.
+    let after = (1000, 1, OVERDUE.to_owned());
+    assert_eq!(all, [after, one(0, 3), one(-4000, 4), before]);
+    assert_eq!(st.lost_until, T);
+    let _ = ask(&mut st, i64::MAX, &[], T + 2000, T + 2000);
+    assert_eq!(st.lost_until, 0);
+}
+
+#[test]
+fn what_a_loss_kept_back_has_no_other_reason() {
+    let lost = || State {
+        newest: T - 2000,
+        lost_before: T - 1000,
+        lost_until: T,
+        ..known()
+    };
+    let said = |mut st: State, start_by, at: i64, now: i64| {
+        let answer = claimed(
+            &mut st,
+            &Claim {
+                start_by,
+                ..asks(at)
+            },
+            now,
+        )
+        .0;
+        recorded(&answer).1.to_owned()
+    };
+    assert_eq!(said(lost(), NEVER, T, T), AFTER_LOSS);
+    assert_eq!(said(lost(), PASSED, T, T), AFTER_LOSS);
+    assert_eq!(said(lost(), NEVER, T + 1, T + 1), OVERDUE);
+    assert_eq!(said(lost(), PASSED, T + 1, T + 1), TOO_LATE);
+    assert_eq!(said(lost(), NEVER, T - 1000, T), LOST);
+    // Its job was removed; the clock was in doubt; the clock that dated the adoption was wrong.
+    assert_eq!(said(lost(), REMOVED, T, T), JOB_REMOVED);
+    assert_eq!(said(lost(), PASSED_IN_DOUBT, T, T), IN_DOUBT);
+    let wrong = State {
+        lost_until: T + 1,
+        ..lost()
+    };
+    assert_eq!(said(wrong, NEVER, T, T), OVERDUE);
+}
+
+/// One that ran early has its own outcome: no record of several reaches over it.
+#[test]
+fn what_ran_early_divides_what_a_loss_kept_back() {
+    let mut st = State {
+        newest: T - 5000,
+        lost_until: T,
+        early: vec![Occurrence(T - 3000)],
+        ..known()
+    };
+    let c = Claim {
+        start_by: NEVER,
+        missed: [T - 4000, T - 2000]
+            .map(|at| Missed::one(Occurrence(at)))
+            .to_vec(),
+        ..asks(T - 1000)
+    };
+    let (_, effects) = claimed(&mut st, &c, T);
+    let told: Vec<_> = effects
+        .records
+        .iter()
+        .map(|r| (r.occurrence.0 - T, r.count))
+        .collect();
+    assert_eq!(told, [(-4000, 1), (-1000, 2)]);
+    let joined: Vec<_> = effects
+        .joined
+        .iter()
+        .map(|j| (j.before.0 - T, j.at.0 - T))
+        .collect();
+    assert_eq!(joined, [(-5000, -4000)]);
+}
+
 #[test]
 fn a_range_that_ends_with_the_target_is_not_looked_at() {
     let mut st = State {

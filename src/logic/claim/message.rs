@@ -1,8 +1,10 @@
 //! What instances ask the store about one job, what the store answers, and what it tells all instances.
 
+use std::collections::VecDeque;
+
 use serde::{Deserialize, Serialize};
 
-use super::{Last, OnCrash, Open, Overlap};
+use super::{AFTER_LOSS, Last, OnCrash, Open, Overlap};
 use crate::model::{
     FencingToken, InstanceId, JobName, Occurrence, Outcome, Run, RunId, RunRecord, Trigger,
 };
@@ -193,8 +195,49 @@ impl Grant {
 pub struct Effects {
     /// For the history.
     pub records: Vec<RunRecord>,
+    /// Which of `records` go on with one that the history has.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub joined: Vec<Joined>,
     /// For the instances that listen.
     pub events: Vec<Event>,
+}
+
+/// The record of `at` says, of more occurrences, what the history says of those up to `before`, and none lies between:
+/// if the history still has that record, the new one takes its place, and counts its occurrences, too.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Joined {
+    pub job: JobName,
+    pub before: Occurrence,
+    pub at: Occurrence,
+}
+
+impl Joined {
+    /// `old` is the record to be replaced.
+    pub fn replaces(&self, old: &RunRecord) -> bool {
+        old.occurrence == self.before
+            && old.attempt == 0
+            && old.error.as_deref() == Some(AFTER_LOSS)
+    }
+}
+
+impl Effects {
+    /// What the history has to have before `record`, which is one of `records`, so that `record` takes its place.
+    pub fn joined(&self, record: &RunRecord) -> Option<&Joined> {
+        let after_loss = record.attempt == 0 && record.error.as_deref() == Some(AFTER_LOSS);
+        self.joined
+            .iter()
+            .find(|j| after_loss && j.job == record.job && j.at == record.occurrence)
+    }
+    /// Puts `record`, which is one of `records`, into its job's history, newest first.
+    pub fn put(&self, mut record: RunRecord, history: &mut VecDeque<RunRecord>) {
+        if let Some(joined) = self.joined(&record)
+            && let Some(i) = history.iter().position(|old| joined.replaces(old))
+            && let Some(old) = history.remove(i)
+        {
+            record.count = record.count.saturating_add(old.count);
+        }
+        history.push_front(record);
+    }
 }
 
 /// A hint to all instances. It may get lost; nothing depends on it but speed.

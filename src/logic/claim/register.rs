@@ -230,6 +230,11 @@ fn owed_after(r: &Register, now: i64) -> i64 {
     }
 }
 
+/// [`State::lost_until`] of a state that is adopted now.
+fn lost_until(r: &Register, now: i64) -> i64 {
+    if r.lost_before > 0 { now } else { 0 }
+}
+
 /// The state of a job that the store knows nothing of: a new one, or lost.
 fn new(r: &Register, now: i64, incarnation: &str, effects: &mut Effects) -> State {
     let mut st = State {
@@ -238,6 +243,7 @@ fn new(r: &Register, now: i64, incarnation: &str, effects: &mut Effects) -> Stat
         definition: r.definition.clone(),
         since: owed_after(r, now),
         lost_before: r.lost_before,
+        lost_until: lost_until(r, now),
         ..State::default()
     };
     forget_lost(&mut st, r, now, effects);
@@ -252,6 +258,7 @@ fn adopt(st: &mut State, r: &Register, now: i64, incarnation: &str, effects: &mu
     // What was due before the loss may have run, whatever the caller knows of it: the state may be an old copy, or have
     // no more than what instances remembered.
     st.lost_before = st.lost_before.max(r.lost_before);
+    st.lost_until = lost_until(r, now);
     // The same, or no more than leases that were put back, which owe what they owed.
     if st.incarnation.is_empty() && (st.newest == 0 || r.back_at > 0) {
         st.since = st.since.max(owed_after(r, now));

@@ -62,6 +62,10 @@ pub struct State {
     /// occurrences up to here ran, nobody knows. 0: nothing was lost, or newer ones are decided since.
     #[serde(skip_serializing_if = "is_zero", deserialize_with = "ms")]
     pub lost_before: i64,
+    /// The state was adopted then, after a loss of the store's data. What was planned up to here and came to no run was
+    /// kept back by that loss. 0: nothing was lost, or all that was planned until then is decided.
+    #[serde(skip_serializing_if = "is_zero", deserialize_with = "ms")]
+    pub lost_until: i64,
     /// Decided occurrences that have not ended. More than one only with [`Overlap::Allow`].
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub open: Vec<Open>,
@@ -224,6 +228,10 @@ impl State {
         self.open
             .iter()
             .find(|o| o.run.id == run && o.next_attempt.is_none())
+    }
+    /// The loss of the store's data kept the range (or its begin) from running.
+    pub(super) fn kept_back(&self, m: &Missed) -> bool {
+        m.first.0 <= self.lost_until && m.last.0 > self.lost_before
     }
     /// Some of the range is decided, and some is not.
     pub(super) fn decided_in(&self, m: &Missed) -> bool {

@@ -15,7 +15,7 @@ use crate::{
         claim::{Answer, Claim, Grant, Open, Renewal, Settlement, StopRequest, Target},
         notify::stand::{LEASE, Written},
     },
-    model::{InstanceId, JobName, Occurrence, RunId, possible_ms},
+    model::{InstanceId, JobName, Marks, Occurrence, RunId, possible_ms},
 };
 
 /// The most characters of a reason: unreadable data may be of any size.
@@ -237,19 +237,23 @@ pub(crate) fn jobs(rest: &[Value]) -> Result<Vec<JobName>, String> {
 
 /// Reads the answer of read_output.lua. None: the store has no output of this run.
 pub(crate) fn output(run: RunId, rest: &[Value]) -> Result<Option<Output>, String> {
-    let [from, data, stop, done, coming, total] = rest else {
+    let [from, data, stop, done, coming, total, stderr] = rest else {
         return Ok(None);
     };
     let int = read::<u64>;
     let (from, stop, total) = (int(from)?, int(stop)?, int(total)?);
     let (done, coming) = (int(done)? == 1, int(coming)? == 1);
     let data: Vec<u8> = read(data)?;
+    let stderr: Vec<u8> = read(stderr)?;
+    let stderr = Marks::parse(&String::from_utf8_lossy(&stderr));
     if stop > LAST_BYTE || data.len() as u64 > stop.saturating_sub(from) {
         return Err(format!(
             "the output of run {run} cannot consist of the bytes {from} to {stop}"
         ));
     }
-    Ok(Some(Output::new(from, data, stop, done, coming, total)))
+    Ok(Some(Output::new(
+        from, data, stop, done, coming, total, stderr,
+    )))
 }
 
 #[cfg(test)]

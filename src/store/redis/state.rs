@@ -33,6 +33,7 @@ pub(crate) fn decode(fields: &Fields) -> Result<Option<State>, String> {
             "since" => st.since = time(name, v)?,
             "newest" => st.newest = time(name, v)?,
             "lost_before" => st.lost_before = time(name, v)?,
+            "lost_until" => st.lost_until = time(name, v)?,
             "open" => st.open = json(name, v)?,
             "last" => st.last = Some(json(name, v)?),
             "lapsed" => st.lapsed = Some(json(name, v)?),
@@ -66,6 +67,7 @@ fn encode(st: &State) -> BTreeMap<&'static str, String> {
     ]);
     for (name, ms) in [
         ("lost_before", st.lost_before),
+        ("lost_until", st.lost_until),
         ("resumed", st.resumed),
         ("skip_at", st.skip_at),
         ("off", st.off),
@@ -102,8 +104,9 @@ fn encode(st: &State) -> BTreeMap<&'static str, String> {
     f
 }
 
-const KNOWN: [&str; 19] = [
+const KNOWN: [&str; 20] = [
     "lost_before",
+    "lost_until",
     "incarnation",
     "schedule",
     "definition",

@@ -53,6 +53,92 @@ fn busy() -> Fleet {
     fleet
 }
 
+/// The first attempt fails at once; the second waits three seconds for its turn, and then for the test.
+#[test]
+fn a_retry_is_late_only_from_when_it_was_due() {
+    let fleet = fleet(1)
+        .sqlite()
+        .http("listen = \"unix:{id}.sock\"")
+        .job(
+            "again",
+            "command = 'test $SOLOIST_ATTEMPT -gt 1 || exit 1; until test -e go; do sleep 0.02; done'\n\
+            retry = { attempts = 1, interval = \"3s\" }",
+        )
+        .start();
+    let at = fleet.http(0);
+    wait_until("the job is known", GENEROUS, || {
+        get(&at, "/api/v1/jobs").of(200)["jobs"][0]["known"] == true
+    });
+    post(&at, "/api/v1/jobs/again/trigger", "{}").of(202);
+    let second = |all: &Value| {
+        let all = all.as_array()?.iter();
+        all.clone().find(|r| r["attempt"] == 2).cloned()
+    };
+    let running = wait_for("the second attempt", GENEROUS, || {
+        second(&fleet.json(&["status", "--json"])["jobs"][0]["running"])
+    });
+    let instant = crate::support::fleet::occurrence_ms(&running);
+    let late = |what: &str, run: &Value| {
+        let ms = run["lateness_ms"].as_i64();
+        assert!(
+            ms.is_some_and(|ms| (0..2500).contains(&ms)),
+            "{what}: {run}"
+        );
+        ms
+    };
+    let granted = time(&running["started_at"]);
+    assert!(granted - instant >= 3000, "{running}");
+    late("status", &running);
+    let of_board = wait_for("the board knows it", GENEROUS, || {
+        second(&get(&at, "/api/v1/jobs").of(200)["jobs"][0]["running"])
+    });
+    late("the board", &of_board);
+    late(
+        "active runs",
+        &second(&get(&at, "/api/v1/jobs/again/runs").of(200)["runs"]).expect("it"),
+    );
+    let why = get(&at, &format!("/api/v1/jobs/again/why/{instant}")).of(200);
+    late("why", &second(&why["runs"]).expect("it"));
+    std::fs::write(fleet.file("go"), "").expect("a file");
+    fleet.wait_record("again", "succeeded");
+    let recent = wait_for("its mark", GENEROUS, || {
+        second(&get(&at, "/api/v1/jobs").of(200)["jobs"][0]["recent"])
+    });
+    let ms = late("recent", &recent);
+    let id = recent["run_id"].as_str().expect("a run");
+    for (what, run) in [
+        (
+            "history",
+            second(&fleet.json(&["history", "again", "--json"])),
+        ),
+        (
+            "runs",
+            second(&get(&at, "/api/v1/jobs/again/runs").of(200)["runs"]),
+        ),
+        (
+            "all runs",
+            second(&get(&at, "/api/v1/runs").of(200)["runs"]),
+        ),
+        (
+            "a run",
+            Some(get(&at, &format!("/api/v1/runs/{id}?job=again")).of(200)),
+        ),
+    ] {
+        assert_eq!(late(what, &run.expect(what)), ms, "{what}");
+    }
+    let stats = get(&at, "/api/v1/jobs/again").of(200);
+    assert!(
+        stats["stats"]["lateness_p95_ms"].as_i64() < Some(2500),
+        "{stats}"
+    );
+}
+
+/// Unix ms.
+fn time(text: &Value) -> i64 {
+    let at: jiff::Timestamp = text.as_str().expect("a time").parse().expect("RFC 3339");
+    at.as_millisecond()
+}
+
 /// The schema of the answer with this status.
 fn described<'d>(document: &'d Value, path: &str, method: &str, status: &str) -> &'d Value {
     let operation = &document["paths"][path][method];
