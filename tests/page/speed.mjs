@@ -11,12 +11,16 @@ const TIMES = 7;
 const [port] = await freePorts(1);
 const url = `http://127.0.0.1:${port}`;
 const dir = mkdtempSync(join(tmpdir(), 'soloist-speed-'));
-let text = `[store]\nurl = "sqlite:soloist.db"\n[http]\nlisten = "127.0.0.1:${port}"\n`;
-for (let i = 0; i < JOBS; i++) {
-  text += `[jobs.job-${String(i).padStart(4, '0')}]\ndescription = "The job of number ${i}, which does one thing"\n`
-    + `tags = ["team-${i % 12}"]\nschedule = "${i % 60} ${i % 5 ? '*' : '*/2'} * * * *"\ncommand = ["true"]\n`;
-}
-writeFileSync(join(dir, 'jobs.toml'), text);
+const config = (schedule) => {
+  let text = `[store]\nurl = "sqlite:soloist.db"\n[http]\nlisten = "127.0.0.1:${port}"\n`;
+  for (let i = 0; i < JOBS; i++) {
+    text += `[jobs.job-${String(i).padStart(4, '0')}]\ndescription = "The job of number ${i}, which does one thing"\n`
+      + `tags = ["team-${i % 12}"]\nschedule = "${schedule(i)}"\ncommand = ["true"]\n`;
+  }
+  writeFileSync(join(dir, 'jobs.toml'), text);
+};
+// Each minute until there is some history, and then each hour: what is measured is the page, not the starts.
+config((i) => `${i % 60} * * * * *`);
 const child = spawn(process.env.SOLOIST, ['--config', 'jobs.toml', 'run'], { cwd: dir, stdio: 'ignore' });
 for (const s of ['SIGTERM', 'SIGINT', 'SIGHUP']) process.on(s, () => process.exit(1));
 process.on('exit', () => {
@@ -29,6 +33,9 @@ for (;;) {
   if (jobs?.jobs.filter((j) => j.recent.length > 2).length > JOBS / 2) break;
   await pause(1000);
 }
+config((i) => `${i % 60} * * * *`);
+child.kill('SIGHUP');
+await pause(3000);
 
 const sorted = (list) => [...list].sort((a, b) => a - b);
 const say = (what, list, unit = 'ms') => {
