@@ -85,7 +85,8 @@ fn main() -> ExitCode {
         seed,
         instances: args.instances,
         at_once: args.at_once,
-        out: args.out.clone(),
+        // Those whom it starts have other working directories.
+        out: std::path::absolute(&args.out).expect("a working directory"),
         only: args.only,
         come_and_go: args.come_and_go,
         bursts: args.bursts,
