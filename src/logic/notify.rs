@@ -458,7 +458,7 @@ pub struct GivenUp {
     pub at: i64,
     pub tries: u32,
     pub why: String,
-    /// Some of what it says, at most [`GIVEN_UP_NAMES`], and how much more.
+    /// Some of what it says, and how much more it says.
     pub about: Vec<(JobName, Kind)>,
     pub more: u64,
 }
