@@ -1107,7 +1107,7 @@ async fn a_claim_is_asked_again_as_often_as_configured() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_more_is_claimed_than_can_be_started_in_time() {
     // As `logic::pace` has it.
-    let first = 2 * soloist::logic::pace::starting(soloist::contender::cores());
+    let first = soloist::logic::pace::Pace::new(soloist::contender::cores()).limit();
     let lowered = first * 2 / 3;
     let store = Arc::new(MemoryStore::new());
     let started = Arc::new(Started::default());

@@ -529,6 +529,7 @@ fn a_command_gets_no_variable_of_the_store_and_with_a_user_those_of_a_login() {
             "OWN",
             "PATH",
             "SHELL",
+            "TRACEPARENT",
             "USER",
         ];
         assert!(names.iter().eq(&expected), "{login}");
