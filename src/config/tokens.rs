@@ -10,6 +10,7 @@ pub(crate) enum Role {
     Operate,
 }
 
+#[cfg(feature = "http")]
 impl Role {
     pub(crate) fn as_str(self) -> &'static str {
         match self {
