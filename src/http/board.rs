@@ -853,6 +853,14 @@ impl Entry {
         view::late_since_due(&mut newest, Some(&self.definition));
         newest.truncate(RECENT);
         newest.shrink_to_fit();
+        // Each record came with an instance's name of its own.
+        let mut names: Vec<InstanceId> = vec![];
+        for instance in newest.iter_mut().filter_map(|r| r.instance.as_mut()) {
+            match names.iter().find(|name| *name == instance) {
+                Some(name) => *instance = name.clone(),
+                None => names.push(instance.clone()),
+            }
+        }
         if newest == self.job.recent {
             return false;
         }
