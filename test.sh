@@ -103,7 +103,7 @@ export PROPTEST_RNG_SEED="${PROPTEST_RNG_SEED-20261121}"
 SOLOIST_TEST_SKIPPED=$(mktemp)
 export SOLOIST_TEST_SKIPPED
 trap 'rm -f "$SOLOIST_TEST_SKIPPED"' EXIT
-step tests cargo test --locked -- --test-threads=16
+step tests cargo test --locked -- --test-threads=24
 # After the tests: it uses the program that they built.
 step page timeout 420 sh tests/page/run.sh
 
