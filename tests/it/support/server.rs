@@ -289,7 +289,10 @@ fn spawn(dir: &tempfile::TempDir, port: u16, append_only: bool, args: &[String])
     let log = std::fs::OpenOptions::new()
         .create(true)
         .append(true)
-        .open(dir.path().join("redis.log"))
+        .open(match std::env::var_os("SOLOIST_TEST_REDIS_LOGS") {
+            Some(kept) => PathBuf::from(kept).join(format!("{}-{port}.log", std::process::id())),
+            None => dir.path().join("redis.log"),
+        })
         .expect("redis.log");
     let clock = dir.path().join("clock");
     // Each test owns its server from one thread.
