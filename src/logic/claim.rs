@@ -127,7 +127,7 @@ fn claim_undecided(
     }
     let key = match &c.target {
         Target::Manual { key, .. } => {
-            if rule!(KeysAreRemembered, !key.is_empty()) {
+            if rule!(KeysAreRemembered, true) {
                 st.remember_trigger(key, at, now);
             }
             Some(key.clone())

@@ -455,6 +455,34 @@ mod tests {
     }
 
     #[test]
+    fn a_stop_of_the_instance_ends_a_run_once() {
+        let mut hold = started();
+        let killed = |now| View {
+            killed: true,
+            ..view(now, false)
+        };
+        assert_eq!(hold.next(killed(2)), Do::Stop(Stop::Shutdown, None));
+        assert!(matches!(hold.next(killed(3)), Do::Wait(_)));
+        // Its lease is kept while it ends.
+        assert_eq!(hold.next(killed(450)), Do::Renew(1));
+    }
+
+    /// Its turn has come, and what is left of its trust is too short to start a command with.
+    #[test]
+    fn nothing_is_started_on_the_rest_of_a_trust() {
+        let mut hold = hold();
+        let until = hold.trusted_until();
+        let quarter = lease().trust / 4;
+        let at = |before: Duration| View {
+            now: Boottime(until.0 - before.as_nanos() as u64),
+            ..view(0, true)
+        };
+        let short = quarter - Duration::from_millis(1);
+        assert_eq!(hold.clone().next(at(quarter)), Do::Start);
+        assert_eq!(hold.next(at(short)), Do::Renew(1));
+    }
+
+    #[test]
     fn a_lease_that_is_lost_ends_the_run_and_is_not_asked_for_again() {
         for late in [false, true] {
             let mut hold = started();

@@ -449,6 +449,35 @@ mod tests {
         assert_eq!(life.cause(), Some(Cause::DaemonGone));
     }
 
+    /// The first cause stays, and what ended by itself has none.
+    #[test]
+    fn a_daemons_death_explains_the_end_of_a_command_once() {
+        let mut stopped = life(None);
+        assert_eq!(
+            stopped.on_stop(at(5), Stop::Cancelled, None),
+            Step::Terminate
+        );
+        assert_eq!(stopped.on_command_end(at(10), true), Step::Nothing);
+        assert_eq!(stopped.cause(), Some(Cause::Stopped(Stop::Cancelled)));
+
+        let mut ended = life(None);
+        assert_eq!(ended.on_command_end(at(10), false), Step::Terminate);
+        assert_eq!(ended.on_command_end(at(11), true), Step::Nothing);
+        assert_eq!(ended.cause(), None);
+    }
+
+    #[test]
+    fn a_reason_is_given_where_the_outcome_does_not_say_it() {
+        let said = |cause| reason(cause).unwrap_or_default();
+        let stopped = |stop| Some(Cause::Stopped(stop));
+        assert!(said(stopped(Stop::Shutdown)).contains("instance stopped"));
+        assert!(said(stopped(Stop::LeaseLost)).contains("could not be renewed"));
+        assert!(said(Some(Cause::Deadline)).contains("the guard ended"));
+        for silent in [None, Some(Cause::Timeout), stopped(Stop::Cancelled)] {
+            assert_eq!(reason(silent), None, "{silent:?}");
+        }
+    }
+
     #[test]
     fn outcomes() {
         for (cause, code, expected) in [

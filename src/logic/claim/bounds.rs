@@ -1261,3 +1261,334 @@ fn what_is_asked_at_the_end_of_time_can_be_read_again() {
         state
     );
 }
+
+/// One control of a state, at `now`: the answer, the state after it, the events.
+fn controlled(st: State, what: &Control, now: i64) -> (Controlled, State, Vec<Event>) {
+    let (mut state, mut effects) = (Some(st), Effects::default());
+    let answer = control(&mut state, &job(), what, now * 1000, &mut effects);
+    (answer, state.expect("a state"), effects.events)
+}
+
+#[test]
+fn a_job_is_off_from_the_first_word_on_and_one_of_the_library_never() {
+    let changed = vec![Event::Controlled { job: job() }];
+    let (answer, st, events) = controlled(known(), &Control::Off, T);
+    assert_eq!((answer, st.off, events), (Controlled::Done, T, changed));
+    let (answer, st, events) = controlled(st, &Control::Off, T + 5);
+    assert_eq!((answer, st.off, events), (Controlled::Nothing, T, vec![]));
+    let library = State {
+        schedule: LIBRARY.to_owned(),
+        ..known()
+    };
+    let (answer, st, events) = controlled(library, &Control::Off, T);
+    assert_eq!((answer, st.off, events), (Controlled::Nothing, 0, vec![]));
+}
+
+/// What is planned begins in the future, or is decided there: both were learned by a wrong clock.
+#[test]
+fn a_watermark_is_put_back_from_the_future_alone() {
+    let rewind = Control::Rewind { ran: vec![] };
+    let at = |newest, since| {
+        let st = State {
+            newest,
+            since,
+            ..known()
+        };
+        let (answer, st, events) = controlled(st, &rewind, T);
+        (answer, st.newest, st.since, events.len())
+    };
+    assert_eq!(at(T, T), (Controlled::Nothing, T, T, 0));
+    assert_eq!(at(T + 1, T - 1), (Controlled::Done, T, T - 1, 1));
+    assert_eq!(at(T - 1, T + 1), (Controlled::Done, T - 1, T, 1));
+    // A run that lasted until then must not overlap with what comes due until then.
+    let mut last = last(&entry(&asks(T), T, 1, T - 5), Outcome::Succeeded, T + 9000);
+    for (from, wanted) in [(T - 5, (T - 5, T)), (T + 5, (T, T))] {
+        last.from = from;
+        let st = State {
+            newest: T + 60_000,
+            last: Some(last.clone()),
+            ..known()
+        };
+        let st = controlled(st, &rewind, T).1;
+        assert_eq!(st.last.map(|l| (l.from, l.to)), Some(wanted));
+    }
+}
+
+#[test]
+fn a_cancel_says_whether_it_dropped_something_or_ends_something() {
+    let held = entry(&asks(T), T, 1, T);
+    let awaited = Open {
+        next_attempt: Some(NextAttempt {
+            at: T,
+            trigger: Trigger::Retry,
+        }),
+        ..entry(&asks(T - 1000), T - 1000, 1, T)
+    };
+    for (open, answer, left, stops) in [
+        (vec![], Controlled::Nothing, 0, 0),
+        (vec![awaited.clone()], Controlled::Done, 0, 0),
+        (
+            vec![awaited, held.clone()],
+            Controlled::Stopping(vec![held.run.id]),
+            1,
+            1,
+        ),
+    ] {
+        let st = State { open, ..known() };
+        let (said, st, events) = controlled(st, &Control::Cancel, T + 1);
+        assert_eq!((said, st.open.len(), events.len()), (answer, left, stops));
+        assert!(
+            st.open
+                .iter()
+                .all(|e| e.stop == Some(StopRequest::Cancelled))
+        );
+    }
+}
+
+/// The clock that dated the loss was ahead, and has been corrected.
+#[test]
+fn a_loss_in_the_future_keeps_nothing_back() {
+    let mut st = State {
+        newest: T - 2000,
+        lost_before: T + 60_000,
+        lost_until: T + 60_000,
+        ..known()
+    };
+    granted(&mut st, &asks(T), T);
+    assert_eq!((st.lost_before, st.lost_until), (0, 0));
+}
+
+#[test]
+fn a_claim_that_gives_up_what_is_decided_in_part_is_behind() {
+    let range = |first: i64, last: i64| Missed {
+        first: Occurrence(first),
+        last: Occurrence(last),
+        count: 3,
+    };
+    let gives_up = |m: Missed| Claim {
+        missed: vec![m],
+        ..asks(T)
+    };
+    for (newest, early) in [(T - 3000, vec![]), (T - 9000, vec![Occurrence(T - 2000)])] {
+        let st = State {
+            newest,
+            early: early.clone(),
+            ..known()
+        };
+        let mut asked = st.clone();
+        let (answer, effects) = claimed(&mut asked, &gives_up(range(T - 3000, T - 1000)), T);
+        assert_eq!(
+            answer,
+            Answer::Behind {
+                newest: Occurrence(newest),
+                early,
+            }
+        );
+        assert_eq!((asked, effects.records), (st, vec![]), "nothing is decided");
+    }
+    // All of it is decided, or none.
+    for newest in [T - 1000, T - 3001] {
+        let mut st = State { newest, ..known() };
+        granted(&mut st, &gives_up(range(T - 3000, T - 1000)), T);
+    }
+}
+
+/// Its job was removed: that is the reason, although a loss kept it from running before.
+#[test]
+fn what_a_loss_kept_from_running_and_was_removed_then_says_that_it_was_removed() {
+    let mut st = State {
+        newest: T - 9000,
+        lost_until: T,
+        ..known()
+    };
+    let c = Claim {
+        start_by: REMOVED,
+        missed: vec![Missed::one(Occurrence(T - 5000))],
+        ..asks(T - 4000)
+    };
+    let (answer, effects) = claimed(&mut st, &c, T + 1);
+    assert_eq!(recorded(&answer), (Outcome::Missed, JOB_REMOVED));
+    let why: Vec<_> = effects.records.iter().map(|r| r.error.as_deref()).collect();
+    assert_eq!(why, [Some(JOB_REMOVED); 2]);
+}
+
+/// Several claims that are decided in one transaction have their effects together.
+#[test]
+fn what_losses_kept_from_running_is_one_record_of_each_job() {
+    let lost = || State {
+        newest: T - 9000,
+        lost_until: T,
+        ..known()
+    };
+    let names = [job(), JobName::new("other")];
+    let mut states = [Some(lost()), Some(lost())];
+    let mut effects = Effects::default();
+    let mut ask = |i: usize, missed: i64, at: i64| {
+        let c = Claim {
+            job: names[i].clone(),
+            missed: vec![Missed::one(Occurrence(missed))],
+            overlap: Overlap::Allow,
+            ..asks(at)
+        };
+        let now_us = (T + 1) * 1000;
+        let answer = claim(&mut states[i], &c, now_us, "incarnation", &mut effects);
+        assert!(matches!(answer, Answer::Granted(_)), "{answer:?}");
+        let told = |r: &RunRecord| (r.job == names[0], r.occurrence.0 - T, r.count);
+        let joined: Vec<_> = effects
+            .joined
+            .iter()
+            .map(|j| (j.job == names[0], j.before.0 - T, j.at.0 - T))
+            .collect();
+        (effects.records.iter().map(told).collect::<Vec<_>>(), joined)
+    };
+    let (records, joined) = ask(0, -8000 + T, T - 7000);
+    assert_eq!(records, [(true, -8000, 1)]);
+    assert_eq!(joined, [(true, -9000, -8000)]);
+    // The other job's, of the same instants, is another record.
+    let (records, joined) = ask(1, -8000 + T, T - 7000);
+    assert_eq!(records, [(true, -8000, 1), (false, -8000, 1)]);
+    assert_eq!(joined[1], (false, -9000, -8000));
+    // A grant came in between.
+    let (records, joined) = ask(1, -6000 + T, T - 5000);
+    assert_eq!(records[1..], [(false, -8000, 1), (false, -6000, 1)]);
+    assert_eq!(joined[2], (false, -7000, -6000));
+}
+
+/// What ran early and lies before the watermark again divides nothing.
+#[test]
+fn what_ran_before_the_watermark_divides_nothing() {
+    let mut st = State {
+        newest: T - 9000,
+        lost_until: T,
+        early: vec![Occurrence(T - 9000)],
+        ..known()
+    };
+    let c = Claim {
+        missed: vec![Missed::one(Occurrence(T - 8000))],
+        ..asks(T - 7000)
+    };
+    let effects = claimed(&mut st, &c, T + 1).1;
+    assert_eq!(effects.joined.len(), 1);
+    assert_eq!(effects.joined[0].before, Occurrence(T - 9000));
+}
+
+/// The history has a run of the same occurrence, or a record of another job's loss: neither is replaced.
+#[test]
+fn a_record_of_a_loss_takes_the_place_of_one_like_it_alone() {
+    let record = |at: i64, attempt: u32, error: &str| RunRecord {
+        attempt,
+        error: Some(error.to_owned()),
+        ..RunRecord::without_run(&job(), Occurrence(at), Trigger::Schedule, Outcome::Missed)
+    };
+    let joined = |name: &str| Effects {
+        joined: vec![Joined {
+            job: JobName::new(name),
+            before: Occurrence(T),
+            at: Occurrence(T + 1000),
+        }],
+        ..Effects::default()
+    };
+    let counts = |effects: &Effects, new: RunRecord, old: &RunRecord| {
+        let mut history = std::collections::VecDeque::from([old.clone()]);
+        effects.put(new, &mut history);
+        history.iter().map(|r| r.count).collect::<Vec<_>>()
+    };
+    let (effects, new) = (joined("backup"), record(T + 1000, 0, AFTER_LOSS));
+    let old = record(T, 0, AFTER_LOSS);
+    assert_eq!(counts(&effects, new.clone(), &old), [2]);
+    for other in [
+        record(T, 1, AFTER_LOSS),
+        record(T, 0, OVERDUE),
+        record(T - 1000, 0, AFTER_LOSS),
+    ] {
+        assert_eq!(counts(&effects, new.clone(), &other), [1, 1]);
+    }
+    for new in [
+        record(T + 1000, 1, AFTER_LOSS),
+        record(T + 1000, 0, OVERDUE),
+        record(T + 2000, 0, AFTER_LOSS),
+    ] {
+        assert_eq!(counts(&effects, new, &old), [1, 1]);
+    }
+    assert_eq!(counts(&joined("other"), new, &old), [1, 1]);
+}
+
+/// As [`an_awaited_attempt_behind_a_dead_run_is_granted_as_itself`], and the dead run has another attempt, too.
+#[test]
+fn an_awaited_attempt_beside_a_dead_run_that_is_repeated_is_granted_as_itself() {
+    for dead_first in [true, false] {
+        let awaited = Open {
+            next_attempt: Some(NextAttempt {
+                at: T,
+                trigger: Trigger::Takeover,
+            }),
+            ..entry(&asks(T), T, 1, T)
+        };
+        let dead = entry(&asks(T - 1000), T - 1000, 1, T - 1000);
+        let mut st = State {
+            newest: T,
+            open: match dead_first {
+                true => vec![dead.clone(), awaited],
+                false => vec![awaited, dead.clone()],
+            },
+            ..known()
+        };
+        let c = Claim {
+            observed: seen(&dead),
+            on_crash: OnCrash::Rerun,
+            max_attempts: 3,
+            ..asks(T)
+        };
+        let g = granted(&mut st, &c, T + 5000);
+        assert_eq!((g.occurrence.0, g.attempt), (T, 2));
+        let (now_held, waits) = match dead_first {
+            true => (&st.open[1], &st.open[0]),
+            false => (&st.open[0], &st.open[1]),
+        };
+        assert_eq!((now_held.run.id, now_held.next_attempt), (c.run, None));
+        let next = waits.next_attempt.map(|n| (n.at, n.trigger));
+        assert_eq!(next, Some((T + 5000, Trigger::Takeover)));
+    }
+}
+
+/// The entry that is kept of a run found dead is of an older run than the one that settles.
+#[test]
+fn no_attempt_is_made_up_for_by_the_entry_of_another_run() {
+    let (older, c) = (entry(&asks(T - 1000), T - 1000, 1, T - 1000), asks(T));
+    let dead = entry(&c, T, 1, T);
+    let mut state = Some(State {
+        newest: T,
+        last: Some(last(&dead, Outcome::Unknown, T)),
+        lapsed: Some(older.clone()),
+        ..known()
+    });
+    let s = Settle {
+        run: c.run,
+        record: dead.record(&job(), Outcome::Crashed, T, ""),
+        next_attempt: crate::logic::attempts::after_no_start(1),
+    };
+    let mut effects = Effects::default();
+    let said = settle(&mut state, &s, T * 1000, "incarnation", &mut effects);
+    let st = state.expect("a state");
+    assert_eq!((said, effects.events), (Settlement::Lost, vec![]));
+    assert_eq!((st.open, st.lapsed), (vec![], Some(older)));
+}
+
+/// A wrong clock may have planned what is owed: it is neither recorded twice nor before its time.
+#[test]
+fn of_what_is_owed_only_what_is_due_and_undecided_is_recorded() {
+    let owed = [T - 2000, T - 1000, T + 1000];
+    let r = Register {
+        presence: Presence::New,
+        owed: owed.map(|at| Missed::one(Occurrence(at))).to_vec(),
+        ..registration(0)
+    };
+    let off = State {
+        newest: T - 2000,
+        off: T - 500,
+        ..known()
+    };
+    let (st, effects) = registered(Some(off), &r, T);
+    let recorded: Vec<_> = effects.records.iter().map(|r| r.occurrence.0).collect();
+    assert_eq!((recorded, st.newest), (vec![T - 1000], T - 1000));
+}

@@ -231,8 +231,8 @@ impl Effects {
     /// Puts `record`, which is one of `records`, into its job's history, newest first.
     pub fn put(&self, mut record: RunRecord, history: &mut VecDeque<RunRecord>) {
         if let Some(joined) = self.joined(&record)
-            && let Some(i) = history.iter().position(|old| joined.replaces(old))
-            && let Some(old) = history.remove(i)
+            && let Some(old) = (history.iter().position(|old| joined.replaces(old)))
+                .and_then(|i| history.remove(i))
         {
             record.count = record.count.saturating_add(old.count);
         }

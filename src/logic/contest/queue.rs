@@ -775,4 +775,246 @@ mod tests {
         let p = q.next_claim(&job("catch_up = \"none\""), 3500, nothing);
         assert_eq!(p.expect("one is due").start_by, 0);
     }
+
+    fn ask_for(q: &mut Queue, job: &Job, now: i64) -> Option<i64> {
+        q.next_claim(job, now, nothing).map(|ask| match ask.target {
+            Target::Scheduled(at) => at.0,
+            Target::Manual { .. } => -1,
+        })
+    }
+    fn segment(job: &Job, after: i64, last: i64, absent: bool) -> Segment {
+        Segment {
+            backlog: Backlog {
+                schedules: job.schedules.clone(),
+                jitter: Duration::ZERO,
+                after: Occurrence(after),
+                last: Occurrence(last),
+            },
+            absent,
+        }
+    }
+
+    /// Two that wait for a former jitter: each is there once, and only what is due is pulled in.
+    #[test]
+    fn what_waits_is_pulled_in_when_something_newer_is_due() {
+        let mut q = Queue::default();
+        for at in [1000, 1000, 30_000] {
+            q.wait(due(scheduled(at), at + 50_000));
+        }
+        assert_eq!(q.waiting.len(), 2);
+        q.push(due(scheduled(20_000), 20_000), 20_000, nothing);
+        let there = |q: &Queue| (q.due.len(), q.waiting.len());
+        assert_eq!(there(&q), (2, 1));
+        assert_eq!(ask_for(&mut q, &job(""), 20_000), Some(1000));
+        q.done(&scheduled(30_000));
+        assert_eq!(there(&q), (0, 0));
+    }
+
+    /// While the backlog is worked off, what comes due behind it joins it if nothing lies between, or has to be kept.
+    #[test]
+    fn a_backlog_takes_in_what_follows_it_at_once_and_nothing_else() {
+        let job = job("schedule = \"@every 1s\"");
+        let other = self::job("schedule = \"@every 1s\"\ncatch_up = \"all\"");
+        let begun = || {
+            let mut q = Queue::default();
+            q.overdue(segment(&job, 0, 9000, false), 9500, nothing);
+            q
+        };
+        let last = |q: &Queue| q.backlog.back().map(|s| s.backlog.last.0);
+        let mut q = begun();
+        assert!(q.absorb(&job, &due(scheduled(10_000), 10_000)));
+        assert_eq!(last(&q), Some(10_000));
+        // One is left out; a definition with schedules of its own; something is given up with it; a trigger.
+        let mut gives_up = due(scheduled(10_000), 10_000);
+        gives_up.missed = vec![Missed::one(Occurrence(9000))];
+        let key = Target::Manual {
+            key: "k".to_owned(),
+            before: None,
+        };
+        for (definition, next) in [
+            (&job, due(scheduled(11_000), 11_000)),
+            (&other, due(scheduled(10_000), 10_000)),
+            (&job, gives_up),
+            (&job, due(key, 10_000)),
+        ] {
+            let mut q = begun();
+            assert!(!q.absorb(definition, &next), "{next:?}");
+            assert_eq!(last(&q), Some(9000));
+        }
+        // A newer one is in the queue already: it would be overtaken.
+        let mut q = begun();
+        q.push(due(scheduled(12_000), 12_000), 12_000, nothing);
+        assert!(!q.absorb(&job, &due(scheduled(10_000), 10_000)));
+        // An older one is not overtaken.
+        let mut q = begun();
+        q.push(due(scheduled(0), 0), 12_000, nothing);
+        assert!(q.absorb(&job, &due(scheduled(10_000), 10_000)));
+        // A second outage goes behind the first; an absence of all instances begins anew.
+        q.overdue(segment(&job, 10_000, 20_000, false), 20_500, nothing);
+        assert_eq!(q.backlog.len(), 2);
+        q.overdue(segment(&job, 0, 30_000, true), 30_500, nothing);
+        assert_eq!((q.backlog.len(), last(&q)), (1, Some(30_000)));
+    }
+
+    /// A long queue is kept as a range, as far as each of its occurrences is like the next.
+    #[test]
+    fn a_long_queue_is_kept_short_where_nothing_is_lost_by_it() {
+        let job = job("schedule = \"@every 1s\"\nstart_within = \"24h\"");
+        let long = || {
+            let mut q = Queue::default();
+            for i in 0..=EACH as i64 {
+                let mut due = due(scheduled(i * 1000), i * 1000);
+                due.start_by = i64::MAX;
+                q.push(due, 0, nothing);
+            }
+            q
+        };
+        let newest = EACH as i64 * 1000;
+        let kept = |q: &Queue| (q.due.len(), q.backlog.len());
+        let mut q = long();
+        q.compact(&job, nothing);
+        assert_eq!(kept(&q), (EACH / 2, 1));
+        // The newest may be granted, or gives something up: it has to be asked for itself.
+        let mut q = long();
+        q.compact(&job, |t: &Target| *t == scheduled(newest));
+        assert_eq!(kept(&q), (EACH + 1, 0));
+        let mut q = long();
+        q.due[EACH].missed = vec![Missed::one(Occurrence(1))];
+        q.compact(&job, nothing);
+        assert_eq!(kept(&q), (EACH + 1, 0));
+        // One in the second half may be granted: what lies before it stays.
+        let mut q = long();
+        q.compact(&job, |t: &Target| *t == scheduled(80_000));
+        assert_eq!(kept(&q), (82, 1));
+        // The backlog lies behind what would be put into it.
+        let mut q = long();
+        let behind = segment(&job, newest, newest + 9000, false);
+        q.backlog.push_back(behind);
+        q.compact(&job, nothing);
+        assert_eq!(kept(&q), (EACH + 1, 1));
+    }
+
+    /// A list that was made of a backlog that was begun anew meanwhile is of no use.
+    #[test]
+    fn a_list_of_a_backlog_that_was_replaced_is_dropped() {
+        let job = job("schedule = \"@every 1s\"\nstart_within = \"1h\"\ncatch_up = \"all\"");
+        let mut q = Queue::default();
+        q.overdue(segment(&job, 0, 3000, true), 4000, nothing);
+        let segments = q.next_segments(Occurrence(0)).expect("a backlog");
+        let listed = unfold(segments, &job, 4000, Occurrence(0));
+        q.overdue(segment(&job, 5000, 6000, true), 7000, nothing);
+        q.unfolded(listed, 7000, nothing);
+        assert!(q.due.is_empty());
+        let segments = q.next_segments(Occurrence(0)).expect("a backlog");
+        q.unfolded(unfold(segments, &job, 7000, Occurrence(0)), 7000, nothing);
+        assert_eq!(ask_for(&mut q, &job, 7000), Some(6000));
+    }
+
+    /// Several outages: each has its policy, and of what is caught up once only the newest of all is started.
+    #[test]
+    fn the_latest_of_several_outages_is_the_one_that_runs() {
+        let listed = |lines: &str, segments: &[(i64, i64, bool)]| {
+            let job = job(&format!(
+                "schedule = \"@every 1s\"\nstart_within = \"1h\"\n{lines}"
+            ));
+            let all = segments.iter();
+            let all = all.map(|(after, last, absent)| segment(&job, *after, *last, *absent));
+            let unfolded = unfold((all.collect(), 0), &job, 9000, Occurrence(0));
+            let due = unfolded.due.iter().map(|d| match d.target {
+                Target::Scheduled(at) => (at.0, d.missed.iter().map(|m| m.count).sum()),
+                Target::Manual { .. } => panic!("a trigger"),
+            });
+            due.collect::<Vec<(i64, u64)>>()
+        };
+        let two = [(0, 2000, true), (3000, 5000, false)];
+        assert_eq!(listed("", &two), [(5000, 3)]);
+        // The first is done with.
+        assert_eq!(
+            listed("", &[(2000, 2000, true), (3000, 5000, true)]),
+            [(5000, 1)]
+        );
+        // With a queue, what came due here waits for its turn, and what came due in an absence does not.
+        let queue = "overlap = \"queue\"";
+        assert_eq!(
+            listed(queue, &[(3000, 5000, false)]),
+            [(4000, 0), (5000, 0)]
+        );
+        assert_eq!(listed(queue, &[(3000, 5000, true)]), [(5000, 1)]);
+        assert_eq!(
+            listed("catch_up = \"all\"", &[(3000, 5000, true)]),
+            [(4000, 0), (5000, 0)]
+        );
+    }
+
+    #[test]
+    fn a_new_schedule_leaves_what_is_due_and_the_triggers() {
+        let mut q = queue(&[1000, 2000, 3000]);
+        let key = Target::Manual {
+            key: "k".to_owned(),
+            before: None,
+        };
+        q.push(due(key, 2500), 0, nothing);
+        q.forget_after(Occurrence(2000));
+        let left: Vec<i64> = q.due.iter().map(|d| d.start_at).collect();
+        assert_eq!(left, [1000, 2000, 2500]);
+    }
+
+    /// What is given up is a range that begins after it.
+    #[test]
+    fn a_range_behind_what_is_due_does_not_give_it_up() {
+        let m = Missed {
+            first: Occurrence(2000),
+            last: Occurrence(2500),
+            count: 2,
+        };
+        let q = queue(&[1000, 3000]);
+        assert!(q.jumped(Occurrence(500), &scheduled(3000), &[m]));
+    }
+
+    /// Occurrences on both sides of a backlog are not one, and those behind it wait for it.
+    #[test]
+    fn nothing_is_given_up_across_a_backlog() {
+        let job = job("schedule = \"@every 1s\"");
+        let mut q = queue(&[1000, 8000, 9000]);
+        q.backlog.push_back(segment(&job, 1000, 7000, false));
+        // Long after the last moment of each.
+        assert_eq!(ask_for(&mut q, &job, 90_000), Some(1000));
+        assert_eq!(q.due.len(), 3);
+        q.backlog.clear();
+        assert_eq!(ask_for(&mut q, &job, 90_000), Some(9000));
+        // Both before it, or both behind it: they are.
+        for (at, last, left) in [([1000, 2000], 7000, 1), ([8000, 9000], 7000, 1)] {
+            let mut q = queue(&at);
+            q.backlog.push_back(segment(&job, 2000, last, false));
+            let _ = ask_for(&mut q, &job, 90_000);
+            assert_eq!(q.due.len(), left);
+        }
+    }
+
+    /// `catch_up = "none"` is about what could not be decided for a while, and about triggers it says nothing.
+    #[test]
+    fn what_is_late_without_an_outage_is_started_all_the_same() {
+        let none = job("catch_up = \"none\"");
+        let start_by = |outage: bool, now: i64| {
+            let mut q = queue(&[1000]);
+            q.outage = outage;
+            q.next_claim(&none, now, nothing)
+                .expect("one is due")
+                .start_by
+        };
+        assert_eq!(start_by(false, 5000), 11_000);
+        assert_eq!(start_by(true, 5000), NEVER);
+        assert_eq!(start_by(true, 1500), 11_000);
+        // In an outage a trigger is the first in the queue: it is not given up with the newest.
+        let key = Target::Manual {
+            key: "k".to_owned(),
+            before: None,
+        };
+        let mut q = Queue::default();
+        q.push(due(key, 500), 600, nothing);
+        q.push(due(scheduled(1000), 1000), 1000, nothing);
+        q.push(due(scheduled(2000), 2000), 2000, nothing);
+        q.outage();
+        assert_eq!(ask_for(&mut q, &job(""), 2500), Some(-1));
+    }
 }

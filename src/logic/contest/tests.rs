@@ -7,7 +7,8 @@ use crate::{
     config,
     logic::{
         belief::Estimate,
-        claim::{Presence, Remembered, State, TargetId, Triggered},
+        claim::{OnCrash, Pause, Presence, Remembered, State, TargetId, Triggered},
+        timetable::Backlog,
     },
     model::JobName,
 };
@@ -572,5 +573,758 @@ fn a_grant_that_is_found_too_late_is_not_started() {
             _ => None,
         });
         assert_eq!(late, Some(expected), "{after} ms after its instant");
+    }
+}
+
+fn job_of(lines: &str) -> Arc<Job> {
+    let text = format!("[jobs.draw]\ncommand = [\"true\"]\n{lines}\n");
+    let config = config::parse(&text, Path::new("/jobs.toml"), &|_| None).expect("valid");
+    config.jobs.values().next().expect("a job").clone()
+}
+
+/// `f`, with what the instance `a` sees a second after it started, at noon.
+fn seeing<T>(subject: Subject<'_>, halt: Option<Halt>, f: impl FnOnce(&mut View<'_>) -> T) -> T {
+    let mut belief = Belief::default();
+    let now = Boottime(1_000_000_000);
+    belief.sample(Estimate::new(NOON * 1000, now, now));
+    seeing_by(&belief, subject, halt, f)
+}
+
+fn seeing_by<T>(
+    belief: &Belief,
+    subject: Subject<'_>,
+    halt: Option<Halt>,
+    f: impl FnOnce(&mut View<'_>) -> T,
+) -> T {
+    let now = Boottime(1_000_000_000);
+    let mut view = View {
+        me: &Me {
+            instance: InstanceId::new("a"),
+            host: "a".to_owned(),
+        },
+        now,
+        clock: belief,
+        subject,
+        halt,
+        slot: Slot::Needless,
+        permit: true,
+        lapsed: None,
+        fresh: &|| RunId(uuid::Uuid::max()),
+    };
+    f(&mut view)
+}
+
+fn answer_at(store_ms: i64) -> AnswerInfo {
+    AnswerInfo {
+        incarnation: "i".into(),
+        store_ms,
+        lapsed: false,
+        expires_in: Duration::MAX,
+    }
+}
+
+fn grant(at: i64, trigger: Trigger) -> Answer {
+    Answer::Granted(Grant {
+        occurrence: Occurrence(at),
+        attempt: 1,
+        trigger,
+    })
+}
+
+/// An account with a claim for noon that has no answer.
+fn unanswered() -> Account {
+    let mut account = Account::default();
+    let id = TargetId::Scheduled(Occurrence(NOON));
+    account.ask(id, &job(""), || RunId(uuid::Uuid::nil()));
+    account
+}
+
+fn ended(step: Step) -> Option<ContestEnd> {
+    match step {
+        Step::End(end) => Some(end),
+        _ => None,
+    }
+}
+
+/// The job was removed meanwhile: a grant that may be there is looked for, and counts; nothing else is claimed.
+#[test]
+fn a_claim_of_a_removed_job_is_found_or_given_up() {
+    let mut nothing = Account::default();
+    let end = seeing(Subject::Removed(&mut nothing), None, |v| {
+        ended(Contest::new(scheduled(NOON), 0).0.look(v, &mut vec![]))
+    });
+    assert_eq!(end, Some(ContestEnd::Gone));
+
+    // No answer about it: it stays open unless the instance stops, which forgets it.
+    for (granted, stopping, expected, left) in [
+        (None, false, ContestEnd::Undecided, true),
+        (None, true, ContestEnd::Gone, false),
+        (Some(false), false, ContestEnd::Gone, false),
+    ] {
+        let mut account = unanswered();
+        let end = seeing(Subject::Removed(&mut account), None, |v| {
+            let mut contest = Contest::new(scheduled(NOON), 0).0;
+            let step = contest.look(v, &mut vec![]);
+            assert!(
+                matches!(step, Step::FindGrant(run) if run == RunId(uuid::Uuid::nil())),
+                "{step:?}"
+            );
+            ended(contest.found(granted, stopping, v, &mut vec![]))
+        });
+        assert_eq!(end, Some(expected));
+        assert_eq!(account.has_unanswered_claims(), left);
+        assert_eq!(account.is_closed(), !left);
+    }
+
+    // It is ours: the same claim again brings the lease, with the definition of then.
+    let mut account = unanswered();
+    let mut effects = vec![];
+    let end = seeing(Subject::Removed(&mut account), None, |v| {
+        let mut contest = Contest::new(scheduled(NOON), 0).0;
+        let _ = contest.look(v, &mut effects);
+        let found = contest.found(Some(true), false, v, &mut effects);
+        assert!(matches!(found, Step::Look), "{found:?}");
+        match contest.look(v, &mut effects) {
+            Step::Ask(claim) => {
+                assert_eq!(claim.run, RunId(uuid::Uuid::nil()));
+                assert_eq!((claim.job.as_str(), claim.lease), ("draw", 2000));
+            }
+            other => panic!("{other:?}"),
+        }
+        let grant = grant(NOON, Trigger::Schedule);
+        ended(contest.answered(grant, answer_at(NOON + 1), v, &mut effects))
+    });
+    assert_eq!(end, Some(ContestEnd::Won(RunId(uuid::Uuid::nil()))));
+    assert!(effects.iter().any(|e| matches!(e, Effect::Start(_))));
+    assert!(!account.has_unanswered_claims() && !account.is_idle());
+
+    // Found, but by now another contest has its answer.
+    let mut account = unanswered();
+    let end = seeing(Subject::Removed(&mut account), None, |v| {
+        let mut contest = Contest::new(scheduled(NOON), 0).0;
+        let _ = contest.look(v, &mut vec![]);
+        let _ = contest.found(Some(true), false, v, &mut vec![]);
+        v.subject
+            .account()
+            .forget(&TargetId::Scheduled(Occurrence(NOON)));
+        ended(contest.look(v, &mut vec![]))
+    });
+    assert_eq!(end, Some(ContestEnd::Gone));
+}
+
+/// Whatever the store answers to the claim of a removed job: there is no job to tell.
+#[test]
+fn a_removed_job_learns_nothing() {
+    let open = running(NOON);
+    for (answer, expected) in [
+        (
+            Answer::Behind {
+                newest: Occurrence(NOON),
+                early: vec![],
+            },
+            Some(ContestEnd::Behind),
+        ),
+        (
+            Answer::Early { wait_us: 9_000_000 },
+            Some(ContestEnd::Undecided),
+        ),
+        (Answer::Quarantined, Some(ContestEnd::Undecided)),
+        (Answer::Absent, Some(ContestEnd::Undecided)),
+        (Answer::Settled(None), Some(ContestEnd::Settled)),
+        (Answer::Blocked(open), None),
+    ] {
+        let mut account = unanswered();
+        let end = seeing(Subject::Removed(&mut account), None, |v| {
+            let mut contest = Contest::new(scheduled(NOON), 0).0;
+            let _ = contest.look(v, &mut vec![]);
+            let _ = contest.found(Some(true), false, v, &mut vec![]);
+            let _ = contest.look(v, &mut vec![]);
+            v.lapsed = Some(Observed {
+                run: RunId(uuid::Uuid::nil()),
+                seq: 0,
+                incarnation: "i".to_owned(),
+            });
+            ended(contest.answered(answer.clone(), answer_at(NOON), v, &mut vec![]))
+        });
+        assert_eq!(end, expected, "{answer:?}");
+    }
+    // A trigger without room is asked for again.
+    let key = Target::Manual {
+        key: "k".to_owned(),
+        before: Some(Occurrence(NOON - 1)),
+    };
+    let mut account = Account::default();
+    account.ask(key.id(), &job(""), || RunId(uuid::Uuid::nil()));
+    let step = seeing(Subject::Removed(&mut account), None, |v| {
+        let mut contest = Contest::new(Ask::again(key), 0).0;
+        assert_eq!(contest.ask.trigger, Trigger::Manual);
+        let early = Answer::Early { wait_us: 1000 };
+        contest.answered(early, answer_at(NOON), v, &mut vec![])
+    });
+    assert!(
+        matches!(step, Step::Rest(wait) if wait == Duration::from_millis(20)),
+        "{step:?}"
+    );
+}
+
+/// While the store is not to be relied on nothing is asked; a job here notes why, once for each occurrence.
+#[test]
+fn an_unreliable_store_is_asked_nothing_and_noted_once() {
+    let halt = || Some(Halt::Unreliable("clock_in_doubt", "why".into()));
+    let mut job = registered();
+    let noted = |job: &mut JobState, at| {
+        let mut effects = vec![];
+        let end = seeing(Subject::Here(job), halt(), |v| {
+            ended(Contest::new(scheduled(at), 0).0.look(v, &mut effects))
+        });
+        assert_eq!(end, Some(ContestEnd::Undecided));
+        effects.len()
+    };
+    let counts = [NOON, NOON, NOON + 2000].map(|at| noted(&mut job, at));
+    assert_eq!(counts, [1, 0, 1]);
+    let mut account = unanswered();
+    let mut effects = vec![];
+    let end = seeing(Subject::Removed(&mut account), None, |v| {
+        let mut contest = Contest::new(scheduled(NOON), 0).0;
+        let _ = contest.found(Some(true), false, v, &mut effects);
+        v.halt = halt();
+        ended(contest.look(v, &mut effects))
+    });
+    assert_eq!((end, effects.len()), (Some(ContestEnd::Undecided), 0));
+    assert!(account.has_unanswered_claims());
+}
+
+/// A disabled job has its triggers, and what was decided before.
+#[test]
+fn a_disabled_job_claims_no_new_occurrence() {
+    let definition = job("enabled = false");
+    let mut job = JobState::new(definition.clone(), Account::default());
+    let state = State {
+        newest: NOON,
+        ..State::default()
+    };
+    let _ = job.registered(&definition, &state, &epoch("1"), NOON + 1);
+    let mut end = |ask| ended(look(&mut job, ask, None, Slot::Needless, true));
+    assert_eq!(end(scheduled(NOON + 2000)), Some(ContestEnd::Gone));
+    assert_eq!(end(scheduled(NOON)), Some(ContestEnd::Settled));
+    assert_eq!(end(Ask::next_attempt(Occurrence(NOON))), None);
+    let manual = Target::Manual {
+        key: "k".to_owned(),
+        before: None,
+    };
+    assert_eq!(end(Ask::again(manual)), None);
+}
+
+/// A store that refuses is not asked again; one that cannot be reached is, a few times. Both are told once.
+#[test]
+fn what_the_store_refuses_is_not_tried_again() {
+    let mut job = registered();
+    let mut effects = vec![];
+    let (refused, lost) = seeing(Subject::Here(&mut job), None, |v| {
+        let mut fails = |transient| {
+            let mut contest = Contest::new(scheduled(NOON), 0).0;
+            let _ = contest.look(v, &mut vec![]);
+            let pause = |n| Duration::from_millis(u64::from(n));
+            contest.failed("why", transient, 1, pause, v, &mut effects)
+        };
+        (fails(false), fails(true))
+    });
+    assert!(matches!(lost, Step::Pause(wait) if wait == Duration::from_millis(1)));
+    assert_eq!(ended(refused), Some(ContestEnd::Undecided));
+    assert!(
+        matches!(
+            effects[..],
+            [Effect::CannotClaim(_), Effect::Note(None, "store_error", _)]
+        ),
+        "{effects:?}"
+    );
+    // Nobody is left to tell.
+    let mut account = unanswered();
+    let mut effects = vec![];
+    let end = seeing(Subject::Removed(&mut account), None, |v| {
+        let mut contest = Contest::new(scheduled(NOON), 0).0;
+        ended(contest.failed("why", true, 0, |_| Duration::ZERO, v, &mut effects))
+    });
+    assert_eq!((end, effects.len()), (Some(ContestEnd::Undecided), 0));
+    assert!(account.is_unheard(&TargetId::Scheduled(Occurrence(NOON))));
+}
+
+/// By a wrong clock it was due, and the clock has been corrected: the job is planned anew. What was decided before, or
+/// what an instance without a clock of its own asks, only waits.
+#[test]
+fn an_occurrence_that_is_early_by_far_is_planned_anew() {
+    let early = || Answer::Early { wait_us: 9_000_000 };
+    let asks = |ask: Ask, clock: bool| {
+        let mut job = registered();
+        let mut belief = Belief::default();
+        if clock {
+            let now = Boottime(1_000_000_000);
+            belief.sample(Estimate::new(NOON * 1000, now, now));
+        }
+        let step = seeing_by(&belief, Subject::Here(&mut job), None, |v| {
+            let mut contest = Contest::new(ask, 0).0;
+            let _ = contest.look(v, &mut vec![]);
+            contest.answered(early(), answer_at(NOON), v, &mut vec![])
+        });
+        (ended(step), job.is_registered())
+    };
+    let undecided = Some(ContestEnd::Undecided);
+    assert_eq!(asks(scheduled(NOON), true), (undecided, false));
+    assert_eq!(asks(scheduled(NOON), false), (None, true));
+    let again = Ask::next_attempt(Occurrence(NOON));
+    assert_eq!(asks(again, true), (None, true));
+}
+
+/// The store says that another occurrence goes first. If it is the very one, asking again is all there is to do.
+#[test]
+fn another_occurrence_goes_first_but_none_before_itself() {
+    let step = |first: i64| {
+        let mut job = registered();
+        seeing(Subject::Here(&mut job), None, |v| {
+            let mut contest = Contest::new(scheduled(NOON), 0).0;
+            let _ = contest.look(v, &mut vec![]);
+            let answer = Answer::RunFirst(Occurrence(first));
+            contest.answered(answer, answer_at(NOON), v, &mut vec![])
+        })
+    };
+    let other = step(NOON - 2000);
+    assert!(
+        matches!(other, Step::First(at) if at.0 == NOON - 2000),
+        "{other:?}"
+    );
+    let same = step(NOON);
+    assert!(matches!(same, Step::Rest(wait) if wait == Duration::from_millis(1)));
+}
+
+/// A grant is an answer to a claim that was sent, and to no other.
+#[test]
+fn a_grant_without_a_claim_starts_nothing() {
+    let (mut job, mut effects) = (registered(), vec![]);
+    let step = seeing(Subject::Here(&mut job), None, |v| {
+        let mut contest = Contest::new(scheduled(NOON), 0).0;
+        let grant = grant(NOON, Trigger::Schedule);
+        contest.answered(grant, answer_at(NOON), v, &mut effects)
+    });
+    assert!(matches!(step, Step::Look), "{step:?}");
+    assert!(effects.is_empty() && job.account.is_idle());
+}
+
+/// The store's clock stands still or is behind, and our own says that the time of a trigger is over.
+#[test]
+fn a_trigger_whose_time_is_over_on_our_own_clock_is_too_late() {
+    for (learned, too_late) in [(0, Some(claim::TOO_LATE)), (1_000_000_000, None)] {
+        let mut job = registered();
+        let within = job.definition.start_within + START_MARGIN;
+        let due = job.triggered("k", NOON, Boottime(learned));
+        let mut effects = vec![];
+        seeing(Subject::Here(&mut job), None, |v| {
+            v.now = Boottime(0) + within;
+            let ask = Ask {
+                target: due.target,
+                trigger: Trigger::Manual,
+                start_by: due.start_by,
+                ..scheduled(NOON)
+            };
+            let mut contest = Contest::new(ask, 0).0;
+            match contest.look(v, &mut effects) {
+                Step::Ask(claim) if too_late.is_some() => {
+                    assert_eq!(claim.start_by, claim::PASSED);
+                }
+                Step::Ask(claim) => assert_eq!(claim.start_by, due.start_by),
+                other => panic!("{other:?}"),
+            }
+            let answer = grant(NOON + 1, Trigger::Manual);
+            let _ = contest.answered(answer, answer_at(NOON + 2), v, &mut effects);
+        });
+        let win = effects.into_iter().find_map(|e| match e {
+            Effect::Start(win) => Some(win),
+            _ => None,
+        });
+        assert_eq!(win.expect("granted").too_late, too_late);
+    }
+}
+
+/// Once its last moment for a start is over there is no later one to wait for.
+#[test]
+fn a_wait_ends_with_the_last_moment_for_a_start_and_not_before_now() {
+    let wait = |start_by: i64| {
+        let ask = Ask {
+            start_by,
+            ..scheduled(NOON)
+        };
+        let contest = Contest::new(ask, 0).0;
+        contest
+            .until_too_late(NOON, Duration::from_secs(1))
+            .as_millis()
+    };
+    assert_eq!(wait(NOON + 60_000), 1000);
+    assert_eq!(wait(NOON + 10), 11);
+    assert_eq!(wait(NOON), 1);
+    assert_eq!(wait(NOON - 1), 1000);
+}
+
+// ---- one job ----
+
+#[test]
+fn the_end_of_a_run_that_is_not_here_changes_nothing() {
+    let (mut account, run) = (Account::default(), RunId(uuid::Uuid::max()));
+    account.run_is_over(run);
+    assert!(!account.settling());
+    account.run_has_ended(run);
+    assert!(account.is_closed());
+    // It is no ended run: its grant begins it.
+    assert!(account.begin(&TargetId::Scheduled(Occurrence(1)), run));
+    account.run_is_over(run);
+    assert!(account.settling());
+}
+
+/// Times at which a job is to be registered: at once, a while after a refusal, at the end of the quarantine of the
+/// epoch that said so.
+#[test]
+fn a_job_is_registered_when_it_was_said() {
+    let now = Boottime(9_000_000_000);
+    let closed = |id| Epoch {
+        open: false,
+        first_seen: now,
+        ..epoch(id)
+    };
+    let mut state = JobState::new(job(""), Account::default());
+    let again = |state: &JobState| state.register_in(&closed("1"), now);
+    assert_eq!(again(&state), Some(Duration::ZERO));
+    state.register_after_quarantine(&closed("1"));
+    assert_eq!(again(&state), Some(state.quarantine()));
+    // Another epoch may say something else.
+    assert_eq!(state.register_in(&closed("2"), now), Some(Duration::ZERO));
+    assert!(state.refused(now), "the first time is news");
+    assert!(!state.refused(now));
+    assert_eq!(again(&state), Some(Duration::from_secs(5)));
+    state.resync();
+    assert_eq!(again(&state), Some(Duration::from_secs(5)));
+    state.register_after_quarantine(&closed("1"));
+    state.resync();
+    assert_eq!(again(&state), Some(Duration::ZERO));
+    // Who was never without the job has nothing to tell of it.
+    state.told_absence(&closed("1"), now);
+    assert!(!state.has_to_tell_absence(&closed("1")));
+    assert_eq!(again(&state), Some(Duration::ZERO));
+}
+
+#[test]
+fn a_definition_that_was_replaced_meanwhile_is_not_registered() {
+    let mut job = registered();
+    let old = job.definition.clone();
+    assert_eq!(job.redefine(job_of("schedule = \"@every 4s\""), None), None);
+    let (state, one) = (State::default(), epoch("1"));
+    assert_eq!(job.registered(&old, &state, &one, NOON), None);
+    assert!(!job.is_registered());
+    let new = job.definition.clone();
+    assert!(job.registered(&new, &state, &one, NOON).is_some());
+}
+
+/// What counted as decided lay in the future. The store says that it is not: the job is planned as after a start.
+#[test]
+fn what_the_store_put_back_from_the_future_is_planned_anew() {
+    let mut job = registered();
+    let definition = job.definition.clone();
+    let at = |newest| State {
+        newest,
+        ..State::default()
+    };
+    let hour = 3_600_000;
+    let ahead = job.registered(&definition, &at(NOON + hour), &epoch("1"), NOON);
+    let ahead = ahead.expect("its definition");
+    assert_eq!(ahead.ahead, Some(Occurrence(NOON + hour)));
+    assert_eq!(ahead.plan_after, None, "the job was not new");
+    let back = job.registered(&definition, &at(NOON), &epoch("1"), NOON);
+    let back = back.expect("its definition");
+    assert_eq!(
+        (back.ahead, back.plan_after),
+        (None, Some(Occurrence(NOON)))
+    );
+    assert_eq!(job.newest(), Occurrence(NOON));
+}
+
+#[test]
+fn what_is_decided_is_not_due_and_what_was_overdue_is_no_sign_of_a_stall() {
+    let due = |at: i64, overdue| Due {
+        job: JobName::new("draw"),
+        target: Target::Scheduled(Occurrence(at)),
+        start_at: at,
+        start_by: at + 60_000,
+        overdue,
+        missed: vec![],
+    };
+    let mut job = registered();
+    assert!(!job.due(due(NOON - 2000, false), NOON));
+    assert!(matches!(job.next(NOON), Next::Idle));
+    // Two that come in late: after a stall the newer one is run, and the other given up.
+    for (overdue, first) in [(false, NOON + 2000), (true, NOON)] {
+        let mut job = registered();
+        for at in [NOON, NOON + 2000] {
+            assert!(job.due(due(at, overdue), NOON + 9000));
+        }
+        match job.next(NOON + 9000) {
+            Next::Ask(ask) => assert_eq!(ask.target, Target::Scheduled(Occurrence(first))),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// Nobody looked for a while, but instances were running: it is an outage, and the newest one is caught up.
+#[test]
+fn what_came_due_while_nobody_looked_is_an_outage() {
+    for (absent, missed) in [(false, 2), (true, 2)] {
+        let mut job = registered();
+        let backlog = Backlog {
+            schedules: job.definition.schedules.clone(),
+            jitter: Duration::ZERO,
+            after: Occurrence(NOON - 2000),
+            last: Occurrence(NOON + 4000),
+        };
+        job.overdue(backlog, absent, NOON + 5000);
+        while let Next::Unfold(definition, segments, known) = job.next(NOON + 5000) {
+            let unfolded = unfold(segments, &definition, NOON + 5000, known);
+            job.unfolded(unfolded, NOON + 5000);
+        }
+        match job.next(NOON + 5000) {
+            Next::Ask(ask) => {
+                assert_eq!(ask.target, Target::Scheduled(Occurrence(NOON + 4000)));
+                assert_eq!(ask.missed.len(), missed);
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// Others claim what a draining instance had in its queue. A contest that ended because its occurrence was not to be
+/// claimed here leaves the queue as it is.
+#[test]
+fn a_drain_empties_the_queue_and_nothing_else_does() {
+    for (end, draining, left) in [
+        (ContestEnd::Draining, true, false),
+        (ContestEnd::Draining, false, true),
+        (ContestEnd::Gone, true, true),
+        (ContestEnd::Behind, true, true),
+        (ContestEnd::Undecided, true, true),
+        (ContestEnd::Settled, false, false),
+    ] {
+        let mut job = registered();
+        let target = Target::Scheduled(Occurrence(NOON));
+        let due = Due {
+            job: JobName::new("draw"),
+            target: target.clone(),
+            start_at: NOON,
+            start_by: NOON + 60_000,
+            overdue: false,
+            missed: vec![],
+        };
+        assert!(job.due(due, NOON));
+        job.ended(&target, &end, draining);
+        assert_eq!(matches!(job.next(NOON), Next::Ask(_)), left, "{end:?}");
+    }
+}
+
+/// A job that is removed is given up up to now, and only if the store knows it.
+#[test]
+fn what_a_removed_job_owes_is_given_up_once() {
+    let (me, run) = (
+        Me {
+            instance: InstanceId::new("a"),
+            host: "h".to_owned(),
+        },
+        RunId(uuid::Uuid::max()),
+    );
+    let new = JobState::new(job(""), Account::default());
+    assert!(new.given_up(&me, Occurrence(NOON), run).is_none());
+    let job = registered();
+    let up_to = |now: i64| job.given_up(&me, Occurrence(now), run);
+    assert!(up_to(NOON - 1).is_none(), "nothing is due");
+    let (claim, after) = up_to(NOON + 4500).expect("three are due");
+    assert_eq!(claim.target, Target::Scheduled(Occurrence(NOON + 4000)));
+    let missed: Vec<i64> = claim.missed.iter().map(|m| m.last.0 - NOON).collect();
+    assert_eq!((missed, claim.start_by), (vec![0, 2000], claim::REMOVED));
+    assert_eq!(claim.known, Occurrence(NOON - 2000));
+    let within = job.definition.start_within + START_MARGIN;
+    assert_eq!(after, NOON + 4000 + within.as_millis() as i64);
+    // A long time is one record, and the newest ones have one each.
+    let (claim, _) = up_to(NOON + 2000 * 200).expect("many are due");
+    assert_eq!(claim.missed.len(), 100);
+    assert_eq!(claim.missed.iter().map(|m| m.count).sum::<u64>(), 200);
+    assert_eq!(claim.missed[0].first, Occurrence(NOON));
+}
+
+/// Claims without an answer are asked again: a trigger's within its time, an occurrence's whenever.
+#[test]
+fn what_has_no_answer_is_asked_again() {
+    let mut job = registered();
+    assert_eq!(job.unanswered(), []);
+    let due = job.triggered("k", NOON, Boottime(1));
+    let definition = job.definition.clone();
+    let fresh = || RunId(uuid::Uuid::max());
+    for id in [
+        TargetId::Scheduled(Occurrence(NOON)),
+        TargetId::Manual("k".to_owned()),
+        TargetId::Manual("not known here".to_owned()),
+    ] {
+        let run = match id {
+            TargetId::Scheduled(_) => RunId(uuid::Uuid::nil()),
+            TargetId::Manual(_) => fresh(),
+        };
+        job.account.ask(id, &definition, || run);
+    }
+    let asks = job.unanswered();
+    let seen: Vec<_> = asks
+        .iter()
+        .map(|ask| (ask.key(), ask.trigger, ask.start_by, ask.next_attempt))
+        .collect();
+    assert_eq!(
+        seen,
+        [
+            (None, Trigger::Schedule, i64::MAX, true),
+            (Some("k"), Trigger::Manual, due.start_by, true),
+            (Some("not known here"), Trigger::Manual, i64::MAX, true),
+        ]
+    );
+    // The store shows that the trigger's is ours.
+    let mut open = running(NOON - 5);
+    (open.run.id, open.run.key) = (fresh(), Some("k".to_owned()));
+    let state = State {
+        newest: NOON,
+        open: vec![open],
+        ..State::default()
+    };
+    let follows = job.registered(&definition, &state, &epoch("1"), NOON);
+    let follows = follows.expect("its definition");
+    let keys: Vec<_> = follows.triggers.iter().map(|t| (&*t.key, t.at)).collect();
+    assert_eq!(keys, [("k", NOON - 5)]);
+    // The other one is decided, and not ours.
+    assert!(!job.unanswered().iter().any(|ask| ask.key().is_none()));
+}
+
+/// What people asked for is kept in mind while the job is away.
+#[test]
+fn what_was_asked_of_a_job_outlasts_its_absence() {
+    let mut job = registered();
+    let definition = job.definition.clone();
+    let used = Triggered {
+        key: "k".to_owned(),
+        occurrence: Occurrence(NOON - 5),
+        at: NOON - 5,
+    };
+    let paused = State {
+        newest: NOON,
+        pause: Some(Pause {
+            until: None,
+            reason: None,
+            at: NOON,
+        }),
+        triggered: vec![used.clone()],
+        ..State::default()
+    };
+    let _ = job.registered(&definition, &paused, &epoch("1"), NOON);
+    let memory = job.memory();
+    let mut back = JobState::new(definition.clone(), Account::default());
+    back.recall(memory.clone(), job.newest());
+    assert_eq!((back.newest(), back.memory()), (Occurrence(NOON), memory));
+    assert_eq!(back.remembered().pause, paused.pause);
+    let me = Me {
+        instance: InstanceId::new("a"),
+        host: String::new(),
+    };
+    let told = back.registration(&me, &epoch("2")).remembered;
+    assert_eq!((told.pause, told.triggered), (paused.pause, vec![used]));
+    // Nothing was asked.
+    let mut back = JobState::new(definition, Account::default());
+    back.recall(Remembered::default(), Occurrence(NOON));
+    assert_eq!(back.remembered(), Remembered::default());
+}
+
+/// A job that may run again what was lost gives nothing up, and its attempts follow its own rule.
+#[test]
+fn a_job_that_runs_again_what_was_lost_takes_nothing_for_lost() {
+    for (lines, lost, before, on_crash) in [
+        ("on_crash = \"rerun\"", 1, NOON, OnCrash::Fail),
+        (
+            "on_crash = \"rerun\"\non_state_loss = \"rerun\"",
+            0,
+            0,
+            OnCrash::Rerun,
+        ),
+    ] {
+        let definition = job(lines);
+        let state = JobState::new(definition.clone(), Account::default());
+        let me = Me {
+            instance: InstanceId::new("a"),
+            host: String::new(),
+        };
+        let older = State {
+            newest: NOON - 2000,
+            ..State::default()
+        };
+        let ask = state.registration(&me, &epoch("2"));
+        assert_eq!(ask.on_crash, on_crash);
+        let ask = JobState::adoption(&definition, ask, &epoch("2"), NOON, Some(&older));
+        assert_eq!((ask.lost.len(), ask.lost_before), (lost, before), "{lines}");
+        assert_eq!(ask.adopt.as_deref(), Some("i"));
+    }
+}
+
+/// What the former definition planned waits for the former jitter, and nothing overtakes it.
+#[test]
+fn a_new_schedule_begins_now_and_what_waits_for_its_jitter_stays_owed() {
+    let plain = "schedule = \"@every 60s\"";
+    let jitter = "schedule = \"@every 60s\"\njitter = \"50s\"";
+    let other = job_of("schedule = \"@every 30s\"");
+    let start = |definition: &Arc<Job>, newest: i64| {
+        let mut job = JobState::new(definition.clone(), Account::default());
+        let state = State {
+            newest,
+            ..State::default()
+        };
+        let _ = job.registered(definition, &state, &epoch("1"), newest);
+        job
+    };
+    // Before the store's first answer nothing was planned; the same plan goes on.
+    let mut job = start(&job_of(plain), NOON - 60_000);
+    assert_eq!(job.redefine(other.clone(), None), None);
+    let mut job = start(&job_of(plain), NOON - 60_000);
+    assert_eq!(job.redefine(job_of(plain), Some(Occurrence(NOON))), None);
+    // Not registered: it is planned when it is.
+    let mut new = JobState::new(job_of(plain), Account::default());
+    new.comes_back(Absence::none(), None);
+    assert_eq!(new.redefine(other.clone(), Some(Occurrence(NOON))), None);
+    let me = Me {
+        instance: InstanceId::new("a"),
+        host: String::new(),
+    };
+    assert_eq!(new.registration(&me, &epoch("1")).back_at, NOON);
+
+    let jittered = job_of(jitter);
+    let jittered_off = job_of(&format!("{jitter}\nenabled = false"));
+    let at = Occurrence(NOON);
+    let starts =
+        crate::logic::timetable::start_at_ms("draw", &jittered.schedules, at, jittered.jitter);
+    assert!(starts > NOON + 1 && starts <= NOON + 50_000, "{starts}");
+    for (definition, newest, now, waits) in [
+        // No jitter: it was handed in at noon.
+        (&job_of(plain), NOON - 60_000, NOON + 1, false),
+        (&jittered_off, NOON - 60_000, NOON + 1, false),
+        // It is decided.
+        (&jittered, NOON + 1, NOON + 1, false),
+        // None is planned in the time of the jitter.
+        (&jittered, NOON - 60_000, NOON - 1000, false),
+        (&jittered, NOON - 60_000, NOON + 1, true),
+        // Its jitter is over: the dispatcher has handed it in.
+        (&jittered, NOON - 60_000, starts, false),
+    ] {
+        let mut job = start(definition, newest);
+        let after = job.redefine(other.clone(), Some(Occurrence(now)));
+        assert_eq!(after, Some(Occurrence(now)));
+        // Nothing newer is claimed before it.
+        let newer = Ask {
+            target: Target::Scheduled(Occurrence(NOON + 30_000)),
+            ..scheduled(NOON)
+        };
+        assert_eq!(!job.may_claim(&newer), waits, "{now} {}", definition.digest);
     }
 }

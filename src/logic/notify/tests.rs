@@ -100,6 +100,87 @@ fn a_channel_is_told_what_it_wants() {
     );
 }
 
+/// After two changes within a minute the next ones are held; what a single one is told as, a channel may not want.
+#[test]
+fn a_single_held_change_is_told_to_those_who_want_it() {
+    let runs = [(1, Failed), (2, Succeeded), (3, Failed), (4, Succeeded)];
+    let held = |on: &[Kind]| {
+        let rules = rules(on, 1);
+        let until_two = runs[..2].iter().chain([&(90, Succeeded)]);
+        let runs: Vec<_> = until_two.copied().collect();
+        told(&rules, &runs, 100)
+    };
+    let both = [Kind::Failed, Kind::Recovered];
+    assert_eq!(held(&both), [(1, Kind::Failed), (2, Kind::Recovered)]);
+    // Without word of recoveries the two failures come first, and the second recovery is the held one.
+    let failed = rules(&[Kind::Failed], 1);
+    assert_eq!(
+        told(&failed, &runs, 400),
+        [(1, Kind::Failed), (3, Kind::Failed)]
+    );
+    let runs = [(1, Failed), (2, Succeeded), (3, Failed), (4, Succeeded)];
+    let more: Vec<_> = runs.into_iter().chain([(5, Failed)]).collect();
+    assert_eq!(
+        told(&failed, &more, 400),
+        [(1, Kind::Failed), (3, Kind::Failed), (65, Kind::Failed)]
+    );
+}
+
+/// A success ends what was told as overdue, also where no run was bad.
+#[test]
+fn a_success_after_an_overdue_one_is_a_recovery() {
+    let all = rules(&ALL, 1);
+    let mut notes = Notes::new(0);
+    let channels = || [("ops", &all)].into_iter();
+    let passed = notes.passes(channels(), Some(50_000), 60_000);
+    assert_eq!(passed.len(), 1, "{passed:?}");
+    assert_eq!((passed[0].kind, passed[0].bad), (Kind::Overdue, true));
+    let judged = notes.judge(channels(), &ended(70, Succeeded, 5), 70_000);
+    assert_eq!(judged.len(), 1, "{judged:?}");
+    assert_eq!((judged[0].kind, judged[0].bad), (Kind::Recovered, false));
+    assert!(!notes.overdue);
+}
+
+/// How long it took is not known, and a run that people started has no planned instant to be late for.
+#[test]
+fn what_is_not_known_is_not_unusual() {
+    let all = rules(&ALL, 1);
+    let mut notes = Notes::new(0);
+    let mut told = |r: &RunRecord| {
+        let channels = [("ops", &all)].into_iter();
+        notes
+            .judge(channels, r, 0)
+            .iter()
+            .map(|v| v.kind)
+            .collect::<Vec<_>>()
+    };
+    let run = |trigger, attempt| RunRecord {
+        trigger,
+        attempt,
+        lateness_ms: Some(60_000),
+        duration_ms: None,
+        ..ended(100, Succeeded, 5)
+    };
+    assert_eq!(told(&run(Trigger::Manual, 1)), []);
+    assert_eq!(told(&run(Trigger::Schedule, 2)), []);
+    assert_eq!(told(&run(Trigger::Schedule, 1)), [Kind::Late]);
+    assert_eq!(notes.durations, [0; 0]);
+}
+
+#[test]
+fn each_bad_outcome_has_its_kind() {
+    for (outcome, kind) in [
+        (Outcome::Crashed, Kind::Crashed),
+        (Outcome::Unknown, Kind::Unknown),
+        (Outcome::LeaseLost, Kind::LeaseLost),
+        (TimedOut, Kind::TimedOut),
+    ] {
+        assert_eq!(told(&rules(&ALL, 1), &[(1, outcome)], 2), [(1, kind)]);
+        let others: Vec<Kind> = ALL.into_iter().filter(|other| *other != kind).collect();
+        assert_eq!(told(&rules(&others, 1), &[(1, outcome)], 2), []);
+    }
+}
+
 #[test]
 fn a_job_that_flaps_is_told_at_first_and_then_summed_up() {
     let all = rules(&ALL, 1);
@@ -649,6 +730,24 @@ mod protocol {
         };
         second.saw(Some(over.text()), at(12));
         assert!(second.may_take(&b, 2, at(12)).is_some());
+    }
+
+    #[test]
+    fn a_notifier_asks_for_no_lease_and_renews_its_own_while_it_trusts_it() {
+        let a = InstanceId::new("a");
+        let mut stand = Stand::default();
+        assert_eq!((stand.renewed(at(0)), stand.known()), (None, None));
+        stand.saw(None, at(0));
+        let lease = stand.may_take(&a, 1, at(0)).expect("free");
+        stand.wrote(lease.clone(), at(0));
+        assert_eq!(stand.may_take(&a, 1, at(0)), None, "it has it");
+        let next = stand.renewed(at(7)).expect("trusted");
+        assert_eq!((next.token, next.seq), (lease.token, lease.seq + 1));
+        assert_eq!(stand.renewed(at(8)), None, "it trusts it no longer");
+        // Given back: it is one of the others, and has to look first.
+        stand.wrote(Lease { over: true, ..next }, at(7));
+        assert_eq!(stand.may_take(&a, 1, at(99)), None);
+        assert!(!stand.trusts(at(7)));
     }
 
     #[test]

@@ -320,6 +320,33 @@ mod tests {
             ("@every 90s", "every 90s, counted from 1970"),
             ("@at 2026-12-24T18:00:00", "once, at 2026-12-24T18:00:00"),
             ("@every", "every , counted from 1970"),
+            ("5 30 * * * *", "at second 5 of every hour at minute 30"),
+            ("1,2 * * * * *", "at second 1 and 2"),
+            (
+                "*/5 30 * * * *",
+                "every 5 seconds of every hour at minute 30",
+            ),
+            (
+                "H 4 * * *",
+                "at a minute that the job's name chooses, from 04:00 to 04:59",
+            ),
+            ("* 4 * * *", "every minute, from 04:00 to 04:59"),
+            ("* 1,3 * * *", "every minute past hour 1 and 3"),
+            ("* 1-L * * *", "every minute past hour 1 to L"),
+            ("7 H-5 * * *", "at minute 7 past hour H to 5"),
+            // Too long a list of times to be read.
+            (
+                "0,10,20,30 1,2 * * *",
+                "at minute 0, 10, 20 and 30 past hour 1 and 2",
+            ),
+            ("0 0 */21 * *", "at 00:00, on every 21st day of the month"),
+            ("0 0 */3 * *", "at 00:00, on every 3rd day of the month"),
+            (
+                "0 0 */2 * MON",
+                "at 00:00, on every 2nd day of the month if it is also one on Monday",
+            ),
+            ("0 0 * * L", "at 00:00, on L"),
+            ("0 0 * FEBRUARY *", "at 00:00, every day, in FEBRUARY"),
             ("odd", "odd"),
             ("", ""),
         ] {
