@@ -61,7 +61,8 @@ fn after_crash(job: &Job, attempt: u32) -> Option<DelayedAttempt> {
 /// After a run whose command failed, or was ended by its timeout.
 pub fn after_failure(job: &Job, attempt: u32) -> Option<DelayedAttempt> {
     let retry = job.retry.as_ref()?;
-    if attempt > retry.attempts || attempt >= job.max_attempts {
+    // The configuration allows no fewer `max_attempts` than these.
+    if attempt > retry.attempts {
         return None;
     }
     let nth = if retry.exponential { attempt } else { 1 };

@@ -165,9 +165,17 @@ fn each(v: &mut Value, member: &str, f: &mut impl FnMut(&str, &mut Value)) {
 mod tests {
     use std::{collections::BTreeSet, fs};
 
-    use super::{Case, collect};
+    use super::{Case, collect, decide};
     use crate::{
-        logic::claim::Effects,
+        logic::{
+            attempts,
+            claim::{
+                Claim, Effects, Last, Missed, NEVER, NextAttempt, Observed, OnCrash, Open, Overlap,
+                PASSED, Pending, Question, REMOVED, Renew, Settle, State, StopRequest, Target,
+                Triggered,
+            },
+        },
+        model::{InstanceId, JobName, Occurrence, Outcome, Run, RunId, RunRecord, Trigger},
         world::explore::{number, walk_each},
     };
 
@@ -192,12 +200,268 @@ mod tests {
         cases.iter().filter(|case| is_new(case)).collect()
     }
 
+    const T: i64 = 1_800_000_000_000;
+
+    fn run(n: u128, at: i64, attempt: u32) -> Run {
+        Run {
+            id: RunId(uuid::Uuid::from_u128(n)),
+            occurrence: Occurrence(at),
+            attempt,
+            trigger: Trigger::Schedule,
+            key: None,
+            instance: InstanceId::new("a"),
+            host: "a".to_owned(),
+            lease: 1000,
+            definition: "d".to_owned(),
+            granted_at: at,
+        }
+    }
+
+    fn held(n: u128, at: i64, attempt: u32) -> Open {
+        Open {
+            run: run(n, at, attempt),
+            seq: 3,
+            incarnation: "i".to_owned(),
+            renewed_at: at + 500,
+            stop: None,
+            next_attempt: None,
+        }
+    }
+
+    fn awaited(n: u128, at: i64, trigger: Trigger) -> Open {
+        Open {
+            next_attempt: Some(NextAttempt { at, trigger }),
+            ..held(n, at, 1)
+        }
+    }
+
+    fn asks(at: i64) -> Claim {
+        Claim {
+            job: JobName::new("j0"),
+            target: Target::Scheduled(Occurrence(at)),
+            known: Occurrence(0),
+            missed: vec![],
+            run: RunId(uuid::Uuid::from_u128(99)),
+            instance: InstanceId::new("b"),
+            host: "b".to_owned(),
+            trigger: Trigger::Schedule,
+            start_by: at + 60_000,
+            lease: 1000,
+            overlap: Overlap::Skip,
+            on_crash: OnCrash::Rerun,
+            max_attempts: 3,
+            definition: "d".to_owned(),
+            observed: None,
+            holds: vec![],
+        }
+    }
+
+    /// What no world asks, because it needs a changed policy, a corrected clock or several losses.
+    // Long: one case after the other.
+    fn corners() -> Vec<Case> {
+        let known = || State {
+            incarnation: "i".to_owned(),
+            schedule: "s".to_owned(),
+            definition: "d".to_owned(),
+            newest: T - 60_000,
+            ..State::default()
+        };
+        let seen = |e: &Open| {
+            Some(Observed {
+                run: e.run.id,
+                seq: e.seq,
+                incarnation: e.incarnation.clone(),
+            })
+        };
+        let mut all: Vec<(State, Question)> = vec![];
+        let mut claim = |st: State, c: Claim| all.push((st, Question::Claim(c.into())));
+        // A dead run before, or behind, an awaited attempt; one that was asked to end has no other attempt.
+        let dead = held(1, T - 2000, 1);
+        let stopped = Open {
+            stop: Some(StopRequest::Cancelled),
+            ..dead.clone()
+        };
+        for dead in [dead, stopped] {
+            for dead_first in [true, false] {
+                let mut open = vec![awaited(2, T - 1000, Trigger::Takeover)];
+                open.insert(usize::from(!dead_first), dead.clone());
+                let st = State {
+                    newest: T - 1000,
+                    open,
+                    ..known()
+                };
+                let observed = seen(&dead);
+                claim(
+                    st,
+                    Claim {
+                        observed,
+                        ..asks(T - 1000)
+                    },
+                );
+            }
+        }
+        // A retry gives way, and the run behind it lives.
+        let st = State {
+            newest: T - 1000,
+            open: vec![awaited(1, T - 2000, Trigger::Retry), held(2, T - 1000, 1)],
+            ..known()
+        };
+        let holds = vec![RunId(uuid::Uuid::from_u128(2))];
+        claim(st, Claim { holds, ..asks(T) });
+        // What ran early divides what a loss kept back; what was removed, and what was due before the loss, is no part.
+        let lost = |early: &[i64], lost_before| State {
+            lost_before,
+            lost_until: T,
+            early: early.iter().copied().map(Occurrence).collect(),
+            ..known()
+        };
+        for (early, lost_before, start_by) in [
+            (vec![T - 30_000], 0, NEVER),
+            (vec![T - 60_000, T - 15_000], 0, NEVER),
+            (vec![], 0, REMOVED),
+            (vec![], T - 40_000, NEVER),
+            (vec![], T - 40_000, T + 60_000),
+        ] {
+            let missed = [T - 50_000, T - 40_000, T - 20_000];
+            let missed = missed.map(|at| Missed::one(Occurrence(at))).to_vec();
+            claim(
+                lost(&early, lost_before),
+                Claim {
+                    missed,
+                    start_by,
+                    ..asks(T - 10_000)
+                },
+            );
+        }
+        // It ran early, and is the one that ended last.
+        let st = State {
+            early: vec![Occurrence(T - 1000)],
+            last: Some(Last {
+                occurrence: Occurrence(T - 1000),
+                attempt: 1,
+                run: RunId(uuid::Uuid::from_u128(1)),
+                instance: InstanceId::new("a"),
+                outcome: Outcome::Succeeded,
+                from: T - 2000,
+                to: T - 1500,
+            }),
+            ..known()
+        };
+        claim(st, asks(T - 1000));
+        // A trigger without room is given up at a whole second.
+        let st = State {
+            newest: T + 60_000,
+            triggers: vec![Pending {
+                key: "k".to_owned(),
+                at: T,
+            }],
+            ..known()
+        };
+        let target = Target::Manual {
+            key: "k".to_owned(),
+            before: None,
+        };
+        let trigger = Trigger::Manual;
+        claim(
+            st,
+            Claim {
+                target,
+                trigger,
+                start_by: PASSED,
+                ..asks(T)
+            },
+        );
+        // An older state, in which an attempt before ours, or a later one, is open; and what it knows of our key.
+        let older = |open: Vec<Open>| State {
+            incarnation: "before".to_owned(),
+            newest: T,
+            open,
+            ..known()
+        };
+        let pending = |key: &str| Pending {
+            key: key.to_owned(),
+            at: T,
+        };
+        let used = Triggered {
+            key: "k".to_owned(),
+            occurrence: Occurrence(T),
+            at: T,
+        };
+        for (attempt, triggers, triggered) in [
+            (1, vec![], vec![]),
+            (2, vec![pending("k"), pending("other")], vec![]),
+            (3, vec![], vec![]),
+            (1, vec![pending("other")], vec![used]),
+        ] {
+            let st = State {
+                triggers,
+                triggered,
+                ..older(vec![held(1, T, attempt), held(4, T - 5000, 1)])
+            };
+            let mut ours = run(2, T, 2);
+            (ours.key, ours.trigger) = (Some("k".to_owned()), Trigger::Manual);
+            let renew = Renew {
+                job: JobName::new("j0"),
+                run: ours.clone(),
+                seq: 7,
+                late: false,
+            };
+            all.push((st.clone(), Question::Renew(renew.into())));
+            let record = RunRecord::of(&JobName::new("j0"), &ours);
+            let settle = Settle {
+                run: ours.id,
+                record: RunRecord {
+                    outcome: Outcome::Failed,
+                    ..record.lasting(Some(T), Some(T + 500))
+                },
+                next_attempt: None,
+            };
+            all.push((st, Question::Settle(settle.into())));
+        }
+        // A run that was found dead was never executed, and what is open beside it is older.
+        let never = held(5, T, 1);
+        let st = State {
+            newest: T,
+            open: vec![held(4, T - 5000, 1)],
+            last: Some(Last {
+                occurrence: Occurrence(T),
+                attempt: 1,
+                run: never.run.id,
+                instance: InstanceId::new("a"),
+                outcome: Outcome::Unknown,
+                from: T,
+                to: T + 500,
+            }),
+            lapsed: Some(never.clone()),
+            ..known()
+        };
+        let settle = Settle {
+            run: never.run.id,
+            record: RunRecord {
+                outcome: Outcome::Crashed,
+                ..RunRecord::of(&JobName::new("j0"), &never.run).lasting(Some(T), Some(T + 500))
+            },
+            next_attempt: attempts::after_no_start(1),
+        };
+        all.push((st, Question::Settle(settle.into())));
+        let ask = || {
+            for (st, question) in &all {
+                let (mut state, mut effects) = (Some(st.clone()), Effects::default());
+                let now_us = (T + 1000) * 1000;
+                let _ = decide(question, &mut state, now_us, "i", &mut effects);
+            }
+        };
+        collect(ask)
+    }
+
     /// tests/it/cases.rs asks each store the questions of these cases.
     #[test]
     fn the_kept_cases_are_those_of_the_worlds() {
         if std::env::var_os("SOLOIST_WRITE_CASES").is_some() {
             let cases = collect(|| walk_each(10, |_, _, _| {}));
-            fs::write(FILE, text(few(&cases))).expect("write the cases");
+            let corners = corners();
+            let all = few(&cases).into_iter().chain(&corners);
+            fs::write(FILE, text(all)).expect("write the cases");
         }
         let lines = fs::read_to_string(FILE).expect("read the cases");
         let read = |line: &str| serde_json::from_str(line).expect("a case");
@@ -217,6 +481,9 @@ mod tests {
         }
         let traits =
             |cases: &[Case]| -> BTreeSet<String> { cases.iter().flat_map(Case::traits).collect() };
+        for corner in corners() {
+            assert!(kept.contains(&corner), "no kept case: {corner:?}");
+        }
         let asked = traits(&collect(|| walk_each(1, |_, _, _| {})));
         let kept = traits(&kept);
         let missing: Vec<&String> = asked.difference(&kept).collect();

@@ -100,30 +100,67 @@ fn a_channel_is_told_what_it_wants() {
     );
 }
 
-/// After two changes within a minute the next ones are held; what a single one is told as, a channel may not want.
+/// After two changes within a minute the next ones are held. A single one is told as what it was, to who wants that.
 #[test]
 fn a_single_held_change_is_told_to_those_who_want_it() {
-    let runs = [(1, Failed), (2, Succeeded), (3, Failed), (4, Succeeded)];
-    let held = |on: &[Kind]| {
-        let rules = rules(on, 1);
-        let until_two = runs[..2].iter().chain([&(90, Succeeded)]);
-        let runs: Vec<_> = until_two.copied().collect();
-        told(&rules, &runs, 100)
-    };
-    let both = [Kind::Failed, Kind::Recovered];
-    assert_eq!(held(&both), [(1, Kind::Failed), (2, Kind::Recovered)]);
-    // Without word of recoveries the two failures come first, and the second recovery is the held one.
     let failed = rules(&[Kind::Failed], 1);
-    assert_eq!(
-        told(&failed, &runs, 400),
-        [(1, Kind::Failed), (3, Kind::Failed)]
-    );
-    let runs = [(1, Failed), (2, Succeeded), (3, Failed), (4, Succeeded)];
-    let more: Vec<_> = runs.into_iter().chain([(5, Failed)]).collect();
-    assert_eq!(
-        told(&failed, &more, 400),
-        [(1, Kind::Failed), (3, Kind::Failed), (65, Kind::Failed)]
-    );
+    let runs = [(1, Failed), (2, Succeeded), (3, Failed)];
+    let more = |then: &[(i64, Outcome)]| {
+        let all: Vec<_> = runs.iter().chain(then).copied().collect();
+        told(&failed, &all, 400)
+    };
+    let two = [(1, Kind::Failed), (3, Kind::Failed)];
+    assert_eq!(more(&[]), two);
+    assert_eq!(more(&[(4, Succeeded)]), two);
+    let third = [&two[..], &[(65, Kind::Failed)]].concat();
+    assert_eq!(more(&[(4, Succeeded), (5, Failed)]), third);
+    // After a summary: one recovery, of which this channel hears nothing, and others do.
+    for (on, hears) in [(&[Kind::Failed][..], false), (&ALL, true)] {
+        let rules = rules(on, 1);
+        let mut notes = Notes::new(0);
+        let told = Told {
+            bad: true,
+            streak: 1,
+            held: Some(Held {
+                since: 0,
+                until: 60_000,
+                changes: 0,
+                kind: Kind::Failed,
+            }),
+            ..Told::default()
+        };
+        notes.told.insert("ops".to_owned(), told);
+        let channels = || [("ops", &rules)].into_iter();
+        assert_eq!(notes.judge(channels(), &ended(9, Succeeded, 5), 9000), []);
+        let passed = notes.passes(channels(), None, 60_000);
+        let kinds: Vec<_> = passed.iter().map(|v| (v.kind, v.changes)).collect();
+        let recovered = [(Kind::Recovered, 1)];
+        assert_eq!(kinds, recovered[..usize::from(hears)]);
+    }
+}
+
+#[test]
+fn nothing_joins_a_message_that_was_tried() {
+    let about = |kind| Item {
+        job: JobName::new("x"),
+        kind,
+        bad: true,
+        streak: 1,
+        since: 0,
+        changes: 0,
+        zone: "UTC".to_owned(),
+        next: None,
+        run: None,
+    };
+    let message = Message::new(about(Kind::Failed), "ops", 1000);
+    assert!(message.takes("ops", 2000));
+    let tried = Message {
+        tries: 1,
+        ..message.clone()
+    };
+    assert!(!tried.takes("ops", 2000), "its receiver may have had it");
+    assert!(!message.takes("others", 2000));
+    assert!(!message.takes("ops", 1000 + JOIN_MOST_MS));
 }
 
 /// A success ends what was told as overdue, also where no run was bad.
