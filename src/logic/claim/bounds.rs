@@ -1415,43 +1415,45 @@ fn what_a_loss_kept_from_running_and_was_removed_then_says_that_it_was_removed()
 /// Several claims that are decided in one transaction have their effects together.
 #[test]
 fn what_losses_kept_from_running_is_one_record_of_each_job() {
-    let lost = || State {
-        newest: T - 9000,
-        lost_until: T,
-        ..known()
-    };
     let names = [job(), JobName::new("other")];
-    let mut states = [Some(lost()), Some(lost())];
-    let mut effects = Effects::default();
-    let mut ask = |i: usize, missed: i64, at: i64| {
-        let c = Claim {
-            job: names[i].clone(),
-            missed: vec![Missed::one(Occurrence(missed))],
-            overlap: Overlap::Allow,
-            ..asks(at)
+    // The other job's begins with the same instant, or where the first one's ends.
+    for newest in [T - 7000, T - 5000] {
+        let lost = |newest| State {
+            newest,
+            lost_until: T,
+            ..known()
         };
-        let now_us = (T + 1) * 1000;
-        let answer = claim(&mut states[i], &c, now_us, "incarnation", &mut effects);
-        assert!(matches!(answer, Answer::Granted(_)), "{answer:?}");
-        let told = |r: &RunRecord| (r.job == names[0], r.occurrence.0 - T, r.count);
-        let joined: Vec<_> = effects
-            .joined
-            .iter()
-            .map(|j| (j.job == names[0], j.before.0 - T, j.at.0 - T))
-            .collect();
-        (effects.records.iter().map(told).collect::<Vec<_>>(), joined)
-    };
-    let (records, joined) = ask(0, -8000 + T, T - 7000);
-    assert_eq!(records, [(true, -8000, 1)]);
-    assert_eq!(joined, [(true, -9000, -8000)]);
-    // The other job's, of the same instants, is another record.
-    let (records, joined) = ask(1, -8000 + T, T - 7000);
-    assert_eq!(records, [(true, -8000, 1), (false, -8000, 1)]);
-    assert_eq!(joined[1], (false, -9000, -8000));
-    // A grant came in between.
-    let (records, joined) = ask(1, -6000 + T, T - 5000);
-    assert_eq!(records[1..], [(false, -8000, 1), (false, -6000, 1)]);
-    assert_eq!(joined[2], (false, -7000, -6000));
+        let mut states = [Some(lost(T - 7000)), Some(lost(newest))];
+        let mut effects = Effects::default();
+        let mut ask = |i: usize, missed: i64, at: i64| {
+            let c = Claim {
+                job: names[i].clone(),
+                missed: vec![Missed::one(Occurrence(T + missed))],
+                start_by: NEVER,
+                ..asks(T + at)
+            };
+            let now_us = (T + 1) * 1000;
+            let answer = claim(&mut states[i], &c, now_us, "incarnation", &mut effects);
+            assert_eq!(recorded(&answer), (Outcome::Missed, AFTER_LOSS));
+            let of = |name: &JobName| usize::from(*name == names[1]);
+            let records = effects.records.iter();
+            let records = records.map(|r| (of(&r.job), r.occurrence.0 - T, r.count));
+            let joined = effects.joined.iter();
+            let joined = joined.map(|j| (of(&j.job), j.before.0 - T, j.at.0 - T));
+            (records.collect::<Vec<_>>(), joined.collect::<Vec<_>>())
+        };
+        let first = ask(0, -6000, -5000);
+        assert_eq!(first, (vec![(0, -5000, 2)], vec![(0, -7000, -5000)]));
+        let from = newest - T;
+        let (one, two) = (from + 1000, from + 2000);
+        let (records, joined) = ask(1, one, two);
+        assert_eq!(records, [(0, -5000, 2), (1, two, 2)]);
+        assert_eq!(joined, [(0, -7000, -5000), (1, from, two)]);
+        // It goes on.
+        let (records, joined) = ask(1, two + 500, two + 1000);
+        assert_eq!(records, [(0, -5000, 2), (1, two + 1000, 4)]);
+        assert_eq!(joined, [(0, -7000, -5000), (1, from, two + 1000)]);
+    }
 }
 
 /// What ran early and lies before the watermark again divides nothing.

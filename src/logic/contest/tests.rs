@@ -1070,10 +1070,11 @@ fn what_is_decided_is_not_due_and_what_was_overdue_is_no_sign_of_a_stall() {
     }
 }
 
-/// Nobody looked for a while, but instances were running: it is an outage, and the newest one is caught up.
+/// Nobody looked for a while, but instances were running: it is an outage, and what comes due next is run instead of what
+/// was overdue. After an absence of all instances, what was overdue is caught up first.
 #[test]
 fn what_came_due_while_nobody_looked_is_an_outage() {
-    for (absent, missed) in [(false, 2), (true, 2)] {
+    for (absent, first, missed) in [(false, NOON + 6000, 3), (true, NOON + 4000, 2)] {
         let mut job = registered();
         let backlog = Backlog {
             schedules: job.definition.schedules.clone(),
@@ -1086,9 +1087,18 @@ fn what_came_due_while_nobody_looked_is_an_outage() {
             let unfolded = unfold(segments, &definition, NOON + 5000, known);
             job.unfolded(unfolded, NOON + 5000);
         }
-        match job.next(NOON + 5000) {
+        let due = Due {
+            job: JobName::new("draw"),
+            target: Target::Scheduled(Occurrence(NOON + 6000)),
+            start_at: NOON + 6000,
+            start_by: NOON + 66_000,
+            overdue: false,
+            missed: vec![],
+        };
+        assert!(job.due(due, NOON + 6000));
+        match job.next(NOON + 6000) {
             Next::Ask(ask) => {
-                assert_eq!(ask.target, Target::Scheduled(Occurrence(NOON + 4000)));
+                assert_eq!(ask.target, Target::Scheduled(Occurrence(first)));
                 assert_eq!(ask.missed.len(), missed);
             }
             other => panic!("{other:?}"),
