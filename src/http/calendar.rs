@@ -32,6 +32,7 @@ const LINE: usize = 75;
 #[utoipa::path(
     get,
     path = "/calendar.ics",
+    operation_id = "calendar",
     tag = "plan",
     responses(
         (status = 200, description = "a calendar", body = String, content_type = "text/calendar"),
@@ -47,6 +48,7 @@ pub(super) async fn all(State(app): State<Arc<App>>) -> Result<Response, Problem
 #[utoipa::path(
     get,
     path = "/api/v1/jobs/{job}/calendar.ics",
+    operation_id = "calendar_of_job",
     tag = "plan",
     params(("job" = String, Path)),
     responses(

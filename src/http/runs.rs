@@ -115,6 +115,7 @@ struct Runs {
 #[utoipa::path(
     get,
     path = "/api/v1/jobs/{job}/runs",
+    operation_id = "runs_of_job",
     tag = "runs",
     params(
         ("job" = String, Path),
@@ -236,6 +237,7 @@ struct AllRuns {
 #[utoipa::path(
     get,
     path = "/api/v1/runs",
+    operation_id = "runs",
     tag = "runs",
     params(
         ("job" = Option<Vec<String>>, Query, description = "only of these jobs"),
@@ -389,6 +391,7 @@ async fn run_of(app: &App, id: &str, args: &Args) -> Result<(JobName, RunView), 
 #[utoipa::path(
     get,
     path = "/api/v1/runs/{id}",
+    operation_id = "run",
     tag = "runs",
     params(("id" = String, Path), ("job" = String, Query, description = "the run's job")),
     responses(

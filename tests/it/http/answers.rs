@@ -1,6 +1,6 @@
 //! What the API answers.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
@@ -290,14 +290,19 @@ fn each_answer_is_as_the_document_of_the_api_describes_it() {
         let schema = described(&document, path, "post", &status.to_string());
         assert_eq!(wrong(&document, schema, &answer), [""; 0], "{ask}");
     }
-    // Nothing is described that was not asked for.
+    // Nothing is described that was not asked for, and no two operations have one name: OpenAPI demands that, and
+    // programs that make a client of the document name its functions so.
     let all = document["paths"].as_object().expect("paths");
+    let mut names = BTreeMap::new();
     for (path, operations) in all {
-        for method in operations.as_object().expect("operations").keys() {
+        for (method, operation) in operations.as_object().expect("operations") {
             assert!(
                 asked.contains(&(path.as_str(), method.as_str())),
                 "{method} {path} was not asked for"
             );
+            let name = operation["operationId"].as_str().expect("a name");
+            let other = names.insert(name, path);
+            assert_eq!(other, None, "{path} is named {name}, too");
         }
     }
     // Nor anything else answered: the problems are described, too.
