@@ -259,10 +259,12 @@ const SOCKET_PATH_MOST: usize = 107;
 pub(super) fn listen(r: &mut Reader<'_>, field: Field<'_>) -> Option<Listen> {
     let text = r.filled(field)?;
     if let Some(path) = text.strip_prefix("unix:") {
+        // Joined to the folder of the configuration, nothing would name that folder.
+        let names_file = !path.is_empty() && !path.ends_with('/');
         // The socket is made beside its place, under a longer name.
         let path = r.dir.join(path);
         let length = path.as_os_str().len() + Listen::WHILE_MADE;
-        if path.file_name().is_none() || length > SOCKET_PATH_MOST {
+        if !names_file || path.file_name().is_none() || length > SOCKET_PATH_MOST {
             let most = SOCKET_PATH_MOST - Listen::WHILE_MADE;
             let message =
                 format!("the path of a socket must name a file, and have at most {most} bytes");

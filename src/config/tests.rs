@@ -684,6 +684,8 @@ fn what_is_wrong_with_http_is_said_at_its_place() {
         format!("2:10 [http]: `listen`: not an address with a port, and not `unix:PATH` ({hint})")
     };
     let all = "write `127.0.0.1:7878`, `[::1]:7878`, `[::]:7878` or `unix:/run/soloist/http.sock`";
+    let no_socket = "2:10 [http]: `listen`: the path of a socket must name a file, and have at most 99 bytes (use a \
+        shorter path, as `unix:/run/soloist/http.sock`)";
     let no_page = "2:14 [http]: `public_url`: not the address of a page (write `https://soloist.example.org`)";
     for (lines, want) in [
         ("listen = '0.0.0.0:1'".to_owned(), format!("2:10 [http]: {needs}")),
@@ -701,12 +703,9 @@ fn what_is_wrong_with_http_is_said_at_its_place() {
             "listen = 7878".to_owned(),
             "2:10 [http]: `listen`: expected a string, found an integer (put it in quotes)".to_owned(),
         ),
-        (
-            format!("listen = 'unix:/{}'", "x".repeat(110)),
-            "2:10 [http]: `listen`: the path of a socket must name a file, and have at most 99 bytes (use a shorter \
-             path, as `unix:/run/soloist/http.sock`)"
-                .to_owned(),
-        ),
+        (format!("listen = 'unix:/{}'", "x".repeat(110)), no_socket.to_owned()),
+        ("listen = 'unix:'".to_owned(), no_socket.to_owned()),
+        ("listen = 'unix:/run/soloist/'".to_owned(), no_socket.to_owned()),
         ("public_url = 'soloist.example.org'".to_owned(), no_page.to_owned()),
         ("public_url = 'ftp://soloist.example.org'".to_owned(), no_page.to_owned()),
         ("public_url = 'https://a@b'".to_owned(), no_page.to_owned()),

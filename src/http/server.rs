@@ -329,8 +329,13 @@ fn acceptor(tls: &HttpTls) -> Result<TlsAcceptor, String> {
     let config = rustls::ServerConfig::builder()
         .with_no_client_auth()
         .with_single_cert(chain, key);
-    let mut config =
-        config.map_err(|e| format!("{} and {}: {e}", tls.cert.display(), tls.key.display()))?;
+    let mut config = config.map_err(|e| match e {
+        rustls::Error::InconsistentKeys(_) => {
+            let (cert, key) = (tls.cert.display(), tls.key.display());
+            format!("{key} is not the key of the first certificate in {cert}")
+        }
+        e => format!("{} and {}: {e}", tls.cert.display(), tls.key.display()),
+    })?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
