@@ -38,7 +38,7 @@ const KINDS = {
   instance_gone: [() => 'off', 'fleet', () => 'is gone'],
   configuration: [() => 'drift', 'fleet', (e) => html`configuration${e.config ? html` <code>${clean(e.config).slice(0,
     12)}</code>` : ''} is loaded`],
-  undelivered: [() => 'failed', 'fleet', (e) => html`${e.job ? '' : `${number(e.count)} jobs: `}<b
+  undelivered: [() => 'failed', 'fleet', (e) => html`${e.job ? '– ' : `${number(e.count)} jobs: `}<b
     class="x-failed">nobody was told</b> over <${Txt}>${e.channel}<//>${because(e)}`],
   job_removed: [() => 'off', 'fleet', () => 'is no longer in the configuration'],
   store: [(e) => (e.reachable ? 'succeeded' : 'lease_lost'), 'fleet', (e) => (e.reachable ? 'answers' : html`<b

@@ -225,7 +225,7 @@ export function Load({ query }) {
       && el.style.setProperty('opacity', strength(n, least, most))}></i>${n}</span>`)}<span>starts in the same
         minute</span></p>
     <p class="t3">The darker a minute, the more jobs start in it; one without colour has none, and a frame marks the
-      fullest. A minute opens the timeline at its time.</p></div>
+      fullest. A click on a minute opens the timeline there.</p></div>
     <div><h2 class="h2">What would help</h2><${Advice} data=${data} most=${most} /><p class="t3 gap-s">Nothing here
       changes a schedule: copy a line into <code>jobs.toml</code>.</p></div></div>`;
 }

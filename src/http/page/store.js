@@ -33,8 +33,11 @@ const FEED_KEPT = 2000;
 const TRAIL_KEPT = 360;
 /** The server writes a comment each 10 s. */
 const SILENT_MS = 25_000;
-/** A page that is not seen for so long lets go of its stream, and then asks so often. */
-const HIDDEN_MS = 60_000;
+/**
+ * A page that is not seen for so long lets go of its stream, and then asks so often. It is short because many tabs may
+ * be opened at once: the seventh waits until one lets go.
+ */
+const HIDDEN_MS = 5_000;
 const POLL_MS = 10_000;
 
 let skew = 0;
