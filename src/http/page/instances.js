@@ -48,6 +48,8 @@ function sentence(list) {
 const Drain = ({ i, c = '' }) => html`<${Btn} c=${`s ${c}`} acts
   onClick=${() => act(i.draining ? 'undrain' : 'drain', i.instance)}>${i.draining ? 'Undrain …' : 'Drain …'}<//>`;
 
+const WON = 'Attempts of the last 24 hours that it won, of the last 24 of each job: not all, if a job runs more often';
+
 /** How many attempts each instance won, of those of the last 24 hours that this page knows: the last 24 of each job. */
 export function wins(jobs, n) {
   const won = new Map();
@@ -182,8 +184,7 @@ export function Instances() {
     <th class="i-o">Clock against the store, ms<svg width="220" height="16" aria-hidden="true">${[-1, -0.5, 0, 0.5,
       1].map((k) => html`<text x=${110 + k * 96} y="12" text-anchor="middle">${signed(k * reach)}</text>`)}</svg></th>
     <th class="i-d">Drift</th><th class="num">Offset</th><th class="i-r">Running</th>
-    <th class="num i-w"><span tabindex="0" data-tip="Attempts of the last 24 hours that it won, of the last
-      24 of each job: not all, if a job runs more often">Won lately</span></th>
+    <th class="num i-w"><span tabindex="0" data-tip=${WON}>Won lately</span></th>
     <th class="num i-j">Jobs</th><th
       class="i-v">Version</th><th>Configuration</th><th class="num i-s">Last seen</th><th class="i-a"><span
         class="sr">Actions</span></th></tr></thead>
