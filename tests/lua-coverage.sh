@@ -11,7 +11,7 @@ rm -rf "$out"
 mkdir -p "$out/tree" "$out/logs"
 git ls-files -z | xargs -0 cp --parents -t "$out/tree"
 python3 tests/coverage.py instrument "$out/tree/lua"
-[ $# -gt 0 ] || set -- cases::redis conformance::redis model:: locks:: rights:: unreadable::
+[ $# -gt 0 ] || set -- cases::redis conformance::redis model:: locks:: rights:: unreadable:: newfleet:: record::
 (
     cd "$out/tree"
     export SOLOIST_TEST_REDIS_LOGS="$out/logs"

@@ -2191,6 +2191,8 @@ async fn the_fleet_knows_its_instances(bed: Bed) {
     s.leave(&b, 2).await.unwrap();
     assert_eq!(s.heartbeat(None).await.unwrap().value.instances.len(), 2);
     s.leave(&b, 1).await.unwrap();
+    // Asked again, because its answer was lost.
+    s.leave(&b, 1).await.unwrap();
     let f = other.heartbeat(None).await.unwrap().value;
     assert_eq!(f.instances.keys().collect::<Vec<_>>(), [&a]);
     assert!(f.drains.is_empty() && f.open);

@@ -1783,6 +1783,57 @@ async fn a_key_of_another_type_is_refused_and_left_alone() {
     }
 }
 
+/// It is not ours any more, and stays as it is.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lock_that_was_overwritten_by_hand_is_lost_and_left_alone() {
+    let bed = Bed::redis();
+    let Bed::Redis(server) = &bed else {
+        unreachable!()
+    };
+    let (c, key) = (bed.client(), "soloist:{k}:lock");
+    let by_hand = "maintenance, ask ~ann";
+    let overwrite = || server.command::<()>(&["SET", key, by_hand]);
+    let left = || {
+        assert_eq!(server.command::<String>(&["GET", key]), by_hand);
+        assert_eq!(server.command::<i64>(&["TTL", key]), -1);
+        server.command::<i64>(&["DEL", key]);
+    };
+    let lock = take(&c, "k", LONG).await;
+    overwrite();
+    let e = lock.renew().await.unwrap_err();
+    assert!(
+        matches!(
+            e,
+            Error::NotHeld {
+                holder: Some(_),
+                ..
+            }
+        ),
+        "{e}"
+    );
+    left();
+    let lock = take(&c, "k", LONG).await;
+    overwrite();
+    let e = lock.release().await.unwrap_err();
+    assert!(
+        matches!(
+            e,
+            Error::NotHeld {
+                holder: Some(_),
+                ..
+            }
+        ),
+        "{e}"
+    );
+    left();
+    let ours = c.reentrant("k", LONG).unwrap();
+    assert_eq!(levels(ours.try_enter(NoRetry).await.unwrap()), 1);
+    overwrite();
+    let said = ours.leave().await.unwrap();
+    assert!(matches!(said, ReleasedLevel::Foreign { .. }), "{said:?}");
+    left();
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_that_comes_after_its_lock_is_over_takes_nothing() {
     let bed = Bed::redis();
