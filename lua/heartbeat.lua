@@ -10,7 +10,7 @@
 -- ARGV[3]  quarantine the longest that this instance needs, ms
 -- ARGV[4]  open       `<incarnation>/<id>` of an epoch that the caller has seen for a whole quarantine: open it;
 --                     `new`, without an instance: somebody says that nothing of this fleet runs anywhere, so that the
---                     epoch may begin open. It does only if the store knows nothing of a fleet
+--                     epoch may begin open. It does only if the store knows no instance, no drain and no job
 -- ARGV[5]  id         the id for the epoch if it begins now
 -- ARGV[6]  process    of the caller: an instance that leaves does not remove the entry of another process of its name
 --
@@ -43,7 +43,7 @@ if epoch[1] ~= incarnation or not epoch[2] then
   redis.call('DEL', KEYS[3])
   redis.call('HSET', KEYS[3], 'incarnation', incarnation, 'id', ARGV[5], 'born', born, 'quarantine', 0, 'open', 0)
 end
-if ARGV[1] == '' and ARGV[4] == 'new' and not other and epoch[5] == '0' and tonumber(epoch[4]) == 0
+if ARGV[1] == '' and ARGV[4] == 'new' and not other and epoch[5] == '0'
   and redis.call('EXISTS', KEYS[1], KEYS[2], KEYS[4]) == 0 then
   -- The caller recognises its id: a second instance that says the same finds an open epoch with another one.
   epoch[2], epoch[5] = ARGV[5], '1'

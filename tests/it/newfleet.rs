@@ -176,6 +176,26 @@ fn the_first_start_says_why_it_waits_and_how_not_to() {
     assert!(here.history("tick").is_empty());
 }
 
+/// The log of the first start says so.
+#[test]
+fn an_instance_that_waits_may_be_stopped_and_started_as_a_new_fleet() {
+    let server = RedisServer::start();
+    let mut here = Here::new(&server, EACH_SECOND);
+    here.start("a", &[]);
+    wait_until("it says so", GENEROUS, || {
+        here.log("a").contains("start it once with --new-fleet")
+    });
+    let mut a = here.running.pop().expect("it runs");
+    process::signal(a.id(), Signal::TERM);
+    assert!(a.wait().expect("it ends").success());
+    here.start("b", &["--new-fleet"]);
+    wait_until("it starts without a wait", GENEROUS, || {
+        let log = here.log("b");
+        assert!(!log.contains("is refused"), "{log}");
+        log.contains("starting without a wait")
+    });
+}
+
 #[test]
 fn a_new_fleet_starts_at_once_and_only_once() {
     let mut server = RedisServer::start();
