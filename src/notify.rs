@@ -98,7 +98,9 @@ pub(crate) async fn test(
 ) -> Result<String, Undelivered> {
     let surroundings = text::Surroundings::of(config, from, now);
     let message = text::test_message(&channel.name, now);
-    let text = text::Text::of(&message, "test", &surroundings);
+    // Mail servers drop a mail whose id they have seen.
+    let id = format!("test-{now}-{:08x}", fastrand::u32(..));
+    let text = text::Text::of(&message, &id, &surroundings);
     debug_assert_eq!(message.items.first().map(|i| i.kind), Some(Kind::Test));
     send::send(channel, &text, &config.store_variables).await
 }

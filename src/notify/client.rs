@@ -92,8 +92,9 @@ pub(super) async fn post(
         .header(USER_AGENT, AGENT)
         .body(Full::from(body))
         .map_err(|_| refused("the address is not valid; look at the channel's `url`"))?;
+    let secret = parts_of(request.uri());
     let (head, text) = exchange(&client()?, request, limit).await?;
-    judge(&host, &head, text)
+    judge(&host, &head, without(text, &secret))
 }
 
 /// Sends a request, and returns what came back, whatever it says, with the begin of its text.
@@ -139,6 +140,24 @@ pub(crate) fn shown(uri: &Uri) -> String {
     }
 }
 
+/// What of an address may be secret, the longest first: all after the host, and each part of that.
+fn parts_of(uri: &Uri) -> Vec<String> {
+    let all = uri.path_and_query().map_or("", |p| p.as_str());
+    let pieces = all.split(['/', '?', '&', '=']).chain([all, uri.path()]);
+    // A short part is no secret, and may stand in any text.
+    let mut parts: Vec<String> = pieces.filter(|p| p.len() >= 6).map(str::to_owned).collect();
+    parts.sort_by_key(|p| std::cmp::Reverse(p.len()));
+    parts
+}
+
+/// The answer, in which servers like to quote the path that they were asked for.
+fn without(mut text: String, secret: &[String]) -> String {
+    for part in secret {
+        text = text.replace(part, "***");
+    }
+    text
+}
+
 fn failed(host: &str, e: &hyper_util::client::legacy::Error) -> Undelivered {
     let mut why = format!("{host}: {e}");
     let mut cause = e.source();
@@ -182,4 +201,31 @@ fn judge(host: &str, head: &response::Parts, text: String) -> Result<Answer, Und
 pub(crate) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let seconds = headers.get(RETRY_AFTER)?.to_str().ok()?.trim().parse();
     Some(Duration::from_secs(seconds.ok()?).min(RETRY_AFTER_MOST))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_that_a_server_quotes_is_not_shown() {
+        let uri: Uri = "https://h.example/api/hooks/T0Ken99/x?key=s3cret-k&v=1"
+            .parse()
+            .expect("an address");
+        let secret = parts_of(&uri);
+        for (answer, shown) in [
+            ("Cannot POST /api/hooks/T0Ken99/x", "Cannot POST ***"),
+            (
+                "no /api/hooks/T0Ken99/x?key=s3cret-k&v=1 here",
+                "no *** here",
+            ),
+            (
+                "unknown token T0Ken99, key s3cret-k",
+                "unknown token ***, key ***",
+            ),
+            ("ok, v 1", "ok, v 1"),
+        ] {
+            assert_eq!(without(answer.to_owned(), &secret), shown);
+        }
+    }
 }

@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use lettre::{
     AsyncSmtpTransport, AsyncTransport as _, Message, Tokio1Executor,
-    message::{Mailbox, header::ContentType},
+    message::{
+        Mailbox,
+        header::{ContentType, MIME_VERSION_1_0},
+    },
 };
 
 use super::{Undelivered, text::Text};
@@ -33,6 +36,8 @@ pub(super) async fn send(
         .subject(text.title.clone())
         // The same for each try, so that a reader sees which mails are one message.
         .message_id(Some(format!("<{}@{domain}>", text.id)))
+        // Without it a reader need not decode the text.
+        .header(MIME_VERSION_1_0)
         .header(ContentType::TEXT_PLAIN);
     for address in to {
         message = message.to(mailbox(address)?);

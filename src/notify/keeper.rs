@@ -227,7 +227,8 @@ impl Keeper {
                 self.config.channels.contains_key(&m.channel)
                     && !self.under_way.contains_key(&m.channel)
             };
-            let due = self.messages.values().filter(free).map(|m| m.due).min();
+            let turn = in_turn(&self.messages);
+            let due = turn.values().filter(|m| free(m)).map(|m| m.due).min();
             if let Some(due) = due {
                 let wait = due.saturating_sub(self.now_ms()).max(0) as u64;
                 wake = wake.min(Boottime::now() + Duration::from_millis(wait));
@@ -561,7 +562,7 @@ impl Keeper {
     async fn start_sending(&mut self) {
         let now = self.now_ms();
         let mut chosen: BTreeMap<String, (i64, String)> = BTreeMap::new();
-        for (id, m) in &self.messages {
+        for (id, m) in in_turn(&self.messages) {
             let is_due = m.due <= now
                 && !self.under_way.contains_key(&m.channel)
                 && self.config.channels.contains_key(&m.channel);
@@ -697,6 +698,27 @@ async fn deliver(
         id: text.id,
         result,
     });
+}
+
+/// The messages that may be sent: of those to a channel that tell of one job, the oldest. A channel that hears of a
+/// recovery before it takes the failure that came first would show a job as bad that is good.
+fn in_turn(messages: &BTreeMap<String, Message>) -> BTreeMap<&String, &Message> {
+    let mut earlier: BTreeMap<&str, (BTreeSet<&JobName>, bool)> = BTreeMap::new();
+    let mut turn = BTreeMap::new();
+    // The ids begin with the time, so the oldest comes first.
+    for (id, m) in messages {
+        let (told, anything) = earlier.entry(&m.channel).or_default();
+        let named = m.items.iter().map(|i| &i.job);
+        let jobs: BTreeSet<&JobName> = named.chain(m.others.iter().map(|(job, _)| job)).collect();
+        let unnamed = m.more > m.others.len() as u64;
+        let waits = *anything || unnamed && !told.is_empty() || !told.is_disjoint(&jobs);
+        told.extend(jobs);
+        *anything |= unnamed;
+        if !waits {
+            turn.insert(id, m);
+        }
+    }
+    turn
 }
 
 /// Whether anybody is told of the job.

@@ -411,7 +411,7 @@ impl Text {
                 title,
                 text,
                 link: s.link(item),
-                key: format!("soloist/{}/{}", s.namespace, item.job),
+                key: key(item, s),
             });
         }
         if message.more > 0 {
@@ -458,6 +458,15 @@ impl Text {
             source: s.from.to_string(),
             subjects,
         }
+    }
+}
+
+/// What names the incident of a job.
+fn key(item: &Item, s: &Surroundings) -> String {
+    match item.kind {
+        // No job has this name: a test must not resolve the incident of one that is called `test`.
+        Kind::Test => format!("soloist/{}//test", s.namespace),
+        _ => format!("soloist/{}/{}", s.namespace, item.job),
     }
 }
 
@@ -587,6 +596,8 @@ mod tests {
         many.others.truncate(2);
         let many = Text::of(&many, "1", &surroundings());
         let test = Text::of(&test_message("ops", NOW), "test", &surroundings());
+        // A job may be called `test`.
+        assert_eq!(test.subjects[0].key, "soloist/soloist//test");
         let all = [
             ("A run failed", shown(failed)),
             (

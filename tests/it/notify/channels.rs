@@ -45,6 +45,25 @@ fn a_channel_that_hangs_babbles_and_is_busy_gets_the_message_in_the_end() {
     }
 }
 
+/// A channel that heard of the recovery first would show a good job as bad: PagerDuty would open an incident for ever.
+#[test]
+fn what_a_channel_did_not_take_comes_before_what_happened_later() {
+    let refusals = [Mode::Status(500); 3];
+    let hook = Hook::start_with(&[&refusals[..], &[Mode::Takes]].concat());
+    let dir = tempfile::tempdir().expect("a directory");
+    let _fleet = fleet(1)
+        .tables(&channel("ops", &hook, ""))
+        .default("notify", "[\"ops\"]")
+        .job("bad", &super::failing(dir.path(), ""))
+        .start();
+    // The next try comes only after the recovery: in four seconds at least.
+    wait_until("three tries", GENEROUS, || hook.paths().len() >= 3);
+    fs::write(dir.path().join("ok"), "").expect("a file");
+    let heard = hook.wait("ops", 2);
+    assert_eq!(kinds(&heard[0]), [("bad", "failed")]);
+    assert_eq!(kinds(&heard[1]), [("bad", "recovered")]);
+}
+
 #[test]
 fn a_redirect_is_not_followed_and_is_named() {
     let hook = Hook::start(Mode::Redirects);
@@ -134,6 +153,7 @@ fn a_mail_server_that_takes_a_mail_and_dies_gets_it_again_and_the_mail_says_so()
         mails[0]
     );
     assert!(!mails[0].contains("repetition"), "{}", mails[0]);
+    assert!(mails[0].contains("MIME-Version: 1.0"), "{}", mails[0]);
     assert!(
         mails[1].contains("This may be a repetition"),
         "{}",
@@ -189,6 +209,9 @@ fn a_test_shows_what_came_back() {
     let said = fleet.said(&["notify", "test", "ops"]);
     assert!(said.contains("200 OK: ok"), "{said}");
     assert_eq!(hook.heard("ops")[0]["title"], "soloist: a test");
+    fleet.said(&["notify", "test", "ops"]);
+    let heard = hook.heard("ops");
+    assert_ne!(heard[0]["id"], heard[1]["id"], "a reader keeps both");
     hook.set(Mode::Status(404));
     let out = fleet.cli(&["notify", "test", "ops", "--json"]);
     assert_eq!(out.status.code(), Some(75));
