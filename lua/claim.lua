@@ -387,10 +387,14 @@ local function quick(state, a)
   local at_text, open = ARGV[a + 2], st[3]
   local at, newest = tonumber(at_text), tonumber(st[2] or '0')
   if st[1] ~= incarnation or tonumber(ARGV[a + 3]) > newest then return end
-  -- The first claim of a job since it was registered passes here; the next one removes these two.
+  -- As in `claim`: what is over is removed, and what was planned after the loss is not concerned.
   for i = 9, 10 do
-    local lost = tonumber(st[i] or '0')
-    if st[i] and not (newest < lost and lost <= now and at > lost) then return end
+    local lost = st[i] and tonumber(st[i])
+    if lost and (lost <= newest or lost > now) then
+      redis.call('HDEL', state, i == 9 and 'lost_before' or 'lost_until')
+    elseif lost and at <= lost then
+      return
+    end
   end
   if open then
     if #open > STATE_MOST then return end

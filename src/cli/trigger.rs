@@ -179,7 +179,7 @@ struct Wait<'a> {
     since: Boottime,
     occurrence: Option<Occurrence>,
     following: Option<Reader>,
-    /// Decodes the output that is shown.
+    /// Writes the output that is shown.
     printer: Printer,
     /// The newest attempt whose output is shown or followed.
     shown: u32,

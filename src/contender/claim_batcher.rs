@@ -90,8 +90,8 @@ impl ClaimPermit {
             if limit < before {
                 info!(
                     waited_ms = wait.as_millis() as u64,
-                    "this host starts commands more slowly than this instance claims them: for now it claims at most {limit} at \
-                     one time"
+                    "this host starts commands more slowly than this instance claims them: for now it claims at most \
+                     {limit} at one time"
                 );
             }
             permits.give(&mut count);

@@ -68,6 +68,16 @@ mod tests {
         Boottime(0) + Duration::from_millis(ms)
     }
 
+    /// Claims of one instant travel together, also on a host with one core.
+    #[test]
+    fn the_first_limit_is_many_claims_and_no_more_than_a_batch_or_two() {
+        for cores in [1, 2, 8, 64] {
+            let limit = Pace::new(cores).limit();
+            assert!((64..=MOST).contains(&limit), "{cores} cores: {limit}");
+            assert!(limit >= starting(cores));
+        }
+    }
+
     #[test]
     fn a_long_wait_lowers_the_limit_once_for_those_that_waited_together() {
         let mut pace = Pace::new(8);
