@@ -1086,8 +1086,13 @@ async fn what_a_loss_kept_from_running_is_one_record(bed: Bed) {
         start_by: NEVER,
         ..claim(now - at, "a")
     };
+    let before = claim(now - 85_000, "a");
+    let run = granted(&*s, &before).await;
     let first = one(&*s, &given_up(&[80_000, 70_000], 60_000)).await;
     assert_eq!(first, kept_back);
+    // What is recorded meanwhile of another occurrence stays.
+    let settled = settle(&*s, &before, run, Outcome::Succeeded).await;
+    assert_eq!(settled, Settlement::Done);
     assert_eq!(one(&*s, &given_up(&[], 50_000)).await, kept_back);
     // It runs, and the next one comes too late again.
     let runs = Claim {
@@ -1108,7 +1113,8 @@ async fn what_a_loss_kept_from_running_is_one_record(bed: Bed) {
         .map(|r| (now - r.occurrence.0, r.count, r.outcome, r.error.as_deref()))
         .collect();
     let one = |at, count| (at, count, Outcome::Missed, Some(AFTER_LOSS));
-    assert_eq!(told, [one(20_000, 1), one(40_000, 5)]);
+    let ran = (85_000, 1, Outcome::Succeeded, None);
+    assert_eq!(told, [one(20_000, 1), one(40_000, 5), ran]);
 }
 
 async fn what_cannot_be_started_in_time_is_missed(bed: Bed) {
