@@ -388,14 +388,17 @@ local function quick(state, a)
   local at, newest = tonumber(at_text), tonumber(st[2] or '0')
   if st[1] ~= incarnation or tonumber(ARGV[a + 3]) > newest then return end
   -- As in `claim`: what is over is removed, and what was planned after the loss is not concerned.
+  local over
   for i = 9, 10 do
     local lost = st[i] and tonumber(st[i])
     if lost and (lost <= newest or lost > now) then
-      redis.call('HDEL', state, i == 9 and 'lost_before' or 'lost_until')
+      over = over or {}
+      over[#over + 1] = i == 9 and 'lost_before' or 'lost_until'
     elseif lost and at <= lost then
       return
     end
   end
+  if over then redis.call('HDEL', state, unpack(over)) end
   if open then
     if #open > STATE_MOST then return end
     -- Checks that exactly one entry is open, that it is for the claimed occurrence, and that another run holds it. No
