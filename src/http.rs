@@ -8,6 +8,7 @@ mod api;
 pub(crate) mod auth;
 mod board;
 mod calendar;
+pub(crate) mod certificate;
 mod events;
 mod headers;
 mod jobs;
@@ -100,12 +101,13 @@ pub(crate) async fn serve(p: Parts) {
             Err(error) => return error!(%error, "cannot serve HTTP: no runtime"),
         };
         let router = router(&app);
+        let reloads = p.config.clone();
         let keeper = app.clone();
         runtime.spawn(async move {
             let board = &keeper.board;
             board.keep(asking, changes, pulse, p.config, p.finish).await;
         });
-        runtime.block_on(server::serve(app, router));
+        runtime.block_on(server::serve(app, router, reloads));
         runtime.shutdown_background();
     };
     if let Err(error) = std::thread::Builder::new()

@@ -81,7 +81,7 @@ const RUNS_LEAST: usize = 5;
 const JOBS_ASKED: usize = 2000;
 
 pub(super) fn check(path: &Path, args: &Check, now: i64, out: &Out) -> Result<Exit, Failure> {
-    let (config, written) = match config::load_written(path) {
+    let (config, written) = match load(path) {
         Ok(loaded) => loaded,
         Err(report) if out.json => {
             out.object(&Refused {
@@ -118,6 +118,19 @@ pub(super) fn check(path: &Path, args: &Check, now: i64, out: &Out) -> Result<Ex
         );
     }
     Ok(Exit::Ok)
+}
+
+/// Reads the configuration, and whether its key is that of its certificate: the daemon learns that only when it serves
+/// HTTP.
+fn load(path: &Path) -> Result<(Config, config::Written), Report> {
+    let (config, written) = config::load_written(path)?;
+    #[cfg(feature = "http")]
+    if let Some(tls) = config.http.as_ref().and_then(|http| http.tls.as_ref())
+        && let Err(why) = crate::http::certificate::pair(tls)
+    {
+        return Err(written.refuse_tls(why));
+    }
+    Ok((config, written))
 }
 
 /// How fast the store answers, and how long runs took. None: it does not answer, or there is none yet. Nothing is

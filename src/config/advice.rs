@@ -8,6 +8,9 @@ use std::{
     time::Duration,
 };
 
+#[cfg(feature = "http")]
+use toml::de::DeTable;
+
 use super::{
     Config, Job, Lease, Report, keys,
     report::{Collector, Place},
@@ -70,6 +73,24 @@ pub struct Observed {
 }
 
 impl Written {
+    /// The report of a certificate in `[http]` that cannot be served.
+    #[cfg(feature = "http")]
+    pub(crate) fn refuse_tls(&self, why: String) -> Report {
+        let (tree, _) = DeTable::parse_recoverable(&self.text);
+        let http = tree.get_ref().get("http");
+        let tls = http.and_then(|http| http.get_ref().as_table()?.get("tls"));
+        let span = tls.map_or(0..0, |tls| tls.span());
+        let hint = "name the PEM files of a certificate, with those that it was signed by after it, and of its key";
+        let mut found = Collector::new(&self.path, &self.text);
+        found.add(
+            Place::Http,
+            span,
+            format!("`tls`: {why}"),
+            Some(hint.to_owned()),
+        );
+        found.finish()
+    }
+
     /// All advice, in the order of the file. None: there is none.
     pub fn advise(&self, config: &Config, now: Occurrence, observed: &Observed) -> Option<Report> {
         let mut found = Collector::new(&self.path, &self.text);

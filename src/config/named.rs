@@ -39,6 +39,18 @@ pub(crate) fn read(path: &Path) -> Result<Vec<u8>, String> {
     bounded(file, MOST).map_err(|e| words(path, &e))
 }
 
+/// By these a changed file is known: time, size, inode.
+#[cfg(feature = "http")]
+pub(crate) type Version = (i64, i64, u64, u64);
+
+/// The version of the file to which a path leads. None: there is none.
+#[cfg(feature = "http")]
+pub(crate) fn version(path: &Path) -> Option<Version> {
+    use std::os::unix::fs::MetadataExt as _;
+    let m = fs::metadata(path).ok()?;
+    Some((m.mtime(), m.mtime_nsec(), m.size(), m.ino()))
+}
+
 /// All that can be read, up to `most` bytes, which is a number of MiB.
 ///
 /// # Errors

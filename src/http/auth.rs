@@ -1,7 +1,6 @@
 //! Who may do what: hosts, tokens, roles, and requests that another site's page sends.
 
 use std::{
-    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -308,13 +307,10 @@ struct TokensFile {
 #[derive(Default)]
 struct Read {
     looked: Option<Boottime>,
-    version: Option<Version>,
+    version: Option<named::Version>,
     /// Err: why the file cannot be used.
     tokens: Option<Result<Arc<[Token]>, String>>,
 }
-
-/// By these a changed file is known: time, size, inode.
-type Version = (i64, i64, u64, u64);
 
 impl TokensFile {
     fn new(path: PathBuf) -> Self {
@@ -329,7 +325,7 @@ impl TokensFile {
         let now = Boottime::now();
         if read.looked.is_none_or(|at| now.since(at) >= LOOK_AGAIN) {
             read.looked = Some(now);
-            let version = version(&self.path);
+            let version = named::version(&self.path);
             if read.tokens.is_none() || version.is_none() || version != read.version {
                 let before = read.tokens.take();
                 let tokens = load(&self.path);
@@ -354,11 +350,6 @@ impl TokensFile {
             )),
         }
     }
-}
-
-fn version(path: &Path) -> Option<Version> {
-    let m = std::fs::metadata(path).ok()?;
-    Some((m.mtime(), m.mtime_nsec(), m.size(), m.ino()))
 }
 
 fn load(path: &Path) -> Result<Arc<[Token]>, String> {

@@ -15,11 +15,10 @@ use std::{
 use axum::{Router, body::Body, extract::Request, http::StatusCode, response::IntoResponse as _};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
 use tokio::{
     io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf},
     net::{TcpListener, TcpStream, UnixListener, UnixStream},
-    sync::{OwnedSemaphorePermit, Semaphore},
+    sync::{OwnedSemaphorePermit, Semaphore, watch},
     time::{Instant, Sleep},
 };
 use tokio_rustls::TlsAcceptor;
@@ -27,10 +26,10 @@ use tokio_util::task::TaskTracker;
 use tower_service::Service as _;
 use tracing::{debug, error, info, warn};
 
-use super::{App, headers, problem::Problem};
+use super::{App, certificate::Certificate, headers, problem::Problem};
 use crate::{
     clock::Boottime,
-    config::{HttpTls, Listen, named, rights},
+    config::{Config, HttpTls, Listen},
     logic::backoff::Throttle,
 };
 
@@ -49,12 +48,12 @@ const LISTEN_AGAIN: Duration = Duration::from_secs(5);
 /// After the instance was told to end, answers may take this much longer.
 const FINISH_WITHIN: Duration = Duration::from_millis(500);
 
-/// Serves until the instance ends. What cannot be served now is tried again: jobs run without it.
-pub(super) async fn serve(app: Arc<App>, router: Router) {
+/// Tries until it can listen. None: the instance ends.
+async fn listen(app: &App) -> Option<Listener> {
     let mut told = Throttle::default();
-    let listener = loop {
+    loop {
         match Listener::open(&app.http.listen, app.http.tls.as_ref()).await {
-            Ok(listener) => break listener,
+            Ok(listener) => return Some(listener),
             Err(why) => {
                 if told.lets(Boottime::now(), Duration::from_secs(60)) {
                     error!(
@@ -64,10 +63,20 @@ pub(super) async fn serve(app: Arc<App>, router: Router) {
                 }
             }
         }
-        tokio::select! {
-            () = tokio::time::sleep(LISTEN_AGAIN) => {}
-            () = app.finish.cancelled() => return,
-        }
+        let pause = tokio::time::sleep(LISTEN_AGAIN);
+        app.finish.run_until_cancelled(pause).await?;
+    }
+}
+
+/// Serves until the instance ends. What cannot be served now is tried again: jobs run without it. `reloads` changes
+/// whenever the daemon was asked to read its configuration again.
+pub(super) async fn serve(
+    app: Arc<App>,
+    router: Router,
+    mut reloads: watch::Receiver<Arc<Config>>,
+) {
+    let Some(listener) = listen(&app).await else {
+        return;
     };
     info!("serving HTTP at {}", listener.shown);
     let connections = Arc::new(Semaphore::new(CONNECTIONS));
@@ -76,6 +85,12 @@ pub(super) async fn serve(app: Arc<App>, router: Router) {
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
+            Ok(()) = reloads.changed() => {
+                if let Some(certificate) = &listener.tls {
+                    certificate.reload();
+                }
+                continue;
+            }
             () = app.finish.cancelled() => break,
         };
         let stream = match accepted {
@@ -95,7 +110,7 @@ pub(super) async fn serve(app: Arc<App>, router: Router) {
                     app.clone(),
                     router.clone(),
                     stream,
-                    listener.tls.clone(),
+                    listener.tls.as_ref().map(Certificate::acceptor),
                     permit,
                 );
                 drop(tracker.spawn(connection));
@@ -211,7 +226,7 @@ async fn answer(
 
 struct Listener {
     socket: Socket,
-    tls: Option<TlsAcceptor>,
+    tls: Option<Certificate>,
     /// The address, with the port that the system chose for port 0.
     shown: String,
 }
@@ -226,7 +241,7 @@ impl Listener {
     /// # Errors
     /// Why this address cannot be used, and what to do about it.
     async fn open(listen: &Listen, tls: Option<&HttpTls>) -> Result<Self, String> {
-        let tls = tls.map(acceptor).transpose()?;
+        let tls = tls.map(Certificate::open).transpose()?;
         let scheme = if tls.is_some() { "https" } else { "http" };
         let (socket, shown) = match listen {
             Listen::Tcp(address) => {
@@ -308,36 +323,6 @@ async fn bind(path: &Path) -> Result<Socket, String> {
             _ => e.to_string(),
         }
     })
-}
-
-/// # Errors
-/// A file cannot be used, in words.
-fn acceptor(tls: &HttpTls) -> Result<TlsAcceptor, String> {
-    crate::store::redis::install_crypto();
-    let file = |path: &Path| {
-        rights::trusted(path).map_err(|f| format!("{}: {}", f.message, f.fix))?;
-        named::read(path).map_err(|why| format!("cannot read {}: {why}", path.display()))
-    };
-    let pem = file(&tls.cert)?;
-    let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
-    let chain = chain.map_err(|_| format!("{} is not a PEM file", tls.cert.display()))?;
-    if chain.is_empty() {
-        return Err(format!("{} contains no certificate", tls.cert.display()));
-    }
-    let key = PrivateKeyDer::from_pem_slice(&file(&tls.key)?);
-    let key = key.map_err(|_| format!("{} contains no private key", tls.key.display()))?;
-    let config = rustls::ServerConfig::builder()
-        .with_no_client_auth()
-        .with_single_cert(chain, key);
-    let mut config = config.map_err(|e| match e {
-        rustls::Error::InconsistentKeys(_) => {
-            let (cert, key) = (tls.cert.display(), tls.key.display());
-            format!("{key} is not the key of the first certificate in {cert}")
-        }
-        e => format!("{} and {}: {e}", tls.cert.display(), tls.key.display()),
-    })?;
-    config.alpn_protocols = vec![b"http/1.1".to_vec()];
-    Ok(TlsAcceptor::from(Arc::new(config)))
 }
 
 enum Accepted {

@@ -6,4 +6,5 @@ mod clients;
 mod contrib;
 mod schema;
 mod stream;
+mod tls;
 mod who;
