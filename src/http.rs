@@ -15,6 +15,7 @@ mod jobs;
 mod metrics;
 mod openapi;
 mod page;
+mod places;
 mod plan;
 mod problem;
 mod runs;

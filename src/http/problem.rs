@@ -69,6 +69,33 @@ impl Problem {
     pub(super) fn internal(detail: impl Into<String>) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, detail)
     }
+
+    fn document(&self) -> Vec<u8> {
+        let view = ProblemView {
+            r#type: "about:blank",
+            title: self.status.canonical_reason().unwrap_or("Error"),
+            status: self.status.as_u16(),
+            detail: &self.detail,
+            hint: self.hint.as_deref(),
+        };
+        serde_json::to_vec(&view).unwrap_or_default()
+    }
+
+    /// The whole answer, for a connection that is not served. It is the last one there.
+    pub(super) fn to_bytes(&self) -> Vec<u8> {
+        let body = self.document();
+        let mut head = format!(
+            "HTTP/1.1 {}\r\nContent-Type: {MEDIA_TYPE}\r\nContent-Length: {}\r\nCache-Control: no-store\r\n\
+            Connection: close\r\n",
+            self.status,
+            body.len()
+        );
+        if let Some(seconds) = self.retry_after {
+            head.push_str(&format!("Retry-After: {seconds}\r\n"));
+        }
+        head.push_str("\r\n");
+        [head.into_bytes(), body].concat()
+    }
 }
 
 impl From<store::Error> for Problem {
@@ -84,15 +111,7 @@ impl From<store::Error> for Problem {
 
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
-        let view = ProblemView {
-            r#type: "about:blank",
-            title: self.status.canonical_reason().unwrap_or("Error"),
-            status: self.status.as_u16(),
-            detail: &self.detail,
-            hint: self.hint.as_deref(),
-        };
-        let body = serde_json::to_vec(&view).unwrap_or_default();
-        let mut response = Response::new(Body::from(body));
+        let mut response = Response::new(Body::from(self.document()));
         *response.status_mut() = self.status;
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(MEDIA_TYPE));

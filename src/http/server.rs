@@ -12,13 +12,23 @@ use std::{
     time::Duration,
 };
 
-use axum::{Router, body::Body, extract::Request, http::StatusCode, response::IntoResponse as _};
-use hyper::{body::Incoming, server::conn::http1, service::service_fn};
+use axum::{
+    Router,
+    body::{Body, Bytes},
+    extract::Request,
+    http::StatusCode,
+    response::IntoResponse as _,
+};
+use hyper::{
+    body::{Frame, Incoming, SizeHint},
+    server::conn::http1,
+    service::service_fn,
+};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
-    io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf},
+    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf},
     net::{TcpListener, TcpStream, UnixListener, UnixStream},
-    sync::{OwnedSemaphorePermit, Semaphore, watch},
+    sync::{Semaphore, watch},
     time::{Instant, Sleep},
 };
 use tokio_rustls::TlsAcceptor;
@@ -26,15 +36,24 @@ use tokio_util::task::TaskTracker;
 use tower_service::Service as _;
 use tracing::{debug, error, info, warn};
 
-use super::{App, certificate::Certificate, headers, problem::Problem};
+use super::{
+    App,
+    certificate::Certificate,
+    headers,
+    places::{Answering, Place, Places},
+    problem::Problem,
+};
 use crate::{
     clock::Boottime,
     config::{Config, HttpTls, Listen},
     logic::backoff::Throttle,
 };
 
-/// The most connections at one time.
+/// The most connections at one time: see [`Places`].
 const CONNECTIONS: usize = 256;
+/// So many of those that are refused are told why, at one time. The others just end.
+const REFUSALS: usize = 64;
+const REFUSE_WITHIN: Duration = Duration::from_secs(1);
 /// The head of a request must arrive within this time, and have no more bytes than [`HEAD_MOST`]. A connection without
 /// a request ends after it.
 const HEAD_WITHIN: Duration = Duration::from_secs(10);
@@ -79,9 +98,11 @@ pub(super) async fn serve(
         return;
     };
     info!("serving HTTP at {}", listener.shown);
-    let connections = Arc::new(Semaphore::new(CONNECTIONS));
+    let places = Places::new(CONNECTIONS);
+    let refusals = Arc::new(Semaphore::new(REFUSALS));
     let tracker = TaskTracker::new();
     let mut refused = Throttle::default();
+    let mut full = Throttle::default();
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
@@ -104,26 +125,31 @@ pub(super) async fn serve(
                 continue;
             }
         };
-        match connections.clone().try_acquire_owned() {
-            Ok(permit) => {
-                let connection = connection(
-                    app.clone(),
-                    router.clone(),
-                    stream,
-                    listener.tls.as_ref().map(Certificate::acceptor),
-                    permit,
-                );
-                drop(tracker.spawn(connection));
-            }
-            Err(_) => {
-                if refused.lets(Boottime::now(), Duration::from_secs(10)) {
-                    warn!("refused a connection: {CONNECTIONS} are open already");
+        match places.take(Instant::now()) {
+            Some((place, made_room)) => {
+                if made_room && full.lets(Boottime::now(), Duration::from_secs(60)) {
+                    warn!(
+                        "{CONNECTIONS} connections for HTTP are open: each new one ends the one that has waited longest \
+                        for a request"
+                    );
                 }
-                let plain = listener.tls.is_none();
-                tokio::spawn(async move {
-                    let _ =
-                        tokio::time::timeout(Duration::from_secs(1), refuse(stream, plain)).await;
-                });
+                let tls = listener.tls.as_ref().map(Certificate::acceptor);
+                let connection = connection(app.clone(), router.clone(), stream, tls, place);
+                drop(tracker.spawn(connection));
+                // What has arrived on this connection counts before the next one may take its place.
+                tokio::task::yield_now().await;
+            }
+            None => {
+                if refused.lets(Boottime::now(), Duration::from_secs(10)) {
+                    warn!("refused a connection: {CONNECTIONS} others are being answered");
+                }
+                if let Ok(permit) = refusals.clone().try_acquire_owned() {
+                    let plain = listener.tls.is_none();
+                    tokio::spawn(async move {
+                        let _permit = permit;
+                        let _ = tokio::time::timeout(REFUSE_WITHIN, refuse(stream, plain)).await;
+                    });
+                }
             }
         }
     }
@@ -134,13 +160,15 @@ pub(super) async fn serve(
 
 /// Says that there are too many connections, where that can be said without a handshake.
 async fn refuse(mut stream: Accepted, plain: bool) {
-    const FULL: &[u8] =
-        b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 2\r\n\
-        Content-Length: 0\r\n\r\n";
     if plain {
-        let _ = stream.write_all(FULL).await;
+        let problem = Problem::unavailable(format!("{CONNECTIONS} requests are being answered"))
+            .hint("try again in a moment; close streams that nobody reads");
+        let _ = stream.write_all(&problem.to_bytes()).await;
     }
     let _ = stream.shutdown().await;
+    // To close with unread bytes would reset the connection, and may destroy the answer on its way.
+    let mut unread = [0; 1024];
+    while stream.read(&mut unread).await.is_ok_and(|n| n > 0) {}
 }
 
 async fn connection(
@@ -148,17 +176,23 @@ async fn connection(
     router: Router,
     stream: Accepted,
     tls: Option<TlsAcceptor>,
-    permit: OwnedSemaphorePermit,
+    place: Place,
 ) {
-    let _permit = permit;
-    let stream = Patient::new(stream);
-    match tls {
-        None => speak(app, router, stream).await,
-        Some(tls) => match tokio::time::timeout(HEAD_WITHIN, tls.accept(stream)).await {
-            Ok(Ok(stream)) => speak(app, router, stream).await,
-            Ok(Err(error)) => debug!(%error, "no TLS handshake"),
-            Err(_) => debug!("no TLS handshake in time"),
-        },
+    let place = Arc::new(place);
+    let stream = Patient::new(stream, place.clone());
+    let spoken = async {
+        match tls {
+            None => speak(app, router, stream, &place).await,
+            Some(tls) => match tokio::time::timeout(HEAD_WITHIN, tls.accept(stream)).await {
+                Ok(Ok(stream)) => speak(app, router, stream, &place).await,
+                Ok(Err(error)) => debug!(%error, "no TLS handshake"),
+                Err(_) => debug!("no TLS handshake in time"),
+            },
+        }
+    };
+    tokio::select! {
+        () = spoken => {}
+        () = place.given_away() => debug!("a connection without a request made room for another one"),
     }
 }
 
@@ -166,11 +200,18 @@ async fn speak<S: AsyncRead + AsyncWrite + Unpin + 'static>(
     app: Arc<App>,
     router: Router,
     stream: S,
+    place: &Arc<Place>,
 ) {
     let finish = app.finish.clone();
     let service = service_fn(move |request: Request<Incoming>| {
-        let (app, router) = (app.clone(), router.clone());
-        async move { Ok::<_, Infallible>(answer(&app, router, request.map(Body::new)).await) }
+        let (app, router, answering) = (app.clone(), router.clone(), place.answers());
+        async move {
+            let response = answer(&app, router, request.map(Body::new)).await;
+            Ok::<_, Infallible>(response.map(|body| Answer {
+                body,
+                _answering: answering,
+            }))
+        }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -192,6 +233,30 @@ async fn speak<S: AsyncRead + AsyncWrite + Unpin + 'static>(
                 connection.as_mut().graceful_shutdown();
             }
         }
+    }
+}
+
+/// The body of an answer. While it lives, its connection keeps its place.
+struct Answer {
+    body: Body,
+    _answering: Answering,
+}
+
+impl hyper::body::Body for Answer {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }
 
@@ -385,14 +450,16 @@ impl AsyncWrite for Accepted {
 /// would hold connections for ever.
 struct Patient {
     stream: Accepted,
+    place: Arc<Place>,
     /// Since a write waits.
     until: Option<Pin<Box<Sleep>>>,
 }
 
 impl Patient {
-    fn new(stream: Accepted) -> Self {
+    fn new(stream: Accepted, place: Arc<Place>) -> Self {
         Self {
             stream,
+            place,
             until: None,
         }
     }
@@ -403,11 +470,15 @@ impl Patient {
         written: Poll<io::Result<T>>,
     ) -> Poll<io::Result<T>> {
         if written.is_ready() {
-            self.until = None;
+            if self.until.take().is_some() {
+                self.place.stuck(None);
+            }
             return written;
         }
         let until = self.until.get_or_insert_with(|| {
-            Box::pin(tokio::time::sleep_until(Instant::now() + TAKE_WITHIN))
+            let now = Instant::now();
+            self.place.stuck(Some(now));
+            Box::pin(tokio::time::sleep_until(now + TAKE_WITHIN))
         });
         match until.as_mut().poll(cx) {
             Poll::Ready(()) => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
@@ -435,8 +506,13 @@ impl AsyncWrite for Patient {
         let written = Pin::new(&mut self.stream).poll_write(cx, bytes);
         self.watch(cx, written)
     }
+    /// Called only once all that was written before has left.
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
+        let flushed = Pin::new(&mut self.stream).poll_flush(cx);
+        if flushed.is_ready() {
+            self.place.flushed();
+        }
+        flushed
     }
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_shutdown(cx)

@@ -4,7 +4,6 @@ use std::{
     io::{BufRead, BufReader, Read, Write},
     net::TcpStream,
     os::unix::net::UnixStream,
-    time::Duration,
 };
 
 use serde_json::Value;
@@ -28,14 +27,6 @@ impl Connection {
         let stream = TcpStream::connect(address).expect("connect");
         stream.set_read_timeout(Some(GENEROUS)).expect("a timeout");
         Self::Tcp(stream)
-    }
-
-    pub fn patience(&self, patience: Duration) {
-        match self {
-            Self::Tcp(s) => s.set_read_timeout(Some(patience)),
-            Self::Unix(s) => s.set_read_timeout(Some(patience)),
-        }
-        .expect("a timeout");
     }
 }
 

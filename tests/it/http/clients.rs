@@ -2,7 +2,7 @@
 
 use std::{
     io::{BufReader, Read as _, Write as _},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use super::client::{Connection, get, post, read};
@@ -130,25 +130,70 @@ fn slow_requests_end_and_hold_up_nobody() {
     unharmed(&fleet, &at);
 }
 
+/// A request whose body does not come: it is being answered, as the server has said.
+fn half_a_request(at: &str) -> Connection {
+    let mut c = Connection::open(at);
+    let head = "POST /api/v1/jobs/a/skip HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\
+        Content-Type: application/json\r\nContent-Length: 7\r\nExpect: 100-continue\r\n\r\n";
+    c.write_all(head.as_bytes()).expect("send");
+    let mut said = [0; 25];
+    c.read_exact(&mut said).expect("an answer");
+    assert_eq!(&said, b"HTTP/1.1 100 Continue\r\n\r\n");
+    c
+}
+
 #[test]
-fn connections_are_bounded_and_come_back() {
+fn silent_connections_keep_nobody_out() {
     let (fleet, at) = served();
-    let mut open: Vec<Connection> = (0..300).map(|_| Connection::open(&at)).collect();
-    let refused = open.iter_mut().rev().take(20).filter_map(|c| {
-        c.patience(Duration::from_secs(5));
-        read(&mut BufReader::new(c)).map(|r| r.status)
+    let mut stream = get(&at, "/api/v1/events").stream();
+    let mut slow = half_a_request(&at);
+    let mut silent = vec![];
+    for n in 0..1000 {
+        let mut c = Connection::open(&at);
+        match n % 4 {
+            0 => {
+                let _ = c.write_all(b"GET /api/v1/jobs HTTP/1.1\r\nHost: local");
+            }
+            // It has its answer, and asks for nothing more.
+            1 => {
+                let _ = c.write_all(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n");
+                let mut lines = BufReader::new(&mut c);
+                assert_eq!(read(&mut lines).map(|r| r.status), Some(200), "the {n}th");
+            }
+            _ => {}
+        }
+        silent.push(c);
+    }
+    for _ in 0..20 {
+        assert_eq!(get(&at, "/healthz").of(200)["alive"], true);
+        get(&at, "/api/v1/jobs").of(200);
+    }
+    // Those that were being answered meanwhile are, to the end.
+    slow.write_all(b"{\"n\":0}").expect("send");
+    assert_eq!(read(&mut BufReader::new(slow)).map(|r| r.status), Some(200));
+    let now = get(&at, "/api/v1/jobs").of(200)["now"].clone();
+    stream.wait("what happens now", |e| {
+        e.kind == "ended" && e.data["at"].as_str() > now.as_str()
     });
-    let refused: Vec<u16> = refused.collect();
-    assert!(refused.contains(&503), "{refused:?}");
+    unharmed(&fleet, &at);
+    assert_eq!(silent.len(), 1000);
+    let log = fleet.instances[0].log_text();
+    assert!(log.contains("256 connections for HTTP are open"), "{log}");
+}
+
+#[test]
+fn who_comes_while_all_places_are_busy_is_told_so() {
+    let (fleet, at) = served();
+    let busy: Vec<Connection> = (0..256).map(|_| half_a_request(&at)).collect();
+    let refused = get(&at, "/healthz").send();
+    let told = refused.of(503);
+    assert_eq!(told["detail"], "256 requests are being answered");
+    assert_eq!(refused.header("retry-after"), Some("2"));
     // Jobs do not notice.
     fleet.wait_more_runs(2);
-    drop(open);
+    drop(busy);
     wait_until("it answers again", GENEROUS, || {
-        let mut c = Connection::open(&at);
-        c.patience(Duration::from_secs(5));
-        let _ =
-            c.write_all(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
-        read(&mut BufReader::new(c)).is_some_and(|r| r.status == 200)
+        get(&at, "/healthz").send().status == 200
     });
     unharmed(&fleet, &at);
 }

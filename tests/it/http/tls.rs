@@ -75,6 +75,33 @@ fn shown(at: &str, authority: &Path) -> Result<CertificateDer<'static>, String> 
     Ok(chain[0].clone().into_owned())
 }
 
+#[test]
+fn silent_connections_keep_nobody_out_over_tls() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let (fleet, at) = served(dir.path());
+    let ca = dir.path().join("ca.pem");
+    // Half of a handshake, a whole one, and nothing at all.
+    let mut silent = vec![];
+    let mut idle = vec![];
+    for n in 0..1000 {
+        if n % 10 == 0 {
+            idle.push(connect(&at, &ca).expect("a handshake"));
+            continue;
+        }
+        let mut c = TcpStream::connect(&at).expect("connect");
+        if n % 2 == 0 {
+            let _ = c.write_all(b"\x16\x03\x01\x02\x00\x01\x00");
+        }
+        silent.push(c);
+    }
+    for path in ["/healthz", "/api/v1/jobs", "/healthz"] {
+        let stream = connect(&at, &ca).expect("a handshake");
+        assert_eq!(ask(stream, path), Some(200), "{path}");
+    }
+    assert_eq!(silent.len() + idle.len(), 1000);
+    fleet.wait_runs(2);
+}
+
 /// Puts a pair of the directory in the place of the one that is served, each file as a whole.
 fn renew(fleet: &Fleet, dir: &Path, cert: &str, key: &str) {
     for (from, to) in [(cert, "server.pem"), (key, "server.key")] {
