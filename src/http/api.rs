@@ -57,19 +57,30 @@ impl<S: Send + Sync, T: serde::de::DeserializeOwned + Send> FromRequestParts<S> 
 pub(super) struct Args(Vec<(String, String)>);
 
 impl Args {
+    /// `once`: the arguments that may be there once; `repeated`: those that may be there several times.
+    ///
     /// # Errors
-    /// An argument has none of the names.
-    pub(super) fn of(uri: &Uri, names: &[&str]) -> Result<Self, Problem> {
+    /// An argument is none of these, or is there too often.
+    pub(super) fn of(uri: &Uri, once: &[&str], repeated: &[&str]) -> Result<Self, Problem> {
         let read = axum::extract::Query::<Vec<(String, String)>>::try_from_uri(uri);
         let axum::extract::Query(all) =
             read.map_err(|_| Problem::bad("the query cannot be read"))?;
-        if let Some((name, _)) = all.iter().find(|(name, _)| !names.contains(&name.as_str())) {
-            let problem = Problem::bad(format!("no argument `{name}` is known here"));
-            return Err(match nearest(name, names.iter().copied()) {
-                Some(near) => problem.hint(format!("did you mean `{near}`?")),
-                None if names.is_empty() => problem.hint("there are none"),
-                None => problem.hint(format!("those known are {}", names.join(", "))),
-            });
+        let names = [once, repeated].concat();
+        for (at, (name, _)) in all.iter().enumerate() {
+            if !names.contains(&name.as_str()) {
+                let problem = Problem::bad(format!("no argument `{name}` is known here"));
+                return Err(match nearest(name, names.iter().copied()) {
+                    Some(near) => problem.hint(format!("did you mean `{near}`?")),
+                    None if names.is_empty() => problem.hint("there are none"),
+                    None => problem.hint(format!("those known are {}", names.join(", "))),
+                });
+            }
+            let again = all[..at].iter().any(|(other, _)| other == name);
+            if again && !repeated.contains(&name.as_str()) {
+                return Err(
+                    Problem::bad(format!("`{name}` is there several times")).hint("give it once")
+                );
+            }
         }
         Ok(Self(all))
     }
@@ -267,7 +278,7 @@ pub(super) async fn session(
     )
 )]
 pub(super) async fn jobs(State(app): State<Arc<App>>, uri: Uri) -> Result<Response, Problem> {
-    let args = Args::of(&uri, &["tag", "q"])?;
+    let args = Args::of(&uri, &["q"], &["tag"])?;
     let tags: BTreeSet<&str> = args.all("tag").collect();
     let words: Vec<String> = args
         .text("q")

@@ -298,7 +298,7 @@ pub(super) async fn events(
     uri: Uri,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
-    let args = Args::of(&uri, &["since", "feed"])?;
+    let args = Args::of(&uri, &["since", "feed"], &[])?;
     let text = |name: header::HeaderName| {
         headers
             .get(name)

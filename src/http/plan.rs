@@ -136,7 +136,7 @@ fn told_apart(
     )
 )]
 pub(super) async fn plan(State(app): State<Arc<App>>, uri: Uri) -> Result<Response, Problem> {
-    let args = Args::of(&uri, &["from", "to", "job", "limit", "per_job"])?;
+    let args = Args::of(&uri, &["from", "to", "limit", "per_job"], &["job"])?;
     let now = app.board.read().clock().now;
     let from = args.instant("from")?.unwrap_or(now);
     let to = args
@@ -214,7 +214,7 @@ struct Minute {
     )
 )]
 pub(super) async fn load(State(app): State<Arc<App>>, uri: Uri) -> Result<Response, Problem> {
-    let args = Args::of(&uri, &["day", "tz"])?;
+    let args = Args::of(&uri, &["day", "tz"], &[])?;
     let now = app.board.read().clock().now;
     let zone = args.text("tz").unwrap_or("UTC");
     let tz = jiff::tz::TimeZone::get(zone)

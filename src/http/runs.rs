@@ -40,7 +40,8 @@ struct Filter {
 }
 
 impl Filter {
-    const NAMES: [&'static str; 4] = ["outcome", "from", "to", "instance"];
+    /// The arguments that may be there once. `outcome` may be there several times.
+    const ONCE: [&'static str; 3] = ["from", "to", "instance"];
 
     fn of(args: &Args) -> Result<Self, Problem> {
         let outcomes = args.all("outcome").flat_map(|all| all.split(','));
@@ -136,8 +137,8 @@ pub(super) async fn of_job(
     Path(name): Path<String>,
     uri: Uri,
 ) -> Result<Response, Problem> {
-    let [a, b, c, d] = Filter::NAMES;
-    let args = Args::of(&uri, &["limit", "cursor", a, b, c, d])?;
+    let [a, b, c] = Filter::ONCE;
+    let args = Args::of(&uri, &["limit", "cursor", a, b, c], &["outcome"])?;
     let filter = Filter::of(&args)?;
     let limit = args.number("limit", 50, 1000)?;
     let after = args.text("cursor").map(Cursor::parse).transpose()?;
@@ -253,8 +254,8 @@ struct AllRuns {
     )
 )]
 pub(super) async fn all(State(app): State<Arc<App>>, uri: Uri) -> Result<Response, Problem> {
-    let [a, b, c, d] = Filter::NAMES;
-    let args = Args::of(&uri, &["job", "limit", a, b, c, d])?;
+    let [a, b, c] = Filter::ONCE;
+    let args = Args::of(&uri, &["limit", a, b, c], &["job", "outcome"])?;
     let filter = Filter::of(&args)?;
     let limit = args.number("limit", 500, 5000)?;
     let names: Vec<JobName> = args
@@ -404,7 +405,7 @@ pub(super) async fn one(
     Path(id): Path<String>,
     uri: Uri,
 ) -> Result<Response, Problem> {
-    let args = Args::of(&uri, &["job"])?;
+    let args = Args::of(&uri, &["job"], &[])?;
     let (job, mut run) = run_of(&app, &id, &args).await?;
     if let Some(id) = run.run_id {
         let tail = app
@@ -494,7 +495,7 @@ pub(super) async fn output(
     Path(id): Path<String>,
     uri: Uri,
 ) -> Result<Response, Problem> {
-    let args = Args::of(&uri, &["job", "from", "follow"])?;
+    let args = Args::of(&uri, &["job", "from", "follow"], &[])?;
     let from = match args.text("from").map(str::parse) {
         None => 0,
         Some(Ok(from)) => from,

@@ -9,6 +9,7 @@ use axum::{
     response::Response,
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde_json::{Value, error::Category};
 use tracing::info;
 
 use super::{
@@ -19,9 +20,11 @@ use super::{
 };
 use crate::{
     acts::{self, Asker, Refusal},
+    config::nearest,
     logic::claim::{Control, Controlled},
     model::{InstanceId, JobName, RunId},
     view::{Clock, Time},
+    words,
 };
 
 /// The most bytes of the reason of a pause: it is part of the job's state, and of the record of each skipped
@@ -41,10 +44,16 @@ impl From<Refusal> for Problem {
     }
 }
 
+/// What a request may say. All fields are optional.
+pub(super) trait Said: DeserializeOwned {
+    /// Each field, and what it may be.
+    const FIELDS: &'static [(&'static str, &'static str)];
+}
+
 /// A body in JSON. An empty one counts as `{}`.
 pub(super) struct Json<T>(T);
 
-impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Json<T> {
+impl<S: Send + Sync, T: Said> FromRequest<S> for Json<T> {
     type Rejection = Problem;
     async fn from_request(request: Request, _: &S) -> Result<Self, Problem> {
         let kind = request
@@ -66,18 +75,53 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Json<T> {
             let detail = format!("the body has more than {BODY_MOST} bytes, or did not arrive");
             Problem::new(StatusCode::PAYLOAD_TOO_LARGE, detail)
         })?;
-        let body = match body.trim_ascii() {
-            [] => b"{}",
-            body => body,
-        };
-        // Serde would take a list for the fields in their order.
-        if !body.starts_with(b"{") {
-            return Err(Problem::bad("the body must be an object of JSON"));
+        match &body[..] {
+            b"" => read(b"{}"),
+            body => read(body),
         }
-        let read = serde_json::from_slice(body);
-        read.map(Self)
-            .map_err(|e| Problem::bad(format!("the body is not what is expected here: {e}")))
+        .map(Self)
     }
+}
+
+/// # Errors
+/// What is wrong with a body, in words: not those of the program that reads it.
+fn read<T: Said>(body: &[u8]) -> Result<T, Problem> {
+    let value: Value = serde_json::from_slice(body).map_err(|e| {
+        let detail = match e.classify() {
+            Category::Eof => "the body is not JSON: it ends too early".to_owned(),
+            _ => format!(
+                "the body is not JSON: see line {}, column {}",
+                e.line(),
+                e.column()
+            ),
+        };
+        Problem::bad(detail).hint("send an object, or nothing at all")
+    })?;
+    let Value::Object(fields) = value else {
+        return Err(Problem::bad("the body must be an object of JSON")
+            .hint("send `{}` if there is nothing to say"));
+    };
+    let names = || T::FIELDS.iter().map(|(name, _)| *name);
+    for (name, value) in fields {
+        let Some((_, allowed)) = T::FIELDS.iter().find(|(known, _)| *known == name) else {
+            let shown: String = name.chars().take(100).collect();
+            let problem = Problem::bad(format!("no field `{shown}` is known here"));
+            return Err(match nearest(&name, names()) {
+                Some(near) => problem.hint(format!("did you mean `{near}`?")),
+                None if T::FIELDS.is_empty() => problem.hint("there are none; send `{}`"),
+                None => problem.hint(format!(
+                    "those known are {}",
+                    names().collect::<Vec<_>>().join(", ")
+                )),
+            });
+        };
+        let alone = Value::Object(serde_json::Map::from_iter([(name.clone(), value)]));
+        serde_json::from_value::<T>(alone)
+            .map_err(|_| Problem::bad(format!("`{name}` must be {allowed}")))?;
+    }
+    // Each field is as it must be. The value above has only the last of each name.
+    serde_json::from_slice(body)
+        .map_err(|_| Problem::bad("a field is there twice").hint("send each field once"))
 }
 
 #[derive(Debug, Default, Deserialize, utoipa::ToSchema)]
@@ -107,6 +151,29 @@ pub(super) struct SkipRequest {
     #[serde(default)]
     #[schema(value_type = Option<u64>, maximum = 4_294_967_295.0)]
     n: Option<u32>,
+}
+
+impl Said for TriggerRequest {
+    const FIELDS: &'static [(&'static str, &'static str)] = &[("key", "a string")];
+}
+
+impl Said for PauseRequest {
+    const FIELDS: &'static [(&'static str, &'static str)] = &[
+        (
+            "until",
+            "a string: an instant as `2026-12-24T18:00:00Z`, or a duration as `2h`",
+        ),
+        ("reason", "a string"),
+    ];
+}
+
+impl Said for SkipRequest {
+    const FIELDS: &'static [(&'static str, &'static str)] =
+        &[("n", "a whole number from 0 to 4294967295")];
+}
+
+impl Said for NoRequest {
+    const FIELDS: &'static [(&'static str, &'static str)] = &[];
 }
 
 /// Nothing can be said.
@@ -396,10 +463,7 @@ pub(super) async fn cancel(
     let detail = match (runs.len(), done) {
         (0, false) => format!("no run of `{job}` is active"),
         (0, true) => format!("`{job}`: its waiting attempts are cancelled"),
-        (n, _) => format!(
-            "{} of `{job}` asked to end",
-            crate::words::count(n, "active run")
-        ),
+        (n, _) => format!("{} of `{job}` asked to end", words::count(n, "active run")),
     };
     Ok(json(&Done {
         runs: Some(runs),
@@ -484,4 +548,62 @@ async fn set_drain(
         true,
         acts::drained(&id, on, &running, &others),
     )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused<T: Said>(body: &str) -> String {
+        match read::<T>(body.as_bytes()) {
+            Ok(_) => String::new(),
+            Err(p) => format!("{}; {}", p.detail, p.hint.unwrap_or_default()),
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_body_is_said_in_words_about_its_fields() {
+        for (body, said) in [
+            (" ", "the body is not JSON: it ends too early; "),
+            ("{", "the body is not JSON: it ends too early; "),
+            ("{\"n\": x}", "the body is not JSON: see line 1, column 7; "),
+            ("[]", "the body must be an object of JSON; "),
+            ("null", "the body must be an object of JSON; "),
+            (
+                "{\"n\": -1}",
+                "`n` must be a whole number from 0 to 4294967295; ",
+            ),
+            (
+                "{\"n\": \"1\"}",
+                "`n` must be a whole number from 0 to 4294967295; ",
+            ),
+            (
+                "{\"n\": 1.5}",
+                "`n` must be a whole number from 0 to 4294967295; ",
+            ),
+            (
+                "{\"n\": 4294967296}",
+                "`n` must be a whole number from 0 to 4294967295; ",
+            ),
+            (
+                "{\"count\": 1}",
+                "no field `count` is known here; those known are n",
+            ),
+            ("{\"n\": 1, \"n\": 2}", "a field is there twice; "),
+        ] {
+            let got = refused::<SkipRequest>(body);
+            assert!(got.starts_with(said), "{body}: {got}");
+        }
+        let near = refused::<PauseRequest>("{\"reasn\": \"x\"}");
+        assert!(near.ends_with("did you mean `reason`?"), "{near}");
+        let none = refused::<NoRequest>("{\"a\": 1}");
+        assert!(none.ends_with("there are none; send `{}`"), "{none}");
+        for body in [
+            "{}",
+            "{\"until\": null}",
+            " {\"until\": \"2h\", \"reason\": \"x\"}\n",
+        ] {
+            assert_eq!(refused::<PauseRequest>(body), "", "{body}");
+        }
+    }
 }

@@ -316,6 +316,12 @@ fn each_answer_is_as_the_document_of_the_api_describes_it() {
         ),
         (
             "/api/v1/jobs/{job}/runs",
+            "/api/v1/jobs/each/runs?limit=1&limit=2",
+            400,
+        ),
+        ("/api/v1/load", "/api/v1/load?tz=UTC&tz=UTC", 400),
+        (
+            "/api/v1/jobs/{job}/runs",
             "/api/v1/jobs/each/runs?cursor=x",
             400,
         ),
@@ -342,6 +348,14 @@ fn each_answer_is_as_the_document_of_the_api_describes_it() {
         let schema = described(&document, path, "get", &status.to_string());
         assert_eq!(wrong(&document, schema, &answer), [""; 0], "{ask}");
     }
+    // A body may be left out; what there is of it must be JSON.
+    let body = &document["paths"]["/api/v1/jobs/{job}/pause"]["post"]["requestBody"];
+    assert_eq!(body["required"], false, "{body}");
+    let wrong = post(&at, "/api/v1/jobs/each/skip", r#"{"n": "two"}"#).of(400);
+    assert_eq!(
+        wrong["detail"],
+        "`n` must be a whole number from 0 to 4294967295"
+    );
     let near = get(&at, "/api/v1/jobs/eac").of(404);
     assert_eq!(near["hint"], "did you mean `each`?");
     assert_eq!(get(&at, "/no/such/thing").of(404)["status"], 404);

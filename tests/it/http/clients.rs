@@ -70,6 +70,8 @@ fn garbage_ends_its_own_connection_only() {
     }
     for (path, body) in [
         ("/api/v1/jobs/a/trigger", "["),
+        ("/api/v1/jobs/a/trigger", " "),
+        ("/api/v1/jobs/a/resume", "\n"),
         ("/api/v1/jobs/a/trigger", "null"),
         ("/api/v1/jobs/a/trigger", "[]"),
         ("/api/v1/jobs/a/pause", "[null, null]"),
