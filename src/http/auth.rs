@@ -7,6 +7,7 @@ use std::{
 };
 
 use axum::http::{HeaderMap, Method, StatusCode, Uri, header};
+use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use parking_lot::Mutex;
 use ring::digest;
 use tracing::{error, info};
@@ -83,9 +84,12 @@ impl Gate {
         headers: &HeaderMap,
     ) -> Result<Caller, Problem> {
         self.check_host(uri, headers)?;
-        let caller = self.caller(headers);
+        let reads = matches!(*method, Method::GET | Method::HEAD);
+        let basic = reads && is_calendar(uri.path());
+        let offered = |problem: Problem| Problem { basic, ..problem };
+        let caller = self.caller(headers, basic).map_err(offered);
         let open = is_public(uri.path());
-        if open && matches!(*method, Method::GET | Method::HEAD) {
+        if open && reads {
             return Ok(caller.unwrap_or(Caller {
                 role: None,
                 name: None,
@@ -94,10 +98,18 @@ impl Gate {
         }
         let caller = caller?;
         let Some(role) = caller.role else {
-            return Err(Problem::new(StatusCode::UNAUTHORIZED, "a token is needed")
-                .hint("send it as `Authorization: Bearer TOKEN`; `soloist http token NAME ROLE` makes one"));
+            let hint = match basic {
+                true => {
+                    "give it as the password, with any user name; `soloist http token NAME read` makes one"
+                }
+                false => {
+                    "send it as `Authorization: Bearer TOKEN`; `soloist http token NAME ROLE` makes one"
+                }
+            };
+            let problem = Problem::new(StatusCode::UNAUTHORIZED, "a token is needed");
+            return Err(offered(problem.hint(hint)));
         };
-        if matches!(*method, Method::GET | Method::HEAD) {
+        if reads {
             return Ok(caller);
         }
         self.check_site(headers)?;
@@ -124,7 +136,8 @@ impl Gate {
         Ok(caller)
     }
 
-    fn caller(&self, headers: &HeaderMap) -> Result<Caller, Problem> {
+    /// `basic`: the token may also be the password of HTTP's Basic authentication.
+    fn caller(&self, headers: &HeaderMap, basic: bool) -> Result<Caller, Problem> {
         let Some(file) = &self.tokens else {
             let role = match self.http.listen {
                 Listen::Unix(_) => Role::Operate,
@@ -151,16 +164,13 @@ impl Gate {
             )
             .hint("`soloist http token NAME ROLE` makes one, and the line for the tokens file")
         };
-        let (scheme, token) = value
+        let sent = value
             .to_str()
             .ok()
-            .and_then(|v| v.split_once(' '))
+            .and_then(|v| token_of(v, basic))
             .ok_or_else(wrong)?;
-        if !scheme.eq_ignore_ascii_case("bearer") || token.len() > TOKEN_MOST {
-            return Err(wrong());
-        }
         let known = file.current()?;
-        let token = find(&known, token.trim()).ok_or_else(wrong)?;
+        let token = find(&known, &sent).ok_or_else(wrong)?;
         Ok(Caller {
             role: Some(token.role),
             name: Some(token.name.as_str().into()),
@@ -249,6 +259,32 @@ fn is_public(path: &str) -> bool {
     ]
     .contains(&path)
         || path.starts_with("/static/")
+}
+
+/// The calendars, for programs that know no other way to send a token than as a password.
+fn is_calendar(path: &str) -> bool {
+    let of_job = path
+        .strip_prefix("/api/v1/jobs/")
+        .and_then(|rest| rest.strip_suffix("/calendar.ics"));
+    path == "/calendar.ics" || of_job.is_some_and(|job| !job.contains('/'))
+}
+
+/// The token in a header `Authorization`; `basic`: also if it is sent as a password. The name before it says nothing.
+fn token_of(header: &str, basic: bool) -> Option<String> {
+    let (scheme, sent) = header.split_once(' ')?;
+    let sent = sent.trim();
+    if sent.len() > 2 * TOKEN_MOST {
+        return None;
+    }
+    let token = if scheme.eq_ignore_ascii_case("bearer") {
+        sent.to_owned()
+    } else if basic && scheme.eq_ignore_ascii_case("basic") {
+        let both = String::from_utf8(BASE64.decode(sent).ok()?).ok()?;
+        both.split_once(':')?.1.to_owned()
+    } else {
+        return None;
+    };
+    (token.len() <= TOKEN_MOST).then_some(token)
 }
 
 /// `host:port` of a URL.
@@ -364,6 +400,39 @@ fn load(path: &Path) -> Result<Arc<[Token]>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_token_may_be_a_password_for_calendars_alone() {
+        let sent = |name: &str| format!("Basic {}", BASE64.encode(format!("{name}:to:ken")));
+        for (header, basic, token) in [
+            ("Bearer to:ken", false, Some("to:ken")),
+            ("bearer to:ken ", true, Some("to:ken")),
+            (&sent("ann"), true, Some("to:ken")),
+            (&sent(""), true, Some("to:ken")),
+            (&sent("ann").to_uppercase(), true, None),
+            (&sent("ann"), false, None),
+            ("Basic to:ken", true, None),
+            ("Basic", true, None),
+            (
+                &format!("Bearer {}", "x".repeat(TOKEN_MOST + 1)),
+                true,
+                None,
+            ),
+            (&sent(&"x".repeat(2 * TOKEN_MOST)), true, None),
+        ] {
+            assert_eq!(token_of(header, basic).as_deref(), token, "{header}");
+        }
+        for (path, is) in [
+            ("/calendar.ics", true),
+            ("/api/v1/jobs/a/calendar.ics", true),
+            ("/api/v1/jobs/a/why/calendar.ics", false),
+            ("/api/v1/jobs//calendar.ics/runs", false),
+            ("/api/v1/jobs", false),
+            ("/x/calendar.ics", false),
+        ] {
+            assert_eq!(is_calendar(path), is, "{path}");
+        }
+    }
 
     #[test]
     fn hosts_and_origins_are_taken_apart() {

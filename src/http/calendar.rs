@@ -34,6 +34,7 @@ const LINE: usize = 75;
     path = "/calendar.ics",
     operation_id = "calendar",
     tag = "plan",
+    security(("token" = []), ("password" = [])),
     responses(
         (status = 200, description = "a calendar", body = String, content_type = "text/calendar"),
         (status = "default", description = "a problem", body = ProblemView, content_type = "application/problem+json"),
@@ -50,6 +51,7 @@ pub(super) async fn all(State(app): State<Arc<App>>) -> Result<Response, Problem
     path = "/api/v1/jobs/{job}/calendar.ics",
     operation_id = "calendar_of_job",
     tag = "plan",
+    security(("token" = []), ("password" = [])),
     params(("job" = String, Path)),
     responses(
         (status = 200, description = "a calendar", body = String, content_type = "text/calendar"),

@@ -42,6 +42,9 @@ impl Modify for Token {
             Some("a token of the file that `tokens_file` in [http] names".to_owned());
         let components = api.components.get_or_insert_default();
         components.add_security_scheme("token", SecurityScheme::Http(scheme));
+        let mut scheme = Http::new(HttpAuthScheme::Basic);
+        scheme.description = Some("such a token as the password, with any user name".to_owned());
+        components.add_security_scheme("password", SecurityScheme::Http(scheme));
     }
 }
 

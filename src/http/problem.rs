@@ -17,6 +17,8 @@ pub(super) struct Problem {
     pub(super) hint: Option<String>,
     /// When to try again, in seconds.
     pub(super) retry_after: Option<u64>,
+    /// A 401 says that a password will do, too.
+    pub(super) basic: bool,
 }
 
 /// A problem document.
@@ -41,6 +43,7 @@ impl Problem {
             detail: detail.into(),
             hint: None,
             retry_after: None,
+            basic: false,
         }
     }
 
@@ -121,6 +124,10 @@ impl IntoResponse for Problem {
         if self.status == StatusCode::UNAUTHORIZED {
             let scheme = HeaderValue::from_static("Bearer realm=\"soloist\"");
             headers.insert(header::WWW_AUTHENTICATE, scheme);
+            if self.basic {
+                let scheme = HeaderValue::from_static("Basic realm=\"soloist\", charset=\"UTF-8\"");
+                headers.append(header::WWW_AUTHENTICATE, scheme);
+            }
         }
         response
     }

@@ -185,6 +185,38 @@ fn tokens_decide_and_change_without_a_restart() {
             "{header}"
         );
     }
+    // Programs for calendars send it as a password; for anything else that is no way.
+    let password = |path: &str, user: &str| {
+        let both = base64::Engine::encode(
+            &base64::engine::general_purpose::STANDARD,
+            format!("{user}:{reader}"),
+        );
+        get(&at, path).header("Authorization", &format!("Basic {both}"))
+    };
+    for path in ["/calendar.ics", "/api/v1/jobs/job/calendar.ics"] {
+        for user in ["", "ann", "anybody"] {
+            assert_eq!(status(password(path, user)), 200, "{user} {path}");
+        }
+        assert_eq!(status(get(&at, path).token(&reader)), 200);
+        let refused = get(&at, path).send();
+        let offers = refused
+            .headers
+            .iter()
+            .filter(|(n, _)| n == "www-authenticate");
+        let offers: Vec<_> = offers.map(|(_, v)| v.split(' ').next()).collect();
+        assert_eq!(offers, [Some("Bearer"), Some("Basic")], "{refused:?}");
+        assert_eq!(refused.status, 401);
+    }
+    for path in [
+        "/api/v1/jobs",
+        "/metrics",
+        "/api/v1/jobs/job/why/calendar.ics",
+    ] {
+        let refused = password(path, "ann").send();
+        assert_eq!(refused.status, 401, "{path}");
+        let challenge = refused.header("www-authenticate").unwrap_or_default();
+        assert!(challenge.starts_with("Bearer"), "{path}: {challenge}");
+    }
     let in_path = get(&at, &format!("/api/v1/jobs?token={operator}"));
     assert_eq!(status(in_path), 401);
     // One is taken away, and another role given. Whoever reads a stream by it reads no more.
