@@ -692,6 +692,10 @@ impl Inner {
         self.pulse = pulse;
         let clock = self.clock();
         let now = clock.now;
+        if before.is_some() && after.is_none() {
+            // The looks at the jobs failed for the same reason; the next one is under way.
+            self.failed = None;
+        }
         if before != after || first {
             let store = self.store(clock);
             self.ring.push(now, Kind::Store(Box::new(store)));
@@ -908,4 +912,30 @@ pub(super) fn median(mut all: Vec<i64>) -> Option<i64> {
 /// The occurrence that a feed item is about.
 pub(super) fn at(o: Occurrence) -> Option<Time> {
     Some(o.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_store_that_is_back_has_no_error_any_more() {
+        let config = config::parse("", std::path::Path::new("jobs.toml"), &|_| None);
+        let board = Board::new(Arc::new(config.expect("valid")), "redis://x");
+        let away = || Pulse {
+            away: Some(("refused".into(), Boottime::now())),
+            ..Pulse::default()
+        };
+        let error = |inner: &Inner| inner.store(inner.clock()).error;
+        let mut inner = board.inner.write();
+        inner.beats(away());
+        inner.failed = Some("refused".to_owned());
+        assert_eq!(error(&inner).as_deref(), Some("refused"));
+        inner.beats(Pulse::default());
+        assert_eq!(error(&inner), None);
+        // While it answers heartbeats, a look may fail for another reason.
+        inner.failed = Some("slow".to_owned());
+        inner.beats(Pulse::default());
+        assert_eq!(error(&inner).as_deref(), Some("slow"));
+    }
 }
