@@ -388,6 +388,36 @@ async function hostileWords() {
   saw('hostile words of people as text');
 }
 
+/** A page that nobody sees lets go of its stream, asks now and then instead, and is live again once it is seen. */
+async function unseen() {
+  if (!own) return;
+  await go('#/overview');
+  const streams = async () => {
+    const metrics = await fetch(`${url}/metrics`, { headers: { Authorization: `Bearer ${token}` } });
+    return Number(/^soloist_http_streams (\d+)$/m.exec(await metrics.text())[1]);
+  };
+  const untilStreams = async (n, what) => {
+    for (const end = Date.now() + GENEROUS; await streams() !== n; await pause(100)) {
+      if (Date.now() > end) throw new Error(`waited in vain for ${what}`);
+    }
+  };
+  const hide = (hidden) => page.evaluate((h) => {
+    Object.defineProperty(document, 'hidden', { configurable: true, get: () => h });
+    document.dispatchEvent(new Event('visibilitychange'));
+  }, hidden);
+  await untilStreams(1, 'the stream of the page');
+  await hide(true);
+  await untilStreams(0, 'the end of the stream of a page that nobody sees');
+  own.soloist('pause', 'nightly', '--reason', 'nobody looks');
+  await until('the pause, without a stream', () => document.querySelector('tr[data-job=nightly] .x-paused'));
+  if (await streams()) throw new Error('a page that nobody sees has a stream');
+  own.soloist('resume', 'nightly');
+  await hide(false);
+  await untilStreams(1, 'the stream of a page that is seen again');
+  await until('the end of the pause', () => !document.querySelector('tr[data-job=nightly] .x-paused'));
+  saw('a page that nobody sees lets go of its stream, and takes it up again');
+}
+
 /** The instance that serves the page dies, and comes back. */
 async function lostInstance() {
   if (!own) return;
@@ -509,7 +539,7 @@ try {
   if (process.env.PAGE_FILES) await filesFrom(process.env.PAGE_FILES);
   await enter();
   const steps = pictures ? [history] : [overview, trigger, output, cancel, pauseIt, skip, drain, eventsSeen, hostileOutput, hostileWords,
-    readers, twoVersions, storeAway, takeover, lostInstance];
+    readers, twoVersions, unseen, storeAway, takeover, lostInstance];
   for (const step of steps) await step();
   const findings = await looks();
   saw(`each screen, light, dark and on a phone: ${findings} findings of axe-core`);

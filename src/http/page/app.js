@@ -1,7 +1,7 @@
 // The frame of the page: navigation, banner, keys, theme, and the screen that the address names.
 import { html, render, useEffect, useRef, useState } from './base.js';
 import { enter, forbidden, known, live, now, useTopics } from './store.js';
-import { clean, hms, left, took, when, zoneName } from './format.js';
+import { clean, hms, lasting, left, when, zoneName } from './format.js';
 import { Icon } from './icons.js';
 import { Live, Txt } from './parts.js';
 import { go, useRoute } from './router.js';
@@ -62,7 +62,7 @@ function Banner() {
   const { link, store, asOf } = known;
   if (!link.up && !link.first) {
     return html`<div class="banner" role="alert"><${Icon} k="lease_lost" /><div><b>This page has lost its instance
-      ${' '}for <${Live} f=${(n) => took(Math.floor((n - link.since) / 1000) * 1000)} />.</b> The fleet goes on without
+      ${' '}for <${Live} f=${(n) => lasting(n - link.since)} />.</b> The fleet goes on without
         the page.
       ${' '}What you see is from ${hms(asOf)}; actions are off.</div><span class="sp"></span>
       <span class="t2">asking again in <${Live} f=${(n) => left(link.retryAt - n)} /></span></div>`;

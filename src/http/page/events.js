@@ -3,6 +3,7 @@ import { html, useMemo, useRef, useState } from './base.js';
 import { known, now, useTopics } from './store.js';
 import { clean, hmsm, day, midnight, ms, number, short, took, when } from './format.js';
 import { Icon } from './icons.js';
+import { word } from './judge.js';
 import { Chip, Txt, usePhone, useSeen } from './parts.js';
 import { go, jobLink, setQuery } from './router.js';
 import { useKeys } from './keys.js';
@@ -16,7 +17,7 @@ const because = (e) => (e.reason || e.detail) && html`: <${Txt}>${e.reason || e.
 const KINDS = {
   granted: [(e) => (e.takeover ? 'replaced' : 'running'), 'runs', (e) => html`${e.takeover ? 'was taken over by'
     : 'started on'} <${Who} id=${e.instance} />${at(e)}${attempt(e)}`],
-  ended: [(e) => e.outcome, 'runs', (e) => html`<b class=${`x-${e.outcome}`}>${e.outcome}</b> on <${Who}
+  ended: [(e) => e.outcome, 'runs', (e) => html`<b class=${`x-${e.outcome}`}>${word(e.outcome)}</b> on <${Who}
     id=${e.instance} />${at(e)}${attempt(e)}${
     e.duration_ms != null ? `, took ${took(e.duration_ms)}` : ''}${e.exit_code ? `, exit ${e.exit_code}` : ''}`],
   missed: [() => 'missed', 'not', (e) => html`<b class="x-missed">missed</b>${at(e)}${e.count > 1
@@ -75,8 +76,8 @@ export function Events({ query }) {
   const [sel, setSel] = useState(-1);
   const [, again] = useState(0);
   const words = q.toLowerCase().split(/\s+/).filter(Boolean);
-  const matches = (e) => has(e, f) && words.every((w) => `${e.job || ''} ${e.instance || ''} ${e.kind} ${e.outcome
-    || ''}`.toLowerCase().includes(w));
+  const matches = (e) => has(e, f) && words.every((w) => `${e.job || ''} ${e.instance || ''} ${e.kind} ${word(e.outcome
+    || '')}`.toLowerCase().includes(w));
   // What is read stays where it is: new events wait while the list is scrolled, or a row is selected.
   const busy = scrollY > 60 || sel >= 0 || box.current?.matches(':hover');
   const key = `${q}|${f}`;

@@ -66,6 +66,9 @@ export function took(length) {
   return pair(Math.floor(Math.round(n / H) / 24), 'd', Math.round(n / H) % 24, 'h');
 }
 
+/** How long something lasts already, in whole seconds. */
+export const lasting = (length) => (length < S ? `less than 1${NB}s` : took(Math.floor(length / S) * S));
+
 /** A countdown: whole seconds, so that its width does not jump. */
 export function left(length) {
   const n = Math.max(0, length);

@@ -88,10 +88,12 @@ function Coming({ job }) {
 const LABELS = {
   overlap: 'Overlap', on_crash: 'On crash', timeout_ms: 'Timeout', grace_ms: 'Grace', lease_ms: 'Lease',
     start_within_ms: 'Start within', catch_up: 'Catch up',
-  max_attempts: 'Attempts', retry: 'Retry', jitter_ms: 'Jitter', user: 'User', group: 'Group',
+  max_attempts: 'Attempts at most', retry: 'Retry', jitter_ms: 'Jitter', user: 'User', group: 'Group',
     success_codes: 'Success codes', hosts: 'Hosts',
   digest: 'Digest', output_keep_bytes: 'Output kept', dst: 'Daylight saving',
 };
+/** Its keys say `attempts` of those after the first: the row above counts all. */
+const RETRY = { attempts: 'further attempts' };
 const label = (k) => LABELS[k] || k.replace(/_ms$|_bytes$/, '').replace(/_/g, ' ').replace(/^./, (c) =>
   c.toUpperCase());
 function valueOf(k, v) {
@@ -99,7 +101,7 @@ function valueOf(k, v) {
   if (k.endsWith('_ms')) return v === 0 ? 'none' : took(v);
   if (k.endsWith('_bytes')) return bytes(v);
   if (Array.isArray(v)) return v.map(clean).join(', ');
-  if (typeof v === 'object') return Object.entries(v).map(([a, b]) => `${a.replace(/_ms$/, '')} ${valueOf(a, b)
+  if (typeof v === 'object') return Object.entries(v).map(([a, b]) => `${RETRY[a] ?? a.replace(/_ms$/, '').replace(/_/g, ' ')} ${valueOf(a, b)
     ?? 'none'}`).join(', ');
   return clean(v);
 }
@@ -155,7 +157,7 @@ function Days({ job, items }) {
     const w = list.length ? worst(list.map((i) => i.outcome)) : null;
     const at = w && list.find((i) => i.outcome === w);
     const not = list.filter((i) => i.outcome !== 'succeeded').length;
-    const tip = `${day(d, n)}\n${list.length ? `${many(list.length, 'occurrence')}, ${not ? `${not} not succeeded: ${w}`
+    const tip = `${day(d, n)}\n${list.length ? `${many(list.length, 'occurrence')}, ${not ? `${not} not succeeded: ${word(w)}`
       : 'all succeeded'}`
       : d + 86_400_000 < oldest ? 'no longer kept' : 'none'}`;
     const num = new Date(d).getDate();
@@ -212,7 +214,7 @@ function History({ job, items, query, selected, more }) {
       <${Chip} on=${!query.out} n=${items.length} onClick=${() => setQuery({ out: '' })}>All<//>
       ${['running', ...OUTCOMES].filter((k) => counts[k]).map((k) => html`<${Chip} key=${k} on=${query.out === k}
         icon=${k} n=${counts[k]}
-        onClick=${() => setQuery({ out: query.out === k ? '' : k })}>${k}<//>`)}
+        onClick=${() => setQuery({ out: query.out === k ? '' : k })}>${word(k)}<//>`)}
       ${tries > 0 && html`<${Chip} on=${query.out === 'tries'} n=${tries} onClick=${() => setQuery({
         out: query.out === 'tries' ? '' : 'tries' })}>more than one attempt<//>`}
       <span class="sp"></span>

@@ -14,11 +14,13 @@ export const longAfter = (job) => (job.typical_ms == null ? Infinity : Math.max(
   + 5 * S));
 
 const WORDS = {
-  retry: 'failed, will retry', slow: 'running long', unreadable: 'cannot be read', ahead: 'does not start',
+  timed_out: 'timed out', lease_lost: 'lease lost', retry: 'failed, will retry', slow: 'running long',
+  unreadable: 'cannot be read', ahead: 'does not start',
   new: 'not registered yet', quarantined: 'waits for the store', off: 'switched off',
     manual: 'runs only when triggered',
   none: 'nothing ran yet', lapsed: 'its holder is gone',
 };
+/** A state or an outcome, in words. */
 export const word = (key) => WORDS[key] || key;
 
 /** `key` names the state, `icon` its sign, `group` the chip it counts for, `bad` how the attention line looks. */

@@ -88,7 +88,7 @@ function Ended({ job, asks }) {
   const run = useRun(job.job, asks && last?.run_id);
   if (!last) return null;
   const tail = run && (run.error ? clean(run.error) : lastLine(run.output_tail));
-  return html`<span>Attempt ${last.attempt} <b class=${`x-${last.outcome}`}>${last.outcome}</b> on <${On}
+  return html`<span>Attempt ${last.attempt} <b class=${`x-${last.outcome}`}>${word(last.outcome)}</b> on <${On}
     id=${last.instance} />
     ${run?.exit_code != null && ` with exit ${run.exit_code}`}${run?.signal != null && ` by signal ${run.signal}`}
     ${tail && html`, <code><bdi>${tail}</bdi></code>`}</span>`;

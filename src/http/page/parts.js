@@ -1,6 +1,6 @@
 // Small pieces that several screens share.
 import { html, Component, useEffect, useLayoutEffect, useRef, useState } from './base.js';
-import { clean, left, ms, number, short, took, visible, when } from './format.js';
+import { clean, lasting, left, ms, number, short, took, visible, when } from './format.js';
 import { Icon } from './icons.js';
 import { BAD, OUTCOMES, byOccurrence, word } from './judge.js';
 import { forbidden, known, now, on } from './store.js';
@@ -24,7 +24,7 @@ export function Live({ f, c }) {
 }
 
 export const In = ({ t, c }) => html`<${Live} c=${c} f=${(n) => left(t - n)} />`;
-export const Since = ({ t, c }) => html`<${Live} c=${c} f=${(n) => took(Math.floor((n - t) / 1000) * 1000)} />`;
+export const Since = ({ t, c }) => html`<${Live} c=${c} f=${(n) => lasting(n - t)} />`;
 
 /** A button. If acting is forbidden it stays reachable and says why. */
 export function Btn({ icon, label, tip, c = '', onClick, acts, children, ...rest }) {
@@ -104,7 +104,7 @@ export function stripItems(job, n = N) {
 
 export function stripWords(items) {
   const counts = OUTCOMES.concat('running').map((k) => [items.filter((i) => i.outcome === k).length, k]);
-  return `Last ${items.length}: ${counts.filter(([c]) => c).map(([c, k]) => `${c} ${k}`).join(', ')
+  return `Last ${items.length}: ${counts.filter(([c]) => c).map(([c, k]) => `${c} ${word(k)}`).join(', ')
     || 'nothing ran yet'}`;
 }
 

@@ -84,7 +84,7 @@ function pointers(el, move, zoom, phone) {
   return { dragged: () => moved > 4, phone };
 }
 
-const Legend = () => html`<p class="legend">${KEPT.map((k) => html`<span key=${k}><${Icon} k=${k} />${k}</span>`)}
+const Legend = () => html`<p class="legend">${KEPT.map((k) => html`<span key=${k}><${Icon} k=${k} />${word(k)}</span>`)}
   <span><i class="sw plan"></i>planned, as long as typical</span><span><i class="sw out"></i>store or instance out of
     reach</span></p>`;
 

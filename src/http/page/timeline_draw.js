@@ -1,7 +1,7 @@
 // Draws the timeline on its canvases, and remembers what lies where, so that it can be pointed at.
 import { known } from './store.js';
 import { D, H, M, clean, day, hm, hms, midnight, ms, short, took, weekday, when } from './format.js';
-import { BAD, worst } from './judge.js';
+import { BAD, word, worst } from './judge.js';
 import { colours, hatched, hue, line, sign } from './canvas.js';
 import { runWords } from './parts.js';
 import { within } from './timeline_data.js';
@@ -184,7 +184,7 @@ function drawCells(ctx, v, list, y, hits) {
     if (BAD.includes(w) || w === 'missed') triangle(ctx, x + 2.5, y + BAR + 2, c[hue(w)]);
     const tip = rs.length > 1 && `${it.job} · ${when(rs[0].o, v.now)} to ${when(rs[rs.length - 1].o,
       v.now)}\n${rs.length} runs, ${
-      not ? `not succeeded: ${not} (worst ${w})` : 'all succeeded'}`;
+      not ? `not succeeded: ${not} (worst ${word(w)})` : 'all succeeded'}`;
     hits.push({ x, y: y - 3, w: CELL, h: BAR + 6, r: it, job: it.job, o: it.o, tip });
   }
 }
