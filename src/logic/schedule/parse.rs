@@ -515,10 +515,13 @@ fn add_item(field: &Field, item: Word, job: &str, values: &mut Values) -> Result
     } else {
         let value = field.value(range)?;
         if let Some(step) = step {
-            return Err(item.error("a step needs a range to count in").hint(format!(
-                "from {value} on in steps is `{value}-{}/{}`, all the time is `*/{}`",
-                field.max, step.text, step.text
-            )));
+            let (min, max, step) = (field.min, field.max, step.text);
+            let all = format!("write `*/{step}` to begin at {min}");
+            let hint = match value == min {
+                true => all,
+                false => format!("{all}, or `{value}-{max}/{step}` to begin at {value}"),
+            };
+            return Err(item.error("a step needs a range to count in").hint(hint));
         }
         (value, value)
     };
