@@ -137,20 +137,25 @@ pub(crate) fn render(s: &StatusView) -> String {
         text.push('\n');
         text.push_str(&jobs(s, now));
     }
-    if let Some(lacks) = &s.notifier_lacks {
-        let what = format!(
-            "{} sends the notifications, and its configuration lacks jobs that other instances have: {}",
-            show::line(lacks.instance.as_str()),
-            lacks.words
-        );
-        text.push_str(&format!("\n{}\n", show::paint(WARN, &what)));
-    }
+    text.push_str(&lacks(s));
     let unknown = unknown_runs(s);
     if !unknown.is_empty() {
         let what = format!("running, but not in this configuration: {unknown}");
         text.push_str(&format!("\n{}\n", show::paint(WARN, &what)));
     }
     text
+}
+
+/// The jobs of which the notifier may tell nobody.
+fn lacks(s: &StatusView) -> String {
+    s.notifier_lacks.as_ref().map_or_else(String::new, |lacks| {
+        let what = format!(
+            "{} sends the notifications, and its configuration lacks jobs that other instances have: {}",
+            show::line(lacks.instance.as_str()),
+            lacks.words
+        );
+        format!("\n{}\n", show::paint(WARN, &what))
+    })
 }
 
 /// The runs of jobs that this configuration lacks: `draw on web-1, backup on web-2`.

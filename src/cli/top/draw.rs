@@ -1141,10 +1141,11 @@ fn footer(state: &State, buf: &mut Buffer, area: Rect) {
 
 /// As many of the hints, which two spaces divide, as fit: all are below `?`.
 fn whole(keys: &str, width: usize) -> &str {
-    match keys.get(..width + 2) {
-        Some(some) if keys.len() > width => some.rfind("  ").map_or("", |at| &keys[..at]),
-        _ => keys,
+    if keys.len() <= width {
+        return keys;
     }
+    let some = keys.get(..(width + 2).min(keys.len())).unwrap_or_default();
+    some.rfind("  ").map_or("", |at| &keys[..at])
 }
 
 fn question(state: &State, buf: &mut Buffer, area: Rect) {
