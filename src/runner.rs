@@ -58,7 +58,8 @@ const ORPHANS_AGAIN: (Duration, Duration) = (Duration::from_millis(1), Duration:
 const SWEEP_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Runs a command that is no run of a job: without a guard, with `input` as its stdin, in a process group of its own
-/// that is killed after `limit`. Returns how it ended; None: it was killed.
+/// that is killed after `limit`. Returns how it ended (None: it was killed), and the end of what it wrote to stderr, at
+/// most [`SAID_MOST`] bytes.
 ///
 /// # Errors
 /// It cannot be started.
@@ -67,7 +68,7 @@ pub(crate) async fn plain(
     mut command: std::process::Command,
     input: &[u8],
     limit: Duration,
-) -> io::Result<Option<std::process::ExitStatus>> {
+) -> io::Result<(Option<std::process::ExitStatus>, Vec<u8>)> {
     let stdin = rustix::fs::memfd_create("message", rustix::fs::MemfdFlags::CLOEXEC)?;
     let mut stdin = std::fs::File::from(stdin);
     stdin.write_all(input)?;
@@ -75,18 +76,49 @@ pub(crate) async fn plain(
     command
         .stdin(stdin)
         .stdout(Stdio::null())
-        .stderr(Stdio::null())
+        .stderr(Stdio::piped())
         .process_group(0);
     let mut child = OwnChild::spawn(command)?;
     let group = child.id().and_then(|pid| i32::try_from(pid).ok());
-    let ended = tokio::time::timeout(limit, child.wait()).await;
+    let (_, mut stderr) = child.take_output();
+    let mut said = Vec::new();
+    let ending = async {
+        let waiting = child.wait();
+        tokio::pin!(waiting);
+        tokio::select! {
+            status = &mut waiting => status,
+            () = end_of(&mut stderr, &mut said) => waiting.await,
+        }
+    };
+    let ended = tokio::time::timeout(limit, ending).await;
     // What it left behind, too.
     if let Some(group) = group.and_then(rustix::process::Pid::from_raw) {
         let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
     }
+    // What it wrote right before its end. A process that left the group may keep the pipe open.
+    let _ = tokio::time::timeout(DRAIN, end_of(&mut stderr, &mut said)).await;
     match ended {
-        Ok(status) => status.map(Some),
-        Err(_) => Ok(None),
+        Ok(status) => Ok((Some(status?), said)),
+        Err(_) => Ok((None, said)),
+    }
+}
+
+/// See [`plain`].
+#[cfg(feature = "notify")]
+const SAID_MOST: usize = 4096;
+
+/// Reads to the end, and keeps the last [`SAID_MOST`] bytes. The caller may drop the future at any time.
+#[cfg(feature = "notify")]
+async fn end_of(stderr: &mut Option<tokio::process::ChildStderr>, said: &mut Vec<u8>) {
+    use tokio::io::AsyncReadExt as _;
+    let Some(stderr) = stderr else {
+        return;
+    };
+    let mut piece = [0; 1024];
+    while let Ok(n @ 1..) = stderr.read(&mut piece).await {
+        said.extend_from_slice(piece.get(..n).unwrap_or_default());
+        let excess = said.len().saturating_sub(SAID_MOST);
+        said.drain(..excess);
     }
 }
 

@@ -12,6 +12,7 @@ use crate::{
     logic::{
         attempts, belief,
         claim::{Open, State},
+        notify::stand::Lease,
         schedule::next_of,
     },
     model::{
@@ -322,6 +323,41 @@ pub(crate) struct StatusView {
     pub epoch: EpochView,
     pub instances: Vec<InstanceView>,
     pub jobs: Vec<JobView>,
+    /// Jobs of the fleet that the configuration of the instance lacks that sends the notifications.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub notifier_lacks: Option<LacksView>,
+}
+
+/// Jobs that other instances have, and the instance that sends the fleet's notifications lacks.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[cfg_attr(feature = "http", derive(utoipa::ToSchema))]
+pub(crate) struct LacksView {
+    /// The instance that sends.
+    pub instance: InstanceId,
+    /// The first ten.
+    pub jobs: Vec<JobName>,
+    /// How many more.
+    pub more: u64,
+    /// The channels over which they are told all the same; empty: nobody is told of them.
+    pub channels: Vec<String>,
+    /// The same in words.
+    #[serde(skip)]
+    pub words: String,
+}
+
+impl LacksView {
+    /// `lease`: that of the notifier, as the store has it.
+    pub(crate) fn of(lease: Option<&str>) -> Option<Self> {
+        let lease = Lease::read(lease?).filter(|lease| !lease.over)?;
+        let lacks = lease.lacks?;
+        Some(Self {
+            words: format!("{}: {}", lacks.names(), lacks.told()),
+            instance: lease.holder,
+            jobs: lacks.jobs,
+            more: lacks.more,
+            channels: lacks.channels,
+        })
+    }
 }
 
 impl StatusView {
@@ -628,6 +664,7 @@ pub(crate) fn status(
             .values()
             .map(|j| job(j, states.get(&j.name), now, incarnation))
             .collect(),
+        notifier_lacks: None,
     }
 }
 

@@ -204,7 +204,10 @@ impl Facts<'_> {
             .map(|(id, info)| SilentView {
                 instance: id.clone(),
                 reason: if info.started_at > at.0 {
-                    "was not up yet"
+                    match self.was_there(id, at) {
+                        true => "was restarted since: what it did before that is not recorded",
+                        false => "is up only since then, as far as is known",
+                    }
                 } else if self.clock.silent(info) && info.seen < at.0 {
                     "had stopped reporting to the store"
                 } else if info.clock_doubt_ms.is_some() && !self.clock.silent(info) {
@@ -216,6 +219,16 @@ impl Facts<'_> {
                 },
             })
             .collect()
+    }
+
+    /// An instance of this name did something before the occurrence: what it reports of itself begins with its process.
+    fn was_there(&self, id: &InstanceId, at: Occurrence) -> bool {
+        let mut runs = self.history.iter();
+        let ran = |r: &RunView| {
+            r.instance.as_ref() == Some(id) && r.started_at.is_some_and(|t| t.0 <= at.0)
+        };
+        let mut decisions = self.decisions.iter();
+        runs.any(ran) || decisions.any(|d| d.instance == *id && d.at <= at.0)
     }
 
     fn unanswered(&self, at: Occurrence) -> Vec<UnansweredView> {
@@ -286,7 +299,10 @@ impl Facts<'_> {
                     );
                     format!("Nothing was planned for that time: {why}.")
                 }
-                _ => "Nothing was planned for that time, and nobody triggered the job.".to_owned(),
+                Some(_) => "Nothing happened at that time: the job has no schedule, so it runs only when somebody \
+                            triggers it."
+                    .to_owned(),
+                None => "Nothing was planned for that time, and nobody triggered the job.".to_owned(),
             };
         }
         if at.0 > now {

@@ -10,7 +10,7 @@ use crate::{
     logic::belief::NEAR,
     model::JobName,
     store::observe_each,
-    view::{self, InstanceView, JobView, StatusView},
+    view::{self, InstanceView, JobView, LacksView, StatusView},
 };
 
 pub(super) async fn status(ctx: &Context) -> Result<Exit, Failure> {
@@ -39,6 +39,11 @@ pub(super) async fn status(ctx: &Context) -> Result<Exit, Failure> {
         j.unreadable = unreadable.remove(&j.job);
     }
     status.problems = ctx.problems().await;
+    if !ctx.config.channels.is_empty() {
+        // What the notifier says is beside the point: without it the rest is shown.
+        let said = ctx.store.notices(false).await.ok();
+        status.notifier_lacks = said.and_then(|r| LacksView::of(r.value.lease.as_deref()));
+    }
     ctx.out.say(&status, || {
         render(&status) + &repairs(&status, |job| ctx.store.place(job))
     })?;
@@ -132,12 +137,25 @@ pub(crate) fn render(s: &StatusView) -> String {
         text.push('\n');
         text.push_str(&jobs(s, now));
     }
+    text.push_str(&lacks(s));
     let unknown = unknown_runs(s);
     if !unknown.is_empty() {
         let what = format!("running, but not in this configuration: {unknown}");
         text.push_str(&format!("\n{}\n", show::paint(WARN, &what)));
     }
     text
+}
+
+/// The jobs of which the notifier may tell nobody.
+fn lacks(s: &StatusView) -> String {
+    s.notifier_lacks.as_ref().map_or_else(String::new, |lacks| {
+        let what = format!(
+            "{} sends the notifications, and its configuration lacks jobs that other instances have: {}",
+            show::line(lacks.instance.as_str()),
+            lacks.words
+        );
+        format!("\n{}\n", show::paint(WARN, &what))
+    })
 }
 
 /// The runs of jobs that this configuration lacks: `draw on web-1, backup on web-2`.

@@ -120,7 +120,7 @@ impl ForEyes {
             return format!("{time}  {column}  {mark} {}", said.message);
         }
         let mut said = said.clone();
-        let what = self.what(&mut said);
+        let what = self.with_local_times(&self.what(&mut said));
         let what = match level {
             Level::ERROR => self.paint(
                 AnsiColor::Red.on_default().bold(),
@@ -131,7 +131,7 @@ impl ForEyes {
             _ => self.paint(DIM, &what),
         };
         let fields: Vec<String> = (said.fields.iter())
-            .map(|(name, value)| format!("{name} {value}"))
+            .map(|(name, value)| format!("{name} {}", self.with_local_times(value)))
             .collect();
         let fields = match fields.is_empty() {
             true => String::new(),
@@ -179,6 +179,27 @@ impl ForEyes {
             }
             _ => message,
         }
+    }
+
+    /// The text with each instant of UTC in it as local time, with the date if that is not today's.
+    fn with_local_times(&self, text: &str) -> String {
+        let wall = jiff::Timestamp::from_millisecond(clock::wall_us() / 1000).unwrap_or_default();
+        let today = wall.to_zoned(self.zone.clone()).date();
+        let word = |word: &str| {
+            let bare = word.trim_matches(|c: char| !c.is_ascii_alphanumeric());
+            let at: jiff::Timestamp = bare.ends_with('Z').then(|| bare.parse().ok())??;
+            let at = at.to_zoned(self.zone.clone());
+            let local = match at.date() == today {
+                true => at.strftime("%H:%M:%S"),
+                false => at.strftime("%Y-%m-%d %H:%M:%S"),
+            };
+            Some(word.replacen(bare, &local.to_string(), 1))
+        };
+        let words = text.split(' ');
+        let words: Vec<String> = words
+            .map(|w| word(w).unwrap_or_else(|| w.to_owned()))
+            .collect();
+        words.join(" ")
     }
 
     /// The local time of an instant, as short as it may be.
@@ -294,6 +315,36 @@ mod tests {
             line(Level::ERROR, "soloist", &other),
             "12:30:05  soloist         error: the store does not answer  (error timeout)"
         );
+    }
+
+    #[test]
+    fn instants_in_a_message_are_local() {
+        let eyes = eyes(false, true);
+        assert_eq!(
+            eyes.with_local_times(
+                "waits until 2001-02-03T23:30:00.500Z (in 3 s), as `a Z`; 2001-07-01T00:00:00Z."
+            ),
+            "waits until 2001-02-04 00:30:00 (in 3 s), as `a Z`; 2001-07-01 02:00:00."
+        );
+        // The test may run around midnight: one of two moments has the date of today.
+        let now = jiff::Timestamp::from_millisecond(clock::wall_us() / 1000).expect("a time");
+        let zoned = now.to_zoned(eyes.zone.clone());
+        let shown = eyes.with_local_times(&format!("until {now},"));
+        let time = zoned.strftime("%H:%M:%S").to_string();
+        let dated = zoned.strftime("%Y-%m-%d %H:%M:%S").to_string();
+        assert!(
+            shown == format!("until {time},") || shown == format!("until {dated},"),
+            "{shown}"
+        );
+        let waits = said(None, "nothing starts", &[("until", "2001-02-03T23:30:00Z")]);
+        assert_eq!(
+            eyes.line("12:30:05", Level::INFO, "soloist", &waits),
+            "12:30:05  soloist         nothing starts  (until 2001-02-04 00:30:00)"
+        );
+        // What a job writes stays as it is.
+        let out = said(Some("a"), "2001-02-03T23:30:00Z", &[("stream", "stdout")]);
+        let line = eyes.line("12:30:05", Level::INFO, LOG_TARGET, &out);
+        assert!(line.ends_with("2001-02-03T23:30:00Z"), "{line}");
     }
 
     #[test]

@@ -76,7 +76,7 @@ pub(super) fn next(
     let list = upcoming(&jobs, args.from.unwrap_or(now), args.number);
     out.say(&list, || {
         if list.is_empty() {
-            return "nothing is planned\n".to_owned();
+            return nothing(args.job.as_ref().and(jobs.first().copied()));
         }
         // One job is told before its occurrences; of several, those that are shown, after them.
         let told = |jobs: &[&Job]| -> String {
@@ -100,6 +100,20 @@ pub(super) fn next(
         format!("{}\n{}", t.render(), told(&shown))
     })?;
     Ok(Exit::Ok)
+}
+
+/// Why there is no occurrence to show. `job`: the one that was asked about.
+fn nothing(job: Option<&Job>) -> String {
+    match job {
+        Some(job) if job.schedules.is_empty() => {
+            let name = show::line(job.name.as_str());
+            format!(
+                "`{name}` has no schedule: it runs only when somebody triggers it (`soloist trigger {name}`)\n"
+            )
+        }
+        Some(job) => format!("{}\nnothing is planned any more\n", in_words(job)),
+        None => "nothing is planned\n".to_owned(),
+    }
 }
 
 /// The schedule of a job in plain words.

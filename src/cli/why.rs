@@ -54,6 +54,14 @@ pub(super) async fn why(ctx: &Context, args: &Why) -> Result<Exit, Failure> {
     let at = match args.occurrence {
         Some(ms) => Occurrence(ms),
         None => facts.latest().ok_or_else(|| {
+            if job.is_some_and(|job| job.schedules.is_empty()) {
+                return Failure::usage(
+                    format!(
+                        "`{name}` has not run yet: it has no schedule, and nobody has triggered it"
+                    ),
+                    format!("`soloist trigger {name}` starts it now"),
+                );
+            }
             Failure::usage(
                 format!("`{name}` has had no occurrence yet"),
                 format!(
@@ -298,6 +306,43 @@ mod tests {
              web-4      +6 ms  lost to web-1\n\
              web-2     +1 min  asked after it had been decided\n\
              web-3             had stopped reporting to the store\n"
+        );
+    }
+
+    /// What an instance reports of itself begins with its process: the one before it may have been up.
+    #[test]
+    fn a_restarted_instance_is_not_taken_for_a_new_one() {
+        let (name, config) = (JobName::new("draw"), config());
+        let mut f = facts(&name, &config);
+        let silent = |f: &Facts<'_>| {
+            let v = f.explain(Occurrence(AT));
+            let of = v.silent.iter().find(|s| s.instance.as_str() == "web-2");
+            of.expect("an instance").reason
+        };
+        assert_eq!(silent(&f), "is up only since then, as far as is known");
+        let before = decision("web-2", AT - HOUR, "won", "attempt 1");
+        f.decisions = vec![Decision {
+            occurrence: Occurrence(AT - HOUR),
+            ..before
+        }];
+        let restarted = "was restarted since: what it did before that is not recorded";
+        assert_eq!(silent(&f), restarted);
+        f.decisions.clear();
+        let mut earlier = run(AT - HOUR, 1, Outcome::Succeeded);
+        earlier.instance = Some(InstanceId::new("web-2"));
+        f.history = vec![earlier];
+        assert_eq!(silent(&f), restarted);
+    }
+
+    #[test]
+    fn a_job_without_a_schedule_is_explained_as_such() {
+        let text = "[jobs.draw]\ncommand = 'x'\n";
+        let config = crate::config::parse(text, Path::new("jobs.toml"), &|_| None).unwrap();
+        let name = JobName::new("draw");
+        let v = facts(&name, &config).explain(Occurrence(AT));
+        assert_eq!(
+            v.verdict,
+            "Nothing happened at that time: the job has no schedule, so it runs only when somebody triggers it."
         );
     }
 

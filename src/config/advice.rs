@@ -2,7 +2,7 @@
 //! here stops anything from starting.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     ops::Range,
     path::{Path, PathBuf},
     time::Duration,
@@ -20,7 +20,7 @@ use super::{
 use crate::{
     logic::{
         claim::Overlap,
-        schedule::{advise, shortest_interval},
+        schedule::{advise, longest_gap, shortest_interval},
     },
     model::{JobName, Occurrence},
     words::{count, span},
@@ -28,6 +28,10 @@ use crate::{
 
 /// So many round trips to the store must fit into the time for which a holder trusts its lease.
 const ROUND_TRIPS: u32 = 10;
+/// How often the schedules of all jobs may be asked for times without an occurrence, and the schedules of one job.
+const ASKS_IN_ALL: u32 = 500_000;
+const ASKS_MOST: u32 = 1000;
+const ASKS_LEAST: u32 = 50;
 /// A message names no more jobs than this.
 const NAMED: usize = 4;
 
@@ -39,6 +43,17 @@ pub(super) struct Places {
     of_defaults: bool,
     timeout: Option<Range<usize>>,
     lease: Range<usize>,
+    expect_success_within: Option<Range<usize>>,
+    /// That is of `[defaults]`.
+    expect_of_defaults: bool,
+}
+
+/// All of them.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Spots {
+    pub(super) jobs: BTreeMap<JobName, Places>,
+    /// The names of the channels.
+    pub(super) channels: BTreeMap<String, Range<usize>>,
 }
 
 impl Places {
@@ -51,6 +66,11 @@ impl Places {
             of_defaults: job.schedule.span().is_none(),
             timeout: job.timeout.or(&defaults.timeout).span(),
             lease: lease.unwrap_or_else(|| name.span.clone()),
+            expect_success_within: job
+                .expect_success_within
+                .or(&defaults.expect_success_within)
+                .span(),
+            expect_of_defaults: job.expect_success_within.span().is_none(),
         }
     }
 }
@@ -60,7 +80,7 @@ impl Places {
 pub struct Written {
     pub(super) path: PathBuf,
     pub(super) text: String,
-    pub(super) places: BTreeMap<JobName, Places>,
+    pub(super) places: Spots,
 }
 
 /// What the store knows.
@@ -94,12 +114,20 @@ impl Written {
     /// All advice, in the order of the file. None: there is none.
     pub fn advise(&self, config: &Config, now: Occurrence, observed: &Observed) -> Option<Report> {
         let mut found = Collector::new(&self.path, &self.text);
+        let watched = config
+            .jobs
+            .values()
+            .filter(|job| job.alarms.expect_success_within.is_some());
+        let asks = ASKS_IN_ALL / watched.count().max(1) as u32;
+        let mut of_defaults = BTreeSet::new();
         for job in config.jobs.values() {
-            let Some(places) = self.places.get(&job.name) else {
+            let Some(places) = self.places.jobs.get(&job.name) else {
                 continue;
             };
             self.schedules(&mut found, job, places, now);
             if job.enabled {
+                let asks = asks.clamp(ASKS_LEAST, ASKS_MOST);
+                alarm(&mut found, job, places, now, asks, &mut of_defaults);
                 intervals(&mut found, job, places, now, observed);
                 if let Some(round_trip) = observed.round_trip {
                     lease(
@@ -113,6 +141,7 @@ impl Written {
             }
         }
         self.together(&mut found, config);
+        self.unused(&mut found, config);
         (!found.is_empty()).then(|| found.finish().into_advice())
     }
 
@@ -125,6 +154,29 @@ impl Written {
                 let message = format!("`schedule`: {}", advice.message);
                 found.advise(advice.rule, places.place(job), span, message, advice.hint);
             }
+        }
+    }
+
+    /// Channels over which nobody is told of any job.
+    fn unused(&self, found: &mut Collector<'_>, config: &Config) {
+        let of_jobs = config.jobs.values().flat_map(|job| &job.alarms.notify);
+        let used: BTreeSet<&String> = of_jobs.chain(&config.default_channels).collect();
+        for (name, span) in &self.places.channels {
+            if used.contains(name) {
+                continue;
+            }
+            let shown = name.escape_debug();
+            let message = "no job uses this channel, so nothing is told over it".to_owned();
+            let hint = format!(
+                "name it in the `notify` of `[defaults]` or of a job: `notify = [\"{shown}\"]`"
+            );
+            found.advise(
+                "unused_channel",
+                Place::Channel(name),
+                span.clone(),
+                message,
+                hint,
+            );
         }
     }
 
@@ -144,7 +196,7 @@ impl Written {
             let [first, others @ ..] = &jobs[..] else {
                 continue;
             };
-            let Some(places) = self.places.get(&first.name) else {
+            let Some(places) = self.places.jobs.get(&first.name) else {
                 continue;
             };
             let Some(span) = places.schedule.first() else {
@@ -190,6 +242,85 @@ impl Places {
             false => Place::Job(job.name.as_str()),
         }
     }
+}
+
+/// An `expect_success_within` that tells nobody, or that is over before the schedule lets anything succeed. That of the
+/// defaults is told for one job by each rule: `said` has these.
+fn alarm(
+    found: &mut Collector<'_>,
+    job: &Job,
+    places: &Places,
+    now: Occurrence,
+    asks: u32,
+    said: &mut BTreeSet<&'static str>,
+) {
+    let mut may_say = |rule| !places.expect_of_defaults || said.insert(rule);
+    let (Some(within), Some(span_of)) = (
+        job.alarms.expect_success_within,
+        &places.expect_success_within,
+    ) else {
+        return;
+    };
+    let place = match places.expect_of_defaults {
+        true => Place::Defaults,
+        false => Place::Job(job.name.as_str()),
+    };
+    if job.alarms.notify.is_empty() && may_say("untold_alarm") {
+        let message = match places.expect_of_defaults {
+            true => format!(
+                "`expect_success_within` tells nobody of jobs without a channel, such as `{}`",
+                job.name.as_str().escape_debug()
+            ),
+            false => "`expect_success_within` tells nobody: the job has no channel".to_owned(),
+        };
+        let hint =
+            "name a channel (a table `[notify.NAME]`) in `notify` of the job or of `[defaults]`";
+        found.advise(
+            "untold_alarm",
+            place,
+            span_of.clone(),
+            message,
+            hint.to_owned(),
+        );
+    }
+    let ms = i64::try_from(within.as_millis()).unwrap_or(i64::MAX);
+    let Some((gap, from)) = longest_gap(&job.schedules, now, ms, asks) else {
+        return;
+    };
+    let local = |o: Occurrence| {
+        let text = job
+            .schedules
+            .first()
+            .map_or_else(String::new, |s| s.local(o));
+        text.get(..16).unwrap_or_default().replace('T', " ")
+    };
+    let of = match places.expect_of_defaults {
+        true => format!(" for `{}`", job.name.as_str().escape_debug()),
+        false => String::new(),
+    };
+    if !may_say("short_alarm") {
+        return;
+    }
+    let message = format!(
+        "`expect_success_within` ({}) is too short{of}: the schedule has nothing for {} from {} to {}, so the time is \
+         over before a run can succeed, and that is told",
+        show_duration(within),
+        span(gap),
+        local(from),
+        local(Occurrence(from.0 + gap)),
+    );
+    // With time for the run itself, and as somebody would write it.
+    let needed = gap.unsigned_abs();
+    let unit = if needed >= 3_600_000 {
+        3_600_000
+    } else {
+        60_000
+    };
+    let better = (needed + (needed / 20).max(unit)).div_ceil(unit) * unit;
+    let better = show_duration(Duration::from_millis(better));
+    let hint =
+        format!("longer than that and a run together: `expect_success_within = \"{better}\"`");
+    found.advise("short_alarm", place, span_of.clone(), message, hint);
 }
 
 /// Runs that are, or may be, longer than the time to the next one.
@@ -426,17 +557,59 @@ mod tests {
         }
     }
 
-    const RULES: [&str; 9] = [
+    const RULES: [&str; 12] = [
         "both_days",
         "clock_change",
         "long_run",
         "long_timeout",
         "never",
         "rare",
+        "short_alarm",
         "short_lease",
         "together",
         "uneven_step",
+        "untold_alarm",
+        "unused_channel",
     ];
+
+    #[test]
+    fn an_alarm_that_comes_too_soon_or_that_nobody_hears_is_named() {
+        let text = |within: &str, more: &str| {
+            format!(
+                "[notify.ops]\ntype = 'command'\ncommand = ['x']\n[jobs.a]\nschedule = '0 9 * * 1-5'\ncommand = 'x'\n\
+                 expect_success_within = '{within}'\n{more}"
+            )
+        };
+        let none = Observed::default();
+        assert_eq!(told(&text("73h", "notify = ['ops']"), &none), [""; 0]);
+        assert_eq!(
+            told(&text("72h", "notify = ['ops']"), &none),
+            [
+                "7:25 short_alarm job `a`: `expect_success_within` (3d) is too short: the schedule has nothing for 3 d \
+                 from 2026-11-27 09:00 to 2026-11-30 09:00, so the time is over before a run can succeed, and that is told"
+            ]
+        );
+        assert_eq!(
+            told(&text("73h", ""), &none),
+            [
+                "1:9 unused_channel channel `ops`: no job uses this channel, so nothing is told over it",
+                "7:25 untold_alarm job `a`: `expect_success_within` tells nobody: the job has no channel"
+            ]
+        );
+        // Nobody watches a job that is disabled.
+        let disabled = text("1h", "notify = ['ops']\nenabled = false\n");
+        assert_eq!(told(&disabled, &none), [""; 0]);
+        // What the defaults say is told there, once.
+        let defaults = "[notify.ops]\ntype = 'command'\ncommand = ['x']\n[defaults]\nnotify = ['ops']\n\
+                        expect_success_within = '1h'\n[jobs.a]\ncommand = 'x'\n[jobs.b]\nnotify = []\ncommand = 'x'\n\
+                        [jobs.c]\nnotify = []\ncommand = 'x'\n";
+        let all = told(defaults, &none);
+        assert_eq!(all.len(), 1, "{all:?}");
+        assert!(
+            all[0].starts_with("6:25 untold_alarm [defaults]: "),
+            "{all:?}"
+        );
+    }
 
     #[test]
     fn what_the_defaults_say_is_told_once_and_there() {

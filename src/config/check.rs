@@ -13,7 +13,7 @@ use std::{
 use super::{
     Alarms, Channel, Channels, Config, HiddenUrl, Http, HttpTls, Job, JobRetry, Lease, Limits,
     Listen, Output, Secret, Store, StoreRetry, StoreUrl, Tls, Way,
-    advice::Places,
+    advice::{Places, Spots},
     digest,
     keys::{self, Backoff, Keys},
     named, nearest,
@@ -75,12 +75,18 @@ type Variables = Arc<[(String, String)]>;
 pub(super) fn config<'t>(
     r: &mut Reader<'t>,
     file: raw::File<'t>,
-    mut places: Option<&mut BTreeMap<JobName, Places>>,
+    mut places: Option<&mut Spots>,
 ) -> Option<Config> {
     let store = store(r, &file.store);
     let limits = limits(&file.limits);
     let http = http(r, file.http.as_ref());
     let channels = channels(r, &file.channels);
+    if let Some(places) = places.as_deref_mut() {
+        let spans = file.channels.iter();
+        places.channels = spans
+            .map(|(name, span, _)| ((*name).to_owned(), span.clone()))
+            .collect();
+    }
     let mut shared = Shared {
         defaults: &file.defaults,
         store_timeout: &file.store.timeout,
@@ -135,7 +141,8 @@ pub(super) fn config<'t>(
         };
         if let Some(job) = job(r, &mut shared, &name, &raw) {
             if let Some(places) = places.as_deref_mut() {
-                places.insert(job.name.clone(), Places::of(&name, &raw, &file.defaults));
+                let of_job = Places::of(&name, &raw, &file.defaults);
+                places.jobs.insert(job.name.clone(), of_job);
             }
             jobs.insert(job.name.clone(), Arc::new(job));
         }
@@ -154,6 +161,7 @@ pub(super) fn config<'t>(
         limits: limits?,
         http: http?,
         channels,
+        default_channels: file.defaults.notify.or_usual(&keys::Job::usual().notify)?,
         jobs,
         store_variables: r
             .variables
@@ -546,7 +554,7 @@ fn environment(
 fn variables(r: &mut Reader<'_>, file: &At<String>, path: &Path, text: &str) -> Option<Variables> {
     let mut variables = Vec::new();
     let mut sound = true;
-    for (n, line) in text.lines().enumerate() {
+    for (n, line) in super::file::unmarked(text).lines().enumerate() {
         let line = line.trim();
         if line.is_empty() || line.starts_with('#') {
             continue;
@@ -931,9 +939,9 @@ fn one_secret(
         return None;
     }
     if let Some(file) = file.read() {
-        let understood = |line: &str| match url && !raw::is_http_url(line) {
-            true => Err("it has no address of a server, such as `https://host/path`".to_owned()),
-            false => Ok(()),
+        let understood = |line: &str| match raw::address(line) {
+            Err((message, hint)) if url => Err(format!("{message}; {hint}")),
+            _ => Ok(()),
         };
         return secret_file(r, place, file_key, file, understood).map(Some);
     }

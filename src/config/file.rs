@@ -6,7 +6,7 @@ use toml::de::DeTable;
 
 use super::{
     Channels, Http, Report, Store,
-    advice::Places,
+    advice::Spots,
     check, named, raw,
     report::{self, Collector},
     rights,
@@ -61,14 +61,20 @@ pub(super) fn read(path: &Path) -> Result<String, Report> {
         )
     })?;
     rights::trusted(path).map_err(|f| failed(f.message, &f.fix))?;
-    String::from_utf8(bytes).map_err(|error| {
+    let text = String::from_utf8(bytes).map_err(|error| {
         let valid = &error.as_bytes()[..error.utf8_error().valid_up_to()];
         let line = valid.iter().filter(|b| **b == b'\n').count() + 1;
         failed(
             format!("line {line} is not UTF-8"),
             "save the file as UTF-8",
         )
-    })
+    })?;
+    Ok(unmarked(&text).to_owned())
+}
+
+/// Without the byte order mark that some editors put at the begin: it is no part of the text, and in no column.
+pub(super) fn unmarked(text: &str) -> &str {
+    text.strip_prefix('\u{feff}').unwrap_or(text)
 }
 
 /// Returns freed memory to the system. Reading a large file takes several times the memory of the configuration, and
@@ -101,8 +107,8 @@ pub(super) fn parse_with_places(
     text: &str,
     path: &Path,
     env: &dyn Fn(&str) -> Option<String>,
-) -> Result<(Config, BTreeMap<JobName, Places>), Report> {
-    let mut places = BTreeMap::new();
+) -> Result<(Config, Spots), Report> {
+    let mut places = Spots::default();
     let config = parsed(text, path, env, Some(&mut places))?;
     Ok((config, places))
 }
@@ -111,8 +117,9 @@ fn parsed(
     text: &str,
     path: &Path,
     env: &dyn Fn(&str) -> Option<String>,
-    places: Option<&mut BTreeMap<JobName, Places>>,
+    places: Option<&mut Spots>,
 ) -> Result<Config, Report> {
+    let text = unmarked(text);
     let mut problems = Collector::new(path, text);
     let (tree, errors) = DeTable::parse_recoverable(text);
     let mut repeated = Vec::new();
@@ -188,6 +195,8 @@ pub struct Config {
     pub http: Option<Http>,
     /// Empty: nobody is told anything.
     pub channels: Channels,
+    /// The channels of `[defaults]`: they are also told of jobs that other instances have and this configuration lacks.
+    pub default_channels: Vec<String>,
     /// The jobs by their names.
     pub jobs: BTreeMap<JobName, Arc<Job>>,
     /// The environment variables that `[store]`, `[http]` and `[notify]` expand: commands do not get them.

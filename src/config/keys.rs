@@ -299,7 +299,8 @@ keys! {
         r#type: Type = Word(Type::WORDS), Means("required"),
             "how a message leaves, see [notifications](notifications.md)";
         url: String = Plain(|| Shape::Text, raw::channel_url), Means("required for webhook, slack, discord and teams"),
-            "where a message is sent. For pagerduty: another address than `https://events.pagerduty.com/v2/enqueue`";
+            "where a message is sent, as `https://HOST/PATH` or `https://USER:PASSWORD@HOST/PATH`. For \
+            pagerduty: another address than `https://events.pagerduty.com/v2/enqueue`";
         url_file: String = PATH, Means(""),
             "file with that address, instead of `url`. soloist looks for a relative name first in \
             `$CREDENTIALS_DIRECTORY` (systemd credentials)";

@@ -329,15 +329,48 @@ pub(crate) fn is_http_url(text: &str) -> bool {
 }
 
 const HTTP_URL: &str = "write `https://host/path`";
+const ESCAPED: &str = "write `https://USER:PASSWORD@host/path`, and escape `@`, `:`, `/` and `%` in user and password, \
+                       as in `%40`";
+
+/// What is wrong with the address of a server that speaks HTTP, and what to write; it may have user and password. The
+/// texts repeat no part of it.
+pub(super) fn address(text: &str) -> Result<(), (&'static str, &'static str)> {
+    let wrong = "not the address of a server";
+    let Some((scheme, rest)) = text.split_once("://") else {
+        return Err((wrong, HTTP_URL));
+    };
+    let (authority, path) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
+    let host = match authority.rsplit_once('@') {
+        None => authority,
+        Some((login, _)) if login.contains('@') => {
+            return Err(("user or password of the address has a bare `@`", ESCAPED));
+        }
+        Some((login, _)) if login.is_empty() || login.starts_with(':') => {
+            return Err(("the address has a password and no user", ESCAPED));
+        }
+        Some((_, host)) => host,
+    };
+    let digits = |port: &str| port.bytes().all(|b| b.is_ascii_digit());
+    let odd = |(_, port): (&str, &str)| !port.ends_with(']') && !digits(port);
+    if host.rsplit_once(':').is_some_and(odd) {
+        return Err(match path.contains('@') {
+            true => (
+                "user or password of the address has a bare `/`, `?` or `#`",
+                ESCAPED,
+            ),
+            false => ("the port of the address is not a number", HTTP_URL),
+        });
+    }
+    match is_http_url(&format!("{scheme}://{host}{path}")) && is_http_url(&text.replace('@', "")) {
+        true => Ok(()),
+        false => Err((wrong, HTTP_URL)),
+    }
+}
 
 pub(super) fn channel_url(r: &mut Reader<'_>, field: Field<'_>) -> Option<String> {
     let text = r.filled(field)?;
-    if !is_http_url(&text) {
-        r.wrong(
-            field,
-            "not the address of a server".to_owned(),
-            HTTP_URL.to_owned(),
-        );
+    if let Err((message, hint)) = address(&text) {
+        r.wrong(field, message.to_owned(), hint.to_owned());
         return None;
     }
     Some(text)
@@ -346,12 +379,8 @@ pub(super) fn channel_url(r: &mut Reader<'_>, field: Field<'_>) -> Option<String
 /// As written, with the variables expanded: `{job}` is filled in for each job.
 pub(super) fn heartbeat_url(r: &mut Reader<'_>, field: Field<'_>) -> Option<String> {
     let text = r.expanded(field)?;
-    if !is_http_url(&text.replace("{job}", "job")) {
-        r.wrong(
-            field,
-            "not the address of a server".to_owned(),
-            HTTP_URL.to_owned(),
-        );
+    if let Err((message, hint)) = address(&text.replace("{job}", "job")) {
+        r.wrong(field, message.to_owned(), hint.to_owned());
         return None;
     }
     Some(text)
@@ -391,7 +420,7 @@ pub(super) fn mailbox(r: &mut Reader<'_>, field: Field<'_>) -> Option<String> {
         .is_some_and(|(user, host)| !user.is_empty() && !host.is_empty() && !address.contains(bad));
     if !sound || text.contains(char::is_control) {
         let hint = "write `ann@example.org` or `Ann <ann@example.org>`";
-        r.wrong(field, "not an address of mail".to_owned(), hint.to_owned());
+        r.wrong(field, "not a mail address".to_owned(), hint.to_owned());
         return None;
     }
     Some(text)

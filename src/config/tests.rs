@@ -503,6 +503,26 @@ fn a_channel_has_what_its_type_needs_and_nothing_else() {
             "`url`: not the address of a server",
         ),
         (
+            "[notify.ops]\ntype = 'slack'\nurl = 'https://me:hunter2@x@y/z'\n",
+            "`url`: user or password of the address has a bare `@`",
+        ),
+        (
+            "[notify.ops]\ntype = 'slack'\nurl = 'https://me:hunter2/x@y/z'\n",
+            "`url`: user or password of the address has a bare `/`, `?` or `#`",
+        ),
+        (
+            "[notify.ops]\ntype = 'slack'\nurl = 'https://:hunter2@y/z'\n",
+            "`url`: the address has a password and no user",
+        ),
+        (
+            "[notify.ops]\ntype = 'slack'\nurl = 'https://y:hunter2/z'\n",
+            "`url`: the port of the address is not a number",
+        ),
+        (
+            "[notify.ops]\ntype = 'slack'\nurl = 'https://me:hunter2@/z'\n",
+            "`url`: not the address of a server",
+        ),
+        (
             "[notify.ops]\ntype = 'slack'\nurl = 'https://x'\nto = 'a@b'\n",
             "`to` is not used with the type `slack`",
         ),
@@ -520,7 +540,7 @@ fn a_channel_has_what_its_type_needs_and_nothing_else() {
         ),
         (
             "[notify.ops]\ntype = 'email'\nto = ['ann']\n",
-            "`to`: not an address of mail",
+            "`to`: not a mail address",
         ),
         ("[notify.ops]\ntype = 'command'\n", "`command` is missing"),
         (
@@ -557,6 +577,16 @@ fn a_channel_has_what_its_type_needs_and_nothing_else() {
     let config = good(&(defaults.clone() + "[jobs.b]\ncommand = 'x'\nnotify = []\n"));
     assert_eq!(job(&config, "a").alarms.notify, ["ops"]);
     assert!(job(&config, "b").alarms.notify.is_empty());
+    for sound in [
+        "https://me:hunter2@x/y",
+        "https://me@x:1/y?z=a@b",
+        "http://me:%40%2F@[::1]:8080",
+        "http://[::1]",
+    ] {
+        good(&format!(
+            "[notify.ops]\ntype = 'webhook'\nurl = '{sound}'\n"
+        ));
+    }
     // Shown, it has no secret.
     let shown = format!("{:?}", config.channels);
     assert!(!shown.contains("https://x/y"), "{shown}");
@@ -577,6 +607,34 @@ fn a_heartbeat_names_the_job_and_may_have_a_variable() {
     assert_eq!(format!("{url:?}"), "***");
     let report = bad("[jobs.a]\ncommand = 'x'\nheartbeat_url = 'https://hc/{name}'\n");
     assert!(report.to_string().contains("not the address"), "{report}");
+    let login = "[jobs.a]\ncommand = 'x'\nheartbeat_url = 'https://me:hunter2@hc/{job}'\n";
+    assert!(job(&good(login), "a").alarms.heartbeat.is_some());
+    let bare = bad(&login.replace("hunter2", "hunter2/x")).to_string();
+    assert!(
+        bare.contains("has a bare `/`") && !bare.contains("hunter2"),
+        "{bare}"
+    );
+}
+
+/// Editors of Windows put it there. It hides nothing, and moves no column.
+#[test]
+fn a_byte_order_mark_at_the_begin_is_no_part_of_the_text() {
+    let sound = "[jobs.a]\ncommand = 'x'\n";
+    assert_eq!(good(&format!("\u{feff}{sound}")).digest, good(sound).digest);
+    for text in [
+        "[store]\nurl = 'redis://me:hunter2@h:x'\n[jobs.a]\ncommand = 'x'\nshedule = 'y'\n",
+        "jbos = 1\n[jobs.a]\n",
+        "password = 'hunter2\n",
+        "url = 'hunter2'\n[store]\npassword = 'hunter2'\n",
+        "x\n",
+    ] {
+        let (marked, plain) = (bad(&format!("\u{feff}{text}")), bad(text));
+        assert_eq!(marked.to_string(), plain.to_string());
+        assert_eq!(brief(&marked), brief(&plain));
+        assert!(!marked.to_string().contains("hunter2"), "{marked}");
+    }
+    // Elsewhere it is a sign like another.
+    assert!(read("[jobs.a]\n\u{feff}command = 'x'\n").is_err());
 }
 
 #[test]

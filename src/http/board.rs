@@ -32,7 +32,7 @@ use crate::{
     },
     model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger},
     store::{self, Asking, Changed},
-    view::{self, Clock, EpochView, InstanceView, JobView, Time},
+    view::{self, Clock, EpochView, InstanceView, JobView, LacksView, Time},
     vitals::Pulse,
 };
 
@@ -196,6 +196,8 @@ pub(super) struct Inner {
     incarnation: Arc<str>,
     /// The messages that were given up, by their ids, as the fleet remembers them.
     given_up: BTreeSet<String>,
+    /// The jobs that the notifier's configuration lacks, as they were last told.
+    lacks: Option<LacksView>,
 }
 
 struct Entry {
@@ -245,6 +247,7 @@ impl Board {
                 failed: None,
                 incarnation: "".into(),
                 given_up: BTreeSet::new(),
+                lacks: None,
             }),
             latest: watch::Sender::new(0),
         };
@@ -424,6 +427,11 @@ impl Board {
             .unwrap_or_default();
         if all.iter().any(|g| !self.read().given_up.contains(&g.id)) {
             self.change(|inner| inner.given_up(&all));
+        }
+        let lacks = LacksView::of(reply.value.lease.as_deref());
+        if lacks != self.read().lacks {
+            let at = reply.now_us.div_euclid(1000);
+            self.change(|inner| inner.lacks(lacks, at));
         }
     }
 
@@ -719,6 +727,22 @@ impl Inner {
             self.ring.push(now, Kind::Instances);
         }
         self.instances = views;
+    }
+
+    fn lacks(&mut self, lacks: Option<LacksView>, at: i64) {
+        if let Some(lacks) = &lacks {
+            let count = lacks.jobs.len() as u64 + lacks.more;
+            let job = lacks.jobs.first().filter(|_| count == 1);
+            let feed = Feed {
+                job: job.cloned(),
+                instance: Some(lacks.instance.clone()),
+                reason: Some(lacks.words.clone()),
+                count: Some(count),
+                ..Feed::default()
+            };
+            self.ring.push(at, Kind::Feed("lacks_jobs", Box::new(feed)));
+        }
+        self.lacks = lacks;
     }
 
     fn given_up(&mut self, all: &[GivenUp]) {

@@ -72,7 +72,7 @@ pub(super) struct Feed {
     /// The key of a trigger, if a person gave it one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) key: Option<String>,
-    /// Why the job is paused, or a message was not delivered.
+    /// Why the job is paused, or a message was not delivered; or which jobs the notifier lacks, and who is told.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) reason: Option<String>,
     /// The channel that did not take a message.
@@ -80,7 +80,7 @@ pub(super) struct Feed {
     pub(super) channel: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) until: Option<Time>,
-    /// How many occurrences: missed, or to be skipped; or of how many jobs a message told.
+    /// How many occurrences: missed, or to be skipped; or of how many jobs a message told, or how many are lacking.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) count: Option<u64>,
     /// The digest of an instance's configuration.
@@ -186,7 +186,7 @@ pub(super) struct Event<'a> {
     at: Time,
     /// `job`, `job_removed`, `instances`, `store`, `reset`; and of the feed `granted`, `ended`, `missed`, `skipped`,
     /// `triggered`, `paused`, `resumed`, `skip`, `awaited`, `draining`, `undrained`, `instance_up`, `instance_silent`,
-    /// `instance_gone`, `configuration`, `undelivered`.
+    /// `instance_gone`, `configuration`, `undelivered`, `lacks_jobs`.
     kind: &'static str,
     #[serde(flatten)]
     data: Data<'a>,

@@ -35,7 +35,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    pub fn as_str(self) -> &'static str {
+    pub const fn as_str(self) -> &'static str {
         match self {
             Self::Failed => "failed",
             Self::TimedOut => "timed_out",
@@ -502,6 +502,16 @@ pub struct Item {
     pub zone: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next: Option<i64>,
+    /// How long a run usually takes, if this one took unusually long or short; how late it may start, if it was late;
+    /// how long the job may be without a success, if it was for longer; ms.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expected: Option<i64>,
+    /// The fleet knows of no success of it. Counts for [`Kind::Overdue`] alone.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub never: bool,
+    /// The notifier's configuration lacks the job.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub lacked: bool,
     /// The run that changed the state; None: no run did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub run: Option<About>,

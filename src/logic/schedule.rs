@@ -43,7 +43,7 @@ use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
 pub use self::{
-    advice::{Advice, advise, shortest_interval},
+    advice::{Advice, advise, longest_gap, shortest_interval},
     differs::differs,
     plain::{joined, words},
 };

@@ -1,12 +1,14 @@
 //! A small HTTP client: one request on one connection, with a time limit, a limited answer, and no redirects.
 
+mod login;
+
 use std::{error::Error as _, sync::Arc, time::Duration};
 
-use http_body_util::{BodyExt as _, Full, Limited};
+use http_body_util::{BodyExt as _, Full};
 use hyper::{
     Method, Request, StatusCode, Uri,
-    body::Bytes,
-    header::{CONTENT_TYPE, HeaderMap, LOCATION, RETRY_AFTER, USER_AGENT},
+    body::{Bytes, Incoming},
+    header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, LOCATION, RETRY_AFTER, USER_AGENT},
     http::response,
 };
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
@@ -15,12 +17,15 @@ use hyper_util::{
     rt::TokioExecutor,
 };
 use parking_lot::Mutex;
+use tokio::time::{Instant, timeout_at};
 
 use super::Undelivered;
 use crate::clock::Boottime;
 
 /// The most bytes of an answer that are read.
 const ANSWER_MOST: usize = 16 << 10;
+/// How long it is read once its head has come: the head says whether the message was taken.
+const ANSWER_WAIT: Duration = Duration::from_secs(1);
 /// The authorities that the host trusts are read again after this time.
 const AUTHORITIES_AGAIN: Duration = Duration::from_secs(60);
 /// A server may not ask for a longer pause.
@@ -81,47 +86,62 @@ pub(super) async fn post(
     body: Vec<u8>,
     limit: Duration,
 ) -> Result<Answer, Undelivered> {
-    let uri: Uri = url
-        .parse()
-        .map_err(|_| refused("the address is not valid; look at the channel's `url`"))?;
+    let invalid = "the address is not valid; look at the channel's `url`";
+    let (url, login) = login::of(url);
+    let uri: Uri = url.parse().map_err(|_| refused(invalid))?;
     let host = shown(&uri);
-    let request = Request::builder()
+    let mut request = Request::builder()
         .method(Method::POST)
         .uri(uri)
         .header(CONTENT_TYPE, content_type)
-        .header(USER_AGENT, AGENT)
+        .header(USER_AGENT, AGENT);
+    if let Some(login) = &login {
+        let value = login.header().ok_or_else(|| refused(invalid))?;
+        request = request.header(AUTHORIZATION, value);
+    }
+    let request = request
         .body(Full::from(body))
-        .map_err(|_| refused("the address is not valid; look at the channel's `url`"))?;
-    let secret = parts_of(request.uri());
+        .map_err(|_| refused(invalid))?;
+    let mut secret = parts_of(request.uri());
+    secret.extend(login.into_iter().flat_map(login::Login::secrets));
+    secret.sort_by_key(|p| std::cmp::Reverse(p.len()));
     let (head, text) = exchange(&client()?, request, limit).await?;
     judge(&host, &head, without(text, &secret))
 }
 
-/// Sends a request, and returns what came back, whatever it says, with the begin of its text.
+/// Sends a request, and returns what came back, whatever it says, with the begin of its text if that comes soon.
 pub(crate) async fn exchange(
     client: &Inner,
     request: Request<Full<Bytes>>,
     limit: Duration,
 ) -> Result<(response::Parts, String), Undelivered> {
     let host = shown(request.uri());
-    let exchange = async {
-        let response = client
-            .request(request)
-            .await
-            .map_err(|e| failed(&host, &e))?;
-        let (head, body) = response.into_parts();
-        let read = Limited::new(body, ANSWER_MOST).collect().await;
-        // The status is enough: what else the server says is only shown.
-        let text = read.map(|b| String::from_utf8_lossy(&b.to_bytes()).into_owned());
-        Ok((head, text.unwrap_or_default()))
-    };
-    match tokio::time::timeout(limit, exchange).await {
-        Ok(answer) => answer,
-        Err(_) => Err(Undelivered {
+    let until = Instant::now() + limit;
+    let Ok(answer) = timeout_at(until, client.request(request)).await else {
+        return Err(Undelivered {
             perhaps: true,
             ..Undelivered::new(format!("{host} did not answer within {limit:?}"))
-        }),
-    }
+        });
+    };
+    let (head, body) = answer.map_err(|e| failed(&host, &e))?.into_parts();
+    // The status is enough: what else the server says is only shown.
+    let text = begin_of(body, until.min(Instant::now() + ANSWER_WAIT)).await;
+    Ok((head, text))
+}
+
+/// What of the text comes in this time, and [`ANSWER_MOST`] of it: a server may send it byte by byte, for ever.
+async fn begin_of(mut body: Incoming, until: Instant) -> String {
+    let mut begin: Vec<u8> = vec![];
+    let reading = async {
+        while begin.len() < ANSWER_MOST
+            && let Some(Ok(frame)) = body.frame().await
+        {
+            begin.extend_from_slice(&frame.into_data().unwrap_or_default());
+        }
+    };
+    let _ = timeout_at(until, reading).await;
+    begin.truncate(ANSWER_MOST);
+    String::from_utf8_lossy(&begin).into_owned()
 }
 
 fn refused(why: &str) -> Undelivered {
@@ -159,18 +179,41 @@ fn without(mut text: String, secret: &[String]) -> String {
 }
 
 fn failed(host: &str, e: &hyper_util::client::legacy::Error) -> Undelivered {
-    let mut why = format!("{host}: {e}");
+    // The outermost error says no more than at which step it was.
+    let mut causes: Vec<&(dyn std::error::Error + 'static)> = vec![];
     let mut cause = e.source();
     while let Some(e) = cause {
-        let text = e.to_string();
-        if !why.contains(&text) {
-            why = format!("{why}: {text}");
-        }
+        causes.push(e);
         cause = e.source();
     }
+    let mut details: Vec<String> = vec![];
+    for cause in &causes {
+        let text = cause.to_string();
+        if !details.iter().any(|known| known.contains(&text)) {
+            details.push(text);
+        }
+    }
+    let details = details.join(": ");
+    let mut of_http = causes
+        .iter()
+        .filter_map(|e| e.downcast_ref::<hyper::Error>());
+    let broke = causes
+        .iter()
+        .find_map(|e| e.downcast_ref::<std::io::Error>());
+    let why = match (of_http.next(), broke) {
+        _ if e.is_connect() => format!("cannot connect: {details}"),
+        (Some(e), _) if e.is_incomplete_message() => {
+            "the server closed the connection without an answer".to_owned()
+        }
+        (Some(e), _) if e.is_parse() => {
+            format!("the server did not answer in HTTP/1.1 ({details}); look at the port")
+        }
+        (_, Some(broke)) => format!("the connection broke before the answer: {broke}"),
+        _ => format!("the connection ended before the answer: {details}"),
+    };
     Undelivered {
         perhaps: !e.is_connect(),
-        ..Undelivered::new(crate::words::line(&why))
+        ..Undelivered::new(crate::words::line(&format!("{host}: {why}")))
     }
 }
 

@@ -6,7 +6,7 @@ use lettre::{
     AsyncSmtpTransport, AsyncTransport as _, Message, Tokio1Executor,
     message::{
         Mailbox,
-        header::{ContentType, MIME_VERSION_1_0},
+        header::{ContentType, HeaderName, HeaderValue, MIME_VERSION_1_0},
     },
 };
 
@@ -38,6 +38,11 @@ pub(super) async fn send(
         .message_id(Some(format!("<{}@{domain}>", text.id)))
         // Without it a reader need not decode the text.
         .header(MIME_VERSION_1_0)
+        // RFC 3834: no out-of-office reply comes back.
+        .raw_header(HeaderValue::new(
+            HeaderName::new_from_ascii_str("Auto-Submitted"),
+            "auto-generated".to_owned(),
+        ))
         .header(ContentType::TEXT_PLAIN);
     for address in to {
         message = message.to(mailbox(address)?);

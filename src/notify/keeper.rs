@@ -2,6 +2,7 @@
 //! judges them, notes what it judged together with the messages that follow from it, and sends the messages. All that
 //! it knows is in the store: an instance that takes over goes on where the last one was.
 
+mod lacks;
 mod look;
 
 use std::{
@@ -16,16 +17,17 @@ use tracing::{debug, error, info, warn};
 
 use super::{
     Parts, Undelivered, send,
-    text::{Surroundings, Text},
+    text::{self, Surroundings, Text},
 };
 use crate::{
     clock::Boottime,
-    config::{Channel, Config},
+    config::{Channel, Config, Job},
     failpoint,
     logic::{
         backoff,
         notify::{
-            GIVE_UP_MS, GivenUp, Message, Notes, REFUSALS, WAITING, Watch, remembered,
+            GIVE_UP_MS, GivenUp, Item, Kind, Message, Notes, REFUSALS, Rules, WAITING, Watch,
+            remembered,
             stand::{self, GIVEN_UP, Stand, Write, Written},
         },
     },
@@ -69,6 +71,8 @@ pub(super) struct Keeper {
     notes: BTreeMap<JobName, Notes>,
     messages: BTreeMap<String, Message>,
     given_up: Vec<GivenUp>,
+    /// Jobs of other instances.
+    lacking: lacks::Lacking,
     /// At which jobs to look: those that have changed go first.
     changed: BTreeSet<JobName>,
     others: BTreeSet<JobName>,
@@ -119,6 +123,7 @@ impl Keeper {
             notes: BTreeMap::new(),
             messages: BTreeMap::new(),
             given_up: vec![],
+            lacking: lacks::Lacking::default(),
             changed: BTreeSet::new(),
             others: BTreeSet::new(),
             round: None,
@@ -155,6 +160,7 @@ impl Keeper {
                     self.config = self.parts.config.borrow_and_update().clone();
                     let figures = &self.parts.vitals.figures;
                     figures.channels(self.config.channels.keys());
+                    self.lacks_less();
                     if self.config.channels.is_empty() {
                         // Another instance may still have channels, and send what waits.
                         self.give_back().await;
@@ -172,18 +178,19 @@ impl Keeper {
 
     fn hear(&mut self, names: &[JobName]) {
         if self.is_notifier() {
-            let config = &self.config;
-            let told = names.iter().filter(|name| told_of(config, name));
-            self.changed.extend(told.cloned());
+            let told = names.iter().filter(|name| self.watched(name).is_some());
+            let told: Vec<JobName> = told.cloned().collect();
+            self.changed.extend(told);
         }
     }
 
     /// Looks at all jobs, as far as anybody is told of them.
     fn all(&mut self) {
         if self.is_notifier() {
-            let names = self.config.jobs.keys();
-            let told = names.filter(|name| told_of(&self.config, name));
-            self.others.extend(told.cloned());
+            let names = self.config.jobs.keys().chain(&self.lacking.jobs);
+            let told = names.filter(|name| self.watched(name).is_some());
+            let told: Vec<JobName> = told.cloned().collect();
+            self.others.extend(told);
         }
     }
 
@@ -207,6 +214,7 @@ impl Keeper {
         if now >= self.next_round {
             self.next_round = now + LOOK_AGAIN;
             self.next_of_round();
+            self.look_for_lacking(now).await;
         }
         if now >= self.not_before {
             self.look().await;
@@ -356,6 +364,7 @@ impl Keeper {
         self.notes.clear();
         self.messages.clear();
         self.given_up.clear();
+        self.lacking = lacks::Lacking::default();
         self.changed.clear();
         self.others.clear();
         while self.sent.try_recv().is_ok() {}
@@ -368,10 +377,11 @@ impl Keeper {
 
     /// Writes as the notifier, and tries again as long as it is sure to be that. False: it is so no longer.
     async fn write(&mut self, set: Vec<(String, String)>, remove: Vec<String>) -> bool {
-        let Some(lease) = self.stand.renewed(Boottime::now()) else {
+        let Some(mut lease) = self.stand.renewed(Boottime::now()) else {
             self.step_back(None);
             return false;
         };
+        lease.lacks = self.lacks();
         let write = Write {
             was: self.stand.known(),
             lease: lease.text(),
@@ -463,7 +473,8 @@ impl Keeper {
             if changes.notes.len() + changes.forgotten.len() >= look::AT_ONCE {
                 break;
             }
-            match notes.watch(told_of(&self.config, name), now) {
+            let watched = self.watched(name);
+            match notes.watch(watched.is_some(), now) {
                 Watch::Same => {}
                 Watch::Becomes(notes) => {
                     changes.notes.insert(name.clone(), notes);
@@ -474,17 +485,25 @@ impl Keeper {
                     continue;
                 }
             }
-            let Some(job) = self.config.jobs.get(name) else {
+            let Some(watched) = watched else {
                 continue;
             };
-            let within = within(job);
+            let within = watched.job.and_then(within);
             if notes.due(within).is_none_or(|at| at > now) {
                 continue;
             }
             let mut notes = notes.clone();
-            let verdicts = notes.passes(rules_of(&self.config, job), within, now);
+            let verdicts = notes.passes(self.rules_of(&watched), within, now);
             for verdict in verdicts {
-                let item = super::text::item(job, &verdict, None, now);
+                let expected = match verdict.kind {
+                    Kind::Overdue => within,
+                    _ => None,
+                };
+                let item = Item {
+                    expected,
+                    never: notes.success.is_none(),
+                    ..text::item(name, watched.job, &verdict, None, now)
+                };
                 self.tell(&mut changes, &verdict.channel, item, now);
             }
             changes.notes.insert(name.clone(), notes);
@@ -494,13 +513,7 @@ impl Keeper {
     }
 
     /// Adds something to a message that waits for the channel, or to a new one.
-    fn tell(
-        &self,
-        changes: &mut Changes,
-        channel: &str,
-        item: crate::logic::notify::Item,
-        now: i64,
-    ) {
+    fn tell(&self, changes: &mut Changes, channel: &str, item: Item, now: i64) {
         if let Some(message) = self.open_message(changes, channel, now) {
             message.join(item, now);
             return;
@@ -596,7 +609,8 @@ impl Keeper {
             else {
                 continue;
             };
-            let text = Text::of(message, &id, &surroundings);
+            let message = text::refreshed(message, &self.config, self.now_ms());
+            let text = Text::of(&message, &id, &surroundings);
             let task = deliver(
                 channel.clone(),
                 text,
@@ -669,7 +683,7 @@ impl Keeper {
     /// Is the notifier no longer, and says so: another instance need not wait.
     async fn give_back(&mut self) {
         if let Some(mut lease) = self.stand.renewed(Boottime::now()) {
-            lease.over = true;
+            (lease.over, lease.lacks) = (true, None);
             let write = Write {
                 was: self.stand.known(),
                 lease: lease.text(),
@@ -721,27 +735,38 @@ fn in_turn(messages: &BTreeMap<String, Message>) -> BTreeMap<&String, &Message> 
     turn
 }
 
-/// Whether anybody is told of the job.
-fn told_of(config: &Config, name: &JobName) -> bool {
-    config
-        .jobs
-        .get(name)
-        .is_some_and(|job| !job.alarms.notify.is_empty())
+/// A job of which somebody is told.
+struct Watched<'a> {
+    /// None: this configuration lacks it.
+    job: Option<&'a Job>,
+    channels: &'a [String],
 }
 
-/// The channels of a job, with their rules.
-fn rules_of<'a>(
-    config: &'a Config,
-    job: &'a crate::config::Job,
-) -> impl Iterator<Item = (&'a str, &'a crate::logic::notify::Rules)> {
-    job.alarms
-        .notify
-        .iter()
-        .filter_map(|name| Some((name.as_str(), &config.channels.get(name)?.rules)))
+impl Keeper {
+    /// None: nobody is told of the job.
+    fn watched(&self, name: &JobName) -> Option<Watched<'_>> {
+        let job = self.config.jobs.get(name).map(|job| &**job);
+        let channels = match job {
+            Some(job) => &job.alarms.notify,
+            None if self.lacking.jobs.contains(name) => &self.config.default_channels,
+            None => return None,
+        };
+        (!channels.is_empty()).then_some(Watched { job, channels })
+    }
+
+    /// The channels of a job, with their rules.
+    fn rules_of<'a>(
+        &'a self,
+        watched: &Watched<'a>,
+    ) -> impl Iterator<Item = (&'a str, &'a Rules)> + use<'a> {
+        let channels = watched.channels.iter();
+        channels
+            .filter_map(move |name| Some((name.as_str(), &self.config.channels.get(name)?.rules)))
+    }
 }
 
 /// How long the job may be without a success, ms.
-fn within(job: &crate::config::Job) -> Option<i64> {
+fn within(job: &Job) -> Option<i64> {
     let within = job.alarms.expect_success_within.filter(|_| job.enabled)?;
     Some(i64::try_from(within.as_millis()).unwrap_or(i64::MAX))
 }

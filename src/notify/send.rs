@@ -1,12 +1,17 @@
 //! Sends one message over a channel of any type.
 
+use std::os::unix::process::ExitStatusExt as _;
+
 use serde_json::json;
 
 use super::{
     Undelivered, client, email,
     text::{Subject, Text, cut},
 };
-use crate::config::{Channel, MessageForm, Secret, Way};
+use crate::{
+    config::{Channel, MessageForm, Secret, Way},
+    logic::notify::Kind,
+};
 
 /// What Slack takes, in characters: less than its limit.
 const SLACK_MOST: usize = 3500;
@@ -15,6 +20,12 @@ const SLACK_MOST: usize = 3500;
 const DISCORD_MOST: usize = 1900;
 /// What Teams takes is 28 KB, with all that the card has around the text.
 const TEAMS_MOST: usize = 26_000;
+
+/// A message that `soloist notify test` sends.
+const TEST: &str = Kind::Test.as_str();
+/// How much of what a command wrote to stderr is told: lines, and characters.
+const SAID_LINES: usize = 3;
+const SAID_MOST: usize = 220;
 
 /// Returns what came back, in words. `hidden`: variables that no command gets.
 pub(super) async fn send(
@@ -35,7 +46,14 @@ pub(super) async fn send(
         Way::PagerDuty { url, routing_key } => {
             let mut said = String::new();
             for subject in &text.subjects {
-                said = post(url, &pagerduty(subject, text, routing_key), channel).await?;
+                for action in actions(subject) {
+                    let event = pagerduty(subject, action, text, routing_key);
+                    said = post(url, &event, channel).await?;
+                }
+                if subject.kind == TEST {
+                    said +=
+                        "; the test is an open incident of the severity `info`: resolve it there";
+                }
             }
             Ok(said)
         }
@@ -152,9 +170,23 @@ fn teams_card(text: &Text, most: usize) -> serde_json::Value {
     })
 }
 
+/// What happens to the incident of a job. A test opens one, because somebody is to see it; and it resolves that of the
+/// test before, because PagerDuty tells nobody of what joins an open incident.
+fn actions(subject: &Subject) -> &'static [&'static str] {
+    match (subject.kind, subject.bad) {
+        (TEST, _) => &["resolve", "trigger"],
+        (_, true) => &["trigger"],
+        (_, false) => &["resolve"],
+    }
+}
+
 /// An incident for each job, which its recovery resolves.
-fn pagerduty(subject: &Subject, text: &Text, key: &Secret) -> serde_json::Value {
-    let action = if subject.bad { "trigger" } else { "resolve" };
+fn pagerduty(subject: &Subject, action: &str, text: &Text, key: &Secret) -> serde_json::Value {
+    let severity = if subject.kind == TEST {
+        "info"
+    } else {
+        "error"
+    };
     let mut event = json!({
         "routing_key": key.expose(),
         "event_action": action,
@@ -162,7 +194,7 @@ fn pagerduty(subject: &Subject, text: &Text, key: &Secret) -> serde_json::Value 
         "payload": {
             "summary": cut(&subject.title, 1000),
             "source": text.source,
-            "severity": "error",
+            "severity": severity,
             "component": subject.job,
             "class": subject.kind,
             "custom_details": { "text": cut(&subject.text, 30_000) },
@@ -196,19 +228,58 @@ async fn command(
         .env("SOLOIST_TEXT", body)
         .env("SOLOIST_BAD", if text.bad { "1" } else { "0" });
     let limit = channel.timeout;
+    let failed = |what: String, said: &[u8]| {
+        let secrets: Vec<String> = hidden
+            .iter()
+            .filter_map(|n| std::env::var(n).ok())
+            .collect();
+        let said = match last_words(said, &secrets) {
+            said if said.is_empty() => "; it wrote nothing to stderr".to_owned(),
+            said => format!(": {said}"),
+        };
+        Err(Undelivered {
+            perhaps: true,
+            ..Undelivered::new(what + &said)
+        })
+    };
     match crate::runner::plain(command, text.json.to_string().as_bytes(), limit).await {
-        Ok(Some(status)) if status.success() => Ok("the command ended with 0".to_owned()),
-        Ok(Some(status)) => Err(Undelivered {
-            perhaps: true,
-            ..Undelivered::new(format!("the command ended with {status}"))
-        }),
-        Ok(None) => Err(Undelivered {
-            perhaps: true,
-            ..Undelivered::new(format!(
-                "the command did not end within {limit:?} and was killed"
-            ))
-        }),
+        Ok((Some(status), _)) if status.success() => Ok("the command ended with 0".to_owned()),
+        Ok((Some(status), said)) => {
+            let how = match (status.code(), status.signal()) {
+                (Some(code), _) => format!("exit code {code}"),
+                (None, Some(signal)) => format!("signal {signal}"),
+                (None, None) => status.to_string(),
+            };
+            failed(format!("the command ended with {how}"), &said)
+        }
+        Ok((None, said)) => failed(
+            format!("the command did not end within {limit:?} and was killed"),
+            &said,
+        ),
         Err(e) => Err(Undelivered::new(format!("cannot start the command: {e}"))),
+    }
+}
+
+/// The last lines that a command wrote, as one line of bounded length. `secrets`: values that it may know only by their
+/// variables.
+fn last_words(said: &[u8], secrets: &[String]) -> String {
+    let mut text = String::from_utf8_lossy(said).into_owned();
+    // The longest first: one may be a part of another. A short one is no secret, and may stand in any text.
+    let mut secrets: Vec<&String> = secrets.iter().filter(|s| s.len() >= 6).collect();
+    secrets.sort_by_key(|s| std::cmp::Reverse(s.len()));
+    for secret in secrets {
+        text = text.replace(secret.as_str(), "***");
+    }
+    let lines: Vec<&str> = text
+        .lines()
+        .map(str::trim)
+        .filter(|l| !l.is_empty())
+        .collect();
+    let last = lines.get(lines.len().saturating_sub(SAID_LINES)..);
+    let safe = crate::text::line(&last.unwrap_or_default().join("; ")).replace('\t', " ");
+    match safe.chars().count().saturating_sub(SAID_MOST) {
+        0 => safe,
+        many => format!("…{}", safe.chars().skip(many + 1).collect::<String>()),
     }
 }
 
@@ -270,12 +341,36 @@ mod tests {
                 assert!(!"<>[]*`".contains(c) || before == '\\', "{piece}: {c}");
                 before = if before == '\\' { ' ' } else { c };
             }
-            let said = pagerduty(&text.subjects[0], &text, &Secret::new("k"));
+            let said = pagerduty(&text.subjects[0], "trigger", &text, &Secret::new("k"));
             assert!(said.to_string().len() < 500_000, "{piece}");
             let count = |v: &serde_json::Value| v.as_str().expect("text").chars().count();
             assert!(count(&said["payload"]["summary"]) <= 1024);
             assert!(count(&said["dedup_key"]) <= 255);
         }
+    }
+
+    #[test]
+    fn what_a_command_says_is_short_acts_on_nothing_and_has_no_secret() {
+        let secrets = [
+            "hunter2".to_owned(),
+            "hunter2-long".to_owned(),
+            "no".to_owned(),
+        ];
+        let words = |said: &str| last_words(said.as_bytes(), &secrets);
+        assert_eq!(words(""), "");
+        assert_eq!(words("\n \r\n"), "");
+        assert_eq!(words("1\n2\n\n3\n4\n"), "2; 3; 4");
+        assert_eq!(
+            words("no\x1b[2J route to hunter2-long or hunter2\u{202e}\n"),
+            "no\\x1b[2J route to *** or ***\\u{202e}"
+        );
+        let long = words(&("é".repeat(4000) + "the end"));
+        assert!(
+            long.starts_with('…') && long.ends_with("éthe end"),
+            "{long}"
+        );
+        assert_eq!(long.chars().count(), SAID_MOST);
+        assert_eq!(last_words(b"\xff\xfeend", &[]), "\u{fffd}\u{fffd}end");
     }
 
     #[test]

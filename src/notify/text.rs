@@ -19,6 +19,9 @@ const OUTPUT_LINES: usize = 15;
 const OUTPUT_MOST: usize = 1500;
 /// With several jobs in one message each has fewer.
 const OUTPUT_OF_MANY: usize = 3;
+/// How many jobs the title of a message about several names, and how much of a name.
+const TITLE_NAMES: usize = 3;
+const TITLE_NAME_MOST: usize = 40;
 
 /// What a message says of where it comes from.
 pub(super) struct Surroundings {
@@ -127,21 +130,42 @@ fn last_lines(output: &str) -> String {
     }
 }
 
-/// What is told of a job because of a verdict.
-pub(super) fn item(job: &Job, verdict: &Verdict, run: Option<About>, now: i64) -> Item {
-    let next = match job.enabled {
-        true => next_of(&job.schedules, Occurrence(now)),
-        false => None,
-    };
+/// When the job is planned next, Unix ms.
+fn next(job: &Job, now: i64) -> Option<i64> {
+    let job = Some(job).filter(|job| job.enabled)?;
+    Some(next_of(&job.schedules, Occurrence(now))?.0)
+}
+
+/// What is true of its jobs only now: a message may have waited.
+pub(super) fn refreshed(message: &Message, config: &Config, now: i64) -> Message {
+    let mut message = message.clone();
+    for item in &mut message.items {
+        let job = config.jobs.get(&item.job);
+        item.next = job.and_then(|job| next(job, now));
+    }
+    message
+}
+
+/// What is told of a job because of a verdict. `job`: None if this configuration lacks it.
+pub(super) fn item(
+    name: &JobName,
+    job: Option<&Job>,
+    verdict: &Verdict,
+    run: Option<About>,
+    now: i64,
+) -> Item {
     Item {
-        job: job.name.clone(),
+        job: name.clone(),
         kind: verdict.kind,
         bad: verdict.bad,
         streak: verdict.streak,
         since: verdict.since,
         changes: verdict.changes,
-        zone: job.timezone.to_string(),
-        next: next.map(|o| o.0),
+        zone: job.map_or("UTC", |job| &*job.timezone).to_owned(),
+        next: job.and_then(|job| next(job, now)),
+        expected: None,
+        never: false,
+        lacked: job.is_none(),
         run,
     }
 }
@@ -164,6 +188,9 @@ pub(super) fn test_message(channel: &str, now: i64) -> Message {
         changes: 0,
         zone: "UTC".to_owned(),
         next: None,
+        expected: None,
+        never: false,
+        lacked: false,
         run: None,
     };
     Message::new(item, channel, now)
@@ -208,8 +235,16 @@ fn title(item: &Item, now: i64) -> String {
         code.map(|code| format!(" (exit code {code})"))
             .or(run.signal.map(|signal| format!(" (signal {signal})")))
     });
+    let took = item.run.as_ref().and_then(|run| run.duration_ms);
+    let took = took.map(words::took).zip(item.expected.map(words::took));
     match item.kind {
         Kind::Test => "soloist: a test".to_owned(),
+        Kind::Overdue if item.never => {
+            format!(
+                "{job}: no success so far, for {}",
+                words::span(now - item.since)
+            )
+        }
         Kind::Overdue => format!("{job}: no success for {}", words::span(now - item.since)),
         Kind::Flapping => format!(
             "{job} keeps changing: {} in {}, {} now",
@@ -221,6 +256,19 @@ fn title(item: &Item, now: i64) -> String {
             if item.bad { "bad" } else { "good" },
         ),
         Kind::Recovered => format!("{job} recovered"),
+        Kind::Late
+            if item
+                .run
+                .as_ref()
+                .is_some_and(|run| run.lateness_ms.is_some()) =>
+        {
+            let late = item.run.as_ref().and_then(|run| run.lateness_ms);
+            format!("{job} started {} late", words::took(late.unwrap_or(0)))
+        }
+        kind @ (Kind::TooLong | Kind::TooShort) => {
+            let took = took.map(|(took, usual)| format!(": after {took}, usually {usual}"));
+            format!("{job} {}{}", kind_words(kind), took.unwrap_or_default())
+        }
         kind => format!("{job} {}{}", kind_words(kind), exit.unwrap_or_default()),
     }
 }
@@ -290,6 +338,13 @@ fn describe(item: &Item, s: &Surroundings, alone: bool) -> String {
         }
     }
     match item.kind {
+        Kind::Overdue if item.never => {
+            let text = format!(
+                "so far, as far as the fleet knows; it has had the job since {}",
+                both(item.since)
+            );
+            line("no success", &text);
+        }
         Kind::Overdue => line("no success", &format!("since {}", both(item.since))),
         Kind::Recovered if item.streak > 0 => line(
             "was bad",
@@ -309,9 +364,22 @@ fn describe(item: &Item, s: &Surroundings, alone: bool) -> String {
         ),
         _ => {}
     }
+    for (name, text) in expectation(item) {
+        line(name, &text);
+    }
     if let Some(next) = item.next {
-        let relative = words::relative(next, s.now);
-        line("next", &format!("{}, {relative}", both(next)));
+        let text = match next.saturating_sub(s.now) {
+            ..=-1000 => format!("due since {}", both(next)),
+            _ => format!("{}, {}", both(next), words::relative(next, s.now)),
+        };
+        line("next", &text);
+    }
+    if item.lacked {
+        let text = format!(
+            "the configuration of {}, which tells this, lacks the job: `soloist status` says more",
+            s.from
+        );
+        line("note", &text);
     }
     let job = &item.job;
     match item.run.as_ref() {
@@ -326,6 +394,14 @@ fn describe(item: &Item, s: &Surroundings, alone: bool) -> String {
             if let Some(id) = run.id {
                 line("", &format!("soloist logs {job} {id}"));
             }
+            if item.kind == Kind::Late {
+                let instant = words::instant(run.occurrence.0);
+                line("", &format!("soloist why {job} {instant}"));
+            }
+        }
+        None if alone && item.kind == Kind::Overdue => {
+            line("more", &format!("soloist why {job}"));
+            line("", &format!("soloist history {job}"));
         }
         _ => line("more", &format!("soloist history {job}")),
     }
@@ -347,7 +423,61 @@ fn describe(item: &Item, s: &Surroundings, alone: bool) -> String {
     out
 }
 
-/// `3 jobs: 2 failed, 1 recovered`.
+/// What was expected of the job, and for a late start why it was late.
+fn expectation(item: &Item) -> Vec<(&'static str, String)> {
+    let Some(expected) = item.expected else {
+        return vec![];
+    };
+    let of_successes = "the median of its last successes";
+    match (item.kind, &item.run) {
+        (Kind::TooLong, _) => vec![(
+            "usually",
+            format!(
+                "{}, {of_successes}; more than three times that is told",
+                words::took(expected)
+            ),
+        )],
+        (Kind::TooShort, _) => vec![(
+            "usually",
+            format!(
+                "{}, {of_successes}; less than a third of that is told",
+                words::took(expected)
+            ),
+        )],
+        (Kind::Late, Some(run)) => {
+            let why = match run.trigger {
+                Trigger::CatchUp => {
+                    "it was caught up: no instance could start it at its time, or its claim did not reach the store"
+                }
+                _ => {
+                    "its start had to wait: for a free slot (`max_parallel`), for the run before it, for the host or \
+                     for the store"
+                }
+            };
+            vec![
+                (
+                    "late",
+                    format!(
+                        "{} after its planned time; from {} on it is told (`late_after`)",
+                        words::took(run.lateness_ms.unwrap_or(0)),
+                        words::took(expected)
+                    ),
+                ),
+                ("why", why.to_owned()),
+            ]
+        }
+        (Kind::Overdue, _) => vec![(
+            "expected",
+            format!(
+                "a success within {} (`expect_success_within`)",
+                words::span(expected)
+            ),
+        )],
+        _ => vec![],
+    }
+}
+
+/// `3 jobs (a, b, c): 2 failed, 1 recovered`.
 fn heading(message: &Message, now: i64) -> String {
     if let ([item], 0) = (&message.items[..], message.more) {
         return title(item, now);
@@ -377,7 +507,28 @@ fn heading(message: &Message, now: i64) -> String {
         n => format!(", {n} more"),
     };
     let jobs = jobs.len() + usize::try_from(unnamed).unwrap_or(usize::MAX);
-    format!("{}: {}{more}", words::count(jobs, "job"), parts.join(", "))
+    format!(
+        "{} ({}): {}{more}",
+        words::count(jobs, "job"),
+        first_names(message, jobs),
+        parts.join(", ")
+    )
+}
+
+/// The first jobs of a message, those that are bad before the others: `a, b, c, …`.
+fn first_names(message: &Message, jobs: usize) -> String {
+    let (bad, good): (Vec<&Item>, Vec<&Item>) = message.items.iter().partition(|i| i.bad);
+    let mut names: Vec<String> = vec![];
+    for item in bad.into_iter().chain(good) {
+        let name = cut(item.job.as_str(), TITLE_NAME_MOST);
+        if names.len() < TITLE_NAMES && !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    if names.len() < jobs {
+        names.push("…".to_owned());
+    }
+    names.join(", ")
 }
 
 impl Text {
@@ -499,6 +650,8 @@ fn item_json(item: &Item, s: &Surroundings) -> Json {
         "since": rfc3339_ms(item.since),
         "changes": item.changes,
         "next": item.next.map(rfc3339_ms),
+        "expected_ms": item.expected,
+        "never": item.never,
         "link": s.link(item),
         "run": run,
     })
@@ -557,7 +710,19 @@ mod tests {
             changes: 0,
         };
         let run = run.map(|(outcome, output)| about(&record(outcome), output));
-        item(&job(), &verdict, run, NOW)
+        let job = job();
+        item(&job.name, Some(&job), &verdict, run, NOW)
+    }
+
+    /// A run that was planned and succeeded, with the time that it took, and its lateness, ms.
+    fn planned(kind: Kind, took: i64, late: i64, expected: i64) -> Item {
+        let mut item = one(kind, true, Some((Outcome::Succeeded, "")));
+        if let Some(run) = &mut item.run {
+            (run.attempt, run.trigger) = (1, Trigger::Schedule);
+            (run.duration_ms, run.lateness_ms) = (Some(took), Some(late));
+        }
+        item.expected = Some(expected);
+        item
     }
 
     fn shown(item: Item) -> String {
@@ -577,6 +742,11 @@ mod tests {
         recovered.since -= 3 * 86_400_000;
         let mut overdue = one(Kind::Overdue, true, None);
         overdue.since = NOW - 26 * 3_600_000;
+        overdue.expected = Some(26 * 3_600_000);
+        let mut never = overdue.clone();
+        never.never = true;
+        let mut lacked = failed.clone();
+        (lacked.lacked, lacked.zone, lacked.next) = (true, "UTC".to_owned(), None);
         let mut flapping = one(Kind::Flapping, true, None);
         flapping.since = NOW - 120_000;
         flapping.changes = 37;
@@ -622,19 +792,21 @@ mod tests {
             ),
             (
                 "A run started late",
-                shown(one(Kind::Late, true, Some((Outcome::Succeeded, "")))),
+                shown(planned(Kind::Late, 1240, 43_000, 10_000)),
             ),
             (
                 "A run took unusually long",
-                shown(one(Kind::TooLong, true, Some((Outcome::Succeeded, "")))),
+                shown(planned(Kind::TooLong, 1_264_000, 12, 41_000)),
             ),
             (
                 "A run ended unusually soon",
-                shown(one(Kind::TooShort, true, Some((Outcome::Succeeded, "")))),
+                shown(planned(Kind::TooShort, 1240, 12, 41_000)),
             ),
             ("The job recovered", shown(recovered)),
             ("No success for too long", shown(overdue)),
+            ("No success so far", shown(never)),
             ("A job that keeps changing", shown(flapping)),
+            ("A job that the sender's configuration lacks", shown(lacked)),
             (
                 "Several jobs at once (shortened)",
                 format!("{}\n\n{}", many.title, many.body),
@@ -660,6 +832,35 @@ mod tests {
             new == page,
             "docs/notifications.md is old: write it with SOLOIST_WRITE_DOCS=1"
         );
+    }
+
+    /// Whoever reads a message may be woken by it: times are said as they are when it is sent.
+    #[test]
+    fn a_message_that_waited_says_when_the_job_comes_next_from_now_on() {
+        let job = job();
+        let text = "[jobs.lottery-draw]\ncommand = 'x'\nschedule = '* * * * *'\n[jobs.off]\ncommand = 'x'\n";
+        let config = config::parse(text, std::path::Path::new("jobs.toml"), &|_| None);
+        let config = config.expect("sound");
+        let mut failed = one(Kind::Failed, true, Some((Outcome::Failed, "")));
+        failed.next = Some(NOW - 2000);
+        let mut gone = failed.clone();
+        gone.job = JobName::new("gone");
+        let mut message = Message::new(failed.clone(), "ops", NOW - 60_000);
+        message.join(gone, NOW - 60_000);
+        let fresh = refreshed(&message, &config, NOW);
+        assert_eq!(fresh.items[0].next, Some(NOW - NOW % 60_000 + 60_000));
+        assert_eq!(fresh.items[1].next, None, "nobody plans it here");
+        assert_eq!(job.name, fresh.items[0].job);
+        // What is due says so.
+        let mut next = |at: i64| {
+            failed.next = Some(at);
+            let text = shown(failed.clone());
+            let line = text.lines().find(|l| l.starts_with("next:"));
+            line.expect("a line").to_owned()
+        };
+        assert!(next(NOW - 2000).contains("due since Sat 2026-11-21"));
+        assert!(next(NOW + 500).ends_with(", now"));
+        assert!(next(NOW + 2000).ends_with(", in 2 s"));
     }
 
     #[test]
@@ -692,7 +893,10 @@ mod tests {
             );
         }
         let text = Text::of(&m, "1", &surroundings());
-        assert_eq!(text.title, "1000 jobs: 119 failed, 1 was missed, 880 more");
+        assert_eq!(
+            text.title,
+            "1000 jobs (lottery-draw, j1, j2, …): 119 failed, 1 was missed, 880 more"
+        );
         assert!(text.body.len() < 30_000, "{}", text.body.len());
         m.perhaps_sent = true;
         assert!(

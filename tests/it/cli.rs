@@ -213,6 +213,30 @@ fn a_disabled_job_is_not_planned_and_says_so_when_asked_for() {
     assert!(off.err.contains("disabled"), "{}", off.err);
 }
 
+/// Nothing is wrong with a job that only people start.
+#[test]
+fn a_job_without_a_schedule_is_told_as_such() {
+    let files = Files::new(
+        "[store]\nurl = 'sqlite:store.db'\n[jobs.by-hand]\ncommand = 'x'\n\
+         [jobs.over]\ncommand = 'x'\nschedule = '@at 2020-01-01T00:00:00Z'\n",
+    );
+    let next = files.run(&["next", "by-hand"]).ok();
+    assert_eq!(
+        next,
+        "`by-hand` has no schedule: it runs only when somebody triggers it (`soloist trigger by-hand`)\n"
+    );
+    let over = files.run(&["next", "over"]).ok();
+    assert!(over.ends_with("nothing is planned any more\n"), "{over}");
+    assert_eq!(files.run(&["next"]).ok(), "nothing is planned\n");
+    std::fs::write(files.dir.path().join("store.db"), "").expect("a file");
+    let (chain, hint) = files.run(&["why", "by-hand"]).failed(64);
+    assert_eq!(
+        chain,
+        "`by-hand` has not run yet: it has no schedule, and nobody has triggered it"
+    );
+    assert_eq!(hint, "`soloist trigger by-hand` starts it now");
+}
+
 #[test]
 fn check_lists_the_jobs_of_a_good_file() {
     let files = Files::new(JOBS);

@@ -2,6 +2,7 @@
 //! channel does not work.
 
 mod channels;
+mod lacks;
 mod losses;
 mod reloads;
 pub(crate) mod servers;
@@ -190,10 +191,11 @@ fn a_thousand_jobs_that_fail_at_once_are_one_message_for_each_channel() {
         let distinct: std::collections::BTreeSet<&str> = named.iter().copied().collect();
         assert_eq!(distinct.len(), named.len(), "none is named twice");
         let first = heard[0]["title"].as_str().expect("a title");
-        let expected = format!("{} jobs: ", told_in(&heard[0]));
+        let expected = format!("{} jobs (j", told_in(&heard[0]));
         assert!(first.starts_with(&expected), "{first}");
         if let [only] = &heard[..] {
-            assert_eq!(only["title"], "1000 jobs: 120 failed, 880 more");
+            let title = only["title"].as_str().expect("a title");
+            assert!(title.ends_with(", …): 120 failed, 880 more"), "{title}");
         }
     }
     println!("{took} ms from the first end to the last");

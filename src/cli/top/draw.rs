@@ -5,6 +5,7 @@ use ratatui::{
     buffer::Buffer,
     layout::Rect,
     style::{Color, Modifier, Style},
+    text::Span,
 };
 
 use super::state::{Line, SPANS, Screen, State, cell_of, planned};
@@ -85,13 +86,23 @@ impl State {
     }
 }
 
-/// Writes `text` at a place, at most `width` columns of it, and nothing outside of `area`.
+/// What stands at the end of a text that is cut; [`draw`] writes it in ASCII where that is all there is.
+const CUT: &str = "…";
+
+/// Writes `text` at a place, at most `width` columns of it, and nothing outside of `area`. A text that is cut says so:
+/// a part of a word may be another word.
 fn put(buf: &mut Buffer, area: Rect, x: u16, y: u16, width: u16, text: &str, style: Style) {
     if x >= area.width || y >= area.height || width == 0 {
         return;
     }
     let width = width.min(area.width - x);
-    buf.set_stringn(area.x + x, area.y + y, text, width.into(), style);
+    let (left, top) = (area.x + x, area.y + y);
+    if width < 2 || Span::raw(text).width() <= width.into() {
+        buf.set_stringn(left, top, text, width.into(), style);
+        return;
+    }
+    let (end, _) = buf.set_stringn(left, top, text, usize::from(width) - 1, style);
+    buf.set_stringn(end, top, CUT, 1, style);
 }
 
 fn right(buf: &mut Buffer, area: Rect, x: u16, y: u16, width: u16, text: &str, style: Style) {
@@ -144,6 +155,11 @@ pub(super) fn draw(state: &State, frame: &mut Frame) {
     }
     footer(state, buf, rows(area, area.height - 1, 1));
     question(state, buf, area);
+    if !state.unicode {
+        for cell in buf.content.iter_mut().filter(|cell| cell.symbol() == CUT) {
+            cell.set_symbol("~");
+        }
+    }
 }
 
 fn header(state: &State, buf: &mut Buffer, area: Rect) {
@@ -1112,7 +1128,24 @@ fn footer(state: &State, buf: &mut Buffer, area: Rect) {
         Screen::Instances => "? keys  d drain  u undrain  q quit",
         Screen::Job => "Esc back  ? keys  PgUp PgDn output  t trigger  p pause  r resume  c cancel",
     };
-    put(buf, area, 0, 0, area.width, keys, DIM);
+    put(
+        buf,
+        area,
+        0,
+        0,
+        area.width,
+        whole(keys, area.width.into()),
+        DIM,
+    );
+}
+
+/// As many of the hints, which two spaces divide, as fit: all are below `?`.
+fn whole(keys: &str, width: usize) -> &str {
+    if keys.len() <= width {
+        return keys;
+    }
+    let some = keys.get(..(width + 2).min(keys.len())).unwrap_or_default();
+    some.rfind("  ").map_or("", |at| &keys[..at])
 }
 
 fn question(state: &State, buf: &mut Buffer, area: Rect) {

@@ -41,6 +41,9 @@ const KINDS = {
     12)}</code>` : ''} is loaded`],
   undelivered: [() => 'failed', 'fleet', (e) => html`${e.job ? '– ' : `${number(e.count)} jobs: `}<b
     class="x-failed">nobody was told</b> over <${Txt}>${e.channel}<//>${because(e)}`],
+  lacks_jobs: [() => 'drift', 'fleet', (e) => html`– the configuration of <${Who} id=${e.instance} />, which sends the
+    notifications, <b class="x-missed">lacks ${e.count === 1 ? 'this job' : `${number(e.count)} jobs`}</b>${
+    because(e)}`],
   job_removed: [() => 'off', 'fleet', () => 'is no longer in the configuration'],
   store: [(e) => (e.reachable ? 'succeeded' : 'lease_lost'), 'fleet', (e) => (e.reachable ? 'answers' : html`<b
     class="x-failed">cannot be reached</b>${e.error && html`: <${Txt}>${e.error}<//>`}`)],
@@ -48,7 +51,8 @@ const KINDS = {
 const CHIPS = [['runs', 'running', 'Runs'], ['not', 'missed', 'Not run'], ['bad', 'failed', 'Went wrong'], ['acts',
   'play', 'Acts'], ['fleet', 'succeeded', 'Fleet']];
 const went = (e) => (e.kind === 'ended' && !['succeeded', 'cancelled', 'replaced'].includes(e.outcome))
-  || e.kind === 'missed' || e.kind === 'undelivered' || e.kind === 'instance_silent' || (e.kind === 'store' && !e.reachable);
+  || e.kind === 'missed' || e.kind === 'undelivered' || e.kind === 'lacks_jobs'
+  || e.kind === 'instance_silent' || (e.kind === 'store' && !e.reachable);
 const has = (e, f) => !f || (f === 'bad' ? went(e) : (KINDS[e.kind]?.[1] ?? 'fleet') === f);
 
 function Item({ e, sel }) {

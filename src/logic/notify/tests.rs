@@ -150,6 +150,9 @@ fn nothing_joins_a_message_that_was_tried() {
         changes: 0,
         zone: "UTC".to_owned(),
         next: None,
+        expected: None,
+        never: false,
+        lacked: false,
         run: None,
     };
     let message = Message::new(about(Kind::Failed), "ops", 1000);
@@ -326,6 +329,9 @@ fn what_happens_together_is_one_message_of_bounded_size() {
         changes: 0,
         zone: "UTC".to_owned(),
         next: None,
+        expected: None,
+        never: false,
+        lacked: false,
         run: None,
     };
     let mut m = Message::new(item(0), "ops", 0);
@@ -371,6 +377,9 @@ fn what_was_given_up_is_remembered_within_bounds() {
         changes: 0,
         zone: "UTC".to_owned(),
         next: None,
+        expected: None,
+        never: false,
+        lacked: false,
         run: None,
     };
     let mut m = Message::new(item(0), &"c".repeat(100), 0);
@@ -792,4 +801,44 @@ mod protocol {
         let names: BTreeSet<&str> = ALL.iter().map(|kind| kind.as_str()).collect();
         assert_eq!(names.len(), ALL.len());
     }
+}
+
+/// A job that was removed seems for a moment to be somebody's, and one that somebody has seems for a moment to be
+/// nobody's.
+#[test]
+fn a_job_is_lacking_from_its_second_look_to_the_second_without_it() {
+    use stand::{LACKS_NAMES, Lacks, lacking};
+    let set = |has: bool| match has {
+        true => BTreeSet::from([JobName::new("x")]),
+        false => BTreeSet::new(),
+    };
+    let (mut known, mut before) = (set(false), set(false));
+    let mut shown = vec![];
+    for look in [true, false, true, true, false, true, false, false, true] {
+        let now = set(look);
+        known = lacking(&known, &before, &now);
+        before = now;
+        shown.push(!known.is_empty());
+    }
+    assert_eq!(
+        shown,
+        [false, false, false, true, true, true, true, false, false]
+    );
+    assert_eq!(Lacks::of(&set(false), &["ops".to_owned()]), None);
+    let many = (0..LACKS_NAMES + 3).map(|n| JobName::new(&format!("j{n:02}")));
+    let lacks = Lacks::of(&many.collect(), &[]).expect("some");
+    assert!(
+        lacks.names().ends_with("j09 and 3 more"),
+        "{}",
+        lacks.names()
+    );
+    // The lease has it, and one of an earlier version does not.
+    let lease = r#"{"holder":"a","process":1,"token":2,"seq":3}"#;
+    let lease = stand::Lease::read(lease).expect("a lease");
+    assert_eq!(lease.lacks, None);
+    let lease = stand::Lease {
+        lacks: Some(lacks),
+        ..lease
+    };
+    assert_eq!(stand::Lease::read(&lease.text()), Some(lease));
 }

@@ -97,6 +97,66 @@ pub fn shortest_interval(
     shortest
 }
 
+/// The longest time without an occurrence of those that last `least` at least, in milliseconds, and its begin, as far
+/// as `asks` questions to the schedule show. None: there is none so long.
+pub fn longest_gap(
+    schedules: &[Arc<Schedule>],
+    now: Occurrence,
+    least: i64,
+    mut asks: u32,
+) -> Option<(i64, Occurrence)> {
+    let half = (least / 2).max(1);
+    let mut longest: Option<(i64, Occurrence)> = None;
+    let mut at = next_of(schedules, now)?;
+    while asks > 0 {
+        asks -= 1;
+        let Some(mut next) = next_of(schedules, at) else {
+            break;
+        };
+        let mut from = at;
+        if next.0 - at.0 < half {
+            // Occurrences are frequent here: if the first one after half of that time comes within the other half, then
+            // nothing before it lasts so long.
+            let middle = Occurrence(at.0 + half);
+            asks = asks.saturating_sub(1);
+            let Some(later) = next_of(schedules, middle) else {
+                break;
+            };
+            if later.0 - middle.0 >= half {
+                let (last, asked) = last_until(schedules, next, middle);
+                (from, asks) = (last, asks.saturating_sub(asked));
+            } else {
+                from = later;
+            }
+            next = later;
+        }
+        let gap = next.0 - from.0;
+        if gap >= least && longest.is_none_or(|(most, _)| gap > most) {
+            longest = Some((gap, from));
+        }
+        at = next;
+    }
+    longest
+}
+
+/// The last occurrence up to `until`, to the second, and how often the schedule was asked. `known` is one.
+fn last_until(
+    schedules: &[Arc<Schedule>],
+    known: Occurrence,
+    until: Occurrence,
+) -> (Occurrence, u32) {
+    let (mut last, mut none_after, mut asked) = (known, until.0, 0);
+    while none_after - last.0 > 1000 {
+        let middle = Occurrence(last.0 + (none_after - last.0) / 2);
+        asked += 1;
+        match next_of(schedules, middle).filter(|o| *o <= until) {
+            Some(later) => last = later,
+            None => none_after = middle.0,
+        }
+    }
+    (last, asked)
+}
+
 /// A step over a whole field that does not divide it: the last distance is another one.
 fn uneven(
     field: &Field,
@@ -551,6 +611,49 @@ mod tests {
             rare[1], "this comes next on 2032-02-29, in 5 years",
             "{rare:?}"
         );
+    }
+
+    #[test]
+    fn the_longest_gap_is_found_among_frequent_and_rare_occurrences() {
+        let zone = |text: &str, zone: &str| -> Arc<Schedule> {
+            let tz = jiff::tz::TimeZone::get(zone).expect("a zone");
+            Arc::new(Schedule::parse(text, &tz, Dst::default(), "x").expect("a schedule"))
+        };
+        let gap = |texts: &[&str], in_zone: &str, least: i64| {
+            let all: Vec<_> = texts.iter().map(|text| zone(text, in_zone)).collect();
+            let found = longest_gap(&all, Occurrence(NOW), least * 60_000, 1000);
+            found.map(|(ms, at)| (ms / 60_000, crate::model::rfc3339_ms(at.0)))
+        };
+        let hour = 60;
+        // NOW is a Friday.
+        assert_eq!(
+            gap(&["0 3 * * *"], "UTC", 24 * hour),
+            Some((24 * hour, "2026-11-21T03:00:00.000Z".to_owned()))
+        );
+        assert_eq!(gap(&["0 3 * * *"], "UTC", 24 * hour + 1), None);
+        assert_eq!(
+            gap(&["0 3 * * *"], "Europe/Berlin", 24 * hour + 1),
+            Some((25 * hour, "2027-10-30T01:00:00.000Z".to_owned()))
+        );
+        // Each minute of office hours, and the weekend between them; the last of Friday is at 17:59.
+        let weekend = (
+            2 * 24 * hour + 15 * hour + 1,
+            "2026-11-20T17:59:00.000Z".to_owned(),
+        );
+        for least in [20 * hour, 2 * 24 * hour, weekend.0] {
+            assert_eq!(
+                gap(&["* 9-17 * * 1-5"], "UTC", least),
+                Some(weekend.clone()),
+                "{least}"
+            );
+        }
+        assert_eq!(gap(&["* 9-17 * * 1-5"], "UTC", weekend.0 + 1), None);
+        // A second schedule fills it.
+        let filled = ["* 9-17 * * 1-5", "0 */6 * * *"];
+        assert_eq!(gap(&filled, "UTC", 20 * hour), None);
+        assert_eq!(gap(&["* * * * *"], "UTC", 2), None);
+        assert_eq!(gap(&["@at 2027-01-01T00:00:00Z"], "UTC", 1), None);
+        assert_eq!(gap(&[], "UTC", 1), None);
     }
 
     #[test]

@@ -484,6 +484,16 @@ fn values(field: &Field, word: Word, job: &str) -> Result<Values, Error> {
     Ok(values)
 }
 
+/// What to write for a step behind a single value.
+fn steps(field: &Field, value: u32, step: &str) -> String {
+    let (min, max) = (field.min, field.max);
+    let all = format!("write `*/{step}` to begin at {min}");
+    match value == min {
+        true => all,
+        false => format!("{all}, or `{value}-{max}/{step}` to begin at {value}"),
+    }
+}
+
 fn add_item(field: &Field, item: Word, job: &str, values: &mut Values) -> Result<(), Error> {
     if add_special(field, item, values)? {
         return Ok(());
@@ -515,10 +525,8 @@ fn add_item(field: &Field, item: Word, job: &str, values: &mut Values) -> Result
     } else {
         let value = field.value(range)?;
         if let Some(step) = step {
-            return Err(item.error("a step needs a range to count in").hint(format!(
-                "from {value} on in steps is `{value}-{}/{}`, all the time is `*/{}`",
-                field.max, step.text, step.text
-            )));
+            let hint = steps(field, value, step.text);
+            return Err(item.error("a step needs a range to count in").hint(hint));
         }
         (value, value)
     };

@@ -2,12 +2,12 @@
 
 use tracing::debug;
 
-use super::{Changes, Keeper, LOOK_AT, LOOK_SOON, rules_of};
+use super::{Changes, Keeper, LOOK_AT, LOOK_SOON};
 use crate::{
     clock::Boottime,
     logic::{
         claim::State,
-        notify::{GIVE_UP_MS, Notes, Verdict, made_at, name},
+        notify::{GIVE_UP_MS, Item, Kind, Notes, Verdict, made_at, name},
     },
     model::{JobName, Outcome, RunRecord},
     notify::text,
@@ -51,7 +51,7 @@ impl Keeper {
         {
             names.push(name);
         }
-        names.retain(|name| super::told_of(&self.config, name));
+        names.retain(|name| self.watched(name).is_some());
         if names.is_empty() {
             return;
         }
@@ -162,12 +162,12 @@ impl Keeper {
         state: Option<&State>,
         now: i64,
     ) {
-        let Some(job) = self.config.jobs.get(name) else {
+        let Some(watched) = self.watched(name) else {
             return;
         };
         let known = self.notes.get(name);
         let mut notes = known.cloned().unwrap_or_else(|| Notes::new(now));
-        let mut told: Vec<(Verdict, usize)> = vec![];
+        let mut told: Vec<(Verdict, usize, Option<i64>)> = vec![];
         for (at, r) in records.iter().enumerate() {
             // Of a job that nobody was told of so far, only what a message could still tell in time.
             let begin = self.since.max(now.saturating_sub(GIVE_UP_MS));
@@ -176,22 +176,45 @@ impl Keeper {
                 notes.note(r);
                 continue;
             }
-            let verdicts = notes.judge(rules_of(&self.config, job), r, now);
-            told.extend(verdicts.into_iter().map(|verdict| (verdict, at)));
+            let usual = notes.usual();
+            let verdicts = notes.judge(self.rules_of(&watched), r, now);
+            for verdict in verdicts {
+                let expected = self.expected(&verdict, usual);
+                told.push((verdict, at, expected));
+            }
         }
         if known == Some(&notes) {
             return;
         }
-        for (verdict, at) in told {
+        for (verdict, at, expected) in told {
             let r = &records[at];
             let output = match self.has_room(changes, &verdict.channel, now) && verdict.bad {
                 true => self.output(r).await,
                 false => String::new(),
             };
-            let item = text::item(job, &verdict, Some(text::about(r, &output)), now);
+            let run = Some(text::about(r, &output));
+            let item = Item {
+                expected,
+                ..text::item(name, watched.job, &verdict, run, now)
+            };
             self.tell(changes, &verdict.channel, item, now);
         }
         changes.notes.insert(name.clone(), notes);
+    }
+
+    /// What the run should have taken, or how late it may start, ms. `usual`: the usual duration before it.
+    fn expected(&self, verdict: &Verdict, usual: Option<i64>) -> Option<i64> {
+        match verdict.kind {
+            Kind::TooLong | Kind::TooShort => usual,
+            Kind::Late => Some(
+                self.config
+                    .channels
+                    .get(&verdict.channel)?
+                    .rules
+                    .late_after_ms,
+            ),
+            _ => None,
+        }
     }
 
     fn has_room(&self, changes: &mut Changes, channel: &str, now: i64) -> bool {

@@ -154,6 +154,8 @@ fn a_mail_server_that_takes_a_mail_and_dies_gets_it_again_and_the_mail_says_so()
     );
     assert!(!mails[0].contains("repetition"), "{}", mails[0]);
     assert!(mails[0].contains("MIME-Version: 1.0"), "{}", mails[0]);
+    let automatic = "Auto-Submitted: auto-generated";
+    assert!(mails[0].contains(automatic), "{}", mails[0]);
     assert!(
         mails[1].contains("This may be a repetition"),
         "{}",
@@ -197,6 +199,35 @@ fn a_command_gets_the_message_and_one_that_never_ends_is_killed() {
     wait_until("it is tried again", GENEROUS, || {
         fs::read_to_string(&began).is_ok_and(|text| text.lines().count() >= 2)
     });
+}
+
+/// A test that opened no incident would be seen by nobody.
+#[test]
+fn a_test_over_pagerduty_opens_an_incident_of_its_own() {
+    let hook = Hook::start(Mode::Takes);
+    let url = hook.url("pager");
+    let fleet = fleet(1)
+        .tables(&format!(
+            "[notify.pager]\ntype = \"pagerduty\"\nrouting_key = \"abc\"\nurl = \"{url}\"\n"
+        ))
+        .job("test", "command = \"true\"")
+        .start();
+    let said = fleet.said(&["notify", "test", "pager"]);
+    assert!(
+        said.contains("200 OK") && said.contains("resolve it there"),
+        "{said}"
+    );
+    let heard = hook.heard("pager");
+    let actions: Vec<&str> = (heard.iter())
+        .map(|e| e["event_action"].as_str().expect("an action"))
+        .collect();
+    // The first ends that of an earlier test: PagerDuty tells nobody of what joins an open incident.
+    assert_eq!(actions, ["resolve", "trigger"]);
+    assert_eq!(heard[1]["payload"]["severity"], "info");
+    assert_eq!(heard[0]["dedup_key"], heard[1]["dedup_key"]);
+    // No job has this name.
+    let key = heard[1]["dedup_key"].as_str().expect("a key");
+    assert!(key.ends_with("//test"), "{key}");
 }
 
 #[test]

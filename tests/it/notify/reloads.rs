@@ -16,7 +16,7 @@ use crate::support::{
 };
 
 /// What the store has noted for notifications under this name.
-fn noted(fleet: &mut Fleet, name: &str) -> Option<Value> {
+pub(super) fn noted(fleet: &mut Fleet, name: &str) -> Option<Value> {
     let key: Vec<String> = fleet.server().command(&["KEYS", "*notices*"]);
     let key = key.first()?;
     let text: Option<String> = fleet.server().command(&["HGET", key, name]);

@@ -53,6 +53,10 @@ pub(crate) enum Mode {
     Holds,
     /// Says what is no HTTP.
     Babbles,
+    /// Closes the connection without a word.
+    Closes,
+    /// Takes it, and sends its answer byte by byte, for ever.
+    Drips,
     Redirects,
     /// 429, with `Retry-After`.
     Busy(u64),
@@ -254,7 +258,8 @@ fn serve(
             std::thread::sleep(Duration::from_secs(600));
             return;
         }
-        Mode::Holds => return,
+        Mode::Holds | Mode::Closes => return,
+        Mode::Drips => "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n".to_owned(),
         Mode::Babbles => "SSH-2.0-OpenSSH_9.9\r\n\x00\x01\x02".to_owned(),
         Mode::Redirects => {
             "HTTP/1.1 302 Found\r\nlocation: http://127.0.0.1:1/\r\ncontent-length: 0\r\n\r\n"
@@ -269,9 +274,20 @@ fn serve(
     };
     // Who sees that the message was taken may rely on it that the answer has left.
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
-    let mut heard = locked(heard);
-    heard[number].taken = mode == Mode::Takes;
-    heard[number].held = false;
+    {
+        let mut heard = locked(heard);
+        heard[number].taken = matches!(mode, Mode::Takes | Mode::Drips);
+        heard[number].held = false;
+    }
+    // The client ends it.
+    while mode == Mode::Drips
+        && out
+            .write_all(b"1\r\nx\r\n")
+            .and_then(|()| out.flush())
+            .is_ok()
+    {
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 /// How a mail server speaks.

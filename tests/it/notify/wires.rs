@@ -23,6 +23,7 @@ fn tell(dir: &Path, table: &str) -> (bool, String) {
         .arg(&config)
         .args(["notify", "test", "ops", "--json"])
         .env("SSL_CERT_FILE", dir.join("ca.pem"))
+        .env("HUB_KEY", "hunter2secret")
         .output()
         .expect("soloist starts");
     let said: Value = serde_json::from_slice(&out.stdout).unwrap_or_else(|e| {
@@ -40,6 +41,108 @@ fn tell(dir: &Path, table: &str) -> (bool, String) {
 fn refuses(dir: &Path, table: &str, why: &str) {
     let (delivered, said) = tell(dir, table);
     assert!(!delivered && said.contains(why), "{table}: {said}");
+}
+
+/// However the server fails, it is said in words that do not need the source of a library.
+#[test]
+fn each_way_in_which_a_server_fails_is_said_in_plain_words() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let hook = Hook::start(Mode::Closes);
+    let table = |port: u16| {
+        format!("type = \"webhook\"\ntimeout = \"2s\"\nurl = \"http://127.0.0.1:{port}/ops\"")
+    };
+    let port = hook.port();
+    for (mode, why) in [
+        (
+            Mode::Closes,
+            "the server closed the connection without an answer",
+        ),
+        (Mode::Babbles, "the server did not answer in HTTP/1.1"),
+        (Mode::Hangs, "did not answer within 2s"),
+    ] {
+        hook.set(mode);
+        refuses(dir.path(), &table(port), &format!("127.0.0.1:{port}"));
+        refuses(dir.path(), &table(port), why);
+    }
+    refuses(dir.path(), &table(free_port()), "cannot connect: ");
+    let (_, said) = tell(dir.path(), &table(free_port()));
+    assert!(!said.contains("client error"), "{said}");
+}
+
+/// The head of an answer says that the message was taken: the rest is only shown.
+#[test]
+fn an_answer_that_never_ends_is_a_delivery() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let hook = Hook::start(Mode::Drips);
+    let url = hook.url("ops");
+    let table = format!("type = \"webhook\"\ntimeout = \"5s\"\nurl = \"{url}\"");
+    let (delivered, said) = tell(dir.path(), &table);
+    assert!(delivered && said.starts_with("200 OK: x"), "{said}");
+    assert_eq!(hook.heard("ops").len(), 1);
+}
+
+/// User and password in an address leave as a header, and are shown nowhere.
+#[test]
+fn user_and_password_of_an_address_log_in() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let hook = Hook::start(Mode::Takes);
+    let table = |login: &str| {
+        let port = hook.port();
+        format!("type = \"webhook\"\nurl = \"http://{login}@127.0.0.1:{port}/ops\"")
+    };
+    let (delivered, said) = tell(dir.path(), &table("Aladdin:open%20sesame"));
+    assert!(delivered, "{said}");
+    let sent = hook.headers();
+    let wanted = "authorization: Basic QWxhZGRpbjpvcGVuIHNlc2FtZQ==";
+    assert!(
+        sent[0].iter().any(|h| h.eq_ignore_ascii_case(wanted)),
+        "{sent:?}"
+    );
+    assert_eq!(hook.paths(), ["/ops"]);
+    hook.set(Mode::Status(401));
+    let (delivered, said) = tell(dir.path(), &table("Aladdin:hunter2secret"));
+    assert!(!delivered && said.contains("401"), "{said}");
+    assert!(
+        !said.contains("hunter2") && !said.contains("Aladdin"),
+        "{said}"
+    );
+}
+
+/// A command that fails says why on stderr.
+#[test]
+fn what_a_command_says_of_its_failure_is_shown_without_secrets() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let command = |script: &str| {
+        format!("type = \"command\"\ntimeout = \"2s\"\ncommand = [\"/bin/sh\", \"-c\", '{script}']")
+    };
+    let why = |script: &str| {
+        let (delivered, said) = tell(dir.path(), &command(script));
+        assert!(!delivered, "{said}");
+        said
+    };
+    assert_eq!(
+        why("echo no; echo one >&2; printf \"\\033[2Jno hub for ${HUB_KEY}\\n\" >&2; exit 3"),
+        "the command ended with exit code 3: one; \\x1b[2Jno hub for ***"
+    );
+    assert_eq!(
+        why("exit 3"),
+        "the command ended with exit code 3; it wrote nothing to stderr"
+    );
+    assert!(why("kill -9 $$").starts_with("the command ended with signal 9"));
+    let hung = why("echo waiting for the hub >&2; sleep 100");
+    assert_eq!(
+        hung,
+        "the command did not end within 2s and was killed: waiting for the hub"
+    );
+    // More than a pipe holds, and than anybody reads.
+    let long = why("yes no hub | head -c 700000 >&2; echo the end >&2; exit 1");
+    assert!(
+        long.ends_with("no hub; the end") && long.len() < 400,
+        "{long}"
+    );
+    // What it left behind keeps the pipe open.
+    let left = why("echo no hub >&2; setsid sleep 3 & sleep 0.1; exit 1");
+    assert_eq!(left, "the command ended with exit code 1: no hub");
 }
 
 /// The certificates that are wrong for `localhost`, and what is said of each.
@@ -213,7 +316,7 @@ fn an_address_and_a_key_may_be_in_files() {
         (None, "cannot read"),
         (Some(""), "the file is empty"),
         (Some("\n"), "the file is empty"),
-        (Some("ops.example.org"), "no address of a server"),
+        (Some("ops.example.org"), "not the address of a server"),
         (Some("https://x/\0"), "NUL"),
     ] {
         if let Some(text) = text {

@@ -192,7 +192,7 @@ fn the_overview_at_80_by_24() {
             "silent: web-2",
             "4 jobs, 1 running, 1 paused; 1 live instance",
             "  JOB      STATE          NEXT IN LAST RUNS      TOOK     LATE RUN BY     NOTE",
-            "› backup   ‖ paused        paused ✓✓✓✓✓✓✓✓✓✓   1.24 s    12 ms web-1      paused",
+            "› backup   ‖ paused        paused ✓✓✓✓✓✓✓✓✓✓   1.24 s    12 ms web-1      pause…",
             "  draw     ▶ running         19 s ✓✓✓✓✓✓✓✓✓✓   41.0 s    18 ms web-1",
             "  report   ✗ failed   14 h 47 min ✗            1.24 s    12 ms web-1",
             "  tidy       not yet       manual",
@@ -244,6 +244,32 @@ fn a_wide_screen_says_more_and_a_small_one_is_still_sane() {
             let _ = screen(&s, width, height);
         }
     }
+}
+
+/// A part of a word may be another word: `paus`, `runs ba`.
+#[test]
+fn a_text_that_is_cut_ends_with_an_ellipsis() {
+    let mut s = state();
+    let small = screen(&s, 40, 10);
+    // The hints below are whole ones.
+    let hints = small.lines().last().expect("a line").trim_end();
+    assert_eq!(hints, "? keys  Enter job  t trigger  p pause");
+    let narrow = screen(&s, 80, 24);
+    assert!(narrow.contains("web-1      pause…"), "{narrow}");
+    s.said = Some((
+        "the job was asked to end, and its output is kept".to_owned(),
+        true,
+    ));
+    let said = |s: &State| screen(s, 40, 10).lines().last().expect("a line").to_owned();
+    assert_eq!(said(&s), "the job was asked to end, and its outpu…");
+    s.unicode = false;
+    assert_eq!(said(&s), "the job was asked to end, and its outpu~");
+    s.said = Some(("x".repeat(40), true));
+    assert_eq!(said(&s), "x".repeat(40));
+    assert_eq!(super::whole("a  bc", 5), "a  bc");
+    assert_eq!(super::whole("a  bc", 4), "a");
+    assert_eq!(super::whole("a  bc  d", 5), "a  bc");
+    assert_eq!(super::whole("abc", 2), "");
 }
 
 #[test]

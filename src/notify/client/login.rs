@@ -1,0 +1,132 @@
+//! User and password in an address, as `https://USER:PASSWORD@HOST/PATH`: they leave as a header (Basic, RFC 7617).
+
+use hyper::header::HeaderValue;
+
+/// User and password, as the address has them.
+pub(super) struct Login {
+    written: String,
+    /// `USER:PASSWORD`, decoded.
+    plain: Vec<u8>,
+}
+
+/// The address without user and password, and these.
+pub(super) fn of(url: &str) -> (String, Option<Login>) {
+    let start = url.find("://").map_or(0, |at| at + 3);
+    let (scheme, rest) = url.split_at(start);
+    let (authority, path) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
+    let Some((written, host)) = authority.rsplit_once('@') else {
+        return (url.to_owned(), None);
+    };
+    let (user, password) = written.split_once(':').unwrap_or((written, ""));
+    let plain = [&decoded(user), &b":"[..], &decoded(password)].concat();
+    let login = Login {
+        written: written.to_owned(),
+        plain,
+    };
+    (format!("{scheme}{host}{path}"), Some(login))
+}
+
+impl Login {
+    pub(super) fn header(&self) -> Option<HeaderValue> {
+        let mut value = HeaderValue::from_str(&format!("Basic {}", base64(&self.plain))).ok()?;
+        value.set_sensitive(true);
+        Some(value)
+    }
+
+    /// What no message may show: the password and the header, as an answer may quote them.
+    pub(super) fn secrets(self) -> Vec<String> {
+        let plain = String::from_utf8_lossy(&self.plain).into_owned();
+        let password = |text: &str| {
+            text.split_once(':')
+                .map(|(_, password)| password.to_owned())
+        };
+        let all = [
+            password(&self.written),
+            password(&plain),
+            Some(base64(&self.plain)),
+        ];
+        // A shorter one stands in any text.
+        let long = |text: &String| text.len() >= 4;
+        all.into_iter().flatten().filter(long).collect()
+    }
+}
+
+/// With each `%40` as the byte that it stands for.
+fn decoded(text: &str) -> Vec<u8> {
+    let mut out = vec![];
+    let mut rest = text.as_bytes();
+    while let [first, tail @ ..] = rest {
+        let hex = |n: usize| char::from(*tail.get(n)?).to_digit(16);
+        match (*first, hex(0), hex(1)) {
+            (b'%', Some(high), Some(low)) => {
+                out.push((high * 16 + low) as u8);
+                rest = &tail[2..];
+            }
+            _ => {
+                out.push(*first);
+                rest = tail;
+            }
+        }
+    }
+    out
+}
+
+/// RFC 4648, with padding.
+fn base64(bytes: &[u8]) -> String {
+    const SIGNS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut out = String::with_capacity(bytes.len().div_ceil(3) * 4);
+    for piece in bytes.chunks(3) {
+        let byte = |n: usize| u32::from(piece.get(n).copied().unwrap_or(0));
+        let bits = byte(0) << 16 | byte(1) << 8 | byte(2);
+        for n in 0..4 {
+            out.push(match n <= piece.len() {
+                true => char::from(SIGNS[(bits >> (18 - 6 * n)) as usize & 63]),
+                false => '=',
+            });
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn base64_is_that_of_the_rfc() {
+        let words = ["", "f", "fo", "foo", "foob", "fooba", "foobar"];
+        let wanted = [
+            "", "Zg==", "Zm8=", "Zm9v", "Zm9vYg==", "Zm9vYmE=", "Zm9vYmFy",
+        ];
+        assert_eq!(words.map(|w| base64(w.as_bytes())), wanted);
+        assert_eq!(base64(&[0xfb, 0xff, 0xfe]), "+//+");
+    }
+
+    #[test]
+    fn user_and_password_are_taken_out_of_an_address() {
+        for (url, without, header) in [
+            ("https://h/a@b?c@d", "https://h/a@b?c@d", None),
+            // `Aladdin:open sesame`, as in the RFC.
+            (
+                "https://Aladdin:open%20sesame@h:1/a",
+                "https://h:1/a",
+                Some("Basic QWxhZGRpbjpvcGVuIHNlc2FtZQ=="),
+            ),
+            ("http://me@h", "http://h", Some("Basic bWU6")),
+            (
+                "http://me:p%40:%@h?x",
+                "http://h?x",
+                Some("Basic bWU6cEA6JQ=="),
+            ),
+        ] {
+            let (rest, login) = of(url);
+            assert_eq!(rest, without);
+            let value = login.and_then(|l| l.header());
+            assert!(value.as_ref().is_none_or(HeaderValue::is_sensitive));
+            assert_eq!(value.as_ref().map(|v| v.to_str().expect("text")), header);
+        }
+        let (_, login) = of("http://me:hunter%40@h");
+        let secrets = login.expect("one").secrets();
+        assert_eq!(secrets, ["hunter%40", "hunter@", "bWU6aHVudGVyQA=="]);
+    }
+}
