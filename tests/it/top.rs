@@ -189,7 +189,7 @@ fn a_job_is_triggered_and_the_terminal_is_as_it_was() {
     t.press("t");
     t.wait_shown("Run tidy once now");
     t.press("y");
-    t.wait_shown("is triggered");
+    t.wait_shown("one live instance claims it");
     wait_until("its run", GENEROUS, || t.dir.path().join("ran").exists());
     t.press("\r");
     t.wait_shown("tidied");

@@ -427,6 +427,11 @@ fn job_width(listed: &[&Line], least: u16, most: u16) -> u16 {
         .clamp(least, most.max(least))
 }
 
+/// For a mark and the longest word for how a job is.
+const STATE_WIDTH: u16 = 12;
+/// In less than this, a note would say nothing.
+const NOTE_LEAST: u16 = 12;
+
 // Long: one column after the other.
 fn overview(state: &State, buf: &mut Buffer, area: Rect) {
     let listed = state.listed();
@@ -437,7 +442,7 @@ fn overview(state: &State, buf: &mut Buffer, area: Rect) {
         if w >= 150 {
             40
         } else if w >= 80 {
-            18
+            16
         } else {
             w.saturating_sub(25)
         },
@@ -450,21 +455,22 @@ fn overview(state: &State, buf: &mut Buffer, area: Rect) {
             w,
             [name, 10, w.saturating_sub(name + 14).min(12), 0, 0, 0, 0, 0],
         ),
-        60..80 => columns(2, w, [name, 10, 11, strip, 0, 0, 0, 0]),
+        60..80 => columns(2, w, [name, STATE_WIDTH, 11, strip, 0, 0, 0, 0]),
         _ => {
-            let used = 2 + name + 10 + 11 + strip + 8 + 8 + by + 7;
+            let used = 2 + name + STATE_WIDTH + 11 + strip + 8 + 8 + by + 7;
+            let left = w.saturating_sub(used);
             columns(
                 2,
                 w,
                 [
                     name,
-                    10,
+                    STATE_WIDTH,
                     11,
                     strip,
                     8,
                     8,
                     by.min(w.saturating_sub(used - by)),
-                    w.saturating_sub(used),
+                    if left < NOTE_LEAST { 0 } else { left },
                 ],
             )
         }
