@@ -1,6 +1,8 @@
 //! User and password in an address, as `https://USER:PASSWORD@HOST/PATH`: they leave as a header (Basic, RFC 7617).
 
+use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use hyper::header::HeaderValue;
+use percent_encoding::percent_decode_str;
 
 /// User and password, as the address has them.
 pub(super) struct Login {
@@ -28,7 +30,8 @@ pub(super) fn of(url: &str) -> (String, Option<Login>) {
 
 impl Login {
     pub(super) fn header(&self) -> Option<HeaderValue> {
-        let mut value = HeaderValue::from_str(&format!("Basic {}", base64(&self.plain))).ok()?;
+        let mut value =
+            HeaderValue::from_str(&format!("Basic {}", BASE64.encode(&self.plain))).ok()?;
         value.set_sensitive(true);
         Some(value)
     }
@@ -43,7 +46,7 @@ impl Login {
         let all = [
             password(&self.written),
             password(&plain),
-            Some(base64(&self.plain)),
+            Some(BASE64.encode(&self.plain)),
         ];
         // A shorter one stands in any text.
         let long = |text: &String| text.len() >= 4;
@@ -53,54 +56,12 @@ impl Login {
 
 /// With each `%40` as the byte that it stands for.
 fn decoded(text: &str) -> Vec<u8> {
-    let mut out = vec![];
-    let mut rest = text.as_bytes();
-    while let [first, tail @ ..] = rest {
-        let hex = |n: usize| char::from(*tail.get(n)?).to_digit(16);
-        match (*first, hex(0), hex(1)) {
-            (b'%', Some(high), Some(low)) => {
-                out.push((high * 16 + low) as u8);
-                rest = &tail[2..];
-            }
-            _ => {
-                out.push(*first);
-                rest = tail;
-            }
-        }
-    }
-    out
-}
-
-/// RFC 4648, with padding.
-fn base64(bytes: &[u8]) -> String {
-    const SIGNS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut out = String::with_capacity(bytes.len().div_ceil(3) * 4);
-    for piece in bytes.chunks(3) {
-        let byte = |n: usize| u32::from(piece.get(n).copied().unwrap_or(0));
-        let bits = byte(0) << 16 | byte(1) << 8 | byte(2);
-        for n in 0..4 {
-            out.push(match n <= piece.len() {
-                true => char::from(SIGNS[(bits >> (18 - 6 * n)) as usize & 63]),
-                false => '=',
-            });
-        }
-    }
-    out
+    percent_decode_str(text).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn base64_is_that_of_the_rfc() {
-        let words = ["", "f", "fo", "foo", "foob", "fooba", "foobar"];
-        let wanted = [
-            "", "Zg==", "Zm8=", "Zm9v", "Zm9vYg==", "Zm9vYmE=", "Zm9vYmFy",
-        ];
-        assert_eq!(words.map(|w| base64(w.as_bytes())), wanted);
-        assert_eq!(base64(&[0xfb, 0xff, 0xfe]), "+//+");
-    }
 
     #[test]
     fn user_and_password_are_taken_out_of_an_address() {
