@@ -108,6 +108,7 @@ over_both! {
     who_waits_to_enter_is_woken_by_the_last_level
     an_owner_that_waits_twice_enters_twice
     a_reentrant_lock_is_kept_renewed_until_it_is_freed_or_dropped
+    who_enters_what_its_owner_has_elsewhere_can_keep_it_renewed
     one_key_is_not_of_two_kinds
     a_redlock_is_taken_renewed_and_given_back
     a_period_is_claimed_once
@@ -857,11 +858,7 @@ async fn a_reentrant_lock_is_kept_renewed_until_it_is_freed_or_dropped(bed: Bed)
     assert_eq!(levels(ours.enter(Duration::ZERO).await.unwrap()), 2);
     // More calls do not make more renewals.
     (0..100).for_each(|_| ours.keep_renewed());
-    let begun = Instant::now();
-    while begun.elapsed() < lease + 500 * MS {
-        assert!(ours.is_held());
-        tokio::time::sleep(10 * MS).await;
-    }
+    assert_kept(&ours, lease + 500 * MS).await;
     if let Bed::Redis(server) = &bed {
         assert!(calls(server, "evalsha") < 100);
     }
@@ -879,13 +876,50 @@ async fn a_reentrant_lock_is_kept_renewed_until_it_is_freed_or_dropped(bed: Bed)
     ours.keep_renewed();
     let clone = ours.clone();
     drop(ours);
-    let begun = Instant::now();
-    while begun.elapsed() < lease + 500 * MS {
-        assert!(clone.is_held());
-        tokio::time::sleep(10 * MS).await;
-    }
+    assert_kept(&clone, lease + 500 * MS).await;
     drop(clone);
     assert_eq!(levels(within(theirs.enter(LONG)).await.unwrap()), 1);
+}
+
+async fn assert_kept(lock: &ReentrantLock, time: Duration) {
+    let begun = Instant::now();
+    while begun.elapsed() < time {
+        assert!(lock.is_held());
+        tokio::time::sleep(10 * MS).await;
+    }
+}
+
+/// The first level is another process's.
+async fn who_enters_what_its_owner_has_elsewhere_can_keep_it_renewed(bed: Bed) {
+    let lease = 5000 * MS;
+    let [theirs, ours] =
+        [bed.client(), bed.client()].map(|c| c.reentrant("k", lease).unwrap().owned_by("batch"));
+    assert_eq!(levels(theirs.try_enter(NoRetry).await.unwrap()), 1);
+    assert_eq!(levels(ours.try_enter(NoRetry).await.unwrap()), 2);
+    ours.keep_renewed();
+    assert_kept(&ours, lease + 500 * MS).await;
+    let left = ours.leave().await.unwrap();
+    assert_eq!(left, ReleasedLevel::StillHeld { levels: 1 });
+}
+
+/// The renewal ended with the time for which the lock could be trusted, and no answer said that it was lost.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_entered_again_after_an_outage_can_be_kept_renewed_again() {
+    let server = RedisServer::start();
+    let open = || LockClient::open(&server.url()).unwrap();
+    let lease = 5000 * MS;
+    let lock = open().reentrant("k", lease).unwrap();
+    assert_eq!(levels(lock.enter(LONG).await.unwrap()), 1);
+    lock.keep_renewed();
+    server.stop();
+    until("nobody can trust it", || !lock.is_held()).await;
+    server.cont();
+    until_free(&open(), "k").await;
+    assert_eq!(levels(within(lock.enter(LONG)).await.unwrap()), 1);
+    lock.keep_renewed();
+    assert_kept(&lock, lease + 500 * MS).await;
+    assert_eq!(lock.leave().await.unwrap(), ReleasedLevel::Released);
+    assert_eq!(lock.leave().await.unwrap(), ReleasedLevel::NotHeld);
 }
 
 async fn one_key_is_not_of_two_kinds(bed: Bed) {
@@ -1781,6 +1815,24 @@ async fn a_key_of_another_type_is_refused_and_left_alone() {
             }
         }
     }
+}
+
+/// Time does not help against an answer that says what is wrong.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_for_what_becomes_no_lock_is_told_so_at_once() {
+    let bed = Bed::redis();
+    let Bed::Redis(server) = &bed else {
+        unreachable!()
+    };
+    let (a, b) = (bed.client(), bed.client());
+    let _lock = take(&a, "k", 2000 * MS).await;
+    let waiter = tokio::spawn(async move { b.lock("k", LONG, LONG).await });
+    until("it waits", || subscribers(server, "k") == 1).await;
+    let key = "soloist:{k}:lock";
+    server.command::<()>(&["DEL", key]);
+    server.command::<()>(&["RPUSH", key, "a list"]);
+    let told = within(waiter).await.unwrap();
+    assert!(matches!(told, Err(Error::WrongType { .. })), "{told:?}");
 }
 
 /// It is not ours any more, and stays as it is.

@@ -242,6 +242,20 @@ async fn an_elector_does_not_believe_a_store_whose_clock_jumps() {
     assert!(matches!(next, Election::Won(_)), "{next:?}");
 }
 
+/// The elector began with a wrong time. This host's clock sides with the corrected one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_elector_believes_a_store_whose_clock_is_corrected() {
+    let server = RedisServer::start_with_own_clock();
+    server.set_clock(-3_600_000_000);
+    let elector = Elector::open(&server.url(), "invoices", 500 * MS).unwrap();
+    let now = due_now(&elector).await;
+    let early = elector.claim(now).await.unwrap();
+    assert!(matches!(early, Election::Early { .. }), "{early:?}");
+    server.set_clock(0);
+    let corrected = elect(&elector, now).await;
+    assert!(matches!(corrected, Election::Won(_)), "{corrected:?}");
+}
+
 /// A settlement without an answer is sent again while the lease lasts, and no longer. The record in the history has the
 /// term's times.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
