@@ -44,6 +44,8 @@ struct Line {
     /// For so many more pieces of output the store's answer is lost.
     lost_pieces: AtomicU32,
     go_on: Notify,
+    /// A server at this address; None: a file.
+    address: Option<&'static str>,
 }
 
 fn lost() -> Error {
@@ -54,8 +56,9 @@ fn lost() -> Error {
 }
 
 impl Line {
-    fn new() -> Arc<Self> {
+    fn new(address: Option<&'static str>) -> Arc<Self> {
         Arc::new(Self {
+            address,
             store: MemoryStore::new(),
             renewals: AtomicU32::new(0),
             confirmed: Mutex::default(),
@@ -80,10 +83,10 @@ impl Line {
 #[async_trait]
 impl Store for Line {
     fn address(&self) -> &str {
-        self.store.address()
+        self.address.unwrap_or("/state.db")
     }
     fn durable(&self) -> bool {
-        self.store.durable()
+        self.address.is_none()
     }
     fn believe(&self, clock: Arc<StoreClock>) {
         self.store.believe(clock);
@@ -195,11 +198,16 @@ struct Node {
 impl Node {
     /// With one job of these lines.
     async fn new(lines: &str) -> Self {
+        Self::of(lines, Some("memory:")).await
+    }
+
+    /// With one job of these lines, over a new store at this address.
+    async fn of(lines: &str, address: Option<&'static str>) -> Self {
         let text = format!("store.url = \"memory:\"\n[jobs.work]\n{lines}\n");
         let config = config::parse(&text, Path::new("/jobs.toml"), &|_| None)
             .unwrap_or_else(|e| panic!("{e}"));
         let job = config.jobs.values().next().expect("a job").clone();
-        let line = Line::new();
+        let line = Line::new(address);
         let store: Arc<dyn Store> = line.clone();
         let clock = Arc::new(StoreClock::default());
         let instance = InstanceId::new("a");
@@ -395,6 +403,56 @@ async fn a_grant_with_little_trust_left_is_renewed_before_its_command_starts() {
         .await;
         assert_eq!(record.outcome, Outcome::Succeeded, "{record:?}");
     }
+}
+
+/// `start_within` is about the first attempt of an occurrence. A retry, or a takeover, runs however late it is.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_last_moment_for_a_start_is_that_of_the_first_attempt() {
+    for (attempt, expected) in [
+        (1, Outcome::Missed),
+        (2, Outcome::Succeeded),
+        (3, Outcome::Succeeded),
+    ] {
+        let node = Node::new(&format!("command = \"true\"\n{LONG_LEASE}")).await;
+        let mut granted = node.granted().await;
+        granted.run.attempt = attempt;
+        granted.start_by -= 120_000;
+        node.start(granted);
+        let record = node.record().await;
+        assert_eq!(record.outcome, expected, "{record:?}");
+    }
+}
+
+/// Fleets that have the same job in two stores do not meet in one trace. A server is known by its address, which
+/// outlives its data; a file by its data, because many hosts have one at the same path.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_trace_of_an_occurrence_is_that_of_its_store() {
+    let mut occurrence = None;
+    let mut traces = vec![];
+    for (data, address) in [
+        ("1", Some("a:6379")),
+        ("2", Some("a:6379")),
+        ("1", Some("b:6379")),
+        ("1", None),
+        ("2", None),
+    ] {
+        let node = Node::of(
+            &format!("command = \"echo $TRACEPARENT\"\n{LONG_LEASE}"),
+            address,
+        )
+        .await;
+        let mut granted = node.granted().await;
+        granted.incarnation = data.into();
+        granted.run.occurrence = *occurrence.get_or_insert(granted.run.occurrence);
+        node.start(granted);
+        let record = node.record().await;
+        let text = record.output_tail.split('-').nth(1).map(str::to_owned);
+        traces.push(text.unwrap_or_else(|| panic!("{record:?}")));
+    }
+    let mut different = traces.clone();
+    different.sort();
+    different.dedup();
+    assert_eq!((&traces[0], different.len()), (&traces[1], 4), "{traces:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
