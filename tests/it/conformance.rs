@@ -12,6 +12,8 @@ use std::{
 
 use soloist::{
     clock::{Boottime, StoreClock},
+    config,
+    guard::{HandOver, KnownEnd, Moment},
     logic::claim::{
         self, AFTER_LOSS, Answer, Claim, Control, Controlled, DelayedAttempt, Event, Grant,
         IN_DOUBT, LIBRARY, LOST, Missed, NEVER, NextAttempt, OVERDUE, OVERLAPS, OWN_KEY, Observed,
@@ -19,7 +21,10 @@ use soloist::{
         Remembered, Renew, Renewal, Settle, Settlement, State, StopRequest, TOO_LATE, Target,
     },
     logic::notify::stand::{Write, Written},
-    model::{InstanceId, JobName, Marks, Occurrence, Outcome, Run, RunId, RunRecord, Trigger},
+    model::{
+        InstanceId, JobName, Marks, Occurrence, Outcome, Run, RunId, RunRecord, Trigger, Usage,
+    },
+    settle::ReleaseOnDeath,
     store::{
         self, Beat, DECISIONS_KEPT, Decision, Error, HISTORY_KEPT, Info, Notices, OUTPUT_AT_ONCE,
         Outage, Output, Store, Tail, memory::MemoryStore, sqlite::SqliteStore,
@@ -2564,6 +2569,61 @@ async fn reconnect(s: &dyn Store) -> (i64, Arc<str>) {
     );
     let _ = patient(|| s.renew(&gone)).await;
     (r.now_us / 1000, r.incarnation)
+}
+
+/// The process that records the outcome for a dead daemon knows what its daemon believed: while the server's clock is
+/// wrong, it does not date the next attempt by that clock.
+#[tokio::test]
+async fn who_settles_for_a_dead_daemon_dates_the_next_attempt_by_the_clock_that_it_believed() {
+    const DELAY: i64 = 10 * MINUTE;
+    for wrong in [60 * MINUTE, -60 * MINUTE] {
+        let bed = Bed::Redis(RedisServer::start_with_own_clock());
+        let Bed::Redis(server) = &bed else {
+            unreachable!()
+        };
+        let (s, now) = ready(&bed).await;
+        let mine = claim(now, "a");
+        let grant = granted(&*s, &mine).await;
+        let moment = Moment::now();
+        let release = ReleaseOnDeath {
+            store: config::Store::from_url(&server.url()).unwrap(),
+            key: String::new(),
+            owner: String::new(),
+            patience: Duration::ZERO,
+        };
+        let hand_over = HandOver {
+            settle: serde_json::json!({
+                "store": serde_json::to_value(release).unwrap()["store"],
+                "record": settlement(&mine, grant, Outcome::Running).record,
+                "on_crash": null,
+                "on_failure": DelayedAttempt { delay_ms: DELAY, trigger: Trigger::Retry },
+                "on_no_start": null,
+                "offset_us": moment.wall_us - (moment.boottime.0 / 1000) as i64,
+                "patience": Duration::from_secs(15),
+            }),
+            end: KnownEnd {
+                outcome: Outcome::Failed,
+                cause: None,
+                exit_code: Some(1),
+                signal: None,
+                error: None,
+                started: Some(moment),
+                ended: moment,
+                usage: Usage::default(),
+            },
+        };
+        server.set_clock(wrong * 1000);
+        let ended = std::process::Command::new(env!("CARGO_BIN_EXE_soloist"))
+            .arg("__settle")
+            .stdin(hand_over.to_file().unwrap())
+            .output()
+            .unwrap();
+        assert!(ended.status.success(), "{ended:?}");
+        let next = state(&*s).await.open.remove(0).next_attempt.unwrap();
+        let believed = now + DELAY..now + DELAY + 2 * MINUTE;
+        assert!(believed.contains(&next.at), "{} ms", next.at - now);
+        assert_eq!(next.trigger, Trigger::Retry);
+    }
 }
 
 #[tokio::test]
