@@ -1146,6 +1146,29 @@ async fn without_a_zygote_guards_are_executed() {
     cancel(running).await;
 }
 
+/// At most one is begun in each second: where none is of any use, little is spent on them.
+#[tokio::test]
+async fn zygotes_come_again_and_not_too_often() {
+    let runner_ = runner();
+    for _ in 0..2 {
+        let zygote = zygote_of(&runner_).await;
+        tokio::time::sleep(Duration::from_millis(1100)).await;
+        kill(zygote.cast_signed(), Signal::KILL);
+        until_async("it is dead", || dead(zygote)).await;
+    }
+    zygote_of(&runner_).await;
+
+    let (runner, dir) = runner_with("{ echo >> \"$0.begun\"; exit 1; }");
+    let begun = std::time::Instant::now();
+    while begun.elapsed() < Duration::from_millis(500) {
+        runner.start_zygote();
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let most = begun.elapsed().as_secs() as usize + 1;
+    let times = fs::read_to_string(dir.path().join("soloist.begun")).map_or(0, |text| text.len());
+    assert!(times <= most, "{times} times");
+}
+
 /// The guard that it forked is there, and nobody knows it.
 #[tokio::test]
 async fn a_zygote_that_dies_before_it_answers_has_forked_in_vain() {
@@ -1311,7 +1334,10 @@ fn while_the_daemon_is_stopped_its_lease_still_ends_the_tree() {
 async fn when_the_guard_is_killed_the_daemon_ends_the_tree() {
     for walk_only in WALK_ONLY {
         let tree = Tree::new();
-        let mut running = runner()
+        let runner = runner();
+        // It is no business of other runs, and does not wait for them.
+        let other = start_waiting(&runner).await;
+        let mut running = runner
             .start(
                 Spec {
                     walk_only,
@@ -1352,6 +1378,8 @@ async fn when_the_guard_is_killed_the_daemon_ends_the_tree() {
         );
         assert_eq!(end.output_text(), "hello\n");
         running.settled().await;
+        assert!(!dead(other.guard_pid().expect("a pid")));
+        cancel(other).await;
     }
 }
 

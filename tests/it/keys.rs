@@ -824,6 +824,9 @@ fn a_record_says_what_its_run_took() {
         let busy = fleet.wait_record("busy", "succeeded");
         let number = |record: &Value, name: &str| record[name].as_u64();
         assert!(number(&busy, "cpu_ms") > Some(20), "{busy}");
+        // One process after the other: together not more than the run lasted.
+        let lasted = number(&busy, "duration_ms").map(|ms| ms + 1000);
+        assert!(number(&busy, "cpu_ms") < lasted, "{busy}");
         assert!(number(&busy, "peak_memory_bytes") > Some(100_000), "{busy}");
         assert_eq!(number(&busy, "output_bytes"), Some(5000), "{busy}");
         let quiet = fleet.wait_record("quiet", "succeeded");
