@@ -338,12 +338,23 @@ fn runner() -> Runner {
     Runner::with_exe(EXE.into()).expect("a runner")
 }
 
+/// One whose guards are forked, as almost all of a daemon's are; [`RawGuard`] is executed.
+async fn forking() -> Runner {
+    let runner = runner();
+    zygote_of(&runner).await;
+    runner
+}
+
 async fn run(spec: Spec) -> RunEnd {
     run_with(spec, OUTPUT).await
 }
 
 async fn run_with(spec: Spec, output: config::Output) -> RunEnd {
-    let mut running = runner().start(spec, output).expect("a guard");
+    run_by(&forking().await, spec, output).await
+}
+
+async fn run_by(runner: &Runner, spec: Spec, output: config::Output) -> RunEnd {
+    let mut running = runner.start(spec, output).expect("a guard");
     let end = tokio::time::timeout(PATIENCE, running.wait())
         .await
         .expect("an end");
@@ -374,17 +385,19 @@ async fn a_prepared_guard_takes_the_run_that_it_was_prepared_for() {
 
 #[tokio::test]
 async fn a_prepared_guard_that_is_not_wanted_ends() {
-    let spec = shell("echo done");
-    let prepared = runner().prepare(&spec.job, spec.run_id).expect("a guard");
-    let pid = prepared.guard_pid().expect("a pid").cast_signed();
-    assert!(stat(pid).is_some());
-    drop(prepared);
-    until_async("it has ended", || stat(pid).is_none()).await;
+    for runner in [runner(), forking().await] {
+        let spec = shell("echo done");
+        let prepared = runner.prepare(&spec.job, spec.run_id).expect("a guard");
+        let pid = prepared.guard_pid().expect("a pid").cast_signed();
+        assert!(stat(pid).is_some());
+        drop(prepared);
+        until_async("it has ended, and is no zombie", || stat(pid).is_none()).await;
+    }
 }
 
 #[tokio::test]
 async fn a_prepared_guard_that_is_killed_costs_nothing() {
-    let (spec, runner) = (shell("echo done"), runner());
+    let (spec, runner) = (shell("echo done"), forking().await);
     let prepared = runner.prepare(&spec.job, spec.run_id).expect("a guard");
     let pid = prepared.guard_pid().expect("a pid").cast_signed();
     kill(pid, Signal::KILL);
@@ -1177,13 +1190,15 @@ async fn a_zygote_that_dies_before_it_answers_has_forked_in_vain() {
         let zygote = zygote_of(&runner).await;
         let running = start_waiting(&runner).await;
         assert!(dead(zygote));
-        let guard = running.guard_pid().expect("a guard");
-        assert!(!forked_by(guard).0);
-        // Only the guard that this process knows has the run.
-        let title = process::command_line(guard);
+        let known = running.guard_pid().expect("a guard");
+        assert!(!forked_by(known).0);
+        // Only the guard that this process knows has the run. The two do not call themselves the same.
+        let title = process::command_line(known);
+        let words = title.find(guard::ARGUMENT).map(|at| title[at..].trim_end());
+        let words = words.expect("a guard's title");
         until("the other guard is gone", || {
             let guards = process::children(std::process::id());
-            let same = |pid: &u32| !dead(*pid) && process::command_line(*pid) == title;
+            let same = |pid: &u32| !dead(*pid) && process::command_line(*pid).contains(words);
             guards.into_iter().filter(same).count() <= 1
         });
         cancel(running).await;
@@ -1282,9 +1297,17 @@ fn stand_in_whose_pipes_close_first() {
     let mut guard = RawGuard::on(&spec, pair);
     guard.send(&spec);
     started(guard.report());
+    let RawGuard {
+        child: _child,
+        socket: _socket,
+        reports,
+        mut stdout,
+    } = guard;
+    // The kernel closes a socket with the newest of its descriptors, and this one is newer than the pipes.
+    drop(reports);
     fs::write("started", "").expect("written");
     let mut nothing = [0; 4096];
-    while guard.stdout.read(&mut nothing).is_ok_and(|n| n > 0) {}
+    while stdout.read(&mut nothing).is_ok_and(|n| n > 0) {}
     drop(ballast);
 }
 
@@ -1334,7 +1357,7 @@ fn while_the_daemon_is_stopped_its_lease_still_ends_the_tree() {
 async fn when_the_guard_is_killed_the_daemon_ends_the_tree() {
     for walk_only in WALK_ONLY {
         let tree = Tree::new();
-        let runner = runner();
+        let runner = forking().await;
         // It is no business of other runs, and does not wait for them.
         let other = start_waiting(&runner).await;
         let mut running = runner
@@ -1391,7 +1414,7 @@ async fn a_stopped_guard_does_not_let_a_command_outlive_its_lease() {
     // The looks at all of this process's children take their time: they are those of all tests.
     spec.kill_budget = Duration::from_secs(64);
     let deadline = spec.deadline + spec.kill_budget;
-    let mut running = runner().start(spec, OUTPUT).expect("a guard");
+    let mut running = forking().await.start(spec, OUTPUT).expect("a guard");
     until_async("the tree has grown", || tree.complete()).await;
     let members = tree.members();
     kill(
@@ -1424,7 +1447,7 @@ async fn a_stopped_guard_does_not_save_a_command_from_its_timeout_or_from_a_stop
             timeout,
             ..tree.spec("wait")
         };
-        let mut running = runner().start(spec, OUTPUT).expect("a guard");
+        let mut running = forking().await.start(spec, OUTPUT).expect("a guard");
         until_async("the tree has grown", || tree.complete()).await;
         let members = tree.members();
         kill(
@@ -1510,7 +1533,8 @@ fn who_reaps_strangers_takes_the_end_of_no_guard() {
 #[tokio::test]
 async fn a_running_that_is_dropped_is_ended_and_settled_by_its_guard() {
     let tree = Tree::new();
-    let running = runner()
+    let running = forking()
+        .await
         .start(
             Spec {
                 settle_exe: Some(tree.hand_over_script()),
@@ -1585,7 +1609,7 @@ async fn a_killed_guard_takes_a_command_with_it_whose_first_thread_has_ended() {
             walk_only,
             ..shell(&both)
         };
-        let mut running = runner().start(spec, OUTPUT).expect("a guard");
+        let mut running = forking().await.start(spec, OUTPUT).expect("a guard");
         running.started().await.expect("started");
         let pids = names.each_ref().map(|n| headless_pid(n));
         kill(
@@ -1805,17 +1829,20 @@ async fn no_descriptor_leaks_into_the_command_and_stdin_is_empty() {
     // Without CLOEXEC, as some library might open one.
     let file = fs::File::open("/dev/null").expect("a file");
     let leak = rustix::io::dup(&file).expect("a descriptor");
-    let end = run(spec(&["ls", "-l", "/proc/self/fd"])).await;
+    // Of a guard that is executed, and of one that is forked.
+    for runner in [runner(), forking().await] {
+        let end = run_by(&runner, spec(&["ls", "-l", "/proc/self/fd"]), OUTPUT).await;
+        let text = end.output_text();
+        let numbers: Vec<&str> = text
+            .lines()
+            .filter_map(|l| l.split_once(" -> ")?.0.rsplit(' ').next())
+            .collect();
+        // 3 is the directory that ls reads.
+        assert_eq!(numbers, ["0", "1", "2", "3"], "{text}");
+        assert!(text.contains("0 -> /dev/null"), "{text}");
+        assert!(!text.contains("socket:"), "{text}");
+    }
     drop(leak);
-    let text = end.output_text();
-    let numbers: Vec<&str> = text
-        .lines()
-        .filter_map(|l| l.split_once(" -> ")?.0.rsplit(' ').next())
-        .collect();
-    // 3 is the directory that ls reads.
-    assert_eq!(numbers, ["0", "1", "2", "3"], "{text}");
-    assert!(text.contains("0 -> /dev/null"), "{text}");
-    assert!(!text.contains("socket:"), "{text}");
 }
 
 #[tokio::test]
@@ -1828,14 +1855,18 @@ async fn a_command_has_a_session_of_its_own_and_all_signals_at_their_defaults() 
         "{text}"
     );
 
-    let end = run(spec(&["grep", "-E", "Sig(Blk|Ign)", "/proc/self/status"])).await;
-    let text = end.output_text();
-    assert_eq!(text.lines().count(), 2, "{text}");
-    for line in text.lines() {
-        let (name, mask) = line.split_once(":\t").expect("name and mask");
-        let mask = u64::from_str_radix(mask, 16).expect("hexadecimal");
-        // Also glibc's own two, 32 and 33, which its posix_spawn leaves ignored in the guard.
-        assert_eq!(mask, 0, "{name}: {text}");
+    // Of a guard that is executed, and of one that is forked.
+    for runner in [runner(), forking().await] {
+        let signals = spec(&["grep", "-E", "Sig(Blk|Ign)", "/proc/self/status"]);
+        let end = run_by(&runner, signals, OUTPUT).await;
+        let text = end.output_text();
+        assert_eq!(text.lines().count(), 2, "{text}");
+        for line in text.lines() {
+            let (name, mask) = line.split_once(":\t").expect("name and mask");
+            let mask = u64::from_str_radix(mask, 16).expect("hexadecimal");
+            // Also glibc's own two, 32 and 33, which its posix_spawn leaves ignored in what it starts.
+            assert_eq!(mask, 0, "{name}: {text}");
+        }
     }
 }
 
@@ -1865,7 +1896,7 @@ async fn a_guard_has_a_real_time_priority_while_its_command_runs_if_the_kernel_a
     } else {
         policy(0)
     };
-    let mut running = start_waiting(&runner()).await;
+    let mut running = start_waiting(&forking().await).await;
     let guard = running.guard_pid().expect("a guard").cast_signed();
     until_async("it is urgent", || policy(guard) == expected).await;
     let [command] = process::children(guard.cast_unsigned())[..] else {
@@ -2369,9 +2400,51 @@ fn a_start_that_somebody_kills_is_told_as_what_it_is() {
     guard.finish();
 }
 
+#[test]
+fn a_start_for_which_no_process_can_be_forked_says_why() {
+    if !rustix::process::geteuid().is_root() {
+        skip("only root can become another user");
+        return;
+    }
+    let spec = spec(&["true"]);
+    let pair = UnixStream::pair().expect("a socket pair");
+    let mut guard = RawGuard::with(&spec, pair, |command| {
+        // The only process of a user who may have one.
+        let user = 2_000_000_000 + std::process::id();
+        command.uid(user).gid(user);
+        let one = rustix::process::Rlimit {
+            current: Some(1),
+            maximum: Some(1),
+        };
+        // SAFETY: a system call, and nothing is allocated.
+        unsafe {
+            command.pre_exec(move || {
+                Ok(rustix::process::setrlimit(
+                    rustix::process::Resource::Nproc,
+                    one,
+                )?)
+            })
+        };
+    });
+    guard.send(&spec);
+    let Report::StartFailed { error, cause, .. } = guard.report() else {
+        panic!("it was started")
+    };
+    assert_eq!(cause, None, "{error}");
+    assert!(
+        error.starts_with("cannot start a process (fork)"),
+        "{error}"
+    );
+    assert!(error.contains("a limit on processes is reached"), "{error}");
+    gone(guard.report());
+    guard.finish();
+}
+
 #[tokio::test]
 async fn a_start_dies_with_its_guard() {
-    for (slow, _) in slow_calls() {
+    // Of a guard that is executed, and of one that is forked.
+    let forked = [false, true].into_iter();
+    for (forked, (slow, _)) in forked.flat_map(|f| slow_calls().map(move |slow| (f, slow))) {
         let script = slow.dir.path().join("guard.sh");
         let mut text = "#!/bin/sh\n".to_owned();
         for (name, value) in self::slow(slow.call, slow.ms, &slow.dir.path().join("slow")) {
@@ -2381,6 +2454,9 @@ async fn a_start_dies_with_its_guard() {
         fs::write(&script, text).expect("written");
         fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).expect("executable");
         let runner = Runner::with_exe(script).expect("a runner");
+        if forked {
+            zygote_of(&runner).await;
+        }
         let mut running = runner.start(slow.spec(), OUTPUT).expect("a guard");
         let guard = running.guard_pid().expect("a pid");
         until_async("it waits", || slow.dir.path().join("slow").exists()).await;
