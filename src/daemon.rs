@@ -25,6 +25,7 @@ use self::{
 #[cfg(feature = "http")]
 use crate::http;
 use crate::{
+    blocking,
     clock::StoreClock,
     config::{self, Config},
     contender::{Contender, Parts},
@@ -70,7 +71,8 @@ const LAST_TRACES: Duration = Duration::from_secs(2);
 const SWEEP_EVERY: Duration = Duration::from_secs(10);
 
 async fn sweep() {
-    if let Ok(runs @ 1..) = tokio::task::spawn_blocking(Runner::sweep).await {
+    let runs = blocking::run(Runner::sweep).await;
+    if runs > 0 {
         warn!(
             runs,
             "ended runs that a dead soloist process left behind on this host"

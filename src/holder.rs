@@ -15,6 +15,7 @@ use tracing::{debug, error, info, warn};
 
 use self::turns::{Turn, Turns};
 use crate::{
+    blocking,
     clock::{Boottime, StoreClock},
     config,
     contender::{self, Contender, Granted},
@@ -164,15 +165,14 @@ impl Holder {
         let (this, job) = (self.clone(), job.clone());
         tokio::spawn(async move {
             let runner = this.runner.clone();
-            let guard = tokio::task::spawn_blocking(move || runner.prepare(&job, run)).await;
+            let guard = blocking::run(move || runner.prepare(&job, run)).await;
             match guard {
-                Ok(Ok(guard)) => {
+                Ok(guard) => {
                     this.prepared().insert(run, guard);
                     tokio::time::sleep(PREPARED_FOR).await;
                     this.prepared().remove(&run);
                 }
                 // The grant tries this again, and records the error.
-                Ok(Err(error)) => debug!(%run, %error, "cannot prepare a guard"),
                 Err(error) => debug!(%run, %error, "cannot prepare a guard"),
             }
         });
@@ -191,16 +191,7 @@ impl Holder {
             return self.runner.start_prepared(spec, output, prepared);
         }
         let runner = self.runner.clone();
-        let launched =
-            tokio::task::spawn_blocking(move || runner.start_prepared(spec, output, prepared));
-        match launched.await {
-            Ok(started) => started,
-            Err(e) => match e.try_into_panic() {
-                Ok(panic) => std::panic::resume_unwind(panic),
-                // The runtime ends, and this task with it.
-                Err(_) => std::future::pending().await,
-            },
-        }
+        blocking::run(move || runner.start_prepared(spec, output, prepared)).await
     }
 
     fn prepared(&self) -> MutexGuard<'_, BTreeMap<RunId, Prepared>> {

@@ -29,6 +29,8 @@
 #[cfg(feature = "daemon")]
 mod acts;
 #[cfg(feature = "daemon")]
+mod blocking;
+#[cfg(feature = "daemon")]
 pub mod cli;
 #[cfg(feature = "daemon")]
 pub mod contender;

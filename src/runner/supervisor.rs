@@ -15,6 +15,7 @@ use super::{
     orphans::Orphans,
 };
 use crate::{
+    blocking,
     clock::Boottime,
     guard::{Control, EXEC_ID, Moment, Proc, Report},
     logic::{
@@ -252,12 +253,11 @@ impl Supervisor {
         let mut said = false;
         // Without limit, like the guard: a run is not over, and must not be settled, before its tree is gone.
         loop {
-            let pass = tokio::task::spawn_blocking(move || {
+            let (back, left) = blocking::run(move || {
                 let left = orphans.pass();
                 (orphans, left)
-            });
-            // Fails only if the runtime is being shut down.
-            let Ok((back, left)) = pass.await else { break };
+            })
+            .await;
             // What was forked while this process read /proc may be missing there, but the kernel knows of it.
             if left.is_empty() && (!self.sole || childless()) {
                 break;

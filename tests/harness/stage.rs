@@ -9,7 +9,7 @@ use std::{
     process::{Child, Command, Stdio},
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering::SeqCst},
+        atomic::{AtomicBool, AtomicI64, Ordering::SeqCst},
     },
     time::Duration,
 };
@@ -732,6 +732,8 @@ impl Drop for Stage {
 struct Pulse {
     stop: Arc<AtomicBool>,
     stalls: Arc<Mutex<Vec<(i64, i64)>>>,
+    /// When it began to start the process that it waits for.
+    since: Arc<AtomicI64>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
@@ -743,11 +745,13 @@ impl Pulse {
     fn start() -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let stalls = Arc::new(Mutex::new(vec![]));
+        let since = Arc::new(AtomicI64::new(boottime_ns()));
         let thread = {
-            let (stop, stalls) = (stop.clone(), stalls.clone());
+            let (stop, stalls, since) = (stop.clone(), stalls.clone(), since.clone());
             std::thread::spawn(move || {
                 while !stop.load(SeqCst) {
                     let before = boottime_ns();
+                    since.store(before, SeqCst);
                     std::thread::sleep(Self::PAUSE);
                     start_as_a_run_is();
                     let now = boottime_ns();
@@ -761,12 +765,20 @@ impl Pulse {
         Self {
             stop,
             stalls,
+            since,
             thread: Some(thread),
         }
     }
 
+    /// Those since the last call, and one that goes on: what it delays is judged now.
     fn take(&self) -> Vec<(i64, i64)> {
-        std::mem::take(&mut self.stalls.lock().unwrap_or_else(PoisonError::into_inner))
+        let mut stalls =
+            std::mem::take(&mut *self.stalls.lock().unwrap_or_else(PoisonError::into_inner));
+        let (since, now) = (self.since.load(SeqCst), boottime_ns());
+        if now - since > Self::STALL {
+            stalls.push((since, now));
+        }
+        stalls
     }
 }
 

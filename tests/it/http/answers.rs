@@ -367,7 +367,6 @@ fn what_is_shown_is_what_the_commands_show() {
     let fleet = busy();
     let at = fleet.http(0);
     let status = fleet.json(&["status", "--json"]);
-    let jobs = get(&at, "/api/v1/jobs").of(200);
     let steady = |j: &Value| {
         [
             "job",
@@ -390,7 +389,11 @@ fn what_is_shown_is_what_the_commands_show() {
             .map(steady)
             .collect::<Vec<_>>()
     };
-    assert_eq!(of(&jobs), of(&status));
+    // What was changed over the store a moment ago is shown a moment later.
+    wait_until("what the commands show", GENEROUS, || {
+        of(&get(&at, "/api/v1/jobs").of(200)) == of(&status)
+    });
+    let jobs = get(&at, "/api/v1/jobs").of(200);
     assert_eq!(jobs["config"], status["config"]);
     let hourly = get(&at, "/api/v1/jobs/hourly").of(200);
     assert_eq!(hourly["schedule_words"], "every hour at minute 0");
