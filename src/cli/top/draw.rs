@@ -14,7 +14,7 @@ use crate::{
     cli::status::job_note,
     model::{Outcome, RunRecord},
     view::{self, InstanceView, RunView},
-    words::{self, count, relative, span, took},
+    words::{self, count, fitting, relative, span, took},
 };
 
 const PLAIN: Style = Style::new();
@@ -110,6 +110,12 @@ fn right(buf: &mut Buffer, area: Rect, x: u16, y: u16, width: u16, text: &str, s
         .unwrap_or(width)
         .min(width);
     put(buf, area, x + (width - length), y, length, text, style);
+}
+
+/// A length of time at the right of a column, in a form that fits.
+fn length(buf: &mut Buffer, area: Rect, c: &Column, y: u16, ms: Option<i64>, style: Style) {
+    let text = ms.map(|ms| fitting(ms, c.width.into(), took));
+    right(buf, area, c.x, y, c.width, &text.unwrap_or_default(), style);
 }
 
 /// So many rows of an area, from row `from` on.
@@ -398,7 +404,8 @@ fn chosen(state: &State, buf: &mut Buffer, area: Rect, y: u16, here: bool) {
     }
 }
 
-fn next_in(l: &Line, now: i64) -> String {
+fn next_in(l: &Line, now: i64, width: u16) -> String {
+    let span = |ms| fitting(ms, width.into(), span);
     match (l.view.awaited.first(), l.view.next) {
         (Some(a), _) if a.at.0 <= now => "due".into(),
         (Some(a), _) => span(a.at.0 - now + 999),
@@ -429,6 +436,8 @@ fn job_width(listed: &[&Line], least: u16, most: u16) -> u16 {
 
 /// For a mark and the longest word for how a job is.
 const STATE_WIDTH: u16 = 12;
+/// As wide as its title: there is a form of each countdown that fits.
+const NEXT_LEAST: u16 = 7;
 /// In less than this, a note would say nothing.
 const NOTE_LEAST: u16 = 12;
 
@@ -443,18 +452,21 @@ fn overview(state: &State, buf: &mut Buffer, area: Rect) {
             40
         } else if w >= 80 {
             16
+        } else if w >= 60 {
+            w.saturating_sub(2 + 1 + STATE_WIDTH + 1 + 11)
         } else {
-            w.saturating_sub(25)
+            w.saturating_sub(2 + 1 + STATE_WIDTH + 1 + 9)
         },
     );
     let strip = if w >= 120 { 24 } else { 10 };
     let by = if w >= 150 { 24 } else { 10 };
     let [job, cond, next, runs, last, late, who, note] = match w {
-        ..60 => columns(
-            2,
-            w,
-            [name, 10, w.saturating_sub(name + 14).min(12), 0, 0, 0, 0, 0],
-        ),
+        ..60 => {
+            let cond = w.saturating_sub(2 + name + 1).min(STATE_WIDTH);
+            let left = w.saturating_sub(2 + name + 1 + cond + 1).min(12);
+            let next = if left < NEXT_LEAST { 0 } else { left };
+            columns(2, w, [name, cond, next, 0, 0, 0, 0, 0])
+        }
         60..80 => columns(2, w, [name, STATE_WIDTH, 11, strip, 0, 0, 0, 0]),
         _ => {
             let used = 2 + name + STATE_WIDTH + 11 + strip + 8 + 8 + by + 7;
@@ -518,7 +530,7 @@ fn overview(state: &State, buf: &mut Buffer, area: Rect) {
             next.x,
             y,
             next.width,
-            &next_in(l, state.now),
+            &next_in(l, state.now, next.width),
             PLAIN,
         );
         for (x, r) in (0..runs.width).zip(l.recent.iter().take(runs.width.into()).rev()) {
@@ -528,25 +540,15 @@ fn overview(state: &State, buf: &mut Buffer, area: Rect) {
         let ran = l.recent.iter().find(|r| r.run_id.is_some());
         let active = l.view.running.first();
         let lasted = match active {
-            Some(r) => r
-                .started_at
-                .map(|t| took((state.now - t.0).max(0) / 1000 * 1000)),
-            None => ran.and_then(|r| r.duration_ms).map(took),
+            Some(r) => r.started_at.map(|t| (state.now - t.0).max(0) / 1000 * 1000),
+            None => ran.and_then(|r| r.duration_ms),
         };
         let style = if active.is_some() {
             state.style(Mood::Busy)
         } else {
             PLAIN
         };
-        right(
-            buf,
-            area,
-            last.x,
-            y,
-            last.width,
-            &lasted.unwrap_or_default(),
-            style,
-        );
+        length(buf, area, &last, y, lasted, style);
         let by = match active {
             Some(r) => r.instance.as_ref(),
             None => ran.and_then(|r| r.instance.as_ref()),
@@ -556,15 +558,7 @@ fn overview(state: &State, buf: &mut Buffer, area: Rect) {
             Some(_) => None,
             None => ran.filter(|r| r.attempt == 1).and_then(|r| r.lateness_ms),
         };
-        right(
-            buf,
-            area,
-            late.x,
-            y,
-            late.width,
-            &lateness.map(took).unwrap_or_default(),
-            PLAIN,
-        );
+        length(buf, area, &late, y, lateness, PLAIN);
         let by = by.map_or(String::new(), |i| state.fit(i.as_str()));
         let style = if active.is_some() { PLAIN } else { DIM };
         put(buf, area, who.x, y, who.width, &by, style);
@@ -890,12 +884,10 @@ fn job(state: &State, buf: &mut Buffer, area: Rect) {
         .min(u16::try_from(runs.len() + 1).unwrap_or(left))
         .max(2.min(left));
     history(state, &runs, buf, rows(area, y, list));
-    output(
-        state,
-        &runs,
-        buf,
-        rows(area, y + list, left.saturating_sub(list)),
-    );
+    y += list;
+    let left = left - list;
+    let said = error(state, &runs, buf, rows(area, y, left));
+    output(state, &runs, buf, rows(area, y + said, left - said));
 }
 
 fn history(state: &State, runs: &[RunView], buf: &mut Buffer, area: Rect) {
@@ -931,28 +923,12 @@ fn history(state: &State, runs: &[RunView], buf: &mut Buffer, area: Rect) {
         );
         let outcome = format!("{mark} {}", r.outcome.as_str().replace('_', " "));
         put(buf, area, how.x, y, how.width, &outcome, state.style(mood));
-        let length = match (r.outcome, r.started_at) {
-            (Outcome::Running, Some(t)) => Some(took((state.now - t.0).max(0) / 1000 * 1000)),
-            _ => r.duration_ms.map(took),
+        let ms = match (r.outcome, r.started_at) {
+            (Outcome::Running, Some(t)) => Some((state.now - t.0).max(0) / 1000 * 1000),
+            _ => r.duration_ms,
         };
-        right(
-            buf,
-            area,
-            lasted.x,
-            y,
-            lasted.width,
-            &length.unwrap_or_default(),
-            PLAIN,
-        );
-        right(
-            buf,
-            area,
-            late.x,
-            y,
-            late.width,
-            &r.lateness_ms.map(took).unwrap_or_default(),
-            PLAIN,
-        );
+        length(buf, area, &lasted, y, ms, PLAIN);
+        length(buf, area, &late, y, r.lateness_ms, PLAIN);
         put(buf, area, code.x, y, code.width, &view::exit(r), PLAIN);
         let by = r
             .instance
@@ -972,6 +948,29 @@ fn history(state: &State, runs: &[RunView], buf: &mut Buffer, area: Rect) {
     if runs.is_empty() {
         put(buf, area, 2, 1, w, "it has not run yet", DIM);
     }
+}
+
+/// The whole error of the selected run, for which its column has no room, in two rows at most. Returns how many.
+fn error(state: &State, runs: &[RunView], buf: &mut Buffer, area: Rect) -> u16 {
+    let selected = runs.get(state.run_at(runs));
+    let Some(text) = selected.and_then(|r| r.error.as_ref()) else {
+        return 0;
+    };
+    // The title of the output and a row of it stay.
+    let most = area.height.saturating_sub(2).min(2);
+    let text = state.fit(&format!("error: {text}"));
+    let mut parts = wrap(&text, area.width.into()).into_iter();
+    for y in 0..most {
+        let Some(mut part) = parts.next() else {
+            return y;
+        };
+        if y + 1 == most {
+            part.extend(parts.by_ref());
+        }
+        let style = state.style(Mood::Bad);
+        put(buf, area, 0, y, area.width, &part, style);
+    }
+    most
 }
 
 fn output(state: &State, runs: &[RunView], buf: &mut Buffer, area: Rect) {

@@ -223,9 +223,9 @@ fn a_wide_screen_says_more_and_a_small_one_is_still_sane() {
         [
             " 1 jobs  2 time  3 inst         15:12:41",
             "1 job fails: report",
-            "  JOB      STATE           NEXT IN",
-            "› backup   ‖ paused         paused",
-            "  draw     ▶ running          19 s",
+            "  JOB      STATE             NEXT IN",
+            "› backup   ‖ paused           paused",
+            "  draw     ▶ running            19 s",
         ],
         "{small}"
     );
@@ -276,6 +276,115 @@ fn a_text_that_is_cut_ends_with_an_ellipsis() {
     assert_eq!(super::whole("a  bc", 4), "a");
     assert_eq!(super::whole("a  bc  d", 5), "a  bc");
     assert_eq!(super::whole("abc", 2), "");
+}
+
+/// A state in which `report` ended so, `lasted` ms after it began, `late` ms after its time.
+fn ended(outcome: Outcome, lasted: i64, late: i64, error: Option<&str>) -> State {
+    let mut s = state();
+    let at = NOW - lasted - late - 1_000;
+    let record = RunRecord {
+        occurrence: Occurrence(at),
+        lateness_ms: Some(late),
+        error: error.map(str::to_owned),
+        ..record("report", NOW - at, outcome).lasting(Some(at + late), Some(at + late + lasted))
+    };
+    s.take(News::Found {
+        found: vec![Found {
+            job: JobName::new("report"),
+            state: Ok(Some(claim::State {
+                incarnation: "i".into(),
+                newest: record.occurrence.0,
+                last: last(&record),
+                ..claim::State::default()
+            })),
+            records: Some(vec![record]),
+        }],
+        incarnation: "i".into(),
+    });
+    s
+}
+
+/// `1 min 3…` reads as another length of time.
+#[test]
+fn a_length_of_time_is_never_cut() {
+    const HOUR: i64 = 3_600_000;
+    let lengths = [
+        (999, "999 ms", "999 ms"),
+        (59_949, "59.9 s", "59.9 s"),
+        (63_000, "1m 3s", "1 min 3 s"),
+        (90_000, "1m 30s", "1m 30s"),
+        (2 * HOUR + 300_000, "2h 5m", "2 h 5 min"),
+        (14 * HOUR + 47 * 60_000, "14h 47m", "14h 47m"),
+        (76 * HOUR, "3 d 4 h", "3 d 4 h"),
+        (364 * 24 * HOUR + 23 * HOUR, "364d 23h", "364d 23h"),
+    ];
+    for (ms, short, wider) in lengths {
+        let mut s = ended(Outcome::Succeeded, ms, ms, None);
+        press(&mut s, "G");
+        for keys in ["k", "\n"] {
+            press(&mut s, keys);
+            let told = if keys == "k" { short } else { wider };
+            for width in [80, 100, 120] {
+                let text = screen(&s, width, 24);
+                let row = text.lines().find(|l| l.starts_with('›'));
+                let row = row.unwrap_or_else(|| panic!("no row is selected: {text}"));
+                assert_eq!(row.matches(told).count(), 2, "{width}: {row}");
+                assert!(!row.contains('…'), "{width}: {row}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_small_screen_shows_the_whole_state_and_countdown() {
+    let s = ended(Outcome::LeaseLost, 1_000, 0, None);
+    for (width, countdown) in [(70, "14 h 47 min"), (40, "14 h 47 min"), (33, "14h 47m")] {
+        let text = screen(&s, width, 10);
+        let row = text.lines().find(|l| l.contains("report   ✗"));
+        let row = row.unwrap_or_else(|| panic!("no row: {text}"));
+        assert!(
+            row.contains("✗ lease lost ") && row.contains(countdown),
+            "{text}"
+        );
+    }
+    // Each state and countdown is whole or absent, whatever the width.
+    for width in 24..80 {
+        let text = screen(&s, width, 10);
+        let cut = text.lines().skip(2).find(|l| l.contains('…'));
+        assert!(cut.is_none(), "{width}: {text}");
+    }
+}
+
+#[test]
+fn the_error_of_the_selected_run_is_shown_in_full() {
+    let why = "the lease ran out before the store answered, and the guard ended the whole process tree of the run";
+    let mut s = ended(Outcome::LeaseLost, 1_000, 0, Some(why));
+    press(&mut s, "/rep\n\n");
+    let text = screen(&s, 80, 24);
+    let lines: Vec<&str> = text.lines().collect();
+    let at = lines.iter().position(|l| l.starts_with("error: "));
+    let at = at.unwrap_or_else(|| panic!("no error: {text}"));
+    assert_eq!(
+        format!("{}{}", lines[at], lines[at + 1]),
+        format!("error: {why}")
+    );
+    assert!(lines[at + 2].starts_with("output of "), "{text}");
+    // Of a longer one, two rows that say that it is cut; where there is little room, one.
+    let mut s = ended(Outcome::LeaseLost, 1_000, 0, Some(&why.repeat(3)));
+    press(&mut s, "/rep\n\n");
+    let text = screen(&s, 80, 24);
+    let rest = text.split_once("error: ").expect("an error").1;
+    let cut = rest.lines().nth(1).expect("a second row");
+    assert!(cut.ends_with('…') && cut.chars().count() == 80, "{text}");
+    let text = screen(&s, 40, 10);
+    assert!(
+        text.contains("error: the lease") && text.contains("output of "),
+        "{text}"
+    );
+    // Without an error there is no row of it.
+    let mut s = ended(Outcome::Succeeded, 1_000, 0, None);
+    press(&mut s, "/rep\n\n");
+    assert!(!screen(&s, 80, 24).contains("error: "));
 }
 
 #[test]
