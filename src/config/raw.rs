@@ -125,9 +125,7 @@ pub(super) fn named_channel<'t>(
         "server" | "host" | "relay" => Some("did you mean `smtp`?"),
         "cmd" | "exec" => Some("did you mean `command`?"),
         "events" | "when" => Some("did you mean `on`?"),
-        "username" | "password" => {
-            Some("write them into `smtp`, from the environment: `smtps://${USER}:${PASSWORD}@HOST`")
-        }
+        "username" | "password" => Some(MAIL_LOGIN),
         _ => None,
     });
     Some(channel)
@@ -331,6 +329,12 @@ pub(crate) fn is_http_url(text: &str) -> bool {
 const HTTP_URL: &str = "write `https://host/path`";
 const ESCAPED: &str = "write `https://USER:PASSWORD@host/path`, and escape `@`, `:`, `/` and `%` in user and password, \
                        as in `%40`";
+const MAIL_SERVER: &str = "write `smtps://USER:PASSWORD@HOST`, `smtp+starttls://…` or, without encryption, \
+                           `smtp://HOST:25`; escape `@`, `:` and `/` in user and password, as in `%40`";
+const MAIL_LOGIN: &str =
+    "write them into `smtp`, from the environment: `smtps://${USER}:${PASSWORD}@HOST`";
+/// Hints that look as if they had a secret, and have nothing of the file: a report shows them as they are.
+pub(super) const OPEN_HINTS: [&str; 3] = [ESCAPED, MAIL_SERVER, MAIL_LOGIN];
 
 /// What is wrong with the address of a server that speaks HTTP, and what to write; it may have user and password. The
 /// texts repeat no part of it.
@@ -395,12 +399,10 @@ pub(super) fn smtp(r: &mut Reader<'_>, field: Field<'_>) -> Option<String> {
     let host = rest.map(|rest| rest.rsplit('@').next().unwrap_or_default());
     if host.is_none_or(|host| host.is_empty() || host.starts_with(['/', ':'])) || text.contains(bad)
     {
-        let hint = "write `smtps://USER:PASSWORD@HOST`, `smtp+starttls://…` or, without encryption, `smtp://HOST:25`; \
-                    escape `@`, `:` and `/` in user and password, as in `%40`";
         r.wrong(
             field,
             "not the address of a mail server".to_owned(),
-            hint.to_owned(),
+            MAIL_SERVER.to_owned(),
         );
         return None;
     }

@@ -9,7 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::quote;
+use super::{quote, raw::OPEN_HINTS};
 use crate::text;
 use annotate_snippets::{AnnotationKind, Group, Level, Origin, Renderer, Snippet};
 
@@ -408,7 +408,10 @@ impl<'a> Collector<'a> {
                 ..
             } = found;
             let message = quote::message(&message);
-            let hint = hint.map(|hint| quote::message(&hint));
+            let hint = hint.map(|hint| match OPEN_HINTS.contains(&hint.as_str()) {
+                true => hint,
+                false => quote::message(&hint),
+            });
             if let Some((file, line)) = elsewhere {
                 problems.push(Problem {
                     file,

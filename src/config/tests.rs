@@ -616,6 +616,44 @@ fn a_heartbeat_names_the_job_and_may_have_a_variable() {
     );
 }
 
+/// The example of a hint is nobody's secret, and says nothing once it is masked.
+#[test]
+fn a_hint_with_an_example_is_shown_in_full_and_the_secret_nowhere() {
+    let hook = "[notify.ops]\ntype = 'webhook'\nurl = \"http://me:hun/ter2@127.0.0.1/x\"\n";
+    let mail = "[notify.ops]\ntype = 'email'\nfrom = 'a@b.c'\nto = 'a@b.c'\nsmtp = 'http://me:hun/ter2@h'\n";
+    let login = "[notify.ops]\ntype = 'email'\nfrom = 'a@b.c'\nto = 'a@b.c'\nsmtp = 'smtp://h'\npassword = 'hun/ter2'\n";
+    for (text, hint) in [
+        (
+            hook,
+            "write `https://USER:PASSWORD@host/path`, and escape `@`, `:`, `/` and `%` in user and password, as in \
+             `%40`",
+        ),
+        (
+            mail,
+            "write `smtps://USER:PASSWORD@HOST`, `smtp+starttls://…` or, without encryption, `smtp://HOST:25`; escape \
+             `@`, `:` and `/` in user and password, as in `%40`",
+        ),
+        (
+            login,
+            "write them into `smtp`, from the environment: `smtps://${USER}:${PASSWORD}@HOST`",
+        ),
+    ] {
+        let report = bad(text);
+        let hints: Vec<&str> = report
+            .problems()
+            .iter()
+            .filter_map(|p| p.hint.as_deref())
+            .collect();
+        assert!(hints.contains(&hint), "{report}");
+        let shown = format!("{report}{hints:?}");
+        assert!(shown.contains(hint), "{report}");
+        assert!(
+            !shown.contains("ter2") && !shown.contains("hun/"),
+            "{report}"
+        );
+    }
+}
+
 /// Editors of Windows put it there. It hides nothing, and moves no column.
 #[test]
 fn a_byte_order_mark_at_the_begin_is_no_part_of_the_text() {
