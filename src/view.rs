@@ -287,20 +287,26 @@ pub(crate) fn late_since_due(runs: &mut [impl Attempt], job: Option<&Job>) {
 /// Exit code, or the signal (by name if it has one).
 pub(crate) fn exit(r: &RunView) -> String {
     match (r.exit_code, r.signal) {
-        (_, Some(signal)) => match signal {
-            libc::SIGHUP => "SIGHUP".to_owned(),
-            libc::SIGINT => "SIGINT".to_owned(),
-            libc::SIGQUIT => "SIGQUIT".to_owned(),
-            libc::SIGABRT => "SIGABRT".to_owned(),
-            libc::SIGKILL => "SIGKILL".to_owned(),
-            libc::SIGSEGV => "SIGSEGV".to_owned(),
-            libc::SIGPIPE => "SIGPIPE".to_owned(),
-            libc::SIGTERM => "SIGTERM".to_owned(),
-            n => format!("signal {n}"),
-        },
+        (_, Some(signal)) => signal_name(signal),
         (Some(code), None) => code.to_string(),
         (None, None) => String::new(),
     }
+}
+
+/// `SIGTERM`; `signal 50` of one that is seldom seen.
+pub(crate) fn signal_name(signal: i32) -> String {
+    let name = match signal {
+        libc::SIGHUP => "SIGHUP",
+        libc::SIGINT => "SIGINT",
+        libc::SIGQUIT => "SIGQUIT",
+        libc::SIGABRT => "SIGABRT",
+        libc::SIGKILL => "SIGKILL",
+        libc::SIGSEGV => "SIGSEGV",
+        libc::SIGPIPE => "SIGPIPE",
+        libc::SIGTERM => "SIGTERM",
+        n => return format!("signal {n}"),
+    };
+    name.to_owned()
 }
 
 /// Instances and jobs of a fleet at one moment.

@@ -247,7 +247,7 @@ async fn command(
         Ok((Some(status), said)) => {
             let how = match (status.code(), status.signal()) {
                 (Some(code), _) => format!("exit code {code}"),
-                (None, Some(signal)) => format!("signal {signal}"),
+                (None, Some(signal)) => crate::view::signal_name(signal),
                 (None, None) => status.to_string(),
             };
             failed(format!("the command ended with {how}"), &said)

@@ -11,7 +11,9 @@ use crate::{
         schedule::next_of,
     },
     model::{InstanceId, JobName, Occurrence, Outcome, RunRecord, Trigger, rfc3339_ms},
-    text, words,
+    text,
+    view::signal_name,
+    words,
 };
 
 /// The end of an output that a message has: lines, and characters.
@@ -232,8 +234,9 @@ fn title(item: &Item, now: i64) -> String {
     let job = &item.job;
     let exit = item.run.as_ref().and_then(|run| {
         let code = run.exit_code.filter(|_| run.outcome == Outcome::Failed);
-        code.map(|code| format!(" (exit code {code})"))
-            .or(run.signal.map(|signal| format!(" (signal {signal})")))
+        code.map(|code| format!(" (exit code {code})")).or(run
+            .signal
+            .map(|signal| format!(" ({})", signal_name(signal))))
     });
     let took = item.run.as_ref().and_then(|run| run.duration_ms);
     let took = took.map(words::took).zip(item.expected.map(words::took));
@@ -279,7 +282,7 @@ fn outcome(run: &About) -> String {
         let _ = write!(out, ", exit code {code}");
     }
     if let Some(signal) = run.signal {
-        let _ = write!(out, ", signal {signal}");
+        let _ = write!(out, ", {}", signal_name(signal));
     }
     if let Some(ms) = run.duration_ms {
         let _ = write!(out, ", after {}", words::took(ms));
@@ -340,7 +343,7 @@ fn describe(item: &Item, s: &Surroundings, alone: bool) -> String {
     match item.kind {
         Kind::Overdue if item.never => {
             let text = format!(
-                "so far, as far as the fleet knows; it has had the job since {}",
+                "so far, as far as the fleet knows; the job has been watched since {}",
                 both(item.since)
             );
             line("no success", &text);
@@ -737,6 +740,10 @@ mod tests {
         let output =
             "reading 1423 entrants\nentrant 77 has no address\ndraw: cannot pick 10 winners\n";
         let failed = one(Kind::Failed, true, Some((Outcome::Failed, output)));
+        let mut killed = one(Kind::Failed, true, Some((Outcome::Failed, "")));
+        if let Some(run) = &mut killed.run {
+            (run.exit_code, run.signal) = (None, Some(libc::SIGTERM));
+        }
         let mut recovered = one(Kind::Recovered, false, Some((Outcome::Succeeded, "")));
         recovered.streak = 3;
         recovered.since -= 3 * 86_400_000;
@@ -770,6 +777,7 @@ mod tests {
         assert_eq!(test.subjects[0].key, "soloist/soloist//test");
         let all = [
             ("A run failed", shown(failed)),
+            ("A signal ended a run", shown(killed)),
             (
                 "A run reached its time limit",
                 shown(one(Kind::TimedOut, true, Some((Outcome::TimedOut, output)))),

@@ -128,7 +128,7 @@ fn what_a_command_says_of_its_failure_is_shown_without_secrets() {
         why("exit 3"),
         "the command ended with exit code 3; it wrote nothing to stderr"
     );
-    assert!(why("kill -9 $$").starts_with("the command ended with signal 9"));
+    assert!(why("kill -9 $$").starts_with("the command ended with SIGKILL"));
     let hung = why("echo waiting for the hub >&2; sleep 100");
     assert_eq!(
         hung,
