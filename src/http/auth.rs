@@ -164,11 +164,24 @@ impl Gate {
             )
             .hint("`soloist http token NAME ROLE` makes one, and the line for the tokens file")
         };
-        let sent = value
-            .to_str()
-            .ok()
-            .and_then(|v| token_of(v, basic))
-            .ok_or_else(wrong)?;
+        let sent = match value.to_str().map_or(Sent::Wrong, |v| sent(v, basic)) {
+            Sent::Token(token) => token,
+            Sent::Nothing => {
+                return Ok(Caller {
+                    role: None,
+                    name: None,
+                    token: None,
+                });
+            }
+            Sent::NotHere => {
+                let problem = Problem::new(
+                    StatusCode::UNAUTHORIZED,
+                    "a user and a password (`Basic`) are taken for calendars only",
+                );
+                return Err(problem.hint("send the token as `Authorization: Bearer TOKEN`"));
+            }
+            Sent::Wrong => return Err(wrong()),
+        };
         let known = file.current()?;
         let token = find(&known, &sent).ok_or_else(wrong)?;
         Ok(Caller {
@@ -269,22 +282,45 @@ fn is_calendar(path: &str) -> bool {
     path == "/calendar.ics" || of_job.is_some_and(|job| !job.contains('/'))
 }
 
-/// The token in a header `Authorization`; `basic`: also if it is sent as a password. The name before it says nothing.
-fn token_of(header: &str, basic: bool) -> Option<String> {
-    let (scheme, sent) = header.split_once(' ')?;
-    let sent = sent.trim();
-    if sent.len() > 2 * TOKEN_MOST {
-        return None;
-    }
+/// What a header `Authorization` has.
+#[derive(Debug, PartialEq, Eq)]
+enum Sent {
+    Token(String),
+    /// A token of no letters.
+    Nothing,
+    /// A password, where none is taken.
+    NotHere,
+    /// What no token can be.
+    Wrong,
+}
+
+/// Reads a header `Authorization`; `basic`: the token may also be sent as a password. The name before it says nothing.
+/// Blanks around a token do not count.
+fn sent(header: &str, basic: bool) -> Sent {
+    let (scheme, rest) = header.split_once(' ').unwrap_or((header, ""));
+    let rest = rest.trim();
     let token = if scheme.eq_ignore_ascii_case("bearer") {
-        sent.to_owned()
-    } else if basic && scheme.eq_ignore_ascii_case("basic") {
-        let both = String::from_utf8(BASE64.decode(sent).ok()?).ok()?;
-        both.split_once(':')?.1.to_owned()
+        Some(rest.to_owned())
+    } else if !scheme.eq_ignore_ascii_case("basic") {
+        None
+    } else if !basic {
+        return Sent::NotHere;
+    } else if rest.len() > 2 * TOKEN_MOST {
+        None
     } else {
-        return None;
+        password(rest)
     };
-    (token.len() <= TOKEN_MOST).then_some(token)
+    match token {
+        Some(token) if token.is_empty() => Sent::Nothing,
+        Some(token) if token.len() <= TOKEN_MOST => Sent::Token(token),
+        _ => Sent::Wrong,
+    }
+}
+
+/// The password in `NAME:PASSWORD`, as Basic sends both.
+fn password(encoded: &str) -> Option<String> {
+    let both = String::from_utf8(BASE64.decode(encoded).ok()?).ok()?;
+    Some(both.split_once(':')?.1.trim().to_owned())
 }
 
 /// `host:port` of a URL.
@@ -403,24 +439,31 @@ mod tests {
 
     #[test]
     fn a_token_may_be_a_password_for_calendars_alone() {
-        let sent = |name: &str| format!("Basic {}", BASE64.encode(format!("{name}:to:ken")));
-        for (header, basic, token) in [
-            ("Bearer to:ken", false, Some("to:ken")),
-            ("bearer to:ken ", true, Some("to:ken")),
-            (&sent("ann"), true, Some("to:ken")),
-            (&sent(""), true, Some("to:ken")),
-            (&sent("ann").to_uppercase(), true, None),
-            (&sent("ann"), false, None),
-            ("Basic to:ken", true, None),
-            ("Basic", true, None),
+        let encoded = |both: &str| format!("Basic {}", BASE64.encode(both));
+        let basic_of = |name: &str| encoded(&format!("{name}:to:ken"));
+        let token = || Sent::Token("to:ken".to_owned());
+        for (header, basic, said) in [
+            ("Bearer to:ken", false, token()),
+            ("bearer  to:ken ", true, token()),
+            ("Bearer", false, Sent::Nothing),
+            ("Token to:ken", true, Sent::Wrong),
+            (&basic_of("ann"), true, token()),
+            (&basic_of(""), true, token()),
+            (&encoded("ann: to:ken\n"), true, token()),
+            (&encoded("ann:"), true, Sent::Nothing),
+            (&encoded("ann: "), true, Sent::Nothing),
+            (&encoded("ann"), true, Sent::Wrong),
+            (&basic_of("ann").to_uppercase(), true, Sent::Wrong),
+            (&basic_of("ann"), false, Sent::NotHere),
+            ("Basic to:ken", true, Sent::Wrong),
             (
                 &format!("Bearer {}", "x".repeat(TOKEN_MOST + 1)),
                 true,
-                None,
+                Sent::Wrong,
             ),
-            (&sent(&"x".repeat(2 * TOKEN_MOST)), true, None),
+            (&basic_of(&"x".repeat(2 * TOKEN_MOST)), true, Sent::Wrong),
         ] {
-            assert_eq!(token_of(header, basic).as_deref(), token, "{header}");
+            assert_eq!(sent(header, basic), said, "{header}");
         }
         for (path, is) in [
             ("/calendar.ics", true),

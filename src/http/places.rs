@@ -13,10 +13,10 @@ const STUCK_AFTER: Duration = Duration::from_secs(5);
 /// What a connection does, as far as its place depends on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Does {
-    /// It waits for a request whose head is complete, or for the TLS handshake before it. The one with the lowest
-    /// number has waited longest.
+    /// It waits for the TLS handshake, for the head of a request, or for its body. The one with the lowest number has
+    /// waited longest.
     Waits(u64),
-    /// A request is being answered.
+    /// A request that has arrived to its end is being answered.
     Answers,
     /// The answer is written, and the client still has to take the end of it.
     Flushes,
@@ -113,9 +113,15 @@ impl Place {
         self.given_away.cancelled().await;
     }
 
-    /// The head of a request is complete. The place is kept until the guard is dropped and [`Self::flushed`] is called.
-    pub(super) fn answers(self: &Arc<Self>) -> Answering {
-        self.change(|taken, _| taken.does = Does::Answers);
+    /// The head of a request is complete; `whole`: so is the request. Otherwise it waits, from now, for the body: see
+    /// [`Answering::whole`].
+    pub(super) fn asked(self: &Arc<Self>, whole: bool) -> Answering {
+        self.change(|taken, next| {
+            taken.does = match whole {
+                true => Does::Answers,
+                false => Does::Waits(next),
+            }
+        });
         Answering(self.clone())
     }
 
@@ -149,8 +155,16 @@ impl Drop for Place {
     }
 }
 
-/// Lives as long as a request is being answered.
+/// Lives as long as a request is being answered, from its head on. Once the request is whole, the place is kept until
+/// this is dropped and [`Place::flushed`] is called.
 pub(super) struct Answering(Arc<Place>);
+
+impl Answering {
+    /// Nothing more of the request is waited for: its body has arrived, or its answer does not need the body.
+    pub(super) fn whole(&self) {
+        self.0.change(|taken, _| taken.does = Does::Answers);
+    }
+}
 
 impl Drop for Answering {
     fn drop(&mut self) {
@@ -175,7 +189,7 @@ mod tests {
         let (places, now) = (Places::new(3), Instant::now());
         let all: Vec<_> = (0..3).filter_map(|_| take(&places, now)).collect();
         // The first has had a request meanwhile: it begins to wait anew once its answer is taken.
-        drop(all[0].answers());
+        drop(all[0].asked(true));
         all[0].flushed();
         let fourth = take(&places, now).expect("a place");
         assert_eq!(
@@ -192,7 +206,7 @@ mod tests {
     fn nobody_goes_for_others_while_it_is_answered() {
         let (places, now) = (Places::new(2), Instant::now());
         let [first, second] = [(); 2].map(|()| take(&places, now).expect("a place"));
-        let (one, two) = (first.answers(), second.answers());
+        let (one, two) = (first.asked(true), second.asked(true));
         assert!(take(&places, now).is_none());
         // The answer is written; that the client has taken it is not known yet.
         drop(one);
@@ -207,10 +221,29 @@ mod tests {
     }
 
     #[test]
+    fn a_request_whose_body_has_not_arrived_keeps_nobody_out() {
+        let (places, now) = (Places::new(2), Instant::now());
+        let [first, second] = [(); 2].map(|()| take(&places, now).expect("a place"));
+        let one = first.asked(false);
+        // The first waits since its head was complete, so the second has waited longer.
+        let third = take(&places, now).expect("a place");
+        assert!(gone(&second) && !gone(&first));
+        one.whole();
+        let fourth = take(&places, now).expect("a place");
+        assert!(gone(&third) && !gone(&first));
+        let two = fourth.asked(false);
+        let _fifth = take(&places, now).expect("a place");
+        assert!(gone(&fourth) && !gone(&first));
+        // Its body arrives too late.
+        two.whole();
+        assert_eq!(places.inner.lock().taken.len(), 2);
+    }
+
+    #[test]
     fn a_client_that_takes_nothing_keeps_its_place_for_a_while() {
         let (places, now) = (Places::new(2), Instant::now());
         let [first, second] = [(); 2].map(|()| take(&places, now).expect("a place"));
-        let _answers = (first.answers(), second.answers());
+        let _answers = (first.asked(true), second.asked(true));
         second.stuck(Some(now));
         let before = now + STUCK_AFTER - Duration::from_millis(1);
         assert!(take(&places, before).is_none());
@@ -226,7 +259,7 @@ mod tests {
         let (places, now) = (Places::new(1), Instant::now());
         let first = take(&places, now).expect("a place");
         let second = take(&places, now).expect("a place");
-        drop(first.answers());
+        drop(first.asked(true));
         first.flushed();
         drop(first);
         assert_eq!(places.inner.lock().taken.len(), 1);

@@ -20,7 +20,7 @@ use axum::{
     response::IntoResponse as _,
 };
 use hyper::{
-    body::{Frame, Incoming, SizeHint},
+    body::{Body as _, Frame, Incoming, SizeHint},
     server::conn::http1,
     service::service_fn,
 };
@@ -192,7 +192,7 @@ async fn connection(
     };
     tokio::select! {
         () = spoken => {}
-        () = place.given_away() => debug!("a connection without a request made room for another one"),
+        () = place.given_away() => debug!("a connection without a whole request made room for another one"),
     }
 }
 
@@ -204,9 +204,16 @@ async fn speak<S: AsyncRead + AsyncWrite + Unpin + 'static>(
 ) {
     let finish = app.finish.clone();
     let service = service_fn(move |request: Request<Incoming>| {
-        let (app, router, answering) = (app.clone(), router.clone(), place.answers());
+        let answering = Arc::new(place.asked(request.body().is_end_stream()));
+        let (app, router) = (app.clone(), router.clone());
         async move {
-            let response = answer(&app, router, request.map(Body::new)).await;
+            let request = request.map(|body| {
+                let answering = answering.clone();
+                Body::new(Asked { body, answering })
+            });
+            let response = answer(&app, router, request).await;
+            // An answer that does not need the body has not waited for it.
+            answering.whole();
             Ok::<_, Infallible>(response.map(|body| Answer {
                 body,
                 _answering: answering,
@@ -236,10 +243,38 @@ async fn speak<S: AsyncRead + AsyncWrite + Unpin + 'static>(
     }
 }
 
+/// The body of a request. Only once it is read to its end, the connection keeps its place.
+struct Asked {
+    body: Incoming,
+    answering: Arc<Answering>,
+}
+
+impl hyper::body::Body for Asked {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let frame = Pin::new(&mut self.body).poll_frame(cx);
+        if matches!(frame, Poll::Ready(None)) {
+            self.answering.whole();
+        }
+        frame
+    }
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
 /// The body of an answer. While it lives, its connection keeps its place.
 struct Answer {
     body: Body,
-    _answering: Answering,
+    _answering: Arc<Answering>,
 }
 
 impl hyper::body::Body for Answer {

@@ -120,8 +120,12 @@ fn read<T: Said>(body: &[u8]) -> Result<T, Problem> {
             .map_err(|_| Problem::bad(format!("`{name}` must be {allowed}")))?;
     }
     // Each field is as it must be. The value above has only the last of each name.
-    serde_json::from_slice(body)
-        .map_err(|_| Problem::bad("a field is there twice").hint("send each field once"))
+    serde_json::from_slice(body).map_err(|e| {
+        let said = e.to_string();
+        let twice = names().find(|name| said.contains(&format!("`{name}`")));
+        let twice = twice.map_or("a field".to_owned(), |name| format!("`{name}`"));
+        Problem::bad(format!("{twice} is there twice")).hint("send each field once")
+    })
 }
 
 #[derive(Debug, Default, Deserialize, utoipa::ToSchema)]
@@ -350,7 +354,7 @@ pub(super) async fn pause(
             .job(&job)
             .map_or_else(|| "UTC".into(), |(job, _)| job.timezone.clone())
     };
-    let until = request.until.as_deref().filter(|text| !text.is_empty());
+    let until = request.until.as_deref();
     let until = until
         .map(|text| acts::until("until", text, &zone, now))
         .transpose()?;
@@ -589,13 +593,16 @@ mod tests {
                 "{\"count\": 1}",
                 "no field `count` is known here; those known are n",
             ),
-            ("{\"n\": 1, \"n\": 2}", "a field is there twice; "),
+            ("{\"n\": 1, \"n\": 2}", "`n` is there twice; "),
         ] {
             let got = refused::<SkipRequest>(body);
             assert!(got.starts_with(said), "{body}: {got}");
         }
         let near = refused::<PauseRequest>("{\"reasn\": \"x\"}");
         assert!(near.ends_with("did you mean `reason`?"), "{near}");
+        let twice =
+            refused::<PauseRequest>("{\"until\": null, \"reason\": \"a\", \"reason\": \"until\"}");
+        assert!(twice.starts_with("`reason` is there twice; "), "{twice}");
         let none = refused::<NoRequest>("{\"a\": 1}");
         assert!(none.ends_with("there are none; send `{}`"), "{none}");
         for body in [
