@@ -178,8 +178,8 @@ impl Holder {
         });
     }
 
-    /// Starts the guard and tells it what to run, on a thread of its own: on a busy host that takes a while, and the
-    /// leases of other runs have to be renewed meanwhile.
+    /// Starts the guard and tells it what to run, on none of the runtime's threads: on a busy host that takes a while,
+    /// and the leases of other runs have to be renewed meanwhile.
     async fn launch(
         &self,
         spec: Spec,
