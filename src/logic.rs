@@ -12,6 +12,8 @@ pub mod claim;
 #[cfg(feature = "daemon")]
 pub mod contest;
 #[cfg(feature = "daemon")]
+pub mod drain;
+#[cfg(feature = "daemon")]
 pub mod hold;
 pub mod lease;
 #[cfg(feature = "daemon")]

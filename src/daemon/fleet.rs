@@ -9,7 +9,7 @@ use std::{
 
 use tokio::{sync::watch, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
-use tracing::{error, info, warn};
+use tracing::{debug, error, info, warn};
 
 use crate::{
     clock::{Boottime, wall_us},
@@ -21,6 +21,7 @@ use crate::{
         belief::{self, Verdict},
         claim::{Control, Controlled},
         contest::{EpochChange, EpochWatch},
+        drain::Drain,
     },
     model::{InstanceId, JobName},
     store::{self, Beat, Fleet, Info, LIVE_WITHIN_MS, OUTAGES_KEPT, Outage, Problem, Reply},
@@ -78,7 +79,7 @@ pub(super) struct FleetTask {
     /// When the store did not answer: the newest times, oldest first.
     outages: VecDeque<Outage>,
     warned: Throttle,
-    drained: bool,
+    drain: Drain,
     /// The live instances, and the configuration of this one.
     steady: Option<(Vec<InstanceId>, String)>,
     /// Since when they are the same.
@@ -132,7 +133,7 @@ impl FleetTask {
             away_since: None,
             outages: VecDeque::new(),
             warned: Throttle::default(),
-            drained: false,
+            drain: Drain::No,
             steady: None,
             steady_since: None,
             registered_rounds: 0,
@@ -157,6 +158,7 @@ impl FleetTask {
         let mut next = HEARTBEAT;
         loop {
             if self.beat().await {
+                self.give_drain_back().await;
                 let left = match self.epoch.known().cloned() {
                     Some(epoch) if self.is_reliable(&epoch.incarnation).await => {
                         self.register(&epoch).await
@@ -216,6 +218,21 @@ impl FleetTask {
             .store
             .leave(&self.contender.me.instance, self.process)
             .await;
+    }
+
+    /// Gives the store the request to drain that it has lost.
+    async fn give_drain_back(&mut self) {
+        if self.drain != Drain::Lost {
+            return;
+        }
+        match (self.contender.store)
+            .drain(&self.contender.me.instance, true)
+            .await
+        {
+            Ok(_) => self.drain.given_back(),
+            // The next heartbeat tries again.
+            Err(e) => debug!(error = %e, "cannot give the store the lost request to drain"),
+        }
     }
 
     /// Registers the jobs in a task of its own: with many jobs that takes longer than the other instances wait for a
@@ -580,15 +597,11 @@ impl FleetTask {
             self.steady = steady;
             (self.steady_since, self.marked) = (Some(reply.received), false);
         }
-        let mut drain = fleet.drains.contains(&contender.me.instance);
-        if change == EpochChange::Replaced && self.drained && !drain {
-            // The store lost the request to drain with its data: repeat it.
-            drain = true;
-            let (store, instance) = (contender.store.clone(), contender.me.instance.clone());
-            tokio::spawn(async move { store.drain(&instance, true).await });
-        }
-        if drain != self.drained {
-            self.drained = drain;
+        let drained = self.drain.is_on();
+        let shown = fleet.drains.contains(&contender.me.instance);
+        self.drain.learn(shown, change == EpochChange::Replaced);
+        let drain = self.drain.is_on();
+        if drain != drained {
             contender.set_draining(drain);
             info!(
                 drain,

@@ -144,6 +144,10 @@ fn trigger(stage: &mut Stage, _: usize) -> Option<Begun> {
 fn pause(stage: &mut Stage, _: usize) -> Option<Begun> {
     const NAME: &str = "pause";
     let job = some_job(stage);
+    // It would take this pause back, not the one before.
+    if stage.is_under_way(&["resume", job]) {
+        return None;
+    }
     let lasts = stage.some_time(1000, 9000);
     // What it does to the fleet begins when the command has succeeded, and ends before it is taken back.
     stage.operate(&["pause", job], move |stage, done| {

@@ -443,7 +443,9 @@ impl OfJob<'_> {
             let since = comings.without_since(instance, self.job.name, planned_ns)?;
             let to = to.min(run.start_ns);
             let kept = self.any(since - SECOND, to + SECOND, |e| {
-                e.keeps_from_the_store() && e.strikes(Some(instance))
+                // A server without memory does not take in that the job is gone.
+                let cannot = e.keeps_from_the_store() || *e == Effect::GrantsNothing;
+                cannot && e.strikes(Some(instance))
             });
             let taken_back = comings.died_with(self.job.name, since);
             (comings.lived(instance, since, to) && !kept && !taken_back).then_some(())

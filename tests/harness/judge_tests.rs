@@ -411,12 +411,14 @@ fn a_start_of_what_was_planned_in_an_absence_is_found() {
     }
     // If none of them could tell the store, it is not promised.
     e.runs = runs.to_vec();
-    e.struck = vec![struck(Effect::Silenced, 2500, 14_000)];
-    let found = judge(&e);
-    assert_eq!(
-        (found.count(Kind::Absent), found.excused(Kind::Absent)),
-        (0, 1)
-    );
+    for effect in [Effect::Silenced, Effect::GrantsNothing] {
+        e.struck = vec![struck(effect, 2500, 14_000)];
+        let found = judge(&e);
+        assert_eq!(
+            (found.count(Kind::Absent), found.excused(Kind::Absent)),
+            (0, 1)
+        );
+    }
 }
 
 #[test]

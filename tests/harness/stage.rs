@@ -24,7 +24,7 @@ use super::{
     comings::Comings,
     disk::SmallDisk,
     effect::{Effect, Struck},
-    jobs::{self, Planned},
+    jobs::{self, Planned, TRIGGERED},
     judge::{Evidence, MS, SECOND, Seen, Verdict, judge},
 };
 use crate::support::{
@@ -89,6 +89,7 @@ pub enum Busy {
 
 /// A command of soloist that is under way.
 struct Operation {
+    words: Vec<String>,
     child: Child,
     then: Then,
     until_ns: i64,
@@ -426,10 +427,16 @@ impl Stage {
             .stderr(Stdio::null());
         let child = command.spawn().expect("run soloist");
         self.operations.push(Operation {
+            words: words.iter().map(|&word| word.to_owned()).collect(),
             child,
             then: Box::new(then),
             until_ns: boottime_ns() + 10 * SECOND,
         });
+    }
+
+    /// Such a command has not ended yet.
+    pub fn is_under_way(&self, words: &[&str]) -> bool {
+        self.operations.iter().any(|op| op.words == words)
     }
 
     fn operated(&mut self) {
@@ -446,6 +453,9 @@ impl Stage {
     }
 
     pub fn give_few(&mut self, job: &str, key: &str) {
+        if job == TRIGGERED {
+            return self.give_key(key);
+        }
         let keys = self.few_keys.entry(job.to_owned()).or_default();
         keys.insert(key.to_owned());
     }

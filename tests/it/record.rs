@@ -1,7 +1,7 @@
 //! `--record` and `check-record`: what a fleet wrote down is judged, and a changed record is found out.
 //! Every fleet of these tests keeps a record, which `Fleet::judge` checks.
 
-use std::path::PathBuf;
+use std::{cell::Cell, path::PathBuf};
 
 use serde_json::Value;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -31,12 +31,15 @@ fn recorded() -> (Fleet, Vec<PathBuf>) {
 
 /// Whether an instance was told that another runs what it asked for.
 fn was_told_of_another(file: &PathBuf) -> bool {
+    any_line(file, |line| {
+        line.pointer("/answers/answer/claim/running").is_some()
+    })
+}
+
+fn any_line(file: &PathBuf, wanted: impl Fn(&Value) -> bool) -> bool {
     let text = std::fs::read_to_string(file).unwrap_or_default();
     let mut lines = text.lines().filter_map(|line| line.splitn(4, ' ').nth(3));
-    lines.any(|json| {
-        let line: Option<Value> = serde_json::from_str(json).ok();
-        line.is_some_and(|line| line.pointer("/answers/answer/claim/running").is_some())
-    })
+    lines.any(|json| serde_json::from_str(json).is_ok_and(|line| wanted(&line)))
 }
 
 /// The exit code of `check-record`, and what it says.
@@ -176,6 +179,39 @@ fn a_loss_that_ends_before_a_heartbeat_finds_it_is_not_taken_for_a_breach() {
     let (code, text) = check(&fleet, &files);
     assert_eq!(code, Some(0), "{text}");
     assert!(text.contains("this cannot be judged"), "{text}");
+}
+
+/// Only the times that somebody changed on their way are wrong, not the answers.
+#[test]
+fn an_answer_whose_time_was_changed_is_told_apart() {
+    let retry = "retry = { attempts = 2, interval = \"1s\" }\n";
+    let mut fleet = fleet(2).witness("work", "for=5 exit=1", retry).start();
+    let files = fleet.instances.iter();
+    let files: Vec<PathBuf> = files.map(|i| i.config.with_extension("record")).collect();
+    let has_to_wait = |line: &Value| line.pointer("/answers/answer/claim/later").is_some();
+    wait_until("an instance is told when a retry is due", GENEROUS, || {
+        files.iter().any(|file| any_line(file, has_to_wait))
+    });
+    fleet.wait_runs(4);
+    fleet.stop();
+    // The answer says how long from now, and no state shows when that was. One: most answers tell what time it was.
+    let changed = Cell::new(false);
+    forge(&files, |line| {
+        line.pointer("/answers/answer/claim/later")?;
+        (!changed.replace(true)).then_some(())?;
+        // It was on its way for longer than its way to the store.
+        let received = line.pointer_mut("/answers/received")?;
+        *received = (received.as_u64()? + 300_000_000).into();
+        for at in ["/answers/now_us", "/answers/around/now_us"] {
+            if let Some(at) = line.pointer_mut(at) {
+                *at = (at.as_i64()? + 3_600_000_000).into();
+            }
+        }
+        Some(())
+    });
+    let (code, text) = check(&fleet, &files);
+    assert_eq!(code, Some(0), "{text}");
+    assert!(text.contains("with a time that cannot be right"), "{text}");
 }
 
 /// Writes records anew, with the digests that their lines need then. `None` leaves a line as it is.
