@@ -15,15 +15,10 @@ use serde_json::Value;
 use crate::support::{
     GENEROUS,
     fleet::{Fleet, fleet},
-    process, skip,
+    now_ms, process, skip,
     trace::{ONCE, RERUN},
     wait_for, wait_until,
 };
-
-fn now_ms() -> i64 {
-    let t = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
-    t.tv_sec * 1000 + t.tv_nsec / 1_000_000
-}
 
 #[test]
 fn a_drained_instance_claims_nothing_more_and_finishes_what_it_runs() {

@@ -17,7 +17,7 @@ use self::servers::{Hook, Mode};
 use crate::support::{
     GENEROUS,
     fleet::{LATE_RATHER_THAN_SKIPPED, Plan, fleet},
-    wait_for, wait_until,
+    now_ms, wait_for, wait_until,
 };
 
 /// A job that fails as long as there is no file `ok`.
@@ -149,9 +149,6 @@ fn a_message_that_was_sent_by_a_notifier_that_died_comes_again_and_says_so() {
 fn a_thousand_jobs_that_fail_at_once_are_one_message_for_each_channel() {
     const JOBS: u64 = 1000;
     let hook = Hook::start(Mode::Takes);
-    // At one instant, when the instances have started.
-    let at = now_ms() + 20_000;
-    let when = soloist::model::rfc3339_ms(at - at % 1000);
     let channels = channel("ops", &hook, "") + &channel("two", &hook, "");
     let mut plan = fleet(2)
         .unrecorded()
@@ -160,8 +157,11 @@ fn a_thousand_jobs_that_fail_at_once_are_one_message_for_each_channel() {
         .default("notify", "[\"ops\", \"two\"]")
         .default("output", "{ log = false }");
     for n in 0..JOBS {
-        let lines = format!("command = [\"false\"]\nschedule = \"@at {when}\"");
-        plan = plan.job(&format!("j{n}"), &lines);
+        // At one instant, when the instances have started.
+        plan = plan.job(
+            &format!("j{n}"),
+            "command = [\"false\"]\nschedule = \"@at {soon}\"",
+        );
     }
     let fleet = plan.start();
     let told = |name: &str| hook.heard(name).iter().map(told_in).sum::<u64>();
@@ -236,11 +236,6 @@ fn a_job_that_flaps_each_second_is_told_at_first_and_then_in_a_summary() {
     assert!(begun.elapsed() >= Duration::from_secs(60));
     let title = summary["title"].as_str().expect("a title");
     assert!(title.starts_with("flaps keeps changing: "), "{title}");
-}
-
-fn now_ms() -> i64 {
-    let t = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
-    t.tv_sec * 1000 + t.tv_nsec / 1_000_000
 }
 
 fn told_in(message: &Value) -> u64 {

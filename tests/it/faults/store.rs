@@ -6,6 +6,7 @@ use super::LEASE_NS;
 use crate::support::{
     GENEROUS,
     fleet::{Fleet, LATE_RATHER_THAN_SKIPPED, fleet},
+    now_ms,
     process::{self, boottime_ns},
     proxy::Fault,
     server::{RedisServer, Snapshot},
@@ -27,11 +28,6 @@ fn loaded() -> Fleet {
     fleet.wait_runs(10);
     fleet.wait_holder("long");
     fleet
-}
-
-fn now_ms() -> i64 {
-    let t = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
-    t.tv_sec * 1000 + t.tv_nsec / 1_000_000
 }
 
 /// Waits until every job runs an occurrence from after `lost` (Unix ms), a few times.

@@ -152,7 +152,8 @@ impl Plan {
         self.defaults.insert(key.into(), value.into());
         self
     }
-    /// A job: the lines of its table. `{witness}` and `{trace}` stand for the paths.
+    /// A job: the lines of its table. `{witness}` and `{trace}` stand for the paths, `{soon}` for an instant 20 s after
+    /// this fleet had its turn to start.
     pub fn job(mut self, name: &str, lines: &str) -> Self {
         self.jobs.insert(name.into(), lines.into());
         self
@@ -208,6 +209,11 @@ impl Plan {
     // Long: one field after the other.
     pub fn start(mut self) -> Fleet {
         let slots = Slots::take(self.slots);
+        let soon = super::now_ms() + 20_000;
+        let soon = soloist::model::rfc3339_ms(soon - soon % 1000);
+        for (_, lines) in &mut self.jobs {
+            *lines = lines.replace("{soon}", &soon);
+        }
         let dir = tempfile::tempdir().expect("a temporary directory");
         let server = match (self.meeting, self.server_up) {
             (Meeting::Sqlite, _) => None,

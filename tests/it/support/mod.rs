@@ -16,6 +16,12 @@ use std::{
 /// How long a condition may take that a healthy machine meets in a moment: only a broken program waits it out.
 pub const GENEROUS: Duration = Duration::from_secs(60);
 
+/// This host's clock, Unix ms.
+pub fn now_ms() -> i64 {
+    let t = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+    t.tv_sec * 1000 + t.tv_nsec / 1_000_000
+}
+
 /// Calls `look` again and again; returns the first value that it finds.
 ///
 /// # Panics
