@@ -168,6 +168,7 @@ fn a_thousand_jobs_that_fail_at_once_are_one_message_for_each_channel() {
     wait_until("all jobs are told", GENEROUS * 3, || {
         told("ops") >= JOBS && told("two") >= JOBS
     });
+    let all_told = now_ms();
     let runs = fleet.json(&["history", "--json", "-n", "1000"]);
     let ends: Vec<i64> = runs
         .as_array()
@@ -176,8 +177,8 @@ fn a_thousand_jobs_that_fail_at_once_are_one_message_for_each_channel() {
         .map(|r| millis(&r["finished_at"]))
         .collect();
     assert_eq!(ends.len() as u64, JOBS);
-    let took = ends.iter().max().expect("an end") - ends.iter().min().expect("an end");
-    // Ten seconds are how long a message waits for others; looks at the records take time, too.
+    let took = all_told - ends.iter().min().expect("an end");
+    // Ten seconds are how long a message waits for others; on a busy host the last ones end, or are seen, later.
     let most = 1 + usize::try_from(took / 8_000).expect("a short time");
     for name in ["ops", "two"] {
         let heard = hook.heard(name);
@@ -198,7 +199,7 @@ fn a_thousand_jobs_that_fail_at_once_are_one_message_for_each_channel() {
             assert!(title.ends_with(", …): 120 failed, 880 more"), "{title}");
         }
     }
-    println!("{took} ms from the first end to the last");
+    println!("{took} ms from the first end until all were told");
 }
 
 /// The time of an instant as JSON has it, Unix ms.
