@@ -169,16 +169,19 @@ impl Zygote {
         }
     }
 
+    /// Signals to this process do not make it longer.
     fn wait(&self) -> Result<(), Failed> {
-        let timeout = Timespec {
-            tv_sec: 0,
-            tv_nsec: PATIENCE.subsec_nanos().into(),
-        };
+        let end = Boottime::now() + PATIENCE;
         let mut fds = [PollFd::from_borrowed_fd(self.socket.as_fd(), PollFlags::IN)];
         loop {
+            let left = end.since(Boottime::now());
+            let timeout = Timespec {
+                tv_sec: 0,
+                tv_nsec: left.subsec_nanos().into(),
+            };
             match poll(&mut fds, Some(&timeout)) {
                 Ok(1..) => return Ok(()),
-                Err(Errno::INTR) => {}
+                Err(Errno::INTR) if !left.is_zero() => {}
                 _ => return Err(Failed::Zygote),
             }
         }
@@ -189,5 +192,53 @@ impl Drop for Zygote {
     fn drop(&mut self) {
         // It may be stopped, and must not fork what it was asked for when it is continued.
         self.child.kill();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    extern "C" fn nothing(_: libc::c_int) {}
+
+    #[tokio::test]
+    async fn signals_do_not_prolong_the_wait_for_a_zygote_that_does_not_answer() {
+        let mut sleeps = Command::new("sleep");
+        sleeps.arg("1000");
+        let (socket, _theirs) = socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+        .expect("a socket");
+        let mut zygote = Zygote {
+            child: OwnChild::spawn(sleeps).expect("a process"),
+            socket,
+            begun: None,
+        };
+        // SAFETY: the handler does nothing.
+        unsafe { libc::signal(libc::SIGUSR2, nothing as *const () as libc::sighandler_t) };
+        // SAFETY: names this thread.
+        let waiting = unsafe { libc::pthread_self() };
+        let (over, end) = mpsc::channel::<()>();
+        let signals = std::thread::spawn(move || {
+            for n in 0.. {
+                if end.recv_timeout(PATIENCE / 10) != Err(mpsc::RecvTimeoutError::Timeout) {
+                    return n;
+                }
+                // SAFETY: that thread waits until this one has ended.
+                unsafe { libc::pthread_kill(waiting, libc::SIGUSR2) };
+                assert!(n < 1000, "it still waits");
+            }
+            0
+        });
+        assert!(matches!(zygote.wait(), Err(Failed::Zygote)));
+        drop(over);
+        let signals = signals.join().expect("it ends");
+        assert!(signals > 0);
+        zygote.child.kill();
     }
 }
