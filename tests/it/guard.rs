@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use rustix::process::{Pid, Signal};
+use rustix::process::{Pid, Resource, Rlimit, Signal};
 use soloist::{
     clock::Boottime,
     config,
@@ -915,10 +915,6 @@ pub struct TestCgroup(pub PathBuf);
 
 impl TestCgroup {
     pub fn new() -> Option<Self> {
-        Self::named(&format!("test-{}", RunId::random()))
-    }
-
-    fn named(name: &str) -> Option<Self> {
         let own = fs::read_to_string("/proc/self/cgroup").ok()?;
         let own = own.lines().find_map(|l| l.strip_prefix("0::/"))?.to_owned();
         let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
@@ -928,10 +924,44 @@ impl TestCgroup {
             .split(' ')
             .nth(4)?
             .to_owned();
+        let name = format!("test-{}", RunId::random());
         let path = Path::new(&mount).join(own).join(name);
         fs::create_dir(&path).ok()?;
         Some(Self(path))
     }
+
+    /// Another one in it, which is to be dropped first.
+    fn below(&self, name: &str) -> Self {
+        let path = self.0.join(name);
+        fs::create_dir(&path).expect("our own cgroup");
+        Self(path)
+    }
+
+    /// The command starts in it.
+    fn holds(&self, command: &mut Command) {
+        let members = fs::File::options()
+            .write(true)
+            .open(self.0.join("cgroup.procs"));
+        let members = members.expect("our own cgroup");
+        // SAFETY: a write is async-signal-safe and nothing is allocated.
+        unsafe { command.pre_exec(move || Ok(rustix::io::write(&members, b"0").map(drop)?)) };
+    }
+
+    /// What a daemon in it would sweep: the number of runs. Daemons of other tests sweep what is in the tests' own
+    /// cgroup every few seconds, and this one nothing of theirs.
+    fn sweep(&self) -> usize {
+        let mut command = Command::new(std::env::current_exe().expect("this program"));
+        command.args(["--exact", "guard::stand_in_that_sweeps", "--nocapture"]);
+        self.holds(command.env("SOLOIST_TEST_SWEEPS", "1"));
+        let output = command.output().expect("a stand-in");
+        let text = String::from_utf8_lossy(&output.stdout);
+        let swept = text
+            .split_once("swept ")
+            .and_then(|(_, rest)| rest.split_once(" runs"));
+        let swept = swept.and_then(|(number, _)| number.parse().ok());
+        swept.unwrap_or_else(|| panic!("{output:?}"))
+    }
+
     fn write(&self, file: &str, text: &str) {
         fs::write(self.0.join(file), text).expect("our own cgroup");
     }
@@ -940,9 +970,19 @@ impl TestCgroup {
     }
 }
 
+/// Not a test of its own: [`TestCgroup::sweep`].
+#[test]
+fn stand_in_that_sweeps() {
+    if std::env::var_os("SOLOIST_TEST_SWEEPS").is_some() {
+        println!("swept {} runs", Runner::sweep());
+    }
+}
+
 impl Drop for TestCgroup {
     fn drop(&mut self) {
         let _ = fs::write(self.0.join("cgroup.freeze"), "0");
+        // What a failed test left.
+        let _ = fs::write(self.0.join("cgroup.kill"), "1");
         until("the cgroup can be removed", || {
             for below in fs::read_dir(&self.0).into_iter().flatten().flatten() {
                 let _ = fs::remove_dir(below.path());
@@ -1126,18 +1166,85 @@ async fn guards_are_forked_from_a_zygote_and_outlive_it() {
 }
 
 #[tokio::test]
-async fn a_zygote_that_is_stopped_is_replaced() {
-    let runner = runner();
+async fn a_zygote_that_is_stopped_or_frozen_is_replaced_and_nothing_runs_twice() {
+    for frozen in [false, true] {
+        let Some(cgroup) = TestCgroup::new() else {
+            return skip("no cgroup v2 that we may write to");
+        };
+        let runner = runner();
+        let zygote = zygote_of(&runner).await;
+        if frozen {
+            cgroup.write("cgroup.procs", &zygote.to_string());
+            cgroup.write("cgroup.freeze", "1");
+            until_async("it is frozen", || {
+                cgroup.read("cgroup.events").contains("frozen 1")
+            })
+            .await;
+        } else {
+            kill(zygote.cast_signed(), Signal::STOP);
+            until_async("it is stopped", || {
+                stat(zygote.cast_signed()).is_some_and(|(state, _)| state == 'T')
+            })
+            .await;
+        }
+        let dir = tempfile::tempdir().expect("a directory");
+        let file = dir.path().join("ran");
+        let line = format!("echo >> {}", file.display());
+        for _ in 0..2 {
+            let end = run_by(&runner, shell(&line), OUTPUT).await;
+            assert_eq!(end.outcome, Outcome::Succeeded, "{end:?}");
+        }
+        assert_ne!(zygote_of(&runner).await, zygote);
+        // It must not fork, when it goes on, what it was asked for.
+        until_async("it is dead", || dead(zygote)).await;
+        let runs = fs::read_to_string(&file).expect("it ran").len();
+        assert_eq!(runs, 2);
+    }
+}
+
+/// Its guards share its limit with it, so there is no other way to start one.
+#[tokio::test]
+async fn a_zygote_that_is_refused_a_process_says_why_and_goes_on() {
+    // Root is refused nothing.
+    let user = 2_000_000_000 + std::process::id();
+    let (runner, _dir) = runner_with(&match rustix::process::geteuid().is_root() {
+        true => format!("exec setpriv --reuid={user} --regid={user} --clear-groups {EXE} \"$@\""),
+        false => ":".to_owned(),
+    });
     let zygote = zygote_of(&runner).await;
-    kill(zygote.cast_signed(), Signal::STOP);
-    until_async("it is stopped", || {
-        stat(zygote.cast_signed()).is_some_and(|(state, _)| state == 'T')
-    })
-    .await;
-    cancel(start_waiting(&runner).await).await;
-    assert_ne!(zygote_of(&runner).await, zygote);
-    // It must not fork, when it is continued, what it was asked for.
-    until_async("it is dead", || dead(zygote)).await;
+    let hard = fs::read_to_string(format!("/proc/{zygote}/limits")).expect("a process");
+    let hard = hard.lines().find(|l| l.starts_with("Max processes"));
+    let hard = hard.and_then(|l| l.split_ascii_whitespace().nth(3));
+    let hard = hard.expect("a limit").to_owned();
+    // As that user, because not every root may limit others.
+    let limit = |soft: &str| {
+        let mut command = Command::new("prlimit");
+        command.args(["--pid", &zygote.to_string(), &format!("--nproc={soft}:")]);
+        if rustix::process::geteuid().is_root() {
+            command.uid(user).gid(user);
+        }
+        assert!(command.status().expect("prlimit").success());
+    };
+    limit("1");
+    for _ in 0..2 {
+        let refused = runner.start(spec(&["true"]), OUTPUT);
+        let error = refused.expect_err("no process is left").to_string();
+        assert!(
+            error.starts_with("cannot start the guard of `backup`")
+                && error.ends_with(
+                    "a limit on processes is reached (ulimit -u, TasksMax, pids.max, kernel.pid_max)"
+                ),
+            "{error}"
+        );
+    }
+    assert_eq!((runner.zygote_pid(), dead(zygote)), (Some(zygote), false));
+    limit(&hard);
+    let running = start_waiting(&runner).await;
+    let guard = running.guard_pid().expect("a guard");
+    let this = std::process::id().cast_signed();
+    assert_eq!(forked_by(guard), (true, this));
+    cancel(running).await;
+    assert_eq!(runner.zygote_pid(), Some(zygote));
 }
 
 /// Starts guards from a script that does `zygote` before it becomes a zygote.
@@ -1287,9 +1394,9 @@ fn stand_in_whose_pipes_close_first() {
         return;
     };
     let spec: Spec = serde_json::from_slice(&fs::read(file).expect("a spec")).expect("a spec");
-    let mut limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    let mut limit = rustix::process::getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
-    rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).expect("a higher limit");
+    rustix::process::setrlimit(Resource::Nofile, limit).expect("a higher limit");
     // The kernel closes the newest first: the pipes, then much else, then the socket.
     let pair = UnixStream::pair().expect("a socket pair");
     let mut ballast: Vec<_> = (0..3000).map_while(|_| UnixStream::pair().ok()).collect();
@@ -1648,15 +1755,14 @@ fn a_sweep_ends_what_is_left_in_a_threaded_cgroup() {
 /// What is in it has nothing to do with soloist.
 #[test]
 fn a_sweep_leaves_a_cgroup_alone_whose_name_only_begins_like_that_of_a_run() {
-    let Some(foreign) = TestCgroup::named(&format!("soloist-web-{}", std::process::id())) else {
+    let Some(parent) = TestCgroup::new() else {
         return skip("no cgroup v2 that we may write to");
     };
-    let mut stranger = Command::new("sleep")
-        .arg("1000")
-        .spawn()
-        .expect("a process");
-    foreign.write("cgroup.procs", &stranger.id().to_string());
-    soloist::runner::Runner::sweep();
+    let foreign = parent.below("soloist-web-1");
+    let mut command = Command::new("sleep");
+    foreign.holds(command.arg("1000"));
+    let mut stranger = command.spawn().expect("a process");
+    assert_eq!(parent.sweep(), 0);
     assert!(
         matches!(stranger.try_wait(), Ok(None)),
         "the sweep ended it"
@@ -1704,18 +1810,10 @@ fn a_threaded_cgroup_hides_nothing_from_its_guard() {
 }
 
 fn sweep_ends_what_is_left(threaded: bool, pretended: bool) {
-    // Locked as by its guard, or a daemon of another test would sweep it before its time.
-    let (orphaned, lock) = loop {
-        let Some(cgroup) = TestCgroup::named(&format!("soloist-{}", RunId::random())) else {
-            return skip("no cgroup v2 that we may write to");
-        };
-        let lock = fs::File::open(&cgroup.0).and_then(|f| f.lock_shared().map(|()| f));
-        if let Ok(lock) = lock
-            && cgroup.0.exists()
-        {
-            break (cgroup, lock);
-        }
+    let Some(parent) = TestCgroup::new() else {
+        return skip("no cgroup v2 that we may write to");
     };
+    let orphaned = parent.below(&format!("soloist-{}", RunId::random()));
     if threaded && fs::write(orphaned.0.join("cgroup.type"), "threaded").is_err() {
         return skip("no cgroup here can be threaded");
     }
@@ -1723,16 +1821,8 @@ fn sweep_ends_what_is_left(threaded: bool, pretended: bool) {
     // One whose first thread has ended is passed over by the kernel.
     let file = dir.path().join("pid");
     let mut without = Command::new(headless());
-    let members = || {
-        let members = fs::File::options()
-            .write(true)
-            .open(orphaned.0.join("cgroup.procs"));
-        members.expect("our own cgroup")
-    };
     let mut orphans = [Command::new("sleep").arg("1000"), without.arg(&file)].map(|command| {
-        let members = members();
-        // SAFETY: a write is async-signal-safe and nothing is allocated.
-        unsafe { command.pre_exec(move || Ok(rustix::io::write(&members, b"0").map(drop)?)) };
+        orphaned.holds(command);
         command.stdout(Stdio::null()).spawn().expect("a process")
     });
     until("its first thread has ended", || {
@@ -1755,43 +1845,41 @@ fn sweep_ends_what_is_left(threaded: bool, pretended: bool) {
         output.read_exact(&mut said).expect("it runs");
         child
     });
-    let spec = spec(&["sleep", "1000"]);
-    let mut guard = RawGuard::start(&spec);
-    let guarded = started(guard.report());
-    // The lock shows that the guard lives, also where its process cannot be seen.
-    let its_cgroup = orphaned
-        .0
-        .with_file_name(format!("soloist-{}", spec.run_id));
-    let its_cgroup = fs::File::open(its_cgroup).expect("the guard's cgroup");
-    assert!(its_cgroup.try_lock().is_err());
+    // Beside a threaded cgroup the kernel allows no other.
+    let guarded = (!threaded).then(|| {
+        let spec = spec(&["sleep", "1000"]);
+        let pair = UnixStream::pair().expect("a socket pair");
+        let mut guard = RawGuard::with(&spec, pair, |command| parent.holds(command));
+        guard.send(&spec);
+        let command = started(guard.report());
+        // The lock shows that the guard lives, also where its process cannot be seen.
+        let cgroup = parent.0.join(format!("soloist-{}", spec.run_id));
+        let cgroup = fs::File::open(cgroup).expect("the guard's cgroup");
+        assert!(cgroup.try_lock().is_err());
+        (guard, command)
+    });
 
-    drop(lock);
-    // A daemon of another test may come first: they sweep every few seconds.
-    Runner::sweep();
+    assert_eq!(parent.sweep(), 1);
     for orphan in &mut orphans {
-        let mut status = None;
-        until("it is ended", || {
-            status = orphan.try_wait().expect("our child");
-            status.is_some()
-        });
-        let status = status.map(|s| s.to_string());
-        assert_eq!(status.as_deref(), Some("signal: 9 (SIGKILL)"));
+        let status = orphan.wait().expect("our child").to_string();
+        assert_eq!(status, "signal: 9 (SIGKILL)");
     }
     if let Some(child) = &mut pretender {
         let group = Pid::from_raw(child.id().cast_signed()).expect("a pid");
         rustix::process::kill_process_group(group, Signal::KILL).expect("ours");
         child.wait().expect("reaped");
     }
-    // By us, or by that daemon, which may have been looking at it when we did.
-    until("the cgroup is removed", || !orphaned.0.exists());
-    assert!(stat(guarded).is_some_and(|(state, _)| state != 'Z'));
-    guard.send(&Control::Stop {
-        reason: Stop::Cancelled,
-        grace: None,
-    });
-    exited(guard.report());
-    gone(guard.report());
-    guard.finish();
+    assert!(!orphaned.0.exists());
+    if let Some((mut guard, command)) = guarded {
+        assert!(stat(command).is_some_and(|(state, _)| state != 'Z'));
+        guard.send(&Control::Stop {
+            reason: Stop::Cancelled,
+            grace: None,
+        });
+        exited(guard.report());
+        gone(guard.report());
+        guard.finish();
+    }
 }
 
 #[test]
@@ -2412,19 +2500,12 @@ fn a_start_for_which_no_process_can_be_forked_says_why() {
         // The only process of a user who may have one.
         let user = 2_000_000_000 + std::process::id();
         command.uid(user).gid(user);
-        let one = rustix::process::Rlimit {
+        let one = Rlimit {
             current: Some(1),
             maximum: Some(1),
         };
         // SAFETY: a system call, and nothing is allocated.
-        unsafe {
-            command.pre_exec(move || {
-                Ok(rustix::process::setrlimit(
-                    rustix::process::Resource::Nproc,
-                    one,
-                )?)
-            })
-        };
+        unsafe { command.pre_exec(move || Ok(rustix::process::setrlimit(Resource::Nproc, one)?)) };
     });
     guard.send(&spec);
     let Report::StartFailed { error, cause, .. } = guard.report() else {
@@ -2480,20 +2561,15 @@ async fn a_start_dies_with_its_guard() {
 #[test]
 fn a_cgroup_whose_lock_somebody_keeps_does_not_hold_up_a_start() {
     let spec = spec(&["true"]);
-    let (_ours, directory) = loop {
-        let Some(cgroup) = TestCgroup::named(&format!("soloist-{}", spec.run_id)) else {
-            skip("no cgroup v2 that we may write to");
-            return;
-        };
-        // Until it is locked, a daemon of another test may take it for abandoned and remove it.
-        if let Ok(directory) = fs::File::open(&cgroup.0) {
-            directory.lock().expect("our own lock");
-            if cgroup.0.exists() {
-                break (cgroup, directory);
-            }
-        }
+    let Some(parent) = TestCgroup::new() else {
+        return skip("no cgroup v2 that we may write to");
     };
-    let mut guard = RawGuard::start(&spec);
+    let ours = parent.below(&format!("soloist-{}", spec.run_id));
+    let directory = fs::File::open(&ours.0).expect("our own cgroup");
+    directory.lock().expect("our own lock");
+    let pair = UnixStream::pair().expect("a socket pair");
+    let mut guard = RawGuard::with(&spec, pair, |command| parent.holds(command));
+    guard.send(&spec);
     let report = guard.report();
     let Report::Started { cgroup, .. } = &report else {
         panic!("{report:?}")
@@ -2706,9 +2782,9 @@ async fn stand_in_without_descriptors() {
     }
     let runner = runner();
     let mut held = Vec::new();
-    let mut limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    let mut limit = rustix::process::getrlimit(Resource::Nofile);
     limit.current = Some(64);
-    rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).expect("a lower limit");
+    rustix::process::setrlimit(Resource::Nofile, limit).expect("a lower limit");
     while let Ok(file) = fs::File::open("/dev/null") {
         held.push(file);
     }

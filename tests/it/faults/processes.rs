@@ -1,7 +1,7 @@
 //! Daemons, guards and jobs that are killed, stopped, frozen, or do not end.
 
 use std::{
-    os::unix::{fs::OpenOptionsExt as _, process::CommandExt as _, process::ExitStatusExt as _},
+    os::unix::{fs::OpenOptionsExt as _, process::ExitStatusExt as _},
     time::Duration,
 };
 
@@ -538,23 +538,14 @@ fn a_living_daemon_ends_what_another_and_its_guard_left_when_both_were_killed() 
         return skip("no cgroup v2 that we may write to");
     };
     let mut fleet = fleet(2)
+        .cgroup(0, &cgroup.0)
+        .cgroup(1, &cgroup.0)
         .witness(
             "long",
             "for=600000 beat=5 ignore-term setsid daemon",
             "on_crash = \"rerun\"\nmax_attempts = 9",
         )
         .start();
-    for instance in &mut fleet.instances {
-        let members = std::fs::File::options()
-            .write(true)
-            .open(cgroup.0.join("cgroup.procs"));
-        let members = members.expect("our own cgroup");
-        instance.kill();
-        // SAFETY: a write is async-signal-safe and nothing is allocated.
-        instance.start_with(|command| unsafe {
-            command.pre_exec(move || Ok(rustix::io::write(&members, b"0").map(drop)?));
-        });
-    }
     let (holder, run) = wait_tree(&fleet, "long");
     let guard = fleet.guard(&run);
     // Neither is to see the other die.
@@ -578,6 +569,43 @@ fn a_living_daemon_ends_what_another_and_its_guard_left_when_both_were_killed() 
     assert!(!left.iter().any(|&pid| process::alive(pid)), "{left:?}");
     takeover_of(&fleet, &run);
     fleet.stop();
+}
+
+/// Whatever happens to the processes from which guards are forked.
+#[test]
+fn zygotes_that_are_killed_stopped_or_frozen_cost_no_run_and_repeat_none() {
+    let freezers: Vec<_> = std::iter::from_fn(Freezer::create).take(2).collect();
+    if freezers.is_empty() {
+        return skip("no cgroup v2 with cgroup.freeze that we may write");
+    }
+    let mut fleet = fleet(2).witness("a", "for=5", "").start();
+    let runs = fleet.wait_runs(2).len();
+    // Each of them once: what is stopped stays so.
+    let mut hit = Vec::new();
+    wait_until("another zygote each time", GENEROUS, || {
+        for (instance, freezer) in fleet.instances.iter().zip(&freezers) {
+            let zygote = process::children(instance.pid())
+                .into_iter()
+                .find(|pid| !hit.contains(pid) && process::command_line(*pid).contains("__zygote"));
+            let Some(zygote) = zygote else { continue };
+            match hit.len() % 3 {
+                0 => process::signal(zygote, Signal::KILL),
+                1 => process::signal(zygote, Signal::STOP),
+                _ => {
+                    freezer.add(zygote).expect("our own cgroup");
+                    freezer.set(true);
+                }
+            }
+            hit.push(zygote);
+        }
+        hit.len() >= 9
+    });
+    drop(freezers);
+    wait_until("runs went on", GENEROUS, || {
+        fleet.trace().runs().len() >= runs + 3
+    });
+    fleet.stop();
+    fleet.judge(ONCE, &["a"], None);
 }
 
 #[test]
