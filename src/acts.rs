@@ -202,8 +202,8 @@ pub(crate) fn until(name: &str, text: &str, zone: &str, now: i64) -> Result<i64,
     Ok(at)
 }
 
-/// The next `n` occurrences after `now`.
-pub(crate) fn coming(job: Option<&Job>, now: i64, n: usize) -> Vec<Occurrence> {
+/// The next `n` occurrences that are planned after `now`, whether they will run or not.
+pub(crate) fn planned(job: Option<&Job>, now: i64, n: usize) -> Vec<Occurrence> {
     let Some(job) = job.filter(|j| j.enabled) else {
         return vec![];
     };
@@ -270,7 +270,7 @@ pub(crate) fn resumed(name: &JobName, job: Option<&Job>, changed: bool, clock: C
     if !changed {
         return format!("`{name}` was not paused");
     }
-    match coming(job, clock.now, 1).first() {
+    match planned(job, clock.now, 1).first() {
         Some(_) if clock.nobody_believes => {
             format!(
                 "`{name}` is resumed on all instances, and starts once the store's clock is corrected"

@@ -10,6 +10,8 @@ pub mod belief;
 #[cfg(feature = "sqlite")]
 pub mod claim;
 #[cfg(feature = "daemon")]
+pub mod coming;
+#[cfg(feature = "daemon")]
 pub mod contest;
 #[cfg(feature = "daemon")]
 pub mod drain;

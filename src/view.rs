@@ -12,8 +12,8 @@ use crate::{
     logic::{
         attempts, belief,
         claim::{Open, State},
+        coming::{Coming, PassedOver},
         notify::stand::Lease,
-        schedule::next_of,
     },
     model::{
         FencingToken, InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger,
@@ -445,9 +445,11 @@ pub(crate) struct JobView {
     pub running: Vec<RunView>,
     /// Occurrences that wait for their next attempt.
     pub awaited: Vec<AwaitedView>,
-    /// Without jitter.
+    /// The next occurrence that will run, without jitter.
     pub next: Option<Time>,
     pub next_local: Option<String>,
+    /// The next planned occurrence, if it will not run.
+    pub passed_over: Option<PassedOverView>,
     pub paused: Option<PauseView>,
     /// How many of the next occurrences will be skipped.
     pub skip: u32,
@@ -460,6 +462,14 @@ pub(crate) struct JobView {
     /// Why the job's state in the store cannot be read. Then nothing else is known, and the job does not start.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unreadable: Option<String>,
+}
+
+/// A planned occurrence that will not run. Neither will those that are planned between it and `next`.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[cfg_attr(feature = "http", derive(utoipa::ToSchema))]
+pub(crate) struct PassedOverView {
+    pub occurrence: Time,
+    pub why: PassedOver,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -500,15 +510,8 @@ pub(crate) fn job(job: &Job, state: Option<&State>, now: i64, incarnation: &str)
     let st = state.unwrap_or(&none);
     let decided = st.newest.max(st.since);
     let ahead = decided.saturating_sub(now) > belief::SLACK.as_millis() as i64;
-    let next = job
-        .enabled
-        .then(|| {
-            next_of(
-                &job.schedules,
-                Occurrence(if ahead { decided } else { now }),
-            )
-        })
-        .flatten();
+    let coming = Coming::of(job, state, now);
+    let next = coming.next;
     let held = || st.open.iter().filter(|o| o.next_attempt.is_none());
     let other = |definition: &str| !definition.is_empty() && definition != job.digest;
     JobView {
@@ -554,6 +557,10 @@ pub(crate) fn job(job: &Job, state: Option<&State>, now: i64, incarnation: &str)
             .collect(),
         next: next.map(Time::from),
         next_local: next.and_then(|o| job.schedules.first().map(|s| s.local(o))),
+        passed_over: coming.passed_over(job).map(|(o, why)| PassedOverView {
+            occurrence: o.into(),
+            why,
+        }),
         paused: paused(st, now),
         skip: st.skip,
         triggers: st.triggers.len(),

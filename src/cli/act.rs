@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::{Context, Exit, Failure, logs, millis, show};
 use crate::{
-    acts::{self, coming},
+    acts::{self, planned},
     logic::claim::{Control, Controlled, State},
     model::{JobName, Occurrence, RunId},
     view::{self, RunView, Time},
@@ -191,7 +191,7 @@ pub(super) async fn skip(ctx: &Context, args: &Skip) -> Result<Exit, Failure> {
     let list = if paused {
         vec![]
     } else {
-        coming(job, now, count.min(5) as usize)
+        planned(job, now, count.min(5) as usize)
     };
     let answer = Skipped {
         job: &name,
@@ -256,7 +256,7 @@ pub(super) async fn rewind(ctx: &Context, args: &Rewind) -> Result<Exit, Failure
             "`{name}` counted everything up to {} as decided; it now counts only past occurrences",
             show::instant(answer.was.0)
         );
-        if let Some(next) = coming(job, now, 1).first() {
+        if let Some(next) = planned(job, now, 1).first() {
             text.push_str(&format!("; next {}", show::relative(next.0, now)));
         }
         text.push('\n');

@@ -7,7 +7,7 @@ use super::{
     show::{self, BAD, BOLD, BUSY, Cell, DIM, PLAIN, WARN, count, relative, span, took},
 };
 use crate::{
-    logic::belief::NEAR,
+    logic::{belief::NEAR, coming::SKIPS_COUNTED},
     model::JobName,
     store::observe_each,
     view::{self, InstanceView, JobView, LacksView, StatusView},
@@ -282,6 +282,10 @@ fn next(j: &JobView, s: &StatusView) -> Cell {
         Some(t) => relative(t.0, s.now.0).into(),
         None if !j.enabled => Cell::new(DIM, "disabled"),
         None if j.schedule.is_empty() => Cell::new(DIM, "when triggered"),
+        None if j.paused.as_ref().is_some_and(|p| p.until.is_none()) => {
+            Cell::new(DIM, "when resumed")
+        }
+        None if j.skip > SKIPS_COUNTED => Cell::new(DIM, "after the skips"),
         None => Cell::new(DIM, "never again"),
     }
 }
@@ -494,7 +498,7 @@ mod tests {
              web-3     web   1 min ago  -1.234 s  cccccccc differs     4        ?  silent, wrong clock\n\
              \n\
              JOB      SCHEDULE    LAST       ENDED             BUSY  RUNNING ON        NEXT            NOTE\n\
-             draw     0 12 * * *  succeeded  23 h 59 min ago  31 ms  web-1 for 3.30 s  in 20 h 47 min  \
+             draw     0 12 * * *  succeeded  23 h 59 min ago  31 ms  web-1 for 3.30 s  in 2 d 20 h     \
              paused until 2026-11-20T17:12:41.318Z (in 2 h): move; skips the next 2; the fleet runs another \
              definition\n\
              fresh    @hourly     -                                                    in 47 min 18 s  \

@@ -282,7 +282,7 @@ async fn perform(ctx: &Context, act: Act) -> Result<String, Failure> {
             acts::skippable(&job, defined(&job), count).map_err(refused)?;
             let what = Control::Skip { count };
             asker.control(&job, &what).await.map_err(refused)?;
-            let first = acts::coming(defined(&job), clock.now, (count as usize).min(3));
+            let first = acts::planned(defined(&job), clock.now, (count as usize).min(3));
             Ok(acts::skips(&job, count, &first))
         }
         Act::Cancel(job) => {

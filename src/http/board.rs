@@ -28,6 +28,7 @@ use crate::{
     config::{self, Config},
     logic::{
         claim::{State, Triggered},
+        coming::Coming,
         notify::{GivenUp, stand},
     },
     model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger},
@@ -512,6 +513,16 @@ impl Inner {
         self.jobs.get(name).map(|e| e.definition.clone())
     }
 
+    /// What comes next of a job.
+    pub(super) fn coming(&self, name: &JobName) -> Option<Coming> {
+        let e = self.jobs.get(name)?;
+        Some(Coming::of(
+            &e.definition,
+            e.state.as_ref(),
+            self.clock().now,
+        ))
+    }
+
     pub(super) fn last_successes(&self) -> impl Iterator<Item = (&JobName, i64)> {
         self.jobs
             .iter()
@@ -915,13 +926,15 @@ impl Entry {
         }
         view.unreadable = self.unreadable.clone();
         let ends = view.paused.as_ref().and_then(|p| p.until).map(|t| t.0);
-        let next = view.next.map(|t| t.0 + AFTER_INSTANT_MS);
+        let after = |t: Time| t.0 + AFTER_INSTANT_MS;
+        let next = view.next.map(after);
+        let passed = view.passed_over.as_ref().map(|p| after(p.occurrence));
         let lapses = self
             .state
             .as_ref()
             .and_then(diff::lapses_at)
             .filter(|_| !view.lapsed);
-        self.due = [ends, next, lapses].into_iter().flatten().min();
+        self.due = [ends, next, passed, lapses].into_iter().flatten().min();
         std::mem::replace(&mut self.job.view, view)
     }
 }

@@ -1,4 +1,4 @@
-//! What is planned, as a calendar that programs subscribe to (RFC 5545).
+//! What will run, as a calendar that programs subscribe to (RFC 5545).
 
 use std::{fmt::Write as _, sync::Arc};
 
@@ -15,7 +15,10 @@ use super::{
     plan::{self, Planned},
     problem::{Problem, ProblemView},
 };
-use crate::{config::Job, model::JobName};
+use crate::{
+    config::Job,
+    model::{JobName, Occurrence},
+};
 
 const DAY: i64 = 24 * 3_600_000;
 /// How far the calendar reaches, and how many events it has at most.
@@ -74,8 +77,12 @@ async fn calendar(
     title: &str,
     of_one: usize,
 ) -> Result<Response, Problem> {
-    let (now, namespace, typical) = {
+    let (now, namespace, typical, next) = {
         let inner = app.board.read();
+        let next: Vec<Option<Occurrence>> = jobs
+            .iter()
+            .map(|job| inner.coming(&job.name).and_then(|coming| coming.next))
+            .collect();
         let typical: Vec<Option<i64>> = jobs
             .iter()
             .map(|job| inner.job(&job.name).and_then(|(_, job)| job.typical_ms))
@@ -84,15 +91,22 @@ async fn calendar(
             inner.clock().now,
             inner.config.store.namespace.clone(),
             typical,
+            next,
         )
     };
     let of = jobs.clone();
     let listing = move || {
         let mut all = vec![];
-        for job in of {
+        for (job, next) in of.into_iter().zip(next) {
+            // What comes before the next one that will run is passed over.
+            let Some(next) = next else { continue };
             // A calendar of one job has its first events; that of all jobs has all events of a job, or none.
-            let (mut planned, more) =
-                plan::between(std::slice::from_ref(&job), now, now + REACHES, of_one);
+            let (mut planned, more) = plan::between(
+                std::slice::from_ref(&job),
+                next.0 - 1,
+                now + REACHES,
+                of_one,
+            );
             if !more || of_one == MOST {
                 all.append(&mut planned);
             }
@@ -207,6 +221,7 @@ mod tests {
             job: JobName::new("draw"),
             occurrence: Time(1_795_233_600_000),
             local: String::new(),
+            passed_over: None,
         };
         let description = format!("a;b,c\\d\r\nEND:VCALENDAR\n{}", "ä日".repeat(40));
         let text = write(

@@ -12,7 +12,7 @@ use super::{
     problem::{Problem, ProblemView},
 };
 use crate::{
-    acts, config,
+    config,
     logic::{
         claim::{OnCrash, Overlap},
         schedule,
@@ -31,7 +31,7 @@ const UPCOMING: usize = 5;
 struct JobDetail {
     #[serde(flatten)]
     job: Job,
-    /// The next occurrences, without jitter.
+    /// The next occurrences that will run, without jitter.
     upcoming: Vec<Upcoming>,
     /// The schedule in plain words; empty: the job runs only when triggered.
     schedule_words: String,
@@ -201,7 +201,10 @@ pub(super) async fn job(
         view::late_since_due(&mut records, Some(definition));
         records
     });
-    let upcoming = acts::coming(Some(definition), inner.clock().now, UPCOMING);
+    let upcoming = inner
+        .coming(&name)
+        .into_iter()
+        .flat_map(|coming| coming.runs(definition));
     let local = |o| {
         definition
             .schedules
@@ -216,7 +219,7 @@ pub(super) async fn job(
     Ok(json(&JobDetail {
         job: job.clone(),
         upcoming: upcoming
-            .into_iter()
+            .take(UPCOMING)
             .map(|o| Upcoming {
                 at: o.into(),
                 local: local(o),

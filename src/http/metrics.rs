@@ -373,7 +373,8 @@ fn of_jobs(e: &mut DescriptorEncoder<'_>, inner: &Inner) -> Written {
     )?;
     let seconds = |ms: i64| ms as f64 / 1000.0;
     let next = all().filter_map(|v| Some(([("job", v.job.as_str())], seconds(v.next?.0))));
-    let help = "When the job is planned next";
+    let help =
+        "When the job runs next: the next planned occurrence that is neither paused nor skipped";
     gauges(
         e,
         "job_next_occurrence_timestamp",

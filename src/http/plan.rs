@@ -1,4 +1,4 @@
-//! What is planned: from the schedules alone, without pauses, skips and jitter.
+//! What is planned: from the schedules, without jitter, and what of it is passed over.
 
 use std::{
     cmp::Reverse,
@@ -17,7 +17,10 @@ use super::{
 };
 use crate::{
     config::Job,
-    logic::schedule::{Schedule, next_of},
+    logic::{
+        coming::{Coming, PassedOver},
+        schedule::{Schedule, next_of},
+    },
     model::{JobName, Occurrence},
     view::Time,
 };
@@ -35,6 +38,9 @@ pub(super) struct Planned {
     pub(super) job: JobName,
     pub(super) occurrence: Time,
     pub(super) local: String,
+    /// Why it will not run. Written only if it will not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) passed_over: Option<PassedOver>,
 }
 
 /// A job with more occurrences than were asked for.
@@ -86,6 +92,7 @@ pub(super) fn between(jobs: &[Arc<Job>], from: i64, to: i64, most: usize) -> (Ve
                 .schedules
                 .first()
                 .map_or_else(String::new, |s| s.local(o)),
+            passed_over: None,
         });
         heap.extend(next(i, o));
     }
@@ -131,7 +138,7 @@ fn told_apart(
             description = "jobs with more in the span are listed in `frequent` instead"),
     ),
     responses(
-        (status = 200, description = "the occurrences, without jitter, pauses and skips", body = Plan),
+        (status = 200, description = "the occurrences, without jitter", body = Plan),
         (status = "default", description = "a problem", body = ProblemView, content_type = "application/problem+json"),
     )
 )]
@@ -152,6 +159,11 @@ pub(super) async fn plan(State(app): State<Arc<App>>, uri: Uri) -> Result<Respon
         .map(|name| named(&app.board, name))
         .collect::<Result<_, _>>()?;
     let jobs = enabled(&app, &names);
+    let coming: HashMap<JobName, Coming> = {
+        let inner = app.board.read();
+        let one = |job: &Arc<Job>| Some((job.name.clone(), inner.coming(&job.name)?));
+        jobs.iter().filter_map(one).collect()
+    };
     // An occurrence at `from` itself counts.
     let after = from.saturating_sub(1);
     let listing = move || {
@@ -159,7 +171,14 @@ pub(super) async fn plan(State(app): State<Arc<App>>, uri: Uri) -> Result<Respon
             Some(most) => told_apart(jobs, after, to, most),
             None => (jobs, vec![]),
         };
-        let (planned, truncated) = between(&jobs, after, to, limit);
+        let (mut planned, truncated) = between(&jobs, after, to, limit);
+        let defined: HashMap<&JobName, &Arc<Job>> =
+            jobs.iter().map(|job| (&job.name, job)).collect();
+        for p in &mut planned {
+            let known = coming.get(&p.job).zip(defined.get(&p.job));
+            p.passed_over =
+                known.and_then(|(c, job)| c.passes_over(job, Occurrence(p.occurrence.0)));
+        }
         Plan {
             planned,
             frequent,

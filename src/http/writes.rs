@@ -426,7 +426,7 @@ pub(super) async fn skip(
     let paused = known.is_some_and(|(_, job)| job.view.paused.is_some());
     let first = match paused {
         true => vec![],
-        false => acts::coming(
+        false => acts::planned(
             known.map(|(job, _)| job),
             inner.clock().now,
             count.min(5) as usize,

@@ -12,6 +12,7 @@ use super::state::{Line, SPANS, Screen, State, cell_of, planned};
 use crate::{
     acts,
     cli::status::job_note,
+    logic::coming::{Coming, SKIPS_COUNTED},
     model::{Outcome, RunRecord},
     view::{self, InstanceView, RunView},
     words::{self, count, fitting, relative, span, took},
@@ -409,15 +410,13 @@ fn next_in(l: &Line, now: i64, width: u16) -> String {
     match (l.view.awaited.first(), l.view.next) {
         (Some(a), _) if a.at.0 <= now => "due".into(),
         (Some(a), _) => span(a.at.0 - now + 999),
-        (None, Some(_))
-            if l.view.paused.is_some()
-                && l.view.paused.as_ref().is_some_and(|p| p.until.is_none()) =>
-        {
-            "paused".into()
-        }
         (None, Some(t)) if t.0 <= now => "now".into(),
         (None, Some(t)) => span(t.0 - now + 999),
+        (None, None) if l.view.paused.as_ref().is_some_and(|p| p.until.is_none()) => {
+            "paused".into()
+        }
         (None, None) if l.definition.schedules.is_empty() => "manual".into(),
+        (None, None) if l.view.skip > SKIPS_COUNTED => "skipped".into(),
         (None, None) => "never".into(),
     }
 }
@@ -634,9 +633,8 @@ fn timeline(state: &State, buf: &mut Buffer, area: Rect) {
             }
         };
         for c in cells {
-            let paused = l.view.paused.as_ref();
-            let at = from + cell * i64::from(c);
-            let out = paused.is_some_and(|p| p.until.is_none_or(|until| at < until.0));
+            let end = from + cell * (i64::from(c) + 1);
+            let out = l.view.next.is_none_or(|next| end <= next.0);
             let mark = if out { "-" } else { state.mark("○", "o") };
             put(buf, area, x + c, y, 1, mark, DIM);
         }
@@ -863,9 +861,11 @@ fn job(state: &State, buf: &mut Buffer, area: Rect) {
         y += 1;
     }
     if area.height > 9 {
-        let coming = acts::coming(Some(&l.definition), state.now, 12);
+        let coming = Coming::of(&l.definition, l.state.as_ref(), state.now);
+        let coming: Vec<_> = coming.runs(&l.definition).take(12).collect();
         let mut text = match coming.first() {
             Some(o) => format!("next {}: ", relative(o.0, state.now)),
+            None if l.view.passed_over.is_some() => "no next run".to_owned(),
             None => "no next occurrence".to_owned(),
         };
         for o in &coming {

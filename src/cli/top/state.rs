@@ -284,11 +284,10 @@ impl State {
         let now = self.now;
         for line in self.jobs.values_mut() {
             let ends = line.view.paused.as_ref().and_then(|p| p.until);
-            let due = line
-                .view
-                .next
-                .is_some_and(|t| t.0 + AFTER_INSTANT_MS <= now)
-                || ends.is_some_and(|t| t.0 <= now);
+            let passed = line.view.passed_over.as_ref().map(|p| p.occurrence);
+            let mut instants = line.view.next.into_iter().chain(passed);
+            let due =
+                instants.any(|t| t.0 + AFTER_INSTANT_MS <= now) || ends.is_some_and(|t| t.0 <= now);
             if due {
                 line.show(now);
             }
@@ -677,7 +676,7 @@ fn answered(q: &Question) -> Result<Act, String> {
 /// The cells of `width` between `from` and `to` in which the job has an occurrence after `now`.
 pub(super) fn planned(job: &Job, now: i64, from: i64, to: i64, width: u16) -> Vec<u16> {
     let (mut cells, mut at) = (vec![], now.max(from));
-    while let Some(next) = crate::acts::coming(Some(job), at, 1).first().copied()
+    while let Some(next) = crate::acts::planned(Some(job), at, 1).first().copied()
         && next < Occurrence(to)
     {
         let cell = cell_of(next.0, from, to, width);

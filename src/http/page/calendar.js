@@ -27,12 +27,14 @@ function arrange(planned, start) {
 
 function Entry({ job, t }) {
   const j = known.jobs.get(job);
-  const paused = j?.paused && (!j.paused.until || t < ms(j.paused.until));
+  // What is planned before the next one that will run is passed over.
+  const over = t > now() && t < (ms(j?.next) ?? Infinity);
+  const paused = over && j?.paused && (!j.paused.until || t < ms(j.paused.until));
   const tip = `${clean(job)} · ${when(t, now())}${j?.typical_ms ? `\ntakes ${took(j.typical_ms)} typically`
-    : ''}${paused ? '\npaused then: it will be skipped' : ''}`;
-  return html`<a class=${`en ${paused ? 'off' : ''}`} href=${jobLink(job)} data-tip=${tip}><span class="t3">${t % M
-    ? when(t, now()).slice(-8) : hm(t)}</span> <${Txt}>${job}<//>${paused && html`<${Icon} k="paused" label="paused"
-      />`}</a>`;
+    : ''}${over ? `\n${paused ? 'paused then: ' : ''}it will not run` : ''}`;
+  return html`<a class=${`en ${over ? 'off' : ''}`} href=${jobLink(job)} data-tip=${tip}><span class="t3">${t % M
+    ? when(t, now()).slice(-8) : hm(t)}</span> <${Txt}>${job}<//>${over && html`<${Icon} k=${paused ? 'paused' : 'skipped'}
+      label=${paused ? 'paused' : 'skipped'} />`}</a>`;
 }
 
 function Cell({ list }) {

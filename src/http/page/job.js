@@ -4,7 +4,7 @@ import { ask, download, known, now, useTopics } from './store.js';
 import { bytes, clean, date, day, hm, left, many, meant, midnight, month, ms, number, short, took, when,
   zone, zoneName } from './format.js';
 import { Icon } from './icons.js';
-import { OUTCOMES, byOccurrence, judge, word, worst } from './judge.js';
+import { OUTCOMES, ahead, byOccurrence, judge, word, worst } from './judge.js';
 import { Btn, Chip, Failed, In, Live, On, Since, Txt, useLoaded } from './parts.js';
 import { act } from './actions.js';
 import { go, jobLink, setQuery } from './router.js';
@@ -81,7 +81,7 @@ function Actions({ job }) {
 function Coming({ job }) {
   if (!job.enabled) return 'switched off';
   if (!job.schedule.length) return 'runs only when triggered';
-  if (!job.next) return 'not planned again';
+  if (!job.next) return ahead(job);
   return html`next in <${Live} f=${(t) => left(ms(job.next) - t)} />`;
 }
 
@@ -134,7 +134,7 @@ function Next({ job, detail }) {
       now()).split(' ').pop() : hm(utc(u))}</td>
       ${other && html`<td class="t3 n-z">${there(u.local)}</td>`}<td class="num t2"><${Live} f=${(t) => left(utc(u) - t)}
         /></td></tr>`)}</tbody></table>`
-    : html`<p class="t2">${job.schedule.length ? (job.enabled ? 'None is planned.' : 'None: it is switched off.')
+    : html`<p class="t2">${job.schedule.length ? (job.enabled ? `None: ${ahead(job)}.` : 'None: it is switched off.')
       : 'It has no schedule.'}</p>`}
   </div>`;
 }

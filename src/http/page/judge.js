@@ -9,6 +9,11 @@ const RANK = ['succeeded', 'running', 'replaced', 'skipped', 'cancelled', 'misse
   'timed_out', 'failed'];
 export const worst = (outcomes) => outcomes.reduce((a, b) => (RANK.indexOf(b) > RANK.indexOf(a) ? b : a));
 
+/** What is ahead of a job of which no occurrence is known that will run. */
+export const ahead = (job) => (!job.passed_over ? 'not planned again'
+  : job.paused && !job.paused.until ? 'not before it is resumed' : job.skip ? `the next ${job.skip} will be skipped`
+    : 'what is planned will not run');
+
 /** Longer than this is unusual for the job, ms. */
 export const longAfter = (job) => (job.typical_ms == null ? Infinity : Math.max(2.5 * job.typical_ms, job.typical_ms
   + 5 * S));

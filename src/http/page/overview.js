@@ -3,7 +3,7 @@ import { Component, html, useEffect, useLayoutEffect, useMemo, useRef, useState 
 import { ask, known, now, useTopics } from './store.js';
 import { clean, left, many, ms, number, short, took, when, zoneName } from './format.js';
 import { Icon } from './icons.js';
-import { BAD, word } from './judge.js';
+import { BAD, ahead, word } from './judge.js';
 import { Btn, Chip, In, Live, Memo, On, Seg, Since, Strip, Txt, useLoaded, usePhone, useSeen } from './parts.js';
 import { act } from './actions.js';
 import { go, jobLink, setQuery } from './router.js';
@@ -130,7 +130,7 @@ function Coming({ job, state }) {
     return html`<div class="nx"><span>next try in <${In} t=${ms(next.at)} /></span><small>${when(ms(next.at),
       now())}</small></div>`;
   }
-  if (!job.next) return html`<div class="nx">not planned again</div>`;
+  if (!job.next) return html`<div class="nx">${ahead(job)}</div>`;
   return html`<div class="nx"><span>next in <${In} t=${ms(job.next)} /></span><small>${when(ms(job.next),
     now())}</small></div>`;
 }
@@ -340,8 +340,9 @@ function NextCells({ job, state }) {
   const at = ms(job.next);
   return html`<td class="num c-x" role="cell">${at == null ? html`<span class="t3">${job.enabled ? '–' : 'off'}</span>`
     : html`<${Live} f=${(t) => (at > t ? left(at - t) : 'now')} />`}</td>
-    <td class="t3 c-at" role="cell">${job.skip ? `the next ${job.skip === 1 ? '' : `${job.skip} `}will be skipped`
-      : when(at, n)}</td>`;
+    <td class="t3 c-at" role="cell">${at != null && when(at, n)}${job.skip > 0 && html`<span
+      data-tip=${`The next ${job.skip === 1 ? '' : `${job.skip} `}will be skipped`}> after ${number(job.skip)}
+      skipped</span>`}</td>`;
 }
 
 /** Marks a row for two seconds when what it says has changed. */

@@ -194,12 +194,14 @@ function drawPlan(ctx, v, job, row, y) {
   ctx.fillStyle = c.off;
   ctx.globalAlpha = 0.28;
   const long = job.typical_ms ?? 0;
+  // What is planned before that will not run.
+  const from = Math.max(v.now, ms(job.next));
   if (row.dense) {
-    for (let x = Math.max(v.x0, v.px(v.now)); x < v.w; x += CELL) ctx.fillRect(x, y + 3, CELL - 1, BAR - 6);
+    for (let x = Math.max(v.x0, v.px(from)); x < v.w; x += CELL) ctx.fillRect(x, y + 3, CELL - 1, BAR - 6);
   } else {
     let end = -1;
     for (const t of row.plan) {
-      if (t <= v.now || t > v.t1) continue;
+      if (t < from || t > v.t1) continue;
       const x = Math.max(v.x0, v.px(t));
       if (x < end) continue;
       const w = Math.max(2.5, v.px(t + long) - v.px(t));
@@ -246,7 +248,7 @@ export function drawJob(ctx, v, name, row, top, hits) {
   }
   const longest = Math.max(10 * M, ...row.sorted.slice(-50).map((r) => (r.e ?? v.now) - r.s));
   const list = within(row.sorted, v.t0, v.t1, longest);
-  if (!(job.paused && job.paused.until == null) && v.t1 > v.now) drawPlan(ctx, v, job, row, y);
+  if (job.next && v.t1 > v.now) drawPlan(ctx, v, job, row, y);
   if (list.length > 20 && list.length * (CELL - 1) > v.px(Math.min(v.t1, v.now)) - v.px(Math.max(v.t0,
     list[0].s))) drawCells(ctx, v, list, y, hits);
   else {
@@ -254,7 +256,7 @@ export function drawJob(ctx, v, name, row, top, hits) {
     for (const r of list) drawRun(ctx, v, r, y, BAR, hits);
   }
   const next = ms(job.next);
-  if (next > v.t1 && !job.paused && v.t1 > v.now) {
+  if (next > v.t1 && v.t1 > v.now) {
     ctx.fillStyle = c.tx3;
     ctx.textAlign = 'right';
     ctx.fillText(`${v.w < 700 ? '' : `next ${when(next, v.now)} `}→`, v.w - 6, top + 19);
