@@ -22,6 +22,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
+use self::diff::Told;
 use super::events::{Feed, Kind, Ring};
 use crate::{
     clock::{Boottime, wall_us},
@@ -210,6 +211,7 @@ struct Entry {
     unreadable: Option<String>,
     /// Its state and its records were read.
     known: bool,
+    told: Told,
     /// When a run last succeeded, as far as the board has seen.
     last_success: Option<i64>,
     job: Job,
@@ -818,6 +820,7 @@ impl Entry {
             triggered: None,
             unreadable: None,
             known: false,
+            told: Told::at(now),
             last_success: None,
             job: Job {
                 view: view::job(job, None, now, ""),
@@ -858,7 +861,15 @@ impl Entry {
                     let decided = triggered
                         .as_ref()
                         .filter(|t| self.triggered.as_ref() != Some(*t));
-                    feed = diff::states(self.state.as_ref(), state.as_ref(), decided);
+                    feed = diff::states(
+                        self.state.as_ref(),
+                        state.as_ref(),
+                        decided,
+                        &self.job.recent,
+                        &mut self.told,
+                    );
+                } else {
+                    self.told = Told::at(now);
                 }
                 self.triggered = triggered;
                 self.state = state;

@@ -185,8 +185,8 @@ pub(super) struct Event<'a> {
     /// The store's clock, or the time that the fleet uses instead.
     at: Time,
     /// `job`, `job_removed`, `instances`, `store`, `reset`; and of the feed `granted`, `ended`, `missed`, `skipped`,
-    /// `triggered`, `paused`, `resumed`, `skip`, `awaited`, `draining`, `undrained`, `instance_up`, `instance_silent`,
-    /// `instance_gone`, `configuration`, `undelivered`, `lacks_jobs`.
+    /// `triggered`, `paused`, `resumed`, `skip`, `cancelled`, `awaited`, `draining`, `undrained`, `instance_up`,
+    /// `instance_silent`, `instance_gone`, `configuration`, `undelivered`, `lacks_jobs`.
     kind: &'static str,
     #[serde(flatten)]
     data: Data<'a>,

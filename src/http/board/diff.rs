@@ -3,8 +3,8 @@
 use super::{Recent, at};
 use crate::{
     http::events::Feed,
-    logic::claim::{OWN_KEY, State, Triggered},
-    model::Trigger,
+    logic::claim::{OWN_KEY, Open, Pause, State, StopRequest, Triggered},
+    model::{RunId, Trigger},
     view::{InstanceView, Time},
 };
 
@@ -34,23 +34,52 @@ pub(super) fn may_have_lapsed(st: &State, now: i64) -> bool {
     lapses_at(st).is_some_and(|at| at <= now)
 }
 
-/// `decided`: the newest trigger that was decided, if it was not known.
+/// What was told of a job. After an outage, or after a loss of its data, the store shows again what people asked for
+/// and what ran long ago: that is not told again.
+#[derive(Debug)]
+pub(super) struct Told {
+    /// Acts up to this instant (Unix ms of the store's clock) are told, or older than the board.
+    acts: i64,
+    /// What ran when the store's data changed last.
+    runs: Vec<RunId>,
+}
+
+impl Told {
+    pub(super) fn at(now: i64) -> Self {
+        Self {
+            acts: now,
+            runs: vec![],
+        }
+    }
+}
+
+/// `decided`: the newest trigger that was decided, if it was not known. `recent`: the ended runs that are known.
 // Long: one kind of event after the other.
 pub(super) fn states(
     before: Option<&State>,
     after: Option<&State>,
     decided: Option<&Triggered>,
+    recent: &[Recent],
+    told: &mut Told,
 ) -> Fed {
     let none = State::default();
     let (before, after) = (before.unwrap_or(&none), after.unwrap_or(&none));
+    let same_data = before.incarnation == after.incarnation;
+    if !same_data && !before.open.is_empty() {
+        told.runs = before.open.iter().map(|o| o.run.id).collect();
+    }
+    let decided = decided.filter(|_| same_data);
+    let new = |at: i64| at > told.acts;
     let mut fed: Fed = vec![];
     let pending = |st: &State, key: &str| st.triggers.iter().any(|t| t.key == key);
     let own = |key: &str| (!key.starts_with(OWN_KEY)).then(|| key.to_owned());
-    let mut triggered: Vec<&str> = after.triggers.iter().map(|t| t.key.as_str()).collect();
+    let put_in = after.triggers.iter().filter(|t| new(t.at));
+    let mut triggered: Vec<&str> = put_in.map(|t| t.key.as_str()).collect();
     triggered.retain(|key| !pending(before, key));
     // Put in and claimed between two looks.
     triggered.extend(
         decided
+            .filter(|t| new(t.at))
             .map(|t| t.key.as_str())
             .filter(|key| !pending(before, key)),
     );
@@ -70,7 +99,14 @@ pub(super) fn states(
             run_id: Some(o.run.id),
             ..Feed::default()
         };
+        let seen = |id| told.runs.contains(&id) || recent.iter().any(|r| r.run_id == Some(id));
+        let again = known.is_none() && seen(o.run.id);
+        let asked = |o: &Open| o.stop == Some(StopRequest::Cancelled);
+        if asked(o) && !again && !known.is_some_and(asked) {
+            fed.push(("cancelled", feed.clone()));
+        }
         match (o.next_attempt, known) {
+            _ if again => {}
             (None, None) => {
                 let takeover = o.run.trigger == Trigger::Takeover;
                 let trigger = Some(o.run.trigger);
@@ -95,26 +131,48 @@ pub(super) fn states(
             _ => {}
         }
     }
-    if before.pause != after.pause {
-        fed.push(match &after.pause {
-            Some(p) => {
-                let feed = Feed {
-                    reason: p.reason.clone(),
-                    until: p.until.map(Time),
-                    ..Feed::default()
-                };
-                ("paused", feed)
-            }
-            None => ("resumed", Feed::default()),
-        });
+    // Only a request drops an attempt that waits, unless something newer is decided, or the store's data changed.
+    let waits = before.open.iter().filter(|o| o.next_attempt.is_some());
+    let still = (&before.newest, &before.last) == (&after.newest, &after.last);
+    for o in waits.filter(|_| same_data && still) {
+        if !after
+            .open
+            .iter()
+            .any(|a| a.run.occurrence == o.run.occurrence)
+        {
+            let feed = Feed {
+                occurrence: at(o.run.occurrence),
+                attempt: Some(o.run.attempt.saturating_add(1)),
+                ..Feed::default()
+            };
+            fed.push(("cancelled", feed));
+        }
     }
-    if before.skip_at < after.skip_at {
+    // A pause that was over already is only cleared away.
+    let held = |p: &Pause| p.until.is_none_or(|until| until > after.resumed);
+    if new(after.resumed) && before.pause.as_ref().is_none_or(held) {
+        fed.push(("resumed", Feed::default()));
+    }
+    if let Some(p) = after.pause.as_ref().filter(|p| new(p.at)) {
+        let feed = Feed {
+            reason: p.reason.clone(),
+            until: p.until.map(Time),
+            ..Feed::default()
+        };
+        fed.push(("paused", feed));
+    }
+    if new(after.skip_at) {
         let feed = Feed {
             count: Some(u64::from(after.skip)),
             ..Feed::default()
         };
         fed.push(("skip", feed));
     }
+    let put_in = after.triggers.iter().map(|t| t.at);
+    let paused = after.pause.iter().map(|p| p.at);
+    let acts = [after.resumed, after.skip_at];
+    let acts = acts.into_iter().chain(put_in).chain(paused);
+    told.acts = acts.chain(decided.map(|t| t.at)).fold(told.acts, i64::max);
     fed
 }
 
@@ -219,4 +277,157 @@ pub(super) fn instances_differ(before: &[InstanceView], after: &[InstanceView]) 
         !moved && same == *b
     };
     before.len() != after.len() || !before.iter().zip(after).all(|(a, b)| steady(a, b))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        logic::claim::{NextAttempt, Pending},
+        model::{InstanceId, Occurrence, Run},
+    };
+
+    fn kinds(fed: &Fed) -> Vec<&'static str> {
+        fed.iter().map(|(kind, _)| *kind).collect()
+    }
+
+    /// Shows one state after the other to a board that knows the first one. Returns the kinds of events after each.
+    fn seen(states: &[&State]) -> Vec<Vec<&'static str>> {
+        let mut told = Told::at(100);
+        let pairs = states.windows(2);
+        let fed = pairs.map(|p| super::states(Some(p[0]), Some(p[1]), None, &[], &mut told));
+        fed.map(|fed| kinds(&fed)).collect()
+    }
+
+    fn of(incarnation: &str) -> State {
+        State {
+            incarnation: incarnation.to_owned(),
+            ..State::default()
+        }
+    }
+
+    fn paused(incarnation: &str, at: i64, until: Option<i64>) -> State {
+        State {
+            pause: Some(Pause {
+                until,
+                reason: None,
+                at,
+            }),
+            ..of(incarnation)
+        }
+    }
+
+    fn open(next_attempt: Option<NextAttempt>, stop: Option<StopRequest>) -> State {
+        let open = Open {
+            run: Run {
+                occurrence: Occurrence(90),
+                attempt: 1,
+                trigger: Trigger::Schedule,
+                key: None,
+                id: "00000000-0000-0000-0000-000000000007"
+                    .parse()
+                    .expect("an id"),
+                instance: InstanceId::new("a"),
+                host: "a".to_owned(),
+                lease: 15_000,
+                definition: String::new(),
+                granted_at: 95,
+            },
+            seq: 0,
+            incarnation: "a".to_owned(),
+            renewed_at: 95,
+            stop,
+            next_attempt,
+        };
+        State {
+            open: vec![open],
+            newest: 90,
+            ..of("a")
+        }
+    }
+
+    #[test]
+    fn what_the_store_shows_again_is_not_told_again() {
+        let was = paused("a", 150, Some(300));
+        let lost = seen(&[
+            &of("a"),
+            &was,
+            &State::default(),
+            &of("b"),
+            &paused("b", 150, Some(300)),
+        ]);
+        assert_eq!(lost, [vec!["paused"], vec![], vec![], vec![]]);
+        // It is over: the next claim clears it away.
+        assert_eq!(seen(&[&was, &of("a")]), [Vec::<&str>::new()]);
+        // Older than the board.
+        assert_eq!(
+            seen(&[&of("a"), &paused("a", 50, None)]),
+            [Vec::<&str>::new()]
+        );
+        let skips = |data: &str| State {
+            skip: 2,
+            skip_at: 150,
+            ..of(data)
+        };
+        let waits = |data: &str| {
+            let one = Pending {
+                key: "k".to_owned(),
+                at: 150,
+            };
+            State {
+                triggers: vec![one],
+                ..of(data)
+            }
+        };
+        for (first, again, kind) in [
+            (skips("a"), skips("b"), "skip"),
+            (waits("a"), waits("b"), "triggered"),
+        ] {
+            let all = seen(&[&of("a"), &first, &State::default(), &again]);
+            assert_eq!(all, [vec![kind], vec![], vec![]]);
+        }
+        let runs = open(None, None);
+        assert_eq!(
+            seen(&[&of("a"), &runs, &State::default(), &runs]),
+            [vec!["granted"], vec![], vec![]]
+        );
+    }
+
+    #[test]
+    fn what_people_ask_for_is_told() {
+        let resumed = |at| State {
+            resumed: at,
+            ..of("a")
+        };
+        let all = seen(&[
+            &paused("a", 150, Some(300)),
+            &resumed(200),
+            &paused("a", 250, None),
+            &resumed(260),
+        ]);
+        assert_eq!(all, [["resumed"], ["paused"], ["resumed"]]);
+        // Nothing was paused any more.
+        let late = seen(&[&paused("a", 150, Some(300)), &resumed(400)]);
+        assert_eq!(late, [Vec::<&str>::new()]);
+        let stopped = open(None, Some(StopRequest::Cancelled));
+        let all = seen(&[&open(None, None), &stopped, &stopped]);
+        assert_eq!(all, [vec!["cancelled"], vec![]]);
+        let replaced = open(None, Some(StopRequest::Replaced));
+        assert_eq!(seen(&[&open(None, None), &replaced]), [Vec::<&str>::new()]);
+        let next = NextAttempt {
+            at: 500,
+            trigger: Trigger::Retry,
+        };
+        let waits = open(Some(next), None);
+        let dropped = State {
+            newest: 90,
+            ..of("a")
+        };
+        assert_eq!(seen(&[&waits, &dropped]), [["cancelled"]]);
+        let newer = State {
+            newest: 95,
+            ..of("a")
+        };
+        assert_eq!(seen(&[&waits, &newer]), [Vec::<&str>::new()]);
+    }
 }
