@@ -37,7 +37,7 @@ pub use self::failure::{Exit, Failure};
 use crate::{
     acts::{self, Refusal},
     clock::{self, StoreClock},
-    config::{self, Config, Job, StoreUrl, nearest},
+    config::{self, Config, Job, Sends, StoreUrl, nearest},
     daemon, early,
     logic::{belief, claim::State},
     model::{JobName, Outcome},
@@ -285,7 +285,7 @@ fn dispatch(cli: Cli, out: Out) -> Result<Exit, Failure> {
     if let Command::Check(args) = &cli.command {
         return check::check(&path, args, clock::wall_us() / 1000, &out);
     }
-    let config = config::load(&path).map_err(Failure::Config)?;
+    let config = config::load(&path, sends(&cli.command)).map_err(Failure::Config)?;
     #[cfg(feature = "notify")]
     if let Command::Notify(args) = &cli.command
         && let Some(args) = args.test()
@@ -326,8 +326,30 @@ fn dispatch(cli: Cli, out: Out) -> Result<Exit, Failure> {
                 .enable_all()
                 .build()
                 .map_err(|e| Failure::internal("cannot start the runtime", e))?;
-            runtime.block_on(with_store(command, path, config, cli.record, out))
+            let unplanned = match &command {
+                Command::Why(args) if !out.json => args.unplanned(&config),
+                _ => None,
+            };
+            let ended =
+                runtime.block_on(with_store(command, path, config, cli.record, out.clone()));
+            if let (Err(Failure::Store(..) | Failure::Absent { .. }), Some(why)) =
+                (&ended, unplanned)
+            {
+                // Without the store, too.
+                out.text(&why)?;
+            }
+            ended
         }
+    }
+}
+
+/// What sends nothing needs none of the addresses and keys of `[notify]`, which a user's shell may not have.
+fn sends(command: &Command) -> Sends<'_> {
+    match command {
+        Command::Run(_) => Sends::All,
+        #[cfg(feature = "notify")]
+        Command::Notify(args) => args.test().map_or(Sends::Nothing, notify::Test::over),
+        _ => Sends::Nothing,
     }
 }
 
@@ -431,7 +453,7 @@ fn find(named: Option<PathBuf>) -> Result<PathBuf, Failure> {
 }
 
 /// Writes to stdout: only data goes there.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Out {
     json: bool,
     color: bool,

@@ -61,7 +61,7 @@ pub use self::{
     advice::{Observed, Written, load_written},
     file::{Config, Limits, duration, load, parse},
     http::{Http, HttpTls, Listen},
-    notify::{Channel, Channels, Form as MessageForm, Way},
+    notify::{Channel, Channels, Form as MessageForm, Sends, Way},
     report::{Problem, Report},
 };
 #[cfg(feature = "daemon")]

@@ -110,6 +110,25 @@ fn outage(info: &Info, at: Occurrence) -> Option<Outage> {
     outages.find(|o| o.from <= at.0 && at.0 < o.until).copied()
 }
 
+/// Why nothing was planned for this time, as far as the configuration says. None: something was.
+pub(crate) fn unplanned_words(job: &Job, at: Occurrence) -> Option<String> {
+    if job.schedules.is_empty() {
+        return Some(
+            "Nothing happened at that time: the job has no schedule, so it runs only when somebody triggers it."
+                .to_owned(),
+        );
+    }
+    let why = differs(&job.schedules, at)?;
+    let disabled = match job.enabled {
+        true => "",
+        false => " Besides, the job is disabled in this configuration.",
+    };
+    Some(format!(
+        "Nothing was planned for that time: {}.{disabled}",
+        words::line(&why)
+    ))
+}
+
 impl Facts<'_> {
     /// The latest planned occurrence that is due; of a job without schedule, the latest decided one.
     pub(crate) fn latest(&self) -> Option<Occurrence> {
@@ -262,9 +281,18 @@ impl Facts<'_> {
             let more = hint.or_else(|| self.next_attempt(at));
             return more.map_or(told.clone(), |more| format!("{told} {more}"));
         }
+        let unplanned = !planned && decisions.is_empty();
+        if unplanned && let Some(why) = self.job.and_then(|job| unplanned_words(job, at)) {
+            return why;
+        }
+        let disabled = self.job.is_some_and(|j| !j.enabled);
         let Some(st) = &self.state else {
-            return "Nothing is known: no instance has registered the job with the store yet."
-                .to_owned();
+            return match disabled {
+                true => "It does not run: the job is disabled in this configuration, and no instance has registered it \
+                         with the store."
+                    .to_owned(),
+                false => "Nothing is known: no instance has registered the job with the store yet.".to_owned(),
+            };
         };
         if let Some(next) = self.next_attempt(at) {
             return next;
@@ -289,21 +317,11 @@ impl Facts<'_> {
         {
             return format!("It will not run. {why}");
         }
-        if !planned && decisions.is_empty() {
-            return match self.job {
-                Some(j) if !j.schedules.is_empty() => {
-                    let why = differs(&j.schedules, &j.schedule_text, at);
-                    let why = why.map_or_else(
-                        || "it is not an occurrence of the schedule".to_owned(),
-                        |why| words::line(&why),
-                    );
-                    format!("Nothing was planned for that time: {why}.")
-                }
-                Some(_) => "Nothing happened at that time: the job has no schedule, so it runs only when somebody \
-                            triggers it."
-                    .to_owned(),
-                None => "Nothing was planned for that time, and nobody triggered the job.".to_owned(),
-            };
+        if unplanned {
+            return "Nothing was planned for that time, and nobody triggered the job.".to_owned();
+        }
+        if at.0 > now && disabled {
+            return "It will not run: the job is disabled in this configuration.".to_owned();
         }
         if at.0 > now {
             return format!(
@@ -312,7 +330,7 @@ impl Facts<'_> {
                 self.ahead(st)
             );
         }
-        if self.job.is_some_and(|j| !j.enabled) {
+        if disabled {
             return "It was not run: the job is disabled in this configuration.".to_owned();
         }
         if st.incarnation != self.incarnation {
@@ -320,11 +338,32 @@ impl Facts<'_> {
             starts again once it has waited for as long as its lease."
                 .to_owned();
         }
+        // What the store knows began with its epoch, or survived its begin.
+        let epoch = self.fleet.born;
+        if at.0 <= st.lost_before || at.0 <= st.since && at.0 < epoch && epoch <= st.since {
+            return format!(
+                "Nobody knows whether it ran: the store lost its data, or was new, at {}.",
+                words::instant(epoch)
+            );
+        }
         if at.0 <= st.since {
             return format!(
                 "It was not to run: this schedule of the job counts only since {}. Then the schedule was new, or the job \
-                came back or was enabled again, or the store had lost its data.",
+                came back or was enabled again.",
                 words::instant(st.since)
+            );
+        }
+        if at.0 <= st.lost_until {
+            return format!(
+                "It was not run: the store had lost its data, and the job started again only at {}.",
+                words::instant(st.lost_until)
+            );
+        }
+        if at.0 <= st.newest && at.0 < epoch {
+            return format!(
+                "It was decided, but its record is gone: it was deleted, or the store lost data when it started anew at \
+                {}.",
+                words::instant(epoch)
             );
         }
         if at.0 <= st.newest {

@@ -22,7 +22,7 @@ use self::signals::{Caught, Signals};
 use super::{Exit, Failure, find, remark, show};
 use crate::{
     clock::Boottime,
-    config::{self, Lease, StoreUrl, duration, show_duration},
+    config::{self, Lease, Sends, StoreUrl, duration, show_duration},
     guard::{EXEC_ID, Spec, Transparent},
     lock::{
         self, Lock, LockClient, NoRetry, TryLock,
@@ -174,7 +174,7 @@ fn store(config: Option<PathBuf>, args: &Exec) -> Result<(config::Store, Arc<[St
     }
     match find(config) {
         Ok(path) => {
-            let config = config::load(&path).map_err(Failure::Config)?;
+            let config = config::load(&path, Sends::Nothing).map_err(Failure::Config)?;
             Ok((config.store, config.store_variables))
         }
         Err(Failure::Missing { message, .. }) => Err(Failure::usage(

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     clock,
-    config::{Config, nearest},
+    config::{Config, Sends, nearest},
     logic::notify::{GivenUp, Kind, stand},
     model::{InstanceId, JobName, rfc3339_ms},
     notify as notifications,
@@ -81,6 +81,13 @@ impl Notify {
             NotifyCommand::Test(t) => Some(t),
             NotifyCommand::Undelivered(_) => None,
         }
+    }
+}
+
+impl Test {
+    /// The other channels may be such that only the daemon can read where they lead.
+    pub(super) fn over(&self) -> Sends<'_> {
+        Sends::Over(&self.channel)
     }
 }
 
@@ -191,7 +198,7 @@ pub(super) fn test(args: &Test, config: &Config, out: &Out) -> Result<Exit, Fail
     };
     let tested = Tested {
         channel: &channel.name,
-        kind: channel.kind(),
+        kind: channel.kind,
         delivered,
         answer,
     };
@@ -199,14 +206,13 @@ pub(super) fn test(args: &Test, config: &Config, out: &Out) -> Result<Exit, Fail
         true => out.say(&tested, || {
             format!(
                 "sent over `{}` ({}): {answer}\n",
-                channel.name,
-                channel.kind()
+                channel.name, channel.kind
             )
         })?,
         false if args.json => out.say(&tested, String::new)?,
         false => {
             return Err(Failure::TryAgain {
-                message: format!("`{}` ({}) did not take the message: {answer}", channel.name, channel.kind()),
+                message: format!("`{}` ({}) did not take the message: {answer}", channel.name, channel.kind),
                 hint: Some("look at the channel's table in the configuration, and at the server that it names".to_owned()),
             });
         }

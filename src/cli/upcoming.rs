@@ -118,7 +118,8 @@ fn nothing(job: Option<&Job>) -> String {
 
 /// The schedule of a job in plain words.
 fn in_words(job: &Job) -> String {
-    let each: Vec<String> = job.schedule_text.iter().map(|text| words(text)).collect();
+    let texts = job.schedule_text.iter();
+    let each: Vec<String> = texts.map(|text| words(text, job.name.as_str())).collect();
     format!(
         "{}: {}; {}",
         show::paint(show::BOLD, job.name.as_str()),

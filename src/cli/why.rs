@@ -8,9 +8,11 @@ use super::{
 };
 pub(crate) use crate::why::{Facts, WhyView};
 use crate::{
-    model::{InstanceId, Occurrence},
+    config::Config,
+    model::{InstanceId, JobName, Occurrence},
     store::HISTORY_KEPT,
     view::RunView,
+    why::unplanned_words,
 };
 use clap::Args;
 
@@ -30,6 +32,16 @@ pub(crate) struct Why {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+impl Why {
+    /// What the configuration alone says: nothing was planned for that time. None: more has to be known.
+    pub(super) fn unplanned(&self, config: &Config) -> Option<String> {
+        let at = Occurrence(self.occurrence?);
+        let job = config.jobs.get(&JobName::new(&self.job))?;
+        let why = unplanned_words(job, at).filter(|_| !job.schedules.is_empty())?;
+        Some(format!("{} {}\n{why}\n", job.name, show::instant(at.0)))
+    }
 }
 
 pub(super) async fn why(ctx: &Context, args: &Why) -> Result<Exit, Failure> {
@@ -194,10 +206,9 @@ mod tests {
 
     use super::{super::history::tests::run, *};
     use crate::{
-        config::Config,
         logic::claim::{Pause, State},
         logic::schedule::Schedule,
-        model::{JobName, Outcome},
+        model::Outcome,
         store::{Decision, Fleet, Info, Outage},
         view::{self, Time},
         why::previous,
@@ -411,7 +422,7 @@ mod tests {
         assert_eq!(
             told(&f, AT - 10 * HOUR),
             "It was not to run: this schedule of the job counts only since 2026-11-20T05:00:00Z. Then the schedule was \
-             new, or the job came back or was enabled again, or the store had lost its data."
+             new, or the job came back or was enabled again."
         );
         let stranger = f.explain(Occurrence(AT + 1));
         assert_eq!(
@@ -450,6 +461,75 @@ mod tests {
         assert!(told(&f, AT).starts_with("It waits: the store lost or changed its data"));
         f.state = None;
         assert!(told(&f, AT).starts_with("Nothing is known: no instance has registered the job"));
+    }
+
+    /// The configuration says so, whatever the store knows.
+    #[test]
+    fn the_field_that_does_not_match_is_named_without_the_store() {
+        let (name, config) = (JobName::new("draw"), config());
+        let mut f = facts(&name, &config);
+        f.state = None;
+        let odd = Occurrence(AT + 60_000);
+        let said = f.explain(odd).verdict;
+        let why = "Nothing was planned for that time: the schedule wants the minute to be 0, and this is 15:01 in UTC.";
+        assert_eq!(said, why);
+        let asks = |at| Why {
+            job: "draw".into(),
+            occurrence: at,
+            json: false,
+        };
+        assert_eq!(
+            asks(Some(odd.0)).unplanned(&config),
+            Some(format!("draw 2026-11-20T15:01:00Z\n{why}\n"))
+        );
+        assert_eq!(asks(Some(AT)).unplanned(&config), None);
+        assert_eq!(asks(None).unplanned(&config), None);
+    }
+
+    #[test]
+    fn a_job_that_is_disabled_is_told_as_such() {
+        let text = "[jobs.draw]\nschedule = '@hourly'\ncommand = 'x'\nenabled = false\n";
+        let config = crate::config::parse(text, Path::new("jobs.toml"), &|_| None).unwrap();
+        let name = JobName::new("draw");
+        let mut f = facts(&name, &config);
+        f.state.as_mut().unwrap().newest = AT - HOUR;
+        let told = |f: &Facts, at: i64| f.explain(Occurrence(at)).verdict;
+        for (at, words) in [
+            (AT + HOUR, "It will not run: the job is disabled"),
+            (AT, "It was not run: the job is disabled"),
+            (AT + 60_000, "Besides, the job is disabled"),
+        ] {
+            assert!(told(&f, at).contains(words), "{}", told(&f, at));
+        }
+        f.state = None;
+        assert!(told(&f, AT).starts_with("It does not run: the job is disabled"));
+    }
+
+    #[test]
+    fn a_loss_of_data_is_named() {
+        let (name, config) = (JobName::new("draw"), config());
+        let told = |f: &Facts, at: i64| f.explain(Occurrence(at)).verdict;
+        let mut f = facts(&name, &config);
+        f.fleet.born = AT - 2 * HOUR;
+        let gone = "It was decided, but its record is gone: it was deleted, or the store lost data when it started anew \
+                    at 2026-11-20T13:00:00Z.";
+        assert_eq!(told(&f, AT - 3 * HOUR), gone);
+        let deleted = "It was decided, but its record has been deleted since.";
+        assert_eq!(told(&f, AT - HOUR), deleted);
+        let nobody = "Nobody knows whether it ran: the store lost its data, or was new, at 2026-11-20T13:00:00Z.";
+        f.state.as_mut().unwrap().lost_before = AT - 3 * HOUR;
+        assert_eq!(told(&f, AT - 3 * HOUR), nobody);
+        let st = f.state.as_mut().unwrap();
+        (st.lost_before, st.lost_until, st.newest) = (0, AT, AT - 2 * HOUR);
+        assert_eq!(
+            told(&f, AT),
+            "It was not run: the store had lost its data, and the job started again only at 2026-11-20T15:00:00Z."
+        );
+        // The job is known only since the store was new.
+        let st = f.state.as_mut().unwrap();
+        (st.lost_until, st.since) = (0, AT - HOUR);
+        assert_eq!(told(&f, AT - 3 * HOUR), nobody);
+        assert!(told(&f, AT - HOUR).starts_with("It was not to run"));
     }
 
     #[test]

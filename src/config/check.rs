@@ -795,10 +795,14 @@ fn channel(r: &mut Reader<'_>, name: &At<&str>, raw: &keys::Notify) -> Option<Ch
         );
         return None;
     };
-    let way = way(r, name, kind, raw);
+    let way = match r.sends.over(name.value) {
+        true => way(r, name, kind, raw),
+        false => Some(Way::Unread),
+    };
     let on = raw.on.or_usual(&usual.on);
     Some(Channel {
         name: name.value.to_owned(),
+        kind: kind.word(),
         way: way?,
         rules: Rules {
             on: on?.into_iter().collect(),

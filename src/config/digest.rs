@@ -171,7 +171,7 @@ pub(super) fn config(config: &Config, sqlite: &str) -> String {
     for (name, channel) in &config.channels {
         canon
             .text("channel", name)
-            .text("type", channel.kind())
+            .text("type", channel.kind)
             .show("rules", &channel.rules);
     }
     for channel in &config.default_channels {

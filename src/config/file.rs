@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, path::Path, sync::Arc, time::Duration};
 use toml::de::DeTable;
 
 use super::{
-    Channels, Http, Report, Store,
+    Channels, Http, Report, Sends, Store,
     advice::Spots,
     check, named, raw,
     report::{self, Collector},
@@ -32,9 +32,9 @@ pub fn duration(text: &str) -> Result<Duration, String> {
 ///
 /// # Errors
 /// All problems of the file, or the reason why it cannot be read.
-pub fn load(path: &Path) -> Result<Config, Report> {
+pub fn load(path: &Path, sends: Sends<'_>) -> Result<Config, Report> {
     let text = read(path)?;
-    let config = parse(&text, path, &|name| std::env::var(name).ok());
+    let config = parsed(&text, path, &|name| std::env::var(name).ok(), sends, None);
     drop(text);
     trim_memory();
     config
@@ -99,7 +99,7 @@ pub fn parse(
     path: &Path,
     env: &dyn Fn(&str) -> Option<String>,
 ) -> Result<Config, Report> {
-    parsed(text, path, env, None)
+    parsed(text, path, env, Sends::All, None)
 }
 
 /// As [`parse`], with the places that advice is about.
@@ -109,7 +109,7 @@ pub(super) fn parse_with_places(
     env: &dyn Fn(&str) -> Option<String>,
 ) -> Result<(Config, Spots), Report> {
     let mut places = Spots::default();
-    let config = parsed(text, path, env, Some(&mut places))?;
+    let config = parsed(text, path, env, Sends::All, Some(&mut places))?;
     Ok((config, places))
 }
 
@@ -117,6 +117,7 @@ fn parsed(
     text: &str,
     path: &Path,
     env: &dyn Fn(&str) -> Option<String>,
+    sends: Sends<'_>,
     places: Option<&mut Spots>,
 ) -> Result<Config, Report> {
     let text = unmarked(text);
@@ -160,6 +161,7 @@ fn parsed(
         std::path::absolute(dir).unwrap_or_else(|_| dir.into()),
         problems,
     );
+    reader.sends = sends;
     let mut raw = raw::file(&mut reader, tree.get_ref());
     for (at, tree) in &again {
         let more = raw::file(&mut reader, tree.get_ref());

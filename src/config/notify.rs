@@ -12,6 +12,8 @@ pub type Channels = BTreeMap<String, Arc<Channel>>;
 #[derive(Debug, Clone, PartialEq)]
 pub struct Channel {
     pub name: String,
+    /// `type`, as written.
+    pub kind: &'static str,
     pub way: Way,
     pub rules: Rules,
     /// The time limit of one try to deliver a message.
@@ -33,6 +35,28 @@ pub enum Way {
     },
     /// The message comes on stdin, as JSON.
     Command(Vec<String>),
+    /// This process does not send over it ([`Sends`]).
+    Unread,
+}
+
+/// Over which channels a process sends. Only for these it reads where they lead: the addresses and keys of the others,
+/// and the variables and files that have them, it need not have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sends<'a> {
+    /// The daemon, and who checks its configuration. It sends heartbeats, too.
+    All,
+    Over(&'a str),
+    Nothing,
+}
+
+impl Sends<'_> {
+    pub(super) fn over(self, channel: &str) -> bool {
+        match self {
+            Self::All => true,
+            Self::Over(name) => name == channel,
+            Self::Nothing => false,
+        }
+    }
 }
 
 /// What stands in the body of a POST.
@@ -67,17 +91,6 @@ impl Type {
     pub(super) fn word(self) -> &'static str {
         let found = Self::WORDS.iter().find(|(_, t)| *t == self);
         found.map_or("", |(word, _)| word)
-    }
-}
-
-impl Channel {
-    pub fn kind(&self) -> &'static str {
-        match &self.way {
-            Way::Http { form, .. } => Type::Http(*form).word(),
-            Way::PagerDuty { .. } => Type::PagerDuty.word(),
-            Way::Email { .. } => Type::Email.word(),
-            Way::Command(_) => Type::Command.word(),
-        }
     }
 }
 

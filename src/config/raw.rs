@@ -8,7 +8,7 @@ use std::{
 use toml::de::DeTable;
 
 use super::{
-    Command, Listen,
+    Command, Listen, Sends,
     keys::{DstWords, Http, Job, JobRetry, Keys, Limits, Notify, Store, StoreRetry},
     notify::KINDS,
     report::Place,
@@ -97,6 +97,18 @@ pub(super) fn named_job<'t>(
     Some(job(r, table))
 }
 
+/// The keys of a channel that say where its messages go, and with which keys and passwords.
+const WHERE: [&str; 8] = [
+    "url",
+    "url_file",
+    "routing_key",
+    "routing_key_file",
+    "smtp",
+    "from",
+    "to",
+    "command",
+];
+
 /// The channel of this name. None: it is not a table, which is reported.
 pub(super) fn named_channel<'t>(
     r: &mut Reader<'t>,
@@ -119,6 +131,9 @@ pub(super) fn named_channel<'t>(
     };
     let mut table = Table::open(r, field, "")?;
     table.place_at(Place::Channel(name));
+    if !r.sends.over(name) {
+        table.pass(r, &WHERE);
+    }
     let channel = Notify::take(r, &mut table);
     table.finish(r, |key| match key {
         "webhook" | "webhook_url" | "endpoint" => Some("did you mean `url`?"),
@@ -382,6 +397,12 @@ pub(super) fn channel_url(r: &mut Reader<'_>, field: Field<'_>) -> Option<String
 
 /// As written, with the variables expanded: `{job}` is filled in for each job.
 pub(super) fn heartbeat_url(r: &mut Reader<'_>, field: Field<'_>) -> Option<String> {
+    if r.sends != Sends::All
+        && let Some(text) = field.node.get_ref().as_str()
+    {
+        r.note_variables(field.node.get_ref());
+        return Some(text.to_owned());
+    }
     let text = r.expanded(field)?;
     if let Err((message, hint)) = address(&text.replace("{job}", "job")) {
         r.wrong(field, message.to_owned(), hint.to_owned());

@@ -1682,7 +1682,7 @@ fn a_configuration_that_is_no_file_is_refused() {
             format!("it is a link to {}, which does not exist", none.display()),
         ),
     ] {
-        let report = load(path).unwrap_err();
+        let report = load(path, Sends::All).unwrap_err();
         let message = &report.problems()[0].message;
         assert_eq!(*message, format!("cannot read the configuration: {why}"));
         assert_eq!(report.problems()[0].file, path);
@@ -1701,7 +1701,7 @@ fn a_configuration_may_come_through_a_pipe() {
             std::thread::sleep(Duration::from_millis(20));
         }
     });
-    let config = load(Path::new(&path)).unwrap_or_else(|report| panic!("{report}"));
+    let config = load(Path::new(&path), Sends::All).unwrap_or_else(|report| panic!("{report}"));
     writing.join().unwrap();
     assert!(config.jobs.contains_key(&JobName::new("a")));
 }
@@ -1710,7 +1710,7 @@ fn a_configuration_may_come_through_a_pipe() {
 fn a_file_that_cannot_be_read_is_a_report_too() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("jobs.toml");
-    let report = load(&path).unwrap_err();
+    let report = load(&path, Sends::All).unwrap_err();
     assert!(
         report
             .to_string()
@@ -1723,13 +1723,13 @@ fn a_file_that_cannot_be_read_is_a_report_too() {
     );
     std::fs::write(&path, b"[jobs.a]\ncommand = '\xff'\n").unwrap();
     assert!(
-        load(&path)
+        load(&path, Sends::All)
             .unwrap_err()
             .to_string()
             .contains("line 2 is not UTF-8")
     );
     std::fs::write(&path, "[jobs.a]\ncommand = 'x'\n").unwrap();
-    assert_eq!(load(&path).unwrap().jobs.len(), 1);
+    assert_eq!(load(&path, Sends::All).unwrap().jobs.len(), 1);
 }
 
 #[test]

@@ -14,7 +14,7 @@ use jiff::tz::{TimeZone, TimeZoneDatabase};
 use toml::{Spanned, de::DeValue};
 
 use super::{
-    expand, nearest,
+    Sends, expand, nearest,
     report::{Collector, Place},
     value,
 };
@@ -101,6 +101,8 @@ pub(super) struct Reader<'t> {
     pub problems: Collector<'t>,
     /// The variables that the strings of `[store]`, `[http]` and `[notify]` name.
     pub variables: BTreeSet<String>,
+    /// Whose addresses are of use.
+    pub sends: Sends<'t>,
     database: TimeZoneDatabase,
     /// Time zones by their written names; Err: the hint for an unknown name, which is costly to find.
     zones: HashMap<String, Result<Zone, String>>,
@@ -147,6 +149,7 @@ impl<'t> Reader<'t> {
             dir,
             problems,
             variables: BTreeSet::new(),
+            sends: Sends::All,
             database: TimeZoneDatabase::bundled(),
             zones: HashMap::new(),
         }
@@ -225,6 +228,27 @@ impl<'t> Reader<'t> {
                 }
                 None
             }
+        }
+    }
+
+    /// Notes the variables that a value names, and reads nothing of it.
+    pub(super) fn note_variables(&mut self, value: &DeValue<'_>) {
+        match value {
+            DeValue::String(text) => {
+                let named = RefCell::new(std::mem::take(&mut self.variables));
+                // Whether it could be expanded is of no matter.
+                let _ = expand::expand(text, &|name| {
+                    named.borrow_mut().insert(name.to_owned());
+                    None
+                });
+                self.variables = named.into_inner();
+            }
+            DeValue::Array(items) => {
+                for item in items {
+                    self.note_variables(item.get_ref());
+                }
+            }
+            _ => {}
         }
     }
 
@@ -600,6 +624,17 @@ impl<'t> Table<'t> {
             }),
             None => Given::Wrong(field.node.span()),
         }
+    }
+
+    /// Takes out keys whose values are of no use here.
+    pub(super) fn pass(&mut self, r: &mut Reader<'t>, keys: &[&str]) {
+        self.entries.retain(|entry| {
+            let pass = keys.contains(&entry.key);
+            if pass {
+                r.note_variables(entry.node.get_ref());
+            }
+            !pass
+        });
     }
 
     /// Keys of the specification that this version does not have.

@@ -10,7 +10,7 @@ use super::{
     signals::{SignalRequest, Signals},
 };
 use crate::{
-    config::{self, Config},
+    config::{self, Config, Sends},
     contender::Contender,
 };
 
@@ -43,7 +43,7 @@ fn read(path: &Path) -> oneshot::Receiver<Loading> {
     let path = path.to_owned();
     std::thread::spawn(move || {
         // The receiver is gone if the daemon stops.
-        let _ = loaded.send(config::load(&path));
+        let _ = loaded.send(config::load(&path, Sends::All));
     });
     answer
 }

@@ -214,7 +214,7 @@ pub(super) async fn job(
     let words: Vec<String> = definition
         .schedule_text
         .iter()
-        .map(|text| schedule::words(text))
+        .map(|text| schedule::words(text, definition.name.as_str()))
         .collect();
     Ok(json(&JobDetail {
         job: job.clone(),

@@ -59,6 +59,7 @@ pub(super) async fn send(
         }
         Way::Email { smtp, from, to } => email::send(smtp, from, to, text, channel.timeout).await,
         Way::Command(argv) => command(argv, channel, text, hidden).await,
+        Way::Unread => Err(Undelivered::new("this process does not know where to send")),
     }
 }
 

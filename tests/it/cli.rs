@@ -13,7 +13,7 @@ use std::{
 use serde_json::{Value, json};
 use soloist::{
     clock,
-    config::{self, Config},
+    config::{self, Config, Sends},
     logic::claim::{
         Answer, Claim, DelayedAttempt, Grant, OnCrash, Overlap, Presence, Register, Registration,
         Renew, Renewal, Settle, Settlement, StopRequest, Target,
@@ -125,6 +125,90 @@ impl Ran {
     }
 }
 
+/// Whoever asks for the history of a job need not know the passwords with which the daemon tells people.
+#[test]
+fn what_sends_nothing_needs_no_address_or_key_of_a_channel() {
+    const TABLES: &str = r#"
+        [store]
+        url = 'sqlite:store.db'
+        [notify.ops]
+        type = "command"
+        command = ["true", "${SOLOIST_TEST_OPS}"]
+        after = 2
+        [notify.pager]
+        type = "pagerduty"
+        routing_key_file = "no-such-file"
+        [notify.hook]
+        type = "webhook"
+        url = "${SOLOIST_TEST_HOOK}"
+        [defaults]
+        notify = ["ops", "pager", "hook"]
+        heartbeat_url = "https://hc/${SOLOIST_TEST_PING}/{job}"
+        [jobs.a]
+        schedule = "0 12 * * *"
+        command = "true"
+    "#;
+    let files = Files::new(TABLES);
+    assert!(files.run(&["next", "-n", "1"]).ok().contains("12:00"));
+    // A command gets no secret of a channel, as ever.
+    let hidden = [
+        "exec",
+        "--lock",
+        "a",
+        "--",
+        "sh",
+        "-c",
+        "test -z \"$SOLOIST_TEST_HOOK\"",
+    ];
+    let mut held = files.command(&hidden);
+    Ran::of(held.env("SOLOIST_TEST_HOOK", "x").output().expect("runs")).ok();
+    for args in [
+        &["history", "a"][..],
+        &["status"],
+        &["why", "a"],
+        &["logs", "a"],
+        &["pause", "a"],
+        &["notify", "undelivered"],
+    ] {
+        let ran = files.run(args);
+        assert_ne!(ran.code, Some(78), "{args:?}: {}", ran.err);
+        assert!(!ran.err.contains("SOLOIST_TEST"), "{args:?}: {}", ran.err);
+    }
+    // A test needs what its own channel needs.
+    let mut ops = files.command(&["notify", "test", "ops"]);
+    let sent = Ran::of(ops.env("SOLOIST_TEST_OPS", "x").output().expect("runs"));
+    assert!(sent.ok().starts_with("sent over `ops` (command)"));
+    for (args, lacks) in [
+        (&["notify", "test", "ops"][..], &["SOLOIST_TEST_OPS"][..]),
+        (&["notify", "test", "pager"], &["no-such-file"]),
+        (
+            &["check"],
+            &[
+                "SOLOIST_TEST_OPS",
+                "no-such-file",
+                "SOLOIST_TEST_HOOK",
+                "SOLOIST_TEST_PING",
+            ],
+        ),
+        (&["run"], &["SOLOIST_TEST_HOOK"]),
+    ] {
+        let ran = files.run(args);
+        assert_eq!(ran.code, Some(78), "{args:?}: {}", ran.err);
+        for name in lacks {
+            assert!(ran.err.contains(name), "{args:?}: {}", ran.err);
+        }
+        let all = ran.err.matches("error:").count();
+        assert!(
+            lacks.len() == all || args[0] == "run",
+            "{args:?}: {}",
+            ran.err
+        );
+    }
+    // Any other mistake in such a table is one for each command.
+    let files = Files::new(&TABLES.replace("after = 2", "aftr = 2"));
+    assert_eq!(files.run(&["history", "a"]).code, Some(78));
+}
+
 /// The message says what to do, and nothing contradicts it.
 #[test]
 fn a_refused_database_is_told_once() {
@@ -214,6 +298,25 @@ fn a_disabled_job_is_not_planned_and_says_so_when_asked_for() {
 }
 
 /// Nothing is wrong with a job that only people start.
+/// The schedule alone says why nothing ran then.
+#[test]
+fn why_names_the_field_that_does_not_match_while_the_store_is_away() {
+    for url in ["redis://127.0.0.1:1", "sqlite:none.db"] {
+        let files = Files::new(&format!(
+            "[store]\nurl = '{url}'\ntimeout = '100ms'\n[jobs.a]\ncommand = 'x'\nschedule = '0 3 * * *'\n"
+        ));
+        let ran = files.run(&["why", "a", "2026-11-20T03:07:00Z"]);
+        assert_eq!(ran.code, Some(69), "{}", ran.err);
+        assert_eq!(
+            ran.out,
+            "a 2026-11-20T03:07:00Z\nNothing was planned for that time: the schedule wants the minute to be 0, and this \
+             is 03:07 in UTC.\n"
+        );
+        let planned = files.run(&["why", "a", "2026-11-20T03:00:00Z"]);
+        assert_eq!((planned.code, planned.out.as_str()), (Some(69), ""));
+    }
+}
+
 #[test]
 fn a_job_without_a_schedule_is_told_as_such() {
     let files = Files::new(
@@ -585,7 +688,8 @@ impl Fleet {
     fn empty() -> Self {
         let server = RedisServer::start();
         let files = Files::new(&format!("[store]\nurl = '{}'\n{JOBS}", server.url()));
-        let config = config::load(&files.dir.path().join("jobs.toml")).expect("a good file");
+        let config =
+            config::load(&files.dir.path().join("jobs.toml"), Sends::All).expect("a good file");
         let runtime = tokio::runtime::Runtime::new().expect("a runtime");
         let store = runtime.block_on(async { store::open(&config.store).expect("a store") });
         Self {

@@ -44,7 +44,8 @@ impl Site {
         let text =
             format!("[store]\n{lines}\n[jobs.backup]\nschedule = \"@daily\"\ncommand = \"true\"\n");
         self.file("jobs.toml", &text);
-        config::load(&self.0.path().join("jobs.toml")).unwrap_or_else(|e| panic!("{e}"))
+        config::load(&self.0.path().join("jobs.toml"), config::Sends::All)
+            .unwrap_or_else(|e| panic!("{e}"))
     }
     fn store(&self, lines: &str) -> Arc<dyn Store> {
         store::open(&self.configure(lines).store).expect("a store")

@@ -4,17 +4,16 @@ use std::{sync::Arc, time::Duration};
 
 use jiff::civil::DateTime;
 
-use super::{Fold, Kind, Schedule, calendar::Calendar, parse, plain};
+use super::{Fold, Kind, Schedule, calendar::Calendar, plain};
 use crate::model::{Occurrence, duration::show};
 
 /// A longer list of values would not be read.
 const VALUES_MOST: usize = 8;
 
-/// Why `at` is no occurrence of any of the schedules, whose texts are `texts`: one clause, about the schedule that it
-/// differs from in the fewest fields. None: it is an occurrence, or there is no schedule.
-pub fn differs(schedules: &[Arc<Schedule>], texts: &[String], at: Occurrence) -> Option<String> {
-    let each = schedules.iter().zip(texts);
-    let each = each.map(|(schedule, text)| schedule.differs(text, at));
+/// Why `at` is no occurrence of any of the schedules: one clause, about the schedule that it differs from in the fewest
+/// fields. None: it is an occurrence, or there is no schedule.
+pub fn differs(schedules: &[Arc<Schedule>], at: Occurrence) -> Option<String> {
+    let each = schedules.iter().map(|schedule| schedule.differs(at));
     // A schedule that has the instant ends it.
     let all: Vec<(usize, String)> = each.collect::<Option<_>>()?;
     let (_, nearest) = all.into_iter().min_by_key(|(fields, _)| *fields)?;
@@ -23,7 +22,7 @@ pub fn differs(schedules: &[Arc<Schedule>], texts: &[String], at: Occurrence) ->
 
 impl Schedule {
     /// In how many fields `at` differs, and the clause. None: it does not differ.
-    fn differs(&self, text: &str, at: Occurrence) -> Option<(usize, String)> {
+    fn differs(&self, at: Occurrence) -> Option<(usize, String)> {
         if self.next_after(Occurrence(at.0.checked_sub(1)?)) == Some(at) {
             return None;
         }
@@ -49,7 +48,7 @@ impl Schedule {
             Kind::Cron { calendar, fold, .. } => {
                 let begun = Occurrence(at.0.div_euclid(1000).checked_mul(1000)?);
                 let after = at.0 - begun.0;
-                if after != 0 && self.differs(text, begun).is_none() {
+                if after != 0 && self.differs(begun).is_none() {
                     return Some((
                         1,
                         format!(
@@ -59,7 +58,7 @@ impl Schedule {
                 }
                 let instant = at.timestamp();
                 let shown = self.zone.to_datetime(instant);
-                let wants = wants(calendar, text, shown);
+                let wants = wants(calendar, shown);
                 if wants.is_empty() {
                     return Some((1, by_the_clock(shown, *fold)));
                 }
@@ -93,7 +92,7 @@ impl Schedule {
 }
 
 /// What the pattern wants in each field that `shown` does not match, largest first; true: it is about the date.
-fn wants(calendar: &Calendar, text: &str, shown: DateTime) -> Vec<(String, bool)> {
+fn wants(calendar: &Calendar, shown: DateTime) -> Vec<(String, bool)> {
     let mut wants = vec![];
     let has = |set: u64, value: i8| set & (1 << value) != 0;
     let listed = |set: u64| values(set, &|v| v.to_string());
@@ -101,7 +100,7 @@ fn wants(calendar: &Calendar, text: &str, shown: DateTime) -> Vec<(String, bool)
         let months = values(calendar.months.into(), &|v| plain::month(v).to_owned());
         wants.push((format!("the month to be {months}"), true));
     } else if !calendar.matches_day(shown.date()) {
-        wants.push((format!("the day to be {}", days(text)), true));
+        wants.push((format!("the day to be {}", days(calendar)), true));
     }
     if !has(calendar.hours.into(), shown.hour()) {
         wants.push((
@@ -124,14 +123,9 @@ fn wants(calendar: &Calendar, text: &str, shown: DateTime) -> Vec<(String, bool)
     wants
 }
 
-/// The day fields of a text in words.
-fn days(text: &str) -> String {
-    let text = parse::spelled_out(text);
-    let words: Vec<&str> = text.split_whitespace().collect();
-    let [.., day, _, weekday] = words[..] else {
-        return "another one".to_owned();
-    };
-    let said = plain::days(day, weekday);
+/// The day fields in words.
+fn days(calendar: &Calendar) -> String {
+    let said = plain::days(calendar);
     let said = said.strip_prefix("on ").unwrap_or(&said);
     said.replace(" and on ", " or on ")
 }
@@ -182,9 +176,8 @@ mod tests {
         let parse =
             |text: &&str| Arc::new(Schedule::parse(text, &tz, Dst::default(), "j").unwrap());
         let schedules: Vec<_> = texts.iter().map(parse).collect();
-        let texts: Vec<String> = texts.iter().map(|&text| text.to_owned()).collect();
         let at: jiff::Timestamp = at.parse().unwrap();
-        differs(&schedules, &texts, Occurrence(at.as_millisecond()))
+        differs(&schedules, Occurrence(at.as_millisecond()))
     }
 
     #[test]

@@ -116,13 +116,6 @@ const NICKNAMES: [(&str, &str); 7] = [
     ("@annually", "0 0 1 1 *"),
 ];
 
-/// The five fields that a nickname stands for, or the text as it is.
-pub(super) fn spelled_out(text: &str) -> &str {
-    let lower = text.trim().to_ascii_lowercase();
-    let known = NICKNAMES.iter().find(|(known, _)| *known == lower);
-    known.map_or(text, |(_, pattern)| pattern)
-}
-
 fn nickname(name: Word, rest: Word, job: &str) -> Result<Parsed, Error> {
     let lower = name.text.to_ascii_lowercase();
     if let Some((_, pattern)) = NICKNAMES.iter().find(|(known, _)| *known == lower) {

@@ -214,7 +214,11 @@ fn the_name_of_a_job_is_as_long_as_in_the_configuration() {
     for (n, fits) in [(longest, true), (longest + 1, false)] {
         let path = dir.path().join("jobs.toml");
         std::fs::write(&path, config(n)).unwrap();
-        assert_eq!(soloist::config::load(&path).is_ok(), fits, "{n}");
+        assert_eq!(
+            soloist::config::load(&path, soloist::config::Sends::All).is_ok(),
+            fits,
+            "{n}"
+        );
     }
 }
 
