@@ -42,6 +42,7 @@ use crate::{
         belief::{self, Sampled},
         claim::{Event, Open, Remembered, Target, TargetId},
         contest::{Absence, Account, Changes, EpochName, Halt, JobState, Me, Told},
+        late::Waits,
     },
     model::{InstanceId, JobName, Occurrence, Run, RunId},
     store::{Decision, Reply, Store},
@@ -69,6 +70,9 @@ pub struct Granted {
     pub too_late: Option<&'static str>,
     /// Held while the run lasts, if the number of runs is limited.
     pub slot: Option<tokio::sync::OwnedSemaphorePermit>,
+    /// What it waited for until it was granted, and when that was.
+    pub waits: Waits,
+    pub won: Boottime,
 }
 
 /// Takes won leases. Must not block.

@@ -10,6 +10,15 @@ pub(crate) fn panics(name: &str) {
     assert!(!wanted(name), "the failpoint `{name}`");
 }
 
+/// A sixtieth of this time when the environment says so: for what nobody waits in a test.
+#[cfg(feature = "notify")]
+pub(crate) fn hurry(time: std::time::Duration) -> std::time::Duration {
+    match wanted("hurry") {
+        true => time / 60,
+        false => time,
+    }
+}
+
 /// Ends this process when the environment says so.
 pub(crate) fn here(name: &str) {
     if wanted(name) {

@@ -772,6 +772,7 @@ fn record(at: i64) -> RunRecord {
         error: None,
         count: 1,
         usage: crate::model::Usage::default(),
+        waited: None,
     }
 }
 

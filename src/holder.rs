@@ -26,11 +26,12 @@ use crate::{
         backoff::{Pauses, Throttle},
         claim::{DelayedAttempt, Renew, Renewal, Settle, Settlement},
         hold::{Do, Hold, Renewed, SMALLEST_PIECE, View},
+        late,
         life::{self, Stop},
         pace,
         trace::SpanContext,
     },
-    model::{InstanceId, JobName, Marks, Occurrence, Outcome, RunId, RunRecord, Usage},
+    model::{InstanceId, JobName, Marks, Occurrence, Outcome, RunId, RunRecord, Usage, Wait},
     runner::{Prepared, RunEnd, Runner, Running, StartError},
     settle::SettleOnDeath,
     store::{self, OUTPUT_AT_ONCE, OUTPUT_PATIENCE, Reply, Store, Tail},
@@ -648,6 +649,16 @@ impl Holder {
             output_truncated: end.is_some_and(RunEnd::output_truncated),
             error: end.and_then(|e| e.error.clone().or_else(|| life::reason(e.cause))),
             usage: end.map(used).unwrap_or_default(),
+            waited: end
+                .and_then(|e| e.started.as_ref())
+                .filter(|_| late::counts(g.run.attempt, g.run.trigger))
+                .filter(|_| record.lateness_ms.is_some_and(|ms| ms >= late::LATE_MS))
+                .and_then(|started| {
+                    let mut waits = g.waits;
+                    waits.add(Wait::Host, started.boottime.since(g.won));
+                    let (wait, time) = waits.longest()?;
+                    Some((wait, time.as_millis() as u64))
+                }),
             ..record
         }
     }
@@ -665,12 +676,15 @@ impl Holder {
         let record = self.record(g, Some(end));
         log_end(&record);
         contender.vitals.figures.ended(&record);
+        // An attempt that another one follows is not the end of its occurrence.
         #[cfg(feature = "notify")]
-        self.heartbeats.send(
-            &g.job.name,
-            g.job.alarms.heartbeat.as_ref(),
-            heartbeat::Moment::Ends(&record),
-        );
+        if next_attempt.is_none() {
+            self.heartbeats.send(
+                &g.job.name,
+                g.job.alarms.heartbeat.as_ref(),
+                heartbeat::Moment::Ends(&record),
+            );
+        }
         let settle = Settle {
             run: g.run.id,
             record,

@@ -17,6 +17,8 @@ pub mod contest;
 pub mod drain;
 #[cfg(feature = "daemon")]
 pub mod hold;
+#[cfg(feature = "daemon")]
+pub mod late;
 pub mod lease;
 #[cfg(feature = "daemon")]
 pub mod life;

@@ -10,6 +10,7 @@ pub(crate) mod heartbeat;
 mod keeper;
 mod send;
 mod text;
+mod trouble;
 
 use std::{sync::Arc, time::Duration};
 

@@ -350,6 +350,7 @@ mod tests {
                 error: None,
                 count: 1,
                 usage: Usage::default(),
+                waited: None,
             },
             on_crash: next_attempt(Trigger::Takeover),
             on_failure: next_attempt(Trigger::Retry),

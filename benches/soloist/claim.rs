@@ -362,6 +362,7 @@ pub fn record(job: &str, at: i64, run: &str) -> RunRecord {
         error: None,
         count: 1,
         usage: soloist::model::Usage::default(),
+        waited: None,
     }
 }
 

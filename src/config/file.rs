@@ -207,6 +207,14 @@ pub struct Config {
     pub digest: String,
 }
 
+impl Config {
+    /// There is a channel that some job uses.
+    pub fn tells_anybody(&self) -> bool {
+        let mut jobs = self.jobs.values();
+        !self.default_channels.is_empty() || jobs.any(|job| !job.alarms.notify.is_empty())
+    }
+}
+
 #[derive(Debug, Clone)]
 pub struct Limits {
     /// How many runs this instance may have at the same time; None: no limit.

@@ -11,11 +11,14 @@ use crate::{
     clock::Boottime,
     logic::{
         claim::{Answer, Claim, Target},
-        contest::{AnswerInfo, Ask, Contest, ContestEnd, Effect, Slot, Step, Subject, View},
+        contest::{
+            AnswerInfo, Ask, Contest, ContestEnd, Effect, JobState, Slot, Step, Subject, View,
+        },
+        late::Waits,
+        timetable::start_at_ms,
     },
-    model::{JobName, Occurrence, Outcome, RunId},
+    model::{JobName, Occurrence, Outcome, RunId, Wait},
     store,
-    vitals::Waits,
 };
 
 impl Contender {
@@ -26,6 +29,7 @@ impl Contender {
         let key = (job.clone(), ask.target.id(), ask.next_attempt);
         let this = self.clone();
         let rank = self.rank(job, &ask.target, None);
+        let waits = self.waited(job, &ask);
         let (contest, first) = Contest::new(ask, rank);
         let flight = Flight {
             contender: self.clone(),
@@ -35,9 +39,24 @@ impl Contender {
             permit: None,
             woken: None,
             contradicted: 0,
-            waits: Waits::default(),
+            waits,
         };
         Box::pin(async move { this.flights.work(&key, flight.fly(first)).await })
+    }
+
+    /// What an occurrence has waited for before this contest.
+    fn waited(&self, job: &JobName, ask: &Ask) -> Waits {
+        let Target::Scheduled(at) = ask.target else {
+            return Waits::default();
+        };
+        let of = |s: &mut JobState| (s.definition.clone(), s.is_troubled());
+        let Some((definition, away)) = self.state(job, of) else {
+            return Waits::default();
+        };
+        let (schedules, jitter) = (&definition.schedules, definition.jitter);
+        let meant = start_at_ms(job.as_str(), schedules, at, jitter).saturating_sub(at.0);
+        let late = self.shown_ms().saturating_sub(at.0);
+        Waits::before(late, meant, ask.trigger, away)
     }
 }
 
@@ -53,7 +72,7 @@ struct Flight {
     woken: Option<OwnedNotified>,
     /// How often in a row the store refused to decide because of its clock, which its answers show as believed.
     contradicted: u32,
-    /// For the figures.
+    /// What it waits for: the reason of a late start.
     waits: Waits,
 }
 
@@ -65,6 +84,7 @@ impl Flight {
         let contender = self.contender.clone();
         let mut step = first;
         loop {
+            let (begun, wait) = (Boottime::now(), waits_for(&step));
             step = match step {
                 Step::Look => self.look(),
                 Step::Pause(time) => {
@@ -75,7 +95,6 @@ impl Flight {
                     Step::Look
                 }
                 Step::Rest(time) => {
-                    self.waits.rest = true;
                     self.slot = None;
                     let woken = self.woken.take();
                     tokio::select! {
@@ -91,7 +110,6 @@ impl Flight {
                     };
                     self.slot = slots.clone().try_acquire_owned().ok();
                     if self.slot.is_none() {
-                        self.waits.slot = true;
                         let woken = self.woken.take();
                         tokio::select! {
                             permit = slots.acquire_owned() => self.slot = permit.ok(),
@@ -127,6 +145,10 @@ impl Flight {
                 }
                 Step::End(ended) => return ended,
             };
+            // A run that was granted meanwhile has been started, with what it had waited for.
+            if let Some(wait) = wait {
+                self.waits.add(wait, Boottime::now().since(begun));
+            }
         }
     }
 
@@ -216,7 +238,7 @@ impl Flight {
             Effect::Start(win) => {
                 let late = contender.shown_ms().saturating_sub(win.run.occurrence.0);
                 let figures = &contender.vitals.figures;
-                figures.granted(win.run.attempt, win.run.trigger, late, self.waits);
+                figures.granted(win.run.attempt, win.run.trigger, late, &self.waits);
                 (contender.start)(Granted {
                     job: win.job,
                     run: win.run,
@@ -228,6 +250,8 @@ impl Flight {
                     permit: self.permit.take(),
                     too_late: win.too_late,
                     slot: self.slot.take(),
+                    waits: self.waits,
+                    won: Boottime::now(),
                 });
             }
             Effect::NotRun(outcome, reason) => {
@@ -249,11 +273,14 @@ impl Flight {
         let contender = self.contender.clone();
         let (definition, target) = (claim.definition.clone(), claim.target.clone());
         let given_up = claim.missed.iter().map(|m| m.count).sum();
-        let reply = match contender.batcher.claim(claim).await {
+        let begun = Boottime::now();
+        let reply = contender.batcher.claim(claim).await;
+        self.waits
+            .add(Wait::StoreAway, Boottime::now().since(begun));
+        let reply = match reply {
             Ok(reply) => reply,
             Err(e) => {
                 contender.vitals.figures.claim_failed();
-                self.waits.store = true;
                 self.permit = None;
                 if matches!(e, store::Error::NotReplicated { .. }) {
                     // Until the replicas are back, each claim would be granted, and not used.
@@ -317,6 +344,17 @@ impl Flight {
             Target::Scheduled(at) => at.to_string(),
             Target::Manual { key, .. } => format!("manual {key}"),
         }
+    }
+}
+
+/// What a contest waits for in this step. An [`Step::Ask`] counts for itself: a run is started at its end.
+fn waits_for(step: &Step) -> Option<Wait> {
+    match step {
+        Step::Rest(_) | Step::First(_) => Some(Wait::Overlap),
+        Step::TakeSlot(_) => Some(Wait::Slot),
+        // The turn of an instance of a lower rank is over in no time: the others are pauses after claims that failed.
+        Step::Pause(_) | Step::TakePermit { .. } | Step::FindGrant(_) => Some(Wait::StoreAway),
+        Step::Look | Step::Ask(_) | Step::End(_) => None,
     }
 }
 

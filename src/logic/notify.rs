@@ -6,11 +6,17 @@ pub mod stand;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger};
+use crate::{
+    logic::claim::State,
+    model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger, Wait},
+};
 
 /// What can be told of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -437,6 +443,9 @@ pub struct Message {
     pub due: i64,
     #[serde(default)]
     pub tries: u32,
+    /// How often the channel's server refused it.
+    #[serde(default)]
+    pub refusals: u32,
     /// Who is sending it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sending: Option<InstanceId>,
@@ -515,6 +524,60 @@ pub struct Item {
     /// The run that changed the state; None: no run did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub run: Option<About>,
+    /// As it is when the message is sent; it is not kept.
+    #[serde(skip)]
+    pub now: Now,
+}
+
+/// What is true of a job only now.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Now {
+    /// Since when it is paused, until when (None: until somebody resumes it), and why.
+    pub paused: Option<(i64, Option<i64>, Option<String>)>,
+    /// So many of its next occurrences are to be skipped.
+    pub skip: u32,
+    pub standstill: Option<Standstill>,
+}
+
+/// Why a job has no success.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Standstill {
+    /// It has been running since then.
+    Runs { since: i64, on: InstanceId },
+    /// No instance has the job.
+    Nobody,
+    /// Its last run ended so.
+    Ended { outcome: Outcome, at: i64 },
+    /// No run of it has begun.
+    Idle,
+}
+
+impl Now {
+    /// `since`: when it last succeeded, or was first seen.
+    pub fn of(state: &State, since: i64, now: i64) -> Self {
+        let runs = state.open.iter().filter(|o| o.next_attempt.is_none());
+        let oldest = runs.min_by_key(|o| o.run.granted_at);
+        let last = state.last.as_ref();
+        let last = last.filter(|l| l.to > since && l.outcome != Outcome::Succeeded);
+        let pause = state.pause.as_ref();
+        let pause = pause.filter(|p| p.until.is_none_or(|until| now < until));
+        Self {
+            paused: pause.map(|p| (p.at, p.until, p.reason.clone())),
+            skip: state.skip,
+            standstill: Some(match (oldest, last) {
+                (Some(open), _) => Standstill::Runs {
+                    since: open.run.granted_at,
+                    on: open.run.instance.clone(),
+                },
+                (None, _) if state.off > 0 => Standstill::Nobody,
+                (None, Some(last)) => Standstill::Ended {
+                    outcome: last.outcome,
+                    at: last.to,
+                },
+                (None, None) => Standstill::Idle,
+            }),
+        }
+    }
 }
 
 /// What is told of a run, or of an occurrence that did not run.
@@ -533,6 +596,9 @@ pub struct About {
     pub started_at: Option<i64>,
     pub duration_ms: Option<i64>,
     pub lateness_ms: Option<i64>,
+    /// What its start waited for longest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waited: Option<(Wait, u64)>,
     pub count: u64,
     /// The end of its output.
     pub output: String,
@@ -550,14 +616,25 @@ pub const JOIN_MOST_MS: i64 = 10_000;
 pub const WAITING: usize = 50;
 /// A message that could not be delivered for so long is given up, ms.
 pub const GIVE_UP_MS: i64 = 3_600_000;
-/// The same after so many refusals that another try is not likely to change.
-pub const REFUSALS: u32 = 3;
+/// The pauses before a message that was refused is tried again: somebody may be about to mend the server. After them it
+/// is given up.
+const REFUSED_AGAIN: [Duration; 3] = [
+    Duration::from_secs(2),
+    Duration::from_secs(30),
+    Duration::from_secs(120),
+];
 /// The notes of a job of which nobody is told stay so long, and what was given up is remembered so long, ms.
 pub const FORGET_MS: i64 = 7 * 24 * 3_600_000;
 /// How many messages that were given up the fleet remembers; of each so many jobs, and so many characters of why.
 pub const GIVEN_UP_KEPT: usize = 20;
 const GIVEN_UP_NAMES: usize = 5;
 const GIVEN_UP_WHY: usize = 300;
+
+/// The pause after this number of refusals. None: it is given up.
+pub fn refused_again(refusals: u32) -> Option<Duration> {
+    let before = usize::try_from(refusals.saturating_sub(1)).unwrap_or(usize::MAX);
+    REFUSED_AGAIN.get(before).copied()
+}
 
 impl Message {
     pub fn new(item: Item, channel: &str, now: i64) -> Self {
@@ -569,6 +646,7 @@ impl Message {
             more: 0,
             due: now + TOGETHER_MS,
             tries: 0,
+            refusals: 0,
             sending: None,
             perhaps_sent: false,
             why: None,
@@ -598,5 +676,16 @@ impl Message {
             }
         }
         self.due = (now + TOGETHER_MS).min(self.at + JOIN_MOST_MS);
+    }
+
+    /// Puts the jobs that are bad now before the others, each by their names. What is told of one job stays in the
+    /// order in which it happened.
+    pub fn arrange(&mut self) {
+        let last: BTreeMap<JobName, bool> =
+            (self.items.iter().map(|i| (i.job.clone(), i.bad))).collect();
+        self.items
+            .sort_by_cached_key(|i| (!last.get(&i.job).copied().unwrap_or(i.bad), i.job.clone()));
+        self.others
+            .sort_by_cached_key(|(job, kind)| (*kind == Kind::Recovered, job.clone()));
     }
 }

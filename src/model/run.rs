@@ -343,6 +343,49 @@ pub struct RunRecord {
     pub count: u64,
     #[serde(default, skip_serializing_if = "Usage::is_unknown")]
     pub usage: Usage,
+    /// What its start waited for longest, and how long, ms. None: it was not late, or nobody knows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waited: Option<(Wait, u64)>,
+}
+
+/// What the start of a run may wait for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Wait {
+    /// For the `jitter` of its job.
+    Jitter,
+    /// For one of the `max_parallel` places.
+    Slot,
+    /// For another occurrence of its job, or for a pause to end.
+    Overlap,
+    /// For an answer of the store.
+    StoreAway,
+    /// For an instance that could start it.
+    Overdue,
+    /// For the host, which had granted runs to start.
+    Host,
+}
+
+impl Wait {
+    pub const ALL: [Self; 6] = [
+        Self::Jitter,
+        Self::Slot,
+        Self::Overlap,
+        Self::StoreAway,
+        Self::Overdue,
+        Self::Host,
+    ];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Jitter => "jitter",
+            Self::Slot => "slot",
+            Self::Overlap => "overlap",
+            Self::StoreAway => "store_away",
+            Self::Overdue => "overdue",
+            Self::Host => "host",
+        }
+    }
 }
 
 /// What a run took of its host; None: not known, because its guard was killed, or an older version recorded it.
@@ -407,6 +450,7 @@ impl RunRecord {
             error: None,
             count: 1,
             usage: Usage::default(),
+            waited: None,
         }
     }
 

@@ -2,13 +2,17 @@
 
 mod login;
 
-use std::{error::Error as _, sync::Arc, time::Duration};
+use std::{
+    error::Error as _,
+    sync::Arc,
+    time::{Duration, UNIX_EPOCH},
+};
 
 use http_body_util::{BodyExt as _, Full};
 use hyper::{
     Method, Request, StatusCode, Uri,
     body::{Bytes, Incoming},
-    header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, LOCATION, RETRY_AFTER, USER_AGENT},
+    header::{AUTHORIZATION, CONTENT_TYPE, DATE, HeaderMap, LOCATION, RETRY_AFTER, USER_AGENT},
     http::response,
 };
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
@@ -19,8 +23,8 @@ use hyper_util::{
 use parking_lot::Mutex;
 use tokio::time::{Instant, timeout_at};
 
-use super::Undelivered;
-use crate::clock::Boottime;
+use super::{Undelivered, trouble};
+use crate::clock::{self, Boottime};
 
 /// The most bytes of an answer that are read.
 const ANSWER_MOST: usize = 16 << 10;
@@ -166,6 +170,13 @@ fn parts_of(uri: &Uri) -> Vec<String> {
     let pieces = all.split(['/', '?', '&', '=']).chain([all, uri.path()]);
     // A short part is no secret, and may stand in any text.
     let mut parts: Vec<String> = pieces.filter(|p| p.len() >= 6).map(str::to_owned).collect();
+    // A value may be short and secret: where it stands with its name, it is not shown.
+    let query = uri.query().unwrap_or_default().split('&');
+    let named = query.filter_map(|pair| Some((pair, pair.split_once('=')?.1)));
+    for (pair, value) in named.filter(|(_, value)| !value.is_empty()) {
+        parts.push(pair.to_owned());
+        parts.extend((value.len() >= 4).then(|| value.to_owned()));
+    }
     parts.sort_by_key(|p| std::cmp::Reverse(p.len()));
     parts
 }
@@ -201,12 +212,15 @@ fn failed(host: &str, e: &hyper_util::client::legacy::Error) -> Undelivered {
         .iter()
         .find_map(|e| e.downcast_ref::<std::io::Error>());
     let why = match (of_http.next(), broke) {
+        _ if let Some(why) = trouble::of_tls(e) => why,
         _ if e.is_connect() => format!("cannot connect: {details}"),
         (Some(e), _) if e.is_incomplete_message() => {
             "the server closed the connection without an answer".to_owned()
         }
         (Some(e), _) if e.is_parse() => {
-            format!("the server did not answer in HTTP/1.1 ({details}); look at the port")
+            format!(
+                "the server did not answer in HTTP/1.1 ({details}); look at the scheme and the port"
+            )
         }
         (_, Some(broke)) => format!("the connection broke before the answer: {broke}"),
         _ => format!("the connection ended before the answer: {details}"),
@@ -240,10 +254,22 @@ fn judge(host: &str, head: &response::Parts, text: String) -> Result<Answer, Und
     })
 }
 
-/// The pause that a server asks for, if it does.
+/// The pause that a server asks for, if it does: in seconds, or until a date, which counts by the server's own clock if
+/// it shows that.
 pub(crate) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
-    let seconds = headers.get(RETRY_AFTER)?.to_str().ok()?.trim().parse();
-    Some(Duration::from_secs(seconds.ok()?).min(RETRY_AFTER_MOST))
+    let asked = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
+    let pause = match asked.parse() {
+        Ok(seconds) => Duration::from_secs(seconds),
+        Err(_) => {
+            let until = httpdate::parse_http_date(asked).ok()?;
+            let shown = headers.get(DATE).and_then(|date| date.to_str().ok());
+            let now = shown.and_then(|date| httpdate::parse_http_date(date.trim()).ok());
+            let here = || UNIX_EPOCH + Duration::from_micros(clock::wall_us().max(0) as u64);
+            let now = now.unwrap_or_else(here);
+            until.duration_since(now).unwrap_or_default()
+        }
+    };
+    Some(pause.min(RETRY_AFTER_MOST))
 }
 
 #[cfg(test)]
@@ -251,15 +277,43 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_server_says_in_seconds_or_by_a_date_when_to_try_again() {
+        let asks = |after: &str, date: Option<&str>| {
+            let mut headers = HeaderMap::new();
+            headers.insert(RETRY_AFTER, after.parse().expect("a value"));
+            if let Some(date) = date {
+                headers.insert(DATE, date.parse().expect("a value"));
+            }
+            retry_after(&headers).map(|d| d.as_secs())
+        };
+        let date = Some("Sat, 21 Nov 2026 04:00:00 GMT");
+        assert_eq!(asks("7", None), Some(7));
+        assert_eq!(asks(" 86400 ", None), Some(900), "15 min at most");
+        assert_eq!(asks("Sat, 21 Nov 2026 04:00:42 GMT", date), Some(42));
+        assert_eq!(asks("Saturday, 21-Nov-26 04:01:00 GMT", date), Some(60));
+        assert_eq!(asks("Sun, 22 Nov 2026 04:00:00 GMT", date), Some(900));
+        assert_eq!(asks("Sat, 21 Nov 2026 03:00:00 GMT", date), Some(0));
+        // Without the server's own time it counts by this host's.
+        assert_eq!(asks("Fri, 21 Nov 1997 04:00:00 GMT", None), Some(0));
+        assert_eq!(
+            asks("Fri, 21 Nov 2200 04:00:00 GMT", Some("soon")),
+            Some(900)
+        );
+        for odd in ["soon", "-1", "1.5", ""] {
+            assert_eq!(asks(odd, date), None, "{odd}");
+        }
+    }
+
+    #[test]
     fn a_path_that_a_server_quotes_is_not_shown() {
-        let uri: Uri = "https://h.example/api/hooks/T0Ken99/x?key=s3cret-k&v=1"
+        let uri: Uri = "https://h.example/api/hooks/T0Ken99/x?key=s3cret-k&v=1&pin=4711"
             .parse()
             .expect("an address");
         let secret = parts_of(&uri);
         for (answer, shown) in [
             ("Cannot POST /api/hooks/T0Ken99/x", "Cannot POST ***"),
             (
-                "no /api/hooks/T0Ken99/x?key=s3cret-k&v=1 here",
+                "no /api/hooks/T0Ken99/x?key=s3cret-k&v=1&pin=4711 here",
                 "no *** here",
             ),
             (
@@ -267,6 +321,8 @@ mod tests {
                 "unknown token ***, key ***",
             ),
             ("ok, v 1", "ok, v 1"),
+            ("bad query: v=1", "bad query: ***"),
+            ("no pin 4711", "no pin ***"),
         ] {
             assert_eq!(without(answer.to_owned(), &secret), shown);
         }

@@ -10,7 +10,7 @@ use lettre::{
     },
 };
 
-use super::{Undelivered, text::Text};
+use super::{Undelivered, text::Text, trouble};
 use crate::config::Secret;
 
 pub(super) async fn send(
@@ -48,7 +48,7 @@ pub(super) async fn send(
         message = message.to(mailbox(address)?);
     }
     let message = message
-        .body(text.body.clone())
+        .body(text.body.whole())
         .map_err(|e| refused(format!("cannot write the mail: {e}")))?;
     let url = match smtp.expose().strip_prefix("smtp+starttls://") {
         Some(rest) if rest.contains('?') => format!("smtp://{rest}&tls=required"),
@@ -71,30 +71,14 @@ pub(super) async fn send(
         Ok(Ok(response)) => Ok(crate::words::line(
             &response.message().collect::<Vec<_>>().join(" "),
         )),
-        Ok(Err(e)) => Err(Undelivered {
-            refused: e.is_permanent(),
-            // Without an answer to the mail itself, nobody knows whether the server took it.
-            perhaps: !e.is_permanent() && !e.is_transient() && !before_the_mail(&e),
-            ..Undelivered::new(format!("the mail server: {}", chain(&e)))
-        }),
-    }
-}
-
-/// It went wrong before the mail was sent: there is no connection, or no TLS.
-fn before_the_mail(e: &lettre::transport::smtp::Error) -> bool {
-    // The kind is in the text alone.
-    e.is_client() || e.is_tls() || e.to_string().starts_with("Connection error")
-}
-
-fn chain(e: &lettre::transport::smtp::Error) -> String {
-    let mut why = e.to_string();
-    let mut cause = std::error::Error::source(e);
-    while let Some(e) = cause {
-        let text = e.to_string();
-        if !why.contains(&text) {
-            why = format!("{why}: {text}");
+        Ok(Err(e)) => {
+            let (why, before) = trouble::of_mail(&e);
+            Err(Undelivered {
+                refused: e.is_permanent(),
+                // Without an answer to the mail itself, nobody knows whether the server took it.
+                perhaps: !e.is_permanent() && !e.is_transient() && !before,
+                ..Undelivered::new(crate::words::line(&format!("the mail server: {why}")))
+            })
         }
-        cause = e.source();
     }
-    crate::words::line(&why)
 }

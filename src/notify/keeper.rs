@@ -25,8 +25,9 @@ use crate::{
     failpoint,
     logic::{
         backoff,
+        claim::State,
         notify::{
-            GIVE_UP_MS, GivenUp, Item, Kind, Message, Notes, REFUSALS, Rules, WAITING, Watch,
+            GIVE_UP_MS, GivenUp, Item, Kind, Message, Notes, Rules, WAITING, Watch, refused_again,
             remembered,
             stand::{self, GIVEN_UP, Stand, Write, Written},
         },
@@ -161,10 +162,6 @@ impl Keeper {
                     let figures = &self.parts.vitals.figures;
                     figures.channels(self.config.channels.keys());
                     self.lacks_less();
-                    if self.config.channels.is_empty() {
-                        // Another instance may still have channels, and send what waits.
-                        self.give_back().await;
-                    }
                     self.all();
                 }
                 () = tokio::time::sleep(wait) => {}
@@ -199,6 +196,15 @@ impl Keeper {
         let now = Boottime::now();
         if self.is_notifier() && !self.stand.trusts(now) {
             self.too_late();
+        }
+        // Another instance may have jobs of which it tells, and send what waits for channels that are gone here.
+        let channels = &self.config.channels;
+        let mut waiting = self.messages.values();
+        if self.is_notifier()
+            && !self.config.tells_anybody()
+            && !waiting.any(|m| channels.contains_key(&m.channel))
+        {
+            self.give_back().await;
         }
         if now >= self.next_stand {
             // However often the notifier writes meanwhile: what the time changes is looked at, too.
@@ -261,7 +267,7 @@ impl Keeper {
 
     /// Looks who the notifier is, and becomes it if nobody else is.
     async fn look_at_lease(&mut self) {
-        if self.config.channels.is_empty() {
+        if !self.config.tells_anybody() {
             return;
         }
         let seen = self.asking.ask(|s| async move { s.notices(false).await });
@@ -587,6 +593,7 @@ impl Keeper {
         if chosen.is_empty() {
             return;
         }
+        let states = self.states(&chosen).await;
         let mut changes = Changes::default();
         for (_, id) in chosen.values() {
             if let Some(m) = self.messages.get(id) {
@@ -609,7 +616,7 @@ impl Keeper {
             else {
                 continue;
             };
-            let message = text::refreshed(message, &self.config, self.now_ms());
+            let message = text::refreshed(message, &self.config, &states, self.now_ms());
             let text = Text::of(&message, &id, &surroundings);
             let task = deliver(
                 channel.clone(),
@@ -620,6 +627,22 @@ impl Keeper {
             );
             self.under_way
                 .insert(name, AbortOnDropHandle::new(tokio::spawn(task)));
+        }
+    }
+
+    /// The states of the jobs of which these messages tell, as far as the store says.
+    async fn states(&self, chosen: &BTreeMap<String, (i64, String)>) -> BTreeMap<JobName, State> {
+        let messages = chosen.values().filter_map(|(_, id)| self.messages.get(id));
+        let jobs: BTreeSet<&JobName> = messages.flat_map(|m| &m.items).map(|i| &i.job).collect();
+        let jobs: Vec<JobName> = jobs.into_iter().cloned().collect();
+        match self.asking.states(jobs.clone()).await {
+            Ok(all) => (jobs.into_iter().zip(all.value))
+                .filter_map(|(job, state)| Some((job, state.ok()??)))
+                .collect(),
+            Err(e) => {
+                debug!(error = %e, "cannot see how jobs are now, of which a notification tells");
+                BTreeMap::new()
+            }
         }
     }
 
@@ -641,26 +664,33 @@ impl Keeper {
             }
             Err(e) => {
                 let tries = message.tries.saturating_add(1);
-                let pause = backoff::spread(backoff::nth(AGAIN.0, tries, AGAIN.1), fastrand::f64());
-                let pause = e.retry_after.unwrap_or(pause);
+                let refusals = message.refusals.saturating_add(u32::from(e.refused));
+                let pause = match e.refused {
+                    true => refused_again(refusals),
+                    false => Some(backoff::nth(AGAIN.0, tries, AGAIN.1)),
+                };
+                let pause = pause.map(|p| backoff::spread(failpoint::hurry(p), fastrand::f64()));
                 let now = self.now_ms();
                 figures.notification(channel, Told::Failed);
-                if e.refused && tries >= REFUSALS {
+                let Some(pause) = pause else {
                     let message = Message { tries, ..message };
                     let given_up = GivenUp::new(id, &message, &e.why, now);
                     changes.given_up.push(given_up);
-                } else {
-                    warn!(%channel, message = %id, tries, error = e.why, ?pause, "cannot send a notification; retrying");
-                    let message = Message {
-                        tries,
-                        sending: None,
-                        perhaps_sent: message.perhaps_sent || e.perhaps,
-                        due: now.saturating_add(pause.as_millis() as i64),
-                        why: Some(e.why),
-                        ..message
-                    };
-                    changes.messages.insert(id.clone(), message);
-                }
+                    self.commit(changes).await;
+                    return;
+                };
+                let pause = e.retry_after.unwrap_or(pause);
+                warn!(%channel, message = %id, tries, error = e.why, ?pause, "cannot send a notification; retrying");
+                let message = Message {
+                    tries,
+                    refusals,
+                    sending: None,
+                    perhaps_sent: message.perhaps_sent || e.perhaps,
+                    due: now.saturating_add(pause.as_millis() as i64),
+                    why: Some(e.why),
+                    ..message
+                };
+                changes.messages.insert(id.clone(), message);
             }
         }
         self.commit(changes).await;

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::{
     Undelivered, client, email,
-    text::{Subject, Text, cut},
+    text::{Subject, Text, cut, letters},
 };
 use crate::{
     config::{Channel, MessageForm, Secret, Way},
@@ -85,7 +85,8 @@ fn slack(text: &Text) -> serde_json::Value {
             .replace('>', "&gt;")
     };
     let title = escaped(&text.title);
-    let body = escaped(&cut(&text.body, SLACK_MOST)).replace("```", "'''");
+    let body = text.body.within(SLACK_MOST, letters, cut);
+    let body = escaped(&body).replace("```", "'''");
     json!({
         "text": format!("*{title}*\n```{body}```"),
         "link_names": false,
@@ -97,17 +98,21 @@ fn slack(text: &Text) -> serde_json::Value {
 fn discord(text: &Text) -> serde_json::Value {
     let fence = |text: &str| text.replace("```", "'''");
     let title = fence(&cut(&text.title, 200));
-    let room = DISCORD_MOST - title.encode_utf16().count();
-    let body = fence(&cut_units(&text.body, room));
+    let room = DISCORD_MOST - units(&title);
+    let body = fence(&text.body.within(room, units, cut_units));
     json!({
         "content": format!("**{title}**\n```\n{body}\n```"),
         "allowed_mentions": { "parse": [] },
     })
 }
 
+fn units(text: &str) -> usize {
+    text.encode_utf16().count()
+}
+
 /// At most `most` units of UTF-16; what is cut is marked.
 fn cut_units(text: &str, most: usize) -> String {
-    if text.encode_utf16().count() <= most {
+    if units(text) <= most {
         return text.to_owned();
     }
     let mut left = most.saturating_sub(1);
@@ -164,7 +169,7 @@ fn teams_card(text: &Text, most: usize) -> serde_json::Value {
                 "version": "1.4",
                 "body": [
                     block(&plain(&cut(&text.title, 1000)), "Bolder"),
-                    block(&plain(&cut(&text.body, most)), "Default"),
+                    block(&plain(&text.body.within(most, letters, cut)), "Default"),
                 ],
             },
         }],
@@ -222,7 +227,10 @@ async fn command(
         command.env_remove(name);
     }
     // The size of one variable is limited by the kernel.
-    let (title, body) = (cut(&text.title, 1000), cut(&text.body, 30_000));
+    let (title, body) = (
+        cut(&text.title, 1000),
+        text.body.within(30_000, letters, cut),
+    );
     command
         .env("SOLOIST_CHANNEL", &channel.name)
         .env("SOLOIST_TITLE", title)
@@ -266,7 +274,7 @@ async fn command(
 fn last_words(said: &[u8], secrets: &[String]) -> String {
     let mut text = String::from_utf8_lossy(said).into_owned();
     // The longest first: one may be a part of another. A short one is no secret, and may stand in any text.
-    let mut secrets: Vec<&String> = secrets.iter().filter(|s| s.len() >= 6).collect();
+    let mut secrets: Vec<&String> = secrets.iter().filter(|s| s.len() >= 4).collect();
     secrets.sort_by_key(|s| std::cmp::Reverse(s.len()));
     for secret in secrets {
         text = text.replace(secret.as_str(), "***");
@@ -286,13 +294,16 @@ fn last_words(said: &[u8], secrets: &[String]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::text::Body, *};
 
     fn text(body: &str) -> Text {
         Text {
             id: "1".to_owned(),
             title: "x".repeat(100) + " failed",
-            body: format!("{body}\n"),
+            body: Body {
+                details: format!("{body}\n"),
+                ..Body::default()
+            },
             json: json!({}),
             bad: true,
             source: "a".to_owned(),

@@ -1,16 +1,17 @@
 //! What a message says: a title, a text, and the same as JSON. Made from facts when it is sent.
 
-use std::fmt::Write as _;
+use std::{collections::BTreeMap, fmt::Write as _};
 
 use serde_json::{Value as Json, json};
 
 use crate::{
     config::{Config, Job},
     logic::{
-        notify::{About, Item, Kind, Message, Verdict},
+        claim::State,
+        notify::{About, Item, Kind, Message, Now, Standstill, Verdict},
         schedule::next_of,
     },
-    model::{InstanceId, JobName, Occurrence, Outcome, RunRecord, Trigger, rfc3339_ms},
+    model::{InstanceId, JobName, Occurrence, Outcome, RunRecord, Trigger, Wait, rfc3339_ms},
     text,
     view::signal_name,
     words,
@@ -60,12 +61,96 @@ pub(super) struct Text {
     pub(super) id: String,
     /// One line.
     pub(super) title: String,
-    pub(super) body: String,
+    pub(super) body: Body,
     pub(super) json: Json,
     pub(super) bad: bool,
     /// The instance that sends it.
     pub(super) source: String,
     pub(super) subjects: Vec<Subject>,
+}
+
+/// A text that may have to be cut: what it begins and ends with stays.
+#[derive(Default)]
+pub(super) struct Body {
+    pub(super) intro: String,
+    /// The jobs of which it tells by their names, if the title does not name all, and how many more there are: by what
+    /// happened to them.
+    pub(super) names: Vec<(&'static str, Vec<JobName>)>,
+    pub(super) unnamed: u64,
+    pub(super) details: String,
+    /// Says which command shows more.
+    pub(super) closing: String,
+}
+
+impl Body {
+    pub(super) fn whole(&self) -> String {
+        let (names, gap) = (self.names(usize::MAX), self.gap());
+        format!("{}{names}{gap}{}{}", self.intro, self.details, self.closing)
+    }
+
+    /// At most as much as `most` allows, by `count`; `cut` cuts a text to that.
+    pub(super) fn within(
+        &self,
+        most: usize,
+        count: fn(&str) -> usize,
+        cut: fn(&str, usize) -> String,
+    ) -> String {
+        let whole = self.whole();
+        if count(&whole) <= most {
+            return whole;
+        }
+        // With the names first, nobody has to open the page to see which jobs it is about.
+        let head = format!("{}{}{}", self.intro, self.names(most / 2), self.gap());
+        let closing = match self.closing.is_empty() {
+            true => String::new(),
+            false => format!("\n{}", self.closing),
+        };
+        let room = most.saturating_sub(count(&head) + count(&closing));
+        cut(
+            &format!("{head}{}{closing}", cut(&self.details, room)),
+            most,
+        )
+    }
+
+    fn gap(&self) -> &'static str {
+        if self.names.is_empty() { "" } else { "\n" }
+    }
+
+    /// As many names as this number of characters has room for.
+    fn names(&self, most: usize) -> String {
+        let mut out = String::new();
+        let (mut left, mut rest) = (most, self.unnamed);
+        for (what, jobs) in &self.names {
+            let mut line = format!("{what}: ");
+            let mut shown = 0;
+            for job in jobs {
+                let length = job.as_str().len() + 2;
+                // The counts of what is left out, too.
+                if left < length + 2 * what.len() + 20 {
+                    break;
+                }
+                left -= length;
+                line += if shown > 0 { ", " } else { "" };
+                line += job.as_str();
+                shown += 1;
+            }
+            left = left.saturating_sub(what.len() + 2);
+            match jobs.len() - shown {
+                0 => {}
+                more if shown > 0 => line += &format!(", and {more} more"),
+                more => {
+                    rest += more as u64;
+                    continue;
+                }
+            }
+            out += &line;
+            out.push('\n');
+        }
+        if rest > 0 {
+            let _ = writeln!(out, "and {rest} more");
+        }
+        out
+    }
 }
 
 /// What is said of one job.
@@ -78,6 +163,11 @@ pub(super) struct Subject {
     pub(super) link: Option<String>,
     /// Names the trouble of this job in this fleet.
     pub(super) key: String,
+}
+
+/// The number of characters.
+pub(super) fn letters(text: &str) -> usize {
+    text.chars().count()
 }
 
 /// At most `most` characters; what is cut is marked.
@@ -109,6 +199,7 @@ pub(super) fn about(r: &RunRecord, output: &str) -> About {
         duration_ms: r.duration_ms,
         // A later attempt was planned anew.
         lateness_ms: r.lateness_ms.filter(|_| r.attempt <= 1),
+        waited: r.waited,
         count: r.count,
         output: last_lines(output),
     }
@@ -125,25 +216,45 @@ fn last_lines(output: &str) -> String {
     let lines: Vec<&str> = safe.trim_end().lines().collect();
     let kept = lines.get(lines.len().saturating_sub(OUTPUT_LINES)..);
     let kept = kept.unwrap_or_default().join("\n");
-    let many = kept.chars().count().saturating_sub(OUTPUT_MOST);
+    let many = letters(&kept).saturating_sub(OUTPUT_MOST);
     match many {
         0 => kept,
         many => format!("…{}", kept.chars().skip(many + 1).collect::<String>()),
     }
 }
 
-/// When the job is planned next, Unix ms.
-fn next(job: &Job, now: i64) -> Option<i64> {
+/// More occurrences than these nobody skips one by one.
+const SKIPPED_MOST: u32 = 1000;
+
+/// When the job is to run next, Unix ms.
+fn next(job: &Job, state: &Now, now: i64) -> Option<i64> {
     let job = Some(job).filter(|job| job.enabled)?;
-    Some(next_of(&job.schedules, Occurrence(now))?.0)
+    let from = match &state.paused {
+        Some((_, until, _)) => until.as_ref()?.saturating_sub(1).max(now),
+        None => now,
+    };
+    let mut next = next_of(&job.schedules, Occurrence(from))?;
+    for _ in 0..state.skip.min(SKIPPED_MOST) {
+        next = next_of(&job.schedules, next)?;
+    }
+    Some(next.0)
 }
 
-/// What is true of its jobs only now: a message may have waited.
-pub(super) fn refreshed(message: &Message, config: &Config, now: i64) -> Message {
+/// The message as it is sent now: in its order, and with what is true of its jobs only now, because it may have waited.
+/// `states`: of those jobs of which the store says anything.
+pub(super) fn refreshed(
+    message: &Message,
+    config: &Config,
+    states: &BTreeMap<JobName, State>,
+    now: i64,
+) -> Message {
     let mut message = message.clone();
+    message.arrange();
     for item in &mut message.items {
+        let state = states.get(&item.job);
+        item.now = state.map_or_else(Now::default, |st| Now::of(st, item.since, now));
         let job = config.jobs.get(&item.job);
-        item.next = job.and_then(|job| next(job, now));
+        item.next = job.and_then(|job| next(job, &item.now, now));
     }
     message
 }
@@ -164,11 +275,12 @@ pub(super) fn item(
         since: verdict.since,
         changes: verdict.changes,
         zone: job.map_or("UTC", |job| &*job.timezone).to_owned(),
-        next: job.and_then(|job| next(job, now)),
+        next: job.and_then(|job| next(job, &Now::default(), now)),
         expected: None,
         never: false,
         lacked: job.is_none(),
         run,
+        now: Now::default(),
     }
 }
 
@@ -194,6 +306,7 @@ pub(super) fn test_message(channel: &str, now: i64) -> Message {
         never: false,
         lacked: false,
         run: None,
+        now: Now::default(),
     };
     Message::new(item, channel, now)
 }
@@ -370,6 +483,22 @@ fn describe(item: &Item, s: &Surroundings, alone: bool) -> String {
     for (name, text) in expectation(item) {
         line(name, &text);
     }
+    if let (Kind::Overdue, Some(why)) = (item.kind, &item.now.standstill) {
+        line("why", &standstill(why, s.now, both));
+    }
+    if let Some((since, until, reason)) = &item.now.paused {
+        let until = until.map_or("somebody resumes it".to_owned(), both);
+        let reason = reason.as_ref().map(|r| format!(": {}", words::line(r)));
+        let reason = reason.unwrap_or_default();
+        line(
+            "paused",
+            &format!("since {}, until {until}{reason}", both(*since)),
+        );
+    }
+    if item.now.skip > 0 {
+        let many = words::count(item.now.skip as usize, "occurrence");
+        line("skipped", &format!("the next {many}, on request"));
+    }
     if let Some(next) = item.next {
         let text = match next.saturating_sub(s.now) {
             ..=-1000 => format!("due since {}", both(next)),
@@ -426,6 +555,41 @@ fn describe(item: &Item, s: &Surroundings, alone: bool) -> String {
     out
 }
 
+/// Why an overdue job has no success. `both`: a time in words.
+fn standstill(why: &Standstill, now: i64, both: impl Fn(i64) -> String) -> String {
+    match why {
+        Standstill::Runs { since, on } => format!(
+            "it has been running for {}, since {}, on {}, and has not ended",
+            words::span(now - since),
+            both(*since),
+            words::line(on.as_str()),
+        ),
+        Standstill::Nobody => "no instance has the job".to_owned(),
+        Standstill::Ended { outcome, at } => {
+            let outcome = outcome.to_string().replace('_', " ");
+            format!("its last run ended {} ({outcome})", both(*at))
+        }
+        Standstill::Idle => "no run of it has started since then".to_owned(),
+    }
+}
+
+/// The one reason for which a run started late.
+fn reason(wait: Wait, ms: u64) -> String {
+    let time = words::took(i64::try_from(ms).unwrap_or(i64::MAX));
+    match wait {
+        Wait::Jitter => format!("its `jitter` delayed it by {time}"),
+        Wait::Slot => {
+            format!(
+                "it waited {time} for a free slot: as many runs as `max_parallel` allows went on"
+            )
+        }
+        Wait::Overlap => format!("it waited {time} for the run before it, or for a pause to end"),
+        Wait::StoreAway => format!("it waited {time} for the store to answer"),
+        Wait::Overdue => format!("no instance could start it for {time}; then it was caught up"),
+        Wait::Host => format!("its host took {time} to start it, after the store had granted it"),
+    }
+}
+
 /// What was expected of the job, and for a late start why it was late.
 fn expectation(item: &Item) -> Vec<(&'static str, String)> {
     let Some(expected) = item.expected else {
@@ -448,14 +612,10 @@ fn expectation(item: &Item) -> Vec<(&'static str, String)> {
             ),
         )],
         (Kind::Late, Some(run)) => {
-            let why = match run.trigger {
-                Trigger::CatchUp => {
-                    "it was caught up: no instance could start it at its time, or its claim did not reach the store"
-                }
-                _ => {
-                    "its start had to wait: for a free slot (`max_parallel`), for the run before it, for the host or \
-                     for the store"
-                }
+            let why = match run.waited {
+                Some((wait, ms)) => reason(wait, ms),
+                // An older version ran it, or its daemon died.
+                None => "nobody noted what it waited for".to_owned(),
             };
             vec![
                 (
@@ -466,7 +626,7 @@ fn expectation(item: &Item) -> Vec<(&'static str, String)> {
                         words::took(expected)
                     ),
                 ),
-                ("why", why.to_owned()),
+                ("why", why),
             ]
         }
         (Kind::Overdue, _) => vec![(
@@ -518,11 +678,10 @@ fn heading(message: &Message, now: i64) -> String {
     )
 }
 
-/// The first jobs of a message, those that are bad before the others: `a, b, c, …`.
+/// The first jobs of a message: `a, b, c, …`.
 fn first_names(message: &Message, jobs: usize) -> String {
-    let (bad, good): (Vec<&Item>, Vec<&Item>) = message.items.iter().partition(|i| i.bad);
     let mut names: Vec<String> = vec![];
-    for item in bad.into_iter().chain(good) {
+    for item in &message.items {
         let name = cut(item.job.as_str(), TITLE_NAME_MOST);
         if names.len() < TITLE_NAMES && !names.contains(&name) {
             names.push(name);
@@ -538,14 +697,14 @@ impl Text {
     pub(super) fn of(message: &Message, id: &str, s: &Surroundings) -> Self {
         let title = heading(message, s.now);
         let alone = message.items.len() == 1 && message.more == 0;
-        let mut body = String::new();
+        let mut body = Body::default();
         if message.perhaps_sent {
-            body += "This may be a repetition: an earlier try to send this message may have succeeded.\n\n";
+            body.intro += "This may be a repetition: an earlier try to send this message may have succeeded.\n\n";
         }
         if s.now - message.at > 60_000 && message.tries > 0 {
             let late = words::span(s.now - message.at);
             let _ = write!(
-                body,
+                body.intro,
                 "This message is {late} late: earlier tries failed.\n\n"
             );
         }
@@ -555,9 +714,9 @@ impl Text {
             let title = self::title(item, s.now);
             if !alone {
                 let gap = if n > 0 { "\n" } else { "" };
-                let _ = writeln!(body, "{gap}{title}");
+                let _ = writeln!(body.details, "{gap}{title}");
             }
-            body += &text;
+            body.details += &text;
             subjects.push(Subject {
                 job: item.job.to_string(),
                 kind: item.kind.as_str(),
@@ -568,30 +727,26 @@ impl Text {
                 key: key(item, s),
             });
         }
-        if message.more > 0 {
-            let names: Vec<String> = message
-                .others
-                .iter()
-                .map(|(job, kind)| format!("{job} {}", kind_words(*kind)))
-                .collect();
-            let unnamed = message.more - names.len() as u64;
-            let and = if unnamed > 0 {
-                format!(", and {unnamed} more")
-            } else {
-                String::new()
-            };
-            let _ = write!(
-                body,
-                "\nalso:        {}{and}\nmore:        soloist status\n",
-                names.join(", ")
-            );
+        if message.items.len() > TITLE_NAMES || message.more > 0 {
+            let told = message.items.iter().map(|i| (&i.job, i.kind));
+            for (job, kind) in told.chain(message.others.iter().map(|(job, kind)| (job, *kind))) {
+                let what = kind_words(kind);
+                match body.names.iter_mut().find(|(w, _)| *w == what) {
+                    Some((_, jobs)) => jobs.push(job.clone()),
+                    None => body.names.push((what, vec![job.clone()])),
+                }
+            }
+            body.unnamed = message.more - message.others.len() as u64;
+        }
+        if !alone {
+            body.closing = "\nmore:        soloist status\n".to_owned();
         }
         let items: Vec<Json> = message.items.iter().map(|i| item_json(i, s)).collect();
         let bad = message.items.iter().any(|i| i.bad);
         let json = json!({
             "id": id,
             "title": title,
-            "text": body,
+            "text": body.whole(),
             "bad": bad,
             "channel": message.channel,
             "namespace": s.namespace,
@@ -641,6 +796,7 @@ fn item_json(item: &Item, s: &Surroundings) -> Json {
             "started_at": run.started_at.map(rfc3339_ms),
             "duration_ms": run.duration_ms,
             "lateness_ms": run.lateness_ms,
+            "waited_for": run.waited.map(|(wait, _)| wait),
             "count": run.count,
             "output": run.output,
         })
@@ -653,6 +809,7 @@ fn item_json(item: &Item, s: &Surroundings) -> Json {
         "since": rfc3339_ms(item.since),
         "changes": item.changes,
         "next": item.next.map(rfc3339_ms),
+        "paused": item.now.paused.is_some(),
         "expected_ms": item.expected,
         "never": item.never,
         "link": s.link(item),
@@ -728,10 +885,18 @@ mod tests {
         item
     }
 
+    fn late() -> Item {
+        let mut item = planned(Kind::Late, 1240, 43_000, 10_000);
+        if let Some(run) = &mut item.run {
+            run.waited = Some((Wait::Slot, 41_000));
+        }
+        item
+    }
+
     fn shown(item: Item) -> String {
         let message = Message::new(item, "ops", NOW);
         let text = Text::of(&message, "1", &surroundings());
-        format!("{}\n\n{}", text.title, text.body)
+        format!("{}\n\n{}", text.title, text.body.whole())
     }
 
     /// Every kind of message, once. `SOLOIST_WRITE_DOCS=1 cargo test --lib the_page_has_each` writes them.
@@ -752,6 +917,19 @@ mod tests {
         overdue.expected = Some(26 * 3_600_000);
         let mut never = overdue.clone();
         never.never = true;
+        never.now.standstill = Some(Standstill::Idle);
+        let mut hangs = overdue.clone();
+        hangs.now.standstill = Some(Standstill::Runs {
+            since: NOW - 25 * 3_600_000,
+            on: InstanceId::new("web1-a1b2"),
+        });
+        overdue.now.standstill = Some(Standstill::Ended {
+            outcome: Outcome::Failed,
+            at: NOW - 2 * 3_600_000,
+        });
+        let mut paused = failed.clone();
+        paused.now.paused = Some((NOW - 60_000, None, Some("disks".to_owned())));
+        paused.next = None;
         let mut lacked = failed.clone();
         (lacked.lacked, lacked.zone, lacked.next) = (true, "UTC".to_owned(), None);
         let mut flapping = one(Kind::Flapping, true, None);
@@ -798,10 +976,7 @@ mod tests {
                 "An occurrence was missed",
                 shown(one(Kind::Missed, true, Some((Outcome::Missed, "")))),
             ),
-            (
-                "A run started late",
-                shown(planned(Kind::Late, 1240, 43_000, 10_000)),
-            ),
+            ("A run started late", shown(late())),
             (
                 "A run took unusually long",
                 shown(planned(Kind::TooLong, 1_264_000, 12, 41_000)),
@@ -812,14 +987,16 @@ mod tests {
             ),
             ("The job recovered", shown(recovered)),
             ("No success for too long", shown(overdue)),
+            ("No success for too long: it hangs", shown(hangs)),
             ("No success so far", shown(never)),
             ("A job that keeps changing", shown(flapping)),
+            ("A job that is paused now", shown(paused)),
             ("A job that the sender's configuration lacks", shown(lacked)),
             (
                 "Several jobs at once (shortened)",
-                format!("{}\n\n{}", many.title, many.body),
+                format!("{}\n\n{}", many.title, many.body.whole()),
             ),
-            ("A test", format!("{}\n\n{}", test.title, test.body)),
+            ("A test", format!("{}\n\n{}", test.title, test.body.whole())),
         ];
         let mut written = String::new();
         for (what, text) in all {
@@ -855,10 +1032,11 @@ mod tests {
         gone.job = JobName::new("gone");
         let mut message = Message::new(failed.clone(), "ops", NOW - 60_000);
         message.join(gone, NOW - 60_000);
-        let fresh = refreshed(&message, &config, NOW);
-        assert_eq!(fresh.items[0].next, Some(NOW - NOW % 60_000 + 60_000));
-        assert_eq!(fresh.items[1].next, None, "nobody plans it here");
-        assert_eq!(job.name, fresh.items[0].job);
+        let none = BTreeMap::new();
+        let fresh = refreshed(&message, &config, &none, NOW);
+        assert_eq!(fresh.items[1].next, Some(NOW - NOW % 60_000 + 60_000));
+        assert_eq!(fresh.items[0].next, None, "nobody plans it here");
+        assert_eq!(job.name, fresh.items[1].job);
         // What is due says so.
         let mut next = |at: i64| {
             failed.next = Some(at);
@@ -869,6 +1047,116 @@ mod tests {
         assert!(next(NOW - 2000).contains("due since Sat 2026-11-21"));
         assert!(next(NOW + 500).ends_with(", now"));
         assert!(next(NOW + 2000).ends_with(", in 2 s"));
+    }
+
+    #[test]
+    fn a_message_says_that_its_job_is_paused_when_it_is_sent() {
+        let text = "[jobs.lottery-draw]\ncommand = 'x'\nschedule = '0 * * * *'\n";
+        let config = config::parse(text, std::path::Path::new("jobs.toml"), &|_| None);
+        let config = config.expect("sound");
+        let failed = one(Kind::Failed, true, Some((Outcome::Failed, "")));
+        let message = Message::new(failed.clone(), "ops", NOW - 60_000);
+        let said = |state: State| {
+            let states = BTreeMap::from([(failed.job.clone(), state)]);
+            let fresh = refreshed(&message, &config, &states, NOW);
+            let of = Text::of(&fresh, "1", &surroundings());
+            assert_eq!(
+                of.json["items"][0]["paused"],
+                fresh.items[0].now.paused.is_some()
+            );
+            of.body.whole()
+        };
+        let pause = |until: Option<i64>| {
+            Some(crate::logic::claim::Pause {
+                until,
+                reason: Some("disks\nare full".to_owned()),
+                at: NOW - 5000,
+            })
+        };
+        let at_rest = said(State::default());
+        assert!(!at_rest.contains("paused:"), "{at_rest}");
+        assert!(
+            at_rest.contains("next:        Sat 2026-11-21 13:00:00 +08:00"),
+            "{at_rest}"
+        );
+        let mut state = State {
+            pause: pause(None),
+            ..State::default()
+        };
+        let for_ever = said(state.clone());
+        let line = "until somebody resumes it: disks\\nare full\n";
+        assert!(
+            for_ever.contains("paused:      since Sat 2026-11-21 12:00:00"),
+            "{for_ever}"
+        );
+        assert!(
+            for_ever.contains(line) && !for_ever.contains("next:"),
+            "{for_ever}"
+        );
+        // The pause ends at 14:00: what is planned then runs.
+        state.pause = pause(Some(NOW - NOW % 3_600_000 + 2 * 3_600_000));
+        let later = said(state.clone());
+        assert!(
+            later.contains("next:        Sat 2026-11-21 14:00:00 +08:00"),
+            "{later}"
+        );
+        (state.pause, state.skip) = (None, 2);
+        let skipped = said(state);
+        assert!(
+            skipped.contains("skipped:     the next 2 occurrences, on request"),
+            "{skipped}"
+        );
+        assert!(
+            skipped.contains("next:        Sat 2026-11-21 15:00:00 +08:00"),
+            "{skipped}"
+        );
+    }
+
+    /// Whoever reads a text that was cut sees which jobs it is about, and which command says more.
+    #[test]
+    fn the_names_and_the_last_line_survive_a_cut() {
+        let failed = one(
+            Kind::Failed,
+            true,
+            Some((Outcome::Failed, &"x\n".repeat(100))),
+        );
+        for length in [1, 90] {
+            let mut m = Message::new(failed.clone(), "ops", NOW);
+            for n in 0..1000 {
+                let job = JobName::new(&format!("j{n}-{}", "x".repeat(length)));
+                let kind = if n % 7 == 0 {
+                    Kind::Missed
+                } else {
+                    Kind::Failed
+                };
+                let item = Item {
+                    job,
+                    kind,
+                    ..failed.clone()
+                };
+                m.join(item, NOW);
+            }
+            m.arrange();
+            let text = Text::of(&m, "1", &surroundings());
+            for most in [1700, 3500, 26_000] {
+                let cut = text.body.within(most, letters, cut);
+                assert!(letters(&cut) <= most, "{}", letters(&cut));
+                assert!(cut.ends_with("\nmore:        soloist status\n"), "{cut}");
+                let first = cut.lines().next().expect("a line");
+                assert!(first.starts_with("was missed: j0-x"), "{cut}");
+                // All are accounted for.
+                let names = cut.split("\n\n").next().expect("names");
+                let named = names.matches("-x").count() + names.matches("lottery-draw").count();
+                let words = names.split(|c: char| !c.is_ascii_alphanumeric() && c != '-');
+                let words: Vec<&str> = words.collect();
+                let left: usize = (words.windows(2))
+                    .filter(|pair| pair[1] == "more")
+                    .map(|pair| pair[0].parse::<usize>().expect("a number"))
+                    .sum();
+                assert_eq!(named + left, 1001, "{most}: {names}");
+                assert!(named > 5, "{names}");
+            }
+        }
     }
 
     #[test]
@@ -905,11 +1193,13 @@ mod tests {
             text.title,
             "1000 jobs (lottery-draw, j1, j2, …): 119 failed, 1 was missed, 880 more"
         );
-        assert!(text.body.len() < 30_000, "{}", text.body.len());
+        let length = text.body.whole().len();
+        assert!(length < 30_000, "{length}");
         m.perhaps_sent = true;
         assert!(
             Text::of(&m, "1", &surroundings())
                 .body
+                .intro
                 .starts_with("This may be a repetition")
         );
     }

@@ -8,14 +8,15 @@ use std::{
 use parking_lot::Mutex;
 
 use crate::{
-    logic::claim::{
-        Answer, IN_DOUBT, JOB_REMOVED, LAPSED, LOST, OVERDUE, OVERLAPS, PAUSED, Renewal, TOO_LATE,
+    logic::{
+        claim::{
+            Answer, IN_DOUBT, JOB_REMOVED, LAPSED, LOST, OVERDUE, OVERLAPS, PAUSED, Renewal,
+            TOO_LATE,
+        },
+        late::{self, Waits},
     },
     model::{JobName, Outcome, RunRecord, Trigger},
 };
-
-/// A first attempt that starts later than this after its instant counts as late; ms.
-const LATE_MS: i64 = 1000;
 
 /// Upper ends of the buckets, in seconds.
 const LATENESS: [f64; 14] = [
@@ -25,7 +26,14 @@ const DURATION: [f64; 14] = [
     0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0, 14_400.0, 86_400.0,
 ];
 
-const LATE_CAUSES: [&str; 5] = ["store_away", "slot", "overlap", "overdue", "other"];
+const LATE_CAUSES: [&str; 6] = [
+    "store_away",
+    "slot",
+    "overlap",
+    "overdue",
+    "jitter",
+    "other",
+];
 /// What is not run, and why, in a fleet that works; other pairs are shown once there is one.
 const NOT_RUN: [(&str, &str); 9] = [
     ("missed", "clock"),
@@ -174,17 +182,6 @@ impl Default for Figures {
     }
 }
 
-/// What kept a contest from being decided at once.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Waits {
-    /// For one of the `max_parallel` places.
-    pub slot: bool,
-    /// For another run, a retry or a pause.
-    pub rest: bool,
-    /// A claim was not answered.
-    pub store: bool,
-}
-
 impl Figures {
     /// A run of this instance has ended.
     pub fn ended(&self, r: &RunRecord) {
@@ -222,20 +219,14 @@ impl Figures {
     }
 
     /// This instance was granted a run, which has waited for `waits`.
-    pub fn granted(&self, attempt: u32, trigger: Trigger, lateness_ms: i64, waits: Waits) {
+    pub fn granted(&self, attempt: u32, trigger: Trigger, lateness_ms: i64, waits: &Waits) {
         if trigger == Trigger::Takeover {
             self.takeovers.fetch_add(1, Ordering::Relaxed);
         }
-        if attempt != 1 || trigger == Trigger::Manual || lateness_ms < LATE_MS {
+        if !late::counts(attempt, trigger) || lateness_ms < late::LATE_MS {
             return;
         }
-        let cause = match (waits, trigger) {
-            (Waits { store: true, .. }, _) => "store_away",
-            (Waits { slot: true, .. }, _) => "slot",
-            (Waits { rest: true, .. }, _) => "overlap",
-            (_, Trigger::CatchUp) => "overdue",
-            _ => "other",
-        };
+        let cause = waits.longest().map_or("other", |(wait, _)| wait.as_str());
         self.late.add(cause, 1);
     }
 
@@ -305,7 +296,10 @@ fn cause(reason: &str) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::model::Wait;
 
     #[test]
     fn a_value_is_in_the_first_bucket_that_has_room_for_it() {
@@ -327,19 +321,27 @@ mod tests {
     #[test]
     fn a_late_start_has_one_cause() {
         let f = Figures::default();
-        let waits = |slot, rest, store| Waits { slot, rest, store };
-        f.granted(1, Trigger::Schedule, 999, waits(true, true, true));
-        f.granted(2, Trigger::Retry, 60_000, Waits::default());
-        f.granted(1, Trigger::Manual, 60_000, Waits::default());
-        f.granted(2, Trigger::Takeover, 60_000, Waits::default());
+        let waits = |all: &[(Wait, u64)]| {
+            let mut waits = Waits::default();
+            for (wait, s) in all {
+                waits.add(*wait, Duration::from_secs(*s));
+            }
+            waits
+        };
+        let slot = waits(&[(Wait::Slot, 3), (Wait::StoreAway, 1), (Wait::Overlap, 2)]);
+        let none = waits(&[]);
+        f.granted(1, Trigger::Schedule, 999, &slot);
+        f.granted(2, Trigger::Retry, 60_000, &none);
+        f.granted(1, Trigger::Manual, 60_000, &none);
+        f.granted(2, Trigger::Takeover, 60_000, &none);
         let late = || -> Vec<(&str, u64)> {
             let all = f.late.read().into_iter();
             all.filter(|(_, n)| *n > 0).collect()
         };
         assert_eq!((late(), f.takeovers.load(Ordering::Relaxed)), (vec![], 1));
-        f.granted(1, Trigger::Schedule, 1000, waits(true, true, true));
-        f.granted(1, Trigger::Schedule, 1000, waits(true, false, false));
-        f.granted(1, Trigger::CatchUp, 1000, waits(false, false, false));
-        assert_eq!(late(), [("overdue", 1), ("slot", 1), ("store_away", 1)]);
+        f.granted(1, Trigger::Schedule, 1000, &slot);
+        f.granted(1, Trigger::Schedule, 1000, &none);
+        f.granted(1, Trigger::CatchUp, 1000, &waits(&[(Wait::Overdue, 1)]));
+        assert_eq!(late(), [("other", 1), ("overdue", 1), ("slot", 1)]);
     }
 }

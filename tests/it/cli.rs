@@ -962,6 +962,7 @@ impl Held<'_> {
             error: None,
             count: 1,
             usage: soloist::model::Usage::default(),
+            waited: None,
         };
         let settle = Settle {
             run: self.claim.run,

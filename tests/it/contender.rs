@@ -1456,6 +1456,7 @@ async fn an_attempt_that_goes_first_finds_a_slot() {
             error: None,
             count: 1,
             usage: soloist::model::Usage::default(),
+            waited: None,
         },
         next_attempt: Some(DelayedAttempt {
             delay_ms: 0,

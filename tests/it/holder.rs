@@ -15,9 +15,12 @@ use soloist::{
     config::{self, Job},
     contender::{Contender, Granted, Parts},
     holder::Holder,
-    logic::claim::{
-        Answer, Claim, Control, Controlled, Event, OnCrash, Overlap, Presence, Register,
-        Registration, Renew, Renewal, Settle, Settlement, State, Target,
+    logic::{
+        claim::{
+            Answer, Claim, Control, Controlled, Event, OnCrash, Overlap, Presence, Register,
+            Registration, Renew, Renewal, Settle, Settlement, State, Target,
+        },
+        late::Waits,
     },
     model::{InstanceId, JobName, Marks, Occurrence, Outcome, RunId, RunRecord, Trigger},
     runner::Runner,
@@ -306,6 +309,8 @@ impl Node {
             permit: None,
             too_late: None,
             slot: None,
+            waits: Waits::default(),
+            won: reply.received,
         }
     }
 

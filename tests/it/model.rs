@@ -505,6 +505,7 @@ async fn settle(store: &dyn Store, m: &mut Model) {
             error: Some("exit code 1".to_owned()),
             count: 1,
             usage: soloist::model::Usage::default(),
+            waited: None,
         },
         next_attempt: retry,
     };

@@ -314,6 +314,114 @@ fn heartbeats_say_when_a_run_starts_and_how_it_ends() {
     assert!(of_bad[0].contains("start"), "{paths:?}");
 }
 
+/// A service that watches a job would wake people for an attempt that is tried again.
+#[test]
+fn a_heartbeat_says_only_how_the_last_attempt_ended() {
+    let hook = Hook::start(Mode::Takes);
+    let when = soloist::model::rfc3339_ms((now_ms() / 1000 + 3) * 1000);
+    let url = hook.url("beat");
+    let fleet = fleet(1)
+        .default("heartbeat_url", &format!("\"{url}\""))
+        .job(
+            "bad",
+            &format!(
+                "command = \"exit $SOLOIST_ATTEMPT\"\nschedule = \"@at {when}\"\n\
+                 retry = {{ attempts = 2, interval = \"100ms\" }}"
+            ),
+        )
+        .start();
+    let heard = |path: &str| hook.paths().iter().filter(|p| *p == path).count();
+    wait_until("the last attempt has ended", GENEROUS, || {
+        heard("/beat/3") > 0
+    });
+    assert_eq!(fleet.history("bad").len(), 3);
+    assert_eq!(hook.paths().last().map(String::as_str), Some("/beat/3"));
+    assert_eq!((heard("/beat/start"), hook.paths().len()), (3, 4));
+}
+
+/// A message that a run was late names the one thing that it waited for longest.
+#[test]
+fn a_late_start_has_its_reason() {
+    let hook = Hook::start(Mode::Takes);
+    let lines = "on = [\"late\"]\nlate_after = \"1s\"";
+    let instant = (now_ms() / 1000 + 4) * 1000;
+    let when = soloist::model::rfc3339_ms(instant);
+    let after = soloist::model::rfc3339_ms(instant + 1000);
+    let _fleet = fleet(1)
+        .limits("max_parallel = 1")
+        .tables(&channel("ops", &hook, lines))
+        .job(
+            "long",
+            &format!("command = \"sleep 4\"\nschedule = \"@at {when}\""),
+        )
+        .job(
+            "late",
+            &format!("notify = [\"ops\"]\ncommand = \"true\"\nschedule = \"@at {after}\""),
+        )
+        .start();
+    let heard = hook.wait("ops", 1);
+    assert_eq!(kinds(&heard[0]), [("late", "late")]);
+    assert_eq!(heard[0]["items"][0]["run"]["waited_for"], "slot");
+    let text = heard[0]["text"].as_str().expect("text");
+    let why = text.lines().find(|l| l.starts_with("why:"));
+    let why = why.expect("a reason");
+    assert!(
+        why.contains("for a free slot") && !why.contains("store"),
+        "{why}"
+    );
+}
+
+/// Who is told that a job had no success for too long is told what it does instead.
+#[test]
+fn an_overdue_job_that_hangs_is_told_as_such() {
+    let hook = Hook::start(Mode::Takes);
+    let fleet = fleet(1)
+        .tables(&channel("ops", &hook, ""))
+        .default("notify", "[\"ops\"]")
+        .job(
+            "hangs",
+            "command = \"sleep 600\"\nschedule = \"@every 1s\"\nexpect_success_within = \"4s\"",
+        )
+        .job("idle", "command = \"true\"\nexpect_success_within = \"4s\"")
+        .start();
+    wait_until("it is registered", GENEROUS, || {
+        let paused = fleet.cli(&["pause", "idle", "--reason", "disks"]);
+        paused.status.success()
+    });
+    wait_until("both are told", GENEROUS, || {
+        let heard = hook.heard("ops");
+        heard.iter().map(told_in).sum::<u64>() >= 2
+    });
+    let all: String = (hook.heard("ops").iter())
+        .map(|m| m["text"].as_str().expect("text").to_owned())
+        .collect();
+    assert!(all.contains("it has been running for "), "{all}");
+    assert!(all.contains("no run of it has started since then"), "{all}");
+    let paused = "until somebody resumes it: disks";
+    assert!(all.contains(paused), "{all}");
+}
+
+/// An instance that tells nobody of anything leaves it to one that does.
+#[test]
+fn an_instance_that_uses_no_channel_is_not_the_notifier() {
+    let hook = Hook::start(Mode::Takes);
+    let mut fleet = fleet(2)
+        .tables(&channel("ops", &hook, ""))
+        .job("bad", "command = \"false\"\nschedule = \"@every 1s\"")
+        .start();
+    let sends = "this instance sends the fleet's notifications now";
+    wait_until("jobs run", GENEROUS, || !fleet.history("bad").is_empty());
+    // The second one's configuration alone uses the channel.
+    fleet.set_job(
+        "bad",
+        Some("command = \"false\"\nschedule = \"@every 1s\"\nnotify = [\"ops\"]"),
+    );
+    fleet.reload(1);
+    fleet.wait_log(1, sends);
+    assert_eq!(kinds(&hook.wait("ops", 1)[0]), [("bad", "failed")]);
+    assert!(!fleet.instances[0].log_text().contains(sends));
+}
+
 /// Secrets of channels are shown nowhere.
 #[test]
 fn no_secret_of_a_channel_is_shown() {

@@ -66,6 +66,7 @@ fn record(c: &Claim) -> RunRecord {
         error: None,
         count: 1,
         usage: soloist::model::Usage::default(),
+        waited: None,
     }
 }
 

@@ -631,6 +631,11 @@ impl JobState {
         let of = Box::new(EpochName::of(epoch));
         self.standing.ask(RegisterWhen::QuarantineIsOver(of));
     }
+    /// The store refuses what is asked about the job, or cannot be reached.
+    pub fn is_troubled(&self) -> bool {
+        !self.trouble.is_new()
+    }
+
     /// The store refuses to register the job. True: no trouble was noted before.
     pub fn refused(&mut self, now: Boottime) -> bool {
         self.standing.ask(RegisterWhen::Refused(now));

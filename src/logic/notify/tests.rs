@@ -139,6 +139,148 @@ fn a_single_held_change_is_told_to_those_who_want_it() {
     }
 }
 
+fn item(job: &str, bad: bool) -> Item {
+    Item {
+        job: JobName::new(job),
+        kind: if bad { Kind::Failed } else { Kind::Recovered },
+        bad,
+        streak: 1,
+        since: 0,
+        changes: 0,
+        zone: "UTC".to_owned(),
+        next: None,
+        expected: None,
+        never: false,
+        lacked: false,
+        run: None,
+        now: Now::default(),
+    }
+}
+
+/// Whatever came first: those that are bad, by their names, then the others; what is told of one job stays in its order,
+/// because a service may open and end an incident by it.
+#[test]
+fn the_jobs_of_a_message_have_an_order_that_does_not_change() {
+    let what = [
+        ("z", true),
+        ("b", false),
+        ("m", false),
+        ("a", true),
+        ("m", true),
+        ("a", false),
+    ];
+    let mut m = Message::new(item("c", true), "ops", 0);
+    for (job, bad) in what {
+        m.join(item(job, bad), 0);
+    }
+    m.others = vec![
+        (JobName::new("q"), Kind::Recovered),
+        (JobName::new("y"), Kind::Missed),
+        (JobName::new("x"), Kind::Failed),
+    ];
+    m.arrange();
+    let shown: Vec<(&str, bool)> = m.items.iter().map(|i| (i.job.as_str(), i.bad)).collect();
+    assert_eq!(
+        shown,
+        [
+            ("c", true),
+            ("m", false),
+            ("m", true),
+            ("z", true),
+            ("a", true),
+            ("a", false),
+            ("b", false)
+        ]
+    );
+    let others: Vec<&str> = m.others.iter().map(|(job, _)| job.as_str()).collect();
+    assert_eq!(others, ["x", "y", "q"]);
+}
+
+#[test]
+fn a_refusal_is_given_time_to_be_mended() {
+    let pauses = (0..6).map(|n| refused_again(n).map(|p| p.as_secs()));
+    let pauses: Vec<Option<u64>> = pauses.collect();
+    assert_eq!(pauses, [Some(2), Some(2), Some(30), Some(120), None, None]);
+}
+
+#[test]
+fn what_keeps_a_job_from_a_success_is_what_it_does_now() {
+    use crate::logic::claim::{Last, NextAttempt, Open, Pause};
+    let run = |granted_at: i64| crate::model::Run {
+        id: RunId(uuid::Uuid::from_u128(1)),
+        occurrence: Occurrence(granted_at),
+        attempt: 1,
+        trigger: Trigger::Schedule,
+        key: None,
+        instance: InstanceId::new("a"),
+        host: "a".to_owned(),
+        lease: 15_000,
+        definition: String::new(),
+        granted_at,
+    };
+    let open = |at: i64| Open {
+        run: run(at),
+        seq: 0,
+        incarnation: String::new(),
+        renewed_at: at,
+        stop: None,
+        next_attempt: None,
+    };
+    let last = |outcome, to| {
+        let run = run(to - 1);
+        Some(Last {
+            occurrence: run.occurrence,
+            attempt: 1,
+            run: run.id,
+            instance: run.instance,
+            outcome,
+            from: to - 1,
+            to,
+        })
+    };
+    let of = |st: &State| Now::of(st, 100, 1000).standstill.expect("known");
+    let ended = |outcome, at| Standstill::Ended { outcome, at };
+    let mut st = State::default();
+    assert_eq!(of(&st), Standstill::Idle);
+    // What ended before the last success says nothing.
+    st.last = last(Outcome::Failed, 100);
+    assert_eq!(of(&st), Standstill::Idle);
+    st.last = last(Outcome::Succeeded, 200);
+    assert_eq!(of(&st), Standstill::Idle);
+    st.last = last(Outcome::TimedOut, 200);
+    assert_eq!(of(&st), ended(Outcome::TimedOut, 200));
+    st.off = 300;
+    assert_eq!(of(&st), Standstill::Nobody);
+    // It waits for its next attempt: it does not run.
+    let waits = NextAttempt {
+        at: 2000,
+        trigger: Trigger::Retry,
+    };
+    st.off = 0;
+    st.open = vec![Open {
+        next_attempt: Some(waits),
+        ..open(400)
+    }];
+    assert_eq!(of(&st), ended(Outcome::TimedOut, 200));
+    st.open.extend([open(600), open(500)]);
+    let on = InstanceId::new("a");
+    assert_eq!(of(&st), Standstill::Runs { since: 500, on });
+    // A pause that is over is none.
+    for (until, paused) in [(None, true), (Some(1001), true), (Some(1000), false)] {
+        let reason = None;
+        st.pause = Some(Pause {
+            until,
+            reason,
+            at: 7,
+        });
+        assert_eq!(
+            Now::of(&st, 100, 1000).paused.is_some(),
+            paused,
+            "{until:?}"
+        );
+    }
+}
+
 #[test]
 fn nothing_joins_a_message_that_was_tried() {
     let about = |kind| Item {
@@ -154,6 +296,7 @@ fn nothing_joins_a_message_that_was_tried() {
         never: false,
         lacked: false,
         run: None,
+        now: Now::default(),
     };
     let message = Message::new(about(Kind::Failed), "ops", 1000);
     assert!(message.takes("ops", 2000));
@@ -333,6 +476,7 @@ fn what_happens_together_is_one_message_of_bounded_size() {
         never: false,
         lacked: false,
         run: None,
+        now: Now::default(),
     };
     let mut m = Message::new(item(0), "ops", 0);
     for n in 1..1000 {
@@ -381,6 +525,7 @@ fn what_was_given_up_is_remembered_within_bounds() {
         never: false,
         lacked: false,
         run: None,
+        now: Now::default(),
     };
     let mut m = Message::new(item(0), &"c".repeat(100), 0);
     for n in 1..1000 {

@@ -71,11 +71,12 @@ fn a_redirect_is_not_followed_and_is_named() {
         .tables(&channel("ops", &hook, ""))
         .default("notify", "[\"ops\"]")
         .job("bad", BAD)
+        .env(0, "SOLOIST_FAILPOINT", "hurry")
         .start();
     fleet.wait_log(0, "gave a message up: nobody was told");
     let log = fleet.instances[0].log_text();
     assert!(log.contains("follows no redirects"), "{log}");
-    assert_eq!(hook.paths().len(), 3);
+    assert_eq!(hook.paths().len(), 4);
 }
 
 #[test]

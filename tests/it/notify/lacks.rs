@@ -99,7 +99,10 @@ fn a_job_that_the_notifier_lacks_is_told_over_the_channels_of_its_defaults() {
 fn a_job_of_which_nobody_is_told_because_the_notifier_lacks_it_is_shown() {
     let dir = tempfile::tempdir().expect("a directory");
     let hook = Hook::start(Mode::Takes);
-    let plan = fleet(2).tables(&channel("ops", &hook, ""));
+    // An instance that uses no channel would not be the notifier.
+    let plan = fleet(2)
+        .tables(&channel("ops", &hook, ""))
+        .job("told", "command = \"true\"\nnotify = [\"ops\"]");
     let job = failing(dir.path(), "notify = [\"ops\"]");
     let (mut fleet, notifier) = of_different_files(plan, &job);
     let lacks = wait_lacking(&mut fleet);

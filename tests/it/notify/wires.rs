@@ -1,6 +1,12 @@
 //! Servers that cannot be reached, or that are not who they should be: over HTTPS, and over both kinds of TLS for mail.
 
-use std::{fs, path::Path, process::Command};
+use std::{
+    fs,
+    io::{BufRead as _, BufReader, Write as _},
+    net::TcpListener,
+    path::Path,
+    process::Command,
+};
 
 use serde_json::Value;
 
@@ -147,8 +153,8 @@ fn what_a_command_says_of_its_failure_is_shown_without_secrets() {
 
 /// The certificates that are wrong for `localhost`, and what is said of each.
 const WRONG: [(&str, &str); 2] = [
-    ("own", "invalid peer certificate: UnknownIssuer"),
-    ("elsewhere", "not valid for name"),
+    ("own", "is not from an authority that this host trusts"),
+    ("elsewhere", "is for another name than that of the address"),
 ];
 
 #[test]
@@ -162,7 +168,7 @@ fn https_goes_to_servers_with_a_right_certificate_only() {
         format!("type = \"webhook\"\ntimeout = \"2s\"\nurl = \"{scheme}://localhost:{port}/ops\"")
     };
     // Not a server of TLS at all.
-    refuses(dir, &table("https"), "localhost:");
+    refuses(dir, &table("https"), "it does not speak TLS at this port");
     for (name, why) in WRONG {
         hook.identify(identity(dir, name));
         refuses(dir, &table("https"), why);
@@ -219,7 +225,7 @@ fn mail_goes_to_servers_with_a_right_certificate_only() {
     refuses(
         dir,
         &table("smtp+starttls", &server),
-        "STARTTLS is not supported",
+        "it offers no STARTTLS, so neither the password nor the mail is sent",
     );
     let (clear, _) = server.commands();
     assert!(
@@ -227,6 +233,64 @@ fn mail_goes_to_servers_with_a_right_certificate_only() {
         "{clear:?}"
     );
     assert!(server.mails().is_empty());
+}
+
+/// A mail server that answers all commands well but one.
+fn unwilling(word: &'static str, answer: &'static str) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("an address").port();
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let mut reader = BufReader::new(stream);
+            let _ = reader.get_mut().write_all(b"220 test\r\n");
+            let mut line = String::new();
+            while reader.read_line(&mut line).is_ok_and(|n| n > 0) {
+                let said = match line.split_whitespace().next().unwrap_or_default() {
+                    said if said == word => answer,
+                    "EHLO" => "250-test\r\n250 AUTH PLAIN",
+                    "AUTH" => "235 welcome",
+                    "DATA" => "354 go on",
+                    _ => "250 ok",
+                };
+                let _ = reader.get_mut().write_all(format!("{said}\r\n").as_bytes());
+                line.clear();
+            }
+        }
+    });
+    port
+}
+
+#[test]
+fn what_a_mail_server_refuses_is_said_in_plain_words() {
+    let dir = tempfile::tempdir().expect("a directory");
+    for (word, answer, why) in [
+        (
+            "AUTH",
+            "535 5.7.8 bad credentials",
+            "it refuses user or password of `smtp`, or the way to log in (535: 5.7.8 bad credentials)",
+        ),
+        (
+            "RCPT",
+            "550 5.1.1 no such user here",
+            "it refuses an address of `from` or `to` (550: 5.1.1 no such user here)",
+        ),
+        (
+            "MAIL",
+            "451 come back later",
+            "it takes no mail at present (451: come back later)",
+        ),
+        ("EHLO", "250 test", "it offers no way to log in"),
+        ("EHLO", "hello", "it does not speak SMTP at this port"),
+    ] {
+        let port = unwilling(word, answer);
+        let table = format!(
+            "type = \"email\"\nsmtp = \"smtp://me:hunter2@127.0.0.1:{port}\"\nfrom = \"s@example.org\"\n\
+             to = \"ann@example.org\""
+        );
+        let (delivered, said) = tell(dir.path(), &table);
+        assert!(!delivered && said.contains(why), "{word}: {said}");
+        assert!(!said.contains("hunter2"), "{said}");
+    }
 }
 
 /// A message that cannot have left is no repetition when it comes.
@@ -259,7 +323,7 @@ fn servers_that_cannot_be_reached_get_the_message_once_they_can() {
             lines.any(|l| l.contains(why))
         };
         let all = tried("ops", "Connection refused")
-            && tried("tls", "UnknownIssuer")
+            && tried("tls", "authority that this host trusts")
             && tried("mail", "Connection refused");
         all.then_some(())
     });

@@ -1,0 +1,74 @@
+//! What a start has waited for, and for how long: a run that is late names the longest of these waits as its reason.
+
+use std::time::Duration;
+
+use crate::model::{Trigger, Wait};
+
+/// A start that is so much later than planned has a reason, ms.
+pub const LATE_MS: i64 = 1000;
+
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Waits([Duration; Wait::ALL.len()]);
+
+impl Waits {
+    /// Those of an occurrence whose contest begins `ms` after its planned instant. `jitter`: how much of that was
+    /// meant; `away`: the store answers no claims of its job.
+    pub fn before(ms: i64, jitter: i64, trigger: Trigger, away: bool) -> Self {
+        let mut waits = Self::default();
+        let of = |ms: i64| Duration::from_millis(ms.max(0) as u64);
+        let jitter = jitter.clamp(0, ms.max(0));
+        waits.add(Wait::Jitter, of(jitter));
+        let wait = match trigger {
+            _ if away => Wait::StoreAway,
+            Trigger::CatchUp => Wait::Overdue,
+            // Behind the occurrences before it.
+            _ => Wait::Overlap,
+        };
+        waits.add(wait, of(ms.saturating_sub(jitter)));
+        waits
+    }
+
+    pub fn add(&mut self, wait: Wait, time: Duration) {
+        self.0[wait as usize] = self.0[wait as usize].saturating_add(time);
+    }
+
+    /// None: it has waited for nothing. Of equal ones the first of [`Wait::ALL`].
+    pub fn longest(&self) -> Option<(Wait, Duration)> {
+        let all = Wait::ALL.into_iter().zip(self.0).rev();
+        all.max_by_key(|(_, time)| *time)
+            .filter(|(_, time)| !time.is_zero())
+    }
+}
+
+/// Whether the lateness of such an attempt says anything: that of a trigger counts from when it was claimed, and that
+/// of a later attempt from an instant at which it was not due.
+pub fn counts(attempt: u32, trigger: Trigger) -> bool {
+    attempt == 1 && matches!(trigger, Trigger::Schedule | Trigger::CatchUp)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_wait_is_the_reason() {
+        let s = Duration::from_secs;
+        let before = |ms, jitter, trigger, away| {
+            let waits = Waits::before(ms, jitter, trigger, away);
+            waits.longest().map(|(wait, _)| wait)
+        };
+        let (schedule, caught) = (Trigger::Schedule, Trigger::CatchUp);
+        assert_eq!(before(0, 0, schedule, false), None);
+        assert_eq!(before(-3, 30, schedule, true), None);
+        assert_eq!(before(30_000, 30_000, schedule, false), Some(Wait::Jitter));
+        assert_eq!(before(70_000, 30_000, schedule, false), Some(Wait::Overlap));
+        assert_eq!(before(70_000, 30_000, caught, false), Some(Wait::Overdue));
+        assert_eq!(before(70_000, 0, caught, true), Some(Wait::StoreAway));
+        let mut waits = Waits::before(2000, 2000, schedule, false);
+        waits.add(Wait::Slot, s(3));
+        waits.add(Wait::Host, s(4));
+        assert_eq!(waits.longest(), Some((Wait::Host, s(4))));
+        waits.add(Wait::Slot, s(2));
+        assert_eq!(waits.longest(), Some((Wait::Slot, s(5))));
+    }
+}

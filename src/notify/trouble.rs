@@ -1,0 +1,132 @@
+//! Why a server did not take a message, in plain words: what a library says of it helps only who knows that library.
+
+use std::error::Error;
+
+use rustls::CertificateError;
+
+/// An error, and those that caused it. What an error of the system holds is a cause, too.
+fn causes<'e>(e: &'e (dyn Error + 'static)) -> impl Iterator<Item = &'e (dyn Error + 'static)> {
+    std::iter::successors(Some(e), |&e| {
+        let held = e.downcast_ref::<std::io::Error>().and_then(|e| e.get_ref());
+        match held {
+            Some(held) => Some(held as &(dyn Error + 'static)),
+            None => e.source(),
+        }
+    })
+}
+
+/// What was wrong with the encryption of a connection, if that was what went wrong.
+pub(super) fn of_tls(e: &(dyn Error + 'static)) -> Option<String> {
+    const NO_TLS: &str =
+        "it does not speak TLS at this port; look at the scheme and the port of the address";
+    let Some(e) = causes(e).find_map(|e| e.downcast_ref::<rustls::Error>()) else {
+        // As tokio-rustls says it: what waits for a line of text closes the connection.
+        let ended = causes(e).any(|e| e.to_string() == "tls handshake eof");
+        return ended.then(|| format!("it closed the connection: perhaps {NO_TLS}"));
+    };
+    let words = match e {
+        rustls::Error::InvalidCertificate(why) => match why {
+            CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
+                "its certificate has expired, or the clock of this host is wrong"
+            }
+            CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
+                "its certificate is not valid yet, or the clock of this host is wrong"
+            }
+            CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
+                "its certificate is for another name than that of the address"
+            }
+            CertificateError::UnknownIssuer => {
+                "its certificate is not from an authority that this host trusts; `SSL_CERT_FILE` can name others"
+            }
+            CertificateError::Revoked => "its certificate was revoked",
+            _ => return Some(format!("its certificate is not valid ({e})")),
+        },
+        rustls::Error::InvalidMessage(_) => NO_TLS,
+        rustls::Error::AlertReceived(_) => return Some(format!("it refuses this TLS ({e})")),
+        rustls::Error::PeerIncompatible(_) => "it speaks no version of TLS that soloist speaks",
+        _ => return Some(format!("TLS does not work ({e})")),
+    };
+    Some(words.to_owned())
+}
+
+/// What went wrong with a mail, and whether it cannot have left.
+pub(super) fn of_mail(e: &lettre::transport::smtp::Error) -> (String, bool) {
+    let said = causes(e)
+        .last()
+        .map_or_else(String::new, ToString::to_string);
+    if let Some(why) = of_tls(e) {
+        return (why, true);
+    }
+    // What the client itself refuses is in its text alone.
+    if e.is_client() {
+        let why = match said.as_str() {
+            text if text.contains("STARTTLS") => {
+                "it offers no STARTTLS, so neither the password nor the mail is sent; for TLS from the beginning write \
+                 `smtps://` in `smtp`"
+                    .to_owned()
+            }
+            text if text.contains("authentication mechanism") => {
+                "it offers no way to log in: many servers do so only over TLS (`smtps://`, `smtp+starttls://`)"
+                    .to_owned()
+            }
+            _ => said,
+        };
+        return (why, true);
+    }
+    let Some(status) = e.status() else {
+        let connecting = e.to_string().starts_with("Connection error");
+        let what = match (connecting, e.is_response()) {
+            (true, _) => "cannot connect",
+            (_, true) => "it does not speak SMTP at this port",
+            _ => "the connection broke",
+        };
+        return (format!("{what}: {said}"), connecting || e.is_tls());
+    };
+    let code = u16::from(status);
+    let why = match code {
+        // RFC 4954
+        530 | 534 | 535 | 538 => {
+            format!("it refuses user or password of `smtp`, or the way to log in ({code}: {said})")
+        }
+        552 | 554 => format!("it refuses the mail ({code}: {said})"),
+        550 | 551 | 553 => format!("it refuses an address of `from` or `to` ({code}: {said})"),
+        421 | 450..=452 => format!("it takes no mail at present ({code}: {said})"),
+        _ => format!("it refuses ({code}: {said})"),
+    };
+    (why, false)
+}
+
+#[cfg(test)]
+mod tests {
+    use rustls::InvalidMessage;
+
+    use super::*;
+
+    #[test]
+    fn what_is_wrong_with_a_certificate_is_said_in_plain_words() {
+        use CertificateError as Wrong;
+        let of = |e: rustls::Error| {
+            // As the libraries wrap it.
+            let inner = std::io::Error::other(e);
+            let outer = std::io::Error::new(std::io::ErrorKind::InvalidData, inner);
+            of_tls(&outer).expect("an error of TLS")
+        };
+        for (wrong, words) in [
+            (Wrong::Expired, "its certificate has expired"),
+            (Wrong::NotValidYet, "is not valid yet"),
+            (Wrong::NotValidForName, "is for another name"),
+            (
+                Wrong::UnknownIssuer,
+                "from an authority that this host trusts",
+            ),
+            (Wrong::Revoked, "its certificate was revoked"),
+            (Wrong::BadSignature, "its certificate is not valid ("),
+        ] {
+            let said = of(rustls::Error::InvalidCertificate(wrong));
+            assert!(said.contains(words), "{said}");
+        }
+        let plain = of(InvalidMessage::InvalidContentType.into());
+        assert!(plain.contains("does not speak TLS at this port"), "{plain}");
+        assert_eq!(of_tls(&std::io::Error::other("refused")), None);
+    }
+}
