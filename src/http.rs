@@ -23,9 +23,12 @@ mod server;
 mod why;
 mod writes;
 
-use std::{future::Future, sync::Arc};
+use std::{
+    future::Future,
+    sync::{Arc, atomic::AtomicI64},
+};
 
-use axum::{Router, extract::DefaultBodyLimit, routing::get};
+use axum::{Router, extract::DefaultBodyLimit, middleware, routing::get};
 use tokio::{
     runtime::Handle,
     sync::{Semaphore, oneshot, watch},
@@ -70,6 +73,8 @@ struct App {
     daemon: Handle,
     /// A permit for each stream of events.
     streams: Arc<Semaphore>,
+    /// When the TLS certificate expires, Unix ms; 0: there is none, or nobody knows.
+    certificate_expires: Arc<AtomicI64>,
     finish: CancellationToken,
 }
 
@@ -86,6 +91,7 @@ pub(crate) async fn serve(p: Parts) {
         store: p.store.clone(),
         daemon: Handle::current(),
         streams: Arc::new(Semaphore::new(events::STREAMS)),
+        certificate_expires: Arc::default(),
         finish: p.finish.clone(),
     });
     // Here, because the task that receives them belongs to the daemon's runtime.
@@ -131,6 +137,7 @@ fn routes() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(jobs::job))
         .routes(routes!(runs::of_job))
         .routes(routes!(why::why))
+        .routes(routes!(why::latest))
         .routes(routes!(calendar::of_job))
         .routes(routes!(writes::trigger))
         .routes(routes!(writes::pause))
@@ -152,8 +159,13 @@ fn routes() -> OpenApiRouter<Arc<App>> {
 
 /// What is where, with the page, which needs no description.
 fn router(app: &Arc<App>) -> Router {
-    let (router, _) = routes().split_for_parts();
+    let (router, document) = routes().split_for_parts();
+    let arguments = Arc::new(api::Arguments::of(&document));
     router
+        .route_layer(middleware::from_fn_with_state(
+            arguments,
+            api::known_arguments,
+        ))
         .route("/", get(page::index))
         .route("/static/{*path}", get(page::asset))
         .fallback(api::nothing)

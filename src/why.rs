@@ -130,13 +130,14 @@ pub(crate) fn unplanned_words(job: &Job, at: Occurrence) -> Option<String> {
 }
 
 impl Facts<'_> {
-    /// The latest planned occurrence that is due; of a job without schedule, the latest decided one.
+    /// The latest occurrence that is due or decided, a trigger among them.
     pub(crate) fn latest(&self) -> Option<Occurrence> {
         let planned = self
             .job
             .and_then(|j| previous(&j.schedules, Occurrence(self.now + 1)));
-        let decided = self.state.as_ref().map(|s| s.newest).filter(|n| *n > 0);
-        planned.or(decided.map(Occurrence))
+        let decided = self.state.as_ref().map(|s| s.newest);
+        let decided = decided.filter(|n| 0 < *n && *n <= self.now);
+        planned.max(decided.map(Occurrence))
     }
 
     pub(crate) fn explain(&self, at: Occurrence) -> WhyView {

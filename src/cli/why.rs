@@ -21,12 +21,12 @@ use clap::Args;
 Decisions are kept for 3 days, records of runs for 30.
 
 Examples:
-  soloist why backup                          the latest planned occurrence
+  soloist why backup                          the latest occurrence, or trigger
   soloist why backup 2026-11-20T03:00:00Z     this one; Unix milliseconds do as well")]
 pub(crate) struct Why {
     /// Name of the job
     job: String,
-    /// RFC 3339 or Unix milliseconds [default: the latest planned]
+    /// RFC 3339 or Unix milliseconds [default: the latest, or the latest trigger]
     #[arg(value_parser = instant)]
     occurrence: Option<i64>,
     /// Print JSON

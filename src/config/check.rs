@@ -393,11 +393,12 @@ fn http(r: &mut Reader<'_>, raw: Option<&At<keys::Http>>) -> Option<Option<Http>
                     r.problems.add(Place::Http, at.span.clone(), message, hint);
                 }
             }
-            let cert = pem(r, Place::Http, "tls.cert", &tls.cert);
-            let key = pem(r, Place::Http, "tls.key", &tls.key);
+            // The files are read by who serves, again whenever they change, and by `soloist check`: a certificate that
+            // cannot be used now keeps no job from running.
+            let path = |file: &Given<String>| Some(r.dir.join(&file.read()?.value));
             Some(HttpTls {
-                cert: cert??,
-                key: key??,
+                cert: path(&tls.cert)?,
+                key: path(&tls.key)?,
             })
         }
     };

@@ -47,13 +47,14 @@ pub(super) struct Gate {
 
 impl Gate {
     pub(super) fn new(http: config::Http) -> Self {
-        let loopback = match &http.listen {
+        let checked = match &http.listen {
             Listen::Tcp(address) => address.ip().to_canonical().is_loopback(),
-            Listen::Unix(_) => false,
+            // A proxy may be in front of a socket.
+            Listen::Unix(_) => http.tokens_file.is_none(),
         };
         // A page of another site may give its own name this host's address (DNS rebinding), and would be asked with its
         // name. Without tokens nothing else would tell it from ours.
-        let hosts = loopback.then(|| {
+        let hosts = checked.then(|| {
             let own = ["localhost", "127.0.0.1", "[::1]"].map(str::to_owned);
             let public = http
                 .public_url
@@ -330,7 +331,7 @@ fn authority(url: &str) -> &str {
 }
 
 /// The host of `host:port`; an address of IPv6 keeps its brackets.
-fn host_of(authority: &str) -> &str {
+pub(super) fn host_of(authority: &str) -> &str {
     let port = authority
         .rfind(':')
         .filter(|at| !authority[*at..].contains(']'));

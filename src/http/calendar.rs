@@ -170,6 +170,21 @@ fn write(
         line("TRANSP:TRANSPARENT");
         line("END:VEVENT");
     }
+    if events.is_empty() {
+        // RFC 5545 wants at least one component, and strict programs refuse a calendar without any.
+        for text in [
+            "BEGIN:VTIMEZONE",
+            "TZID:UTC",
+            "BEGIN:STANDARD",
+            "DTSTART:19700101T000000",
+            "TZOFFSETFROM:+0000",
+            "TZOFFSETTO:+0000",
+            "END:STANDARD",
+            "END:VTIMEZONE",
+        ] {
+            line(text);
+        }
+    }
     line("END:VCALENDAR");
     out
 }
@@ -214,6 +229,19 @@ fn fold(out: &mut String, line: &str) {
 mod tests {
     use super::*;
     use crate::view::Time;
+
+    #[test]
+    fn a_calendar_without_events_has_a_component_all_the_same() {
+        let text = write("x", "ns", 0, &[]);
+        assert!(
+            text.contains("\r\nBEGIN:VTIMEZONE\r\nTZID:UTC\r\n"),
+            "{text}"
+        );
+        assert!(
+            text.ends_with("END:VTIMEZONE\r\nEND:VCALENDAR\r\n"),
+            "{text}"
+        );
+    }
 
     #[test]
     fn an_event_has_its_times_and_nothing_leaves_its_line() {

@@ -178,6 +178,16 @@ impl Collector for Metrics {
         of_fleet(e, &inner, self.0.instance.as_str())?;
         of_jobs(e, &inner)?;
         drop(inner);
+        let expires = self.0.certificate_expires.load(Ordering::Relaxed);
+        let expires = Some(expires).filter(|at| *at != 0);
+        let expires = expires.map(|at| ([], at as f64 / 1000.0));
+        gauges::<f64, 0>(
+            e,
+            "http_certificate_expiry_timestamp",
+            Some(&Unit::Seconds),
+            "When the TLS certificate that this instance serves expires",
+            expires,
+        )?;
         let used = super::events::STREAMS - self.0.streams.available_permits();
         gauge(
             e,
@@ -244,7 +254,7 @@ fn of_instance(e: &mut DescriptorEncoder<'_>, f: &Figures) -> Written {
     let read = |n: &std::sync::atomic::AtomicU64| n.load(Ordering::Relaxed);
     let help = "Runs of this instance that ended because their lease was lost";
     counter(e, "leases_lost", help, read(&f.leases_lost))?;
-    let help = "Runs that this instance took over from an instance that died";
+    let help = "Occurrences that this instance took over because the lease of another one lapsed";
     counter(e, "takeovers", help, read(&f.takeovers))?;
     let help = "Heartbeats of this instance that the store did not answer";
     counter(e, "heartbeats_failed", help, read(&f.heartbeats_failed))?;

@@ -164,6 +164,13 @@ impl Answering {
     pub(super) fn whole(&self) {
         self.0.change(|taken, _| taken.does = Does::Answers);
     }
+
+    /// The request has arrived to its end, or its answer does not need the rest.
+    pub(super) fn is_whole(&self) -> bool {
+        let inner = self.0.places.inner.lock();
+        let taken = inner.taken.get(&self.0.id);
+        taken.is_some_and(|taken| taken.does == Does::Answers)
+    }
 }
 
 impl Drop for Answering {

@@ -31,7 +31,7 @@ use tokio::{
     sync::{Semaphore, watch},
     time::{Instant, Sleep},
 };
-use tokio_rustls::TlsAcceptor;
+use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tokio_util::task::TaskTracker;
 use tower_service::Service as _;
 use tracing::{debug, error, info, warn};
@@ -45,7 +45,7 @@ use super::{
 };
 use crate::{
     clock::Boottime,
-    config::{Config, HttpTls, Listen},
+    config::{Config, Listen},
     logic::backoff::Throttle,
 };
 
@@ -71,7 +71,7 @@ const FINISH_WITHIN: Duration = Duration::from_millis(500);
 async fn listen(app: &App) -> Option<Listener> {
     let mut told = Throttle::default();
     loop {
-        match Listener::open(&app.http.listen, app.http.tls.as_ref()).await {
+        match Listener::open(app).await {
             Ok(listener) => return Some(listener),
             Err(why) => {
                 if told.lets(Boottime::now(), Duration::from_secs(60)) {
@@ -159,10 +159,15 @@ pub(super) async fn serve(
 }
 
 /// Says that there are too many connections, where that can be said without a handshake.
-async fn refuse(mut stream: Accepted, plain: bool) {
-    if plain {
-        let problem = Problem::unavailable(format!("{CONNECTIONS} requests are being answered"))
-            .hint("try again in a moment; close streams that nobody reads");
+async fn refuse(stream: Accepted, plain: bool) {
+    let problem = Problem::unavailable(format!("{CONNECTIONS} requests are being answered"))
+        .hint("try again in a moment; close streams that nobody reads");
+    end_with(stream, plain.then_some(&problem)).await;
+}
+
+/// Ends a connection, with an answer to whatever was asked.
+async fn end_with<S: AsyncRead + AsyncWrite + Unpin>(mut stream: S, problem: Option<&Problem>) {
+    if let Some(problem) = problem {
         let _ = stream.write_all(&problem.to_bytes()).await;
     }
     let _ = stream.shutdown().await;
@@ -183,7 +188,7 @@ async fn connection(
     let spoken = async {
         match tls {
             None => speak(app, router, stream, &place).await,
-            Some(tls) => match tokio::time::timeout(HEAD_WITHIN, tls.accept(stream)).await {
+            Some(tls) => match tokio::time::timeout(HEAD_WITHIN, handshake(tls, stream)).await {
                 Ok(Ok(stream)) => speak(app, router, stream, &place).await,
                 Ok(Err(error)) => debug!(%error, "no TLS handshake"),
                 Err(_) => debug!("no TLS handshake in time"),
@@ -194,6 +199,21 @@ async fn connection(
         () = spoken => {}
         () = place.given_away() => debug!("a connection without a whole request made room for another one"),
     }
+}
+
+/// A client that speaks plain HTTP is told so: a browser would show bytes of TLS, or nothing.
+async fn handshake(tls: TlsAcceptor, stream: Patient) -> io::Result<TlsStream<Patient>> {
+    if let Accepted::Tcp(tcp) = &stream.stream {
+        let mut first = [0];
+        let n = tcp.peek(&mut first).await?;
+        // Each method of HTTP begins with a letter, and no handshake does.
+        if n == 1 && first[0].is_ascii_alphabetic() {
+            let problem = Problem::bad("this port speaks https").hint("ask for `https://…`");
+            let _ = tokio::time::timeout(REFUSE_WITHIN, end_with(stream, Some(&problem))).await;
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+    }
+    tls.accept(stream).await
 }
 
 async fn speak<S: AsyncRead + AsyncWrite + Unpin + 'static>(
@@ -211,7 +231,7 @@ async fn speak<S: AsyncRead + AsyncWrite + Unpin + 'static>(
                 let answering = answering.clone();
                 Body::new(Asked { body, answering })
             });
-            let response = answer(&app, router, request).await;
+            let response = answer(&app, router, request, &answering).await;
             // An answer that does not need the body has not waited for it.
             answering.whole();
             Ok::<_, Infallible>(response.map(|body| Answer {
@@ -300,6 +320,7 @@ async fn answer(
     app: &App,
     mut router: Router,
     mut request: Request<Body>,
+    answering: &Answering,
 ) -> axum::response::Response {
     let path = request.uri().path().to_owned();
     let mut response = match app
@@ -311,6 +332,12 @@ async fn answer(
             request.extensions_mut().insert(caller);
             match tokio::time::timeout(ANSWER_WITHIN, router.call(request)).await {
                 Ok(Ok(response)) => response,
+                Err(_) if !answering.is_whole() => {
+                    let detail = format!("the body did not arrive within {ANSWER_WITHIN:?}");
+                    Problem::new(StatusCode::REQUEST_TIMEOUT, detail)
+                        .hint("send as many bytes as `Content-Length` has")
+                        .into_response()
+                }
                 Err(_) => Problem::new(StatusCode::GATEWAY_TIMEOUT, "no answer in time")
                     .hint("the store may be slow; try again")
                     .into_response(),
@@ -340,8 +367,12 @@ enum Socket {
 impl Listener {
     /// # Errors
     /// Why this address cannot be used, and what to do about it.
-    async fn open(listen: &Listen, tls: Option<&HttpTls>) -> Result<Self, String> {
-        let tls = tls.map(Certificate::open).transpose()?;
+    async fn open(app: &App) -> Result<Self, String> {
+        let listen = &app.http.listen;
+        let tls = app.http.tls.as_ref();
+        let tls = tls
+            .map(|files| Certificate::open(files, app.certificate_expires.clone()))
+            .transpose()?;
         let scheme = if tls.is_some() { "https" } else { "http" };
         let (socket, shown) = match listen {
             Listen::Tcp(address) => {

@@ -23,7 +23,7 @@ use crate::{
     tag = "jobs",
     params(
         ("job" = String, Path),
-        ("occurrence" = String, Path, description = "RFC 3339 or Unix milliseconds; `latest`: the latest planned one"),
+        ("occurrence" = String, Path, description = "RFC 3339 or Unix milliseconds; `latest`: the latest one that is due or decided"),
     ),
     responses(
         (status = 200, description = "what is known of it", body = WhyView),
@@ -34,8 +34,31 @@ pub(super) async fn why(
     State(app): State<Arc<App>>,
     Path((job, occurrence)): Path<(String, String)>,
 ) -> Result<Response, Problem> {
-    let name = named(&app.board, &job)?;
-    let at = match occurrence.as_str() {
+    explained(&app, &job, &occurrence).await
+}
+
+/// The same of the latest occurrence
+#[utoipa::path(
+    get,
+    path = "/api/v1/jobs/{job}/why",
+    operation_id = "why_latest",
+    tag = "jobs",
+    params(("job" = String, Path)),
+    responses(
+        (status = 200, description = "what is known of it", body = WhyView),
+        (status = "default", description = "a problem", body = ProblemView, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn latest(
+    State(app): State<Arc<App>>,
+    Path(job): Path<String>,
+) -> Result<Response, Problem> {
+    explained(&app, &job, "latest").await
+}
+
+async fn explained(app: &App, job: &str, occurrence: &str) -> Result<Response, Problem> {
+    let name = named(&app.board, job)?;
+    let at = match occurrence {
         "latest" => None,
         text => Some(instant(text).map_err(|why| Problem::bad(format!("the occurrence: {why}")))?),
     };

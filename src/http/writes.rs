@@ -4,6 +4,7 @@ use std::{future::Future, sync::Arc};
 
 use axum::{
     Extension,
+    body::Bytes,
     extract::{FromRequest, Request, State},
     http::{StatusCode, header},
     response::Response,
@@ -55,7 +56,7 @@ pub(super) struct Json<T>(T);
 
 impl<S: Send + Sync, T: Said> FromRequest<S> for Json<T> {
     type Rejection = Problem;
-    async fn from_request(request: Request, _: &S) -> Result<Self, Problem> {
+    async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
         let kind = request
             .headers()
             .get(header::CONTENT_TYPE)
@@ -70,10 +71,14 @@ impl<S: Send + Sync, T: Said> FromRequest<S> for Json<T> {
                 ),
             );
         }
-        let body = axum::body::to_bytes(request.into_body(), BODY_MOST).await;
-        let body = body.map_err(|_| {
-            let detail = format!("the body has more than {BODY_MOST} bytes, or did not arrive");
-            Problem::new(StatusCode::PAYLOAD_TOO_LARGE, detail)
+        let body = Bytes::from_request(request, state).await;
+        let body = body.map_err(|e| match e.status() {
+            StatusCode::PAYLOAD_TOO_LARGE => {
+                let detail = format!("the body has more than {BODY_MOST} bytes");
+                Problem::new(StatusCode::PAYLOAD_TOO_LARGE, detail).hint("send less")
+            }
+            _ => Problem::bad("the body does not arrive as its headers say")
+                .hint("send as many bytes as `Content-Length` has"),
         })?;
         match &body[..] {
             b"" => read(b"{}"),

@@ -23,7 +23,7 @@ const WORDS = {
   unreadable: 'cannot be read', ahead: 'does not start',
   new: 'not registered yet', quarantined: 'waits for the store', off: 'switched off',
     manual: 'runs only when triggered',
-  none: 'nothing ran yet', lapsed: 'its holder is gone',
+  none: 'nothing ran yet', lapsed: 'its holder is gone', again: 'failed, runs again',
 };
 /** A state or an outcome, in words. */
 export const word = (key) => WORDS[key] || key;
@@ -37,6 +37,8 @@ export function judge(job, now) {
   if (run) {
     if (job.lapsed) return is('lapsed', 'attention', 'lease_lost');
     if (now - ms(run.started_at) > longAfter(job)) return is('slow', 'attention', 'slow', false);
+    // That it runs again does not make good what went wrong.
+    if (BAD.includes(job.last?.outcome)) return is('again', 'attention', 'running');
     return is('running', 'running');
   }
   // Without an end it lasts until it is resumed.

@@ -190,6 +190,7 @@ fn each_answer_is_as_the_document_of_the_api_describes_it() {
             "/api/v1/jobs/{job}/why/{occurrence}",
             "/api/v1/jobs/each/why/latest".to_owned(),
         ),
+        ("/api/v1/jobs/{job}/why", "/api/v1/jobs/each/why".to_owned()),
         (
             "/api/v1/jobs/{job}/why/{occurrence}",
             "/api/v1/jobs/hourly/why/2026-01-01T00:00:00Z".to_owned(),
@@ -228,6 +229,15 @@ fn each_answer_is_as_the_document_of_the_api_describes_it() {
         asked.insert((path, "get"));
         let reply = get(&at, ask).send();
         assert_eq!(reply.status, 200, "{ask}: {}", reply.text());
+        let unknown = format!(
+            "{ask}{}nonsense=1",
+            if ask.contains('?') { '&' } else { '?' }
+        );
+        let refused = get(&at, &unknown).of(400);
+        assert!(
+            refused["detail"].to_string().contains("`nonsense`"),
+            "{unknown}: {refused}"
+        );
         let kind = reply.header("content-type").unwrap_or_default().to_owned();
         let kinds = document["paths"][*path]["get"]["responses"]["200"]["content"].as_object();
         let kinds = kinds.unwrap_or_else(|| panic!("{path} has no content"));
@@ -399,7 +409,30 @@ fn what_is_shown_is_what_the_commands_show() {
     assert_eq!(hourly["schedule_words"], "every hour at minute 0");
     assert_eq!(hourly["upcoming"].as_array().map(Vec::len), Some(5));
     let next = fleet.json(&["next", "hourly", "-n", "5", "--json"]);
-    assert_eq!(hourly["upcoming"][4]["at"], next[4]["occurrence"]);
+    // It is paused for two hours: what comes next is what runs after that.
+    let until = hourly["paused"]["until"].as_str().expect("an end");
+    let all = next.as_array().expect("occurrences");
+    let runs = all.iter().map(|n| &n["occurrence"]);
+    let first = runs
+        .clone()
+        .find(|at| at.as_str() >= Some(until))
+        .expect("one");
+    assert_eq!(
+        (&hourly["next"], &hourly["upcoming"][0]["at"]),
+        (first, first)
+    );
+    let passed = serde_json::json!({ "occurrence": all[0]["occurrence"], "why": "paused" });
+    assert_eq!(hourly["passed_over"], passed);
+    let plan = get(&at, "/api/v1/plan?job=hourly").of(200);
+    for p in plan["planned"].as_array().expect("a plan") {
+        let paused = p["occurrence"].as_str() < Some(until);
+        assert_eq!(p["passed_over"].as_str(), paused.then_some("paused"), "{p}");
+    }
+    let calendar = get(&at, "/api/v1/jobs/hourly/calendar.ics").send().text();
+    let starts = calendar.lines().find_map(|l| l.strip_prefix("DTSTART:"));
+    let first = first.as_str().expect("a time").split('.').next();
+    let first = first.unwrap_or_default().replace(['-', ':'], "") + "Z";
+    assert_eq!(starts, Some(first.as_str()));
     // Nothing of the command, and nothing of the environment.
     let text =
         hourly.to_string() + &jobs.to_string() + &get(&at, "/api/v1/jobs/each").of(200).to_string();

@@ -160,6 +160,12 @@ fn a_reload_reads_the_certificate_again_and_says_what_came_of_it() {
     std::fs::write(fleet.file("server.key"), "nothing").expect("write");
     fleet.reload(0);
     fleet.wait_log(0, "server.key contains no private key");
+    // A file that is not there is a wrong one, too: the rest of the configuration is in force.
+    std::fs::remove_file(fleet.file("server.pem")).expect("remove");
+    fleet.reload(0);
+    fleet.wait_log(0, "server.pem: no such file");
+    let served = connect(&at, &dir.path().join("ca.pem")).expect("the old certificate");
+    assert_eq!(ask(served, "/healthz"), Some(200));
     renew(&fleet, dir.path(), "own.pem", "own.key");
     fleet.reload(0);
     fleet.wait_log(0, "the TLS certificate was read again");
@@ -179,9 +185,16 @@ fn check_says_that_a_key_is_not_that_of_its_certificate() {
     };
     let (code, said) = check();
     assert_eq!(code, Some(0), "{said}");
+    // The certificates of these tests are valid for two days.
+    assert!(said.contains("server.pem expires in "), "{said}");
+    fleet.wait_log(0, "server.pem expires in ");
     renew(&fleet, dir.path(), "own.pem", "server.key");
     let (code, said) = check();
     assert_eq!(code, Some(78), "{said}");
     let why = "server.key is not the key of the first certificate in";
     assert!(said.contains(why) && said.contains("| tls = "), "{said}");
+    std::fs::remove_file(fleet.file("server.pem")).expect("remove");
+    let (code, said) = check();
+    assert_eq!(code, Some(78), "{said}");
+    assert!(said.contains("server.pem: no such file"), "{said}");
 }

@@ -303,6 +303,11 @@ fn a_page_of_another_site_changes_nothing_and_reads_nothing() {
         .start();
     let at = by_socket.http(0);
     known(&at, |ask| ask);
+    // A proxy may be in front of the socket.
+    assert_eq!(
+        status(get(&at, "/api/v1/jobs").header("Host", "evil.example")),
+        421
+    );
     let trigger = || post(&at, "/api/v1/jobs/job/trigger", "{}");
     for (name, value) in [
         ("Origin", "https://evil.example"),
@@ -423,17 +428,15 @@ fn https_needs_no_more_than_two_files() {
     };
     let Some(said) = curl(&[]) else { return };
     assert_eq!(said, "{\"alive\":true}");
-    // Who does not speak TLS gets no answer, and harms nobody.
+    // Who does not speak TLS is told so, and harms nobody.
     let mut plain = super::client::Connection::open(&at);
     std::io::Write::write_all(&mut plain, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
         .expect("send");
     let mut answer = vec![];
     let _ = std::io::Read::read_to_end(&mut plain, &mut answer);
-    assert!(
-        !answer.starts_with(b"HTTP"),
-        "{}",
-        String::from_utf8_lossy(&answer)
-    );
+    let answer = String::from_utf8_lossy(&answer);
+    assert!(answer.starts_with("HTTP/1.1 400 "), "{answer}");
+    assert!(answer.contains("this port speaks https"), "{answer}");
     assert_eq!(curl(&[]).as_deref(), Some("{\"alive\":true}"));
 }
 
