@@ -3,6 +3,7 @@
 //! now and then, because hints may be lost. What it finds changed becomes events, see `events`.
 
 mod diff;
+mod recent;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,7 +23,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
-use self::diff::Told;
+use self::{diff::Told, recent::Recents};
 use super::events::{Feed, Kind, Ring};
 use crate::{
     clock::{Boottime, wall_us},
@@ -120,7 +121,8 @@ pub(super) struct Job {
     #[serde(flatten)]
     pub(super) view: JobView,
     /// The last ended runs, newest first.
-    pub(super) recent: Vec<Recent>,
+    #[schema(value_type = Vec<Recent>)]
+    pub(super) recent: Recents,
     /// The median duration of the recent runs that succeeded.
     pub(super) typical_ms: Option<i64>,
     /// The median lateness of the recent runs.
@@ -445,7 +447,7 @@ impl Board {
             let last = newest.last().cloned().map(Recent::from);
             let known = |last: Recent| {
                 let mut recent = e.job.recent.iter();
-                recent.any(|r| diff::same_run(r, &last) && r.outcome == last.outcome)
+                recent.any(|r| diff::same_run(&r, &last) && r.outcome == last.outcome)
             };
             newest.len() < FIRST_RECORDS || last.is_some_and(known)
         })
@@ -824,7 +826,7 @@ impl Entry {
             last_success: None,
             job: Job {
                 view: view::job(job, None, now, ""),
-                recent: vec![],
+                recent: Recents::default(),
                 typical_ms: None,
                 late_typical_ms: None,
             },
@@ -883,7 +885,8 @@ impl Entry {
             };
             let newest: Vec<Recent> = newest.into_iter().map(Recent::from).collect();
             if self.known {
-                feed.extend(diff::records(&self.job.recent, &newest));
+                let known: Vec<Recent> = self.job.recent.iter().collect();
+                feed.extend(diff::records(&known, &newest));
             }
             changed |= self.merge(newest, all);
         }
@@ -896,22 +899,14 @@ impl Entry {
     /// True: the recent runs have changed.
     fn merge(&mut self, mut newest: Vec<Recent>, all: bool) -> bool {
         if !all {
-            let new = |r: &&Recent| !newest.iter().any(|n| diff::same_run(n, r));
-            let rest: Vec<Recent> = self.job.recent.iter().filter(new).cloned().collect();
-            newest.extend(rest);
+            let known = self.job.recent.iter();
+            let rest = known.filter(|r| !newest.iter().any(|n| diff::same_run(n, r)));
+            newest.extend(rest.collect::<Vec<_>>());
         }
         view::late_since_due(&mut newest, Some(&self.definition));
         newest.truncate(RECENT);
-        newest.shrink_to_fit();
-        // Each record came with an instance's name of its own.
-        let mut names: Vec<InstanceId> = vec![];
-        for instance in newest.iter_mut().filter_map(|r| r.instance.as_mut()) {
-            match names.iter().find(|name| *name == instance) {
-                Some(name) => *instance = name.clone(),
-                None => names.push(instance.clone()),
-            }
-        }
-        if newest == self.job.recent {
+        let recent = Recents::of(&newest);
+        if recent == self.job.recent {
             return false;
         }
         let succeeded = newest.iter().filter(|r| r.outcome == Outcome::Succeeded);
@@ -923,7 +918,7 @@ impl Entry {
             .max(self.last_success);
         self.job.typical_ms = median(succeeded.filter_map(|r| r.duration_ms).collect());
         self.job.late_typical_ms = median(newest.iter().filter_map(|r| r.lateness_ms).collect());
-        self.job.recent = newest;
+        self.job.recent = recent;
         true
     }
 

@@ -317,7 +317,7 @@ fn wanted(
     names
         .iter()
         .filter_map(|name| {
-            let recent = &known(name)?.recent;
+            let recent: Vec<_> = known(name)?.recent.iter().collect();
             let reaches = |r: &super::board::Recent| {
                 let ends = r
                     .started_at

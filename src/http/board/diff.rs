@@ -1,6 +1,6 @@
 //! What happened, from what is different. Pure.
 
-use super::{Recent, at};
+use super::{Recent, at, recent::Recents};
 use crate::{
     http::events::Feed,
     logic::claim::{OWN_KEY, Open, Pause, State, StopRequest, Triggered},
@@ -59,7 +59,7 @@ pub(super) fn states(
     before: Option<&State>,
     after: Option<&State>,
     decided: Option<&Triggered>,
-    recent: &[Recent],
+    recent: &Recents,
     told: &mut Told,
 ) -> Fed {
     let none = State::default();
@@ -295,7 +295,8 @@ mod tests {
     fn seen(states: &[&State]) -> Vec<Vec<&'static str>> {
         let mut told = Told::at(100);
         let pairs = states.windows(2);
-        let fed = pairs.map(|p| super::states(Some(p[0]), Some(p[1]), None, &[], &mut told));
+        let fed = pairs
+            .map(|p| super::states(Some(p[0]), Some(p[1]), None, &Recents::default(), &mut told));
         fed.map(|fed| kinds(&fed)).collect()
     }
 
