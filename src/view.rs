@@ -198,8 +198,8 @@ impl RunView {
     }
 }
 
-/// When an attempt was due: at the planned instant, and a later attempt after the end of the one before. Counted from
-/// the instant, a retry in time would look late. None: not known.
+/// When an attempt was due: at the planned instant, and a retry after the end of the attempt before. Counted from the
+/// instant, a retry in time would look late; a takeover is as late as the death of the holder made it. None: not known.
 fn due(
     job: Option<&Job>,
     occurrence: Time,
@@ -207,7 +207,7 @@ fn due(
     trigger: Trigger,
     end_before: impl FnOnce() -> Option<Time>,
 ) -> Option<Time> {
-    if attempt <= 1 {
+    if attempt <= 1 || trigger == Trigger::Takeover {
         return Some(occurrence);
     }
     let pause = match trigger {
@@ -761,7 +761,7 @@ mod tests {
         };
         assert_eq!(
             late(&all, Some(job)),
-            [Some(30), Some(20), Some(10), Some(5)]
+            [Some(13_030), Some(20), Some(10), Some(5)]
         );
         // The same while it runs.
         let running = |attempt: u32, trigger, last: &RunView, outcome| {
@@ -801,14 +801,14 @@ mod tests {
         };
         let (failed, unknown) = (Outcome::Failed, Outcome::Unknown);
         assert_eq!(running(2, Trigger::Retry, &all[3], failed), Some(10));
-        assert_eq!(running(2, Trigger::Takeover, &all[3], failed), Some(3010));
+        assert_eq!(running(2, Trigger::Takeover, &all[3], failed), Some(4010));
         assert_eq!(running(1, Trigger::Schedule, &all[3], failed), Some(4010));
         // Another occurrence ended last; or nobody knows when that one ended.
         assert_eq!(running(3, Trigger::Retry, &all[3], failed), None);
-        assert_eq!(running(2, Trigger::Takeover, &all[3], unknown), None);
+        assert_eq!(running(2, Trigger::Takeover, &all[3], unknown), Some(4010));
         // Without its configuration, or the attempt before, nobody knows when it was due.
-        assert_eq!(late(&all, None), [Some(30), None, None, Some(5)]);
-        assert_eq!(late(&all[..1], Some(job)), [None]);
+        assert_eq!(late(&all, None), [Some(13_030), None, None, Some(5)]);
+        assert_eq!(late(&all[1..2], Some(job)), [None]);
     }
 
     #[test]

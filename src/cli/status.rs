@@ -254,7 +254,7 @@ fn jobs(s: &StatusView, now: i64) -> String {
             outcome,
             ended.into(),
             lasted.into(),
-            Cell::new(BUSY, running(j, now)),
+            Cell::new(BUSY, running(j, s)),
             next(j, s),
             Cell::new(WARN, job_note(j, s.epoch.open, now)),
         ]);
@@ -262,15 +262,20 @@ fn jobs(s: &StatusView, now: i64) -> String {
     t.render()
 }
 
-/// `web-1 for 3 s`
-fn running(j: &JobView, now: i64) -> String {
+/// `web-1 for 3 s`; nobody knows how the run of a silent instance is.
+fn running(j: &JobView, s: &StatusView) -> String {
     let runs: Vec<String> = j
         .running
         .iter()
         .map(|r| {
             let on = r.instance.as_ref().map_or("?", |i| i.as_str());
-            let since = r.started_at.map_or(0, |t| now - t.0);
-            format!("{on} for {}", took(since))
+            let since = r.started_at.map_or(0, |t| s.now.0 - t.0);
+            let silent = |i: &InstanceView| i.silent && Some(&i.instance) == r.instance.as_ref();
+            let note = match s.instances.iter().any(silent) {
+                true => ", which is silent",
+                false => "",
+            };
+            format!("{on} for {}{note}", took(since))
         })
         .collect();
     runs.join(", ")

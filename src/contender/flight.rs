@@ -40,6 +40,7 @@ impl Contender {
             woken: None,
             contradicted: 0,
             waits,
+            lapsed: false,
         };
         Box::pin(async move { this.flights.work(&key, flight.fly(first)).await })
     }
@@ -74,6 +75,8 @@ struct Flight {
     contradicted: u32,
     /// What it waits for: the reason of a late start.
     waits: Waits,
+    /// A claim of it proved that the lease of the attempt before has lapsed.
+    lapsed: bool,
 }
 
 /// After so many, no claim was merely long on its way.
@@ -238,7 +241,13 @@ impl Flight {
             Effect::Start(win) => {
                 let late = contender.shown_ms().saturating_sub(win.run.occurrence.0);
                 let figures = &contender.vitals.figures;
-                figures.granted(win.run.attempt, win.run.trigger, late, &self.waits);
+                figures.granted(
+                    win.run.attempt,
+                    win.run.trigger,
+                    self.lapsed,
+                    late,
+                    &self.waits,
+                );
                 (contender.start)(Granted {
                     job: win.job,
                     run: win.run,
@@ -273,6 +282,7 @@ impl Flight {
         let contender = self.contender.clone();
         let (definition, target) = (claim.definition.clone(), claim.target.clone());
         let given_up = claim.missed.iter().map(|m| m.count).sum();
+        self.lapsed |= claim.observed.is_some();
         let begun = Boottime::now();
         let reply = contender.batcher.claim(claim).await;
         self.waits

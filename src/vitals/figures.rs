@@ -218,9 +218,17 @@ impl Figures {
         self.notifications.add(key, 1);
     }
 
-    /// This instance was granted a run, which has waited for `waits`.
-    pub fn granted(&self, attempt: u32, trigger: Trigger, lateness_ms: i64, waits: &Waits) {
-        if trigger == Trigger::Takeover {
+    /// This instance was granted a run, which has waited for `waits`. `lapsed`: it has seen the lease of the attempt
+    /// before lapse. Other takeovers follow what the guard of that attempt, or its instance, told the store.
+    pub fn granted(
+        &self,
+        attempt: u32,
+        trigger: Trigger,
+        lapsed: bool,
+        lateness_ms: i64,
+        waits: &Waits,
+    ) {
+        if trigger == Trigger::Takeover && lapsed {
             self.takeovers.fetch_add(1, Ordering::Relaxed);
         }
         if !late::counts(attempt, trigger) || lateness_ms < late::LATE_MS {
@@ -330,18 +338,19 @@ mod tests {
         };
         let slot = waits(&[(Wait::Slot, 3), (Wait::StoreAway, 1), (Wait::Overlap, 2)]);
         let none = waits(&[]);
-        f.granted(1, Trigger::Schedule, 999, &slot);
-        f.granted(2, Trigger::Retry, 60_000, &none);
-        f.granted(1, Trigger::Manual, 60_000, &none);
-        f.granted(2, Trigger::Takeover, 60_000, &none);
+        f.granted(1, Trigger::Schedule, false, 999, &slot);
+        f.granted(2, Trigger::Retry, false, 60_000, &none);
+        f.granted(1, Trigger::Manual, false, 60_000, &none);
+        f.granted(2, Trigger::Takeover, true, 60_000, &none);
+        f.granted(2, Trigger::Takeover, false, 60_000, &none);
         let late = || -> Vec<(&str, u64)> {
             let all = f.late.read().into_iter();
             all.filter(|(_, n)| *n > 0).collect()
         };
         assert_eq!((late(), f.takeovers.load(Ordering::Relaxed)), (vec![], 1));
-        f.granted(1, Trigger::Schedule, 1000, &slot);
-        f.granted(1, Trigger::Schedule, 1000, &none);
-        f.granted(1, Trigger::CatchUp, 1000, &waits(&[(Wait::Overdue, 1)]));
+        f.granted(1, Trigger::Schedule, false, 1000, &slot);
+        f.granted(1, Trigger::Schedule, false, 1000, &none);
+        f.granted(1, Trigger::CatchUp, false, 1000, &waits(&[(Wait::Overdue, 1)]));
         assert_eq!(late(), [("other", 1), ("overdue", 1), ("slot", 1)]);
     }
 }

@@ -31,6 +31,10 @@ function Offset({ value, reach, warn }) {
 
 /** What one sentence says of all of them. */
 function sentence(list) {
+  if (!known.store.reachable) {
+    return `The store is silent${known.store.since ? ` since ${when(Math.floor(known.store.since / 1000) * 1000, now())}`
+      : ''}: nobody knows how the instances are; what you see is from before`;
+  }
   const silent = list.filter((i) => i.silent);
   const heard = list.length - silent.length;
   const parts = [silent.length ? `${number(heard)} of ${many(list.length, 'instance')} ${heard === 1 ? 'is'

@@ -5,7 +5,7 @@ import { bytes, clean, date, day, hm, left, many, meant, midnight, month, ms, nu
   zone, zoneName } from './format.js';
 import { Icon } from './icons.js';
 import { OUTCOMES, ahead, byOccurrence, judge, word, worst } from './judge.js';
-import { Btn, Chip, Failed, In, Live, On, Since, Txt, useLoaded } from './parts.js';
+import { Btn, Chip, Failed, In, Live, On, Silent, Since, Txt, useLoaded } from './parts.js';
 import { act } from './actions.js';
 import { go, jobLink, setQuery } from './router.js';
 import { useKeys } from './keys.js';
@@ -48,7 +48,7 @@ function Notes({ job, state }) {
   for (const r of job.running) {
     say('running', html`Attempt ${r.attempt} of <a class="a" href=${jobLink(job.job,
       ms(r.occurrence))}>${when(ms(r.occurrence), n)}</a> runs on
-      ${' '}<${On} id=${r.instance} /> for <${Since} t=${ms(r.started_at)} />${job.typical_ms != null
+      ${' '}<${On} id=${r.instance} /><${Silent} id=${r.instance} /> for <${Since} t=${ms(r.started_at)} />${job.typical_ms != null
         && `; typical is ${took(job.typical_ms)}`}`);
   }
   for (const a of job.awaited) {

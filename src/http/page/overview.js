@@ -4,7 +4,7 @@ import { ask, known, now, useTopics } from './store.js';
 import { clean, left, many, ms, number, short, took, when, zoneName } from './format.js';
 import { Icon } from './icons.js';
 import { BAD, ahead, word } from './judge.js';
-import { Btn, Chip, In, Live, Memo, On, Seg, Since, Strip, Txt, useLoaded, usePhone, useSeen } from './parts.js';
+import { Btn, Chip, In, Live, Memo, On, Seg, Silent, Since, Strip, Txt, useLoaded, usePhone, useSeen } from './parts.js';
 import { act } from './actions.js';
 import { go, jobLink, setQuery } from './router.js';
 import { useKeys } from './keys.js';
@@ -52,8 +52,10 @@ function Facts() {
       job <b>${number(counts.succeeded)}</b> of ${number(counts.all)} succeeded,
     ${' '}${number(counts.bad)} did not, ${number(counts.missed)} ${counts.missed === 1 ? 'was' : 'were'} missed,
     ${' '}${number(counts.passed)} were skipped, cancelled or replaced. `}
-    ${i && html`${many(heard, 'instance')} ${heard === 1 ? 'is' : 'are'} heard from`}
-    ${i && (latency != null && known.store.reachable ? `; the store answers in ${took1(latency)}.` : '.')}
+    ${i && known.store.reachable && html`${many(heard, 'instance')} ${heard === 1 ? 'is' : 'are'} heard from${
+      latency != null ? `; the store answers in ${took1(latency)}` : ''}.`}
+    ${!known.store.reachable && html`The store is silent${known.store.since != null && html` for <${Since}
+      t=${known.store.since} />`}: these figures are from before.`}
   </p>`;
 }
 const took1 = (n) => (n < 10 ? `${n.toFixed(1)}\u00a0ms` : took(n));
@@ -108,7 +110,8 @@ function Happened({ job, state, asks }) {
   }
   if (state.key === 'slow' || state.key === 'lapsed') {
     return html`<span><b class=${`x-${state.key}`}>Running <${Since} t=${ms(run.started_at)} /></b> on
-      ${' '}<${On} id=${run.instance} />${job.typical_ms != null && `; typical is ${took(job.typical_ms)}`}</span>
+      ${' '}<${On} id=${run.instance} /><${Silent} id=${run.instance} />${job.typical_ms != null
+        && `; typical is ${took(job.typical_ms)}`}</span>
       <span class="t2">${state.key === 'lapsed'
         ? 'Its lease was not renewed for its whole length: its holder is probably gone.'
         : `Planned ${when(ms(run.occurrence), n)}, attempt ${run.attempt}.`}</span>`;
@@ -379,7 +382,7 @@ function Row({ job, state, sel, index }) {
       : took(job.last?.duration_ms)}</td>
     <td class="num c-ty t3" role="cell">${took(typical)}</td>
     <td class=${`num c-l ${late > 1000 ? 'x-missed' : 't2'}`} role="cell">${late < 0 ? '–' : took(late)}</td>
-    <td class="t2 c-o" role="cell"><${On} id=${on} /></td>
+    <td class="t2 c-o" role="cell"><${On} id=${on} />${job.running.length > 0 && html`<${Silent} id=${on} />`}</td>
     <td class="c-a" role="cell"><div class="acts">
       <${Btn} c="q" icon="play" label=${`Trigger ${clean(job.job)}`} tip="Trigger … (t)" acts onClick=${() =>
         act('trigger', job.job)} />

@@ -3,7 +3,7 @@ import { html, Component, useEffect, useLayoutEffect, useRef, useState } from '.
 import { clean, lasting, left, ms, number, short, took, visible, when } from './format.js';
 import { Icon } from './icons.js';
 import { BAD, OUTCOMES, byOccurrence, word } from './judge.js';
-import { forbidden, known, now, on } from './store.js';
+import { forbidden, known, now, on, useTopics } from './store.js';
 import { go, jobLink } from './router.js';
 
 /** Foreign text: its direction does not reach what stands around it, and what is invisible is written out. */
@@ -48,6 +48,13 @@ export const Seg = ({ label, list, value, onPick }) => html`<span class="seg" ro
 
 /** Where an instance's name leads. */
 export const On = ({ id }) => (id ? html`<span data-tip=${clean(id)}><${Txt}>${short(id)}<//></span>` : '–');
+
+/** Marks the run of an instance that is not heard from: until it is settled, nobody knows how it is. */
+export function Silent({ id }) {
+  useTopics('instances', 'link');
+  const silent = known.store.reachable && known.instances?.instances.some((i) => i.instance === id && i.silent);
+  return silent ? html` <b class="x-lapsed">(its instance is silent)</b>` : null;
+}
 
 export const Copy = ({ text, children }) => {
   const [done, set] = useState(false);
