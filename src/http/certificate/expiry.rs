@@ -1,5 +1,6 @@
 //! Until when a certificate is valid. rustls does not tell a server that of its own certificate, so this reads the one
-//! field of it (RFC 5280): Certificate { TBSCertificate { [version], serial, signature, issuer, validity { from, to } } }.
+//! field of it (RFC 5280):
+//! `Certificate { TBSCertificate { [version], serial, signature, issuer, validity { from, to } } }`.
 
 const INTEGER: u8 = 0x02;
 const SEQUENCE: u8 = 0x30;
