@@ -107,7 +107,7 @@ impl Span {
         let why = r.error.as_deref().map(crate::words::line);
         let why = why
             .or(r.exit_code.map(|code| format!("exit code {code}")))
-            .or(r.signal.map(|signal| format!("signal {signal}")));
+            .or(r.signal.map(crate::view::signal_name));
         Some(match why {
             Some(why) => format!("{what}: {why}"),
             None => what,
@@ -204,7 +204,7 @@ mod tests {
             signal: Some(9),
             ..r(Outcome::TimedOut)
         };
-        assert_eq!(fault(killed).as_deref(), Some("timed out: signal 9"));
+        assert_eq!(fault(killed).as_deref(), Some("timed out: SIGKILL"));
         let lost = RunRecord {
             signal: Some(9),
             error: Some("so\nit is".repeat(1000)),

@@ -299,11 +299,21 @@ pub(crate) fn signal_name(signal: i32) -> String {
         libc::SIGHUP => "SIGHUP",
         libc::SIGINT => "SIGINT",
         libc::SIGQUIT => "SIGQUIT",
+        libc::SIGILL => "SIGILL",
+        libc::SIGTRAP => "SIGTRAP",
         libc::SIGABRT => "SIGABRT",
+        libc::SIGBUS => "SIGBUS",
+        libc::SIGFPE => "SIGFPE",
         libc::SIGKILL => "SIGKILL",
+        libc::SIGUSR1 => "SIGUSR1",
         libc::SIGSEGV => "SIGSEGV",
+        libc::SIGUSR2 => "SIGUSR2",
         libc::SIGPIPE => "SIGPIPE",
+        libc::SIGALRM => "SIGALRM",
         libc::SIGTERM => "SIGTERM",
+        libc::SIGXCPU => "SIGXCPU",
+        libc::SIGXFSZ => "SIGXFSZ",
+        libc::SIGSYS => "SIGSYS",
         n => return format!("signal {n}"),
     };
     name.to_owned()
@@ -459,6 +469,9 @@ pub(crate) struct JobView {
     pub other_definition: bool,
     /// The lease of an active run was not renewed for its whole length, so its holder is probably gone.
     pub lapsed: bool,
+    /// Since when it has had no success, as far as is known, if that is longer than its `expect_success_within`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub overdue: Option<Time>,
     /// Why the job's state in the store cannot be read. Then nothing else is known, and the job does not start.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unreadable: Option<String>,
@@ -566,8 +579,25 @@ pub(crate) fn job(job: &Job, state: Option<&State>, now: i64, incarnation: &str)
         triggers: st.triggers.len(),
         other_definition: other(&st.definition) || held().any(|o| other(&o.run.definition)),
         lapsed: held().any(|o| now - o.renewed_at > o.run.lease),
+        overdue: overdue(job, success(st), now),
         unreadable: None,
     }
+}
+
+/// When the run that ended last succeeded, if it did.
+pub(crate) fn success(st: &State) -> Option<i64> {
+    let last = st.last.as_ref();
+    last.filter(|l| l.outcome == Outcome::Succeeded)
+        .map(|l| l.to)
+}
+
+/// `since`, if the job has been without a success from then on for too long.
+pub(crate) fn overdue(job: &Job, since: Option<i64>, now: i64) -> Option<Time> {
+    let within = job.alarms.expect_success_within.filter(|_| job.enabled)?;
+    let within = i64::try_from(within.as_millis()).unwrap_or(i64::MAX);
+    since
+        .filter(|since| now.saturating_sub(*since) >= within)
+        .map(Time)
 }
 
 /// The pause that is in force at `now`.
@@ -583,12 +613,23 @@ pub(crate) fn paused(st: &State, now: i64) -> Option<PauseView> {
 /// Whether the store grants at `now`, and how long that may still take.
 pub(crate) fn epoch(fleet: &Fleet, now: i64) -> EpochView {
     let quarantine = i64::try_from(fleet.quarantine.as_millis()).unwrap_or(i64::MAX);
+    let live = |i: &&Info| i.seen.abs_diff(now) <= SHOWN_SILENT_AFTER_MS as u64;
+    let since = waits_since(fleet, fleet.instances.values().filter(live));
+    let since = since.filter(|_| !fleet.open && quarantine > 0);
     EpochView {
         since: Time(fleet.born),
         open: fleet.open,
-        wait_ms: (!fleet.open && quarantine > 0)
-            .then(|| (fleet.born.saturating_add(quarantine) - now).max(0)),
+        wait_ms: since.map(|since| since.saturating_add(quarantine).saturating_sub(now).max(0)),
     }
+}
+
+/// Since when that one of these instances has seen the epoch which has seen it for longest. A command may have seen it
+/// before: that counts for nobody.
+pub(crate) fn waits_since<'a>(
+    fleet: &Fleet,
+    instances: impl Iterator<Item = &'a Info>,
+) -> Option<i64> {
+    instances.map(|i| i.started_at.max(fleet.born)).min()
 }
 
 /// The time that a fleet uses.
@@ -809,6 +850,48 @@ mod tests {
         // Without its configuration, or the attempt before, nobody knows when it was due.
         assert_eq!(late(&all, None), [Some(13_030), None, None, Some(5)]);
         assert_eq!(late(&all[1..2], Some(job)), [None]);
+    }
+
+    /// A command that looked before the first instance came has waited for nothing.
+    #[test]
+    fn the_first_wait_counts_from_the_instance_that_has_waited_longest() {
+        use std::time::Duration;
+        let info = |started_at: i64, seen: i64| Info {
+            seen,
+            host: String::new(),
+            pid: 1,
+            process: 1,
+            version: String::new(),
+            config: String::new(),
+            clock_offset_ms: 0.0,
+            wall: 0,
+            clock_doubt_ms: None,
+            started_at,
+            running: vec![],
+            draining: false,
+            jobs: 1,
+            outages: vec![],
+        };
+        let mut fleet = Fleet {
+            id: "e".into(),
+            before: None,
+            born: 100_000,
+            quarantine: Duration::from_secs(17),
+            open: false,
+            instances: BTreeMap::new(),
+            drains: vec![],
+        };
+        let wait = |fleet: &Fleet| epoch(fleet, 200_000).wait_ms;
+        assert_eq!(wait(&fleet), None, "nobody waits");
+        let mut up = |name: &str, info| {
+            fleet.instances.insert(InstanceId::new(name), info);
+            epoch(&fleet, 200_000).wait_ms
+        };
+        assert_eq!(up("late", info(198_000, 199_000)), Some(15_000));
+        assert_eq!(up("gone", info(0, 150_000)), Some(15_000));
+        assert_eq!(up("first", info(190_000, 199_000)), Some(7_000));
+        // It was there before the epoch began.
+        assert_eq!(up("old", info(50_000, 199_000)), Some(0));
     }
 
     #[test]

@@ -414,10 +414,9 @@ impl Facts<'_> {
         let until = st.newest.max(st.since);
         (until > self.now.saturating_add(SLACK.as_millis() as i64)).then(|| {
             format!(
-                "The store's clock was wrong, so everything up to {} counts as decided; `soloist rewind {}` corrects \
-                that.",
+                "The store's clock was wrong, so everything up to {} counts as decided; `{}` corrects that.",
                 words::instant(until),
-                self.name
+                words::command("rewind", &[self.name.as_str()])
             )
         })
     }

@@ -77,6 +77,24 @@ pub(crate) fn fitting(ms: i64, width: usize, long: fn(i64) -> String) -> String 
     }
 }
 
+/// A command of soloist as somebody may type it: what begins with `-` is no option, and what a shell would read as
+/// something else is quoted.
+pub(crate) fn command(name: &str, arguments: &[&str]) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.:/@%+,=".contains(c);
+    let mut out = format!("soloist {name}");
+    if arguments.iter().any(|argument| argument.starts_with('-')) {
+        out += " --";
+    }
+    for argument in arguments {
+        out.push(' ');
+        match !argument.is_empty() && argument.chars().all(plain) {
+            true => out += argument,
+            false => out += &format!("'{}'", argument.replace('\'', "'\\''")),
+        }
+    }
+    out
+}
+
 /// RFC 3339 in UTC, with milliseconds only if they are not zero. `why` accepts it.
 pub(crate) fn instant(ms: i64) -> String {
     let text = crate::model::rfc3339_ms(ms);
@@ -118,6 +136,23 @@ pub(crate) fn line(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_command_can_be_typed_as_it_is_shown() {
+        for (arguments, shown) in [
+            (&["backup"][..], "soloist why backup"),
+            (
+                &["backup", "2026-11-20T03:00:00Z"],
+                "soloist why backup 2026-11-20T03:00:00Z",
+            ),
+            (&["-backup"], "soloist why -- -backup"),
+            (&["--help", "x"], "soloist why -- --help x"),
+            (&["it's", "a b", ""], "soloist why 'it'\\''s' 'a b' ''"),
+            (&["$(x)"], "soloist why '$(x)'"),
+        ] {
+            assert_eq!(command("why", arguments), shown);
+        }
+    }
 
     #[test]
     fn times_are_told_in_two_units() {

@@ -122,6 +122,7 @@ where
             colours,
             unicode: terminal::unicode(|name| std::env::var(name).ok()),
             zone: jiff::tz::TimeZone::system(),
+            jobs: terminal::Jobs::default(),
         })
         .with_ansi(colours)
         .with_writer(writer)

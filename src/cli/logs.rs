@@ -370,7 +370,9 @@ async fn latest(ctx: &Context, job: &JobName) -> Result<RunId, Failure> {
         Failure::usage(
             format!("`{job}` has not run yet"),
             format!(
-                "`soloist next {job}` says when it will; `soloist trigger {job}` starts it now"
+                "`{}` says when it will; `{}` starts it now",
+                crate::words::command("next", &[job.as_str()]),
+                crate::words::command("trigger", &[job.as_str()])
             ),
         )
     })
@@ -403,7 +405,10 @@ async fn find(ctx: &Context, job: &JobName, text: &str) -> Result<RunId, Failure
         [run] => Ok(run),
         [] => Err(Failure::usage(
             format!("the store has no run `{text}` of `{job}`"),
-            format!("`soloist history {job} --json` lists the runs"),
+            format!(
+                "`{}` lists the runs",
+                crate::words::command("history --json", &[job.as_str()])
+            ),
         )),
         _ => Err(Failure::usage(
             format!("{} runs of `{job}` begin with `{text}`", fit.len()),

@@ -7,10 +7,15 @@ use super::{
     show::{self, BAD, BOLD, BUSY, Cell, DIM, PLAIN, WARN, count, relative, span, took},
 };
 use crate::{
-    logic::{belief::NEAR, coming::SKIPS_COUNTED},
+    logic::{
+        belief::NEAR,
+        coming::SKIPS_COUNTED,
+        notify::{Notes, stand},
+    },
     model::JobName,
     store::observe_each,
     view::{self, InstanceView, JobView, LacksView, StatusView},
+    words::command,
 };
 
 pub(super) async fn status(ctx: &Context) -> Result<Exit, Failure> {
@@ -41,8 +46,20 @@ pub(super) async fn status(ctx: &Context) -> Result<Exit, Failure> {
     status.problems = ctx.problems().await;
     if !ctx.config.channels.is_empty() {
         // What the notifier says is beside the point: without it the rest is shown.
-        let said = ctx.store.notices(false).await.ok();
-        status.notifier_lacks = said.and_then(|r| LacksView::of(r.value.lease.as_deref()));
+        let mut jobs = ctx.config.jobs.values();
+        let watched = jobs.any(|job| job.alarms.expect_success_within.is_some());
+        if let Ok(said) = ctx.store.notices(watched).await {
+            status.notifier_lacks = LacksView::of(said.value.lease.as_deref());
+            for j in &mut status.jobs {
+                let note = said.value.notes.get(&format!("{}{}", stand::OF_JOB, j.job));
+                let note = note.and_then(|note| serde_json::from_str::<Notes>(note).ok());
+                if let (Some(notes), Some(job)) = (note, ctx.config.jobs.get(&j.job)) {
+                    let known = by_name.get(&j.job).and_then(view::success);
+                    let since = known.max(Some(notes.success.unwrap_or(notes.first)));
+                    j.overdue = view::overdue(job, since, status.now.0);
+                }
+            }
+        }
     }
     ctx.out.say(&status, || {
         render(&status) + &repairs(&status, |job| ctx.store.place(job))
@@ -330,19 +347,25 @@ pub(super) fn job_note(j: &JobView, open: bool, now: i64) -> String {
     }
     if let Some(t) = j.decided_ahead {
         notes.push(format!(
-            "counts everything up to {} as decided, because the store's clock was wrong: `soloist rewind {}` \
-            corrects that",
+            "counts everything up to {} as decided, because the store's clock was wrong: `{}` corrects that",
             show::instant(t.0),
-            j.job
+            command("rewind", &[j.job.as_str()])
         ));
     }
     if j.newest_not_run
         && let Some(t) = j.newest
     {
         notes.push(format!(
-            "not run {}, see `soloist why {}`",
+            "not run {}, see `{}`",
             relative(t.0, now),
-            j.job
+            command("why", &[j.job.as_str()])
+        ));
+    }
+    if let Some(since) = j.overdue {
+        notes.push(format!(
+            "overdue: no success since {} ({})",
+            show::instant(since.0),
+            relative(since.0, now)
         ));
     }
     if j.lapsed {

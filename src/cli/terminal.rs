@@ -5,9 +5,11 @@ use std::{
     collections::hash_map::DefaultHasher,
     fmt,
     hash::{Hash as _, Hasher as _},
+    sync::Arc,
 };
 
 use anstyle::{Ansi256Color, AnsiColor, Style};
+use parking_lot::Mutex;
 use tracing::{
     Event, Level, Subscriber,
     field::{Field, Visit},
@@ -35,7 +37,11 @@ pub(super) struct ForEyes {
     /// The terminal shows more than ASCII.
     pub unicode: bool,
     pub zone: jiff::tz::TimeZone,
+    /// The job that has each of the colours.
+    pub jobs: Jobs,
 }
+
+pub(super) type Jobs = Arc<Mutex<[Option<String>; COLOURS.len()]>>;
 
 impl<S, N> FormatEvent<S, N> for ForEyes
 where
@@ -168,7 +174,8 @@ impl ForEyes {
                 let code = said
                     .take("exit_code")
                     .map(|code| format!(", exit code {code}"));
-                let signal = said.take("signal").map(|n| format!(", signal {n}"));
+                let signal = said.take("signal").and_then(|n| n.parse().ok());
+                let signal = signal.map(|n| format!(", {}", crate::view::signal_name(n)));
                 let took = said.take("duration_ms").and_then(|ms| ms.parse().ok());
                 let took = took.map(|ms| format!(" after {}", words::took(ms)));
                 let error = said.take("error").map(|e| format!(": {e}"));
@@ -213,12 +220,22 @@ impl ForEyes {
         }
     }
 
-    /// The same for a job in each start.
+    /// The same for a job in each start, unless another one had it before: no two jobs share one while others are free.
     fn colour(&self, job: &str) -> Style {
         let mut hash = DefaultHasher::new();
         job.hash(&mut hash);
-        let colour = COLOURS[(hash.finish() % COLOURS.len() as u64) as usize];
-        Ansi256Color(colour).on_default()
+        let wanted = (hash.finish() % COLOURS.len() as u64) as usize;
+        let mut jobs = self.jobs.lock();
+        let own = jobs.iter().position(|j| j.as_deref() == Some(job));
+        let mut all = (0..COLOURS.len()).map(|n| (wanted + n) % COLOURS.len());
+        let at = own.unwrap_or_else(|| match all.find(|at| jobs[*at].is_none()) {
+            Some(free) => {
+                jobs[free] = Some(job.to_owned());
+                free
+            }
+            None => wanted,
+        });
+        Ansi256Color(COLOURS[at]).on_default()
     }
 
     fn paint(&self, style: Style, text: &str) -> String {
@@ -248,6 +265,7 @@ mod tests {
             colours,
             unicode,
             zone: jiff::tz::TimeZone::get("Europe/Berlin").unwrap(),
+            jobs: Jobs::default(),
         }
     }
 
@@ -308,7 +326,7 @@ mod tests {
         );
         assert_eq!(
             line(Level::WARN, "soloist::holder", &ended),
-            "12:30:05  a-job-with-a-long-name  timed out, signal 15 after 4.00 s"
+            "12:30:05  a-job-with-a-long-name  timed out, SIGTERM after 4.00 s"
         );
         let other = said(None, "the store does not answer", &[("error", "timeout")]);
         assert_eq!(
@@ -371,10 +389,12 @@ mod tests {
     fn a_job_keeps_its_colour() {
         let eyes = eyes(true, true);
         assert_eq!(eyes.colour("backup"), eyes.colour("backup"));
-        let all: std::collections::BTreeSet<String> = (0..50)
-            .map(|n| format!("{}", eyes.colour(&format!("job-{n}"))))
-            .collect();
-        assert!(all.len() > 5);
+        let colour = |n: usize| format!("{}", eyes.colour(&format!("job-{n}")));
+        let first: Vec<String> = (1..COLOURS.len()).map(colour).collect();
+        let all: std::collections::BTreeSet<&String> = first.iter().collect();
+        assert_eq!(all.len(), COLOURS.len() - 1, "as long as some are free");
+        let later: Vec<String> = (0..50).map(colour).collect();
+        assert_eq!(later[1..COLOURS.len()], first, "each keeps its own");
     }
 
     #[test]

@@ -355,11 +355,18 @@ impl Wait<'_> {
             (_, Some(obstacle)) => obstacle,
             (Some(_), None) => (
                 "the job is paused".to_owned(),
-                format!("`soloist resume {job}` lets it start; `soloist cancel {job}` drops it"),
+                format!(
+                    "`{}` lets it start; `{}` drops it",
+                    crate::words::command("resume", &[job.as_str()]),
+                    crate::words::command("cancel", &[job.as_str()])
+                ),
             ),
             (None, None) if still > TURN => (
                 "no live instance claims it".to_owned(),
-                format!("see `soloist status` and `soloist why {job}`"),
+                format!(
+                    "see `soloist status` and `{}`",
+                    crate::words::command("why", &[job.as_str()])
+                ),
             ),
             (None, None) => return Ok(None),
         };
@@ -410,7 +417,8 @@ impl Wait<'_> {
             None => (
                 "no live instance claims it".to_owned(),
                 format!(
-                    "see whether `{job}` is in their configuration: `soloist status` and `soloist why {job}`"
+                    "see whether `{job}` is in their configuration: `soloist status` and `{}`",
+                    crate::words::command("why", &[job.as_str()])
                 ),
             ),
         };

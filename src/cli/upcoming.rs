@@ -108,7 +108,8 @@ fn nothing(job: Option<&Job>) -> String {
         Some(job) if job.schedules.is_empty() => {
             let name = show::line(job.name.as_str());
             format!(
-                "`{name}` has no schedule: it runs only when somebody triggers it (`soloist trigger {name}`)\n"
+                "`{name}` has no schedule: it runs only when somebody triggers it (`{}`)\n",
+                crate::words::command("trigger", &[job.name.as_str()])
             )
         }
         Some(job) => format!("{}\nnothing is planned any more\n", in_words(job)),

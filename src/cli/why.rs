@@ -13,6 +13,7 @@ use crate::{
     store::HISTORY_KEPT,
     view::RunView,
     why::unplanned_words,
+    words::command,
 };
 use clap::Args;
 
@@ -66,18 +67,20 @@ pub(super) async fn why(ctx: &Context, args: &Why) -> Result<Exit, Failure> {
     let at = match args.occurrence {
         Some(ms) => Occurrence(ms),
         None => facts.latest().ok_or_else(|| {
+            let trigger = command("trigger", &[name.as_str()]);
             if job.is_some_and(|job| job.schedules.is_empty()) {
                 return Failure::usage(
                     format!(
                         "`{name}` has not run yet: it has no schedule, and nobody has triggered it"
                     ),
-                    format!("`soloist trigger {name}` starts it now"),
+                    format!("`{trigger}` starts it now"),
                 );
             }
             Failure::usage(
                 format!("`{name}` has had no occurrence yet"),
                 format!(
-                    "`soloist next {name}` shows what comes; `soloist trigger {name}` starts it now"
+                    "`{}` shows what comes; `{trigger}` starts it now",
+                    command("next", &[name.as_str()])
                 ),
             )
         })?,

@@ -246,6 +246,7 @@ impl Places {
 
 /// An `expect_success_within` that tells nobody, or that is over before the schedule lets anything succeed. That of the
 /// defaults is told for one job by each rule: `said` has these.
+// Long: one piece of advice after the other, each with its words.
 fn alarm(
     found: &mut Collector<'_>,
     job: &Job,
@@ -301,13 +302,18 @@ fn alarm(
     if !may_say("short_alarm") {
         return;
     }
+    let to = Occurrence(from.0 + gap);
+    let clocks = match clocks_go_back(job, from, to, ms) {
+        true => " (the clocks go back between the two)",
+        false => "",
+    };
     let message = format!(
-        "`expect_success_within` ({}) is too short{of}: the schedule has nothing for {} from {} to {}, so the time is \
-         over before a run can succeed, and that is told",
+        "`expect_success_within` ({}) is too short{of}: the schedule has nothing for {} from {} to {}{clocks}, so the \
+         time is over before a run can succeed, and that is told",
         show_duration(within),
         span(gap),
         local(from),
-        local(Occurrence(from.0 + gap)),
+        local(to),
     );
     // With time for the run itself, and as somebody would write it.
     let needed = gap.unsigned_abs();
@@ -321,6 +327,18 @@ fn alarm(
     let hint =
         format!("longer than that and a run together: `expect_success_within = \"{better}\"`");
     found.advise("short_alarm", place, span_of.clone(), message, hint);
+}
+
+/// The two are at least `within` ms apart only because an hour comes twice: by the clocks it is less.
+fn clocks_go_back(job: &Job, from: Occurrence, to: Occurrence, within: i64) -> bool {
+    let shown = |o: Occurrence| {
+        let local = job.schedules.first()?.local(o);
+        local.get(..19)?.parse::<jiff::civil::DateTime>().ok()
+    };
+    let apart = shown(from)
+        .zip(shown(to))
+        .map(|(from, to)| to.duration_since(from));
+    apart.is_some_and(|apart| apart.as_millis() < i128::from(within) && within <= to.0 - from.0)
 }
 
 /// Runs that are, or may be, longer than the time to the next one.
@@ -595,6 +613,22 @@ mod tests {
                 "1:9 unused_channel channel `ops`: no job uses this channel, so nothing is told over it",
                 "7:25 untold_alarm job `a`: `expect_success_within` tells nobody: the job has no channel"
             ]
+        );
+        // A day of 25 hours.
+        let daily = "[notify.ops]\ntype = 'command'\ncommand = ['x']\n[jobs.a]\nschedule = '0 9 * * *'\n\
+                     timezone = 'Europe/Berlin'\ncommand = 'x'\nnotify = ['ops']\nexpect_success_within = ";
+        let long = told(&format!("{daily}'24h30m'\n"), &none);
+        assert!(
+            long.len() == 1
+                && long[0].contains(
+                    "nothing for 1 d 1 h from 2027-10-30 09:00 to 2027-10-31 09:00 (the clocks go back between the two), so"
+                ),
+            "{long:?}"
+        );
+        let short = told(&format!("{daily}'23h'\n"), &none);
+        assert!(
+            short.len() == 1 && !short[0].contains("clocks"),
+            "{short:?}"
         );
         // Nobody watches a job that is disabled.
         let disabled = text("1h", "notify = ['ops']\nenabled = false\n");

@@ -25,6 +25,7 @@ use crate::{
     },
     model::{InstanceId, JobName},
     store::{self, Beat, Fleet, Info, LIVE_WITHIN_MS, OUTAGES_KEPT, Outage, Problem, Reply},
+    view::waits_since,
     words,
 };
 
@@ -625,12 +626,14 @@ struct Wait {
 }
 
 impl Wait {
-    /// The longest that it may take from `now` on. Another instance that lives has waited since the epoch began.
+    /// The longest that it may take from `now` on: until one of those that live has waited for long enough.
     fn of(fleet: &Fleet, me: &InstanceId, now: i64) -> Self {
         let others = (fleet.instances.iter())
             .filter(|(id, _)| *id != me)
-            .any(|(_, i)| i.seen.abs_diff(now) <= LIVE_WITHIN_MS as u64);
-        let since = if others { fleet.born.min(now) } else { now };
+            .map(|(_, i)| i)
+            .filter(|i| i.seen.abs_diff(now) <= LIVE_WITHIN_MS as u64);
+        let waits = waits_since(fleet, others);
+        let since = waits.map_or(now, |since| since.min(now));
         let whole = i64::try_from(fleet.quarantine.as_millis()).unwrap_or(i64::MAX);
         let until = since.saturating_add(whole).max(now);
         // Whole seconds, rounded up.
@@ -641,7 +644,7 @@ impl Wait {
         Self {
             until: words::instant(until),
             span: words::span(until.saturating_sub(now).saturating_add(999)),
-            alone: !others,
+            alone: waits.is_none(),
         }
     }
 }

@@ -29,7 +29,7 @@ use crate::{
         notify::{
             GIVE_UP_MS, GivenUp, Item, Kind, Message, Notes, Rules, WAITING, Watch, refused_again,
             remembered,
-            stand::{self, GIVEN_UP, Stand, Write, Written},
+            stand::{self, GIVEN_UP, OF_JOB, Stand, Write, Written},
         },
     },
     model::JobName,
@@ -37,8 +37,7 @@ use crate::{
     vitals::Told,
 };
 
-/// The names of notes in the store.
-const OF_JOB: &str = "job:";
+/// The names of the notes of messages begin so.
 const OF_MESSAGE: &str = "message:";
 /// Since when the fleet has notes: older records are told to nobody.
 const SINCE: &str = "since";

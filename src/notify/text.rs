@@ -513,29 +513,29 @@ fn describe(item: &Item, s: &Surroundings, alone: bool) -> String {
         );
         line("note", &text);
     }
-    let job = &item.job;
+    let job = item.job.as_str();
+    let say = |name: &str, more: &[&str]| words::command(name, &[&[job], more].concat());
+    let at = item
+        .run
+        .as_ref()
+        .map(|run| words::instant(run.occurrence.0));
+    let why = say("why", &at.iter().map(String::as_str).collect::<Vec<_>>());
     match item.run.as_ref() {
-        Some(run) if run.id.is_none() => {
-            line(
-                "more",
-                &format!("soloist why {job} {}", words::instant(run.occurrence.0)),
-            );
-        }
+        Some(run) if run.id.is_none() => line("more", &why),
         Some(run) if alone => {
-            line("more", &format!("soloist history {job}"));
+            line("more", &say("history", &[]));
             if let Some(id) = run.id {
-                line("", &format!("soloist logs {job} {id}"));
+                line("", &say("logs", &[&id.to_string()]));
             }
             if item.kind == Kind::Late {
-                let instant = words::instant(run.occurrence.0);
-                line("", &format!("soloist why {job} {instant}"));
+                line("", &why);
             }
         }
         None if alone && item.kind == Kind::Overdue => {
-            line("more", &format!("soloist why {job}"));
-            line("", &format!("soloist history {job}"));
+            line("more", &why);
+            line("", &say("history", &[]));
         }
-        _ => line("more", &format!("soloist history {job}")),
+        _ => line("more", &say("history", &[])),
     }
     if let Some(link) = s.link(item) {
         line("link", &link);

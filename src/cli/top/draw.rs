@@ -289,6 +289,13 @@ fn verdict(state: &State) -> Vec<(String, Mood)> {
             Mood::Bad,
         ));
     }
+    let overdue: Vec<&Line> = jobs().filter(|l| l.view.overdue.is_some()).collect();
+    if !overdue.is_empty() {
+        said.push((
+            format!("no success for too long: {}", of(overdue)),
+            Mood::Bad,
+        ));
+    }
     let silent: Vec<&InstanceView> = state.instances.iter().filter(|i| i.silent).collect();
     if !silent.is_empty() {
         let who = names(silent.iter().map(|i| i.instance.as_str()));
@@ -316,6 +323,9 @@ fn condition(state: &State, l: &Line) -> (&'static str, String, Mood) {
     }
     if v.lapsed {
         return ("!", "lapsed".into(), Mood::Bad);
+    }
+    if v.overdue.is_some() {
+        return ("!", "overdue".into(), Mood::Bad);
     }
     if !v.running.is_empty() {
         let n = v.running.len();
@@ -1070,12 +1080,10 @@ const HELP: [(&str, &str); 14] = [
     ("q, Ctrl-C", "quit"),
 ];
 
+/// All keys and marks; what has no room comes when it is scrolled to.
 fn help(state: &State, buf: &mut Buffer, area: Rect) {
-    for (y, (key, what)) in (0..).zip(HELP) {
-        put(buf, area, 1, y, 13, key, BOLD);
-        put(buf, area, 15, y, area.width, what, PLAIN);
-    }
     let marks = [
+        Outcome::Running,
         Outcome::Succeeded,
         Outcome::Failed,
         Outcome::TimedOut,
@@ -1087,16 +1095,45 @@ fn help(state: &State, buf: &mut Buffer, area: Rect) {
         Outcome::Cancelled,
         Outcome::Replaced,
     ];
-    let marks = marks.map(|o| {
-        format!(
-            "{} {}",
-            outcome_mark(state, o).0,
-            o.as_str().replace('_', " ")
-        )
-    });
-    for (y, some) in (15..).zip(marks.chunks(5)) {
-        put(buf, area, 1, y, area.width, &some.join("  "), DIM);
+    let marks = marks.map(|o| (outcome_mark(state, o).0, o.as_str().replace('_', " ")));
+    let marks = marks.iter().map(|(mark, word)| (*mark, word.as_str()));
+    let mut lines: Vec<(&str, String)> = vec![];
+    for (key, what) in HELP.into_iter().chain(marks) {
+        let width = usize::from(area.width.saturating_sub(15)).max(1);
+        let parts = wrap_words(what, width).into_iter();
+        lines.extend(
+            parts
+                .enumerate()
+                .map(|(n, part)| (if n == 0 { key } else { "" }, part)),
+        );
     }
+    let room = usize::from(area.height);
+    let last = lines.len().saturating_sub(room);
+    state.help_last.set(last);
+    state.rows.set(area.height);
+    let shown = lines.iter().skip(state.help_at.min(last)).take(room);
+    for (y, (key, what)) in (0..).zip(shown) {
+        put(buf, area, 1, y, 13, key, BOLD);
+        put(buf, area, 15, y, area.width, what, PLAIN);
+    }
+}
+
+/// A text in lines of at most `width` columns, divided at its spaces.
+fn wrap_words(text: &str, width: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        let last = lines
+            .last_mut()
+            .filter(|l| l.is_empty() || l.len() + 1 + word.len() <= width);
+        match last {
+            Some(line) => {
+                *line += if line.is_empty() { "" } else { " " };
+                *line += word;
+            }
+            None => lines.push(word.to_owned()),
+        }
+    }
+    lines
 }
 
 fn footer(state: &State, buf: &mut Buffer, area: Rect) {
@@ -1123,7 +1160,8 @@ fn footer(state: &State, buf: &mut Buffer, area: Rect) {
         return;
     }
     let keys = match state.screen {
-        _ if state.help => "any key: back",
+        _ if state.help && state.help_last.get() > 0 => "Up Down more  Esc back  q quit",
+        _ if state.help => "Esc back  q quit",
         Screen::Overview => {
             "? keys  Enter job  t trigger  p pause  r resume  s skip  c cancel  / find  q"
         }
@@ -1131,7 +1169,9 @@ fn footer(state: &State, buf: &mut Buffer, area: Rect) {
             "? keys  Enter job  + - zoom  t trigger  p pause  r resume  / find  q quit"
         }
         Screen::Instances => "? keys  d drain  u undrain  q quit",
-        Screen::Job => "Esc back  ? keys  PgUp PgDn output  t trigger  p pause  r resume  c cancel",
+        Screen::Job => {
+            "Esc back  ? keys  PgUp PgDn output  t trigger  p pause  r resume  c cancel  q"
+        }
     };
     put(
         buf,

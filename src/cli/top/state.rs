@@ -107,6 +107,15 @@ impl Line {
             &self.incarnation,
         );
         self.view.unreadable = unreadable;
+        // The records know of older successes than the state; without one among them, it was before all of them.
+        let mut ended = self
+            .recent
+            .iter()
+            .filter(|r| r.outcome == Outcome::Succeeded);
+        let success = ended.next().and_then(|r| r.finished_at);
+        let success = success.max(self.state.as_ref().and_then(view::success));
+        let since = success.or_else(|| self.recent.last().map(|r| r.occurrence.0));
+        self.view.overdue = view::overdue(&self.definition, since, now);
     }
 }
 
@@ -222,6 +231,9 @@ pub(super) struct State {
     pub filter: String,
     pub filtering: bool,
     pub help: bool,
+    /// The first line of the help that is shown, and the last that may be first.
+    pub help_at: usize,
+    pub help_last: std::cell::Cell<usize>,
     pub question: Option<Question>,
     /// What came of the last act; false: it failed.
     pub said: Option<(String, bool)>,
@@ -271,6 +283,8 @@ impl State {
             filter: String::new(),
             filtering: false,
             help: false,
+            help_at: 0,
+            help_last: std::cell::Cell::new(0),
             question: None,
             said: None,
             rows: std::cell::Cell::new(10),
@@ -437,8 +451,11 @@ impl State {
             _ => {}
         }
         self.said = None;
+        if key == Key::Char('q') && !self.types() {
+            return Some(Act::Quit);
+        }
         if self.help {
-            self.help = false;
+            self.help_key(key);
             return None;
         }
         if self.question.is_some() {
@@ -449,10 +466,7 @@ impl State {
             return None;
         }
         match key {
-            Key::Char('q') if self.screen != Screen::Job => return Some(Act::Quit),
-            Key::Char('q') | Key::Esc | Key::Left | Key::Back if self.screen == Screen::Job => {
-                self.go(self.before);
-            }
+            Key::Esc | Key::Left | Key::Back if self.screen == Screen::Job => self.go(self.before),
             Key::Esc => self.filter.clear(),
             Key::Char('1') => self.go(Screen::Overview),
             Key::Char('2') => self.go(Screen::Timeline),
@@ -463,7 +477,7 @@ impl State {
                 Screen::Instances | Screen::Job => Screen::Overview,
             }),
             Key::Enter | Key::Right => self.open(),
-            Key::Char('?') | Key::Char('h') => self.help = true,
+            Key::Char('?') | Key::Char('h') => (self.help, self.help_at) = (true, 0),
             Key::Char('/') if self.lists() => self.filtering = true,
             Key::Char('+') | Key::Char('=') => self.span = self.span.saturating_sub(1),
             Key::Char('-') => self.span = (self.span + 1).min(SPANS.len() - 1),
@@ -477,6 +491,29 @@ impl State {
             _ => {}
         }
         None
+    }
+
+    /// What is typed is text.
+    fn types(&self) -> bool {
+        let asked = self.question.as_ref();
+        !self.help && (self.filtering || asked.is_some_and(|q| !q.fields.is_empty()))
+    }
+
+    fn help_key(&mut self, key: Key) {
+        let page = usize::from(self.rows.get().max(2) - 1);
+        self.help_at = match key {
+            Key::Up | Key::Char('k') => self.help_at.saturating_sub(1),
+            Key::Down | Key::Char('j') => self.help_at + 1,
+            Key::PageUp => self.help_at.saturating_sub(page),
+            Key::PageDown => self.help_at + page,
+            Key::Home | Key::Char('g') => 0,
+            Key::End | Key::Char('G') => usize::MAX,
+            _ => {
+                self.help = false;
+                return;
+            }
+        };
+        self.help_at = self.help_at.min(self.help_last.get());
     }
 
     fn lists(&self) -> bool {
@@ -633,7 +670,7 @@ impl State {
         let mut q = self.question.take()?;
         let fields = q.fields.len();
         match (key, fields) {
-            (Key::Esc, _) | (Key::Char('n' | 'N' | 'q'), 0) => return None,
+            (Key::Esc, _) | (Key::Char('n' | 'N'), 0) => return None,
             (Key::Char('y' | 'Y') | Key::Enter, 0) => return Some(q.act),
             (Key::Enter, _) => match answered(&q) {
                 Ok(act) => return Some(act),

@@ -114,6 +114,8 @@ impl Lease {
 
 /// What the store has of notifications: the lease, and notes by their names.
 pub const LEASE: &str = "lease";
+/// The names of the notes of jobs begin so.
+pub const OF_JOB: &str = "job:";
 /// The note of the messages that were given up. It is read together with the lease, by every instance that shows it.
 pub const GIVEN_UP: &str = "given_up";
 

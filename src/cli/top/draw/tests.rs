@@ -559,3 +559,89 @@ fn an_instance_is_shown_with_what_is_odd_about_it() {
     assert!(text.contains("› web-1"), "{text}");
     assert!(text.contains("web, silent"), "{text}");
 }
+
+/// On the smallest screen all of the help can be scrolled to.
+#[test]
+fn the_help_is_complete_on_every_screen() {
+    let mut state = state();
+    press(&mut state, "?");
+    for (width, height) in [(40, 10), (80, 24), (30, 6)] {
+        let mut seen = String::new();
+        press(&mut state, "g");
+        for _ in 0..60 {
+            let shown = screen(&state, width, height);
+            assert!(!shown.contains('…'), "{shown}");
+            seen += &shown;
+            press(&mut state, "j");
+        }
+        for part in [
+            "overview",
+            "trigger",
+            "quit",
+            "suspend",
+            "lease lost",
+            "replaced",
+        ] {
+            let part = if part == "trigger" { "once now" } else { part };
+            assert!(seen.contains(part), "{width} x {height}: {part}: {seen}");
+        }
+        assert!(state.help);
+    }
+    assert!(screen(&state, 40, 10).contains("Up Down more  Esc back  q quit"));
+    press(&mut state, "x");
+    assert!(!state.help);
+}
+
+#[test]
+fn q_quits_from_everywhere_but_where_text_is_typed() {
+    for keys in ["", "?", "2", "3", "\n", "t", "\n?", "c"] {
+        let mut state = state();
+        press(&mut state, keys);
+        assert_eq!(press(&mut state, "q"), Some(Act::Quit), "{keys:?}");
+    }
+    for keys in ["/", "p", "s"] {
+        let mut state = state();
+        press(&mut state, keys);
+        assert_eq!(press(&mut state, "q"), None, "{keys:?}");
+    }
+}
+
+#[test]
+fn an_overdue_job_is_shown_as_such() {
+    let text = "[jobs.draw]\nschedule = '* * * * *'\ncommand = 'x'\nexpect_success_within = '1h'\n";
+    let config = config::parse(text, Path::new("jobs.toml"), &|_| None).expect("valid");
+    let mut state = State::new(&config, "redis://h", 0, NOW);
+    state.take(News::Fleet {
+        fleet: Box::new(fleet(&[(WEB, 100)])),
+        shown: NOW,
+        local_ms: 0,
+    });
+    let found = |state: &mut State, records: Vec<RunRecord>| {
+        let found = Found {
+            job: JobName::new("draw"),
+            state: Ok(None),
+            records: Some(records),
+        };
+        state.take(News::Found {
+            found: vec![found],
+            incarnation: "i".into(),
+        });
+        screen(state, 100, 20)
+    };
+    let (hour, failed) = (3_600_000, Outcome::Failed);
+    let ok = |before| record("draw", before, Outcome::Succeeded);
+    let fine = found(
+        &mut state,
+        vec![record("draw", 60_000, failed), ok(hour - 60_000)],
+    );
+    assert!(!fine.contains("overdue"), "{fine}");
+    let late = found(
+        &mut state,
+        vec![record("draw", 60_000, failed), ok(hour + 60_000)],
+    );
+    assert!(late.contains("! overdue"), "{late}");
+    assert!(late.contains("no success for too long: draw"), "{late}");
+    // Of the records that are left none is a success.
+    let none = found(&mut state, vec![record("draw", hour + 1000, failed)]);
+    assert!(none.contains("! overdue"), "{none}");
+}
