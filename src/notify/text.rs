@@ -8,10 +8,10 @@ use crate::{
     config::{Config, Job},
     logic::{
         claim::State,
+        coming::Coming,
         notify::{About, Item, Kind, Message, Now, Standstill, Verdict},
-        schedule::next_of,
     },
-    model::{InstanceId, JobName, Occurrence, Outcome, RunRecord, Trigger, Wait, rfc3339_ms},
+    model::{InstanceId, JobName, Outcome, RunRecord, Trigger, Wait, rfc3339_ms},
     text,
     view::signal_name,
     words,
@@ -223,21 +223,9 @@ fn last_lines(output: &str) -> String {
     }
 }
 
-/// More occurrences than these nobody skips one by one.
-const SKIPPED_MOST: u32 = 1000;
-
 /// When the job is to run next, Unix ms.
-fn next(job: &Job, state: &Now, now: i64) -> Option<i64> {
-    let job = Some(job).filter(|job| job.enabled)?;
-    let from = match &state.paused {
-        Some((_, until, _)) => until.as_ref()?.saturating_sub(1).max(now),
-        None => now,
-    };
-    let mut next = next_of(&job.schedules, Occurrence(from))?;
-    for _ in 0..state.skip.min(SKIPPED_MOST) {
-        next = next_of(&job.schedules, next)?;
-    }
-    Some(next.0)
+fn next(job: &Job, state: Option<&State>, now: i64) -> Option<i64> {
+    Some(Coming::of(job, state, now).next?.0)
 }
 
 /// The message as it is sent now: in its order, and with what is true of its jobs only now, because it may have waited.
@@ -254,7 +242,7 @@ pub(super) fn refreshed(
         let state = states.get(&item.job);
         item.now = state.map_or_else(Now::default, |st| Now::of(st, item.since, now));
         let job = config.jobs.get(&item.job);
-        item.next = job.and_then(|job| next(job, &item.now, now));
+        item.next = job.and_then(|job| next(job, state, now));
     }
     message
 }
@@ -275,7 +263,7 @@ pub(super) fn item(
         since: verdict.since,
         changes: verdict.changes,
         zone: job.map_or("UTC", |job| &*job.timezone).to_owned(),
-        next: job.and_then(|job| next(job, &Now::default(), now)),
+        next: job.and_then(|job| next(job, None, now)),
         expected: None,
         never: false,
         lacked: job.is_none(),
@@ -820,7 +808,10 @@ fn item_json(item: &Item, s: &Surroundings) -> Json {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{config, model::RunId};
+    use crate::{
+        config,
+        model::{Occurrence, RunId},
+    };
 
     const NOW: i64 = 1_795_233_605_000;
 

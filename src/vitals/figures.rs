@@ -350,7 +350,13 @@ mod tests {
         assert_eq!((late(), f.takeovers.load(Ordering::Relaxed)), (vec![], 1));
         f.granted(1, Trigger::Schedule, false, 1000, &slot);
         f.granted(1, Trigger::Schedule, false, 1000, &none);
-        f.granted(1, Trigger::CatchUp, false, 1000, &waits(&[(Wait::Overdue, 1)]));
+        f.granted(
+            1,
+            Trigger::CatchUp,
+            false,
+            1000,
+            &waits(&[(Wait::Overdue, 1)]),
+        );
         assert_eq!(late(), [("other", 1), ("overdue", 1), ("slot", 1)]);
     }
 }
