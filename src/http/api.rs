@@ -356,7 +356,7 @@ pub(super) async fn session(
     })
 }
 
-/// All jobs of the fleet, as this instance's configuration has them
+/// All jobs of the fleet, as this instance's configuration has them; those that it lacks are `elsewhere`
 #[utoipa::path(
     get,
     path = "/api/v1/jobs",

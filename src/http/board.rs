@@ -3,6 +3,7 @@
 //! now and then, because hints may be lost. What it finds changed becomes events, see `events`.
 
 mod diff;
+mod fleet;
 mod recent;
 
 use std::{
@@ -47,6 +48,8 @@ const FIRST_RECORDS: usize = 3;
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
 /// With more jobs, each look takes in so many of them.
 const LOOK_AT: usize = 2000;
+/// The time between two looks for jobs that only other instances have.
+const LOOK_ELSEWHERE: Duration = Duration::from_secs(10);
 /// How many jobs are looked at together: what is found of them is shown at once.
 const LOOK_AT_ONCE: usize = 200;
 /// The pause after the store did not answer.
@@ -120,6 +123,8 @@ impl view::Attempt for Recent {
 pub(super) struct Job {
     #[serde(flatten)]
     pub(super) view: JobView,
+    /// Other instances have it, and the configuration of this one lacks it: its schedule is not known here.
+    pub(super) elsewhere: bool,
     /// The last ended runs, newest first.
     #[schema(value_type = Vec<Recent>)]
     pub(super) recent: Recents,
@@ -298,9 +303,17 @@ impl Board {
         let (mut changed, mut others) = (BTreeSet::new(), BTreeSet::new());
         let mut round = Round::default();
         let mut next_round = Instant::now();
+        let mut look_elsewhere = next_round;
         let mut not_before = next_round;
         loop {
             let now = Instant::now();
+            if now >= look_elsewhere {
+                let looked = self.look_elsewhere(&store);
+                if let Some(new) = finish.run_until_cancelled(looked).await {
+                    changed.extend(new);
+                }
+                look_elsewhere = now + LOOK_ELSEWHERE;
+            }
             if now >= next_round {
                 others.extend(round.next(&self.read().jobs));
                 next_round = now + LOOK_AGAIN;
@@ -418,6 +431,27 @@ impl Board {
         Ok(())
     }
 
+    /// Shows the jobs that only other instances have, so that each instance shows the same list. Returns the new ones.
+    async fn look_elsewhere(&self, store: &Asking) -> Vec<JobName> {
+        let config = self.read().config.clone();
+        let seen = match fleet::elsewhere(store, &config).await {
+            Ok(seen) => seen,
+            Err(e) => {
+                debug!(error = %e, "cannot look for jobs of other instances");
+                return vec![];
+            }
+        };
+        let is_shown = {
+            let inner = self.read();
+            let shown = inner.jobs.values().filter(|e| e.job.elsewhere);
+            shown.map(|e| &e.definition.name).eq(&seen)
+        };
+        match is_shown {
+            true => vec![],
+            false => self.change(|inner| inner.elsewhere(seen)),
+        }
+    }
+
     /// Shows the messages that nobody got.
     async fn look_at_given_up(&self, store: &Asking) {
         if self.read().config.channels.is_empty() {
@@ -515,6 +549,12 @@ impl Inner {
 
     pub(super) fn definition(&self, name: &JobName) -> Option<Arc<config::Job>> {
         self.jobs.get(name).map(|e| e.definition.clone())
+    }
+
+    /// What this instance's configuration says of a job. None: only other instances have it.
+    pub(super) fn configured(&self, name: &JobName) -> Option<Arc<config::Job>> {
+        let e = self.jobs.get(name).filter(|e| !e.job.elsewhere);
+        e.map(|e| e.definition.clone())
     }
 
     /// What comes next of a job.
@@ -652,15 +692,42 @@ impl Inner {
         look
     }
 
+    /// Shows these jobs of other instances, and no others.
+    fn elsewhere(&mut self, seen: BTreeSet<JobName>) -> Vec<JobName> {
+        let now = self.clock().now;
+        let gone = |(name, e): (&JobName, &Entry)| {
+            (e.job.elsewhere && !seen.contains(name)).then(|| name.clone())
+        };
+        let gone: Vec<JobName> = self.jobs.iter().filter_map(gone).collect();
+        for name in gone {
+            let removed = self.jobs.remove(&name);
+            if let Some(at) = removed.and_then(|e| e.due) {
+                self.due.remove(&(at, name.clone()));
+            }
+            self.ring.push(now, Kind::Removed(name));
+        }
+        let mut new = vec![];
+        for name in seen {
+            if self.jobs.contains_key(&name) {
+                continue;
+            }
+            if let Some(job) = fleet::unknown(&name) {
+                let mut entry = Entry::new(&job, now);
+                entry.job.elsewhere = true;
+                self.jobs.insert(name.clone(), entry);
+                new.push(name);
+            }
+        }
+        new
+    }
+
     /// Another configuration is in force.
     fn reloaded(&mut self, config: Arc<Config>) {
         let now = self.clock().now;
-        let gone: Vec<JobName> = self
-            .jobs
-            .keys()
-            .filter(|name| !config.jobs.contains_key(*name))
-            .cloned()
-            .collect();
+        let gone = |(name, e): (&JobName, &Entry)| {
+            (!e.job.elsewhere && !config.jobs.contains_key(name)).then(|| name.clone())
+        };
+        let gone: Vec<JobName> = self.jobs.iter().filter_map(gone).collect();
         let changed: Vec<JobName> = config
             .jobs
             .values()
@@ -685,7 +752,7 @@ impl Inner {
         let incarnation = self.incarnation.clone();
         let due = &mut self.due;
         self.jobs.retain(|name, e| {
-            let stays = config.jobs.contains_key(name);
+            let stays = e.job.elsewhere || config.jobs.contains_key(name);
             if !stays && let Some(at) = e.due {
                 due.remove(&(at, name.clone()));
             }
@@ -697,6 +764,7 @@ impl Inner {
                 .entry(name.clone())
                 .or_insert_with(|| Entry::new(job, now));
             e.definition = job.clone();
+            e.job.elsewhere = false;
             if let Some(at) = e.due.take() {
                 self.due.remove(&(at, name.clone()));
             }
@@ -826,6 +894,7 @@ impl Entry {
             last_success: None,
             job: Job {
                 view: view::job(job, None, now, ""),
+                elsewhere: false,
                 recent: Recents::default(),
                 typical_ms: None,
                 late_typical_ms: None,
@@ -931,6 +1000,7 @@ impl Entry {
             view.lapsed = lapsed && !view.running.is_empty();
         }
         view.unreadable = self.unreadable.clone();
+        view.other_definition &= !self.job.elsewhere;
         let ends = view.paused.as_ref().and_then(|p| p.until).map(|t| t.0);
         let after = |t: Time| t.0 + AFTER_INSTANT_MS;
         let next = view.next.map(after);

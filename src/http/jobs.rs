@@ -35,7 +35,8 @@ struct JobDetail {
     upcoming: Vec<Upcoming>,
     /// The schedule in plain words; empty: the job runs only when triggered.
     schedule_words: String,
-    definition: Definition,
+    /// Null: only other instances know it.
+    definition: Option<Definition>,
     /// Null: the records cannot be read now.
     stats: Option<Stats>,
 }
@@ -226,7 +227,7 @@ pub(super) async fn job(
             })
             .collect(),
         schedule_words: words.join("; and "),
-        definition: Definition::of(definition),
+        definition: inner.configured(&name).as_deref().map(Definition::of),
         stats: records.ok().map(|records| Stats::of(&records)),
     }))
 }

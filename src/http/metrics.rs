@@ -360,7 +360,8 @@ fn of_fleet(e: &mut DescriptorEncoder<'_>, inner: &Inner, me: &str) -> Written {
 }
 
 fn of_jobs(e: &mut DescriptorEncoder<'_>, inner: &Inner) -> Written {
-    let all = || inner.each().map(|(_, job)| &job.view);
+    let here = inner.each().filter(|(_, job)| !job.elsewhere);
+    let all = || here.clone().map(|(_, job)| &job.view);
     gauge(
         e,
         "jobs",

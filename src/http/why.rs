@@ -77,7 +77,7 @@ async fn explained(app: &App, job: &str, occurrence: &str) -> Result<Response, P
         let inner = app.board.read();
         let pulse = inner.pulse();
         (
-            inner.definition(&name),
+            inner.configured(&name),
             pulse.fleet.clone(),
             pulse.problems.clone(),
         )

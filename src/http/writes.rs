@@ -421,7 +421,7 @@ pub(super) async fn skip(
     let count = request.n.unwrap_or(1);
     {
         let inner = app.board.read();
-        acts::skippable(&job, inner.job(&job).map(|(job, _)| job), count)?;
+        acts::skippable(&job, inner.configured(&job).as_deref(), count)?;
     }
     told(&caller, "skip occurrences of", &job);
     app.control(&job, Control::Skip { count }).await?;

@@ -58,6 +58,8 @@ function Notes({ job, state }) {
   }
   if (job.skip) say('skipped', `The next ${job.skip === 1 ? 'occurrence' : `${job.skip} occurrences`} will be skipped`);
   if (job.triggers) say('play', `${many(job.triggers, 'trigger waits', 'triggers wait')} for an instance`);
+  if (job.elsewhere) say('drift',
+    'The file of the instance that serves this page lacks it: others plan and run it, and know its definition.');
   if (job.other_definition) say('drift',
     'The fleet has another definition of it than this instance. An occurrence runs by the definition of the instance'
       + ' that wins it.');
@@ -80,6 +82,7 @@ function Actions({ job }) {
 
 function Coming({ job }) {
   if (!job.enabled) return 'switched off';
+  if (job.elsewhere) return 'planned by other instances';
   if (!job.schedule.length) return 'runs only when triggered';
   if (!job.next) return ahead(job);
   return html`next in <${Live} f=${(t) => left(ms(job.next) - t)} />`;

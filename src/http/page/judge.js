@@ -24,6 +24,7 @@ const WORDS = {
   new: 'not registered yet', quarantined: 'waits for the store', off: 'switched off',
     manual: 'runs only when triggered',
   none: 'nothing ran yet', lapsed: 'its holder is gone', again: 'failed, runs again',
+  elsewhere: 'on other instances',
 };
 /** A state or an outcome, in words. */
 export const word = (key) => WORDS[key] || key;
@@ -49,6 +50,7 @@ export function judge(job, now) {
   if (newest && newest.outcome === 'missed') return is('missed', 'attention', 'missed', false);
   const last = job.last?.outcome;
   if (BAD.includes(last)) return is(last, 'attention');
+  if (job.elsewhere && !last) return is('elsewhere', 'well', 'drift');
   if (!job.known) return is('new', 'well', 'planned');
   if (job.quarantined) return is('quarantined', 'well', 'planned');
   if (!last) return is(job.schedule.length ? 'none' : 'manual', 'well', 'planned');

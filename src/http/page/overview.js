@@ -233,6 +233,9 @@ function Also() {
   if (quarantined) say('planned', `${many(quarantined, 'job waits',
     'jobs wait')} until the store’s loss of data is settled`);
   const other = [...known.jobs.values()].filter((j) => j.other_definition).length;
+  const lacked = [...known.jobs.values()].filter((j) => j.elsewhere).length;
+  if (lacked) say('drift', `the file of this instance lacks ${many(lacked, 'job that other instances have',
+    'jobs that other instances have')}`);
   if (other) say('drift', `${many(other, 'job has',
     'jobs have')} another definition in the fleet than on this instance`);
   if (fleet?.clock_doubt_ms != null) say('clock',
@@ -374,7 +377,8 @@ function Row({ job, state, sel, index }) {
     <td class="c-s" role="cell"><span data-tip=${word(state.key)}><${Icon} k=${state.icon} label=${word(state.key)}
       /></span></td>
     <th class="c-n" scope="row" role="rowheader"><a href=${jobLink(job.job)}><${Txt}>${job.job}<//></a>
-      ${job.description && html`<${Txt} c="d">${job.description}<//>`}</th>
+      ${job.elsewhere ? html`<span class="d">not in this instance’s file</span>`
+        : job.description && html`<${Txt} c="d">${job.description}<//>`}</th>
     <td class="c-b" role="cell"><${Strip} job=${job} /></td>
     <${NextCells} job=${job} state=${state} />
     <td class="num c-t" role="cell">${run ? html`<span class=${`x-${state.key}`}><${Since} t=${ms(run.started_at)}

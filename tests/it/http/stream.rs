@@ -107,6 +107,50 @@ fn a_reload_is_told_and_shown() {
 }
 
 #[test]
+fn a_job_that_only_others_have_is_shown_with_a_mark() {
+    let mut fleet = fleet(2)
+        .http("listen = \"unix:{id}.sock\"")
+        .job("job", JOB)
+        .start();
+    let at = fleet.http(1);
+    let known = |job: &str| {
+        let jobs = get(&at, "/api/v1/jobs").of(200);
+        let all = jobs["jobs"].as_array().expect("jobs").clone();
+        all.into_iter().find(|j| j["job"] == job)
+    };
+    fleet.set_job("more", Some(JOB));
+    fleet.write_config(0);
+    fleet.instances[0].signal(Signal::HUP);
+    wait_until("its runs are shown", GENEROUS, || {
+        known("more").is_some_and(|j| j["elsewhere"] == true && !j["last"].is_null())
+    });
+    let more = known("more").expect("shown");
+    assert_eq!(
+        (&more["other_definition"], &more["next"]),
+        (&false.into(), &serde_json::Value::Null)
+    );
+    let detail = get(&at, "/api/v1/jobs/more").of(200);
+    assert_eq!(detail["definition"], serde_json::Value::Null);
+    assert_eq!(known("job").expect("shown")["elsewhere"], false);
+    let metrics = get(&at, "/metrics").send().text();
+    assert!(metrics.contains("\nsoloist_jobs 1\n"), "{metrics}");
+    super::client::post(&at, "/api/v1/jobs/more/skip", "{}").of(200);
+    // It has it now, too.
+    fleet.write_config(1);
+    fleet.instances[1].signal(Signal::HUP);
+    wait_until("it is one of its own", GENEROUS, || {
+        known("more").is_some_and(|j| j["elsewhere"] == false && !j["next"].is_null())
+    });
+    // Nobody has it any more.
+    fleet.set_job("more", None);
+    for i in [0, 1] {
+        fleet.write_config(i);
+        fleet.instances[i].signal(Signal::HUP);
+    }
+    wait_until("it is gone", GENEROUS, || known("more").is_none());
+}
+
+#[test]
 fn a_store_that_is_gone_is_told_and_what_was_known_stays() {
     let mut fleet = fleet(2)
         .http("listen = \"unix:{id}.sock\"")
