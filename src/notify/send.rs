@@ -366,9 +366,11 @@ mod tests {
         let secrets = [
             "hunter2".to_owned(),
             "hunter2-long".to_owned(),
+            "4711".to_owned(),
             "no".to_owned(),
         ];
         let words = |said: &str| last_words(said.as_bytes(), &secrets);
+        assert_eq!(words("no pin 4711"), "no pin ***");
         assert_eq!(words(""), "");
         assert_eq!(words("\n \r\n"), "");
         assert_eq!(words("1\n2\n\n3\n4\n"), "2; 3; 4");
