@@ -1,9 +1,9 @@
 //! What soloist costs, measured side by side with the floor in the same run: ratios, not times, are what to keep.
 //!
 //! `cargo bench` runs everything, `cargo bench -- claim idle` a part. Parts: claim, wakeups, instant, lateness, idle,
-//! start, takeover, runs, http, notify. `SOLOIST_BENCH_SECONDS` is how long each lateness, idle, runs and notify
-//! measurement takes (default 30). docs/performance.md says what each row means and keeps the figures. Redis is a
-//! server of our own on a Unix socket; nothing is left running.
+//! start, takeover, runs, held, http, notify. `SOLOIST_BENCH_SECONDS` is how long each lateness, idle, runs, held and
+//! notify measurement takes (default 30). docs/performance.md says what each row means and keeps the figures. Redis is
+//! a server of our own on a Unix socket; nothing is left running.
 
 mod claim;
 mod daemon;
@@ -21,7 +21,7 @@ use support::{Redis, Table};
 
 type Part = fn(&mut Table, &Redis);
 
-const PARTS: [(&str, Part); 10] = [
+const PARTS: [(&str, Part); 11] = [
     ("claim", claim::run),
     ("wakeups", instant::wakeups),
     ("instant", instant::run),
@@ -30,6 +30,7 @@ const PARTS: [(&str, Part); 10] = [
     ("start", idle::start),
     ("takeover", takeover::run),
     ("runs", runs::run),
+    ("held", runs::held),
     ("http", http::run),
     ("notify", notify::run),
 ];

@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use rustix::process::{Pid, Signal, kill_process};
 use soloist::{clock::wall_us, logic::claim::Control, model::JobName, store::Store};
 
 use crate::{
@@ -20,7 +21,7 @@ use crate::{
 const EACH_SECOND: usize = 20;
 const AT_ONCE: [usize; 2] = [300, 1000];
 const INSTANTS: usize = 3;
-const HELD: usize = 50;
+const HELD: [usize; 2] = [50, 1000];
 
 /// Some jobs of this schedule, each of which writes a line into `starts`.
 fn jobs(count: usize, schedule: &str, starts: &Path) -> String {
@@ -40,7 +41,9 @@ fn jobs(count: usize, schedule: &str, starts: &Path) -> String {
 fn read(starts: &Path) -> BTreeMap<i64, Vec<f64>> {
     let text = std::fs::read_to_string(starts).unwrap_or_default();
     let mut all: BTreeMap<i64, Vec<f64>> = BTreeMap::new();
-    for line in text.lines() {
+    // The last line may be on its way.
+    let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
+    for line in whole.lines() {
         let (planned, started) = line.split_once(' ').expect("two figures");
         let (planned, started): (i64, i64) =
             (planned.parse().expect("ms"), started.parse().expect("us"));
@@ -123,7 +126,14 @@ pub fn run(table: &mut Table, server: &Redis) {
             table.row(&name, last / alone[&count], "", 1.0, from);
         }
     }
-    memory(table, server);
+}
+
+/// Many commands that run at one time.
+pub fn held(table: &mut Table, server: &Redis) {
+    runtime().block_on(async { establish(&*server.store()).await });
+    for count in HELD {
+        held_at_once(table, server, count);
+    }
 }
 
 fn each_second(table: &mut Table, server: &Redis, instances: usize) {
@@ -220,24 +230,37 @@ fn at_once(table: &mut Table, server: &Redis, count: usize, instances: usize) ->
     last
 }
 
-fn memory(table: &mut Table, server: &Redis) {
+/// What so many running commands take, whether each has one run, and what they do to a start beside them.
+fn held_at_once(table: &mut Table, server: &Redis, count: usize) {
     let (_keep, dir) = directory();
-    let mut text = String::new();
-    for i in 0..HELD {
-        let _ = write!(text, "[jobs.held-{i}]\ncommand = [\"sleep\", \"600\"]\n");
+    let starts = dir.join("starts");
+    let mut text = jobs(1, "* * * * * *", &starts);
+    for i in 0..count {
+        let _ = write!(
+            text,
+            "[jobs.held-{count}-{i}]\ncommand = [\"sleep\", \"3600\"]\n"
+        );
     }
     let config = daemon::config(&dir, &server.url(), 0, &text);
     let daemon = Daemon::start(&dir, &config, "a");
     let runtime = runtime();
     let _inside = runtime.enter();
     let store = server.store();
-    let names: Vec<JobName> = (0..HELD)
-        .map(|i| JobName::new(&format!("held-{i}")))
+    let names: Vec<JobName> = (0..count)
+        .map(|i| JobName::new(&format!("held-{count}-{i}")))
         .collect();
     wait_for("the jobs in the store", || {
         let states = runtime.block_on(store.observe(&names));
         states.is_ok_and(|s| s.value.iter().all(Option::is_some))
     });
+    wait_for("three rounds", || read(&starts).len() >= 3);
+    let late = || {
+        let first = wall_us() / 1000;
+        std::thread::sleep(Duration::from_secs(seconds()));
+        let mut late = read(&starts);
+        Sample::new(late.split_off(&first).into_values().flatten().collect())
+    };
+    let alone = late();
     let private = |pid| memory_kib(pid, "Private_Dirty:") + memory_kib(pid, "Private_Clean:");
     let before = private(daemon.pid());
     for name in &names {
@@ -246,23 +269,50 @@ fn memory(table: &mut Table, server: &Redis) {
             .block_on(store.control(name, &trigger))
             .expect("an answer");
     }
-    let guards = || {
-        let all = children(daemon.pid()).into_iter().filter(|pid| {
+    // Each guard with its command.
+    let running = || {
+        let all = children(daemon.pid()).into_iter().filter_map(|pid| {
             let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            line.starts_with(b"soloist\0__guard\0") && !children(*pid).is_empty()
+            let sleeps = line.starts_with(b"soloist\0__guard\0held-");
+            sleeps.then(|| Some((pid, children(pid).pop()?))).flatten()
         });
-        all.collect::<Vec<u32>>()
+        all.collect::<Vec<(u32, u32)>>()
     };
-    wait_for("the runs", || guards().len() == HELD);
+    wait_for("the runs", || running().len() == count);
     std::thread::sleep(Duration::from_secs(2));
-    let of_guards: f64 = guards().into_iter().map(private).sum::<f64>() / HELD as f64;
-    let of_daemon = (private(daemon.pid()) - before) / HELD as f64;
-    daemon.kill();
+    let guards = running().into_iter().map(|(guard, _)| private(guard));
+    let of_guards = guards.sum::<f64>() / count as f64;
+    let of_daemon = (private(daemon.pid()) - before) / count as f64;
+    let beside = late();
+    let still = running();
+    assert_eq!(still.len(), count, "none was lost");
+    for (_, command) in still {
+        let command = Pid::from_raw(command.cast_signed()).expect("a pid");
+        let _ = kill_process(command, Signal::TERM);
+    }
+    wait_for("one record of each", || {
+        let records = |name| runtime.block_on(store.records(name, 2));
+        let ended = names
+            .iter()
+            .map(|name| records(name).map_or(0, |r| r.len()));
+        let ended: Vec<usize> = ended.collect();
+        assert!(ended.iter().all(|records| *records < 2), "each ran once");
+        ended.iter().sum::<usize>() == count
+    });
+    daemon.stop();
+    let name = format!("{count} commands at once");
     table.row(
-        "memory per running command, private",
+        &format!("{name}: private memory of each, guard and daemon"),
         (of_guards + of_daemon) / 1024.0,
         "MiB",
         0.5,
-        format!("guard {of_guards:.0} KiB, daemon {of_daemon:.0} KiB, {HELD} at once"),
+        format!("guard {of_guards:.0} KiB, daemon {of_daemon:.0} KiB"),
+    );
+    let show = |s: &Sample| format!("p50 {:.1}, p99 {:.1} ms of {}", s.p50(), s.p99(), s.len());
+    table.note(
+        &format!("{name}: lateness of a start beside them / without them, p50"),
+        beside.p50() / alone.p50(),
+        "",
+        format!("{} / {}", show(&beside), show(&alone)),
     );
 }
