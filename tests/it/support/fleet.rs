@@ -211,7 +211,7 @@ impl Plan {
         let slots = Slots::take(self.slots);
         let soon = super::now_ms() + 20_000;
         let soon = soloist::model::rfc3339_ms(soon - soon % 1000);
-        for (_, lines) in &mut self.jobs {
+        for lines in self.jobs.values_mut() {
             *lines = lines.replace("{soon}", &soon);
         }
         let dir = tempfile::tempdir().expect("a temporary directory");
