@@ -536,7 +536,11 @@ impl Records {
                 continue;
             };
             let explains = |us: i64| records(&o.question, answer, around, us).is_some();
-            if o.about_us != *now_us && self.times_of(o, around).any(explains) {
+            let (from, to) = self.decided_between(o);
+            let impossible = |us: i64| !(from..=to).contains(&us);
+            if (impossible(*now_us) || impossible(around.now_us))
+                && self.times_of(o, around).any(explains)
+            {
                 verdict.wrong_times += 1;
                 continue;
             }
@@ -551,15 +555,20 @@ impl Records {
         }
     }
 
+    /// The store decided between these, Unix µs: after the question and before its answer.
+    fn decided_between(&self, o: &Operation) -> (i64, i64) {
+        let received = o.done.as_ref().map_or(o.sent, |done| done.received);
+        let to_us = self.processes[o.process].store_us(received);
+        (o.sent_us - INEXACT_US, to_us + INEXACT_US)
+    }
+
     /// The times at which the store may have decided, Unix µs: those that the state shows, and each millisecond from
     /// the question to its answer. The rules count in milliseconds, and some answers say how long a lease still lasts.
     fn times_of(&self, o: &Operation, around: &Around) -> impl Iterator<Item = i64> {
         let shown = serde_json::to_value(&around.after).unwrap_or_default();
         let mut dates = vec![];
         dates_of(&shown, &mut dates);
-        let received = o.done.as_ref().map_or(o.sent, |done| done.received);
-        let to_us = self.processes[o.process].store_us(received);
-        let (from, to) = (o.sent_us - INEXACT_US, to_us + INEXACT_US);
+        let (from, to) = self.decided_between(o);
         std::iter::once(o.about_us)
             .chain(dates.into_iter().map(|ms| ms * 1000))
             .chain((from.div_euclid(1000)..=to.div_euclid(1000)).map(|ms| ms * 1000))

@@ -404,8 +404,12 @@ impl<'a> Walk<'a> {
             let names = |text: &str| now.contains(text) || then.contains(text);
             match question {
                 Question::Claim(c) => match &c.target {
+                    // Also where it waits behind a run, it gives up what comes before it.
                     crate::logic::claim::Target::Scheduled(at) => {
-                        names(&c.run.to_string()) || names(&at.0.to_string())
+                        let given_up = c.missed.last().map(|missed| missed.last);
+                        names(&c.run.to_string())
+                            || names(&at.0.to_string())
+                            || given_up.is_some_and(|last| names(&last.0.to_string()))
                     }
                     crate::logic::claim::Target::Manual { key, .. } => {
                         names(&c.run.to_string()) || names(key)

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::*;
 use crate::{
-    logic::claim::{Control, Renew},
+    logic::claim::{Claim, Control, Missed, OnCrash, Overlap, Renew, Target},
     model::{InstanceId, JobName, Occurrence, Run, RunId, Trigger},
 };
 
@@ -63,6 +63,33 @@ fn reclaim(run: u64) -> Question {
         },
         seq: 1,
         late: false,
+    }))
+}
+
+/// Asks for an occurrence, and gives one up; seconds from the beginning.
+fn claim(run: u64, at: i64, given_up: Option<i64>) -> Question {
+    let occurrence = |s: i64| Occurrence(T / 1000 + s * 1000);
+    Question::Claim(Box::new(Claim {
+        job: JobName::new("job"),
+        target: Target::Scheduled(occurrence(at)),
+        known: occurrence(given_up.unwrap_or(at) - 1),
+        missed: given_up
+            .map(occurrence)
+            .map(Missed::one)
+            .into_iter()
+            .collect(),
+        run: RunId(uuid::Uuid::from_u128(u128::from(run))),
+        instance: InstanceId::new("i"),
+        host: String::new(),
+        trigger: Trigger::Schedule,
+        start_by: i64::MAX,
+        lease: 2000,
+        overlap: Overlap::Skip,
+        on_crash: OnCrash::Fail,
+        max_attempts: 1,
+        definition: String::new(),
+        observed: None,
+        holds: vec![],
     }))
 }
 
@@ -225,6 +252,18 @@ fn a_question_without_an_answer_stands_where_its_effect_is_seen() {
     let order = told.order(&Losses::default());
     let expected = [(first, None), (silent, None), (third, None), (never, None)];
     assert_eq!(order, expected);
+}
+
+/// It waits behind the run, so the state does not show the occurrence that it asks for.
+#[test]
+fn a_claim_without_an_answer_is_known_by_what_it_gave_up() {
+    let mut told = told();
+    let first = told.ask(claim(1, 1, None), (0, 1001, 1002), true);
+    let silent = told.ask(claim(2, 3, Some(2)), (3000, 3010, 3020), false);
+    let third = told.ask(skip(1), (3100, 3110, 3120), true);
+    // A heartbeat tells of a loss that came later.
+    let order = told.order(&found(3000));
+    assert_eq!(order, [(first, None), (silent, None), (third, None)]);
 }
 
 #[test]

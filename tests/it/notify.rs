@@ -318,16 +318,13 @@ fn heartbeats_say_when_a_run_starts_and_how_it_ends() {
 #[test]
 fn a_heartbeat_says_only_how_the_last_attempt_ended() {
     let hook = Hook::start(Mode::Takes);
-    let when = soloist::model::rfc3339_ms((now_ms() / 1000 + 3) * 1000);
     let url = hook.url("beat");
     let fleet = fleet(1)
         .default("heartbeat_url", &format!("\"{url}\""))
         .job(
             "bad",
-            &format!(
-                "command = \"exit $SOLOIST_ATTEMPT\"\nschedule = \"@at {when}\"\n\
-                 retry = {{ attempts = 2, interval = \"100ms\" }}"
-            ),
+            "command = \"exit $SOLOIST_ATTEMPT\"\nschedule = \"@at {soon}\"\n\
+             retry = { attempts = 2, interval = \"100ms\" }",
         )
         .start();
     let heard = |path: &str| hook.paths().iter().filter(|p| *p == path).count();
@@ -344,19 +341,13 @@ fn a_heartbeat_says_only_how_the_last_attempt_ended() {
 fn a_late_start_has_its_reason() {
     let hook = Hook::start(Mode::Takes);
     let lines = "on = [\"late\"]\nlate_after = \"1s\"";
-    let instant = (now_ms() / 1000 + 4) * 1000;
-    let when = soloist::model::rfc3339_ms(instant);
-    let after = soloist::model::rfc3339_ms(instant + 1000);
     let _fleet = fleet(1)
         .limits("max_parallel = 1")
         .tables(&channel("ops", &hook, lines))
-        .job(
-            "long",
-            &format!("command = \"sleep 4\"\nschedule = \"@at {when}\""),
-        )
+        .job("long", "command = \"sleep 4\"\nschedule = \"@at {soon}\"")
         .job(
             "late",
-            &format!("notify = [\"ops\"]\ncommand = \"true\"\nschedule = \"@at {after}\""),
+            "notify = [\"ops\"]\ncommand = \"true\"\nschedule = \"@at {later}\"",
         )
         .start();
     let heard = hook.wait("ops", 1);

@@ -12,6 +12,7 @@ use std::{
 
 use rustix::process::Signal;
 use serde_json::Value;
+use soloist::model::rfc3339_ms;
 
 use super::{
     GENEROUS, Slots, process,
@@ -153,7 +154,7 @@ impl Plan {
         self
     }
     /// A job: the lines of its table. `{witness}` and `{trace}` stand for the paths, `{soon}` for an instant 20 s after
-    /// this fleet had its turn to start.
+    /// this fleet had its turn to start, `{later}` for that one second after it.
     pub fn job(mut self, name: &str, lines: &str) -> Self {
         self.jobs.insert(name.into(), lines.into());
         self
@@ -209,10 +210,10 @@ impl Plan {
     // Long: one field after the other.
     pub fn start(mut self) -> Fleet {
         let slots = Slots::take(self.slots);
-        let soon = super::now_ms() + 20_000;
-        let soon = soloist::model::rfc3339_ms(soon - soon % 1000);
+        let soon = super::now_ms() / 1000 * 1000 + 20_000;
+        let (soon, later) = (rfc3339_ms(soon), rfc3339_ms(soon + 1000));
         for lines in self.jobs.values_mut() {
-            *lines = lines.replace("{soon}", &soon);
+            *lines = lines.replace("{soon}", &soon).replace("{later}", &later);
         }
         let dir = tempfile::tempdir().expect("a temporary directory");
         let server = match (self.meeting, self.server_up) {
