@@ -152,3 +152,8 @@ export function meant(text, now, past = false) {
   const parsed = Date.parse(text.trim().replace(' ', 'T'));
   return Number.isNaN(parsed) ? null : parsed;
 }
+
+const SIGNALS = { 1: 'HUP', 2: 'INT', 3: 'QUIT', 4: 'ILL', 5: 'TRAP', 6: 'ABRT', 7: 'BUS', 8: 'FPE', 9: 'KILL',
+  10: 'USR1', 11: 'SEGV', 12: 'USR2', 13: 'PIPE', 14: 'ALRM', 15: 'TERM', 24: 'XCPU', 25: 'XFSZ', 31: 'SYS' };
+/** A signal by its name; one that is seldom seen by its number. */
+export const signalName = (n) => (SIGNALS[n] ? `SIG${SIGNALS[n]}` : `signal ${n}`);

@@ -1,7 +1,7 @@
 // One job: is what it does usual? And what is it?
 import { html, useEffect, useMemo, useRef, useState } from './base.js';
 import { ask, download, known, now, useTopics } from './store.js';
-import { bytes, clean, date, day, hm, left, many, meant, midnight, month, ms, number, short, took, when,
+import { bytes, clean, date, day, hm, left, many, meant, midnight, month, ms, number, short, signalName, took, when,
   zone, zoneName } from './format.js';
 import { Icon } from './icons.js';
 import { OUTCOMES, ahead, byOccurrence, judge, word, worst } from './judge.js';
@@ -186,7 +186,7 @@ function HistoryRow({ job, item, sel }) {
     <td class="num">${item.outcome === 'running' ? html`<${Since} t=${ms(item.started_at)} />`
       : took(item.duration_ms)}</td>
     <td class="t2 h-on"><${On} id=${item.instance} /></td>
-    <td class="num t2 h-x">${item.exit_code ?? (item.signal != null ? `signal ${item.signal}` : '–')}</td>
+    <td class="num t2 h-x">${item.exit_code ?? (item.signal != null ? signalName(item.signal) : '–')}</td>
     <td class=${`num h-x ${item.attempts > 1 ? '' : 't3'}`}>${item.attempts || '–'}</td>
     <td class="t2 h-x">${item.trigger}</td>
     <td class="num t2 h-m">${bytes(item.peak_memory_bytes)}</td></tr>`;

@@ -1,7 +1,7 @@
 // One occurrence, in a panel beside its job: why there, why not elsewhere, and what it wrote.
 import { html, useEffect, useLayoutEffect, useRef, useState } from './base.js';
 import { ask, events, known, now, useTopics } from './store.js';
-import { bytes, clean, hms, hmsm, left, many, ms, shell, short, took, visible, when } from './format.js';
+import { bytes, clean, hms, hmsm, left, many, ms, shell, short, signalName, took, visible, when } from './format.js';
 import { Icon } from './icons.js';
 import { word } from './judge.js';
 import { Btn, Copy, Failed, Live, On, Output, Since, Txt, useLoaded } from './parts.js';
@@ -16,7 +16,7 @@ const HELD = 1 << 19;
 // ---- attempts
 
 function Attempt({ r, several, shown, pick }) {
-  const end = r.exit_code != null ? `exit ${r.exit_code}` : r.signal != null ? `signal ${r.signal}` : '';
+  const end = r.exit_code != null ? `exit ${r.exit_code}` : r.signal != null ? signalName(r.signal) : '';
   return html`<li class=${several && shown ? 'sel' : ''}><${Icon} k=${r.outcome} /><span class="nw"
     data-tip=${r.started_at && hmsm(ms(r.started_at))}>${r.started_at ? hms(ms(r.started_at)) : ''}</span>
     <span class="t2">${several && r.run_id ? html`<button type="button" class="lk" aria-pressed=${String(shown)}

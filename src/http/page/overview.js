@@ -1,7 +1,7 @@
 // The overview: must I do something? Then a line for each job.
 import { Component, html, useEffect, useLayoutEffect, useMemo, useRef, useState } from './base.js';
 import { ask, known, now, useTopics } from './store.js';
-import { clean, left, many, ms, number, short, took, when, zoneName } from './format.js';
+import { clean, left, many, ms, number, short, signalName, took, when, zoneName } from './format.js';
 import { Icon } from './icons.js';
 import { BAD, ahead, word } from './judge.js';
 import { Btn, Chip, In, Live, Memo, On, Seg, Silent, Since, Strip, Txt, useLoaded, usePhone, useSeen } from './parts.js';
@@ -92,7 +92,7 @@ function Ended({ job, asks }) {
   const tail = run && (run.error ? clean(run.error) : lastLine(run.output_tail));
   return html`<span>Attempt ${last.attempt} <b class=${`x-${last.outcome}`}>${word(last.outcome)}</b> on <${On}
     id=${last.instance} />
-    ${run?.exit_code != null && ` with exit ${run.exit_code}`}${run?.signal != null && ` by signal ${run.signal}`}
+    ${run?.exit_code != null && ` with exit ${run.exit_code}`}${run?.signal != null && ` by ${signalName(run.signal)}`}
     ${tail && html`, <code><bdi>${tail}</bdi></code>`}</span>`;
 }
 
