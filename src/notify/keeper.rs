@@ -463,7 +463,7 @@ impl Keeper {
                 why,
                 ..
             } = g;
-            error!(%channel, message = %id, tries, why, "gave a message up: nobody was told");
+            error!(%channel, id = %id, tries, why, "gave a message up: nobody was told");
             let figures = &self.parts.vitals.figures;
             figures.notification(&channel, Told::GivenUp);
         }
@@ -657,7 +657,7 @@ impl Keeper {
         match sent.result {
             Ok(said) => {
                 failpoint::here("notify_sent");
-                info!(%channel, message = %id, said, "sent a notification");
+                info!(%channel, id = %id, said, "sent a notification");
                 figures.notification(channel, Told::Sent);
                 changes.delivered = Some(id.clone());
             }
@@ -679,7 +679,7 @@ impl Keeper {
                     return;
                 };
                 let pause = e.retry_after.unwrap_or(pause);
-                warn!(%channel, message = %id, tries, error = e.why, ?pause, "cannot send a notification; retrying");
+                warn!(%channel, id = %id, tries, error = e.why, ?pause, "cannot send a notification; retrying");
                 let message = Message {
                     tries,
                     refusals,

@@ -183,3 +183,13 @@ fn comments_have_lines_of_at_most_120_characters() {
         .collect();
     assert!(long.is_empty(), "wrap these: {long:#?}");
 }
+
+/// `tracing` takes a field of this name for the sentence of the event, which is then not shown.
+#[test]
+fn no_event_has_a_field_named_message() {
+    for (path, code) in sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src")) {
+        let named = |line: &&str| line.contains("message = %") || line.contains("message = ?");
+        let found = lines(&code).find(named);
+        assert_eq!(found, None, "{}", path.display());
+    }
+}
