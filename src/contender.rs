@@ -577,8 +577,8 @@ impl Contender {
         if self.contradiction_told.lock().lets(Boottime::now(), every) {
             error!(
                 "the store's clock does not show the times that arrive here in its answers, so the store decides \
-                 nothing and no job starts: something between this host and the store changes its answers; check what \
-                 `url` in [store] leads to"
+                 nothing and no job starts: something between this host and the store changes its answers; check the \
+                 proxies on the way to the `url` in [store]"
             );
         }
         if let Target::Scheduled(at) = target {
@@ -620,7 +620,7 @@ pub fn note_sample(sampled: Sampled) {
         ),
         Sampled::Doubted(step) => error!("{}", belief::in_words(step)),
         Sampled::Restored => {
-            info!("this instance believes the store's clock again: starting jobs again")
+            info!("this instance believes the store's clock again: it starts jobs again")
         }
     }
 }

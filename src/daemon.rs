@@ -75,7 +75,7 @@ async fn sweep() {
     if runs > 0 {
         warn!(
             runs,
-            "ended runs that a dead soloist process left behind on this host"
+            "this instance ended runs that a dead soloist process left behind on this host"
         );
     }
 }
@@ -427,11 +427,12 @@ impl Daemon {
         tokio::select! {
             () = all => return,
             () = tokio::time::sleep(drain) => {
-                warn!(?drain, running = holder.running().len(), "runs still active at the end of the drain: ending \
-                them");
+                warn!(?drain, running = holder.running().len(), "runs are still active at the end of the drain: \
+                this instance ends them");
             }
             name = signals.second_stop() => {
-                warn!(signal = name, running = holder.running().len(), "second signal: ending the active runs");
+                warn!(signal = name, running = holder.running().len(), "a second signal came: this instance ends the \
+                active runs");
             }
         }
         holder.kill.cancel();

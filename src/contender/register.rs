@@ -147,8 +147,8 @@ impl Contender {
                     if let Some(last) = ask.lost.last() {
                         let count: u64 = ask.lost.iter().map(|l| l.count).sum();
                         warn!(job = %job.name, occurrences = count, until = %last.last,
-                            "the store lost its data, and with it the outcome of these occurrences: recorded as \
-                            unknown");
+                            "the store lost its data, and with it the outcome of these occurrences: soloist records \
+                            them as unknown");
                     }
                     self.registered(job, &state.unwrap_or_default(), epoch);
                 }

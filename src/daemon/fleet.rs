@@ -300,11 +300,11 @@ impl FleetTask {
                 if self.warned.lets(now, WARN_AGAIN) {
                     match e.is_transient() {
                         true => {
-                            warn!(error = %e, "the store does not answer: starting nothing until it does")
+                            warn!(error = %e, "the store does not answer: this instance starts nothing until it does")
                         }
                         false => {
-                            error!(error = %e, "the store's answer cannot be used: starting nothing until this is \
-                            fixed")
+                            error!(error = %e, "this instance cannot use the store's answer: it starts nothing until \
+                            this is fixed")
                         }
                     }
                 }
@@ -366,7 +366,7 @@ impl FleetTask {
             if unreliable {
                 info!(
                     store,
-                    "the settings of the store are safe again: starting jobs again"
+                    "the settings of the store are safe again: this instance starts jobs again"
                 );
             }
         } else {
@@ -374,7 +374,8 @@ impl FleetTask {
             complain(&|| {
                 error!(
                     store,
-                    "the store is not safe to use: {reasons}; starting nothing until that is changed"
+                    "the store is not safe to use: {reasons}; \
+                    this instance starts nothing until that is changed"
                 );
             });
         }
@@ -486,8 +487,8 @@ impl FleetTask {
         match contender.clock.vote(&walls) {
             Some(Verdict::Accepted(step)) => warn!(
                 step_ms = step / 1000,
-                "the store's clock was stepped, and is believed because the hosts' clocks agree with it, or because \
-                it runs evenly since: occurrences follow it"
+                "the store's clock was stepped; this instance believes it, because the hosts' clocks agree with it or \
+                because it has run evenly since: occurrences follow it"
             ),
             Some(Verdict::Outvoted(ahead)) => error!("{}", belief::in_words(ahead)),
             None => {}
@@ -606,9 +607,9 @@ impl FleetTask {
             contender.set_draining(drain);
             info!(
                 drain,
-                "asked to {}",
+                "somebody asked this instance to {}",
                 if drain {
-                    "drain: claiming nothing more"
+                    "drain: it claims nothing more"
                 } else {
                     "claim again"
                 }

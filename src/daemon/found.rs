@@ -84,7 +84,7 @@ pub(super) async fn found(store: &dyn Store) -> anyhow::Result<()> {
             }
             Err(e) if e.is_transient() => {
                 if warned.lets(Boottime::now(), WARN_AGAIN) {
-                    warn!(error = %e, "the store does not answer: starting nothing until it does");
+                    warn!(error = %e, "the store does not answer: this instance starts nothing until it does");
                 }
             }
             Err(e) => return Err(e.into()),

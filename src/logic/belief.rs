@@ -281,8 +281,8 @@ pub fn in_words(ahead_us: i64) -> String {
     let by = Duration::from_millis(ahead_us.unsigned_abs() / 1000);
     let side = if ahead_us > 0 { "ahead of" } else { "behind" };
     format!(
-        "the store's clock is {by:.1?} {side} the time that passed here and that most hosts' clocks show: \
-         no job starts by it; correct the clock of the store's host"
+        "the store's clock is {by:.1?} {side} the time that this host measured and that most hosts' clocks show: \
+         this instance starts no job by it; correct the clock of the store's host"
     )
 }
 

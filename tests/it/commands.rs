@@ -37,7 +37,7 @@ fn a_drained_instance_claims_nothing_more_and_finishes_what_it_runs() {
     let id = fleet.instances[holder].id.clone();
     let other = &fleet.instances[1 - holder].id;
     fleet.said(&["drain", &id]);
-    fleet.wait_log(holder, "drain: claiming nothing more");
+    fleet.wait_log(holder, "drain: it claims nothing more");
     // A run that was granted before may still start.
     let drained = now_ms() + 1000;
     let later = |fleet: &Fleet, id: &str| {
@@ -73,7 +73,7 @@ fn a_lone_instance_that_is_drained_runs_nothing_until_it_is_undrained() {
     let mut fleet = fleet(1).sqlite().witness("a", "for=5", "").start();
     fleet.wait_runs(2);
     fleet.said(&["drain", "i1"]);
-    fleet.wait_log(0, "drain: claiming nothing more");
+    fleet.wait_log(0, "drain: it claims nothing more");
     let drained = now_ms() + 1000;
     wait_until("three instants pass", GENEROUS, || {
         now_ms() > drained + 3500

@@ -178,7 +178,7 @@ fn a_wrong_clock_that_a_lone_instance_believed_is_outvoted_by_those_who_come_lat
     fleet.wait_runs(2);
     fleet.instances[1].start();
     for i in 0..2 {
-        fleet.wait_log(i, "ahead of the time that passed here");
+        fleet.wait_log(i, "ahead of the time that this host measured");
     }
     wait_until("status says so", GENEROUS, || {
         let text = fleet.said(&["status"]);
