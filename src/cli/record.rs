@@ -9,9 +9,9 @@ use crate::recording::check::{Verdict, check};
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Give it the files of all instances, of their guards, and of the commands that people ran: an
-answer that the missing ones would explain looks wrong. A pipe is read to its end: one that
-nobody writes to is waited for.
+Give it the files of all instances, of their guards, and of the commands that people ran. If a
+file is missing, the command may report an answer that this file would explain. It reads a pipe
+to its end, and waits for a pipe that nobody writes to.
 
 Examples:
   soloist run --record /var/lib/soloist/record         on each host

@@ -198,7 +198,7 @@ pub fn check(files: &[PathBuf]) -> Result<Verdict, Error> {
                 Some(Jump::Unexplained) => {
                     let says = |who: &str| {
                         format!(
-                            "the state that {who} was shown follows from no other answer, and from no question \
+                            "the store showed {who} a state that follows from no other answer, and from no question \
                              without an answer (is the record of some process missing?)"
                         )
                     };
@@ -547,8 +547,8 @@ impl Records {
             let by_the_rules = decide(&o.question, around, around.now_us).0;
             let breach = self.unexplained(job, o, |who| {
                 format!(
-                    "{who} was answered {answer:?}, or the state was changed otherwise than the rules change it; by \
-                     the rules the answer is {by_the_rules:?}"
+                    "the store answered {who} with {answer:?}, or changed the state in another way than the rules do; \
+                     by the rules the answer is {by_the_rules:?}"
                 )
             });
             verdict.breaches.push(breach);

@@ -301,7 +301,7 @@ impl Judge<'_> {
             .filter(more)
             .map(|g| {
                 let (at, attempt) = (g.grant.occurrence, g.grant.attempt);
-                format!("attempt {attempt} of {at} was granted, which its job does not want")
+                format!("the store granted attempt {attempt} of {at}, more than the job allows")
             })
             .collect();
         for text in texts {
