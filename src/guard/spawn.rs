@@ -292,29 +292,29 @@ impl Start {
             .store(deadline.0, Ordering::Relaxed);
     }
 
-    /// What the child is doing, as the end of the sentence "the command was not started, ...".
+    /// What the child is doing, as the end of the message "... before the command could be started: ...".
     pub(super) fn doing(&self, spec: &Spec) -> String {
         let stage = self.shared.page().stage.load(Ordering::Relaxed);
         let is = |s: Stage| stage == s as u8;
         let quoted = |name: &Option<String>| name.as_deref().unwrap_or("?").to_owned();
         if is(Stage::LookUp) {
             return match (&spec.user, &spec.group) {
-                (None, None) => "the start was still being prepared".to_owned(),
-                (None, group) => format!("group `{}` was still being looked up", quoted(group)),
-                (user, _) => format!("user `{}` was still being looked up", quoted(user)),
+                (None, None) => "soloist was still preparing the start".to_owned(),
+                (None, group) => format!("soloist was still looking up group `{}`", quoted(group)),
+                (user, _) => format!("soloist was still looking up user `{}`", quoted(user)),
             };
         }
         if is(Stage::Directory)
             && let Some(directory) = &spec.working_dir
         {
             let directory = directory.display();
-            return format!("working directory `{directory}` was still being entered");
+            return format!("soloist was still entering working directory `{directory}`");
         }
         if is(Stage::Exec) {
             let program = spec.argv.first().map_or("", String::as_str);
-            return format!("`{program}` was still being opened");
+            return format!("soloist was still opening `{program}`");
         }
-        "the start was still being prepared".to_owned()
+        "soloist was still preparing the start".to_owned()
     }
 }
 

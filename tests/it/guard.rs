@@ -2280,11 +2280,11 @@ impl SlowStart {
     const CALLS: [(&str, &str); 2] = [
         (
             "getpwnam_r",
-            "before the command could be started: user `root` was still being looked up",
+            "before the command could be started: soloist was still looking up user `root`",
         ),
         (
             "execve",
-            "before the command could be started: `touch` was still being opened",
+            "before the command could be started: soloist was still opening `touch`",
         ),
     ];
 

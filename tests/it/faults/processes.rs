@@ -993,7 +993,7 @@ fn a_start_that_takes_its_time_is_timed_out() {
     let mut fleet = plan.start();
     let record = fleet.wait_record("a", "timed_out");
     let error = record["error"].as_str().unwrap_or_default();
-    assert!(error.contains("was still being opened"), "{record}");
+    assert!(error.contains("was still opening"), "{record}");
     let at = crate::support::fleet::occurrence_ms(&record);
     fleet.wait_run("a later occurrence runs", |r| r.occurrence > at);
     fleet.stop();
