@@ -26,8 +26,8 @@ const SHOWN: usize = 3;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Advice is about what is valid and most likely not meant. It is no error: the exit code stays 0. If the store answers, \
-it also says how long runs take, and how fast it is; nothing is written there.
+Advice is about settings that are valid and most likely not meant. It is no error: the exit code stays 0. If the \
+store answers, the command also looks at how long runs take and how fast the store is; it writes nothing there.
 
 Examples:
   soloist check

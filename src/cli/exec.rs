@@ -658,7 +658,7 @@ fn span(d: Duration) -> String {
 /// `web-1:4711 has it; its lease lasts 12 s, unless it renews it`
 fn held(holder: &str, remaining: Duration) -> String {
     if remaining == Duration::MAX {
-        format!("{holder} has it, without an end")
+        format!("{holder} has it, and its lease has no end")
     } else {
         format!(
             "{holder} has it; its lease lasts {} unless renewed",

@@ -157,7 +157,7 @@ pub(crate) fn render(s: &StatusView) -> String {
     text.push_str(&lacks(s));
     let unknown = unknown_runs(s);
     if !unknown.is_empty() {
-        let what = format!("running, but not in this configuration: {unknown}");
+        let what = format!("this configuration lacks jobs that are running: {unknown}");
         text.push_str(&format!("\n{}\n", show::paint(WARN, &what)));
     }
     text
@@ -556,7 +556,8 @@ mod tests {
         };
         let view = view::status(&config, "", &fleet, &HashMap::new(), NOW, "i");
         let text = anstream::adapter::strip_str(&render(&view)).to_string();
-        let said = "\nrunning, but not in this configuration: draw on web-1, draw on web-2\n";
+        let said =
+            "\nthis configuration lacks jobs that are running: draw on web-1, draw on web-2\n";
         assert!(text.ends_with(said), "{text}");
         // One live instance has the caller's configuration.
         assert!(!text.contains("another configuration"), "{text}");

@@ -72,7 +72,7 @@ pub enum Error {
     },
     /// The lock lapsed, was released, or was deleted, so it does not belong to this owner any more. If somebody else
     /// holds it now, they keep it.
-    #[error("lock `{key}` is not held by us any more: {}", match .holder {
+    #[error("this owner does not hold lock `{key}` any more: {}", match .holder {
         Some(holder) => format!("{holder} has it"),
         None => "nobody has it".to_owned(),
     })]

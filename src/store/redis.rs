@@ -237,8 +237,8 @@ impl RedisStore {
         let reason = match wrong.is_empty() {
             true => reason,
             false => format!(
-                "another program gave {} a value of another type than soloist's: rename or delete that key, a state \
-                 only while no run of its job is active ({reason})",
+                "another program gave {} a value of another type than soloist's: rename or delete that key \
+                 (if it ends in `:state`, only while no run of its job is active; {reason})",
                 wrong.join(", ")
             ),
         };

@@ -180,7 +180,7 @@ impl Queue {
     fn drop_count(&self, n: usize) {
         self.vitals.figures.spans("dropped", n as u64);
         if self.dropped.lock().lets(Boottime::now(), WARN_AGAIN) {
-            warn!("{WAITING} spans wait to be sent: leaving the oldest out");
+            warn!("{WAITING} spans wait to be sent: this process drops the oldest");
         }
     }
 }
@@ -206,7 +206,7 @@ async fn run(queue: &Queue, settings: &Settings) {
                 figures.spans("sent", n as u64);
                 pauses.reset();
                 if warned.was_said() {
-                    info!("traces are taken again");
+                    info!("the receiver takes traces again");
                     warned.over();
                 }
                 continue;

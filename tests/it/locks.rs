@@ -474,7 +474,7 @@ async fn who_lost_the_lock_cannot_take_it_from_its_successor(bed: Bed) {
     );
     assert_eq!(
         e.to_string(),
-        "lock `k` is not held by us any more: bob has it"
+        "this owner does not hold lock `k` any more: bob has it"
     );
     let token = old.fencing_token();
     drop(old);

@@ -418,5 +418,5 @@ fn what_a_receiver_that_was_not_there_has_missed_is_sent_to_it() {
     let hook = Hook::listen(listener, &[Mode::Takes]);
     let all = wait_spans(&hook, "a", 1);
     assert_eq!(all.len(), 1, "{all:#?}");
-    fleet.wait_log(0, "traces are taken again");
+    fleet.wait_log(0, "the receiver takes traces again");
 }

@@ -57,7 +57,7 @@ pub fn advise(text: &str, schedule: &Schedule, job: &str, now: Occurrence) -> Ve
             rule: "never",
             message: "this time has passed: it never comes again".to_owned(),
             span: whole,
-            hint: "remove it, or write a time that is to come".to_owned(),
+            hint: "remove it, or write a time in the future".to_owned(),
         }),
         Some(next) if next.0.saturating_sub(now.0) > SOON_MS => {
             let date = schedule.local(next);
@@ -603,7 +603,7 @@ mod tests {
             "UTC",
             "@at 2020-01-01T00:00:00Z",
             "this time has passed: it never comes again",
-            "remove it, or write a time that is to come",
+            "remove it, or write a time in the future",
         );
         let all = told("0 0 29 2 */7", "UTC", Dst::default());
         let rare: Vec<&str> = all.iter().map(|a| a.1.as_str()).collect();
