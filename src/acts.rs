@@ -1,5 +1,5 @@
-//! What people ask of the fleet, whether by a command or over HTTP: checks it, asks the store, and says what comes of
-//! it.
+//! Carries out what people request of the fleet, by a command or over HTTP: checks each request, sends it to the
+//! store, and describes the result in words.
 
 use futures_util::future::BoxFuture;
 use jiff::{Timestamp, civil, tz::TimeZone};

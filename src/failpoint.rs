@@ -1,5 +1,6 @@
-//! Places where tests end a process as SIGKILL would, or where it panics, in debug builds only:
-//! `SOLOIST_FAILPOINT=<name>`, once if `SOLOIST_FAILPOINT_ONCE` names a file, which is made then.
+//! Places where a debug build kills itself with SIGKILL or panics, if `SOLOIST_FAILPOINT` has the name of the place.
+//! With `SOLOIST_FAILPOINT_ONCE=<file>` a process kills itself only if the file does not exist yet; it creates the file
+//! first.
 
 fn wanted(name: &str) -> bool {
     cfg!(debug_assertions) && std::env::var("SOLOIST_FAILPOINT").is_ok_and(|v| v == name)

@@ -1,6 +1,6 @@
-//! Traces: a span for each run, sent by OTLP over HTTP to where the standard variables of OpenTelemetry say. Who
-//! records the outcome of a run sends its span: its instance, or the guard's `__settle` if that has died.
-//! docs/traces.md has what a span says; the ids are computed in `logic/trace`.
+//! Traces: a span for each run, sent by OTLP over HTTP to where the standard variables of OpenTelemetry say. The
+//! process that records the outcome of a run sends its span: the daemon, or the guard's `__settle` if the daemon has
+//! died. docs/traces.md has what a span says; the ids are computed in `logic/trace`.
 //!
 //! The spans of a daemon wait in a short queue for a thread of their own: however slow the receiver is, no run and no
 //! settlement waits for it.

@@ -1,12 +1,12 @@
 //! A whole fleet in virtual time, for tests: the pure machines that the daemon and its guards run, and around them a
 //! network, clocks, processes and a store's data that go wrong.
 //!
-//! [`World`] is a state, [`World::choices`] says what can happen next, and [`World::apply`] makes it happen. Nothing in
-//! it is random and nothing waits, so that a list of choices always gives the same world. Whoever chooses explores:
-//! `explore` lets stateright try all choices, or draws them from a seed.
+//! [`World`] is a state, [`World::choices`] says what can happen next, and [`World::apply`] makes it happen. Nothing
+//! in it is random and nothing waits, so that a list of choices always gives the same world. `explore` makes the
+//! choices: it lets stateright try all of them, or draws them from a seed.
 //!
-//! What happens without a choice is done at once ([`World::work`]): an instance never hesitates. Time stands still
-//! while something can be delivered, and [`Choice::Time`] moves it to the next moment at which something is due.
+//! [`World::work`] does at once whatever needs no choice: an instance never hesitates. Time stands still while
+//! something can be delivered, and [`Choice::Time`] moves it to the next moment at which something is due.
 
 pub(crate) mod cases;
 mod choice;

@@ -1,4 +1,5 @@
-//! Rules that a test can take out, one at a time, to see that the worlds notice. Outside of tests none is ever out.
+//! Lets a test take out one rule of the program, to see that a fleet of `src/world` then breaks a promise. Outside of
+//! tests every rule is in force.
 
 /// `rule!(Name, condition)`: the condition, and false while the rule is taken out. For what a rule forbids.
 #[cfg(test)]

@@ -1,7 +1,7 @@
-//! What comes next: which planned occurrence will run, and which are passed over before it, and why.
+//! Tells people what comes next of a job: which planned occurrence will run, and which earlier ones will not, and why.
 //!
-//! An instance decides the occurrences of a job in order, and what passes some over (a pause, a skip) ends once. So
-//! those that will not run all come before the next one that will.
+//! An instance decides the occurrences of a job in order, and whatever keeps some of them from running (a pause, a
+//! skip) ends some time. So all those that will not run come before the next one that will.
 
 use serde::Serialize;
 

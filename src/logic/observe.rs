@@ -1,5 +1,5 @@
-//! What an instance knows of a lease that another holds: when it has lapsed, and how long a quarantine has to last for
-//! it. The one rule for both watchers, the daemon's `Contender` and the library's `Elector`.
+//! Judges a lease that another instance holds: when it has lapsed, and how long a quarantine must last because of it.
+//! Both watchers use this rule: the daemon's `Contender` and the library's `Elector`.
 
 use crate::logic::bent::{may, rule};
 use std::time::Duration;

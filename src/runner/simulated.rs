@@ -1,4 +1,5 @@
-//! Guards of simulated hosts: they do what a guard does with its [`Life`], to a command that is only written down.
+//! Guards of simulated hosts: each follows its [`Life`] as a real guard does, but no process runs: the guard only
+//! notes when its command starts and ends.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 

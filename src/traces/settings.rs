@@ -1,5 +1,5 @@
-//! Where spans go: read from the variables that OpenTelemetry specifies for all programs. What is wrong with one is
-//! said, without its value, which may be secret, and the variable counts as unset.
+//! Where spans go: read from the variables that OpenTelemetry specifies for all programs. If a variable is wrong,
+//! soloist says so without its value, which may be secret, and takes the variable as unset.
 
 use std::{fmt, time::Duration};
 
