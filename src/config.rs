@@ -68,6 +68,6 @@ pub use self::{
 pub(crate) use self::{file::trim_memory, handed::Handed};
 #[cfg(feature = "daemon")]
 pub use crate::{
-    logic::timetable::CatchUp,
+    logic::catch_up::CatchUp,
     model::job::{Alarms, Command, HiddenUrl, Job, JobRetry, OnStateLoss, Output},
 };

@@ -42,7 +42,7 @@ use crate::{
         belief::{self, Sampled},
         claim::{Event, Open, Remembered, Target, TargetId},
         contest::{Absence, Account, Changes, EpochName, Halt, JobState, Me, Told},
-        late::Waits,
+        waits::Waits,
     },
     model::{InstanceId, JobName, Occurrence, Run, RunId},
     store::{Decision, Reply, Store},

@@ -26,7 +26,7 @@ use crate::{
             self, Claim, Control, DelayedAttempt, Effects, Event, Observed, OnCrash, Open, Overlap,
             Presence, Register, Remembered, Renew, Settle, State, Target,
         },
-        life::{Life, Step},
+        guard_life::{Life, Step},
         schedule::{Dst, Fold, Gap, Schedule},
     },
     model::{

@@ -3,8 +3,8 @@
 //! The guard is this same binary, started again as `soloist __guard`, before any runtime or argument parser exists; or
 //! it is forked from a process that was started so (`guard::zygote`). It has one thread and depends on nothing that the
 //! daemon does later: the daemon may be killed, be stopped or hang.
-//! [`crate::logic::life`] has its rules. Here are its messages ([`Spec`], [`Control`], [`Report`], [`HandOver`]) and
-//! the loop that carries out the rules. The daemon's side is [`crate::runner`].
+//! [`crate::logic::guard_life`] has its rules. Here are its messages ([`Spec`], [`Control`], [`Report`], [`HandOver`])
+//! and the loop that carries out the rules. The daemon's side is [`crate::runner`].
 //!
 //! Descriptor 0 is a socket to the daemon: one JSON line each way per message. Descriptors 1 and 2 are the pipes for
 //! the command's output; the guard closes its copies, so that end-of-file means that the process tree is gone.
@@ -20,7 +20,7 @@
 //! time. The forked child does everything in a start that may block (`guard::spawn`).
 //!
 //! A run is over when its process tree is gone. Processes that the command left behind get SIGTERM, and then SIGKILL
-//! after the grace, but at most [`LEFTOVER_GRACE`](crate::logic::life::LEFTOVER_GRACE) later.
+//! after the grace, but at most [`LEFTOVER_GRACE`](crate::logic::guard_life::LEFTOVER_GRACE) later.
 
 mod cgroup;
 mod control;
@@ -65,7 +65,7 @@ pub use self::{
 use crate::{
     clock::Boottime,
     guard::spawn::{Failed, Start},
-    logic::life::{Cause, Life, Step, Stop, outcome},
+    logic::guard_life::{Cause, Life, Step, Stop, outcome},
     model::Usage,
 };
 

@@ -25,11 +25,11 @@ use crate::{
         attempts::{self, After},
         backoff::{Pauses, Throttle},
         claim::{DelayedAttempt, Renew, Renewal, Settle, Settlement},
+        guard_life::{self, Stop},
         hold::{Do, Hold, Renewed, SMALLEST_PIECE, View},
-        late,
-        life::{self, Stop},
         pace,
         trace::SpanContext,
+        waits,
     },
     model::{InstanceId, JobName, Marks, Occurrence, Outcome, RunId, RunRecord, Usage, Wait},
     runner::{Prepared, RunEnd, Runner, Running, StartError},
@@ -647,12 +647,12 @@ impl Holder {
             exit_code: end.and_then(|e| e.exit_code),
             signal: end.and_then(|e| e.signal),
             output_truncated: end.is_some_and(RunEnd::output_truncated),
-            error: end.and_then(|e| e.error.clone().or_else(|| life::reason(e.cause))),
+            error: end.and_then(|e| e.error.clone().or_else(|| guard_life::reason(e.cause))),
             usage: end.map(used).unwrap_or_default(),
             waited: end
                 .and_then(|e| e.started.as_ref())
-                .filter(|_| late::counts(g.run.attempt, g.run.trigger))
-                .filter(|_| record.lateness_ms.is_some_and(|ms| ms >= late::LATE_MS))
+                .filter(|_| waits::counts(g.run.attempt, g.run.trigger))
+                .filter(|_| record.lateness_ms.is_some_and(|ms| ms >= waits::LATE_MS))
                 .and_then(|started| {
                     let mut waits = g.waits;
                     waits.add(Wait::Host, started.boottime.since(g.won));

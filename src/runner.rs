@@ -42,7 +42,7 @@ use crate::{
     clock::Boottime,
     config::Output,
     guard::{self, Control, HandOver, Moment, Proc, Spec},
-    logic::life::{Cause, Stop},
+    logic::guard_life::{Cause, Stop},
     model::{JobName, Marks, Outcome, RunId, Usage},
     recording::{Line, Recorder},
 };

@@ -17,7 +17,7 @@ use crate::{
         attempts::After,
         backoff::Pauses,
         claim::{DelayedAttempt, Settle},
-        life,
+        guard_life,
     },
     model::{LAST_MS, Outcome, RunRecord},
     recording::{Line, Recorder, recording},
@@ -83,7 +83,7 @@ impl SettleOnDeath {
             outcome: end.outcome,
             exit_code: end.exit_code,
             signal: end.signal,
-            error: end.error.or_else(|| life::reason(end.cause)),
+            error: end.error.or_else(|| guard_life::reason(end.cause)),
             usage: end.usage,
             ..record
         }

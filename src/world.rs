@@ -34,7 +34,7 @@ use crate::{
     logic::{
         bent::{self, Rule},
         claim::{Question, Settle},
-        life::{self, Cause, Life, Stop},
+        guard_life::{self, Cause, Life, Stop},
     },
     model::{Boottime, JobName, Outcome, Run, RunId, job::Job},
 };
@@ -397,7 +397,7 @@ impl World {
             return;
         }
         let step = command.life.on_time(now);
-        if step == life::Step::Kill || command.life.killing() {
+        if step == guard_life::Step::Kill || command.life.killing() {
             self.command_gone(run, None);
             return;
         }
@@ -437,14 +437,14 @@ impl World {
     }
 
     /// Does to a command what its guard's life says. True: it is gone.
-    fn step(&mut self, run: RunId, step: life::Step) -> bool {
+    fn step(&mut self, run: RunId, step: guard_life::Step) -> bool {
         let Some(command) = self.command(run) else {
             return false;
         };
         let gone = match (step, command.state) {
-            (_, CommandState::Gone(..)) | (life::Step::Nothing, _) => false,
-            (life::Step::Terminate, _) => !command.stubborn,
-            (life::Step::Kill, _) => true,
+            (_, CommandState::Gone(..)) | (guard_life::Step::Nothing, _) => false,
+            (guard_life::Step::Terminate, _) => !command.stubborn,
+            (guard_life::Step::Kill, _) => true,
         };
         if gone {
             self.command_gone(run, None);
@@ -458,7 +458,7 @@ impl World {
             return;
         };
         let cause = command.life.cause();
-        let outcome = life::outcome(cause, code, &[0]);
+        let outcome = guard_life::outcome(cause, code, &[0]);
         command.state = CommandState::Gone(outcome, cause, now);
         self.truth.ended(run, ms);
         self.say(|_| format!("the command of run {} is gone: {outcome}", short(run)));

@@ -28,7 +28,7 @@ use crate::{
         self, Lock, LockClient, NoRetry, TryLock,
         period::{ClaimedPeriod, PeriodClaim},
     },
-    logic::life::{Cause, Stop},
+    logic::guard_life::{Cause, Stop},
     model::{JobName, Occurrence, RunId},
     runner::{RunEnd, Runner, Running, childless, reap_strangers},
     settle::ReleaseOnDeath,

@@ -8,9 +8,10 @@ use super::{Ask, Contender, ContestEnd, Due};
 use crate::{
     logic::{
         backoff,
+        catch_up::Backlog,
         claim::{Answer, Claim, Missed, Target},
         contest::{JobState, Next, unfold},
-        timetable::{self, Backlog},
+        timetable,
     },
     model::{JobName, Occurrence, RunId},
     store::Reply,

@@ -14,8 +14,8 @@ use crate::{
         contest::{
             AnswerInfo, Ask, Contest, ContestEnd, Effect, JobState, Slot, Step, Subject, View,
         },
-        late::Waits,
-        timetable::start_at_ms,
+        jitter::start_at_ms,
+        waits::Waits,
     },
     model::{JobName, Occurrence, Outcome, RunId, Wait},
     store,

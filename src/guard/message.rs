@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     clock::{self, Boottime},
     config,
-    logic::life::{Cause, Stop},
+    logic::guard_life::{Cause, Stop},
     model::{JobName, Outcome, Run, RunId, Usage},
 };
 

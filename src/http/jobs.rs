@@ -14,9 +14,9 @@ use super::{
 use crate::{
     config,
     logic::{
+        catch_up::CatchUp,
         claim::{OnCrash, Overlap},
         schedule,
-        timetable::CatchUp,
     },
     model::{Outcome, RunRecord, job::OnStateLoss},
     store::HISTORY_KEPT,

@@ -23,7 +23,8 @@ use crate::{
             Answer, Claim, Grant, LIBRARY, OnCrash, Open, Overlap, Presence, Register,
             Registration, Renew, Renewal, Settle, Settlement, Target,
         },
-        observe::{self, ObservedLease},
+        observe::ObservedLease,
+        quarantine,
         trust::{HeldLease, Step},
     },
     model::{
@@ -403,7 +404,7 @@ impl Elector {
     /// Notes the state of a lease; returns when to look again.
     fn watch(&self, open: &Open, received: Boottime) -> Duration {
         let mut memory = self.memory();
-        memory.quarantine = observe::quarantine(&self.lease, memory.quarantine, open);
+        memory.quarantine = quarantine::seen(&self.lease, memory.quarantine, open);
         let new = || ObservedLease::new(open, received);
         let seen = memory.seen.entry(open.run.occurrence).or_insert_with(new);
         seen.update(open, received);

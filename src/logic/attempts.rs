@@ -3,7 +3,7 @@
 use super::{
     backoff,
     claim::{DelayedAttempt, OnCrash},
-    life::{Cause, Stop},
+    guard_life::{Cause, Stop},
 };
 use crate::model::{Outcome, Trigger, job::Job};
 

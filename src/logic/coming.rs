@@ -5,11 +5,7 @@
 
 use serde::Serialize;
 
-use super::{
-    belief,
-    claim::State,
-    schedule::{jitter_ms, next_of},
-};
+use super::{belief, claim::State, jitter::jitter_ms, schedule::next_of};
 use crate::model::{Occurrence, job::Job};
 
 /// So many skips are counted out. More of them are most likely meant to last until somebody takes them back.

@@ -15,8 +15,8 @@ use std::time::Duration;
 use super::{
     bent::rule,
     claim::{self, Renewal},
+    guard_life::Stop,
     lease::Lease,
-    life::Stop,
     trust::{HeldLease, Step},
 };
 use crate::model::{Boottime, Outcome};

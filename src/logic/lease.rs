@@ -67,15 +67,6 @@ impl Lease {
         })
     }
 
-    /// A quarantine that is long enough for a lease of another length too, of which no more is known.
-    pub fn quarantine_for(&self, length: Duration) -> Duration {
-        // The part of it that is not in proportion, the time to kill, grows more slowly.
-        let times = length.as_secs_f64() / self.length.as_secs_f64();
-        let whole = Duration::from_millis(1);
-        self.quarantine
-            .max(self.quarantine.mul_f64(times.max(1.0)) + whole)
-    }
-
     /// The lease of a lock of the library: as [`Lease::new`], for any length from 10 ms to 366 days.
     ///
     /// Nothing has to be killed at its end, but the margin is the same: what the holder does with its last moment of
@@ -184,22 +175,6 @@ mod tests {
         assert_eq!(lease.trust, Duration::from_millis(12_724));
         assert_eq!(lease.renew_every, Duration::from_secs(3));
         assert_eq!(lease.quarantine, Duration::from_millis(17_150));
-    }
-
-    #[test]
-    fn a_quarantine_for_a_longer_lease_is_no_shorter_than_its_own_would_be() {
-        let (ms, lease) = (
-            Duration::from_millis,
-            Lease::new(Duration::from_secs(15), 0.01).unwrap(),
-        );
-        // Three times as long, and the millisecond that rounding may take; never less than its own.
-        assert_eq!(lease.quarantine_for(ms(45_000)), ms(3 * 17_150 + 1));
-        assert_eq!(lease.quarantine_for(ms(15_000)), ms(17_151));
-        assert_eq!(lease.quarantine_for(ms(500)), ms(17_151));
-        for length in [500, 2000, 8000, 60_000, 3_600_000] {
-            let own = Lease::new(ms(length), 0.01).unwrap().quarantine;
-            assert!(lease.quarantine_for(ms(length)) >= own, "{length}");
-        }
     }
 
     #[test]
@@ -333,15 +308,6 @@ mod tests {
             prop_assert!(lease.trust > Duration::ZERO);
             prop_assert!(lease.renew_every * 5 <= lease.length);
             prop_assert!(lease.trust.as_secs_f64() >= length as f64 / 1000.0 * 0.4, "trust is wasted");
-        }
-
-        #[test]
-        fn a_quarantine_for_another_length_is_long_enough(
-            a in 500_u64..86_400_000, b in 500_u64..86_400_000, drift in 0.0..=0.2_f64,
-        ) {
-            let lease = |length| Lease::new(Duration::from_millis(length), drift).unwrap();
-            prop_assert!(lease(a).quarantine_for(lease(b).length) >= lease(b).quarantine);
-            prop_assert!(lease(a).quarantine_for(lease(b).length) >= lease(a).quarantine);
         }
 
         #[test]

@@ -1,11 +1,10 @@
-//! Judges a lease that another instance holds: when it has lapsed, and how long a quarantine must last because of it.
+//! Judges a lease that another instance holds: when it has lapsed.
 //! Both watchers use this rule: the daemon's `Contender` and the library's `Elector`.
 
 use crate::logic::bent::{may, rule};
 use std::time::Duration;
 
 use super::claim::{Observed, Open};
-use super::lease::Lease;
 use crate::model::Boottime;
 
 /// One open entry, as it was seen last, and since when it has not changed.
@@ -135,16 +134,6 @@ pub fn length(open: &Open) -> Duration {
     Duration::from_millis(open.run.lease.max(1) as u64)
 }
 
-/// How long nothing may be granted after the store lost its data, for a caller whose leases are like `own`, who needed
-/// `known` so far, and has now seen `open`. The run that holds `open` keeps the lease that it was granted, and after
-/// the loss nobody can look up how long that is.
-pub fn quarantine(own: &Lease, known: Duration, open: &Open) -> Duration {
-    match length(open) {
-        length if length > own.length => known.max(own.quarantine_for(length)),
-        _ => known.max(own.quarantine),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -234,17 +223,6 @@ mod tests {
             ms(10),
         );
         assert!(seen.lapsed(ms(10_000)).is_none());
-    }
-
-    #[test]
-    fn a_longer_lease_lengthens_the_quarantine_and_a_shorter_one_changes_nothing() {
-        let own = Lease::new(Duration::from_secs(2), 0.01).unwrap();
-        let long = Lease::new(Duration::from_secs(60), 0.01).unwrap();
-        let known = quarantine(&own, Duration::ZERO, &open(1, 500));
-        assert_eq!(known, own.quarantine);
-        let longer = quarantine(&own, known, &open(1, 60_000));
-        assert!(longer >= long.quarantine, "{longer:?}");
-        assert_eq!(quarantine(&own, longer, &open(1, 500)), longer);
     }
 
     #[test]

@@ -32,7 +32,7 @@ mod plain;
 #[cfg(test)]
 mod tests;
 
-use std::{fmt, ops::Range, sync::Arc, time::Duration};
+use std::{fmt, ops::Range, sync::Arc};
 
 use jiff::{
     Timestamp,
@@ -40,7 +40,6 @@ use jiff::{
     tz::{AmbiguousOffset, TimeZone},
 };
 use serde::{Deserialize, Serialize};
-use xxhash_rust::xxh3::xxh3_64;
 
 pub use self::{
     advice::{Advice, advise, longest_gap, shortest_interval},
@@ -223,20 +222,6 @@ pub fn next_of(schedules: &[Arc<Schedule>], t: Occurrence) -> Option<Occurrence>
         .iter()
         .filter_map(|schedule| schedule.next_after(t))
         .min()
-}
-
-/// Delay of an occurrence in milliseconds, in [0, `jitter`): the same on every instance for one job and occurrence,
-/// evenly spread over occurrences. 0 when `jitter` is under a millisecond.
-pub fn jitter_ms(job: &str, o: Occurrence, jitter: Duration) -> i64 {
-    let range = u64::try_from(jitter.as_millis())
-        .unwrap_or(u64::MAX)
-        .min(i64::MAX as u64);
-    let mut key = Vec::with_capacity(job.len() + 9);
-    key.extend_from_slice(job.as_bytes());
-    key.push(0);
-    key.extend_from_slice(&o.0.to_le_bytes());
-    // The high half of the product scales the hash to the range without the bias of a remainder.
-    ((u128::from(xxh3_64(&key)) * u128::from(range)) >> 64) as i64
 }
 
 /// `@at` without an offset is a fixed time.

@@ -14,8 +14,9 @@ use std::{
 use jiff::Timestamp;
 
 use super::{
-    claim,
-    schedule::{Schedule, jitter_ms, next_of},
+    catch_up::Backlog,
+    claim, jitter,
+    schedule::{Schedule, next_of},
 };
 use crate::model::Occurrence;
 
@@ -270,7 +271,7 @@ impl Next {
         let following = next_of(schedules, occurrence);
         let start_at_ms = match jitter.is_zero() {
             true => occurrence.0,
-            false => delayed(&key.to_string(), occurrence, following, jitter),
+            false => jitter::delayed(&key.to_string(), occurrence, following, jitter),
         };
         Self {
             occurrence,
@@ -278,42 +279,6 @@ impl Next {
             following,
         }
     }
-}
-
-/// When an occurrence of `job` starts, in Unix milliseconds: `jitter` after it at most, and before the next one.
-///
-/// Equals `occurrence + jitter_ms(...)` as long as the job's occurrences are at least `jitter` apart. Where they are
-/// not, the jitter is cut to the distance to the next one: starts then stay in the order of the occurrences, and are
-/// still the same on every instance, whenever that instance began.
-pub fn start_at_ms(
-    job: &str,
-    schedules: &[Arc<Schedule>],
-    occurrence: Occurrence,
-    jitter: Duration,
-) -> i64 {
-    delayed(job, occurrence, next_of(schedules, occurrence), jitter)
-}
-
-fn delayed(
-    job: &str,
-    occurrence: Occurrence,
-    following: Option<Occurrence>,
-    jitter: Duration,
-) -> i64 {
-    let room = following.and_then(|following| u64::try_from(following.0 - occurrence.0).ok());
-    let jitter = jitter.min(room.map_or(Duration::MAX, Duration::from_millis));
-    occurrence
-        .0
-        .saturating_add(jitter_ms(job, occurrence, jitter))
-}
-
-/// Which of several overdue occurrences are run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CatchUp {
-    /// The newest.
-    Latest,
-    All,
-    None,
 }
 
 /// The occurrences of a job in a time that nobody watched.
@@ -481,98 +446,6 @@ pub fn latest(
     until: Occurrence,
 ) -> Option<Occurrence> {
     overdue(schedules, after, until, 1).recent.pop()
-}
-
-/// Occurrences of one schedule that are due and have not been decided: a range, however many they are.
-#[derive(Debug, Clone)]
-pub struct Backlog {
-    pub schedules: Arc<[Arc<Schedule>]>,
-    /// Each may have been planned to start up to this long after its instant.
-    pub jitter: Duration,
-    /// They lie after this ...
-    pub after: Occurrence,
-    /// ... and up to this.
-    pub last: Occurrence,
-}
-
-/// What to do about the oldest of a backlog.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Piece {
-    /// To be recorded as missed, ascending; the last of them stands by itself.
-    pub missed: Vec<claim::Missed>,
-    /// To be started, ascending.
-    pub run: Vec<Occurrence>,
-    /// All up to here is in one of these.
-    pub upto: Occurrence,
-}
-
-impl Backlog {
-    /// Decides on the oldest of them by `policy`, the job's `catch_up`. Those from `in_time` on may start; of these
-    /// `policy` takes the newest, all or none. All others are missed. At most `most` are started now; the next piece
-    /// has the others. Up to `most` missed ones stand by themselves, more become one range.
-    pub fn piece(&self, policy: CatchUp, in_time: Occurrence, most: usize) -> Piece {
-        let (s, last) = (&self.schedules, self.last);
-        let missed = |upto: Occurrence| summary(s, self.after, upto.min(last), most);
-        let before = |o: Occurrence| Occurrence(o.0.saturating_sub(1));
-        let all = |missed, run| Piece {
-            missed,
-            run,
-            upto: last,
-        };
-        match policy {
-            CatchUp::None => all(missed(last), vec![]),
-            CatchUp::Latest => match latest(s, self.after.max(before(in_time)), last) {
-                Some(newest) => all(missed(before(newest)), vec![newest]),
-                None => all(missed(last), vec![]),
-            },
-            CatchUp::All => {
-                let first = self.after.max(before(in_time));
-                let next = |o: &Occurrence| next_of(s, *o).filter(|next| *next <= last);
-                let mut run: Vec<Occurrence> = std::iter::successors(next(&first), next)
-                    .take(most + 1)
-                    .collect();
-                let more = run.len() > most;
-                run.truncate(most);
-                Piece {
-                    missed: missed(before(in_time)),
-                    upto: if more { run[most - 1] } else { last },
-                    run,
-                }
-            }
-        }
-    }
-}
-
-/// The occurrences in (`after`, `upto`], each by itself when they are `most` at most; otherwise all but the last
-/// together.
-fn summary(
-    schedules: &[Arc<Schedule>],
-    after: Occurrence,
-    upto: Occurrence,
-    most: usize,
-) -> Vec<claim::Missed> {
-    let single = |at: Occurrence| claim::Missed {
-        first: at,
-        last: at,
-        count: 1,
-    };
-    let next = |o: &Occurrence| next_of(schedules, *o).filter(|next| *next <= upto);
-    let each: Vec<Occurrence> = std::iter::successors(next(&after), next)
-        .take(most + 1)
-        .collect();
-    if each.len() <= most {
-        return each.into_iter().map(single).collect();
-    }
-    let all = overdue(schedules, after, upto, 1);
-    let older = all.older.map(|o| claim::Missed {
-        first: o.first,
-        last: o.last,
-        count: o.count,
-    });
-    older
-        .into_iter()
-        .chain(all.recent.into_iter().map(single))
-        .collect()
 }
 
 #[cfg(test)]

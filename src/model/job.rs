@@ -4,10 +4,10 @@ use std::{collections::BTreeMap, path::Path, sync::Arc, time::Duration};
 
 use super::JobName;
 use crate::logic::{
+    catch_up::CatchUp,
     claim::{OnCrash, Overlap},
     lease::Lease,
     schedule::Schedule,
-    timetable::CatchUp,
 };
 
 /// Fields that are often equal are in an [`Arc`] that jobs share, so that ten thousand jobs need little memory.

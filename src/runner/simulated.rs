@@ -9,7 +9,7 @@ use super::{Order, RunEnd, Running, State, Tail};
 use crate::{
     clock::Boottime,
     guard::{Control, HandOver, KnownEnd, Moment, Spec},
-    logic::life::{Cause, Life, Step, outcome},
+    logic::guard_life::{Cause, Life, Step, outcome},
     model::{Marks, Outcome, RunId, RunRecord, Usage},
 };
 

@@ -20,7 +20,7 @@ use crate::{
     guard::{Control, EXEC_ID, Moment, Proc, Report},
     logic::{
         backoff::Pauses,
-        life::{Cause, outcome},
+        guard_life::{Cause, outcome},
     },
     model::{JobName, RunId, Usage},
     recording::{Line, Recorder},

@@ -13,7 +13,7 @@ use crate::{
             Answer, IN_DOUBT, JOB_REMOVED, LAPSED, LOST, OVERDUE, OVERLAPS, PAUSED, Renewal,
             TOO_LATE,
         },
-        late::{self, Waits},
+        waits::{self, Waits},
     },
     model::{JobName, Outcome, RunRecord, Trigger},
 };
@@ -231,7 +231,7 @@ impl Figures {
         if trigger == Trigger::Takeover && lapsed {
             self.takeovers.fetch_add(1, Ordering::Relaxed);
         }
-        if !late::counts(attempt, trigger) || lateness_ms < late::LATE_MS {
+        if !waits::counts(attempt, trigger) || lateness_ms < waits::LATE_MS {
             return;
         }
         let cause = waits.longest().map_or("other", |(wait, _)| wait.as_str());

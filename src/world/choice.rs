@@ -273,7 +273,7 @@ impl World {
                     && cause.is_none()
                 {
                     *outcome = crate::model::Outcome::Crashed;
-                    *cause = Some(crate::logic::life::Cause::GuardGone);
+                    *cause = Some(crate::logic::guard_life::Cause::GuardGone);
                 }
             }
             Fault::Freeze => self.instances[which].frozen = true,

@@ -7,7 +7,7 @@ use crate::{
     logic::{
         belief::{NEAR, PROBATION, SLACK},
         claim::{Answer, Claim, OnCrash, Overlap, Target},
-        life::DAEMON_GONE_GRACE,
+        guard_life::DAEMON_GONE_GRACE,
         schedule::next_of,
     },
     model::{Boottime, FencingToken, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger},

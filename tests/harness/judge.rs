@@ -10,7 +10,7 @@ use std::{
 };
 
 use soloist::{
-    logic::schedule::jitter_ms,
+    logic::jitter::jitter_ms,
     model::{Occurrence, Outcome, RunRecord},
 };
 

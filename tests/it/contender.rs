@@ -889,12 +889,7 @@ async fn what_waits_for_its_jitter_is_not_overtaken_after_a_reload() {
         let real = now(&store, 0);
         let next = real - real.rem_euclid(hour) + hour;
         let start = |at: i64| {
-            soloist::logic::timetable::start_at_ms(
-                "work",
-                &old.schedules,
-                Occurrence(at),
-                old.jitter,
-            )
+            soloist::logic::jitter::start_at_ms("work", &old.schedules, Occurrence(at), old.jitter)
         };
         // One that waits for a while.
         let at = (0..100)

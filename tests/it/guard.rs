@@ -21,7 +21,7 @@ use soloist::{
     guard::{self, Control, HandOver, Report, Spec},
     logic::{
         claim::{OnCrash, Overlap},
-        life::{Cause, Stop},
+        guard_life::{Cause, Stop},
     },
     model::{InstanceId, JobName, Occurrence, Outcome, Run, RunId, Trigger},
     runner::{RunEnd, Runner, Running},

@@ -20,7 +20,7 @@ use soloist::{
             Answer, Claim, Control, Controlled, Event, OnCrash, Overlap, Presence, Register,
             Registration, Renew, Renewal, Settle, Settlement, State, Target,
         },
-        late::Waits,
+        waits::Waits,
     },
     model::{InstanceId, JobName, Marks, Occurrence, Outcome, RunId, RunRecord, Trigger},
     runner::Runner,

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, path::Path, time::Duration};
 
 use rustix::process::Signal;
 use serde_json::Value;
-use soloist::{config, logic::timetable::start_at_ms, model::Occurrence};
+use soloist::{config, logic::jitter::start_at_ms, model::Occurrence};
 
 use crate::support::{
     GENEROUS,

@@ -15,13 +15,14 @@ use super::{
 use crate::{
     logic::{
         belief::SLACK,
+        catch_up::Backlog,
         claim::{
             self, Claim, Missed, OnCrash, Open, Pending, Presence, Register, Remembered, State,
             Target, TargetId, Triggered,
         },
-        observe,
+        jitter, quarantine,
         schedule::next_of,
-        timetable::{self, Backlog},
+        timetable,
     },
     model::{
         Boottime, Occurrence, RunId, Trigger,
@@ -500,7 +501,7 @@ impl JobState {
         let Some(at) = timetable::latest(&job.schedules, floor.max(oldest), now) else {
             return;
         };
-        let start_at = timetable::start_at_ms(job.name.as_str(), &job.schedules, at, job.jitter);
+        let start_at = jitter::start_at_ms(job.name.as_str(), &job.schedules, at, job.jitter);
         if start_at > now.0 {
             self.queue.wait(Due {
                 job: job.name.clone(),
@@ -829,7 +830,7 @@ impl JobState {
 
     /// Notes a lease that another instance holds. Returns how long the job's quarantine has to be now.
     pub fn note_lease(&mut self, open: &Open) -> Duration {
-        self.quarantine = observe::quarantine(&self.definition.lease, self.quarantine, open);
+        self.quarantine = quarantine::seen(&self.definition.lease, self.quarantine, open);
         self.quarantine
     }
     /// A run of the job has ended elsewhere.

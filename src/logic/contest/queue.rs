@@ -5,9 +5,10 @@ use std::{collections::VecDeque, sync::Arc, time::Duration};
 use super::Ask;
 use crate::{
     logic::{
+        catch_up::{Backlog, CatchUp},
         claim::{Missed, NEVER, Overlap, Target},
         schedule::{Schedule, next_of},
-        timetable::{self, Backlog, CatchUp},
+        timetable,
     },
     model::{JobName, Occurrence, Trigger, job::Job},
 };

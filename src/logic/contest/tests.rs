@@ -7,8 +7,8 @@ use crate::{
     config,
     logic::{
         belief::Estimate,
+        catch_up::Backlog,
         claim::{OnCrash, Pause, Presence, Remembered, State, TargetId, Triggered},
-        timetable::Backlog,
     },
     model::JobName,
 };
@@ -1313,7 +1313,7 @@ fn a_new_schedule_begins_now_and_what_waits_for_its_jitter_stays_owed() {
     let jittered_off = job_of(&format!("{jitter}\nenabled = false"));
     let at = Occurrence(NOON);
     let starts =
-        crate::logic::timetable::start_at_ms("draw", &jittered.schedules, at, jittered.jitter);
+        crate::logic::jitter::start_at_ms("draw", &jittered.schedules, at, jittered.jitter);
     assert!(starts > NOON + 1 && starts <= NOON + 50_000, "{starts}");
     for (definition, newest, now, waits) in [
         // No jitter: it was handed in at noon.

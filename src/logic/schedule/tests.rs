@@ -992,35 +992,6 @@ fn the_end_of_time_is_an_end() {
     assert_eq!(never.next_after(at("2026-01-01T00:00:00Z")), None);
 }
 
-/// These values must never change, as those of `H`.
-#[test]
-fn jitter_is_the_same_for_ever() {
-    let noon = at("2026-01-01T12:00:00Z");
-    let second = Duration::from_secs(30);
-    assert_eq!(
-        [
-            jitter_ms("backup", noon, second),
-            jitter_ms("report", noon, second),
-            jitter_ms("backup", Occurrence(noon.0 + 1000), second)
-        ],
-        [28596, 15699, 6209]
-    );
-    assert_eq!(jitter_ms("backup", noon, Duration::ZERO), 0);
-    assert_eq!(jitter_ms("backup", noon, Duration::from_micros(999)), 0);
-    assert!(jitter_ms("backup", noon, Duration::MAX) >= 0);
-}
-
-#[test]
-fn jitter_is_spread_evenly() {
-    let mut tenths = [0; 10];
-    for i in 0..10_000 {
-        tenths
-            [jitter_ms("job", Occurrence(i * 60_000), Duration::from_secs(10)) as usize / 1000] +=
-            1;
-    }
-    assert!(tenths.iter().all(|n| (850..1150).contains(n)), "{tenths:?}");
-}
-
 /// Zones with every kind of jump, and one without.
 const ZONES: [&str; 8] = [
     "UTC",
@@ -1109,13 +1080,6 @@ proptest! {
             prop_assert_eq!(schedule.next_after(Occurrence(next.0 - 1)), Some(next), "{}", &name);
             t = next;
         }
-    }
-
-    #[test]
-    fn jitter_is_in_range(job in ".{0,20}", ms in any::<i64>(), jitter in 1u64..100_000_000) {
-        let delay = jitter_ms(&job, Occurrence(ms), Duration::from_millis(jitter));
-        prop_assert!((0..jitter as i64).contains(&delay));
-        prop_assert_eq!(delay, jitter_ms(&job, Occurrence(ms), Duration::from_millis(jitter)));
     }
 
     /// Nothing that a user can write panics, and every refusal points into the text.

@@ -5,8 +5,14 @@ use std::collections::BTreeMap;
 use jiff::tz::TimeZone;
 use proptest::prelude::*;
 
-use super::*;
-use crate::{logic::schedule::Dst, model::JobName};
+use super::{
+    jitter::{jitter_ms, start_at_ms},
+    *,
+};
+use crate::{
+    logic::{catch_up::CatchUp, schedule::Dst},
+    model::JobName,
+};
 
 /// 2026-01-01T00:00:00Z
 const NOW: i64 = 1_767_225_600_000;
@@ -334,50 +340,6 @@ fn backlog(schedules: Vec<Arc<Schedule>>, after: i64, last: i64) -> Backlog {
         after: Occurrence(after),
         last: Occurrence(last),
     }
-}
-
-#[test]
-fn catching_up_takes_what_the_policy_says_within_the_time_allowed() {
-    let now = NOW + 10 * 60_000 + 30_000;
-    let all = backlog(schedules(&["* * * * *"]), NOW, now);
-    let minute = |o: Occurrence| (o.0 - NOW) / 60_000;
-    let piece = |policy, within: i64, most| {
-        let piece = all.piece(policy, Occurrence(now - within * 1000), most);
-        let missed: Vec<_> = piece
-            .missed
-            .iter()
-            .map(|m| (minute(m.first), minute(m.last), m.count))
-            .collect();
-        let run: Vec<i64> = piece.run.into_iter().map(minute).collect();
-        (missed, run, piece.upto.0)
-    };
-    let singles =
-        |minutes: std::ops::RangeInclusive<i64>| minutes.map(|m| (m, m, 1)).collect::<Vec<_>>();
-    assert_eq!(
-        piece(CatchUp::Latest, 150, 10),
-        (singles(1..=9), vec![10], now)
-    );
-    assert_eq!(
-        piece(CatchUp::All, 150, 10),
-        (singles(1..=7), vec![8, 9, 10], now)
-    );
-    assert_eq!(
-        piece(CatchUp::None, 150, 10),
-        (singles(1..=10), vec![], now)
-    );
-    // the limit itself is in time
-    assert_eq!(
-        piece(CatchUp::Latest, 30, 10),
-        (singles(1..=9), vec![10], now)
-    );
-    assert_eq!(piece(CatchUp::All, 29, 10), (singles(1..=10), vec![], now));
-    // more than stand by themselves: a range, and the last
-    let range = |last: i64| vec![(1, last - 1, last as u64 - 1), (last, last, 1)];
-    assert_eq!(piece(CatchUp::None, 150, 9), (range(10), vec![], now));
-    assert_eq!(piece(CatchUp::Latest, 150, 3), (range(9), vec![10], now));
-    // all of them, and none is forgotten: those behind these come next
-    let sixth = NOW + 6 * 60_000;
-    assert_eq!(piece(CatchUp::All, 270, 1), (range(5), vec![6], sixth));
 }
 
 #[test]
