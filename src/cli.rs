@@ -40,7 +40,7 @@ use crate::{
     config::{self, Config, Job, Sends, StoreUrl, nearest},
     daemon, early,
     logic::{belief, claim::State},
-    model::{JobName, Outcome},
+    model::{JobName, Outcome, is_name},
     recording::{Line, Recorder, recording},
     store::{self, Fleet, Reply, Store},
     text::instant,
@@ -187,9 +187,11 @@ struct Json {
 }
 
 fn instance_name(text: &str) -> Result<String, String> {
-    let fits = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-    if text.is_empty() || text.len() > 100 || !text.chars().all(fits) {
-        return Err("use letters, digits, `-`, `_` and `.`, at most 100 of them".to_owned());
+    if !is_name(text) {
+        return Err(
+            "use letters, digits, `-`, `_` and `.`, at most 100 of them, and not `.` or `..` alone"
+                .to_owned(),
+        );
     }
     Ok(text.to_owned())
 }
@@ -704,7 +706,8 @@ mod tests {
     #[test]
     fn instance_names_are_plain() {
         assert!(instance_name("web-1.example_2").is_ok());
-        for bad in ["", "a b", "a/b", "ä", &"x".repeat(101)] {
+        assert!(instance_name("...").is_ok());
+        for bad in ["", "a b", "a/b", "ä", ".", "..", &"x".repeat(101)] {
             assert!(instance_name(bad).is_err(), "{bad}");
         }
     }

@@ -30,7 +30,7 @@ use crate::{
         schedule::{Dst, Fold, Gap, Schedule},
     },
     model::{
-        InstanceId, JobName, LAST_MS, Occurrence, Outcome, Run, RunId, RunRecord, Trigger,
+        InstanceId, JobName, LAST_MS, Occurrence, Outcome, Run, RunId, RunRecord, Trigger, is_name,
         possible_ms,
     },
     settle::{ReleaseOnDeath, SettleOnDeath},
@@ -154,7 +154,7 @@ pub fn config(data: &[u8]) {
             let again = read().expect("it was accepted before");
             assert_eq!(config.digest, again.digest);
             for (name, job) in &config.jobs {
-                assert!(!name.as_str().is_empty() && name.as_str().chars().all(JobName::allows));
+                assert!(is_name(name.as_str()));
                 assert_eq!(job.digest, again.jobs[name].digest);
                 assert!(job.lease.trust + job.lease.kill_budget < job.lease.length);
                 view::job(job, None, NOW, INC);

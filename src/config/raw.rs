@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     logic::{notify::Kind as Told, schedule::Dst},
-    model::JobName,
+    model::{JobName, is_dots},
 };
 
 #[derive(Default)]
@@ -173,6 +173,14 @@ fn job_name(name: &str) -> Result<(), (String, &'static str)> {
                 name.chars().count()
             ),
             HINT,
+        ));
+    }
+    if is_dots(name) {
+        return Err((
+            format!(
+                "`{name}` cannot be the name of a job: in an address it stands for a directory"
+            ),
+            "choose another name",
         ));
     }
     match name.chars().find(|c| !JobName::allows(*c)) {

@@ -992,6 +992,7 @@ fn wrong_values_are_refused_with_what_is_right() {
             format!("1:7 [jobs]: the name of a job must not have more than 100 characters, `{}…` has 101 (use letters, digits, `-`, `_` and `.`, 1 to 100 of them)", &long[..60]),
         ),
         ("[jobs.'a/b']\ncommand = 'x'\n".into(), "1:7 [jobs]: `a/b` cannot be the name of a job: it contains `/` (use letters, digits, `-`, `_` and `.`, 1 to 100 of them)".into()),
+        ("[jobs.'..']\ncommand = 'x'\n".into(), "1:7 [jobs]: `..` cannot be the name of a job: in an address it stands for a directory (choose another name)".into()),
         (with_store("namespace = '{x}'"), "2:13 [store]: `namespace`: cannot be the prefix of keys (use letters, digits, `-`, `_`, `.` and `:`, up to 100 of them)".into()),
         (with_store("timeout = '9ms'"), "2:11 [store]: `timeout`: must be at least 10ms, not 9ms (no store can \
         always answer that soon, so commands would time out)".into()),

@@ -29,6 +29,7 @@ use crate::{
     },
     model::{
         FencingToken, InstanceId, JobName, Occurrence, Outcome, Run, RunId, RunRecord, Trigger,
+        is_name,
     },
     store::{self, Beat, Info, Store, Tail},
 };
@@ -197,9 +198,10 @@ impl Elector {
             reason,
         };
         const LONGEST: usize = JobName::LONGEST;
-        if job.is_empty() || job.len() > LONGEST || !job.chars().all(JobName::allows) {
+        if !is_name(job) {
             return Err(refuse(format!(
-                "`{}` cannot be the name of a job; use letters, digits, `-`, `_` and `.`, 1 to {LONGEST} of them",
+                "`{}` cannot be the name of a job; use letters, digits, `-`, `_` and `.`, 1 to {LONGEST} of them, and \
+                not `.` or `..` alone",
                 job.chars().take(64).collect::<String>().escape_debug()
             )));
         }

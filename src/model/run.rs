@@ -6,8 +6,8 @@ use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 
 use super::FencingToken;
 
-/// The name of a job: its key under `[jobs]`. It has 1 to [`JobName::LONGEST`] bytes that [`JobName::allows`]. The
-/// configuration and the library's `Elector` check that; this type does not.
+/// The name of a job: its key under `[jobs]`. It is one that [`is_name`]. The configuration and the library's `Elector`
+/// check that; this type does not.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 #[cfg_attr(feature = "http", derive(utoipa::ToSchema), schema(value_type = String))]
@@ -27,6 +27,18 @@ impl JobName {
     pub fn as_str(&self) -> &str {
         &self.0
     }
+}
+
+/// Whether a job or an instance may have this name. Names are segments of the API's paths, and browsers and HTTP
+/// clients make another path of one with the segment `.` or `..`.
+pub fn is_name(text: &str) -> bool {
+    let lengths = 1..=JobName::LONGEST;
+    lengths.contains(&text.len()) && text.chars().all(JobName::allows) && !is_dots(text)
+}
+
+/// `.` or `..`.
+pub fn is_dots(text: &str) -> bool {
+    matches!(text, "." | "..")
 }
 
 impl fmt::Display for JobName {
