@@ -416,19 +416,9 @@ fn of_jobs(e: &mut DescriptorEncoder<'_>, inner: &Inner) -> Written {
         help,
         ended,
     )?;
-    let failed = last.map(|(labels, last)| {
-        (
-            labels,
-            i64::from(last.outcome != crate::model::Outcome::Succeeded),
-        )
-    });
-    gauges(
-        e,
-        "job_last_run_failed",
-        None,
-        "Whether the last run of the job did not succeed",
-        failed,
-    )?;
+    let failed = last.map(|(labels, last)| (labels, i64::from(last.outcome.is_bad())));
+    let help = "Whether the last run of the job went wrong; one that was cancelled or replaced did not";
+    gauges(e, "job_last_run_failed", None, help, failed)?;
     let running = all().map(|v| ([("job", v.job.as_str())], v.running.len() as i64));
     gauges(
         e,

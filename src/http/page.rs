@@ -91,3 +91,21 @@ fn media_type(path: &str) -> &'static str {
         _ => "application/octet-stream",
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Outcome;
+
+    #[test]
+    fn the_page_calls_those_outcomes_bad_that_the_program_does() {
+        let judge = FILES.get_file("judge.js").and_then(|f| f.contents_utf8());
+        let mut lines = judge.expect("a text").lines();
+        let bad = lines.find(|line| line.starts_with("export const BAD ="));
+        let bad = bad.expect("its list");
+        for outcome in Outcome::ALL {
+            let listed = bad.contains(&format!("'{outcome}'"));
+            assert_eq!(listed, outcome.is_bad(), "{outcome}");
+        }
+    }
+}

@@ -262,6 +262,18 @@ impl Outcome {
             Self::Missed => "missed",
         }
     }
+    /// Something ran and went wrong, which nobody wished. What a person ended or replaced is none of these.
+    pub fn is_bad(self) -> bool {
+        match self {
+            Self::Failed | Self::TimedOut | Self::LeaseLost | Self::Crashed | Self::Unknown => true,
+            Self::Running
+            | Self::Succeeded
+            | Self::Cancelled
+            | Self::Replaced
+            | Self::Skipped
+            | Self::Missed => false,
+        }
+    }
 }
 
 impl fmt::Display for Outcome {

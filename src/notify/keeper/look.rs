@@ -9,7 +9,7 @@ use crate::{
         claim::State,
         notify::{GIVE_UP_MS, Item, Kind, Notes, Verdict, made_at, name},
     },
-    model::{JobName, Outcome, RunRecord},
+    model::{JobName, RunRecord},
     notify::text,
     store::{self, HISTORY_KEPT, tail},
 };
@@ -82,7 +82,7 @@ impl Keeper {
         let (mut changes, mut again) = (Changes::default(), vec![]);
         let bad: Vec<JobName> = first
             .iter()
-            .filter(|(_, records)| records.iter().any(|r| is_bad(r.outcome)))
+            .filter(|(_, records)| records.iter().any(|r| r.outcome.is_bad()))
             .map(|(name, _)| name.clone())
             .collect();
         let now = self.now_ms();
@@ -104,7 +104,7 @@ impl Keeper {
             let before = first.iter().find(|(n, _)| n == name).map(|(_, r)| r);
             let known = |r: &RunRecord| before.is_some_and(|all| all.contains(r));
             // A bad record that is newer than the state waits for the next look.
-            let upto = records.iter().position(|r| is_bad(r.outcome) && !known(r));
+            let upto = records.iter().position(|r| r.outcome.is_bad() && !known(r));
             if upto.is_some() {
                 again.push(name.clone());
             }
@@ -172,7 +172,7 @@ impl Keeper {
             // Of a job that nobody was told of so far, only what a message could still tell in time.
             let begin = self.since.max(now.saturating_sub(GIVE_UP_MS));
             let old = known.is_none() && made_at(r) < begin;
-            if old || is_bad(r.outcome) && is_followed(r, &records[at..], state) {
+            if old || r.outcome.is_bad() && is_followed(r, &records[at..], state) {
                 notes.note(r);
                 continue;
             }
@@ -237,18 +237,6 @@ impl Keeper {
 
 fn oldest_first(records: &[RunRecord], n: usize) -> Vec<RunRecord> {
     records.iter().take(n).rev().cloned().collect()
-}
-
-/// Some channel may call it bad, and another attempt may follow it.
-fn is_bad(outcome: Outcome) -> bool {
-    matches!(
-        outcome,
-        Outcome::Failed
-            | Outcome::TimedOut
-            | Outcome::Crashed
-            | Outcome::Unknown
-            | Outcome::LeaseLost
-    )
 }
 
 /// Another attempt of the same occurrence follows: it has a record, too, which is newer, or its occurrence is open.

@@ -133,6 +133,47 @@ fn a_retry_is_late_only_from_when_it_was_due() {
     );
 }
 
+/// As `notify` and the page judge: what a person, or a newer occurrence, ends is no failure.
+#[test]
+fn a_run_that_was_ended_on_purpose_has_not_failed() {
+    let fleet = fleet(1)
+        .sqlite()
+        .http("listen = \"unix:{id}.sock\"")
+        .job("fails", "command = \"exit 3\"")
+        .job("long", "command = \"sleep 600\"\ngrace = \"100ms\"")
+        .job(
+            "newest",
+            "command = \"sleep 600\"\ngrace = \"100ms\"\noverlap = \"replace\"",
+        )
+        .start();
+    let at = fleet.http(0);
+    let jobs = || get(&at, "/api/v1/jobs").of(200)["jobs"].clone();
+    wait_until("the jobs are known", GENEROUS, || {
+        let jobs = jobs();
+        jobs.as_array()
+            .is_some_and(|all| all.iter().all(|j| j["known"] == true))
+    });
+    let trigger = |job: &str| post(&at, &format!("/api/v1/jobs/{job}/trigger"), "{}").of(202);
+    let runs = |n: usize| !jobs()[n]["running"][0].is_null();
+    let ended = |n: usize, outcome: &str| {
+        wait_until(outcome, GENEROUS, || jobs()[n]["last"]["outcome"] == outcome);
+    };
+    trigger("fails");
+    trigger("long");
+    trigger("newest");
+    wait_until("both run", GENEROUS, || runs(1) && runs(2));
+    post(&at, "/api/v1/jobs/long/cancel", "{}").of(200);
+    trigger("newest");
+    ended(0, "failed");
+    ended(1, "cancelled");
+    ended(2, "replaced");
+    let metrics = get(&at, "/metrics").send().text();
+    for (job, failed) in [("fails", 1), ("long", 0), ("newest", 0)] {
+        let line = format!("\nsoloist_job_last_run_failed{{job=\"{job}\"}} {failed}\n");
+        assert!(metrics.contains(&line), "{line}{metrics}");
+    }
+}
+
 /// Unix ms.
 fn time(text: &Value) -> i64 {
     let at: jiff::Timestamp = text.as_str().expect("a time").parse().expect("RFC 3339");
