@@ -90,7 +90,7 @@ local function lapse(c, open, i, extra)
     finished_at = now, lateness_ms = e.granted_at - e.occurrence, duration_ms = math.max(0, now - e.granted_at),
     outcome = 'unknown', error = LAPSED, count = 1 }))
   -- Nobody saw this run end: it counts as active until its last renewal, not until the store found it dead.
-  save_last(c.state, e, 'unknown', e.renewed_at)
+  save_last(c.state, e, 'unknown', e.granted_at, e.renewed_at)
   if extra.on_crash == 'rerun' and e.attempt < extra.max_attempts and not e.stop then
     e.next_attempt = { at = now, trigger = 'takeover' }
     return true

@@ -73,9 +73,10 @@ end
 -- Tells who shows the state of jobs that it has changed. Users of earlier versions may lack the right to this channel.
 local function publish_changes(channel, jobs) redis.pcall('PUBLISH', channel .. ':changes', cjson.encode(jobs)) end
 
--- Sets `last` after the open entry `e` ended at `to` with `outcome`.
-local function save_last(key, e, outcome, to)
+-- Sets `last` after the open entry `e`, whose command was started at `started` (nil: it never was), ended at `to` with
+-- `outcome`.
+local function save_last(key, e, outcome, started, to)
   redis.call('HSET', key, 'last_to', int(to), 'last', cjson.encode({
     occurrence = e.occurrence, attempt = e.attempt, run = e.run, instance = e.instance, outcome = outcome,
-    from = e.granted_at, to = to }))
+    from = e.granted_at, started = started, to = to }))
 end

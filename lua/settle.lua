@@ -10,6 +10,7 @@
 -- ARGV[11] more     bytes of the tail that the holder stores with output.lua, before or after; then ARGV[9] is empty
 -- ARGV[12] attempt  ARGV[13] ended   when the run ended (ms), or empty
 -- ARGV[14] marks    which bytes of the output came from stderr, or empty
+-- ARGV[15] started  when its command was started (ms), or empty
 --
 -- Publishes the job on the channel `<channel>:changes`, as claim.lua does.
 --
@@ -80,7 +81,7 @@ if i then
   local e = open[i]
   -- Use the time of its end: the settlement may come long after it, and occurrences that were due in between did not
   -- overlap with this run.
-  save_last(KEYS[1], e, ARGV[3], math.min(tonumber(ARGV[13]) or now, now))
+  save_last(KEYS[1], e, ARGV[3], tonumber(ARGV[15]), math.min(tonumber(ARGV[13]) or now, now))
   if ARGV[6] ~= '' and not e.stop then
     await_attempt(e)
   else

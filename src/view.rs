@@ -493,9 +493,11 @@ pub(crate) struct LastView {
     pub run_id: RunId,
     pub instance: InstanceId,
     pub outcome: Outcome,
-    pub started_at: Time,
+    /// Null: its command was never started.
+    pub started_at: Option<Time>,
     pub finished_at: Time,
-    pub duration_ms: i64,
+    /// From `started_at` to `finished_at`.
+    pub duration_ms: Option<i64>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -549,9 +551,9 @@ pub(crate) fn job(job: &Job, state: Option<&State>, now: i64, incarnation: &str)
             run_id: l.run,
             instance: l.instance.clone(),
             outcome: l.outcome,
-            started_at: Time(l.from),
+            started_at: l.started.map(Time),
             finished_at: Time(l.to),
-            duration_ms: l.to - l.from,
+            duration_ms: l.started.map(|at| l.to.saturating_sub(at).max(0)),
         }),
         running: held()
             .map(|o| RunView::running(&job.name, Some(job), st, o))
@@ -826,6 +828,7 @@ mod tests {
                     instance: InstanceId::new("a"),
                     outcome,
                     from: 100_005,
+                    started: Some(100_005),
                     to: last.finished_at.expect("it ended").0,
                 }),
                 ..State::default()

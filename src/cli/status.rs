@@ -247,7 +247,7 @@ fn jobs(s: &StatusView, now: i64) -> String {
         "SCHEDULE",
         "LAST",
         "ENDED",
-        ">BUSY",
+        ">TOOK",
         "RUNNING ON",
         "NEXT",
         "NOTE",
@@ -257,7 +257,7 @@ fn jobs(s: &StatusView, now: i64) -> String {
             Some(l) => (
                 Cell::new(show::style_of(l.outcome), l.outcome.as_str()),
                 relative(l.finished_at.0, now),
-                took(l.duration_ms),
+                l.duration_ms.map(took).unwrap_or_default(),
             ),
             None => (Cell::new(DIM, "-"), String::new(), String::new()),
         };
@@ -464,6 +464,7 @@ mod tests {
                 instance: InstanceId::new("web-1"),
                 outcome: Outcome::Succeeded,
                 from: NOW - 86_400_000,
+                started: Some(NOW - 86_400_000),
                 to: NOW - 86_399_969,
             }),
             pause: Some(Pause {
@@ -525,7 +526,7 @@ mod tests {
              web-2     web   now        +0.000 s  aaaaaaaa             4        1  draining\n\
              web-3     web   1 min ago  -1.234 s  cccccccc differs     4        ?  silent, wrong clock\n\
              \n\
-             JOB      SCHEDULE    LAST       ENDED             BUSY  RUNNING ON        NEXT            NOTE\n\
+             JOB      SCHEDULE    LAST       ENDED             TOOK  RUNNING ON        NEXT            NOTE\n\
              draw     0 12 * * *  succeeded  23 h 59 min ago  31 ms  web-1 for 3.30 s  in 2 d 20 h     \
              paused until 2026-11-20T17:12:41.318Z (in 2 h): move; skips the next 2; the fleet runs another \
              definition\n\

@@ -417,7 +417,8 @@ fn of_jobs(e: &mut DescriptorEncoder<'_>, inner: &Inner) -> Written {
         ended,
     )?;
     let failed = last.map(|(labels, last)| (labels, i64::from(last.outcome.is_bad())));
-    let help = "Whether the last run of the job went wrong; one that was cancelled or replaced did not";
+    let help =
+        "Whether the last run of the job went wrong; one that was cancelled or replaced did not";
     gauges(e, "job_last_run_failed", None, help, failed)?;
     let running = all().map(|v| ([("job", v.job.as_str())], v.running.len() as i64));
     gauges(

@@ -422,7 +422,8 @@ fn lapse(st: &mut State, i: usize, c: &Claim, now: i64, effects: &mut Effects) -
         .records
         .push(e.record(&c.job, Outcome::Unknown, now, LAPSED));
     // A run whose end nobody saw counts as busy until its last renewal, not until it was found dead.
-    st.last = Some(last(e, Outcome::Unknown, e.renewed_at));
+    let began = Some(e.run.granted_at);
+    st.last = Some(last(e, Outcome::Unknown, began, e.renewed_at));
     if may!(FailMeansOnce, c.on_crash == OnCrash::Rerun)
         && may!(AttemptsAreBounded, e.run.attempt < c.max_attempts)
         && may!(StoppedIsNotTakenUp, e.stop.is_none())
@@ -438,7 +439,7 @@ fn lapse(st: &mut State, i: usize, c: &Claim, now: i64, effects: &mut Effects) -
     }
 }
 
-fn last(e: &Open, outcome: Outcome, to: i64) -> Last {
+fn last(e: &Open, outcome: Outcome, started: Option<i64>, to: i64) -> Last {
     Last {
         occurrence: e.run.occurrence,
         attempt: e.run.attempt,
@@ -446,6 +447,7 @@ fn last(e: &Open, outcome: Outcome, to: i64) -> Last {
         instance: e.run.instance.clone(),
         outcome,
         from: e.run.granted_at,
+        started,
         to,
     }
 }

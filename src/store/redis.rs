@@ -581,6 +581,7 @@ impl Store for RedisStore {
             Arg::Int(i64::from(r.attempt)),
             r.finished_at.map_or(Arg::from(""), Arg::Int),
             Arg::String(output.stderr.to_text()),
+            r.started_at.map_or(Arg::from(""), Arg::Int),
         ];
         let script = SETTLE.script(self.shows_states());
         let reply = self.run(&self.pool, script, &keys, &args, false).await?;

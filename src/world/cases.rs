@@ -343,6 +343,7 @@ mod tests {
                 instance: InstanceId::new("a"),
                 outcome: Outcome::Succeeded,
                 from: T - 2000,
+                started: Some(T - 1990),
                 to: T - 1500,
             }),
             ..known()
@@ -430,6 +431,7 @@ mod tests {
                 instance: InstanceId::new("a"),
                 outcome: Outcome::Unknown,
                 from: T,
+                started: Some(T),
                 to: T + 500,
             }),
             lapsed: Some(never.clone()),

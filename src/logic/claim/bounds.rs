@@ -339,7 +339,7 @@ fn a_range_that_ends_with_the_target_is_not_looked_at() {
 
 #[test]
 fn what_ran_early_is_settled_with_its_own_outcome_alone() {
-    let run = |at: i64| last(&entry(&asks(at), at, 1, at), Outcome::Succeeded, at);
+    let run = |at: i64| last(&entry(&asks(at), at, 1, at), Outcome::Succeeded, None, at);
     let early = |last| {
         let mut st = State {
             early: vec![Occurrence(T)],
@@ -361,12 +361,12 @@ fn what_ran_early_is_settled_with_its_own_outcome_alone() {
 fn an_occurrence_of_the_moment_in_which_the_run_before_ended_runs() {
     let before = entry(&asks(T - 1000), T - 1000, 1, T - 1000);
     let mut st = State {
-        last: Some(last(&before, Outcome::Succeeded, T)),
+        last: Some(last(&before, Outcome::Succeeded, None, T)),
         newest: T - 1000,
         ..known()
     };
     granted(&mut st.clone(), &asks(T), T);
-    st.last = Some(last(&before, Outcome::Succeeded, T + 1));
+    st.last = Some(last(&before, Outcome::Succeeded, None, T + 1));
     let skipped = claimed(&mut st, &asks(T), T).0;
     assert_eq!(recorded(&skipped), (Outcome::Skipped, OVERLAPS));
 }
@@ -451,7 +451,7 @@ fn a_dead_run_is_recorded_with_its_times() {
         )
     );
     let l = st.last.expect("it ended");
-    assert_eq!((l.from, l.to), (T + 40, T + 700));
+    assert_eq!((l.from, l.started, l.to), (T + 40, Some(T + 40), T + 700));
 }
 
 /// Two are open, as after a change of the policy: the dead one goes, and the awaited attempt is the one that is
@@ -571,7 +571,7 @@ fn a_lease_is_put_back_unless_its_run_ended_or_a_later_attempt_is_there() {
         last: Some(Last {
             run,
             outcome,
-            ..last(&entry(&c, T, 2, T), outcome, T)
+            ..last(&entry(&c, T, 2, T), outcome, None, T)
         }),
         ..older()
     };
@@ -1301,16 +1301,18 @@ fn a_watermark_is_put_back_from_the_future_alone() {
     assert_eq!(at(T + 1, T - 1), (Controlled::Done, T, T - 1, 1));
     assert_eq!(at(T - 1, T + 1), (Controlled::Done, T - 1, T, 1));
     // A run that lasted until then must not overlap with what comes due until then.
-    let mut last = last(&entry(&asks(T), T, 1, T - 5), Outcome::Succeeded, T + 9000);
-    for (from, wanted) in [(T - 5, (T - 5, T)), (T + 5, (T, T))] {
-        last.from = from;
+    let run = entry(&asks(T), T, 1, T - 5);
+    let mut last = last(&run, Outcome::Succeeded, None, T + 9000);
+    for (from, wanted) in [(T - 5, (T - 5, T - 4, T)), (T + 5, (T, T, T))] {
+        (last.from, last.started) = (from, Some(from + 1));
         let st = State {
             newest: T + 60_000,
             last: Some(last.clone()),
             ..known()
         };
         let st = controlled(st, &rewind, T).1;
-        assert_eq!(st.last.map(|l| (l.from, l.to)), Some(wanted));
+        let times = st.last.and_then(|l| Some((l.from, l.started?, l.to)));
+        assert_eq!(times, Some(wanted));
     }
 }
 
@@ -1560,7 +1562,7 @@ fn no_attempt_is_made_up_for_by_the_entry_of_another_run() {
     let dead = entry(&c, T, 1, T);
     let mut state = Some(State {
         newest: T,
-        last: Some(last(&dead, Outcome::Unknown, T)),
+        last: Some(last(&dead, Outcome::Unknown, None, T)),
         lapsed: Some(older.clone()),
         ..known()
     });

@@ -136,6 +136,7 @@ fn rewind(
     st.since = st.since.min(now);
     if let Some(l) = &mut st.last {
         (l.from, l.to) = (l.from.min(now), l.to.min(now));
+        l.started = l.started.map(|at| at.min(now));
     }
     effects.events.push(Event::Controlled { job: job.clone() });
     Controlled::Done

@@ -87,7 +87,7 @@ pub fn settle(
         let e = &mut st.open[i];
         // The run may have ended long before the store could be told: what came due in between did not overlap with it.
         let ended = s.record.finished_at.unwrap_or(now).min(now);
-        st.last = Some(last(e, s.record.outcome, ended));
+        st.last = Some(last(e, s.record.outcome, s.record.started_at, ended));
         // Asked to end on purpose: no further attempt.
         match next_attempt.filter(|_| may!(StoppedIsNotRetried, e.stop.is_none())) {
             Some(next_attempt) => {

@@ -173,6 +173,13 @@ pub struct Last {
     pub outcome: Outcome,
     #[serde(deserialize_with = "ms")]
     pub from: i64,
+    /// When its command was started, which is later than `from`; None: it never was, or an older version wrote this.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "ms_or_none"
+    )]
+    pub started: Option<i64>,
     #[serde(deserialize_with = "ms")]
     pub to: i64,
 }

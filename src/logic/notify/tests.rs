@@ -235,6 +235,7 @@ fn what_keeps_a_job_from_a_success_is_what_it_does_now() {
             instance: run.instance,
             outcome,
             from: to - 1,
+            started: Some(to - 1),
             to,
         })
     };

@@ -156,7 +156,9 @@ fn a_run_that_was_ended_on_purpose_has_not_failed() {
     let trigger = |job: &str| post(&at, &format!("/api/v1/jobs/{job}/trigger"), "{}").of(202);
     let runs = |n: usize| !jobs()[n]["running"][0].is_null();
     let ended = |n: usize, outcome: &str| {
-        wait_until(outcome, GENEROUS, || jobs()[n]["last"]["outcome"] == outcome);
+        wait_until(outcome, GENEROUS, || {
+            jobs()[n]["last"]["outcome"] == outcome
+        });
     };
     trigger("fails");
     trigger("long");
@@ -171,6 +173,37 @@ fn a_run_that_was_ended_on_purpose_has_not_failed() {
     for (job, failed) in [("fails", 1), ("long", 0), ("newest", 0)] {
         let line = format!("\nsoloist_job_last_run_failed{{job=\"{job}\"}} {failed}\n");
         assert!(metrics.contains(&line), "{line}{metrics}");
+    }
+}
+
+/// From its start, not from its grant, which is a little earlier.
+#[test]
+fn a_run_has_one_start_and_one_duration_wherever_it_is_shown() {
+    let fleet = fleet(1)
+        .http("listen = \"unix:{id}.sock\"")
+        .job("never", "command = [\"/no/such/program\"]")
+        .job("runs", "command = \"true\"")
+        .start();
+    let at = fleet.http(0);
+    let jobs = || get(&at, "/api/v1/jobs").of(200)["jobs"].clone();
+    wait_until("the jobs are known", GENEROUS, || {
+        (0..2).all(|n| jobs()[n]["known"] == true)
+    });
+    for (n, name) in ["never", "runs"].into_iter().enumerate() {
+        post(&at, &format!("/api/v1/jobs/{name}/trigger"), "{}").of(202);
+        wait_until("it ended", GENEROUS, || {
+            let job = jobs()[n].clone();
+            !job["last"].is_null() && !job["recent"][0].is_null()
+        });
+        let job = jobs()[n].clone();
+        let status = fleet.json(&["status", "--json"])["jobs"][n]["last"].clone();
+        let history = fleet.json(&["history", name, "--json"])[0].clone();
+        let times = |run: &Value| (run["started_at"].clone(), run["duration_ms"].clone());
+        let recent = times(&job["recent"][0]);
+        assert_eq!(recent.0.is_null(), name == "never", "{job}");
+        for run in [&job["last"], &status, &history] {
+            assert_eq!(times(run), recent, "{run}");
+        }
     }
 }
 

@@ -103,6 +103,7 @@ fn last(record: &RunRecord) -> Option<Last> {
         instance: record.instance.clone()?,
         outcome: record.outcome,
         from: record.started_at?,
+        started: record.started_at,
         to: record.finished_at?,
     })
 }
