@@ -359,7 +359,7 @@ pub(crate) struct Others {
 pub(crate) fn others(fleet: &Fleet, id: &InstanceId, clock: Clock) -> Others {
     let mut others = Others::default();
     for (other, info) in &fleet.instances {
-        if other == id || clock.silent(info) || info.draining || fleet.drains.contains(other) {
+        if other == id || clock.silent(info) || fleet.is_draining(other, info) {
             continue;
         }
         match clock.age(info).saturating_abs() {

@@ -753,7 +753,7 @@ pub(crate) fn instances(fleet: &Fleet, ours: &str, clock: Clock) -> Vec<Instance
                     occurrence: (*occurrence).into(),
                 })
                 .collect(),
-            draining: info.draining || fleet.drains.contains(id),
+            draining: fleet.is_draining(id, info),
         })
         .collect()
 }

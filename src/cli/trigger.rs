@@ -448,13 +448,13 @@ fn claimed_as(st: &State, key: &str) -> Option<Occurrence> {
 
 /// Why no instance can claim anything, and what to do about it.
 fn obstacle(fleet: &Fleet, clock: view::Clock) -> Option<(String, String)> {
-    let mut live = fleet.instances.values().filter(|i| !clock.silent(i));
-    let Some(first) = live.next() else {
+    let mut live = (fleet.instances.iter()).filter(|(_, i)| !clock.silent(i)).peekable();
+    if live.peek().is_none() {
         let hint =
             "start one with `soloist run`, or see `soloist status`; then trigger the job again";
         return Some(("no instance is up".to_owned(), hint.to_owned()));
     };
-    if first.draining && live.all(|i| i.draining) {
+    if live.all(|(id, i)| fleet.is_draining(id, i)) {
         let hint = "`soloist undrain` makes an instance claim again; then trigger the job again";
         return Some((
             "every live instance is draining".to_owned(),

@@ -268,7 +268,8 @@ impl FleetTask {
             clock_doubt_ms: contender.clock.doubt_us().map(|us| us / 1000),
             started_at: self.started_at,
             running: self.holder.running(),
-            draining: contender.draining(),
+            // Of a request that the store has it need not be told: so all see at once when somebody takes it back.
+            draining: contender.stop.is_cancelled() || self.drain == Drain::Lost,
             jobs: loaded.jobs,
             outages: self.outages.iter().copied().collect(),
         };
@@ -585,7 +586,8 @@ impl FleetTask {
         let live: Vec<InstanceId> = fleet
             .instances
             .iter()
-            .filter(|(_, i)| i.seen.abs_diff(now) <= LIVE_WITHIN_MS as u64 && !i.draining)
+            .filter(|(_, i)| i.seen.abs_diff(now) <= LIVE_WITHIN_MS as u64)
+            .filter(|(id, i)| !fleet.is_draining(id, i))
             .map(|(id, _)| id.clone())
             .collect();
         contender.set_live(live.into());

@@ -144,6 +144,8 @@ pub struct Info {
     pub started_at: i64,
     /// Its active runs: job and occurrence.
     pub running: Vec<(JobName, Occurrence)>,
+    /// It claims nothing, for a reason that is not in [`Fleet::drains`]: it stops, or the store has lost the request to
+    /// drain.
     pub draining: bool,
     /// The number of jobs in its configuration.
     pub jobs: u32,
@@ -186,6 +188,13 @@ pub struct Fleet {
     pub instances: BTreeMap<InstanceId, Info>,
     /// The instances that `soloist drain` told to drain.
     pub drains: Vec<InstanceId>,
+}
+
+impl Fleet {
+    /// An instance claims nothing, or will not as soon as it hears of the request to drain.
+    pub fn is_draining(&self, id: &InstanceId, info: &Info) -> bool {
+        info.draining || self.drains.contains(id)
+    }
 }
 
 /// A heartbeat of one instance.

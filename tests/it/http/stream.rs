@@ -234,6 +234,59 @@ fn a_store_that_is_gone_is_told_and_what_was_known_stays() {
     assert_eq!(jobs["store_error"], serde_json::Value::Null);
 }
 
+/// The others do not wait until it says so itself: it has stopped.
+#[test]
+fn an_instance_is_undrained_as_soon_as_somebody_asks() {
+    let fleet = fleet(2)
+        .http("listen = \"unix:{id}.sock\"")
+        .job("job", "command = \"true\"")
+        .start();
+    let at = fleet.http(0);
+    let second = || get(&at, "/api/v1/instances").of(200)["instances"][1].clone();
+    wait_until("both are there", GENEROUS, || !second().is_null());
+    let mut stream = get(&at, "/api/v1/events").stream();
+    super::client::post(&at, "/api/v1/instances/i2/drain", "{}").of(200);
+    stream.wait("i2 drains", |e| e.kind == "draining");
+    for _ in 0..3 {
+        let seen = second()["last_seen"].clone();
+        wait_until("another heartbeat", GENEROUS, || {
+            second()["last_seen"] != seen
+        });
+    }
+    fleet.instances[1].signal(Signal::STOP);
+    super::client::post(&at, "/api/v1/instances/i2/undrain", "{}").of(200);
+    stream.wait("i2 claims again", |e| {
+        e.kind == "undrained" && e.data["instance"] == "i2"
+    });
+    assert_eq!(second()["draining"], false);
+    fleet.instances[1].signal(Signal::CONT);
+}
+
+/// Its last heartbeat had the run, and is kept for a day.
+#[test]
+fn a_dead_instance_runs_nothing_once_its_runs_are_over() {
+    let mut fleet = fleet(2)
+        .http("listen = \"unix:{id}.sock\"")
+        .job("job", "command = \"sleep 600\"\ngrace = \"100ms\"")
+        .start();
+    let at = fleet.http(0);
+    let second = || get(&at, "/api/v1/instances").of(200)["instances"][1].clone();
+    let running = || second()["running"][0]["job"].clone();
+    wait_until("both are there, and the job is known", GENEROUS, || {
+        let jobs = get(&at, "/api/v1/jobs").of(200);
+        !second().is_null() && jobs["jobs"][0]["known"] == true
+    });
+    super::client::post(&at, "/api/v1/instances/i1/drain", "{}").of(200);
+    super::client::post(&at, "/api/v1/jobs/job/trigger", "{}").of(202);
+    wait_until("i2 runs it", GENEROUS, || running() == "job");
+    fleet.instances[1].kill();
+    fleet.wait_record("job", "crashed");
+    wait_until("it runs nothing", GENEROUS, || running().is_null());
+    let status = fleet.json(&["status", "--json"]);
+    assert_eq!(second()["instance"], "i2");
+    assert_eq!(status["instances"][1]["running"], serde_json::json!([]));
+}
+
 #[test]
 fn an_instance_that_dies_is_told() {
     let mut fleet = fleet(2).http("").job("job", JOB).start();
