@@ -714,7 +714,7 @@ pub(crate) fn status(
         nobody_believes: clock.nobody_believes,
         config: config.digest.clone(),
         epoch: epoch(fleet, now),
-        instances: instances(fleet, &config.digest, clock),
+        instances: instances(fleet, &config.digest, clock, |job| states.get(job)),
         jobs: config
             .jobs
             .values()
@@ -724,10 +724,23 @@ pub(crate) fn status(
     }
 }
 
-/// The views of the instances; `ours` is the digest of the caller's configuration.
-pub(crate) fn instances(fleet: &Fleet, ours: &str, clock: Clock) -> Vec<InstanceView> {
+/// The views of the instances; `ours` is the digest of the caller's configuration, and `state` has the states of jobs
+/// as far as they are known. The last heartbeat of an instance may have runs that have ended since: those of a dead one
+/// were settled by their guards, or taken over.
+pub(crate) fn instances<'s>(
+    fleet: &Fleet,
+    ours: &str,
+    clock: Clock,
+    state: impl Fn(&JobName) -> Option<&'s State>,
+) -> Vec<InstanceView> {
     let now = clock.now;
     let common = most_common(fleet, ours, clock);
+    let is_over = |id: &InstanceId, job: &JobName, at: Occurrence| {
+        let runs = |o: &Open| {
+            o.next_attempt.is_none() && o.run.instance == *id && o.run.occurrence == at
+        };
+        state(job).is_some_and(|st| st.newest >= at.0 && !st.open.iter().any(runs))
+    };
     fleet
         .instances
         .iter()
@@ -748,6 +761,7 @@ pub(crate) fn instances(fleet: &Fleet, ours: &str, clock: Clock) -> Vec<Instance
             running: info
                 .running
                 .iter()
+                .filter(|(job, at)| !is_over(id, job, *at))
                 .map(|(job, occurrence)| RunningView {
                     job: job.clone(),
                     occurrence: (*occurrence).into(),

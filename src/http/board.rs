@@ -633,7 +633,8 @@ impl Inner {
         if self.pulse.away.is_some() {
             clock = Clock::of(&reply.value, reply.now_us.div_euclid(1000));
         }
-        view::instances(&reply.value, &self.config.digest, clock)
+        let state = |job: &JobName| self.jobs.get(job)?.state.as_ref();
+        view::instances(&reply.value, &self.config.digest, clock, state)
     }
 
     pub(super) fn store(&self, clock: Clock) -> StoreView {

@@ -312,7 +312,9 @@ impl State {
     fn show_instances(&mut self) {
         if let (Some(fleet), Some(mut clock), None) = (&self.fleet, self.clock, &self.away) {
             clock.now = self.now;
-            self.instances = view::instances(fleet, &self.digest, clock);
+            self.instances = view::instances(fleet, &self.digest, clock, |job| {
+                self.jobs.get(job)?.state.as_ref()
+            });
             self.instance = self.instance.min(self.instances.len().saturating_sub(1));
         }
     }
