@@ -36,6 +36,8 @@ struct Filter {
     outcomes: Vec<Outcome>,
     from: i64,
     to: i64,
+    /// So far a run that goes on has lasted.
+    now: i64,
     instance: Option<String>,
 }
 
@@ -43,7 +45,7 @@ impl Filter {
     /// The arguments that may be there once. `outcome` may be there several times.
     const ONCE: [&'static str; 3] = ["from", "to", "instance"];
 
-    fn of(args: &Args) -> Result<Self, Problem> {
+    fn of(args: &Args, now: i64) -> Result<Self, Problem> {
         let outcomes = args.all("outcome").flat_map(|all| all.split(','));
         let outcomes = outcomes
             .filter(|one| !one.is_empty())
@@ -53,17 +55,16 @@ impl Filter {
             outcomes: outcomes.map_err(|why| Problem::bad(format!("`outcome`: {why}")))?,
             from: args.instant("from")?.unwrap_or(i64::MIN),
             to: args.instant("to")?.unwrap_or(i64::MAX),
+            now,
             instance: args.text("instance").map(str::to_owned),
         })
     }
 
-    /// The occurrence, or the run itself, is within the time.
+    /// Some of the time from the planned instant to the end is within the time that is asked for.
     fn wants(&self, r: &RunView) -> bool {
-        let ends = r.finished_at.map_or(r.occurrence.0, |t| t.0);
-        let ends = if r.outcome == Outcome::Running {
-            i64::MAX
-        } else {
-            ends
+        let ends = match r.outcome {
+            Outcome::Running => self.now,
+            _ => r.finished_at.map_or(r.occurrence.0, |t| t.0),
         };
         let of = |name: &String| r.instance.as_ref().is_some_and(|i| i.as_str() == name);
         (self.outcomes.is_empty() || self.outcomes.contains(&r.outcome))
@@ -123,8 +124,10 @@ struct Runs {
         ("limit" = Option<usize>, Query, minimum = 1, maximum = 1000, description = "how many; default 50"),
         ("cursor" = Option<String>, Query, description = "`next` of the page before"),
         ("outcome" = Option<String>, Query, description = "only with these outcomes: `failed,timed_out`"),
-        ("from" = Option<String>, Query, description = "RFC 3339 or Unix milliseconds"),
-        ("to" = Option<String>, Query, description = "RFC 3339 or Unix milliseconds"),
+        ("from" = Option<String>, Query, format = DateTime,
+            description = "only runs that end then or later, also as Unix milliseconds; one that goes on lasts until now"),
+        ("to" = Option<String>, Query, format = DateTime,
+            description = "only runs that were planned for then or earlier, also as Unix milliseconds"),
         ("instance" = Option<String>, Query, description = "only those of this instance"),
     ),
     responses(
@@ -139,7 +142,7 @@ pub(super) async fn of_job(
 ) -> Result<Response, Problem> {
     let [a, b, c] = Filter::ONCE;
     let args = Args::of(&uri, &["limit", "cursor", a, b, c], &["outcome"])?;
-    let filter = Filter::of(&args)?;
+    let filter = Filter::of(&args, app.board.read().clock().now)?;
     let limit = args.number("limit", 50, 1000)?;
     let after = args.text("cursor").map(Cursor::parse).transpose()?;
     let name = named(&app.board, &name)?;
@@ -244,8 +247,10 @@ struct AllRuns {
         ("job" = Option<Vec<String>>, Query, description = "only of these jobs"),
         ("limit" = Option<usize>, Query, minimum = 1, maximum = 5000, description = "how many; default 500"),
         ("outcome" = Option<String>, Query, description = "only with these outcomes: `failed,timed_out`"),
-        ("from" = Option<String>, Query, description = "RFC 3339 or Unix milliseconds"),
-        ("to" = Option<String>, Query, description = "RFC 3339 or Unix milliseconds"),
+        ("from" = Option<String>, Query, format = DateTime,
+            description = "only runs that end then or later, also as Unix milliseconds; one that goes on lasts until now"),
+        ("to" = Option<String>, Query, format = DateTime,
+            description = "only runs that were planned for then or earlier, also as Unix milliseconds"),
         ("instance" = Option<String>, Query, description = "only those of this instance"),
     ),
     responses(
@@ -256,7 +261,7 @@ struct AllRuns {
 pub(super) async fn all(State(app): State<Arc<App>>, uri: Uri) -> Result<Response, Problem> {
     let [a, b, c] = Filter::ONCE;
     let args = Args::of(&uri, &["limit", a, b, c], &["job", "outcome"])?;
-    let filter = Filter::of(&args)?;
+    let filter = Filter::of(&args, app.board.read().clock().now)?;
     let limit = args.number("limit", 500, 5000)?;
     let names: Vec<JobName> = args
         .all("job")

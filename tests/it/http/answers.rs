@@ -593,6 +593,21 @@ fn the_runs_of_a_job_come_in_pages_and_each_once() {
         (list(&everything), &everything["truncated"]),
         (all, &Value::Bool(false))
     );
+    // One that goes on was active from its planned instant until now.
+    let jobs = get(&at, "/api/v1/jobs").of(200);
+    let planned = time(&jobs["jobs"][3]["running"][0]["occurrence"]);
+    let hour = 3_600_000;
+    for (asked, found) in [
+        (format!("from={}", planned + 1), 1),
+        (format!("from={}", time(&jobs["now"]) + hour), 0),
+        (format!("to={planned}"), 1),
+        (format!("to={}", planned - 1), 0),
+    ] {
+        for path in ["/api/v1/runs?job=long&", "/api/v1/jobs/long/runs?"] {
+            let runs = get(&at, &format!("{path}{asked}")).of(200);
+            assert_eq!(list(&runs).len(), found, "{path}{asked}");
+        }
+    }
 }
 
 #[test]
