@@ -457,6 +457,7 @@ pub(crate) struct JobView {
     pub awaited: Vec<AwaitedView>,
     /// The next occurrence that will run, without jitter.
     pub next: Option<Time>,
+    #[cfg_attr(feature = "http", schema(format = DateTime))]
     pub next_local: Option<String>,
     /// The next planned occurrence, if it will not run.
     pub passed_over: Option<PassedOverView>,

@@ -20,6 +20,7 @@ use crate::{
 pub(crate) struct WhyView {
     pub(crate) job: JobName,
     pub(crate) occurrence: Time,
+    #[cfg_attr(feature = "http", schema(format = DateTime))]
     pub(crate) local: Option<String>,
     /// The schedule of this configuration has it.
     pub(crate) planned: bool,

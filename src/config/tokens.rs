@@ -5,6 +5,7 @@ use std::fmt;
 /// What a token allows; each role includes the ones before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "http", derive(utoipa::ToSchema))]
 pub(crate) enum Role {
     Read,
     Operate,

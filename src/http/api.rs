@@ -94,33 +94,37 @@ impl Args {
 
     /// All of this name that are not empty.
     pub(super) fn all(&self, name: &str) -> impl Iterator<Item = &str> {
-        let named = self.0.iter().filter(move |(n, _)| n == name);
-        named
-            .map(|(_, value)| value.as_str())
-            .filter(|value| !value.is_empty())
+        self.given(name).filter(|value| !value.is_empty())
     }
 
-    pub(super) fn number(&self, name: &str, default: usize, most: usize) -> Result<usize, Problem> {
-        match self.text(name) {
-            None => Ok(default),
-            Some(text) => match text.parse() {
-                Ok(n) if (1..=most).contains(&n) => Ok(n),
-                _ => Err(Problem::bad(format!(
-                    "`{name}` must be a number from 1 to {most}"
-                ))),
-            },
-        }
+    /// All of this name as they are, for what is more than a text: an empty one is wrong there.
+    pub(super) fn given(&self, name: &str) -> impl Iterator<Item = &str> {
+        let named = self.0.iter().filter(move |(n, _)| n == name);
+        named.map(|(_, value)| value.as_str())
+    }
+
+    pub(super) fn number(&self, name: &str, most: usize) -> Result<Option<usize>, Problem> {
+        let number = |text: &str| match text.parse() {
+            Ok(n) if (1..=most).contains(&n) => Ok(n),
+            _ => Err(Problem::bad(format!(
+                "`{name}` must be a number from 1 to {most}"
+            ))),
+        };
+        self.given(name).next().map(number).transpose()
     }
 
     /// An instant, in Unix milliseconds.
     pub(super) fn instant(&self, name: &str) -> Result<Option<i64>, Problem> {
-        let read = self.text(name).map(instant).transpose();
+        let read = self.given(name).next().map(instant).transpose();
         read.map_err(|why| Problem::bad(format!("`{name}`: {why}")))
     }
 
-    pub(super) fn is_set(&self, name: &str) -> bool {
-        self.text(name)
-            .is_some_and(|value| !["0", "false"].contains(&value))
+    pub(super) fn is_set(&self, name: &str) -> Result<bool, Problem> {
+        match self.given(name).next() {
+            None | Some("false" | "0") => Ok(false),
+            Some("true" | "1") => Ok(true),
+            Some(_) => Err(Problem::bad(format!("`{name}` must be true or false"))),
+        }
     }
 }
 
@@ -318,8 +322,7 @@ fn url_host(address: &str) -> Option<&str> {
 /// What the caller may do here.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 struct Session {
-    /// `read` or `operate`; null: a token is needed.
-    #[schema(value_type = Option<String>)]
+    /// Null: a token is needed.
     role: Option<Role>,
     /// The name of the caller's token.
     #[schema(value_type = Option<String>)]
@@ -330,6 +333,7 @@ struct Session {
     read_only: bool,
     instance: InstanceId,
     version: &'static str,
+    #[schema(format = "uri")]
     public_url: Option<String>,
 }
 
@@ -362,7 +366,7 @@ pub(super) async fn session(
     path = "/api/v1/jobs",
     tag = "jobs",
     params(
-        ("tag" = Option<String>, Query, description = "only those with this tag; several: with all of them"),
+        ("tag" = Option<Vec<String>>, Query, description = "only those with this tag; several: with all of them"),
         ("q" = Option<String>, Query, description = "only those whose name, description or tags contain these words"),
     ),
     responses(

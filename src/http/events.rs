@@ -184,12 +184,40 @@ pub(super) struct Event<'a> {
     cursor: String,
     /// The store's clock, or the time that the fleet uses instead.
     at: Time,
-    /// `job`, `job_removed`, `instances`, `store`, `reset`; and of the feed `granted`, `ended`, `missed`, `skipped`,
-    /// `triggered`, `paused`, `resumed`, `skip`, `cancelled`, `awaited`, `draining`, `undrained`, `instance_up`,
-    /// `instance_silent`, `instance_gone`, `configuration`, `undelivered`, `lacks_jobs`.
+    #[schema(value_type = EventKind)]
     kind: &'static str,
     #[serde(flatten)]
     data: Data<'a>,
+}
+
+/// Of the feed are all from `granted` on.
+#[derive(utoipa::ToSchema)]
+#[schema(rename_all = "snake_case")]
+#[expect(dead_code, reason = "for the document; who tells an event names its kind")]
+enum EventKind {
+    Job,
+    JobRemoved,
+    Instances,
+    Store,
+    Reset,
+    Granted,
+    Ended,
+    Missed,
+    Skipped,
+    Triggered,
+    Paused,
+    Resumed,
+    Skip,
+    Cancelled,
+    Awaited,
+    Draining,
+    Undrained,
+    InstanceUp,
+    InstanceSilent,
+    InstanceGone,
+    Configuration,
+    Undelivered,
+    LacksJobs,
 }
 
 /// What an event says.
@@ -310,11 +338,7 @@ pub(super) async fn events(
     if text(header::ACCEPT).contains("text/event-stream") {
         return stream(&app, caller, cursor);
     }
-    let feed = match args.text("feed") {
-        None | Some("false" | "0") => false,
-        Some("true" | "1") => true,
-        Some(_) => return Err(Problem::bad("`feed` must be true or false")),
-    };
+    let feed = args.is_set("feed")?;
     let inner = app.board.read();
     let position = match cursor {
         Some(cursor) => inner.ring.position(cursor),

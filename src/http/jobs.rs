@@ -44,6 +44,7 @@ struct JobDetail {
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 struct Upcoming {
     at: Time,
+    #[schema(format = DateTime)]
     local: String,
 }
 
@@ -52,10 +53,10 @@ struct Upcoming {
 struct Definition {
     /// Instances with the same digest have the same definition.
     digest: String,
-    overlap: &'static str,
-    on_crash: &'static str,
-    on_state_loss: &'static str,
-    catch_up: &'static str,
+    overlap: Overlap,
+    on_crash: OnCrash,
+    on_state_loss: OnStateLoss,
+    catch_up: CatchUp,
     lease_ms: i64,
     renew_every_ms: i64,
     timeout_ms: Option<i64>,
@@ -98,25 +99,10 @@ impl Definition {
     fn of(job: &config::Job) -> Self {
         Self {
             digest: job.digest.clone(),
-            overlap: match job.overlap {
-                Overlap::Skip => "skip",
-                Overlap::Queue => "queue",
-                Overlap::Replace => "replace",
-                Overlap::Allow => "allow",
-            },
-            on_crash: match job.on_crash {
-                OnCrash::Fail => "fail",
-                OnCrash::Rerun => "rerun",
-            },
-            on_state_loss: match job.on_state_loss {
-                OnStateLoss::Skip => "skip",
-                OnStateLoss::Rerun => "rerun",
-            },
-            catch_up: match job.catch_up {
-                CatchUp::Latest => "latest",
-                CatchUp::All => "all",
-                CatchUp::None => "none",
-            },
+            overlap: job.overlap,
+            on_crash: job.on_crash,
+            on_state_loss: job.on_state_loss,
+            catch_up: job.catch_up,
             lease_ms: ms(job.lease.length),
             renew_every_ms: ms(job.lease.renew_every),
             timeout_ms: job.timeout.map(ms),

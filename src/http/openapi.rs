@@ -12,6 +12,8 @@ use utoipa::{
     openapi::security::{Http, HttpAuthScheme, SecurityScheme},
 };
 
+use super::problem::ProblemView;
+
 #[derive(OpenApi)]
 #[openapi(
     info(
@@ -59,13 +61,6 @@ static DOCUMENT: LazyLock<Bytes> = LazyLock::new(|| {
     {
         data.insert("anyOf".to_owned(), parts);
     }
-    // An empty body counts as `{}`.
-    let paths = api["paths"].as_object_mut();
-    for path in paths.into_iter().flat_map(|all| all.values_mut()) {
-        if let Some(body) = path.pointer_mut("/post/requestBody") {
-            body["required"] = false.into();
-        }
-    }
     api.to_string().into()
 });
 
@@ -74,7 +69,10 @@ static DOCUMENT: LazyLock<Bytes> = LazyLock::new(|| {
     get,
     path = "/api/v1/openapi.json",
     tag = "health",
-    responses((status = 200, description = "an OpenAPI document", content_type = "application/json"))
+    responses(
+        (status = 200, description = "an OpenAPI document", content_type = "application/json"),
+        (status = "default", description = "a problem", body = ProblemView, content_type = "application/problem+json"),
+    )
 )]
 pub(super) async fn document() -> Response {
     let mut response = Response::new(Body::from(DOCUMENT.clone()));

@@ -37,6 +37,7 @@ const COUNT_WITHIN: Duration = Duration::from_secs(5);
 pub(super) struct Planned {
     pub(super) job: JobName,
     pub(super) occurrence: Time,
+    #[schema(format = DateTime)]
     pub(super) local: String,
     /// Why it will not run. Written only if it will not.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -130,8 +131,8 @@ fn told_apart(
     path = "/api/v1/plan",
     tag = "plan",
     params(
-        ("from" = Option<String>, Query, description = "RFC 3339 or Unix milliseconds; default now"),
-        ("to" = Option<String>, Query, description = "the same; default a day later"),
+        ("from" = Option<String>, Query, format = DateTime, description = "also as Unix milliseconds; default now"),
+        ("to" = Option<String>, Query, format = DateTime, description = "the same; default a day later"),
         ("job" = Option<Vec<String>>, Query, description = "only of these jobs"),
         ("limit" = Option<usize>, Query, minimum = 1, maximum = 10_000, description = "how many; default 1000"),
         ("per_job" = Option<usize>, Query, minimum = 1, maximum = 10_000,
@@ -149,11 +150,8 @@ pub(super) async fn plan(State(app): State<Arc<App>>, uri: Uri) -> Result<Respon
     let to = args
         .instant("to")?
         .unwrap_or_else(|| from.saturating_add(DAY));
-    let limit = args.number("limit", 1000, 10_000)?;
-    let per_job = match args.text("per_job") {
-        Some(_) => Some(args.number("per_job", 1, 10_000)?),
-        None => None,
-    };
+    let limit = args.number("limit", 10_000)?.unwrap_or(1000);
+    let per_job = args.number("per_job", 10_000)?;
     let names: Vec<JobName> = args
         .all("job")
         .map(|name| named(&app.board, name))
@@ -193,7 +191,8 @@ pub(super) async fn plan(State(app): State<Arc<App>>, uri: Uri) -> Result<Respon
 /// How many occurrences a day has in each minute.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 struct Load {
-    /// `YYYY-MM-DD`, in `zone`.
+    /// In `zone`.
+    #[schema(format = Date)]
     day: String,
     /// The time zone, by its IANA name.
     zone: String,
@@ -224,7 +223,7 @@ struct Minute {
     path = "/api/v1/load",
     tag = "plan",
     params(
-        ("day" = Option<String>, Query, description = "`YYYY-MM-DD`; default today"),
+        ("day" = Option<String>, Query, format = Date, description = "default today"),
         ("tz" = Option<String>, Query, description = "the time zone of the day, by its IANA name; default UTC"),
     ),
     responses(
@@ -238,7 +237,7 @@ pub(super) async fn load(State(app): State<Arc<App>>, uri: Uri) -> Result<Respon
     let zone = args.text("tz").unwrap_or("UTC");
     let tz = jiff::tz::TimeZone::get(zone)
         .map_err(|_| Problem::bad("`tz` must be a time zone, as Europe/Berlin"))?;
-    let date = match args.text("day") {
+    let date = match args.given("day").next() {
         None => Occurrence(now).timestamp().to_zoned(tz.clone()).date(),
         Some(text) => text
             .parse()

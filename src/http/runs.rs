@@ -46,11 +46,8 @@ impl Filter {
     const ONCE: [&'static str; 3] = ["from", "to", "instance"];
 
     fn of(args: &Args, now: i64) -> Result<Self, Problem> {
-        let outcomes = args.all("outcome").flat_map(|all| all.split(','));
-        let outcomes = outcomes
-            .filter(|one| !one.is_empty())
-            .map(str::parse::<Outcome>);
-        let outcomes: Result<Vec<_>, _> = outcomes.collect();
+        let outcomes = args.given("outcome").flat_map(|all| all.split(','));
+        let outcomes: Result<Vec<Outcome>, _> = outcomes.map(str::parse).collect();
         Ok(Self {
             outcomes: outcomes.map_err(|why| Problem::bad(format!("`outcome`: {why}")))?,
             from: args.instant("from")?.unwrap_or(i64::MIN),
@@ -123,7 +120,7 @@ struct Runs {
         ("job" = String, Path),
         ("limit" = Option<usize>, Query, minimum = 1, maximum = 1000, description = "how many; default 50"),
         ("cursor" = Option<String>, Query, description = "`next` of the page before"),
-        ("outcome" = Option<String>, Query, description = "only with these outcomes: `failed,timed_out`"),
+        ("outcome" = Option<Vec<Outcome>>, Query, description = "only with these outcomes, also as `failed,timed_out`"),
         ("from" = Option<String>, Query, format = DateTime,
             description = "only runs that end then or later, also as Unix milliseconds; one that goes on lasts until now"),
         ("to" = Option<String>, Query, format = DateTime,
@@ -143,7 +140,7 @@ pub(super) async fn of_job(
     let [a, b, c] = Filter::ONCE;
     let args = Args::of(&uri, &["limit", "cursor", a, b, c], &["outcome"])?;
     let filter = Filter::of(&args, app.board.read().clock().now)?;
-    let limit = args.number("limit", 50, 1000)?;
+    let limit = args.number("limit", 1000)?.unwrap_or(50);
     let after = args.text("cursor").map(Cursor::parse).transpose()?;
     let name = named(&app.board, &name)?;
     let active = active(&app.board.read(), &name);
@@ -246,7 +243,7 @@ struct AllRuns {
     params(
         ("job" = Option<Vec<String>>, Query, description = "only of these jobs"),
         ("limit" = Option<usize>, Query, minimum = 1, maximum = 5000, description = "how many; default 500"),
-        ("outcome" = Option<String>, Query, description = "only with these outcomes: `failed,timed_out`"),
+        ("outcome" = Option<Vec<Outcome>>, Query, description = "only with these outcomes, also as `failed,timed_out`"),
         ("from" = Option<String>, Query, format = DateTime,
             description = "only runs that end then or later, also as Unix milliseconds; one that goes on lasts until now"),
         ("to" = Option<String>, Query, format = DateTime,
@@ -262,7 +259,7 @@ pub(super) async fn all(State(app): State<Arc<App>>, uri: Uri) -> Result<Respons
     let [a, b, c] = Filter::ONCE;
     let args = Args::of(&uri, &["limit", a, b, c], &["job", "outcome"])?;
     let filter = Filter::of(&args, app.board.read().clock().now)?;
-    let limit = args.number("limit", 500, 5000)?;
+    let limit = args.number("limit", 5000)?.unwrap_or(500);
     let names: Vec<JobName> = args
         .all("job")
         .map(|name| named(&app.board, name))
@@ -399,7 +396,7 @@ async fn run_of(app: &App, id: &str, args: &Args) -> Result<(JobName, RunView), 
     path = "/api/v1/runs/{id}",
     operation_id = "run",
     tag = "runs",
-    params(("id" = String, Path), ("job" = String, Query, description = "the run's job")),
+    params(("id" = RunId, Path), ("job" = String, Query, description = "the run's job")),
     responses(
         (status = 200, description = "the run", body = RunView),
         (status = "default", description = "a problem", body = ProblemView, content_type = "application/problem+json"),
@@ -481,7 +478,7 @@ fn incomplete(bytes: &[u8]) -> usize {
     path = "/api/v1/runs/{id}/output",
     tag = "runs",
     params(
-        ("id" = String, Path),
+        ("id" = RunId, Path),
         ("job" = String, Query, description = "the run's job"),
         ("from" = Option<u64>, Query, description = "the first byte; default 0"),
         ("follow" = Option<bool>, Query, description = "events `output` with the same object, until the run ends"),
@@ -501,17 +498,18 @@ pub(super) async fn output(
     uri: Uri,
 ) -> Result<Response, Problem> {
     let args = Args::of(&uri, &["job", "from", "follow"], &[])?;
-    let from = match args.text("from").map(str::parse) {
+    let from = match args.given("from").next().map(str::parse) {
         None => 0,
         Some(Ok(from)) => from,
         Some(Err(_)) => return Err(Problem::bad("`from` must be the number of a byte")),
     };
+    let follow = args.is_set("follow")?;
     let (job, run) = run_of(&app, &id, &args).await?;
     let id = run
         .run_id
         .ok_or_else(|| Problem::missing("it was not run"))?;
     let over = run.outcome != Outcome::Running;
-    if !args.is_set("follow") {
+    if !follow {
         let output = app.output(&job, id, from).await?;
         return Ok(json(&Piece::of(from, output, over)));
     }

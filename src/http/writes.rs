@@ -32,6 +32,9 @@ use crate::{
 /// occurrence.
 const REASON_MOST: usize = 1000;
 
+/// An empty body counts as `{}`, too, which helps people who use curl.
+const BODY: &str = "`{}` if there is nothing to say; without `Content-Type: application/json` the answer is 415";
+
 impl From<Refusal> for Problem {
     fn from(r: Refusal) -> Self {
         match r {
@@ -278,7 +281,7 @@ fn told(caller: &Caller, what: &str, of: &dyn std::fmt::Display) {
     path = "/api/v1/jobs/{job}/trigger",
     tag = "jobs",
     params(("job" = String, Path)),
-    request_body = TriggerRequest,
+    request_body(content = TriggerRequest, description = BODY),
     responses(
         (status = 202, description = "the store has the request; an instance claims it", body = Triggered),
         (status = "default", description = "a problem", body = ProblemView, content_type = "application/problem+json"),
@@ -330,7 +333,7 @@ pub(super) async fn trigger(
     path = "/api/v1/jobs/{job}/pause",
     tag = "jobs",
     params(("job" = String, Path)),
-    request_body = PauseRequest,
+    request_body(content = PauseRequest, description = BODY),
     responses(
         (status = 200, description = "the job is paused", body = Done),
         (status = "default", description = "a problem", body = ProblemView, content_type = "application/problem+json"),
@@ -378,7 +381,7 @@ pub(super) async fn pause(
     path = "/api/v1/jobs/{job}/resume",
     tag = "jobs",
     params(("job" = String, Path)),
-    request_body = NoRequest,
+    request_body(content = NoRequest, description = BODY),
     responses(
         (status = 200, description = "the job is not paused", body = Done),
         (status = "default", description = "a problem", body = ProblemView, content_type = "application/problem+json"),
@@ -405,7 +408,7 @@ pub(super) async fn resume(
     path = "/api/v1/jobs/{job}/skip",
     tag = "jobs",
     params(("job" = String, Path)),
-    request_body = SkipRequest,
+    request_body(content = SkipRequest, description = BODY),
     responses(
         (status = 200, description = "so many will be skipped", body = Done),
         (status = "default", description = "a problem", body = ProblemView, content_type = "application/problem+json"),
@@ -449,7 +452,7 @@ pub(super) async fn skip(
     path = "/api/v1/jobs/{job}/cancel",
     tag = "jobs",
     params(("job" = String, Path)),
-    request_body = NoRequest,
+    request_body(content = NoRequest, description = BODY),
     responses(
         (status = 200, description = "the runs were asked to end", body = Done),
         (status = "default", description = "a problem", body = ProblemView, content_type = "application/problem+json"),
@@ -486,7 +489,7 @@ pub(super) async fn cancel(
     path = "/api/v1/instances/{instance}/drain",
     tag = "fleet",
     params(("instance" = String, Path)),
-    request_body = NoRequest,
+    request_body(content = NoRequest, description = BODY),
     responses(
         (status = 200, description = "it was asked to", body = Done),
         (status = "default", description = "a problem", body = ProblemView, content_type = "application/problem+json"),
@@ -507,7 +510,7 @@ pub(super) async fn drain(
     path = "/api/v1/instances/{instance}/undrain",
     tag = "fleet",
     params(("instance" = String, Path)),
-    request_body = NoRequest,
+    request_body(content = NoRequest, description = BODY),
     responses(
         (status = 200, description = "it was asked to", body = Done),
         (status = "default", description = "a problem", body = ProblemView, content_type = "application/problem+json"),

@@ -10,7 +10,9 @@ use super::{
 use crate::model::Occurrence;
 
 /// Which of several overdue occurrences are run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "http", derive(utoipa::ToSchema))]
 pub enum CatchUp {
     /// The newest.
     Latest,

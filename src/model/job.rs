@@ -98,7 +98,9 @@ pub enum Command {
     Shell(String),
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "http", derive(utoipa::ToSchema))]
 pub enum OnStateLoss {
     Skip,
     Rerun,

@@ -72,7 +72,7 @@ impl fmt::Display for InstanceId {
 /// one attempt of one occurrence, so that a claim that it repeats after a lost reply gets the first answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
-#[cfg_attr(feature = "http", derive(utoipa::ToSchema), schema(value_type = String))]
+#[cfg_attr(feature = "http", derive(utoipa::ToSchema), schema(value_type = String, format = "uuid"))]
 pub struct RunId(pub uuid::Uuid);
 
 #[cfg(test)]

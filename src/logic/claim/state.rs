@@ -10,6 +10,7 @@ use crate::model::{
 /// What becomes of an occurrence that is due while a run of the same job goes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "http", derive(utoipa::ToSchema))]
 pub enum Overlap {
     /// It is recorded as skipped.
     Skip,
@@ -35,6 +36,7 @@ impl Overlap {
 /// What becomes of an occurrence whose holder died.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "http", derive(utoipa::ToSchema))]
 pub enum OnCrash {
     /// At most once: recorded, not run again.
     Fail,

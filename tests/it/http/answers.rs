@@ -384,6 +384,14 @@ fn each_answer_is_as_the_document_of_the_api_describes_it() {
                 asked.contains(&(path.as_str(), method.as_str())),
                 "{method} {path} was not asked for"
             );
+            // Whoever has no token learns that as described, too.
+            let answers = &operation["responses"];
+            let security = operation["security"].as_array();
+            let open = security.is_some_and(|all| all.contains(&serde_json::json!({})));
+            assert!(
+                open || !answers["default"].is_null(),
+                "{path} describes no 401"
+            );
             let name = operation["operationId"].as_str().expect("a name");
             let other = names.insert(name, path);
             assert_eq!(other, None, "{path} is named {name}, too");
@@ -432,9 +440,41 @@ fn each_answer_is_as_the_document_of_the_api_describes_it() {
         let schema = described(&document, path, "get", &status.to_string());
         assert_eq!(wrong(&document, schema, &answer), [""; 0], "{ask}");
     }
-    // A body may be left out; what there is of it must be JSON.
-    let body = &document["paths"]["/api/v1/jobs/{job}/pause"]["post"]["requestBody"];
-    assert_eq!(body["required"], false, "{body}");
+    // The document and the handlers agree on what must be there.
+    for (path, ask, ..) in writes {
+        let body = &document["paths"][path]["post"]["requestBody"];
+        assert_eq!(body["required"], true, "{path}: {body}");
+        let problem = get(&at, ask).method("POST").of(415);
+        let schema = described(&document, path, "post", "415");
+        assert_eq!(wrong(&document, schema, &problem), [""; 0], "{ask}");
+    }
+    for (path, ask) in &reads {
+        let parameters = document["paths"][*path]["get"]["parameters"].as_array();
+        let parameters = parameters.into_iter().flatten();
+        for parameter in parameters.filter(|p| p["in"] == "query") {
+            let name = parameter["name"].as_str().expect("a name");
+            let bare = ask.split('?').next().expect("a path");
+            let several = parameter["schema"]["type"].to_string().contains("array");
+            let schema = match several {
+                true => &parameter["schema"]["items"],
+                false => &parameter["schema"],
+            };
+            // What must be there besides.
+            let job = match name {
+                "job" => "",
+                _ if bare.starts_with("/api/v1/runs/") => "&job=each",
+                _ => "",
+            };
+            let empty = get(&at, &format!("{bare}?{name}={job}")).send();
+            let allowed = wrong(&document, schema, &"".into()).is_empty();
+            assert_eq!(
+                empty.status == 400,
+                !allowed || parameter["required"] == true,
+                "{bare}?{name}=: {}, {parameter}",
+                empty.status
+            );
+        }
+    }
     let wrong = post(&at, "/api/v1/jobs/each/skip", r#"{"n": "two"}"#).of(400);
     assert_eq!(
         wrong["detail"],
