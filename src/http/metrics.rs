@@ -360,15 +360,10 @@ fn of_fleet(e: &mut DescriptorEncoder<'_>, inner: &Inner, me: &str) -> Written {
 }
 
 fn of_jobs(e: &mut DescriptorEncoder<'_>, inner: &Inner) -> Written {
-    let here = inner.each().filter(|(_, job)| !job.elsewhere);
-    let all = || here.clone().map(|(_, job)| &job.view);
-    gauge(
-        e,
-        "jobs",
-        None,
-        "Jobs of this instance's configuration",
-        all().count() as i64,
-    )?;
+    // Those of other instances, too: which one is asked makes no difference.
+    let all = || inner.each().map(|(_, job)| &job.view);
+    let help = "Jobs of the fleet: of this instance's configuration, and that others have enabled";
+    gauge(e, "jobs", None, help, all().count() as i64)?;
     let differ = all().filter(|v| v.other_definition).count() as i64;
     let help = "Jobs of which the fleet has another definition than this instance";
     gauge(e, "jobs_with_other_definition", None, help, differ)?;

@@ -133,7 +133,9 @@ fn a_job_that_only_others_have_is_shown_with_a_mark() {
     assert_eq!(detail["definition"], serde_json::Value::Null);
     assert_eq!(known("job").expect("shown")["elsewhere"], false);
     let metrics = get(&at, "/metrics").send().text();
-    assert!(metrics.contains("\nsoloist_jobs 1\n"), "{metrics}");
+    for line in ["soloist_jobs 2", "soloist_job_running{job=\"more\"} "] {
+        assert!(metrics.contains(&format!("\n{line}")), "{line}: {metrics}");
+    }
     super::client::post(&at, "/api/v1/jobs/more/skip", "{}").of(200);
     // It has it now, too.
     fleet.write_config(1);
