@@ -201,7 +201,19 @@ async function skip() {
     if (!what) await until('no skip', () => !document.querySelector('.notes'));
     await closed();
     saw(what ? `the next ${n} ${what}` : 'none will be skipped');
+    if (!what) continue;
+    await go('#/overview');
+    await until('the row', () => document.querySelector('tr[data-job=nightly]')?.textContent.includes(' after 2 skipped'));
+    await go('#/job/nightly');
   }
+}
+
+/** The words around what is drawn. */
+async function maps() {
+  await go('#/timeline');
+  await until('the legend', () => [...document.querySelectorAll('.legend span')].some((s) => s.textContent === 'cancelled'));
+  await go('#/load');
+  saw(`the fullest minute: “${await until('advice', () => /\d+\sjobs\sstart\s+in\s+one\s+minute/.exec(document.querySelector('.sug')?.textContent)?.[0])}”`);
 }
 
 async function drain() {
@@ -538,7 +550,7 @@ try {
   await own?.ready(GENEROUS);
   if (process.env.PAGE_FILES) await filesFrom(process.env.PAGE_FILES);
   await enter();
-  const steps = pictures ? [history] : [overview, trigger, output, cancel, pauseIt, skip, drain, eventsSeen, hostileOutput, hostileWords,
+  const steps = pictures ? [history] : [overview, trigger, output, cancel, pauseIt, skip, maps, drain, eventsSeen, hostileOutput, hostileWords,
     readers, twoVersions, unseen, storeAway, takeover, lostInstance];
   for (const step of steps) await step();
   const findings = await looks();

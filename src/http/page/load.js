@@ -37,12 +37,19 @@ function geometry(w, phone, minutes) {
 /** How dark a cell is: the emptiest minute that has a start is light, the fullest is full. */
 const strength = (n, least, most) => (n ? 0.1 + 0.9 * ((n - least) / Math.max(1, most - least)) ** 0.8 : 0);
 
+/** The minutes in which many jobs start: by jobs, because one job may start many times in a minute. */
+function crowdedOf(data) {
+  const fullest = Math.max(0, ...data.top.map((t) => t.jobs.length));
+  return data.top.filter((t) => t.jobs.length >= Math.max(3, fullest / 2)).slice(0, 6);
+}
+
 function paint(canvas, g, data, most, sel, phone) {
   const { minutes } = data;
   const hour = (h) => clock(data, h * 60);
   const ctx = fit(canvas, g.w, g.h);
   const c = colours();
   const least = Math.min(...minutes.filter((n) => n > 0));
+  const crowded = new Set(crowdedOf(data).map((t) => t.minute));
   minutes.forEach((n, m) => {
     const [x, y] = g.at(m);
     const box = [g.x0 + x * g.cw, g.y0 + y * g.ch, g.cw - (phone ? 1 : 2), g.ch - (phone ? 1 : 2)];
@@ -52,7 +59,7 @@ function paint(canvas, g, data, most, sel, phone) {
     ctx.roundRect(...box, 2);
     ctx.fill();
     ctx.globalAlpha = 1;
-    if ((n === most && n > 1) || m === sel) {
+    if (crowded.has(m) || m === sel) {
       ctx.strokeStyle = m === sel ? c.ac : c.tx;
       ctx.lineWidth = m === sel ? 2.5 : 1.5;
       ctx.stroke();
@@ -161,12 +168,12 @@ function Lines({ moves }) {
 }
 
 /** What would flatten the fullest minutes. It changes nothing itself. */
-function Advice({ data, most }) {
-  const crowded = data.top.filter((t) => t.jobs.length >= Math.max(3, most / 2)).slice(0, 6);
+function Advice({ data }) {
+  const crowded = crowdedOf(data);
   const [first] = crowded;
   if (!first) {
     return html`<ol class="sug"><li><${Icon} k="succeeded" /><div><b>The starts are spread well.</b>
-      ${' '}<span class="t2">No minute has more than ${many(most, 'start')}.</span></div></li></ol>`;
+      ${' '}<span class="t2">In no minute more than two jobs start.</span></div></li></ol>`;
   }
   const jobs = first.jobs.map((n) => known.jobs.get(n)).filter(Boolean);
   const heavy = jobs.filter((j) => j.typical_ms > 10 * S).sort((x, y) => y.typical_ms - x.typical_ms)[0];
@@ -224,8 +231,8 @@ export function Load({ query }) {
     <p class="legend"><span>fewer</span>${step.map((n) => html`<span key=${n}><i class="sw ac" ref=${(el) => el
       && el.style.setProperty('opacity', strength(n, least, most))}></i>${n}</span>`)}<span>starts in the same
         minute</span></p>
-    <p class="t3">The darker a minute, the more jobs start in it; one without colour has none, and a frame marks the
-      fullest. A click on a minute opens the timeline there.</p></div>
-    <div><h2 class="h2">What would help</h2><${Advice} data=${data} most=${most} /><p class="t3 gap-s">Nothing here
+    <p class="t3">The darker a minute, the more jobs start in it; one without colour has none, and a frame marks
+      those that are crowded. A click on a minute opens the timeline there.</p></div>
+    <div><h2 class="h2">What would help</h2><${Advice} data=${data} /><p class="t3 gap-s">Nothing here
       changes a schedule: copy a line into <code>jobs.toml</code>.</p></div></div>`;
 }

@@ -347,8 +347,8 @@ function NextCells({ job, state }) {
   return html`<td class="num c-x" role="cell">${at == null ? html`<span class="t3">${job.enabled ? '–' : 'off'}</span>`
     : html`<${Live} f=${(t) => (at > t ? left(at - t) : 'now')} />`}</td>
     <td class="t3 c-at" role="cell">${at != null && when(at, n)}${job.skip > 0 && html`<span
-      data-tip=${`The next ${job.skip === 1 ? '' : `${job.skip} `}will be skipped`}> after ${number(job.skip)}
-      skipped</span>`}</td>`;
+      data-tip=${`The next ${job.skip === 1 ? '' : `${job.skip} `}will be skipped`}>
+      ${` after ${number(job.skip)} skipped`}</span>`}</td>`;
 }
 
 /** Marks a row for two seconds when what it says has changed. */

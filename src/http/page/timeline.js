@@ -3,7 +3,7 @@ import { html, useEffect, useLayoutEffect, useRef, useState } from './base.js';
 import { known, now, on, useTopics } from './store.js';
 import { D, H, M, number, short, signed, when } from './format.js';
 import { Icon } from './icons.js';
-import { word } from './judge.js';
+import { OUTCOMES, word } from './judge.js';
 import { Failed, Seg, Txt, say, tipAt, usePhone, useSeen } from './parts.js';
 import { go, here, jobLink, setQuery } from './router.js';
 import { useKeys } from './keys.js';
@@ -17,8 +17,6 @@ const LEAST = 2 * M;
 const MOST = 40 * D;
 /** So much of the span lies behind now. */
 const BEHIND = 2 / 3;
-const KEPT = ['succeeded', 'running', 'failed', 'timed_out', 'crashed', 'unknown', 'lease_lost', 'missed', 'skipped',
-  'replaced'];
 
 const spanOf = (z) => {
   const m = /^(\d+(?:\.\d+)?)(m|h|d)$/.exec(z || '');
@@ -84,7 +82,8 @@ function pointers(el, move, zoom, phone) {
   return { dragged: () => moved > 4, phone };
 }
 
-const Legend = () => html`<p class="legend">${KEPT.map((k) => html`<span key=${k}><${Icon} k=${k} />${word(k)}</span>`)}
+const Legend = () => html`<p class="legend">${['running', ...OUTCOMES].map((k) => html`<span key=${k}>
+    <${Icon} k=${k} />${word(k)}</span>`)}
   <span><i class="sw plan"></i>planned, as long as typical</span><span><i class="sw out"></i>store or instance out of
     reach</span></p>`;
 
