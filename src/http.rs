@@ -185,8 +185,8 @@ impl App {
         T: Send + 'static,
         F: Future<Output = Result<T, store::Error>> + Send + 'static,
     {
-        if let Some((why, _)) = &self.board.read().pulse().away {
-            return Err(Problem::unavailable(why.to_string())
+        if let Some(away) = &self.board.read().pulse().away {
+            return Err(Problem::unavailable(away.why.to_string())
                 .hint("until the store answers, nothing starts"));
         }
         let (store, retry) = (self.store.clone(), self.retry.clone());

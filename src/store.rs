@@ -59,4 +59,14 @@ impl Error {
     pub fn is_transient(&self) -> bool {
         matches!(self, Self::Unreachable { .. } | Self::NotReplicated { .. })
     }
+    /// What kind of error it is, in words that say nothing of where the store is.
+    #[cfg(feature = "daemon")]
+    pub(crate) fn kind(&self) -> &'static str {
+        match self {
+            Self::Unreachable { .. } => "the store does not answer",
+            Self::Refused { .. } => "the store refuses what this instance asks",
+            Self::NotReplicated { .. } => "too few replicas of the store confirm what is written",
+            Self::Corrupt { .. } => "the data in the store cannot be read",
+        }
+    }
 }

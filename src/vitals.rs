@@ -38,10 +38,19 @@ pub struct Pulse {
     pub fleet: Option<Arc<Reply<Fleet>>>,
     /// How long it took.
     pub latency: Duration,
-    /// Why the store does not answer, if it does not, and since when.
-    pub away: Option<(Arc<str>, Boottime)>,
+    /// The store does not answer.
+    pub away: Option<Away>,
     /// What is wrong with the store's settings, in words.
     pub problems: Arc<[String]>,
+}
+
+/// The store does not answer.
+#[derive(Debug, Clone)]
+pub struct Away {
+    pub why: Arc<str>,
+    /// The same in a few words, without the store's address.
+    pub kind: &'static str,
+    pub since: Boottime,
 }
 
 impl Vitals {
@@ -82,8 +91,12 @@ impl Vitals {
             return;
         }
         self.pulse.send_modify(|pulse| {
-            let since = pulse.away.take().map_or_else(Boottime::now, |(_, at)| at);
-            pulse.away = Some((error.to_string().into(), since));
+            let since = pulse.away.take().map_or_else(Boottime::now, |a| a.since);
+            pulse.away = Some(Away {
+                why: error.to_string().into(),
+                kind: error.kind(),
+                since,
+            });
         });
     }
 }

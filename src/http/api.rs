@@ -245,8 +245,9 @@ struct Ready {
 pub(super) async fn readyz(State(app): State<Arc<App>>) -> Response {
     let inner = app.board.read();
     let pulse = inner.pulse();
+    // Everybody may ask this: nobody learns where the store is.
     let detail = match (&pulse.away, &pulse.fleet) {
-        (Some((why, _)), _) => why.to_string(),
+        (Some(away), _) => away.kind.to_owned(),
         (None, None) => "the store has not answered yet".to_owned(),
         (None, Some(reply)) => {
             let since = crate::clock::Boottime::now().since(reply.received);
@@ -256,67 +257,9 @@ pub(super) async fn readyz(State(app): State<Arc<App>>) -> Response {
             format!("the store has not answered for {} s", since.as_secs())
         }
     };
-    // Everybody may ask this: nobody learns where the store is.
-    Problem::unavailable(without_address(&detail, app.store.address()))
+    Problem::unavailable(detail)
         .hint("until the store answers, nothing starts")
         .into_response()
-}
-
-/// A text without the address of the store, and without its host where it is part of an address: `HOST:PORT`, an IP
-/// address, a name with dots. A host with a name as `data` may be any word elsewhere.
-fn without_address(text: &str, address: &str) -> String {
-    let text = text.replace(&format!("the store at {address}"), "the store");
-    let text = text.replace(address, "the store");
-    let host = url_host(address).filter(|host| !host.is_empty());
-    let Some(host) = host else { return text };
-    let bare = host.trim_matches(['[', ']']);
-    let telling = bare.contains(['.', ':']);
-    let part_of_name = |c: char| c.is_alphanumeric() || "-_.".contains(c);
-    let mut out = String::with_capacity(text.len());
-    let mut rest = text.as_str();
-    while let Some(at) = rest.find(bare) {
-        let (before, after) = (&rest[..at], &rest[at + bare.len()..]);
-        // A full stop that ends a sentence is no part of a name.
-        let goes_on = |text: &str| {
-            let mut chars = text.chars();
-            match chars.next() {
-                Some('.') => chars.next().is_some_and(char::is_alphanumeric),
-                c => c.is_some_and(part_of_name),
-            }
-        };
-        let ends = before
-            .chars()
-            .next_back()
-            .or_else(|| out.chars().next_back());
-        let whole = !ends.is_some_and(part_of_name) && !goes_on(after);
-        let port = after.trim_start_matches(']').strip_prefix(':');
-        let digits = port.map_or(0, |p| p.bytes().take_while(u8::is_ascii_digit).count());
-        let in_address = digits > 0 || before.ends_with("//") || before.ends_with('@');
-        if whole && (telling || in_address) {
-            out.push_str(before.strip_suffix('[').unwrap_or(before));
-            out.push_str("its host");
-            let closed = after.strip_prefix(']').unwrap_or(after);
-            rest = match digits {
-                0 => closed,
-                n => &closed[n + 1..],
-            };
-        } else {
-            out.push_str(&rest[..at + bare.len()]);
-            rest = after;
-        }
-    }
-    out.push_str(rest);
-    out
-}
-
-/// The host of an address of Redis over a network.
-fn url_host(address: &str) -> Option<&str> {
-    let rest = ["redis://", "rediss://"]
-        .iter()
-        .find_map(|scheme| address.strip_prefix(scheme))?;
-    let end = rest.find(['/', '?']).unwrap_or(rest.len());
-    let named = rest[..end].rsplit('@').next()?;
-    Some(super::auth::host_of(named))
 }
 
 /// What the caller may do here.
@@ -429,47 +372,4 @@ pub(super) async fn nothing(uri: Uri) -> Problem {
 pub(super) async fn not_allowed() -> Problem {
     Problem::new(StatusCode::METHOD_NOT_ALLOWED, "this cannot be done there")
         .hint("`/api/v1/openapi.json` lists what can")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_text_for_everybody_has_no_address_of_the_store_and_all_its_words() {
-        for (address, text, shown) in [
-            (
-                "redis://data:6379/0",
-                "the store at redis://data:6379/0 is not available: data is lost at data:6379 (data)",
-                "the store is not available: data is lost at its host (data)",
-            ),
-            (
-                "redis://u:***@store/0",
-                "the store at redis://u:***@store/0 refused: ask the store, not u@store",
-                "the store refused: ask the store, not u@its host",
-            ),
-            (
-                "rediss://db.example.org:6379/0",
-                "no certificate for db.example.org. Not db.example.org.uk, adb.example.org; db.example.org",
-                "no certificate for its host. Not db.example.org.uk, adb.example.org; its host",
-            ),
-            (
-                "redis://10.0.0.1:6379",
-                "10.0.0.12 and 10.0.0.1:6379",
-                "10.0.0.12 and its host",
-            ),
-            (
-                "redis://[::1]:6379",
-                "refused by [::1]:6379, ::1",
-                "refused by its host, its host",
-            ),
-            (
-                "sqlite:/data/store.db",
-                "the store at sqlite:/data/store.db refused: data or store",
-                "the store refused: data or store",
-            ),
-        ] {
-            assert_eq!(without_address(text, address), shown, "{address}");
-        }
-    }
 }

@@ -605,7 +605,7 @@ impl Inner {
     }
 
     fn store_error(&self) -> Option<String> {
-        let away = self.pulse.away.as_ref().map(|(why, _)| why.to_string());
+        let away = self.pulse.away.as_ref().map(|away| away.why.to_string());
         away.or_else(|| self.failed.clone())
     }
 
@@ -649,7 +649,7 @@ impl Inner {
                 .as_ref()
                 .map(|_| self.pulse.latency.as_secs_f64() * 1000.0),
             error: self.store_error(),
-            since: away.map(|(_, at)| Time(clock.now - ago(at))),
+            since: away.map(|away| Time(clock.now - ago(&away.since))),
         }
     }
 
@@ -778,7 +778,7 @@ impl Inner {
 
     /// Takes in what a heartbeat found.
     fn beats(&mut self, pulse: Pulse) {
-        let away = |p: &Pulse| p.away.as_ref().map(|(why, _)| why.clone());
+        let away = |p: &Pulse| p.away.as_ref().map(|away| away.why.clone());
         let (before, after) = (away(&self.pulse), away(&pulse));
         let first = self.pulse.fleet.is_none() && pulse.fleet.is_some();
         self.pulse = pulse;
@@ -1031,13 +1031,18 @@ pub(super) fn at(o: Occurrence) -> Option<Time> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::vitals::Away;
 
     #[test]
     fn a_store_that_is_back_has_no_error_any_more() {
         let config = config::parse("", std::path::Path::new("jobs.toml"), &|_| None);
         let board = Board::new(Arc::new(config.expect("valid")), "redis://x");
         let away = || Pulse {
-            away: Some(("refused".into(), Boottime::now())),
+            away: Some(Away {
+                why: "refused".into(),
+                kind: "",
+                since: Boottime::now(),
+            }),
             ..Pulse::default()
         };
         let error = |inner: &Inner| inner.store(inner.clock()).error;

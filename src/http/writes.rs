@@ -241,9 +241,9 @@ impl App {
         &self,
         act: impl Future<Output = Result<T, Refusal>> + Send + 'static,
     ) -> Result<T, Problem> {
-        if let Some((why, _)) = &self.board.read().pulse().away {
+        if let Some(away) = &self.board.read().pulse().away {
             return Err(
-                Problem::unavailable(why.to_string()).hint("try again once the store answers")
+                Problem::unavailable(away.why.to_string()).hint("try again once the store answers")
             );
         }
         match self.daemon.spawn(act).await {
