@@ -712,12 +712,10 @@ impl Inner {
             if self.jobs.contains_key(&name) {
                 continue;
             }
-            if let Some(job) = fleet::unknown(&name) {
-                let mut entry = Entry::new(&job, now);
-                entry.job.elsewhere = true;
-                self.jobs.insert(name.clone(), entry);
-                new.push(name);
-            }
+            let mut entry = Entry::new(&fleet::unknown(&name), now);
+            entry.job.elsewhere = true;
+            self.jobs.insert(name.clone(), entry);
+            new.push(name);
         }
         new
     }
