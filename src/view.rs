@@ -737,9 +737,8 @@ pub(crate) fn instances<'s>(
     let now = clock.now;
     let common = most_common(fleet, ours, clock);
     let is_over = |id: &InstanceId, job: &JobName, at: Occurrence| {
-        let runs = |o: &Open| {
-            o.next_attempt.is_none() && o.run.instance == *id && o.run.occurrence == at
-        };
+        let runs =
+            |o: &Open| o.next_attempt.is_none() && o.run.instance == *id && o.run.occurrence == at;
         state(job).is_some_and(|st| st.newest >= at.0 && !st.open.iter().any(runs))
     };
     fleet

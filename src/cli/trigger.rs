@@ -448,7 +448,9 @@ fn claimed_as(st: &State, key: &str) -> Option<Occurrence> {
 
 /// Why no instance can claim anything, and what to do about it.
 fn obstacle(fleet: &Fleet, clock: view::Clock) -> Option<(String, String)> {
-    let mut live = (fleet.instances.iter()).filter(|(_, i)| !clock.silent(i)).peekable();
+    let mut live = (fleet.instances.iter())
+        .filter(|(_, i)| !clock.silent(i))
+        .peekable();
     if live.peek().is_none() {
         let hint =
             "start one with `soloist run`, or see `soloist status`; then trigger the job again";

@@ -1,7 +1,5 @@
 //! The server's certificate and key, which are read again when their files have changed.
 
-mod expiry;
-
 use std::{
     path::Path,
     sync::{
@@ -18,6 +16,7 @@ use rustls::{
 };
 use tokio_rustls::TlsAcceptor;
 use tracing::{error, info, warn};
+use x509_cert::der::Decode as _;
 
 use crate::{
     clock::{Boottime, wall_us},
@@ -162,6 +161,13 @@ fn expiry_in_words(files: &HttpTls, expires: Option<i64>, now: i64) -> Option<St
     ))
 }
 
+/// Until when a certificate is valid, Unix ms; None: it cannot be read. rustls does not tell a server that of its own.
+fn expires(der: &[u8]) -> Option<i64> {
+    let read = x509_cert::Certificate::from_der(der).ok()?;
+    let end = read.tbs_certificate().validity().not_after;
+    i64::try_from(end.to_unix_duration().as_millis()).ok()
+}
+
 /// Reads both files.
 ///
 /// # Errors
@@ -180,7 +186,7 @@ pub(crate) fn pair(tls: &HttpTls) -> Result<Pair, String> {
     }
     let key = PrivateKeyDer::from_pem_slice(&file(&tls.key)?);
     let key = key.map_err(|_| format!("{} contains no private key", tls.key.display()))?;
-    let expires = chain.iter().filter_map(|c| expiry::expires(c)).min();
+    let expires = chain.iter().filter_map(|c| expires(c)).min();
     let config = ServerConfig::builder()
         .with_no_client_auth()
         .with_single_cert(chain, key);
@@ -224,5 +230,35 @@ mod tests {
         assert!(soon.contains("server.pem expires in 2 d"), "{soon}");
         let over = said(now - 2 * DAY).expect("over");
         assert!(over.contains("server.pem expired 2 d ago"), "{over}");
+    }
+
+    /// With the forms of a time before and after 2050.
+    #[test]
+    fn a_certificate_says_until_when_it_is_valid() {
+        use base64::Engine as _;
+        let soon = "MIIBLDCB36ADAgECAhRtp0hASuZqk+/nimgCzsXtic49iDAFBgMrZXAwDDEKMAgGA1UEAwwBYTAeFw0yNjExMjYxMTI2NDdaFw0y\
+            NzExMjYxMTI2NDdaMAwxCjAIBgNVBAMMAWEwKjAFBgMrZXADIQAztXK9IZiHTpFiMAMjocCIkYjCPdCdRLeceNcRmCO7n6NTMFEw\
+            HQYDVR0OBBYEFCo/N4PAmKwr/9zJoVYFFQHHLhxyMB8GA1UdIwQYMBaAFCo/N4PAmKwr/9zJoVYFFQHHLhxyMA8GA1UdEwEB/wQF\
+            MAMBAf8wBQYDK2VwA0EATNzzRFRUDMlERqph85xYir/3xRqXgGEPXwPsNcvgdevgeYW8RshT64zhhbraujnySm2kCUFferiNMO0/\
+            gnrMDA==";
+        let late = "MIIBLjCB4aADAgECAhQmmCTfyNhq8ksCJb0JgnYevceJXDAFBgMrZXAwDDEKMAgGA1UEAwwBYTAgFw0yNjExMjYxMTI2NDdaGA8y\
+            MDc2MTExMzExMjY0N1owDDEKMAgGA1UEAwwBYTAqMAUGAytlcAMhANGfuwDAsxJef09Sp1Gf+dE+lLrLdWR+3nEAr5tvdHxDo1Mw\
+            UTAdBgNVHQ4EFgQUuODkoLlvcfp3n37j0MzOSeyNZUEwHwYDVR0jBBgwFoAUuODkoLlvcfp3n37j0MzOSeyNZUEwDwYDVR0TAQH/\
+            BAUwAwEB/zAFBgMrZXADQQBlTswcB+phJdvnM2i5L0aoOHTAWX4Te/erGr8dScy99jZjHQcqTMSGm1BOfiQw1/ZeWXegOhN//AgF\
+            wIinMU0N";
+        for (text, end) in [
+            (soon, "2027-11-26T11:26:47Z"),
+            (late, "2076-11-13T11:26:47Z"),
+        ] {
+            let der = base64::prelude::BASE64_STANDARD
+                .decode(text)
+                .expect("base64");
+            let end: jiff::Timestamp = end.parse().expect("a time");
+            assert_eq!(expires(&der), Some(end.as_millisecond()));
+            // Whatever is cut off, it only cannot be read.
+            for n in 0..der.len() {
+                assert_eq!(expires(&der[..n]), None);
+            }
+        }
     }
 }

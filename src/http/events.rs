@@ -193,7 +193,10 @@ pub(super) struct Event<'a> {
 /// Of the feed are all from `granted` on.
 #[derive(utoipa::ToSchema)]
 #[schema(rename_all = "snake_case")]
-#[expect(dead_code, reason = "for the document; who tells an event names its kind")]
+#[expect(
+    dead_code,
+    reason = "for the document; who tells an event names its kind"
+)]
 enum EventKind {
     Job,
     JobRemoved,

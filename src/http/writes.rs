@@ -33,7 +33,8 @@ use crate::{
 const REASON_MOST: usize = 1000;
 
 /// An empty body counts as `{}`, too, which helps people who use curl.
-const BODY: &str = "`{}` if there is nothing to say; without `Content-Type: application/json` the answer is 415";
+const BODY: &str =
+    "`{}` if there is nothing to say; without `Content-Type: application/json` the answer is 415";
 
 impl From<Refusal> for Problem {
     fn from(r: Refusal) -> Self {

@@ -149,7 +149,9 @@ fn string(document: &Value, schema: &Value, text: &str, at: &str, found: &mut Ve
     }
     for (format, is) in &formats[..3] {
         if is(text) {
-            found.push(format!("{at}: {text} is a {format}, which is not described"));
+            found.push(format!(
+                "{at}: {text} is a {format}, which is not described"
+            ));
         }
     }
     let schemas = document["components"]["schemas"].as_object();
