@@ -166,18 +166,17 @@ impl Judge<'_> {
     fn never_early(&mut self) {
         let mut breaches = vec![];
         for g in &self.granted {
-            let at_us = g.grant.occurrence.0 * 1000;
-            if g.now_us < at_us {
+            if let Some(us) = early_us(&g.grant, g.now_us) {
                 breaches.push(format!(
                     "{} was granted {} ms before its time",
                     g.grant.occurrence,
-                    (at_us - g.now_us) / 1000
+                    us / 1000
                 ));
             }
             let started = self
                 .ran(g.claim.run)
                 .and_then(|r| Some(self.records.processes[r.process].store_us(r.started?)));
-            if started.is_some_and(|us| us + EXACTNESS < at_us) {
+            if started.is_some_and(|us| early_us(&g.grant, us + EXACTNESS).is_some()) {
                 breaches.push(format!(
                     "{} was started before its time",
                     g.grant.occurrence
@@ -451,5 +450,30 @@ impl Judge<'_> {
         for text in texts {
             self.breach(8, text);
         }
+    }
+}
+
+/// How long before its time an occurrence was granted or started. Only its first attempt tells: a later one follows it,
+/// and the store's clock may have gone back since.
+fn early_us(grant: &Grant, us: i64) -> Option<i64> {
+    let left = grant.occurrence.0.saturating_mul(1000).saturating_sub(us);
+    (grant.attempt == 1 && left > 0).then_some(left)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Trigger;
+
+    #[test]
+    fn a_retry_after_the_stores_clock_went_back_is_not_early() {
+        let grant = |attempt| Grant {
+            occurrence: Occurrence(708_000),
+            attempt,
+            trigger: Trigger::Schedule,
+        };
+        assert_eq!(early_us(&grant(1), 707_518_000), Some(482_000));
+        assert_eq!(early_us(&grant(1), 708_000_000), None);
+        assert_eq!(early_us(&grant(2), 707_518_000), None);
     }
 }
