@@ -174,20 +174,11 @@ pub async fn establish(store: &dyn Store) -> soloist::contender::Epoch {
     let beat = Beat {
         instance: id.clone(),
         info: Info {
-            seen: 0,
             host: "bench".to_owned(),
             pid: std::process::id(),
             process: 1,
-            version: String::new(),
-            config: String::new(),
-            clock_offset_ms: 0.0,
-            wall: 0,
-            clock_doubt_ms: None,
-            started_at: 0,
-            running: vec![],
             draining: true,
-            jobs: 0,
-            outages: vec![],
+            ..Info::default()
         },
         quarantine: Duration::ZERO,
         open: Some((first.incarnation.clone(), first.value.id.clone())),

@@ -123,18 +123,10 @@ mod tests {
                     let info = Info {
                         seen: *seen,
                         host: (*host).into(),
-                        pid: 1,
                         process: 1,
-                        version: String::new(),
-                        config: String::new(),
-                        clock_offset_ms: 0.0,
-                        wall: 0,
-                        clock_doubt_ms: None,
-                        started_at: 0,
                         running: vec![(JobName::new("draw"), Occurrence(1))],
-                        draining: false,
                         jobs: 1,
-                        outages: vec![],
+                        ..Info::default()
                     };
                     (InstanceId::new(id), info)
                 })

@@ -257,7 +257,6 @@ impl FleetTask {
         let contender = &self.contender;
         let loaded = self.loaded.borrow().clone();
         let info = Info {
-            seen: 0,
             host: contender.me.host.clone(),
             pid: std::process::id(),
             process: self.process,
@@ -272,6 +271,7 @@ impl FleetTask {
             draining: contender.stop.is_cancelled() || self.drain == Drain::Lost,
             jobs: loaded.jobs,
             outages: self.outages.iter().copied().collect(),
+            ..Info::default()
         };
         let beat = Beat {
             instance: contender.me.instance.clone(),
@@ -710,18 +710,11 @@ mod tests {
         let info = |seen: i64, wall: i64| Info {
             seen,
             host: "h".into(),
-            pid: 1,
             process: 1,
             version: "0".into(),
             config: "c".into(),
-            clock_offset_ms: 0.0,
             wall,
-            clock_doubt_ms: None,
-            started_at: 0,
-            running: vec![],
-            draining: false,
-            jobs: 0,
-            outages: vec![],
+            ..Info::default()
         };
         let instances = [
             ("me", info(NOW, NOW + 1_000_000)),

@@ -426,21 +426,13 @@ impl Elector {
         let beat = Beat {
             instance: self.instance.clone(),
             info: Info {
-                seen: 0,
                 host: self.host.clone(),
                 pid: std::process::id(),
                 process: 1,
                 version: env!("CARGO_PKG_VERSION").to_owned(),
-                config: String::new(),
-                clock_offset_ms: 0.0,
-                wall: 0,
-                clock_doubt_ms: None,
-                started_at: 0,
-                running: vec![],
                 // The elector takes no part in the ranks of the daemons.
                 draining: true,
-                jobs: 0,
-                outages: vec![],
+                ..Info::default()
             },
             quarantine: known,
             open: None,

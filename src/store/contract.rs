@@ -117,7 +117,7 @@ impl<T> Reply<T> {
 }
 
 /// What an instance reports about itself with each heartbeat.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Info {
     /// Unix ms of the store's clock at the last heartbeat; the store fills it in.
     #[serde(default, deserialize_with = "ms")]

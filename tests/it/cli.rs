@@ -738,20 +738,15 @@ impl Fleet {
             .to_string_lossy()
             .into_owned();
         let info = Info {
-            seen: 0,
             host,
-            pid: 1,
             process: 1,
             version: "0.1.0".into(),
             config: self.config.digest.clone(),
             clock_offset_ms: if instance == "web-1" { 2.0 } else { -1200.0 },
-            wall: 0,
-            clock_doubt_ms: None,
-            started_at: 0,
             running: running.iter().map(|(j, o)| (JobName::new(j), *o)).collect(),
             draining,
             jobs: 3,
-            outages: vec![],
+            ..Info::default()
         };
         let look = self.store.heartbeat(None).await.expect("a look");
         let beat = Beat {

@@ -2123,23 +2123,20 @@ async fn the_true_record_replaces_unknown(bed: Bed) {
 
 fn info(jobs: u32) -> Info {
     Info {
-        seen: 0,
         host: "ä \"host\"".to_owned(),
         pid: 4711,
         process: 1,
         version: "0.1.0".to_owned(),
         config: "c1".to_owned(),
         clock_offset_ms: -1.5,
-        wall: 0,
-        clock_doubt_ms: None,
         started_at: 1_700_000_000_000,
         running: vec![(j(), Occurrence(1_700_000_000_000))],
-        draining: false,
         jobs,
         outages: vec![Outage {
             from: 1_700_000_000_000,
             until: 1_700_000_012_345,
         }],
+        ..Info::default()
     }
 }
 

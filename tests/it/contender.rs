@@ -587,20 +587,10 @@ async fn a_thousand_wake_ups_are_one_command() {
     // A heartbeat begins the epoch.
     let job = job("");
     let info = soloist::store::Info {
-        seen: 0,
         host: "a".into(),
-        pid: 1,
         process: 1,
-        version: String::new(),
-        config: String::new(),
-        clock_offset_ms: 0.0,
-        wall: 0,
-        clock_doubt_ms: None,
-        started_at: 0,
-        running: vec![],
-        draining: false,
         jobs: 1,
-        outages: vec![],
+        ..Default::default()
     };
     let beat = soloist::store::Beat {
         instance: InstanceId::new("a"),

@@ -204,20 +204,9 @@ async fn sweep(path: &Path, beats: &str) -> Fleet {
     let beat = Beat {
         instance: InstanceId::new(beats),
         info: Info {
-            seen: 0,
             host: "h".to_owned(),
-            pid: 1,
             process: 1,
-            version: String::new(),
-            config: String::new(),
-            clock_offset_ms: 0.0,
-            wall: 0,
-            clock_doubt_ms: None,
-            started_at: 0,
-            running: vec![],
-            draining: false,
-            jobs: 0,
-            outages: vec![],
+            ..Info::default()
         },
         quarantine: Duration::ZERO,
         open: None,
