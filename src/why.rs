@@ -66,6 +66,9 @@ pub(crate) struct UnansweredView {
     pub(crate) until: Time,
 }
 
+/// How much longer than the longest quarantine the first registration of a job may take, ms.
+const FIRST_WAIT_MORE_MS: i64 = 5_000;
+
 /// All that is known.
 pub(crate) struct Facts<'a> {
     pub(crate) name: &'a JobName,
@@ -149,7 +152,9 @@ impl Facts<'_> {
         view::late_since_due(&mut runs, self.job);
         if let Some(st) = &self.state {
             let held = st.open.iter().filter(|o| o.next_attempt.is_none());
-            let of_it = held.filter(|o| o.run.occurrence == at);
+            // The records were read after the state: by then it may have ended.
+            let ended: Vec<_> = runs.iter().map(|r| r.run_id).collect();
+            let of_it = held.filter(|o| o.run.occurrence == at && !ended.contains(&Some(o.run.id)));
             runs.extend(of_it.map(|o| RunView::running(self.name, self.job, st, o)));
         }
         runs.sort_by_key(|r| r.attempt);
@@ -182,7 +187,7 @@ impl Facts<'_> {
         let silent = if at.0 > self.now || stranger {
             vec![]
         } else {
-            self.silent(at, &decisions)
+            self.silent(at, &decisions, &runs)
         };
         WhyView {
             job: self.name.clone(),
@@ -216,7 +221,18 @@ impl Facts<'_> {
         false
     }
 
-    fn silent(&self, at: Occurrence, decisions: &[DecisionView]) -> Vec<SilentView> {
+    fn silent(
+        &self,
+        at: Occurrence,
+        decisions: &[DecisionView],
+        runs: &[RunView],
+    ) -> Vec<SilentView> {
+        // An instance writes its decisions down once a second.
+        let soon = self.now - at.0 < 5_000;
+        let ran = |id: &InstanceId| {
+            runs.iter()
+                .any(|r| r.attempt > 0 && r.instance.as_ref() == Some(id))
+        };
         self.fleet
             .instances
             .iter()
@@ -224,7 +240,12 @@ impl Facts<'_> {
             .filter(|(_, info)| outage(info, at).is_none())
             .map(|(id, info)| SilentView {
                 instance: id.clone(),
-                reason: if info.started_at > at.0 {
+                reason: if ran(id) {
+                    match soon {
+                        true => "ran it, and has not recorded its decision yet",
+                        false => "ran it; its decision was not recorded",
+                    }
+                } else if info.started_at > at.0 {
                     match self.was_there(id, at) {
                         true => "was restarted since: what it did before that is not recorded",
                         false => "is up only since then, as far as is known",
@@ -233,7 +254,7 @@ impl Facts<'_> {
                     "had stopped reporting to the store"
                 } else if info.clock_doubt_ms.is_some() && !self.clock.silent(info) {
                     "does not believe the store's clock"
-                } else if self.now - at.0 < 5_000 {
+                } else if soon {
                     "has recorded no decision yet"
                 } else {
                     "recorded no decision"
@@ -340,12 +361,19 @@ impl Facts<'_> {
             starts again once it has waited for as long as its lease."
                 .to_owned();
         }
-        // What the store knows began with its epoch, or survived its begin.
         let epoch = self.fleet.born;
-        if at.0 <= st.lost_before || at.0 <= st.since && at.0 < epoch && epoch <= st.since {
+        if at.0 <= st.lost_before || at.0 <= st.since && at.0 < epoch && !self.survived(st) {
             return format!(
-                "Nobody knows whether it ran: the store lost its data, or was new, at {}.",
+                "Nobody knows whether it ran: later, at {}, the store lost its data, or was new, and it has no record \
+                from before.",
                 words::instant(epoch)
+            );
+        }
+        if self.first_wait(at, st) {
+            return format!(
+                "It was not run: the store was new, or had lost its data, and the job started only at {}, when no run \
+                from before could be alive any more.",
+                words::instant(st.since)
             );
         }
         if at.0 <= st.since {
@@ -399,6 +427,35 @@ impl Facts<'_> {
         }
         "It is undecided, although instances are up: see their logs, and `soloist status`."
             .to_owned()
+    }
+
+    /// The job's state is older than the store's epoch. One that an instance began anew, with no more than the newest
+    /// occurrence that it knew, has no run after that which had ended before the epoch.
+    fn survived(&self, st: &State) -> bool {
+        let epoch = self.fleet.born;
+        let before = |r: &RunView| r.finished_at.is_some_and(|t| t.0 < epoch);
+        let mut history = self.history.iter();
+        st.since < epoch && history.any(|r| r.occurrence.0 > st.since && before(r))
+    }
+
+    /// The job was registered only after the quarantine of a store that knew nothing of it, and `at` was in that time.
+    fn first_wait(&self, at: Occurrence, st: &State) -> bool {
+        let ms = |d: std::time::Duration| i64::try_from(d.as_millis()).unwrap_or(i64::MAX);
+        let Some(least) = self.job.map(|j| ms(j.lease.quarantine)) else {
+            return false;
+        };
+        let most = ms(self.fleet.quarantine)
+            .max(least)
+            .saturating_add(FIRST_WAIT_MORE_MS);
+        // A command may have seen the epoch before the first instance did.
+        let born = self.fleet.born;
+        let instances = self.fleet.instances.values();
+        [Some(born), view::waits_since(&self.fleet, instances)]
+            .into_iter()
+            .flatten()
+            .any(|from| {
+                from < at.0 && at.0 <= st.since && (least..=most).contains(&(st.since - from))
+            })
     }
 
     /// Says when the next attempt of `at` is due, if one is awaited.

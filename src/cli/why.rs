@@ -230,18 +230,10 @@ mod tests {
         Info {
             seen,
             host: "h".into(),
-            pid: 1,
             process: 1,
-            version: String::new(),
-            config: String::new(),
-            clock_offset_ms: 0.0,
-            wall: 0,
-            clock_doubt_ms: None,
             started_at,
-            running: vec![],
-            draining: false,
             jobs: 1,
-            outages: vec![],
+            ..Info::default()
         }
     }
 
@@ -321,6 +313,56 @@ mod tests {
              web-2     +1 min  asked after it had been decided\n\
              web-3             had stopped reporting to the store\n"
         );
+    }
+
+    /// Nobody has recorded a decision, and the run ends while the store is asked.
+    #[test]
+    fn a_run_right_after_its_trigger_is_told_once_and_of_the_instance_that_ran_it() {
+        let (name, config) = (JobName::new("draw"), config());
+        let mut f = facts(&name, &config);
+        let mut record = run(NOW - 900, 1, Outcome::Succeeded);
+        record.trigger = crate::model::Trigger::Manual;
+        let st = f.state.as_mut().unwrap();
+        st.newest = NOW - 900;
+        st.open = vec![crate::logic::claim::Open {
+            run: crate::model::Run {
+                occurrence: Occurrence(NOW - 900),
+                attempt: 1,
+                trigger: record.trigger,
+                key: Some("~k".into()),
+                id: record.run_id.unwrap(),
+                instance: InstanceId::new("web-1"),
+                host: "h".into(),
+                lease: 15_000,
+                definition: String::new(),
+                granted_at: NOW - 899,
+            },
+            seq: 0,
+            incarnation: "i".into(),
+            renewed_at: NOW - 899,
+            stop: None,
+            next_attempt: None,
+        }];
+        f.history = vec![record];
+        let v = f.explain(f.latest().unwrap());
+        assert_eq!(v.runs.len(), 1);
+        assert!(
+            v.verdict.starts_with("It ran once on web-1"),
+            "{}",
+            v.verdict
+        );
+        let said = |id: &str| {
+            v.silent
+                .iter()
+                .find(|s| s.instance.as_str() == id)
+                .unwrap()
+                .reason
+        };
+        assert_eq!(
+            said("web-1"),
+            "ran it, and has not recorded its decision yet"
+        );
+        assert_eq!(said("web-4"), "has recorded no decision yet");
     }
 
     /// What an instance reports of itself begins with its process: the one before it may have been up.
@@ -519,7 +561,8 @@ mod tests {
         assert_eq!(told(&f, AT - 3 * HOUR), gone);
         let deleted = "It was decided, but its record has been deleted since.";
         assert_eq!(told(&f, AT - HOUR), deleted);
-        let nobody = "Nobody knows whether it ran: the store lost its data, or was new, at 2026-11-20T13:00:00Z.";
+        let nobody = "Nobody knows whether it ran: later, at 2026-11-20T13:00:00Z, the store lost its data, or was new, \
+                      and it has no record from before.";
         f.state.as_mut().unwrap().lost_before = AT - 3 * HOUR;
         assert_eq!(told(&f, AT - 3 * HOUR), nobody);
         let st = f.state.as_mut().unwrap();
@@ -533,6 +576,41 @@ mod tests {
         (st.lost_until, st.since) = (0, AT - HOUR);
         assert_eq!(told(&f, AT - 3 * HOUR), nobody);
         assert!(told(&f, AT - HOUR).starts_with("It was not to run"));
+        // An instance that went on told the store the newest occurrence that it knew: the job's state begins with it.
+        f.state.as_mut().unwrap().since = AT - 3 * HOUR;
+        assert_eq!(told(&f, AT - 4 * HOUR), nobody);
+        assert_eq!(told(&f, AT - 3 * HOUR), nobody);
+        // What ended before the store started shows that it lost nothing then.
+        let mut before = run(AT - 2 * HOUR - 60_000, 1, Outcome::Succeeded);
+        before.finished_at = Some(Time(AT - 2 * HOUR - 50_000));
+        f.history = vec![before];
+        assert!(told(&f, AT - 4 * HOUR).starts_with("It was not to run"));
+    }
+
+    #[test]
+    fn the_first_wait_of_a_new_fleet_is_named() {
+        let (name, config) = (JobName::new("draw"), config());
+        let told = |f: &Facts, at: i64| f.explain(Occurrence(at)).verdict;
+        let mut f = facts(&name, &config);
+        f.fleet.quarantine = config.jobs[&name].lease.quarantine;
+        let quarantine = f.fleet.quarantine.as_millis() as i64;
+        let since = AT + quarantine - 1000;
+        let first = format!(
+            "It was not run: the store was new, or had lost its data, and the job started only at {}, when no run from \
+             before could be alive any more.",
+            crate::words::instant(since)
+        );
+        for (born, up) in [(AT - 2000, 0), (AT - 6 * HOUR, AT - 2000)] {
+            f.fleet.born = born;
+            for info in f.fleet.instances.values_mut() {
+                info.started_at = info.started_at.max(up);
+            }
+            f.state.as_mut().unwrap().since = since;
+            assert_eq!(told(&f, AT), first);
+            // The job came later.
+            f.state.as_mut().unwrap().since = since + HOUR;
+            assert!(told(&f, AT).starts_with("It was not to run"));
+        }
     }
 
     #[test]
