@@ -20,7 +20,7 @@ use super::{
 use crate::{
     logic::{
         claim::Overlap,
-        schedule::{advise, longest_gap, shortest_interval},
+        schedule::{advise, longest_gap, next_of, shortest_interval},
     },
     model::{JobName, Occurrence},
     words::{count, span},
@@ -32,6 +32,10 @@ const ROUND_TRIPS: u32 = 10;
 const ASKS_IN_ALL: u32 = 500_000;
 const ASKS_MOST: u32 = 1000;
 const ASKS_LEAST: u32 = 50;
+/// Schedules are compared at times so far apart that these are of all hours, minutes and seconds; and at first at so
+/// few.
+const ASKED_APART_MS: i64 = (37 * 3600 + 13 * 60 + 7) * 1000;
+const FEW_ASKS: u32 = 8;
 /// A message names no more jobs than this.
 const NAMED: usize = 4;
 
@@ -140,7 +144,7 @@ impl Written {
                 }
             }
         }
-        self.together(&mut found, config);
+        self.together(&mut found, config, now);
         self.unused(&mut found, config);
         (!found.is_empty()).then(|| found.finish().into_advice())
     }
@@ -181,18 +185,32 @@ impl Written {
     }
 
     /// Jobs that all start at the same instants.
-    fn together(&self, found: &mut Collector<'_>, config: &Config) {
+    fn together(&self, found: &mut Collector<'_>, config: &Config, now: Occurrence) {
         // Equal lists of schedules are one list.
-        let mut groups: BTreeMap<usize, Vec<&Job>> = BTreeMap::new();
+        let mut lists: BTreeMap<usize, Vec<&Job>> = BTreeMap::new();
         let jobs = config
             .jobs
             .values()
             .filter(|job| job.enabled && job.jitter.is_zero() && !job.schedules.is_empty());
         for job in jobs {
             let list = job.schedules.as_ptr() as usize;
-            groups.entry(list).or_default().push(job);
+            lists.entry(list).or_default().push(job);
         }
-        for jobs in groups.values().filter(|jobs| jobs.len() > 1) {
+        let asks = ASKS_IN_ALL / lists.len().max(1) as u32;
+        let asks = asks.clamp(ASKS_LEAST, ASKS_MOST);
+        let lists = lists.into_values().collect();
+        // Most of them differ soon.
+        let groups = alike(lists, now, FEW_ASKS);
+        let groups = groups.into_iter().flat_map(|group| match group.len() {
+            1 => vec![group],
+            _ => alike(group, now, asks),
+        });
+        for group in groups {
+            let mut jobs: Vec<&Job> = group.into_iter().flatten().collect();
+            jobs.sort_by_key(|job| &job.name);
+            if jobs.len() < 2 {
+                continue;
+            }
             let [first, others @ ..] = &jobs[..] else {
                 continue;
             };
@@ -233,6 +251,22 @@ impl Written {
             );
         }
     }
+}
+
+/// These lists of jobs, each with one schedule, in groups that start at the same instants, as far as so many questions
+/// show.
+fn alike<'j>(lists: Vec<Vec<&'j Job>>, now: Occurrence, asks: u32) -> Vec<Vec<Vec<&'j Job>>> {
+    let mut groups: BTreeMap<Vec<Option<Occurrence>>, Vec<Vec<&Job>>> = BTreeMap::new();
+    for jobs in lists {
+        let schedules = jobs.first().map_or(&[][..], |job| &job.schedules);
+        let at = |n| Occurrence(now.0 + i64::from(n) * ASKED_APART_MS);
+        let instants: Vec<_> = (0..asks).map(|n| next_of(schedules, at(n))).collect();
+        // What never comes starts with nothing.
+        if instants.iter().any(Option::is_some) {
+            groups.entry(instants).or_default().push(jobs);
+        }
+    }
+    groups.into_values().collect()
 }
 
 impl Places {
@@ -541,8 +575,41 @@ mod tests {
             + &job("c", "0 3 * * *", "jitter = '1m'\n")
             + &job("d", "0 3 * * *", "enabled = false\n")
             + &job("e", "0 3 * * *", "")
-            + &job("f", "0 3 * * *", "timezone = 'Asia/Tokyo'\n");
+            + &job("f", "0 3 * * *", "timezone = 'Asia/Tokyo'\n")
+            + &job("g", "0 3 * * 1-6", "")
+            + &job("h", "0 3 1-30 * *", "");
         assert_eq!(told(&apart, &Observed::default()), [""; 0]);
+        // The instants count, not how they are written.
+        let alike = job("a", "0 * * * *", "")
+            + &job("b", "@hourly", "")
+            + &job("c", "0 0 * * * *", "")
+            + &job("d", "0 18 * * *", "")
+            + &job("e", "0 3 * * *", "timezone = 'Asia/Tokyo'\n");
+        assert_eq!(
+            told(&alike, &Observed::default()),
+            [
+                "2:12 together [jobs]: `schedule`: `a` starts at the same instants as `b` and `c`, all in the same second",
+                "11:12 together [jobs]: `schedule`: `d` starts at the same instants as `e`, all in the same second"
+            ]
+        );
+    }
+
+    /// Ten thousand jobs, each with a schedule of its own, and half of them like another one.
+    #[test]
+    fn many_schedules_are_compared_in_a_short_time() {
+        let one = |n: usize| {
+            let (s, m, h) = (n / 2 % 60, n / 120 % 60, n / 7200);
+            let star = if n.is_multiple_of(2) { "*" } else { "1-31" };
+            format!("[jobs.j{n}]\ncommand = 'x'\nschedule = '{s} {m} {h} {star} * *'\n")
+        };
+        let text: String = (0..10_000).map(one).collect();
+        let told = told(&text, &Observed::default());
+        assert_eq!(told.len(), 5000);
+        assert!(
+            told[0].contains("`j0` starts at the same instants as `j1`,"),
+            "{}",
+            told[0]
+        );
     }
 
     /// A file with every mistake, and all that is said about it.

@@ -157,7 +157,8 @@ fn last_until(
     (last, asked)
 }
 
-/// A step over a whole field that does not divide it: the last distance is another one.
+/// A step over a whole field that does not divide it: the last distance is another one. Also where it begins later in
+/// the field, but no later than a step that is counted on from the end: `1-59/7`.
 fn uneven(
     field: &Field,
     item: Word<'_>,
@@ -168,15 +169,22 @@ fn uneven(
     let (range, step) = item.split_once('/')?;
     let n: u32 = step.text.parse().ok()?;
     let (low, high) = field.whole();
-    let hashed = range.text.eq_ignore_ascii_case("h");
-    let all = range.text == "*"
-        || hashed
-        || range.split_once('-').is_some_and(|(from, to)| {
-            field.value(from) == Ok(low) && field.value(to).is_ok_and(|to| to >= high)
-        });
+    let first = match range.split_once('-') {
+        _ if range.text == "*" => low,
+        _ if range.text.eq_ignore_ascii_case("h") => {
+            low + (field.hash(job) % u64::from(n.max(1))) as u32
+        }
+        Some((from, to)) if field.value(to).is_ok_and(|to| to >= high) => {
+            let from = field.value(from).ok()?;
+            let days = field.is_day() || field.is_weekday();
+            let spans = if days { from == low } else { from < low + n };
+            Some(from).filter(|_| spans)?
+        }
+        _ => return None,
+    };
     let width = high - low + 1;
     // From `width` on it is a single value.
-    if !all || n < 2 || n >= width {
+    if n < 2 || n >= width {
         return None;
     }
     let unit = match field.name {
@@ -199,12 +207,6 @@ fn uneven(
     if width.is_multiple_of(n) {
         return None;
     }
-    let first = low
-        + if hashed {
-            (field.hash(job) % u64::from(n)) as u32
-        } else {
-            0
-        };
     let last = first + (high - first) / n * n;
     let distance = width - last + first;
     let value = |v: u32| match field.is_weekday() {
@@ -459,6 +461,10 @@ mod tests {
             "H H * * *",
             "H/15 * * * *",
             "9-17/3 * * * *",
+            "7-59/5 * * * *",
+            "4-59/5 * * * *",
+            "0 9-23/5 * * *",
+            "0 0 * * 1-6/2",
             "0 9-17/4 * * MON-FRI",
             "0 12 13 * ?",
             "0 0 * */3 *",
@@ -498,6 +504,20 @@ mod tests {
             "0-59/45",
             "`0-59/45` is not every 45 minutes: after minute 45 comes minute 0, 15 minutes later",
             "the nearest that divide 60 are `0-59/30`",
+        );
+        one(
+            "1-59/7 * * * *",
+            "UTC",
+            "1-59/7",
+            "`1-59/7` is not every 7 minutes: after minute 57 comes minute 1, 4 minutes later",
+            "`@every 7m` counts evenly, from 1970 in UTC; the nearest that divide 60 are `1-59/6` and `1-59/10`",
+        );
+        one(
+            "0 1-23/5 * * *",
+            "UTC",
+            "1-23/5",
+            "`1-23/5` is not every 5 hours: after hour 21 comes hour 1, 4 hours later",
+            "`@every 5h` counts evenly, from 1970 in UTC; the nearest that divide 24 are `1-23/4` and `1-23/6`",
         );
         one(
             "0 0 */2 * *",

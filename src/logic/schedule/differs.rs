@@ -127,7 +127,16 @@ fn wants(calendar: &Calendar, shown: DateTime) -> Vec<(String, bool)> {
 fn days(calendar: &Calendar) -> String {
     let said = plain::days(calendar);
     let said = said.strip_prefix("on ").unwrap_or(&said);
-    said.replace(" and on ", " or on ")
+    let either = |days: &str| {
+        let days = days
+            .strip_prefix("days ")
+            .map_or(days.to_owned(), |n| format!("day {n}"));
+        days.replace(" and on ", " or ").replace(" and ", " or ")
+    };
+    match said.split_once(" if it is also one on ") {
+        Some((month, week)) => format!("{} and also {}", either(month), either(week)),
+        None => either(said),
+    }
 }
 
 /// The values of a set: `0 or 30`, `9 to 17`, `0, 7, 14, …, or 56`.
@@ -201,8 +210,20 @@ mod tests {
             (
                 "0 0 13 * FRI",
                 "2026-11-11T23:00:00Z",
-                "the schedule wants the day to be day 13 of the month or on Friday, and this is Thursday, 2026-11-12 in \
+                "the schedule wants the day to be day 13 of the month or Friday, and this is Thursday, 2026-11-12 in \
                  Europe/Berlin",
+            ),
+            (
+                "0 0 1,15 * 0,6",
+                "2026-11-11T23:00:00Z",
+                "the schedule wants the day to be day 1 or 15 of the month or Saturday or Sunday, and this is Thursday, \
+                 2026-11-12 in Europe/Berlin",
+            ),
+            (
+                "0 0 */30 * FRI",
+                "2026-11-11T23:00:00Z",
+                "the schedule wants the day to be day 1 or 31 of the month and also Friday, and this is Thursday, \
+                 2026-11-12 in Europe/Berlin",
             ),
             (
                 "@yearly",

@@ -109,7 +109,13 @@ fn every(n: u32, unit: &str) -> String {
     }
 }
 
-/// What happens of these `unit`s: `every 15 minutes`, `at minute 0 and 20`, `at every 7th minute from 0 to 56`.
+/// `minute`, of several values `minutes`.
+fn plural(unit: &str, set: &[u32]) -> String {
+    let s = if set.len() > 1 { "s" } else { "" };
+    format!("{unit}{s}")
+}
+
+/// What happens of these `unit`s: `every 15 minutes`, `at minutes 0 and 20`, `at every 7th minute from 0 to 56`.
 fn units(set: &[u32], unit: &str) -> String {
     if let Some(n) = around(set, 60) {
         return every(n, unit);
@@ -119,7 +125,11 @@ fn units(set: &[u32], unit: &str) -> String {
             let (first, last) = (set.first().unwrap_or(&0), set.last().unwrap_or(&0));
             format!("at every {} {unit} from {first} to {last}", ordinal(n))
         }
-        _ => format!("at {unit} {}", listed(set, &|n| n.to_string())),
+        _ => format!(
+            "at {} {}",
+            plural(unit, set),
+            listed(set, &|n| n.to_string())
+        ),
     }
 }
 
@@ -205,7 +215,8 @@ fn of_month(days: &Days) -> Option<String> {
         }
         _ if plain.is_empty() => {}
         _ => all.push(format!(
-            "day {} of the month",
+            "{} {} of the month",
+            plural("day", &plain),
             listed(&plain, &|d| d.to_string())
         )),
     }
@@ -298,9 +309,9 @@ mod tests {
             ("*/15 * * * *", "every 15 minutes"),
             ("0,15,30,45 * * * *", "every 15 minutes"),
             // Not all around the hour.
-            ("*/25 * * * *", "at minute 0, 25 and 50"),
+            ("*/25 * * * *", "at minutes 0, 25 and 50"),
             ("*/7 * * * *", "at every 7th minute from 0 to 56"),
-            ("5-59/10 * * * *", "at minute 5, 15, 25, 35, 45 and 55"),
+            ("5-59/10 * * * *", "at minutes 5, 15, 25, 35, 45 and 55"),
             (
                 "*/15 9-17 * * 1-5",
                 "every 15 minutes, from 09:00 to 17:59, on Monday to Friday",
@@ -338,7 +349,7 @@ mod tests {
             ("@every 90s", "every 90s, counted from 1970"),
             ("@at 2026-12-24T18:00:00", "once, at 2026-12-24T18:00:00"),
             ("5 30 * * * *", "at second 5 of every hour at minute 30"),
-            ("1,2 * * * * *", "at second 1 and 2"),
+            ("1,2 * * * * *", "at seconds 1 and 2"),
             (
                 "*/5 30 * * * *",
                 "every 5 seconds of every hour at minute 30",
@@ -348,9 +359,9 @@ mod tests {
             // Too long a list of times to be read.
             (
                 "0,10,20,30 1,2 * * *",
-                "at minute 0, 10, 20 and 30, from 01:00 to 02:59",
+                "at minutes 0, 10, 20 and 30, from 01:00 to 02:59",
             ),
-            ("0 0 */21 * *", "at 00:00, on day 1 and 22 of the month"),
+            ("0 0 */21 * *", "at 00:00, on days 1 and 22 of the month"),
             (
                 "0 0 */3 * *",
                 "at 00:00, on every 3rd day from day 1 to day 31 of the month",
@@ -384,13 +395,16 @@ mod tests {
         runs.flatten().collect()
     }
 
-    /// `every 15 minutes`, `at minute 3 and 9`, `at every 7th minute from 0 to 56`
+    /// `every 15 minutes`, `at minutes 3 and 9`, `at every 7th minute from 0 to 56`
     fn of_unit(text: &str, unit: &str) -> Option<BTreeSet<u32>> {
         if text == format!("every {unit}") {
             return Some((0..60).collect());
         }
-        if let Some(list) = text.strip_prefix(&format!("at {unit} ")) {
-            return Some(values(list, &number));
+        if let Some(list) = text.strip_prefix(&format!("at {unit}s ")) {
+            return Some(values(list, &number)).filter(|all| all.len() > 1);
+        }
+        if let Some(one) = text.strip_prefix(&format!("at {unit} ")) {
+            return Some(values(one, &number)).filter(|all| all.len() == 1);
         }
         if let Some(rest) = text.strip_prefix("at every ")
             && let Some((n, range)) = rest.split_once(&format!(" {unit} from "))
@@ -555,6 +569,7 @@ mod tests {
         };
         let item = |item: &str| -> bool {
             let item = item
+                .trim_start_matches("days ")
                 .trim_start_matches("day ")
                 .trim_end_matches(" of the month");
             let weekday = |text: &str| name(&DAYS, text);
