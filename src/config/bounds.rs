@@ -147,7 +147,7 @@ fn a_report_quotes_what_cannot_be_a_secret() {
         ("[store]", r#"retry = { attempts = 3, interval = "2s" }"#),
         (
             "[store]",
-            r#"retry = «{ attempts = 3, phrase = "hunter2" }"#,
+            r#"retry = { attempts = 3, phrase = «"hunter2"» }"#,
         ),
         ("[store]", r#"retry.attempts = 3"#),
         ("[store]", r#"retry.«phrase = "hunter2""#),

@@ -1,7 +1,7 @@
 //! What a report may quote of the file: headers, keys, and values of keys that hold no secret. Everything else is
 //! replaced by `*`: a file with an error may have a secret at any place, in any form.
 
-use std::{iter, ops::Range};
+use std::{collections::HashSet, iter, ops::Range};
 
 use super::keys;
 use toml::{
@@ -24,6 +24,7 @@ pub(super) fn masked(text: &str) -> (String, Vec<Range<usize>>) {
     let tree = errors.is_empty().then(|| parsed.get_ref());
     let lists = tree.map_or_else(Vec::new, |tree| lines_of_lists(text, tree));
     let mut lists = lists.iter().peekable();
+    let inline = tree.map_or_else(HashSet::new, |tree| lines_of_inline_tables(text, tree));
     let mut table = Vec::new();
     for line in spans_of_lines(text) {
         while lists.next_if(|start| **start < line.start).is_some() {}
@@ -38,6 +39,7 @@ pub(super) fn masked(text: &str) -> (String, Vec<Range<usize>>) {
             match key {
                 // More than the element may be in its line.
                 0 if element && !betrays(part, &[]) => part.len(),
+                _ if inline.contains(&line.start) => part.len(),
                 key => key,
             }
         };
@@ -204,6 +206,46 @@ fn lines_of_lists(text: &str, tree: &DeTable<'_>) -> Vec<usize> {
     lines.sort_unstable();
     lines.dedup();
     lines
+}
+
+/// Where the lines begin that have an inline table of soloist, as `retry = { attempts = 3 }`, in which the values of
+/// all known keys may be quoted. Those of other keys are masked one by one.
+fn lines_of_inline_tables(text: &str, tree: &DeTable<'_>) -> HashSet<usize> {
+    let mut tables = Vec::new();
+    collect_inline_tables(text, tree, &mut Vec::new(), &mut tables);
+    let begin = |span: Range<usize>| text[..span.start].rfind('\n').map_or(0, |n| n + 1);
+    tables.into_iter().map(begin).collect()
+}
+
+fn collect_inline_tables(
+    text: &str,
+    table: &DeTable<'_>,
+    path: &mut Vec<String>,
+    tables: &mut Vec<Range<usize>>,
+) {
+    for (name, node) in table {
+        let DeValue::Table(inner) = node.get_ref() else {
+            continue;
+        };
+        // A whole job in a line is not quoted.
+        let of_table = keys::quotable(path).is_some_and(|names| names.contains(&&**name.get_ref()));
+        path.push(name.get_ref().to_string());
+        let written = &text[node.span()];
+        match keys::quotable(path) {
+            Some(names) if of_table && written.starts_with('{') && !written.contains('\n') => {
+                let may = |(key, value): (&Spanned<_>, &Spanned<DeValue<'_>>)| {
+                    let key = &text[key.span()];
+                    let bare = name_at(key) == key;
+                    bare && (!names.contains(&key) || !betrays(&text[value.span()], &[]))
+                };
+                if inner.iter().all(may) {
+                    tables.push(node.span());
+                }
+            }
+            _ => collect_inline_tables(text, inner, path, tables),
+        }
+        path.pop();
+    }
 }
 
 /// The elements of those lists below `table` that are quoted. A list is quoted as a whole, or not at all: one element

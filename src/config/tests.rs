@@ -145,6 +145,38 @@ error: job `bad name`: `overlap`: unknown value `que`
     assert!(!expected.contains('\x1b'));
 }
 
+/// Of a key that nobody knows the name is shown, and not what stands there.
+#[test]
+fn an_unknown_key_of_an_inline_table_is_shown() {
+    let line = |text: &str| {
+        let report = bad(&with(text)).to_string();
+        let line = report
+            .lines()
+            .find(|l| l.contains(" | ") && l.contains(" = "));
+        line.expect("a line").to_owned()
+    };
+    for (text, shown) in [
+        (
+            "retry = { atempts = 12, interval = '5s' }",
+            "retry = { atempts = **, interval = '5s' }",
+        ),
+        (
+            "retry = { atempts = 'hunter2', attempts = 2 } # hunter2",
+            "retry = { atempts = *********, attempts = 2 } #********",
+        ),
+        (
+            "retry = { interval = 'pw: hunter2' }",
+            "retry = ****************************",
+        ),
+    ] {
+        assert!(
+            line(text).ends_with(&format!("| {shown}")),
+            "{}",
+            line(text)
+        );
+    }
+}
+
 #[test]
 fn syntax_errors_come_all_at_once_and_with_what_is_wrong_elsewhere() {
     let text = "[store]\nurl = \"redis://:hunter2@host\nnamespace = 1\n\n[jobs.a]\ncommand = [\"x\" \"y\"]\n\
