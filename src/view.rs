@@ -13,13 +13,16 @@ use crate::{
         attempts, belief,
         claim::{Open, State},
         coming::{Coming, PassedOver},
-        notify::stand::Lease,
+        notify::{
+            Notes,
+            stand::{self, Lease},
+        },
     },
     model::{
         FencingToken, InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger,
         rfc3339_ms,
     },
-    store::{Fleet, Info},
+    store::{Fleet, Info, Notices},
 };
 
 /// If an instance's clock differs from the store's by more than this, `status` warns; milliseconds.
@@ -594,6 +597,18 @@ pub(crate) fn success(st: &State) -> Option<i64> {
         .map(|l| l.to)
 }
 
+/// Since when the job has had no success, as far as is known: by its state, and by what the notifier noted of it.
+pub(crate) fn without_success(state: Option<&State>, noted: Option<i64>) -> Option<i64> {
+    noted.max(state.and_then(success))
+}
+
+/// The notifier has seen no success of the job since then: since its last one, or since it first saw the job.
+pub(crate) fn noted(said: &Notices, job: &JobName) -> Option<i64> {
+    let note = said.notes.get(&format!("{}{job}", stand::OF_JOB))?;
+    let notes: Notes = serde_json::from_str(note).ok()?;
+    Some(notes.success.unwrap_or(notes.first))
+}
+
 /// `since`, if the job has been without a success from then on for too long.
 pub(crate) fn overdue(job: &Job, since: Option<i64>, now: i64) -> Option<Time> {
     let within = job.alarms.expect_success_within.filter(|_| job.enabled)?;
@@ -875,19 +890,10 @@ mod tests {
         use std::time::Duration;
         let info = |started_at: i64, seen: i64| Info {
             seen,
-            host: String::new(),
-            pid: 1,
             process: 1,
-            version: String::new(),
-            config: String::new(),
-            clock_offset_ms: 0.0,
-            wall: 0,
-            clock_doubt_ms: None,
             started_at,
-            running: vec![],
-            draining: false,
             jobs: 1,
-            outages: vec![],
+            ..Info::default()
         };
         let mut fleet = Fleet {
             id: "e".into(),

@@ -7,11 +7,7 @@ use super::{
     show::{self, BAD, BOLD, BUSY, Cell, DIM, PLAIN, WARN, count, relative, span, took},
 };
 use crate::{
-    logic::{
-        belief::NEAR,
-        coming::SKIPS_COUNTED,
-        notify::{Notes, stand},
-    },
+    logic::{belief::NEAR, coming::SKIPS_COUNTED},
     model::JobName,
     store::observe_each,
     view::{self, InstanceView, JobView, LacksView, StatusView},
@@ -51,11 +47,9 @@ pub(super) async fn status(ctx: &Context) -> Result<Exit, Failure> {
         if let Ok(said) = ctx.store.notices(watched).await {
             status.notifier_lacks = LacksView::of(said.value.lease.as_deref());
             for j in &mut status.jobs {
-                let note = said.value.notes.get(&format!("{}{}", stand::OF_JOB, j.job));
-                let note = note.and_then(|note| serde_json::from_str::<Notes>(note).ok());
-                if let (Some(notes), Some(job)) = (note, ctx.config.jobs.get(&j.job)) {
-                    let known = by_name.get(&j.job).and_then(view::success);
-                    let since = known.max(Some(notes.success.unwrap_or(notes.first)));
+                if let Some(job) = ctx.config.jobs.get(&j.job) {
+                    let noted = view::noted(&said.value, &j.job);
+                    let since = view::without_success(by_name.get(&j.job), noted);
                     j.overdue = view::overdue(job, since, status.now.0);
                 }
             }
@@ -403,18 +397,13 @@ mod tests {
         Info {
             seen,
             host: "web".into(),
-            pid: 1,
             process: 1,
             version: "0.1.0".into(),
             config: config.into(),
             clock_offset_ms: offset,
-            wall: 0,
-            clock_doubt_ms: None,
-            started_at: 0,
             running: vec![(JobName::new("draw"), Occurrence(NOW))],
-            draining: false,
             jobs: 4,
-            outages: vec![],
+            ..Info::default()
         }
     }
 

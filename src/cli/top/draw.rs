@@ -563,9 +563,8 @@ fn overview(state: &State, buf: &mut Buffer, area: Rect) {
             None => ran.and_then(|r| r.instance.as_ref()),
         };
         let lateness = match active {
-            Some(r) if r.attempt == 1 => r.lateness_ms,
-            Some(_) => None,
-            None => ran.filter(|r| r.attempt == 1).and_then(|r| r.lateness_ms),
+            Some(r) => r.lateness_ms,
+            None => ran.and_then(|r| r.lateness_ms),
         };
         length(buf, area, &late, y, lateness, PLAIN);
         let by = by.map_or(String::new(), |i| state.fit(i.as_str()));

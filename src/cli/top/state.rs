@@ -81,6 +81,10 @@ pub(super) struct Line {
     pub recent: Vec<RunRecord>,
     /// Its state and its records were read.
     pub known: bool,
+    /// See [`view::noted`].
+    noted: Option<i64>,
+    /// Since when it has had no success.
+    without_success: Option<i64>,
 }
 
 impl Line {
@@ -94,8 +98,10 @@ impl Line {
         })
     }
 
+    /// It went wrong, and is not tried again.
     pub(super) fn fails(&self) -> bool {
-        self.last().is_some_and(|r| r.outcome != Outcome::Succeeded)
+        let bad = |r: &RunRecord| r.outcome != Outcome::Succeeded;
+        self.view.awaited.is_empty() && self.last().is_some_and(bad)
     }
 
     fn show(&mut self, now: i64) {
@@ -107,15 +113,21 @@ impl Line {
             &self.incarnation,
         );
         self.view.unreadable = unreadable;
-        // The records know of older successes than the state; without one among them, it was before all of them.
+        // The records know of older successes than the state. Where nobody noted anything, one that they do not have
+        // was before all of them.
         let mut ended = self
             .recent
             .iter()
             .filter(|r| r.outcome == Outcome::Succeeded);
         let success = ended.next().and_then(|r| r.finished_at);
-        let success = success.max(self.state.as_ref().and_then(view::success));
-        let since = success.or_else(|| self.recent.last().map(|r| r.occurrence.0));
-        self.view.overdue = view::overdue(&self.definition, since, now);
+        let known = view::without_success(self.state.as_ref(), self.noted).max(success);
+        self.without_success = known.or_else(|| self.recent.last().map(|r| r.occurrence.0));
+        self.look_at_time(now);
+    }
+
+    /// What the passing of time alone changes.
+    fn look_at_time(&mut self, now: i64) {
+        self.view.overdue = view::overdue(&self.definition, self.without_success, now);
     }
 }
 
@@ -142,6 +154,8 @@ pub(super) enum News {
         local_ms: i64,
     },
     Problems(Vec<String>),
+    /// By job: see [`view::noted`].
+    Noted(BTreeMap<JobName, i64>),
     /// The store does not answer.
     Away(String),
     /// More records of the job that is looked at.
@@ -251,6 +265,8 @@ impl State {
             view: view::job(job, None, wall_ms, ""),
             recent: vec![],
             known: false,
+            noted: None,
+            without_success: None,
         };
         let jobs: BTreeMap<JobName, Line> = (config.jobs.iter())
             .map(|(name, job)| (name.clone(), line(job)))
@@ -302,8 +318,9 @@ impl State {
             let mut instants = line.view.next.into_iter().chain(passed);
             let due =
                 instants.any(|t| t.0 + AFTER_INSTANT_MS <= now) || ends.is_some_and(|t| t.0 <= now);
-            if due {
-                line.show(now);
+            match due {
+                true => line.show(now),
+                false => line.look_at_time(now),
             }
         }
         self.show_instances();
@@ -340,6 +357,12 @@ impl State {
                 self.tick(local_ms);
             }
             News::Problems(problems) => self.problems = problems,
+            News::Noted(noted) => {
+                for (job, line) in &mut self.jobs {
+                    line.noted = noted.get(job).copied();
+                    line.show(self.now);
+                }
+            }
             News::Away(why) => {
                 if self.away.is_none() {
                     self.away_since = self.now;
@@ -374,6 +397,7 @@ impl State {
         }
         if let Some(records) = f.records {
             line.recent = records;
+            view::late_since_due(&mut line.recent, Some(&line.definition));
         }
         line.known = true;
         line.incarnation = incarnation.clone();

@@ -18,13 +18,15 @@ use crate::{
     logic::claim::State,
     model::{JobName, RunId},
     store::{self, Changed, observe_each, records_each},
+    view,
 };
 
 type To = UnboundedSender<News>;
 
-/// The time between two looks at the fleet, and what is wrong with the store is asked once in so many of them.
+/// The time between two looks at the fleet. Once in so many of them it asks what is wrong with the store, and what the
+/// notifier noted.
 const FLEET_AGAIN: Duration = Duration::from_secs(2);
-const PROBLEMS_ONCE_IN: u32 = 15;
+const SELDOM: u32 = 15;
 /// The time between two looks at all jobs, with hints of what has changed and without.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
 const LOOK_WITHOUT_HINTS: Duration = Duration::from_secs(2);
@@ -62,13 +64,28 @@ pub(super) async fn fleet(ctx: &Context, to: &To) {
                 continue;
             }
         }
-        if n.is_multiple_of(PROBLEMS_ONCE_IN)
-            && let Ok(problems) = ctx.store.check().await
-        {
-            let problems = problems.into_iter().map(|p| p.text).collect();
-            let _ = to.send(News::Problems(problems));
+        if n.is_multiple_of(SELDOM) {
+            if let Ok(problems) = ctx.store.check().await {
+                let problems = problems.into_iter().map(|p| p.text).collect();
+                let _ = to.send(News::Problems(problems));
+            }
+            noted(ctx, to).await;
         }
         sleep(FLEET_AGAIN).await;
+    }
+}
+
+/// Tells since when jobs have been without a success, as far as the notifier noted that.
+async fn noted(ctx: &Context, to: &To) {
+    let mut jobs = ctx.config.jobs.values();
+    let watched = jobs.any(|job| job.alarms.expect_success_within.is_some());
+    if ctx.config.channels.is_empty() || !watched {
+        return;
+    }
+    if let Ok(said) = ctx.store.notices(true).await {
+        let since = |job: &JobName| Some((job.clone(), view::noted(&said.value, job)?));
+        let all = ctx.config.jobs.keys().filter_map(since).collect();
+        let _ = to.send(News::Noted(all));
     }
 }
 

@@ -46,18 +46,12 @@ fn fleet(names: &[(&str, i64)]) -> Fleet {
     let info = |seen| Info {
         seen,
         host: "web".into(),
-        pid: 1,
         process: 1,
         version: "0.1.0".into(),
         config: "c".into(),
         clock_offset_ms: 3.0,
-        wall: 0,
-        clock_doubt_ms: None,
-        started_at: 0,
-        running: vec![],
-        draining: false,
         jobs: 4,
-        outages: vec![],
+        ..Info::default()
     };
     let instances = names
         .iter()
@@ -645,4 +639,77 @@ fn an_overdue_job_is_shown_as_such() {
     // Of the records that are left none is a success.
     let none = found(&mut state, vec![record("draw", hour + 1000, failed)]);
     assert!(none.contains("! overdue"), "{none}");
+    // By what the notifier noted it counts from another time, as in `status`; also without any record.
+    let noted = |state: &mut State, since| {
+        state.take(News::Noted(BTreeMap::from([(JobName::new("draw"), since)])));
+        screen(state, 100, 20)
+    };
+    let fine = noted(&mut state, NOW - hour + 60_000);
+    assert!(!fine.contains("overdue"), "{fine}");
+    let late = noted(&mut state, NOW - hour - 1);
+    assert!(late.contains("! overdue"), "{late}");
+    found(&mut state, vec![]);
+    let none = noted(&mut state, NOW - hour + 60_000);
+    assert!(!none.contains("overdue"), "{none}");
+    // Nothing but the time has to pass.
+    state.tick(61_000);
+    let late = screen(&state, 100, 20);
+    assert!(late.contains("! overdue"), "{late}");
+}
+
+/// As `status` and the page: what is tried again has not failed yet. Its lateness counts from when it was due.
+#[test]
+fn a_job_that_is_tried_again_does_not_fail_and_its_retry_is_not_late() {
+    let text = "[jobs.draw]\nschedule = '* * * * *'\ncommand = 'x'\nretry = { attempts = 2, interval = '10s' }\n";
+    let config = config::parse(text, Path::new("jobs.toml"), &|_| None).expect("valid");
+    let mut state = State::new(&config, "redis://h", 0, NOW);
+    state.take(News::Fleet {
+        fleet: Box::new(fleet(&[(WEB, 100)])),
+        shown: NOW,
+        local_ms: 0,
+    });
+    let first = record("draw", 41_318, Outcome::Failed);
+    let mut show = |records: Vec<RunRecord>, next_attempt: Option<claim::NextAttempt>| {
+        let open = next_attempt.map(|next| Open {
+            next_attempt: Some(next),
+            ..open(RunId::random())
+        });
+        let found = Found {
+            job: JobName::new("draw"),
+            state: Ok(Some(claim::State {
+                incarnation: "i".into(),
+                newest: first.occurrence.0,
+                last: records.first().and_then(last),
+                open: open.into_iter().collect(),
+                ..claim::State::default()
+            })),
+            records: Some(records),
+        };
+        state.take(News::Found {
+            found: vec![found],
+            incarnation: "i".into(),
+        });
+        screen(&state, 100, 20)
+    };
+    let next = claim::NextAttempt {
+        at: NOW + 5000,
+        trigger: Trigger::Retry,
+    };
+    let waits = show(vec![first.clone()], Some(next));
+    assert!(
+        waits.contains("retries") && !waits.contains("fails"),
+        "{waits}"
+    );
+    let given_up = show(vec![first.clone()], None);
+    assert!(given_up.contains("1 job fails: draw"), "{given_up}");
+    let due = first.finished_at.expect("an end") + 10_000;
+    let retry = RunRecord {
+        run_id: Some(RunId::random()),
+        attempt: 2,
+        trigger: Trigger::Retry,
+        ..first.clone().lasting(Some(due + 7), Some(due + 1_000))
+    };
+    let late = show(vec![retry, first.clone()], None);
+    let row = late.lines().find(|l| l.contains("draw  ")).expect("a row");
+    assert!(row.contains("    7 ms web-1"), "{row}");
 }
