@@ -49,7 +49,7 @@ fn not_run(
     }
 }
 
-pub const LOST: &str = "the store lost its state, and no record of this occurrence survived";
+pub const LOST: &str = "the store lost its data, and no record of this occurrence survived";
 pub const LAPSED: &str = "its host vanished: the lease was not renewed for its whole length";
 pub const TOO_LATE: &str = "nobody could start it within start_within";
 pub const IN_DOUBT: &str =

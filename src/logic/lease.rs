@@ -15,7 +15,7 @@ pub struct Lease {
     pub trust: Duration,
     /// K: within this after T every process of the run is gone.
     pub kill_budget: Duration,
-    /// Q: how long nothing is granted after the store lost or changed its state.
+    /// Q: how long nothing is granted after the store lost or changed its data.
     pub quarantine: Duration,
 }
 
@@ -291,7 +291,7 @@ mod tests {
 
     proptest! {
         /// Promise 3: whatever the two hosts' clocks do within the drift, the old holder's processes are gone before
-        /// the new one may be granted the lease, also after the store lost its state.
+        /// the new one may be granted the lease, also after the store lost its data.
         #[test]
         fn a_holder_is_gone_before_another_may_come(
             length in 500_u64..86_400_000, drift in 0.0..=0.2_f64, a in 0.0..=1.0_f64, b in 0.0..=1.0_f64,

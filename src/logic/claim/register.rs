@@ -24,7 +24,7 @@ pub struct Register {
     /// The epoch in that incarnation that `adopt` is about. A store that can lose its data between two steps adopts
     /// only if it still is this one; None: not looked at.
     pub epoch: Option<String>,
-    /// Occurrences planned before the store lost its state, of which nobody knows what became: record as unknown.
+    /// Occurrences planned before the store lost its data, of which nobody knows what became: record as unknown.
     /// Ascending.
     pub lost: Vec<Missed>,
     /// `lost` was counted from this occurrence on; 0: nothing was known of any. If a holder has put back a later one
@@ -335,7 +335,7 @@ fn lose_triggers(
     }
 }
 
-const TRIGGER_LOST: &str = "the store lost its state, and with it whether this trigger has run: trigger the job \
+const TRIGGER_LOST: &str = "the store lost its data, and with it whether this trigger has run: trigger the job \
     again if it has not";
 
 fn forget_lost(st: &mut State, r: &Register, now: i64, effects: &mut Effects) {
