@@ -87,17 +87,17 @@ impl Flight {
         let contender = self.contender.clone();
         let mut step = first;
         loop {
-            let (begun, wait) = (Boottime::now(), waits_for(&step));
+            let (begun, wait) = (Boottime::now(), step.waits_for());
             step = match step {
                 Step::Look => self.look(),
-                Step::Pause(time) => {
+                Step::Pause(time, _) => {
                     tokio::select! {
                         () = tokio::time::sleep(time) => {}
                         () = contender.stop.cancelled() => {}
                     }
                     Step::Look
                 }
-                Step::Rest(time) => {
+                Step::Rest(time, _) => {
                     self.slot = None;
                     let woken = self.woken.take();
                     tokio::select! {
@@ -354,17 +354,6 @@ impl Flight {
             Target::Scheduled(at) => at.to_string(),
             Target::Manual { key, .. } => format!("manual {key}"),
         }
-    }
-}
-
-/// What a contest waits for in this step. An [`Step::Ask`] counts for itself: a run is started at its end.
-fn waits_for(step: &Step) -> Option<Wait> {
-    match step {
-        Step::Rest(_) | Step::First(_) => Some(Wait::Overlap),
-        Step::TakeSlot(_) => Some(Wait::Slot),
-        // The turn of an instance of a lower rank is over in no time: the others are pauses after claims that failed.
-        Step::Pause(_) | Step::TakePermit { .. } | Step::FindGrant(_) => Some(Wait::StoreAway),
-        Step::Look | Step::Ask(_) | Step::End(_) => None,
     }
 }
 

@@ -34,7 +34,9 @@ use super::{
     belief::{Belief, SLACK},
     claim::{self, Answer, Claim, Grant, Last, Missed, Observed, Overlap, Target},
 };
-use crate::model::{Boottime, InstanceId, Occurrence, Outcome, Run, RunId, Trigger, job::Job};
+use crate::model::{
+    Boottime, InstanceId, Occurrence, Outcome, Run, RunId, Trigger, Wait, job::Job,
+};
 
 /// An instance delays its claim by this for each instance that ranks before it for the occurrence. The first claims at
 /// once; a dead instance delays the others by no more than this.
@@ -192,10 +194,10 @@ pub struct AnswerInfo {
 pub enum Step {
     /// Look again.
     Look,
-    /// Look again after this time, whatever changes meanwhile.
-    Pause(Duration),
+    /// Look again after this time, whatever changes meanwhile. With what it waits for, if it is long enough to count.
+    Pause(Duration, Option<Wait>),
     /// Look again after this time, or when something about the job has changed since the last look.
-    Rest(Duration),
+    Rest(Duration, Wait),
     /// Get a slot, for at most this time; then look again.
     TakeSlot(Duration),
     /// Get the permit for one more claim under way, `first`: before those that were never claimed; then look again.
@@ -209,6 +211,20 @@ pub enum Step {
     /// Have this occurrence decided; then [`Contest::first_was_decided`].
     First(Occurrence),
     End(ContestEnd),
+}
+
+impl Step {
+    /// What a contest waits for in this step. A [`Step::Ask`] counts for itself: a run is started at its end.
+    pub fn waits_for(&self) -> Option<Wait> {
+        match self {
+            Self::Pause(_, wait) => *wait,
+            Self::Rest(_, wait) => Some(*wait),
+            Self::First(_) => Some(Wait::Overlap),
+            Self::TakeSlot(_) => Some(Wait::Slot),
+            Self::TakePermit { .. } | Self::FindGrant(_) => Some(Wait::StoreAway),
+            Self::Look | Self::Ask(_) | Self::End(_) => None,
+        }
+    }
 }
 
 /// How a contest ended, for this instance. Every caller that waited for the contest gets the same value.
@@ -301,7 +317,7 @@ impl Contest {
         };
         let first = match u32::try_from(rank).unwrap_or(u32::MAX) {
             0 => Step::Look,
-            rank => Step::Pause(HANDICAP.saturating_mul(rank).min(HANDICAP_MAX)),
+            rank => Step::Pause(HANDICAP.saturating_mul(rank).min(HANDICAP_MAX), None),
         };
         (contest, first)
     }
@@ -346,7 +362,7 @@ impl Contest {
                 return Step::End(ContestEnd::Undecided);
             }
             if job.definition.overlap != Overlap::Allow && job.account.settling() {
-                return Step::Rest(SETTLED_YET);
+                return Step::Rest(SETTLED_YET, Wait::Overlap);
             }
             if let Target::Manual { before, .. } = &mut self.ask.target {
                 *before = job.next_undecided();
@@ -476,7 +492,7 @@ impl Contest {
         (v.subject.account()).set_unheard(&self.ask.target.id(), transient);
         self.failures += 1;
         if transient && self.failures <= tries {
-            return Step::Pause(pause(self.failures));
+            return Step::Pause(pause(self.failures), Some(Wait::StoreAway));
         }
         // Noted once for each occurrence: an outage must not fill the log.
         if let Subject::Here(job) = &mut v.subject {
@@ -569,7 +585,7 @@ impl Contest {
                 return Step::End(ContestEnd::Undecided);
             }
             Answer::Quarantined | Answer::Absent => {
-                let why = "the store lost or changed its state";
+                let why = "the store lost or changed its data";
                 effects.push(Effect::Note(None, "quarantined", why.to_owned()));
                 if let Subject::Here(job) = &mut v.subject {
                     job.lost();
@@ -643,6 +659,11 @@ impl Contest {
     /// After an answer that decides nothing: how long to wait before the next claim.
     fn wait_for(&mut self, answer: Answer, info: AnswerInfo, v: &mut View<'_>) -> Step {
         let soon = Duration::from_millis(1);
+        let waits_for = match answer {
+            // For its clock, or until instances believe that.
+            Answer::Early { .. } | Answer::InDoubt => Wait::StoreAway,
+            _ => Wait::Overlap,
+        };
         let wait = match answer {
             Answer::Blocked(open) => {
                 if v.lapsed.is_some() {
@@ -684,12 +705,13 @@ impl Contest {
             _ => self.pace(soon),
         };
         let left = self.times(v).left;
-        Step::Rest(wait.min(left.map_or(Duration::MAX, |left| left.max(soon))))
+        let wait = wait.min(left.map_or(Duration::MAX, |left| left.max(soon)));
+        Step::Rest(wait, waits_for)
     }
 
     /// The occurrence of [`Step::First`] was decided, or could not be.
     pub fn first_was_decided(&mut self) -> Step {
-        Step::Rest(self.pace(Duration::from_millis(1)))
+        Step::Rest(self.pace(Duration::from_millis(1)), Wait::Overlap)
     }
 
     fn decided(&self, at: Option<Occurrence>, v: &mut View<'_>, effects: &mut Vec<Effect>) {

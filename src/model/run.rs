@@ -380,9 +380,9 @@ pub enum Wait {
     Jitter,
     /// For one of the `max_parallel` places.
     Slot,
-    /// For another occurrence of its job, or for a pause to end.
+    /// For another occurrence of its job.
     Overlap,
-    /// For an answer of the store.
+    /// For an answer of the store, or until its clock was believed.
     StoreAway,
     /// For an instance that could start it.
     Overdue,

@@ -762,7 +762,7 @@ fn a_removed_job_learns_nothing() {
         contest.answered(early, answer_at(NOON), v, &mut vec![])
     });
     assert!(
-        matches!(step, Step::Rest(wait) if wait == Duration::from_millis(20)),
+        matches!(step, Step::Rest(wait, _) if wait == Duration::from_millis(20)),
         "{step:?}"
     );
 }
@@ -829,7 +829,7 @@ fn what_the_store_refuses_is_not_tried_again() {
         };
         (fails(false), fails(true))
     });
-    assert!(matches!(lost, Step::Pause(wait) if wait == Duration::from_millis(1)));
+    assert!(matches!(lost, Step::Pause(wait, _) if wait == Duration::from_millis(1)));
     assert_eq!(ended(refused), Some(ContestEnd::Undecided));
     assert!(
         matches!(
@@ -875,6 +875,38 @@ fn an_occurrence_that_is_early_by_far_is_planned_anew() {
     assert_eq!(asks(again, true), (None, true));
 }
 
+/// The longest of these is the reason of a late start.
+#[test]
+fn a_contest_says_what_it_waits_for() {
+    let turn = |rank| Contest::new(scheduled(NOON), rank).1;
+    // The turns of others are over in no time.
+    assert!(matches!(turn(1), Step::Pause(_, None)));
+    let after = |answer: Option<Answer>| {
+        let mut job = registered();
+        seeing(Subject::Here(&mut job), None, |v| {
+            let mut contest = Contest::new(scheduled(NOON), 0).0;
+            let _ = contest.look(v, &mut vec![]);
+            match answer {
+                Some(answer) => contest.answered(answer, answer_at(NOON), v, &mut vec![]),
+                None => contest.failed("why", true, 1, |_| Duration::ZERO, v, &mut vec![]),
+            }
+        })
+    };
+    for (answer, waits_for) in [
+        (None, Some(Wait::StoreAway)),
+        (Some(Answer::InDoubt), Some(Wait::StoreAway)),
+        (Some(Answer::Later { wait_ms: 5 }), Some(Wait::Overlap)),
+        (
+            Some(Answer::RunFirst(Occurrence(NOON - 2000))),
+            Some(Wait::Overlap),
+        ),
+        (Some(Answer::Settled(None)), None),
+    ] {
+        let step = after(answer);
+        assert_eq!(step.waits_for(), waits_for, "{step:?}");
+    }
+}
+
 /// The store says that another occurrence goes first. If it is the very one, asking again is all there is to do.
 #[test]
 fn another_occurrence_goes_first_but_none_before_itself() {
@@ -893,7 +925,7 @@ fn another_occurrence_goes_first_but_none_before_itself() {
         "{other:?}"
     );
     let same = step(NOON);
-    assert!(matches!(same, Step::Rest(wait) if wait == Duration::from_millis(1)));
+    assert!(matches!(same, Step::Rest(wait, _) if wait == Duration::from_millis(1)));
 }
 
 /// A grant is an answer to a claim that was sent, and to no other.

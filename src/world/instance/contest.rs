@@ -109,7 +109,7 @@ impl World {
         );
         let (contest, first) = Contest::new(ask, rank);
         // A handicap of some milliseconds is less than a step of time here: every order of the claims is tried anyway.
-        debug_assert!(matches!(first, Step::Look | Step::Pause(_)));
+        debug_assert!(matches!(first, Step::Look | Step::Pause(..)));
         let wait = Wait::Pause(Pause::NONE);
         self.here(i, job).flights.push(Flight { contest, wait });
     }
@@ -163,11 +163,11 @@ impl World {
         let changed = self.here(i, job).changed();
         let wait = match step {
             Step::Look => Wait::Pause(Pause::NONE),
-            Step::Pause(time) => Wait::Pause(Pause {
+            Step::Pause(time, _) => Wait::Pause(Pause {
                 until: now + time,
                 seen: None,
             }),
-            Step::Rest(time) => Wait::Pause(Pause {
+            Step::Rest(time, _) => Wait::Pause(Pause {
                 until: now + time,
                 seen: Some(changed),
             }),
