@@ -39,14 +39,52 @@ pub(super) fn of_tls(e: &(dyn Error + 'static)) -> Option<String> {
                 "its certificate is not from an authority that this host trusts; `SSL_CERT_FILE` can name others"
             }
             CertificateError::Revoked => "its certificate was revoked",
-            _ => return Some(format!("its certificate is not valid ({e})")),
+            CertificateError::BadEncoding => "its certificate cannot be read",
+            CertificateError::BadSignature => {
+                "its certificate was not signed by the authority that it names"
+            }
+            CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => {
+                "its certificate is not one for servers"
+            }
+            CertificateError::UnhandledCriticalExtension => {
+                "its certificate has an extension that soloist does not know and must not pass over"
+            }
+            // Webpki, whose types are not ours.
+            CertificateError::Other(why) if format!("{why:?}").contains("CaUsedAsEndEntity") => {
+                "its certificate is that of an authority, and not of a server: give the server one that the authority \
+                 has signed"
+            }
+            why => {
+                return Some(format!(
+                    "its certificate is not valid ({})",
+                    plain(&format!("{why:?}"))
+                ));
+            }
         },
         rustls::Error::InvalidMessage(_) => NO_TLS,
-        rustls::Error::AlertReceived(_) => return Some(format!("it refuses this TLS ({e})")),
+        rustls::Error::AlertReceived(_) => {
+            return Some(format!("it refuses this TLS ({})", plain(&e.to_string())));
+        }
         rustls::Error::PeerIncompatible(_) => "it speaks no version of TLS that soloist speaks",
-        _ => return Some(format!("TLS does not work ({e})")),
+        _ => return Some(format!("TLS does not work ({})", plain(&e.to_string()))),
     };
     Some(words.to_owned())
+}
+
+/// The names of errors as words: `HandshakeFailure` is `handshake failure`. Of names in each other the innermost says
+/// what it is about.
+fn plain(text: &str) -> String {
+    let innermost = text.rsplit('(').next().unwrap_or(text);
+    let mut out = String::new();
+    let mut before = ' ';
+    for c in innermost.trim_end_matches(')').chars() {
+        if c.is_uppercase() && before.is_lowercase() {
+            out.push(' ');
+        }
+        out.extend(c.to_lowercase());
+        before = c;
+    }
+    out
 }
 
 /// What went wrong with a mail, and whether it cannot have left.
@@ -72,6 +110,12 @@ pub(super) fn of_mail(e: &lettre::transport::smtp::Error) -> (String, bool) {
             _ => said,
         };
         return (why, true);
+    }
+    // As lettre says it. At which point the server went away, it does not say.
+    if said == "incomplete response" {
+        let why = "it closed the connection without an answer: it may have taken the mail; if none ever arrives, it does \
+                   not speak SMTP at this port";
+        return (why.to_owned(), false);
     }
     let Some(status) = e.status() else {
         let connecting = e.to_string().starts_with("Connection error");
@@ -105,6 +149,16 @@ mod tests {
     #[test]
     fn what_is_wrong_with_a_certificate_is_said_in_plain_words() {
         use CertificateError as Wrong;
+        /// As the library says it that checks certificates: by a name.
+        #[derive(thiserror::Error)]
+        #[error("")]
+        struct Named(&'static str);
+        impl std::fmt::Debug for Named {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(self.0)
+            }
+        }
+        let other = |name| Wrong::Other(rustls::OtherError(std::sync::Arc::new(Named(name))));
         let of = |e: rustls::Error| {
             // As the libraries wrap it.
             let inner = std::io::Error::other(e);
@@ -120,13 +174,30 @@ mod tests {
                 "from an authority that this host trusts",
             ),
             (Wrong::Revoked, "its certificate was revoked"),
-            (Wrong::BadSignature, "its certificate is not valid ("),
+            (
+                Wrong::BadSignature,
+                "not signed by the authority that it names",
+            ),
+            (Wrong::InvalidPurpose, "is not one for servers"),
+            (
+                Wrong::UnknownRevocationStatus,
+                "its certificate is not valid (unknown revocation status)",
+            ),
+            (other("CaUsedAsEndEntity"), "is that of an authority"),
+            (
+                other("MaximumPathDepthExceeded"),
+                "its certificate is not valid (maximum path depth exceeded)",
+            ),
         ] {
             let said = of(rustls::Error::InvalidCertificate(wrong));
             assert!(said.contains(words), "{said}");
         }
         let plain = of(InvalidMessage::InvalidContentType.into());
         assert!(plain.contains("does not speak TLS at this port"), "{plain}");
+        let refused = of(rustls::Error::AlertReceived(
+            rustls::AlertDescription::HandshakeFailure,
+        ));
+        assert!(refused.ends_with("handshake failure)"), "{refused}");
         assert_eq!(of_tls(&std::io::Error::other("refused")), None);
     }
 }

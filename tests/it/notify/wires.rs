@@ -293,6 +293,19 @@ fn what_a_mail_server_refuses_is_said_in_plain_words() {
     }
 }
 
+#[test]
+fn a_mail_server_that_closes_the_connection_may_have_taken_the_mail() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let server = MailServer::start(1);
+    let table = format!(
+        "type = \"email\"\nsmtp = \"{}\"\nfrom = \"s@example.org\"\nto = \"ann@example.org\"",
+        server.url()
+    );
+    let why = "it closed the connection without an answer: it may have taken the mail";
+    refuses(dir.path(), &table, why);
+    assert_eq!(server.mails().len(), 1);
+}
+
 /// A message that cannot have left is no repetition when it comes.
 #[test]
 fn servers_that_cannot_be_reached_get_the_message_once_they_can() {
