@@ -25,6 +25,7 @@ use crate::{
     model::InstanceId,
     store::{Asking, Store},
     vitals::Vitals,
+    words,
 };
 
 /// What the notifier needs of the daemon.
@@ -86,6 +87,17 @@ impl Undelivered {
             refused: false,
             perhaps: false,
             retry_after: None,
+        }
+    }
+
+    /// With when the server says to try again.
+    pub(crate) fn in_words(self) -> String {
+        match self.retry_after {
+            Some(after) => {
+                let after = words::took(after.as_millis() as i64);
+                format!("{}; it says to try again in {after}", self.why)
+            }
+            None => self.why,
         }
     }
 }

@@ -113,13 +113,27 @@ pub(crate) fn local(rfc3339: &str) -> String {
     }
 }
 
-/// `1 job`, `2 jobs`.
+/// `1 job`, `2 jobs`, `1,000 jobs`.
 pub(crate) fn count(n: usize, noun: &str) -> String {
+    let many = number(n as u64);
     match noun {
         _ if n == 1 => format!("1 {noun}"),
-        _ if noun.ends_with(['s', 'h']) => format!("{n} {noun}es"),
-        _ => format!("{n} {noun}s"),
+        _ if noun.ends_with(['s', 'h']) => format!("{many} {noun}es"),
+        _ => format!("{many} {noun}s"),
     }
+}
+
+/// `999`, `1,000`, `12,345,678`.
+pub(crate) fn number(n: u64) -> String {
+    let digits = n.to_string();
+    let mut out = String::new();
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
 }
 
 /// Shortens a text to one line that is safe to show.
@@ -151,6 +165,19 @@ mod tests {
             (&["$(x)"], "soloist why '$(x)'"),
         ] {
             assert_eq!(command("why", arguments), shown);
+        }
+    }
+
+    #[test]
+    fn thousands_are_set_apart() {
+        for (n, text) in [
+            (0, "0 jobs"),
+            (1, "1 job"),
+            (999, "999 jobs"),
+            (1000, "1,000 jobs"),
+            (12_345_678, "12,345,678 jobs"),
+        ] {
+            assert_eq!(count(n, "job"), text);
         }
     }
 

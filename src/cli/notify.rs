@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     clock,
-    config::{Config, Sends, nearest},
+    config::{Config, Sends, Way, nearest},
     logic::notify::{GivenUp, Kind, stand},
     model::{InstanceId, JobName, rfc3339_ms},
     notify as notifications,
@@ -192,15 +192,15 @@ pub(super) fn test(args: &Test, config: &Config, out: &Out) -> Result<Exit, Fail
     let now = clock::wall_us().div_euclid(1000);
     let sent = runtime.block_on(notifications::test(channel, config, &from, now));
     runtime.shutdown_background();
-    let (delivered, answer) = match &sent {
-        Ok(answer) => (true, answer.as_str()),
-        Err(e) => (false, e.why.as_str()),
+    let (delivered, answer) = match sent {
+        Ok(answer) => (true, answer),
+        Err(e) => (false, e.in_words()),
     };
     let tested = Tested {
         channel: &channel.name,
         kind: channel.kind,
         delivered,
-        answer,
+        answer: &answer,
     };
     match delivered {
         true => out.say(&tested, || {
@@ -211,9 +211,18 @@ pub(super) fn test(args: &Test, config: &Config, out: &Out) -> Result<Exit, Fail
         })?,
         false if args.json => out.say(&tested, String::new)?,
         false => {
+            let what = match &channel.way {
+                Way::Command(_) => "command that it names",
+                _ => "server that it names",
+            };
             return Err(Failure::TryAgain {
-                message: format!("`{}` ({}) did not take the message: {answer}", channel.name, channel.kind),
-                hint: Some("look at the channel's table in the configuration, and at the server that it names".to_owned()),
+                message: format!(
+                    "`{}` ({}) did not take the message: {answer}",
+                    channel.name, channel.kind
+                ),
+                hint: Some(format!(
+                    "look at the channel's table in the configuration, and at the {what}"
+                )),
             });
         }
     }

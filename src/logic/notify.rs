@@ -439,8 +439,14 @@ pub struct Message {
     pub others: Vec<(JobName, Kind)>,
     #[serde(default)]
     pub more: u64,
+    /// What happened to those of `more` that are not among `others`, and how often.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub unnamed: BTreeMap<Kind, u64>,
     /// Not before this time, Unix ms.
     pub due: i64,
+    /// Until then the channel's server wants no message, as it said to this one, Unix ms.
+    #[serde(default)]
+    pub channel_rests: i64,
     #[serde(default)]
     pub tries: u32,
     /// How often the channel's server refused it.
@@ -527,6 +533,27 @@ pub struct Item {
     /// As it is when the message is sent; it is not kept.
     #[serde(skip)]
     pub now: Now,
+}
+
+impl Item {
+    /// The kind alone; nothing more is known.
+    pub fn new(job: JobName, kind: Kind, bad: bool, since: i64) -> Self {
+        Self {
+            job,
+            kind,
+            bad,
+            streak: 0,
+            since,
+            changes: 0,
+            zone: "UTC".to_owned(),
+            next: None,
+            expected: None,
+            never: false,
+            lacked: false,
+            run: None,
+            now: Now::default(),
+        }
+    }
 }
 
 /// What is true of a job only now.
@@ -644,7 +671,9 @@ impl Message {
             items: vec![item],
             others: vec![],
             more: 0,
+            unnamed: BTreeMap::new(),
             due: now + TOGETHER_MS,
+            channel_rests: 0,
             tries: 0,
             refusals: 0,
             sending: None,
@@ -670,8 +699,9 @@ impl Message {
             true => self.items.push(item),
             false => {
                 self.more += 1;
-                if self.others.len() < NAMES {
-                    self.others.push((item.job, item.kind));
+                match self.others.len() < NAMES {
+                    true => self.others.push((item.job, item.kind)),
+                    false => *self.unnamed.entry(item.kind).or_default() += 1,
                 }
             }
         }
@@ -688,4 +718,31 @@ impl Message {
         self.others
             .sort_by_cached_key(|(job, kind)| (*kind == Kind::Recovered, job.clone()));
     }
+}
+
+/// The messages that may be sent, and when, Unix ms: of those to a channel that tell of one job, the oldest. A channel
+/// that hears of a recovery before it takes the failure that came first would show a job as bad that is good.
+pub fn in_turn(messages: &BTreeMap<String, Message>) -> BTreeMap<&String, i64> {
+    let mut rests: BTreeMap<&str, i64> = BTreeMap::new();
+    for m in messages.values() {
+        let until = rests.entry(&m.channel).or_default();
+        *until = m.channel_rests.max(*until);
+    }
+    let mut earlier: BTreeMap<&str, (BTreeSet<&JobName>, bool)> = BTreeMap::new();
+    let mut turn = BTreeMap::new();
+    // The ids begin with the time, so the oldest comes first.
+    for (id, m) in messages {
+        let (told, anything) = earlier.entry(&m.channel).or_default();
+        let named = m.items.iter().map(|i| &i.job);
+        let jobs: BTreeSet<&JobName> = named.chain(m.others.iter().map(|(job, _)| job)).collect();
+        let unnamed = m.more > m.others.len() as u64;
+        let waits = *anything || unnamed && !told.is_empty() || !told.is_disjoint(&jobs);
+        told.extend(jobs);
+        *anything |= unnamed;
+        if !waits {
+            let rests = rests.get(m.channel.as_str()).copied().unwrap_or_default();
+            turn.insert(id, m.due.max(rests));
+        }
+    }
+    turn
 }

@@ -24,7 +24,10 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, timeout_at};
 
 use super::{Undelivered, trouble};
-use crate::clock::{self, Boottime};
+use crate::{
+    clock::{self, Boottime},
+    config::show_duration,
+};
 
 /// The most bytes of an answer that are read.
 const ANSWER_MOST: usize = 16 << 10;
@@ -124,7 +127,10 @@ pub(crate) async fn exchange(
     let Ok(answer) = timeout_at(until, client.request(request)).await else {
         return Err(Undelivered {
             perhaps: true,
-            ..Undelivered::new(format!("{host} did not answer within {limit:?}"))
+            ..Undelivered::new(format!(
+                "{host} did not answer within {}",
+                show_duration(limit)
+            ))
         });
     };
     let (head, body) = answer.map_err(|e| failed(&host, &e))?.into_parts();

@@ -10,8 +10,12 @@ use lettre::{
     },
 };
 
-use super::{Undelivered, text::Text, trouble};
-use crate::config::Secret;
+use super::{
+    Undelivered,
+    text::{Links, Text},
+    trouble,
+};
+use crate::config::{Secret, show_duration};
 
 pub(super) async fn send(
     smtp: &Secret,
@@ -48,7 +52,7 @@ pub(super) async fn send(
         message = message.to(mailbox(address)?);
     }
     let message = message
-        .body(text.body.whole())
+        .body(text.body.whole(Links::InTheText))
         .map_err(|e| refused(format!("cannot write the mail: {e}")))?;
     let url = match smtp.expose().strip_prefix("smtp+starttls://") {
         Some(rest) if rest.contains('?') => format!("smtp://{rest}&tls=required"),
@@ -64,7 +68,10 @@ pub(super) async fn send(
         .build();
     let late = || Undelivered {
         perhaps: true,
-        ..Undelivered::new(format!("the mail server did not answer within {limit:?}"))
+        ..Undelivered::new(format!(
+            "the mail server did not answer within {}",
+            show_duration(limit)
+        ))
     };
     match tokio::time::timeout(limit, transport.send(message)).await {
         Err(_) => Err(late()),

@@ -27,14 +27,15 @@ use crate::{
         backoff,
         claim::State,
         notify::{
-            GIVE_UP_MS, GivenUp, Item, Kind, Message, Notes, Rules, WAITING, Watch, refused_again,
-            remembered,
+            GIVE_UP_MS, GivenUp, Item, Kind, Message, Notes, Rules, WAITING, Watch, in_turn,
+            refused_again, remembered,
             stand::{self, GIVEN_UP, OF_JOB, Stand, Write, Written},
         },
     },
     model::JobName,
     store::{self, Asking, Changed, Reply},
     vitals::Told,
+    words,
 };
 
 /// The names of the notes of messages begin so.
@@ -236,18 +237,19 @@ impl Keeper {
                 wake = wake.min(self.not_before);
             }
             // What waits for a channel that is gone is not due before that is back.
-            let free = |m: &&Message| {
-                self.config.channels.contains_key(&m.channel)
-                    && !self.under_way.contains_key(&m.channel)
-            };
-            let turn = in_turn(&self.messages);
-            let due = turn.values().filter(|m| free(m)).map(|m| m.due).min();
-            if let Some(due) = due {
+            let turn = in_turn(&self.messages).into_iter();
+            let free = turn.filter(|(id, _)| self.messages.get(*id).is_some_and(|m| self.free(m)));
+            if let Some(due) = free.map(|(_, due)| due).min() {
                 let wait = due.saturating_sub(self.now_ms()).max(0) as u64;
                 wake = wake.min(Boottime::now() + Duration::from_millis(wait));
             }
         }
         wake
+    }
+
+    /// The channel of the message is there, and nothing is being sent over it.
+    fn free(&self, m: &Message) -> bool {
+        self.config.channels.contains_key(&m.channel) && !self.under_way.contains_key(&m.channel)
     }
 
     /// The store's clock as this instance believes it, Unix ms: one that jumps makes no message old, and no job
@@ -580,13 +582,13 @@ impl Keeper {
     async fn start_sending(&mut self) {
         let now = self.now_ms();
         let mut chosen: BTreeMap<String, (i64, String)> = BTreeMap::new();
-        for (id, m) in in_turn(&self.messages) {
-            let is_due = m.due <= now
-                && !self.under_way.contains_key(&m.channel)
-                && self.config.channels.contains_key(&m.channel);
-            let earlier = |(due, _): &(i64, String)| m.due < *due;
-            if is_due && chosen.get(&m.channel).is_none_or(earlier) {
-                chosen.insert(m.channel.clone(), (m.due, id.clone()));
+        for (id, due) in in_turn(&self.messages) {
+            let Some(m) = self.messages.get(id).filter(|m| self.free(m)) else {
+                continue;
+            };
+            let earlier = |(of, _): &(i64, String)| due < *of;
+            if due <= now && chosen.get(&m.channel).is_none_or(earlier) {
+                chosen.insert(m.channel.clone(), (due, id.clone()));
             }
         }
         if chosen.is_empty() {
@@ -679,13 +681,16 @@ impl Keeper {
                     return;
                 };
                 let pause = e.retry_after.unwrap_or(pause);
-                warn!(%channel, id = %id, tries, error = e.why, ?pause, "cannot send a notification; retrying");
+                let words = words::took(pause.as_millis() as i64);
+                warn!(%channel, id = %id, tries, error = e.why, pause = words, "cannot send a notification; retrying");
+                let due = now.saturating_add(pause.as_millis() as i64);
                 let message = Message {
                     tries,
                     refusals,
                     sending: None,
                     perhaps_sent: message.perhaps_sent || e.perhaps,
-                    due: now.saturating_add(pause.as_millis() as i64),
+                    due,
+                    channel_rests: if e.retry_after.is_some() { due } else { 0 },
                     why: Some(e.why),
                     ..message
                 };
@@ -741,27 +746,6 @@ async fn deliver(
         id: text.id,
         result,
     });
-}
-
-/// The messages that may be sent: of those to a channel that tell of one job, the oldest. A channel that hears of a
-/// recovery before it takes the failure that came first would show a job as bad that is good.
-fn in_turn(messages: &BTreeMap<String, Message>) -> BTreeMap<&String, &Message> {
-    let mut earlier: BTreeMap<&str, (BTreeSet<&JobName>, bool)> = BTreeMap::new();
-    let mut turn = BTreeMap::new();
-    // The ids begin with the time, so the oldest comes first.
-    for (id, m) in messages {
-        let (told, anything) = earlier.entry(&m.channel).or_default();
-        let named = m.items.iter().map(|i| &i.job);
-        let jobs: BTreeSet<&JobName> = named.chain(m.others.iter().map(|(job, _)| job)).collect();
-        let unnamed = m.more > m.others.len() as u64;
-        let waits = *anything || unnamed && !told.is_empty() || !told.is_disjoint(&jobs);
-        told.extend(jobs);
-        *anything |= unnamed;
-        if !waits {
-            turn.insert(id, m);
-        }
-    }
-    turn
 }
 
 /// A job of which somebody is told.

@@ -6,10 +6,10 @@ use serde_json::json;
 
 use super::{
     Undelivered, client, email,
-    text::{Subject, Text, cut, letters},
+    text::{Links, Subject, Text, cut, letters},
 };
 use crate::{
-    config::{Channel, MessageForm, Secret, Way},
+    config::{Channel, MessageForm, Secret, Way, show_duration},
     logic::notify::Kind,
 };
 
@@ -85,10 +85,14 @@ fn slack(text: &Text) -> serde_json::Value {
             .replace('>', "&gt;")
     };
     let title = escaped(&text.title);
-    let body = text.body.within(SLACK_MOST, letters, cut);
+    let body = text.body.within(Links::Apart, SLACK_MOST, letters, cut);
     let body = escaped(&body).replace("```", "'''");
+    let link = text
+        .link
+        .as_ref()
+        .map(|link| format!("\n<{}>", escaped(link)));
     json!({
-        "text": format!("*{title}*\n```{body}```"),
+        "text": format!("*{title}*\n```{body}```{}", link.unwrap_or_default()),
         "link_names": false,
         "unfurl_links": false,
     })
@@ -98,10 +102,13 @@ fn slack(text: &Text) -> serde_json::Value {
 fn discord(text: &Text) -> serde_json::Value {
     let fence = |text: &str| text.replace("```", "'''");
     let title = fence(&cut(&text.title, 200));
-    let room = DISCORD_MOST - units(&title);
-    let body = fence(&text.body.within(room, units, cut_units));
+    // In these signs, it shows no preview.
+    let link = text.link.as_ref().map(|link| format!("\n<{link}>"));
+    let link = link.unwrap_or_default();
+    let room = DISCORD_MOST.saturating_sub(units(&title) + units(&link));
+    let body = fence(&text.body.within(Links::Apart, room, units, cut_units));
     json!({
-        "content": format!("**{title}**\n```\n{body}\n```"),
+        "content": format!("**{title}**\n```\n{body}\n```{link}"),
         "allowed_mentions": { "parse": [] },
     })
 }
@@ -144,6 +151,7 @@ fn teams(text: &Text) -> serde_json::Value {
 /// An adaptive card, as the workflows of Teams take it. Its text blocks read Markdown, so every line goes into one that
 /// is monospaced, and signs of links are escaped.
 fn teams_card(text: &Text, most: usize) -> serde_json::Value {
+    let body = text.body.within(Links::InTheText, most, letters, cut);
     let plain = |text: &str| {
         let mut out = String::with_capacity(text.len());
         for c in text.chars() {
@@ -169,7 +177,7 @@ fn teams_card(text: &Text, most: usize) -> serde_json::Value {
                 "version": "1.4",
                 "body": [
                     block(&plain(&cut(&text.title, 1000)), "Bolder"),
-                    block(&plain(&text.body.within(most, letters, cut)), "Default"),
+                    block(&plain(&body), "Default"),
                 ],
             },
         }],
@@ -229,7 +237,7 @@ async fn command(
     // The size of one variable is limited by the kernel.
     let (title, body) = (
         cut(&text.title, 1000),
-        text.body.within(30_000, letters, cut),
+        text.body.within(Links::InTheText, 30_000, letters, cut),
     );
     command
         .env("SOLOIST_CHANNEL", &channel.name)
@@ -262,7 +270,10 @@ async fn command(
             failed(format!("the command ended with {how}"), &said)
         }
         Ok((None, said)) => failed(
-            format!("the command did not end within {limit:?} and was killed"),
+            format!(
+                "the command did not end within {} and was killed",
+                show_duration(limit)
+            ),
             &said,
         ),
         Err(e) => Err(Undelivered::new(format!("cannot start the command: {e}"))),
@@ -294,16 +305,23 @@ fn last_words(said: &[u8], secrets: &[String]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::text::Body, *};
+    use super::{
+        super::text::{Body, Details},
+        *,
+    };
 
     fn text(body: &str) -> Text {
         Text {
             id: "1".to_owned(),
             title: "x".repeat(100) + " failed",
             body: Body {
-                details: format!("{body}\n"),
+                details: vec![Details {
+                    facts: format!("{body}\n"),
+                    ..Details::default()
+                }],
                 ..Body::default()
             },
+            link: None,
             json: json!({}),
             bad: true,
             source: "a".to_owned(),
@@ -359,6 +377,28 @@ mod tests {
             assert!(count(&said["payload"]["summary"]) <= 1024);
             assert!(count(&said["dedup_key"]) <= 255);
         }
+    }
+
+    /// These services show the text as it is, so that a link in it cannot be clicked.
+    #[test]
+    fn a_link_stands_beside_the_text() {
+        let link = Some("https://s.example/#/job/a?o=1&x=2".to_owned());
+        let mut text = text("two\nlines");
+        text.body.details[0].link.clone_from(&link);
+        text.link = link;
+        let said = slack(&text);
+        let said = said["text"].as_str().expect("text");
+        let end = "two\nlines\n```\n<https://s.example/#/job/a?o=1&amp;x=2>";
+        assert!(said.ends_with(end), "{said}");
+        let said = discord(&text);
+        let said = said["content"].as_str().expect("text");
+        let end = "two\nlines\n\n```\n<https://s.example/#/job/a?o=1&x=2>";
+        assert!(said.ends_with(end), "{said}");
+        let said = text.body.whole(Links::InTheText);
+        assert!(
+            said.ends_with("link:        https://s.example/#/job/a?o=1&x=2\n"),
+            "{said}"
+        );
     }
 
     #[test]

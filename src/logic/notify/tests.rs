@@ -140,21 +140,8 @@ fn a_single_held_change_is_told_to_those_who_want_it() {
 }
 
 fn item(job: &str, bad: bool) -> Item {
-    Item {
-        job: JobName::new(job),
-        kind: if bad { Kind::Failed } else { Kind::Recovered },
-        bad,
-        streak: 1,
-        since: 0,
-        changes: 0,
-        zone: "UTC".to_owned(),
-        next: None,
-        expected: None,
-        never: false,
-        lacked: false,
-        run: None,
-        now: Now::default(),
-    }
+    let kind = if bad { Kind::Failed } else { Kind::Recovered };
+    Item::new(JobName::new(job), kind, bad, 0)
 }
 
 /// Whatever came first: those that are bad, by their names, then the others; what is told of one job stays in its order,
@@ -194,6 +181,31 @@ fn the_jobs_of_a_message_have_an_order_that_does_not_change() {
     );
     let others: Vec<&str> = m.others.iter().map(|(job, _)| job.as_str()).collect();
     assert_eq!(others, ["x", "y", "q"]);
+}
+
+/// A server that says when it takes messages again says so for all of them.
+#[test]
+fn what_a_server_asks_of_one_message_holds_for_its_channel() {
+    let message = |job: &str, channel: &str, due| Message {
+        due,
+        ..Message::new(item(job, true), channel, 0)
+    };
+    let asked = Message {
+        channel_rests: 90,
+        ..message("a", "ops", 90)
+    };
+    let all = BTreeMap::from([
+        ("1".to_owned(), asked),
+        ("2".to_owned(), message("b", "ops", 5)),
+        ("3".to_owned(), message("a", "ops", 6)),
+        ("4".to_owned(), message("a", "other", 7)),
+        ("5".to_owned(), message("c", "ops", 95)),
+    ]);
+    let turn: Vec<(&str, i64)> = (in_turn(&all)
+        .into_iter()
+        .map(|(id, due)| (id.as_str(), due)))
+    .collect();
+    assert_eq!(turn, [("1", 90), ("2", 90), ("4", 7), ("5", 95)]);
 }
 
 #[test]
@@ -284,21 +296,7 @@ fn what_keeps_a_job_from_a_success_is_what_it_does_now() {
 
 #[test]
 fn nothing_joins_a_message_that_was_tried() {
-    let about = |kind| Item {
-        job: JobName::new("x"),
-        kind,
-        bad: true,
-        streak: 1,
-        since: 0,
-        changes: 0,
-        zone: "UTC".to_owned(),
-        next: None,
-        expected: None,
-        never: false,
-        lacked: false,
-        run: None,
-        now: Now::default(),
-    };
+    let about = |kind| Item::new(JobName::new("x"), kind, true, 0);
     let message = Message::new(about(Kind::Failed), "ops", 1000);
     assert!(message.takes("ops", 2000));
     let tried = Message {
@@ -464,21 +462,7 @@ fn records_are_judged_once_also_when_another_replaces_one() {
 
 #[test]
 fn what_happens_together_is_one_message_of_bounded_size() {
-    let item = |n: u32| Item {
-        job: JobName::new(&format!("j{n}")),
-        kind: Kind::Failed,
-        bad: true,
-        streak: 1,
-        since: 0,
-        changes: 0,
-        zone: "UTC".to_owned(),
-        next: None,
-        expected: None,
-        never: false,
-        lacked: false,
-        run: None,
-        now: Now::default(),
-    };
+    let item = |n: u32| Item::new(JobName::new(&format!("j{n}")), Kind::Failed, true, 0);
     let mut m = Message::new(item(0), "ops", 0);
     for n in 1..1000 {
         assert!(m.takes("ops", i64::from(n)) && !m.takes("other", i64::from(n)));
@@ -513,20 +497,13 @@ fn notes_of_a_job_that_is_gone_end_after_a_week() {
 
 #[test]
 fn what_was_given_up_is_remembered_within_bounds() {
-    let item = |n: u32| Item {
-        job: JobName::new(&format!("{n:0>100}")),
-        kind: Kind::LeaseLost,
-        bad: true,
-        streak: 1,
-        since: 0,
-        changes: 0,
-        zone: "UTC".to_owned(),
-        next: None,
-        expected: None,
-        never: false,
-        lacked: false,
-        run: None,
-        now: Now::default(),
+    let item = |n: u32| {
+        Item::new(
+            JobName::new(&format!("{n:0>100}")),
+            Kind::LeaseLost,
+            true,
+            0,
+        )
     };
     let mut m = Message::new(item(0), &"c".repeat(100), 0);
     for n in 1..1000 {

@@ -43,6 +43,26 @@ fn a_channel_that_hangs_babbles_and_is_busy_gets_the_message_in_the_end() {
     ] {
         assert!(log.contains(said), "{said}: {log}");
     }
+    // Lengths of time are said in one way.
+    assert!(log.contains("pause=\"1.00 s\""), "{log}");
+}
+
+/// What a server asks when one message comes holds for the others of its channel, too.
+#[test]
+fn a_busy_server_is_left_alone_with_all_messages_of_its_channel() {
+    let hook = Hook::start_with(&[Mode::Busy(8), Mode::Takes]);
+    let mut fleet = fleet(1)
+        .tables(&channel("ops", &hook, ""))
+        .default("notify", "[\"ops\"]")
+        .job("bad", BAD)
+        .start();
+    wait_until("a first try", GENEROUS, || hook.paths().len() == 1);
+    fleet.set_job("worse", Some(BAD));
+    fleet.reload(0);
+    let heard = hook.wait("ops", 2);
+    assert_eq!(kinds(&heard[0]), [("bad", "failed")]);
+    assert_eq!(kinds(&heard[1]), [("worse", "failed")]);
+    assert_eq!(hook.paths().len(), 3);
 }
 
 /// A channel that heard of the recovery first would show a good job as bad: PagerDuty would open an incident for ever.
@@ -235,7 +255,10 @@ fn a_test_over_pagerduty_opens_an_incident_of_its_own() {
 fn a_test_shows_what_came_back() {
     let hook = Hook::start(Mode::Takes);
     let fleet = fleet(1)
-        .tables(&channel("ops", &hook, ""))
+        .tables(
+            &(channel("ops", &hook, "")
+                + "[notify.no]\ntype = \"command\"\ncommand = [\"false\"]\n"),
+        )
         .job("x", "command = \"true\"")
         .start();
     let said = fleet.said(&["notify", "test", "ops"]);
@@ -253,6 +276,15 @@ fn a_test_shows_what_came_back() {
         said["answer"].as_str().expect("words").contains("404"),
         "{said}"
     );
+    hook.set(Mode::Busy(7));
+    let out = fleet.cli(&["notify", "test", "ops"]);
+    let said = String::from_utf8_lossy(&out.stderr).into_owned();
+    let again = "answered 429 Too Many Requests; it says to try again in 7.00 s";
+    assert!(said.contains(again), "{said}");
+    assert!(said.contains("and at the server that it names"), "{said}");
+    let out = fleet.cli(&["notify", "test", "no"]);
+    let said = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(said.contains("and at the command that it names"), "{said}");
     let out = fleet.cli(&["notify", "test", "opps"]);
     assert_eq!(out.status.code(), Some(64));
     let said = String::from_utf8_lossy(&out.stderr).into_owned();
