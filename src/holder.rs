@@ -38,6 +38,7 @@ use crate::{
 };
 #[cfg(feature = "notify")]
 use crate::{
+    model::job::Job,
     notify::heartbeat::{self, Heartbeats},
     traces::{self, Traces},
 };
@@ -81,6 +82,11 @@ pub struct Holder {
     /// Prepared guards of runs that will most likely be granted soon.
     prepared: Mutex<BTreeMap<RunId, Prepared>>,
 }
+
+/// An instance that waits for the attempt after one that ended here is asked so often whether it still does, and the
+/// store, once it does not.
+#[cfg(feature = "notify")]
+const FOLLOWED_AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
 
 /// This process ends before the outcome is recorded: the guard, or a new process, must record it.
 struct GivenUp;
@@ -204,7 +210,8 @@ impl Holder {
         let this = self.clone();
         let command = self.commands.token();
         self.runs.spawn(async move {
-            let (job, run) = (granted.job.name.clone(), granted.run.id);
+            let (definition, run) = (granted.job.clone(), granted.run.id);
+            let job = definition.name.clone();
             let nudge = Arc::new(Notify::new());
             let entry = HeldRun {
                 job: job.clone(),
@@ -215,11 +222,50 @@ impl Holder {
             this.running.lock().insert(run, entry);
             let awaited = this.hold(&contender, granted, &nudge, command).await;
             this.running.lock().remove(&run);
-            contender.run_ended(&job, run, awaited);
+            contender.run_ended(&job, run, awaited.as_ref().map(|r| r.occurrence));
+            #[cfg(feature = "notify")]
+            if let Some(record) = awaited
+                && definition.alarms.heartbeat.is_some()
+            {
+                tokio::spawn(this.tell_if_last(contender, definition, record));
+            }
         });
     }
 
-    /// Handles a run from the grant to the settlement. Returns the occurrence if it waits for another attempt.
+    /// An attempt that another one was to follow is the last if that is dropped.
+    #[cfg(feature = "notify")]
+    async fn tell_if_last(
+        self: Arc<Self>,
+        contender: Arc<Contender>,
+        job: Arc<Job>,
+        record: RunRecord,
+    ) {
+        let mut pause = FOLLOWED_AGAIN.0;
+        loop {
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                () = self.give_up.cancelled() => return,
+            }
+            if contender.awaits(&job.name, record.occurrence) {
+                continue;
+            }
+            pause = FOLLOWED_AGAIN.1;
+            let Ok(reply) = self.store.observe(std::slice::from_ref(&job.name)).await else {
+                continue;
+            };
+            let state = reply.value.first().and_then(Option::as_ref);
+            match attempts::is_followed(state, record.occurrence, record.attempt) {
+                None => {}
+                Some(true) => return,
+                Some(false) => {
+                    let end = heartbeat::Moment::Ends(&record);
+                    return (self.heartbeats).send(&job.name, job.alarms.heartbeat.as_ref(), end);
+                }
+            }
+        }
+    }
+
+    /// Handles a run from the grant to the settlement. Returns its record if its occurrence waits for another attempt.
     // Long: the stages of a run one after the other, and each may be its last.
     async fn hold(
         &self,
@@ -227,7 +273,7 @@ impl Holder {
         mut g: Granted,
         nudge: &Notify,
         command: TaskTrackerToken,
-    ) -> Option<Occurrence> {
+    ) -> Option<RunRecord> {
         failpoint::here("after_grant");
         let (job, run) = (g.job.clone(), g.run.clone());
         let start_by = (run.attempt == 1).then_some(g.start_by);
@@ -379,7 +425,7 @@ impl Holder {
         g: &Granted,
         end: RunEnd,
         next_attempt: Option<DelayedAttempt>,
-    ) -> Option<Occurrence> {
+    ) -> Option<RunRecord> {
         match self.settle(contender, g, &end, next_attempt).await {
             Ok(awaited) => awaited,
             Err(GivenUp) => {
@@ -663,15 +709,15 @@ impl Holder {
         }
     }
 
-    /// Records the outcome, and retries until the store has it or this process must end. Returns the occurrence if it
-    /// waits for another attempt.
+    /// Records the outcome, and retries until the store has it or this process must end. Returns the record if its
+    /// occurrence waits for another attempt.
     async fn settle(
         &self,
         contender: &Contender,
         g: &Granted,
         end: &RunEnd,
         next_attempt: Option<DelayedAttempt>,
-    ) -> Result<Option<Occurrence>, GivenUp> {
+    ) -> Result<Option<RunRecord>, GivenUp> {
         contender.run_over(&g.job.name, g.run.id);
         let record = self.record(g, Some(end));
         log_end(&record);
@@ -703,13 +749,16 @@ impl Holder {
             stderr: end.stderr.clone(),
         };
         let told = self.offer(g, &settle, &tail).await?;
+        let lost = told == Settlement::Lost;
+        let record = next_attempt
+            .filter(|_| !lost)
+            .map(|_| settle.record.clone());
         #[cfg(feature = "notify")]
         self.trace(g, end, settle.record);
-        if told == Settlement::Lost {
+        if lost {
             warn!(job = %g.job.name, run = %g.run.id, "the outcome was recorded after the lease was lost");
-            return Ok(None);
         }
-        Ok(next_attempt.map(|_| g.run.occurrence))
+        Ok(record)
     }
 
     /// Tells the store the outcome until it has it, or this process must end.

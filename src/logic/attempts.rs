@@ -2,10 +2,10 @@
 
 use super::{
     backoff,
-    claim::{DelayedAttempt, OnCrash},
+    claim::{DelayedAttempt, OnCrash, State},
     guard_life::{Cause, Stop},
 };
-use crate::model::{Outcome, Trigger, job::Job};
+use crate::model::{Occurrence, Outcome, Trigger, job::Job};
 
 /// A fencing token has three digits for the attempt.
 const MOST: u32 = 999;
@@ -50,6 +50,23 @@ impl After {
     }
 }
 
+/// Whether the job goes on after an attempt (of `at`) that another one was to follow. None: that still waits.
+pub fn is_followed(state: Option<&State>, at: Occurrence, attempt: u32) -> Option<bool> {
+    let Some(st) = state else {
+        return Some(false);
+    };
+    if let Some(open) = st.open.iter().find(|o| o.run.occurrence == at) {
+        return match open.next_attempt.is_some() && open.run.attempt == attempt {
+            // Without an instance that has the job, it waits in vain.
+            true if st.off > 0 => Some(false),
+            true => None,
+            false => Some(true),
+        };
+    }
+    let last = st.last.as_ref().map(|l| (l.occurrence, l.attempt));
+    Some(!st.open.is_empty() || last > Some((at, attempt)))
+}
+
 /// After a run whose holder died, or lost its lease.
 fn after_crash(job: &Job, attempt: u32) -> Option<DelayedAttempt> {
     (job.on_crash == OnCrash::Rerun && attempt < job.max_attempts).then_some(DelayedAttempt {
@@ -87,6 +104,69 @@ pub fn after_no_start(attempt: u32) -> Option<DelayedAttempt> {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+
+    #[test]
+    fn an_attempt_is_followed_by_what_the_store_has_begun_since() {
+        use crate::{
+            logic::claim::{Last, NextAttempt, Open},
+            model::{InstanceId, Run, RunId},
+        };
+        let at = Occurrence(60_000);
+        let open = |at: Occurrence, attempt: u32, waits: bool| Open {
+            run: Run {
+                occurrence: at,
+                attempt,
+                trigger: Trigger::Schedule,
+                key: None,
+                id: RunId(uuid::Uuid::nil()),
+                instance: InstanceId::new("a"),
+                host: String::new(),
+                lease: 15_000,
+                definition: String::new(),
+                granted_at: at.0,
+            },
+            seq: 0,
+            incarnation: String::new(),
+            renewed_at: at.0,
+            stop: None,
+            next_attempt: waits.then_some(NextAttempt {
+                at: at.0,
+                trigger: Trigger::Retry,
+            }),
+        };
+        let last = |at: Occurrence, attempt: u32| Last {
+            occurrence: at,
+            attempt,
+            run: RunId(uuid::Uuid::nil()),
+            instance: InstanceId::new("a"),
+            outcome: Outcome::Failed,
+            from: at.0,
+            started: Some(at.0),
+            to: at.0,
+        };
+        let followed = |last: Last, open: Vec<Open>, off| {
+            let state = State {
+                last: Some(last),
+                open,
+                off,
+                ..State::default()
+            };
+            is_followed(Some(&state), at, 2)
+        };
+        let later = Occurrence(120_000);
+        let ours = || last(at, 2);
+        assert_eq!(followed(ours(), vec![open(at, 2, true)], 0), None);
+        // Nobody has the job; it was cancelled; the store has forgotten it.
+        assert_eq!(followed(ours(), vec![open(at, 2, true)], 7), Some(false));
+        assert_eq!(followed(ours(), vec![], 0), Some(false));
+        assert_eq!(is_followed(None, at, 2), Some(false));
+        // The next attempt, or a newer occurrence, goes on, or has ended.
+        assert_eq!(followed(ours(), vec![open(at, 3, false)], 0), Some(true));
+        assert_eq!(followed(ours(), vec![open(at, 3, true)], 0), Some(true));
+        assert_eq!(followed(ours(), vec![open(later, 1, false)], 0), Some(true));
+        assert_eq!(followed(last(at, 3), vec![], 0), Some(true));
+        assert_eq!(followed(last(later, 1), vec![], 0), Some(true));
+    }
 
     #[test]
     fn what_follows_an_attempt() {

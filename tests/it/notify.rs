@@ -334,6 +334,27 @@ fn a_heartbeat_says_only_how_the_last_attempt_ended() {
     assert_eq!((heard("/beat/start"), hook.paths().len()), (3, 4));
 }
 
+/// Else a service that heard of its start would wait for its end.
+#[test]
+fn a_heartbeat_says_that_the_last_attempt_failed_also_if_a_next_one_was_dropped() {
+    let hook = Hook::start(Mode::Takes);
+    let url = hook.url("beat");
+    let fleet = fleet(1)
+        .default("heartbeat_url", &format!("\"{url}\""))
+        .job(
+            "bad",
+            "command = \"exit 3\"\nschedule = \"@at {soon}\"\nretry = { attempts = 2, interval = \"1h\" }",
+        )
+        .start();
+    wait_until("the first attempt has ended", GENEROUS, || {
+        !fleet.history("bad").is_empty()
+    });
+    wait_until("its start is told", GENEROUS, || hook.paths().len() == 1);
+    fleet.said(&["cancel", "bad"]);
+    wait_until("its end is told", GENEROUS, || hook.paths().len() == 2);
+    assert_eq!(hook.paths(), ["/beat/start", "/beat/3"]);
+}
+
 /// A message that a run was late names the one thing that it waited for longest.
 #[test]
 fn a_late_start_has_its_reason() {

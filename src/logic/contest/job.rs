@@ -153,7 +153,7 @@ pub enum Standing {
     /// This instance knows nothing of the job, or nothing that still counts: what is overdue is looked at when the job
     /// is registered.
     New(RegisterWhen),
-    /// The store lost or changed its state, and takes no claims for the job.
+    /// The store lost or changed its data, and takes no claims for the job.
     Lost(RegisterWhen),
     /// The job can be claimed. Something has changed: its definition, or what people asked of it.
     Stale(RegisterWhen),
@@ -581,7 +581,7 @@ impl JobState {
             }
         }
     }
-    /// The store lost or changed its state.
+    /// The store lost or changed its data.
     pub(super) fn lost(&mut self) {
         self.standing.become_lost();
         self.changes.to_register += 1;
@@ -840,6 +840,9 @@ impl JobState {
     /// Starts to wait for the next attempt of an occurrence. False: this instance waits for it already.
     pub fn await_next_attempt(&mut self, at: Occurrence) -> bool {
         self.awaited.insert(at)
+    }
+    pub fn awaits(&self, at: Occurrence) -> bool {
+        self.awaited.contains(&at)
     }
     /// This instance waits for that attempt no more.
     pub fn awaits_no_longer(&mut self, at: Occurrence) {
