@@ -271,7 +271,7 @@ impl Guard {
     /// Whether the daemon is dead or dying. A dying daemon's pipes may be closed already and have ended the command
     /// (SIGPIPE), although its socket to the guard is still open.
     fn daemon_is_dying(&self) -> bool {
-        if self.control.closed || rustix::process::getppid() != self.daemon {
+        if rustix::process::getppid() != self.daemon {
             return true;
         }
         self.daemon
@@ -737,9 +737,13 @@ fn usage() -> Usage {
         let mut all: libc::rusage = std::mem::zeroed();
         (libc::getrusage(libc::RUSAGE_CHILDREN, &raw mut all), all)
     };
-    if done != 0 {
-        return Usage::default();
+    match done {
+        0 => taken(&all),
+        _ => Usage::default(),
     }
+}
+
+fn taken(all: &libc::rusage) -> Usage {
     let us = |t: libc::timeval| t.tv_sec * 1_000_000 + t.tv_usec;
     let cpu_us = us(all.ru_utime) + us(all.ru_stime);
     Usage {
@@ -823,5 +827,52 @@ fn ended_children() -> io::Result<OwnedFd> {
         } else {
             Ok(OwnedFd::from_raw_fd(fd))
         }
+    }
+}
+
+/// What to do about an error of the kernel that starts no process, as the end of a message.
+pub(crate) fn hint(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::EMFILE) => {
+            "; raise the limit on open files of the soloist process (ulimit -n, LimitNOFILE)"
+        }
+        Some(libc::ENFILE) => "; the host's limit on open files is reached (fs.file-max)",
+        Some(libc::EAGAIN) => {
+            "; a limit on processes is reached (ulimit -u, TasksMax, pids.max, kernel.pid_max)"
+        }
+        Some(libc::ENOMEM) => "; the host is out of memory",
+        _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_took_the_time_of_program_and_kernel_and_its_highest_memory() {
+        // SAFETY: all zeroes is a valid rusage.
+        let mut all: libc::rusage = unsafe { std::mem::zeroed() };
+        (all.ru_utime.tv_sec, all.ru_utime.tv_usec) = (2, 345_000);
+        (all.ru_stime.tv_sec, all.ru_stime.tv_usec) = (1, 5_000);
+        all.ru_maxrss = 70;
+        let taken = taken(&all);
+        assert_eq!(taken.cpu_ms, Some(3_350));
+        assert_eq!(taken.peak_memory_bytes, Some(71_680));
+        assert_eq!(taken.output_bytes, None);
+    }
+
+    #[test]
+    fn what_the_host_has_no_more_of_is_named() {
+        for (errno, what) in [
+            (libc::EMFILE, "LimitNOFILE"),
+            (libc::ENFILE, "fs.file-max"),
+            (libc::EAGAIN, "pids.max"),
+            (libc::ENOMEM, "out of memory"),
+        ] {
+            let said = hint(&io::Error::from_raw_os_error(errno));
+            assert!(said.contains(what), "{said}");
+        }
+        assert_eq!(hint(&io::Error::from_raw_os_error(libc::EIO)), "");
     }
 }

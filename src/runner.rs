@@ -138,25 +138,11 @@ pub struct Runner {
 
 /// The guard could not be started: the run failed before it began.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot start the guard of `{job}` ({}): {source}{}", exe.display(), hint(source))]
+#[error("cannot start the guard of `{job}` ({}): {source}{}", exe.display(), guard::hint(source))]
 pub struct StartError {
     job: JobName,
     exe: PathBuf,
     source: io::Error,
-}
-
-fn hint(error: &io::Error) -> &'static str {
-    match error.raw_os_error() {
-        Some(libc::EMFILE) => {
-            "; raise the limit on open files of the soloist process (ulimit -n, LimitNOFILE)"
-        }
-        Some(libc::ENFILE) => "; the host's limit on open files is reached (fs.file-max)",
-        Some(libc::EAGAIN) => {
-            "; a limit on processes is reached (ulimit -u, TasksMax, pids.max, kernel.pid_max)"
-        }
-        Some(libc::ENOMEM) => "; the host is out of memory",
-        _ => "",
-    }
 }
 
 /// What connects this process with a guard: this end, and the guard's.

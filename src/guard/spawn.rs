@@ -227,13 +227,7 @@ pub(super) fn start(
             shared,
         }),
         None => {
-            let hint = match error.raw_os_error() {
-                Some(libc::EAGAIN) => {
-                    "; a limit on processes is reached (ulimit -u, TasksMax, pids.max, kernel.pid_max)"
-                }
-                Some(libc::ENOMEM) => "; the host is out of memory",
-                _ => "",
-            };
+            let hint = super::hint(&error);
             Err(format!("cannot start a process (fork): {error}{hint}").into())
         }
     }
@@ -765,4 +759,126 @@ fn environment(spec: &Spec, identity: &Identity) -> Vec<(OsString, OsString)> {
 fn exists(path: &std::ffi::CStr) -> bool {
     // SAFETY: a NUL-terminated string.
     unsafe { libc::access(path.as_ptr(), libc::F_OK) == 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(user: Option<&str>, program: &str) -> Spec {
+        let second = std::time::Duration::from_secs(1);
+        Spec {
+            job: crate::model::JobName::new("a"),
+            run_id: crate::model::RunId::random(),
+            argv: vec![program.to_owned()],
+            env: vec![],
+            working_dir: Some("/srv".into()),
+            user: user.map(str::to_owned),
+            group: Some("staff".to_owned()),
+            new_privileges: false,
+            timeout: None,
+            grace: second,
+            kill_budget: second,
+            success_codes: vec![0],
+            deadline: Boottime(0),
+            settle: serde_json::Value::Null,
+            settle_exe: None,
+            walk_only: false,
+            transparent: None,
+        }
+    }
+
+    /// What the message says, and what it does not say.
+    #[test]
+    fn a_step_that_fails_is_named_with_its_object_and_what_to_do() {
+        let (root, keys) = ("CAP_SETUID", "kernel.keys.maxkeys");
+        for (stage, errno, user, said, not_said) in [
+            (
+                Stage::Groups,
+                libc::EPERM,
+                None,
+                "limit the command to group `staff`: ",
+                keys,
+            ),
+            (Stage::Groups, libc::EPERM, None, root, keys),
+            (
+                Stage::Groups,
+                libc::EINVAL,
+                Some("ann"),
+                "set the groups of user `ann`: ",
+                root,
+            ),
+            (Stage::Group, libc::EPERM, Some("ann"), root, keys),
+            (
+                Stage::User,
+                libc::EAGAIN,
+                Some("ann"),
+                "become user `ann`: ",
+                root,
+            ),
+            (Stage::Keyring, libc::EDQUOT, Some("ann"), keys, root),
+            (
+                Stage::Keyring,
+                libc::ENOMEM,
+                Some("ann"),
+                "keyring for user `ann`: ",
+                keys,
+            ),
+            (
+                Stage::Privileges,
+                libc::EPERM,
+                Some("ann"),
+                "drop soloist's privileges",
+                root,
+            ),
+            (
+                Stage::Directory,
+                libc::ENOENT,
+                None,
+                "`/srv` does not exist",
+                "os error",
+            ),
+            (
+                Stage::Directory,
+                libc::ENOTDIR,
+                None,
+                "`/srv` is not a directory",
+                "os error",
+            ),
+            (
+                Stage::Directory,
+                libc::EACCES,
+                None,
+                "enter working directory `/srv`: ",
+                root,
+            ),
+            (Stage::Session, libc::EPERM, None, "start a session: ", root),
+        ] {
+            let text = explain(stage, errno, &spec(user, "true"));
+            assert!(text.contains(said) && !text.contains(not_said), "{text}");
+        }
+    }
+
+    #[test]
+    fn an_exec_that_fails_says_what_is_wrong_with_the_program() {
+        for (errno, program, said) in [
+            (libc::ENOENT, "backup", "`backup` not found in PATH (/bin)"),
+            (libc::ENOENT, "/no/such", "`/no/such` does not exist"),
+            (
+                libc::ENOENT,
+                "/bin/sh",
+                "`/bin/sh` exists, but the interpreter",
+            ),
+            (libc::EACCES, "/bin/sh", "is not executable"),
+            (libc::ENOEXEC, "/bin/sh", "is not a program"),
+            (
+                libc::E2BIG,
+                "/bin/sh",
+                "cannot execute `/bin/sh`: Argument list too long",
+            ),
+        ] {
+            let text = explain_exec(errno, &spec(None, program), "/bin");
+            assert!(text.contains(said), "{text}");
+        }
+    }
 }

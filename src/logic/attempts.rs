@@ -259,6 +259,9 @@ mod tests {
         };
         assert_eq!(next(""), 4);
         assert_eq!(next("on_crash = \"rerun\"\nmax_attempts = 9"), 8);
+        // A token has room for no more.
+        let last = [998, 999].map(|attempt| after_no_start(attempt).is_some());
+        assert_eq!(last, [true, false]);
     }
 
     use super::*;

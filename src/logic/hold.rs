@@ -415,6 +415,11 @@ mod tests {
             ..view(1, true)
         };
         assert_eq!(abandoned(hold().next(late)), Some((Outcome::Missed, false)));
+        let just_in_time = View {
+            store_ms: Some(61_000),
+            ..late
+        };
+        assert_eq!(hold().next(just_in_time), Do::Start);
         for (answer, expected) in [
             (Renewal::Lost, (Outcome::LeaseLost, true)),
             (
@@ -519,6 +524,26 @@ mod tests {
         assert_eq!(hold.next(view(13, false)), Do::Renew(2));
         hold.renewed(Some(Renewal::Renewed(None)), false, ms(13), ms(14));
         assert!(matches!(hold.next(view(15, false)), Do::Wait(_)));
+    }
+
+    #[test]
+    fn output_is_handed_in_from_half_a_second_on_and_once_in_a_while() {
+        let mut hold = started();
+        let show = |hold: &mut Hold, at| {
+            assert_eq!(hold.next(view(at - 1, false)), Do::Wait(ms(at)));
+            assert_eq!(hold.next(view(at, false)), Do::Show(64 << 10));
+            // One piece at a time.
+            assert!(matches!(hold.next(view(at, false)), Do::Wait(_)));
+        };
+        hold.lease = HeldLease::new(
+            Lease::new(Duration::from_secs(60), 0.01).expect("valid"),
+            ms(0),
+        );
+        show(&mut hold, 501);
+        hold.nothing_to_show();
+        show(&mut hold, 801);
+        hold.shown(true, false, ms(802));
+        show(&mut hold, 1101);
     }
 
     #[test]

@@ -294,3 +294,32 @@ fn look() -> io::Result<i32> {
         _ => Err(io::Error::last_os_error()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Waited for, or dropped.
+    #[tokio::test]
+    async fn a_child_is_listed_until_it_is_reaped_and_nobody_else_reaps_it() {
+        for dropped in [false, true] {
+            let mut child = OwnChild::spawn(std::process::Command::new("true")).expect("a child");
+            let pid = child.listed.expect("a pid");
+            while !std::fs::read_to_string(format!("/proc/{pid}/stat"))
+                .is_ok_and(|stat| stat.contains(") Z "))
+            {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            assert!(own().contains(&pid) && !reap(pid));
+            if dropped {
+                drop(child);
+            } else {
+                assert!(child.wait().await.expect("a status").success());
+            }
+            while own().contains(&pid) {
+                assert!(dropped);
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        }
+    }
+}

@@ -185,7 +185,8 @@ impl Tree {
         fs::write(
             &script,
             format!(
-                "#!/bin/sh\n[ \"$1\" = __settle ] || exit 1\ncat > {to}.new\nmv {to}.new {to}\n"
+                "#!/bin/sh\n[ \"$1\" = __settle ] || exit 1\ngrep ^Sig /proc/self/status > {to}.status\n\
+                 cat > {to}.new\nmv {to}.new {to}\n"
             ),
         )
         .expect("written");
@@ -1024,6 +1025,13 @@ fn when_the_daemon_goes_the_tree_goes_and_the_guard_settles_as_crashed() {
         );
         assert!(handed.end.started.is_some());
         assert!(child.wait().expect("it ends").success());
+        // What systemd sends to all that a dead daemon left behind does not end it. The standard library resets
+        // SIGPIPE.
+        let kept = [libc::SIGCHLD, libc::SIGCONT, libc::SIGPIPE].into_iter();
+        let kept = kept.chain(OF_ITSELF);
+        let status = tree.path().join("handed.status");
+        assert_eq!(signals(&status, "SigIgn"), all_signals_but(kept));
+        assert_eq!(signals(&status, "SigBlk"), 0);
     }
 }
 
@@ -1573,6 +1581,70 @@ async fn a_stopped_guard_does_not_save_a_command_from_its_timeout_or_from_a_stop
     }
 }
 
+/// Somebody may stop it for a moment.
+#[tokio::test]
+async fn a_stopped_guard_is_left_alone_until_it_should_have_ended_its_command() {
+    // Each of them counts: without any of these the time would be over.
+    let spec = Spec {
+        deadline: Boottime::now() + HOUR,
+        timeout: Some(HOUR),
+        grace: 2 * HOUR,
+        kill_budget: 4 * HOUR,
+        ..shell("trap '' TERM; echo ready; while :; do sleep 1; done")
+    };
+    let mut running = forking().await.start(spec, OUTPUT).expect("a guard");
+    until_async("it ignores SIGTERM", || running.output().total() > 0).await;
+    let guard = running.guard_pid().expect("a guard").cast_signed();
+    for told in [false, true] {
+        kill(guard, Signal::STOP);
+        if told {
+            running.stop(Stop::Shutdown, Some(2 * HOUR));
+        }
+        until_async("it is stopped", || {
+            stat(guard).is_some_and(|(state, _)| state == 'T')
+        })
+        .await;
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        assert_eq!(stat(guard).map(|(state, _)| state), Some('T'));
+        kill(guard, Signal::CONT);
+    }
+    running.stop(Stop::Cancelled, Some(Duration::ZERO));
+    let end = running.wait().await;
+    assert_eq!(end.cause, Some(Cause::Stopped(Stop::Shutdown)), "{end:?}");
+    running.settled().await;
+}
+
+/// A guard that says this, and dies.
+async fn last_words(words: &str) -> RunEnd {
+    let dir = tempfile::tempdir().expect("a directory");
+    let exe = dir.path().join("soloist");
+    let script =
+        format!("#!/bin/sh\n[ \"$1\" = __guard ] || exit\nread -r spec\necho '{words}' >&0\n");
+    fs::write(&exe, script).expect("a script");
+    fs::set_permissions(&exe, fs::Permissions::from_mode(0o755)).expect("executable");
+    let runner = Runner::with_exe(exe).expect("a runner");
+    let mut running = runner.start(spec(&["true"]), OUTPUT).expect("a guard");
+    running.wait().await
+}
+
+#[tokio::test]
+async fn what_a_guard_said_before_it_died_stays_true() {
+    let at = r#"{"wall_us":1,"boottime":1}"#;
+    let exited = format!(r#"{{"exited":{{"exit_code":3,"signal":null,"cause":null,"at":{at}}}}}"#);
+    let end = last_words(&exited).await;
+    assert_eq!(
+        (end.outcome, end.exit_code, end.cause, end.error),
+        (Outcome::Failed, Some(3), None, None)
+    );
+    let end = last_words(r#"{"start_failed":{"error":"no","cause":null}}"#).await;
+    assert_eq!(
+        (end.outcome, end.cause, end.error.as_deref()),
+        (Outcome::Failed, None, Some("no"))
+    );
+    let end = last_words("nothing that it should say").await;
+    assert_eq!(end.cause, Some(Cause::GuardGone), "{end:?}");
+}
+
 fn zombies_of_ours() -> Vec<i32> {
     let me = std::process::id().to_string();
     let pids = fs::read_dir("/proc")
@@ -1882,10 +1954,39 @@ fn sweep_ends_what_is_left(threaded: bool, pretended: bool) {
     }
 }
 
+/// Signals for an error of a program itself.
+const OF_ITSELF: [i32; 6] = [
+    libc::SIGSEGV,
+    libc::SIGBUS,
+    libc::SIGILL,
+    libc::SIGFPE,
+    libc::SIGABRT,
+    libc::SIGTRAP,
+];
+
+/// As the kernel writes a set of signals. SIGKILL and SIGSTOP are in none: nobody can block or ignore them.
+fn all_signals_but(signals: impl IntoIterator<Item = i32>) -> u64 {
+    let never = [libc::SIGKILL, libc::SIGSTOP];
+    let without = signals.into_iter().chain(never);
+    !without.fold(0, |set, signal| set | 1 << (signal - 1))
+}
+
+/// The set of this name in a file like /proc/PID/status.
+fn signals(status: &Path, name: &str) -> u64 {
+    let text = fs::read_to_string(status).expect("a status");
+    let set = text
+        .lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(":\t"));
+    u64::from_str_radix(set.expect("a set"), 16).expect("hexadecimal")
+}
+
 #[test]
 fn signals_to_the_guard_end_nothing() {
     let mut guard = RawGuard::start(&spec(&["sleep", "1000"]));
     let command = started(guard.report());
+    let status = format!("/proc/{}/status", guard.pid());
+    let blocked = signals(Path::new(&status), "SigBlk");
+    assert_eq!(blocked, all_signals_but(OF_ITSELF));
     for signal in [
         Signal::TERM,
         Signal::INT,
@@ -1955,6 +2056,44 @@ async fn a_command_has_a_session_of_its_own_and_all_signals_at_their_defaults() 
             // Also glibc's own two, 32 and 33, which its posix_spawn leaves ignored in what it starts.
             assert_eq!(mask, 0, "{name}: {text}");
         }
+    }
+}
+
+/// One that does not empty its descriptors, or asks for what is always there, would never sleep again.
+#[tokio::test]
+async fn a_guard_sleeps_while_nothing_happens() {
+    // An orphan that has ended is an event, too.
+    let spec = shell("(sleep 0.01 &); exec sleep 1000");
+    let mut running = forking().await.start(spec, OUTPUT).expect("a guard");
+    running.started().await.expect("started");
+    let guard = running.guard_pid().expect("a pid");
+    let schedule = format!("/proc/{guard}/schedstat");
+    // Nanoseconds on a CPU.
+    let busy = || {
+        let text = fs::read_to_string(&schedule).expect("it lives");
+        let busy = text.split(' ').next().expect("a number").parse::<u64>();
+        Duration::from_nanos(busy.expect("a number"))
+    };
+    until_async("the orphan is gone", || process::children(guard).len() == 1).await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let before = busy();
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let took = busy() - before;
+    assert!(took < Duration::from_millis(100), "{took:?}");
+    running.stop(Stop::Cancelled, None);
+    assert_eq!(running.wait().await.outcome, Outcome::Cancelled);
+    running.settled().await;
+}
+
+#[test]
+fn a_guard_takes_no_stdin_that_is_not_the_number_of_a_descriptor() {
+    for argument in ["a", "-1", "2"] {
+        let mut command = Command::new(EXE);
+        command.args([guard::ARGUMENT, "backup", "run", argument]);
+        let output = command.stdin(Stdio::null()).output().expect("a guard");
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(text.contains("must be a descriptor"), "{argument}: {text}");
+        assert_eq!(output.status.code(), Some(70));
     }
 }
 
@@ -2538,7 +2677,9 @@ async fn a_start_dies_with_its_guard() {
         if forked {
             zygote_of(&runner).await;
         }
-        let mut running = runner.start(slow.spec(), OUTPUT).expect("a guard");
+        let spec = slow.spec();
+        let run = spec.run_id;
+        let mut running = runner.start(spec, OUTPUT).expect("a guard");
         let guard = running.guard_pid().expect("a pid");
         until_async("it waits", || slow.dir.path().join("slow").exists()).await;
         let child = process::children(guard)[0].cast_signed();
@@ -2555,6 +2696,9 @@ async fn a_start_dies_with_its_guard() {
         );
         running.settled().await;
         assert!(!slow.witness().exists());
+        // The guard had not said yet that there is one.
+        let cgroup = TestCgroup::new().map(|ours| ours.0.with_file_name(format!("soloist-{run}")));
+        assert!(cgroup.is_none_or(|cgroup| !cgroup.exists()), "{run}");
     }
 }
 

@@ -14,6 +14,7 @@ use soloist::{
     clock::{Boottime, StoreClock},
     config::{self, Job},
     contender::{Contender, Granted, Parts},
+    guard,
     holder::Holder,
     logic::{
         claim::{
@@ -32,7 +33,7 @@ use soloist::{
 use tokio::sync::{Notify, broadcast, mpsc};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use crate::support::GENEROUS;
+use crate::support::{GENEROUS, process};
 
 /// A store, as one holder reaches it.
 struct Line {
@@ -40,6 +41,8 @@ struct Line {
     /// Renewals that the store was asked for, and those that it confirmed, with when they left.
     renewals: AtomicU32,
     confirmed: Mutex<Vec<Boottime>>,
+    /// Whether each renewal said that it left after the end of trust.
+    late: Mutex<Vec<bool>>,
     /// Renewals are answered when this is over.
     hold_renewals: AtomicBool,
     /// No renewal gets through any more.
@@ -65,6 +68,7 @@ impl Line {
             store: MemoryStore::new(),
             renewals: AtomicU32::new(0),
             confirmed: Mutex::default(),
+            late: Mutex::default(),
             hold_renewals: AtomicBool::new(false),
             cut: AtomicBool::new(false),
             lost_pieces: AtomicU32::new(0),
@@ -102,6 +106,10 @@ impl Store for Line {
             return Err(lost());
         }
         let reply = self.store.renew(r).await?;
+        self.late
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(r.late);
         self.renewals.fetch_add(1, Ordering::SeqCst);
         loop {
             let go_on = self.go_on.notified();
@@ -387,7 +395,7 @@ async fn a_slow_confirmation_of_a_renewal_does_not_lengthen_trust() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_grant_with_little_trust_left_is_renewed_before_its_command_starts() {
     let node = Node::new("command = \"true\"\nlease = \"60s\"").await;
-    for spent in [1.0, 0.9, 2.0] {
+    for (spent, late) in [(1.0, true), (0.9, false), (2.0, true)] {
         let mut granted = node.granted().await;
         let run = granted.run.id;
         granted.sent = granted.sent - node.job.lease.trust.mul_f64(spent);
@@ -398,6 +406,9 @@ async fn a_grant_with_little_trust_left_is_renewed_before_its_command_starts() {
             (node.line.renewals() > before).then_some(())
         })
         .await;
+        let all = node.line.late.lock();
+        let newest = all.unwrap_or_else(PoisonError::into_inner).last().copied();
+        assert_eq!(newest, Some(late), "{spent}");
         let newest = node.line.history(&node.job.name, 1).await.unwrap();
         assert!(newest.first().is_none_or(|r| r.run_id != Some(run)));
         node.line.let_go();
@@ -463,9 +474,93 @@ async fn the_trace_of_an_occurrence_is_that_of_its_store() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_fresh_grant_is_started_without_a_renewal() {
     let node = Node::new("command = \"true\"\nlease = \"1h\"").await;
+    let begun = wall_ms();
     node.start(node.granted().await);
-    assert_eq!(node.record().await.outcome, Outcome::Succeeded);
+    let record = node.record().await;
+    assert_eq!(record.outcome, Outcome::Succeeded);
     assert_eq!(node.line.renewals(), 0);
+    // The clock of the store in memory is that of this host.
+    let times = [
+        Some(record.occurrence.0),
+        record.started_at,
+        record.finished_at,
+    ];
+    let times = times.map(|at| at.expect("a time"));
+    assert!(times.is_sorted(), "{record:?}");
+    assert!(
+        times[0] >= begun - 1000 && times[2] <= wall_ms() + 1000,
+        "{record:?}"
+    );
+    assert_eq!(record.duration_ms, Some(times[2] - times[1]));
+    assert_eq!(record.lateness_ms, Some(times[1] - times[0]));
+}
+
+fn wall_ms() -> i64 {
+    soloist::clock::wall_us() / 1000
+}
+
+/// A run that is ended on request keeps its lease until it has ended.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_that_is_to_end_during_a_renewal_is_renewed_until_it_has_ended() {
+    let node = Node::new(
+        "command = \"trap '' TERM; while :; do sleep 1; done\"\nlease = \"6s\"\ngrace = \"1h\"",
+    )
+    .await;
+    node.line.hold_renewals();
+    node.start(node.granted().await);
+    until("a renewal is under way", async || {
+        (node.line.renewals() == 1).then_some(())
+    })
+    .await;
+    let end = node.job.grace + node.job.lease.kill_budget;
+    assert_eq!(node.holder.longest_end(), end);
+    node.holder.kill.cancel();
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    node.line.let_go();
+    until("further renewals", async || {
+        (node.line.renewals() > 3).then_some(())
+    })
+    .await;
+    assert_eq!(node.holder.running().len(), 1);
+    node.line.cut.store(true, Ordering::SeqCst);
+    assert_eq!(node.record().await.outcome, Outcome::Cancelled);
+    until("nothing runs", async || {
+        node.holder.running().is_empty().then_some(())
+    })
+    .await;
+    assert_eq!(node.holder.longest_end(), Duration::ZERO);
+}
+
+/// The guards of this run: executed, or forked from the zygote.
+fn guards_of(run: RunId) -> Vec<u32> {
+    let run = run.to_string();
+    let mut guards = process::with_argument(Path::new(&run));
+    guards.retain(|pid| process::command_line(*pid).contains(guard::ARGUMENT));
+    guards
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_guard_is_prepared_for_a_run_and_ends_if_the_run_is_not_granted() {
+    let node = Node::new(&format!("command = \"sleep 60\"\n{LONG_LEASE}")).await;
+    let granted = node.granted().await;
+    let (run, other) = (granted.run.id, RunId::random());
+    for run in [run, other] {
+        node.holder.prepare(&node.job.name, run);
+    }
+    let prepared = async |run| until("its guard", async || guards_of(run).pop()).await;
+    let (guard, _) = (prepared(run).await, prepared(other).await);
+    node.start(granted);
+    until("the run goes on", async || {
+        (process::children(guard).len() == 1).then_some(())
+    })
+    .await;
+    until("the other guard has ended", async || {
+        guards_of(other).is_empty().then_some(())
+    })
+    .await;
+    assert_eq!(guards_of(run), [guard]);
+    node.cancel().await;
+    assert_eq!(node.record().await.outcome, Outcome::Cancelled);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
