@@ -3451,6 +3451,110 @@ async fn redis_with_foreign_data_is_an_error_and_no_panic() {
     );
 }
 
+/// What another program made too large is named, and not read.
+#[tokio::test]
+async fn redis_reads_nothing_that_is_larger_than_soloist_makes_it() {
+    let mut bed = Bed::redis();
+    let (s, now) = ready(&bed).await;
+    let mine = claim(now - 100, "a");
+    let _ = granted(&*s, &mine).await;
+    s.append_output(&j(), mine.run, 0, b"some", 100, &Marks::default())
+        .await
+        .unwrap();
+    let server = server(&mut bed);
+    let (jobs, notices) = ("soloist:jobs", "soloist:notices");
+    let output = format!("soloist:{{backup}}:output:{}", mine.run);
+    let fill = |key: &str, script: &str| {
+        server.command::<()>(&["DEL", key]);
+        server.command::<()>(&["EVAL", script, "1", key]);
+    };
+    let large = "redis.call('SADD', KEYS[1], string.rep('x', 60000000))";
+    fill(jobs, large);
+    let e = s.jobs().await.unwrap_err().to_string();
+    assert!(e.contains("the key soloist:jobs has 6"), "{e}");
+    // Nor does a name that no job has come with the others.
+    let odd = "redis.call('SADD', KEYS[1], 'backup', string.rep('x', 2000))";
+    fill(jobs, odd);
+    assert_eq!(s.jobs().await.unwrap(), [j()]);
+
+    for (script, all, says) in [
+        (
+            "redis.call('HSET', KEYS[1], 'given_up', string.rep('x', 70000))",
+            false,
+            "70000 bytes in its field given_up",
+        ),
+        (
+            "redis.call('HSET', KEYS[1], 'x', string.rep('x', 60000000))",
+            true,
+            "6",
+        ),
+        (
+            "for i = 1, 33 do redis.call('HSET', KEYS[1], i, string.rep('x', 1048576)) end",
+            true,
+            "346",
+        ),
+        (
+            "redis.call('HSET', KEYS[1], 'lease', string.rep('x', 2000))",
+            true,
+            "2000 bytes in its field lease",
+        ),
+    ] {
+        fill(notices, script);
+        let e = s.notices(all).await.unwrap_err().to_string();
+        assert!(e.contains(&format!("{notices} has {says}")), "{e}");
+    }
+    // The lease that keeps a note from being written is part of the answer.
+    let e = s.note(&write(None, "a", &[], &[])).await.unwrap_err();
+    let e = e.to_string();
+    assert!(e.contains("2000 bytes in its field lease"), "{e}");
+
+    let many = "for i = 1, 3000 do redis.call('HSET', KEYS[1], i, '') end";
+    fill(&output, many);
+    let e = s.output(&j(), mine.run, 0).await.unwrap_err().to_string();
+    assert!(e.contains(&format!("{output} has 3000 fields")), "{e}");
+}
+
+/// What another program wrote among the instances, or removed from the epoch, costs none of the others.
+#[tokio::test]
+async fn redis_knows_its_instances_among_what_others_wrote() {
+    let mut bed = Bed::redis();
+    let s = bed.store();
+    let a = InstanceId::new("a");
+    let beat = Beat {
+        instance: a.clone(),
+        info: info(1),
+        quarantine: Duration::from_secs(1),
+        open: None,
+    };
+    let first = s.heartbeat(Some(&beat)).await.unwrap().value;
+    let server = server(&mut bed);
+    let add = "for _, name in ipairs({ 'a', 'z' }) do \
+               redis.call('HSET', KEYS[1], name, '{\"seen\":99999999999999,\"x\":\"' .. string.rep('x', 5000000) .. '\"}') \
+               end redis.call('HSET', KEYS[1], 'number', '7', 'text', 'x')";
+    server.command::<()>(&["EVAL", add, "1", "soloist:instances"]);
+    let fleet = s.heartbeat(Some(&beat)).await.unwrap().value;
+    assert_eq!(fleet.instances.keys().collect::<Vec<_>>(), [&a]);
+    let left: Vec<String> = server.command(&["HKEYS", "soloist:instances"]);
+    assert!(
+        !left.iter().any(|name| name == "number" || name == "text"),
+        "{left:?}"
+    );
+    // An entry that does not say of which process it is belongs to no living one.
+    server.command::<()>(&[
+        "HSET",
+        "soloist:instances",
+        "a",
+        "{\"seen\":99999999999999}",
+    ]);
+    s.leave(&a, 1).await.unwrap();
+    let has: i64 = server.command(&["HEXISTS", "soloist:instances", "a"]);
+    assert_eq!(has, 1);
+    // Without its id an epoch ends.
+    server.command::<()>(&["HDEL", "soloist:epoch", "id"]);
+    let fleet = s.heartbeat(Some(&beat)).await.unwrap().value;
+    assert_ne!(fleet.id, first.id);
+}
+
 #[tokio::test]
 async fn redis_that_is_gone_is_an_error_and_comes_back() {
     let mut bed = Bed::redis();

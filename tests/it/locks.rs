@@ -1817,6 +1817,37 @@ async fn a_key_of_another_type_is_refused_and_left_alone() {
     }
 }
 
+/// They are the server's time, or one more than the last one if that is greater.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tokens_are_the_servers_time_and_grow_although_its_clock_stands_or_goes_back() {
+    const BEGIN: i64 = 1_800_000_000_000_000;
+    let server = RedisServer::start_with_own_clock();
+    let c = LockClient::open(&server.url()).unwrap();
+    // The server writes 5 us as "5".
+    for (us, expected) in [
+        (5, 5),
+        (7_000_000, 7_000_000),
+        (6_000_000, 7_000_001),
+        (-3_600_000_000, 7_000_002),
+        (8_123_456, 8_123_456),
+    ] {
+        server.stop_clock(BEGIN + us);
+        let lock = acquired(c.try_lock("plain", LONG, NoRetry).await.unwrap());
+        assert_eq!(lock.fencing_token().0, BEGIN + expected);
+        lock.release().await.unwrap();
+    }
+    // A clock that goes back prolongs what its owner has left.
+    let levels = c.reentrant("levels", LONG).unwrap();
+    for (us, expected) in [(9_000_005, 9_000_005), (9_000_005, 9_000_006)] {
+        server.stop_clock(BEGIN + us);
+        let TryEnter::Acquired { token, .. } = levels.try_enter(NoRetry).await.unwrap() else {
+            panic!("nobody has it");
+        };
+        assert_eq!(token.0, BEGIN + expected);
+        assert_eq!(levels.leave().await.unwrap(), ReleasedLevel::Released);
+    }
+}
+
 /// Time does not help against an answer that says what is wrong.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_waits_for_what_becomes_no_lock_is_told_so_at_once() {
