@@ -692,6 +692,8 @@ fn unruly_is_ended(mode: &str, walk_only: bool) {
         walk_only,
         timeout: Some(Duration::from_secs(5)),
         grace: Duration::from_millis(50),
+        // Nobody is told before that of what is still there.
+        kill_budget: HOUR,
         ..spec(&[program, mode, file.to_str().expect("UTF-8")])
     };
     let begin = Boottime::now();
@@ -700,13 +702,7 @@ fn unruly_is_ended(mode: &str, walk_only: bool) {
     until("it is there", || file.exists());
     // The command itself may be a process that ends soon.
     let (_, _, cause) = exited(guard.report());
-    let at = loop {
-        match guard.report() {
-            // On a busy host this is said: more than a kill budget has passed.
-            Report::Stuck { pids } => println!("{mode}: {pids:?} are still there"),
-            end => break gone(end).1,
-        }
-    };
+    let (_, at) = gone(guard.report());
     println!(
         "{mode}: {cause:?}, gone after {:?} (walk only: {walk_only})",
         at.since(begin)
@@ -1112,6 +1108,56 @@ fn an_outcome_of_a_run_without_a_guard_is_left_to_a_process_of_its_own() {
     let handed = tree.handed_over();
     assert_eq!(handed.end, hand_over.end);
     assert_eq!(handed.settle, hand_over.settle);
+}
+
+/// A signal to all that a stopped daemon left behind, or to its group in a terminal, does not end it.
+#[test]
+fn who_keeps_trying_to_record_an_outcome_outlives_service_and_terminal() {
+    let key = RunId::random().to_string();
+    let end = guard::KnownEnd {
+        outcome: Outcome::Succeeded,
+        cause: None,
+        usage: soloist::model::Usage::default(),
+        exit_code: Some(0),
+        signal: None,
+        error: None,
+        started: None,
+        ended: guard::Moment::now(),
+    };
+    // Nobody listens there.
+    let settle = soloist::settle::ReleaseOnDeath {
+        store: config::Store::from_url("redis://127.0.0.1:1").expect("a store"),
+        key: key.clone(),
+        owner: "a".into(),
+        patience: HOUR,
+    };
+    let settle = serde_json::to_value(&settle).expect("JSON");
+    let hand_over = HandOver { settle, end };
+    runner().hand_over(&hand_over).expect("a process");
+    let has_it = |pid: &u32| {
+        let handed = fs::read_to_string(format!("/proc/{pid}/fd/0"));
+        process::command_line(*pid).contains(guard::SETTLE_ARGUMENT)
+            && handed.is_ok_and(|text| text.contains(&key))
+    };
+    let find = || {
+        process::children(std::process::id())
+            .into_iter()
+            .find(has_it)
+    };
+    until("it is there", || find().is_some());
+    let pid = find().expect("it is there").cast_signed();
+    let status = format!("/proc/{pid}/status");
+    let ends = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT];
+    let wanted = ends
+        .into_iter()
+        .fold(0, |set, signal| set | 1 << (signal - 1));
+    until("it ignores them", || {
+        signals(Path::new(&status), "SigIgn") & wanted == wanted
+    });
+    let process = Pid::from_raw(pid).expect("a pid");
+    assert_eq!(rustix::process::getsid(Some(process)), Ok(process));
+    kill(pid, Signal::KILL);
+    rustix::process::waitpid(Some(process), rustix::process::WaitOptions::empty()).expect("reaped");
 }
 
 /// Whether this process was forked and has executed nothing since (PF_FORKNOEXEC), and its parent.
