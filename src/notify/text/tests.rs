@@ -8,7 +8,7 @@ use crate::{
     config::{self, Job},
     logic::{
         claim::{self, State},
-        life::{self, Cause, Stop},
+        guard_life::{self, Cause, Stop},
         notify::{Standstill, Verdict},
     },
     model::{JobName, Occurrence, Outcome, RunId, RunRecord, Trigger, Wait},
@@ -41,7 +41,7 @@ fn record(outcome: Outcome) -> RunRecord {
         error: match outcome {
             Outcome::Missed => Some(claim::TOO_LATE.to_owned()),
             Outcome::Unknown => Some(claim::LAPSED.to_owned()),
-            Outcome::LeaseLost => life::reason(Some(Cause::Stopped(Stop::LeaseLost))),
+            Outcome::LeaseLost => guard_life::reason(Some(Cause::Stopped(Stop::LeaseLost))),
             _ => None,
         },
         ..r
