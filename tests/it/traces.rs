@@ -161,6 +161,7 @@ fn a_run_is_a_span_of_which_its_command_knows() {
             ("process.exit.code", "0"),
         ],
     );
+    assert!(attribute(&good, "soloist.waited_ms").is_some(), "{good:#}");
     assert_eq!(
         (&good["status"]["code"], attribute(&good, "error.type")),
         (&Value::Null, None)

@@ -992,6 +992,20 @@ mod tests {
         }
     }
 
+    #[test]
+    fn what_is_claimed_late_is_caught_up() {
+        let trigger = |overdue: bool, now: i64| {
+            let mut q = Queue::default();
+            let due = due(scheduled(1000), 1000);
+            q.push(Due { overdue, ..due }, 0, nothing);
+            let ask = q.next_claim(&job(""), now, nothing);
+            ask.expect("one is due").trigger
+        };
+        assert_eq!(trigger(false, 1000 + LATE_MS), Trigger::Schedule);
+        assert_eq!(trigger(false, 1001 + LATE_MS), Trigger::CatchUp);
+        assert_eq!(trigger(true, 1000), Trigger::CatchUp);
+    }
+
     /// `catch_up = "none"` is about what could not be decided for a while, and about triggers it says nothing.
     #[test]
     fn what_is_late_without_an_outage_is_started_all_the_same() {
