@@ -255,7 +255,7 @@ impl Written {
 
 /// These lists of jobs, each with one schedule, in groups that start at the same instants, as far as so many questions
 /// show.
-fn alike<'j>(lists: Vec<Vec<&'j Job>>, now: Occurrence, asks: u32) -> Vec<Vec<Vec<&'j Job>>> {
+fn alike(lists: Vec<Vec<&Job>>, now: Occurrence, asks: u32) -> Vec<Vec<Vec<&Job>>> {
     let mut groups: BTreeMap<Vec<Option<Occurrence>>, Vec<Vec<&Job>>> = BTreeMap::new();
     for jobs in lists {
         let schedules = jobs.first().map_or(&[][..], |job| &job.schedules);
