@@ -5,6 +5,7 @@ mod cli;
 mod commands;
 mod conformance;
 mod contender;
+mod dependencies;
 mod exec;
 mod faults;
 mod fleet;
