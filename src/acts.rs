@@ -304,13 +304,26 @@ pub(crate) fn skips(name: &JobName, count: u32, first: &[Occurrence]) -> String 
     text
 }
 
-/// Who takes a trigger.
-pub(crate) fn who(fleet: &Fleet, clock: Clock) -> String {
-    let live = fleet.instances.values().filter(|i| !clock.silent(i));
-    let who = match live.count() {
-        0 => return "no instance is up to claim it".to_owned(),
-        1 => "the one live instance claims it".to_owned(),
-        n => format!("one of {n} live instances claims it"),
+/// Who takes a trigger. `config`: the digest of a configuration that has the job; whether an instance with another one
+/// has it too is not known.
+pub(crate) fn who(fleet: &Fleet, clock: Clock, config: Option<&str>) -> String {
+    let live: Vec<_> = (fleet.instances.iter())
+        .filter(|(_, i)| !clock.silent(i))
+        .collect();
+    let claiming: Vec<_> = (live.iter())
+        .filter(|(id, i)| !fleet.is_draining(id, i))
+        .collect();
+    let have_it = claiming
+        .iter()
+        .all(|(_, i)| config == Some(i.config.as_str()));
+    let who = match claiming.len() {
+        0 if live.is_empty() => return "no instance is up to claim it".to_owned(),
+        0 => return "every live instance is draining, so it waits".to_owned(),
+        _ if !have_it => "an instance that has the job claims it, if one is live".to_owned(),
+        1 if live.len() == 1 => "the one live instance claims it".to_owned(),
+        1 => "the one live instance that is not draining claims it".to_owned(),
+        n if n == live.len() => format!("one of {n} live instances claims it"),
+        n => format!("one of {n} live instances that are not draining claims it"),
     };
     match doubt(clock) {
         Some(why) => format!("{who} once the store's clock is corrected: {why}"),
@@ -402,8 +415,59 @@ pub(crate) fn drained(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::Info;
 
     const NOW: i64 = 1_795_187_561_318; // 2026-11-20T15:12:41.318Z
+
+    #[test]
+    fn only_instances_that_claim_and_have_the_job_are_counted_for_a_trigger() {
+        let info = |config: &str| Info {
+            seen: NOW,
+            config: config.to_owned(),
+            ..Info::default()
+        };
+        let named = |(name, config): &(&str, &str)| (InstanceId::new(name), info(config));
+        let of = |instances: &[(&str, &str)], drains: &[&str], config| {
+            let fleet = Fleet {
+                id: "e".into(),
+                before: None,
+                born: 0,
+                quarantine: std::time::Duration::ZERO,
+                open: true,
+                instances: instances.iter().map(named).collect(),
+                drains: drains.iter().map(|name| InstanceId::new(name)).collect(),
+            };
+            who(&fleet, Clock::of(&fleet, NOW), config)
+        };
+        let (same, ours) = ([("a", "x"), ("b", "x"), ("c", "x")], Some("x"));
+        for (drains, want) in [
+            (&[][..], "one of 3 live instances claims it"),
+            (
+                &["a"],
+                "one of 2 live instances that are not draining claims it",
+            ),
+            (
+                &["a", "b"],
+                "the one live instance that is not draining claims it",
+            ),
+            (
+                &["a", "b", "c"],
+                "every live instance is draining, so it waits",
+            ),
+        ] {
+            assert_eq!(of(&same, drains, ours), want);
+        }
+        assert_eq!(of(&same[..1], &[], ours), "the one live instance claims it");
+        assert_eq!(of(&[], &[], ours), "no instance is up to claim it");
+        // Nobody knows which instances have it: no number.
+        let unknown = "an instance that has the job claims it, if one is live";
+        assert_eq!(of(&same, &["c"], None), unknown);
+        assert_eq!(of(&[("a", "x"), ("c", "y")], &[], ours), unknown);
+        assert_eq!(
+            of(&[("a", "x"), ("c", "y")], &["c"], ours),
+            "the one live instance that is not draining claims it"
+        );
+    }
 
     #[test]
     fn a_pause_ends_at_an_instant_a_local_time_or_after_a_while() {

@@ -257,9 +257,10 @@ async fn perform(ctx: &Context, act: Act) -> Result<String, Failure> {
                 key: acts::own_key(),
             };
             asker.trigger(&job, &what, true).await.map_err(refused)?;
+            let config = defined(&job).map(|_| ctx.config.digest.clone());
             Ok(format!(
                 "`{job}` is triggered; {}",
-                acts::who(&fleet, clock)
+                acts::who(&fleet, clock, config.as_deref())
             ))
         }
         Act::Pause { job, until, reason } => {

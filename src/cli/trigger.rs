@@ -107,8 +107,8 @@ pub(super) async fn trigger(ctx: &Context, args: &Trigger) -> Result<Exit, Failu
             let of_it = history.into_iter().filter(|r| r.occurrence.0 == at.0);
             answer.run = of_it.max_by_key(|r| r.attempt).map(RunView::from);
         }
-        ctx.out
-            .say(&answer, || requested(&answer, &who(&fleet, clock)))?;
+        let who = || who(&fleet, clock, Some(&ctx.config.digest));
+        ctx.out.say(&answer, || requested(&answer, &who()))?;
         return Ok(Exit::Ok);
     }
     if !ctx.out.json

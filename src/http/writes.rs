@@ -314,7 +314,8 @@ pub(super) async fn trigger(
     let who = {
         let inner = app.board.read();
         let fleet = inner.pulse().fleet.as_ref();
-        fleet.map_or_else(String::new, |f| acts::who(&f.value, inner.clock()))
+        let config = inner.configured(&job).map(|_| inner.config.digest.as_str());
+        fleet.map_or_else(String::new, |f| acts::who(&f.value, inner.clock(), config))
     };
     let answer = Triggered {
         triggered: true,
