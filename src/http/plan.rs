@@ -202,7 +202,7 @@ struct Load {
     minutes: Vec<u32>,
     /// In each hour: mostly 24 numbers.
     by_hour: Vec<u32>,
-    /// The minutes with most of them, most first.
+    /// At most 10 minutes: those in which the most jobs start, then those with the most starts; most first.
     top: Vec<Minute>,
     /// There are too many to be counted in time: the numbers are too small.
     truncated: bool,
@@ -212,8 +212,9 @@ struct Load {
 struct Minute {
     /// From 0, since `from`.
     minute: usize,
+    /// How many occurrences; a job may have many in one minute.
     count: u32,
-    /// At most 50 of them.
+    /// The jobs that have an occurrence in it, at most 50 of them.
     jobs: Vec<JobName>,
 }
 
@@ -282,13 +283,19 @@ fn count(jobs: &[Arc<Job>], day: Day) -> Load {
         of.1 += 1;
     }
     let mut minutes = vec![0_u32; ((end - start) / 60_000) as usize];
+    let mut of_jobs = minutes.clone();
     let mut truncated = false;
     'all: for (schedules, jobs) in shared.values() {
         let (mut at, mut n) = (Occurrence(start - 1), 0_u32);
+        let mut before = usize::MAX;
         while let Some(next) = next_of(schedules, at).filter(|o| o.0 < end) {
-            if let Some(minute) = minutes.get_mut(((next.0 - start) / 60_000) as usize) {
+            let of = ((next.0 - start) / 60_000) as usize;
+            if let Some(minute) = minutes.get_mut(of) {
                 *minute = minute.saturating_add(*jobs);
+                // A job counts once in a minute, however often it starts there.
+                of_jobs[of] += if of == before { 0 } else { *jobs };
             }
+            before = of;
             at = next;
             n += 1;
             if n.is_multiple_of(1024) && began.elapsed() > COUNT_WITHIN {
@@ -297,9 +304,9 @@ fn count(jobs: &[Arc<Job>], day: Day) -> Load {
             }
         }
     }
-    let mut by_count: Vec<usize> = (0..minutes.len()).filter(|m| minutes[*m] > 0).collect();
-    by_count.sort_by_key(|m| (Reverse(minutes[*m]), *m));
-    let top = by_count.into_iter().take(TOP).map(|minute| {
+    let mut by_jobs: Vec<usize> = (0..minutes.len()).filter(|m| minutes[*m] > 0).collect();
+    by_jobs.sort_by_key(|m| (Reverse((of_jobs[*m], minutes[*m])), *m));
+    let top = by_jobs.into_iter().take(TOP).map(|minute| {
         let first = start + minute as i64 * 60_000;
         let falls = |job: &&Arc<Job>| {
             next_of(&job.schedules, Occurrence(first - 1)).is_some_and(|o| o.0 < first + 60_000)
@@ -361,6 +368,18 @@ mod tests {
         assert_eq!(load.by_hour[12], 5);
         let first = &load.top[0];
         assert_eq!((first.minute, first.count, first.jobs.len()), (0, 2, 2));
+    }
+
+    #[test]
+    fn a_minute_of_many_jobs_comes_before_one_of_many_starts() {
+        let many = (0..9).map(|i| format!("[jobs.n{i}]\nschedule = '7 4 * * *'\ncommand = 'x'\n"));
+        let poll = "[jobs.poll]\nschedule = '* * 3 * * *'\ncommand = 'x'\n";
+        let text = poll.to_owned() + &many.collect::<String>();
+        let top = count(&jobs(&text), day(MIDNIGHT, 24)).top;
+        let said: Vec<_> = (top.iter().take(2))
+            .map(|t| (t.minute, t.count, t.jobs.len()))
+            .collect();
+        assert_eq!(said, [(4 * 60 + 7, 9, 9), (3 * 60, 60, 1)]);
     }
 
     #[test]
