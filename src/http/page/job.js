@@ -202,6 +202,13 @@ function filtered(items, { out, on, from, to }) {
     && (start == null || ms(i.occurrence) >= start) && (end == null || ms(i.occurrence) < end));
 }
 
+/** Without an answer about what ran: why there is none. */
+function Unknown({ error }) {
+  if (!error) return html`<p class="none">Asking …</p>`;
+  return html`<p class="none">${[503, 504].includes(error.status) ? 'The store does not answer, so nobody can say what ran.'
+    : 'There is no answer, so it is not known what ran.'}</p>`;
+}
+
 function History({ job, items, query, selected, more }) {
   const counts = {};
   for (const i of items) counts[i.outcome] = (counts[i.outcome] || 0) + 1;
@@ -316,12 +323,13 @@ export function Job({ arg: name, query }) {
       : `${number(stats.succeeded)} of ${number(stats.runs)} runs that are kept succeeded.`}`}</p>
     <${Notes} job=${job} state=${state} />
     ${history.error && html`<${Failed} error=${history.error} again=${history.again} />`}
+    ${!history.data ? html`<${Unknown} error=${history.error} />` : html`
     <div class="sec two lo"><${Chart} ...${chart} label="Took" value=${(i) => i.duration_ms} />
       <${Chart} ...${chart} label="Late" value=${(i) => i.lateness_ms} log /></div>
     <div class="sec"><h2>Last 30 days<small>the worst outcome of each day</small></h2><${Days} job=${name}
       items=${history.items} /></div>
     <${History} job=${name} items=${history.items} query=${query} selected=${selected ?? (at >= 0 && newest[at]
-      ? ms(newest[at].occurrence) : null)} more=${history.more} />
+      ? ms(newest[at].occurrence) : null)} more=${history.more} />`}
     <div class="sec two lo"><${Next} job=${job} detail=${detail.data} /><${Definition} job=${job} detail=${detail.data}
       /></div>
   </div>${selected && html`<${Occurrence} key=${selected} job=${job} at=${selected} items=${history.items}
