@@ -216,6 +216,17 @@ async function maps() {
   saw(`the fullest minute: “${await until('advice', () => /\d+\sjobs\sstart\s+in\s+one\s+minute/.exec(document.querySelector('.sug')?.textContent)?.[0])}”`);
 }
 
+/** What somebody typed wrongly into the address. */
+async function wrongAddresses() {
+  await go('#/load?day=2026-99-99');
+  await settled();
+  if ((await text('main')).includes('NaN')) troubles.push('a day that is none is shown');
+  await go('#/job/quick?o=99999999999999999999');
+  await until('the job', () => document.querySelector('h1')?.textContent === 'quick');
+  await settled();
+  if (await page.$('.side')) troubles.push('an occurrence at no time is shown');
+}
+
 async function drain() {
   await go('#/instances');
   await until('instances', () => document.querySelector('.inst tbody tr'));
@@ -262,6 +273,10 @@ async function storeAway() {
   down();
   saw(`the store away: “${await until('the alert', () =>
     document.querySelector('.banner')?.textContent.trim())}”, “${await text('.verdict')}”`);
+  await go('#/job/quick');
+  const said = await until('what is said of its runs', () => /nobody can say what ran|Nothing ran yet/.exec(
+    document.querySelector('main').textContent)?.[0]);
+  if (said.startsWith('Nothing')) troubles.push('without the store, a job that ran counts as one that did not');
   up();
   await until('the alert to go', () => !document.querySelector('.banner'));
   saw('the store is back, without loading the page again');
@@ -486,7 +501,7 @@ async function history() {
 }
 
 const LOOKS = [['light', { width: 1440, height: 900 }], ['dark', { width: 1440, height: 900 }],
-  ['phone', { width: 390, height: 844, deviceScaleFactor: 2, isMobile: true, hasTouch: true }]];
+  ['phone', { width: pictures ? 390 : 360, height: 844, deviceScaleFactor: 2, isMobile: true, hasTouch: true }]];
 
 /** Each screen in each look, with axe-core. Gives the number of findings. */
 async function looks() {
@@ -550,7 +565,7 @@ try {
   await own?.ready(GENEROUS);
   if (process.env.PAGE_FILES) await filesFrom(process.env.PAGE_FILES);
   await enter();
-  const steps = pictures ? [history] : [overview, trigger, output, cancel, pauseIt, skip, maps, drain, eventsSeen, hostileOutput, hostileWords,
+  const steps = pictures ? [history] : [overview, trigger, output, cancel, pauseIt, skip, maps, wrongAddresses, drain, eventsSeen, hostileOutput, hostileWords,
     readers, twoVersions, unseen, storeAway, takeover, lostInstance];
   for (const step of steps) await step();
   const findings = await looks();

@@ -283,7 +283,8 @@ export function Job({ arg: name, query }) {
     live?.other_definition]);
   const job = live || detail.data;
   const history = useHistory(name, job, round);
-  const selected = query.o ? Number(query.o) : null;
+  // What is no time is no occurrence.
+  const selected = new Date(Number(query.o)).getTime() || null;
   const [at, setAt] = useState(-1);
   const state = job && judge(job, now());
   const newest = filtered(history.items, query).reverse();

@@ -197,10 +197,13 @@ function Advice({ data }) {
   </ol>`;
 }
 
+/** There is this day: not 2026-99-99. */
+const isDay = (text) => /^\d{4}-\d\d-\d\d$/.test(text || '') && date(new Date(`${text}T12:00`)) === text;
+
 export function Load({ query }) {
   const phone = usePhone();
   const tomorrow = date(midnight(now(), 1));
-  const chosen = /^\d{4}-\d\d-\d\d$/.test(query.day || '') ? query.day : tomorrow;
+  const chosen = isDay(query.day) ? query.day : tomorrow;
   const { data, error, again } = useLoaded((signal) => ask(`load?${new URLSearchParams({ day: chosen, tz: zone })}`, {
     signal }), [chosen]);
   const noon = new Date(`${chosen}T12:00`).getTime();
