@@ -186,9 +186,7 @@ pub(super) fn named(board: &Board, name: &str) -> Result<JobName, Problem> {
             let names = inner.each().map(|(job, _)| job.name.as_str());
             Err(match nearest(name, names) {
                 Some(near) => problem.hint(format!("did you mean `{near}`?")),
-                None => {
-                    problem.hint("`/api/v1/jobs` lists the jobs of this instance's configuration")
-                }
+                None => problem.hint("`/api/v1/jobs` lists the jobs of the fleet"),
             })
         }
     }

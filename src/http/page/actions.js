@@ -158,7 +158,7 @@ function Ask({ kind, target, close }) {
     } catch (error) {
       const unknown = error.status ? ''
         : ' It is not known whether the request arrived; sending it again does no harm.';
-      setState({ error: `${error.message}${error.hint ? `. ${error.hint}` : ''}${unknown}` });
+      setState({ error: `${error.message}${error.hint ? `; ${error.hint}` : ''}${unknown}` });
     } finally {
       off();
     }

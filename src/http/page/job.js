@@ -205,8 +205,8 @@ function filtered(items, { out, on, from, to }) {
 /** Without an answer about what ran: why there is none. */
 function Unknown({ error }) {
   if (!error) return html`<p class="none">Asking …</p>`;
-  return html`<p class="none">${[503, 504].includes(error.status) ? 'The store does not answer, so nobody can say what ran.'
-    : 'There is no answer, so it is not known what ran.'}</p>`;
+  return html`<p class="none">${[503, 504].includes(error.status)
+    ? 'The store does not answer, so nobody can say what ran.' : 'There is no answer, so it is not known what ran.'}</p>`;
 }
 
 function History({ job, items, query, selected, more }) {
@@ -275,6 +275,13 @@ function useHistory(name, job, round) {
   return { ...loaded, items, more: loaded.data?.next ? () => set(pages + 1) : null };
 }
 
+/** How many of its runs succeeded. */
+function kept({ runs, succeeded }) {
+  if (runs === 1) return `The one run that is kept ${succeeded ? 'succeeded' : 'did not succeed'}.`;
+  const how = succeeded === runs ? 'All' : `${number(succeeded)} of`;
+  return `${how} ${number(runs)} runs that are kept succeeded.`;
+}
+
 export function Job({ arg: name, query }) {
   useTopics('jobs', 'link', 'session');
   const live = known.jobs.get(name);
@@ -319,9 +326,7 @@ export function Job({ arg: name, query }) {
         class="sp"></span><${Actions} job=${job} /></div>
     <p class="sub">${job.description && html`<${Txt}>${job.description}<//>. `}<b>${detail.data?.schedule_words
       ? html`<${Txt}>${detail.data.schedule_words}<//>; ` : ''}<${Coming} job=${job} />.</b>
-      ${stats?.runs > 0 && html` ${stats.succeeded === stats.runs
-        ? `All ${number(stats.runs)} runs that are kept succeeded.`
-      : `${number(stats.succeeded)} of ${number(stats.runs)} runs that are kept succeeded.`}`}</p>
+      ${stats?.runs > 0 && ` ${kept(stats)}`}</p>
     <${Notes} job=${job} state=${state} />
     ${history.error && html`<${Failed} error=${history.error} again=${history.again} />`}
     ${!history.data ? html`<${Unknown} error=${history.error} />` : html`

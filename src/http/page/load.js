@@ -167,6 +167,18 @@ function Lines({ moves }) {
     <${Copy} text=${text.join('\n')}>Copy all ${text.length}<//>`;
 }
 
+/** The longest jitter to advise: at most half of the time between two occurrences. Null: they are too close. */
+export function jitter(upcoming) {
+  const gaps = upcoming.slice(1).map((u, i) => Date.parse(u.at) - Date.parse(upcoming[i].at));
+  return [['3m', 3 * M], ['1m', M], ['30s', 30 * S], ['10s', 10 * S]].find(([, length]) =>
+    gaps.every((gap) => 2 * length <= gap))?.[0];
+}
+function Jitter({ name }) {
+  const { data } = useLoaded((signal) => ask(`jobs/${encodeURIComponent(name)}`, { signal }), [name]);
+  const text = data && jitter(data.upcoming);
+  return text ? html`${' '}<code>jitter = "${text}"</code> moves it off them, by the same amount on every host.` : null;
+}
+
 /** What would flatten the fullest minutes. It changes nothing itself. */
 function Advice({ data }) {
   const crowded = crowdedOf(data);
@@ -191,9 +203,8 @@ function Advice({ data }) {
     ${heavy && html`<li><${Icon} k="slow" /><div><b>${clock(data, first.minute)}: <a class="a"
       href=${jobLink(heavy.job)}>
       <${Txt}>${heavy.job}<//></a> starts beside ${many(first.jobs.length - 1, 'other')}.</b>
-      ${' '}<span class="t2">It takes longest of them, ${took(heavy.typical_ms)}. <code>jitter = "3m"</code> moves it
-        off
-      them, by the same amount on every host.</span></div></li>`}
+      ${' '}<span class="t2">It takes longest of them, ${took(heavy.typical_ms)}.<${Jitter} name=${heavy.job}
+        /></span></div></li>`}
   </ol>`;
 }
 
@@ -228,13 +239,13 @@ export function Load({ query }) {
     : `${number(most)} starts`} at ${clock(data, full)}` : sum ? 'No minute has two starts'
       : 'Nothing is planned on this day'}</h1>${head}</div>
   <p class="sub">Planned starts of ${day(noon, now())}, by minute, ${zoneName}. A minute of this day
-    starts <b>${(sum / data.minutes.length).toFixed(1)}</b> jobs on average, the
+    has <b>${(sum / data.minutes.length).toFixed(1)}</b> starts on average, the
       fullest <b>${number(most)}</b>; ${number(sum)} in all.</p>
   <div class="heat sec"><div><${Map} data=${data} most=${most} start=${start} phone=${phone} />
     <p class="legend"><span>fewer</span>${step.map((n) => html`<span key=${n}><i class="sw ac" ref=${(el) => el
       && el.style.setProperty('opacity', strength(n, least, most))}></i>${n}</span>`)}<span>starts in the same
         minute</span></p>
-    <p class="t3">The darker a minute, the more jobs start in it; one without colour has none, and a frame marks
+    <p class="t3">The darker a minute, the more starts it has; one without colour has none, and a frame marks
       those that are crowded. A click on a minute opens the timeline there.</p></div>
     <div><h2 class="h2">What would help</h2><${Advice} data=${data} /><p class="t3 gap-s">Nothing here
       changes a schedule: copy a line into <code>jobs.toml</code>.</p></div></div>`;

@@ -51,7 +51,7 @@ function Facts() {
     ${counts.all > 0 && html`Of the last runs of each
       job <b>${number(counts.succeeded)}</b> of ${number(counts.all)} succeeded,
     ${' '}${number(counts.bad)} did not, ${number(counts.missed)} ${counts.missed === 1 ? 'was' : 'were'} missed,
-    ${' '}${number(counts.passed)} were skipped, cancelled or replaced. `}
+    ${' '}${number(counts.passed)} ${counts.passed === 1 ? 'was' : 'were'} skipped, cancelled or replaced. `}
     ${i && known.store.reachable && html`${many(heard, 'instance')} ${heard === 1 ? 'is' : 'are'} heard from${
       latency != null ? `; the store answers in ${took1(latency)}` : ''}.`}
     ${!known.store.reachable && html`The store is silent${known.store.since != null && html` for <${Since}
@@ -346,7 +346,7 @@ function NextCells({ job, state }) {
   const at = ms(job.next);
   return html`<td class="num c-x" role="cell">${at == null ? html`<span class="t3">${job.enabled ? '–' : 'off'}</span>`
     : html`<${Live} f=${(t) => (at > t ? left(at - t) : 'now')} />`}</td>
-    <td class="t3 c-at" role="cell">${at != null && when(at, n)}${job.skip > 0 && html`<span
+    <td class="t3 c-at" role="cell">${at != null && when(at, n)}${job.enabled && job.skip > 0 && html`<span
       data-tip=${`The next ${job.skip === 1 ? '' : `${job.skip} `}will be skipped`}>
       ${` after ${number(job.skip)} skipped`}</span>`}</td>`;
 }

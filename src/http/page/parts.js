@@ -245,7 +245,7 @@ export function useLoaded(load, keys) {
 }
 
 export const Failed = ({ error, again }) => html`<p class="note" role="alert"><${Icon} k="failed" />
-  ${error.message}${error.hint && html`<span class="t2">. ${error.hint}</span>`}
+  <span>${error.message}${error.hint && html`<span class="t2">; ${error.hint}</span>`}</span>
   ${again && html` <button type="button" class="btn s" onClick=${again}>Ask again</button>`}</p>`;
 
 /** Foreign output: what is invisible is written as escapes, and what is searched for is marked. */
