@@ -1,6 +1,6 @@
 //! Runs: of one job, of all jobs, and the output of one.
 
-use std::{cmp::Reverse, sync::Arc, time::Duration};
+use std::{cmp::Reverse, collections::BTreeSet, sync::Arc, time::Duration};
 
 use axum::{Extension, body::Bytes, extract::State, http::Uri, response::Response};
 use futures_util::StreamExt as _;
@@ -260,13 +260,13 @@ pub(super) async fn all(State(app): State<Arc<App>>, uri: Uri) -> Result<Respons
     let args = Args::of(&uri, &["limit", a, b, c], &["job", "outcome"])?;
     let filter = Filter::of(&args, app.board.read().clock().now)?;
     let limit = args.number("limit", 5000)?.unwrap_or(500);
-    let names: Vec<JobName> = args
+    let names: BTreeSet<JobName> = args
         .all("job")
         .map(|name| named(&app.board, name))
         .collect::<Result<_, _>>()?;
     let (wanted, mut runs) = {
         let inner = app.board.read();
-        let names: Vec<JobName> = match names.is_empty() {
+        let names: BTreeSet<JobName> = match names.is_empty() {
             true => inner.each().map(|(job, _)| job.name.clone()).collect(),
             false => names,
         };
@@ -291,7 +291,7 @@ pub(super) async fn all(State(app): State<Arc<App>>, uri: Uri) -> Result<Respons
 /// last runs of each job were.
 fn wanted(
     inner: &Inner,
-    names: &[JobName],
+    names: &BTreeSet<JobName>,
     filter: &Filter,
     limit: usize,
 ) -> Vec<(Arc<Job>, usize)> {

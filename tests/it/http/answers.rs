@@ -628,7 +628,8 @@ fn the_runs_of_a_job_come_in_pages_and_each_once() {
         }
     }
     assert_eq!(pages, all);
-    let everything = get(&at, &format!("/api/v1/runs?job=each&{ran}")).of(200);
+    // Also if a job is named twice.
+    let everything = get(&at, &format!("/api/v1/runs?job=each&job=each&{ran}")).of(200);
     assert_eq!(
         (list(&everything), &everything["truncated"]),
         (all, &Value::Bool(false))
