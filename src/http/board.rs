@@ -634,7 +634,15 @@ impl Inner {
             clock = Clock::of(&reply.value, reply.now_us.div_euclid(1000));
         }
         let state = |job: &JobName| self.jobs.get(job)?.state.as_ref();
-        view::instances(&reply.value, &self.config.digest, clock, state)
+        let mut views = view::instances(&reply.value, &self.config.digest, clock, state);
+        // In new data an instance is missing until its next heartbeat: so long it is as it was.
+        let age = reply.now_us.div_euclid(1000) - reply.value.born;
+        if age < store::LIVE_WITHIN_MS {
+            let had = |i: &&InstanceView| reply.value.instances.contains_key(&i.instance);
+            views.extend(self.instances.iter().filter(|i| !had(i)).cloned());
+            views.sort_by(|a, b| a.instance.cmp(&b.instance));
+        }
+        views
     }
 
     pub(super) fn store(&self, clock: Clock) -> StoreView {
@@ -1029,7 +1037,55 @@ pub(super) fn at(o: Occurrence) -> Option<Time> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::vitals::Away;
+    use crate::{
+        store::{Fleet, Info, LIVE_WITHIN_MS, Reply},
+        vitals::Away,
+    };
+
+    #[test]
+    fn an_instance_that_new_data_lacks_is_not_gone_before_it_could_send_a_heartbeat() {
+        let config = config::parse("", std::path::Path::new("jobs.toml"), &|_| None);
+        let board = Board::new(Arc::new(config.expect("valid")), "redis://x");
+        let mut inner = board.inner.write();
+        let lost = 500_000;
+        for (born, now, knows, shown) in [
+            (0, lost - 1, "ab", "ab"),
+            (lost, lost, "b", "ab"),
+            (lost, lost + LIVE_WITHIN_MS - 1, "bc", "abc"),
+            (lost, lost + LIVE_WITHIN_MS, "bc", "bc"),
+            // Later ones are gone at once.
+            (lost, lost + LIVE_WITHIN_MS + 1, "c", "c"),
+        ] {
+            let info = || Info {
+                seen: now,
+                ..Info::default()
+            };
+            let id = |c: char| InstanceId::new(&c.to_string());
+            let fleet = Fleet {
+                id: "e".into(),
+                before: None,
+                born,
+                quarantine: Duration::ZERO,
+                open: true,
+                instances: knows.chars().map(|c| (id(c), info())).collect(),
+                drains: vec![],
+            };
+            let reply = Reply {
+                value: fleet,
+                now_us: now * 1000,
+                incarnation: "".into(),
+                sent: Boottime::now(),
+                received: Boottime::now(),
+                around: vec![],
+            };
+            inner.beats(Pulse {
+                fleet: Some(Arc::new(reply)),
+                ..Pulse::default()
+            });
+            let all: String = (inner.instances.iter().map(|i| i.instance.as_str())).collect();
+            assert_eq!(all, shown, "{now}");
+        }
+    }
 
     #[test]
     fn a_store_that_is_back_has_no_error_any_more() {
