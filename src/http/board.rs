@@ -227,6 +227,16 @@ struct Entry {
     due: Option<i64>,
 }
 
+/// Why jobs are looked at.
+#[derive(Clone, Copy, PartialEq)]
+enum Look {
+    /// The store said that they changed, or may have. It may be their records alone: the settlement of a run that the
+    /// store had lost changes no state.
+    Changed,
+    /// It is their turn.
+    Turn,
+}
+
 /// What was found of one job.
 struct Found {
     name: JobName,
@@ -322,14 +332,14 @@ impl Board {
                     .await;
             }
             if now >= not_before {
-                let some = match changed.is_empty() {
-                    true => &mut others,
-                    false => &mut changed,
+                let (some, look) = match changed.is_empty() {
+                    true => (&mut others, Look::Turn),
+                    false => (&mut changed, Look::Changed),
                 };
                 let names: Vec<JobName> = some.iter().take(LOOK_AT_ONCE).cloned().collect();
                 if !names.is_empty() {
                     match finish
-                        .run_until_cancelled(self.look(&store, names.clone()))
+                        .run_until_cancelled(self.look(&store, names.clone(), look))
                         .await
                     {
                         None => return,
@@ -365,7 +375,7 @@ impl Board {
                         }
                     }
                     Ok(Changed::Any) | Err(RecvError::Lagged(_)) => {
-                        others.extend(self.read().jobs.keys().cloned());
+                        changed.extend(self.read().jobs.keys().cloned());
                     }
                     Err(RecvError::Closed) => hinted = false,
                 },
@@ -388,7 +398,12 @@ impl Board {
     }
 
     /// Looks at some jobs, and takes in what it finds.
-    async fn look(&self, store: &Asking, mut names: Vec<JobName>) -> Result<(), store::Error> {
+    async fn look(
+        &self,
+        store: &Asking,
+        mut names: Vec<JobName>,
+        look: Look,
+    ) -> Result<(), store::Error> {
         {
             let inner = self.read();
             names.retain(|name| inner.jobs.contains_key(name));
@@ -405,7 +420,10 @@ impl Board {
             for (name, state) in names.into_iter().zip(states) {
                 match (inner.jobs.get(&name), &state) {
                     (Some(e), Ok(Some(_))) if !e.known => all.push((found.len(), name.clone())),
-                    (Some(e), Ok(Some(st))) if diff::may_have_records(e.state.as_ref(), st) => {
+                    (Some(e), Ok(Some(st)))
+                        if look == Look::Changed
+                            || diff::may_have_records(e.state.as_ref(), st) =>
+                    {
                         newest.push((found.len(), name.clone()));
                     }
                     _ => {}

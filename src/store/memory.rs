@@ -247,6 +247,7 @@ impl Store for MemoryStore {
             });
             // If the rule recorded nothing, this settlement was made before.
             if !effects.records.is_empty() {
+                d.changed.push(s.record.job.clone());
                 let (was, mut pieces) = match d.output.remove(&s.run) {
                     Some((was, pieces)) => (Some(was), pieces),
                     None => (None, BTreeMap::new()),

@@ -514,6 +514,7 @@ impl Store for SqliteStore {
             })?;
             // If the rule recorded nothing, this settlement was made before.
             if s.effects.records.len() > before {
+                s.changed.push(settle.record.job.clone());
                 let was = extent(s.db, settle.run)?;
                 let (db, now) = (s.db, s.now());
                 let run = settle.run.to_string();

@@ -238,6 +238,42 @@ fn a_store_that_is_gone_is_told_and_what_was_known_stays() {
     assert_eq!(jobs["store_error"], serde_json::Value::Null);
 }
 
+/// The state of its job is as it was: the instance that holds the run settles it long after the store has lost the run.
+#[test]
+fn a_run_whose_lease_the_store_lost_is_shown_when_it_is_recorded() {
+    let mut fleet = fleet(2)
+        .http("listen = \"unix:{id}.sock\"")
+        .job(
+            "job",
+            "command = \"sleep 600\"\ngrace = \"100ms\"\nlease = \"2s\"",
+        )
+        .start();
+    let at = [fleet.http(0), fleet.http(1)];
+    let shown = |i: usize| get(&at[i], "/api/v1/jobs").of(200)["jobs"][0].clone();
+    wait_until("the job is known to both", GENEROUS, || {
+        [0, 1].iter().all(|i| shown(*i)["known"] == true)
+    });
+    super::client::post(&at[0], "/api/v1/jobs/job/trigger", "{}").of(202);
+    let holder = wait_for("both show its run", GENEROUS, || {
+        let [one, other] = [0, 1].map(|i| shown(i)["running"][0]["instance"].clone());
+        (one.is_string() && one == other).then(|| one.as_str().map(|id| fleet.index(id)))?
+    });
+    let other = 1 - holder;
+    fleet.server().kill();
+    fleet.instances[holder].signal(Signal::STOP);
+    fleet.server().revive(None);
+    wait_until("the other one has begun the job anew", GENEROUS, || {
+        let job = shown(other);
+        job["known"] == true && job["quarantined"] == false && job["running"][0].is_null()
+    });
+    let mut stream = get(&at[other], "/api/v1/events").stream();
+    fleet.instances[holder].signal(Signal::CONT);
+    fleet.wait_record("job", "lease_lost");
+    let ended = stream.of_job("ended", "job");
+    assert_eq!(ended.data["outcome"], "lease_lost");
+    assert_eq!(shown(other)["recent"][0]["outcome"], "lease_lost");
+}
+
 /// The others do not wait until it says so itself: it has stopped.
 #[test]
 fn an_instance_is_undrained_as_soon_as_somebody_asks() {
