@@ -84,11 +84,18 @@ const UNUSUAL: (i64, i64) = (3, 10_000);
 /// How many judged records are known by name: the newest may be replaced by another record of the same run.
 const SEEN: usize = 6;
 
+/// The most attempts of a job that wait for others of their occurrences: the oldest beyond them count as ends.
+const AWAITED: usize = 20;
+
 /// What is noted of one job.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Notes {
     /// The names of the newest records that were judged, newest first.
     pub seen: Vec<String>,
+    /// Bad ends of attempts that others are to follow, oldest first: one of each occurrence. If none follows, the
+    /// attempt was the last one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub awaited: Vec<RunRecord>,
     /// When it was first noted, Unix ms.
     pub first: i64,
     /// When a run of it last succeeded, Unix ms.
@@ -212,8 +219,12 @@ impl Notes {
 
     /// Notes the record without telling anybody.
     pub fn note(&mut self, r: &RunRecord) {
-        self.seen.insert(0, name(r));
-        self.seen.truncate(SEEN);
+        let name = name(r);
+        // An attempt that turns out to be the last was seen before.
+        if !self.seen.contains(&name) {
+            self.seen.insert(0, name);
+            self.seen.truncate(SEEN);
+        }
         if r.outcome == Outcome::Succeeded {
             self.success = self.success.max(Some(made_at(r)));
             if let Some(ms) = r.duration_ms {
@@ -221,6 +232,44 @@ impl Notes {
                 self.durations.truncate(USUAL_OF);
             }
         }
+    }
+
+    /// The attempts that others were to follow, and none did: they are to be judged, before the new records, of which
+    /// `new` are all. These were read after the state: a later attempt of an occurrence that is not open has its record.
+    pub fn dropped(&mut self, new: &[RunRecord], state: Option<&State>) -> Vec<RunRecord> {
+        let mut all = std::mem::take(&mut self.awaited);
+        all.retain(|r| new.iter().all(|other| other.occurrence != r.occurrence));
+        let many = all.len().saturating_sub(AWAITED);
+        let (out, awaited) = (all.into_iter().enumerate())
+            .partition::<Vec<_>, _>(|(n, r)| *n < many || !is_open(state, r.occurrence));
+        self.awaited = awaited.into_iter().map(|(_, r)| r).collect();
+        out.into_iter().map(|(_, r)| r).collect()
+    }
+
+    /// Whether a new record is not to be judged, but only noted: that of an attempt that another one follows or is to
+    /// follow. `newer`: the new records after it, as for [`Notes::dropped`].
+    pub fn passes_over(
+        &mut self,
+        r: &RunRecord,
+        newer: &[RunRecord],
+        state: Option<&State>,
+    ) -> bool {
+        let same = |other: &RunRecord| {
+            other.occurrence == r.occurrence
+                && (other.attempt > r.attempt || name(other) != name(r))
+        };
+        if !r.outcome.is_bad() {
+            return false;
+        }
+        let follows = newer.iter().any(same);
+        let awaited = !follows && is_open(state, r.occurrence);
+        if awaited {
+            self.awaited.push(r.clone());
+        }
+        if follows || awaited {
+            self.note(r);
+        }
+        follows || awaited
     }
 
     /// The usual duration of a successful run, ms.
@@ -233,7 +282,7 @@ impl Notes {
         all.get(all.len() / 2).copied()
     }
 
-    /// Judges a record that is the last of its occurrence, and newer than all that were judged before.
+    /// Judges a record that is the last of its occurrence.
     pub fn judge<'a>(
         &mut self,
         channels: impl Iterator<Item = (&'a str, &'a Rules)>,
@@ -298,6 +347,14 @@ impl Notes {
             .filter_map(|t| Some(t.held.as_ref()?.until));
         held.chain(overdue).min()
     }
+}
+
+/// A run of the occurrence goes on, or its next attempt waits for an instance that has the job.
+fn is_open(state: Option<&State>, at: Occurrence) -> bool {
+    state.is_some_and(|st| {
+        let open = st.open.iter().find(|o| o.run.occurrence == at);
+        open.is_some_and(|o| o.next_attempt.is_none() || st.off == 0)
+    })
 }
 
 /// What the channel calls bad about a run. None: nothing, or it is neither good nor bad.

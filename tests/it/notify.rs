@@ -270,6 +270,23 @@ fn an_attempt_that_another_one_follows_is_told_nobody() {
     assert_eq!(hook.heard("ops").len(), 1, "{:#?}", hook.heard("ops"));
 }
 
+/// Each run fails, and a newer occurrence replaces the next attempt of each.
+#[test]
+fn a_job_whose_retries_never_come_is_told_as_failed() {
+    let hook = Hook::start(Mode::Takes);
+    let _fleet = fleet(1)
+        .tables(&channel("ops", &hook, ""))
+        .default("notify", "[\"ops\"]")
+        .job(
+            "bad",
+            "command = \"exit 3\"\nschedule = \"@every 1s\"\nretry = { attempts = 3, interval = \"1h\" }",
+        )
+        .start();
+    let heard = hook.wait("ops", 1);
+    assert_eq!(kinds(&heard[0]), [("bad", "failed")]);
+    assert_eq!(heard[0]["items"][0]["run"]["attempt"], 1);
+}
+
 #[test]
 fn a_job_without_a_success_for_too_long_is_told_also_if_nothing_runs_it() {
     let hook = Hook::start(Mode::Takes);

@@ -7,6 +7,7 @@ use super::{
     stand::{LENGTH, Lease, Stand, TRUST, Write, allows},
     *,
 };
+use crate::logic::claim::{NextAttempt, Open};
 use crate::model::Boottime;
 
 const ALL: [Kind; 10] = [
@@ -215,10 +216,8 @@ fn a_refusal_is_given_time_to_be_mended() {
     assert_eq!(pauses, [Some(2), Some(2), Some(30), Some(120), None, None]);
 }
 
-#[test]
-fn what_keeps_a_job_from_a_success_is_what_it_does_now() {
-    use crate::logic::claim::{Last, NextAttempt, Open, Pause};
-    let run = |granted_at: i64| crate::model::Run {
+fn run(granted_at: i64) -> crate::model::Run {
+    crate::model::Run {
         id: RunId(uuid::Uuid::from_u128(1)),
         occurrence: Occurrence(granted_at),
         attempt: 1,
@@ -229,15 +228,117 @@ fn what_keeps_a_job_from_a_success_is_what_it_does_now() {
         lease: 15_000,
         definition: String::new(),
         granted_at,
-    };
-    let open = |at: i64| Open {
+    }
+}
+
+fn open(at: i64) -> Open {
+    Open {
         run: run(at),
         seq: 0,
         incarnation: String::new(),
         renewed_at: at,
         stop: None,
         next_attempt: None,
+    }
+}
+
+/// An attempt that another one was to follow is the last one if that is dropped: a newer occurrence replaced it, or a
+/// person cancelled it.
+#[test]
+fn an_attempt_is_told_once_nothing_follows_it() {
+    let rules = rules(&ALL, 1);
+    let attempt = |at: i64, attempt: u32, outcome| {
+        let r = ended(at, outcome, 5);
+        RunRecord {
+            attempt,
+            run_id: Some(RunId(uuid::Uuid::from_u128(
+                at as u128 * 10 + u128::from(attempt),
+            ))),
+            ..r
+        }
     };
+    // The state has these occurrences open, whose next attempts wait.
+    let waits = |open_at: &[i64], off| State {
+        open: (open_at.iter())
+            .map(|at| Open {
+                next_attempt: Some(NextAttempt {
+                    at: 0,
+                    trigger: Trigger::Retry,
+                }),
+                ..open(at * 1000)
+            })
+            .collect(),
+        off,
+        ..State::default()
+    };
+    let look = |notes: &mut Notes, new: &[RunRecord], state: &State| {
+        // Another notifier may go on.
+        let text = serde_json::to_string(notes).expect("JSON");
+        *notes = serde_json::from_str(&text).expect("notes");
+        let mut judged = notes.dropped(new, Some(state));
+        for (n, r) in new.iter().enumerate() {
+            if !notes.passes_over(r, &new[n + 1..], Some(state)) {
+                judged.push(r.clone());
+            }
+        }
+        let mut out = vec![];
+        for r in &judged {
+            let verdicts = notes.judge([("ops", &rules)].into_iter(), r, 0);
+            assert!(verdicts.len() <= 1);
+            out.push((r.occurrence.0 / 1000, r.attempt));
+        }
+        assert_eq!(
+            notes.unjudged(new.last().map_or(&[], std::slice::from_ref)),
+            new.last().map(|_| 0)
+        );
+        out
+    };
+    let first = attempt(1, 1, Failed);
+    let awaiting = || {
+        let mut notes = Notes::new(0);
+        let new = std::slice::from_ref(&first);
+        assert_eq!(look(&mut notes, new, &waits(&[1], 0)), []);
+        assert_eq!(look(&mut notes, &[], &waits(&[1], 0)), []);
+        notes
+    };
+    let none = State::default();
+    // Cancelled; or nobody has the job any more; once.
+    assert_eq!(look(&mut awaiting(), &[], &none), [(1, 1)]);
+    let mut notes = awaiting();
+    assert_eq!(look(&mut notes, &[], &waits(&[1], 9)), [(1, 1)]);
+    assert_eq!(look(&mut notes, &[], &none), []);
+    assert!(notes.told["ops"].bad);
+    // A newer occurrence came in its place, and goes on, or has an attempt to follow; or it has ended, after it.
+    let second = attempt(2, 1, Failed);
+    assert_eq!(look(&mut awaiting(), &[], &waits(&[2], 0)), [(1, 1)]);
+    let mut notes = awaiting();
+    assert_eq!(look(&mut notes, &[second], &waits(&[2], 0)), [(1, 1)]);
+    assert_eq!(look(&mut notes, &[], &none), [(2, 1)]);
+    let second = [attempt(2, 1, Succeeded)];
+    assert_eq!(look(&mut awaiting(), &second, &none), [(1, 1), (2, 1)]);
+    // The next attempt has ended: the last one counts.
+    for outcome in [Failed, Succeeded, Cancelled] {
+        let next = [attempt(1, 2, outcome)];
+        assert_eq!(look(&mut awaiting(), &next, &none), [(1, 2)]);
+    }
+    let mut notes = awaiting();
+    let next = [attempt(1, 2, Failed)];
+    assert_eq!(look(&mut notes, &next, &waits(&[1], 0)), []);
+    assert_eq!(look(&mut notes, &[], &none), [(1, 2)]);
+    let both = [attempt(1, 1, Failed), attempt(1, 2, Failed)];
+    assert_eq!(look(&mut Notes::new(0), &both, &none), [(1, 2)]);
+    // There is room for some of them.
+    let many: Vec<RunRecord> = (1..=30).map(|at| attempt(at, 1, Failed)).collect();
+    let all: Vec<i64> = (1..=30).collect();
+    let mut notes = Notes::new(0);
+    assert_eq!(look(&mut notes, &many, &waits(&all, 0)), []);
+    assert_eq!(look(&mut notes, &[], &waits(&all, 0)).len(), 10);
+    assert_eq!(notes.awaited.len(), AWAITED);
+}
+
+#[test]
+fn what_keeps_a_job_from_a_success_is_what_it_does_now() {
+    use crate::logic::claim::{Last, Pause};
     let last = |outcome, to| {
         let run = run(to - 1);
         Some(Last {

@@ -7,7 +7,7 @@ use crate::{
     clock::Boottime,
     logic::{
         claim::State,
-        notify::{GIVE_UP_MS, Item, Kind, Notes, Verdict, made_at, name},
+        notify::{GIVE_UP_MS, Item, Kind, Notes, Verdict, made_at},
     },
     model::{JobName, RunRecord},
     notify::text,
@@ -80,16 +80,19 @@ impl Keeper {
     ) -> Result<(Changes, Vec<JobName>), store::Error> {
         let first = self.unjudged(names).await?;
         let (mut changes, mut again) = (Changes::default(), vec![]);
+        let awaits = |name| self.notes.get(name).is_some_and(|n| !n.awaited.is_empty());
         let bad: Vec<JobName> = first
             .iter()
-            .filter(|(_, records)| records.iter().any(|r| r.outcome.is_bad()))
+            .filter(|(name, all)| awaits(name) || all.iter().any(|r| r.outcome.is_bad()))
             .map(|(name, _)| name.clone())
             .collect();
         let now = self.now_ms();
         // Most often all is well.
         for (name, records) in &first {
             if !bad.contains(name) {
-                self.judge_job(&mut changes, name, records, None, now).await;
+                let upto = records.len();
+                self.judge_job(&mut changes, name, (records, upto), None, now)
+                    .await;
             }
         }
         if bad.is_empty() {
@@ -112,8 +115,7 @@ impl Keeper {
                 .iter()
                 .position(|n| n == name)
                 .and_then(|at| states.value.get(at)?.as_ref().ok()?.as_ref());
-            let records = records.get(..upto.unwrap_or(records.len()));
-            let records = records.unwrap_or_default();
+            let records = (&records[..], upto.unwrap_or(records.len()));
             self.judge_job(&mut changes, name, records, state, now)
                 .await;
         }
@@ -153,12 +155,12 @@ impl Keeper {
             .collect())
     }
 
-    /// Judges records of one job, oldest first.
+    /// Judges the first `upto` of these new records of one job, oldest first.
     async fn judge_job(
         &self,
         changes: &mut Changes,
         name: &JobName,
-        records: &[RunRecord],
+        (records, upto): (&[RunRecord], usize),
         state: Option<&State>,
         now: i64,
     ) {
@@ -167,27 +169,33 @@ impl Keeper {
         };
         let known = self.notes.get(name);
         let mut notes = known.cloned().unwrap_or_else(|| Notes::new(now));
-        let mut told: Vec<(Verdict, usize, Option<i64>)> = vec![];
-        for (at, r) in records.iter().enumerate() {
+        let mut ends = notes.dropped(records, state);
+        let dropped = ends.len();
+        ends.extend_from_slice(&records[..upto]);
+        let mut told: Vec<(Verdict, &RunRecord, Option<i64>)> = vec![];
+        for (at, r) in ends.iter().enumerate() {
             // Of a job that nobody was told of so far, only what a message could still tell in time.
             let begin = self.since.max(now.saturating_sub(GIVE_UP_MS));
-            let old = known.is_none() && made_at(r) < begin;
-            if old || r.outcome.is_bad() && is_followed(r, &records[at..], state) {
+            if known.is_none() && made_at(r) < begin {
                 notes.note(r);
+                continue;
+            }
+            if let Some(new) = at.checked_sub(dropped)
+                && notes.passes_over(r, &records[new + 1..], state)
+            {
                 continue;
             }
             let usual = notes.usual();
             let verdicts = notes.judge(self.rules_of(&watched), r, now);
             for verdict in verdicts {
                 let expected = self.expected(&verdict, usual);
-                told.push((verdict, at, expected));
+                told.push((verdict, r, expected));
             }
         }
         if known == Some(&notes) {
             return;
         }
-        for (verdict, at, expected) in told {
-            let r = &records[at];
+        for (verdict, r, expected) in told {
             let output = match self.has_room(changes, &verdict.channel, now) && verdict.bad {
                 true => self.output(r).await,
                 false => String::new(),
@@ -237,13 +245,4 @@ impl Keeper {
 
 fn oldest_first(records: &[RunRecord], n: usize) -> Vec<RunRecord> {
     records.iter().take(n).rev().cloned().collect()
-}
-
-/// Another attempt of the same occurrence follows: it has a record, too, which is newer, or its occurrence is open.
-fn is_followed(r: &RunRecord, newer: &[RunRecord], state: Option<&State>) -> bool {
-    let same = |other: &&RunRecord| {
-        other.occurrence == r.occurrence && (other.attempt > r.attempt || name(other) != name(r))
-    };
-    let open = state.is_some_and(|st| st.open.iter().any(|o| o.run.occurrence == r.occurrence));
-    open || newer.iter().skip(1).any(|other| same(&other))
 }
