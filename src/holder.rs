@@ -253,8 +253,13 @@ impl Holder {
             let Ok(reply) = self.store.observe(std::slice::from_ref(&job.name)).await else {
                 continue;
             };
+            let Ok(mut newer) = self.store.records(&job.name, store::HISTORY_KEPT).await else {
+                continue;
+            };
+            let own = newer.iter().position(|r| r.run_id == record.run_id);
+            newer.truncate(own.unwrap_or(newer.len()));
             let state = reply.value.first().and_then(Option::as_ref);
-            match attempts::is_followed(state, record.occurrence, record.attempt) {
+            match attempts::is_followed(state, &newer, record.occurrence, record.attempt) {
                 None => {}
                 Some(true) => return,
                 Some(false) => {

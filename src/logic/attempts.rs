@@ -5,7 +5,7 @@ use super::{
     claim::{DelayedAttempt, OnCrash, State},
     guard_life::{Cause, Stop},
 };
-use crate::model::{Occurrence, Outcome, Trigger, job::Job};
+use crate::model::{Occurrence, Outcome, RunRecord, Trigger, job::Job};
 
 /// A fencing token has three digits for the attempt.
 const MOST: u32 = 999;
@@ -50,12 +50,16 @@ impl After {
     }
 }
 
-/// Whether the job goes on after an attempt (of `at`) that another one was to follow. None: that still waits.
-pub fn is_followed(state: Option<&State>, at: Occurrence, attempt: u32) -> Option<bool> {
-    let Some(st) = state else {
-        return Some(false);
-    };
-    if let Some(open) = st.open.iter().find(|o| o.run.occurrence == at) {
+/// Whether the job went on after an attempt (of `at`) that another one was to follow, so that the end of this one says
+/// nothing any more. `newer`: what was recorded since, read after the state. None: the next attempt still waits.
+pub fn is_followed(
+    state: Option<&State>,
+    newer: &[RunRecord],
+    at: Occurrence,
+    attempt: u32,
+) -> Option<bool> {
+    let open = state.and_then(|st| Some((st, st.open.iter().find(|o| o.run.occurrence == at)?)));
+    if let Some((st, open)) = open {
         return match open.next_attempt.is_some() && open.run.attempt == attempt {
             // Without an instance that has the job, it waits in vain.
             true if st.off > 0 => Some(false),
@@ -63,8 +67,12 @@ pub fn is_followed(state: Option<&State>, at: Occurrence, attempt: u32) -> Optio
             false => Some(true),
         };
     }
-    let last = st.last.as_ref().map(|l| (l.occurrence, l.attempt));
-    Some(!st.open.is_empty() || last > Some((at, attempt)))
+    // A later occurrence does not follow it, but may have made good for it.
+    let follows = |r: &RunRecord| match r.occurrence == at {
+        true => r.attempt > attempt,
+        false => r.outcome == Outcome::Succeeded,
+    };
+    Some(newer.iter().any(follows))
 }
 
 /// After a run whose holder died, or lost its lease.
@@ -108,8 +116,8 @@ mod tests {
     #[test]
     fn an_attempt_is_followed_by_what_the_store_has_begun_since() {
         use crate::{
-            logic::claim::{Last, NextAttempt, Open},
-            model::{InstanceId, Run, RunId},
+            logic::claim::{NextAttempt, Open},
+            model::{InstanceId, JobName, Run, RunId},
         };
         let at = Occurrence(60_000);
         let open = |at: Occurrence, attempt: u32, waits: bool| Open {
@@ -134,38 +142,40 @@ mod tests {
                 trigger: Trigger::Retry,
             }),
         };
-        let last = |at: Occurrence, attempt: u32| Last {
-            occurrence: at,
-            attempt,
-            run: RunId(uuid::Uuid::nil()),
-            instance: InstanceId::new("a"),
-            outcome: Outcome::Failed,
-            from: at.0,
-            started: Some(at.0),
-            to: at.0,
-        };
-        let followed = |last: Last, open: Vec<Open>, off| {
+        let followed = |newer: &[(Occurrence, u32, Outcome)], open: Vec<Open>, off| {
             let state = State {
-                last: Some(last),
                 open,
                 off,
                 ..State::default()
             };
-            is_followed(Some(&state), at, 2)
+            let record = |(at, attempt, outcome)| RunRecord {
+                attempt,
+                ..RunRecord::without_run(&JobName::new("x"), at, Trigger::Schedule, outcome)
+            };
+            let newer: Vec<RunRecord> = newer.iter().copied().map(record).collect();
+            is_followed(Some(&state), &newer, at, 2)
         };
         let later = Occurrence(120_000);
-        let ours = || last(at, 2);
-        assert_eq!(followed(ours(), vec![open(at, 2, true)], 0), None);
+        let waits = || open(at, 2, true);
+        assert_eq!(followed(&[], vec![waits()], 0), None);
         // Nobody has the job; it was cancelled; the store has forgotten it.
-        assert_eq!(followed(ours(), vec![open(at, 2, true)], 7), Some(false));
-        assert_eq!(followed(ours(), vec![], 0), Some(false));
-        assert_eq!(is_followed(None, at, 2), Some(false));
-        // The next attempt, or a newer occurrence, goes on, or has ended.
-        assert_eq!(followed(ours(), vec![open(at, 3, false)], 0), Some(true));
-        assert_eq!(followed(ours(), vec![open(at, 3, true)], 0), Some(true));
-        assert_eq!(followed(ours(), vec![open(later, 1, false)], 0), Some(true));
-        assert_eq!(followed(last(at, 3), vec![], 0), Some(true));
-        assert_eq!(followed(last(later, 1), vec![], 0), Some(true));
+        assert_eq!(followed(&[], vec![waits()], 7), Some(false));
+        assert_eq!(followed(&[], vec![], 0), Some(false));
+        assert_eq!(is_followed(None, &[], at, 2), Some(false));
+        // The next attempt goes on, or has ended.
+        assert_eq!(followed(&[], vec![open(at, 3, false)], 0), Some(true));
+        assert_eq!(followed(&[], vec![open(at, 3, true)], 0), Some(true));
+        let newer = open(later, 1, false);
+        for outcome in [Outcome::Failed, Outcome::Succeeded, Outcome::Cancelled] {
+            let third = (at, 3, outcome);
+            assert_eq!(followed(&[third], vec![], 0), Some(true));
+            assert_eq!(followed(&[third], vec![newer.clone()], 0), Some(true));
+            // A newer occurrence came in its place.
+            let succeeded = outcome == Outcome::Succeeded;
+            let newer = &[(later, 1, outcome)];
+            assert_eq!(followed(newer, vec![], 0), Some(succeeded));
+        }
+        assert_eq!(followed(&[], vec![newer], 0), Some(false));
     }
 
     #[test]

@@ -274,9 +274,11 @@ fn an_attempt_that_another_one_follows_is_told_nobody() {
 #[test]
 fn a_job_whose_retries_never_come_is_told_as_failed() {
     let hook = Hook::start(Mode::Takes);
+    let url = hook.url("beat");
     let _fleet = fleet(1)
         .tables(&channel("ops", &hook, ""))
         .default("notify", "[\"ops\"]")
+        .default("heartbeat_url", &format!("\"{url}\""))
         .job(
             "bad",
             "command = \"exit 3\"\nschedule = \"@every 1s\"\nretry = { attempts = 3, interval = \"1h\" }",
@@ -285,6 +287,9 @@ fn a_job_whose_retries_never_come_is_told_as_failed() {
     let heard = hook.wait("ops", 1);
     assert_eq!(kinds(&heard[0]), [("bad", "failed")]);
     assert_eq!(heard[0]["items"][0]["run"]["attempt"], 1);
+    wait_until("its heartbeat tells an end", GENEROUS, || {
+        hook.paths().iter().any(|path| path == "/beat/3")
+    });
 }
 
 #[test]
