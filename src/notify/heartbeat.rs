@@ -49,10 +49,9 @@ fn suffix(moment: Moment<'_>) -> Option<String> {
         Moment::Starts => "/start".to_owned(),
         Moment::Ends(r) => match r.outcome {
             Outcome::Succeeded => String::new(),
-            // Whoever ended it knows that.
-            Outcome::Running | Outcome::Cancelled | Outcome::Replaced | Outcome::Skipped => {
-                return None;
-            }
+            Outcome::Running | Outcome::Skipped => return None,
+            // Whoever ended it knows that, but the service has heard of its start, and waits for its end.
+            Outcome::Cancelled | Outcome::Replaced => "/fail".to_owned(),
             _ => match r.exit_code {
                 // 0 would mean a success.
                 Some(code @ 1..=255) => format!("/{code}"),
@@ -161,7 +160,11 @@ mod tests {
         assert_eq!(ends(Outcome::Failed, Some(0)).as_deref(), Some("/fail"));
         assert_eq!(ends(Outcome::Failed, None).as_deref(), Some("/fail"));
         assert_eq!(ends(Outcome::TimedOut, None).as_deref(), Some("/fail"));
-        assert_eq!(ends(Outcome::Cancelled, None), None);
+        for outcome in [Outcome::Cancelled, Outcome::Replaced] {
+            assert_eq!(ends(outcome, Some(0)).as_deref(), Some("/fail"));
+            assert_eq!(ends(outcome, Some(3)).as_deref(), Some("/fail"));
+        }
+        assert_eq!(ends(Outcome::Skipped, None), None);
         for (url, with) in [
             ("https://hc/a", "https://hc/a/start"),
             ("https://hc/a/", "https://hc/a/start"),
