@@ -11,7 +11,7 @@ use crate::{
     model::JobName,
     store::observe_each,
     view::{self, InstanceView, JobView, LacksView, StatusView},
-    words::command,
+    words::{self, command},
 };
 
 pub(super) async fn status(ctx: &Context) -> Result<Exit, Failure> {
@@ -357,9 +357,9 @@ pub(super) fn job_note(j: &JobView, open: bool, now: i64) -> String {
     }
     if let Some(since) = j.overdue {
         notes.push(format!(
-            "overdue: no success since {} ({})",
-            show::instant(since.0),
-            relative(since.0, now)
+            "overdue: without a success for {}, from {} on",
+            words::span(now - since.0),
+            show::instant(since.0)
         ));
     }
     if j.lapsed {

@@ -1195,7 +1195,9 @@ fn whole(keys: &str, width: usize) -> &str {
 fn question(state: &State, buf: &mut Buffer, area: Rect) {
     let Some(q) = &state.question else { return };
     let width = area.width.min(64);
-    let text = wrap(&state.fit(&q.text), usize::from(width.saturating_sub(4)));
+    let room = usize::from(width.saturating_sub(4));
+    let lines = wrap_words(&state.fit(&q.text), room);
+    let text: Vec<String> = lines.iter().flat_map(|line| wrap(line, room)).collect();
     let height = u16::try_from(text.len() + q.fields.len() + 3)
         .unwrap_or(6)
         .min(area.height);

@@ -243,14 +243,11 @@ fn even_steps(range: &str, (n, width): (u32, u32), every: Option<char>) -> Strin
             "`@every {n}{unit}` counts evenly, from 1970 in UTC"
         ));
     }
-    if !steps.is_empty() {
-        hints.push(format!(
-            "the nearest that divide {width} are {}",
-            steps.join(" and ")
-        ));
-    } else {
-        hints.push("name the values in a list".to_owned());
-    }
+    hints.push(match steps.as_slice() {
+        [] => "name the values in a list".to_owned(),
+        [one] => format!("the nearest that divides {width} is {one}"),
+        all => format!("the nearest that divide {width} are {}", all.join(" and ")),
+    });
     hints.join("; ")
 }
 
@@ -503,7 +500,7 @@ mod tests {
             "UTC",
             "0-59/45",
             "`0-59/45` is not every 45 minutes: after minute 45 comes minute 0, 15 minutes later",
-            "the nearest that divide 60 are `0-59/30`",
+            "the nearest that divides 60 is `0-59/30`",
         );
         one(
             "1-59/7 * * * *",

@@ -131,7 +131,7 @@ fn days(calendar: &Calendar) -> String {
         let days = days
             .strip_prefix("days ")
             .map_or(days.to_owned(), |n| format!("day {n}"));
-        days.replace(" and on ", " or ").replace(" and ", " or ")
+        days.replace(", or on ", " or ").replace(" and ", " or ")
     };
     match said.split_once(" if it is also one on ") {
         Some((month, week)) => format!("{} and also {}", either(month), either(week)),

@@ -194,7 +194,7 @@ pub(super) fn days(c: &Calendar) -> String {
         // A day has to match one of them, and each matches one that allows all.
         (None, Some(_), false) | (Some(_), None, false) => String::new(),
         (Some(month), Some(week), true) => format!("{month} if it is also one {week}"),
-        (Some(month), Some(week), false) => format!("{month} and {week}"),
+        (Some(month), Some(week), false) => format!("{month}, or {week}"),
     }
 }
 
@@ -337,7 +337,7 @@ mod tests {
             ("0 3 * * 0,6", "at 03:00, on Saturday and Sunday"),
             (
                 "0 0 13 * FRI",
-                "at 00:00, on day 13 of the month and on Friday",
+                "at 00:00, on day 13 of the month, or on Friday",
             ),
             // Either field is enough, and one of them has every day.
             ("0 0 1-31 * FRI", "at 00:00, every day"),
@@ -609,7 +609,7 @@ mod tests {
         };
         match (
             days.split_once(" if it is also one on "),
-            days.split_once(" and on "),
+            days.split_once(", or on "),
         ) {
             _ if days.is_empty() || days == "every day" => true,
             (Some((a, b)), _) => one(a) && one(b),
