@@ -329,7 +329,7 @@ fn dispatch(cli: Cli, out: Out) -> Result<Exit, Failure> {
                 .build()
                 .map_err(|e| Failure::internal("cannot start the runtime", e))?;
             let unplanned = match &command {
-                Command::Why(args) if !out.json => args.unplanned(&config),
+                Command::Why(args) if !out.json => args.unplanned(&config, clock::wall_us() / 1000),
                 _ => None,
             };
             let ended =

@@ -115,20 +115,22 @@ fn outage(info: &Info, at: Occurrence) -> Option<Outage> {
 }
 
 /// Why nothing was planned for this time, as far as the configuration says. None: something was.
-pub(crate) fn unplanned_words(job: &Job, at: Occurrence) -> Option<String> {
+pub(crate) fn unplanned_words(job: &Job, at: Occurrence, now: i64) -> Option<String> {
+    let ahead = at.0 > now;
     if job.schedules.is_empty() {
-        return Some(
-            "Nothing happened at that time: the job has no schedule, so it runs only when somebody triggers it."
-                .to_owned(),
-        );
+        let what = if ahead { "will happen" } else { "happened" };
+        return Some(format!(
+            "Nothing {what} at that time: the job has no schedule, so it runs only when somebody triggers it."
+        ));
     }
     let why = differs(&job.schedules, at)?;
     let disabled = match job.enabled {
         true => "",
         false => " Besides, the job is disabled in this configuration.",
     };
+    let is = if ahead { "is" } else { "was" };
     Some(format!(
-        "Nothing was planned for that time: {}.{disabled}",
+        "Nothing {is} planned for that time: {}.{disabled}",
         words::line(&why)
     ))
 }
@@ -305,7 +307,7 @@ impl Facts<'_> {
             return more.map_or(told.clone(), |more| format!("{told} {more}"));
         }
         let unplanned = !planned && decisions.is_empty();
-        if unplanned && let Some(why) = self.job.and_then(|job| unplanned_words(job, at)) {
+        if unplanned && let Some(why) = self.job.and_then(|job| unplanned_words(job, at, now)) {
             return why;
         }
         let disabled = self.job.is_some_and(|j| !j.enabled);
@@ -340,6 +342,9 @@ impl Facts<'_> {
         {
             return format!("It will not run. {why}");
         }
+        if unplanned && at.0 > now {
+            return "Nothing is planned for that time.".to_owned();
+        }
         if unplanned {
             return "Nothing was planned for that time, and nobody triggered the job.".to_owned();
         }
@@ -350,7 +355,7 @@ impl Facts<'_> {
             return format!(
                 "It is not due yet: it is due {}{}.",
                 words::relative(at.0, now),
-                self.ahead(st)
+                self.ahead(st, at.0)
             );
         }
         if disabled {
@@ -363,6 +368,13 @@ impl Facts<'_> {
         }
         let epoch = self.fleet.born;
         if at.0 <= st.lost_before || at.0 <= st.since && at.0 < epoch && !self.survived(st) {
+            if let Some(ran) = decisions.iter().find(|d| d.decision == "won") {
+                return format!(
+                    "It ran on {}, and nobody knows how it ended: later, at {}, the store lost its data.",
+                    ran.instance,
+                    words::instant(epoch)
+                );
+            }
             return format!(
                 "Nobody knows whether it ran: later, at {}, the store lost its data, or was new, and it has no record \
                 from before.",
@@ -462,8 +474,8 @@ impl Facts<'_> {
     fn next_attempt(&self, at: Occurrence) -> Option<String> {
         let st = self.state.as_ref()?;
         let open = st.open.iter().find(|o| o.run.occurrence == at)?;
-        let due = words::relative(open.next_attempt?.at, self.now);
-        let held_back = self.held_back(st);
+        let at = open.next_attempt?.at;
+        let (due, held_back) = (words::relative(at, self.now), self.held_back(st, at));
         Some(format!("Its next attempt is due {due}{held_back}."))
     }
 
@@ -539,8 +551,8 @@ impl Facts<'_> {
     }
 
     /// What keeps a future occurrence from running.
-    fn ahead(&self, st: &State) -> String {
-        let held_back = self.held_back(st);
+    fn ahead(&self, st: &State, due: i64) -> String {
+        let held_back = self.held_back(st, due);
         if held_back.is_empty() && st.skip > 0 {
             return format!(
                 ", but the next {} occurrences of the job will be skipped",
@@ -550,9 +562,9 @@ impl Facts<'_> {
         held_back
     }
 
-    /// What keeps a future attempt from running.
-    fn held_back(&self, st: &State) -> String {
-        if let Some(p) = view::paused(st, self.now) {
+    /// What keeps an attempt from running that is due then.
+    fn held_back(&self, st: &State, due: i64) -> String {
+        if let Some(p) = view::paused(st, self.now.max(due)) {
             return p.until.map_or(
                 ", but the job is paused until somebody resumes it".to_owned(),
                 |t| format!(", but the job is paused until {}", words::instant(t.0)),

@@ -37,10 +37,10 @@ pub(crate) struct Why {
 
 impl Why {
     /// What the configuration alone says: nothing was planned for that time. None: more has to be known.
-    pub(super) fn unplanned(&self, config: &Config) -> Option<String> {
+    pub(super) fn unplanned(&self, config: &Config, now: i64) -> Option<String> {
         let at = Occurrence(self.occurrence?);
         let job = config.jobs.get(&JobName::new(&self.job))?;
-        let why = unplanned_words(job, at).filter(|_| !job.schedules.is_empty())?;
+        let why = unplanned_words(job, at, now).filter(|_| !job.schedules.is_empty())?;
         Some(format!("{} {}\n{why}\n", job.name, show::instant(at.0)))
     }
 }
@@ -69,9 +69,17 @@ pub(super) async fn why(ctx: &Context, args: &Why) -> Result<Exit, Failure> {
         None => facts.latest().ok_or_else(|| {
             let trigger = command("trigger", &[name.as_str()]);
             if job.is_some_and(|job| job.schedules.is_empty()) {
+                // The store was new then, or lost its data, and with it what ran before.
+                let since = match facts.fleet.born {
+                    0 => String::new(),
+                    born => format!(
+                        " since {}, when the store was new, or lost its data and with it what ran before",
+                        show::instant(born)
+                    ),
+                };
                 return Failure::usage(
                     format!(
-                        "`{name}` has not run yet: it has no schedule, and nobody has triggered it"
+                        "`{name}` is not known to have run: it has no schedule, and nobody has triggered it{since}"
                     ),
                     format!("`{trigger}` starts it now"),
                 );
@@ -469,6 +477,7 @@ mod tests {
             "It was not to run: this schedule of the job counts only since 2026-11-20T05:00:00Z. Then the schedule was \
              new, or the job came back or was enabled again."
         );
+        assert!(told(&f, AT + HOUR + 1).starts_with("Nothing is planned for that time: "));
         let stranger = f.explain(Occurrence(AT + 1));
         assert_eq!(
             stranger.verdict,
@@ -492,6 +501,10 @@ mod tests {
             told(&f, AT + HOUR),
             "It is not due yet: it is due in 47 min 18 s, but the job is paused until somebody resumes it."
         );
+        // It is over by then.
+        f.state.as_mut().unwrap().pause.as_mut().unwrap().until = Some(NOW + 1000);
+        let due = "It is not due yet: it is due in 47 min 18 s.";
+        assert_eq!(told(&f, AT + HOUR), due);
         f.state.as_mut().unwrap().newest = AT - HOUR;
         assert_eq!(
             told(&f, AT),
@@ -524,11 +537,11 @@ mod tests {
             json: false,
         };
         assert_eq!(
-            asks(Some(odd.0)).unplanned(&config),
+            asks(Some(odd.0)).unplanned(&config, NOW),
             Some(format!("draw 2026-11-20T15:01:00Z\n{why}\n"))
         );
-        assert_eq!(asks(Some(AT)).unplanned(&config), None);
-        assert_eq!(asks(None).unplanned(&config), None);
+        assert_eq!(asks(Some(AT)).unplanned(&config, NOW), None);
+        assert_eq!(asks(None).unplanned(&config, NOW), None);
     }
 
     #[test]
@@ -565,6 +578,13 @@ mod tests {
                       and it has no record from before.";
         f.state.as_mut().unwrap().lost_before = AT - 3 * HOUR;
         assert_eq!(told(&f, AT - 3 * HOUR), nobody);
+        // An instance noted that it ran it.
+        f.decisions = vec![decision("web-1", AT - 3 * HOUR + 2, "won", "attempt 1")];
+        f.decisions[0].occurrence = Occurrence(AT - 3 * HOUR);
+        let ran = "It ran on web-1, and nobody knows how it ended: later, at 2026-11-20T13:00:00Z, the store lost its \
+                   data.";
+        assert_eq!(told(&f, AT - 3 * HOUR), ran);
+        f.decisions.clear();
         let st = f.state.as_mut().unwrap();
         (st.lost_before, st.lost_until, st.newest) = (0, AT, AT - 2 * HOUR);
         assert_eq!(

@@ -333,10 +333,10 @@ fn a_job_without_a_schedule_is_told_as_such() {
     assert_eq!(files.run(&["next"]).ok(), "nothing is planned\n");
     std::fs::write(files.dir.path().join("store.db"), "").expect("a file");
     let (chain, hint) = files.run(&["why", "by-hand"]).failed(64);
-    assert_eq!(
-        chain,
-        "`by-hand` has not run yet: it has no schedule, and nobody has triggered it"
-    );
+    // Before a fleet there is nothing to lose.
+    let never =
+        "`by-hand` is not known to have run: it has no schedule, and nobody has triggered it";
+    assert!(chain.starts_with(never), "{chain}");
     assert_eq!(hint, "`soloist trigger by-hand` starts it now");
 }
 
