@@ -359,6 +359,19 @@ const MAIL_LOGIN: &str =
 /// Hints that look as if they had a secret, and have nothing of the file: a report shows them as they are.
 pub(super) const OPEN_HINTS: [&str; 3] = [ESCAPED, MAIL_SERVER, MAIL_LOGIN];
 
+const NO_PORT: &str = "the port of the address is no number from 1 to 65535";
+
+/// This host is followed by a port that cannot be one.
+fn odd_port(host: &str) -> bool {
+    let possible = |port: &str| {
+        port.is_empty()
+            || port.bytes().all(|b| b.is_ascii_digit())
+                && port.parse::<std::num::NonZeroU16>().is_ok()
+    };
+    let port = host.rsplit_once(':').map(|(_, port)| port);
+    port.is_some_and(|port| !port.ends_with(']') && !possible(port))
+}
+
 /// What is wrong with the address of a server that speaks HTTP, and what to write; it may have user and password. The
 /// texts repeat no part of it.
 pub(super) fn address(text: &str) -> Result<(), (&'static str, &'static str)> {
@@ -377,15 +390,13 @@ pub(super) fn address(text: &str) -> Result<(), (&'static str, &'static str)> {
         }
         Some((_, host)) => host,
     };
-    let digits = |port: &str| port.bytes().all(|b| b.is_ascii_digit());
-    let odd = |(_, port): (&str, &str)| !port.ends_with(']') && !digits(port);
-    if host.rsplit_once(':').is_some_and(odd) {
+    if odd_port(host) {
         return Err(match path.contains('@') {
             true => (
                 "user or password of the address has a bare `/`, `?` or `#`",
                 ESCAPED,
             ),
-            false => ("the port of the address is not a number", HTTP_URL),
+            false => (NO_PORT, HTTP_URL),
         });
     }
     match is_http_url(&format!("{scheme}://{host}{path}")) && is_http_url(&text.replace('@', "")) {
@@ -433,6 +444,10 @@ pub(super) fn smtp(r: &mut Reader<'_>, field: Field<'_>) -> Option<String> {
             "not the address of a mail server".to_owned(),
             MAIL_SERVER.to_owned(),
         );
+        return None;
+    }
+    if host.is_some_and(|host| odd_port(host.split(['/', '?', '#']).next().unwrap_or_default())) {
+        r.wrong(field, NO_PORT.to_owned(), MAIL_SERVER.to_owned());
         return None;
     }
     Some(text)

@@ -548,7 +548,7 @@ fn a_channel_has_what_its_type_needs_and_nothing_else() {
         ),
         (
             "[notify.ops]\ntype = 'slack'\nurl = 'https://y:hunter2/z'\n",
-            "`url`: the port of the address is not a number",
+            "`url`: the port of the address is no number from 1 to 65535",
         ),
         (
             "[notify.ops]\ntype = 'slack'\nurl = 'https://me:hunter2@/z'\n",
@@ -569,6 +569,10 @@ fn a_channel_has_what_its_type_needs_and_nothing_else() {
         (
             "[notify.ops]\ntype = 'email'\nsmtp = 'mail.example.org'\n",
             "`smtp`: not the address of a mail server",
+        ),
+        (
+            "[notify.ops]\ntype = 'email'\nsmtp = 'smtp://u:hunter2@h:99999'\n",
+            "`smtp`: the port of the address is no number from 1 to 65535",
         ),
         (
             "[notify.ops]\ntype = 'email'\nto = ['ann']\n",
